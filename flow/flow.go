@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package flow holds the values that every other package speaks in: protocols,
+// port ranges, tuples and tracked connections. All of them are comparable, all
+// are in host byte order; the wire's order is the business of packet and of the
+// datapaths. It imports only the standard library.
+package flow
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Tuple names one direction of a connection: who sends to whom. For ICMP and
+// ICMPv6 queries both ports hold the query identifier; for protocols without
+// ports they are 0.
+type Tuple struct {
+	Protocol Protocol
+	Source   netip.AddrPort
+	Dest     netip.AddrPort
+}
+
+// Reverse returns the tuple of the answer to a packet of t.
+func (t Tuple) Reverse() Tuple {
+	return Tuple{Protocol: t.Protocol, Source: t.Dest, Dest: t.Source}
+}
+
+// IsValid reports whether both endpoints hold an address of the same family.
+func (t Tuple) IsValid() bool {
+	s, d := t.Source.Addr(), t.Dest.Addr()
+	return s.IsValid() && d.IsValid() && s.Is4() == d.Is4()
+}
+
+// String renders t as "tcp 192.0.2.1:1024 -> 198.51.100.1:80".
+func (t Tuple) String() string {
+	return t.Protocol.String() + " " + t.Source.String() + " -> " + t.Dest.String()
+}
+
+// Direction tells which end of a flow sent a packet.
+type Direction uint8
+
+const (
+	// Original is the direction of the packet that opened the flow.
+	Original Direction = iota
+	// Reply is the opposite direction.
+	Reply
+)
+
+// String returns "original" or "reply".
+func (d Direction) String() string {
+	if d == Reply {
+		return "reply"
+	}
+	return "original"
+}
+
+// Flow is one tracked connection as a datapath or the kernel's connection table
+// reports it. The original tuple is what the initiator sent; the reply tuple is
+// what the responder sends back, before it is translated. For an untranslated
+// connection Reply equals Original.Reverse().
+type Flow struct {
+	Original Tuple
+	Reply    Tuple
+	// Owner is the name of the service or NAT rule
+	// that made the flow; empty when unknown.
+	Owner string
+	// Backend is the name of the service's backend; empty for NAT rules.
+	Backend string
+	// State is the protocol's state in capital letters as conntrack prints it
+	// (ESTABLISHED, TIME_WAIT, ...); empty where the protocol has none.
+	State string
+	// Flags that matter for capacity.
+	Replied   bool // a packet of the reply direction was seen
+	Assured   bool // the flow is not given up to make room
+	Offloaded bool // carried by a flowtable
+	// Timeout is the time left before the flow is forgotten when it stays idle.
+	Timeout time.Duration
+	// Packets and Bytes by direction; valid when Counted is true. Bytes count
+	// from the network header on.
+	Counted bool
+	Packets [2]uint64
+	Bytes   [2]uint64
+	// Mark is the connection's mark (32 bits), 0 when none.
+	Mark uint32
+	// Zone is the connection tracking zone, 0 by default.
+	Zone uint16
+	// Datapath names what holds the flow: "nftables", "ebpf" or "kernel".
+	Datapath string
+}
+
+// SourceTranslated reports whether the initiator's endpoint is rewritten.
+func (f Flow) SourceTranslated() bool { return f.Reply.Dest != f.Original.Source }
+
+// DestTranslated reports whether the responder's endpoint is rewritten.
+func (f Flow) DestTranslated() bool { return f.Reply.Source != f.Original.Dest }
