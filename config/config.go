@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is the YAML model: what an operator writes, with its defaults,
+// its validation and its JSON Schema. It is pure: it reads no host state. A
+// Config that Validate accepts is what the rest of Sluice works on; there is no
+// second, internal form of it.
+package config
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Config is one whole configuration file.
+type Config struct {
+	// Datapath chooses what carries the rules: auto picks per rule the fastest
+	// datapath that can carry all of it.
+	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf,default=auto"`
+	// Attach chooses the hook of the eBPF datapath: auto takes native XDP on
+	// network cards and TC on virtual links with a local stack behind them.
+	Attach Attach `yaml:"attach,omitempty" json:"attach,omitempty" jsonschema:"enum=auto,enum=xdp,enum=xdp-generic,enum=tc,default=auto"`
+	// Interfaces that Sluice attaches to. Empty means every interface that is up
+	// and not a loopback when a datapath needs a list.
+	Interfaces []string `yaml:"interfaces,omitempty" json:"interfaces,omitempty"`
+	// Services are the load-balanced virtual addresses.
+	Services []Service `yaml:"services,omitempty" json:"services,omitempty"`
+	// NAT holds translation of traffic that is not load-balanced.
+	NAT []NATRule `yaml:"nat,omitempty" json:"nat,omitempty"`
+	// Firewall holds deny and allow sets, logging and notrack rules.
+	Firewall Firewall `yaml:"firewall,omitempty" json:"firewall,omitzero"`
+	// Timeouts of flows. Zero fields mean the default.
+	Timeouts Timeouts `yaml:"timeouts,omitempty" json:"timeouts,omitzero"`
+	// Tables sizes the eBPF datapath's tables.
+	Tables Tables `yaml:"tables,omitempty" json:"tables,omitzero"`
+	// Flowtable offloads established flows of the nftables datapath where the
+	// kernel has flowtables: auto uses them when present, on fails without them.
+	Flowtable Switch `yaml:"flowtable,omitempty" json:"flowtable,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+}
+
+// DatapathChoice names a datapath or leaves the choice to Sluice.
+type DatapathChoice string
+
+// Datapath choices.
+const (
+	DatapathAuto     DatapathChoice = "auto"
+	DatapathNftables DatapathChoice = "nftables"
+	DatapathEBPF     DatapathChoice = "ebpf"
+)
+
+// Attach names the hook of the eBPF datapath.
+type Attach string
+
+// Hooks.
+const (
+	AttachAuto       Attach = "auto"
+	AttachXDP        Attach = "xdp"
+	AttachXDPGeneric Attach = "xdp-generic"
+	AttachTC         Attach = "tc"
+)
+
+// Switch is a three-way switch.
+type Switch string
+
+// Switch positions.
+const (
+	SwitchAuto Switch = "auto"
+	SwitchOn   Switch = "on"
+	SwitchOff  Switch = "off"
+)
+
+// Timeouts after which an idle flow is forgotten. Zero means the default, which
+// is the value that the named RFC recommends. Values below the RFC's floor are
+// refused unless Force is set.
+type Timeouts struct {
+	TCPEstablished Duration `yaml:"tcp-established,omitempty" json:"tcp-established,omitempty"` // default 2h4m, the floor of RFC 5382 REQ-5
+	TCPTransitory  Duration `yaml:"tcp-transitory,omitempty" json:"tcp-transitory,omitempty"`   // default 4m, the floor of RFC 5382 REQ-5
+	UDP            Duration `yaml:"udp,omitempty" json:"udp,omitempty"`                         // default 5m, floor 2m, RFC 4787 REQ-5
+	ICMP           Duration `yaml:"icmp,omitempty" json:"icmp,omitempty"`                       // default and floor 60s, RFC 5508 REQ-2
+	Other          Duration `yaml:"other,omitempty" json:"other,omitempty"`                     // other protocols, default 10m
+	// Force accepts values below the floors.
+	Force bool `yaml:"force,omitempty" json:"force,omitempty"`
+}
+
+// Tables sizes the eBPF datapath. Zero means a size taken from the machine's
+// memory (1/32 of it for flows).
+type Tables struct {
+	Flows    int `yaml:"flows,omitempty" json:"flows,omitempty" jsonschema:"minimum=0"`         // IPv4 flows at once
+	Flows6   int `yaml:"flows6,omitempty" json:"flows6,omitempty" jsonschema:"minimum=0"`       // flows with an IPv6 side
+	HalfOpen int `yaml:"half-open,omitempty" json:"half-open,omitempty" jsonschema:"minimum=0"` // TCP flows whose handshake is not complete; default a quarter of the rest
+	Clients  int `yaml:"clients,omitempty" json:"clients,omitempty" jsonschema:"minimum=0"`     // clients with quotas or persistence at once
+}
+
+// Service spreads one or more virtual endpoints over backends.
+type Service struct {
+	// Name is unique among services; it appears in rules, metrics and messages.
+	Name string `yaml:"name" json:"name" jsonschema:"required"`
+	// Listen are the virtual addresses and ports.
+	Listen []Listen `yaml:"listen" json:"listen" jsonschema:"required"`
+	// Protocol is tcp, udp, sctp or any (every protocol, no port translation).
+	Protocol flow.Protocol `yaml:"protocol" json:"protocol" jsonschema:"type=string,enum=tcp,enum=udp,enum=sctp,enum=any"`
+	// Mode is how packets reach a backend.
+	Mode Mode `yaml:"mode" json:"mode" jsonschema:"enum=dnat,enum=fullnat,enum=dsr,enum=tunnel,enum=stateless"`
+	// Scheduler picks the backend of a new flow; default rr.
+	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc,default=rr"`
+	// SourcePool are the addresses that fullnat puts in place of the client's.
+	// Empty means the address of the interface that the packet leaves by.
+	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty"`
+	// Persistence keeps a client on its backend for longer than one flow.
+	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
+	// Sessions pins clients to backends for good.
+	Sessions []Session `yaml:"sessions,omitempty" json:"sessions,omitempty"`
+	// Backends are the real servers.
+	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"required"`
+	// Check finds out which backends work. Without it all are up.
+	Check *Check `yaml:"check,omitempty" json:"check,omitempty"`
+	// WhenDown is the answer to clients while no backend is usable; default reset
+	// (TCP RST, ICMP port unreachable for the rest).
+	WhenDown WhenDown `yaml:"when-down,omitempty" json:"when-down,omitempty" jsonschema:"enum=reset,enum=reject,enum=drop,default=reset"`
+	// Limits protect the service and its backends.
+	Limits Limits `yaml:"limits,omitempty" json:"limits,omitzero"`
+	// Allow and Deny name firewall sets: with Allow only its sources may connect,
+	// sources in Deny may not.
+	Allow []string `yaml:"allow,omitempty" json:"allow,omitempty"`
+	Deny  []string `yaml:"deny,omitempty" json:"deny,omitempty"`
+	// Mark is put on the service's connections (ct mark) and packets; 0 for none.
+	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
+	// Helper is the connection tracking helper of the service's protocol.
+	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
+	// Log logs new connections, rate-limited.
+	Log *Log `yaml:"log,omitempty" json:"log,omitempty"`
+	// Tunnel is the encapsulation of mode tunnel; default ipip.
+	Tunnel *Tunnel `yaml:"tunnel,omitempty" json:"tunnel,omitempty"`
+	// ClientAddress tells fullnat backends who the client is.
+	ClientAddress ClientAddress `yaml:"client-address,omitempty" json:"client-address,omitempty" jsonschema:"enum=none,enum=toa,enum=proxy-v2,default=none"`
+	// SYNCookies answers SYNs from the datapath by cookies (ebpf, tcp).
+	SYNCookies bool `yaml:"syn-cookies,omitempty" json:"syn-cookies,omitempty"`
+	// MSSClamp lowers the TCP MSS option to what the path carries (ebpf; nftables
+	// "rt mtu").
+	MSSClamp bool `yaml:"mss-clamp,omitempty" json:"mss-clamp,omitempty"`
+	// Datapath overrides the configuration's choice for this service.
+	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf"`
+}
+
+// Listen is one virtual address with its ports.
+type Listen struct {
+	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
+	// Ports the address is served on; empty means every port (protocol any, or a
+	// service that takes all ports of its protocol).
+	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty"`
+	// Interface limits the listener to packets that arrive there.
+	Interface string `yaml:"interface,omitempty" json:"interface,omitempty"`
+}
+
+// Mode is how a service's packets reach a backend.
+type Mode string
+
+// Modes; see docs/concepts.md.
+const (
+	ModeDNAT      Mode = "dnat"
+	ModeFullNAT   Mode = "fullnat"
+	ModeDSR       Mode = "dsr"
+	ModeTunnel    Mode = "tunnel"
+	ModeStateless Mode = "stateless"
+)
+
+// Scheduler picks the backend of a new flow.
+type Scheduler string
+
+// Schedulers.
+const (
+	SchedulerRR            Scheduler = "rr"             // smooth round robin; weights are ignored
+	SchedulerWRR           Scheduler = "wrr"            // smooth weighted round robin
+	SchedulerRandom        Scheduler = "random"         // weighted random
+	SchedulerSourceHash    Scheduler = "source-hash"    // Maglev table over the source address
+	SchedulerSymmetricHash Scheduler = "symmetric-hash" // same backend for both directions of a tuple
+	SchedulerMaglev        Scheduler = "maglev"         // Maglev table over source address and port, destination address and port
+	SchedulerLC            Scheduler = "lc"             // fewest flows (ebpf)
+	SchedulerWLC           Scheduler = "wlc"            // fewest flows per weight (ebpf)
+)
+
+// Backend is one real server.
+type Backend struct {
+	// Name is unique within the service; default the address.
+	Name string `yaml:"name,omitempty" json:"name,omitempty"`
+	// Address of the server.
+	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
+	// Port that the server listens on; 0 keeps the port the client asked for.
+	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
+	// Weight is the share of new flows, 1 to 256; default 1.
+	Weight int `yaml:"weight,omitempty" json:"weight,omitempty" jsonschema:"minimum=1,maximum=256,default=1"`
+	// Priority class, 1 to 9, 1 first: a class is used only while no better one
+	// has a usable backend; default 1.
+	Priority int `yaml:"priority,omitempty" json:"priority,omitempty" jsonschema:"minimum=1,maximum=9,default=1"`
+	// Drain sends no new flows; flows that live go on.
+	Drain bool `yaml:"drain,omitempty" json:"drain,omitempty"`
+	// MaxConnections at once on this backend; 0 for no limit.
+	MaxConnections int `yaml:"max-connections,omitempty" json:"max-connections,omitempty" jsonschema:"minimum=0"`
+	// MAC of the server for dsr; default: learned from the neighbour table.
+	MAC MAC `yaml:"mac,omitempty" json:"mac,omitempty" jsonschema:"type=string"`
+	// Mark is put on the connections of this backend.
+	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
+}
+
+// PersistenceKey is a part of a packet that identifies a client.
+type PersistenceKey string
+
+// Persistence keys.
+const (
+	KeySourceAddress PersistenceKey = "source-address"
+	KeySourcePort    PersistenceKey = "source-port"
+	KeySourceMAC     PersistenceKey = "source-mac"
+	KeyDestAddress   PersistenceKey = "destination-address"
+	KeyDestPort      PersistenceKey = "destination-port"
+	KeyDestMAC       PersistenceKey = "destination-mac"
+)
+
+// Persistence keeps a client on one backend.
+type Persistence struct {
+	// Key is what identifies the client; default [source-address].
+	Key []PersistenceKey `yaml:"key,omitempty" json:"key,omitempty"`
+	// Timeout since the client's last new flow; default 5m.
+	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitempty"`
+	// Size bounds how many clients are remembered; default 65536.
+	Size int `yaml:"size,omitempty" json:"size,omitempty"`
+}
+
+// Session pins one client to one backend.
+type Session struct {
+	Client  netip.Prefix `yaml:"client" json:"client" jsonschema:"type=string,required"`
+	Backend string       `yaml:"backend" json:"backend" jsonschema:"required"`
+}
+
+// WhenDown is the answer to clients while a service has no usable backend.
+type WhenDown string
+
+// Answers.
+const (
+	WhenDownReset  WhenDown = "reset"  // TCP RST; ICMP port unreachable for other protocols
+	WhenDownReject WhenDown = "reject" // ICMP port unreachable
+	WhenDownDrop   WhenDown = "drop"   // silence
+)
+
+// Limits protect a service. Zero means no limit.
+type Limits struct {
+	NewConnections          Rate `yaml:"new-connections,omitempty" json:"new-connections,omitempty"`                       // whole service
+	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitempty"` // each source address (IPv6: /64)
+	Connections             int  `yaml:"connections,omitempty" json:"connections,omitempty"`                               // whole service, at once
+	ConnectionsPerClient    int  `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty"`
+	ConnectionsPerBackend   int  `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty"`
+	ResetRate               Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitempty"` // TCP RSTs from clients
+	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and
+	// packets that connection tracking calls invalid.
+	StrictTCP bool `yaml:"strict-tcp,omitempty" json:"strict-tcp,omitempty"`
+}
+
+// Helper is a connection tracking helper (application layer gateway).
+type Helper string
+
+// Log logs new connections of a service.
+type Log struct {
+	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`
+	Rate   Rate     `yaml:"rate,omitempty" json:"rate,omitempty"` // default 10/second
+	Burst  int      `yaml:"burst,omitempty" json:"burst,omitempty"`
+	Level  LogLevel `yaml:"level,omitempty" json:"level,omitempty"`
+}
+
+// LogLevel is a syslog level; default info.
+type LogLevel string
+
+// Tunnel is the encapsulation towards the backends of a service in mode tunnel.
+type Tunnel struct {
+	// Type is ipip (4in4, 4in6, 6in6 by the families of client and backend) or gue.
+	Type TunnelType `yaml:"type,omitempty" json:"type,omitempty" jsonschema:"enum=ipip,enum=gue,default=ipip"`
+	// Port is the UDP destination port of GUE; default 6080 (IANA).
+	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
+}
+
+// TunnelType names an encapsulation.
+type TunnelType string
+
+// Encapsulations.
+const (
+	TunnelIPIP TunnelType = "ipip"
+	TunnelGUE  TunnelType = "gue"
+)
+
+// ClientAddress tells fullnat backends who the client is.
+type ClientAddress string
+
+// Ways to tell.
+const (
+	ClientAddressNone    ClientAddress = "none"
+	ClientAddressTOA     ClientAddress = "toa"      // TCP option 254 on the first data segment
+	ClientAddressProxyV2 ClientAddress = "proxy-v2" // PROXY protocol version 2 header
+)

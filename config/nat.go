@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// NATRule translates traffic that is not load-balanced. Which fields apply
+// depends on Type; Validate refuses the others.
+type NATRule struct {
+	Name string  `yaml:"name" json:"name" jsonschema:"required"`
+	Type NATType `yaml:"type" json:"type" jsonschema:"enum=masquerade,enum=snat,enum=port-forward,enum=static,enum=npt66,enum=nat64,enum=siit,required"`
+
+	// Source limits masquerade, snat and nat64 to these inside prefixes.
+	Source []netip.Prefix `yaml:"source,omitempty" json:"source,omitempty"`
+	// Except lists destinations that are not translated (RFC 6888 REQ-6).
+	Except []netip.Prefix `yaml:"except,omitempty" json:"except,omitempty"`
+	// Out and In are the interfaces that the traffic leaves and arrives by.
+	Out string `yaml:"out,omitempty" json:"out,omitempty"`
+	In  string `yaml:"in,omitempty" json:"in,omitempty"`
+	// To holds the addresses of snat (a list), or the inside endpoint of
+	// port-forward (a mapping with address and port).
+	To Target `yaml:"to,omitempty" json:"to,omitzero"`
+	// Ports of the outside addresses that snat, masquerade and nat64 may use;
+	// default 1024-65535.
+	Ports flow.Ports `yaml:"ports,omitempty" json:"ports,omitzero"`
+	// FullyRandom picks outside ports at random (nftables fully-random).
+	FullyRandom bool `yaml:"fully-random,omitempty" json:"fully-random,omitempty"`
+
+	// Listen and Protocol of port-forward.
+	Listen   *Listen       `yaml:"listen,omitempty" json:"listen,omitempty"`
+	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
+	// Helper is the connection tracking helper of a port-forward.
+	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
+	// Hairpin lets inside hosts use the outside address; default on.
+	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+
+	// External and Internal prefixes of static (1:1) and npt66, of equal length.
+	External netip.Prefix `yaml:"external,omitempty" json:"external,omitzero" jsonschema:"type=string"`
+	Internal netip.Prefix `yaml:"internal,omitempty" json:"internal,omitzero" jsonschema:"type=string"`
+
+	// Prefix of nat64 and siit: an RFC 6052 prefix of length 32, 40, 48, 56, 64 or 96.
+	Prefix netip.Prefix `yaml:"prefix,omitempty" json:"prefix,omitzero" jsonschema:"type=string"`
+	// Pool of IPv4 addresses of nat64.
+	Pool []AddressRange `yaml:"pool,omitempty" json:"pool,omitempty"`
+	// EAM is the explicit address mapping table of siit (RFC 7757).
+	EAM []EAMEntry `yaml:"eam,omitempty" json:"eam,omitempty"`
+
+	// Mapping and Filtering behaviour (RFC 4787); default endpoint-independent
+	// on the eBPF datapath. The kernel's NAT (nftables) maps and filters by
+	// address and port, and a rule that asks for more is not given to it.
+	Mapping   Behaviour `yaml:"mapping,omitempty" json:"mapping,omitempty" jsonschema:"enum=endpoint-independent,enum=address-and-port-dependent"`
+	Filtering Behaviour `yaml:"filtering,omitempty" json:"filtering,omitempty" jsonschema:"enum=endpoint-independent,enum=address-dependent,enum=address-and-port-dependent"`
+	// PortBlock gives each inside address blocks of this many ports (RFC 6888
+	// REQ-14, RFC 7422); 0 allocates single ports.
+	PortBlock int `yaml:"port-block,omitempty" json:"port-block,omitempty"`
+	// Deterministic derives the block from the inside address (RFC 7422).
+	Deterministic bool `yaml:"deterministic,omitempty" json:"deterministic,omitempty"`
+	// PortsPerClient and ConnectionsPerClient are quotas per inside address
+	// (RFC 6888 REQ-4, REQ-5); 0 for none.
+	PortsPerClient       int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty"`
+	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty"`
+	// Unreachable is the ICMP code sent when no port is left: host (RFC 6888
+	// REQ-11B, default) or prohibited (RFC 5508 REQ-8).
+	Unreachable string `yaml:"unreachable,omitempty" json:"unreachable,omitempty" jsonschema:"enum=host,enum=prohibited,default=host"`
+	// MSSClamp lowers the TCP MSS option to what the path carries.
+	MSSClamp bool `yaml:"mss-clamp,omitempty" json:"mss-clamp,omitempty"`
+	// Mark is put on the rule's connections.
+	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
+	// Datapath overrides the configuration's choice for this rule.
+	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf"`
+}
+
+// NATType names a kind of translation.
+type NATType string
+
+// Kinds of translation.
+const (
+	NATMasquerade  NATType = "masquerade"
+	NATSNAT        NATType = "snat"
+	NATPortForward NATType = "port-forward"
+	NATStatic      NATType = "static"
+	NATNPT66       NATType = "npt66"
+	NATNAT64       NATType = "nat64"
+	NATSIIT        NATType = "siit"
+)
+
+// Behaviour is a mapping or filtering behaviour of RFC 4787.
+type Behaviour string
+
+// Behaviours.
+const (
+	EndpointIndependent     Behaviour = "endpoint-independent"
+	AddressDependent        Behaviour = "address-dependent"
+	AddressAndPortDependent Behaviour = "address-and-port-dependent"
+)
+
+// Target is what a rule translates to: a list of addresses (snat) or one inside
+// endpoint (port-forward). In YAML a sequence or a mapping.
+type Target struct {
+	Addresses []AddressRange
+	Address   netip.Addr
+	Port      uint16 // 0 keeps the port
+}
+
+// EAMEntry maps an IPv4 prefix to an IPv6 prefix with equally many suffix bits.
+type EAMEntry struct {
+	IPv4 netip.Prefix `yaml:"ipv4" json:"ipv4" jsonschema:"type=string,required"`
+	IPv6 netip.Prefix `yaml:"ipv6" json:"ipv6" jsonschema:"type=string,required"`
+}
+
+// Firewall holds what is filtered, logged or not tracked.
+type Firewall struct {
+	// Sets are named lists of prefixes and addresses of both families.
+	Sets map[string][]netip.Prefix `yaml:"sets,omitempty" json:"sets,omitempty"`
+	// Rules are tried in order within their hook.
+	Rules []FirewallRule `yaml:"rules,omitempty" json:"rules,omitempty"`
+}
+
+// FirewallRule matches packets and does one thing with them. Empty fields match
+// everything.
+type FirewallRule struct {
+	Name   string `yaml:"name,omitempty" json:"name,omitempty"`
+	Action Action `yaml:"action" json:"action" jsonschema:"enum=drop,enum=accept,enum=reject,enum=log,enum=notrack,enum=mark,required"`
+	// Hook where the rule stands: ingress (first hook, before everything),
+	// forward, input or output. Default ingress for drop and accept of a set,
+	// forward for the rest.
+	Hook     Hook          `yaml:"hook,omitempty" json:"hook,omitempty" jsonschema:"enum=ingress,enum=prerouting,enum=forward,enum=input,enum=output"`
+	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
+	// Source and Destination are a set ("@name"), a prefix or an address.
+	Source      Match        `yaml:"source,omitempty" json:"source,omitempty"`
+	Destination Match        `yaml:"destination,omitempty" json:"destination,omitempty"`
+	Ports       []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty"` // destination ports
+	In          string       `yaml:"in,omitempty" json:"in,omitempty"`
+	Out         string       `yaml:"out,omitempty" json:"out,omitempty"`
+	// Rate and Burst: a log rule logs at most that much; a drop rule drops what is
+	// above it.
+	Rate  Rate `yaml:"rate,omitempty" json:"rate,omitempty"`
+	Burst int  `yaml:"burst,omitempty" json:"burst,omitempty"`
+	// Prefix and Level of a log line.
+	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`
+	Level  LogLevel `yaml:"level,omitempty" json:"level,omitempty" jsonschema:"enum=emerg,enum=alert,enum=crit,enum=err,enum=warning,enum=notice,enum=info,enum=debug"`
+	Mark   uint32   `yaml:"mark,omitempty" json:"mark,omitempty"`
+}
+
+// Action of a firewall rule.
+type Action string
+
+// Actions.
+const (
+	ActionDrop    Action = "drop"
+	ActionAccept  Action = "accept"
+	ActionReject  Action = "reject"
+	ActionLog     Action = "log"
+	ActionNotrack Action = "notrack"
+	ActionMark    Action = "mark"
+)
+
+// Hook is where a firewall rule stands.
+type Hook string
+
+// Hooks.
+const (
+	HookIngress    Hook = "ingress"
+	HookPrerouting Hook = "prerouting"
+	HookForward    Hook = "forward"
+	HookInput      Hook = "input"
+	HookOutput     Hook = "output"
+)
