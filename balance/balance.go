@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package balance holds the schedulers as pure functions: they turn backends
+// with weights into tables that both datapaths index in the same way, so that
+// every node and every datapath agrees on the backend of a tuple.
+package balance
+
+// Member is one backend that takes new flows. Key is what identifies it across
+// reloads and nodes (its address and port, not its position); Weight is at
+// least 1.
+type Member struct {
+	Key    string
+	Weight int
+}
+
+// Smooth returns the smooth weighted round-robin sequence of the members as
+// indices: every member appears weight/gcd times, spread as evenly as possible
+// rather than in bursts.
+func Smooth(members []Member) []int {
+	if len(members) == 0 {
+		return nil
+	}
+	divisor, total := 0, 0
+	for _, m := range members {
+		divisor = gcd(divisor, m.Weight)
+	}
+	for _, m := range members {
+		total += m.Weight / divisor
+	}
+	sequence := make([]int, 0, total)
+	credit := make([]int, len(members))
+	for range total {
+		best := 0
+		for i, m := range members {
+			credit[i] += m.Weight / divisor
+			if credit[i] > credit[best] {
+				best = i
+			}
+		}
+		credit[best] -= total
+		sequence = append(sequence, best)
+	}
+	return sequence
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// Moved counts the slots whose owner differs between two tables of the same
+// length; tables of different lengths differ everywhere.
+func Moved(before, after []string) int {
+	if len(before) != len(after) {
+		return max(len(before), len(after))
+	}
+	moved := 0
+	for i := range before {
+		if before[i] != after[i] {
+			moved++
+		}
+	}
+	return moved
+}

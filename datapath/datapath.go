@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package datapath defines what a datapath is asked to be (Snapshot) and how it
+// answers (Datapath). datapath/nft and datapath/ebpf implement it; only engine
+// calls Apply.
+package datapath
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Datapath turns snapshots into kernel state.
+//
+// A Datapath is bound to the network namespace of the thread that opened it. Its
+// methods are safe for use by several goroutines.
+type Datapath interface {
+	// Name returns "nftables" or "ebpf".
+	Name() string
+
+	// CarriesService, CarriesNAT and CarriesRule return nil when the datapath can
+	// carry all of the object on this host, otherwise the reason why not, in
+	// words for the operator ("persistence by MAC address is not available at XDP").
+	CarriesService(*config.Service) error
+	CarriesNAT(*config.NATRule) error
+	CarriesRule(*config.FirewallRule) error
+
+	// Plan returns what Apply would change, and changes nothing.
+	Plan(context.Context, *Snapshot) (*Change, error)
+	// Apply makes the kernel's state equal to the snapshot in one transaction and
+	// returns after reading it back. On error the previous state is in force and
+	// has been read back; the error names the rule and the kernel's word.
+	// State found from an earlier process is adopted, not flushed.
+	Apply(context.Context, *Snapshot) (*Change, error)
+
+	// Flows calls yield for each flow until it returns false.
+	Flows(ctx context.Context, yield func(flow.Flow) bool) error
+	// Counters reads what was counted since the objects were made.
+	Counters(context.Context) (*Counters, error)
+
+	// Remove takes everything of Sluice's out of the kernel and leaves the host as
+	// it was found.
+	Remove(context.Context) error
+	// Close lets go of the kernel objects without removing them: traffic goes on.
+	Close() error
+}
+
+// Snapshot is the complete desired state at one instant of one datapath: only
+// the services and rules that the engine gave to it. It is never modified after
+// it was handed out.
+type Snapshot struct {
+	// Revision grows by one with every snapshot of a process.
+	Revision uint64
+	// Config is the validated configuration with defaults filled in, whole: for
+	// interfaces, timeouts, table sizes and sets.
+	Config *config.Config
+	// Services, NAT and Rules are what this datapath carries.
+	Services []Service
+	NAT      []*config.NATRule
+	Rules    []*config.FirewallRule
+}
+
+// Service is a configured service with the present state of its backends.
+type Service struct {
+	*config.Service
+	// State of each of Service.Backends, by index.
+	State []State
+}
+
+// State of a backend.
+type State uint8
+
+// States.
+const (
+	Up    State = iota // takes new flows
+	Drain              // keeps its flows, takes no new ones
+	Down               // its flows are not worth keeping
+)
+
+var stateNames = [...]string{"up", "drain", "down"}
+
+// String returns "up", "drain" or "down".
+func (s State) String() string { return stateNames[s] }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Active returns the indices of the backends that take new flows: those that
+// are up in the best priority class that has one.
+func (s Service) Active() []int {
+	best := 0
+	for i, b := range s.Backends {
+		if s.State[i] == Up && (best == 0 || b.Priority < best) {
+			best = b.Priority
+		}
+	}
+	var active []int
+	for i, b := range s.Backends {
+		if s.State[i] == Up && b.Priority == best {
+			active = append(active, i)
+		}
+	}
+	return active
+}
+
+// Change is what an Apply did, or would do.
+type Change struct {
+	Datapath string `json:"datapath"`
+	// Objects are tables, chains, sets, maps, programs and links; Rules are rules
+	// in chains; Elements are set, map and table entries.
+	Objects  Count `json:"objects"`
+	Rules    Count `json:"rules"`
+	Elements Count `json:"elements"`
+	// Lines describes the change for people, one object a line, in the datapath's
+	// own words ("add element dnat4 { 192.0.2.10 . tcp . 80 : goto svc-web }"),
+	// at most a few hundred; Truncated counts the rest.
+	Lines     []string `json:"lines,omitempty"`
+	Truncated int      `json:"truncated,omitempty"`
+	// Slots is how many scheduler slots change their backend, of SlotsTotal.
+	Slots      int `json:"slots"`
+	SlotsTotal int `json:"slots-total"`
+	// Duration of the kernel transaction with its read-back; 0 for a plan.
+	Duration time.Duration `json:"duration,omitempty"`
+}
+
+// Count of additions and removals.
+type Count struct {
+	Added   int `json:"added"`
+	Removed int `json:"removed"`
+	Changed int `json:"changed"`
+}
+
+// Empty reports whether nothing changes.
+func (c *Change) Empty() bool {
+	return c.Objects == Count{} && c.Rules == Count{} && c.Elements == Count{}
+}
+
+// Counters are monotonic counts of a datapath.
+type Counters struct {
+	Services []ServiceCounters `json:"services,omitempty"`
+	NAT      []RuleCounters    `json:"nat,omitempty"`
+	Rules    []RuleCounters    `json:"rules,omitempty"`
+	// Reasons counts packets by why the datapath did what it did with them.
+	Reasons []ReasonCounter `json:"reasons,omitempty"`
+	// Tables tells how full the datapath's own tables are.
+	Tables []TableUse `json:"tables,omitempty"`
+}
+
+// ServiceCounters counts one service. Connections counts new flows; Active are
+// flows alive now, -1 when unknown.
+type ServiceCounters struct {
+	Name        string            `json:"name"`
+	Connections uint64            `json:"connections"`
+	Packets     uint64            `json:"packets"`
+	Bytes       uint64            `json:"bytes"`
+	Refused     uint64            `json:"refused"` // by a limit, a set, or because no backend is usable
+	Active      int               `json:"active"`
+	Backends    []BackendCounters `json:"backends"`
+}
+
+// BackendCounters counts one backend of a service.
+type BackendCounters struct {
+	Name        string `json:"name"`
+	Connections uint64 `json:"connections"`
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"`
+	Active      int    `json:"active"`
+}
+
+// RuleCounters counts one NAT or firewall rule.
+type RuleCounters struct {
+	Name    string `json:"name"`
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+// ReasonCounter counts packets by family ("ipv4", "ipv6", "other"), action
+// ("forward", "drop", "pass") and reason.
+type ReasonCounter struct {
+	Family  string `json:"family"`
+	Action  string `json:"action"`
+	Reason  string `json:"reason"`
+	Packets uint64 `json:"packets"`
+}
+
+// TableUse is the fill of one table of a datapath.
+type TableUse struct {
+	Name  string `json:"name"`
+	Used  int    `json:"used"`
+	Size  int    `json:"size"`
+	Bytes uint64 `json:"bytes"` // memory charged for the whole table
+}
