@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// app is what every subcommand shares: the streams and the global flags.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+
+	json     bool
+	color    string
+	socket   string
+	stateDir string
+}
+
+// exitError ends the program with a code; a nil err prints nothing.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e exitError) Unwrap() error { return e.err }
+
+// usageError is a mistake on the command line.
+func usageError(cmd *cobra.Command, format string, args ...any) error {
+	return exitError{exitUsage, fmt.Errorf(format+"; see '"+cmd.CommandPath()+" --help'", args...)}
+}
+
+// complain prints an error the way the user asked for.
+func (a *app) complain(err error) {
+	if a.json {
+		a.writeJSON(a.stderr, map[string]string{"error": err.Error()})
+		return
+	}
+	fmt.Fprintf(a.stderr, "%s %v\n", a.paint(a.stderr, red, "sluice:"), err)
+}
+
+// print writes v as JSON with --json, and calls text otherwise.
+func (a *app) print(v any, text func(w io.Writer) error) error {
+	if a.json {
+		return a.writeJSON(a.stdout, v)
+	}
+	return text(a.stdout)
+}
+
+func (a *app) writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// progress prints a line about long work to standard error, not with --json.
+func (a *app) progress(format string, args ...any) {
+	if !a.json {
+		fmt.Fprintf(a.stderr, format+"\n", args...)
+	}
+}
+
+// Colours of the terminal's own palette (ECMA-48 SGR).
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	bold   = "1"
+	dim    = "2"
+)
+
+// paint colours s when w is a terminal and the user did not say otherwise.
+func (a *app) paint(w io.Writer, sgr, s string) string {
+	if !a.colored(w) {
+		return s
+	}
+	return "\x1b[" + sgr + "m" + s + "\x1b[0m"
+}
+
+func (a *app) colored(w io.Writer) bool {
+	switch a.color {
+	case "always":
+		return true
+	case "never":
+		return false
+	}
+	f, ok := w.(*os.File)
+	return ok && os.Getenv("NO_COLOR") == "" && term.IsTerminal(int(f.Fd()))
+}
+
+// directory returns the state directory: the flag's, or one per network
+// namespace, so that several gateways can live on one machine.
+func (a *app) directory() string {
+	if a.stateDir != "" {
+		return a.stateDir
+	}
+	const base = "/run/sluice"
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return base
+	}
+	host, err := os.Readlink("/proc/1/ns/net")
+	if err != nil || own == host {
+		return base
+	}
+	return filepath.Join(base, "netns", namespaceName(own))
+}
+
+// namespaceName finds the name under /run/netns of the namespace that the link
+// text ("net:[4026531840]") stands for; without one it returns the inode number.
+func namespaceName(link string) string {
+	self, err := os.Stat("/proc/self/ns/net")
+	if err == nil {
+		entries, _ := os.ReadDir("/run/netns")
+		for _, e := range entries {
+			if other, err := os.Stat(filepath.Join("/run/netns", e.Name())); err == nil && os.SameFile(self, other) {
+				return e.Name()
+			}
+		}
+	}
+	var inode uint64
+	if _, err := fmt.Sscanf(link, "net:[%d]", &inode); err != nil {
+		return "unknown"
+	}
+	return fmt.Sprint(inode)
+}
+
+// socketPath returns where the daemon listens.
+func (a *app) socketPath() string {
+	if a.socket != "" {
+		return a.socket
+	}
+	return filepath.Join(a.directory(), "sluice.sock")
+}
+
+// errNoRoot is returned by commands that change the kernel's state.
+var errNoRoot = errors.New("root is needed: run it with sudo, or give the binary CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN")
+
+// version is the module's version, or the commit of a build from a checkout.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return "devel"
+}

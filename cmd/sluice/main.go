@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command sluice is a NAT gateway and layer-4 load balancer for Linux, with the
+// tools to find out why NAT is slow, to fix it and to prove the gain.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes. Commands that judge (doctor, bench --check) use 1 and 2 for their
+// verdicts, as their help says.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 64 // EX_USAGE of sysexits.h
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// execute runs one command line and returns its exit code.
+func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var status exitError
+	if errors.As(err, &status) {
+		if status.err != nil {
+			a.complain(status.err)
+		}
+		return status.code
+	}
+	a.complain(err)
+	return exitFailure
+}
+
+// newRoot lists every subcommand: one constructor, one file each.
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "NAT gateway and layer-4 load balancer for Linux",
+		Long:          "Sluice translates and balances traffic on nftables and eBPF from one configuration,\nand explains why NAT on a host is slow or dropping.",
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	flags := root.PersistentFlags()
+	flags.BoolVar(&a.json, "json", false, "print JSON instead of text")
+	flags.StringVar(&a.color, "color", "auto", "colours: auto (only on a terminal), always or never")
+	flags.StringVar(&a.socket, "socket", "", "the daemon's socket (default STATE-DIR/sluice.sock)")
+	flags.StringVar(&a.stateDir, "state-dir", "", "where socket, lock and pins live (default /run/sluice, or a directory per network namespace below it)")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return exitError{exitUsage, fmt.Errorf("%w; see '%s --help'", err, cmd.CommandPath())}
+	})
+	root.AddGroup(
+		&cobra.Group{ID: "gateway", Title: "The gateway:"},
+		&cobra.Group{ID: "diagnosis", Title: "Diagnosis:"},
+		&cobra.Group{ID: "measure", Title: "Measurement and play:"},
+	)
+	root.AddCommand(subcommands(a)...)
+	return root
+}
+
+// subcommands is the one list of commands.
+func subcommands(a *app) []*cobra.Command {
+	return []*cobra.Command{}
+}
