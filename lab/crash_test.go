@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// crashing makes this test binary build a lab and wait to be killed.
+const crashing = "SLUICE_LAB_TEST_CRASH"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(crashing) == "" {
+		os.Exit(m.Run())
+	}
+	l, err := lab.Up(context.Background(), lab.Balancer())
+	if err != nil {
+		panic(err)
+	}
+	if err := l.Node("s1").Command(context.Background(), "sleep", "600").Start(); err != nil {
+		panic(err)
+	}
+	if os.Getenv(crashing) == "detach" {
+		if err := l.Detach(); err != nil {
+			panic(err)
+		}
+	}
+	os.Stdout.WriteString(l.ID() + "\n")
+	select {}
+}
+
+// crash builds a lab in another process, with a process of its own in node s1, and kills that
+// process with SIGKILL. It returns the lab's id.
+func crash(t *testing.T, how string) string {
+	t.Helper()
+	labtest.Require(t, labtest.Root)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), crashing+"="+how)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if killErr := cmd.Process.Kill(); killErr != nil {
+		t.Fatal(killErr)
+	}
+	_ = cmd.Wait() // it was killed
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+func TestSweepRemovesWhatACrashLeft(t *testing.T) {
+	id := crash(t, "crash")
+	left, err := lab.Find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left.Record().Live {
+		t.Error("the record says that its killed owner lives")
+	}
+	pids := processesIn(t, left.Node("s1"))
+	if len(pids) == 0 {
+		t.Error("the process in s1 ended with its parent: the test proves nothing about processes")
+	}
+	// Another test's Up may sweep at the same time, so only the result counts.
+	labtest.Eventually(t, 10*time.Second, "the sweep", func() error {
+		_, err := lab.Sweep()
+		return err
+	})
+	labtest.Eventually(t, 10*time.Second, "nothing of the lab to be left", func() error {
+		if found := tracesOf(t, id); len(found) > 0 {
+			return os.ErrExist
+		}
+		return nil
+	})
+	for _, pid := range pids {
+		// A zombie has no namespace; nobody may be there to reap it.
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil {
+			t.Errorf("process %d of the lab still runs", pid)
+		}
+	}
+}
+
+func TestDetachedLabSurvivesItsProcess(t *testing.T) {
+	id := crash(t, "detach")
+	swept, err := lab.Sweep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(swept, id) {
+		t.Fatal("the sweep took a detached lab")
+	}
+	l, err := lab.Find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(t, l.Node("client"), netip.Addr{}, "10.0.2.2"); err != nil {
+		t.Errorf("the detached lab does not work: %v", err)
+	}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if found := tracesOf(t, id); len(found) > 0 {
+		t.Errorf("left behind: %v", found)
+	}
+}
+
+func TestSweepSparesLivingLabs(t *testing.T) {
+	l := labtest.New(t, lab.IPv6Only())
+	if _, err := lab.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := lab.Find(l.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Record().Live {
+		t.Error("the record of a lab that this process owns says that nobody does")
+	}
+	if _, err := l.Node("client").Interface("eth0"); err != nil {
+		t.Error(err)
+	}
+}

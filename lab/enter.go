@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// enterArg0 is the name under which the program starts itself to enter a namespace: a Go process
+// has threads before main runs and cannot choose a namespace between fork and exec, so
+// [Node.Command] starts this same binary, which enters and then becomes the wanted program.
+const enterArg0 = "sluice-lab-enter"
+
+func init() {
+	if len(os.Args) < 5 || os.Args[0] != enterArg0 {
+		return
+	}
+	runtime.LockOSThread()
+	err := enter(os.Args[1], os.Args[2], os.Args[3], os.Args[4:])
+	fmt.Fprintln(os.Stderr, "sluice lab:", err)
+	os.Exit(126)
+}
+
+// enter moves the calling thread to the network namespace, builds its view of /sys and becomes
+// the program. It returns only an error.
+func enter(netns, bpffs, program string, argv []string) error {
+	ns, err := os.Open(netns)
+	if err != nil {
+		return err
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter %s: %w", netns, err)
+	}
+	ns.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("new mount namespace: %w", err)
+	}
+	// Mounts made here stay here; what the host unmounts goes away here too.
+	if err := unix.Mount("", "/", "none", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("separate the mount namespace: %w", err)
+	}
+	if err := mountSys(); err != nil {
+		return err
+	}
+	if bpffs != "" {
+		if err := unix.Mount(bpffs, "/sys/fs/bpf", "none", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s to /sys/fs/bpf: %w", bpffs, err)
+		}
+	}
+	err = unix.Exec(program, argv, os.Environ())
+	return fmt.Errorf("%s: %w", program, err)
+}
+
+// mountSys covers /sys with that of the current network namespace and carries over what was
+// mounted directly below the old one.
+func mountSys() error {
+	points, err := mountsBelow("/sys")
+	if err != nil {
+		return err
+	}
+	type carried struct {
+		path string
+		fd   int
+	}
+	var carry []carried
+	for _, p := range points {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, p, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		if err != nil {
+			continue // not ours to see; the fresh /sys shows the bare directory
+		}
+		carry = append(carry, carried{p, fd})
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
+	for _, c := range carry {
+		err := unix.MoveMount(c.fd, "", unix.AT_FDCWD, c.path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		unix.Close(c.fd)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("carry %s over: %w", c.path, err)
+		}
+	}
+	return nil
+}
+
+// mountsBelow lists the mount points below dir that are not below another one of the list.
+func mountsBelow(dir string) ([]string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var points []string
+	sc := bufio.NewScanner(f)
+	for sc.Scan() {
+		fields := strings.Fields(sc.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		p := fields[4] // field 5 is the mount point (proc_pid_mountinfo(5))
+		if !within(p, dir) {
+			continue
+		}
+		covered := false
+		for _, q := range points {
+			covered = covered || p == q || within(p, q)
+		}
+		if !covered {
+			points = append(points, p)
+		}
+	}
+	return points, sc.Err()
+}
+
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != "." && !strings.HasPrefix(rel, "..")
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Node is one network namespace of a lab.
+type Node struct {
+	spec  NodeSpec
+	full  string
+	bpffs string // per-node bpffs, mounted by the lab; "" when the node has none
+}
+
+// Name returns the full name of the namespace, unique on the machine, as "ip netns" shows it.
+func (n *Node) Name() string { return n.full }
+
+// Short returns the node's name within its topology.
+func (n *Node) Short() string { return n.spec.Name }
+
+// Spec returns what the node was built from.
+func (n *Node) Spec() NodeSpec { return n.spec }
+
+// Path returns the file that stands for the namespace, under /run/netns.
+func (n *Node) Path() string { return netnsPath(n.full) }
+
+// Do runs f inside the namespace, on the calling goroutine and with its thread locked. A socket
+// that f opens stays in the namespace for good; a goroutine that f starts does not run there.
+func (n *Node) Do(f func() error) error {
+	if err := inNamespace(n.Path(), f); err != nil {
+		return fmt.Errorf("node %s: %w", n.spec.Name, err)
+	}
+	return nil
+}
+
+// Handle returns a netlink handle of the namespace; the caller closes it.
+func (n *Node) Handle() (*netlink.Handle, error) {
+	ns, err := netns.GetFromPath(n.Path())
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", n.spec.Name, err)
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return nil, fmt.Errorf("node %s: netlink: %w", n.spec.Name, err)
+	}
+	return h, nil
+}
+
+// Interface returns one interface of the node: index, hardware address, MTU.
+func (n *Node) Interface(name string) (*net.Interface, error) {
+	var iface *net.Interface
+	err := n.Do(func() (err error) {
+		iface, err = net.InterfaceByName(name)
+		return err
+	})
+	return iface, err
+}
+
+// Listen opens a TCP listener inside the namespace. The address is a literal such as
+// "10.0.2.2:80" or "[::]:80".
+func (n *Node) Listen(address string) (net.Listener, error) {
+	var l net.Listener
+	err := n.Do(func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket opens a UDP socket inside the namespace. The address is a literal.
+func (n *Node) ListenPacket(address string) (net.PacketConn, error) {
+	var c net.PacketConn
+	err := n.Do(func() (err error) {
+		c, err = net.ListenPacket("udp", address)
+		return err
+	})
+	return c, err
+}
+
+// Dial connects from inside the namespace. The address is a literal: names are not resolved,
+// since the resolver would work in another thread and so in another namespace. The source of d
+// (LocalAddr) is honoured; d may be nil.
+func (n *Node) Dial(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("node %s: dial %q: %w", n.spec.Name, address, err)
+	}
+	if d == nil {
+		d = &net.Dialer{}
+	}
+	var c net.Conn
+	err := n.Do(func() (err error) {
+		c, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
+func (n *Node) Sysctl(key, value string) error {
+	return n.Do(func() error { return writeSysctl(key, value) })
+}
+
+func writeSysctl(key, value string) error {
+	path := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
+	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+		return fmt.Errorf("sysctl %s = %s: %w", key, value, err)
+	}
+	return nil
+}
+
+// Command prepares a child process that runs inside the namespace. Like "ip netns exec" it gives
+// the child a mount namespace with the /sys of its network namespace; unlike it, what is mounted
+// below /sys on the host (cgroups, tracing) stays in sight, and on a node that forwards
+// /sys/fs/bpf is a bpffs of that node's own, which lives as long as the lab: what one gateway pins
+// survives its process and is not seen by another gateway.
+func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	path, lookErr := exec.LookPath(name)
+	if lookErr == nil {
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Args = append([]string{enterArg0, n.Path(), n.bpffs, path, name}, args...)
+	if lookErr != nil {
+		cmd.Err = fmt.Errorf("node %s: %w", n.spec.Name, lookErr)
+	}
+	return cmd
+}

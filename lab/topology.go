@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+)
+
+// Topology describes a network to build: plain data that can be printed, compared and changed
+// before it goes to [Up].
+type Topology struct {
+	// Name tells topologies apart in namespace names: lower-case letters and digits, at most 12.
+	Name string `json:"name"`
+	// About says in one sentence what the topology is for.
+	About string     `json:"about,omitempty"`
+	Nodes []NodeSpec `json:"nodes"`
+	Links []LinkSpec `json:"links"`
+}
+
+// NodeSpec describes one network namespace.
+type NodeSpec struct {
+	// Name is the node's name within the topology: lower-case letters and digits, at most 12.
+	Name string `json:"name"`
+	// Forward makes the node a router for IPv4 and IPv6.
+	Forward bool `json:"forward,omitempty"`
+	// Switch makes the node an Ethernet switch: every link that ends here becomes a port of one
+	// bridge. A switch has no addresses, no IPv6 of its own, and bridge netfilter is off in it.
+	Switch bool `json:"switch,omitempty"`
+	// Addresses are put on lo, as CIDR.
+	Addresses []string `json:"addresses,omitempty"`
+	// Owns lists prefixes of which every single address is the node's own (local routes), so that
+	// one node can play thousands of clients or hosts.
+	Owns   []string `json:"owns,omitempty"`
+	Routes []Route  `json:"routes,omitempty"`
+	// Sysctls are written after the interfaces are there, for example
+	// "net.ipv4.conf.all.arp_ignore": "1".
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+}
+
+// LinkSpec describes a veth pair between two nodes.
+type LinkSpec struct {
+	A End `json:"a"`
+	B End `json:"b"`
+	// MTU in bytes of both ends; 0 means the kernel's 1500.
+	MTU int `json:"mtu,omitempty"`
+}
+
+// End is one end of a link.
+type End struct {
+	Node  string `json:"node"`
+	Iface string `json:"iface"`
+	// Addresses as CIDR. IPv6 addresses are usable at once: duplicate address detection is off.
+	Addresses []string `json:"addresses,omitempty"`
+	// MAC is the hardware address; empty means the kernel's random choice.
+	MAC string `json:"mac,omitempty"`
+	// NoTxChecksum makes the node's stack fill in checksums itself ("ethtool -K DEV tx off").
+	// Native XDP on a veth forwards frames without the kernel's promise to fill them in later, so
+	// real TCP through it needs this at both hosts. It also turns segmentation offload off.
+	NoTxChecksum bool `json:"no_tx_checksum,omitempty"`
+	// GRO turns generic receive offload on, and with it NAPI, which a veth needs to receive
+	// frames that XDP redirects to its peer.
+	GRO bool `json:"gro,omitempty"`
+}
+
+// Route is a static route of a node.
+type Route struct {
+	// To is "default" (IPv4), "default6" or a CIDR.
+	To string `json:"to"`
+	// Via is the next hop's address; empty means on-link.
+	Via string `json:"via,omitempty"`
+	// Dev is the interface; it may be empty where Via says enough.
+	Dev string `json:"dev,omitempty"`
+	// From limits the route to packets that the node sends from this address or prefix
+	// (a policy rule with a routing table of its own); empty means all.
+	From string `json:"from,omitempty"`
+}
+
+var nodeName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
+
+// maxIfaceName is the longest interface name the kernel takes (IFNAMSIZ less the final NUL).
+const maxIfaceName = 15
+
+// Validate reports the first thing in the topology that cannot be built.
+func (t Topology) Validate() error {
+	if !nodeName.MatchString(t.Name) {
+		return fmt.Errorf("topology %q: name must be 1 to 12 lower-case letters and digits", t.Name)
+	}
+	nodes := make(map[string]NodeSpec, len(t.Nodes))
+	for _, n := range t.Nodes {
+		if !nodeName.MatchString(n.Name) {
+			return fmt.Errorf("node %q: name must be 1 to 12 lower-case letters and digits", n.Name)
+		}
+		if _, ok := nodes[n.Name]; ok {
+			return fmt.Errorf("node %s: name used twice", n.Name)
+		}
+		nodes[n.Name] = n
+		if err := n.validate(); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+	}
+	ifaces := make(map[[2]string]bool)
+	for _, l := range t.Links {
+		for _, e := range []End{l.A, l.B} {
+			if err := e.validate(nodes); err != nil {
+				return fmt.Errorf("link %s/%s: %w", e.Node, e.Iface, err)
+			}
+			key := [2]string{e.Node, e.Iface}
+			if ifaces[key] {
+				return fmt.Errorf("link %s/%s: interface used twice", e.Node, e.Iface)
+			}
+			ifaces[key] = true
+		}
+	}
+	return nil
+}
+
+func (n NodeSpec) validate() error {
+	if n.Switch && (n.Forward || len(n.Addresses) > 0 || len(n.Routes) > 0 || len(n.Owns) > 0) {
+		return fmt.Errorf("a switch has no addresses, no routes and does not forward packets")
+	}
+	for _, a := range append(append([]string(nil), n.Addresses...), n.Owns...) {
+		if _, err := netip.ParsePrefix(a); err != nil {
+			return fmt.Errorf("address %q: not a CIDR such as 192.0.2.1/24", a)
+		}
+	}
+	for _, r := range n.Routes {
+		if err := r.validate(); err != nil {
+			return fmt.Errorf("route to %q: %w", r.To, err)
+		}
+	}
+	return nil
+}
+
+func (r Route) validate() error {
+	if _, err := r.destination(); err != nil {
+		return err
+	}
+	if r.Via == "" && r.Dev == "" {
+		return fmt.Errorf("needs a next hop (via) or an interface (dev)")
+	}
+	if r.Via != "" {
+		if _, err := netip.ParseAddr(r.Via); err != nil {
+			return fmt.Errorf("next hop %q: not an IP address", r.Via)
+		}
+	}
+	if r.From != "" {
+		if _, err := parsePrefixOrAddr(r.From); err != nil {
+			return fmt.Errorf("from %q: not an IP address or CIDR", r.From)
+		}
+	}
+	return nil
+}
+
+func (r Route) destination() (netip.Prefix, error) {
+	switch r.To {
+	case "default":
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0), nil
+	case "default6":
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0), nil
+	}
+	p, err := netip.ParsePrefix(r.To)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("not \"default\", \"default6\" or a CIDR")
+	}
+	return p.Masked(), nil
+}
+
+func (e End) validate(nodes map[string]NodeSpec) error {
+	n, ok := nodes[e.Node]
+	if !ok {
+		return fmt.Errorf("no node of that name")
+	}
+	if e.Iface == "" || e.Iface == "lo" || len(e.Iface) > maxIfaceName {
+		return fmt.Errorf("interface name must have 1 to %d characters and not be lo", maxIfaceName)
+	}
+	if n.Switch && len(e.Addresses) > 0 {
+		return fmt.Errorf("a switch port has no addresses")
+	}
+	for _, a := range e.Addresses {
+		if _, err := netip.ParsePrefix(a); err != nil {
+			return fmt.Errorf("address %q: not a CIDR such as 192.0.2.1/24", a)
+		}
+	}
+	if e.MAC != "" {
+		if _, err := net.ParseMAC(e.MAC); err != nil {
+			return fmt.Errorf("hardware address %q: %w", e.MAC, err)
+		}
+	}
+	return nil
+}
+
+func parsePrefixOrAddr(s string) (netip.Prefix, error) {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p.Masked(), nil
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return netip.PrefixFrom(a, a.BitLen()), nil
+}
