@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// entriesFlag chooses the size of the table that BenchmarkTable reads.
+var entriesFlag = flag.Int("entries", 1_000_000, "tracked connections that BenchmarkTable makes and reads")
+
+// BenchmarkTable makes a table of masqueraded connections in a namespace of its
+// own and reads it in four ways, in turns, so that a change of the machine's
+// pace meets all of them: undecoded (the kernel's share), decoded, added up in
+// every dimension, and by conntrack -L. It reports the median time of each and
+// the ratios:
+//
+//	go test -run '^$' -bench Table -benchtime 1x ./conntrack
+//
+// The host's nf_conntrack_max is raised for the run and put back.
+func BenchmarkTable(b *testing.B) {
+	ns := alone(b)
+	labtest.Require(b, labtest.Tool("conntrack"))
+	n := *entriesFlag
+	raiseMax(b, uint64(n)+100_000)
+	fillTable(b, ns, n)
+	ways := []struct {
+		name string
+		run  func() (int, error)
+	}{
+		{"drain", func() (int, error) { return drain(ns) }},
+		{"dump", func() (int, error) { return dump(ns) }},
+		{"aggregate", func() (int, error) { return aggregate(ns) }},
+		{"conntrack", func() (int, error) { return conntrackTool(ns) }},
+	}
+	times := map[string][]time.Duration{}
+	const rounds = 5
+	for b.Loop() {
+		for range rounds {
+			for _, w := range ways {
+				runtime.GC()
+				start := time.Now()
+				got, err := w.run()
+				times[w.name] = append(times[w.name], time.Since(start))
+				if err != nil || got != n {
+					b.Fatalf("%s read %d of %d entries: %v", w.name, got, n, err)
+				}
+			}
+		}
+	}
+	median := func(name string) float64 {
+		slices.Sort(times[name])
+		return times[name][len(times[name])/2].Seconds()
+	}
+	for _, w := range ways {
+		b.ReportMetric(median(w.name), w.name+"-s")
+	}
+	b.ReportMetric(median("aggregate")/median("drain"), "aggregate/drain")
+	b.ReportMetric(median("conntrack")/median("aggregate"), "conntrack/aggregate")
+	b.ReportMetric(0, "ns/op")
+}
+
+func drain(ns Namespace) (int, error) {
+	c, err := OpenIn(ns)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	return c.Drain(context.Background())
+}
+
+func dump(ns Namespace) (n int, err error) {
+	c, err := OpenIn(ns)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	err = c.Dump(context.Background(), nil, func(*Entry) error { n++; return nil })
+	return n, err
+}
+
+func aggregate(ns Namespace) (int, error) {
+	s := NewSummary(BySource|ByDest|ByService|BySNATPort, 432000)
+	err := s.AddNamespace(context.Background(), ns, nil)
+	if len(s.Sources(10)) != 10 {
+		return 0, fmt.Errorf("sources: %v", s.Sources(10))
+	}
+	return int(s.Total.Entries), err
+}
+
+func conntrackTool(ns Namespace) (n int, err error) {
+	err = ns.Do(func() error {
+		var told bytes.Buffer
+		cmd := exec.Command("conntrack", "-L")
+		cmd.Stderr = &told // "conntrack v1.4.7 (conntrack-tools): 1000 flow entries have been shown."
+		if err := cmd.Run(); err != nil {
+			return err
+		}
+		_, tail, _ := strings.Cut(told.String(), "): ")
+		n, err = strconv.Atoi(strings.Fields(tail)[0])
+		return err
+	})
+	return n, err
+}
+
+// TestTableMemory reads a table in another process and reports what it kept
+// resident at most; the size is taken from -entries when that is given.
+func TestTableMemory(t *testing.T) {
+	if os.Getenv("SLUICE_TABLE_MEMORY") == "" {
+		t.Skip("reads a table of SLUICE_TABLE_MEMORY entries and reports the memory; a measurement, run by hand")
+	}
+	n, err := strconv.Atoi(os.Getenv("SLUICE_TABLE_MEMORY"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := alone(t)
+	raiseMax(t, uint64(n)+100_000)
+	fillTable(t, ns, n)
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestChildReads$", "-test.v")
+	cmd.Env = append(os.Environ(), "SLUICE_TABLE_NAMESPACE="+ns.Path)
+	start := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	ru := cmd.ProcessState.SysUsage().(*unix.Rusage)
+	t.Logf("%s", out)
+	t.Logf("%d entries in %v: %d kB resident at most, CPU %v user, %v system", n, time.Since(start).Round(time.Millisecond),
+		ru.Maxrss, cmd.ProcessState.UserTime(), cmd.ProcessState.SystemTime())
+}
+
+// TestChildReads is the other process of TestTableMemory.
+func TestChildReads(t *testing.T) {
+	path := os.Getenv("SLUICE_TABLE_NAMESPACE")
+	if path == "" {
+		t.Skip("runs as a child of TestTableMemory")
+	}
+	ns, err := NamespaceAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	n, err := aggregate(ns)
+	runtime.ReadMemStats(&after)
+	if err != nil || n == 0 {
+		t.Fatalf("%d entries: %v", n, err)
+	}
+	t.Logf("%.4f allocations and %.2f bytes for each entry", float64(after.Mallocs-before.Mallocs)/float64(n),
+		float64(after.TotalAlloc-before.TotalAlloc)/float64(n))
+}
+
+// fillTable makes n entries and checks that they are all there.
+func fillTable(t testing.TB, ns Namespace, n int) {
+	t.Helper()
+	c := openIn(t, ns)
+	part := make([]Entry, 0, 10*batch)
+	made := 0
+	for i := 0; i < n; i++ {
+		if part = append(part, masqueraded(i, 4000)); len(part) < cap(part) && i < n-1 {
+			continue
+		}
+		got, err := c.Insert(context.Background(), part)
+		if made += got; err != nil {
+			t.Fatalf("after %d entries: %v", made, err)
+		}
+		part = part[:0]
+	}
+	if made != n {
+		t.Fatalf("made %d of %d entries", made, n)
+	}
+}
+
+// raiseMax raises the host's limit of tracked connections until the test ends.
+// It holds the lock that every test which writes host-wide settings takes.
+func raiseMax(t testing.TB, limit uint64) {
+	t.Helper()
+	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
+	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now, _ := strconv.ParseUint(strings.TrimSpace(string(before)), 10, 64); now >= limit {
+		return
+	}
+	if err := os.WriteFile(path, []byte(strconv.FormatUint(limit, 10)), 0o644); err != nil {
+		t.Skipf("nf_conntrack_max can be written only in the host's first network namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(path, before, 0o644); err != nil {
+			t.Errorf("restoring nf_conntrack_max: %v", err)
+		}
+	})
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// batch is how many requests go to the kernel in one datagram. 128 of them fit
+// the default send buffer, and their acknowledgements the receive buffer.
+const batch = 128
+
+// Delete removes the entry with e's original tuple and zone. When e.ID is set
+// the kernel removes it only if it is still the same connection. It reports
+// false when the entry was gone already.
+func (c *Conn) Delete(ctx context.Context, e *Entry) (bool, error) {
+	n, err := c.acknowledged(ctx, 1, func(b []byte, _ int) []byte { return c.deletion(b, e) }, unix.ENOENT)
+	return n == 1, err
+}
+
+// DeleteAll removes every entry that f lets through, while the table is read
+// once, and returns how many went. A nil filter is refused: emptying the table
+// cuts every connection, which a Filter must ask for by name.
+func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error) {
+	if f == nil || *f == (Filter{}) {
+		return 0, errors.New("conntrack delete: no filter given: that would cut every connection of the namespace")
+	}
+	reader, err := c.sibling()
+	if err != nil {
+		return 0, err
+	}
+	defer reader.Close()
+	var (
+		victims  = make([]Entry, 0, batch)
+		complete = func() error {
+			n, err := c.acknowledged(ctx, len(victims), func(b []byte, i int) []byte { return c.deletion(b, &victims[i]) }, unix.ENOENT)
+			deleted += n
+			victims = victims[:0]
+			return err
+		}
+	)
+	err = reader.Dump(ctx, f, func(e *Entry) error {
+		if victims = append(victims, *e); len(victims) < batch {
+			return nil
+		}
+		return complete()
+	})
+	if err != nil && !errors.Is(err, ErrInterrupted) {
+		return deleted, err
+	}
+	return deleted, complete()
+}
+
+// sibling opens a second socket in the namespace of c: netlink sockets stay in
+// theirs, wherever the calling thread is now.
+func (c *Conn) sibling() (*Conn, error) {
+	ns := Namespace{Name: "of the connection"}
+	var fd int
+	var err error
+	if poll := c.raw.Control(func(s uintptr) { fd, err = unix.IoctlRetInt(int(s), unix.SIOCGSKNS) }); poll != nil {
+		return nil, poll
+	}
+	if err != nil {
+		return nil, fmt.Errorf("conntrack: namespace of the socket: %w", err)
+	}
+	defer unix.Close(fd)
+	ns.Path = fmt.Sprintf("/proc/self/fd/%d", fd)
+	ns.Inode = inode(ns.Path)
+	return OpenIn(ns)
+}
+
+// Insert makes the entries: original and reply tuple, state, timeout, mark and
+// zone are taken from each; Status may hold Assured and SeenReply. It returns
+// how many were made; one whose tuple is taken is skipped. Entries made this
+// way carry no NAT extension: the kernel tracks them, but translates packets of
+// a connection only if its reply tuple was set up by a rule.
+func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error) {
+	for len(entries) > 0 {
+		part := entries[:min(batch, len(entries))]
+		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte {
+			return c.insertion(b, &part[i])
+		}, unix.EEXIST)
+		made += n
+		if err != nil {
+			return made, err
+		}
+		entries = entries[len(part):]
+	}
+	return made, nil
+}
+
+// acknowledged sends n requests in one datagram and waits for every answer. An
+// answer with the tolerated error is not counted as done; any other error is
+// returned after all answers were read.
+func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i int) []byte, tolerated unix.Errno) (ok int, err error) {
+	if n == 0 {
+		return 0, nil
+	}
+	done := c.guard(ctx)
+	first := c.seq + 1
+	b := c.buf[:0]
+	for i := range n {
+		c.seq++
+		start := len(b)
+		b = finish(build(b, i), start)
+	}
+	if err := c.send(b); err != nil {
+		done()
+		return 0, fmt.Errorf("conntrack request: %w", err)
+	}
+	for pending := n; pending > 0; {
+		size, rerr := c.receive(c.buf)
+		if rerr != nil {
+			if cancelled := done(); cancelled != nil {
+				return ok, cancelled
+			}
+			return ok, fmt.Errorf("conntrack answer: %w", rerr)
+		}
+		for rest := c.buf[:size]; ; {
+			var m message
+			var more bool
+			if m, rest, more, rerr = nextMessage(rest); rerr != nil || !more {
+				break
+			}
+			if m.kind != unix.NLMSG_ERROR || m.seq-first >= uint32(n) {
+				continue
+			}
+			pending--
+			switch e := m.errno(); {
+			case e == nil:
+				ok++
+			case !errors.Is(e, tolerated) && err == nil:
+				err = fmt.Errorf("conntrack request %d of %d: %w", m.seq-first+1, n, e)
+			}
+		}
+	}
+	if cancelled := done(); cancelled != nil {
+		return ok, cancelled
+	}
+	return ok, err
+}
+
+func (c *Conn) deletion(b []byte, e *Entry) []byte {
+	b = request(b, msgDelete, e.Family, unix.NLM_F_ACK, c.seq)
+	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
+	if e.ID != 0 {
+		b = attribute32(b, ctaID, e.ID)
+	}
+	return e.appendZone(b)
+}
+
+func (c *Conn) insertion(b []byte, e *Entry) []byte {
+	b = request(b, msgNew, e.Family, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.seq)
+	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
+	b = e.appendTuple(b, ctaTupleReply, &e.Reply)
+	b = attribute32(b, ctaStatus, uint32(e.Status&(Assured|SeenReply)|Confirmed))
+	b = attribute32(b, ctaTimeout, e.Timeout)
+	if e.Mark != 0 {
+		b = attribute32(b, ctaMark, e.Mark)
+	}
+	if e.Protocol == flow.TCP {
+		var info, tcp int
+		b, info = nest(b, ctaProtoInfo)
+		b, tcp = nest(b, ctaInfoTCP)
+		b = attribute(b, ctaState, e.State)
+		b = closeNest(closeNest(b, tcp), info)
+	}
+	return e.appendZone(b)
+}
+
+func (e *Entry) appendZone(b []byte) []byte {
+	if e.Zone == 0 {
+		return b
+	}
+	return attribute16(b, ctaZone, e.Zone)
+}
+
+func (e *Entry) appendTuple(b []byte, kind uint16, t *Tuple) []byte {
+	b, tuple := nest(b, kind)
+	b, ip := nest(b, ctaTupleIP)
+	if e.Family == unix.AF_INET {
+		b = attribute(b, ctaIPv4Src, t.Source[12:]...)
+		b = attribute(b, ctaIPv4Dst, t.Dest[12:]...)
+	} else {
+		b = attribute(b, ctaIPv6Src, t.Source[:]...)
+		b = attribute(b, ctaIPv6Dst, t.Dest[:]...)
+	}
+	b = closeNest(b, ip)
+	b, proto := nest(b, ctaTupleProto)
+	b = attribute(b, ctaProtoNum, byte(e.Protocol))
+	switch e.Protocol {
+	case flow.ICMP:
+		b = attribute16(b, ctaProtoICMPID, t.SourcePort)
+		b = attribute(b, ctaProtoICMPType, t.ICMPType)
+		b = attribute(b, ctaProtoICMPCode, t.ICMPCode)
+	case flow.ICMPv6:
+		b = attribute16(b, ctaProtoICMPv6ID, t.SourcePort)
+		b = attribute(b, ctaProtoICMPv6Type, t.ICMPType)
+		b = attribute(b, ctaProtoICMPv6Code, t.ICMPCode)
+	default:
+		b = attribute16(b, ctaProtoSrcPort, t.SourcePort)
+		b = attribute16(b, ctaProtoDstPort, t.DestPort)
+	}
+	return closeNest(closeNest(b, proto), tuple)
+}

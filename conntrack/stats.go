@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Counters are what the kernel counted on one CPU in one network namespace since
+// it was made. They are 32 bits wide and wrap: take differences with Sub. Since
+// Linux 4.18 and 5.x the kernel no longer counts insert, delete, new, ignore and
+// searched; they are left out, because a zero there would lie.
+type Counters struct {
+	CPU           int    `json:"cpu"`
+	Found         uint32 `json:"found"`          // NAT found the wanted tuple taken and tried another
+	Invalid       uint32 `json:"invalid"`        // packets that fit no connection
+	Insert        uint32 `json:"insert"`         // direct insertions, by ctnetlink
+	InsertFailed  uint32 `json:"insert_failed"`  // new connections whose tuple was taken at the end
+	Drop          uint32 `json:"drop"`           // packets dropped: table full or insert failed
+	EarlyDrop     uint32 `json:"early_drop"`     // entries that were not assured, sacrificed for new ones
+	Error         uint32 `json:"error"`          // malformed packets (icmp and others)
+	SearchRestart uint32 `json:"search_restart"` // lookups begun again because an entry moved
+	ClashResolve  uint32 `json:"clash_resolve"`  // equal UDP connections merged
+	ChainTooLong  uint32 `json:"chain_too_long"` // new connections refused for a full hash chain
+}
+
+// fields lists the counters with the names that conntrack -S and
+// /proc/net/stat/nf_conntrack print, and their ctnetlink attributes.
+func (c *Counters) fields() []struct {
+	attr uint16
+	proc string
+	at   *uint32
+} {
+	return []struct {
+		attr uint16
+		proc string
+		at   *uint32
+	}{
+		{2, "found", &c.Found},
+		{4, "invalid", &c.Invalid},
+		{8, "insert", &c.Insert},
+		{9, "insert_failed", &c.InsertFailed},
+		{10, "drop", &c.Drop},
+		{11, "early_drop", &c.EarlyDrop},
+		{12, "icmp_error", &c.Error},
+		{13, "search_restart", &c.SearchRestart},
+		{14, "clashres", &c.ClashResolve},
+		{15, "chainlength", &c.ChainTooLong},
+	}
+}
+
+// Add adds o to c, field by field; the CPU stays.
+func (c *Counters) Add(o Counters) {
+	mine, theirs := c.fields(), o.fields()
+	for i := range mine {
+		*mine[i].at += *theirs[i].at
+	}
+}
+
+// Sub returns what was counted between before and c, right across a wrap.
+func (c Counters) Sub(before Counters) Counters {
+	mine, theirs := c.fields(), before.fields()
+	for i := range mine {
+		*mine[i].at -= *theirs[i].at
+	}
+	return c
+}
+
+// Total adds the counters of all CPUs; its CPU is -1.
+func Total(perCPU []Counters) Counters {
+	sum := Counters{CPU: -1}
+	for _, c := range perCPU {
+		sum.Add(c)
+	}
+	return sum
+}
+
+// PerCPU returns the counters of every possible CPU in c's namespace.
+func (c *Conn) PerCPU(ctx context.Context) ([]Counters, error) {
+	done := c.guard(ctx)
+	c.seq++
+	err := c.send(finish(request(c.buf[:0], msgGetStatsCPU, unix.AF_UNSPEC, unix.NLM_F_DUMP, c.seq), 0))
+	var list []Counters
+	for finished := false; err == nil && !finished; {
+		var n int
+		if n, err = c.receive(c.buf); err != nil {
+			break
+		}
+		finished, err = c.answers(c.buf[:n], unix.NFNL_SUBSYS_CTNETLINK<<8|msgGetStatsCPU, func(body []byte) error {
+			s, err := decodeCounters(body)
+			list = append(list, s)
+			return err
+		})
+	}
+	if cancelled := done(); cancelled != nil {
+		return nil, cancelled
+	}
+	if err != nil {
+		return nil, fmt.Errorf("conntrack statistics: %w", err)
+	}
+	return list, nil
+}
+
+func decodeCounters(body []byte) (Counters, error) {
+	if len(body) < genericLen {
+		return Counters{}, errTruncated
+	}
+	s := Counters{CPU: int(binary.BigEndian.Uint16(body[2:]))}
+	fields := s.fields()
+	err := each(body[genericLen:], func(kind uint16, v []byte) {
+		for _, f := range fields {
+			if f.attr == kind {
+				*f.at = be32(v)
+			}
+		}
+	})
+	return s, err
+}
+
+// Entries returns how many connections c's namespace tracks and the host-wide
+// limit. The limit is 0 on kernels that do not tell it here (before 5.4).
+func (c *Conn) Entries(ctx context.Context) (count, limit uint32, err error) {
+	done := c.guard(ctx)
+	c.seq++
+	err = c.send(finish(request(c.buf[:0], msgGetStats, unix.AF_UNSPEC, 0, c.seq), 0))
+	for answered := false; err == nil && !answered; {
+		var n int
+		if n, err = c.receive(c.buf); err != nil {
+			break
+		}
+		_, err = c.answers(c.buf[:n], unix.NFNL_SUBSYS_CTNETLINK<<8|msgGetStats, func(body []byte) error {
+			answered = true
+			return each(body[min(genericLen, len(body)):], func(kind uint16, v []byte) {
+				switch kind {
+				case 1: // CTA_STATS_GLOBAL_ENTRIES
+					count = be32(v)
+				case 2: // CTA_STATS_GLOBAL_MAX_ENTRIES
+					limit = be32(v)
+				}
+			})
+		})
+	}
+	if cancelled := done(); cancelled != nil {
+		return 0, 0, cancelled
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("conntrack count: %w", err)
+	}
+	return count, limit, nil
+}
+
+// answers hands the messages of the wanted type in b to visit. finished tells
+// that an acknowledgement or the end of a dump was seen.
+func (c *Conn) answers(b []byte, kind uint16, visit func(body []byte) error) (finished bool, err error) {
+	for {
+		m, rest, ok, err := nextMessage(b)
+		if err != nil || !ok {
+			return false, err
+		}
+		b = rest
+		switch {
+		case m.seq != c.seq:
+		case m.kind == unix.NLMSG_DONE, m.kind == unix.NLMSG_ERROR:
+			return true, m.errno()
+		case m.kind == kind:
+			if err := visit(m.body); err != nil {
+				return false, err
+			}
+		}
+	}
+}
+
+// Limits are the sizes of the table. Count is the namespace's; the others rule
+// the whole host.
+type Limits struct {
+	Count   uint32 `json:"count"`
+	Max     uint32 `json:"max"`
+	Buckets uint32 `json:"buckets"` // 0 when the kernel does not tell
+}
+
+// Fill returns Count as a share of Max, 0 when there is no limit.
+func (l Limits) Fill() float64 {
+	if l.Max == 0 {
+		return 0
+	}
+	return float64(l.Count) / float64(l.Max)
+}
+
+// MeanChain is the mean length of a hash chain: each entry is hashed once for
+// either direction.
+func (l Limits) MeanChain() float64 {
+	if l.Buckets == 0 {
+		return 0
+	}
+	return 2 * float64(l.Count) / float64(l.Buckets)
+}
+
+// ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that
+// wraps fs.ErrNotExist means that connection tracking is not there.
+func ReadLimits(ns Namespace) (l Limits, err error) {
+	err = ns.Do(func() error {
+		for name, at := range map[string]*uint32{"count": &l.Count, "max": &l.Max, "buckets": &l.Buckets} {
+			b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+			if err != nil {
+				return fmt.Errorf("conntrack limits: %w", err)
+			}
+			n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+			if err != nil {
+				return fmt.Errorf("conntrack limits: nf_conntrack_%s: %w", name, err)
+			}
+			*at = uint32(n)
+		}
+		return nil
+	})
+	return l, err
+}
+
+// ReadPerCPU returns the counters of ns: by netlink, or, where the kernel or the
+// caller's rights do not allow that, from /proc/net/stat/nf_conntrack. Many
+// kernels lack that file (CONFIG_NF_CONNTRACK_PROCFS).
+func ReadPerCPU(ctx context.Context, ns Namespace) ([]Counters, error) {
+	c, err := OpenIn(ns)
+	if err == nil {
+		defer c.Close()
+		var list []Counters
+		if list, err = c.PerCPU(ctx); err == nil {
+			return list, nil
+		}
+	}
+	var text []byte
+	fallback := ns.Do(func() (e error) {
+		text, e = os.ReadFile("/proc/net/stat/nf_conntrack")
+		return e
+	})
+	if fallback != nil {
+		return nil, errors.Join(err, fallback)
+	}
+	return parseProcStat(string(text))
+}
+
+// parseProcStat reads /proc/net/stat/nf_conntrack: a header and one line of
+// hexadecimal numbers for each CPU that is online.
+func parseProcStat(text string) ([]Counters, error) {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	column := map[string]int{}
+	for i, name := range strings.Fields(lines[0]) {
+		column[name] = i
+	}
+	// Kernels before 5.16 print other things in the columns that were renamed.
+	var list []Counters
+	for cpu, line := range lines[1:] {
+		values := strings.Fields(line)
+		s := Counters{CPU: cpu}
+		for _, f := range s.fields() {
+			i, ok := column[f.proc]
+			if !ok || i >= len(values) {
+				continue
+			}
+			n, err := strconv.ParseUint(values[i], 16, 32)
+			if err != nil {
+				return nil, fmt.Errorf("/proc/net/stat/nf_conntrack: %s of CPU %d: %w", f.proc, cpu, err)
+			}
+			*f.at = uint32(n)
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Count is how many entries share a key, and how many of them the kernel would
+// give up.
+type Count struct {
+	Entries   uint32 `json:"entries"`
+	Unassured uint32 `json:"unassured"` // given up at once when the table is full
+	Closing   uint32 `json:"closing"`   // assured but over: given up by the collector
+}
+
+// Held is the number of entries that nothing makes room for.
+func (c Count) Held() uint32 { return c.Entries - c.Unassured - c.Closing }
+
+func (c *Count) add(e *Entry) {
+	c.Entries++
+	switch {
+	case e.Status&Assured == 0:
+		c.Unassured++
+	case e.Closing():
+		c.Closing++
+	}
+}
+
+// plus returns the sum of two counts.
+func (c Count) plus(o Count) Count {
+	return Count{c.Entries + o.Entries, c.Unassured + o.Unassured, c.Closing + o.Closing}
+}
+
+// Dimension is what a Summary groups by.
+type Dimension uint8
+
+// The dimensions. State, age, namespace and the totals are always kept, since
+// they cost no memory; the others hold one record for each distinct key.
+const (
+	BySource   Dimension = 1 << iota // the initiator's address
+	ByDest                           // the address that the initiator sends to
+	ByService                        // destination, port and protocol as sent by the initiator
+	BySNATPort                       // SNAT address, protocol, destination and its port: where ports run out
+	ByBackend                        // where DNAT sends the connection
+)
+
+// Service is a destination with its port and protocol.
+type Service struct {
+	Addr     Addr
+	Port     uint16
+	Protocol flow.Protocol
+}
+
+// String renders "tcp 198.51.100.1:443".
+func (s Service) String() string {
+	return s.Protocol.String() + " " + netip.AddrPortFrom(s.Addr.Netip(), s.Port).String()
+}
+
+// Outside names one range of SNAT ports: the kernel may use each port of Public
+// once for every remote endpoint. Its occupancy is the number of entries, since
+// two entries never share a reply tuple.
+type Outside struct {
+	Public Addr
+	Remote Service
+}
+
+// String renders "203.0.113.5 -> tcp 198.51.100.1:443".
+func (o Outside) String() string { return o.Public.Netip().String() + " -> " + o.Remote.String() }
+
+// MasqueradePorts is how many ports Linux takes for source NAT from a port above
+// 1023 when the rule names no range: 1024-65535 (net/netfilter/nf_nat_core.c).
+const MasqueradePorts = 64512
+
+// ageLimits are the upper bounds, in seconds, of the classes of remaining time.
+var ageLimits = [...]uint32{10, 30, 60, 120, 300, 600, 3600, 86400}
+
+// ageNames name the classes; the last has no upper bound.
+var ageNames = [...]string{"<10s", "10-30s", "30-60s", "1-2m", "2-5m", "5-10m", "10-60m", "1-24h", ">1d"}
+
+// Summary adds entries up. Counting is exact; the memory is one record of some
+// 30 to 80 bytes for each distinct key of the chosen dimensions. It is not safe
+// for concurrent use.
+type Summary struct {
+	Total      Count
+	Families   [2]uint32 // entries of IPv4 and of IPv6
+	Unreplied  uint32    // no packet came back yet
+	Offloaded  uint32    // carried by a flowtable
+	Counting   uint32    // entries with byte counters
+	Helped     uint32    // entries watched by a helper
+	OneWay     uint32    // established by TCP's state although no reply was seen
+	Translated [4]uint32 // none, source only, destination only, both
+
+	dimensions Dimension
+	states     [256][16]Count // by protocol and state number; 13 to 15 hold UNREPLIED, REPLIED, ASSURED
+	ages       [len(ageNames)]Count
+	idle       [3]uint32 // established TCP idle for more than 1 h, 1 day, and all
+	settings   settings
+	sources    tally[Addr]
+	dests      tally[Addr]
+	services   tally[Service]
+	backends   tally[Service]
+	outsides   tally[Outside]
+	namespaces tally[string]
+	namespace  *Count
+}
+
+// settings are the numbers that give an entry's remaining time its meaning.
+type settings struct{ established uint32 }
+
+// NewSummary makes an empty summary that keeps the given dimensions. established
+// is nf_conntrack_tcp_timeout_established in seconds: remaining time subtracted
+// from it tells how long a connection has been idle; 0 leaves that out.
+func NewSummary(d Dimension, established uint32) *Summary {
+	return &Summary{dimensions: d, settings: settings{established}}
+}
+
+// Enter makes the entries that follow count for the namespace of that name.
+func (s *Summary) Enter(namespace string) { s.namespace = s.namespaces.at(namespace) }
+
+// The columns of states that hold protocols without states.
+const (
+	stateUnreplied = 13
+	stateReplied   = 14
+	stateAssured   = 15
+)
+
+// Add counts one entry.
+func (s *Summary) Add(e *Entry) {
+	s.Total.add(e)
+	if s.namespace != nil {
+		s.namespace.add(e)
+	}
+	s.states[e.Protocol][stateColumn(e)].add(e)
+	s.ages[ageClass(e.Timeout)].add(e)
+	s.flags(e)
+	if s.dimensions&BySource != 0 {
+		s.sources.at(e.Original.Source).add(e)
+	}
+	if s.dimensions&ByDest != 0 {
+		s.dests.at(e.Original.Dest).add(e)
+	}
+	if s.dimensions&ByService != 0 {
+		s.services.at(Service{e.Original.Dest, e.Original.DestPort, e.Protocol}).add(e)
+	}
+	if s.dimensions&ByBackend != 0 && e.DestTranslated() {
+		s.backends.at(Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}).add(e)
+	}
+	if s.dimensions&BySNATPort != 0 && e.SourceTranslated() {
+		s.outsides.at(Outside{e.Reply.Dest, Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}}).add(e)
+	}
+}
+
+func (s *Summary) flags(e *Entry) {
+	if !e.Original.Source.Is4() {
+		s.Families[1]++
+	} else {
+		s.Families[0]++
+	}
+	nat := 0
+	if e.SourceTranslated() {
+		nat |= 1
+	}
+	if e.DestTranslated() {
+		nat |= 2
+	}
+	s.Translated[nat]++
+	if e.Status&SeenReply == 0 {
+		s.Unreplied++
+	}
+	if e.Status&Offloaded != 0 {
+		s.Offloaded++
+	}
+	if e.Counted {
+		s.Counting++
+	}
+	if e.Helped {
+		s.Helped++
+	}
+	if e.Protocol == flow.TCP && TCPState(e.State) == TCPEstablished {
+		s.established(e)
+	}
+}
+
+func (s *Summary) established(e *Entry) {
+	if e.Status&SeenReply == 0 {
+		s.OneWay++
+	}
+	s.idle[2]++
+	if idle := s.settings.established - e.Timeout; e.Timeout < s.settings.established {
+		if idle > 3600 {
+			s.idle[0]++
+		}
+		if idle > 86400 {
+			s.idle[1]++
+		}
+	}
+}
+
+func stateColumn(e *Entry) uint8 {
+	switch {
+	case (e.Protocol == flow.TCP || e.Protocol == flow.SCTP) && e.State < stateUnreplied:
+		return e.State
+	case e.Status&Assured != 0:
+		return stateAssured
+	case e.Status&SeenReply != 0:
+		return stateReplied
+	}
+	return stateUnreplied
+}
+
+func ageClass(seconds uint32) int {
+	for i, limit := range ageLimits {
+		if seconds < limit {
+			return i
+		}
+	}
+	return len(ageLimits)
+}
+
+// Row is one line of a ranking.
+type Row struct {
+	Key string `json:"key"`
+	Count
+}
+
+// States returns the counts by protocol and state ("tcp TIME_WAIT"), largest first.
+func (s *Summary) States() []Row {
+	var rows []Row
+	for p := range s.states {
+		for state, n := range s.states[p] {
+			if n.Entries == 0 {
+				continue
+			}
+			e := Entry{Protocol: flow.Protocol(p), State: uint8(state)}
+			name := e.StateName()
+			switch state {
+			case stateAssured:
+				name = "ASSURED"
+			case stateReplied:
+				name = "REPLIED"
+			case stateUnreplied:
+				name = "UNREPLIED"
+			}
+			rows = append(rows, Row{e.Protocol.String() + " " + name, n})
+		}
+	}
+	rank(rows)
+	return rows
+}
+
+// State returns the count of one TCP state.
+func (s *Summary) State(t TCPState) Count { return s.states[flow.TCP][t] }
+
+// Ages returns the counts by remaining time, shortest first, without empty classes.
+func (s *Summary) Ages() []Row {
+	var rows []Row
+	for i, n := range s.ages {
+		if n.Entries != 0 {
+			rows = append(rows, Row{ageNames[i], n})
+		}
+	}
+	return rows
+}
+
+// IdleEstablished tells how many established TCP connections were silent for
+// more than an hour and more than a day, of how many.
+func (s *Summary) IdleEstablished() (hour, day, all uint32) { return s.idle[0], s.idle[1], s.idle[2] }
+
+// Sources returns the top n initiators; n of 0 or less means all.
+func (s *Summary) Sources(n int) []Row { return s.sources.top(n, addrString) }
+
+// Dests returns the top n destination addresses.
+func (s *Summary) Dests(n int) []Row { return s.dests.top(n, addrString) }
+
+// Services returns the top n destinations with port and protocol.
+func (s *Summary) Services(n int) []Row { return s.services.top(n, Service.String) }
+
+// Backends returns the top n translated destinations.
+func (s *Summary) Backends(n int) []Row { return s.backends.top(n, Service.String) }
+
+// Namespaces returns the counts by namespace.
+func (s *Summary) Namespaces(n int) []Row {
+	return s.namespaces.top(n, func(name string) string { return name })
+}
+
+// Distinct returns how many different sources, destinations, services and SNAT
+// ranges were seen.
+func (s *Summary) Distinct() (sources, dests, services, outsides int) {
+	return len(s.sources.counts), len(s.dests.counts), len(s.services.counts), len(s.outsides.counts)
+}
+
+// Occupancy is how full one SNAT address is towards one remote endpoint.
+type Occupancy struct {
+	Public   netip.Addr     `json:"public"`
+	Protocol flow.Protocol  `json:"protocol"`
+	Remote   netip.AddrPort `json:"remote"`
+	Used     uint32         `json:"used"` // ports; equals the entries
+	Pool     uint32         `json:"pool"` // ports that the rule may use
+	Count
+}
+
+// Share returns Used as a part of Pool.
+func (o Occupancy) Share() float64 {
+	if o.Pool == 0 {
+		return 0
+	}
+	return float64(o.Used) / float64(o.Pool)
+}
+
+// Occupancies returns the top n SNAT ranges. pool is the number of ports a rule
+// may use; 0 means MasqueradePorts.
+func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
+	if pool == 0 {
+		pool = MasqueradePorts
+	}
+	var list []Occupancy
+	for _, i := range s.outsides.order(n) {
+		k, c := s.outsides.keys[i], s.outsides.counts[i]
+		list = append(list, Occupancy{Public: k.Public.Netip(), Protocol: k.Remote.Protocol,
+			Remote: netip.AddrPortFrom(k.Remote.Addr.Netip(), k.Remote.Port),
+			Used:   c.Entries, Pool: pool, Count: c})
+	}
+	return list
+}
+
+func addrString(a Addr) string { return a.Netip().String() }
+
+// rank sorts rows by entries, then by key, so that equal tables print equally.
+func rank(rows []Row) {
+	slices.SortFunc(rows, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Key, b.Key))
+	})
+}
+
+// Victims is a group of entries that could be freed, with the way to do it.
+type Victims struct {
+	What    string `json:"what"`
+	Entries uint32 `json:"entries"`
+	How     string `json:"how"`
+}
+
+// FreeFirst lists what can be removed with the least harm, most harmless first.
+// Groups that hold less than one percent of the table are left out.
+func (s *Summary) FreeFirst() []Victims {
+	hour, day, _ := s.IdleEstablished()
+	synSent := s.State(TCPSynSent).Entries + s.State(TCPSynSent2).Entries + s.State(TCPSynRecv).Entries
+	all := []Victims{
+		{"tcp TIME_WAIT and CLOSE: over, waiting for strays",
+			s.State(TCPTimeWait).Entries + s.State(TCPClose).Entries,
+			"lower nf_conntrack_tcp_timeout_time_wait (RFC 5382 wants 240 s); delete with --state TIME_WAIT"},
+		{"tcp FIN_WAIT, CLOSE_WAIT, LAST_ACK: half closed",
+			s.State(TCPFinWait).Entries + s.State(TCPCloseWait).Entries + s.State(TCPLastAck).Entries,
+			"the peers close late; nf_conntrack_tcp_timeout_fin_wait and _close_wait"},
+		{"tcp half open: no handshake yet", synSent,
+			"the kernel drops these first by itself; limit new connections of each source"},
+		{"udp and others without a reply", s.unrepliedOthers(),
+			"the kernel drops these first by itself; nf_conntrack_udp_timeout"},
+		{"tcp ESTABLISHED, silent for more than a day", day,
+			"lower nf_conntrack_tcp_timeout_established to 86400 (not below 7440, RFC 5382)"},
+		{"tcp ESTABLISHED, silent for 1 to 24 hours", hour - day,
+			"keep unless the peers are known to be gone"},
+	}
+	return slices.DeleteFunc(all, func(v Victims) bool { return v.Entries == 0 || v.Entries < s.Total.Entries/100 })
+}
+
+func (s *Summary) unrepliedOthers() (n uint32) {
+	for p := range s.states {
+		n += s.states[p][stateUnreplied].Entries
+	}
+	return n
+}
+
+// String renders the totals for logs.
+func (s *Summary) String() string {
+	return strconv.Itoa(int(s.Total.Entries)) + " entries, " + strconv.Itoa(int(s.Total.Held())) + " held"
+}
