@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The packet sender. BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES runs it
+// once a packet, in one long call a core. The kernel recycles the pages, and
+// whoever forwarded the last packet has changed its headers, so every header
+// byte is written again each time.
+#include "load_frame.h"
+
+#define HEAD_MAX 128
+
+// What to send. User space sets it before load; the verifier then drops the
+// branches that this plan does not need. Offsets count from the frame's start;
+// 0 means that the field does not exist.
+struct plan {
+	__u64 head[HEAD_MAX / 8]; // template, as on the wire
+	__u32 head_len;           // bytes of it that are written, even
+	__u32 frame_len;          // bytes of the whole frame, without FCS
+	__u32 ifindex;            // out through this interface
+	__u32 flows;              // distinct tuples, at least 1
+	__u32 first;              // index of this sender's first tuple
+	__u32 stride;             // step from tuple to tuple, coprime to flows
+	__u32 source;             // lowest source address, low 32 bits, host order
+	__u32 source_count;
+	__u32 source_port; // lowest source port (ICMP: identifier), host order
+	__u32 source_port_count;
+	__u32 dest; // as source
+	__u32 dest_count;
+	__u32 dest_port;
+	__u32 dest_port_count;
+	__u16 source_off; // of the low 32 bits of the source address
+	__u16 dest_off;
+	__u16 source_port_off;
+	__u16 dest_port_off;
+	__u16 l4_off; // of the transport header
+	__u16 ip_csum_off;
+	__u16 l4_csum_off;
+	__u16 stamp_off;
+	__u16 frag_off; // of the 16-bit fragment offset field
+	__u32 ip_sum;   // IPv4 header without checksum and varied fields
+	__u32 l4_sum;   // pseudo header and datagram without varied fields
+	__u16 pseudo;   // addresses are part of the transport checksum
+	__u16 sender;
+	__u16 fragments;  // packets a datagram, 1: not fragmented
+	__u16 frag_words; // 8-byte units of payload in a fragment
+	__u16 frag_v6;    // the fragment field is IPv6's
+	__u16 ident_off;  // of the low 16 bits of the datagram's identification
+	__u64 limit;      // stop after so many packets
+	__u64 interval;   // between packets, in 2^-16 ns; 0: as fast as it goes
+};
+
+const volatile struct plan plan = {};
+
+// State of the one CPU that runs this program.
+struct progress {
+	__u64 sent;     // packets handed to the interface
+	__u64 start_ns; // of the schedule
+	__u32 tuple;    // index of the next tuple
+	__u32 seq;      // next stamp
+	__u32 fragment; // next fragment of the datagram
+	__u32 datagram; // identification of the datagram
+};
+
+struct progress progress = {};
+
+// Copies len (even) bytes of the template.
+static __always_inline void write_head(__u8 *frame)
+{
+	const volatile __u16 *tail = (const volatile __u16 *)plan.head;
+
+	// Unrolled, because each branch is decided at load time.
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < HEAD_MAX / 8; i++) {
+		if (plan.head_len >= 8 * (i + 1)) {
+			*(__u64 *)(frame + 8 * i) = plan.head[i];
+			continue;
+		}
+		if (plan.head_len >= 8 * i + 2)
+			*(__u16 *)(frame + 8 * i) = tail[4 * i];
+		if (plan.head_len >= 8 * i + 4)
+			*(__u16 *)(frame + 8 * i + 2) = tail[4 * i + 1];
+		if (plan.head_len >= 8 * i + 6)
+			*(__u16 *)(frame + 8 * i + 4) = tail[4 * i + 2];
+	}
+}
+
+static __always_inline __u32 put_address(__u8 *at, __u32 host)
+{
+	__be32 wire = bpf_htonl(host);
+
+	*(__be32 *)at = wire;
+	return (wire & 0xffff) + (wire >> 16);
+}
+
+static __always_inline __u32 put_port(__u8 *at, __u32 host)
+{
+	__be16 wire = bpf_htons((__u16)host);
+
+	*(__be16 *)at = wire;
+	return wire;
+}
+
+// Writes the addresses and ports of a tuple and returns what they add to the
+// checksums: addresses in the low half, ports in the high half.
+static __always_inline __u64 write_tuple(__u8 *frame, __u32 tuple)
+{
+	__u32 addresses = 0, ports = 0;
+	__u32 rest = tuple, digit = 0;
+
+	if (plan.source_port_off) {
+		if (plan.source_port_count > 1) {
+			digit = rest % plan.source_port_count;
+			rest /= plan.source_port_count;
+		}
+		ports += put_port(frame + plan.source_port_off, plan.source_port + digit);
+	}
+	digit = 0;
+	if (plan.source_count > 1) {
+		digit = rest % plan.source_count;
+		rest /= plan.source_count;
+	}
+	addresses += put_address(frame + plan.source_off, plan.source + digit);
+	digit = 0;
+	if (plan.dest_count > 1) {
+		digit = rest % plan.dest_count;
+		rest /= plan.dest_count;
+	}
+	addresses += put_address(frame + plan.dest_off, plan.dest + digit);
+	if (plan.dest_port_off) {
+		if (plan.dest_port_count > 1)
+			rest %= plan.dest_port_count;
+		else
+			rest = 0;
+		ports += put_port(frame + plan.dest_port_off, plan.dest_port + rest);
+	}
+	return (__u64)ports << 32 | addresses;
+}
+
+static __always_inline __u64 write_stamp(__u8 *at, __u64 now)
+{
+	struct stamp stamp = {
+		.magic = STAMP_MAGIC,
+		.sender = plan.sender,
+		.seq = progress.seq++,
+		.time_ns = now,
+	};
+	__u64 words[2];
+
+	__builtin_memcpy(words, &stamp, sizeof(words));
+	*(__u64 *)at = words[0];
+	*(__u64 *)(at + 8) = words[1];
+	return (words[0] & 0xffffffff) + (words[0] >> 32) + (words[1] & 0xffffffff) + (words[1] >> 32);
+}
+
+// Writes the fragment field, and clears what only a first fragment carries.
+// Returns the field as it counts in the IPv4 header's checksum.
+static __always_inline __u32 write_fragment(__u8 *frame, __u32 nth)
+{
+	__u32 more = nth + 1 < plan.fragments;
+	__u32 units = nth * plan.frag_words;
+	__be16 field;
+	__be16 ident = bpf_htons((__u16)progress.datagram);
+
+	if (plan.frag_v6)
+		field = bpf_htons((__u16)(units << 3 | more));
+	else
+		field = bpf_htons((__u16)(units | more << 13));
+	*(__be16 *)(frame + plan.frag_off) = field;
+	*(__be16 *)(frame + plan.ident_off) = ident;
+	return (__u32)field + ident;
+}
+
+// A later fragment carries zeros where the first has the transport header.
+static __always_inline void clear_transport(__u8 *frame)
+{
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < HEAD_MAX; i += 2)
+		if (i >= plan.l4_off && i + 2 <= plan.head_len)
+			*(__u16 *)(frame + i) = 0;
+}
+
+// Moves on to the next fragment or tuple. A stride coprime to the number of
+// flows visits every tuple once a round, far from its neighbours in memory.
+static __always_inline void next_packet(__u32 nth)
+{
+	__u32 tuple;
+
+	if (plan.fragments > 1) {
+		progress.fragment = nth + 1 < plan.fragments ? nth + 1 : 0;
+		if (progress.fragment)
+			return;
+		progress.datagram++;
+	}
+	tuple = progress.tuple + plan.stride;
+	if (tuple >= plan.flows)
+		tuple -= plan.flows;
+	progress.tuple = tuple;
+}
+
+// The time for which the next packet is due. 0: not yet.
+static __always_inline __u64 due_now(void)
+{
+	__u64 now = bpf_ktime_get_ns(), due;
+
+	if (!progress.start_ns)
+		progress.start_ns = now;
+	due = progress.start_ns + (progress.sent * plan.interval >> 16);
+	return now < due ? 0 : due;
+}
+
+SEC("xdp")
+int load_send(struct xdp_md *ctx)
+{
+	__u8 *frame = (__u8 *)(long)ctx->data;
+	__u8 *end = (__u8 *)(long)ctx->data_end;
+	__u64 time = 0, varied;
+	__u64 ip_sum = plan.ip_sum, l4_sum = plan.l4_sum;
+	__u32 nth = 0;
+
+	if (progress.sent >= plan.limit)
+		return XDP_DROP;
+	if (plan.interval) {
+		time = due_now();
+		if (!time)
+			return XDP_DROP;
+	} else if (plan.stamp_off) {
+		time = bpf_ktime_get_ns();
+	}
+	if (frame + plan.head_len > end)
+		return XDP_ABORTED;
+
+	write_head(frame);
+	varied = write_tuple(frame, progress.tuple);
+	ip_sum += (__u32)varied;
+	l4_sum += (__u32)(varied >> 32);
+	if (plan.pseudo)
+		l4_sum += (__u32)varied;
+	if (plan.fragments > 1) {
+		nth = progress.fragment;
+		ip_sum += write_fragment(frame, nth);
+	}
+	if (plan.ip_csum_off)
+		*(__u16 *)(frame + plan.ip_csum_off) = csum_fold(ip_sum);
+	progress.sent++;
+	if (nth) {
+		clear_transport(frame);
+	} else {
+		if (plan.stamp_off)
+			l4_sum += write_stamp(frame + plan.stamp_off, time);
+		if (plan.l4_csum_off) {
+			__u16 csum = csum_fold(l4_sum);
+
+			*(__u16 *)(frame + plan.l4_csum_off) = csum ? csum : 0xffff;
+		}
+	}
+	next_packet(nth);
+	return bpf_redirect(plan.ifindex, 0);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The far end: counts what arrives, optionally checks checksums, sequence
+// numbers and the time on the way, and drops it. Everything that is not test
+// traffic (ARP, neighbour discovery, multicast) goes up to the kernel.
+#include "load_frame.h"
+
+#define SENDERS 64
+#define CHECKED_MAX 9216 // bytes of a datagram whose checksum is verified
+
+// What to do beyond counting. Set before load.
+const volatile struct {
+	__u32 checksums; // verify IPv4 and transport checksums
+	__u32 stamps;    // read sequence numbers and latency
+} settings = {};
+
+// What one CPU received.
+struct received {
+	__u64 packets;
+	__u64 bytes; // frame bytes without FCS
+	__u64 bad_ip_checksum;
+	__u64 bad_l4_checksum;
+	__u64 fragments; // packets that are a fragment; their datagrams are not checked
+	__u64 unstamped; // no stamp where one was expected
+	__u64 passed;    // not test traffic, left to the kernel
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct received);
+} load_received SEC(".maps");
+
+// Sequence state by sender. One CPU delivers the packets of one sender.
+struct sequence {
+	__u64 next;  // expected stamp
+	__u64 lost;  // skipped and not seen since
+	__u64 late;  // older than one that came before
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SENDERS);
+	__type(key, __u32);
+	__type(value, struct sequence);
+} load_sequence SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, HIST_BUCKETS);
+	__type(key, __u32);
+	__type(value, __u64);
+} load_latency SEC(".maps");
+
+// Where the parts of a received frame are.
+struct parts {
+	__u8 *l4, *end; // transport header, end of the datagram
+	__u64 pseudo;   // pseudo header's sum without the length
+	__u8 l4_proto;
+	__u8 fragment;  // 1: not a whole datagram
+};
+
+enum seen { SEEN_TEST, SEEN_OTHER, SEEN_BAD_IP };
+
+static __always_inline __u64 sum_words(const void *from, int bytes)
+{
+	const __u16 *w = from;
+	__u64 sum = 0;
+
+	for (int i = 0; i < bytes / 2; i++)
+		sum += w[i];
+	return sum;
+}
+
+static __always_inline enum seen parse_v4(__u8 *l3, __u8 *end, struct parts *p)
+{
+	struct iphdr *ip = (struct iphdr *)l3;
+
+	if ((__u8 *)(ip + 1) > end || ip->ihl != 5)
+		return SEEN_OTHER;
+	if ((bpf_ntohl(ip->daddr) >> 28) >= 14)
+		return SEEN_OTHER;
+	p->l4 = l3 + sizeof(*ip);
+	p->l4_proto = ip->protocol;
+	p->fragment = (ip->frag_off & bpf_htons(0x3fff)) != 0;
+	if (!settings.checksums)
+		return SEEN_TEST;
+	p->pseudo = sum_words(&ip->saddr, 8) + bpf_htons(ip->protocol);
+	return csum_fold(sum_words(ip, sizeof(*ip))) ? SEEN_BAD_IP : SEEN_TEST;
+}
+
+static __always_inline enum seen parse_v6(__u8 *l3, __u8 *end, struct parts *p)
+{
+	struct ipv6hdr *ip = (struct ipv6hdr *)l3;
+
+	if ((__u8 *)(ip + 1) > end)
+		return SEEN_OTHER;
+	if (ip->daddr.s6_addr[0] == 0xff || ip->daddr.s6_addr[0] == 0xfe)
+		return SEEN_OTHER;
+	p->l4 = l3 + sizeof(*ip);
+	p->l4_proto = ip->nexthdr;
+	p->fragment = ip->nexthdr == IPPROTO_FRAGMENT;
+	// Neighbour discovery to a global address.
+	if (ip->nexthdr == IPPROTO_ICMPV6 && p->l4 + 1 <= end && *p->l4 >= 133 && *p->l4 <= 137)
+		return SEEN_OTHER;
+	p->pseudo = sum_words(&ip->saddr, 32) + bpf_htons(ip->nexthdr);
+	return SEEN_TEST;
+}
+
+// Sums the datagram in steps of 32, 4 and 1 bytes.
+static __always_inline int l4_checksum_good(struct parts *p, __u8 *end)
+{
+	__u8 *at = p->l4;
+	__u32 len = end - at;
+	__u64 sum = p->pseudo + bpf_htons((__u16)len);
+	int i;
+
+	if (p->l4_proto == IPPROTO_ICMP)
+		sum = 0;
+	if (p->l4_proto == IPPROTO_UDP && at + 8 <= end && !*(__u16 *)(at + 6))
+		return 1; // the sender computed none
+	for (i = 0; i < CHECKED_MAX / 32 && at + 32 <= end; i++, at += 32) {
+		__u32 *w = (__u32 *)at;
+
+		sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
+	}
+	for (i = 0; i < 8 && at + 4 <= end; i++, at += 4)
+		sum += *(__u32 *)at;
+	if (at + 2 <= end) {
+		sum += *(__u16 *)at;
+		at += 2;
+	}
+	if (at + 1 <= end)
+		sum += *at;
+	return csum_fold(sum) == 0;
+}
+
+static __always_inline __u32 l4_header_len(const struct parts *p)
+{
+	return p->l4_proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8;
+}
+
+static __always_inline int read_stamp(struct parts *p, __u8 *end)
+{
+	struct stamp *stamp = (struct stamp *)(p->l4 + l4_header_len(p));
+	struct sequence *s;
+	__u32 sender;
+	__u64 now;
+
+	if ((__u8 *)(stamp + 1) > end || stamp->magic != STAMP_MAGIC)
+		return 0;
+	now = bpf_ktime_get_ns();
+	hist_count(&load_latency, now > stamp->time_ns ? now - stamp->time_ns : 0);
+	sender = stamp->sender;
+	s = bpf_map_lookup_elem(&load_sequence, &sender);
+	if (!s)
+		return 0;
+	if (stamp->seq >= s->next) {
+		s->lost += stamp->seq - s->next;
+		s->next = (__u64)stamp->seq + 1;
+	} else {
+		s->late++;
+		s->lost -= s->lost > 0;
+	}
+	return 1;
+}
+
+static __always_inline void examine(struct received *r, struct parts *p, __u8 *end)
+{
+	if (settings.checksums) {
+		if (p->fragment)
+			r->fragments++;
+		else if (!l4_checksum_good(p, end))
+			r->bad_l4_checksum++;
+	}
+	if (settings.stamps && !p->fragment && !read_stamp(p, end))
+		r->unstamped++;
+}
+
+SEC("xdp")
+int load_sink(struct xdp_md *ctx)
+{
+	__u8 *frame = (__u8 *)(long)ctx->data;
+	__u8 *end = (__u8 *)(long)ctx->data_end;
+	struct ethhdr *eth = (struct ethhdr *)frame;
+	struct parts parts = {};
+	enum seen seen = SEEN_OTHER;
+	struct received *r;
+	__u32 zero = 0;
+
+	r = bpf_map_lookup_elem(&load_received, &zero);
+	if (!r || frame + sizeof(*eth) > end)
+		return XDP_ABORTED;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		seen = parse_v4(frame + sizeof(*eth), end, &parts);
+	else if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		seen = parse_v6(frame + sizeof(*eth), end, &parts);
+	if (seen == SEEN_OTHER) {
+		r->passed++;
+		return XDP_PASS;
+	}
+	r->packets++;
+	r->bytes += end - frame;
+	if (seen == SEEN_BAD_IP)
+		r->bad_ip_checksum++;
+	else if (settings.checksums || settings.stamps)
+		examine(r, &parts, end);
+	return XDP_DROP;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

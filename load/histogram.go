@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"math/bits"
+	"time"
+)
+
+// The histogram's layout is that of hist_bucket in load_frame.h: values below
+// 2^(sub+1) have a bucket each, above that each octave has 2^sub buckets.
+const (
+	histSubBits = 5
+	histBuckets = (40 - histSubBits + 1) << histSubBits
+)
+
+// Histogram counts durations in log-linear buckets 3 % wide, from 1 ns to 18 minutes.
+type Histogram struct {
+	counts []uint64
+	total  uint64
+}
+
+// Bucket is one part of a histogram that is not empty.
+type Bucket struct {
+	// From and To in nanoseconds; To is not part of the bucket.
+	From  uint64 `json:"from_ns"`
+	To    uint64 `json:"to_ns"`
+	Count uint64 `json:"count"`
+}
+
+// Add counts one duration.
+func (h *Histogram) Add(d time.Duration) {
+	h.add(bucketOf(uint64(max(d, 0))), 1)
+}
+
+func (h *Histogram) add(bucket int, n uint64) {
+	if h.counts == nil {
+		h.counts = make([]uint64, histBuckets)
+	}
+	h.counts[bucket] += n
+	h.total += n
+}
+
+// Merge adds another histogram's counts.
+func (h *Histogram) Merge(o *Histogram) {
+	for b, n := range o.counts {
+		if n > 0 {
+			h.add(b, n)
+		}
+	}
+}
+
+func bucketOf(ns uint64) int {
+	exp := bits.Len64(ns) - 1
+	switch {
+	case exp < histSubBits:
+		return int(ns)
+	case exp >= 40:
+		return histBuckets - 1
+	}
+	exp -= histSubBits
+	return exp<<histSubBits + int(ns>>exp)
+}
+
+// edges returns the range of values of a bucket in nanoseconds.
+func edges(bucket int) (from, to uint64) {
+	if bucket < 2<<histSubBits {
+		return uint64(bucket), uint64(bucket) + 1
+	}
+	exp := bucket>>histSubBits - 1
+	m := uint64(bucket - exp<<histSubBits)
+	return m << exp, (m + 1) << exp
+}
+
+// Count returns the number of values.
+func (h *Histogram) Count() uint64 { return h.total }
+
+// Quantile returns the value below which the share q of all values lies: the
+// upper edge of its bucket, so at most 3 % too high. It is 0 when empty.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	if h.total == 0 {
+		return 0
+	}
+	want := uint64(q * float64(h.total))
+	if want >= h.total {
+		want = h.total - 1
+	}
+	var seen uint64
+	for b, n := range h.counts {
+		if seen += n; n > 0 && seen > want {
+			_, to := edges(b)
+			return time.Duration(to)
+		}
+	}
+	return 0
+}
+
+// Max returns the upper edge of the highest bucket in use.
+func (h *Histogram) Max() time.Duration { return h.Quantile(1) }
+
+// Mean returns the average of the values, taken at the middle of their buckets.
+func (h *Histogram) Mean() time.Duration {
+	if h.total == 0 {
+		return 0
+	}
+	var sum float64
+	for b, n := range h.counts {
+		from, to := edges(b)
+		sum += float64(n) * float64(from+to-1) / 2
+	}
+	return time.Duration(sum / float64(h.total))
+}
+
+// Buckets lists the buckets that are not empty, lowest first.
+func (h *Histogram) Buckets() []Bucket {
+	var out []Bucket
+	for b, n := range h.counts {
+		if n > 0 {
+			from, to := edges(b)
+			out = append(out, Bucket{from, to, n})
+		}
+	}
+	return out
+}
+
+// Latency is the summary of a histogram in nanoseconds.
+type Latency struct {
+	Count uint64        `json:"count"`
+	Mean  time.Duration `json:"mean_ns"`
+	P50   time.Duration `json:"p50_ns"`
+	P90   time.Duration `json:"p90_ns"`
+	P99   time.Duration `json:"p99_ns"`
+	P999  time.Duration `json:"p999_ns"`
+	Max   time.Duration `json:"max_ns"`
+}
+
+// Latency summarizes the histogram.
+func (h *Histogram) Latency() Latency {
+	return Latency{
+		Count: h.total, Mean: h.Mean(), P50: h.Quantile(0.50), P90: h.Quantile(0.90),
+		P99: h.Quantile(0.99), P999: h.Quantile(0.999), Max: h.Max(),
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// testRunAttr is the part of union bpf_attr that BPF_PROG_TEST_RUN reads.
+type testRunAttr struct {
+	progFD      uint32
+	retval      uint32
+	dataSizeIn  uint32
+	dataSizeOut uint32
+	dataIn      uint64
+	dataOut     uint64
+	repeat      uint32
+	duration    uint32
+	ctxSizeIn   uint32
+	ctxSizeOut  uint32
+	ctxIn       uint64
+	ctxOut      uint64
+	flags       uint32
+	cpu         uint32
+	batchSize   uint32
+	_           uint32
+}
+
+const (
+	cmdProgTestRun = 10     // BPF_PROG_TEST_RUN
+	testLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES
+	maxRepeat      = 1<<32 - 1
+)
+
+// liveRun runs an XDP program over frame on one CPU: repeat times, or, when
+// repeat is 0, until the context ends or done reports true. It is one system
+// call wherever possible, because each call begins with about 20 ms of waiting
+// for an RCU grace period. It must run on a goroutine that may lock its thread.
+type liveRun struct {
+	place   Place
+	prog    *ebpf.Program
+	frame   []byte
+	cpu     int
+	repeat  uint64
+	batch   int // packets between flushes; 0 means the kernel's 64
+	started chan<- struct{}
+	done    func() bool
+}
+
+func (r *liveRun) run(ctx context.Context) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, only unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	only.Set(r.cpu)
+	if err := unix.SchedSetaffinity(0, &only); err != nil {
+		return fmt.Errorf("cpu %d: %w", r.cpu, err)
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	return r.place.Do(func() error { return r.loop(ctx) })
+}
+
+// loop makes the calls. A watcher interrupts a call with a signal that the Go
+// runtime ignores (it uses SIGURG itself to preempt).
+func (r *liveRun) loop(ctx context.Context) error {
+	tid, stop := unix.Gettid(), make(chan struct{})
+	ended := make(chan struct{})
+	halt := func() bool { return ctx.Err() != nil || r.done != nil && r.done() }
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				if halt() {
+					unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+				}
+			}
+		}
+	}()
+	defer func() { close(stop); <-ended }()
+	if r.started != nil {
+		r.started <- struct{}{}
+	}
+	left := r.repeat
+	for !halt() {
+		n := uint64(maxRepeat)
+		if r.repeat > 0 {
+			n = min(n, left)
+		}
+		err := testRun(r.prog, r.frame, uint32(n), r.batch)
+		if errors.Is(err, unix.EINTR) {
+			if r.repeat > 0 && !halt() {
+				return fmt.Errorf("live frames: interrupted by a signal")
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("live frames: %w (kernel 5.18 or newer is needed)", err)
+		}
+		if left -= n; r.repeat > 0 && left == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+func testRun(prog *ebpf.Program, frame []byte, repeat uint32, batch int) error {
+	attr := testRunAttr{
+		progFD:     uint32(prog.FD()),
+		dataSizeIn: uint32(len(frame)),
+		dataIn:     uint64(uintptr(unsafe.Pointer(&frame[0]))),
+		repeat:     repeat,
+		flags:      testLiveFrames,
+		batchSize:  uint32(batch),
+	}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, cmdProgTestRun, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(frame)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

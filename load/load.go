@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package load generates network load and measures what arrives: single packets
+// and complete TCP connections by XDP programs that the kernel runs in a loop
+// (BPF_PROG_TEST_RUN with live frames), and real HTTP requests by Go's client.
+//
+// On a veth the whole way of a packet (sender, gateway, far end) is one chain of
+// soft interrupts on the sender's CPU. That is what "per CPU" means in its
+// results: one CPU does everything, and nearly all of its time is the gateway's,
+// because sender and far end are a few instructions each.
+package load
+
+import "fmt"
+
+// Place is where something runs, usually a *lab.Node: Do calls its argument on
+// the calling goroutine, inside the place's network namespace.
+type Place interface {
+	Do(func() error) error
+}
+
+// Here is the network namespace of the calling thread.
+type Here struct{}
+
+// Do calls f.
+func (Here) Do(f func() error) error { return f() }
+
+// gcd returns the greatest common divisor of two positive numbers.
+func gcd(a, b uint32) uint32 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// goldenStride returns a step near n/φ that is coprime to n, so that adding it
+// modulo n visits every number below n once before any repeats, and neighbours
+// in time are far apart in value.
+func goldenStride(n uint32) uint32 {
+	if n < 3 {
+		return n - 1
+	}
+	for s := uint32(float64(n) * 0.6180339887498949); s > 0; s-- {
+		if gcd(s, n) == 1 {
+			return s
+		}
+	}
+	return 1
+}
+
+// Count renders a number with thousands separated by commas.
+func Count(n uint64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

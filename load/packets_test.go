@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// wire is a sender and a far end on one link.
+func wire() lab.Topology {
+	return lab.Topology{
+		Name:  "loadwire",
+		Nodes: []lab.NodeSpec{{Name: "source"}, {Name: "sink"}},
+		Links: []lab.LinkSpec{{
+			A: lab.End{Node: "source", Iface: "eth0", Addresses: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+			B: lab.End{Node: "sink", Iface: "eth0", Addresses: []string{"192.0.2.2/24", "2001:db8::2/64"}},
+		}},
+	}
+}
+
+func mustRange(t testing.TB, s string) Range {
+	t.Helper()
+	r, err := ParseRange(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestPackets sends every kind of packet over a link and has the far end check
+// every checksum and sequence number.
+func TestPackets(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	cases := []struct {
+		name         string
+		source, dest string
+		spec         PacketSpec
+		size         uint64 // of each frame
+	}{
+		{"udp4", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{}, 60},
+		{"udp4 stamped", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true}, 60},
+		{"udp4 odd size", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true, Size: 1513}, 1513},
+		{"udp4 many flows", "198.51.100.0/24:1024-65535", "192.0.2.2+4:1-3", PacketSpec{Stamp: true, Flows: 50_000}, 60},
+		{"tcp4 syn", "192.0.2.1:1024-2048", "192.0.2.2:80", PacketSpec{Protocol: flow.TCP, Flags: "syn"}, 60},
+		{"tcp4 stamped", "192.0.2.1:1024-2048", "192.0.2.2:80", PacketSpec{Protocol: flow.TCP, Flags: "psh,ack", Stamp: true}, 70},
+		{"icmp", "192.0.2.1:1-100", "192.0.2.2", PacketSpec{Protocol: flow.ICMP, Stamp: true}, 60},
+		{"udp6", "[2001:db8::1]:1024-65535", "[2001:db8::2]:53", PacketSpec{Stamp: true}, 78},
+		{"tcp6 many", "[2001:db8::10+1000]:1024", "[2001:db8::2]:80", PacketSpec{Protocol: flow.TCP, Stamp: true}, 90},
+		{"icmpv6", "[2001:db8::1]:7", "[2001:db8::2]", PacketSpec{Protocol: flow.ICMPv6, Stamp: true}, 78},
+		{"fragments4", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Fragments: 3, Size: 218}, 218},
+		{"fragments6", "[2001:db8::1]:1024", "[2001:db8::2]:53", PacketSpec{Fragments: 2, Size: 214}, 214},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			const count = 10_000
+			spec := c.spec
+			spec.Source, spec.Dest = mustRange(t, c.source), mustRange(t, c.dest)
+			spec.Interface, spec.Limit = "eth0", count
+			got := sendOnce(t, l, spec)
+			want := Received{Packets: count, Bytes: count * c.size, PassedToKernel: got.PassedToKernel}
+			if spec.Fragments > 1 {
+				want.Fragments = count
+			}
+			if got != want {
+				t.Errorf("received %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec) Received {
+	t.Helper()
+	sink, err := NewSink(SinkOptions{Checksums: true, Stamps: spec.Stamp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	if err := sink.Attach(l.Node("sink"), "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	sender, err := NewSender(l.Node("source"), spec, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := sender.Run(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	var got Received
+	labtest.Eventually(t, 5*time.Second, "the last packets", func() error {
+		if got, err = sink.Read(); err != nil {
+			return err
+		}
+		if got.Packets < spec.Limit {
+			return fmt.Errorf("%d of %d arrived", got.Packets, spec.Limit)
+		}
+		return nil
+	})
+	return got
+}
+
+// TestSinkSeesBadChecksums proves that the far end's checks can fail.
+func TestSinkSeesBadChecksums(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	spec := PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"),
+		Interface: "eth0", Limit: 100, Stamp: true,
+	}
+	breakPlan = func(p *packetsPlan) { p.L4Sum++; p.Sender = 3 }
+	defer func() { breakPlan = nil }()
+	if got := sendOnce(t, l, spec); got.BadL4Checksum != 100 || got.BadIPChecksum != 0 {
+		t.Errorf("broken transport checksum: %+v", got)
+	}
+	breakPlan = func(p *packetsPlan) { p.IpSum++ }
+	if got := sendOnce(t, l, spec); got.BadIPChecksum != 100 {
+		t.Errorf("broken IPv4 checksum: %+v", got)
+	}
+}
+
+// TestRate checks the one bound on time that no slow machine can break.
+func TestRate(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	begin := time.Now()
+	sendOnce(t, l, PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"),
+		Interface: "eth0", Limit: 5_000, Rate: 10_000, Stamp: true,
+	})
+	if took := time.Since(begin); took < 450*time.Millisecond {
+		t.Errorf("5,000 packets at 10,000 a second took %v", took)
+	}
+}
+
+func TestParseRange(t *testing.T) {
+	for s, want := range map[string]Range{
+		"192.0.2.1":              {netip.MustParseAddr("192.0.2.1"), 1, flow.Ports{}},
+		"192.0.2.1:80":           {netip.MustParseAddr("192.0.2.1"), 1, flow.Ports{First: 80, Last: 80}},
+		"192.0.2.0/24:1024-2047": {netip.MustParseAddr("192.0.2.0"), 256, flow.Ports{First: 1024, Last: 2047}},
+		"192.0.2.9+1000:5":       {netip.MustParseAddr("192.0.2.9"), 1000, flow.Ports{First: 5, Last: 5}},
+		"2001:db8::1":            {netip.MustParseAddr("2001:db8::1"), 1, flow.Ports{}},
+		"[2001:db8::]/120:53":    {netip.MustParseAddr("2001:db8::"), 256, flow.Ports{First: 53, Last: 53}},
+		"[2001:db8::1+7]:53-54":  {netip.MustParseAddr("2001:db8::1"), 7, flow.Ports{First: 53, Last: 54}},
+	} {
+		got, err := ParseRange(s)
+		if err != nil || got != want {
+			t.Errorf("ParseRange(%q) = %+v, %v; want %+v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "192.0.2.1:0", "192.0.2.1:9-8", "300.0.0.1", "10.0.0.0/2", "10.0.0.1+x", "[::1"} {
+		if r, err := ParseRange(s); err == nil {
+			t.Errorf("ParseRange(%q) = %+v, want an error", s, r)
+		}
+	}
+}
+
+// TestGoldenStride checks that every tuple is visited once a round.
+func TestGoldenStride(t *testing.T) {
+	for _, n := range []uint32{1, 2, 3, 10, 1000, 50_000, 65_536} {
+		seen, at, stride := make([]bool, n), uint32(0), goldenStride(n)
+		for range n {
+			if seen[at] {
+				t.Fatalf("n %d, stride %d: %d visited twice", n, stride, at)
+			}
+			seen[at] = true
+			if at += stride; at >= n {
+				at -= n
+			}
+		}
+	}
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Reference is one of the forwarders that mark the limit of what is possible on
+// a machine. It is a measure, not a gateway: no services, no states, no ICMP.
+type Reference struct {
+	objects *forwardObjects
+	links   []link.Link
+}
+
+// ReferenceKind names a reference program.
+type ReferenceKind string
+
+// The reference programs.
+const (
+	// Redirect swaps the hardware addresses and redirects: the practical limit of forwarding.
+	Redirect ReferenceKind = "redirect"
+	// BareDNAT looks a UDP flow up in a hash map and rewrites its destination.
+	BareDNAT ReferenceKind = "bare-dnat"
+	// FIB asks the kernel's routing table for every packet.
+	FIB ReferenceKind = "fib"
+	// Drop drops every IP packet.
+	Drop ReferenceKind = "drop"
+)
+
+// BareFlow is one flow of BareDNAT: where a tuple is sent to.
+type BareFlow struct {
+	Source, Dest netip.AddrPort
+	To           netip.AddrPort
+}
+
+// ReferenceOptions configures a reference program.
+type ReferenceOptions struct {
+	In, Out string // interfaces of the place
+	// SourceMAC and DestMAC of the packets that BareDNAT sends.
+	SourceMAC, DestMAC net.HardwareAddr
+	// Flows of BareDNAT, called for 0 … FlowCount-1.
+	FlowCount int
+	Flow      func(int) BareFlow
+}
+
+// NewReference loads a reference program and attaches it to the interface In.
+func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Reference, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("reference %s: memory limit: %w", kind, err)
+	}
+	collection, err := loadForward()
+	if err != nil {
+		return nil, err
+	}
+	out := 0
+	if o.Out != "" {
+		if out, err = ifindexOf(place, o.Out); err != nil {
+			return nil, err
+		}
+	}
+	if err := collection.Variables["out_ifindex"].Set(uint32(out)); err != nil {
+		return nil, fmt.Errorf("reference %s: %w", kind, err)
+	}
+	collection.Maps["bare_flows"].MaxEntries = uint32(max(o.FlowCount, 1))
+	r := &Reference{objects: new(forwardObjects)}
+	if err := collection.LoadAndAssign(r.objects, nil); err != nil {
+		return nil, fmt.Errorf("reference %s: load program: %w", kind, err)
+	}
+	progs := map[ReferenceKind]*ebpf.Program{
+		Redirect: r.objects.LoadRedirect, BareDNAT: r.objects.LoadBareDnat,
+		FIB: r.objects.LoadFib, Drop: r.objects.LoadDrop,
+	}
+	prog := progs[kind]
+	if prog == nil {
+		r.Close()
+		return nil, fmt.Errorf("reference %q: no such program", kind)
+	}
+	if err := r.addFlows(o, out); err != nil {
+		r.Close()
+		return nil, err
+	}
+	l, err := attachXDP(place, o.In, prog)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	r.links = append(r.links, l)
+	return r, nil
+}
+
+func ifindexOf(place Place, iface string) (int, error) {
+	index := 0
+	err := place.Do(func() error {
+		i, err := net.InterfaceByName(iface)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", iface, err)
+		}
+		index = i.Index
+		return nil
+	})
+	return index, err
+}
+
+func (r *Reference) addFlows(o ReferenceOptions, out int) error {
+	const batch = 4096
+	keys, values := make([]forwardBareKey, 0, batch), make([]forwardBareFlow, 0, batch)
+	for i := range o.FlowCount {
+		f := o.Flow(i)
+		key := forwardBareKey{
+			Source: wire4(f.Source.Addr()), Dest: wire4(f.Dest.Addr()),
+			SourcePort: wire2(f.Source.Port()), DestPort: wire2(f.Dest.Port()), L4Proto: 17,
+		}
+		value := forwardBareFlow{Dest: wire4(f.To.Addr()), DestPort: wire2(f.To.Port()), Ifindex: uint32(out)}
+		copy(value.DestMac[:], o.DestMAC)
+		copy(value.SourceMac[:], o.SourceMAC)
+		keys, values = append(keys, key), append(values, value)
+		if len(keys) == batch || i == o.FlowCount-1 {
+			if _, err := r.objects.BareFlows.BatchUpdate(keys, values, nil); err != nil {
+				return fmt.Errorf("reference: add flows: %w", err)
+			}
+			keys, values = keys[:0], values[:0]
+		}
+	}
+	return nil
+}
+
+// wire4 and wire2 lay values out so that their memory is in wire order.
+func wire4(a netip.Addr) uint32 {
+	b := a.As4()
+	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
+}
+
+func wire2(p uint16) uint16 { return p>>8 | p<<8 }
+
+// Close detaches and unloads.
+func (r *Reference) Close() error {
+	var errs []error
+	for _, l := range r.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, r.objects.Close())...)
+}

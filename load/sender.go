@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sync/errgroup"
+)
+
+// Sender sends packets out of one interface, with one program a CPU.
+type Sender struct {
+	place   Place
+	spec    PacketSpec
+	cpus    []int
+	frame   []byte
+	objects []*packetsObjects
+}
+
+// breakPlan lets a test send wrong checksums.
+var breakPlan func(*packetsPlan)
+
+// NewSender loads the programs. cpus are the CPUs to send from; nil means CPU 0.
+// Missing hardware addresses are filled in: the source's from the interface, the
+// destination's from the neighbour table of the place.
+func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
+	if err := spec.normalize(); err != nil {
+		return nil, err
+	}
+	if len(cpus) == 0 {
+		cpus = []int{0}
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("packets: memory limit: %w", err)
+	}
+	var ifindex int
+	err := place.Do(func() error {
+		i, err := net.InterfaceByName(spec.Interface)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", spec.Interface, err)
+		}
+		ifindex = i.Index
+		if spec.SourceMAC == nil {
+			spec.SourceMAC = i.HardwareAddr
+		}
+		if spec.DestMAC == nil {
+			spec.DestMAC, err = nextHopMAC(spec.Dest.First, ifindex)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	t, err := newTemplate(&spec)
+	if err != nil {
+		return nil, err
+	}
+	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame}
+	for nth := range cpus {
+		plan := t.fill(&spec, nth, len(cpus), ifindex)
+		if breakPlan != nil {
+			breakPlan(&plan)
+		}
+		o, err := loadSender(plan)
+		if err != nil {
+			s.Close()
+			return nil, err
+		}
+		s.objects = append(s.objects, o)
+	}
+	return s, nil
+}
+
+func loadSender(plan packetsPlan) (*packetsObjects, error) {
+	collection, err := loadPackets()
+	if err != nil {
+		return nil, err
+	}
+	if err := collection.Variables["plan"].Set(plan); err != nil {
+		return nil, fmt.Errorf("packets: plan: %w", err)
+	}
+	if err := collection.Variables["progress"].Set(packetsProgress{Tuple: plan.First}); err != nil {
+		return nil, fmt.Errorf("packets: progress: %w", err)
+	}
+	var o packetsObjects
+	if err := collection.LoadAndAssign(&o, nil); err != nil {
+		return nil, fmt.Errorf("packets: load program: %w", err)
+	}
+	return &o, nil
+}
+
+// Spec returns what is sent, with defaults filled in.
+func (s *Sender) Spec() PacketSpec { return s.spec }
+
+// Run sends until the context ends or the spec's limit is reached. started, when
+// not nil, is closed once every CPU is about to send.
+func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
+	begun := make(chan struct{}, len(s.cpus))
+	g, ctx := errgroup.WithContext(ctx)
+	for nth, cpu := range s.cpus {
+		r := liveRun{
+			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun,
+		}
+		plan := s.share(nth)
+		if s.spec.Rate > 0 {
+			// Flushed often, so that a packet does not wait for the batch to fill.
+			r.batch = 8
+			if plan > 0 {
+				r.done = func() bool { return s.sentBy(nth) >= plan }
+			}
+		} else {
+			r.repeat = plan
+		}
+		g.Go(func() error { return r.run(ctx) })
+	}
+	if started != nil {
+		for range s.cpus {
+			select {
+			case <-begun:
+			case <-ctx.Done():
+			}
+		}
+		close(started)
+	}
+	return g.Wait()
+}
+
+// share is what sender nth sends of the limit; 0 means no limit.
+func (s *Sender) share(nth int) uint64 {
+	n := uint64(len(s.cpus))
+	share := s.spec.Limit / n
+	if nth == 0 {
+		share += s.spec.Limit % n
+	}
+	return share
+}
+
+// Sent returns how many packets were handed to the interface so far.
+func (s *Sender) Sent() uint64 {
+	var sum uint64
+	for nth := range s.objects {
+		sum += s.sentBy(nth)
+	}
+	return sum
+}
+
+func (s *Sender) sentBy(nth int) uint64 {
+	var p packetsProgress
+	if err := s.objects[nth].Progress.Get(&p); err != nil {
+		return 0
+	}
+	return p.Sent
+}
+
+// Close unloads the programs.
+func (s *Sender) Close() error {
+	for _, o := range s.objects {
+		o.Close()
+	}
+	s.objects = nil
+	return nil
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// SinkOptions says what the far end does beyond counting.
+type SinkOptions struct {
+	// Checksums verifies the IPv4 header's and the transport's.
+	Checksums bool
+	// Stamps reads sequence numbers and times from the payloads.
+	Stamps bool
+}
+
+// Received is what the far end counted since it was attached.
+type Received struct {
+	Packets        uint64 `json:"packets"`
+	Bytes          uint64 `json:"bytes"` // of frames, without FCS
+	BadIPChecksum  uint64 `json:"bad_ip_checksum"`
+	BadL4Checksum  uint64 `json:"bad_l4_checksum"`
+	Fragments      uint64 `json:"fragments"` // packets whose datagram could not be checked
+	Unstamped      uint64 `json:"unstamped"` // without a stamp where one was expected
+	SequenceLost   uint64 `json:"sequence_lost"`
+	SequenceLate   uint64 `json:"sequence_late"`
+	PassedToKernel uint64 `json:"passed_to_kernel"` // not test traffic
+}
+
+// Sink counts and drops what arrives at one or more interfaces.
+type Sink struct {
+	objects *sinkObjects
+	links   []link.Link
+}
+
+// NewSink loads the far end's program. Attach puts it on interfaces.
+func NewSink(o SinkOptions) (*Sink, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("sink: memory limit: %w", err)
+	}
+	collection, err := loadSink()
+	if err != nil {
+		return nil, err
+	}
+	settings := [2]uint32{}
+	if o.Checksums {
+		settings[0] = 1
+	}
+	if o.Stamps {
+		settings[1] = 1
+	}
+	if err := collection.Variables["settings"].Set(settings); err != nil {
+		return nil, fmt.Errorf("sink: settings: %w", err)
+	}
+	s := &Sink{objects: new(sinkObjects)}
+	if err := collection.LoadAndAssign(s.objects, nil); err != nil {
+		return nil, fmt.Errorf("sink: load program: %w", err)
+	}
+	return s, nil
+}
+
+// Attach puts the far end on an interface, by the driver's own XDP.
+func (s *Sink) Attach(place Place, iface string) error {
+	l, err := attachXDP(place, iface, s.objects.LoadSink)
+	if err != nil {
+		return err
+	}
+	s.links = append(s.links, l)
+	return nil
+}
+
+func attachXDP(place Place, iface string, prog *ebpf.Program) (link.Link, error) {
+	var l link.Link
+	err := place.Do(func() error {
+		i, err := net.InterfaceByName(iface)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", iface, err)
+		}
+		l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: i.Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return fmt.Errorf("interface %s: attach XDP in driver mode: %w", iface, err)
+		}
+		return nil
+	})
+	return l, err
+}
+
+// Read returns the counters.
+func (s *Sink) Read() (Received, error) {
+	var perCPU []sinkReceived
+	var r Received
+	if err := s.objects.LoadReceived.Lookup(uint32(0), &perCPU); err != nil {
+		return r, fmt.Errorf("sink: counters: %w", err)
+	}
+	for _, c := range perCPU {
+		r.Packets += c.Packets
+		r.Bytes += c.Bytes
+		r.BadIPChecksum += c.BadIpChecksum
+		r.BadL4Checksum += c.BadL4Checksum
+		r.Fragments += c.Fragments
+		r.Unstamped += c.Unstamped
+		r.PassedToKernel += c.Passed
+	}
+	for i := range s.objects.LoadSequence.MaxEntries() {
+		var q sinkSequence
+		if err := s.objects.LoadSequence.Lookup(i, &q); err != nil {
+			return r, fmt.Errorf("sink: sequence numbers: %w", err)
+		}
+		r.SequenceLost += q.Lost
+		r.SequenceLate += q.Late
+	}
+	return r, nil
+}
+
+// Latency returns the distribution of the time from stamp to arrival.
+func (s *Sink) Latency() (*Histogram, error) { return readHistogram(s.objects.LoadLatency) }
+
+func readHistogram(m *ebpf.Map) (*Histogram, error) {
+	h := new(Histogram)
+	keys, values := make([]uint32, histBuckets), make([]uint64, histBuckets*ebpf.MustPossibleCPU())
+	var cursor ebpf.MapBatchCursor
+	n, err := m.BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, fmt.Errorf("histogram: %w", err)
+	}
+	cpus := len(values) / len(keys)
+	for i, b := range keys[:n] {
+		for _, c := range values[i*cpus : (i+1)*cpus] {
+			if c > 0 {
+				h.add(int(b), c)
+			}
+		}
+	}
+	return h, nil
+}
+
+// Reset sets all counters to zero.
+func (s *Sink) Reset() error {
+	zero := make([]sinkReceived, ebpf.MustPossibleCPU())
+	if err := s.objects.LoadReceived.Put(uint32(0), zero); err != nil {
+		return fmt.Errorf("sink: reset: %w", err)
+	}
+	none := make([]uint64, ebpf.MustPossibleCPU())
+	for b := range uint32(histBuckets) {
+		if err := s.objects.LoadLatency.Put(b, none); err != nil {
+			return fmt.Errorf("sink: reset: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close detaches and unloads.
+func (s *Sink) Close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	s.links = nil
+	return errors.Join(append(errs, s.objects.Close())...)
+}
