@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+
+/* Dropped packets of the whole host, from the one tracepoint that every drop
+ * with a reason passes: skb:kfree_skb.
+ *
+ * Every drop is counted, by where and why it happened; only a few of each kind
+ * are described (headers, both tuples, stack), because a stack costs five
+ * times as much as a count. The hook that dropped a packet is derived from the
+ * packet's own state instead of from the stack, so that counting alone already
+ * separates "table full" from "no free port".
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define CO_RE __attribute__((preserve_access_index))
+
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+#define ETH_HLEN 14
+#define IFNAMSIZ 16
+#define IFF_LOOPBACK 0x8
+#define IPPROTO_TCP 6
+#define IPPROTO_UDP 17
+#define IPS_CONFIRMED 0x8	  /* linux/netfilter/nf_conntrack_common.h */
+#define NFCT_INFO_MASK 7UL	  /* low bits of skb->_nfct: enum ip_conntrack_info */
+#define NFCT_UNTRACKED 7UL	  /* IP_CT_UNTRACKED */
+#define SKB_DST_FLAGS 1UL	  /* SKB_DST_NOREF, low bit of skb->_skb_refdst */
+#define MAC_HEADER_UNSET 0xffff	  /* skb_mac_header_was_set() */
+#define SNAP_BYTES 256
+#define STACK_FRAMES 24
+
+/* Kernel types: only the members read here, relocated when loaded. */
+struct ns_common {
+	unsigned int inum;
+} CO_RE;
+
+struct net {
+	struct ns_common ns;
+} CO_RE;
+
+typedef struct {
+	struct net *net;
+} CO_RE possible_net_t;
+
+struct net_device {
+	possible_net_t nd_net;
+	int ifindex;
+	unsigned int flags;
+	char name[IFNAMSIZ];
+} CO_RE;
+
+struct sock_common {
+	possible_net_t skc_net;
+} CO_RE;
+
+struct sock {
+	struct sock_common __sk_common;
+} CO_RE;
+
+struct dst_entry {
+	struct net_device *dev;
+} CO_RE;
+
+struct sk_buff {
+	struct net_device *dev;
+	struct sock *sk;
+	unsigned long _skb_refdst;
+	unsigned long _nfct;
+	unsigned int len;
+	int skb_iif;
+	__u32 mark;
+	__be16 protocol;
+	__u16 network_header;
+	__u16 mac_header;
+	unsigned int tail;
+	unsigned char *head;
+} CO_RE;
+
+union nf_inet_addr {
+	__u32 all[4];
+};
+
+union nf_conntrack_man_proto {
+	__be16 all;
+};
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+	__u16 l3num;
+} CO_RE;
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+		__u8 protonum;
+	} dst;
+} CO_RE;
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+} CO_RE;
+
+struct nf_conn {
+	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
+} CO_RE;
+
+/* Where in the network stack a netfilter drop happened. */
+enum drop_hook {
+	DROP_HOOK_NONE,	       /* not a netfilter drop */
+	DROP_HOOK_PREROUTING,  /* before the route is known: ingress, raw, conntrack, DNAT */
+	DROP_HOOK_INPUT,
+	DROP_HOOK_FORWARD,
+	DROP_HOOK_OUTPUT,
+	DROP_HOOK_POSTROUTING, /* SNAT and the confirmation of new flows */
+	DROP_HOOK_HAIRPIN,     /* in and out by one device: forward or postrouting */
+};
+
+/* What connection tracking knew of the packet. */
+enum drop_ct {
+	DROP_CT_NONE,
+	DROP_CT_UNTRACKED,
+	DROP_CT_NEW,	   /* seen, not yet in the table */
+	DROP_CT_CONFIRMED, /* in the table */
+};
+
+struct drop_key {
+	__u64 location; /* return address inside the function that dropped */
+	__u32 netns;	/* inode of the network namespace, 0 unknown */
+	__u32 reason;	/* enum skb_drop_reason of the running kernel */
+	__u32 ifindex;	/* skb->dev at the time of the drop, 0 none */
+	__be16 eth_type;
+	__u8 hook; /* enum drop_hook */
+	__u8 ct;   /* enum drop_ct */
+};
+
+struct drop_count {
+	__u64 packets;
+	__u64 bytes;
+	__u64 next_ns; /* token bucket: when the next sample is due (CLOCK_MONOTONIC) */
+};
+
+struct drop_tuple {
+	__u8 src[16]; /* IPv4 in the first four bytes */
+	__u8 dst[16];
+	__be16 src_port; /* TCP, UDP, SCTP port or ICMP id */
+	__be16 dst_port;
+	__u8 l4_proto;
+	__u8 family; /* AF_INET 2, AF_INET6 10 */
+	__u8 pad[2];
+};
+
+struct drop_sample {
+	struct drop_key key;
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u32 len;     /* skb->len */
+	__u32 mark;
+	__u32 in_ifindex; /* skb->skb_iif: where the packet came in, 0 local */
+	__u32 ct_status;  /* IPS_* bits, valid when key.ct is new or confirmed */
+	struct drop_tuple orig;	 /* conntrack's view before NAT */
+	struct drop_tuple reply; /* the reverse direction, that is after NAT */
+	char ifname[IFNAMSIZ];
+	__u16 data_len;	 /* bytes of data[] */
+	__u16 l3_offset; /* where the network header starts in data[] */
+	__u32 stack_bytes;
+	__u64 stack[STACK_FRAMES];
+	__u8 data[SNAP_BYTES];
+};
+
+const struct drop_sample *_export_sample __attribute__((unused));
+const struct drop_tuple *_export_tuple __attribute__((unused));
+const enum drop_hook *_export_hook __attribute__((unused));
+const enum drop_ct *_export_ct __attribute__((unused));
+
+/* Set before load. The verifier removes what is switched off. */
+const volatile bool have_rx_sk;		 /* the tracepoint has a fourth argument (6.11) */
+const volatile __u32 netfilter_drop;	 /* SKB_DROP_REASON_NETFILTER_DROP here */
+const volatile __u64 sample_interval_ns; /* per key and CPU; 0: no samples */
+const volatile __u64 sample_burst_ns;
+const volatile bool sample_stacks;
+const volatile __u32 only_netns; /* 0: all */
+const volatile bool filter_packet;
+const volatile __u8 filter_proto;	/* 0: any */
+const volatile __u16 filter_port;	/* host order, 0: any, matches either side */
+const volatile __u8 filter_family;	/* AF_*, 0: no address filter */
+const volatile __u32 filter_addr[4];	/* network order, matches either side */
+const volatile __u32 filter_mask[4];
+
+/* One entry per kind of drop; written by the programs below, read and removed
+ * with the object. 4096: kinds are code locations × namespaces × devices, a
+ * busy container host has some hundreds. When it is full, drops go to
+ * drops_missed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct drop_key);
+	__type(value, struct drop_count);
+} drops SEC(".maps");
+
+/* [0]: drops that found the map full; [1]: samples that found the ring full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} drops_missed SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+} samples SEC(".maps");
+
+static __always_inline void missed(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&drops_missed, &what);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline struct nf_conn *skb_conn(unsigned long nfct)
+{
+	return (struct nf_conn *)(nfct & ~NFCT_INFO_MASK);
+}
+
+static __always_inline enum drop_ct classify_ct(unsigned long nfct)
+{
+	struct nf_conn *ct = skb_conn(nfct);
+
+	if (!ct)
+		return nfct == NFCT_UNTRACKED ? DROP_CT_UNTRACKED : DROP_CT_NONE;
+	if (BPF_CORE_READ(ct, status) & IPS_CONFIRMED)
+		return DROP_CT_CONFIRMED;
+	return DROP_CT_NEW;
+}
+
+/* Which hook holds the packet follows from what the stack has done to it so
+ * far: a received packet has no route before PREROUTING is over; ip_output()
+ * replaces its device by the route's; a local route points to loopback. */
+static __always_inline enum drop_hook classify_hook(struct sk_buff *skb,
+						    struct net_device *dev)
+{
+	struct dst_entry *dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_FLAGS);
+	struct net_device *out;
+
+	if (!dst)
+		return DROP_HOOK_PREROUTING;
+	out = BPF_CORE_READ(dst, dev);
+	if (!skb->skb_iif)
+		return dev == out ? DROP_HOOK_POSTROUTING : DROP_HOOK_OUTPUT;
+	if (dev != out)
+		return BPF_CORE_READ(out, flags) & IFF_LOOPBACK ? DROP_HOOK_INPUT :
+								  DROP_HOOK_FORWARD;
+	if (!dev || dev->ifindex != skb->skb_iif)
+		return DROP_HOOK_POSTROUTING;
+	return DROP_HOOK_HAIRPIN;
+}
+
+static __always_inline __u32 skb_netns(struct sk_buff *skb, struct net_device *dev,
+				       struct sock *rx_sk)
+{
+	struct dst_entry *dst;
+	struct sock *sk;
+
+	if (dev)
+		return dev->nd_net.net->ns.inum;
+	if (rx_sk)
+		return rx_sk->__sk_common.skc_net.net->ns.inum;
+	sk = skb->sk;
+	if (sk)
+		return sk->__sk_common.skc_net.net->ns.inum;
+	dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_FLAGS);
+	return dst ? BPF_CORE_READ(dst, dev, nd_net.net, ns.inum) : 0;
+}
+
+static __always_inline bool token(struct drop_count *count)
+{
+	__u64 now, earliest;
+
+	if (!sample_interval_ns)
+		return false;
+	now = bpf_ktime_get_ns();
+	if (count->next_ns > now)
+		return false;
+	earliest = now > sample_burst_ns ? now - sample_burst_ns : 0;
+	if (count->next_ns < earliest)
+		count->next_ns = earliest;
+	count->next_ns += sample_interval_ns;
+	return true;
+}
+
+static __always_inline bool addr_matches(const __u32 *addr)
+{
+	int words = filter_family == 2 ? 1 : 4;
+
+	for (int i = 0; i < 4; i++)
+		if (i < words && (addr[i] & filter_mask[i]) != filter_addr[i])
+			return false;
+	return true;
+}
+
+static __always_inline bool tuple_matches(const struct drop_tuple *t)
+{
+	if (filter_proto && t->l4_proto != filter_proto)
+		return false;
+	if (filter_port && bpf_ntohs(t->src_port) != filter_port &&
+	    bpf_ntohs(t->dst_port) != filter_port)
+		return false;
+	if (!filter_family)
+		return true;
+	return t->family == filter_family &&
+	       (addr_matches((const __u32 *)t->src) || addr_matches((const __u32 *)t->dst));
+}
+
+/* Reads the addresses and ports that the packet carries now. */
+static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple *t)
+{
+	unsigned char *l3 = skb->head + skb->network_header;
+	unsigned char *l4;
+	__u8 head[40];
+
+	if (bpf_probe_read_kernel(head, sizeof(head), l3))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		t->family = 2;
+		t->l4_proto = head[9];
+		__builtin_memcpy(t->src, head + 12, 4);
+		__builtin_memcpy(t->dst, head + 16, 4);
+		l4 = l3 + (head[0] & 0xf) * 4;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		t->family = 10;
+		t->l4_proto = head[6];
+		__builtin_memcpy(t->src, head + 8, 16);
+		__builtin_memcpy(t->dst, head + 24, 16);
+		l4 = l3 + 40;
+	} else {
+		return false;
+	}
+	if (t->l4_proto == IPPROTO_TCP || t->l4_proto == IPPROTO_UDP)
+		bpf_probe_read_kernel(&t->src_port, 4, l4);
+	return true;
+}
+
+/* Copies one direction of a tracked flow. */
+#define READ_TUPLE(to, ct, dir)                                                             \
+	do {                                                                                \
+		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->src, ct,                     \
+				   tuplehash[dir].tuple.src.u3);                            \
+		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->dst, ct,                     \
+				   tuplehash[dir].tuple.dst.u3);                            \
+		BPF_CORE_READ_INTO(&(to)->src_port, ct, tuplehash[dir].tuple.src.u.all);    \
+		BPF_CORE_READ_INTO(&(to)->dst_port, ct, tuplehash[dir].tuple.dst.u.all);    \
+		BPF_CORE_READ_INTO(&(to)->l4_proto, ct, tuplehash[dir].tuple.dst.protonum); \
+		(to)->family = (__u8)BPF_CORE_READ(ct, tuplehash[dir].tuple.src.l3num);     \
+	} while (0)
+
+static __always_inline bool wanted(struct sk_buff *skb, unsigned long nfct)
+{
+	struct drop_tuple t = {};
+	struct nf_conn *ct;
+
+	if (!filter_packet)
+		return true;
+	if (packet_tuple(skb, &t) && tuple_matches(&t))
+		return true;
+	ct = skb_conn(nfct);
+	if (!ct)
+		return false;
+	READ_TUPLE(&t, ct, 0);
+	return tuple_matches(&t);
+}
+
+/* Copies the packet from its Ethernet header, or from the network header where
+ * there is none that belongs to it. */
+static __always_inline void copy_packet(struct sk_buff *skb, struct drop_sample *s)
+{
+	__u32 start = skb->network_header, mac = skb->mac_header;
+	__u32 len;
+
+	s->l3_offset = 0;
+	if (mac != MAC_HEADER_UNSET && mac + ETH_HLEN == start) {
+		start = mac;
+		s->l3_offset = ETH_HLEN;
+	}
+	s->data_len = 0;
+	if (skb->tail <= start)
+		return;
+	len = skb->tail - start;
+	if (len > SNAP_BYTES)
+		len = SNAP_BYTES;
+	if (!bpf_probe_read_kernel(s->data, len, skb->head + start))
+		s->data_len = (__u16)len;
+}
+
+static __always_inline void describe(void *ctx, struct sk_buff *skb, struct net_device *dev,
+				     unsigned long nfct, const struct drop_key *key)
+{
+	struct drop_sample *s = bpf_ringbuf_reserve(&samples, sizeof(*s), 0);
+	struct nf_conn *ct = skb_conn(nfct);
+	long n;
+
+	if (!s) {
+		missed(1);
+		return;
+	}
+	s->key = *key;
+	s->time_ns = bpf_ktime_get_ns();
+	s->len = skb->len;
+	s->mark = skb->mark;
+	s->in_ifindex = (__u32)skb->skb_iif;
+	s->ct_status = 0;
+	__builtin_memset(&s->orig, 0, sizeof(s->orig));
+	__builtin_memset(&s->reply, 0, sizeof(s->reply));
+	__builtin_memset(s->ifname, 0, sizeof(s->ifname));
+	if (dev)
+		bpf_probe_read_kernel(s->ifname, sizeof(s->ifname), dev->name);
+	if (ct) {
+		s->ct_status = (__u32)BPF_CORE_READ(ct, status);
+		READ_TUPLE(&s->orig, ct, 0);
+		READ_TUPLE(&s->reply, ct, 1);
+	}
+	copy_packet(skb, s);
+	n = sample_stacks ? bpf_get_stack(ctx, s->stack, sizeof(s->stack), 0) : 0;
+	s->stack_bytes = n > 0 ? (__u32)n : 0;
+	bpf_ringbuf_submit(s, 0);
+}
+
+static __always_inline struct drop_count *count_drop(const struct drop_key *key, __u32 bytes)
+{
+	struct drop_count *count = bpf_map_lookup_elem(&drops, key);
+
+	if (!count) {
+		struct drop_count zero = {};
+
+		bpf_map_update_elem(&drops, key, &zero, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(&drops, key);
+		if (!count) {
+			missed(0);
+			return count;
+		}
+	}
+	count->packets++;
+	count->bytes += bytes;
+	return count;
+}
+
+SEC("tp_btf/kfree_skb")
+int drops_btf(__u64 *ctx)
+{
+	struct sk_buff *skb = (struct sk_buff *)ctx[0];
+	struct sock *rx_sk = have_rx_sk ? (struct sock *)ctx[3] : (struct sock *)0;
+	struct net_device *dev = skb->dev;
+	unsigned long nfct = skb->_nfct;
+	struct drop_key key = {
+		.location = ctx[1],
+		.reason = (__u32)ctx[2],
+		.eth_type = skb->protocol,
+	};
+	struct drop_count *count;
+
+	key.netns = skb_netns(skb, dev, rx_sk);
+	if (only_netns && key.netns != only_netns)
+		return 0;
+	if (!wanted(skb, nfct))
+		return 0;
+	if (dev)
+		key.ifindex = (__u32)dev->ifindex;
+	key.ct = (__u8)classify_ct(nfct);
+	if (key.reason == netfilter_drop)
+		key.hook = (__u8)classify_hook(skb, dev);
+	count = count_drop(&key, skb->len);
+	if (count && token(count))
+		describe(ctx, skb, dev, nfct, &key);
+	return 0;
+}
+
+/* For kernels without BTF: counts by place and number only. */
+SEC("raw_tp/kfree_skb")
+int drops_raw(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct drop_key key = {
+		.location = ctx->args[1],
+		.reason = (__u32)ctx->args[2],
+	};
+
+	count_drop(&key, 0);
+	return 0;
+}

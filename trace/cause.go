@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import "strings"
+
+// Cause says in plain words why packets were dropped. The same causes are used
+// by the doctor and by the drops view.
+type Cause struct {
+	ID      string `json:"id"`      // stable name, such as "table-full"
+	Title   string `json:"title"`   // what happened, a few words
+	Meaning string `json:"meaning"` // one sentence for people who do not know the kernel
+	Remedy  string `json:"remedy,omitempty"`
+	// Benign drops are part of normal work: they lose nothing that anybody waits for.
+	Benign bool `json:"benign,omitempty"`
+	// Counter is the kernel counter that counts the same packets, empty where
+	// there is none; see Counters.
+	Counter string `json:"counter,omitempty"`
+}
+
+// The causes. A drop belongs to exactly one.
+var (
+	CauseTableFull = Cause{ID: "table-full", Title: "connection table full", Counter: "conntrack.drop",
+		Meaning: "the connection tracking table had no free entry, so new connections were refused",
+		Remedy:  "raise net.netfilter.nf_conntrack_max (384 bytes an entry) or free entries: sluice tune"}
+	CausePortsExhausted = Cause{ID: "snat-ports", Title: "no free source port for SNAT", Counter: "conntrack.insert_failed",
+		Meaning: "every port of the SNAT address to this destination is in use; nothing is logged when this happens",
+		Remedy:  "add public addresses, widen the port range, or reuse connections (keep-alive)"}
+	CauseConfirmRace = Cause{ID: "confirm-race", Title: "two packets made the same flow", Counter: "conntrack.insert_failed",
+		Meaning: "another packet entered the same connection into the table first",
+		Remedy:  "harmless when rare; for DNS use a local cache or single-request-reopen"}
+	CauseNftRule = Cause{ID: "nft-rule", Title: "nftables rule",
+		Meaning: "a rule or a chain policy of nftables (or iptables-nft) says drop"}
+	CauseLegacyRule = Cause{ID: "legacy-rule", Title: "firewall rule (iptables-legacy)",
+		Meaning: "a rule of a netfilter hook says drop; the kernel does not tell which"}
+	CauseHookRule = Cause{ID: "hook-rule", Title: "firewall rule (nftables or iptables)",
+		Meaning: "a rule of a netfilter hook says drop; this kernel does not tell nftables and iptables apart"}
+	CauseForwardOff = Cause{ID: "forwarding-off", Title: "forwarding is off", Counter: "Ip.InAddrErrors",
+		Meaning: "packets for other hosts arrive, but this host is not set to forward",
+		Remedy:  "sysctl net.ipv4.ip_forward=1"}
+	CauseRPFilter = Cause{ID: "rp-filter", Title: "reverse path filter", Counter: "TcpExt.IPReversePathFilter",
+		Meaning: "the answer to the packet's source would leave by another interface, so it was taken for spoofed",
+		Remedy:  "set rp_filter to 2 (loose) on the interface, or correct the route back"}
+	CauseMTU = Cause{ID: "mtu", Title: "packet larger than the next link's MTU", Counter: "Ip.FragFails",
+		Meaning: "the packet may not be fragmented and does not fit; the sender was told by ICMP, if that gets through",
+		Remedy:  "clamp the TCP segment size (tcp option maxseg size set rt mtu) or align the MTUs"}
+	CauseTTL = Cause{ID: "ttl", Title: "TTL ran out", Counter: "Ip.InHdrErrors",
+		Meaning: "the packet passed too many routers, usually a routing loop",
+		Remedy:  "look for two routers that point at each other for this destination"}
+	CauseHeader = Cause{ID: "bad-header", Title: "broken IP header", Counter: "Ip.InHdrErrors",
+		Meaning: "version, length or checksum of the IP header is wrong",
+		Remedy:  "look for a device that truncates or rewrites packets"}
+	CauseNoRoute = Cause{ID: "no-route", Title: "no route", Counter: "IpExt.InNoRoutes",
+		Meaning: "the routing table has no way to the destination",
+		Remedy:  "add the missing route"}
+	CauseBlackhole = Cause{ID: "blackhole-route", Title: "route says drop",
+		Meaning: "a blackhole, unreachable or prohibit route covers the destination",
+		Remedy:  "ip route get DESTINATION shows the route"}
+	CauseNeighbour = Cause{ID: "neighbour-failed", Title: "next hop does not answer",
+		Meaning: "nobody answered ARP or neighbour discovery for the next hop",
+		Remedy:  "check that the next hop is up and on this link"}
+	CauseNeighbourQueue = Cause{ID: "neighbour-queue", Title: "queue for an unresolved next hop full",
+		Meaning: "packets waited for ARP or neighbour discovery and there were too many",
+		Remedy:  "check the next hop; net.ipv4.neigh.*.unres_qlen_bytes"}
+	CauseNeighbourFull = Cause{ID: "neighbour-table", Title: "neighbour table full", Counter: "neigh.table_fulls",
+		Meaning: "there is no room for another next hop in the ARP or neighbour table",
+		Remedy:  "raise net.ipv4.neigh.default.gc_thresh1/2/3"}
+	CauseQdisc = Cause{ID: "qdisc", Title: "queueing discipline",
+		Meaning: "the transmit queue was full or the shaper said no",
+		Remedy:  "tc -s qdisc shows which; raise the limit or use fq_codel"}
+	CauseBacklog = Cause{ID: "backlog", Title: "receive backlog full", Counter: "softnet.dropped",
+		Meaning: "packets arrived faster than one CPU took them from its backlog",
+		Remedy:  "raise net.core.netdev_max_backlog, spread the load over CPUs (RPS)"}
+	CauseClosedPort = Cause{ID: "closed-port", Title: "nobody listens on the port", Counter: "Udp.NoPorts",
+		Meaning: "a packet for this host reached a port without a socket"}
+	CauseClosedTCP = Cause{ID: "closed-port-tcp", Title: "nobody listens on the TCP port",
+		Meaning: "a segment for this host belongs to no socket; it was answered by RST"}
+	CauseAcceptQueue = Cause{ID: "accept-queue", Title: "accept queue full", Counter: "TcpExt.ListenOverflows",
+		Meaning: "the program does not accept connections fast enough; the kernel reports no event for these drops",
+		Remedy:  "raise the program's listen backlog and net.core.somaxconn"}
+	CauseReceiveBuffer = Cause{ID: "receive-buffer", Title: "socket's receive buffer full", Counter: "Udp.RcvbufErrors",
+		Meaning: "a program reads its socket too slowly",
+		Remedy:  "raise net.core.rmem_max and the program's buffer"}
+	CauseChecksum = Cause{ID: "checksum", Title: "wrong checksum",
+		Meaning: "the packet was damaged, or rewritten without a new checksum"}
+	CauseMartian = Cause{ID: "martian", Title: "impossible address",
+		Meaning: "the source or destination cannot occur on this link (loopback, own or broadcast source)",
+		Remedy:  "for DNAT to 127.0.0.1 see net.ipv4.conf.*.route_localnet"}
+	CauseOtherHost = Cause{ID: "other-host", Title: "frame for another host", Benign: true,
+		Meaning: "the frame's destination MAC is not this interface's"}
+	CauseUnwantedProtocol = Cause{ID: "unhandled", Title: "protocol nobody handles", Benign: true,
+		Meaning: "no protocol handler is registered for the frame"}
+	CauseXDP = Cause{ID: "xdp", Title: "dropped by an XDP program",
+		Meaning: "an XDP program on a virtual link returned XDP_DROP"}
+	CauseTC = Cause{ID: "tc", Title: "dropped by a TC program or filter",
+		Meaning: "a TC filter or BPF program said drop"}
+	CauseDetach = Cause{ID: "teardown", Title: "device or socket goes away", Benign: true,
+		Meaning: "packets that waited in something that was removed"}
+	CauseTCPHousekeeping = Cause{ID: "tcp-housekeeping", Title: "end of TCP connections", Benign: true,
+		Meaning: "last segments of connections that are already over"}
+	CauseMulticast = Cause{ID: "multicast", Title: "multicast nobody joined", Benign: true,
+		Meaning: "neighbour discovery and group membership of addresses that are not used here"}
+	CauseOther = Cause{ID: "other", Title: "other",
+		Meaning: "dropped by the function named; no everyday cause is known for it"}
+)
+
+// place is what identifies a kind of drop to the rules below.
+type place struct {
+	function string // where the packet was freed
+	reason   string // name without prefix
+	caller   string // calling function, "" without a sampled stack
+	hook     Hook
+	ct       Tracked
+	// nftSeparate: this kernel frees packets of nft rules in nft_do_chain (6.7)
+	nftSeparate bool
+}
+
+// rule maps a place to its cause. An empty field matches all.
+type rule struct {
+	function string // prefix match with a trailing *
+	reason   string
+	cause    *Cause
+}
+
+// rules, first match wins. Every line was produced in a lab and read back.
+var rules = []rule{
+	{"nft_do_chain*", "", &CauseNftRule},
+	{"ip_error", "IP_INADDRERRORS", &CauseForwardOff},
+	{"ip_error", "IP_INNOROUTES", &CauseNoRoute},
+	{"ip_error", "", &CauseBlackhole},
+	{"", "IP_RPFILTER", &CauseRPFilter},
+	{"", "PKT_TOO_BIG", &CauseMTU},
+	{"ip_forward", "IP_INHDR", &CauseTTL},
+	{"ip6_forward", "IP_INHDR", &CauseTTL},
+	{"", "IP_INHDR", &CauseHeader},
+	{"", "IP_CSUM", &CauseChecksum},
+	{"", "IP_INNOROUTES", &CauseNoRoute},
+	{"", "IP_OUTNOROUTES", &CauseNoRoute},
+	{"ip6_pkt_drop", "IP_INADDRERRORS", &CauseForwardOff},
+	{"neigh_invalidate", "", &CauseNeighbour},
+	{"", "NEIGH_FAILED", &CauseNeighbour},
+	{"", "NEIGH_QUEUEFULL", &CauseNeighbourQueue},
+	{"", "NEIGH_CREATEFAIL", &CauseNeighbourFull},
+	{"", "NEIGH_DEAD", &CauseDetach},
+	{"", "CPU_BACKLOG", &CauseBacklog},
+	{"", "QDISC_*", &CauseQdisc},
+	{"", "FQ_*", &CauseQdisc},
+	{"", "TC_*", &CauseTC},
+	{"", "XDP", &CauseXDP},
+	{"veth_xdp_rcv*", "", &CauseXDP},
+	{"__udp4_lib_rcv", "NO_SOCKET", &CauseClosedPort},
+	{"__udp6_lib_rcv", "NO_SOCKET", &CauseClosedPort},
+	{"udp_unicast_rcv_skb", "NO_SOCKET", &CauseClosedPort},
+	{"", "NO_SOCKET", &CauseClosedTCP},
+	{"", "SOCKET_RCVBUFF", &CauseReceiveBuffer},
+	{"", "PROTO_MEM", &CauseReceiveBuffer},
+	{"", "TCP_CSUM", &CauseChecksum},
+	{"", "UDP_CSUM", &CauseChecksum},
+	{"", "ICMP_CSUM", &CauseChecksum},
+	{"", "SKB_CSUM", &CauseChecksum},
+	{"", "IP_LOCAL_SOURCE", &CauseMartian},
+	{"", "IP_INVALID_SOURCE", &CauseMartian},
+	{"", "IP_LOCALNET", &CauseMartian},
+	{"", "IP_INVALID_DEST", &CauseMartian},
+	{"", "OTHERHOST", &CauseOtherHost},
+	{"", "UNHANDLED_PROTO", &CauseUnwantedProtocol},
+	{"", "IP_NOPROTO", &CauseUnwantedProtocol},
+	{"ip6_mc_input", "", &CauseMulticast},
+	{"ip6_pkt_*", "", &CauseMulticast},
+	{"", "UNICAST_IN_L2_MULTICAST", &CauseMulticast},
+	{"", "IP_MULTICAST", &CauseMulticast},
+	{"", "QUEUE_PURGE", &CauseDetach},
+	{"", "SKB_UCOPY_FAULT", &CauseDetach},
+	{"", "DEV_READY", &CauseDetach},
+	{"skb_queue_purge*", "", &CauseDetach},
+	{"skb_release_data", "", &CauseDetach},
+	{"", "TCP_*", &CauseTCPHousekeeping},
+	{"tcp_v4_rcv", "", &CauseTCPHousekeeping},
+	{"tcp_v6_rcv", "", &CauseTCPHousekeeping},
+	{"tcp_v4_do_rcv", "", &CauseTCPHousekeeping},
+	{"tcp_v6_do_rcv", "", &CauseTCPHousekeeping},
+	{"tcp_*", "", &CauseTCPHousekeeping},
+	{"__neigh_event_send", "", &CauseNeighbour},
+	{"arp_*", "", &CauseUnwantedProtocol},
+	{"unix_*", "", &CauseDetach},
+	{"netlink_*", "", &CauseDetach},
+}
+
+// causeOf finds the cause of a kind of drop from the event alone. Those of
+// netfilter hooks may be changed afterwards by the counters; see refine.
+func causeOf(p place) Cause {
+	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
+		return hookCause(p)
+	}
+	for _, r := range rules {
+		if matches(r.function, p.function) && matches(r.reason, p.reason) {
+			return *r.cause
+		}
+	}
+	return CauseOther
+}
+
+// hookCause separates the verdicts that share one place and one reason: the
+// hook and what connection tracking knew of the packet tell them apart.
+func hookCause(p place) Cause {
+	switch p.caller {
+	case "ip_rcv", "ipv6_rcv", "ip_list_rcv", "ip_sublist_rcv", "ipv6_list_rcv", "ip6_sublist_rcv":
+		p.hook = HookPrerouting
+	case "ip_output", "ip6_output", "ip_mc_output":
+		p.hook = HookPostrouting
+	case "ip_forward", "ip6_forward":
+		p.hook = HookForward
+	case "ip_local_deliver", "ip6_input":
+		p.hook = HookInput
+	case "__ip_local_out", "__ip6_local_out", "ip6_xmit", "raw_sendmsg":
+		p.hook = HookOutput
+	}
+	switch {
+	case p.ct == TrackedNone && (p.hook == HookPrerouting || p.hook == HookOutput):
+		return CauseTableFull
+	case p.ct == TrackedNew && (p.hook == HookPostrouting || p.hook == HookHairpin):
+		return CausePortsExhausted
+	case p.ct == TrackedNew && p.hook == HookInput:
+		return CauseConfirmRace
+	}
+	return ruleCause(p.nftSeparate)
+}
+
+func ruleCause(nftSeparate bool) Cause {
+	if nftSeparate {
+		return CauseLegacyRule
+	}
+	return CauseHookRule
+}
+
+func matches(pattern, s string) bool {
+	if prefix, ok := strings.CutSuffix(pattern, "*"); ok {
+		return strings.HasPrefix(s, prefix)
+	}
+	return pattern == "" || pattern == s
+}

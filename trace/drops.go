@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Hook is the netfilter hook that dropped a packet.
+type Hook uint8
+
+// The hooks, in the numbering of the probe.
+const (
+	HookNone        = Hook(dropsDropHookDROP_HOOK_NONE)
+	HookPrerouting  = Hook(dropsDropHookDROP_HOOK_PREROUTING)
+	HookInput       = Hook(dropsDropHookDROP_HOOK_INPUT)
+	HookForward     = Hook(dropsDropHookDROP_HOOK_FORWARD)
+	HookOutput      = Hook(dropsDropHookDROP_HOOK_OUTPUT)
+	HookPostrouting = Hook(dropsDropHookDROP_HOOK_POSTROUTING)
+	HookHairpin     = Hook(dropsDropHookDROP_HOOK_HAIRPIN)
+)
+
+var hookNames = [...]string{"", "prerouting", "input", "forward", "output", "postrouting", "forward or postrouting"}
+
+// String returns the hook's name in nftables' words.
+func (h Hook) String() string { return nameOf(hookNames[:], int(h)) }
+
+// MarshalText writes the name.
+func (h Hook) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// Tracked is what connection tracking knew of a dropped packet.
+type Tracked uint8
+
+// What connection tracking can know of a packet.
+const (
+	TrackedNone      = Tracked(dropsDropCtDROP_CT_NONE)
+	TrackedNot       = Tracked(dropsDropCtDROP_CT_UNTRACKED)
+	TrackedNew       = Tracked(dropsDropCtDROP_CT_NEW)
+	TrackedConfirmed = Tracked(dropsDropCtDROP_CT_CONFIRMED)
+)
+
+var trackedNames = [...]string{"no flow", "untracked", "new flow", "known flow"}
+
+// String returns a few words.
+func (t Tracked) String() string { return nameOf(trackedNames[:], int(t)) }
+
+// MarshalText writes the words.
+func (t Tracked) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+func nameOf(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprint(i)
+}
+
+// DropOptions says what to watch. The zero value counts every drop of the host
+// and samples none.
+type DropOptions struct {
+	Netns  uint64 // inode of the only namespace to watch; 0: all
+	Filter Filter
+	// SamplesPerSecond of each kind of drop are described with their packet;
+	// 0: none.
+	SamplesPerSecond int
+	Stacks           bool // samples carry the kernel stack
+}
+
+// Drops is a running count of the dropped packets of the host.
+type Drops struct {
+	objects dropsObjects
+	link    link.Link
+	ring    *ringbuf.Reader
+	symbols *Symbols
+	reasons *Reasons
+	limits  []string
+	nftSeen bool // nft rules have a place of their own on this kernel
+}
+
+// DropCount is one kind of drop: what, where, in which namespace, how often.
+type DropCount struct {
+	Netns    uint32  `json:"netns"`
+	IfIndex  uint32  `json:"ifindex,omitempty"`
+	EthType  uint16  `json:"eth_type"`
+	Location Symbol  `json:"-"`
+	Reason   string  `json:"reason"`
+	Hook     Hook    `json:"hook,omitempty"`
+	Tracked  Tracked `json:"tracked"`
+	Packets  uint64  `json:"packets"`
+	Bytes    uint64  `json:"bytes"`
+
+	key dropsDropKey
+}
+
+// DropSample describes one dropped packet.
+type DropSample struct {
+	DropCount
+	Time      time.Duration // since boot, without suspend
+	Length    int           // of the packet in bytes, as the kernel held it
+	Mark      uint32
+	Interface string
+	InIfIndex uint32     // where it came in; 0 when made on this host
+	Packet    flow.Tuple // as the header says; invalid when not IP
+	Original  flow.Tuple // before NAT; invalid when not tracked
+	Reply     flow.Tuple // of the packets that come back
+	Stack     []Symbol   // callers of the place, innermost first
+	Data      []byte     // the packet's first bytes
+	L3Offset  int        // where the IP header starts in Data; 14 after an Ethernet header, else 0
+}
+
+// OpenDrops starts to count. It needs CAP_BPF, CAP_PERFMON and, for names,
+// CAP_SYSLOG; root has all of them.
+func OpenDrops(o DropOptions) (*Drops, error) {
+	d := &Drops{}
+	var err error
+	if d.symbols, err = LoadSymbols(); err != nil {
+		d.limits = append(d.limits, fmt.Sprintf("functions are shown as addresses and causes cannot be told: %v", err))
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return d.openRaw(o, err)
+	}
+	if d.reasons, err = LoadReasons(kernel); err != nil {
+		d.limits = append(d.limits, fmt.Sprintf("reasons are shown as numbers: %v", err))
+	}
+	spec, err := loadDrops()
+	if err != nil {
+		return nil, fmt.Errorf("drops: %w", err)
+	}
+	if err := d.configure(spec, o, kernel); err != nil {
+		return nil, fmt.Errorf("drops: %w", err)
+	}
+	delete(spec.Programs, dropsProgDropsRaw)
+	var objects struct {
+		dropsMaps
+		Program *ebpf.Program `ebpf:"drops_btf"`
+	}
+	opts := ebpf.CollectionOptions{}
+	opts.Programs.ExtraRelocationTargets = conntrackModule(kernel)
+	if err := spec.LoadAndAssign(&objects, &opts); err != nil {
+		return nil, loadError(err)
+	}
+	d.objects.dropsMaps = objects.dropsMaps
+	d.objects.DropsBtf = objects.Program
+	d.link, err = link.AttachTracing(link.TracingOptions{Program: objects.Program})
+	if err == nil {
+		d.ring, err = ringbuf.NewReader(d.objects.Samples)
+	}
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
+	}
+	d.nftSeen = nftDropsApart()
+	return d, nil
+}
+
+// loadError adds what people can do about the common causes.
+func loadError(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("drops: %w; run as root or with CAP_BPF and CAP_PERFMON", err)
+	}
+	return fmt.Errorf("drops: load probe: %w", err)
+}
+
+// openRaw is for kernels without BTF: places and reason numbers, nothing of the
+// packet.
+func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
+	if o.Netns != 0 || !o.Filter.Empty() {
+		return nil, fmt.Errorf("drops: filters need the kernel's BTF: %w", cause)
+	}
+	spec, err := loadDrops()
+	if err != nil {
+		return nil, fmt.Errorf("drops: %w", err)
+	}
+	delete(spec.Programs, dropsProgDropsBtf)
+	var objects struct {
+		dropsMaps
+		Program *ebpf.Program `ebpf:"drops_raw"`
+	}
+	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		return nil, loadError(err)
+	}
+	d.objects.dropsMaps = objects.dropsMaps
+	d.objects.DropsRaw = objects.Program
+	d.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "kfree_skb", Program: objects.Program})
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("drops: attach to raw tracepoint kfree_skb: %w", err)
+	}
+	d.limits = append(d.limits, fmt.Sprintf(
+		"only places and reason numbers are shown, no namespaces, packets or stacks: %v", cause))
+	return d, nil
+}
+
+// configure sets the probe's constants for this kernel and these options.
+func (d *Drops) configure(spec *ebpf.CollectionSpec, o DropOptions, kernel *btf.Spec) error {
+	drop, _ := d.reasons.Number("NETFILTER_DROP")
+	constants := map[string]any{
+		dropsVarHaveRxSk:      tracepointArgs(kernel, "kfree_skb") >= 4,
+		dropsVarNetfilterDrop: drop,
+		dropsVarSampleStacks:  o.Stacks,
+		dropsVarOnlyNetns:     uint32(o.Netns),
+		dropsVarFilterPacket:  !o.Filter.Empty(),
+		dropsVarFilterProto:   uint8(o.Filter.Protocol),
+		dropsVarFilterPort:    o.Filter.Port,
+	}
+	if o.SamplesPerSecond > 0 {
+		interval := uint64(time.Second) * uint64(runtime.NumCPU()) / uint64(o.SamplesPerSecond)
+		constants[dropsVarSampleIntervalNs] = interval
+		constants[dropsVarSampleBurstNs] = min(uint64(time.Second), 10*interval)
+	}
+	if p := o.Filter.Prefix; p.IsValid() {
+		family, address, mask := filterWords(p)
+		constants[dropsVarFilterFamily] = family
+		constants[dropsVarFilterAddr] = address
+		constants[dropsVarFilterMask] = mask
+	}
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("constant %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// filterWords writes a prefix as the probe compares it: 32-bit words in network
+// order.
+func filterWords(p netip.Prefix) (family uint8, address, mask [4]uint32) {
+	family = 10
+	if p.Addr().Is4() {
+		family = 2
+	}
+	bytes := p.Masked().Addr().AsSlice()
+	for i := range len(bytes) / 4 {
+		address[i] = binary.NativeEndian.Uint32(bytes[4*i:])
+		var m [4]byte
+		for b := range 32 {
+			if 32*i+b < p.Bits() {
+				m[b/8] |= 0x80 >> (b % 8)
+			}
+		}
+		mask[i] = binary.NativeEndian.Uint32(m[:])
+	}
+	return family, address, mask
+}
+
+// tracepointArgs counts a tracepoint's arguments on this kernel.
+func tracepointArgs(kernel *btf.Spec, name string) int {
+	var t *btf.Typedef
+	if kernel.TypeByName("btf_trace_"+name, &t) != nil {
+		return 0
+	}
+	if ptr, ok := t.Type.(*btf.Pointer); ok {
+		if proto, ok := ptr.Target.(*btf.FuncProto); ok {
+			return len(proto.Params) - 1 // the first is the tracer's own data
+		}
+	}
+	return 0
+}
+
+// conntrackModule adds the types of nf_conntrack where it is a module.
+func conntrackModule(kernel *btf.Spec) []*btf.Spec {
+	var conn *btf.Struct
+	if kernel.TypeByName("nf_conn", &conn) == nil {
+		return nil
+	}
+	if module, err := btf.LoadKernelModuleSpec("nf_conntrack"); err == nil {
+		return []*btf.Spec{module}
+	}
+	return nil
+}
+
+// nftDropsApart tells whether this kernel frees the packets of nft rules in
+// nft_do_chain (6.7) instead of in the hook's loop.
+func nftDropsApart() bool {
+	major, minor := KernelVersion()
+	return major > 6 || major == 6 && minor >= 7
+}
+
+// Counts returns what has been dropped so far.
+func (d *Drops) Counts() ([]DropCount, error) {
+	var list []DropCount
+	var key dropsDropKey
+	var perCPU []dropsDropCount
+	entries := d.objects.dropsMaps.Drops.Iterate()
+	for entries.Next(&key, &perCPU) {
+		c := d.describe(key)
+		for _, v := range perCPU {
+			c.Packets += v.Packets
+			c.Bytes += v.Bytes
+		}
+		list = append(list, c)
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("drops: read counts: %w", err)
+	}
+	return list, nil
+}
+
+func (d *Drops) describe(key dropsDropKey) DropCount {
+	return DropCount{
+		Netns: key.Netns, IfIndex: key.Ifindex, EthType: networkOrder(key.EthType),
+		Location: d.symbols.Find(key.Location), Reason: d.reasons.Name(key.Reason),
+		Hook: Hook(key.Hook), Tracked: Tracked(key.Ct), key: key,
+	}
+}
+
+// Missed tells how many drops were not counted because there were too many
+// kinds, and how many samples were lost because nobody read them in time.
+func (d *Drops) Missed() (drops, samples uint64) {
+	var n [2]uint64
+	for i := range n {
+		var perCPU []uint64
+		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
+			for _, v := range perCPU {
+				n[i] += v
+			}
+		}
+	}
+	return n[0], n[1]
+}
+
+// Limits says in words what cannot be seen on this host.
+func (d *Drops) Limits() []string { return d.limits }
+
+// Samples calls visit for every sampled packet until ctx ends.
+func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
+	if d.ring == nil {
+		<-ctx.Done()
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { d.ring.SetDeadline(time.Now()) })
+	defer stop()
+	var record ringbuf.Record
+	for {
+		err := d.ring.ReadInto(&record)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrClosed):
+			return nil
+		case err != nil:
+			return fmt.Errorf("drops: read samples: %w", err)
+		}
+		if len(record.RawSample) < int(unsafe.Sizeof(dropsDropSample{})) {
+			continue
+		}
+		raw := (*dropsDropSample)(unsafe.Pointer(&record.RawSample[0]))
+		visit(d.sample(raw))
+	}
+}
+
+// sample converts a record of the probe.
+func (d *Drops) sample(raw *dropsDropSample) *DropSample {
+	s := &DropSample{
+		DropCount: d.describe(raw.Key),
+		Time:      time.Duration(raw.TimeNs),
+		Length:    int(raw.Len), Mark: raw.Mark, InIfIndex: raw.InIfindex,
+		Interface: cString(raw.Ifname[:]),
+		Data:      append([]byte(nil), raw.Data[:min(int(raw.DataLen), len(raw.Data))]...),
+		L3Offset:  int(raw.L3Offset),
+	}
+	s.Packets, s.Bytes = 1, uint64(raw.Len)
+	if len(s.Data) > s.L3Offset {
+		s.Packet = headerTuple(s.Data[s.L3Offset:])
+	}
+	if s.Tracked == TrackedNew || s.Tracked == TrackedConfirmed {
+		s.Original = wireTuple(&raw.Orig)
+		s.Reply = wireTuple(&raw.Reply)
+	}
+	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {
+		s.Stack = append(s.Stack, d.symbols.Find(address))
+	}
+	s.Stack = callers(s.Stack, s.Location)
+	return s
+}
+
+// callers cuts the tracer's own frames off a stack: what is left starts with the
+// function that dropped.
+func callers(stack []Symbol, location Symbol) []Symbol {
+	for i, s := range stack {
+		if s == location {
+			return stack[i:]
+		}
+	}
+	for i, s := range stack {
+		if s.Name == location.Name {
+			return stack[i:]
+		}
+	}
+	return stack
+}
+
+// Cost returns how often the probe has run and how long in all; both are zero
+// unless sysctl kernel.bpf_stats_enabled or EnableStats is on.
+func (d *Drops) Cost() (runs uint64, total time.Duration) {
+	program := d.objects.DropsBtf
+	if program == nil {
+		program = d.objects.DropsRaw
+	}
+	stats, err := program.Stats()
+	if err != nil {
+		return 0, 0
+	}
+	return stats.RunCount, stats.Runtime
+}
+
+// Close stops counting.
+func (d *Drops) Close() error {
+	var errs []error
+	if d.link != nil {
+		errs = append(errs, d.link.Close())
+	}
+	if d.ring != nil {
+		errs = append(errs, d.ring.Close())
+	}
+	for _, p := range []*ebpf.Program{d.objects.DropsBtf, d.objects.DropsRaw} {
+		if p != nil {
+			errs = append(errs, p.Close())
+		}
+	}
+	errs = append(errs, d.objects.dropsMaps.Close())
+	return errors.Join(errs...)
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// samplesKept is how many packets a report shows for each cause.
+const samplesKept = 3
+
+// DropReport is what was dropped during a window, by namespace and cause.
+type DropReport struct {
+	Window      time.Duration    `json:"window_ns"`
+	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
+	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
+	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
+	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
+	Limits      []string         `json:"limits,omitempty"`
+}
+
+// DropGroup is the drops of one cause in one namespace.
+type DropGroup struct {
+	Namespace string  `json:"namespace"`
+	Netns     uint64  `json:"netns"`
+	Cause     Cause   `json:"cause"`
+	Packets   uint64  `json:"packets"`
+	Bytes     uint64  `json:"bytes"`
+	PerSecond float64 `json:"per_second"`
+	// Places are the kinds of drops that make up the group.
+	Places  []DropPlace   `json:"places"`
+	Rules   []Rule        `json:"rules,omitempty"` // for firewall rules: one is the rule, more are candidates
+	Samples []*DropSample `json:"samples,omitempty"`
+}
+
+// DropPlace is where in the kernel packets were dropped.
+type DropPlace struct {
+	Function  string  `json:"function"`
+	Offset    uint64  `json:"offset"`
+	Reason    string  `json:"reason"`
+	Hook      Hook    `json:"hook,omitempty"`
+	Tracked   Tracked `json:"tracked"`
+	Interface string  `json:"interface,omitempty"`
+	Packets   uint64  `json:"packets"`
+}
+
+// Reconciliation compares drop events with the kernel's own counter.
+type Reconciliation struct {
+	Namespace string   `json:"namespace"`
+	Counter   string   `json:"counter"`
+	Causes    []string `json:"causes"`
+	Events    uint64   `json:"events"`
+	Counted   uint64   `json:"counted"`
+	// Unexplained is Counted less Events: positive when the kernel dropped
+	// without an event.
+	Unexplained int64 `json:"unexplained"`
+}
+
+// String writes the line that people compare.
+func (r Reconciliation) String() string {
+	return fmt.Sprintf("%s: events %d, Δ%s %d (%d unexplained)", r.Namespace, r.Events, r.Counter, r.Counted, r.Unexplained)
+}
+
+// counterCauses lists which causes a kernel counter counts, in either family.
+var counterCauses = []struct {
+	counters []string
+	causes   []*Cause
+}{
+	{[]string{"conntrack.drop"}, []*Cause{&CauseTableFull, &CausePortsExhausted, &CauseConfirmRace}},
+	{[]string{"conntrack.insert_failed"}, []*Cause{&CausePortsExhausted, &CauseConfirmRace}},
+	{[]string{"TcpExt.IPReversePathFilter"}, []*Cause{&CauseRPFilter}},
+	{[]string{"Ip.InAddrErrors", "Ip6InAddrErrors"}, []*Cause{&CauseForwardOff}},
+	{[]string{"IpExt.InNoRoutes", "Ip6InNoRoutes"}, []*Cause{&CauseNoRoute}},
+	{[]string{"Ip.FragFails", "Ip6InTooBigErrors"}, []*Cause{&CauseMTU}},
+	{[]string{"Ip.InHdrErrors", "Ip6InHdrErrors"}, []*Cause{&CauseTTL, &CauseHeader}},
+	{[]string{"Udp.NoPorts", "Udp6NoPorts"}, []*Cause{&CauseClosedPort}},
+	{[]string{"Udp.RcvbufErrors", "Udp6RcvbufErrors"}, []*Cause{&CauseReceiveBuffer}},
+	{[]string{"TcpExt.ListenOverflows"}, []*Cause{&CauseAcceptQueue}},
+}
+
+// snapshot is the state of one namespace at one instant.
+type snapshot struct {
+	counters Counters
+	counts   map[dropsDropKey]DropCount // this namespace's
+	rules    []Rule
+}
+
+// Watcher runs one observation of drops over a window.
+type Watcher struct {
+	Options    DropOptions
+	Namespaces []conntrack.Namespace // those whose counters are compared
+	// OnSample, when set, sees every sample as it comes, with its cause.
+	OnSample func(*DropSample, Cause)
+
+	drops    *Drops
+	mu       sync.Mutex // protects samples while they are collected
+	samples  []*DropSample
+	before   map[uint64]snapshot
+	problems []string
+	started  time.Time
+	stop     context.CancelFunc
+	reading  sync.WaitGroup
+}
+
+// maxSamples bounds what a watcher keeps in memory: some 600 bytes each.
+const maxSamples = 20000
+
+// Start begins to observe.
+func (w *Watcher) Start(ctx context.Context) error {
+	drops, err := OpenDrops(w.Options)
+	if err != nil {
+		return err
+	}
+	w.drops = drops
+	sampling, stop := context.WithCancel(ctx)
+	w.stop = stop
+	w.reading.Go(func() {
+		if err := drops.Samples(sampling, w.take); err != nil {
+			w.problem(err)
+		}
+	})
+	w.before = map[uint64]snapshot{}
+	for _, ns := range w.Namespaces {
+		w.before[ns.Inode] = w.snapshot(ctx, ns, true)
+	}
+	w.started = time.Now()
+	return nil
+}
+
+func (w *Watcher) take(s *DropSample) {
+	w.mu.Lock()
+	if len(w.samples) < maxSamples {
+		w.samples = append(w.samples, s)
+	}
+	w.mu.Unlock()
+	if w.OnSample != nil {
+		w.OnSample(s, causeOf(w.placeOf(&s.DropCount, s)))
+	}
+}
+
+func (w *Watcher) problem(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if text := err.Error(); !slices.Contains(w.problems, text) {
+		w.problems = append(w.problems, text)
+	}
+}
+
+// snapshot reads counts and counters of a namespace as close together as can be.
+func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace, rules bool) snapshot {
+	var s snapshot
+	if rules {
+		s.rules, _ = DropRules(ctx, ns)
+	}
+	counters, _, err := ReadCounters(ctx, ns)
+	if err != nil {
+		w.problem(err)
+	}
+	s.counters = counters
+	s.counts = map[dropsDropKey]DropCount{}
+	all, err := w.drops.Counts()
+	if err != nil {
+		w.problem(err)
+	}
+	for _, c := range all {
+		if uint64(c.Netns) == ns.Inode {
+			s.counts[c.key] = c
+		}
+	}
+	return s
+}
+
+func (w *Watcher) placeOf(c *DropCount, sample *DropSample) place {
+	p := place{function: c.Location.Name, reason: c.Reason, hook: c.Hook, ct: c.Tracked, nftSeparate: w.drops.nftSeen}
+	if sample != nil && len(sample.Stack) > 1 {
+		p.caller = sample.Stack[1].Name
+	}
+	return p
+}
+
+// Stop ends the observation and explains it. It may be called once.
+func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
+	defer w.drops.Close()
+	r := &DropReport{Window: time.Since(w.started), Limits: w.drops.Limits()}
+	known := map[uint64]bool{}
+	after := map[uint64]snapshot{}
+	for _, ns := range w.Namespaces {
+		known[ns.Inode] = true
+		after[ns.Inode] = w.snapshot(ctx, ns, false)
+	}
+	all, err := w.drops.Counts()
+	w.stop()
+	w.reading.Wait()
+	if err != nil {
+		return nil, err
+	}
+	for _, ns := range w.Namespaces {
+		w.report(ctx, r, ns, after[ns.Inode])
+	}
+	w.strays(r, all, known)
+	w.hostCounters(r, after)
+	r.Uncounted, r.LostSamples = w.drops.Missed()
+	r.Limits = append(r.Limits, w.problems...)
+	slices.SortStableFunc(r.Groups, func(a, b DropGroup) int {
+		if a.Cause.Benign != b.Cause.Benign {
+			if a.Cause.Benign {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(b.Packets, a.Packets)
+	})
+	return r, nil
+}
+
+// report adds the groups and reconciliations of one namespace.
+func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namespace, after snapshot) {
+	before := w.before[ns.Inode]
+	delta := after.counters.Sub(before.counters)
+	groups := map[string]*DropGroup{}
+	names := interfaceNames(ns)
+	for key, c := range after.counts {
+		c.Packets -= before.counts[key].Packets
+		c.Bytes -= before.counts[key].Bytes
+		if c.Packets == 0 {
+			continue
+		}
+		samples := w.samplesOf(key)
+		var first *DropSample
+		if len(samples) > 0 {
+			first = samples[0]
+		}
+		cause := causeOf(w.placeOf(&c, first))
+		if w.Options.Filter.Empty() {
+			cause = refine(cause, delta, w.drops.nftSeen)
+		}
+		g := groups[cause.ID]
+		if g == nil {
+			g = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: cause}
+			groups[cause.ID] = g
+		}
+		g.add(&c, samples, names)
+	}
+	if n := delta["TcpExt.ListenOverflows"]; n > 0 && w.Options.Filter.Empty() {
+		groups[CauseAcceptQueue.ID] = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: CauseAcceptQueue, Packets: n}
+	}
+	for _, g := range groups {
+		g.finish(r.Window)
+		switch g.Cause.ID {
+		case CauseNftRule.ID, CauseHookRule.ID, CauseLegacyRule.ID:
+			w.blameRules(ctx, g, ns, before.rules)
+		}
+		r.Groups = append(r.Groups, *g)
+	}
+	if w.Options.Filter.Empty() && w.before[ns.Inode].counters != nil {
+		r.Reconciled = append(r.Reconciled, reconcile(ns.Name, delta, groups)...)
+	}
+}
+
+// refine corrects a cause that the counters of the same window rule out: without
+// a drop counted by connection tracking, it was a rule.
+func refine(c Cause, delta Counters, nftSeparate bool) Cause {
+	if _, known := delta["conntrack.drop"]; !known {
+		return c
+	}
+	switch c.ID {
+	case CauseTableFull.ID:
+		if delta["conntrack.drop"] == 0 {
+			return ruleCause(nftSeparate)
+		}
+	case CausePortsExhausted.ID, CauseConfirmRace.ID:
+		if delta["conntrack.insert_failed"] == 0 {
+			return ruleCause(nftSeparate)
+		}
+	}
+	return c
+}
+
+func (w *Watcher) samplesOf(key dropsDropKey) []*DropSample {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []*DropSample
+	for _, s := range w.samples {
+		if s.key == key {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (g *DropGroup) add(c *DropCount, samples []*DropSample, interfaces map[uint32]string) {
+	g.Packets += c.Packets
+	g.Bytes += c.Bytes
+	g.Places = append(g.Places, DropPlace{Function: c.Location.Name, Offset: c.Location.Offset, Reason: c.Reason,
+		Hook: c.Hook, Tracked: c.Tracked, Interface: interfaces[c.IfIndex], Packets: c.Packets})
+	g.Samples = append(g.Samples, samples...)
+}
+
+// finish sorts the places and keeps samples of different packets.
+func (g *DropGroup) finish(window time.Duration) {
+	g.PerSecond = float64(g.Packets) / window.Seconds()
+	slices.SortFunc(g.Places, func(a, b DropPlace) int {
+		return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.Function, b.Function))
+	})
+	var kept []*DropSample
+	seen := map[string]bool{}
+	for _, s := range g.Samples {
+		if id := s.Packet.Dest.String() + s.Packet.Source.Addr().String(); !seen[id] && len(kept) < samplesKept {
+			seen[id] = true
+			kept = append(kept, s)
+		}
+	}
+	g.Samples = kept
+}
+
+func (w *Watcher) blameRules(ctx context.Context, g *DropGroup, ns conntrack.Namespace, before []Rule) {
+	after, err := DropRules(ctx, ns)
+	if err != nil {
+		w.problem(err)
+		return
+	}
+	hooks := map[Hook]bool{}
+	for _, p := range g.Places {
+		hooks[p.Hook] = true
+	}
+	g.Rules = blame(before, after, hooks, g.Samples)
+}
+
+// reconcile compares events with counters where either is not zero.
+func reconcile(namespace string, delta Counters, groups map[string]*DropGroup) []Reconciliation {
+	var out []Reconciliation
+	for _, pair := range counterCauses {
+		line := Reconciliation{Namespace: namespace, Counter: pair.counters[0]}
+		for _, name := range pair.counters {
+			line.Counted += delta[name]
+		}
+		for _, cause := range pair.causes {
+			if g := groups[cause.ID]; g != nil {
+				if cause.ID != CauseAcceptQueue.ID { // made from the counter itself
+					line.Events += g.Packets
+				}
+				line.Causes = append(line.Causes, cause.ID)
+			}
+		}
+		line.Unexplained = int64(line.Counted) - int64(line.Events)
+		if line.Counted > 0 || line.Events > 0 {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// strays are drops in namespaces that were not listed, for instance made since.
+func (w *Watcher) strays(r *DropReport, all []DropCount, known map[uint64]bool) {
+	groups := map[string]*DropGroup{}
+	for _, c := range all {
+		if known[uint64(c.Netns)] {
+			continue
+		}
+		samples := w.samplesOf(c.key)
+		cause := causeOf(w.placeOf(&c, nil))
+		id := fmt.Sprint(c.Netns, cause.ID)
+		if groups[id] == nil {
+			name := fmt.Sprintf("netns %d", c.Netns)
+			if c.Netns == 0 {
+				name = "unknown namespace"
+			}
+			groups[id] = &DropGroup{Namespace: name, Netns: uint64(c.Netns), Cause: cause}
+		}
+		groups[id].add(&c, samples, nil)
+	}
+	for _, g := range groups {
+		g.finish(r.Window)
+		r.Groups = append(r.Groups, *g)
+	}
+}
+
+// hostCounters reconciles what the kernel counts for the whole host only.
+func (w *Watcher) hostCounters(r *DropReport, after map[uint64]snapshot) {
+	if len(w.Namespaces) == 0 || !w.Options.Filter.Empty() || w.Options.Netns != 0 {
+		return
+	}
+	first := w.Namespaces[0].Inode
+	delta := after[first].counters.Sub(w.before[first].counters)
+	line := Reconciliation{Namespace: "whole host", Counter: "softnet.dropped", Counted: delta["softnet.dropped"]}
+	for _, g := range r.Groups {
+		if g.Cause.ID == CauseBacklog.ID {
+			line.Events += g.Packets
+			line.Causes = []string{CauseBacklog.ID}
+		}
+	}
+	line.Unexplained = int64(line.Counted) - int64(line.Events)
+	if line.Counted > 0 || line.Events > 0 {
+		r.Reconciled = append(r.Reconciled, line)
+	}
+}
+
+// interfaceNames maps the indices of a namespace.
+func interfaceNames(ns conntrack.Namespace) map[uint32]string {
+	names := map[uint32]string{}
+	_ = ns.Do(func() error {
+		list, err := net.Interfaces()
+		for _, i := range list {
+			names[uint32(i.Index)] = i.Name
+		}
+		return err
+	})
+	return names
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
+var ErrHiddenSymbols = errors.New("kernel addresses are hidden (sysctl kernel.kptr_restrict, or no CAP_SYSLOG)")
+
+// Symbols finds the function that holds a kernel address.
+type Symbols struct {
+	starts []uint64
+	names  []string
+}
+
+// Symbol is a place in the kernel: the function's name without the compiler's
+// suffixes, and the distance from its start in bytes.
+type Symbol struct {
+	Name   string
+	Offset uint64
+}
+
+// String writes the place as name+0xoffset.
+func (s Symbol) String() string { return fmt.Sprintf("%s+%#x", s.Name, s.Offset) }
+
+// LoadSymbols reads the running kernel's function addresses from /proc/kallsyms.
+func LoadSymbols() (*Symbols, error) {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return nil, fmt.Errorf("kernel symbols: %w", err)
+	}
+	defer f.Close()
+	return ReadSymbols(f)
+}
+
+// ReadSymbols reads the format of /proc/kallsyms: "address type name [module]".
+func ReadSymbols(r io.Reader) (*Symbols, error) {
+	type entry struct {
+		start uint64
+		name  string
+	}
+	var list []entry
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		address, rest, ok := strings.Cut(lines.Text(), " ")
+		if !ok || len(rest) < 3 || !strings.ContainsRune("tTwW", rune(rest[0])) {
+			continue
+		}
+		start, err := strconv.ParseUint(address, 16, 64)
+		if err != nil || start == 0 {
+			continue
+		}
+		name, _, _ := strings.Cut(rest[2:], "\t")
+		list = append(list, entry{start, name})
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("kernel symbols: %w", err)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("kernel symbols: %w", ErrHiddenSymbols)
+	}
+	slices.SortFunc(list, func(a, b entry) int { return cmp.Compare(a.start, b.start) })
+	s := &Symbols{starts: make([]uint64, len(list)), names: make([]string, len(list))}
+	for i, e := range list {
+		s.starts[i], s.names[i] = e.start, e.name
+	}
+	return s, nil
+}
+
+// Find names the place of an address. Without symbols the address itself is the
+// name.
+func (s *Symbols) Find(address uint64) Symbol {
+	if s != nil {
+		i, exact := slices.BinarySearch(s.starts, address)
+		if !exact {
+			i--
+		}
+		if i >= 0 {
+			return Symbol{Name: BaseName(s.names[i]), Offset: address - s.starts[i]}
+		}
+	}
+	return Symbol{Name: fmt.Sprintf("%#x", address)}
+}
+
+// compilerSuffixes mark the copies that a compiler makes of a function.
+var compilerSuffixes = []string{".isra.", ".constprop.", ".part.", ".cold", ".llvm."}
+
+// BaseName removes the compiler's suffixes from a function's name.
+func BaseName(symbol string) string {
+	cut := len(symbol)
+	for _, suffix := range compilerSuffixes {
+		if i := strings.Index(symbol, suffix); i > 0 && i < cut {
+			cut = i
+		}
+	}
+	return symbol[:cut]
+}
