@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -138,7 +139,7 @@ func TestTableMemory(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	ru := cmd.ProcessState.SysUsage().(*unix.Rusage)
+	ru := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	t.Logf("%s", out)
 	t.Logf("%d entries in %v: %d kB resident at most, CPU %v user, %v system", n, time.Since(start).Round(time.Millisecond),
 		ru.Maxrss, cmd.ProcessState.UserTime(), cmd.ProcessState.SystemTime())
