@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+)
+
+// Load is many exchanges with one target.
+type Load struct {
+	From   *lab.Node
+	Target netip.AddrPort
+	Ask    Ask
+	// Sources is where the clients' addresses come from, one after the other; the node must own
+	// them. The zero Prefix leaves the address to the kernel.
+	Sources netip.Prefix
+	// Count is the number of exchanges; 0 means until ctx ends.
+	Count int
+	// Parallel is how many exchanges run at a time; 0 means 16.
+	Parallel int
+	// Rate limits exchanges per second over all; 0 means as fast as they go.
+	Rate int
+	// Timeout is how long an exchange may take; 0 means 2 s.
+	Timeout time.Duration
+}
+
+// Failure is an exchange without a good answer.
+type Failure struct {
+	Start time.Time
+	End   time.Time
+	Cause string
+}
+
+// Tally is what came of a load.
+type Tally struct {
+	// Answered counts good answers by server name.
+	Answered map[string]int
+	// Clients counts good answers by the client address (without port) that the server saw.
+	Clients  map[string]int
+	Failures []Failure
+	Start    time.Time
+	Elapsed  time.Duration
+}
+
+// Good returns how many exchanges were answered.
+func (t Tally) Good() int {
+	sum := 0
+	for _, n := range t.Answered {
+		sum += n
+	}
+	return sum
+}
+
+// Sent returns how many exchanges were tried.
+func (t Tally) Sent() int { return t.Good() + len(t.Failures) }
+
+// FailuresOutside returns the failures of exchanges that did not overlap the time from start
+// to end.
+func (t Tally) FailuresOutside(start, end time.Time) []Failure {
+	var out []Failure
+	for _, f := range t.Failures {
+		if f.End.Before(start) || f.Start.After(end) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// Causes counts failures by cause.
+func (t Tally) Causes() map[string]int {
+	m := make(map[string]int)
+	for _, f := range t.Failures {
+		m[f.Cause]++
+	}
+	return m
+}
+
+// Spread writes the answers by server, in order of the name: "a 25 %, b 75 %".
+func (t Tally) Spread() string {
+	s, good := "", t.Good()
+	for _, name := range slices.Sorted(maps.Keys(t.Answered)) {
+		if s != "" {
+			s += ", "
+		}
+		s += fmt.Sprintf("%s %.0f %%", name, 100*float64(t.Answered[name])/float64(good))
+	}
+	return s
+}
+
+// Run makes the exchanges and counts. It returns when all are made or ctx ends; exchanges that
+// ctx cut short are not counted.
+func (l Load) Run(ctx context.Context) Tally {
+	r := &runner{load: l, tally: Tally{
+		Answered: make(map[string]int),
+		Clients:  make(map[string]int),
+		Start:    time.Now(),
+	}}
+	var wg sync.WaitGroup
+	for range cmp.Or(l.Parallel, 16) {
+		wg.Go(func() { r.work(ctx) })
+	}
+	wg.Wait()
+	r.tally.Elapsed = time.Since(r.tally.Start)
+	return r.tally
+}
+
+type runner struct {
+	load Load
+	next atomic.Int64
+
+	mu    sync.Mutex // protects tally
+	tally Tally
+}
+
+func (r *runner) work(ctx context.Context) {
+	for {
+		i := r.next.Add(1) - 1
+		if r.load.Count > 0 && i >= int64(r.load.Count) {
+			return
+		}
+		if r.load.Rate > 0 {
+			due := r.tally.Start.Add(time.Duration(i) * time.Second / time.Duration(r.load.Rate))
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Until(due)):
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.one(ctx, i)
+	}
+}
+
+func (r *runner) one(ctx context.Context, i int64) {
+	try, cancel := context.WithTimeout(ctx, cmp.Or(r.load.Timeout, 2*time.Second))
+	defer cancel()
+	start := time.Now()
+	a, err := r.load.Ask(try, r.load.From, netip.AddrPortFrom(r.load.source(i), 0), r.load.Target)
+	end := time.Now()
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.tally.Failures = append(r.tally.Failures, Failure{start, end, cause(err)})
+		return
+	}
+	r.tally.Answered[a.Name]++
+	client, _, err := net.SplitHostPort(a.Client)
+	if err != nil {
+		client = a.Client
+	}
+	r.tally.Clients[client]++
+}
+
+// source returns the address of the i-th exchange: the host part counts up from 1 and starts
+// again at the end of the prefix.
+func (l Load) source(i int64) netip.Addr {
+	if !l.Sources.IsValid() {
+		return netip.Addr{}
+	}
+	b := l.Sources.Masked().Addr().AsSlice()
+	// 16 host bits are enough for a lab; a longer prefix has fewer.
+	bits := min(l.Sources.Addr().BitLen()-l.Sources.Bits(), 16)
+	n := uint16(i%(1<<bits-2)) + 1 // neither the network's nor the broadcast address
+	if bits < 2 {
+		n = 0
+	}
+	b[len(b)-1] |= byte(n)
+	b[len(b)-2] |= byte(n >> 8)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// cause names what went wrong in words that are the same for every exchange.
+func cause(err error) string {
+	var errno syscall.Errno
+	var netErr net.Error
+	switch {
+	case errors.As(err, &netErr) && netErr.Timeout(), errors.Is(err, os.ErrDeadlineExceeded):
+		return "timeout"
+	case errors.As(err, &errno):
+		return errno.Error()
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "connection closed without an answer"
+	}
+	return err.Error()
+}
