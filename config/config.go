@@ -98,9 +98,9 @@ type Service struct {
 	// Listen are the virtual addresses and ports.
 	Listen []Listen `yaml:"listen" json:"listen" jsonschema:"required"`
 	// Protocol is tcp, udp, sctp or any (every protocol, no port translation).
-	Protocol flow.Protocol `yaml:"protocol" json:"protocol" jsonschema:"type=string,enum=tcp,enum=udp,enum=sctp,enum=any"`
+	Protocol flow.Protocol `yaml:"protocol" json:"protocol" jsonschema:"type=string,enum=tcp,enum=udp,enum=sctp,enum=any,required"`
 	// Mode is how packets reach a backend.
-	Mode Mode `yaml:"mode" json:"mode" jsonschema:"enum=dnat,enum=fullnat,enum=dsr,enum=tunnel,enum=stateless"`
+	Mode Mode `yaml:"mode" json:"mode" jsonschema:"enum=dnat,enum=fullnat,enum=dsr,enum=tunnel,enum=stateless,required"`
 	// Scheduler picks the backend of a new flow; default rr.
 	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc,default=rr"`
 	// SourcePool are the addresses that fullnat puts in place of the client's.
@@ -197,7 +197,7 @@ type Backend struct {
 	// MaxConnections at once on this backend; 0 for no limit.
 	MaxConnections int `yaml:"max-connections,omitempty" json:"max-connections,omitempty" jsonschema:"minimum=0"`
 	// MAC of the server for dsr; default: learned from the neighbour table.
-	MAC MAC `yaml:"mac,omitempty" json:"mac,omitempty" jsonschema:"type=string"`
+	MAC MAC `yaml:"mac,omitempty" json:"mac,omitzero" jsonschema:"type=string"`
 	// Mark is put on the connections of this backend.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 }
@@ -243,12 +243,12 @@ const (
 
 // Limits protect a service. Zero means no limit.
 type Limits struct {
-	NewConnections          Rate `yaml:"new-connections,omitempty" json:"new-connections,omitempty"`                       // whole service
-	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitempty"` // each source address (IPv6: /64)
-	Connections             int  `yaml:"connections,omitempty" json:"connections,omitempty"`                               // whole service, at once
+	NewConnections          Rate `yaml:"new-connections,omitempty" json:"new-connections,omitzero"`                       // whole service
+	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"` // each source address (IPv6: /64)
+	Connections             int  `yaml:"connections,omitempty" json:"connections,omitempty"`                              // whole service, at once
 	ConnectionsPerClient    int  `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty"`
 	ConnectionsPerBackend   int  `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty"`
-	ResetRate               Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitempty"` // TCP RSTs from clients
+	ResetRate               Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitzero"` // TCP RSTs from clients
 	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and
 	// packets that connection tracking calls invalid.
 	StrictTCP bool `yaml:"strict-tcp,omitempty" json:"strict-tcp,omitempty"`
@@ -260,7 +260,7 @@ type Helper string
 // Log logs new connections of a service.
 type Log struct {
 	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`
-	Rate   Rate     `yaml:"rate,omitempty" json:"rate,omitempty"` // default 10/second
+	Rate   Rate     `yaml:"rate,omitempty" json:"rate,omitzero"` // default 10/second
 	Burst  int      `yaml:"burst,omitempty" json:"burst,omitempty"`
 	Level  LogLevel `yaml:"level,omitempty" json:"level,omitempty"`
 }

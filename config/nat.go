@@ -131,14 +131,14 @@ type FirewallRule struct {
 	Hook     Hook          `yaml:"hook,omitempty" json:"hook,omitempty" jsonschema:"enum=ingress,enum=prerouting,enum=forward,enum=input,enum=output"`
 	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
 	// Source and Destination are a set ("@name"), a prefix or an address.
-	Source      Match        `yaml:"source,omitempty" json:"source,omitempty"`
-	Destination Match        `yaml:"destination,omitempty" json:"destination,omitempty"`
+	Source      Match        `yaml:"source,omitempty" json:"source,omitzero"`
+	Destination Match        `yaml:"destination,omitempty" json:"destination,omitzero"`
 	Ports       []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty"` // destination ports
 	In          string       `yaml:"in,omitempty" json:"in,omitempty"`
 	Out         string       `yaml:"out,omitempty" json:"out,omitempty"`
 	// Rate and Burst: a log rule logs at most that much; a drop rule drops what is
 	// above it.
-	Rate  Rate `yaml:"rate,omitempty" json:"rate,omitempty"`
+	Rate  Rate `yaml:"rate,omitempty" json:"rate,omitzero"`
 	Burst int  `yaml:"burst,omitempty" json:"burst,omitempty"`
 	// Prefix and Level of a log line.
 	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`

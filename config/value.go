@@ -79,6 +79,10 @@ func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Rate) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*r = Rate{}
+		return nil
+	}
 	num, unit, ok := strings.Cut(string(b), "/")
 	n, err := strconv.Atoi(strings.TrimSpace(num))
 	per, known := rateUnits[strings.TrimSpace(unit)]
@@ -185,6 +189,10 @@ func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *MAC) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*m = MAC{}
+		return nil
+	}
 	hw, err := net.ParseMAC(string(b))
 	if err != nil || len(hw) != 6 {
 		return fmt.Errorf("mac %q: write six hexadecimal bytes, for example 02:00:00:00:00:01", b)
@@ -219,7 +227,11 @@ func (m Match) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *Match) UnmarshalText(b []byte) error {
 	s := string(b)
-	if name, ok := strings.CutPrefix(s, "@"); ok {
+	if s == "" {
+		*m = Match{}
+		return nil
+	}
+	if name, ok := strings.CutPrefix(s, "@"); ok && name != "" {
 		*m = Match{Set: name}
 		return nil
 	}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Defaults, and the floors that RFC 5382, RFC 4787 and RFC 5508 set.
+const (
+	defaultTCPEstablished = 2*time.Hour + 4*time.Minute // RFC 5382 REQ-5
+	defaultTCPTransitory  = 4 * time.Minute             // RFC 5382 REQ-5
+	defaultUDP            = 5 * time.Minute             // RFC 4787 REQ-5c
+	floorUDP              = 2 * time.Minute             // RFC 4787 REQ-5
+	defaultICMP           = 60 * time.Second            // RFC 5508 REQ-2
+	defaultOther          = 10 * time.Minute
+
+	defaultPersistenceTimeout = 5 * time.Minute
+	defaultPersistenceSize    = 65536
+
+	defaultGUEPort = 6080 // IANA
+
+	defaultInterval = 2 * time.Second
+	defaultTimeout  = time.Second
+	defaultJitter   = 0.1
+)
+
+// SetDefaults fills in what the configuration leaves open. It changes nothing
+// that is set, and a second call changes nothing.
+func (c *Config) SetDefaults() {
+	orElse(&c.Datapath, DatapathAuto)
+	orElse(&c.Attach, AttachAuto)
+	orElse(&c.Flowtable, SwitchAuto)
+	c.Timeouts.setDefaults()
+	for i := range c.Services {
+		c.Services[i].setDefaults()
+	}
+	for i := range c.NAT {
+		c.NAT[i].setDefaults()
+	}
+	for i := range c.Firewall.Rules {
+		r := &c.Firewall.Rules[i]
+		orElse(&r.Name, fmt.Sprintf("rule-%d", i+1))
+		orElse(&r.Hook, r.defaultHook())
+		if r.Action == ActionLog {
+			orElse(&r.Level, "info")
+		}
+		if !r.Rate.IsZero() {
+			orElse(&r.Burst, 5)
+		}
+	}
+}
+
+// orElse sets *p to value when it is zero.
+func orElse[T comparable](p *T, value T) {
+	var zero T
+	if *p == zero {
+		*p = value
+	}
+}
+
+func (t *Timeouts) setDefaults() {
+	orElse(&t.TCPEstablished, Duration(defaultTCPEstablished))
+	orElse(&t.TCPTransitory, Duration(defaultTCPTransitory))
+	orElse(&t.UDP, Duration(defaultUDP))
+	orElse(&t.ICMP, Duration(defaultICMP))
+	orElse(&t.Other, Duration(defaultOther))
+}
+
+func (s *Service) setDefaults() {
+	orElse(&s.Scheduler, s.Mode.defaultScheduler())
+	orElse(&s.WhenDown, WhenDownReset)
+	orElse(&s.ClientAddress, ClientAddressNone)
+	if p := s.Persistence; p != nil {
+		if len(p.Key) == 0 {
+			p.Key = []PersistenceKey{KeySourceAddress}
+		}
+		orElse(&p.Timeout, Duration(defaultPersistenceTimeout))
+		orElse(&p.Size, defaultPersistenceSize)
+	}
+	if l := s.Log; l != nil {
+		orElse(&l.Rate, Rate{Count: 10, Per: time.Second})
+		orElse(&l.Burst, 5)
+		orElse(&l.Level, "info")
+	}
+	if s.Mode == ModeTunnel && s.Tunnel == nil {
+		s.Tunnel = &Tunnel{}
+	}
+	if t := s.Tunnel; t != nil {
+		orElse(&t.Type, TunnelIPIP)
+		if t.Type == TunnelGUE {
+			orElse(&t.Port, defaultGUEPort)
+		}
+	}
+	s.nameBackends()
+	for i := range s.Backends {
+		orElse(&s.Backends[i].Weight, 1)
+		orElse(&s.Backends[i].Priority, 1)
+	}
+	if s.Check != nil {
+		s.Check.setDefaults()
+	}
+}
+
+// defaultScheduler is rr, and source-hash where no flow state remembers what rr
+// chose for the packet before.
+func (m Mode) defaultScheduler() Scheduler {
+	if m == ModeStateless {
+		return SchedulerSourceHash
+	}
+	return SchedulerRR
+}
+
+// nameBackends calls a backend without a name by its address, and by address and
+// port when that name is taken.
+func (s *Service) nameBackends() {
+	taken := make(map[string]bool, len(s.Backends))
+	for i := range s.Backends {
+		taken[s.Backends[i].Name] = true
+	}
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		if b.Name != "" || !b.Address.IsValid() {
+			continue
+		}
+		b.Name = b.Address.String()
+		if taken[b.Name] && b.Port != 0 {
+			b.Name = fmt.Sprintf("%s-%d", b.Address, b.Port)
+		}
+		taken[b.Name] = true
+	}
+}
+
+func (k *Check) setDefaults() {
+	orElse(&k.Interval, Duration(defaultInterval))
+	orElse(&k.Timeout, min(Duration(defaultTimeout), k.Interval/2))
+	orElse(&k.Rise, 2)
+	orElse(&k.Fall, 3)
+	orElse(&k.Initial, "down")
+	orElse(&k.Via, "direct")
+	if k.Jitter == nil {
+		j := defaultJitter
+		k.Jitter = &j
+	}
+	switch k.Type {
+	case CheckHTTP, CheckHTTPS:
+		orElse(&k.Path, "/")
+		orElse(&k.Method, "GET")
+		if len(k.Status) == 0 {
+			k.Status = []string{"200-399"}
+		}
+	case CheckDNS:
+		orElse(&k.Query, ".")
+		orElse(&k.QueryType, "NS")
+	}
+}
+
+func (r *NATRule) setDefaults() {
+	switch r.Type {
+	case NATMasquerade, NATSNAT, NATNAT64:
+		orElse(&r.Ports, flow.Ports{First: 1024, Last: 65535})
+		orElse(&r.Unreachable, "host")
+	}
+	switch r.Type {
+	case NATMasquerade, NATSNAT, NATNAT64, NATStatic, NATPortForward:
+		orElse(&r.Hairpin, SwitchAuto)
+	}
+}
+
+// defaultHook is the earliest hook at which the rule can do its work.
+func (r *FirewallRule) defaultHook() Hook {
+	switch {
+	case r.Action == ActionNotrack:
+		return HookPrerouting
+	case (r.Action == ActionDrop || r.Action == ActionAccept) && (r.Source.Set != "" || r.Destination.Set != "") && r.Out == "":
+		return HookIngress
+	}
+	return HookForward
+}

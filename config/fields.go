@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"encoding"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// field is what a struct field's tags say about its key in YAML. The same tags
+// make the JSON Schema, so that the decoder and the schema cannot disagree.
+type field struct {
+	key       string
+	index     int
+	omitempty bool
+	required  bool
+	enum      []string
+	min, max  *int64
+}
+
+// layout lists the keys of a struct type.
+type layout struct {
+	fields   []field
+	byKey    map[string]*field
+	keys     []string
+	required []*field
+}
+
+var layouts sync.Map // reflect.Type → *layout
+
+func layoutOf(t reflect.Type) *layout {
+	if l, ok := layouts.Load(t); ok {
+		return l.(*layout)
+	}
+	l := &layout{byKey: map[string]*field{}}
+	for i := range t.NumField() {
+		sf := t.Field(i)
+		key, opts, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+		if key == "" || key == "-" {
+			continue
+		}
+		f := field{key: key, index: i, omitempty: strings.Contains(opts, "omitempty")}
+		f.schemaTag(sf.Tag.Get("jsonschema"))
+		l.fields = append(l.fields, f)
+		l.keys = append(l.keys, key)
+	}
+	for i := range l.fields {
+		f := &l.fields[i]
+		l.byKey[f.key] = f
+		if f.required {
+			l.required = append(l.required, f)
+		}
+	}
+	actual, _ := layouts.LoadOrStore(t, l)
+	return actual.(*layout)
+}
+
+func (f *field) schemaTag(tag string) {
+	for part := range strings.SplitSeq(tag, ",") {
+		name, value, _ := strings.Cut(part, "=")
+		switch name {
+		case "required":
+			f.required = true
+		case "enum":
+			f.enum = append(f.enum, value)
+		case "minimum":
+			f.min = bound(value)
+		case "maximum":
+			f.max = bound(value)
+		}
+	}
+}
+
+func bound(s string) *int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		panic("config: jsonschema tag: " + err.Error())
+	}
+	return &n
+}
+
+var (
+	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+	textMarshaler   = reflect.TypeFor[encoding.TextMarshaler]()
+	addrType        = reflect.TypeFor[netip.Addr]()
+	prefixType      = reflect.TypeFor[netip.Prefix]()
+	targetType      = reflect.TypeFor[Target]()
+)
+
+// isText reports whether values of t are written as one scalar by their own
+// methods.
+func isText(t reflect.Type) bool { return reflect.PointerTo(t).Implements(textUnmarshaler) }
+
+// check compares v with the enum, minimum and maximum of f.
+func (f *field) check(v reflect.Value) (cause, hint string) {
+	switch {
+	case len(f.enum) > 0:
+		s := textOf(v)
+		for _, e := range f.enum {
+			if s == e {
+				return "", ""
+			}
+		}
+		return fmt.Sprintf("unknown %s %q", f.key, s), hintOneOf(s, f.enum)
+	case f.min == nil && f.max == nil:
+		return "", ""
+	case v.CanInt():
+		n := v.Int()
+		low, high := f.min != nil && n < *f.min, f.max != nil && n > *f.max
+		if !low && !high {
+			return "", ""
+		}
+		if f.max == nil {
+			return fmt.Sprintf("%s %d is out of range", f.key, n), fmt.Sprintf("write %d or more", *f.min)
+		}
+		return fmt.Sprintf("%s %d is out of range", f.key, n), fmt.Sprintf("write a number from %d to %d", *f.min, *f.max)
+	}
+	return "", ""
+}
+
+func textOf(v reflect.Value) string {
+	if m, ok := v.Interface().(encoding.TextMarshaler); ok {
+		b, _ := m.MarshalText()
+		return string(b)
+	}
+	return v.String()
+}
