@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// field is one named value of a layer in the text form. A field without a key is
+// positional (the argument of data).
+type field struct {
+	key string
+	// show returns "key=value", the bare key of a flag, or "" for the default.
+	show func() string
+	// set reads a value; has is false when the text gave the bare key.
+	set func(value string, has bool) error
+	// forced points at the field when it is a computed one.
+	forced *Forced
+}
+
+type unsigned interface{ ~uint8 | ~uint16 | ~uint32 }
+
+// number is a decimal field, shown when it differs from def; always shows it
+// even then.
+func number[T unsigned](key string, p *T, def T) field {
+	return field{key: key, show: func() string {
+		if *p == def {
+			return ""
+		}
+		return fmt.Sprintf("%s=%d", key, *p)
+	}, set: numberSetter(p)}
+}
+
+// shown is a decimal field that is always shown.
+func shown[T unsigned](key string, p *T) field {
+	return field{key: key, show: func() string { return fmt.Sprintf("%s=%d", key, *p) }, set: numberSetter(p)}
+}
+
+// hexNumber is a field shown in hexadecimal when it differs from def.
+func hexNumber[T unsigned](key string, p *T, def T) field {
+	return field{key: key, show: func() string {
+		if *p == def {
+			return ""
+		}
+		return fmt.Sprintf("%s=%#x", key, *p)
+	}, set: numberSetter(p)}
+}
+
+func numberSetter[T unsigned](p *T) func(string, bool) error {
+	return func(s string, _ bool) error {
+		v, err := strconv.ParseUint(s, 0, 32)
+		if err != nil || uint64(T(v)) != v {
+			return fmt.Errorf("%q: not a number that fits", s)
+		}
+		*p = T(v)
+		return nil
+	}
+}
+
+// force is a computed field: shown only when it is forced.
+func force(key string, p *Forced, base int) field {
+	return field{key: key, forced: p, show: func() string {
+		switch {
+		case !p.Set:
+			return ""
+		case base == 16:
+			return fmt.Sprintf("%s=%#x", key, p.Value)
+		}
+		return fmt.Sprintf("%s=%d", key, p.Value)
+	}, set: func(s string, _ bool) error {
+		v, err := strconv.ParseUint(s, 0, 32)
+		if err != nil {
+			return fmt.Errorf("%q: not a number", s)
+		}
+		*p = Force(uint32(v))
+		return nil
+	}}
+}
+
+// flag is present or absent.
+func flag(key string, p *bool) field {
+	return field{key: key, show: func() string {
+		if !*p {
+			return ""
+		}
+		return key
+	}, set: func(s string, has bool) error {
+		if has {
+			return fmt.Errorf("%s takes no value", key)
+		}
+		*p = true
+		return nil
+	}}
+}
+
+func address(key string, p *netip.Addr) field {
+	return field{key: key, show: func() string { return key + "=" + p.String() }, set: func(s string, _ bool) error {
+		a, err := netip.ParseAddr(s)
+		if err == nil {
+			*p = a
+		}
+		return err
+	}}
+}
+
+func hardware(key string, p *MAC) field {
+	return field{key: key, show: func() string {
+		if *p == (MAC{}) {
+			return ""
+		}
+		return key + "=" + p.String()
+	}, set: func(s string, _ bool) (err error) { *p, err = ParseMAC(s); return err }}
+}
+
+// octets is a field of raw bytes in hexadecimal.
+func octets(key string, p *[]byte) field {
+	return field{key: key, show: func() string {
+		if len(*p) == 0 {
+			return ""
+		}
+		return key + "=0x" + hex.EncodeToString(*p)
+	}, set: func(s string, _ bool) (err error) { *p, err = parseHex(s); return err }}
+}
+
+func parseHex(s string) ([]byte, error) {
+	b, err := hex.DecodeString(strings.TrimPrefix(s, "0x"))
+	if err != nil {
+		return nil, fmt.Errorf("%q: not hexadecimal bytes", s)
+	}
+	return b, nil
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Fragments splits the IP packet of an untagged Ethernet frame into pieces that
+// carry at most size bytes of payload each (a multiple of 8), with the
+// identification id. IPv6 packets get a fragment header behind their IPv6 header.
+func Fragments(frame []byte, size int, id uint32) ([][]byte, error) {
+	if size < 8 || size%8 != 0 {
+		return nil, fmt.Errorf("fragment size %d: not a positive multiple of 8", size)
+	}
+	if len(frame) < 34 {
+		return nil, fmt.Errorf("frame of %d bytes: no IP packet", len(frame))
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case TypeIPv4:
+		return fragments4(frame, size, uint16(id)), nil
+	case TypeIPv6:
+		return fragments6(frame, size, id), nil
+	}
+	return nil, fmt.Errorf("frame of type %#x: not IP", frame[12:14])
+}
+
+func fragments4(frame []byte, size int, id uint16) [][]byte {
+	end := 14 + int(frame[14]&15)*4
+	payload := frame[end:]
+	var out [][]byte
+	for off := 0; off < len(payload); off += size {
+		piece := payload[off:min(off+size, len(payload))]
+		b := append(append([]byte(nil), frame[:end]...), piece...)
+		ip := b[14:end]
+		binary.BigEndian.PutUint16(ip[2:], uint16(len(b)-14))
+		binary.BigEndian.PutUint16(ip[4:], id)
+		v := binary.BigEndian.Uint16(ip[6:])&0xc000 | uint16(off/8)
+		if off+size < len(payload) {
+			v |= 0x2000
+		}
+		binary.BigEndian.PutUint16(ip[6:], v)
+		ip[10], ip[11] = 0, 0
+		binary.BigEndian.PutUint16(ip[10:], Checksum(ip))
+		out = append(out, b)
+	}
+	return out
+}
+
+func fragments6(frame []byte, size int, id uint32) [][]byte {
+	const end = 54
+	payload := frame[end:]
+	var out [][]byte
+	for off := 0; off < len(payload); off += size {
+		piece := payload[off:min(off+size, len(payload))]
+		b := append([]byte(nil), frame[:end]...)
+		header := make([]byte, 8)
+		header[0] = frame[20]
+		v := uint16(off)
+		if off+size < len(payload) {
+			v |= 1
+		}
+		binary.BigEndian.PutUint16(header[2:], v)
+		binary.BigEndian.PutUint32(header[4:], id)
+		b = append(append(b, header...), piece...)
+		b[20] = protoFragment
+		binary.BigEndian.PutUint16(b[18:], uint16(len(b)-end))
+		out = append(out, b)
+	}
+	return out
+}
