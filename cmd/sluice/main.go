@@ -85,5 +85,7 @@ func newRoot(a *app) *cobra.Command {
 
 // subcommands is the one list of commands.
 func subcommands(a *app) []*cobra.Command {
-	return []*cobra.Command{}
+	return []*cobra.Command{
+		newLab(a),
+	}
 }

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/table"
+)
+
+func newLab(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "lab",
+		Short:   "Build a network of namespaces to play in",
+		GroupID: "measure",
+		Long: "Lab builds a small network out of network namespaces: clients, gateways and servers. It\n" +
+			"leaves the rest of the machine alone and is removed without a trace.",
+		Example: "  sluice lab up balancer\n" +
+			"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n" +
+			"  sluice lab down balancer",
+	}
+	cmd.AddCommand(newLabUp(a), newLabDown(a), newLabList(a), newLabExec(a))
+	return cmd
+}
+
+// labView is a lab as the commands print it.
+type labView struct {
+	ID       string    `json:"id"`
+	Topology string    `json:"topology"`
+	About    string    `json:"about"`
+	Created  time.Time `json:"created"`
+	// Owner is "user" (until lab down), "process" (until the program that made it ends) or
+	// "nobody" (left by a crash; the next lab up removes it).
+	Owner string        `json:"owner"`
+	Nodes []labNodeView `json:"nodes"`
+}
+
+type labNodeView struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	// Interfaces holds the addresses by interface; "lo" only where it has more than its own.
+	Interfaces []labIfaceView `json:"interfaces"`
+}
+
+type labIfaceView struct {
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses"`
+}
+
+func viewLab(l *lab.Lab) labView {
+	r := l.Record()
+	v := labView{ID: r.ID, Topology: r.Topology.Name, About: r.Topology.About, Created: r.Created, Owner: "nobody"}
+	switch {
+	case r.Detached:
+		v.Owner = "user"
+	case r.Live:
+		v.Owner = "process"
+	}
+	for _, n := range l.Nodes() {
+		node := labNodeView{Name: n.Short(), Namespace: n.Name(), Interfaces: []labIfaceView{}}
+		for _, link := range r.Topology.Links {
+			for _, e := range []lab.End{link.A, link.B} {
+				if e.Node == n.Short() && len(e.Addresses) > 0 {
+					node.Interfaces = append(node.Interfaces, labIfaceView{e.Iface, e.Addresses})
+				}
+			}
+		}
+		if lo := n.Spec().Addresses; len(lo) > 0 {
+			node.Interfaces = append(node.Interfaces, labIfaceView{"lo", lo})
+		}
+		v.Nodes = append(v.Nodes, node)
+	}
+	return v
+}
+
+func (v labView) nodeNames() []string {
+	var names []string
+	for _, n := range v.Nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+func newLabUp(a *app) *cobra.Command {
+	var names []string
+	long := "Up builds a network and leaves it up until \"sluice lab down\". The topologies:\n\n"
+	for _, t := range lab.All() {
+		names = append(names, t.Name)
+		long += fmt.Sprintf("  %-12s  %s\n", t.Name, t.About)
+	}
+	return &cobra.Command{
+		Use:               "up TOPOLOGY",
+		Short:             "Build a network",
+		Long:              long,
+		Example:           "  sluice lab up balancer\n  sluice lab up office --json",
+		ValidArgs:         names,
+		ValidArgsFunction: cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError(cmd, "say which topology: %s", strings.Join(names, ", "))
+			}
+			topology, ok := lab.Named(args[0])
+			if !ok {
+				return usageError(cmd, "topology %q: not one of %s", args[0], strings.Join(names, ", "))
+			}
+			l, err := lab.Up(cmd.Context(), topology)
+			if err != nil {
+				return err
+			}
+			if err := l.Detach(); err != nil {
+				return errors.Join(err, l.Down())
+			}
+			v := viewLab(l)
+			return a.print(v, func(w io.Writer) error { return printLabUp(w, v) })
+		},
+	}
+}
+
+func printLabUp(w io.Writer, v labView) error {
+	fmt.Fprintf(w, "lab %s is up: %s\n\n", v.ID, v.About)
+	t := table.New("NODE", "INTERFACE", "ADDRESSES")
+	for _, n := range v.Nodes {
+		name := n.Name
+		if len(n.Interfaces) == 0 {
+			t.Row(name, "", "(a switch)")
+		}
+		for _, i := range n.Interfaces {
+			t.Row(name, i.Name, strings.Join(i.Addresses, " "))
+			name = ""
+		}
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nA shell in a node:  sluice lab exec %s %s -- bash\nRemove it:          sluice lab down %s\n",
+		v.ID, v.Nodes[0].Name, v.ID)
+	return err
+}
+
+func newLabDown(a *app) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "down [LAB | --all]",
+		Short: "Remove a network and end what runs in it",
+		Long: "Down ends the processes inside the lab's namespaces and removes the lab. LAB is an id, or the\n" +
+			"name of a topology that is up once. Without it, the only lab of yours is meant; with --all,\n" +
+			"every lab except those that another running program uses.",
+		Example:           "  sluice lab down 3fa9c1\n  sluice lab down --all",
+		ValidArgsFunction: completeLabs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 || all && len(args) > 0 {
+				return usageError(cmd, "name one lab, or --all")
+			}
+			if os.Geteuid() != 0 {
+				return errNoRoot
+			}
+			chosen, err := labsToRemove(args, all)
+			if err != nil {
+				return err
+			}
+			removed := []string{}
+			for _, l := range chosen {
+				if err := l.Down(); err != nil {
+					return err
+				}
+				removed = append(removed, l.ID())
+			}
+			return a.print(map[string][]string{"removed": removed}, func(w io.Writer) error {
+				if len(removed) == 0 {
+					fmt.Fprintln(w, "no lab to remove")
+				}
+				for _, l := range chosen {
+					fmt.Fprintf(w, "lab %s (%s) is removed\n", l.ID(), l.Topology().Name)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "remove every lab that no running program uses")
+	return cmd
+}
+
+func labsToRemove(args []string, all bool) ([]*lab.Lab, error) {
+	if len(args) == 1 {
+		l, err := findLab(args[0])
+		return []*lab.Lab{l}, err
+	}
+	records, err := lab.List()
+	if err != nil {
+		return nil, err
+	}
+	var labs []*lab.Lab
+	for _, r := range records {
+		if !r.Detached && (r.Live || !all) {
+			continue
+		}
+		l, err := lab.Find(r.ID)
+		if err != nil {
+			return nil, err
+		}
+		labs = append(labs, l)
+	}
+	if !all && len(labs) != 1 {
+		return nil, fmt.Errorf("%d labs of yours are up: name one, or --all; \"sluice lab list\" shows them", len(labs))
+	}
+	return labs, nil
+}
+
+// findLab finds a lab by id or by the name of a topology that is up only once.
+func findLab(name string) (*lab.Lab, error) {
+	records, err := lab.List()
+	if err != nil {
+		return nil, err
+	}
+	var matches []string
+	for _, r := range records {
+		if r.ID == name {
+			return lab.Find(r.ID)
+		}
+		if r.Topology.Name == name {
+			matches = append(matches, r.ID)
+		}
+	}
+	switch len(matches) {
+	case 0:
+		return nil, fmt.Errorf("lab %q: no such lab is up; \"sluice lab list\" shows what is", name)
+	case 1:
+		return lab.Find(matches[0])
+	}
+	return nil, fmt.Errorf("lab %q: up more than once, say which: %s", name, strings.Join(matches, ", "))
+}
+
+func newLabList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the networks that are up",
+		Long: "List shows every lab on this machine. Its owner is \"user\" (stays until lab down), \"process\" (ends\n" +
+			"with the program that made it) or \"nobody\" (left by a crash; the next lab up removes it).",
+		Example: "  sluice lab list --json",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			records, err := lab.List()
+			if err != nil {
+				return err
+			}
+			views := []labView{}
+			for _, r := range records {
+				l, err := lab.Find(r.ID)
+				if err != nil {
+					continue // removed meanwhile
+				}
+				views = append(views, viewLab(l))
+			}
+			return a.print(views, func(w io.Writer) error {
+				if len(views) == 0 {
+					_, err := fmt.Fprintln(w, "no lab is up; \"sluice lab up balancer\" builds one")
+					return err
+				}
+				t := table.New("ID", "TOPOLOGY", ">AGE", "OWNER", "NODES")
+				for _, v := range views {
+					age := time.Since(v.Created).Round(time.Second)
+					t.Row(v.ID, v.Topology, age, v.Owner, strings.Join(v.nodeNames(), " "))
+				}
+				return t.Write(w)
+			})
+		},
+	}
+}
+
+func newLabExec(_ *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec LAB NODE -- COMMAND [ARGUMENT...]",
+		Short: "Run a command inside a node",
+		Long: "Exec becomes the command, inside the node's network namespace, with the /sys that belongs to it.\n" +
+			"On a gateway, /sys/fs/bpf is that gateway's own and lasts as long as the lab. The command\n" +
+			"sluice is this program, where $PATH has no other.",
+		Example:           "  sluice lab exec balancer client -- dig @192.0.2.20 example.org\n  sluice lab exec 3fa9c1 gateway -- bash",
+		ValidArgsFunction: completeLabs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			// Flags end at the first argument; the "--" that marks it is optional.
+			if len(args) > 2 && args[2] == "--" {
+				args = append(args[:2:2], args[3:]...)
+			}
+			if len(args) < 3 {
+				return usageError(cmd, "say which lab, which node, and what to run")
+			}
+			if os.Geteuid() != 0 {
+				return errNoRoot
+			}
+			l, err := findLab(args[0])
+			if err != nil {
+				return err
+			}
+			n, ok := l.Lookup(args[1])
+			if !ok {
+				return fmt.Errorf("lab %s: no node %q; its nodes are %s", l.ID(), args[1], strings.Join(viewLab(l).nodeNames(), ", "))
+			}
+			program := args[2]
+			if program == "sluice" {
+				if _, err := exec.LookPath(program); err != nil {
+					if program, err = os.Executable(); err != nil {
+						return err
+					}
+				}
+			}
+			child := n.Command(cmd.Context(), program, args[3:]...)
+			if child.Err != nil {
+				return child.Err
+			}
+			// Become the command rather than its parent: terminal, signals and exit code are its own.
+			return fmt.Errorf("node %s: %w", n.Short(), unix.Exec(child.Path, child.Args, os.Environ()))
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// completeLabs offers the ids of the labs that are up.
+func completeLabs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	records, err := lab.List()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var ids []string
+	for _, r := range records {
+		ids = append(ids, r.ID+"\t"+r.Topology.Name)
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
