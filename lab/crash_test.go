@@ -41,9 +41,9 @@ func TestMain(m *testing.M) {
 	select {}
 }
 
-// crash builds a lab in another process, with a process of its own in node s1, and kills that
-// process with SIGKILL. It returns the lab's id.
-func crash(t *testing.T, how string) string {
+// doomed builds a lab in another process, with a process of its own in node s1. It returns the lab
+// and what kills that other process.
+func doomed(t *testing.T, how string) (*lab.Lab, func()) {
 	t.Helper()
 	labtest.Require(t, labtest.Root)
 	cmd := exec.Command(os.Args[0])
@@ -56,31 +56,46 @@ func crash(t *testing.T, how string) string {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if killErr := cmd.Process.Kill(); killErr != nil {
-		t.Fatal(killErr)
+	kill := func() {
+		if err := cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait() // it was killed
 	}
-	_ = cmd.Wait() // it was killed
+	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
+		kill()
 		t.Fatal(err)
 	}
-	return strings.TrimSpace(line)
+	l, err := lab.Find(strings.TrimSpace(line))
+	if err != nil {
+		kill()
+		t.Fatal(err)
+	}
+	return l, kill
 }
 
 func TestSweepRemovesWhatACrashLeft(t *testing.T) {
-	id := crash(t, "crash")
-	left, err := lab.Find(id)
-	if err != nil {
+	left, kill := doomed(t, "crash")
+	id := left.ID()
+	if !left.Record().Live {
+		t.Error("the record says that its living owner is dead")
+	}
+	// What a gateway that was killed too leaves behind, and a record half written.
+	state := left.Node("gateway").StateDir()
+	if err := os.MkdirAll(state, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if left.Record().Live {
-		t.Error("the record says that its killed owner lives")
+	half := "/run/sluice/lab/" + id + "half.json.new"
+	if err := os.WriteFile(half, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
 	}
 	pids := processesIn(t, left.Node("s1"))
 	if len(pids) == 0 {
 		t.Error("the process in s1 ended with its parent: the test proves nothing about processes")
 	}
-	// Another test's Up may sweep at the same time, so only the result counts.
+	kill()
+	// From here on any other test's Up may sweep too, so only the result counts.
 	labtest.Eventually(t, 10*time.Second, "the sweep", func() error {
 		_, err := lab.Sweep()
 		return err
@@ -91,6 +106,9 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 		}
 		return nil
 	})
+	if _, err := os.Stat(state); err == nil {
+		t.Errorf("left behind: %s", state)
+	}
 	for _, pid := range pids {
 		// A zombie has no namespace; nobody may be there to reap it.
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil {
@@ -100,17 +118,14 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 }
 
 func TestDetachedLabSurvivesItsProcess(t *testing.T) {
-	id := crash(t, "detach")
+	l, kill := doomed(t, "detach")
+	kill()
 	swept, err := lab.Sweep()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if slices.Contains(swept, id) {
+	if slices.Contains(swept, l.ID()) {
 		t.Fatal("the sweep took a detached lab")
-	}
-	l, err := lab.Find(id)
-	if err != nil {
-		t.Fatal(err)
 	}
 	if err := ping(t, l.Node("client"), netip.Addr{}, "10.0.2.2"); err != nil {
 		t.Errorf("the detached lab does not work: %v", err)
@@ -118,7 +133,7 @@ func TestDetachedLabSurvivesItsProcess(t *testing.T) {
 	if err := l.Down(); err != nil {
 		t.Fatal(err)
 	}
-	if found := tracesOf(t, id); len(found) > 0 {
+	if found := tracesOf(t, l.ID()); len(found) > 0 {
 		t.Errorf("left behind: %v", found)
 	}
 }

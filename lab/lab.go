@@ -91,6 +91,9 @@ func Find(id string) (*Lab, error) {
 // Sweep removes what crashed processes left of their labs and returns the ids. Labs whose owner
 // lives and labs that were detached stay.
 func Sweep() ([]string, error) {
+	if err := removeUnfinished(); err != nil {
+		return nil, fmt.Errorf("lab: sweep: %w", err)
+	}
 	records, err := List()
 	if err != nil {
 		return nil, fmt.Errorf("lab: sweep: %w", err)
@@ -185,7 +188,8 @@ func (l *Lab) Detach() error {
 }
 
 // Down ends the processes that still run in the lab's namespaces (SIGTERM, two seconds, SIGKILL)
-// and removes namespaces, links, mounts and the record. It can be called again after an error.
+// and removes namespaces, links, mounts, the state of killed gateways and the record. It can be
+// called again after an error.
 //
 // A socket that this process opened through [Node.Do] keeps its namespace alive, without a name
 // and without links, until it is closed.
@@ -199,7 +203,7 @@ func (l *Lab) Down() error {
 		if _, ok := namespaceInode(n.Path()); ok {
 			errs = append(errs, n.removeLinks())
 		}
-		errs = append(errs, deleteNamespace(n.full), l.unmountBPFFS(n))
+		errs = append(errs, deleteNamespace(n.full), l.unmountBPFFS(n), os.RemoveAll(n.StateDir()))
 	}
 	if err := os.Remove(l.mountDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -82,6 +83,9 @@ func (n *Node) prepare() error {
 			[2]string{"net.ipv6.conf.default.forwarding", "1"})
 	}
 	return n.Do(func() error {
+		if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+			return errors.New("this kernel runs without IPv6, which every lab has: boot it without ipv6.disable=1")
+		}
 		for _, s := range settings {
 			if err := writeSysctl(s[0], s[1]); err != nil {
 				return err

@@ -35,6 +35,10 @@ func (n *Node) Spec() NodeSpec { return n.spec }
 // Path returns the file that stands for the namespace, under /run/netns.
 func (n *Node) Path() string { return netnsPath(n.full) }
 
+// StateDir is where a gateway that runs in the node keeps its socket and its lock: the default of
+// "sluice --state-dir" in a namespace of this name. [Lab.Down] removes it.
+func (n *Node) StateDir() string { return filepath.Join("/run/sluice/netns", n.full) }
+
 // Do runs f inside the namespace, on the calling goroutine and with its thread locked. A socket
 // that f opens stays in the namespace for good; a goroutine that f starts does not run there.
 func (n *Node) Do(f func() error) error {

@@ -91,6 +91,25 @@ func (r *Record) store(old *os.File) (*os.File, error) {
 // unfinished is the suffix of a record that is being written.
 const unfinished = ".new"
 
+// removeUnfinished removes records that a crash kept from being written: nothing was made for them.
+func removeUnfinished() error {
+	unlock, err := lockRecords()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	names, err := filepath.Glob(recordPath("*") + unfinished)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // List returns the labs on this machine, oldest first.
 func List() ([]Record, error) {
 	names, err := filepath.Glob(filepath.Join(recordDir, "*.json"))
