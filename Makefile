@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything a newcomer or CI needs; `make` alone prints the list.
+
+GO      ?= go
+BIN     := bin/sluice
+export CGO_ENABLED = 0
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs deps deps-dev clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build the static binary bin/sluice
+	$(GO) build -trimpath -o $(BIN) ./cmd/sluice
+
+demo: build ## balance and translate real traffic in namespaces; ends by itself, leaves nothing (root)
+	$(BIN) demo
+
+test: deps ## every test floor, privileged ones included (root); skips say why
+	$(GO) test -p 1 -timeout 20m ./...
+
+test-unit: ## the tests that need no rights, with the race detector off
+	$(GO) test -short ./...
+
+test-vm: deps-dev ## load and test the eBPF datapath on Debian's 6.1 kernel under QEMU
+	$(GO) test -count=1 -timeout 20m -tags vm ./e2e/vm/...
+
+generate: deps-dev ## compile the BPF programs, regenerate schema, docs and man pages
+	$(GO) generate ./...
+
+check-generated: generate ## fail when a generated file is not current
+	git diff --exit-code --stat
+	@test -z "$$(git status --porcelain)" || { git status --short; exit 1; }
+
+lint: ## gofmt, vet and staticcheck
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+FUZZTIME ?= 20s
+fuzz: ## run every fuzz target for FUZZTIME (default 20s)
+	@for f in $$(grep -rl --include='*_test.go' '^func Fuzz' .); do \
+	  for t in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$f); do \
+	    echo "== $$(dirname $$f) $$t"; $(GO) test -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME) $$(dirname $$f) || exit 1; \
+	  done; done
+
+bench: build ## measure the datapaths side by side (root, quiet machine)
+	$(BIN) bench packets
+
+bench-docs: build ## write docs/benchmarks.md from the committed results
+	$(BIN) bench docs
+
+deps: ## install what the privileged tests use (Debian, root)
+	@packaging/deps.sh test
+
+deps-dev: ## install also what compiles the BPF programs and boots the test kernel
+	@packaging/deps.sh dev
+
+clean: ## remove build products
+	rm -rf bin
