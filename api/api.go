@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api holds the wire types of Sluice's HTTP API under /api/v1 and a
+// client for it. The OpenAPI document is made from the handlers in package
+// server.
+package api
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Status is the daemon at a glance.
+type Status struct {
+	Version    string    `json:"version"`
+	PID        int       `json:"pid"`
+	Started    time.Time `json:"started"`
+	File       string    `json:"file" doc:"configuration file that the daemon watches"`
+	Revision   uint64    `json:"revision" doc:"grows by one with every change that was applied"`
+	ETag       string    `json:"etag" doc:"of the configuration in force; send it as If-Match to change just that"`
+	AppliedAt  time.Time `json:"applied-at"`
+	Error      string    `json:"error,omitempty" doc:"why the last change was refused; the state before it is in force"`
+	Datapaths  []string  `json:"datapaths" doc:"available on this host, preferred first"`
+	Warnings   []string  `json:"warnings,omitempty" doc:"things on this host that keep the rules from working"`
+	Services   int       `json:"services"`
+	NATRules   int       `json:"nat-rules"`
+	BackendsUp int       `json:"backends-up"`
+	Backends   int       `json:"backends"`
+}
+
+// Service is a service as it is in force.
+type Service struct {
+	Name      string   `json:"name"`
+	Listen    []string `json:"listen" doc:"address and ports, for example 192.0.2.10:80"`
+	Protocol  string   `json:"protocol"`
+	Mode      string   `json:"mode"`
+	Scheduler string   `json:"scheduler"`
+	Datapath  string   `json:"datapath" doc:"the datapath that carries the service"`
+	// Why says why a faster datapath does not carry it, by the datapath's name.
+	Why         map[string]string `json:"why,omitempty" doc:"why a faster datapath does not carry it"`
+	Connections uint64            `json:"connections" doc:"new flows since the service was made"`
+	Active      int               `json:"active" doc:"flows alive; -1 when unknown"`
+	Packets     uint64            `json:"packets"`
+	Bytes       uint64            `json:"bytes"`
+	Refused     uint64            `json:"refused" doc:"new flows refused by a limit, a set, or because no backend is usable"`
+	Backends    []Backend         `json:"backends"`
+}
+
+// Backend is one real server of a service.
+type Backend struct {
+	Service     string         `json:"service"`
+	Name        string         `json:"name"`
+	Address     netip.AddrPort `json:"address" doc:"port 0 keeps the port that the client asked for"`
+	Weight      int            `json:"weight"`
+	Priority    int            `json:"priority"`
+	State       string         `json:"state" enum:"up,drain,down"`
+	InUse       bool           `json:"in-use" doc:"takes new flows now"`
+	Why         string         `json:"why,omitempty"`
+	Connections uint64         `json:"connections"`
+	Active      int            `json:"active"`
+	Packets     uint64         `json:"packets"`
+	Bytes       uint64         `json:"bytes"`
+}
+
+// NATRule is a NAT rule as it is in force.
+type NATRule struct {
+	Name     string            `json:"name"`
+	Type     string            `json:"type"`
+	Summary  string            `json:"summary"`
+	Datapath string            `json:"datapath"`
+	Why      map[string]string `json:"why,omitempty"`
+	Packets  uint64            `json:"packets"`
+	Bytes    uint64            `json:"bytes"`
+}
+
+// Flow is one tracked connection.
+type Flow struct {
+	Protocol string         `json:"protocol"`
+	Client   netip.AddrPort `json:"client" doc:"original source"`
+	Dest     netip.AddrPort `json:"destination" doc:"original destination"`
+	Replier  netip.AddrPort `json:"replier" doc:"who answers: the backend, after translation"`
+	ReplyTo  netip.AddrPort `json:"reply-to" doc:"the source that the replier sees"`
+	State    string         `json:"state,omitempty"`
+	Owner    string         `json:"owner,omitempty"`
+	Backend  string         `json:"backend,omitempty"`
+	Datapath string         `json:"datapath"`
+	Timeout  float64        `json:"timeout" doc:"seconds left when idle"`
+	Packets  [2]uint64      `json:"packets" doc:"original, reply"`
+	Bytes    [2]uint64      `json:"bytes" doc:"original, reply"`
+}
+
+// Flows is a bounded list of flows.
+type Flows struct {
+	Flows []Flow `json:"flows"`
+	Total int    `json:"total" doc:"flows that match, of which at most limit are listed"`
+}
+
+// Outcome is what a change did, or would do.
+type Outcome struct {
+	Revision uint64             `json:"revision,omitempty"`
+	Changes  []*datapath.Change `json:"changes"`
+	Places   []Placement        `json:"places,omitempty"`
+	// FlowsMoved is how many live flows lose their backend or rule; only in a plan.
+	FlowsMoved int `json:"flows-moved"`
+	FlowsTotal int `json:"flows-total"`
+}
+
+// Placement says which datapath carries a service or NAT rule.
+type Placement struct {
+	Kind     string            `json:"kind" enum:"service,nat,rule"`
+	Name     string            `json:"name"`
+	Datapath string            `json:"datapath"`
+	Why      map[string]string `json:"why,omitempty"`
+}
+
+// Stop asks the daemon to end.
+type Stop struct {
+	Keep bool `json:"keep" doc:"leave the rules in the kernel: traffic goes on"`
+}
+
+// BackendState changes a backend by hand.
+type BackendState struct {
+	State string `json:"state" enum:"up,drain,down,auto" doc:"auto gives it back to configuration and check"`
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Client speaks to a daemon over its Unix socket.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient returns a client for the daemon that listens on the socket. It does
+// not connect yet.
+func NewClient(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	return &Client{socket: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+// ErrNoDaemon is wrapped when nobody answers on the socket.
+var ErrNoDaemon = errors.New("no daemon answers")
+
+// Problem is an error that the daemon answered with (RFC 9457).
+type Problem struct {
+	Status int    `json:"status"`
+	Title  string `json:"title"`
+	Detail string `json:"detail"`
+	Errors []struct {
+		Message  string `json:"message"`
+		Location string `json:"location"`
+	} `json:"errors"`
+}
+
+// Error returns the detail and the single errors, a line each.
+func (p *Problem) Error() string {
+	lines := []string{p.Detail}
+	if p.Detail == "" {
+		lines[0] = p.Title
+	}
+	for _, e := range p.Errors {
+		line := e.Message
+		if e.Location != "" {
+			line = e.Location + ": " + line
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Status returns the daemon at a glance.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	return get[Status](ctx, c, "/status", nil)
+}
+
+// Services lists the services.
+func (c *Client) Services(ctx context.Context) ([]Service, error) {
+	return list[Service](ctx, c, "/services")
+}
+
+// Backends lists the backends of all services.
+func (c *Client) Backends(ctx context.Context) ([]Backend, error) {
+	return list[Backend](ctx, c, "/backends")
+}
+
+// NAT lists the NAT rules.
+func (c *Client) NAT(ctx context.Context) ([]NATRule, error) {
+	return list[NATRule](ctx, c, "/nat")
+}
+
+// Flows lists flows; the query's keys are those of GET /api/v1/flows.
+func (c *Client) Flows(ctx context.Context, query url.Values) (*Flows, error) {
+	return get[Flows](ctx, c, "/flows", query)
+}
+
+// Explain asks what would happen to a packet; the query's keys are those of
+// GET /api/v1/explain.
+func (c *Client) Explain(ctx context.Context, query url.Values) (*datapath.Explanation, error) {
+	return get[datapath.Explanation](ctx, c, "/explain", query)
+}
+
+// Apply puts a configuration in force.
+func (c *Client) Apply(ctx context.Context, name string, yaml []byte) (*Outcome, error) {
+	return send[Outcome](ctx, c, http.MethodPut, "/config?name="+url.QueryEscape(name), "application/yaml", yaml)
+}
+
+// Plan returns what Apply would change.
+func (c *Client) Plan(ctx context.Context, name string, yaml []byte) (*Outcome, error) {
+	return send[Outcome](ctx, c, http.MethodPost, "/plan?name="+url.QueryEscape(name), "application/yaml", yaml)
+}
+
+// Reload makes the daemon read its file again.
+func (c *Client) Reload(ctx context.Context) (*Outcome, error) {
+	return send[Outcome](ctx, c, http.MethodPost, "/reload", "", nil)
+}
+
+// Stop ends the daemon; it returns when the daemon has accepted.
+func (c *Client) Stop(ctx context.Context, stop Stop) error {
+	body, err := json.Marshal(stop)
+	if err != nil {
+		return err
+	}
+	_, err = send[struct{}](ctx, c, http.MethodPost, "/stop", "application/json", body)
+	return err
+}
+
+// SetBackend changes the state of a backend by hand.
+func (c *Client) SetBackend(ctx context.Context, service, backend string, state BackendState) error {
+	body, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	path := "/services/" + url.PathEscape(service) + "/backends/" + url.PathEscape(backend) + "/state"
+	_, err = send[struct{}](ctx, c, http.MethodPut, path, "application/json", body)
+	return err
+}
+
+func get[T any](ctx context.Context, c *Client, path string, query url.Values) (*T, error) {
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	return send[T](ctx, c, http.MethodGet, path, "", nil)
+}
+
+func list[T any](ctx context.Context, c *Client, path string) ([]T, error) {
+	v, err := get[[]T](ctx, c, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return *v, nil
+}
+
+func send[T any](ctx context.Context, c *Client, method, path, contentType string, body []byte) (*T, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://sluice/api/v1"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		p := &Problem{Status: resp.StatusCode, Title: resp.Status}
+		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		_ = json.Unmarshal(raw, p) // a body that is no problem document leaves the status line
+		return nil, p
+	}
+	v := new(T)
+	if resp.StatusCode == http.StatusNoContent {
+		return v, nil
+	}
+	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
+		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.socket, err)
+	}
+	return v, nil
+}
+
+// explain turns a failed connection into a sentence with the next step.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w on %s: start one with 'sluice run -c FILE', or name its socket with --socket", ErrNoDaemon, c.socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("socket %s: permission denied: run the command as root or as a member of the socket's group", c.socket)
+	}
+	return err
+}

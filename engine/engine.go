@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package engine is the reconciler: it places services and rules on datapaths,
+// joins the configuration with the health of the backends into snapshots, and is
+// the only caller of datapath.Apply.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Health tells which backends work.
+type Health interface {
+	// Configure replaces what is checked. Backends that stay keep their state.
+	Configure(*config.Config)
+	// Healthy returns the state of a backend; known is false until its first
+	// probe has ended.
+	Healthy(service, backend string) (healthy, known bool)
+	// Why says in words why the backend is in its state.
+	Why(service, backend string) string
+}
+
+// Options of an engine. Datapaths are in order of preference, the fast one
+// first.
+type Options struct {
+	Datapaths []datapath.Datapath
+	Health    Health       // nil: every backend is up
+	Log       *slog.Logger // nil: slog.Default()
+	// Settle is how long the first Apply waits for the first probes, so that a
+	// restarted daemon does not take working backends out; 0 means 5 s.
+	Settle time.Duration
+}
+
+// Engine holds what is in force.
+type Engine struct {
+	opt   Options
+	dirty chan struct{} // has one element when a backend changed
+
+	mu        sync.Mutex // serialises every Apply; protects all below
+	config    *config.Config
+	plan      placement
+	inForce   map[string]*datapath.Snapshot // by datapath
+	override  map[backendKey]datapath.State // by the operator, until cleared
+	revision  uint64
+	lastApply Applied
+}
+
+type backendKey struct{ service, backend string }
+
+// Applied is the outcome of an Apply.
+type Applied struct {
+	Revision uint64
+	At       time.Time
+	Changes  []*datapath.Change
+	Err      error
+}
+
+// New returns an engine with nothing in force.
+func New(opt Options) *Engine {
+	if opt.Log == nil {
+		opt.Log = slog.Default()
+	}
+	if opt.Settle == 0 {
+		opt.Settle = 5 * time.Second
+	}
+	return &Engine{
+		opt:      opt,
+		dirty:    make(chan struct{}, 1),
+		inForce:  map[string]*datapath.Snapshot{},
+		override: map[backendKey]datapath.State{},
+	}
+}
+
+// Kick tells the engine that the health of a backend changed. It never blocks.
+func (e *Engine) Kick() {
+	select {
+	case e.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// Apply puts a validated configuration in force on all datapaths, or none: when
+// one refuses, those that had accepted go back to what they had.
+func (e *Engine) Apply(ctx context.Context, cfg *config.Config) (Applied, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	plan, err := e.place(cfg)
+	if err != nil {
+		return Applied{}, err
+	}
+	first := e.config == nil
+	e.check(cfg)
+	if first {
+		e.settle(ctx, cfg)
+	}
+	applied, err := e.commit(ctx, cfg, plan)
+	if err != nil {
+		e.check(e.config)
+	}
+	return applied, err
+}
+
+// check hands the configuration to the health monitor; nil stops all probes.
+func (e *Engine) check(cfg *config.Config) {
+	if e.opt.Health == nil {
+		return
+	}
+	if cfg == nil {
+		cfg = &config.Config{}
+	}
+	e.opt.Health.Configure(cfg)
+}
+
+// settle waits until every checked backend was probed once.
+func (e *Engine) settle(ctx context.Context, cfg *config.Config) {
+	if e.opt.Health == nil {
+		return
+	}
+	deadline := time.NewTimer(e.opt.Settle)
+	defer deadline.Stop()
+	for !e.allKnown(cfg) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-deadline.C:
+			e.opt.Log.Warn("not every backend was probed before the first apply", "waited", e.opt.Settle)
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (e *Engine) allKnown(cfg *config.Config) bool {
+	for _, s := range cfg.Services {
+		if s.Check == nil {
+			continue
+		}
+		for _, b := range s.Backends {
+			if _, known := e.opt.Health.Healthy(s.Name, b.Name); !known {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// commit applies the snapshots of a placement and remembers them.
+func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement) (Applied, error) {
+	e.revision++
+	next := e.snapshots(cfg, plan)
+	applied := Applied{Revision: e.revision, At: time.Now()}
+	for i, d := range e.opt.Datapaths {
+		change, err := d.Apply(ctx, next[d.Name()])
+		if err != nil {
+			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
+			if undo := e.restore(e.opt.Datapaths[:i]); undo != nil {
+				applied.Err = errors.Join(applied.Err, undo)
+			}
+			e.lastApply = applied
+			return applied, applied.Err
+		}
+		applied.Changes = append(applied.Changes, change)
+	}
+	e.config, e.plan, e.inForce = cfg, plan, next
+	e.lastApply = applied
+	return applied, nil
+}
+
+// restore puts the snapshots in force back on datapaths that had taken newer
+// ones. It must happen even when the caller's context has ended.
+func (e *Engine) restore(datapaths []datapath.Datapath) error {
+	var errs []error
+	for _, d := range datapaths {
+		old := e.inForce[d.Name()]
+		if old == nil {
+			old = &datapath.Snapshot{Config: &config.Config{}}
+		}
+		if _, err := d.Apply(context.Background(), old); err != nil {
+			errs = append(errs, fmt.Errorf("%s: going back to revision %d: %w", d.Name(), old.Revision, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Run follows the health of the backends until the context ends.
+func (e *Engine) Run(ctx context.Context) {
+	const retry = time.Second
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.dirty:
+		case <-again:
+		}
+		again = nil
+		if err := e.refresh(ctx); err != nil {
+			e.opt.Log.Error("backends changed, but the datapath did not follow; trying again", "after", retry, "error", err)
+			again = time.After(retry)
+		}
+	}
+}
+
+// refresh applies the configuration in force again when a backend's state is not
+// what the datapaths have.
+func (e *Engine) refresh(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.config == nil || !e.stale() {
+		return nil
+	}
+	applied, err := e.commit(ctx, e.config, e.plan)
+	if err == nil {
+		e.opt.Log.Info("backends changed", "revision", applied.Revision)
+	}
+	return err
+}
+
+func (e *Engine) stale() bool {
+	for _, snapshot := range e.inForce {
+		for _, s := range snapshot.Services {
+			for i := range s.Backends {
+				if e.state(s.Service, i) != s.State[i] {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// state of one backend: the operator's word first, then the file's, then the
+// check's.
+func (e *Engine) state(s *config.Service, i int) datapath.State {
+	b := &s.Backends[i]
+	if state, ok := e.override[backendKey{s.Name, b.Name}]; ok {
+		return state
+	}
+	if s.Check != nil && e.opt.Health != nil {
+		healthy, known := e.opt.Health.Healthy(s.Name, b.Name)
+		if !known {
+			healthy = s.Check.Initial == "up"
+		}
+		if !healthy {
+			return datapath.Down
+		}
+	}
+	if b.Drain {
+		return datapath.Drain
+	}
+	return datapath.Up
+}
+
+// SetState overrides the state of a backend until ClearState; the change is
+// applied before it returns.
+func (e *Engine) SetState(ctx context.Context, service, backend string, state datapath.State) error {
+	return e.changeOverride(ctx, service, backend, func(k backendKey) { e.override[k] = state })
+}
+
+// ClearState gives a backend back to its configuration and its check.
+func (e *Engine) ClearState(ctx context.Context, service, backend string) error {
+	return e.changeOverride(ctx, service, backend, func(k backendKey) { delete(e.override, k) })
+}
+
+func (e *Engine) changeOverride(ctx context.Context, service, backend string, change func(backendKey)) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.config == nil || !hasBackend(e.config, service, backend) {
+		return fmt.Errorf("service %s has no backend %s: %w", service, backend, ErrNotFound)
+	}
+	before := maps.Clone(e.override)
+	change(backendKey{service, backend})
+	if !e.stale() {
+		return nil
+	}
+	if _, err := e.commit(ctx, e.config, e.plan); err != nil {
+		e.override = before
+		return err
+	}
+	return nil
+}
+
+// ErrNotFound is wrapped by errors about objects that do not exist.
+var ErrNotFound = errors.New("not found")
+
+func hasBackend(cfg *config.Config, service, backend string) bool {
+	for _, s := range cfg.Services {
+		if s.Name != service {
+			continue
+		}
+		for _, b := range s.Backends {
+			if b.Name == backend {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Stop ends the engine. With keep the rules stay in the kernel and traffic goes
+// on; otherwise everything of Sluice's is removed.
+func (e *Engine) Stop(ctx context.Context, keep bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, d := range e.opt.Datapaths {
+		if !keep {
+			if err := d.Remove(ctx); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+			}
+		}
+		if err := d.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+		}
+	}
+	return errors.Join(errs...)
+}

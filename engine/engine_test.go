@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// fake is a datapath that remembers what it was asked to be.
+type fake struct {
+	name    string
+	refuse  func(kind, name string) error // Carries*
+	fail    error                         // the next Apply
+	applied []*datapath.Snapshot
+	removed bool
+	flows   []flow.Flow
+}
+
+func (f *fake) carries(kind, name string) error {
+	if f.refuse == nil {
+		return nil
+	}
+	return f.refuse(kind, name)
+}
+
+func (f *fake) Name() string                             { return f.name }
+func (f *fake) CarriesService(s *config.Service) error   { return f.carries("service", s.Name) }
+func (f *fake) CarriesNAT(n *config.NATRule) error       { return f.carries("nat", n.Name) }
+func (f *fake) CarriesRule(r *config.FirewallRule) error { return f.carries("rule", r.Name) }
+func (f *fake) Close() error                             { return nil }
+func (f *fake) Remove(context.Context) error             { f.removed = true; return nil }
+func (f *fake) Counters(context.Context) (*datapath.Counters, error) {
+	return &datapath.Counters{}, nil
+}
+func (f *fake) Plan(context.Context, *datapath.Snapshot) (*datapath.Change, error) {
+	return &datapath.Change{Datapath: f.name}, nil
+}
+
+func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	if err := f.fail; err != nil {
+		f.fail = nil
+		return nil, err
+	}
+	f.applied = append(f.applied, s)
+	return &datapath.Change{Datapath: f.name}, nil
+}
+
+func (f *fake) Flows(_ context.Context, yield func(flow.Flow) bool) error {
+	for _, fl := range f.flows {
+		if !yield(fl) {
+			break
+		}
+	}
+	return nil
+}
+
+func (f *fake) last() *datapath.Snapshot { return f.applied[len(f.applied)-1] }
+
+func names(s *datapath.Snapshot) (out []string) {
+	for _, sv := range s.Services {
+		out = append(out, sv.Name)
+	}
+	for _, n := range s.NAT {
+		out = append(out, n.Name)
+	}
+	for _, r := range s.Rules {
+		out = append(out, r.Name)
+	}
+	return out
+}
+
+// health is a Health whose word can be changed.
+type health map[string]bool
+
+func (h health) Configure(*config.Config)                  {}
+func (h health) Healthy(_, b string) (healthy, known bool) { healthy, known = h[b]; return }
+func (h health) Why(_, b string) string                    { return "" }
+
+func service(name string, backends ...string) config.Service {
+	s := config.Service{Name: name, Protocol: flow.TCP, Mode: config.ModeDNAT, Check: &config.Check{Type: config.CheckTCP},
+		Listen: []config.Listen{{Address: netip.MustParseAddr("192.0.2.10"), Ports: []flow.Ports{{First: 80, Last: 80}}}}}
+	for _, b := range backends {
+		s.Backends = append(s.Backends, config.Backend{Name: b, Weight: 1, Priority: 1})
+	}
+	return s
+}
+
+var refused = errors.New("not available at XDP")
+
+func pair() (fast, slow *fake) { return &fake{name: "ebpf"}, &fake{name: "nftables"} }
+
+func TestServicesGoToTheFastestThatCarriesThem(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "sctp" {
+			return refused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a"), service("sctp", "a")}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(fast.last()); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("ebpf carries %v, want web", got)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"sctp"}) {
+		t.Errorf("nftables carries %v, want sctp", got)
+	}
+	if why := e.View().Services[1].Place.Why["ebpf"]; why != refused.Error() {
+		t.Errorf("why not ebpf: %q", why)
+	}
+}
+
+func TestAFirewallRuleThatMustSeeTrafficKeepsItThere(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(kind, _ string) error {
+		if kind == "rule" {
+			return errors.New("the kernel's log is out of reach at XDP")
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a")}, Firewall: config.Firewall{Rules: []config.FirewallRule{{Name: "log", Action: config.ActionLog}}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"web", "log"}) {
+		t.Errorf("nftables carries %v, want web and log", got)
+	}
+	if why := e.View().Services[0].Place.Why["ebpf"]; !strings.Contains(why, "firewall rule log must see the traffic") {
+		t.Errorf("why not ebpf: %q", why)
+	}
+}
+
+func TestADropRuleStandsOnEveryDatapathThatCarriesTraffic(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "sctp" {
+			return refused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a"), service("sctp", "a")}, Firewall: config.Firewall{Rules: []config.FirewallRule{{Name: "ban", Action: config.ActionDrop}}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*fake{fast, slow} {
+		if !slices.Contains(names(d.last()), "ban") {
+			t.Errorf("%s lets banned traffic pass", d.name)
+		}
+	}
+}
+
+func TestNATRulesStayTogether(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "ftp" {
+			return refused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{NAT: []config.NATRule{{Name: "office"}, {Name: "ftp"}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"office", "ftp"}) {
+		t.Errorf("nftables carries %v, want both rules", got)
+	}
+	slow.refuse = func(_, name string) error {
+		if name == "v6only" {
+			return refused
+		}
+		return nil
+	}
+	cfg = &config.Config{NAT: []config.NATRule{{Name: "v6only"}, {Name: "ftp"}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(names(fast.last()), []string{"v6only"}) || !slices.Equal(names(slow.last()), []string{"ftp"}) {
+		t.Errorf("split: ebpf %v, nftables %v", names(fast.last()), names(slow.last()))
+	}
+}
+
+func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
+	fast, slow := pair()
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	before := &config.Config{Services: []config.Service{service("old", "a")}}
+	if _, err := e.Apply(t.Context(), before); err != nil {
+		t.Fatal(err)
+	}
+	slow.fail = errors.New("rule x: the kernel says no")
+	_, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}})
+	if err == nil || !strings.Contains(err.Error(), "nftables: rule x") {
+		t.Fatalf("error %v does not name datapath and rule", err)
+	}
+	if got := names(fast.last()); !slices.Equal(got, []string{"old"}) {
+		t.Errorf("ebpf carries %v after the refusal, want old", got)
+	}
+	if got := e.View().Config; got != before {
+		t.Error("the refused configuration is called in force")
+	}
+}
+
+func TestARefusalOfTheFirstApplyLeavesNothing(t *testing.T) {
+	fast, slow := pair()
+	slow.fail = errors.New("no")
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}}); err == nil {
+		t.Fatal("no error")
+	}
+	if got := names(fast.last()); len(got) != 0 {
+		t.Errorf("ebpf carries %v", got)
+	}
+}
+
+func TestBackendsFollowTheirChecks(t *testing.T) {
+	fast, _ := pair()
+	h := health{"a": true, "b": true}
+	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: h})
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("web", "a", "b")}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := fast.last().Services[0].Active(); !slices.Equal(got, []int{0, 1}) {
+		t.Fatalf("active %v", got)
+	}
+	h["a"] = false
+	fast.fail = errors.New("busy")
+	if err := e.refresh(t.Context()); err == nil {
+		t.Fatal("the datapath's error was swallowed")
+	}
+	if err := e.refresh(t.Context()); err != nil { // Run tries again
+		t.Fatal(err)
+	}
+	if got := fast.last().Services[0].Active(); !slices.Equal(got, []int{1}) {
+		t.Errorf("active %v after a went down", got)
+	}
+	n := len(fast.applied)
+	if err := e.refresh(t.Context()); err != nil || len(fast.applied) != n {
+		t.Error("nothing changed, and still it applied")
+	}
+	if err := e.SetState(t.Context(), "web", "b", datapath.Drain); err != nil {
+		t.Fatal(err)
+	}
+	if got := fast.last().Services[0].State; !slices.Equal(got, []datapath.State{datapath.Down, datapath.Drain}) {
+		t.Errorf("states %v", got)
+	}
+	if err := e.ClearState(t.Context(), "web", "b"); err != nil || fast.last().Services[0].State[1] != datapath.Up {
+		t.Errorf("cleared override: %v, %v", err, fast.last().Services[0].State)
+	}
+	if err := e.SetState(t.Context(), "web", "nobody", datapath.Up); !errors.Is(err, ErrNotFound) {
+		t.Errorf("unknown backend: %v", err)
+	}
+}
+
+func TestSparesServeOnlyWhileNothingBetterIsUp(t *testing.T) {
+	s := service("web", "a", "spare")
+	s.Backends[1].Priority = 2
+	sv := datapath.Service{Service: &s, State: []datapath.State{datapath.Up, datapath.Up}}
+	if got := sv.Active(); !slices.Equal(got, []int{0}) {
+		t.Errorf("active %v, want the first class", got)
+	}
+	sv.State[0] = datapath.Down
+	if got := sv.Active(); !slices.Equal(got, []int{1}) {
+		t.Errorf("active %v, want the spare", got)
+	}
+}
+
+func TestForecastCountsFlowsThatLoseTheirBackend(t *testing.T) {
+	fast, _ := pair()
+	fast.flows = []flow.Flow{{Owner: "web", Backend: "a", Datapath: "ebpf"}, {Owner: "web", Backend: "b", Datapath: "ebpf"}, {Datapath: "ebpf"}}
+	e := New(Options{Datapaths: []datapath.Datapath{fast}})
+	f, err := e.Forecast(t.Context(), &config.Config{Services: []config.Service{service("web", "a")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Flows != 1 || f.FlowsTotal != 3 {
+		t.Errorf("%d of %d flows move, want 1 of 3", f.Flows, f.FlowsTotal)
+	}
+	if len(fast.applied) != 0 {
+		t.Error("a forecast applied something")
+	}
+}
+
+func TestStopRemovesUnlessToldToKeep(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		fast, _ := pair()
+		if err := New(Options{Datapaths: []datapath.Datapath{fast}}).Stop(t.Context(), keep); err != nil {
+			t.Fatal(err)
+		}
+		if fast.removed == keep {
+			t.Errorf("keep %v: removed %v", keep, fast.removed)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// View is what is in force, for those who show it.
+type View struct {
+	Config   *config.Config // nil before the first Apply
+	Applied  Applied
+	Services []ServiceView
+	NAT      []Place // parallel to Config.NAT
+	Rules    []Place // parallel to Config.Firewall.Rules
+	// Warnings are things on this host that keep the rules from working.
+	Warnings []string
+}
+
+// ServiceView is one service with its place and its backends' states.
+type ServiceView struct {
+	datapath.Service
+	Place Place
+	// Why is the reason of each backend's state, by index; may be empty.
+	Why []string
+}
+
+// View returns what is in force.
+func (e *Engine) View() View {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules}
+	for _, d := range e.opt.Datapaths {
+		if w, ok := d.(interface{ Warnings() []string }); ok {
+			v.Warnings = append(v.Warnings, w.Warnings()...)
+		}
+	}
+	if e.config == nil {
+		return v
+	}
+	for i := range e.config.Services {
+		s := e.service(&e.config.Services[i])
+		view := ServiceView{Service: s, Place: e.plan.services[i], Why: make([]string, len(s.Backends))}
+		for b := range s.Backends {
+			view.Why[b] = e.why(s.Service, b)
+		}
+		v.Services = append(v.Services, view)
+	}
+	return v
+}
+
+func (e *Engine) why(s *config.Service, i int) string {
+	b := &s.Backends[i]
+	if _, ok := e.override[backendKey{s.Name, b.Name}]; ok {
+		return "set by the operator"
+	}
+	if s.Check != nil && e.opt.Health != nil {
+		if why := e.opt.Health.Why(s.Name, b.Name); why != "" {
+			return why
+		}
+	}
+	if b.Drain {
+		return "drain in the configuration"
+	}
+	return ""
+}
+
+// Counters reads the counters of every datapath, by its name.
+func (e *Engine) Counters(ctx context.Context) (map[string]*datapath.Counters, error) {
+	all := map[string]*datapath.Counters{}
+	for _, d := range e.opt.Datapaths {
+		c, err := d.Counters(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.Name(), err)
+		}
+		all[d.Name()] = c
+	}
+	return all, nil
+}
+
+// Flows calls yield for every flow of every datapath until it returns false.
+func (e *Engine) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
+	more := true
+	for _, d := range e.opt.Datapaths {
+		err := d.Flows(ctx, func(f flow.Flow) bool {
+			more = yield(f)
+			return more
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", d.Name(), err)
+		}
+		if !more {
+			return nil
+		}
+	}
+	return nil
+}
+
+// Explain asks every datapath what it would do with a packet and returns the
+// first answer that is not "pass".
+func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
+	var last *datapath.Explanation
+	for _, d := range e.opt.Datapaths {
+		x, ok := d.(datapath.Explainer)
+		if !ok {
+			continue
+		}
+		answer, err := x.Explain(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.Name(), err)
+		}
+		if answer.Action != "pass" {
+			return answer, nil
+		}
+		last = answer
+	}
+	if last == nil {
+		return nil, fmt.Errorf("no datapath on this host explains packets: %w", ErrNotFound)
+	}
+	return last, nil
+}
+
+// Forecast is what an Apply would do.
+type Forecast struct {
+	Changes []*datapath.Change
+	// Flows is how many live flows lose their backend or their rule.
+	Flows int
+	// FlowsTotal is how many live flows were looked at.
+	FlowsTotal int
+	Places     View // placement of the new configuration
+}
+
+// Forecast returns what Apply(cfg) would change, and changes nothing.
+func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, error) {
+	e.mu.Lock()
+	plan, err := e.place(cfg)
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	next := e.snapshots(cfg, plan)
+	e.mu.Unlock()
+	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}
+	for i := range cfg.Services {
+		f.Places.Services = append(f.Places.Services, ServiceView{Place: plan.services[i]})
+	}
+	for _, d := range e.opt.Datapaths {
+		change, err := d.Plan(ctx, next[d.Name()])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.Name(), err)
+		}
+		f.Changes = append(f.Changes, change)
+	}
+	kept := owners(next)
+	err = e.Flows(ctx, func(fl flow.Flow) bool {
+		f.FlowsTotal++
+		if fl.Owner != "" && !kept[fl.Datapath][backendKey{fl.Owner, fl.Backend}] {
+			f.Flows++
+		}
+		return true
+	})
+	return f, err
+}
+
+// owners lists, by datapath, the owner and backend of every flow that can live
+// on under the snapshots.
+func owners(next map[string]*datapath.Snapshot) map[string]map[backendKey]bool {
+	all := map[string]map[backendKey]bool{}
+	for name, snapshot := range next {
+		keep := map[backendKey]bool{}
+		for _, s := range snapshot.Services {
+			keep[backendKey{s.Name, ""}] = true
+			for i, b := range s.Backends {
+				if s.State[i] != datapath.Down {
+					keep[backendKey{s.Name, b.Name}] = true
+				}
+			}
+		}
+		for _, n := range snapshot.NAT {
+			keep[backendKey{n.Name, ""}] = true
+		}
+		all[name] = keep
+	}
+	return all
+}

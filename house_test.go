@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sluice holds the tests of the house itself: which package may import
+// which, how big files get, and that every package says what it is for.
+package sluice
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/sluice-lb/sluice"
+
+type pkg struct {
+	ImportPath string
+	Name       string
+	Doc        string
+	Imports    []string
+	Deps       []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) map[string]pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Name,Doc,Imports,Deps,GoFiles", "./...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	all := map[string]pkg{}
+	d := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")] = p
+	}
+}
+
+// standard reports whether an import path is of the standard library.
+func standard(path string) bool {
+	return !strings.Contains(strings.SplitN(path, "/", 2)[0], ".")
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	all := packages(t)
+	for _, imp := range all["flow"].Imports {
+		if !standard(imp) {
+			t.Errorf("flow imports %s; it imports only the standard library", imp)
+		}
+	}
+	// Pure packages link nothing that talks to a kernel.
+	impure := regexp.MustCompile(`cilium/ebpf|vishvananda|google/nftables|mdlayher|` + module + `/(datapath|lab|netdev|conntrack|engine|server|health)`)
+	for _, name := range []string{"config", "balance", "nat", "capacity", "packet"} {
+		for _, dep := range all[name].Deps {
+			if impure.MatchString(dep) {
+				t.Errorf("%s depends on %s; it is pure", name, dep)
+			}
+		}
+	}
+	top := []string{module + "/server", module + "/engine", module + "/api"}
+	for name, p := range all {
+		for _, imp := range p.Imports {
+			if strings.HasPrefix(imp, "github.com/cilium/ebpf") && !under(name, "datapath/ebpf", "trace", "load") {
+				t.Errorf("%s imports %s; only datapath/ebpf, trace and load do", name, imp)
+			}
+			if slices.Contains(top, imp) && !under(name, "server", "cmd", "engine", "api", "e2e", "metrics", "top") {
+				t.Errorf("%s imports %s, which is above it", name, imp)
+			}
+			if strings.HasPrefix(imp, module+"/cmd") {
+				t.Errorf("%s imports %s", name, imp)
+			}
+		}
+	}
+}
+
+func under(name string, roots ...string) bool {
+	return slices.ContainsFunc(roots, func(r string) bool { return name == r || strings.HasPrefix(name, r+"/") })
+}
+
+// Only engine calls Apply on a datapath; tests and benchmarks drive one directly.
+func TestOnlyEngineAppliesSnapshots(t *testing.T) {
+	call := regexp.MustCompile(`\.Apply\(.*[sS]napshot`)
+	walk(t, ".go", func(path string, text []byte) {
+		if call.Match(text) && !strings.HasSuffix(path, "_test.go") && !under(filepath.Dir(path), "engine", "datapath", "bench", "lab") {
+			t.Errorf("%s calls Apply with a snapshot; only engine does", path)
+		}
+	})
+}
+
+func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
+	for name, p := range packages(t) {
+		if p.Doc == "" && len(p.GoFiles) > 0 {
+			t.Errorf("package %s has no doc comment", name)
+		}
+	}
+}
+
+func TestFilesAndRoomsStaySmall(t *testing.T) {
+	const fileLimit = 800 // lines; 500 is the aim
+	vague := regexp.MustCompile(`(^|/)(util|utils|common|helper|helpers|manager|misc|types|core)(/|\.go$|\.h$)`)
+	check := func(path string, text []byte) {
+		if generated(text) {
+			return
+		}
+		if n := bytes.Count(text, []byte("\n")); n > fileLimit {
+			t.Errorf("%s has %d lines, more than %d: is a concept missing its own file?", path, n, fileLimit)
+		}
+		if vague.MatchString(path) && path != "bpf/types.h" {
+			t.Errorf("%s: the name says nothing about what lives there", path)
+		}
+	}
+	for _, ext := range []string{".go", ".c", ".h"} {
+		walk(t, ext, check)
+	}
+}
+
+func TestEveryFileNamesItsLicense(t *testing.T) {
+	for _, ext := range []string{".go", ".c", ".h"} {
+		walk(t, ext, func(path string, text []byte) {
+			first, _, _ := bytes.Cut(text, []byte("\n"))
+			if !generated(text) && !bytes.Contains(first, []byte("SPDX-License-Identifier:")) {
+				t.Errorf("%s does not begin with its SPDX line", path)
+			}
+		})
+	}
+}
+
+func generated(text []byte) bool {
+	head := text[:min(len(text), 300)]
+	return bytes.Contains(head, []byte("Code generated"))
+}
+
+func walk(t *testing.T, ext string, visit func(path string, text []byte)) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ext {
+			if d != nil && d.IsDir() && (d.Name() == ".git" || d.Name() == "node_modules") {
+				return filepath.SkipDir
+			}
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err == nil {
+			visit(path, text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

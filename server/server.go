@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package server answers the HTTP API: the REST handlers from which the OpenAPI
+// 3.1 document is made, and the metrics page.
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/engine"
+)
+
+// Daemon is what the server asks of the process it runs in.
+type Daemon interface {
+	// Reload reads the configuration file again and applies it.
+	Reload(context.Context) (engine.Applied, error)
+	// Stop ends the process soon after it returned.
+	Stop(keep bool)
+}
+
+// Options of a server.
+type Options struct {
+	Engine    *engine.Engine
+	Daemon    Daemon
+	Version   string
+	File      string   // configuration file that the daemon watches
+	Datapaths []string // available, preferred first
+	Metrics   http.Handler
+}
+
+// maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
+// services of four backends take about 4 MiB.
+const maxConfig = 64 << 20
+
+// New returns the handler of the whole API.
+func New(opt Options) http.Handler {
+	mux := http.NewServeMux()
+	cfg := huma.DefaultConfig("Sluice", opt.Version)
+	cfg.Info.Description = "NAT gateway and layer-4 load balancer for Linux."
+	cfg.OpenAPIPath = "/openapi"
+	cfg.DocsPath = ""
+	cfg.CreateHooks = nil // answers carry no $schema member
+	s := &server{opt: opt, started: time.Now()}
+	hapi := humago.New(mux, cfg)
+	s.register(huma.NewGroup(hapi, "/api/v1"))
+	if opt.Metrics != nil {
+		mux.Handle("GET /metrics", opt.Metrics)
+	}
+	return mux
+}
+
+type server struct {
+	opt     Options
+	started time.Time
+}
+
+type body[T any] struct{ Body T }
+
+func (s *server) register(g huma.API) {
+	huma.Get(g, "/status", s.status, describe("status", "The daemon at a glance"))
+	huma.Get(g, "/services", s.services, describe("list-services", "Services with their backends and counters"))
+	huma.Get(g, "/services/{service}", s.service, describe("get-service", "One service"))
+	huma.Get(g, "/backends", s.backends, describe("list-backends", "Backends of all services"))
+	huma.Get(g, "/nat", s.nat, describe("list-nat", "NAT rules"))
+	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"))
+	huma.Get(g, "/explain", s.explain, describe("explain", "What would happen to a packet, without sending it"))
+	huma.Get(g, "/config", s.config, describe("get-config", "The configuration in force, as YAML"))
+	huma.Put(g, "/config", s.apply, describe("apply", "Put a configuration in force"), bounded)
+	huma.Post(g, "/plan", s.plan, describe("plan", "What a configuration would change"), bounded)
+	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
+	huma.Post(g, "/stop", s.stop, describe("stop", "End the daemon"))
+	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
+}
+
+func describe(id, summary string) func(*huma.Operation) {
+	return func(o *huma.Operation) { o.OperationID, o.Summary = id, summary }
+}
+
+func bounded(o *huma.Operation) { o.MaxBodyBytes = maxConfig }
+
+func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
+	v := s.opt.Engine.View()
+	st := api.Status{
+		Version: s.opt.Version, PID: os.Getpid(), Started: s.started, File: s.opt.File,
+		Revision: v.Applied.Revision, AppliedAt: v.Applied.At, Datapaths: s.opt.Datapaths, Warnings: v.Warnings,
+	}
+	if v.Applied.Err != nil {
+		st.Error = v.Applied.Err.Error()
+	}
+	if v.Config != nil {
+		st.Services, st.NATRules, st.ETag = len(v.Config.Services), len(v.Config.NAT), etag(v.Config)
+	}
+	for _, sv := range v.Services {
+		st.Backends += len(sv.Backends)
+		for _, state := range sv.State {
+			if state.String() == "up" {
+				st.BackendsUp++
+			}
+		}
+	}
+	return &body[api.Status]{st}, nil
+}
+
+type configInput struct {
+	Name    string `query:"name" doc:"name of the file, for messages" default:"request"`
+	IfMatch string `header:"If-Match" doc:"refuse unless this is the ETag of the configuration in force"`
+	RawBody []byte `contentType:"application/yaml"`
+}
+
+// decode reads a configuration and turns its errors into a problem document.
+func decode(in *configInput) (*config.Config, error) {
+	cfg, err := config.Decode(in.Name, in.RawBody)
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	return cfg, nil
+}
+
+func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
+	cfg, err := decode(in)
+	if err != nil {
+		return nil, err
+	}
+	if v := s.opt.Engine.View(); in.IfMatch != "" && (v.Config == nil || in.IfMatch != etag(v.Config)) {
+		return nil, huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
+	}
+	applied, err := s.opt.Engine.Apply(ctx, cfg)
+	if err != nil {
+		return nil, huma.Error409Conflict(err.Error())
+	}
+	return &body[api.Outcome]{s.outcome(applied)}, nil
+}
+
+func (s *server) outcome(a engine.Applied) api.Outcome {
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(s.opt.Engine.View())}
+}
+
+func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
+	cfg, err := decode(in)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.opt.Engine.Forecast(ctx, cfg)
+	if err != nil {
+		return nil, huma.Error409Conflict(err.Error())
+	}
+	return &body[api.Outcome]{Outcome(f)}, nil
+}
+
+func (s *server) reload(ctx context.Context, _ *struct{}) (*body[api.Outcome], error) {
+	applied, err := s.opt.Daemon.Reload(ctx)
+	if err != nil {
+		return nil, huma.Error409Conflict(err.Error())
+	}
+	return &body[api.Outcome]{s.outcome(applied)}, nil
+}
+
+func (s *server) stop(_ context.Context, in *body[api.Stop]) (*struct{}, error) {
+	s.opt.Daemon.Stop(in.Body.Keep)
+	return nil, nil
+}
+
+type configOutput struct {
+	ContentType string `header:"Content-Type"`
+	ETag        string `header:"ETag"`
+	Body        []byte
+}
+
+func (s *server) config(context.Context, *struct{}) (*configOutput, error) {
+	v := s.opt.Engine.View()
+	if v.Config == nil {
+		return nil, huma.Error404NotFound("no configuration is in force yet")
+	}
+	raw, err := config.Marshal(v.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &configOutput{ContentType: "application/yaml", ETag: etag(v.Config), Body: raw}, nil
+}
+
+// statusError maps the engine's errors to HTTP.
+func statusError(err error) error {
+	if errors.Is(err, engine.ErrNotFound) {
+		return huma.Error404NotFound(err.Error())
+	}
+	return huma.Error409Conflict(err.Error())
+}

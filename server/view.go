@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// etag identifies a configuration.
+func etag(c *config.Config) string {
+	raw, err := config.Marshal(c)
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(raw)
+	return `"` + hex.EncodeToString(sum[:8]) + `"`
+}
+
+func (s *server) services(ctx context.Context, _ *struct{}) (*body[[]api.Service], error) {
+	v := s.opt.Engine.View()
+	counters, err := s.opt.Engine.Counters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list := []api.Service{}
+	for _, sv := range v.Services {
+		list = append(list, serviceOf(sv, counters))
+	}
+	return &body[[]api.Service]{list}, nil
+}
+
+func serviceOf(sv engine.ServiceView, counters map[string]*datapath.Counters) api.Service {
+	out := api.Service{
+		Name: sv.Name, Protocol: sv.Protocol.String(), Mode: string(sv.Mode), Scheduler: string(sv.Scheduler),
+		Datapath: strings.Join(sv.Place.Datapaths, ","), Why: sv.Place.Why, Active: -1,
+	}
+	for _, l := range sv.Listen {
+		out.Listen = append(out.Listen, listenText(l))
+	}
+	count := map[string]datapath.BackendCounters{}
+	if c := counters[out.Datapath]; c != nil {
+		i := slices.IndexFunc(c.Services, func(sc datapath.ServiceCounters) bool { return sc.Name == sv.Name })
+		if i >= 0 {
+			sc := c.Services[i]
+			out.Connections, out.Packets, out.Bytes, out.Refused, out.Active = sc.Connections, sc.Packets, sc.Bytes, sc.Refused, sc.Active
+			for _, b := range sc.Backends {
+				count[b.Name] = b
+			}
+		}
+	}
+	active := sv.Service.Active()
+	for i, b := range sv.Backends {
+		bc := count[b.Name]
+		out.Backends = append(out.Backends, api.Backend{
+			Service: sv.Name, Name: b.Name, Address: netip.AddrPortFrom(b.Address, b.Port), Weight: b.Weight, Priority: b.Priority,
+			State: sv.State[i].String(), InUse: slices.Contains(active, i), Why: sv.Why[i],
+			Connections: bc.Connections, Active: bc.Active, Packets: bc.Packets, Bytes: bc.Bytes,
+		})
+	}
+	return out
+}
+
+func listenText(l config.Listen) string {
+	if len(l.Ports) == 0 {
+		return l.Address.String()
+	}
+	ports := make([]string, len(l.Ports))
+	for i, p := range l.Ports {
+		ports[i] = p.String()
+	}
+	address := l.Address.String()
+	if l.Address.Is6() {
+		address = "[" + address + "]"
+	}
+	return address + ":" + strings.Join(ports, ",")
+}
+
+type serviceInput struct {
+	Service string `path:"service"`
+}
+
+func (s *server) service(ctx context.Context, in *serviceInput) (*body[api.Service], error) {
+	all, err := s.services(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, sv := range all.Body {
+		if sv.Name == in.Service {
+			return &body[api.Service]{sv}, nil
+		}
+	}
+	return nil, huma.Error404NotFound("there is no service " + in.Service)
+}
+
+func (s *server) backends(ctx context.Context, _ *struct{}) (*body[[]api.Backend], error) {
+	all, err := s.services(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	list := []api.Backend{}
+	for _, sv := range all.Body {
+		list = append(list, sv.Backends...)
+	}
+	return &body[[]api.Backend]{list}, nil
+}
+
+func (s *server) nat(ctx context.Context, _ *struct{}) (*body[[]api.NATRule], error) {
+	v := s.opt.Engine.View()
+	counters, err := s.opt.Engine.Counters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list := []api.NATRule{}
+	if v.Config == nil {
+		return &body[[]api.NATRule]{list}, nil
+	}
+	for i := range v.Config.NAT {
+		n := &v.Config.NAT[i]
+		rule := api.NATRule{Name: n.Name, Type: string(n.Type), Summary: summary(n), Datapath: strings.Join(v.NAT[i].Datapaths, ","), Why: v.NAT[i].Why}
+		if c := counters[rule.Datapath]; c != nil {
+			for _, rc := range c.NAT {
+				if rc.Name == n.Name {
+					rule.Packets, rule.Bytes = rc.Packets, rc.Bytes
+				}
+			}
+		}
+		list = append(list, rule)
+	}
+	return &body[[]api.NATRule]{list}, nil
+}
+
+// summary is what a NAT rule does, on one line.
+func summary(n *config.NATRule) string {
+	join := func(list any) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ","), "[]") }
+	switch n.Type {
+	case config.NATPortForward:
+		return fmt.Sprintf("%s %s -> %s", n.Protocol, listenText(*n.Listen), netip.AddrPortFrom(n.To.Address, n.To.Port))
+	case config.NATStatic, config.NATNPT66:
+		return fmt.Sprintf("%s <-> %s", n.Internal, n.External)
+	case config.NATNAT64:
+		return fmt.Sprintf("%s via %s -> %s", join(n.Source), n.Prefix, join(n.Pool))
+	case config.NATSIIT:
+		return fmt.Sprintf("%s, %d explicit mappings", n.Prefix, len(n.EAM))
+	case config.NATSNAT:
+		return fmt.Sprintf("%s -> %s", join(n.Source), join(n.To.Addresses))
+	}
+	return fmt.Sprintf("%s out %s", join(n.Source), n.Out)
+}
+
+// places lists where everything of a view is carried.
+func places(v engine.View) []api.Placement {
+	var list []api.Placement
+	if v.Config == nil {
+		return list
+	}
+	add := func(kind, name string, p engine.Place) {
+		list = append(list, api.Placement{Kind: kind, Name: name, Datapath: strings.Join(p.Datapaths, ","), Why: p.Why})
+	}
+	for i, s := range v.Config.Services {
+		add("service", s.Name, v.Services[i].Place)
+	}
+	for i, n := range v.Config.NAT {
+		add("nat", n.Name, v.NAT[i])
+	}
+	for i, r := range v.Config.Firewall.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprintf("%d (%s)", i+1, r.Action)
+		}
+		add("rule", name, v.Rules[i])
+	}
+	return list
+}
+
+// Outcome turns a forecast into its wire form; the command line uses it when no
+// daemon runs.
+func Outcome(f *engine.Forecast) api.Outcome {
+	return api.Outcome{Changes: f.Changes, Places: places(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
+}
+
+type flowsInput struct {
+	Protocol string `query:"protocol" doc:"tcp, udp, ..."`
+	Client   string `query:"client" doc:"address or prefix of the original source"`
+	Dest     string `query:"destination" doc:"address or prefix of the original destination"`
+	Port     uint16 `query:"port" doc:"original destination port"`
+	Owner    string `query:"owner" doc:"service or NAT rule"`
+	Backend  string `query:"backend"`
+	State    string `query:"state" doc:"as in ESTABLISHED"`
+	Datapath string `query:"datapath"`
+	Limit    int    `query:"limit" minimum:"0" maximum:"100000" default:"1000"`
+}
+
+func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], error) {
+	match, err := in.matcher()
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	out := api.Flows{Flows: []api.Flow{}}
+	err = s.opt.Engine.Flows(ctx, func(f flow.Flow) bool {
+		if !match(&f) {
+			return true
+		}
+		if out.Total++; len(out.Flows) < in.Limit {
+			out.Flows = append(out.Flows, flowOf(&f))
+		}
+		return true
+	})
+	return &body[api.Flows]{out}, err
+}
+
+func flowOf(f *flow.Flow) api.Flow {
+	return api.Flow{
+		Protocol: f.Original.Protocol.String(), Client: f.Original.Source, Dest: f.Original.Dest, Replier: f.Reply.Source, ReplyTo: f.Reply.Dest,
+		State: f.State, Owner: f.Owner, Backend: f.Backend, Datapath: f.Datapath, Timeout: f.Timeout.Seconds(), Packets: f.Packets, Bytes: f.Bytes,
+	}
+}
+
+// matcher compiles the filter once.
+func (in *flowsInput) matcher() (func(*flow.Flow) bool, error) {
+	var protocol flow.Protocol
+	var client, dest netip.Prefix
+	var err error
+	if in.Protocol != "" {
+		if protocol, err = flow.ParseProtocol(in.Protocol); err != nil {
+			return nil, err
+		}
+	}
+	if client, err = prefix(in.Client); err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	if dest, err = prefix(in.Dest); err != nil {
+		return nil, fmt.Errorf("destination: %w", err)
+	}
+	return func(f *flow.Flow) bool {
+		return (protocol == flow.Any || f.Original.Protocol == protocol) &&
+			(!client.IsValid() || client.Contains(f.Original.Source.Addr())) &&
+			(!dest.IsValid() || dest.Contains(f.Original.Dest.Addr())) &&
+			(in.Port == 0 || f.Original.Dest.Port() == in.Port) &&
+			(in.Owner == "" || f.Owner == in.Owner) &&
+			(in.Backend == "" || f.Backend == in.Backend) &&
+			(in.State == "" || strings.EqualFold(f.State, in.State)) &&
+			(in.Datapath == "" || f.Datapath == in.Datapath)
+	}, nil
+}
+
+// prefix reads an address or a prefix; "" gives the invalid one.
+func prefix(s string) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+type explainInput struct {
+	Protocol  string `query:"protocol" required:"true"`
+	Source    string `query:"source" required:"true" doc:"address:port"`
+	Dest      string `query:"destination" required:"true" doc:"address:port"`
+	Interface string `query:"interface" doc:"where the packet arrives; default the first attached one"`
+	Size      int    `query:"size" minimum:"0" maximum:"65535"`
+}
+
+func (s *server) explain(ctx context.Context, in *explainInput) (*body[*datapath.Explanation], error) {
+	q := datapath.Question{Interface: in.Interface, Size: in.Size}
+	var err error
+	if q.Tuple.Protocol, err = flow.ParseProtocol(in.Protocol); err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	if q.Tuple.Source, err = netip.ParseAddrPort(in.Source); err != nil {
+		return nil, huma.Error422UnprocessableEntity("source: " + err.Error())
+	}
+	if q.Tuple.Dest, err = netip.ParseAddrPort(in.Dest); err != nil {
+		return nil, huma.Error422UnprocessableEntity("destination: " + err.Error())
+	}
+	answer, err := s.opt.Engine.Explain(ctx, q)
+	if err != nil {
+		return nil, statusError(err)
+	}
+	return &body[*datapath.Explanation]{answer}, nil
+}
+
+type backendInput struct {
+	Service string `path:"service"`
+	Backend string `path:"backend"`
+	Body    api.BackendState
+}
+
+func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, error) {
+	states := map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
+	var err error
+	if state, ok := states[in.Body.State]; ok {
+		err = s.opt.Engine.SetState(ctx, in.Service, in.Backend, state)
+	} else {
+		err = s.opt.Engine.ClearState(ctx, in.Service, in.Backend)
+	}
+	if err != nil {
+		return nil, statusError(err)
+	}
+	return nil, nil
+}
