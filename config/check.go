@@ -13,9 +13,9 @@ type Check struct {
 	// Timeout of one probe; default 1s, less than Interval.
 	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitempty"`
 	// Rise is how many good probes in a row bring a backend up; default 2.
-	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"minimum=1,default=2"`
+	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"minimum=1,maximum=100,default=2"`
 	// Fall is how many bad probes in a row take a backend down; default 3.
-	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"minimum=1,default=3"`
+	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"minimum=1,maximum=100,default=3"`
 	// Jitter spreads probes by up to this part of Interval, 0 to 0.5; default 0.1.
 	Jitter *float64 `yaml:"jitter,omitempty" json:"jitter,omitempty"`
 	// Initial is the state before the first probe ended: down (default) or up.

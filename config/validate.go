@@ -4,6 +4,19 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Bounds of what one configuration may ask for.
+const (
+	maxNameLength   = 63      // a name is part of nftables chain names and of metrics labels
+	maxStringLength = 4096    // any other text
+	maxFlows        = 1 << 28 // entries of one table of the eBPF datapath
+	maxTimeout      = 30 * 24 * time.Hour
 )
 
 // Validate reports everything that is wrong with c as an Errors without
@@ -23,11 +36,26 @@ func (c *Config) Validate() error {
 // validator collects what is wrong.
 type validator struct {
 	c    *Config
+	path path // of the value that walk looks at; reused
 	errs Errors
 }
 
 func (c *Config) validate() Errors {
 	v := &validator{c: c}
+	v.walk(reflect.ValueOf(c).Elem())
+	for i, name := range c.Interfaces {
+		p := at("interfaces").index(i)
+		v.ifname(p, name)
+		if slices.Contains(c.Interfaces[:i], name) {
+			v.errorf(p, "keep one of them", "interface %s is listed twice", name)
+		}
+	}
+	v.services()
+	v.nat()
+	v.firewall()
+	v.timeouts()
+	v.overlaps()
+	v.pools()
 	return v.errs
 }
 
@@ -36,4 +64,193 @@ func (v *validator) errorf(p path, hint, format string, args ...any) *Error {
 	e := &Error{path: p, Cause: fmt.Sprintf(format, args...), Hint: hint}
 	v.errs = append(v.errs, e)
 	return e
+}
+
+// walk checks every value by itself: tags, ranges, the form of addresses.
+func (v *validator) walk(rv reflect.Value) {
+	t := rv.Type()
+	switch {
+	case t == targetType:
+		v.step(step{key: "address"}, func() { v.address(rv.Interface().(Target).Address) })
+		v.ranges(rv.Interface().(Target).Addresses)
+	case t == reflect.TypeFor[[]AddressRange]():
+		v.ranges(rv.Interface().([]AddressRange))
+	case t == addrType:
+		v.address(rv.Interface().(netip.Addr))
+	case t == prefixType:
+		v.prefix(rv.Interface().(netip.Prefix))
+	case t == reflect.TypeFor[Match]():
+		v.prefix(rv.Interface().(Match).Prefix)
+	case t == reflect.TypeFor[Duration]():
+		if d := rv.Interface().(Duration); d < 0 || d.D() > maxTimeout {
+			v.errorf(slices.Clone(v.path), "write a time from 1ms to 720h", "%s is out of range", d)
+		}
+	case isText(t):
+	case t.Kind() == reflect.Pointer:
+		if !rv.IsNil() {
+			v.walk(rv.Elem())
+		}
+	case t.Kind() == reflect.Struct:
+		v.fields(rv)
+	case t.Kind() == reflect.Slice:
+		for i := range rv.Len() {
+			v.step(step{index: i}, func() { v.walk(rv.Index(i)) })
+		}
+	case t.Kind() == reflect.Map:
+		for it := rv.MapRange(); it.Next(); {
+			v.step(step{key: it.Key().String()}, func() { v.walk(it.Value()) })
+		}
+	case t.Kind() == reflect.String && rv.Len() > maxStringLength:
+		v.errorf(slices.Clone(v.path), fmt.Sprintf("write up to %d bytes", maxStringLength), "a text of %d bytes", rv.Len())
+	}
+}
+
+func (v *validator) step(s step, f func()) {
+	v.path = append(v.path, s)
+	f()
+	v.path = v.path[:len(v.path)-1]
+}
+
+func (v *validator) fields(rv reflect.Value) {
+	l := layoutOf(rv.Type())
+	for i := range l.fields {
+		f := &l.fields[i]
+		fv := rv.Field(f.index)
+		v.path = append(v.path, step{key: f.key})
+		switch cause, hint := f.check(fv); {
+		case f.required && fv.IsZero() && f.key != "protocol":
+			v.errorf(slices.Clone(v.path), f.hintMissing(), "%s is missing", f.key)
+		case fv.IsZero():
+		case cause != "":
+			v.errorf(slices.Clone(v.path), hint, "%s", cause)
+		case fv.Kind() == reflect.Int && fv.Int() < 0:
+			v.errorf(slices.Clone(v.path), "write 0 or more", "%s %d is negative", f.key, fv.Int())
+		default:
+			v.walk(fv)
+		}
+		v.path = v.path[:len(v.path)-1]
+	}
+}
+
+func (v *validator) address(a netip.Addr) {
+	switch {
+	case !a.IsValid():
+	case a.Zone() != "":
+		v.errorf(slices.Clone(v.path), "write "+a.WithZone("").String(), "address %s has a zone", a)
+	case a.Is4In6():
+		v.errorf(slices.Clone(v.path), "write "+a.Unmap().String(), "address %s is an IPv4 address in IPv6 form", a)
+	}
+}
+
+func (v *validator) prefix(p netip.Prefix) {
+	switch {
+	case !p.IsValid():
+	case p.Addr().Is4In6():
+		v.errorf(slices.Clone(v.path), "write "+p.Addr().Unmap().String(), "prefix %s is one of IPv4 addresses in IPv6 form", p)
+	case p != p.Masked():
+		v.errorf(slices.Clone(v.path), fmt.Sprintf("write %s for the network, %s for the one address", p.Masked(), p.Addr()),
+			"prefix %s has bits set behind its length", p)
+	}
+}
+
+func (v *validator) ranges(rs []AddressRange) {
+	for i, r := range rs {
+		v.step(step{index: i}, func() {
+			if !r.First.IsValid() || !r.Last.IsValid() {
+				v.errorf(slices.Clone(v.path), "write an address, a range or a prefix", "no address")
+				return
+			}
+			v.address(r.First)
+			if r.Last != r.First {
+				v.address(r.Last)
+			}
+			for j, o := range rs[:i] {
+				if o.overlaps(r) {
+					v.errorf(slices.Clone(v.path), "keep one of them", "%s overlaps %s, item %d of the same list", r, o, j+1)
+					break
+				}
+			}
+		})
+	}
+}
+
+// overlaps reports whether the two ranges share an address.
+func (r AddressRange) overlaps(o AddressRange) bool {
+	return r.First.BitLen() == o.First.BitLen() && r.First.Compare(o.Last) <= 0 && o.First.Compare(r.Last) <= 0
+}
+
+// name checks the name of an object, which becomes part of kernel objects' names.
+func (v *validator) name(p path, name string) {
+	ok := name != "" && len(name) <= maxNameLength
+	safe := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r) {
+			return r
+		}
+		ok = false
+		return '-'
+	}, name)
+	if ok || name == "" {
+		return // an empty one was reported as missing
+	}
+	v.errorf(p, "write "+safe[:min(len(safe), maxNameLength)],
+		"name %q is not made of up to %d letters, digits, and - _ . :", name, maxNameLength)
+}
+
+// ifname checks the name of a network interface (dev_valid_name of the kernel).
+func (v *validator) ifname(p path, name string) {
+	if name == "" {
+		return
+	}
+	if len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n*") {
+		v.errorf(p, "write the name that ip link shows", "%q is not the name of an interface", name)
+	}
+}
+
+// duplicate reports the second use of a name.
+type duplicates map[string]int
+
+// seen records name at index i and returns the index that had it before, or -1.
+func (d duplicates) seen(name string, i int) int {
+	if first, ok := d[name]; ok {
+		return first
+	}
+	d[name] = i
+	return -1
+}
+
+func (v *validator) timeouts() {
+	t := &v.c.Timeouts
+	for _, f := range []struct {
+		key   string
+		value Duration
+		floor time.Duration
+		rfc   string
+	}{
+		{"tcp-established", t.TCPEstablished, defaultTCPEstablished, "RFC 5382 REQ-5"},
+		{"tcp-transitory", t.TCPTransitory, defaultTCPTransitory, "RFC 5382 REQ-5"},
+		{"udp", t.UDP, floorUDP, "RFC 4787 REQ-5"},
+		{"icmp", t.ICMP, defaultICMP, "RFC 5508 REQ-2"},
+		{"other", t.Other, time.Second, ""},
+	} {
+		p := path{{key: "timeouts"}, {key: f.key}}
+		switch {
+		case f.value < 0:
+		case f.value.D() < time.Second:
+			v.errorf(p, "write 1s or more", "%s is less than a second", f.value)
+		case f.value.D() < f.floor && !t.Force:
+			v.errorf(p, fmt.Sprintf("write %s or more, or set force: true", Duration(f.floor)),
+				"%s is below the floor of %s, %s", f.value, f.rfc, Duration(f.floor))
+		}
+	}
+	for _, f := range []struct {
+		key  string
+		size int
+	}{
+		{"flows", v.c.Tables.Flows}, {"flows6", v.c.Tables.Flows6},
+		{"half-open", v.c.Tables.HalfOpen}, {"clients", v.c.Tables.Clients},
+	} {
+		if f.size > maxFlows {
+			v.errorf(path{{key: "tables"}, {key: f.key}}, fmt.Sprintf("write up to %d", maxFlows), "%d entries are too many", f.size)
+		}
+	}
 }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// claim is a range of ports that an object answers on.
+type claim struct {
+	address  netip.Addr
+	protocol flow.Protocol // Any claims every protocol
+	ports    flow.Ports    // of a protocol without ports: 0-65535
+	iface    string        // empty claims every interface
+	path     path
+	owner    string
+}
+
+func (c claim) String() string {
+	s := c.address.String()
+	if c.protocol != flow.Any {
+		s = c.protocol.String() + " " + netip.AddrPortFrom(c.address, c.ports.First).String()
+		if c.ports.Len() > 1 {
+			s += "-" + flow.Ports{First: c.ports.Last, Last: c.ports.Last}.String()
+		}
+	}
+	if c.iface != "" {
+		s += " on " + c.iface
+	}
+	return s
+}
+
+// claims lists what the services and port forwards listen on.
+func (v *validator) claims() []claim {
+	var out []claim
+	add := func(l *Listen, proto flow.Protocol, p path, owner string) {
+		if !l.Address.IsValid() {
+			return
+		}
+		c := claim{address: l.Address, protocol: proto, iface: l.Interface, path: p, owner: owner}
+		for _, r := range portsOrAll(l.Ports) {
+			c.ports = r
+			out = append(out, c)
+		}
+	}
+	for i := range v.c.Services {
+		s := &v.c.Services[i]
+		for j := range s.Listen {
+			add(&s.Listen[j], s.Protocol, path{{key: "services"}, {index: i}, {key: "listen"}, {index: j}}, "service "+s.Name)
+		}
+	}
+	for i := range v.c.NAT {
+		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
+			add(r.Listen, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name)
+		}
+	}
+	return out
+}
+
+// portsOrAll returns ports, each as a range of its own; every port when empty.
+func portsOrAll(ports []flow.Ports) []flow.Ports {
+	if len(ports) == 0 {
+		return []flow.Ports{{First: 0, Last: 65535}}
+	}
+	return ports
+}
+
+// overlaps reports listeners that answer on the same packets.
+func (v *validator) overlaps() {
+	for _, o := range collisions(v.claims()) {
+		hint := "give one of them another address, port or interface"
+		v.errorf(o.later.path, hint, "%s overlaps %s of %s", o.later, o.earlier, o.earlier.owner).depends =
+			[]path{o.earlier.path, o.later.path, o.earlier.path[:2].key("protocol"), o.later.path[:2].key("protocol")}
+	}
+	var returns []claim
+	for i := range v.c.Services {
+		if s := &v.c.Services[i]; s.Mode == ModeStateless {
+			returns = append(returns, s.returns(i)...)
+		}
+	}
+	for _, o := range collisions(returns) {
+		if o.earlier.path[1] == o.later.path[1] {
+			continue // a server twice in one service was reported already
+		}
+		v.errorf(o.later.path, "give the server another port for one of them, or use another mode",
+			"replies from %s could belong to %s too: mode stateless cannot tell", o.later, o.earlier.owner).depends =
+			[]path{o.earlier.path[:2], o.later.path[:2]}
+	}
+}
+
+// returns lists the endpoints whose packets a stateless service takes for
+// replies.
+func (s *Service) returns(index int) []claim {
+	var out []claim
+	for j := range s.Backends {
+		b := &s.Backends[j]
+		if !b.Address.IsValid() {
+			continue
+		}
+		c := claim{address: b.Address, protocol: s.Protocol, owner: "service " + s.Name,
+			path: path{{key: "services"}, {index: index}, {key: "backends"}, {index: j}}}
+		if b.Port != 0 {
+			c.ports = flow.Ports{First: b.Port, Last: b.Port}
+			out = append(out, c)
+			continue
+		}
+		for _, l := range s.Listen {
+			for _, r := range portsOrAll(l.Ports) {
+				c.ports = r
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
+// collision is a claim that another one, earlier in the file, has taken.
+type collision struct{ earlier, later claim }
+
+// collisions finds for each claim one that overlaps it, in n log n steps: it
+// sweeps over the ports of each address and remembers, for every protocol and
+// interface, the claim that reaches furthest.
+func collisions(claims []claim) []collision {
+	order := make([]int, len(claims))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		a, b := &claims[i], &claims[j]
+		return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.ports.First, b.ports.First))
+	})
+	type lane struct {
+		protocol  flow.Protocol
+		iface     string
+		all, each bool // every protocol, every interface
+	}
+	var out []collision
+	var furthest map[lane]int
+	for n, i := range order {
+		c := &claims[i]
+		if n == 0 || claims[order[n-1]].address != c.address {
+			furthest = map[lane]int{}
+		}
+		var ask [4]lane
+		protocols := [2]lane{{protocol: c.protocol}, {protocol: flow.Any}}
+		if c.protocol == flow.Any {
+			protocols = [2]lane{{all: true}, {all: true}}
+		}
+		for k, l := range protocols {
+			a, b := l, l
+			a.iface = c.iface
+			if c.iface == "" {
+				a.each, b.each = true, true
+			}
+			ask[2*k], ask[2*k+1] = a, b
+		}
+		for _, l := range ask {
+			if j, ok := furthest[l]; ok && claims[j].ports.Last >= c.ports.First {
+				out = append(out, collision{claims[min(i, j)], claims[max(i, j)]})
+				break
+			}
+		}
+		for _, l := range [4]lane{{protocol: c.protocol, iface: c.iface}, {all: true, iface: c.iface}, {protocol: c.protocol, each: true}, {all: true, each: true}} {
+			if j, ok := furthest[l]; !ok || claims[j].ports.Last < c.ports.Last {
+				furthest[l] = i
+			}
+		}
+	}
+	return out
+}
+
+// pools checks that the source pools of fullnat services are addresses of the
+// gateway alone: no listener, no server, no client behind a NAT rule.
+func (v *validator) pools() {
+	type owned struct {
+		address netip.Addr
+		owner   string
+	}
+	var taken []owned
+	pooled := false
+	for i := range v.c.Services {
+		s := &v.c.Services[i]
+		pooled = pooled || len(s.SourcePool) > 0
+		for _, l := range s.Listen {
+			taken = append(taken, owned{l.Address, "the listener of service " + s.Name})
+		}
+		for _, b := range s.Backends {
+			taken = append(taken, owned{b.Address, "backend " + b.Name + " of service " + s.Name})
+		}
+	}
+	if !pooled {
+		return
+	}
+	for i := range v.c.NAT {
+		if r := &v.c.NAT[i]; r.Listen != nil {
+			taken = append(taken, owned{r.Listen.Address, "the listener of NAT rule " + r.Name})
+		}
+	}
+	slices.SortStableFunc(taken, func(a, b owned) int { return a.address.Compare(b.address) })
+	for i := range v.c.Services {
+		for j, r := range v.c.Services[i].SourcePool {
+			p := path{{key: "services"}, {index: i}, {key: "source-pool"}, {index: j}}
+			first, _ := slices.BinarySearchFunc(taken, r.First, func(o owned, a netip.Addr) int { return o.address.Compare(a) })
+			if first < len(taken) && r.Contains(taken[first].address) {
+				v.errorf(p, "write addresses that nothing else uses", "pool %s contains %s, %s", r, taken[first].address, taken[first].owner)
+			}
+			v.poolInSource(p, r)
+		}
+	}
+}
+
+// poolInSource refuses a pool whose packets a NAT rule would translate again.
+func (v *validator) poolInSource(p path, pool AddressRange) {
+	for i := range v.c.NAT {
+		r := &v.c.NAT[i]
+		if r.Type != NATMasquerade && r.Type != NATSNAT || r.Out != "" {
+			continue
+		}
+		for _, s := range r.Source {
+			if s.IsValid() && pool.First.IsValid() && pool.overlaps(AddressRange{s.Masked().Addr(), lastAddr(s)}) {
+				v.errorf(p, "write other addresses, or give the NAT rule out",
+					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", pool, s, r.Name)
+			}
+		}
+	}
+}

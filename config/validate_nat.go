@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// natKeys lists the keys that apply to each type of NAT rule, beside name, type,
+// mark and datapath.
+var natKeys = map[NATType][]string{
+	NATMasquerade: {"source", "except", "in", "out", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
+		"ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+	NATSNAT: {"source", "except", "in", "out", "to", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
+		"deterministic", "ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+	NATPortForward: {"listen", "protocol", "to", "in", "helper", "hairpin", "mss-clamp"},
+	NATStatic:      {"external", "internal", "in", "out", "except", "hairpin", "mss-clamp"},
+	NATNPT66:       {"external", "internal", "in", "out", "except", "mss-clamp"},
+	NATNAT64: {"source", "except", "in", "out", "prefix", "pool", "ports", "hairpin", "mapping", "filtering", "port-block",
+		"deterministic", "ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+	NATSIIT: {"prefix", "eam", "in", "out", "except", "mss-clamp"},
+}
+
+func (v *validator) nat() {
+	names := duplicates{}
+	for i := range v.c.NAT {
+		r, p := &v.c.NAT[i], at("nat").index(i)
+		v.name(p.key("name"), r.Name)
+		if first := names.seen(r.Name, i); first >= 0 && r.Name != "" {
+			v.errorf(p.key("name"), "give each NAT rule a name of its own", "name %s is taken by nat[%d]", r.Name, first)
+		}
+		keys, known := natKeys[r.Type]
+		if !known {
+			continue
+		}
+		v.natApplies(p, r, keys)
+		v.ifname(p.key("in"), r.In)
+		v.ifname(p.key("out"), r.Out)
+		switch r.Type {
+		case NATMasquerade, NATSNAT:
+			v.sourceNAT(p, r)
+		case NATPortForward:
+			v.portForward(p, r)
+		case NATStatic, NATNPT66:
+			v.prefixNAT(p, r)
+		case NATNAT64:
+			v.nat64(p, r)
+		case NATSIIT:
+			v.siit(p, r)
+		}
+		v.shares(p, r)
+	}
+}
+
+// natApplies refuses the keys that the rule's type makes no use of.
+func (v *validator) natApplies(p path, r *NATRule, keys []string) {
+	rv := reflect.ValueOf(r).Elem()
+	for _, f := range layoutOf(rv.Type()).fields {
+		switch f.key {
+		case "name", "type", "mark", "datapath":
+			continue
+		}
+		if !slices.Contains(keys, f.key) && !rv.Field(f.index).IsZero() {
+			v.errorf(p.key(f.key), "remove it; "+string(r.Type)+" takes "+strings.Join(keys, ", "),
+				"%s does not apply to type %s", f.key, r.Type).atKey = true
+		}
+	}
+}
+
+func (v *validator) missing(p path, absent bool, key, hint string) {
+	if absent {
+		v.errorf(p.key(key), hint, "%s is missing", key)
+	}
+}
+
+func (v *validator) sourceNAT(p path, r *NATRule) {
+	if len(r.Source) == 0 && r.Out == "" {
+		v.errorf(p, "write source, the inside prefixes, or out, the interface towards the outside",
+			"neither source nor out: the rule would translate every packet").depends = []path{p.key("source")}
+	}
+	if r.Type == NATMasquerade {
+		return
+	}
+	if r.To.Address.IsValid() {
+		v.errorf(p.key("to"), fmt.Sprintf("write to: [%s]", r.To.Address), "snat takes a list of addresses, not an endpoint")
+		return
+	}
+	v.missing(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
+	for i, pool := range r.To.Addresses {
+		for j, s := range r.Source {
+			inside := AddressRange{s.Masked().Addr(), lastAddr(s)}
+			if s.IsValid() && pool.First.IsValid() && inside.overlaps(pool) {
+				v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[j])
+			}
+		}
+	}
+	for i, s := range r.Source {
+		same := func(a AddressRange) bool { return a.Is4() == s.Addr().Is4() }
+		if s.IsValid() && len(r.To.Addresses) > 0 && !slices.ContainsFunc(r.To.Addresses, same) {
+			v.errorf(p.key("source").index(i), "add an address of that family to the list to, or remove the prefix",
+				"source %s is %s, but to has no such address", s, familyOf(s.Addr())).depends = []path{p.key("to")}
+		}
+	}
+}
+
+func (v *validator) portForward(p path, r *NATRule) {
+	v.missing(p, r.Listen == nil, "listen", "write listen: {address: 192.0.2.1, ports: [80]}")
+	v.missing(p, r.To.IsZero(), "to", "write to: {address: 10.0.0.2, port: 80}")
+	if len(r.To.Addresses) > 0 {
+		v.errorf(p.key("to"), fmt.Sprintf("write to: {address: %s}, or make a service to spread over several", r.To.Addresses[0].First),
+			"port-forward takes one endpoint, not a list")
+	}
+	v.endpointAddress(p.key("to").key("address"), r.To.Address)
+	v.helper(p, r.Helper, r.Protocol)
+	if r.Listen == nil {
+		return
+	}
+	l, lp := r.Listen, p.key("listen")
+	v.endpointAddress(lp.key("address"), l.Address)
+	v.ifname(lp.key("interface"), l.Interface)
+	depends := []path{p.key("protocol"), lp}
+	if r.To.Address.IsValid() && l.Address.IsValid() {
+		switch {
+		case r.To.Address.Is4() != l.Address.Is4():
+			v.errorf(p.key("to").key("address"), "make it a service of mode fullnat, which translates between the families",
+				"%s is %s, but the rule listens on %s", r.To.Address, familyOf(r.To.Address), l.Address)
+		case r.To.Address == l.Address:
+			v.errorf(p.key("to").key("address"), "write the inside address", "%s is the address that the rule listens on", r.To.Address)
+		}
+	}
+	switch {
+	case !r.Protocol.HasPorts() && len(l.Ports) > 0:
+		v.errorf(lp.key("ports"), "write protocol: tcp, udp or sctp, or remove the ports", "protocol %s has no ports", r.Protocol).depends = depends
+	case !r.Protocol.HasPorts() && r.To.Port != 0:
+		v.errorf(p.key("to").key("port"), "write protocol: tcp, udp or sctp, or remove the port", "protocol %s has no ports", r.Protocol).depends = depends
+	case r.To.Port != 0:
+		if _, ranged := (&Service{Listen: []Listen{*l}}).portSpan(); ranged {
+			v.errorf(p.key("to").key("port"), "remove the port so that each is kept, or list single ports",
+				"port %d cannot stand for a range of ports", r.To.Port).depends = depends
+		}
+	}
+}
+
+func (v *validator) prefixNAT(p path, r *NATRule) {
+	v.missing(p, !r.External.IsValid(), "external", "write external: 198.51.100.0/24, the outside prefix")
+	v.missing(p, !r.Internal.IsValid(), "internal", "write internal: 10.9.0.0/24, the inside prefix")
+	e, n := r.External, r.Internal
+	if !e.IsValid() || !n.IsValid() {
+		return
+	}
+	ip := p.key("internal")
+	switch {
+	case r.Type == NATNPT66 && (e.Addr().Is4() || n.Addr().Is4()):
+		v.errorf(ip, "write IPv6 prefixes, or type: static", "npt66 translates IPv6 prefixes")
+	case e.Addr().Is4() != n.Addr().Is4():
+		v.errorf(ip, "write two prefixes of one family; siit translates between them", "internal %s and external %s are of two families", n, e)
+	case e.Bits() != n.Bits():
+		v.errorf(ip, fmt.Sprintf("write a prefix of /%d", e.Bits()), "internal %s and external %s are not equally long", n, e)
+	case r.Type == NATNPT66 && e.Bits() > 64:
+		v.errorf(p.key("external"), "write prefixes of /64 or shorter", "npt66 needs an interface identifier of 64 bits (RFC 6296 §3.5)")
+	case e.Overlaps(n):
+		v.errorf(ip, "write two prefixes that share no address", "internal %s and external %s overlap", n, e)
+	}
+}
+
+// rfc6052 checks the prefix by which IPv4 addresses are written as IPv6 ones.
+func (v *validator) rfc6052(p path, prefix netip.Prefix) {
+	if !prefix.IsValid() {
+		return
+	}
+	pp := p.key("prefix")
+	switch bits := prefix.Bits(); {
+	case prefix.Addr().Is4():
+		v.errorf(pp, "write 64:ff9b::/96 or a prefix of your own network", "prefix %s is not IPv6", prefix)
+	case !slices.Contains([]int{32, 40, 48, 56, 64, 96}, bits):
+		v.errorf(pp, "write a prefix of /32, /40, /48, /56, /64 or /96", "a prefix of /%d cannot hold IPv4 addresses (RFC 6052 §2.2)", bits)
+	case bits == 96 && prefix.Addr().As16()[8] != 0:
+		v.errorf(pp, "write a prefix whose bits 64 to 71 are zero", "prefix %s uses the bits that RFC 6052 §2.2 keeps zero", prefix)
+	}
+}
+
+func (v *validator) nat64(p path, r *NATRule) {
+	v.missing(p, !r.Prefix.IsValid(), "prefix", "write prefix: 64:ff9b::/96")
+	v.missing(p, len(r.Pool) == 0, "pool", "write pool: [203.0.113.1], the outside IPv4 addresses")
+	v.rfc6052(p, r.Prefix)
+	for i, a := range r.Pool {
+		if a.First.IsValid() && !a.Is4() {
+			v.errorf(p.key("pool").index(i), "write IPv4 addresses", "%s is not IPv4", a)
+		}
+	}
+	for i, s := range r.Source {
+		if s.IsValid() && s.Addr().Is4() {
+			v.errorf(p.key("source").index(i), "write the IPv6 prefixes of the inside", "source %s is not IPv6", s)
+		} else if s.IsValid() && r.Prefix.IsValid() && s.Overlaps(r.Prefix) {
+			v.errorf(p.key("source").index(i), "write the prefixes of the inside hosts", "source %s overlaps the prefix %s (RFC 6146 §3.5)", s, r.Prefix)
+		}
+	}
+}
+
+func (v *validator) siit(p path, r *NATRule) {
+	if !r.Prefix.IsValid() && len(r.EAM) == 0 {
+		v.errorf(p.key("prefix"), "write prefix: 2001:db8:64::/96, or eam: [{ipv4: ..., ipv6: ...}]", "neither prefix nor eam").depends = []path{p.key("eam")}
+	}
+	v.rfc6052(p, r.Prefix)
+	four, six := duplicates{}, duplicates{}
+	for i, e := range r.EAM {
+		ep := p.key("eam").index(i)
+		if !e.IPv4.IsValid() || !e.IPv6.IsValid() {
+			continue
+		}
+		switch {
+		case !e.IPv4.Addr().Is4():
+			v.errorf(ep.key("ipv4"), "write an IPv4 prefix", "%s is not IPv4", e.IPv4)
+		case e.IPv6.Addr().Is4():
+			v.errorf(ep.key("ipv6"), "write an IPv6 prefix", "%s is not IPv6", e.IPv6)
+		case 32-e.IPv4.Bits() != 128-e.IPv6.Bits():
+			v.errorf(ep.key("ipv6"), fmt.Sprintf("write a prefix of /%d", e.IPv4.Bits()+96),
+				"%s and %s have not equally many addresses", e.IPv6, e.IPv4)
+		}
+		if first := four.seen(e.IPv4.String(), i); first >= 0 {
+			v.errorf(ep.key("ipv4"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv4, first)
+		}
+		if first := six.seen(e.IPv6.String(), i); first >= 0 {
+			v.errorf(ep.key("ipv6"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv6, first)
+		}
+	}
+}
+
+// shares checks how outside ports are given to inside addresses.
+func (v *validator) shares(p path, r *NATRule) {
+	usable := r.Ports.Len()
+	switch {
+	case r.PortBlock > usable && r.Ports != flow.Ports{}:
+		v.errorf(p.key("port-block"), fmt.Sprintf("write up to %d", usable), "a block of %d ports is larger than ports %s", r.PortBlock, r.Ports)
+	case r.PortBlock > 0 && r.PortsPerClient > 0 && r.PortsPerClient < r.PortBlock:
+		v.errorf(p.key("ports-per-client"), fmt.Sprintf("write %d or more", r.PortBlock), "%d ports are less than one block of %d", r.PortsPerClient, r.PortBlock)
+	case r.Deterministic && r.PortBlock == 0:
+		v.errorf(p.key("deterministic"), "write port-block: 1024", "deterministic needs port-block").atKey = true
+	case r.Deterministic && len(r.Source) == 0:
+		v.errorf(p.key("deterministic"), "write source, the inside prefixes", "deterministic needs source, to count the inside addresses").atKey = true
+	}
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+func (v *validator) services() {
+	names := duplicates{}
+	for i := range v.c.Services {
+		s, p := &v.c.Services[i], at("services").index(i)
+		v.name(p.key("name"), s.Name)
+		if first := names.seen(s.Name, i); first >= 0 && s.Name != "" {
+			v.errorf(p.key("name"), "give each service a name of its own", "name %s is taken by services[%d]", s.Name, first)
+		}
+		v.service(p, s)
+	}
+}
+
+func (v *validator) service(p path, s *Service) {
+	v.listeners(p, s)
+	v.backends(p, s)
+	v.ports(p, s)
+	v.families(p, s)
+	v.mode(p, s)
+	v.guests(p, s)
+	v.helper(p, s.Helper, s.Protocol)
+	if s.Check != nil {
+		v.check(p.key("check"), s)
+	}
+	if s.Log != nil {
+		v.logLine(p.key("log").key("prefix"), s.Log.Prefix)
+	}
+}
+
+// endpointAddress refuses addresses that no single host can have.
+func (v *validator) endpointAddress(p path, a netip.Addr) {
+	if a.IsValid() && (a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
+		v.errorf(p, "write the address of one host", "address %s is not that of a host", a)
+	}
+}
+
+func (v *validator) listeners(p path, s *Service) {
+	if s.Listen != nil && len(s.Listen) == 0 {
+		v.errorf(p.key("listen"), "write - {address: 192.0.2.10, ports: [80]}", "no listener")
+	}
+	for i := range s.Listen {
+		l, lp := &s.Listen[i], p.key("listen").index(i)
+		v.endpointAddress(lp.key("address"), l.Address)
+		v.ifname(lp.key("interface"), l.Interface)
+		if len(l.Ports) > 0 && s.Protocol == flow.Any {
+			e := v.errorf(lp.key("ports"), "write protocol: tcp, udp or sctp, or remove the ports", "protocol any has no ports")
+			e.depends = []path{p.key("protocol")}
+		}
+	}
+}
+
+func (v *validator) backends(p path, s *Service) {
+	names, places := duplicates{}, map[netip.AddrPort]int{}
+	for i := range s.Backends {
+		b, bp := &s.Backends[i], p.key("backends").index(i)
+		v.name(bp.key("name"), b.Name)
+		if first := names.seen(b.Name, i); first >= 0 && b.Name != "" {
+			v.errorf(bp.key("name"), "give each backend of a service a name of its own", "name %s is taken by backends[%d]", b.Name, first)
+		}
+		v.endpointAddress(bp.key("address"), b.Address)
+		if !b.Address.IsValid() {
+			continue
+		}
+		place := netip.AddrPortFrom(b.Address, b.Port)
+		if first, taken := places[place]; taken {
+			v.errorf(bp.key("address"), "keep one of them and give it more weight",
+				"%s is the same server as backend %s", b.Address, s.Backends[first].Name)
+		}
+		places[place] = i
+		for j := range s.Listen {
+			if s.Listen[j].Address == b.Address && s.Mode != ModeDSR && s.Mode != ModeTunnel {
+				v.errorf(bp.key("address"), "write the server's own address", "%s is an address that the service itself listens on", b.Address)
+				break
+			}
+		}
+		if b.MAC != (MAC{}) && s.Mode != ModeDSR {
+			v.errorf(bp.key("mac"), "remove it", "mac applies to mode dsr only").atKey = true
+		}
+	}
+}
+
+// ports checks that a backend's port can stand for the listeners' ports.
+func (v *validator) ports(p path, s *Service) {
+	single, ranged := s.portSpan()
+	for i := range s.Backends {
+		b, bp := &s.Backends[i], p.key("backends").index(i).key("port")
+		if b.Port == 0 {
+			continue
+		}
+		depends := []path{p.key("listen"), p.key("protocol"), p.key("mode")}
+		switch {
+		case s.Protocol == flow.Any:
+			v.errorf(bp, "remove it, or write protocol: tcp, udp or sctp", "protocol any has no ports").depends = depends
+		case (s.Mode == ModeDSR || s.Mode == ModeTunnel) && (ranged || single != b.Port):
+			v.errorf(bp, "remove it, or use mode dnat or fullnat", "mode %s does not change the port, so the server must listen on the service's own", s.Mode).depends = depends
+		case ranged:
+			v.errorf(bp, "remove the port so that each is kept, or list single ports",
+				"port %d cannot stand for a range of ports", b.Port).depends = depends
+		case s.Mode == ModeStateless && single != b.Port && single == 0:
+			v.errorf(bp, "make one service for each port", "mode stateless cannot tell which of the service's ports a reply from port %d belongs to", b.Port).depends = depends
+		}
+	}
+}
+
+// portSpan returns the only port of the service, 0 when there are several, and
+// whether one of its listeners has a range or all ports.
+func (s *Service) portSpan() (single uint16, ranged bool) {
+	for i, l := range s.Listen {
+		if len(l.Ports) == 0 {
+			return 0, true
+		}
+		for j, r := range l.Ports {
+			if r.Len() > 1 {
+				return 0, true
+			}
+			if i+j == 0 {
+				single = r.First
+			} else if single != r.First {
+				single = 0
+			}
+		}
+	}
+	return single, false
+}
+
+func familyOf(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// families checks that the mode can carry packets from the listeners' family to
+// the backends'.
+func (v *validator) families(p path, s *Service) {
+	listens := map[bool]netip.Addr{} // Is4 → one address
+	for _, l := range s.Listen {
+		if l.Address.IsValid() {
+			listens[l.Address.Is4()] = l.Address
+		}
+	}
+	keeps := s.Mode == ModeDNAT || s.Mode == ModeDSR || s.Mode == ModeStateless
+	ipip := s.Mode == ModeTunnel && s.Tunnel != nil && s.Tunnel.Type == TunnelIPIP
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		other, mixed := listens[!b.Address.Is4()]
+		if !b.Address.IsValid() || !mixed {
+			continue
+		}
+		bp := p.key("backends").index(i).key("address")
+		switch {
+		case keeps:
+			hint := "write mode: fullnat, which translates between the families"
+			if len(listens) == 2 {
+				hint += ", or make a service for each family"
+			}
+			v.errorf(bp, hint, "%s is %s, but the service listens on %s and mode %s keeps the family",
+				b.Address, familyOf(b.Address), other, s.Mode)
+		case ipip && b.Address.Is4():
+			v.errorf(bp, "write tunnel: {type: gue}", "%s is IPv4, but the service listens on %s and ipip carries no IPv6 packets over IPv4", b.Address, other)
+		}
+	}
+	if len(s.SourcePool) == 0 {
+		return
+	}
+	for i := range s.Backends {
+		a := s.Backends[i].Address
+		if a.IsValid() && !slices.ContainsFunc(s.SourcePool, func(r AddressRange) bool { return r.Is4() == a.Is4() }) {
+			v.errorf(p.key("source-pool"), "add an address of that family, or remove the pool",
+				"no %s address, but backend %s is %s", familyOf(a), s.Backends[i].Name, a).depends = []path{p.key("source-pool")}
+			break
+		}
+	}
+}
+
+// rule is one thing that does not go together with the rest of an object.
+type rule struct {
+	wrong bool
+	key   string
+	hint  string
+	cause string
+}
+
+func (v *validator) rules(p path, rules []rule) {
+	for _, r := range rules {
+		if r.wrong {
+			v.errorf(p.key(r.key), r.hint, "%s", r.cause).atKey = true
+		}
+	}
+}
+
+// mode checks that the service asks only for what its mode and protocol can do.
+func (v *validator) mode(p path, s *Service) {
+	m, l := s.Mode, &s.Limits
+	stateless := m == ModeStateless
+	tcp := s.Protocol == flow.TCP
+	v.rules(p, []rule{
+		{len(s.SourcePool) > 0 && m != ModeFullNAT, "source-pool", "remove it, or write mode: fullnat", "source-pool applies to mode fullnat only"},
+		{s.Tunnel != nil && m != ModeTunnel, "tunnel", "remove it, or write mode: tunnel", "tunnel applies to mode tunnel only"},
+		{s.ClientAddress != ClientAddressNone && s.ClientAddress != "" && (m != ModeFullNAT || !tcp), "client-address", "remove it",
+			"client-address applies to mode fullnat and protocol tcp only"},
+		{s.SYNCookies && (!tcp || m == ModeDSR || m == ModeTunnel || stateless), "syn-cookies", "remove it",
+			"syn-cookies apply to protocol tcp in the modes dnat and fullnat only"},
+		{s.MSSClamp && !tcp && s.Protocol != flow.Any, "mss-clamp", "remove it", "mss-clamp applies to protocol tcp only"},
+		{s.Helper != "" && m != ModeDNAT && m != ModeFullNAT, "helper", "remove it", "a helper needs the flow state of mode dnat or fullnat"},
+		{stateless && s.Persistence != nil, "persistence", "write scheduler: source-hash, which keeps a client on its backend",
+			"mode stateless remembers no clients"},
+		{stateless && slices.Contains([]Scheduler{SchedulerRR, SchedulerWRR, SchedulerRandom, SchedulerLC, SchedulerWLC}, s.Scheduler), "scheduler",
+			"write source-hash, symmetric-hash or maglev", fmt.Sprintf("mode stateless remembers no flows, and %s would send the packets of one flow to several backends", s.Scheduler)},
+		{stateless && s.severalAddresses(), "listen", "make one service for each address",
+			"mode stateless cannot tell which of several addresses a reply belongs to"},
+		{stateless && s.Protocol == flow.Any && len(s.Listen) > 1, "listen", "write one listener", "mode stateless with protocol any takes one listener"},
+	})
+	v.rules(p.key("limits"), []rule{
+		{stateless && l.Connections > 0, "connections", "remove it", "mode stateless counts no connections"},
+		{stateless && l.ConnectionsPerClient > 0, "connections-per-client", "remove it", "mode stateless counts no connections"},
+		{stateless && l.ConnectionsPerBackend > 0, "connections-per-backend", "remove it", "mode stateless counts no connections"},
+		{!l.ResetRate.IsZero() && !tcp && s.Protocol != flow.Any, "reset-rate", "remove it", "reset-rate applies to protocol tcp only"},
+		{l.StrictTCP && !tcp && s.Protocol != flow.Any, "strict-tcp", "remove it", "strict-tcp applies to protocol tcp only"},
+	})
+	if t := s.Tunnel; t != nil && t.Port != 0 && t.Type == TunnelIPIP {
+		v.errorf(p.key("tunnel").key("port"), "remove it, or write type: gue", "ipip has no port").atKey = true
+	}
+}
+
+func (s *Service) severalAddresses() bool {
+	for _, l := range s.Listen {
+		if l.Address != s.Listen[0].Address {
+			return true
+		}
+	}
+	return false
+}
+
+// guests checks persistence, sessions and the sets of clients.
+func (v *validator) guests(p path, s *Service) {
+	if s.Persistence != nil {
+		kp := p.key("persistence").key("key")
+		for i, k := range s.Persistence.Key {
+			if known := []string{"source-address", "source-port", "source-mac", "destination-address", "destination-port", "destination-mac"}; !slices.Contains(known, string(k)) {
+				v.errorf(kp.index(i), hintOneOf(string(k), known), "unknown key %q", k)
+			}
+			if slices.Contains(s.Persistence.Key[:i], k) {
+				v.errorf(kp.index(i), "keep one of them", "key %s is listed twice", k)
+			}
+		}
+	}
+	if len(s.Sessions) > 0 {
+		known := map[string]bool{}
+		var names []string
+		for i := range s.Backends {
+			known[s.Backends[i].Name] = true
+			names = append(names, s.Backends[i].Name)
+		}
+		clients := duplicates{}
+		for i, session := range s.Sessions {
+			sp := p.key("sessions").index(i)
+			if session.Backend != "" && !known[session.Backend] {
+				v.errorf(sp.key("backend"), hintName(session.Backend, names, "backends"), "the service has no backend %s", session.Backend).depends = []path{p.key("backends")}
+			}
+			if first := clients.seen(session.Client.String(), i); first >= 0 && session.Client.IsValid() {
+				v.errorf(sp.key("client"), "keep one of them", "client %s is pinned by sessions[%d] already", session.Client, first)
+			}
+		}
+	}
+	for i, name := range s.Allow {
+		v.set(p.key("allow").index(i), name)
+	}
+	for i, name := range s.Deny {
+		v.set(p.key("deny").index(i), name)
+	}
+}
+
+// hintName proposes one of the names that exist.
+func hintName(name string, names []string, what string) string {
+	if near := nearest(name, names); near != "" {
+		return "write " + near
+	}
+	switch {
+	case len(names) == 0:
+		return "there are no " + what
+	case len(names) <= 8:
+		return what + " are " + joinWords(names)
+	}
+	return fmt.Sprintf("write the name of one of the %d %s", len(names), what)
+}
+
+// helperProtocols are the protocols that each helper of the kernel reads.
+var helperProtocols = map[Helper][]flow.Protocol{
+	"ftp": {flow.TCP}, "tftp": {flow.UDP}, "sip": {flow.UDP, flow.TCP}, "pptp": {flow.TCP},
+	"snmp": {flow.UDP}, "amanda": {flow.UDP}, "irc": {flow.TCP},
+}
+
+func (v *validator) helper(p path, h Helper, proto flow.Protocol) {
+	carriers, known := helperProtocols[h]
+	if known && !slices.Contains(carriers, proto) {
+		v.errorf(p.key("helper"), "write protocol: "+carriers[0].String()+", or remove the helper",
+			"helper %s reads %s, not %s", h, carriers[0], proto).depends = []path{p.key("protocol")}
+	}
+}
