@@ -86,6 +86,9 @@ func newRoot(a *app) *cobra.Command {
 // subcommands is the one list of commands.
 func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
+		newRun(a), newStop(a), newApply(a), newDiff(a), newShow(a), newBackend(a), newExplain(a),
+		newDocs(a),
 		newLab(a),
+		newBench(a),
 	}
 }

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/server"
+	"github.com/sluice-lb/sluice/table"
+)
+
+func newApply(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "apply FILE",
+		GroupID: "gateway",
+		Short:   "Put a configuration in force in the running daemon",
+		Long: `Send a configuration to the running daemon, which puts all of it in force or
+nothing. It stays until the next change of the daemon's own file.`,
+		Example: "  sluice apply lb-dnat.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			raw, err := readChecked(args[0])
+			if err != nil {
+				return err
+			}
+			out, err := api.NewClient(a.socketPath()).Apply(cmd.Context(), args[0], raw)
+			if err != nil {
+				return err
+			}
+			return a.print(out, func(w io.Writer) error { return writeOutcome(w, out, "applied") })
+		},
+	}
+}
+
+func newDiff(a *app) *cobra.Command {
+	var exitCode bool
+	cmd := &cobra.Command{
+		Use:     "diff FILE",
+		GroupID: "gateway",
+		Short:   "Show what applying a configuration would change",
+		Long: `Show what applying a configuration would change in the kernel: rules, elements,
+scheduler slots, and how many live flows would lose their backend. Nothing is
+changed. With a running daemon the comparison is with what it has in force,
+without one with what the kernel holds.`,
+		Example: "  sluice diff lb-dnat.yaml\n  sluice diff --exit-code new.yaml && echo no change",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			out, err := a.forecast(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if err := a.print(out, func(w io.Writer) error { return writeOutcome(w, out, "would apply") }); err != nil {
+				return err
+			}
+			if exitCode && !unchanged(out) {
+				return exitError{code: exitFailure}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 when something would change")
+	return cmd
+}
+
+// forecast asks the daemon, or the kernel when there is none.
+func (a *app) forecast(ctx context.Context, file string) (*api.Outcome, error) {
+	raw, err := readChecked(file)
+	if err != nil {
+		return nil, err
+	}
+	out, err := api.NewClient(a.socketPath()).Plan(ctx, file, raw)
+	if !errors.Is(err, api.ErrNoDaemon) {
+		return out, err
+	}
+	a.progress("no daemon runs: comparing with the kernel")
+	cfg, err := config.Decode(file, raw)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	e := engine.New(engine.Options{Datapaths: paths.list})
+	f, err := e.Forecast(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(err, e.Stop(ctx, true))
+	}
+	o := server.Outcome(f)
+	return &o, e.Stop(ctx, true)
+}
+
+// readChecked reads a configuration and refuses one with errors before anybody
+// is asked: messages then name the file as the user knows it.
+func readChecked(file string) ([]byte, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	_, err = config.Decode(file, raw)
+	return raw, err
+}
+
+func unchanged(out *api.Outcome) bool {
+	return !slices.ContainsFunc(out.Changes, func(c *datapath.Change) bool { return !c.Empty() })
+}
+
+func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
+	t := table.New("DATAPATH", "OBJECTS", "RULES", "ELEMENTS", "SLOTS MOVED", "TIME")
+	for _, c := range out.Changes {
+		took := ""
+		if c.Duration > 0 {
+			took = c.Duration.Round(100_000).String()
+		}
+		t.Row(c.Datapath, countText(c.Objects), countText(c.Rules), countText(c.Elements), fmt.Sprintf("%d of %d", c.Slots, c.SlotsTotal), took)
+	}
+	if unchanged(out) {
+		fmt.Fprintln(w, "nothing changes")
+	} else if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, c := range out.Changes {
+		for _, line := range c.Lines {
+			fmt.Fprintln(w, line)
+		}
+		if c.Truncated > 0 {
+			fmt.Fprintf(w, "... and %d more changes on %s\n", c.Truncated, c.Datapath)
+		}
+	}
+	if out.FlowsTotal > 0 {
+		fmt.Fprintf(w, "%d of %d live flows lose their backend\n", out.FlowsMoved, out.FlowsTotal)
+	}
+	return writePlaces(w, out.Places, verb)
+}
+
+func countText(c datapath.Count) string {
+	if c == (datapath.Count{}) {
+		return "-"
+	}
+	return fmt.Sprintf("+%d -%d ~%d", c.Added, c.Removed, c.Changed)
+}
+
+// writePlaces says which datapath carries each rule, and why not a faster one.
+func writePlaces(w io.Writer, places []api.Placement, verb string) error {
+	if len(places) > 20 {
+		count := map[string]int{}
+		for _, p := range places {
+			count[p.Datapath]++
+		}
+		for _, name := range slices.Sorted(maps.Keys(count)) {
+			fmt.Fprintf(w, "%s %d services and rules on %s\n", verb, count[name], name)
+		}
+		return nil
+	}
+	for _, p := range places {
+		fmt.Fprintf(w, "%s %s %s on %s\n", verb, p.Kind, p.Name, p.Datapath)
+		for _, name := range slices.Sorted(maps.Keys(p.Why)) {
+			fmt.Fprintf(w, "    not on %s: %s\n", name, p.Why[name])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/bench"
+	"github.com/sluice-lb/sluice/table"
+)
+
+// benchFlags are the flags of bench.
+type benchFlags struct {
+	reps         int
+	seconds      float64
+	cpu          int
+	rows, points string
+	check        bool
+	baseline     string
+	save         string
+	markdown     bool
+	chart        string
+}
+
+func newBench(a *app) *cobra.Command {
+	var f benchFlags
+	cmd := &cobra.Command{
+		Use:     "bench [SUITE]",
+		GroupID: "measure",
+		Short:   "Measure datapaths side by side and compare with published figures",
+		Long: "bench builds a network of namespaces, sets up each row of the suite (reference programs, peers,\n" +
+			"Sluice's datapaths), loads it and prints medians of interleaved repetitions. Without a suite it\n" +
+			"lists them. With --check it compares the ratios with a committed run and exits 1 when one got worse\n" +
+			"by more than the noise of both.",
+		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return listSuites(a)
+			}
+			return runBench(cmd, a, args[0], f)
+		},
+	}
+	cmd.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		for _, s := range bench.Suites() {
+			names = append(names, s.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&f.reps, "reps", 5, "repetitions, interleaved")
+	flags.Float64Var(&f.seconds, "seconds", 2, "measured seconds of one run")
+	flags.IntVar(&f.cpu, "cpu", runtime.NumCPU()-1, "CPU that sends, and so does everything")
+	flags.StringVar(&f.rows, "rows", "", "only rows whose name matches this regular expression")
+	flags.StringVar(&f.points, "points", "", "only points (columns) whose name matches this regular expression")
+	flags.BoolVar(&f.check, "check", false, "compare with the committed run and exit 1 when a ratio got worse")
+	flags.StringVar(&f.baseline, "baseline", "", "the run that --check compares with (default bench/results/SUITE.json)")
+	flags.StringVar(&f.save, "save", "", "write the result with every repetition to this JSON file")
+	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown instead of a table")
+	flags.StringVar(&f.chart, "chart", "", "write a bar chart to this SVG file")
+	return cmd
+}
+
+func listSuites(a *app) error {
+	type item struct {
+		Name       string `json:"name"`
+		Title      string `json:"title"`
+		Reproduces string `json:"reproduces,omitempty"`
+	}
+	var items []item
+	for _, s := range bench.Suites() {
+		items = append(items, item{s.Name, s.Title, s.Reproduces})
+	}
+	return a.print(items, func(w io.Writer) error {
+		t := table.New("SUITE", "MEASURES", "BESIDE")
+		for _, i := range items {
+			t.Row(i.Name, i.Title, i.Reproduces)
+		}
+		return t.Write(w)
+	})
+}
+
+func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
+	suite, err := bench.Find(name)
+	if err != nil {
+		return usageError(cmd, "%w", err)
+	}
+	o := bench.Options{
+		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Command: strings.Join(os.Args, " "),
+		Progress: func(s string) { a.progress("%s", s) },
+	}
+	if f.rows != "" {
+		if o.Rows, err = regexp.Compile(f.rows); err != nil {
+			return usageError(cmd, "--rows: %w", err)
+		}
+	}
+	if f.points != "" {
+		if o.Points, err = regexp.Compile(f.points); err != nil {
+			return usageError(cmd, "--points: %w", err)
+		}
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("bench: network namespaces need root: run it with sudo")
+	}
+	result, err := bench.Run(cmd.Context(), suite, o)
+	if err != nil {
+		return err
+	}
+	if err := keepBench(result, f); err != nil {
+		return err
+	}
+	err = a.print(result, func(w io.Writer) error {
+		if f.markdown {
+			result.WriteMarkdown(w)
+			return nil
+		}
+		return result.WriteTable(w)
+	})
+	if err != nil || !f.check {
+		return err
+	}
+	return checkBench(a, result, f)
+}
+
+func keepBench(r *bench.Result, f benchFlags) error {
+	if f.save != "" {
+		if err := r.Save(f.save); err != nil {
+			return fmt.Errorf("bench: save: %w", err)
+		}
+	}
+	if f.chart != "" {
+		if err := os.WriteFile(f.chart, r.Chart(), 0o644); err != nil {
+			return fmt.Errorf("bench: chart: %w", err)
+		}
+	}
+	return nil
+}
+
+func checkBench(a *app, r *bench.Result, f benchFlags) error {
+	path := f.baseline
+	if path == "" {
+		path = filepath.Join("bench", "results", r.Suite+".json")
+	}
+	old, err := bench.Load(path)
+	if err != nil {
+		return fmt.Errorf("bench: --check: %w", err)
+	}
+	moves := bench.Check(old, r)
+	worse := 0
+	for _, m := range moves {
+		if m.Worse {
+			worse++
+		}
+	}
+	err = a.print(moves, func(w io.Writer) error {
+		if len(moves) == 0 {
+			fmt.Fprintf(w, "\nno ratio moved by more than the noise of the two runs (against %s)\n", path)
+			return nil
+		}
+		fmt.Fprintf(w, "\nmoved by more than the noise, against %s:\n", path)
+		t := table.New("row", "point", "metric", ">then", ">now", ">change", ">noise", "verdict")
+		for _, m := range moves {
+			verdict := "better"
+			if m.Worse {
+				verdict = "worse"
+			}
+			t.Row(m.Row, m.Point, m.Metric, fmt.Sprintf("%.3f", m.Then), fmt.Sprintf("%.3f", m.Now),
+				fmt.Sprintf("%+.0f%%", m.Change*100), fmt.Sprintf("%.0f%%", m.Noise*100), verdict)
+		}
+		return t.Write(w)
+	})
+	if err == nil && worse > 0 {
+		return exitError{code: exitFailure}
+	}
+	return err
+}

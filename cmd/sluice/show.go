@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/table"
+)
+
+func newShow(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "show",
+		GroupID: "gateway",
+		Short:   "Show what is in force: services, backends, NAT rules, flows",
+		Long:    "Show the running gateway. Without an argument: the daemon at a glance.",
+		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return show(cmd.Context(), a, (*api.Client).Status, writeStatus)
+		},
+	}
+	sub := func(use, short string, run func(context.Context) error) {
+		cmd.AddCommand(&cobra.Command{Use: use, Short: short, Example: "  sluice show " + use, Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context()) }})
+	}
+	sub("services", "Services, their datapath and counters", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Services, writeServices)
+	})
+	sub("backends", "Backends, their state and why", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Backends, a.writeBackends)
+	})
+	sub("nat", "NAT rules, their datapath and counters", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).NAT, writeNAT)
+	})
+	cmd.AddCommand(newShowFlows(a))
+	return cmd
+}
+
+// show fetches a value from the daemon and prints it.
+func show[T any](ctx context.Context, a *app, fetch func(*api.Client, context.Context) (T, error), text func(io.Writer, T) error) error {
+	v, err := fetch(api.NewClient(a.socketPath()), ctx)
+	if err != nil {
+		return err
+	}
+	return a.print(v, func(w io.Writer) error { return text(w, v) })
+}
+
+func newShowFlows(a *app) *cobra.Command {
+	keys := []struct{ flag, usage string }{
+		{"protocol", "tcp, udp, ..."}, {"client", "address or prefix of the client"}, {"destination", "address or prefix that the client asked for"},
+		{"port", "port that the client asked for"}, {"owner", "service or NAT rule"}, {"backend", "backend's name"},
+		{"state", "as in ESTABLISHED"}, {"datapath", "nftables or ebpf"}, {"limit", "list at most so many (default 1000)"},
+	}
+	values := make([]string, len(keys))
+	cmd := &cobra.Command{
+		Use:     "flows",
+		Short:   "Tracked connections of both datapaths",
+		Example: "  sluice show flows --client 198.51.100.0/24 --port 443 --limit 20",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{}
+			for i, k := range keys {
+				if values[i] != "" {
+					query.Set(k.flag, values[i])
+				}
+			}
+			fetch := func(c *api.Client, ctx context.Context) (*api.Flows, error) { return c.Flows(ctx, query) }
+			return show(cmd.Context(), a, fetch, writeFlows)
+		},
+	}
+	for i, k := range keys {
+		cmd.Flags().StringVar(&values[i], k.flag, "", k.usage)
+	}
+	return cmd
+}
+
+func writeStatus(w io.Writer, s *api.Status) error {
+	fmt.Fprintf(w, "sluice %s, process %d, up %s\n", s.Version, s.PID, time.Since(s.Started).Round(time.Second))
+	fmt.Fprintf(w, "configuration %s, revision %d, applied %s\n", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
+	fmt.Fprintf(w, "datapaths %s\n", strings.Join(s.Datapaths, ", "))
+	fmt.Fprintf(w, "%d services, %d of %d backends up, %d NAT rules\n", s.Services, s.BackendsUp, s.Backends, s.NATRules)
+	if s.Error != "" {
+		fmt.Fprintf(w, "the last change was refused: %s\n", s.Error)
+	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
+	return nil
+}
+
+func writeServices(w io.Writer, services []api.Service) error {
+	t := table.New("SERVICE", "LISTEN", "MODE", "DATAPATH", ">UP", ">NEW", ">ACTIVE", ">REFUSED", ">BYTES")
+	for _, s := range services {
+		up := 0
+		for _, b := range s.Backends {
+			if b.State == "up" {
+				up++
+			}
+		}
+		t.Row(s.Name, s.Protocol+" "+strings.Join(s.Listen, " "), s.Mode, s.Datapath, fmt.Sprintf("%d/%d", up, len(s.Backends)), s.Connections, known(s.Active), s.Refused, size(s.Bytes))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, s := range services {
+		for _, name := range slices.Sorted(maps.Keys(s.Why)) {
+			fmt.Fprintf(w, "%s is not on %s: %s\n", s.Name, name, s.Why[name])
+		}
+	}
+	return nil
+}
+
+func (a *app) writeBackends(w io.Writer, backends []api.Backend) error {
+	color := map[string]string{"up": green, "drain": yellow, "down": red}
+	t := table.New("SERVICE", "BACKEND", "ADDRESS", ">WEIGHT", "STATE", "USED", ">NEW", ">ACTIVE", "WHY")
+	for _, b := range backends {
+		used := "no"
+		if b.InUse {
+			used = "yes"
+		}
+		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), a.paint(w, color[b.State], b.State), used, b.Connections, known(b.Active), b.Why)
+	}
+	return t.Write(w)
+}
+
+func endpoint(b api.Backend) string {
+	if b.Address.Port() == 0 {
+		return b.Address.Addr().String()
+	}
+	return b.Address.String()
+}
+
+func writeNAT(w io.Writer, rules []api.NATRule) error {
+	t := table.New("RULE", "TYPE", "TRANSLATES", "DATAPATH", ">PACKETS", ">BYTES")
+	for _, r := range rules {
+		t.Row(r.Name, r.Type, r.Summary, r.Datapath, r.Packets, size(r.Bytes))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, r := range rules {
+		for _, name := range slices.Sorted(maps.Keys(r.Why)) {
+			fmt.Fprintf(w, "%s is not on %s: %s\n", r.Name, name, r.Why[name])
+		}
+	}
+	return nil
+}
+
+func writeFlows(w io.Writer, f *api.Flows) error {
+	t := table.New("PROTO", "CLIENT", "ASKED FOR", "ANSWERED BY", "SEEN AS", "STATE", "OWNER", ">LEFT", ">PACKETS")
+	for _, x := range f.Flows {
+		left := time.Duration(x.Timeout * float64(time.Second)).Round(time.Second)
+		t.Row(x.Protocol, x.Client, x.Dest, x.Replier, x.ReplyTo, x.State, x.Owner, left, x.Packets[0]+x.Packets[1])
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%d of %d flows\n", len(f.Flows), f.Total)
+	return nil
+}
+
+// known prints a count that may be unknown.
+func known(n int) string {
+	if n < 0 {
+		return "-"
+	}
+	return strconv.Itoa(n)
+}
+
+// size prints bytes in binary units (IEC 80000-13).
+func size(n uint64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	f, i := float64(n), 0
+	for f >= 1024 && i < len(units)-1 {
+		f /= 1024
+		i++
+	}
+	if i == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", f, units[i])
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+func newStop(a *app) *cobra.Command {
+	var stop api.Stop
+	cmd := &cobra.Command{
+		Use:     "stop",
+		GroupID: "gateway",
+		Short:   "End the running daemon and leave the host as it was found",
+		Example: "  sluice stop\n  sluice stop --keep   # the rules stay, traffic goes on",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := api.NewClient(a.socketPath())
+			if err := c.Stop(cmd.Context(), stop); err != nil {
+				return err
+			}
+			if err := waitGone(cmd.Context(), c); err != nil {
+				return err
+			}
+			return a.print(map[string]bool{"stopped": true, "kept": stop.Keep}, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "stopped")
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&stop.Keep, "keep", false, "leave the rules in the kernel: traffic goes on")
+	return cmd
+}
+
+// waitGone returns when nobody answers on the socket any more.
+func waitGone(ctx context.Context, c *api.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		_, err := c.Status(ctx)
+		switch {
+		case errors.Is(err, api.ErrNoDaemon):
+			return nil
+		case ctx.Err() != nil:
+			return errors.New("the daemon accepted the stop but still answers after 30s: look at its log")
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func newBackend(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "backend SERVICE BACKEND up|drain|down|auto",
+		GroupID: "gateway",
+		Short:   "Take a backend out of a service, or back in, by hand",
+		Long: `Override the state of one backend in the running daemon: drain sends it no new
+flows and keeps those it has, down gives up on it, up uses it whatever its check
+says, auto gives it back to configuration and check.`,
+		Example:   "  sluice backend web a drain\n  sluice backend web a auto",
+		Args:      cobra.ExactArgs(3),
+		ValidArgs: []string{"up", "drain", "down", "auto"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			state := api.BackendState{State: args[2]}
+			if !strings.Contains(" up drain down auto ", " "+args[2]+" ") {
+				return usageError(cmd, "state %q: write up, drain, down or auto", args[2])
+			}
+			if err := api.NewClient(a.socketPath()).SetBackend(cmd.Context(), args[0], args[1], state); err != nil {
+				return err
+			}
+			return a.print(state, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s/%s: %s\n", args[0], args[1], args[2])
+				return err
+			})
+		},
+	}
+}
+
+func newExplain(a *app) *cobra.Command {
+	var in string
+	var bytes int
+	cmd := &cobra.Command{
+		Use:     "explain PROTO SRC:PORT DST:PORT",
+		GroupID: "gateway",
+		Short:   "Say what the gateway would do with a packet, without sending it",
+		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0",
+		Args:    cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := flow.ParseProtocol(args[0]); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}, "interface": {in}, "size": {fmt.Sprint(bytes)}}
+			fetch := func(c *api.Client, ctx context.Context) (*datapath.Explanation, error) { return c.Explain(ctx, query) }
+			return show(cmd.Context(), a, fetch, writeExplanation)
+		},
+	}
+	cmd.Flags().StringVar(&in, "in", "", "interface that the packet arrives on (default the first attached one)")
+	cmd.Flags().IntVar(&bytes, "size", 60, "bytes of the network packet")
+	return cmd
+}
+
+func writeExplanation(w io.Writer, x *datapath.Explanation) error {
+	line := func(label string, value any) { fmt.Fprintf(w, "%-10s %v\n", label, value) }
+	line("verdict", x.Action+": "+x.Reason)
+	line("datapath", x.Datapath+" on "+x.Interface)
+	if x.Owner != "" {
+		line("owner", x.Owner)
+	}
+	if x.Backend != "" {
+		line("backend", x.Backend)
+	}
+	line("before", x.Before)
+	if x.After != x.Before {
+		line("after", x.After)
+	}
+	if x.Out != "" {
+		line("leaves by", fmt.Sprintf("%s to %v", x.Out, x.NextHop))
+	}
+	if x.Existing {
+		line("flow", "an existing flow decided")
+	}
+	for _, s := range x.Steps {
+		line("step", s)
+	}
+	return nil
+}
