@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -51,6 +52,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		return status.code
 	}
 	a.complain(err)
+	if strings.HasPrefix(err.Error(), "unknown command") {
+		return exitUsage // cobra has no type for it
+	}
 	return exitFailure
 }
 
@@ -63,7 +67,6 @@ func newRoot(a *app) *cobra.Command {
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := root.PersistentFlags()
@@ -80,7 +83,23 @@ func newRoot(a *app) *cobra.Command {
 		&cobra.Group{ID: "measure", Title: "Measurement and play:"},
 	)
 	root.AddCommand(subcommands(a)...)
+	usageArgs(root)
 	return root
+}
+
+// usageArgs makes wrong numbers of arguments usage errors throughout the tree.
+func usageArgs(cmd *cobra.Command) {
+	if inner := cmd.Args; inner != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := inner(cmd, args); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		usageArgs(sub)
+	}
 }
 
 // subcommands is the one list of commands.
