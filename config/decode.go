@@ -17,7 +17,7 @@ import (
 
 // maxNodes bounds how many YAML nodes one file may come to when its aliases are
 // written out: enough for 100,000 services, too few for a bomb of aliases.
-const maxNodes = 20_000_000
+const maxNodes = 5_000_000
 
 // decoder fills a Config from a YAML tree. It goes on after an error, so that
 // one run finds all of them.
@@ -25,7 +25,9 @@ type decoder struct {
 	path   path // of the value being decoded; reused, cloned for errors
 	errs   Errors
 	failed map[string]bool // paths of errs
-	budget int
+	// budget is how many nodes may still be visited.
+	budget    int
+	truncated bool // there were more errors than maxErrors
 }
 
 func (d *decoder) document(root *yaml.Node, c *Config) {
@@ -34,6 +36,7 @@ func (d *decoder) document(root *yaml.Node, c *Config) {
 	}
 	d.value(root, reflect.ValueOf(c).Elem(), nil)
 	if d.budget < 0 {
+		d.truncated = true
 		d.errs = append(d.errs, &Error{Line: 1, Column: 1, Cause: "more than " + strconv.Itoa(maxNodes) + " values when aliases are written out", Hint: "use fewer aliases"})
 	}
 }
@@ -41,6 +44,14 @@ func (d *decoder) document(root *yaml.Node, c *Config) {
 func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 	e := &Error{path: slices.Clone(d.path), Cause: fmt.Sprintf(format, args...), Hint: hint}
 	e.place(n)
+	d.add(e)
+}
+
+func (d *decoder) add(e *Error) {
+	if len(d.errs) >= maxErrors {
+		d.truncated = true
+		return
+	}
 	if d.failed == nil {
 		d.failed = map[string]bool{}
 	}
@@ -89,7 +100,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 		v.Set(reflect.New(t.Elem()))
 		d.value(n, v.Elem(), f)
 	case isText(t):
-		d.text(n, v)
+		d.text(n, v, f)
 	case t.Kind() == reflect.Struct:
 		d.mapping(n, v)
 	case t.Kind() == reflect.Slice:
@@ -99,7 +110,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 	default:
 		d.scalar(n, v)
 	}
-	if f == nil || d.failed[d.path.String()] || len(f.enum) == 0 && f.min == nil && f.max == nil {
+	if f == nil || len(f.enum) == 0 && f.min == nil && f.max == nil || len(d.failed) > 0 && d.failed[d.path.String()] {
 		return
 	}
 	if cause, hint := f.check(v); cause != "" {
@@ -125,6 +136,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	}
 	l := layoutOf(v.Type())
 	seen := make(map[string]*yaml.Node, len(n.Content)/2)
+	var meant map[string]bool // known keys that an unknown one may stand for
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := follow(n.Content[i]), n.Content[i+1]
 		if key.Kind != yaml.ScalarNode {
@@ -139,6 +151,10 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 			case first != nil:
 				d.errorf(key, "keep one of them", "key %s is written twice (first in line %d)", key.Value, first.Line)
 			case f == nil:
+				if meant == nil {
+					meant = map[string]bool{}
+				}
+				meant[nearest(key.Value, l.keys)] = true
 				d.errorf(key, hintKey(key.Value, l.keys), "unknown key %q", key.Value)
 			default:
 				d.value(value, v.Field(f.index), f)
@@ -147,7 +163,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		})
 	}
 	for _, f := range l.required {
-		if value := seen[f.key]; value == nil || v.Field(f.index).IsZero() && !d.below(step{key: f.key}) && f.key != "protocol" {
+		if value := seen[f.key]; value == nil && !meant[f.key] || value != nil && v.Field(f.index).IsZero() && !d.below(step{key: f.key}) && f.key != "protocol" {
 			e := &Error{path: d.path.key(f.key), Cause: f.key + " is missing", Hint: f.hintMissing()}
 			d.failedAt(n, e)
 		}
@@ -161,11 +177,7 @@ func (d *decoder) failedAt(n *yaml.Node, e *Error) {
 		place = n.Content[0]
 	}
 	e.place(place)
-	if d.failed == nil {
-		d.failed = map[string]bool{}
-	}
-	d.failed[e.path.String()] = true
-	d.errs = append(d.errs, e)
+	d.add(e)
 }
 
 // below reports whether an error was found at or below the step.
@@ -239,7 +251,7 @@ func (d *decoder) dictionary(n *yaml.Node, v reflect.Value) {
 }
 
 // text decodes a scalar by the type's own UnmarshalText.
-func (d *decoder) text(n *yaml.Node, v reflect.Value) {
+func (d *decoder) text(n *yaml.Node, v reflect.Value, f *field) {
 	if n.Kind != yaml.ScalarNode {
 		d.errorf(n, "write one word", "%s where one value belongs", describe(n))
 		return
@@ -262,13 +274,16 @@ func (d *decoder) text(n *yaml.Node, v reflect.Value) {
 		v.Set(reflect.ValueOf(p))
 	default:
 		err = v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(n.Value))
-		if err != nil {
-			cause, hint, _ := strings.Cut(err.Error(), ": write ")
-			if hint != "" {
-				hint = "write " + hint
-			}
-			d.errorf(n, hint, "%s", cause)
+		if err == nil {
+			return
 		}
+		cause, hint, _ := strings.Cut(err.Error(), ": write ")
+		if f != nil && len(f.enum) > 0 {
+			cause, hint = fmt.Sprintf("unknown %s %q", f.key, n.Value), hintOneOf(n.Value, f.enum)
+		} else if hint != "" {
+			hint = "write " + hint
+		}
+		d.errorf(n, hint, "%s", cause)
 	}
 }
 
@@ -332,6 +347,8 @@ func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 		i = -i
 	}
 	switch {
+	case err == nil && n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
+		d.errorf(n, "write "+n.Value, "%q is a text, not a number", n.Value)
 	case err != nil:
 		d.errorf(n, "write a number without a unit", "%q: not a whole number", n.Value)
 	case v.CanUint() && (i < 0 || v.OverflowUint(uint64(i))):

@@ -26,6 +26,13 @@ import (
 // MaxFileSize is the largest configuration that is read, in bytes.
 const MaxFileSize = 64 << 20
 
+// maxErrors is how many errors are reported of one file.
+const maxErrors = 1000
+
+// maxSyntaxSize is the largest file that is read a second time for the column of
+// a syntax error, in bytes; above it the line must do.
+const maxSyntaxSize = 1 << 20
+
 // Load reads, completes and validates the file at path. The error is an Errors
 // when the file could be read.
 func Load(path string) (*Config, error) {
@@ -56,15 +63,23 @@ func Decode(name string, data []byte) (*Config, error) {
 	d := decoder{budget: maxNodes}
 	d.document(root, c)
 	c.SetDefaults()
-	errs := append(d.errs, d.unlessFailed(c.validate())...)
+	errs, more := d.errs, d.truncated
+	if !more {
+		v := c.validate()
+		errs, more = append(errs, d.unlessFailed(v.errs)...), v.truncated
+	}
 	for _, e := range errs {
 		e.locate(root)
 		e.Object = objectName(c, e.path)
 	}
-	if len(errs) > 0 {
-		return nil, finish(name, data, errs)
+	if len(errs) == 0 {
+		return c, nil
 	}
-	return c, nil
+	errs = finish(name, data, errs)
+	if more || len(errs) > maxErrors {
+		errs = append(errs[:min(len(errs), maxErrors)], &Error{File: name, Cause: fmt.Sprintf("more than %d errors", maxErrors), Hint: "correct these first"})
+	}
+	return nil, errs
 }
 
 // parse reads the one document of data. It returns nil for an empty one.
@@ -95,6 +110,9 @@ func syntaxError(data []byte, err error) *Error {
 	e := &Error{Line: 1, Column: 1, Cause: "not YAML: " + m[2]}
 	if n, err := strconv.Atoi(m[1]); err == nil {
 		e.Line = n
+	}
+	if len(data) > maxSyntaxSize {
+		return e
 	}
 	var at goccy.Error
 	if _, err := goccyparser.ParseBytes(data, 0); errors.As(err, &at) && at.GetToken() != nil {

@@ -4,7 +4,6 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -25,10 +24,17 @@ type step struct {
 func at(key string) path { return path{{key: key}} }
 
 // key returns p with one more key. The result shares nothing with p.
-func (p path) key(k string) path { return append(slices.Clip(slices.Clone(p)), step{key: k}) }
+func (p path) key(k string) path { return p.with(step{key: k}) }
 
 // index returns p with one more index. The result shares nothing with p.
-func (p path) index(i int) path { return append(slices.Clip(slices.Clone(p)), step{index: i}) }
+func (p path) index(i int) path { return p.with(step{index: i}) }
+
+func (p path) with(s step) path {
+	q := make(path, len(p)+1)
+	copy(q, p)
+	q[len(p)] = s
+	return q
+}
 
 // String renders "services[0].backends[1].weight".
 func (p path) String() string {
@@ -47,11 +53,6 @@ func (p path) String() string {
 		}
 	}
 	return b.String()
-}
-
-// under reports whether p is parent or lies inside it.
-func (p path) under(parent path) bool {
-	return len(p) >= len(parent) && slices.Equal(p[:len(parent)], parent)
 }
 
 // locate fills in e's position from the YAML tree: that of the value, or of the

@@ -22,15 +22,15 @@ const (
 // Validate reports everything that is wrong with c as an Errors without
 // positions, nil when nothing is. It expects the defaults to be set.
 func (c *Config) Validate() error {
-	errs := c.validate()
-	if len(errs) == 0 {
+	v := c.validate()
+	if len(v.errs) == 0 {
 		return nil
 	}
-	for _, e := range errs {
+	for _, e := range v.errs {
 		e.Path = e.path.String()
 		e.Object = objectName(c, e.path)
 	}
-	return errs
+	return v.errs
 }
 
 // validator collects what is wrong.
@@ -38,9 +38,11 @@ type validator struct {
 	c    *Config
 	path path // of the value that walk looks at; reused
 	errs Errors
+	// truncated tells that there were more errors than maxErrors.
+	truncated bool
 }
 
-func (c *Config) validate() Errors {
+func (c *Config) validate() *validator {
 	v := &validator{c: c}
 	v.walk(reflect.ValueOf(c).Elem())
 	for i, name := range c.Interfaces {
@@ -56,13 +58,17 @@ func (c *Config) validate() Errors {
 	v.timeouts()
 	v.overlaps()
 	v.pools()
-	return v.errs
+	return v
 }
 
 // errorf records that the value at p is wrong; hint says what to write instead.
 func (v *validator) errorf(p path, hint, format string, args ...any) *Error {
 	e := &Error{path: p, Cause: fmt.Sprintf(format, args...), Hint: hint}
-	v.errs = append(v.errs, e)
+	if len(v.errs) < maxErrors {
+		v.errs = append(v.errs, e)
+	} else {
+		v.truncated = true
+	}
 	return e
 }
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// farm writes a configuration of n services with four backends each. Half of the
+// services share one address, each on a port of its own.
+func farm(n int) []byte {
+	var b bytes.Buffer
+	b.WriteString("services:\n")
+	for i := range n {
+		address, port := "192.0.2.1", 1+i
+		if i%2 == 0 {
+			address, port = fmt.Sprintf("198.18.%d.%d", i>>8&255, i&255), 80
+		}
+		fmt.Fprintf(&b, "  - name: s%d\n    listen:\n      - {address: %s, ports: [%d]}\n    protocol: tcp\n    mode: dnat\n    backends:\n", i, address, port)
+		for j := range 4 {
+			fmt.Fprintf(&b, "      - {name: b%d, address: 10.%d.%d.%d, port: 8080}\n", j, i>>8&255, i&255, j+1)
+		}
+	}
+	return b.Bytes()
+}
+
+func TestLargeConfiguration(t *testing.T) {
+	c, err := config.Decode("farm", farm(10_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Services) != 10_000 || len(c.Services[9_999].Backends) != 4 {
+		t.Fatalf("%d services", len(c.Services))
+	}
+}
+
+// TestErrorsAreBounded: a file with an error in every line is answered with the
+// first thousand, and quickly.
+func TestErrorsAreBounded(t *testing.T) {
+	for name, data := range map[string][]byte{
+		"decoder":   bytes.ReplaceAll(farm(5_000), []byte("port: 8080"), []byte("port: many")),
+		"validator": bytes.ReplaceAll(farm(5_000), []byte("name: b1,"), []byte("name: b2,")),
+	} {
+		_, err := config.Decode("farm", data)
+		var errs config.Errors
+		if !errors.As(err, &errs) || len(errs) != 1001 || !strings.Contains(errs[1000].Error(), "more than 1000 errors") {
+			t.Errorf("%s: %d errors of type %T", name, len(errs), err)
+		}
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	if _, err := config.Decode("f", make([]byte, config.MaxFileSize+1)); err == nil || !strings.Contains(err.Error(), "larger than 64 MiB") {
+		t.Error(err)
+	}
+}
+
+// TestAliasBomb: nine levels of lists, each naming the one before ten times.
+func TestAliasBomb(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("firewall:\n  sets:\n    a0: &a0 [10.0.0.0/8]\n")
+	items := strings.TrimSuffix(strings.Repeat("*s, ", 2000), ", ")
+	fmt.Fprintf(&b, "services:\n  - &s {name: x, listen: &l [%s], protocol: tcp, mode: dnat, backends: []}\n", strings.ReplaceAll(items, "*s", "{address: 192.0.2.1, ports: &p [1]}"))
+	for range 20_000 {
+		b.WriteString("  - *s\n")
+	}
+	_, err := config.Decode("bomb", []byte(b.String()))
+	if err == nil || !strings.Contains(err.Error(), "when aliases are written out") {
+		t.Errorf("%.300v", err)
+	}
+}
+
+func BenchmarkDecode(b *testing.B) {
+	for _, n := range []int{1, 1_000, 10_000} {
+		data := farm(n)
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := config.Decode("farm", data); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(n), "µs/service")
+		})
+	}
+}
