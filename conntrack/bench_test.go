@@ -35,10 +35,10 @@ var entriesFlag = flag.Int("entries", 1_000_000, "tracked connections that Bench
 //
 // The host's nf_conntrack_max is raised for the run and put back.
 func BenchmarkTable(b *testing.B) {
-	ns := alone(b)
-	labtest.Require(b, labtest.Tool("conntrack"))
+	labtest.Require(b, labtest.Root, labtest.Tool("conntrack"))
 	n := *entriesFlag
 	raiseMax(b, uint64(n)+100_000)
+	ns := emptyNamespace(b)
 	fillTable(b, ns, n)
 	ways := []struct {
 		name string
@@ -129,8 +129,9 @@ func TestTableMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := alone(t)
+	labtest.Require(t, labtest.Root)
 	raiseMax(t, uint64(n)+100_000)
+	ns := emptyNamespace(t)
 	fillTable(t, ns, n)
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestChildReads$", "-test.v")
 	cmd.Env = append(os.Environ(), "SLUICE_TABLE_NAMESPACE="+ns.Path)
@@ -192,14 +193,7 @@ func fillTable(t testing.TB, ns Namespace, n int) {
 func raiseMax(t testing.TB, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { lock.Close() })
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	lockHostSettings(t, unix.LOCK_EX)
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

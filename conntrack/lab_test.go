@@ -24,12 +24,33 @@ import (
 func alone(t testing.TB) Namespace {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	lockHostSettings(t, unix.LOCK_SH)
+	return emptyNamespace(t)
+}
+
+// emptyNamespace is a lab of one node.
+func emptyNamespace(t testing.TB) Namespace {
+	t.Helper()
 	l := labtest.New(t, lab.Topology{Name: "conntrack", Nodes: []lab.NodeSpec{{Name: "alone"}}})
 	ns, err := NamespaceAt(l.Node("alone").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return ns
+}
+
+// lockHostSettings takes the lock of everyone who writes host-wide settings,
+// such as nf_conntrack_max: shared to rely on them, exclusive to write them.
+func lockHostSettings(t testing.TB, how int) {
+	t.Helper()
+	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), how); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func openIn(t testing.TB, ns Namespace) *Conn {

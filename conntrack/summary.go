@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -72,10 +73,6 @@ type Outside struct {
 
 // String renders "203.0.113.5 -> tcp 198.51.100.1:443".
 func (o Outside) String() string { return o.Public.Netip().String() + " -> " + o.Remote.String() }
-
-// MasqueradePorts is how many ports Linux takes for source NAT from a port above
-// 1023 when the rule names no range: 1024-65535 (net/netfilter/nf_nat_core.c).
-const MasqueradePorts = 64512
 
 // ageLimits are the upper bounds, in seconds, of the classes of remaining time.
 var ageLimits = [...]uint32{10, 30, 60, 120, 300, 600, 3600, 86400}
@@ -314,10 +311,10 @@ func (o Occupancy) Share() float64 {
 }
 
 // Occupancies returns the top n SNAT ranges. pool is the number of ports a rule
-// may use; 0 means MasqueradePorts.
+// may use; 0 means capacity.MasqueradePorts.
 func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 	if pool == 0 {
-		pool = MasqueradePorts
+		pool = capacity.MasqueradePorts
 	}
 	var list []Occupancy
 	for _, i := range s.outsides.order(n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package conntrack
+package capacity
 
 // Extensions say what the kernel keeps beside each entry.
 type Extensions struct {

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capacity
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// office is the software router of the paper: 170 clients with 20 connections, 30
+// with 400, behind 11.25 MB/s. The paper adds 170 and 20 where it means the
+// product, and so arrives at 12,190.
+func office() Load {
+	return Load{
+		Classes:   []Class{{"browsing", 170, 20}, {"file sharing", 30, 400}},
+		Bandwidth: BitRate(11.25 * 8 * float64(MiB)),
+		Host:      Host{Memory: 512 * MiB, Cores: 1},
+	}
+}
+
+func TestOfficeRouter(t *testing.T) {
+	p, err := For(office())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Peak != 15400 || p.Entries != 32768 || p.Buckets != 32768 {
+		t.Errorf("peak %d, entries %d, buckets %d; want 15400, 32768, 32768", p.Peak, p.Entries, p.Buckets)
+	}
+	if p.ClientBandwidth.String() != "57.6 KiB" {
+		t.Errorf("each client gets %s/s, want 57.6 KiB", p.ClientBandwidth)
+	}
+	if p.Memory != 32768*(384+8) {
+		t.Errorf("memory %d", p.Memory)
+	}
+	if p.PublicAddresses != 1 || p.Refused > 1e-100 {
+		t.Errorf("%d public addresses, refused %g", p.PublicAddresses, p.Refused)
+	}
+	if got := OldRule(512 * MiB); got != 32768 {
+		t.Errorf("old rule gives %d for 512 MiB, want 32768", got)
+	}
+	if got := OldRule(256 * MiB); got != 16384 {
+		t.Errorf("old rule gives %d for 256 MiB, want 16384", got)
+	}
+}
+
+// TestCaseStudyTable checks the memory of the table that the case study counts
+// with 376 bytes an entry and 16 a bucket: 384 and 8 are right.
+func TestCaseStudyTable(t *testing.T) {
+	got := TableBytes(131072, 65536, Extensions{NAT: true})
+	if entries, buckets := 131072*384, 65536*8; got != uint64(entries+buckets) {
+		t.Errorf("table of 131,072 entries takes %d bytes", got)
+	}
+	if mb := float64(131072*384) / 1e6; math.Abs(mb-50.3) > 0.05 {
+		t.Errorf("entries take %.1f MB, want 50.3", mb)
+	}
+}
+
+func TestFormulas(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"new connections of 65,536 entries", RateCeiling(65536, 0, LingerTimeWait), 546},
+		{"new connections of 262,144 entries", RateCeiling(262144, 0, LingerTimeWait), 2184},
+		{"new connections of 2^20 entries", RateCeiling(1<<20, 0, LingerTimeWait), 8738},
+		{"new connections of 1,000 entries at 5 s", RateCeiling(1000, 0, 5*time.Second), 200},
+		{"Little's law", Population(100, 2*time.Second, 118*time.Second), 12000},
+		{"10 GbE of smallest frames", PacketRate(10e9, 64), 14880952},
+		{"subscribers of blocks of 64", float64(SubscribersPerAddress(64)), 1008},
+		{"subscribers of blocks of 256", float64(SubscribersPerAddress(256)), 252},
+		{"subscribers of blocks of 512", float64(SubscribersPerAddress(512)), 126},
+		{"subscribers of blocks of 1,024", float64(SubscribersPerAddress(1024)), 63},
+		{"subscribers of blocks of 2,048", float64(SubscribersPerAddress(2048)), 31},
+		{"subscribers of blocks of 4,096", float64(SubscribersPerAddress(4096)), 15},
+		{"block for 400 mappings", float64(PortBlock(400)), 1024},
+		{"addresses for a full pool", float64(PublicAddresses(MasqueradePorts)), 2},
+		{"addresses for 80 % of a pool", float64(PublicAddresses(51609)), 1},
+		{"refused at 98 %, per mille", 1000 * RefusalProbability(0.98), 6.7},
+		{"refused at 99 %, percent", 100 * RefusalProbability(0.99), 8.3},
+		{"buckets of 512 MiB", float64(DefaultBuckets(512 * MiB)), 4096},
+		{"buckets of 64 MiB", float64(DefaultBuckets(64 * MiB)), 1024},
+		{"buckets of 2 GiB", float64(DefaultBuckets(2 * GiB)), 65536},
+		{"buckets of 64 GiB", float64(DefaultBuckets(64 * GiB)), 262144},
+	} {
+		if math.Abs(tc.got-tc.want) > 0.005*tc.want {
+			t.Errorf("%s: %g, want %g", tc.name, tc.got, tc.want)
+		}
+	}
+}
+
+func TestPlanSubscribersAndLine(t *testing.T) {
+	p, err := For(Load{
+		Classes:     []Class{{"homes", 5000, 150}},
+		Requests:    []Requests{{Name: "web", Rate: 1000, Lifetime: time.Second}, {Name: "dns", Protocol: flow.UDP, Rate: 2000}},
+		Subscribers: 5000, PublicAddresses: 4, EndpointIndependent: true,
+		Bandwidth: 10e9, Frame: 64, Rules: 1000, Headroom: 1.5,
+		Host: Host{Memory: 4 * GiB, Cores: 4},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 750,000 held, 1,000 x 121 s, 2,000 x 30 s.
+	if p.Peak != 931000 || p.Entries != 2097152 {
+		t.Errorf("peak %d, entries %d", p.Peak, p.Entries)
+	}
+	if p.PortBlock != 256 || p.PerAddress != 252 || p.BlockAddresses != 20 {
+		t.Errorf("blocks of %d, %d on an address, %d addresses", p.PortBlock, p.PerAddress, p.BlockAddresses)
+	}
+	if p.PublicAddresses != 19 || p.Refused != 1 {
+		t.Errorf("%d addresses, refused %g", p.PublicAddresses, p.Refused)
+	}
+	if p.CoresNftables != 67 || p.CoresEBPF != 5 {
+		t.Errorf("%d cores by nftables, %d by eBPF", p.CoresNftables, p.CoresEBPF)
+	}
+	notes := strings.Join(p.Notes, "\n")
+	for _, want := range []string{"10 %", "4 public addresses are too few", "port blocks for 5000", "nftables needs about 67 cores", "RFC 5382"} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("notes lack %q:\n%s", want, notes)
+		}
+	}
+	if file := p.SysctlFile(); strings.Index(file, "nf_conntrack_buckets =") > strings.Index(file, "nf_conntrack_max =") ||
+		!strings.Contains(file, "nf_conntrack_max = 2097152") || !strings.Contains(file, "net.ipv4.neigh.default.gc_thresh3 = 16384") {
+		t.Errorf("sysctl file:\n%s", file)
+	}
+	if f := p.Fragment(); !strings.Contains(f, "flows: 2097152") || !strings.Contains(f, "port-block: 256") {
+		t.Errorf("fragment:\n%s", f)
+	}
+}
+
+func TestCapacity(t *testing.T) {
+	c := Capacity(Host{Memory: 4 * GiB, Cores: 2}, Habits{Connections: 100})
+	if c.Entries != 1<<20 || c.Clients != 5242 || c.OneService != 51609 || c.Default != 65536 {
+		t.Errorf("%+v", c)
+	}
+	if math.Abs(c.Connects-4369) > 1 || c.PPSNft != 1342281 || c.PPSEBPF != 6666666 {
+		t.Errorf("%+v", c)
+	}
+	line := Capacity(Host{Memory: GiB, Cores: 8}, Habits{Bandwidth: 1e9, Frame: 1500})
+	if line.PPSEBPF != line.PPSNft || line.PPSNft != 82236 {
+		t.Errorf("a line of 1 Gbit/s carries %d and %d packets/s", line.PPSNft, line.PPSEBPF)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		l    Load
+		want string
+	}{
+		{"nothing", Load{}, "nothing to plan for"},
+		{"empty class", Load{Classes: []Class{{"a", 0, 1}}}, "class a: clients and connections"},
+		{"no rate", Load{Requests: []Requests{{}}}, "requests 1: rate 0"},
+		{"headroom", Load{Headroom: 0.5, Classes: []Class{{"", 1, 1}}}, "headroom 0.5"},
+		{"frame", Load{Frame: 20, Classes: []Class{{"", 1, 1}}}, "frame 20"},
+	} {
+		if _, err := For(tc.l); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for text, want := range map[string]Bytes{"512MiB": 512 * MiB, "512m": 512 * MiB, "2GB": 2e9, "1.5 GiB": 3 * GiB / 2, "77": 77} {
+		if got, err := ParseBytes(text); err != nil || got != want {
+			t.Errorf("ParseBytes(%q) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]BitRate{"100Mbit": 1e8, "10Gbps": 1e10, "10G": 1e10, "90Mbit/s": 9e7, "64000": 64000} {
+		if got, err := ParseBitRate(text); err != nil || got != want {
+			t.Errorf("ParseBitRate(%q) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "x", "-1", "1e30G", "NaN", "5 parsecs"} {
+		if v, err := ParseBytes(text); err == nil {
+			t.Errorf("ParseBytes(%q) = %d", text, v)
+		}
+	}
+}
+
+// TestPlanHolds checks on arbitrary loads that a plan carries what it was made for.
+func TestPlanHolds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := Load{
+			Classes:     []Class{{"c", rapid.Uint64Range(1, 1e6).Draw(t, "clients"), rapid.Uint64Range(1, 1000).Draw(t, "connections")}},
+			Requests:    []Requests{{Rate: rapid.Float64Range(1, 1e5).Draw(t, "rate"), Lifetime: time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "lifetime"))}},
+			Subscribers: rapid.Uint64Range(0, 1e6).Draw(t, "subscribers"),
+			Headroom:    rapid.Float64Range(1, 10).Draw(t, "headroom"),
+		}
+		p, err := For(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if float64(p.Entries) < float64(p.Peak-1)*l.Headroom || p.Entries&(p.Entries-1) != 0 || p.Buckets < p.Entries {
+			t.Fatalf("entries %d, buckets %d for a peak of %d", p.Entries, p.Buckets, p.Peak)
+		}
+		if float64(p.Ports) > float64(p.PublicAddresses*MasqueradePorts)*PortFill*1.0001 {
+			t.Fatalf("%d addresses for %d ports", p.PublicAddresses, p.Ports)
+		}
+		if p.PortBlock > 0 && p.PerAddress > 0 && p.BlockAddresses*p.PerAddress < l.Subscribers {
+			t.Fatalf("%d addresses of %d blocks for %d subscribers", p.BlockAddresses, p.PerAddress, l.Subscribers)
+		}
+	})
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capacity
+
+import "time"
+
+// Carry is what a host can carry: the plan read backwards.
+type Carry struct {
+	Host       Host    `json:"host"`
+	Entries    uint64  `json:"entries"` // within a tenth of the memory, a power of two
+	Memory     Bytes   `json:"memory"`  // of that table
+	Connects   float64 `json:"connectsPerSecond"`
+	Clients    uint64  `json:"clients,omitempty"` // with Connections each, at half fill
+	OneService uint64  `json:"oneService"`        // connections to one destination
+	Mappings   uint64  `json:"mappings"`          // endpoint-independent, in all
+	PPSNft     uint64  `json:"packetsNftables"`
+	PPSEBPF    uint64  `json:"packetsEBPF"`
+	BitsNft    BitRate `json:"bitsNftables"`
+	BitsEBPF   BitRate `json:"bitsEBPF"`
+	Default    uint64  `json:"kernelDefault"` // entries that Linux chooses by itself
+}
+
+// Habits describe the traffic for Capacity.
+type Habits struct {
+	Connections     uint64        // of each client; 0 leaves Clients out
+	Lifetime        time.Duration // of a connection, from first to last packet
+	Linger          time.Duration // after it; 0 means LingerTimeWait
+	PublicAddresses uint64        // 0 means 1
+	Frame           int           // mean frame in bytes with FCS; 0 means 512
+	Rules           int           // that each packet walks past
+	Bandwidth       BitRate       // of the line; 0 means that cores are the limit
+}
+
+// Capacity computes what h can carry of such traffic.
+func Capacity(h Host, t Habits) Carry {
+	entryBytes := EntryBytes(Extensions{NAT: true, Accounting: true}) + BucketBytes
+	limit := uint64(memoryShare*float64(h.Memory)) / entryBytes
+	entries := powerOfTwo(limit)
+	if entries > limit {
+		entries /= 2
+	}
+	if t.Linger == 0 {
+		t.Linger = LingerTimeWait
+	}
+	if t.Frame == 0 {
+		t.Frame = 512
+	}
+	pool := max(t.PublicAddresses, 1) * MasqueradePorts
+	c := Carry{Host: h, Entries: entries, Memory: Bytes(entries * entryBytes),
+		Connects:   RateFill * RateCeiling(entries, t.Lifetime, t.Linger),
+		OneService: min(entries, uint64(float64(pool)*PortFill)),
+		Mappings:   min(entries, uint64(float64(pool)*PortFill)),
+		Default:    DefaultBuckets(h.Memory)}
+	if t.Connections > 0 {
+		c.Clients = entries / 2 / t.Connections
+	}
+	perCore := func(cost time.Duration) uint64 {
+		pps := float64(h.Cores) / cost.Seconds()
+		if t.Bandwidth > 0 {
+			pps = min(pps, PacketRate(t.Bandwidth, t.Frame))
+		}
+		return uint64(pps)
+	}
+	c.PPSNft = perCore(CostNftables + time.Duration(t.Rules)*CostRule)
+	c.PPSEBPF = perCore(CostEBPF)
+	c.BitsNft = BitRate(c.PPSNft * 8 * uint64(t.Frame))
+	c.BitsEBPF = BitRate(c.PPSEBPF * 8 * uint64(t.Frame))
+	return c
+}

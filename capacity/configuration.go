@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capacity
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Setting is one kernel setting.
+type Setting struct {
+	Key   string `json:"key"` // as in sysctl: net.netfilter.nf_conntrack_max
+	Value string `json:"value"`
+	Why   string `json:"why"`
+}
+
+// Settings are the kernel settings of the plan, in the order in which they must
+// be written: buckets before the limit, so that chains never grow in between.
+func (p *Plan) Settings() []Setting {
+	list := []Setting{
+		{"net.netfilter.nf_conntrack_buckets", fmt.Sprint(p.Buckets),
+			fmt.Sprintf("one for each entry: mean chain of two at a full table, %s", Bytes(p.Buckets*BucketBytes))},
+		{"net.netfilter.nf_conntrack_max", fmt.Sprint(p.Entries),
+			fmt.Sprintf("%d at the peak times %g, rounded up; %s when full", p.Peak, p.Load.headroom(), Bytes(p.Entries*p.EntryBytes))},
+	}
+	if p.NeighbourEntries > 512 {
+		third := powerOfTwo(2 * p.NeighbourEntries)
+		for i, v := range []uint64{third / 4, third / 2, third} {
+			for _, family := range []string{"ipv4", "ipv6"} {
+				list = append(list, Setting{fmt.Sprintf("net.%s.neigh.default.gc_thresh%d", family, i+1), fmt.Sprint(v),
+					fmt.Sprintf("%d clients may be neighbours on one link", p.NeighbourEntries)})
+			}
+		}
+	}
+	return list
+}
+
+// SysctlFile renders the settings for /etc/sysctl.d, each with its reason.
+func (p *Plan) SysctlFile() string {
+	var b strings.Builder
+	for _, s := range p.Settings() {
+		fmt.Fprintf(&b, "# %s\n%s = %s\n", s.Why, s.Key, s.Value)
+	}
+	return b.String()
+}
+
+// Fragment renders the parts of a Sluice configuration that follow from the
+// plan: the sizes of the eBPF datapath's tables and, with subscribers, the port
+// block. Timeouts are Sluice's defaults, written out because entries live by them.
+func (p *Plan) Fragment() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "tables:\n  flows: %d\n  half-open: %d\n", p.Entries, max(p.Entries/4, 1024))
+	if n := p.NeighbourEntries; n > 0 {
+		fmt.Fprintf(&b, "  clients: %d\n", powerOfTwo(2*n))
+	}
+	fmt.Fprintf(&b, "timeouts:\n  tcp-established: 2h4m\n  tcp-transitory: 4m\n  udp: 5m\n")
+	if p.PortBlock > 0 {
+		fmt.Fprintf(&b, "# for the NAT rule of the subscribers:\n#   port-block: %d\n", p.PortBlock)
+	}
+	return b.String()
+}

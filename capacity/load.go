@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capacity
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Load is what a gateway shall carry, and on what. A zero field means that
+// nothing is known of it; what depends on it is then not planned.
+type Load struct {
+	// Classes of clients that hold connections open.
+	Classes []Class `yaml:"classes" json:"classes,omitempty"`
+	// Requests are connections that come and go.
+	Requests []Requests `yaml:"requests" json:"requests,omitempty"`
+	// Headroom multiplies the entries; default 2.
+	Headroom float64 `yaml:"headroom" json:"headroom,omitempty"`
+	// Bandwidth is the line's, in one direction.
+	Bandwidth BitRate `yaml:"bandwidth" json:"bandwidth,omitempty"`
+	// Frame is the mean length of frames in bytes with FCS; default 512.
+	Frame int `yaml:"frame" json:"frame,omitempty"`
+	// Rules is how many rules each packet walks past.
+	Rules int `yaml:"rules" json:"rules,omitempty"`
+	// BusiestDestination is how many connections go to the busiest destination
+	// address and port at the peak; default all of them.
+	BusiestDestination uint64 `yaml:"busiest-destination" json:"busiestDestination,omitempty"`
+	// EndpointIndependent plans ports for mappings that do not depend on the
+	// destination (RFC 4787 REQ-1), as Sluice's eBPF datapath makes them.
+	EndpointIndependent bool `yaml:"endpoint-independent" json:"endpointIndependent,omitempty"`
+	// PublicAddresses that exist; default as many as are needed.
+	PublicAddresses uint64 `yaml:"public-addresses" json:"publicAddresses,omitempty"`
+	// Subscribers get a port block each; Mappings is how many of them 99 in 100
+	// subscribers never exceed; default the largest class's connections.
+	Subscribers uint64 `yaml:"subscribers" json:"subscribers,omitempty"`
+	Mappings    uint64 `yaml:"mappings" json:"mappings,omitempty"`
+	// Helper says that a helper (FTP, SIP) watches the connections.
+	Helper bool `yaml:"helper" json:"helper,omitempty"`
+	// Host is the machine.
+	Host Host `yaml:"host" json:"host"`
+}
+
+// Class is a number of clients that each hold a number of connections.
+type Class struct {
+	Name        string `yaml:"name" json:"name"`
+	Clients     uint64 `yaml:"clients" json:"clients"`
+	Connections uint64 `yaml:"connections" json:"connections"` // of each client
+}
+
+// Requests are connections that begin at a rate.
+type Requests struct {
+	Name     string        `yaml:"name" json:"name"`
+	Protocol flow.Protocol `yaml:"protocol" json:"protocol"` // default tcp
+	Rate     float64       `yaml:"rate" json:"rate"`         // new connections a second
+	Lifetime time.Duration `yaml:"lifetime" json:"lifetime"` // from first to last packet; ns in JSON
+	// Linger is how long the entry stays after the last packet; default 120 s
+	// for TCP (TIME_WAIT), 30 s for UDP.
+	Linger time.Duration `yaml:"linger" json:"linger"`
+}
+
+// Host is the machine that carries the load.
+type Host struct {
+	Memory Bytes `yaml:"memory" json:"memory,omitempty"`
+	Cores  int   `yaml:"cores" json:"cores,omitempty"` // for packets
+}
+
+// Validate reports every mistake of l.
+func (l *Load) Validate() error {
+	var errs []error
+	for i, c := range l.Classes {
+		if c.Clients == 0 || c.Connections == 0 {
+			errs = append(errs, fmt.Errorf("class %s: clients and connections must both be at least 1", name(c.Name, i)))
+		}
+	}
+	for i, r := range l.Requests {
+		switch {
+		case r.Rate <= 0:
+			errs = append(errs, fmt.Errorf("requests %s: rate %g: must be above 0", name(r.Name, i), r.Rate))
+		case r.Lifetime < 0 || r.Linger < 0:
+			errs = append(errs, fmt.Errorf("requests %s: lifetime and linger must not be negative", name(r.Name, i)))
+		}
+	}
+	if l.Headroom != 0 && l.Headroom < 1 {
+		errs = append(errs, fmt.Errorf("headroom %g: below 1 the table is full before the load is there; use 1.5 to 3", l.Headroom))
+	}
+	if l.Frame != 0 && (l.Frame < 64 || l.Frame > 9216) {
+		errs = append(errs, fmt.Errorf("frame %d: Ethernet frames have 64 to 9216 bytes", l.Frame))
+	}
+	if l.Rules < 0 || l.Host.Cores < 0 {
+		errs = append(errs, errors.New("rules and cores must not be negative"))
+	}
+	return errors.Join(errs...)
+}
+
+func name(n string, i int) string {
+	if n == "" {
+		return fmt.Sprint(i + 1)
+	}
+	return n
+}
+
+// linger returns r.Linger or the default of its protocol.
+func (r Requests) linger() time.Duration {
+	switch {
+	case r.Linger != 0:
+		return r.Linger
+	case r.Protocol == flow.UDP:
+		return LingerUDP
+	}
+	return LingerTimeWait
+}
+
+// connections returns how many entries exist at once at the peak, before
+// headroom, and how many clients hold them.
+func (l *Load) connections() (entries float64, clients uint64) {
+	for _, c := range l.Classes {
+		entries += float64(c.Clients) * float64(c.Connections)
+		clients += c.Clients
+	}
+	for _, r := range l.Requests {
+		entries += Population(r.Rate, r.Lifetime, r.linger())
+	}
+	return entries, clients
+}
+
+func (l *Load) headroom() float64 {
+	if l.Headroom == 0 {
+		return 2
+	}
+	return l.Headroom
+}
+
+func (l *Load) frame() int {
+	if l.Frame == 0 {
+		return 512
+	}
+	return l.Frame
+}
+
+// mappings returns how many mappings a subscriber may hold.
+func (l *Load) mappings() uint64 {
+	m := l.Mappings
+	if m == 0 {
+		for _, c := range l.Classes {
+			m = max(m, c.Connections)
+		}
+	}
+	return m
+}

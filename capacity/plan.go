@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capacity
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Plan is what a load needs.
+type Plan struct {
+	Load    Load   `json:"load"`
+	Peak    uint64 `json:"peak"`    // entries at once, without headroom
+	Entries uint64 `json:"entries"` // nf_conntrack_max: peak with headroom, a power of two
+	Buckets uint64 `json:"buckets"` // nf_conntrack_buckets: equal, so that chains stay at two
+	// EntryBytes is the kernel memory of one entry, Memory of the full table.
+	EntryBytes uint64 `json:"entryBytes"`
+	Memory     Bytes  `json:"memory"`
+	// RateCeiling is how many connections a second fill the table, with the mean
+	// time that the planned requests hold an entry; 0 without requests.
+	RateCeiling float64 `json:"rateCeiling,omitempty"`
+
+	Ports           uint64  `json:"ports,omitempty"`           // in use at the peak
+	PublicAddresses uint64  `json:"publicAddresses,omitempty"` // needed for Ports
+	Occupancy       float64 `json:"occupancy,omitempty"`       // of the given addresses, 0 to 1
+	Refused         float64 `json:"refused,omitempty"`         // chance that a new connection finds no port
+
+	PortBlock        uint64 `json:"portBlock,omitempty"`        // ports of each subscriber
+	PerAddress       uint64 `json:"perAddress,omitempty"`       // subscribers of one address
+	BlockAddresses   uint64 `json:"blockAddresses,omitempty"`   // addresses for all subscribers
+	ClientBandwidth  Bytes  `json:"clientBandwidth,omitempty"`  // bytes a second of each client when all are active
+	PacketRate       uint64 `json:"packetRate,omitempty"`       // packets a second that fill the line
+	CoresNftables    uint64 `json:"coresNftables,omitempty"`    // cores for PacketRate
+	CoresEBPF        uint64 `json:"coresEBPF,omitempty"`        // the same by XDP
+	NeighbourEntries uint64 `json:"neighbourEntries,omitempty"` // if all clients are on one link
+
+	// Notes say what does not fit, and what the numbers do not show.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// For computes what l needs.
+func For(l Load) (Plan, error) {
+	if err := l.Validate(); err != nil {
+		return Plan{}, err
+	}
+	if len(l.Classes) == 0 && len(l.Requests) == 0 {
+		return Plan{}, fmt.Errorf("load: neither classes of clients nor requests: nothing to plan for")
+	}
+	peak, clients := l.connections()
+	p := Plan{Load: l, Peak: ceil(peak)}
+	p.Entries = powerOfTwo(ceil(peak * l.headroom()))
+	p.Buckets = max(p.Entries, 1024)
+	p.EntryBytes = EntryBytes(Extensions{NAT: true, Accounting: true, Helper: l.Helper})
+	p.Memory = Bytes(p.Entries*p.EntryBytes + p.Buckets*BucketBytes)
+	p.rates()
+	p.ports()
+	p.bandwidth(clients)
+	p.NeighbourEntries = clients
+	p.note()
+	return p, nil
+}
+
+// rates computes the ceiling of new connections from the planned requests' mean
+// time in the table.
+func (p *Plan) rates() {
+	var rate, held float64
+	for _, r := range p.Load.Requests {
+		rate += r.Rate
+		held += Population(r.Rate, r.Lifetime, r.linger())
+	}
+	if held > 0 {
+		p.RateCeiling = float64(p.Entries) / (held / rate)
+	}
+}
+
+func (p *Plan) ports() {
+	l := &p.Load
+	p.Ports = p.Peak
+	if !l.EndpointIndependent && l.BusiestDestination != 0 {
+		p.Ports = min(p.Peak, l.BusiestDestination)
+	}
+	p.PublicAddresses = PublicAddresses(p.Ports)
+	given := l.PublicAddresses
+	if given == 0 {
+		given = p.PublicAddresses
+	}
+	p.Occupancy = float64(p.Ports) / float64(given*MasqueradePorts)
+	p.Refused = RefusalProbability(p.Occupancy)
+	if l.Subscribers == 0 {
+		return
+	}
+	p.PortBlock = PortBlock(l.mappings())
+	if p.PerAddress = SubscribersPerAddress(p.PortBlock); p.PerAddress > 0 {
+		p.BlockAddresses = (l.Subscribers + p.PerAddress - 1) / p.PerAddress
+	}
+}
+
+func (p *Plan) bandwidth(clients uint64) {
+	l := &p.Load
+	if l.Bandwidth == 0 {
+		return
+	}
+	if clients > 0 {
+		p.ClientBandwidth = Bytes(uint64(l.Bandwidth) / 8 / clients)
+	}
+	rate := PacketRate(l.Bandwidth, l.frame())
+	p.PacketRate = ceil(rate)
+	rules := time.Duration(l.Rules) * CostRule
+	p.CoresNftables = ceil(rate * (CostNftables + rules).Seconds())
+	p.CoresEBPF = ceil(rate * CostEBPF.Seconds())
+}
+
+func (p *Plan) note() {
+	l := &p.Load
+	say := func(format string, args ...any) { p.Notes = append(p.Notes, fmt.Sprintf(format, args...)) }
+	if l.Host.Memory > 0 && float64(p.Memory) > memoryShare*float64(l.Host.Memory) {
+		say("the full table takes %s of %s: over %.0f %%, a flood could exhaust the host; limit connections per source or add memory",
+			p.Memory, l.Host.Memory, memoryShare*100)
+	}
+	if l.Host.Cores > 0 && p.CoresNftables > uint64(l.Host.Cores) {
+		say("nftables needs about %d cores for the line's packets, the host has %d; eBPF needs about %d", p.CoresNftables, l.Host.Cores, p.CoresEBPF)
+	}
+	if l.PublicAddresses > 0 && p.PublicAddresses > l.PublicAddresses {
+		say("%d public addresses are too few: %d ports in use need %d", l.PublicAddresses, p.Ports, p.PublicAddresses)
+	}
+	if p.PortBlock > MasqueradePorts {
+		say("a block of %d ports for each subscriber is more than one address has", p.PortBlock)
+	}
+	if l.PublicAddresses > 0 && p.BlockAddresses > l.PublicAddresses {
+		say("port blocks for %d subscribers need %d public addresses, there are %d", l.Subscribers, p.BlockAddresses, l.PublicAddresses)
+	}
+	var offered float64
+	for i, r := range l.Requests {
+		offered += r.Rate
+		if r.Protocol != flow.UDP && r.linger() < FloorTCPTransitory {
+			say("requests %s: linger %v is below the %v of RFC 5382 REQ-5 (Linux's own default is 120 s)",
+				name(r.Name, i), r.linger(), FloorTCPTransitory)
+		}
+	}
+	if p.RateCeiling > 0 && offered > RateFill*p.RateCeiling {
+		say("%.0f new connections/s are over half of the ceiling of %.0f/s: raise the headroom to 2 or more", offered, p.RateCeiling)
+	}
+	if !l.EndpointIndependent && l.BusiestDestination == 0 {
+		say("ports are planned as if every connection went to one destination; give busiest-destination if that is not so")
+	}
+}
