@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build vm
+
+package vm
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// suites are the packages whose privileged tests run on the oldest kernel, with
+// the tests that make sense under software emulation.
+var suites = []struct{ pkg, run string }{
+	{"lab", "."},
+	{"conntrack", "."},
+}
+
+var modules = []string{
+	"veth", "dummy", "bridge", "tun", "sch_ingress", "cls_bpf", "act_bpf", "sch_tbf",
+	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat",
+	"nft_numgen", "nft_hash", "nft_log", "nft_limit", "nft_connlimit", "nft_reject", "nft_reject_inet", "nft_fib", "nft_fib_inet", "nft_objref",
+	"nft_fwd_netdev", "nft_dup_netdev", "nft_flow_offload", "nft_synproxy", "nf_conntrack_ftp", "nf_nat_ftp", "nf_conntrack_tftp", "nf_log_syslog",
+}
+
+func TestOldestKernel(t *testing.T) {
+	kernels, err := filepath.Glob("/boot/vmlinuz-6.1.*")
+	if err != nil || len(kernels) == 0 {
+		t.Fatalf("no 6.1 kernel in /boot (%v): make deps-dev installs it", err)
+	}
+	dir := t.TempDir()
+	m := Machine{Kernel: kernels[0], Modules: modules, Files: map[string]string{}, Output: consoleOf(t)}
+	for _, s := range suites {
+		name := strings.ReplaceAll(s.pkg, "/", "-") + ".test"
+		binary := filepath.Join(dir, name)
+		build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, "./"+s.pkg)
+		build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", s.pkg, err, out)
+		}
+		// Tests find their files by relative paths, as in the tree.
+		m.Files["src/"+s.pkg+"/"+name] = binary
+		if _, err := os.Stat("../../" + s.pkg + "/testdata"); err == nil {
+			m.Files["src/"+s.pkg+"/testdata"] = "../../" + s.pkg + "/testdata"
+		}
+		m.Commands = append(m.Commands, "/src/"+s.pkg+"/"+name+" -test.v -test.timeout 8m -test.run '"+s.run+"'")
+	}
+	m.Files["src/testdata"] = "../../testdata"
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	codes, err := m.Run(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, code := range codes {
+		if code != 0 {
+			t.Errorf("%s: exit code %d on %s", suites[i].pkg, code, filepath.Base(kernels[0]))
+		}
+	}
+}
+
+// consoleOf logs the console line by line.
+func consoleOf(t *testing.T) lineWriter { return lineWriter{t} }
+
+type lineWriter struct{ t *testing.T }
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimRight(string(b), "\n"))
+	return len(b), nil
+}
