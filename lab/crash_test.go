@@ -21,6 +21,19 @@ import (
 // crashing makes this test binary build a lab and wait to be killed.
 const crashing = "SLUICE_LAB_TEST_CRASH"
 
+// hostSetting is a setting of the host alone that harms nobody: whether netfilter logs packets of
+// other namespaces.
+const hostSetting = "net.netfilter.nf_log_all_netns"
+
+func readSysctl(t *testing.T, key string) string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(key, ".", "/"))
+	if err != nil {
+		t.Skipf("the kernel has no %s: %v", key, err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(crashing) == "" {
 		os.Exit(m.Run())
@@ -31,6 +44,14 @@ func TestMain(m *testing.M) {
 	}
 	if err := l.Node("s1").Command(context.Background(), "sleep", "600").Start(); err != nil {
 		panic(err)
+	}
+	if os.Getenv(crashing) == "crash" {
+		// Without the host's lock, which another package's test may hold, the setting stays.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if err := l.HostSysctl(ctx, hostSetting, "1"); err != nil && ctx.Err() == nil {
+			panic(err)
+		}
+		cancel()
 	}
 	if os.Getenv(crashing) == "detach" {
 		if err := l.Detach(); err != nil {
@@ -76,8 +97,15 @@ func doomed(t *testing.T, how string) (*lab.Lab, func()) {
 }
 
 func TestSweepRemovesWhatACrashLeft(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	if readSysctl(t, hostSetting) != "0" {
+		t.Skip("the host logs packets of other namespaces already: nothing to restore")
+	}
 	left, kill := doomed(t, "crash")
 	id := left.ID()
+	if got := readSysctl(t, hostSetting); got != "1" {
+		t.Logf("%s is %s while the lab is up: another test holds the host's settings", hostSetting, got)
+	}
 	if !left.Record().Live {
 		t.Error("the record says that its living owner is dead")
 	}
@@ -108,6 +136,9 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	})
 	if _, err := os.Stat(state); err == nil {
 		t.Errorf("left behind: %s", state)
+	}
+	if got := readSysctl(t, hostSetting); got != "0" {
+		t.Errorf("%s is %s after the sweep, was 0", hostSetting, got)
 	}
 	for _, pid := range pids {
 		// A zombie has no namespace; nobody may be there to reap it.

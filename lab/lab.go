@@ -6,7 +6,7 @@
 // A lab is built from a [Topology], which is plain data. Its namespaces are named
 // sluice-TOPOLOGY-ID-NODE and can be used with "ip netns exec". Everything that a lab makes lives
 // in these namespaces, under /run/netns and under /run/sluice/lab; the host's own namespace is
-// not touched.
+// not touched, except by [Lab.HostSysctl].
 //
 // A lab ends with [Lab.Down]. What a crash leaves behind is removed by the next [Up] or [Sweep]:
 // a record of every lab is stored before anything of it is made, and locked by the process that
@@ -32,6 +32,8 @@ type Lab struct {
 	record Record
 	owner  *os.File // the locked record file; nil for a lab that another process made
 	nodes  []*Node
+
+	sysctlLock *os.File // held while the lab has changed settings of the host
 }
 
 // Up builds the topology and returns when every interface carries packets and every address can
@@ -198,7 +200,7 @@ func (l *Lab) Down() error {
 	for _, n := range l.nodes {
 		paths = append(paths, n.Path())
 	}
-	errs := []error{endProcesses(paths)}
+	errs := []error{endProcesses(paths), l.restoreHost()}
 	for _, n := range l.nodes {
 		if _, ok := namespaceInode(n.Path()); ok {
 			errs = append(errs, n.removeLinks())

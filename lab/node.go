@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -109,19 +107,6 @@ func (n *Node) Dial(ctx context.Context, d *net.Dialer, network, address string)
 		return err
 	})
 	return c, err
-}
-
-// Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
-func (n *Node) Sysctl(key, value string) error {
-	return n.Do(func() error { return writeSysctl(key, value) })
-}
-
-func writeSysctl(key, value string) error {
-	path := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
-	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
-		return fmt.Errorf("sysctl %s = %s: %w", key, value, err)
-	}
-	return nil
 }
 
 // Command prepares a child process that runs inside the namespace. Like "ip netns exec" it gives

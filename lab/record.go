@@ -31,6 +31,8 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	// Detached labs outlive the process that made them, until "sluice lab down".
 	Detached bool `json:"detached"`
+	// HostSysctls holds the values to restore of the host's settings that the lab has changed.
+	HostSysctls map[string]string `json:"host_sysctls,omitempty"`
 	// Live says that the process that made the lab still runs. It is not stored.
 	Live bool `json:"-"`
 }

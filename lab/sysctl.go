@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostSysctlLock is held by whoever changes settings of the host for a while.
+const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
+
+// Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
+func (n *Node) Sysctl(key, value string) error {
+	return n.Do(func() error { return writeSysctl(key, value) })
+}
+
+// HostSysctl changes one setting of the host until [Lab.Down], for what has no setting per
+// namespace. The value found is stored in the lab's record first, so that it is restored after a
+// crash too. While another program holds the host's settings changed, it waits, until ctx ends.
+func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
+	if l.owner == nil {
+		return fmt.Errorf("lab %s: sysctl %s: only the process that made the lab may change the host", l.ID(), key)
+	}
+	if l.sysctlLock == nil {
+		f, err := lockHostSettings(ctx)
+		if err != nil {
+			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
+		}
+		l.sysctlLock = f
+	}
+	if _, known := l.record.HostSysctls[key]; !known {
+		found, err := os.ReadFile(sysctlPath(key))
+		if err != nil {
+			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
+		}
+		if l.record.HostSysctls == nil {
+			l.record.HostSysctls = make(map[string]string)
+		}
+		l.record.HostSysctls[key] = strings.TrimSpace(string(found))
+		owner, err := l.record.store(l.owner)
+		if err != nil {
+			return fmt.Errorf("lab %s: record: %w", l.ID(), err)
+		}
+		l.owner = owner
+	}
+	return writeSysctl(key, value)
+}
+
+func lockHostSettings(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(hostSysctlLock, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("another program holds %s and has changed the host's settings for a while: %w", hostSysctlLock, ctx.Err())
+		case <-tick.C:
+		}
+	}
+	return f, nil
+}
+
+// restoreHost gives the host its settings back.
+func (l *Lab) restoreHost() error {
+	var errs []error
+	for key, value := range l.record.HostSysctls {
+		errs = append(errs, writeSysctl(key, value))
+	}
+	if l.sysctlLock != nil {
+		l.sysctlLock.Close()
+		l.sysctlLock = nil
+	}
+	return errors.Join(errs...)
+}
+
+func sysctlPath(key string) string {
+	return filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
+}
+
+func writeSysctl(key, value string) error {
+	if err := os.WriteFile(sysctlPath(key), []byte(value), 0o644); err != nil {
+		return fmt.Errorf("sysctl %s = %s: %w", key, value, err)
+	}
+	return nil
+}
