@@ -343,13 +343,13 @@ func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
 		<-ctx.Done()
 		return nil
 	}
-	stop := context.AfterFunc(ctx, func() { d.ring.SetDeadline(time.Now()) })
+	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // what is waiting is still read
 	defer stop()
 	var record ringbuf.Record
 	for {
 		err := d.ring.ReadInto(&record)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrClosed):
+		case errors.Is(err, ringbuf.ErrFlushed) || errors.Is(err, ringbuf.ErrClosed):
 			return nil
 		case err != nil:
 			return fmt.Errorf("drops: read samples: %w", err)

@@ -74,4 +74,3 @@ func (f *Filter) set(word, value string) (err error) {
 
 // Empty tells whether the filter passes everything.
 func (f Filter) Empty() bool { return f == Filter{} }
-

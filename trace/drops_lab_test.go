@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// TestDropCauses makes every illness of the sick set and wants its cause as the
+// first of the report, with events and kernel counters equal.
+func TestDropCauses(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
+	for _, c := range append(sick.Cases(), sick.More()...) {
+		if c.Cause == "" {
+			continue
+		}
+		t.Run(c.Name, func(t *testing.T) { dropCause(t, c) })
+	}
+}
+
+func dropCause(t *testing.T, c sick.Case) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l := labtest.New(t, sick.Topology("trace"))
+	if c.Host != nil {
+		restore, err := sick.Borrow(c.Host)
+		if err != nil {
+			t.Skipf("host-wide settings cannot be changed: %v", err)
+		}
+		defer func() {
+			if err := restore(); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	if err := c.Setup(ctx, l); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := trace.Watcher{
+		Namespaces: []conntrack.Namespace{ns},
+		Options:    trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true},
+	}
+	if err := w.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	refused, err := c.Traffic(ctx, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := w.Stop(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range r.Groups {
+		t.Logf("%s: %d packets, %+v, rules %v", g.Cause.ID, g.Packets, g.Places, g.Rules)
+		for _, s := range g.Samples {
+			t.Logf("  %s  original %s  reply %s  on %q stack %v", s.Packet, s.Original, s.Reply, s.Interface, s.Stack)
+		}
+	}
+	for _, line := range r.Reconciled {
+		t.Log(line)
+		if line.Unexplained != 0 && len(line.Causes) > 0 && c.Cause != "accept-queue" {
+			t.Errorf("events and counter differ: %s", line)
+		}
+	}
+	if len(r.Limits) > 0 {
+		t.Logf("limits: %s", strings.Join(r.Limits, "; "))
+	}
+	if len(r.Groups) == 0 || r.Groups[0].Cause.ID != c.Cause {
+		t.Fatalf("first cause is not %s: %+v", c.Cause, r.Groups)
+	}
+	if refused > 0 && r.Groups[0].Packets != uint64(refused) {
+		t.Errorf("%d packets were refused, %d are reported", refused, r.Groups[0].Packets)
+	}
+}
