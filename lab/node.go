@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Node is one network namespace of a lab.
@@ -53,7 +54,7 @@ func (n *Node) Handle() (*netlink.Handle, error) {
 		return nil, fmt.Errorf("node %s: %w", n.spec.Name, err)
 	}
 	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns)
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE) // the other families may be modules that are not there
 	if err != nil {
 		return nil, fmt.Errorf("node %s: netlink: %w", n.spec.Name, err)
 	}

@@ -28,6 +28,9 @@ type Machine struct {
 	// Files to put into the machine, by their path there; a directory brings all
 	// that is in it.
 	Files map[string]string
+	// Programs of this machine to put at the same place there, with the shared
+	// libraries that they need.
+	Programs []string
 	// Commands run one after the other, each in the directory that holds it.
 	Commands []string
 	Output   io.Writer // the console, as it comes; may be nil
@@ -135,8 +138,43 @@ func (m Machine) fill(a *archive) error {
 			return err
 		}
 	}
+	for _, program := range m.Programs {
+		if err := addProgram(a, program); err != nil {
+			return err
+		}
+	}
 	a.file("init", 0o755, m.initScript(modules))
 	return a.err
+}
+
+// addProgram adds a program and, as ldd lists them, its libraries.
+func addProgram(a *archive, name string) error {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return err
+	}
+	out, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		return fmt.Errorf("ldd %s: %w", path, err)
+	}
+	files := []string{path}
+	for _, word := range strings.Fields(string(out)) {
+		if strings.HasPrefix(word, "/") {
+			files = append(files, word)
+		}
+	}
+	for _, file := range files {
+		if a.made[file] {
+			continue
+		}
+		a.made[file] = true
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		a.file(strings.TrimPrefix(file, "/"), 0o755, data)
+	}
+	return nil
 }
 
 func addTree(a *archive, to, from string) error {
@@ -165,7 +203,7 @@ func (m Machine) initScript(modules []string) []byte {
 	var b bytes.Buffer
 	b.WriteString(`#!/bin/sh
 /bin/busybox --install -s /bin
-export PATH=/bin HOME=/tmp CI=true
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp CI=true
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev

@@ -34,7 +34,8 @@ func TestOldestKernel(t *testing.T) {
 		t.Fatalf("no 6.1 kernel in /boot (%v): make deps-dev installs it", err)
 	}
 	dir := t.TempDir()
-	m := Machine{Kernel: kernels[0], Modules: modules, Files: map[string]string{}, Output: consoleOf(t)}
+	m := Machine{Kernel: kernels[0], Modules: modules, Files: map[string]string{}, Output: consoleOf(t),
+		Programs: []string{"nft", "ip", "ethtool", "stat"}}
 	for _, s := range suites {
 		name := strings.ReplaceAll(s.pkg, "/", "-") + ".test"
 		binary := filepath.Join(dir, name)
