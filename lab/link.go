@@ -150,9 +150,6 @@ func (n *Node) raise(ends []End) error {
 		names = append(names, bridgeName)
 	}
 	for _, e := range ends {
-		if err := n.setOffloads(e); err != nil {
-			return err
-		}
 		names = append(names, e.Iface)
 	}
 	for _, name := range names {
@@ -167,6 +164,13 @@ func (n *Node) raise(ends []End) error {
 		}
 		if err := h.LinkSetUp(link); err != nil {
 			return fmt.Errorf("node %s: interface %s: up: %w", n.spec.Name, name, err)
+		}
+	}
+	// Only now: a veth whose GRO is turned on while it is down shows it as on and yet comes up
+	// without NAPI, so that frames redirected to it are lost (kernel 6.18).
+	for _, e := range ends {
+		if err := n.setOffloads(e); err != nil {
+			return err
 		}
 	}
 	return nil
