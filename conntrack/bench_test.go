@@ -38,7 +38,7 @@ func BenchmarkTable(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.Tool("conntrack"))
 	n := *entriesFlag
 	raiseMax(b, uint64(n)+100_000)
-	ns := emptyNamespace(b)
+	ns := alone(b)
 	fillTable(b, ns, n)
 	ways := []struct {
 		name string
@@ -96,7 +96,7 @@ func dump(ns Namespace) (n int, err error) {
 }
 
 func aggregate(ns Namespace) (int, error) {
-	s := NewSummary(BySource|ByDest|ByService|BySNATPort, 432000)
+	s := NewSummary(BySource | ByDest | ByService | BySNATPort)
 	err := s.AddNamespace(context.Background(), ns, nil)
 	if len(s.Sources(10)) != 10 {
 		return 0, fmt.Errorf("sources: %v", s.Sources(10))
@@ -131,7 +131,7 @@ func TestTableMemory(t *testing.T) {
 	}
 	labtest.Require(t, labtest.Root)
 	raiseMax(t, uint64(n)+100_000)
-	ns := emptyNamespace(t)
+	ns := alone(t)
 	fillTable(t, ns, n)
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestChildReads$", "-test.v")
 	cmd.Env = append(os.Environ(), "SLUICE_TABLE_NAMESPACE="+ns.Path)
@@ -193,7 +193,14 @@ func fillTable(t testing.TB, ns Namespace, n int) {
 func raiseMax(t testing.TB, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lockHostSettings(t, unix.LOCK_EX)
+	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

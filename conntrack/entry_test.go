@@ -140,7 +140,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		e.Flow()
-		NewSummary(BySource|ByDest|ByService|BySNATPort|ByBackend, 432000).Add(&e)
+		NewSummary(BySource | ByDest | ByService | BySNATPort | ByBackend).Add(&e)
 		if e.Family != unix.AF_INET && e.Family != unix.AF_INET6 {
 			return
 		}
@@ -184,8 +184,8 @@ func TestParseProcStat(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
-	s := NewSummary(BySource|ByDest|ByService|BySNATPort|ByBackend, 432000)
-	s.Enter("blue")
+	s := NewSummary(BySource | ByDest | ByService | BySNATPort | ByBackend)
+	s.Enter("blue", 432000)
 	for i := range 1000 {
 		e := masqueraded(i, 1)
 		e.Original.Source = Addr{10: 0xff, 11: 0xff, 12: 10, 15: byte(i % 4)}
@@ -197,7 +197,7 @@ func TestSummary(t *testing.T) {
 		}
 		s.Add(&e)
 	}
-	s.Enter("red")
+	s.Enter("red", 432000)
 	ask := Entry{Protocol: flow.UDP, Family: unix.AF_INET, Timeout: 20,
 		Original: Tuple{Source: mappedPrefix, Dest: mappedPrefix, DestPort: 53}, Reply: Tuple{Source: mappedPrefix, Dest: mappedPrefix, SourcePort: 5353}}
 	s.Add(&ask)
@@ -279,7 +279,7 @@ func TestAddSource(t *testing.T) {
 	f := e.Flow()
 	other := f
 	other.State = "TIME_WAIT"
-	s := NewSummary(BySNATPort, 0)
+	s := NewSummary(BySNATPort)
 	if err := s.AddSource(context.Background(), sourceOf{f, other}, &Filter{State: "TIME_WAIT"}); err != nil {
 		t.Fatal(err)
 	}

@@ -34,14 +34,16 @@ func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
 	})
 }
 
-// AddNamespace counts the connections of ns that f lets through.
+// AddNamespace counts the connections of ns that f lets through; the kernel
+// sifts what it can.
 func (s *Summary) AddNamespace(ctx context.Context, ns Namespace, f *Filter) error {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	s.Enter(ns.Name)
+	established, _ := readSetting(ns, "tcp_timeout_established") // absent: idle times are left out
+	s.Enter(ns.Name, established)
 	return c.Dump(ctx, f, func(e *Entry) error {
 		s.Add(e)
 		return nil

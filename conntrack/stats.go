@@ -206,21 +206,26 @@ func (l Limits) MeanChain() float64 {
 // ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that
 // wraps fs.ErrNotExist means that connection tracking is not there.
 func ReadLimits(ns Namespace) (l Limits, err error) {
-	err = ns.Do(func() error {
-		for name, at := range map[string]*uint32{"count": &l.Count, "max": &l.Max, "buckets": &l.Buckets} {
-			b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
-			if err != nil {
-				return fmt.Errorf("conntrack limits: %w", err)
-			}
-			n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
-			if err != nil {
-				return fmt.Errorf("conntrack limits: nf_conntrack_%s: %w", name, err)
-			}
-			*at = uint32(n)
+	for name, at := range map[string]*uint32{"count": &l.Count, "max": &l.Max, "buckets": &l.Buckets} {
+		if *at, err = readSetting(ns, name); err != nil {
+			return Limits{}, err
 		}
-		return nil
+	}
+	return l, nil
+}
+
+// readSetting reads one number of /proc/sys/net/netfilter/nf_conntrack_*.
+func readSetting(ns Namespace, name string) (v uint32, err error) {
+	err = ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+		if err != nil {
+			return fmt.Errorf("conntrack settings: %w", err)
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+		v = uint32(n)
+		return err
 	})
-	return l, err
+	return v, err
 }
 
 // ReadPerCPU returns the counters of ns: by netlink, or, where the kernel or the

@@ -93,32 +93,34 @@ type Summary struct {
 	OneWay     uint32    // established by TCP's state although no reply was seen
 	Translated [4]uint32 // none, source only, destination only, both
 
-	dimensions Dimension
-	states     [256][16]Count // by protocol and state number; 13 to 15 hold UNREPLIED, REPLIED, ASSURED
-	ages       [len(ageNames)]Count
-	idle       [3]uint32 // established TCP idle for more than 1 h, 1 day, and all
-	settings   settings
-	sources    tally[Addr]
-	dests      tally[Addr]
-	services   tally[Service]
-	backends   tally[Service]
-	outsides   tally[Outside]
-	namespaces tally[string]
-	namespace  *Count
+	dimensions         Dimension
+	states             [256][16]Count // by protocol and state number; 13 to 15 hold UNREPLIED, REPLIED, ASSURED
+	ages               [len(ageNames)]Count
+	idle               [3]uint32 // established TCP idle for more than 1 h, 1 day, and all
+	establishedTimeout uint32    // seconds, of the namespace that is read
+	sources            tally[Addr]
+	dests              tally[Addr]
+	services           tally[Service]
+	backends           tally[Service]
+	outsides           tally[Outside]
+	namespaces         tally[string]
+	namespace          *Count
 }
 
-// settings are the numbers that give an entry's remaining time its meaning.
-type settings struct{ established uint32 }
-
-// NewSummary makes an empty summary that keeps the given dimensions. established
-// is nf_conntrack_tcp_timeout_established in seconds: remaining time subtracted
-// from it tells how long a connection has been idle; 0 leaves that out.
-func NewSummary(d Dimension, established uint32) *Summary {
-	return &Summary{dimensions: d, settings: settings{established}}
-}
+// NewSummary makes an empty summary that keeps the given dimensions.
+func NewSummary(d Dimension) *Summary { return &Summary{dimensions: d} }
 
 // Enter makes the entries that follow count for the namespace of that name.
-func (s *Summary) Enter(namespace string) { s.namespace = s.namespaces.at(namespace) }
+// established is its nf_conntrack_tcp_timeout_established in seconds: remaining
+// time subtracted from it tells how long a connection has been idle; 0 leaves
+// that out.
+func (s *Summary) Enter(namespace string, established uint32) {
+	s.namespace = s.namespaces.at(namespace)
+	s.establishedTimeout = established
+}
+
+// Namespace returns the count of one namespace.
+func (s *Summary) Namespace(name string) Count { return *s.namespaces.at(name) }
 
 // The columns of states that hold protocols without states.
 const (
@@ -189,7 +191,7 @@ func (s *Summary) established(e *Entry) {
 		s.OneWay++
 	}
 	s.idle[2]++
-	if idle := s.settings.established - e.Timeout; e.Timeout < s.settings.established {
+	if idle := s.establishedTimeout - e.Timeout; e.Timeout < s.establishedTimeout {
 		if idle > 3600 {
 			s.idle[0]++
 		}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Ask says what a Survey looks at.
+type Ask struct {
+	// Namespaces to read; none means all of the host.
+	Namespaces []Namespace
+	// Dimensions to group by.
+	Dimensions Dimension
+	// Filter sifts the entries that are summed up; the fill is always that of
+	// the whole table.
+	Filter *Filter
+	// Window is how far the two looks at counts and counters are apart; 0 means
+	// one second. The dump runs within it.
+	Window time.Duration
+	// Sources are tables beside the kernel's.
+	Sources []Source
+	// CountOnly leaves out the dump: fill, growth and counters only, which costs
+	// microseconds whatever the table holds.
+	CountOnly bool
+}
+
+// Fill is how full the table of one namespace is, and how that changes. The limit
+// is the host's and each namespace is held against it alone.
+type Fill struct {
+	Namespace string `json:"namespace"`
+	Inode     uint64 `json:"inode,omitempty"`
+	Limits
+	// Held are the entries that nothing makes room for, when the table was dumped.
+	Held uint32 `json:"held"`
+	// Growth in entries a second over the window.
+	Growth float64 `json:"growth"`
+	// Counted is what the kernel's counters did in the window, on all CPUs.
+	Counted Counters `json:"counted"`
+	// Since is the counters' absolute value at the end.
+	Since Counters `json:"sinceBoot"`
+}
+
+// Effective is the fill by entries that cannot be evicted, as a share of Max.
+func (f Fill) Effective() float64 {
+	if f.Max == 0 {
+		return 0
+	}
+	return float64(f.Held) / float64(f.Max)
+}
+
+// TimeToFull is when the table is full if it grows on as in the window; it is
+// negative when it does not grow.
+func (f Fill) TimeToFull() time.Duration {
+	if f.Growth <= 0 || f.Max == 0 {
+		return -1
+	}
+	if f.Count >= f.Max {
+		return 0
+	}
+	left := float64(f.Max-f.Count) / f.Growth
+	return time.Duration(min(left*float64(time.Second), math.MaxInt64/2))
+}
+
+// Survey is one look at the tables of a host.
+type Survey struct {
+	Fills   []Fill
+	Summary *Summary // nil when CountOnly was asked for
+	Window  time.Duration
+	// Blind says in sentences what could not be seen.
+	Blind []string
+}
+
+// Look reads what a asks for.
+func Look(ctx context.Context, a Ask) (*Survey, error) {
+	s := &Survey{}
+	namespaces, hidden := a.Namespaces, 0
+	if len(namespaces) == 0 {
+		namespaces, hidden = Namespaces()
+	}
+	if hidden > 0 {
+		s.Blind = append(s.Blind, fmt.Sprintf("the network namespaces of %d processes cannot be looked into: run as root of the host", hidden))
+	}
+	if a.Window == 0 {
+		a.Window = time.Second
+	}
+	start := time.Now()
+	before := make([]reading, len(namespaces))
+	for i, ns := range namespaces {
+		before[i] = read(ctx, ns)
+	}
+	if !a.CountOnly {
+		if err := s.dump(ctx, a, namespaces, before); err != nil {
+			return nil, err
+		}
+	}
+	if err := wait(ctx, a.Window-time.Since(start)); err != nil {
+		return nil, err
+	}
+	for i, ns := range namespaces {
+		s.fill(ns, before[i], read(ctx, ns))
+	}
+	s.Window = time.Since(start)
+	if len(s.Fills) == 0 {
+		return nil, errors.Join(before[0].err, errors.New("no namespace's connection table could be read"))
+	}
+	return s, nil
+}
+
+// reading is one look at a namespace's numbers.
+type reading struct {
+	at       time.Time
+	limits   Limits
+	counters Counters
+	held     uint32 // found by a dump
+	err      error
+}
+
+func read(ctx context.Context, ns Namespace) (r reading) {
+	r.at = time.Now()
+	if r.limits, r.err = ReadLimits(ns); r.err != nil {
+		return r
+	}
+	list, err := ReadPerCPU(ctx, ns)
+	r.counters, r.err = Total(list), err
+	return r
+}
+
+func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before []reading) error {
+	m, err := a.Filter.compile()
+	if err != nil {
+		return err
+	}
+	s.Summary = NewSummary(a.Dimensions)
+	for i, ns := range namespaces {
+		if before[i].limits.Count == 0 {
+			continue // a dump walks the whole host's table even for an empty namespace
+		}
+		all, err := s.Summary.addSifted(ctx, ns, m)
+		before[i].held = all.Held()
+		switch {
+		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+			return err
+		case errors.Is(err, ErrInterrupted):
+			s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v: single entries may be missing or doubled", ns.Name, err))
+		case err != nil:
+			s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v", ns.Name, err))
+		}
+	}
+	for _, src := range a.Sources {
+		s.Summary.Enter(src.Name(), 0)
+		if err := s.Summary.AddSource(ctx, src, a.Filter); err != nil {
+			s.Blind = append(s.Blind, fmt.Sprintf("flows of %s: %v", src.Name(), err))
+		}
+	}
+	return nil
+}
+
+func (s *Survey) fill(ns Namespace, before, after reading) {
+	if err := errors.Join(before.err, after.err); err != nil {
+		s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v", ns.Name, err))
+		return
+	}
+	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
+		Counted: after.counters.Sub(before.counters), Since: after.counters,
+		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds()}
+	s.Fills = append(s.Fills, f)
+}
+
+// addSifted adds the entries of ns that m lets through, and counts all of them:
+// the fill is that of the whole table.
+func (s *Summary) addSifted(ctx context.Context, ns Namespace, m *matcher) (all Count, err error) {
+	c, err := OpenIn(ns)
+	if err != nil {
+		return all, err
+	}
+	defer c.Close()
+	established, _ := readSetting(ns, "tcp_timeout_established") // absent: idle times are left out
+	s.Enter(ns.Name, established)
+	err = c.Dump(ctx, nil, func(e *Entry) error {
+		all.add(e)
+		if m == nil || m.match(e) {
+			s.Add(e)
+		}
+		return nil
+	})
+	return all, err
+}
+
+// wait sleeps for d or until ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
