@@ -109,17 +109,17 @@ type DropCount struct {
 // DropSample describes one dropped packet.
 type DropSample struct {
 	DropCount
-	Time      time.Duration // since boot, without suspend
-	Length    int           // of the packet in bytes, as the kernel held it
-	Mark      uint32
-	Interface string
-	InIfIndex uint32     // where it came in; 0 when made on this host
-	Packet    flow.Tuple // as the header says; invalid when not IP
-	Original  flow.Tuple // before NAT; invalid when not tracked
-	Reply     flow.Tuple // of the packets that come back
-	Stack     []Symbol   // callers of the place, innermost first
-	Data      []byte     // the packet's first bytes
-	L3Offset  int        // where the IP header starts in Data; 14 after an Ethernet header, else 0
+	Time      time.Duration `json:"-"`      // since boot, without suspend (CLOCK_MONOTONIC)
+	Length    int           `json:"length"` // of the packet in bytes, as the kernel held it
+	Mark      uint32        `json:"mark,omitempty"`
+	Interface string        `json:"interface,omitempty"`
+	InIfIndex uint32        `json:"in_ifindex,omitempty"` // where it came in; 0 when made on this host
+	Packet    flow.Tuple    `json:"packet,omitzero"`      // as the header says; invalid when not IP
+	Original  flow.Tuple    `json:"original,omitzero"`    // before NAT; invalid when not tracked
+	Reply     flow.Tuple    `json:"reply,omitzero"`       // of the packets that come back
+	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
+	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
+	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
 }
 
 // OpenDrops starts to count. It needs CAP_BPF, CAP_PERFMON and, for names,

@@ -154,6 +154,9 @@ func (w *Watcher) problem(err error) {
 	}
 }
 
+// Started is when the window began.
+func (w *Watcher) Started() time.Time { return w.started }
+
 // snapshot reads counts and counters of a namespace as close together as can be.
 func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace, rules bool) snapshot {
 	var s snapshot

@@ -33,6 +33,9 @@ type Symbol struct {
 // String writes the place as name+0xoffset.
 func (s Symbol) String() string { return fmt.Sprintf("%s+%#x", s.Name, s.Offset) }
 
+// MarshalText writes the same.
+func (s Symbol) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // LoadSymbols reads the running kernel's function addresses from /proc/kallsyms.
 func LoadSymbols() (*Symbols, error) {
 	f, err := os.Open("/proc/kallsyms")

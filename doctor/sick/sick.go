@@ -388,3 +388,8 @@ func busy(ctx context.Context, l *lab.Lab) (int, error) {
 	close(errs)
 	return 0, <-errs
 }
+
+// DenyAll makes the router drop everything that it should forward, in nftables.
+func DenyAll(ctx context.Context, l *lab.Lab) error {
+	return nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n}\n}")(ctx, l)
+}

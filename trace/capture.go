@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// Capture writes sampled packets as a pcapng file, each with its cause as the
+// comment. Packets that the kernel held without an Ethernet header get one of
+// zeros, since the format asks for one.
+type Capture struct {
+	w    *packet.CaptureWriter
+	boot time.Time // what CLOCK_MONOTONIC counts from
+}
+
+// NewCapture begins a file on w.
+func NewCapture(w io.Writer) (*Capture, error) {
+	c, err := packet.NewCaptureWriter(w)
+	if err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	return &Capture{w: c, boot: time.Now().Add(-time.Duration(now.Nano()))}, nil
+}
+
+// Write adds one packet. namespace is the name for the sample's Netns.
+func (c *Capture) Write(s *DropSample, cause Cause, namespace string) error {
+	frame := s.Data
+	length := s.Length
+	if s.L3Offset == 0 {
+		frame = append(make([]byte, ethernetHeader), s.Data...)
+		frame[12], frame[13] = byte(s.EthType>>8), byte(s.EthType)
+	}
+	length += ethernetHeader
+	comment := fmt.Sprintf("%s: %s %s at %s", cause.Title, s.Reason, s.Hook, s.Location)
+	if s.Original.IsValid() {
+		comment += fmt.Sprintf("; before NAT %s, answers %s", s.Original, s.Reply)
+	}
+	err := c.w.Write(packet.Frame{
+		Interface: namespace + "/" + s.Interface, Time: c.boot.Add(s.Time),
+		Bytes: frame, Length: max(length, len(frame)), Comment: comment,
+	})
+	if err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	return nil
+}
+
+// ethernetHeader is the length of an Ethernet header without VLAN tag.
+const ethernetHeader = 14

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace_test
+
+import (
+	"net"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/trace"
+
+	"github.com/cilium/ebpf"
+)
+
+// BenchmarkDrops measures what one drop event costs inside the kernel: counting
+// alone, and with sampled stacks. 500 ns are 5 % of a core at 100,000 drops/s.
+func BenchmarkDrops(b *testing.B) {
+	labtest.Require(b, labtest.Root, labtest.BPF, labtest.Nftables)
+	for name, o := range map[string]trace.DropOptions{
+		"count":   {},
+		"samples": {SamplesPerSecond: 50, Stacks: true},
+	} {
+		b.Run(name, func(b *testing.B) {
+			l := labtest.New(b, sick.Topology("tracecost"))
+			if err := sick.DenyAll(b.Context(), l); err != nil {
+				b.Fatal(err)
+			}
+			ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+			if err != nil {
+				b.Fatal(err)
+			}
+			o.Netns = ns.Inode
+			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer stats.Close()
+			drops, err := trace.OpenDrops(o)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer drops.Close()
+			err = l.Node("client").Do(func() error { return flood(b.N) })
+			if err != nil {
+				b.Fatal(err)
+			}
+			runs, total := drops.Cost()
+			b.ReportMetric(float64(total.Nanoseconds())/float64(max(runs, 1)), "ns/drop")
+		})
+	}
+}
+
+// flood sends n UDP packets towards the server.
+func flood(n int) error {
+	c, err := net.Dial("udp4", sick.Server+":9")
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range n {
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
