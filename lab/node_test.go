@@ -163,7 +163,7 @@ func TestCommandKeepsPinsPerGateway(t *testing.T) {
 		out, err := l.Node(node).Command(t.Context(), "sh", "-c", script).CombinedOutput()
 		return string(out), err
 	}
-	if out, err := run("gw1", "stat -f -c %T /sys/fs/bpf && mkdir /sys/fs/bpf/sluice"); err != nil || out != "bpf_fs\n" {
+	if out, err := run("gw1", "stat -f -c %t /sys/fs/bpf && mkdir /sys/fs/bpf/sluice"); err != nil || out != "cafe4a11\n" {
 		t.Fatalf("gw1: %v, %q: want a bpffs at /sys/fs/bpf", err, out)
 	}
 	if out, err := run("gw1", "test -d /sys/fs/bpf/sluice"); err != nil {

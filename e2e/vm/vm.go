@@ -28,7 +28,7 @@ type Machine struct {
 	// Files to put into the machine, by their path there; a directory brings all
 	// that is in it.
 	Files map[string]string
-	// Programs of this machine to put at the same place there, with the shared
+	// Programs of this machine to put into /usr/bin there, with the shared
 	// libraries that they need.
 	Programs []string
 	// Commands run one after the other, each in the directory that holds it.
@@ -157,22 +157,22 @@ func addProgram(a *archive, name string) error {
 	if err != nil {
 		return fmt.Errorf("ldd %s: %w", path, err)
 	}
-	files := []string{path}
+	put := map[string]string{path: "usr/bin/" + filepath.Base(path)} // first in PATH, before busybox
 	for _, word := range strings.Fields(string(out)) {
 		if strings.HasPrefix(word, "/") {
-			files = append(files, word)
+			put[word] = strings.TrimPrefix(word, "/")
 		}
 	}
-	for _, file := range files {
-		if a.made[file] {
+	for from, to := range put {
+		if a.made[to] {
 			continue
 		}
-		a.made[file] = true
-		data, err := os.ReadFile(file)
+		a.made[to] = true
+		data, err := os.ReadFile(from)
 		if err != nil {
 			return err
 		}
-		a.file(strings.TrimPrefix(file, "/"), 0o755, data)
+		a.file(to, 0o755, data)
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (m Machine) initScript(modules []string) []byte {
 	var b bytes.Buffer
 	b.WriteString(`#!/bin/sh
 /bin/busybox --install -s /bin
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp CI=true
+export PATH=/usr/bin:/bin HOME=/tmp CI=true
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev

@@ -35,7 +35,7 @@ func TestOldestKernel(t *testing.T) {
 	}
 	dir := t.TempDir()
 	m := Machine{Kernel: kernels[0], Modules: modules, Files: map[string]string{}, Output: consoleOf(t),
-		Programs: []string{"nft", "ip", "ethtool", "stat"}}
+		Programs: []string{"nft", "ip", "ethtool"}}
 	for _, s := range suites {
 		name := strings.ReplaceAll(s.pkg, "/", "-") + ".test"
 		binary := filepath.Join(dir, name)
