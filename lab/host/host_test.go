@@ -71,12 +71,16 @@ func TestLoadCountsAnswersAndFailures(t *testing.T) {
 		Sources: netip.MustParsePrefix("10.64.7.0/24"), Count: 300,
 	}
 	tally := load.Run(t.Context())
-	if tally.Good() != 300 || tally.Answered["s1"] != 300 || len(tally.Failures) != 0 {
-		t.Fatalf("answers %v, failures %v: want 300 from s1", tally.Answered, tally.Causes())
+	if tally.Good() != 300 || tally.Servers()["s1"] != 300 || len(tally.Failures) != 0 {
+		t.Fatalf("answers %v, failures %v: want 300 from s1", tally.Servers(), tally.Causes())
 	}
-	if len(tally.Clients) != 254 || tally.Clients["10.64.7.1"] != 2 || tally.Clients["10.64.7.254"] != 1 {
+	clients := tally.Clients()
+	if len(clients) != 254 || clients["10.64.7.1"] != 2 || clients["10.64.7.254"] != 1 {
 		t.Errorf("%d client addresses, .1 %d times, .254 %d times: want 254, 2, 1",
-			len(tally.Clients), tally.Clients["10.64.7.1"], tally.Clients["10.64.7.254"])
+			len(clients), clients["10.64.7.1"], clients["10.64.7.254"])
+	}
+	if tally.Wanderers() != 0 || tally.Spread() != "s1 100 %" {
+		t.Errorf("%d clients met several servers, spread %q: there is only s1", tally.Wanderers(), tally.Spread())
 	}
 	if web.Requests() != 300 {
 		t.Errorf("the server counted %d requests", web.Requests())

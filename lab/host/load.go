@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -48,22 +49,64 @@ type Failure struct {
 
 // Tally is what came of a load.
 type Tally struct {
-	// Answered counts good answers by server name.
-	Answered map[string]int
-	// Clients counts good answers by the client address (without port) that the server saw.
-	Clients  map[string]int
+	Answers  map[Seen]int
 	Failures []Failure
 	Start    time.Time
 	Elapsed  time.Duration
 }
 
+// Seen says who met whom in a good answer.
+type Seen struct {
+	Server string
+	// Source is the client's address, zero when the kernel chose it.
+	Source netip.Addr
+	// Client is the address, without port, that the server saw.
+	Client string
+}
+
 // Good returns how many exchanges were answered.
 func (t Tally) Good() int {
 	sum := 0
-	for _, n := range t.Answered {
+	for _, n := range t.Answers {
 		sum += n
 	}
 	return sum
+}
+
+// Servers counts good answers by the name of the server.
+func (t Tally) Servers() map[string]int {
+	m := make(map[string]int)
+	for s, n := range t.Answers {
+		m[s.Server] += n
+	}
+	return m
+}
+
+// Clients counts good answers by the address that the server saw.
+func (t Tally) Clients() map[string]int {
+	m := make(map[string]int)
+	for s, n := range t.Answers {
+		m[s.Client] += n
+	}
+	return m
+}
+
+// Wanderers returns how many source addresses were answered by more than one server.
+func (t Tally) Wanderers() int {
+	servers := make(map[netip.Addr]map[string]bool)
+	for s := range t.Answers {
+		if servers[s.Source] == nil {
+			servers[s.Source] = make(map[string]bool)
+		}
+		servers[s.Source][s.Server] = true
+	}
+	n := 0
+	for _, of := range servers {
+		if len(of) > 1 {
+			n++
+		}
+	}
+	return n
 }
 
 // Sent returns how many exchanges were tried.
@@ -92,23 +135,20 @@ func (t Tally) Causes() map[string]int {
 
 // Spread writes the answers by server, in order of the name: "a 25 %, b 75 %".
 func (t Tally) Spread() string {
-	s, good := "", t.Good()
-	for _, name := range slices.Sorted(maps.Keys(t.Answered)) {
-		if s != "" {
-			s += ", "
-		}
-		s += fmt.Sprintf("%s %.0f %%", name, 100*float64(t.Answered[name])/float64(good))
+	good, servers := t.Good(), t.Servers()
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		parts = append(parts, fmt.Sprintf("%s %.0f %%", name, 100*float64(servers[name])/float64(good)))
 	}
-	return s
+	return strings.Join(parts, ", ")
 }
 
 // Run makes the exchanges and counts. It returns when all are made or ctx ends; exchanges that
 // ctx cut short are not counted.
 func (l Load) Run(ctx context.Context) Tally {
 	r := &runner{load: l, tally: Tally{
-		Answered: make(map[string]int),
-		Clients:  make(map[string]int),
-		Start:    time.Now(),
+		Answers: make(map[Seen]int),
+		Start:   time.Now(),
 	}}
 	var wg sync.WaitGroup
 	for range cmp.Or(l.Parallel, 16) {
@@ -150,8 +190,8 @@ func (r *runner) work(ctx context.Context) {
 func (r *runner) one(ctx context.Context, i int64) {
 	try, cancel := context.WithTimeout(ctx, cmp.Or(r.load.Timeout, 2*time.Second))
 	defer cancel()
-	start := time.Now()
-	a, err := r.load.Ask(try, r.load.From, netip.AddrPortFrom(r.load.source(i), 0), r.load.Target)
+	start, source := time.Now(), r.load.source(i)
+	a, err := r.load.Ask(try, r.load.From, netip.AddrPortFrom(source, 0), r.load.Target)
 	end := time.Now()
 	if err != nil && ctx.Err() != nil {
 		return
@@ -162,12 +202,11 @@ func (r *runner) one(ctx context.Context, i int64) {
 		r.tally.Failures = append(r.tally.Failures, Failure{start, end, cause(err)})
 		return
 	}
-	r.tally.Answered[a.Name]++
 	client, _, err := net.SplitHostPort(a.Client)
 	if err != nil {
 		client = a.Client
 	}
-	r.tally.Clients[client]++
+	r.tally.Answers[Seen{a.Name, source, client}]++
 }
 
 // source returns the address of the i-th exchange: the host part counts up from 1 and starts
