@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Environment is what a reader must know of the machine.
+type Environment struct {
+	Machine     string            `json:"machine"`
+	CPUs        int               `json:"cpus"`
+	MemoryBytes uint64            `json:"memory_bytes"`
+	Kernel      string            `json:"kernel"`
+	Virtual     string            `json:"virtualization,omitempty"`
+	Clock       string            `json:"clock"`
+	Governor    string            `json:"governor,omitempty"`
+	Mitigations map[string]string `json:"mitigations"`
+	Sysctls     map[string]string `json:"sysctls"`
+	Versions    map[string]string `json:"versions"`
+	Commit      string            `json:"commit"`
+}
+
+func readEnvironment() Environment {
+	e := Environment{
+		Machine: cpuModel(), CPUs: runtime.NumCPU(),
+		Clock:       readLine("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+		Governor:    readLine("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Virtual:     readLine("/sys/class/dmi/id/product_name"),
+		Mitigations: map[string]string{}, Sysctls: map[string]string{}, Versions: map[string]string{},
+		Commit: commit(),
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		e.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
+	}
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) == nil {
+		e.MemoryBytes = si.Totalram * uint64(si.Unit)
+	}
+	files, _ := filepath.Glob("/sys/devices/system/cpu/vulnerabilities/*")
+	for _, f := range files {
+		if v := readLine(f); v != "Not affected" {
+			e.Mitigations[filepath.Base(f)] = v
+		}
+	}
+	for _, key := range []string{
+		"net.netfilter.nf_conntrack_max", "net.netfilter.nf_conntrack_buckets", "net.netfilter.nf_conntrack_checksum",
+		"net.core.netdev_budget", "net.core.bpf_jit_enable",
+	} {
+		if v := readLine("/proc/sys/" + strings.ReplaceAll(key, ".", "/")); v != "" {
+			e.Sysctls[key] = v
+		}
+	}
+	for name, args := range map[string][]string{
+		"nft": {"nft", "--version"}, "iptables": {"iptables-legacy", "--version"}, "haproxy": {"haproxy", "-v"},
+		"nginx": {"nginx", "-v"}, "ab": {"ab", "-V"}, "tayga": {"tayga", "--version"}, "nftlb": {"nftlb", "-v"},
+	} {
+		if v := versionOf(args); v != "" {
+			e.Versions[name] = v
+		}
+	}
+	e.Versions["go"] = runtime.Version()
+	return e
+}
+
+func versionOf(args []string) string {
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return ""
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	return strings.TrimSpace(line)
+}
+
+// commit returns the revision that the program was built from.
+func commit() string {
+	rev, dirty := "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				rev = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				dirty = " with changes"
+			}
+		}
+	}
+	if rev == "" {
+		out, err := exec.Command("git", "rev-parse", "HEAD").Output()
+		if err != nil {
+			return "unknown"
+		}
+		rev = strings.TrimSpace(string(out))
+	}
+	return rev[:min(12, len(rev))] + dirty
+}
+
+func cpuModel() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range bytes.Lines(b) {
+		if k, v, ok := strings.Cut(string(line), ":"); ok && strings.TrimSpace(k) == "model name" {
+			return strings.TrimSpace(v)
+		}
+	}
+	return runtime.GOARCH
+}
+
+func readLine(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// machineLoad is the CPU time used so far by everybody and by the benchmark.
+type machineLoad struct {
+	at          time.Time
+	total, ours float64 // seconds
+}
+
+// clockTicks a second of /proc/stat (USER_HZ, fixed in the kernel's ABI).
+const clockTicks = 100
+
+func readLoad() machineLoad {
+	l := machineLoad{at: time.Now()}
+	line, _, _ := strings.Cut(readLine("/proc/stat"), "\n")
+	for i, f := range strings.Fields(line) {
+		// cpu user nice system idle iowait irq softirq steal guest guest_nice
+		if v, err := strconv.ParseFloat(f, 64); err == nil && i != 4 && i != 5 && i < 9 {
+			l.total += v / clockTicks
+		}
+	}
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var ru unix.Rusage
+		if unix.Getrusage(who, &ru) == nil {
+			l.ours += time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
+		}
+	}
+	l.ours += softirqThreads()
+	return l
+}
+
+// softirqThreads returns the CPU time of the kernel's soft interrupt threads:
+// what they do during a run is the run's packets.
+func softirqThreads() float64 {
+	var sum float64
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, f := range stats {
+		s := readLine(f)
+		open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
+		if open < 0 || end < 0 || !strings.HasPrefix(s[open+1:end], "ksoftirqd/") {
+			continue
+		}
+		fields := strings.Fields(s[end+1:])
+		for _, i := range []int{11, 12} { // utime, stime
+			if v, err := strconv.ParseFloat(fields[i], 64); err == nil {
+				sum += v / clockTicks
+			}
+		}
+	}
+	return sum
+}
+
+// foreignSince returns how many CPUs' worth of time others have used since.
+func (l machineLoad) foreignSince() float64 {
+	now := readLoad()
+	foreign := (now.total - l.total) - (now.ours - l.ours)
+	return max(foreign/now.at.Sub(l.at).Seconds(), 0)
+}
+
+// hostSysctlLock serializes changes of settings that rule the whole host.
+const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
+
+// needConntrack sees to it that the host's connection table has room for n
+// entries. The limit can be written in the host's own network namespace only and
+// rules all others; it is restored after the trial.
+func (t *Trial) needConntrack(n int) error {
+	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
+	was, err := strconv.Atoi(readLine(path))
+	if err != nil || was >= n {
+		return nil // no connection tracking, or room enough
+	}
+	return t.setConntrackMax(n)
+}
+
+// setConntrackMax sets the limit for the time of the trial.
+func (t *Trial) setConntrackMax(n int) error {
+	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
+	lock, err := os.OpenFile(hostSysctlLock, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		lock.Close()
+		return fmt.Errorf("%s: %w", hostSysctlLock, err)
+	}
+	was := readLine(path)
+	if err := os.WriteFile(path, []byte(strconv.Itoa(n)), 0o644); err != nil {
+		lock.Close()
+		return fmt.Errorf("nf_conntrack_max = %d: %w (it can be set in the host's own namespace only)", n, err)
+	}
+	t.Cleanup(func() error {
+		defer lock.Close()
+		return os.WriteFile(path, []byte(was), 0o644)
+	})
+	return nil
+}

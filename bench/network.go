@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/load"
+)
+
+// Addresses of the benchmark's network.
+var (
+	vip4     = netip.MustParseAddr("192.0.2.10")
+	vip6     = netip.MustParseAddr("2001:db8::10")
+	clients4 = netip.MustParseAddr("10.64.0.1")
+	clients6 = netip.MustParseAddr("fd00:64::1")
+	server4  = netip.MustParseAddr("10.0.2.2")
+	server6  = netip.MustParseAddr("fd00:2::2")
+	wanMAC   = net.HardwareAddr{2, 0, 0, 0, 1, 1}
+	lanMAC   = net.HardwareAddr{2, 0, 0, 0, 2, 1}
+	clMAC    = net.HardwareAddr{2, 0, 0, 0, 1, 2}
+	srvMAC   = net.HardwareAddr{2, 0, 0, 0, 2, 2}
+)
+
+// network is the benchmark's:
+//
+//	client eth0 ---- wan0 gateway lan0 ---- eth0 server
+//	client ret0 ------------------------------ ret0 server   (direct server return)
+//
+// The client owns 10.64.0.0/12 and fd00:64::/64, the server 10.0.2.128/25,
+// 10.1.0.0/16, fd00:2::/64 and fd00:3::/64: one node plays all of them.
+type network struct {
+	*lab.Lab
+	client, gateway, server *lab.Node
+}
+
+func topology() lab.Topology {
+	return lab.Topology{
+		Name:  "bench",
+		About: "a client that plays many, a gateway, a server that plays many",
+		Nodes: []lab.NodeSpec{
+			{
+				Name: "client", Owns: []string{"10.64.0.0/12", "fd00:64::/64"},
+				Routes: []lab.Route{{To: "default", Via: "10.0.1.1"}, {To: "default6", Via: "fd00:1::1"}},
+			},
+			{
+				Name: "gateway", Forward: true,
+				Routes: []lab.Route{
+					{To: "10.64.0.0/12", Via: "10.0.1.2"}, {To: "fd00:64::/64", Via: "fd00:1::2"},
+					{To: "10.1.0.0/16", Via: "10.0.2.2"}, {To: "fd00:3::/64", Via: "fd00:2::2"},
+				},
+			},
+			{
+				Name: "server", Owns: []string{"10.0.2.128/25", "10.1.0.0/16", "fd00:3::/64"},
+				Routes: []lab.Route{{To: "default", Via: "10.0.2.1"}, {To: "default6", Via: "fd00:2::1"}},
+			},
+		},
+		Links: []lab.LinkSpec{
+			{
+				A: lab.End{Node: "client", Iface: "eth0", MAC: clMAC.String(), GRO: true, Addresses: []string{"10.0.1.2/24", "fd00:1::2/64"}},
+				B: lab.End{Node: "gateway", Iface: "wan0", MAC: wanMAC.String(), GRO: true, Addresses: []string{"10.0.1.1/24", "fd00:1::1/64"}},
+			},
+			{
+				A: lab.End{Node: "gateway", Iface: "lan0", MAC: lanMAC.String(), GRO: true, Addresses: []string{
+					"10.0.2.1/24", "fd00:2::1/64", "10.0.2.100/32", "10.0.2.101/32", "10.0.2.102/32", "10.0.2.103/32",
+					"fd00:2::100/128", "fd00:2::101/128", "fd00:2::102/128", "fd00:2::103/128",
+				}},
+				B: lab.End{Node: "server", Iface: "eth0", MAC: srvMAC.String(), GRO: true, Addresses: []string{"10.0.2.2/24", "fd00:2::2/64"}},
+			},
+			{
+				A: lab.End{Node: "client", Iface: "ret0", GRO: true},
+				B: lab.End{Node: "server", Iface: "ret0", GRO: true},
+			},
+		},
+	}
+}
+
+// newNetwork builds the network for the time of the trial.
+func newNetwork(t *Trial) (*network, error) {
+	l, err := lab.Up(t, topology())
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(l.Down)
+	return &network{l, l.Node("client"), l.Node("gateway"), l.Node("server")}, nil
+}
+
+// command runs a program in a node and returns an error that tells its words.
+func command(ctx context.Context, n *lab.Node, stdin string, args ...string) error {
+	cmd := n.Command(ctx, args[0], args[1:]...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(args[:min(len(args), 6)], " "), err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// stream is packets of one kind from the client's side.
+type stream struct {
+	dest  load.Range
+	flows int
+	size  int
+	v6    bool
+	proto flow.Protocol
+	flags string
+	rate  float64 // 0: as fast as it goes
+	stamp bool
+	// reverse sends from the server's side to the client's.
+	reverse bool
+	source  *load.Range // nil: the clients
+}
+
+// clientsOf returns source endpoints for a number of flows. The first 50,000
+// flows are ports of a few addresses, as a proxy or a NAT in front would make them.
+func clientsOf(v6 bool, flows int) load.Range {
+	r := load.Range{First: clients4, Count: (flows + 49_999) / 50_000, Ports: flow.Ports{First: 1024, Last: uint16(1023 + min(flows, 50_000))}}
+	if v6 {
+		r.First = clients6
+	}
+	return r
+}
+
+// rates is what a stream measured.
+type rates struct {
+	pps     float64 // packets a second that arrived
+	lost    float64 // share of the sent packets that did not
+	latency *load.Histogram
+}
+
+// measure sends a stream through the network for the trial's duration, after as
+// much time as it takes to have sent every flow twice.
+func (n *network) measure(t *Trial, s stream) (rates, error) {
+	sink, err := load.NewSink(load.SinkOptions{Stamps: s.stamp})
+	if err != nil {
+		return rates{}, err
+	}
+	defer sink.Close()
+	from, to, spec := n.ends(s)
+	if err := sink.Attach(to, "eth0"); err != nil {
+		return rates{}, err
+	}
+	sender, err := load.NewSender(from, spec, []int{t.CPU})
+	if err != nil {
+		return rates{}, err
+	}
+	defer sender.Close()
+	ctx, stop := context.WithCancel(t)
+	defer stop()
+	started, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- sender.Run(ctx, started) }()
+	<-started
+	var out rates
+	err = func() error {
+		if err := warmUp(ctx, sender, 2*uint64(max(s.flows, 1)), done); err != nil {
+			return err
+		}
+		if s.stamp {
+			if err := sink.Reset(); err != nil {
+				return err
+			}
+		}
+		return out.observe(ctx, t.Duration(), sender, sink)
+	}()
+	stop()
+	if sendErr := <-done; sendErr != nil && !errors.Is(sendErr, context.Canceled) {
+		err = errors.Join(err, sendErr)
+	}
+	if err == nil && s.stamp {
+		out.latency, err = sink.Latency()
+	}
+	return out, err
+}
+
+func (n *network) ends(s stream) (from, to *lab.Node, spec load.PacketSpec) {
+	spec = load.PacketSpec{
+		Dest: s.dest, Flows: max(s.flows, 1), Size: s.size, Protocol: s.proto, Flags: s.flags,
+		Rate: s.rate, Stamp: s.stamp, Interface: "eth0", DestMAC: wanMAC,
+		Source: clientsOf(s.v6, max(s.flows, 1)),
+	}
+	from, to = n.client, n.server
+	if s.reverse {
+		from, to, spec.DestMAC = n.server, n.client, lanMAC
+	}
+	if s.source != nil {
+		spec.Source = *s.source
+	}
+	return from, to, spec
+}
+
+// warmUp waits until the sender has sent the packets, at least a fifth of a
+// second long, at most 20 seconds.
+func warmUp(ctx context.Context, sender *load.Sender, packets uint64, done <-chan error) error {
+	for i := 0; i < 2000 && (i < 20 || sender.Sent() < packets); i++ {
+		select {
+		case err := <-done:
+			return fmt.Errorf("sender ended early: %w", errors.Join(err, ctx.Err()))
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (r *rates) observe(ctx context.Context, d time.Duration, sender *load.Sender, sink *load.Sink) error {
+	sent, begin := sender.Sent(), time.Now()
+	a, err := sink.Read()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+	}
+	b, err := sink.Read()
+	if err != nil {
+		return err
+	}
+	took := time.Since(begin).Seconds()
+	r.pps = float64(b.Packets-a.Packets) / took
+	if offered := float64(sender.Sent() - sent); offered > 0 {
+		r.lost = max(0, 1-r.pps*took/offered)
+	}
+	if r.pps == 0 {
+		return fmt.Errorf("nothing arrived at the far end")
+	}
+	return nil
+}
+
+// one is a range of a single endpoint.
+func one(a netip.Addr, port uint16) load.Range {
+	return load.Range{First: a, Count: 1, Ports: flow.Ports{First: port, Last: port}}
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/load"
+)
+
+// mpps is the metric of every suite that counts packets.
+var mpps = Metric{Name: "rate", Unit: "Mpps", Digits: 2}
+
+const redirectRow = "limit: swap MACs and redirect"
+
+func packetsSuite() Suite {
+	s := Suite{
+		Name: "packets", Title: "Packets a second through one CPU",
+		About: "60-byte UDP packets over IPv4 to one virtual address with one backend, as fast as one CPU goes. " +
+			"Sender, gateway and far end run on that CPU; the limit row shows what they cost without any gateway.",
+		Points:  []Point{{"1 flow", 1}, {"50,000 flows", 50_000}, {"1,000,000 flows", 1_000_000}},
+		Metrics: []Metric{mpps},
+		Limit:   redirectRow,
+		Rows: []Row{
+			referenceRow(redirectRow, "an XDP program that swaps the MAC addresses and redirects", load.Redirect),
+			referenceRow("limit: barest DNAT", "an XDP program with one hash lookup a packet and the next hop in the entry; no services, no states", load.BareDNAT),
+			referenceRow("limit: route lookup a packet", "an XDP program that calls bpf_fib_lookup", load.FIB),
+			peerRow("kernel forwarding, no NAT", "the kernel routes; no rules", nil, server4),
+			peerRow("iptables DNAT", "one rule in nat PREROUTING", iptablesDNAT, vip4),
+			peerRow("iptables SNAT", "one SNAT rule in nat POSTROUTING, four addresses", iptablesSNAT, outside),
+			peerRow("nft DNAT", "a map lookup in a nat prerouting chain", nftDNAT, vip4),
+			peerRow("nft masquerade", "masquerade in a nat postrouting chain, one address", nftMasquerade, outside),
+			peerRow("nft stateless", "addresses rewritten on the netdev ingress hook", nftStateless, vip4),
+			peerRow("nft DSR", "MAC rewritten and forwarded on the netdev ingress hook", nftDSR, vip4),
+		},
+		NotShown: []string{
+			"A network card: the links are veth pairs, so drivers, DMA and interrupts cost nothing here, and every path gains from that, the fastest most.",
+			"Many CPUs: one CPU does everything, and contention between CPUs does not show.",
+		},
+	}
+	s.Rows = append(s.Rows, datapathPacketRows()...)
+	return s
+}
+
+// referenceRow is a reference program of package load on the gateway.
+func referenceRow(name, about string, kind load.ReferenceKind) Row {
+	return Row{Name: name, About: about, Run: func(t *Trial) error {
+		n, err := newNetwork(t)
+		if err != nil {
+			return err
+		}
+		o := load.ReferenceOptions{In: "wan0", Out: "lan0", SourceMAC: lanMAC, DestMAC: srvMAC}
+		dest := vip4
+		switch kind {
+		case load.BareDNAT:
+			clients := clientsOf(false, t.Point.Value)
+			o.FlowCount = t.Point.Value
+			o.Flow = func(i int) load.BareFlow {
+				return load.BareFlow{Source: clients.At(i), Dest: one(vip4, 53).At(0), To: one(server4, 53).At(0)}
+			}
+		case load.FIB:
+			dest = server4
+			if err := warmNeighbour(t, n); err != nil {
+				return err
+			}
+		}
+		ref, err := load.NewReference(n.gateway, kind, o)
+		if err != nil {
+			return err
+		}
+		t.closeLater(ref)
+		return reportPackets(t, n, stream{dest: one(dest, 53), flows: t.Point.Value})
+	}}
+}
+
+// warmNeighbour makes the gateway resolve the server.
+func warmNeighbour(t *Trial, n *network) error {
+	for _, args := range [][]string{
+		{"ip", "neigh", "replace", "10.0.2.2", "lladdr", srvMAC.String(), "dev", "lan0"},
+		{"ip", "neigh", "replace", "fd00:2::2", "lladdr", srvMAC.String(), "dev", "lan0"},
+		{"ip", "neigh", "replace", "10.0.1.2", "lladdr", clMAC.String(), "dev", "wan0"},
+		{"ip", "neigh", "replace", "fd00:1::2", "lladdr", clMAC.String(), "dev", "wan0"},
+	} {
+		if err := command(t, n.gateway, "", args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setup makes a gateway out of the node.
+type setup func(t *Trial, n *network) error
+
+// peerRow is a row that the kernel carries.
+func peerRow(name, about string, set setup, dest netip.Addr) Row {
+	return Row{Name: name, About: about, Run: func(t *Trial) error {
+		n, err := newNetwork(t)
+		if err != nil {
+			return err
+		}
+		if err := t.needConntrack(t.Point.Value * 2); err != nil {
+			return err
+		}
+		if err := warmNeighbour(t, n); err != nil {
+			return err
+		}
+		if set != nil {
+			if err := set(t, n); err != nil {
+				return err
+			}
+		}
+		return reportPackets(t, n, streamTo(dest, t.Point.Value))
+	}}
+}
+
+// outside is the first of the addresses beyond the server that outgoing flows go to.
+var outside = netip.MustParseAddr("10.1.0.1")
+
+// streamTo is UDP to one address; to outside it is spread over 64 addresses, since
+// a NAT's address has only 64,000 ports towards each of them.
+func streamTo(dest netip.Addr, flows int) stream {
+	s := stream{dest: one(dest, 53), flows: flows}
+	if dest == outside {
+		s.dest.Count = min(64, flows)
+		clients := clientsOf(false, (flows+s.dest.Count-1)/s.dest.Count)
+		s.source = &clients
+	}
+	return s
+}
+
+func reportPackets(t *Trial, n *network, s stream) error {
+	r, err := n.measure(t, s)
+	if err != nil {
+		return err
+	}
+	if r.lost > 0.02 {
+		t.Note("%s: %.0f %% of the offered packets did not arrive; the figure counts those that did", t.Point.Name, r.lost*100)
+	}
+	t.Report(mpps.Name, r.pps/1e6)
+	return nil
+}
+
+func iptablesDNAT(t *Trial, n *network) error {
+	return command(t, n.gateway, "", "iptables-legacy", "-t", "nat", "-A", "PREROUTING", "-d", vip4.String(),
+		"-p", "udp", "--dport", "53", "-j", "DNAT", "--to-destination", server4.String()+":53")
+}
+
+func iptablesSNAT(t *Trial, n *network) error {
+	return command(t, n.gateway, "", "iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-o", "lan0",
+		"-p", "udp", "-j", "SNAT", "--to-source", "10.0.2.100-10.0.2.103")
+}
+
+func nftRules(rules string) setup {
+	return func(t *Trial, n *network) error { return command(t, n.gateway, rules, "nft", "-f", "-") }
+}
+
+var nftDNAT = nftRules(fmt.Sprintf(`table ip peer {
+	map services { typeof ip daddr . meta l4proto . th dport : ip daddr . th dport; elements = { %s . udp . 53 : %s . 53 } }
+	chain prerouting { type nat hook prerouting priority dstnat; dnat to ip daddr . meta l4proto . th dport map @services; }
+}`, vip4, server4))
+
+var nftMasquerade = nftRules(`table ip peer {
+	chain postrouting { type nat hook postrouting priority srcnat; oifname "lan0" masquerade; }
+}`)
+
+var nftStateless = nftRules(fmt.Sprintf(`table netdev peer {
+	chain ingress { type filter hook ingress device "wan0" priority 0; ip daddr %s udp dport 53 ip daddr set %s; }
+}`, vip4, server4))
+
+var nftDSR = nftRules(fmt.Sprintf(`table netdev peer {
+	chain ingress { type filter hook ingress device "wan0" priority 0;
+		ip daddr %s udp dport 53 ether daddr set %s ether saddr set %s fwd to "lan0"; }
+}`, vip4, srvMAC, lanMAC))
