@@ -109,6 +109,8 @@ func subcommands(a *app) []*cobra.Command {
 		newDrops(a),
 		newDocs(a),
 		newLab(a),
+		newDemo(a),
 		newBench(a),
+		newConns(a),
 	}
 }

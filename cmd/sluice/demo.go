@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/lab/demo"
+	"github.com/sluice-lb/sluice/table"
+)
+
+func newDemo(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "demo",
+		Short:   "Show the gateway at work on real traffic, in under two minutes",
+		GroupID: "measure",
+		Long: "Demo builds a lab of network namespaces, runs this program as the gateway with the example\n" +
+			"configurations, sends thousands of requests through, kills a server, the daemon and a few\n" +
+			"expectations, and says which promises were kept. The exit code is 1 when one was broken.\n" +
+			"Nothing is left behind, not even after Ctrl-C. Needs root.",
+		Example: "  sluice demo\n  sluice demo --json > demo.json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errNoRoot
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			report, err := demo.Run(cmd.Context(), demo.Options{Sluice: self, Progress: a.demoProgress})
+			if cmd.Context().Err() != nil {
+				return errors.New("the demo was interrupted; everything it made is removed")
+			}
+			if err != nil {
+				return err
+			}
+			if err := a.print(report, func(w io.Writer) error { return a.printDemo(w, report) }); err != nil {
+				return err
+			}
+			if n := len(report.Broken()); n > 0 {
+				return exitError{exitFailure, fmt.Errorf("%d of %d promises were not kept", n, len(report.Results))}
+			}
+			return nil
+		},
+	}
+}
+
+// demoProgress prints a line of the demo's progress; headings stand out on a terminal.
+func (a *app) demoProgress(line string) {
+	if !strings.HasPrefix(line, " ") {
+		line = a.paint(a.stderr, bold, line)
+	}
+	line = strings.Replace(line, "NOT KEPT", a.paint(a.stderr, red, "NOT KEPT"), 1)
+	if rest, ok := strings.CutPrefix(line, "  ok "); ok {
+		line = "  " + a.paint(a.stderr, green, "ok") + " " + rest
+	}
+	a.progress("%s", line)
+}
+
+func (a *app) printDemo(w io.Writer, report *demo.Report) error {
+	t := table.New("EXAMPLE", "PROMISE", "MEASURED", "")
+	example := ""
+	for _, r := range report.Results {
+		shown := r.Example
+		if shown == example {
+			shown = ""
+		}
+		example = r.Example
+		verdict := a.paint(w, green, "kept")
+		if !r.Kept {
+			verdict = a.paint(w, red, "NOT KEPT")
+		}
+		t.Row(shown, r.Promise, r.Measured, verdict)
+	}
+	fmt.Fprintln(w)
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%d of %d promises kept; %d exchanges answered, %d not (a dead server's, before it was out), in %.0f s.\n\n"+
+		"What to try next:\n"+
+		"  sluice lab up balancer                                     the same network, to play in\n"+
+		"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n"+
+		"  sluice lab exec balancer gateway -- sluice show services   in another terminal\n"+
+		"  sluice lab down --all\n",
+		len(report.Results)-len(report.Broken()), len(report.Results), report.Exchanges, report.Unanswered, report.Took.Round(time.Second).Seconds())
+	return err
+}

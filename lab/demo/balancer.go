@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/host"
+)
+
+// playFullNAT shows both families, in front and behind, and DNS.
+func playFullNAT(ctx context.Context, s *stage) error {
+	var all servers
+	defer func() { all.stop() }()
+	for _, b := range []struct{ node, name, addr string }{
+		{"s1", "a", "10.0.2.2:8000"}, {"s1", "b", "[fd00:2::2]:8000"}, {"s9", "spare", "10.0.2.9:8000"},
+	} {
+		server, err := host.ServeWeb(s.lab.Node(b.node), b.name, b.addr)
+		if err != nil {
+			return err
+		}
+		all = append(all, server)
+	}
+	for _, b := range []struct{ node, name, addr string }{{"s1", "a", "10.0.2.2:53"}, {"s3", "c", "10.0.2.4:53"}} {
+		server, err := host.ServeDNS(s.lab.Node(b.node), b.name, b.addr)
+		if err != nil {
+			return err
+		}
+		all = append(all, server)
+	}
+	gw, err := s.start(ctx, "gateway", "lb-fullnat.yaml")
+	if err != nil {
+		return err
+	}
+	s.askAPI(ctx)
+	t := s.run(ctx, host.Load{
+		From: s.lab.Node("client"), Target: netip.MustParseAddrPort("192.0.2.20:53"),
+		Ask: host.AskDNS, Sources: manyClients, Count: 3000,
+	})
+	s.judge(len(t.Failures) == 0, "every DNS question is answered", "%d of %d%s", t.Good(), t.Sent(), causes(t.Failures))
+	s.judge(within(share(t, "a"), 0.5, 0.02), "round robin is even", "%s", t.Spread())
+	return gw.stop()
+}
+
+// askAPI sends requests to both virtual addresses. Its rate stays below the service's limit of
+// 1,000 new connections a second.
+func (s *stage) askAPI(ctx context.Context) {
+	pool := map[string]bool{
+		"10.0.2.100": true, "10.0.2.101": true, "10.0.2.102": true, "10.0.2.103": true, "fd00:2::100": true,
+	}
+	for _, family := range []struct {
+		name, target string
+		sources      netip.Prefix
+	}{{"IPv4", "192.0.2.20:8000", manyClients}, {"IPv6", "[2001:db8::20]:8000", manyClients6}} {
+		load := host.Load{
+			From: s.lab.Node("client"), Target: netip.MustParseAddrPort(family.target),
+			Ask: host.AskWeb, Sources: family.sources, Count: 1500, Rate: 750,
+		}
+		t := s.run(ctx, load)
+		s.judge(len(t.Failures) == 0, family.name+" clients reach IPv4 and IPv6 servers", "%d of %d answered%s: %s",
+			t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+		strangers := 0
+		for client, n := range t.Clients() {
+			if !pool[client] {
+				strangers += n
+			}
+		}
+		s.judge(strangers == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
+			len(t.Clients()), strangers)
+	}
+	// A small set of clients, again and again: each keeps its server.
+	load := host.Load{
+		From: s.lab.Node("client"), Target: netip.MustParseAddrPort("192.0.2.20:8000"),
+		Ask: host.AskWeb, Sources: netip.MustParsePrefix("10.64.99.0/27"), Count: 300, Rate: 750,
+	}
+	t := s.run(ctx, load)
+	s.judge(t.Wanderers() == 0 && len(t.Failures) == 0, "a client keeps its server", "%d of 30 clients met two servers in %d requests", t.Wanderers(), t.Sent())
+}
+
+// playDirect shows direct server return: replies do not pass the gateway.
+func playDirect(ctx context.Context, s *stage) error {
+	var all servers
+	defer func() { all.stop() }()
+	for _, b := range []struct{ node, name string }{{"s1", "a"}, {"s2", "b"}} {
+		server, err := host.ServeWeb(s.lab.Node(b.node), b.name, "192.0.2.30:80")
+		if err != nil {
+			return err
+		}
+		all = append(all, server)
+	}
+	gw, err := s.start(ctx, "gateway", "lb-dsr.yaml")
+	if err != nil {
+		return err
+	}
+	client, gateway := s.lab.Node("client"), s.lab.Node("gateway")
+	replies, passed, err := received(client, "ret0", gateway, "wan0")
+	if err != nil {
+		return err
+	}
+	t := s.run(ctx, host.Load{
+		From: client, Target: netip.MustParseAddrPort("192.0.2.30:80"), Ask: host.AskWeb, Sources: manyClients, Count: 3000,
+	})
+	replies2, passed2, err := received(client, "ret0", gateway, "wan0")
+	if err != nil {
+		return err
+	}
+	replies, passed = replies2-replies, passed2-passed
+	s.judge(len(t.Failures) == 0, "every request is answered", "%d of %d%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+	// Neighbour discovery may send a packet or two.
+	s.judge(replies >= uint64(t.Good()) && passed < uint64(t.Sent())/100, "replies bypass the gateway",
+		"%d packets came past it, it sent %d to the client", replies, passed)
+	return gw.stop()
+}
+
+// received returns the packets that one interface received and another one sent.
+func received(rx *lab.Node, rxIface string, tx *lab.Node, txIface string) (in, out uint64, err error) {
+	h, err := rx.Handle()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(rxIface)
+	if err != nil {
+		return 0, 0, err
+	}
+	h2, err := tx.Handle()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer h2.Close()
+	link2, err := h2.LinkByName(txIface)
+	if err != nil {
+		return 0, 0, err
+	}
+	return link.Attrs().Statistics.RxPackets, link2.Attrs().Statistics.TxPackets, nil
+}
+
+// playStateless shows balancing without any state.
+func playStateless(ctx context.Context, s *stage) error {
+	var all servers
+	defer func() { all.stop() }()
+	for _, b := range []struct{ node, name, addr string }{{"s1", "a", "10.0.2.2:514"}, {"s2", "b", "10.0.2.3:514"}} {
+		server, err := host.ServeDatagrams(s.lab.Node(b.node), b.name, b.addr)
+		if err != nil {
+			return err
+		}
+		all = append(all, server)
+	}
+	gw, err := s.start(ctx, "gateway", "stateless.yaml")
+	if err != nil {
+		return err
+	}
+	before, err := tracked(s.lab.Node("gateway"))
+	if err != nil {
+		return err
+	}
+	load := host.Load{
+		From: s.lab.Node("client"), Target: netip.MustParseAddrPort("192.0.2.40:514"),
+		Ask: host.AskDatagram, Sources: netip.MustParsePrefix("10.64.8.0/23"), Count: 4000,
+	}
+	t := s.run(ctx, load)
+	after, err := tracked(s.lab.Node("gateway"))
+	if err != nil {
+		return err
+	}
+	s.judge(len(t.Failures) == 0, "every datagram is answered from the virtual address", "%d of %d%s: %s",
+		t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+	s.judge(t.Wanderers() == 0 && len(t.Servers()) == 2, "the source address alone picks the server", "%d of %d clients met two servers",
+		t.Wanderers(), len(t.Clients()))
+	s.judge(after <= before, "no flow is tracked", "connection tracking grew by %d entries", max(0, after-before))
+	return gw.stop()
+}
+
+// tracked returns how many connections the node's kernel tracks.
+func tracked(n *lab.Node) (count int, err error) {
+	err = n.Do(func() error {
+		data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		if os.IsNotExist(err) {
+			return nil // connection tracking was never used on this machine
+		}
+		if err != nil {
+			return err
+		}
+		if count, err = strconv.Atoi(strings.TrimSpace(string(data))); err != nil {
+			return fmt.Errorf("nf_conntrack_count: %w", err)
+		}
+		return nil
+	})
+	return count, err
+}
