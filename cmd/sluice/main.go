@@ -106,7 +106,7 @@ func usageArgs(cmd *cobra.Command) {
 func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newRun(a), newStop(a), newApply(a), newDiff(a), newShow(a), newBackend(a), newExplain(a),
-		newDrops(a),
+		newDrops(a), newProfile(a),
 		newDocs(a),
 		newLab(a),
 		newDemo(a),

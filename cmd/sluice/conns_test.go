@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// trackedNamespace is a namespace whose connection table holds 300 masqueraded
+// TCP connections to one service, 100 of them in TIME_WAIT, and 20 unanswered
+// questions to a name server over IPv6. Its name is returned.
+func trackedNamespace(t *testing.T) string {
+	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	l := labtest.New(t, lab.Topology{Name: "conns", Nodes: []lab.NodeSpec{{Name: "gw"}}})
+	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := conntrack.OpenIn(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	addr := func(s string) conntrack.Addr { return conntrack.AddrOf(netip.MustParseAddr(s)) }
+	var entries []conntrack.Entry
+	for i := range 300 {
+		e := conntrack.Entry{Family: unix.AF_INET, Protocol: flow.TCP, State: uint8(conntrack.TCPEstablished),
+			Status: conntrack.Assured | conntrack.SeenReply, Timeout: 300000,
+			Original: conntrack.Tuple{Source: addr(fmt.Sprintf("10.0.0.%d", 1+i%3)), Dest: addr("198.51.100.7"), SourcePort: uint16(2000 + i), DestPort: 443},
+			Reply:    conntrack.Tuple{Source: addr("198.51.100.7"), Dest: addr("203.0.113.5"), SourcePort: 443, DestPort: uint16(2000 + i)}}
+		if i < 100 {
+			e.State, e.Timeout = uint8(conntrack.TCPTimeWait), 100
+		}
+		entries = append(entries, e)
+	}
+	for i := range 20 {
+		o := conntrack.Tuple{Source: addr("2001:db8::5"), Dest: addr("2001:db8:1:2:3:4:5:53"), SourcePort: uint16(3000 + i), DestPort: 53}
+		entries = append(entries, conntrack.Entry{Family: unix.AF_INET6, Protocol: flow.UDP, Timeout: 25, Original: o,
+			Reply: conntrack.Tuple{Source: o.Dest, Dest: o.Source, SourcePort: o.DestPort, DestPort: o.SourcePort}})
+	}
+	if n, err := c.Insert(context.Background(), entries); err != nil || n != len(entries) {
+		t.Fatalf("made %d entries: %v", n, err)
+	}
+	return l.Node("gw").Name()
+}
+
+// sluice runs a command line and returns its output and exit code.
+func sluice(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs strings.Builder
+	code = execute(context.Background(), args, strings.NewReader(""), &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+func TestConns(t *testing.T) {
+	name := trackedNamespace(t)
+	text, stderr, code := sluice(t, "conns", "--netns", name, "--window", "1ms", "--check")
+	if code != 0 {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	for _, want := range []string{
+		"320 entries (120 KiB): 200 held, 100 closing, 20 not assured",
+		"IPv4 300, IPv6 20; SNAT 300, DNAT 0, both 0; unreplied 20",
+		"tcp ESTABLISHED", "tcp TIME_WAIT", "udp UNREPLIED",
+		"10.0.0.1", "tcp 198.51.100.7:443", "udp [2001:db8:1:2:3:4:5:53]:53",
+		"203.0.113.5   tcp 198.51.100.7:443",
+		"FREE FIRST\n      100  tcp TIME_WAIT",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("output lacks %q:\n%s", want, text)
+		}
+	}
+	for line := range strings.Lines(text) {
+		if len([]rune(strings.TrimRight(line, "\n"))) > 80 {
+			t.Errorf("line of more than 80 columns: %q", line)
+		}
+	}
+	for _, by := range connsKeys {
+		if out, stderr, code := sluice(t, "conns", "--netns", name, "--window", "1ms", "--by", by); code != 0 ||
+			by != "backend" && strings.Count(out, "\n") < 6 {
+			t.Errorf("--by %s: code %d, %s\n%s", by, code, stderr, out)
+		}
+	}
+}
+
+func TestConnsJSON(t *testing.T) {
+	name := trackedNamespace(t)
+	text, _, _ := sluice(t, "conns", "--netns", name, "--window", "1ms", "--json", "--state", "time_wait")
+	var r connsReport
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		t.Fatalf("%v:\n%s", err, text)
+	}
+	if r.Total.Entries != 100 || r.Namespaces[0].Count != 320 || r.Namespaces[0].Held != 200 || r.SNATPorts[0].Used != 100 {
+		t.Errorf("report %+v", r)
+	}
+	list, _, _ := sluice(t, "conns", "--netns", name, "--list", "--json", "--proto", "udp")
+	if n := strings.Count(list, "\n"); n != 20 {
+		t.Errorf("--list shows %d connections, want 20", n)
+	}
+	one, _, _ := sluice(t, "conns", "--netns", name, "--list", "--sport", "2100")
+	if want := "tcp 10.0.0.2:2100 -> 198.51.100.7:443 ESTABLISHED"; !strings.Contains(one, want) ||
+		!strings.HasSuffix(one, " snat 203.0.113.5:2100\n") {
+		t.Errorf("--list prints %q", one)
+	}
+}
+
+func TestConnsDelete(t *testing.T) {
+	name := trackedNamespace(t)
+	if _, stderr, code := sluice(t, "conns", "delete", "--netns", name); code != exitUsage {
+		t.Errorf("without a filter: code %d, %s", code, stderr)
+	}
+	for _, step := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--state", "TIME_WAIT"}, "100  would go"},
+		{[]string{"--state", "TIME_WAIT", "--yes"}, "100  removed"},
+		{[]string{"--state", "TIME_WAIT"}, "no connection matches"},
+	} {
+		out, stderr, _ := sluice(t, append([]string{"conns", "delete", "--netns", name}, step.args...)...)
+		if !strings.Contains(out, step.want) {
+			t.Errorf("delete %v: %q, want %q: %s", step.args, out, step.want, stderr)
+		}
+	}
+}
+
+func TestConnsUsage(t *testing.T) {
+	for _, args := range [][]string{{"--by", "colour"}, {"--src", "10.0.0.300"}, {"--port", "0"}, {"--proto", "tpc"}, {"--mark", "x"}} {
+		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, args[1]) {
+			t.Errorf("%v: code %d, %s", args, code, stderr)
+		}
+	}
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/table"
+)
+
+// connsReport is what 'sluice conns' prints; its JSON form is part of the
+// command's interface.
+type connsReport struct {
+	Window     float64               `json:"windowSeconds"`
+	Namespaces []connsFill           `json:"namespaces"`
+	Total      conntrack.Count       `json:"total"`
+	Memory     uint64                `json:"memoryBytes"` // of the entries counted, with NAT
+	IPv4       uint32                `json:"ipv4"`
+	IPv6       uint32                `json:"ipv6"`
+	Unreplied  uint32                `json:"unreplied"`
+	Offloaded  uint32                `json:"offloaded"`
+	SNAT       uint32                `json:"snat"`
+	DNAT       uint32                `json:"dnat"`
+	FullNAT    uint32                `json:"snatAndDnat"`
+	By         string                `json:"by,omitempty"`
+	Rows       []conntrack.Row       `json:"rows,omitempty"`
+	States     []conntrack.Row       `json:"states,omitempty"`
+	Sources    []conntrack.Row       `json:"sources,omitempty"`
+	Services   []conntrack.Row       `json:"services,omitempty"`
+	SNATPorts  []conntrack.Occupancy `json:"snatPorts,omitempty"`
+	FreeFirst  []conntrack.Victims   `json:"freeFirst,omitempty"`
+	Blind      []string              `json:"notSeen,omitempty"`
+}
+
+// connsFill is conntrack.Fill with its conclusions.
+type connsFill struct {
+	conntrack.Fill
+	Raw        float64 `json:"fill"`
+	Effective  float64 `json:"effectiveFill"`
+	FullInSecs float64 `json:"timeToFullSeconds,omitempty"` // absent when it does not grow
+}
+
+func newConnsReport(s *conntrack.Survey, f *connsFlags) *connsReport {
+	sum := s.Summary
+	r := &connsReport{Window: s.Window.Seconds(), Total: sum.Total, By: f.by, Blind: s.Blind,
+		Memory: uint64(sum.Total.Entries) * capacity.EntryBytes(capacity.Extensions{NAT: true}),
+		IPv4:   sum.Families[0], IPv6: sum.Families[1], Unreplied: sum.Unreplied, Offloaded: sum.Offloaded,
+		SNAT: sum.Translated[1], DNAT: sum.Translated[2], FullNAT: sum.Translated[3]}
+	for _, fill := range s.Fills {
+		c := connsFill{Fill: fill, Raw: fill.Fill(), Effective: fill.Effective()}
+		if d := fill.TimeToFull(); d >= 0 {
+			c.FullInSecs = d.Seconds()
+		}
+		r.Namespaces = append(r.Namespaces, c)
+	}
+	switch f.by {
+	case "state":
+		r.Rows = sum.States()
+	case "source":
+		r.Rows = sum.Sources(f.top)
+	case "destination":
+		r.Rows = sum.Dests(f.top)
+	case "service":
+		r.Rows = sum.Services(f.top)
+	case "backend":
+		r.Rows = sum.Backends(f.top)
+	case "snat-port":
+		r.SNATPorts = sum.Occupancies(f.top, f.pool)
+	case "netns":
+		r.Rows = sum.Namespaces(f.top)
+	case "age":
+		r.Rows = sum.Ages()
+	case "":
+		r.States, r.Sources, r.Services = sum.States(), sum.Sources(f.top), sum.Services(f.top)
+		r.SNATPorts, r.FreeFirst = sum.Occupancies(f.top, f.pool), sum.FreeFirst()
+	}
+	return r
+}
+
+// verdict is the exit code of --check: by effective fill and by drops.
+func (r *connsReport) verdict() int {
+	worst := exitOK
+	for _, n := range r.Namespaces {
+		switch {
+		case n.Effective > 0.90, n.Counted.Drop > 0:
+			return 2
+		case n.Effective > 0.75:
+			worst = 1
+		}
+	}
+	return worst
+}
+
+// write prints the report in sections of at most 80 columns.
+func (r *connsReport) write(w io.Writer) error {
+	sections := []func(io.Writer) error{r.writeFill, r.writeTotals}
+	add := func(title string, rows []conntrack.Row) {
+		if len(rows) > 0 {
+			sections = append(sections, func(w io.Writer) error { return r.writeRows(w, title, rows) })
+		}
+	}
+	add(strings.ToUpper(r.By), r.Rows)
+	add("STATE", r.States)
+	add("SOURCE", r.Sources)
+	add("SERVICE", r.Services)
+	if len(r.SNATPorts) > 0 {
+		sections = append(sections, r.writePorts)
+	}
+	if len(r.FreeFirst) > 0 {
+		sections = append(sections, r.writeFree)
+	}
+	for i, section := range sections {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := section(w); err != nil {
+			return err
+		}
+	}
+	for _, b := range r.Blind {
+		fmt.Fprintf(w, "\nnot seen: %s\n", b)
+	}
+	return nil
+}
+
+func (r *connsReport) writeFill(w io.Writer) error {
+	t := table.New("NAMESPACE", ">ENTRIES", ">MAX", ">FILL", ">HELD", ">GROWTH/s", ">FULL IN", ">DROPS/s")
+	t.Width = reportWidth
+	for _, n := range r.Namespaces {
+		if n.Count == 0 && n.Counted == (conntrack.Counters{CPU: -1}) && len(r.Namespaces) > 1 {
+			continue
+		}
+		t.Row(n.Namespace, n.Count, n.Max, percent(n.Raw), percent(n.Effective), fmt.Sprintf("%+.0f", n.Growth),
+			fullIn(n.Fill), fmt.Sprintf("%.0f", float64(n.Counted.Drop)/r.Window))
+	}
+	if t.Len() == 0 {
+		_, err := fmt.Fprintf(w, "no connection is tracked in %d namespaces\n", len(r.Namespaces))
+		return err
+	}
+	return t.Write(w)
+}
+
+// reportWidth is the widest that a table gets: reports are read in terminals of
+// 80 columns, in tickets and in mails.
+const reportWidth = 80
+
+func (r *connsReport) writeTotals(w io.Writer) error {
+	n := r.Total
+	_, err := fmt.Fprintf(w, "%d entries (%s): %d held, %d closing, %d not assured\nIPv4 %d, IPv6 %d; SNAT %d, DNAT %d, both %d; unreplied %d, offloaded %d\n",
+		n.Entries, capacity.Bytes(r.Memory), n.Held(), n.Closing, n.Unassured,
+		r.IPv4, r.IPv6, r.SNAT, r.DNAT, r.FullNAT, r.Unreplied, r.Offloaded)
+	return err
+}
+
+func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row) error {
+	t := table.New(title, ">ENTRIES", ">SHARE", ">HELD", ">CLOSING", ">UNASSURED")
+	t.Width = reportWidth
+	for _, row := range rows {
+		t.Row(row.Key, row.Entries, share(row.Entries, r.Total.Entries), row.Held(), row.Closing, row.Unassured)
+	}
+	return t.Write(w)
+}
+
+func (r *connsReport) writePorts(w io.Writer) error {
+	t := table.New("SNAT ADDRESS", "TOWARDS", ">PORTS", ">OF", ">USED", ">REFUSED")
+	t.Width = reportWidth
+	for _, o := range r.SNATPorts {
+		t.Row(o.Public, o.Protocol.String()+" "+o.Remote.String(), o.Used, o.Pool, percent(o.Share()),
+			percent(capacity.RefusalProbability(o.Share())))
+	}
+	return t.Write(w)
+}
+
+func (r *connsReport) writeFree(w io.Writer) error {
+	fmt.Fprintln(w, "FREE FIRST")
+	for _, v := range r.FreeFirst {
+		if _, err := fmt.Fprintf(w, "%9d  %s\n           %s\n", v.Entries, v.What, wrap(v.How, reportWidth-11, "\n           ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wrap breaks s between words so that no line is longer than width.
+func wrap(s string, width int, newline string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(s) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteString(newline)
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}
+
+func fullIn(f conntrack.Fill) string {
+	switch d := f.TimeToFull(); {
+	case d < 0:
+		return "-"
+	case d == 0:
+		return "full"
+	case d > 48*time.Hour:
+		return ">2d"
+	case d > 10*time.Minute:
+		return d.Round(time.Minute).String()[:len(d.Round(time.Minute).String())-2]
+	default:
+		return d.Round(time.Second).String()
+	}
+}
+
+func percent(v float64) string {
+	switch {
+	case v == 0:
+		return "0%"
+	case v < 0.001:
+		return "<0.1%"
+	case v < 0.1:
+		return fmt.Sprintf("%.1f%%", 100*v)
+	}
+	return fmt.Sprintf("%.0f%%", 100*v)
+}
+
+func share(part, all uint32) string {
+	if all == 0 {
+		return "0%"
+	}
+	return percent(float64(part) / float64(all))
+}
+
+// writeJSONLine writes v as one line.
+func writeJSONLine(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
