@@ -3,6 +3,7 @@
 package capacity
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"strconv"
@@ -124,6 +125,16 @@ func (r *BitRate) UnmarshalText(text []byte) error {
 		*r = v
 	}
 	return err
+}
+
+// UnmarshalJSON takes a number, as is written, or a string with a unit.
+func (b *Bytes) UnmarshalJSON(text []byte) error {
+	return b.UnmarshalText(bytes.Trim(text, `"`))
+}
+
+// UnmarshalJSON takes a number, as is written, or a string with a unit.
+func (r *BitRate) UnmarshalJSON(text []byte) error {
+	return r.UnmarshalText(bytes.Trim(text, `"`))
 }
 
 // Set parses s.

@@ -111,6 +111,6 @@ func subcommands(a *app) []*cobra.Command {
 		newLab(a),
 		newDemo(a),
 		newBench(a),
-		newConns(a),
+		newConns(a), newPlan(a),
 	}
 }
