@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/table"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// profileFlags are the flags of sluice profile.
+type profileFlags struct {
+	seconds     float64
+	svg, folded string
+	netns       string
+}
+
+func newProfile(a *app) *cobra.Command {
+	var f profileFlags
+	cmd := &cobra.Command{
+		Use:     "profile",
+		Short:   "Show where the network stack spends CPU time",
+		GroupID: "diagnosis",
+		Args:    cobra.NoArgs,
+		Long: "Profile looks at every CPU about 1,000 times a second and sorts what it sees into the phases of\n" +
+			"the network stack: receive, conntrack lookup, NAT, rules, routing and so on, in percent of all\n" +
+			"CPUs and in microseconds for each packet. It needs neither perf nor debug symbols.",
+		Example: "  sluice profile --seconds 10\n" +
+			"  sluice profile --svg flame.svg",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.seconds <= 0 {
+				return usageError(cmd, "--seconds %g: must be more than 0", f.seconds)
+			}
+			return f.run(cmd.Context(), a)
+		},
+	}
+	flags := cmd.Flags()
+	flags.Float64Var(&f.seconds, "seconds", 5, "how long to watch")
+	flags.StringVar(&f.svg, "svg", "", "write a flame graph to this file, one SVG for any browser")
+	flags.StringVar(&f.folded, "folded", "", "write folded stacks to this file (- for standard output)")
+	flags.StringVar(&f.netns, "netns", "all", "network namespace in which packets are counted: a name, host, or all")
+	completeNamespaces(cmd)
+	return cmd
+}
+
+func (f *profileFlags) run(ctx context.Context, a *app) error {
+	namespaces, _, err := chooseNamespaces(f.netns)
+	if err != nil {
+		return err
+	}
+	a.progress("sampling for %g s", f.seconds)
+	window, cancel := context.WithTimeout(ctx, time.Duration(f.seconds*float64(time.Second)))
+	defer cancel()
+	p, err := trace.TakeProfile(window, namespaces)
+	if err != nil {
+		return err
+	}
+	if f.svg != "" {
+		if err := writeFile(f.svg, p.WriteFlameGraph); err != nil {
+			return err
+		}
+	}
+	switch f.folded {
+	case "":
+	case "-":
+		_, err := io.WriteString(a.stdout, p.Folded())
+		return err
+	default:
+		if err := os.WriteFile(f.folded, []byte(p.Folded()), 0o644); err != nil {
+			return err
+		}
+	}
+	return a.print(p, func(w io.Writer) error { return printProfile(w, p) })
+}
+
+// writeFile creates a file and fills it.
+func writeFile(path string, fill func(io.Writer) error) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fill(file), file.Close())
+}
+
+func printProfile(w io.Writer, p *trace.Profile) error {
+	fmt.Fprintf(w, "%d samples in %.1f s on %d CPUs; %d %s; busiest CPU %d: %.0f %%\n\n",
+		p.Samples, p.Window.Seconds(), p.CPUs, p.Packets, p.Counted, p.Busiest, 100*p.BusiestShare)
+	t := table.New("phase", ">share of all CPUs", ">µs/packet")
+	sum := trace.PhaseShare{Phase: "network stack in all"}
+	for _, s := range p.Phases {
+		micros := ""
+		if s.Network {
+			sum.Share += s.Share
+			sum.MicrosPerPacket += s.MicrosPerPacket
+			micros = fmt.Sprintf("%.2f", s.MicrosPerPacket)
+		}
+		t.Row(s.Phase, fmt.Sprintf("%.1f %%", 100*s.Share), micros)
+	}
+	t.Row(sum.Phase, fmt.Sprintf("%.1f %%", 100*sum.Share), fmt.Sprintf("%.2f", sum.MicrosPerPacket))
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	if p.Lost > 0 {
+		fmt.Fprintf(w, "%d samples have no stack (stack table collisions)\n", p.Lost)
+	}
+	for _, limit := range p.Limits {
+		fmt.Fprintf(w, "not visible here: %s\n", limit)
+	}
+	return nil
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// SamplesPerSecond is how often each CPU is looked at: an odd number, so that it
+// does not keep step with timers, and 0.2 % of a core at 2 µs a stack.
+const SamplesPerSecond = 997
+
+// Profile is where the CPUs spent their time during a window.
+type Profile struct {
+	Window  time.Duration  `json:"window_ns"`
+	Rate    int            `json:"samples_per_second"` // of each CPU
+	CPUs    int            `json:"cpus"`
+	Samples uint64         `json:"samples"`
+	Lost    uint64         `json:"lost"` // samples without a stored stack
+	Packets uint64         `json:"packets"`
+	Counted string         `json:"packets_counted"` // what Packets counts, in words
+	Phases  []PhaseShare   `json:"phases"`
+	Stacks  []ProfileStack `json:"-"`
+	Limits  []string       `json:"limits,omitempty"`
+	// Busiest is the CPU that worked most, and its share of the window.
+	Busiest      int     `json:"busiest_cpu"`
+	BusiestShare float64 `json:"busiest_share"`
+}
+
+// PhaseShare is the time of one phase.
+type PhaseShare struct {
+	Phase   string  `json:"phase"`
+	Color   string  `json:"color"`
+	Network bool    `json:"network"` // a part of the network stack
+	Samples uint64  `json:"samples"`
+	Share   float64 `json:"share"` // of all CPUs' time in the window
+	// MicrosPerPacket is CPU time per packet of Profile.Packets; 0 without packets.
+	MicrosPerPacket float64 `json:"us_per_packet"`
+}
+
+// ProfileStack is one distinct stack with its samples.
+type ProfileStack struct {
+	Program string   // command name of what was running
+	Frames  []string // innermost first; empty in user space
+	Phase   Phase
+	Samples uint64
+}
+
+// TakeProfile samples all CPUs until ctx ends. Packets are counted in the given
+// namespaces: those forwarded, or, where nothing is forwarded, those received.
+func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profile, error) {
+	symbols, err := LoadSymbols()
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	var objects profileObjects
+	if err := loadProfileObjects(&objects, nil); err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			return nil, fmt.Errorf("profile: %w; run as root or with CAP_BPF and CAP_PERFMON", err)
+		}
+		return nil, fmt.Errorf("profile: load program: %w", err)
+	}
+	defer objects.Close()
+	p := &Profile{Rate: SamplesPerSecond}
+	before := readForwarded(ctx, namespaces)
+	stop, cpus, err := sampleCPUs(objects.ProfileCpu)
+	if err != nil {
+		return nil, err
+	}
+	p.CPUs = cpus
+	start := time.Now()
+	<-ctx.Done()
+	stop()
+	p.Window = time.Since(start)
+	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
+	if err := p.collect(&objects, symbols); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// sampleCPUs makes the program run at every tick of a clock event on each online CPU.
+func sampleCPUs(program *ebpf.Program) (stop func(), cpus int, err error) {
+	var fds []int
+	stop = func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+	for _, cpu := range onlineCPUs() {
+		attr := unix.PerfEventAttr{
+			Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+			Sample: uint64(time.Second) / SamplesPerSecond, // a period of CPU time in ns
+		}
+		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if err == nil {
+			fds = append(fds, fd)
+			err = unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, program.FD())
+		}
+		if err == nil {
+			err = unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0)
+		}
+		if err != nil {
+			stop()
+			return nil, 0, fmt.Errorf("profile: clock event on CPU %d: %w (needs CAP_PERFMON or kernel.perf_event_paranoid ≤ 0)", cpu, err)
+		}
+	}
+	return stop, len(fds), nil
+}
+
+// onlineCPUs reads lists such as "0-3,6".
+func onlineCPUs() []int {
+	text, err := os.ReadFile("/sys/devices/system/cpu/online")
+	var cpus []int
+	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
+		from, to, ok := strings.Cut(part, "-")
+		if !ok {
+			to = from
+		}
+		lo, err1 := strconv.Atoi(from)
+		hi, err2 := strconv.Atoi(to)
+		if err != nil || err1 != nil || err2 != nil {
+			continue
+		}
+		for cpu := lo; cpu <= hi; cpu++ {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) == 0 {
+		for cpu := range runtime.NumCPU() {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}
+
+// readForwarded sums the counters that tell how many packets went by.
+func readForwarded(ctx context.Context, namespaces []conntrack.Namespace) Counters {
+	sum := Counters{}
+	for _, ns := range namespaces {
+		c, _, err := ReadCounters(ctx, ns)
+		if err != nil {
+			continue
+		}
+		sum["forwarded"] += c["Ip.ForwDatagrams"] + c["Ip6OutForwDatagrams"]
+		sum["received"] = c["softnet.processed"] // the same in every namespace
+	}
+	return sum
+}
+
+func (p *Profile) countPackets(after, before Counters) {
+	delta := after.Sub(before)
+	p.Packets, p.Counted = delta["forwarded"], "forwarded packets"
+	if p.Packets == 0 {
+		p.Packets, p.Counted = delta["received"], "packets received by the network stack"
+	}
+}
+
+// collect reads the samples and adds them up by phase.
+func (p *Profile) collect(objects *profileObjects, symbols *Symbols) error {
+	index := newPhaseIndex()
+	shares := map[string]*PhaseShare{}
+	busy := map[uint32]uint64{}
+	merged := map[string]*ProfileStack{}
+	var key profileProfileKey
+	var count uint64
+	entries := objects.ProfileCounts.Iterate()
+	for entries.Next(&key, &count) {
+		s := ProfileStack{Program: cString(key.Comm[:]), Phase: phaseUser, Samples: count}
+		switch {
+		case key.Stack >= 0:
+			s.Frames = frames(objects, uint32(key.Stack), symbols)
+			s.Phase = index.ofStack(s.Frames)
+		case key.Stack == int32(profileProfileStackPROFILE_STACK_LOST):
+			p.Lost += count
+			s.Phase = phaseOther
+		}
+		p.Samples += count
+		if s.Phase.Name != phaseIdle.Name {
+			busy[key.Cpu] += count
+		}
+		share := shares[s.Phase.Name]
+		if share == nil {
+			share = &PhaseShare{Phase: s.Phase.Name, Color: s.Phase.Color, Network: isNetwork(s.Phase)}
+			shares[s.Phase.Name] = share
+		}
+		share.Samples += count
+		id := s.Program + ";" + strings.Join(s.Frames, ";")
+		if m := merged[id]; m != nil {
+			m.Samples += count
+		} else {
+			merged[id] = &s
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("profile: read samples: %w", err)
+	}
+	for _, s := range merged {
+		p.Stacks = append(p.Stacks, *s)
+	}
+	slices.SortFunc(p.Stacks, func(a, b ProfileStack) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), slices.Compare(a.Frames, b.Frames))
+	})
+	p.finish(shares, busy)
+	return nil
+}
+
+// finish turns samples into shares and microseconds.
+func (p *Profile) finish(shares map[string]*PhaseShare, busy map[uint32]uint64) {
+	// A CPU that sleeps deeply may skip ticks: what is missing was idle.
+	expected := float64(p.Rate) * p.Window.Seconds()
+	total := max(expected*float64(p.CPUs), float64(p.Samples))
+	if missing := uint64(total) - p.Samples; missing > 0 {
+		idle := shares[phaseIdle.Name]
+		if idle == nil {
+			idle = &PhaseShare{Phase: phaseIdle.Name, Color: phaseIdle.Color}
+			shares[phaseIdle.Name] = idle
+		}
+		idle.Samples += missing
+	}
+	for _, s := range shares {
+		s.Share = float64(s.Samples) / total
+		if p.Packets > 0 {
+			s.MicrosPerPacket = float64(s.Samples) / float64(p.Rate) / float64(p.Packets) * 1e6
+		}
+		p.Phases = append(p.Phases, *s)
+	}
+	slices.SortFunc(p.Phases, func(a, b PhaseShare) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Phase, b.Phase))
+	})
+	for cpu, n := range busy {
+		if share := float64(n) / expected; share > p.BusiestShare {
+			p.Busiest, p.BusiestShare = int(cpu), min(share, 1)
+		}
+	}
+}
+
+func isNetwork(p Phase) bool {
+	return p.Name != phaseIdle.Name && p.Name != phaseUser.Name && p.Name != phaseOther.Name
+}
+
+// frames names the functions of a stored stack, innermost first.
+func frames(objects *profileObjects, id uint32, symbols *Symbols) []string {
+	var addresses [127]uint64
+	if objects.Stacks.Lookup(id, &addresses) != nil {
+		return nil
+	}
+	var names []string
+	for _, a := range addresses {
+		if a == 0 {
+			break
+		}
+		names = append(names, symbols.Find(a).Name)
+	}
+	return names
+}
+
+// Share returns the part of all CPUs' time that the named phases took.
+func (p *Profile) Share(names ...string) float64 {
+	sum := 0.0
+	for _, s := range p.Phases {
+		if slices.Contains(names, s.Phase) {
+			sum += s.Share
+		}
+	}
+	return sum
+}
+
+// Folded returns the stacks as lines "program;outermost;...;innermost count", the
+// format that flame graph tools read.
+func (p *Profile) Folded() string {
+	lines := make([]string, 0, len(p.Stacks))
+	for _, s := range p.Stacks {
+		var b strings.Builder
+		b.WriteString(cmp.Or(s.Program, "?"))
+		if len(s.Frames) == 0 {
+			b.WriteString(";[" + s.Phase.Name + "]")
+		}
+		for _, f := range slices.Backward(s.Frames) {
+			b.WriteString(";" + f)
+		}
+		fmt.Fprintf(&b, " %d\n", s.Samples)
+		lines = append(lines, b.String())
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
+}
