@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package health finds out which backends work. A Monitor probes every backend
+// of the services that have a check, and tells when one goes up or down.
+//
+// One goroutine plans all probes; a probe in flight has a goroutine of its own,
+// and their number is bounded, so that thousands of backends cost timers in a
+// heap and nothing else. Time is read from package time alone, which tests
+// replace by testing/synctest.
+package health
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// Options of a Monitor. The zero value probes for real and tells nobody.
+type Options struct {
+	// OnChange is called when a backend goes up or down, and when its first probe
+	// decides. Calls for one backend are in order; calls for several may overlap.
+	OnChange func(Event)
+	// Dial opens the connections of tcp, http, https, udp and dns probes. Nil
+	// dials by the kernel.
+	Dial Dial
+	// Probers replace the probers of single check types.
+	Probers map[config.CheckType]Prober
+	// MaxInFlight bounds the probes that run at once. 0 means 16384, or half of
+	// the files that the process may open when that is less.
+	MaxInFlight int
+}
+
+// Event tells that a backend went up or down.
+type Event struct {
+	Service string
+	Backend string
+	Index   int // of the backend in its service
+	Up      bool
+	Reason  string // in words: "3 probes in a row failed: connection refused"
+	Since   time.Time
+}
+
+// Status is what is known about one backend.
+type Status struct {
+	Service string           `json:"service"`
+	Backend string           `json:"backend"`
+	Index   int              `json:"-"`
+	Check   config.CheckType `json:"check"`
+	Up      bool             `json:"up"`
+	Known   bool             `json:"known"` // false until the first probe has ended
+	Reason  string           `json:"reason"`
+	Since   time.Time        `json:"since"` // the state has been what it is
+	// LastProbe is when the last probe ended, Latency how long it took, and Error
+	// why it was bad; empty after a good one.
+	LastProbe time.Time     `json:"last-probe,omitzero"`
+	Latency   time.Duration `json:"latency,omitempty"`
+	Error     string        `json:"error,omitempty"`
+	// Probes and Failures count since the backend was configured.
+	Probes   uint64 `json:"probes"`
+	Failures uint64 `json:"failures"`
+	// Late is by how much the last probe began after its time because too many
+	// others were in flight; 0 in health.
+	Late time.Duration `json:"late,omitempty"`
+}
+
+// Target is what a probe asks.
+type Target struct {
+	Service string
+	Backend string
+	// Address and Port of the backend; Port is 0 when the check needs none.
+	Address netip.Addr
+	Port    uint16
+	Check   config.Check
+}
+
+// AddrPort returns the endpoint that is probed.
+func (t *Target) AddrPort() netip.AddrPort { return netip.AddrPortFrom(t.Address, t.Port) }
+
+// Prober asks one target once. It returns nil when the answer is good, otherwise
+// why it is not, in words. The context ends at the check's timeout.
+type Prober interface {
+	Probe(context.Context, *Target) error
+}
+
+type key struct{ service, backend string }
+
+// Monitor probes the backends of a configuration.
+type Monitor struct {
+	opt     Options
+	probers map[config.CheckType]Prober
+	wake    chan struct{} // has one element when the plan changed
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu       sync.Mutex // protects all below
+	watches  map[key]*watch
+	queue    queue // watches that wait for their next probe
+	inFlight int
+}
+
+// New returns a monitor that probes nothing yet. Close ends it.
+func New(opt Options) *Monitor {
+	if opt.Dial == nil {
+		opt.Dial = dial
+	}
+	if opt.MaxInFlight <= 0 {
+		opt.MaxInFlight = defaultInFlight()
+	}
+	if opt.OnChange == nil {
+		opt.OnChange = func(Event) {}
+	}
+	m := &Monitor{opt: opt, probers: probers(opt.Dial), wake: make(chan struct{}, 1), watches: map[key]*watch{}}
+	for t, p := range opt.Probers {
+		m.probers[t] = p
+	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.running.Go(m.plan)
+	return m
+}
+
+func defaultInFlight() int {
+	const most = 16384
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return most
+	}
+	return int(max(16, min(most, files.Cur/2)))
+}
+
+// Close ends all probes and waits for them.
+func (m *Monitor) Close() {
+	m.cancel()
+	m.running.Wait()
+}
+
+// Configure replaces what is probed; nil stops all probes. Backends whose
+// address and kind of check stay keep their state.
+func (m *Monitor) Configure(cfg *config.Config) {
+	want := map[key]*watch{}
+	if cfg != nil {
+		for i := range cfg.Services {
+			for j, t := range targets(&cfg.Services[i]) {
+				want[key{t.Service, t.Backend}] = &watch{target: t, index: j}
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, w := range m.watches {
+		if next := want[k]; next == nil || !next.sameServer(w) {
+			m.forget(w)
+			delete(m.watches, k)
+		}
+	}
+	now := time.Now()
+	spread := min(time.Duration(len(want))*200*time.Microsecond, time.Second)
+	for k, next := range want {
+		w := m.watches[k]
+		if w == nil {
+			w = next
+			w.start(m.ctx, now)
+			w.due = now.Add(randomPart(min(spread, w.period())))
+			m.watches[k] = w
+			m.queue.push(w)
+			continue
+		}
+		w.index = next.index
+		if reflect.DeepEqual(w.target, next.target) {
+			continue
+		}
+		w.target, w.good, w.bad = next.target, 0, 0
+		if !w.probing {
+			w.due = now.Add(randomPart(w.period()))
+			m.queue.fix(w)
+		}
+	}
+	m.poke()
+}
+
+// targets lists what is to be probed of a service, by index of the backend.
+func targets(s *config.Service) []*Target {
+	if s.Check == nil {
+		return nil
+	}
+	var first uint16
+	if len(s.Listen) > 0 && len(s.Listen[0].Ports) > 0 {
+		first = s.Listen[0].Ports[0].First
+	}
+	out := make([]*Target, len(s.Backends))
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		out[i] = &Target{Service: s.Name, Backend: b.Name, Address: b.Address,
+			Port: cmp.Or(s.Check.Port, b.Port, first), Check: *s.Check}
+	}
+	return out
+}
+
+// forget ends the probing of w.
+func (m *Monitor) forget(w *watch) {
+	w.cancel()
+	if !w.probing {
+		m.queue.remove(w)
+	}
+}
+
+// Healthy returns the state of a backend. Known is false until its first probe
+// has ended, and for backends that have no check.
+func (m *Monitor) Healthy(service, backend string) (healthy, known bool) {
+	s, ok := m.State(service, backend)
+	return s.Up, ok && s.Known
+}
+
+// Why says in words why the backend is in its state; empty when it has no check.
+func (m *Monitor) Why(service, backend string) string {
+	s, _ := m.State(service, backend)
+	return s.Reason
+}
+
+// State returns what is known about a backend; false when it has no check.
+func (m *Monitor) State(service, backend string) (Status, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watches[key{service, backend}]
+	if w == nil {
+		return Status{Service: service, Backend: backend}, false
+	}
+	return w.status(), true
+}
+
+// Snapshot returns what is known about every backend, sorted by service and
+// place in it.
+func (m *Monitor) Snapshot() []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]Status, 0, len(m.watches))
+	for _, w := range m.watches {
+		out = append(out, w.status())
+	}
+	slices.SortFunc(out, func(a, b Status) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Index, b.Index))
+	})
+	return out
+}
+
+// status renders w.
+func (w *watch) status() Status {
+	s := w.seen
+	s.Service, s.Backend, s.Index, s.Check = w.target.Service, w.target.Backend, w.index, w.target.Check.Type
+	s.Up, s.Known, s.Since, s.Reason = w.up, w.known, w.since, w.reason()
+	return s
+}

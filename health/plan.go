@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+)
+
+// plan starts every probe at its time until the monitor is closed.
+func (m *Monitor) plan() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-timer.C:
+		case <-m.wake:
+		}
+		if wait, waiting := m.startDue(); waiting {
+			timer.Reset(wait)
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// poke makes the planner look at the queue again. It never blocks.
+func (m *Monitor) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// startDue starts the probes whose time has come, as many as may run at once,
+// and returns the time until the next.
+func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for len(m.queue) > 0 && m.inFlight < m.opt.MaxInFlight {
+		w := m.queue[0]
+		if wait := w.due.Sub(now); wait > 0 {
+			return wait, true
+		}
+		heap.Pop(&m.queue)
+		w.probing = true
+		w.seen.Late = late(now.Sub(w.due))
+		m.inFlight++
+		m.running.Go(func() { m.probe(w, w.target, now) })
+	}
+	return 0, false // the end of a probe pokes
+}
+
+// late rounds delays of the machine's scheduler away.
+func late(d time.Duration) time.Duration {
+	if d < 50*time.Millisecond {
+		return 0
+	}
+	return d.Round(time.Millisecond)
+}
+
+// probe runs one probe, counts its result and plans the next.
+func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
+	ctx, cancel := context.WithDeadline(w.ctx, start.Add(t.Check.Timeout.D()))
+	err := m.ask(ctx, t)
+	cancel()
+	end := time.Now()
+
+	m.mu.Lock()
+	m.inFlight--
+	gone := w.ctx.Err() != nil
+	var event *Event
+	if !gone && w.target == t { // a result for an old target says nothing
+		w.seen.Probes++
+		w.seen.LastProbe, w.seen.Latency, w.seen.Error = end, end.Sub(start), ""
+		if err != nil {
+			w.seen.Failures++
+			w.seen.Error = err.Error()
+		}
+		if w.observe(err, end) {
+			event = &Event{Service: t.Service, Backend: t.Backend, Index: w.index, Up: w.up, Reason: w.reason(), Since: w.since}
+		}
+	}
+	m.mu.Unlock()
+	if event != nil {
+		m.opt.OnChange(*event)
+	}
+
+	m.mu.Lock()
+	w.probing = false
+	if w.ctx.Err() == nil {
+		w.due = w.next(start)
+		m.queue.push(w)
+	}
+	m.mu.Unlock()
+	m.poke()
+}
+
+// ask calls the target's prober. A prober that panics is a failed probe, not the
+// end of the gateway.
+func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the probe broke: %v\n%s", p, debug.Stack())
+		}
+	}()
+	prober := m.probers[t.Check.Type]
+	if prober == nil {
+		return fmt.Errorf("no prober for checks of type %q", t.Check.Type)
+	}
+	return inWords(prober.Probe(ctx, t), t)
+}
+
+// inWords takes what Go's network errors repeat out of err.
+func inWords(err error, t *Target) error {
+	var timeout interface{ Timeout() bool }
+	var errno syscall.Errno
+	var op *net.OpError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.As(err, &timeout) && timeout.Timeout():
+		return fmt.Errorf("no answer within %s", t.Check.Timeout)
+	case errors.As(err, &op) && errors.As(op.Err, &errno):
+		return errno
+	}
+	return err
+}
+
+// queue is a heap of watches by due time.
+type queue []*watch
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].position, q[j].position = i, j
+}
+
+// Push and Pop are for container/heap; use push.
+func (q *queue) Push(x any) {
+	w := x.(*watch)
+	w.position = len(*q)
+	*q = append(*q, w)
+}
+
+// Pop takes the last element.
+func (q *queue) Pop() any {
+	old := *q
+	w := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	return w
+}
+
+func (q *queue) push(w *watch)   { heap.Push(q, w) }
+func (q *queue) fix(w *watch)    { heap.Fix(q, w.position) }
+func (q *queue) remove(w *watch) { heap.Remove(q, w.position) }

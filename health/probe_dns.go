@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// dnsProber asks a name server over UDP. Any answer with the code NOERROR is
+// good, also an empty one.
+type dnsProber struct{ dial Dial }
+
+// Probe implements Prober.
+func (p dnsProber) Probe(ctx context.Context, t *Target) error {
+	question := new(dns.Msg)
+	question.SetQuestion(dns.Fqdn(t.Check.Query), dns.StringToType[strings.ToUpper(t.Check.QueryType)])
+	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Check.Mark)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer deadline(ctx, conn)()
+	c := &dns.Conn{Conn: conn}
+	if err := c.WriteMsg(question); err != nil {
+		return err
+	}
+	for {
+		answer, err := c.ReadMsg()
+		switch {
+		case err != nil:
+			return err
+		case answer.Id != question.Id || !answer.Response:
+			continue // an answer to somebody else, or a late one
+		case answer.Rcode != dns.RcodeSuccess:
+			return fmt.Errorf("answered %s", dns.RcodeToString[answer.Rcode])
+		}
+		return nil
+	}
+}

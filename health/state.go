@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// watch is one backend that is probed, with its state. The Monitor's mutex
+// protects it.
+type watch struct {
+	target *Target // replaced, never changed
+	index  int
+	ctx    context.Context // ends when the backend is no longer watched
+	cancel context.CancelFunc
+
+	due      time.Time // of the next probe
+	position int       // in the queue
+	probing  bool
+
+	up, known bool
+	since     time.Time
+	good, bad int    // probes in a row
+	failure   error  // of the last probe
+	seen      Status // the part of the status that the last probe filled in
+}
+
+func (w *watch) start(ctx context.Context, now time.Time) {
+	w.ctx, w.cancel = context.WithCancel(ctx)
+	w.up, w.since = w.target.Check.Initial == "up", now
+}
+
+// sameServer reports whether w and o probe the same endpoint in the same way, so
+// that what is known about one holds for the other.
+func (w *watch) sameServer(o *watch) bool {
+	a, b := w.target, o.target
+	return a.Address == b.Address && a.Port == b.Port && a.Check.Type == b.Check.Type
+}
+
+// observe counts the end of one probe and reports whether the state was decided
+// or changed. The first good probe brings a new backend up by itself, so that a
+// restarted daemon does not keep working servers out for rise × interval; after
+// that it takes rise good probes in a row to come up and fall bad ones to go down.
+func (w *watch) observe(err error, now time.Time) (changed bool) {
+	first, up := !w.known, w.up
+	w.known, w.failure = true, err
+	if err == nil {
+		w.good, w.bad = w.good+1, 0
+		w.up = up || first || w.good >= w.target.Check.Rise
+	} else {
+		w.good, w.bad = 0, w.bad+1
+		w.up = up && w.bad < w.target.Check.Fall
+	}
+	if w.up != up {
+		w.since = now
+	}
+	return w.up != up || first
+}
+
+// reason says in words why w is in its state.
+func (w *watch) reason() string {
+	k := &w.target.Check
+	switch {
+	case !w.known:
+		return "not probed yet, counts as " + k.Initial
+	case w.up && w.bad > 0:
+		return fmt.Sprintf("%s failed, %d in a row take it down: %v", count(w.bad), k.Fall, w.failure)
+	case w.bad > 0:
+		return fmt.Sprintf("%s in a row failed: %v", count(w.bad), w.failure)
+	case w.up:
+		return count(w.good) + " in a row passed"
+	}
+	return fmt.Sprintf("%s passed, %d in a row bring it up", count(w.good), k.Rise)
+}
+
+func count(n int) string {
+	if n == 1 {
+		return "1 probe"
+	}
+	return fmt.Sprintf("%d probes", n)
+}
+
+// slack is how much later than interval × fall a failure may be reported, less a
+// tenth of a second for the machine.
+const slack = 400 * time.Millisecond
+
+// period is the longest time from the beginning of one probe to that of the
+// next. It is the interval, shortened where a timeout is so long that a silent
+// backend would be reported later than interval × fall + 0.5 s: the worst backend
+// dies just after it answered, so that fall probes must begin, and the last must
+// run into its timeout, within that window.
+func (w *watch) period() time.Duration {
+	k := &w.target.Check
+	interval, timeout, fall := k.Interval.D(), k.Timeout.D(), time.Duration(max(1, k.Fall))
+	p := interval - max(0, timeout-slack)/fall
+	if p < timeout { // then a failing probe still runs when the next is due
+		p = min(timeout, fall*(interval-timeout)+slack)
+	}
+	return p
+}
+
+// next returns when the probe after one that began at start is due: the period
+// less a random part of it, because jitter must not make a failure be found late.
+func (w *watch) next(start time.Time) time.Time {
+	p := w.period()
+	if j := w.target.Check.Jitter; j != nil {
+		p -= time.Duration(*j * rand.Float64() * float64(p))
+	}
+	return start.Add(p)
+}
+
+// randomPart returns a random duration of less than d.
+func randomPart(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return rand.N(d)
+}
