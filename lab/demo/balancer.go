@@ -45,7 +45,7 @@ func playFullNAT(ctx context.Context, s *stage) error {
 	})
 	s.judge(len(t.Failures) == 0, "every DNS question is answered", "%d of %d%s", t.Good(), t.Sent(), causes(t.Failures))
 	s.judge(within(share(t, "a"), 0.5, 0.02), "round robin is even", "%s", t.Spread())
-	return gw.stop()
+	return gw.Stop()
 }
 
 // askAPI sends requests to both virtual addresses. Its rate stays below the service's limit of
@@ -115,7 +115,7 @@ func playDirect(ctx context.Context, s *stage) error {
 	// Neighbour discovery may send a packet or two.
 	s.judge(replies >= uint64(t.Good()) && passed < uint64(t.Sent())/100, "replies bypass the gateway",
 		"%d packets came past it, it sent %d to the client", replies, passed)
-	return gw.stop()
+	return gw.Stop()
 }
 
 // received returns the packets that one interface received and another one sent.
@@ -174,7 +174,7 @@ func playStateless(ctx context.Context, s *stage) error {
 	s.judge(t.Wanderers() == 0 && len(t.Servers()) == 2, "the source address alone picks the server", "%d of %d clients met two servers",
 		t.Wanderers(), len(t.Clients()))
 	s.judge(after <= before, "no flow is tracked", "connection tracking grew by %d entries", max(0, after-before))
-	return gw.stop()
+	return gw.Stop()
 }
 
 // tracked returns how many connections the node's kernel tracks.

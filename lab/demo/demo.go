@@ -12,7 +12,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-lb/sluice/examples"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/lab/host"
 )
 
@@ -111,6 +113,35 @@ func (s *stage) judge(kept bool, promise, measured string, args ...any) {
 	s.say("%s %s: %s", mark, r.Promise, r.Measured)
 }
 
+// start runs the daemon in a node with one of the examples and tells which datapath carries what.
+func (s *stage) start(ctx context.Context, node, example string) (*daemon.Daemon, error) {
+	s.example = example
+	s.opt.Progress("examples/" + example)
+	config, err := examples.Files.ReadFile(example)
+	if err != nil {
+		return nil, err
+	}
+	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
+	if err != nil {
+		return nil, err
+	}
+	services, err := d.Services(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range services {
+		s.say("service %s: %s, %s, on %s", one.Name, one.Mode, one.Scheduler, one.Datapath)
+	}
+	rules, err := d.NAT(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range rules {
+		s.say("nat rule %s: %s, on %s", one.Name, one.Type, one.Datapath)
+	}
+	return d, nil
+}
+
 // run makes a load's exchanges and adds them to the report.
 func (s *stage) run(ctx context.Context, l host.Load) host.Tally {
 	t := l.Run(ctx)
@@ -123,13 +154,14 @@ func (s *stage) count(t host.Tally) {
 	s.report.Unanswered += len(t.Failures)
 }
 
-// background runs a load until its end is asked for.
+// background runs a load until its end is asked for. What is under way then is still counted: a
+// loss must not hide in the end.
 func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Tally) {
-	ctx, cancel := context.WithCancel(ctx)
+	stop := make(chan struct{})
 	done := make(chan host.Tally, 1)
-	go func() { done <- l.Run(ctx) }()
+	go func() { done <- l.RunUntil(ctx, stop) }()
 	return func() host.Tally {
-		cancel()
+		close(stop)
 		t := <-done
 		s.count(t)
 		return t
@@ -139,7 +171,7 @@ func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Ta
 // stopper is a server of package host.
 type stopper interface{ Stop() error }
 
-// serve collects servers, and stops them all.
+// servers of one act.
 type servers []stopper
 
 func (all servers) stop() {
@@ -153,26 +185,6 @@ func wait(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):
-	}
-}
-
-// eventually polls a condition until it holds.
-func eventually(ctx context.Context, limit time.Duration, what string, condition func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		ok, err := condition()
-		if err == nil && ok {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			if err == nil {
-				err = ctx.Err()
-			}
-			return fmt.Errorf("waited %v for %s: %w", limit, what, err)
-		case <-time.After(10 * time.Millisecond):
-		}
 	}
 }
 

@@ -49,7 +49,7 @@ func playRouter(ctx context.Context, s *stage) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return gw.stop()
+	return gw.Stop()
 }
 
 // passRouter sends requests out, in, and from inside to the public address.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/lab/host"
 )
 
@@ -19,7 +20,7 @@ const webWindow = 2*time.Second + 500*time.Millisecond
 // web is the act of lb-dnat: balance, lose a server, reload, lose the daemon.
 type web struct {
 	*stage
-	gw     *gateway
+	gw     *daemon.Daemon
 	victim *host.Web // the server of backend b
 	load   host.Load
 }
@@ -50,10 +51,10 @@ func playWeb(ctx context.Context, s *stage) error {
 	}
 	for _, scene := range []func(context.Context) error{w.balance, w.loseServer, w.reload, w.loseDaemon} {
 		if err := scene(ctx); err != nil {
-			return fmt.Errorf("%w\nthe daemon's log:\n%s", err, w.gw.log)
+			return fmt.Errorf("%w\nthe daemon's log:\n%s", err, w.gw.Log())
 		}
 	}
-	return w.gw.stop()
+	return w.gw.Stop()
 }
 
 func (w *web) balance(ctx context.Context) error {
@@ -85,7 +86,7 @@ func (w *web) loseServer(ctx context.Context) error {
 	if err := w.victim.Stop(); err != nil {
 		return err
 	}
-	out, err := w.gw.until(ctx, "web", "b", false)
+	out, err := w.gw.AwaitUse(ctx, "web", "b", false)
 	if err != nil {
 		end()
 		return err
@@ -96,7 +97,7 @@ func (w *web) loseServer(ctx context.Context) error {
 		end()
 		return err
 	}
-	if _, err := w.gw.until(ctx, "web", "b", true); err != nil {
+	if _, err := w.gw.AwaitUse(ctx, "web", "b", true); err != nil {
 		end()
 		return err
 	}
@@ -117,7 +118,7 @@ const reloads = 20
 
 // reload adds and removes a backend under load, many times.
 func (w *web) reload(ctx context.Context) error {
-	cfg, err := config.Load(w.gw.file)
+	cfg, err := config.Load(w.gw.File)
 	if err != nil {
 		return err
 	}
@@ -161,13 +162,13 @@ func (w *web) loseDaemon(ctx context.Context) error {
 	end := w.background(ctx, load)
 	wait(ctx, 300*time.Millisecond)
 	w.say("kill -9 of the daemon under load")
-	if err := w.gw.kill(); err != nil {
+	if err := w.gw.Kill(); err != nil {
 		end()
 		return err
 	}
 	wait(ctx, 700*time.Millisecond)
 	w.say("starting it again")
-	if err := w.gw.run(ctx); err != nil {
+	if err := w.gw.Restart(ctx); err != nil {
 		end()
 		return err
 	}
@@ -175,7 +176,7 @@ func (w *web) loseDaemon(ctx context.Context) error {
 	t := end()
 	w.judge(len(t.Failures) == 0, "kill -9 of the daemon and its restart lose nothing",
 		"%d of %d requests failed%s", len(t.Failures), t.Sent(), causes(t.Failures))
-	if log := w.gw.log.String(); strings.Contains(log, "level=ERROR") {
+	if log := w.gw.Log(); strings.Contains(log, "level=ERROR") {
 		w.say("the daemon complains: %s", log)
 	}
 	return ctx.Err()

@@ -145,8 +145,12 @@ func (t Tally) Spread() string {
 
 // Run makes the exchanges and counts. It returns when all are made or ctx ends; exchanges that
 // ctx cut short are not counted.
-func (l Load) Run(ctx context.Context) Tally {
-	r := &runner{load: l, tally: Tally{
+func (l Load) Run(ctx context.Context) Tally { return l.RunUntil(ctx, nil) }
+
+// RunUntil is Run that also ends when stop is closed; exchanges under way are then brought to
+// their end and counted.
+func (l Load) RunUntil(ctx context.Context, stop <-chan struct{}) Tally {
+	r := &runner{load: l, stop: stop, tally: Tally{
 		Answers: make(map[Seen]int),
 		Start:   time.Now(),
 	}}
@@ -161,6 +165,7 @@ func (l Load) Run(ctx context.Context) Tally {
 
 type runner struct {
 	load Load
+	stop <-chan struct{}
 	next atomic.Int64
 
 	mu    sync.Mutex // protects tally
@@ -177,11 +182,16 @@ func (r *runner) work(ctx context.Context) {
 			due := r.tally.Start.Add(time.Duration(i) * time.Second / time.Duration(r.load.Rate))
 			select {
 			case <-ctx.Done():
+			case <-r.stop:
 			case <-time.After(time.Until(due)):
 			}
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return
+		case <-r.stop:
+			return
+		default:
 		}
 		r.one(ctx, i)
 	}
