@@ -42,6 +42,8 @@ type Suite struct {
 type Point struct {
 	Name  string
 	Value int
+	// Shuffled makes the flows follow in an order that defeats prefetching.
+	Shuffled bool
 }
 
 // Metric is one reported quantity.

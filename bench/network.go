@@ -106,14 +106,15 @@ func command(ctx context.Context, n *lab.Node, stdin string, args ...string) err
 
 // stream is packets of one kind from the client's side.
 type stream struct {
-	dest  load.Range
-	flows int
-	size  int
-	v6    bool
-	proto flow.Protocol
-	flags string
-	rate  float64 // 0: as fast as it goes
-	stamp bool
+	dest     load.Range
+	flows    int
+	size     int
+	v6       bool
+	proto    flow.Protocol
+	flags    string
+	rate     float64 // 0: as fast as it goes
+	stamp    bool
+	shuffled bool
 	// reverse sends from the server's side to the client's.
 	reverse bool
 	source  *load.Range // nil: the clients
@@ -183,7 +184,7 @@ func (n *network) measure(t *Trial, s stream) (rates, error) {
 func (n *network) ends(s stream) (from, to *lab.Node, spec load.PacketSpec) {
 	spec = load.PacketSpec{
 		Dest: s.dest, Flows: max(s.flows, 1), Size: s.size, Protocol: s.proto, Flags: s.flags,
-		Rate: s.rate, Stamp: s.stamp, Interface: "eth0", DestMAC: wanMAC,
+		Rate: s.rate, Shuffled: s.shuffled, Stamp: s.stamp, Interface: "eth0", DestMAC: wanMAC,
 		Source: clientsOf(s.v6, max(s.flows, 1)),
 	}
 	from, to = n.client, n.server

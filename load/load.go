@@ -37,7 +37,7 @@ func gcd(a, b uint32) uint32 {
 // in time are far apart in value.
 func goldenStride(n uint32) uint32 {
 	if n < 3 {
-		return n - 1
+		return 1
 	}
 	for s := uint32(float64(n) * 0.6180339887498949); s > 0; s-- {
 		if gcd(s, n) == 1 {

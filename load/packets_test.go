@@ -49,7 +49,7 @@ func TestPackets(t *testing.T) {
 		{"udp4", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{}, 60},
 		{"udp4 stamped", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true}, 60},
 		{"udp4 odd size", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true, Size: 1513}, 1513},
-		{"udp4 many flows", "198.51.100.0/24:1024-65535", "192.0.2.2+4:1-3", PacketSpec{Stamp: true, Flows: 50_000}, 60},
+		{"udp4 many flows", "198.51.100.0/24:1024-65535", "192.0.2.2+4:1-3", PacketSpec{Stamp: true, Flows: 50_000, Shuffled: true}, 60},
 		{"tcp4 syn", "192.0.2.1:1024-2048", "192.0.2.2:80", PacketSpec{Protocol: flow.TCP, Flags: "syn"}, 60},
 		{"tcp4 stamped", "192.0.2.1:1024-2048", "192.0.2.2:80", PacketSpec{Protocol: flow.TCP, Flags: "psh,ack", Stamp: true}, 70},
 		{"icmp", "192.0.2.1:1-100", "192.0.2.2", PacketSpec{Protocol: flow.ICMP, Stamp: true}, 60},

@@ -118,6 +118,9 @@ type PacketSpec struct {
 	Dest   Range `json:"dest"`
 	// Flows is the number of distinct tuples; 0 means the whole product.
 	Flows int `json:"flows"`
+	// Shuffled takes the tuples far from their neighbours in memory instead of one
+	// after the other, which defeats the processor's prefetching of table entries.
+	Shuffled bool `json:"shuffled,omitempty"`
 	// Protocol is UDP (default), TCP, ICMP or ICMPv6 (echo requests).
 	Protocol flow.Protocol `json:"protocol"`
 	// Size of a frame in bytes without FCS; 0 means 60, or more where the headers need it.

@@ -235,7 +235,10 @@ func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPla
 	flows := uint32(s.Flows)
 	p.HeadLen, p.FrameLen, p.Ifindex = uint32(t.headLen+t.headLen%2), uint32(len(t.frame)), uint32(ifindex)
 	p.L4Off = uint16(t.l4Off)
-	p.Flows, p.Stride = flows, goldenStride(flows)
+	p.Flows, p.Stride = flows, 1
+	if s.Shuffled {
+		p.Stride = goldenStride(flows)
+	}
 	p.First = uint32(uint64(flows) * uint64(nth) / uint64(senders))
 	p.Source, p.SourceCount = low32(s.Source.First), s.Source.addresses()
 	p.SourcePort, p.SourcePortCount = uint32(s.Source.Ports.First), s.Source.ports()
