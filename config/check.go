@@ -8,40 +8,55 @@ type Check struct {
 	Type CheckType `yaml:"type" json:"type" jsonschema:"enum=tcp,enum=http,enum=https,enum=udp,enum=dns,enum=icmp,enum=exec,required"`
 	// Port probed; default the backend's port, or the service's first port.
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
-	// Interval between probes; default 2s.
-	Interval Duration `yaml:"interval,omitempty" json:"interval,omitempty"`
-	// Timeout of one probe; default 1s, less than Interval.
-	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitempty"`
-	// Rise is how many good probes in a row bring a backend up; default 2.
+	// Interval from the beginning of one probe to that of the next, 100ms or more.
+	// It is shortened a little where a long timeout would let a failure be found
+	// later than interval × fall + 0.5 s.
+	Interval Duration `yaml:"interval,omitempty" json:"interval,omitzero" jsonschema:"default=2s"`
+	// Timeout of one probe, less than the interval; default 1s, at most half the
+	// interval.
+	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitzero"`
+	// Rise is how many good probes in a row bring a backend up again. The first
+	// good probe of a new backend brings it up by itself.
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"minimum=1,maximum=100,default=2"`
-	// Fall is how many bad probes in a row take a backend down; default 3.
+	// Fall is how many bad probes in a row take a backend down.
 	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"minimum=1,maximum=100,default=3"`
-	// Jitter spreads probes by up to this part of Interval, 0 to 0.5; default 0.1.
-	Jitter *float64 `yaml:"jitter,omitempty" json:"jitter,omitempty"`
-	// Initial is the state before the first probe ended: down (default) or up.
+	// Jitter begins probes earlier by a random part of the interval, up to this,
+	// 0 to 0.5.
+	Jitter *float64 `yaml:"jitter,omitempty" json:"jitter,omitempty" jsonschema:"default=0.1"`
+	// Initial is the state before the first probe has ended.
 	Initial string `yaml:"initial,omitempty" json:"initial,omitempty" jsonschema:"enum=up,enum=down,default=down"`
 
-	// Path, Host, Method and Headers of an http(s) request; default GET /.
-	Path    string            `yaml:"path,omitempty" json:"path,omitempty"`
-	Host    string            `yaml:"host,omitempty" json:"host,omitempty"`
-	Method  string            `yaml:"method,omitempty" json:"method,omitempty"`
+	// Path of an http(s) request, with the query if there is one; default /.
+	Path string `yaml:"path,omitempty" json:"path,omitempty"`
+	// Host of an http(s) request, and the name that an https certificate must
+	// have; default the backend's address.
+	Host string `yaml:"host,omitempty" json:"host,omitempty"`
+	// Method of an http(s) request; default GET.
+	Method string `yaml:"method,omitempty" json:"method,omitempty"`
+	// Headers of an http(s) request.
 	Headers map[string]string `yaml:"headers,omitempty" json:"headers,omitempty"`
 	// Status lists the good statuses ("200", "200-399"); default 200-399.
-	Status []string `yaml:"status,omitempty" json:"status,omitempty"`
+	Status []string `yaml:"status,omitempty" json:"status,omitempty" jsonschema:"maxItems=64"`
 	// Body must occur in the first 64 KiB of the answer.
 	Body string `yaml:"body,omitempty" json:"body,omitempty"`
 	// InsecureSkipVerify accepts any certificate of an https backend.
 	InsecureSkipVerify bool `yaml:"insecure-skip-verify,omitempty" json:"insecure-skip-verify,omitempty"`
 
-	// Send and Expect are the payload and the answer's beginning for tcp and udp.
-	Send   string `yaml:"send,omitempty" json:"send,omitempty"`
+	// Send is the payload of a tcp or udp probe.
+	Send string `yaml:"send,omitempty" json:"send,omitempty"`
+	// Expect is what the answer to a tcp or udp probe must begin with. Without it
+	// a udp probe takes silence for good: only an ICMP error is bad.
 	Expect string `yaml:"expect,omitempty" json:"expect,omitempty"`
-	// Query and QueryType of a dns probe; default "." and NS.
-	Query     string `yaml:"query,omitempty" json:"query,omitempty"`
+	// Query is the name that a dns probe asks for; default the root ".".
+	Query string `yaml:"query,omitempty" json:"query,omitempty"`
+	// QueryType of a dns probe: A, AAAA, CNAME, MX, NS, PTR, SOA, SRV or TXT;
+	// default NS. Any answer with the code NOERROR is good.
 	QueryType string `yaml:"query-type,omitempty" json:"query-type,omitempty"`
-	// Command of an exec probe: program and arguments, run without a shell; the
-	// backend is in SLUICE_SERVICE, SLUICE_BACKEND, SLUICE_ADDRESS, SLUICE_PORT.
-	Command []string `yaml:"command,omitempty" json:"command,omitempty"`
+	// Command of an exec probe: the program's whole path and its arguments, run
+	// without a shell; the backend is in SLUICE_SERVICE, SLUICE_BACKEND,
+	// SLUICE_ADDRESS and SLUICE_PORT. Exit status 0 is good. At the timeout the
+	// program and its children are killed.
+	Command []string `yaml:"command,omitempty" json:"command,omitempty" jsonschema:"maxItems=256"`
 	// Via is the path of the probe: direct asks the backend's own address,
 	// service (dsr, tunnel) sends it as the datapath would.
 	Via string `yaml:"via,omitempty" json:"via,omitempty" jsonschema:"enum=direct,enum=service,default=direct"`

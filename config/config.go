@@ -22,11 +22,11 @@ type Config struct {
 	Attach Attach `yaml:"attach,omitempty" json:"attach,omitempty" jsonschema:"enum=auto,enum=xdp,enum=xdp-generic,enum=tc,default=auto"`
 	// Interfaces that Sluice attaches to. Empty means every interface that is up
 	// and not a loopback when a datapath needs a list.
-	Interfaces []string `yaml:"interfaces,omitempty" json:"interfaces,omitempty"`
+	Interfaces []string `yaml:"interfaces,omitempty" json:"interfaces,omitempty" jsonschema:"maxItems=1024"`
 	// Services are the load-balanced virtual addresses.
-	Services []Service `yaml:"services,omitempty" json:"services,omitempty"`
+	Services []Service `yaml:"services,omitempty" json:"services,omitempty" jsonschema:"maxItems=100000"`
 	// NAT holds translation of traffic that is not load-balanced.
-	NAT []NATRule `yaml:"nat,omitempty" json:"nat,omitempty"`
+	NAT []NATRule `yaml:"nat,omitempty" json:"nat,omitempty" jsonschema:"maxItems=10000"`
 	// Firewall holds deny and allow sets, logging and notrack rules.
 	Firewall Firewall `yaml:"firewall,omitempty" json:"firewall,omitzero"`
 	// Timeouts of flows. Zero fields mean the default.
@@ -73,11 +73,18 @@ const (
 // is the value that the named RFC recommends. Values below the RFC's floor are
 // refused unless Force is set.
 type Timeouts struct {
-	TCPEstablished Duration `yaml:"tcp-established,omitempty" json:"tcp-established,omitempty"` // default 2h4m, the floor of RFC 5382 REQ-5
-	TCPTransitory  Duration `yaml:"tcp-transitory,omitempty" json:"tcp-transitory,omitempty"`   // default 4m, the floor of RFC 5382 REQ-5
-	UDP            Duration `yaml:"udp,omitempty" json:"udp,omitempty"`                         // default 5m, floor 2m, RFC 4787 REQ-5
-	ICMP           Duration `yaml:"icmp,omitempty" json:"icmp,omitempty"`                       // default and floor 60s, RFC 5508 REQ-2
-	Other          Duration `yaml:"other,omitempty" json:"other,omitempty"`                     // other protocols, default 10m
+	// TCPEstablished is for TCP connections whose handshake is complete; the
+	// default is the floor of RFC 5382 REQ-5.
+	TCPEstablished Duration `yaml:"tcp-established,omitempty" json:"tcp-established,omitzero" jsonschema:"default=2h4m"`
+	// TCPTransitory is for TCP connections that open or close; the default is the
+	// floor of RFC 5382 REQ-5.
+	TCPTransitory Duration `yaml:"tcp-transitory,omitempty" json:"tcp-transitory,omitzero" jsonschema:"default=4m"`
+	// UDP is for UDP; the floor of RFC 4787 REQ-5 is 2m.
+	UDP Duration `yaml:"udp,omitempty" json:"udp,omitzero" jsonschema:"default=5m"`
+	// ICMP is for ICMP queries; the default is the floor of RFC 5508 REQ-2.
+	ICMP Duration `yaml:"icmp,omitempty" json:"icmp,omitzero" jsonschema:"default=1m"`
+	// Other is for all other protocols.
+	Other Duration `yaml:"other,omitempty" json:"other,omitzero" jsonschema:"default=10m"`
 	// Force accepts values below the floors.
 	Force bool `yaml:"force,omitempty" json:"force,omitempty"`
 }
@@ -85,10 +92,15 @@ type Timeouts struct {
 // Tables sizes the eBPF datapath. Zero means a size taken from the machine's
 // memory (1/32 of it for flows).
 type Tables struct {
-	Flows    int `yaml:"flows,omitempty" json:"flows,omitempty" jsonschema:"minimum=0"`         // IPv4 flows at once
-	Flows6   int `yaml:"flows6,omitempty" json:"flows6,omitempty" jsonschema:"minimum=0"`       // flows with an IPv6 side
-	HalfOpen int `yaml:"half-open,omitempty" json:"half-open,omitempty" jsonschema:"minimum=0"` // TCP flows whose handshake is not complete; default a quarter of the rest
-	Clients  int `yaml:"clients,omitempty" json:"clients,omitempty" jsonschema:"minimum=0"`     // clients with quotas or persistence at once
+	// Flows is how many IPv4 flows can live at once.
+	Flows int `yaml:"flows,omitempty" json:"flows,omitempty" jsonschema:"minimum=0,maximum=268435456"`
+	// Flows6 is how many flows with an IPv6 side can live at once.
+	Flows6 int `yaml:"flows6,omitempty" json:"flows6,omitempty" jsonschema:"minimum=0,maximum=268435456"`
+	// HalfOpen is how many TCP flows whose handshake is not complete can live at
+	// once; default a quarter of the rest.
+	HalfOpen int `yaml:"half-open,omitempty" json:"half-open,omitempty" jsonschema:"minimum=0,maximum=268435456"`
+	// Clients is how many clients with quotas or persistence are known at once.
+	Clients int `yaml:"clients,omitempty" json:"clients,omitempty" jsonschema:"minimum=0,maximum=268435456"`
 }
 
 // Service spreads one or more virtual endpoints over backends.
@@ -96,22 +108,27 @@ type Service struct {
 	// Name is unique among services; it appears in rules, metrics and messages.
 	Name string `yaml:"name" json:"name" jsonschema:"required"`
 	// Listen are the virtual addresses and ports.
-	Listen []Listen `yaml:"listen" json:"listen" jsonschema:"required"`
+	Listen []Listen `yaml:"listen" json:"listen" jsonschema:"required,minItems=1,maxItems=1024"`
 	// Protocol is tcp, udp, sctp or any (every protocol, no port translation).
 	Protocol flow.Protocol `yaml:"protocol" json:"protocol" jsonschema:"type=string,enum=tcp,enum=udp,enum=sctp,enum=any,required"`
-	// Mode is how packets reach a backend.
+	// Mode is how packets reach a backend: dnat keeps the client's address and
+	// replies return through the gateway; fullnat rewrites both addresses, between
+	// any families; dsr rewrites the MAC address and replies bypass the gateway;
+	// tunnel wraps packets and replies bypass; stateless rewrites addresses without
+	// flow state.
 	Mode Mode `yaml:"mode" json:"mode" jsonschema:"enum=dnat,enum=fullnat,enum=dsr,enum=tunnel,enum=stateless,required"`
-	// Scheduler picks the backend of a new flow; default rr.
-	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc,default=rr"`
+	// Scheduler picks the backend of a new flow; default rr, in mode stateless
+	// source-hash.
+	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc"`
 	// SourcePool are the addresses that fullnat puts in place of the client's.
 	// Empty means the address of the interface that the packet leaves by.
-	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty"`
+	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty" jsonschema:"maxItems=256"`
 	// Persistence keeps a client on its backend for longer than one flow.
 	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
 	// Sessions pins clients to backends for good.
-	Sessions []Session `yaml:"sessions,omitempty" json:"sessions,omitempty"`
+	Sessions []Session `yaml:"sessions,omitempty" json:"sessions,omitempty" jsonschema:"maxItems=65536"`
 	// Backends are the real servers.
-	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"required"`
+	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"required,maxItems=4096"`
 	// Check finds out which backends work. Without it all are up.
 	Check *Check `yaml:"check,omitempty" json:"check,omitempty"`
 	// WhenDown is the answer to clients while no backend is usable; default reset
@@ -119,10 +136,10 @@ type Service struct {
 	WhenDown WhenDown `yaml:"when-down,omitempty" json:"when-down,omitempty" jsonschema:"enum=reset,enum=reject,enum=drop,default=reset"`
 	// Limits protect the service and its backends.
 	Limits Limits `yaml:"limits,omitempty" json:"limits,omitzero"`
-	// Allow and Deny name firewall sets: with Allow only its sources may connect,
-	// sources in Deny may not.
-	Allow []string `yaml:"allow,omitempty" json:"allow,omitempty"`
-	Deny  []string `yaml:"deny,omitempty" json:"deny,omitempty"`
+	// Allow names firewall sets: only their sources may connect.
+	Allow []string `yaml:"allow,omitempty" json:"allow,omitempty" jsonschema:"maxItems=256"`
+	// Deny names firewall sets: their sources may not connect.
+	Deny []string `yaml:"deny,omitempty" json:"deny,omitempty" jsonschema:"maxItems=256"`
 	// Mark is put on the service's connections (ct mark) and packets; 0 for none.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 	// Helper is the connection tracking helper of the service's protocol.
@@ -144,10 +161,11 @@ type Service struct {
 
 // Listen is one virtual address with its ports.
 type Listen struct {
+	// Address is one virtual address, IPv4 or IPv6.
 	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
 	// Ports the address is served on; empty means every port (protocol any, or a
 	// service that takes all ports of its protocol).
-	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty"`
+	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty" jsonschema:"maxItems=1024"`
 	// Interface limits the listener to packets that arrive there.
 	Interface string `yaml:"interface,omitempty" json:"interface,omitempty"`
 }
@@ -218,17 +236,19 @@ const (
 // Persistence keeps a client on one backend.
 type Persistence struct {
 	// Key is what identifies the client; default [source-address].
-	Key []PersistenceKey `yaml:"key,omitempty" json:"key,omitempty"`
-	// Timeout since the client's last new flow; default 5m.
-	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitempty"`
-	// Size bounds how many clients are remembered; default 65536.
-	Size int `yaml:"size,omitempty" json:"size,omitempty"`
+	Key []PersistenceKey `yaml:"key,omitempty" json:"key,omitempty" jsonschema:"maxItems=6"`
+	// Timeout since the client's last new flow.
+	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitzero" jsonschema:"default=5m"`
+	// Size bounds how many clients are remembered.
+	Size int `yaml:"size,omitempty" json:"size,omitempty" jsonschema:"minimum=1,maximum=268435456,default=65536"`
 }
 
 // Session pins one client to one backend.
 type Session struct {
-	Client  netip.Prefix `yaml:"client" json:"client" jsonschema:"type=string,required"`
-	Backend string       `yaml:"backend" json:"backend" jsonschema:"required"`
+	// Client is an address or a prefix.
+	Client netip.Prefix `yaml:"client" json:"client" jsonschema:"type=string,required"`
+	// Backend is the name of one of the service's backends.
+	Backend string `yaml:"backend" json:"backend" jsonschema:"required"`
 }
 
 // WhenDown is the answer to clients while a service has no usable backend.
@@ -243,12 +263,19 @@ const (
 
 // Limits protect a service. Zero means no limit.
 type Limits struct {
-	NewConnections          Rate `yaml:"new-connections,omitempty" json:"new-connections,omitzero"`                       // whole service
-	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"` // each source address (IPv6: /64)
-	Connections             int  `yaml:"connections,omitempty" json:"connections,omitempty"`                              // whole service, at once
-	ConnectionsPerClient    int  `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty"`
-	ConnectionsPerBackend   int  `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty"`
-	ResetRate               Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitzero"` // TCP RSTs from clients
+	// NewConnections bounds new connections of the whole service.
+	NewConnections Rate `yaml:"new-connections,omitempty" json:"new-connections,omitzero"`
+	// NewConnectionsPerClient bounds new connections of each source address (IPv6:
+	// of each /64).
+	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
+	// Connections at once of the whole service.
+	Connections int `yaml:"connections,omitempty" json:"connections,omitempty" jsonschema:"minimum=0"`
+	// ConnectionsPerClient at once of each source address (IPv6: of each /64).
+	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
+	// ConnectionsPerBackend at once on each backend.
+	ConnectionsPerBackend int `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty" jsonschema:"minimum=0"`
+	// ResetRate bounds TCP RSTs from clients.
+	ResetRate Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitzero"`
 	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and
 	// packets that connection tracking calls invalid.
 	StrictTCP bool `yaml:"strict-tcp,omitempty" json:"strict-tcp,omitempty"`
@@ -259,10 +286,14 @@ type Helper string
 
 // Log logs new connections of a service.
 type Log struct {
-	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`
-	Rate   Rate     `yaml:"rate,omitempty" json:"rate,omitzero"` // default 10/second
-	Burst  int      `yaml:"burst,omitempty" json:"burst,omitempty"`
-	Level  LogLevel `yaml:"level,omitempty" json:"level,omitempty"`
+	// Prefix of each line, up to 127 bytes.
+	Prefix string `yaml:"prefix,omitempty" json:"prefix,omitempty" jsonschema:"maxLength=127"`
+	// Rate that is logged at most; default 10/second.
+	Rate Rate `yaml:"rate,omitempty" json:"rate,omitzero" jsonschema:"default=10/second"`
+	// Burst that is logged above the rate.
+	Burst int `yaml:"burst,omitempty" json:"burst,omitempty" jsonschema:"minimum=1,default=5"`
+	// Level of the lines, as syslog counts it.
+	Level LogLevel `yaml:"level,omitempty" json:"level,omitempty" jsonschema:"enum=emerg,enum=alert,enum=crit,enum=err,enum=warning,enum=notice,enum=info,enum=debug,default=info"`
 }
 
 // LogLevel is a syslog level; default info.
@@ -272,7 +303,7 @@ type LogLevel string
 type Tunnel struct {
 	// Type is ipip (4in4, 4in6, 6in6 by the families of client and backend) or gue.
 	Type TunnelType `yaml:"type,omitempty" json:"type,omitempty" jsonschema:"enum=ipip,enum=gue,default=ipip"`
-	// Port is the UDP destination port of GUE; default 6080 (IANA).
+	// Port is the UDP destination port of gue; default 6080 (IANA).
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
 }
 

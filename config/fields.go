@@ -21,6 +21,7 @@ type field struct {
 	required  bool
 	enum      []string
 	min, max  *int64
+	maxItems  *int64
 }
 
 // layout lists the keys of a struct type.
@@ -72,6 +73,8 @@ func (f *field) schemaTag(tag string) {
 			f.min = bound(value)
 		case "maximum":
 			f.max = bound(value)
+		case "maxItems":
+			f.maxItems = bound(value)
 		}
 	}
 }
@@ -96,7 +99,7 @@ var (
 // methods.
 func isText(t reflect.Type) bool { return reflect.PointerTo(t).Implements(textUnmarshaler) }
 
-// check compares v with the enum, minimum and maximum of f.
+// check compares v with the enum, minimum, maximum and maxItems of f.
 func (f *field) check(v reflect.Value) (cause, hint string) {
 	switch {
 	case len(f.enum) > 0:
@@ -107,6 +110,10 @@ func (f *field) check(v reflect.Value) (cause, hint string) {
 			}
 		}
 		return fmt.Sprintf("unknown %s %q", f.key, s), hintOneOf(s, f.enum)
+	case f.maxItems != nil && v.Kind() == reflect.Slice:
+		if n := v.Len(); int64(n) > *f.maxItems {
+			return fmt.Sprintf("%s has %d items", f.key, n), fmt.Sprintf("write up to %d", *f.maxItems)
+		}
 	case f.min == nil && f.max == nil:
 		return "", ""
 	case v.CanInt():

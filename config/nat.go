@@ -11,16 +11,22 @@ import (
 // NATRule translates traffic that is not load-balanced. Which fields apply
 // depends on Type; Validate refuses the others.
 type NATRule struct {
-	Name string  `yaml:"name" json:"name" jsonschema:"required"`
+	// Name is unique among NAT rules; it appears in rules, metrics and messages.
+	Name string `yaml:"name" json:"name" jsonschema:"required"`
+	// Type of the translation: masquerade and snat give inside hosts outside
+	// addresses, port-forward publishes an inside endpoint, static maps addresses
+	// one to one, npt66 IPv6 prefixes (RFC 6296), nat64 lets IPv6 hosts reach IPv4
+	// (RFC 6146), siit translates without state (RFC 7915).
 	Type NATType `yaml:"type" json:"type" jsonschema:"enum=masquerade,enum=snat,enum=port-forward,enum=static,enum=npt66,enum=nat64,enum=siit,required"`
 
 	// Source limits masquerade, snat and nat64 to these inside prefixes.
-	Source []netip.Prefix `yaml:"source,omitempty" json:"source,omitempty"`
+	Source []netip.Prefix `yaml:"source,omitempty" json:"source,omitempty" jsonschema:"maxItems=4096"`
 	// Except lists destinations that are not translated (RFC 6888 REQ-6).
-	Except []netip.Prefix `yaml:"except,omitempty" json:"except,omitempty"`
-	// Out and In are the interfaces that the traffic leaves and arrives by.
+	Except []netip.Prefix `yaml:"except,omitempty" json:"except,omitempty" jsonschema:"maxItems=4096"`
+	// Out is the interface that the traffic leaves by.
 	Out string `yaml:"out,omitempty" json:"out,omitempty"`
-	In  string `yaml:"in,omitempty" json:"in,omitempty"`
+	// In is the interface that the traffic arrives by.
+	In string `yaml:"in,omitempty" json:"in,omitempty"`
 	// To holds the addresses of snat (a list), or the inside endpoint of
 	// port-forward (a mapping with address and port).
 	To Target `yaml:"to,omitempty" json:"to,omitzero"`
@@ -30,39 +36,45 @@ type NATRule struct {
 	// FullyRandom picks outside ports at random (nftables fully-random).
 	FullyRandom bool `yaml:"fully-random,omitempty" json:"fully-random,omitempty"`
 
-	// Listen and Protocol of port-forward.
-	Listen   *Listen       `yaml:"listen,omitempty" json:"listen,omitempty"`
+	// Listen is the outside address of port-forward, with its ports.
+	Listen *Listen `yaml:"listen,omitempty" json:"listen,omitempty"`
+	// Protocol of port-forward; default any, which takes no ports.
 	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
 	// Helper is the connection tracking helper of a port-forward.
 	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
-	// Hairpin lets inside hosts use the outside address; default on.
+	// Hairpin lets inside hosts use the outside address; auto is on.
 	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
 
-	// External and Internal prefixes of static (1:1) and npt66, of equal length.
+	// External is the outside prefix of static (1:1) and npt66.
 	External netip.Prefix `yaml:"external,omitempty" json:"external,omitzero" jsonschema:"type=string"`
+	// Internal is the inside prefix of static (1:1) and npt66, as long as External.
 	Internal netip.Prefix `yaml:"internal,omitempty" json:"internal,omitzero" jsonschema:"type=string"`
 
 	// Prefix of nat64 and siit: an RFC 6052 prefix of length 32, 40, 48, 56, 64 or 96.
 	Prefix netip.Prefix `yaml:"prefix,omitempty" json:"prefix,omitzero" jsonschema:"type=string"`
 	// Pool of IPv4 addresses of nat64.
-	Pool []AddressRange `yaml:"pool,omitempty" json:"pool,omitempty"`
+	Pool []AddressRange `yaml:"pool,omitempty" json:"pool,omitempty" jsonschema:"maxItems=256"`
 	// EAM is the explicit address mapping table of siit (RFC 7757).
-	EAM []EAMEntry `yaml:"eam,omitempty" json:"eam,omitempty"`
+	EAM []EAMEntry `yaml:"eam,omitempty" json:"eam,omitempty" jsonschema:"maxItems=65536"`
 
-	// Mapping and Filtering behaviour (RFC 4787); default endpoint-independent
-	// on the eBPF datapath. The kernel's NAT (nftables) maps and filters by
+	// Mapping behaviour (RFC 4787); default endpoint-independent on the eBPF
+	// datapath. The kernel's NAT (nftables) maps and filters by
 	// address and port, and a rule that asks for more is not given to it.
-	Mapping   Behaviour `yaml:"mapping,omitempty" json:"mapping,omitempty" jsonschema:"enum=endpoint-independent,enum=address-and-port-dependent"`
+	Mapping Behaviour `yaml:"mapping,omitempty" json:"mapping,omitempty" jsonschema:"enum=endpoint-independent,enum=address-and-port-dependent"`
+	// Filtering behaviour (RFC 4787); default endpoint-independent on the eBPF
+	// datapath.
 	Filtering Behaviour `yaml:"filtering,omitempty" json:"filtering,omitempty" jsonschema:"enum=endpoint-independent,enum=address-dependent,enum=address-and-port-dependent"`
 	// PortBlock gives each inside address blocks of this many ports (RFC 6888
 	// REQ-14, RFC 7422); 0 allocates single ports.
-	PortBlock int `yaml:"port-block,omitempty" json:"port-block,omitempty"`
+	PortBlock int `yaml:"port-block,omitempty" json:"port-block,omitempty" jsonschema:"minimum=0,maximum=65535"`
 	// Deterministic derives the block from the inside address (RFC 7422).
 	Deterministic bool `yaml:"deterministic,omitempty" json:"deterministic,omitempty"`
-	// PortsPerClient and ConnectionsPerClient are quotas per inside address
-	// (RFC 6888 REQ-4, REQ-5); 0 for none.
-	PortsPerClient       int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty"`
-	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty"`
+	// PortsPerClient is the quota of ports of each inside address (RFC 6888
+	// REQ-4); 0 for none.
+	PortsPerClient int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty" jsonschema:"minimum=0"`
+	// ConnectionsPerClient is the quota of connections of each inside address
+	// (RFC 6888 REQ-5); 0 for none.
+	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
 	// Unreachable is the ICMP code sent when no port is left: host (RFC 6888
 	// REQ-11B, default) or prohibited (RFC 5508 REQ-8).
 	Unreachable string `yaml:"unreachable,omitempty" json:"unreachable,omitempty" jsonschema:"enum=host,enum=prohibited,default=host"`
@@ -108,7 +120,9 @@ type Target struct {
 
 // EAMEntry maps an IPv4 prefix to an IPv6 prefix with equally many suffix bits.
 type EAMEntry struct {
+	// IPv4 is an IPv4 address or prefix.
 	IPv4 netip.Prefix `yaml:"ipv4" json:"ipv4" jsonschema:"type=string,required"`
+	// IPv6 is an IPv6 address or prefix with as many addresses.
 	IPv6 netip.Prefix `yaml:"ipv6" json:"ipv6" jsonschema:"type=string,required"`
 }
 
@@ -117,33 +131,44 @@ type Firewall struct {
 	// Sets are named lists of prefixes and addresses of both families.
 	Sets map[string][]netip.Prefix `yaml:"sets,omitempty" json:"sets,omitempty"`
 	// Rules are tried in order within their hook.
-	Rules []FirewallRule `yaml:"rules,omitempty" json:"rules,omitempty"`
+	Rules []FirewallRule `yaml:"rules,omitempty" json:"rules,omitempty" jsonschema:"maxItems=10000"`
 }
 
 // FirewallRule matches packets and does one thing with them. Empty fields match
 // everything.
 type FirewallRule struct {
-	Name   string `yaml:"name,omitempty" json:"name,omitempty"`
+	// Name is unique among the rules; default rule-N by its place in the list.
+	Name string `yaml:"name,omitempty" json:"name,omitempty"`
+	// Action is what is done with a packet that matches: drop, accept, reject (an
+	// answer by TCP RST or ICMP), log, notrack (no connection tracking) or mark.
 	Action Action `yaml:"action" json:"action" jsonschema:"enum=drop,enum=accept,enum=reject,enum=log,enum=notrack,enum=mark,required"`
 	// Hook where the rule stands: ingress (first hook, before everything),
-	// forward, input or output. Default ingress for drop and accept of a set,
-	// forward for the rest.
-	Hook     Hook          `yaml:"hook,omitempty" json:"hook,omitempty" jsonschema:"enum=ingress,enum=prerouting,enum=forward,enum=input,enum=output"`
+	// prerouting, forward, input or output. Default ingress for drop and accept of
+	// a set, prerouting for notrack, forward for the rest.
+	Hook Hook `yaml:"hook,omitempty" json:"hook,omitempty" jsonschema:"enum=ingress,enum=prerouting,enum=forward,enum=input,enum=output"`
+	// Protocol that is matched; default any.
 	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
-	// Source and Destination are a set ("@name"), a prefix or an address.
-	Source      Match        `yaml:"source,omitempty" json:"source,omitzero"`
-	Destination Match        `yaml:"destination,omitempty" json:"destination,omitzero"`
-	Ports       []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty"` // destination ports
-	In          string       `yaml:"in,omitempty" json:"in,omitempty"`
-	Out         string       `yaml:"out,omitempty" json:"out,omitempty"`
-	// Rate and Burst: a log rule logs at most that much; a drop rule drops what is
+	// Source is a set ("@name"), a prefix or an address.
+	Source Match `yaml:"source,omitempty" json:"source,omitzero"`
+	// Destination is a set ("@name"), a prefix or an address.
+	Destination Match `yaml:"destination,omitempty" json:"destination,omitzero"`
+	// Ports are destination ports.
+	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty" jsonschema:"maxItems=1024"`
+	// In is the interface that the packet arrives by.
+	In string `yaml:"in,omitempty" json:"in,omitempty"`
+	// Out is the interface that the packet leaves by.
+	Out string `yaml:"out,omitempty" json:"out,omitempty"`
+	// Rate of a log rule: it logs at most that much. A drop rule drops what is
 	// above it.
-	Rate  Rate `yaml:"rate,omitempty" json:"rate,omitzero"`
-	Burst int  `yaml:"burst,omitempty" json:"burst,omitempty"`
-	// Prefix and Level of a log line.
-	Prefix string   `yaml:"prefix,omitempty" json:"prefix,omitempty"`
-	Level  LogLevel `yaml:"level,omitempty" json:"level,omitempty" jsonschema:"enum=emerg,enum=alert,enum=crit,enum=err,enum=warning,enum=notice,enum=info,enum=debug"`
-	Mark   uint32   `yaml:"mark,omitempty" json:"mark,omitempty"`
+	Rate Rate `yaml:"rate,omitempty" json:"rate,omitzero"`
+	// Burst is how many packets above the rate count as within it; default 5.
+	Burst int `yaml:"burst,omitempty" json:"burst,omitempty" jsonschema:"minimum=0"`
+	// Prefix of a log line, up to 127 bytes.
+	Prefix string `yaml:"prefix,omitempty" json:"prefix,omitempty" jsonschema:"maxLength=127"`
+	// Level of a log line; default info.
+	Level LogLevel `yaml:"level,omitempty" json:"level,omitempty" jsonschema:"enum=emerg,enum=alert,enum=crit,enum=err,enum=warning,enum=notice,enum=info,enum=debug"`
+	// Mark that action mark puts on the packets and their connections.
+	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 }
 
 // Action of a firewall rule.

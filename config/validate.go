@@ -13,9 +13,8 @@ import (
 
 // Bounds of what one configuration may ask for.
 const (
-	maxNameLength   = 63      // a name is part of nftables chain names and of metrics labels
-	maxStringLength = 4096    // any other text
-	maxFlows        = 1 << 28 // entries of one table of the eBPF datapath
+	maxNameLength   = 63   // a name is part of nftables chain names and of metrics labels
+	maxStringLength = 4096 // any other text
 	maxTimeout      = 30 * 24 * time.Hour
 )
 
@@ -246,17 +245,6 @@ func (v *validator) timeouts() {
 		case f.value.D() < f.floor && !t.Force:
 			v.errorf(p, fmt.Sprintf("write %s or more, or set force: true", Duration(f.floor)),
 				"%s is below the floor of %s, %s", f.value, f.rfc, Duration(f.floor))
-		}
-	}
-	for _, f := range []struct {
-		key  string
-		size int
-	}{
-		{"flows", v.c.Tables.Flows}, {"flows6", v.c.Tables.Flows6},
-		{"half-open", v.c.Tables.HalfOpen}, {"clients", v.c.Tables.Clients},
-	} {
-		if f.size > maxFlows {
-			v.errorf(path{{key: "tables"}, {key: f.key}}, fmt.Sprintf("write up to %d", maxFlows), "%d entries are too many", f.size)
 		}
 	}
 }
