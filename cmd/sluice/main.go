@@ -106,6 +106,7 @@ func usageArgs(cmd *cobra.Command) {
 func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newRun(a), newStop(a), newApply(a), newDiff(a), newShow(a), newBackend(a), newExplain(a),
+		newCheck(a), newConfig(a),
 		newDrops(a), newProfile(a),
 		newDocs(a),
 		newLab(a),

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// checked is what check says about a file with --json.
+type checked struct {
+	File   string        `json:"file"`
+	Valid  bool          `json:"valid"`
+	Errors config.Errors `json:"errors,omitempty"`
+	// What the file configures; zero when it is not valid.
+	Services int `json:"services"`
+	Backends int `json:"backends"`
+	NAT      int `json:"nat"`
+	Rules    int `json:"rules"`
+}
+
+func newCheck(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "check FILE",
+		GroupID: "gateway",
+		Short:   "Validate a configuration file",
+		Long: `Check reads a configuration file and reports everything that is wrong with it, with the place in the file and
+what to write instead. It needs no root, no daemon and no kernel feature, and changes nothing. FILE may be - for
+standard input. The exit code is 1 when the file is not valid.`,
+		Example: "  sluice check /etc/sluice/sluice.yaml\n  sluice check --json - < new.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
+	}
+}
+
+func (a *app) check(file string) error {
+	c, err := a.load(file)
+	var errs config.Errors
+	if err != nil && !errors.As(err, &errs) {
+		return err
+	}
+	result := checked{File: file, Valid: err == nil, Errors: errs}
+	if c != nil {
+		result.count(c)
+	}
+	perr := a.print(result, func(w io.Writer) error {
+		if err != nil {
+			errs.Render(a.stderr, a.colored(a.stderr))
+			_, err := fmt.Fprintf(a.stderr, "\n%s\n", a.paint(a.stderr, red, plural(len(errs), "error")))
+			return err
+		}
+		_, err := fmt.Fprintf(w, "%s: %s: %s, %s, %s, %s\n", file, a.paint(w, green, "valid"),
+			plural(result.Services, "service"), plural(result.Backends, "backend"), plural(result.NAT, "NAT rule"), plural(result.Rules, "firewall rule"))
+		return err
+	})
+	if perr == nil && err != nil {
+		return exitError{code: exitFailure}
+	}
+	return perr
+}
+
+// load reads a configuration file, or standard input for "-".
+func (a *app) load(file string) (*config.Config, error) {
+	if file != "-" {
+		return config.Load(file)
+	}
+	data, err := io.ReadAll(io.LimitReader(a.stdin, config.MaxFileSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("standard input: %w", err)
+	}
+	return config.Decode(os.Stdin.Name(), data)
+}
+
+func (r *checked) count(c *config.Config) {
+	r.Services, r.NAT, r.Rules = len(c.Services), len(c.NAT), len(c.Firewall.Rules)
+	for i := range c.Services {
+		r.Backends += len(c.Services[i].Backends)
+	}
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// sluiceCommand runs one command line with stdin.
+func sluiceCommand(stdin string, args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = execute(context.Background(), args, strings.NewReader(stdin), &out, &err)
+	return code, out.String(), err.String()
+}
+
+const badConfig = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{address: 10.0.2.300}, {address: 10.0.2.3, weight: 999}]}\n"
+
+func TestCheckExamples(t *testing.T) {
+	files, _ := filepath.Glob("../../examples/*.yaml")
+	if len(files) == 0 {
+		t.Fatal("no examples")
+	}
+	for _, file := range files {
+		if code, out, stderr := sluiceCommand("", "check", file); code != exitOK || !strings.Contains(out, ": valid: ") {
+			t.Errorf("%s: exit %d\n%s%s", file, code, out, stderr)
+		}
+	}
+}
+
+func TestCheckBadFile(t *testing.T) {
+	code, out, stderr := sluiceCommand(badConfig, "check", "-")
+	if code != exitFailure || out != "" || !strings.Contains(stderr, "/dev/stdin:2:") || !strings.Contains(stderr, "^^^^^^^^^^") ||
+		!strings.Contains(stderr, "weight 999 is out of range") || !strings.Contains(stderr, "2 errors") || strings.Contains(stderr, "\x1b") {
+		t.Errorf("exit %d\n%s%s", code, out, stderr)
+	}
+	code, out, _ = sluiceCommand(badConfig, "check", "--json", "-")
+	var result checked
+	if err := json.Unmarshal([]byte(out), &result); err != nil || code != exitFailure || result.Valid || len(result.Errors) != 2 ||
+		result.Errors[1].Path != "services[0].backends[1].weight" || result.Errors[1].Line != 2 || result.Errors[1].Hint == "" {
+		t.Errorf("exit %d, %v\n%s", code, err, out)
+	}
+	if code, _, stderr = sluiceCommand(badConfig, "check", "--color", "always", "-"); code != exitFailure || !strings.Contains(stderr, "\x1b[1;31m") {
+		t.Errorf("exit %d, no colour:\n%s", code, stderr)
+	}
+	if code, _, stderr = sluiceCommand("", "check", "/nonexistent.yaml"); code != exitFailure || !strings.Contains(stderr, "no such file") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if code, _, _ = sluiceCommand("", "check"); code != exitUsage {
+		t.Errorf("exit %d without a file", code)
+	}
+}
+
+func TestConfigSchemaAndShow(t *testing.T) {
+	code, out, _ := sluiceCommand("", "config", "schema")
+	if code != exitOK || !json.Valid([]byte(out)) || !strings.Contains(out, `"Sluice configuration"`) {
+		t.Errorf("exit %d: %.200s", code, out)
+	}
+	code, out, stderr := sluiceCommand("", "config", "show", "../../examples/lb-dnat.yaml")
+	if c, err := config.Decode("shown", []byte(out)); code != exitOK || err != nil || c.Services[0].Check.Fall != 2 {
+		t.Errorf("exit %d, %v: %s%s", code, err, out, stderr)
+	}
+}
