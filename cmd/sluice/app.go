@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -112,34 +113,34 @@ func (a *app) directory() string {
 		return a.stateDir
 	}
 	const base = "/run/sluice"
-	own, err := os.Readlink("/proc/self/ns/net")
+	if name, ok := namespaceName(); ok {
+		return filepath.Join(base, "netns", name)
+	}
+	own, err := os.Stat("/proc/self/ns/net")
 	if err != nil {
 		return base
 	}
-	host, err := os.Readlink("/proc/1/ns/net")
-	if err != nil || own == host {
-		return base
+	host, err := os.Stat("/proc/1/ns/net")
+	if err != nil || os.SameFile(own, host) {
+		return base // the host's namespace, or process 1 may not be looked at
 	}
-	return filepath.Join(base, "netns", namespaceName(own))
+	inode := own.Sys().(*syscall.Stat_t).Ino
+	return filepath.Join(base, "netns", fmt.Sprint(inode))
 }
 
-// namespaceName finds the name under /run/netns of the namespace that the link
-// text ("net:[4026531840]") stands for; without one it returns the inode number.
-func namespaceName(link string) string {
+// namespaceName returns the name that the own namespace has under /run/netns.
+func namespaceName() (string, bool) {
 	self, err := os.Stat("/proc/self/ns/net")
-	if err == nil {
-		entries, _ := os.ReadDir("/run/netns")
-		for _, e := range entries {
-			if other, err := os.Stat(filepath.Join("/run/netns", e.Name())); err == nil && os.SameFile(self, other) {
-				return e.Name()
-			}
+	if err != nil {
+		return "", false
+	}
+	entries, _ := os.ReadDir("/run/netns") // absent while no namespace has a name
+	for _, e := range entries {
+		if other, err := os.Stat(filepath.Join("/run/netns", e.Name())); err == nil && os.SameFile(self, other) {
+			return e.Name(), true
 		}
 	}
-	var inode uint64
-	if _, err := fmt.Sscanf(link, "net:[%d]", &inode); err != nil {
-		return "unknown"
-	}
-	return fmt.Sprint(inode)
+	return "", false
 }
 
 // socketPath returns where the daemon listens.
