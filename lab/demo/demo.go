@@ -87,6 +87,7 @@ func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, a
 	}
 	defer func() { err = errors.Join(err, l.Down()) }()
 	s := &stage{opt: opt, report: report, lab: l}
+	s.say("lab %s is up", l.ID())
 	for _, act := range acts {
 		if err := act(ctx, s); err != nil {
 			return fmt.Errorf("%s: %w", s.example, err)

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/examples"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/daemon"
+	"github.com/sluice-lb/sluice/lab/host"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// binary is the program under test, built from this tree.
+var binary string
+
+func TestMain(m *testing.M) {
+	code, err := buildAndRun(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func buildAndRun(m *testing.M) (int, error) {
+	if os.Geteuid() != 0 {
+		return m.Run(), nil // every test skips and says why
+	}
+	dir, err := os.MkdirTemp("", "sluice-e2e-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "sluice")
+	build := exec.Command("go", "build", "-o", binary, "github.com/sluice-lb/sluice/cmd/sluice")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build the program under test: %w\n%s", err, out)
+	}
+	return m.Run(), nil
+}
+
+// onDatapaths runs the test once for each datapath of this host, with the line of configuration
+// that forces it.
+func onDatapaths(t *testing.T, test func(t *testing.T, force string)) {
+	labtest.Require(t, labtest.Root)
+	for _, name := range []string{"nftables", "ebpf"} {
+		t.Run(name, func(t *testing.T) { test(t, "datapath: "+name+"\n") })
+	}
+}
+
+// start runs the daemon in the node until the end of the test. It skips where the host, or the
+// datapath that the configuration forces, cannot do it at all, and says why.
+func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
+	t.Helper()
+	d, err := daemon.Start(t.Context(), n, binary, "test.yaml", []byte(config))
+	if err != nil && strings.Contains(err.Error(), "is not available on this host") {
+		t.Skipf("%v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log:\n%s", d.Log())
+		}
+		_ = d.Kill() // most tests have ended it already; the lab takes the rest down
+	})
+	return d
+}
+
+// example returns an example configuration.
+func example(t *testing.T, name string) string {
+	t.Helper()
+	data, err := examples.Files.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// serveWeb starts web servers, each "node name address...", until the end of the test.
+func serveWeb(t *testing.T, l *lab.Lab, specs ...string) map[string]*host.Web {
+	t.Helper()
+	servers := make(map[string]*host.Web)
+	for _, spec := range specs {
+		f := strings.Fields(spec)
+		w, err := host.ServeWeb(l.Node(f[0]), f[1], f[2:]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = w.Stop() })
+		servers[f[1]] = w
+	}
+	return servers
+}
+
+// serveDatagrams starts datagram servers in the same way.
+func serveDatagrams(t *testing.T, l *lab.Lab, specs ...string) {
+	t.Helper()
+	for _, spec := range specs {
+		f := strings.Fields(spec)
+		s, err := host.ServeDatagrams(l.Node(f[0]), f[1], f[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Stop() })
+	}
+}
+
+var (
+	manyClients  = netip.MustParsePrefix("10.64.0.0/16")
+	manyClients6 = netip.MustParsePrefix("fd00:64::/64")
+)
+
+// webLoad is a load of HTTP requests from the balancer's client.
+func webLoad(l *lab.Lab, target string, count int) host.Load {
+	ap := netip.MustParseAddrPort(target)
+	sources := manyClients
+	if ap.Addr().Is6() {
+		sources = manyClients6
+	}
+	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count}
+}
+
+// mustAnswer runs a load of which every exchange must be answered.
+func mustAnswer(t *testing.T, load host.Load) host.Tally {
+	t.Helper()
+	tally := load.Run(t.Context())
+	if tally.Good() != load.Count || len(tally.Failures) > 0 {
+		t.Errorf("%s: %d of %d answered, causes %v", load.Target, tally.Good(), load.Count, tally.Causes())
+	}
+	return tally
+}
+
+// inBackground runs a load until end is called.
+func inBackground(t *testing.T, load host.Load) (end func() host.Tally) {
+	t.Helper()
+	ctx, done := t.Context(), make(chan host.Tally, 1)
+	stop := make(chan struct{})
+	go func() { done <- load.RunUntil(ctx, stop) }()
+	return func() host.Tally {
+		close(stop)
+		return <-done
+	}
+}
+
+// nft runs the nft program in the node.
+func nft(t *testing.T, n *lab.Node, stdin string, args ...string) string {
+	t.Helper()
+	labtest.Require(t, labtest.Tool("nft"))
+	cmd := n.Command(t.Context(), "nft", args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}

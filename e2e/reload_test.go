@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// requests is how many requests TestReloadsLoseNothing sends; go test ./e2e -requests 100000 is
+// the figure that the documentation names.
+var requests = flag.Int("requests", 10_000, "requests to send while the configuration is reloaded")
+
+// oneMore is a backend of webAndLine's web service that comes and goes.
+const oneMore = "      - {name: b, address: 10.0.2.3, port: 8080}\n      - {name: d, address: 10.0.2.9, port: 8080}\n"
+
+// TestReloadsLoseNothing reloads the file a hundred times under load, each time with one backend
+// more or less.
+func TestReloadsLoseNothing(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		dial := serveWebAndLine(t, l)
+		serveWeb(t, l, "s9 d 10.0.2.9:8080")
+		less := force + webAndLine
+		more := strings.Replace(less, "      - {name: b, address: 10.0.2.3, port: 8080}\n", oneMore, 1)
+		if more == less {
+			t.Fatal("the configuration with one backend more is the same")
+		}
+		d := start(t, l.Node("gateway"), less)
+		line := dial()
+		const reloads = 100
+		done := make(chan error, 1)
+		load := webLoad(l, "192.0.2.10:80", *requests)
+		load.Parallel = 32
+		stop := make(chan struct{})
+		go func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					if i >= reloads {
+						done <- nil
+						return
+					}
+				default:
+				}
+				text := less
+				if i%2 == 0 {
+					text = more
+				}
+				if _, err := d.Apply(t.Context(), "test.yaml", []byte(text)); err != nil {
+					done <- err
+					return
+				}
+				if i < reloads {
+					continue
+				}
+				select { // the first hundred at full speed, then at ease until the load ends
+				case <-stop:
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+		}()
+		tally := load.Run(t.Context())
+		close(stop)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if len(tally.Failures) > 0 {
+			t.Errorf("%d of %d requests failed during reloads: %v", len(tally.Failures), tally.Sent(), tally.Causes())
+		}
+		if tally.Servers()["d"] == 0 {
+			t.Error("the backend that comes and goes never answered: the reloads did nothing")
+		}
+		mustAsk(t, line, "after the reloads")
+		t.Logf("%d requests, spread %s", tally.Sent(), tally.Spread())
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFileAndSignalReload changes the file in the three ways that people do: in place, by
+// renaming a new one over it, and with SIGHUP.
+func TestFileAndSignalReload(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Balancer())
+	serveWebAndLine(t, l)
+	less := webAndLine
+	more := strings.Replace(less, "      - {name: b, address: 10.0.2.3, port: 8080}\n", oneMore, 1)
+	d := start(t, l.Node("gateway"), less)
+	awaitBackends := func(want int, how string) {
+		t.Helper()
+		labtest.Eventually(t, 5*time.Second, how, func() error {
+			all, err := d.Backends(t.Context())
+			if err == nil && len(all) != want {
+				err = os.ErrInvalid
+			}
+			return err
+		})
+	}
+	awaitBackends(3, "the first configuration")
+	if err := os.WriteFile(d.File, []byte(more), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	awaitBackends(4, "the file written in place")
+	if err := os.WriteFile(d.File+".tmp", []byte(less), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(d.File+".tmp", d.File); err != nil {
+		t.Fatal(err)
+	}
+	awaitBackends(3, "the file replaced by renaming")
+	if _, err := d.Apply(t.Context(), "test.yaml", []byte(more)); err != nil {
+		t.Fatal(err)
+	}
+	awaitBackends(4, "a configuration applied")
+	if err := d.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	awaitBackends(3, "SIGHUP, which goes back to the file")
+	if err := os.WriteFile(d.File, []byte("services: [nonsense]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, 5*time.Second, "the daemon to refuse a bad file", func() error {
+		if !strings.Contains(d.Log(), "refused") {
+			return os.ErrInvalid
+		}
+		return nil
+	})
+	awaitBackends(3, "a bad file, which changes nothing")
+	if err := d.Stop(); err != nil {
+		t.Error(err)
+	}
+}
