@@ -20,7 +20,7 @@ func wire() lab.Topology {
 		Name:  "loadwire",
 		Nodes: []lab.NodeSpec{{Name: "source"}, {Name: "sink"}},
 		Links: []lab.LinkSpec{{
-			A: lab.End{Node: "source", Iface: "eth0", Addresses: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+			A: lab.End{Node: "source", Iface: "eth0", GRO: true, Addresses: []string{"192.0.2.1/24", "2001:db8::1/64"}},
 			B: lab.End{Node: "sink", Iface: "eth0", Addresses: []string{"192.0.2.2/24", "2001:db8::2/64"}},
 		}},
 	}

@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Complete TCP connections with an HTTP request and a response, without a TCP
+// stack: each packet that comes in is turned into the one that answers it.
+//
+//	client end                          server end
+//	SYN               --------------->
+//	                  <---------------  SYN ACK
+//	ACK, request      --------------->
+//	                  <---------------  response, FIN unless kept alive
+//	ACK, FIN          --------------->
+//	                  <---------------  ACK
+//
+// The server end keeps nothing. The client end keeps 32 bytes a connection, for
+// the retransmission timer and the clock; the injector, run by live frames, opens
+// connections when they are due and repeats what was lost.
+#include "load_tcp.h"
+
+enum stage {
+	STAGE_CLOSED,
+	STAGE_SYN,     // SYN sent
+	STAGE_REQUEST, // request sent
+	STAGE_IDLE,    // open, nothing under way
+	STAGE_CLOSING, // FIN sent
+};
+
+// One connection of the client end. seq and ack are what the next packet of the
+// client carries; while a request or FIN is out they are those of that packet.
+struct slot {
+	__u64 due_ns;  // when its turn was due
+	__u64 sent_ns; // when its last packet left
+	__u32 seq;
+	__u32 ack;
+	__u8 stage;    // enum stage
+	__u8 tries;    // of the packet that is out
+	__u16 request; // requests done on this connection
+	__u32 last;    // the request under way is the connection's last
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); // user space sets it to the number of slots
+	__type(key, __u32);
+	__type(value, struct slot);
+} load_slots SEC(".maps");
+
+// Counters of one CPU.
+struct flow_counts {
+	__u64 started;     // SYNs of new connections
+	__u64 established; // SYN ACKs that were awaited
+	__u64 requests;    // first transmissions
+	__u64 responses;
+	__u64 completed; // connections closed in both directions
+	__u64 overdue;   // turns that found their connection still busy
+	__u64 again_syn; // retransmissions
+	__u64 again_request;
+	__u64 again_fin;
+	__u64 gave_up_syn; // max_tries reached
+	__u64 gave_up_request;
+	__u64 gave_up_fin;
+	__u64 resets;       // RST from the other side
+	__u64 unreachable;  // ICMP errors
+	__u64 wrong_length; // responses of a wrong size
+	__u64 stray;        // packets that belong to nothing under way
+	__u64 served;       // responses that the server end sent
+	__u64 accepted;     // SYN ACKs that it sent
+	__u64 refused;      // packets that the server end could not read
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_counts);
+} load_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, HIST_BUCKETS);
+	__type(key, __u32);
+	__type(value, __u64);
+} load_connect SEC(".maps"); // from the turn's due time to the SYN ACK
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, HIST_BUCKETS);
+	__type(key, __u32);
+	__type(value, __u64);
+} load_response SEC(".maps"); // from the turn's due time to the response
+
+// State of the injector; each has a collection of its own.
+struct injector {
+	__u64 start_ns;
+	__u64 turns;  // begun
+	__u64 opened; // by this injector, to compare with what ended
+	__u32 cursor; // slot of the next turn
+	__u32 sweep;  // slot that is looked at next for its timer
+};
+
+struct injector injector = {};
+
+static __always_inline struct flow_counts *counts(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&load_counts, &zero);
+}
+
+// --- the server end -------------------------------------------------------
+
+// The server's initial sequence number follows from the client's: a repeated SYN
+// gets the same answer.
+static __always_inline __u32 server_isn(__u32 client_isn)
+{
+	return client_isn * 2654435761U;
+}
+
+static __always_inline int serve(struct xdp_md *ctx, const int family, const struct arrival *a,
+				 struct flow_counts *c)
+{
+	struct answer r = { .seq = a->ack, .ack = a->seq + a->payload_len, .flags = FLAG_ACK };
+
+	if (a->flags & FLAG_RST)
+		return XDP_DROP;
+	if (a->flags & FLAG_SYN) {
+		c->accepted++;
+		r.seq = server_isn(a->seq);
+		r.ack = a->seq + 1;
+		r.flags = FLAG_SYN | FLAG_ACK;
+		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
+	}
+	if (a->payload_len) {
+		c->served++;
+		r.flags = FLAG_ACK | FLAG_PSH;
+		if (a->first != REQUEST_KEEP)
+			r.flags |= FLAG_FIN;
+		return send_back(ctx, family, a, &r, PAYLOAD_RESPONSE);
+	}
+	if (a->flags & FLAG_FIN) {
+		r.ack++;
+		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
+	}
+	return XDP_DROP; // a bare ACK asks for nothing
+}
+
+// Takes an outer IPv4 or IPv6 header (IPIP) off, for services in mode tunnel.
+static __always_inline int decapsulate(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr saved;
+	__u8 inner;
+	int outer;
+
+	if ((void *)(eth + 1) + sizeof(struct ipv6hdr) > end)
+		return 0;
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		inner = ((struct iphdr *)(eth + 1))->protocol;
+		outer = sizeof(struct iphdr);
+	} else {
+		inner = ((struct ipv6hdr *)(eth + 1))->nexthdr;
+		outer = sizeof(struct ipv6hdr);
+	}
+	if (inner != IPPROTO_IPIP && inner != IPPROTO_IPV6)
+		return 0;
+	saved = *eth;
+	saved.h_proto = bpf_htons(inner == IPPROTO_IPIP ? ETH_P_IP : ETH_P_IPV6);
+	if (bpf_xdp_adjust_head(ctx, outer))
+		return -1;
+	eth = (void *)(long)ctx->data;
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return -1;
+	*eth = saved;
+	return 0;
+}
+
+SEC("xdp")
+int load_server(struct xdp_md *ctx)
+{
+	struct flow_counts *c = counts();
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct arrival a = {};
+	enum arrived what;
+	int v6;
+
+	if (!c || (void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	if (eth->h_proto != bpf_htons(ETH_P_IP) && eth->h_proto != bpf_htons(ETH_P_IPV6))
+		return XDP_PASS;
+	if (decapsulate(ctx))
+		return XDP_ABORTED;
+	eth = (void *)(long)ctx->data;
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	v6 = eth->h_proto == bpf_htons(ETH_P_IPV6);
+	what = v6 ? read6(ctx, &a) : read4(ctx, &a);
+	if (what != ARRIVED_TCP)
+		return XDP_PASS;
+	return v6 ? serve(ctx, AF6, &a, c) : serve(ctx, AF4, &a, c);
+}
+
+// --- the client end -------------------------------------------------------
+
+// The slot of a tuple: addresses count first, then ports.
+static __always_inline __u32 slot_of(const struct arrival *a)
+{
+	__u32 address = a->dest_low - plan.source_low;
+	__u32 port = (__u32)bpf_ntohs(a->dest) - plan.source_port;
+
+	if (port >= plan.ports || address >= 1U << 24)
+		return ~0U;
+	return address * plan.ports + port;
+}
+
+static __always_inline int is_last_request(const struct slot *s)
+{
+	return s->request + 1U >= plan.requests;
+}
+
+static __always_inline int on_established(struct xdp_md *ctx, const int family, const struct arrival *a,
+					  struct slot *s, struct flow_counts *c, __u64 now)
+{
+	struct answer r = { .seq = a->ack, .ack = a->seq + 1, .flags = FLAG_ACK };
+
+	c->established++;
+	hist_count(&load_connect, now > s->due_ns ? now - s->due_ns : 0);
+	s->seq = r.seq;
+	s->ack = r.ack;
+	s->tries = 1;
+	s->sent_ns = now;
+	if (plan.hold) {
+		s->stage = STAGE_IDLE;
+		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
+	}
+	c->requests++;
+	s->stage = STAGE_REQUEST;
+	s->last = is_last_request(s);
+	r.close = s->last;
+	r.flags |= FLAG_PSH;
+	return send_back(ctx, family, a, &r, PAYLOAD_REQUEST);
+}
+
+static __always_inline int on_response(struct xdp_md *ctx, const int family, const struct arrival *a,
+				       struct slot *s, struct flow_counts *c, __u64 now)
+{
+	struct answer r = { .seq = a->ack, .ack = a->seq + a->payload_len, .flags = FLAG_ACK };
+
+	c->responses++;
+	c->wrong_length += a->payload_len != plan.response_len;
+	hist_count(&load_response, now > s->due_ns ? now - s->due_ns : 0);
+	s->request++;
+	s->seq = r.seq;
+	s->tries = 1;
+	s->sent_ns = now;
+	if (a->flags & FLAG_FIN) {
+		r.ack++;
+		r.flags |= FLAG_FIN;
+		s->ack = r.ack;
+		s->stage = STAGE_CLOSING;
+		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
+	}
+	s->ack = r.ack;
+	if (plan.hold) {
+		s->stage = STAGE_IDLE;
+		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
+	}
+	c->requests++;
+	s->due_ns = now;
+	s->last = is_last_request(s);
+	r.close = s->last;
+	r.flags |= FLAG_PSH;
+	return send_back(ctx, family, a, &r, PAYLOAD_REQUEST);
+}
+
+static __always_inline int receive(struct xdp_md *ctx, const int family, const struct arrival *a,
+				   struct flow_counts *c)
+{
+	__u32 index = slot_of(a);
+	struct slot *s = bpf_map_lookup_elem(&load_slots, &index);
+	__u64 now;
+
+	if (!s)
+		return XDP_PASS;
+	if (a->flags & FLAG_RST) {
+		c->resets++;
+		s->stage = STAGE_CLOSED;
+		return XDP_DROP;
+	}
+	switch (s->stage) {
+	case STAGE_SYN:
+		if ((a->flags & (FLAG_SYN | FLAG_ACK)) != (FLAG_SYN | FLAG_ACK) || a->ack != s->seq + 1)
+			break;
+		now = bpf_ktime_get_ns();
+		return on_established(ctx, family, a, s, c, now);
+	case STAGE_REQUEST:
+		if (!a->payload_len || a->ack != s->seq + plan.request_len || a->seq != s->ack)
+			break;
+		now = bpf_ktime_get_ns();
+		return on_response(ctx, family, a, s, c, now);
+	case STAGE_CLOSING:
+		if (a->payload_len || a->ack != s->seq + 1)
+			break;
+		c->completed++;
+		s->stage = STAGE_CLOSED;
+		return XDP_DROP;
+	}
+	c->stray++;
+	return XDP_DROP;
+}
+
+// Loses one arriving packet of so many, to test the timers. 0: none.
+const volatile __u32 lose_every = 0;
+static __u32 arrivals = 0;
+
+SEC("xdp")
+int load_client(struct xdp_md *ctx)
+{
+	struct flow_counts *c = counts();
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct arrival a = {};
+	enum arrived what = ARRIVED_OTHER;
+
+	if (!c || (void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		what = read4(ctx, &a);
+	else if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		what = read6(ctx, &a);
+	if (what == ARRIVED_OTHER)
+		return XDP_PASS;
+	if (what == ARRIVED_ICMP) {
+		c->unreachable++;
+		return XDP_DROP;
+	}
+	if (lose_every && ++arrivals % lose_every == 0)
+		return XDP_DROP;
+	return plan.v6 ? receive(ctx, AF6, &a, c) : receive(ctx, AF4, &a, c);
+}
+
+// --- the injector ---------------------------------------------------------
+
+// Builds a packet of a connection from nothing: the page holds what an earlier
+// packet left in it.
+static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct answer *r,
+				  const int with_request)
+{
+	const enum payload p = with_request ? PAYLOAD_REQUEST : PAYLOAD_NONE;
+	struct tcp_fields f = {
+		.source = bpf_htons((__u16)(plan.source_port + index % plan.ports)),
+		.dest = bpf_htons((__u16)plan.dest_port),
+		.seq = r->seq,
+		.ack = r->ack,
+		.flags = r->flags,
+		.payload_len = payload_len(p),
+	};
+	const __u32 headers = plan.v6 ? sizeof(struct segment6) : sizeof(struct segment4);
+	__be32 low = bpf_htonl(plan.source_low + index / plan.ports);
+	__u64 sum = payload_sum(p, r->close);
+	struct ethhdr *eth;
+	void *end;
+
+	if (resize(ctx, headers, f.payload_len))
+		return XDP_ABORTED;
+	eth = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	if ((void *)(eth + 1) > end)
+		return XDP_ABORTED;
+	for (int i = 0; i < ETH_ALEN; i++) {
+		eth->h_dest[i] = plan.dest_mac[i];
+		eth->h_source[i] = plan.source_mac[i];
+	}
+	if (!plan.v6) {
+		struct segment4 *s = (void *)eth;
+
+		if ((void *)(s + 1) > end || write_payload((__u8 *)(s + 1), end, p, r->close))
+			return XDP_ABORTED;
+		eth->h_proto = bpf_htons(ETH_P_IP);
+		write_ip4(ip4_of(s), low, *(const volatile __u32 *)(plan.dest + 12),
+			  sizeof(s->tcp) + f.payload_len);
+		sum += sum32(&ip4_of(s)->saddr, 2);
+		write_tcp(tcp4_of(s), &f, sum);
+	} else {
+		struct segment6 *s = (void *)eth;
+
+		if ((void *)(s + 1) > end || write_payload((__u8 *)(s + 1), end, p, r->close))
+			return XDP_ABORTED;
+		eth->h_proto = bpf_htons(ETH_P_IPV6);
+		*(__u32 *)ip6_of(s) = bpf_htonl(6U << 28);
+		s->ip.payload_len = bpf_htons(sizeof(s->tcp) + f.payload_len);
+		s->ip.nexthdr = IPPROTO_TCP;
+		s->ip.hop_limit = 64;
+		for (int i = 0; i < 4; i++) {
+			s->ip.saddr.s6_addr32[i] = ((const volatile __u32 *)plan.source)[i];
+			s->ip.daddr.s6_addr32[i] = ((const volatile __u32 *)plan.dest)[i];
+		}
+		s->ip.saddr.s6_addr32[3] = low;
+		sum += sum32(&ip6_of(s)->saddr, 8);
+		write_tcp(tcp6_of(s), &f, sum);
+	}
+	return bpf_redirect(plan.ifindex, 0);
+}
+
+// Counts a retransmission, or gives the connection up.
+static __always_inline int may_retry(struct slot *s, __u64 *again, __u64 *gave_up)
+{
+	if (s->tries >= plan.max_tries) {
+		++*gave_up;
+		s->stage = STAGE_CLOSED;
+		return 0;
+	}
+	s->tries++;
+	++*again;
+	return 1;
+}
+
+// Repeats what a connection waits for an answer to.
+static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *s,
+				  struct flow_counts *c, __u64 now)
+{
+	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK, .close = (__u8)s->last };
+
+	s->sent_ns = now;
+	switch (s->stage) {
+	case STAGE_SYN:
+		if (!may_retry(s, &c->again_syn, &c->gave_up_syn))
+			return XDP_DROP;
+		r.ack = 0;
+		r.flags = FLAG_SYN;
+		return inject(ctx, index, &r, 0);
+	case STAGE_REQUEST:
+		if (!may_retry(s, &c->again_request, &c->gave_up_request))
+			return XDP_DROP;
+		r.flags |= FLAG_PSH;
+		return inject(ctx, index, &r, 1);
+	case STAGE_CLOSING:
+		if (!may_retry(s, &c->again_fin, &c->gave_up_fin))
+			return XDP_DROP;
+		r.flags |= FLAG_FIN;
+		return inject(ctx, index, &r, 0);
+	}
+	return XDP_DROP;
+}
+
+static __always_inline int overdue(const struct slot *s, __u64 now)
+{
+	return s->stage != STAGE_CLOSED && s->stage != STAGE_IDLE && now - s->sent_ns > plan.timeout_ns;
+}
+
+// Looks at one slot's timer.
+static __always_inline int sweep(struct xdp_md *ctx, struct flow_counts *c, __u64 now)
+{
+	__u32 index = plan.first_slot + injector.sweep;
+	struct slot *s = bpf_map_lookup_elem(&load_slots, &index);
+
+	if (++injector.sweep >= plan.own_slots)
+		injector.sweep = 0;
+	if (!s || !overdue(s, now))
+		return XDP_DROP;
+	return repeat(ctx, index, s, c, now);
+}
+
+// Opens the connection of a slot.
+static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slot *s,
+				     struct flow_counts *c, __u64 now, __u64 due)
+{
+	struct answer r = { .flags = FLAG_SYN };
+
+	c->started++;
+	// Later than any sequence number of the connection before it (RFC 6191).
+	s->seq += 65536;
+	s->ack = 0;
+	s->due_ns = due;
+	s->sent_ns = now;
+	s->stage = STAGE_SYN;
+	s->tries = 1;
+	s->request = 0;
+	s->last = 0;
+	r.seq = s->seq;
+	return inject(ctx, index, &r, 0);
+}
+
+// Sends the next request on an open connection.
+static __always_inline int next_request(struct xdp_md *ctx, __u32 index, struct slot *s,
+					struct flow_counts *c, __u64 now, __u64 due)
+{
+	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK | FLAG_PSH };
+
+	c->requests++;
+	s->due_ns = due;
+	s->sent_ns = now;
+	s->stage = STAGE_REQUEST;
+	s->tries = 1;
+	s->last = is_last_request(s);
+	r.close = (__u8)s->last;
+	return inject(ctx, index, &r, 1);
+}
+
+// Connections that have begun and not ended, as far as this CPU can tell.
+static __always_inline __u64 under_way(const struct flow_counts *c)
+{
+	return c->started - c->completed - c->resets - c->gave_up_syn - c->gave_up_request - c->gave_up_fin;
+}
+
+SEC("xdp")
+int load_inject(struct xdp_md *ctx)
+{
+	struct flow_counts *c = counts();
+	__u64 now = bpf_ktime_get_ns(), due = now;
+	struct slot *s;
+	__u32 index;
+
+	if (!c)
+		return XDP_ABORTED;
+	if (!injector.start_ns)
+		injector.start_ns = now;
+	if (injector.turns >= plan.limit)
+		return sweep(ctx, c, now);
+	if (plan.interval) {
+		due = injector.start_ns + (injector.turns * plan.interval >> 16);
+		if (now < due)
+			return sweep(ctx, c, now);
+	} else if (!plan.hold && under_way(c) >= plan.window) {
+		return sweep(ctx, c, now);
+	}
+	index = plan.first_slot + injector.cursor;
+	s = bpf_map_lookup_elem(&load_slots, &index);
+	if (!s)
+		return XDP_ABORTED;
+	injector.turns++;
+	if (++injector.cursor >= plan.own_slots)
+		injector.cursor = 0;
+	switch (s->stage) {
+	case STAGE_CLOSED:
+		return open_slot(ctx, index, s, c, now, due);
+	case STAGE_IDLE:
+		return next_request(ctx, index, s, c, now, due);
+	}
+	c->overdue++;
+	return overdue(s, now) ? repeat(ctx, index, s, c, now) : XDP_DROP;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

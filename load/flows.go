@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// FlowSpec says what connections to make. The zero value of a field is its default.
+type FlowSpec struct {
+	// Source endpoints: each connection has its own, and uses it again later.
+	Source Range `json:"source"`
+	// Dest is the service, one endpoint.
+	Dest netip.AddrPort `json:"dest"`
+	// Connections at once; 0 means all source endpoints.
+	Connections int `json:"connections"`
+	// Requests of each connection; 0 means 1.
+	Requests int `json:"requests"`
+	// Hold keeps connections open between their turns: a turn opens a connection
+	// or makes one request on it. Without it a turn is a whole connection.
+	Hold bool `json:"hold,omitempty"`
+	// Rate of turns a second over all CPUs, held open-loop; 0 means that a turn
+	// begins when another ended.
+	Rate float64 `json:"rate,omitempty"`
+	// Window bounds the connections in progress a CPU when Rate is 0; 0 means 128.
+	Window int `json:"window,omitempty"`
+	// Limit is the number of turns; 0 means until stopped.
+	Limit uint64 `json:"limit,omitempty"`
+	// ResponseSize is the whole HTTP response in bytes, headers included, as the
+	// server end was told; 0 means 210.
+	ResponseSize int `json:"response_size"`
+	// Timeout of a packet before it is sent again; 0 means 200 ms (RFC 6298 would
+	// begin with 1 s; the network here is one machine).
+	Timeout time.Duration `json:"timeout_ns"`
+	// Tries of a packet before the connection is given up; 0 means 6.
+	Tries int `json:"tries"`
+	// Interface of the client's place, and those that replies also arrive at.
+	Interface string   `json:"interface"`
+	Returns   []string `json:"returns,omitempty"`
+	// DestMAC is the gateway's; nil looks it up.
+	DestMAC net.HardwareAddr `json:"-"`
+}
+
+// FlowCounts is what happened to the connections.
+type FlowCounts struct {
+	Started     uint64 `json:"started"`
+	Established uint64 `json:"established"`
+	Requests    uint64 `json:"requests"`
+	Responses   uint64 `json:"responses"`
+	Completed   uint64 `json:"completed"`
+	Overdue     uint64 `json:"overdue"` // turns whose connection was still busy
+	RepeatedSYN uint64 `json:"repeated_syn"`
+	RepeatedReq uint64 `json:"repeated_request"`
+	RepeatedFIN uint64 `json:"repeated_fin"`
+	GaveUpSYN   uint64 `json:"gave_up_connect"`
+	GaveUpReq   uint64 `json:"gave_up_response"`
+	GaveUpFIN   uint64 `json:"gave_up_close"`
+	Resets      uint64 `json:"resets"`
+	Unreachable uint64 `json:"unreachable"`
+	WrongLength uint64 `json:"wrong_length"`
+	Stray       uint64 `json:"stray"` // late duplicates and packets of no connection
+}
+
+// Errors returns the connections that failed.
+func (c FlowCounts) Errors() uint64 {
+	return c.GaveUpSYN + c.GaveUpReq + c.GaveUpFIN + c.Resets + c.WrongLength
+}
+
+// Repeated returns the retransmissions.
+func (c FlowCounts) Repeated() uint64 { return c.RepeatedSYN + c.RepeatedReq + c.RepeatedFIN }
+
+// Open returns how many connections are open or being opened.
+func (c FlowCounts) Open() uint64 {
+	return c.Started - c.Completed - c.Resets - c.GaveUpSYN - c.GaveUpReq - c.GaveUpFIN
+}
+
+func (s *FlowSpec) normalize() error {
+	if !s.Source.First.IsValid() || !s.Dest.IsValid() {
+		return errors.New("flows: a source range and a destination are needed")
+	}
+	if s.Source.First.Is4() != s.Dest.Addr().Is4() {
+		return fmt.Errorf("flows: source %s and destination %s are of different families", s.Source.First, s.Dest)
+	}
+	if s.Source.Ports == (flow.Ports{}) {
+		s.Source.Ports = flow.Ports{First: 1024, Last: 65535}
+	}
+	all := int(s.Source.addresses() * s.Source.ports())
+	if s.Connections == 0 {
+		s.Connections = all
+	}
+	if s.Connections > all {
+		return fmt.Errorf("flows: %d connections asked for, the source range holds %d endpoints", s.Connections, all)
+	}
+	s.Requests = max(s.Requests, 1)
+	if s.Requests > 65535 {
+		return fmt.Errorf("flows: %d requests a connection: at most 65535", s.Requests)
+	}
+	if s.Window == 0 {
+		s.Window = 128
+	}
+	if s.ResponseSize == 0 {
+		s.ResponseSize = DefaultResponse
+	}
+	if s.Timeout == 0 {
+		s.Timeout = 200 * time.Millisecond
+	}
+	if s.Tries == 0 {
+		s.Tries = 6
+	}
+	return nil
+}
+
+// Client is the client end of connections: an XDP program on its interfaces and
+// an injector on each CPU.
+type Client struct {
+	place     Place
+	spec      FlowSpec
+	cpus      []int
+	objects   *flowsObjects
+	injectors []*flowsObjects
+	links     []link.Link
+}
+
+// NewClient loads the client end and attaches it. cpus are the CPUs to inject
+// from; nil means CPU 0.
+func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
+	if err := spec.normalize(); err != nil {
+		return nil, err
+	}
+	if len(cpus) == 0 {
+		cpus = []int{0}
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("flows: memory limit: %w", err)
+	}
+	plan, err := spec.plan(place)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{place: place, spec: spec, cpus: cpus}
+	if c.objects, err = loadFlowEnd(plan, nil, 0, nil, spec.Connections); err != nil {
+		return nil, err
+	}
+	shared := map[string]*ebpf.Map{
+		"load_slots": c.objects.LoadSlots, "load_counts": c.objects.LoadCounts,
+		"load_connect": c.objects.LoadConnect, "load_response": c.objects.LoadResponse,
+	}
+	for nth := range cpus {
+		o, err := loadFlowEnd(spec.share(plan, nth, len(cpus)), nil, 0, shared, spec.Connections)
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		c.injectors = append(c.injectors, o)
+	}
+	for _, iface := range append([]string{spec.Interface}, spec.Returns...) {
+		l, err := attachXDP(place, iface, c.objects.LoadClient)
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		c.links = append(c.links, l)
+	}
+	return c, nil
+}
+
+func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
+	p := flowsFlowPlan{
+		Slots: uint32(s.Connections), Ports: s.Source.ports(), SourcePort: uint32(s.Source.Ports.First),
+		SourceLow: low32(s.Source.First), DestPort: uint32(s.Dest.Port()), RequestLen: uint32(len(request)),
+		ResponseLen: uint32(s.ResponseSize), RequestSum: sumWords([]byte(request)), Window: uint32(s.Window),
+		Requests: uint32(s.Requests), MaxTries: uint32(s.Tries), TimeoutNs: uint64(s.Timeout),
+	}
+	if s.Hold {
+		p.Hold = 1
+	}
+	if s.Source.First.Is6() {
+		p.V6 = 1
+	}
+	from, to := s.Source.First.AsSlice(), s.Dest.Addr().AsSlice()
+	copy(p.Source[16-len(from):], from)
+	copy(p.Dest[16-len(to):], to)
+	copy(p.Request[:], request)
+	err := place.Do(func() error {
+		i, err := net.InterfaceByName(s.Interface)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", s.Interface, err)
+		}
+		p.Ifindex = uint32(i.Index)
+		copy(p.SourceMac[:], i.HardwareAddr)
+		mac := s.DestMAC
+		if mac == nil {
+			if mac, err = nextHopMAC(s.Dest.Addr(), i.Index); err != nil {
+				return err
+			}
+		}
+		copy(p.DestMac[:], mac)
+		return nil
+	})
+	return p, err
+}
+
+// share cuts the plan of injector nth out of n.
+func (s *FlowSpec) share(p flowsFlowPlan, nth, n int) flowsFlowPlan {
+	first, next := s.Connections*nth/n, s.Connections*(nth+1)/n
+	p.FirstSlot, p.OwnSlots = uint32(first), uint32(next-first)
+	p.Limit = ^uint64(0)
+	if s.Limit > 0 {
+		p.Limit = s.Limit / uint64(n)
+		if nth == 0 {
+			p.Limit += s.Limit % uint64(n)
+		}
+	}
+	if s.Rate > 0 {
+		p.Interval = uint64(65536e9 * float64(n) / s.Rate)
+	}
+	return p
+}
+
+// loseEvery makes the client end lose one arriving packet of so many in a test.
+var loseEvery uint32
+
+// loadFlowEnd loads the programs of one end.
+func loadFlowEnd(plan flowsFlowPlan, response []byte, replyIfindex int, shared map[string]*ebpf.Map, slots int) (*flowsObjects, error) {
+	collection, err := loadFlows()
+	if err != nil {
+		return nil, err
+	}
+	collection.Maps["load_slots"].MaxEntries = uint32(max(slots, 1))
+	var head [128]byte
+	n := copy(head[:], response)
+	for name, value := range map[string]any{
+		"plan": plan, "response_head": head, "response_head_len": uint32(n),
+		"response_sum": sumWords(response), "reply_ifindex": uint32(replyIfindex), "lose_every": loseEvery,
+	} {
+		if err := collection.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("flows: %s: %w", name, err)
+		}
+	}
+	o := new(flowsObjects)
+	if err := collection.LoadAndAssign(o, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+		return nil, fmt.Errorf("flows: load programs: %w", err)
+	}
+	return o, nil
+}
+
+// Spec returns what the client does, with defaults filled in.
+func (c *Client) Spec() FlowSpec { return c.spec }
+
+// Run makes connections until the context ends, or until the limit of turns is
+// reached and every connection has ended.
+func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
+	begun := make(chan struct{}, len(c.cpus))
+	g, ctx := errgroup.WithContext(ctx)
+	for nth, cpu := range c.cpus {
+		r := liveRun{
+			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 74), cpu: cpu, started: begun,
+		}
+		if c.spec.Rate > 0 {
+			r.batch = 8
+		}
+		if c.spec.Limit > 0 {
+			r.done = c.finished
+		}
+		g.Go(func() error { return r.run(ctx) })
+	}
+	if started != nil {
+		for range c.cpus {
+			select {
+			case <-begun:
+			case <-ctx.Done():
+			}
+		}
+		close(started)
+	}
+	return g.Wait()
+}
+
+// finished reports whether all turns are over.
+func (c *Client) finished() bool {
+	var turns uint64
+	for _, o := range c.injectors {
+		var i flowsInjector
+		if err := o.Injector.Get(&i); err != nil {
+			return false
+		}
+		turns += i.Turns
+	}
+	if turns < c.spec.Limit {
+		return false
+	}
+	n, err := c.Read()
+	if err != nil {
+		return true
+	}
+	if c.spec.Hold {
+		return n.Requests <= n.Responses+n.GaveUpReq && n.Started <= n.Established+n.GaveUpSYN+n.Resets
+	}
+	return n.Open() == 0
+}
+
+// Read returns the counters.
+func (c *Client) Read() (FlowCounts, error) {
+	var perCPU []flowsFlowCounts
+	var n FlowCounts
+	if err := c.objects.LoadCounts.Lookup(uint32(0), &perCPU); err != nil {
+		return n, fmt.Errorf("flows: counters: %w", err)
+	}
+	for _, p := range perCPU {
+		n.Started += p.Started
+		n.Established += p.Established
+		n.Requests += p.Requests
+		n.Responses += p.Responses
+		n.Completed += p.Completed
+		n.Overdue += p.Overdue
+		n.RepeatedSYN += p.AgainSyn
+		n.RepeatedReq += p.AgainRequest
+		n.RepeatedFIN += p.AgainFin
+		n.GaveUpSYN += p.GaveUpSyn
+		n.GaveUpReq += p.GaveUpRequest
+		n.GaveUpFIN += p.GaveUpFin
+		n.Resets += p.Resets
+		n.Unreachable += p.Unreachable
+		n.WrongLength += p.WrongLength
+		n.Stray += p.Stray
+	}
+	return n, nil
+}
+
+// ConnectLatency and ResponseLatency return the distributions of the time from
+// when a turn was due to the SYN ACK and to the response.
+func (c *Client) ConnectLatency() (*Histogram, error) { return readHistogram(c.objects.LoadConnect) }
+
+// ResponseLatency: see ConnectLatency.
+func (c *Client) ResponseLatency() (*Histogram, error) { return readHistogram(c.objects.LoadResponse) }
+
+// Close detaches and unloads.
+func (c *Client) Close() error {
+	var errs []error
+	for _, l := range c.links {
+		errs = append(errs, l.Close())
+	}
+	for _, o := range append(c.injectors, c.objects) {
+		errs = append(errs, o.Close())
+	}
+	c.links, c.injectors = nil, nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestServerSpeaksHTTP has Go's HTTP client and the kernel's TCP talk to the
+// server end: handshake, sequence numbers, checksums and message are right.
+func TestServerSpeaksHTTP(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	// No more than 512 bytes: the buffers of the kernel's own segments have not
+	// the room for an answer of full size. Those of live frames have (TestFlows).
+	for _, size := range []int{0, 512} {
+		s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{ResponseSize: size})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, address := range []string{"192.0.2.2:80", "[2001:db8::2]:80"} {
+			client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+				DisableKeepAlives: true,
+				DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+					return l.Node("source").Dial(ctx, nil, network, address)
+				},
+			}}
+			answer, err := client.Get("http://" + address + "/")
+			if err != nil {
+				t.Fatalf("%s, %d bytes: %v", address, size, err)
+			}
+			body, err := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			if err != nil || answer.StatusCode != 200 {
+				t.Errorf("%s, %d bytes: status %d, error %v", address, size, answer.StatusCode, err)
+			}
+			want := size
+			if size == 0 {
+				want = DefaultResponse
+			}
+			head, _ := responseHead(size)
+			if len(head)+len(body) != want {
+				t.Errorf("%s: response of %d bytes, want %d", address, len(head)+len(body), want)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestResponseSizes(t *testing.T) {
+	for _, size := range []int{0, 96, 210, maxResponse} {
+		head, err := responseHead(size)
+		if err != nil || len(head)%8 != 0 {
+			t.Errorf("response of %d bytes: head %q, %v", size, head, err)
+		}
+	}
+	for _, size := range []int{1, 60, maxResponse + 1} {
+		if head, err := responseHead(size); err == nil {
+			t.Errorf("response of %d bytes: head %q, want an error", size, head)
+		}
+	}
+	if len(request)%8 != 0 || request[28] != 'c' {
+		t.Errorf("request of %d bytes with %q at byte 28", len(request), request[28])
+	}
+}
+
+func TestFlows(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	cases := []struct {
+		name, source, dest string
+		spec               FlowSpec
+		want               FlowCounts
+	}{
+		{"ipv4", "192.0.2.1:1024-2023", "192.0.2.2:80", FlowSpec{Limit: 5000},
+			FlowCounts{Started: 5000, Established: 5000, Requests: 5000, Responses: 5000, Completed: 5000}},
+		{"ipv6", "[2001:db8::1]:1024-2023", "[2001:db8::2]:80", FlowSpec{Limit: 5000},
+			FlowCounts{Started: 5000, Established: 5000, Requests: 5000, Responses: 5000, Completed: 5000}},
+		{"three requests", "192.0.2.1+10:1024-1123", "192.0.2.2:80", FlowSpec{Limit: 2000, Requests: 3},
+			FlowCounts{Started: 2000, Established: 2000, Requests: 6000, Responses: 6000, Completed: 2000}},
+		{"paced", "192.0.2.1:1024-2023", "192.0.2.2:80", FlowSpec{Limit: 2000, Rate: 20_000},
+			FlowCounts{Started: 2000, Established: 2000, Requests: 2000, Responses: 2000, Completed: 2000}},
+		{"held", "192.0.2.1+10:1024-1123", "192.0.2.2:80", FlowSpec{Limit: 3000, Hold: true, Requests: 5, Rate: 20_000},
+			FlowCounts{Started: 1000, Established: 1000, Requests: 2000, Responses: 2000}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			c.spec.Source, c.spec.Dest, c.spec.Interface = mustRange(t, c.source), netip.MustParseAddrPort(c.dest), "eth0"
+			got := runFlows(t, l.Node("source"), c.spec)
+			// A late duplicate is no error, and a busy machine may need a repetition.
+			got.Stray, got.RepeatedSYN, got.RepeatedReq, got.RepeatedFIN, got.Overdue = 0, 0, 0, 0, 0
+			if got != c.want {
+				t.Errorf("counted %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestLongResponses makes answers of the largest size.
+func TestLongResponses(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{ResponseSize: maxResponse})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got := runFlows(t, l.Node("source"), FlowSpec{
+		Source: mustRange(t, "[2001:db8::1]:1024-1123"), Dest: netip.MustParseAddrPort("[2001:db8::2]:80"),
+		Interface: "eth0", Limit: 500, ResponseSize: maxResponse,
+	})
+	if got.Completed != 500 || got.Errors() != 0 {
+		t.Errorf("counted %+v", got)
+	}
+}
+
+func runFlows(t *testing.T, place Place, spec FlowSpec) FlowCounts {
+	t.Helper()
+	client, err := NewClient(place, spec, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := client.Run(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	got, err := client.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := client.ResponseLatency()
+	if err != nil || h.Count() != got.Responses {
+		t.Errorf("latency of %d responses, %d responses, error %v", h.Count(), got.Responses, err)
+	}
+	return got
+}
+
+// TestFlowsRepeatWhatIsLost has a link that loses packets: every connection must
+// still complete.
+func TestFlowsRepeatWhatIsLost(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	loseEvery = 10
+	defer func() { loseEvery = 0 }()
+	got := runFlows(t, l.Node("source"), FlowSpec{
+		Source: mustRange(t, "192.0.2.1:1024-2023"), Dest: netip.MustParseAddrPort("192.0.2.2:80"),
+		Interface: "eth0", Limit: 2000, Rate: 20_000, Timeout: 5 * time.Millisecond, Tries: 50,
+	})
+	if got.Completed != got.Started || got.RepeatedSYN == 0 || got.RepeatedReq == 0 || got.RepeatedFIN == 0 {
+		t.Errorf("with losses: %+v", got)
+	}
+}
+
+// TestFlowsGiveUp has nobody answer.
+func TestFlowsGiveUp(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	sink, err := NewSink(SinkOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	if err := sink.Attach(l.Node("sink"), "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	got := runFlows(t, l.Node("source"), FlowSpec{
+		Source: mustRange(t, "192.0.2.1:1024-1123"), Dest: netip.MustParseAddrPort("192.0.2.2:80"),
+		Interface: "eth0", Limit: 100, Rate: 100_000, Timeout: 2 * time.Millisecond, Tries: 3,
+	})
+	if fmt.Sprint(got.GaveUpSYN, got.RepeatedSYN, got.Completed) != "100 200 0" || got.Errors() != 100 {
+		t.Errorf("with nobody there: %+v", got)
+	}
+}
