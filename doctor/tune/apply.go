@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Watch is the trial after the values were written.
+type Watch struct {
+	// Window is how long drops are watched; 0 skips the trial.
+	Window time.Duration
+	// Drops returns a counter of dropped packets that only grows.
+	Drops func(context.Context) (uint64, error)
+	// Every is the time between two looks; default one second.
+	Every time.Duration
+	// Tell is called with a line about each step; it may be nil.
+	Tell func(string)
+}
+
+// Result is what Apply did.
+type Result struct {
+	Entry Entry `json:"entry"`
+	// RolledBack says why everything was taken back; empty when it was kept.
+	RolledBack string `json:"rolledBack,omitempty"`
+	// Before and During are drops a second before and in the trial.
+	Before float64 `json:"dropsPerSecondBefore"`
+	During float64 `json:"dropsPerSecondDuring"`
+	// Overridden names files that undo a value at the next boot.
+	Overridden []string `json:"overriddenAtBoot,omitempty"`
+	Notes      []string `json:"notes,omitempty"`
+}
+
+// Apply writes the proposal live, reads it back, watches the trial and keeps the
+// values for the next boot. If a value is refused, if drops rise, or if ctx ends
+// before the trial does (Ctrl-C, or the terminal is gone because the network is),
+// everything is taken back before Apply returns.
+func Apply(ctx context.Context, s *System, p *Proposal, w Watch) (*Result, error) {
+	unlock, err := s.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := s.unfinished(); err != nil {
+		return nil, err
+	}
+	r := &Result{}
+	if len(p.Pending()) == 0 {
+		r.Notes = []string{"nothing to change"}
+		return r, nil
+	}
+	if w.Tell == nil {
+		w.Tell = func(string) {}
+	}
+	if w.Every <= 0 {
+		w.Every = time.Second
+	}
+	if r.Before, err = w.rate(ctx, min(w.Window, 2*w.Every)); err != nil {
+		return nil, fmt.Errorf("drops before the change: %w", err)
+	}
+	now := time.Now()
+	e := s.newEntry(p, now)
+	if err := s.save(e); err != nil {
+		return nil, err
+	}
+	why := s.write(e)
+	if why == nil {
+		why = s.save(e)
+	}
+	if why == nil {
+		w.Tell(fmt.Sprintf("%d values written; drops are watched for %v", len(e.Steps), w.Window))
+		r.During, why = w.trial(ctx, r.Before)
+	}
+	if why == nil && s.persistent() {
+		why = s.persist(e, now)
+	}
+	if why != nil {
+		notes, err := s.takeBack(e, why.Error())
+		r.Entry, r.RolledBack, r.Notes = *e, why.Error(), notes
+		return r, err
+	}
+	e.State = Applied
+	r.Entry, r.Overridden = *e, s.Overrides(e)
+	return r, s.save(e)
+}
+
+// write sets every value in order and reads it back.
+func (s *System) write(e *Entry) error {
+	for i := range e.Steps {
+		step := &e.Steps[i]
+		if err := s.Set(step.Key, step.Wanted); err != nil {
+			return err
+		}
+		after, err := s.Get(step.Key)
+		if err != nil {
+			return err
+		}
+		step.After = after
+		if !accepted(step) {
+			return fmt.Errorf("%s: wrote %s, the kernel keeps %s", step.Key, step.Wanted, after)
+		}
+	}
+	return nil
+}
+
+// bucketRounding is how far the kernel rounds the number of buckets up: to whole
+// pages of 8-byte heads.
+const bucketRounding = 4096 / 8
+
+// accepted compares what was written with what the kernel kept.
+func accepted(step *Step) bool {
+	if same(step.After, step.Wanted) {
+		return true
+	}
+	want, e1 := strconv.ParseUint(step.Wanted, 10, 64)
+	got, e2 := strconv.ParseUint(step.After, 10, 64)
+	return step.Key == conntrackBuckets && e1 == nil && e2 == nil && got >= want && got-want < bucketRounding
+}
+
+// rate counts drops for d and returns them by the second.
+func (w *Watch) rate(ctx context.Context, d time.Duration) (float64, error) {
+	if w.Drops == nil || d <= 0 {
+		return 0, nil
+	}
+	start := time.Now()
+	first, err := w.Drops(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := sleep(ctx, d); err != nil {
+		return 0, err
+	}
+	last, err := w.Drops(ctx)
+	return float64(last-first) / time.Since(start).Seconds(), err
+}
+
+// trial watches drops until the window is over. They have risen when their rate
+// is both twice the former and one a second above it.
+func (w *Watch) trial(ctx context.Context, before float64) (during float64, err error) {
+	if w.Drops == nil || w.Window <= 0 {
+		return 0, nil
+	}
+	start := time.Now()
+	first, err := w.Drops(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("drops during the trial: %w", err)
+	}
+	for time.Since(start) < w.Window {
+		if err := sleep(ctx, min(w.Every, w.Window)); err != nil {
+			return during, errors.New("the trial was interrupted")
+		}
+		last, err := w.Drops(ctx)
+		if err != nil {
+			return during, fmt.Errorf("drops during the trial: %w", err)
+		}
+		during = float64(last-first) / time.Since(start).Seconds()
+		if during > 2*before && during > before+1 {
+			return during, fmt.Errorf("drops rose from %.1f/s to %.1f/s", before, during)
+		}
+	}
+	return during, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// unfinished refuses to build on a trial that was neither confirmed nor taken
+// back, because the program was killed in it.
+func (s *System) unfinished() error {
+	list, err := s.Journal(false)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if e.State == Trial {
+			return fmt.Errorf("journal entry %s: its trial never ended (the program was killed): take it back with 'sluice tune rollback' first", e.ID)
+		}
+	}
+	return nil
+}
+
+// Rollback takes back the latest run that is in force, or all of them, newest
+// first. It returns the entries as they are afterwards, and notes about values
+// that others changed in the meantime.
+func Rollback(s *System, all bool) (done []Entry, notes []string, err error) {
+	unlock, err := s.lock()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
+	list, err := s.Journal(false)
+	if err != nil {
+		return nil, nil, err
+	}
+	slices.Reverse(list)
+	for i := range list {
+		e := &list[i]
+		if e.State == RolledBack {
+			continue
+		}
+		more, err := s.takeBack(e, "asked for")
+		done, notes = append(done, *e), append(notes, more...)
+		if err != nil {
+			return done, notes, err
+		}
+		if !all {
+			break
+		}
+	}
+	return done, notes, nil
+}
+
+// takeBack restores every value that e wrote, last one first, and the file. A
+// value that is no longer what e wrote belongs to someone else and is left.
+func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
+	var errs []error
+	for _, step := range slices.Backward(e.Steps) {
+		now, err := s.Get(step.Key)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case same(now, step.Before):
+			// never written, or back already
+		case step.After != "" && !same(now, step.After) || step.After == "" && !same(now, step.Wanted) && !roundedUp(step, now):
+			notes = append(notes, fmt.Sprintf("%s: someone set %s since: left alone (it was %s before)", step.Key,
+				strings.Join(strings.Fields(now), " "), strings.Join(strings.Fields(step.Before), " ")))
+		default:
+			errs = append(errs, s.restore(step))
+		}
+	}
+	note, err := restoreFile(e.File)
+	if note != "" {
+		notes = append(notes, note)
+	}
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return notes, fmt.Errorf("rollback of %s: %w", e.ID, err)
+	}
+	e.State, e.Why = RolledBack, why
+	return notes, s.save(e)
+}
+
+// roundedUp tells a number of buckets that the kernel rounded before a crash
+// kept the journal from learning it.
+func roundedUp(step Step, now string) bool {
+	step.After = now
+	return accepted(&step)
+}
+
+func (s *System) restore(step Step) error {
+	if err := s.Set(step.Key, step.Before); err != nil {
+		return err
+	}
+	now, err := s.Get(step.Key)
+	if err == nil && !same(now, step.Before) {
+		err = fmt.Errorf("%s: restored %s, the kernel keeps %s", step.Key, step.Before, now)
+	}
+	return err
+}

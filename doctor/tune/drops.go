@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// Drops returns a counter of the packets that the settings of this package can
+// cause to be dropped: by the connection trackers of the given namespaces, and
+// by full backlogs of the CPUs. Namespaces that come and go are not counted; the
+// list is fixed when the counter is made.
+func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, error) {
+	last := map[string]conntrack.Counters{}
+	sum := uint64(0)
+	return func(ctx context.Context) (uint64, error) {
+		for _, ns := range namespaces {
+			list, err := conntrack.ReadPerCPU(ctx, ns)
+			if err != nil {
+				if ctx.Err() != nil {
+					return 0, ctx.Err()
+				}
+				continue // it is gone
+			}
+			now := conntrack.Total(list)
+			if before, ok := last[ns.Name]; ok {
+				d := now.Sub(before)
+				sum += uint64(d.Drop) + uint64(d.EarlyDrop) + uint64(d.ChainTooLong)
+			}
+			last[ns.Name] = now
+		}
+		text, err := os.ReadFile("/proc/net/softnet_stat")
+		if err != nil {
+			return sum, nil // not readable: the connection trackers remain
+		}
+		return sum + backlogDrops(string(text)), nil
+	}
+}
+
+// backlogDrops adds the second column of /proc/net/softnet_stat.
+func backlogDrops(text string) (sum uint64) {
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(f[1], 16, 64); err == nil {
+			sum += n
+		}
+	}
+	return sum
+}

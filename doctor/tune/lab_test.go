@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestNamespace tunes a real network namespace: its own settings change and come
+// back, the host-wide ones are left alone with the reason.
+func TestNamespace(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	l := labtest.New(t, lab.Topology{Name: "tune", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
+	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s := &System{Namespace: ns, Dir: dir + "/journal", Etc: dir + "/etc"}
+	const key = timeoutPrefix + "udp_timeout_stream"
+	before, err := s.Get(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := router(t, s, Options{})
+	for _, c := range []string{conntrackMax, "net.core.netdev_max_backlog"} {
+		if got := find(t, p, c); !strings.Contains(got.Skipped, "whole host") && got.Skipped != "larger already" && got.Skipped != "set already" {
+			t.Errorf("%s would be written from a namespace: %+v", c, got)
+		}
+	}
+	r, err := Apply(context.Background(), s, p, Watch{})
+	if err != nil || r.RolledBack != "" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	wantValues(t, s, map[string]string{key: "300", timeoutPrefix + "tcp_timeout_established": "86400"})
+	if _, err := os.Stat(s.file()); err == nil {
+		t.Error("a namespace's values were written for the host's next boot")
+	}
+	if other, err := (&System{Dir: s.Dir}).Journal(false); err != nil || len(other) != 0 {
+		t.Errorf("the host sees the namespace's journal: %+v, %v", other, err)
+	}
+	if _, _, err := Rollback(s, true); err != nil {
+		t.Fatal(err)
+	}
+	wantValues(t, s, map[string]string{key: before})
+}
+
+// TestHostLimit raises the real nf_conntrack_max and buckets and takes both back.
+func TestHostLimit(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		t.Skipf("host-wide settings are in use by another test: %v", err)
+	}
+	dir := t.TempDir()
+	s := &System{Dir: dir + "/journal", Etc: dir + "/etc"}
+	if s.writable(conntrackMax) != nil {
+		t.Skip("nf_conntrack_max can be written only in the host's first network namespace")
+	}
+	limit, buckets := s.number(conntrackMax), s.number(conntrackBuckets)
+	restore := func() {
+		_ = s.Set(conntrackMax, strconv.FormatUint(limit, 10))
+		_ = s.Set(conntrackBuckets, strconv.FormatUint(buckets, 10))
+	}
+	defer restore() // whatever happens; a rollback that worked leaves nothing to do
+	wantBuckets := buckets + 512 + 100
+	p, err := propose(s, "test", []Setting{
+		{Key: conntrackMax, Value: strconv.FormatUint(limit+12345, 10)},
+		{Key: conntrackBuckets, Value: strconv.FormatUint(wantBuckets, 10)},
+	}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Apply(context.Background(), s, p, Watch{})
+	if err != nil || r.RolledBack != "" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if got := s.number(conntrackMax); got != limit+12345 {
+		t.Errorf("limit %d, want %d", got, limit+12345)
+	}
+	if got := s.number(conntrackBuckets); got < wantBuckets || got >= wantBuckets+bucketRounding {
+		t.Errorf("buckets %d, want %d rounded up to a page", got, wantBuckets)
+	}
+	if text, err := os.ReadFile(s.file()); err != nil || !strings.Contains(string(text), conntrackMax) {
+		t.Errorf("file for the next boot: %v\n%s", err, text)
+	}
+	if _, notes, err := Rollback(s, false); err != nil || len(notes) != 0 {
+		t.Fatal(notes, err)
+	}
+	if l, b := s.number(conntrackMax), s.number(conntrackBuckets); l != limit || b != buckets {
+		t.Errorf("after rollback limit %d and buckets %d, want %d and %d", l, b, limit, buckets)
+	}
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/capacity"
+)
+
+// stock is what a small router holds before anyone tuned it.
+var stock = map[string]string{
+	conntrackMax: "65536", conntrackBuckets: "16384", conntrackCount: "1200",
+	timeoutPrefix + "tcp_timeout_established": "432000",
+	timeoutPrefix + "tcp_timeout_time_wait":   "120",
+	timeoutPrefix + "udp_timeout":             "30",
+	timeoutPrefix + "udp_timeout_stream":      "120",
+	timeoutPrefix + "icmp_timeout":            "30",
+	timeoutPrefix + "acct":                    "0",
+	"net.core.netdev_max_backlog":             "1000",
+	"net.core.netdev_budget":                  "1200",
+	"net.ipv4.neigh.default.gc_thresh1":       "128",
+	"net.ipv4.neigh.default.gc_thresh2":       "512",
+	"net.ipv4.neigh.default.gc_thresh3":       "1024",
+	localRange:                                "32768\t60999",
+	localReserved:                             "8080,9000-9010",
+	"net.ipv4.ip_forward":                     "1",
+}
+
+// fake is a System on a tree of plain files.
+func fake(t *testing.T) *System {
+	t.Helper()
+	dir := t.TempDir()
+	s := &System{Proc: filepath.Join(dir, "proc"), Etc: filepath.Join(dir, "etc"), Dir: filepath.Join(dir, "journal"),
+		Memory: 2 * capacity.GiB, Cores: 2}
+	for key, value := range stock {
+		put(t, s, key, value)
+	}
+	return s
+}
+
+func put(t *testing.T, s *System, key, value string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(s.path(key)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.path(key), []byte(value+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantValues(t *testing.T, s *System, want map[string]string) {
+	t.Helper()
+	for key, value := range want {
+		if got, err := s.Get(key); err != nil || got != value {
+			t.Errorf("%s = %q, %v; want %q", key, got, err, value)
+		}
+	}
+}
+
+func router(t *testing.T, s *System, o Options) *Proposal {
+	t.Helper()
+	profile, err := ProfileNamed("router")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Propose(s, profile, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func find(t *testing.T, p *Proposal, key string) Change {
+	t.Helper()
+	i := slices.IndexFunc(p.Changes, func(c Change) bool { return c.Key == key })
+	if i < 0 {
+		t.Fatalf("%s is not in the proposal", key)
+	}
+	return p.Changes[i]
+}
+
+func TestProposeRouter(t *testing.T) {
+	s := fake(t)
+	p := router(t, s, Options{})
+	if p.Changes[0].Key != conntrackBuckets {
+		t.Errorf("the first change is %s, want buckets before the limit", p.Changes[0].Key)
+	}
+	limit := find(t, p, conntrackMax)
+	if limit.Now != "65536" || limit.Value != "524288" || limit.Cost != (524288-65536)*384 {
+		t.Errorf("limit %+v", limit)
+	}
+	if c := find(t, p, "net.core.netdev_budget"); c.Skipped != "larger already" {
+		t.Errorf("a larger budget would become %s (%s)", c.Value, c.Skipped)
+	}
+	if c := find(t, p, "net.ipv6.neigh.default.gc_thresh3"); !strings.Contains(c.Skipped, "not on this kernel") {
+		t.Errorf("a key that is not there: %+v", c)
+	}
+	if c := find(t, p, timeoutPrefix+"tcp_timeout_established"); c.Value != "86400" || c.Skipped != "" {
+		t.Errorf("established %+v", c)
+	}
+	if profile, why := Detect(s); profile.Name != "router" || why == "" {
+		t.Errorf("detected %s (%s)", profile.Name, why)
+	}
+}
+
+func TestApplyAndRollBack(t *testing.T) {
+	for _, tc := range []struct {
+		name, file string
+	}{
+		{"no file before", ""},
+		{"a file before", "# mine\nnet.ipv4.ip_forward = 1\nnet.netfilter.nf_conntrack_max = 70000\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := fake(t)
+			if tc.file != "" {
+				if err := errors.Join(os.MkdirAll(s.Etc, 0o755), os.WriteFile(s.file(), []byte(tc.file), 0o640)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := router(t, s, Options{})
+			r, err := Apply(context.Background(), s, p, Watch{})
+			if err != nil || r.RolledBack != "" || r.Entry.State != Applied {
+				t.Fatalf("%+v, %v", r, err)
+			}
+			wantValues(t, s, map[string]string{conntrackMax: "524288", conntrackBuckets: "524288", timeoutPrefix + "acct": "1"})
+			text, err := os.ReadFile(s.file())
+			if err != nil || !strings.Contains(string(text), "net.netfilter.nf_conntrack_max = 524288\n") || strings.Contains(string(text), "70000") {
+				t.Errorf("file: %v\n%s", err, text)
+			}
+			if tc.file != "" && !strings.Contains(string(text), "net.ipv4.ip_forward = 1") {
+				t.Errorf("a foreign line is lost:\n%s", text)
+			}
+			if again := router(t, s, Options{}); len(again.Pending()) != 0 {
+				t.Errorf("a second run would change %+v", again.Pending())
+			}
+			done, notes, err := Rollback(s, false)
+			if err != nil || len(done) != 1 || len(notes) != 0 || done[0].State != RolledBack {
+				t.Fatalf("rollback: %+v, %v, %v", done, notes, err)
+			}
+			wantValues(t, s, stock)
+			text, err = os.ReadFile(s.file())
+			if tc.file == "" && !errors.Is(err, os.ErrNotExist) || tc.file != "" && string(text) != tc.file {
+				t.Errorf("file after rollback: %v\n%s", err, text)
+			}
+			if st, err := os.Stat(s.file()); err == nil && st.Mode().Perm() != 0o640 {
+				t.Errorf("mode of the file is %v, was 0640", st.Mode())
+			}
+			if done, _, err := Rollback(s, true); err != nil || len(done) != 0 {
+				t.Errorf("a second rollback did %+v, %v", done, err)
+			}
+		})
+	}
+}
+
+func TestTwoRunsRollBackInOrder(t *testing.T) {
+	s := fake(t)
+	for _, value := range []string{"100000", "200000"} {
+		p, err := propose(s, "test", []Setting{{Key: conntrackMax, Value: value}}, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Apply(context.Background(), s, p, Watch{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := Rollback(s, false); err != nil {
+		t.Fatal(err)
+	}
+	wantValues(t, s, map[string]string{conntrackMax: "100000"})
+	if text, _ := os.ReadFile(s.file()); !strings.Contains(string(text), "nf_conntrack_max = 100000") {
+		t.Errorf("file after the first rollback:\n%s", text)
+	}
+	if _, _, err := Rollback(s, true); err != nil {
+		t.Fatal(err)
+	}
+	wantValues(t, s, stock)
+	if _, err := os.Stat(s.file()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
+	}
+}
+
+func TestTrialTakesBackWhenDropsRise(t *testing.T) {
+	s := fake(t)
+	drops := uint64(0)
+	w := Watch{Window: 10 * time.Second, Every: time.Millisecond, Drops: func(context.Context) (uint64, error) {
+		if now, _ := s.Get(conntrackMax); now == "524288" {
+			drops += 1000
+		}
+		return drops, nil
+	}}
+	r, err := Apply(context.Background(), s, router(t, s, Options{}), w)
+	if err != nil || !strings.Contains(r.RolledBack, "drops rose from 0.0/s") || r.Entry.State != RolledBack {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	wantValues(t, s, stock)
+	if _, err := os.Stat(s.file()); !errors.Is(err, os.ErrNotExist) {
+		t.Error("a trial that failed was kept for the next boot")
+	}
+}
+
+func TestInterruptedTrialTakesBack(t *testing.T) {
+	s := fake(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	w := Watch{Window: time.Minute, Every: 10 * time.Millisecond, Drops: func(context.Context) (uint64, error) { return 0, nil },
+		Tell: func(string) { cancel() }} // the values are written, the trial begins
+	r, err := Apply(ctx, s, router(t, s, Options{}), w)
+	if err != nil || !strings.Contains(r.RolledBack, "interrupted") {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	wantValues(t, s, stock)
+}
+
+func TestRefusedValueTakesBackTheOthers(t *testing.T) {
+	s := fake(t)
+	p := router(t, s, Options{})
+	last := p.Pending()[len(p.Pending())-1].Key
+	if err := os.Remove(s.path(last)); err != nil { // gone between proposal and writing
+		t.Fatal(err)
+	}
+	if r, err := Apply(context.Background(), s, p, Watch{}); err == nil && r.RolledBack == "" {
+		t.Fatalf("a value that could not be written was passed over: %+v", r)
+	}
+	want := map[string]string{}
+	for k, v := range stock {
+		if k != last {
+			want[k] = v
+		}
+	}
+	wantValues(t, s, want)
+}
+
+func TestCrashInTrialIsTakenBackLater(t *testing.T) {
+	s := fake(t)
+	p := router(t, s, Options{})
+	e := s.newEntry(p, time.Now())
+	if err := errors.Join(os.MkdirAll(s.Dir, 0o755), s.save(e)); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range e.Steps[:3] { // killed after the third value
+		put(t, s, step.Key, step.Wanted)
+	}
+	if _, err := Apply(context.Background(), s, p, Watch{}); err == nil || !strings.Contains(err.Error(), "rollback") {
+		t.Errorf("a new run on top of an unfinished one: %v", err)
+	}
+	if _, notes, err := Rollback(s, false); err != nil || len(notes) != 0 {
+		t.Fatal(notes, err)
+	}
+	wantValues(t, s, stock)
+}
+
+func TestRollbackLeavesForeignValues(t *testing.T) {
+	s := fake(t)
+	if _, err := Apply(context.Background(), s, router(t, s, Options{}), Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, conntrackMax, "999999")
+	_, notes, err := Rollback(s, false)
+	if err != nil || len(notes) != 1 || !strings.Contains(notes[0], "someone set 999999") {
+		t.Errorf("notes %v, %v", notes, err)
+	}
+	wantValues(t, s, map[string]string{conntrackMax: "999999", conntrackBuckets: "16384"})
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tc := range []struct {
+		key, value, want string
+	}{
+		{timeoutPrefix + "tcp_timeout_established", "3600", "RFC 5382"},
+		{timeoutPrefix + "tcp_timeout_time_wait", "30", "RFC 5382"},
+		{timeoutPrefix + "udp_timeout_stream", "60", "RFC 4787"},
+		{conntrackMax, "1000", "1200 connections are tracked now"},
+		{"kernel.panic", "1", "only keys of the form net."},
+		{"net.ipv6.conf.eth0.mtu", "1280", "MTUs are not tuned"},
+		{localRange, "1024 65000", "same parity"},
+	} {
+		s := fake(t)
+		_, err := propose(s, "test", nil, Options{Set: []Setting{{Key: tc.key, Value: tc.value}}})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s = %s: %v, want %q", tc.key, tc.value, err, tc.want)
+		}
+		forcible := strings.Contains(tc.want, "RFC") || tc.key == conntrackMax
+		if _, err := propose(s, "test", nil, Options{Force: true, Set: []Setting{{Key: tc.key, Value: tc.value}}}); (err == nil) != forcible {
+			t.Errorf("%s = %s with force: %v", tc.key, tc.value, err)
+		}
+	}
+	s := fake(t)
+	if _, err := propose(s, "test", nil, Options{Set: []Setting{{Key: timeoutPrefix + "tcp_timeout_time_wait", Value: "180"}}}); err != nil {
+		t.Errorf("raising a timeout that stays below its floor: %v", err)
+	}
+}
+
+func TestProposeForLoad(t *testing.T) {
+	s := fake(t)
+	p, err := ProposeFor(s, capacity.Load{Classes: []capacity.Class{{Name: "a", Clients: 2000, Connections: 100}}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := find(t, p, conntrackMax); c.Value != "524288" {
+		t.Errorf("limit %s", c.Value)
+	}
+	if c := find(t, p, "net.ipv4.neigh.default.gc_thresh3"); c.Value != "4096" {
+		t.Errorf("neighbours %s", c.Value)
+	}
+	small, err := ProposeFor(s, capacity.Load{Classes: []capacity.Class{{Name: "a", Clients: 1, Connections: 1}}}, Options{})
+	if err != nil || find(t, small, conntrackMax).Skipped == "" {
+		t.Errorf("a small load lowers the limit: %+v, %v", small, err)
+	}
+}
+
+func TestReservedPorts(t *testing.T) {
+	const sockets = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
+   1: 0100007F:0CEA 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 2
+   2: 0100007F:A000 0100007F:0CEA 01 00000000:00000000 00:00000000 00000000     0        0 3
+`
+	if got := portsIn(sockets, "0A"); !slices.Equal(got, []uint16{8080, 3306}) {
+		t.Errorf("listening ports %v", got)
+	}
+}
+
+func TestOverrides(t *testing.T) {
+	s := fake(t)
+	if err := errors.Join(os.MkdirAll(s.Etc, 0o755),
+		os.WriteFile(filepath.Join(s.Etc, "99-z.conf"), []byte("net/netfilter/nf_conntrack_max=1\n"), 0o644),
+		os.WriteFile(filepath.Join(s.Etc, "10-a.conf"), []byte("net.netfilter.nf_conntrack_max=2\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Apply(context.Background(), s, router(t, s, Options{}), Watch{})
+	if err != nil || len(r.Overridden) != 1 || !strings.Contains(r.Overridden[0], "99-z.conf sets net.netfilter.nf_conntrack_max") {
+		t.Errorf("overrides %v, %v", r.Overridden, err)
+	}
+}
+
+func TestBacklogDrops(t *testing.T) {
+	if got := backlogDrops("0000272d 00000010 00000001\n00000001 00000001 00000000\n"); got != 17 {
+		t.Errorf("%d drops, want 17", got)
+	}
+}
