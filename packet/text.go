@@ -189,3 +189,46 @@ func readData(s string) ([]byte, error) {
 	}
 	return Pattern(int(n)), nil
 }
+
+// Match returns what stands in p where text, a packet or an edit, has a $name for
+// a value: by name, without quotes. The nth layer of a name in text looks at the
+// nth of that name in p.
+func Match(text string, p Packet) map[string]string {
+	found := map[string]string{}
+	seen := map[string]int{}
+	for _, part := range split(text, '/') {
+		name, args, err := splitLayer(strings.TrimSpace(part))
+		if err != nil {
+			return found
+		}
+		l := p.nth(name, seen[name])
+		seen[name]++
+		if l == nil {
+			continue
+		}
+		for _, arg := range split(args, ',') {
+			key, value, has := strings.Cut(strings.TrimSpace(arg), "=")
+			f, ok := fieldOf(l, key)
+			if !has || !ok || !strings.HasPrefix(value, "$") {
+				continue
+			}
+			shown := f.show()
+			if shown == "" { // a default: the only defaults that are not shown are zeros, and the texts' constants
+				shown = key + "=" + defaultOf(name, key)
+			}
+			_, found[value], _ = strings.Cut(shown, "=")
+		}
+	}
+	return found
+}
+
+// defaultOf returns the value that a field which is not shown has.
+func defaultOf(layer, key string) string {
+	switch {
+	case key == "ttl" || key == "hl":
+		return "64"
+	case key == "win":
+		return "65535"
+	}
+	return "0"
+}

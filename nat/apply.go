@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// apply carries a plan out: hop limit, rewriting, route, MTU, link header.
+func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
+	if p.action != Forward {
+		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
+	}
+	if v.ttl <= 1 {
+		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
+	}
+	if !p.to.Source.IsValid() {
+		p.to = v.tuple()
+	}
+	via := p.to.Dest.Addr()
+	if p.via.IsValid() {
+		via = p.via
+	}
+	next, ok := m.host.route(via)
+	if !ok {
+		return Outcome{Action: Drop, Reason: ReasonNoRoute}
+	}
+	crossing := p.to.Source.Addr().Is6() != v.v6
+	if crossing && v.sourceRoute {
+		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+	}
+	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.identification(v),
+		mtu: m.translatedMTU(in, v, next)})
+	if reason != "" {
+		return Outcome{Action: Drop, Reason: reason}
+	}
+	if p.clamp {
+		clampMSS(b, next.MTU)
+	}
+	if p.encap != nil {
+		b = p.encap.wrap(m, b, next)
+	}
+	if len(b) > next.MTU {
+		return m.tooBig(in, v, p, b, next)
+	}
+	for _, c := range p.count {
+		c.packets++
+		c.bytes += uint64(len(v.ip))
+	}
+	mac, known := next.mac, next.known
+	if p.mac != (packet.MAC{}) {
+		mac, known = p.mac, true
+	}
+	if !known {
+		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, relink(in.Frame, b)}}}
+	}
+	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
+}
+
+// link puts an Ethernet header in front of an IP packet.
+func link(src, dst packet.MAC, b []byte) []byte {
+	out := append(slices.Clone(dst[:]), src[:]...)
+	kind := uint16(packet.TypeIPv4)
+	if b[0]>>4 == 6 {
+		kind = packet.TypeIPv6
+	}
+	return append(binary.BigEndian.AppendUint16(out, kind), b...)
+}
+
+// relink keeps the addresses of the frame that came in: the kernel looks for the
+// next hop itself.
+func relink(frame, b []byte) []byte {
+	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), b)
+}
+
+// tooBig handles a packet that does not fit the next link: an ICMP error where it
+// must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the kernel
+// fragments it.
+func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop) Outcome {
+	growth := len(b) - len(v.ip)
+	if v.df {
+		a := tooBig
+		a.mtu = uint32(next.MTU - growth)
+		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
+	}
+	if b[0]>>4 == 6 { // routers do not fragment IPv6
+		a := tooBig
+		a.mtu = uint32(next.MTU - growth)
+		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
+	}
+	for _, c := range p.count {
+		c.packets++
+		c.bytes += uint64(len(v.ip))
+	}
+	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, b)}}}
+}
+
+// identification returns the ID of an IPv4 packet made of an IPv6 one. Any value
+// is right (RFC 7915 §5.1); under judgement it is the datapath's.
+func (m *Model) identification(v *view) uint16 {
+	if m.actual != nil && v.v6 && len(m.actual.Out) == 1 {
+		if f := m.actual.Out[0].Frame; len(f) >= 34 && f[14]>>4 == 4 {
+			return binary.BigEndian.Uint16(f[18:])
+		}
+	}
+	return uint16(m.random.Uint32())
+}
+
+// translatedMTU returns the function that turns the MTU in an ICMP error into that
+// of the other family (RFC 7915 §4.2 and §5.2). The error travels towards next;
+// the packet that was too big came from there.
+func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32 {
+	arrival, _ := m.host.Interface(in.Interface)
+	return func(mtu uint32) uint32 {
+		if v.v6 {
+			return uint32(max(0, min(int(mtu)-20, next.MTU, arrival.MTU-20)))
+		}
+		return max(1280, min(mtu+20, uint32(next.MTU), uint32(arrival.MTU)+20))
+	}
+}
+
+// answer is what a datapath sends in place of a packet that it drops.
+type answer struct {
+	reset        bool
+	kind4, kind6 message
+	mtu          uint32
+	pointer      bool // to the routing header's segments left (IPv6)
+}
+
+var (
+	noAnswer          = answer{}
+	ttlExceeded       = answer{kind4: message{11, 0}, kind6: message{3, 0}}
+	tooBig            = answer{kind4: message{3, 4}, kind6: message{2, 0}}
+	hostUnreachable   = answer{kind4: message{3, 1}, kind6: message{1, 3}}
+	portUnreachable   = answer{kind4: message{3, 3}, kind6: message{1, 4}}
+	prohibited        = answer{kind4: message{3, 13}, kind6: message{1, 1}}
+	sourceRouteFailed = answer{kind4: message{3, 5}, kind6: message{4, 0}, pointer: true}
+	reset             = answer{reset: true}
+)
+
+// answered adds the answer to an outcome. A datapath may leave ICMP errors out
+// above a rate of its own (RFC 1812 §4.3.2.8): under judgement the model then
+// leaves them out too.
+func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
+	if a == noAnswer || !answerable(v) {
+		return o
+	}
+	if m.actual != nil && len(m.actual.Out) == 0 && m.actual.Reason == o.Reason {
+		return o
+	}
+	iface, _ := m.host.Interface(in.Interface)
+	var b []byte
+	switch {
+	case a.reset && v.protocol == flow.TCP:
+		b = resetFor(v)
+	case a.reset:
+		return m.answered(in, v, portUnreachable, o)
+	default:
+		src, ok := iface.address(v.v6)
+		if !ok {
+			return o
+		}
+		b = errorFor(v, a, src)
+	}
+	o.Out = []Departure{{in.Interface, link(iface.MAC, packet.MAC(in.Frame[6:12]), b)}}
+	return o
+}
+
+// answerable tells whether an ICMP error or reset may be sent about v: never about
+// an ICMP error, a later fragment, or what has no single sender (RFC 1812
+// §4.3.2.7, RFC 4443 §2.4 (e)).
+func answerable(v *view) bool {
+	src := v.src.Addr()
+	return v.kind != icmpError && v.kind != icmpOther && v.kind != icmpLink && !v.later && !src.IsUnspecified() && !src.IsMulticast() && !src.IsLoopback() &&
+		!v.dst.Addr().IsMulticast() && v.flags&packet.RST == 0
+}
+
+// errorFor builds an ICMP error about v: with as much of it as fits 576 bytes (RFC
+// 1812 §4.3.2.3), in IPv6 1280 (RFC 4443 §2.4 (c)).
+func errorFor(v *view, a answer, src netip.Addr) []byte {
+	rest := a.mtu
+	if v.v6 {
+		if a.pointer {
+			rest = uint32(v.routeAt)
+		}
+		p := packet.Packet{&packet.IPv6{Src: src, Dst: v.src.Addr(), HopLimit: 64},
+			&packet.ICMP{V6: true, Type: a.kind6.kind, Code: a.kind6.code, Rest: rest},
+			&packet.Data{Bytes: v.ip[:min(len(v.ip), 1280-48)]}}
+		return p.Build()
+	}
+	p := packet.Packet{&packet.IPv4{Src: src, Dst: v.src.Addr(), TTL: 64},
+		&packet.ICMP{Type: a.kind4.kind, Code: a.kind4.code, Rest: rest},
+		&packet.Data{Bytes: v.ip[:min(len(v.ip), 576-28)]}}
+	return p.Build()
+}
+
+// resetFor builds the TCP reset that answers v (RFC 9293 §3.10.7.1).
+func resetFor(v *view) []byte {
+	t := &packet.TCP{SrcPort: v.dst.Port(), DstPort: v.src.Port(), Flags: packet.RST}
+	seg := v.payload()
+	if v.flags&packet.ACK != 0 {
+		t.Seq = binary.BigEndian.Uint32(seg[8:])
+	} else {
+		length := uint32(len(seg)) - uint32(seg[12]>>4)*4
+		if v.flags&packet.SYN != 0 {
+			length++
+		}
+		if v.flags&packet.FIN != 0 {
+			length++
+		}
+		t.Flags |= packet.ACK
+		t.Ack = binary.BigEndian.Uint32(seg[4:]) + length
+	}
+	if v.v6 {
+		return packet.Packet{&packet.IPv6{Src: v.dst.Addr(), Dst: v.src.Addr(), HopLimit: 64}, t}.Build()
+	}
+	return packet.Packet{&packet.IPv4{Src: v.dst.Addr(), Dst: v.src.Addr(), TTL: 64, DF: true}, t}.Build()
+}
+
+// clampMSS lowers the MSS option of a SYN to what a link of that MTU carries (RFC
+// 9293 §3.7.1).
+func clampMSS(b []byte, mtu int) {
+	v, reason := readIP(b)
+	if reason != "" || v.protocol != flow.TCP || v.later || v.flags&packet.SYN == 0 {
+		return
+	}
+	most := uint16(mtu - 40)
+	if v.v6 {
+		most = uint16(mtu - 60)
+	}
+	p := v.payload()
+	end := min(int(p[12]>>4)*4, len(p))
+	for i := 20; i+1 < end; {
+		if p[i] == 0 {
+			return
+		}
+		if p[i] == 1 {
+			i++
+			continue
+		}
+		n := int(p[i+1])
+		if n < 2 || i+n > end {
+			return
+		}
+		if p[i] == 2 && n == 4 && binary.BigEndian.Uint16(p[i+2:]) > most {
+			setWord(p, i+2, most)
+			return
+		}
+		i += n
+	}
+}
+
+// setWord replaces the 16-bit word at i of a TCP segment, which may be at an odd
+// place, and updates the checksum.
+func setWord(p []byte, i int, value uint16) {
+	from, to := i&^1, (i+3)&^1
+	before := slices.Clone(p[from:to])
+	binary.BigEndian.PutUint16(p[i:], value)
+	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(p[16:]), before, slices.Clone(p[from:to]))
+	binary.BigEndian.PutUint16(p[16:], sum)
+}
+
+func readIP(b []byte) (*view, Reason) {
+	if b[0]>>4 == 6 {
+		return read6(b, false)
+	}
+	return read4(b, false)
+}

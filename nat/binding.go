@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// binding is an endpoint-independent mapping (RFC 4787 REQ-1): inside endpoint ↔
+// outside endpoint, whoever the remote is. It lives as long as one of its
+// sessions.
+type binding struct {
+	rule     *rule
+	protocol flow.Protocol // as inside
+	inside   netip.AddrPort
+	outside  outsideKey
+	sessions int
+	client   *client
+	// remotes are the addresses that the inside has sent to: what
+	// address-dependent filtering lets in (RFC 4787 §5).
+	remotes map[netip.Addr]bool
+}
+
+type bindingKey struct {
+	rule     *rule
+	protocol flow.Protocol
+	inside   netip.AddrPort
+	remote   netip.AddrPort // zero with endpoint-independent mapping
+}
+
+// client is an inside address with what it has of a rule.
+type client struct {
+	address netip.Addr // of the pool (RFC 4787 REQ-2 "paired")
+	ports   int
+	flows   int
+	blocks  []portBlock
+}
+
+type clientKey struct {
+	rule    *rule
+	service *service
+	address netip.Addr
+}
+
+func (m *Model) client(key clientKey) *client {
+	c := m.clients[key]
+	if c == nil {
+		c = &client{}
+		m.clients[key] = c
+	}
+	return c
+}
+
+const forever = time.Duration(-1)
+
+func (m *Model) release(key outsideKey) { m.ports[key] = m.now + PortHold }
+
+func (m *Model) removeBinding(b *binding) {
+	for key, other := range m.bindings {
+		if other == b {
+			delete(m.bindings, key)
+		}
+	}
+	delete(m.outside, b.outside)
+	m.release(b.outside)
+	if b.client.ports--; b.client.ports == 0 {
+		b.client.blocks = nil
+	}
+}
+
+// rule is a NAT rule with its state.
+type rule struct {
+	*config.NATRule
+	tally
+	pool4, pool6 []netip.Addr
+}
+
+// addRule takes in a rule of the configuration: port-forwards become services of
+// one backend, prefix rules go to the table of prefixes.
+func (m *Model) addRule(n *config.NATRule) {
+	r := &rule{NATRule: n}
+	ranges := append(slices.Clone(n.To.Addresses), n.Pool...)
+	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
+	m.rules = append(m.rules, r)
+	switch n.Type {
+	case config.NATPortForward:
+		m.services = append(m.services, portForward(r))
+	case config.NATStatic, config.NATNPT66, config.NATSIIT:
+		m.addPrefixes(r)
+	}
+}
+
+// pool returns the outside addresses for packets that leave by the interface.
+func (r *rule) pool(out Interface, v6 bool) []netip.Addr {
+	if r.Type == config.NATMasquerade {
+		if a, ok := out.address(v6); ok {
+			return []netip.Addr{a}
+		}
+		return nil
+	}
+	if v6 && r.Type != config.NATNAT64 {
+		return r.pool6
+	}
+	return r.pool4
+}
+
+// outbound handles a packet of an inside host that belongs to no session: the
+// first rule that wants it makes one.
+func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
+	for _, r := range m.rules {
+		to, ok := m.wants(r, in, v)
+		if !ok {
+			continue
+		}
+		if contains(r.Except, v.dst.Addr()) || contains(r.Except, to.Addr()) {
+			return pass(ReasonExcepted), true
+		}
+		return m.open(r, v, to), true
+	}
+	return plan{}, false
+}
+
+// wants tells whether a source translating rule takes the packet, and what its
+// destination becomes: itself, for nat64 the IPv4 address in it.
+func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
+	if r.In != "" && r.In != in.Interface || !r.inside(v.src.Addr()) {
+		return to, false
+	}
+	switch r.Type {
+	case config.NATNAT64:
+		if !v.v6 || !r.Prefix.Contains(v.dst.Addr()) {
+			return to, false
+		}
+		a, ok := extract(r.Prefix, v.dst.Addr())
+		return netip.AddrPortFrom(a, v.dst.Port()), ok
+	case config.NATMasquerade, config.NATSNAT:
+		next, routed := m.host.route(v.dst.Addr())
+		if !routed || m.host.Owns(v.dst.Addr()) || r.Out != "" && r.Out != next.Name {
+			return to, false
+		}
+		return v.dst, len(r.pool(next.Interface, v.v6)) > 0
+	}
+	return to, false
+}
+
+// inside reports whether the rule translates the source; without a list it takes
+// every address.
+func (r *rule) inside(a netip.Addr) bool {
+	switch r.Type {
+	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
+		return len(r.Source) == 0 || contains(r.Source, a)
+	}
+	return false
+}
+
+func contains(list []netip.Prefix, a netip.Addr) bool {
+	for _, p := range list {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// open makes a session, and where there is none yet a binding, for the first
+// packet of an inside host to the destination to.
+func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
+	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
+		return drop(ReasonLoop) // RFC 6146 §3.5
+	}
+	if reason := opens(v); reason != "" {
+		return drop(reason)
+	}
+	b, refusal := m.bindingFor(r, v, to)
+	if b == nil {
+		return refusal
+	}
+	b.remotes[to.Addr()] = true
+	outside := b.outside.endpoint
+	protocol := v.protocol
+	if protocol == flow.ICMPv6 && outside.Addr().Is4() {
+		protocol = flow.ICMP
+	}
+	if portClass(v.protocol) == flow.ICMP {
+		to = netip.AddrPortFrom(to.Addr(), outside.Port())
+	}
+	s := &session{rule: r, binding: b, client: b.client}
+	s.tuple[0] = v.tuple()
+	s.tuple[1] = flow.Tuple{Protocol: protocol, Source: to, Dest: outside}
+	m.addSession(s)
+	return m.first(v, s)
+}
+
+// first handles the packet that made the session.
+func (m *Model) first(v *view, s *session) plan {
+	s.hear(flow.Original, v.flags)
+	s.packets[0]++
+	s.bytes[0] += uint64(len(v.ip))
+	return (&half{s, flow.Original}).planFor(v, ReasonNewFlow)
+}
+
+// opens tells why a packet may not open a session; "" when it may.
+func opens(v *view) Reason {
+	switch v.protocol {
+	case flow.UDP:
+		return ""
+	case flow.TCP: // a reset ends what is there; all else may be what a restart forgot
+		if v.flags&packet.RST != 0 {
+			return ReasonNoFlow
+		}
+		return ""
+	case flow.ICMP, flow.ICMPv6:
+		if v.kind == icmpQuery {
+			return ""
+		}
+	}
+	return ReasonUnsupportedProtocol
+}
+
+// bindingFor finds or makes the binding of the packet's source; nil and what to do
+// with the packet when none can be made. RFC 6888 REQ-11: no mapping is ever
+// deleted to make room.
+func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan) {
+	key := bindingKey{rule: r, protocol: v.protocol, inside: v.src}
+	if r.Mapping == config.AddressAndPortDependent {
+		key.remote = to
+	}
+	c := m.client(clientKey{rule: r, address: v.src.Addr()})
+	refuse := func(reason Reason) (*binding, plan) {
+		p := drop(reason)
+		p.answer = hostUnreachable
+		if r.Unreachable == "prohibited" {
+			p.answer = prohibited
+		}
+		return nil, p
+	}
+	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
+		return refuse(ReasonClientFlows)
+	}
+	if b := m.bindings[key]; b != nil {
+		return b, plan{}
+	}
+	if r.PortsPerClient > 0 && c.ports >= r.PortsPerClient {
+		return refuse(ReasonClientPorts)
+	}
+	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, inside: v.src.Addr(), ports: r.Ports, block: r.PortBlock, holder: v.src}
+	if portClass(v.protocol) == flow.ICMP { // identifiers have no privileged range
+		q.ports, q.wanted = flow.Ports{First: 0, Last: 65535}, q.wanted|1024
+	}
+	next, _ := m.host.route(to.Addr())
+	q.addresses = r.pool(next.Interface, v.v6)
+	switch {
+	case r.Deterministic:
+		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports, r.PortBlock, v.src.Addr())
+		if !ok {
+			return refuse(ReasonNoPort)
+		}
+		q.fixed = &block
+	case r.PortBlock > 0:
+		q.blocks = &c.blocks
+	}
+	endpoint, ok := m.allocate(q)
+	if !ok {
+		return refuse(ReasonNoPort)
+	}
+	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
+	c.ports++
+	m.bindings[key] = b
+	m.outside[endpoint] = b
+	return b, plan{}
+}
+
+// inbound handles a packet to an outside endpoint that belongs to no session.
+func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
+	b := m.outside[outsideKey{portClass(v.protocol), v.dst}]
+	if b == nil || v.kind == icmpOther {
+		if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
+			return drop(ReasonNoBinding), true
+		}
+		return plan{}, false
+	}
+	if hairpin := m.hairpinRule(b.rule, in, v); hairpin != nil {
+		return m.openHairpin(hairpin, v, b), true
+	}
+	if !b.admits(v.src) {
+		return drop(ReasonFiltered), true
+	}
+	if v.protocol == flow.TCP && v.flags&packet.RST != 0 {
+		return drop(ReasonNoFlow), true
+	}
+	if n := b.rule.ConnectionsPerClient; n > 0 && b.client.flows >= n {
+		return drop(ReasonClientFlows), true
+	}
+	remote := v.src
+	if b.rule.Type == config.NATNAT64 {
+		remote = netip.AddrPortFrom(embed(b.rule.Prefix, v.src.Addr()), v.src.Port())
+	}
+	if portClass(v.protocol) == flow.ICMP {
+		remote = netip.AddrPortFrom(remote.Addr(), b.inside.Port())
+	}
+	s := &session{rule: b.rule, binding: b, client: b.client}
+	s.tuple[0] = v.tuple()
+	s.tuple[1] = flow.Tuple{Protocol: b.protocol, Source: b.inside, Dest: remote}
+	m.addSession(s)
+	return m.first(v, s), true
+}
+
+// admits is the filter of the binding (RFC 4787 §5). What a session lets in never
+// gets here.
+func (b *binding) admits(remote netip.AddrPort) bool {
+	switch b.rule.Filtering {
+	case config.AddressAndPortDependent:
+		return false
+	case config.AddressDependent:
+		return b.remotes[remote.Addr()]
+	}
+	return b.rule.Mapping != config.AddressAndPortDependent
+}
+
+func (m *Model) pooled(a netip.Addr) bool {
+	for _, r := range m.rules {
+		if slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a) {
+			return true
+		}
+	}
+	return false
+}
+
+// hairpinRule returns the rule by which an inside host's packet to an outside
+// endpoint gets an outside source (RFC 4787 REQ-9): the endpoint's own rule if it
+// takes the source, otherwise the first that does.
+func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
+	for _, r := range append([]*rule{own}, m.rules...) {
+		if r != nil && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&
+			(r.In == "" || r.In == in.Interface) && r.Type != config.NATNAT64 {
+			return r
+		}
+	}
+	return nil
+}
+
+// openHairpin turns a packet of an inside host to the outside endpoint of another
+// one round: the receiver sees the sender's outside endpoint (RFC 4787 REQ-9a).
+func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
+	if reason := opens(v); reason != "" {
+		return drop(reason)
+	}
+	b, refusal := m.bindingFor(r, v, v.dst)
+	if b == nil {
+		return refusal
+	}
+	b.remotes[v.dst.Addr()] = true
+	if !target.admits(b.outside.endpoint) {
+		return drop(ReasonFiltered)
+	}
+	s := &session{rule: r, binding: b, client: b.client}
+	s.tuple[0] = v.tuple()
+	s.tuple[1] = flow.Tuple{Protocol: v.protocol, Source: target.inside, Dest: b.outside.endpoint}
+	m.addSession(s)
+	return m.first(v, s)
+}

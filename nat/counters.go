@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Counters returns what was counted since New: forwarded packets by service,
+// backend and rule, with their bytes from the network header on as they came in.
+func (m *Model) Counters() *datapath.Counters {
+	c := &datapath.Counters{}
+	for _, s := range m.services {
+		if s.rule != nil {
+			continue
+		}
+		sc := datapath.ServiceCounters{Name: s.Name, Connections: s.connections, Packets: s.packets, Bytes: s.bytes,
+			Refused: s.refused, Active: s.active}
+		for i, b := range s.backends {
+			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: s.Backends[i].Name, Connections: b.connections,
+				Packets: b.packets, Bytes: b.bytes, Active: b.active})
+		}
+		c.Services = append(c.Services, sc)
+	}
+	for _, r := range m.rules {
+		rc := datapath.RuleCounters{Name: r.Name, Packets: r.packets, Bytes: r.bytes}
+		if r.Type == config.NATPortForward { // counted as the service that it is made of
+			for _, s := range m.services {
+				if s.rule == r {
+					rc.Packets, rc.Bytes = s.packets, s.bytes
+				}
+			}
+		}
+		c.NAT = append(c.NAT, rc)
+	}
+	return c
+}

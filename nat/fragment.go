@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// fragmentKey names the fragments of one packet (RFC 791, RFC 8200 §4.5).
+type fragmentKey struct {
+	src, dst netip.Addr
+	id       uint32
+	protocol flow.Protocol
+}
+
+// fragment is what later fragments need of the first one.
+type fragment struct {
+	plan plan
+	seen time.Duration
+}
+
+// laterFragment follows the first one (RFC 4787 REQ-14, RFC 6146 §3.4).
+func (m *Model) laterFragment(in Arrival, v *view) plan {
+	f := m.fragments[v.fragmentKey()]
+	if f != nil {
+		p := f.plan
+		p.reason, p.clamp = ReasonFragment, false
+		return p
+	}
+	if p, ok := m.stateless(in, v); ok { // ports do not matter there
+		p.neutral = true
+		return p
+	}
+	if !m.concerns(in, v) {
+		return pass(ReasonNotOurs)
+	}
+	return drop(ReasonHeldFragment)
+}
+
+// concerns tells whether a fragment without ports could be for a service, a pool or
+// a rule.
+func (m *Model) concerns(in Arrival, v *view) bool {
+	for _, s := range m.services {
+		for _, l := range s.Listen {
+			if l.Address == v.dst.Addr() {
+				return true
+			}
+		}
+		for _, b := range s.Backends {
+			if b.Address == v.src.Addr() {
+				return true
+			}
+		}
+	}
+	if m.pooled(v.dst.Addr()) {
+		return true
+	}
+	for _, r := range m.rules {
+		if _, ok := m.wants(r, in, v); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *view) fragmentKey() fragmentKey {
+	k := fragmentKey{v.src.Addr(), v.dst.Addr(), v.id, v.protocol}
+	if v.v6 { // RFC 8200 §4.5: the protocol does not tell packets apart
+		k.protocol = 0
+	}
+	return k
+}
+
+func (m *Model) rememberFragment(v *view, p plan) {
+	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now}
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// Host is what the model knows of the machine it forwards on: what netlink tells
+// a real datapath.
+type Host struct {
+	Interfaces []Interface
+	Neighbours []Neighbour
+	Routes     []Route
+}
+
+// Interface is a network interface of the host.
+type Interface struct {
+	Name      string
+	MAC       packet.MAC
+	MTU       int            // bytes of the largest IP packet
+	Addresses []netip.Prefix // the host's own, with the length of their network
+}
+
+// Neighbour is a resolved neighbour.
+type Neighbour struct {
+	Interface string
+	Address   netip.Addr
+	MAC       packet.MAC
+}
+
+// Route leads to a prefix by a next hop, or to an on-link network when Via is
+// the zero Addr.
+type Route struct {
+	To        netip.Prefix
+	Via       netip.Addr
+	Interface string
+}
+
+// Interface returns the interface of that name.
+func (h *Host) Interface(name string) (Interface, bool) {
+	for _, i := range h.Interfaces {
+		if i.Name == name {
+			return i, true
+		}
+	}
+	return Interface{}, false
+}
+
+// Owns reports whether a is an address of the host itself.
+func (h *Host) Owns(a netip.Addr) bool {
+	for _, i := range h.Interfaces {
+		for _, p := range i.Addresses {
+			if p.Addr() == a {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hop is where a packet goes next.
+type hop struct {
+	Interface
+	gateway netip.Addr
+	mac     packet.MAC
+	known   bool // the neighbour's MAC is known
+}
+
+// route returns the next hop towards dst: the longest matching prefix among the
+// routes and the on-link networks. False when there is none.
+func (h *Host) route(dst netip.Addr) (hop, bool) {
+	best, found := -1, Route{}
+	consider := func(r Route) {
+		if r.To.Contains(dst) && r.To.Bits() > best {
+			best, found = r.To.Bits(), r
+		}
+	}
+	for _, i := range h.Interfaces {
+		for _, p := range i.Addresses {
+			consider(Route{To: p.Masked(), Interface: i.Name})
+		}
+	}
+	for _, r := range h.Routes {
+		consider(r)
+	}
+	if best < 0 {
+		return hop{}, false
+	}
+	iface, ok := h.Interface(found.Interface)
+	if !ok {
+		return hop{}, false
+	}
+	next := hop{Interface: iface, gateway: dst}
+	if found.Via.IsValid() {
+		next.gateway = found.Via
+	}
+	for _, n := range h.Neighbours {
+		if n.Interface == iface.Name && n.Address == next.gateway {
+			next.mac, next.known = n.MAC, true
+		}
+	}
+	return next, true
+}
+
+// NextHop returns the interface and MAC address that a packet to dst leaves by;
+// false when there is no route or the neighbour is not known.
+func (h *Host) NextHop(dst netip.Addr) (iface Interface, mac packet.MAC, ok bool) {
+	n, found := h.route(dst)
+	return n.Interface, n.mac, found && n.known
+}
+
+// address returns the host's own address of dst's family on the interface: the
+// source of what the host itself sends there.
+func (i Interface) address(v6 bool) (netip.Addr, bool) {
+	for _, p := range i.Addresses {
+		if p.Addr().Is6() == v6 {
+			return p.Addr(), true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// Arrival is a frame that comes in.
+type Arrival struct {
+	Interface string
+	Frame     []byte
+}
+
+// Departure is a frame that goes out of an interface, or up to the kernel when
+// the action is Pass.
+type Departure struct {
+	Interface string
+	Frame     []byte
+}
+
+// Outcome is what became of a frame.
+type Outcome struct {
+	Action Action
+	Reason Reason
+	// Out holds the frames that left. With Pass it is empty when the frame was
+	// handed up unchanged, otherwise it holds the frame as it was handed up.
+	Out []Departure
+}
+
+// Action is what a datapath does with a frame.
+type Action string
+
+// Actions.
+const (
+	Forward Action = "forward" // sent on, translated or not
+	Drop    Action = "drop"    // gone; what was sent in answer is in Outcome.Out
+	Pass    Action = "pass"    // handed to the kernel
+)
+
+// Timing of the model that is not configurable.
+const (
+	// FragmentLife is how long the ports of a first fragment are remembered (RFC
+	// 6146 §3.4: at least 2 s; hosts wait up to 60 s, RFC 791 and RFC 8200).
+	FragmentLife = 30 * time.Second
+	// PortHold is how long a freed port is not given to another inside endpoint
+	// (RFC 6888 REQ-8).
+	PortHold = 120 * time.Second
+)

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// message is type and code of an ICMP message.
+type message struct{ kind, code uint8 }
+
+// to6 translates the codes of IPv4 "destination unreachable" (RFC 7915 §4.2).
+// Code 2 becomes a parameter problem that points at the next header field; code 4
+// a "packet too big".
+var to6 = map[uint8]message{
+	0: {1, 0}, 1: {1, 0}, 2: {4, 1}, 3: {1, 4}, 4: {2, 0}, 5: {1, 0}, 6: {1, 0}, 7: {1, 0}, 8: {1, 0}, 9: {1, 1}, 10: {1, 1},
+	11: {1, 0}, 12: {1, 0}, 13: {1, 1}, 15: {1, 1},
+}
+
+// to4 translates the codes of IPv6 "destination unreachable" (RFC 7915 §5.2).
+var to4 = map[uint8]message{0: {3, 1}, 1: {3, 10}, 2: {3, 1}, 3: {3, 1}, 4: {3, 3}}
+
+// pointers6 and pointers4 translate the pointer of a parameter problem (RFC 7915
+// figures 3 and 6): where the field of the one header is in the other. Pointers
+// that are not listed have no counterpart.
+var (
+	pointers6 = map[uint8]uint32{0: 0, 1: 1, 2: 4, 3: 4, 8: 7, 9: 6, 12: 8, 13: 8, 14: 8, 15: 8, 16: 24, 17: 24, 18: 24, 19: 24}
+	pointers4 = map[uint32]uint8{0: 0, 1: 1, 4: 2, 5: 2, 6: 9, 7: 8}
+)
+
+// plateaus are the MTUs to try when a router did not tell its own (RFC 1191 §7).
+var plateaus = []uint32{65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296, 68}
+
+// translateICMP translates an ICMP message with the packet that it quotes.
+func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+	var m message
+	rest := binary.BigEndian.Uint32(p[4:])
+	ok := false
+	if v.v6 {
+		m, rest, ok = message4(v, r, rest)
+	} else {
+		m, rest, ok = message6(v, r, rest)
+	}
+	if !ok {
+		return nil, 0, ReasonUntranslatable
+	}
+	protocol := flow.ICMPv6
+	if v.v6 {
+		protocol = flow.ICMP
+	}
+	if v.kind != icmpError {
+		return echo(v, r, p, m), protocol, ""
+	}
+	if v.quoted == nil || r.quote == nil {
+		return nil, 0, ReasonUntranslatable
+	}
+	inner, reason := render(v.quoted, rendering{to: *r.quote, quoted: true})
+	if reason != "" {
+		return nil, 0, ReasonUntranslatable
+	}
+	b := make([]byte, 8)
+	b[0], b[1] = m.kind, m.code
+	binary.BigEndian.PutUint32(b[4:], rest)
+	b = append(b, inner...)
+	limit := 1280 - 40 // RFC 4443 §2.4 (c)
+	if v.v6 {
+		limit = 576 - 20 // RFC 1812 §4.3.2.3
+	}
+	b = b[:min(len(b), max(limit, 0))]
+	setICMPChecksum(b, r, protocol)
+	return b, protocol, ""
+}
+
+func setICMPChecksum(b []byte, r rendering, protocol flow.Protocol) {
+	b[2], b[3] = 0, 0
+	sum := packet.Checksum(b)
+	if protocol == flow.ICMPv6 {
+		sum = packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(protocol), b)
+	}
+	binary.BigEndian.PutUint16(b[2:], sum)
+}
+
+// echo rewrites a query: type, identifier, and a checksum that covers a pseudo
+// header in IPv6 and none in IPv4.
+func echo(v *view, r rendering, p []byte, m message) []byte {
+	before := append(slices.Clone(p[:2]), p[4:6]...)
+	p[0], p[1] = m.kind, m.code
+	binary.BigEndian.PutUint16(p[4:], r.to.Source.Port())
+	after := append(slices.Clone(p[:2]), p[4:6]...)
+	if len(p) < 8 {
+		return p
+	}
+	// The length of the whole message, also where a quotation is cut off.
+	length := len(p)
+	if v.v6 {
+		length = 40 + int(binary.BigEndian.Uint16(v.ip[4:])) - v.header
+		before = append(before, addresses(v.src.Addr(), v.dst.Addr())...)
+		before = append(before, byte(length>>8), byte(length), 0, byte(flow.ICMPv6))
+	} else {
+		length = int(binary.BigEndian.Uint16(v.ip[2:])) - v.header
+		after = append(after, addresses(r.to.Source.Addr(), r.to.Dest.Addr())...)
+		after = append(after, byte(length>>8), byte(length), 0, byte(flow.ICMPv6))
+	}
+	binary.BigEndian.PutUint16(p[2:], packet.UpdateChecksum(binary.BigEndian.Uint16(p[2:]), before, after))
+	return p
+}
+
+// message6 translates type, code and the second word from IPv4 to IPv6.
+func message6(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
+	switch v.icmpType {
+	case 8, 0:
+		kind := uint8(128)
+		if v.icmpType == 0 {
+			kind = 129
+		}
+		return message{kind, v.icmpCode}, rest, true
+	case 3:
+		m, ok = to6[v.icmpCode]
+		switch v.icmpCode {
+		case 2:
+			return m, 6, ok // the next header field
+		case 4:
+			mtu := rest & 0xffff
+			if mtu == 0 {
+				mtu = plateau(v.quoted)
+			}
+			return m, r.mtu(mtu), ok
+		}
+		return m, 0, ok
+	case 11:
+		return message{3, v.icmpCode}, 0, true
+	case 12:
+		if v.icmpCode != 0 && v.icmpCode != 2 {
+			return message{}, 0, false
+		}
+		pointer, ok := pointers6[uint8(rest>>24)]
+		return message{4, 0}, pointer, ok
+	}
+	return message{}, 0, false
+}
+
+// message4 translates type, code and the second word from IPv6 to IPv4.
+func message4(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
+	switch v.icmpType {
+	case 128, 129:
+		kind := uint8(8)
+		if v.icmpType == 129 {
+			kind = 0
+		}
+		return message{kind, v.icmpCode}, rest, true
+	case 1:
+		m, ok = to4[v.icmpCode]
+		return m, 0, ok
+	case 2:
+		return message{3, 4}, r.mtu(rest), true
+	case 3:
+		return message{11, v.icmpCode}, 0, true
+	case 4:
+		switch v.icmpCode {
+		case 1:
+			return message{3, 2}, 0, true
+		case 0:
+			pointer, ok := pointer4(rest)
+			return message{12, 0}, uint32(pointer) << 24, ok
+		}
+	}
+	return message{}, 0, false
+}
+
+func pointer4(p uint32) (uint8, bool) {
+	switch {
+	case p >= 8 && p < 24:
+		return 12, true
+	case p >= 24 && p < 40:
+		return 16, true
+	}
+	v, ok := pointers4[p]
+	return v, ok
+}
+
+// plateau returns the greatest plateau below the length of the packet that was too
+// big.
+func plateau(q *view) uint32 {
+	if q == nil {
+		return plateaus[len(plateaus)-1]
+	}
+	length := uint32(binary.BigEndian.Uint16(q.ip[2:]))
+	for _, p := range plateaus {
+		if p < length {
+			return p
+		}
+	}
+	return plateaus[len(plateaus)-1]
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// icmpError handles an ICMP error: by the flow of the packet that it quotes, which
+// it never makes, refreshes or ends (RFC 4787 REQ-12, RFC 5382 REQ-10, RFC 5508
+// REQ-4 to REQ-6).
+func (m *Model) icmpError(in Arrival, v *view) plan {
+	q := v.quoted
+	if q == nil || q.later {
+		return m.strayError(v)
+	}
+	// The error travels the way of the packets that answer the quoted one.
+	answering := q.tuple().Reverse()
+	p, ok := m.errorOfSession(v, answering)
+	if !ok {
+		p, ok = m.errorOfService(in, v, answering)
+	}
+	if !ok {
+		p, ok = m.errorOfPrefix(in, v)
+	}
+	if !ok {
+		return m.strayError(v)
+	}
+	if p.action == Forward && !soundError(v) {
+		return drop(ReasonBadChecksum)
+	}
+	return p
+}
+
+// strayError drops an error about a flow of ours that is not there (RFC 5508
+// REQ-4); what concerns others passes.
+func (m *Model) strayError(v *view) plan {
+	if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
+		return drop(ReasonErrorWithoutFlow)
+	}
+	if v.quoted != nil {
+		for _, r := range m.rules { // it would show an inside address outside
+			if r.inside(v.src.Addr()) && len(r.Source) > 0 && !r.inside(v.dst.Addr()) {
+				return drop(ReasonErrorWithoutFlow)
+			}
+		}
+	}
+	return pass(ReasonNotOurs)
+}
+
+// soundError checks the error's own checksum and that of the quoted IP header (RFC
+// 5508 REQ-3 and 3a); the quoted transport checksum is not looked at (3c).
+func soundError(v *view) bool {
+	if !v.first {
+		if v.v6 && packet.TransportChecksum(v.src.Addr(), v.dst.Addr(), uint8(flow.ICMPv6), v.payload()) != 0 ||
+			!v.v6 && packet.Checksum(v.payload()) != 0 {
+			return false
+		}
+	}
+	return v.quoted.v6 || packet.Checksum(v.quoted.ip[:v.quoted.header]) == 0
+}
+
+func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
+	h := m.sessions[answering]
+	if h == nil {
+		return plan{}, false
+	}
+	out := h.out()
+	quote := h.tuple[1-h.direction]
+	p := plan{action: Forward, reason: ReasonICMPError, quote: &quote}
+	if h.service != nil && h.direction == flow.Original {
+		h.service.towards(&p, v, h.backend)
+		if h.service.Mode == config.ModeDSR || h.service.Mode == config.ModeTunnel {
+			p.quote = nil
+			p.to = v.tuple()
+			return p, true
+		}
+	}
+	p.to = flow.Tuple{Protocol: quote.Protocol, Source: netip.AddrPortFrom(m.errorSource(v, h, out), 0),
+		Dest: netip.AddrPortFrom(out.Dest.Addr(), 0)}
+	p.to.Protocol = v.protocol
+	return p, true
+}
+
+// errorSource is who the error comes from when it goes on. A router on a side that
+// is translated must not show: the flow's translated address stands for it (RFC
+// 5508 REQ-5c). From the IPv4 side of nat64 it is the router itself, embedded.
+func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
+	switch {
+	case h.rule != nil && h.rule.Type == config.NATNAT64 && !v.v6:
+		return embed(h.rule.Prefix, v.src.Addr())
+	case out.Source.Addr() != h.tuple[h.direction].Source.Addr():
+		return out.Source.Addr()
+	}
+	return v.src.Addr()
+}
+
+// errorOfService handles errors about packets of services that keep no session for
+// them.
+func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
+	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
+	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.hashes() && s.Mode != config.ModeFullNAT {
+		i, ok := s.scheduled(m, about)
+		if !ok {
+			return plan{}, false
+		}
+		to := s.endpoint(i, about.dst.Port())
+		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}
+		if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+			s.towards(&p, v, i)
+			return p, true
+		}
+		quote := flow.Tuple{Protocol: answering.Protocol, Source: to, Dest: about.src}
+		p.quote = &quote
+		p.to.Dest = netip.AddrPortFrom(to.Addr(), 0)
+		return p, true
+	}
+	for _, s := range m.services {
+		if s.Mode != config.ModeStateless && !s.statelessSYN(m) {
+			continue
+		}
+		if from, ok := s.virtual(about.protocol, about.src); ok {
+			quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
+			p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
+			p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
+			return p, true
+		}
+	}
+	return plan{}, false
+}
+
+// errorOfPrefix handles errors of stateless prefixes: the quoted packet is
+// translated like one that goes the other way.
+func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
+	q := v.quoted
+	outer, ok := m.stateless(in, v)
+	reversed := *q
+	reversed.src, reversed.dst = q.dst, q.src
+	inner, innerOK := m.stateless(in, &reversed)
+	switch {
+	case !ok && !innerOK:
+		return plan{}, false
+	case ok && outer.action != Forward:
+		return outer, true
+	case innerOK && inner.action != Forward:
+		return drop(ReasonUntranslatable), true
+	}
+	p := outer
+	if !ok { // a router of the inside speaks about a packet to an inside host
+		p = plan{action: Forward, to: v.tuple(), neutral: inner.neutral, count: inner.count}
+	}
+	if !innerOK {
+		quote := q.tuple()
+		p.quote = &quote
+	} else {
+		quote := flow.Tuple{Protocol: inner.to.Protocol, Source: inner.to.Dest, Dest: inner.to.Source}
+		p.quote = &quote
+	}
+	p.reason = ReasonICMPError
+	return p, true
+}

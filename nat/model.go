@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nat is the readable reference model of Sluice's datapaths: what
+// becomes of a frame under a configuration, written to be read next to RFC 4787
+// (UDP), 5382 (TCP), 5508 (ICMP), 6146 (NAT64), 7915 (header translation), 6052
+// (addresses), 6296 (NPTv6), 6888 (CGN) and 7422 (deterministic blocks).
+//
+// It is slow, sequential and pure: the clock is advanced by the caller, chance is
+// a seed. The eBPF datapath must give the same bytes, actions, reasons and flows.
+// Where the specification leaves a choice (which free port, which backend of a
+// round robin), the model predicts one of its own in Receive, and in Judge takes
+// over the choice of the datapath under judgement when it is a legal one.
+//
+// The order of decisions for one packet is that of design.md §4 and is written
+// down in [Model.decide].
+package nat
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// Model is one gateway. It is not safe for use by several goroutines.
+type Model struct {
+	host   Host
+	config *config.Config
+	now    time.Duration // since New
+	random *rand.Rand
+	// actual is what the datapath under judgement did with the present frame; nil
+	// while the model predicts.
+	actual *Outcome
+
+	services  []*service
+	rules     []*rule
+	prefixes  []*prefix
+	sessions  map[flow.Tuple]*half
+	bindings  map[bindingKey]*binding
+	outside   map[outsideKey]*binding
+	ports     map[outsideKey]time.Duration // until when a freed port is held
+	clients   map[clientKey]*client
+	fragments map[fragmentKey]*fragment
+}
+
+// New returns a model of the configuration on the host. The seed decides what
+// chance decides.
+func New(c *config.Config, host Host, seed uint64) (*Model, error) {
+	m := &Model{
+		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
+		sessions: map[flow.Tuple]*half{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
+	}
+	for i := range c.Services {
+		s, err := newService(&c.Services[i])
+		if err != nil {
+			return nil, err
+		}
+		m.services = append(m.services, s)
+	}
+	for i := range c.NAT {
+		m.addRule(&c.NAT[i])
+	}
+	return m, nil
+}
+
+// Advance lets time pass: what is idle for too long is forgotten.
+func (m *Model) Advance(d time.Duration) {
+	m.now += d
+	m.expire()
+}
+
+// SetState changes the state of a backend.
+func (m *Model) SetState(service, backend string, state datapath.State) error {
+	for _, s := range m.services {
+		for i, b := range s.Backends {
+			if s.Name == service && b.Name == backend {
+				s.state[i] = state
+				s.schedule()
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("service %s: no backend %s", service, backend)
+}
+
+// Receive predicts what becomes of a frame.
+func (m *Model) Receive(in Arrival) Outcome {
+	m.actual = nil
+	return m.receive(in)
+}
+
+// Judge follows a datapath: it takes over its choices as far as they are legal
+// and returns what the datapath should have done, which equals actual when it did
+// right. The model then goes on from there.
+func (m *Model) Judge(in Arrival, actual Outcome) Outcome {
+	m.actual = &actual
+	defer func() { m.actual = nil }()
+	return m.receive(in)
+}
+
+// plan is a decision that is not carried out yet.
+type plan struct {
+	action Action
+	reason Reason
+	to     flow.Tuple  // what the packet becomes; not valid: unchanged
+	via    netip.Addr  // where it is routed to, when that is not to.Dest
+	mac    packet.MAC  // dsr: of the backend, when configured
+	answer answer      // sent in place of the packet
+	quote  *flow.Tuple // ICMP errors: what the quoted packet becomes
+	encap  *encapsulation
+	count  []*tally // what counts the packet when it is forwarded
+	clamp  bool     // lower the MSS option of a SYN
+	// neutral leaves the transport checksum alone (RFC 6296).
+	neutral bool
+}
+
+func drop(r Reason) plan { return plan{action: Drop, reason: r} }
+func pass(r Reason) plan { return plan{action: Pass, reason: r} }
+
+// tally counts packets of a service, backend or rule.
+type tally struct{ packets, bytes uint64 }
+
+func (m *Model) receive(in Arrival) Outcome {
+	v, action, reason := read(in.Frame)
+	if v == nil {
+		return Outcome{Action: action, Reason: reason}
+	}
+	if v.firewalled(m, in.Interface) {
+		return Outcome{Action: Drop, Reason: ReasonDenied}
+	}
+	return m.apply(in, v, m.decide(in, v))
+}
+
+// decide finds what is to be done with a packet. The order matters: what is known
+// goes before what is new, the published before the private.
+func (m *Model) decide(in Arrival, v *view) plan {
+	if v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
+		v.dst.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}) || v.kind == icmpLink {
+		return pass(ReasonNotRouted)
+	}
+	if v.later {
+		return m.laterFragment(in, v)
+	}
+	p := m.decideWhole(in, v)
+	if v.first && p.action == Forward {
+		m.rememberFragment(v, p)
+	}
+	return p
+}
+
+func (m *Model) decideWhole(in Arrival, v *view) plan {
+	if v.kind == icmpError {
+		return m.icmpError(in, v)
+	}
+	if h := m.sessions[v.tuple()]; h != nil {
+		return m.known(v, h)
+	}
+	if s, l := m.serviceOf(v, in.Interface); s != nil {
+		return m.newService(in, v, s, l)
+	}
+	if p, ok := m.serviceReply(v); ok {
+		return p
+	}
+	if p, ok := m.inbound(in, v); ok {
+		return p
+	}
+	if p, ok := m.stateless(in, v); ok {
+		return p
+	}
+	if p, ok := m.outbound(in, v); ok {
+		return p
+	}
+	return pass(ReasonNotOurs)
+}
+
+// firewalled applies the rules of the first hook in their order.
+func (v *view) firewalled(m *Model, iface string) bool {
+	for i := range m.config.Firewall.Rules {
+		r := &m.config.Firewall.Rules[i]
+		if r.Hook != config.HookIngress || r.In != "" && r.In != iface || r.Protocol != flow.Any && r.Protocol != v.protocol ||
+			!m.matches(r.Source, v.src.Addr()) || !m.matches(r.Destination, v.dst.Addr()) || !inPorts(r.Ports, v.dst.Port()) {
+			continue
+		}
+		switch r.Action {
+		case config.ActionDrop:
+			return true
+		case config.ActionAccept:
+			return false
+		}
+	}
+	return false
+}
+
+func (m *Model) matches(want config.Match, a netip.Addr) bool {
+	switch {
+	case want.Set != "":
+		return m.inSet(want.Set, a)
+	case want.Prefix.IsValid():
+		return want.Prefix.Contains(a)
+	}
+	return true
+}
+
+func (m *Model) inSet(name string, a netip.Addr) bool {
+	for _, p := range m.config.Firewall.Sets[name] {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func inPorts(ranges []flow.Ports, port uint16) bool {
+	for _, r := range ranges {
+		if r.Contains(port) {
+			return true
+		}
+	}
+	return len(ranges) == 0
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// outsideKey is an endpoint of a pool. Each protocol has ports of its own; the
+// identifiers of ICMP queries are those of its two versions together.
+type outsideKey struct {
+	protocol flow.Protocol
+	endpoint netip.AddrPort
+}
+
+func portClass(p flow.Protocol) flow.Protocol {
+	if p == flow.ICMPv6 {
+		return flow.ICMP
+	}
+	return p
+}
+
+// expand lists the addresses of ranges, of one family, in order.
+func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
+	var out []netip.Addr
+	for _, r := range ranges {
+		for a := r.First; r.Contains(a) && a.Is6() == v6 && len(out) < 1<<16; a = a.Next() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// request asks a pool for a port.
+type request struct {
+	addresses []netip.Addr
+	protocol  flow.Protocol
+	wanted    uint16     // the inside port: its parity and range are kept if possible
+	client    *client    // nil without paired pooling
+	inside    netip.Addr // decides the address for clients that have none yet
+	ports     flow.Ports
+	block     int
+	blocks    *[]portBlock // of the client, when ports are given out in blocks
+	fixed     *portBlock   // deterministic: the only block
+	holder    netip.AddrPort
+}
+
+// portBlock is a run of ports on one address.
+type portBlock struct {
+	address netip.Addr
+	ports   flow.Ports
+}
+
+// allocate gives out an endpoint. RFC 6888 REQ-2: a client that has an address
+// keeps it, even when its ports run out.
+func (m *Model) allocate(r request) (outsideKey, bool) {
+	for _, address := range m.addressOrder(r) {
+		if key, ok := m.allocateOn(r, address); ok {
+			m.outsideTaken(key)
+			if r.client != nil {
+				r.client.address = address
+			}
+			return key, true
+		}
+	}
+	return outsideKey{}, false
+}
+
+func (m *Model) outsideTaken(key outsideKey) { delete(m.ports, key) }
+
+// addressOrder lists the addresses to try.
+func (m *Model) addressOrder(r request) []netip.Addr {
+	switch {
+	case r.fixed != nil:
+		return []netip.Addr{r.fixed.address}
+	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0:
+		return []netip.Addr{r.client.address}
+	}
+	order := slices.Clone(r.addresses)
+	if len(order) == 0 {
+		return nil
+	}
+	start := m.random.IntN(len(order))
+	if a, ok := m.actualSource(); ok && slices.Contains(order, a.Addr()) {
+		start = slices.Index(order, a.Addr())
+	}
+	return append(order[start:], order[:start]...)
+}
+
+// actualSource returns what the datapath under judgement put in the place of the
+// source.
+func (m *Model) actualSource() (netip.AddrPort, bool) {
+	if m.actual == nil || len(m.actual.Out) == 0 {
+		return netip.AddrPort{}, false
+	}
+	v, _, reason := read(m.actual.Out[0].Frame)
+	if v == nil || reason != "" || v.kind == icmpError {
+		return netip.AddrPort{}, false
+	}
+	return v.src, true
+}
+
+// allocateOn gives out a port of one address: with the parity and the range of
+// the wanted one if there is any (RFC 4787 REQ-3a, REQ-4), else any.
+func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
+	spans := []flow.Ports{r.ports}
+	switch {
+	case r.fixed != nil:
+		spans = []flow.Ports{r.fixed.ports}
+	case r.blocks != nil:
+		spans = nil
+		for _, b := range *r.blocks {
+			if b.address == address {
+				spans = append(spans, b.ports)
+			}
+		}
+	}
+	if key, ok := m.search(r, address, spans); ok || r.blocks == nil || r.fixed != nil {
+		return key, ok
+	}
+	block, ok := m.freeBlock(r, address)
+	if !ok {
+		return outsideKey{}, false
+	}
+	*r.blocks = append(*r.blocks, block)
+	return m.search(r, address, []flow.Ports{block.ports})
+}
+
+// search looks for a free port in the spans, in three rounds: range and parity,
+// range, any.
+func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
+	rounds := []func(port uint16) bool{
+		func(p uint16) bool { return p&1 == r.wanted&1 && (p < 1024) == (r.wanted < 1024) },
+		func(p uint16) bool { return (p < 1024) == (r.wanted < 1024) },
+		func(p uint16) bool { return true },
+	}
+	if !m.sameClassPossible(r, spans) { // a class that the rule does not have: parity still counts
+		rounds[0] = func(p uint16) bool { return p&1 == r.wanted&1 }
+	}
+	key := outsideKey{protocol: portClass(r.protocol)}
+	for _, suits := range rounds {
+		if a, ok := m.actualSource(); ok && a.Addr() == address && suits(a.Port()) && within(spans, a.Port()) {
+			if key.endpoint = a; m.free(key, r.holder) {
+				return key, true
+			}
+		}
+		for _, span := range spans {
+			n := span.Len()
+			start := 0
+			if n > 0 {
+				start = m.random.IntN(n)
+			}
+			for i := range n {
+				port := span.First + uint16((start+i)%n)
+				key.endpoint = netip.AddrPortFrom(address, port)
+				if suits(port) && m.free(key, r.holder) {
+					return key, true
+				}
+			}
+		}
+	}
+	return outsideKey{}, false
+}
+
+func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
+	for _, s := range spans {
+		if r.wanted < 1024 && s.First < 1024 || r.wanted >= 1024 && s.Last >= 1024 {
+			return true
+		}
+	}
+	return false
+}
+
+func within(spans []flow.Ports, port uint16) bool {
+	for _, s := range spans {
+		if s.Contains(port) {
+			return true
+		}
+	}
+	return false
+}
+
+// free reports whether nobody has the endpoint: no binding, no session, no
+// listener, and it is not held for who had it before (RFC 6888 REQ-8).
+func (m *Model) free(key outsideKey, holder netip.AddrPort) bool {
+	if m.outside[key] != nil {
+		return false
+	}
+	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {
+		return false
+	}
+	for _, s := range m.services {
+		if _, ok := s.listens(key.protocol, key.endpoint, ""); ok {
+			return false
+		}
+	}
+	return true
+}
+
+// freeBlock finds a block of ports in which nobody has any.
+func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
+	n := r.ports.Len() / r.block
+	if n == 0 {
+		return portBlock{}, false
+	}
+	start := m.random.IntN(n)
+	if a, ok := m.actualSource(); ok && a.Addr() == address && r.ports.Contains(a.Port()) {
+		start = int(a.Port()-r.ports.First) / r.block
+	}
+	taken := map[portBlock]bool{}
+	for _, c := range m.clients {
+		for _, b := range c.blocks {
+			taken[b] = true
+		}
+	}
+	for i := range n {
+		first := r.ports.First + uint16((start+i)%n*r.block)
+		b := portBlock{address, flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
+		if !taken[b] {
+			return b, true
+		}
+	}
+	return portBlock{}, false
+}
+
+// deterministicBlock computes the block of an inside address (RFC 7422 §2): inside
+// addresses in order fill the blocks of the first outside address, then those of
+// the next.
+func deterministicBlock(sources []netip.Prefix, pool []netip.Addr, ports flow.Ports, block int, inside netip.Addr) (portBlock, bool) {
+	perAddress := ports.Len() / block
+	index := 0
+	for _, p := range sources {
+		if p.Contains(inside) {
+			index += distance(p.Masked().Addr(), inside)
+			if perAddress == 0 || index/perAddress >= len(pool) {
+				return portBlock{}, false
+			}
+			first := ports.First + uint16(index%perAddress*block)
+			return portBlock{pool[index/perAddress], flow.Ports{First: first, Last: first + uint16(block) - 1}}, true
+		}
+		index += 1 << min(p.Addr().BitLen()-p.Bits(), 24)
+	}
+	return portBlock{}, false
+}
+
+// distance is how far b lies above a, in their last 32 bits.
+func distance(a, b netip.Addr) int {
+	x, y := a.AsSlice(), b.AsSlice()
+	return int(binary.BigEndian.Uint32(y[len(y)-4:]) - binary.BigEndian.Uint32(x[len(x)-4:]))
+}

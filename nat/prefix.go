@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// embed writes an IPv4 address into an RFC 6052 prefix (§2.2). Bits 64 to 71 stay
+// zero.
+func embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
+	b := prefix.Masked().Addr().As16()
+	at := prefix.Bits() / 8
+	for _, octet := range a.As4() {
+		if at == 8 {
+			at++
+		}
+		b[at] = octet
+		at++
+	}
+	return netip.AddrFrom16(b)
+}
+
+// extract reads the IPv4 address from an address in an RFC 6052 prefix (§2.3).
+func extract(prefix netip.Prefix, a netip.Addr) (netip.Addr, bool) {
+	if !prefix.Contains(a) {
+		return netip.Addr{}, false
+	}
+	b := a.As16()
+	var v [4]byte
+	at := prefix.Bits() / 8
+	for i := range v {
+		if at == 8 {
+			at++
+		}
+		v[i] = b[at]
+		at++
+	}
+	return netip.AddrFrom4(v), true
+}
+
+// prefix is one direction of a stateless rule: addresses in from become addresses
+// in to.
+type prefix struct {
+	rule     *rule
+	from, to netip.Prefix
+	source   bool // matches sources (leaving); otherwise destinations (entering)
+	eam      bool
+}
+
+// addPrefixes enters a static, npt66 or siit rule.
+func (m *Model) addPrefixes(r *rule) {
+	if r.Type == config.NATSIIT {
+		for _, e := range r.EAM {
+			m.prefixes = append(m.prefixes, &prefix{rule: r, from: e.IPv4.Masked(), to: e.IPv6.Masked(), eam: true},
+				&prefix{rule: r, from: e.IPv6.Masked(), to: e.IPv4.Masked(), eam: true})
+		}
+		return
+	}
+	m.prefixes = append(m.prefixes, &prefix{rule: r, from: r.Internal.Masked(), to: r.External.Masked(), source: true},
+		&prefix{rule: r, from: r.External.Masked(), to: r.Internal.Masked()})
+}
+
+// stateless handles packets of static, npt66 and siit rules.
+func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
+	if p, ok := m.siit(in, v); ok {
+		return p, true
+	}
+	src, dst := v.src.Addr(), v.dst.Addr()
+	from, to := m.translate(src, true), m.translate(dst, false)
+	if from != nil && !from.rule.applies(m, in, dst, true) {
+		from = nil
+	}
+	if to != nil && !to.rule.applies(m, in, src, false) {
+		to = nil
+	}
+	if from != nil && to == nil && contains(from.rule.Except, dst) {
+		return pass(ReasonExcepted), true
+	}
+	if from == nil && to == nil {
+		return plan{}, false
+	}
+	p := plan{action: Forward, reason: ReasonStatic, neutral: true}
+	for _, half := range []struct {
+		p *prefix
+		a *netip.Addr
+	}{{from, &src}, {to, &dst}} {
+		if half.p == nil {
+			continue
+		}
+		a, ok := half.p.apply(*half.a)
+		if !ok {
+			return drop(ReasonUntranslatable), true
+		}
+		*half.a = a
+		p.neutral = p.neutral && half.p.rule.Type == config.NATNPT66
+		p.clamp = p.clamp || half.p.rule.MSSClamp
+		p.count = append(p.count, &half.p.rule.tally)
+	}
+	p.to = flow.Tuple{Protocol: v.protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
+	return p, true
+}
+
+// applies checks the interfaces of a prefix rule: out is the outside. A leaving
+// packet goes out there, unless it is turned round to another outside address;
+// an entering one comes in there.
+func (r *rule) applies(m *Model, in Arrival, other netip.Addr, leaving bool) bool {
+	switch {
+	case leaving && r.In != "" && r.In != in.Interface:
+		return false
+	case leaving && r.Out != "":
+		next, ok := m.host.route(other)
+		return ok && (next.Name == r.Out || m.translate(other, false) != nil)
+	}
+	return true
+}
+
+// translate returns the longest prefix that matches the address in its role.
+func (m *Model) translate(a netip.Addr, source bool) *prefix {
+	var best *prefix
+	for _, p := range m.prefixes {
+		if !p.eam && p.source == source && p.from.Contains(a) && (best == nil || p.from.Bits() > best.from.Bits()) {
+			best = p
+		}
+	}
+	return best
+}
+
+// apply rewrites one address.
+func (p *prefix) apply(a netip.Addr) (netip.Addr, bool) {
+	if p.rule.Type == config.NATNPT66 {
+		return npt66(p.from, p.to, a)
+	}
+	return swap(p.from, p.to, a), true
+}
+
+// swap puts the bits of a behind from's length behind to's length.
+func swap(from, to netip.Prefix, a netip.Addr) netip.Addr {
+	suffix := a.AsSlice()
+	out := to.Addr().AsSlice()
+	n, k := from.Bits(), to.Bits()
+	for i := 0; n+i < len(suffix)*8 && k+i < len(out)*8; i++ {
+		if suffix[(n+i)/8]&(0x80>>((n+i)%8)) != 0 {
+			out[(k+i)/8] |= 0x80 >> ((k + i) % 8)
+		}
+	}
+	r, _ := netip.AddrFromSlice(out)
+	return r
+}
+
+// npt66 rewrites a prefix and balances the checksum of the address in another word
+// (RFC 6296 §3): the subnet word for prefixes of /48 and shorter (§3.4), otherwise
+// the first word of the interface identifier that is not 0xffff (§3.5). An address
+// whose every such word is 0xffff cannot be translated.
+func npt66(from, to netip.Prefix, a netip.Addr) (netip.Addr, bool) {
+	b := swap(from, to, a).As16()
+	was := a.As16()
+	word := 3
+	if from.Bits() > 48 {
+		for word = 4; word < 8 && binary.BigEndian.Uint16(was[2*word:]) == 0xffff; word++ {
+		}
+		if word == 8 {
+			return netip.Addr{}, false
+		}
+	}
+	x, y := from.Addr().As16(), to.Addr().As16()
+	adjustment := onesAdd(onesSum(x[:]), ^onesSum(y[:]))
+	if word == 3 && binary.BigEndian.Uint16(was[6:]) == 0xffff {
+		return netip.Addr{}, false // §3.4: a subnet of 0xffff cannot be mapped
+	}
+	v := onesAdd(binary.BigEndian.Uint16(was[2*word:]), adjustment)
+	if v == 0xffff {
+		v = 0
+	}
+	binary.BigEndian.PutUint16(b[2*word:], v)
+	return netip.AddrFrom16(b), true
+}
+
+func onesAdd(a, b uint16) uint16 {
+	s := uint32(a) + uint32(b)
+	return uint16(s + s>>16)
+}
+
+func onesSum(b []byte) uint16 {
+	var s uint16
+	for ; len(b) > 0; b = b[2:] {
+		s = onesAdd(s, binary.BigEndian.Uint16(b))
+	}
+	return s
+}
+
+// siit handles packets between the families without state: each address by the
+// explicit mapping with the longest prefix, else by the RFC 6052 prefix (RFC 7757
+// §3.2, RFC 7915).
+func (m *Model) siit(in Arrival, v *view) (plan, bool) {
+	for _, r := range m.rules {
+		if r.Type != config.NATSIIT || r.In != "" && r.In != in.Interface {
+			continue
+		}
+		src, dst, ok := m.siitAddresses(r, v)
+		if !ok {
+			continue
+		}
+		if contains(r.Except, v.dst.Addr()) || contains(r.Except, dst) {
+			return pass(ReasonExcepted), true
+		}
+		protocol := v.protocol
+		switch {
+		case v.v6 && protocol == flow.ICMPv6:
+			protocol = flow.ICMP
+		case !v.v6 && protocol == flow.ICMP:
+			protocol = flow.ICMPv6
+		}
+		p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}}
+		p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
+		return p, true
+	}
+	return plan{}, false
+}
+
+func (m *Model) siitAddresses(r *rule, v *view) (src, dst netip.Addr, ok bool) {
+	src, ok = m.siitAddress(r, v.src.Addr())
+	if !ok {
+		return
+	}
+	dst, ok = m.siitAddress(r, v.dst.Addr())
+	// An IPv4 packet is for us only when its destination stands for an IPv6 host;
+	// every IPv4 address has a place in the prefix.
+	if ok && !v.v6 && r.Prefix.IsValid() && m.explicit(r, v.dst.Addr()) == nil {
+		ok = false
+	}
+	return
+}
+
+func (m *Model) explicit(r *rule, a netip.Addr) *prefix {
+	var best *prefix
+	for _, p := range m.prefixes {
+		if p.eam && p.rule == r && p.from.Contains(a) && (best == nil || p.from.Bits() > best.from.Bits()) {
+			best = p
+		}
+	}
+	return best
+}
+
+func (m *Model) siitAddress(r *rule, a netip.Addr) (netip.Addr, bool) {
+	if p := m.explicit(r, a); p != nil {
+		return swap(p.from, p.to, a), true
+	}
+	switch {
+	case !r.Prefix.IsValid():
+		return a, false
+	case a.Is4():
+		return embed(r.Prefix, a), true
+	}
+	return extract(r.Prefix, a)
+}

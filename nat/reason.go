@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+// Reason is why a frame met its Action. The names are those of the eBPF
+// datapath's enum reason, in lower case with hyphens; docs/reasons.md explains
+// each.
+type Reason string
+
+// Reasons that the model gives. A datapath has further ones for what only a
+// real machine meets (a full table, a socket of the host's own).
+const (
+	ReasonFlow                Reason = "flow"
+	ReasonNewFlow             Reason = "new-flow"
+	ReasonStateless           Reason = "stateless"
+	ReasonSYN                 Reason = "syn"
+	ReasonSYNACK              Reason = "syn-ack"
+	ReasonStatic              Reason = "static"
+	ReasonICMPError           Reason = "icmp-error"
+	ReasonFragment            Reason = "fragment"
+	ReasonNotIP               Reason = "not-ip"
+	ReasonNotOurs             Reason = "not-ours"
+	ReasonNotRouted           Reason = "not-routed"
+	ReasonExcepted            Reason = "excepted"
+	ReasonNoNeighbour         Reason = "no-neighbour"
+	ReasonToFragment          Reason = "to-fragment"
+	ReasonNoRoute             Reason = "no-route"
+	ReasonDenied              Reason = "denied"
+	ReasonNotAllowed          Reason = "not-allowed"
+	ReasonTruncated           Reason = "truncated"
+	ReasonBadHeader           Reason = "bad-header"
+	ReasonBadChecksum         Reason = "bad-checksum"
+	ReasonTTLExceeded         Reason = "ttl-exceeded"
+	ReasonTooBig              Reason = "too-big"
+	ReasonNoPort              Reason = "no-port"
+	ReasonClientPorts         Reason = "client-ports"
+	ReasonClientFlows         Reason = "client-flows"
+	ReasonNoBackend           Reason = "no-backend"
+	ReasonLimitRate           Reason = "limit-rate"
+	ReasonLimitClientRate     Reason = "limit-client-rate"
+	ReasonLimitConnections    Reason = "limit-connections"
+	ReasonLimitBackend        Reason = "limit-backend"
+	ReasonStrictTCP           Reason = "strict-tcp"
+	ReasonFiltered            Reason = "filtered"
+	ReasonNoBinding           Reason = "no-binding"
+	ReasonNoFlow              Reason = "no-flow"
+	ReasonErrorWithoutFlow    Reason = "error-without-flow"
+	ReasonOrphanFragment      Reason = "orphan-fragment"
+	ReasonHeldFragment        Reason = "held-fragment"
+	ReasonLoop                Reason = "loop"
+	ReasonUntranslatable      Reason = "untranslatable"
+	ReasonUnsupportedProtocol Reason = "unsupported-protocol"
+)

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// rendering is how a packet is written in its new form.
+type rendering struct {
+	to      flow.Tuple
+	quote   *flow.Tuple // of the packet inside an ICMP error
+	neutral bool        // leave the transport checksum
+	quoted  bool        // v is itself the packet inside an ICMP error
+	id      uint16      // identification of an IPv4 packet made of an IPv6 one
+	// mtu turns the MTU of a "too big" error into the other family's (RFC 7915
+	// §4.2, §5.2).
+	mtu func(uint32) uint32
+}
+
+// render returns the IP packet that v becomes. The hop limit goes down by one,
+// except in quoted packets.
+func render(v *view, r rendering) ([]byte, Reason) {
+	if r.to.Source.Addr().Is6() == v.v6 {
+		return renderSame(v, r)
+	}
+	return renderOther(v, r)
+}
+
+// renderSame rewrites within one family: in place, so that options, extension
+// headers and wrong checksums stay what they are.
+func renderSame(v *view, r rendering) ([]byte, Reason) {
+	b := slices.Clone(v.ip)
+	if v.v6 {
+		copy(b[8:], r.to.Source.Addr().AsSlice())
+		copy(b[24:], r.to.Dest.Addr().AsSlice())
+		if !r.quoted {
+			b[7]--
+		}
+	} else {
+		was := slices.Clone(b[8:20])
+		copy(b[12:], r.to.Source.Addr().AsSlice())
+		copy(b[16:], r.to.Dest.Addr().AsSlice())
+		if !r.quoted {
+			b[8]--
+		}
+		now := slices.Clone(b[8:20])
+		was[2], was[3], now[2], now[3] = 0, 0, 0, 0
+		sum := packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, now)
+		binary.BigEndian.PutUint16(b[10:], sum)
+	}
+	return b, renderTransport(v, r, b[v.header:], v.protocol)
+}
+
+// renderTransport rewrites ports, identifiers, checksums and quoted packets of a
+// packet that keeps its family, in p.
+func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Reason {
+	if v.later {
+		return ""
+	}
+	switch protocol {
+	case flow.TCP, flow.UDP:
+		before := slices.Clone(p[:4])
+		binary.BigEndian.PutUint16(p, r.to.Source.Port())
+		binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
+		return adjust(v, p, protocol, r, before, slices.Clone(p[:4]))
+	case flow.ICMP, flow.ICMPv6:
+		if v.kind == icmpError && r.quote != nil {
+			return renderError(v, r, p)
+		}
+		if v.kind != icmpQuery && v.kind != icmpReply {
+			return adjust(v, p, protocol, r, nil, nil)
+		}
+		before := slices.Clone(p[4:6])
+		binary.BigEndian.PutUint16(p[4:], r.to.Source.Port())
+		return adjust(v, p, protocol, r, before, slices.Clone(p[4:6]))
+	}
+	return ""
+}
+
+// checksumAt returns where the checksum of a transport header stands, and whether
+// it covers a pseudo header.
+func checksumAt(p flow.Protocol) (at int, pseudo, ok bool) {
+	switch p {
+	case flow.TCP:
+		return 16, true, true
+	case flow.UDP:
+		return 6, true, true
+	case flow.ICMP:
+		return 2, false, true
+	case flow.ICMPv6:
+		return 2, true, true
+	}
+	return 0, false, false
+}
+
+// adjust updates the transport checksum for replaced words and addresses (RFC
+// 1624), where the checksum is in the packet at all.
+func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, after []byte) Reason {
+	at, pseudo, ok := checksumAt(protocol)
+	if !ok || len(p) < at+2 || r.neutral {
+		return ""
+	}
+	sum := binary.BigEndian.Uint16(p[at:])
+	if protocol == flow.UDP && sum == 0 && !v.v6 {
+		return "" // RFC 768: no checksum
+	}
+	if pseudo {
+		before = append(before, addresses(v.src.Addr(), v.dst.Addr())...)
+		after = append(after, addresses(r.to.Source.Addr(), r.to.Dest.Addr())...)
+	}
+	sum = packet.UpdateChecksum(sum, before, after)
+	if protocol == flow.UDP && sum == 0 {
+		sum = 0xffff
+	}
+	binary.BigEndian.PutUint16(p[at:], sum)
+	return ""
+}
+
+func addresses(src, dst netip.Addr) []byte { return append(src.AsSlice(), dst.AsSlice()...) }
+
+// renderError rewrites the packet that an ICMP error quotes, in place (RFC 5508
+// REQ-4, REQ-5), and the error's checksum.
+func renderError(v *view, r rendering, p []byte) Reason {
+	inner, reason := renderSame(v.quoted, rendering{to: *r.quote, quoted: true, neutral: r.neutral})
+	if reason != "" {
+		return reason
+	}
+	before, after := slices.Clone(p[8:8+len(inner)]), inner
+	if len(inner)%2 == 1 {
+		before, after = append(before, 0), append(slices.Clone(inner), 0)
+	}
+	copy(p[8:], inner)
+	return adjust(v, p, v.protocol, r, before, after)
+}
+
+// renderOther translates between the families (RFC 7915).
+func renderOther(v *view, r rendering) ([]byte, Reason) {
+	payload, protocol, reason := translatePayload(v, r)
+	if reason != "" {
+		return nil, reason
+	}
+	if v.v6 {
+		return header4(v, r, payload, protocol), ""
+	}
+	return header6(v, r, payload, protocol), ""
+}
+
+// header6 puts an IPv6 header in the place of an IPv4 one (RFC 7915 §4.1).
+func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
+	b := make([]byte, 40, 48+len(payload))
+	b[0], b[1] = 6<<4|v.tos>>4, v.tos<<4
+	b[6], b[7] = byte(protocol), v.ttl
+	if !r.quoted {
+		b[7]--
+	}
+	copy(b[8:], r.to.Source.Addr().AsSlice())
+	copy(b[24:], r.to.Dest.Addr().AsSlice())
+	if v.first || v.later {
+		b[6] = nextFragment
+		f := make([]byte, 8)
+		f[0] = byte(protocol)
+		word := v.offset
+		if v.ip[6]&0x20 != 0 {
+			word |= 1
+		}
+		binary.BigEndian.PutUint16(f[2:], word)
+		binary.BigEndian.PutUint32(f[4:], v.id)
+		b = append(b, f...)
+	}
+	// The length is what the original says: a quoted packet may be cut off.
+	length := int(binary.BigEndian.Uint16(v.ip[2:])) - v.header + len(b) - 40
+	if !r.quoted {
+		length = len(b) - 40 + len(payload)
+	}
+	binary.BigEndian.PutUint16(b[4:], uint16(length))
+	return append(b, payload...)
+}
+
+// smallPacket is the largest IPv4 packet that a translator sends without DF (RFC
+// 7915 §5.1): it fits the smallest IPv6 MTU when it is translated back.
+const smallPacket = 1260
+
+// header4 puts an IPv4 header in the place of an IPv6 one (RFC 7915 §5.1).
+func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
+	b := make([]byte, 20, 20+len(payload))
+	b[0], b[1] = 4<<4|5, v.tos
+	length := 20 + len(payload)
+	if r.quoted {
+		length = 20 + 40 + int(binary.BigEndian.Uint16(v.ip[4:])) - v.header
+	}
+	binary.BigEndian.PutUint16(b[2:], uint16(length))
+	switch {
+	case v.fragmentAt > 0:
+		word := v.offset / 8
+		if v.ip[v.fragmentAt+3]&1 != 0 {
+			word |= 0x2000
+		}
+		binary.BigEndian.PutUint16(b[4:], uint16(v.id))
+		binary.BigEndian.PutUint16(b[6:], word)
+	case length > smallPacket:
+		binary.BigEndian.PutUint16(b[4:], r.id)
+		b[6] = 0x40
+	default:
+		binary.BigEndian.PutUint16(b[4:], r.id)
+	}
+	b[8], b[9] = v.ttl, byte(protocol)
+	if !r.quoted {
+		b[8]--
+	}
+	copy(b[12:], r.to.Source.Addr().AsSlice())
+	copy(b[16:], r.to.Dest.Addr().AsSlice())
+	binary.BigEndian.PutUint16(b[10:], packet.Checksum(b))
+	return append(b, payload...)
+}
+
+// translatePayload returns the transport segment in the other family's form.
+func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
+	p := slices.Clone(v.payload())
+	if v.later {
+		switch v.protocol {
+		case flow.ICMP:
+			return p, flow.ICMPv6, ""
+		case flow.ICMPv6:
+			return p, flow.ICMP, ""
+		}
+		return p, v.protocol, ""
+	}
+	switch v.protocol {
+	case flow.TCP, flow.UDP:
+		if v.protocol == flow.UDP && !v.v6 && binary.BigEndian.Uint16(p[6:]) == 0 {
+			return zeroChecksum(v, r, p)
+		}
+		return p, v.protocol, renderTransport(v, r, p, v.protocol)
+	case flow.ICMP, flow.ICMPv6:
+		return translateICMP(v, r, p)
+	}
+	return nil, 0, ReasonUnsupportedProtocol
+}
+
+// zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5). Of
+// a fragment it cannot be known.
+func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+	if v.first {
+		return nil, 0, ReasonUntranslatable
+	}
+	binary.BigEndian.PutUint16(p, r.to.Source.Port())
+	binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
+	if r.quoted {
+		return p, flow.UDP, "" // nobody checks it (RFC 5508 REQ-3c)
+	}
+	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p)
+	if sum == 0 {
+		sum = 0xffff
+	}
+	binary.BigEndian.PutUint16(p[6:], sum)
+	return p, flow.UDP, ""
+}

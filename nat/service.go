@@ -1,0 +1,565 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// service is a configured service, or a port-forward rule, with its state.
+type service struct {
+	*config.Service
+	tally
+	rule        *rule // of a port-forward
+	state       []datapath.State
+	backends    []backend
+	table       []uint16 // slots of indices into Backends
+	sequence    int
+	active      int
+	connections uint64
+	refused     uint64
+	sticky      map[string]sticky
+	credit      map[netip.Addr]time.Duration // when the next new connection conforms; the zero Addr is the whole service
+}
+
+type backend struct {
+	tally
+	active      int
+	connections uint64
+}
+
+type sticky struct {
+	backend int
+	seen    time.Duration
+}
+
+func newService(c *config.Service) (*service, error) {
+	if c.ClientAddress != config.ClientAddressNone && c.ClientAddress != "" || c.SYNCookies {
+		return nil, fmt.Errorf("service %s: the model knows neither client-address nor syn-cookies", c.Name)
+	}
+	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
+		sticky: map[string]sticky{}, credit: map[netip.Addr]time.Duration{}}
+	for i, b := range c.Backends {
+		if b.Drain {
+			s.state[i] = datapath.Drain
+		}
+	}
+	s.schedule()
+	return s, nil
+}
+
+// portForward makes a service of a port-forward rule: one backend, always up.
+func portForward(r *rule) *service {
+	c := &config.Service{Name: r.Name, Listen: []config.Listen{*r.Listen}, Protocol: r.Protocol, Mode: config.ModeDNAT,
+		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp,
+		Backends: []config.Backend{{Name: r.Name, Address: r.To.Address, Port: r.To.Port, Weight: 1, Priority: 1}}}
+	s := &service{Service: c, rule: r, state: make([]datapath.State, 1), backends: make([]backend, 1)}
+	s.schedule()
+	return s
+}
+
+// schedule fills the slots anew after a change of a backend's state.
+func (s *service) schedule() {
+	active := datapath.Service{Service: s.Service, State: s.state}.Active()
+	members := make([]balance.Member, len(active))
+	for i, a := range active {
+		b := s.Backends[a]
+		members[i] = balance.Member{Key: netip.AddrPortFrom(b.Address, b.Port).String(), Weight: b.Weight}
+	}
+	var slots []uint16
+	if s.hashes() {
+		slots = balance.Maglev(members, balance.TableSize(len(s.Backends)))
+	} else {
+		if s.Scheduler == config.SchedulerRR || s.Scheduler == config.SchedulerLC {
+			for i := range members {
+				members[i].Weight = 1
+			}
+		}
+		for _, i := range balance.Smooth(members) {
+			slots = append(slots, uint16(i))
+		}
+	}
+	s.table = nil
+	for _, i := range slots {
+		s.table = append(s.table, uint16(active[i]))
+	}
+}
+
+// hashes reports whether the scheduler gives the same backend for the same packet
+// without remembering.
+func (s *service) hashes() bool {
+	switch s.Scheduler {
+	case config.SchedulerMaglev, config.SchedulerSourceHash, config.SchedulerSymmetricHash:
+		return true
+	}
+	return false
+}
+
+// listens returns the listener that an endpoint matches; an empty interface
+// matches every listener.
+func (s *service) listens(p flow.Protocol, to netip.AddrPort, iface string) (config.Listen, bool) {
+	if s.Protocol != flow.Any && s.Protocol != p {
+		return config.Listen{}, false
+	}
+	for _, l := range s.Listen {
+		if l.Address == to.Addr() && inPorts(l.Ports, to.Port()) && (l.Interface == "" || iface == "" || l.Interface == iface) {
+			return l, true
+		}
+	}
+	return config.Listen{}, false
+}
+
+// serviceOf returns the service that a packet is for: one that names its port goes
+// before one that takes every port.
+func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
+	var wide *service
+	var listen config.Listen
+	for _, s := range m.services {
+		if s.rule != nil && s.rule.In != "" && s.rule.In != iface {
+			continue
+		}
+		if v.protocol == flow.ICMP || v.protocol == flow.ICMPv6 {
+			continue // the host itself answers for its service addresses
+		}
+		l, ok := s.listens(v.protocol, v.dst, iface)
+		switch {
+		case !ok:
+		case len(l.Ports) > 0:
+			return s, l
+		case wide == nil:
+			wide, listen = s, l
+		}
+	}
+	return wide, listen
+}
+
+const (
+	tcpOpening = packet.SYN | packet.ACK | packet.RST
+	tcpSYN     = packet.SYN
+)
+
+// statelessSYN reports whether a SYN to the service leaves no state behind: the
+// hash gives the same backend again, and the backend's answer is recognised by
+// its endpoint.
+func (s *service) statelessSYN(m *Model) bool {
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && s.unambiguous(m)
+}
+
+// unambiguous reports whether every backend of the service answers for one
+// virtual endpoint only, among all services.
+func (s *service) unambiguous(m *Model) bool {
+	for _, b := range s.Backends {
+		found := 0
+		for _, o := range m.services {
+			for _, ob := range o.Backends {
+				if ob.Address == b.Address && (ob.Port == b.Port || ob.Port == 0 || b.Port == 0) && (o.Protocol == s.Protocol || o.Protocol == flow.Any) {
+					found += o.endpoints(ob)
+				}
+			}
+		}
+		if found != 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// endpoints counts the virtual endpoints that one endpoint of the backend can
+// stand for.
+func (s *service) endpoints(b config.Backend) int {
+	n := 0
+	for _, l := range s.Listen {
+		switch {
+		case b.Port == 0:
+			n++ // each port is its own
+		case len(l.Ports) == 0:
+			n += 65536
+		default:
+			for _, p := range l.Ports {
+				n += p.Len()
+			}
+		}
+	}
+	return n
+}
+
+// newService handles a packet to a service that belongs to no session.
+func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) plan {
+	if reason := s.refuses(m, v); reason != "" {
+		s.refused++
+		return drop(reason)
+	}
+	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
+	if v.protocol == flow.TCP && !syn && s.Limits.StrictTCP && !s.statelessSYN(m) {
+		s.refused++
+		return drop(ReasonStrictTCP)
+	}
+	stateless := s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && s.hashes()
+	keepsNone := stateless || s.statelessSYN(m) && syn
+	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !keepsNone {
+		return drop(ReasonNoFlow)
+	}
+	if v.protocol != flow.TCP && v.protocol != flow.UDP && !stateless {
+		return drop(ReasonUnsupportedProtocol)
+	}
+	i, reason := s.choose(m, v, !stateless)
+	if reason != "" {
+		s.refused++
+		p := drop(reason)
+		if reason == ReasonNoBackend {
+			p.answer = map[config.WhenDown]answer{config.WhenDownReset: reset, config.WhenDownReject: portUnreachable}[s.WhenDown]
+		}
+		return p
+	}
+	if keepsNone {
+		reason := ReasonStateless
+		if syn && !stateless {
+			reason = ReasonSYN
+		}
+		return s.withoutSession(v, i, reason)
+	}
+	return m.openService(in, v, s, i)
+}
+
+// endpoint returns where a packet to the service goes on backend i.
+func (s *service) endpoint(i int, port uint16) netip.AddrPort {
+	if b := s.Backends[i]; b.Port != 0 {
+		return netip.AddrPortFrom(b.Address, b.Port)
+	}
+	return netip.AddrPortFrom(s.Backends[i].Address, port)
+}
+
+// towards completes the plan of a packet to backend i for the modes that do not
+// rewrite its destination.
+func (s *service) towards(p *plan, v *view, i int) {
+	switch s.Mode {
+	case config.ModeDSR:
+		p.to, p.via, p.mac = v.tuple(), s.Backends[i].Address, packet.MAC(s.Backends[i].MAC)
+	case config.ModeTunnel:
+		p.to, p.via, p.encap = v.tuple(), s.Backends[i].Address, &encapsulation{Tunnel: s.Tunnel, to: s.Backends[i].Address}
+	}
+}
+
+// withoutSession forwards a packet of which nothing is remembered.
+func (s *service) withoutSession(v *view, i int, reason Reason) plan {
+	p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &s.backends[i].tally}, clamp: s.MSSClamp}
+	p.to.Dest = s.endpoint(i, v.dst.Port())
+	s.towards(&p, v, i)
+	return p
+}
+
+// openService makes the session of a packet to backend i.
+func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
+	to := s.endpoint(i, v.dst.Port())
+	n := &session{service: s, backend: i, rule: s.rule}
+	n.tuple[0] = v.tuple()
+	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}
+	switch {
+	case s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel:
+		reply = v.tuple().Reverse()
+	case s.Mode == config.ModeFullNAT:
+		key, reason := m.fullnatSource(s, v, to)
+		if reason != "" {
+			s.refused++
+			return drop(reason)
+		}
+		reply.Dest, n.port = key.endpoint, &key
+	case s.rule != nil:
+		b, refusal, hairpin := m.forwardHairpin(in, v, s.rule, to)
+		if hairpin && b == nil {
+			return refusal
+		}
+		if hairpin {
+			n.binding, n.client, reply.Dest = b, b.client, b.outside.endpoint
+		}
+	}
+	n.tuple[1] = reply
+	n.client = m.countClient(s, n.client, v.src.Addr())
+	s.connections++
+	s.backends[i].connections++
+	m.addSession(n)
+	return m.first(v, n)
+}
+
+// countClient returns the quota entry of a client of the service: IPv6 clients
+// count by /64.
+func (m *Model) countClient(s *service, c *client, a netip.Addr) *client {
+	if c != nil || s.Limits.ConnectionsPerClient == 0 {
+		return c
+	}
+	return m.client(clientKey{service: s, address: clientAddress(a)})
+}
+
+func clientAddress(a netip.Addr) netip.Addr {
+	if a.Is6() {
+		return netip.PrefixFrom(a, 64).Masked().Addr()
+	}
+	return a
+}
+
+// fullnatSource gives out the source endpoint of a fullnat session.
+func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKey, Reason) {
+	addresses := expand(s.SourcePool, to.Addr().Is6())
+	if len(addresses) == 0 {
+		if next, ok := m.host.route(to.Addr()); ok {
+			if a, ok := next.address(to.Addr().Is6()); ok {
+				addresses = []netip.Addr{a}
+			}
+		}
+	}
+	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), inside: v.src.Addr(),
+		ports: flow.Ports{First: 1024, Last: 65535}})
+	if !ok {
+		return key, ReasonNoPort
+	}
+	m.ports[key] = forever
+	return key, ""
+}
+
+// forwardHairpin gives an inside client of a port-forward an outside source when
+// the inside server would otherwise answer it directly.
+func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.AddrPort) (*binding, plan, bool) {
+	next, ok := m.host.route(to.Addr())
+	if !ok || next.Name != in.Interface || forward.Hairpin == config.SwitchOff {
+		return nil, plan{}, false
+	}
+	r := m.hairpinRule(nil, in, v)
+	if r == nil {
+		return nil, plan{}, false
+	}
+	b, refusal := m.bindingFor(r, v, v.dst)
+	if b != nil {
+		b.remotes[v.dst.Addr()] = true
+	}
+	return b, refusal, true
+}
+
+// refuses checks what is looked at only for new connections: sets and limits.
+func (s *service) refuses(m *Model, v *view) Reason {
+	in := func(names []string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
+	}
+	switch {
+	case in(s.Deny):
+		return ReasonDenied
+	case len(s.Allow) > 0 && !in(s.Allow):
+		return ReasonNotAllowed
+	case s.Limits.Connections > 0 && s.active >= s.Limits.Connections:
+		return ReasonLimitConnections
+	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
+		return ReasonClientFlows
+	case !s.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+		return ReasonLimitRate
+	case !s.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
+		return ReasonLimitClientRate
+	}
+	return ""
+}
+
+// conforms is a leaky bucket that takes one second's worth at once.
+func (s *service) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
+	if r.IsZero() {
+		return true
+	}
+	each := time.Duration(float64(time.Second) / r.PerSecond())
+	burst := max(time.Second, each)
+	next := max(s.credit[who], now)
+	if next-now > burst-each {
+		return false
+	}
+	s.credit[who] = next + each
+	return true
+}
+
+// choose picks a backend: a pinned or persistent client's own, else the
+// scheduler's.
+func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
+	if i, ok := s.pinned(v); ok {
+		return i, ""
+	}
+	key := s.stickyKey(v)
+	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && s.state[k.backend] != datapath.Down {
+		s.sticky[key] = sticky{k.backend, m.now}
+		return k.backend, ""
+	}
+	if len(s.table) == 0 {
+		return 0, ReasonNoBackend
+	}
+	i, ok := s.scheduled(m, v)
+	if !ok {
+		return 0, ReasonLimitBackend
+	}
+	if key != "" && remember {
+		s.sticky[key] = sticky{i, m.now}
+	}
+	return i, ""
+}
+
+func (s *service) pinned(v *view) (int, bool) {
+	for _, p := range s.Sessions {
+		if !p.Client.Contains(v.src.Addr()) {
+			continue
+		}
+		for i, b := range s.Backends {
+			if b.Name == p.Backend && s.state[i] == datapath.Up {
+				return i, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func (s *service) stickyKey(v *view) string {
+	if s.Persistence == nil {
+		return ""
+	}
+	key := "client"
+	for _, k := range s.Persistence.Key {
+		switch k {
+		case config.KeySourceAddress:
+			key += " " + v.src.Addr().String()
+		case config.KeySourcePort:
+			key += fmt.Sprint(" ", v.src.Port())
+		case config.KeyDestAddress:
+			key += " " + v.dst.Addr().String()
+		default:
+			key += fmt.Sprint(" ", v.dst.Port())
+		}
+	}
+	return key
+}
+
+// scheduled asks the scheduler. A backend that has all its connections is passed
+// over.
+func (s *service) scheduled(m *Model, v *view) (int, bool) {
+	start := 0
+	switch {
+	case s.hashes():
+		start = balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))
+	case s.Scheduler == config.SchedulerRandom:
+		start = m.random.IntN(len(s.table))
+	default:
+		start = s.sequence % len(s.table)
+		s.sequence++
+	}
+	if i, ok := s.actualBackend(m, v); ok && !s.hashes() {
+		return i, true
+	}
+	for n := range s.table {
+		if i := int(s.table[(start+n)%len(s.table)]); !s.full(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func (s *service) full(i int) bool {
+	limit := s.Backends[i].MaxConnections
+	if limit == 0 || s.Limits.ConnectionsPerBackend > 0 && s.Limits.ConnectionsPerBackend < limit {
+		limit = s.Limits.ConnectionsPerBackend
+	}
+	return limit > 0 && s.backends[i].active >= limit
+}
+
+// actualBackend returns the backend to which the datapath under judgement sent
+// the packet, when the scheduler may choose it.
+func (s *service) actualBackend(m *Model, v *view) (int, bool) {
+	if m.actual == nil || len(m.actual.Out) == 0 {
+		return 0, false
+	}
+	out, _, _ := read(m.actual.Out[0].Frame)
+	if out == nil {
+		return 0, false
+	}
+	for _, slot := range s.table {
+		i := int(slot)
+		match := out.dst.Addr() == s.Backends[i].Address
+		if s.Mode == config.ModeDSR {
+			_, mac, ok := m.host.NextHop(s.Backends[i].Address)
+			match = ok && mac == packet.MAC(m.actual.Out[0].Frame[:6])
+		}
+		if match && !s.full(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// hashed returns the bytes that the service's hash covers, each field padded to
+// four bytes as nftables concatenates them.
+func (s *service) hashed(v *view) []byte {
+	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+	pad := func(b []byte) []byte { return append(b, 0, 0) }
+	switch s.Scheduler {
+	case config.SchedulerSourceHash:
+		return v.src.Addr().AsSlice()
+	case config.SchedulerSymmetricHash:
+		a, b := v.src, v.dst
+		if b.Compare(a) < 0 {
+			a, b = b, a
+		}
+		return slices.Concat(a.Addr().AsSlice(), pad(port(a.Port())), b.Addr().AsSlice(), pad(port(b.Port())))
+	}
+	return slices.Concat(v.src.Addr().AsSlice(), pad(port(v.src.Port())), v.dst.Addr().AsSlice(), pad(port(v.dst.Port())))
+}
+
+// serviceReply handles what a backend sends that belongs to no session: replies of
+// stateless services, and answers to SYNs of which nothing was remembered.
+func (m *Model) serviceReply(v *view) (plan, bool) {
+	for _, s := range m.services {
+		from, ok := s.answersFor(m, v)
+		if !ok {
+			continue
+		}
+		reason := ReasonStateless
+		if s.Mode != config.ModeStateless {
+			reason = ReasonSYNACK
+		}
+		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally}, clamp: s.MSSClamp}
+		p.to.Source = from
+		return p, true
+	}
+	return plan{}, false
+}
+
+// answersFor returns the virtual endpoint that stands for the sender of v.
+func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, bool) {
+	syn := s.statelessSYN(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
+	if s.Mode != config.ModeStateless && !syn {
+		return netip.AddrPort{}, false
+	}
+	return s.virtual(v.protocol, v.src)
+}
+
+// virtual returns the first virtual endpoint of the service that a backend's
+// endpoint stands for.
+func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, bool) {
+	if s.Protocol != flow.Any && s.Protocol != p {
+		return netip.AddrPort{}, false
+	}
+	for _, b := range s.Backends {
+		if b.Address != from.Addr() || b.Port != 0 && b.Port != from.Port() {
+			continue
+		}
+		for _, l := range s.Listen {
+			switch {
+			case l.Address.Is4() != from.Addr().Is4():
+			case b.Port == 0 && inPorts(l.Ports, from.Port()):
+				return netip.AddrPortFrom(l.Address, from.Port()), true
+			case b.Port != 0 && len(l.Ports) > 0:
+				return netip.AddrPortFrom(l.Address, l.Ports[0].First), true
+			}
+		}
+	}
+	return netip.AddrPort{}, false
+}

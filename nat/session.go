@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// session is one tracked connection. A packet that equals tuple[d] when it
+// arrives leaves as tuple[1-d] turned round.
+type session struct {
+	tuple   [2]flow.Tuple
+	service *service
+	backend int
+	rule    *rule
+	binding *binding
+	client  *client
+	heard   [2]heard
+	// settled flows outlive the transitory timeout: the handshake is complete.
+	settled bool
+	seen    time.Duration
+	packets [2]uint64
+	bytes   [2]uint64
+	// port is the outside endpoint that the session alone holds (fullnat), or nil.
+	port *outsideKey
+}
+
+// heard is what packets of one direction have said.
+type heard struct{ syn, fin, rst, ack bool }
+
+// half is a session seen from one direction.
+type half struct {
+	*session
+	direction flow.Direction
+}
+
+// out returns what a packet of the direction becomes.
+func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
+
+func (m *Model) addSession(s *session) {
+	s.seen = m.now
+	m.sessions[s.tuple[0]] = &half{s, flow.Original}
+	m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+	if s.binding != nil {
+		s.binding.sessions++
+	}
+	if s.client != nil {
+		s.client.flows++
+	}
+	if s.service != nil {
+		s.service.active++
+		s.service.backends[s.backend].active++
+	}
+}
+
+func (m *Model) removeSession(s *session) {
+	delete(m.sessions, s.tuple[0])
+	delete(m.sessions, s.tuple[1])
+	if s.client != nil {
+		s.client.flows--
+	}
+	if s.service != nil {
+		s.service.active--
+		s.service.backends[s.backend].active--
+	}
+	if s.port != nil {
+		m.release(*s.port)
+	}
+	if s.binding != nil {
+		if s.binding.sessions--; s.binding.sessions == 0 {
+			m.removeBinding(s.binding)
+		}
+	}
+}
+
+// expire forgets the sessions that were idle for longer than their timeout, and
+// with a binding's last session the binding.
+func (m *Model) expire() {
+	for _, h := range m.sessions {
+		if h.direction == flow.Original && m.now-h.seen > m.timeout(h.session) {
+			m.removeSession(h.session)
+		}
+	}
+	for key, f := range m.fragments {
+		if m.now-f.seen > FragmentLife {
+			delete(m.fragments, key)
+		}
+	}
+	for key, until := range m.ports {
+		if m.now > until {
+			delete(m.ports, key)
+		}
+	}
+}
+
+// timeout is how long the session may be idle in its present state (RFC 4787
+// REQ-5, RFC 5382 REQ-5, RFC 5508 REQ-2, RFC 6146 §4).
+func (m *Model) timeout(s *session) time.Duration {
+	t := m.config.Timeouts
+	switch s.tuple[0].Protocol {
+	case flow.TCP:
+		if s.State() == "ESTABLISHED" || s.State() == "FIN_WAIT" {
+			return t.TCPEstablished.D()
+		}
+		return t.TCPTransitory.D()
+	case flow.UDP:
+		return t.UDP.D()
+	case flow.ICMP, flow.ICMPv6:
+		return t.ICMP.D()
+	}
+	return t.Other.D()
+}
+
+// State names the state of RFC 6146 §3.5.2 in conntrack's words: INIT is
+// SYN_SENT or SYN_RECV, V4 FIN and V6 FIN are FIN_WAIT, V4 FIN + V6 FIN is
+// TIME_WAIT, TRANS is CLOSE.
+func (s *session) State() string {
+	if s.tuple[0].Protocol != flow.TCP {
+		return ""
+	}
+	a, b := s.heard[0], s.heard[1]
+	switch {
+	case a.rst || b.rst:
+		return "CLOSE"
+	case a.fin && b.fin:
+		return "TIME_WAIT"
+	case s.settled && (a.fin || b.fin):
+		return "FIN_WAIT"
+	case s.settled:
+		return "ESTABLISHED"
+	case b.syn:
+		return "SYN_RECV"
+	}
+	return "SYN_SENT"
+}
+
+// hear takes a packet of the direction into account. A TCP session is settled when
+// one side acknowledges what the other has said: after the handshake's third
+// packet, or, picked up in the middle, after the first answer.
+func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
+	if s.tuple[0].Protocol != flow.TCP {
+		s.settled = s.settled || d == flow.Reply
+		return
+	}
+	h := &s.heard[d]
+	switch {
+	case flags&packet.RST != 0:
+		h.rst = true
+		return
+	case flags&packet.SYN != 0:
+		h.syn = true
+	default:
+		h.ack = true
+	}
+	h.rst = false // data after a reset: it was not believed (RFC 6146 §3.5.2.2, TRANS)
+	if flags&packet.FIN != 0 {
+		h.fin = true
+	}
+	other := s.heard[1-d]
+	s.settled = s.settled || h.ack && (other.syn || other.ack)
+}
+
+// known handles a packet of a session.
+func (m *Model) known(v *view, h *half) plan {
+	if reopens(h.session, h.direction, v) {
+		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
+		// session begins again.
+		h.heard, h.settled = [2]heard{}, false
+	}
+	h.seen = m.now
+	h.hear(h.direction, v.flags)
+	h.packets[h.direction]++
+	h.bytes[h.direction] += uint64(len(v.ip))
+	return h.planFor(v, ReasonFlow)
+}
+
+func reopens(s *session, d flow.Direction, v *view) bool {
+	state := s.State()
+	return v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && d == flow.Original &&
+		(state == "TIME_WAIT" || state == "CLOSE")
+}
+
+// planFor returns the plan of a packet of the session's direction.
+func (h *half) planFor(v *view, reason Reason) plan {
+	p := plan{action: Forward, reason: reason, to: h.out()}
+	if h.rule != nil {
+		p.count = append(p.count, &h.rule.tally)
+		p.clamp = h.rule.MSSClamp
+	}
+	if s := h.service; s != nil {
+		p.count = append(p.count, &s.tally, &s.backends[h.backend].tally)
+		p.clamp = s.MSSClamp
+		if h.direction == flow.Original {
+			s.towards(&p, v, h.backend)
+		}
+	}
+	return p
+}
+
+// Flows lists the sessions.
+func (m *Model) Flows() []flow.Flow {
+	var out []flow.Flow
+	for _, h := range m.sessions {
+		if h.direction != flow.Original {
+			continue
+		}
+		f := flow.Flow{Original: h.tuple[0], Reply: h.tuple[1], State: h.State(), Replied: h.packets[1] > 0,
+			Assured: h.settled, Timeout: m.timeout(h.session) - (m.now - h.seen), Counted: true, Packets: h.packets, Bytes: h.bytes,
+			Datapath: "model"}
+		if h.service != nil {
+			f.Owner, f.Backend = h.service.Name, h.service.Backends[h.backend].Name
+		} else if h.rule != nil {
+			f.Owner = h.rule.Name
+		}
+		out = append(out, f)
+	}
+	return out
+}

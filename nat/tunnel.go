@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// encapsulation is the tunnel to a backend.
+type encapsulation struct {
+	*config.Tunnel
+	to netip.Addr
+}
+
+// wrap puts the packet into the tunnel: an outer header from the address of the
+// interface that it leaves by, DF set, so that the path's MTU is found by the
+// inner packet's sender (RFC 4459 §3.1).
+func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
+	src, ok := next.address(e.to.Is6())
+	if !ok {
+		return b
+	}
+	var outer packet.Packet
+	if e.to.Is6() {
+		outer = packet.Packet{&packet.IPv6{Src: src, Dst: e.to, HopLimit: 64}}
+	} else {
+		outer = packet.Packet{&packet.IPv4{Src: src, Dst: e.to, TTL: 64, DF: true, ID: m.identificationOf4()}}
+	}
+	inner := packet.ParseIP(b)
+	if e.Type == config.TunnelGUE {
+		u := &packet.UDP{SrcPort: m.gueSource(b), DstPort: e.Port}
+		u.Checksum = packet.Force(0) // RFC 6935: the inner packet has its own
+		outer = append(outer, u, &packet.GUE{})
+	}
+	return append(outer, inner...).Build()
+}
+
+// identificationOf4 is 0, which DF allows (RFC 6864 §4.1); under judgement the
+// datapath's.
+func (m *Model) identificationOf4() uint16 {
+	if m.actual != nil && len(m.actual.Out) == 1 {
+		if f := m.actual.Out[0].Frame; len(f) >= 34 && f[14]>>4 == 4 {
+			return binary.BigEndian.Uint16(f[18:])
+		}
+	}
+	return 0
+}
+
+// gueSource is the UDP source port: a hash of the inner flow, so that receivers
+// spread flows over their queues. Under judgement any port from 1024 on.
+func (m *Model) gueSource(b []byte) uint16 {
+	if a, ok := m.actualSource(); ok && a.Port() >= 1024 {
+		return a.Port()
+	}
+	v, reason := readIP(b)
+	if reason != "" {
+		return 49152
+	}
+	s := &service{Service: &config.Service{Scheduler: config.SchedulerMaglev}}
+	return 49152 | uint16(balance.JHash(s.hashed(v), balance.Seed)&0x3fff)
+}

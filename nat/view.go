@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// view is a parsed IP packet: what the decisions are made on. It points into the
+// frame that it was read from and never changes it.
+type view struct {
+	ip       []byte // from the IP header to the end of the packet
+	v6       bool
+	header   int // bytes of the IP header with options or extension headers
+	upper    int // where in ip the upper-layer protocol's number stands
+	protocol flow.Protocol
+	src, dst netip.AddrPort // the ports of ICMP queries are their identifier
+	ttl, tos uint8
+	df       bool
+	// Fragments: first has offset 0 and more to come, later a positive offset.
+	first, later bool
+	id           uint32
+	offset       uint16 // bytes
+	fragmentAt   int    // position of an IPv6 fragment header in ip, 0 for none
+	flags        packet.TCPFlags
+	icmpType     uint8
+	icmpCode     uint8
+	kind         icmpKind
+	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
+	routeAt      int  // where the pointer for a parameter problem aims
+	quoted       *view
+}
+
+type icmpKind uint8
+
+const (
+	notICMP   icmpKind = iota
+	icmpQuery          // opens flows: echo request
+	icmpReply          // answers one
+	icmpError
+	icmpOther
+	icmpLink // of one link: never forwarded
+)
+
+func (v *view) tuple() flow.Tuple {
+	return flow.Tuple{Protocol: v.protocol, Source: v.src, Dest: v.dst}
+}
+
+// payload is what follows the IP header.
+func (v *view) payload() []byte { return v.ip[v.header:] }
+
+// read parses a frame. The reason is empty when there is a packet to decide on.
+func read(frame []byte) (*view, Action, Reason) {
+	if len(frame) < 14 {
+		return nil, Pass, ReasonNotIP
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case packet.TypeIPv4:
+		if v, reason := read4(frame[14:], false); reason != "" {
+			return nil, Drop, reason
+		} else {
+			return v, "", ""
+		}
+	case packet.TypeIPv6:
+		if v, reason := read6(frame[14:], false); reason != "" {
+			return nil, Drop, reason
+		} else {
+			return v, "", ""
+		}
+	}
+	return nil, Pass, ReasonNotIP
+}
+
+// read4 parses an IPv4 packet; quoted ones may be cut off behind the first eight
+// bytes of their payload.
+func read4(b []byte, quoted bool) (*view, Reason) {
+	if len(b) < 20 {
+		return nil, ReasonTruncated
+	}
+	header, length := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
+	switch {
+	case b[0]>>4 != 4 || header < 20:
+		return nil, ReasonBadHeader
+	case header > len(b) || length > len(b) && !quoted:
+		return nil, ReasonTruncated
+	case length < header:
+		return nil, ReasonBadHeader
+	}
+	fragment := binary.BigEndian.Uint16(b[6:])
+	v := &view{
+		ip: b[:min(length, len(b))], header: header, upper: 9, protocol: flow.Protocol(b[9]), ttl: b[8], tos: b[1],
+		df: fragment&0x4000 != 0, offset: fragment & 0x1fff * 8, id: uint32(binary.BigEndian.Uint16(b[4:])),
+	}
+	v.first, v.later = fragment&0x2000 != 0 && v.offset == 0, v.offset != 0
+	v.sourceRoute = unexpiredSourceRoute(b[20:header])
+	return v, v.transport(netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), quoted)
+}
+
+// unexpiredSourceRoute looks for a loose or strict source route option whose
+// pointer has not passed its end (RFC 791 §3.1).
+func unexpiredSourceRoute(options []byte) bool {
+	for len(options) >= 2 && options[0] != 0 {
+		if options[0] == 1 {
+			options = options[1:]
+			continue
+		}
+		n := int(options[1])
+		if n < 2 || n > len(options) {
+			return false
+		}
+		if (options[0] == 131 || options[0] == 137) && n >= 3 && options[2] <= options[1] {
+			return true
+		}
+		options = options[n:]
+	}
+	return false
+}
+
+// maxExtensionHeaders is how many IPv6 extension headers are walked (RFC 8504
+// §5.3 lets a node limit them).
+const maxExtensionHeaders = 7
+
+// Numbers of IPv6 extension headers (RFC 8200 §4.1).
+const (
+	nextHopByHop = 0
+	nextRouting  = 43
+	nextFragment = 44
+	nextAuth     = 51
+	nextDestOpts = 60
+)
+
+func read6(b []byte, quoted bool) (*view, Reason) {
+	if len(b) < 40 {
+		return nil, ReasonTruncated
+	}
+	length := 40 + int(binary.BigEndian.Uint16(b[4:]))
+	switch {
+	case b[0]>>4 != 6:
+		return nil, ReasonBadHeader
+	case length > len(b) && !quoted:
+		return nil, ReasonTruncated
+	}
+	b = b[:min(length, len(b))]
+	v := &view{ip: b, v6: true, header: 40, upper: 6, ttl: b[7], tos: b[0]<<4 | b[1]>>4, df: true}
+	next := b[6]
+	for n := 0; isExtension(next); n++ {
+		switch {
+		case v.header+8 > len(b):
+			return nil, ReasonTruncated
+		case n == maxExtensionHeaders:
+			return nil, ReasonBadHeader
+		}
+		h := b[v.header:]
+		size := 8
+		switch next {
+		case nextFragment:
+			word := binary.BigEndian.Uint16(h[2:])
+			v.id, v.offset, v.fragmentAt = binary.BigEndian.Uint32(h[4:]), word&^7, v.header
+			v.first, v.later = word&1 != 0 && v.offset == 0, v.offset != 0
+		case nextAuth:
+			size = 4 * (int(h[1]) + 2) // RFC 4302 §2.2
+		default:
+			size += 8 * int(h[1])
+			if next == nextRouting && h[3] > 0 && !v.sourceRoute {
+				v.sourceRoute, v.routeAt = true, v.header+3
+			}
+		}
+		if v.header+size > len(b) {
+			return nil, ReasonTruncated
+		}
+		v.upper = v.header
+		next = h[0]
+		v.header += size
+		if v.later {
+			break
+		}
+	}
+	v.protocol = flow.Protocol(next)
+	return v, v.transport(netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40])), quoted)
+}
+
+func isExtension(next byte) bool {
+	return next == nextHopByHop || next == nextRouting || next == nextFragment || next == nextAuth || next == nextDestOpts
+}
+
+// transport reads ports, identifiers, flags and the packet that an ICMP error
+// quotes.
+func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
+	ends := func(s, d uint16) { v.src, v.dst = netip.AddrPortFrom(src, s), netip.AddrPortFrom(dst, d) }
+	ends(0, 0)
+	if v.later {
+		return ""
+	}
+	p := v.payload()
+	need := map[flow.Protocol]int{flow.TCP: 20, flow.UDP: 8, flow.ICMP: 8, flow.ICMPv6: 8}[v.protocol]
+	if quoted {
+		need = min(need, 8) // RFC 792: at least the first eight bytes are there
+	}
+	if v.protocol == flow.ICMP && v.v6 || v.protocol == flow.ICMPv6 && !v.v6 {
+		return "" // the other family's ICMP is a protocol like any other
+	}
+	if len(p) < need {
+		return ReasonTruncated
+	}
+	switch v.protocol {
+	case flow.TCP:
+		ends(binary.BigEndian.Uint16(p), binary.BigEndian.Uint16(p[2:]))
+		if len(p) < 20 {
+			return ""
+		}
+		v.flags = packet.TCPFlags(p[13])
+	case flow.UDP:
+		ends(binary.BigEndian.Uint16(p), binary.BigEndian.Uint16(p[2:]))
+	case flow.ICMP, flow.ICMPv6:
+		v.icmpType, v.icmpCode = p[0], p[1]
+		v.kind = kindOf(v.v6, p[0])
+		switch v.kind {
+		case icmpQuery, icmpReply:
+			ends(binary.BigEndian.Uint16(p[4:]), binary.BigEndian.Uint16(p[4:]))
+		case icmpError:
+			return v.quotation(p[8:], quoted)
+		}
+	}
+	return ""
+}
+
+// kindOf sorts ICMP types. Queries are echo alone: the other IPv4 queries are
+// obsolete (RFC 6918).
+func kindOf(v6 bool, kind uint8) icmpKind {
+	switch {
+	case v6 && kind == 128, !v6 && kind == 8:
+		return icmpQuery
+	case v6 && kind == 129, !v6 && kind == 0:
+		return icmpReply
+	case v6 && kind >= 1 && kind <= 4, !v6 && (kind >= 3 && kind <= 5 || kind == 11 || kind == 12):
+		return icmpError
+	case v6 && kind >= 130 && kind <= 137: // multicast listeners, neighbours, redirects
+		return icmpLink
+	}
+	return icmpOther
+}
+
+// quotation reads the packet that an ICMP error carries. Errors about errors are
+// not looked into: no host may send them (RFC 1122 §3.2.2).
+func (v *view) quotation(b []byte, quoted bool) Reason {
+	if quoted || v.later {
+		return ""
+	}
+	var reason Reason
+	if v.v6 {
+		v.quoted, reason = read6(b, true)
+	} else {
+		v.quoted, reason = read4(b, true)
+	}
+	return reason
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package golden reads packet cases from text files and runs them on a Subject:
+// the reference model, or a datapath. A case is a configuration, a host, and a
+// sequence of packets with what is expected of each:
+//
+//	# A client's packets reach the backend, the answers come from the service.
+//	-- config --
+//	services:
+//	  - name: web
+//	    ...
+//	-- packets --
+//	in wan0: ip4(src=203.0.113.5,dst=192.0.2.10)/udp(sport=4000,dport=53)/data(20)
+//	forward flow-new
+//	out lan0: same ip4(dst=10.0.2.2,ttl=63)
+//	flows 1
+//	wait 5m1s
+//	flows 0
+//
+// A packet's text may leave the Ethernet header out: it is then what the host's
+// interfaces and neighbours call for. "same" edits the packet that came in;
+// "{in}" stands for that packet's IP part inside an ICMP error. A $name in an
+// expected packet matches any value the first time and must be that value from
+// then on; "where $p even" and the like constrain it. A drop with an "out" line
+// is a packet that was answered. Adding a case is adding a file.
+package golden
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// Subject is what a case is run on.
+type Subject interface {
+	// Name of the subject: "model", "xdp", "tc", "tc-complete".
+	Name() string
+	// Reset forgets everything and carries the configuration on the host.
+	Reset(*config.Config, nat.Host) error
+	// Step lets a frame arrive.
+	Step(nat.Arrival) (nat.Outcome, error)
+	// Advance lets time pass. A subject that cannot turn its clock makes
+	// everything it remembers older.
+	Advance(time.Duration) error
+	// SetState changes the state of a backend.
+	SetState(service, backend string, s datapath.State) error
+	// Flows lists the flows alive.
+	Flows() ([]flow.Flow, error)
+	// Counters reads what was counted since Reset.
+	Counters() (*datapath.Counters, error)
+}
+
+// Case is one file.
+type Case struct {
+	Name   string // of the file, without directory and suffix
+	Path   string
+	About  string // the comment at its top
+	Config *config.Config
+	Host   nat.Host
+	// Skip holds, by subject, why the case does not run on it.
+	Skip  map[string]string
+	Steps []Step
+}
+
+// Step is one line of the packets section, or a packet with what is expected of it.
+type Step struct {
+	Line int
+	Kind StepKind
+	// Packet
+	Interface string
+	Text      string // as written
+	Piece     piece
+	Action    nat.Action
+	Reason    nat.Reason // empty: any
+	Out       []Expected
+	// Wait
+	Wait time.Duration
+	// Flows
+	Count int
+	// Counters, Backend, Where: the words of the line.
+	Words []string
+}
+
+// StepKind tells steps apart.
+type StepKind uint8
+
+// Kinds of steps.
+const (
+	StepPacket StepKind = iota
+	StepWait
+	StepFlows
+	StepCount
+	StepBackend
+	StepWhere
+)
+
+// Expected is a packet that is to leave.
+type Expected struct {
+	Interface string
+	Text      string // "same EDIT" or a packet, maybe with {in} and $names
+}
+
+// piece asks for one fragment of the packet: number n of those of size bytes.
+type piece struct {
+	n, size int
+	id      uint32
+}
+
+// Load reads every *.txt file of a directory, sorted by name.
+func Load(dir string) ([]*Case, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.txt"))
+	if err != nil {
+		return nil, err
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: no packet cases", dir)
+	}
+	var cases []*Case
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		c, err := Read(f, string(b))
+		if err != nil {
+			return nil, err
+		}
+		cases = append(cases, c)
+	}
+	return cases, nil
+}
+
+// Read parses the text of one case; path names it in errors.
+func Read(path, text string) (*Case, error) {
+	c := &Case{Name: strings.TrimSuffix(filepath.Base(path), ".txt"), Path: path, Skip: map[string]string{}, Host: StandardHost()}
+	var configuration strings.Builder
+	section := ""
+	for i, line := range strings.Split(text, "\n") {
+		if name, ok := strings.CutPrefix(line, "-- "); ok {
+			section = strings.TrimSuffix(name, " --")
+			continue
+		}
+		trimmed := strings.TrimSpace(line)
+		if section != "config" && (trimmed == "" || strings.HasPrefix(trimmed, "#")) {
+			if section == "" {
+				c.About = strings.TrimSpace(c.About + " " + strings.TrimLeft(trimmed, "# "))
+			}
+			continue
+		}
+		var err error
+		switch section {
+		case "config":
+			configuration.WriteString(line + "\n")
+		case "host":
+			err = readHost(&c.Host, trimmed)
+		case "skip":
+			subject, why, _ := strings.Cut(trimmed, ":")
+			c.Skip[strings.TrimSpace(subject)] = strings.TrimSpace(why)
+		case "packets":
+			err = c.step(i+1, trimmed)
+		default:
+			err = fmt.Errorf("text outside of the sections config, host, skip and packets")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
+		}
+	}
+	cfg, err := config.Decode(path, []byte(configuration.String()))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	c.Config = cfg
+	return c, c.check()
+}
+
+// check refuses cases that expect nothing.
+func (c *Case) check() error {
+	packets := 0
+	for _, s := range c.Steps {
+		if s.Kind == StepPacket {
+			packets++
+			if s.Action == "" {
+				return fmt.Errorf("%s:%d: nothing is expected of this packet: write forward, drop or pass and a reason", c.Path, s.Line)
+			}
+		}
+	}
+	if packets == 0 {
+		return fmt.Errorf("%s: no packets", c.Path)
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package golden
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// Model is the reference model as a Subject.
+type Model struct {
+	Seed  uint64
+	model *nat.Model
+}
+
+var _ Subject = (*Model)(nil)
+
+// Name returns "model".
+func (*Model) Name() string { return "model" }
+
+// Reset implements Subject.
+func (s *Model) Reset(c *config.Config, h nat.Host) (err error) {
+	s.model, err = nat.New(c, h, s.Seed)
+	return err
+}
+
+// Step implements Subject.
+func (s *Model) Step(in nat.Arrival) (nat.Outcome, error) { return s.model.Receive(in), nil }
+
+// Advance implements Subject.
+func (s *Model) Advance(d time.Duration) error { s.model.Advance(d); return nil }
+
+// SetState implements Subject.
+func (s *Model) SetState(service, backend string, state datapath.State) error {
+	return s.model.SetState(service, backend, state)
+}
+
+// Flows implements Subject.
+func (s *Model) Flows() ([]flow.Flow, error) { return s.model.Flows(), nil }
+
+// Counters implements Subject.
+func (s *Model) Counters() (*datapath.Counters, error) {
+	if s.model == nil {
+		return nil, fmt.Errorf("model: no configuration")
+	}
+	return s.model.Counters(), nil
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package golden
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// step reads one line of the packets section.
+func (c *Case) step(line int, s string) error {
+	word, rest, _ := strings.Cut(s, " ")
+	rest = strings.TrimSpace(rest)
+	last := func() (*Step, error) {
+		if n := len(c.Steps); n > 0 && c.Steps[n-1].Kind == StepPacket {
+			return &c.Steps[n-1], nil
+		}
+		return nil, fmt.Errorf("%s does not follow a packet", word)
+	}
+	next := Step{Line: line, Words: strings.Fields(rest)}
+	switch word {
+	case "in":
+		return c.packet(line, rest)
+	case "forward", "drop", "pass":
+		p, err := last()
+		if err != nil {
+			return err
+		}
+		p.Action, p.Reason = nat.Action(word), nat.Reason(rest)
+		return nil
+	case "out":
+		p, err := last()
+		if err != nil {
+			return err
+		}
+		iface, text, ok := strings.Cut(rest, ":")
+		if !ok {
+			return fmt.Errorf("out INTERFACE: PACKET")
+		}
+		p.Out = append(p.Out, Expected{Interface: iface, Text: strings.TrimSpace(text)})
+		return nil
+	case "wait":
+		d, err := time.ParseDuration(rest)
+		if err != nil {
+			return err
+		}
+		next.Kind, next.Wait = StepWait, d
+	case "flows":
+		n, err := strconv.Atoi(rest)
+		if err != nil {
+			return err
+		}
+		next.Kind, next.Count = StepFlows, n
+	case "count":
+		next.Kind = StepCount
+	case "backend":
+		next.Kind = StepBackend
+	case "where":
+		next.Kind = StepWhere
+	default:
+		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, backend or where", word)
+	}
+	c.Steps = append(c.Steps, next)
+	return nil
+}
+
+// packet reads "IFACE: TEXT" or "IFACE fragment N of SIZE id ID: TEXT".
+func (c *Case) packet(line int, s string) error {
+	head, text, ok := strings.Cut(s, ":")
+	words := strings.Fields(head)
+	if !ok || len(words) == 0 {
+		return fmt.Errorf("in INTERFACE: PACKET")
+	}
+	p := Step{Line: line, Kind: StepPacket, Interface: words[0], Text: strings.TrimSpace(text)}
+	if len(words) > 1 {
+		var n, size, id int
+		if _, err := fmt.Sscanf(strings.Join(words[1:], " "), "fragment %d of %d id %d", &n, &size, &id); err != nil {
+			return fmt.Errorf("%q: write fragment N of SIZE id ID", head)
+		}
+		p.Piece = piece{n: n, size: size, id: uint32(id)}
+	}
+	c.Steps = append(c.Steps, p)
+	return nil
+}
+
+// StandardHost is the host of every case that does not change it: wan0 with a
+// router to everywhere, lan0 with the inside hosts and backends.
+func StandardHost() nat.Host {
+	h := nat.Host{Interfaces: []nat.Interface{
+		{Name: "wan0", MAC: mac("02:00:00:00:01:01"), MTU: 1500, Addresses: prefixes("198.51.100.1/24", "2001:db8:ff::1/64")},
+		{Name: "lan0", MAC: mac("02:00:00:00:02:01"), MTU: 1500, Addresses: prefixes("10.0.2.1/24", "fd00:2::1/64")},
+	}}
+	neighbour := func(iface, address, hw string) {
+		h.Neighbours = append(h.Neighbours, nat.Neighbour{Interface: iface, Address: netip.MustParseAddr(address), MAC: mac(hw)})
+	}
+	neighbour("wan0", "198.51.100.2", "02:00:00:00:01:02")
+	neighbour("wan0", "2001:db8:ff::2", "02:00:00:00:01:02")
+	for i := 2; i <= 9; i++ {
+		hw := fmt.Sprintf("02:00:00:00:02:%02x", i)
+		neighbour("lan0", fmt.Sprintf("10.0.2.%d", i), hw)
+		neighbour("lan0", fmt.Sprintf("fd00:2::%d", i), hw)
+	}
+	route := func(to, via, iface string) {
+		h.Routes = append(h.Routes, nat.Route{To: netip.MustParsePrefix(to), Via: netip.MustParseAddr(via), Interface: iface})
+	}
+	route("0.0.0.0/0", "198.51.100.2", "wan0")
+	route("::/0", "2001:db8:ff::2", "wan0")
+	route("10.1.0.0/16", "10.0.2.9", "lan0") // further inside networks, behind a router
+	route("fd00:a::/32", "fd00:2::9", "lan0")
+	route("2001:db8:1::/48", "fd00:2::9", "lan0")
+	return h
+}
+
+func mac(s string) packet.MAC {
+	m, err := packet.ParseMAC(s)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+func prefixes(ss ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range ss {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// readHost changes the host by one line: "mtu IFACE N", "address IFACE CIDR",
+// "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
+// via ADDRESS dev IFACE".
+func readHost(h *nat.Host, s string) error {
+	w := strings.Fields(s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
+	switch {
+	case len(w) == 3 && (w[0] == "mtu" || w[0] == "address"):
+		for i := range h.Interfaces {
+			if h.Interfaces[i].Name == w[1] {
+				return changeInterface(&h.Interfaces[i], w[0], w[2])
+			}
+		}
+	case len(w) == 4 && w[0] == "neighbour":
+		a, err := netip.ParseAddr(w[2])
+		if err != nil {
+			return err
+		}
+		m, err := packet.ParseMAC(w[3])
+		h.Neighbours = append(h.Neighbours, nat.Neighbour{Interface: w[1], Address: a, MAC: m})
+		return err
+	case len(w) == 2 && w[0] == "forget":
+		var kept []nat.Neighbour
+		for _, n := range h.Neighbours {
+			if n.Address.String() != w[1] {
+				kept = append(kept, n)
+			}
+		}
+		if len(kept) == len(h.Neighbours) {
+			return fmt.Errorf("%s: no such neighbour", w[1])
+		}
+		h.Neighbours = kept
+		return nil
+	case len(w) == 6 && w[0] == "route" && w[2] == "via" && w[4] == "dev":
+		to, err := netip.ParsePrefix(w[1])
+		if err != nil {
+			return err
+		}
+		via, err := netip.ParseAddr(w[3])
+		h.Routes = append(h.Routes, nat.Route{To: to, Via: via, Interface: w[5]})
+		return err
+	}
+	return bad
+}
+
+func changeInterface(i *nat.Interface, what, value string) (err error) {
+	if what == "mtu" {
+		i.MTU, err = strconv.Atoi(value)
+		return err
+	}
+	p, err := netip.ParsePrefix(value)
+	i.Addresses = append(i.Addresses, p)
+	return err
+}

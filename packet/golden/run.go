@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package golden
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// Run runs the case on the subject and returns every deviation, each with its
+// file, line and a field-level difference. It stops at the first step that the
+// subject cannot take.
+func (c *Case) Run(s Subject) error {
+	if err := s.Reset(c.Config, c.Host); err != nil {
+		return fmt.Errorf("%s: %s: reset: %w", c.Path, s.Name(), err)
+	}
+	r := run{c: c, s: s, names: map[string]string{}}
+	var errs []error
+	for _, step := range c.Steps {
+		err := r.step(step)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %w", c.Path, step.Line, s.Name(), err))
+		}
+		if errors.Is(err, errStop) {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var errStop = errors.New("the case cannot go on")
+
+// run is one case on one subject.
+type run struct {
+	c     *Case
+	s     Subject
+	names map[string]string // values of $names
+}
+
+func (r *run) step(s Step) error {
+	switch s.Kind {
+	case StepPacket:
+		return r.packet(s)
+	case StepWait:
+		return r.s.Advance(s.Wait)
+	case StepFlows:
+		flows, err := r.s.Flows()
+		if err == nil && len(flows) != s.Count {
+			err = fmt.Errorf("want %d flows, got %d", s.Count, len(flows))
+			for _, f := range flows {
+				err = fmt.Errorf("%w\n  %s / %s %s", err, f.Original, f.Reply, f.State)
+			}
+		}
+		return err
+	case StepBackend:
+		return r.backend(s.Words)
+	case StepCount:
+		return r.count(s.Words)
+	case StepWhere:
+		return r.where(s.Words)
+	}
+	return nil
+}
+
+func (r *run) packet(s Step) error {
+	frame, err := r.arrival(s)
+	if err != nil {
+		return errors.Join(err, errStop)
+	}
+	got, err := r.s.Step(nat.Arrival{Interface: s.Interface, Frame: frame})
+	if err != nil {
+		return errors.Join(err, errStop)
+	}
+	var errs []error
+	if got.Action != s.Action || s.Reason != "" && got.Reason != s.Reason {
+		errs = append(errs, fmt.Errorf("want %s %s, got %s %s", s.Action, s.Reason, got.Action, got.Reason))
+	}
+	if len(got.Out) != len(s.Out) {
+		errs = append(errs, fmt.Errorf("want %d packets out, got %d", len(s.Out), len(got.Out)))
+		for _, d := range got.Out {
+			errs = append(errs, fmt.Errorf("  %s: %s", d.Interface, packet.Parse(d.Frame)))
+		}
+	}
+	for i := range min(len(got.Out), len(s.Out)) {
+		errs = append(errs, r.compare(s.Out[i], got.Out[i], frame))
+	}
+	return errors.Join(errs...)
+}
+
+// arrival builds the frame of a step.
+func (r *run) arrival(s Step) ([]byte, error) {
+	text, missing := r.expand(s.Text)
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%v: no packet showed a value yet", missing)
+	}
+	p, err := packet.Text(text)
+	if err != nil {
+		return nil, err
+	}
+	iface, ok := r.c.Host.Interface(s.Interface)
+	if !ok {
+		return nil, fmt.Errorf("no interface %s", s.Interface)
+	}
+	if _, ok := p[0].(*packet.Ethernet); !ok {
+		p = append(packet.Packet{&packet.Ethernet{Src: r.sender(p, s.Interface), Dst: iface.MAC}}, p...)
+	}
+	frame := p.Build()
+	if s.Piece.size == 0 {
+		return frame, nil
+	}
+	pieces, err := packet.Fragments(frame, s.Piece.size, s.Piece.id)
+	if err == nil && (s.Piece.n < 1 || s.Piece.n > len(pieces)) {
+		err = fmt.Errorf("fragment %d of %d", s.Piece.n, len(pieces))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return pieces[s.Piece.n-1], nil
+}
+
+// sender returns the MAC of the neighbour that a packet from its source comes
+// from; the interface's first neighbour when the source is not routed there.
+func (r *run) sender(p packet.Packet, iface string) packet.MAC {
+	if src, _ := ends(p); src.IsValid() {
+		if i, m, ok := r.c.Host.NextHop(src); ok && i.Name == iface {
+			return m
+		}
+	}
+	for _, n := range r.c.Host.Neighbours {
+		if n.Interface == iface {
+			return n.MAC
+		}
+	}
+	return packet.MAC{2}
+}
+
+// ends returns the addresses of the outermost IP layer.
+func ends(p packet.Packet) (src, dst netip.Addr) {
+	for _, l := range p {
+		switch ip := l.(type) {
+		case *packet.IPv4:
+			return ip.Src, ip.Dst
+		case *packet.IPv6:
+			return ip.Src, ip.Dst
+		}
+	}
+	return
+}
+
+// compare holds one packet that left against what is expected.
+func (r *run) compare(want Expected, got nat.Departure, in []byte) error {
+	p, err := r.expected(want, got, in)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if want.Interface != got.Interface {
+		errs = append(errs, fmt.Errorf("want the packet out of %s, got it out of %s", want.Interface, got.Interface))
+	}
+	if d := packet.Diff(p.Build(), got.Frame); d != "" {
+		errs = append(errs, fmt.Errorf("packet out of %s:\n  %s\n  got %s", got.Interface, strings.ReplaceAll(d, "\n", "\n  "), packet.Parse(got.Frame)))
+	} else if err := packet.Verify(got.Frame); err != nil && packet.Verify(in) == nil {
+		errs = append(errs, fmt.Errorf("packet out of %s: %w", got.Interface, err))
+	}
+	return errors.Join(errs...)
+}
+
+var variable = regexp.MustCompile(`\$[a-z][a-z0-9]*`)
+
+// expand replaces the $names that have a value and returns those that have none.
+func (r *run) expand(text string) (string, []string) {
+	var missing []string
+	text = variable.ReplaceAllStringFunc(text, func(name string) string {
+		if v, ok := r.names[name]; ok {
+			return v
+		}
+		missing = append(missing, name)
+		return name
+	})
+	return text, missing
+}
+
+// expected builds the packet that is to leave, learning $names from the packet
+// that left.
+func (r *run) expected(want Expected, got nat.Departure, in []byte) (packet.Packet, error) {
+	text, missing := r.expand(want.Text)
+	if len(missing) > 0 {
+		r.learn(text, packet.Parse(got.Frame))
+		if text, missing = r.expand(want.Text); len(missing) > 0 {
+			return nil, fmt.Errorf("%v: not in the packet that left: %s", missing, packet.Parse(got.Frame))
+		}
+	}
+	incoming := packet.Parse(in)
+	if len(incoming) > 0 {
+		if t, ok := incoming[len(incoming)-1].(*packet.Trailer); ok && len(t.Bytes) > 0 {
+			incoming = incoming[:len(incoming)-1]
+		}
+	}
+	var p packet.Packet
+	var err error
+	if edit, ok := strings.CutPrefix(text, "same"); ok {
+		p = incoming
+		if edit = strings.TrimSpace(edit); edit != "" {
+			if p, err = p.Edit(edit); err != nil {
+				return nil, err
+			}
+		}
+		if strings.Contains(edit, "eth(") {
+			return p, nil
+		}
+		p = withoutLink(p)
+	} else {
+		text = strings.ReplaceAll(text, "{in}", withoutLink(incoming).String())
+		if p, err = packet.Text(text); err != nil {
+			return nil, err
+		}
+	}
+	if _, ok := p[0].(*packet.Ethernet); ok {
+		return p, nil
+	}
+	return append(r.link(p, want.Interface), p...), nil
+}
+
+func withoutLink(p packet.Packet) packet.Packet {
+	for i, l := range p {
+		switch l.(type) {
+		case *packet.Ethernet, *packet.VLAN:
+		default:
+			return p[i:]
+		}
+	}
+	return nil
+}
+
+// link returns the Ethernet header that p needs out of the interface.
+func (r *run) link(p packet.Packet, name string) packet.Packet {
+	iface, _ := r.c.Host.Interface(name)
+	e := &packet.Ethernet{Src: iface.MAC}
+	if _, dst := ends(p); dst.IsValid() {
+		if out, m, ok := r.c.Host.NextHop(dst); ok && out.Name == name {
+			e.Dst = m
+		}
+	}
+	return packet.Packet{e}
+}
+
+// learn takes the values of the $names in text from the same places of got. The
+// layers of text name, for "same", the nth layer of that name.
+func (r *run) learn(text string, got packet.Packet) {
+	text = strings.TrimSpace(strings.TrimPrefix(text, "same"))
+	for name, value := range packet.Match(text, got) {
+		if _, known := r.names[name]; !known {
+			r.names[name] = value
+		}
+	}
+}
+
+// backend handles "backend SERVICE/NAME STATE".
+func (r *run) backend(w []string) error {
+	if len(w) != 2 {
+		return fmt.Errorf("backend SERVICE/NAME up|drain|down")
+	}
+	service, name, _ := strings.Cut(w[0], "/")
+	for _, s := range []datapath.State{datapath.Up, datapath.Drain, datapath.Down} {
+		if s.String() == w[1] {
+			return r.s.SetState(service, name, s)
+		}
+	}
+	return fmt.Errorf("%q: not up, drain or down", w[1])
+}
+
+// where handles "where $p even", "odd", "A-B", "= X", "!= X", "same-parity X".
+func (r *run) where(w []string) error {
+	if len(w) < 2 {
+		return fmt.Errorf("where $NAME even | odd | FIRST-LAST | = VALUE | != VALUE")
+	}
+	v, ok := r.names[w[0]]
+	if !ok {
+		return fmt.Errorf("%s has no value", w[0])
+	}
+	n, _ := strconv.Atoi(v)
+	other := ""
+	if len(w) > 2 {
+		other, _ = r.expand(w[2])
+	}
+	fail := fmt.Errorf("%s is %s: not %s", w[0], v, strings.Join(w[1:], " "))
+	switch {
+	case w[1] == "even" && n%2 == 0, w[1] == "odd" && n%2 == 1, w[1] == "=" && v == other, w[1] == "!=" && v != other:
+		return nil
+	case w[1] == "even" || w[1] == "odd" || w[1] == "=" || w[1] == "!=":
+		return fail
+	}
+	var lo, hi int
+	if _, err := fmt.Sscanf(w[1], "%d-%d", &lo, &hi); err != nil {
+		return err
+	}
+	if n < lo || n > hi {
+		return fail
+	}
+	return nil
+}
+
+// count handles "count service NAME key=N ...", "count backend SERVICE/NAME ...",
+// "count nat NAME ..." and "count reason FAMILY ACTION REASON N".
+func (r *run) count(w []string) error {
+	c, err := r.s.Counters()
+	if err != nil {
+		return err
+	}
+	if len(w) < 3 {
+		return fmt.Errorf("count service|backend|nat NAME key=N")
+	}
+	have := map[string]uint64{}
+	service, backend, _ := strings.Cut(w[1], "/")
+	switch w[0] {
+	case "service", "backend":
+		for _, s := range c.Services {
+			if s.Name != service {
+				continue
+			}
+			have = map[string]uint64{"connections": s.Connections, "packets": s.Packets, "bytes": s.Bytes, "refused": s.Refused}
+			for _, b := range s.Backends {
+				if b.Name == backend {
+					have = map[string]uint64{"connections": b.Connections, "packets": b.Packets, "bytes": b.Bytes}
+				}
+			}
+		}
+	case "nat":
+		for _, n := range c.NAT {
+			if n.Name == w[1] {
+				have = map[string]uint64{"packets": n.Packets, "bytes": n.Bytes}
+			}
+		}
+	default:
+		return fmt.Errorf("%q: not service, backend or nat", w[0])
+	}
+	var errs []error
+	for _, pair := range w[2:] {
+		key, value, _ := strings.Cut(pair, "=")
+		got, ok := have[key]
+		if want, err := strconv.ParseUint(value, 10, 64); err != nil || !ok || got != want {
+			errs = append(errs, fmt.Errorf("count %s %s: want %s, got %d", w[0], w[1], pair, got))
+		}
+	}
+	return errors.Join(errs...)
+}
