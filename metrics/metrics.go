@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics is the Prometheus view of a gateway. It keeps no numbers of its
+// own: every scrape reads the datapaths, the health of the backends and the last
+// apply, so that what is counted in the kernel is told as it is.
+package metrics
+
+import (
+	"context"
+	"net/http"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/health"
+)
+
+// scrapeTimeout bounds the reading of one datapath's counters.
+const scrapeTimeout = 5 * time.Second
+
+// Datapath is a datapath whose counters are told.
+type Datapath interface {
+	Name() string
+	Counters(context.Context) (*datapath.Counters, error)
+}
+
+// Health tells the states of the backends that are checked.
+type Health interface {
+	Snapshot() []health.Status
+}
+
+// Apply is the last outcome of an apply.
+type Apply struct {
+	Revision uint64    // of the snapshot that was applied; 0 before the first
+	At       time.Time // when
+	Err      error     // nil when it is in force
+	Changes  []*datapath.Change
+}
+
+// Sources are what a Collector reads. Nil sources are left out.
+type Sources struct {
+	Version   string
+	Datapaths []Datapath
+	Health    Health
+	LastApply func() Apply
+}
+
+// Collector implements prometheus.Collector.
+type Collector struct{ src Sources }
+
+// New returns a collector over src.
+func New(src Sources) *Collector { return &Collector{src} }
+
+// Handler serves the metrics page of src, with those of the Go runtime and of the
+// process.
+func Handler(src Sources) http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(New(src), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4})
+}
+
+// metric is one family of samples.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+}
+
+var families []*metric
+
+func family(kind prometheus.ValueType, name, help string, labels ...string) *metric {
+	m := &metric{prometheus.NewDesc("sluice_"+name, help, labels, nil), kind}
+	families = append(families, m)
+	return m
+}
+
+const (
+	counter = prometheus.CounterValue
+	gauge   = prometheus.GaugeValue
+)
+
+// The families, in the order of the page. Counters begin when the object was made
+// in the kernel and survive a restart of the daemon.
+var (
+	buildInfo = family(gauge, "build_info", "Version of Sluice and of Go; always 1.", "version", "goversion")
+
+	serviceConnections = family(counter, "service_connections_total", "New flows of a service.", "datapath", "service")
+	servicePackets     = family(counter, "service_packets_total", "Packets of a service.", "datapath", "service")
+	serviceBytes       = family(counter, "service_bytes_total", "Bytes of a service, from the network header on.", "datapath", "service")
+	serviceRefused     = family(counter, "service_refused_total", "Flows refused by a limit, a set, or because no backend was usable.", "datapath", "service")
+	serviceActive      = family(gauge, "service_active_connections", "Flows of a service that live now.", "datapath", "service")
+
+	backendConnections = family(counter, "backend_connections_total", "New flows of a backend.", "datapath", "service", "backend")
+	backendPackets     = family(counter, "backend_packets_total", "Packets of a backend.", "datapath", "service", "backend")
+	backendBytes       = family(counter, "backend_bytes_total", "Bytes of a backend, from the network header on.", "datapath", "service", "backend")
+	backendActive      = family(gauge, "backend_active_connections", "Flows of a backend that live now.", "datapath", "service", "backend")
+
+	natPackets  = family(counter, "nat_rule_packets_total", "Packets of a NAT rule.", "datapath", "rule")
+	natBytes    = family(counter, "nat_rule_bytes_total", "Bytes of a NAT rule, from the network header on.", "datapath", "rule")
+	rulePackets = family(counter, "firewall_rule_packets_total", "Packets that a firewall rule matched.", "datapath", "rule")
+	ruleBytes   = family(counter, "firewall_rule_bytes_total", "Bytes that a firewall rule matched, from the network header on.", "datapath", "rule")
+
+	reasonPackets = family(counter, "datapath_packets_total", "Packets by what the datapath did with them and why.", "datapath", "family", "action", "reason")
+	tableEntries  = family(gauge, "table_entries", "Entries in a table of the datapath.", "datapath", "table")
+	tableSize     = family(gauge, "table_max_entries", "Entries that a table of the datapath can hold.", "datapath", "table")
+	tableBytes    = family(gauge, "table_memory_bytes", "Memory of a table of the datapath.", "datapath", "table")
+	readOK        = family(gauge, "datapath_read_success", "1 when the datapath's counters could be read for this page.", "datapath")
+
+	checkUp       = family(gauge, "backend_up", "1 when the check holds the backend for up.", "service", "backend", "check")
+	checkSince    = family(gauge, "backend_state_timestamp_seconds", "When the backend went into its present state, in seconds since 1970.", "service", "backend", "check")
+	checkProbes   = family(counter, "backend_probes_total", "Probes of a backend that ended.", "service", "backend", "check")
+	checkFailures = family(counter, "backend_probe_failures_total", "Probes of a backend that failed.", "service", "backend", "check")
+	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
+	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
+
+	applyRevision = family(gauge, "apply_revision", "Number of the snapshot that was applied last.")
+	applySuccess  = family(gauge, "apply_success", "1 when the last apply is in force, 0 when it was refused and the one before is.")
+	applyTime     = family(gauge, "apply_timestamp_seconds", "When the last apply ended, in seconds since 1970.")
+	applyDuration = family(gauge, "apply_duration_seconds", "How long the kernel took for the last apply, with reading back.", "datapath")
+)
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range families {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(ch chan<- prometheus.Metric) {
+	p := page(ch)
+	p.put(buildInfo, 1, c.src.Version, runtime.Version())
+	for _, d := range c.src.Datapaths {
+		p.datapath(d)
+	}
+	if c.src.Health != nil {
+		for _, s := range c.src.Health.Snapshot() {
+			p.status(s)
+		}
+	}
+	if c.src.LastApply != nil {
+		p.apply(c.src.LastApply())
+	}
+}
+
+// page is what one scrape writes to.
+type page chan<- prometheus.Metric
+
+func (p page) put(m *metric, value float64, labels ...string) {
+	p <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+}
+
+func (p page) datapath(d Datapath) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	name := d.Name()
+	c, err := d.Counters(ctx)
+	p.put(readOK, truth(err == nil), name)
+	if err != nil {
+		return
+	}
+	for _, s := range c.Services {
+		p.service(name, s)
+	}
+	for _, r := range c.NAT {
+		p.put(natPackets, float64(r.Packets), name, r.Name)
+		p.put(natBytes, float64(r.Bytes), name, r.Name)
+	}
+	for _, r := range c.Rules {
+		p.put(rulePackets, float64(r.Packets), name, r.Name)
+		p.put(ruleBytes, float64(r.Bytes), name, r.Name)
+	}
+	for _, r := range c.Reasons {
+		p.put(reasonPackets, float64(r.Packets), name, r.Family, r.Action, r.Reason)
+	}
+	for _, t := range c.Tables {
+		p.put(tableEntries, float64(t.Used), name, t.Name)
+		p.put(tableSize, float64(t.Size), name, t.Name)
+		p.put(tableBytes, float64(t.Bytes), name, t.Name)
+	}
+}
+
+func (p page) service(carrier string, s datapath.ServiceCounters) {
+	p.put(serviceConnections, float64(s.Connections), carrier, s.Name)
+	p.put(servicePackets, float64(s.Packets), carrier, s.Name)
+	p.put(serviceBytes, float64(s.Bytes), carrier, s.Name)
+	p.put(serviceRefused, float64(s.Refused), carrier, s.Name)
+	p.active(serviceActive, s.Active, carrier, s.Name)
+	for _, b := range s.Backends {
+		p.put(backendConnections, float64(b.Connections), carrier, s.Name, b.Name)
+		p.put(backendPackets, float64(b.Packets), carrier, s.Name, b.Name)
+		p.put(backendBytes, float64(b.Bytes), carrier, s.Name, b.Name)
+		p.active(backendActive, b.Active, carrier, s.Name, b.Name)
+	}
+}
+
+// active leaves out what the datapath does not know.
+func (p page) active(m *metric, n int, labels ...string) {
+	if n >= 0 {
+		p.put(m, float64(n), labels...)
+	}
+}
+
+func (p page) status(s health.Status) {
+	labels := []string{s.Service, s.Backend, string(s.Check)}
+	p.put(checkUp, truth(s.Up), labels...)
+	p.put(checkSince, seconds(s.Since), labels...)
+	p.put(checkProbes, float64(s.Probes), labels...)
+	p.put(checkFailures, float64(s.Failures), labels...)
+	if s.Known {
+		p.put(checkDuration, s.Latency.Seconds(), labels...)
+		p.put(checkLate, s.Late.Seconds(), labels...)
+	}
+}
+
+func (p page) apply(a Apply) {
+	p.put(applyRevision, float64(a.Revision))
+	if a.Revision == 0 {
+		return
+	}
+	p.put(applySuccess, truth(a.Err == nil))
+	p.put(applyTime, seconds(a.At))
+	for _, c := range a.Changes {
+		p.put(applyDuration, c.Duration.Seconds(), c.Datapath)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
