@@ -32,6 +32,16 @@ type Namespace struct {
 // namedDirs hold bind mounts of namespaces: iproute2, Docker, containerd.
 var namedDirs = []string{"/run/netns", "/run/docker/netns"}
 
+// CurrentNamespace is the one of the calling thread, named "host" if that is
+// the host's first.
+func CurrentNamespace() Namespace {
+	n := Namespace{Name: "current", Inode: inode("/proc/thread-self/ns/net")}
+	if host := HostNamespace(); host.Name == "host" && host.Inode == n.Inode {
+		n.Name = "host"
+	}
+	return n
+}
+
 // HostNamespace is the first network namespace of the host. Where process 1
 // cannot be looked into, it is this process's, if that is the one in which
 // nf_conntrack_max can be written: the kernel allows that in the first only.

@@ -112,6 +112,6 @@ func subcommands(a *app) []*cobra.Command {
 		newLab(a),
 		newDemo(a),
 		newBench(a),
-		newConns(a), newPlan(a),
+		newConns(a), newPlan(a), newTune(a),
 	}
 }

@@ -70,7 +70,7 @@ func (s *System) dir() string {
 
 // persistent reports whether settings of the namespace survive a reboot.
 func (s *System) persistent() bool {
-	return s.Namespace.Path == "" || s.Namespace.Name == "host"
+	return s.Namespace.Name == "host" || s.Namespace == conntrack.Namespace{}
 }
 
 // path returns the file of a key such as net.ipv4.ip_forward.

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/tune"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestTune applies, shows and takes back the values of a namespace.
+func TestTune(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	l := labtest.New(t, lab.Topology{Name: "tunecmd", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
+	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() string {
+		v, err := (&tune.System{Namespace: ns}).Get("net.netfilter.nf_conntrack_udp_timeout_stream")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	before := read()
+	dir := t.TempDir()
+	run := func(args ...string) (string, string, int) {
+		return sluice(t, append(args, "--netns", l.Node("gw").Name(), "--state-dir", dir, "--sysctl-dir", dir)...)
+	}
+	out, stderr, code := run("tune", "--dry-run")
+	if code != 0 || !strings.Contains(stderr, "profile router: forwarding is on") || read() != before {
+		t.Errorf("dry run: code %d, %s, value %s", code, stderr, read())
+	}
+	for line := range strings.Lines(out) {
+		if len([]rune(strings.TrimRight(line, "\n"))) > 80 {
+			t.Errorf("line of more than 80 columns: %q", line)
+		}
+	}
+	if out, stderr, code := run("tune", "router", "--trial", "0"); code != 0 || read() != "300" || !strings.Contains(out, "undo: sluice tune rollback") {
+		t.Errorf("apply: code %d, value %s, %s\n%s", code, read(), stderr, out)
+	}
+	if out, _, _ := run("tune", "status"); !strings.Contains(out, ": applied") || !strings.Contains(out, "udp_timeout_stream") {
+		t.Errorf("status:\n%s", out)
+	}
+	if out, stderr, code := run("tune", "rollback"); code != 0 || read() != before || !strings.Contains(out, "taken back") {
+		t.Errorf("rollback: code %d, value %s, %s\n%s", code, read(), stderr, out)
+	}
+	if out, _, _ := run("tune", "status"); !strings.Contains(out, ": rolled back (asked for)") {
+		t.Errorf("status after the rollback:\n%s", out)
+	}
+}
+
+func TestTuneRefusals(t *testing.T) {
+	labtest.Require(t, labtest.Conntrack)
+	out, stderr, code := sluice(t, "tune", "router", "--dry-run", "--set", "net.netfilter.nf_conntrack_tcp_timeout_established=60")
+	if code != exitFailure || !strings.Contains(stderr, "RFC 5382") {
+		t.Errorf("below the floor: code %d, %s\n%s", code, stderr, out)
+	}
+	if _, stderr, code := sluice(t, "tune", "reactor", "--dry-run"); code != exitUsage || !strings.Contains(stderr, "router balancer") {
+		t.Errorf("an unknown profile: code %d, %s", code, stderr)
+	}
+	load := t.TempDir() + "/load.yaml"
+	if err := os.WriteFile(load, []byte("classes: [{name: a, clients: 100, connections: 10}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, stderr, code := sluice(t, "tune", "--for-load", load, "--dry-run", "--json")
+	var p tune.Proposal
+	if err := json.Unmarshal([]byte(text), &p); err != nil || code != 0 || p.Profile != "load" || len(p.Changes) < 2 {
+		t.Errorf("for a load: %v, %s\n%s", err, stderr, text)
+	}
+}
