@@ -67,7 +67,7 @@ func (a *app) demoProgress(line string) {
 
 func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 	t := table.New("EXAMPLE", "PROMISE", "MEASURED", "")
-	example := ""
+	example, shownPromises := "", 0
 	for _, r := range report.Results {
 		shown := r.Example
 		if shown == example {
@@ -75,8 +75,13 @@ func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 		}
 		example = r.Example
 		verdict := a.paint(w, green, "kept")
-		if !r.Kept {
+		if r.Skipped != "" {
+			verdict = a.paint(w, yellow, "skipped")
+		} else if !r.Kept {
 			verdict = a.paint(w, red, "NOT KEPT")
+		}
+		if r.Skipped == "" {
+			shownPromises++
 		}
 		t.Row(shown, r.Promise, r.Measured, verdict)
 	}
@@ -90,6 +95,6 @@ func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 		"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n"+
 		"  sluice lab exec balancer gateway -- sluice show services   in another terminal\n"+
 		"  sluice lab down --all\n",
-		len(report.Results)-len(report.Broken()), len(report.Results), report.Exchanges, report.Unanswered, report.Took.Round(time.Second).Seconds())
+		shownPromises-len(report.Broken()), shownPromises, report.Exchanges, report.Unanswered, report.Took.Round(time.Second).Seconds())
 	return err
 }

@@ -35,7 +35,7 @@ func playFullNAT(ctx context.Context, s *stage) error {
 		all = append(all, server)
 	}
 	gw, err := s.start(ctx, "gateway", "lb-fullnat.yaml")
-	if err != nil {
+	if gw == nil {
 		return err
 	}
 	s.askAPI(ctx)
@@ -95,7 +95,7 @@ func playDirect(ctx context.Context, s *stage) error {
 		all = append(all, server)
 	}
 	gw, err := s.start(ctx, "gateway", "lb-dsr.yaml")
-	if err != nil {
+	if gw == nil {
 		return err
 	}
 	client, gateway := s.lab.Node("client"), s.lab.Node("gateway")
@@ -153,7 +153,7 @@ func playStateless(ctx context.Context, s *stage) error {
 		all = append(all, server)
 	}
 	gw, err := s.start(ctx, "gateway", "stateless.yaml")
-	if err != nil {
+	if gw == nil {
 		return err
 	}
 	before, err := tracked(s.lab.Node("gateway"))

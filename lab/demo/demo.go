@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/sluice-lb/sluice/examples"
@@ -32,6 +33,8 @@ type Result struct {
 	Promise  string `json:"promise"`
 	Measured string `json:"measured"`
 	Kept     bool   `json:"kept"`
+	// Skipped says why an example was not shown at all: this host cannot carry it.
+	Skipped string `json:"skipped,omitempty"`
 }
 
 // Report is what the demo found.
@@ -48,7 +51,7 @@ type Report struct {
 func (r *Report) Broken() []Result {
 	var broken []Result
 	for _, one := range r.Results {
-		if !one.Kept {
+		if !one.Kept && one.Skipped == "" {
 			broken = append(broken, one)
 		}
 	}
@@ -66,6 +69,9 @@ func Run(ctx context.Context, opt Options) (*Report, error) {
 	err := onStage(ctx, opt, report, lab.Balancer(), playWeb, playFullNAT, playDirect, playStateless)
 	if err == nil {
 		err = onStage(ctx, opt, report, lab.Office(), playRouter)
+	}
+	if err == nil {
+		err = onStage(ctx, opt, report, lab.IPv6Only(), playIPv6Only)
 	}
 	report.Took = time.Since(start)
 	return report, err
@@ -105,16 +111,25 @@ func (s *stage) say(format string, args ...any) {
 
 // judge notes one promise and what was measured.
 func (s *stage) judge(kept bool, promise, measured string, args ...any) {
-	r := Result{s.example, promise, fmt.Sprintf(measured, args...), kept}
+	r := Result{Example: s.example, Promise: promise, Measured: fmt.Sprintf(measured, args...), Kept: kept}
 	s.report.Results = append(s.report.Results, r)
-	mark := "ok "
+	mark := "ok"
 	if !kept {
-		mark = "NOT KEPT "
+		mark = "NOT KEPT"
 	}
 	s.say("%s %s: %s", mark, r.Promise, r.Measured)
 }
 
+// notCarried is how the daemon says that no datapath of this host can do what is asked.
+const notCarried = "no datapath carries it"
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
 // start runs the daemon in a node with one of the examples and tells which datapath carries what.
+// It returns nil, and notes why, when no datapath of this host carries the example.
 func (s *stage) start(ctx context.Context, node, example string) (*daemon.Daemon, error) {
 	s.example = example
 	s.opt.Progress("examples/" + example)
@@ -123,6 +138,12 @@ func (s *stage) start(ctx context.Context, node, example string) (*daemon.Daemon
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
+	if err != nil && strings.Contains(err.Error(), notCarried) {
+		why := lastLine(err.Error())
+		s.say("not shown: %s", why)
+		s.report.Results = append(s.report.Results, Result{Example: example, Promise: "(not shown on this host)", Measured: why, Skipped: why})
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func playRouter(ctx context.Context, s *stage) error {
 	kernelLog := s.openKernelLog(ctx)
 	defer kernelLog.Close()
 	gw, err := s.start(ctx, "gateway", "router.yaml")
-	if err != nil {
+	if gw == nil {
 		return err
 	}
 	start := time.Now()
