@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// Apply makes the kernel's tables equal to the snapshot. One transaction does
+// it, so that at no moment a packet meets half a ruleset, and the kernel takes
+// all of it or nothing. What was written is read back before Apply returns.
+func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	start := time.Now()
+	result, delta, err := d.prepare(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	change := d.describe(result, delta)
+	if !delta.Empty() {
+		d.retire(delta)
+		if err := d.conn.Apply(delta); err != nil {
+			return nil, d.refused(err)
+		}
+		if err := d.verify(delta, result); err != nil {
+			d.inForce, d.compiled = nil, nil // read it all next time
+			return nil, err
+		}
+		if d.generation, err = d.conn.Generation(); err != nil {
+			return nil, err
+		}
+	}
+	d.inForce, d.compiled, d.snapshot = result.Ruleset, result, s
+	change.Duration = time.Since(start)
+	return change, nil
+}
+
+// refused makes sure that a refused transaction left things as they were.
+func (d *Datapath) refused(cause error) error {
+	generation, err := d.conn.Generation()
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if generation == d.generation {
+		return cause // no transaction was made since the last one that we know
+	}
+	before := d.inForce
+	read, _, err := d.conn.Read()
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, before); !left.Empty() {
+		d.inForce, d.compiled = nil, nil
+		return fmt.Errorf("%w; and the rules in force are not the previous ones: another program changes table %s", cause, ruleset.TableName)
+	}
+	return cause
+}
+
+// manyElements is from how many touched elements of a set on the whole set is
+// read back instead of each element.
+const manyElements = 256
+
+// verify reads back what the delta wrote: everything after a large change, only
+// the touched chains and elements after a small one.
+func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
+	if len(delta.AddChains)+len(delta.AddSets) > manyElements || len(delta.AddTables) > 0 {
+		read, _, err := d.conn.Read()
+		if err != nil {
+			return err
+		}
+		left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, result.Ruleset)
+		if !left.Empty() {
+			return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
+		}
+		return nil
+	}
+	for _, c := range delta.AddRules {
+		rules, err := d.conn.Chain(c.Of.ID)
+		if err != nil {
+			return fmt.Errorf("%s: chain %s: read back: %w", c.Owner, c.Of.Name, err)
+		}
+		if !slices.EqualFunc(c.Of.Rules, rules, ruleset.Rule.Equal) {
+			return fmt.Errorf("%s: chain %s: its rules read back differ from those written", c.Owner, c.Of.Name)
+		}
+	}
+	return d.verifyElements(delta)
+}
+
+func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
+	added := make(map[ruleset.ID][]ruleset.Element)
+	for _, e := range delta.AddElements {
+		added[e.Of.Set] = append(added[e.Of.Set], e.Of)
+	}
+	gone := make(map[ruleset.ID][]ruleset.Element)
+	removedSets := make(map[ruleset.ID]bool)
+	for _, s := range delta.DelSets {
+		removedSets[s.Of.ID] = true
+	}
+	for _, e := range delta.DelElements {
+		if !removedSets[e.Of.Set] {
+			gone[e.Of.Set] = append(gone[e.Of.Set], e.Of)
+		}
+	}
+	for id, list := range added {
+		missing, err := d.missing(delta.Sets[id], list)
+		if err != nil {
+			return fmt.Errorf("set %s: read back: %w", id.Name, err)
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("set %s: element { %s } is not there after it was written", id.Name, delta.Sets[id].Element(missing[0]))
+		}
+	}
+	for id, list := range gone {
+		list = slices.DeleteFunc(list, func(e ruleset.Element) bool { // replaced, not removed
+			return slices.ContainsFunc(added[id], func(a ruleset.Element) bool { return a.Key == e.Key && a.End == e.End })
+		})
+		missing, err := d.missing(delta.Sets[id], list)
+		if err != nil {
+			return fmt.Errorf("set %s: read back: %w", id.Name, err)
+		}
+		if len(missing) != len(list) {
+			return fmt.Errorf("set %s: an element is still there after it was removed", id.Name)
+		}
+	}
+	return nil
+}
+
+// missing returns which of the elements the kernel does not hold.
+func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.Element, error) {
+	if len(list) <= manyElements && !set.Interval {
+		return d.conn.Has(set, list)
+	}
+	held, err := d.conn.Elements(set)
+	if err != nil {
+		return nil, err
+	}
+	have := make(map[ruleset.Element]bool, len(held))
+	for _, e := range held {
+		have[e] = true
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(e ruleset.Element) bool { return have[e] }), nil
+}
+
+// maxLines bounds the lines of a described change.
+const maxLines = 300
+
+// describe turns a delta into what people and counters are told.
+func (d *Datapath) describe(result *compile.Result, delta *ruleset.Delta) *datapath.Change {
+	c := &datapath.Change{Datapath: d.Name(), Lines: describe(delta, maxLines)}
+	c.Objects.Added = len(delta.AddTables) + len(delta.AddChains) + len(delta.AddSets) + len(delta.AddObjects)
+	c.Objects.Removed = len(delta.DelTables) + len(delta.DelChains) + len(delta.DelSets) + len(delta.DelObjects)
+	c.Rules = datapath.Count{Added: delta.RulesAdded, Removed: delta.RulesRemoved}
+	replaced := make(map[ruleset.Element]bool)
+	for _, e := range delta.DelElements {
+		replaced[ruleset.Element{Set: e.Of.Set, Key: e.Of.Key, End: e.Of.End}] = true
+	}
+	for _, e := range delta.AddElements {
+		if replaced[ruleset.Element{Set: e.Of.Set, Key: e.Of.Key, End: e.Of.End}] {
+			c.Elements.Changed++
+		} else {
+			c.Elements.Added++
+		}
+	}
+	c.Elements.Removed = len(delta.DelElements) - c.Elements.Changed
+	c.Truncated = lineCount(delta) - len(c.Lines)
+	c.Slots, c.SlotsTotal = slotsMoved(d.compiled, result)
+	return c
+}
+
+func first(lines []string) string {
+	if len(lines) == 0 {
+		return "in a definition"
+	}
+	return lines[0]
+}
+
+func movedSlots(before, after []string) int { return balance.Moved(before, after) }

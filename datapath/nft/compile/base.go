@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Names of the shared maps; dispatch says what looks them up.
+const (
+	mapServices  = "services"          // destination of a new connection -> service or port forward
+	mapFullNAT   = "fullnat"           // original destination -> how the source is translated
+	mapHairpin   = "hairpin"           // original destination of port forwards that inside hosts may use
+	mapGuards    = "guards"            // destination -> checks of every packet (strict-tcp, reset-rate)
+	mapStateless = "stateless"         // destination -> stateless service
+	mapReplies   = "stateless-replies" // source of a stateless service's answers
+	mapClamp     = "mss-clamp"         // original destination of connections whose MSS is clamped
+	mapSlots     = "slots"             // slot -> backend
+	setMarks     = "marks"             // marks to put on every packet of a connection
+	setSameLink  = "same-interface"    // pairs of an interface with itself
+)
+
+// Suffixes of a dispatch map: ranges and whole addresses; listeners of one interface.
+const (
+	ranges     = "-ranges"
+	interfaces = "-interfaces"
+)
+
+// base gathers what all fragments need together.
+type base struct {
+	used  map[rs.ID]bool
+	marks map[uint32]bool
+	// rules of base chains that NAT and firewall rules ask for
+	chains  map[rs.ID][]rs.Rule
+	objects []*rs.Object
+	lists   map[string][]netip.Prefix
+	needs   map[rs.ID]needed // firewall sets in use
+	reply   map[netip.Addr][]replyKey
+	extra   []rs.Element
+	sets    []*rs.Set
+}
+
+// needed is a firewall set that rules of a table ask for, in one family.
+type needed struct {
+	list   string
+	family rs.Family
+}
+
+// replyKey is the endpoint that a stateless service's answers come from.
+type replyKey struct {
+	addr     netip.Addr
+	protocol flow.Protocol
+	ports    flow.Ports
+	owner    string
+}
+
+func newBase() *base {
+	return &base{
+		used: make(map[rs.ID]bool), marks: make(map[uint32]bool), chains: make(map[rs.ID][]rs.Rule),
+		needs: make(map[rs.ID]needed), reply: make(map[netip.Addr][]replyKey),
+	}
+}
+
+// add takes note of what a compiled service or NAT rule uses.
+func (b *base) add(s *Service) error {
+	for _, id := range s.uses {
+		b.used[id] = true
+		if list, f, ok := listOf(id); ok {
+			b.needs[id] = needed{list, f}
+		}
+	}
+	for _, m := range s.marks {
+		b.marks[m] = true
+	}
+	for _, k := range s.reply {
+		for _, o := range b.reply[k.addr] {
+			same := k.protocol == o.protocol || k.protocol == flow.Any || o.protocol == flow.Any
+			if same && k.ports.Overlaps(o.ports) {
+				return fmt.Errorf("%s: answers of %s port %s already belong to %s: "+
+					"a stateless backend endpoint can serve one listener only; give it another port or use mode dnat",
+					k.owner, k.addr, k.ports, o.owner)
+			}
+		}
+		b.reply[k.addr] = append(b.reply[k.addr], k)
+	}
+	return nil
+}
+
+// dispatch is a lookup of a packet in a shared map.
+type dispatch struct {
+	name  string
+	chain string // base chain that does it
+	// by are the fields of the key but for the interface, by family.
+	by func(rs.Family) []rs.Selector
+	// set instead of verdict map: members are handled by the rule itself.
+	set bool
+}
+
+func byDest(f rs.Family) []rs.Selector {
+	return []rs.Selector{rs.Dest(f), rs.L4Proto, rs.DestPort}
+}
+
+func bySource(f rs.Family) []rs.Selector {
+	return []rs.Selector{rs.Source(f), rs.L4Proto, rs.SourcePort}
+}
+
+func byOriginal(f rs.Family) []rs.Selector {
+	return []rs.Selector{rs.OriginalDest(f), rs.L4Proto, rs.OriginalPort}
+}
+
+// Base chains of the tables ip and ip6. Stateless translation and notrack stand
+// before connection tracking (-200) but behind its defragmentation (-400), so
+// that ports are there to be looked at.
+var baseChains = map[string]rs.Hook{
+	"raw":         {Type: "filter", Point: "prerouting", Priority: -300},
+	"mangle":      {Type: "filter", Point: "prerouting", Priority: -150},
+	"prerouting":  {Type: "nat", Point: "prerouting", Priority: -100},
+	"output":      {Type: "nat", Point: "output", Priority: -100},
+	"forward":     {Type: "filter", Point: "forward", Priority: -150},
+	"translate":   {Type: "filter", Point: "postrouting", Priority: -150},
+	"postrouting": {Type: "nat", Point: "postrouting", Priority: 100},
+}
+
+// Base chains of the table inet, for firewall rules that speak of no family.
+var filterChains = map[string]rs.Hook{
+	"early":   {Type: "filter", Point: "prerouting", Priority: -300},
+	"input":   {Type: "filter", Point: "input", Priority: 0},
+	"forward": {Type: "filter", Point: "forward", Priority: 0},
+	"output":  {Type: "filter", Point: "output", Priority: 0},
+}
+
+var dispatches = []dispatch{
+	{name: mapStateless, chain: "raw", by: byDest},
+	{name: mapReplies, chain: "raw", by: bySource},
+	{name: mapGuards, chain: "mangle", by: byDest},
+	{name: mapServices, chain: "prerouting", by: byDest},
+	{name: mapServices, chain: "output", by: byDest},
+	{name: mapHairpin, chain: "postrouting", by: byOriginal, set: true},
+	{name: mapFullNAT, chain: "postrouting", by: byOriginal},
+	{name: mapClamp, chain: "forward", by: byOriginal, set: true},
+}
+
+// shared builds the fragment that belongs to no one: shared maps and base chains.
+func (c *compiler) shared(b *base) *rs.Fragment {
+	f := &rs.Fragment{Objects: b.objects, Elements: b.extra, Sets: b.sets}
+	head := make(map[rs.ID][]rs.Rule)
+	for _, table := range []rs.Family{rs.IP, rs.IP6} {
+		c.markRules(b, f, table, head)
+		c.dispatchRules(b, f, table, head)
+	}
+	c.ingress(b, f, head)
+	for _, id := range sortedIDs(b.used) {
+		if s := sharedSet(id); s != nil {
+			f.Sets = append(f.Sets, s)
+		}
+	}
+	for _, id := range sortedIDs(b.needs) {
+		c.list(f, id, b.needs[id])
+	}
+	for id, rules := range b.chains {
+		head[id] = append(head[id], rules...)
+	}
+	for _, id := range sortedIDs(head) {
+		chain := &rs.Chain{ID: id, Rules: head[id]}
+		hooks := baseChains
+		if id.Table == rs.Inet {
+			hooks = filterChains
+		}
+		if h, ok := hooks[id.Name]; ok && id.Table != rs.Netdev {
+			chain.Hook = &h
+		}
+		f.Chains = append(f.Chains, chain)
+	}
+	return f
+}
+
+func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
+	for _, d := range dispatches {
+		chain := rs.ID{Table: table, Name: d.chain}
+		if b.used[rs.ID{Table: table, Name: d.name + interfaces}] && d.chain != "output" {
+			key := append([]rs.Selector{rs.InName}, d.by(table)...)
+			head[chain] = append(head[chain], rs.NewRule().VerdictFrom(d.name+interfaces, key...).Rule(""))
+		}
+		for _, name := range []string{d.name, d.name + ranges} {
+			if !b.used[rs.ID{Table: table, Name: name}] {
+				continue
+			}
+			r := rs.NewRule()
+			switch {
+			case d.name == mapHairpin:
+				r.InSet(setSameLink, rs.InName, rs.OutName).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
+				c.sameLinks(b, table)
+			case d.name == mapClamp:
+				const syn, rst = 0x02, 0x04
+				r.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").InSet(name, d.by(table)...).ClampMSS()
+			default:
+				r.VerdictFrom(name, d.by(table)...)
+			}
+			head[chain] = append(head[chain], r.Rule(""))
+		}
+	}
+}
+
+// sameLinks makes the set that tells whether a packet leaves by the interface
+// that it came by: nf_tables cannot compare two fields of a packet.
+func (c *compiler) sameLinks(b *base, table rs.Family) {
+	id := rs.ID{Table: table, Name: setSameLink}
+	if b.used[id] {
+		return
+	}
+	b.used[id] = true
+	for _, i := range c.env.Interfaces {
+		b.extra = append(b.extra, rs.Element{Set: id, Key: rs.Concat(rs.Iface(i.Name), rs.Iface(i.Name))})
+	}
+}
+
+// markRules put the marks of services and backends on every packet of their
+// connections: NAT chains see only the first.
+func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
+	if len(b.marks) == 0 {
+		return
+	}
+	id := rs.ID{Table: table, Name: setMarks}
+	f.Sets = append(f.Sets, &rs.Set{ID: id, Key: []rs.Type{rs.Mark}})
+	marks := make([]uint32, 0, len(b.marks))
+	for m := range b.marks {
+		marks = append(marks, m)
+	}
+	slices.Sort(marks)
+	for _, m := range marks {
+		f.Elements = append(f.Elements, rs.Element{Set: id, Key: rs.Number(m).Raw})
+	}
+	chain := rs.ID{Table: table, Name: "mangle"}
+	head[chain] = append(head[chain], rs.NewRule().InSet(setMarks, rs.CtMark).RestoreMark().Rule(""))
+}
+
+// sharedSet returns the definition of a shared set or map by its name, and nil
+// for names that are not shared.
+func sharedSet(id rs.ID) *rs.Set {
+	s := &rs.Set{ID: id, Verdicts: true}
+	name := id.Name
+	switch name {
+	case mapSlots:
+		s.Key = []rs.Type{rs.Mark}
+		return s
+	case setSameLink:
+		s.Key, s.Verdicts = []rs.Type{rs.IfName, rs.IfName}, false
+		return s
+	}
+	addr := addrType(id.Table)
+	if id.Table == rs.Netdev {
+		base, six := strings.CutPrefix(name, "ip6-")
+		if addr = rs.IPv4Addr; six {
+			name, addr = base, rs.IPv6Addr
+		}
+	}
+	s.Key = []rs.Type{addr, rs.InetProto, rs.InetService}
+	if base, ok := strings.CutSuffix(name, ranges); ok {
+		name, s.Interval = base, true
+	} else if base, ok := strings.CutSuffix(name, interfaces); ok {
+		name, s.Interval = base, true
+		s.Key = append([]rs.Type{rs.IfName}, s.Key...)
+	}
+	switch name {
+	case mapHairpin, mapClamp:
+		s.Verdicts = false
+	case mapServices, mapFullNAT, mapGuards, mapStateless, mapReplies:
+	default:
+		return nil
+	}
+	return s
+}
+
+func sortedIDs[V any](m map[rs.ID]V) []rs.ID {
+	ids := make([]rs.ID, 0, len(m))
+	for id := range m {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, func(a, b rs.ID) int {
+		if a.Table != b.Table {
+			return int(a.Table) - int(b.Table)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return ids
+}
+
+// endpoints appends the elements by which listeners are found in a shared map:
+// single ports to the exact map, ranges and whole addresses to the other.
+func endpoints(s *Service, table rs.Family, name string, l endpoint, v rs.Verdict) {
+	for _, ports := range l.ports {
+		exact := l.protocol != flow.Any && ports != flow.Ports{} && ports.First == ports.Last && l.iface == ""
+		key := []rs.Value{rs.Addr(l.addr), rs.Proto(l.protocol), rs.Port(ports.First)}
+		if exact {
+			s.element(rs.Element{Set: rs.ID{Table: table, Name: name}, Key: rs.Concat(key...), Verdict: v})
+			continue
+		}
+		end := []rs.Value{rs.Addr(l.addr), rs.Proto(l.protocol), rs.Port(ports.Last)}
+		if ports == (flow.Ports{}) {
+			end[2] = rs.Port(65535)
+		}
+		if l.protocol == flow.Any {
+			end[1] = rs.Value{Raw: "\xff"}
+		}
+		suffix := ranges
+		if l.iface != "" {
+			suffix = interfaces
+			key = append([]rs.Value{rs.Iface(l.iface)}, key...)
+			end = append([]rs.Value{rs.Iface(l.iface)}, end...)
+		}
+		s.element(rs.Element{Set: rs.ID{Table: table, Name: name + suffix}, Key: rs.Concat(key...), End: rs.Concat(end...), Verdict: v})
+	}
+}
+
+// endpoint is a listener as a key of a dispatch map.
+type endpoint struct {
+	addr     netip.Addr
+	protocol flow.Protocol
+	ports    []flow.Ports
+	iface    string
+}
+
+func (s *Service) element(e rs.Element) {
+	s.Fragment.Elements = append(s.Fragment.Elements, e)
+	s.use(e.Set)
+}
+
+func (s *Service) use(id rs.ID) {
+	if !slices.Contains(s.uses, id) {
+		s.uses = append(s.uses, id)
+	}
+}
+
+func (s *Service) chain(table rs.Family, name string, rules ...rs.Rule) {
+	s.Fragment.Chains = append(s.Fragment.Chains, &rs.Chain{ID: rs.ID{Table: table, Name: name}, Rules: rules})
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Carries returns nil when nftables can carry all of the service, else why not.
+func Carries(s *config.Service) error {
+	switch s.Mode {
+	case config.ModeTunnel:
+		return errNot("mode tunnel")
+	case config.ModeDNAT, config.ModeFullNAT, config.ModeDSR, config.ModeStateless:
+	default:
+		return fmt.Errorf("mode %q: not one of dnat, fullnat, dsr, stateless", s.Mode)
+	}
+	switch s.Scheduler {
+	case config.SchedulerLC, config.SchedulerWLC:
+		return errNot("scheduler %s", s.Scheduler)
+	}
+	if s.ClientAddress != "" && s.ClientAddress != config.ClientAddressNone {
+		return errNot("client-address %s", s.ClientAddress)
+	}
+	if s.SYNCookies {
+		return errNot("syn-cookies")
+	}
+	if err := carriesFamilies(s); err != nil {
+		return err
+	}
+	if s.Helper != "" && len(helperProtocols(s.Helper, s.Protocol)) == 0 {
+		return fmt.Errorf("helper %s does not know protocol %s", s.Helper, s.Protocol)
+	}
+	if s.Mode == config.ModeDNAT || s.Mode == config.ModeFullNAT {
+		return nil
+	}
+	return carriesPerPacket(s)
+}
+
+// carriesFamilies refuses services whose clients and backends would speak
+// different families.
+func carriesFamilies(s *config.Service) error {
+	clients, servers := make(map[rs.Family]bool), make(map[rs.Family]string)
+	for _, l := range s.Listen {
+		clients[familyOf(l.Address)] = true
+	}
+	for _, b := range s.Backends {
+		servers[familyOf(b.Address)] = backendName(b)
+	}
+	for f := range clients {
+		if servers[f] == "" {
+			return errNot("a listener without a backend of its own family (translation between IPv4 and IPv6)")
+		}
+	}
+	for f, name := range servers {
+		if !clients[f] || s.Mode == config.ModeFullNAT && len(servers) > 1 {
+			return errNot("backend %s of the other family (translation between IPv4 and IPv6)", name)
+		}
+	}
+	return nil
+}
+
+// carriesPerPacket refuses what needs the connection's state, which the modes
+// dsr and stateless do not keep.
+func carriesPerPacket(s *config.Service) error {
+	needs := func(what string) error {
+		return fmt.Errorf("%s needs connection tracking, which mode %s goes without on nftables", what, s.Mode)
+	}
+	l := s.Limits
+	switch {
+	case !l.NewConnections.IsZero(), !l.NewConnectionsPerClient.IsZero():
+		return needs("a limit of new connections")
+	case l.Connections > 0, l.ConnectionsPerClient > 0, l.ConnectionsPerBackend > 0:
+		return needs("a limit of connections")
+	case l.StrictTCP:
+		return needs("strict-tcp")
+	case !l.ResetRate.IsZero():
+		return needs("reset-rate")
+	case s.Mark != 0:
+		return needs("mark")
+	case s.Helper != "":
+		return needs("helper " + string(s.Helper))
+	case s.Log != nil:
+		return needs("log")
+	case s.MSSClamp:
+		return needs("mss-clamp")
+	}
+	for _, b := range s.Backends {
+		if b.MaxConnections > 0 {
+			return needs("max-connections of backend " + backendName(b))
+		}
+		if b.Mark != 0 {
+			return needs("mark of backend " + backendName(b))
+		}
+		if s.Mode == config.ModeDSR && b.Port != 0 && !onlyPort(s, b.Port) {
+			return fmt.Errorf("backend %s: port %d: dsr changes no port; leave it out", backendName(b), b.Port)
+		}
+	}
+	if s.Mode == config.ModeStateless && s.Persistence == nil && !hashes(s.Scheduler) && s.Protocol != flow.UDP {
+		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one connection to different backends: use source-hash or maglev", s.Scheduler)
+	}
+	return nil
+}
+
+func onlyPort(s *config.Service, port uint16) bool {
+	for _, l := range s.Listen {
+		for _, p := range l.Ports {
+			if p != (flow.Ports{First: port, Last: port}) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// CarriesNAT returns nil when nftables can carry all of the rule, else why not.
+func CarriesNAT(n *config.NATRule) error {
+	switch n.Type {
+	case config.NATNAT64, config.NATSIIT:
+		return errNot("%s", n.Type)
+	case config.NATMasquerade, config.NATSNAT, config.NATPortForward, config.NATStatic, config.NATNPT66:
+	default:
+		return fmt.Errorf("type %q: not one of masquerade, snat, port-forward, static, npt66", n.Type)
+	}
+	switch {
+	case n.Mapping == config.EndpointIndependent:
+		return errNot("mapping %s (the kernel's NAT maps by address and port)", n.Mapping)
+	case n.Filtering != "" && n.Filtering != config.AddressAndPortDependent:
+		return errNot("filtering %s (the kernel's NAT filters by address and port)", n.Filtering)
+	case n.PortBlock > 0 || n.Deterministic:
+		return errNot("allocation of port blocks")
+	case n.PortsPerClient > 0:
+		return errNot("ports-per-client")
+	}
+	switch n.Type {
+	case config.NATPortForward:
+		if n.Listen == nil {
+			return errors.New("listen: missing")
+		}
+		if n.Listen.Address.Is4() != n.To.Address.Is4() {
+			return errNot("a target of the other family")
+		}
+		if n.Helper != "" && len(helperProtocols(n.Helper, n.Protocol)) == 0 {
+			return fmt.Errorf("helper %s does not know protocol %s", n.Helper, n.Protocol)
+		}
+	case config.NATStatic, config.NATNPT66:
+		if n.External.Bits() != n.Internal.Bits() || n.External.Addr().Is4() != n.Internal.Addr().Is4() {
+			return fmt.Errorf("external %s and internal %s differ in length or family", n.External, n.Internal)
+		}
+	}
+	return nil
+}
+
+// CarriesRule returns nil when nftables can carry the firewall rule, else why not.
+func CarriesRule(r *config.FirewallRule) error {
+	chain := ruleChain(r)
+	if chain.Table != rs.Netdev {
+		if r.Action == config.ActionNotrack && chain.Name != "early" {
+			return fmt.Errorf("action notrack at hook %s comes too late: use hook prerouting", r.Hook)
+		}
+		return nil
+	}
+	switch r.Action {
+	case config.ActionReject:
+		return errors.New("action reject at hook ingress: the packet is not routed yet, so it cannot be answered; use hook forward or input")
+	case config.ActionNotrack:
+		return errors.New("action notrack at hook ingress comes before connection tracking: use hook prerouting")
+	}
+	if r.Out != "" {
+		return errors.New("out at hook ingress: the packet is not routed yet; use hook forward")
+	}
+	return nil
+}
+
+// helperProtocols returns the protocols that a helper is registered for, out of
+// those that the service or rule takes.
+func helperProtocols(h config.Helper, p flow.Protocol) []flow.Protocol {
+	known := map[config.Helper][]flow.Protocol{
+		"ftp": {flow.TCP}, "tftp": {flow.UDP}, "sip": {flow.TCP, flow.UDP}, "pptp": {flow.TCP},
+		"snmp": {flow.UDP}, "amanda": {flow.UDP}, "irc": {flow.TCP},
+	}[h]
+	var out []flow.Protocol
+	for _, k := range known {
+		if p == flow.Any || p == k {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// kernelHelper is the name under which the kernel registers a helper.
+func kernelHelper(h config.Helper) string {
+	if h == "snmp" {
+		return "snmp_trap"
+	}
+	return string(h)
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compile turns a snapshot into the nf_tables ruleset that carries it.
+// It is pure: what it needs to know about the host comes in as an Env.
+//
+// Shape of the result. A packet costs the same whatever the number of services:
+// a base chain looks its destination up in a verdict map (@services for single
+// ports, @services-ranges for ranges and whole addresses) and goes to the
+// service's chain; that picks a slot (a counter, a random number or a hash) and
+// looks it up in one map of all services' slots, which leads to the chain of a
+// backend. State changes of backends edit elements of that map.
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// Env is what the compiler has to know about the host.
+type Env struct {
+	// Interfaces are the host's interfaces without the loopback.
+	Interfaces []Interface
+	// Route finds the interface by which an address is reached without a router
+	// in between; only dsr services ask.
+	Route func(netip.Addr) (Interface, error)
+	// Flowtable says that established flows shall be handed to a flowtable.
+	Flowtable bool
+}
+
+// Interface of the host.
+type Interface struct {
+	Name  string
+	Index int
+	MAC   config.MAC
+}
+
+// Result is a compiled snapshot. Hand it to the next Compile: fragments of
+// services that did not change are taken over as they are.
+type Result struct {
+	Ruleset *rs.Ruleset
+	// Services by name.
+	Services map[string]*Service
+	base     *base
+}
+
+// Service is a compiled service.
+type Service struct {
+	Name     string
+	Fragment *rs.Fragment
+	// Slots holds, per family, the key of the backend that owns each slot.
+	Slots map[rs.Family][]string
+
+	source *config.Service
+	state  []datapath.State
+	id     uint32
+	uses   []rs.ID // shared sets that the fragment has elements in
+	routed bool    // depends on routes, so it is compiled anew each time
+	marks  []uint32
+	reply  []replyKey
+}
+
+// Compile returns the ruleset for a snapshot. The previous result may be nil;
+// it saves work and does not change the outcome.
+func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
+	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
+	r := &Result{Services: make(map[string]*Service, len(s.Services))}
+	ids := serviceIDs(s.Services)
+	fragments := make([]*rs.Fragment, 1, 1+len(s.Services)+len(s.NAT))
+	b := newBase()
+	setsChanged := previous == nil || !sameSets(previous.base.lists, c.sets)
+	for i := range s.Services {
+		svc := s.Services[i]
+		var compiled *Service
+		if previous != nil {
+			compiled = previous.Services[svc.Name]
+		}
+		reuse := compiled != nil && !compiled.routed && compiled.source == svc.Service &&
+			compiled.id == ids[svc.Name] && slices.Equal(compiled.state, svc.State) &&
+			(!setsChanged || len(svc.Allow)+len(svc.Deny) == 0)
+		if !reuse {
+			var err error
+			if compiled, err = c.service(svc, ids[svc.Name]); err != nil {
+				return nil, fmt.Errorf("service %s: %w", svc.Name, err)
+			}
+		}
+		r.Services[svc.Name] = compiled
+		fragments = append(fragments, compiled.Fragment)
+		if err := b.add(compiled); err != nil {
+			return nil, err
+		}
+	}
+	for _, rule := range s.NAT {
+		compiled, err := c.nat(rule, b)
+		if err != nil {
+			return nil, fmt.Errorf("nat %s: %w", rule.Name, err)
+		}
+		fragments = append(fragments, compiled.Fragment)
+		if err := b.add(compiled); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.firewall(b); err != nil {
+		return nil, err
+	}
+	fragments[0] = c.shared(b)
+	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
+		fragments[0] = previous.Ruleset.Fragments[0]
+	}
+	b.lists = c.sets
+	r.Ruleset, r.base = &rs.Ruleset{Fragments: fragments}, b
+	return r, nil
+}
+
+type compiler struct {
+	snapshot *datapath.Snapshot
+	env      Env
+	sets     map[string][]netip.Prefix
+}
+
+func sameSets(a, b map[string][]netip.Prefix) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for name, list := range a {
+		other, ok := b[name]
+		if !ok || !slices.Equal(list, other) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameFragment reports whether two shared fragments are alike.
+func sameFragment(a, b *rs.Fragment) bool {
+	return slices.Equal(a.Elements, b.Elements) &&
+		slices.EqualFunc(a.Sets, b.Sets, func(x, y *rs.Set) bool { return x.Equal(y) }) &&
+		slices.EqualFunc(a.Objects, b.Objects, func(x, y *rs.Object) bool { return *x == *y }) &&
+		slices.EqualFunc(a.Chains, b.Chains, func(x, y *rs.Chain) bool {
+			return x.ID == y.ID && (x.Hook == nil) == (y.Hook == nil) && (x.Hook == nil || *x.Hook == *y.Hook) &&
+				slices.EqualFunc(x.Rules, y.Rules, rs.Rule.Equal)
+		})
+}
+
+// serviceIDs gives every service the number of its first slot: a hash of its
+// name, so that it stays when others come and go. Where the slots of two
+// services would overlap, those of the later one by hash and name move up.
+func serviceIDs(services []datapath.Service) map[string]uint32 {
+	type claim struct {
+		name  string
+		first uint32
+		count int
+	}
+	claims := make([]claim, len(services))
+	for i, s := range services {
+		// Half of the numbers are left free so that nothing moves up past the end.
+		claims[i] = claim{s.Name, number(s.Name)>>1 + 1, capacity(s.Service)}
+	}
+	slices.SortFunc(claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.name, b.name))
+	})
+	ids := make(map[string]uint32, len(services))
+	free := uint32(0)
+	for _, c := range claims {
+		first := max(c.first, free)
+		ids[c.name], free = first, first+uint32(c.count)
+	}
+	return ids
+}
+
+// number hashes a name to 32 bits.
+func number(name string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	return h.Sum32()
+}
+
+// identifier makes a name fit for nft's grammar: letters, digits, "-", "_", "."
+// and "/"; what had to be replaced is told apart by a hash.
+func identifier(name string) string {
+	ok := true
+	clean := []byte(name)
+	for i, b := range clean {
+		if b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '-' || b == '_' || b == '.' {
+			continue
+		}
+		clean[i], ok = '_', false
+	}
+	if len(clean) > 48 {
+		clean, ok = clean[:48], false
+	}
+	if ok {
+		return name
+	}
+	return fmt.Sprintf("%s-%08x", clean, number(name))
+}
+
+func familyOf(a netip.Addr) rs.Family {
+	if a.Is4() {
+		return rs.IP
+	}
+	return rs.IP6
+}
+
+func addrType(f rs.Family) rs.Type {
+	if f == rs.IP6 {
+		return rs.IPv6Addr
+	}
+	return rs.IPv4Addr
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// dsrMemory is how long a dsr service with a scheduler that does not hash
+// remembers the backend of a client's port: the established timeout of RFC 5382
+// REQ-5, since packets of an idle connection must still find their backend.
+const dsrMemory = 2*time.Hour + 4*time.Minute
+
+// dsrMemorySize bounds these memories.
+const dsrMemorySize = 1 << 18
+
+// dsr hands packets to a backend on the ingress hook of the devices, before
+// routing, with nothing changed but the hardware addresses and the TTL.
+func (p *part) dsr() error {
+	p.table = rs.Netdev
+	if p.family == rs.IP6 {
+		p.prefix = "service6/" + identifier(p.svc.Name)
+	}
+	if p.persist == nil && !hashes(p.svc.Scheduler) {
+		keys := []config.PersistenceKey{config.KeySourceAddress, config.KeySourcePort, config.KeyDestAddress, config.KeyDestPort}
+		p.persist = &config.Persistence{Key: keys, Timeout: config.Duration(dsrMemory), Size: dsrMemorySize}
+	}
+	p.refuse()
+	p.chain(p.table, p.prefix, append(p.access(), p.choose()...)...)
+	p.listen(p.ingressMap(), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
+	p.routed = true
+	for i, b := range p.svc.Backends {
+		if familyOf(b.Address) != p.family {
+			continue
+		}
+		if p.c.env.Route == nil {
+			return fmt.Errorf("backend %s: no routes are known", backendName(b))
+		}
+		via, err := p.c.env.Route(b.Address)
+		if err != nil {
+			return fmt.Errorf("backend %s: %w: dsr reaches only neighbours, on a network of one of this host's interfaces", backendName(b), err)
+		}
+		p.backend(i, func(r *rs.Builder) *rs.Builder {
+			if b.MAC == (config.MAC{}) {
+				return r.ForFamily(p.table, p.family).Forward(p.family, b.Address, via.Name, via.Index)
+			}
+			return r.SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
+				SetField(rs.SourceMAC, rs.HardwareAddr(via.MAC), 0, false).ForwardFrame(via.Name, via.Index)
+		})
+	}
+	return nil
+}
+
+// ingressMap is the map of services in the table of the devices, which holds
+// both families.
+func (p *part) ingressMap() string {
+	if p.family == rs.IP6 {
+		return "ip6-" + mapServices
+	}
+	return mapServices
+}
+
+// ingress writes the chain that all devices share and the base chain of each.
+func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
+	chain := rs.ID{Table: rs.Netdev, Name: "ingress"}
+	head[chain] = append(head[chain], b.chains[chain]...)
+	delete(b.chains, chain)
+	for _, fam := range []rs.Family{rs.IP, rs.IP6} {
+		name := mapServices
+		if fam == rs.IP6 {
+			name = "ip6-" + mapServices
+		}
+		if b.used[rs.ID{Table: rs.Netdev, Name: name + interfaces}] {
+			key := append([]rs.Selector{rs.InName}, byDest(fam)...)
+			head[chain] = append(head[chain], rs.NewRule().ForFamily(rs.Netdev, fam).VerdictFrom(name+interfaces, key...).Rule(""))
+		}
+		for _, name := range []string{name, name + ranges} {
+			if b.used[rs.ID{Table: rs.Netdev, Name: name}] {
+				head[chain] = append(head[chain], rs.NewRule().ForFamily(rs.Netdev, fam).VerdictFrom(name, byDest(fam)...).Rule(""))
+			}
+		}
+	}
+	if len(head[chain]) == 0 {
+		delete(head, chain)
+		return
+	}
+	for _, dev := range c.devices() {
+		f.Chains = append(f.Chains, &rs.Chain{
+			ID:    rs.ID{Table: rs.Netdev, Name: "ingress-" + identifier(dev)},
+			Hook:  &rs.Hook{Type: "filter", Point: "ingress", Device: dev},
+			Rules: []rs.Rule{rs.NewRule().Jump("ingress").Rule("")},
+		})
+	}
+}
+
+// devices are the configured interfaces that exist, or all.
+func (c *compiler) devices() []string {
+	var names []string
+	for _, i := range c.env.Interfaces {
+		if len(c.snapshot.Config.Interfaces) == 0 || contains(c.snapshot.Config.Interfaces, i.Name) {
+			names = append(names, i.Name)
+		}
+	}
+	return names
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}

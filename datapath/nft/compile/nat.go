@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// nat compiles one NAT rule: a chain of its own, and in the base chains the rule
+// or the map elements that lead to it.
+func (c *compiler) nat(n *config.NATRule, b *base) (*Service, error) {
+	if err := CarriesNAT(n); err != nil {
+		return nil, err
+	}
+	s := &Service{Name: n.Name, Fragment: &rs.Fragment{Owner: "nat " + n.Name}}
+	chain := "nat/" + identifier(n.Name)
+	switch n.Type {
+	case config.NATMasquerade, config.NATSNAT:
+		return s, c.sourceNAT(s, n, b, chain)
+	case config.NATPortForward:
+		c.portForward(s, n, chain)
+	case config.NATStatic:
+		c.static(s, n, b, chain)
+	case config.NATNPT66:
+		c.npt66(s, n, b, chain)
+	}
+	return s, nil
+}
+
+// leaving starts a rule for what leaves by the NAT rule's interfaces.
+func leaving(n *config.NATRule) *rs.Builder {
+	r := rs.NewRule()
+	if n.In != "" {
+		r.Is(rs.InName, rs.Iface(n.In))
+	}
+	if n.Out != "" {
+		r.Is(rs.OutName, rs.Iface(n.Out))
+	}
+	return r
+}
+
+// sourceNAT compiles masquerade and snat. Without a source an IPv4 rule is
+// meant, unless its addresses say otherwise: nobody masks IPv6 by accident.
+func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain string) error {
+	for _, f := range []rs.Family{rs.IP, rs.IP6} {
+		var sources, except []netip.Prefix
+		var pool []config.AddressRange
+		for _, p := range n.Source {
+			if familyOf(p.Addr()) == f {
+				sources = append(sources, p)
+			}
+		}
+		for _, p := range n.Except {
+			if familyOf(p.Addr()) == f {
+				except = append(except, p)
+			}
+		}
+		for _, r := range n.To.Addresses {
+			if r.Is4() == (f == rs.IP) {
+				pool = append(pool, r)
+			}
+		}
+		wanted := len(sources) > 0 || len(n.Source) == 0 && f == rs.IP
+		if n.Type == config.NATSNAT {
+			wanted = len(pool) > 0 && (len(sources) > 0 || len(n.Source) == 0)
+		}
+		if !wanted {
+			continue
+		}
+		if err := c.sourceNATFamily(s, n, f, chain, except, pool); err != nil {
+			return err
+		}
+		base := rs.ID{Table: f, Name: "postrouting"}
+		r := leaving(n)
+		switch len(sources) {
+		case 0:
+		case 1:
+			r.Within(rs.Source(f), sources[0])
+		default:
+			set := rs.ID{Table: f, Name: chain + "/source"}
+			s.intervals(set, f, sources)
+			r.InSet(set.Name, rs.Source(f))
+		}
+		b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
+		if n.MSSClamp {
+			forward := rs.ID{Table: f, Name: "forward"}
+			const syn, rst = 0x02, 0x04
+			b.chains[forward] = append(b.chains[forward], leaving(n).TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
+		}
+	}
+	return nil
+}
+
+func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, chain string, except []netip.Prefix, pool []config.AddressRange) error {
+	var rules []rs.Rule
+	if len(except) > 0 {
+		set := rs.ID{Table: f, Name: chain + "/except"}
+		s.intervals(set, f, except)
+		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Return().Rule(""))
+	}
+	if q := n.ConnectionsPerClient; q > 0 {
+		set := &rs.Set{ID: rs.ID{Table: f, Name: chain + "/connections"}, Key: []rs.Type{addrType(f)}, Dynamic: true, Size: maxClients}
+		s.Fragment.Sets = append(s.Fragment.Sets, set)
+		rules = append(rules, rs.NewRule().KeyConnectionsOver(set.Name, q, rs.Source(f)).Drop().Rule(""))
+	}
+	if n.Mark != 0 {
+		s.marks = append(s.marks, n.Mark)
+		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
+	}
+	translate, err := c.snat(s, f, chain, pool, narrowed(n.Ports), n.FullyRandom)
+	if err != nil {
+		return err
+	}
+	s.chain(f, chain, append(rules, translate...)...)
+	return nil
+}
+
+// narrowed returns the ports only where they differ from the default, which is
+// also how the kernel chooses: it keeps a free port and stays above 1023.
+func narrowed(p flow.Ports) flow.Ports {
+	if p == (flow.Ports{First: 1024, Last: 65535}) {
+		return flow.Ports{}
+	}
+	return p
+}
+
+// intervals makes a set of prefixes that belongs to the rule.
+func (s *Service) intervals(id rs.ID, f rs.Family, prefixes []netip.Prefix) {
+	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: id, Key: []rs.Type{addrType(f)}, Interval: true})
+	s.Fragment.Elements = append(s.Fragment.Elements, prefixElements(id, f, prefixes)...)
+}
+
+// portForward compiles a published server: an entry among the services.
+func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
+	f := familyOf(n.Listen.Address)
+	var rules []rs.Rule
+	if n.Mark != 0 {
+		s.marks = append(s.marks, n.Mark)
+		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
+	}
+	if n.Helper != "" {
+		rules = append(rules, c.helpers(s, f, chain, n.Helper, n.Protocol)...)
+	}
+	rules = append(rules, rs.NewRule().Counter().DNAT(f, n.To.Address, n.To.Port).Rule(""))
+	s.chain(f, chain, rules...)
+	iface := n.Listen.Interface
+	if iface == "" {
+		iface = n.In
+	}
+	if n.Hairpin == config.SwitchOn {
+		iface = ""
+	}
+	e := endpoint{n.Listen.Address, n.Protocol, portsOf(*n.Listen), iface}
+	endpoints(s, f, mapServices, e, rs.Verdict{Code: rs.Goto, Chain: chain})
+	if n.Hairpin != config.SwitchOff {
+		e.iface = ""
+		endpoints(s, f, mapHairpin, e, rs.Verdict{})
+	}
+	if n.MSSClamp {
+		e.iface = ""
+		endpoints(s, f, mapClamp, e, rs.Verdict{})
+	}
+}
+
+// static compiles a one-to-one mapping of prefixes, for connections from either side.
+func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) {
+	f := familyOf(n.External.Addr())
+	pre, post := rs.ID{Table: f, Name: "prerouting"}, rs.ID{Table: f, Name: "postrouting"}
+	in := rs.NewRule()
+	if n.In != "" {
+		in.Is(rs.InName, rs.Iface(n.In))
+	}
+	b.chains[pre] = append(b.chains[pre], in.Within(rs.Dest(f), n.External).Goto(chain+"/in").Rule(""))
+	out := rs.NewRule()
+	if n.Out != "" {
+		out.Is(rs.OutName, rs.Iface(n.Out))
+	}
+	b.chains[post] = append(b.chains[post], out.Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
+	mark := func(r *rs.Builder) *rs.Builder {
+		if n.Mark != 0 {
+			r.SetCtMark(n.Mark).SetMark(n.Mark)
+		}
+		return r.Counter()
+	}
+	if n.Mark != 0 {
+		s.marks = append(s.marks, n.Mark)
+	}
+	s.chain(f, chain+"/in", mark(rs.NewRule()).NATPrefix(f, true, n.Internal).Rule(""))
+	s.chain(f, chain+"/out", mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))
+}
+
+// errNot says in words that a datapath other than nftables is needed.
+func errNot(what string, args ...any) error {
+	return fmt.Errorf(what+" needs the eBPF datapath: nftables cannot do it", args...)
+}

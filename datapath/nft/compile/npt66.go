@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// npt66 compiles a prefix translation by RFC 6296: no state, and neutral to the
+// checksums of layer 4, whatever protocol it is. The prefix is overwritten, and
+// what that does to the ones' complement sum of the address is taken back in one
+// 16-bit word: word 3 (the subnet) for prefixes of up to 48 bits (section 3.4),
+// else the first of words 4 to 7 that is not 0xffff (section 3.5).
+//
+// nf_tables cannot add, but a 16-bit addition is two 8-bit ones, and an 8-bit
+// addition of a constant is a map of 256 entries.
+func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
+	inside, outside := n.Internal.Masked(), n.External.Masked()
+	source, dest := rs.Source(rs.IP6), rs.Dest(rs.IP6)
+	raw, post := rs.ID{Table: rs.IP6, Name: "raw"}, rs.ID{Table: rs.IP6, Name: "translate"}
+
+	in := rs.NewRule()
+	if n.In != "" {
+		in.Is(rs.InName, rs.Iface(n.In))
+	}
+	track := rs.NewRule().Within(source, inside).NotWithin(dest, inside).Notrack().Rule("nat " + n.Name)
+	b.chains[raw] = append(b.chains[raw], in.Within(dest, outside).Goto(chain+"/in").Rule(""), track)
+	out := rs.NewRule()
+	if n.Out != "" {
+		out.Is(rs.OutName, rs.Iface(n.Out))
+	}
+	b.chains[post] = append(b.chains[post], out.Within(source, inside).NotWithin(dest, inside).Goto(chain+"/out").Rule(""))
+
+	word := 3
+	if inside.Bits() > 48 || outside.Bits() > 48 {
+		word = 4
+	}
+	s.rewrite(chain+"/in", dest, outside, inside, word, true)
+	s.rewrite(chain+"/out", source, inside, outside, word, false)
+}
+
+// sum16 is the ones' complement sum of an address's words.
+func sum16(a netip.Addr) uint16 {
+	b := a.As16()
+	sum := uint32(0)
+	for i := 0; i < 16; i += 2 {
+		sum += uint32(b[i])<<8 | uint32(b[i+1])
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// sub16 subtracts in ones' complement arithmetic.
+func sub16(a, b uint16) uint16 {
+	sum := uint32(a) + uint32(^b)
+	return uint16(sum&0xffff + sum>>16)
+}
+
+// rewrite writes the chain that takes the sum's change back in a word of the
+// address and overwrites its prefix.
+func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, word int, notrack bool) {
+	adjust := sub16(sum16(from.Addr()), sum16(to.Addr()))
+	finish := rs.NewRule().Counter()
+	if notrack {
+		finish.Notrack()
+	}
+	s.chain(rs.IP6, chain+"/prefix", finish.SetPrefix(sel, to, false).Rule(""))
+	if word == 3 {
+		s.addWord(chain, chain, sel, word, adjust)
+		return
+	}
+	var rules []rs.Rule
+	for w := word; w <= 7; w++ {
+		step := fmt.Sprintf("%s/word%d", chain, w)
+		s.addWord(chain, step, sel, w, adjust)
+		rules = append(rules, rs.NewRule().IsNot(rs.Word(sel, w), rs.Port(0xffff)).Goto(step).Rule(""))
+	}
+	// An interface identifier of ones only cannot be mapped; section 3.5.
+	s.chain(rs.IP6, chain, append(rules, rs.NewRule().Drop().Rule("RFC 6296 section 3.5"))...)
+}
+
+// addWord writes a chain that adds a constant to a word in ones' complement
+// arithmetic: a sum above 0xffff comes round with one more, and 0xffff is 0.
+func (s *Service) addWord(chain, step string, sel rs.Selector, word int, add uint16) {
+	if add == 0xffff {
+		add = 0
+	}
+	zero := 0xffff - add // the word whose sum is 0xffff
+	rules := []rs.Rule{rs.NewRule().Is(rs.Word(sel, word), rs.Port(zero)).SetField(rs.Word(sel, word), rs.Port(0), 0, false).Goto(chain + "/prefix").Rule("")}
+	if zero < 0xffff {
+		round := rs.NewRule().Between(rs.Word(sel, word), rs.Port(zero+1), rs.Port(0xffff)).Goto(step + "/round").Rule("")
+		rules = append(rules, round)
+		s.chain(rs.IP6, step+"/round", s.addBytes(chain, sel, word, add+1)...)
+	}
+	s.chain(rs.IP6, step, append(rules, s.addBytes(chain, sel, word, add)...)...)
+}
+
+// addBytes adds a constant modulo 65536: the low byte tells whether one is carried.
+func (s *Service) addBytes(chain string, sel rs.Selector, word int, add uint16) []rs.Rule {
+	high, low := rs.Byte(sel, 2*word), rs.Byte(sel, 2*word+1)
+	hi, lo := byte(add>>8), byte(add)
+	var rules []rs.Rule
+	sum := func(r *rs.Builder, hi byte) rs.Rule {
+		r.SetFrom(high, s.plus(chain, hi), high).SetFrom(low, s.plus(chain, lo), low)
+		return r.Goto(chain + "/prefix").Rule("")
+	}
+	if lo != 0 {
+		first := byte(256 - int(lo))
+		rules = append(rules, sum(rs.NewRule().Between(low, rs.Uint8(first), rs.Uint8(255)), hi+1))
+	}
+	return append(rules, sum(rs.NewRule(), hi))
+}
+
+// plus makes the map that adds a constant to a byte.
+func (s *Service) plus(chain string, add byte) string {
+	id := rs.ID{Table: rs.IP6, Name: fmt.Sprintf("%s/plus-%d", chain, add)}
+	for _, set := range s.Fragment.Sets {
+		if set.ID == id {
+			return id.Name
+		}
+	}
+	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: id, Key: []rs.Type{rs.Integer8}, Data: []rs.Type{rs.Integer8}, Size: 256})
+	for n := range 256 {
+		s.Fragment.Elements = append(s.Fragment.Elements, rs.Element{Set: id, Key: rs.Uint8(byte(n)).Raw, Value: rs.Uint8(byte(n) + add).Raw})
+	}
+	return id.Name
+}

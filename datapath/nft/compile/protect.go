@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// refuse makes the chain where connections end that a set or a limit refuses:
+// counted and dropped. It is there only when something leads to it.
+func (p *part) refuse() {
+	s := p.svc
+	guarded := s.Limits != config.Limits{} || len(s.Allow)+len(s.Deny) > 0 ||
+		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
+	if guarded && len(p.active) > 0 {
+		p.chain(p.table, p.prefix+"/refused", rs.NewRule().Counter().Drop().Rule(""))
+	}
+}
+
+// access are the rules of the service's allow and deny sets.
+func (p *part) access() []rs.Rule {
+	if len(p.active) == 0 {
+		return nil
+	}
+	var rules []rs.Rule
+	source := rs.Source(p.family)
+	for _, list := range p.svc.Deny {
+		rules = append(rules, p.rule().InSet(p.list(list), source).Goto(p.prefix+"/refused").Rule(""))
+	}
+	if len(p.svc.Allow) > 0 {
+		r := p.rule()
+		for _, list := range p.svc.Allow {
+			r.NotInSet(p.list(list), source)
+		}
+		rules = append(rules, r.Goto(p.prefix+"/refused").Rule(""))
+	}
+	return rules
+}
+
+// list takes note that the service needs a firewall set and returns its name.
+func (p *part) list(name string) string {
+	id := listID(p.table, p.family, name)
+	p.use(id)
+	return id.Name
+}
+
+// Firewall sets are named for their list; the tables of several families keep
+// IPv6 apart.
+const (
+	listPrefix  = "set/"
+	listPrefix6 = "set6/"
+)
+
+func listID(table, f rs.Family, name string) rs.ID {
+	if f == rs.IP6 && table != rs.IP6 {
+		return rs.ID{Table: table, Name: listPrefix6 + identifier(name)}
+	}
+	return rs.ID{Table: table, Name: listPrefix + identifier(name)}
+}
+
+// listOf is the inverse of listID, up to identifier.
+func listOf(id rs.ID) (name string, f rs.Family, ok bool) {
+	if name, ok = strings.CutPrefix(id.Name, listPrefix6); ok {
+		return name, rs.IP6, true
+	}
+	name, ok = strings.CutPrefix(id.Name, listPrefix)
+	f = id.Table
+	if f == rs.Inet || f == rs.Netdev {
+		f = rs.IP
+	}
+	return name, f, ok
+}
+
+// list writes a firewall set and its prefixes of one family.
+func (c *compiler) list(f *rs.Fragment, id rs.ID, n needed) {
+	f.Sets = append(f.Sets, &rs.Set{ID: id, Key: []rs.Type{addrType(n.family)}, Interval: true})
+	for name, prefixes := range c.sets {
+		if identifier(name) != n.list {
+			continue
+		}
+		f.Elements = append(f.Elements, prefixElements(id, n.family, prefixes)...)
+	}
+}
+
+// prefixElements are the prefixes of one family as ranges that neither overlap
+// nor touch: the kernel's interval sets do not take overlaps.
+func prefixElements(id rs.ID, f rs.Family, prefixes []netip.Prefix) []rs.Element {
+	type span struct{ first, last netip.Addr }
+	var spans []span
+	for _, p := range prefixes {
+		if familyOf(p.Addr()) == f {
+			spans = append(spans, span{p.Masked().Addr(), rs.LastAddr(p)})
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.first.Compare(b.first) })
+	var merged []span
+	for _, s := range spans {
+		if n := len(merged); n > 0 {
+			if next := merged[n-1].last.Next(); !next.IsValid() || s.first.Compare(next) <= 0 {
+				if merged[n-1].last.Less(s.last) {
+					merged[n-1].last = s.last
+				}
+				continue
+			}
+		}
+		merged = append(merged, s)
+	}
+	list := make([]rs.Element, len(merged))
+	for i, s := range merged {
+		list[i] = rs.Element{Set: id, Key: rs.Addr(s.first).Raw, End: rs.Addr(s.last).Raw}
+	}
+	return list
+}
+
+// limits writes the chain of the service's limits and returns the jump to it.
+// The chain is one of its own because the counts that nf_tables keeps in rules
+// end with the chain's rules, and these change only when the limits do.
+func (p *part) limits() []rs.Rule {
+	l := p.svc.Limits
+	if len(p.active) == 0 {
+		return nil
+	}
+	refused, source := p.prefix+"/refused", p.client()
+	var rules []rs.Rule
+	if r := l.NewConnections; !r.IsZero() {
+		rules = append(rules, rs.NewRule().Limit(r.Count, r.Per, burst(r), true).Goto(refused).Rule(""))
+	}
+	if r := l.NewConnectionsPerClient; !r.IsZero() {
+		set := p.clientSet("/rate", true)
+		rules = append(rules, p.rule().RateOver(set, rateMemory(r), r.Count, r.Per, burst(r), source).Goto(refused).Rule(""))
+	}
+	if n := l.ConnectionsPerClient; n > 0 {
+		set := p.clientSet("/connections", false)
+		rules = append(rules, p.rule().KeyConnectionsOver(set, n, source).Goto(refused).Rule(""))
+	}
+	if n := l.Connections; n > 0 {
+		rules = append(rules, rs.NewRule().ConnectionsOver(n).Goto(refused).Rule(""))
+	}
+	if len(rules) == 0 {
+		return nil
+	}
+	p.chain(p.table, p.prefix+"/limits", rules...)
+	return []rs.Rule{rs.NewRule().Jump(p.prefix + "/limits").Rule("")}
+}
+
+// client is what one client is: an IPv4 address, or an IPv6 /64, of which every
+// host may have 2^64 addresses.
+func (p *part) client() rs.Selector {
+	if p.family == rs.IP {
+		return rs.Source(p.family)
+	}
+	mask := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
+	return rs.Masked(rs.Source(p.family), rs.Addr(mask))
+}
+
+// maxClients bounds the sets that packets fill with clients.
+const maxClients = 1 << 20
+
+func (p *part) clientSet(suffix string, timeout bool) string {
+	s := &rs.Set{ID: rs.ID{Table: p.table, Name: p.prefix + suffix}, Key: []rs.Type{addrType(p.family)}, Dynamic: true, Size: maxClients}
+	if timeout {
+		s.Timeout = rateMemory(p.svc.Limits.NewConnectionsPerClient)
+	}
+	p.Fragment.Sets = append(p.Fragment.Sets, s)
+	return s.Name
+}
+
+// burst allows one unit of time's worth at once.
+func burst(r config.Rate) int { return max(r.Count, 1) }
+
+// rateMemory is how long a client's rate is remembered: after twice the unit of
+// the rate its bucket is full again.
+func rateMemory(r config.Rate) time.Duration { return 2 * r.Per }
+
+// guard writes the checks that every packet of the service passes, not only the
+// first of a connection.
+func (p *part) guard() {
+	l := p.svc.Limits
+	if len(p.active) == 0 || !l.StrictTCP && l.ResetRate.IsZero() || p.svc.Protocol != flow.TCP {
+		return
+	}
+	const fin, syn, rst, ack = 0x01, 0x02, 0x04, 0x10
+	refused := p.prefix + "/refused"
+	var rules []rs.Rule
+	if l.StrictTCP {
+		rules = append(rules,
+			rs.NewRule().State("invalid").Goto(refused).Rule(""),
+			rs.NewRule().State("new").TCPFlagsNot(fin|syn|rst|ack, syn, "tcp flags != syn / fin,syn,rst,ack").Goto(refused).Rule(""))
+	}
+	if r := l.ResetRate; !r.IsZero() {
+		rules = append(rules, rs.NewRule().TCPFlags(rst, rst, "tcp flags rst / rst").Limit(r.Count, r.Per, burst(r), true).Goto(refused).Rule(""))
+	}
+	p.chain(p.table, p.prefix+"/guard", rules...)
+	p.listen(mapGuards, rs.Verdict{Code: rs.Goto, Chain: p.prefix + "/guard"})
+}
+
+// down are the rules of a service without a usable backend.
+func (p *part) down() []rs.Rule {
+	count := func() *rs.Builder { return rs.NewRule() }
+	switch p.svc.WhenDown {
+	case config.WhenDownDrop:
+		return []rs.Rule{count().Counter().Drop().Rule("no backend is usable")}
+	case config.WhenDownReject:
+		return []rs.Rule{count().Counter().RejectPort(p.table).Rule("no backend is usable")}
+	}
+	rules := []rs.Rule{}
+	if p.svc.Protocol == flow.TCP || p.svc.Protocol == flow.Any {
+		rules = append(rules, count().Is(rs.L4Proto, rs.Proto(flow.TCP)).Counter().RejectReset().Rule("no backend is usable"))
+	}
+	if p.svc.Protocol != flow.TCP {
+		rules = append(rules, count().Counter().RejectPort(p.table).Rule("no backend is usable"))
+	}
+	return rules
+}
+
+// log logs new connections.
+func (p *part) log(l *config.Log) rs.Rule {
+	rate := l.Rate
+	if rate.IsZero() {
+		rate = config.Rate{Count: 10, Per: time.Second}
+	}
+	level, name := logLevel(l.Level)
+	return rs.NewRule().Limit(rate.Count, rate.Per, l.Burst, false).Log(l.Prefix, level, name).Rule("")
+}
+
+var logLevels = []string{"emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"}
+
+// logLevel returns the kernel's number of a level and nft's word for it.
+func logLevel(l config.LogLevel) (uint32, string) {
+	if i := slices.Index(logLevels, string(l)); i >= 0 {
+		if l == "warning" {
+			return uint32(i), "warn"
+		}
+		return uint32(i), string(l)
+	}
+	return 6, "info"
+}
+
+// helpers gives connections a helper: one object per protocol that the helper
+// knows and the rules take.
+func (c *compiler) helpers(s *Service, f rs.Family, prefix string, h config.Helper, protocol flow.Protocol) []rs.Rule {
+	var rules []rs.Rule
+	for _, p := range helperProtocols(h, protocol) {
+		o := &rs.Object{ID: rs.ID{Table: f, Name: prefix + "/" + string(h) + "-" + p.String()}, Kind: rs.ObjectHelper, Helper: kernelHelper(h), Protocol: uint8(p)}
+		s.Fragment.Objects = append(s.Fragment.Objects, o)
+		rules = append(rules, rs.NewRule().Is(rs.L4Proto, rs.Proto(p)).Helper(o.Name).Rule(""))
+	}
+	return rules
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// part is one service in one family and one table.
+type part struct {
+	*Service
+	c      *compiler
+	svc    datapath.Service
+	family rs.Family // of the packets
+	table  rs.Family // where the rules stand: the same, or netdev
+	prefix string    // of the service's chains and sets
+	active []int     // backends of the family that take new flows
+	// persistence in force: the configured one, or one that stands in for the
+	// flow state that mode dsr does not keep.
+	persist *config.Persistence
+}
+
+// service compiles one service.
+func (c *compiler) service(svc datapath.Service, id uint32) (*Service, error) {
+	if err := Carries(svc.Service); err != nil {
+		return nil, err
+	}
+	s := &Service{
+		Name: svc.Name, source: svc.Service, state: slices.Clone(svc.State), id: id,
+		Fragment: &rs.Fragment{Owner: "service " + svc.Name},
+		Slots:    make(map[rs.Family][]string),
+	}
+	for _, f := range []rs.Family{rs.IP, rs.IP6} {
+		if !slices.ContainsFunc(svc.Listen, func(l config.Listen) bool { return familyOf(l.Address) == f }) {
+			continue
+		}
+		p := &part{Service: s, c: c, svc: svc, family: f, table: f, prefix: "service/" + identifier(svc.Name), persist: svc.Persistence}
+		for _, i := range svc.Active() {
+			if familyOf(svc.Backends[i].Address) == f {
+				p.active = append(p.active, i)
+			}
+		}
+		if err := p.compile(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// compile chooses the hooks by the mode. A service without a usable backend is
+// answered in the nat chain whatever its mode: only there every answer can be given.
+func (p *part) compile() error {
+	mode := p.svc.Mode
+	if len(p.active) == 0 && (mode == config.ModeDSR || mode == config.ModeStateless) {
+		p.refuse()
+		p.chain(p.table, p.prefix, p.down()...)
+		p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
+		return nil
+	}
+	switch mode {
+	case config.ModeDSR:
+		return p.dsr()
+	case config.ModeStateless:
+		return p.stateless()
+	}
+	return p.dnat()
+}
+
+// listen makes the service's endpoints lead to the verdict.
+func (p *part) listen(name string, v rs.Verdict) {
+	for _, l := range p.svc.Listen {
+		if familyOf(l.Address) == p.family {
+			endpoints(p.Service, p.table, name, endpoint{l.Address, p.svc.Protocol, portsOf(l), l.Interface}, v)
+		}
+	}
+}
+
+// portsOf returns the ports of a listener; no ports are all ports.
+func portsOf(l config.Listen) []flow.Ports {
+	if len(l.Ports) == 0 {
+		return []flow.Ports{{}}
+	}
+	return l.Ports
+}
+
+// dnat compiles modes dnat and fullnat.
+func (p *part) dnat() error {
+	p.refuse()
+	var rules []rs.Rule
+	rules = append(rules, p.access()...)
+	rules = append(rules, p.limits()...)
+	if l := p.svc.Log; l != nil {
+		rules = append(rules, p.log(l))
+	}
+	if m := p.svc.Mark; m != 0 {
+		p.marks = append(p.marks, m)
+		rules = append(rules, rs.NewRule().SetCtMark(m).SetMark(m).Rule(""))
+	}
+	if p.svc.Helper != "" {
+		rules = append(rules, p.c.helpers(p.Service, p.table, p.prefix, p.svc.Helper, p.svc.Protocol)...)
+	}
+	if len(p.active) == 0 {
+		rules = append(rules, p.down()...)
+	} else {
+		rules = append(rules, p.choose()...)
+	}
+	p.chain(p.table, p.prefix, rules...)
+	p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
+	p.guard()
+	for i, b := range p.svc.Backends {
+		if familyOf(b.Address) == p.family {
+			p.backend(i, func(r *rs.Builder) *rs.Builder { return r.DNAT(p.family, b.Address, b.Port) })
+		}
+	}
+	if p.svc.MSSClamp {
+		p.listen(mapClamp, rs.Verdict{})
+	}
+	if p.svc.Mode == config.ModeFullNAT {
+		return p.source()
+	}
+	return nil
+}
+
+// backendChain is the name of the chain of a backend.
+func (p *part) backendChain(i int) string {
+	return p.prefix + "/" + identifier(backendName(p.svc.Backends[i]))
+}
+
+func backendName(b config.Backend) string {
+	if b.Name == "" {
+		return b.Address.String()
+	}
+	return b.Name
+}
+
+// Key identifies a backend across reloads, nodes and datapaths.
+func Key(b config.Backend) string {
+	return netip.AddrPortFrom(b.Address, b.Port).String()
+}
+
+// backend writes the chain of a backend: limits, memory, marks, a counter of
+// connections, and what brings the packet to it.
+func (p *part) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
+	b := p.svc.Backends[i]
+	var rules []rs.Rule
+	if limit := smaller(b.MaxConnections, p.svc.Limits.ConnectionsPerBackend); limit > 0 {
+		rules = append(rules, rs.NewRule().ConnectionsOver(limit).Goto(p.prefix+"/refused").Rule(""))
+	}
+	if p.persist != nil {
+		rules = append(rules, p.remember(i))
+	}
+	if m := b.Mark; m != 0 {
+		p.marks = append(p.marks, m)
+		rules = append(rules, rs.NewRule().SetCtMark(m).SetMark(m).Rule(""))
+	}
+	rules = append(rules, deliver(rs.NewRule().Counter()).Rule(""))
+	p.chain(p.table, p.backendChain(i), rules...)
+}
+
+// smaller returns the smaller of two limits of which 0 means none.
+func smaller(a, b int) int {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// choose are the rules that pick a backend: pinned clients, remembered clients,
+// then the scheduler.
+func (p *part) choose() []rs.Rule {
+	var rules []rs.Rule
+	if r, ok := p.sessions(); ok {
+		rules = append(rules, r)
+	}
+	if p.persist != nil {
+		p.memory()
+		value := rs.Remembered(p.prefix+"/clients", rs.Mark, p.persistKey()...)
+		rules = append(rules, p.rule().VerdictFrom(p.prefix+"/backends", value).Rule(""))
+	}
+	owners, slot := p.schedule()
+	id := rs.ID{Table: p.table, Name: mapSlots}
+	keys := make([]string, len(owners))
+	for n, i := range owners {
+		keys[n] = Key(p.svc.Backends[i])
+		p.element(rs.Element{
+			Set: id, Key: rs.Number(p.id + uint32(n)).Raw,
+			Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
+		})
+	}
+	p.Slots[p.family] = keys
+	return append(rules, p.rule().VerdictFrom(mapSlots, slot).Rule(""))
+}
+
+// rule starts a rule that looks at the network header.
+func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
+
+// schedule returns the backend of every slot and what picks the slot.
+func (p *part) schedule() (owners []int, slot rs.Selector) {
+	members := make([]balance.Member, len(p.active))
+	for n, i := range p.active {
+		b := p.svc.Backends[i]
+		members[n] = balance.Member{Key: Key(b), Weight: max(b.Weight, 1)}
+		if p.svc.Scheduler == config.SchedulerRR || p.svc.Scheduler == "" {
+			members[n].Weight = 1
+		}
+	}
+	hash, sequence := hashes(p.svc.Scheduler), []int(nil)
+	if hash {
+		for _, n := range balance.Maglev(members, balance.TableSize(len(p.svc.Backends))) {
+			sequence = append(sequence, int(n))
+		}
+	} else {
+		sequence = balance.Smooth(members)
+	}
+	owners = make([]int, len(sequence))
+	for slot, n := range sequence {
+		owners[slot] = p.active[n]
+	}
+	slots := rs.Slots{First: p.id, Count: len(owners)}
+	source, dest := rs.Source(p.family), rs.Dest(p.family)
+	switch p.svc.Scheduler {
+	case config.SchedulerRandom:
+		return owners, rs.Random(slots)
+	case config.SchedulerSourceHash:
+		return owners, rs.Hash(slots, balance.Seed, source)
+	case config.SchedulerSymmetricHash:
+		return owners, rs.SymmetricHash(slots)
+	case config.SchedulerMaglev:
+		if p.svc.Protocol == flow.Any {
+			return owners, rs.Hash(slots, balance.Seed, source, dest)
+		}
+		return owners, rs.Hash(slots, balance.Seed, source, rs.SourcePort, dest, rs.DestPort)
+	}
+	return owners, rs.Next(slots)
+}
+
+// capacity is how many slots a service may come to have while its
+// configuration stays the same.
+func capacity(s *config.Service) int {
+	if hashes(s.Scheduler) {
+		return balance.TableSize(len(s.Backends))
+	}
+	n := 0
+	for _, b := range s.Backends {
+		n += max(b.Weight, 1)
+	}
+	return max(n, 1)
+}
+
+// source translates the source of connections of mode fullnat where they leave.
+func (p *part) source() error {
+	chain := p.prefix + "/source"
+	var pool []config.AddressRange
+	for _, r := range p.svc.SourcePool {
+		if r.Is4() == (p.family == rs.IP) {
+			pool = append(pool, r)
+		}
+	}
+	rule, err := p.c.snat(p.Service, p.table, chain, pool, flow.Ports{}, false)
+	if err != nil {
+		return err
+	}
+	p.chain(p.table, chain, rule...)
+	p.listenAnywhere(mapFullNAT, rs.Verdict{Code: rs.Goto, Chain: chain})
+	return nil
+}
+
+// listenAnywhere is listen without regard to the interface of arrival, which
+// is not known any more where the packet leaves.
+func (p *part) listenAnywhere(name string, v rs.Verdict) {
+	for _, l := range p.svc.Listen {
+		if familyOf(l.Address) == p.family {
+			endpoints(p.Service, p.table, name, endpoint{l.Address, p.svc.Protocol, portsOf(l), ""}, v)
+		}
+	}
+}
+
+// maxPool is how many addresses a pool of several ranges may have: they become
+// elements of a map.
+const maxPool = 4096
+
+// snat returns the rules that give connections a source of the pool; an empty
+// pool is the address of the interface.
+func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.AddressRange, ports flow.Ports, random bool) ([]rs.Rule, error) {
+	rules := []rs.Rule{}
+	translate := func(ports flow.Ports, r *rs.Builder) rs.Rule {
+		if len(pool) == 0 {
+			return r.Counter().Masquerade(ports, random).Rule("")
+		}
+		return r.Counter().SNAT(f, pool[0], ports, random).Rule("")
+	}
+	if len(pool) > 1 {
+		set := rs.ID{Table: f, Name: chain + "/pool"}
+		n := 0
+		for _, r := range pool {
+			for a := r.First; r.Contains(a); a = a.Next() {
+				if n == maxPool {
+					return nil, fmt.Errorf("pool has more than %d addresses in %d ranges: give one contiguous range", maxPool, len(pool))
+				}
+				s.Fragment.Elements = append(s.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(uint32(n)).Raw, Value: rs.Addr(a).Raw})
+				n++
+			}
+		}
+		if ports != (flow.Ports{}) {
+			return nil, fmt.Errorf("ports %s with a pool of several ranges: nftables takes ports with one contiguous range only", ports)
+		}
+		s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Data: []rs.Type{addrType(f)}})
+		by := rs.Hash(rs.Slots{Count: n}, balance.Seed, rs.Source(f))
+		return append(rules, rs.NewRule().Counter().SNATFrom(f, set.Name, random, by).Rule("")), nil
+	}
+	if ports != (flow.Ports{}) {
+		for _, p := range []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP} {
+			rules = append(rules, translate(ports, rs.NewRule().Is(rs.L4Proto, rs.Proto(p))))
+		}
+	}
+	return append(rules, translate(flow.Ports{}, rs.NewRule())), nil
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nft is the nftables datapath: it compiles snapshots to nf_tables
+// rulesets (package compile), works out what differs from what is in force
+// (package ruleset) and changes that in one netlink transaction (package nfnl),
+// which it reads back before it reports success. It needs no nft binary, touches
+// only tables named "sluice", and adopts what an earlier process left there.
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
+	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// Datapath carries services and rules by nf_tables in one network namespace.
+type Datapath struct {
+	conn  *nfnl.Conn
+	host  *host
+	netns string // of Flows
+
+	// mu serialises Plan, Apply and Remove, and protects what follows.
+	mu sync.Mutex
+	// inForce is the ruleset in the kernel; nil when it must be read.
+	inForce *ruleset.Ruleset
+	// compiled is what inForce was compiled from; nil when it was read.
+	compiled *compile.Result
+	snapshot *datapath.Snapshot
+	// generation is the kernel's count when inForce was last known to be true.
+	generation uint32
+	// retired counts what objects had counted that are no more.
+	retired retired
+}
+
+var _ datapath.Datapath = (*Datapath)(nil)
+
+// Open opens the datapath of the network namespace of the calling thread.
+func Open() (*Datapath, error) {
+	conn, err := nfnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Generation(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	h, err := openHost()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &Datapath{conn: conn, host: h}, nil
+}
+
+// Name returns "nftables".
+func (d *Datapath) Name() string { return "nftables" }
+
+// CarriesService returns nil when nftables can carry all of the service.
+func (d *Datapath) CarriesService(s *config.Service) error { return compile.Carries(s) }
+
+// CarriesNAT returns nil when nftables can carry all of the rule.
+func (d *Datapath) CarriesNAT(n *config.NATRule) error { return compile.CarriesNAT(n) }
+
+// CarriesRule returns nil when nftables can carry all of the firewall rule.
+func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return compile.CarriesRule(r) }
+
+// Close lets go of the kernel; rules stay and traffic goes on.
+func (d *Datapath) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.conn.Close(), d.host.close())
+}
+
+// Plan returns what Apply would change, and changes nothing.
+func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	result, delta, err := d.prepare(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return d.describe(result, delta), nil
+}
+
+// prepare brings the model up to date, compiles and compares.
+func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.Result, *ruleset.Delta, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	if err := d.refresh(); err != nil {
+		return nil, nil, err
+	}
+	env, err := d.host.env()
+	if err != nil {
+		return nil, nil, err
+	}
+	result, err := compile.Compile(s, env, d.compiled)
+	if err != nil {
+		return nil, nil, err
+	}
+	return result, ruleset.Diff(d.inForce, result.Ruleset), nil
+}
+
+// refresh makes sure that inForce is what the kernel holds: it reads our tables
+// when nothing is known yet, or when another transaction than ours was made
+// since, for that one may have touched them.
+func (d *Datapath) refresh() error {
+	generation, err := d.conn.Generation()
+	if err != nil {
+		return err
+	}
+	if d.inForce != nil && generation == d.generation {
+		return nil
+	}
+	read, generation, err := d.conn.Read()
+	if err != nil {
+		return err
+	}
+	held := &ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}
+	if d.inForce != nil && ruleset.Diff(held, d.inForce).Empty() {
+		d.generation = generation // the other transaction was none of our business
+		return nil
+	}
+	d.inForce, d.generation = held, generation
+	return nil
+}
+
+// slotsMoved compares who owns the scheduler's slots.
+func slotsMoved(before, after *compile.Result) (moved, total int) {
+	for name, s := range after.Services {
+		var was *compile.Service
+		if before != nil {
+			was = before.Services[name]
+		}
+		for f, owners := range s.Slots {
+			total += len(owners)
+			if was == nil || was == s {
+				continue
+			}
+			moved += movedSlots(was.Slots[f], owners)
+		}
+	}
+	return moved, total
+}
+
+// Remove takes the tables of Sluice out of the kernel.
+func (d *Datapath) Remove(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	tables, err := d.conn.Tables()
+	if err != nil {
+		return err
+	}
+	err = d.conn.Apply(&ruleset.Delta{DelTables: tables})
+	if err != nil {
+		return err
+	}
+	d.inForce, d.compiled, d.snapshot = nil, nil, nil
+	left, err := d.conn.Tables()
+	if err == nil && len(left) > 0 {
+		return fmt.Errorf("table %s %s: still there after it was deleted: is another Sluice running?", left[0], ruleset.TableName)
+	}
+	return err
+}
+
+// currentNamespace names the network namespace of the calling thread for
+// packages that want a path.
+func currentNamespace() (netns.NsHandle, error) {
+	return netns.GetFromPath(fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), threadID()))
+}

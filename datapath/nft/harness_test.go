@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// bench is a lab with a datapath on its gateway.
+type bench struct {
+	testing.TB
+	lab     *lab.Lab
+	gateway *lab.Node
+	d       *Datapath
+	rev     uint64
+}
+
+// newBench builds a topology and opens the datapath on its node "gateway".
+func newBench(t testing.TB, topology lab.Topology) *bench {
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack)
+	topology.Name = "nft"
+	l := labtest.New(t, topology)
+	b := &bench{TB: t, lab: l, gateway: l.Node("gateway")}
+	b.d = b.open()
+	return b
+}
+
+func (b *bench) open() *Datapath {
+	b.Helper()
+	var d *Datapath
+	err := b.gateway.Do(func() (err error) {
+		d, err = Open()
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+// snapshot makes a snapshot of services (all backends up), NAT and firewall rules.
+func (b *bench) snapshot(c *config.Config) *datapath.Snapshot {
+	b.rev++
+	s := &datapath.Snapshot{Revision: b.rev, Config: c}
+	for i := range c.Services {
+		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: make([]datapath.State, len(c.Services[i].Backends))})
+	}
+	for i := range c.NAT {
+		s.NAT = append(s.NAT, &c.NAT[i])
+	}
+	for i := range c.Firewall.Rules {
+		s.Rules = append(s.Rules, &c.Firewall.Rules[i])
+	}
+	return s
+}
+
+// apply applies a configuration with all backends up.
+func (b *bench) apply(c *config.Config) *datapath.Snapshot {
+	b.Helper()
+	s := b.snapshot(c)
+	b.applySnapshot(s)
+	return s
+}
+
+func (b *bench) applySnapshot(s *datapath.Snapshot) *datapath.Change {
+	b.Helper()
+	change, err := b.d.Apply(context.Background(), s)
+	if err != nil {
+		b.Fatalf("apply: %v", err)
+	}
+	return change
+}
+
+// ruleset is what nft prints for the gateway.
+func (b *bench) ruleset() string {
+	b.Helper()
+	labtest.Require(b, labtest.Tool("nft"))
+	out, err := b.gateway.Command(context.Background(), "nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		b.Fatalf("nft list ruleset: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// tcpServers answer every connection to addr with "NAME CLIENT\n", where CLIENT
+// is the address that the server sees; the node's name is NAME.
+func (b *bench) tcpServers(port int, nodes ...string) {
+	b.Helper()
+	for _, name := range nodes {
+		l, err := b.lab.Node(name).Listen(fmt.Sprintf("[::]:%d", port))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					fmt.Fprintf(c, "%s %s\n", name, unmap(c.RemoteAddr().(*net.TCPAddr).AddrPort()))
+					_, _ = io.Copy(c, c)
+				}()
+			}
+		}()
+	}
+}
+
+// udpServers answer every datagram with "NAME CLIENT PAYLOAD".
+func (b *bench) udpServers(port int, nodes ...string) {
+	b.Helper()
+	for _, name := range nodes {
+		pc, err := b.lab.Node(name).ListenPacket(fmt.Sprintf("[::]:%d", port))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { pc.Close() })
+		go func() {
+			buf := make([]byte, 65536)
+			for {
+				n, from, err := pc.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				fmt.Fprintf(packetTo{pc, from}, "%s %s %s", name, unmap(from.(*net.UDPAddr).AddrPort()), buf[:n])
+			}
+		}()
+	}
+}
+
+type packetTo struct {
+	net.PacketConn
+	to net.Addr
+}
+
+func (p packetTo) Write(b []byte) (int, error) { return p.WriteTo(b, p.to) }
+
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// answer is who answered, and whom the server saw.
+type answer struct {
+	server string
+	client netip.AddrPort
+}
+
+// tcp opens a connection from the node, optionally from a source, and returns the answer.
+func (b *bench) tcp(node, from, to string) (answer, error) {
+	c, err := b.dial("tcp", node, from, to)
+	if err != nil {
+		return answer{}, err
+	}
+	defer c.Close()
+	line, err := bufio.NewReader(c).ReadString('\n')
+	return parseAnswer(line, err)
+}
+
+// udp sends a datagram and returns the answer.
+func (b *bench) udp(node, from, to string) (answer, error) {
+	c, err := b.dial("udp", node, from, to)
+	if err != nil {
+		return answer{}, err
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("hello")); err != nil {
+		return answer{}, err
+	}
+	buf := make([]byte, 2000)
+	n, err := c.Read(buf)
+	return parseAnswer(string(buf[:n]), err)
+}
+
+func parseAnswer(line string, err error) (answer, error) {
+	if err != nil {
+		return answer{}, err
+	}
+	f := strings.Fields(line)
+	if len(f) < 2 {
+		return answer{}, fmt.Errorf("answer %q", line)
+	}
+	client, err := netip.ParseAddrPort(f[1])
+	return answer{f[0], client}, err
+}
+
+// trafficTimeout is how long a packet may take to be answered in a lab.
+const trafficTimeout = 2 * time.Second
+
+// dial connects from a node; from is "", an address or an address with port.
+func (b *bench) dial(network, node, from, to string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
+	defer cancel()
+	d := &net.Dialer{}
+	if from != "" {
+		local, err := netip.ParseAddrPort(from)
+		if err != nil {
+			a, err := netip.ParseAddr(from)
+			if err != nil {
+				return nil, err
+			}
+			local = netip.AddrPortFrom(a, 0)
+		}
+		if network == "udp" {
+			d.LocalAddr = net.UDPAddrFromAddrPort(local)
+		} else {
+			d.LocalAddr = net.TCPAddrFromAddrPort(local)
+		}
+	}
+	c, err := b.lab.Node(node).Dial(ctx, d, network, to)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.SetDeadline(time.Now().Add(trafficTimeout))
+}
+
+// spread makes n connections and counts who answered.
+func (b *bench) spread(n int, ask func(i int) (answer, error)) map[string]int {
+	b.Helper()
+	count := make(map[string]int)
+	for i := range n {
+		a, err := ask(i)
+		if err != nil {
+			b.Fatalf("request %d of %d: %v\n%s", i+1, n, err, b.ruleset())
+		}
+		count[a.server]++
+	}
+	return count
+}
+
+// Shorthand for configurations.
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func listen(address string, ports ...string) config.Listen {
+	l := config.Listen{Address: addr(address)}
+	for _, p := range ports {
+		r, err := flow.ParsePorts(p)
+		if err != nil {
+			panic(err)
+		}
+		l.Ports = append(l.Ports, r)
+	}
+	return l
+}
+
+func backend(name, address string, port uint16) config.Backend {
+	return config.Backend{Name: name, Address: addr(address), Port: port, Weight: 1, Priority: 1}
+}
+
+func one(s config.Service) *config.Config { return &config.Config{Services: []config.Service{s}} }
+
+func output(err error) string {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(exit.Stderr)
+	}
+	return ""
+}

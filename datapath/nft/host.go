@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
+)
+
+// host answers the compiler's questions about the network namespace.
+type host struct {
+	handle *netlink.Handle
+}
+
+func openHost() (*host, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("route netlink socket: %w", err)
+	}
+	return &host{h}, nil
+}
+
+func (h *host) close() error {
+	h.handle.Close()
+	return nil
+}
+
+func (h *host) env() (compile.Env, error) {
+	links, err := h.handle.LinkList()
+	if err != nil {
+		return compile.Env{}, fmt.Errorf("interfaces: %w", err)
+	}
+	env := compile.Env{Route: h.neighbour}
+	for _, l := range links {
+		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
+			env.Interfaces = append(env.Interfaces, describeLink(a))
+		}
+	}
+	return env, nil
+}
+
+func describeLink(a *netlink.LinkAttrs) compile.Interface {
+	i := compile.Interface{Name: a.Name, Index: a.Index}
+	if len(a.HardwareAddr) == len(config.MAC{}) {
+		i.MAC = config.MAC(a.HardwareAddr)
+	}
+	return i
+}
+
+// neighbour returns the interface on whose network the address is.
+func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
+	routes, err := h.handle.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return compile.Interface{}, fmt.Errorf("no route to %s: %w", a, err)
+	}
+	if gw := routes[0].Gw; gw != nil && !gw.IsUnspecified() {
+		return compile.Interface{}, fmt.Errorf("%s is reached by way of router %s", a, gw)
+	}
+	l, err := h.handle.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return compile.Interface{}, fmt.Errorf("interface %d of the route to %s: %w", routes[0].LinkIndex, a, err)
+	}
+	return describeLink(l.Attrs()), nil
+}
+
+func threadID() int { return unix.Gettid() }

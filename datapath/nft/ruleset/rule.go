@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Builder puts a rule together, statement by statement: words and expressions
+// at once, so that what is printed is what the kernel gets.
+type Builder struct {
+	text  []string
+	attrs Attrs
+}
+
+// NewRule starts a rule.
+func NewRule() *Builder { return &Builder{} }
+
+// Rule ends the rule. The comment may be empty.
+func (b *Builder) Rule(comment string) Rule {
+	return Rule{Text: strings.Join(b.text, " "), Exprs: string(b.attrs), Comment: comment}
+}
+
+func (b *Builder) say(format string, args ...any) *Builder {
+	if len(args) > 0 {
+		format = fmt.Sprintf(format, args...)
+	}
+	b.text = append(b.text, format)
+	return b
+}
+
+// ForFamily limits a rule of a table of several families (inet, netdev) to one.
+// nft does not print it beside a match on that family's header.
+func (b *Builder) ForFamily(table, f Family) *Builder {
+	switch {
+	case table == Inet:
+		b.attrs.metaLoad(unix.NFT_META_NFPROTO, 0)
+		b.attrs.cmp(unix.NFT_CMP_EQ, 0, string([]byte{byte(f)}))
+	case table == Netdev:
+		ether := uint16(metaProtocolIP)
+		if f == IP6 {
+			ether = metaProtocolIP6
+		}
+		b.attrs.metaLoad(unix.NFT_META_PROTOCOL, 0)
+		b.attrs.cmp(unix.NFT_CMP_EQ, 0, string([]byte{byte(ether >> 8), byte(ether)}))
+	}
+	return b
+}
+
+// Is goes on when the selector equals the value.
+func (b *Builder) Is(s Selector, v Value) *Builder {
+	s.load(&b.attrs, 0)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, v.Raw)
+	return b.say("%s %s", s.Text, v.Text)
+}
+
+// IsNot goes on when the selector differs from the value.
+func (b *Builder) IsNot(s Selector, v Value) *Builder {
+	s.load(&b.attrs, 0)
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, v.Raw)
+	return b.say("%s != %s", s.Text, v.Text)
+}
+
+// Between goes on when the selector lies in the range.
+func (b *Builder) Between(s Selector, first, last Value) *Builder {
+	if first.Raw == last.Raw {
+		return b.Is(s, first)
+	}
+	s.load(&b.attrs, 0)
+	b.attrs.rangeOf(unix.NFT_RANGE_EQ, 0, first.Raw, last.Raw)
+	return b.say("%s %s-%s", s.Text, first.Text, last.Text)
+}
+
+// Within goes on when the address lies in the prefix.
+func (b *Builder) Within(s Selector, p netip.Prefix) *Builder {
+	if p.IsSingleIP() {
+		return b.Is(s, Addr(p.Addr()))
+	}
+	zero := strings.Repeat("\x00", s.Type.Len)
+	s.load(&b.attrs, 0)
+	b.attrs.bitwise(0, 0, string(Netmask(p)), zero)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, string(p.Masked().Addr().AsSlice()))
+	return b.say("%s %s", s.Text, p.Masked())
+}
+
+// Netmask returns the mask of a prefix as bytes.
+func Netmask(p netip.Prefix) []byte {
+	mask := make([]byte, p.Addr().BitLen()/8)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return mask
+}
+
+// InSet goes on when the selectors are in the set.
+func (b *Builder) InSet(set string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.lookup(set, 0, lookupMember, 0)
+	return b.say("%s @%s", concatText(s), set)
+}
+
+// NotInSet goes on when the selectors are not in the set.
+func (b *Builder) NotInSet(set string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.lookup(set, 0, lookupMissing, 0)
+	return b.say("%s != @%s", concatText(s), set)
+}
+
+// VerdictFrom looks the selectors up in a verdict map and does what it says.
+func (b *Builder) VerdictFrom(vmap string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.lookup(vmap, 0, lookupVerdict, 0)
+	return b.say("%s vmap @%s", concatText(s), vmap)
+}
+
+// Remembered is the value that a map holds for the selectors; the rule ends
+// where it has none.
+func Remembered(set string, t Type, s ...Selector) Selector {
+	return Selector{
+		Text: concatText(s) + " map @" + set, Type: t,
+		load: func(a *Attrs, dst int) {
+			concatLoad(a, s, hashScratch)
+			a.lookup(set, hashScratch, lookupValue, dst)
+		},
+	}
+}
+
+// Established goes on for packets of one connection state.
+func (b *Builder) State(name string) *Builder {
+	bits := map[string]uint32{"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}[name]
+	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
+	b.attrs.bitwise(0, 0, Number(bits).Raw, Number(0).Raw)
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
+	return b.say("ct state " + name)
+}
+
+// TCPFlags goes on when, of the flags in mask, exactly those of value are set.
+func (b *Builder) TCPFlags(mask, value uint8, text string) *Builder {
+	b.attrs.metaLoad(unix.NFT_META_L4PROTO, 0)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, "\x06")
+	b.attrs.payloadLoad(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, 0)
+	b.attrs.bitwise(0, 0, string([]byte{mask}), "\x00")
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, string([]byte{value}))
+	return b.say(text)
+}
+
+// TCPFlagsNot is TCPFlags, inverted.
+func (b *Builder) TCPFlagsNot(mask, value uint8, text string) *Builder {
+	b.attrs.metaLoad(unix.NFT_META_L4PROTO, 0)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, "\x06")
+	b.attrs.payloadLoad(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, 0)
+	b.attrs.bitwise(0, 0, string([]byte{mask}), "\x00")
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, string([]byte{value}))
+	return b.say(text)
+}
+
+// Verdict ends the rule.
+func (b *Builder) Verdict(v Verdict) *Builder {
+	b.attrs.verdict(v)
+	return b.say(v.String())
+}
+
+// String returns the verdict in nft's words.
+func (v Verdict) String() string {
+	switch v.Code {
+	case Drop:
+		return "drop"
+	case Accept:
+		return "accept"
+	case Jump:
+		return "jump " + v.Chain
+	case Goto:
+		return "goto " + v.Chain
+	}
+	return "return"
+}
+
+// Goto is the verdict that hands a packet to a chain for good.
+func (b *Builder) Goto(chain string) *Builder { return b.Verdict(Verdict{Goto, chain}) }
+
+// Jump is the verdict that sends a packet through a chain.
+func (b *Builder) Jump(chain string) *Builder { return b.Verdict(Verdict{Jump, chain}) }
+
+// Accept ends the hook for the packet.
+func (b *Builder) Accept() *Builder { return b.Verdict(Verdict{Code: Accept}) }
+
+// Drop ends the packet.
+func (b *Builder) Drop() *Builder { return b.Verdict(Verdict{Code: Drop}) }
+
+// Return goes back to the calling chain.
+func (b *Builder) Return() *Builder { return b.Verdict(Verdict{Code: Return}) }
+
+// Counter counts packets and bytes in the rule itself.
+func (b *Builder) Counter() *Builder {
+	b.attrs.expr("counter", nil)
+	return b.say("counter")
+}
+
+// CountIn counts packets and bytes in a named counter.
+func (b *Builder) CountIn(name string) *Builder {
+	b.attrs.objref(ObjectCounter, name)
+	return b.say("counter name %q", name)
+}
+
+func (a *Attrs) objref(kind ObjectKind, name string) {
+	a.expr("objref", func(a *Attrs) {
+		a.Uint32(unix.NFTA_OBJREF_IMM_TYPE, uint32(kind))
+		a.String(unix.NFTA_OBJREF_IMM_NAME, name)
+	})
+}
+
+// Helper gives the connection a helper.
+func (b *Builder) Helper(object string) *Builder {
+	b.attrs.objref(ObjectHelper, object)
+	return b.say("ct helper set %q", object)
+}
+
+// Notrack keeps the packet out of connection tracking.
+func (b *Builder) Notrack() *Builder {
+	b.attrs.expr("notrack", nil)
+	return b.say("notrack")
+}
+
+// Limit goes on for packets within the rate, or with over for those above it.
+func (b *Builder) Limit(count int, per time.Duration, burst int, over bool) *Builder {
+	limit(&b.attrs, count, per, burst, over)
+	return b.say(limitText(count, per, burst, over))
+}
+
+// defaultBurst is nft's: how many packets above the rate pass at once.
+const defaultBurst = 5
+
+func limit(a *Attrs, count int, per time.Duration, burst int, over bool) {
+	if burst <= 0 {
+		burst = defaultBurst
+	}
+	a.expr("limit", func(a *Attrs) {
+		a.Uint64(unix.NFTA_LIMIT_RATE, uint64(count))
+		a.Uint64(unix.NFTA_LIMIT_UNIT, uint64(per/time.Second))
+		a.Uint32(unix.NFTA_LIMIT_BURST, uint32(burst))
+		a.Uint32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+		if over {
+			a.Uint32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
+		}
+	})
+}
+
+var unitNames = map[time.Duration]string{
+	time.Second: "second", time.Minute: "minute", time.Hour: "hour", 24 * time.Hour: "day",
+}
+
+func limitText(count int, per time.Duration, burst int, over bool) string {
+	if burst <= 0 {
+		burst = defaultBurst
+	}
+	word := ""
+	if over {
+		word = "over "
+	}
+	return fmt.Sprintf("limit rate %s%d/%s burst %d packets", word, count, unitNames[per], burst)
+}
+
+// ConnectionsOver goes on when more than n connections that passed here live.
+func (b *Builder) ConnectionsOver(n int) *Builder {
+	b.attrs.connlimit(n)
+	return b.say("ct count over %d", n)
+}
+
+func (a *Attrs) connlimit(n int) {
+	a.expr("connlimit", func(a *Attrs) {
+		a.Uint32(connlimitCount, uint32(n))
+		a.Uint32(connlimitFlags, 1) // NFT_CONNLIMIT_F_INV
+	})
+}
+
+// Log logs the packet to the kernel's log.
+func (b *Builder) Log(prefix string, level uint32, levelName string) *Builder {
+	b.attrs.expr("log", func(a *Attrs) {
+		if prefix != "" {
+			a.String(unix.NFTA_LOG_PREFIX, prefix)
+		}
+		a.Uint32(unix.NFTA_LOG_LEVEL, level)
+	})
+	text := "log"
+	if prefix != "" {
+		text += " prefix " + strconv.Quote(prefix)
+	}
+	return b.say(text + " level " + levelName)
+}
+
+// RejectReset answers with a TCP reset.
+func (b *Builder) RejectReset() *Builder {
+	b.attrs.expr("reject", func(a *Attrs) {
+		a.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST)
+		a.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0)
+	})
+	return b.say("reject with tcp reset")
+}
+
+// RejectPort answers with ICMP port unreachable.
+func (b *Builder) RejectPort(table Family) *Builder {
+	kind, code, text := uint32(unix.NFT_REJECT_ICMP_UNREACH), uint8(3), "reject"
+	switch table {
+	case IP6:
+		code, text = 4, "reject"
+	case Inet:
+		kind, code = unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH
+	}
+	b.attrs.expr("reject", func(a *Attrs) { a.Uint32(unix.NFTA_REJECT_TYPE, kind); a.Uint8(unix.NFTA_REJECT_ICMP_CODE, code) })
+	return b.say(text)
+}
+
+// SetMark writes the packet's mark.
+func (b *Builder) SetMark(v uint32) *Builder {
+	b.attrs.immediate(0, Number(v).Raw)
+	b.attrs.metaStore(unix.NFT_META_MARK, 0)
+	return b.say("meta mark set %s", Number(v).Text)
+}
+
+// SetCtMark writes the connection's mark.
+func (b *Builder) SetCtMark(v uint32) *Builder {
+	b.attrs.immediate(0, Number(v).Raw)
+	b.attrs.ctStore(unix.NFT_CT_MARK, 0)
+	return b.say("ct mark set %s", Number(v).Text)
+}
+
+// RestoreMark copies the connection's mark to the packet.
+func (b *Builder) RestoreMark() *Builder {
+	b.attrs.ctLoad(unix.NFT_CT_MARK, -1, 0)
+	b.attrs.metaStore(unix.NFT_META_MARK, 0)
+	return b.say("meta mark set ct mark")
+}
+
+// Remember adds or refreshes the entry of the selectors in a dynamic map.
+func (b *Builder) Remember(set string, timeout time.Duration, v Value, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.immediate(12, v.Raw)
+	b.attrs.dynset(unix.NFT_DYNSET_OP_UPDATE, set, timeout, func(a *Attrs) {
+		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
+	})
+	return b.say("update @%s { %s timeout %s : %s }", set, concatText(s), seconds(timeout), v.Text)
+}
+
+// RateOver goes on when the entry of the selectors in a dynamic set has more
+// events than the rate allows.
+func (b *Builder) RateOver(set string, timeout time.Duration, count int, per time.Duration, burst int, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.dynset(unix.NFT_DYNSET_OP_UPDATE, set, timeout, func(a *Attrs) {
+		a.nestedExpr(func(a *Attrs) { limit(a, count, per, burst, true) })
+	})
+	return b.say("update @%s { %s timeout %s %s }", set, concatText(s), seconds(timeout), limitText(count, per, burst, true))
+}
+
+// KeyConnectionsOver goes on when the entry of the selectors in a dynamic set
+// has more than n live connections.
+func (b *Builder) KeyConnectionsOver(set string, n int, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
+		a.nestedExpr(func(a *Attrs) { a.connlimit(n) })
+	})
+	return b.say("add @%s { %s ct count over %d }", set, concatText(s), n)
+}
+
+// Tally counts packets and bytes by the selectors in a dynamic set.
+func (b *Builder) Tally(set string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
+		a.nestedExpr(func(a *Attrs) { a.expr("counter", nil) })
+	})
+	return b.say("add @%s { %s counter }", set, concatText(s))
+}
+
+func (a *Attrs) dynset(op uint32, set string, timeout time.Duration, more func(*Attrs)) {
+	a.expr("dynset", func(a *Attrs) {
+		a.String(unix.NFTA_DYNSET_SET_NAME, set)
+		a.Uint32(unix.NFTA_DYNSET_OP, op)
+		a.Uint32(unix.NFTA_DYNSET_SREG_KEY, register(0))
+		if timeout > 0 {
+			a.Uint64(unix.NFTA_DYNSET_TIMEOUT, uint64(timeout/time.Millisecond))
+		}
+		more(a)
+	})
+}
+
+// nestedExpr appends the expression of a dynamic set's elements: the same
+// attributes as in a rule, but in NFTA_DYNSET_EXPR instead of a list entry.
+func (a *Attrs) nestedExpr(fill func(*Attrs)) {
+	var inner Attrs
+	fill(&inner)
+	_, _, body, _, _ := NextAttr([]byte(inner))
+	n := a.Nest(dynsetExpr)
+	*a = append(*a, body...)
+	a.Close(n)
+}
+
+func seconds(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// NotWithin goes on when the address lies outside the prefix.
+func (b *Builder) NotWithin(s Selector, p netip.Prefix) *Builder {
+	s.load(&b.attrs, 0)
+	b.attrs.bitwise(0, 0, string(Netmask(p)), strings.Repeat("\x00", s.Type.Len))
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, string(p.Masked().Addr().AsSlice()))
+	return b.say("%s != %s", s.Text, p.Masked())
+}
