@@ -4,12 +4,15 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/health"
 )
 
 // datapaths are those that this host can run, preferred first.
@@ -23,16 +26,36 @@ func (d *datapaths) names() []string {
 	return names
 }
 
+// openDatapaths opens what this host has. A datapath that is not there is told
+// and left out; without any the error says what to do.
 func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
-	return nil, errors.New("no datapath is available on this host")
+	d := &datapaths{}
+	var errs []error
+	if n, err := nft.Open(); err != nil {
+		errs = append(errs, fmt.Errorf("nftables: %w", err))
+	} else {
+		d.list = append(d.list, n)
+	}
+	if len(d.list) == 0 && errors.Is(errors.Join(errs...), os.ErrPermission) {
+		return nil, errNoRoot
+	}
+	if len(d.list) == 0 {
+		return nil, fmt.Errorf("no datapath on this host: %w", errors.Join(errs...))
+	}
+	for _, err := range errs {
+		log.Warn("a datapath is not available", "error", err)
+	}
+	return d, nil
 }
 
-type monitor struct{}
-
-func newMonitor(*daemon) *monitor                             { return &monitor{} }
-func (*monitor) Close()                                       {}
-func (*monitor) Configure(*config.Config)                     {}
-func (*monitor) Healthy(string, string) (healthy, known bool) { return true, true }
-func (*monitor) Why(string, string) string                    { return "" }
+// newMonitor returns the backend checks of a daemon; they wake its engine.
+func newMonitor(d *daemon) *health.Monitor {
+	return health.New(health.Options{OnChange: func(e health.Event) {
+		d.log.Info("backend changed", "service", e.Service, "backend", e.Backend, "up", e.Up, "reason", e.Reason)
+		if d.engine != nil {
+			d.engine.Kick()
+		}
+	}})
+}
 
 func metricsHandler(*engine.Engine) http.Handler { return nil }
