@@ -120,7 +120,7 @@ func (t *Trial) closeLater(c io.Closer) { t.Cleanup(c.Close) }
 
 // Suites returns every suite in the order of the documentation.
 func Suites() []Suite {
-	return []Suite{packetsSuite()}
+	return []Suite{packetsSuite(), flowsSuite()}
 }
 
 // Find returns the suite of that name.

@@ -3,3 +3,5 @@
 package bench
 
 func datapathPacketRows() []Row { return nil }
+
+func datapathFlowRows() []Row { return nil }

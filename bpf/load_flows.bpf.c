@@ -87,11 +87,49 @@ struct {
 	__type(value, __u64);
 } load_response SEC(".maps"); // from the turn's due time to the response
 
+// Connections begun and ended, over all CPUs: the kernel may move the receiving
+// side of a link to another CPU than the injector's.
+struct balance {
+	__u64 opened, ended;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct balance);
+} load_balance SEC(".maps");
+
+static __always_inline void count_opened(void)
+{
+	__u32 zero = 0;
+	struct balance *b = bpf_map_lookup_elem(&load_balance, &zero);
+
+	if (b)
+		__sync_fetch_and_add(&b->opened, 1);
+}
+
+static __always_inline void count_ended(void)
+{
+	__u32 zero = 0;
+	struct balance *b = bpf_map_lookup_elem(&load_balance, &zero);
+
+	if (b)
+		__sync_fetch_and_add(&b->ended, 1);
+}
+
+static __always_inline __u64 under_way(void)
+{
+	__u32 zero = 0;
+	struct balance *b = bpf_map_lookup_elem(&load_balance, &zero);
+
+	return b ? b->opened - b->ended : 0;
+}
+
 // State of the injector; each has a collection of its own.
 struct injector {
 	__u64 start_ns;
 	__u64 turns;  // begun
-	__u64 opened; // by this injector, to compare with what ended
 	__u32 cursor; // slot of the next turn
 	__u32 sweep;  // slot that is looked at next for its timer
 };
@@ -282,6 +320,8 @@ static __always_inline int receive(struct xdp_md *ctx, const int family, const s
 		return XDP_PASS;
 	if (a->flags & FLAG_RST) {
 		c->resets++;
+		if (s->stage != STAGE_CLOSED)
+			count_ended();
 		s->stage = STAGE_CLOSED;
 		return XDP_DROP;
 	}
@@ -300,6 +340,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int family, const s
 		if (a->payload_len || a->ack != s->seq + 1)
 			break;
 		c->completed++;
+		count_ended();
 		s->stage = STAGE_CLOSED;
 		return XDP_DROP;
 	}
@@ -364,10 +405,7 @@ static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct 
 	end = (void *)(long)ctx->data_end;
 	if ((void *)(eth + 1) > end)
 		return XDP_ABORTED;
-	for (int i = 0; i < ETH_ALEN; i++) {
-		eth->h_dest[i] = plan.dest_mac[i];
-		eth->h_source[i] = plan.source_mac[i];
-	}
+	write_macs(eth);
 	if (!plan.v6) {
 		struct segment4 *s = (void *)eth;
 
@@ -404,6 +442,7 @@ static __always_inline int may_retry(struct slot *s, __u64 *again, __u64 *gave_u
 {
 	if (s->tries >= plan.max_tries) {
 		++*gave_up;
+		count_ended();
 		s->stage = STAGE_CLOSED;
 		return 0;
 	}
@@ -465,6 +504,7 @@ static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slo
 	struct answer r = { .flags = FLAG_SYN };
 
 	c->started++;
+	count_opened();
 	// Later than any sequence number of the connection before it (RFC 6191).
 	s->seq += 65536;
 	s->ack = 0;
@@ -494,12 +534,6 @@ static __always_inline int next_request(struct xdp_md *ctx, __u32 index, struct 
 	return inject(ctx, index, &r, 1);
 }
 
-// Connections that have begun and not ended, as far as this CPU can tell.
-static __always_inline __u64 under_way(const struct flow_counts *c)
-{
-	return c->started - c->completed - c->resets - c->gave_up_syn - c->gave_up_request - c->gave_up_fin;
-}
-
 SEC("xdp")
 int load_inject(struct xdp_md *ctx)
 {
@@ -518,7 +552,7 @@ int load_inject(struct xdp_md *ctx)
 		due = injector.start_ns + (injector.turns * plan.interval >> 16);
 		if (now < due)
 			return sweep(ctx, c, now);
-	} else if (!plan.hold && under_way(c) >= plan.window) {
+	} else if (!plan.hold && under_way() >= plan.window) {
 		return sweep(ctx, c, now);
 	}
 	index = plan.first_slot + injector.cursor;

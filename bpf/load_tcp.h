@@ -135,10 +135,28 @@ static __always_inline void write_ip4(struct iphdr *ip, __be32 from, __be32 to, 
 	ip->check = csum_fold(sum32(ip, 5));
 }
 
-static __always_inline void swap_macs(struct ethhdr *eth)
+static __always_inline void write_macs(struct ethhdr *eth)
+{
+	const volatile __u16 *dest = (const volatile __u16 *)plan.dest_mac;
+	const volatile __u16 *source = (const volatile __u16 *)plan.source_mac;
+	__u16 *w = (__u16 *)eth;
+
+	for (int i = 0; i < ETH_ALEN / 2; i++) {
+		w[i] = dest[i];
+		w[i + ETH_ALEN / 2] = source[i];
+	}
+}
+
+// The client end, which has an interface to send by, knows its gateway; answers
+// of servers may reach it past that. The server end answers whom it heard.
+static __always_inline void turn_macs(struct ethhdr *eth)
 {
 	__u8 mac[ETH_ALEN];
 
+	if (plan.ifindex) {
+		write_macs(eth);
+		return;
+	}
 	__builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
 	__builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
@@ -253,7 +271,7 @@ static __always_inline void write_request(__u8 *payload, int close)
 const volatile __u8 response_head[RESPONSE_HEAD_MAX] = {};
 const volatile __u32 response_head_len = 0;
 const volatile __u32 response_sum = 0;
-const volatile __u32 reply_ifindex = 0; // the server end answers here; 0: where it came from
+const volatile __u32 reply_ifindex = 0; // the server end answers here; 0: where it heard
 
 static __always_inline void write_response(__u8 *payload)
 {
@@ -330,7 +348,7 @@ static __always_inline int send_back(struct xdp_md *ctx, const int family, const
 
 		if ((void *)(s + 1) > end || write_payload((__u8 *)(s + 1), end, p, r->close))
 			return XDP_ABORTED;
-		swap_macs(&s->eth);
+		turn_macs(&s->eth);
 		write_ip4(ip4_of(s), s->ip.daddr, s->ip.saddr, sizeof(s->tcp) + f.payload_len);
 		sum += sum32(&ip4_of(s)->saddr, 2);
 		write_tcp(tcp4_of(s), &f, sum);
@@ -340,7 +358,7 @@ static __always_inline int send_back(struct xdp_md *ctx, const int family, const
 
 		if ((void *)(s + 1) > end || write_payload((__u8 *)(s + 1), end, p, r->close))
 			return XDP_ABORTED;
-		swap_macs(&s->eth);
+		turn_macs(&s->eth);
 		was_source = s->ip.saddr;
 		was_dest = s->ip.daddr;
 		*(__u32 *)ip6_of(s) = bpf_htonl(6U << 28);
@@ -354,6 +372,8 @@ static __always_inline int send_back(struct xdp_md *ctx, const int family, const
 	}
 	// Not XDP_TX: veth wakes the peer after that only where the peer has an XDP
 	// program (veth_xdp_flush, kernel 6.18), and a gateway may have none.
+	if (plan.ifindex)
+		return bpf_redirect(plan.ifindex, 0);
 	return bpf_redirect(reply_ifindex ? reply_ifindex : ctx->ingress_ifindex, 0);
 }
 

@@ -155,7 +155,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	}
 	shared := map[string]*ebpf.Map{
 		"load_slots": c.objects.LoadSlots, "load_counts": c.objects.LoadCounts,
-		"load_connect": c.objects.LoadConnect, "load_response": c.objects.LoadResponse,
+		"load_connect": c.objects.LoadConnect, "load_response": c.objects.LoadResponse, "load_balance": c.objects.LoadBalance,
 	}
 	for nth := range cpus {
 		o, err := loadFlowEnd(spec.share(plan, nth, len(cpus)), nil, 0, shared, spec.Connections)
@@ -309,6 +309,20 @@ func (c *Client) finished() bool {
 		return n.Requests <= n.Responses+n.GaveUpReq && n.Started <= n.Established+n.GaveUpSYN+n.Resets
 	}
 	return n.Open() == 0
+}
+
+// ByCPU returns how many connections were completed on each CPU: the kernel may
+// have moved the receiving side of a link away from the injector's CPU.
+func (c *Client) ByCPU() ([]uint64, error) {
+	var perCPU []flowsFlowCounts
+	if err := c.objects.LoadCounts.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("flows: counters: %w", err)
+	}
+	done := make([]uint64, len(perCPU))
+	for cpu, p := range perCPU {
+		done[cpu] = p.Completed
+	}
+	return done, nil
 }
 
 // Read returns the counters.

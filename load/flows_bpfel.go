@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type flowsBalance struct {
+	_      structs.HostLayout
+	Opened uint64
+	Ended  uint64
+}
+
 type flowsFlowCounts struct {
 	_             structs.HostLayout
 	Started       uint64
@@ -69,7 +75,6 @@ type flowsInjector struct {
 	_       structs.HostLayout
 	StartNs uint64
 	Turns   uint64
-	Opened  uint64
 	Cursor  uint32
 	Sweep   uint32
 }
@@ -90,6 +95,7 @@ type flowsSlot struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	flowsMapLoadBalance     = "load_balance"
 	flowsMapLoadConnect     = "load_connect"
 	flowsMapLoadCounts      = "load_counts"
 	flowsMapLoadResponse    = "load_response"
@@ -157,6 +163,7 @@ type flowsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type flowsMapSpecs struct {
+	LoadBalance  *ebpf.MapSpec `ebpf:"load_balance"`
 	LoadConnect  *ebpf.MapSpec `ebpf:"load_connect"`
 	LoadCounts   *ebpf.MapSpec `ebpf:"load_counts"`
 	LoadResponse *ebpf.MapSpec `ebpf:"load_response"`
@@ -196,6 +203,7 @@ func (o *flowsObjects) Close() error {
 //
 // It can be passed to loadFlowsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type flowsMaps struct {
+	LoadBalance  *ebpf.Map `ebpf:"load_balance"`
 	LoadConnect  *ebpf.Map `ebpf:"load_connect"`
 	LoadCounts   *ebpf.Map `ebpf:"load_counts"`
 	LoadResponse *ebpf.Map `ebpf:"load_response"`
@@ -204,6 +212,7 @@ type flowsMaps struct {
 
 func (m *flowsMaps) Close() error {
 	return _FlowsClose(
+		m.LoadBalance,
 		m.LoadConnect,
 		m.LoadCounts,
 		m.LoadResponse,

@@ -118,6 +118,20 @@ func (s *Sink) Read() (Received, error) {
 	return r, nil
 }
 
+// ByCPU returns how many packets arrived on each CPU: the kernel may have moved
+// the receiving side of a link away from the sender's CPU.
+func (s *Sink) ByCPU() ([]uint64, error) {
+	var perCPU []sinkReceived
+	if err := s.objects.LoadReceived.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("sink: counters: %w", err)
+	}
+	packets := make([]uint64, len(perCPU))
+	for cpu, c := range perCPU {
+		packets[cpu] = c.Packets
+	}
+	return packets, nil
+}
+
 // Latency returns the distribution of the time from stamp to arrival.
 func (s *Sink) Latency() (*Histogram, error) { return readHistogram(s.objects.LoadLatency) }
 

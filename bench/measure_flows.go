@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/load"
+)
+
+// connections is what a row's clients do.
+type connections struct {
+	dest   netip.AddrPort
+	source load.Range
+	rate   float64 // 0: as fast as they complete
+	hold   bool
+	limit  uint64
+	// bypass has the server answer past the gateway.
+	bypass bool
+}
+
+// flowRates is what the connections did during the measurement.
+type flowRates struct {
+	perSecond         float64 // completed connections
+	counts            load.FlowCounts
+	connect, response *load.Histogram
+	elsewhere         float64 // share of them that another CPU handled
+}
+
+// manyClients is a source range of 100,000 endpoints: each connection finds the
+// ports of the one before it in TIME_WAIT when its turn comes again.
+func manyClients(v6 bool) load.Range { return clientsOf(v6, 100_000) }
+
+// measureFlows makes connections for the trial's duration, after every source
+// endpoint was used once.
+func (n *network) measureFlows(t *Trial, c connections) (flowRates, error) {
+	client, server, err := n.flowEnds(t, c)
+	if err != nil {
+		return flowRates{}, err
+	}
+	defer server.Close()
+	defer client.Close()
+	for try := 1; ; try++ {
+		out, err := observeFlows(t, client)
+		if err != nil || out.elsewhere < maxElsewhere {
+			return out, err
+		}
+		if try == maxTries {
+			t.Note("%s: %.0f %% of the connections were handled by another CPU: the figure is not that of one CPU", t.Point.Name, out.elsewhere*100)
+			return out, nil
+		}
+	}
+}
+
+// observeFlows makes connections once and measures.
+func observeFlows(t *Trial, client *load.Client) (flowRates, error) {
+	ctx, stop := context.WithCancel(t)
+	defer stop()
+	started, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- client.Run(ctx, started) }()
+	<-started
+	var out flowRates
+	err := out.observe(ctx, t, client)
+	stop()
+	return out, errors.Join(err, <-done)
+}
+
+func (n *network) flowEnds(t *Trial, c connections) (*load.Client, *load.Server, error) {
+	o := load.ServerOptions{}
+	spec := load.FlowSpec{
+		Source: c.source, Dest: c.dest, Interface: "eth0", DestMAC: wanMAC,
+		Rate: c.rate, Hold: c.hold, Limit: c.limit,
+	}
+	if c.bypass {
+		o.ReplyBy, spec.Returns = "ret0", []string{"ret0"}
+	}
+	server, err := load.NewServer(n.server, "eth0", o)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := load.NewClient(n.client, spec, []int{t.CPU})
+	if err != nil {
+		server.Close()
+		return nil, nil, err
+	}
+	return client, server, nil
+}
+
+func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) error {
+	all := uint64(client.Spec().Connections)
+	var a, b load.FlowCounts
+	for i := 0; i < 500 && (i < 20 || a.Started < all); i++ {
+		var err error
+		if a, err = client.Read(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	cpus, err := client.ByCPU()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if a, err = client.Read(); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(t.Duration()):
+	}
+	if b, err = client.Read(); err != nil {
+		return err
+	}
+	r.perSecond = float64(b.Completed-a.Completed) / time.Since(begin).Seconds()
+	r.counts = b
+	if b.Completed == a.Completed {
+		return fmt.Errorf("no connection completed: %+v", b)
+	}
+	after, err := client.ByCPU()
+	if err != nil {
+		return err
+	}
+	r.elsewhere = elsewhere(cpus, after, t.CPU)
+	if r.connect, err = client.ConnectLatency(); err != nil {
+		return err
+	}
+	r.response, err = client.ResponseLatency()
+	return err
+}
+
+// remark notes errors and repetitions.
+func (r *flowRates) remark(t *Trial) {
+	if e := r.counts.Errors(); e > 0 {
+		t.Note("%s: %s of %s connections failed (connect %d, response %d, close %d, reset %d)", t.Point.Name, load.Count(e),
+			load.Count(r.counts.Started), r.counts.GaveUpSYN, r.counts.GaveUpReq, r.counts.GaveUpFIN, r.counts.Resets)
+	}
+	if n := r.counts.Repeated(); n*100 > r.counts.Started {
+		t.Note("%s: %.1f %% of the connections needed a repetition", t.Point.Name, 100*float64(n)/float64(r.counts.Started))
+	}
+}
