@@ -139,7 +139,9 @@ func (d *daemon) watch(ctx context.Context, failed <-chan error) error {
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", d.file, err)
 	}
-	defer watcher.Close()
+	// Closing inotify waits for a grace period of the kernel, seconds on a machine that is busy
+	// enough; the end of the daemon does not wait with it.
+	defer func() { go watcher.Close() }()
 	if err := watcher.Add(filepath.Dir(d.file)); err != nil {
 		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), err)
 	}
