@@ -70,7 +70,8 @@ func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the daemon's log:\n%s", d.Log())
+			lines := strings.Split(d.Log(), "\n")
+			t.Logf("the end of the daemon's log:\n%s", strings.Join(lines[max(0, len(lines)-20):], "\n"))
 		}
 		_ = d.Kill() // most tests have ended it already; the lab takes the rest down
 	})

@@ -23,7 +23,7 @@ import (
 // readyTime bounds the wait for a started daemon, endTime that for a stopped one.
 const (
 	readyTime = 30 * time.Second
-	endTime   = 10 * time.Second
+	endTime   = 30 * time.Second
 )
 
 // Daemon is "sluice run" in a node. The client speaks to it.
@@ -121,7 +121,12 @@ func (d *Daemon) AwaitEnd() error {
 	select {
 	case <-d.exited:
 	case <-time.After(endTime):
-		return errors.Join(fmt.Errorf("the daemon did not end within %v\n%s", endTime, d.log), d.Kill())
+		_ = d.Signal(syscall.SIGQUIT) // the Go runtime writes what every goroutine waits for, and exits
+		select {
+		case <-d.exited:
+		case <-time.After(time.Second):
+		}
+		return errors.Join(fmt.Errorf("the daemon did not end within %v:\n%s", endTime, d.log), d.Kill())
 	}
 	if !d.cmd.ProcessState.Success() {
 		return d.ended()
@@ -182,7 +187,7 @@ type tail struct {
 }
 
 // tailBytes is how much of the daemon's log is kept.
-const tailBytes = 16 << 10
+const tailBytes = 32 << 10
 
 // Write adds to the log.
 func (t *tail) Write(p []byte) (int, error) {
