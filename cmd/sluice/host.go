@@ -11,8 +11,8 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft"
-	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/health"
+	"github.com/sluice-lb/sluice/metrics"
 )
 
 // datapaths are those that this host can run, preferred first.
@@ -58,4 +58,14 @@ func newMonitor(d *daemon) *health.Monitor {
 	}})
 }
 
-func metricsHandler(*engine.Engine) http.Handler { return nil }
+// metricsPage is the Prometheus page of a daemon.
+func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Handler {
+	src := metrics.Sources{Version: version(), Health: monitor, LastApply: func() metrics.Apply {
+		a := d.engine.View().Applied
+		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
+	}}
+	for _, p := range paths.list {
+		src.Datapaths = append(src.Datapaths, p)
+	}
+	return metrics.Handler(src)
+}

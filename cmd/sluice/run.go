@@ -98,20 +98,20 @@ func (d *daemon) run(ctx context.Context) error {
 	for _, w := range d.engine.View().Warnings {
 		d.log.Warn(w)
 	}
-	err = d.serve(ctx, paths)
+	err = d.serve(ctx, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	return errors.Join(err, d.engine.Stop(context.Background(), d.keep))
 }
 
 // serve answers the API and follows health, signals and the file until the
 // context ends.
-func (d *daemon) serve(ctx context.Context, paths *datapaths) error {
+func (d *daemon) serve(ctx context.Context, paths *datapaths, metrics http.Handler) error {
 	listener, err := listen(d.socketPath())
 	if err != nil {
 		return err
 	}
 	handler := server.New(server.Options{
-		Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metricsHandler(d.engine),
+		Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics,
 	})
 	srv := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	failed := make(chan error, 1)
