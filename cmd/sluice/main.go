@@ -107,7 +107,7 @@ func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newRun(a), newStop(a), newApply(a), newDiff(a), newShow(a), newBackend(a), newExplain(a),
 		newCheck(a), newConfig(a),
-		newDrops(a), newProfile(a),
+		newDoctor(a), newDrops(a), newProfile(a),
 		newDocs(a),
 		newLab(a),
 		newDemo(a),

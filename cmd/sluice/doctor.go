@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor"
+	"github.com/sluice-lb/sluice/table"
+)
+
+// doctorFlags are the flags of sluice doctor.
+type doctorFlags struct {
+	seconds  float64
+	netns    string
+	watch    bool
+	every    time.Duration
+	markdown bool
+	all      bool
+	list     bool
+}
+
+func newDoctor(a *app) *cobra.Command {
+	var f doctorFlags
+	cmd := &cobra.Command{
+		Use:     "doctor",
+		Short:   "Find out why NAT on this host is slow or loses packets",
+		GroupID: "diagnosis",
+		Args:    cobra.NoArgs,
+		Long: "Doctor reads the host twice, a few seconds apart: connection tracking, ports, rules, forwarding,\n" +
+			"interfaces, sockets and dropped packets, in every network namespace. It prints what is wrong with\n" +
+			"its evidence and remedy, and concludes with the causes in the order in which to act on them.\n" +
+			"It changes nothing; sluice tune does.\n\n" +
+			"Exit code: 2 when something is critical, 1 with warnings, else 0.",
+		Example: "  sluice doctor\n" +
+			"  sluice doctor --netns office --seconds 10\n" +
+			"  sluice doctor --markdown > report.md\n" +
+			"  sluice doctor --watch --json | jq -r '.conclusion[0]'",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.seconds <= 0 {
+				return usageError(cmd, "--seconds %g: must be more than 0", f.seconds)
+			}
+			if f.list {
+				return listChecks(a)
+			}
+			return f.run(cmd.Context(), a)
+		},
+	}
+	flags := cmd.Flags()
+	flags.Float64Var(&f.seconds, "seconds", doctor.DefaultWindow.Seconds(), "how long to watch")
+	flags.StringVar(&f.netns, "netns", "all", "network namespace: a name under /run/netns, a path, host, or all")
+	flags.BoolVar(&f.watch, "watch", false, "examine again and again until Ctrl-C")
+	flags.DurationVar(&f.every, "every", 15*time.Second, "with --watch: time from one examination to the next")
+	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown, for a ticket")
+	flags.BoolVar(&f.all, "all", false, "show also the checks that found nothing")
+	flags.BoolVar(&f.list, "list", false, "list the checks and do nothing")
+	completeNamespaces(cmd)
+	return cmd
+}
+
+func (f *doctorFlags) run(ctx context.Context, a *app) error {
+	var only []conntrack.Namespace
+	if f.netns != "all" {
+		ns, err := conntrack.NamespaceAt(f.netns)
+		if err != nil {
+			return err
+		}
+		only = []conntrack.Namespace{ns}
+	}
+	options := doctor.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
+	if f.watch {
+		options.Progress = nil
+	}
+	for {
+		next := time.After(f.every)
+		report, err := doctor.Examine(ctx, doctor.NewLive(only), options)
+		if err != nil {
+			if f.watch && ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := f.print(a, report); err != nil {
+			return err
+		}
+		if !f.watch {
+			if code := report.ExitCode(); code != 0 {
+				return exitError{code: code}
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-next:
+		}
+	}
+}
+
+func (f *doctorFlags) print(a *app, r *doctor.Report) error {
+	return a.print(r, func(w io.Writer) error {
+		if f.watch {
+			return watchLine(a, w, r)
+		}
+		return r.Write(w, doctor.Style{All: f.all, Markdown: f.markdown, Paint: func(v doctor.Verdict, text string) string {
+			return a.paintVerdict(w, v, text)
+		}})
+	})
+}
+
+// watchLine prints an examination as its time and conclusion.
+func watchLine(a *app, w io.Writer, r *doctor.Report) error {
+	_, err := fmt.Fprintf(w, "%s  %-8s  %s\n", r.At.Format(time.TimeOnly), a.paintVerdict(w, r.Worst, r.Worst.String()), r.Conclusion[0])
+	return err
+}
+
+func (a *app) paintVerdict(w io.Writer, v doctor.Verdict, text string) string {
+	switch v {
+	case doctor.Critical:
+		return a.paint(w, red, text)
+	case doctor.Warn:
+		return a.paint(w, yellow, text)
+	}
+	return text
+}
+
+func listChecks(a *app) error {
+	checks := doctor.Checks()
+	return a.print(checks, func(w io.Writer) error {
+		t := table.New("id", "name", "looks at")
+		for _, c := range checks {
+			t.Row(c.ID, c.Name, c.About)
+		}
+		return t.Write(w)
+	})
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/trace"
+)
+
+var errNoEvents = errors.New("drop events could not be read")
+
+// Where evidence comes from.
+const (
+	fromCtnetlink = "ctnetlink statistics of all CPUs"
+	fromDump      = "dump of the connection table"
+	fromSysctl    = "/proc/sys"
+	fromSNMP      = "/proc/net/snmp and netstat"
+	fromSoftnet   = "/proc/net/softnet_stat"
+	fromLinks     = "rtnetlink"
+	fromRules     = "nf_tables netlink and iptables-legacy-save"
+	fromEvents    = "tracepoint skb:kfree_skb"
+	fromKmsg      = "/dev/kmsg"
+	fromStat      = "/proc/stat"
+	fromProc      = "/proc"
+)
+
+// Shapes of findings.
+
+func ok(format string, args ...any) Finding {
+	return Finding{Verdict: OK, Summary: fmt.Sprintf(format, args...)}
+}
+
+func unknown(format string, args ...any) Finding {
+	return Finding{Verdict: Unknown, Summary: fmt.Sprintf(format, args...)}
+}
+
+func found(v Verdict, format string, args ...any) Finding {
+	return Finding{Verdict: v, Summary: fmt.Sprintf(format, args...)}
+}
+
+// with adds evidence.
+func (f Finding) with(what, value, source string) Finding {
+	f.Evidence = append(f.Evidence, Evidence{what, value, source})
+	return f
+}
+
+// losing says how many packets or connections a second the cause costs.
+func (f Finding) losing(perSecond float64) Finding {
+	f.LostPerSecond = perSecond
+	return f
+}
+
+// grade compares a value with two limits; more is worse.
+func grade(value, warn, critical float64) Verdict {
+	switch {
+	case value > critical:
+		return Critical
+	case value > warn:
+		return Warn
+	}
+	return OK
+}
+
+// delta is what a counter of the namespace did in the window.
+func (c *Case) delta(name string) uint64 { return c.NS.Delta[name] }
+
+// rate is delta by second.
+func (c *Case) rate(name string) float64 { return c.perSecond(c.delta(name)) }
+
+func (c *Case) perSecond(n uint64) float64 {
+	if c.Window <= 0 {
+		return 0
+	}
+	return float64(n) / c.Window.Seconds()
+}
+
+// inWindow words a difference.
+func (c *Case) inWindow(n uint64) string {
+	return fmt.Sprintf("+%d in %.1f s", n, c.Window.Seconds())
+}
+
+// sysctl reads a number; ok is false when this kernel does not have it.
+func (c *Case) sysctl(name string) (int, bool) { return number(c.NS.After.Sysctl, name) }
+
+// tracking tells whether connection tracking is there; the finding says why not.
+func (c *Case) tracking() (Finding, bool) {
+	if c.NS.After.Limits.Max == 0 {
+		return ok("connection tracking is not loaded"), false
+	}
+	return Finding{}, true
+}
+
+// conntrackCounters is tracking, with the counters readable.
+func (c *Case) conntrackCounters() (Finding, bool) {
+	if f, there := c.tracking(); !there {
+		return f, false
+	}
+	if err := c.NS.After.ConntrackErr; err != nil {
+		return unknown("counters of connection tracking: %v", err), false
+	}
+	return Finding{}, true
+}
+
+// table tells whether the connection table was read; the finding says why not.
+func (c *Case) table() (Finding, bool) {
+	if f, there := c.tracking(); !there {
+		return f, false
+	}
+	if err := c.NS.TableErr; err != nil {
+		return unknown("connection table: %v", err), false
+	}
+	if c.NS.Table == nil || c.NS.Table.Total.Entries == 0 {
+		return ok("the connection table is empty"), false
+	}
+	return Finding{}, true
+}
+
+// rules tells whether the ruleset was read; the finding says why not.
+func (c *Case) rules() (Finding, bool) {
+	if c.NS.Rules == nil || c.NS.RulesErr != nil && c.NS.Rules.Tables == 0 && len(c.NS.Rules.Legacy) == 0 {
+		return unknown("firewall rules: %v", c.NS.RulesErr), false
+	}
+	return Finding{}, true
+}
+
+// fill is the share of the table's limit in use.
+func (c *Case) fill() float64 { return c.NS.After.Limits.Fill() }
+
+// forwards tells whether the namespace is a router.
+func (c *Case) forwards() bool {
+	four, _ := c.sysctl("net.ipv4.ip_forward")
+	six, _ := c.sysctl("net.ipv6.conf.all.forwarding")
+	return four == 1 || six == 1
+}
+
+// drops returns the drop group of a cause.
+func (c *Case) drops(cause trace.Cause) (trace.DropGroup, bool) {
+	for _, g := range c.NS.Drops {
+		if g.Cause.ID == cause.ID {
+			return g, true
+		}
+	}
+	return trace.DropGroup{}, false
+}
+
+// withDrops adds the drop events of a cause to a finding, with a sample packet.
+func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
+	g, seen := c.drops(cause)
+	if !seen {
+		return f
+	}
+	if len(g.Places) > 0 {
+		p := g.Places[0]
+		f = f.with("dropped packets", fmt.Sprintf("%d in %.1f s at %s, %s", g.Packets, c.Window.Seconds(), p.Function, p.Reason), fromEvents)
+	}
+	for _, s := range g.Samples[:min(len(g.Samples), 1)] {
+		value := s.Packet.String()
+		if s.Original.IsValid() && s.Original != s.Packet {
+			value += fmt.Sprintf(" (before NAT %s)", s.Original)
+		}
+		f = f.with("for example", value, fromEvents)
+	}
+	return f
+}
+
+// cpuShare is the softirq share of each CPU's time in the window.
+func (s *Sample) cpuShare() []float64 {
+	var out []float64
+	for i := range min(len(s.Before.CPUs), len(s.After.CPUs)) {
+		b, a := s.Before.CPUs[i], s.After.CPUs[i]
+		if a.Total > b.Total {
+			out = append(out, float64(a.Softirq-b.Softirq)/float64(a.Total-b.Total))
+		}
+	}
+	return out
+}
+
+// busiest returns the CPU with the highest softirq share.
+func (s *Sample) busiest() (cpu int, share float64) {
+	for i, v := range s.cpuShare() {
+		if v > share {
+			cpu, share = i, v
+		}
+	}
+	return cpu, share
+}
+
+func percent(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
+
+func ago(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s ago", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	}
+	return fmt.Sprintf("%d h ago", int(d.Hours()))
+}
+
+// plural words a number of things: "1 packet", "2 packets".
+func plural(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	if base, ok := strings.CutSuffix(one, "y"); ok {
+		return fmt.Sprintf("%d %sies", n, base)
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}

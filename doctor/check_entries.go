@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// entryChecks look at what fills the connection table.
+func entryChecks() []Check {
+	return []Check{
+		{ID: "ST01", Name: "time-wait-share", About: "closed TCP connections that still hold entries", Weight: 30, Run: checkTimeWait,
+			Symptom: "the rate of new connections is limited to nf_conntrack_max / 120 s",
+			Remedy: Remedy{Do: "keep connections alive in clients and servers; raise nf_conntrack_max; only then nf_conntrack_tcp_timeout_time_wait=30",
+				Risk: "RFC 5382 REQ-5 wants 4 minutes; late packets of old connections become invalid"}},
+		{ID: "ST02", Name: "half-open-share", About: "entries that never saw an answer", Weight: 31, Run: checkHalfOpen,
+			Symptom: "a scan, a SYN flood, or a backend that does not answer",
+			Remedy:  Remedy{Do: "limit new connections of each source (nft ct count, limit), use synproxy, or repair the backend", Risk: "limits hit NATed clients together"}},
+		{ID: "ST03", Name: "source-skew", About: "the largest share of the table held by one source", Weight: 29, Run: checkSourceSkew,
+			Symptom: "one host takes the entries of all the others",
+			Remedy:  Remedy{Do: "limit connections by source: nft meter { ip saddr ct count over N } (RFC 6888 REQ-4)", Risk: "the source loses connections"}},
+		{ID: "ST04", Name: "destination-skew", About: "the largest share of the table held by one service", Weight: 6, Run: checkDestinationSkew},
+		{ID: "ST05", Name: "established-timeout", About: "how long idle TCP connections are kept", Weight: 18, Run: checkEstablishedTimeout,
+			Symptom: "connections whose ends are gone hold entries for days",
+			Remedy: Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=86400",
+				Risk: "connections idle for longer are cut; below 7440 breaks RFC 5382 REQ-5"}},
+		{ID: "ST06", Name: "udp-timeouts", About: "UDP timeouts against RFC 4787", Weight: 2, Run: checkUDPTimeouts},
+		{ID: "ST07", Name: "close-wait-timeout", About: "how long half-closed connections are kept", Weight: 2, Run: checkCloseWait},
+		{ID: "ST08", Name: "invalid-packets", About: "packets that fit no connection", Weight: 35, Run: checkInvalid,
+			Symptom: "connections are reset after a pause; packets with private sources leave the NAT",
+			Remedy: Remedy{Do: "log them (net.netfilter.nf_conntrack_log_invalid=6) to find the cause; drop ct state invalid in forward",
+				Risk: "dropping hides asymmetric routes"}},
+		{ID: "ST09", Name: "tcp-window-checks", About: "strictness of TCP tracking", Weight: 2, Run: checkLiberal},
+		{ID: "ST10", Name: "stale-nat", About: "entries translated to backends that do not answer", Weight: 10, Run: checkStaleNAT,
+			Symptom: "clients are sent to backends that are gone",
+			Remedy:  Remedy{Do: "remove the backend from the rules, then conntrack -D --reply-src ADDRESS", Cost: "one pass over the table for each delete"}},
+		{ID: "ST11", Name: "one-way-connections", About: "established connections without a reply", Weight: 28, Run: checkOneWay,
+			Symptom: "asymmetric routing: answers take another way, some connections hang",
+			Remedy:  Remedy{Do: "route both directions through this host, or notrack the traffic"}},
+	}
+}
+
+// share is a part of the namespace's entries.
+func (c *Case) share(n uint32) float64 {
+	return float64(n) / float64(max(c.NS.Table.Total.Entries, 1))
+}
+
+func checkTimeWait(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	n := c.NS.Table.State(conntrack.TCPTimeWait).Entries
+	timeout, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait")
+	f := found(OK, "%s of the entries are in TIME_WAIT", percent(c.share(n)))
+	if c.share(n) > 0.60 && c.fill() > 0.50 {
+		f.Verdict = Warn
+		if timeout > 0 {
+			f.Summary += fmt.Sprintf(": at most %d connections/s", int(c.NS.After.Limits.Max)/timeout)
+		}
+	}
+	return f.with("TIME_WAIT", fmt.Sprint(n), fromDump)
+}
+
+func checkHalfOpen(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	t := c.NS.Table
+	n := max(t.Unreplied, t.State(conntrack.TCPSynSent).Entries)
+	f := found(OK, "%s of the entries saw no answer", percent(c.share(n))).with("UNREPLIED", fmt.Sprint(n), fromDump)
+	// In a small table a few lookups without an answer say nothing.
+	if n > 1000 && c.fill() > 0.05 {
+		f.Verdict = grade(c.share(n), 0.20, 0.50)
+	}
+	return f
+}
+
+func checkSourceSkew(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	top := c.NS.Table.Sources(1)
+	if len(top) == 0 {
+		return ok("no sources")
+	}
+	share := float64(top[0].Entries) / float64(max(c.NS.After.Limits.Max, 1))
+	sources, _, _, _ := c.NS.Table.Distinct()
+	v := grade(share, 0.10, 0.25)
+	if sources == 1 && v > Info {
+		v = Info // a single client has nobody to starve
+	}
+	return found(v, "the largest source holds %s of the limit: %s", percent(share), top[0].Key).
+		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), fromDump)
+}
+
+func checkDestinationSkew(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	top := c.NS.Table.Services(1)
+	if len(top) == 0 {
+		return ok("no destinations")
+	}
+	v := OK
+	if c.share(top[0].Entries) > 0.5 && top[0].Entries > 10000 {
+		v = Info
+	}
+	return found(v, "the largest destination holds %s of the entries: %s", percent(c.share(top[0].Entries)), top[0].Key).
+		with(top[0].Key, fmt.Sprintf("%d entries", top[0].Entries), fromDump)
+}
+
+func checkEstablishedTimeout(_ context.Context, c *Case) Finding {
+	if f, there := c.tracking(); !there {
+		return f
+	}
+	seconds, there := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established")
+	if !there {
+		return unknown("nf_conntrack_tcp_timeout_established is not readable")
+	}
+	f := found(OK, "idle TCP connections are kept %d s", seconds).with("nf_conntrack_tcp_timeout_established", fmt.Sprint(seconds), fromSysctl)
+	switch {
+	case seconds >= 432000 && c.fill() > 0.50 && c.NS.Rules.NAT():
+		f.Verdict = Warn
+	case seconds < 7440 && c.NS.Rules.NAT():
+		f.Verdict = Info
+		f.Summary += ", less than the 2 h 4 min of RFC 5382 REQ-5"
+	}
+	return f
+}
+
+func checkUDPTimeouts(_ context.Context, c *Case) Finding {
+	if f, there := c.tracking(); !there {
+		return f
+	}
+	single, _ := c.sysctl("net.netfilter.nf_conntrack_udp_timeout")
+	stream, _ := c.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream")
+	f := found(OK, "UDP is kept %d s, streams %d s", single, stream).
+		with("nf_conntrack_udp_timeout, _stream", fmt.Sprintf("%d, %d", single, stream), fromSysctl)
+	if stream < 120 && c.NS.Rules.NAT() {
+		f.Verdict = Info
+		f.Summary += ": SIP and VPN go silent (RFC 4787 REQ-5 wants 120 s)"
+	}
+	return f
+}
+
+func checkCloseWait(_ context.Context, c *Case) Finding {
+	if f, there := c.tracking(); !there {
+		return f
+	}
+	seconds, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close_wait")
+	f := ok("half-closed connections are kept %d s", seconds)
+	if c.NS.Table != nil && c.NS.Rules != nil && c.NS.Rules.KubeServices > 0 && seconds < 3600 {
+		f.Verdict = Info
+		f.Summary += "; Kubernetes wants 3600"
+	}
+	return f.with("nf_conntrack_tcp_timeout_close_wait", fmt.Sprint(seconds), fromSysctl)
+}
+
+func checkInvalid(_ context.Context, c *Case) Finding {
+	if f, there := c.conntrackCounters(); !there {
+		return f
+	}
+	n := c.delta("conntrack.invalid")
+	packets := max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1)
+	share := float64(n) / float64(packets)
+	f := found(OK, "%d invalid packets, %.2f %% of those received", n, 100*share).with("Δinvalid", c.inWindow(n), fromCtnetlink)
+	if n >= 20 { // fewer are stragglers of closed connections
+		f.Verdict = grade(share, 0.001, 0.01)
+		// Invalid packets are passed on: a sign, not an outage by themselves.
+		f.Verdict = min(f.Verdict, Warn)
+	}
+	return f
+}
+
+func checkLiberal(_ context.Context, c *Case) Finding {
+	if f, there := c.tracking(); !there {
+		return f
+	}
+	liberal, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
+	loose, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_loose")
+	f := ok("be_liberal %d, loose %d", liberal, loose)
+	if c.NS.Table != nil && c.NS.Table.OneWay > c.NS.Table.Total.Entries/100 && liberal == 0 && c.NS.Table.OneWay > 100 {
+		f.Verdict = Info
+		f.Summary += ": with asymmetric routes be_liberal=1 keeps packets outside the window valid"
+	}
+	return f.with("nf_conntrack_tcp_be_liberal, _loose", fmt.Sprintf("%d, %d", liberal, loose), fromSysctl)
+}
+
+func checkStaleNAT(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	if c.NS.Table.Translated[2]+c.NS.Table.Translated[3] == 0 {
+		return ok("no destination is translated")
+	}
+	if c.NS.After.FailedNext == 0 {
+		return ok("all next hops answer")
+	}
+	return found(Info, "%d entries are translated to backends, and %s does not answer ARP: look for entries to backends that are gone",
+		c.NS.Table.Translated[2]+c.NS.Table.Translated[3], plural(c.NS.After.FailedNext, "next hop")).
+		with("neighbours in state FAILED", fmt.Sprint(c.NS.After.FailedNext), fromLinks)
+}
+
+func checkOneWay(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	n := c.NS.Table.OneWay
+	f := ok("%s of the entries are established without a reply", percent(c.share(n))).with("ESTABLISHED without SEEN_REPLY", fmt.Sprint(n), fromDump)
+	if c.share(n) > 0.01 && n > 20 {
+		f.Verdict = Warn
+	}
+	return f
+}

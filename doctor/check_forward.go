@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// forwardChecks look at the way of packets through the host.
+func forwardChecks() []Check {
+	return []Check{
+		{ID: "FW01", Name: "ip-forward", About: "forwarding where packets are translated", Weight: 98, Run: checkForwarding,
+			Symptom: "nothing passes the gateway",
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_forward=1 (and net.ipv6.conf.all.forwarding=1)", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
+		{ID: "FW02", Name: "rp-filter", About: "packets refused by reverse path filtering", Weight: 92, Run: checkRPFilter,
+			Symptom: "traffic from some networks is lost in one direction",
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.rp_filter=2, or add the route back to the source", Risk: "loose mode checks less against spoofing (RFC 3704)"}},
+		{ID: "FW03", Name: "mtu", About: "packets too large for the next link", Weight: 91, Run: checkMTU,
+			Symptom: "small requests work, large transfers hang",
+			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu; let ICMP \"fragmentation needed\" through; align MTUs", Risk: "none for the clamp"}},
+		{ID: "FW04", Name: "icmp-rate-limit", About: "ICMP errors that were not sent", Weight: 38, Run: checkICMPLimit,
+			Symptom: "path MTU discovery and traceroute are flaky",
+			Remedy:  Remedy{Do: "raise net.ipv4.icmp_ratelimit or take types out of icmp_ratemask", Risk: "more ICMP under attack"}},
+		{ID: "FW05", Name: "mss-clamp", About: "links of different MTU without a clamp", Weight: 21, Run: checkMSSClamp,
+			Symptom: "large transfers hang where ICMP is filtered",
+			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu in forward"}},
+		{ID: "FW06", Name: "neighbour-table", About: "next hops against gc_thresh3", Host: true, Weight: 94, Run: checkNeighbours,
+			Symptom: "hosts that were not talked to recently cannot be reached",
+			Remedy: Remedy{Do: "raise net.ipv4.neigh.default.gc_thresh1/2/3 eightfold (and net.ipv6), in the host's own namespace",
+				Cost: "some 400 bytes a neighbour"}},
+		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
+			Symptom: "one backend or host cannot be reached",
+			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right"}},
+		{ID: "FW08", Name: "no-route", About: "packets without a route", Weight: 81, Run: checkNoRoute,
+			Symptom: "some destinations answer \"network unreachable\"",
+			Remedy:  Remedy{Do: "add the route, or correct the client's"}},
+		{ID: "FW09", Name: "ttl", About: "packets whose TTL ran out", Weight: 79, Run: checkTTL,
+			Symptom: "a destination cannot be reached, traceroute goes in circles",
+			Remedy:  Remedy{Do: "traceroute to the destination; correct the routers that point at each other"}},
+		{ID: "FW10", Name: "offloads", About: "LRO and GRO on a router", Weight: 37, Run: checkOffloads,
+			Symptom: "packets too large to forward, or one CPU's worth of work for each packet",
+			Remedy:  Remedy{Do: "ethtool -K IFACE lro off gro on", Risk: "a moment without traffic on some drivers"}},
+		{ID: "FW12", Name: "impossible-addresses", About: "packets with a source or destination that cannot be", Weight: 36, Run: checkMartians,
+			Symptom: "DNAT to 127.0.0.1 does not work",
+			Remedy:  Remedy{Do: "net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
+	}
+}
+
+func checkForwarding(_ context.Context, c *Case) Finding {
+	four, there := c.sysctl("net.ipv4.ip_forward")
+	if !there {
+		return unknown("net.ipv4.ip_forward is not readable")
+	}
+	refused := c.delta("Ip.InAddrErrors") + c.delta("Ip6InAddrErrors")
+	_, seen := c.drops(trace.CauseForwardOff)
+	if four == 1 {
+		return ok("the host forwards").with("net.ipv4.ip_forward", "1", fromSysctl)
+	}
+	if !c.NS.Rules.NAT() && !seen {
+		return ok("not a router")
+	}
+	f := found(Critical, "packets are to be translated, but forwarding is off").with("net.ipv4.ip_forward", "0", fromSysctl)
+	if refused > 0 {
+		f = f.with("ΔInAddrErrors", c.inWindow(refused), fromSNMP).losing(c.perSecond(refused))
+		f.Summary = fmt.Sprintf("forwarding is off: %d packets for other hosts were refused in %.1f s", refused, c.Window.Seconds())
+	} else if !c.NS.Rules.NAT() {
+		f.Verdict = Info
+	}
+	return c.withDrops(f, trace.CauseForwardOff)
+}
+
+func checkRPFilter(_ context.Context, c *Case) Finding {
+	n := c.delta("TcpExt.IPReversePathFilter")
+	if n > 0 {
+		f := found(Critical, "reverse path filtering refused %d packets in %.1f s%s", n, c.Window.Seconds(), c.fromWhere(trace.CauseRPFilter)).
+			with("ΔIPReversePathFilter", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+		if c.perSecond(n) < 1 {
+			f.Verdict = Warn
+		}
+		return c.withDrops(f, trace.CauseRPFilter)
+	}
+	all, _ := c.sysctl("net.ipv4.conf.all.rp_filter")
+	var strict []string
+	links := 0
+	for _, l := range c.NS.After.Links {
+		if l.Loopback || !l.Up {
+			continue
+		}
+		links++
+		if one, _ := c.sysctl("net.ipv4.conf." + l.Name + ".rp_filter"); max(all, one) == 1 {
+			strict = append(strict, l.Name)
+		}
+	}
+	if links > 2 && len(strict) > 0 {
+		return found(Info, "%s check strictly; with routes over more than one of %d interfaces that loses packets", strings.Join(strict, ", "), links)
+	}
+	return ok("reverse path filtering refused nothing")
+}
+
+// fromWhere names interface and source of a sample.
+func (c *Case) fromWhere(cause trace.Cause) string {
+	g, seen := c.drops(cause)
+	if !seen || len(g.Samples) == 0 || !g.Samples[0].Packet.IsValid() {
+		return ""
+	}
+	s := g.Samples[0]
+	return fmt.Sprintf(", for example from %s on %s", s.Packet.Source.Addr(), s.Interface)
+}
+
+func checkMTU(_ context.Context, c *Case) Finding {
+	n := c.delta("Ip.FragFails") + c.delta("Ip6InTooBigErrors") + c.delta("Ip6FragFails")
+	g, seen := c.drops(trace.CauseMTU)
+	if n == 0 && !seen {
+		return ok("every packet fitted its next link")
+	}
+	n = max(n, g.Packets)
+	f := found(grade(c.perSecond(n), 0, 1), "%d packets were too large for the next link in %.1f s%s", n, c.Window.Seconds(), mtuText(g)).
+		with("ΔFragFails", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+	return c.withDrops(f, trace.CauseMTU)
+}
+
+func mtuText(g trace.DropGroup) string {
+	for _, s := range g.Samples {
+		if s.Packet.IsValid() {
+			return fmt.Sprintf(" (%d bytes towards %s)", s.Length, s.Packet.Dest.Addr())
+		}
+	}
+	return ""
+}
+
+func checkICMPLimit(_ context.Context, c *Case) Finding {
+	n := c.delta("Icmp.OutRateLimitHost") + c.delta("Icmp.OutRateLimitGlobal")
+	if n == 0 {
+		return ok("no ICMP error was held back")
+	}
+	return found(Warn, "%d ICMP errors were held back by the rate limit", n).with("ΔOutRateLimit", c.inWindow(n), fromSNMP)
+}
+
+func checkMSSClamp(_ context.Context, c *Case) Finding {
+	if !c.forwards() {
+		return ok("not a router")
+	}
+	low, high, lowName := 0, 0, ""
+	for _, l := range c.NS.After.Links {
+		if l.Loopback || !l.Up || l.RxPackets+l.TxPackets == 0 {
+			continue
+		}
+		if low == 0 || l.MTU < low {
+			low, lowName = l.MTU, l.Name
+		}
+		high = max(high, l.MTU)
+	}
+	if low == high || low >= 1500 {
+		return ok("links of 1500 bytes or equal MTU")
+	}
+	if c.NS.Rules != nil && c.NS.Rules.MSSClamp {
+		return ok("TCP segment size is clamped")
+	}
+	return found(Warn, "%s takes %d bytes, other links %d, and no rule clamps the TCP segment size", lowName, low, high).
+		with("smallest and largest MTU", fmt.Sprintf("%d, %d", low, high), fromLinks)
+}
+
+func checkNeighbours(_ context.Context, c *Case) Finding {
+	fulls := c.After.Neighbours["neigh.table_fulls"] - min(c.Before.Neighbours["neigh.table_fulls"], c.After.Neighbours["neigh.table_fulls"])
+	where, events := "", uint64(0)
+	var sample *Case
+	for _, n := range c.Sample.Namespaces {
+		one := &Case{Sample: c.Sample, NS: n}
+		if g, seen := one.drops(trace.CauseNeighbourFull); seen {
+			where, events, sample = " in namespace "+n.Name, events+g.Packets, one
+		}
+	}
+	if n := max(fulls, events); n > 0 {
+		f := found(Critical, "the neighbour table is full: %d next hops could not be entered in %.1f s%s", n, c.Window.Seconds(), where).
+			with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache").losing(c.perSecond(n))
+		if sample != nil {
+			f = sample.withDrops(f, trace.CauseNeighbourFull)
+		}
+		return f
+	}
+	worst := ok("no neighbour table is near its limit")
+	for i, family := range []string{"ipv4", "ipv6"} {
+		limit, there := number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3")
+		if !there {
+			return unknown("net.%s.neigh.default.gc_thresh3 is not readable", family)
+		}
+		share := float64(c.After.Entries[i]) / float64(max(limit, 1))
+		if v := grade(share, 0.80, 1); v > worst.Verdict {
+			worst = found(v, "%d of %d %s neighbours", c.After.Entries[i], limit, family).
+				with("entries / gc_thresh3", fmt.Sprintf("%d / %d", c.After.Entries[i], limit), "/proc/net/stat")
+		}
+	}
+	return worst
+}
+
+func checkDeadNextHop(_ context.Context, c *Case) Finding {
+	n, queued := uint64(0), uint64(0)
+	if g, seen := c.drops(trace.CauseNeighbour); seen {
+		n = g.Packets
+	}
+	if g, seen := c.drops(trace.CauseNeighbourQueue); seen {
+		queued = g.Packets
+	}
+	if n+queued > 0 {
+		// Somebody always asks for a host that is switched off.
+		f := found(grade(c.perSecond(n+queued), 1, 100), "%d packets waited in vain for a next hop%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
+		return c.withDrops(f, trace.CauseNeighbour)
+	}
+	if c.NS.DropsErr != nil && c.NS.After.FailedNext == 0 {
+		return unknown("%v; no neighbour is in state FAILED", c.NS.DropsErr)
+	}
+	return ok("%s failed", plural(c.NS.After.FailedNext, "neighbour"))
+}
+
+// towards names the destination of a sample.
+func (c *Case) towards(cause trace.Cause) string {
+	g, seen := c.drops(cause)
+	if !seen || len(g.Samples) == 0 || !g.Samples[0].Packet.IsValid() {
+		return ""
+	}
+	return fmt.Sprintf(", for example towards %s", g.Samples[0].Packet.Dest.Addr())
+}
+
+func checkNoRoute(_ context.Context, c *Case) Finding {
+	n := c.delta("IpExt.InNoRoutes") + c.delta("Ip6InNoRoutes")
+	g, black := c.drops(trace.CauseBlackhole)
+	n += g.Packets
+	if n == 0 {
+		return ok("every packet had a route")
+	}
+	f := found(Info, "%d packets had no route%s", n, c.towards(trace.CauseNoRoute)).with("ΔInNoRoutes", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+	if c.perSecond(n) >= 1 {
+		f.Verdict = Warn
+	}
+	if black {
+		return c.withDrops(f, trace.CauseBlackhole)
+	}
+	return c.withDrops(f, trace.CauseNoRoute)
+}
+
+func checkTTL(_ context.Context, c *Case) Finding {
+	g, seen := c.drops(trace.CauseTTL)
+	n := c.delta("Ip.InHdrErrors") + c.delta("Ip6InHdrErrors")
+	if !seen && (n == 0 || c.NS.DropsErr == nil) {
+		return ok("no TTL ran out")
+	}
+	n = max(g.Packets, n)
+	f := found(Info, "the TTL of %d packets ran out%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
+	if c.perSecond(n) > 10 { // a traceroute makes some
+		f.Verdict = Warn
+		f = f.losing(c.perSecond(n))
+	}
+	return c.withDrops(f, trace.CauseTTL)
+}
+
+func checkOffloads(_ context.Context, c *Case) Finding {
+	if !c.forwards() {
+		return ok("not a router")
+	}
+	for _, l := range c.NS.After.Links {
+		if l.Kind != "device" || !l.Up || l.Loopback {
+			continue
+		}
+		if l.LRO == 1 {
+			return found(Critical, "%s merges received packets (LRO), which must not be forwarded", l.Name).with("lro", "on", "ethtool")
+		}
+		if l.GRO == 0 {
+			return found(Warn, "%s has GRO off", l.Name).with("gro", "off", "ethtool")
+		}
+	}
+	return ok("LRO is off and GRO is on where it matters")
+}
+
+func checkMartians(_ context.Context, c *Case) Finding {
+	if c.NS.DropsErr != nil {
+		return unknown("%v", c.NS.DropsErr)
+	}
+	g, seen := c.drops(trace.CauseMartian)
+	if !seen {
+		return ok("no packet with an impossible address")
+	}
+	f := found(Info, "%d packets had an impossible address%s", g.Packets, c.fromWhere(trace.CauseMartian))
+	if g.PerSecond > 1 {
+		f.Verdict = Warn
+		f = f.losing(g.PerSecond)
+	}
+	return c.withDrops(f, trace.CauseMartian)
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"strings"
+)
+
+// kernelChecks tell what the kernel lets the doctor see.
+func kernelChecks() []Check {
+	return []Check{
+		{ID: "KV01", Name: "kernel-features", About: "what this kernel can tell", Host: true, Weight: 1, Run: checkKernel},
+	}
+}
+
+func checkKernel(_ context.Context, c *Case) Finding {
+	major, minor := release(c.After.Release)
+	if major == 0 {
+		return unknown("kernel release %q", c.After.Release)
+	}
+	at := func(x, y int) bool { return major > x || major == x && minor >= y }
+	var missing []string
+	for _, feature := range []struct {
+		there bool
+		lack  string
+	}{
+		{c.After.BTF, "no BTF: drops are shown by place and number only"},
+		{at(5, 17), "before 5.17: drops carry no reason"},
+		{at(6, 7), "before 6.7: drops by nftables rules look like those by iptables-legacy"},
+		{at(6, 11), "before 6.11: drops in TCP may lack their namespace"},
+		{at(6, 6), "before 6.6: no TCX links"},
+	} {
+		if !feature.there {
+			missing = append(missing, feature.lack)
+		}
+	}
+	if len(missing) == 0 {
+		return ok("kernel %s: drop reasons, namespaces and nftables drops are all visible", c.After.Release)
+	}
+	return found(Info, "kernel %s: %s", c.After.Release, strings.Join(missing, "; "))
+}

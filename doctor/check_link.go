@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// linkChecks look at interfaces, queues and the CPUs that serve them.
+func linkChecks() []Check {
+	return []Check{
+		{ID: "RX01", Name: "receive-backlog", About: "packets that found a CPU's backlog full", Host: true, Weight: 95, Run: checkBacklog,
+			Symptom: "loss although CPUs are idle on average",
+			Remedy:  Remedy{Do: "raise net.core.netdev_max_backlog; spread over CPUs with RPS", Cost: "memory", Risk: "latency while a long queue drains"}},
+		{ID: "RX02", Name: "softirq-squeezed", About: "rounds of packet processing cut short", Host: true, Weight: 17, Run: checkSqueeze,
+			Symptom: "latency, and drops in the interface's ring",
+			Remedy:  Remedy{Do: "net.core.netdev_budget=600 and netdev_budget_usecs=4000", Risk: "programs get less CPU time"}},
+		{ID: "RX03", Name: "receive-steering", About: "receive queues against CPUs", Weight: 19, Run: checkSteering,
+			Symptom: "one CPU is full, the others idle",
+			Remedy:  Remedy{Do: "ethtool -L IFACE combined N, or rps_cpus with the other CPUs of the node", Risk: "packets of a flow may be reordered once"}},
+		{ID: "RX04", Name: "interrupt-affinity", About: "where network interrupts go", Host: true, Weight: 16, Run: checkAffinity,
+			Symptom: "one CPU is full, the others idle",
+			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity"}},
+		{ID: "RX05", Name: "ring-drops", About: "packets that found the interface's ring full", Weight: 85, Run: checkRing,
+			Symptom: "bursts are lost before the kernel sees them",
+			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX", Cost: "memory, cache misses", Risk: "a moment without traffic"}},
+		{ID: "RX06", Name: "link-errors", About: "errors and drops of interfaces", Weight: 78, Run: checkLinkErrors,
+			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver, look at ethtool -S"}},
+		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
+			Symptom: "loss and jitter on the way out",
+			Remedy:  Remedy{Do: "tc qdisc replace dev IFACE root fq_codel, or raise its limit", Risk: "a longer queue is more latency"}},
+		{ID: "RX08", Name: "xdp", About: "XDP programs of interfaces", Weight: 1, Run: checkXDP},
+		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
+		{ID: "RX10", Name: "softirq-load", About: "CPU time in softirq", Host: true, Weight: 42, Run: checkSoftirq,
+			Symptom: "latency and loss; ksoftirqd is at the top of the list of programs",
+			Remedy:  Remedy{Do: "sluice profile shows where it goes; spread queues over CPUs; use the eBPF datapath"}},
+	}
+}
+
+func checkBacklog(_ context.Context, c *Case) Finding {
+	n := uint64(0)
+	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
+		n += c.After.Softnet[i].Dropped - c.Before.Softnet[i].Dropped
+	}
+	var sample *Case
+	for _, ns := range c.Sample.Namespaces {
+		one := &Case{Sample: c.Sample, NS: ns}
+		if _, seen := one.drops(trace.CauseBacklog); seen {
+			sample = one
+		}
+	}
+	if n == 0 {
+		return ok("no backlog was full")
+	}
+	// netdata warns above 10 a second, averaged over a minute.
+	backlog, _ := number(c.After.Sysctl, "net.core.netdev_max_backlog")
+	f := found(grade(c.perSecond(n), 1, 10), "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
+		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n))
+	if sample != nil {
+		f = sample.withDrops(f, trace.CauseBacklog)
+	}
+	return f
+}
+
+func checkSqueeze(_ context.Context, c *Case) Finding {
+	n := uint64(0)
+	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
+		n += c.After.Softnet[i].Squeezed - c.Before.Softnet[i].Squeezed
+	}
+	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short", c.perSecond(n)).with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
+}
+
+func checkSteering(_ context.Context, c *Case) Finding {
+	cpu, share := c.busiest()
+	if share < 0.70 {
+		return ok("no CPU is full of softirq work")
+	}
+	for _, l := range c.NS.After.Links {
+		if l.Kind == "device" && l.Up && !l.Loopback && l.Queues > 0 && l.Queues < (len(c.After.CPUs)+1)/2 {
+			return found(Warn, "%s has %s for %d CPUs, and CPU %d is %s in softirq", l.Name, plural(l.Queues, "receive queue"), len(c.After.CPUs), cpu, percent(share)).
+				with("queues", fmt.Sprint(l.Queues), fromLinks)
+		}
+	}
+	return ok("queues for the CPUs there are")
+}
+
+func checkAffinity(_ context.Context, c *Case) Finding {
+	perCPU := make([]uint64, len(c.After.CPUs))
+	total := uint64(0)
+	for name, after := range c.After.Interrupts {
+		before := c.Before.Interrupts[name]
+		for cpu := range min(len(after), len(before), len(perCPU)) {
+			perCPU[cpu] += after[cpu] - before[cpu]
+			total += after[cpu] - before[cpu]
+		}
+	}
+	_, busy := c.busiest()
+	for cpu, n := range perCPU {
+		if len(perCPU) > 2 && total > 1000 && float64(n) > 0.80*float64(total) && busy > 0.60 {
+			return found(Warn, "CPU %d takes %s of the network interrupts", cpu, percent(float64(n)/float64(total))).
+				with("interrupts", c.inWindow(n), "/proc/interrupts")
+		}
+	}
+	return ok("network interrupts are spread, or few")
+}
+
+// eachLink compares both readings of every interface that is up.
+func (c *Case) eachLink(visit func(before, after Link)) {
+	for _, a := range c.NS.After.Links {
+		if a.Loopback || !a.Up {
+			continue
+		}
+		for _, b := range c.NS.Before.Links {
+			if a.Name == b.Name {
+				visit(b, a)
+			}
+		}
+	}
+}
+
+func checkRing(_ context.Context, c *Case) Finding {
+	f := ok("no ring was full")
+	c.eachLink(func(b, a Link) {
+		if n := a.RxMissed - b.RxMissed + a.RxFifo - b.RxFifo; n > 0 {
+			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
+				with("Δrx_missed + Δrx_fifo", c.inWindow(n), fromLinks).losing(c.perSecond(n))
+		}
+	})
+	return f
+}
+
+func checkLinkErrors(_ context.Context, c *Case) Finding {
+	f := ok("no errors to speak of")
+	c.eachLink(func(b, a Link) {
+		packets := a.RxPackets - b.RxPackets + a.TxPackets - b.TxPackets
+		errs := a.RxErrors - b.RxErrors + a.TxErrors - b.TxErrors
+		// node_exporter's mixin: more than one percent.
+		if errs > 0 && float64(errs) > 0.01*float64(packets) {
+			f = found(Warn, "%s: %s of the packets are errors", a.Name, percent(float64(errs)/float64(packets+errs))).
+				with("Δerrors", c.inWindow(errs), fromLinks).losing(c.perSecond(errs))
+		}
+		// Drops of hardware only: virtual links count what their far end refused.
+		if n := a.RxDropped - b.RxDropped; a.Kind == "device" && packets > 10000 && float64(n) > 0.02*float64(packets) {
+			f = found(Warn, "%s dropped %s of the packets", a.Name, percent(float64(n)/float64(packets))).with("Δrx_dropped", c.inWindow(n), fromLinks)
+		}
+	})
+	return f
+}
+
+func checkQdisc(_ context.Context, c *Case) Finding {
+	f := ok("no queueing discipline dropped much")
+	c.eachLink(func(b, a Link) {
+		n, packets := a.QdiscDrops-b.QdiscDrops, a.QdiscPackets-b.QdiscPackets
+		if a.QdiscDrops >= b.QdiscDrops && n > 10 && float64(n) > 0.001*float64(packets) {
+			f = found(Warn, "the queue of %s dropped %d packets, %.1f %%", a.Name, n, 100*float64(n)/float64(packets+n)).
+				with("Δdropped", c.inWindow(n), "tc statistics").losing(c.perSecond(n))
+		}
+	})
+	if f.Verdict == OK {
+		if g, seen := c.drops(trace.CauseQdisc); seen && g.PerSecond > 1 {
+			f = found(Warn, "queueing disciplines dropped %d packets", g.Packets).losing(g.PerSecond)
+		}
+	}
+	return c.withDrops(f, trace.CauseQdisc)
+}
+
+func checkXDP(_ context.Context, c *Case) Finding {
+	var names []string
+	for _, l := range c.NS.After.Links {
+		if l.XDP {
+			names = append(names, l.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ok("no XDP program")
+	}
+	return found(Info, "XDP programs on %s: what they drop or redirect is seen by no rule and, on hardware, by no drop event", strings.Join(names, ", "))
+}
+
+func checkMitigations(_ context.Context, c *Case) Finding {
+	if len(c.After.Mitigations) == 0 {
+		return unknown("/sys/devices/system/cpu/vulnerabilities is not readable")
+	}
+	_, share := c.busiest()
+	state := c.After.Mitigations["spectre_v2"]
+	if share > 0.50 && (strings.Contains(state, "Retpoline") || strings.Contains(state, "IBRS") && !strings.Contains(state, "Enhanced")) {
+		return found(Info, "indirect calls are slow here (%s) and a CPU is %s in softirq; turning mitigations off is a decision about security", state, percent(share)).
+			with("spectre_v2", state, "/sys/devices/system/cpu/vulnerabilities")
+	}
+	return ok("no costly mitigation, or no load")
+}
+
+func checkSoftirq(_ context.Context, c *Case) Finding {
+	cpu, share := c.busiest()
+	return found(grade(share, 0.60, 0.85), "CPU %d spends %s of its time in softirq, the most of all", cpu, percent(share)).
+		with("softirq share", percent(share), fromStat)
+}

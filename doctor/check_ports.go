@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// morePorts is the treatment of a SNAT address without free ports.
+var morePorts = Remedy{
+	Do:   "give SNAT more addresses, widen the rule's port range, or keep connections alive",
+	Cost: "public addresses", Risk: "services that know the old address must learn the new ones",
+}
+
+// portChecks look at the ports of SNAT and of local programs.
+func portChecks() []Check {
+	return []Check{
+		{ID: "PT01", Name: "snat-ports-exhausted", About: "connections refused for want of a source port", Weight: 99, Run: checkPortsExhausted,
+			Symptom: "one destination fails while others work, and no log says why", Remedy: morePorts},
+		{ID: "PT02", Name: "snat-port-occupancy", About: "ports of each SNAT address in use towards one destination", Weight: 47, Run: checkOccupancy,
+			Symptom: "none yet; the first connections fail between 90 and 95 %", Remedy: morePorts},
+		{ID: "PT03", Name: "snat-port-search", About: "how often NAT tries a port that is taken", Weight: 33, Run: checkPortSearch,
+			Symptom: "CPU time in nf_conntrack_tuple_taken, latency of new connections", Remedy: morePorts},
+		{ID: "PT04", Name: "snat-port-race", About: "random ports on kernels before 5.0", Weight: 8, Run: checkPortRace,
+			Symptom: "parallel connections to one destination take 1 or 3 s",
+			Remedy:  Remedy{Do: "masquerade fully-random (iptables --random-fully)", Risk: "source ports are not preserved"}},
+		{ID: "PT05", Name: "privileged-source-ports", About: "translated clients with ports below 1024", Weight: 7, Run: checkPrivilegedPorts},
+		{ID: "PT06", Name: "local-ports", About: "local connections against ip_local_port_range", Weight: 46, Run: checkLocalPorts,
+			Symptom: "a proxy reports EADDRNOTAVAIL",
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\", reserve listening ports, use more source addresses", Risk: "listeners above 1024 need ip_local_reserved_ports"}},
+		{ID: "PT07", Name: "reserved-ports", About: "listeners inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts},
+		{ID: "PT08", Name: "tcp-tw-reuse", About: "reuse of ports in TIME_WAIT", Weight: 1, Run: checkTWReuse},
+		{ID: "PT09", Name: "time-wait-buckets", About: "TIME_WAIT sockets against their limit", Weight: 26, Run: checkTWBuckets,
+			Symptom: "TIME_WAIT ends early; old packets may reach new connections",
+			Remedy:  Remedy{Do: "raise net.ipv4.tcp_max_tw_buckets", Cost: "some 250 bytes a socket"}},
+	}
+}
+
+func checkPortsExhausted(_ context.Context, c *Case) Finding {
+	if f, there := c.conntrackCounters(); !there {
+		return f
+	}
+	failed, drop, tries := c.delta("conntrack.insert_failed"), c.delta("conntrack.drop"), c.delta("conntrack.found")
+	g, seen := c.drops(trace.CausePortsExhausted)
+	if !seen && (failed == 0 || drop < failed) {
+		return ok("every translated connection found a port")
+	}
+	// Without events the search for ports tells it from a race: 248 tries when
+	// all are taken (nf_nat_core.c: 128+64+32+16+8).
+	if !seen && tries < 8*failed {
+		return found(Info, "%d new connections met an equal one; ports were not short", failed).
+			with("Δinsert_failed", c.inWindow(failed), fromCtnetlink).with("Δfound", c.inWindow(tries), fromCtnetlink)
+	}
+	n := max(min(failed, drop), g.Packets)
+	f := found(Critical, "no source port is left for SNAT%s: %d new connections were refused in %.1f s", destinationOf(g), n, c.Window.Seconds()).
+		with("Δinsert_failed = Δdrop", c.inWindow(failed), fromCtnetlink).with("Δfound (ports tried)", c.inWindow(tries), fromCtnetlink).losing(c.perSecond(n))
+	return c.withDrops(f, trace.CausePortsExhausted)
+}
+
+// destinationOf words where the samples of a group were going.
+func destinationOf(g trace.DropGroup) string {
+	for _, s := range g.Samples {
+		if s.Reply.IsValid() {
+			return fmt.Sprintf(" towards %s %s", s.Reply.Protocol, s.Reply.Source)
+		}
+	}
+	return ""
+}
+
+func checkOccupancy(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	pool := uint32(capacity.MasqueradePorts)
+	if c.NS.Rules != nil && c.NS.Rules.NATPorts > 0 {
+		pool = c.NS.Rules.NATPorts
+	}
+	top := c.NS.Table.Occupancies(1, pool)
+	if len(top) == 0 {
+		return ok("no source is translated")
+	}
+	o := top[0]
+	return found(grade(o.Share(), 0.80, 0.90), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
+		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), fromDump)
+}
+
+func checkPortSearch(_ context.Context, c *Case) Finding {
+	if f, there := c.conntrackCounters(); !there {
+		return f
+	}
+	tries := c.delta("conntrack.found")
+	f := ok("%.0f taken ports tried a second", c.perSecond(tries)).with("Δfound", c.inWindow(tries), fromCtnetlink)
+	if c.NS.Table == nil || c.NS.Rules == nil || c.NS.Rules.SourceNAT == 0 {
+		return f
+	}
+	// The kernel does not count new connections any more. Those that are younger
+	// than the window are the entries at most.
+	flows := max(c.NS.Table.Total.Entries, 1)
+	if tries < 1000 {
+		return f
+	}
+	perFlow := float64(tries) / float64(flows)
+	f.Verdict = grade(perFlow, 5, 50)
+	f.Summary = fmt.Sprintf("NAT tried at least %.0f taken ports for each new connection", perFlow)
+	return f
+}
+
+func checkPortRace(_ context.Context, c *Case) Finding {
+	major, _ := release(c.After.Release)
+	if major == 0 {
+		return unknown("kernel release %q", c.After.Release)
+	}
+	if major >= 5 {
+		return ok("kernel %s searches ports at random", c.After.Release)
+	}
+	if c.NS.Rules == nil || c.NS.Rules.SourceNAT == 0 {
+		return ok("no source is translated")
+	}
+	return found(Warn, "kernel %s searches ports in order: parallel connections collide", c.After.Release).with("release", c.After.Release, fromProc)
+}
+
+// release splits "6.1.0-28-amd64".
+func release(s string) (major, minor int) {
+	parts := strings.FieldsFunc(s, func(r rune) bool { return r < '0' || r > '9' })
+	if len(parts) < 2 {
+		return 0, 0
+	}
+	major, _ = strconv.Atoi(parts[0])
+	minor, _ = strconv.Atoi(parts[1])
+	return major, minor
+}
+
+func checkPrivilegedPorts(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	n := c.NS.PrivilegedPorts
+	if n < 300 {
+		return ok("%d translated connections from ports below 1024", n)
+	}
+	return found(Info, "%d translated connections come from ports below 1024; the kernel maps those to 424 ports only (NFS, rsh)", n).
+		with("connections", fmt.Sprint(n), fromDump)
+}
+
+// localRange reads ip_local_port_range.
+func (c *Case) localRange() (low, high int, there bool) {
+	f := strings.Fields(c.NS.After.Sysctl["net.ipv4.ip_local_port_range"])
+	if len(f) != 2 {
+		return 0, 0, false
+	}
+	low, err1 := strconv.Atoi(f[0])
+	high, err2 := strconv.Atoi(f[1])
+	return low, high, err1 == nil && err2 == nil && high >= low
+}
+
+func checkLocalPorts(_ context.Context, c *Case) Finding {
+	low, high, there := c.localRange()
+	if !there {
+		return unknown("net.ipv4.ip_local_port_range is not readable")
+	}
+	most, to := 0, ""
+	for remote, n := range c.NS.After.Remotes {
+		if n > most || n == most && remote < to {
+			most, to = n, remote
+		}
+	}
+	size := high - low + 1
+	share := float64(most) / float64(size)
+	if most == 0 {
+		return ok("no local connections")
+	}
+	return found(grade(share, 0.80, 0.95), "local programs use at most %s of their ports towards one destination", percent(share)).
+		with(to, fmt.Sprintf("%d connections of %d ports", most, size), "/proc/net/tcp")
+}
+
+func checkReservedPorts(_ context.Context, c *Case) Finding {
+	low, high, there := c.localRange()
+	if !there {
+		return unknown("net.ipv4.ip_local_port_range is not readable")
+	}
+	reserved := c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]
+	var exposed []string
+	for _, port := range c.NS.After.Listeners {
+		if int(port) >= low && int(port) <= high && !inRanges(reserved, int(port)) {
+			exposed = append(exposed, strconv.Itoa(int(port)))
+		}
+	}
+	if len(exposed) == 0 {
+		return ok("no listener inside the ephemeral range %d-%d", low, high)
+	}
+	shown := strings.Join(exposed[:min(len(exposed), 5)], ", ")
+	return found(Info, "ports %s listen inside the ephemeral range: a client may take them before a restart; add them to ip_local_reserved_ports", shown).
+		with("ip_local_port_range", fmt.Sprintf("%d-%d", low, high), fromSysctl)
+}
+
+// inRanges reads lists such as "8080,9000-9010".
+func inRanges(list string, port int) bool {
+	return slices.ContainsFunc(strings.Split(list, ","), func(part string) bool {
+		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		if !isRange {
+			to = from
+		}
+		low, err1 := strconv.Atoi(from)
+		high, err2 := strconv.Atoi(to)
+		return err1 == nil && err2 == nil && low <= port && port <= high
+	})
+}
+
+func checkTWReuse(_ context.Context, c *Case) Finding {
+	v, there := c.sysctl("net.ipv4.tcp_tw_reuse")
+	if !there {
+		return unknown("net.ipv4.tcp_tw_reuse is not readable")
+	}
+	if v != 1 && c.NS.After.Sockstat["TCP.tw"] > 10000 {
+		return found(Info, "%d sockets in TIME_WAIT and tcp_tw_reuse is %d: 1 lets clients reuse their ports (needs TCP timestamps end to end)",
+			c.NS.After.Sockstat["TCP.tw"], v).with("TCP tw", fmt.Sprint(c.NS.After.Sockstat["TCP.tw"]), "/proc/net/sockstat")
+	}
+	return ok("tcp_tw_reuse is %d", v)
+}
+
+func checkTWBuckets(_ context.Context, c *Case) Finding {
+	n := c.delta("TcpExt.TCPTimeWaitOverflow")
+	if n == 0 {
+		return ok("no TIME_WAIT socket was dropped")
+	}
+	return found(Warn, "%d sockets could not enter TIME_WAIT", n).with("ΔTCPTimeWaitOverflow", c.inWindow(n), fromSNMP)
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// ruleChecks look at the firewall and at features of connection tracking.
+func ruleChecks() []Check {
+	return []Check{
+		{ID: "RL01", Name: "linear-rules", About: "rules that a packet walks through one by one", Weight: 55, Run: checkLinearRules,
+			Symptom: "fewer packets a second; the CPU is in nft_do_chain or ipt_do_table",
+			Remedy:  Remedy{Do: "put addresses and ports into a set or verdict map, accept established connections first", Cost: "rewriting the rules", Risk: "test the new order"}},
+		{ID: "RL02", Name: "kube-service-chains", About: "length of KUBE-SERVICES", Weight: 27, Run: checkKubeChains,
+			Symptom: "the first packet of a connection is slow, rule updates take seconds",
+			Remedy:  Remedy{Do: "kube-proxy in nftables mode, or a replacement with maps", Risk: "a restart of kube-proxy"}},
+		{ID: "RL03", Name: "mixed-iptables", About: "iptables-legacy and iptables-nft at once", Weight: 25, Run: checkMixed,
+			Symptom: "a rule is there but does nothing; both sets run and cost",
+			Remedy:  Remedy{Do: "move all rules to one of them (update-alternatives --config iptables)", Risk: "save both rule sets first"}},
+		{ID: "RL04", Name: "late-established-accept", About: "where established connections are accepted", Weight: 24, Run: checkLateAccept,
+			Symptom: "every packet walks the list, not only the first of a connection",
+			Remedy:  Remedy{Do: "move \"ct state established,related accept\" to the top of the chain"}},
+		{ID: "RL05", Name: "notrack-candidates", About: "entries of traffic that NAT never touches", Weight: 9, Run: checkNotrack},
+		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless},
+		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned to ports without a rule", Weight: 10, Run: checkHelpers,
+			Symptom: "holes that clients can open, larger entries",
+			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
+		{ID: "RL08", Name: "tracing-left-on", About: "trace and log rules", Weight: 32, Run: checkTracing,
+			Symptom: "a storm of kernel messages, CPU time",
+			Remedy:  Remedy{Do: "delete the trace rule; put a limit before log"}},
+		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
+			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
+			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
+		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners},
+		{ID: "RL11", Name: "accounting", About: "byte counters and time stamps of connections", Weight: 1, Run: checkAccounting},
+		{ID: "RL12", Name: "flowtable", About: "the kernel's fast path for forwarded connections", Weight: 1, Run: checkFlowtable},
+		{ID: "RL13", Name: "checksum-check", About: "checksums verified by connection tracking", Weight: 1, Run: checkChecksum},
+		{ID: "RL14", Name: "ruleset-churn", About: "how often the rules are replaced", Weight: 14, Run: checkChurn,
+			Symptom: "rule updates take long, programs wait for the xtables lock",
+			Remedy:  Remedy{Do: "collect changes and apply them together; change set elements instead of rules"}},
+		{ID: "RL15", Name: "rule-drops", About: "packets that firewall rules drop", Weight: 70, Run: checkRuleDrops,
+			Symptom: "connections to some destinations hang; with reject they fail at once",
+			Remedy:  Remedy{Do: "if the packets are wanted, change or delete the rule named above", Risk: "the rule may be there for a reason"}},
+	}
+}
+
+func checkLinearRules(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	longest, name, established := 0, "", -1
+	for _, chain := range c.NS.Rules.Chains {
+		if chain.Longest > longest {
+			longest, name, established = chain.Longest, chain.Name, chain.Established
+		}
+	}
+	for chain, n := range c.NS.Rules.Legacy {
+		if n > longest {
+			longest, name, established = n, "iptables "+chain, -1
+		}
+	}
+	// 3.0 ns a rule and packet in nftables, 2.3 ns in iptables-legacy; 1,000 cost
+	// a quarter of the requests a second.
+	v := grade(float64(longest), 100, 1000)
+	f := found(v, "at most %s in a row (%s)", plural(longest, "rule"), name)
+	switch {
+	case longest == 0:
+		return ok("no rules")
+	case v > OK && established >= 0 && established < 3:
+		f.Verdict = Info // only the first packet of a connection walks
+		f.Summary += "; established connections leave it at the top"
+	case v > OK:
+		f.Summary = fmt.Sprintf("a packet walks through %d rules one by one in %s, about %.1f µs", longest, name, float64(longest)*0.003)
+	}
+	return f.with("longest way", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
+}
+
+func checkKubeChains(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	n := c.NS.Rules.KubeServices
+	if n == 0 {
+		return ok("no kube-proxy chains")
+	}
+	return found(grade(float64(n), 1000, 1e9), "KUBE-SERVICES has %s", plural(n, "rule")).with("rules", fmt.Sprint(n), fromRules)
+}
+
+func checkMixed(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	legacy := c.NS.After.LegacyTables
+	if len(legacy) == 0 || !c.NS.Rules.Compat {
+		return ok("one kind of iptables at most")
+	}
+	return found(Warn, "rules of iptables-legacy and of iptables-nft are both loaded").
+		with("legacy tables", strings.Join(legacy, " "), "/proc/net/ip_tables_names")
+}
+
+func checkLateAccept(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	for _, chain := range c.NS.Rules.Chains {
+		if (chain.Hook == "forward" || chain.Hook == "input") && chain.Established >= 3 && chain.Longest > 10 {
+			return found(Warn, "%s accepts established connections only at rule %d", chain.Name, chain.Established+1).
+				with("rule", fmt.Sprint(chain.Established+1), fromRules)
+		}
+	}
+	return ok("no chain accepts established connections late")
+}
+
+func checkNotrack(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	plain := c.NS.Table.Translated[0]
+	if c.fill() > 0.5 && c.share(plain) > 0.2 {
+		return found(Info, "%s of the entries are not translated; notrack in raw prerouting would free them", percent(c.share(plain))).
+			with("not translated", fmt.Sprint(plain), fromDump)
+	}
+	return ok("%s of the entries are not translated", percent(c.share(plain)))
+}
+
+func checkNeedless(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	if f, there := c.rules(); !there {
+		return f
+	}
+	r := c.NS.Rules
+	if r.NAT() || r.Tracking > 0 || len(c.NS.After.LegacyTables) > 0 {
+		return ok("rules use connection tracking")
+	}
+	v := Info
+	if c.fill() > 0.5 {
+		v = Warn
+	}
+	return found(v, "%d connections are tracked although no rule needs it", c.NS.Table.Total.Entries).with("rules with nat or ct", "0", fromRules)
+}
+
+func checkHelpers(_ context.Context, c *Case) Finding {
+	if v, there := c.sysctl("net.netfilter.nf_conntrack_helper"); there && v == 1 {
+		return found(Warn, "helpers are assigned automatically").with("nf_conntrack_helper", "1", fromSysctl)
+	}
+	return ok("helpers are assigned by rules only")
+}
+
+func checkTracing(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	invalid, _ := c.sysctl("net.netfilter.nf_conntrack_log_invalid")
+	switch r := c.NS.Rules; {
+	case r.Traces > 0:
+		return found(Critical, "%s tracing on", pluralVerb(r.Traces, "rule switches", "rules switch")).with("trace rules", fmt.Sprint(r.Traces), fromRules)
+	case r.Logs > 0:
+		return found(Warn, "%s without a limit", pluralVerb(r.Logs, "rule logs", "rules log")).with("log rules", fmt.Sprint(r.Logs), fromRules)
+	case invalid > 0:
+		return found(Info, "invalid packets are logged (protocol %d)", invalid).with("nf_conntrack_log_invalid", fmt.Sprint(invalid), fromSysctl)
+	}
+	return ok("no tracing, no unlimited log")
+}
+
+func pluralVerb(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+func checkBridge(_ context.Context, c *Case) Finding {
+	v, there := c.sysctl("net.bridge.bridge-nf-call-iptables")
+	bridges, containers := 0, false
+	for _, l := range c.NS.After.Links {
+		if l.Kind == "bridge" {
+			bridges++
+			containers = containers || strings.HasPrefix(l.Name, "docker") || strings.HasPrefix(l.Name, "br-") || strings.HasPrefix(l.Name, "cni") || strings.HasPrefix(l.Name, "cbr")
+		}
+	}
+	switch {
+	case !there || v == 0:
+		return ok("bridged frames do not pass iptables")
+	case bridges == 0:
+		return ok("no bridge")
+	case containers:
+		return found(Info, "bridged frames pass iptables; containers need it").with("bridge-nf-call-iptables", "1", fromSysctl)
+	}
+	return found(Warn, "frames on %s pass iptables and connection tracking", plural(bridges, "bridge")).with("bridge-nf-call-iptables", "1", fromSysctl)
+}
+
+func checkListeners(_ context.Context, c *Case) Finding {
+	n := c.NS.After.EventListeners
+	if n == 0 {
+		return ok("nobody hears all conntrack events")
+	}
+	// An all-events listener cost 31 % of the connections a second at 15,000/s.
+	return found(Info, "%s every conntrack event: up to a third of the connections a second when busy", pluralVerb(n, "program hears", "programs hear")).
+		with("netfilter netlink groups", fmt.Sprint(n), "/proc/net/netlink")
+}
+
+func checkAccounting(_ context.Context, c *Case) Finding {
+	if f, there := c.tracking(); !there {
+		return f
+	}
+	if v, there := c.sysctl("net.netfilter.nf_conntrack_acct"); there && v == 0 {
+		return found(Info, "no byte counters of connections: net.netfilter.nf_conntrack_acct=1 costs nothing measurable")
+	}
+	return ok("connections count bytes")
+}
+
+func checkFlowtable(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	switch {
+	case c.NS.Rules.Flowtables > 0:
+		return ok("%s", plural(c.NS.Rules.Flowtables, "flowtable"))
+	case c.After.Symbols == nil:
+		return unknown("kernel symbols could not be read")
+	case !c.After.Symbols["nf_flow_table_init"]:
+		return ok("this kernel has no flowtables loaded")
+	case c.forwards():
+		return found(Info, "this kernel has flowtables and no rule uses them: they carry established connections past the rules")
+	}
+	return ok("not a router")
+}
+
+func checkChecksum(_ context.Context, c *Case) Finding {
+	v, there := c.sysctl("net.netfilter.nf_conntrack_checksum")
+	if !there || v == 0 {
+		return ok("connection tracking does not verify checksums")
+	}
+	for _, l := range c.NS.After.Links {
+		if l.Kind == "device" && l.Up && !l.Loopback && l.RxChecksum == 0 {
+			return found(Info, "%s does not verify checksums in hardware, so connection tracking does it on the CPU", l.Name).
+				with("nf_conntrack_checksum", "1", fromSysctl)
+		}
+	}
+	return ok("the interfaces verify checksums")
+}
+
+func checkChurn(_ context.Context, c *Case) Finding {
+	if c.NS.Before.Generation == 0 || c.NS.After.Generation == 0 {
+		return unknown("the generation of the nftables ruleset is not readable")
+	}
+	n := c.NS.After.Generation - c.NS.Before.Generation
+	return found(grade(c.perSecond(uint64(n)), 1, 1e9), "%d changes of the nftables rules in %.1f s", n, c.Window.Seconds()).
+		with("Δgeneration", c.inWindow(uint64(n)), fromRules)
+}
+
+// Rule drops below these rates are everyday scans.
+const (
+	ruleDropsPerSecond = 5
+	ruleDropsShare     = 0.01
+)
+
+func checkRuleDrops(_ context.Context, c *Case) Finding {
+	if c.NS.DropsErr != nil {
+		return unknown("%v", c.NS.DropsErr)
+	}
+	for _, cause := range []trace.Cause{trace.CauseNftRule, trace.CauseLegacyRule, trace.CauseHookRule} {
+		g, seen := c.drops(cause)
+		if !seen {
+			continue
+		}
+		received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
+		v := Info
+		if g.PerSecond > ruleDropsPerSecond && float64(g.Packets)/received > ruleDropsShare {
+			v = Warn
+		}
+		f := found(v, "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
+		for _, r := range g.Rules[:min(len(g.Rules), 3)] {
+			f = f.with("rule", r.String(), fromRules)
+		}
+		return c.withDrops(f, cause)
+	}
+	return ok("no rule dropped anything")
+}
+
+func ruleText(g trace.DropGroup) string {
+	if len(g.Rules) == 1 {
+		return ": " + g.Rules[0].String()
+	}
+	return ""
+}

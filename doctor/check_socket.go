@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// socketChecks look at programs on the host itself: proxies, load balancers.
+func socketChecks() []Check {
+	return []Check{
+		{ID: "LS01", Name: "accept-queue", About: "connections that a program did not accept in time", Weight: 96, Run: checkAcceptQueue,
+			Symptom: "connects take 1 or 3 s although connection tracking drops nothing; no drop event shows it",
+			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection"}},
+		{ID: "LS02", Name: "syn-cookies", About: "SYN queues that overflowed", Weight: 43, Run: checkSYNQueue,
+			Symptom: "TCP options are lost, or SYNs",
+			Remedy:  Remedy{Do: "raise net.ipv4.tcp_max_syn_backlog; look for a SYN flood"}},
+		{ID: "LS03", Name: "open-files", About: "open files against fs.file-max", Host: true, Weight: 39, Run: checkFiles,
+			Symptom: "programs report \"too many open files\"",
+			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service"}},
+		{ID: "LS04", Name: "tcp-memory", About: "memory of sockets against tcp_mem", Weight: 34, Run: checkTCPMemory,
+			Symptom: "windows shrink, connections are aborted",
+			Remedy:  Remedy{Do: "raise net.ipv4.tcp_mem, or find the program that does not read", Cost: "memory"}},
+		{ID: "LS05", Name: "udp-receive-buffer", About: "datagrams that found a socket's buffer full", Weight: 41, Run: checkUDPBuffer,
+			Symptom: "DNS and QUIC lose packets",
+			Remedy:  Remedy{Do: "raise net.core.rmem_max and the program's receive buffer", Cost: "memory for each socket"}},
+	}
+}
+
+func checkAcceptQueue(_ context.Context, c *Case) Finding {
+	n := max(c.delta("TcpExt.ListenOverflows"), c.delta("TcpExt.ListenDrops"))
+	if n == 0 {
+		return ok("programs accept in time")
+	}
+	// netdata: 1 and 5 a second.
+	somaxconn, _ := c.sysctl("net.core.somaxconn")
+	return found(grade(c.perSecond(n), 0.3, 5), "a program's accept queue was full: %d connections were turned away in %.1f s (somaxconn %d)", n, c.Window.Seconds(), somaxconn).
+		with("ΔListenOverflows", c.inWindow(c.delta("TcpExt.ListenOverflows")), fromSNMP).losing(c.perSecond(n))
+}
+
+func checkSYNQueue(_ context.Context, c *Case) Finding {
+	n := c.delta("TcpExt.TCPReqQFullDoCookies") + c.delta("TcpExt.TCPReqQFullDrop")
+	return found(grade(c.perSecond(n), 1, 1e9), "%d SYNs met a full queue", n).with("ΔTCPReqQFull", c.inWindow(n), fromSNMP)
+}
+
+func checkFiles(_ context.Context, c *Case) Finding {
+	f := strings.Fields(c.After.Sysctl["fs.file-nr"])
+	if len(f) != 3 {
+		return unknown("fs.file-nr is not readable")
+	}
+	open, err1 := strconv.ParseFloat(f[0], 64)
+	limit, err2 := strconv.ParseFloat(f[2], 64)
+	if err1 != nil || err2 != nil || limit == 0 {
+		return unknown("fs.file-nr is %q", strings.Join(f, " "))
+	}
+	return found(grade(open/limit, 0.70, 0.90), "%.0f open files", open).with("open / fs.file-max", f[0]+" / "+f[2], fromSysctl)
+}
+
+func checkTCPMemory(_ context.Context, c *Case) Finding {
+	limits := strings.Fields(c.After.Sysctl["net.ipv4.tcp_mem"])
+	pages, there := c.NS.After.Sockstat["TCP.mem"]
+	if len(limits) != 3 || !there {
+		return unknown("net.ipv4.tcp_mem or /proc/net/sockstat is not readable")
+	}
+	pressure, err1 := strconv.ParseFloat(limits[1], 64)
+	high, err2 := strconv.ParseFloat(limits[2], 64)
+	if err1 != nil || err2 != nil {
+		return unknown("net.ipv4.tcp_mem is %q", strings.Join(limits, " "))
+	}
+	f := found(grade(float64(pages), pressure, 0.9*high), "TCP uses %d pages", pages).
+		with("pages / pressure / high", fmt.Sprintf("%d / %s / %s", pages, limits[1], limits[2]), "/proc/net/sockstat")
+	orphans := c.NS.After.Sockstat["TCP.orphan"]
+	if limit, there := number(c.After.Sysctl, "net.ipv4.tcp_max_orphans"); there && limit > 0 {
+		if v := grade(float64(orphans)/float64(limit), 0.25, 0.50); v > f.Verdict {
+			f.Verdict = v
+			f.Summary += fmt.Sprintf(", %d orphans of %d", orphans, limit)
+		}
+	}
+	return f
+}
+
+func checkUDPBuffer(_ context.Context, c *Case) Finding {
+	n := c.delta("Udp.RcvbufErrors") + c.delta("Udp6RcvbufErrors")
+	if n == 0 {
+		return ok("no receive buffer was full")
+	}
+	return found(grade(c.perSecond(n), 1, 100), "%d datagrams found a full receive buffer", n).with("ΔRcvbufErrors", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import "slices"
+
+// Checks is the list of everything that the doctor looks at, in the order of the
+// report. A new check is a new line in one of these groups.
+func Checks() []Check {
+	return slices.Concat(tableChecks(), entryChecks(), portChecks(), ruleChecks(), forwardChecks(), linkChecks(), socketChecks(), kernelChecks())
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// consequences lists, for a cause, the checks that only show its effects: they
+// are not treated when the cause is, and are not named beside it.
+var consequences = map[string][]string{
+	"CT05": {"CT01", "CT02", "CT03", "CT04", "CT06", "CT15", "ST01", "ST03", "ST05", "ST08", "CT11", "CT10"},
+	"CT09": {"CT07", "CT10"},
+	"PT01": {"PT02", "PT03", "CT11", "CT05", "ST03"},
+	"CT01": {"CT02", "CT03", "CT15", "ST01", "ST03", "ST05"},
+	"CT04": {"CT15"},
+	"FW03": {"FW04", "FW05"},
+	"FW06": {"FW07", "CT04"},
+	"FW07": {"FW06", "FW04"},
+	"RX01": {"RX02", "RX10", "RX03", "RX04"},
+	"RX10": {"RX02", "RX03", "RX04"},
+	"RL01": {"RL04", "RX10", "RX03"},
+}
+
+// conclude names causes in the order in which to act on them: what loses packets
+// now before what may, causes before consequences, more loss before less.
+func (r *Report) conclude(s *Sample) {
+	var causes []Finding
+	for _, f := range r.Findings {
+		if f.Verdict >= Warn {
+			causes = append(causes, f)
+		}
+	}
+	slices.SortStableFunc(causes, compareCauses)
+	explained := map[string]bool{}
+	for _, f := range causes {
+		if explained[f.Check+f.Namespace] || explained[f.Check] && f.Namespace == "" {
+			continue
+		}
+		for _, id := range consequences[f.Check] {
+			explained[id+f.Namespace] = true
+			explained[id] = true // checks of the host as a whole
+		}
+		r.Conclusion = append(r.Conclusion, sentence(f, s))
+	}
+	if len(r.Conclusion) == 0 {
+		r.Conclusion = []string{healthyText(r, s)}
+	}
+}
+
+func compareCauses(a, b Finding) int {
+	losing := func(f Finding) int {
+		if f.LostPerSecond > 0 {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(
+		cmp.Compare(b.Verdict, a.Verdict),
+		cmp.Compare(losing(b), losing(a)),
+		cmp.Compare(b.weight, a.weight),
+		cmp.Compare(b.LostPerSecond, a.LostPerSecond),
+	)
+}
+
+// sentence words a cause and what to do about it.
+func sentence(f Finding, s *Sample) string {
+	text := upperFirst(f.Summary)
+	if f.Namespace != "" && len(s.Namespaces) > 1 {
+		text = fmt.Sprintf("In namespace %s: %s", f.Namespace, f.Summary)
+	}
+	text += "."
+	if extra := table(f, s); extra != "" {
+		text += " " + extra
+	}
+	if f.Remedy != nil && f.Remedy.Do != "" {
+		text += " To do: " + f.Remedy.Do + "."
+	}
+	return text + " [" + f.Check + "]"
+}
+
+// table adds what fills the connection table when that is the cause.
+func table(f Finding, s *Sample) string {
+	if f.Check != "CT05" && f.Check != "CT01" {
+		return ""
+	}
+	for _, n := range s.Namespaces {
+		if n.Name != f.Namespace || n.Table == nil || n.Table.Total.Entries == 0 {
+			continue
+		}
+		states := n.Table.States()
+		share := float64(states[0].Entries) / float64(n.Table.Total.Entries)
+		return fmt.Sprintf("%s of the entries are %s.", percent(share), states[0].Key)
+	}
+	return ""
+}
+
+// healthyText is the conclusion when nothing is wrong; it says when much could
+// not be seen, so that silence is not taken for health.
+func healthyText(r *Report, s *Sample) string {
+	unknowns := 0
+	for _, f := range r.Findings {
+		if f.Verdict == Unknown {
+			unknowns++
+		}
+	}
+	text := fmt.Sprintf("Nothing is wrong in %s, watched for %.1f s.", plural(len(s.Namespaces), "namespace"), s.Window.Seconds())
+	if unknowns > 0 {
+		text += fmt.Sprintf(" %s could not look; see their reasons.", upperFirst(plural(unknowns, "check")))
+	}
+	return text
+}
+
+func upperFirst(s string) string {
+	if s == "" || s[0] < 'a' || s[0] > 'z' {
+		return s
+	}
+	return string(s[0]-'a'+'A') + s[1:]
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// threadNet is the calling thread's view of its network namespace.
+const threadNet = "proc/thread-self/net/"
+
+func text(root fs.FS, name string) string {
+	b, _ := fs.ReadFile(root, name)
+	return string(b)
+}
+
+// readHostFiles reads what stands in files about the whole host.
+func readHostFiles(root fs.FS) HostReading {
+	h := HostReading{
+		Release: strings.TrimSpace(text(root, "proc/sys/kernel/osrelease")),
+		CPUs:    parseStat(text(root, "proc/stat")),
+		Softnet: parseSoftnet(text(root, threadNet+"softnet_stat")),
+		Memory:  parseMeminfo(text(root, "proc/meminfo")),
+		Slab:    parseSlab(text(root, "proc/slabinfo")),
+		Sysctl: readSysctl(root, []string{"net/core/*", "net/netfilter/nf_conntrack_*", "net/ipv4/neigh/default/gc_thresh*",
+			"net/ipv6/neigh/default/gc_thresh*", "net/ipv4/ip_forward", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans", "fs/file-nr"}),
+		Mitigations: map[string]string{},
+		Interrupts:  parseInterrupts(text(root, "proc/interrupts")),
+	}
+	if c, err := trace.ParseCounters(root); err == nil {
+		h.Neighbours = c
+	}
+	for i, name := range []string{"arp_cache", "ndisc_cache"} {
+		h.Entries[i] = neighbourEntries(text(root, "proc/net/stat/"+name))
+	}
+	paths, _ := fs.Glob(root, "sys/devices/system/cpu/vulnerabilities/*")
+	for _, p := range paths {
+		h.Mitigations[p[strings.LastIndexByte(p, '/')+1:]] = strings.TrimSpace(text(root, p))
+	}
+	_, err := fs.Stat(root, "sys/kernel/btf/vmlinux")
+	h.BTF = err == nil
+	return h
+}
+
+// readNamespaceFiles reads what stands in files about the calling thread's namespace.
+func readNamespaceFiles(root fs.FS) (NamespaceReading, error) {
+	r := NamespaceReading{At: time.Now(), Sysctl: readSysctl(root, netSysctl), Expectations: -1}
+	var err error
+	if r.Counters, err = trace.ParseCounters(root); err != nil {
+		return r, err
+	}
+	for name, at := range map[string]*uint32{"count": &r.Limits.Count, "max": &r.Limits.Max, "buckets": &r.Limits.Buckets} {
+		n, _ := number(r.Sysctl, "net.netfilter.nf_conntrack_"+name)
+		*at = uint32(n)
+	}
+	r.Sockstat = parseSockstat(text(root, threadNet+"sockstat"))
+	r.EventListeners = parseNetlink(text(root, threadNet+"netlink"))
+	if b, err := fs.ReadFile(root, threadNet+"nf_conntrack_expect"); err == nil {
+		r.Expectations = bytes.Count(b, []byte("\n"))
+	}
+	r.LegacyTables = append(strings.Fields(text(root, threadNet+"ip_tables_names")), strings.Fields(text(root, threadNet+"ip6_tables_names"))...)
+	// The list of TCP sockets is read in full only where there are few, or so
+	// many that ports may run out.
+	r.Listeners, r.Remotes = readSockets(root)
+	return r, nil
+}
+
+func parseStat(s string) []CPUTime {
+	var cpus []CPUTime
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line)
+		if len(f) < 8 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
+			continue
+		}
+		var c CPUTime
+		for i, v := range f[1:min(len(f), 9)] { // guest time is part of user time
+			n, _ := strconv.ParseUint(v, 10, 64)
+			c.Total += n
+			switch i {
+			case 3, 4:
+				c.Idle += n
+			case 6:
+				c.Softirq = n
+			}
+		}
+		cpus = append(cpus, c)
+	}
+	return cpus
+}
+
+// parseSoftnet reads 9 to 15 hexadecimal columns; their number depends on the kernel.
+func parseSoftnet(s string) []SoftnetCPU {
+	var cpus []SoftnetCPU
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line)
+		if len(f) < 3 {
+			continue
+		}
+		var c SoftnetCPU
+		for i, at := range map[int]*uint64{0: &c.Processed, 1: &c.Dropped, 2: &c.Squeezed, 9: &c.RPS} {
+			if i < len(f) {
+				*at, _ = strconv.ParseUint(f[i], 16, 64)
+			}
+		}
+		cpus = append(cpus, c)
+	}
+	return cpus
+}
+
+func parseMeminfo(s string) map[string]uint64 {
+	m := map[string]uint64{}
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line)
+		if len(f) >= 2 {
+			n, _ := strconv.ParseUint(f[1], 10, 64)
+			m[strings.TrimSuffix(f[0], ":")] = n << 10
+		}
+	}
+	return m
+}
+
+// parseSlab adds the caches of connection entries; old kernels have one for each namespace.
+func parseSlab(s string) SlabInfo {
+	var out SlabInfo
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line)
+		if len(f) < 4 || f[0] != "nf_conntrack" && !strings.HasPrefix(f[0], "nf_conntrack_0") {
+			continue
+		}
+		active, _ := strconv.ParseUint(f[1], 10, 64)
+		size, _ := strconv.ParseUint(f[3], 10, 64)
+		out.Active += active
+		out.ObjectBytes = max(out.ObjectBytes, size)
+	}
+	return out
+}
+
+func neighbourEntries(s string) uint64 {
+	lines := strings.Split(s, "\n")
+	if len(lines) < 2 {
+		return 0
+	}
+	f := strings.Fields(lines[1])
+	if len(f) == 0 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(f[0], 16, 64)
+	return n
+}
+
+// networkInterrupt matches the names that network drivers give their interrupts.
+var networkInterrupt = regexp.MustCompile(`(?i)(eth|en[ops]\d|virtio\d+-(input|output)|mlx|i40e|ice|ixgbe|ena|bnxt|rx|tx)`)
+
+func parseInterrupts(s string) map[string][]uint64 {
+	out := map[string][]uint64{}
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line)
+		if len(f) < 3 || !strings.HasSuffix(f[0], ":") || !networkInterrupt.MatchString(f[len(f)-1]) {
+			continue
+		}
+		if _, err := strconv.Atoi(strings.TrimSuffix(f[0], ":")); err != nil {
+			continue // TLB, LOC and so on
+		}
+		var counts []uint64
+		for _, v := range f[1:] {
+			n, err := strconv.ParseUint(v, 10, 64)
+			if err != nil {
+				break
+			}
+			counts = append(counts, n)
+		}
+		out[f[len(f)-1]+" "+f[0]] = counts
+	}
+	return out
+}
+
+// parseSockstat turns "TCP: inuse 5 orphan 0" into "TCP.inuse": 5.
+func parseSockstat(s string) map[string]uint64 {
+	out := map[string]uint64{}
+	for line := range strings.Lines(s) {
+		group, rest, ok := strings.Cut(line, ":")
+		f := strings.Fields(rest)
+		if !ok {
+			continue
+		}
+		for i := 0; i+1 < len(f); i += 2 {
+			out[group+"."+f[i]], _ = strconv.ParseUint(f[i+1], 10, 64)
+		}
+	}
+	return out
+}
+
+// allConntrackEvents are the netlink groups of new, updated and destroyed flows.
+const allConntrackEvents = 0x7
+
+// parseNetlink counts sockets of NETLINK_NETFILTER (12) that hear new flows or
+// updates; DESTROY alone (0x4) costs little.
+func parseNetlink(s string) int {
+	n := 0
+	for line := range strings.Lines(s) {
+		f := strings.Fields(line) // sk Eth Pid Groups ...
+		if len(f) < 4 || f[1] != "12" {
+			continue
+		}
+		groups, err := strconv.ParseUint(f[3], 16, 64)
+		if err == nil && groups&allConntrackEvents&^0x4 != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// manySockets bounds how much of the list of TCP sockets is read: some 150 bytes each.
+const manySockets = 200000
+
+// readSockets finds the ports that programs listen on, and how many connections
+// go to each remote endpoint.
+func readSockets(root fs.FS) (listeners []uint16, remotes map[string]int) {
+	remotes = map[string]int{}
+	for _, name := range []string{"tcp", "tcp6"} {
+		f, err := root.Open(threadNet + name)
+		if err != nil {
+			continue
+		}
+		lines := bufio.NewScanner(f)
+		for n := 0; lines.Scan() && n < manySockets; n++ {
+			fields := strings.Fields(lines.Text())
+			if len(fields) < 4 || fields[0] == "sl" {
+				continue
+			}
+			switch fields[3] {
+			case "0A": // TCP_LISTEN
+				if local, ok := hexEndpoint(fields[1]); ok && !slices.Contains(listeners, local.Port()) {
+					listeners = append(listeners, local.Port())
+				}
+			default:
+				if remote, ok := hexEndpoint(fields[2]); ok {
+					remotes[remote.String()]++
+				}
+			}
+		}
+		f.Close()
+	}
+	slices.Sort(listeners)
+	return listeners, remotes
+}
+
+// hexEndpoint reads "0100007F:1F90": words of the address in host order.
+func hexEndpoint(s string) (netip.AddrPort, bool) {
+	address, port, ok := strings.Cut(s, ":")
+	b, err := hex.DecodeString(address)
+	p, err2 := strconv.ParseUint(port, 16, 16)
+	if !ok || err != nil || err2 != nil || len(b)%4 != 0 {
+		return netip.AddrPort{}, false
+	}
+	for i := 0; i < len(b); i += 4 {
+		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
+	}
+	a, ok := netip.AddrFromSlice(b)
+	return netip.AddrPortFrom(a.Unmap(), uint16(p)), ok
+}
+
+var (
+	tableFullLine = regexp.MustCompile(`nf_conntrack: table full(?: in netns (\d+))?, dropping packet`)
+	otherLine     = regexp.MustCompile(`expectation table full|neighbou?r.*table overflow|TCP: (?:request_sock|Possible SYN flooding)`)
+)
+
+// parseLog finds the kernel messages that matter in records of /dev/kmsg:
+// "priority,sequence,microseconds,flags;text".
+func parseLog(records []string, uptime time.Duration) []LogLine {
+	var out []LogLine
+	for _, record := range records {
+		head, message, ok := strings.Cut(record, ";")
+		if !ok {
+			continue
+		}
+		m := tableFullLine.FindStringSubmatch(message)
+		if m == nil && !otherLine.MatchString(message) {
+			continue
+		}
+		line := LogLine{Text: strings.TrimSpace(strings.SplitN(message, "\n", 2)[0])}
+		if f := strings.Split(head, ","); len(f) >= 3 {
+			us, _ := strconv.ParseInt(f[2], 10, 64)
+			line.Age = uptime - time.Duration(us)*time.Microsecond
+		}
+		if m != nil && m[1] != "" {
+			line.Netns, _ = strconv.ParseUint(m[1], 10, 64)
+		}
+		out = append(out, line)
+	}
+	return out
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+	"unsafe"
+
+	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// Live reads the running host.
+type Live struct {
+	root fs.FS
+	only []conntrack.Namespace
+}
+
+// NewLive examines the given namespaces; none means all of the host.
+func NewLive(only []conntrack.Namespace) *Live { return &Live{root: os.DirFS("/"), only: only} }
+
+// Namespaces implements Reader.
+func (l *Live) Namespaces() ([]conntrack.Namespace, int) {
+	if len(l.only) > 0 {
+		return l.only, 0
+	}
+	return conntrack.Namespaces()
+}
+
+// Host implements Reader.
+func (l *Live) Host(context.Context) (h HostReading) {
+	read := func() error {
+		h = readHostFiles(l.root)
+		return nil
+	}
+	// Neighbour statistics and thresholds are shown in the first namespace only.
+	if err := conntrack.HostNamespace().Do(read); err != nil {
+		_ = read()
+	}
+	records, err := readKmsg()
+	h.Log, h.LogErr = parseLog(records, monotonic()), err
+	h.Symbols = map[string]bool{}
+	if f, err := l.root.Open("proc/kallsyms"); err == nil {
+		h.Symbols = findSymbols(f, "nf_flow_table_init", "register_kprobe", "bpf_nf_link_attach", "nft_do_chain")
+		f.Close()
+	}
+	return h
+}
+
+// findSymbols tells which kernel functions exist.
+func findSymbols(f fs.File, names ...string) map[string]bool {
+	found := map[string]bool{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Bytes()
+		for _, name := range names {
+			if i := bytes.LastIndex(line, []byte(name)); i > 0 && line[i-1] == ' ' && i+len(name) == len(line) {
+				found[name] = true
+			}
+		}
+	}
+	return found
+}
+
+func monotonic() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// readKmsg reads what is in the kernel's log now, without waiting for more.
+func readKmsg() ([]string, error) {
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("/dev/kmsg: %w", err)
+	}
+	defer unix.Close(fd)
+	var records []string
+	buf := make([]byte, 8192)
+	for {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return records, nil
+		case errors.Is(err, unix.EPIPE): // overwritten meanwhile; the next one is read
+		case err != nil:
+			return records, fmt.Errorf("/dev/kmsg: %w", err)
+		case n == 0:
+			return records, nil
+		default:
+			records = append(records, string(buf[:n]))
+		}
+	}
+}
+
+// Namespace implements Reader.
+func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r NamespaceReading, err error) {
+	err = ns.Do(func() (err error) {
+		if r, err = readNamespaceFiles(l.root); err != nil {
+			return err
+		}
+		r.Links, err = readLinks()
+		r.FailedNext = failedNeighbours()
+		r.Generation, _ = rulesetGeneration()
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	perCPU, err := conntrack.ReadPerCPU(ctx, ns)
+	if err != nil {
+		r.ConntrackErr = err
+		return r, nil
+	}
+	r.Counters.AddConntrack(conntrack.Total(perCPU))
+	return r, nil
+}
+
+// readLinks reads the interfaces of the calling thread's namespace.
+func readLinks() ([]Link, error) {
+	list, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	qdiscs, _ := netlink.QdiscList(nil)
+	var out []Link
+	for _, l := range list {
+		a := l.Attrs()
+		link := Link{
+			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
+			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1,
+		}
+		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0
+		if s := a.Statistics; s != nil {
+			link.RxPackets, link.TxPackets, link.RxErrors, link.TxErrors = s.RxPackets, s.TxPackets, s.RxErrors, s.TxErrors
+			link.RxDropped, link.TxDropped, link.RxMissed, link.RxFifo = s.RxDropped, s.TxDropped, s.RxMissedErrors, s.RxFifoErrors
+		}
+		for _, q := range qdiscs {
+			if qa := q.Attrs(); qa.LinkIndex == a.Index && qa.Parent == netlink.HANDLE_ROOT && qa.Statistics != nil && qa.Statistics.Queue != nil {
+				link.QdiscDrops += uint64(qa.Statistics.Queue.Drops)
+				if qa.Statistics.Basic != nil {
+					link.QdiscPackets += uint64(qa.Statistics.Basic.Packets)
+				}
+			}
+		}
+		link.offloads()
+		out = append(out, link)
+	}
+	return out, nil
+}
+
+// Commands of the ethtool ioctl (linux/ethtool.h).
+const (
+	ethtoolGetRxChecksum = 0x14
+	ethtoolGetFlags      = 0x25
+	ethtoolGetGRO        = 0x2b
+	ethFlagLRO           = 1 << 15
+)
+
+// offloads reads what the interface does in hardware.
+func (l *Link) offloads() {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	get := func(command uint32) (uint32, bool) {
+		value := struct{ command, data uint32 }{command: command}
+		request := struct {
+			name [unix.IFNAMSIZ]byte
+			data unsafe.Pointer
+			_    [16]byte
+		}{data: unsafe.Pointer(&value)}
+		copy(request.name[:unix.IFNAMSIZ-1], l.Name)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+		return value.data, errno == 0
+	}
+	if v, ok := get(ethtoolGetFlags); ok {
+		l.LRO = int(v / ethFlagLRO & 1)
+	}
+	if v, ok := get(ethtoolGetGRO); ok {
+		l.GRO = int(v & 1)
+	}
+	if v, ok := get(ethtoolGetRxChecksum); ok {
+		l.RxChecksum = int(v & 1)
+	}
+}
+
+// failedNeighbours counts next hops that do not answer.
+func failedNeighbours() int {
+	n := 0
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.NeighList(0, family)
+		if err != nil {
+			return n
+		}
+		for _, neighbour := range list {
+			if neighbour.State&netlink.NUD_FAILED != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// rulesetGeneration reads the number that every nftables transaction raises.
+func rulesetGeneration() (uint32, error) {
+	conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	messages, err := conn.Execute(mdnetlink.Message{
+		Header: mdnetlink.Header{Type: mdnetlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdnetlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, 0, 0, 0},
+	})
+	if err != nil || len(messages) == 0 || len(messages[0].Data) < 4 {
+		return 0, fmt.Errorf("nftables generation: %w", err)
+	}
+	attributes, err := mdnetlink.NewAttributeDecoder(messages[0].Data[4:])
+	if err != nil {
+		return 0, err
+	}
+	attributes.ByteOrder = binary.BigEndian
+	for attributes.Next() {
+		if attributes.Type() == unix.NFTA_GEN_ID {
+			return attributes.Uint32(), nil
+		}
+	}
+	return 0, attributes.Err()
+}
+
+// Table implements Reader.
+func (l *Live) Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error) {
+	if limits, err := conntrack.ReadLimits(ns); err == nil && limits.Count == 0 {
+		return nil, 0, nil // even an empty namespace's dump walks the whole host's table
+	}
+	c, err := conntrack.OpenIn(ns)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer c.Close()
+	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.BySNATPort)
+	s.Enter(ns.Name, 0)
+	privileged := uint32(0)
+	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
+		s.Add(e)
+		if e.Original.SourcePort < 1024 && e.Protocol.HasPorts() && e.SourceTranslated() {
+			privileged++
+		}
+		return nil
+	})
+	if errors.Is(err, conntrack.ErrInterrupted) {
+		err = nil // a busy table changes while it is read; shares stay right
+	}
+	return s, privileged, err
+}
+
+// Rules implements Reader.
+func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *Ruleset, err error) {
+	err = ns.Do(func() (err error) {
+		r, err = readNft()
+		if err != nil {
+			r = &Ruleset{}
+		}
+		for _, family := range []string{"ip", "ip6"} {
+			if len(strings.Fields(text(l.root, threadNet+family+"_tables_names"))) == 0 {
+				continue
+			}
+			saved, saveErr := legacySave(ctx, family)
+			if saveErr != nil {
+				err = errors.Join(err, saveErr)
+				continue
+			}
+			r.addLegacy(saved)
+		}
+		return err
+	})
+	return r, err
+}
+
+// legacySave runs the program that prints the old iptables' rules.
+func legacySave(ctx context.Context, family string) (string, error) {
+	name := family + "tables-legacy-save"
+	path, err := exec.LookPath(name)
+	if err != nil {
+		path = "/usr/sbin/" + name
+	}
+	out, err := exec.CommandContext(ctx, path).Output()
+	if err != nil {
+		return "", fmt.Errorf("legacy iptables rules: %w; install iptables to have them counted", err)
+	}
+	return string(out), nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Style says how a report is written.
+type Style struct {
+	All      bool // also the checks that found nothing
+	Markdown bool
+	// Paint colours a verdict's name; nil leaves it plain.
+	Paint func(v Verdict, text string) string
+}
+
+// Write prints the report for people: what is wrong with its evidence and
+// remedy, then notes, what could not be seen, and the conclusion.
+func (r *Report) Write(w io.Writer, s Style) error {
+	if s.Paint == nil {
+		s.Paint = func(_ Verdict, text string) string { return text }
+	}
+	p := &printer{w: w, style: s}
+	p.header(r)
+	for _, v := range []Verdict{Critical, Warn} {
+		for _, f := range r.of(v) {
+			p.full(f)
+		}
+	}
+	p.lines("Notes", Info, r.of(Info))
+	p.unknown(r)
+	if s.All {
+		p.lines("Good", OK, r.of(OK))
+	} else {
+		p.printf("\n%d checks found nothing.\n", len(r.of(OK)))
+	}
+	p.conclusion(r)
+	return p.err
+}
+
+// of returns the findings of one verdict, those that lose most first.
+func (r *Report) of(v Verdict) []Finding {
+	var out []Finding
+	for _, f := range r.Findings {
+		if f.Verdict == v {
+			out = append(out, f)
+		}
+	}
+	slices.SortStableFunc(out, compareCauses)
+	return out
+}
+
+type printer struct {
+	w     io.Writer
+	style Style
+	err   error
+}
+
+func (p *printer) printf(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.w, format, args...)
+	}
+}
+
+func (p *printer) header(r *Report) {
+	format := "%d checks of %s, kernel %s, watched for %.1f s at %s\n"
+	if p.style.Markdown {
+		format = "# Sluice doctor\n\n" + format
+	}
+	p.printf(format, len(Checks()), plural(len(r.Namespaces), "network namespace"), r.Host, r.Window.Seconds(), r.At.Format(time.DateTime))
+}
+
+// full prints a finding with all it has.
+func (p *printer) full(f Finding) {
+	where := f.Namespace
+	if where == "" {
+		where = "host"
+	}
+	if p.style.Markdown {
+		p.printf("\n## %s %s (%s): %s\n\n%s\n\n", f.Check, f.Name, where, f.Verdict, upperFirst(f.Summary))
+	} else {
+		p.printf("\n%s  %s %s, %s\n  %s\n", p.style.Paint(f.Verdict, strings.ToUpper(f.Verdict.String())), f.Check, f.Name, where, f.Summary)
+	}
+	bullet := "  "
+	if p.style.Markdown {
+		bullet = "- "
+	}
+	for _, e := range f.Evidence {
+		p.printf("%s%s: %s (%s)\n", bullet, e.What, e.Value, e.Source)
+	}
+	if f.Symptom != "" {
+		p.printf("%susers see: %s\n", bullet, f.Symptom)
+	}
+	if m := f.Remedy; m != nil && m.Do != "" {
+		p.printf("%sremedy: %s\n", bullet, m.Do)
+		if m.Cost != "" {
+			p.printf("%scost: %s\n", bullet, m.Cost)
+		}
+		if m.Risk != "" {
+			p.printf("%srisk: %s\n", bullet, m.Risk)
+		}
+	}
+}
+
+// lines prints findings in one line each, equal ones of several namespaces together.
+func (p *printer) lines(title string, v Verdict, findings []Finding) {
+	if len(findings) == 0 {
+		return
+	}
+	p.title(title)
+	where := map[string][]string{}
+	var order []string
+	for _, f := range findings {
+		key := fmt.Sprintf("%s %s: %s", f.Check, f.Name, f.Summary)
+		if where[key] == nil {
+			order = append(order, key)
+		}
+		where[key] = append(where[key], f.Namespace)
+	}
+	bullet := "  "
+	if p.style.Markdown {
+		bullet = "- "
+	}
+	for _, key := range order {
+		text := key
+		switch names := where[key]; {
+		case names[0] == "":
+		case len(names) == 1:
+			text += " (" + names[0] + ")"
+		default:
+			text += fmt.Sprintf(" (%d namespaces)", len(names))
+		}
+		p.printf("%s%s\n", bullet, p.style.Paint(v, text))
+	}
+}
+
+func (p *printer) title(title string) {
+	if p.style.Markdown {
+		p.printf("\n## %s\n\n", title)
+		return
+	}
+	p.printf("\n%s\n", title)
+}
+
+func (p *printer) unknown(r *Report) {
+	findings := r.of(Unknown)
+	if len(findings)+len(r.Limits) == 0 {
+		return
+	}
+	p.lines("Not visible", Unknown, findings)
+	if len(findings) == 0 {
+		p.title("Not visible")
+	}
+	bullet := "  "
+	if p.style.Markdown {
+		bullet = "- "
+	}
+	for _, l := range r.Limits {
+		p.printf("%s%s\n", bullet, l)
+	}
+}
+
+func (p *printer) conclusion(r *Report) {
+	p.title("Conclusion")
+	for i, line := range r.Conclusion {
+		if len(r.Conclusion) > 1 {
+			line = fmt.Sprintf("%d. %s", i+1, line)
+		}
+		p.printf("%s\n", p.style.Paint(r.Worst, line))
+	}
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// Ruleset is what the checks want to know of a namespace's firewall.
+type Ruleset struct {
+	Chains     []Chain
+	Tables     int
+	SourceNAT  int // rules that translate sources, with masquerade
+	DestNAT    int
+	Tracking   int // rules that look at connections
+	Notrack    int
+	Helpers    int
+	Traces     int // rules that switch tracing on
+	Logs       int // rules that log without limit
+	MSSClamp   bool
+	Flowtables int
+	Compat     bool // tables that iptables-nft made
+	// NATPorts is the smallest range of ports that a SNAT rule names; 0: none does.
+	NATPorts uint32
+	// KubeServices is the length of the chain KUBE-SERVICES.
+	KubeServices int
+	// Legacy counts the rules of iptables-legacy by chain, "filter FORWARD"; -1
+	// when tables exist that could not be read.
+	Legacy map[string]int
+}
+
+// Chain is a base chain with what a packet meets in it.
+type Chain struct {
+	Name string // "inet filter forward"
+	Hook string
+	// Longest is how many rules a packet that matches none walks through, with
+	// the chains that are jumped to.
+	Longest int
+	// Established is the index of the rule that accepts known connections, -1: none.
+	Established int
+	Drops       int // dropping rules
+}
+
+// NAT tells whether anything is translated.
+func (r *Ruleset) NAT() bool { return r != nil && r.SourceNAT+r.DestNAT > 0 }
+
+// hooks of nftables by number, for the ip families.
+var hookNames = map[nftables.ChainHook]string{0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
+
+// readNft reads the rules of the calling thread's namespace.
+func readNft() (*Ruleset, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	r := &Ruleset{Tables: len(tables)}
+	rules := map[string][]*nftables.Rule{}
+	for _, c := range chains {
+		list, err := conn.GetRules(c.Table, c)
+		if err != nil {
+			return nil, fmt.Errorf("nftables: chain %s: %w", c.Name, err)
+		}
+		rules[chainKey(c.Table, c.Name)] = list
+		r.scan(c, list)
+	}
+	for _, t := range tables {
+		if tables, err := conn.ListFlowtables(t); err == nil {
+			r.Flowtables += len(tables)
+		}
+	}
+	for _, c := range chains {
+		if c.Hooknum == nil || c.Type == "" {
+			continue
+		}
+		key := chainKey(c.Table, c.Name)
+		r.Chains = append(r.Chains, Chain{
+			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
+			Longest:     longest(key, rules, map[string]bool{}),
+			Established: establishedAt(rules[key]), Drops: drops(rules[key], c),
+		})
+	}
+	return r, nil
+}
+
+func chainKey(t *nftables.Table, name string) string {
+	return fmt.Sprint(t.Family, " ", t.Name, " ", name)
+}
+
+func familyName(f nftables.TableFamily) string {
+	switch f {
+	case nftables.TableFamilyIPv4:
+		return "ip"
+	case nftables.TableFamilyIPv6:
+		return "ip6"
+	case nftables.TableFamilyINet:
+		return "inet"
+	case nftables.TableFamilyBridge:
+		return "bridge"
+	case nftables.TableFamilyNetdev:
+		return "netdev"
+	}
+	return fmt.Sprint("family ", byte(f))
+}
+
+func hookName(c *nftables.Chain) string {
+	if c.Table.Family == nftables.TableFamilyNetdev {
+		return "ingress"
+	}
+	return hookNames[*c.Hooknum]
+}
+
+// scan counts what the rules of a chain do.
+func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
+	if c.Name == "KUBE-SERVICES" || c.Name == "services" && strings.HasPrefix(c.Table.Name, "kube-proxy") {
+		r.KubeServices = max(r.KubeServices, len(rules))
+	}
+	for _, rule := range rules {
+		limited, logs := false, false
+		for _, e := range rule.Exprs {
+			switch e := e.(type) {
+			case *expr.NAT:
+				if e.Type == expr.NATTypeSourceNAT {
+					r.SourceNAT++
+					r.natPorts(rule, e)
+				} else {
+					r.DestNAT++
+				}
+			case *expr.Masq:
+				r.SourceNAT++
+			case *expr.Redir:
+				r.DestNAT++
+			case *expr.Ct:
+				r.Tracking++
+			case *expr.Notrack:
+				r.Notrack++
+			case *expr.Limit:
+				limited = true
+			case *expr.Log:
+				logs = true
+			case *expr.Meta:
+				if e.SourceRegister && e.Key == expr.MetaKeyNFTRACE {
+					r.Traces++
+				}
+			case *expr.Exthdr:
+				if e.SourceRegister != 0 && e.Type == 2 { // TCP option MSS is written
+					r.MSSClamp = true
+				}
+			case *expr.Objref:
+				if e.Type == 3 { // NFT_OBJECT_CT_HELPER
+					r.Helpers++
+				}
+			case *expr.Target:
+				r.target(e.Name)
+			case *expr.Match:
+				r.Compat = true
+				if e.Name == "conntrack" || e.Name == "state" {
+					r.Tracking++
+				}
+				limited = limited || e.Name == "limit" || e.Name == "hashlimit"
+			}
+		}
+		if logs && !limited {
+			r.Logs++
+		}
+	}
+}
+
+// target counts an iptables target that iptables-nft carries in a rule.
+func (r *Ruleset) target(name string) {
+	r.Compat = true
+	switch name {
+	case "SNAT", "MASQUERADE", "NETMAP":
+		r.SourceNAT++
+	case "DNAT", "REDIRECT":
+		r.DestNAT++
+	case "TCPMSS":
+		r.MSSClamp = true
+	case "TRACE":
+		r.Traces++
+	case "CT", "NOTRACK":
+		r.Notrack++
+	}
+}
+
+// natPorts notes the range of ports of a SNAT rule, which stands in immediates
+// that are loaded into the registers it names.
+func (r *Ruleset) natPorts(rule *nftables.Rule, nat *expr.NAT) {
+	if nat.RegProtoMin == 0 {
+		return
+	}
+	port := func(register uint32) int {
+		for _, e := range rule.Exprs {
+			if i, ok := e.(*expr.Immediate); ok && i.Register == register && len(i.Data) >= 2 {
+				return int(i.Data[0])<<8 | int(i.Data[1])
+			}
+		}
+		return 0
+	}
+	low, high := port(nat.RegProtoMin), port(nat.RegProtoMax)
+	if high < low {
+		high = low
+	}
+	if n := uint32(high - low + 1); low > 0 && (r.NATPorts == 0 || n < r.NATPorts) {
+		r.NATPorts = n
+	}
+}
+
+// longest counts the rules on the longest way through a chain: its own and those
+// of all chains it jumps to.
+func longest(key string, rules map[string][]*nftables.Rule, seen map[string]bool) int {
+	if seen[key] {
+		return 0
+	}
+	seen[key] = true
+	n := 0
+	for _, rule := range rules[key] {
+		n++
+		for _, e := range rule.Exprs {
+			if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
+				n += longest(chainKey(rule.Table, v.Chain), rules, seen)
+			}
+		}
+	}
+	return n
+}
+
+// establishedAt finds the rule that accepts packets of known connections.
+func establishedAt(rules []*nftables.Rule) int {
+	for i, rule := range rules {
+		looks, accepts := false, false
+		for _, e := range rule.Exprs {
+			switch e := e.(type) {
+			case *expr.Ct:
+				looks = looks || e.Key == expr.CtKeySTATE
+			case *expr.Verdict:
+				accepts = accepts || e.Kind == expr.VerdictAccept
+			case *expr.Match:
+				looks = looks || e.Name == "conntrack" || e.Name == "state"
+			case *expr.Lookup:
+				accepts = accepts || looks && e.IsDestRegSet // a verdict map on the state
+			}
+		}
+		if looks && accepts {
+			return i
+		}
+	}
+	return -1
+}
+
+func drops(rules []*nftables.Rule, c *nftables.Chain) int {
+	n := 0
+	if c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
+		n++
+	}
+	for _, rule := range rules {
+		for _, e := range rule.Exprs {
+			if v, ok := e.(*expr.Verdict); ok && v.Kind == expr.VerdictDrop {
+				n++
+			}
+			if _, ok := e.(*expr.Reject); ok {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// addLegacy counts the rules in the text of iptables-legacy-save.
+func (r *Ruleset) addLegacy(saved string) {
+	if r.Legacy == nil {
+		r.Legacy = map[string]int{}
+	}
+	table := ""
+	for line := range strings.Lines(saved) {
+		line = strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(line, "*"); ok {
+			table = name
+			continue
+		}
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "-A" {
+			continue
+		}
+		r.Legacy[table+" "+f[1]]++
+		if f[1] == "KUBE-SERVICES" {
+			r.KubeServices = max(r.KubeServices, r.Legacy[table+" "+f[1]])
+		}
+		if strings.Contains(line, "-m conntrack") || strings.Contains(line, "-m state") {
+			r.Tracking++
+		}
+		for i, word := range f {
+			if word == "-j" && i+1 < len(f) {
+				compat := r.Compat
+				r.target(f[i+1])
+				r.Compat = compat // these are the legacy tables themselves
+				if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {
+					r.Logs++
+				}
+			}
+		}
+	}
+}

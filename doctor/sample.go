@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"io/fs"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// Sample is what one examination has read: the host and its namespaces at the
+// start and the end of a window, and what happened in between.
+type Sample struct {
+	Window     time.Duration
+	Before     HostReading
+	After      HostReading
+	Namespaces []*Namespace
+	Limits     []string // what could not be read, in words
+}
+
+// HostReading is one look at what all namespaces share.
+type HostReading struct {
+	Release     string
+	CPUs        []CPUTime
+	Softnet     []SoftnetCPU
+	Memory      map[string]uint64 // /proc/meminfo, bytes
+	Slab        SlabInfo          // of nf_conntrack
+	Neighbours  trace.Counters    // "neigh.table_fulls" and others, all namespaces
+	Entries     [2]uint64         // neighbour table entries: IPv4, IPv6
+	Sysctl      map[string]string
+	Log         []LogLine // kernel messages about connection tracking
+	LogErr      error     // why the log could not be read
+	Mitigations map[string]string
+	BTF         bool
+	// Symbols holds which of the kernel functions that were asked for exist.
+	Symbols map[string]bool
+	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
+	Interrupts map[string][]uint64
+}
+
+// CPUTime is a CPU's time in clock ticks since boot.
+type CPUTime struct{ Total, Softirq, Idle uint64 }
+
+// SoftnetCPU is a line of /proc/net/softnet_stat.
+type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
+
+// SlabInfo is a line of /proc/slabinfo. ObjectBytes is 0 when it is not readable.
+type SlabInfo struct{ Active, ObjectBytes uint64 }
+
+// LogLine is a kernel message.
+type LogLine struct {
+	Age   time.Duration
+	Text  string
+	Netns uint64 // inode that the message names; 0: none
+}
+
+// Namespace is what was read of one network namespace.
+type Namespace struct {
+	conntrack.Namespace
+	IsHost bool // that of process 1
+
+	Before, After NamespaceReading
+	// Delta is what the counters did between the two readings.
+	Delta trace.Counters
+	// Table sums up the connection table; nil when it was empty or unreadable.
+	Table    *conntrack.Summary
+	TableErr error
+	// PrivilegedPorts are translated flows whose client port is below 1024.
+	PrivilegedPorts uint32
+	Rules           *Ruleset
+	RulesErr        error
+	// Drops are the causes seen in the window; DropsErr tells why none could be.
+	Drops    []trace.DropGroup
+	DropsErr error
+}
+
+// NamespaceReading is one look at a namespace.
+type NamespaceReading struct {
+	At       time.Time
+	Counters trace.Counters
+	// ConntrackErr tells why there are no counters of connection tracking.
+	ConntrackErr error
+	Limits       conntrack.Limits // zero without connection tracking
+	Sysctl       map[string]string
+	Links        []Link
+	Sockstat     map[string]uint64 // "TCP.inuse", "TCP.tw"
+	// Listeners are local TCP and UDP ports without a remote side.
+	Listeners []uint16
+	// Remotes counts local TCP connections by remote endpoint, when there are many.
+	Remotes map[string]int
+	// EventListeners are sockets that receive every conntrack event.
+	EventListeners int
+	Expectations   int    // entries of /proc/net/nf_conntrack_expect; -1 unreadable
+	Generation     uint32 // of the nftables ruleset
+	LegacyTables   []string
+	FailedNext     int // neighbours in state FAILED
+}
+
+// Link is a network interface.
+type Link struct {
+	Name     string
+	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware
+	Loopback bool
+	Up       bool
+	MTU      int
+	Queues   int // receive queues
+	XDP      bool
+
+	RxPackets, TxPackets, RxErrors, TxErrors, RxDropped, TxDropped, RxMissed, RxFifo uint64
+	QdiscDrops, QdiscPackets                                                         uint64
+
+	// Offloads: 1 on, 0 off, -1 not known.
+	LRO, GRO, RxChecksum int
+}
+
+// Reader looks at a host. The real one is Live; tests use trees of files.
+type Reader interface {
+	// Namespaces lists what to examine; hidden counts processes that cannot be
+	// looked into.
+	Namespaces() (list []conntrack.Namespace, hidden int)
+	Host(ctx context.Context) HostReading
+	// Namespace takes one reading of a namespace.
+	Namespace(ctx context.Context, ns conntrack.Namespace) (NamespaceReading, error)
+	// Table sums up the connection table of a namespace, nil when it is empty, and
+	// counts the translated flows from privileged ports.
+	Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error)
+	Rules(ctx context.Context, ns conntrack.Namespace) (*Ruleset, error)
+}
+
+// netSysctl are the settings that checks read, as patterns below /proc/sys.
+var netSysctl = []string{
+	"net/netfilter/nf_conntrack_*", "net/netfilter/nf_log/*",
+	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports", "net/ipv4/tcp_tw_reuse",
+	"net/ipv4/tcp_max_tw_buckets", "net/ipv4/tcp_max_syn_backlog", "net/ipv4/icmp_ratelimit", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans",
+	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet",
+	"net/ipv6/conf/all/forwarding", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget",
+	"net/core/rmem_max", "net/bridge/bridge-nf-call-iptables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
+}
+
+// readSysctl reads what exists of the patterns; names are with dots.
+func readSysctl(root fs.FS, patterns []string) map[string]string {
+	out := map[string]string{}
+	for _, pattern := range patterns {
+		paths, err := fs.Glob(root, "proc/sys/"+pattern)
+		if err != nil {
+			continue
+		}
+		for _, path := range paths {
+			if text, err := fs.ReadFile(root, path); err == nil {
+				out[strings.ReplaceAll(strings.TrimPrefix(path, "proc/sys/"), "/", ".")] = strings.TrimSpace(string(text))
+			}
+		}
+	}
+	return out
+}
+
+// number reads a setting as an integer.
+func number(settings map[string]string, name string) (int, bool) {
+	fields := strings.Fields(settings[name])
+	if len(fields) == 0 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(fields[0])
+	return n, err == nil
+}

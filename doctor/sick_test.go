@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestSickRouters wants the first line of the conclusion to name the illness of
+// every sick router.
+func TestSickRouters(t *testing.T) {
+	needs(t)
+	for _, c := range sick.Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			r := examine(t, c)
+			first := r.Conclusion[0]
+			if !strings.HasSuffix(first, "["+c.Check+"]") {
+				t.Errorf("the first line is not about %s (%s):\n%s", c.Check, c.Name, strings.Join(r.Conclusion, "\n"))
+			}
+			if r.ExitCode() == 0 {
+				t.Error("exit code 0 for a sick router")
+			}
+		})
+	}
+}
+
+// TestHealthyRouter wants no warning for a busy router with nothing wrong.
+func TestHealthyRouter(t *testing.T) {
+	needs(t)
+	r := examine(t, sick.Healthy())
+	for _, f := range r.Findings {
+		if f.Verdict < doctor.Warn {
+			continue
+		}
+		if f.Namespace == "" {
+			// The machine's own state, which other programs make: not the router's.
+			t.Logf("host finding: %s %s", f.Check, f.Summary)
+			continue
+		}
+		t.Errorf("false alarm: %s %s: %s %v", f.Check, f.Name, f.Summary, f.Evidence)
+	}
+}
+
+func needs(t *testing.T) {
+	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack, labtest.Tool("nft"), labtest.Tool("ethtool"))
+}
+
+// examine makes the router of the case and watches it while traffic passes.
+func examine(t *testing.T, c sick.Case) *doctor.Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l := labtest.New(t, sick.Topology("doctor"))
+	if c.Host != nil {
+		restore, err := sick.Borrow(c.Host)
+		if err != nil {
+			t.Skipf("host-wide settings cannot be changed: %v", err)
+		}
+		defer func() {
+			if err := restore(); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	if err := c.Setup(ctx, l); err != nil {
+		t.Fatal(err)
+	}
+	return watch(ctx, t, l, c)
+}
+
+func watch(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Case) *doctor.Report {
+	t.Helper()
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := doctor.Examine(ctx, doctor.NewLive([]conntrack.Namespace{ns}), doctor.Options{
+		Window: 100 * time.Millisecond,
+		During: func(ctx context.Context) error {
+			_, err := c.Traffic(ctx, l)
+			return err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := r.Write(&text, doctor.Style{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(text.String())
+	return r
+}
