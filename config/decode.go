@@ -105,8 +105,14 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 		d.mapping(n, v)
 	case t.Kind() == reflect.Slice:
 		d.sequence(n, v)
+		if f != nil && f.omitempty && v.Len() == 0 {
+			v.SetZero() // as if the key were not there
+		}
 	case t.Kind() == reflect.Map:
 		d.dictionary(n, v)
+		if v.Len() == 0 {
+			v.SetZero()
+		}
 	default:
 		d.scalar(n, v)
 	}
@@ -244,6 +250,9 @@ func (d *decoder) dictionary(n *yaml.Node, v reflect.Value) {
 			default:
 				elem := reflect.New(v.Type().Elem()).Elem()
 				d.value(value, elem, nil)
+				if elem.Kind() == reflect.Slice && elem.IsNil() {
+					elem.Set(reflect.MakeSlice(elem.Type(), 0, 0)) // a set without members is a set
+				}
 				v.SetMapIndex(k, elem)
 			}
 		})

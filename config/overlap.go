@@ -221,7 +221,7 @@ func (v *validator) poolInSource(p path, pool AddressRange) {
 			continue
 		}
 		for _, s := range r.Source {
-			if s.IsValid() && pool.First.IsValid() && pool.overlaps(AddressRange{s.Masked().Addr(), lastAddr(s)}) {
+			if pool.overlaps(rangeOf(s)) {
 				v.errorf(p, "write other addresses, or give the NAT rule out",
 					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", pool, s, r.Name)
 			}

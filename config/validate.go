@@ -181,7 +181,7 @@ func (v *validator) ranges(rs []AddressRange) {
 
 // overlaps reports whether the two ranges share an address.
 func (r AddressRange) overlaps(o AddressRange) bool {
-	return r.First.BitLen() == o.First.BitLen() && r.First.Compare(o.Last) <= 0 && o.First.Compare(r.Last) <= 0
+	return r.First.IsValid() && r.First.BitLen() == o.First.BitLen() && r.First.Compare(o.Last) <= 0 && o.First.Compare(r.Last) <= 0
 }
 
 // name checks the name of an object, which becomes part of kernel objects' names.

@@ -93,10 +93,9 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 	}
 	v.missing(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
 	for i, pool := range r.To.Addresses {
-		for j, s := range r.Source {
-			inside := AddressRange{s.Masked().Addr(), lastAddr(s)}
-			if s.IsValid() && pool.First.IsValid() && inside.overlaps(pool) {
-				v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[j])
+		for _, s := range r.Source {
+			if pool.overlaps(rangeOf(s)) {
+				v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, s)
 			}
 		}
 	}

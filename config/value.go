@@ -131,7 +131,17 @@ func (r AddressRange) prefix() (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// lastAddr returns the highest address of p.
+// rangeOf returns the addresses of p; the zero value, which overlaps nothing, when
+// p is not valid.
+func rangeOf(p netip.Prefix) AddressRange {
+	if !p.IsValid() {
+		return AddressRange{}
+	}
+	p = p.Masked()
+	return AddressRange{p.Addr(), lastAddr(p)}
+}
+
+// lastAddr returns the highest address of p, which must be valid.
 func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -148,8 +158,7 @@ func (r AddressRange) MarshalText() ([]byte, error) { return []byte(r.String()),
 func (r *AddressRange) UnmarshalText(b []byte) error {
 	s := string(b)
 	if p, err := netip.ParsePrefix(s); err == nil {
-		p = p.Masked()
-		*r = AddressRange{p.Addr(), lastAddr(p)}
+		*r = rangeOf(p)
 		return nil
 	}
 	lo, hi, ranged := strings.Cut(s, "-")
