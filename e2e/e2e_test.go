@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -75,6 +76,16 @@ func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
 		}
 		_ = d.Kill() // most tests have ended it already; the lab takes the rest down
 	})
+	if line, _, _ := strings.Cut(config, "\n"); strings.HasPrefix(line, "datapath: ") {
+		name := strings.TrimPrefix(line, "datapath: ")
+		status, err := d.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(status.Datapaths, name) {
+			t.Skipf("datapath %s is not available on this host, only %v", name, status.Datapaths)
+		}
+	}
 	return d
 }
 

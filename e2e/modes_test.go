@@ -27,7 +27,8 @@ var modeCases = []modeCase{
 	{mode: "dnat", protocol: "udp"},
 	{mode: "fullnat", protocol: "tcp", extra: `source-pool: [10.0.2.100-10.0.2.103, "fd00:2::100"]`,
 		clients: map[string][]string{"IPv4": {"10.0.2.100", "10.0.2.101", "10.0.2.102", "10.0.2.103"}, "IPv6": {"fd00:2::100"}}},
-	{mode: "fullnat", protocol: "udp", clients: map[string][]string{"IPv4": {"10.0.2.1"}, "IPv6": {"fd00:2::1"}}},
+	// Without a pool the kernel chooses among the addresses of lan0.
+	{mode: "fullnat", protocol: "udp", clients: map[string][]string{"IPv4": {"10.0.2.1"}, "IPv6": {"fd00:2::1", "fd00:2::100"}}},
 	{mode: "dsr", protocol: "tcp"},
 	{mode: "dsr", protocol: "udp"},
 	{mode: "stateless", protocol: "tcp"},
