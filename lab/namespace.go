@@ -58,15 +58,28 @@ func createNamespace(name string) error {
 	}
 	f.Close()
 
-	// The thread that unshares is given up: it ends with this goroutine, which never unlocks it.
+	// The thread that unshares goes back afterwards; if it cannot, it ends with this goroutine,
+	// which then never unlocks it.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			done <- fmt.Errorf("namespace %s: %w", name, err)
+			return
+		}
+		defer home.Close()
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("namespace %s: unshare: %w (are you root?)", name, err)
 			return
 		}
-		if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
+		err = unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, "")
+		// The runtime cannot end the main thread; left behind, it would make /proc/self show
+		// the new namespace.
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		if err != nil {
 			done <- fmt.Errorf("namespace %s: bind to %s: %w", name, path, err)
 			return
 		}
