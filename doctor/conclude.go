@@ -27,23 +27,27 @@ var consequences = map[string][]string{
 // conclude names causes in the order in which to act on them: what loses packets
 // now before what may, causes before consequences, more loss before less.
 func (r *Report) conclude(s *Sample) {
-	var causes []Finding
-	for _, f := range r.Findings {
-		if f.Verdict >= Warn {
-			causes = append(causes, f)
+	var causes []*Finding
+	for i := range r.Findings {
+		if r.Findings[i].Verdict >= Warn {
+			causes = append(causes, &r.Findings[i])
 		}
 	}
-	slices.SortStableFunc(causes, compareCauses)
-	explained := map[string]bool{}
+	slices.SortStableFunc(causes, func(a, b *Finding) int { return compareCauses(*a, *b) })
+	type effect struct{ check, namespace string }
+	explained := map[effect]string{}
 	for _, f := range causes {
-		if explained[f.Check+f.Namespace] || explained[f.Check] && f.Namespace == "" {
+		if f.CausedBy = explained[effect{f.Check, f.Namespace}]; f.CausedBy != "" {
 			continue
 		}
 		for _, id := range consequences[f.Check] {
-			explained[id+f.Namespace] = true
-			explained[id] = true // checks of the host as a whole
+			for _, e := range []effect{{id, f.Namespace}, {id, ""}} { // of the host as a whole, too
+				if explained[e] == "" {
+					explained[e] = f.Check
+				}
+			}
 		}
-		r.Conclusion = append(r.Conclusion, sentence(f, s))
+		r.Conclusion = append(r.Conclusion, sentence(*f, s))
 	}
 	if len(r.Conclusion) == 0 {
 		r.Conclusion = []string{healthyText(r, s)}

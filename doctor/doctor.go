@@ -77,6 +77,8 @@ type Finding struct {
 	Evidence  []Evidence `json:"evidence,omitempty"`
 	Symptom   string     `json:"symptom,omitempty"`
 	Remedy    *Remedy    `json:"remedy,omitempty"`
+	// CausedBy is the check whose finding explains this one; empty for causes.
+	CausedBy string `json:"caused_by,omitempty"`
 	// LostPerSecond is how many packets or connections the cause costs.
 	LostPerSecond float64 `json:"lost_per_second,omitempty"`
 

@@ -26,11 +26,18 @@ func (r *Report) Write(w io.Writer, s Style) error {
 	}
 	p := &printer{w: w, style: s}
 	p.header(r)
+	var effects []Finding
 	for _, v := range []Verdict{Critical, Warn} {
 		for _, f := range r.of(v) {
+			if f.CausedBy != "" {
+				f.Summary = fmt.Sprintf("%s (%s, from %s)", f.Summary, f.Verdict, f.CausedBy)
+				effects = append(effects, f)
+				continue
+			}
 			p.full(f)
 		}
 	}
+	p.lines("Explained by the above", Warn, effects)
 	p.lines("Notes", Info, r.of(Info))
 	p.unknown(r)
 	if s.All {
