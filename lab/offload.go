@@ -40,3 +40,10 @@ func setOffload(iface string, cmd uint32, on bool) error {
 	}
 	return nil
 }
+
+// SetGRO turns generic receive offload of an interface on or off. On a veth that
+// is up it also decides about NAPI, without which the interface loses frames that
+// XDP redirects to its peer, unless it has an XDP program itself.
+func (n *Node) SetGRO(iface string, on bool) error {
+	return n.Do(func() error { return setOffload(iface, unix.ETHTOOL_SGRO, on) })
+}

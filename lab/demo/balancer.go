@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/host"
 )
@@ -34,8 +36,8 @@ func playFullNAT(ctx context.Context, s *stage) error {
 		}
 		all = append(all, server)
 	}
-	gw, err := s.start(ctx, "gateway", "lb-fullnat.yaml")
-	if gw == nil {
+	gw, err := s.start(ctx, "gateway", "lb-fullnat.yaml", byFamily)
+	if err != nil || gw == nil {
 		return err
 	}
 	s.askAPI(ctx)
@@ -46,6 +48,30 @@ func playFullNAT(ctx context.Context, s *stage) error {
 	s.judge(len(t.Failures) == 0, "every DNS question is answered", "%d of %d%s", t.Good(), t.Sent(), causes(t.Failures))
 	s.judge(within(share(t, "a"), 0.5, 0.02), "round robin is even", "%s", t.Spread())
 	return gw.Stop()
+}
+
+// byFamily splits services over both families into one of each, for hosts without the eBPF
+// datapath, which alone translates between IPv4 and IPv6.
+func byFamily(text []byte) ([]byte, error) {
+	cfg, err := config.Decode("lb-fullnat.yaml", text)
+	if err != nil {
+		return nil, err
+	}
+	var split []config.Service
+	for _, service := range cfg.Services {
+		for family, is4 := range map[string]bool{"4": true, "6": false} {
+			one := service
+			one.Name += family
+			one.Listen = slices.DeleteFunc(slices.Clone(one.Listen), func(l config.Listen) bool { return l.Address.Is4() != is4 })
+			one.Backends = slices.DeleteFunc(slices.Clone(one.Backends), func(b config.Backend) bool { return b.Address.Is4() != is4 })
+			one.SourcePool = slices.DeleteFunc(slices.Clone(one.SourcePool), func(r config.AddressRange) bool { return r.Is4() != is4 })
+			if len(one.Listen) > 0 && len(one.Backends) > 0 {
+				split = append(split, one)
+			}
+		}
+	}
+	cfg.Services = split
+	return config.Marshal(cfg)
 }
 
 // askAPI sends requests to both virtual addresses. Its rate stays below the service's limit of
@@ -63,8 +89,11 @@ func (s *stage) askAPI(ctx context.Context) {
 			Ask: host.AskWeb, Sources: family.sources, Count: 1500, Rate: 750,
 		}
 		t := s.run(ctx, load)
-		s.judge(len(t.Failures) == 0, family.name+" clients reach IPv4 and IPv6 servers", "%d of %d answered%s: %s",
-			t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+		promise, kept := family.name+" clients reach IPv4 and IPv6 servers, 3:1", len(t.Failures) == 0 && within(share(t, "a"), 0.75, 0.04)
+		if s.lesser {
+			promise, kept = family.name+" clients reach "+family.name+" servers", len(t.Failures) == 0
+		}
+		s.judge(kept, promise, "%d of %d answered%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
 		strangers := 0
 		for client, n := range t.Clients() {
 			if !pool[client] {
@@ -94,8 +123,8 @@ func playDirect(ctx context.Context, s *stage) error {
 		}
 		all = append(all, server)
 	}
-	gw, err := s.start(ctx, "gateway", "lb-dsr.yaml")
-	if gw == nil {
+	gw, err := s.start(ctx, "gateway", "lb-dsr.yaml", nil)
+	if err != nil || gw == nil {
 		return err
 	}
 	client, gateway := s.lab.Node("client"), s.lab.Node("gateway")
@@ -152,8 +181,8 @@ func playStateless(ctx context.Context, s *stage) error {
 		}
 		all = append(all, server)
 	}
-	gw, err := s.start(ctx, "gateway", "stateless.yaml")
-	if gw == nil {
+	gw, err := s.start(ctx, "gateway", "stateless.yaml", nil)
+	if err != nil || gw == nil {
 		return err
 	}
 	before, err := tracked(s.lab.Node("gateway"))

@@ -83,6 +83,7 @@ type stage struct {
 	report  *Report
 	lab     *lab.Lab
 	example string
+	lesser  bool // what runs is less than the example, for this host carries no more
 }
 
 func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, acts ...func(context.Context, *stage) error) (err error) {
@@ -129,15 +130,24 @@ func lastLine(text string) string {
 }
 
 // start runs the daemon in a node with one of the examples and tells which datapath carries what.
-// It returns nil, and notes why, when no datapath of this host carries the example.
-func (s *stage) start(ctx context.Context, node, example string) (*daemon.Daemon, error) {
-	s.example = example
+// When no datapath of this host carries the example, it tries what lesser makes of it; when that
+// is nil or not carried either, it notes why and returns nil.
+func (s *stage) start(ctx context.Context, node, example string, lesser func([]byte) ([]byte, error)) (*daemon.Daemon, error) {
+	s.example, s.lesser = example, false
 	s.opt.Progress("examples/" + example)
 	config, err := examples.Files.ReadFile(example)
 	if err != nil {
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
+	if lesser != nil && err != nil && strings.Contains(err.Error(), notCarried) {
+		s.lesser = true
+		s.say("this host does not carry it as it stands: %s", lastLine(err.Error()))
+		if config, err = lesser(config); err != nil {
+			return nil, err
+		}
+		d, err = daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
+	}
 	if err != nil && strings.Contains(err.Error(), notCarried) {
 		why := lastLine(err.Error())
 		s.say("not shown: %s", why)
@@ -147,21 +157,26 @@ func (s *stage) start(ctx context.Context, node, example string) (*daemon.Daemon
 	if err != nil {
 		return nil, err
 	}
+	return d, s.sayPlaces(ctx, d)
+}
+
+// sayPlaces tells which datapath carries what.
+func (s *stage) sayPlaces(ctx context.Context, d *daemon.Daemon) error {
 	services, err := d.Services(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, one := range services {
 		s.say("service %s: %s, %s, on %s", one.Name, one.Mode, one.Scheduler, one.Datapath)
 	}
 	rules, err := d.NAT(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, one := range rules {
 		s.say("nat rule %s: %s, on %s", one.Name, one.Type, one.Datapath)
 	}
-	return d, nil
+	return nil
 }
 
 // run makes a load's exchanges and adds them to the report.

@@ -22,8 +22,8 @@ func playIPv6Only(ctx context.Context, s *stage) error {
 		}
 		all = append(all, server)
 	}
-	gw, err := s.start(ctx, "gateway", "nat64.yaml")
-	if gw == nil {
+	gw, err := s.start(ctx, "gateway", "nat64.yaml", nil)
+	if err != nil || gw == nil {
 		return err
 	}
 	for _, one := range []struct {

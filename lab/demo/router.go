@@ -37,8 +37,8 @@ func playRouter(ctx context.Context, s *stage) error {
 	all = append(all, ftp)
 	kernelLog := s.openKernelLog(ctx)
 	defer kernelLog.Close()
-	gw, err := s.start(ctx, "gateway", "router.yaml")
-	if gw == nil {
+	gw, err := s.start(ctx, "gateway", "router.yaml", nil)
+	if err != nil || gw == nil {
 		return err
 	}
 	start := time.Now()

@@ -46,7 +46,7 @@ func playWeb(ctx context.Context, s *stage) error {
 		}
 	}
 	var err error
-	if w.gw, err = s.start(ctx, "gateway", "lb-dnat.yaml"); w.gw == nil {
+	if w.gw, err = s.start(ctx, "gateway", "lb-dnat.yaml", nil); err != nil || w.gw == nil {
 		return err
 	}
 	for _, scene := range []func(context.Context) error{w.balance, w.loseServer, w.reload, w.loseDaemon} {
