@@ -57,8 +57,10 @@ type Check struct {
 	// SLUICE_ADDRESS and SLUICE_PORT. Exit status 0 is good. At the timeout the
 	// program and its children are killed.
 	Command []string `yaml:"command,omitempty" json:"command,omitempty" jsonschema:"maxItems=256"`
-	// Via is the path of the probe: direct asks the backend's own address,
-	// service (dsr, tunnel) sends it as the datapath would.
+	// Via is the path of the probe: direct asks the backend's own address; service
+	// (mode dsr) asks the service's address and sends that to the one backend, by
+	// an ip rule and a routing table for each. It needs a service's address that
+	// is not one of this host.
 	Via string `yaml:"via,omitempty" json:"via,omitempty" jsonschema:"enum=direct,enum=service,default=direct"`
 	// Mark is the firewall mark of the probe's packets; 0 for none.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`

@@ -61,8 +61,13 @@ func (v *validator) check(p path, s *Service) {
 		if s.Mode == ModeTunnel {
 			hint = "write via: direct, and check the tunnel's end with type exec"
 		}
-		v.errorf(p.key("via"), hint, "via service applies to mode dsr only")
+		v.errorf(p.key("via"), hint, "via service applies to mode dsr only").depends = []path{p[:2].key("mode")}
 	}
+	v.rules(p, []rule{
+		{k.Via == "service" && k.Mark != 0, "mark", "remove it", "probes via service carry a mark of their own"},
+		{k.Via == "service" && k.Type == CheckExec, "via", "remove it", "via does not apply to a check of type exec"},
+		{k.Via == "service" && s.severalAddresses(), "via", "make one service for each address", "via service needs a service with one address"},
+	})
 	v.checkPort(p, s)
 	switch k.Type {
 	case CheckHTTP, CheckHTTPS:

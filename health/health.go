@@ -75,9 +75,12 @@ type Status struct {
 type Target struct {
 	Service string
 	Backend string
-	// Address and Port of the backend; Port is 0 when the check needs none.
+	// Address and Port of the backend, with "via: service" those of the service;
+	// Port is 0 when the check needs none.
 	Address netip.Addr
 	Port    uint16
+	Server  netip.Addr // the backend's own address
+	Mark    uint32     // firewall mark of the probe's packets; 0 for none
 	Check   config.Check
 }
 
@@ -97,6 +100,7 @@ type Monitor struct {
 	opt     Options
 	probers map[config.CheckType]Prober
 	wake    chan struct{} // has one element when the plan changed
+	paths   paths
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -136,10 +140,11 @@ func defaultInFlight() int {
 	return int(max(16, min(most, files.Cur/2)))
 }
 
-// Close ends all probes and waits for them.
-func (m *Monitor) Close() {
+// Close ends all probes, waits for them and removes their routes.
+func (m *Monitor) Close() error {
 	m.cancel()
 	m.running.Wait()
+	return m.paths.retain(func(key) bool { return false })
 }
 
 // Configure replaces what is probed; nil stops all probes. Backends whose
@@ -184,6 +189,8 @@ func (m *Monitor) Configure(cfg *config.Config) {
 		}
 	}
 	m.poke()
+	// A route that cannot be removed now is removed when its mark is used again.
+	_ = m.paths.retain(func(k key) bool { w := want[k]; return w != nil && w.target.viaService() })
 }
 
 // targets lists what is to be probed of a service, by index of the backend.
@@ -198,11 +205,18 @@ func targets(s *config.Service) []*Target {
 	out := make([]*Target, len(s.Backends))
 	for i := range s.Backends {
 		b := &s.Backends[i]
-		out[i] = &Target{Service: s.Name, Backend: b.Name, Address: b.Address,
-			Port: cmp.Or(s.Check.Port, b.Port, first), Check: *s.Check}
+		t := &Target{Service: s.Name, Backend: b.Name, Address: b.Address, Server: b.Address,
+			Port: cmp.Or(s.Check.Port, b.Port, first), Mark: s.Check.Mark, Check: *s.Check}
+		if t.viaService() {
+			t.Address = s.Listen[0].Address
+		}
+		out[i] = t
 	}
 	return out
 }
+
+// viaService reports whether the probe is sent to the service's address.
+func (t *Target) viaService() bool { return t.Check.Via == "service" }
 
 // forget ends the probing of w.
 func (m *Monitor) forget(w *watch) {

@@ -78,7 +78,11 @@ func tcp(interval, timeout time.Duration, rise, fall int) config.Check {
 func monitor(t *testing.T, s Prober, opt Options) *Monitor {
 	opt.Probers = map[config.CheckType]Prober{config.CheckTCP: s}
 	m := New(opt)
-	t.Cleanup(m.Close)
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return m
 }
 

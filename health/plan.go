@@ -118,6 +118,18 @@ func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
 	if prober == nil {
 		return fmt.Errorf("no prober for checks of type %q", t.Check.Type)
 	}
+	if t.viaService() {
+		mark, err := m.paths.mark(key{t.Service, t.Backend})
+		if err == nil {
+			err = m.paths.ensure(mark, t.Address, t.Server)
+		}
+		if err != nil {
+			return err
+		}
+		marked := *t
+		marked.Mark = mark
+		t = &marked
+	}
 	return inWords(prober.Probe(ctx, t), t)
 }
 

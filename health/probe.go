@@ -72,7 +72,7 @@ type tcpProber struct{ dial Dial }
 
 // Probe implements Prober.
 func (p tcpProber) Probe(ctx context.Context, t *Target) error {
-	conn, err := p.dial(ctx, "tcp", t.AddrPort().String(), t.Check.Mark)
+	conn, err := p.dial(ctx, "tcp", t.AddrPort().String(), t.Mark)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ type udpProber struct{ dial Dial }
 
 // Probe implements Prober.
 func (p udpProber) Probe(ctx context.Context, t *Target) error {
-	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Check.Mark)
+	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Mark)
 	if err != nil {
 		return err
 	}

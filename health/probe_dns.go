@@ -18,7 +18,7 @@ type dnsProber struct{ dial Dial }
 func (p dnsProber) Probe(ctx context.Context, t *Target) error {
 	question := new(dns.Msg)
 	question.SetQuestion(dns.Fqdn(t.Check.Query), dns.StringToType[strings.ToUpper(t.Check.QueryType)])
-	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Check.Mark)
+	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Mark)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func (execProber) Probe(ctx context.Context, t *Target) error {
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"SLUICE_SERVICE=" + t.Service,
 		"SLUICE_BACKEND=" + t.Backend,
-		"SLUICE_ADDRESS=" + t.Address.String(),
+		"SLUICE_ADDRESS=" + t.Server.String(),
 		"SLUICE_PORT=" + strconv.Itoa(int(t.Port)),
 	}
 	cmd.Dir = "/"

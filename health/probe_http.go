@@ -71,7 +71,7 @@ func (p httpProber) transport(t *Target) *http.Transport {
 	}
 	return &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return p.dial(ctx, network, address, t.Check.Mark)
+			return p.dial(ctx, network, address, t.Mark)
 		},
 		TLSClientConfig:        &tls.Config{ServerName: name, InsecureSkipVerify: t.Check.InsecureSkipVerify},
 		DisableKeepAlives:      true,

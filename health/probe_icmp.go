@@ -26,7 +26,7 @@ type icmpProber struct{}
 
 // Probe implements Prober.
 func (icmpProber) Probe(ctx context.Context, t *Target) error {
-	conn, err := echoSocket(ctx, t.Address, t.Check.Mark)
+	conn, err := echoSocket(ctx, t.Address, t.Mark)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ func (w *watch) start(ctx context.Context, now time.Time) {
 // that what is known about one holds for the other.
 func (w *watch) sameServer(o *watch) bool {
 	a, b := w.target, o.target
-	return a.Address == b.Address && a.Port == b.Port && a.Check.Type == b.Check.Type
+	return a.Address == b.Address && a.Server == b.Server && a.Port == b.Port && a.Check.Type == b.Check.Type
 }
 
 // observe counts the end of one probe and reports whether the state was decided

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A server behind direct server return answers on the service's address, which it
+// holds on a loopback; a probe of its own address says nothing about that. A
+// probe via the service therefore goes to the service's address, and reaches the
+// one backend by a route that only packets with the backend's mark take: an ip
+// rule by mark, and a table with one route "service's address via backend".
+const (
+	// pathMark is the first of the marks, which are the tables' numbers too.
+	pathMark = 0x51ce0000
+	// pathRules is the priority of the rules: after the local table (0), before
+	// the main one (32766).
+	pathRules = 5155
+	// maxPaths bounds the backends that are probed via their service: the kernel
+	// walks the rules for every packet that no flow cache knows.
+	maxPaths = 256
+)
+
+// paths are the routes of a network namespace to servers behind their service's
+// address. The kernel's state is made by the first probe that needs it.
+type paths struct {
+	mu    sync.Mutex
+	marks map[key]uint32
+	swept bool // the remains of an earlier process were removed
+}
+
+// mark returns the mark of a backend, a new one when it has none.
+func (p *paths) mark(k key) (uint32, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m, ok := p.marks[k]; ok {
+		return m, nil
+	}
+	if p.marks == nil {
+		p.marks = map[key]uint32{}
+	}
+	taken := map[uint32]bool{}
+	for _, m := range p.marks {
+		taken[m] = true
+	}
+	for m := uint32(pathMark); m < pathMark+maxPaths; m++ {
+		if !taken[m] {
+			p.marks[k] = m
+			return m, nil
+		}
+	}
+	return 0, fmt.Errorf("more than %d backends are checked via their service; write via: direct", maxPaths)
+}
+
+// ensure makes packets with the mark to the address take the way to server, and
+// nothing else. It looks first, because links that go down take routes with them.
+func (p *paths) ensure(mark uint32, address, server netip.Addr) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.swept {
+		if err := sweepPaths(func(uint32) bool { return true }); err != nil {
+			return inPlainWords(err)
+		}
+		p.swept = true
+	}
+	ok, err := leads(mark, address, server)
+	if ok || err != nil {
+		return inPlainWords(err)
+	}
+	if err := makePath(mark, address, server); err != nil {
+		return inPlainWords(err)
+	}
+	ok, err = leads(mark, address, server)
+	if err == nil && !ok {
+		err = fmt.Errorf("packets to %s with mark %#x do not go to %s", address, mark, server)
+	}
+	return inPlainWords(err)
+}
+
+func inPlainWords(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("check via service: CAP_NET_ADMIN is needed to route its probes: %w", err)
+	}
+	if err != nil {
+		return fmt.Errorf("check via service: %w", err)
+	}
+	return nil
+}
+
+// leads reports whether packets with the mark go to server. An address of this
+// host is an error: no rule comes before the local table.
+func leads(mark uint32, address, server netip.Addr) (bool, error) {
+	routes, err := netlink.RouteGetWithOptions(address.AsSlice(), &netlink.RouteGetOptions{Mark: mark})
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || len(routes) == 0 {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if routes[0].Type == unix.RTN_LOCAL {
+		return false, fmt.Errorf("%s is an address of this host, which its probes cannot leave; write via: direct", address)
+	}
+	gw, _ := netip.AddrFromSlice(routes[0].Gw)
+	return gw.Unmap() == server, nil
+}
+
+func makePath(mark uint32, address, server netip.Addr) error {
+	on, err := netlink.RouteGet(server.AsSlice())
+	if err != nil {
+		return fmt.Errorf("route to %s: %w", server, err)
+	}
+	if len(on) == 0 || on[0].Gw != nil {
+		return fmt.Errorf("%s is not on a network of this host, as mode dsr needs it", server)
+	}
+	if err := sweepPaths(func(m uint32) bool { return m == mark }); err != nil {
+		return err
+	}
+	route := &netlink.Route{
+		Dst: hostNet(address), Gw: server.AsSlice(), LinkIndex: on[0].LinkIndex,
+		Flags: int(netlink.FLAG_ONLINK), Table: int(mark),
+	}
+	if err := netlink.RouteReplace(route); err != nil {
+		return fmt.Errorf("route %s via %s: %w", address, server, err)
+	}
+	// Without this route a probe would take the ordinary way when the link is down.
+	stop := &netlink.Route{Dst: hostNet(address), Type: unix.RTN_UNREACHABLE, Priority: 1 << 20, Table: int(mark)}
+	if err := netlink.RouteReplace(stop); err != nil {
+		return fmt.Errorf("route unreachable %s: %w", address, err)
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Mark, rule.Table, rule.Priority = family(address), mark, int(mark), pathRules
+	mask := uint32(0xffffffff)
+	rule.Mask = &mask
+	if err := netlink.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("rule for mark %#x: %w", mark, err)
+	}
+	return nil
+}
+
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// retain removes the paths of backends that are no longer checked.
+func (p *paths) retain(wanted func(key) bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var gone []uint32
+	for k, m := range p.marks {
+		if !wanted(k) {
+			gone = append(gone, m)
+			delete(p.marks, k)
+		}
+	}
+	if !p.swept || len(gone) == 0 {
+		return nil // nothing was made in the kernel
+	}
+	return sweepPaths(func(m uint32) bool { return slices.Contains(gone, m) })
+}
+
+// sweepPaths removes rules and tables of ours whose mark is chosen.
+func sweepPaths(chosen func(mark uint32) bool) error {
+	var errs []error
+	for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := netlink.RuleList(fam)
+		if err != nil {
+			return fmt.Errorf("ip rules: %w", err)
+		}
+		for i := range rules {
+			r := &rules[i]
+			if r.Priority != pathRules || r.Mark < pathMark || r.Mark >= pathMark+maxPaths || !chosen(r.Mark) {
+				continue
+			}
+			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, err)
+			}
+			errs = append(errs, dropTable(fam, int(r.Mark)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func dropTable(family, table int) error {
+	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	for i := range routes {
+		if err := netlink.RouteDel(&routes[i]); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
