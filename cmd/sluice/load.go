@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/load"
+)
+
+func newLoad(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "load",
+		GroupID: "measure",
+		Short:   "Generate packets, connections and HTTP requests, and measure what arrives",
+		Long: "load sends into the namespaces of a lab only, unless --i-own-this-network is given.\n\n" +
+			"A place is written NODE/INTERFACE or LAB/NODE/INTERFACE; an interface alone means the namespace\n" +
+			"that the command runs in. On veth links one CPU carries the whole way of a packet: sender, gateway\n" +
+			"and far end. That is what \"per CPU\" means here.",
+	}
+	cmd.AddCommand(newLoadPackets(a), newLoadFlows(a), newLoadHTTP(a))
+	return cmd
+}
+
+// loadPlace is where load sends from or counts.
+type loadPlace struct {
+	load.Place
+	node  *lab.Node // nil: the namespace of this process
+	lab   *lab.Lab  // nil where node is
+	iface string
+}
+
+// parseLoadPlace reads [[LAB/]NODE/]INTERFACE.
+func parseLoadPlace(s string) (loadPlace, error) {
+	parts := strings.Split(s, "/")
+	iface := parts[len(parts)-1]
+	switch len(parts) {
+	case 1:
+		return loadPlace{Place: load.Here{}, iface: iface}, nil
+	case 2:
+		return findNode("", parts[0], iface)
+	case 3:
+		return findNode(parts[0], parts[1], iface)
+	}
+	return loadPlace{}, fmt.Errorf("place %q: not [[LAB/]NODE/]INTERFACE", s)
+}
+
+// findNode returns a node of a lab; an empty lab means the only one that has a
+// node of that name.
+func findNode(id, name, iface string) (loadPlace, error) {
+	records, err := lab.List()
+	if err != nil {
+		return loadPlace{}, err
+	}
+	var found []loadPlace
+	for _, r := range records {
+		if id != "" && r.ID != id && r.Topology.Name != id {
+			continue
+		}
+		l, err := lab.Find(r.ID)
+		if err != nil {
+			continue
+		}
+		if n, ok := l.Lookup(name); ok {
+			found = append(found, loadPlace{Place: n, node: n, lab: l, iface: iface})
+		}
+	}
+	switch len(found) {
+	case 0:
+		return loadPlace{}, fmt.Errorf("node %q: no lab that is up has it; \"sluice lab list\" shows the labs", name)
+	case 1:
+		return found[0], nil
+	}
+	return loadPlace{}, fmt.Errorf("node %q: %d labs have it; write LAB/%s", name, len(found), name)
+}
+
+// prepare makes the links of a lab take frames that XDP redirects to them.
+func (p loadPlace) prepare() error {
+	if p.lab == nil {
+		return nil
+	}
+	for _, link := range p.lab.Topology().Links {
+		for _, e := range []lab.End{link.A, link.B} {
+			if err := p.lab.Node(e.Node).SetGRO(e.Iface, true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mayLoad refuses to send outside of labs.
+func mayLoad(p loadPlace, own bool) error {
+	if p.node != nil || own {
+		return nil
+	}
+	records, err := lab.List()
+	if err != nil {
+		return err
+	}
+	self, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		l, err := lab.Find(r.ID)
+		if err != nil {
+			continue
+		}
+		for _, n := range l.Nodes() {
+			if other, err := os.Stat(n.Path()); err == nil && os.SameFile(self, other) {
+				return nil
+			}
+		}
+	}
+	return errors.New("load: this namespace is not one of a lab; --i-own-this-network allows it where the network is yours")
+}
+
+// loadBounds are the flags that end a run.
+type loadBounds struct {
+	seconds float64
+	count   uint64
+	cpus    string
+	own     bool
+	svg     string
+}
+
+func (b *loadBounds) flags(cmd *cobra.Command, what string) {
+	f := cmd.Flags()
+	f.Float64Var(&b.seconds, "seconds", 10, "end after so many seconds")
+	f.Uint64Var(&b.count, "count", 0, "end after so many "+what+"; 0: no bound")
+	f.StringVar(&b.cpus, "cpus", strconv.Itoa(runtime.NumCPU()-1), "CPUs to send from, as 0,1")
+	f.BoolVar(&b.own, "i-own-this-network", false, "send outside of a lab's namespaces")
+	f.StringVar(&b.svg, "histogram", "", "write the latency histogram to this SVG file")
+}
+
+func (b *loadBounds) list() ([]int, error) {
+	var cpus []int
+	for _, s := range strings.Split(b.cpus, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(s))
+		if err != nil || n < 0 || n >= runtime.NumCPU() {
+			return nil, fmt.Errorf("--cpus %s: %q is not one of the CPUs 0 to %d", b.cpus, s, runtime.NumCPU()-1)
+		}
+		cpus = append(cpus, n)
+	}
+	return cpus, nil
+}
+
+func (b *loadBounds) context(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, time.Duration(b.seconds*float64(time.Second)))
+}
+
+// saveHistogram writes the SVG where one was asked for.
+func (b *loadBounds) saveHistogram(h *load.Histogram, title string) error {
+	if b.svg == "" || h == nil {
+		return nil
+	}
+	if err := os.WriteFile(b.svg, h.SVG(title), 0o644); err != nil {
+		return fmt.Errorf("load: histogram: %w", err)
+	}
+	return nil
+}
+
+// runWithProgress runs until it ends or the context does, and calls tick every
+// second.
+func runWithProgress(ctx context.Context, run func(context.Context, chan<- struct{}) error, tick func(second int)) (time.Duration, error) {
+	started, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- run(ctx, started) }()
+	select {
+	case <-started:
+	case err := <-done:
+		return 0, err
+	}
+	begin := time.Now()
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for second := 1; ; second++ {
+		select {
+		case err := <-done:
+			return time.Since(begin), err
+		case <-ticker.C:
+			tick(second)
+		}
+	}
+}
+
+func latencyLine(l load.Latency) string {
+	return fmt.Sprintf("p50 %s  p90 %s  p99 %s  p99.9 %s  max %s",
+		brief(l.P50), brief(l.P90), brief(l.P99), brief(l.P999), brief(l.Max))
+}
+
+// brief rounds a time to the three digits that the histogram's buckets carry.
+func brief(d time.Duration) time.Duration {
+	for unit := time.Second; unit >= time.Microsecond; unit /= 1000 {
+		if d >= unit {
+			return d.Round(unit / 100)
+		}
+	}
+	return d
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/load"
+)
+
+func newLoadHTTP(a *app) *cobra.Command {
+	var spec load.HTTPSpec
+	var bounds struct {
+		seconds float64
+		own     bool
+		svg     string
+		from    string
+	}
+	cmd := &cobra.Command{
+		Use:   "http [--from [LAB/]NODE] URL",
+		Short: "Make real HTTP requests over many connections at once",
+		Long: "http is a closed-loop client (each connection asks again when it was answered) or, with --rate, an open-loop\n" +
+			"one: each request has its due time and its latency counts from there.",
+		Example: "  sluice load http --from client --connections 5000 --requests 100000 http://192.0.2.10/",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if bounds.from != "" {
+				return reexecIn(cmd, bounds.from)
+			}
+			if err := mayLoad(loadPlace{}, bounds.own); err != nil {
+				return err
+			}
+			spec.URL, spec.Duration = args[0], time.Duration(bounds.seconds*float64(time.Second))
+			var last uint64
+			r, err := load.RunHTTP(cmd.Context(), spec, func(complete, failed uint64) {
+				a.progress("%s requests/s, %s complete, %s failed", load.Count(complete-last), load.Count(complete), load.Count(failed))
+				last = complete
+			})
+			if err != nil {
+				return err
+			}
+			b := loadBounds{svg: bounds.svg}
+			if err := b.saveHistogram(r.Histogram, "time of a request, "+load.Count(r.Complete)+" requests"); err != nil {
+				return err
+			}
+			return a.print(r, func(w io.Writer) error { return writeHTTP(w, r) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&bounds.from, "from", "", "run in a lab's node: [LAB/]NODE")
+	f.Float64Var(&bounds.seconds, "seconds", 10, "end after so many seconds")
+	f.BoolVar(&bounds.own, "i-own-this-network", false, "send outside of a lab's namespaces")
+	f.StringVar(&bounds.svg, "histogram", "", "write the latency histogram to this SVG file")
+	f.IntVarP(&spec.Connections, "connections", "c", 1, "connections at once")
+	f.IntVarP(&spec.Requests, "requests", "n", 0, "end after so many requests; 0: no bound")
+	f.Float64Var(&spec.Rate, "rate", 0, "requests a second, open-loop; 0: closed-loop")
+	f.BoolVarP(&spec.KeepAlive, "keep-alive", "k", false, "use a connection for more than one request")
+	f.DurationVar(&spec.Timeout, "timeout", 30*time.Second, "time after which a request has failed")
+	f.BoolVar(&spec.Insecure, "insecure", false, "do not verify certificates")
+	return cmd
+}
+
+// reexecIn runs this same command line inside a lab's node. A Go program has
+// threads before main runs and cannot move all of them.
+func reexecIn(cmd *cobra.Command, from string) error {
+	place, err := parseLoadPlace(from + "/lo")
+	if err != nil {
+		return usageError(cmd, "%w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// The empty --from comes last, so it is the one that counts.
+	child := place.node.Command(cmd.Context(), self, append(slices.Clone(os.Args[1:]), "--from", "")...)
+	child.Stdin, child.Stdout, child.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+	err = child.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exitError{code: exit.ExitCode()}
+	}
+	return err
+}
+
+// writeHTTP prints what ab prints, and more percentiles.
+func writeHTTP(w io.Writer, r *load.HTTPResult) error {
+	fmt.Fprintf(w, "Time taken for tests:   %.3f seconds\n", r.Took.Seconds())
+	fmt.Fprintf(w, "Concurrency Level:      %d\n", r.Spec.Connections)
+	fmt.Fprintf(w, "Complete requests:      %d\n", r.Complete)
+	fmt.Fprintf(w, "Failed requests:        %d\n", r.Failed)
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		fmt.Fprintf(w, "   %s: %d\n", kind, r.Errors[kind])
+	}
+	for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
+		if status != 200 {
+			fmt.Fprintf(w, "Status %d:             %d\n", status, r.Statuses[status])
+		}
+	}
+	fmt.Fprintf(w, "Total transferred:      %d bytes\n", r.Bytes)
+	fmt.Fprintf(w, "Requests per second:    %.2f [#/sec] (mean)\n", r.RequestsPerSecond)
+	if r.Complete > 0 {
+		each := r.Took.Seconds() * 1e3 / float64(r.Complete)
+		fmt.Fprintf(w, "Time per request:       %.3f [ms] (mean)\n", each*float64(r.Spec.Connections))
+		fmt.Fprintf(w, "Time per request:       %.3f [ms] (mean, across all concurrent requests)\n", each)
+	}
+	fmt.Fprintf(w, "\nTimes (ms)       mean     50%%     90%%     99%%   99.9%%     max\n")
+	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
+	for _, row := range []struct {
+		name string
+		l    load.Latency
+	}{{"Connect:", r.Connect}, {"Waiting:", r.Wait}, {"Total:", r.Total}} {
+		fmt.Fprintf(w, "%-10s %10.3f %7.3f %7.3f %7.3f %7.3f %7.3f\n", row.name,
+			ms(row.l.Mean), ms(row.l.P50), ms(row.l.P90), ms(row.l.P99), ms(row.l.P999), ms(row.l.Max))
+	}
+	return nil
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/load"
+)
+
+type loadPacketsFlags struct {
+	loadBounds
+	spec         load.PacketSpec
+	from, to     string
+	source, dest string
+	protocol     string
+	checksums    bool
+}
+
+// packetsReport is what load packets prints.
+type packetsReport struct {
+	Spec     load.PacketSpec `json:"spec"`
+	Took     time.Duration   `json:"took_ns"`
+	Sent     uint64          `json:"sent"`
+	SentRate float64         `json:"sent_per_second"`
+	Received *load.Received  `json:"received,omitempty"`
+	Rate     float64         `json:"received_per_second,omitempty"`
+	Lost     uint64          `json:"lost,omitempty"`
+	Latency  *load.Latency   `json:"latency,omitempty"`
+}
+
+func newLoadPackets(a *app) *cobra.Command {
+	var f loadPacketsFlags
+	cmd := &cobra.Command{
+		Use:   "packets --from PLACE --source RANGE --dest RANGE [--to PLACE]",
+		Short: "Send packets as fast as they go or at a rate, and count them at the far end",
+		Long: "packets writes whole frames in XDP and redirects them to an interface: UDP, TCP or ICMP, IPv4 or IPv6.\n" +
+			"A range is ADDRESS, ADDRESS+COUNT or a CIDR, with :PORT or :FIRST-LAST. With --to the far end counts, and\n" +
+			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts.",
+		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 --dest 192.0.2.10:80 --to s1/eth0 --stamp",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runLoadPackets(cmd, a, &f) },
+	}
+	f.flags(cmd, "packets")
+	fl := cmd.Flags()
+	fl.StringVar(&f.from, "from", "", "where to send: [[LAB/]NODE/]INTERFACE")
+	fl.StringVar(&f.to, "to", "", "where to count")
+	fl.StringVar(&f.source, "source", "", "source addresses and ports (ICMP: identifiers)")
+	fl.StringVar(&f.dest, "dest", "", "destination addresses and ports")
+	fl.StringVar(&f.protocol, "protocol", "udp", "udp, tcp, icmp or icmpv6")
+	fl.IntVar(&f.spec.Flows, "flows", 0, "distinct tuples; 0: all of both ranges")
+	fl.BoolVar(&f.spec.Shuffled, "shuffled", false, "take the tuples in an order that defeats prefetching")
+	fl.IntVar(&f.spec.Size, "size", 0, "bytes of a frame without FCS; 0: 60 or what the headers need")
+	fl.StringVar(&f.spec.Flags, "tcp-flags", "", "TCP flags, as syn,ack (default ack)")
+	fl.IntVar(&f.spec.TTL, "ttl", 64, "TTL or hop limit")
+	fl.IntVar(&f.spec.Fragments, "fragments", 1, "send each datagram in so many fragments")
+	fl.BoolVar(&f.spec.Stamp, "stamp", false, "put sequence number and time into the payload")
+	fl.Float64Var(&f.spec.Rate, "rate", 0, "packets a second, open-loop; 0: as fast as it goes")
+	fl.BoolVar(&f.checksums, "checksums", false, "have the far end verify every checksum")
+	for _, name := range []string{"from", "source", "dest"} {
+		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
+	}
+	return cmd
+}
+
+func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
+	from, err := f.parse()
+	if err != nil {
+		return usageError(cmd, "%w", err)
+	}
+	cpus, err := f.list()
+	if err != nil {
+		return usageError(cmd, "%w", err)
+	}
+	if err := mayLoad(from, f.own); err != nil {
+		return err
+	}
+	if err := from.prepare(); err != nil {
+		return err
+	}
+	var sink *load.Sink
+	if f.to != "" {
+		if sink, err = openSink(f.to, load.SinkOptions{Checksums: f.checksums, Stamps: f.spec.Stamp}); err != nil {
+			return err
+		}
+		defer sink.Close()
+	}
+	sender, err := load.NewSender(from, f.spec, cpus)
+	if err != nil {
+		return err
+	}
+	defer sender.Close()
+	ctx, cancel := f.context(cmd.Context())
+	defer cancel()
+	var last uint64
+	took, err := runWithProgress(ctx, sender.Run, func(second int) {
+		sent := sender.Sent()
+		line := fmt.Sprintf("%3d s  %s packets/s sent", second, load.Count(sent-last))
+		last = sent
+		if sink != nil {
+			if r, err := sink.Read(); err == nil {
+				line += fmt.Sprintf(", %s received in all", load.Count(r.Packets))
+			}
+		}
+		a.progress("%s", line)
+	})
+	if err != nil {
+		return err
+	}
+	return f.report(a, sender, sink, took)
+}
+
+func (f *loadPacketsFlags) parse() (loadPlace, error) {
+	from, err := parseLoadPlace(f.from)
+	if err != nil {
+		return from, err
+	}
+	if f.spec.Source, err = load.ParseRange(f.source); err != nil {
+		return from, err
+	}
+	if f.spec.Dest, err = load.ParseRange(f.dest); err != nil {
+		return from, err
+	}
+	if f.spec.Protocol, err = flow.ParseProtocol(f.protocol); err != nil {
+		return from, err
+	}
+	f.spec.Interface, f.spec.Limit = from.iface, f.count
+	return from, nil
+}
+
+func openSink(to string, o load.SinkOptions) (*load.Sink, error) {
+	place, err := parseLoadPlace(to)
+	if err != nil {
+		return nil, err
+	}
+	sink, err := load.NewSink(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := sink.Attach(place, place.iface); err != nil {
+		sink.Close()
+		return nil, err
+	}
+	return sink, nil
+}
+
+func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink, took time.Duration) error {
+	r := packetsReport{Spec: sender.Spec(), Took: took, Sent: sender.Sent()}
+	r.SentRate = float64(r.Sent) / took.Seconds()
+	if sink != nil {
+		got, err := sink.Read()
+		if err != nil {
+			return err
+		}
+		r.Received, r.Rate = &got, float64(got.Packets)/took.Seconds()
+		if got.Packets < r.Sent {
+			r.Lost = r.Sent - got.Packets
+		}
+		if f.spec.Stamp {
+			h, err := sink.Latency()
+			if err != nil {
+				return err
+			}
+			l := h.Latency()
+			r.Latency = &l
+			if err := f.saveHistogram(h, "time on the way, "+load.Count(h.Count())+" packets"); err != nil {
+				return err
+			}
+		}
+	}
+	return a.print(r, func(w io.Writer) error { return r.write(w, f.checksums) })
+}
+
+func (r *packetsReport) write(w io.Writer, checksums bool) error {
+	fmt.Fprintf(w, "sent      %s packets of %d bytes in %s: %s a second\n", load.Count(r.Sent), r.Spec.Size, r.Took.Round(time.Millisecond), load.Count(uint64(r.SentRate)))
+	if r.Received == nil {
+		return nil
+	}
+	fmt.Fprintf(w, "received  %s packets: %s a second, %s lost on the way\n", load.Count(r.Received.Packets), load.Count(uint64(r.Rate)), load.Count(r.Lost))
+	if checksums {
+		fmt.Fprintf(w, "checksums %s wrong in IPv4 headers, %s in transports, %s fragments not checked\n",
+			load.Count(r.Received.BadIPChecksum), load.Count(r.Received.BadL4Checksum), load.Count(r.Received.Fragments))
+	}
+	if r.Latency != nil {
+		fmt.Fprintf(w, "sequence  %s missing, %s late, %s without a stamp\n", load.Count(r.Received.SequenceLost), load.Count(r.Received.SequenceLate), load.Count(r.Received.Unstamped))
+		fmt.Fprintf(w, "latency   %s\n", latencyLine(*r.Latency))
+	}
+	return nil
+}

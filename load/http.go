@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// HTTPSpec says what a real HTTP client asks. The zero value of a field is its default.
+type HTTPSpec struct {
+	URL string `json:"url"`
+	// Connections at once; 0 means 1. Closed-loop, each makes its next request
+	// when the one before is answered.
+	Connections int `json:"connections"`
+	// Requests in all; 0 means until Duration is over.
+	Requests int `json:"requests,omitempty"`
+	// Duration of the run; 0 means until Requests are made. One of both is needed.
+	Duration time.Duration `json:"duration_ns,omitempty"`
+	// Rate of requests a second, open-loop: each has its due time, and its
+	// latency counts from there. 0 means closed-loop.
+	Rate float64 `json:"rate,omitempty"`
+	// KeepAlive uses a connection for more than one request.
+	KeepAlive bool `json:"keep_alive"`
+	// Timeout of one request; 0 means 30 s.
+	Timeout time.Duration `json:"timeout_ns"`
+	// Insecure does not verify certificates.
+	Insecure bool `json:"insecure,omitempty"`
+}
+
+// HTTPResult is what came of it; times are in nanoseconds.
+type HTTPResult struct {
+	Spec     HTTPSpec       `json:"spec"`
+	Took     time.Duration  `json:"took_ns"`
+	Complete uint64         `json:"complete"`
+	Failed   uint64         `json:"failed"`
+	Errors   map[string]int `json:"errors,omitempty"` // by kind
+	Statuses map[int]int    `json:"statuses"`
+	Bytes    uint64         `json:"bytes"` // of bodies
+	// RequestsPerSecond counts complete requests.
+	RequestsPerSecond float64 `json:"requests_per_second"`
+	// Connect, Wait (request written to first byte) and Total times.
+	Connect Latency `json:"connect"`
+	Wait    Latency `json:"wait"`
+	Total   Latency `json:"total"`
+	// Histogram of Total.
+	Histogram *Histogram `json:"-"`
+}
+
+// httpRun is the state of a run.
+type httpRun struct {
+	spec   HTTPSpec
+	client *http.Client
+	issued atomic.Int64
+
+	mu                   sync.Mutex // protects everything below
+	result               HTTPResult
+	connect, wait, total Histogram
+}
+
+// RunHTTP makes requests from the calling process's network namespace.
+// progress, when not nil, is called every second with the complete and failed
+// requests so far.
+func RunHTTP(ctx context.Context, spec HTTPSpec, progress func(complete, failed uint64)) (*HTTPResult, error) {
+	if u, err := url.Parse(spec.URL); err != nil || u.Host == "" {
+		return nil, fmt.Errorf("http: %q is not a URL such as http://192.0.2.10/", spec.URL)
+	}
+	if spec.Requests == 0 && spec.Duration == 0 {
+		return nil, errors.New("http: a number of requests or a duration is needed")
+	}
+	spec.Connections = max(spec.Connections, 1)
+	if spec.Timeout == 0 {
+		spec.Timeout = 30 * time.Second
+	}
+	if err := allowFiles(uint64(spec.Connections) + 256); err != nil {
+		return nil, err
+	}
+	r := &httpRun{spec: spec, client: newHTTPClient(spec)}
+	r.result = HTTPResult{Spec: spec, Errors: map[string]int{}, Statuses: map[int]int{}}
+	if spec.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, spec.Duration)
+		defer cancel()
+	}
+	stop := r.watch(progress)
+	begin := time.Now()
+	var workers sync.WaitGroup
+	for range spec.Connections {
+		workers.Go(func() { r.work(ctx, begin) })
+	}
+	workers.Wait()
+	stop()
+	r.client.CloseIdleConnections()
+	return r.finish(time.Since(begin)), nil
+}
+
+func newHTTPClient(spec HTTPSpec) *http.Client {
+	return &http.Client{
+		Timeout: spec.Timeout,
+		Transport: &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: spec.Timeout}).DialContext,
+			MaxIdleConns:        spec.Connections,
+			MaxIdleConnsPerHost: spec.Connections,
+			DisableKeepAlives:   !spec.KeepAlive,
+			DisableCompression:  true,
+			TLSClientConfig:     &tls.Config{InsecureSkipVerify: spec.Insecure},
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// allowFiles lifts the limit of open files where it is too low.
+func allowFiles(n uint64) error {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur >= n {
+		return nil
+	}
+	was := l.Cur
+	l.Cur = n
+	l.Max = max(l.Max, n)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		return fmt.Errorf("http: %d open files are needed, the limit is %d: %w", n, was, err)
+	}
+	return nil
+}
+
+// work makes one request after another.
+func (r *httpRun) work(ctx context.Context, begin time.Time) {
+	for ctx.Err() == nil {
+		n := r.issued.Add(1) - 1
+		if r.spec.Requests > 0 && n >= int64(r.spec.Requests) {
+			return
+		}
+		due := time.Now()
+		if r.spec.Rate > 0 {
+			due = begin.Add(time.Duration(float64(n) / r.spec.Rate * float64(time.Second)))
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Until(due)):
+			}
+		}
+		r.one(ctx, due)
+	}
+}
+
+// one makes a request and files what came of it. A request that the end of the
+// run cuts off counts neither way.
+func (r *httpRun) one(ctx context.Context, due time.Time) {
+	var connectStart, wrote, first time.Time
+	var connect time.Duration
+	trace := &httptrace.ClientTrace{
+		ConnectStart:         func(string, string) { connectStart = time.Now() },
+		ConnectDone:          func(string, string, error) { connect = time.Since(connectStart) },
+		WroteRequest:         func(httptrace.WroteRequestInfo) { wrote = time.Now() },
+		GotFirstResponseByte: func() { first = time.Now() },
+	}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodGet, r.spec.URL, nil)
+	var status int
+	var bytes int64
+	if err == nil {
+		var resp *http.Response
+		if resp, err = r.client.Do(req); err == nil {
+			status = resp.StatusCode
+			bytes, err = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+	}
+	total := time.Since(due)
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result.Bytes += uint64(bytes)
+	if err != nil {
+		r.result.Failed++
+		r.result.Errors[errorKind(err)]++
+		return
+	}
+	r.result.Complete++
+	r.result.Statuses[status]++
+	if !connectStart.IsZero() {
+		r.connect.Add(connect)
+	}
+	r.wait.Add(first.Sub(wrote))
+	r.total.Add(total)
+}
+
+// errorKind sorts an error for the summary.
+func errorKind(err error) string {
+	var timeout net.Error
+	var op *net.OpError
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.ECONNRESET):
+		return "connection reset"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "unreachable"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "no local port left"
+	case errors.As(err, &op) && op.Op == "dial" && op.Timeout():
+		return "connect timeout"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "response timeout"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "closed early"
+	}
+	return "other: " + err.Error()
+}
+
+// watch tells the progress every second until it is stopped.
+func (r *httpRun) watch(progress func(complete, failed uint64)) (stop func()) {
+	if progress == nil {
+		return func() {}
+	}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				r.mu.Lock()
+				complete, failed := r.result.Complete, r.result.Failed
+				r.mu.Unlock()
+				progress(complete, failed)
+			}
+		}
+	}()
+	return func() { close(end); <-ended }
+}
+
+func (r *httpRun) finish(took time.Duration) *HTTPResult {
+	r.result.Took = took
+	r.result.RequestsPerSecond = float64(r.result.Complete) / took.Seconds()
+	r.result.Connect, r.result.Wait, r.result.Total = r.connect.Latency(), r.wait.Latency(), r.total.Latency()
+	r.result.Histogram = &r.total
+	return &r.result
+}
