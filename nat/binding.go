@@ -193,8 +193,37 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: protocol, Source: to, Dest: outside}
+	if r.Type == config.NATNAT64 && m.pooled(to.Addr()) {
+		if reason := m.turn64(r, s, to, outside); reason != "" {
+			m.dropUnused(b)
+			return drop(reason)
+		}
+	}
 	m.addSession(s)
 	return m.first(v, s)
+}
+
+// turn64 turns a packet of an IPv6 host to the outside endpoint of another one
+// round (RFC 6146 §3.8): the receiver sees the sender's outside endpoint in the
+// prefix.
+func (m *Model) turn64(r *rule, s *session, to, outside netip.AddrPort) Reason {
+	target := m.outside[outsideKey{portClass(s.tuple[0].Protocol), to}]
+	switch {
+	case target == nil || target.rule.Type != config.NATNAT64:
+		return ReasonNoBinding
+	case !target.admits(outside):
+		return ReasonFiltered
+	}
+	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target.inside,
+		Dest: netip.AddrPortFrom(embed(r.Prefix, outside.Addr()), outside.Port())}
+	return ""
+}
+
+// dropUnused takes a binding back that got no session.
+func (m *Model) dropUnused(b *binding) {
+	if b.sessions == 0 {
+		m.removeBinding(b)
+	}
 }
 
 // first handles the packet that made the session.
@@ -357,6 +386,7 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	}
 	b.remotes[v.dst.Addr()] = true
 	if !target.admits(b.outside.endpoint) {
+		m.dropUnused(b)
 		return drop(ReasonFiltered)
 	}
 	s := &session{rule: r, binding: b, client: b.client}
