@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The flow tables: search, insertion, life and death of flows.
+//
+// An entry is found by a 16-bit tag in one of two buckets and then compared as
+// a whole, its state included. Nobody takes a lock:
+//   free -> claimed  compare-and-swap of the tag's word
+//   claimed -> live  atomic or of the key's last word, after all else is written
+//   live -> dead     the sweeper, or an inserter that lost a race
+//   dead -> free     the sweeper, a second later at the earliest: no program
+//                    runs that long, so none sees an entry change under it
+#ifndef SLUICE_CONN_H
+#define SLUICE_CONN_H
+
+#include "maps.h"
+#include "parse.h"
+
+#define LANES 0x0001000100010001ULL
+#define LANE_TOPS 0x8000800080008000ULL
+#define LANE_NUMBER 0x0000000100020003ULL // (1 << 16 n) * this >> 48 = n
+#define BUCKET_SLOTS 8
+
+struct place {
+	__u32 bucket[2];
+	__u32 tag;
+};
+
+static __always_inline __u64 nh(__u32 a, __u32 b, int i)
+{
+	return (__u64)(a + hash_key[i]) * (__u64)(b + hash_key[i + 1]);
+}
+
+// Where a tuple may stand. NH (Black et al., CRYPTO 1999) with secret keys:
+// two tuples collide with probability 2^-32 whoever chose them, so nobody can
+// aim at a bucket.
+static __always_inline struct place place_of(const struct tuple *t, const bool v6)
+{
+	__u32 ports = (__u32)t->sport | (__u32)t->dport << 16;
+	__u32 id = t->l4_proto | t->kind << 8 | t->zone << 16;
+	struct place at;
+	__u64 h;
+
+	h = nh(t->saddr.w[0], t->daddr.w[0], 0) + nh(ports, id, 2);
+	if (v6) {
+		h += nh(t->saddr.w[1], t->daddr.w[1], 4);
+		h += nh(t->saddr.w[2], t->daddr.w[2], 6);
+		h += nh(t->saddr.w[3], t->daddr.w[3], 8);
+	}
+	h ^= h >> 32;
+	h *= hash_multiplier;
+	h ^= h >> 32;
+	at.bucket[0] = (h >> 32) * (v6 ? buckets6 : buckets4) >> 32;
+	at.bucket[1] = (h & 0xffffffff) * (v6 ? buckets6 : buckets4) >> 32;
+	at.tag = (h >> 20) & 0xffff;
+	if (!at.tag)
+		at.tag = 1;
+	return at;
+}
+
+static __always_inline struct bucket *bucket_at(__u32 i, const bool v6)
+{
+	if (v6)
+		return bpf_map_lookup_elem(&tags6, &i);
+	return bpf_map_lookup_elem(&tags4, &i);
+}
+
+static __always_inline void *entry_at(__u32 i, const bool v6)
+{
+	if (v6)
+		return bpf_map_lookup_elem(&flows6, &i);
+	return bpf_map_lookup_elem(&flows4, &i);
+}
+
+static __always_inline struct entry_meta *meta_of(void *e, const bool v6)
+{
+	return v6 ? &((struct flow6 *)e)->meta : &((struct flow4 *)e)->meta;
+}
+
+// The word of owner and backend: of a reply the index of the flow's binding, of
+// a binding how many flows refer to it, of a permit the binding's outside port.
+static __always_inline __u32 *ref_of(struct entry_meta *m)
+{
+	return (__u32 *)&m->owner;
+}
+
+// The word of the key that ends in the state.
+static __always_inline __u32 *state_word(void *e, const bool v6)
+{
+	return v6 ? (__u32 *)&((struct flow6 *)e)->key.l4_proto : (__u32 *)&((struct flow4 *)e)->key.l4_proto;
+}
+
+#define STATE_SHIFT 24
+
+static __always_inline __u64 pack(__u32 low, __u32 high)
+{
+	return low | (__u64)high << 32;
+}
+
+static __always_inline bool key_equal(void *e, const struct tuple *t, const bool v6)
+{
+	__u32 ports = (__u32)t->sport | (__u32)t->dport << 16;
+	__u32 id = t->l4_proto | t->kind << 8 | t->zone << 16 | (__u32)ENTRY_LIVE << STATE_SHIFT;
+
+	if (!v6) {
+		__u64 *key = (__u64 *)&((struct flow4 *)e)->key;
+
+		return key[0] == pack(t->saddr.w[0], t->daddr.w[0]) && key[1] == pack(ports, id);
+	}
+	struct tuple *key = &((struct flow6 *)e)->key;
+
+	return key->saddr.d[0] == t->saddr.d[0] && key->saddr.d[1] == t->saddr.d[1] &&
+	       key->daddr.d[0] == t->daddr.d[0] && key->daddr.d[1] == t->daddr.d[1] &&
+	       *(__u64 *)&key->sport == pack(ports, id);
+}
+
+// Finds the live entry of a tuple and returns its index, or NO_ENTRY.
+static __always_inline __u32 search(const struct tuple *t, const bool v6)
+{
+	struct place at = place_of(t, v6);
+	__u64 pattern = at.tag * LANES;
+
+	for (int i = 0; i < 4; i++) {
+		__u32 b = i < 2 ? at.bucket[0] : at.bucket[1];
+		struct bucket *bucket = bucket_at(b, v6);
+		__u64 match;
+
+		if (!bucket)
+			return NO_ENTRY;
+		match = bucket->tags[i & 1] ^ pattern;
+		match = (match - LANES) & ~match & LANE_TOPS;
+		for (int k = 0; k < 4 && match; k++) {
+			__u64 lowest = match & -match;
+			__u32 lane = (lowest >> 15) * LANE_NUMBER >> 48;
+			__u32 index = b * BUCKET_SLOTS + (i & 1) * 4 + (lane & 3);
+			void *e = entry_at(index, v6);
+
+			if (e && key_equal(e, t, v6))
+				return index;
+			match ^= lowest;
+		}
+	}
+	return NO_ENTRY;
+}
+
+// The same for callers off the fast path: verified once.
+__noinline __u32 find4(const struct tuple *t)
+{
+	return t ? search(t, false) : NO_ENTRY;
+}
+
+__noinline __u32 find6(const struct tuple *t)
+{
+	return t ? search(t, true) : NO_ENTRY;
+}
+
+static __always_inline __u32 find(const struct tuple *t, bool v6)
+{
+	return v6 ? find6(t) : find4(t);
+}
+
+static __always_inline __u64 free_lanes(__u64 word)
+{
+	return (word - LANES) & ~word & LANE_TOPS;
+}
+
+static __always_inline __u32 lanes(__u64 tops)
+{
+	return ((tops >> 15) * LANES) >> 48;
+}
+
+// Takes a free slot for a tuple and returns its index, or NO_ENTRY when both
+// buckets are full. The first bucket is preferred until it is nearly full, so
+// that most searches look at one bucket.
+static __always_inline __u32 claim(const struct tuple *t, const bool v6)
+{
+	struct place at = place_of(t, v6);
+
+	for (int attempt = 0; attempt < 4; attempt++) {
+		struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
+		__u32 free1, free2, index;
+		struct bucket *chosen;
+		__u64 word, room, lowest;
+		int half = 0;
+
+		if (!one || !two)
+			return NO_ENTRY;
+		free1 = lanes(free_lanes(one->tags[0])) + lanes(free_lanes(one->tags[1]));
+		free2 = lanes(free_lanes(two->tags[0])) + lanes(free_lanes(two->tags[1]));
+		if (!free1 && !free2)
+			return NO_ENTRY;
+		if (free1 >= 3 || free1 >= free2) {
+			chosen = one;
+			index = at.bucket[0] * BUCKET_SLOTS;
+		} else {
+			chosen = two;
+			index = at.bucket[1] * BUCKET_SLOTS;
+		}
+		word = chosen->tags[0];
+		room = free_lanes(word);
+		if (!room) {
+			half = 1;
+			word = chosen->tags[1];
+			room = free_lanes(word);
+			if (!room)
+				continue;
+		}
+		lowest = (room & -room) >> 15;
+		index += half * 4 + ((lowest * LANE_NUMBER >> 48) & 3);
+		if (__sync_val_compare_and_swap(&chosen->tags[half], word, word | at.tag * lowest) == word)
+			return index;
+	}
+	return NO_ENTRY;
+}
+
+__noinline __u32 claim4(const struct tuple *t)
+{
+	return t ? claim(t, false) : NO_ENTRY;
+}
+
+__noinline __u32 claim6(const struct tuple *t)
+{
+	return t ? claim(t, true) : NO_ENTRY;
+}
+
+// Gives a slot back. Only for entries that were never live, or long dead.
+static __always_inline void release(__u32 index, const bool v6)
+{
+	__u32 slot = index % BUCKET_SLOTS;
+	struct bucket *bucket = bucket_at(index / BUCKET_SLOTS, v6);
+	void *e = entry_at(index, v6);
+	__u64 keep = ~(0xffffULL << (slot % 4 * 16));
+
+	if (!bucket || !e)
+		return;
+	*(volatile __u32 *)state_word(e, v6) = 0;
+	if (slot < 4)
+		__sync_fetch_and_and(&bucket->tags[0], keep);
+	else
+		__sync_fetch_and_and(&bucket->tags[1], keep);
+}
+
+static __always_inline void set_state(void *e, enum entry_state state, const bool v6)
+{
+	__u32 *word = state_word(e, v6);
+
+	__sync_fetch_and_and(word, 0xffffff);
+	__sync_fetch_and_or(word, (__u32)state << STATE_SHIFT);
+}
+
+static __always_inline void kill(void *e, __u32 now, enum entry_state state, const bool v6)
+{
+	meta_of(e, v6)->seen = now;
+	set_state(e, state, v6);
+}
+
+static __always_inline void reverse_tuple(struct tuple *to, const struct tuple *t)
+{
+	to->saddr = t->daddr;
+	to->daddr = t->saddr;
+	to->sport = t->dport;
+	to->dport = t->sport;
+	to->l4_proto = t->l4_proto;
+	to->kind = t->kind;
+	to->zone = t->zone;
+	to->state = ENTRY_LIVE;
+}
+
+// Writes key and rewrite of a claimed entry; it stays invisible.
+static __always_inline void fill(void *e, const struct tuple *key, const struct tuple *to, const bool v6)
+{
+	if (v6) {
+		struct flow6 *f = e;
+
+		f->packets = 0;
+		f->bytes = 0;
+		f->key = *key;
+		f->key.state = ENTRY_FREE;
+		f->to_saddr = to->saddr;
+		f->to_daddr = to->daddr;
+		f->to_sport = to->sport;
+		f->to_dport = to->dport;
+		return;
+	}
+	struct flow4 *f = e;
+
+	f->packets = 0;
+	f->bytes = 0;
+	f->key.saddr = key->saddr.w[0];
+	f->key.daddr = key->daddr.w[0];
+	f->key.sport = key->sport;
+	f->key.dport = key->dport;
+	*(__u32 *)&f->key.l4_proto = key->l4_proto | key->kind << 8 | key->zone << 16;
+	f->to_saddr = to->saddr.w[0];
+	f->to_daddr = to->daddr.w[0];
+	f->to_sport = to->sport;
+	f->to_dport = to->dport;
+}
+
+static __always_inline void publish(void *e, const bool v6)
+{
+	__sync_fetch_and_or(state_word(e, v6), (__u32)ENTRY_LIVE << STATE_SHIFT);
+}
+
+static __always_inline bool fill_side(__u32 index, struct birth *b, __u32 twin, bool primary, const bool v6)
+{
+	void *e = entry_at(index, v6);
+	struct entry_meta *m;
+
+	if (!e)
+		return false;
+	if (primary)
+		fill(e, &b->key, &b->to, v6);
+	else
+		fill(e, &b->back, &b->from, v6);
+	m = meta_of(e, v6);
+	m->twin = twin;
+	m->seen = b->now;
+	m->flags = b->flags;
+	m->heard = 0;
+	m->hop = 0;
+	m->hop_gen = 0;
+	if (primary) {
+		m->flags |= ENTRY_PRIMARY;
+		m->heard = b->heard;
+		m->owner = b->owner;
+		m->backend = b->backend;
+	} else {
+		*ref_of(m) = b->ref;
+	}
+	return true;
+}
+
+__noinline int fill_pair(struct birth *b, __u32 mine, __u32 twin)
+{
+	bool ok;
+
+	if (!b)
+		return 0;
+	if (b->family != b->to_family)
+		b->flags |= ENTRY_CROSS;
+	if (twin == NO_ENTRY)
+		return b->family == FAMILY_6 ? fill_side(mine, b, twin, true, true) :
+					       fill_side(mine, b, twin, true, false);
+	ok = b->to_family == FAMILY_6 ? fill_side(twin, b, mine, false, true) : fill_side(twin, b, mine, false, false);
+	if (!ok)
+		return 0;
+	return b->family == FAMILY_6 ? fill_side(mine, b, twin, true, true) : fill_side(mine, b, twin, true, false);
+}
+
+static __always_inline void publish_index(__u32 index, bool v6)
+{
+	void *e;
+
+	if (v6) {
+		e = entry_at(index, true);
+		if (e)
+			publish(e, true);
+	} else {
+		e = entry_at(index, false);
+		if (e)
+			publish(e, false);
+	}
+}
+
+static __always_inline void kill_index(__u32 index, __u32 now, bool v6)
+{
+	void *e;
+
+	if (v6) {
+		e = entry_at(index, true);
+		if (e)
+			kill(e, now, ENTRY_DEAD, true);
+	} else {
+		e = entry_at(index, false);
+		if (e)
+			kill(e, now, ENTRY_DEAD, false);
+	}
+}
+
+static __always_inline void release_index(__u32 index, bool v6)
+{
+	if (v6)
+		release(index, true);
+	else
+		release(index, false);
+}
+
+// Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
+// another CPU was faster (index is the winner's), or REASON_TABLE_FULL.
+__noinline int make_flow(struct birth *b)
+{
+	bool v6, to_v6;
+	__u32 mine, twin, found;
+
+	if (!b)
+		return REASON_INTERNAL;
+	v6 = b->family == FAMILY_6;
+	to_v6 = b->to_family == FAMILY_6;
+	mine = v6 ? claim6(&b->key) : claim4(&b->key);
+	if (mine == NO_ENTRY)
+		return REASON_TABLE_FULL;
+	twin = NO_ENTRY;
+	if (!b->one_way) {
+		twin = to_v6 ? claim6(&b->back) : claim4(&b->back);
+		if (twin == NO_ENTRY) {
+			release_index(mine, v6);
+			return REASON_TABLE_FULL;
+		}
+	}
+	if (!fill_pair(b, mine, twin)) {
+		release_index(mine, v6);
+		release_index(twin, to_v6);
+		return REASON_INTERNAL;
+	}
+	publish_index(twin, to_v6);
+	publish_index(mine, v6);
+	b->index = mine;
+	found = find(&b->key, v6);
+	if (found != mine && found != NO_ENTRY) {
+		kill_index(mine, b->now, v6);
+		kill_index(twin, b->now, to_v6);
+		b->index = found;
+		return REASON_FLOW;
+	}
+	return REASON_NEW_FLOW;
+}
+
+// Two sides of a half-open quota.
+static __always_inline bool half_open_take(struct control *c)
+{
+	if (c->half_open >= half_open_max)
+		return false;
+	__sync_fetch_and_add(&c->half_open, 1);
+	return true;
+}
+
+static __always_inline void half_open_give(struct control *c)
+{
+	__sync_fetch_and_sub(&c->half_open, 1);
+}
+
+// flags, heard and hop share a word; only flags are written by both directions.
+static __always_inline __u32 *flags_word(struct entry_meta *m)
+{
+	return (__u32 *)&m->flags;
+}
+
+// Marks a direction as settled; the first of them ends the handshake.
+static __always_inline void settle(struct entry_meta *m, struct entry_meta *twin)
+{
+	struct entry_meta *primary = m->flags & ENTRY_PRIMARY ? m : twin;
+	struct control *c = the_control();
+
+	__sync_fetch_and_or(flags_word(m), ENTRY_SETTLED);
+	if (!(primary->flags & ENTRY_HALF_OPEN))
+		return;
+	if (__sync_fetch_and_and(flags_word(primary), ~ENTRY_HALF_OPEN) & ENTRY_HALF_OPEN && c)
+		half_open_give(c);
+}
+
+static __always_inline struct entry_meta *twin_meta(struct entry_meta *m, bool v6)
+{
+	bool there = v6 != !!(m->flags & ENTRY_CROSS);
+	void *e;
+
+	if (there) {
+		e = entry_at(m->twin, true);
+		return e ? meta_of(e, true) : (void *)0;
+	}
+	e = entry_at(m->twin, false);
+	return e ? meta_of(e, false) : (void *)0;
+}
+
+// What a packet that is not plain traffic of a settled flow does to it.
+// index: its own entry.
+__noinline int conn_update(const struct packet *p, __u32 index)
+{
+	struct entry_meta *m, *twin;
+	__u8 flags, heard;
+	void *e;
+	bool v6;
+
+	if (!p)
+		return 0;
+	v6 = p->family == FAMILY_6;
+	if (v6) {
+		e = entry_at(index, true);
+		if (!e)
+			return 0;
+		m = meta_of(e, true);
+	} else {
+		e = entry_at(index, false);
+		if (!e)
+			return 0;
+		m = meta_of(e, false);
+	}
+	twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+	if (!twin)
+		return 0;
+	heard = m->heard;
+	if (p->tuple.l4_proto != IPPROTO_TCP) {
+		heard |= HEARD_ACK;
+	} else {
+		flags = p->tcp_flags;
+		if (flags & TCP_RST) {
+			heard |= HEARD_RST;
+		} else {
+			heard &= ~HEARD_RST;
+			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && (heard | twin->heard) & (HEARD_FIN | HEARD_RST)) {
+				heard = 0; // the ports are used again
+				twin->heard = 0;
+			}
+			if (flags & TCP_SYN)
+				heard |= HEARD_SYN;
+			else
+				heard |= HEARD_ACK;
+			if (flags & TCP_FIN)
+				heard |= HEARD_FIN;
+		}
+	}
+	m->heard = heard;
+	// TCP is settled when both have acknowledged; a flow that was picked up in
+	// the middle when the other side was heard at all.
+	if (!(m->flags & ENTRY_SETTLED) && (heard & HEARD_ACK) && (twin->heard & (HEARD_ACK | HEARD_SYN)))
+		settle(m, twin);
+	return 0;
+}
+
+// Whether a packet changes nothing but time and counts of its flow.
+static __always_inline bool conn_plain(const struct packet *p, const struct entry_meta *m)
+{
+	return (m->flags & ENTRY_SETTLED) && !(m->heard & (HEARD_RST | HEARD_FIN)) &&
+	       !(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
+}
+
+#endif

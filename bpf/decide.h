@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// From a parsed packet to a plan. Order: firewall, fragment, flow, service,
+// answer of a backend, binding, stateless prefix, NAT rule.
+#ifndef SLUICE_DECIDE_H
+#define SLUICE_DECIDE_H
+
+#include "snat.h"
+#include "stateless.h"
+
+// Reasons stand in the order of their actions.
+static __always_inline __u8 action_of(__u32 reason)
+{
+	if (reason <= REASON_NONE)
+		return ACTION_DROP;
+	if (reason <= REASON_FRAGMENT)
+		return ACTION_FORWARD;
+	return reason <= REASON_FORWARDING_OFF ? ACTION_PASS : ACTION_DROP;
+}
+
+// Deny and allow rules of the first hook, in order. REASON_NONE: go on.
+__noinline int firewall(const struct packet *p)
+{
+	__u64 sources, dests;
+	bool v6;
+
+	if (!p)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	sources = member_of(&p->tuple.saddr, LIST_SETS, v6);
+	dests = member_of(&p->tuple.daddr, LIST_SETS, v6);
+	for (__u32 i = 0; i < 64; i++) {
+		struct firewall_rule *r;
+		__u32 at = i;
+		__u16 port;
+
+		if (i >= rule_count)
+			break;
+		r = bpf_map_lookup_elem(&firewall_rules, &at);
+		if (!r)
+			break;
+		if ((r->sources && !(r->sources & sources)) || (r->dests && !(r->dests & dests)))
+			continue;
+		if ((r->ifindex && r->ifindex != p->ifindex) || (r->l4_proto && r->l4_proto != p->tuple.l4_proto))
+			continue;
+		port = bpf_ntohs(p->tuple.dport);
+		if (r->first && (port < r->first || port > r->last))
+			continue;
+		return r->action == ACTION_DROP ? REASON_DENIED : REASON_NONE;
+	}
+	return REASON_NONE;
+}
+
+static __always_inline void fragment_key_of(struct fragment_key *key, const struct packet *p)
+{
+	key->saddr = p->tuple.saddr;
+	key->daddr = p->tuple.daddr;
+	key->id = p->frag_id;
+	key->l4_proto = p->inner_proto;
+}
+
+#define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
+
+// A first fragment tells where the later ones go.
+__noinline int fragment_first(const struct packet *p)
+{
+	struct fragment_key key = {};
+	struct fragment f = {};
+
+	if (!p || dry_run)
+		return 0;
+	fragment_key_of(&key, p);
+	f.tuple = p->tuple;
+	f.seen = p->now;
+	bpf_map_update_elem(&fragments, &key, &f, BPF_ANY);
+	return 0;
+}
+
+// Gives a later fragment the ports of its first one.
+__noinline int fragment_later(struct packet *p)
+{
+	struct fragment_key key = {};
+	struct fragment *f;
+
+	if (!p)
+		return REASON_INTERNAL;
+	fragment_key_of(&key, p);
+	f = bpf_map_lookup_elem(&fragments, &key);
+	if (!f || p->now - f->seen > FRAGMENT_SECONDS * hz)
+		return REASON_ORPHAN_FRAGMENT;
+	p->tuple.sport = f->tuple.sport;
+	p->tuple.dport = f->tuple.dport;
+	p->tuple.l4_proto = f->tuple.l4_proto;
+	return REASON_NONE;
+}
+
+// What a flow's entry does with a packet of its direction.
+static __always_inline void plan_flow(struct plan *plan, void *e, __u32 index, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+
+	plan->entry = index;
+	plan->hop = m->hop;
+	plan->hop_gen = m->hop_gen;
+	if (v6) {
+		struct flow6 *f = e;
+
+		plan->to.saddr = f->to_saddr;
+		plan->to.daddr = f->to_daddr;
+		plan->to.sport = f->to_sport;
+		plan->to.dport = f->to_dport;
+		plan->to.l4_proto = f->key.l4_proto;
+		plan->family = FAMILY_6;
+		if (m->flags & ENTRY_CROSS) {
+			plan->family = FAMILY_4;
+			plan->to.l4_proto = proto_in(f->key.l4_proto, FAMILY_4);
+		}
+	} else {
+		struct flow4 *f = e;
+
+		plan->to.saddr.w[0] = f->to_saddr;
+		plan->to.daddr.w[0] = f->to_daddr;
+		plan->to.sport = f->to_sport;
+		plan->to.dport = f->to_dport;
+		plan->to.l4_proto = f->key.l4_proto;
+		plan->family = FAMILY_4;
+		if (m->flags & ENTRY_CROSS) {
+			__u32 twin = m->twin;
+			struct flow6 *six = entry_at(twin, true);
+
+			if (six)
+				reverse_tuple(&plan->to, &six->key);
+			plan->family = FAMILY_6;
+		}
+	}
+	plan->gateway_family = plan->family;
+}
+
+static __always_inline void touch(const struct packet *p, void *e, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+	__u64 *counts = e; // packets, bytes
+
+	if (m->seen != p->now)
+		m->seen = p->now;
+	counts[0]++;
+	counts[1] += p->l3_len;
+}
+
+// dsr and tunnel with a sequence scheduler keep a flow of which only the
+// backend matters.
+__noinline int aim_again(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
+
+	if (!p || !plan || !s || !b)
+		return REASON_INTERNAL;
+	plan->owner = service;
+	plan->owner_nat = 0;
+	aim(p, plan, s, b, backend);
+	return REASON_FLOW;
+}
+
+// Searches the flow of a packet; REASON_NONE when there is none.
+static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
+{
+	__u32 index = search(&p->tuple, v6);
+	struct entry_meta *m;
+	void *e;
+
+	if (index == NO_ENTRY)
+		return REASON_NONE;
+	e = entry_at(index, v6);
+	if (!e)
+		return REASON_NONE;
+	m = meta_of(e, v6);
+	plan_flow(plan, e, index, v6);
+	plan->flags |= PLAN_EXISTING;
+	if (m->twin == NO_ENTRY)
+		aim_again(p, plan, m->owner, m->backend);
+	if (!dry_run) {
+		if (!conn_plain(p, m))
+			conn_update(p, index);
+		touch(p, e, v6);
+	}
+	return REASON_FLOW;
+}
+
+// Frames of their own: what the search spills is gone when a miss goes deeper.
+static __noinline int decide_flow4(const struct packet *p, struct plan *plan)
+{
+	return decide_flow(p, plan, false);
+}
+
+static __noinline int decide_flow6(const struct packet *p, struct plan *plan)
+{
+	return decide_flow(p, plan, true);
+}
+
+static __always_inline bool icmp_may_open(const struct packet *p)
+{
+	if (p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6)
+		return p->flags & PACKET_QUERY;
+	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
+}
+
+// nat64: the IPv4 destination inside an IPv6 one, and who may use it.
+static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
+{
+	struct prefix *by;
+	struct nat_rule *rule;
+	bool excepted = false;
+	__u32 id;
+
+	by = prefix_of(&p->tuple.daddr, false, true);
+	if (!by || by->kind != PREFIX_NAT64)
+		return REASON_NONE;
+	id = nat_rule_of(p, true, &excepted);
+	if (id == NO_ENTRY)
+		return excepted ? REASON_EXCEPTED : REASON_NONE;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_INTERNAL;
+	by = prefix_of(&p->tuple.saddr, false, true);
+	if (by && by->kind == PREFIX_NAT64)
+		return REASON_LOOP; // RFC 6146 §3.5
+	if (!icmp_may_open(p))
+		return REASON_UNSUPPORTED_PROTOCOL;
+	plan->to = p->tuple;
+	plan->to.daddr.d[0] = extract(&p->tuple.daddr, rule->prefix_len);
+	plan->to.daddr.d[1] = 0;
+	plan->to.l4_proto = proto_in(p->tuple.l4_proto, FAMILY_4);
+	plan->family = FAMILY_4;
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = FAMILY_4;
+	return nat_out(p, plan, id);
+}
+
+static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
+{
+	bool excepted = false;
+	__u32 id;
+	int reason;
+
+	if (p->family == FAMILY_6) {
+		reason = nat64_out(p, plan);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	id = nat_rule_of(p, false, &excepted);
+	if (id == NO_ENTRY)
+		return excepted ? REASON_EXCEPTED : REASON_NONE;
+	if (!icmp_may_open(p))
+		return REASON_UNSUPPORTED_PROTOCOL;
+	plan->to = p->tuple;
+	plan->family = p->family;
+	plan->gateway = p->tuple.daddr;
+	plan->gateway_family = p->family;
+	return nat_out(p, plan, id);
+}
+
+static __always_inline int decide_pool(const struct packet *p, struct plan *plan)
+{
+	__u32 *number = bpf_map_lookup_elem(&pool_numbers, &p->tuple.daddr), n;
+	struct pool_addr *address;
+	int reason;
+
+	if (!number)
+		return REASON_NONE;
+	n = *number;
+	address = bpf_map_lookup_elem(&pools, &n);
+	if (!address || address->family != p->family)
+		return REASON_NONE;
+	reason = nat_in(p, plan, n);
+	return reason == REASON_NO_BINDING && address->local ? REASON_NOT_OURS : reason;
+}
+
+// Everything behind the flow table.
+static __always_inline int decide_miss(const struct packet *p, struct plan *plan)
+{
+	int reason = REASON_NONE;
+	__u32 service;
+
+	plan->owner_nat = 2;
+	if (have_services && !(p->flags & PACKET_ERROR)) {
+		service = service_of(p);
+		if (service != NO_ENTRY)
+			return service_new(p, plan, service);
+	}
+	if (have_reverse) {
+		reason = service_reply(p, plan);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (have_pools) {
+		reason = decide_pool(p, plan);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (have_prefixes) {
+		reason = stateless(p, plan);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (have_nat)
+		reason = decide_nat(p, plan);
+	return reason == REASON_NONE ? REASON_NOT_OURS : reason;
+}
+
+#endif

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Services: which one a packet is for, what it may do, where it goes.
+#ifndef SLUICE_LB_H
+#define SLUICE_LB_H
+
+#include "nat.h"
+#include "schedule.h"
+
+static __always_inline struct listener *listener_find(const struct listener_key *key)
+{
+	struct listener *l = bpf_map_lookup_elem(&listeners, key);
+	struct listener_prefix prefix = { .prefix_len = sizeof(*key) * 8, .key = *key };
+
+	if (l)
+		return l;
+	return bpf_map_lookup_elem(&listener_ranges, &prefix);
+}
+
+// The service that listens on a packet's destination, or NO_ENTRY.
+static __always_inline __u32 service_of(const struct packet *p)
+{
+	struct listener_key key = {
+		.l4_proto = p->tuple.l4_proto,
+		.family = p->family,
+		.port = p->tuple.dport,
+	};
+	struct listener *l;
+
+	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
+	l = listener_find(&key);
+	if (!l) {
+		key.l4_proto = 0;
+		key.port = 0;
+		l = listener_find(&key);
+	}
+	if (!l || (l->ifindex && l->ifindex != p->ifindex))
+		return NO_ENTRY;
+	return l->service;
+}
+
+static __always_inline struct birth *birth_of(struct work *w, const struct packet *p, const struct plan *plan)
+{
+	struct birth *b = &w->birth;
+
+	__builtin_memset(b, 0, sizeof(*b));
+	b->key = p->tuple;
+	b->to = plan->to;
+	b->to.kind = KIND_FLOW;
+	b->to.state = ENTRY_LIVE;
+	reverse_tuple(&b->back, &b->to);
+	reverse_tuple(&b->from, &b->key);
+	b->now = p->now;
+	b->family = p->family;
+	b->to_family = plan->family;
+	b->owner = plan->owner;
+	b->backend = plan->backend;
+	b->one_way = !!(plan->flags & PLAN_SAME);
+	if (p->tuple.l4_proto == IPPROTO_TCP)
+		b->heard = p->tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK;
+	else
+		b->heard = HEARD_ACK;
+	return b;
+}
+
+static __always_inline void refuse(struct plan *plan, enum reason reason, enum answer answer)
+{
+	plan->action = ACTION_DROP;
+	plan->reason = reason;
+	plan->answer = answer;
+}
+
+// Lists and rates of a service.
+__noinline int service_admit(const struct packet *p, __u32 id)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
+	struct client_key who = {};
+	struct client *c, fresh = {};
+	bool v6;
+
+	if (!p || !s || !l)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	if (s->allow | s->deny) {
+		__u64 sets = member_of(&p->tuple.saddr, LIST_SETS, v6);
+
+		if (sets & s->deny)
+			return REASON_DENIED;
+		if (s->allow && !(sets & s->allow))
+			return REASON_NOT_ALLOWED;
+	}
+	if (dry_run)
+		return REASON_NONE;
+	if (s->max_flows && l->active >= (__s64)s->max_flows)
+		return REASON_LIMIT_CONNECTIONS;
+	if (s->client_rate_ns) {
+		client_of(&who, &p->tuple.saddr, id, v6);
+		c = bpf_map_lookup_elem(&client_rates, &who);
+		if (!c) {
+			bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
+			c = bpf_map_lookup_elem(&client_rates, &who);
+		}
+		if (c && !rate_take(&c->tat, s->client_rate_ns, s->client_burst_ns))
+			return REASON_LIMIT_CLIENT_RATE;
+	}
+	if (s->rate_ns && !rate_take(&l->tat, s->rate_ns, s->burst_ns))
+		return REASON_LIMIT_RATE;
+	return REASON_NONE;
+}
+
+// Makes the flow of a service, with everything that counts it.
+__noinline int service_flow(const struct packet *p, struct plan *plan, __u32 half_open, __u32 has_port)
+{
+	struct load *l, *bl;
+	struct work *w = the_work();
+	struct service *s;
+	__u32 id, backend;
+	struct birth *b;
+	int reason;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	id = plan->owner;
+	backend = plan->backend;
+	s = bpf_map_lookup_elem(&services, &id);
+	l = bpf_map_lookup_elem(&service_loads, &id);
+	bl = bpf_map_lookup_elem(&backend_loads, &backend);
+	if (!s || !l || !bl)
+		return REASON_INTERNAL;
+	b = birth_of(w, p, plan);
+	b->flags = (half_open ? ENTRY_HALF_OPEN : 0) | (has_port ? ENTRY_PORT : 0);
+	if (s->max_client_flows) {
+		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
+		reason = client_flow_get(&w->who, s->max_client_flows);
+		if (reason != REASON_NONE)
+			return reason;
+		b->flags |= ENTRY_CLIENT;
+	}
+	reason = make_flow(b);
+	if (reason == REASON_NEW_FLOW) {
+		__sync_fetch_and_add(&l->flows, 1);
+		__sync_fetch_and_add(&l->active, 1);
+		__sync_fetch_and_add(&bl->flows, 1);
+		__sync_fetch_and_add(&bl->active, 1);
+		plan->entry = b->index;
+	} else if (b->flags & ENTRY_CLIENT) {
+		client_flow_put(&w->who);
+	}
+	return reason;
+}
+
+// fullnat: a port of the service's pool in the backend's family.
+static __always_inline enum reason service_source(const struct packet *p, struct plan *plan, const struct service *s,
+						  struct port_request *r)
+{
+	bool v6 = plan->family == FAMILY_6;
+	__u32 first = v6 ? s->pool6 : s->pool, len = v6 ? s->pool6_len : s->pool_len;
+	__u32 class = port_class(plan->to.l4_proto), at;
+	struct pool_addr *address;
+	int reason = REASON_NO_PORT;
+
+	at = (__u64)bpf_get_prandom_u32() * len >> 32;
+	r->first = 1024;
+	r->last = 65535;
+	r->want = bpf_ntohs(p->tuple.sport) | 1024;
+	if (dry_run && len) {
+		address = bpf_map_lookup_elem(&pools, &first);
+		if (address)
+			plan->to.saddr = address->addr;
+		plan->to.sport = p->tuple.sport;
+		return REASON_NONE;
+	}
+	for (__u32 i = 0; i < 8; i++) {
+		__u32 number = first + at;
+
+		if (i >= len)
+			break;
+		r->map = number * PORT_CLASSES + class;
+		reason = take_port(r);
+		address = bpf_map_lookup_elem(&pools, &number);
+		if (reason == REASON_NONE && address) {
+			plan->to.saddr = address->addr;
+			plan->to.sport = bpf_htons(r->port);
+			return REASON_NONE;
+		}
+		at = at + 1 < len ? at + 1 : 0;
+	}
+	return reason;
+}
+
+// ICMP changes its number between the families.
+static __always_inline __u8 proto_in(__u8 l4_proto, __u8 family)
+{
+	if (l4_proto == IPPROTO_ICMP || l4_proto == IPPROTO_ICMPV6)
+		return family == FAMILY_6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+	return l4_proto;
+}
+
+// Rewrites a plan towards a backend, in the way of the service's mode.
+static __always_inline void aim(const struct packet *p, struct plan *plan, const struct service *s,
+				const struct backend *b, __u32 id)
+{
+	plan->backend = id;
+	plan->to = p->tuple;
+	plan->family = p->family;
+	plan->gateway = b->addr;
+	plan->gateway_family = b->family;
+	switch (s->mode) {
+	case MODE_DSR:
+		plan->flags |= PLAN_SAME;
+		plan->backend_hop = id;
+		return;
+	case MODE_TUNNEL:
+		plan->flags |= PLAN_SAME;
+		plan->encap = s->encap;
+		plan->encap_port = s->encap_port;
+		plan->backend_hop = id;
+		return;
+	case MODE_STATELESS:
+		plan->backend_hop = id;
+		break;
+	}
+	plan->to.daddr = b->addr;
+	if (b->port)
+		plan->to.dport = b->port;
+	plan->family = b->family;
+	plan->to.l4_proto = proto_in(p->tuple.l4_proto, b->family);
+}
+
+static __always_inline void count_load(__u32 service, __u32 backend, __u32 bytes)
+{
+	struct load *l = bpf_map_lookup_elem(&service_loads, &service);
+	struct load *bl = bpf_map_lookup_elem(&backend_loads, &backend);
+
+	if (dry_run || !l || !bl)
+		return;
+	__sync_fetch_and_add(&l->packets, 1);
+	__sync_fetch_and_add(&l->bytes, bytes);
+	__sync_fetch_and_add(&bl->packets, 1);
+	__sync_fetch_and_add(&bl->bytes, bytes);
+}
+
+static __always_inline bool by_hash(const struct service *s)
+{
+	return s->scheduler == SCHEDULER_MAGLEV || s->scheduler == SCHEDULER_SOURCE ||
+	       s->scheduler == SCHEDULER_SYMMETRIC;
+}
+
+// Modes whose replies do not come back this way, or need no flow to do so, with
+// a scheduler that finds the same backend again: nothing is remembered.
+static __always_inline bool service_stateless(const struct service *s)
+{
+	return s->mode >= MODE_DSR && by_hash(s) && !s->sticky_ticks && !s->max_client_flows;
+}
+
+static __always_inline enum answer when_down(const struct packet *p, const struct service *s)
+{
+	if (s->flags & SERVICE_ANSWER_RESET)
+		return p->tuple.l4_proto == IPPROTO_TCP ? ANSWER_RESET : ANSWER_UNREACHABLE_PORT;
+	return s->flags & SERVICE_ANSWER_REJECT ? ANSWER_UNREACHABLE_PORT : ANSWER_NONE;
+}
+
+// port-forward used from inside: the source is translated too, so that the
+// answer comes back this way (RFC 4787 REQ-9). REASON_NONE: not from inside.
+static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source)
+{
+	__u64 inside;
+	__u32 rule = 0;
+	struct nat_rule *r;
+	int reason;
+
+	if (!have_nat)
+		return REASON_NONE;
+	inside = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
+	if (!inside)
+		return REASON_NONE;
+	rule = lowest_bit(inside);
+	r = bpf_map_lookup_elem(&nat_rules, &rule);
+	if (!r || !(r->flags & NAT_HAIRPIN) || (p->family == FAMILY_6 ? !r->pool6_len : !r->pool_len))
+		return REASON_NONE;
+	source->inside = p->tuple;
+	source->family = p->family;
+	source->outside_family = p->family;
+	source->rule = rule;
+	source->now = p->now;
+	if (dry_run)
+		return REASON_NONE;
+	reason = bind(source);
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
+		return reason;
+	plan->to.saddr = source->outside;
+	plan->to.sport = source->port;
+	return REASON_FLOW;
+}
+
+// A flow for what has been aimed: its ports, its half-open quota.
+static __always_inline enum reason service_keep(const struct packet *p, struct plan *plan, const struct service *s)
+{
+	bool half_open = p->tuple.l4_proto == IPPROTO_TCP;
+	struct control *c = the_control();
+	struct work *w = the_work();
+	struct port_request *r;
+	bool has_port = false;
+	int reason;
+
+	if (!c || !w)
+		return REASON_INTERNAL;
+	r = &w->request;
+	__builtin_memset(r, 0, sizeof(*r));
+	if (half_open && !dry_run && !half_open_take(c)) {
+		// Without state the hash finds the backend again (bounded state
+		// under a SYN flood); what needs a port is refused.
+		if (s->mode == MODE_FULLNAT)
+			return REASON_HALF_OPEN_FULL;
+		return REASON_SYN;
+	}
+	if (s->mode == MODE_FULLNAT) {
+		reason = service_source(p, plan, s, r);
+		if (reason != REASON_NONE)
+			goto refused;
+		has_port = true;
+	}
+	if (dry_run)
+		return REASON_NEW_FLOW;
+	reason = service_flow(p, plan, half_open, has_port);
+	if (reason == REASON_NEW_FLOW)
+		return reason;
+	if (has_port)
+		give_port(r->map, r->port);
+refused:
+	if (half_open && !dry_run)
+		half_open_give(c);
+	return reason;
+}
+
+static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only)
+{
+	__u32 backend = NO_ENTRY;
+
+	if (s->flags & SERVICE_SESSIONS)
+		backend = schedule_session(p, id);
+	if (backend == NO_ENTRY && s->sticky_ticks)
+		backend = sticky_get(p, id);
+	if (backend != NO_ENTRY)
+		return backend;
+	backend = schedule(p, id, hash_only);
+	if (backend != NO_ENTRY && s->sticky_ticks && !hash_only)
+		sticky_put(backend, p->now);
+	return backend;
+}
+
+// First packet of a flow, or every packet of what keeps none.
+__noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	bool syn, stateless, plain_syn;
+	enum reason reason;
+	struct backend *b;
+	__u32 backend;
+
+	if (!p || !plan || !s)
+		return REASON_INTERNAL;
+	plan->owner = id;
+	plan->owner_nat = 0;
+	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+	plain_syn = syn && !(p->tcp_flags & TCP_FIN);
+	stateless = service_stateless(s);
+	if (p->flags & PACKET_NO_FLOW && !stateless)
+		return REASON_UNSUPPORTED_PROTOCOL;
+	if (p->tuple.l4_proto == IPPROTO_TCP && !syn && !stateless) {
+		if (p->tcp_flags & TCP_RST)
+			return REASON_NO_FLOW;
+		if (s->flags & SERVICE_STRICT_TCP && !(s->flags & SERVICE_SYN_STATELESS))
+			return REASON_STRICT_TCP;
+	}
+	if (s->flags & SERVICE_STRICT_TCP && syn && !plain_syn)
+		return REASON_STRICT_TCP;
+	if (!(__u32)s->slots) {
+		refuse(plan, REASON_NO_BACKEND, when_down(p, s));
+		return REASON_NO_BACKEND;
+	}
+	if (syn || p->tuple.l4_proto != IPPROTO_TCP || !(s->flags & SERVICE_SYN_STATELESS)) {
+		reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn));
+	b = bpf_map_lookup_elem(&backends, &backend);
+	if (!b)
+		return REASON_LIMIT_BACKEND;
+	aim(p, plan, s, b, backend);
+	if (stateless) {
+		count_load(id, backend, p->l3_len);
+		return REASON_STATELESS;
+	}
+	if (syn && s->flags & SERVICE_SYN_STATELESS)
+		return REASON_SYN;
+	reason = service_keep(p, plan, s);
+	if (reason == REASON_SYN) { // no state: the hash decides
+		backend = schedule(p, id, true);
+		b = bpf_map_lookup_elem(&backends, &backend);
+		if (!b)
+			return REASON_NO_BACKEND;
+		aim(p, plan, s, b, backend);
+	}
+	return reason;
+}
+
+// Answer of a backend for which no flow is kept: the virtual endpoint is put
+// back as its source.
+__noinline int service_reply(const struct packet *p, struct plan *plan)
+{
+	struct listener_key key = {};
+	struct service *s;
+	struct reverse *r;
+	__u32 id;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	key.l4_proto = p->tuple.l4_proto;
+	key.family = p->family;
+	key.port = p->tuple.sport;
+	__builtin_memcpy(key.addr, &p->tuple.saddr, sizeof(key.addr));
+	r = bpf_map_lookup_elem(&reverses, &key);
+	if (!r) {
+		key.port = 0;
+		r = bpf_map_lookup_elem(&reverses, &key);
+		if (!r && (p->flags & PACKET_NO_FLOW)) {
+			key.l4_proto = 0;
+			r = bpf_map_lookup_elem(&reverses, &key);
+		}
+	}
+	if (!r || r->ambiguous)
+		return REASON_NONE;
+	id = r->service;
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s || (s->mode != MODE_STATELESS &&
+		   (p->tuple.l4_proto != IPPROTO_TCP ||
+		    (p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK))))
+		return REASON_NONE;
+	plan->owner = id;
+	plan->owner_nat = 0;
+	plan->to = p->tuple;
+	plan->to.saddr = r->vip;
+	if (r->port)
+		plan->to.sport = r->port;
+	plan->family = p->family;
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = p->family;
+	return s->mode == MODE_STATELESS ? REASON_STATELESS : REASON_SYN_ACK;
+}
+
+#endif

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Rates and quotas. Looked at only when a flow is made.
+#ifndef SLUICE_LIMIT_H
+#define SLUICE_LIMIT_H
+
+#include "maps.h"
+
+#define CLIENT_NAT 0x10000 // client_key.owner: a NAT rule rather than a service
+
+// Generic cell rate algorithm (ITU-T I.371): *tat is when the next event
+// conforms. One word, so no lock. True when this event conforms.
+static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst_ns)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	for (int i = 0; i < 4; i++) {
+		__u64 was = *(volatile __u64 *)tat, at = was > now ? was : now;
+
+		if (at - now > burst_ns)
+			return false;
+		if (__sync_val_compare_and_swap(tat, was, at + interval_ns) == was)
+			return true;
+	}
+	return false;
+}
+
+// A counted client, made when it is new; null when there is no room.
+static __always_inline struct client *client_get(const struct client_key *key)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
+
+	if (c)
+		return c;
+	bpf_map_update_elem(&clients, key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&clients, key);
+}
+
+// Who a flow is counted for.
+static __always_inline void client_of(struct client_key *key, const union addr *a, __u32 owner, bool v6)
+{
+	key->addr = *a;
+	key->owner = owner;
+	if (v6 && !(owner & CLIENT_NAT))
+		key->addr.d[1] = 0; // a /64 is one client
+}
+
+// One flow more for a client with a limit.
+static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
+{
+	struct client *c = client_get(key);
+
+	if (!c)
+		return REASON_CLIENTS_FULL;
+	if (c->flows >= max)
+		return REASON_CLIENT_FLOWS;
+	__sync_fetch_and_add(&c->flows, 1);
+	return REASON_NONE;
+}
+
+__noinline int client_flow_put(const struct client_key *key)
+{
+	struct client *c;
+
+	if (!key)
+		return 0;
+	c = bpf_map_lookup_elem(&clients, key);
+	if (!c)
+		return 0;
+	__sync_fetch_and_sub(&c->flows, 1);
+	if (!c->flows && !c->ports)
+		bpf_map_delete_elem(&clients, key);
+	return 0;
+}
+
+__noinline int client_port_put(const union addr *addr, __u32 rule)
+{
+	struct client_key key = {};
+	struct client *c;
+
+	if (!addr)
+		return 0;
+	client_of(&key, addr, CLIENT_NAT | rule, false);
+	c = bpf_map_lookup_elem(&clients, &key);
+	if (!c)
+		return 0;
+	__sync_fetch_and_sub(&c->ports, 1);
+	if (!c->flows && !c->ports)
+		bpf_map_delete_elem(&clients, &key);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Every map and every switch. Sizes marked "set at load" come from the
+// configuration or the machine's memory. All maps but "works" are pinned and
+// outlive the daemon.
+#ifndef SLUICE_MAPS_H
+#define SLUICE_MAPS_H
+
+#include "types.h"
+
+// Switches and sizes, set before load and constant afterwards: the verifier
+// removes the branches that they close.
+const volatile __u32 hash_key[12];	   // secret; pinned with the tables
+const volatile __u64 hash_multiplier = 1;  // secret and odd
+const volatile __u32 buckets4 = 1;	   // of tags4
+const volatile __u32 buckets6 = 1;
+const volatile __u32 hz = 250;		   // ticks a second
+const volatile __u32 timeout_established = 1; // ticks
+const volatile __u32 timeout_transitory = 1;
+const volatile __u32 timeout_udp = 1;
+const volatile __u32 timeout_icmp = 1;
+const volatile __u32 timeout_other = 1;
+const volatile __u32 hold_ticks = 0;	   // freed ports are held back (RFC 6888 REQ-8)
+const volatile __u32 half_open_max = 0xffffffff;
+const volatile __u32 hash_seed = 0;	   // of the schedulers: balance.Seed
+const volatile __u32 sweep_ms = 2000;	   // one pass over the tables
+const volatile bool have_rules = false;	   // firewall rules at the first hook
+const volatile __u32 rule_count = 0;
+const volatile bool have_services = true;
+const volatile bool have_reverse = false;  // services whose replies need no flow
+const volatile bool have_nat = false;	   // rules that translate sources
+const volatile bool nat_by_egress = false; // some of them ask for the egress interface
+const volatile bool have_prefixes = false;
+const volatile bool have_pools = false;
+const volatile bool hold_fragments = false; // user space holds early fragments
+const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
+
+// Flow tables. Written by the programs; user space reads them through mmap and
+// never writes. Freed by the sweeper. Size: flows * 2 directions / 0.75, set at
+// load; preallocated. Survive restarts.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 8);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow4);
+} flows4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 8);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow6);
+} flows6 SEC(".maps");
+
+// Tags of the entries, eight to a bucket: slot i of bucket b is entry b * 8 + i.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct bucket);
+} tags4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct bucket);
+} tags6 SEC(".maps");
+
+// Words of the datapath as a whole. Generation: user space and programs.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct control);
+} control SEC(".maps");
+
+// Next hops, placed by a hash of their content. Written by the programs; an
+// entry of an earlier generation may be overwritten. 1,024 neighbours that are
+// in use at once have room; more share places and are looked up again.
+#define HOPS 4096
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, HOPS);
+	__type(key, __u32);
+	__type(value, struct hop);
+} hops SEC(".maps");
+
+// Packets by [family][action][reason]. Read by user space.
+#define COUNTERS (FAMILY_COUNT * 3 * 64)
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} reasons SEC(".maps");
+
+// Listeners with one port. Written and deleted by user space; set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct listener_key);
+	__type(value, struct listener);
+} listeners SEC(".maps");
+
+// Listeners with port ranges, cut into port prefixes, and with every port.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct listener_prefix);
+	__type(value, struct listener);
+} listener_ranges SEC(".maps");
+
+// Endpoint of a backend to the virtual endpoint. Written by user space.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct listener_key);
+	__type(value, struct reverse);
+} reverses SEC(".maps");
+
+// Services and backends by id. Written by user space through mmap.
+#define SERVICES 16384
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SERVICES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct service);
+} services SEC(".maps");
+
+#define BACKENDS 65536
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct backend);
+} backends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BACKENDS);
+	__type(key, __u32);
+	__type(value, struct backend_hop);
+} backend_hops SEC(".maps");
+
+// Scheduler tables, one region a service: backend ids. User space allocates the
+// regions, writes a new one beside the old and then switches service.slots.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << 22);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64); // four slots of 16 bits
+} slots SEC(".maps");
+
+// Counts of services and of backends. Written by the programs.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SERVICES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct load);
+} service_loads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BACKENDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct load);
+} backend_loads SEC(".maps");
+
+// Persistence: the backend of a client. Least recently used goes first: losing
+// one costs a client its backend, not its connection.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct sticky_key);
+	__type(value, struct sticky);
+} stickies SEC(".maps");
+
+// Clients under a quota. Made with their first flow, deleted with the last.
+// When it is full no further client is admitted to what has a quota.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct client_key);
+	__type(value, struct client);
+} clients SEC(".maps");
+
+// Rates of clients; the least recently used is forgotten.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct client_key);
+	__type(value, struct client);
+} client_rates SEC(".maps");
+
+// Clients pinned to a backend. Written by user space.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct session_key);
+	__type(value, __u32);
+} sessions SEC(".maps");
+
+// Prefixes and the sets, rules and exceptions that they belong to. A prefix
+// holds the bits of every shorter one that covers it, so one search is enough.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1 << 20);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct member_key);
+	__type(value, __u64);
+} members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 64);
+	__type(key, __u32);
+	__type(value, struct firewall_rule);
+} firewall_rules SEC(".maps");
+
+// Rules that translate sources. User space writes all but the counts.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 64);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_rule);
+} nat_rules SEC(".maps");
+
+// Pool addresses by number, and numbers by address.
+#define POOL_MAX 65536
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pool_addr);
+} pools SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, POOL_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, union addr);
+	__type(value, __u32);
+} pool_numbers SEC(".maps");
+
+// Ports: element number * 3 + class (0 TCP, 1 UDP, 2 ICMP). Set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 3);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct port_map);
+} port_maps SEC(".maps");
+
+// Binding of an outside port: (number * 3 + class) << 16 | port to the index of
+// the binding's entry + 1; bit 31: in flows6. 0: none.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u32);
+} port_owners SEC(".maps");
+
+// Stateless prefixes, by source and by destination.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, struct prefix);
+} prefixes SEC(".maps");
+
+// First fragments. Lost ones cost one datagram.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} fragments SEC(".maps");
+
+// Addresses of the interfaces. Written by user space.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct interface_addr);
+} interfaces SEC(".maps");
+
+// What user space is asked to do.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+	__type(value, struct event);
+} events SEC(".maps");
+
+// Working memory of a CPU: programs run one after the other, and their stacks
+// are small. Explain has its own, where it leaves the plan.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct work);
+} works SEC(".maps");
+
+// The one timer, that sweeps.
+struct sweeper {
+	struct bpf_timer timer;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sweeper);
+} sweepers SEC(".maps");
+
+static __always_inline struct control *the_control(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&control, &zero);
+}
+
+static __always_inline struct work *the_work(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&works, &zero);
+}
+
+#endif

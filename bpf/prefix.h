@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Prefix lists, and rules that rewrite prefixes without state.
+#ifndef SLUICE_PREFIX_H
+#define SLUICE_PREFIX_H
+
+#include "maps.h"
+
+// Bits of the sets, rules or exceptions that an address belongs to.
+static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
+{
+	struct member_key key = {
+		.prefix_len = 32 + (v6 ? 128 : 32),
+		.list = list | (v6 ? FAMILY_6 : FAMILY_4) << 8,
+	};
+	__u64 *bits;
+
+	__builtin_memcpy(key.addr, a, sizeof(key.addr));
+	bits = bpf_map_lookup_elem(&members, &key);
+	return bits ? *bits : 0;
+}
+
+static __always_inline struct prefix *prefix_of(const union addr *a, bool source, bool v6)
+{
+	struct prefix_key key = {
+		.prefix_len = 32 + (v6 ? 128 : 32),
+		.source = source,
+		.family = v6 ? FAMILY_6 : FAMILY_4,
+	};
+
+	__builtin_memcpy(key.addr, a, sizeof(key.addr));
+	return bpf_map_lookup_elem(&prefixes, &key);
+}
+
+// Puts the first "bits" bits of prefix in front of a.
+static __always_inline void replace_prefix(union addr *a, const union addr *prefix, __u32 bits)
+{
+	for (int i = 0; i < 4; i++) {
+		__u32 mask;
+
+		if (bits >= 32 * ((__u32)i + 1))
+			mask = 0xffffffff;
+		else if (bits > 32 * (__u32)i)
+			mask = ~(0xffffffffU >> (bits - 32 * i));
+		else
+			mask = 0;
+		mask = bpf_htonl(mask);
+		a->w[i] = (prefix->w[i] & mask) | (a->w[i] & ~mask);
+	}
+}
+
+// RFC 6052 §2.2: an IPv4 address behind a prefix of 32, 40, 48, 56, 64 or 96
+// bits; bits 64 to 71 stay 0.
+static __always_inline void embed(union addr *out, const union addr *prefix, __u32 len, __be32 v4)
+{
+	__u8 *b = (__u8 *)&v4;
+
+	*out = *prefix;
+	switch (len) {
+	case 96:
+		out->w[3] = v4;
+		break;
+	case 64:
+		__builtin_memcpy(&out->b[9], b, 4);
+		break;
+	case 56:
+		out->b[7] = b[0];
+		__builtin_memcpy(&out->b[9], b + 1, 3);
+		break;
+	case 48:
+		__builtin_memcpy(&out->b[6], b, 2);
+		__builtin_memcpy(&out->b[9], b + 2, 2);
+		break;
+	case 40:
+		__builtin_memcpy(&out->b[5], b, 3);
+		out->b[9] = b[3];
+		break;
+	default: // 32
+		out->w[1] = v4;
+	}
+}
+
+static __always_inline __be32 extract(const union addr *a, __u32 len)
+{
+	__be32 v4;
+	__u8 *b = (__u8 *)&v4;
+
+	switch (len) {
+	case 96:
+		return a->w[3];
+	case 64:
+		__builtin_memcpy(b, &a->b[9], 4);
+		return v4;
+	case 56:
+		b[0] = a->b[7];
+		__builtin_memcpy(b + 1, &a->b[9], 3);
+		return v4;
+	case 48:
+		__builtin_memcpy(b, &a->b[6], 2);
+		__builtin_memcpy(b + 2, &a->b[9], 2);
+		return v4;
+	case 40:
+		__builtin_memcpy(b, &a->b[5], 3);
+		b[3] = a->b[9];
+		return v4;
+	}
+	return a->w[1];
+}
+
+#endif

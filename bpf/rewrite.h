@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The only file that sees a hook's context: next hops, rewriting, sending.
+// "xdp" is a constant that the compiler removes; what both hooks do alike is
+// written once.
+#ifndef SLUICE_REWRITE_H
+#define SLUICE_REWRITE_H
+
+#include "decide.h"
+#include "event.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define TC_ACT_OK 0
+#define TC_ACT_SHOT 2
+
+#define IPV4_CHECK 10 // offsets of checksum fields in their headers
+#define TCP_CHECK 16
+#define UDP_CHECK 6
+#define ICMP_CHECK 2
+
+// ---- checksums (RFC 1624: one's complement sums of wire words) ----
+
+static __always_inline __u64 fold32(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
+static __always_inline __u16 fold16(__u64 sum)
+{
+	sum = fold32(sum);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+// What a change of one word adds to a sum.
+static __always_inline __u64 change(__u32 was, __u32 is)
+{
+	return (__u64)(__u32)~was + is;
+}
+
+static __always_inline __u64 sum_addr(const union addr *a, const bool v6)
+{
+	if (!v6)
+		return a->w[0];
+	return (__u64)a->w[0] + a->w[1] + a->w[2] + a->w[3];
+}
+
+static __always_inline __u64 minus(__u64 sum)
+{
+	return (__u32)~fold32(sum);
+}
+
+static __always_inline __u16 check_after(__u16 check, __u64 delta)
+{
+	return ~fold16((__u64)(__u16)~check + delta);
+}
+
+// ---- bytes of the packet, by either hook ----
+
+#define FRAME_MAX 0x3fff
+
+static __always_inline bool put(void *ctx, __u32 off, const void *from, const __u32 len, const bool xdp)
+{
+	if (!xdp)
+		return !bpf_skb_store_bytes(ctx, off, from, len, BPF_F_RECOMPUTE_CSUM);
+	struct xdp_md *md = ctx;
+	void *end = (void *)(long)md->data_end, *at = (void *)(long)md->data + (off & FRAME_MAX);
+
+	if (at + len > end)
+		return false;
+	__builtin_memcpy(at, from, len);
+	return true;
+}
+
+static __always_inline bool get(void *ctx, __u32 off, void *to, const __u32 len, const bool xdp)
+{
+	if (!xdp)
+		return !bpf_skb_load_bytes(ctx, off, to, len);
+	struct xdp_md *md = ctx;
+	void *end = (void *)(long)md->data_end, *at = (void *)(long)md->data + (off & FRAME_MAX);
+
+	if (at + len > end)
+		return false;
+	__builtin_memcpy(to, at, len);
+	return true;
+}
+
+// ---- next hops ----
+
+static __always_inline struct hop *hop_of(const struct plan *plan)
+{
+	__u32 at = plan->hop;
+	struct work *s;
+
+	if (at)
+		return bpf_map_lookup_elem(&hops, &at);
+	s = the_work();
+	return s ? &s->hop : (void *)0;
+}
+
+static __always_inline bool hop_same(const struct hop *h, const struct bpf_fib_lookup *fib)
+{
+	return h->ifindex == fib->ifindex && h->mtu == fib->tot_len && !__builtin_memcmp(h->dmac, fib->dmac, 6) &&
+	       !__builtin_memcmp(h->smac, fib->smac, 6);
+}
+
+static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+{
+	h->ifindex = fib->ifindex;
+	h->checked = now;
+	h->mtu = fib->tot_len;
+	__builtin_memcpy(h->dmac, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(h->smac, fib->smac, ETH_ALEN);
+	h->gen = gen;
+}
+
+// Finds or makes the place of a next hop. 0 when its places are taken: then it
+// stands in the working memory, and is not remembered.
+__noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+{
+	__u32 at;
+	struct work *s;
+
+	if (!fib)
+		return 0;
+	at = fib->ifindex * 0x9e3779b1U + (fib->dmac[5] | fib->dmac[4] << 8 | fib->dmac[3] << 16) * 0x85ebca6bU;
+	at = (at ^ at >> 15) + fib->smac[5];
+	for (int i = 0; i < 4; i++) {
+		__u32 place = (at + i) % (HOPS - 1) + 1;
+		struct hop *h = bpf_map_lookup_elem(&hops, &place);
+
+		if (!h)
+			break;
+		if (hop_same(h, fib)) {
+			h->checked = now;
+			h->gen = gen;
+			return place;
+		}
+		if (h->gen != gen) {
+			hop_write(h, fib, now, gen);
+			return place;
+		}
+	}
+	s = the_work();
+	if (s)
+		hop_write(&s->hop, fib, now, gen);
+	return 0;
+}
+
+static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
+{
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = p->ifindex;
+	fib->tot_len = 1; // ask for the MTU
+	if (plan->gateway_family == FAMILY_6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_dst, &plan->gateway, 16);
+		if (plan->family == FAMILY_6)
+			__builtin_memcpy(fib->ipv6_src, &plan->to.saddr, 16);
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_dst = plan->gateway.w[0];
+		if (plan->family == FAMILY_4)
+			fib->ipv4_src = plan->to.saddr.w[0];
+	}
+}
+
+static __always_inline enum reason fib_reason(int ret)
+{
+	switch (ret) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+		return REASON_NONE;
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return REASON_NO_NEIGHBOUR;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED:
+		return REASON_FORWARDING_OFF;
+	case BPF_FIB_LKUP_RET_BLACKHOLE:
+	case BPF_FIB_LKUP_RET_UNREACHABLE:
+	case BPF_FIB_LKUP_RET_PROHIBIT:
+		return REASON_NO_ROUTE;
+	}
+	return REASON_NOT_ROUTED;
+}
+
+static __always_inline void hop_remember(const struct packet *p, const struct plan *plan, __u32 gen)
+{
+	struct entry_meta *m;
+
+	if (plan->backend_hop != NO_ENTRY) {
+		__u32 at = plan->backend_hop;
+		struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
+
+		if (b) {
+			b->hop = plan->hop;
+			b->gen = plan->hop ? gen : ~gen;
+		}
+		return;
+	}
+	if (plan->entry == NO_ENTRY)
+		return;
+	m = meta_at(plan->entry, p->family == FAMILY_6);
+	if (!m)
+		return;
+	m->hop = plan->hop;
+	m->hop_gen = plan->hop ? gen : ~gen;
+}
+
+// Asks the routing table for the next hop of a plan and remembers it where the
+// plan came from. When the answer is another than before, all are asked again.
+static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
+{
+	struct control *c = the_control();
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+	__u32 gen, before = plan->hop;
+	enum reason reason;
+
+	if (!c || !w)
+		return REASON_INTERNAL;
+	fib = (void *)w->fib;
+	if (plan->entry != NO_ENTRY && plan->backend_hop == NO_ENTRY)
+		plan->gateway = plan->to.daddr;
+	gen = *(volatile __u32 *)&c->generation;
+	fib_request(fib, p, plan);
+	reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
+	if (reason != REASON_NONE) {
+		if (reason == REASON_NO_NEIGHBOUR)
+			ask_neighbour(&plan->gateway, plan->gateway_family, fib->ifindex);
+		return reason;
+	}
+	if (plan->flags & PLAN_ROUTED && before) {
+		struct hop *h = hop_of(plan);
+
+		if (h && !hop_same(h, fib))
+			gen = __sync_fetch_and_add(&c->generation, 1) + 1;
+	}
+	plan->hop = hop_place(fib, p->now, gen);
+	plan->flags |= PLAN_ROUTED;
+	if (!dry_run)
+		hop_remember(p, plan, gen);
+	return REASON_NONE;
+}
+
+__noinline int xdp_route(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+{
+	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
+}
+
+__noinline int tc_route(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+{
+	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
+}
+
+// Whether the hop that a plan remembers may still be used.
+static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 now)
+{
+	struct control *c = the_control();
+	struct hop *h;
+
+	if (!c || hop_gen != *(volatile __u32 *)&c->generation || !plan->hop)
+		return false;
+	plan->flags |= PLAN_ROUTED;
+	h = hop_of(plan);
+	if (!h)
+		return false;
+	if (now - h->checked <= hz)
+		return true;
+	h->checked = now; // this packet looks for all
+	return false;
+}
+
+// ---- transport checksums ----
+
+static __always_inline __u32 check_offset(__u8 l4_proto)
+{
+	switch (l4_proto) {
+	case IPPROTO_TCP:
+		return TCP_CHECK;
+	case IPPROTO_UDP:
+		return UDP_CHECK;
+	}
+	return ICMP_CHECK;
+}
+
+static __always_inline bool is_icmp(__u8 l4_proto)
+{
+	return l4_proto == IPPROTO_ICMP || l4_proto == IPPROTO_ICMPV6;
+}
+
+// Adds changes to a transport checksum: pseudo of the pseudo-header, payload of
+// bytes that the checksum covers.
+static __always_inline bool fix_check(void *ctx, __u32 off, __u8 l4_proto, __u64 pseudo, __u64 payload, const bool xdp)
+{
+	__u16 check;
+
+	off += check_offset(l4_proto);
+	if (xdp) {
+		if (!get(ctx, off, &check, 2, true))
+			return false;
+		if (l4_proto == IPPROTO_UDP && !check)
+			return true;
+		check = check_after(check, pseudo + payload);
+		if (l4_proto == IPPROTO_UDP && !check)
+			check = 0xffff;
+		return put(ctx, off, &check, 2, true);
+	}
+	__u64 mangled = l4_proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+
+	if (pseudo && bpf_l4_csum_replace(ctx, off, 0, fold32(pseudo), BPF_F_PSEUDO_HDR | mangled))
+		return false;
+	return !payload || !bpf_l4_csum_replace(ctx, off, 0, fold32(payload), mangled);
+}
+
+// ---- within one family ----
+
+// What the rewrite does to the sums.
+struct deltas {
+	__u64 addrs;
+	__u64 ports;
+};
+
+static __always_inline void deltas_of(struct deltas *d, const struct packet *p, const struct plan *plan, const bool v6)
+{
+	d->addrs = minus(sum_addr(&p->tuple.saddr, v6)) + minus(sum_addr(&p->tuple.daddr, v6)) +
+		   sum_addr(&plan->to.saddr, v6) + sum_addr(&plan->to.daddr, v6);
+	d->ports = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);
+}
+
+static __always_inline void write_ip(void *l3, const struct plan *plan, __u64 addrs, const bool v6)
+{
+	if (v6) {
+		struct ipv6hdr *ip = l3;
+
+		__builtin_memcpy(&ip->saddr, &plan->to.saddr, 16);
+		__builtin_memcpy(&ip->daddr, &plan->to.daddr, 16);
+		ip->hop_limit--;
+		return;
+	}
+	struct iphdr *ip = l3;
+
+	ip->saddr = plan->to.saddr.w[0];
+	ip->daddr = plan->to.daddr.w[0];
+	ip->ttl--;
+	// TTL is the high byte of its word: one less is ~0x0100 + 0 in wire order.
+	ip->check = check_after(ip->check, addrs + (__u16)~bpf_htons(0x0100));
+}
+
+static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *p, const struct plan *plan,
+				       const bool v6)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	void *l3 = data + ETH_HLEN, *l4 = data + (p->l4_off & 0x7ff);
+	struct deltas d;
+	__u16 *check;
+	__u16 was;
+
+	if (l3 + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end)
+		return REASON_INTERNAL;
+	deltas_of(&d, p, plan, v6);
+	write_ip(l3, plan, v6 ? 0 : d.addrs, v6);
+	if (plan->flags & PLAN_NO_L4)
+		return REASON_NONE;
+	if (is_icmp(p->tuple.l4_proto)) {
+		struct icmp_header *icmp = l4;
+
+		if ((void *)(icmp + 1) > end)
+			return REASON_INTERNAL;
+		icmp->check = check_after(icmp->check, (v6 ? d.addrs : 0) + change(p->tuple.dport, plan->to.dport));
+		icmp->id = plan->to.dport;
+		return REASON_NONE;
+	}
+	if (l4 + 8 > end)
+		return REASON_INTERNAL;
+	((struct ports *)l4)->source = plan->to.sport;
+	((struct ports *)l4)->dest = plan->to.dport;
+	check = l4 + UDP_CHECK;
+	if (p->tuple.l4_proto == IPPROTO_TCP) {
+		check = l4 + TCP_CHECK;
+		if ((void *)(check + 1) > end)
+			return REASON_INTERNAL;
+		*check = check_after(*check, d.addrs + d.ports);
+		return REASON_NONE;
+	}
+	was = *check;
+	if (was) {
+		was = check_after(was, d.addrs + d.ports);
+		*check = was ? was : 0xffff;
+	}
+	return REASON_NONE;
+}
+
+static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan,
+				      const bool v6)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	void *l3 = data + ETH_HLEN, *l4 = data + (p->l4_off & 0x7ff);
+	bool icmp = is_icmp(p->tuple.l4_proto), no_l4 = plan->flags & PLAN_NO_L4;
+	struct deltas d;
+
+	if (l3 + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end)
+		return REASON_INTERNAL;
+	deltas_of(&d, p, plan, v6);
+	write_ip(l3, plan, v6 ? 0 : d.addrs, v6);
+	if (!no_l4) {
+		if (l4 + 8 > end)
+			return REASON_INTERNAL;
+		if (icmp) {
+			((struct icmp_header *)l4)->id = plan->to.dport;
+			d.ports = change(p->tuple.dport, plan->to.dport);
+		} else {
+			((struct ports *)l4)->source = plan->to.sport;
+			((struct ports *)l4)->dest = plan->to.dport;
+		}
+		if (icmp && !v6)
+			d.addrs = 0;
+		if (!fix_check(ctx, p->l4_off, p->tuple.l4_proto, d.addrs, d.ports, false))
+			return REASON_INTERNAL;
+	}
+	// A checksum over the whole packet (CHECKSUM_COMPLETE): of IPv4 the
+	// header's own checksum has made up for its changes.
+	if (v6) {
+		__u64 header = minus(sum_addr(&p->tuple.saddr, true)) + minus(sum_addr(&p->tuple.daddr, true)) +
+			       sum_addr(&plan->to.saddr, true) + sum_addr(&plan->to.daddr, true) +
+			       (__u16)~bpf_htons(0x0001);
+
+		bpf_csum_update(ctx, fold32(header));
+	}
+	return REASON_NONE;
+}
+
+// ---- sending ----
+
+static __always_inline int xdp_send(struct xdp_md *ctx, const struct packet *p, const struct hop *h)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	__builtin_memcpy(eth->h_dest, h->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, h->smac, ETH_ALEN);
+	if (h->ifindex == p->ifindex)
+		return XDP_TX;
+	return bpf_redirect(h->ifindex, 0);
+}
+
+static __always_inline int tc_send(struct __sk_buff *ctx, const struct hop *h)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	__builtin_memcpy(macs, h->dmac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, h->smac, ETH_ALEN);
+	if (bpf_skb_store_bytes(ctx, 0, macs, sizeof(macs), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(h->ifindex, 0);
+}
+
+#endif

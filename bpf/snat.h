@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Rules that translate sources (snat, masquerade, nat64), in both directions.
+#ifndef SLUICE_SNAT_H
+#define SLUICE_SNAT_H
+
+#include "lb.h"
+
+// Makes the flow of a NAT rule. b->inside's client pays for it.
+__noinline int nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound, __u32 flags)
+{
+	struct control *c = the_control();
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	struct birth *b;
+	bool half_open;
+	__u32 id;
+	int reason;
+
+	if (!p || !plan || !bound || !c || !w)
+		return REASON_INTERNAL;
+	id = bound->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_INTERNAL;
+	half_open = p->tuple.l4_proto == IPPROTO_TCP;
+	if (half_open && !half_open_take(c))
+		return REASON_HALF_OPEN_FULL;
+	plan->owner = id;
+	plan->owner_nat = 1;
+	b = birth_of(w, p, plan);
+	b->ref = bound->index;
+	b->flags = flags | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
+	if (rule->max_flows) {
+		client_of(&w->who, &bound->inside.saddr, CLIENT_NAT | id, bound->family == FAMILY_6);
+		reason = client_flow_get(&w->who, rule->max_flows);
+		if (reason != REASON_NONE)
+			goto refused;
+		b->flags |= ENTRY_CLIENT;
+	}
+	reason = make_flow(b);
+	plan->entry = b->index;
+	if (reason == REASON_NEW_FLOW) {
+		__sync_fetch_and_add(&rule->flows, 1);
+		return reason;
+	}
+	if (b->flags & ENTRY_CLIENT)
+		client_flow_put(&w->who);
+refused:
+	if (half_open)
+		half_open_give(c);
+	return reason;
+}
+
+// Remote address that a binding's owner has sent to (address-dependent
+// filtering). Its twin is the binding.
+static __always_inline void permit_key(struct tuple *key, const union addr *remote, const union addr *outside,
+				       __be16 port, __u8 l4_proto)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->saddr = *remote;
+	key->daddr = *outside;
+	key->dport = port;
+	key->l4_proto = l4_proto;
+	key->kind = KIND_PERMIT;
+	key->state = ENTRY_LIVE;
+}
+
+static __always_inline bool permit_fill(__u32 index, const struct tuple *key, const struct bind *bound, const bool v6)
+{
+	void *e = entry_at(index, v6);
+	struct tuple none = {};
+	struct entry_meta *m;
+
+	if (!e)
+		return false;
+	fill(e, key, &none, v6);
+	m = meta_of(e, v6);
+	m->twin = bound->index;
+	m->seen = bound->now;
+	m->flags = ENTRY_NAT | (bound->family != bound->outside_family ? ENTRY_CROSS : 0);
+	m->heard = 0;
+	m->hop = 0;
+	m->hop_gen = 0;
+	*ref_of(m) = bound->port; // the binding's outside port, to know it by
+	publish(e, v6);
+	return true;
+}
+
+__noinline int permit(const struct tuple *to, const struct bind *bound)
+{
+	struct work *w = the_work();
+	struct tuple *key;
+	__u32 index;
+	bool v6;
+
+	if (!to || !bound || !w)
+		return REASON_INTERNAL;
+	key = &w->key;
+	v6 = bound->outside_family == FAMILY_6;
+	permit_key(key, &to->daddr, &bound->outside, bound->port, to->l4_proto);
+	if (find(key, v6) != NO_ENTRY)
+		return REASON_NONE;
+	index = v6 ? claim6(key) : claim4(key);
+	if (index == NO_ENTRY)
+		return REASON_TABLE_FULL;
+	if (v6)
+		permit_fill(index, key, bound, true);
+	else
+		permit_fill(index, key, bound, false);
+	return REASON_NONE;
+}
+
+// The rule that translates a source, or NO_ENTRY. excepted: one would, but
+// leaves this destination alone.
+static __always_inline __u32 nat_rule_of(const struct packet *p, bool nat64, bool *excepted)
+{
+	bool v6 = p->family == FAMILY_6;
+	__u64 rules = member_of(&p->tuple.saddr, LIST_SOURCES, v6), except;
+
+	if (!rules)
+		return NO_ENTRY;
+	except = member_of(&p->tuple.daddr, LIST_EXCEPT, v6);
+	for (int i = 0; i < 16 && rules; i++) {
+		__u32 id = lowest_bit(rules);
+		struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
+
+		rules &= rules - 1;
+		if (!r || !r->active || !!r->prefix_len != nat64)
+			continue;
+		if ((r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
+			continue;
+		if (except >> (id & 63) & 1) {
+			*excepted = true;
+			return NO_ENTRY;
+		}
+		return id;
+	}
+	return NO_ENTRY;
+}
+
+// From inside to outside through a rule. plan->to.daddr, dport, l4_proto and
+// plan->family are set.
+__noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
+{
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	struct bind *bound;
+	int reason;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	bound = &w->bound;
+	__builtin_memset(bound, 0, sizeof(*bound));
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_INTERNAL;
+	plan->owner = id;
+	plan->owner_nat = 1;
+	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
+		return REASON_NO_FLOW;
+	bound->inside = p->tuple;
+	bound->family = p->family;
+	bound->outside_family = plan->family;
+	bound->rule = id;
+	bound->now = p->now;
+	if (dry_run)
+		return REASON_NEW_FLOW;
+	reason = bind(bound);
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW) {
+		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
+		return reason;
+	}
+	plan->to.saddr = bound->outside;
+	plan->to.sport = bound->port;
+	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
+		plan->to.dport = bound->port; // the identifier stands for both
+	if (rule->filtering == FILTERING_ADDRESS && permit(&plan->to, bound) != REASON_NONE) {
+		binding_put(bound->index, bound->family == FAMILY_6, p->now);
+		return REASON_TABLE_FULL;
+	}
+	reason = nat_flow(p, plan, bound, ENTRY_BOUND);
+	if (reason == REASON_NEW_FLOW)
+		return reason;
+	binding_put(bound->index, bound->family == FAMILY_6, p->now);
+	if (reason != REASON_FLOW)
+		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
+	return reason;
+}
+
+// Whether the filter of a binding's rule lets a stranger in.
+static __always_inline bool admitted(const struct packet *p, const struct nat_rule *rule, struct tuple *key)
+{
+
+	if (rule->filtering == FILTERING_ENDPOINT_INDEPENDENT)
+		return true;
+	if (rule->filtering == FILTERING_ADDRESS_PORT)
+		return false; // a known endpoint has a flow
+	permit_key(key, &p->tuple.saddr, &p->tuple.daddr, p->tuple.dport, p->tuple.l4_proto);
+	return find(key, p->family == FAMILY_6) != NO_ENTRY;
+}
+
+// Outside endpoint of a packet to its binding: fills b with the inside.
+static __always_inline int bound_to(const struct packet *p, __u32 owner, struct bind *b)
+{
+	bool v6 = owner & OWNER_6;
+	__u32 index = (owner & ~OWNER_6) - 1;
+
+	b->index = index;
+	b->outside = p->tuple.daddr;
+	b->port = p->tuple.dport;
+	b->outside_family = p->family;
+	b->family = v6 ? FAMILY_6 : FAMILY_4;
+	b->now = p->now;
+	if (v6) {
+		struct flow6 *f = entry_at(index, true);
+
+		if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
+			return REASON_NO_BINDING;
+		b->inside.saddr = f->key.saddr;
+		b->inside.sport = f->key.sport;
+		b->rule = f->key.zone;
+		return binding_get(&f->meta) ? REASON_NONE : REASON_NO_BINDING;
+	}
+	struct flow4 *f = entry_at(index, false);
+
+	if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
+		return REASON_NO_BINDING;
+	b->inside.saddr.d[0] = f->key.saddr;
+	b->inside.sport = f->key.sport;
+	b->rule = f->key.zone;
+	return binding_get(&f->meta) ? REASON_NONE : REASON_NO_BINDING;
+}
+
+static __always_inline void towards_inside(const struct packet *p, struct plan *plan, const struct bind *b,
+					   const struct nat_rule *rule)
+{
+	plan->to = p->tuple;
+	plan->family = b->family;
+	plan->to.daddr = b->inside.saddr;
+	plan->to.dport = b->inside.sport;
+	plan->to.l4_proto = proto_in(p->tuple.l4_proto, b->family);
+	if (p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6)
+		plan->to.sport = b->inside.sport;
+	if (p->family != b->family)
+		embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, p->tuple.saddr.w[0]);
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = b->family;
+}
+
+// Packet to a pool address, without a flow: through the binding of its outside
+// endpoint. number: of the pool address.
+__noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
+{
+	__u32 slot = (number * PORT_CLASSES + port_class(p ? p->tuple.l4_proto : 0)) << 16, *owner, id;
+	struct bind *bound, *source;
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	int reason;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	bound = &w->bound;
+	source = &w->source;
+	__builtin_memset(bound, 0, sizeof(*bound));
+	__builtin_memset(source, 0, sizeof(*source));
+	slot |= bpf_ntohs(p->tuple.dport);
+	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	if (!owner || !*owner || (p->flags & PACKET_NO_FLOW))
+		return REASON_NO_BINDING;
+	bound->inside.l4_proto = p->tuple.l4_proto;
+	reason = bound_to(p, *owner, bound);
+	if (reason != REASON_NONE)
+		return reason;
+	id = bound->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule) {
+		reason = REASON_INTERNAL;
+		goto drop;
+	}
+	plan->owner = id;
+	plan->owner_nat = 1;
+	reason = REASON_FILTERED;
+	if (!admitted(p, rule, &w->key))
+		goto drop;
+	reason = REASON_NO_FLOW;
+	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
+		goto drop;
+	towards_inside(p, plan, bound, rule);
+	reason = hairpin_source(p, plan, source);
+	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
+		binding_put(bound->index, bound->family == FAMILY_6, p->now);
+		bound = source;
+	} else if (reason != REASON_NONE) {
+		goto drop;
+	}
+	if (dry_run) {
+		reason = REASON_NEW_FLOW;
+		goto drop;
+	}
+	reason = nat_flow(p, plan, bound, ENTRY_BOUND);
+	if (reason == REASON_NEW_FLOW)
+		return reason;
+drop:
+	binding_put(bound->index, bound->family == FAMILY_6, p->now);
+	return reason;
+}
+
+#endif

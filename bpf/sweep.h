@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The death of flows: one timer that walks over the tables, a part at a time.
+// It is pinned with its map and runs on without the daemon.
+#ifndef SLUICE_SWEEP_H
+#define SLUICE_SWEEP_H
+
+#include "snat.h"
+
+#define SWEEP_TICK_MS 10
+#define CLOCK_MONOTONIC 1
+
+// The end of a flow, gathered from both directions.
+struct ending {
+	union addr client; // who opened it
+	union addr pool;   // destination of its answers
+	__be16 pool_port;
+	__u8 l4_proto;
+	__u8 flags;
+	__u16 owner;
+	__u16 backend;
+	__u32 ref;
+	__u32 twin;
+	__u64 packets;
+	__u64 bytes;
+	__u32 now;
+	__u8 family;
+	__u8 twin_family;
+	__u8 heard;	   // by the opener
+	__u8 twin_heard;
+	__u32 seen;	   // the later of the two
+	__u32 twin_seen;
+	__u32 own_seen;
+	__u32 settled;
+};
+
+static __always_inline void gather_primary(struct ending *end, void *e, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+	__u64 *counts = e;
+
+	if (v6) {
+		struct flow6 *f = e;
+
+		end->client = f->key.saddr;
+		end->l4_proto = f->key.l4_proto;
+	} else {
+		struct flow4 *f = e;
+
+		end->client.d[0] = f->key.saddr;
+		end->client.d[1] = 0;
+		end->l4_proto = f->key.l4_proto;
+	}
+	end->flags = m->flags;
+	end->heard = m->heard;
+	end->owner = m->owner;
+	end->backend = m->backend;
+	end->twin = m->twin;
+	end->own_seen = m->seen;
+	end->settled = m->flags & ENTRY_SETTLED;
+	end->packets = counts[0];
+	end->bytes = counts[1];
+	end->family = v6 ? FAMILY_6 : FAMILY_4;
+	end->twin_family = v6 != !!(m->flags & ENTRY_CROSS) ? FAMILY_6 : FAMILY_4;
+}
+
+static __always_inline void gather_twin(struct ending *end, void *e, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+	__u64 *counts = e;
+
+	if (v6) {
+		struct flow6 *f = e;
+
+		end->pool = f->key.daddr;
+		end->pool_port = f->key.dport;
+	} else {
+		struct flow4 *f = e;
+
+		end->pool.d[0] = f->key.daddr;
+		end->pool.d[1] = 0;
+		end->pool_port = f->key.dport;
+	}
+	end->ref = *ref_of(m);
+	end->twin_heard = m->heard;
+	end->twin_seen = m->seen;
+	end->settled |= m->flags & ENTRY_SETTLED;
+	end->packets += counts[0];
+	end->bytes += counts[1];
+}
+
+static __always_inline bool later(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+// TCP is transitory before the handshake is complete, after both FINs, and
+// after a reset that nothing followed for a second (RFC 5382 REQ-5, RFC 6146
+// §3.5.2).
+static __always_inline bool tcp_transitory(const struct ending *end)
+{
+	if (!end->settled)
+		return true;
+	if (end->heard & HEARD_FIN && end->twin_heard & HEARD_FIN)
+		return true;
+	if (end->heard & HEARD_RST)
+		return !later(end->twin_seen, end->own_seen + hz);
+	if (end->twin_heard & HEARD_RST)
+		return !later(end->own_seen, end->twin_seen + hz);
+	return false;
+}
+
+static __always_inline __u32 timeout_of(const struct ending *end)
+{
+	switch (end->l4_proto) {
+	case IPPROTO_TCP:
+		return tcp_transitory(end) ? timeout_transitory : timeout_established;
+	case IPPROTO_UDP:
+		return timeout_udp;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		return timeout_icmp;
+	}
+	return timeout_other;
+}
+
+// Whether the service, backend or rule of a flow has been taken away.
+static __always_inline bool owner_gone(const struct ending *end)
+{
+	__u32 owner = end->owner, backend = end->backend;
+	struct service *s;
+	struct nat_rule *r;
+	struct backend *b;
+
+	if (end->flags & ENTRY_NAT) {
+		r = bpf_map_lookup_elem(&nat_rules, &owner);
+		return !r || !r->active;
+	}
+	s = bpf_map_lookup_elem(&services, &owner);
+	b = bpf_map_lookup_elem(&backends, &backend);
+	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != end->owner;
+}
+
+static __always_inline void pay_service(const struct ending *end)
+{
+	__u32 owner = end->owner, backend = end->backend;
+	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
+	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
+	struct client_key who = {};
+
+	if (l) {
+		__sync_fetch_and_sub(&l->active, 1);
+		__sync_fetch_and_add(&l->packets, end->packets);
+		__sync_fetch_and_add(&l->bytes, end->bytes);
+	}
+	if (b) {
+		__sync_fetch_and_sub(&b->active, 1);
+		__sync_fetch_and_add(&b->packets, end->packets);
+		__sync_fetch_and_add(&b->bytes, end->bytes);
+	}
+	if (end->flags & ENTRY_CLIENT) {
+		client_of(&who, &end->client, end->owner, end->family == FAMILY_6);
+		client_flow_put(&who);
+	}
+}
+
+static __always_inline void pay_nat(const struct ending *end)
+{
+	__u32 owner = end->owner, index = end->ref;
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &owner);
+	struct client_key who = {};
+	bool six;
+
+	if (r) {
+		__sync_fetch_and_add(&r->packets, end->packets);
+		__sync_fetch_and_add(&r->bytes, end->bytes);
+	}
+	// The inside end has the binding: of nat64 that is IPv6.
+	six = end->flags & ENTRY_CROSS ? true : end->family == FAMILY_6;
+	if (end->flags & ENTRY_CLIENT) {
+		if (six) {
+			struct flow6 *f = entry_at(index, true);
+
+			if (f)
+				who.addr = f->key.saddr;
+		} else {
+			struct flow4 *f = entry_at(index, false);
+
+			if (f)
+				who.addr.d[0] = f->key.saddr;
+		}
+		who.owner = CLIENT_NAT | end->owner;
+		client_flow_put(&who);
+	}
+	if (end->flags & ENTRY_BOUND)
+		binding_put(index, six, end->now);
+}
+
+// Gives back everything that a flow held.
+__noinline int pay(const struct ending *end)
+{
+	struct control *c = the_control();
+	union addr pool;
+	__u32 *number;
+
+	if (!end)
+		return 0;
+	if (end->flags & ENTRY_NAT)
+		pay_nat(end);
+	else
+		pay_service(end);
+	if (end->flags & ENTRY_HALF_OPEN && c)
+		half_open_give(c);
+	if (end->flags & ENTRY_PORT) {
+		pool = end->pool;
+		number = bpf_map_lookup_elem(&pool_numbers, &pool);
+		if (number)
+			give_port(*number * PORT_CLASSES + port_class(end->l4_proto), bpf_ntohs(end->pool_port));
+	}
+	return 0;
+}
+
+static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
+{
+	struct ending end = {};
+	void *twin;
+
+	if (!(meta_of(e, v6)->flags & ENTRY_PRIMARY))
+		return;
+	gather_primary(&end, e, v6);
+	end.twin_seen = end.own_seen;
+	if (end.twin != NO_ENTRY) {
+		if (end.twin_family == FAMILY_6) {
+			twin = entry_at(end.twin, true);
+			if (twin)
+				gather_twin(&end, twin, true);
+		} else {
+			twin = entry_at(end.twin, false);
+			if (twin)
+				gather_twin(&end, twin, false);
+		}
+	}
+	end.now = now;
+	end.seen = later(end.twin_seen, end.own_seen) ? end.twin_seen : end.own_seen;
+	if (!owner_gone(&end) && !later(now, end.seen + timeout_of(&end)))
+		return;
+	kill(e, now, ENTRY_DEAD, v6);
+	if (end.twin != NO_ENTRY)
+		kill_index(end.twin, now, end.twin_family == FAMILY_6);
+	pay(&end);
+	(void)index;
+}
+
+// A permit lives as long as its binding.
+static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+	__u32 at = m->twin;
+	bool live = false;
+
+	if (v6 || m->flags & ENTRY_CROSS) {
+		struct flow6 *f = entry_at(at, true);
+
+		live = f && f->key.state == ENTRY_LIVE && f->key.kind == KIND_BINDING && f->to_sport == *ref_of(m);
+	} else {
+		struct flow4 *f = entry_at(at, false);
+
+		live = f && f->key.state == ENTRY_LIVE && f->key.kind == KIND_BINDING && f->to_sport == *ref_of(m);
+	}
+	if (!live)
+		kill(e, now, ENTRY_DEAD, v6);
+}
+
+static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, __u8 kind, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+	__u32 wait = hz, slot = m->twin;
+	union addr inside = {};
+	__u32 rule;
+
+	if (kind == KIND_BINDING && hold_ticks > hz)
+		wait = hold_ticks;
+	if (!later(now, m->seen + wait))
+		return;
+	if (kind == KIND_BINDING) {
+		if (m->flags & ENTRY_CLIENT) {
+			if (v6) {
+				inside = ((struct flow6 *)e)->key.saddr;
+				rule = ((struct flow6 *)e)->key.zone;
+			} else {
+				inside.d[0] = ((struct flow4 *)e)->key.saddr;
+				rule = ((struct flow4 *)e)->key.zone;
+			}
+			client_port_put(&inside, rule);
+		}
+		give_port(slot >> 16, slot & 0xffff);
+	}
+	release(index, v6);
+}
+
+static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
+{
+	void *e = entry_at(index, v6);
+	__u32 word;
+	__u8 kind;
+
+	if (!e)
+		return;
+	word = *(volatile __u32 *)state_word(e, v6);
+	kind = word >> 8;
+	switch (word >> STATE_SHIFT) {
+	case ENTRY_LIVE:
+		if (kind == KIND_FLOW)
+			sweep_flow(e, index, now, v6);
+		else if (kind == KIND_PERMIT)
+			sweep_permit(e, now, v6);
+		break;
+	case ENTRY_DEAD:
+	case ENTRY_HOLD:
+		sweep_dead(e, index, now, kind, v6);
+		break;
+	}
+}
+
+__noinline int sweep_one4(__u32 index, __u32 now)
+{
+	sweep_entry(index, now, false);
+	return 0;
+}
+
+__noinline int sweep_one6(__u32 index, __u32 now)
+{
+	sweep_entry(index, now, true);
+	return 0;
+}
+
+struct sweep {
+	__u32 first;
+	__u32 now;
+	__u32 used;
+};
+
+static __always_inline int sweep_bucket(__u32 i, struct sweep *s, const bool v6)
+{
+	__u32 b = s->first + i;
+	struct bucket *bucket = bucket_at(b, v6);
+
+	if (!bucket)
+		return 1;
+	if (!(bucket->tags[0] | bucket->tags[1]))
+		return 0;
+	for (int slot = 0; slot < BUCKET_SLOTS; slot++) {
+		if (!(bucket->tags[slot / 4] >> (slot % 4 * 16) & 0xffff))
+			continue;
+		s->used++;
+		if (v6)
+			sweep_one6(b * BUCKET_SLOTS + slot, s->now);
+		else
+			sweep_one4(b * BUCKET_SLOTS + slot, s->now);
+	}
+	return 0;
+}
+
+static long sweep_bucket4(__u32 i, void *ctx)
+{
+	return sweep_bucket(i, ctx, false);
+}
+
+static long sweep_bucket6(__u32 i, void *ctx)
+{
+	return sweep_bucket(i, ctx, true);
+}
+
+// One part of a pass; the part is as large as the pace asks for.
+static __always_inline void sweep_part(struct control *c, __u32 now, const bool v6)
+{
+	__u32 total = v6 ? buckets6 : buckets4;
+	__u32 part = (__u64)total * SWEEP_TICK_MS / (sweep_ms ? sweep_ms : 1) + 1;
+	__u32 *next = v6 ? &c->sweep6 : &c->sweep4;
+	__u32 *counted = v6 ? &c->count6 : &c->count4;
+	struct sweep s = { .first = *next, .now = now };
+
+	if (s.first >= total)
+		s.first = 0;
+	if (part > total - s.first)
+		part = total - s.first;
+	if (v6)
+		bpf_loop(part, sweep_bucket6, &s, 0);
+	else
+		bpf_loop(part, sweep_bucket4, &s, 0);
+	*counted += s.used;
+	*next = s.first + part;
+	if (*next < total)
+		return;
+	*next = 0;
+	if (v6) {
+		c->used6 = *counted;
+		c->swept6++;
+	} else {
+		c->used4 = *counted;
+		c->swept4++;
+	}
+	*counted = 0;
+}
+
+static int sweep_tick(void *map, __u32 *key, struct sweeper *s)
+{
+	struct control *c = the_control();
+	__u32 now = now_ticks();
+
+	(void)map;
+	(void)key;
+	if (c) {
+		sweep_part(c, now, false);
+		sweep_part(c, now, true);
+	}
+	bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0);
+	return 0;
+}
+
+// Run by user space: starts the timer, or takes it over for this program.
+SEC("syscall")
+int sweep_start(void *ctx)
+{
+	__u32 zero = 0;
+	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
+
+	(void)ctx;
+	if (!s)
+		return 1;
+	bpf_timer_init(&s->timer, &sweepers, CLOCK_MONOTONIC); // EBUSY: there already
+	if (bpf_timer_set_callback(&s->timer, sweep_tick))
+		return 2;
+	return bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0) ? 3 : 0;
+}
+
+// Run by user space to stop the timer before the maps are taken away.
+SEC("syscall")
+int sweep_stop(void *ctx)
+{
+	__u32 zero = 0;
+	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
+
+	(void)ctx;
+	return s ? bpf_timer_cancel(&s->timer) < 0 : 1;
+}
+
+struct clocks {
+	__u64 ticks;
+	__u64 ns;
+};
+
+// Run by user space twice, to measure a tick.
+SEC("syscall")
+int read_clocks(struct clocks *ctx)
+{
+	ctx->ticks = bpf_jiffies64();
+	ctx->ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+#endif

@@ -1,0 +1,736 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Every structure and enumeration that the datapath shares with user space.
+// bpf2go makes the Go side from this file's BTF; nothing is kept in step by
+// hand. Padding is explicit and sizes are asserted, because the same bytes are
+// map keys, mapped memory and arguments of separately verified functions.
+//
+// Byte order: __beNN is the wire's, everything else the machine's. A "tick" is
+// one jiffy of the kernel (bpf_jiffies64), truncated to 32 bits.
+#ifndef SLUICE_TYPES_H
+#define SLUICE_TYPES_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+// Changes when the meaning of a pinned map changes; a daemon refuses maps of
+// another layout.
+#define LAYOUT 1
+
+#define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
+
+// What happens to a packet.
+enum action {
+	ACTION_PASS,	// to the kernel's own stack, perhaps rewritten
+	ACTION_DROP,	// thrown away
+	ACTION_FORWARD, // rewritten and sent out
+};
+
+// Why it happens. The comment of each line is its entry in docs/reasons.md.
+enum reason {
+	REASON_NONE,		     // no decision was reached; never counted
+	REASON_FLOW,		     // belongs to a flow that was there before
+	REASON_NEW_FLOW,	     // opened a flow of a service or NAT rule
+	REASON_STATELESS,	     // rewritten by a service that keeps no flow for it
+	REASON_SYN,		     // SYN of a service that keeps no state before the handshake is complete
+	REASON_SYN_ACK,		     // answer of a backend to such a SYN
+	REASON_STATIC,		     // rewritten by a static, npt66 or siit rule
+	REASON_ICMP_ERROR,	     // ICMP error translated with the packet quoted in it
+	REASON_FRAGMENT,	     // later fragment that follows its first one
+	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind a VLAN tag
+	REASON_NOT_OURS,	     // no service, binding or rule wants it
+	REASON_NOT_ROUTED,	     // a local address, multicast, or another protocol of the host's own
+	REASON_EXCEPTED,	     // destination that the rule's "except" leaves alone
+	REASON_LOCAL_SOCKET,	     // a socket of this host owns the port
+	REASON_NO_NEIGHBOUR,	     // next hop's hardware address unknown: the kernel resolves it and sends the packet
+	REASON_TO_FRAGMENT,	     // larger than the MTU without DF: the kernel fragments it
+	REASON_FORWARDING_OFF,	     // the kernel does not forward on this interface (net.ipv4.ip_forward, net.ipv6.conf.*.forwarding)
+	REASON_NO_ROUTE,	     // no route to the translated destination
+	REASON_DENIED,		     // a firewall rule or a service's deny list
+	REASON_NOT_ALLOWED,	     // source not on the service's allow list
+	REASON_TRUNCATED,	     // shorter than its headers say
+	REASON_BAD_HEADER,	     // a header that no host may send
+	REASON_BAD_CHECKSUM,	     // ICMP error with a wrong checksum, or with one in the quoted IP header
+	REASON_TTL_EXCEEDED,	     // TTL or hop limit used up
+	REASON_TOO_BIG,		     // larger than the next hop's MTU and not to be fragmented
+	REASON_TABLE_FULL,	     // no room for another flow
+	REASON_HALF_OPEN_FULL,	     // quota of handshakes in progress is used up
+	REASON_NO_PORT,		     // no port left on the pool's addresses
+	REASON_CLIENT_PORTS,	     // the client's quota of ports is used up
+	REASON_CLIENT_FLOWS,	     // the client's quota of flows is used up
+	REASON_CLIENTS_FULL,	     // no room to count another client
+	REASON_NO_BACKEND,	     // no backend of the service is usable
+	REASON_LIMIT_RATE,	     // more new connections a second than the service takes
+	REASON_LIMIT_CLIENT_RATE,    // more new connections a second than one client may open
+	REASON_LIMIT_CONNECTIONS,    // more connections at once than the service takes
+	REASON_LIMIT_BACKEND,	     // every backend has all the connections it may have
+	REASON_LIMIT_RESETS,	     // more TCP resets than the service takes
+	REASON_STRICT_TCP,	     // new TCP flow that does not begin with a plain SYN
+	REASON_FILTERED,	     // the mapping's filter does not know the sender
+	REASON_NO_BINDING,	     // nobody inside has a mapping for this outside endpoint
+	REASON_NO_FLOW,		     // packet that may not open a flow and belongs to none
+	REASON_ERROR_WITHOUT_FLOW,   // ICMP error about a packet of no known flow
+	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen
+	REASON_HELD_FRAGMENT,	     // later fragment that came early: held until the first one comes
+	REASON_LOOP,		     // IPv6 source inside the translation prefix
+	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version
+	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
+	REASON_ANSWERED,	     // answered in place of the receiver (ICMP error or TCP reset)
+	REASON_INTERNAL,	     // a helper of the kernel refused its work
+	REASON_COUNT,		     // number of reasons
+};
+
+enum family {
+	FAMILY_OTHER,
+	FAMILY_4,
+	FAMILY_6,
+	FAMILY_COUNT,
+};
+
+enum mode {
+	MODE_DNAT,
+	MODE_FULLNAT,
+	MODE_DSR,
+	MODE_TUNNEL,
+	MODE_STATELESS,
+};
+
+enum scheduler {
+	SCHEDULER_SEQUENCE, // rr, wrr: the slots in turn
+	SCHEDULER_RANDOM,
+	SCHEDULER_SOURCE,    // jhash of the source address
+	SCHEDULER_SYMMETRIC, // jhash that both directions agree on
+	SCHEDULER_MAGLEV,    // jhash of addresses and ports
+	SCHEDULER_LEAST,     // lc, wlc: fewest flows per weight
+};
+
+enum filtering {
+	FILTERING_ENDPOINT_INDEPENDENT,
+	FILTERING_ADDRESS,
+	FILTERING_ADDRESS_PORT,
+};
+
+// What a flow table entry is.
+enum entry_kind {
+	KIND_FLOW,    // one direction of a flow
+	KIND_BINDING, // inside endpoint; sport 0, daddr 0: to its outside endpoint
+	KIND_PERMIT,  // remote address that a binding's owner has sent to
+};
+
+// Life of a flow table entry. A reader compares it as part of the key.
+enum entry_state {
+	ENTRY_FREE, // also: claimed and being filled
+	ENTRY_LIVE,
+	ENTRY_DEAD, // not found any more; freed one second later at the earliest
+	ENTRY_HOLD, // dead binding that keeps its port (RFC 6888 REQ-8)
+};
+
+enum answer {
+	ANSWER_NONE,
+	ANSWER_UNREACHABLE_HOST,
+	ANSWER_UNREACHABLE_PORT,
+	ANSWER_PROHIBITED,
+	ANSWER_TTL_EXCEEDED,
+	ANSWER_TOO_BIG,
+	ANSWER_RESET,
+};
+
+enum encap {
+	ENCAP_NONE,
+	ENCAP_IPIP,
+	ENCAP_GUE,
+};
+
+enum prefix_kind {
+	PREFIX_STATIC, // 1:1 within one family
+	PREFIX_NPT66,
+	PREFIX_NAT64, // RFC 6052 prefix of a nat64 rule
+	PREFIX_SIIT,  // RFC 6052 prefix of a siit rule
+	PREFIX_EAM,   // explicit address mapping of a siit rule
+};
+
+// An address; IPv4 stands in w[0], the other words are 0.
+union addr {
+	__be32 w[4];
+	__u64 d[2];
+	__u8 b[16];
+};
+
+// Who sends to whom. For ICMP queries both ports hold the identifier.
+struct tuple {
+	union addr saddr;
+	union addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 l4_proto;
+	__u8 kind;  // enum entry_kind
+	__u8 zone;  // NAT rule of a binding, else 0
+	__u8 state; // enum entry_state; ENTRY_LIVE in every search
+};
+ASSERT_SIZE(struct tuple, 40);
+
+struct tuple4 {
+	__be32 saddr;
+	__be32 daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 l4_proto;
+	__u8 kind;
+	__u8 zone;
+	__u8 state;
+};
+ASSERT_SIZE(struct tuple4, 16);
+
+// entry_meta.flags
+#define ENTRY_PRIMARY 0x01  // direction of the packet that opened the flow
+#define ENTRY_CROSS 0x02    // the twin is in the other family's table
+#define ENTRY_SETTLED 0x04  // both sides were heard (TCP: handshake complete)
+#define ENTRY_PORT 0x08	    // the reply's destination port is allocated to this flow
+#define ENTRY_BOUND 0x10    // the flow refers to a binding (ref_of its reply)
+#define ENTRY_HALF_OPEN 0x20 // counted against the half-open quota
+#define ENTRY_CLIENT 0x40   // counted in the clients map
+#define ENTRY_NAT 0x80	    // owner is a NAT rule, not a service
+
+// entry_meta.heard: what packets of this direction have said. Each direction
+// writes only its own, so no two CPUs write the same byte of a flow.
+#define HEARD_SYN 0x01
+#define HEARD_FIN 0x02
+#define HEARD_RST 0x04
+#define HEARD_ACK 0x08 // anything that is neither SYN nor RST
+
+// What an entry keeps beside its key and rewrite.
+struct entry_meta {
+	__u32 twin;  // index of the other direction; of a binding: its outside port owner slot
+	__u32 seen;  // tick of the last packet; of a dead entry: of its death
+	__u8 flags;
+	__u8 heard;
+	__u16 hop;     // index into hops, 0 for none
+	__u32 hop_gen; // hop is valid while this is the table's generation
+	__u16 owner;   // primary: service or NAT rule; of other entries see ref_of
+	__u16 backend; // primary: index into backends
+};
+ASSERT_SIZE(struct entry_meta, 20);
+
+// One direction of an IPv4 flow: one cache line. Of a CROSS entry the rewrite
+// is the twin's key turned round.
+struct flow4 {
+	__u64 packets;
+	__u64 bytes; // from the network header on
+	struct tuple4 key;
+	__be32 to_saddr;
+	__be32 to_daddr;
+	__be16 to_sport;
+	__be16 to_dport;
+	struct entry_meta meta;
+};
+ASSERT_SIZE(struct flow4, 64);
+
+// One direction of an IPv6 flow, or the IPv6 side of a flow between families;
+// to then holds IPv4.
+struct flow6 {
+	__u64 packets;
+	__u64 bytes;
+	struct tuple key;
+	union addr to_saddr;
+	union addr to_daddr;
+	__be16 to_sport;
+	__be16 to_dport;
+	struct entry_meta meta;
+	__u64 pad[2];
+};
+ASSERT_SIZE(struct flow6, 128);
+
+// Eight 16-bit tags of eight neighbouring entries; 0 is free.
+struct bucket {
+	__u64 tags[2];
+};
+
+// A next hop.
+struct hop {
+	__u32 ifindex;
+	__u32 gen;     // generation in which it was looked up
+	__u32 checked; // tick of the last look at the routing table
+	__u16 mtu;
+	__u8 dmac[ETH_ALEN];
+	__u8 smac[ETH_ALEN];
+	__u16 pad;
+	__u32 pad2;
+};
+ASSERT_SIZE(struct hop, 32);
+
+// Words of the datapath as a whole; one element.
+struct control {
+	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
+	__u32 half_open;  // handshakes in progress
+	__u32 sweep4;	  // next bucket to sweep
+	__u32 sweep6;
+	__u64 swept4; // complete sweeps
+	__u64 swept6;
+	__u32 used4; // entries in use, as of the last complete sweep
+	__u32 used6;
+	__u32 count4; // counted so far in this sweep
+	__u32 count6;
+	__u32 answers;	    // ICMP errors and resets sent in the second "answer_tick"
+	__u32 answer_tick;
+	__u64 pad;
+};
+ASSERT_SIZE(struct control, 64);
+
+
+// A listener of a service: exact, or by port prefix in the trie.
+struct listener_key {
+	__u8 l4_proto; // 0: any
+	__u8 family;
+	__u8 addr[16];
+	__be16 port;
+};
+ASSERT_SIZE(struct listener_key, 20);
+
+struct listener_prefix {
+	__u32 prefix_len; // bits of key that count
+	struct listener_key key;
+};
+ASSERT_SIZE(struct listener_prefix, 24);
+
+struct listener {
+	__u32 service;
+	__u32 ifindex; // 0: any
+};
+
+// A backend's endpoint, back to the virtual endpoint that it answers for.
+struct reverse {
+	union addr vip;
+	__be16 port; // 0 keeps the port
+	__u16 service;
+	__u32 ambiguous; // several services share the backend: only a flow can tell
+};
+
+// service.flags
+#define SERVICE_SYN_STATELESS 0x01 // hash scheduler and unambiguous replies
+#define SERVICE_STRICT_TCP 0x02
+#define SERVICE_ANSWER_RESET 0x04  // when no backend is usable
+#define SERVICE_ANSWER_REJECT 0x08
+#define SERVICE_SESSIONS 0x10	   // has pinned clients
+#define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule
+#define SERVICE_MSS_CLAMP 0x40
+
+struct service {
+	__u64 slots;	 // first slot << 32 | number of slots: one word, so that a table is switched at once
+	__u64 allow;	 // sets that may connect, 0 for all
+	__u64 deny;	 // sets that may not
+	__u64 rate_ns;	 // one new connection in this time, 0 for no limit
+	__u64 burst_ns;	 // credit that may gather
+	__u64 client_rate_ns;
+	__u64 client_burst_ns;
+	__u64 reset_rate_ns;
+	__u32 max_flows; // 0 for no limit
+	__u32 max_client_flows;
+	__u32 max_backend_flows;
+	__u32 sticky_ticks; // persistence, 0 for none
+	__u16 sticky_keys;  // STICKY_*
+	__u16 flags;
+	__u8 mode;
+	__u8 scheduler;
+	__u8 encap;
+	__u8 active; // entry in use
+	__be16 encap_port;
+	__u16 pool;    // first of the IPv4 pool addresses
+	__u16 pool_len;
+	__u16 pool6;
+	__u16 pool6_len;
+	__u16 nat_rule; // of a port-forward, else 0xffff
+	__u32 mark;
+};
+ASSERT_SIZE(struct service, 104);
+
+#define STICKY_SADDR 0x01
+#define STICKY_SPORT 0x02
+#define STICKY_DADDR 0x04
+#define STICKY_DPORT 0x08
+#define STICKY_SMAC 0x10
+#define STICKY_DMAC 0x20
+
+#define BACKEND_UP 1
+#define BACKEND_DRAIN 2
+#define BACKEND_DOWN 0
+
+struct backend {
+	union addr addr;
+	__be16 port; // 0 keeps the port
+	__u8 family;
+	__u8 state; // BACKEND_*
+	__u16 service;
+	__u16 weight;
+	__u32 max_flows;
+	__u8 mac[ETH_ALEN]; // 0: from the neighbour table
+	__u16 pad[3];
+};
+ASSERT_SIZE(struct backend, 40);
+
+// Next hop of a backend, for packets without a flow.
+struct backend_hop {
+	__u32 gen;
+	__u32 hop;
+};
+
+// Counts of a service or a backend; of ended flows and packets without one.
+struct load {
+	__u64 flows;	// ever
+	__u64 packets;
+	__u64 bytes;
+	__u64 refused;
+	__s64 active;	// flows now
+	__u64 tat;	// limit on new connections: when the next one conforms (ns)
+	__u64 reset_tat;
+	__u32 sequence; // of SCHEDULER_SEQUENCE
+	__u32 pad;
+};
+ASSERT_SIZE(struct load, 64);
+
+struct sticky_key {
+	union addr saddr;
+	union addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 smac[ETH_ALEN];
+	__u8 dmac[ETH_ALEN];
+	__u32 service;
+	__u32 pad;
+};
+ASSERT_SIZE(struct sticky_key, 56);
+
+struct sticky {
+	__u32 backend;
+	__u32 seen;
+};
+
+// A client under a quota: of a service, or of a NAT rule (owner | 0x10000).
+struct client_key {
+	union addr addr; // IPv6 clients of a service count by /64
+	__u32 owner;
+	__u32 pad;
+};
+ASSERT_SIZE(struct client_key, 24);
+
+struct client {
+	__u64 tat;   // limit on new connections (ns)
+	__u32 flows; // alive now
+	__u32 ports; // bindings alive now
+	__u16 block; // first port of its block, 0 for none
+	__u16 pool;  // number of its pool address + 1, 0 for none yet
+	__u32 pad;
+};
+ASSERT_SIZE(struct client, 24);
+
+struct session_key {
+	__u32 prefix_len;
+	__u32 service;
+	__u8 addr[16];
+};
+
+// A prefix in a set, a source of a NAT rule, an exception: which objects it
+// belongs to.
+struct member_key {
+	__u32 prefix_len;
+	__u32 list; // LIST_* | family << 8
+	__u8 addr[16];
+};
+ASSERT_SIZE(struct member_key, 24);
+
+#define LIST_SETS 0    // bit n: firewall set n
+#define LIST_SOURCES 1 // bit n: NAT rule n translates this source
+#define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
+
+// A firewall rule at the first hook.
+struct firewall_rule {
+	__u64 sources; // sets, 0 for all
+	__u64 dests;
+	__u32 ifindex; // 0: any
+	__u8 l4_proto; // 0: any
+	__u8 action;   // enum action: drop, or pass for accept
+	__be16 first;  // ports, host order; first 0 for all
+	__u16 last;
+	__u16 pad;
+	__u32 pad2;
+};
+ASSERT_SIZE(struct firewall_rule, 32);
+
+// nat_rule.flags
+#define NAT_EIM 0x01	     // endpoint-independent mapping
+#define NAT_HAIRPIN 0x02
+#define NAT_PROHIBITED 0x04  // answer 3/13 rather than 3/1 when no port is left
+#define NAT_DETERMINISTIC 0x08
+#define NAT_MSS_CLAMP 0x10
+#define NAT_RANDOM 0x20	     // no port preservation
+
+// A rule that translates sources: snat, masquerade, nat64.
+struct nat_rule {
+	__u32 out;	// egress interface, 0 for any
+	__u32 in;	// ingress interface, 0 for any
+	__u16 pool;	// first of its pool addresses
+	__u16 pool_len;
+	__u16 pool6;
+	__u16 pool6_len;
+	__u16 port_first; // inclusive
+	__u16 port_last;
+	__u16 block;	  // ports of a block, 0 for none
+	__u8 flags;
+	__u8 filtering;	  // enum filtering
+	__u32 max_ports;  // per client, 0 for none
+	__u32 max_flows;  // per client, 0 for none
+	__u64 packets;
+	__u64 bytes;
+	__u64 flows;
+	__u8 active;
+	__u8 prefix_len; // nat64: length of prefix, 0 for other rules
+	__u8 pad[6];
+	union addr prefix; // nat64
+	union addr first_client; // deterministic: first inside address
+	__u32 client_count;
+	__u32 pad2;
+};
+ASSERT_SIZE(struct nat_rule, 104);
+
+// An address whose ports are allocated.
+struct pool_addr {
+	union addr addr;
+	__u8 family;
+	__u8 local; // also an address of this host: its sockets go first
+	__u16 pad;
+	__u32 pad2;
+};
+ASSERT_SIZE(struct pool_addr, 24);
+
+// Ports of one (pool address, protocol class). Even ports stand before odd
+// ones: bit (port & 1) << 15 | port >> 1, so that a parity is a run of words.
+#define PORT_WORDS 1024
+#define PORT_SUMMARY 16
+struct port_map {
+	__u64 words[PORT_WORDS];
+	__u64 full[PORT_SUMMARY]; // bit n of word m: words[m * 64 + n] has no free bit
+	__u32 used;		  // allocated ports
+	__u32 pad[31];
+};
+ASSERT_SIZE(struct port_map, 8448);
+
+// A prefix that is rewritten without state.
+struct prefix_key {
+	__u32 prefix_len;
+	__u8 source; // 1: looked up by source, 0: by destination
+	__u8 family;
+	__u16 pad;
+	__u8 addr[16];
+};
+ASSERT_SIZE(struct prefix_key, 24);
+
+struct prefix {
+	union addr to;
+	__u8 kind;     // enum prefix_kind
+	__u8 len;      // bits of the matched prefix
+	__u8 to_len;   // bits of the replacement
+	__u8 to_family;
+	__u16 rule;
+	__u16 adjust; // npt66: what to add to a checksum-neutral word (RFC 6296)
+	__u64 packets;
+	__u64 bytes;
+};
+ASSERT_SIZE(struct prefix, 40);
+
+// First fragment seen: where the later ones go.
+struct fragment_key {
+	union addr saddr;
+	union addr daddr;
+	__be32 id;
+	__u8 l4_proto;
+	__u8 pad[3];
+};
+ASSERT_SIZE(struct fragment_key, 40);
+
+struct fragment {
+	struct tuple tuple; // of the whole packet
+	__u32 seen;
+	__u32 pad;
+};
+
+enum event_kind {
+	EVENT_NEIGHBOUR,  // addr wants to be resolved
+	EVENT_FRAGMENT,	  // a fragment came early; the frame follows
+	EVENT_TABLE_FULL, // a table or a pool is exhausted
+};
+
+struct event {
+	__u32 kind;
+	__u32 ifindex;
+	__u32 reason;
+	__u32 len; // bytes of frame that follow
+	union addr addr;
+	__u32 family;
+	__u32 pad;
+};
+ASSERT_SIZE(struct event, 40);
+
+// packet.flags
+#define PACKET_LATER_FRAGMENT 0x01
+#define PACKET_FIRST_FRAGMENT 0x02 // more fragments follow
+#define PACKET_ERROR 0x04	   // ICMP error
+#define PACKET_DF 0x08
+#define PACKET_EXTENDED 0x10	   // IPv6 extension headers
+#define PACKET_QUERY 0x20	   // ICMP echo request
+#define PACKET_NO_FLOW 0x40	   // protocol without ports, or ICMP that is neither query, reply nor error
+
+// Addresses of an interface: sources of the errors sent there. Written by user
+// space.
+struct interface_addr {
+	union addr v4;
+	union addr v6;
+};
+
+// A parsed packet.
+struct packet {
+	struct tuple tuple;
+	__u32 l3_len;	 // bytes from the network header on
+	__u32 ifindex;	 // where it came in
+	__u32 out;	 // where its untranslated destination is routed, 0 if not asked
+	__be32 frag_id;
+	__u32 segment;	 // largest network packet it will be on the wire (GSO), else l3_len
+	__u16 l4_off;	 // from the start of the frame
+	__u16 frag_off;	 // bytes
+	__u8 family;
+	__u8 flags;
+	__u8 tcp_flags;	 // low byte: FIN 1, SYN 2, RST 4, PSH 8, ACK 16
+	__u8 ttl;
+	__u8 tos;
+	__u8 icmp_type;
+	__u8 icmp_code;
+	__u8 inner_proto; // protocol number as on the wire
+	__u8 dmac[ETH_ALEN];
+	__u8 smac[ETH_ALEN];
+	__u32 now; // tick
+};
+ASSERT_SIZE(struct packet, 88);
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define NO_ENTRY 0xffffffff
+
+// plan.flags
+#define PLAN_ROUTED 0x01     // hop is valid
+#define PLAN_SAME 0x02	     // the packet goes on unchanged
+#define PLAN_NO_L4 0x04	     // no transport header to touch (later fragment, other protocol)
+#define PLAN_KEEP_L4 0x08    // checksum-neutral: leave the transport checksum alone
+#define PLAN_EXISTING 0x10   // a flow was there before
+#define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
+#define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
+
+// What is to be done with a packet: all that "apply" looks at.
+struct plan {
+	struct tuple to;    // source and destination as they become
+	union addr gateway; // what is looked up in the routing table
+	__u32 entry;	    // own flow table entry (to cache the hop), or NO_ENTRY
+	__u32 backend_hop;  // backend whose hop cache is used, or NO_ENTRY
+	__u32 hop_gen;	    // hop may be used in this generation
+	__u32 mtu;	    // of the next hop, for an error that tells it
+	__u16 owner;	    // service or NAT rule
+	__u16 backend;
+	__u16 hop;
+	__be16 encap_port;
+	__u8 action;
+	__u8 reason;
+	__u8 family;	    // of the packet that leaves
+	__u8 gateway_family;
+	__u8 encap;
+	__u8 answer;
+	__u8 flags;
+	__u8 owner_nat;	    // 1: owner is a NAT rule; 0: service; 2: nobody; 3: a stateless rule
+	__s32 verdict;	    // of the hook
+	__u32 pad;
+};
+ASSERT_SIZE(struct plan, 96);
+
+// What a new flow is to be.
+struct birth {
+	struct tuple key; // of the opening packet
+	struct tuple to;  // what it becomes
+	struct tuple back; // of the answer: to, turned round
+	struct tuple from; // what the answer becomes: key, turned round
+	__u32 now;
+	__u32 ref;	  // binding of ENTRY_BOUND
+	__u16 owner;
+	__u16 backend;
+	__u8 family;	  // of key
+	__u8 to_family;	  // of to
+	__u8 flags;
+	__u8 heard;
+	__u8 one_way;	  // dsr, tunnel: answers do not come back this way
+	__u8 pad[3];
+	__u32 index;	  // out: entry of key's direction
+};
+
+// What port is wanted, and which came out. Host order.
+struct port_request {
+	__u32 map;   // element of port_maps
+	__u16 want;  // its parity and range are kept when possible
+	__u16 first; // inclusive
+	__u16 last;
+	__u16 port;  // out
+	__u32 whole; // no privileged range: ICMP identifiers
+};
+
+// What a binding is asked for, and what it is.
+struct bind {
+	struct tuple inside; // in: saddr, sport, l4_proto
+	union addr outside;  // out
+	__be16 port;	     // out
+	__u8 family;	     // in: of inside
+	__u8 outside_family; // in
+	__u32 rule;	     // in
+	__u32 index;	     // out: entry of the binding, in the family of inside
+	__u32 now;	     // in
+	__u32 client_seen;   // the client's quota has been charged
+	__u32 pad;
+};
+
+_Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");
+
+// Working memory for one packet.
+struct work {
+	struct packet packet;
+	struct plan plan;
+	struct hop hop; // of a plan whose hop is 0
+	struct birth birth;
+	struct bind bound;
+	struct bind source; // hairpin: of the sender
+	struct port_request request;
+	__u64 fib[8]; // struct bpf_fib_lookup
+	struct client_key who;
+	struct sticky_key sticky;
+	struct tuple key;
+	struct tuple inner;
+	__u8 bytes[64];
+};
+
+// Keeps the enumerations in the BTF that user space reads their names from.
+const enum action *export_action __attribute__((unused));
+const enum reason *export_reason __attribute__((unused));
+const enum family *export_family __attribute__((unused));
+const enum mode *export_mode __attribute__((unused));
+const enum scheduler *export_scheduler __attribute__((unused));
+const enum filtering *export_filtering __attribute__((unused));
+const enum entry_kind *export_entry_kind __attribute__((unused));
+const enum entry_state *export_entry_state __attribute__((unused));
+const enum encap *export_encap __attribute__((unused));
+const enum answer *export_answer __attribute__((unused));
+const enum prefix_kind *export_prefix_kind __attribute__((unused));
+const enum event_kind *export_event_kind __attribute__((unused));
+
+#endif
