@@ -95,11 +95,11 @@ func TestProbeViaService(t *testing.T) {
 				t.Errorf("%d rules for two backends", got)
 			}
 			// A link that goes down takes the routes with it; probes do not go astray.
-			link(t, gateway, netlink.LinkSetDown)
+			setLink(t, gateway, "lan0", netlink.LinkSetDown)
 			if err := ask(0); err == nil {
 				t.Error("good although the link is down")
 			}
-			link(t, gateway, netlink.LinkSetUp)
+			setLink(t, gateway, "lan0", netlink.LinkSetUp)
 			labtest.Eventually(t, 10*time.Second, "the probe to work again", func() error { return ask(0) })
 			// An address of the gateway itself cannot be probed so.
 			cfg.Services[0].Listen[0].Address = netip.MustParseAddr(map[string]string{"IPv4": "10.0.2.100", "IPv6": "fd00:2::100"}[c.name])
@@ -132,21 +132,6 @@ func ourRules(t *testing.T, n *lab.Node) (rules int) {
 		t.Fatal(err)
 	}
 	return rules
-}
-
-// link takes the gateway's inside link down or up.
-func link(t *testing.T, n *lab.Node, set func(netlink.Link) error) {
-	t.Helper()
-	err := n.Do(func() error {
-		l, err := netlink.LinkByName("lan0")
-		if err != nil {
-			return err
-		}
-		return set(l)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestPathMarks(t *testing.T) {
