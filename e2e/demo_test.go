@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/demo"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -52,6 +54,30 @@ func TestDemoKeepsItsPromises(t *testing.T) {
 // TestDemoInterrupted presses Ctrl-C in the middle: nothing may be left.
 func TestDemoInterrupted(t *testing.T) {
 	labtest.Require(t, labtest.Root)
+	id, text, err := signalDemo(t, syscall.SIGINT)
+	if err == nil || !strings.Contains(text, "interrupted") {
+		t.Errorf("exit %v, and the demo said:\n%s", err, text)
+	}
+	nothingLeft(t, id)
+}
+
+// TestDemoKilled kills the demo, so that nobody can tidy up: the next lab does.
+func TestDemoKilled(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	id, _, err := signalDemo(t, syscall.SIGKILL)
+	if err == nil {
+		t.Error("the killed demo ended without an error")
+	}
+	if _, err := lab.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, id)
+}
+
+// signalDemo starts the demo and sends it a signal when its first daemon runs. It returns the id
+// of the lab, what the demo said, and how it ended.
+func signalDemo(t *testing.T, sig syscall.Signal) (id, text string, err error) {
+	t.Helper()
 	cmd := exec.Command(binary, "demo")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -60,32 +86,35 @@ func TestDemoInterrupted(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	id := ""
-	var text strings.Builder
+	sent := false
 	for sc := bufio.NewScanner(stderr); sc.Scan(); {
-		text.WriteString(sc.Text() + "\n")
+		text += sc.Text() + "\n"
 		if rest, ok := strings.CutPrefix(sc.Text(), "  lab "); ok && id == "" {
 			id, _, _ = strings.Cut(rest, " ")
 		}
-		if strings.Contains(sc.Text(), "examples/") {
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		if strings.Contains(sc.Text(), "service web") && !sent {
+			sent = true
+			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	err = cmd.Wait()
-	if err == nil || id == "" || !strings.Contains(text.String(), "interrupted") {
-		t.Errorf("exit %v, lab %q, and the demo said:\n%s", err, id, text.String())
+	if id == "" || !sent {
+		t.Fatalf("the demo said neither which lab it uses nor that its first service is up:\n%s", text)
 	}
-	if id == "" {
-		return
-	}
-	for _, pattern := range []string{"/run/netns/*" + id + "*", "/run/sluice/lab/*" + id + "*", "/run/sluice/netns/*" + id + "*"} {
-		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v %v", left, err)
+	return id, text, err
+}
+
+// nothingLeft looks for traces of a lab.
+func nothingLeft(t *testing.T, id string) {
+	t.Helper()
+	labtest.Eventually(t, 10*time.Second, "the lab and its processes to be gone", func() error {
+		for _, pattern := range []string{"/run/netns/*" + id + "*", "/run/sluice/lab/*" + id + "*", "/run/sluice/netns/*" + id + "*"} {
+			if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+				return fmt.Errorf("left behind: %v (%v)", left, err)
+			}
 		}
-	}
-	labtest.Eventually(t, 5*time.Second, "the lab's processes to be gone", func() error {
 		return noProcessOf(id)
 	})
 }
