@@ -21,7 +21,8 @@ const (
 	mapStateless = "stateless"         // destination -> stateless service
 	mapReplies   = "stateless-replies" // source of a stateless service's answers
 	mapClamp     = "mss-clamp"         // original destination of connections whose MSS is clamped
-	mapSlots     = "slots"             // slot -> backend
+	mapTargets   = "targets"           // slot -> address and port of a backend
+	mapHosts     = "hosts"             // slot -> address of a backend, the port stays
 	setMarks     = "marks"             // marks to put on every packet of a connection
 	setSameLink  = "same-interface"    // pairs of an interface with itself
 )
@@ -245,11 +246,16 @@ func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[
 func sharedSet(id rs.ID) *rs.Set {
 	s := &rs.Set{ID: id, Verdicts: true}
 	name := id.Name
-	switch name {
-	case mapSlots:
-		s.Key = []rs.Type{rs.Mark}
+	switch kind, _, _ := strings.Cut(name, "-"); kind {
+	case mapTargets, mapHosts:
+		s.Key, s.Verdicts, s.Counter = []rs.Type{rs.Mark}, false, true
+		s.Data = []rs.Type{addrType(id.Table)}
+		if kind == mapTargets {
+			s.Data = append(s.Data, rs.InetService)
+		}
 		return s
-	case setSameLink:
+	}
+	if name == setSameLink {
 		s.Key, s.Verdicts = []rs.Type{rs.IfName, rs.IfName}, false
 		return s
 	}

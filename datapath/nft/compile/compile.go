@@ -7,8 +7,8 @@
 // a base chain looks its destination up in a verdict map (@services for single
 // ports, @services-ranges for ranges and whole addresses) and goes to the
 // service's chain; that picks a slot (a counter, a random number or a hash) and
-// looks it up in one map of all services' slots, which leads to the chain of a
-// backend. State changes of backends edit elements of that map.
+// looks it up in a map from slots to backends. State changes of backends edit
+// elements of that map.
 package compile
 
 import (

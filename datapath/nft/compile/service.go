@@ -23,6 +23,9 @@ type part struct {
 	table  rs.Family // where the rules stand: the same, or netdev
 	prefix string    // of the service's chains and sets
 	active []int     // backends of the family that take new flows
+	// plain services need no chains of their backends: their slots lead straight
+	// to addresses.
+	plain bool
 	// persistence in force: the configured one, or one that stands in for the
 	// flow state that mode dsr does not keep.
 	persist *config.Persistence
@@ -94,6 +97,7 @@ func portsOf(l config.Listen) []flow.Ports {
 // dnat compiles modes dnat and fullnat.
 func (p *part) dnat() error {
 	p.refuse()
+	p.plain = p.isPlain()
 	var rules []rs.Rule
 	rules = append(rules, p.access()...)
 	rules = append(rules, p.limits()...)
@@ -116,7 +120,7 @@ func (p *part) dnat() error {
 	p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 	p.guard()
 	for i, b := range p.svc.Backends {
-		if familyOf(b.Address) == p.family {
+		if familyOf(b.Address) == p.family && !p.plain {
 			p.backend(i, func(r *rs.Builder) *rs.Builder { return r.DNAT(p.family, b.Address, b.Port) })
 		}
 	}
@@ -173,8 +177,31 @@ func smaller(a, b int) int {
 	return a
 }
 
+// isPlain reports whether nothing has to be done for single backends. It looks
+// at the configuration alone, not at states, so that a service keeps its shape.
+func (p *part) isPlain() bool {
+	if p.persist != nil || len(p.svc.Sessions) > 0 || p.svc.Limits.ConnectionsPerBackend > 0 {
+		return false
+	}
+	ports := make(map[bool]bool)
+	for _, b := range p.svc.Backends {
+		if b.MaxConnections > 0 || b.Mark != 0 {
+			return false
+		}
+		ports[b.Port != 0] = true
+	}
+	return len(ports) == 1
+}
+
 // choose are the rules that pick a backend: pinned clients, remembered clients,
 // then the scheduler.
+//
+// Plain services share maps of addresses, a fixed number of them (shard). The
+// kernel finds a set by walking the list of the table's sets, and checks every
+// element of a map against every rule that uses it: with one map a service, as
+// with one map for all, 10,000 services cost seconds (docs/nftables.md has the
+// figures). Maps of verdicts are not shared, since the kernel also follows each
+// of their elements for every rule.
 func (p *part) choose() []rs.Rule {
 	var rules []rs.Rule
 	if r, ok := p.sessions(); ok {
@@ -185,25 +212,49 @@ func (p *part) choose() []rs.Rule {
 		value := rs.Remembered(p.prefix+"/clients", rs.Mark, p.persistKey()...)
 		rules = append(rules, p.rule().VerdictFrom(p.prefix+"/backends", value).Rule(""))
 	}
-	owners, slot := p.schedule()
-	id := rs.ID{Table: p.table, Name: mapSlots}
-	keys := make([]string, len(owners))
+	if p.plain {
+		return append(rules, p.choosePlain())
+	}
+	owners, slot := p.schedule(0)
+	set := rs.ID{Table: p.table, Name: p.prefix + "/slots"}
+	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Verdicts: true})
 	for n, i := range owners {
-		keys[n] = Key(p.svc.Backends[i])
-		p.element(rs.Element{
-			Set: id, Key: rs.Number(p.id + uint32(n)).Raw,
-			Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
+		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
+			Set: set, Key: rs.Number(uint32(n)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
 		})
 	}
-	p.Slots[p.family] = keys
-	return append(rules, p.rule().VerdictFrom(mapSlots, slot).Rule(""))
+	return append(rules, p.rule().VerdictFrom(set.Name, slot).Rule(""))
+}
+
+// shard tells which of 256 maps holds the slots of a plain service.
+func shard(name string) string { return fmt.Sprintf("-%02x", number(name)&0xff) }
+
+// choosePlain is the rule that sends a connection to the address of its slot.
+func (p *part) choosePlain() rs.Rule {
+	owners, slot := p.schedule(p.id)
+	set := rs.ID{Table: p.table, Name: mapHosts + shard(p.svc.Name)}
+	ports := p.svc.Backends[0].Port != 0
+	if ports {
+		set.Name = mapTargets + shard(p.svc.Name)
+	}
+	p.use(set)
+	for n, i := range owners {
+		b := p.svc.Backends[i]
+		value := rs.Concat(rs.Addr(b.Address))
+		if ports {
+			value = rs.Concat(rs.Addr(b.Address), rs.Port(b.Port))
+		}
+		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(p.id + uint32(n)).Raw, Value: value})
+	}
+	return rs.NewRule().DNATFrom(p.family, set.Name, ports, slot).Rule("")
 }
 
 // rule starts a rule that looks at the network header.
 func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
 
-// schedule returns the backend of every slot and what picks the slot.
-func (p *part) schedule() (owners []int, slot rs.Selector) {
+// schedule returns the backend of every slot and what picks the slot, with slots
+// numbered from first.
+func (p *part) schedule(first uint32) (owners []int, slot rs.Selector) {
 	members := make([]balance.Member, len(p.active))
 	for n, i := range p.active {
 		b := p.svc.Backends[i]
@@ -224,7 +275,12 @@ func (p *part) schedule() (owners []int, slot rs.Selector) {
 	for slot, n := range sequence {
 		owners[slot] = p.active[n]
 	}
-	slots := rs.Slots{First: p.id, Count: len(owners)}
+	keys := make([]string, len(owners))
+	for n, i := range owners {
+		keys[n] = Key(p.svc.Backends[i])
+	}
+	p.Slots[p.family] = keys
+	slots := rs.Slots{First: first, Count: len(owners)}
 	source, dest := rs.Source(p.family), rs.Dest(p.family)
 	switch p.svc.Scheduler {
 	case config.SchedulerRandom:

@@ -46,6 +46,30 @@ func (b *Builder) DNAT(f Family, a netip.Addr, port uint16) *Builder {
 	return b.say("dnat to %s", netip.AddrPortFrom(a, port))
 }
 
+// DNATFrom sends the connection to the address, or the address and port, that a
+// map holds for the selectors.
+func (b *Builder) DNATFrom(f Family, set string, ports bool, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, hashScratch)
+	b.attrs.lookup(set, hashScratch, lookupValue, regAddrMin)
+	b.attrs.expr("nat", func(e *Attrs) {
+		e.Uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
+		e.Uint32(unix.NFTA_NAT_FAMILY, uint32(f))
+		e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(regAddrMin))
+		if ports {
+			port := 1 // the register after an IPv4 address
+			if f == IP6 {
+				port = 4
+			}
+			e.Uint32(unix.NFTA_NAT_REG_PROTO_MIN, register(port))
+		}
+	})
+	word := "addr"
+	if ports {
+		word = "addr . port"
+	}
+	return b.say("dnat %s %s to %s map @%s", f, word, concatText(s), set)
+}
+
 // SNAT gives the connection a source out of a range, and a port out of ports
 // unless they are the zero value.
 func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fullyRandom bool) *Builder {
