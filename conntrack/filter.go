@@ -81,12 +81,17 @@ func (f *Filter) attributes(b []byte) []byte {
 
 // tupleFilter appends CTA_FILTER with the original tuple's exact parts. The
 // kernel takes it for one family only; for both the entries are sifted here,
-// which is cheaper than walking the table twice.
+// which is cheaper than walking the table twice. IPv6 addresses are sifted here
+// too: the kernel lets through exactly those that differ (seen on 6.18;
+// ctnetlink_filter_match_tuple takes ipv6_addr_cmp for ipv6_addr_equal).
 func (f *Filter) tupleFilter(b []byte) []byte {
 	if f.family() == unix.AF_UNSPEC {
 		return b
 	}
-	flags := flagIf(filterIPSrc, single(f.Source)) | flagIf(filterIPDst, single(f.Dest))
+	flags := uint32(0)
+	if f.family() == unix.AF_INET {
+		flags = flagIf(filterIPSrc, single(f.Source)) | flagIf(filterIPDst, single(f.Dest))
+	}
 	if f.Protocol != flow.Any {
 		flags |= filterProtoNum
 		if f.Protocol.HasPorts() {
@@ -121,16 +126,12 @@ func (f *Filter) tupleAddresses(b []byte, flags uint32) []byte {
 	if flags&(filterIPSrc|filterIPDst) == 0 {
 		return b
 	}
-	src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-	if f.family() == unix.AF_INET6 {
-		src, dst = ctaIPv6Src, ctaIPv6Dst
-	}
 	b, ip := nest(b, ctaTupleIP)
 	if flags&filterIPSrc != 0 {
-		b = attribute(b, src, f.Source.Addr().Unmap().AsSlice()...)
+		b = attribute(b, ctaIPv4Src, f.Source.Addr().Unmap().AsSlice()...)
 	}
 	if flags&filterIPDst != 0 {
-		b = attribute(b, dst, f.Dest.Addr().Unmap().AsSlice()...)
+		b = attribute(b, ctaIPv4Dst, f.Dest.Addr().Unmap().AsSlice()...)
 	}
 	return closeNest(b, ip)
 }

@@ -206,8 +206,17 @@ func (l Limits) MeanChain() float64 {
 // ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that
 // wraps fs.ErrNotExist means that connection tracking is not there.
 func ReadLimits(ns Namespace) (l Limits, err error) {
+	err = ns.Do(func() (err error) {
+		l, err = ownLimits()
+		return err
+	})
+	return l, err
+}
+
+// ownLimits reads the sizes of the calling thread's namespace.
+func ownLimits() (l Limits, err error) {
 	for name, at := range map[string]*uint32{"count": &l.Count, "max": &l.Max, "buckets": &l.Buckets} {
-		if *at, err = readSetting(ns, name); err != nil {
+		if *at, err = ownSetting(name); err != nil {
 			return Limits{}, err
 		}
 	}
@@ -216,23 +225,53 @@ func ReadLimits(ns Namespace) (l Limits, err error) {
 
 // readSetting reads one number of /proc/sys/net/netfilter/nf_conntrack_*.
 func readSetting(ns Namespace, name string) (v uint32, err error) {
-	err = ns.Do(func() error {
-		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
-		if err != nil {
-			return fmt.Errorf("conntrack settings: %w", err)
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
-		v = uint32(n)
+	err = ns.Do(func() (err error) {
+		v, err = ownSetting(name)
 		return err
 	})
 	return v, err
 }
 
+func ownSetting(name string) (uint32, error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+	if err != nil {
+		return 0, fmt.Errorf("conntrack settings: %w", err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("conntrack settings: nf_conntrack_%s: %w", name, err)
+	}
+	return uint32(n), nil
+}
+
+// ReadNumbers reads the sizes of ns and the sum of its counters on all CPUs, and
+// enters the namespace once for both.
+func ReadNumbers(ctx context.Context, ns Namespace) (l Limits, sum Counters, err error) {
+	err = ns.Do(func() (err error) {
+		if l, err = ownLimits(); err != nil {
+			return err
+		}
+		perCPU, err := ownPerCPU(ctx)
+		sum = Total(perCPU)
+		return err
+	})
+	return l, sum, err
+}
+
 // ReadPerCPU returns the counters of ns: by netlink, or, where the kernel or the
-// caller's rights do not allow that, from /proc/net/stat/nf_conntrack. Many
+// caller's rights do not allow that, from the file
+// /proc/net/stat/nf_conntrack. Many
 // kernels lack that file (CONFIG_NF_CONNTRACK_PROCFS).
-func ReadPerCPU(ctx context.Context, ns Namespace) ([]Counters, error) {
-	c, err := OpenIn(ns)
+func ReadPerCPU(ctx context.Context, ns Namespace) (list []Counters, err error) {
+	err = ns.Do(func() (err error) {
+		list, err = ownPerCPU(ctx)
+		return err
+	})
+	return list, err
+}
+
+func ownPerCPU(ctx context.Context) ([]Counters, error) {
+	c, err := Open()
 	if err == nil {
 		defer c.Close()
 		var list []Counters
@@ -240,11 +279,8 @@ func ReadPerCPU(ctx context.Context, ns Namespace) ([]Counters, error) {
 			return list, nil
 		}
 	}
-	var text []byte
-	fallback := ns.Do(func() (e error) {
-		text, e = os.ReadFile("/proc/net/stat/nf_conntrack")
-		return e
-	})
+	// /proc/net would be the view of the process's first thread.
+	text, fallback := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 	if fallback != nil {
 		return nil, errors.Join(err, fallback)
 	}

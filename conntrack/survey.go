@@ -122,11 +122,7 @@ type reading struct {
 
 func read(ctx context.Context, ns Namespace) (r reading) {
 	r.at = time.Now()
-	if r.limits, r.err = ReadLimits(ns); r.err != nil {
-		return r
-	}
-	list, err := ReadPerCPU(ctx, ns)
-	r.counters, r.err = Total(list), err
+	r.limits, r.counters, r.err = ReadNumbers(ctx, ns)
 	return r
 }
 

@@ -111,7 +111,7 @@ func subcommands(a *app) []*cobra.Command {
 		newDocs(a),
 		newLab(a),
 		newDemo(a),
-		newBench(a),
-		newConns(a), newPlan(a), newTune(a),
+		newBench(a), newLoad(a),
+		newConns(a), newPlan(a), newTune(a), newTop(a),
 	}
 }

@@ -75,7 +75,7 @@ func (s *System) reserve() string {
 func (s *System) listening() (ports []uint16) {
 	_ = s.Namespace.Do(func() error {
 		for _, table := range []struct{ path, state string }{
-			{"/proc/net/tcp", "0A"}, {"/proc/net/tcp6", "0A"}, {"/proc/net/udp", "07"}, {"/proc/net/udp6", "07"},
+			{"/proc/thread-self/net/tcp", "0A"}, {"/proc/thread-self/net/tcp6", "0A"}, {"/proc/thread-self/net/udp", "07"}, {"/proc/thread-self/net/udp6", "07"},
 		} {
 			text, err := os.ReadFile(table.path)
 			if err != nil {

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"regexp"
+	"strings"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// helpLines is what '?' shows.
+var helpLines = []string{
+	"1-8, tab, left, right   choose a page",
+	"up, down, k, j          move; pgup, pgdown, home, end too",
+	"enter                   the connections of a row; on those: explain one",
+	"esc                     back",
+	"/                       filter by a regular expression; !x hides what matches x",
+	"s, r                    sort by the next column; reverse the order",
+	"p, space                pause and resume",
+	"u                       read the table now",
+	"q, ctrl+c               quit",
+	"",
+	"FILL counts all entries. HELD are those that are assured and not closing:",
+	"nothing makes room for others there. new/s is sampled from the kernel's",
+	"events a tenth of a second every three seconds.",
+	"The view only reads. Drops and CPU are traced while their page is open.",
+}
+
+// key handles one key press.
+func (m *Model) key(k tea.KeyPressMsg) tea.Cmd {
+	name := k.String()
+	if name == "ctrl+c" {
+		return tea.Quit
+	}
+	if m.typing {
+		m.typeFilter(name, k.Key().Text)
+		return nil
+	}
+	if m.help {
+		m.help = false
+		return nil
+	}
+	if m.move(name) {
+		return nil
+	}
+	switch name {
+	case "q":
+		return tea.Quit
+	case "?":
+		m.help = true
+	case "esc", "backspace":
+		m.back()
+	case "enter":
+		return m.open()
+	case "/":
+		m.typing, m.typed, m.typedErr = true, m.current().filter, nil
+	case "s":
+		m.nextSort()
+	case "r":
+		p := m.current()
+		p.ascending = !p.ascending
+	case "p", "space":
+		m.paused = !m.paused
+		return m.resume()
+	case "u":
+		return m.start(fetchTable)
+	case "tab", "right", "l":
+		return m.show((m.tab + 1) % tabCount)
+	case "shift+tab", "left", "h":
+		return m.show((m.tab + tabCount - 1) % tabCount)
+	}
+	if len(name) == 1 && name[0] >= '1' && name[0] < '1'+byte(tabCount) {
+		return m.show(tab(name[0] - '1'))
+	}
+	return nil
+}
+
+// show opens a tab and starts what only it needs.
+func (m *Model) show(t tab) tea.Cmd {
+	m.tab, m.flows, m.detail = t, nil, nil
+	return m.resume()
+}
+
+// resume starts every fetch that is wanted now and that no timer will start.
+func (m *Model) resume() tea.Cmd {
+	var cmds []tea.Cmd
+	for f := fetchCounts; f <= fetchProfile; f++ {
+		if !m.due[f] {
+			cmds = append(cmds, m.start(f))
+		}
+	}
+	return tea.Batch(cmds...)
+}
+
+func (m *Model) back() {
+	switch {
+	case m.detail != nil:
+		m.detail = nil
+	case m.flows != nil:
+		m.flows = nil
+	default:
+		p := m.current()
+		p.filter, p.match = "", nil
+	}
+}
+
+// open goes into the selected row.
+func (m *Model) open() tea.Cmd {
+	rows := m.rows()
+	p := m.current()
+	if m.detail != nil || len(rows) == 0 {
+		return nil
+	}
+	r := rows[min(p.cursor, len(rows)-1)]
+	switch {
+	case r.drill:
+		m.flows = &flowPage{title: r.key, filter: r.filter, namespace: r.namespace, page: page{sort: -1}}
+		return m.start(fetchFlows)
+	case r.detail != nil:
+		m.detail = &detailPage{r.key, r.detail}
+	}
+	return nil
+}
+
+// move handles the keys that move the cursor.
+func (m *Model) move(name string) bool {
+	p := m.current()
+	step := map[string]int{"up": -1, "k": -1, "down": 1, "j": 1, "pgup": -m.listHeight(), "pgdown": m.listHeight(),
+		"home": -1 << 30, "g": -1 << 30, "end": 1 << 30, "G": 1 << 30}[name]
+	if step == 0 || m.detail != nil {
+		return false
+	}
+	p.cursor = max(0, min(p.cursor+step, len(m.rows())-1))
+	return true
+}
+
+// nextSort cycles through the columns, and back to the order of the data.
+func (m *Model) nextSort() {
+	p := m.current()
+	p.sort++
+	if p.sort >= len(m.columns()) {
+		p.sort = -1
+	}
+	p.ascending = false
+}
+
+// typeFilter handles a key while a filter is typed.
+func (m *Model) typeFilter(name, text string) {
+	p := m.current()
+	switch name {
+	case "enter":
+		if m.typedErr == nil {
+			m.typing = false
+		}
+		return
+	case "esc":
+		m.typing = false
+		p.filter, p.match = "", nil
+		return
+	case "backspace":
+		if n := len(m.typed); n > 0 {
+			m.typed = m.typed[:n-1]
+		}
+	case "ctrl+u":
+		m.typed = ""
+	default:
+		m.typed += text
+	}
+	pattern, inverse := strings.CutPrefix(m.typed, "!")
+	match, err := regexp.Compile("(?i)" + pattern)
+	if m.typedErr = err; err != nil {
+		return
+	}
+	if pattern == "" {
+		match = nil
+	}
+	p.filter, p.match, p.inverse, p.cursor = m.typed, match, inverse, 0
+}

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// fake is a Reader with a table of 1,000 connections from 20 clients through one
+// SNAT address to two services, one of them by DNAT.
+type fake struct {
+	calls  map[string]int
+	filter conntrack.Filter // of the last Flows
+	err    error
+}
+
+func entry(i int) conntrack.Entry {
+	addr := func(s string) conntrack.Addr { return conntrack.AddrOf(netip.MustParseAddr(s)) }
+	e := conntrack.Entry{Family: unix.AF_INET, Protocol: flow.TCP, State: uint8(conntrack.TCPEstablished),
+		Status: conntrack.Assured | conntrack.SeenReply, Timeout: uint32(1000 + i), Counted: true, Bytes: [2]uint64{uint64(i) * 1000, 5}}
+	e.Original = conntrack.Tuple{Source: addr(fmt.Sprintf("10.0.0.%d", 1+i*i%20)), SourcePort: uint16(2000 + i), DestPort: 443, Dest: addr("198.51.100.7")}
+	e.Reply = conntrack.Tuple{Source: addr("198.51.100.7"), SourcePort: 443, Dest: addr("203.0.113.5"), DestPort: uint16(2000 + i)}
+	if i%4 == 0 {
+		e.Original.Dest, e.Reply.Source = addr("192.0.2.80"), addr("10.9.0.2")
+		e.State = uint8(conntrack.TCPTimeWait)
+	}
+	return e
+}
+
+func (f *fake) count(name string) error {
+	if f.calls == nil {
+		f.calls = map[string]int{}
+	}
+	f.calls[name]++
+	return f.err
+}
+
+func (f *fake) Counts(context.Context) (*Counts, error) {
+	return &Counts{Time: time.Unix(0, 0), NewPerSecond: 123, HottestCPU: 1, Softirq: 0.34, Fills: []conntrack.Fill{
+		{Namespace: "host", Limits: conntrack.Limits{Count: 1000, Max: 4000, Buckets: 4096}, Held: 750, Growth: 2},
+		{Namespace: "blue", Limits: conntrack.Limits{Max: 4000, Buckets: 4096}},
+	}}, f.count("counts")
+}
+
+func (f *fake) Table(context.Context) (*Table, error) {
+	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByDest | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
+	s.Enter("host", 432000)
+	for i := range 1000 {
+		e := entry(i)
+		s.Add(&e)
+	}
+	return &Table{Time: time.Unix(0, 0), Took: 20 * time.Millisecond, CPU: 400 * time.Millisecond, Summary: s, Held: map[string]uint32{"host": 750}}, f.count("table")
+}
+
+func (f *fake) Drops(context.Context) (*trace.DropReport, error) {
+	return &trace.DropReport{Window: 3 * time.Second, Groups: []trace.DropGroup{
+		{Namespace: "host", Cause: trace.CauseTableFull, Packets: 300, PerSecond: 100},
+		{Namespace: "blue", Cause: trace.Cause{Title: "late ACK", Benign: true}, Packets: 3, PerSecond: 1}}}, f.count("drops")
+}
+
+func (f *fake) Profile(context.Context) (*trace.Profile, error) {
+	return &trace.Profile{Packets: 10, Phases: []trace.PhaseShare{{Phase: "NAT", Network: true, Share: 0.2, MicrosPerPacket: 0.5}}}, f.count("profile")
+}
+
+func (f *fake) Flows(_ context.Context, filter conntrack.Filter, _ string, limit int) (list []Flow, err error) {
+	f.filter = filter
+	for i := 0; i < 1000 && len(list) < limit; i++ {
+		if e := entry(i); filter.Matches(&e) {
+			list = append(list, Flow{"host", e, e.Flow()})
+		}
+	}
+	return list, f.count("flows")
+}
+
+// screen is a model under test.
+type screen struct {
+	*testing.T
+	*Model
+	*fake
+}
+
+// show makes a model that has read everything once.
+func show(t *testing.T) *screen {
+	t.Helper()
+	f := &fake{}
+	s := &screen{t, New(context.Background(), f), f}
+	s.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
+	s.run(s.start(fetchCounts))
+	s.run(s.start(fetchTable))
+	return s
+}
+
+// run does a command's work at once and feeds the result back. Timers are not
+// waited for.
+func (s *screen) run(cmd tea.Cmd) {
+	s.Helper()
+	if cmd == nil {
+		return
+	}
+	done := make(chan tea.Msg, 1)
+	go func() { done <- cmd() }()
+	select {
+	case msg := <-done:
+		if batch, ok := msg.(tea.BatchMsg); ok {
+			for _, c := range batch {
+				s.run(c)
+			}
+			return
+		}
+		s.Update(msg) // what it returns is the timer of the next refresh
+	case <-time.After(5 * time.Second):
+		s.Fatal("a command does not end")
+	}
+}
+
+// keys presses keys, written as bubbletea names them.
+func (s *screen) keys(names ...string) {
+	s.Helper()
+	for _, n := range names {
+		k := tea.KeyPressMsg{}
+		switch n {
+		case "enter":
+			k.Code = tea.KeyEnter
+		case "esc":
+			k.Code = tea.KeyEscape
+		case "down":
+			k.Code = tea.KeyDown
+		case "tab":
+			k.Code = tea.KeyTab
+		case "end":
+			k.Code = tea.KeyEnd
+		case "backspace":
+			k.Code = tea.KeyBackspace
+		default:
+			k.Code, k.Text = []rune(n)[0], n
+		}
+		if k.String() != n {
+			s.Fatalf("key %q is %q to bubbletea", n, k.String())
+		}
+		_, cmd := s.Update(k)
+		s.run(cmd)
+	}
+}
+
+func (s *screen) text() string { return ansi.Strip(s.draw()) }
+
+func (s *screen) want(parts ...string) {
+	s.Helper()
+	text := s.text()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			s.Errorf("screen lacks %q:\n%s", p, text)
+		}
+	}
+}
+
+func TestScreenFits(t *testing.T) {
+	for _, size := range []struct{ w, h int }{{80, 24}, {132, 50}, {60, 10}, {40, 8}} {
+		s := show(t)
+		s.Update(tea.WindowSizeMsg{Width: size.w, Height: size.h})
+		for tab := range tabCount {
+			s.keys(fmt.Sprint(int(tab) + 1))
+			lines := strings.Split(s.text(), "\n")
+			if len(lines) != size.h {
+				t.Errorf("tab %d at %dx%d has %d lines", tab, size.w, size.h, len(lines))
+			}
+			for _, l := range lines {
+				if ansi.StringWidth(l) > size.w {
+					t.Errorf("tab %d at %dx%d: line of %d columns: %q", tab, size.w, size.h, ansi.StringWidth(l), l)
+				}
+			}
+		}
+	}
+}
+
+func TestHeader(t *testing.T) {
+	s := show(t)
+	s.want("table 1,000 of 4,000  fill 25% [##......]  held 19%  full in 25m00s", "fullest: host; 1,000 in 2 netns",
+		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing is short", "[1 Sources]", "every 10s")
+}
+
+func TestPages(t *testing.T) {
+	s := show(t)
+	s.want("SOURCE", "> 10.0.0.")
+	s.keys("3")
+	s.want("[3 Services]", "> tcp 198.51.100.7:443", "tcp 192.0.2.80:443", "-> tcp 10.9.0.2:443", "750", "250")
+	s.keys("4")
+	s.want("203.0.113.5 -> tcp 198.51.100.7:443", "1.2%", "[........]")
+	s.keys("5")
+	s.want("tcp ESTABLISHED", "tcp TIME_WAIT")
+	s.keys("8")
+	s.want("> host", "1,000", "+2", "25m00s")
+}
+
+func TestOnlyOpenPagesTrace(t *testing.T) {
+	s := show(t)
+	if s.calls["drops"]+s.calls["profile"] != 0 {
+		t.Errorf("traced before the page was open: %v", s.calls)
+	}
+	s.keys("6")
+	s.want("connection table full", "late ACK (harmless)", "300")
+	s.keys("7")
+	s.want("NAT", "0.50", "20%")
+	if s.calls["drops"] != 1 || s.calls["profile"] != 1 {
+		t.Errorf("calls %v", s.calls)
+	}
+	s.keys("1")
+	if cmd := s.start(fetchDrops); cmd != nil {
+		t.Error("drops are traced on another page")
+	}
+	s.keys("6", "enter")
+	s.want("connection table full", "remedy: raise net.netfilter.nf_conntrack_max")
+	s.keys("esc")
+	s.want("> connection table full")
+}
+
+func TestDrillDown(t *testing.T) {
+	s := show(t)
+	s.keys("5", "down", "enter")
+	if s.filter.State != "TIME_WAIT" || s.filter.Protocol != flow.TCP {
+		t.Errorf("filter %+v", s.filter)
+	}
+	s.want("connections of tcp TIME_WAIT", "-> 192.0.2.80:443", "TIME_WAIT")
+	s.keys("enter")
+	s.want("source translated to 203.0.113.5:2000, destination to 10.9.0.2:443", "closing: goes when")
+	s.keys("esc", "esc")
+	s.want("[5 States]", "> tcp TIME_WAIT")
+	for page, want := range map[string]func(f conntrack.Filter) bool{
+		"1": func(f conntrack.Filter) bool { return f.Source.IsSingleIP() },
+		"2": func(f conntrack.Filter) bool { return f.Dest.String() == "198.51.100.7/32" },
+		"3": func(f conntrack.Filter) bool { return f.DestPort.First == 443 && f.Dest.IsSingleIP() },
+		"4": func(f conntrack.Filter) bool { return f.TranslatedSource.String() == "203.0.113.5/32" },
+	} {
+		s.keys(page, "enter")
+		if !want(s.filter) {
+			t.Errorf("page %s asks for %+v", page, s.filter)
+		}
+		s.keys("esc")
+	}
+}
+
+func TestSort(t *testing.T) {
+	s := show(t)
+	s.keys("3", "s")
+	s.want("SERVICE OR BACKEND (->)v")
+	if first := s.rows()[0].key; first != "-> tcp 10.9.0.2:443" {
+		t.Errorf("by name the first row is %s", first)
+	}
+	s.keys("s", "r")
+	s.want("ENTRIES^")
+	if rows := s.rows(); rows[0].cells[0] != "250" || rows[len(rows)-1].cells[0] != "750" {
+		t.Errorf("ascending by entries: %v", rows)
+	}
+	s.keys("s", "s", "s", "s", "s")
+	if s.current().sort != -1 {
+		t.Errorf("after all columns the order is %d", s.current().sort)
+	}
+}
+
+func TestFilterTyped(t *testing.T) {
+	s := show(t)
+	s.keys("3", "/", "1", "9", "2")
+	s.want("/192_", "192.0.2.80")
+	if rows := s.rows(); len(rows) != 1 {
+		t.Errorf("%d rows match 192", len(rows))
+	}
+	s.keys("enter")
+	s.want("filter 192")
+	s.keys("/", "backspace", "backspace", "backspace", "!", "1", "9", "2", "enter")
+	if rows := s.rows(); len(rows) != 2 {
+		t.Errorf("%d rows do not match 192", len(rows))
+	}
+	s.keys("/", "(")
+	s.want("not a regular expression yet")
+	s.keys("esc")
+	if rows := s.rows(); len(rows) != 3 {
+		t.Errorf("%d rows after esc", len(rows))
+	}
+	s.keys("/", "q")
+	if s.typing != true {
+		t.Error("q ended the typing")
+	}
+}
+
+func TestPause(t *testing.T) {
+	s := show(t)
+	s.keys("p")
+	s.want("PAUSED")
+	calls := s.calls["counts"]
+	for f := fetchCounts; f <= fetchProfile; f++ {
+		_, cmd := s.Update(dueMsg(f))
+		s.run(cmd)
+	}
+	if s.calls["counts"] != calls {
+		t.Error("a paused view reads")
+	}
+	s.keys("p")
+	if s.calls["counts"] != calls+1 || s.calls["table"] != 2 {
+		t.Errorf("after the pause: %v", s.calls)
+	}
+}
+
+func TestOneTimerEach(t *testing.T) {
+	s := show(t)
+	if !s.due[fetchTable] {
+		t.Fatal("no timer after the first dump")
+	}
+	s.keys("u") // read now: its end must not start a second chain of timers
+	if s.calls["table"] != 2 {
+		t.Errorf("u read the table %d times", s.calls["table"]-1)
+	}
+	if _, cmd := s.Update(tableMsg{s.table, nil}); cmd != nil {
+		t.Error("a second timer was started")
+	}
+}
+
+func TestErrorsAreShownAndRetried(t *testing.T) {
+	s := show(t)
+	s.fake.err = errors.New("permission denied")
+	s.due[fetchCounts] = false
+	s.run(s.start(fetchCounts))
+	s.want("cannot see: permission denied", "table 1,000")
+	if !s.due[fetchCounts] {
+		t.Error("nothing is retried")
+	}
+}
+
+func TestHelp(t *testing.T) {
+	s := show(t)
+	s.keys("?")
+	s.want("filter by a regular expression", "any key returns")
+	s.keys("q")
+	s.want("[1 Sources]")
+}
+
+func TestPace(t *testing.T) {
+	if got := pace(2700*time.Millisecond, dumpShare, dumpMinimum); got < 60*time.Second {
+		t.Errorf("a dump of 2.7 s is repeated every %v: over 5 %% of a core", got)
+	}
+	if got := pace(time.Millisecond, dumpShare, dumpMinimum); got != dumpMinimum {
+		t.Errorf("a dump of 1 ms is repeated every %v", got)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	fill := func(count, held uint32, growth float64) []conntrack.Fill {
+		return []conntrack.Fill{{Namespace: "gw", Limits: conntrack.Limits{Count: count, Max: 1000, Buckets: 1000}, Held: held, Growth: growth}}
+	}
+	for _, tc := range []struct {
+		name  string
+		c     Counts
+		level Level
+		want  string
+	}{
+		{"healthy", Counts{Fills: fill(500, 400, 0)}, OK, "nothing is short"},
+		{"full of what can go", Counts{Fills: fill(990, 100, 0)}, OK, "nothing"},
+		{"held", Counts{Fills: fill(990, 950, 0)}, Critical, "95% of the table is held"},
+		{"filling", Counts{Fills: fill(500, 100, 10)}, Critical, "full in 50s"},
+		{"filling slowly", Counts{Fills: fill(500, 100, 1.01)}, Warn, "full in 8m"},
+		{"full", Counts{Fills: fill(1000, 1000, 0), DropsPerSecond: 70}, Critical, "table is full, 70 new"},
+		{"ports", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, PortsPerSecond: 8}, Critical, "no free SNAT port"},
+		{"backlog", Counts{Fills: fill(1, 1, 0), BacklogPerSecond: 8}, Critical, "backlog"},
+		{"softirq", Counts{Fills: fill(1, 1, 0), Softirq: 0.9}, Critical, "softirqs"},
+	} {
+		if v := judge(&tc.c, nil); v.Level != tc.level || !strings.Contains(v.Text, tc.want) {
+			t.Errorf("%s: %v: %s; want %v, %q", tc.name, v.Level, v.Text, tc.level, tc.want)
+		}
+	}
+}
+
+func TestOnce(t *testing.T) {
+	f := &fake{}
+	p, err := Once(context.Background(), f, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Sources) != 5 || p.Entries != 1000 || p.SNATPorts[0].Used != 750 || len(p.Phases) != 1 || p.Drops == nil || p.Verdict.Level != OK {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestParsers(t *testing.T) {
+	before := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0 0 0\nintr 5\n")
+	now := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 180 0 0 0 0 0 0\ncpu1 10 0 10 120 0 0 60 0 0 0\n")
+	if cpu, share := hottest(before, now); cpu != 1 || share != 0.6 {
+		t.Errorf("hottest CPU %d with %g", cpu, share)
+	}
+	if n := parseSoftnet("00000001 0000000a 0\n00000001 00000001 0\n"); n != 11 {
+		t.Errorf("backlog drops %d", n)
+	}
+	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1,000", 1048576: "1,048,576"} {
+		if got := group(n); got != want {
+			t.Errorf("%d is written %s", n, got)
+		}
+	}
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// Host reads a running host.
+type Host struct {
+	// Only limits the view to these namespaces; none means all.
+	Only []conntrack.Namespace
+	// Sources are flow tables beside the kernel's.
+	Sources []conntrack.Source
+
+	mu         sync.Mutex // protects what follows: Counts and Table overlap
+	namespaces []conntrack.Namespace
+	hidden     int
+	held       map[string]uint32
+	counts     int // calls of Counts
+	last       map[string]reading
+	lastSoft   []cpuTime
+	lastDrops  uint64
+	lastAt     time.Time
+	newRate    float64
+}
+
+type reading struct {
+	count    uint32
+	counters conntrack.Counters
+}
+
+// listEvery is how many calls of Counts share one list of namespaces; the list
+// means a walk through /proc. newEvery is how often new connections are sampled,
+// newWindow for how long: listening costs the packet path while it lasts.
+const (
+	listEvery = 10
+	newEvery  = 3
+	newWindow = 100 * time.Millisecond
+)
+
+// list returns the namespaces, refreshed now and then.
+func (h *Host) list() []conntrack.Namespace {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case len(h.Only) > 0:
+		h.namespaces = h.Only
+	case h.counts%listEvery == 0 || h.namespaces == nil:
+		h.namespaces, h.hidden = conntrack.Namespaces()
+	}
+	return h.namespaces
+}
+
+// Counts implements Reader.
+func (h *Host) Counts(ctx context.Context) (*Counts, error) {
+	namespaces := h.list()
+	c := &Counts{Time: time.Now(), NewPerSecond: -1}
+	seconds := c.Time.Sub(h.lastAt).Seconds()
+	first := h.lastAt.IsZero()
+	now := map[string]reading{}
+	for _, ns := range namespaces {
+		f, err := h.fill(ctx, ns, seconds, now)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			continue // it went away, or has no connection tracking
+		}
+		c.Fills = append(c.Fills, f)
+		c.DropsPerSecond += float64(f.Counted.Drop) / seconds
+		c.PortsPerSecond += float64(f.Counted.InsertFailed) / seconds
+		c.EarlyPerSecond += float64(f.Counted.EarlyDrop) / seconds
+	}
+	h.softirq(c, first, seconds)
+	c.Took = time.Since(c.Time)
+	if len(c.Fills) == 0 {
+		return nil, errors.New("no connection table could be read: run as root")
+	}
+	if h.hidden > 0 {
+		c.Blind = append(c.Blind, fmt.Sprintf("%d process(es) keep their network namespace to themselves", h.hidden))
+	}
+	if h.counts%newEvery == 0 {
+		h.newRate = h.sampleNew(ctx, c.Fills, namespaces)
+	}
+	c.NewPerSecond = h.newRate
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last, h.lastAt = now, c.Time
+	h.counts++
+	return c, nil
+}
+
+// fill reads one namespace and compares it with the last reading.
+func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, seconds float64, now map[string]reading) (conntrack.Fill, error) {
+	limits, counters, err := conntrack.ReadNumbers(ctx, ns)
+	if err != nil {
+		return conntrack.Fill{}, err
+	}
+	r := reading{limits.Count, counters}
+	now[ns.Name] = r
+	h.mu.Lock()
+	f := conntrack.Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: limits, Held: h.held[ns.Name], Since: r.counters}
+	h.mu.Unlock()
+	if before, ok := h.last[ns.Name]; ok {
+		f.Counted = r.counters.Sub(before.counters)
+		f.Growth = (float64(r.count) - float64(before.count)) / seconds
+	}
+	return f, nil
+}
+
+// busiestNamespaces is in how many namespaces new connections are sampled.
+const busiestNamespaces = 4
+
+// sampleNew counts the kernel's events for new connections for a moment in the
+// fullest namespaces. It is an estimate: a sample of a tenth of a second.
+func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []conntrack.Namespace) float64 {
+	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
+	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
+	ctx, cancel := context.WithTimeout(ctx, newWindow)
+	defer cancel()
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex // protects total and heard
+		total uint64
+		heard = len(fills) == 0
+	)
+	start := time.Now()
+	for _, f := range fills[:min(len(fills), busiestNamespaces)] {
+		i := slices.IndexFunc(namespaces, func(ns conntrack.Namespace) bool { return ns.Name == f.Namespace })
+		l, err := conntrack.Listen(namespaces[i], conntrack.New)
+		if err != nil {
+			continue
+		}
+		wg.Go(func() {
+			defer l.Close()
+			n := uint64(0)
+			for {
+				lost, err := l.Read(ctx, func(conntrack.Event, *conntrack.Entry) error { n++; return nil })
+				if n += uint64(lost); err != nil {
+					break
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			total += n
+			heard = true
+		})
+	}
+	wg.Wait()
+	if !heard {
+		return -1
+	}
+	return float64(total) / max(time.Since(start), newWindow).Seconds()
+}
+
+// Table implements Reader.
+func (h *Host) Table(ctx context.Context) (*Table, error) {
+	namespaces := h.list()
+	start, cpu := time.Now(), processTime()
+	s, err := conntrack.Look(ctx, conntrack.Ask{Namespaces: namespaces, Sources: h.Sources, Window: time.Millisecond,
+		Dimensions: conntrack.BySource | conntrack.ByDest | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort})
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{Time: time.Now(), Took: time.Since(start), CPU: processTime() - cpu, Summary: s.Summary,
+		Held: map[string]uint32{}, Blind: s.Blind}
+	for _, f := range s.Fills {
+		t.Held[f.Namespace] = f.Held
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.held = t.Held
+	return t, nil
+}
+
+// watchWindow is how long drops and CPUs are watched for one picture.
+const watchWindow = 3 * time.Second
+
+// Drops implements Reader.
+func (h *Host) Drops(ctx context.Context) (*trace.DropReport, error) {
+	w := trace.Watcher{Namespaces: h.list(), Options: trace.DropOptions{SamplesPerSecond: 5, Stacks: true}}
+	if len(h.Only) == 1 {
+		w.Options.Netns = h.Only[0].Inode
+	}
+	if err := w.Start(ctx); err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(watchWindow):
+	case <-ctx.Done():
+	}
+	return w.Stop(context.WithoutCancel(ctx))
+}
+
+// Profile implements Reader.
+func (h *Host) Profile(ctx context.Context) (*trace.Profile, error) {
+	ctx, cancel := context.WithTimeout(ctx, watchWindow)
+	defer cancel()
+	return trace.TakeProfile(ctx, h.list())
+}
+
+// errEnough ends a dump when the list is long enough.
+var errEnough = errors.New("enough")
+
+// Flows implements Reader.
+func (h *Host) Flows(ctx context.Context, f conntrack.Filter, namespace string, limit int) ([]Flow, error) {
+	var list []Flow
+	for _, ns := range h.list() {
+		if namespace != "" && ns.Name != namespace {
+			continue
+		}
+		c, err := conntrack.OpenIn(ns)
+		if err != nil {
+			return nil, err
+		}
+		err = c.Dump(ctx, &f, func(e *conntrack.Entry) error {
+			if len(list) == limit {
+				return errEnough
+			}
+			list = append(list, Flow{ns.Name, *e, e.Flow()})
+			return nil
+		})
+		c.Close()
+		if err != nil && !errors.Is(err, errEnough) && !errors.Is(err, conntrack.ErrInterrupted) {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// processTime is the CPU time that this process has used.
+func processTime() time.Duration {
+	var ru unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &ru) != nil {
+		return 0
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// cpuTime is one CPU's time in ticks.
+type cpuTime struct{ softirq, all uint64 }
+
+// softirq fills in the hottest CPU and the backlog's drops.
+func (h *Host) softirq(c *Counts, first bool, seconds float64) {
+	text, err := os.ReadFile("/proc/stat")
+	if err == nil {
+		now := parseStat(string(text))
+		if len(now) == len(h.lastSoft) {
+			c.HottestCPU, c.Softirq = hottest(h.lastSoft, now)
+		}
+		h.lastSoft = now
+	}
+	if text, err = os.ReadFile("/proc/net/softnet_stat"); err != nil {
+		return
+	}
+	drops := parseSoftnet(string(text))
+	if !first && drops >= h.lastDrops {
+		c.BacklogPerSecond = float64(drops-h.lastDrops) / seconds
+	}
+	h.lastDrops = drops
+}
+
+// parseStat reads the "cpuN" lines of /proc/stat: user nice system idle iowait
+// irq softirq steal. Guest time is part of user time.
+func parseStat(text string) (list []cpuTime) {
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 9 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
+			continue
+		}
+		var t cpuTime
+		for i, field := range f[1:9] {
+			n, _ := strconv.ParseUint(field, 10, 64)
+			t.all += n
+			if i == 6 {
+				t.softirq = n
+			}
+		}
+		list = append(list, t)
+	}
+	return list
+}
+
+func hottest(before, now []cpuTime) (cpu int, share float64) {
+	for i := range now {
+		all := now[i].all - before[i].all
+		if all == 0 {
+			continue
+		}
+		if s := float64(now[i].softirq-before[i].softirq) / float64(all); s > share {
+			cpu, share = i, s
+		}
+	}
+	return cpu, share
+}
+
+// parseSoftnet adds the second column of /proc/net/softnet_stat: packets that
+// found a CPU's backlog full.
+func parseSoftnet(text string) (sum uint64) {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) > 1 {
+			n, _ := strconv.ParseUint(f[1], 16, 64)
+			sum += n
+		}
+	}
+	return sum
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package top is the terminal view of a NAT host: how full the connection table
+// is and when it overflows, who fills it, where SNAT ports run out, what is
+// dropped and why, and where the CPUs' network time goes.
+//
+// It only reads. Cheap numbers come every second; the table is dumped as often
+// as four percent of one core allow, so that a table of a million entries is
+// read about once a minute; drops and CPU phases are traced only while their
+// tab is open.
+package top
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// Reader is where the view gets its data. Each call may block; calls of
+// different methods may overlap, calls of one method do not.
+type Reader interface {
+	// Counts reads what is cheap; rates are those since the last call.
+	Counts(ctx context.Context) (*Counts, error)
+	// Table dumps and adds up the connection tables.
+	Table(ctx context.Context) (*Table, error)
+	// Drops watches dropped packets for a few seconds.
+	Drops(ctx context.Context) (*trace.DropReport, error)
+	// Profile samples the CPUs for a few seconds.
+	Profile(ctx context.Context) (*trace.Profile, error)
+	// Flows lists at most limit connections that f lets through.
+	Flows(ctx context.Context, f conntrack.Filter, namespace string, limit int) ([]Flow, error)
+}
+
+// Counts are the numbers that are refreshed every second.
+type Counts struct {
+	Time  time.Time        `json:"time"`
+	Fills []conntrack.Fill `json:"namespaces"`
+	// NewPerSecond are connections begun, from a sample of the kernel's events;
+	// negative when they could not be sampled.
+	NewPerSecond float64 `json:"newPerSecond"`
+	// DropsPerSecond are packets dropped by connection tracking, PortsPerSecond
+	// those of them for which no SNAT port was free or another packet was first.
+	DropsPerSecond   float64 `json:"dropsPerSecond"`
+	PortsPerSecond   float64 `json:"portFailuresPerSecond"`
+	EarlyPerSecond   float64 `json:"earlyDropsPerSecond"`
+	BacklogPerSecond float64 `json:"backlogDropsPerSecond"`
+	// HottestCPU spends Softirq of its time (0 to 1) in softirqs.
+	HottestCPU int      `json:"hottestCPU"`
+	Softirq    float64  `json:"softirq"`
+	Blind      []string `json:"notSeen,omitempty"`
+	// Took is how long reading the counters took, without the wait for samples.
+	Took time.Duration `json:"-"`
+}
+
+// Table is one dump, added up.
+type Table struct {
+	Time    time.Time
+	Took    time.Duration // wall clock
+	CPU     time.Duration // of this process, kernel included
+	Summary *conntrack.Summary
+	// Held are the entries of each namespace that nothing makes room for.
+	Held  map[string]uint32
+	Blind []string
+}
+
+// Flow is one connection with where it was found.
+type Flow struct {
+	Namespace string
+	Entry     conntrack.Entry
+	flow.Flow
+}
+
+// The share of one core that dumps may take, and the fastest refresh.
+const (
+	dumpShare    = 0.04
+	dumpMinimum  = 2 * time.Second
+	countShare   = 0.008
+	countEvery   = time.Second
+	countSlowest = 5 * time.Second
+)
+
+// pace is how long to wait so that work of that cost takes the given share of a
+// core, at least least.
+func pace(cost time.Duration, share float64, least time.Duration) time.Duration {
+	return max(least, time.Duration(float64(cost)/share))
+}
+
+// total adds the fills of all namespaces. The limit is one for all of them, but
+// each namespace is held against it alone: what matters is the fullest.
+func (c *Counts) total() (count uint32, fullest conntrack.Fill) {
+	for i, f := range c.Fills {
+		count += f.Count
+		if i == 0 || f.Fill() > fullest.Fill() {
+			fullest = f
+		}
+	}
+	return count, fullest
+}

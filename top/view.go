@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+)
+
+// Styles. Whatever they mark is also said in words or signs, so that nothing is
+// lost without colour.
+var (
+	styleTitle    = lipgloss.NewStyle().Bold(true)
+	styleFaint    = lipgloss.NewStyle().Faint(true)
+	styleSelected = lipgloss.NewStyle().Reverse(true)
+	styleLevels   = map[Level]lipgloss.Style{
+		OK:       lipgloss.NewStyle().Foreground(lipgloss.Green),
+		Warn:     lipgloss.NewStyle().Foreground(lipgloss.Yellow).Bold(true),
+		Critical: lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true),
+	}
+)
+
+// headLines are title, table, rates, verdict, tabs and column headings.
+const headLines = 6
+
+// listHeight is how many rows fit.
+func (m *Model) listHeight() int { return max(1, m.height-headLines-1) }
+
+// View implements tea.Model.
+func (m *Model) View() tea.View {
+	v := tea.NewView(m.draw())
+	v.AltScreen = true
+	v.WindowTitle = "sluice top"
+	return v
+}
+
+// draw returns the screen: exactly height lines of at most width columns.
+func (m *Model) draw() string {
+	lines := []string{m.titleLine(), m.tableLine(), m.rateLine(), m.verdictLine(), m.tabLine()}
+	switch {
+	case m.help:
+		lines = append(lines, helpLines...)
+	case m.detail != nil:
+		lines = append(lines, styleTitle.Render(m.detail.title))
+		for _, l := range m.detail.lines {
+			lines = append(lines, strings.Split(ansi.Wrap("  "+l, m.width, " "), "\n")...)
+		}
+	default:
+		lines = append(lines, m.listLines()...)
+	}
+	if len(lines) > m.height-1 {
+		lines = lines[:m.height-1]
+	}
+	for len(lines) < m.height-1 {
+		lines = append(lines, "")
+	}
+	lines = append(lines, m.footLine())
+	for i, l := range lines {
+		lines[i] = ansi.Truncate(l, m.width, "")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (m *Model) titleLine() string {
+	left := styleTitle.Render("sluice top")
+	if m.paused {
+		left += "  PAUSED"
+	}
+	if m.counts != nil && len(m.counts.Fills) > 1 {
+		count, fullest := m.counts.total()
+		left += fmt.Sprintf("  fullest: %s; %s in %d netns", fullest.Namespace, group(count), len(m.counts.Fills))
+	}
+	right := ""
+	switch {
+	case m.table != nil:
+		right = fmt.Sprintf("%s, %v, every %v", m.table.Time.Format(time.TimeOnly),
+			m.table.Took.Round(time.Millisecond), m.wait.Round(time.Second))
+	case m.busy[fetchTable]:
+		right = "reading the table"
+	}
+	return spread(left, right, m.width)
+}
+
+func (m *Model) tableLine() string {
+	if m.counts == nil {
+		return ""
+	}
+	_, f := m.counts.total()
+	text := fmt.Sprintf("table %s of %s  fill %s %s", group(f.Count), group(f.Max), percent(f.Fill()), bar(f.Fill(), 10))
+	if m.table != nil {
+		text += "  held " + percent(f.Effective())
+	}
+	return text + "  full in " + duration(f)
+}
+
+func (m *Model) rateLine() string {
+	c := m.counts
+	if c == nil {
+		return ""
+	}
+	fresh := "new ?/s"
+	if c.NewPerSecond >= 0 {
+		fresh = "new ~" + decimal(c.NewPerSecond) + "/s"
+	}
+	growth := 0.0
+	for _, f := range c.Fills {
+		growth += f.Growth
+	}
+	return fmt.Sprintf("%s  growth %+.0f/s  drops %s/s (no port %s, backlog %s)  softirq cpu%d %s", fresh, growth,
+		decimal(c.DropsPerSecond+c.BacklogPerSecond), decimal(c.PortsPerSecond), decimal(c.BacklogPerSecond), c.HottestCPU, percent(c.Softirq))
+}
+
+func (m *Model) verdictLine() string {
+	if m.err != nil {
+		return styleLevels[Warn].Render("cannot see: " + m.err.Error())
+	}
+	v := judge(m.counts, m.table)
+	return styleLevels[v.Level].Render(v.Level.String() + ": " + v.Text)
+}
+
+func (m *Model) tabLine() string {
+	var words []string
+	for i, name := range tabNames {
+		word := fmt.Sprintf("%d %s", i+1, name)
+		if tab(i) == m.tab {
+			word = styleTitle.Render("[" + word + "]")
+		} else {
+			word = " " + word + " "
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, "")
+}
+
+// listLines draws the column headings and the rows that fit.
+func (m *Model) listLines() []string {
+	cols := m.columns()
+	widths := m.columnWidths(cols)
+	p := m.current()
+	head := make([]string, len(cols))
+	for i, c := range cols {
+		head[i] = c.title
+		if i == p.sort {
+			head[i] += map[bool]string{false: "v", true: "^"}[p.ascending]
+		}
+	}
+	lines := []string{styleFaint.Render("  " + align(head, widths))}
+	rows := m.rows()
+	if len(rows) == 0 {
+		return append(lines, "  "+m.emptyText())
+	}
+	height := m.listHeight()
+	p.cursor = max(0, min(p.cursor, len(rows)-1))
+	p.offset = max(0, min(p.offset, p.cursor, len(rows)-height))
+	if p.cursor >= p.offset+height {
+		p.offset = p.cursor - height + 1
+	}
+	for i := p.offset; i < min(len(rows), p.offset+height); i++ {
+		text := align(slices.Concat([]string{rows[i].key}, rows[i].cells), widths)
+		switch {
+		case i == p.cursor:
+			lines = append(lines, styleSelected.Render("> "+text))
+		case rows[i].faint:
+			lines = append(lines, styleFaint.Render("  "+text))
+		default:
+			lines = append(lines, "  "+text)
+		}
+	}
+	return lines
+}
+
+// emptyText says why a list is empty.
+func (m *Model) emptyText() string {
+	p := m.current()
+	switch {
+	case p.match != nil:
+		return "nothing matches " + p.filter
+	case m.flows != nil && !m.flows.loaded:
+		return "reading connections ..."
+	case m.flows != nil:
+		return "none left"
+	case m.tab == tabDrops && m.drops == nil || m.tab == tabCPU && m.profile == nil:
+		return fmt.Sprintf("watching for %v ...", watchWindow)
+	case m.tab == tabDrops:
+		return fmt.Sprintf("no packet was dropped in %v", m.drops.Window.Round(time.Second))
+	case m.table == nil:
+		return "reading the table ..."
+	}
+	return "no connection"
+}
+
+func (m *Model) columnWidths(cols []column) []int {
+	widths := make([]int, len(cols))
+	left := m.width - 2
+	for i, c := range cols {
+		widths[i] = c.width
+		left -= c.width
+		if i > 0 {
+			left--
+		}
+	}
+	widths[0] = max(12, left)
+	return widths
+}
+
+// align writes cells in columns: the first to the left, the others to the right.
+func align(cells []string, widths []int) string {
+	var b strings.Builder
+	for i, c := range cells {
+		c = ansi.Truncate(c, widths[i], "~")
+		pad := strings.Repeat(" ", widths[i]-ansi.StringWidth(c))
+		if i == 0 {
+			b.WriteString(c + pad)
+			continue
+		}
+		b.WriteString(" " + pad + c)
+	}
+	return b.String()
+}
+
+func (m *Model) footLine() string {
+	p := m.current()
+	switch {
+	case m.typing && m.typedErr != nil:
+		return "/" + m.typed + "  (not a regular expression yet)"
+	case m.typing:
+		return "/" + m.typed + "_"
+	case m.help:
+		return "any key returns"
+	case m.detail != nil:
+		return "esc back  q quit"
+	case m.flows != nil:
+		more := ""
+		if len(m.flows.list) == flowLimit {
+			more = " (first " + group(uint32(flowLimit)) + ")"
+		}
+		return spread("connections of "+m.flows.title+more, "enter explain  esc back", m.width)
+	}
+	left := "enter open  / filter  s sort  r reverse  p pause  ? help  q quit"
+	if p.filter != "" {
+		left = "filter " + p.filter + " (esc clears)  s sort  ? help  q quit"
+	}
+	right := ""
+	if m.table != nil {
+		right = fmt.Sprintf("%d rows", len(m.rows()))
+	}
+	return styleFaint.Render(spread(left, right, m.width))
+}
+
+// spread puts one text to the left and one to the right.
+func spread(left, right string, width int) string {
+	gap := width - ansi.StringWidth(left) - ansi.StringWidth(right)
+	if gap < 2 {
+		return left
+	}
+	return left + strings.Repeat(" ", gap) + right
+}
