@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// recorder collects events.
+type recorder struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func (r *recorder) add(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+func (r *recorder) drain() []Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.events
+	r.events = nil
+	return e
+}
+
+// watched starts a watcher on the gateway of a fresh lab.
+func watched(t *testing.T) (*lab.Node, *recorder) {
+	t.Helper()
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Balancer())
+	gw := l.Node("gateway")
+	var w *Watcher
+	if err := gw.Do(func() (err error) { w, err = Open(); return }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &recorder{}
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx, r.add) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return gw, r
+}
+
+// sawKind waits until an event of the kind was seen.
+func sawKind(t *testing.T, r *recorder, k Kind) {
+	t.Helper()
+	labtest.Eventually(t, 5*time.Second, "an event of kind "+k.String(), func() error {
+		if !slices.ContainsFunc(r.drain(), func(e Event) bool { return e.Kind == k }) {
+			return fmt.Errorf("none yet")
+		}
+		return nil
+	})
+}
+
+func do(t *testing.T, n *lab.Node, f func() error) {
+	t.Helper()
+	if err := n.Do(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestChangesOfNextHopsAreTold(t *testing.T) {
+	gw, r := watched(t)
+	index := 0
+	do(t, gw, func() error {
+		link, err := netlink.LinkByName("lan0")
+		if err == nil {
+			index = link.Attrs().Index
+		}
+		return err
+	})
+	_, dst, _ := net.ParseCIDR("203.0.113.0/24")
+	route := &netlink.Route{LinkIndex: index, Dst: dst, Gw: net.ParseIP("10.0.2.2")}
+	do(t, gw, func() error { return netlink.RouteAdd(route) })
+	sawKind(t, r, Route)
+	do(t, gw, func() error { return netlink.RouteDel(route) })
+	sawKind(t, r, Route)
+
+	mac := func(last byte) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: index, IP: net.ParseIP("10.0.2.77").To4(), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, last}}
+	}
+	do(t, gw, func() error { return netlink.NeighSet(mac(1)) })
+	do(t, gw, func() error { return netlink.NeighSet(mac(2)) })
+	sawKind(t, r, Neighbour)
+	do(t, gw, func() error { return netlink.NeighDel(mac(2)) })
+	sawKind(t, r, Neighbour)
+
+	do(t, gw, func() error {
+		link, err := netlink.LinkByName("lan0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(link, 1400)
+	})
+	sawKind(t, r, Link)
+}
+
+// A neighbour that goes from STALE to REACHABLE and back is the life of every
+// network; it must not cost a look at the routing table for every flow.
+func TestStatesOfANeighbourAreNoChange(t *testing.T) {
+	w := &Watcher{macs: map[neighbour]string{}}
+	n := func(state int, last byte) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: 3, IP: net.ParseIP("192.0.2.1"), State: state, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, last}}
+	}
+	for _, step := range []struct {
+		n    *netlink.Neigh
+		want bool
+	}{
+		{n(netlink.NUD_REACHABLE, 1), false}, // becomes known
+		{n(netlink.NUD_STALE, 1), false},
+		{n(netlink.NUD_DELAY, 1), false},
+		{n(netlink.NUD_REACHABLE, 1), false},
+		{n(netlink.NUD_REACHABLE, 2), true}, // another MAC
+		{n(netlink.NUD_FAILED, 2), true},    // no longer known
+		{n(netlink.NUD_INCOMPLETE, 0), false},
+		{n(netlink.NUD_REACHABLE, 2), false},
+	} {
+		if _, got := w.learn(step.n); got != step.want {
+			t.Errorf("state %#x, MAC %s: told %v, want %v", step.n.State, step.n.HardwareAddr, got, step.want)
+		}
+	}
+}
+
+func TestResolveFindsTheNeighbourWithoutTraffic(t *testing.T) {
+	gw, _ := watched(t)
+	for _, to := range []string{"10.0.2.2", "fd00:2::2"} {
+		address := netip.MustParseAddr(to)
+		do(t, gw, func() error { return Resolve(address) })
+		labtest.Eventually(t, 5*time.Second, "neighbour "+to, func() error {
+			return gw.Do(func() error {
+				all, err := netlink.NeighList(0, 0)
+				if err != nil {
+					return err
+				}
+				for _, n := range all {
+					if n.IP.Equal(address.AsSlice()) && n.State&usable != 0 && len(n.HardwareAddr) == 6 {
+						return nil
+					}
+				}
+				return fmt.Errorf("not resolved")
+			})
+		})
+		do(t, gw, func() error { return Forget(address) })
+	}
+}
+
+func TestNextHopIsTheRouterOffTheLink(t *testing.T) {
+	gw, _ := watched(t)
+	_, dst, _ := net.ParseCIDR("203.0.113.0/24")
+	do(t, gw, func() error { return netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.0.2.3")}) })
+	for to, want := range map[string]string{"10.0.2.2": "10.0.2.2", "203.0.113.9": "10.0.2.3"} {
+		do(t, gw, func() error {
+			_, hop, err := NextHop(netip.MustParseAddr(to))
+			if err == nil && hop.String() != want {
+				t.Errorf("next hop to %s is %s, want %s", to, hop, want)
+			}
+			return err
+		})
+	}
+	do(t, gw, func() error {
+		interfaces, err := Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, i := range interfaces {
+			if i.Name == "lan0" && (i.Kind != "veth" || !i.Virtual() || !i.Up) {
+				t.Errorf("lan0 is %+v", i)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Interface is what Sluice wants to know of one.
+type Interface struct {
+	Index    int
+	Name     string
+	MAC      net.HardwareAddr
+	MTU      int
+	Up       bool
+	Loopback bool
+	// Kind is the driver's kind of a virtual link ("veth", "bridge", "vlan", ...);
+	// "device" for hardware.
+	Kind string
+}
+
+// Virtual reports whether the link has a local stack or another link behind it
+// instead of hardware, so that packets on it may lack their checksum
+// (CHECKSUM_PARTIAL) and may be larger than its MTU (GSO).
+func (i Interface) Virtual() bool { return i.Kind != "device" }
+
+// Interfaces lists those of the calling thread's network namespace.
+func Interfaces() ([]Interface, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	out := make([]Interface, len(links))
+	for i, l := range links {
+		a := l.Attrs()
+		out[i] = Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
+			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type()}
+	}
+	return out, nil
+}
+
+// ErrNoNextHop is wrapped by Resolve when nothing would have to be resolved.
+var ErrNoNextHop = errors.New("no next hop on a link")
+
+// Resolve makes the kernel find out the MAC of the next hop on the way to an
+// address, and keep it fresh until Forget (NTF_EXT_MANAGED, Linux 5.16). It
+// returns without waiting for the answer.
+func Resolve(to netip.Addr) error { return manage(to, netlink.NTF_EXT_MANAGED) }
+
+// Forget ends what Resolve began; the kernel lets the entry age as any other.
+func Forget(to netip.Addr) error { return manage(to, 0) }
+
+func manage(to netip.Addr, extended int) error {
+	ifindex, hop, err := NextHop(to)
+	if err != nil {
+		return err
+	}
+	n := &netlink.Neigh{LinkIndex: ifindex, IP: hop.AsSlice(), Flags: netlink.NTF_USE, FlagsExt: extended, State: netlink.NUD_NONE}
+	if extended != 0 {
+		n.Flags = 0
+	}
+	if err := netlink.NeighSet(n); err != nil {
+		return fmt.Errorf("neighbour %s on interface %d: %w", hop, ifindex, err)
+	}
+	return nil
+}
+
+// NextHop returns the interface and the address that packets to an address are
+// handed to: the router's, or the address itself when it is on the link.
+func NextHop(to netip.Addr) (ifindex int, hop netip.Addr, err error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		return 0, netip.Addr{}, fmt.Errorf("route to %s: %w", to, err)
+	}
+	if len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+		return 0, netip.Addr{}, fmt.Errorf("route to %s: %w", to, ErrNoNextHop)
+	}
+	hop = to
+	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok && !gw.IsUnspecified() {
+		hop = gw.Unmap()
+	} else if via, ok := routes[0].Via.(*netlink.Via); ok {
+		if a, ok := netip.AddrFromSlice(via.Addr); ok {
+			hop = a
+		}
+	}
+	return routes[0].LinkIndex, hop, nil
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netdev looks at the interfaces, routes and neighbours of a network
+// namespace and tells when something changes that decides where a packet goes.
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Kind of a change.
+type Kind uint8
+
+// Kinds.
+const (
+	Link      Kind = iota // an interface came, went, or changed its state, MAC or MTU
+	Address               // an address came or went
+	Route                 // a route or a routing rule came, went or changed
+	Neighbour             // the MAC of a known neighbour changed, or it is no longer known
+	Lost                  // the kernel had more changes than fitted the socket: anything may have changed
+)
+
+var kindNames = [...]string{"link", "address", "route", "neighbour", "lost"}
+
+// String returns the kind in lower case.
+func (k Kind) String() string { return kindNames[k] }
+
+// Event is one change. Ifindex and Address are set where the kind has them.
+type Event struct {
+	Kind    Kind
+	Ifindex int
+	Address netip.Addr
+}
+
+// groups of the routing family that tell of next hops.
+var groups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+}
+
+// receiveBuffer in bytes: a full routing table of a million routes that is
+// replaced at once overflows any buffer, which Lost tells; this one holds the
+// changes of some ten thousand.
+const receiveBuffer = 8 << 20
+
+// Watcher follows the changes of the namespace in which it was opened.
+type Watcher struct {
+	socket *nl.NetlinkSocket
+	macs   map[neighbour]string // what is known, to tell a new MAC from a new state
+}
+
+type neighbour struct {
+	ifindex int
+	address netip.Addr
+}
+
+// Open begins to watch the network namespace of the calling thread. Every change
+// after it returned will be told.
+func Open() (*Watcher, error) {
+	here, err := netns.Get()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
+	}
+	defer here.Close()
+	socket, err := nl.SubscribeAt(here, here, unix.NETLINK_ROUTE, groups...)
+	if err != nil {
+		return nil, fmt.Errorf("route netlink socket: %w", err)
+	}
+	if err := socket.SetReceiveBufferSize(receiveBuffer, true); err != nil {
+		// Without CAP_NET_ADMIN the kernel's own bound holds; Lost tells when it was too small.
+		_ = socket.SetReceiveBufferSize(receiveBuffer, false)
+	}
+	w := &Watcher{socket: socket, macs: map[neighbour]string{}}
+	known, err := netlink.NeighList(0, 0)
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("neighbours: %w", err)
+	}
+	for i := range known {
+		w.learn(&known[i])
+	}
+	return w, nil
+}
+
+// Run calls changed for every change until the context ends. It must be called
+// once; it closes the watcher.
+func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
+	defer context.AfterFunc(ctx, w.socket.Close)()
+	for {
+		messages, _, err := w.socket.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.ENOBUFS):
+			changed(Event{Kind: Lost})
+			continue
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return fmt.Errorf("route netlink socket: %w", err)
+		}
+		for i := range messages {
+			if e, ok := w.event(messages[i].Header.Type, messages[i].Data); ok {
+				changed(e)
+			}
+		}
+	}
+}
+
+// event decodes a message; false when next hops are what they were.
+func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
+	switch kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(data) < unix.SizeofIfInfomsg {
+			return Event{}, false
+		}
+		return Event{Kind: Link, Ifindex: int(nl.DeserializeIfInfomsg(data).Index)}, true
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return Event{Kind: Address}, true
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		return Event{Kind: Route}, true
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		n, err := netlink.NeighDeserialize(data)
+		if err != nil {
+			return Event{}, false
+		}
+		if kind == unix.RTM_DELNEIGH {
+			n.HardwareAddr = nil
+		}
+		return w.learn(n)
+	}
+	return Event{}, false
+}
+
+// usable are the states in which the kernel sends to a neighbour's address.
+const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
+
+// learn remembers the MAC of a neighbour and tells whether a known one changed.
+// A neighbour that becomes known is no change: nobody can have used it.
+func (w *Watcher) learn(n *netlink.Neigh) (Event, bool) {
+	address, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return Event{}, false // a bridge's forwarding entry
+	}
+	key := neighbour{n.LinkIndex, address.Unmap()}
+	mac := ""
+	if n.State&usable != 0 {
+		mac = string(n.HardwareAddr)
+	}
+	before, known := w.macs[key]
+	if mac == "" {
+		delete(w.macs, key)
+	} else {
+		w.macs[key] = mac
+	}
+	return Event{Kind: Neighbour, Ifindex: key.ifindex, Address: key.address}, known && before != mac
+}
