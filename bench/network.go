@@ -53,7 +53,7 @@ func topology() lab.Topology {
 				Routes: []lab.Route{{To: "default", Via: "10.0.1.1"}, {To: "default6", Via: "fd00:1::1"}},
 			},
 			{
-				Name: "gateway", Forward: true,
+				Name: "gateway", Forward: true, Owns: []string{"10.0.2.96/27", "fd00:2::100/123"},
 				Routes: []lab.Route{
 					{To: "10.64.0.0/12", Via: "10.0.1.2"}, {To: "fd00:64::/64", Via: "fd00:1::2"},
 					{To: "10.1.0.0/16", Via: "10.0.2.2"}, {To: "fd00:3::/64", Via: "fd00:2::2"},
@@ -70,10 +70,7 @@ func topology() lab.Topology {
 				B: lab.End{Node: "gateway", Iface: "wan0", MAC: wanMAC.String(), GRO: true, Addresses: []string{"10.0.1.1/24", "fd00:1::1/64"}},
 			},
 			{
-				A: lab.End{Node: "gateway", Iface: "lan0", MAC: lanMAC.String(), GRO: true, Addresses: []string{
-					"10.0.2.1/24", "fd00:2::1/64", "10.0.2.100/32", "10.0.2.101/32", "10.0.2.102/32", "10.0.2.103/32",
-					"fd00:2::100/128", "fd00:2::101/128", "fd00:2::102/128", "fd00:2::103/128",
-				}},
+				A: lab.End{Node: "gateway", Iface: "lan0", MAC: lanMAC.String(), GRO: true, Addresses: []string{"10.0.2.1/24", "fd00:2::1/64"}},
 				B: lab.End{Node: "server", Iface: "eth0", MAC: srvMAC.String(), GRO: true, Addresses: []string{"10.0.2.2/24", "fd00:2::2/64"}},
 			},
 			{

@@ -2,6 +2,217 @@
 
 package bench
 
-func datapathPacketRows() []Row { return nil }
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
 
-func datapathFlowRows() []Row { return nil }
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft"
+)
+
+// openers open Sluice's datapaths in the namespace of the calling thread.
+var openers = map[string]func(t *Trial) (datapath.Datapath, error){
+	"nftables": func(*Trial) (datapath.Datapath, error) { return nft.Open() },
+}
+
+// pool is the source pool of fullnat and snat rows: 32 addresses, room for two
+// million flows to one backend.
+const (
+	pool4 = "10.0.2.96-10.0.2.127"
+	pool6 = "fd00:2::100-fd00:2::11f"
+)
+
+// sluiceRow is a row that one of Sluice's datapaths carries: conf is its
+// configuration at a point, drive loads it and reports.
+func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Trial, *network) error) Row {
+	return Row{
+		Name: name, About: about,
+		Absent: func(Point) string {
+			if openers[path] == nil {
+				return "this program has no " + path + " datapath"
+			}
+			return ""
+		},
+		Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if path == "nftables" {
+				if err := t.needConntrack(2 * t.Point.Value); err != nil {
+					return err
+				}
+			}
+			if err := warmNeighbour(t, n); err != nil {
+				return err
+			}
+			if _, err := applySluice(t, n, path, conf(t.Point)); err != nil {
+				return err
+			}
+			return drive(t, n)
+		},
+	}
+}
+
+// applySluice opens a datapath on the gateway, gives it the configuration and
+// removes it with the trial.
+func applySluice(t *Trial, n *network, path, yaml string) (*datapath.Change, error) {
+	c, err := config.Decode("bench", []byte(yaml))
+	if err != nil {
+		return nil, err
+	}
+	var d datapath.Datapath
+	err = n.gateway.Do(func() (err error) {
+		d, err = openers[path](t)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("datapath %s: %w", path, err)
+	}
+	t.Cleanup(func() error {
+		// Not the trial's context: what was made is removed even when it has ended.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t), 30*time.Second)
+		defer cancel()
+		err := n.gateway.Do(func() error { return d.Remove(ctx) })
+		d.Close()
+		return err
+	})
+	s, err := snapshotOf(c, d)
+	if err != nil {
+		return nil, err
+	}
+	var change *datapath.Change
+	err = n.gateway.Do(func() (err error) {
+		change, err = d.Apply(t, s)
+		return err
+	})
+	return change, err
+}
+
+// snapshotOf gives the whole configuration to one datapath, all backends up. What
+// the datapath does not carry is an error: the row must not measure something else.
+func snapshotOf(c *config.Config, d datapath.Datapath) (*datapath.Snapshot, error) {
+	s := &datapath.Snapshot{Revision: 1, Config: c}
+	for i := range c.Services {
+		svc := &c.Services[i]
+		if err := d.CarriesService(svc); err != nil {
+			return nil, fmt.Errorf("%s does not carry service %s: %w", d.Name(), svc.Name, err)
+		}
+		s.Services = append(s.Services, datapath.Service{Service: svc, State: make([]datapath.State, len(svc.Backends))})
+	}
+	for i := range c.NAT {
+		if err := d.CarriesNAT(&c.NAT[i]); err != nil {
+			return nil, fmt.Errorf("%s does not carry NAT rule %s: %w", d.Name(), c.NAT[i].Name, err)
+		}
+		s.NAT = append(s.NAT, &c.NAT[i])
+	}
+	for i := range c.Firewall.Rules {
+		if err := d.CarriesRule(&c.Firewall.Rules[i]); err != nil {
+			return nil, fmt.Errorf("%s does not carry firewall rule %d: %w", d.Name(), i+1, err)
+		}
+		s.Rules = append(s.Rules, &c.Firewall.Rules[i])
+	}
+	return s, nil
+}
+
+// service is the configuration of a row with one service.
+type service struct {
+	mode, protocol, attach, extra string
+	port                          uint16
+	vip, backend                  netip.Addr
+}
+
+// yaml renders it. Tables hold twice the point's flows.
+func (s service) yaml(p Point) string {
+	pool := ""
+	if s.mode == "fullnat" {
+		pool = "    source-pool: [" + pool4 + "]\n"
+		if s.backend.Is6() {
+			pool = "    source-pool: [\"" + pool6 + "\"]\n"
+		}
+	}
+	backendPort := fmt.Sprintf(", port: %d", s.port)
+	if s.mode == "dsr" || s.mode == "tunnel" {
+		backendPort = ""
+	}
+	return s.head(p) + fmt.Sprintf(`services:
+  - name: bench
+    listen: [{address: "%s", ports: [%d]}]
+    protocol: %s
+    mode: %s
+    scheduler: maglev
+%s%s    backends: [{name: a, address: "%s"%s}]
+`, s.vip, s.port, s.protocol, s.mode, pool, s.extra, s.backend, backendPort)
+}
+
+func (s service) head(p Point) string {
+	head := "interfaces: [wan0, lan0]\n"
+	if s.attach != "" {
+		size := max(2*p.Value, 65536)
+		head += fmt.Sprintf("attach: %s\ntables: {flows: %d, flows6: %d}\n", s.attach, size, size)
+	}
+	return head
+}
+
+// snatYAML is a source NAT rule for everything that leaves by lan0.
+func snatYAML(attach string) func(Point) string {
+	return func(p Point) string {
+		return service{attach: attach}.head(p) + "nat:\n  - {name: out, type: snat, source: [10.64.0.0/12], out: lan0, to: [" + pool4 + "]}\n"
+	}
+}
+
+// packetDrive sends 60-byte UDP packets to an address.
+func packetDrive(dest netip.Addr) func(*Trial, *network) error {
+	return func(t *Trial, n *network) error {
+		s := streamTo(dest, t.Point.Value)
+		s.v6 = dest.Is6()
+		return reportPackets(t, n, s)
+	}
+}
+
+func datapathPacketRows() []Row {
+	udp := func(mode, attach string) func(Point) string {
+		return service{mode: mode, protocol: "udp", attach: attach, port: 53, vip: vip4, backend: server4}.yaml
+	}
+	toVIP := packetDrive(vip4)
+	rows := []Row{
+		sluiceRow("sluice nftables dnat", "one service in mode dnat", "nftables", udp("dnat", ""), toVIP),
+		sluiceRow("sluice nftables fullnat", "one service in mode fullnat", "nftables", udp("fullnat", ""), toVIP),
+		sluiceRow("sluice nftables dsr", "one service in mode dsr", "nftables", udp("dsr", ""), toVIP),
+		sluiceRow("sluice nftables stateless", "one service in mode stateless", "nftables", udp("stateless", ""), toVIP),
+		sluiceRow("sluice nftables snat", "one snat rule, 32 addresses", "nftables", snatYAML(""), packetDrive(outside)),
+	}
+	for _, attach := range []string{"xdp", "tc"} {
+		for _, mode := range []string{"dnat", "fullnat", "dsr", "tunnel", "stateless"} {
+			rows = append(rows, sluiceRow("sluice ebpf "+mode+" ("+attach+")", "one service in mode "+mode+", by "+attach, "ebpf", udp(mode, attach), toVIP))
+		}
+		rows = append(rows, sluiceRow("sluice ebpf snat ("+attach+")", "one snat rule, 32 addresses, by "+attach, "ebpf", snatYAML(attach), packetDrive(outside)))
+	}
+	return rows
+}
+
+func datapathFlowRows() []Row {
+	tcp := func(mode, attach string) func(Point) string {
+		return service{mode: mode, protocol: "tcp", attach: attach, port: 80, vip: vip4, backend: server4}.yaml
+	}
+	drive := func(mode string) func(*Trial, *network) error {
+		c := connections{dest: at(vip4, 80), bypass: mode == "dsr" || mode == "tunnel"}
+		return func(t *Trial, n *network) error { return reportFlows(t, n, c) }
+	}
+	toServer := func(t *Trial, n *network) error { return reportFlows(t, n, connections{dest: at(server4, 80)}) }
+	var rows []Row
+	for _, mode := range []string{"dnat", "fullnat", "dsr", "stateless"} {
+		rows = append(rows, sluiceRow("sluice nftables "+mode, "one service in mode "+mode, "nftables", tcp(mode, ""), drive(mode)))
+	}
+	rows = append(rows, sluiceRow("sluice nftables snat", "one snat rule, 32 addresses", "nftables", snatYAML(""), toServer))
+	for _, attach := range []string{"xdp", "tc"} {
+		for _, mode := range []string{"dnat", "fullnat", "dsr", "tunnel", "stateless"} {
+			rows = append(rows, sluiceRow("sluice ebpf "+mode+" ("+attach+")", "one service in mode "+mode+", by "+attach, "ebpf", tcp(mode, attach), drive(mode)))
+		}
+		rows = append(rows, sluiceRow("sluice ebpf snat ("+attach+")", "one snat rule, 32 addresses, by "+attach, "ebpf", snatYAML(attach), toServer))
+	}
+	return rows
+}
