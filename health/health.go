@@ -79,9 +79,9 @@ type Target struct {
 	// Port is 0 when the check needs none.
 	Address netip.Addr
 	Port    uint16
-	Server  netip.Addr // the backend's own address
-	Mark    uint32     // firewall mark of the probe's packets; 0 for none
-	Check   config.Check
+	Server  netip.Addr    // the backend's own address
+	Mark    uint32        // firewall mark of the probe's packets; 0 for none
+	Check   *config.Check // never changed
 }
 
 // AddrPort returns the endpoint that is probed.
@@ -105,10 +105,12 @@ type Monitor struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
-	mu       sync.Mutex // protects all below
-	watches  map[key]*watch
-	queue    queue // watches that wait for their next probe
-	inFlight int
+	mu      sync.Mutex // protects all below
+	watches map[key]*watch
+	// generation counts the calls of Configure.
+	generation uint64
+	queue      queue // watches that wait for their next probe
+	inFlight   int
 }
 
 // New returns a monitor that probes nothing yet. Close ends it.
@@ -150,69 +152,86 @@ func (m *Monitor) Close() error {
 // Configure replaces what is probed; nil stops all probes. Backends whose
 // address and kind of check stay keep their state.
 func (m *Monitor) Configure(cfg *config.Config) {
-	want := map[key]*watch{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.generation++
+	var added []*watch
 	if cfg != nil {
 		for i := range cfg.Services {
-			for j, t := range targets(&cfg.Services[i]) {
-				want[key{t.Service, t.Backend}] = &watch{target: t, index: j}
+			if s := &cfg.Services[i]; s.Check != nil {
+				added = append(added, m.configure(s)...)
 			}
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	for k, w := range m.watches {
-		if next := want[k]; next == nil || !next.sameServer(w) {
+		if w.generation != m.generation {
 			m.forget(w)
 			delete(m.watches, k)
 		}
 	}
 	now := time.Now()
-	spread := min(time.Duration(len(want))*200*time.Microsecond, time.Second)
-	for k, next := range want {
-		w := m.watches[k]
-		if w == nil {
-			w = next
-			w.start(m.ctx, now)
-			w.due = now.Add(randomPart(min(spread, w.period())))
-			m.watches[k] = w
-			m.queue.push(w)
-			continue
-		}
-		w.index = next.index
-		if reflect.DeepEqual(w.target, next.target) {
-			continue
-		}
-		w.target, w.good, w.bad = next.target, 0, 0
-		if !w.probing {
-			w.due = now.Add(randomPart(w.period()))
-			m.queue.fix(w)
-		}
+	spread := min(time.Duration(len(added))*200*time.Microsecond, time.Second)
+	for _, w := range added {
+		w.start(m.ctx, now)
+		w.due = now.Add(randomPart(min(spread, w.period())))
+		m.queue.push(w)
 	}
 	m.poke()
 	// A route that cannot be removed now is removed when its mark is used again.
-	_ = m.paths.retain(func(k key) bool { w := want[k]; return w != nil && w.target.viaService() })
+	_ = m.paths.retain(func(k key) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
 }
 
-// targets lists what is to be probed of a service, by index of the backend.
-func targets(s *config.Service) []*Target {
-	if s.Check == nil {
-		return nil
+// configure brings the watches of one service up to date and returns the new
+// ones.
+func (m *Monitor) configure(s *config.Service) (added []*watch) {
+	var known *config.Check // an older Check that says the same as s.Check
+	for i := range s.Backends {
+		t := target(s, i)
+		w := m.watches[key{t.Service, t.Backend}]
+		if w == nil || !t.sameServer(w.target) {
+			if w != nil {
+				m.forget(w)
+			}
+			w = &watch{target: &t}
+			m.watches[key{t.Service, t.Backend}] = w
+			added = append(added, w)
+		}
+		w.index, w.generation = i, m.generation
+		if w.target.Check != t.Check && (w.target.Check == known || reflect.DeepEqual(w.target.Check, t.Check)) {
+			known = w.target.Check
+			t.Check = known
+		}
+		if *w.target == t {
+			continue
+		}
+		w.target, w.good, w.bad = &t, 0, 0
+		if !w.probing {
+			w.due = time.Now().Add(randomPart(w.period()))
+			m.queue.fix(w)
+		}
 	}
+	return added
+}
+
+// target tells what is to be probed of the backend at an index of a service.
+func target(s *config.Service, index int) Target {
 	var first uint16
 	if len(s.Listen) > 0 && len(s.Listen[0].Ports) > 0 {
 		first = s.Listen[0].Ports[0].First
 	}
-	out := make([]*Target, len(s.Backends))
-	for i := range s.Backends {
-		b := &s.Backends[i]
-		t := &Target{Service: s.Name, Backend: b.Name, Address: b.Address, Server: b.Address,
-			Port: cmp.Or(s.Check.Port, b.Port, first), Mark: s.Check.Mark, Check: *s.Check}
-		if t.viaService() {
-			t.Address = s.Listen[0].Address
-		}
-		out[i] = t
+	b := &s.Backends[index]
+	t := Target{Service: s.Name, Backend: b.Name, Address: b.Address, Server: b.Address,
+		Port: cmp.Or(s.Check.Port, b.Port, first), Mark: s.Check.Mark, Check: s.Check}
+	if t.viaService() {
+		t.Address = s.Listen[0].Address
 	}
-	return out
+	return t
+}
+
+// sameServer reports whether t and o are probed at the same endpoint in the same
+// way, so that what is known about one holds for the other.
+func (t *Target) sameServer(o *Target) bool {
+	return t.Address == o.Address && t.Server == o.Server && t.Port == o.Port && t.Check.Type == o.Check.Type
 }
 
 // viaService reports whether the probe is sent to the service's address.

@@ -78,10 +78,10 @@ func TestProbeViaService(t *testing.T) {
 			m := New(Options{})
 			cfg := dsr(c.vip, c.first, c.second)
 			ask := func(i int) (err error) {
-				target := targets(&cfg.Services[0])[i]
+				target := target(&cfg.Services[0], i)
 				ctx, cancel := context.WithTimeout(t.Context(), target.Check.Timeout.D())
 				defer cancel()
-				if e := gateway.Do(func() error { err = m.ask(ctx, target); return nil }); e != nil {
+				if e := gateway.Do(func() error { err = m.ask(ctx, &target); return nil }); e != nil {
 					t.Fatal(e)
 				}
 				return err

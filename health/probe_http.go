@@ -29,7 +29,7 @@ func newHTTPProber(scheme string, d Dial) httpProber { return httpProber{scheme,
 
 // Probe implements Prober.
 func (p httpProber) Probe(ctx context.Context, t *Target) error {
-	k := &t.Check
+	k := t.Check
 	req, err := http.NewRequestWithContext(ctx, k.Method, p.scheme+"://"+t.AddrPort().String()+k.Path, nil)
 	if err != nil {
 		return err

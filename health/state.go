@@ -14,8 +14,10 @@ import (
 type watch struct {
 	target *Target // replaced, never changed
 	index  int
-	ctx    context.Context // ends when the backend is no longer watched
-	cancel context.CancelFunc
+	// generation is the Configure that last asked for the watch.
+	generation uint64
+	ctx        context.Context // ends when the backend is no longer watched
+	cancel     context.CancelFunc
 
 	due      time.Time // of the next probe
 	position int       // in the queue
@@ -31,13 +33,6 @@ type watch struct {
 func (w *watch) start(ctx context.Context, now time.Time) {
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	w.up, w.since = w.target.Check.Initial == "up", now
-}
-
-// sameServer reports whether w and o probe the same endpoint in the same way, so
-// that what is known about one holds for the other.
-func (w *watch) sameServer(o *watch) bool {
-	a, b := w.target, o.target
-	return a.Address == b.Address && a.Server == b.Server && a.Port == b.Port && a.Check.Type == b.Check.Type
 }
 
 // observe counts the end of one probe and reports whether the state was decided
@@ -62,7 +57,7 @@ func (w *watch) observe(err error, now time.Time) (changed bool) {
 
 // reason says in words why w is in its state.
 func (w *watch) reason() string {
-	k := &w.target.Check
+	k := w.target.Check
 	switch {
 	case !w.known:
 		return "not probed yet, counts as " + k.Initial
@@ -93,7 +88,7 @@ const slack = 400 * time.Millisecond
 // dies just after it answered, so that fall probes must begin, and the last must
 // run into its timeout, within that window.
 func (w *watch) period() time.Duration {
-	k := &w.target.Check
+	k := w.target.Check
 	interval, timeout, fall := k.Interval.D(), k.Timeout.D(), time.Duration(max(1, k.Fall))
 	p := interval - max(0, timeout-slack)/fall
 	if p < timeout { // then a failing probe still runs when the next is due

@@ -26,7 +26,7 @@ func TestObserve(t *testing.T) {
 		{"rise 1 and fall 1", "down", "+-+-", "U!d!U!d!", 1, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := &watch{target: &Target{Check: config.Check{Rise: c.rise, Fall: c.fall, Initial: c.initial}}}
+			w := &watch{target: &Target{Check: &config.Check{Rise: c.rise, Fall: c.fall, Initial: c.initial}}}
 			w.up = c.initial == "up"
 			got, now := "", time.Unix(0, 0)
 			for _, p := range c.probes {
@@ -60,7 +60,7 @@ func TestReason(t *testing.T) {
 		{watch{known: true, bad: 4, failure: refused}, "4 probes in a row failed: connection refused"},
 		{watch{known: true, good: 1}, "1 probe passed, 2 in a row bring it up"},
 	} {
-		c.w.target = &Target{Check: config.Check{Rise: 2, Fall: 3, Initial: "down"}}
+		c.w.target = &Target{Check: &config.Check{Rise: 2, Fall: 3, Initial: "down"}}
 		if got := c.w.reason(); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
@@ -74,7 +74,7 @@ func TestPeriod(t *testing.T) {
 	for interval := 100 * time.Millisecond; interval <= 10*time.Second; interval += 137 * time.Millisecond {
 		for timeout := 10 * time.Millisecond; timeout < interval; timeout += 73 * time.Millisecond {
 			for _, fall := range []int{1, 2, 3, 5, 100} {
-				w := &watch{target: &Target{Check: config.Check{Interval: config.Duration(interval), Timeout: config.Duration(timeout), Fall: fall}}}
+				w := &watch{target: &Target{Check: &config.Check{Interval: config.Duration(interval), Timeout: config.Duration(timeout), Fall: fall}}}
 				p := w.period()
 				if p <= 0 || p > interval {
 					t.Fatalf("interval %s, timeout %s, fall %d: period %s", interval, timeout, fall, p)
