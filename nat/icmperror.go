@@ -133,6 +133,18 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 	return plan{}, false
 }
 
+// untranslatableRouter gives an error of an IPv6 router that has no IPv4 address the
+// gateway's own as its source (RFC 6791 §3).
+func (m *Model) untranslatableRouter(inner plan, v *view) (flow.Tuple, bool) {
+	dst := inner.to.Dest.Addr()
+	next, ok := m.host.route(dst)
+	if !ok {
+		return flow.Tuple{}, false
+	}
+	src, ok := next.address(dst.Is6())
+	return flow.Tuple{Protocol: inner.to.Protocol, Source: netip.AddrPortFrom(src, 0), Dest: netip.AddrPortFrom(dst, 0)}, ok
+}
+
 // errorOfPrefix handles errors of stateless prefixes: the quoted packet is
 // translated like one that goes the other way.
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
@@ -152,6 +164,11 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	p := outer
 	if !ok { // a router of the inside speaks about a packet to an inside host
 		p = plan{action: Forward, to: v.tuple(), neutral: inner.neutral, count: inner.count}
+		if inner.to.Source.Addr().Is4() != v.src.Addr().Is4() {
+			if p.to, ok = m.untranslatableRouter(inner, v); !ok {
+				return drop(ReasonUntranslatable), true
+			}
+		}
 	}
 	if !innerOK {
 		quote := q.tuple()

@@ -102,6 +102,12 @@ func (m *Model) actualSource() (netip.AddrPort, bool) {
 	if v == nil || reason != "" || v.kind == icmpError {
 		return netip.AddrPort{}, false
 	}
+	for _, r := range m.rules { // a hairpin of nat64 shows the pool address in the prefix
+		if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
+			a, ok := extract(r.Prefix, v.src.Addr())
+			return netip.AddrPortFrom(a, v.src.Port()), ok
+		}
+	}
 	return v.src, true
 }
 

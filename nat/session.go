@@ -21,7 +21,7 @@ type session struct {
 	heard   [2]heard
 	// settled flows outlive the transitory timeout: the handshake is complete.
 	settled bool
-	seen    time.Duration
+	seen    [2]time.Duration // last packet of each direction
 	packets [2]uint64
 	bytes   [2]uint64
 	// port is the outside endpoint that the session alone holds (fullnat), or nil.
@@ -41,7 +41,7 @@ type half struct {
 func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
 func (m *Model) addSession(s *session) {
-	s.seen = m.now
+	s.seen = [2]time.Duration{m.now, m.now}
 	m.sessions[s.tuple[0]] = &half{s, flow.Original}
 	m.sessions[s.tuple[1]] = &half{s, flow.Reply}
 	if s.binding != nil {
@@ -80,7 +80,7 @@ func (m *Model) removeSession(s *session) {
 // with a binding's last session the binding.
 func (m *Model) expire() {
 	for _, h := range m.sessions {
-		if h.direction == flow.Original && m.now-h.seen > m.timeout(h.session) {
+		if h.direction == flow.Original && m.now-max(h.seen[0], h.seen[1]) > m.timeout(h.session) {
 			m.removeSession(h.session)
 		}
 	}
@@ -114,6 +114,11 @@ func (m *Model) timeout(s *session) time.Duration {
 	return t.Other.D()
 }
 
+// resetBelieved is how long after a reset packets of the other side may still have
+// been on their way. Later ones show that the reset was not believed, and the
+// session is what it was (RFC 6146 §3.5.2.2, TRANS).
+const resetBelieved = time.Second
+
 // State names the state of RFC 6146 §3.5.2 in conntrack's words: INIT is
 // SYN_SENT or SYN_RECV, V4 FIN and V6 FIN are FIN_WAIT, V4 FIN + V6 FIN is
 // TIME_WAIT, TRANS is CLOSE.
@@ -123,7 +128,7 @@ func (s *session) State() string {
 	}
 	a, b := s.heard[0], s.heard[1]
 	switch {
-	case a.rst || b.rst:
+	case a.rst && s.seen[1] <= s.seen[0]+resetBelieved, b.rst && s.seen[0] <= s.seen[1]+resetBelieved:
 		return "CLOSE"
 	case a.fin && b.fin:
 		return "TIME_WAIT"
@@ -155,7 +160,7 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 	default:
 		h.ack = true
 	}
-	h.rst = false // data after a reset: it was not believed (RFC 6146 §3.5.2.2, TRANS)
+	h.rst = false // data after a reset: it was forged, or the host thought otherwise
 	if flags&packet.FIN != 0 {
 		h.fin = true
 	}
@@ -170,7 +175,7 @@ func (m *Model) known(v *view, h *half) plan {
 		// session begins again.
 		h.heard, h.settled = [2]heard{}, false
 	}
-	h.seen = m.now
+	h.seen[h.direction] = m.now
 	h.hear(h.direction, v.flags)
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
@@ -208,7 +213,7 @@ func (m *Model) Flows() []flow.Flow {
 			continue
 		}
 		f := flow.Flow{Original: h.tuple[0], Reply: h.tuple[1], State: h.State(), Replied: h.packets[1] > 0,
-			Assured: h.settled, Timeout: m.timeout(h.session) - (m.now - h.seen), Counted: true, Packets: h.packets, Bytes: h.bytes,
+			Assured: h.settled, Timeout: m.timeout(h.session) - (m.now - max(h.seen[0], h.seen[1])), Counted: true, Packets: h.packets, Bytes: h.bytes,
 			Datapath: "model"}
 		if h.service != nil {
 			f.Owner, f.Backend = h.service.Name, h.service.Backends[h.backend].Name

@@ -14,7 +14,7 @@ import (
 // would, from the bytes alone: IPv4 headers, TCP, UDP, ICMP and ICMPv6 in whole
 // packets, and the packet inside an ICMP error as far as it is there. Payload
 // checksums of fragments cannot be checked. A UDP checksum of zero is right in
-// IPv4 and wrong in IPv6 (RFC 8200 §8.1). Frames that are not IP are right.
+// IPv4 and, but for GUE tunnels (RFC 6935), wrong in IPv6 (RFC 8200 §8.1). Frames that are not IP are right.
 func Verify(frame []byte) error {
 	b := frame
 	if len(b) < 14 {
@@ -125,7 +125,7 @@ func verifyUDP(src, dst netip.Addr, b []byte, whole bool) error {
 	case len(b) < 8 || !whole:
 		return nil
 	case binary.BigEndian.Uint16(b[6:]) == 0:
-		if dst.Is6() {
+		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE {
 			return errors.New("udp: no checksum over IPv6")
 		}
 	case int(binary.BigEndian.Uint16(b[4:])) != len(b):

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// event is one thing that happens. It is concrete only together with what the
+// datapath has done so far: "the answer to conversation 3". Its seed decides the
+// rest, so that other events can be left out without changing it.
+type event struct {
+	kind eventKind
+	seed uint64
+}
+
+type eventKind uint8
+
+const (
+	opening eventKind = iota
+	going
+	answering
+	errorBack  // about the last packet that went on
+	errorForth // about the last answer that went on
+	fragments
+	stranger // to an endpoint that was seen outside
+	hairpin
+	stray
+	hostile
+	waiting
+	eventKinds
+)
+
+// weights of the kinds.
+var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, stranger: 4,
+	hairpin: 3, stray: 2, hostile: 8, waiting: 2}
+
+func randomEvent(r *rand.Rand) event {
+	total := 0
+	for _, w := range weights {
+		total += w
+	}
+	n := r.IntN(total)
+	for k, w := range weights {
+		if n -= w; n < 0 {
+			return event{eventKind(k), r.Uint64()}
+		}
+	}
+	return event{opening, r.Uint64()}
+}
+
+// conversation is what was seen of two hosts that talk.
+type conversation struct {
+	in  [2]nat.Arrival    // last packet of each direction as it arrived
+	out [2]*nat.Departure // as it left
+	age int               // of the world when a packet last went on
+}
+
+// world is what the generator knows.
+type world struct {
+	scenario      Scenario
+	host          nat.Host
+	conversations []*conversation
+	age           int // grows when time passes
+}
+
+// maxConversations bounds the memory of a run; the oldest are forgotten.
+const maxConversations = 400
+
+// arrivals makes the packets of an event, each with the conversation and
+// direction that its outcome belongs to.
+func (w *world) arrivals(e event) []arrival {
+	r := rand.New(rand.NewPCG(e.seed, 1))
+	switch e.kind {
+	case opening:
+		return w.open(r)
+	case stray:
+		return w.stray(r)
+	case waiting:
+		return nil
+	}
+	if len(w.conversations) == 0 {
+		return w.open(r)
+	}
+	c := w.conversations[r.IntN(len(w.conversations))]
+	if r.IntN(3) > 0 { // mostly recent ones
+		c = w.conversations[max(0, len(w.conversations)-1-r.IntN(8))]
+	}
+	switch e.kind {
+	case going:
+		return w.again(r, c)
+	case answering:
+		return w.answer(r, c)
+	case errorBack:
+		return w.icmpError(r, c, 0)
+	case errorForth:
+		return w.icmpError(r, c, 1)
+	case fragments:
+		return w.fragmented(r, c)
+	case stranger:
+		return w.stranger(r, c)
+	case hairpin:
+		return w.hairpin(r, c)
+	}
+	return w.hostile(r, c)
+}
+
+type arrival struct {
+	nat.Arrival
+	conversation *conversation
+	direction    int
+}
+
+func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
+
+// frame puts an IP packet on the wire towards the gateway.
+func (w *world) frame(iface string, p packet.Packet) nat.Arrival {
+	i, _ := w.host.Interface(iface)
+	e := &packet.Ethernet{Dst: i.MAC, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
+	if iface == "lan0" {
+		e.Src = packet.MAC{2, 0, 0, 0, 2, 2}
+	}
+	return nat.Arrival{Interface: iface, Frame: append(packet.Packet{e}, p...).Build()}
+}
+
+// header makes the IP header of a packet.
+func header(r *rand.Rand, src, dst netip.Addr) packet.Layer {
+	if src.Is4() {
+		ip := &packet.IPv4{Src: src, Dst: dst, TTL: 64, ID: uint16(r.Uint32()), DF: r.IntN(2) == 0}
+		if r.IntN(8) == 0 {
+			ip.TOS = uint8(r.Uint32())
+		}
+		if r.IntN(40) == 0 {
+			ip.Options = []byte{0x94, 4, 0, 0} // router alert
+		}
+		return ip
+	}
+	return &packet.IPv6{Src: src, Dst: dst, HopLimit: 64, TrafficClass: uint8(r.Uint32() & 0xfc), FlowLabel: r.Uint32() & 0xfffff}
+}
+
+func payload(r *rand.Rand) *packet.Data {
+	n := r.IntN(64)
+	if r.IntN(30) == 0 {
+		n = r.IntN(1200)
+	}
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return &packet.Data{Bytes: b}
+}
+
+// open begins a conversation.
+func (w *world) open(r *rand.Rand) []arrival {
+	o := pick(r, w.scenario.Opens)
+	src, dst := pick(r, o.Sources), pick(r, o.Dests)
+	sport, dport := uint16(1+r.IntN(65535)), pick(r, o.Ports)
+	if r.IntN(2) == 0 {
+		sport = uint16(4000 + r.IntN(20)) // let ports collide
+	}
+	p := packet.Packet{header(r, src, dst)}
+	switch pick(r, o.Protocols) {
+	case TCP:
+		flags := packet.SYN
+		if r.IntN(12) == 0 {
+			flags = packet.TCPFlags(r.Uint32() & 0x3f)
+		}
+		p = append(p, &packet.TCP{SrcPort: sport, DstPort: dport, Flags: flags, Seq: r.Uint32(), Window: 65535, Options: []byte{2, 4, 5, 180}})
+	case UDP:
+		u := &packet.UDP{SrcPort: sport, DstPort: dport}
+		if src.Is4() && r.IntN(10) == 0 {
+			u.Checksum = packet.Force(0)
+		}
+		p = append(p, u, payload(r))
+	case Ping:
+		m := &packet.ICMP{Type: 8, Rest: uint32(sport)<<16 | 1}
+		if src.Is6() {
+			m.V6, m.Type = true, 128
+		}
+		p = append(p, m, payload(r))
+	case Other:
+		p = append(p, payload(r))
+		switch ip := p[0].(type) {
+		case *packet.IPv4:
+			ip.Protocol = packet.Force(47)
+		case *packet.IPv6:
+			ip.NextHeader = packet.Force(47)
+		}
+	}
+	if ip, ok := p[0].(*packet.IPv6); ok && r.IntN(20) == 0 && !ip.NextHeader.Set {
+		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: r.IntN(2) == 0}))
+	}
+	c := &conversation{}
+	w.conversations = append(w.conversations, c)
+	if len(w.conversations) > maxConversations {
+		w.conversations = w.conversations[1:]
+	}
+	return []arrival{{w.frame(o.Interface, p), c, 0}}
+}
+
+// again sends another packet of the opener.
+func (w *world) again(r *rand.Rand, c *conversation) []arrival {
+	if c.in[0].Frame == nil {
+		return w.open(r)
+	}
+	p := withoutLink(packet.Parse(c.in[0].Frame))
+	if t, ok := packet.Find[*packet.TCP](p); ok && r.IntN(6) > 0 {
+		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: t.Seq + 1, Ack: r.Uint32(), Window: 1000, Flags: nextFlags(r)}
+	}
+	w.wear(r, p, c)
+	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
+}
+
+func nextFlags(r *rand.Rand) packet.TCPFlags {
+	return pick(r, []packet.TCPFlags{packet.ACK, packet.ACK, packet.ACK | packet.PSH, packet.ACK | packet.PSH, packet.ACK | packet.FIN,
+		packet.RST, packet.SYN, packet.SYN | packet.ACK, packet.RST | packet.ACK})
+}
+
+// wear gives the packet another time to live; now and then none, if it surely
+// belongs to a flow: a packet that opens one and goes no further would hide which
+// port was chosen for it.
+func (w *world) wear(r *rand.Rand, p packet.Packet, c *conversation) {
+	ttl := uint8(64)
+	if r.IntN(20) == 0 && c.out[0] != nil && c.age == w.age {
+		ttl = uint8(r.IntN(3))
+	}
+	for _, l := range p {
+		switch l := l.(type) {
+		case *packet.IPv4:
+			l.TTL, l.ID = ttl, uint16(r.Uint32())
+			return
+		case *packet.IPv6:
+			l.HopLimit = ttl
+			return
+		}
+	}
+}
+
+// answer sends what the receiver of the last packet answers: from what was seen
+// on its side.
+func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
+	if c.out[0] == nil {
+		return w.again(r, c)
+	}
+	p := innermost(withoutLink(packet.Parse(c.out[0].Frame)))
+	src, dst, ok := turned(p)
+	if !ok {
+		return w.again(r, c)
+	}
+	q := packet.Packet{header(r, src, dst)}
+	for _, l := range p[1:] {
+		switch l := l.(type) {
+		case *packet.TCP:
+			flags := nextFlags(r)
+			if l.Flags&(packet.SYN|packet.ACK) == packet.SYN && r.IntN(8) > 0 {
+				flags = packet.SYN | packet.ACK
+			}
+			q = append(q, &packet.TCP{SrcPort: l.DstPort, DstPort: l.SrcPort, Flags: flags, Seq: r.Uint32(), Ack: l.Seq + 1, Window: 500})
+		case *packet.UDP:
+			q = append(q, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort}, payload(r))
+		case *packet.ICMP:
+			if !l.IsQuery() {
+				return w.again(r, c)
+			}
+			m := &packet.ICMP{V6: l.V6, Rest: l.Rest, Type: 0}
+			if l.V6 {
+				m.Type = 129
+			}
+			q = append(q, m, payload(r))
+		}
+	}
+	return []arrival{{w.frame(c.out[0].Interface, q), c, 1}}
+}
+
+// innermost strips tunnel headers: the backend answers what was inside.
+func innermost(p packet.Packet) packet.Packet {
+	for i := len(p) - 1; i > 0; i-- {
+		switch p[i].(type) {
+		case *packet.IPv4, *packet.IPv6:
+			if _, isError := p[i-1].(*packet.ICMP); !isError {
+				return p[i:]
+			}
+		}
+	}
+	return p
+}
+
+func turned(p packet.Packet) (src, dst netip.Addr, ok bool) {
+	if len(p) == 0 {
+		return
+	}
+	switch ip := p[0].(type) {
+	case *packet.IPv4:
+		return ip.Dst, ip.Src, true
+	case *packet.IPv6:
+		return ip.Dst, ip.Src, true
+	}
+	return
+}
+
+func withoutLink(p packet.Packet) packet.Packet {
+	if len(p) > 0 {
+		if _, ok := p[0].(*packet.Ethernet); ok {
+			return p[1:]
+		}
+	}
+	return p
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// Tick is the unit of time that passes in a run. No sum of ticks comes within
+// three seconds of a timeout, so that a datapath which sweeps its tables every
+// second or two is not held against a clock that is exact.
+const Tick = 19 * time.Second
+
+// Options of a run. Zero fields mean the default.
+type Options struct {
+	Packets  int    // in all; default 10000
+	Seed     uint64 // of the whole run
+	PerReset int    // events between resets; default 2000
+	// Ignore, when it returns true, takes an outcome as right although it differs.
+	// For what a subject is known not to do.
+	Ignore func(in nat.Arrival, want, got nat.Outcome) bool
+	// KeepGoing does not shrink.
+	NoShrink bool
+}
+
+// Disagreement is a subject that did what the model does not allow.
+type Disagreement struct {
+	Subject  string
+	Scenario string
+	Seed     uint64 // of the reset interval
+	Packet   int    // how many packets went well before
+	In       nat.Arrival
+	Want     nat.Outcome
+	Got      nat.Outcome
+	Problem  string
+	// Case is the shortest sequence that shows it, as a packet case.
+	Case string
+}
+
+// Error describes the disagreement.
+func (d *Disagreement) Error() string {
+	return fmt.Sprintf("%s, scenario %s, seed %d, packet %d: %s\nin %s: %s\n\nas a packet case:\n%s", d.Subject, d.Scenario, d.Seed,
+		d.Packet, d.Problem, d.In.Interface, packet.Parse(d.In.Frame), d.Case)
+}
+
+// Run sends random packets of the scenario through the subject and returns the
+// first disagreement with the model, nil when there is none, and how many packets
+// went through.
+func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
+	if o.Packets == 0 {
+		o.Packets = 10000
+	}
+	if o.PerReset == 0 {
+		o.PerReset = 2000
+	}
+	sent := 0
+	for round := uint64(0); sent < o.Packets; round++ {
+		seed := o.Seed<<20 + round
+		events := randomEvents(seed, min(o.PerReset, o.Packets-sent+1))
+		t, err := replay(s, sc, seed, events, o.Ignore)
+		if err != nil {
+			return nil, sent, err
+		}
+		sent += t.packets
+		if d := t.disagreement; d != nil {
+			d.Packet = sent
+			if !o.NoShrink {
+				events = shrink(s, sc, seed, events[:t.at+1], o.Ignore)
+			}
+			if t, err = replay(s, sc, seed, events, o.Ignore); err != nil {
+				return nil, sent, err
+			}
+			d.Case = t.text(sc)
+			return d, sent, nil
+		}
+	}
+	return nil, sent, nil
+}
+
+// Compare runs the same random events on two subjects. Each is judged by a model
+// of its own, because ports and backends may be chosen at random; beyond that the
+// actions, reasons and number of packets must be the same.
+func Compare(a, b golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
+	if o.PerReset == 0 {
+		o.PerReset = 2000
+	}
+	sent := 0
+	for round := uint64(0); sent < o.Packets; round++ {
+		seed := o.Seed<<20 + round
+		events := randomEvents(seed, o.PerReset)
+		ta, err := replay(a, sc, seed, events, o.Ignore)
+		if err != nil {
+			return nil, sent, err
+		}
+		tb, err := replay(b, sc, seed, events, o.Ignore)
+		if err != nil {
+			return nil, sent, err
+		}
+		sent += ta.packets
+		for i := range min(len(ta.steps), len(tb.steps)) {
+			x, y := ta.steps[i].got, tb.steps[i].got
+			if x.Action != y.Action || x.Reason != y.Reason || len(x.Out) != len(y.Out) {
+				return &Disagreement{Subject: a.Name() + " against " + b.Name(), Scenario: sc.Name, Seed: seed, Packet: i, In: ta.steps[i].in,
+					Want: x, Got: y, Problem: describe(x, y), Case: tb.text(sc)}, sent, nil
+			}
+		}
+		for _, t := range []*trace{ta, tb} {
+			if t.disagreement != nil {
+				return t.disagreement, sent, nil
+			}
+		}
+	}
+	return nil, sent, nil
+}
+
+func randomEvents(seed uint64, n int) []event {
+	r := rand.New(rand.NewPCG(seed, 7))
+	events := make([]event, n)
+	for i := range events {
+		events[i] = randomEvent(r)
+	}
+	return events
+}
+
+// trace is what happened in a run.
+type trace struct {
+	steps        []step
+	packets      int
+	at           int // the event of the disagreement
+	disagreement *Disagreement
+}
+
+type step struct {
+	in   nat.Arrival
+	want nat.Outcome
+	got  nat.Outcome
+	wait time.Duration
+}
+
+// replay runs events on a fresh subject and a fresh model.
+func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) (*trace, error) {
+	c, err := sc.Config()
+	if err != nil {
+		return nil, err
+	}
+	host := sc.Host()
+	model, err := nat.New(c, host, seed)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Reset(c, host); err != nil {
+		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
+	}
+	w := &world{scenario: sc, host: host}
+	t := &trace{}
+	for i, e := range events {
+		t.at = i
+		if e.kind == waiting {
+			d := Tick * time.Duration(1+e.seed%8)
+			if e.seed%31 == 0 {
+				d = Tick * 400
+			}
+			w.age++
+			model.Advance(d)
+			if err := s.Advance(d); err != nil {
+				return nil, err
+			}
+			t.steps = append(t.steps, step{wait: d})
+			continue
+		}
+		for _, a := range w.arrivals(e) {
+			if err := t.packet(s, model, w, seed, a, ignore); err != nil || t.disagreement != nil {
+				return t, err
+			}
+		}
+	}
+	return t, t.flows(s, model, sc, seed)
+}
+
+// packet sends one packet and compares.
+func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64, a arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
+	sc := w.scenario
+	got, err := s.Step(a.Arrival)
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(a.Frame), err)
+	}
+	t.packets++
+	want := model.Judge(a.Arrival, got)
+	t.steps = append(t.steps, step{in: a.Arrival, want: want, got: got})
+	if p := describe(want, got); p != "" && (ignore == nil || !ignore(a.Arrival, want, got)) {
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: a.Arrival, Want: want, Got: got, Problem: p}
+		return nil
+	}
+	if p := unsound(a.Frame, got); p != "" {
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: a.Arrival, Want: want, Got: got, Problem: p}
+		return nil
+	}
+	if a.conversation != nil && got.Action == nat.Forward && len(got.Out) == 1 {
+		a.conversation.age = w.age
+		a.conversation.in[a.direction] = a.Arrival
+		a.conversation.out[a.direction] = &got.Out[0]
+	} else if a.conversation != nil && a.conversation.in[a.direction].Frame == nil {
+		a.conversation.in[a.direction] = a.Arrival
+	}
+	return nil
+}
+
+// unsound tells when a datapath made a wrong packet of a right one.
+func unsound(in []byte, got nat.Outcome) string {
+	if packet.Verify(in) != nil {
+		return ""
+	}
+	for _, d := range got.Out {
+		if err := packet.Verify(d.Frame); err != nil {
+			return fmt.Sprintf("a correct packet became an incorrect one: %v: %s", err, packet.Parse(d.Frame))
+		}
+	}
+	return ""
+}
+
+// describe tells how two outcomes differ; "" when they do not.
+func describe(want, got nat.Outcome) string {
+	var out []string
+	if want.Action != got.Action || want.Reason != got.Reason {
+		out = append(out, fmt.Sprintf("want %s %s, got %s %s", want.Action, want.Reason, got.Action, got.Reason))
+	}
+	if len(want.Out) != len(got.Out) {
+		out = append(out, fmt.Sprintf("want %d packets out, got %d", len(want.Out), len(got.Out)))
+	}
+	for i := range min(len(want.Out), len(got.Out)) {
+		if want.Out[i].Interface != got.Out[i].Interface {
+			out = append(out, fmt.Sprintf("want it out of %s, got it out of %s", want.Out[i].Interface, got.Out[i].Interface))
+		}
+		if d := packet.Diff(want.Out[i].Frame, got.Out[i].Frame); d != "" {
+			out = append(out, d)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// flows compares the flows alive at the end of a run.
+func (t *trace) flows(s golden.Subject, model *nat.Model, sc Scenario, seed uint64) error {
+	got, err := s.Flows()
+	if err != nil {
+		return err
+	}
+	want := model.Flows()
+	a, b := flowNames(want), flowNames(got)
+	if slices.Equal(a, b) {
+		return nil
+	}
+	var diff []string
+	for _, n := range a {
+		if !slices.Contains(b, n) {
+			diff = append(diff, "missing: "+n)
+		}
+	}
+	for _, n := range b {
+		if !slices.Contains(a, n) {
+			diff = append(diff, "too many: "+n)
+		}
+	}
+	t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed,
+		Problem: fmt.Sprintf("want %d flows, got %d\n%s", len(a), len(b), strings.Join(diff[:min(len(diff), 10)], "\n"))}
+	return nil
+}
+
+func flowNames(flows []flow.Flow) []string {
+	var out []string
+	for _, f := range flows {
+		out = append(out, f.Original.String()+" / "+f.Reply.String())
+	}
+	sort.Strings(out)
+	return out
+}
+
+// shrink leaves out events as long as the disagreement stays: first halves, then
+// ever smaller runs of them.
+func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) []event {
+	fails := func(e []event) bool {
+		t, err := replay(s, sc, seed, e, ignore)
+		return err == nil && t.disagreement != nil
+	}
+	for size := len(events) / 2; size > 0; size /= 2 {
+		for from := 0; from+size <= len(events); {
+			fewer := slices.Concat(events[:from], events[from+size:])
+			if fails(fewer) {
+				events = fewer
+			} else {
+				from += size
+			}
+		}
+	}
+	return events
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// TestModelAgreesWithItself runs every scenario on a second model with other
+// random choices, which the first must accept as legal.
+func TestModelAgreesWithItself(t *testing.T) {
+	for _, sc := range Scenarios() {
+		t.Run(sc.Name, func(t *testing.T) {
+			d, n, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d != nil {
+				t.Fatal(d)
+			}
+			if n < 4000 {
+				t.Errorf("only %d packets", n)
+			}
+		})
+	}
+}
+
+// TestEveryReasonIsReached guards the generator: a scenario that never leaves its
+// first branch proves nothing.
+func TestEveryReasonIsReached(t *testing.T) {
+	seen := map[nat.Reason]int{}
+	for _, sc := range Scenarios() {
+		tr, err := replay(&golden.Model{Seed: 5}, sc, 3, randomEvents(3, 3000), nil)
+		if err != nil || tr.disagreement != nil {
+			t.Fatal(err, tr.disagreement)
+		}
+		for _, s := range tr.steps {
+			seen[s.got.Reason]++
+		}
+	}
+	for _, r := range []nat.Reason{nat.ReasonFlow, nat.ReasonNewFlow, nat.ReasonStateless, nat.ReasonSYN, nat.ReasonSYNACK, nat.ReasonStatic,
+		nat.ReasonICMPError, nat.ReasonFragment, nat.ReasonNotIP, nat.ReasonNotOurs, nat.ReasonNotRouted, nat.ReasonTruncated,
+		nat.ReasonBadHeader, nat.ReasonBadChecksum, nat.ReasonTTLExceeded, nat.ReasonFiltered, nat.ReasonNoBinding, nat.ReasonNoFlow,
+		nat.ReasonErrorWithoutFlow, nat.ReasonHeldFragment, nat.ReasonUntranslatable, nat.ReasonUnsupportedProtocol, nat.ReasonStrictTCP} {
+		if seen[r] == 0 {
+			t.Errorf("no packet ended as %s", r)
+		}
+	}
+}
+
+// faulty breaks the subject that it wraps in one small way.
+type faulty struct {
+	golden.Model
+	break_ func(in nat.Arrival, o *nat.Outcome)
+}
+
+func (f *faulty) Name() string { return "faulty" }
+
+func (f *faulty) Step(in nat.Arrival) (nat.Outcome, error) {
+	o, err := f.Model.Step(in)
+	for i := range o.Out {
+		o.Out[i].Frame = append([]byte(nil), o.Out[i].Frame...)
+	}
+	f.break_(in, &o)
+	return o, err
+}
+
+// TestFaultsAreFound breaks a datapath in ways that have happened to others. Each
+// must be found, shrunk to a few packets, and told as a case that fails on the
+// faulty datapath and passes on the model.
+func TestFaultsAreFound(t *testing.T) {
+	faults := map[string]func(in nat.Arrival, o *nat.Outcome){
+		"hop limit not decremented": func(in nat.Arrival, o *nat.Outcome) {
+			for _, d := range o.Out {
+				if o.Reason == nat.ReasonFlow && d.Frame[14]>>4 == 6 {
+					d.Frame[21]++
+				}
+			}
+		},
+		"checksum inside an error": func(in nat.Arrival, o *nat.Outcome) {
+			for _, d := range o.Out {
+				if p := packet.Parse(d.Frame); o.Reason == nat.ReasonICMPError && len(d.Frame) > 60 && d.Frame[14]>>4 == 4 && len(p) > 3 {
+					d.Frame[52]++
+				}
+			}
+		},
+		"odd ports for even ones": func(in nat.Arrival, o *nat.Outcome) {
+			for i, d := range o.Out {
+				p := packet.Parse(d.Frame)
+				if u, ok := packet.Find[*packet.UDP](p); ok && o.Reason == nat.ReasonNewFlow && u.SrcPort%2 == 0 {
+					u.SrcPort++
+					o.Out[i].Frame = p.Build()
+				}
+			}
+		},
+		"wrong reason": func(in nat.Arrival, o *nat.Outcome) {
+			if o.Reason == nat.ReasonFiltered {
+				o.Reason = nat.ReasonNoBinding
+			}
+		},
+	}
+	for name, fault := range faults {
+		t.Run(name, func(t *testing.T) {
+			for _, sc := range Scenarios() {
+				s := &faulty{Model: golden.Model{Seed: 8}, break_: fault}
+				d, _, err := Run(s, sc, Options{Packets: 3000, Seed: 2})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d == nil {
+					continue
+				}
+				if n := strings.Count(d.Case, "\nin "); n > 6 {
+					t.Errorf("%d packets to show it:\n%s", n, d.Case)
+				}
+				c, err := golden.Read("found.txt", d.Case)
+				if err != nil {
+					t.Fatalf("%v\n%s", err, d.Case)
+				}
+				if err := c.Run(s); err == nil {
+					t.Errorf("the case does not show the fault:\n%s", d.Case)
+				}
+				return
+			}
+			t.Error("not found")
+		})
+	}
+}
+
+// TestScenariosAreValid decodes every configuration.
+func TestScenariosAreValid(t *testing.T) {
+	for _, sc := range Scenarios() {
+		if _, err := sc.Config(); err != nil {
+			t.Error(err)
+		}
+	}
+	var _ *config.Config
+}

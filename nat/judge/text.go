@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// text writes the trace as a packet case that expects what the model wants. Ports
+// that the subject chose become $names.
+func (t *trace) text(sc Scenario) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- packets --\n", sc.Name, sc.YAML)
+	names := &chosen{names: map[string]string{}}
+	for _, s := range t.steps {
+		if s.wait > 0 {
+			fmt.Fprintf(&b, "wait %s\n", s.wait)
+			continue
+		}
+		in := packet.Parse(s.in.Frame)
+		fmt.Fprintf(&b, "in %s: %s\n", s.in.Interface, names.replace(in.String()))
+		fmt.Fprintf(&b, "%s %s\n", s.want.Action, s.want.Reason)
+		for _, d := range s.want.Out {
+			out := packet.Parse(d.Frame)
+			if s.want.Reason == nat.ReasonNewFlow {
+				names.learn(in, out)
+			}
+			fmt.Fprintf(&b, "out %s: %s\n", d.Interface, names.replace(out.String()))
+		}
+	}
+	return b.String()
+}
+
+// chosen are source ports and identifiers that a datapath picked.
+type chosen struct {
+	names map[string]string
+}
+
+func (c *chosen) learn(in, out packet.Packet) {
+	was, now := source(in), source(out)
+	if now != "" && was != now && c.names[now] == "" {
+		c.names[now] = fmt.Sprintf("$p%d", len(c.names)+1)
+	}
+}
+
+func source(p packet.Packet) string {
+	for _, l := range p {
+		switch l := l.(type) {
+		case *packet.TCP:
+			return fmt.Sprint(l.SrcPort)
+		case *packet.UDP:
+			return fmt.Sprint(l.SrcPort)
+		case *packet.ICMP:
+			return fmt.Sprint(l.ID())
+		}
+	}
+	return ""
+}
+
+var ports = regexp.MustCompile(`(sport|dport|[(,]id)=(\d+)`)
+
+func (c *chosen) replace(text string) string {
+	return ports.ReplaceAllStringFunc(text, func(s string) string {
+		key, value, _ := strings.Cut(s, "=")
+		if n := c.names[value]; n != "" {
+			return key + "=" + n
+		}
+		return s
+	})
+}
