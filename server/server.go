@@ -44,6 +44,20 @@ const maxConfig = 64 << 20
 // New returns the handler of the whole API.
 func New(opt Options) http.Handler {
 	mux := http.NewServeMux()
+	build(mux, opt)
+	if opt.Metrics != nil {
+		mux.Handle("GET /metrics", opt.Metrics)
+	}
+	return mux
+}
+
+// OpenAPI returns the OpenAPI 3.1 document of the API as YAML.
+func OpenAPI(version string) ([]byte, error) {
+	return build(http.NewServeMux(), Options{Version: version}).OpenAPI().YAML()
+}
+
+// build registers every handler on the mux.
+func build(mux *http.ServeMux, opt Options) huma.API {
 	cfg := huma.DefaultConfig("Sluice", opt.Version)
 	cfg.Info.Description = "NAT gateway and layer-4 load balancer for Linux."
 	cfg.OpenAPIPath = "/openapi"
@@ -52,10 +66,7 @@ func New(opt Options) http.Handler {
 	s := &server{opt: opt, started: time.Now()}
 	hapi := humago.New(mux, cfg)
 	s.register(huma.NewGroup(hapi, "/api/v1"))
-	if opt.Metrics != nil {
-		mux.Handle("GET /metrics", opt.Metrics)
-	}
-	return mux
+	return hapi
 }
 
 type server struct {

@@ -3,6 +3,7 @@
 package main
 
 //go:generate go run . docs markdown ../../docs/cli
+//go:generate go run . docs openapi ../../docs/api
 
 import (
 	"fmt"
@@ -13,13 +14,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/sluice-lb/sluice/server"
 )
 
 // newDocs writes the manual from the commands themselves.
 func newDocs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "docs man|markdown DIR",
-		Short:   "Write the man pages or the command reference",
+		Use:     "docs man|markdown|openapi DIR",
+		Short:   "Write the man pages, the command reference or the API's description",
 		Hidden:  true,
 		Example: "  sluice docs man /usr/local/share/man/man1",
 		Args:    cobra.ExactArgs(2),
@@ -39,8 +42,14 @@ func newDocs(a *app) *cobra.Command {
 					return err
 				}
 				return doc.GenMarkdownTree(root, args[1])
+			case "openapi":
+				text, err := server.OpenAPI("v1")
+				if err != nil {
+					return err
+				}
+				return os.WriteFile(filepath.Join(args[1], "openapi.yaml"), text, 0o644)
 			}
-			return usageError(cmd, "%q: write man or markdown", args[0])
+			return usageError(cmd, "%q: write man, markdown or openapi", args[0])
 		},
 	}
 	return cmd
