@@ -25,6 +25,17 @@ func (l Level) String() string { return [...]string{"ok", "WARN", "CRITICAL"}[l]
 // MarshalText implements encoding.TextMarshaler.
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
+// UnmarshalText is the inverse of MarshalText.
+func (l *Level) UnmarshalText(text []byte) error {
+	for level := OK; level <= Critical; level++ {
+		if level.String() == string(text) {
+			*l = level
+			return nil
+		}
+	}
+	return fmt.Errorf("verdict %q: not ok, WARN or CRITICAL", text)
+}
+
 // Verdict is the one line that says what is short.
 type Verdict struct {
 	Level Level  `json:"level"`

@@ -249,10 +249,35 @@ func (f *connsFlags) dimensions() conntrack.Dimension {
 	return 0
 }
 
-// listedConn is one line of 'sluice conns --list'.
+// listedConn is one line of 'sluice conns --list --json'. Source and Destination
+// are what the initiator sends; ReplySource and ReplyDestination what the
+// responder sends back before it is translated.
 type listedConn struct {
-	Namespace string
-	flow.Flow
+	Namespace        string         `json:"namespace"`
+	Protocol         flow.Protocol  `json:"protocol"`
+	Source           netip.AddrPort `json:"source"`
+	Destination      netip.AddrPort `json:"destination"`
+	ReplySource      netip.AddrPort `json:"replySource"`
+	ReplyDestination netip.AddrPort `json:"replyDestination"`
+	State            string         `json:"state"`
+	Assured          bool           `json:"assured"`
+	Offloaded        bool           `json:"offloaded,omitempty"`
+	Timeout          float64        `json:"timeoutSeconds"`
+	Mark             uint32         `json:"mark,omitempty"`
+	Zone             uint16         `json:"zone,omitempty"`
+	Packets          *[2]uint64     `json:"packets,omitempty"` // original, reply
+	Bytes            *[2]uint64     `json:"bytes,omitempty"`
+}
+
+func newListedConn(namespace string, e *conntrack.Entry) listedConn {
+	f := e.Flow()
+	l := listedConn{Namespace: namespace, Protocol: f.Original.Protocol, Source: f.Original.Source, Destination: f.Original.Dest,
+		ReplySource: f.Reply.Source, ReplyDestination: f.Reply.Dest, State: e.StateName(), Assured: f.Assured, Offloaded: f.Offloaded,
+		Timeout: f.Timeout.Seconds(), Mark: f.Mark, Zone: f.Zone}
+	if f.Counted {
+		l.Packets, l.Bytes = &f.Packets, &f.Bytes
+	}
+	return l
 }
 
 // listConns prints connections as they are read, one line or one JSON object each.
@@ -268,7 +293,7 @@ func listConns(ctx context.Context, a *app, namespaces []conntrack.Namespace, f 
 		}
 		err = c.Dump(ctx, f, func(e *conntrack.Entry) error {
 			if a.json {
-				return writeJSONLine(out, listedConn{ns.Name, e.Flow()})
+				return writeJSONLine(out, newListedConn(ns.Name, e))
 			}
 			return writeConn(out, ns.Name, e)
 		})
