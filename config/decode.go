@@ -37,7 +37,7 @@ func (d *decoder) document(root *yaml.Node, c *Config) {
 	d.value(root, reflect.ValueOf(c).Elem(), nil)
 	if d.budget < 0 {
 		d.truncated = true
-		d.errs = append(d.errs, &Error{Line: 1, Column: 1, Cause: "more than " + strconv.Itoa(maxNodes) + " values when aliases are written out", Hint: "use fewer aliases"})
+		d.errs = append(d.errs, &Error{Line: 1, Column: 1, Cause: "too many values when aliases are written out", Hint: "use fewer aliases"})
 	}
 }
 

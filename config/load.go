@@ -52,6 +52,10 @@ func Load(path string) (*Config, error) {
 // which JSON is a part. Name stands in the messages for the file's name. The
 // error is an Errors with everything that is wrong, in file order.
 func Decode(name string, data []byte) (*Config, error) {
+	return decode(name, data, maxNodes)
+}
+
+func decode(name string, data []byte, budget int) (*Config, error) {
 	if len(data) > MaxFileSize {
 		return nil, Errors{{File: name, Cause: fmt.Sprintf("larger than %d MiB", MaxFileSize>>20), Hint: "split the sets or services over several gateways"}}
 	}
@@ -60,7 +64,7 @@ func Decode(name string, data []byte) (*Config, error) {
 		return nil, finish(name, data, Errors{err})
 	}
 	c := &Config{}
-	d := decoder{budget: maxNodes}
+	d := decoder{budget: budget}
 	d.document(root, c)
 	c.SetDefaults()
 	errs, more := d.errs, d.truncated

