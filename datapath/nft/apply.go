@@ -74,15 +74,7 @@ const manyElements = 256
 // the touched chains and elements after a small one.
 func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
 	if len(delta.AddChains)+len(delta.AddSets) > manyElements || len(delta.AddTables) > 0 {
-		read, _, err := d.conn.Read()
-		if err != nil {
-			return err
-		}
-		left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, result.Ruleset)
-		if !left.Empty() {
-			return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
-		}
-		return nil
+		return d.verifyAll(result)
 	}
 	for _, c := range delta.AddRules {
 		rules, err := d.conn.Chain(c.Of.ID)
@@ -94,6 +86,30 @@ func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
 		}
 	}
 	return d.verifyElements(delta)
+}
+
+// readTries is how often a difference is read again before it is believed. The
+// kernel dumps a set by walking a hash table, from its start for each message
+// and past what it has counted already (nft_rhash_walk): while the table is
+// resized after many additions, a dump misses elements or shows them twice.
+const readTries = 10
+
+// verifyAll reads back everything.
+func (d *Datapath) verifyAll(result *compile.Result) error {
+	for try := 1; ; try++ {
+		read, _, err := d.conn.Read()
+		if err != nil {
+			return err
+		}
+		left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, result.Ruleset)
+		if left.Empty() {
+			return nil
+		}
+		if try == readTries {
+			return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
@@ -148,7 +164,11 @@ func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.
 	for _, e := range held {
 		have[e] = true
 	}
-	return slices.DeleteFunc(slices.Clone(list), func(e ruleset.Element) bool { return have[e] }), nil
+	missing := slices.DeleteFunc(slices.Clone(list), func(e ruleset.Element) bool { return have[e] })
+	if len(missing) == 0 || set.Interval {
+		return missing, nil
+	}
+	return d.conn.Has(set, missing) // one by one, for a dump may miss some: see readTries
 }
 
 // maxLines bounds the lines of a described change.
