@@ -25,6 +25,8 @@ type binding struct {
 	// remotes are the addresses that the inside has sent to: what
 	// address-dependent filtering lets in (RFC 4787 §5).
 	remotes map[netip.Addr]bool
+	// unseen: the datapath under judgement has not shown yet which endpoint it took.
+	unseen bool
 }
 
 type bindingKey struct {
@@ -68,7 +70,9 @@ func (m *Model) removeBinding(b *binding) {
 		}
 	}
 	delete(m.outside, b.outside)
-	m.release(b.outside)
+	if !b.unseen {
+		m.release(b.outside)
+	}
 	if b.client.ports--; b.client.ports == 0 {
 		b.client.blocks = nil
 	}
@@ -211,7 +215,7 @@ func (m *Model) turn64(r *rule, s *session, to, outside netip.AddrPort) Reason {
 	switch {
 	case target == nil || target.rule.Type != config.NATNAT64:
 		return ReasonNoBinding
-	case !target.admits(outside):
+	case !target.admits(outside) || m.maybeFiltered(s.binding, target):
 		return ReasonFiltered
 	}
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target.inside,
@@ -273,12 +277,27 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		return refuse(ReasonClientFlows)
 	}
 	if b := m.bindings[key]; b != nil {
+		m.learn(b, v, to)
 		return b, plan{}
 	}
 	if r.PortsPerClient > 0 && c.ports >= r.PortsPerClient {
 		return refuse(ReasonClientPorts)
 	}
-	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, inside: v.src.Addr(), ports: r.Ports, block: r.PortBlock, holder: v.src}
+	endpoint, ok := m.outsideFor(r, c, v, to)
+	if !ok {
+		return refuse(ReasonNoPort)
+	}
+	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
+	b.unseen = m.hides(endpoint)
+	c.ports++
+	m.bindings[key] = b
+	m.outside[endpoint] = b
+	return b, plan{}
+}
+
+// outsideFor asks the rule's pool for an outside endpoint.
+func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
+	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, ports: r.Ports, block: r.PortBlock}
 	if portClass(v.protocol) == flow.ICMP { // identifiers have no privileged range
 		q.ports, q.wanted = flow.Ports{First: 0, Last: 65535}, q.wanted|1024
 	}
@@ -288,21 +307,13 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	case r.Deterministic:
 		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports, r.PortBlock, v.src.Addr())
 		if !ok {
-			return refuse(ReasonNoPort)
+			return outsideKey{}, false
 		}
 		q.fixed = &block
 	case r.PortBlock > 0:
 		q.blocks = &c.blocks
 	}
-	endpoint, ok := m.allocate(q)
-	if !ok {
-		return refuse(ReasonNoPort)
-	}
-	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
-	c.ports++
-	m.bindings[key] = b
-	m.outside[endpoint] = b
-	return b, plan{}
+	return m.allocate(q)
 }
 
 // inbound handles a packet to an outside endpoint that belongs to no session.
@@ -385,7 +396,7 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 		return refusal
 	}
 	b.remotes[v.dst.Addr()] = true
-	if !target.admits(b.outside.endpoint) {
+	if !target.admits(b.outside.endpoint) || m.maybeFiltered(b, target) {
 		m.dropUnused(b)
 		return drop(ReasonFiltered)
 	}

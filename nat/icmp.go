@@ -37,6 +37,9 @@ var plateaus = []uint32{65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 
 
 // translateICMP translates an ICMP message with the packet that it quotes.
 func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+	if v.kind == icmpError && (v.quoted == nil || r.quote == nil) {
+		return nil, 0, ReasonUntranslatable // an error about an error
+	}
 	var m message
 	rest := binary.BigEndian.Uint32(p[4:])
 	ok := false
@@ -54,9 +57,6 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 	}
 	if v.kind != icmpError {
 		return echo(v, r, p, m), protocol, ""
-	}
-	if v.quoted == nil || r.quote == nil {
-		return nil, 0, ReasonUntranslatable
 	}
 	inner, reason := render(v.quoted, rendering{to: *r.quote, quoted: true})
 	if reason != "" {

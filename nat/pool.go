@@ -40,14 +40,12 @@ func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
 type request struct {
 	addresses []netip.Addr
 	protocol  flow.Protocol
-	wanted    uint16     // the inside port: its parity and range are kept if possible
-	client    *client    // nil without paired pooling
-	inside    netip.Addr // decides the address for clients that have none yet
+	wanted    uint16  // the inside port: its parity and range are kept if possible
+	client    *client // nil without paired pooling
 	ports     flow.Ports
 	block     int
 	blocks    *[]portBlock // of the client, when ports are given out in blocks
 	fixed     *portBlock   // deterministic: the only block
-	holder    netip.AddrPort
 }
 
 // portBlock is a run of ports on one address.
@@ -61,7 +59,7 @@ type portBlock struct {
 func (m *Model) allocate(r request) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
-			m.outsideTaken(key)
+			delete(m.ports, key)
 			if r.client != nil {
 				r.client.address = address
 			}
@@ -70,8 +68,6 @@ func (m *Model) allocate(r request) (outsideKey, bool) {
 	}
 	return outsideKey{}, false
 }
-
-func (m *Model) outsideTaken(key outsideKey) { delete(m.ports, key) }
 
 // addressOrder lists the addresses to try.
 func (m *Model) addressOrder(r request) []netip.Addr {
@@ -151,7 +147,7 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 	key := outsideKey{protocol: portClass(r.protocol)}
 	for _, suits := range rounds {
 		if a, ok := m.actualSource(); ok && a.Addr() == address && suits(a.Port()) && within(spans, a.Port()) {
-			if key.endpoint = a; m.free(key, r.holder) {
+			if key.endpoint = a; m.free(key) {
 				return key, true
 			}
 		}
@@ -164,7 +160,7 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 			for i := range n {
 				port := span.First + uint16((start+i)%n)
 				key.endpoint = netip.AddrPortFrom(address, port)
-				if suits(port) && m.free(key, r.holder) {
+				if suits(port) && m.free(key) {
 					return key, true
 				}
 			}
@@ -193,7 +189,7 @@ func within(spans []flow.Ports, port uint16) bool {
 
 // free reports whether nobody has the endpoint: no binding, no session, no
 // listener, and it is not held for who had it before (RFC 6888 REQ-8).
-func (m *Model) free(key outsideKey, holder netip.AddrPort) bool {
+func (m *Model) free(key outsideKey) bool {
 	if m.outside[key] != nil {
 		return false
 	}

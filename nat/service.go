@@ -284,6 +284,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		}
 	}
 	n.tuple[1] = reply
+	n.unseen = m.conceals(s, n, v)
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++
 	s.backends[i].connections++
@@ -317,7 +318,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 			}
 		}
 	}
-	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), inside: v.src.Addr(),
+	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
 		ports: flow.Ports{First: 1024, Last: 65535}})
 	if !ok {
 		return key, ReasonNoPort

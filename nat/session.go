@@ -24,6 +24,9 @@ type session struct {
 	seen    [2]time.Duration // last packet of each direction
 	packets [2]uint64
 	bytes   [2]uint64
+	// unseen: the datapath under judgement has not shown yet which backend and port
+	// it took.
+	unseen bool
 	// port is the outside endpoint that the session alone holds (fullnat), or nil.
 	port *outsideKey
 }
@@ -174,6 +177,9 @@ func (m *Model) known(v *view, h *half) plan {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
 		// session begins again.
 		h.heard, h.settled = [2]heard{}, false
+	}
+	if m.actual != nil && h.direction == flow.Original {
+		h = m.catchUp(v, h)
 	}
 	h.seen[h.direction] = m.now
 	h.hear(h.direction, v.flags)

@@ -124,12 +124,12 @@ func verifyUDP(src, dst netip.Addr, b []byte, whole bool) error {
 	switch {
 	case len(b) < 8 || !whole:
 		return nil
+	case int(binary.BigEndian.Uint16(b[4:])) != len(b):
+		return fmt.Errorf("udp: length %d of %d bytes", binary.BigEndian.Uint16(b[4:]), len(b))
 	case binary.BigEndian.Uint16(b[6:]) == 0:
 		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE {
 			return errors.New("udp: no checksum over IPv6")
 		}
-	case int(binary.BigEndian.Uint16(b[4:])) != len(b):
-		return fmt.Errorf("udp: length %d of %d bytes", binary.BigEndian.Uint16(b[4:]), len(b))
 	case TransportChecksum(src, dst, protoUDP, b) != 0:
 		return errors.New("udp: checksum is wrong")
 	}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// A datapath under judgement may make a flow for a packet that goes no further,
+// for example because its hop limit is used up. Which port or backend it chose
+// shows only with the next packet that does: until then the model's choice is
+// unseen, and is then exchanged for the datapath's if that one is legal.
+
+// hides reports whether the actual outcome does not show the endpoint.
+func (m *Model) hides(key outsideKey) bool {
+	if m.actual == nil {
+		return false
+	}
+	a, ok := m.actualSource()
+	return !ok || a != key.endpoint
+}
+
+// conceals reports whether the actual outcome does not show what a new session of
+// a service was given.
+func (m *Model) conceals(s *service, n *session, v *view) bool {
+	if m.actual == nil {
+		return false
+	}
+	if n.port != nil && m.hides(*n.port) {
+		return true
+	}
+	if s.hashes() {
+		return false
+	}
+	_, ok := s.actualBackend(m, v)
+	return !ok
+}
+
+// learn exchanges a binding's unseen endpoint.
+func (m *Model) learn(b *binding, v *view, to netip.AddrPort) {
+	a, ok := m.actualSource()
+	if !b.unseen || !ok {
+		return
+	}
+	was := b.outside
+	delete(m.outside, was)
+	if b.client.ports == 1 { // nothing else ties the client to the address
+		b.client.address = netip.Addr{}
+	}
+	key, ok := m.outsideFor(b.rule, b.client, v, to)
+	if !ok || key.endpoint != a {
+		key = was
+	}
+	b.outside, b.unseen = key, false
+	m.outside[key] = b
+	for _, h := range m.sessionsOf(b) {
+		m.rename(h, was.endpoint, key.endpoint)
+	}
+}
+
+func (m *Model) sessionsOf(b *binding) []*session {
+	var out []*session
+	for _, h := range m.sessions {
+		if h.binding == b && h.direction == flow.Original {
+			out = append(out, h.session)
+		}
+	}
+	return out
+}
+
+// rename puts another outside endpoint into a session's reply tuple.
+func (m *Model) rename(s *session, was, now netip.AddrPort) {
+	delete(m.sessions, s.tuple[1])
+	t := &s.tuple[1]
+	if r := s.rule; t.Dest.Addr().Is6() && now.Addr().Is4() && r != nil && r.Type == config.NATNAT64 {
+		now = netip.AddrPortFrom(embed(r.Prefix, now.Addr()), now.Port())
+	}
+	t.Dest = now
+	if portClass(t.Protocol) == flow.ICMP {
+		t.Source = netip.AddrPortFrom(t.Source.Addr(), now.Port())
+	}
+	m.sessions[*t] = &half{s, flow.Reply}
+}
+
+// catchUp brings a session up to what the datapath shows with this packet.
+func (m *Model) catchUp(v *view, h *half) *half {
+	if b := h.binding; b != nil && b.unseen && b.inside == v.src {
+		m.learn(b, v, h.tuple[1].Source)
+	}
+	if _, ok := m.actualSource(); !h.unseen || !ok {
+		return h
+	}
+	was := h.session
+	m.removeSession(was)
+	if was.port != nil {
+		delete(m.ports, *was.port)
+	}
+	i, reason := was.service.choose(m, v, false)
+	if reason != "" {
+		i = was.backend
+	}
+	was.service.connections--
+	was.service.backends[was.backend].connections--
+	m.openService(Arrival{}, v, was.service, i)
+	now := m.sessions[v.tuple()]
+	if now == nil {
+		m.addSession(was)
+		return h
+	}
+	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
+	return now
+}
+
+// maybeFiltered reports whether the target's filter may have refused the address
+// that the datapath took for the sender of a hairpin but has not shown.
+func (m *Model) maybeFiltered(b, target *binding) bool {
+	return m.actual != nil && b.unseen && m.actual.Reason == ReasonFiltered && target.rule.Filtering == config.AddressDependent
+}
