@@ -141,37 +141,34 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		return
 	}
 	l := layoutOf(v.Type())
-	seen := make(map[string]*yaml.Node, len(n.Content)/2)
-	var meant map[string]bool // known keys that an unknown one may stand for
+	seen := make([]*yaml.Node, len(l.fields)) // keys, by field
+	var unknown []string
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := follow(n.Content[i]), n.Content[i+1]
 		if key.Kind != yaml.ScalarNode {
 			d.errorf(key, "write a word", "%s where a key belongs", describe(key))
 			continue
 		}
-		d.enter(step{key: key.Value}, func() {
-			f, first := l.byKey[key.Value], seen[key.Value]
-			switch {
-			case key.Value == "<<":
-				d.errorf(key, "use an alias for the whole value, or write the keys", "merge keys are not used here")
-			case first != nil:
-				d.errorf(key, "keep one of them", "key %s is written twice (first in line %d)", key.Value, first.Line)
-			case f == nil:
-				if meant == nil {
-					meant = map[string]bool{}
-				}
-				meant[nearest(key.Value, l.keys)] = true
-				d.errorf(key, hintKey(key.Value, l.keys), "unknown key %q", key.Value)
-			default:
-				d.value(value, v.Field(f.index), f)
-			}
-			seen[key.Value] = key
-		})
+		d.path = append(d.path, step{key: key.Value})
+		switch f := l.byKey[key.Value]; {
+		case key.Value == "<<":
+			d.errorf(key, "use an alias for the whole value, or write the keys", "merge keys are not used here")
+		case f == nil:
+			unknown = append(unknown, nearest(key.Value, l.keys))
+			d.errorf(key, hintKey(key.Value, l.keys), "unknown key %q", key.Value)
+		case seen[f.nth] != nil:
+			d.errorf(key, "keep one of them", "key %s is written twice (first in line %d)", key.Value, seen[f.nth].Line)
+		default:
+			seen[f.nth] = key
+			d.value(value, v.Field(f.index), f)
+		}
+		d.path = d.path[:len(d.path)-1]
 	}
 	for _, f := range l.required {
-		if value := seen[f.key]; value == nil && !meant[f.key] || value != nil && v.Field(f.index).IsZero() && !d.below(step{key: f.key}) && f.key != "protocol" {
-			e := &Error{path: d.path.key(f.key), Cause: f.key + " is missing", Hint: f.hintMissing()}
-			d.failedAt(n, e)
+		absent := seen[f.nth] == nil && !slices.Contains(unknown, f.key) // a misspelt key is reported already
+		empty := seen[f.nth] != nil && !f.zeroCounts && v.Field(f.index).IsZero() && !d.below(step{key: f.key})
+		if absent || empty {
+			d.failedAt(n, &Error{path: d.path.key(f.key), Cause: f.key + " is missing", Hint: f.hintMissing()})
 		}
 	}
 }

@@ -10,18 +10,23 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // field is what a struct field's tags say about its key in YAML. The same tags
 // make the JSON Schema, so that the decoder and the schema cannot disagree.
 type field struct {
 	key       string
-	index     int
+	index     int // in the struct
+	nth       int // in the layout
 	omitempty bool
 	required  bool
-	enum      []string
-	min, max  *int64
-	maxItems  *int64
+	// zeroCounts tells that the zero value is one that people write (protocol any).
+	zeroCounts bool
+	enum       []string
+	min, max   *int64
+	maxItems   *int64
 }
 
 // layout lists the keys of a struct type.
@@ -45,7 +50,8 @@ func layoutOf(t reflect.Type) *layout {
 		if key == "" || key == "-" {
 			continue
 		}
-		f := field{key: key, index: i, omitempty: strings.Contains(opts, "omitempty")}
+		f := field{key: key, index: i, nth: len(l.fields), omitempty: strings.Contains(opts, "omitempty"),
+			zeroCounts: sf.Type == reflect.TypeFor[flow.Protocol]()}
 		f.schemaTag(sf.Tag.Get("jsonschema"))
 		l.fields = append(l.fields, f)
 		l.keys = append(l.keys, key)

@@ -122,20 +122,29 @@ func (v *validator) fields(rv reflect.Value) {
 	for i := range l.fields {
 		f := &l.fields[i]
 		fv := rv.Field(f.index)
-		v.path = append(v.path, step{key: f.key})
-		switch cause, hint := f.check(fv); {
-		case f.required && fv.IsZero() && f.key != "protocol":
-			v.errorf(slices.Clone(v.path), f.hintMissing(), "%s is missing", f.key)
-		case fv.IsZero():
-		case cause != "":
-			v.errorf(slices.Clone(v.path), hint, "%s", cause)
-		case fv.Kind() == reflect.Int && fv.Int() < 0:
-			v.errorf(slices.Clone(v.path), "write 0 or more", "%s %d is negative", f.key, fv.Int())
-		default:
-			v.walk(fv)
+		if fv.IsZero() && (!f.required || f.zeroCounts) {
+			continue
 		}
+		v.path = append(v.path, step{key: f.key})
+		v.field(f, fv)
 		v.path = v.path[:len(v.path)-1]
 	}
+}
+
+func (v *validator) field(f *field, fv reflect.Value) {
+	if fv.IsZero() {
+		v.errorf(slices.Clone(v.path), f.hintMissing(), "%s is missing", f.key)
+		return
+	}
+	if cause, hint := f.check(fv); cause != "" {
+		v.errorf(slices.Clone(v.path), hint, "%s", cause)
+		return
+	}
+	if fv.Kind() == reflect.Int && fv.Int() < 0 {
+		v.errorf(slices.Clone(v.path), "write 0 or more", "%s %d is negative", f.key, fv.Int())
+		return
+	}
+	v.walk(fv)
 }
 
 func (v *validator) address(a netip.Addr) {

@@ -94,21 +94,23 @@ func (v *validator) backends(p path, s *Service) {
 func (v *validator) ports(p path, s *Service) {
 	single, ranged := s.portSpan()
 	for i := range s.Backends {
-		b, bp := &s.Backends[i], p.key("backends").index(i).key("port")
-		if b.Port == 0 {
-			continue
-		}
-		depends := []path{p.key("listen"), p.key("protocol"), p.key("mode")}
+		b := &s.Backends[i]
+		cause, hint := "", ""
 		switch {
+		case b.Port == 0:
 		case s.Protocol == flow.Any:
-			v.errorf(bp, "remove it, or write protocol: tcp, udp or sctp", "protocol any has no ports").depends = depends
+			cause, hint = "protocol any has no ports", "remove it, or write protocol: tcp, udp or sctp"
 		case (s.Mode == ModeDSR || s.Mode == ModeTunnel) && (ranged || single != b.Port):
-			v.errorf(bp, "remove it, or use mode dnat or fullnat", "mode %s does not change the port, so the server must listen on the service's own", s.Mode).depends = depends
+			cause = fmt.Sprintf("mode %s does not change the port, so the server must listen on the service's own", s.Mode)
+			hint = "remove it, or use mode dnat or fullnat"
 		case ranged:
-			v.errorf(bp, "remove the port so that each is kept, or list single ports",
-				"port %d cannot stand for a range of ports", b.Port).depends = depends
-		case s.Mode == ModeStateless && single != b.Port && single == 0:
-			v.errorf(bp, "make one service for each port", "mode stateless cannot tell which of the service's ports a reply from port %d belongs to", b.Port).depends = depends
+			cause, hint = fmt.Sprintf("port %d cannot stand for a range of ports", b.Port), "remove the port so that each is kept, or list single ports"
+		case s.Mode == ModeStateless && single == 0:
+			cause = fmt.Sprintf("mode stateless cannot tell which of the service's ports a reply from port %d belongs to", b.Port)
+			hint = "make one service for each port"
+		}
+		if cause != "" {
+			v.errorf(p.key("backends").index(i).key("port"), hint, "%s", cause).depends = []path{p.key("listen"), p.key("protocol"), p.key("mode")}
 		}
 	}
 }
