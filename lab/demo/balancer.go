@@ -59,9 +59,13 @@ func byFamily(text []byte) ([]byte, error) {
 	}
 	var split []config.Service
 	for _, service := range cfg.Services {
-		for family, is4 := range map[string]bool{"4": true, "6": false} {
+		if !slices.ContainsFunc(service.Listen, func(l config.Listen) bool { return !l.Address.Is4() }) {
+			split = append(split, service)
+			continue
+		}
+		for _, is4 := range []bool{true, false} {
 			one := service
-			one.Name += family
+			one.Name += map[bool]string{true: "4", false: "6"}[is4]
 			one.Listen = slices.DeleteFunc(slices.Clone(one.Listen), func(l config.Listen) bool { return l.Address.Is4() != is4 })
 			one.Backends = slices.DeleteFunc(slices.Clone(one.Backends), func(b config.Backend) bool { return b.Address.Is4() != is4 })
 			one.SourcePool = slices.DeleteFunc(slices.Clone(one.SourcePool), func(r config.AddressRange) bool { return r.Is4() != is4 })

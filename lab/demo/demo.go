@@ -124,9 +124,11 @@ func (s *stage) judge(kept bool, promise, measured string, args ...any) {
 // notCarried is how the daemon says that no datapath of this host can do what is asked.
 const notCarried = "no datapath carries it"
 
-func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return lines[len(lines)-1]
+// whyNot picks the reason out of an error that says notCarried.
+func whyNot(err error) string {
+	_, why, _ := strings.Cut(err.Error(), notCarried+": ")
+	why, _, _ = strings.Cut(why, "\n")
+	return why
 }
 
 // start runs the daemon in a node with one of the examples and tells which datapath carries what.
@@ -142,14 +144,14 @@ func (s *stage) start(ctx context.Context, node, example string, lesser func([]b
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
 	if lesser != nil && err != nil && strings.Contains(err.Error(), notCarried) {
 		s.lesser = true
-		s.say("this host does not carry it as it stands: %s", lastLine(err.Error()))
+		s.say("this host does not carry it as it stands: %s", whyNot(err))
 		if config, err = lesser(config); err != nil {
 			return nil, err
 		}
 		d, err = daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
 	}
 	if err != nil && strings.Contains(err.Error(), notCarried) {
-		why := lastLine(err.Error())
+		why := whyNot(err)
 		s.say("not shown: %s", why)
 		s.report.Results = append(s.report.Results, Result{Example: example, Promise: "(not shown on this host)", Measured: why, Skipped: why})
 		return nil, nil
