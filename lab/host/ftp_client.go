@@ -91,7 +91,9 @@ func (f *ftpClient) fetchPassive(mode FTPMode) (FTPResult, error) {
 	if r.Told, err = f.told(mode, text); err != nil {
 		return r, fmt.Errorf("ftp: %s: %w", mode, err)
 	}
-	data, err := dial(f.ctx, f.node, "tcp", netip.AddrPort{}, r.Told)
+	// From the address of the control connection: helpers expect no other.
+	own := f.conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	data, err := dial(f.ctx, f.node, "tcp", netip.AddrPortFrom(own, 0), r.Told)
 	if err != nil {
 		return r, fmt.Errorf("ftp: data connection to %s: %w", r.Told, err)
 	}
