@@ -62,7 +62,7 @@ func examine(t *testing.T, c sick.Case) *doctor.Report {
 	defer cancel()
 	l := labtest.New(t, sick.Topology("doctor"))
 	if c.Host != nil {
-		restore, err := sick.Borrow(c.Host)
+		restore, err := sick.Borrow(ctx, c.Host)
 		if err != nil {
 			t.Skipf("host-wide settings cannot be changed: %v", err)
 		}

@@ -31,7 +31,7 @@ func dropCause(t *testing.T, c sick.Case) {
 	defer cancel()
 	l := labtest.New(t, sick.Topology("trace"))
 	if c.Host != nil {
-		restore, err := sick.Borrow(c.Host)
+		restore, err := sick.Borrow(ctx, c.Host)
 		if err != nil {
 			t.Skipf("host-wide settings cannot be changed: %v", err)
 		}

@@ -3,6 +3,8 @@
 package sick
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,14 +22,19 @@ import (
 const lockPath = "/run/lock/sluice-host-sysctl.lock"
 
 // restorer waits until nobody holds the other end of its input any more, however
-// that came about, and then writes the old values back.
+// that came about, writes the old values back and looks whether they are there.
+// It holds the lock until then.
 const restorer = `trap '' HUP INT TERM; cat >/dev/null; rc=0
-while [ $# -gt 1 ]; do printf '%s\n' "$2" >"$1" || rc=1; shift 2; done; exit $rc`
+while [ $# -gt 1 ]; do
+	printf '%s\n' "$2" >"$1" && [ "$(cat "$1")" = "$2" ] || { echo "$1 could not be set back to $2"; rc=1; }
+	shift 2
+done; exit $rc`
 
 // Borrow changes host-wide settings, given by sysctl name, and returns a function
 // that puts the old values back. A small process holds the old values, so that
-// they come back even when this one is killed. Borrowers wait for each other.
-func Borrow(settings map[string]string) (restore func() error, err error) {
+// they come back even when this one is killed. Borrowers wait for each
+// other until ctx ends.
+func Borrow(ctx context.Context, settings map[string]string) (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(lockPath), 0o755); err != nil {
 		return nil, err
 	}
@@ -35,22 +43,22 @@ func Borrow(settings map[string]string) (restore func() error, err error) {
 		return nil, fmt.Errorf("host settings: %w", err)
 	}
 	defer lock.Close() // the restorer's copy keeps the lock
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+	if err := flock(ctx, lock); err != nil {
 		return nil, fmt.Errorf("host settings: lock %s: %w", lockPath, err)
 	}
-	old := map[string]string{}
 	args := []string{"-c", restorer, "sh"}
 	for name := range settings {
 		text, err := os.ReadFile(sysctlPath(name))
 		if err != nil {
 			return nil, fmt.Errorf("host settings: %w", err)
 		}
-		old[name] = strings.TrimSpace(string(text))
-		args = append(args, sysctlPath(name), old[name])
+		args = append(args, sysctlPath(name), strings.TrimSpace(string(text)))
 	}
 	guard := exec.Command("/bin/sh", args...)
 	guard.ExtraFiles = []*os.File{lock}
 	guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var said bytes.Buffer
+	guard.Stdout = &said
 	hold, err := guard.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -58,7 +66,7 @@ func Borrow(settings map[string]string) (restore func() error, err error) {
 	if err := guard.Start(); err != nil {
 		return nil, fmt.Errorf("host settings: start the process that restores them: %w", err)
 	}
-	restore = func() error { return giveBack(hold, guard, old) }
+	restore = func() error { return giveBack(hold, guard, &said) }
 	for name, value := range settings {
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("host settings: %s = %s: %w", name, value, err), restore())
@@ -67,19 +75,29 @@ func Borrow(settings map[string]string) (restore func() error, err error) {
 	return restore, nil
 }
 
-func giveBack(hold io.Closer, guard *exec.Cmd, old map[string]string) error {
+func giveBack(hold io.Closer, guard *exec.Cmd, said *bytes.Buffer) error {
 	hold.Close()
 	if err := guard.Wait(); err != nil {
-		return fmt.Errorf("host settings: restore: %w", err)
-	}
-	for name, value := range old {
-		if now, err := os.ReadFile(sysctlPath(name)); err != nil || strings.TrimSpace(string(now)) != value {
-			return fmt.Errorf("host settings: %s is %q and was %q before", name, strings.TrimSpace(string(now)), value)
-		}
+		return fmt.Errorf("host settings: restore: %w: %s", err, bytes.TrimSpace(said.Bytes()))
 	}
 	return nil
 }
 
 func sysctlPath(name string) string {
 	return "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
+}
+
+// flock takes the lock when its holder is done, or gives up with ctx.
+func flock(ctx context.Context, f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("another program keeps the host's settings changed: %w", ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/sluice-lb/sluice/doctor/casestudy"
+	"github.com/sluice-lb/sluice/table"
+)
+
+// newCaseStudy is 'sluice lab case-study'.
+func newCaseStudy(a *app) *cobra.Command {
+	var allow bool
+	var o casestudy.Options
+	cmd := &cobra.Command{
+		Use:   "case-study",
+		Short: "Play the collapse of a NAT gateway, its diagnosis and its cure",
+		Args:  cobra.NoArgs,
+		Long: "Case-study puts a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
+			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
+			"the cause, cures it with sluice tune, and measures again.\n\n" +
+			"It changes net.netfilter.nf_conntrack_max of the whole host for about ten seconds, and puts it back\n" +
+			"in any case, also when it is killed. Connections of other programs may be refused meanwhile.",
+		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errNoRoot
+			}
+			if err := a.askHostSysctl(allow); err != nil {
+				return err
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			o.Sluice, o.Progress = self, a.progress
+			report, err := casestudy.Play(cmd.Context(), o)
+			if cmd.Context().Err() != nil {
+				return errors.New("the case study was interrupted; everything it changed is restored")
+			}
+			if err != nil {
+				return err
+			}
+			if err := a.print(report, func(w io.Writer) error { return printCaseStudy(a, w, report) }); err != nil {
+				return err
+			}
+			if !report.FoundFirst {
+				return exitError{exitFailure, errors.New("the doctor did not name the full table first")}
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&allow, "allow-host-sysctl", false, "do not ask before changing nf_conntrack_max of the host")
+	flags.IntVar(&o.Connections, "connections", 5000, "connections at once")
+	flags.IntVar(&o.Requests, "requests", 30000, "requests of each run")
+	return cmd
+}
+
+// askHostSysctl asks on a terminal, and refuses where nobody can answer.
+func (a *app) askHostSysctl(allowed bool) error {
+	if allowed {
+		return nil
+	}
+	in, ok := a.stdin.(*os.File)
+	if !ok || !term.IsTerminal(int(in.Fd())) {
+		return errors.New("the case study lowers nf_conntrack_max of the whole host for some seconds; --allow-host-sysctl allows it")
+	}
+	fmt.Fprint(a.stderr, "This lowers nf_conntrack_max of the whole host to 1000 for about ten seconds. Go on? [y/N] ")
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
+		return errors.New("not confirmed; nothing was changed")
+	}
+	return nil
+}
+
+func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
+	fmt.Fprintf(w, "\nserver: %s\n\n", r.Server)
+	t := table.New("run", "", ">requests/s", ">complete", ">failed", ">p50", ">p99", ">refused", ">SYN again")
+	for _, run := range r.Runs {
+		t.Row(run.Name, run.About, fmt.Sprintf("%.0f", run.RequestsPerSecond), run.Complete, run.Failed,
+			run.P50.Round(time.Millisecond/10), run.P99.Round(time.Millisecond/10), run.Refused, run.Retransmitted)
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nthe doctor, during the collapse:\n")
+	for _, line := range r.Conclusion {
+		fmt.Fprintf(w, "  %s\n", a.paint(w, bold, line))
+	}
+	i := r.Identity
+	verdict := a.paint(w, green, "all equal")
+	if !i.Exact() {
+		verdict = a.paint(w, yellow, "not equal")
+	}
+	fmt.Fprintf(w, "\nthe same packets, counted three times: kernel's drop counter %d, drop events %d, SYNs never answered %d: %s\n",
+		i.Dropped, i.Events, i.SYNs, verdict)
+	fmt.Fprintf(w, "\nthe cure:\n")
+	for _, c := range r.Cure {
+		if c.Skipped != "" {
+			fmt.Fprintf(w, "  %s stays %s (%s)\n", c.Key, c.Now, c.Skipped)
+			continue
+		}
+		fmt.Fprintf(w, "  %s: %s -> %s (%s)\n", c.Key, c.Now, c.Value, c.Why)
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(w, "\n%s\n", note)
+	}
+	return nil
+}

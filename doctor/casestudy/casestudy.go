@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package casestudy plays a famous illness from beginning to end: a web server
+// behind NAT collapses under load because the connection table is full. It
+// measures the server without NAT, makes it ill, lets the doctor find the cause,
+// cures it with the tuner, and measures again.
+package casestudy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/tune"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/daemon"
+	"github.com/sluice-lb/sluice/load"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// The illness: a limit that the load exceeds at once.
+const (
+	sickEntries = 1000
+	tableMax    = "net.netfilter.nf_conntrack_max"
+	buckets     = "net.netfilter.nf_conntrack_buckets"
+	backlog     = "net.core.netdev_max_backlog"
+)
+
+// Options says how to play.
+type Options struct {
+	// Sluice is the path of the sluice program, which plays the client and the gateway.
+	Sluice string
+	// Connections at once; 0 means 5,000.
+	Connections int
+	// Requests of each run; 0 means 30,000.
+	Requests int
+	// SickFor bounds the run with the full table, which does not end by itself; 0 means 8 s.
+	SickFor time.Duration
+	// Progress is told what is going on; it may be nil.
+	Progress func(format string, args ...any)
+}
+
+// Report is what was measured.
+type Report struct {
+	Server     string            `json:"server"` // "nginx", or what stands in for it
+	Runs       []Run             `json:"runs"`
+	Conclusion []string          `json:"doctor"` // the doctor's, during the collapse
+	FoundFirst bool              `json:"cause_named_first"`
+	Identity   Identity          `json:"identity"`
+	Cure       []tune.Change     `json:"cure"`
+	Notes      []string          `json:"notes,omitempty"`
+	Drops      *trace.DropReport `json:"drops"`
+}
+
+// Run is one measurement.
+type Run struct {
+	Name              string        `json:"name"`
+	About             string        `json:"about"`
+	Complete          uint64        `json:"complete"`
+	Failed            uint64        `json:"failed"`
+	RequestsPerSecond float64       `json:"requests_per_second"`
+	P50               time.Duration `json:"p50_ns"`
+	P99               time.Duration `json:"p99_ns"`
+	Took              time.Duration `json:"took_ns"`
+	Refused           uint64        `json:"conntrack_drops"` // by the gateway's connection tracking
+	Retransmitted     uint64        `json:"syn_retransmits"` // by the client
+}
+
+// Identity compares three counts of the same packets.
+type Identity struct {
+	Dropped uint64 `json:"conntrack_drop"` // the kernel's counter
+	Events  uint64 `json:"drop_events"`    // seen by the tracepoint
+	SYNs    uint64 `json:"syns_refused"`   // sent by the client and never answered
+}
+
+// Exact tells whether all three are equal.
+func (i Identity) Exact() bool { return i.Dropped == i.Events && i.Events == i.SYNs }
+
+// study is a case study that runs.
+type study struct {
+	Options
+	lab     *lab.Lab
+	gateway conntrack.Namespace
+	report  *Report
+}
+
+// Play runs the case study. It lowers nf_conntrack_max of the whole host for
+// some seconds; the old value comes back in any case.
+func Play(ctx context.Context, o Options) (*Report, error) {
+	if o.Connections == 0 {
+		o.Connections = 5000
+	}
+	if o.Requests == 0 {
+		o.Requests = 30000
+	}
+	if o.SickFor == 0 {
+		o.SickFor = 8 * time.Second
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	l, err := lab.Up(ctx, topology())
+	if err != nil {
+		return nil, err
+	}
+	s := &study{Options: o, lab: l, report: &Report{}}
+	err = s.play(ctx)
+	return s.report, errors.Join(err, l.Down())
+}
+
+// topology is that of the sick routers, with room for many connections at both ends.
+func topology() lab.Topology {
+	t := sick.Topology("casestudy")
+	for i := range t.Nodes {
+		if t.Nodes[i].Sysctls == nil {
+			t.Nodes[i].Sysctls = map[string]string{}
+		}
+		t.Nodes[i].Sysctls["net.core.somaxconn"] = "65535"
+		t.Nodes[i].Sysctls["net.ipv4.tcp_max_syn_backlog"] = "65535"
+	}
+	return t
+}
+
+func (s *study) play(ctx context.Context) (err error) {
+	if s.gateway, err = conntrack.NamespaceAt(s.lab.Node("gateway").Path()); err != nil {
+		return err
+	}
+	stop, err := s.serve(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	s.Progress("taking the host's settings; while another program holds them, this waits")
+	restore, err := borrow(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
+
+	s.Progress("before: %d connections at once to %s, without NAT", s.Connections, s.report.Server)
+	before, err := s.measure(ctx, "before", "routed, no NAT", "http://"+sick.Server+"/", 0)
+	if err != nil {
+		return err
+	}
+	if before.Complete == 0 {
+		return errors.New("case study: the server answers nothing even without NAT")
+	}
+	if err := s.forwardPort(ctx); err != nil {
+		return err
+	}
+	if err := s.collapse(ctx); err != nil {
+		return err
+	}
+	return s.beyond(ctx)
+}
+
+// url is the forwarded port.
+const url = "http://" + sick.Gateway + ":8080/"
+
+// portForward is the DNAT of the story.
+const portForward = `table ip story {
+	chain pre {
+		type nat hook prerouting priority dstnat
+		ip daddr ` + sick.Gateway + ` tcp dport 8080 dnat to ` + sick.Server + `:80
+	}
+}
+`
+
+func (s *study) forwardPort(ctx context.Context) error {
+	cmd := s.lab.Node("gateway").Command(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(portForward)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("case study: port forward: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// borrow takes the host's settings that the study changes. All clients begin at
+// the same instant on the few CPUs of one machine: without room for that burst in
+// the backlog the runs would show a second illness.
+func borrow(ctx context.Context) (restore func() error, err error) {
+	settings := map[string]string{backlog: "30000"}
+	for _, key := range []string{tableMax, buckets} { // changed later
+		if settings[key], err = host.Get(key); err != nil {
+			return nil, fmt.Errorf("case study: %w", err)
+		}
+	}
+	if restore, err = sick.Borrow(ctx, settings); err != nil {
+		return nil, fmt.Errorf("case study: %w", err)
+	}
+	return restore, nil
+}
+
+// host is where the limit of the table is written.
+var host = &tune.System{Namespace: conntrack.HostNamespace()}
+
+// collapse makes the table too small, watches the server go down, asks the
+// doctor, cures and measures again.
+func (s *study) collapse(ctx context.Context) error {
+	if err := host.Set(tableMax, strconv.Itoa(sickEntries)); err != nil {
+		return fmt.Errorf("case study: %w", err)
+	}
+	s.Progress("sick: DNAT with %s = %d; the doctor watches", tableMax, sickEntries)
+	if err := s.sick(ctx); err != nil {
+		return err
+	}
+	s.Progress("cure: sluice tune")
+	if err := s.cure(ctx); err != nil {
+		return err
+	}
+	s.Progress("after: the same load through the same rule")
+	_, err := s.measure(ctx, "after", "DNAT, tuned", url, 0)
+	return err
+}
+
+// sick runs the load against the full table, with the doctor and the drop
+// events watching.
+func (s *study) sick(ctx context.Context) error {
+	watcher := trace.Watcher{Namespaces: []conntrack.Namespace{s.gateway},
+		Options: trace.DropOptions{Netns: s.gateway.Inode, SamplesPerSecond: 10, Stacks: true}}
+	if err := watcher.Start(ctx); err != nil {
+		return err
+	}
+	clientBefore, serverBefore, err := s.tcpCounters(ctx)
+	if err != nil {
+		return err
+	}
+	r, err := doctor.Examine(ctx, doctor.NewLive([]conntrack.Namespace{s.gateway}), doctor.Options{
+		Window: time.Millisecond, // the load decides
+		During: func(ctx context.Context) error {
+			_, err := s.measure(ctx, "sick", fmt.Sprintf("DNAT, table of %d", sickEntries), url, s.SickFor)
+			return err
+		},
+	})
+	if err != nil {
+		return err
+	}
+	clientAfter, serverAfter, err := s.tcpCounters(ctx)
+	if err != nil {
+		return err
+	}
+	if s.report.Drops, err = watcher.Stop(ctx); err != nil {
+		return err
+	}
+	s.report.Conclusion = r.Conclusion
+	s.report.FoundFirst = strings.HasSuffix(r.Conclusion[0], "[CT05]")
+	client, server := clientAfter.Sub(clientBefore), serverAfter.Sub(serverBefore)
+	s.report.Identity = Identity{SYNs: client["Tcp.ActiveOpens"] + client["TcpExt.TCPSynRetrans"] - server["Tcp.PassiveOpens"]}
+	for _, g := range s.report.Drops.Groups {
+		if g.Cause.ID == trace.CauseTableFull.ID {
+			s.report.Identity.Events += g.Packets
+		}
+	}
+	for _, line := range s.report.Drops.Reconciled {
+		if line.Counter == "conntrack.drop" {
+			s.report.Identity.Dropped = line.Counted
+		}
+	}
+	return nil
+}
+
+// tcpCounters reads both ends.
+func (s *study) tcpCounters(ctx context.Context) (client, server trace.Counters, err error) {
+	for name, at := range map[string]*trace.Counters{"client": &client, "server": &server} {
+		ns, err := conntrack.NamespaceAt(s.lab.Node(name).Path())
+		if err != nil {
+			return nil, nil, err
+		}
+		if *at, _, err = trace.ReadCounters(ctx, ns); err != nil {
+			return nil, nil, err
+		}
+	}
+	return client, server, nil
+}
+
+// cure applies the part of the tuner's proposal for a router that concerns the
+// table; the rest would outlive the case study.
+func (s *study) cure(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "sluice-casestudy-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	system := &tune.System{Namespace: conntrack.HostNamespace(), Dir: dir, Etc: dir}
+	profile, err := tune.ProfileNamed("router")
+	if err != nil {
+		return err
+	}
+	proposal, err := tune.Propose(system, profile, tune.Options{})
+	if err != nil {
+		return fmt.Errorf("case study: tune: %w", err)
+	}
+	var table []tune.Change
+	for _, c := range proposal.Changes {
+		if c.Key == tableMax || c.Key == buckets {
+			table = append(table, c)
+		}
+	}
+	proposal.Changes = table
+	result, err := tune.Apply(ctx, system, proposal, tune.Watch{})
+	if err != nil {
+		return fmt.Errorf("case study: tune: %w", err)
+	}
+	if result.RolledBack != "" {
+		return fmt.Errorf("case study: tune took its changes back: %s", result.RolledBack)
+	}
+	s.report.Cure = table
+	return nil
+}
+
+// beyond runs the same service on the eBPF datapath, which needs no connection
+// table of the kernel at all.
+func (s *study) beyond(ctx context.Context) error {
+	gateway := s.lab.Node("gateway")
+	if out, err := gateway.Command(ctx, "nft", "delete", "table", "ip", "story").CombinedOutput(); err != nil {
+		return fmt.Errorf("case study: remove the port forward: %w: %s", err, bytes.TrimSpace(out))
+	}
+	s.Progress("beyond: the same service on the eBPF datapath")
+	d, err := daemon.Start(ctx, gateway, s.Sluice, "casestudy.yaml", []byte(serviceConfig))
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.report.Notes = append(s.report.Notes, fmt.Sprintf("no run on the eBPF datapath: %v", oneLine(err)))
+		return nil
+	}
+	_, err = s.measure(ctx, "beyond", "DNAT by eBPF", url, 0)
+	return errors.Join(err, d.Stop())
+}
+
+// serviceConfig is the port forward as a service.
+const serviceConfig = `datapath: ebpf
+services:
+  - name: web
+    listen:
+      - {address: ` + sick.Gateway + `, ports: [8080]}
+    protocol: tcp
+    mode: dnat
+    backends:
+      - {name: server, address: ` + sick.Server + `, port: 80}
+`
+
+func oneLine(err error) string {
+	return strings.Join(strings.Fields(err.Error()), " ")
+}
+
+// measure runs the client in its namespace and adds the run to the report.
+func (s *study) measure(ctx context.Context, name, about, target string, bound time.Duration) (Run, error) {
+	seconds := 60.0
+	if bound > 0 {
+		seconds = bound.Seconds()
+	}
+	gatewayBefore, _, err := trace.ReadCounters(ctx, s.gateway)
+	if err != nil {
+		return Run{}, err
+	}
+	clientBefore, _, err := s.tcpCounters(ctx)
+	if err != nil {
+		return Run{}, err
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := s.lab.Node("client").Command(ctx, s.Sluice, "load", "http", "--json", "--connections", strconv.Itoa(s.Connections),
+		"--requests", strconv.Itoa(s.Requests), "--seconds", fmt.Sprint(seconds), target)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return Run{}, fmt.Errorf("case study: client: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	var result load.HTTPResult
+	if err := json.Unmarshal(stdout.Bytes(), &result); err != nil {
+		return Run{}, fmt.Errorf("case study: client: %w", err)
+	}
+	gatewayAfter, _, err := trace.ReadCounters(ctx, s.gateway)
+	if err != nil {
+		return Run{}, err
+	}
+	clientAfter, _, err := s.tcpCounters(ctx)
+	if err != nil {
+		return Run{}, err
+	}
+	run := Run{
+		Name: name, About: about, Complete: result.Complete, Failed: result.Failed, RequestsPerSecond: result.RequestsPerSecond,
+		P50: result.Total.P50, P99: result.Total.P99, Took: result.Took,
+		Refused:       gatewayAfter.Sub(gatewayBefore)["conntrack.drop"],
+		Retransmitted: clientAfter.Sub(clientBefore)["TcpExt.TCPSynRetrans"],
+	}
+	s.report.Runs = append(s.report.Runs, run)
+	s.Progress("  %s: %.0f requests/s, %d complete, %d failed, %d refused by connection tracking", name, run.RequestsPerSecond, run.Complete, run.Failed, run.Refused)
+	return run, nil
+}
+
+// serve starts the web server: nginx, or a plain one where it is not installed.
+func (s *study) serve(ctx context.Context) (stop func(), err error) {
+	if _, err := exec.LookPath("nginx"); err == nil {
+		return s.nginx(ctx)
+	}
+	s.report.Server = "Go's HTTP server (nginx is not installed)"
+	return s.plainServer()
+}

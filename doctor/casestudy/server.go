@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casestudy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/sluice-lb/sluice/doctor/sick"
+)
+
+// nginxConfig answers every request at once, from one worker.
+const nginxConfig = `daemon off;
+pid %[1]s/pid;
+error_log %[1]s/error.log;
+worker_processes 1;
+worker_rlimit_nofile 65535;
+events { worker_connections 20000; }
+http {
+	access_log off;
+	client_body_temp_path %[1]s;
+	proxy_temp_path %[1]s;
+	fastcgi_temp_path %[1]s;
+	uwsgi_temp_path %[1]s;
+	scgi_temp_path %[1]s;
+	server {
+		listen %[2]s:80 backlog=65535;
+		location / { return 200 "sluice\n"; }
+	}
+}
+`
+
+// nginx runs a real nginx in the server's namespace and waits until it answers.
+func (s *study) nginx(ctx context.Context) (stop func(), err error) {
+	s.report.Server = "nginx"
+	dir, err := os.MkdirTemp("", "sluice-nginx-")
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, sick.Server), 0o644); err != nil {
+		return nil, err
+	}
+	// The worker runs as another user and writes into the directory.
+	if err := os.Chmod(dir, 0o777); err != nil {
+		return nil, err
+	}
+	var log bytes.Buffer
+	cmd := s.lab.Node("server").Command(ctx, "nginx", "-c", config, "-e", filepath.Join(dir, "error.log"))
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // its worker ends with it
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("case study: nginx: %w", err)
+	}
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		os.RemoveAll(dir)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", sick.Server+":80")
+		if err == nil {
+			c.Close()
+			return stop, nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			stop()
+			return nil, fmt.Errorf("case study: nginx does not answer: %w: %s", err, log.String())
+		}
+		time.Sleep(10 * time.Millisecond) // between two looks
+	}
+}
+
+// plainServer stands in for nginx.
+func (s *study) plainServer() (stop func(), err error) {
+	l, err := s.lab.Node("server").Listen(sick.Server + ":80")
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "sluice") }),
+		ReadHeaderTimeout: time.Minute,
+	}
+	go func() { _ = server.Serve(l) }()
+	return func() { server.Close() }, nil
+}
