@@ -55,7 +55,7 @@ func (t *tally[K]) grow() {
 
 // insertionLimit is the length up to which a short list is kept in order while
 // the table is read; beyond it sorting everything is cheaper.
-const insertionLimit = 256
+const insertionLimit = 2048
 
 // order returns the positions of the n largest records, largest first, all of
 // them when n is 0 or less.

@@ -33,6 +33,7 @@ type Model struct {
 	due     [fetchCount]bool // a timer will start it
 	paused  bool
 
+	ranked   [tabCount]ranked
 	tab      tab
 	pages    [tabCount]page
 	flows    *flowPage // open when connections of a row are listed
@@ -51,6 +52,13 @@ type page struct {
 	filter         string
 	match          *regexp.Regexp
 	inverse        bool
+}
+
+// ranked keeps a page's rows for as long as the table is the same: ranking a
+// hundred thousand sources for every key press would cost more than the dump.
+type ranked struct {
+	table *Table
+	rows  []row
 }
 
 // flowPage lists the connections of one row.
@@ -188,8 +196,13 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tableMsg:
 		m.busy[fetchTable] = false
 		if m.err = msg.err; msg.err == nil {
+			// Costs vary with what else the host does: the dearer of two counts.
+			cost := msg.table.CPU
+			if m.table != nil {
+				cost = max(cost, m.table.CPU)
+			}
 			m.table = msg.table
-			m.wait = pace(msg.table.CPU, dumpShare, dumpMinimum)
+			m.wait = pace(cost, dumpShare, dumpMinimum)
 			return m, m.after(m.wait, fetchTable)
 		}
 		return m, m.after(dumpMinimum, fetchTable)
@@ -237,7 +250,7 @@ func (m *Model) rows() []row {
 	if m.flows != nil {
 		rows = flowRows(m.flows.list)
 	} else {
-		rows = m.rowsOf(m.tab)
+		rows = slices.Clone(m.rowsOf(m.tab)) // filtering and sorting change it
 	}
 	if p.match != nil {
 		rows = slices.DeleteFunc(rows, func(r row) bool {

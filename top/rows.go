@@ -80,7 +80,14 @@ func (m *Model) rowsOf(t tab) []row {
 	case m.table == nil || m.table.Summary == nil:
 		return nil
 	}
-	s := m.table.Summary
+	if m.ranked[t].table != m.table {
+		m.ranked[t] = ranked{m.table, tableRows(t, m.table.Summary)}
+	}
+	return m.ranked[t].rows
+}
+
+// tableRows ranks a dump for one of the tabs that are made of it.
+func tableRows(t tab, s *conntrack.Summary) []row {
 	switch t {
 	case tabSources:
 		return ranking(s, s.Sources(rowLimit), func(key string, f *conntrack.Filter) { f.Source = singlePrefix(key) })
@@ -90,10 +97,8 @@ func (m *Model) rowsOf(t tab) []row {
 		return serviceRows(s)
 	case tabSNAT:
 		return snatRows(s)
-	case tabStates:
-		return ranking(s, s.States(), stateFilter)
 	}
-	return nil
+	return ranking(s, s.States(), stateFilter)
 }
 
 func ranking(s *conntrack.Summary, list []conntrack.Row, choose func(key string, f *conntrack.Filter)) []row {

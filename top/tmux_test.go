@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,5 +135,110 @@ func TestTerminal(t *testing.T) {
 			return fmt.Errorf("it still runs")
 		}
 		return nil
+	})
+}
+
+// TestCost measures what the view costs over a table of SLUICE_TOP_ENTRIES
+// connections, from the end of one dump to the end of the next.
+func TestCost(t *testing.T) {
+	n, _ := strconv.Atoi(os.Getenv("SLUICE_TOP_ENTRIES"))
+	if n == 0 {
+		t.Skip("measures the cost over a table of SLUICE_TOP_ENTRIES connections; takes minutes, run by hand")
+	}
+	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("tmux"))
+	raiseMax(t, uint64(n)+100_000)
+	l := labtest.New(t, lab.Topology{Name: "topcost", Nodes: []lab.NodeSpec{{Name: "gw"}}})
+	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fillTable(t, ns, n)
+	w := &terminal{t, t.TempDir() + "/tmux"}
+	w.tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", "env", childEnv+"="+ns.Path, os.Args[0])
+	t.Cleanup(func() { _ = exec.Command("tmux", "-S", w.socket, "kill-server").Run() })
+	w.shows("[1 Sources]", "> 10.")
+	pid := strings.TrimSpace(w.tmux("display-message", "-p", "-t", "top", "#{pane_pid}"))
+	stamp := func() string { // of the last dump, in the title
+		first, _, _ := strings.Cut(w.tmux("capture-pane", "-p", "-t", "top"), "\n")
+		return first
+	}
+	next := func() {
+		before := stamp()
+		labtest.Eventually(t, 5*time.Minute, "the next dump", func() error {
+			if stamp() == before {
+				time.Sleep(time.Second) // between two looks, which cost the measured machine
+				return fmt.Errorf("still %s", before)
+			}
+			return nil
+		})
+	}
+	next()
+	start, cpu := time.Now(), usedCPU(t, pid)
+	next()
+	used, wall := usedCPU(t, pid)-cpu, time.Since(start)
+	t.Logf("%d connections: %v CPU in %v: %.2f %% of one core\n%s", n, used, wall.Round(time.Millisecond), 100*used.Seconds()/wall.Seconds(), stamp())
+}
+
+// usedCPU reads utime and stime of a process in ticks of 10 ms.
+func usedCPU(t *testing.T, pid string) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	f := strings.Fields(rest) // begins with field 3, the state
+	user, _ := strconv.ParseInt(f[11], 10, 64)
+	system, _ := strconv.ParseInt(f[12], 10, 64)
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+func fillTable(t *testing.T, ns conntrack.Namespace, n int) {
+	t.Helper()
+	c, err := conntrack.OpenIn(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	part := make([]conntrack.Entry, 0, 1024)
+	for i := range n {
+		e := entry(1) // assured and established, behind one SNAT address
+		e.Original.Source = conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
+		e.Original.SourcePort = uint16(1024 + i>>16)
+		e.Original.Dest = conntrack.AddrOf(netip.AddrFrom4([4]byte{198, 51, byte(i % 4000 >> 8), byte(i % 4000)}))
+		e.Reply.Source, e.Reply.DestPort = e.Original.Dest, uint16(1024+i/4000)
+		if part = append(part, e); len(part) == cap(part) || i == n-1 {
+			if made, err := c.Insert(context.Background(), part); err != nil || made != len(part) {
+				t.Fatalf("made %d of %d: %v", made, len(part), err)
+			}
+			part = part[:0]
+		}
+	}
+}
+
+// raiseMax raises the host's limit of tracked connections until the test ends,
+// under the lock of everyone who writes host-wide settings.
+func raiseMax(t *testing.T, limit uint64) {
+	t.Helper()
+	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
+	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strconv.FormatUint(limit, 10)), 0o644); err != nil {
+		t.Skipf("nf_conntrack_max can be written only in the host's first network namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(path, before, 0o644); err != nil {
+			t.Errorf("restoring nf_conntrack_max: %v", err)
+		}
 	})
 }

@@ -96,14 +96,18 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 	return Verdict{Warn, fmt.Sprintf("connection tracking drops %.0f packets/s; see tab 6", c.DropsPerSecond)}
 }
 
+// worstOccupancy is the fullest range of SNAT ports, searched once for a table.
 func worstOccupancy(t *Table) *conntrack.Occupancy {
 	if t == nil || t.Summary == nil {
 		return nil
 	}
-	if list := t.Summary.Occupancies(1, 0); len(list) > 0 {
-		return &list[0]
+	if !t.searched {
+		t.searched = true
+		if list := t.Summary.Occupancies(1, 0); len(list) > 0 {
+			t.worst = &list[0]
+		}
 	}
-	return nil
+	return t.worst
 }
 
 func occupancyText(o *conntrack.Occupancy) string {

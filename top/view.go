@@ -42,6 +42,7 @@ func (m *Model) View() tea.View {
 
 // draw returns the screen: exactly height lines of at most width columns.
 func (m *Model) draw() string {
+	var rows []row
 	lines := []string{m.titleLine(), m.tableLine(), m.rateLine(), m.verdictLine(), m.tabLine()}
 	switch {
 	case m.help:
@@ -52,7 +53,8 @@ func (m *Model) draw() string {
 			lines = append(lines, strings.Split(ansi.Wrap("  "+l, m.width, " "), "\n")...)
 		}
 	default:
-		lines = append(lines, m.listLines()...)
+		rows = m.rows()
+		lines = append(lines, m.listLines(rows)...)
 	}
 	if len(lines) > m.height-1 {
 		lines = lines[:m.height-1]
@@ -60,7 +62,7 @@ func (m *Model) draw() string {
 	for len(lines) < m.height-1 {
 		lines = append(lines, "")
 	}
-	lines = append(lines, m.footLine())
+	lines = append(lines, m.footLine(len(rows)))
 	for i, l := range lines {
 		lines[i] = ansi.Truncate(l, m.width, "")
 	}
@@ -139,7 +141,7 @@ func (m *Model) tabLine() string {
 }
 
 // listLines draws the column headings and the rows that fit.
-func (m *Model) listLines() []string {
+func (m *Model) listLines(rows []row) []string {
 	cols := m.columns()
 	widths := m.columnWidths(cols)
 	p := m.current()
@@ -151,7 +153,6 @@ func (m *Model) listLines() []string {
 		}
 	}
 	lines := []string{styleFaint.Render("  " + align(head, widths))}
-	rows := m.rows()
 	if len(rows) == 0 {
 		return append(lines, "  "+m.emptyText())
 	}
@@ -224,7 +225,7 @@ func align(cells []string, widths []int) string {
 	return b.String()
 }
 
-func (m *Model) footLine() string {
+func (m *Model) footLine(rows int) string {
 	p := m.current()
 	switch {
 	case m.typing && m.typedErr != nil:
@@ -248,7 +249,7 @@ func (m *Model) footLine() string {
 	}
 	right := ""
 	if m.table != nil {
-		right = fmt.Sprintf("%d rows", len(m.rows()))
+		right = fmt.Sprintf("%d rows", rows)
 	}
 	return styleFaint.Render(spread(left, right, m.width))
 }
