@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -103,6 +104,8 @@ func (v *validator) checkPort(p path, s *Service) {
 func (v *validator) checkHTTP(p path, k *Check) {
 	if !strings.HasPrefix(k.Path, "/") || strings.ContainsFunc(k.Path, notPrintable) {
 		v.errorf(p.key("path"), "write /"+strings.TrimLeft(strings.Map(printable, k.Path), "/"), "path %q does not begin with /, or has spaces", k.Path)
+	} else if _, err := url.ParseRequestURI(k.Path); err != nil {
+		v.errorf(p.key("path"), "write % as %25", "path %q has a %% that begins no escape", k.Path)
 	}
 	if strings.ContainsFunc(k.Host, notPrintable) || strings.ContainsAny(k.Host, "/@") {
 		v.errorf(p.key("host"), "write a name such as www.example.com", "%q is not a host", k.Host)

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Options of a Monitor. The zero value probes for real and tells nobody.
@@ -79,9 +80,12 @@ type Target struct {
 	// Port is 0 when the check needs none.
 	Address netip.Addr
 	Port    uint16
-	Server  netip.Addr    // the backend's own address
-	Mark    uint32        // firewall mark of the probe's packets; 0 for none
-	Check   *config.Check // never changed
+	// Server is the backend's own address.
+	Server netip.Addr
+	// Protocol of the service.
+	Protocol flow.Protocol
+	Mark     uint32        // firewall mark of the probe's packets; 0 for none
+	Check    *config.Check // never changed
 }
 
 // AddrPort returns the endpoint that is probed.
@@ -221,7 +225,7 @@ func target(s *config.Service, index int) Target {
 	}
 	b := &s.Backends[index]
 	t := Target{Service: s.Name, Backend: b.Name, Address: b.Address, Server: b.Address,
-		Port: cmp.Or(s.Check.Port, b.Port, first), Mark: s.Check.Mark, Check: s.Check}
+		Port: cmp.Or(s.Check.Port, b.Port, first), Mark: s.Check.Mark, Protocol: s.Protocol, Check: s.Check}
 	if t.viaService() {
 		t.Address = s.Listen[0].Address
 	}

@@ -8,9 +8,11 @@ import (
 	"strings"
 
 	"github.com/miekg/dns"
+
+	"github.com/sluice-lb/sluice/flow"
 )
 
-// dnsProber asks a name server over UDP. Any answer with the code NOERROR is
+// dnsProber asks a name server, over TCP when the service is one of TCP. Any answer with the code NOERROR is
 // good, also an empty one.
 type dnsProber struct{ dial Dial }
 
@@ -18,7 +20,11 @@ type dnsProber struct{ dial Dial }
 func (p dnsProber) Probe(ctx context.Context, t *Target) error {
 	question := new(dns.Msg)
 	question.SetQuestion(dns.Fqdn(t.Check.Query), dns.StringToType[strings.ToUpper(t.Check.QueryType)])
-	conn, err := p.dial(ctx, "udp", t.AddrPort().String(), t.Mark)
+	network := "udp"
+	if t.Protocol == flow.TCP {
+		network = "tcp"
+	}
+	conn, err := p.dial(ctx, network, t.AddrPort().String(), t.Mark)
 	if err != nil {
 		return err
 	}

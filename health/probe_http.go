@@ -45,7 +45,7 @@ func (p httpProber) Probe(ctx context.Context, t *Target) error {
 	defer transport.CloseIdleConnections()
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return shortTLS(err)
+		return shortTLS(err, k)
 	}
 	defer resp.Body.Close()
 	if !goodStatus(k.Status, resp.StatusCode) {
@@ -81,12 +81,15 @@ func (p httpProber) transport(t *Target) *http.Transport {
 }
 
 // shortTLS keeps the part of a certificate error that names the cause.
-func shortTLS(err error) error {
+func shortTLS(err error, k *config.Check) error {
 	var cert *tls.CertificateVerificationError
-	if errors.As(err, &cert) {
-		return fmt.Errorf("certificate: %w", cert.Err)
+	switch {
+	case !errors.As(err, &cert):
+		return err
+	case k.Host == "":
+		return fmt.Errorf("certificate: %w; write host, the name that it is for, or insecure-skip-verify: true", cert.Err)
 	}
-	return err
+	return fmt.Errorf("certificate: %w", cert.Err)
 }
 
 func goodStatus(ranges []string, status int) bool {

@@ -21,13 +21,20 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // probe asks address once in the way of check, with the defaults filled in.
 func probe(t *testing.T, address string, check config.Check) error {
 	t.Helper()
+	return probeOf(t, flow.TCP, address, check)
+}
+
+// probeOf asks for a service of a protocol.
+func probeOf(t *testing.T, protocol flow.Protocol, address string, check config.Check) error {
+	t.Helper()
 	ap := netip.MustParseAddrPort(address)
-	cfg := &config.Config{Services: []config.Service{{Name: "web", Protocol: 6,
+	cfg := &config.Config{Services: []config.Service{{Name: "web", Protocol: protocol,
 		Listen:   []config.Listen{{Address: netip.MustParseAddr("192.0.2.10")}},
 		Backends: []config.Backend{{Name: "a", Address: ap.Addr(), Port: ap.Port()}}, Check: &check}}}
 	cfg.SetDefaults()
@@ -196,7 +203,11 @@ func TestProbeDNS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+	listener, err := net.Listen("tcp", conn.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		late := new(dns.Msg).SetReply(q)
 		late.Id++ // somebody else's answer comes first
 		w.WriteMsg(late)
@@ -205,15 +216,18 @@ func TestProbeDNS(t *testing.T) {
 			answer.Rcode = dns.RcodeServerFailure
 		}
 		w.WriteMsg(answer)
-	})}
-	go server.ActivateAndServe()
-	defer server.Shutdown()
+	})
+	for _, server := range []*dns.Server{{PacketConn: conn, Handler: handler}, {Listener: listener, Handler: handler}} {
+		go server.ActivateAndServe()
+		defer server.Shutdown()
+	}
 	address := conn.LocalAddr().String()
 	check := config.Check{Type: config.CheckDNS, Timeout: short}
-	expect(t, probe(t, address, check), "")
+	expect(t, probeOf(t, flow.UDP, address, check), "")
+	expect(t, probeOf(t, flow.TCP, address, check), "")
 	check.Query, check.QueryType = "broken.example", "aaaa"
-	expect(t, probe(t, address, check), "answered SERVFAIL")
-	expect(t, probe(t, nobody(t), check), "connection refused")
+	expect(t, probeOf(t, flow.UDP, address, check), "answered SERVFAIL")
+	expect(t, probeOf(t, flow.UDP, nobody(t), check), "connection refused")
 }
 
 func TestProbeICMP(t *testing.T) {
