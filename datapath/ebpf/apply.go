@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Plan returns what Apply would change.
+func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err = d.inside(func() error {
+		h, err := readHost()
+		if err != nil {
+			return err
+		}
+		t := d.t
+		if t == nil { // numbers as they would be in new tables
+			t = &tables{ids: &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}, hz: d.hz,
+				sizes: sizes{pool: maxPool}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)}}
+		}
+		want, err := compile(s, t, h)
+		if err != nil {
+			return err
+		}
+		change = d.compare(want)
+		return nil
+	})
+	return change, err
+}
+
+// Apply makes the kernel's state equal to the snapshot.
+func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	start := time.Now()
+	err = d.inside(func() error {
+		h, err := readHost()
+		if err != nil {
+			return err
+		}
+		if d.t == nil {
+			if len(s.Services)+len(s.NAT)+len(s.Rules) == 0 && !d.pinnedBefore() {
+				change = &datapath.Change{Datapath: d.Name()}
+				return nil
+			}
+			if err := d.open(s, h); err != nil {
+				return err
+			}
+		}
+		want, err := compile(s, d.t, h)
+		if err != nil {
+			return err
+		}
+		change = d.compare(want)
+		if err := d.put(want, s, h); err != nil {
+			return errors.Join(err, d.back(h))
+		}
+		return nil
+	})
+	if change != nil {
+		change.Duration = time.Since(start)
+	}
+	return change, err
+}
+
+// pinnedBefore reports whether an earlier process left tables.
+func (d *Datapath) pinnedBefore() bool {
+	dir, err := d.pinDir()
+	if err != nil {
+		return false
+	}
+	m, err := ebpf.LoadPinnedMap(dir+"/ids", nil)
+	if err != nil {
+		return false
+	}
+	m.Close()
+	return true
+}
+
+// open adopts or makes the tables.
+func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
+	if d.dir, err = d.pinDir(); err != nil {
+		return err
+	}
+	slots, pool := 0, 0
+	for i := range s.Services {
+		slots += len(schedule(&s.Services[i]))
+		pool += poolSize(s.Services[i].SourcePool)
+	}
+	for _, n := range s.NAT {
+		pool += poolSize(n.To.Addresses) + poolSize(n.Pool) + 2
+	}
+	if d.t, err = openTables(d.dir, sizesFor(s.Config, slots, pool), d.hz); err != nil {
+		return err
+	}
+	for id, v := range d.t.services.values {
+		if v.Active != 0 {
+			d.regions[uint32(id)] = regionOf(v.Slots)
+		}
+	}
+	return nil
+}
+
+func poolSize(ranges []config.AddressRange) (n int) {
+	for _, r := range ranges {
+		for a := r.First; n <= maxPool; a = a.Next() {
+			if n++; a == r.Last {
+				break
+			}
+		}
+	}
+	return n
+}
+
+// back puts what was in force in force again.
+func (d *Datapath) back(h *host) error {
+	if d.inForce == nil {
+		return nil
+	}
+	if err := d.put(d.inForce, d.snapshot, h); err != nil {
+		return fmt.Errorf("going back: %w", err)
+	}
+	return nil
+}
+
+// put writes a desired state: first what others refer to, then the services that
+// refer to it, then the listeners, and at last takes away what is not wanted.
+func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
+	t := d.t
+	if err := want.draft.keep(); err != nil {
+		return err
+	}
+	d.putPools(want)
+	for n, b := range want.backends {
+		t.backends.values[n] = b
+	}
+	if err := d.putServices(want); err != nil {
+		return err
+	}
+	d.putRules(want)
+	for i, r := range want.firewall {
+		if err := t.maps["firewall_rules"].Put(uint32(i), &r); err != nil {
+			return fmt.Errorf("firewall rule %d: %w", i+1, err)
+		}
+	}
+	programs, err := d.load(want.switches)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
+		equalise(t.maps["members"], want.members, nil), equalise(t.maps["sessions"], want.sessions, nil),
+		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
+		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
+		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
+	if err == nil {
+		err = d.attach(s.Config, h, programs)
+	}
+	if err == nil && programs != d.programs {
+		err = startSweeper(programs)
+	}
+	if err != nil {
+		if programs != d.programs {
+			programs.Close()
+		}
+		return err
+	}
+	if programs != d.programs {
+		if d.programs != nil {
+			d.programs.Close()
+		}
+		d.programs, d.switches = programs, want.switches
+	}
+	d.retire(want)
+	d.bump()
+	d.inForce, d.snapshot = want, s
+	if d.stop == nil && !d.opt.NoAttach {
+		d.watch()
+	}
+	d.resolveBackends(want)
+	return d.readBack(want)
+}
+
+// bump makes every flow look up its next hop again.
+func (d *Datapath) bump() { atomic.AddUint32(&d.t.control.values[0].Generation, 1) }
+
+// load returns the programs in force, or new ones when a switch has changed.
+func (d *Datapath) load(s switches) (*ebpf.Collection, error) {
+	if d.programs != nil && d.switches == s {
+		return d.programs, nil
+	}
+	return d.t.program(s, false)
+}
+
+func startSweeper(c *ebpf.Collection) error {
+	ret, err := c.Programs["sweep_start"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
+	if err == nil && ret != 0 {
+		err = fmt.Errorf("step %d refused", ret)
+	}
+	if err != nil {
+		return fmt.Errorf("sweeper: %w", err)
+	}
+	return nil
+}
+
+// putPools marks the ports that no rule may use as taken.
+func (d *Datapath) putPools(want *desired) {
+	for n, v := range want.pools {
+		d.t.maps["pools"].Put(n, &v)
+	}
+}
+
+func poolNumbers(want *desired) map[wireAddr]uint32 {
+	out := map[wireAddr]uint32{}
+	for n, v := range want.pools {
+		out[v.Addr] = n
+	}
+	return out
+}
+
+// putRules writes NAT rules field by field: their counts go on.
+func (d *Datapath) putRules(want *desired) {
+	for id, r := range want.rules {
+		v := &d.t.rules.values[id]
+		r.Packets, r.Bytes, r.Flows = v.Packets, v.Bytes, v.Flows
+		if v.Active == 0 {
+			r.Packets, r.Bytes, r.Flows = 0, 0, 0
+		}
+		*v = r
+	}
+}
+
+// region of the slots map.
+type region struct{ first, count uint32 }
+
+func regionOf(word uint64) region { return region{uint32(word >> 32), uint32(word)} }
+
+func (r region) word() uint64 { return uint64(r.first)<<32 | uint64(r.count) }
+
+// putServices writes the scheduler tables that changed into free regions and
+// then switches the services to them.
+func (d *Datapath) putServices(want *desired) error {
+	fresh := map[uint32]region{}
+	for id, w := range want.services {
+		now := d.regions[id]
+		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.slots[id]) {
+			r, err := d.place(uint32(len(want.slots[id])), fresh)
+			if err != nil {
+				return fmt.Errorf("service %s: %w", want.names.service[id], err)
+			}
+			d.writeSlots(r, want.slots[id])
+			fresh[id] = r
+			now = r
+		}
+		w.Slots = now.word()
+		v := &d.t.services.values[id]
+		if v.Active == 0 {
+			d.t.loads.values[id] = wireLoad{}
+		}
+		slots := w.Slots
+		w.Slots = v.Slots
+		*v = w
+		atomic.StoreUint64(&v.Slots, slots)
+	}
+	for id, r := range fresh {
+		d.regions[id] = r
+	}
+	return nil
+}
+
+func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
+	if int(r.count) != len(slots) {
+		return false
+	}
+	for i, s := range slots {
+		at := r.first + uint32(i)
+		if uint16(d.t.slotMem.values[at/4]>>(at%4*16)) != s {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Datapath) writeSlots(r region, slots []uint16) {
+	for i := 0; i < len(slots); i += 4 {
+		var word uint64
+		for k := 0; k < 4 && i+k < len(slots); k++ {
+			word |= uint64(slots[i+k]) << (k * 16)
+		}
+		d.t.slotMem.values[int(r.first)/4+i/4] = word
+	}
+}
+
+// place finds room for a scheduler table between those in force and those about
+// to be.
+func (d *Datapath) place(count uint32, fresh map[uint32]region) (region, error) {
+	var taken []region
+	for _, r := range d.regions {
+		taken = append(taken, r)
+	}
+	for _, r := range fresh {
+		taken = append(taken, r)
+	}
+	slices.SortFunc(taken, func(a, b region) int { return int(int64(a.first) - int64(b.first)) })
+	at, need := uint32(0), (count+3)/4*4
+	for _, r := range taken {
+		if r.count == 0 {
+			continue
+		}
+		if r.first >= at && r.first-at >= need {
+			break
+		}
+		at = max(at, (r.first+r.count+3)/4*4)
+	}
+	if uint64(at)+uint64(need) > uint64(d.t.slots)*4 {
+		return region{}, fmt.Errorf("its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or flush the datapath", count, d.t.slots*4)
+	}
+	return region{at, count}, nil
+}
+
+// retire ends what is not wanted any more. Flows of a backend or rule that is
+// gone are ended by the sweeper.
+func (d *Datapath) retire(want *desired) {
+	for id := range d.t.services.values {
+		v := &d.t.services.values[id]
+		if _, ok := want.services[uint32(id)]; !ok && v.Active != 0 {
+			v.Active = 0
+			atomic.StoreUint64(&v.Slots, 0)
+			delete(d.regions, uint32(id))
+		}
+	}
+	if d.inForce != nil {
+		for n := range d.inForce.backends {
+			if _, ok := want.backends[n]; !ok {
+				d.t.backends.values[n].State = backendDown
+			}
+		}
+	} else {
+		for k, n := range d.t.ids.known {
+			if _, ok := want.backends[n]; k.Kind == idBackend && !ok {
+				d.t.backends.values[n].State = backendDown
+			}
+		}
+	}
+	for id := range d.t.rules.values {
+		if _, ok := want.rules[uint32(id)]; !ok {
+			d.t.rules.values[id].Active = 0
+		}
+	}
+}
+
+// equalise makes a map equal to what is wanted: additions and changes first.
+func equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(old V, v *V)) error {
+	var k K
+	var v V
+	have := map[K]V{}
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		have[k] = v
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("map %s: %w", m, err)
+	}
+	for k, v := range want {
+		old, ok := have[k]
+		if ok && merge != nil {
+			merge(old, &v)
+		}
+		if ok && old == v {
+			continue
+		}
+		if err := m.Put(&k, &v); err != nil {
+			return fmt.Errorf("map %s: %w", m, err)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("map %s: %w", m, err)
+		}
+	}
+	return nil
+}
+
+func keepPrefixCounts(old wirePrefix, v *wirePrefix) {
+	v.Packets, v.Bytes = old.Packets, old.Bytes
+}
+
+// readBack compares what the kernel holds with what it was given.
+func (d *Datapath) readBack(want *desired) error {
+	for id, w := range want.services {
+		v := d.t.services.values[id]
+		v.Slots = 0
+		if v != w {
+			return fmt.Errorf("service %s: the kernel does not hold what it was given", want.names.service[id])
+		}
+	}
+	for n, w := range want.backends {
+		if d.t.backends.values[n] != w {
+			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.names.backend[n])
+		}
+	}
+	return errors.Join(
+		same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
+		same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
+}
+
+func same[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
+	var k K
+	var v V
+	n := 0
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		if w, ok := want[k]; !ok || w != v {
+			return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
+		}
+		n++
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("map %s: %w", m, err)
+	}
+	if n != len(want) {
+		return fmt.Errorf("map %s: the kernel holds %d entries of %d", m, n, len(want))
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// attachment is a program on an interface.
+type attachment struct {
+	ifindex int
+	name    string
+	hook    config.Attach // xdp, xdp-generic or tc
+	link    link.Link     // nil for a clsact filter
+	pin     string
+}
+
+func (a *attachment) close() error {
+	if a.link == nil {
+		return nil
+	}
+	return a.link.Close()
+}
+
+func (a *attachment) program() string {
+	if a.hook == config.AttachTC {
+		return "sluice_tc"
+	}
+	return "sluice_xdp"
+}
+
+// hooksFor lists the hooks to try on an interface, best first.
+func hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
+	switch {
+	case want != config.AttachAuto && want != "":
+		return []config.Attach{want}
+	case i.Virtual():
+		return []config.Attach{config.AttachTC}
+	}
+	return []config.Attach{config.AttachXDP, config.AttachTC}
+}
+
+// attach puts programs on the wanted interfaces and takes them off others.
+func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) error {
+	wanted, err := h.attachTo(c)
+	if err != nil {
+		return err
+	}
+	if d.opt.NoAttach {
+		return nil
+	}
+	if err := d.adoptLinks(h); err != nil {
+		return err
+	}
+	keep := map[string]bool{}
+	for _, i := range wanted {
+		keep[i.Name] = true
+		if err := d.attachOne(c.Attach, i, programs); err != nil {
+			return fmt.Errorf("interface %s: %w", i.Name, err)
+		}
+	}
+	for name, a := range d.attached {
+		if !keep[name] {
+			err = errors.Join(err, a.detach())
+			delete(d.attached, name)
+		}
+	}
+	return err
+}
+
+// attachOne attaches, or gives the new program to a link that is there.
+func (d *Datapath) attachOne(want config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
+	hooks := hooksFor(want, i)
+	if a := d.attached[i.Name]; a != nil {
+		if a.ifindex == i.Index && (a.hook == hooks[0] || len(hooks) > 1 && a.hook == hooks[1]) {
+			return a.update(programs)
+		}
+		if err := a.detach(); err != nil {
+			return err
+		}
+		delete(d.attached, i.Name)
+	}
+	var errs []error
+	for _, hook := range hooks {
+		a := &attachment{ifindex: i.Index, name: i.Name, hook: hook, pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
+		if err := a.make(programs); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
+			continue
+		}
+		d.attached[i.Name] = a
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+func (a *attachment) make(programs *ebpf.Collection) (err error) {
+	p := programs.Programs[a.program()]
+	switch a.hook {
+	case config.AttachTC:
+		a.link, err = link.AttachTCX(link.TCXOptions{Interface: a.ifindex, Program: p, Attach: ebpf.AttachTCXIngress})
+		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
+			return a.filter(p) // Linux before 6.6
+		}
+	case config.AttachXDPGeneric:
+		a.link, err = link.AttachXDP(link.XDPOptions{Interface: a.ifindex, Program: p, Flags: link.XDPGenericMode})
+	default:
+		a.link, err = link.AttachXDP(link.XDPOptions{Interface: a.ifindex, Program: p, Flags: link.XDPDriverMode})
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.link.Pin(a.pin); err != nil {
+		return errors.Join(fmt.Errorf("pin: %w", err), a.link.Close())
+	}
+	return nil
+}
+
+func (a *attachment) update(programs *ebpf.Collection) error {
+	if a.link == nil {
+		return a.filter(programs.Programs[a.program()])
+	}
+	return a.link.Update(programs.Programs[a.program()])
+}
+
+// clsact filters are told apart from others' by priority and handle.
+const (
+	filterPriority = 49152 - 1
+	filterHandle   = 1
+)
+
+func (a *attachment) bpfFilter() *netlink.BpfFilter {
+	return &netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: a.ifindex, Parent: netlink.HANDLE_MIN_INGRESS,
+		Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: filterPriority}, Name: "sluice", DirectAction: true}
+}
+
+// filter attaches by a clsact filter, which replaces one that is there at once.
+func (a *attachment) filter(p *ebpf.Program) error {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: a.ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("clsact: %w", err)
+	}
+	f := a.bpfFilter()
+	f.Fd = p.FD()
+	if err := netlink.FilterReplace(f); err != nil {
+		return fmt.Errorf("clsact filter: %w", err)
+	}
+	return nil
+}
+
+func (a *attachment) detach() error {
+	if a.link == nil {
+		err := netlink.FilterDel(a.bpfFilter())
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+			return nil
+		}
+		return err
+	}
+	err := os.Remove(a.pin)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, a.link.Close())
+}
+
+// adoptLinks finds what an earlier process left attached.
+func (d *Datapath) adoptLinks(h *host) error {
+	found, err := filepath.Glob(filepath.Join(d.dir, "link-*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range found {
+		index, hook, ok := strings.Cut(strings.TrimPrefix(filepath.Base(path), "link-"), "-")
+		n, err := strconv.Atoi(index)
+		if !ok || err != nil {
+			continue
+		}
+		name := ""
+		for _, i := range h.interfaces {
+			if i.Index == n {
+				name = i.Name
+			}
+		}
+		if name == "" { // the interface is gone, and the link with it
+			os.Remove(path)
+			continue
+		}
+		if d.attached[name] != nil {
+			continue
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return fmt.Errorf("link %s: %w", path, err)
+		}
+		d.attached[name] = &attachment{ifindex: n, name: name, hook: config.Attach(hook), link: l, pin: path}
+	}
+	return nil
+}
+
+// detachAll takes every program off, those of an earlier process too.
+func (d *Datapath) detachAll() (err error) {
+	h, err := readHost()
+	if err != nil {
+		return err
+	}
+	if err := d.adoptLinks(h); err != nil {
+		return err
+	}
+	for name, a := range d.attached {
+		err = errors.Join(err, a.detach())
+		delete(d.attached, name)
+	}
+	for _, i := range h.interfaces {
+		filters, _ := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: i.Index}}, netlink.HANDLE_MIN_INGRESS)
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && b.Name == "sluice" {
+				err = errors.Join(err, netlink.FilterDel(f))
+			}
+		}
+	}
+	return err
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Limits of the maps in bpf/maps.h.
+const (
+	maxServices = 16384
+	maxBackends = 65535
+	maxSources  = 64 // rules that translate sources
+	maxSets     = 64
+	maxPool     = 4096 // pool addresses of all rules and services
+)
+
+// CarriesService returns nil when this datapath can carry all of the service.
+func (d *Datapath) CarriesService(s *config.Service) error { return carriesService(s) }
+
+// CarriesNAT returns nil when this datapath can carry all of the rule.
+func (d *Datapath) CarriesNAT(n *config.NATRule) error { return carriesNAT(n) }
+
+// CarriesRule returns nil when this datapath can carry all of the firewall rule.
+func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return carriesRule(r) }
+
+func carriesService(s *config.Service) error {
+	switch s.Protocol {
+	case flow.TCP, flow.UDP:
+	case flow.Any:
+		return errors.New("protocol any is not carried by the ebpf datapath: it follows flows by their ports")
+	default:
+		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", s.Protocol)
+	}
+	switch {
+	case s.Helper != "":
+		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
+	case s.Log != nil:
+		return errors.New("log needs the kernel's packet log")
+	case s.SYNCookies:
+		return errors.New("syn-cookies are not available in the ebpf datapath")
+	case s.ClientAddress != "" && s.ClientAddress != config.ClientAddressNone:
+		return fmt.Errorf("client-address %s is not available in the ebpf datapath", s.ClientAddress)
+	case s.MSSClamp:
+		return errors.New("mss-clamp is not available in the ebpf datapath")
+	case s.Mark != 0:
+		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
+	case !s.Limits.ResetRate.IsZero():
+		return errors.New("limits.reset-rate is not available in the ebpf datapath")
+	}
+	return carriesMode(s)
+}
+
+func carriesMode(s *config.Service) error {
+	for _, b := range s.Backends {
+		if b.Mark != 0 {
+			return fmt.Errorf("backend %s: mark is put on connections of the kernel, which the ebpf datapath does not make", b.Name)
+		}
+		if b.MAC != (config.MAC{}) {
+			return fmt.Errorf("backend %s: a fixed hardware address is not available in the ebpf datapath, which asks the neighbour table", b.Name)
+		}
+	}
+	if s.Mode == config.ModeTunnel {
+		return errors.New("mode tunnel is not available in the ebpf datapath")
+	}
+	families := map[bool]bool{}
+	for _, l := range s.Listen {
+		families[l.Address.Is4()] = true
+	}
+	for _, b := range s.Backends {
+		families[b.Address.Is4()] = true
+	}
+	if len(families) > 1 {
+		return errors.New("IPv4 and IPv6 in one service are not available in the ebpf datapath")
+	}
+	if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 {
+		return errors.New("mode fullnat without a source-pool is not available in the ebpf datapath")
+	}
+	return nil
+}
+
+func carriesNAT(n *config.NATRule) error {
+	switch n.Type {
+	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward:
+	default:
+		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
+	}
+	switch {
+	case n.Helper != "":
+		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
+	case n.MSSClamp:
+		return errors.New("mss-clamp is not available in the ebpf datapath")
+	case n.Mark != 0:
+		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
+	case n.PortBlock != 0 || n.Deterministic:
+		return errors.New("port blocks are not available in the ebpf datapath")
+	case n.Mapping == config.AddressAndPortDependent:
+		return errors.New("mapping address-and-port-dependent is not available in the ebpf datapath")
+	case n.Type == config.NATPortForward && n.Protocol != flow.TCP && n.Protocol != flow.UDP:
+		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", n.Protocol)
+	}
+	return nil
+}
+
+func carriesRule(r *config.FirewallRule) error {
+	switch {
+	case r.Action != config.ActionDrop && r.Action != config.ActionAccept:
+		return fmt.Errorf("action %s is the kernel's", r.Action)
+	case r.Hook != config.HookIngress && r.Hook != "":
+		return fmt.Errorf("hook %s is the kernel's: the ebpf datapath stands at ingress", r.Hook)
+	case r.Out != "":
+		return errors.New("the interface a packet leaves by is not known at ingress")
+	case !r.Rate.IsZero():
+		return errors.New("a rate is not available in the ebpf datapath")
+	case len(r.Ports) > 1:
+		return errors.New("more than one port range is not available in the ebpf datapath")
+	}
+	return nil
+}

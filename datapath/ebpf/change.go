@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"sort"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+const maxLines = 300 // of a change that is told line by line
+
+// compare describes what putting want in force changes.
+func (d *Datapath) compare(want *desired) *datapath.Change {
+	c := &datapath.Change{Datapath: d.Name()}
+	have := d.inForce
+	if have == nil {
+		have = &desired{}
+	}
+	var lines []string
+	note := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	if d.programs == nil {
+		c.Objects.Added++
+		note("load programs sluice_xdp and sluice_tc")
+	} else if d.switches != want.switches {
+		c.Objects.Changed++
+		note("load programs anew: their switches change")
+	}
+	for id, w := range want.services {
+		old, ok := have.services[id]
+		d.slotChange(c, want, have, id)
+		switch {
+		case !ok:
+			c.Rules.Added++
+			note("add service %s", want.names.service[id])
+		case old != w:
+			c.Rules.Changed++
+			note("change service %s", want.names.service[id])
+		}
+	}
+	for id := range have.services {
+		if _, ok := want.services[id]; !ok {
+			c.Rules.Removed++
+			note("remove service %s", have.names.service[id])
+		}
+	}
+	for n, w := range want.backends {
+		old, ok := have.backends[n]
+		name := want.names.service[uint32(w.Service)] + "/" + want.names.backend[n]
+		switch {
+		case !ok:
+			c.Elements.Added++
+			note("add backend %s state %s", name, stateName(w.State))
+		case old != w:
+			c.Elements.Changed++
+			note("change backend %s state %s", name, stateName(w.State))
+		}
+	}
+	for n, w := range have.backends {
+		if _, ok := want.backends[n]; !ok {
+			c.Elements.Removed++
+			note("remove backend %s/%s", have.names.service[uint32(w.Service)], have.names.backend[n])
+		}
+	}
+	tally(&c.Rules, have.rules, want.rules, func(verb string, id uint32) {
+		n := want.names.source[id]
+		if n == "" {
+			n = have.names.source[id]
+		}
+		note("%s nat %s", verb, n)
+	})
+	tally(&c.Elements, have.listeners, want.listeners, nil)
+	tally(&c.Elements, have.ranges, want.ranges, nil)
+	tally(&c.Elements, have.members, want.members, nil)
+	tally(&c.Elements, have.prefixes, want.prefixes, nil)
+	tally(&c.Elements, have.sessions, want.sessions, nil)
+	sort.Strings(lines)
+	if len(lines) > maxLines {
+		c.Truncated = len(lines) - maxLines
+		lines = lines[:maxLines]
+	}
+	c.Lines = lines
+	return c
+}
+
+func (d *Datapath) slotChange(c *datapath.Change, want, have *desired, id uint32) {
+	slots := func(x *desired) []string {
+		out := make([]string, len(x.slots[id]))
+		for i, n := range x.slots[id] {
+			out[i] = fmt.Sprint(n)
+		}
+		return out
+	}
+	c.SlotsTotal += len(want.slots[id])
+	c.Slots += balance.Moved(slots(have), slots(want))
+}
+
+func stateName(s uint8) string {
+	switch s {
+	case backendUp:
+		return "up"
+	case backendDrain:
+		return "drain"
+	}
+	return "down"
+}
+
+func tally[K comparable, V comparable](c *datapath.Count, have, want map[K]V, note func(string, K)) {
+	if note == nil {
+		note = func(string, K) {}
+	}
+	for k, v := range want {
+		old, ok := have[k]
+		switch {
+		case !ok:
+			c.Added++
+			note("add", k)
+		case old != v:
+			c.Changed++
+			note("change", k)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			c.Removed++
+			note("remove", k)
+		}
+	}
+}

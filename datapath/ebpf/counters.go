@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"fmt"
+	"sort"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+const reasonsStride = 64 // REASONS_STRIDE of bpf/event.h
+
+// Counters reads what was counted since the tables were made.
+func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := &datapath.Counters{}
+	if d.t == nil || d.inForce == nil {
+		return c, nil
+	}
+	var err error
+	if c.Reasons, err = d.t.reasons(); err != nil {
+		return nil, err
+	}
+	d.owned(c)
+	c.Tables = d.t.use()
+	return c, nil
+}
+
+// reasons sums the per-CPU counts.
+func (t *tables) reasons() (out []datapath.ReasonCounter, err error) {
+	m := t.maps["reasons"]
+	var perCPU []uint64
+	for family := range familyNames {
+		for action, actionName := range actionNames() {
+			for reason, name := range reasonNames() {
+				if name == "count" {
+					break
+				}
+				key := uint32((family*3+action)*reasonsStride + reason)
+				if err := m.Lookup(key, &perCPU); err != nil {
+					return nil, fmt.Errorf("map reasons: %w", err)
+				}
+				sum := uint64(0)
+				for _, n := range perCPU {
+					sum += n
+				}
+				if sum > 0 {
+					out = append(out, datapath.ReasonCounter{Family: familyNames[family], Action: actionName, Reason: name, Packets: sum})
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+type traffic struct{ packets, bytes uint64 }
+
+// owned joins what has been counted of ended flows with what live ones hold.
+func (d *Datapath) owned(c *datapath.Counters) {
+	services, backends, rules := map[uint16]traffic{}, map[uint16]traffic{}, map[uint16]traffic{}
+	add := func(m map[uint16]traffic, k uint16, s, twin side) {
+		t := m[k]
+		t.packets += s.packets + twin.packets
+		t.bytes += s.bytes + twin.bytes
+		m[k] = t
+	}
+	d.t.primaries(func(s side) bool {
+		twin := d.t.twin(s)
+		if s.flags&entryNAT != 0 {
+			add(rules, s.owner, s, twin)
+		} else {
+			add(services, s.owner, s, twin)
+			add(backends, s.backend, s, twin)
+		}
+		return true
+	})
+	for id, name := range d.inForce.names.service {
+		l, live := d.t.loads.values[id], services[uint16(id)]
+		if d.inForce.names.portRule[id] {
+			c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: l.Packets + live.packets, Bytes: l.Bytes + live.bytes})
+			continue
+		}
+		sc := datapath.ServiceCounters{Name: name, Connections: l.Flows, Packets: l.Packets + live.packets, Bytes: l.Bytes + live.bytes,
+			Refused: l.Refused, Active: int(l.Active)}
+		for _, n := range d.inForce.names.backends[id] {
+			b, live := d.t.loadsB.values[n], backends[uint16(n)]
+			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: d.inForce.names.backend[n], Connections: b.Flows,
+				Packets: b.Packets + live.packets, Bytes: b.Bytes + live.bytes, Active: int(b.Active)})
+		}
+		c.Services = append(c.Services, sc)
+	}
+	for id, name := range d.inForce.names.source {
+		r, live := d.t.rules.values[id], rules[uint16(id)]
+		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: r.Packets + live.packets, Bytes: r.Bytes + live.bytes})
+	}
+	prefixes := map[uint32]traffic{}
+	var k wirePrefixKey
+	var v wirePrefix
+	for it := d.t.maps["prefixes"].Iterate(); it.Next(&k, &v); {
+		t := prefixes[uint32(v.Rule)]
+		prefixes[uint32(v.Rule)] = traffic{t.packets + v.Packets, t.bytes + v.Bytes}
+	}
+	for id, name := range d.inForce.names.prefix {
+		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: prefixes[id].packets, Bytes: prefixes[id].bytes})
+	}
+	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
+	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })
+}
+
+// use tells how full the tables are, as of the last sweep.
+func (t *tables) use() []datapath.TableUse {
+	c := t.control.values[0]
+	out := []datapath.TableUse{
+		{Name: "flows4", Used: int(c.Used4), Size: int(t.buckets4) * 8, Bytes: uint64(t.buckets4) * 8 * (64 + 2)},
+		{Name: "flows6", Used: int(c.Used6), Size: int(t.buckets6) * 8, Bytes: uint64(t.buckets6) * 8 * (128 + 2)},
+		{Name: "half-open", Used: int(c.HalfOpen), Size: int(t.halfOpen)},
+	}
+	ports := datapath.TableUse{Name: "ports"}
+	for i := range t.ports.values {
+		ports.Used += int(t.ports.values[i].Used)
+	}
+	ports.Size = len(t.ports.values) << 16
+	ports.Bytes = uint64(len(t.ports.values)) * (8448 + 4<<16)
+	return append(out, ports)
+}

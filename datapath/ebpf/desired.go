@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// desired is what the maps are to hold: a snapshot in the datapath's own words.
+type desired struct {
+	services map[uint32]wireService // slots not filled in
+	slots    map[uint32][]uint16    // by service
+	backends map[uint32]wireBackend
+	names    names
+
+	listeners map[wireListenerKey]wireListener
+	ranges    map[wireListenerPrefix]wireListener
+	reverses  map[wireListenerKey]wireReverse
+	sessions  map[wireSessionKey]uint32
+	members   map[wireMemberKey]uint64
+	firewall  []wireFirewallRule
+	rules     map[uint32]wireNatRule
+	prefixes  map[wirePrefixKey]wirePrefix
+	pools     map[uint32]wirePoolAddr
+	ports     map[uint32][]flow.Ports // usable ones, by pool address
+	ifaces    map[uint32]wireInterfaceAddr
+	switches  switches
+
+	draft *draft
+}
+
+// names gives the operator's words for ids.
+type names struct {
+	service  map[uint32]string
+	backend  map[uint32]string
+	backends map[uint32][]uint32 // of a service, in the order of the configuration
+	source   map[uint32]string
+	prefix   map[uint32]string
+	portRule map[uint32]bool // services that stand for port-forward rules
+}
+
+// compiler collects a desired state.
+type compiler struct {
+	*desired
+	t        *tables
+	host     *host
+	snapshot *datapath.Snapshot
+	lists    [3]map[netip.Prefix]uint64
+	pooled   map[netip.Addr]uint32
+}
+
+func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
+	c := &compiler{t: t, host: h, snapshot: s, pooled: map[netip.Addr]uint32{}, desired: &desired{
+		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
+		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{},
+		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
+		members: map[wireMemberKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
+		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, ifaces: map[uint32]wireInterfaceAddr{},
+		draft: t.ids.draft(),
+		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}},
+	}}
+	for i := range c.lists {
+		c.lists[i] = map[netip.Prefix]uint64{}
+	}
+	for name, prefixes := range s.Config.Firewall.Sets {
+		if _, err := c.set(name, prefixes); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	for i := range s.Services {
+		if err := c.service(&s.Services[i]); err != nil {
+			return nil, fmt.Errorf("service %s: %w", s.Services[i].Name, err)
+		}
+	}
+	for _, n := range s.NAT {
+		if err := c.nat(n); err != nil {
+			return nil, fmt.Errorf("nat %s: %w", n.Name, err)
+		}
+	}
+	for _, r := range s.Rules {
+		if err := c.rule(r); err != nil {
+			return nil, fmt.Errorf("firewall rule %s: %w", r.Name, err)
+		}
+	}
+	c.finish()
+	return c.desired, nil
+}
+
+func (c *compiler) finish() {
+	for list := range c.lists {
+		c.inherit(uint32(list))
+	}
+	for _, i := range c.host.interfaces {
+		v := wireInterfaceAddr{}
+		for _, a := range c.host.addresses[i.Index] {
+			if a.Is4() && v.V4 == (wireAddr{}) {
+				v.V4 = addrOf(a)
+			} else if a.Is6() && (v.V6 == (wireAddr{}) || !a.IsLinkLocalUnicast()) {
+				v.V6 = addrOf(a)
+			}
+		}
+		c.ifaces[uint32(i.Index)] = v
+	}
+	s, t := &c.switches, c.snapshot.Config.Timeouts
+	s.Services = len(c.services) > 0
+	s.Reverse = len(c.reverses) > 0
+	s.NAT = len(c.rules) > 0
+	for _, r := range c.rules {
+		s.ByEgress = s.ByEgress || r.Out != 0
+	}
+	s.Prefixes = len(c.prefixes) > 0
+	s.Pools = len(c.pools) > 0
+	s.Rules = len(c.firewall) > 0
+	s.RuleCount = uint32(len(c.firewall))
+	s.Established = c.ticks(t.TCPEstablished, 2*time.Hour+4*time.Minute)
+	s.Transitory = c.ticks(t.TCPTransitory, 4*time.Minute)
+	s.UDP = c.ticks(t.UDP, 5*time.Minute)
+	s.ICMP = c.ticks(t.ICMP, time.Minute)
+	s.Other = c.ticks(t.Other, 10*time.Minute)
+	s.Hold = min(c.ticks(config.Duration(holdTime), holdTime), s.UDP)
+}
+
+// holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never
+// longer than the timeout of UDP, for those who force short ones.
+const holdTime = 120 * time.Second
+
+func (c *compiler) ticks(d config.Duration, def time.Duration) uint32 {
+	v := d.D()
+	if v == 0 {
+		v = def
+	}
+	return max(uint32(v.Seconds()*float64(c.t.hz)), 1)
+}
+
+// set gives a named list of prefixes its bit.
+func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
+	id, err := c.draft.id(idSet, name, maxSets, nil)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range prefixes {
+		c.lists[wireLIST_SETS][p.Masked()] |= 1 << id
+	}
+	return 1 << id, nil
+}
+
+const (
+	wireLIST_SETS    = 0 // LIST_* of bpf/types.h
+	wireLIST_SOURCES = 1
+	wireLIST_EXCEPT  = 2
+)
+
+// inherit writes a list with the bits of every covering prefix joined in.
+func (c *compiler) inherit(list uint32) {
+	for p, bits := range c.lists[list] {
+		for n := range p.Bits() {
+			shorter, _ := p.Addr().Prefix(n)
+			bits |= c.lists[list][shorter]
+		}
+		k := wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: list | uint32(familyOf(p.Addr()))<<8, Addr: bytesOf(p.Addr())}
+		c.members[k] = bits
+	}
+}
+
+// pool gives an address of a pool its number. usable are the ports that may be
+// allocated, in addition to those of other rules.
+func (c *compiler) pool(a netip.Addr, usable flow.Ports) (uint32, error) {
+	n, ok := c.pooled[a]
+	if !ok {
+		var err error
+		if n, err = c.draft.id(idPool, a.String(), c.t.pool, nil); err != nil {
+			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses: %w", a, c.t.pool, err)
+		}
+		c.pooled[a] = n
+		v := wirePoolAddr{Addr: addrOf(a), Family: familyOf(a)}
+		if c.host.owns(a) {
+			v.Local = 1
+		}
+		c.pools[n] = v
+	}
+	c.ports[n] = append(c.ports[n], usable)
+	return n, nil
+}
+
+// poolRun numbers the addresses of ranges one behind the other, and returns the
+// first number and how many of each family. Numbers of a run are neighbours, so
+// that a program can step through them.
+func (c *compiler) poolRun(owner string, ranges []config.AddressRange, usable flow.Ports) (first, count [2]uint16, err error) {
+	for family := range 2 {
+		var list []netip.Addr
+		for _, r := range ranges {
+			if r.Is4() != (family == 0) {
+				continue
+			}
+			for a := r.First; ; a = a.Next() {
+				if list = append(list, a); len(list) > maxPool {
+					return first, count, fmt.Errorf("more than %d pool addresses", maxPool)
+				}
+				if a == r.Last {
+					break
+				}
+			}
+		}
+		last := uint32(0)
+		for i, a := range list {
+			n, err := c.pool(a, usable)
+			if err != nil {
+				return first, count, err
+			}
+			if i == 0 {
+				first[family] = uint16(n)
+			} else if n != last+1 {
+				return first, count, fmt.Errorf("pool address %s is shared with another rule in another order: give both the same list", a)
+			}
+			last = n
+		}
+		count[family] = uint16(len(list))
+	}
+	return first, count, nil
+}
+
+// addressBytes of a prefix for a trie.
+func prefixBits(p netip.Prefix) (uint32, [16]byte) {
+	return uint32(p.Bits()), bytesOf(p.Masked().Addr())
+}

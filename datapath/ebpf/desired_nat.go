@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// nat_rule.flags of bpf/types.h.
+const (
+	natHairpin    = 0x02
+	natProhibited = 0x04
+)
+
+var filterings = map[config.Behaviour]wireFiltering{
+	"": wireFilteringFILTERING_ENDPOINT_INDEPENDENT, config.EndpointIndependent: wireFilteringFILTERING_ENDPOINT_INDEPENDENT,
+	config.AddressDependent:        wireFilteringFILTERING_ADDRESS,
+	config.AddressAndPortDependent: wireFilteringFILTERING_ADDRESS_PORT,
+}
+
+func (c *compiler) nat(n *config.NATRule) error {
+	switch n.Type {
+	case config.NATSNAT, config.NATMasquerade, config.NATNAT64:
+		return c.source(n)
+	case config.NATPortForward:
+		return c.portForward(n)
+	case config.NATStatic, config.NATNPT66:
+		return c.prefixPair(n)
+	}
+	return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
+}
+
+func (c *compiler) iface(name string) (uint32, error) {
+	if name == "" {
+		return 0, nil
+	}
+	i, ok := c.host.byName(name)
+	if !ok {
+		return 0, fmt.Errorf("no interface %s", name)
+	}
+	return uint32(i.Index), nil
+}
+
+// source compiles a rule that translates sources.
+func (c *compiler) source(n *config.NATRule) (err error) {
+	id, err := c.draft.id(idSource, n.Name, maxSources, nil)
+	if err != nil {
+		return err
+	}
+	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
+		Filtering: uint8(filterings[n.Filtering]), PortFirst: n.Ports.First, PortLast: n.Ports.Last}
+	if n.Ports == (flow.Ports{}) {
+		w.PortFirst, w.PortLast = 1024, 65535
+	}
+	if n.Hairpin != config.SwitchOff {
+		w.Flags |= natHairpin
+	}
+	if n.Unreachable == "prohibited" {
+		w.Flags |= natProhibited
+	}
+	if w.Out, err = c.iface(n.Out); err != nil {
+		return err
+	}
+	if w.In, err = c.iface(n.In); err != nil {
+		return err
+	}
+	pool := n.To.Addresses
+	switch n.Type {
+	case config.NATNAT64:
+		pool = n.Pool
+		w.Prefix, w.PrefixLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
+		k := wirePrefixKey{PrefixLen: 32 + uint32(n.Prefix.Bits()), Family: uint8(wireFamilyFAMILY_6), Addr: bytesOf(n.Prefix.Masked().Addr())}
+		c.prefixes[k] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64), Len: uint8(n.Prefix.Bits()), Rule: uint16(id)}
+	case config.NATMasquerade:
+		if pool = c.host.outside(w.Out); len(pool) == 0 {
+			return fmt.Errorf("out %s: the interface has no address yet", n.Out)
+		}
+	}
+	first, count, err := c.poolRun(n.Name, pool, flow.Ports{First: w.PortFirst, Last: w.PortLast})
+	if err != nil {
+		return err
+	}
+	w.Pool, w.Pool6, w.PoolLen, w.Pool6Len = first[0], first[1], count[0], count[1]
+	sources := n.Source
+	if len(sources) == 0 {
+		if count[0] > 0 && n.Type != config.NATNAT64 {
+			sources = append(sources, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+		}
+		if count[1] > 0 || n.Type == config.NATNAT64 {
+			sources = append(sources, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+		}
+	}
+	for _, p := range sources {
+		// A rule without a pool of a family leaves that family alone.
+		if n.Type != config.NATNAT64 && (p.Addr().Is4() && count[0] == 0 || p.Addr().Is6() && count[1] == 0) {
+			continue
+		}
+		c.lists[wireLIST_SOURCES][p.Masked()] |= 1 << id
+	}
+	for _, p := range n.Except {
+		c.lists[wireLIST_EXCEPT][p.Masked()] |= 1 << id
+	}
+	c.names.source[id] = n.Name
+	c.rules[id] = w
+	return nil
+}
+
+// portForward compiles a port-forward as a service with one backend.
+func (c *compiler) portForward(n *config.NATRule) error {
+	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
+		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
+		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
+	}}
+	if n.In != "" {
+		s.Listen[0].Interface = n.In
+	}
+	id, err := c.draft.id(idService, "\x01"+n.Name, maxServices, nil)
+	if err != nil {
+		return err
+	}
+	w, err := c.serviceWords(s.Service)
+	if err != nil {
+		return err
+	}
+	if n.Hairpin != config.SwitchOff {
+		w.Flags |= servicePortForward
+	}
+	c.names.service[id] = n.Name
+	c.names.portRule[id] = true
+	if err := c.serviceBackends(id, s); err != nil {
+		return err
+	}
+	c.replies(id, s.Service)
+	c.services[id] = w
+	return c.listens(id, s.Service)
+}
+
+// prefixPair compiles a static (1:1) or npt66 rule: both directions.
+func (c *compiler) prefixPair(n *config.NATRule) error {
+	id, err := c.draft.id(idPrefix, n.Name, 1<<16-1, nil)
+	if err != nil {
+		return err
+	}
+	c.names.prefix[id] = n.Name
+	kind := wirePrefixKindPREFIX_STATIC
+	if n.Type == config.NATNPT66 {
+		kind = wirePrefixKindPREFIX_NPT66
+	}
+	in, out := n.Internal.Masked(), n.External.Masked()
+	put := func(source uint8, from, to netip.Prefix) {
+		k := wirePrefixKey{PrefixLen: 32 + uint32(from.Bits()), Source: source, Family: familyOf(from.Addr()), Addr: bytesOf(from.Addr())}
+		c.prefixes[k] = wirePrefix{To: addrOf(to.Addr()), Kind: uint8(kind), Len: uint8(from.Bits()), ToLen: uint8(to.Bits()),
+			ToFamily: familyOf(to.Addr()), Rule: uint16(id), Adjust: adjustment(from, to)}
+	}
+	put(1, in, out)
+	put(0, out, in)
+	return nil
+}
+
+// adjustment is what RFC 6296 adds to one word so that an address keeps its sum:
+// sum(from) - sum(to), in the machine's reading of wire words.
+func adjustment(from, to netip.Prefix) uint16 {
+	sum := func(a netip.Addr) (s uint32) {
+		b := bytesOf(a)
+		for i := 0; i < 16; i += 2 {
+			s += uint32(binary.NativeEndian.Uint16(b[i:]))
+		}
+		return s&0xffff + s>>16
+	}
+	s := sum(from.Addr()) + (0xffff - (sum(to.Addr())&0xffff + sum(to.Addr())>>16))
+	s = s&0xffff + s>>16
+	return uint16(s&0xffff + s>>16)
+}
+
+// rule compiles a firewall rule of the first hook.
+func (c *compiler) rule(r *config.FirewallRule) (err error) {
+	w := wireFirewallRule{L4Proto: uint8(r.Protocol), Action: uint8(wireActionACTION_PASS)}
+	if r.Action == config.ActionDrop {
+		w.Action = uint8(wireActionACTION_DROP)
+	}
+	if w.Ifindex, err = c.iface(r.In); err != nil {
+		return err
+	}
+	if w.Sources, err = c.match(r.Source); err != nil {
+		return err
+	}
+	if w.Dests, err = c.match(r.Destination); err != nil {
+		return err
+	}
+	if len(r.Ports) == 1 {
+		w.First, w.Last = r.Ports[0].First, r.Ports[0].Last
+	}
+	if len(c.firewall) == 64 {
+		return fmt.Errorf("more than 64 rules at ingress")
+	}
+	c.firewall = append(c.firewall, w)
+	return nil
+}
+
+func (c *compiler) match(m config.Match) (uint64, error) {
+	if m.IsZero() {
+		return 0, nil
+	}
+	if m.Set != "" {
+		return c.set(m.Set, nil)
+	}
+	return c.set("="+m.Prefix.String(), []netip.Prefix{m.Prefix})
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Flags of bpf/types.h.
+const (
+	serviceSynStateless = 0x01
+	serviceStrictTCP    = 0x02
+	serviceAnswerReset  = 0x04
+	serviceAnswerReject = 0x08
+	serviceSessions     = 0x10
+	servicePortForward  = 0x20
+
+	backendDown  = 0
+	backendUp    = 1
+	backendDrain = 2
+
+	noRule = 0xffff
+)
+
+var modes = map[config.Mode]wireMode{
+	config.ModeDNAT: wireModeMODE_DNAT, config.ModeFullNAT: wireModeMODE_FULLNAT, config.ModeDSR: wireModeMODE_DSR,
+	config.ModeTunnel: wireModeMODE_TUNNEL, config.ModeStateless: wireModeMODE_STATELESS,
+}
+
+var schedulers = map[config.Scheduler]wireScheduler{
+	"": wireSchedulerSCHEDULER_SEQUENCE, config.SchedulerRR: wireSchedulerSCHEDULER_SEQUENCE, config.SchedulerWRR: wireSchedulerSCHEDULER_SEQUENCE,
+	config.SchedulerRandom: wireSchedulerSCHEDULER_RANDOM, config.SchedulerSourceHash: wireSchedulerSCHEDULER_SOURCE,
+	config.SchedulerSymmetricHash: wireSchedulerSCHEDULER_SYMMETRIC, config.SchedulerMaglev: wireSchedulerSCHEDULER_MAGLEV,
+	config.SchedulerLC: wireSchedulerSCHEDULER_LEAST, config.SchedulerWLC: wireSchedulerSCHEDULER_LEAST,
+}
+
+func hashes(s config.Scheduler) bool {
+	return s == config.SchedulerSourceHash || s == config.SchedulerSymmetricHash || s == config.SchedulerMaglev
+}
+
+var stickyBits = map[config.PersistenceKey]uint16{
+	config.KeySourceAddress: 0x01, config.KeySourcePort: 0x02, config.KeyDestAddress: 0x04, config.KeyDestPort: 0x08,
+	config.KeySourceMAC: 0x10, config.KeyDestMAC: 0x20,
+}
+
+// service compiles one service with its backends, slots and listeners.
+func (c *compiler) service(s *datapath.Service) error {
+	id, err := c.draft.id(idService, s.Name, maxServices, nil)
+	if err != nil {
+		return err
+	}
+	w, err := c.serviceWords(s.Service)
+	if err != nil {
+		return err
+	}
+	c.names.service[id] = s.Name
+	if err := c.serviceBackends(id, s); err != nil {
+		return err
+	}
+	unambiguous := true
+	if s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless {
+		unambiguous = c.replies(id, s.Service)
+	}
+	if s.Mode == config.ModeStateless && !unambiguous {
+		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
+	}
+	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 {
+		w.Flags |= serviceSynStateless
+	}
+	c.services[id] = w
+	return c.listens(id, s.Service)
+}
+
+func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
+	w := wireService{
+		Active: 1, Mode: uint8(modes[s.Mode]), Scheduler: uint8(schedulers[s.Scheduler]), NatRule: noRule, Mark: s.Mark,
+		MaxFlows: uint32(s.Limits.Connections), MaxClientFlows: uint32(s.Limits.ConnectionsPerClient),
+		MaxBackendFlows: uint32(s.Limits.ConnectionsPerBackend),
+	}
+	w.RateNs, w.BurstNs = rateWords(s.Limits.NewConnections)
+	w.ClientRateNs, w.ClientBurstNs = rateWords(s.Limits.NewConnectionsPerClient)
+	if s.Limits.StrictTCP {
+		w.Flags |= serviceStrictTCP
+	}
+	switch s.WhenDown {
+	case config.WhenDownReset, "":
+		w.Flags |= serviceAnswerReset
+	case config.WhenDownReject:
+		w.Flags |= serviceAnswerReject
+	}
+	if p := s.Persistence; p != nil {
+		timeout := p.Timeout
+		w.StickyTicks = c.ticks(timeout, 5*time.Minute)
+		keys := p.Key
+		if len(keys) == 0 {
+			keys = []config.PersistenceKey{config.KeySourceAddress}
+		}
+		for _, k := range keys {
+			w.StickyKeys |= stickyBits[k]
+		}
+	}
+	if t := s.Tunnel; s.Mode == config.ModeTunnel {
+		w.Encap = uint8(wireEncapENCAP_IPIP)
+		if t != nil && t.Type == config.TunnelGUE {
+			w.Encap = uint8(wireEncapENCAP_GUE)
+			w.EncapPort = portOf(t.Port)
+		}
+	}
+	for _, name := range s.Allow {
+		bit, err := c.set(name, nil)
+		if err != nil {
+			return w, err
+		}
+		w.Allow |= bit
+	}
+	for _, name := range s.Deny {
+		bit, err := c.set(name, nil)
+		if err != nil {
+			return w, err
+		}
+		w.Deny |= bit
+	}
+	if len(s.SourcePool) > 0 {
+		first, count, err := c.poolRun(s.Name, s.SourcePool, flow.Ports{First: 1024, Last: 65535})
+		if err != nil {
+			return w, err
+		}
+		w.Pool, w.Pool6 = first[0], first[1]
+		w.PoolLen, w.Pool6Len = count[0], count[1]
+	}
+	return w, nil
+}
+
+// rateWords turns a rate into the time of one event and a credit of one second.
+func rateWords(r config.Rate) (interval, burst uint64) {
+	if r.IsZero() {
+		return 0, 0
+	}
+	interval = uint64(r.Per) / uint64(r.Count)
+	credit := uint64(time.Second)
+	if credit < interval {
+		return interval, 0
+	}
+	return interval, credit - interval
+}
+
+// memberKey identifies a backend for consistent hashing, as on nftables.
+func memberKey(b config.Backend) string { return netip.AddrPortFrom(b.Address, b.Port).String() }
+
+func (c *compiler) serviceBackends(id uint32, s *datapath.Service) error {
+	numbers := make([]uint32, len(s.Backends))
+	for i, b := range s.Backends {
+		n, err := c.draft.id(idBackend, s.Name+"\x00"+b.Name+"\x00"+memberKey(b), maxBackends, c.backendBusy)
+		if err != nil {
+			return err
+		}
+		numbers[i] = n
+		weight := uint16(max(b.Weight, 1))
+		if s.Scheduler == config.SchedulerLC {
+			weight = 1
+		}
+		w := wireBackend{Addr: addrOf(b.Address), Port: portOf(b.Port), Family: familyOf(b.Address), Service: uint16(id),
+			Weight: weight, MaxFlows: uint32(b.MaxConnections), Mac: b.MAC}
+		switch s.State[i] {
+		case datapath.Up:
+			w.State = backendUp
+		case datapath.Drain:
+			w.State = backendDrain
+		default:
+			w.State = backendDown
+		}
+		c.backends[n] = w
+		c.names.backend[n] = b.Name
+	}
+	c.names.backends[id] = numbers
+	for _, pin := range s.Sessions {
+		for i, b := range s.Backends {
+			if b.Name == pin.Backend {
+				c.pin(id, pin.Client, numbers[i])
+			}
+		}
+	}
+	for _, owner := range schedule(s) {
+		c.slots[id] = append(c.slots[id], uint16(numbers[owner]))
+	}
+	return nil
+}
+
+func (c *compiler) backendBusy(n uint32) bool { return c.t.loadsB.values[n].Active > 0 }
+
+func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
+	k := wireSessionKey{PrefixLen: 32 + uint32(client.Bits()), Service: service, Addr: bytesOf(client.Addr())}
+	if client.Addr().Is4() {
+		k.PrefixLen += 96
+		k.Addr = netip.AddrFrom16(client.Masked().Addr().As16()).As16()
+	}
+	c.sessions[k] = backend
+}
+
+// schedule returns the backend of every slot, as index into Backends.
+func schedule(s *datapath.Service) []int {
+	active := s.Active()
+	members := make([]balance.Member, len(active))
+	for n, i := range active {
+		b := s.Backends[i]
+		members[n] = balance.Member{Key: memberKey(b), Weight: max(b.Weight, 1)}
+		if s.Scheduler == config.SchedulerRR || s.Scheduler == "" || s.Scheduler == config.SchedulerLC {
+			members[n].Weight = 1
+		}
+	}
+	var order []int
+	switch {
+	case hashes(s.Scheduler):
+		for _, n := range balance.Maglev(members, balance.TableSize(len(s.Backends))) {
+			order = append(order, int(n))
+		}
+	case s.Scheduler == config.SchedulerLC || s.Scheduler == config.SchedulerWLC:
+		for n := range members {
+			order = append(order, n)
+		}
+	default:
+		order = balance.Smooth(members)
+	}
+	for slot, n := range order {
+		order[slot] = active[n]
+	}
+	return order
+}
+
+// listens writes the listeners of a service.
+func (c *compiler) listens(id uint32, s *config.Service) error {
+	for _, l := range s.Listen {
+		v := wireListener{Service: id}
+		if l.Interface != "" {
+			i, ok := c.host.byName(l.Interface)
+			if !ok {
+				return fmt.Errorf("listen %s: no interface %s", l.Address, l.Interface)
+			}
+			v.Ifindex = uint32(i.Index)
+		}
+		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(l.Address), Addr: bytesOf(l.Address)}
+		for _, p := range l.Ports {
+			if p.First == p.Last {
+				k.Port = portOf(p.First)
+				if old, taken := c.listeners[k]; taken && old != v {
+					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
+				}
+				c.listeners[k] = v
+				continue
+			}
+			for _, q := range portPrefixes(p) {
+				k.Port = portOf(q.port)
+				c.ranges[wireListenerPrefix{PrefixLen: (2+16)*8 + q.bits, Key: k}] = v
+			}
+		}
+		if len(l.Ports) == 0 {
+			c.ranges[wireListenerPrefix{PrefixLen: (2 + 16) * 8, Key: k}] = v
+		}
+	}
+	return nil
+}
+
+type portPrefix struct {
+	port uint16
+	bits uint32
+}
+
+// portPrefixes cuts a range into aligned powers of two.
+func portPrefixes(r flow.Ports) (out []portPrefix) {
+	for first := uint32(r.First); first <= uint32(r.Last); {
+		size := uint32(1)
+		for first%(size*2) == 0 && first+size*2-1 <= uint32(r.Last) && size < 1<<16 {
+			size *= 2
+		}
+		bits := uint32(16)
+		for n := size; n > 1; n /= 2 {
+			bits--
+		}
+		out = append(out, portPrefix{uint16(first), bits})
+		first += size
+	}
+	return out
+}
+
+// replies notes which virtual endpoint the backends of a service answer for, and
+// reports whether that is certain for all of them.
+func (c *compiler) replies(id uint32, s *config.Service) bool {
+	certain := true
+	for _, b := range s.Backends {
+		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(b.Address), Addr: bytesOf(b.Address), Port: portOf(b.Port)}
+		v := wireReverse{Service: uint16(id)}
+		var vips []config.Listen
+		for _, l := range s.Listen {
+			if l.Address.Is4() == b.Address.Is4() {
+				vips = append(vips, l)
+			}
+		}
+		if len(vips) != 1 {
+			v.Ambiguous = 1
+		} else {
+			v.Vip = addrOf(vips[0].Address)
+			if b.Port != 0 {
+				if ports := vips[0].Ports; len(ports) == 1 && ports[0].First == ports[0].Last {
+					v.Port = portOf(ports[0].First)
+				} else {
+					v.Ambiguous = 1
+				}
+			}
+		}
+		if old, taken := c.reverses[k]; taken && old != v {
+			v.Ambiguous = 1
+			// The other service must not rely on it either.
+			other := c.services[uint32(old.Service)]
+			other.Flags &^= serviceSynStateless
+			if uint32(old.Service) != id {
+				c.services[uint32(old.Service)] = other
+			}
+		}
+		if v.Ambiguous != 0 {
+			certain = false
+		}
+		c.reverses[k] = v
+	}
+	return certain
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Flags of entries, of bpf/types.h.
+const (
+	entryPrimary = 0x01
+	entryCross   = 0x02
+	entrySettled = 0x04
+	entryNAT     = 0x80
+
+	heardSYN = 0x01
+	heardFIN = 0x02
+	heardRST = 0x04
+
+	noEntry = ^uint32(0)
+)
+
+// bumpGeneration makes every flow look up its next hop again.
+func bumpGeneration(c *memory[wireControl]) {
+	if c.values != nil {
+		atomic.AddUint32(&c.values[0].Generation, 1)
+	}
+}
+
+// side is one direction of a flow, taken from either table.
+type side struct {
+	key              flow.Tuple
+	packets, bytes   uint64
+	twin, seen       uint32
+	flags, heard     uint8
+	owner, backend   uint16
+	live, isFlow, v6 bool
+}
+
+func side4(e *wireFlow4) side {
+	return side{key: tupleOf(addr4From(e.Key.Saddr), addr4From(e.Key.Daddr), e.Key.Sport, e.Key.Dport, e.Key.L4Proto),
+		packets: e.Packets, bytes: e.Bytes, twin: e.Meta.Twin, seen: e.Meta.Seen, flags: e.Meta.Flags, heard: e.Meta.Heard,
+		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == uint8(wireEntryStateENTRY_LIVE),
+		isFlow: e.Key.Kind == uint8(wireEntryKindKIND_FLOW)}
+}
+
+func side6(e *wireFlow6) side {
+	return side{key: tupleOf(addrFrom(e.Key.Saddr, true), addrFrom(e.Key.Daddr, true), e.Key.Sport, e.Key.Dport, e.Key.L4Proto),
+		packets: e.Packets, bytes: e.Bytes, twin: e.Meta.Twin, seen: e.Meta.Seen, flags: e.Meta.Flags, heard: e.Meta.Heard,
+		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == uint8(wireEntryStateENTRY_LIVE),
+		isFlow: e.Key.Kind == uint8(wireEntryKindKIND_FLOW), v6: true}
+}
+
+func (t *tables) twin(s side) side {
+	if s.twin == noEntry {
+		return side{key: s.key.Reverse(), seen: s.seen}
+	}
+	if s.v6 != (s.flags&entryCross != 0) {
+		if int(s.twin) < len(t.flows6.values) {
+			return side6(&t.flows6.values[s.twin])
+		}
+	} else if int(s.twin) < len(t.flows4.values) {
+		return side4(&t.flows4.values[s.twin])
+	}
+	return side{}
+}
+
+// primaries calls yield for the opening direction of every live flow.
+func (t *tables) primaries(yield func(side) bool) {
+	for i := range t.flows4.values {
+		e := &t.flows4.values[i]
+		if e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_FLOW) && e.Meta.Flags&entryPrimary != 0 {
+			if !yield(side4(e)) {
+				return
+			}
+		}
+	}
+	for i := range t.flows6.values {
+		e := &t.flows6.values[i]
+		if e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_FLOW) && e.Meta.Flags&entryPrimary != 0 {
+			if !yield(side6(e)) {
+				return
+			}
+		}
+	}
+}
+
+// Flows calls yield for each flow, straight from the mapped tables.
+func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.t == nil || d.inForce == nil {
+		return nil
+	}
+	now, n := d.ticks(), 0
+	d.t.primaries(func(s side) bool {
+		if n++; n%4096 == 0 && ctx.Err() != nil {
+			return false
+		}
+		return yield(d.describe(s, d.t.twin(s), now))
+	})
+	return ctx.Err()
+}
+
+// ticks estimates the kernel's tick counter from the latest packet or sweep: the
+// counter itself is not visible to user space.
+func (d *Datapath) ticks() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	// Jiffies count from -300 s at boot (INITIAL_JIFFIES of include/linux/jiffies.h).
+	ticks := uint64(ts.Nano()) / (uint64(time.Second) / uint64(d.hz))
+	return uint32(ticks - 300*uint64(d.hz))
+}
+
+func (d *Datapath) describe(s, twin side, now uint32) flow.Flow {
+	f := flow.Flow{
+		Original: s.key, Reply: twin.key, Counted: true, Datapath: d.Name(),
+		Packets: [2]uint64{s.packets, twin.packets}, Bytes: [2]uint64{s.bytes, twin.bytes},
+		Replied: twin.packets > 0, Assured: true,
+	}
+	seen := s.seen
+	if int32(twin.seen-seen) > 0 {
+		seen = twin.seen
+	}
+	timeout := d.timeout(s, twin)
+	f.Timeout = max(0, time.Duration(int32(seen+timeout-now))*time.Second/time.Duration(d.hz))
+	if s.key.Protocol == flow.TCP {
+		f.State = tcpState(s, twin)
+	}
+	if s.flags&entryNAT != 0 {
+		f.Owner = d.inForce.names.source[uint32(s.owner)]
+		return f
+	}
+	f.Owner = d.inForce.names.service[uint32(s.owner)]
+	if !d.inForce.names.portRule[uint32(s.owner)] {
+		f.Backend = d.inForce.names.backend[uint32(s.backend)]
+	}
+	return f
+}
+
+func transitory(s, twin side, hz uint32) bool {
+	switch {
+	case (s.flags|twin.flags)&entrySettled == 0, s.heard&twin.heard&heardFIN != 0:
+		return true
+	case s.heard&heardRST != 0:
+		return int32(twin.seen-s.seen-hz) <= 0
+	case twin.heard&heardRST != 0:
+		return int32(s.seen-twin.seen-hz) <= 0
+	}
+	return false
+}
+
+func (d *Datapath) timeout(s, twin side) uint32 {
+	w := d.switches
+	switch s.key.Protocol {
+	case flow.TCP:
+		if transitory(s, twin, d.hz) {
+			return w.Transitory
+		}
+		return w.Established
+	case flow.UDP:
+		return w.UDP
+	case flow.ICMP, flow.ICMPv6:
+		return w.ICMP
+	}
+	return w.Other
+}
+
+// tcpState is the nearest of conntrack's names.
+func tcpState(s, twin side) string {
+	switch {
+	case (s.heard|twin.heard)&heardRST != 0:
+		return "CLOSE"
+	case s.heard&twin.heard&heardFIN != 0:
+		return "TIME_WAIT"
+	case (s.heard|twin.heard)&heardFIN != 0:
+		return "FIN_WAIT"
+	case (s.flags|twin.flags)&entrySettled != 0:
+		return "ESTABLISHED"
+	case twin.heard&heardSYN != 0:
+		return "SYN_RECV"
+	}
+	return "SYN_SENT"
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// host is what a snapshot needs to know of the machine.
+type host struct {
+	interfaces []netdev.Interface
+	addresses  map[int][]netip.Addr // by interface
+}
+
+// readHost looks at the calling thread's network namespace.
+func readHost() (*host, error) {
+	h := &host{addresses: map[int][]netip.Addr{}}
+	var err error
+	if h.interfaces, err = netdev.Interfaces(); err != nil {
+		return nil, err
+	}
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("addresses: %w", err)
+	}
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], ip.Unmap())
+		}
+	}
+	return h, nil
+}
+
+func (h *host) byName(name string) (netdev.Interface, bool) {
+	for _, i := range h.interfaces {
+		if i.Name == name {
+			return i, true
+		}
+	}
+	return netdev.Interface{}, false
+}
+
+func (h *host) owns(a netip.Addr) bool {
+	for _, list := range h.addresses {
+		for _, b := range list {
+			if a == b {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// outside returns the first global address of each family of an interface.
+func (h *host) outside(ifindex uint32) (out []config.AddressRange) {
+	var have4, have6 bool
+	for _, a := range h.addresses[int(ifindex)] {
+		switch {
+		case a.Is4() && !have4:
+			have4 = true
+		case a.Is6() && !have6 && !a.IsLinkLocalUnicast():
+			have6 = true
+		default:
+			continue
+		}
+		out = append(out, config.AddressRange{First: a, Last: a})
+	}
+	return out
+}
+
+// attachTo lists the interfaces of a configuration: those it names, else all
+// that are up and not a loopback.
+func (h *host) attachTo(c *config.Config) ([]netdev.Interface, error) {
+	if len(c.Interfaces) == 0 {
+		var out []netdev.Interface
+		for _, i := range h.interfaces {
+			if i.Up && !i.Loopback && len(i.MAC) == 6 {
+				out = append(out, i)
+			}
+		}
+		return out, nil
+	}
+	out := make([]netdev.Interface, len(c.Interfaces))
+	for n, name := range c.Interfaces {
+		i, ok := h.byName(name)
+		if !ok {
+			return nil, fmt.Errorf("interface %s: there is none of that name", name)
+		}
+		out[n] = i
+	}
+	return out, nil
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+)
+
+// layout is LAYOUT of bpf/types.h: what the pinned maps mean.
+const layout = 1
+
+// sizes of the tables that are chosen when they are made.
+type sizes struct {
+	buckets4, buckets6 uint32
+	halfOpen           uint32
+	clients            uint32
+	slots              uint32 // words of four slots
+	pool               uint32 // pool addresses
+}
+
+// Bytes of a flow: two entries, of which three quarters of the slots are used,
+// and their tags.
+const (
+	flowBytes4 = (64 + 2) * 2 * 4 / 3
+	flowBytes6 = (128 + 2) * 2 * 4 / 3
+)
+
+// sizesFor takes the configured sizes, or shares of the machine's memory.
+func sizesFor(c *config.Config, slots, pool int) sizes {
+	flows4, flows6, clients := c.Tables.Flows, c.Tables.Flows6, c.Tables.Clients
+	share := int(memoryTotal() / 32)
+	if flows4 == 0 {
+		flows4 = min(max(share/2/flowBytes4, 16384), 4<<20)
+	}
+	if flows6 == 0 {
+		flows6 = min(max(share/2/flowBytes6, 16384), 2<<20)
+	}
+	if clients == 0 {
+		clients = 65536
+	}
+	s := sizes{
+		buckets4: buckets(flows4), buckets6: buckets(flows6), clients: uint32(clients),
+		halfOpen: uint32(c.Tables.HalfOpen),
+		slots:    uint32(max(1<<18, slots/2)),
+		pool:     uint32(max(2, pool+pool/2)),
+	}
+	if s.halfOpen == 0 {
+		s.halfOpen = uint32((flows4 + flows6) / 4)
+	}
+	return s
+}
+
+// buckets of eight slots for a number of flows: two entries each, three quarters
+// full. Small tables get spare buckets, because chance fills some of them first.
+func buckets(flows int) uint32 { return uint32(flows*2*4/3/8 + 16) }
+
+func memoryTotal() uint64 {
+	b, _ := os.ReadFile("/proc/meminfo")
+	var kib uint64
+	fmt.Sscanf(string(b), "MemTotal: %d kB", &kib)
+	return kib << 10
+}
+
+// tables are the pinned maps and what must stay the same while they live.
+type tables struct {
+	dir  string
+	maps map[string]*ebpf.Map
+	ids  *ids
+	hz   uint32
+	key  [12]uint32
+	mult uint64
+	sizes
+
+	flows4   *memory[wireFlow4]
+	flows6   *memory[wireFlow6]
+	control  *memory[wireControl]
+	services *memory[wireService]
+	backends *memory[wireBackend]
+	slotMem  *memory[uint64]
+	loads    *memory[wireLoad] // of services
+	loadsB   *memory[wireLoad] // of backends
+	rules    *memory[wireNatRule]
+	ports    *memory[wirePortMap]
+	owners   *memory[uint32]
+	adopted  bool
+}
+
+// ErrLayout is wrapped when pinned tables are of another version of Sluice.
+var ErrLayout = errors.New("tables of another version")
+
+// openTables adopts the maps pinned in dir, or makes them.
+func openTables(dir string, want sizes, hz uint32) (t *tables, err error) {
+	t = &tables{dir: dir, maps: map[string]*ebpf.Map{}, sizes: want, hz: hz}
+	defer func() {
+		if err != nil {
+			t.close()
+		}
+	}()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("tables: %w", err)
+	}
+	idMap, made, err := pinned(filepath.Join(dir, "ids"), idSpec)
+	if err != nil {
+		return nil, err
+	}
+	t.maps["ids"] = idMap
+	if t.ids, err = loadIDs(idMap); err != nil {
+		return nil, err
+	}
+	t.adopted = !made
+	if err := t.meta(); err != nil {
+		return nil, err
+	}
+	spec, err := loadWire()
+	if err != nil {
+		return nil, err
+	}
+	t.size(spec)
+	for name, m := range spec.Maps {
+		if name == "works" || m.Type == ebpf.Array && name[0] == '.' {
+			continue
+		}
+		if t.maps[name], _, err = pinned(filepath.Join(dir, name), m); err != nil {
+			return nil, err
+		}
+	}
+	return t, t.mapAll()
+}
+
+// pinned opens a pinned map of the given shape, or makes and pins one.
+func pinned(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error) {
+	m, err = ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		if err = spec.Compatible(m); err != nil {
+			m.Close()
+			return nil, false, fmt.Errorf("%s: %w: %w; \"sluice flush\" removes them with their flows", path, ErrLayout, err)
+		}
+		return m, false, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, fmt.Errorf("%s: %w", path, err)
+	}
+	if m, err = ebpf.NewMap(spec); err != nil {
+		return nil, false, fmt.Errorf("map %s: %w", spec.Name, err)
+	}
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, false, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, true, nil
+}
+
+// meta reads the words that must not change while the tables live, or chooses
+// them.
+func (t *tables) meta() error {
+	d := t.ids.draft()
+	word := func(name string, v *uint32) {
+		k := idKeyOf(idMeta, name)
+		if known, ok := t.ids.known[k]; ok {
+			*v = known
+			return
+		}
+		d.fresh[k] = *v
+	}
+	version := uint32(layout)
+	if word("layout", &version); version != layout {
+		return fmt.Errorf("%s: %w: layout %d, this is layout %d", t.dir, ErrLayout, version, layout)
+	}
+	var random [14]uint32
+	if err := binary.Read(rand.Reader, binary.NativeEndian, &random); err != nil {
+		return err
+	}
+	for i := range t.key {
+		t.key[i] = random[i]
+		word(fmt.Sprintf("hash-key-%d", i), &t.key[i])
+	}
+	low, high := random[12]|1, random[13]
+	word("hash-multiplier-low", &low)
+	word("hash-multiplier-high", &high)
+	t.mult = uint64(high)<<32 | uint64(low)
+	word("buckets4", &t.buckets4)
+	word("buckets6", &t.buckets6)
+	word("half-open", &t.halfOpen)
+	word("clients", &t.clients)
+	word("slots", &t.slots)
+	word("pool", &t.pool)
+	return d.keep()
+}
+
+// size sets the sizes of the maps that have one.
+func (t *tables) size(spec *ebpf.CollectionSpec) {
+	for name, n := range map[string]uint32{
+		"flows4": t.buckets4 * 8, "flows6": t.buckets6 * 8, "tags4": t.buckets4, "tags6": t.buckets6,
+		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
+		"slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
+	} {
+		spec.Maps[name].MaxEntries = n
+	}
+}
+
+func (t *tables) mapAll() (err error) {
+	return errors.Join(
+		mapInto(&t.flows4, t.maps["flows4"]), mapInto(&t.flows6, t.maps["flows6"]),
+		mapInto(&t.control, t.maps["control"]), mapInto(&t.services, t.maps["services"]),
+		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
+		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
+		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.ports, t.maps["port_maps"]),
+		mapInto(&t.owners, t.maps["port_owners"]))
+}
+
+func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
+	*into, err = mapMemory[T](m)
+	return err
+}
+
+func (t *tables) close() error {
+	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.services.close(), t.backends.close(),
+		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.ports.close(), t.owners.close()}
+	for _, m := range t.maps {
+		errs = append(errs, m.Close())
+	}
+	t.maps = nil
+	return errors.Join(errs...)
+}
+
+// switches are the constants of the programs that follow from a snapshot.
+type switches struct {
+	Services, Reverse, NAT, ByEgress, Prefixes, Pools, Rules bool
+	RuleCount                                                uint32
+	Established, Transitory, UDP, ICMP, Other, Hold          uint32 // ticks
+}
+
+// program loads the programs with their constants set.
+func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
+	spec, err := loadWire()
+	if err != nil {
+		return nil, err
+	}
+	t.size(spec)
+	shortest := min(s.Established, s.Transitory, s.UDP, s.ICMP, s.Other)
+	sweep := min(max(shortest*1000/t.hz/8, 200), 4000)
+	for name, v := range map[string]any{
+		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": t.buckets4, "buckets6": t.buckets6,
+		"hz": t.hz, "half_open_max": t.halfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
+		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
+		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
+		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
+		"rule_count": s.RuleCount, "dry_run": dryRun,
+	} {
+		if err := spec.Variables[name].Set(v); err != nil {
+			return nil, fmt.Errorf("switch %s: %w", name, err)
+		}
+	}
+	delete(spec.Programs, "read_clocks")
+	replace := map[string]*ebpf.Map{}
+	for name, m := range t.maps {
+		if name != "ids" {
+			replace[name] = m
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
+	if err != nil {
+		return nil, fmt.Errorf("programs: %w", err)
+	}
+	return c, nil
+}
+
+// measureHz finds out how many ticks the kernel counts in a second.
+func measureHz() (uint32, error) {
+	spec, err := loadWire()
+	if err != nil {
+		return 0, err
+	}
+	for name := range spec.Programs {
+		if name != "read_clocks" {
+			delete(spec.Programs, name)
+		}
+	}
+	for name := range spec.Maps {
+		if name[0] != '.' {
+			delete(spec.Maps, name)
+		}
+	}
+	c, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return 0, fmt.Errorf("programs: %w", err)
+	}
+	defer c.Close()
+	read := func() (v struct{ Ticks, NS uint64 }, err error) {
+		_, err = c.Programs["read_clocks"].Run(&ebpf.RunOptions{Context: &v, ContextOut: &v})
+		return v, err
+	}
+	first, err := read()
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(80 * time.Millisecond) // long enough to tell the four tick rates apart
+	last, err := read()
+	if err != nil {
+		return 0, err
+	}
+	measured := float64(last.Ticks-first.Ticks) / (float64(last.NS-first.NS) / 1e9)
+	best := uint32(250)
+	for _, hz := range []uint32{100, 250, 300, 1000} {
+		if abs(measured-float64(hz)) < abs(measured-float64(best)) {
+			best = hz
+		}
+	}
+	return best, nil
+}
+
+func abs(x float64) float64 {
+	if x < 0 {
+		return -x
+	}
+	return x
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// watch follows the namespace's links, routes and neighbours, and the events of
+// the programs, until Close.
+func (d *Datapath) watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	w, err := netdev.Open()
+	if err != nil {
+		d.opt.Log.Warn("changes of next hops are not watched; flows notice them within a second", "error", err)
+	}
+	events, err := ringbuf.NewReader(d.t.maps["events"])
+	if err != nil {
+		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
+	}
+	d.stop = func() {
+		cancel()
+		if events != nil {
+			events.Close()
+		}
+	}
+	generation := d.t.control
+	if w != nil {
+		d.watching.Go(func() {
+			err := w.Run(ctx, func(netdev.Event) { bumpGeneration(generation) })
+			if err != nil && !errors.Is(err, context.Canceled) {
+				d.opt.Log.Warn("changes of next hops are not watched any more; flows notice them within a second", "error", err)
+			}
+		})
+	}
+	if events != nil {
+		d.watching.Go(func() { d.serve(events) })
+	}
+}
+
+// serve handles what the programs ask for. It has a thread of its own, in the
+// datapath's namespace.
+func (d *Datapath) serve(events *ringbuf.Reader) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := netns.Set(d.ns); err != nil {
+		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
+		return
+	}
+	asked := map[netip.Addr]bool{}
+	var r ringbuf.Record
+	for {
+		if err := events.ReadInto(&r); err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				d.opt.Log.Warn("events of the ebpf datapath are not read any more", "error", err)
+			}
+			return
+		}
+		if len(r.RawSample) < int(unsafe.Sizeof(wireEvent{})) {
+			continue
+		}
+		e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
+		switch wireEventKind(e.Kind) {
+		case wireEventKindEVENT_NEIGHBOUR:
+			a := addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)
+			if asked[a] {
+				continue
+			}
+			if len(asked) > 4096 {
+				clear(asked)
+			}
+			asked[a] = true
+			if err := netdev.Resolve(a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
+				d.missed.Add(1)
+			}
+		}
+	}
+}
+
+// resolveBackends keeps the next hops to all backends resolved, so that the first
+// packet to one finds its way.
+func (d *Datapath) resolveBackends(want *desired) {
+	if d.opt.NoAttach {
+		return
+	}
+	done := map[netip.Addr]bool{}
+	for _, b := range want.backends {
+		a := addrFrom(b.Addr, b.Family == uint8(wireFamilyFAMILY_6))
+		if b.State == backendDown || done[a] {
+			continue
+		}
+		done[a] = true
+		if err := netdev.Resolve(a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
+			d.opt.Log.Debug("next hop is not kept resolved", "backend", a, "error", err)
+		}
+	}
+}
