@@ -40,7 +40,11 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 			return nil, err
 		}
 	}
+	before := d.snapshot
 	d.inForce, d.compiled, d.snapshot = result.Ruleset, result, s
+	if err := d.cut(ctx, before, s); err != nil {
+		return nil, err
+	}
 	change.Duration = time.Since(start)
 	return change, nil
 }

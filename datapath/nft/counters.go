@@ -4,21 +4,178 @@ package nft
 
 import (
 	"context"
+	"strings"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
-	"github.com/sluice-lb/sluice/flow"
 )
 
-// retired holds counts of chains that were rewritten or removed.
-type retired struct{}
+// retired holds what rules and elements had counted before they were rewritten
+// or removed, by owner and backend: counts of Sluice never go back while it runs.
+type retired map[meter]nfnl.Counts
 
-func (d *Datapath) retire(*ruleset.Delta) {}
-
-// Counters reads what was counted.
-func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
-	return &datapath.Counters{}, nil
+// meter names what is counted: a backend of a service, or what it refused.
+type meter struct {
+	owner   string // "service web", "nat office"
+	backend string // key of the backend; "refused"; "" for NAT rules
 }
 
-// Flows calls yield for each flow.
-func (d *Datapath) Flows(context.Context, func(flow.Flow) bool) error { return nil }
+const refusedMeter = "refused"
+
+// retire reads the counts that a delta is about to end.
+func (d *Datapath) retire(delta *ruleset.Delta) {
+	if d.compiled == nil || len(delta.FlushChains)+len(delta.DelElements) > manyElements {
+		return // after a change that large, counting starts anew
+	}
+	if d.retired == nil {
+		d.retired = make(retired)
+	}
+	for _, c := range delta.FlushChains {
+		rules, err := d.conn.ChainCounts(c.Of.ID)
+		if err != nil {
+			continue
+		}
+		if m, ok := d.chainMeter(c.Owner, c.Of); ok {
+			d.retired.add(m, rules)
+		}
+	}
+	for _, e := range delta.DelElements {
+		s := d.compiled.Services[strings.TrimPrefix(e.Owner, "service ")]
+		if set := delta.Sets[e.Of.Set]; s != nil && set != nil && set.Counter {
+			if n, err := d.conn.ElementCounts(set, e.Of); err == nil {
+				d.retired.add(meter{e.Owner, s.SlotOwner(e.Of)}, n)
+			}
+		}
+	}
+}
+
+func (r retired) add(m meter, n nfnl.Counts) {
+	was := r[m]
+	r[m] = nfnl.Counts{Packets: was.Packets + n.Packets, Bytes: was.Bytes + n.Bytes}
+}
+
+// chainMeter tells what the counters of a chain mean.
+func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
+	name, isService := strings.CutPrefix(owner, "service ")
+	if !isService {
+		return meter{owner, ""}, strings.HasPrefix(owner, "nat ")
+	}
+	s := d.compiled.Services[name]
+	if s == nil {
+		return meter{}, false
+	}
+	if key, ok := s.ChainOwner(c.Name); ok {
+		return meter{owner, key}, true
+	}
+	return meter{owner, refusedMeter}, strings.HasSuffix(c.Name, "/refused") || s.IsDown(c)
+}
+
+// Counters reads what was counted. Connections are exact: they are the packets
+// that open them, counted where the backend is chosen. Packets and Bytes are
+// those of all packets in the modes dsr and stateless, and of the opening
+// packets alone in the modes dnat and fullnat, whose other packets meet no rule
+// of Sluice. Active is -1: Flows tells.
+func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := &datapath.Counters{}
+	if d.compiled == nil || ctx.Err() != nil {
+		return out, ctx.Err()
+	}
+	counts := make(retired, len(d.retired))
+	for m, n := range d.retired {
+		counts[m] = n
+	}
+	owners := make(map[ruleset.ID]string)
+	chains := make(map[ruleset.ID]*ruleset.Chain)
+	for _, f := range d.compiled.Ruleset.Fragments {
+		for _, c := range f.Chains {
+			owners[c.ID], chains[c.ID] = f.Owner, c
+		}
+	}
+	err := d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
+		if c := chains[id]; c != nil {
+			if m, ok := d.chainMeter(owners[id], c); ok {
+				counts.add(m, n)
+			}
+		}
+	})
+	if err != nil {
+		return nil, nfnl.Explain(err)
+	}
+	if err := d.slotCounts(counts); err != nil {
+		return nil, err
+	}
+	d.serviceCounters(out, counts)
+	for _, n := range d.snapshot.NAT {
+		c := counts[meter{"nat " + n.Name, ""}]
+		out.NAT = append(out.NAT, datapath.RuleCounters{Name: n.Name, Packets: c.Packets, Bytes: c.Bytes})
+	}
+	return out, d.ruleCounters(out)
+}
+
+// slotCounts adds what the elements of the shared maps of slots counted.
+func (d *Datapath) slotCounts(counts retired) error {
+	slots := make(map[ruleset.Element]meter)
+	for name, s := range d.compiled.Services {
+		for _, e := range s.Fragment.Elements {
+			if s.InSlots(e) {
+				slots[e] = meter{"service " + name, s.SlotOwner(e)}
+			}
+		}
+	}
+	for _, set := range d.compiled.Ruleset.Fragments[0].Sets {
+		if !set.Counter {
+			continue
+		}
+		err := d.conn.EachElementCount(set, func(e ruleset.Element, n nfnl.Counts) {
+			if m, ok := slots[e]; ok {
+				counts.add(m, n)
+			}
+		})
+		if err != nil {
+			return nfnl.Explain(err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) serviceCounters(out *datapath.Counters, counts retired) {
+	for _, s := range d.snapshot.Services {
+		owner := "service " + s.Name
+		c := datapath.ServiceCounters{Name: s.Name, Active: -1, Refused: counts[meter{owner, refusedMeter}].Packets}
+		perPacket := s.Mode == "dsr" || s.Mode == "stateless"
+		for _, b := range s.Backends {
+			n := counts[meter{owner, compile.Key(b)}]
+			k := datapath.BackendCounters{Name: b.Name, Connections: n.Packets, Packets: n.Packets, Bytes: n.Bytes, Active: -1}
+			if perPacket {
+				k.Connections = 0 // not told apart without connection tracking
+			}
+			c.Connections += k.Connections
+			c.Packets += k.Packets
+			c.Bytes += k.Bytes
+			c.Backends = append(c.Backends, k)
+		}
+		out.Services = append(out.Services, c)
+	}
+}
+
+// ruleCounters reads the named counters of firewall rules.
+func (d *Datapath) ruleCounters(out *datapath.Counters) error {
+	if len(d.snapshot.Rules) == 0 {
+		return nil
+	}
+	named := make(map[string]nfnl.Counts)
+	err := d.conn.EachCounter(func(name string, n nfnl.Counts) { named[name] = n })
+	if err != nil {
+		return nfnl.Explain(err)
+	}
+	for i, r := range d.snapshot.Rules {
+		name := compile.RuleName(r, i)
+		n := named[compile.RuleCounter(name)]
+		out.Rules = append(out.Rules, datapath.RuleCounters{Name: name, Packets: n.Packets, Bytes: n.Bytes})
+	}
+	return nil
+}

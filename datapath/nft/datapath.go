@@ -11,12 +11,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 
-	"github.com/vishvananda/netns"
-
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
@@ -25,9 +23,12 @@ import (
 
 // Datapath carries services and rules by nf_tables in one network namespace.
 type Datapath struct {
-	conn  *nfnl.Conn
-	host  *host
-	netns string // of Flows
+	conn *nfnl.Conn
+	host *host
+
+	// dumping protects tracking, which does one thing at a time.
+	dumping  sync.Mutex
+	tracking *conntrack.Conn
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu sync.Mutex
@@ -40,7 +41,18 @@ type Datapath struct {
 	generation uint32
 	// retired counts what objects had counted that are no more.
 	retired retired
+	// flowtable tells whether the kernel has flowtables, once it was asked.
+	flowtable flowtableState
 }
+
+// flowtableState is what is known of the kernel's flowtables.
+type flowtableState int
+
+const (
+	flowtableUnknown flowtableState = iota
+	flowtableThere
+	flowtableMissing
+)
 
 var _ datapath.Datapath = (*Datapath)(nil)
 
@@ -57,7 +69,11 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &Datapath{conn: conn, host: h}, nil
+	tracking, err := conntrack.Open()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close(), h.close())
+	}
+	return &Datapath{conn: conn, host: h, tracking: tracking}, nil
 }
 
 // Name returns "nftables".
@@ -76,7 +92,7 @@ func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return compile.Ca
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.conn.Close(), d.host.close())
+	return errors.Join(d.conn.Close(), d.tracking.Close(), d.host.close())
 }
 
 // Plan returns what Apply would change, and changes nothing.
@@ -172,10 +188,4 @@ func (d *Datapath) Remove(ctx context.Context) error {
 		return fmt.Errorf("table %s %s: still there after it was deleted: is another Sluice running?", left[0], ruleset.TableName)
 	}
 	return err
-}
-
-// currentNamespace names the network namespace of the calling thread for
-// packages that want a path.
-func currentNamespace() (netns.NsHandle, error) {
-	return netns.GetFromPath(fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), threadID()))
 }

@@ -5,6 +5,7 @@ package nft
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -274,4 +280,172 @@ func output(err error) string {
 		return string(exit.Stderr)
 	}
 	return ""
+}
+
+// udpChecksum is udp, optionally without a checksum (SO_NO_CHECK).
+func (b *bench) udpChecksum(node, from, to string, without bool) (answer, error) {
+	c, err := b.dial("udp", node, from, to)
+	if err != nil {
+		return answer{}, err
+	}
+	defer c.Close()
+	if without {
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		if err != nil {
+			return answer{}, err
+		}
+		var opt error
+		err = raw.Control(func(fd uintptr) { opt = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })
+		if err := errors.Join(err, opt); err != nil {
+			return answer{}, err
+		}
+	}
+	if _, err := c.Write([]byte("hello")); err != nil {
+		return answer{}, err
+	}
+	buf := make([]byte, 2000)
+	n, err := c.Read(buf)
+	return parseAnswer(string(buf[:n]), err)
+}
+
+// flows counts the connections that the gateway tracks.
+func (b *bench) flows() int {
+	b.Helper()
+	n := 0
+	err := b.gateway.Do(func() error {
+		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		n += len(list)
+		if err != nil {
+			return err
+		}
+		list, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET6)
+		n += len(list)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// ping sends an ICMP echo request over IPv4 and waits for the answer.
+func (b *bench) ping(node, to string) error {
+	var c net.PacketConn
+	err := b.lab.Node(node).Do(func() (err error) {
+		c, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	echo := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("sluice")}}
+	wire, err := echo.Marshal(nil)
+	if err != nil {
+		return err
+	}
+	if _, err := c.WriteTo(wire, &net.IPAddr{IP: addr(to).AsSlice()}); err != nil {
+		return err
+	}
+	buf := make([]byte, 1500)
+	if err := c.SetReadDeadline(time.Now().Add(trafficTimeout)); err != nil {
+		return err
+	}
+	n, from, err := c.ReadFrom(buf)
+	if err != nil {
+		return err
+	}
+	if m, err := icmp.ParseMessage(1, buf[:n]); err != nil || m.Type != ipv4.ICMPTypeEchoReply || from.String() != to {
+		return fmt.Errorf("answer %v from %v, %v", m, from, err)
+	}
+	return nil
+}
+
+// prefixT shortens tables of prefixes.
+type prefixT = netip.Prefix
+
+// dialFor is dial with a timeout of its own, for what shall not be answered.
+func (b *bench) dialFor(timeout time.Duration, network, node, from, to string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	d := &net.Dialer{}
+	if from != "" {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr(from), 0))
+	}
+	c, err := b.lab.Node(node).Dial(ctx, d, network, to)
+	if err == nil {
+		b.Cleanup(func() { c.Close() })
+	}
+	return c, err
+}
+
+// tracked lists the IPv4 connections that the gateway tracks.
+func (b *bench) tracked() (list []*netlink.ConntrackFlow) {
+	b.Helper()
+	err := b.gateway.Do(func() (err error) {
+		list, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return list
+}
+
+func (b *bench) eventually(what string, condition func() bool) {
+	b.Helper()
+	labtest.Eventually(b, 5*time.Second, what, func() error {
+		if !condition() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+// segment sends one TCP segment over IPv4 that belongs to no connection.
+func (b *bench) segment(node, from, to string, flags byte) error {
+	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
+	h := make([]byte, 20)
+	binary.BigEndian.PutUint16(h[0:], src.Port())
+	binary.BigEndian.PutUint16(h[2:], dst.Port())
+	h[12], h[13], h[15] = 5<<4, flags, 100
+	pseudo := append(append(src.Addr().AsSlice(), dst.Addr().AsSlice()...), 0, 6, 0, 20)
+	sum := uint32(0)
+	for _, part := range [][]byte{pseudo, h} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(h[16:], ^uint16(sum))
+	var c *net.IPConn
+	err := b.lab.Node(node).Do(func() (err error) {
+		c, err = net.DialIP("ip4:tcp", &net.IPAddr{IP: src.Addr().AsSlice()}, &net.IPAddr{IP: dst.Addr().AsSlice()})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.Write(h)
+	return err
+}
+
+// npt66 is RFC 6296 section 3.1 for prefixes of up to 48 bits, from the text.
+func npt66(a netip.Addr, from, to netip.Prefix) netip.Addr {
+	sum := func(a netip.Addr) (s uint32) {
+		b := a.As16()
+		for i := 0; i < 16; i += 2 {
+			s += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+		return s % 0xffff
+	}
+	out := a.As16()
+	prefix := to.Addr().As16()
+	copy(out[:6], prefix[:6])
+	word := uint32(binary.BigEndian.Uint16(out[6:])) + sum(from.Addr()) + 0xffff - sum(to.Addr())
+	binary.BigEndian.PutUint16(out[6:], uint16(word%0xffff))
+	return netip.AddrFrom16(out)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,7 @@ import (
 // host answers the compiler's questions about the network namespace.
 type host struct {
 	handle *netlink.Handle
+	netns  int // descriptor of the network namespace
 }
 
 func openHost() (*host, error) {
@@ -24,12 +26,17 @@ func openHost() (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("route netlink socket: %w", err)
 	}
-	return &host{h}, nil
+	ns, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	return &host{h, ns}, nil
 }
 
 func (h *host) close() error {
 	h.handle.Close()
-	return nil
+	return unix.Close(h.netns)
 }
 
 func (h *host) env() (compile.Env, error) {
@@ -70,4 +77,5 @@ func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	return describeLink(l.Attrs()), nil
 }
 
-func threadID() int { return unix.Gettid() }
+// lockThread binds the goroutine to its thread.
+func lockThread() { runtime.LockOSThread() }

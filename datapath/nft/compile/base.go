@@ -149,13 +149,14 @@ var dispatches = []dispatch{
 
 // shared builds the fragment that belongs to no one: shared maps and base chains.
 func (c *compiler) shared(b *base) *rs.Fragment {
-	f := &rs.Fragment{Objects: b.objects, Elements: b.extra, Sets: b.sets}
+	f := &rs.Fragment{Objects: b.objects, Sets: b.sets}
 	head := make(map[rs.ID][]rs.Rule)
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
 		c.markRules(b, f, table, head)
 		c.dispatchRules(b, f, table, head)
 	}
 	c.ingress(b, f, head)
+	f.Elements = append(f.Elements, b.extra...)
 	for _, id := range sortedIDs(b.used) {
 		if s := sharedSet(id); s != nil {
 			f.Sets = append(f.Sets, s)

@@ -20,8 +20,8 @@ func RuleName(r *config.FirewallRule, index int) string {
 	return "rule-" + strconv.Itoa(index+1)
 }
 
-// CounterPrefix begins the names of the counters of firewall rules.
-const CounterPrefix = "rule/"
+// counterPrefix begins the names of the counters of firewall rules.
+const counterPrefix = "rule/"
 
 // firewall compiles the rules: at the ingress hook for each family, elsewhere in
 // the table inet, once for rules that speak of no addresses.
@@ -38,7 +38,7 @@ func (c *compiler) firewall(b *base) error {
 			families = []rs.Family{rs.IP, rs.IP6}
 		}
 		chain := ruleChain(r)
-		counter := rs.ID{Table: chain.Table, Name: CounterPrefix + identifier(name)}
+		counter := rs.ID{Table: chain.Table, Name: RuleCounter(name)}
 		b.objects = append(b.objects, &rs.Object{ID: counter, Kind: rs.ObjectCounter})
 		for _, f := range families {
 			b.chains[chain] = append(b.chains[chain], c.filter(b, r, chain.Table, f, counter.Name, name))

@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -104,23 +105,57 @@ func (p *part) sessions() (rs.Rule, bool) {
 			usable[backendName(b)] = i
 		}
 	}
-	for _, s := range p.svc.Sessions {
+	var taken []config.AddressRange
+	for _, s := range longestFirst(p.svc.Sessions) {
 		if familyOf(s.Client.Addr()) != p.family {
 			continue
 		}
 		found = true
 		i, ok := usable[s.Backend]
-		if !ok {
-			continue
+		whole := config.AddressRange{First: s.Client.Masked().Addr(), Last: rs.LastAddr(s.Client)}
+		for _, r := range without(whole, taken) {
+			if ok {
+				p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
+					Set: set, Key: rs.Addr(r.First).Raw, End: rs.Addr(r.Last).Raw,
+					Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
+				})
+			}
 		}
-		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
-			Set: set, Key: rs.Addr(s.Client.Masked().Addr()).Raw, End: rs.Addr(rs.LastAddr(s.Client)).Raw,
-			Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
-		})
+		taken = append(taken, whole)
 	}
 	if !found {
 		return rs.Rule{}, false
 	}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{addrType(p.family)}, Verdicts: true, Interval: true})
 	return p.rule().VerdictFrom(set.Name, rs.Source(p.family)).Rule(""), true
+}
+
+// longestFirst orders sessions so that the more special prefix comes first: the
+// kernel's interval maps take no overlaps, and it is the one that counts.
+func longestFirst(sessions []config.Session) []config.Session {
+	sorted := slices.Clone(sessions)
+	slices.SortStableFunc(sorted, func(a, b config.Session) int { return b.Client.Bits() - a.Client.Bits() })
+	return sorted
+}
+
+// without returns what is left of a range after others were taken out of it.
+func without(r config.AddressRange, others []config.AddressRange) []config.AddressRange {
+	left := []config.AddressRange{r}
+	for _, o := range others {
+		var next []config.AddressRange
+		for _, l := range left {
+			if o.Last.Less(l.First) || l.Last.Less(o.First) {
+				next = append(next, l)
+				continue
+			}
+			if l.First.Less(o.First) {
+				next = append(next, config.AddressRange{First: l.First, Last: o.First.Prev()})
+			}
+			if o.Last.Less(l.Last) {
+				next = append(next, config.AddressRange{First: o.Last.Next(), Last: l.Last})
+			}
+		}
+		left = next
+	}
+	return left
 }

@@ -203,7 +203,9 @@ func (p *part) guard() {
 
 // down are the rules of a service without a usable backend.
 func (p *part) down() []rs.Rule {
-	count := func() *rs.Builder { return rs.NewRule() }
+	// The kernel calls nat chains only where connection tracking runs, and that
+	// runs only where a rule asks for it, as translations do.
+	count := func() *rs.Builder { return rs.NewRule().State("new") }
 	switch p.svc.WhenDown {
 	case config.WhenDownDrop:
 		return []rs.Rule{count().Counter().Drop().Rule("no backend is usable")}

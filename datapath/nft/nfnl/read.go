@@ -196,21 +196,8 @@ func (c *Conn) eachElement(set *ruleset.Set, visit func(rawElement)) error {
 // asking for each of them instead of reading the set.
 func (c *Conn) Has(set *ruleset.Set, list []ruleset.Element) (missing []ruleset.Element, err error) {
 	for _, e := range list {
-		var a ruleset.Attrs
-		a.String(unix.NFTA_SET_ELEM_LIST_TABLE, ruleset.TableName)
-		a.String(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		n := a.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		m := a.Nest(unix.NFTA_LIST_ELEM)
-		a.ValueData(unix.NFTA_SET_ELEM_KEY, e.Key)
-		if set.Interval && len(set.Key) > 1 {
-			a.ValueData(setElemKeyEnd, e.End)
-		}
-		a.Close(m)
-		a.Close(n)
 		found := false
-		err := c.dump(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, uint8(set.Table), a, func(_ uint8, attrs []byte) {
-			decodeElements(set.ID, attrs, func(r rawElement) { found = found || r.Element == e })
-		})
+		err := c.element(set, e, func(r rawElement) { found = found || r.Element == e })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, err
 		}
@@ -219,6 +206,24 @@ func (c *Conn) Has(set *ruleset.Set, list []ruleset.Element) (missing []ruleset.
 		}
 	}
 	return missing, nil
+}
+
+// element asks for one element.
+func (c *Conn) element(set *ruleset.Set, e ruleset.Element, visit func(rawElement)) error {
+	var a ruleset.Attrs
+	a.String(unix.NFTA_SET_ELEM_LIST_TABLE, ruleset.TableName)
+	a.String(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	n := a.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	m := a.Nest(unix.NFTA_LIST_ELEM)
+	a.ValueData(unix.NFTA_SET_ELEM_KEY, e.Key)
+	if set.Interval && len(set.Key) > 1 {
+		a.ValueData(setElemKeyEnd, e.End)
+	}
+	a.Close(m)
+	a.Close(n)
+	return c.dump(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, uint8(set.Table), a, func(_ uint8, attrs []byte) {
+		decodeElements(set.ID, attrs, visit)
+	})
 }
 
 // attrsOf calls visit for every attribute.

@@ -30,11 +30,11 @@ func register(i int) uint32 {
 func (a *Attrs) expr(name string, fill func(*Attrs)) {
 	elem := a.Nest(unix.NFTA_LIST_ELEM)
 	a.String(unix.NFTA_EXPR_NAME, name)
-	data := a.Nest(unix.NFTA_EXPR_DATA)
 	if fill != nil {
+		data := a.Nest(unix.NFTA_EXPR_DATA)
 		fill(a)
+		a.Close(data)
 	}
-	a.Close(data)
 	a.Close(elem)
 }
 

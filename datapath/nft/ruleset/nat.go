@@ -73,7 +73,7 @@ func (b *Builder) DNATFrom(f Family, set string, ports bool, s ...Selector) *Bui
 // SNAT gives the connection a source out of a range, and a port out of ports
 // unless they are the zero value.
 func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fullyRandom bool) *Builder {
-	flags := uint32(0)
+	flags := uint32(natMapIPs)
 	b.attrs.immediate(regAddrMin, string(to.First.AsSlice()))
 	text := to.First.String()
 	if to.First != to.Last {
@@ -82,6 +82,7 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 	}
 	if ports != (flow.Ports{}) {
 		b.ports(ports)
+		flags |= natProtoSpecified
 		if f == IP6 {
 			text = "[" + text + "]"
 		}
@@ -98,9 +99,7 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 			e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(regAddrMax))
 		}
 		portRegisters(e, ports, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
-		if flags != 0 {
-			e.Uint32(natFlags, flags)
-		}
+		e.Uint32(natFlags, flags)
 	})
 	b.say("snat to %s", text)
 	if fullyRandom {
@@ -117,9 +116,11 @@ func (b *Builder) SNATFrom(f Family, set string, fullyRandom bool, s ...Selector
 		e.Uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
 		e.Uint32(unix.NFTA_NAT_FAMILY, uint32(f))
 		e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(regAddrMin))
+		flags := uint32(natMapIPs)
 		if fullyRandom {
-			e.Uint32(natFlags, natFullyRandom)
+			flags |= natFullyRandom
 		}
+		e.Uint32(natFlags, flags)
 	})
 	b.say("snat to %s map @%s", concatText(s), set)
 	if fullyRandom {
@@ -132,8 +133,15 @@ func (b *Builder) SNATFrom(f Family, set string, fullyRandom bool, s ...Selector
 func (b *Builder) Masquerade(ports flow.Ports, fullyRandom bool) *Builder {
 	b.ports(ports)
 	b.attrs.expr("masq", func(e *Attrs) {
+		flags := uint32(0)
 		if fullyRandom {
-			e.Uint32(unix.NFTA_MASQ_FLAGS, natFullyRandom)
+			flags |= natFullyRandom
+		}
+		if ports != (flow.Ports{}) {
+			flags |= natProtoSpecified
+		}
+		if flags != 0 {
+			e.Uint32(unix.NFTA_MASQ_FLAGS, flags)
 		}
 		portRegisters(e, ports, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX)
 	})
@@ -162,7 +170,7 @@ func (b *Builder) NATPrefix(f Family, dest bool, to netip.Prefix) *Builder {
 		e.Uint32(unix.NFTA_NAT_FAMILY, uint32(f))
 		e.Uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(regAddrMin))
 		e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(regAddrMax))
-		e.Uint32(natFlags, natNetmap)
+		e.Uint32(natFlags, natMapIPs|natNetmap)
 	})
 	return b.say("%s %s prefix to %s", word, f, to.Masked())
 }

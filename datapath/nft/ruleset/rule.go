@@ -296,10 +296,7 @@ func (b *Builder) Log(prefix string, level uint32, levelName string) *Builder {
 
 // RejectReset answers with a TCP reset.
 func (b *Builder) RejectReset() *Builder {
-	b.attrs.expr("reject", func(a *Attrs) {
-		a.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST)
-		a.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0)
-	})
+	b.attrs.expr("reject", func(a *Attrs) { a.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST) })
 	return b.say("reject with tcp reset")
 }
 
@@ -345,6 +342,20 @@ func (b *Builder) Remember(set string, timeout time.Duration, v Value, s ...Sele
 		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
 	})
 	return b.say("update @%s { %s timeout %s : %s }", set, concatText(s), seconds(timeout), v.Text)
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, which golang.org/x/sys/unix does not name.
+const dynsetDelete = 2
+
+// Forget deletes the entry of the selectors from a dynamic map: an update of an
+// entry renews its timeout and leaves its value.
+func (b *Builder) Forget(set string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, 0)
+	b.attrs.immediate(12, Number(0).Raw) // the kernel wants a value register with every map
+	b.attrs.dynset(dynsetDelete, set, 0, func(a *Attrs) {
+		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
+	})
+	return b.say("delete @%s { %s : %s }", set, concatText(s), Number(0).Text)
 }
 
 // RateOver goes on when the entry of the selectors in a dynamic set has more

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Warnings returns what on this host keeps the snapshot in force from working
+// although the kernel took it, each with the remedy.
+func (d *Datapath) Warnings() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.snapshot == nil {
+		return nil
+	}
+	four, six := families(d.snapshot)
+	var out []string
+	for _, c := range []struct {
+		needed      bool
+		key, effect string
+	}{
+		{four, "net.ipv4.ip_forward", "IPv4 packets to backends are dropped"},
+		{six, "net.ipv6.conf.all.forwarding", "IPv6 packets to backends are dropped"},
+	} {
+		if c.needed && d.host.sysctl(c.key) == "0" {
+			out = append(out, fmt.Sprintf("%s is 0: %s; write 1 with \"sysctl -w %s=1\"", c.key, c.effect, c.key))
+		}
+	}
+	if d.flowtable == flowtableMissing {
+		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
+	}
+	return out
+}
+
+// families tells which families of packets a snapshot forwards.
+func families(s *datapath.Snapshot) (four, six bool) {
+	note := func(is4 bool) { four, six = four || is4, six || !is4 }
+	for _, svc := range s.Services {
+		for _, l := range svc.Listen {
+			note(l.Address.Is4())
+		}
+	}
+	for _, n := range s.NAT {
+		for _, p := range n.Source {
+			note(p.Addr().Is4())
+		}
+		if n.Listen != nil {
+			note(n.Listen.Address.Is4())
+		}
+		if n.External.IsValid() {
+			note(n.External.Addr().Is4())
+		}
+	}
+	return four, six
+}
+
+// sysctl reads a setting of the datapath's network namespace: /proc/sys shows
+// that of the reading thread, so the thread goes there and is given up after.
+func (h *host) sysctl(key string) string {
+	answer := make(chan string)
+	go func() {
+		defer close(answer)
+		if err := h.enter(); err != nil {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/")))
+		if err == nil {
+			answer <- strings.TrimSpace(string(text))
+		}
+	}()
+	return <-answer
+}
+
+// enter moves the calling goroutine's thread into the namespace. The thread is
+// never unlocked, so it ends with its goroutine.
+func (h *host) enter() error {
+	lockThread()
+	return unix.Setns(h.netns, unix.CLONE_NEWNET)
+}
