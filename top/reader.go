@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -238,6 +239,30 @@ func (h *Host) Flows(ctx context.Context, f conntrack.Filter, namespace string, 
 		c.Close()
 		if err != nil && !errors.Is(err, errEnough) && !errors.Is(err, conntrack.ErrInterrupted) {
 			return nil, err
+		}
+	}
+	return h.otherFlows(ctx, f, namespace, limit, list)
+}
+
+// otherFlows adds those of the tables beside the kernel's.
+func (h *Host) otherFlows(ctx context.Context, f conntrack.Filter, namespace string, limit int, list []Flow) ([]Flow, error) {
+	var e conntrack.Entry
+	for _, src := range h.Sources {
+		if namespace != "" && namespace != src.Name() {
+			continue
+		}
+		err := src.Flows(ctx, func(fl *flow.Flow) error {
+			if e.SetFlow(fl); !f.Matches(&e) {
+				return nil
+			}
+			if len(list) == limit {
+				return errEnough
+			}
+			list = append(list, Flow{src.Name(), e, *fl})
+			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			return list, err
 		}
 	}
 	return list, nil

@@ -217,7 +217,11 @@ func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if f.list {
 		return listConns(cmd.Context(), a, namespaces, &filter)
 	}
-	s, err := conntrack.Look(cmd.Context(), conntrack.Ask{Namespaces: namespaces, Dimensions: f.dimensions(), Filter: &filter, Window: f.window})
+	ask := conntrack.Ask{Namespaces: namespaces, Dimensions: f.dimensions(), Filter: &filter, Window: f.window}
+	if namespaces == nil {
+		ask.Sources = a.flowSources()
+	}
+	s, err := conntrack.Look(cmd.Context(), ask)
 	if err != nil {
 		return err
 	}

@@ -53,6 +53,9 @@ connections is read about once a minute. NO_COLOR is honoured.`,
 					h.Only = append(h.Only, ns)
 				}
 			}
+			if h.Only == nil {
+				h.Sources = a.flowSources()
+			}
 			return a.runTop(cmd, h, once, rows)
 		},
 	}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// flowSources are the flow tables beside the kernel's: that of the eBPF datapath
+// when a daemon runs here.
+func (a *app) flowSources() []conntrack.Source {
+	if _, err := os.Stat(a.socketPath()); err != nil {
+		return nil
+	}
+	return []conntrack.Source{&daemonFlows{api.NewClient(a.socketPath())}}
+}
+
+// daemonFlows is the eBPF datapath's flow table, read through the daemon, which
+// alone knows what its numbers mean.
+type daemonFlows struct{ client *api.Client }
+
+// Name implements conntrack.Source.
+func (*daemonFlows) Name() string { return "ebpf" }
+
+// daemonLimit is how many flows the daemon hands out at once.
+const daemonLimit = 100_000
+
+// Flows implements conntrack.Source.
+func (d *daemonFlows) Flows(ctx context.Context, visit func(*flow.Flow) error) error {
+	query := url.Values{"datapath": {"ebpf"}, "limit": {strconv.Itoa(daemonLimit)}}
+	list, err := d.client.Flows(ctx, query)
+	if err != nil {
+		return err
+	}
+	for i := range list.Flows {
+		f, err := flowOf(&list.Flows[i])
+		if err != nil {
+			return err
+		}
+		if err := visit(&f); err != nil {
+			return err
+		}
+	}
+	if list.Total > len(list.Flows) {
+		return fmt.Errorf("%d of %d were read: the daemon hands out no more at once", len(list.Flows), list.Total)
+	}
+	return nil
+}
+
+// flowOf turns the wire form back. The eBPF datapath keeps half-open connections
+// apart and never gives up a complete one for another.
+func flowOf(w *api.Flow) (flow.Flow, error) {
+	p, err := flow.ParseProtocol(w.Protocol)
+	if err != nil {
+		return flow.Flow{}, err
+	}
+	return flow.Flow{
+		Original: flow.Tuple{Protocol: p, Source: w.Client, Dest: w.Dest},
+		Reply:    flow.Tuple{Protocol: p, Source: w.Replier, Dest: w.ReplyTo},
+		Owner:    w.Owner, Backend: w.Backend, State: w.State, Datapath: w.Datapath,
+		Replied: w.Packets[flow.Reply] > 0, Assured: !strings.HasPrefix(w.State, "SYN_"),
+		Timeout: time.Duration(w.Timeout * float64(time.Second)),
+		Counted: true, Packets: w.Packets, Bytes: w.Bytes,
+	}, nil
+}

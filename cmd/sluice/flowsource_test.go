@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// TestDaemonFlows adds the flows of a daemon up. The daemon is a plain HTTP
+// server that answers as the real one does.
+func TestDaemonFlows(t *testing.T) {
+	a := &app{socket: filepath.Join(t.TempDir(), "sock")}
+	if a.flowSources() != nil {
+		t.Error("a source without a daemon")
+	}
+	ln, err := net.Listen("unix", a.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ap := netip.MustParseAddrPort
+	answer := api.Flows{Total: 2, Flows: []api.Flow{
+		{Protocol: "tcp", Client: ap("10.0.0.1:1000"), Dest: ap("192.0.2.1:80"), Replier: ap("10.9.0.2:8080"), ReplyTo: ap("10.0.0.1:1000"), State: "ESTABLISHED", Datapath: "ebpf"},
+		{Protocol: "udp", Client: ap("10.0.0.1:1000"), Dest: ap("198.51.100.1:53"), Replier: ap("198.51.100.1:53"), ReplyTo: ap("203.0.113.1:1000"), Datapath: "ebpf"},
+	}}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("datapath") != "ebpf" {
+			http.Error(w, "wrong query", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer)
+	})}
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { srv.Close() })
+
+	s := conntrack.NewSummary(conntrack.BySNATPort | conntrack.ByBackend)
+	if err := s.AddSource(context.Background(), a.flowSources()[0], nil); err != nil {
+		t.Fatal(err)
+	}
+	if s.Total.Held() != 2 || s.Translated != [4]uint32{0, 1, 1, 0} {
+		t.Errorf("held %d, translated %v", s.Total.Held(), s.Translated)
+	}
+	if o := s.Occupancies(0, 0); len(o) != 1 || o[0].Public != netip.MustParseAddr("203.0.113.1") {
+		t.Errorf("occupancy %+v", o)
+	}
+	answer.Total = 200_000
+	if err := s.AddSource(context.Background(), a.flowSources()[0], nil); err == nil {
+		t.Error("a list that was cut passes as whole")
+	}
+}
