@@ -76,15 +76,10 @@ func encode(v reflect.Value) (*yaml.Node, error) {
 	return nil, fmt.Errorf("configuration: type %s has no form in YAML", t)
 }
 
-// text is a string as a node: plain where the reader gets the same string back,
-// quoted otherwise.
+// text is a string as a node; the emitter quotes it where a reader would take it
+// for something else.
 func text(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
-	for _, r := range s {
-		if r < ' ' || r > '~' {
-			n.Style = yaml.DoubleQuotedStyle
-		}
-	}
 	if number(s) {
 		n.Tag = "!!int"
 	}
