@@ -50,8 +50,8 @@ type reading struct {
 // newWindow for how long: listening costs the packet path while it lasts.
 const (
 	listEvery = 10
-	newEvery  = 3
-	newWindow = 100 * time.Millisecond
+	newEvery  = 4
+	newWindow = 60 * time.Millisecond
 )
 
 // list returns the namespaces, refreshed now and then.
@@ -128,7 +128,7 @@ func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, seconds float64
 const busiestNamespaces = 4
 
 // sampleNew counts the kernel's events for new connections for a moment in the
-// fullest namespaces. It is an estimate: a sample of a tenth of a second.
+// fullest namespaces. It is an estimate: a sample of some hundredths of a second.
 func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []conntrack.Namespace) float64 {
 	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })

@@ -5,7 +5,7 @@
 // dropped and why, and where the CPUs' network time goes.
 //
 // It only reads. Cheap numbers come every second; the table is dumped as often
-// as 3.5 percent of one core allow, so that a table of a million entries is
+// as three percent of one core allow, so that a table of a million entries is
 // read about once a minute; drops and CPU phases are traced only while their
 // tab is open.
 package top
@@ -78,7 +78,7 @@ type Flow struct {
 
 // The share of one core that dumps may take, and the fastest refresh.
 const (
-	dumpShare    = 0.035
+	dumpShare    = 0.03
 	dumpMinimum  = 2 * time.Second
 	countShare   = 0.008
 	countEvery   = time.Second
