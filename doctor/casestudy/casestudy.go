@@ -164,6 +164,11 @@ func (s *study) play(ctx context.Context) (err error) {
 	return s.beyond(ctx)
 }
 
+// backendPort is where forwarded connections go. It is not that of the run
+// before: TCP's time stamps start anew for each destination, so that the server
+// would refuse the first SYN of a port that it still has in TIME_WAIT from there.
+const backendPort = "8081"
+
 // url is the forwarded port.
 const url = "http://" + sick.Gateway + ":8080/"
 
@@ -171,7 +176,7 @@ const url = "http://" + sick.Gateway + ":8080/"
 const portForward = `table ip story {
 	chain pre {
 		type nat hook prerouting priority dstnat
-		ip daddr ` + sick.Gateway + ` tcp dport 8080 dnat to ` + sick.Server + `:80
+		ip daddr ` + sick.Gateway + ` tcp dport 8080 dnat to ` + sick.Server + `:` + backendPort + `
 	}
 }
 `
@@ -347,7 +352,7 @@ services:
     protocol: tcp
     mode: dnat
     backends:
-      - {name: server, address: ` + sick.Server + `, port: 80}
+      - {name: server, address: ` + sick.Server + `, port: ` + backendPort + `}
 `
 
 func oneLine(err error) string {

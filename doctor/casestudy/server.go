@@ -5,6 +5,7 @@ package casestudy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -32,6 +33,7 @@ http {
 	scgi_temp_path %[1]s;
 	server {
 		listen %[2]s:80 backlog=65535;
+		listen %[2]s:%[3]s backlog=65535;
 		location / { return 200 "sluice\n"; }
 	}
 }
@@ -45,7 +47,7 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 		return nil, err
 	}
 	config := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, sick.Server), 0o644); err != nil {
+	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, sick.Server, backendPort), 0o644); err != nil {
 		return nil, err
 	}
 	// The worker runs as another user and writes into the directory.
@@ -80,14 +82,16 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 
 // plainServer stands in for nginx.
 func (s *study) plainServer() (stop func(), err error) {
-	l, err := s.lab.Node("server").Listen(sick.Server + ":80")
-	if err != nil {
-		return nil, err
-	}
 	server := &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "sluice") }),
 		ReadHeaderTimeout: time.Minute,
 	}
-	go func() { _ = server.Serve(l) }()
+	for _, port := range []string{"80", backendPort} {
+		l, err := s.lab.Node("server").Listen(sick.Server + ":" + port)
+		if err != nil {
+			return nil, errors.Join(err, server.Close())
+		}
+		go func() { _ = server.Serve(l) }()
+	}
 	return func() { server.Close() }, nil
 }
