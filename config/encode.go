@@ -71,7 +71,7 @@ func encode(v reflect.Value) (*yaml.Node, error) {
 	case v.CanUint():
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: strconv.FormatUint(v.Uint(), 10)}, nil
 	case v.CanFloat():
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!float", Value: strconv.FormatFloat(v.Float(), 'g', -1, 64)}, nil
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: strconv.FormatFloat(v.Float(), 'g', -1, 64)}, nil
 	}
 	return nil, fmt.Errorf("configuration: type %s has no form in YAML", t)
 }

@@ -39,7 +39,7 @@ type NATRule struct {
 	// Listen is the outside address of port-forward, with its ports.
 	Listen *Listen `yaml:"listen,omitempty" json:"listen,omitempty"`
 	// Protocol of port-forward; default any, which takes no ports.
-	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
+	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty"`
 	// Helper is the connection tracking helper of a port-forward.
 	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
 	// Hairpin lets inside hosts use the outside address; auto is on.
@@ -147,7 +147,7 @@ type FirewallRule struct {
 	// a set, prerouting for notrack, forward for the rest.
 	Hook Hook `yaml:"hook,omitempty" json:"hook,omitempty" jsonschema:"enum=ingress,enum=prerouting,enum=forward,enum=input,enum=output"`
 	// Protocol that is matched; default any.
-	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"type=string"`
+	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty"`
 	// Source is a set ("@name"), a prefix or an address.
 	Source Match `yaml:"source,omitempty" json:"source,omitzero"`
 	// Destination is a set ("@name"), a prefix or an address.

@@ -102,21 +102,23 @@ func satisfies(t *testing.T, text []byte) error {
 	return schema.Validate(instance)
 }
 
-func TestExamplesSatisfyTheSchema(t *testing.T) {
+// TestValidFilesSatisfyTheSchema: the examples, and the test case with every key.
+func TestValidFilesSatisfyTheSchema(t *testing.T) {
 	files, _ := filepath.Glob("../../examples/*.yaml")
 	if len(files) < 6 {
 		t.Fatalf("%d examples", len(files))
 	}
-	for _, file := range files {
+	for _, file := range append(files, "../testdata/everything.txt") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+		text, _, _ = bytes.Cut(text, []byte("----------\n"))
 		if err := satisfies(t, text); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
 		// With all defaults written out it satisfies it too.
-		c, err := config.Load(file)
+		c, err := config.Decode(file, text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +127,7 @@ func TestExamplesSatisfyTheSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := satisfies(t, full); err != nil {
-			t.Errorf("%s with defaults: %v\n%s", file, err, full)
+			t.Errorf("%s with defaults: %v", file, err)
 		}
 	}
 }
@@ -193,5 +195,51 @@ func TestDefaultsOfTheTags(t *testing.T) {
 	visit(reflect.ValueOf(c))
 	if n < 15 {
 		t.Errorf("only %d defaults compared", n)
+	}
+}
+
+// TestEverythingHasEveryKey: the test case is what its first line says.
+func TestEverythingHasEveryKey(t *testing.T) {
+	text, err := os.ReadFile("../testdata/everything.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _, _ = bytes.Cut(text, []byte("----------\n"))
+	c, err := config.Decode("everything", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, keys := map[string]bool{}, map[string]bool{}
+	var visit func(reflect.Value)
+	visit = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.Pointer:
+			if !v.IsNil() {
+				visit(v.Elem())
+			}
+		case reflect.Slice:
+			for i := range v.Len() {
+				visit(v.Index(i))
+			}
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if f := v.Type().Field(i); f.Tag.Get("yaml") != "" {
+					name := v.Type().Name() + "." + f.Name
+					keys[name] = true
+					used[name] = used[name] || !v.Field(i).IsZero()
+					visit(v.Field(i))
+				}
+			}
+		}
+	}
+	visit(reflect.ValueOf(c))
+	delete(keys, "Timeouts.Force") // has a case of its own
+	for name := range keys {
+		if !used[name] {
+			t.Errorf("%s is not used", name)
+		}
+	}
+	if len(keys) < 100 {
+		t.Errorf("only %d keys", len(keys))
 	}
 }
