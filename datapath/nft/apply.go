@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
@@ -29,7 +31,14 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	change := d.describe(result, delta)
 	if !delta.Empty() {
 		d.retire(delta)
-		if err := d.conn.Apply(delta); err != nil {
+		err := d.conn.Apply(delta)
+		if d.withoutFlowtable(s, err) {
+			if result, delta, err = d.prepare(ctx, s); err == nil {
+				change = d.describe(result, delta)
+				err = d.conn.Apply(delta)
+			}
+		}
+		if err != nil {
 			return nil, d.refused(err)
 		}
 		if err := d.verify(delta, result); err != nil {
@@ -47,6 +56,29 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	}
 	change.Duration = time.Since(start)
 	return change, nil
+}
+
+// withoutFlowtable reports whether an apply shall be tried again without a
+// flowtable: when the kernel has none and the configuration leaves the choice.
+func (d *Datapath) withoutFlowtable(s *datapath.Snapshot, err error) bool {
+	var r *nfnl.Refusal
+	if !errors.As(err, &r) || !r.Flowtable || s.Config.Flowtable == config.SwitchOn {
+		return false
+	}
+	d.flowtable = flowtableMissing
+	return true
+}
+
+// wantsFlowtable tells whether the snapshot is compiled with a flowtable.
+func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
+	switch s.Config.Flowtable {
+	case config.SwitchOn:
+		return true
+	case config.SwitchOff:
+		return false
+	}
+	forwards := len(s.Services)+len(s.NAT) > 0
+	return forwards && d.flowtable != flowtableMissing
 }
 
 // refused makes sure that a refused transaction left things as they were.

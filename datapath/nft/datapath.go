@@ -118,6 +118,7 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.
 	if err != nil {
 		return nil, nil, err
 	}
+	env.Flowtable = d.wantsFlowtable(s)
 	result, err := compile.Compile(s, env, d.compiled)
 	if err != nil {
 		return nil, nil, err

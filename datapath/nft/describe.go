@@ -85,8 +85,11 @@ func setWord(s *ruleset.Set) string {
 }
 
 func objectWord(o *ruleset.Object) string {
-	if o.Kind == ruleset.ObjectHelper {
+	switch o.Kind {
+	case ruleset.ObjectHelper:
 		return "ct helper"
+	case ruleset.ObjectFlowtable:
+		return "flowtable"
 	}
 	return "counter"
 }

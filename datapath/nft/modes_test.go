@@ -326,7 +326,7 @@ func TestStates(t *testing.T) {
 			for _, vip := range virtual {
 				start := time.Now()
 				_, err := b.dial("tcp", "client", "", vip)
-				switch quick := time.Since(start) < trafficTimeout/2; {
+				switch quick := time.Since(start) < trafficTimeout*3/4; {
 				case err == nil:
 					t.Errorf("%s: a connection was opened", answer)
 				case quick != (answer != config.WhenDownDrop):

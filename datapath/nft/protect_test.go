@@ -78,7 +78,7 @@ func TestPersistence(t *testing.T) {
 // held opens n connections and keeps them open.
 func (b *bench) held(n int, from, to string) (open []net.Conn, refused int) {
 	for range n {
-		c, err := b.dialFor(300*time.Millisecond, "tcp", "client", from, to)
+		c, err := b.dialFor(time.Second, "tcp", "client", from, to)
 		if err != nil {
 			refused++
 			continue
@@ -239,7 +239,7 @@ func TestFirewall(t *testing.T) {
 		if strings.Contains(from, ":") {
 			to = "[fd00:2::2]:8080"
 		}
-		if _, err := b.dialFor(300*time.Millisecond, "tcp", "client", from, to); (err == nil) != ok {
+		if _, err := b.dialFor(time.Second, "tcp", "client", from, to); (err == nil) != ok {
 			t.Errorf("%s: %v, want open %v", from, err, ok)
 		}
 	}

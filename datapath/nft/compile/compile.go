@@ -109,6 +109,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	if err := c.firewall(b); err != nil {
 		return nil, err
 	}
+	c.flowtable(b)
 	fragments[0] = c.shared(b)
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]

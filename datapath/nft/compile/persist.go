@@ -77,7 +77,7 @@ func (p *part) memory() {
 func (p *part) backendID(i int) uint32 {
 	taken := make(map[uint32]bool, len(p.svc.Backends))
 	for n, b := range p.svc.Backends {
-		id := number(Key(b))
+		id := number(Key(b)) | 1<<31 // unlike any priority that a packet has on arrival
 		for taken[id] {
 			id++
 		}
@@ -91,7 +91,7 @@ func (p *part) backendID(i int) uint32 {
 
 // remember notes the client's backend, or renews the note.
 func (p *part) remember(i int) rs.Rule {
-	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.persistKey()...).Rule("")
+	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.persistKey()...).ClearPriority().Rule("")
 }
 
 // sessions pins clients by prefix; a client pinned to a backend that takes no

@@ -54,8 +54,8 @@ func (p *part) list(name string) string {
 // Firewall sets are named for their list; the tables of several families keep
 // IPv6 apart.
 const (
-	listPrefix  = "set/"
-	listPrefix6 = "set6/"
+	listPrefix  = "firewall/"
+	listPrefix6 = "firewall6/"
 )
 
 func listID(table, f rs.Family, name string) rs.ID {

@@ -209,8 +209,8 @@ func (p *part) choose() []rs.Rule {
 	}
 	if p.persist != nil {
 		p.memory()
-		value := rs.Remembered(p.prefix+"/clients", rs.Mark, p.persistKey()...)
-		rules = append(rules, p.rule().VerdictFrom(p.prefix+"/backends", value).Rule(""),
+		rules = append(rules,
+			p.rule().Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""),
 			p.rule().Forget(p.prefix+"/clients", p.persistKey()...).Rule(""))
 	}
 	if p.plain {

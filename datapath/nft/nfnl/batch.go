@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,14 +17,17 @@ import (
 // Names that golang.org/x/sys/unix does not have; numbers of
 // include/uapi/linux/netfilter/nf_tables.h.
 const (
-	setElemKeyEnd  = 10 // NFTA_SET_ELEM_KEY_END
-	setExpr        = 17 // NFTA_SET_EXPR
-	setFlagConcat  = 0x80
-	setDescConcat  = 2
-	setFieldLen    = 1
-	dataVerdict    = 0xffffff00 // NFT_DATA_VERDICT
-	ctHelperFamily = unix.NFTA_CT_HELPER_L3PROTO
-	userComment    = 0 // NFTNL_UDATA_RULE_COMMENT, nft's convention for userdata
+	setElemKeyEnd                                              = 10 // NFTA_SET_ELEM_KEY_END
+	setExpr                                                    = 17 // NFTA_SET_EXPR
+	setFlagConcat                                              = 0x80
+	setDescConcat                                              = 2
+	setFieldLen                                                = 1
+	dataVerdict                                                = 0xffffff00 // NFT_DATA_VERDICT
+	ctHelperFamily                                             = unix.NFTA_CT_HELPER_L3PROTO
+	flowtableTable, flowtableName, flowtableHook               = 1, 2, 3 // NFTA_FLOWTABLE_*
+	flowtableHookNum, flowtableHookPriority, flowtableHookDevs = 1, 2, 3 // NFTA_FLOWTABLE_HOOK_*
+	deviceName                                                 = 1       // NFTA_DEVICE_NAME
+	userComment                                                = 0       // NFTNL_UDATA_RULE_COMMENT, nft's convention for userdata
 )
 
 // Refusal is what the kernel answered to one object of a transaction.
@@ -32,6 +36,10 @@ type Refusal struct {
 	Object string // what the kernel was asked to do
 	Errno  unix.Errno
 	Detail string // the kernel's own message, often empty
+	// Helper is the helper that the kernel refused to make, if it was one.
+	Helper string
+	// Flowtable says that the kernel refused to make a flowtable.
+	Flowtable bool
 }
 
 // Error names the owner, the object and the kernel's reason.
@@ -41,6 +49,12 @@ func (r *Refusal) Error() string {
 		text = r.Owner + ": "
 	}
 	text += r.Object + ": the kernel refuses it: " + r.Errno.Error()
+	switch {
+	case r.Flowtable && r.Errno == unix.ENOENT:
+		text += " (it has no flowtables: CONFIG_NF_FLOW_TABLE)"
+	case r.Helper != "" && (r.Errno == unix.ENOENT || r.Errno == unix.EOPNOTSUPP):
+		text += " (it has no such helper: load the module nf_conntrack_" + r.Helper + ")"
+	}
 	if r.Detail != "" {
 		text += " (" + r.Detail + ")"
 	}
@@ -56,6 +70,8 @@ type sent struct {
 	elements      []ruleset.Item[ruleset.Element]
 	offsets       []int // of each element's attribute, from the message's start
 	set           *ruleset.Set
+	flowtable     bool
+	helper        string
 }
 
 // batch is a transaction being written.
@@ -186,7 +202,7 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	}
 	if i := int(m.seq - b.first); i >= 0 && i < len(b.log) {
 		s := b.log[i]
-		r.Owner, r.Object = s.owner, s.object
+		r.Owner, r.Object, r.Flowtable, r.Helper = s.owner, s.object, s.flowtable, s.helper
 		if e := s.at(offset); e != nil {
 			r.Owner = e.Owner
 			r.Object += " { " + s.set.Element(e.Of) + " }"
@@ -231,6 +247,13 @@ func (b *batch) delta(d *ruleset.Delta) {
 		b.named(unix.NFT_MSG_DELCHAIN, "delete chain ", c.Owner, c.Of.ID)
 	}
 	for _, o := range d.DelObjects {
+		if o.Of.Kind == ruleset.ObjectFlowtable {
+			a, s := b.begin(unix.NFT_MSG_DELFLOWTABLE, 0, o.Of.Table, sent{owner: o.Owner, object: "delete flowtable " + o.Of.Name})
+			a.String(flowtableTable, ruleset.TableName)
+			a.String(flowtableName, o.Of.Name)
+			b.end(a, s)
+			continue
+		}
 		a, s := b.begin(unix.NFT_MSG_DELOBJ, 0, o.Of.Table, sent{owner: o.Owner, object: "delete object " + o.Of.Name})
 		a.String(unix.NFTA_OBJ_TABLE, ruleset.TableName)
 		a.String(unix.NFTA_OBJ_NAME, o.Of.Name)
@@ -269,12 +292,33 @@ func (b *batch) named(msg int, words, owner string, id ruleset.ID) {
 	b.end(a, s)
 }
 
+// flowtable makes a flowtable on devices.
+func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
+	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, flowtable: true})
+	a.String(flowtableTable, ruleset.TableName)
+	a.String(flowtableName, o.Of.Name)
+	n := a.Nest(flowtableHook)
+	a.Uint32(flowtableHookNum, 0)
+	a.Uint32(flowtableHookPriority, 0)
+	m := a.Nest(flowtableHookDevs)
+	for _, dev := range strings.Fields(o.Of.Devices) {
+		a.String(deviceName, dev)
+	}
+	a.Close(m)
+	a.Close(n)
+	b.end(a, s)
+}
+
 func (b *batch) object(o ruleset.Item[*ruleset.Object]) {
+	if o.Of.Kind == ruleset.ObjectFlowtable {
+		b.flowtable(o)
+		return
+	}
 	words := "counter " + o.Of.Name
 	if o.Of.Kind == ruleset.ObjectHelper {
 		words = "connection tracking helper " + o.Of.Helper
 	}
-	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: words})
+	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: words, helper: o.Of.Helper})
 	a.String(unix.NFTA_OBJ_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_OBJ_NAME, o.Of.Name)
 	a.Uint32(unix.NFTA_OBJ_TYPE, uint32(o.Of.Kind))

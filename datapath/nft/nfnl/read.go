@@ -97,6 +97,14 @@ func (c *Conn) readTable(f *ruleset.Fragment, family ruleset.Family, chains map[
 	if err != nil {
 		return err
 	}
+	err = c.dump(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, uint8(family), tableFilter(flowtableTable), func(family uint8, attrs []byte) {
+		if o := decodeFlowtable(family, attrs); o != nil {
+			f.Objects = append(f.Objects, o)
+		}
+	})
+	if err != nil {
+		return err
+	}
 	return c.dump(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(family), tableFilter(unix.NFTA_RULE_TABLE), func(family uint8, attrs []byte) {
 		id, rule, ok := decodeRule(family, attrs)
 		if chain := chains[id]; ok && chain != nil {
@@ -377,6 +385,31 @@ func decodeObject(family uint8, attrs []byte) (*ruleset.Object, Counts) {
 		}
 	})
 	return o, Counts{}
+}
+
+func decodeFlowtable(family uint8, attrs []byte) *ruleset.Object {
+	o := &ruleset.Object{ID: ruleset.ID{Table: ruleset.Family(family)}, Kind: ruleset.ObjectFlowtable}
+	table, devices := "", []string(nil)
+	attrsOf(attrs, func(k uint16, v []byte) {
+		switch k {
+		case flowtableTable:
+			table = cstring(v)
+		case flowtableName:
+			o.Name = cstring(v)
+		case flowtableHook:
+			attrsOf(v, func(k uint16, v []byte) {
+				if k == flowtableHookDevs {
+					attrsOf(v, func(_ uint16, v []byte) { devices = append(devices, cstring(v)) })
+				}
+			})
+		}
+	})
+	if table != ruleset.TableName {
+		return nil
+	}
+	slices.Sort(devices)
+	o.Devices = strings.Join(devices, " ")
+	return o
 }
 
 func decodeRule(family uint8, attrs []byte) (chain ruleset.ID, r ruleset.Rule, ok bool) {

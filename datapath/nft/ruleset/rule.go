@@ -119,19 +119,25 @@ func (b *Builder) VerdictFrom(vmap string, s ...Selector) *Builder {
 	return b.say("%s vmap @%s", concatText(s), vmap)
 }
 
-// Remembered is the value that a map holds for the selectors; the rule ends
-// where it has none.
-func Remembered(set string, t Type, s ...Selector) Selector {
-	return Selector{
-		Text: concatText(s) + " map @" + set, Type: t,
-		load: func(a *Attrs, dst int) {
-			concatLoad(a, s, hashScratch)
-			a.lookup(set, hashScratch, lookupValue, dst)
-		},
-	}
+// Recall loads what a dynamic map holds for the selectors into the packet's
+// priority, where a verdict map can take it from; the rule ends where there is
+// nothing. (A lookup by the result of a lookup would need no such place, and the
+// kernel can do it, but nft 1.0.6 aborts when it prints that.)
+func (b *Builder) Recall(set string, s ...Selector) *Builder {
+	concatLoad(&b.attrs, s, hashScratch)
+	b.attrs.lookup(set, hashScratch, lookupValue, 0)
+	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
+	return b.say("meta priority set %s map @%s", concatText(s), set)
 }
 
-// Established goes on for packets of one connection state.
+// ClearPriority gives the packet the priority back that packets have on arrival.
+func (b *Builder) ClearPriority() *Builder {
+	b.attrs.immediate(0, Number(0).Raw)
+	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
+	return b.say("meta priority set none")
+}
+
+// State goes on for packets of one connection state.
 func (b *Builder) State(name string) *Builder {
 	bits := map[string]uint32{"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}[name]
 	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
@@ -219,6 +225,13 @@ func (a *Attrs) objref(kind ObjectKind, name string) {
 func (b *Builder) Helper(object string) *Builder {
 	b.attrs.objref(ObjectHelper, object)
 	return b.say("ct helper set %q", object)
+}
+
+// Offload hands the connection to a flowtable once it is established.
+func (b *Builder) Offload(flowtable string) *Builder {
+	b.State("established")
+	b.attrs.expr("flow_offload", func(a *Attrs) { a.String(flowTableName, flowtable) })
+	return b.say("flow add @" + flowtable)
 }
 
 // Notrack keeps the packet out of connection tracking.

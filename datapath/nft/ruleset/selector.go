@@ -56,6 +56,7 @@ var (
 	InName     = meta("iifname", IfName, unix.NFT_META_IIFNAME)
 	OutName    = meta("oifname", IfName, unix.NFT_META_OIFNAME)
 	PacketMark = meta("meta mark", Mark, unix.NFT_META_MARK)
+	Priority   = meta("meta priority", Mark, unix.NFT_META_PRIORITY)
 	CtMark     = Selector{Text: "ct mark", Type: Mark, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_MARK, -1, dst) }}
 	// OriginalPort is the destination port that the connection was opened to.
 	OriginalPort = Selector{
