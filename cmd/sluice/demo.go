@@ -94,7 +94,8 @@ func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 		"  sluice lab up balancer                                     the same network, to play in\n"+
 		"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n"+
 		"  sluice lab exec balancer gateway -- sluice show services   in another terminal\n"+
-		"  sluice lab down --all\n",
+		"  sluice lab down --all\n"+
+		"  sluice doctor                                              what keeps NAT on this host from being fast\n",
 		shownPromises-len(report.Broken()), shownPromises, report.Exchanges, report.Unanswered, report.Took.Round(time.Second).Seconds())
 	return err
 }

@@ -107,7 +107,7 @@ func (w *web) loseServer(ctx context.Context) error {
 	w.judge(out.Sub(died) <= webWindow, "a dead backend is out within 2.5 s", "%.2f s", out.Sub(died).Seconds())
 	w.judge(len(outside) == 0, "no request fails once it is out, or when it is back", "%d of %d%s; %d failed before it was out",
 		len(outside), t.Sent(), causes(outside), len(t.Failures)-len(outside))
-	load.Count, load.Rate = 1000, 0
+	load.Count, load.Rate = 2000, 0
 	t = w.run(ctx, load)
 	w.judge(within(share(t, "b"), 0.25, 0.06), "the backend gets its share again", "%s", t.Spread())
 	return ctx.Err()
