@@ -19,6 +19,8 @@ import (
 var suites = []struct{ pkg, run string }{
 	{"lab", "."},
 	{"conntrack", "."},
+	{"doctor/tune", "."},
+	{"datapath/ebpf", "TestDNAT"},
 }
 
 var modules = []string{
