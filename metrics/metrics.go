@@ -65,14 +65,17 @@ func Handler(src Sources) http.Handler {
 
 // metric is one family of samples.
 type metric struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
+	desc       *prometheus.Desc
+	kind       prometheus.ValueType
+	name, help string
+	labels     []string
 }
 
 var families []*metric
 
 func family(kind prometheus.ValueType, name, help string, labels ...string) *metric {
-	m := &metric{prometheus.NewDesc("sluice_"+name, help, labels, nil), kind}
+	name = "sluice_" + name
+	m := &metric{prometheus.NewDesc(name, help, labels, nil), kind, name, help, labels}
 	families = append(families, m)
 	return m
 }

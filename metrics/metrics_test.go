@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"net/http/httptest"
 	"os"
@@ -115,5 +116,24 @@ func TestLint(t *testing.T) {
 func TestNothing(t *testing.T) {
 	if n := testutil.CollectAndCount(metrics.New(metrics.Sources{LastApply: func() metrics.Apply { return metrics.Apply{} }})); n != 2 {
 		t.Errorf("%d samples, want build_info and apply_revision", n)
+	}
+}
+
+// BenchmarkPage: the page of 10,000 services with 4 checked backends each.
+func BenchmarkPage(b *testing.B) {
+	c, states := &datapath.Counters{}, statuses{}
+	for i := range 10_000 {
+		s := datapath.ServiceCounters{Name: fmt.Sprint("service-", i)}
+		for j := range 4 {
+			s.Backends = append(s.Backends, datapath.BackendCounters{Name: fmt.Sprint("backend-", j)})
+			states = append(states, health.Status{Service: s.Name, Backend: s.Backends[j].Name, Check: config.CheckTCP, Known: true})
+		}
+		c.Services = append(c.Services, s)
+	}
+	h := metrics.Handler(metrics.Sources{Datapaths: []metrics.Datapath{fixed{name: "ebpf", counters: c}}, Health: states})
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		b.ReportMetric(float64(w.Body.Len())/1e6, "MB")
 	}
 }
