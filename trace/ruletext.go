@@ -26,6 +26,8 @@ type Rule struct {
 	Handle  string `json:"handle,omitempty"`
 	Packets uint64 `json:"packets"` // the rule's own counter
 	Counted bool   `json:"counted"` // it has one
+
+	via []string // the rules that jump here from the base chain, innermost first
 }
 
 // String shows the rule as a person would look for it.
@@ -101,7 +103,7 @@ func parseNft(text string) []Rule {
 	var rules []Rule
 	var table, chain string
 	hooks := map[string]string{} // chain → hook
-	callers := map[string]string{}
+	callers := map[string]jump{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
 		if m := nftTable.FindStringSubmatch(line); m != nil {
@@ -127,14 +129,14 @@ func parseNft(text string) []Rule {
 			continue
 		}
 		for _, m := range nftJump.FindAllStringSubmatch(body, -1) {
-			callers[table+" "+m[1]] = chain
+			callers[table+" "+m[1]] = jump{chain, body}
 		}
 		if nftDrops.MatchString(body) {
 			rules = append(rules, nftRule(chain, body))
 		}
 	}
 	for i := range rules {
-		rules[i].Hook = hookOf(rules[i].Chain, hooks, callers)
+		rules[i].Hook, rules[i].via = hookOf(rules[i].Chain, hooks, callers)
 	}
 	return rules
 }
@@ -154,19 +156,22 @@ func nftRule(chain, body string) Rule {
 	return r
 }
 
-// hookOf follows the jumps back to a base chain.
-func hookOf(chain string, hooks, callers map[string]string) string {
+// jump is where a chain is called from.
+type jump struct{ chain, rule string }
+
+// hookOf follows the jumps back to a base chain, and collects the rules that jump.
+func hookOf(chain string, hooks map[string]string, callers map[string]jump) (hook string, via []string) {
 	for range 16 { // nftables allows no deeper nesting
 		if hook, ok := hooks[chain]; ok {
-			return hook
+			return hook, via
 		}
 		next, ok := callers[chain]
 		if !ok {
-			return ""
+			return "", via
 		}
-		chain = next
+		chain, via = next.chain, append(via, next.rule)
 	}
-	return ""
+	return "", via
 }
 
 // parseLegacy finds the dropping rules in the text of "iptables-legacy-save -c".
@@ -252,7 +257,7 @@ func anyFits(r Rule, samples []*DropSample) bool {
 		return true
 	}
 	for _, s := range samples {
-		if fits(r.Text, s) {
+		if fits(r.Text, s) && !slices.ContainsFunc(r.via, func(rule string) bool { return !fits(rule, s) }) {
 			return true
 		}
 	}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+func TestSymbols(t *testing.T) {
+	s, err := ReadSymbols(strings.NewReader("ffffffff81000200 T nf_hook_slow\n" +
+		"ffffffff81000100 t init_conntrack.isra.0\nffffffff81000300 D some_data\nffffffffc0000000 t veth_xmit\t[veth]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[uint64]string{
+		0xffffffff81000200: "nf_hook_slow+0x0",
+		0xffffffff8100027d: "nf_hook_slow+0x7d",
+		0xffffffff81000110: "init_conntrack+0x10",
+		0xffffffffc0000010: "veth_xmit+0x10",
+		0x1000:             "0x1000+0x0",
+	} {
+		if got := s.Find(address).String(); got != want {
+			t.Errorf("%#x is %s, want %s", address, got, want)
+		}
+	}
+	if _, err := ReadSymbols(strings.NewReader("0000000000000000 T nf_hook_slow\n")); !errors.Is(err, ErrHiddenSymbols) {
+		t.Errorf("hidden addresses: error %v", err)
+	}
+	var none *Symbols
+	if got := none.Find(0x10).Name; got != "0x10" {
+		t.Errorf("without symbols: %s", got)
+	}
+}
+
+func TestBaseName(t *testing.T) {
+	for in, want := range map[string]string{
+		"nf_ct_gc_expired.part.0": "nf_ct_gc_expired", "__netif_receive_skb_core.constprop.0": "__netif_receive_skb_core",
+		"tcp_v4_rcv": "tcp_v4_rcv", "foo.cold": "foo", "bar.isra.0.cold": "bar", "baz.llvm.123": "baz",
+	} {
+		if got := BaseName(in); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestCauses(t *testing.T) {
+	for _, c := range []struct {
+		place place
+		want  *Cause
+	}{
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookPrerouting}, &CauseTableFull},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookOutput}, &CauseTableFull},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookPostrouting, ct: TrackedNew}, &CausePortsExhausted},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookHairpin, ct: TrackedNew, caller: "ip_output"}, &CausePortsExhausted},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookHairpin, ct: TrackedNew, caller: "ip_forward", nftSeparate: true}, &CauseLegacyRule},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookForward, ct: TrackedConfirmed, nftSeparate: true}, &CauseLegacyRule},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookForward, ct: TrackedConfirmed}, &CauseHookRule},
+		{place{function: "nf_hook_slow", reason: "NETFILTER_DROP", hook: HookInput, ct: TrackedNew}, &CauseConfirmRace},
+		{place{function: "nft_do_chain", reason: "NETFILTER_DROP", hook: HookForward}, &CauseNftRule},
+		{place{function: "ip_error", reason: "IP_INADDRERRORS"}, &CauseForwardOff},
+		{place{function: "ip_error", reason: "IP_INNOROUTES"}, &CauseNoRoute},
+		{place{function: "ip_error", reason: "NOT_SPECIFIED"}, &CauseBlackhole},
+		{place{function: "ip_rcv_finish_core", reason: "IP_RPFILTER"}, &CauseRPFilter},
+		{place{function: "ip_forward", reason: "PKT_TOO_BIG"}, &CauseMTU},
+		{place{function: "ip_forward", reason: "IP_INHDR"}, &CauseTTL},
+		{place{function: "ip_rcv_core", reason: "IP_INHDR"}, &CauseHeader},
+		{place{function: "neigh_invalidate", reason: "NEIGH_FAILED"}, &CauseNeighbour},
+		{place{function: "enqueue_to_backlog", reason: "CPU_BACKLOG"}, &CauseBacklog},
+		{place{function: "__dev_queue_xmit", reason: "QDISC_DROP"}, &CauseQdisc},
+		{place{function: "__udp4_lib_rcv", reason: "NO_SOCKET"}, &CauseClosedPort},
+		{place{function: "tcp_v4_rcv", reason: "NO_SOCKET"}, &CauseClosedTCP},
+		{place{function: "tcp_v4_rcv", reason: "NOT_SPECIFIED"}, &CauseTCPHousekeeping},
+		{place{function: "veth_xdp_rcv_skb", reason: "NOT_SPECIFIED"}, &CauseXDP},
+		{place{function: "ip6_mc_input", reason: "NOT_SPECIFIED"}, &CauseMulticast},
+		{place{function: "whatever", reason: "NOT_SPECIFIED"}, &CauseOther},
+	} {
+		if got := causeOf(c.place); got.ID != c.want.ID {
+			t.Errorf("%+v: %s, want %s", c.place, got.ID, c.want.ID)
+		}
+	}
+}
+
+func TestRefine(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		cause Cause
+		delta Counters
+		want  *Cause
+	}{
+		{"full", CauseTableFull, Counters{"conntrack.drop": 5}, &CauseTableFull},
+		{"raw rule", CauseTableFull, Counters{"conntrack.drop": 0}, &CauseLegacyRule},
+		{"counters unknown", CauseTableFull, Counters{}, &CauseTableFull},
+		{"mangle rule", CausePortsExhausted, Counters{"conntrack.drop": 5, "conntrack.insert_failed": 0}, &CauseLegacyRule},
+		{"exhausted", CausePortsExhausted, Counters{"conntrack.drop": 5, "conntrack.insert_failed": 5}, &CausePortsExhausted},
+	} {
+		if got := refine(c.cause, c.delta, true); got.ID != c.want.ID {
+			t.Errorf("%s: %s, want %s", c.name, got.ID, c.want.ID)
+		}
+	}
+}
+
+func TestParseFilter(t *testing.T) {
+	for in, want := range map[string]Filter{
+		"":                                   {},
+		"tcp port 443":                       {Protocol: flow.TCP, Port: 443},
+		"udp and host 192.0.2.7 and port 53": {Protocol: flow.UDP, Port: 53, Prefix: netip.MustParsePrefix("192.0.2.7/32")},
+		"net 2001:db8::1/32":                 {Prefix: netip.MustParsePrefix("2001:db8::/32")},
+		"host 2001:db8::7":                   {Prefix: netip.MustParsePrefix("2001:db8::7/128")},
+	} {
+		got, err := ParseFilter([]string{in})
+		if err != nil || got != want {
+			t.Errorf("%q: %+v, %v; want %+v", in, got, err, want)
+		}
+	}
+	for in, want := range map[string]string{
+		"port":        "filter: port: value missing",
+		"port 0":      "not a port",
+		"port 70000":  "value out of range",
+		"host 10.0.0": "filter: host 10.0.0:",
+		"somewhere":   "not understood",
+	} {
+		if _, err := ParseFilter([]string{in}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", in, err, want)
+		}
+	}
+}
+
+func TestFilterWords(t *testing.T) {
+	family, address, mask := filterWords(netip.MustParsePrefix("192.0.2.128/25"))
+	if family != 2 || networkOrder(uint16(address[0])) != 0xc000 || address[1] != 0 {
+		t.Errorf("family %d address %x", family, address)
+	}
+	if (^mask[0]) == 0 || mask[1] != 0 {
+		t.Errorf("mask %x of /25", mask)
+	}
+	family, _, mask = filterWords(netip.MustParsePrefix("2001:db8::/33"))
+	if family != 10 || mask[0] != 0xffffffff || mask[1] == 0 || mask[2] != 0 {
+		t.Errorf("family %d mask %x of /33", family, mask)
+	}
+}
+
+const ruleset = `table inet filter { # handle 1
+	set banned { # handle 2
+		type ipv4_addr
+		elements = { 192.0.2.66 }
+	}
+
+	chain forward { # handle 3
+		type filter hook forward priority filter; policy drop;
+		ct state established,related accept # handle 4
+		ip saddr @banned counter packets 7 bytes 420 drop # handle 5
+		tcp dport { 25, 465 } drop # handle 6
+		iifname "wan0" udp dport 53 jump dns # handle 7
+	}
+
+	chain dns { # handle 8
+		ip daddr 198.51.100.0/24 reject # handle 9
+	}
+}
+table ip other { # handle 2
+	chain input { # handle 1
+		type filter hook input priority filter; policy accept;
+		drop # handle 2
+	}
+}
+`
+
+func TestParseNft(t *testing.T) {
+	want := []Rule{
+		{Chain: "inet filter forward", Hook: "forward", Text: "policy drop"},
+		{Chain: "inet filter forward", Hook: "forward", Text: "ip saddr @banned drop", Handle: "5", Packets: 7, Counted: true},
+		{Chain: "inet filter forward", Hook: "forward", Text: "tcp dport { 25, 465 } drop", Handle: "6"},
+		{Chain: "inet filter dns", Hook: "forward", Text: "ip daddr 198.51.100.0/24 reject", Handle: "9"},
+		{Chain: "ip other input", Hook: "input", Text: "drop", Handle: "2"},
+	}
+	if diff := cmp.Diff(want, parseNft(ruleset), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseLegacy(t *testing.T) {
+	saved := "*filter\n:INPUT ACCEPT [1:2]\n:FORWARD DROP [12:720]\n:mine - [0:0]\n" +
+		"[3:180] -A FORWARD -p tcp --dport 25 -j DROP\n[5:1] -A mine -j REJECT\n[9:9] -A INPUT -j ACCEPT\nCOMMIT\n"
+	want := []Rule{
+		{Chain: "iptables filter FORWARD", Hook: "forward", Text: "policy DROP", Packets: 12, Counted: true},
+		{Chain: "iptables filter FORWARD", Hook: "forward", Text: "-A FORWARD -p tcp --dport 25 -j DROP", Packets: 3, Counted: true},
+		{Chain: "iptables filter mine", Text: "-A mine -j REJECT", Packets: 5, Counted: true},
+	}
+	if diff := cmp.Diff(want, parseLegacy(saved), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestBlame wants the rule that fits the packet, by its counter or its conditions.
+func TestBlame(t *testing.T) {
+	packet := func(proto flow.Protocol, from, to string) []*DropSample {
+		return []*DropSample{{DropCount: DropCount{Hook: HookForward}, Interface: "wan0",
+			Packet: flow.Tuple{Protocol: proto, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}}}
+	}
+	rules := parseNft(ruleset)
+	for _, c := range []struct {
+		name    string
+		before  []Rule
+		samples []*DropSample
+		want    []string // handles; "" is the policy
+	}{
+		{"ports in a set", rules, packet(flow.TCP, "192.0.2.2:1024", "198.51.100.9:465"), []string{"6"}},
+		{"in a chain jumped to", rules, packet(flow.UDP, "192.0.2.2:1024", "198.51.100.9:53"), []string{"9"}},
+		{"only the policy fits", rules, packet(flow.UDP, "192.0.2.2:1024", "203.0.113.9:99"), []string{""}},
+		{"a counter that moved", nil, packet(flow.UDP, "192.0.2.66:1024", "203.0.113.9:99"), []string{"5", ""}},
+	} {
+		var got []string
+		for _, r := range blame(c.before, rules, map[Hook]bool{HookForward: true}, c.samples) {
+			got = append(got, r.Handle)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: handles %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestParseCounters(t *testing.T) {
+	root := fstest.MapFS{
+		"proc/thread-self/net/snmp":           {Data: []byte("Ip: Forwarding InAddrErrors\nIp: 1 42\nUdp: NoPorts\nUdp: 7\n")},
+		"proc/thread-self/net/netstat":        {Data: []byte("TcpExt: ListenOverflows IPReversePathFilter\nTcpExt: 3 9\n")},
+		"proc/thread-self/net/snmp6":          {Data: []byte("Ip6InNoRoutes     \t5\n")},
+		"proc/thread-self/net/softnet_stat":   {Data: []byte("0000000a 00000001 00000002\n00000010 00000002 00000000 0 0 0 0 0 0 00000003\n")},
+		"proc/thread-self/net/stat/arp_cache": {Data: []byte("entries allocs table_fulls\n00000002 00000001 0000000f\n00000002 00000000 00000001\n")},
+	}
+	got, err := ParseCounters(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Counters{"Ip.Forwarding": 1, "Ip.InAddrErrors": 42, "Udp.NoPorts": 7, "TcpExt.ListenOverflows": 3,
+		"TcpExt.IPReversePathFilter": 9, "Ip6InNoRoutes": 5, "softnet.processed": 26, "softnet.dropped": 3, "softnet.squeezed": 2,
+		"softnet.received_rps": 3, "neigh.allocs": 1, "neigh.table_fulls": 16}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	wrapped := Counters{"conntrack.drop": 5}.Sub(Counters{"conntrack.drop": 0xfffffffe})
+	if wrapped["conntrack.drop"] != 7 {
+		t.Errorf("across the wrap of 32 bits: %d, want 7", wrapped["conntrack.drop"])
+	}
+}
+
+func TestHeaderTuple(t *testing.T) {
+	v4 := []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, 0x04, 0x00, 0, 53, 0, 8, 0, 0}
+	want := "udp 192.0.2.1:1024 -> 198.51.100.2:53"
+	if got := headerTuple(v4).String(); got != want {
+		t.Errorf("IPv4: %s, want %s", got, want)
+	}
+	later := slices.Clone(v4)
+	later[7] = 3 // a later fragment has no ports
+	if got := headerTuple(later).Dest.Port(); got != 0 {
+		t.Errorf("later fragment: port %d", got)
+	}
+	v6 := append(append([]byte{0x60, 0, 0, 0, 0, 8, 58, 64}, netip.MustParseAddr("2001:db8::1").AsSlice()...), netip.MustParseAddr("2001:db8::2").AsSlice()...)
+	v6 = append(v6, 128, 0, 0, 0, 0x12, 0x34, 0, 1)
+	if got := headerTuple(v6).Source.Port(); got != 0x1234 {
+		t.Errorf("ICMPv6 echo: identifier %#x", got)
+	}
+	if headerTuple(v4[:10]).IsValid() {
+		t.Error("a cut header gave a tuple")
+	}
+}
