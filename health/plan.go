@@ -100,6 +100,9 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
 	w.probing = false
 	if w.ctx.Err() == nil {
 		w.due = w.next(start)
+		if w.due.Before(end) { // a long timeout; the next begins at once, and is not late
+			w.due = end
+		}
 		m.queue.push(w)
 	}
 	m.mu.Unlock()
