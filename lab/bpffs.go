@@ -33,21 +33,37 @@ func (l *Lab) mountBPFFS(n *Node) error {
 	return nil
 }
 
-func (l *Lab) unmountBPFFS(n *Node) error {
-	dir := filepath.Join(l.mountDir(), n.spec.Name)
-	if isBPFFS(dir) {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			return fmt.Errorf("node %s: unmount %s: %w", n.spec.Name, dir, err)
+// unmountAll removes what was mounted for the lab's gateways.
+func (l *Lab) unmountAll() error {
+	entries, err := os.ReadDir(l.mountDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		dir := filepath.Join(l.mountDir(), e.Name())
+		if isBPFFS(dir) {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+				return fmt.Errorf("unmount %s: %w", dir, err)
+			}
+		}
+		if err := os.Remove(dir); err != nil {
+			return err
 		}
 	}
-	n.bpffs = ""
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("node %s: %w", n.spec.Name, err)
+	for _, n := range l.nodes {
+		n.bpffs = ""
 	}
-	return nil
+	return os.Remove(l.mountDir())
 }
 
 func isBPFFS(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.BPF_FS_MAGIC
 }
+
+// BPFFS returns the directory, in the host's mount namespace, of the bpffs that is
+// the node's own; "" when it has none.
+func (n *Node) BPFFS() string { return n.bpffs }

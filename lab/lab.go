@@ -45,9 +45,7 @@ func Up(ctx context.Context, t Topology) (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("lab: network namespaces need root: run it with sudo")
 	}
-	if _, err := Sweep(); err != nil {
-		return nil, err
-	}
+	_, _ = Sweep() // what cannot be removed hinders nobody here; "sluice lab list" shows it
 	id := make([]byte, 3)
 	if _, err := rand.Read(id); err != nil {
 		return nil, err
@@ -205,11 +203,9 @@ func (l *Lab) Down() error {
 		if _, ok := namespaceInode(n.Path()); ok {
 			errs = append(errs, n.removeLinks())
 		}
-		errs = append(errs, deleteNamespace(n.full), l.unmountBPFFS(n), os.RemoveAll(n.StateDir()))
+		errs = append(errs, deleteNamespace(n.full), os.RemoveAll(n.StateDir()))
 	}
-	if err := os.Remove(l.mountDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, err)
-	}
+	errs = append(errs, l.unmountAll())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("lab %s: down: %w", l.ID(), err) // the record stays for another try
 	}
