@@ -96,7 +96,8 @@ func command(ctx context.Context, n *lab.Node, stdin string, args ...string) err
 	cmd := n.Command(ctx, args[0], args[1:]...)
 	cmd.Stdin = strings.NewReader(stdin)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", strings.Join(args[:min(len(args), 6)], " "), err, bytes.TrimSpace(out))
+		words, _, _ := strings.Cut(string(bytes.TrimSpace(out)), "\n")
+		return fmt.Errorf("%s: %w: %.200s", strings.Join(args[:min(len(args), 6)], " "), err, words)
 	}
 	return nil
 }
@@ -112,6 +113,8 @@ type stream struct {
 	rate     float64 // 0: as fast as it goes
 	stamp    bool
 	shuffled bool
+	// returned counts at the client what the server sends back.
+	returned bool
 	// reverse sends from the server's side to the client's.
 	reverse bool
 	source  *load.Range // nil: the clients
@@ -145,6 +148,9 @@ func (n *network) measure(t *Trial, s stream) (rates, error) {
 	}
 	defer sink.Close()
 	from, to, spec := n.ends(s)
+	if s.returned {
+		to = n.client
+	}
 	if err := sink.Attach(to, "eth0"); err != nil {
 		return rates{}, err
 	}

@@ -5,17 +5,36 @@ package bench
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
 )
 
 // openers open Sluice's datapaths in the namespace of the calling thread.
-var openers = map[string]func(t *Trial) (datapath.Datapath, error){
-	"nftables": func(*Trial) (datapath.Datapath, error) { return nft.Open() },
+var openers = map[string]func(t *Trial, n *network) (datapath.Datapath, error){
+	"nftables": func(*Trial, *network) (datapath.Datapath, error) { return nft.Open() },
+	"ebpf":     openEBPF,
+}
+
+// openEBPF opens the eBPF datapath with its pins on the gateway's own bpffs.
+func openEBPF(t *Trial, n *network) (datapath.Datapath, error) {
+	state, err := os.MkdirTemp("", "sluice-bench-")
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() error { return os.RemoveAll(state) })
+	o := ebpf.Options{StateDir: state, Log: slog.New(slog.DiscardHandler)}
+	if dir := n.gateway.BPFFS(); dir != "" {
+		o.Dir = filepath.Join(dir, "sluice")
+	}
+	return ebpf.Open(o)
 }
 
 // pool is the source pool of fullnat and snat rows: 32 addresses, room for two
@@ -49,7 +68,7 @@ func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Tr
 			if err := warmNeighbour(t, n); err != nil {
 				return err
 			}
-			if _, err := applySluice(t, n, path, conf(t.Point)); err != nil {
+			if err := applySluice(t, n, path, conf(t.Point)); err != nil {
 				return err
 			}
 			return drive(t, n)
@@ -57,20 +76,26 @@ func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Tr
 	}
 }
 
-// applySluice opens a datapath on the gateway, gives it the configuration and
-// removes it with the trial.
-func applySluice(t *Trial, n *network, path, yaml string) (*datapath.Change, error) {
+// applySluice reads a configuration and gives it to a datapath.
+func applySluice(t *Trial, n *network, path, yaml string) error {
 	c, err := config.Decode("bench", []byte(yaml))
 	if err != nil {
-		return nil, err
+		return err
 	}
+	_, _, err = applyConfig(t, n, path, c)
+	return err
+}
+
+// applyConfig opens a datapath on the gateway, gives it the configuration and
+// removes it with the trial.
+func applyConfig(t *Trial, n *network, path string, c *config.Config) (datapath.Datapath, *datapath.Change, error) {
 	var d datapath.Datapath
-	err = n.gateway.Do(func() (err error) {
-		d, err = openers[path](t)
+	err := n.gateway.Do(func() (err error) {
+		d, err = openers[path](t, n)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("datapath %s: %w", path, err)
+		return nil, nil, fmt.Errorf("datapath %s: %w", path, err)
 	}
 	t.Cleanup(func() error {
 		// Not the trial's context: what was made is removed even when it has ended.
@@ -82,14 +107,14 @@ func applySluice(t *Trial, n *network, path, yaml string) (*datapath.Change, err
 	})
 	s, err := snapshotOf(c, d)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var change *datapath.Change
 	err = n.gateway.Do(func() (err error) {
 		change, err = d.Apply(t, s)
 		return err
 	})
-	return change, err
+	return d, change, err
 }
 
 // snapshotOf gives the whole configuration to one datapath, all backends up. What

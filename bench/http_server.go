@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/load"
+)
+
+// tool says why a program that a row needs is missing, "" when it is there.
+func tool(names ...string) func(Point) string {
+	return func(Point) string {
+		for _, n := range names {
+			if _, err := exec.LookPath(n); err != nil {
+				return "the program " + n + " is not installed"
+			}
+		}
+		return ""
+	}
+}
+
+// daemon runs a program in a node until the trial ends, with files of its own in
+// a directory that replaces DIR in the arguments.
+func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (*exec.Cmd, error) {
+	dir, err := os.MkdirTemp("", "sluice-bench-")
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() error { return os.RemoveAll(dir) })
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(text, "DIR", dir)), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
+	}
+	cmd := node.Command(t, args[0], args[1:]...)
+	var words bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &words, &words
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", args[0], err)
+	}
+	t.Cleanup(func() error {
+		err := cmd.Process.Signal(os.Interrupt)
+		timer := time.AfterFunc(3*time.Second, func() { cmd.Process.Kill() })
+		defer timer.Stop()
+		cmd.Wait() // it was told to end: how it ends is of no interest
+		if errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("%s ended early: %.300s", args[0], strings.TrimSpace(words.String()))
+		}
+		return nil
+	})
+	return cmd, nil
+}
+
+// nginxConf serves 210 bytes from memory with two workers.
+const nginxConf = `daemon off; worker_processes 2; pid DIR/nginx.pid; error_log stderr crit;
+events { worker_connections 20000; }
+http { access_log off; client_body_temp_path DIR/a; proxy_temp_path DIR/b; fastcgi_temp_path DIR/c; uwsgi_temp_path DIR/d; scgi_temp_path DIR/e;
+ server { listen 80 backlog=20000 reuseport; listen [::]:80 backlog=20000 reuseport; location / { return 200 "%s"; } } }
+`
+
+// startWeb runs nginx on the server node and waits until it listens.
+func startWeb(t *Trial, n *network) (*exec.Cmd, error) {
+	conf := fmt.Sprintf(nginxConf, strings.Repeat("x", 60))
+	cmd, err := daemon(t, n.server, map[string]string{"nginx.conf": conf}, "nginx", "-c", "DIR/nginx.conf", "-e", "stderr")
+	if err != nil {
+		return nil, err
+	}
+	return cmd, n.waitFor(t, n.server, "127.0.0.1:80")
+}
+
+// waitFor waits until something listens.
+func (n *network) waitFor(ctx context.Context, node *lab.Node, address string) error {
+	var err error
+	for range 200 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		c, dialErr := node.Dial(ctx, nil, "tcp", address)
+		if dialErr == nil {
+			return c.Close()
+		}
+		err = dialErr
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
+// askWeb has the real HTTP client ask from the client node. It is this same
+// program, started there: a Go process cannot move all its threads.
+func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := n.client.Command(t, self, "load", "http", "--json", "--seconds", strconv.FormatFloat(t.Seconds, 'f', -1, 64),
+		"--connections", strconv.Itoa(connections), "--timeout", "5s", url)
+	var words bytes.Buffer
+	cmd.Stderr = &words
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("load http: %w: %.300s", err, strings.TrimSpace(words.String()))
+	}
+	var r load.HTTPResult
+	if err := json.Unmarshal(out, &r); err != nil {
+		return nil, fmt.Errorf("load http: %w", err)
+	}
+	return &r, nil
+}
+
+// wait sleeps for so many milliseconds, or until the trial ends.
+func wait(ctx context.Context, ms int) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Duration(ms) * time.Millisecond):
+		return nil
+	}
+}
+
+func readable(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

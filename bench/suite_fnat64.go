@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/load"
+)
+
+func fnat64Suite() Suite {
+	s := Suite{
+		Name: "fnat64", Title: "Full NAT within and between IPv4 and IPv6",
+		About: "84-byte UDP packets to one service in mode fullnat. “There” counts packets at the server. “There and back” has " +
+			"the server return each datagram, and counts at the client: twice the gateway's work a datagram.",
+		Reproduces: "DPVS, pull request 1063: FNAT64 against FNAT44",
+		Points: []Point{
+			{Name: "there, 50,000 flows", Value: 50_000}, {Name: "and back, 50,000 flows", Value: 50_000},
+			{Name: "there, 1 flow", Value: 1}, {Name: "and back, 1 flow", Value: 1},
+		},
+		Metrics: []Metric{mpps},
+		Limit:   redirectRow,
+		Rows: []Row{{
+			Name: redirectRow, About: "XDP programs that swap the MAC addresses and redirect, both ways",
+			Run: func(t *Trial) error {
+				n, err := newNetwork(t)
+				if err != nil {
+					return err
+				}
+				if err := setRedirectBoth(t, n); err != nil {
+					return err
+				}
+				return fullnatDrive(vip4)(t, n)
+			},
+		}},
+		NotShown: []string{
+			"DPVS itself: it needs DPDK and a network card of its own; its figures are 76 % for FNAT64 against FNAT44 before, and 84 % after, the change.",
+			"Real clients and servers: nobody has a TCP stack here.",
+		},
+	}
+	for _, attach := range []string{"xdp", "tc"} {
+		for _, mix := range []struct {
+			name     string
+			vip, srv netip.Addr
+		}{{"44", vip4, server4}, {"66", vip6, server6}, {"64", vip6, server4}, {"46", vip4, server6}} {
+			conf := service{mode: "fullnat", protocol: "udp", attach: attach, port: 53, vip: mix.vip, backend: mix.srv}
+			s.Rows = append(s.Rows, sluiceRow("sluice ebpf FNAT"+mix.name+" ("+attach+")", "client and server families as named", "ebpf", conf.yaml, fullnatDrive(mix.vip)))
+		}
+	}
+	const source = "DPVS pull request 1063, share of FNAT44 (before; after: 0.84)"
+	for _, point := range []string{"there, 50,000 flows", "and back, 50,000 flows"} {
+		s.Comparisons = append(s.Comparisons, Comparison{
+			What: "FNAT64 / FNAT44, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: "sluice ebpf FNAT44 (xdp)", Point: point,
+			Published: 84, PublishedAgainst: 100, Source: source,
+		})
+	}
+	return s
+}
+
+// fullnatDrive sends to the service, and has the server answer at the points
+// that say so.
+func fullnatDrive(vip netip.Addr) func(*Trial, *network) error {
+	return func(t *Trial, n *network) error {
+		s := streamTo(vip, t.Point.Value)
+		s.size, s.v6 = 84, vip.Is6()
+		if t.Point.Name[:3] == "and" {
+			r, err := load.NewReflector(n.server, "eth0")
+			if err != nil {
+				return err
+			}
+			t.closeLater(r)
+			s.returned = true
+		}
+		return reportPackets(t, n, s)
+	}
+}

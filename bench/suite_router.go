@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// lineRate is that of the shaped links in bits a second.
+const lineRate = 100e6
+
+func routerSuite() Suite {
+	s := Suite{
+		Name: "router", Title: "The software router: forwarding, NAT, NAT with log and firewall",
+		About: "One TCP stream of iperf3 from a client behind the router to a server outside, real TCP stacks at both ends, over " +
+			"links shaped to 100 Mbit/s by tbf and over unshaped ones. The share is that of the line's 100 Mbit/s; " +
+			"CPU is that of the whole machine, both TCP stacks included.",
+		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
+		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
+		Metrics: []Metric{
+			{Name: "throughput", Unit: "Mbit/s", Digits: 0}, {Name: "share of line", Unit: "%", Digits: 1},
+			{Name: "CPU", Unit: "% of the machine", LowerIsBetter: true, Digits: 0},
+		},
+		NotShown: []string{"Old hardware: the study's router was a PC with 100 Mbit/s cards, where NAT cost throughput; here the line is full in every row, and the CPU column shows the cost."},
+	}
+	add := func(name, about string, set setup) {
+		s.Rows = append(s.Rows, Row{Name: name, About: about, Absent: tool("iperf3", "tc"), Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if set != nil {
+				if err := set(t, n); err != nil {
+					return err
+				}
+			}
+			return n.reportRouter(t)
+		}})
+	}
+	sluice := func(name, about, path string, yaml string) {
+		r := sluiceRow(name, about, path, func(Point) string { return yaml }, func(t *Trial, n *network) error { return n.reportRouter(t) })
+		absent := r.Absent
+		r.Absent = func(p Point) string {
+			if why := tool("iperf3", "tc")(p); why != "" {
+				return why
+			}
+			return absent(p)
+		}
+		s.Rows = append(s.Rows, r)
+	}
+	add("forwarding only", "the kernel routes", nil)
+	add("iptables NAT", "masquerade", iptablesRule("POSTROUTING", "-o", "lan0", "-j", "MASQUERADE"))
+	add("iptables NAT + log + firewall", "masquerade, a limited log rule and 100 filter rules", iptablesRouter)
+	add("nft NAT", "masquerade", nftMasquerade)
+	const nat = "nat:\n  - {name: office, type: masquerade, out: lan0}\n"
+	head := func(attach string) string { return service{attach: attach}.head(Point{}) }
+	sluice("sluice nftables NAT", "masquerade", "nftables", head("")+nat)
+	sluice("sluice nftables NAT + log + firewall", "masquerade, a limited log rule, a deny set of 100 addresses", "nftables", head("")+nat+routerFirewall())
+	sluice("sluice ebpf NAT (tc)", "masquerade by tc", "ebpf", head("tc")+nat)
+	for _, c := range []struct {
+		what, row string
+		published float64
+	}{{"NAT", "iptables NAT", 82}, {"NAT + log + firewall", "iptables NAT + log + firewall", 77}} {
+		s.Comparisons = append(s.Comparisons, Comparison{
+			What: "iptables " + c.what + " / forwarding", Row: c.row, Against: "forwarding only",
+			Published: c.published, PublishedAgainst: 86, Source: "the software router study, % of a 100 Mbit/s line",
+		})
+	}
+	return s
+}
+
+func routerFirewall() string {
+	s := "firewall:\n  sets:\n    banned: ["
+	for i := range 100 {
+		s += fmt.Sprintf("198.51.100.%d/32, ", i)
+	}
+	return s + "]\n  rules:\n    - {action: drop, source: \"@banned\"}\n    - {action: log, protocol: tcp, hook: forward, rate: 6/minute, burst: 1, prefix: \"NAT:\"}\n"
+}
+
+func iptablesRouter(t *Trial, n *network) error {
+	rules := "*nat\n-A POSTROUTING -o lan0 -j MASQUERADE\nCOMMIT\n*filter\n"
+	for i := range 100 {
+		rules += fmt.Sprintf("-A FORWARD -s 198.51.100.%d -j DROP\n", i)
+	}
+	rules += "-A FORWARD -p tcp -m limit --limit 6/minute --limit-burst 1 -j LOG --log-prefix NAT:\nCOMMIT\n"
+	return command(t, n.gateway, rules, "iptables-legacy-restore")
+}
+
+// reportRouter shapes the links where the point says so and runs iperf3.
+func (n *network) reportRouter(t *Trial) error {
+	if t.Point.Value > 0 {
+		for _, iface := range []string{"wan0", "lan0"} {
+			err := command(t, n.gateway, "", "tc", "qdisc", "add", "dev", iface, "root", "tbf", "rate", strconv.Itoa(t.Point.Value)+"bit", "burst", "64kb", "latency", "20ms")
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := daemon(t, n.server, nil, "iperf3", "-s"); err != nil {
+		return err
+	}
+	if err := n.waitFor(t, n.server, "127.0.0.1:5201"); err != nil {
+		return err
+	}
+	before := readLoad()
+	cmd := n.client.Command(t, "iperf3", "-J", "-c", server4.String(), "-t", strconv.Itoa(max(1, int(t.Seconds))))
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("iperf3: %w: %.200s", err, out)
+	}
+	var r struct {
+		End struct {
+			Received struct {
+				BPS     float64 `json:"bits_per_second"`
+				Seconds float64 `json:"seconds"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		return fmt.Errorf("iperf3: %w", err)
+	}
+	t.Report("throughput", r.End.Received.BPS/1e6)
+	if t.Point.Value > 0 {
+		t.Report("share of line", 100*r.End.Received.BPS/lineRate)
+	}
+	t.Report("CPU", before.busySince()*100)
+	return nil
+}

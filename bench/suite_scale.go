@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/load"
+)
+
+func scaleSuite() Suite {
+	s := Suite{
+		Name: "scale", Title: "From a thousand to four million flows",
+		About: "60-byte UDP packets. New flows: each packet is the first of its flow, all as fast as one CPU goes. Rate: packets " +
+			"over all these flows, shuffled. Memory is what the machine's free memory lost a flow between before the setup and " +
+			"after the last flow. Apply is the time from the configuration to its verified presence in the kernel.",
+		Points: []Point{
+			{Name: "1,000", Value: 1000, Shuffled: true}, {Name: "50,000", Value: 50_000, Shuffled: true},
+			{Name: "1,000,000", Value: 1_000_000, Shuffled: true}, {Name: "4,000,000", Value: 4_000_000, Shuffled: true},
+		},
+		Metrics: []Metric{
+			mpps, {Name: "new flows", Unit: "1000/s", Digits: 0}, {Name: "memory", Unit: "bytes a flow", LowerIsBetter: true},
+			{Name: "apply", Unit: "ms", LowerIsBetter: true, Digits: 1},
+		},
+		NotShown: []string{
+			"Memory and new flows of few flows: what the machine does besides is more than that.",
+			"Flows of real traffic, most of which are idle: here each has a packet in its turn.",
+		},
+	}
+	peer := func(name, about string, set setup, dest netip.Addr) Row {
+		return Row{Name: name, About: about, Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if err := t.needConntrack(t.Point.Value + 1<<17); err != nil {
+				return err
+			}
+			if err := warmNeighbour(t, n); err != nil {
+				return err
+			}
+			before := kernelMemory()
+			if err := set(t, n); err != nil {
+				return err
+			}
+			return n.reportScale(t, streamTo(dest, t.Point.Value), before)
+		}}
+	}
+	s.Rows = []Row{
+		peer("iptables DNAT", "one rule", iptablesDNAT, vip4),
+		peer("nft DNAT", "a map lookup", nftDNAT, vip4),
+		peer("nft masquerade", "one address, 64 servers", nftMasquerade, outside),
+	}
+	for _, r := range []struct {
+		name, path, attach string
+		snat               bool
+	}{
+		{"sluice nftables dnat", "nftables", "", false}, {"sluice ebpf dnat (xdp)", "ebpf", "xdp", false}, {"sluice ebpf snat (xdp)", "ebpf", "xdp", true},
+	} {
+		s.Rows = append(s.Rows, absentRow(Row{Name: r.name, About: "one service or rule; eBPF tables sized for the point", Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if err := t.needConntrack(t.Point.Value + 1<<17); err != nil {
+				return err
+			}
+			if err := warmNeighbour(t, n); err != nil {
+				return err
+			}
+			return n.scaleSluice(t, r.path, r.attach, r.snat)
+		}}, r.path))
+	}
+	return s
+}
+
+func (n *network) scaleSluice(t *Trial, path, attach string, snat bool) error {
+	dest := vip4
+	yaml := service{mode: "dnat", protocol: "udp", attach: attach, port: 53, vip: vip4, backend: server4}.yaml(t.Point)
+	if snat {
+		yaml, dest = snatYAML(attach)(t.Point), outside
+	}
+	c, err := config.Decode("bench", []byte(yaml))
+	if err != nil {
+		return err
+	}
+	if attach != "" {
+		c.Tables.Flows, c.Tables.Flows6 = max(t.Point.Value*21/20, 65536), 65536
+	}
+	before := kernelMemory()
+	d, change, err := applyConfig(t, n, path, c)
+	if err != nil {
+		return err
+	}
+	t.Report("apply", float64(change.Duration)/1e6)
+	if path == "ebpf" {
+		// Its tables are allocated as a whole; the datapath knows what they take.
+		before = 0
+		if err := n.reportTables(t, d); err != nil {
+			return err
+		}
+	}
+	return n.reportScale(t, streamTo(dest, t.Point.Value), before)
+}
+
+// reportTables reports the memory of all of a datapath's tables a flow.
+func (n *network) reportTables(t *Trial, d datapath.Datapath) error {
+	c, err := d.Counters(t)
+	if err != nil {
+		return err
+	}
+	var sum uint64
+	for _, table := range c.Tables {
+		sum += table.Bytes
+	}
+	if sum > 0 && t.Point.Value >= 1_000_000 {
+		t.Report("memory", float64(sum)/float64(t.Point.Value))
+	}
+	return nil
+}
+
+// reportScale opens every flow once, then measures over all of them.
+func (n *network) reportScale(t *Trial, s stream, before uint64) error {
+	perSecond, arrived, err := n.openFlows(t, s)
+	if err != nil {
+		return err
+	}
+	if lost := t.Point.Value - int(arrived); lost*50 > t.Point.Value {
+		t.Note("%s flows: %.0f %% of the first packets did not arrive", t.Point.Name, 100*float64(lost)/float64(t.Point.Value))
+	}
+	if t.Point.Value >= 50_000 {
+		t.Report("new flows", perSecond/1e3)
+	}
+	if used := kernelMemory(); before > 0 && used > before && t.Point.Value >= 1_000_000 {
+		t.Report("memory", float64(used-before)/float64(t.Point.Value))
+	}
+	return reportPackets(t, n, s)
+}
+
+// openFlows sends one packet of each flow and returns how many a second arrived.
+func (n *network) openFlows(t *Trial, s stream) (perSecond float64, arrived uint64, err error) {
+	sink, err := load.NewSink(load.SinkOptions{})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer sink.Close()
+	from, to, spec := n.ends(s)
+	if err := sink.Attach(to, "eth0"); err != nil {
+		return 0, 0, err
+	}
+	spec.Limit = uint64(s.flows)
+	sender, err := load.NewSender(from, spec, []int{t.CPU})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer sender.Close()
+	ctx, cancel := context.WithTimeout(t, 2*time.Minute)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- sender.Run(ctx, nil) }()
+	// The clock starts with the first arrival: the call that sends begins with
+	// waiting for a grace period.
+	var begin time.Time
+	for {
+		r, err := sink.Read()
+		if err != nil {
+			return 0, 0, err
+		}
+		if begin.IsZero() && r.Packets > 0 {
+			begin, arrived = time.Now(), r.Packets
+		}
+		select {
+		case err := <-done:
+			took := time.Since(begin).Seconds()
+			r, readErr := sink.Read()
+			if err != nil || readErr != nil || r.Packets == 0 || begin.IsZero() {
+				return 0, r.Packets, fmt.Errorf("open flows: %d of %d arrived: %w", r.Packets, s.flows, errOr(err, readErr))
+			}
+			return float64(r.Packets-arrived) / took, r.Packets, nil
+		case <-time.After(100 * time.Microsecond):
+		}
+	}
+}
+
+func errOr(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("nothing seen in time")
+}
+
+// kernelMemory returns the kernel's unreclaimable slab memory in bytes, which is
+// where connection tracking keeps its entries.
+func kernelMemory() uint64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for line := range bytes.Lines(b) {
+		if f := strings.Fields(string(line)); len(f) >= 2 && f[0] == "SUnreclaim:" {
+			kb, _ := strconv.ParseUint(f[1], 10, 64)
+			return kb << 10
+		}
+	}
+	return 0
+}
