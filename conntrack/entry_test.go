@@ -5,6 +5,7 @@ package conntrack
 import (
 	"context"
 	"encoding/hex"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -285,5 +286,15 @@ func TestAddSource(t *testing.T) {
 	}
 	if s.Total != (Count{Entries: 1, Closing: 1}) || s.Translated != [4]uint32{0, 1, 0, 0} {
 		t.Errorf("summary %+v %v", s.Total, s.Translated)
+	}
+}
+
+func TestUnseen(t *testing.T) {
+	got := unseen([]error{
+		fmt.Errorf("namespace a: enter: %w", unix.EPERM), fmt.Errorf("namespace b: %w", unix.EACCES),
+		fmt.Errorf("namespace gone: %w", unix.ENOENT), fmt.Errorf("namespace c: %w", unix.EIO)})
+	want := []string{"namespace c: input/output error", "2 network namespaces may not be entered: run as root of the host"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sentences (-want +got):\n%s", diff)
 	}
 }

@@ -3,9 +3,11 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"time"
 )
@@ -101,14 +103,40 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 	if err := wait(ctx, a.Window-time.Since(start)); err != nil {
 		return nil, err
 	}
+	var failed []error
 	for i, ns := range namespaces {
-		s.fill(ns, before[i], read(ctx, ns))
+		after := read(ctx, ns)
+		if err := cmp.Or(before[i].err, after.err); err != nil {
+			failed = append(failed, fmt.Errorf("namespace %s: %w", ns.Name, err))
+			continue
+		}
+		s.fill(ns, before[i], after)
 	}
+	s.Blind = append(s.Blind, unseen(failed)...)
 	s.Window = time.Since(start)
 	if len(s.Fills) == 0 {
-		return nil, errors.Join(before[0].err, errors.New("no namespace's connection table could be read"))
+		return nil, fmt.Errorf("no connection table could be read: %w", errors.Join(failed...))
 	}
 	return s, nil
+}
+
+// unseen says which namespaces could not be read: those that need more rights in
+// one sentence, those that are gone in none.
+func unseen(failed []error) (list []string) {
+	denied := 0
+	for _, err := range failed {
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			denied++
+		case errors.Is(err, fs.ErrNotExist):
+		default:
+			list = append(list, err.Error())
+		}
+	}
+	if denied > 0 {
+		list = append(list, fmt.Sprintf("%d network namespaces may not be entered: run as root of the host", denied))
+	}
+	return list
 }
 
 // reading is one look at a namespace's numbers.
@@ -156,11 +184,8 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 	return nil
 }
 
+// fill adds what two looks at a namespace tell.
 func (s *Survey) fill(ns Namespace, before, after reading) {
-	if err := errors.Join(before.err, after.err); err != nil {
-		s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v", ns.Name, err))
-		return
-	}
 	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
 		Counted: after.counters.Sub(before.counters), Since: after.counters,
 		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds()}

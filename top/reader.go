@@ -74,13 +74,15 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	seconds := c.Time.Sub(h.lastAt).Seconds()
 	first := h.lastAt.IsZero()
 	now := map[string]reading{}
+	var failed error
 	for _, ns := range namespaces {
 		f, err := h.fill(ctx, ns, seconds, now)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			continue // it went away, or has no connection tracking
+			failed = err // it went away, or has no connection tracking
+			continue
 		}
 		c.Fills = append(c.Fills, f)
 		c.DropsPerSecond += float64(f.Counted.Drop) / seconds
@@ -90,7 +92,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	h.softirq(c, first, seconds)
 	c.Took = time.Since(c.Time)
 	if len(c.Fills) == 0 {
-		return nil, errors.New("no connection table could be read: run as root")
+		return nil, fmt.Errorf("no connection table could be read: %w", failed)
 	}
 	if h.hidden > 0 {
 		c.Blind = append(c.Blind, fmt.Sprintf("%d process(es) keep their network namespace to themselves", h.hidden))

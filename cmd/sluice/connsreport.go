@@ -124,7 +124,7 @@ func (r *connsReport) write(w io.Writer) error {
 		}
 	}
 	for _, b := range r.Blind {
-		fmt.Fprintf(w, "\nnot seen: %s\n", b)
+		fmt.Fprintf(w, "\nnot seen: %s\n", wrap(b, reportWidth-10, "\n          "))
 	}
 	return nil
 }
