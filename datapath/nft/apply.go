@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
-	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
@@ -31,14 +30,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	change := d.describe(result, delta)
 	if !delta.Empty() {
 		d.retire(delta)
-		err := d.conn.Apply(delta)
-		if d.withoutFlowtable(s, err) {
-			if result, delta, err = d.prepare(ctx, s); err == nil {
-				change = d.describe(result, delta)
-				err = d.conn.Apply(delta)
-			}
-		}
-		if err != nil {
+		if err := d.conn.Apply(delta); err != nil {
 			return nil, d.refused(err)
 		}
 		if err := d.verify(delta, result); err != nil {
@@ -58,17 +50,6 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	return change, nil
 }
 
-// withoutFlowtable reports whether an apply shall be tried again without a
-// flowtable: when the kernel has none and the configuration leaves the choice.
-func (d *Datapath) withoutFlowtable(s *datapath.Snapshot, err error) bool {
-	var r *nfnl.Refusal
-	if !errors.As(err, &r) || !r.Flowtable || s.Config.Flowtable == config.SwitchOn {
-		return false
-	}
-	d.flowtable = flowtableMissing
-	return true
-}
-
 // wantsFlowtable tells whether the snapshot is compiled with a flowtable.
 func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 	switch s.Config.Flowtable {
@@ -77,8 +58,7 @@ func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 	case config.SwitchOff:
 		return false
 	}
-	forwards := len(s.Services)+len(s.NAT) > 0
-	return forwards && d.flowtable != flowtableMissing
+	return d.flowtables && len(s.Services)+len(s.NAT) > 0
 }
 
 // refused makes sure that a refused transaction left things as they were.

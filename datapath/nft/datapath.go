@@ -41,18 +41,9 @@ type Datapath struct {
 	generation uint32
 	// retired counts what objects had counted that are no more.
 	retired retired
-	// flowtable tells whether the kernel has flowtables, once it was asked.
-	flowtable flowtableState
+	// flowtables tells whether the kernel has flowtables.
+	flowtables bool
 }
-
-// flowtableState is what is known of the kernel's flowtables.
-type flowtableState int
-
-const (
-	flowtableUnknown flowtableState = iota
-	flowtableThere
-	flowtableMissing
-)
 
 var _ datapath.Datapath = (*Datapath)(nil)
 
@@ -62,7 +53,8 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := conn.Generation(); err != nil {
+	flowtables, err := conn.HasFlowtables()
+	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	h, err := openHost()
@@ -73,7 +65,7 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), h.close())
 	}
-	return &Datapath{conn: conn, host: h, tracking: tracking}, nil
+	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables}, nil
 }
 
 // Name returns "nftables".

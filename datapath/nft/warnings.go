@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -34,7 +35,7 @@ func (d *Datapath) Warnings() []string {
 			out = append(out, fmt.Sprintf("%s is 0: %s; write 1 with \"sysctl -w %s=1\"", c.key, c.effect, c.key))
 		}
 	}
-	if d.flowtable == flowtableMissing {
+	if !d.flowtables && d.snapshot.Config.Flowtable != config.SwitchOff {
 		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
 	}
 	return out

@@ -30,6 +30,7 @@ func (p *part) dsr() error {
 		p.persist = &config.Persistence{Key: keys, Timeout: config.Duration(dsrMemory), Size: dsrMemorySize}
 	}
 	p.refuse()
+	p.memory()
 	p.chain(p.table, p.prefix, append(p.access(), p.choose()...)...)
 	p.listen(p.ingressMap(), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 	p.routed = true

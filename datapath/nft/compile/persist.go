@@ -53,6 +53,9 @@ func (p *part) persistTimeout() time.Duration {
 // backend leads to its chain. Backends that take no new flows have none, so a
 // client of theirs is scheduled again.
 func (p *part) memory() {
+	if p.persist == nil {
+		return
+	}
 	size := p.persist.Size
 	if size == 0 {
 		size = defaultPersistSize

@@ -19,7 +19,7 @@ func (p *part) refuse() {
 	s := p.svc
 	guarded := s.Limits != config.Limits{} || len(s.Allow)+len(s.Deny) > 0 ||
 		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
-	if guarded && len(p.active) > 0 {
+	if guarded {
 		p.chain(p.table, p.prefix+"/refused", rs.NewRule().Counter().Drop().Rule(""))
 	}
 }

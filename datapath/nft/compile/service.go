@@ -98,6 +98,7 @@ func portsOf(l config.Listen) []flow.Ports {
 func (p *part) dnat() error {
 	p.refuse()
 	p.plain = p.isPlain()
+	p.memory()
 	var rules []rs.Rule
 	rules = append(rules, p.access()...)
 	rules = append(rules, p.limits()...)
@@ -208,7 +209,6 @@ func (p *part) choose() []rs.Rule {
 		rules = append(rules, r)
 	}
 	if p.persist != nil {
-		p.memory()
 		rules = append(rules,
 			p.rule().Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""),
 			p.rule().Forget(p.prefix+"/clients", p.persistKey()...).Rule(""))

@@ -21,6 +21,7 @@ func (p *part) stateless() error {
 			p.svc.Scheduler, p.svc.Protocol)
 	}
 	p.refuse()
+	p.memory()
 	rules := append(p.access(), p.choose()...)
 	p.chain(p.table, p.prefix, rules...)
 	p.listen(mapStateless, rs.Verdict{Code: rs.Goto, Chain: p.prefix})

@@ -129,6 +129,31 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 	return c.verdict(b, begin, lastSeq)
 }
 
+// HasFlowtables asks the kernel whether it has flowtables, by a transaction that
+// makes one and then fails on purpose, so that nothing is ever in force.
+func (c *Conn) HasFlowtables() (bool, error) {
+	const name = "probe"
+	err := c.Apply(&ruleset.Delta{
+		AddTables:  []ruleset.Family{ruleset.Inet},
+		DelSets:    []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: ruleset.Inet, Name: name}}}},
+		AddObjects: []ruleset.Item[*ruleset.Object]{{Of: &ruleset.Object{ID: ruleset.ID{Table: ruleset.Inet, Name: name}}}},
+	})
+	refusals, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return false, err
+	}
+	for _, err := range refusals.Unwrap() {
+		var r *Refusal
+		if !errors.As(err, &r) {
+			return false, err
+		}
+		if r.Flowtable {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // estimate guesses the size of a transaction, to spare growing its buffer.
 func estimate(d *ruleset.Delta) int {
 	return 120*(len(d.AddChains)+len(d.AddSets)) + 400*len(d.AddRules) + 110*(len(d.AddElements)+len(d.DelElements))

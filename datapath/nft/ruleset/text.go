@@ -3,6 +3,8 @@
 package ruleset
 
 import (
+	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,7 +72,11 @@ func (o *Object) String() string {
 
 func (s *Set) print(b *strings.Builder, elements []Element) {
 	fmt.Fprintf(b, "\t%s\n", s.header())
+	number := len(s.Key) == 1 && s.Key[0].Host
 	slices.SortFunc(elements, func(x, y Element) int {
+		if number {
+			return cmp.Compare(binary.NativeEndian.Uint32([]byte(x.Key)), binary.NativeEndian.Uint32([]byte(y.Key)))
+		}
 		if c := strings.Compare(x.Key, y.Key); c != 0 {
 			return c
 		}

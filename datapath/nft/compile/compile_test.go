@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// snapshotOf takes what nftables carries of a configuration, all backends up.
+func snapshotOf(c *config.Config) *datapath.Snapshot {
+	s := &datapath.Snapshot{Config: c}
+	for i := range c.Services {
+		if Carries(&c.Services[i]) == nil {
+			s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: make([]datapath.State, len(c.Services[i].Backends))})
+		}
+	}
+	for i := range c.NAT {
+		if CarriesNAT(&c.NAT[i]) == nil {
+			s.NAT = append(s.NAT, &c.NAT[i])
+		}
+	}
+	for i := range c.Firewall.Rules {
+		if CarriesRule(&c.Firewall.Rules[i]) == nil {
+			s.Rules = append(s.Rules, &c.Firewall.Rules[i])
+		}
+	}
+	return s
+}
+
+func testEnv() Env {
+	lan := Interface{Name: "lan0", Index: 3, MAC: config.MAC{2, 0, 0, 0, 0, 3}}
+	return Env{
+		Interfaces: []Interface{{Name: "wan0", Index: 2}, lan},
+		Route: func(a netip.Addr) (Interface, error) {
+			if a == netip.MustParseAddr("10.9.9.9") {
+				return Interface{}, errors.New("10.9.9.9 is reached by way of router 10.0.2.1")
+			}
+			return lan, nil
+		},
+	}
+}
+
+// TestExamples compares what the example files compile to, as text, with golden
+// files; long maps are cut.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		t.Run(name, func(t *testing.T) {
+			c, err := config.Load(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := Compile(snapshotOf(c), testEnv(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, golden := cut(r.Ruleset.String()), filepath.Join("testdata", name+".nft")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("ruleset differs from %s (-want +got):\n%s", golden, diff)
+			}
+		})
+	}
+}
+
+// cut leaves the first four elements of every map.
+func cut(text string) string {
+	var out []string
+	n := 0
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "\t\t\t     ") {
+			if n++; n == 4 {
+				out = append(out, "\t\t\t     ...\n")
+			}
+			if n >= 4 {
+				continue
+			}
+		} else {
+			n = 0
+		}
+		out = append(out, line)
+	}
+	return strings.Join(out, "")
+}
+
+func TestCompileIsDeterministic(t *testing.T) {
+	c, err := config.Load("../../../examples/router.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := Compile(snapshotOf(c), testEnv(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		again, err := Compile(snapshotOf(c), testEnv(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := rs.Diff(first.Ruleset, again.Ruleset); !d.Empty() || first.Ruleset.String() != again.Ruleset.String() {
+			t.Fatal("two runs differ")
+		}
+	}
+}
+
+func TestWhatIsRefused(t *testing.T) {
+	v4 := []config.Listen{{Address: netip.MustParseAddr("192.0.2.1"), Ports: []flow.Ports{{First: 80, Last: 80}}}}
+	a := config.Backend{Name: "a", Address: netip.MustParseAddr("10.0.2.2")}
+	a6 := config.Backend{Name: "a6", Address: netip.MustParseAddr("fd00:2::2")}
+	service := func(change func(*config.Service)) *config.Config {
+		s := config.Service{Name: "web", Listen: v4, Protocol: flow.TCP, Mode: config.ModeDNAT, Backends: []config.Backend{a}}
+		change(&s)
+		return &config.Config{Services: []config.Service{s}}
+	}
+	nat := func(n config.NATRule) *config.Config { n.Name = "n"; return &config.Config{NAT: []config.NATRule{n}} }
+	rule := func(r config.FirewallRule) *config.Config {
+		return &config.Config{Firewall: config.Firewall{Rules: []config.FirewallRule{r}}}
+	}
+	for want, c := range map[string]*config.Config{
+		"service web: mode tunnel needs the eBPF datapath": service(func(s *config.Service) { s.Mode = config.ModeTunnel }),
+		"scheduler wlc needs the eBPF datapath":            service(func(s *config.Service) { s.Scheduler = config.SchedulerWLC }),
+		"client-address toa needs the eBPF datapath":       service(func(s *config.Service) { s.ClientAddress = config.ClientAddressTOA }),
+		"syn-cookies needs the eBPF datapath":              service(func(s *config.Service) { s.SYNCookies = true }),
+		"translation between IPv4 and IPv6":                service(func(s *config.Service) { s.Mode = config.ModeFullNAT; s.Backends = append(s.Backends, a6) }),
+		"helper tftp does not know protocol tcp":           service(func(s *config.Service) { s.Helper = "tftp" }),
+		"a limit of connections needs connection tracking": service(func(s *config.Service) { s.Mode, s.Limits.Connections = config.ModeDSR, 5 }),
+		"scheduler rr in mode stateless sends the packets": service(func(s *config.Service) { s.Mode, s.Scheduler = config.ModeStateless, config.SchedulerRR }),
+		"10.9.9.9 is reached by way of router": service(func(s *config.Service) {
+			s.Mode = config.ModeDSR
+			s.Backends[0].Address = netip.MustParseAddr("10.9.9.9")
+		}),
+		"nat n: nat64 needs the eBPF datapath":                    nat(config.NATRule{Type: config.NATNAT64}),
+		"mapping endpoint-independent":                            nat(config.NATRule{Type: config.NATMasquerade, Mapping: config.EndpointIndependent}),
+		"allocation of port blocks needs the eBPF datapath":       nat(config.NATRule{Type: config.NATSNAT, PortBlock: 64}),
+		"firewall rule-1: action reject at hook ingress":          rule(config.FirewallRule{Action: config.ActionReject, Hook: config.HookIngress}),
+		"action notrack at hook forward comes too late: use hook": rule(config.FirewallRule{Action: config.ActionNotrack, Hook: config.HookForward}),
+	} {
+		s := &datapath.Snapshot{Config: c}
+		for i := range c.Services {
+			s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: make([]datapath.State, len(c.Services[i].Backends))})
+		}
+		for i := range c.NAT {
+			s.NAT = append(s.NAT, &c.NAT[i])
+		}
+		for i := range c.Firewall.Rules {
+			s.Rules = append(s.Rules, &c.Firewall.Rules[i])
+		}
+		if _, err := Compile(s, testEnv(), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestStatelessReplyMustBeUnambiguous(t *testing.T) {
+	backend := []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.2"), Port: 514}}
+	service := func(name, vip string) config.Service {
+		return config.Service{
+			Name: name, Protocol: flow.UDP, Mode: config.ModeStateless, Scheduler: config.SchedulerSourceHash, Backends: backend,
+			Listen: []config.Listen{{Address: netip.MustParseAddr(vip), Ports: []flow.Ports{{First: 514, Last: 514}}}},
+		}
+	}
+	c := &config.Config{Services: []config.Service{service("one", "192.0.2.1"), service("two", "192.0.2.2")}}
+	_, err := Compile(snapshotOf(c), testEnv(), nil)
+	if err == nil || !strings.Contains(err.Error(), "service two: answers of 10.0.2.2 port 514 already belong to service one") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
+	services := make([]datapath.Service, 20000)
+	for i := range services {
+		name := "service-" + string(rune('a'+i%26)) + netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String()
+		services[i] = datapath.Service{Service: &config.Service{Name: name, Scheduler: config.SchedulerMaglev, Backends: make([]config.Backend, 2)}}
+	}
+	ids := serviceIDs(services)
+	owner := make(map[uint32]string)
+	for name, first := range ids {
+		for _, at := range []uint32{first, first + 1020} {
+			if o, ok := owner[at]; ok && o != name {
+				t.Fatalf("slot %d belongs to %s and %s", at, o, name)
+			}
+			owner[at] = name
+		}
+	}
+	fewer := serviceIDs(services[:19000])
+	moved := 0
+	for name, id := range fewer {
+		if ids[name] != id {
+			moved++
+		}
+	}
+	if moved > 400 {
+		t.Errorf("%d of 19000 services moved when 1000 left", moved)
+	}
+}
