@@ -12,27 +12,26 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-
-	"go.yaml.in/yaml/v3"
+	"strings"
+	"unicode/utf8"
 )
 
 // Marshal writes c as YAML that Decode reads back to an equal Config. Small
 // objects such as backends take one line each.
+//
+// It writes by itself: the emitter of the YAML library keeps every event that it
+// emitted, so that 10,000 services cost it 1.4 GB.
 func Marshal(c *Config) ([]byte, error) {
-	n, err := encode(reflect.ValueOf(c).Elem())
-	if err != nil {
-		return nil, err
+	w := writer{}
+	w.mapping(reflect.ValueOf(c).Elem(), 0)
+	if w.err != nil {
+		return nil, fmt.Errorf("configuration: %w", w.err)
 	}
-	if len(n.Content) == 0 {
+	if w.Len() == 0 {
 		return []byte("{}\n"), nil
 	}
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := enc.Encode(n); err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
-	}
-	return b.Bytes(), enc.Close()
+	w.WriteByte('\n')
+	return w.Bytes(), nil
 }
 
 // oneLine are the types whose mappings are written in one line.
@@ -46,113 +45,211 @@ var oneLine = []reflect.Type{
 // Lists of scalars up to this length are written in one line.
 const oneLineItems = 16
 
-func encode(v reflect.Value) (*yaml.Node, error) {
+// writer writes values as YAML, block style outside and flow style inside.
+type writer struct {
+	bytes.Buffer
+	err error
+}
+
+// entries calls f for each key of a struct that is to be written.
+func entries(v reflect.Value, f func(key string, value reflect.Value)) {
+	for _, field := range layoutOf(v.Type()).fields {
+		fv := v.Field(field.index)
+		empty := fv.IsZero() || (fv.Kind() == reflect.Slice || fv.Kind() == reflect.Map) && fv.Len() == 0
+		if field.omitempty && empty {
+			continue
+		}
+		f(field.key, plainly(fv))
+	}
+}
+
+// plainly takes pointers and the two shapes of Target away.
+func plainly(v reflect.Value) reflect.Value {
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	if v.Type() != targetType {
+		return v
+	}
+	t := v.Interface().(Target)
+	if t.Address.IsValid() {
+		return reflect.ValueOf(endpoint{t.Address, t.Port})
+	}
+	return reflect.ValueOf(t.Addresses)
+}
+
+// isScalar reports whether values of t are written as one word.
+func isScalar(t reflect.Type) bool {
+	return isText(t) || t.Kind() != reflect.Struct && t.Kind() != reflect.Slice && t.Kind() != reflect.Map
+}
+
+// inOneLine reports whether v is written in flow style.
+func inOneLine(v reflect.Value) bool {
 	t := v.Type()
 	switch {
-	case t == targetType:
-		return encodeTarget(v.Interface().(Target))
-	case t.Kind() == reflect.Pointer:
-		return encode(v.Elem())
-	case t.Implements(textMarshaler):
-		b, err := v.Interface().(encoding.TextMarshaler).MarshalText()
-		return text(string(b)), err
-	case t.Kind() == reflect.Struct:
-		return encodeStruct(v)
+	case isScalar(t) || slices.Contains(oneLine, t):
+		return true
 	case t.Kind() == reflect.Slice:
-		return encodeSlice(v)
-	case t.Kind() == reflect.Map:
-		return encodeMap(v)
+		return v.Len() == 0 || v.Len() <= oneLineItems && isScalar(t.Elem())
+	}
+	return false
+}
+
+// mapping writes the keys of a struct or map, each on a line of its own. The
+// first continues the line that was begun.
+func (w *writer) mapping(v reflect.Value, indent int) {
+	first := true
+	entry := func(key string, value reflect.Value) {
+		if !first {
+			w.newLine(indent)
+		}
+		first = false
+		w.WriteString(key + ":")
+		w.value(value, indent)
+	}
+	if v.Kind() == reflect.Map {
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+		for _, k := range keys {
+			entry(word(k.String()), v.MapIndex(k))
+		}
+		return
+	}
+	entries(v, entry)
+}
+
+// value writes what stands behind a key.
+func (w *writer) value(v reflect.Value, indent int) {
+	switch {
+	case inOneLine(v):
+		w.WriteByte(' ')
+		w.flow(v)
+	case v.Kind() == reflect.Slice:
+		for i := range v.Len() {
+			w.newLine(indent + 2)
+			w.WriteString("- ")
+			if item := v.Index(i); inOneLine(item) {
+				w.flow(item)
+			} else {
+				w.mapping(item, indent+4)
+			}
+		}
+	default:
+		w.newLine(indent + 2)
+		w.mapping(v, indent+2)
+	}
+}
+
+func (w *writer) newLine(indent int) {
+	w.WriteByte('\n')
+	w.WriteString(strings.Repeat(" ", indent))
+}
+
+// flow writes v in one line.
+func (w *writer) flow(v reflect.Value) {
+	separator := ""
+	item := func(f func()) {
+		w.WriteString(separator)
+		separator = ", "
+		f()
+	}
+	entry := func(key string, value reflect.Value) {
+		item(func() {
+			w.WriteString(key + ": ")
+			w.flow(value)
+		})
+	}
+	switch {
+	case isScalar(v.Type()):
+		w.scalar(v)
+	case v.Kind() == reflect.Slice:
+		w.WriteByte('[')
+		for i := range v.Len() {
+			item(func() { w.flow(v.Index(i)) })
+		}
+		w.WriteByte(']')
+	case v.Kind() == reflect.Map:
+		w.WriteByte('{')
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+		for _, k := range keys {
+			entry(word(k.String()), v.MapIndex(k))
+		}
+		w.WriteByte('}')
+	default:
+		w.WriteByte('{')
+		entries(v, entry)
+		w.WriteByte('}')
+	}
+}
+
+func (w *writer) scalar(v reflect.Value) {
+	switch m, ok := v.Interface().(encoding.TextMarshaler); {
+	case ok:
+		b, err := m.MarshalText()
+		w.err = errors.Join(w.err, err)
+		if s := string(b); strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' || r == '@' }) >= 0 {
+			w.WriteString(quote(s))
+		} else {
+			w.Write(b) // numbers with dots, dashes, slashes or units: plain for every reader
+		}
 	case v.Kind() == reflect.String:
-		return text(v.String()), nil
-	case v.Kind() == reflect.Bool:
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!bool", Value: strconv.FormatBool(v.Bool())}, nil
-	case v.CanInt():
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: strconv.FormatInt(v.Int(), 10)}, nil
-	case v.CanUint():
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: strconv.FormatUint(v.Uint(), 10)}, nil
-	case v.CanFloat():
-		return &yaml.Node{Kind: yaml.ScalarNode, Value: strconv.FormatFloat(v.Float(), 'g', -1, 64)}, nil
-	}
-	return nil, fmt.Errorf("configuration: type %s has no form in YAML", t)
-}
-
-// text is a string as a node; the emitter quotes it where a reader would take it
-// for something else.
-func text(s string) *yaml.Node {
-	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
-	if number(s) {
-		n.Tag = "!!int"
-	}
-	return n
-}
-
-// number reports whether s is a decimal number that every reader takes as the
-// same digits; ports look better without quotes.
-func number(s string) bool {
-	n, err := strconv.ParseUint(s, 10, 31)
-	return err == nil && strconv.FormatUint(n, 10) == s
-}
-
-func encodeStruct(v reflect.Value) (*yaml.Node, error) {
-	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
-	if slices.Contains(oneLine, v.Type()) {
-		n.Style = yaml.FlowStyle
-	}
-	for _, f := range layoutOf(v.Type()).fields {
-		fv := v.Field(f.index)
-		if f.omitempty && (fv.IsZero() || (fv.Kind() == reflect.Slice || fv.Kind() == reflect.Map) && fv.Len() == 0) {
-			continue
+		if !utf8.ValidString(v.String()) {
+			w.err = errors.Join(w.err, fmt.Errorf("text %q is not UTF-8", v.String()))
 		}
-		value, err := encode(fv)
-		if err != nil {
-			return nil, err
-		}
-		if f.omitempty && value.Kind == yaml.MappingNode && len(value.Content) == 0 {
-			continue
-		}
-		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.key}, value)
+		w.WriteString(word(v.String()))
+	default:
+		fmt.Fprint(w, v.Interface())
 	}
-	return n, nil
 }
 
-func encodeSlice(v reflect.Value) (*yaml.Node, error) {
-	n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	scalars := true
-	for i := range v.Len() {
-		item, err := encode(v.Index(i))
-		if err != nil {
-			return nil, err
+// word returns s as it is where every reader takes it for the same text, and
+// quoted otherwise. Numbers stand as they are: the schema takes statuses so.
+func word(s string) string {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil && strconv.FormatUint(n, 10) == s {
+		return s
+	}
+	switch strings.ToLower(s) {
+	case "", "true", "false", "yes", "no", "on", "off", "y", "n", "null":
+		return quote(s)
+	}
+	for i, r := range s {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '/' || r == '_'
+		if !letter && (i == 0 || !(r >= '0' && r <= '9' || r == '-' || r == '.')) {
+			return quote(s)
 		}
-		scalars = scalars && item.Kind == yaml.ScalarNode
-		n.Content = append(n.Content, item)
 	}
-	if scalars && v.Len() <= oneLineItems {
-		n.Style = yaml.FlowStyle
-	}
-	return n, nil
+	return s
 }
 
-func encodeMap(v reflect.Value) (*yaml.Node, error) {
-	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
-	keys := v.MapKeys()
-	slices.SortFunc(keys, func(a, b reflect.Value) int { return bytes.Compare([]byte(a.String()), []byte(b.String())) })
-	for _, k := range keys {
-		value, err := encode(v.MapIndex(k))
-		if err != nil {
-			return nil, err
+// quote returns s in double quotes, with everything that is not printable ASCII
+// or a printable letter escaped (YAML 1.2 §5.7).
+func quote(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case strconv.IsPrint(r):
+			b.WriteRune(r)
+		case r < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case r < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, r)
 		}
-		key := text(k.String())
-		key.Tag = "!!str"
-		n.Content = append(n.Content, key, value)
 	}
-	return n, nil
-}
-
-func encodeTarget(t Target) (*yaml.Node, error) {
-	if t.Address.IsValid() {
-		return encode(reflect.ValueOf(endpoint{t.Address, t.Port}))
-	}
-	return encode(reflect.ValueOf(t.Addresses))
+	b.WriteByte('"')
+	return b.String()
 }
 
 // MarshalJSON writes t as a list of addresses or as an object.

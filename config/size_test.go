@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -37,6 +38,17 @@ func TestLargeConfiguration(t *testing.T) {
 	}
 	if len(c.Services) != 10_000 || len(c.Services[9_999].Backends) != 4 {
 		t.Fatalf("%d services", len(c.Services))
+	}
+	data, err := config.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := config.Decode("farm", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(c, again) {
+		t.Error("not the same after Marshal and Decode")
 	}
 }
 
@@ -73,5 +85,18 @@ func BenchmarkDecode(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(n), "µs/service")
 		})
+	}
+}
+
+func BenchmarkMarshal(b *testing.B) {
+	c, err := config.Decode("farm", farm(10_000))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := config.Marshal(c); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
