@@ -147,6 +147,20 @@ func (c *Case) drops(cause trace.Cause) (trace.DropGroup, bool) {
 	return trace.DropGroup{}, false
 }
 
+// elsewhere tells whether a count of the whole host is nothing to the namespaces
+// that were asked for: drop events show none of it there.
+func (s *Sample) elsewhere(cause trace.Cause) bool {
+	if !s.Partial {
+		return false
+	}
+	for _, n := range s.Namespaces {
+		if _, seen := (&Case{Sample: s, NS: n}).drops(cause); seen || n.DropsErr != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // withDrops adds the drop events of a cause to a finding, with a sample packet.
 func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
 	g, seen := c.drops(cause)

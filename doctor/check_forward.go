@@ -174,6 +174,9 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 			where, events, sample = " in namespace "+n.Name, events+g.Packets, one
 		}
 	}
+	if fulls > 0 && c.elsewhere(trace.CauseNeighbourFull) {
+		return found(Info, "the neighbour table is full, for next hops of other namespaces").with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache")
+	}
 	if n := max(fulls, events); n > 0 {
 		f := found(Critical, "the neighbour table is full: %d next hops could not be entered in %.1f s%s", n, c.Window.Seconds(), where).
 			with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache").losing(c.perSecond(n))

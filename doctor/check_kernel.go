@@ -27,7 +27,7 @@ func checkKernel(_ context.Context, c *Case) Finding {
 	}{
 		{c.After.BTF, "no BTF: drops are shown by place and number only"},
 		{at(5, 17), "before 5.17: drops carry no reason"},
-		{at(6, 7), "before 6.7: drops by nftables rules look like those by iptables-legacy"},
+		{at(6, 7), "before 6.7: without backports drops by nftables rules look like those by iptables-legacy"},
 		{at(6, 11), "before 6.11: drops in TCP may lack their namespace"},
 		{at(6, 6), "before 6.6: no TCX links"},
 	} {

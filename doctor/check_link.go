@@ -56,6 +56,9 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 	if n == 0 {
 		return ok("no backlog was full")
 	}
+	if c.elsewhere(trace.CauseBacklog) {
+		return found(Info, "a CPU's backlog was full, for packets of other namespaces").with("Δdropped", c.inWindow(n), fromSoftnet)
+	}
 	// netdata warns above 10 a second, averaged over a minute.
 	backlog, _ := number(c.After.Sysctl, "net.core.netdev_max_backlog")
 	f := found(grade(c.perSecond(n), 1, 10), "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).

@@ -307,7 +307,12 @@ func checkMaxForRole(_ context.Context, c *Case) Finding {
 	if limit >= want {
 		return ok("nf_conntrack_max is %d", limit)
 	}
-	f := found(Warn, "nf_conntrack_max is %d; a gateway with %s should have %d", limit, plural(len(c.After.CPUs), "core"), want)
+	// The kernel's default on a small machine is no fault while it is enough.
+	v := Info
+	if c.fill() > 0.25 {
+		v = Warn
+	}
+	f := found(v, "nf_conntrack_max is %d; a gateway with %s should have %d", limit, plural(len(c.After.CPUs), "core"), want)
 	f = f.with("nf_conntrack_max", fmt.Sprint(limit), fromSysctl)
 	if ram := c.After.Memory["MemAvailable"]; ram > 0 && uint64(want)*384 > ram/4 {
 		f.Verdict = Info // no room for it

@@ -146,7 +146,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		o.Progress = func(string, ...any) {}
 	}
 	list, hidden := reader.Namespaces()
-	s := &Sample{}
+	s := &Sample{Partial: reader.Partial()}
 	if hidden > 0 {
 		s.Limits = append(s.Limits, fmt.Sprintf("the network namespaces of %d processes are hidden from this user: run as root", hidden))
 	}

@@ -40,6 +40,9 @@ func (l *Live) Namespaces() ([]conntrack.Namespace, int) {
 	return conntrack.Namespaces()
 }
 
+// Partial implements Reader.
+func (l *Live) Partial() bool { return len(l.only) > 0 }
+
 // Host implements Reader.
 func (l *Live) Host(context.Context) (h HostReading) {
 	read := func() error {

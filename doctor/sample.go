@@ -21,6 +21,8 @@ type Sample struct {
 	After      HostReading
 	Namespaces []*Namespace
 	Limits     []string // what could not be read, in words
+	// Partial tells that some namespaces of the host were left out on purpose.
+	Partial bool
 }
 
 // HostReading is one look at what all namespaces share.
@@ -123,6 +125,8 @@ type Reader interface {
 	// Namespaces lists what to examine; hidden counts processes that cannot be
 	// looked into.
 	Namespaces() (list []conntrack.Namespace, hidden int)
+	// Partial tells that the list leaves out namespaces on purpose.
+	Partial() bool
 	Host(ctx context.Context) HostReading
 	// Namespace takes one reading of a namespace.
 	Namespace(ctx context.Context, ns conntrack.Namespace) (NamespaceReading, error)

@@ -58,20 +58,19 @@ func needs(t *testing.T) {
 // examine makes the router of the case and watches it while traffic passes.
 func examine(t *testing.T, c sick.Case) *doctor.Report {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	l := labtest.New(t, sick.Topology("doctor"))
-	if c.Host != nil {
-		restore, err := sick.Borrow(ctx, c.Host)
-		if err != nil {
-			t.Skipf("host-wide settings cannot be changed: %v", err)
-		}
-		defer func() {
-			if err := restore(); err != nil {
-				t.Error(err)
-			}
-		}()
+	// Also a router that needs no host-wide setting waits until nobody has one changed.
+	restore, err := sick.Borrow(ctx, c.Host)
+	if err != nil {
+		t.Skipf("host-wide settings cannot be changed: %v", err)
 	}
+	defer func() {
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+	}()
 	if err := c.Setup(ctx, l); err != nil {
 		t.Fatal(err)
 	}

@@ -111,6 +111,8 @@ type place struct {
 	caller   string // calling function, "" without a sampled stack
 	hook     Hook
 	ct       Tracked
+	// unicast: the sampled packet had one receiver
+	unicast bool
 	// nftSeparate: this kernel frees packets of nft rules in nft_do_chain (6.7)
 	nftSeparate bool
 }
@@ -166,7 +168,6 @@ var rules = []rule{
 	{"", "UNHANDLED_PROTO", &CauseUnwantedProtocol},
 	{"", "IP_NOPROTO", &CauseUnwantedProtocol},
 	{"ip6_mc_input", "", &CauseMulticast},
-	{"ip6_pkt_*", "", &CauseMulticast},
 	{"", "UNICAST_IN_L2_MULTICAST", &CauseMulticast},
 	{"", "IP_MULTICAST", &CauseMulticast},
 	{"", "QUEUE_PURGE", &CauseDetach},
@@ -191,6 +192,12 @@ var rules = []rule{
 func causeOf(p place) Cause {
 	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
 		return hookCause(p)
+	}
+	if strings.HasPrefix(p.function, "ip6_pkt_") && p.reason == "NOT_SPECIFIED" { // before 6.4 also without a route
+		if p.unicast {
+			return CauseNoRoute
+		}
+		return CauseMulticast
 	}
 	for _, r := range rules {
 		if matches(r.function, p.function) && matches(r.reason, p.reason) {

@@ -183,8 +183,11 @@ func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace, rules bo
 
 func (w *Watcher) placeOf(c *DropCount, sample *DropSample) place {
 	p := place{function: c.Location.Name, reason: c.Reason, hook: c.Hook, ct: c.Tracked, nftSeparate: w.drops.nftSeen}
-	if sample != nil && len(sample.Stack) > 1 {
-		p.caller = sample.Stack[1].Name
+	if sample != nil {
+		p.unicast = sample.Packet.IsValid() && !sample.Packet.Dest.Addr().IsMulticast()
+		if len(sample.Stack) > 1 {
+			p.caller = sample.Stack[1].Name
+		}
 	}
 	return p
 }
@@ -244,6 +247,9 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 		cause := causeOf(w.placeOf(&c, first))
 		if w.Options.Filter.Empty() {
 			cause = refine(cause, delta, w.drops.nftSeen)
+		}
+		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(before.rules, Rule.legacy) {
+			cause = CauseHookRule // nftables on a kernel without a place of its own for that
 		}
 		g := groups[cause.ID]
 		if g == nil {

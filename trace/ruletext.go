@@ -39,6 +39,12 @@ func (r Rule) String() string {
 	return s
 }
 
+// legacy tells whether the old iptables hold the rule.
+func (r Rule) legacy() bool { return strings.HasPrefix(r.Chain, legacyChain) }
+
+// legacyChain begins the chain's name of such rules.
+const legacyChain = "iptables "
+
 func (r Rule) id() string { return r.Chain + "\x00" + r.Handle + "\x00" + r.Text }
 
 // DropRules lists the dropping rules of a namespace with their counters, as the
@@ -186,7 +192,7 @@ func parseLegacy(text string) []Rule {
 		case strings.HasPrefix(line, ":"): // :INPUT DROP [12:720]
 			f := strings.Fields(line[1:])
 			if len(f) == 3 && f[1] == "DROP" {
-				rules = append(rules, Rule{Chain: "iptables " + table + " " + f[0], Hook: strings.ToLower(f[0]),
+				rules = append(rules, Rule{Chain: legacyChain + table + " " + f[0], Hook: strings.ToLower(f[0]),
 					Text: "policy DROP", Counted: true, Packets: legacyCount(f[2])})
 			}
 		case strings.HasPrefix(line, "["):
@@ -199,7 +205,7 @@ func parseLegacy(text string) []Rule {
 			if !slices.Contains(hookNames[:], hook) {
 				hook = "" // a chain of the user's
 			}
-			rules = append(rules, Rule{Chain: "iptables " + table + " " + f[1], Hook: hook, Text: rest,
+			rules = append(rules, Rule{Chain: legacyChain + table + " " + f[1], Hook: hook, Text: rest,
 				Counted: true, Packets: legacyCount(count)})
 		}
 	}

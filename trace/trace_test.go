@@ -82,6 +82,8 @@ func TestCauses(t *testing.T) {
 		{place{function: "tcp_v4_rcv", reason: "NOT_SPECIFIED"}, &CauseTCPHousekeeping},
 		{place{function: "veth_xdp_rcv_skb", reason: "NOT_SPECIFIED"}, &CauseXDP},
 		{place{function: "ip6_mc_input", reason: "NOT_SPECIFIED"}, &CauseMulticast},
+		{place{function: "ip6_pkt_discard", reason: "NOT_SPECIFIED"}, &CauseMulticast},
+		{place{function: "ip6_pkt_discard", reason: "NOT_SPECIFIED", unicast: true}, &CauseNoRoute},
 		{place{function: "whatever", reason: "NOT_SPECIFIED"}, &CauseOther},
 	} {
 		if got := causeOf(c.place); got.ID != c.want.ID {
