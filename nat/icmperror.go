@@ -160,6 +160,8 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 		return outer, true
 	case innerOK && inner.action != Forward:
 		return drop(ReasonUntranslatable), true
+	case ok && !innerOK && outer.to.Source.Addr().Is4() == v.v6: // the quoted packet has no place there
+		return drop(ReasonUntranslatable), true
 	}
 	p := outer
 	if !ok { // a router of the inside speaks about a packet to an inside host

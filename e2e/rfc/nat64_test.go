@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rfc
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// RFC 6146 §3.5.2: a TCP connection between real IPv6 and IPv4 stacks.
+func TestRFC6146TCP(t *testing.T) {
+	prove(t, "6146-3.5.2", ports64, func(g *gateway) error {
+		client, server, err := g.connect("i1", "["+i1six+"]:4001", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
+		if err != nil {
+			return err
+		}
+		if from := remote(server); from.Addr() != netip.MustParseAddr(pool1) || from.Port()%2 != 1 {
+			return fmt.Errorf("the server saw %v, want the pool's address and an odd port", from)
+		}
+		if err := transfer(client, server); err != nil {
+			return err
+		}
+		return g.timeout(netip.MustParseAddrPort("["+i1six+"]:4001"), 2*time.Hour+4*time.Minute)
+	})
+}
+
+// RFC 6146 §3.5.1: UDP, one mapping for all destinations, and the timer.
+func TestRFC6146UDP(t *testing.T) {
+	prove(t, "6146-3.5.1", ports64, func(g *gateway) error {
+		in := g.udp("i1", "["+i1six+"]:4000")
+		a, b := g.udp("o1", o1+":9"), g.udp("o1", o1+":10")
+		first, err := exchange(in, "["+o1in64+"]:9", a, "a")
+		if err != nil {
+			return err
+		}
+		second, err := exchange(in, "["+o1in64+"]:10", b, "b")
+		if err != nil {
+			return err
+		}
+		if first != second {
+			return fmt.Errorf("seen as %v and %v", first, second)
+		}
+		if err := back(g.udp("o2", o2+":7777"), first, in, patience); err != nil {
+			return err
+		}
+		return g.timeout(netip.MustParseAddrPort("["+i1six+"]:4000"), 5*time.Minute)
+	})
+}
+
+// RFC 6146 §3.1: bindings of UDP and TCP are separate.
+func TestRFC6146SeparateBindings(t *testing.T) {
+	prove(t, "6146-3.1", ports64, func(g *gateway) error {
+		if _, err := exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x"); err != nil {
+			return err
+		}
+		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
+		if err != nil {
+			return err
+		}
+		return transfer(client, server)
+	})
+}
+
+// RFC 6146 §3.5.3: ping.
+func TestRFC6146Ping(t *testing.T) {
+	prove(t, "6146-3.5.3", ports64, func(g *gateway) error {
+		return g.Node("i1").Ping(g.t.Context(), netip.MustParseAddr(i1six), netip.MustParseAddr(o1in64))
+	})
+}
+
+// RFC 6146 §3.4: fragments of an IPv6 datagram reach the IPv4 host.
+func TestRFC6146Fragments(t *testing.T) {
+	prove(t, "6146-3.4", ports64, func(g *gateway) error {
+		in, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("o1", o1+":9")
+		dst := udpAddr(netip.MustParseAddrPort("[" + o1in64 + "]:9"))
+		return g.retry(out, 3000, func() error {
+			_, err := in.WriteTo(make([]byte, 3000), dst)
+			return err
+		})
+	})
+}
+
+// RFC 6146 §3.8: hairpinning through the pool address.
+func TestRFC6146Hairpin(t *testing.T) {
+	prove(t, "6146-3.8", ports64, func(g *gateway) error {
+		a, b, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("i2", "["+i2six+"]:5000"), g.udp("o1", o1+":9")
+		outer, err := exchange(b, "["+o1in64+"]:9", out, "b")
+		if err != nil {
+			return err
+		}
+		seen, err := exchange(a, fmt.Sprintf("[64:ff9b::cb00:7101]:%d", outer.Port()), b, "hairpin")
+		if err != nil {
+			return err
+		}
+		if seen.Addr() != netip.MustParseAddr("64:ff9b::cb00:7101") {
+			return fmt.Errorf("the receiver saw %v, want the pool's address in the prefix", seen)
+		}
+		return nil
+	})
+}
+
+// RFC 7915 §5.2: a real IPv6 stack understands the error that an IPv4 host sent.
+func TestRFC7915ErrorToRealStack(t *testing.T) {
+	prove(t, "7915-5.2s", ports64, func(g *gateway) error {
+		in := g.udp("i1", "["+i1six+"]:4000")
+		sniff := g.wire("i1")
+		take := func(p packet.Packet) bool {
+			m, ok := packet.Find[*packet.ICMP](p)
+			return ok && m.V6 && m.Type == 1 && m.Code == 4
+		}
+		for range 5 {
+			if _, err := in.WriteTo([]byte("anybody?"), udpAddr(netip.MustParseAddrPort("["+o1in64+"]:1"))); err != nil {
+				return nil // the host's stack has taken the error and refused the next datagram
+			}
+			if _, err := sniff.await(300*time.Millisecond, take); err == nil {
+				return nil
+			}
+		}
+		return errSilence
+	})
+}
+
+// RFC 7915 §4.2: "packet too big" for the IPv4 side's MTU reaches a real TCP, which
+// shrinks its segments.
+func TestRFC7915PathMTU(t *testing.T) {
+	prove(t, "7915-4.3", ports64, func(g *gateway) error {
+		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
+		if err != nil {
+			return err
+		}
+		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // a failure shows at the reader
+		if err := server.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		b := make([]byte, 65536)
+		for n := 0; n < 100_000; {
+			m, err := server.Read(b)
+			if err != nil {
+				return fmt.Errorf("after %d bytes: %w", n, err)
+			}
+			n += m
+		}
+		return nil
+	})
+}
