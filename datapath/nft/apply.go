@@ -75,7 +75,11 @@ func (d *Datapath) refused(cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	if left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, before); !left.Empty() {
+	left, err := d.difference(read, before)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if !left.Empty() {
 		d.inForce, d.compiled = nil, nil
 		return fmt.Errorf("%w; and the rules in force are not the previous ones: another program changes table %s", cause, ruleset.TableName)
 	}
@@ -126,6 +130,30 @@ func (d *Datapath) verifyAll(result *compile.Result) error {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+}
+
+// difference compares what was read with what should be there. While the kernel
+// resizes a hash table a dump of it may leave elements out, as it does for some
+// milliseconds after many were added; so those that the dump lacks are asked for
+// one by one.
+func (d *Datapath) difference(read *ruleset.Fragment, want *ruleset.Ruleset) (*ruleset.Delta, error) {
+	left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, want)
+	lacking := left.AddElements
+	left.AddElements = nil
+	for _, e := range lacking {
+		set := left.Sets[e.Of.Set]
+		missing := []ruleset.Element{e.Of}
+		if !set.Interval {
+			var err error
+			if missing, err = d.conn.Has(set, missing); err != nil {
+				return nil, err
+			}
+		}
+		if len(missing) > 0 {
+			left.AddElements = append(left.AddElements, e)
+		}
+	}
+	return left, nil
 }
 
 func (d *Datapath) verifyElements(delta *ruleset.Delta) error {

@@ -134,9 +134,15 @@ func (d *Datapath) refresh() error {
 		return err
 	}
 	held := &ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}
-	if d.inForce != nil && ruleset.Diff(held, d.inForce).Empty() {
-		d.generation = generation // the other transaction was none of our business
-		return nil
+	if d.inForce != nil {
+		left, err := d.difference(read, d.inForce)
+		if err != nil {
+			return err
+		}
+		if left.Empty() {
+			d.generation = generation // the other transaction was none of our business
+			return nil
+		}
 	}
 	d.inForce, d.generation = held, generation
 	return nil

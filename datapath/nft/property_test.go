@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 )
@@ -51,7 +50,10 @@ func TestRandomSnapshots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{held}}, b.d.inForce)
+			left, err := b.d.difference(held, b.d.inForce)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if !left.Empty() {
 				t.Fatalf("the kernel differs: %v", describe(left, 5))
 			}
