@@ -128,12 +128,19 @@ func TestSecondDaemonRefuses(t *testing.T) {
 	l := labtest.New(t, lab.TwoGateways())
 	config := example(t, "lb-dnat.yaml")
 	first := start(t, l.Node("gw1"), config)
-	out, err := first.Command(t.Context(), "run", "-c", first.File).CombinedOutput()
-	if err == nil {
-		t.Fatal("a second daemon in the same namespace ended without an error")
+	var out strings.Builder
+	cmd := first.Command(t.Context(), "run", "-c", first.File)
+	cmd.Stderr = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("held by process %d", first.PID()); !strings.Contains(string(out), want) {
-		t.Errorf("the second daemon says %q, want %q in it", out, want)
+	stop := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	err := cmd.Wait()
+	if err == nil || !stop.Stop() {
+		t.Fatalf("a second daemon in the same namespace did not end with an error: %v", err)
+	}
+	if want := fmt.Sprintf("held by process %d", first.PID()); !strings.Contains(out.String(), want) {
+		t.Errorf("the second daemon says %q, want %q in it", out.String(), want)
 	}
 	if _, err := first.Status(t.Context()); err != nil {
 		t.Errorf("the first daemon does not answer any more: %v", err)
