@@ -6,14 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Dump reads the table of c's namespace and calls visit for each entry that f
 // lets through; a nil f lets all through. The entry is reused: visit must not
-// keep the pointer. An error of visit ends the dump and is returned.
+// keep the pointer. An error of visit ends the dump at once and is returned; c can
+// only be closed then, since the kernel has not ended its side.
 //
 // What f asks for exactly (status and mark bits, zone, single addresses and
 // ports) is sifted by the kernel, so that the rest is never copied; prefixes and
@@ -81,9 +81,8 @@ func (c *Conn) request(kind uint8, flags uint16, f *Filter) error {
 }
 
 // consume reads the answer to the last request on one goroutine and decodes it
-// on the caller's. When visit fails the rest is still read, so that c stays
-// usable.
-func (c *Conn) consume(visit func(body []byte) error) error {
+// on the caller's, until the last message or until visit fails.
+func (c *Conn) consume(visit func(body []byte) error) (result error) {
 	free := make(chan []byte, pipeline)
 	filled := make(chan datagram, pipeline)
 	free <- c.buf
@@ -92,36 +91,23 @@ func (c *Conn) consume(visit func(body []byte) error) error {
 	}
 	stop := make(chan struct{})
 	go c.fill(free, filled, stop)
-	var (
-		result, failed error
-		finished       bool
-	)
+	defer func() {
+		close(stop)
+		for range filled { // until the other goroutine has let go of the socket
+		}
+	}()
 	for d := range filled {
 		if d.err != nil {
-			result = d.err
-			continue
+			return d.err
 		}
-		if finished {
-			continue
-		}
-		var err error
-		finished, err = c.walk(d.buf[:d.n], func(body []byte) error {
-			if failed == nil {
-				failed = visit(body)
-			}
-			return nil
-		})
-		if err != nil && (result == nil || !errors.Is(err, ErrInterrupted)) {
+		finished, err := c.walk(d.buf[:d.n], visit)
+		if err != nil {
 			result = err
 		}
 		if finished {
-			close(stop)
-			continue
+			break
 		}
 		free <- d.buf
-	}
-	if failed != nil {
-		return failed
 	}
 	return result
 }
@@ -130,19 +116,16 @@ func (c *Conn) consume(visit func(body []byte) error) error {
 func (c *Conn) fill(free <-chan []byte, filled chan<- datagram, stop <-chan struct{}) {
 	defer close(filled)
 	for {
+		var buf []byte
 		select {
 		case <-stop:
 			return
-		case buf := <-free:
-			n, err := c.receive(buf)
-			if errors.Is(err, syscall.EINTR) {
-				continue
-			}
-			last := err != nil || lastOfDump(buf[:n], c.seq)
-			filled <- datagram{buf, n, err}
-			if last {
-				return
-			}
+		case buf = <-free:
+		}
+		n, err := c.receive(buf)
+		filled <- datagram{buf, n, err}
+		if err != nil || lastOfDump(buf[:n], c.seq) {
+			return
 		}
 	}
 }
@@ -167,7 +150,7 @@ func lastOfDump(b []byte, seq uint32) bool {
 }
 
 // walk hands the messages of one datagram to visit. finished is true after the
-// last message of the dump.
+// last message of the dump, and when visit failed.
 func (c *Conn) walk(b []byte, visit func(body []byte) error) (finished bool, err error) {
 	for {
 		m, rest, ok, bad := nextMessage(b)
@@ -192,7 +175,7 @@ func (c *Conn) walk(b []byte, visit func(body []byte) error) (finished bool, err
 			return true, err
 		case unix.NFNL_SUBSYS_CTNETLINK<<8 | msgNew:
 			if e := visit(m.body); e != nil {
-				return false, e
+				return true, e
 			}
 		}
 	}

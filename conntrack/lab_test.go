@@ -98,7 +98,7 @@ func TestInsertDumpDelete(t *testing.T) {
 	}
 	testEntries(t, c, ns, uint32(len(want)))
 	testFilters(t, c)
-	testDelete(t, c, len(want))
+	testDelete(t, c, ns, len(want))
 }
 
 func testEntries(t *testing.T, c *Conn, ns Namespace, want uint32) {
@@ -168,12 +168,12 @@ func testFilters(t *testing.T, c *Conn) {
 	}
 }
 
-func testDelete(t *testing.T, c *Conn, all int) {
+func testDelete(t *testing.T, c *Conn, ns Namespace, all int) {
 	t.Helper()
 	ctx := context.Background()
 	var one Entry
 	stop := errors.New("stop")
-	if err := c.Dump(ctx, nil, func(e *Entry) error { one = *e; return stop }); !errors.Is(err, stop) {
+	if err := openIn(t, ns).Dump(ctx, nil, func(e *Entry) error { one = *e; return stop }); !errors.Is(err, stop) {
 		t.Fatalf("the visitor's error is lost: %v", err)
 	}
 	wrong := one

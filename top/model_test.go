@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 // fake is a Reader with a table of 1,000 connections from 20 clients through one
 // SNAT address to two services, one of them by DNAT.
 type fake struct {
+	mu     sync.Mutex // protects calls
 	calls  map[string]int
 	filter conntrack.Filter // of the last Flows
 	err    error
@@ -42,6 +44,8 @@ func entry(i int) conntrack.Entry {
 }
 
 func (f *fake) count(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.calls == nil {
 		f.calls = map[string]int{}
 	}

@@ -51,6 +51,11 @@ func judge(c *Counts, t *Table) Verdict {
 		return Verdict{OK, "reading"}
 	}
 	_, fullest := c.total()
+	if len(c.Fills) > 1 {
+		fullest.Namespace += ": "
+	} else {
+		fullest.Namespace = ""
+	}
 	occupied := worstOccupancy(t)
 	if c.DropsPerSecond > 0 || c.BacklogPerSecond > 1 {
 		return judgeDrops(c, fullest, occupied)
@@ -59,17 +64,17 @@ func judge(c *Counts, t *Table) Verdict {
 	growing := left >= 0 && fullest.Growth > 1
 	switch {
 	case fullest.Effective() > 0.90:
-		return Verdict{Critical, fmt.Sprintf("%s: %.0f%% of the table is held: new connections fail soon; sluice tune", fullest.Namespace, 100*fullest.Effective())}
+		return Verdict{Critical, fmt.Sprintf("%s%.0f%% of the table is held: new connections fail soon; sluice tune", fullest.Namespace, 100*fullest.Effective())}
 	case growing && left < 2*time.Minute:
-		return Verdict{Critical, fmt.Sprintf("%s: the table is full in %v at this growth", fullest.Namespace, left.Round(time.Second))}
+		return Verdict{Critical, fmt.Sprintf("%sthe table is full in %v at this growth", fullest.Namespace, left.Round(time.Second))}
 	case occupied != nil && occupied.Share() > 0.90:
 		return Verdict{Critical, occupancyText(occupied) + ": connections are refused"}
 	case c.Softirq > 0.85:
 		return Verdict{Critical, fmt.Sprintf("CPU %d spends %.0f%% in softirqs: packets will be lost", c.HottestCPU, 100*c.Softirq)}
 	case fullest.Effective() > 0.75:
-		return Verdict{Warn, fmt.Sprintf("%s: %.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
+		return Verdict{Warn, fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
 	case growing && left < 15*time.Minute:
-		return Verdict{Warn, fmt.Sprintf("%s: the table is full in %v at this growth", fullest.Namespace, left.Round(time.Minute))}
+		return Verdict{Warn, fmt.Sprintf("%sthe table is full in %v at this growth", fullest.Namespace, left.Round(time.Minute))}
 	case occupied != nil && occupied.Share() > 0.80:
 		return Verdict{Warn, occupancyText(occupied)}
 	case fullest.MeanChain() > 16:
@@ -85,7 +90,7 @@ func judge(c *Counts, t *Table) Verdict {
 func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) Verdict {
 	switch {
 	case fullest.Fill() > 0.95 && c.DropsPerSecond > c.PortsPerSecond:
-		return Verdict{Critical, fmt.Sprintf("%s: the table is full, %.0f new connections/s are dropped; sluice tune", fullest.Namespace, c.DropsPerSecond)}
+		return Verdict{Critical, fmt.Sprintf("%sthe table is full, %.0f new connections/s are dropped; sluice tune", fullest.Namespace, c.DropsPerSecond)}
 	case c.PortsPerSecond > 0 && occupied != nil:
 		return Verdict{Critical, fmt.Sprintf("%s: %.0f/s find no free port", occupancyText(occupied), c.PortsPerSecond)}
 	case c.PortsPerSecond > 0:
