@@ -171,9 +171,37 @@ func (s *Service) returns(index int) []claim {
 // collision is a claim that another one, earlier in the file, has taken.
 type collision struct{ earlier, later claim }
 
+// lane is a protocol and an interface; "*" stands for all of them taken together.
+type lane struct{ protocol, iface string }
+
+// files lists the lanes under which a claim is found by others.
+func (c *claim) files() [4]lane {
+	p := c.protocol.String()
+	return [4]lane{{p, c.iface}, {"*", c.iface}, {p, "*"}, {"*", "*"}}
+}
+
+// meets lists the lanes in which a claim can meet others: those of its protocol
+// and of any protocol, on its interface and on every interface.
+func (c *claim) meets() []lane {
+	protocols, ifaces := []string{c.protocol.String(), flow.Any.String()}, []string{c.iface, ""}
+	if c.protocol == flow.Any {
+		protocols = []string{"*"}
+	}
+	if c.iface == "" {
+		ifaces = []string{"*"}
+	}
+	lanes := make([]lane, 0, 4)
+	for _, p := range protocols {
+		for _, f := range ifaces {
+			lanes = append(lanes, lane{p, f})
+		}
+	}
+	return lanes
+}
+
 // collisions finds for each claim one that overlaps it, in n log n steps: it
-// sweeps over the ports of each address and remembers, for every protocol and
-// interface, the claim that reaches furthest.
+// sweeps over the ports of each address and remembers, for every lane, the claim
+// that reaches furthest.
 func collisions(claims []claim) []collision {
 	order := make([]int, len(claims))
 	for i := range order {
@@ -183,11 +211,6 @@ func collisions(claims []claim) []collision {
 		a, b := &claims[i], &claims[j]
 		return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.ports.First, b.ports.First))
 	})
-	type lane struct {
-		protocol  flow.Protocol
-		iface     string
-		all, each bool // every protocol, every interface
-	}
 	var out []collision
 	var furthest map[lane]int
 	for n, i := range order {
@@ -195,26 +218,13 @@ func collisions(claims []claim) []collision {
 		if n == 0 || claims[order[n-1]].address != c.address {
 			furthest = map[lane]int{}
 		}
-		var ask [4]lane
-		protocols := [2]lane{{protocol: c.protocol}, {protocol: flow.Any}}
-		if c.protocol == flow.Any {
-			protocols = [2]lane{{all: true}, {all: true}}
-		}
-		for k, l := range protocols {
-			a, b := l, l
-			a.iface = c.iface
-			if c.iface == "" {
-				a.each, b.each = true, true
-			}
-			ask[2*k], ask[2*k+1] = a, b
-		}
-		for _, l := range ask {
+		for _, l := range c.meets() {
 			if j, ok := furthest[l]; ok && claims[j].ports.Last >= c.ports.First {
 				out = append(out, collision{claims[min(i, j)], claims[max(i, j)]})
 				break
 			}
 		}
-		for _, l := range [4]lane{{protocol: c.protocol, iface: c.iface}, {all: true, iface: c.iface}, {protocol: c.protocol, each: true}, {all: true, each: true}} {
+		for _, l := range c.files() {
 			if j, ok := furthest[l]; !ok || claims[j].ports.Last < c.ports.Last {
 				furthest[l] = i
 			}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net/netip"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// overlap is the plain statement of what collisions sweeps for.
+func overlap(a, b claim) bool {
+	return a.address == b.address && a.ports.First <= b.ports.Last && b.ports.First <= a.ports.Last &&
+		(a.protocol == b.protocol || a.protocol == flow.Any || b.protocol == flow.Any) &&
+		(a.iface == b.iface || a.iface == "" || b.iface == "")
+}
+
+// TestCollisionsAgreeWithComparingAll: the sweep reports only claims that overlap,
+// and is silent only when no two do.
+func TestCollisionsAgreeWithComparingAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		claims := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) claim {
+			first := rapid.Uint16Range(1, 20).Draw(t, "first")
+			return claim{
+				address:  netip.AddrFrom4([4]byte{192, 0, 2, rapid.Uint8Range(1, 2).Draw(t, "address")}),
+				protocol: rapid.SampledFrom([]flow.Protocol{flow.Any, flow.TCP, flow.UDP}).Draw(t, "protocol"),
+				iface:    rapid.SampledFrom([]string{"", "wan0", "lan0"}).Draw(t, "interface"),
+				ports:    flow.Ports{First: first, Last: first + rapid.Uint16Range(0, 5).Draw(t, "more")},
+			}
+		}), 0, 12).Draw(t, "claims")
+		found := collisions(claims)
+		for _, c := range found {
+			if !overlap(c.earlier, c.later) {
+				t.Errorf("%s and %s do not overlap", c.earlier, c.later)
+			}
+		}
+		for i := range claims {
+			for j := range claims[:i] {
+				if overlap(claims[i], claims[j]) && len(found) == 0 {
+					t.Errorf("%s and %s overlap", claims[j], claims[i])
+				}
+			}
+		}
+	})
+}
