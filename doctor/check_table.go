@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -34,11 +35,11 @@ func tableChecks() []Check {
 			Symptom: "new connections hang and are repeated after 1, 3 and 7 seconds; old ones go on", Remedy: raiseTable},
 		{ID: "CT06", Name: "conntrack-early-drop", About: "entries sacrificed for new ones", Weight: 45, Run: checkEarlyDrop,
 			Symptom: "slow handshakes die, answers to UDP become invalid", Remedy: raiseTable},
-		{ID: "CT07", Name: "conntrack-buckets", About: "nf_conntrack_max against hash buckets", Weight: 15, Run: checkBuckets,
+		{ID: "CT07", Name: "conntrack-buckets", About: "nf_conntrack_max against hash buckets", Host: true, Weight: 15, Run: checkBuckets,
 			Symptom: "every packet searches longer chains: CPU time in __nf_conntrack_find_get",
 			Remedy: Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_buckets=MAX (or /sys/module/nf_conntrack/parameters/hashsize)",
 				Cost: "8 bytes a bucket", Risk: "rehashing takes all locks once"}},
-		{ID: "CT08", Name: "conntrack-memory", About: "memory of a full table against RAM", Weight: 12, Run: checkTableMemory,
+		{ID: "CT08", Name: "conntrack-memory", About: "memory of a full table against RAM", Host: true, Weight: 12, Run: checkTableMemory,
 			Symptom: "under a flood the host runs out of memory instead of refusing connections",
 			Remedy:  Remedy{Do: "lower nf_conntrack_max, or limit connections of each source (nft ct count)", Risk: "fewer connections"}},
 		{ID: "CT09", Name: "conntrack-chain-too-long", About: "connections refused for a full hash chain", Weight: 90, Run: checkChainTooLong,
@@ -174,12 +175,22 @@ func checkEarlyDrop(_ context.Context, c *Case) Finding {
 		with("Δearly_drop", c.inWindow(n), fromCtnetlink)
 }
 
-func checkBuckets(_ context.Context, c *Case) Finding {
-	if f, there := c.tracking(); !there {
-		return f
+// hostLimits are the sizes of the table that all namespaces share, with the
+// entries of all of them.
+func (s *Sample) hostLimits() (l conntrack.Limits) {
+	for _, n := range s.Namespaces {
+		own := n.After.Limits
+		l.Max, l.Buckets, l.Count = max(l.Max, own.Max), max(l.Buckets, own.Buckets), l.Count+own.Count
 	}
-	l := c.NS.After.Limits
-	if l.Buckets == 0 {
+	return l
+}
+
+func checkBuckets(_ context.Context, c *Case) Finding {
+	l := c.hostLimits()
+	switch {
+	case l.Max == 0:
+		return ok("connection tracking is not loaded")
+	case l.Buckets == 0:
 		return unknown("the kernel does not tell the number of buckets")
 	}
 	ratio := float64(l.Max) / float64(l.Buckets)
@@ -192,14 +203,14 @@ func checkBuckets(_ context.Context, c *Case) Finding {
 }
 
 func checkTableMemory(_ context.Context, c *Case) Finding {
-	if f, there := c.tracking(); !there {
-		return f
+	l := c.hostLimits()
+	if l.Max == 0 {
+		return ok("connection tracking is not loaded")
 	}
 	ram := c.After.Memory["MemTotal"]
 	if ram == 0 {
 		return unknown("size of memory: /proc/meminfo is not readable")
 	}
-	l := c.NS.After.Limits
 	bytes := uint64(l.Max)*384 + uint64(l.Buckets)*8
 	share := float64(bytes) / float64(ram)
 	return found(grade(share, 0.10, 0.25), "a full table takes %d MiB, %s of RAM", bytes>>20, percent(share)).

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // consequences lists, for a cause, the checks that only show its effects: they
@@ -36,6 +37,7 @@ func (r *Report) conclude(s *Sample) {
 	slices.SortStableFunc(causes, func(a, b *Finding) int { return compareCauses(*a, *b) })
 	type effect struct{ check, namespace string }
 	explained := map[effect]string{}
+	var named []namedCause
 	for _, f := range causes {
 		if f.CausedBy = explained[effect{f.Check, f.Namespace}]; f.CausedBy != "" {
 			continue
@@ -47,7 +49,15 @@ func (r *Report) conclude(s *Sample) {
 				}
 			}
 		}
-		r.Conclusion = append(r.Conclusion, sentence(*f, s))
+		first := slices.IndexFunc(named, func(n namedCause) bool { return n.Check == f.Check && n.Summary == f.Summary })
+		if first < 0 {
+			named = append(named, namedCause{*f, []string{f.Namespace}})
+			continue
+		}
+		named[first].namespaces = append(named[first].namespaces, f.Namespace)
+	}
+	for _, n := range named {
+		r.Conclusion = append(r.Conclusion, n.sentence(s))
 	}
 	if len(r.Conclusion) == 0 {
 		r.Conclusion = []string{healthyText(r, s)}
@@ -69,20 +79,29 @@ func compareCauses(a, b Finding) int {
 	)
 }
 
+// namedCause is a cause with all the namespaces in which it was found alike.
+type namedCause struct {
+	Finding
+	namespaces []string
+}
+
 // sentence words a cause and what to do about it.
-func sentence(f Finding, s *Sample) string {
-	text := upperFirst(f.Summary)
-	if f.Namespace != "" && len(s.Namespaces) > 1 {
-		text = fmt.Sprintf("In namespace %s: %s", f.Namespace, f.Summary)
+func (n namedCause) sentence(s *Sample) string {
+	text := upperFirst(n.Summary)
+	switch where := n.namespaces; {
+	case len(where) > 1:
+		text = fmt.Sprintf("In %d namespaces (%s): %s", len(where), strings.Join(where[:min(len(where), 4)], ", "), n.Summary)
+	case where[0] != "" && len(s.Namespaces) > 1:
+		text = fmt.Sprintf("In namespace %s: %s", where[0], n.Summary)
 	}
 	text += "."
-	if extra := table(f, s); extra != "" {
+	if extra := table(n.Finding, s); extra != "" {
 		text += " " + extra
 	}
-	if f.Remedy != nil && f.Remedy.Do != "" {
-		text += " To do: " + f.Remedy.Do + "."
+	if n.Remedy != nil && n.Remedy.Do != "" {
+		text += " To do: " + n.Remedy.Do + "."
 	}
-	return text + " [" + f.Check + "]"
+	return text + " [" + n.Check + "]"
 }
 
 // table adds what fills the connection table when that is the cause.

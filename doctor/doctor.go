@@ -7,9 +7,13 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/trace"
@@ -173,18 +177,34 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
 		return nil, err
 	}
-	for _, n := range s.Namespaces {
-		var err error
-		if n.After, err = reader.Namespace(ctx, n.Namespace); err != nil {
-			n.After = n.Before
-			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: second reading: %v", n.Name, err))
-		}
-		n.Delta = n.After.Counters.Sub(n.Before.Counters)
-	}
+	s.readAgain(ctx, reader)
 	s.After = reader.Host(ctx)
 	s.Window = time.Since(start)
 	s.collectDrops(ctx, watcher)
 	return s, nil
+}
+
+// readAgain takes the second readings. Namespaces that went away meanwhile are
+// left out: what they were cannot be judged any more.
+func (s *Sample) readAgain(ctx context.Context, reader Reader) {
+	var stayed []*Namespace
+	for _, n := range s.Namespaces {
+		var err error
+		n.After, err = reader.Namespace(ctx, n.Namespace)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL):
+			continue
+		case err != nil:
+			n.After = n.Before
+			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: second reading: %v", n.Name, err))
+		}
+		n.Delta = n.After.Counters.Sub(n.Before.Counters)
+		stayed = append(stayed, n)
+	}
+	if gone := len(s.Namespaces) - len(stayed); gone > 0 {
+		s.Limits = append(s.Limits, plural(gone, "namespace")+" went away while the host was watched")
+	}
+	s.Namespaces = stayed
 }
 
 // inspect reads what needs to be read once: tables and rules.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -27,6 +28,9 @@ import (
 type Live struct {
 	root fs.FS
 	only []conntrack.Namespace
+
+	once    sync.Once
+	symbols map[string]bool // of the kernel: some 50 ms of CPU time to read
 }
 
 // NewLive examines the given namespaces; none means all of the host.
@@ -55,11 +59,14 @@ func (l *Live) Host(context.Context) (h HostReading) {
 	}
 	records, err := readKmsg()
 	h.Log, h.LogErr = parseLog(records, monotonic()), err
-	h.Symbols = map[string]bool{}
-	if f, err := l.root.Open("proc/kallsyms"); err == nil {
-		h.Symbols = findSymbols(f, "nf_flow_table_init", "register_kprobe", "bpf_nf_link_attach", "nft_do_chain")
-		f.Close()
-	}
+	l.once.Do(func() {
+		l.symbols = map[string]bool{}
+		if f, err := l.root.Open("proc/kallsyms"); err == nil {
+			l.symbols = findSymbols(f, "nf_flow_table_init")
+			f.Close()
+		}
+	})
+	h.Symbols = l.symbols
 	return h
 }
 

@@ -158,13 +158,25 @@ func (p *printer) unknown(r *Report) {
 	if len(findings)+len(r.Limits) == 0 {
 		return
 	}
-	p.lines("Not visible", Unknown, findings)
-	if len(findings) == 0 {
-		p.title("Not visible")
+	p.title("Not visible")
+	byReason := map[string][]string{}
+	var reasons []string
+	for _, f := range findings {
+		reason := f.Summary
+		if f.Namespace != "" {
+			reason += " (" + f.Namespace + ")"
+		}
+		if byReason[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		byReason[reason] = append(byReason[reason], f.Check)
 	}
 	bullet := "  "
 	if p.style.Markdown {
 		bullet = "- "
+	}
+	for _, reason := range reasons {
+		p.printf("%s%s: %s\n", bullet, strings.Join(byReason[reason], ", "), reason)
 	}
 	for _, l := range r.Limits {
 		p.printf("%s%s\n", bullet, l)

@@ -127,7 +127,7 @@ type DropSample struct {
 func OpenDrops(o DropOptions) (*Drops, error) {
 	d := &Drops{}
 	var err error
-	if d.symbols, err = LoadSymbols(); err != nil {
+	if d.symbols, err = recentSymbols(); err != nil {
 		d.limits = append(d.limits, fmt.Sprintf("functions are shown as addresses and causes cannot be told: %v", err))
 	}
 	kernel, err := btf.LoadKernelSpec()

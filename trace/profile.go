@@ -63,7 +63,7 @@ type ProfileStack struct {
 // TakeProfile samples all CPUs until ctx ends. Packets are counted in the given
 // namespaces: those forwarded, or, where nothing is forwarded, those received.
 func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profile, error) {
-	symbols, err := LoadSymbols()
+	symbols, err := recentSymbols()
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}

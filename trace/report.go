@@ -5,11 +5,15 @@ package trace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
 )
@@ -146,7 +150,11 @@ func (w *Watcher) take(s *DropSample) {
 	}
 }
 
+// problem notes what could not be read. Namespaces that go away are no problem.
 func (w *Watcher) problem(err error) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if text := err.Error(); !slices.Contains(w.problems, text) {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 )
 
 // ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
@@ -44,6 +46,31 @@ func LoadSymbols() (*Symbols, error) {
 	}
 	defer f.Close()
 	return ReadSymbols(f)
+}
+
+// symbolsAge is how long the addresses may be used again: modules come and go.
+const symbolsAge = 10 * time.Minute
+
+var symbolCache struct {
+	sync.Mutex
+	symbols *Symbols
+	read    time.Time
+}
+
+// recentSymbols is LoadSymbols, at most every symbolsAge: one reading costs some
+// 50 ms of CPU time.
+func recentSymbols() (*Symbols, error) {
+	c := &symbolCache
+	c.Lock()
+	defer c.Unlock()
+	if c.symbols != nil && time.Since(c.read) < symbolsAge {
+		return c.symbols, nil
+	}
+	s, err := LoadSymbols()
+	if err == nil {
+		c.symbols, c.read = s, time.Now()
+	}
+	return s, err
 }
 
 // ReadSymbols reads the format of /proc/kallsyms: "address type name [module]".
