@@ -40,8 +40,10 @@ func TestReloadsLoseNothing(t *testing.T) {
 		load := webLoad(l, "192.0.2.10:80", *requests)
 		load.Parallel = 32
 		stop := make(chan struct{})
+		applied := 0
 		go func() {
 			for i := 0; ; i++ {
+				applied = i
 				select {
 				case <-stop:
 					if i >= reloads {
@@ -79,7 +81,7 @@ func TestReloadsLoseNothing(t *testing.T) {
 			t.Error("the backend that comes and goes never answered: the reloads did nothing")
 		}
 		mustAsk(t, line, "after the reloads")
-		t.Logf("%d requests, spread %s", tally.Sent(), tally.Spread())
+		t.Logf("%d requests, %d reloads, spread %s", tally.Sent(), applied, tally.Spread())
 		if err := d.Stop(); err != nil {
 			t.Error(err)
 		}
