@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, maps.h,
 // parse.h, conn.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
-// rewrite.h, sweep.h; each packet goes parse -> decide -> plan -> apply, and
+// rewrite.h, xlat.h, encap.h, error.h, answer.h, sweep.h; each packet goes parse -> decide -> plan -> apply, and
 // leaves through one exit that counts why.
-#include "rewrite.h"
+#include "answer.h"
 #include "sweep.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -20,6 +20,7 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 	plan->entry = NO_ENTRY;
 	plan->backend_hop = NO_ENTRY;
 	plan->verdict = drop;
+	plan->owner_nat = 2;
 }
 
 // A local socket goes before a binding of the same port.
@@ -56,13 +57,9 @@ static __always_inline bool socket_here(void *ctx, const struct packet *p)
 
 static __always_inline bool to_local_pool(const struct packet *p)
 {
-	__u32 *number = bpf_map_lookup_elem(&pool_numbers, &p->tuple.daddr), n;
-	struct pool_addr *address;
+	__u32 number;
+	struct pool_addr *address = pool_of(&p->tuple.daddr, &number);
 
-	if (!number)
-		return false;
-	n = *number;
-	address = bpf_map_lookup_elem(&pools, &n);
 	return address && address->local;
 }
 
@@ -119,10 +116,12 @@ static __always_inline enum reason before_flow(struct packet *p, struct plan *pl
 	enum reason reason;
 
 	if (p->flags & PACKET_LATER_FRAGMENT) {
+		plan->flags |= PLAN_NO_L4;
 		reason = fragment_later(p);
+		if (reason == REASON_ORPHAN_FRAGMENT)
+			return fragment_orphan(p, plan);
 		if (reason != REASON_NONE)
 			return reason;
-		plan->flags |= PLAN_NO_L4;
 	}
 	if (have_rules) {
 		reason = firewall(p);
@@ -147,74 +146,169 @@ static __always_inline enum reason after_route(struct plan *plan, enum reason ro
 	return routed;
 }
 
-// The common part of both hooks' apply: next hop, TTL, size. h: null when the
-// kernel is to send it.
-static __always_inline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed, struct hop **h)
+// Bytes that a packet grows by.
+static __always_inline int growth(const struct packet *p, const struct plan *plan)
 {
-	*h = 0;
-	if (routed == REASON_NO_ROUTE)
+	int more = (int)header_then(p, plan) - (int)header_now(p);
+
+	if (plan->flags & PLAN_ERROR) // cut to size where it must be
+		return 0;
+	return more + (int)encap_size(plan);
+}
+
+// The next hop that a backend's packets took last.
+static __always_inline void backend_route(struct plan *plan)
+{
+	__u32 at = plan->backend_hop;
+	struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
+
+	if (!b)
+		return;
+	plan->hop = b->hop;
+	plan->hop_gen = b->gen;
+}
+
+// The common part of both hooks' preparation: next hop and size.
+static __always_inline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
+{
+	struct hop *h;
+	int more;
+
+	plan->mtu = 1500;
+	if (routed == REASON_NO_ROUTE || plan->flags & PLAN_KERNEL)
 		return routed;
+	h = hop_of(plan);
+	if (!h)
+		return REASON_INTERNAL;
+	plan->mtu = h->mtu;
+	more = growth(p, plan);
+	if ((int)p->segment + more <= (int)h->mtu)
+		return REASON_NONE;
+	plan->mtu = h->mtu - more;
+	if (p->flags & PACKET_DF || plan->family == FAMILY_6 || (plan->encap && plan->gateway_family == FAMILY_6))
+		return REASON_TOO_BIG;
+	plan->flags |= PLAN_KERNEL;
+	return REASON_TO_FRAGMENT;
+}
+
+static __noinline int xdp_prepare(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+{
+	enum reason reason = REASON_NONE;
+
 	if (p->ttl <= 1)
 		return REASON_TTL_EXCEEDED;
+	if (plan->backend_hop != NO_ENTRY)
+		backend_route(plan);
+	if (!hop_current(plan, plan->hop_gen, p->now))
+		reason = after_route(plan, xdp_route(ctx, p, plan));
+	return ready(p, plan, reason);
+}
+
+static __noinline int tc_prepare(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+{
+	enum reason reason = REASON_NONE;
+
+	if (p->ttl <= 1)
+		return REASON_TTL_EXCEEDED;
+	if (plan->backend_hop != NO_ENTRY)
+		backend_route(plan);
+	if (!hop_current(plan, plan->hop_gen, p->now))
+		reason = after_route(plan, tc_route(ctx, p, plan));
+	return ready(p, plan, reason);
+}
+
+static __noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return xdp_rewrite(ctx, p, plan, false);
+}
+
+static __noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return xdp_rewrite(ctx, p, plan, true);
+}
+
+static __noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return tc_rewrite(ctx, p, plan, false);
+}
+
+static __noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return tc_rewrite(ctx, p, plan, true);
+}
+
+// Where a tunnelled packet takes its outer source from.
+static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
+{
+	struct hop *h = plan->flags & PLAN_KERNEL ? (void *)0 : hop_of(plan);
+
+	return h ? h->ifindex : p->ifindex;
+}
+
+// Carries a plan out. REASON_NONE: as decided; otherwise what came in between.
+static __always_inline enum reason xdp_apply(struct xdp_md *ctx, struct packet *p, struct plan *plan, const bool v6)
+{
+	enum reason reason = xdp_prepare(ctx, p, plan), done;
+	struct hop *h;
+
+	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
+		return reason;
+	if (plan->flags & PLAN_ERROR)
+		done = xdp_apply_error(ctx, p, plan);
+	else if (plan->family != p->family)
+		done = xdp_translate(ctx, p, plan);
+	else
+		done = v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
+	if (done == REASON_NONE && plan->encap)
+		done = xdp_encapsulate(ctx, p, plan, leaves_by(p, plan));
+	if (done != REASON_NONE)
+		return done;
 	if (plan->flags & PLAN_KERNEL)
-		return routed;
-	*h = hop_of(plan);
-	if (!*h)
-		return REASON_INTERNAL;
-	if (p->segment > (*h)->mtu) {
-		if (p->flags & PACKET_DF) {
-			plan->mtu = (*h)->mtu;
-			return REASON_TOO_BIG;
-		}
-		*h = 0;
-		plan->flags |= PLAN_KERNEL;
-		return REASON_TO_FRAGMENT;
-	}
+		return reason;
+	h = hop_of(plan);
+	plan->verdict = h ? xdp_send(ctx, p, h) : XDP_ABORTED;
 	return REASON_NONE;
 }
 
-static __always_inline int xdp_apply(struct xdp_md *ctx, struct packet *p, struct plan *plan, const bool v6)
+static __always_inline enum reason tc_apply(struct __sk_buff *ctx, struct packet *p, struct plan *plan, const bool v6)
 {
-	enum reason reason = REASON_NONE;
+	enum reason reason = tc_prepare(ctx, p, plan), done;
 	struct hop *h;
 
-	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(plan, xdp_route(ctx, p, plan));
-	reason = ready(p, plan, reason, &h);
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
-	if (xdp_rewrite(ctx, p, plan, v6) != REASON_NONE)
-		return REASON_INTERNAL;
-	if (h)
-		plan->verdict = xdp_send(ctx, p, h);
-	return reason;
-}
-
-static __always_inline int tc_apply(struct __sk_buff *ctx, struct packet *p, struct plan *plan, const bool v6)
-{
-	enum reason reason = REASON_NONE;
-	struct hop *h;
-
-	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(plan, tc_route(ctx, p, plan));
-	reason = ready(p, plan, reason, &h);
-	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
+	if (plan->flags & PLAN_ERROR)
+		done = tc_apply_error(ctx, p, plan);
+	else if (plan->family != p->family)
+		done = tc_translate(ctx, p, plan);
+	else
+		done = v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
+	if (done == REASON_NONE && plan->encap)
+		done = tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
+	if (done != REASON_NONE)
+		return done;
+	if (plan->flags & PLAN_KERNEL)
 		return reason;
-	if (tc_rewrite(ctx, p, plan, v6) != REASON_NONE)
-		return REASON_INTERNAL;
-	if (h)
-		plan->verdict = tc_send(ctx, h);
-	return reason;
+	h = hop_of(plan);
+	plan->verdict = h ? tc_send(ctx, h) : TC_ACT_SHOT;
+	return REASON_NONE;
 }
 
-static __noinline int xdp_apply4(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+// Counts a refusal for the service it belongs to, and tells whether it has an
+// answer.
+static __always_inline bool refused(const struct plan *plan, __u32 reason)
 {
-	return xdp_apply(ctx, p, plan, false);
-}
+	__u32 owner = plan->owner;
+	struct load *l;
 
-static __noinline int xdp_apply6(struct xdp_md *ctx, struct packet *p, struct plan *plan)
-{
-	return xdp_apply(ctx, p, plan, true);
+	if (dry_run)
+		return false;
+	if (plan->owner_nat == 0) {
+		l = bpf_map_lookup_elem(&service_loads, &owner);
+		if (l)
+			__sync_fetch_and_add(&l->refused, 1);
+	}
+	return answer_of(plan, reason) != ANSWER_NONE;
 }
 
 static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
@@ -236,15 +330,20 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = xdp_extensions(ctx, p);
 	p->segment = p->l3_len;
+	p->frame_len = end - data;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_NONE)
-		reason = v6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+		reason = p->flags & PACKET_ERROR ? xdp_error(ctx, p, plan) :
+			 v6		      ? decide_flow6(p, plan) :
+						decide_flow4(p, plan);
 	if (reason == REASON_NONE)
 		reason = xdp_miss(ctx, p, plan);
 	action = action_of(reason);
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
+		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
-		applied = v6 ? xdp_apply6(ctx, p, plan) : xdp_apply4(ctx, p, plan);
+		applied = xdp_apply(ctx, p, plan, v6);
 		verdict = plan->verdict;
 		if (applied != REASON_NONE) {
 			reason = applied;
@@ -253,6 +352,8 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	}
 	if (action == ACTION_PASS)
 		verdict = XDP_PASS;
+	else if (action == ACTION_DROP && refused(plan, reason) && xdp_answer(ctx, p, plan, answer_of(plan, reason)))
+		verdict = XDP_TX;
 	plan->action = action;
 	plan->reason = reason;
 	count(v6 ? FAMILY_6 : FAMILY_4, action, reason);
@@ -285,16 +386,6 @@ static __always_inline __u32 segment_of(struct __sk_buff *ctx, const struct pack
 	return p->l4_off - ETH_HLEN + (p->tuple.l4_proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8) + ctx->gso_size;
 }
 
-static __noinline int tc_apply4(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	return tc_apply(ctx, p, plan, false);
-}
-
-static __noinline int tc_apply6(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	return tc_apply(ctx, p, plan, true);
-}
-
 static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 {
 	void *data, *end;
@@ -321,15 +412,20 @@ static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = tc_extensions(ctx, p);
 	p->segment = segment_of(ctx, p);
+	p->frame_len = ctx->len;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_NONE)
-		reason = v6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+		reason = p->flags & PACKET_ERROR ? tc_error(ctx, p, plan) :
+			 v6		      ? decide_flow6(p, plan) :
+						decide_flow4(p, plan);
 	if (reason == REASON_NONE)
 		reason = tc_miss(ctx, p, plan);
 	action = action_of(reason);
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
+		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
-		applied = v6 ? tc_apply6(ctx, p, plan) : tc_apply4(ctx, p, plan);
+		applied = tc_apply(ctx, p, plan, v6);
 		verdict = plan->verdict;
 		if (applied != REASON_NONE) {
 			reason = applied;
@@ -338,6 +434,8 @@ static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 	}
 	if (action == ACTION_PASS)
 		verdict = TC_ACT_OK;
+	else if (action == ACTION_DROP && refused(plan, reason) && tc_answer(ctx, p, plan, answer_of(plan, reason)))
+		verdict = bpf_redirect(ctx->ingress_ifindex, 0);
 	plan->action = action;
 	plan->reason = reason;
 	count(v6 ? FAMILY_6 : FAMILY_4, action, reason);

@@ -55,7 +55,8 @@ static __always_inline void fragment_key_of(struct fragment_key *key, const stru
 	key->saddr = p->tuple.saddr;
 	key->daddr = p->tuple.daddr;
 	key->id = p->frag_id;
-	key->l4_proto = p->inner_proto;
+	if (p->family == FAMILY_4) // RFC 8200 §4.5: of IPv6 it does not tell packets apart
+		key->l4_proto = p->inner_proto;
 }
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
@@ -91,6 +92,36 @@ __noinline int fragment_later(struct packet *p)
 	p->tuple.dport = f->tuple.dport;
 	p->tuple.l4_proto = f->tuple.l4_proto;
 	return REASON_NONE;
+}
+
+// A later fragment whose first one was not seen. Where ports do not matter it
+// goes on; what is not ours passes.
+__noinline int fragment_orphan(const struct packet *p, struct plan *plan)
+{
+	struct pool_addr *address;
+	bool v6;
+	__u32 number;
+	int reason;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	if (have_prefixes) {
+		reason = stateless(p, plan);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (have_pools) {
+		address = pool_of(&p->tuple.daddr, &number);
+		if (address)
+			return REASON_ORPHAN_FRAGMENT;
+	}
+	if (have_services && (member_of(&p->tuple.daddr, LIST_SERVED, v6) & 1 ||
+			      member_of(&p->tuple.saddr, LIST_SERVED, v6) & 2))
+		return REASON_ORPHAN_FRAGMENT;
+	if (have_nat && member_of(&p->tuple.saddr, LIST_SOURCES, v6))
+		return REASON_ORPHAN_FRAGMENT;
+	return REASON_NOT_OURS;
 }
 
 // What a flow's entry does with a packet of its direction.
@@ -261,14 +292,11 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 
 static __always_inline int decide_pool(const struct packet *p, struct plan *plan)
 {
-	__u32 *number = bpf_map_lookup_elem(&pool_numbers, &p->tuple.daddr), n;
 	struct pool_addr *address;
 	int reason;
+	__u32 n;
 
-	if (!number)
-		return REASON_NONE;
-	n = *number;
-	address = bpf_map_lookup_elem(&pools, &n);
+	address = pool_of(&p->tuple.daddr, &n);
 	if (!address || address->family != p->family)
 		return REASON_NONE;
 	reason = nat_in(p, plan, n);

@@ -109,7 +109,7 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 }
 
 // Makes the flow of a service, with everything that counts it.
-__noinline int service_flow(const struct packet *p, struct plan *plan, __u32 half_open, __u32 has_port)
+__noinline int service_flow(const struct packet *p, struct plan *plan, __u32 flags, __u32 ref)
 {
 	struct load *l, *bl;
 	struct work *w = the_work();
@@ -128,7 +128,8 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 hal
 	if (!s || !l || !bl)
 		return REASON_INTERNAL;
 	b = birth_of(w, p, plan);
-	b->flags = (half_open ? ENTRY_HALF_OPEN : 0) | (has_port ? ENTRY_PORT : 0);
+	b->flags = flags;
+	b->ref = ref;
 	if (s->max_client_flows) {
 		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
 		reason = client_flow_get(&w->who, s->max_client_flows);
@@ -207,11 +208,11 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 	plan->gateway_family = b->family;
 	switch (s->mode) {
 	case MODE_DSR:
-		plan->flags |= PLAN_SAME;
+		plan->flags |= PLAN_SAME | PLAN_NO_L4;
 		plan->backend_hop = id;
 		return;
 	case MODE_TUNNEL:
-		plan->flags |= PLAN_SAME;
+		plan->flags |= PLAN_SAME | PLAN_NO_L4;
 		plan->encap = s->encap;
 		plan->encap_port = s->encap_port;
 		plan->backend_hop = id;
@@ -297,16 +298,14 @@ static __always_inline int hairpin_source(const struct packet *p, struct plan *p
 static __always_inline enum reason service_keep(const struct packet *p, struct plan *plan, const struct service *s)
 {
 	bool half_open = p->tuple.l4_proto == IPPROTO_TCP;
+	__u32 flags = half_open ? ENTRY_HALF_OPEN : 0, ref = 0;
 	struct control *c = the_control();
 	struct work *w = the_work();
-	struct port_request *r;
-	bool has_port = false;
 	int reason;
 
 	if (!c || !w)
 		return REASON_INTERNAL;
-	r = &w->request;
-	__builtin_memset(r, 0, sizeof(*r));
+	__builtin_memset(&w->request, 0, sizeof(w->request));
 	if (half_open && !dry_run && !half_open_take(c)) {
 		// Without state the hash finds the backend again (bounded state
 		// under a SYN flood); what needs a port is refused.
@@ -315,18 +314,30 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 		return REASON_SYN;
 	}
 	if (s->mode == MODE_FULLNAT) {
-		reason = service_source(p, plan, s, r);
+		reason = service_source(p, plan, s, &w->request);
 		if (reason != REASON_NONE)
 			goto refused;
-		has_port = true;
+		flags |= ENTRY_PORT;
+	}
+	if (s->flags & SERVICE_PORT_FORWARD) {
+		__builtin_memset(&w->source, 0, sizeof(w->source));
+		reason = hairpin_source(p, plan, &w->source);
+		if (reason == REASON_FLOW) {
+			flags |= ENTRY_BOUND;
+			ref = w->source.index;
+		} else if (reason != REASON_NONE) {
+			goto refused;
+		}
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;
-	reason = service_flow(p, plan, half_open, has_port);
+	reason = service_flow(p, plan, flags, ref);
 	if (reason == REASON_NEW_FLOW)
 		return reason;
-	if (has_port)
-		give_port(r->map, r->port);
+	if (flags & ENTRY_PORT)
+		give_port(w->request.map, w->request.port);
+	if (flags & ENTRY_BOUND)
+		binding_put(ref, p->family == FAMILY_6, p->now);
 refused:
 	if (half_open && !dry_run)
 		half_open_give(c);

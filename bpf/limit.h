@@ -59,16 +59,18 @@ static __always_inline enum reason client_flow_get(const struct client_key *key,
 
 __noinline int client_flow_put(const struct client_key *key)
 {
+	struct client_key who;
 	struct client *c;
 
 	if (!key)
 		return 0;
-	c = bpf_map_lookup_elem(&clients, key);
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&clients, &who);
 	if (!c)
 		return 0;
 	__sync_fetch_and_sub(&c->flows, 1);
 	if (!c->flows && !c->ports)
-		bpf_map_delete_elem(&clients, key);
+		bpf_map_delete_elem(&clients, &who);
 	return 0;
 }
 

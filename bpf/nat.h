@@ -37,12 +37,17 @@ static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
 	return mask;
 }
 
+// Makes the compiler forget what it knows of a number, so that the comparison
+// with its bound stays in the program, where the verifier looks for it.
+#define bounded(x) asm volatile("" : "+r"(x))
+
 // Takes a free bit of one word. The position, or -1.
 __noinline int take_word(__u32 map, __u32 w, __u64 mask)
 {
 	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
 	__u32 random = bpf_get_prandom_u32();
 
+	bounded(w);
 	if (!m || w >= PORT_WORDS)
 		return -1;
 	for (int i = 0; i < 4; i++) {
@@ -148,16 +153,29 @@ found:
 __noinline int give_port(__u32 map, __u32 port)
 {
 	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
-	__u32 bit = bit_of(port), w = bit / 64 & (PORT_WORDS - 1);
+	__u32 bit = bit_of(port), w = bit / 64;
 	__u64 mask = 1ULL << (bit % 64);
 
-	if (!m)
+	bounded(w);
+	if (!m || w >= PORT_WORDS)
 		return 0;
 	if (!(__sync_fetch_and_and(&m->words[w], ~mask) & mask))
 		return 0;
-	__sync_fetch_and_and(&m->full[w / 64 & (PORT_SUMMARY - 1)], ~(1ULL << (w % 64)));
+	__sync_fetch_and_and(&m->full[w / 64], ~(1ULL << (w % 64)));
 	__sync_fetch_and_sub(&m->used, 1);
 	return 1;
+}
+
+// The pool address that an address is, with its number; null for others.
+static __always_inline struct pool_addr *pool_of(const union addr *a, __u32 *number)
+{
+	union addr key = *a;
+	__u32 *found = bpf_map_lookup_elem(&pool_numbers, &key);
+
+	if (!found)
+		return 0;
+	*number = *found;
+	return bpf_map_lookup_elem(&pools, number);
 }
 
 static __always_inline void set_owner(__u32 slot, __u32 value)

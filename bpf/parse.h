@@ -145,6 +145,8 @@ static __always_inline enum reason parse_ipv4(void *data, void *end, struct pack
 		p->frag_id = ip->id;
 		p->frag_off = (frag & IP_OFFSET) * 8;
 		p->flags |= p->frag_off ? PACKET_LATER_FRAGMENT : PACKET_FIRST_FRAGMENT;
+		if (frag & IP_MF)
+			p->flags |= PACKET_MORE;
 		if (p->frag_off)
 			return REASON_NONE;
 	}
@@ -212,6 +214,8 @@ static __always_inline enum reason parse_extensions(void *data, void *end, struc
 				p->flags |= PACKET_LATER_FRAGMENT;
 			else if (f->offset & bpf_htons(1))
 				p->flags |= PACKET_FIRST_FRAGMENT;
+			if (f->offset & bpf_htons(1))
+				p->flags |= PACKET_MORE;
 			off += sizeof(*f);
 			break;
 		}

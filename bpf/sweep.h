@@ -191,8 +191,6 @@ static __always_inline void pay_nat(const struct ending *end)
 		who.owner = CLIENT_NAT | end->owner;
 		client_flow_put(&who);
 	}
-	if (end->flags & ENTRY_BOUND)
-		binding_put(index, six, end->now);
 }
 
 // Gives back everything that a flow held.
@@ -208,6 +206,8 @@ __noinline int pay(const struct ending *end)
 		pay_nat(end);
 	else
 		pay_service(end);
+	if (end->flags & ENTRY_BOUND)
+		binding_put(end->ref, end->flags & ENTRY_CROSS || end->family == FAMILY_6, end->now);
 	if (end->flags & ENTRY_HALF_OPEN && c)
 		half_open_give(c);
 	if (end->flags & ENTRY_PORT) {

@@ -447,6 +447,7 @@ ASSERT_SIZE(struct member_key, 24);
 #define LIST_SETS 0    // bit n: firewall set n
 #define LIST_SOURCES 1 // bit n: NAT rule n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
+#define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
 
 // A firewall rule at the first hook.
 struct firewall_rule {
@@ -583,6 +584,7 @@ ASSERT_SIZE(struct event, 40);
 #define PACKET_DF 0x08
 #define PACKET_EXTENDED 0x10	   // IPv6 extension headers
 #define PACKET_QUERY 0x20	   // ICMP echo request
+#define PACKET_MORE 0x80	   // fragment that is not the last one
 #define PACKET_NO_FLOW 0x40	   // protocol without ports, or ICMP that is neither query, reply nor error
 
 // Addresses of an interface: sources of the errors sent there. Written by user
@@ -613,8 +615,10 @@ struct packet {
 	__u8 dmac[ETH_ALEN];
 	__u8 smac[ETH_ALEN];
 	__u32 now; // tick
+	__u32 frame_len; // bytes of the whole frame
+	__u32 pad;
 };
-ASSERT_SIZE(struct packet, 88);
+ASSERT_SIZE(struct packet, 96);
 
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -702,6 +706,25 @@ struct bind {
 
 _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");
 
+// The packet that an ICMP error quotes.
+struct quote {
+	union addr saddr;
+	union addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u16 at;     // of its IP header in the frame
+	__u16 l4_at;  // of its transport header
+	__u8 l4_proto;
+	__u8 tos;
+	__u8 ttl;
+	__u8 bad;     // its IP header's checksum is wrong
+	__be16 len;   // of the header: total or payload length
+	__be16 id;
+	__be16 frag;
+	__u16 pad[3];
+};
+ASSERT_SIZE(struct quote, 56);
+
 // Working memory for one packet.
 struct work {
 	struct packet packet;
@@ -715,8 +738,9 @@ struct work {
 	struct client_key who;
 	struct sticky_key sticky;
 	struct tuple key;
-	struct tuple inner;
-	__u8 bytes[64];
+	struct packet about; // what an ICMP error is about, turned round
+	struct quote quote;
+	union addr from; // source that an ICMP error goes on with
 };
 
 // Keeps the enumerations in the BTF that user space reads their names from.

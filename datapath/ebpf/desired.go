@@ -51,7 +51,7 @@ type compiler struct {
 	t        *tables
 	host     *host
 	snapshot *datapath.Snapshot
-	lists    [3]map[netip.Prefix]uint64
+	lists    [4]map[netip.Prefix]uint64
 	pooled   map[netip.Addr]uint32
 }
 
@@ -154,6 +154,7 @@ const (
 	wireLIST_SETS    = 0 // LIST_* of bpf/types.h
 	wireLIST_SOURCES = 1
 	wireLIST_EXCEPT  = 2
+	wireLIST_SERVED  = 3
 )
 
 // inherit writes a list with the bits of every covering prefix joined in.

@@ -76,7 +76,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 		pool = n.Pool
 		w.Prefix, w.PrefixLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
 		k := wirePrefixKey{PrefixLen: 32 + uint32(n.Prefix.Bits()), Family: uint8(wireFamilyFAMILY_6), Addr: bytesOf(n.Prefix.Masked().Addr())}
-		c.prefixes[k] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64), Len: uint8(n.Prefix.Bits()), Rule: uint16(id)}
+		c.prefixes[k] = wirePrefix{To: addrOf(n.Prefix.Masked().Addr()), ToLen: uint8(n.Prefix.Bits()), Kind: uint8(wirePrefixKindPREFIX_NAT64), Len: uint8(n.Prefix.Bits()), Rule: uint16(id)}
 	case config.NATMasquerade:
 		if pool = c.host.outside(w.Out); len(pool) == 0 {
 			return fmt.Errorf("out %s: the interface has no address yet", n.Out)

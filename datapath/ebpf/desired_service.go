@@ -178,6 +178,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) error {
 		}
 		c.backends[n] = w
 		c.names.backend[n] = b.Name
+		c.lists[wireLIST_SERVED][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= 2
 	}
 	c.names.backends[id] = numbers
 	for _, pin := range s.Sessions {
@@ -238,6 +239,7 @@ func schedule(s *datapath.Service) []int {
 func (c *compiler) listens(id uint32, s *config.Service) error {
 	for _, l := range s.Listen {
 		v := wireListener{Service: id}
+		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= 1
 		if l.Interface != "" {
 			i, ok := c.host.byName(l.Interface)
 			if !ok {

@@ -387,6 +387,8 @@ type wirePacket struct {
 	Dmac       [6]uint8
 	Smac       [6]uint8
 	Now        uint32
+	FrameLen   uint32
+	Pad        uint32
 }
 
 type wirePlan struct {
@@ -740,18 +742,25 @@ type wireWork struct {
 		Zone    uint8
 		State   uint8
 	}
-	Inner struct {
+	About wirePacket
+	Quote struct {
 		_       structs.HostLayout
 		Saddr   wireAddr
 		Daddr   wireAddr
 		Sport   uint16
 		Dport   uint16
+		At      uint16
+		L4At    uint16
 		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
+		Tos     uint8
+		Ttl     uint8
+		Bad     uint8
+		Len     uint16
+		Id      uint16
+		Frag    uint16
+		Pad     [3]uint16
 	}
-	Bytes [64]uint8
+	From wireAddr
 }
 
 // Names of all BPF objects in the ELF.

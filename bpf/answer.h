@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// ICMP errors and TCP resets of our own, sent back where a packet came from.
+#ifndef SLUICE_ANSWER_H
+#define SLUICE_ANSWER_H
+
+#include "errorxlat.h"
+
+#define ANSWERS_PER_SECOND 1000 // RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)
+#define QUOTE4_MAX (576 - 28)   // RFC 1812 §4.3.2.3
+#define QUOTE6_MAX (1280 - 48)  // RFC 4443 §2.4 (c)
+
+// The answer that a reason calls for, where the decision named none.
+static __always_inline __u8 answer_of(const struct plan *plan, __u32 reason)
+{
+	switch (reason) {
+	case REASON_TTL_EXCEEDED:
+		return ANSWER_TTL_EXCEEDED;
+	case REASON_TOO_BIG:
+		return ANSWER_TOO_BIG;
+	case REASON_NO_ROUTE:
+		return ANSWER_NONE;
+	}
+	return plan->answer;
+}
+
+// Never about an error, a later fragment, or what has no single sender (RFC 1812
+// §4.3.2.7, RFC 4443 §2.4 (e)).
+static __always_inline bool answerable(const struct packet *p)
+{
+	__u32 first = bpf_ntohl(p->tuple.saddr.w[0]) >> 24, dest = bpf_ntohl(p->tuple.daddr.w[0]) >> 24;
+
+	if (p->flags & (PACKET_ERROR | PACKET_LATER_FRAGMENT) || p->tcp_flags & TCP_RST)
+		return false;
+	if (is_icmp(p->tuple.l4_proto) && p->flags & PACKET_NO_FLOW)
+		return false;
+	if (p->family == FAMILY_6)
+		return first != 0xff && dest != 0xff && (p->tuple.saddr.d[0] || p->tuple.saddr.w[2] ||
+							 bpf_ntohl(p->tuple.saddr.w[3]) > 1);
+	return first != 0 && first != 127 && first < 224 && dest < 224;
+}
+
+// At most so many a second, over all CPUs.
+static __always_inline bool answer_credit(__u32 now)
+{
+	struct control *c = the_control();
+
+	if (!c)
+		return false;
+	if (now - c->answer_tick >= hz) {
+		c->answer_tick = now;
+		c->answers = 0;
+	}
+	return __sync_fetch_and_add(&c->answers, 1) < ANSWERS_PER_SECOND;
+}
+
+static __always_inline void icmp_words(struct icmp_header *icmp, const struct plan *plan, __u8 answer, const bool v6)
+{
+	__builtin_memset(icmp, 0, sizeof(*icmp));
+	switch (answer) {
+	case ANSWER_TTL_EXCEEDED:
+		icmp->type = v6 ? ICMP6_TIME_EXCEEDED : ICMP4_TIME_EXCEEDED;
+		return;
+	case ANSWER_TOO_BIG:
+		icmp->type = v6 ? ICMP6_TOO_BIG : ICMP4_UNREACHABLE;
+		icmp->code = v6 ? 0 : 4;
+		*(__be32 *)&icmp->id = bpf_htonl(plan->mtu);
+		return;
+	case ANSWER_PROHIBITED:
+		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
+		icmp->code = v6 ? 1 : 13;
+		return;
+	case ANSWER_UNREACHABLE_HOST:
+		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
+		icmp->code = v6 ? 3 : 1;
+		return;
+	}
+	icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
+	icmp->code = v6 ? 4 : 3;
+}
+
+static __always_inline bool put_own_header(void *ctx, const union addr *from, const union addr *to, __u8 l4_proto,
+					   __u32 payload, __u16 frag, const bool v6, const bool xdp)
+{
+	if (v6) {
+		struct ipv6hdr ip = {};
+
+		*(__u32 *)&ip = bpf_htonl(6U << 28);
+		ip.payload_len = bpf_htons(payload);
+		ip.nexthdr = l4_proto;
+		ip.hop_limit = 64;
+		__builtin_memcpy(&ip.saddr, from, 16);
+		__builtin_memcpy(&ip.daddr, to, 16);
+		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
+	}
+	struct iphdr ip = {
+		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag),
+		.ttl = 64, .protocol = l4_proto, .saddr = from->w[0], .daddr = to->w[0],
+	};
+	__u32 *w = (__u32 *)&ip;
+
+	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
+}
+
+// Turns the frame round: to whom it came from.
+static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v6, const bool xdp)
+{
+	__be16 type = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	__u8 back[ETH_HLEN];
+
+	__builtin_memcpy(back, macs + ETH_ALEN, ETH_ALEN);
+	__builtin_memcpy(back + ETH_ALEN, macs, ETH_ALEN);
+	__builtin_memcpy(back + 2 * ETH_ALEN, &type, 2);
+	if (xdp)
+		return put(ctx, 0, back, sizeof(back), true);
+	return !bpf_skb_store_bytes(ctx, 0, back, sizeof(back), 0);
+}
+
+// An ICMP error about the packet.
+static __always_inline bool answer_error(void *ctx, const struct packet *p, const struct plan *plan, __u8 answer,
+					 const bool v6, const bool xdp)
+{
+	__u32 ifindex = p->ifindex, quoted = p->l3_len, at, room;
+	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
+	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), most = v6 ? QUOTE6_MAX : QUOTE4_MAX;
+	struct icmp_header icmp;
+	__u8 macs[2 * ETH_ALEN];
+	union addr from;
+	__u64 sum;
+
+	if (!own)
+		return false;
+	from = v6 ? own->v6 : own->v4;
+	if (!from.w[0] || !get(ctx, 0, macs, sizeof(macs), xdp))
+		return false;
+	if (quoted > most)
+		quoted = most;
+	if (!cut(ctx, p->frame_len, ETH_HLEN + quoted, xdp))
+		return false;
+	room = header + ICMP_SIZE;
+	if (xdp ? bpf_xdp_adjust_head(ctx, -(int)room) :
+		  bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
+		return false;
+	at = ETH_HLEN + header;
+	icmp_words(&icmp, plan, answer, v6);
+	if (!put(ctx, at, &icmp, sizeof(icmp), xdp))
+		return false;
+	sum = sum_of(ctx, at, ICMP_SIZE + quoted, xdp);
+	if (v6)
+		sum += sum_ends(&from, &p->tuple.saddr, true) + bpf_htons(ICMP_SIZE + quoted) +
+		       bpf_htons(IPPROTO_ICMPV6);
+	icmp.check = ~fold16(sum);
+	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) &&
+	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, ICMP_SIZE + quoted, 0, v6,
+			      xdp) &&
+	       turn_round(ctx, macs, v6, xdp);
+}
+
+// The TCP reset that RFC 9293 §3.10.7.1 gives to a segment for a closed port.
+static __always_inline bool answer_reset(void *ctx, const struct packet *p, const bool v6, const bool xdp)
+{
+	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	__u32 now = header_now(p), want = header + sizeof(struct tcphdr), len;
+	struct tcphdr tcp, out = {};
+	__u8 macs[2 * ETH_ALEN];
+	__u64 sum;
+
+	if (!get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
+		return false;
+	out.source = tcp.dest;
+	out.dest = tcp.source;
+	out.doff = sizeof(out) / 4;
+	out.rst = 1;
+	if (tcp.ack) {
+		out.seq = tcp.ack_seq;
+	} else {
+		len = p->l3_len - now - tcp.doff * 4 + tcp.syn + tcp.fin;
+		out.ack = 1;
+		out.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + len);
+	}
+	sum = sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6) + bpf_htons(sizeof(out)) + bpf_htons(IPPROTO_TCP);
+	for (int i = 0; i < 5; i++)
+		sum += ((__u32 *)&out)[i];
+	out.check = ~fold16(sum);
+	if (!cut(ctx, p->frame_len, ETH_HLEN + want, xdp))
+		return false;
+	return put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) &&
+	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, sizeof(out), IP_DF, v6, xdp) &&
+	       turn_round(ctx, macs, v6, xdp);
+}
+
+static __always_inline int answer(void *ctx, const struct packet *p, const struct plan *plan, __u8 kind, const bool xdp)
+{
+	if (!answerable(p) || !answer_credit(p->now))
+		return 0;
+	if (kind == ANSWER_RESET)
+		return p->family == FAMILY_6 ? answer_reset(ctx, p, true, xdp) : answer_reset(ctx, p, false, xdp);
+	return p->family == FAMILY_6 ? answer_error(ctx, p, plan, kind, true, xdp) :
+				       answer_error(ctx, p, plan, kind, false, xdp);
+}
+
+// 1 when the frame has become an answer.
+__noinline int xdp_answer(struct xdp_md *ctx, const struct packet *p, const struct plan *plan, __u32 kind)
+{
+	return p && plan ? answer(ctx, p, plan, kind, true) : 0;
+}
+
+__noinline int tc_answer(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan, __u32 kind)
+{
+	return p && plan ? answer(ctx, p, plan, kind, false) : 0;
+}
+
+#endif

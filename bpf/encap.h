@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Tunnels to backends: IPIP (RFC 2003, RFC 2473) and GUE variant 0
+// (draft-ietf-intarea-gue), the sending side.
+#ifndef SLUICE_ENCAP_H
+#define SLUICE_ENCAP_H
+
+#include "xlat.h"
+
+struct gue_header {
+	struct udphdr udp;
+	__u8 hlen; // version 0, no control, no options
+	__u8 proto;
+	__be16 flags;
+};
+
+static __always_inline __u32 encap_size(const struct plan *plan)
+{
+	if (plan->encap == ENCAP_NONE)
+		return 0;
+	return (plan->gateway_family == FAMILY_6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
+	       (plan->encap == ENCAP_GUE ? sizeof(struct gue_header) : 0);
+}
+
+static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan, const bool xdp)
+{
+	bool v6 = plan->gateway_family == FAMILY_6;
+	__be16 type = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	__u8 macs[2 * ETH_ALEN];
+	__u64 flags;
+
+	if (xdp) {
+		if (!get(ctx, 0, macs, sizeof(macs), true) || bpf_xdp_adjust_head(ctx, -(int)size))
+			return false;
+		return put(ctx, 0, macs, sizeof(macs), true) && put(ctx, 2 * ETH_ALEN, &type, 2, true);
+	}
+	flags = BPF_F_ADJ_ROOM_FIXED_GSO | (v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
+	if (plan->encap == ENCAP_GUE)
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+	if (bpf_skb_adjust_room(ctx, size, BPF_ADJ_ROOM_MAC, flags))
+		return false;
+	return !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0);
+}
+
+// Puts the packet, already rewritten, into the tunnel. DF is set outside: the
+// inner packet's sender finds the path's MTU (RFC 4459 §3.1).
+static __always_inline int encapsulate(void *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex,
+				       const bool xdp)
+{
+	__u32 size = encap_size(plan), payload = p->l3_len;
+	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
+	__u8 inner = p->family == FAMILY_6 ? IPPROTO_IPV6 : IPPROTO_IPIP, outer = inner;
+	bool v6 = plan->gateway_family == FAMILY_6;
+	__u32 at = ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+
+	if (!own || !push(ctx, size, plan, xdp))
+		return REASON_INTERNAL;
+	if (plan->encap == ENCAP_GUE) {
+		struct gue_header gue = { .proto = inner };
+
+		outer = IPPROTO_UDP;
+		payload += sizeof(gue);
+		gue.udp.source = bpf_htons(49152 | (hash_endpoints(&p->tuple.saddr, p->tuple.sport, &p->tuple.daddr,
+								   p->tuple.dport, true) & 0x3fff));
+		gue.udp.dest = plan->encap_port;
+		gue.udp.len = bpf_htons(payload);
+		if (!put(ctx, at, &gue, sizeof(gue), xdp))
+			return REASON_INTERNAL;
+	}
+	if (v6) {
+		struct ipv6hdr ip = {};
+
+		*(__u32 *)&ip = bpf_htonl(6U << 28);
+		ip.payload_len = bpf_htons(payload);
+		ip.nexthdr = outer;
+		ip.hop_limit = 64;
+		__builtin_memcpy(&ip.saddr, &own->v6, 16);
+		__builtin_memcpy(&ip.daddr, &plan->gateway, 16);
+		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
+	}
+	struct iphdr ip = {
+		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(IP_DF),
+		.ttl = 64, .protocol = outer, .saddr = own->v4.w[0], .daddr = plan->gateway.w[0],
+	};
+	__u32 *w = (__u32 *)&ip;
+
+	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+__noinline int xdp_encapsulate(struct xdp_md *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex)
+{
+	return p && plan ? encapsulate(ctx, p, plan, ifindex, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_encapsulate(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex)
+{
+	return p && plan ? encapsulate(ctx, p, plan, ifindex, false) : REASON_INTERNAL;
+}
+
+#endif

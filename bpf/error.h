@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// ICMP errors about packets that went through here: found by the packet that
+// they quote, which is rewritten back. They never make, refresh or end a flow
+// (RFC 4787 REQ-12, RFC 5508 REQ-6).
+#ifndef SLUICE_ERROR_H
+#define SLUICE_ERROR_H
+
+#include "encap.h"
+
+#define ICMP_SIZE 8
+
+// Reads the quoted packet's headers and turns its ends round: "about" is what a
+// packet that answers it would be. REASON_ERROR_WITHOUT_FLOW when they are not
+// there.
+static __always_inline int read_quote(void *ctx, const struct packet *p, struct work *w, const bool xdp)
+{
+	struct quote *q = &w->quote;
+	struct packet *about = &w->about;
+	struct icmp_header icmp;
+	__u8 next;
+
+	__builtin_memset(q, 0, sizeof(*q));
+	__builtin_memset(about, 0, sizeof(*about));
+	q->at = p->l4_off + ICMP_SIZE;
+	if (p->family == FAMILY_6) {
+		struct ipv6hdr ip;
+
+		if (!get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 6)
+			return REASON_ERROR_WITHOUT_FLOW;
+		__builtin_memcpy(&q->saddr, &ip.saddr, 16);
+		__builtin_memcpy(&q->daddr, &ip.daddr, 16);
+		next = ip.nexthdr;
+		q->tos = ip.priority << 4 | ip.flow_lbl[0] >> 4;
+		q->ttl = ip.hop_limit;
+		q->len = ip.payload_len;
+		q->l4_at = q->at + sizeof(ip);
+	} else {
+		struct iphdr ip;
+
+		if (!get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 4 || ip.ihl < 5 ||
+		    ip.frag_off & bpf_htons(IP_OFFSET))
+			return REASON_ERROR_WITHOUT_FLOW;
+		q->saddr.w[0] = ip.saddr;
+		q->daddr.w[0] = ip.daddr;
+		next = ip.protocol;
+		q->tos = ip.tos;
+		q->ttl = ip.ttl;
+		q->len = ip.tot_len;
+		q->id = ip.id;
+		q->frag = ip.frag_off;
+		q->l4_at = q->at + ip.ihl * 4;
+		q->bad = fold16(sum_of(ctx, q->at, ip.ihl * 4, xdp)) != 0xffff;
+	}
+	q->l4_proto = next;
+	if (next == (p->family == FAMILY_6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
+		if (!get(ctx, q->l4_at, &icmp, sizeof(icmp), xdp))
+			return REASON_ERROR_WITHOUT_FLOW;
+		if (p->family == FAMILY_6 ? icmp.type != ICMP6_ECHO && icmp.type != ICMP6_ECHO_REPLY :
+					    icmp.type != ICMP4_ECHO && icmp.type != ICMP4_ECHO_REPLY)
+			return REASON_ERROR_WITHOUT_FLOW;
+		q->sport = icmp.id;
+		q->dport = icmp.id;
+	} else if (next == IPPROTO_TCP || next == IPPROTO_UDP) {
+		struct ports ports;
+
+		if (!get(ctx, q->l4_at, &ports, sizeof(ports), xdp))
+			return REASON_ERROR_WITHOUT_FLOW;
+		q->sport = ports.source;
+		q->dport = ports.dest;
+	} else {
+		return REASON_ERROR_WITHOUT_FLOW;
+	}
+	about->tuple.saddr = q->daddr;
+	about->tuple.daddr = q->saddr;
+	about->tuple.sport = q->dport;
+	about->tuple.dport = q->sport;
+	about->tuple.l4_proto = q->l4_proto;
+	about->tuple.state = ENTRY_LIVE;
+	about->tcp_flags = TCP_SYN | TCP_ACK; // as the answer of a backend
+	about->family = p->family;
+	about->ifindex = p->ifindex;
+	about->now = p->now;
+	return REASON_NONE;
+}
+
+// Services that keep nothing for the quoted packet find its backend again.
+static __always_inline int error_of_service(const struct packet *about, struct plan *plan)
+{
+	__u32 id = service_of(about), backend;
+	struct backend *b;
+	struct service *s;
+
+	if (id == NO_ENTRY)
+		return have_reverse ? service_reply(about, plan) : REASON_NONE;
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s || !by_hash(s) || s->mode == MODE_FULLNAT)
+		return REASON_NONE;
+	backend = schedule(about, id, true);
+	b = bpf_map_lookup_elem(&backends, &backend);
+	if (!b)
+		return REASON_NONE;
+	plan->owner = id;
+	aim(about, plan, s, b, backend);
+	return REASON_STATELESS;
+}
+
+// Plan for the packet that would answer the quoted one.
+__noinline int error_plan(const struct packet *about, struct plan *plan)
+{
+	__u32 index;
+	int reason;
+
+	if (!about || !plan)
+		return REASON_INTERNAL;
+	index = find(&about->tuple, about->family == FAMILY_6);
+	if (index != NO_ENTRY) {
+		struct entry_meta *m = meta_at(index, about->family == FAMILY_6);
+		void *e;
+
+		if (!m)
+			return REASON_INTERNAL;
+		if (about->family == FAMILY_6) {
+			e = entry_at(index, true);
+			if (e)
+				plan_flow(plan, e, index, true);
+		} else {
+			e = entry_at(index, false);
+			if (e)
+				plan_flow(plan, e, index, false);
+		}
+		if (m->twin == NO_ENTRY)
+			aim_again(about, plan, m->owner, m->backend);
+		return REASON_FLOW;
+	}
+	reason = have_services ? error_of_service(about, plan) : REASON_NONE;
+	if (reason == REASON_NONE && have_prefixes)
+		reason = stateless(about, plan);
+	return reason == REASON_NONE ? REASON_ERROR_WITHOUT_FLOW : reason;
+}
+
+// An error about nothing of ours: what concerns others passes, what would show
+// an inside address outside or is for a pool does not (RFC 5508 REQ-4).
+__noinline int error_stray(const struct packet *p, __u32 quoted)
+{
+	struct pool_addr *address;
+	__u32 number;
+	bool v6;
+
+	if (!p)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	if (have_pools) {
+		address = pool_of(&p->tuple.daddr, &number);
+		if (address && !address->local)
+			return REASON_ERROR_WITHOUT_FLOW;
+	}
+	if (have_nat && quoted && member_of(&p->tuple.saddr, LIST_SOURCES, v6) &&
+	    !member_of(&p->tuple.daddr, LIST_SOURCES, v6))
+		return REASON_ERROR_WITHOUT_FLOW;
+	return REASON_NOT_OURS;
+}
+
+// RFC 5508 REQ-3: the error's own checksum, and that of the quoted IP header.
+static __always_inline bool error_sound(void *ctx, const struct packet *p, const struct quote *q, const bool xdp)
+{
+	__u32 len = p->l3_len - header_now(p);
+	__u64 sum;
+
+	if (q->bad)
+		return false;
+	if (p->flags & PACKET_FIRST_FRAGMENT)
+		return true;
+	sum = sum_of(ctx, p->l4_off, len, xdp);
+	if (p->family == FAMILY_6)
+		sum += sum_ends(&p->tuple.saddr, &p->tuple.daddr, true) + bpf_htons(len) + bpf_htons(IPPROTO_ICMPV6);
+	return fold16(sum) == 0xffff;
+}
+
+// Where the checksum of a quoted segment stands; 0 when it has none, or the
+// quotation ends before it.
+static __always_inline __u32 quoted_check(const struct packet *p, const struct quote *q)
+{
+	__u32 at = q->l4_at + check_offset(q->l4_proto);
+
+	return at + 2 <= ETH_HLEN + p->l3_len ? at : 0;
+}
+
+// Rewrites the quoted packet in place. Returns what that adds to the sum of the
+// error, or all ones on failure.
+static __always_inline __u64 rewrite_quote(void *ctx, const struct packet *p, const struct plan *plan,
+					   const struct quote *q, const bool v6, const bool xdp)
+{
+	// The quoted packet travelled the other way.
+	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, v6)) + sum_ends(&plan->to.saddr, &plan->to.daddr, v6);
+	struct ports ports = { plan->to.dport, plan->to.sport };
+	__u64 delta = 0, covered = 0;
+	__u32 at = quoted_check(p, q);
+	__u16 check, was;
+
+	if (v6) {
+		if (!put(ctx, q->at + 8, &plan->to.daddr, 16, xdp) || !put(ctx, q->at + 24, &plan->to.saddr, 16, xdp))
+			return ~0ULL;
+		delta = addrs;
+	} else {
+		__be32 ends[2] = { plan->to.daddr.w[0], plan->to.saddr.w[0] };
+
+		if (!put(ctx, q->at + 12, ends, sizeof(ends), xdp) ||
+		    !get(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
+			return ~0ULL;
+		check = check_after(check, addrs); // the header's sum stays what it was
+		if (!put(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
+			return ~0ULL;
+	}
+	if (is_icmp(q->l4_proto)) {
+		covered = change(q->sport, plan->to.dport);
+		if (!put(ctx, q->l4_at + 4, &plan->to.dport, 2, xdp))
+			return ~0ULL;
+	} else {
+		covered = change(q->sport, ports.source) + change(q->dport, ports.dest);
+		if (!put(ctx, q->l4_at, &ports, sizeof(ports), xdp))
+			return ~0ULL;
+	}
+	delta += covered;
+	if (!at || !get(ctx, at, &check, 2, xdp))
+		return fold32(delta);
+	if (q->l4_proto == IPPROTO_UDP && !check && !v6)
+		return fold32(delta);
+	was = check;
+	check = check_after(check, covered + (is_icmp(q->l4_proto) && !v6 ? 0 : addrs));
+	if (q->l4_proto == IPPROTO_UDP && !check)
+		check = 0xffff;
+	if (!put(ctx, at, &check, 2, xdp))
+		return ~0ULL;
+	return fold32(delta + change(was, check));
+}
+
+// Rewrites an error and what it quotes, within one family.
+static __always_inline int rewrite_error(void *ctx, const struct packet *p, const struct plan *plan, const struct quote *q,
+					 const union addr *from, const bool v6, const bool xdp)
+{
+	__u64 outer = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6)) + sum_addr(from, v6) +
+		      sum_addr(&plan->to.daddr, v6), delta;
+	__u8 ttl = p->ttl - 1;
+	__u16 check;
+
+	delta = rewrite_quote(ctx, p, plan, q, v6, xdp);
+	if (delta == ~0ULL || !get(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp))
+		return REASON_INTERNAL;
+	check = check_after(check, delta + (v6 ? outer : 0));
+	if (!put(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp))
+		return REASON_INTERNAL;
+	if (v6) {
+		if (!put(ctx, ETH_HLEN + 7, &ttl, 1, xdp) || !put(ctx, ETH_HLEN + 8, from, 16, xdp) ||
+		    !put(ctx, ETH_HLEN + 24, &plan->to.daddr, 16, xdp))
+			return REASON_INTERNAL;
+		return REASON_NONE;
+	}
+	__be32 ends[2] = { from->w[0], plan->to.daddr.w[0] };
+
+	if (!get(ctx, ETH_HLEN + IPV4_CHECK, &check, 2, xdp))
+		return REASON_INTERNAL;
+	check = check_after(check, outer + (__u16)~bpf_htons(0x0100));
+	if (!put(ctx, ETH_HLEN + 8, &ttl, 1, xdp) || !put(ctx, ETH_HLEN + IPV4_CHECK, &check, 2, xdp) ||
+	    !put(ctx, ETH_HLEN + 12, ends, sizeof(ends), xdp))
+		return REASON_INTERNAL;
+	return REASON_NONE;
+}
+
+// RFC 7915 figures 3 and 6: where a field of the one header is in the other.
+static __always_inline int pointer6(__u8 at)
+{
+	switch (at) {
+	case 0:
+	case 1:
+		return at;
+	case 2:
+	case 3:
+		return 4;
+	case 8:
+		return 7;
+	case 9:
+		return 6;
+	}
+	if (at >= 12 && at < 16)
+		return 8;
+	return at >= 16 && at < 20 ? 24 : -1;
+}
+
+static __always_inline int pointer4(__u32 at)
+{
+	switch (at) {
+	case 0:
+	case 1:
+		return at;
+	case 4:
+	case 5:
+		return 2;
+	case 6:
+		return 9;
+	case 7:
+		return 8;
+	}
+	if (at >= 8 && at < 24)
+		return 12;
+	return at >= 24 && at < 40 ? 16 : -1;
+}
+
+// The greatest of RFC 1191's MTU plateaus below a length, for routers that did
+// not tell theirs.
+static __always_inline __u32 plateau(__u32 length)
+{
+	const __u16 plateaus[] = { 65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296 };
+
+	for (__u32 i = 0; i < sizeof(plateaus) / sizeof(plateaus[0]); i++)
+		if (plateaus[i] < length)
+			return plateaus[i];
+	return 68;
+}
+
+// An ICMP error's type, code and second word, from IPv4 to IPv6 (RFC 7915 §4.2).
+// mtu: of the next hop. False: it has no counterpart.
+static __always_inline bool message6(struct icmp_header *m, const struct quote *q, __u32 mtu)
+{
+	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), size;
+	__u8 code = m->code;
+	int pointer;
+
+	switch (m->type) {
+	case ICMP4_UNREACHABLE:
+		m->type = ICMP6_UNREACHABLE;
+		m->code = 0;
+		*(__be32 *)&m->id = 0;
+		if (code == 2) {
+			m->type = ICMP6_PARAMETER;
+			m->code = 1;
+			*(__be32 *)&m->id = bpf_htonl(6); // the next header field
+		} else if (code == 3) {
+			m->code = 4;
+		} else if (code == 4) {
+			size = rest & 0xffff;
+			if (!size)
+				size = plateau(bpf_ntohs(q->len));
+			size += 20;
+			if (size > mtu)
+				size = mtu;
+			m->type = ICMP6_TOO_BIG;
+			*(__be32 *)&m->id = bpf_htonl(size < 1280 ? 1280 : size);
+		} else if (code == 9 || code == 10 || code == 13 || code == 15) {
+			m->code = 1;
+		} else if (code == 14 || code > 15) {
+			return false;
+		}
+		return true;
+	case ICMP4_TIME_EXCEEDED:
+		m->type = ICMP6_TIME_EXCEEDED;
+		*(__be32 *)&m->id = 0;
+		return true;
+	case ICMP4_PARAMETER:
+		pointer = pointer6(rest >> 24);
+		if ((code != 0 && code != 2) || pointer < 0)
+			return false;
+		m->type = ICMP6_PARAMETER;
+		m->code = 0;
+		*(__be32 *)&m->id = bpf_htonl(pointer);
+		return true;
+	}
+	return false;
+}
+
+// The same from IPv6 to IPv4 (RFC 7915 §5.2).
+static __always_inline bool message4(struct icmp_header *m, __u32 mtu)
+{
+	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), size;
+	__u8 code = m->code;
+	int pointer;
+
+	switch (m->type) {
+	case ICMP6_UNREACHABLE:
+		if (code > 4)
+			return false;
+		m->type = ICMP4_UNREACHABLE;
+		m->code = code == 1 ? 10 : code == 4 ? 3 : 1;
+		*(__be32 *)&m->id = 0;
+		return true;
+	case ICMP6_TOO_BIG:
+		size = rest > 20 ? rest - 20 : 0;
+		m->type = ICMP4_UNREACHABLE;
+		m->code = 4;
+		*(__be32 *)&m->id = bpf_htonl(size < mtu ? size : mtu);
+		return true;
+	case ICMP6_TIME_EXCEEDED:
+		m->type = ICMP4_TIME_EXCEEDED;
+		*(__be32 *)&m->id = 0;
+		return true;
+	case ICMP6_PARAMETER:
+		if (code == 1) {
+			m->type = ICMP4_UNREACHABLE;
+			m->code = 2;
+			*(__be32 *)&m->id = 0;
+			return true;
+		}
+		pointer = pointer4(rest);
+		if (code != 0 || pointer < 0)
+			return false;
+		m->type = ICMP4_PARAMETER;
+		m->code = 0;
+		*(__be32 *)&m->id = bpf_htonl((__u32)pointer << 24);
+		return true;
+	}
+	return false;
+}
+
+// Decides about an ICMP error: the plan is the one of an answer to the quoted
+// packet.
+static __always_inline int error_decide(void *ctx, const struct packet *p, struct plan *plan, struct work *w,
+					const bool xdp)
+{
+	int reason = read_quote(ctx, p, w, xdp);
+
+	if (reason != REASON_NONE)
+		return error_stray(p, 0);
+	reason = error_plan(&w->about, plan);
+	if (action_of(reason) != ACTION_FORWARD)
+		return error_stray(p, 1);
+	if (!error_sound(ctx, p, &w->quote, xdp))
+		return REASON_BAD_CHECKSUM;
+	plan->entry = NO_ENTRY; // errors leave no trace
+	plan->hop = 0;
+	if (plan->flags & PLAN_SAME) { // dsr, tunnel: as it is, to the backend
+		plan->to = p->tuple;
+		plan->flags |= PLAN_NO_L4;
+		return REASON_ICMP_ERROR;
+	}
+	plan->flags |= PLAN_ERROR;
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = plan->family;
+	return REASON_ICMP_ERROR;
+}
+
+__noinline int xdp_error(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+{
+	struct work *w = the_work();
+
+	return p && plan && w ? error_decide(ctx, p, plan, w, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_error(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+{
+	struct work *w = the_work();
+
+	return p && plan && w ? error_decide(ctx, p, plan, w, false) : REASON_INTERNAL;
+}
+
+#endif

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// ICMP errors that change their family: every header up to the quoted segment is
+// written anew.
+#ifndef SLUICE_ERRORXLAT_H
+#define SLUICE_ERRORXLAT_H
+
+#include "error.h"
+
+// Ports, identifiers and type of the quoted segment. Its checksum follows where
+// it is in the packet; nobody checks it (RFC 5508 REQ-3c).
+static __always_inline bool translate_quoted_l4(void *ctx, const struct packet *p, const struct plan *plan,
+						const struct quote *q, const bool to_v6, const bool xdp)
+{
+	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, !to_v6)) +
+		      sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
+	struct ports ports = { plan->to.dport, plan->to.sport };
+	struct icmp_header icmp;
+	__u32 at = quoted_check(p, q);
+	__u16 check, was;
+
+	if (is_icmp(q->l4_proto)) {
+		__u32 len = bpf_ntohs(q->len) - (to_v6 ? q->l4_at - q->at : 0);
+		__u64 pseudo = bpf_htons(len) + bpf_htons(IPPROTO_ICMPV6);
+
+		if (!get(ctx, q->l4_at, &icmp, sizeof(icmp), xdp))
+			return false;
+		was = *(__u16 *)&icmp;
+		if (to_v6)
+			icmp.type = icmp.type == ICMP4_ECHO ? ICMP6_ECHO : ICMP6_ECHO_REPLY;
+		else
+			icmp.type = icmp.type == ICMP6_ECHO ? ICMP4_ECHO : ICMP4_ECHO_REPLY;
+		pseudo = to_v6 ? pseudo + sum_ends(&plan->to.saddr, &plan->to.daddr, true) :
+				 minus(pseudo + sum_ends(&q->saddr, &q->daddr, true));
+		icmp.check = check_after(icmp.check, pseudo + change(was, *(__u16 *)&icmp) +
+							     change(icmp.id, plan->to.dport));
+		icmp.id = plan->to.dport;
+		return put(ctx, q->l4_at, &icmp, sizeof(icmp), xdp);
+	}
+	if (!put(ctx, q->l4_at, &ports, sizeof(ports), xdp))
+		return false;
+	if (!at || !get(ctx, at, &check, 2, xdp))
+		return true;
+	if (q->l4_proto == IPPROTO_UDP && !check)
+		return true;
+	check = check_after(check, addrs + change(q->sport, ports.source) + change(q->dport, ports.dest));
+	if (q->l4_proto == IPPROTO_UDP && !check)
+		check = 0xffff;
+	return put(ctx, at, &check, 2, xdp);
+}
+
+static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
+{
+	struct ipv6hdr ip;
+
+	*(__u32 *)&ip = bpf_htonl(6U << 28 | (__u32)q->tos << 20);
+	ip.payload_len = bpf_htons(bpf_ntohs(q->len) - (q->l4_at - q->at));
+	ip.nexthdr = is_icmp(q->l4_proto) ? IPPROTO_ICMPV6 : q->l4_proto;
+	ip.hop_limit = q->ttl;
+	__builtin_memcpy(&ip.saddr, &plan->to.daddr, 16);
+	__builtin_memcpy(&ip.daddr, &plan->to.saddr, 16);
+	return put(ctx, at, &ip, sizeof(ip), xdp);
+}
+
+static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
+{
+	__u32 len = sizeof(struct iphdr) + bpf_ntohs(q->len), *w;
+	struct iphdr ip = {
+		.version = 4, .ihl = 5, .tos = q->tos, .tot_len = bpf_htons(len), .ttl = q->ttl,
+		.protocol = is_icmp(q->l4_proto) ? IPPROTO_ICMP : q->l4_proto,
+		.saddr = plan->to.daddr.w[0], .daddr = plan->to.saddr.w[0],
+	};
+
+	if (len > SMALL_PACKET)
+		ip.frag_off = bpf_htons(IP_DF);
+	w = (__u32 *)&ip;
+	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	return put(ctx, at, &ip, sizeof(ip), xdp);
+}
+
+// Cuts the frame to the longest error that its family allows.
+static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xdp)
+{
+	if (have <= want)
+		return true;
+	return xdp ? !bpf_xdp_adjust_tail(ctx, (int)want - (int)have) : !bpf_skb_change_tail(ctx, want, 0);
+}
+
+// from: the source that the error goes on with.
+static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
+					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
+{
+	__u32 outer = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), inner = outer;
+	__u32 rest = p->l3_len - (q->l4_at - ETH_HLEN), len, at;
+	__u32 limit = to_v6 ? 1280 - 40 : 576 - 20;
+	struct icmp_header icmp;
+	__u64 sum;
+
+	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
+		return REASON_INTERNAL;
+	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
+		return REASON_UNTRANSLATABLE;
+	if (!translate_quoted_l4(ctx, p, plan, q, to_v6, xdp))
+		return REASON_INTERNAL;
+	if (!resize_header(ctx, q->l4_at - ETH_HLEN - ICMP_SIZE, outer + inner, to_v6, xdp))
+		return REASON_INTERNAL;
+	len = ICMP_SIZE + inner + rest;
+	if (len > limit) {
+		if (!cut(ctx, ETH_HLEN + outer + len, ETH_HLEN + outer + limit, xdp))
+			return REASON_INTERNAL;
+		len = limit;
+	}
+	at = ETH_HLEN + outer;
+	if (!(to_v6 ? put_quote6(ctx, at + ICMP_SIZE, plan, q, xdp) : put_quote4(ctx, at + ICMP_SIZE, plan, q, xdp)))
+		return REASON_INTERNAL;
+	// header4 and header6 take the ends from the plan.
+	plan->to.saddr = *from;
+	plan->to.l4_proto = to_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+	p->flags &= ~(PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT | PACKET_MORE);
+	icmp.check = 0;
+	if (!put(ctx, at, &icmp, sizeof(icmp), xdp))
+		return REASON_INTERNAL;
+	sum = sum_of(ctx, at, len, xdp);
+	if (to_v6) {
+		struct ipv6hdr ip;
+
+		sum += sum_ends(from, &plan->to.daddr, true) + bpf_htons(len) + bpf_htons(IPPROTO_ICMPV6);
+		header6(&ip, p, plan, len);
+		if (!put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp))
+			return REASON_INTERNAL;
+	} else {
+		struct iphdr ip;
+
+		header4(&ip, p, plan, len);
+		if (!put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp))
+			return REASON_INTERNAL;
+	}
+	icmp.check = ~fold16(sum);
+	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+// Who an error comes from when it goes on. A router on a side that is translated
+// must not show: the flow's translated address stands for it (RFC 5508 REQ-5c).
+// From the IPv4 side of nat64 it is the router itself, embedded.
+static __always_inline void error_source(union addr *from, const struct packet *p, const struct plan *plan,
+					 const struct packet *about)
+{
+	*from = plan->to.saddr;
+	if (plan->family == p->family) {
+		if (!__builtin_memcmp(&about->tuple.saddr, &plan->to.saddr, sizeof(*from)))
+			*from = p->tuple.saddr;
+		return;
+	}
+	if (plan->family == FAMILY_6) {
+		struct prefix *by = prefix_of(&plan->to.saddr, false, true);
+
+		if (by && by->kind == PREFIX_NAT64)
+			embed(from, &by->to, by->len, p->tuple.saddr.w[0]);
+	}
+}
+
+// One function for each direction: their frames are large.
+#define ERROR_FUNCTION(name, context, call)                                                                            \
+	__noinline int name(context *ctx, struct packet *p, struct plan *plan)                                         \
+	{                                                                                                              \
+		struct work *w = the_work();                                                                           \
+                                                                                                                       \
+		if (!p || !plan || !w)                                                                                 \
+			return REASON_INTERNAL;                                                                        \
+		error_source(&w->from, p, plan, &w->about);                                                            \
+		return call;                                                                                           \
+	}
+
+ERROR_FUNCTION(xdp_error_in4, struct xdp_md, rewrite_error(ctx, p, plan, &w->quote, &w->from, false, true))
+ERROR_FUNCTION(xdp_error_in6, struct xdp_md, rewrite_error(ctx, p, plan, &w->quote, &w->from, true, true))
+ERROR_FUNCTION(xdp_error_to6, struct xdp_md, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, true, true))
+ERROR_FUNCTION(xdp_error_to4, struct xdp_md, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, true))
+ERROR_FUNCTION(tc_error_in4, struct __sk_buff, rewrite_error(ctx, p, plan, &w->quote, &w->from, false, false))
+ERROR_FUNCTION(tc_error_in6, struct __sk_buff, rewrite_error(ctx, p, plan, &w->quote, &w->from, true, false))
+ERROR_FUNCTION(tc_error_to6, struct __sk_buff, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, true, false))
+ERROR_FUNCTION(tc_error_to4, struct __sk_buff, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, false))
+
+static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+{
+	if (plan->family == p->family)
+		return p->family == FAMILY_6 ? xdp_error_in6(ctx, p, plan) : xdp_error_in4(ctx, p, plan);
+	return p->family == FAMILY_6 ? xdp_error_to4(ctx, p, plan) : xdp_error_to6(ctx, p, plan);
+}
+
+static __always_inline int tc_apply_error(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
+{
+	if (plan->family == p->family)
+		return p->family == FAMILY_6 ? tc_error_in6(ctx, p, plan) : tc_error_in4(ctx, p, plan);
+	return p->family == FAMILY_6 ? tc_error_to4(ctx, p, plan) : tc_error_to6(ctx, p, plan);
+}
+
+#endif

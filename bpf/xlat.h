@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Between IPv4 and IPv6 (RFC 7915): headers of the other family in front of the
+// same payload.
+#ifndef SLUICE_XLAT_H
+#define SLUICE_XLAT_H
+
+#include "rewrite.h"
+
+#define SMALL_PACKET 1260 // RFC 7915 §5.1: larger ones get DF
+
+// Sum of len bytes of the frame from off on: up to 9,216 of them.
+static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bool xdp)
+{
+	__u32 block[8];
+	__u64 sum = 0;
+
+	for (int i = 0; i < 288 && len >= sizeof(block); i++) {
+		if (!get(ctx, off, block, sizeof(block), xdp))
+			return 0;
+		for (int k = 0; k < 8; k++)
+			sum += block[k];
+		off += sizeof(block);
+		len -= sizeof(block);
+	}
+	for (int i = 0; i < 16 && len >= 2; i++) {
+		__u16 word;
+
+		if (!get(ctx, off, &word, 2, xdp))
+			return 0;
+		sum += word;
+		off += 2;
+		len -= 2;
+	}
+	if (len == 1) {
+		__u8 last;
+
+		if (get(ctx, off, &last, 1, xdp))
+			sum += last; // the low byte is the first on the wire
+	}
+	return fold32(sum);
+}
+
+__noinline __u64 xdp_sum(struct xdp_md *ctx, __u32 off, __u32 len)
+{
+	return sum_frame(ctx, off, len, true);
+}
+
+__noinline __u64 tc_sum(struct __sk_buff *ctx, __u32 off, __u32 len)
+{
+	return sum_frame(ctx, off, len, false);
+}
+
+static __always_inline __u64 sum_of(void *ctx, __u32 off, __u32 len, const bool xdp)
+{
+	return xdp ? xdp_sum(ctx, off, len) : tc_sum(ctx, off, len);
+}
+
+static __always_inline __u64 sum_ends(const union addr *s, const union addr *d, const bool v6)
+{
+	return sum_addr(s, v6) + sum_addr(d, v6);
+}
+
+// Bytes of the header that a packet has, from the network header to the
+// transport header, and of the one that it gets.
+static __always_inline __u32 header_now(const struct packet *p)
+{
+	return p->l4_off - ETH_HLEN;
+}
+
+static __always_inline __u32 header_then(const struct packet *p, const struct plan *plan)
+{
+	if (plan->family == p->family)
+		return header_now(p);
+	if (plan->family == FAMILY_4)
+		return sizeof(struct iphdr);
+	return sizeof(struct ipv6hdr) +
+	       (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT) ? sizeof(struct fragment_header) : 0);
+}
+
+static __always_inline void header4(struct iphdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
+{
+	__u16 frag = 0;
+
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tos = p->tos;
+	ip->tot_len = bpf_htons(sizeof(*ip) + payload);
+	if (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT)) {
+		ip->id = p->frag_id >> 16; // the low half of a big endian word
+		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
+	} else {
+		ip->id = bpf_get_prandom_u32();
+		if (sizeof(*ip) + payload > SMALL_PACKET)
+			frag = IP_DF;
+	}
+	ip->frag_off = bpf_htons(frag);
+	ip->ttl = p->ttl - 1;
+	ip->protocol = plan->to.l4_proto;
+	ip->saddr = plan->to.saddr.w[0];
+	ip->daddr = plan->to.daddr.w[0];
+	__u32 *w = (__u32 *)ip;
+
+	ip->check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+}
+
+static __always_inline void header6(struct ipv6hdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
+{
+	*(__u32 *)ip = bpf_htonl(6U << 28 | (__u32)p->tos << 20);
+	ip->payload_len = bpf_htons(payload);
+	ip->nexthdr = plan->to.l4_proto;
+	ip->hop_limit = p->ttl - 1;
+	__builtin_memcpy(&ip->saddr, &plan->to.saddr, 16);
+	__builtin_memcpy(&ip->daddr, &plan->to.daddr, 16);
+}
+
+// Makes room for a header of another size: the frame's network header changes
+// from "now" to "then" bytes. The Ethernet header is written anew.
+static __always_inline bool resize_header(void *ctx, __u32 now, __u32 then, const bool to_v6, const bool xdp)
+{
+	__be16 type = to_v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	__u8 macs[2 * ETH_ALEN];
+	__u32 have;
+
+	if (xdp) {
+		if (!get(ctx, 0, macs, sizeof(macs), true) || bpf_xdp_adjust_head(ctx, (int)now - (int)then))
+			return false;
+		return put(ctx, 0, macs, sizeof(macs), true) && put(ctx, 2 * ETH_ALEN, &type, 2, true);
+	}
+	// Options and extension headers go first, then the family changes by 20
+	// bytes, then a fragment header may come.
+	have = to_v6 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	if (now != have && bpf_skb_adjust_room(ctx, (int)have - (int)now, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
+		return false;
+	if (bpf_skb_change_proto(ctx, type, 0))
+		return false;
+	have = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	if (then != have && bpf_skb_adjust_room(ctx, (int)then - (int)have, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
+		return false;
+	return !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0);
+}
+
+// ICMP queries: another type, and a checksum with or without pseudo-header.
+static __always_inline int translate_query(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
+					   const bool to_v6, const bool xdp)
+{
+	struct icmp_header icmp;
+	__u64 delta;
+	__u16 was;
+
+	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
+		return REASON_INTERNAL;
+	was = *(__u16 *)&icmp;
+	if (to_v6) {
+		icmp.type = icmp.type == ICMP4_ECHO ? ICMP6_ECHO : ICMP6_ECHO_REPLY;
+		delta = sum_ends(&plan->to.saddr, &plan->to.daddr, true) + bpf_htons(payload) +
+			bpf_htons(IPPROTO_ICMPV6);
+	} else {
+		icmp.type = icmp.type == ICMP6_ECHO ? ICMP4_ECHO : ICMP4_ECHO_REPLY;
+		delta = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, true) + bpf_htons(payload) +
+			      bpf_htons(IPPROTO_ICMPV6));
+	}
+	delta += change(was, *(__u16 *)&icmp) + change(icmp.id, plan->to.dport);
+	icmp.id = plan->to.dport;
+	icmp.check = check_after(icmp.check, delta);
+	return put(ctx, p->l4_off, &icmp, sizeof(icmp), xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+// UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5). Of a
+// fragment it cannot be known.
+static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
+					const bool xdp)
+{
+	__u16 check;
+
+	if (p->flags & PACKET_FIRST_FRAGMENT)
+		return REASON_UNTRANSLATABLE;
+	check = ~fold16(sum_of(ctx, p->l4_off, payload, xdp) + sum_ends(&plan->to.saddr, &plan->to.daddr, true) +
+			bpf_htons(payload) + bpf_htons(IPPROTO_UDP));
+	if (!check)
+		check = 0xffff;
+	return put(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+// Ports and checksum of a segment whose addresses change their family.
+static __always_inline int translate_l4(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
+					const bool to_v6, const bool xdp)
+{
+	struct ports ports = { plan->to.sport, plan->to.dport };
+	__u64 pseudo, changed;
+	__u16 check;
+
+	if (is_icmp(p->tuple.l4_proto))
+		return translate_query(ctx, p, plan, payload, to_v6, xdp);
+	if (!put_ports(ctx, p->l4_off, &ports, xdp))
+		return REASON_INTERNAL;
+	if (to_v6 && p->tuple.l4_proto == IPPROTO_UDP) {
+		if (!get(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp))
+			return REASON_INTERNAL;
+		if (!check)
+			return udp_checksum(ctx, p, plan, payload, xdp);
+	}
+	pseudo = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
+		 sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
+	changed = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);
+	return fix_check(ctx, p->l4_off, p->tuple.l4_proto, pseudo, changed, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+// The whole packet into the other family.
+static __always_inline int translate(void *ctx, const struct packet *p, const struct plan *plan, const bool to_v6,
+				     const bool xdp)
+{
+	__u32 now = header_now(p), then = header_then(p, plan), payload = p->l3_len - now;
+	int reason;
+
+	if (p->l3_len < now)
+		return REASON_TRUNCATED;
+	if (!(plan->flags & PLAN_NO_L4)) {
+		reason = translate_l4(ctx, p, plan, payload, to_v6, xdp);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	if (!resize_header(ctx, now, then, to_v6, xdp))
+		return REASON_INTERNAL;
+	if (to_v6) {
+		struct ipv6hdr ip;
+		struct fragment_header f = {};
+
+		header6(&ip, p, plan, payload + then - sizeof(ip));
+		if (then > sizeof(ip)) {
+			f.next = ip.nexthdr;
+			ip.nexthdr = NEXT_FRAGMENT;
+			f.offset = bpf_htons(p->frag_off | (p->flags & PACKET_MORE ? 1 : 0));
+			f.id = (__u32)p->frag_id << 16; // 16 bits in the low half, in wire order
+			if (!put(ctx, ETH_HLEN + sizeof(ip), &f, sizeof(f), xdp))
+				return REASON_INTERNAL;
+		}
+		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
+	}
+	struct iphdr ip;
+
+	header4(&ip, p, plan, payload);
+	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+__noinline int xdp_translate(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	return plan->family == FAMILY_6 ? translate(ctx, p, plan, true, true) : translate(ctx, p, plan, false, true);
+}
+
+__noinline int tc_translate(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	return plan->family == FAMILY_6 ? translate(ctx, p, plan, true, false) : translate(ctx, p, plan, false, false);
+}
+
+#endif

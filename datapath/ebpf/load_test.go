@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestProgramsLoad loads both hooks with every switch on and off, on whatever
+// kernel this is. The number of instructions that the verifier looked at is the
+// distance to its limit of a million.
+func TestProgramsLoad(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	small := &tables{hz: 250, mult: 1, sizes: sizes{buckets4: 64, buckets6: 64, clients: 64, slots: 64, pool: 2, halfOpen: 8}}
+	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000}
+	all := ticks
+	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
+	services := ticks
+	services.Services, services.Reverse = true, true
+	for _, c := range []struct {
+		name string
+		switches
+		dry bool
+	}{{"everything", all, false}, {"services", services, false}, {"explain", all, true}, {"nothing", ticks, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			programs, err := small.program(c.switches, c.dry)
+			var refused *ebpf.VerifierError
+			if errors.As(err, &refused) {
+				for _, line := range refused.Log[max(0, len(refused.Log)-25):] {
+					t.Log(line)
+				}
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer programs.Close()
+			for name, p := range programs.Programs {
+				info, err := p.Info()
+				if err != nil {
+					t.Fatal(err)
+				}
+				n, _ := info.VerifiedInstructions()
+				size, _ := info.JitedSize()
+				t.Logf("%s: %d instructions verified, %d bytes of machine code", name, n, size)
+			}
+		})
+	}
+}
