@@ -133,52 +133,31 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 	return plan{}, false
 }
 
-// untranslatableRouter gives an error of an IPv6 router that has no IPv4 address the
-// gateway's own as its source (RFC 6791 §3).
-func (m *Model) untranslatableRouter(inner plan, v *view) (flow.Tuple, bool) {
-	dst := inner.to.Dest.Addr()
-	next, ok := m.host.route(dst)
-	if !ok {
-		return flow.Tuple{}, false
-	}
-	src, ok := next.address(dst.Is6())
-	return flow.Tuple{Protocol: inner.to.Protocol, Source: netip.AddrPortFrom(src, 0), Dest: netip.AddrPortFrom(dst, 0)}, ok
-}
-
 // errorOfPrefix handles errors of stateless prefixes: the quoted packet is
-// translated like one that goes the other way.
+// translated like one that goes the other way. Between the families a router keeps
+// its own translated address, if it has one (RFC 7915 §4.1, §5.1); otherwise the
+// address of the host stands for it, as it hides an inside router (RFC 5508
+// REQ-5c, RFC 6791).
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	q := v.quoted
-	outer, ok := m.stateless(in, v)
-	reversed := *q
-	reversed.src, reversed.dst = q.dst, q.src
-	inner, innerOK := m.stateless(in, &reversed)
-	switch {
-	case !ok && !innerOK:
+	about := *q // the packet that would answer the quoted one
+	about.src, about.dst, about.ttl = q.dst, q.src, v.ttl
+	p, ok := m.stateless(in, &about)
+	if !ok || p.action != Forward {
 		return plan{}, false
-	case ok && outer.action != Forward:
-		return outer, true
-	case innerOK && inner.action != Forward:
-		return drop(ReasonUntranslatable), true
-	case ok && !innerOK && outer.to.Source.Addr().Is4() == v.v6: // the quoted packet has no place there
-		return drop(ReasonUntranslatable), true
 	}
-	p := outer
-	if !ok { // a router of the inside speaks about a packet to an inside host
-		p = plan{action: Forward, to: v.tuple(), neutral: inner.neutral, count: inner.count}
-		if inner.to.Source.Addr().Is4() != v.src.Addr().Is4() {
-			if p.to, ok = m.untranslatableRouter(inner, v); !ok {
-				return drop(ReasonUntranslatable), true
-			}
+	quote := flow.Tuple{Protocol: p.to.Protocol, Source: p.to.Dest, Dest: p.to.Source}
+	p.quote, p.reason = &quote, ReasonICMPError
+	src := p.to.Source.Addr()
+	crossing := src.Is4() != q.dst.Addr().Is4()
+	switch {
+	case crossing:
+		if outer, ok := m.siit(in, v); ok && outer.action == Forward {
+			src = outer.to.Source.Addr()
 		}
+	case src == q.dst.Addr(): // not translated: nothing to hide
+		src = v.src.Addr()
 	}
-	if !innerOK {
-		quote := q.tuple()
-		p.quote = &quote
-	} else {
-		quote := flow.Tuple{Protocol: inner.to.Protocol, Source: inner.to.Dest, Dest: inner.to.Source}
-		p.quote = &quote
-	}
-	p.reason = ReasonICMPError
+	p.to = flow.Tuple{Protocol: v.protocol, Source: netip.AddrPortFrom(src, 0), Dest: netip.AddrPortFrom(p.to.Dest.Addr(), 0)}
 	return p, true
 }

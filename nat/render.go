@@ -136,6 +136,7 @@ func renderError(v *view, r rendering, p []byte) Reason {
 		before, after = append(before, 0), append(slices.Clone(inner), 0)
 	}
 	copy(p[8:], inner)
+	r.neutral = false // another host's address may stand for the sender
 	return adjust(v, p, v.protocol, r, before, after)
 }
 
