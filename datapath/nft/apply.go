@@ -195,7 +195,8 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 	return nil
 }
 
-// missing returns which of the elements the kernel does not hold.
+// missing returns which of the elements the kernel does not hold; see difference
+// for why a dump does not have the last word.
 func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.Element, error) {
 	if len(list) <= manyElements && !set.Interval {
 		return d.conn.Has(set, list)
