@@ -34,6 +34,9 @@ type Suite struct {
 	Limit string
 	// Comparisons puts ratios of rows beside published ones.
 	Comparisons []Comparison
+	// WallClock suites measure by the clock on the wall, so that other programs on
+	// the machine change their figures. The others measure by CPU time.
+	WallClock bool
 	// NotShown lists what a reader must not conclude.
 	NotShown []string
 }
@@ -75,6 +78,8 @@ type Comparison struct {
 	// Published figures of both, in the source's unit, and where they stand.
 	Published, PublishedAgainst float64
 	Source                      string
+	// Why explains a difference of more than a fifth, from a profile.
+	Why string
 }
 
 // Options of a run.

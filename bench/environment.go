@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +34,10 @@ type Environment struct {
 	Commit      string            `json:"commit"`
 }
 
-func readEnvironment() Environment {
+// readEnvironment looks once: it asks a handful of programs for their version.
+var readEnvironment = sync.OnceValue(lookAround)
+
+func lookAround() Environment {
 	e := Environment{
 		Machine: cpuModel(), CPUs: runtime.NumCPU(),
 		Clock:       readLine("/sys/devices/system/clocksource/clocksource0/current_clocksource"),

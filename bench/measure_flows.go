@@ -25,7 +25,7 @@ type connections struct {
 
 // flowRates is what the connections did during the measurement.
 type flowRates struct {
-	perSecond         float64 // completed connections
+	perSecond         float64 // connections completed in a second of the CPU's time
 	counts            load.FlowCounts
 	connect, response *load.Histogram
 	elsewhere         float64 // share of them that another CPU handled
@@ -108,7 +108,7 @@ func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) 
 	if err != nil {
 		return err
 	}
-	begin := time.Now()
+	begin := client.CPUTime()
 	if a, err = client.Read(); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) 
 	if b, err = client.Read(); err != nil {
 		return err
 	}
-	r.perSecond = float64(b.Completed-a.Completed) / time.Since(begin).Seconds()
+	r.perSecond = float64(b.Completed-a.Completed) / (client.CPUTime() - begin).Seconds()
 	r.counts = b
 	if b.Completed == a.Completed {
 		return fmt.Errorf("no connection completed: %+v", b)

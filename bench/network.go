@@ -132,7 +132,7 @@ func clientsOf(v6 bool, flows int) load.Range {
 
 // rates is what a stream measured.
 type rates struct {
-	pps     float64 // packets a second that arrived
+	pps     float64 // packets that arrived in a second of the CPU's time
 	lost    float64 // share of the sent packets that did not
 	latency *load.Histogram
 	// elsewhere is the share of them that another CPU handled.
@@ -244,7 +244,7 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	if err != nil {
 		return err
 	}
-	sent, begin := sender.Sent(), time.Now()
+	sent, begin := sender.Sent(), sender.CPUTime()
 	a, err := sink.Read()
 	if err != nil {
 		return err
@@ -258,10 +258,12 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	if err != nil {
 		return err
 	}
-	took := time.Since(begin).Seconds()
-	r.pps = float64(b.Packets-a.Packets) / took
+	// By CPU time, not by the clock on the wall: what other programs take of the
+	// CPU lengthens a run and does not change its figure.
+	arrived := float64(b.Packets - a.Packets)
+	r.pps = arrived / (sender.CPUTime() - begin).Seconds()
 	if offered := float64(sender.Sent() - sent); offered > 0 {
-		r.lost = max(0, 1-r.pps*took/offered)
+		r.lost = max(0, 1-arrived/offered)
 	}
 	if r.pps == 0 {
 		return fmt.Errorf("nothing arrived at the far end")

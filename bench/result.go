@@ -163,7 +163,7 @@ func (r *Result) summarize(s Suite) {
 	if m := median(spreads); m > noisySpread {
 		r.Noise = append(r.Noise, fmt.Sprintf("repetitions of the same figure differ by %.0f %% (median of all cells; quiet is below %.0f %%)", m*100, noisySpread*100))
 	}
-	if f := median(r.Foreign); f > noisyForeign {
+	if f := median(r.Foreign); f > noisyForeign && s.WallClock {
 		r.Noise = append(r.Noise, fmt.Sprintf("other programs used %.2f CPUs meanwhile (quiet is below %.2f)", f, noisyForeign))
 	}
 	if r.Reps < 3 {

@@ -150,7 +150,7 @@ func (n *network) measureDrops(t *Trial) error {
 		if err != nil {
 			return err
 		}
-		begin := time.Now()
+		begin := sender.CPUTime()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -160,7 +160,7 @@ func (n *network) measureDrops(t *Trial) error {
 		if err != nil {
 			return err
 		}
-		t.Report(mpps.Name, float64(after-before)/time.Since(begin).Seconds()/1e6)
+		t.Report(mpps.Name, float64(after-before)/(sender.CPUTime()-begin).Seconds()/1e6)
 		return nil
 	}()
 	stop()

@@ -17,7 +17,8 @@ const redirectRow = "limit: swap MACs and redirect"
 func packetsSuite() Suite {
 	s := Suite{
 		Name: "packets", Title: "Packets a second through one CPU",
-		About: "60-byte UDP packets over IPv4 to one virtual address with one backend, as fast as one CPU goes. " +
+		About: "60-byte UDP packets over IPv4 to one virtual address with one backend, as fast as one CPU goes: packets in a second of " +
+			"that CPU's time, so that other programs on the machine lengthen a run and do not change its figure. " +
 			"Sender, gateway and far end run on that CPU; the limit row shows what they cost without any gateway. " +
 			"Flows follow one after the other, or shuffled, so that no entry is fetched ahead.",
 		Points:  []Point{{Name: "1 flow", Value: 1}, {Name: "50,000 flows", Value: 50_000}, {Name: "1,000,000 flows", Value: 1_000_000}, {Name: "1,000,000 shuffled", Value: 1_000_000, Shuffled: true}},

@@ -56,6 +56,7 @@ func newBench(a *app) *cobra.Command {
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
+	cmd.AddCommand(newBenchDocs(a))
 	flags := cmd.Flags()
 	flags.IntVar(&f.reps, "reps", 5, "repetitions, interleaved")
 	flags.Float64Var(&f.seconds, "seconds", 2, "measured seconds of one run")
@@ -67,6 +68,25 @@ func newBench(a *app) *cobra.Command {
 	flags.StringVar(&f.save, "save", "", "write the result with every repetition to this JSON file")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown instead of a table")
 	flags.StringVar(&f.chart, "chart", "", "write a bar chart to this SVG file")
+	return cmd
+}
+
+func newBenchDocs(a *app) *cobra.Command {
+	var dir, page string
+	cmd := &cobra.Command{
+		Use:   "docs",
+		Short: "Write the benchmark page and charts from the committed results",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := bench.WriteDocs(dir, page); err != nil {
+				return fmt.Errorf("bench: docs: %w", err)
+			}
+			a.progress("%s is written from %s", page, dir)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&dir, "results", filepath.Join("bench", "results"), "directory of the results")
+	cmd.Flags().StringVar(&page, "page", filepath.Join("docs", "benchmarks.md"), "page to write")
 	return cmd
 }
 

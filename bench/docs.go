@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// WriteDocs renders the committed results of every suite as one Markdown page
+// and a chart beside each result. The results are in dir as SUITE.json; suites
+// without one are named at the end.
+func WriteDocs(dir, page string) error {
+	var b bytes.Buffer
+	b.WriteString(docsHead)
+	var missing []Suite
+	var machine string
+	for _, s := range Suites() {
+		r, err := Load(filepath.Join(dir, s.Name+".json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, s)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if m := r.Environment.describe(); m != machine {
+			machine = m
+			b.WriteString(m)
+		}
+		chart := filepath.Join(dir, s.Name+".svg")
+		if err := os.WriteFile(chart, r.Chart(), 0o644); err != nil {
+			return err
+		}
+		link, err := filepath.Rel(filepath.Dir(page), dir)
+		if err != nil {
+			return err
+		}
+		r.writeSection(&b, s, filepath.ToSlash(link))
+	}
+	if len(missing) > 0 {
+		b.WriteString("## Not measured yet\n\n")
+		for _, s := range missing {
+			fmt.Fprintf(&b, "- `sluice bench %s`: %s\n", s.Name, s.Title)
+		}
+	}
+	return os.WriteFile(page, b.Bytes(), 0o644)
+}
+
+const docsHead = `# Benchmarks
+
+This page is written by ` + "`make bench-docs`" + ` from the results in [bench/results](../bench/results), which hold every
+single repetition. To measure again, as root on a quiet machine:
+
+    sluice bench SUITE --save bench/results/SUITE.json
+    make bench-docs
+
+How it is measured: the network is one of namespaces and veth pairs on one machine. Packets are made by an XDP program
+that the kernel runs in a loop, and counted by an XDP program at the far end; connections are made by XDP programs at both
+ends that turn each packet into the one that answers it. On veth all of this, gateway included, is one chain of soft
+interrupts on one CPU, so a rate is what one CPU does, sender and far end included. The row called *limit* is what these
+cost with the least possible gateway between them: a share of 1.00 would be a gateway that costs nothing more than that.
+A second in these rates is one of that CPU's time, not of the clock on the wall.
+
+What no table here shows: network cards, their drivers and interrupts; several CPUs that contend; caches shared with the
+applications of a real host; days of traffic.
+
+`
+
+// describe renders what a reader must know of the machine.
+func (e Environment) describe() string {
+	s := fmt.Sprintf("## Machine\n\n| | |\n|---|---|\n| CPU | %s, %d CPUs%s |\n| memory | %.1f GiB |\n| kernel | %s |\n| clock | %s |\n",
+		e.Machine, e.CPUs, virtual(e.Virtual), float64(e.MemoryBytes)/(1<<30), e.Kernel, e.Clock)
+	for _, k := range slices.Sorted(maps.Keys(e.Mitigations)) {
+		s += fmt.Sprintf("| mitigation: %s | %s |\n", k, e.Mitigations[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.Sysctls)) {
+		s += fmt.Sprintf("| %s | %s |\n", k, e.Sysctls[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.Versions)) {
+		s += fmt.Sprintf("| %s | %s |\n", k, e.Versions[k])
+	}
+	return s + "\n"
+}
+
+func virtual(product string) string {
+	if product == "" {
+		return ""
+	}
+	return " (" + product + ")"
+}
+
+// explainBeyond is how far a ratio may be from the published one without words.
+const explainBeyond = 0.20
+
+func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string) {
+	fmt.Fprintf(b, "## %s: %s\n\n%s\n\n", s.Name, s.Title, s.About)
+	if s.Reproduces != "" {
+		fmt.Fprintf(b, "Stands beside %s.\n\n", s.Reproduces)
+	}
+	r.WriteMarkdown(b)
+	for _, q := range r.Ratios {
+		why := s.why(q.What)
+		if math.Abs(q.OfRatios-1) > explainBeyond && why != "" {
+			fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s\n", q.What, ratio(q.Ours), ratio(q.Published), why)
+		}
+	}
+	fmt.Fprintf(b, "\n![%s](%s/%s.svg)\n\n", s.Title, link, s.Name)
+	if len(s.NotShown) > 0 {
+		b.WriteString("What it does not show:\n\n")
+		for _, n := range s.NotShown {
+			fmt.Fprintf(b, "- %s\n", n)
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(b, "Measured %s at commit %s by `sluice bench %s --reps %d --seconds %g`; raw: [%s.json](%s/%s.json).\n\n",
+		r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, s.Name, link, s.Name)
+}
+
+func (s Suite) why(what string) string {
+	for _, c := range s.Comparisons {
+		if c.What == what {
+			return c.Why
+		}
+	}
+	return ""
+}
