@@ -94,7 +94,7 @@ func service(name string, backends ...string) config.Service {
 	return s
 }
 
-var refused = errors.New("not available at XDP")
+var errRefused = errors.New("not available at XDP")
 
 func pair() (fast, slow *fake) { return &fake{name: "ebpf"}, &fake{name: "nftables"} }
 
@@ -102,7 +102,7 @@ func TestServicesGoToTheFastestThatCarriesThem(t *testing.T) {
 	fast, slow := pair()
 	fast.refuse = func(_, name string) error {
 		if name == "sctp" {
-			return refused
+			return errRefused
 		}
 		return nil
 	}
@@ -117,7 +117,7 @@ func TestServicesGoToTheFastestThatCarriesThem(t *testing.T) {
 	if got := names(slow.last()); !slices.Equal(got, []string{"sctp"}) {
 		t.Errorf("nftables carries %v, want sctp", got)
 	}
-	if why := e.View().Services[1].Place.Why["ebpf"]; why != refused.Error() {
+	if why := e.View().Services[1].Place.Why["ebpf"]; why != errRefused.Error() {
 		t.Errorf("why not ebpf: %q", why)
 	}
 }
@@ -147,7 +147,7 @@ func TestADropRuleStandsOnEveryDatapathThatCarriesTraffic(t *testing.T) {
 	fast, slow := pair()
 	fast.refuse = func(_, name string) error {
 		if name == "sctp" {
-			return refused
+			return errRefused
 		}
 		return nil
 	}
@@ -167,7 +167,7 @@ func TestNATRulesStayTogether(t *testing.T) {
 	fast, slow := pair()
 	fast.refuse = func(_, name string) error {
 		if name == "ftp" {
-			return refused
+			return errRefused
 		}
 		return nil
 	}
@@ -181,7 +181,7 @@ func TestNATRulesStayTogether(t *testing.T) {
 	}
 	slow.refuse = func(_, name string) error {
 		if name == "v6only" {
-			return refused
+			return errRefused
 		}
 		return nil
 	}
