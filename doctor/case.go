@@ -113,6 +113,9 @@ func (c *Case) table() (Finding, bool) {
 	if err := c.NS.TableErr; err != nil {
 		return unknown("connection table: %v", err), false
 	}
+	if c.NS.TableSkipped {
+		return ok("the connection table is hardly in use"), false
+	}
 	if c.NS.Table == nil || c.NS.Table.Total.Entries == 0 {
 		return ok("the connection table is empty"), false
 	}

@@ -72,6 +72,8 @@ type Namespace struct {
 	// Table sums up the connection table; nil when it was empty or unreadable.
 	Table    *conntrack.Summary
 	TableErr error
+	// TableSkipped tells that the table was hardly in use and so not read.
+	TableSkipped bool
 	// PrivilegedPorts are translated flows whose client port is below 1024.
 	PrivilegedPorts uint32
 	Rules           *Ruleset

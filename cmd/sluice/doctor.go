@@ -75,11 +75,12 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 	}
 	options := doctor.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
 	if f.watch {
-		options.Progress = nil
+		options.Progress, options.Light = nil, true
 	}
+	reader := doctor.NewLive(only)
 	for {
 		next := time.After(f.every)
-		report, err := doctor.Examine(ctx, doctor.NewLive(only), options)
+		report, err := doctor.Examine(ctx, reader, options)
 		if err != nil {
 			if f.watch && ctx.Err() != nil {
 				return nil
