@@ -18,3 +18,13 @@ func TestAliasBomb(t *testing.T) {
 		t.Errorf("%.300v", err)
 	}
 }
+
+// TestDeepFiles: brackets within brackets, and what is like them, are refused in
+// time that grows with the file only. The square of it would take an hour.
+func TestDeepFiles(t *testing.T) {
+	for _, part := range []string{"[", "{", "- ", "{a: ", "? ", "&a ", "|\n", "a: b: ", "[a, ", "- [", "a: [\n"} {
+		if _, err := Decode("deep", []byte(strings.Repeat(part, (1<<20)/len(part)))); err == nil {
+			t.Errorf("%q repeated was taken", part)
+		}
+	}
+}

@@ -29,9 +29,13 @@ const MaxFileSize = 64 << 20
 // maxErrors is how many errors are reported of one file.
 const maxErrors = 1000
 
-// maxSyntaxSize is the largest file that is read a second time for the column of
-// a syntax error, in bytes; above it the line must do.
-const maxSyntaxSize = 1 << 20
+// The second reading of a file, for the column of a syntax error, is given up for
+// files that are larger than this, in bytes, or that open more brackets within
+// each other: its time grows with the square of the depth. The line must do then.
+const (
+	maxSyntaxSize  = 256 << 10
+	maxSyntaxDepth = 64
+)
 
 // Load reads, completes and validates the file at path. The error is an Errors
 // when the file could be read.
@@ -115,14 +119,35 @@ func syntaxError(data []byte, err error) *Error {
 	if n, err := strconv.Atoi(m[1]); err == nil {
 		e.Line = n
 	}
-	if len(data) > maxSyntaxSize {
-		return e
+	if len(data) <= maxSyntaxSize && depth(data) <= maxSyntaxDepth && !strings.Contains(m[2], "depth") {
+		e.sharpen(data)
 	}
+	return e
+}
+
+// sharpen puts the other parser's opinion on a syntax error into e. That parser
+// must not be the end of the gateway: if it panics, e stays as it is.
+func (e *Error) sharpen(data []byte) {
+	defer func() { _ = recover() }()
 	var at goccy.Error
 	if _, err := goccyparser.ParseBytes(data, 0); errors.As(err, &at) && at.GetToken() != nil {
 		p := at.GetToken().Position
 		e.Line, e.Column = p.Line, p.Column
 		e.Cause = "not YAML: " + strings.ReplaceAll(at.GetMessage(), "\n", " ")
 	}
-	return e
+}
+
+// depth is how many brackets are open at once at most, those in texts included.
+func depth(data []byte) (most int) {
+	open := 0
+	for _, b := range data {
+		switch b {
+		case '[', '{':
+			open++
+			most = max(most, open)
+		case ']', '}':
+			open--
+		}
+	}
+	return most
 }
