@@ -208,4 +208,63 @@ int load_sink(struct xdp_md *ctx)
 	return XDP_DROP;
 }
 
+// Sends a datagram back to where it came from: a far end for measuring both ways.
+// Swapping addresses and ports leaves every checksum right.
+static __always_inline void swap_ends(void *a, void *b, int words)
+{
+	__u32 *x = a, *y = b;
+
+	for (int i = 0; i < words; i++) {
+		__u32 w = x[i];
+
+		x[i] = y[i];
+		y[i] = w;
+	}
+}
+
+static __always_inline int reflect_udp(struct xdp_md *ctx, struct ethhdr *eth, __u8 *l4, __u8 *end)
+{
+	__u16 *port = (__u16 *)l4;
+	__u16 source;
+	__u8 mac[ETH_ALEN];
+
+	if (l4 + sizeof(struct udphdr) > end)
+		return XDP_PASS;
+	source = port[0];
+	port[0] = port[1];
+	port[1] = source;
+	__builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
+	__builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
+	return bpf_redirect(ctx->ingress_ifindex, 0);
+}
+
+SEC("xdp")
+int load_reflect(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	__u8 *end = (__u8 *)(long)ctx->data_end;
+	__u8 *l3 = (__u8 *)(eth + 1);
+
+	if (l3 + sizeof(struct iphdr) > end)
+		return XDP_PASS;
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = (struct iphdr *)l3;
+
+		if (ip->protocol != IPPROTO_UDP || ip->ihl != 5)
+			return XDP_PASS;
+		swap_ends(&ip->saddr, &ip->daddr, 1);
+		return reflect_udp(ctx, eth, (__u8 *)(ip + 1), end);
+	}
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = (struct ipv6hdr *)l3;
+
+		if ((__u8 *)(ip + 1) > end || ip->nexthdr != IPPROTO_UDP)
+			return XDP_PASS;
+		swap_ends(&ip->saddr, &ip->daddr, 4);
+		return reflect_udp(ctx, eth, (__u8 *)(ip + 1), end);
+	}
+	return XDP_PASS;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";

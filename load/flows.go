@@ -131,6 +131,7 @@ type Client struct {
 	objects   *flowsObjects
 	injectors []*flowsObjects
 	links     []link.Link
+	clock     *cpuClock
 }
 
 // NewClient loads the client end and attaches it. cpus are the CPUs to inject
@@ -149,7 +150,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{place: place, spec: spec, cpus: cpus}
+	c := &Client{place: place, spec: spec, cpus: cpus, clock: newCPUClock(cpus)}
 	if c.objects, err = loadFlowEnd(plan, nil, 0, nil, spec.Connections); err != nil {
 		return nil, err
 	}
@@ -266,7 +267,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for nth, cpu := range c.cpus {
 		r := liveRun{
-			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 74), cpu: cpu, started: begun,
+			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 74), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
 		}
 		if c.spec.Rate > 0 {
 			r.batch = 8
@@ -287,6 +288,9 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	}
 	return g.Wait()
 }
+
+// CPUTime returns the CPU time that the connections have used; see Sender.CPUTime.
+func (c *Client) CPUTime() time.Duration { return c.clock.now() }
 
 // finished reports whether all turns are over.
 func (c *Client) finished() bool {

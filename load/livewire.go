@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -53,6 +54,7 @@ type liveRun struct {
 	repeat  uint64
 	batch   int // packets between flushes; 0 means the kernel's 64
 	started chan<- struct{}
+	thread  *atomic.Int64 // told the thread id; nil: nobody asks
 	done    func() bool
 }
 
@@ -75,6 +77,9 @@ func (r *liveRun) run(ctx context.Context) error {
 // runtime ignores (it uses SIGURG itself to preempt).
 func (r *liveRun) loop(ctx context.Context) error {
 	tid, stop := unix.Gettid(), make(chan struct{})
+	if r.thread != nil {
+		r.thread.Store(int64(tid))
+	}
 	ended := make(chan struct{})
 	halt := func() bool { return ctx.Err() != nil || r.done != nil && r.done() }
 	go func() {

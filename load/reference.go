@@ -148,3 +148,28 @@ func (r *Reference) Close() error {
 	}
 	return errors.Join(append(errs, r.objects.Close())...)
 }
+
+// Reflector sends UDP datagrams back to where they came from.
+type Reflector struct {
+	objects *sinkObjects
+	link    link.Link
+}
+
+// NewReflector attaches a reflector to an interface.
+func NewReflector(place Place, iface string) (*Reflector, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("reflector: memory limit: %w", err)
+	}
+	r := &Reflector{objects: new(sinkObjects)}
+	if err := loadSinkObjects(r.objects, nil); err != nil {
+		return nil, fmt.Errorf("reflector: load program: %w", err)
+	}
+	var err error
+	if r.link, err = attachXDP(place, iface, r.objects.LoadReflect); err != nil {
+		return nil, errors.Join(err, r.objects.Close())
+	}
+	return r, nil
+}
+
+// Close detaches and unloads.
+func (r *Reflector) Close() error { return errors.Join(r.link.Close(), r.objects.Close()) }

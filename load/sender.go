@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sync/errgroup"
@@ -18,6 +19,7 @@ type Sender struct {
 	cpus    []int
 	frame   []byte
 	objects []*packetsObjects
+	clock   *cpuClock
 }
 
 // breakPlan lets a test send wrong checksums.
@@ -58,7 +60,7 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame}
+	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame, clock: newCPUClock(cpus)}
 	for nth := range cpus {
 		plan := t.fill(&spec, nth, len(cpus), ifindex)
 		if breakPlan != nil {
@@ -102,7 +104,7 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for nth, cpu := range s.cpus {
 		r := liveRun{
-			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun,
+			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun, thread: &s.clock.threads[nth],
 		}
 		plan := s.share(nth)
 		if s.spec.Rate > 0 {
@@ -137,6 +139,12 @@ func (s *Sender) share(nth int) uint64 {
 	}
 	return share
 }
+
+// CPUTime returns the CPU time that sending has used since the last Run began:
+// on veth links that of the gateway and the far end too. Time that the kernel's
+// soft interrupt threads spent on these CPUs counts. Differences of it are
+// meaningful while Run runs.
+func (s *Sender) CPUTime() time.Duration { return s.clock.now() }
 
 // Sent returns how many packets were handed to the interface so far.
 func (s *Sender) Sent() uint64 {

@@ -38,6 +38,7 @@ const (
 	sinkMapLoadLatency  = "load_latency"
 	sinkMapLoadReceived = "load_received"
 	sinkMapLoadSequence = "load_sequence"
+	sinkProgLoadReflect = "load_reflect"
 	sinkProgLoadSink    = "load_sink"
 	sinkVarSettings     = "settings"
 )
@@ -84,7 +85,8 @@ type sinkSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sinkProgramSpecs struct {
-	LoadSink *ebpf.ProgramSpec `ebpf:"load_sink"`
+	LoadReflect *ebpf.ProgramSpec `ebpf:"load_reflect"`
+	LoadSink    *ebpf.ProgramSpec `ebpf:"load_sink"`
 }
 
 // sinkMapSpecs contains maps before they are loaded into the kernel.
@@ -147,11 +149,13 @@ type sinkVariables struct {
 //
 // It can be passed to loadSinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sinkPrograms struct {
-	LoadSink *ebpf.Program `ebpf:"load_sink"`
+	LoadReflect *ebpf.Program `ebpf:"load_reflect"`
+	LoadSink    *ebpf.Program `ebpf:"load_sink"`
 }
 
 func (p *sinkPrograms) Close() error {
 	return _SinkClose(
+		p.LoadReflect,
 		p.LoadSink,
 	)
 }
