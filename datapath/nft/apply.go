@@ -43,9 +43,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	}
 	before := d.snapshot
 	d.inForce, d.compiled, d.snapshot = result.Ruleset, result, s
-	if err := d.cut(ctx, before, s); err != nil {
-		return nil, err
-	}
+	d.uncut = d.cut(ctx, before, s)
 	change.Duration = time.Since(start)
 	return change, nil
 }

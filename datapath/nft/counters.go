@@ -24,29 +24,64 @@ type meter struct {
 
 const refusedMeter = "refused"
 
-// retire reads the counts that a delta is about to end.
+// retire reads the counts that a delta is about to end. Counts are not worth an
+// apply that fails: what cannot be read is left out.
 func (d *Datapath) retire(delta *ruleset.Delta) {
-	if d.compiled == nil || len(delta.FlushChains)+len(delta.DelElements) > manyElements {
-		return // after a change that large, counting starts anew
+	if d.compiled == nil {
+		return
 	}
 	if d.retired == nil {
 		d.retired = make(retired)
 	}
-	for _, c := range delta.FlushChains {
-		rules, err := d.conn.ChainCounts(c.Of.ID)
-		if err != nil {
-			continue
-		}
-		if m, ok := d.chainMeter(c.Owner, c.Of); ok {
-			d.retired.add(m, rules)
-		}
-	}
+	d.retireChains(delta)
+	ending := make(map[ruleset.ID]map[ruleset.Element]meter)
 	for _, e := range delta.DelElements {
 		s := d.compiled.Services[strings.TrimPrefix(e.Owner, "service ")]
-		if set := delta.Sets[e.Of.Set]; s != nil && set != nil && set.Counter {
-			if n, err := d.conn.ElementCounts(set, e.Of); err == nil {
-				d.retired.add(meter{e.Owner, s.SlotOwner(e.Of)}, n)
+		if set := delta.Sets[e.Of.Set]; s == nil || set == nil || !set.Counter {
+			continue
+		}
+		if ending[e.Of.Set] == nil {
+			ending[e.Of.Set] = make(map[ruleset.Element]meter)
+		}
+		ending[e.Of.Set][e.Of] = meter{e.Owner, s.SlotOwner(e.Of)}
+	}
+	for id, elements := range ending {
+		set := delta.Sets[id]
+		if len(elements) > manyElements {
+			_ = d.conn.EachElementCount(set, func(e ruleset.Element, n nfnl.Counts) {
+				if m, ok := elements[e]; ok {
+					d.retired.add(m, n)
+				}
+			})
+			continue
+		}
+		for e, m := range elements {
+			if n, err := d.conn.ElementCounts(set, e); err == nil {
+				d.retired.add(m, n)
 			}
+		}
+	}
+}
+
+// retireChains is retire for the rules of chains.
+func (d *Datapath) retireChains(delta *ruleset.Delta) {
+	ending := make(map[ruleset.ID]meter)
+	for _, c := range delta.FlushChains {
+		if m, ok := d.chainMeter(c.Owner, c.Of); ok {
+			ending[c.Of.ID] = m
+		}
+	}
+	if len(ending) > manyElements {
+		_ = d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
+			if m, ok := ending[id]; ok {
+				d.retired.add(m, n)
+			}
+		})
+		return
+	}
+	for id, m := range ending {
+		if n, err := d.conn.ChainCounts(id); err == nil {
+			d.retired.add(m, n)
 		}
 	}
 }

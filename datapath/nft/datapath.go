@@ -41,6 +41,9 @@ type Datapath struct {
 	generation uint32
 	// retired counts what objects had counted that are no more.
 	retired retired
+	// uncut is why connections of backends that went down could not be ended with
+	// the last Apply, which succeeded all the same.
+	uncut error
 	// flowtables tells whether the kernel has flowtables.
 	flowtables bool
 }

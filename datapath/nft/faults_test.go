@@ -207,6 +207,25 @@ func TestHelpers(t *testing.T) {
 	}
 }
 
+// TestCountsSurviveReloads takes a third of a hash service's slots away and back.
+func TestCountsSurviveReloads(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	b.tcpServers(8080, "s1", "s2", "s3")
+	c := one(web(config.ModeDNAT, config.SchedulerMaglev))
+	b.apply(c)
+	for range 2 {
+		b.spread(20, func(i int) (answer, error) { return b.tcp("client", clientAddr("ipv4", i), virtual["ipv4"]) })
+		s := b.snapshot(c)
+		s.Services[0].State[1] = datapath.Drain
+		b.applySnapshot(s)
+		b.apply(c)
+	}
+	counters, err := b.d.Counters(context.Background())
+	if err != nil || counters.Services[0].Connections != 40 {
+		t.Errorf("counters %+v, %v, want 40 connections", counters.Services, err)
+	}
+}
+
 func TestFlowsAreLabelled(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")

@@ -38,6 +38,9 @@ func (d *Datapath) Warnings() []string {
 	if !d.flowtables && d.snapshot.Config.Flowtable != config.SwitchOff {
 		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
 	}
+	if d.uncut != nil {
+		out = append(out, d.uncut.Error())
+	}
 	return out
 }
 
