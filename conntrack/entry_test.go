@@ -213,7 +213,8 @@ func TestSummary(t *testing.T) {
 		t.Errorf("states %+v", states)
 	}
 	occ := s.Occupancies(2, 1000)
-	if len(occ) != 2 || occ[0].Used != 250 || occ[0].Share() != 0.25 || occ[0].Remote != ap("198.51.0.0:443") {
+	if len(occ) != 2 || occ[0].Used != 250 || occ[0].Share() != 0.25 || occ[0].Remote != ap("198.51.0.0:443") ||
+		occ[0].Range != (flow.Ports{First: 1024, Last: 1273}) {
 		t.Errorf("occupancies %+v", occ)
 	}
 	if ns := s.Namespaces(0); len(ns) != 2 || ns[0].Key != "blue" || ns[1].Entries != 1 {

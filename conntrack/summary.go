@@ -103,6 +103,7 @@ type Summary struct {
 	services           tally[Service]
 	backends           tally[Service]
 	outsides           tally[Outside]
+	ranges             []flow.Ports // lowest and highest port, by position in outsides
 	namespaces         tally[string]
 	namespace          *Count
 }
@@ -151,8 +152,21 @@ func (s *Summary) Add(e *Entry) {
 		s.backends.at(Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}).add(e)
 	}
 	if s.dimensions&BySNATPort != 0 && e.SourceTranslated() {
-		s.outsides.at(Outside{e.Reply.Dest, Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}}).add(e)
+		s.addOutside(e)
 	}
+}
+
+// addOutside counts a port of an SNAT address, and where it lies.
+func (s *Summary) addOutside(e *Entry) {
+	i := s.outsides.position(Outside{e.Reply.Dest, Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}})
+	s.outsides.counts[i].add(e)
+	port := e.Reply.DestPort
+	if i == len(s.ranges) {
+		s.ranges = append(s.ranges, flow.Ports{First: port, Last: port})
+		return
+	}
+	r := &s.ranges[i]
+	r.First, r.Last = min(r.First, port), max(r.Last, port)
 }
 
 func (s *Summary) flags(e *Entry) {
@@ -301,6 +315,9 @@ type Occupancy struct {
 	Remote   netip.AddrPort `json:"remote"`
 	Used     uint32         `json:"used"` // ports; equals the entries
 	Pool     uint32         `json:"pool"` // ports that the rule may use
+	// Range is the lowest and the highest port in use. When connections are
+	// refused although Pool is large, the rule's range is about this one.
+	Range flow.Ports `json:"range"`
 	Count
 }
 
@@ -323,7 +340,7 @@ func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 		k, c := s.outsides.keys[i], s.outsides.counts[i]
 		list = append(list, Occupancy{Public: k.Public.Netip(), Protocol: k.Remote.Protocol,
 			Remote: netip.AddrPortFrom(k.Remote.Addr.Netip(), k.Remote.Port),
-			Used:   c.Entries, Pool: pool, Count: c})
+			Used:   c.Entries, Pool: pool, Range: s.ranges[i], Count: c})
 	}
 	return list
 }

@@ -20,7 +20,10 @@ type tally[K comparable] struct {
 
 // at returns the record of k, made when it is new. The pointer is valid until
 // the next call.
-func (t *tally[K]) at(k K) *Count {
+func (t *tally[K]) at(k K) *Count { return &t.counts[t.position(k)] }
+
+// position returns where the record of k is, made when it is new.
+func (t *tally[K]) position(k K) int {
 	if 4*len(t.keys) >= 3*len(t.slots) {
 		t.grow()
 	}
@@ -31,9 +34,9 @@ func (t *tally[K]) at(k K) *Count {
 			t.keys = append(t.keys, k)
 			t.counts = append(t.counts, Count{})
 			t.slots[i] = uint32(len(t.keys))
-			return &t.counts[len(t.counts)-1]
+			return len(t.counts) - 1
 		case t.keys[p-1] == k:
-			return &t.counts[p-1]
+			return int(p - 1)
 		}
 	}
 }

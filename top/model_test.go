@@ -77,7 +77,7 @@ func (f *fake) Drops(context.Context) (*trace.DropReport, error) {
 }
 
 func (f *fake) Profile(context.Context) (*trace.Profile, error) {
-	return &trace.Profile{Packets: 10, Phases: []trace.PhaseShare{{Phase: "NAT", Network: true, Share: 0.2, MicrosPerPacket: 0.5}}}, f.count("profile")
+	return &trace.Profile{Packets: 5000, Phases: []trace.PhaseShare{{Phase: "NAT", Network: true, Share: 0.2, MicrosPerPacket: 0.5}}}, f.count("profile")
 }
 
 func (f *fake) Flows(_ context.Context, filter conntrack.Filter, _ string, limit int) (list []Flow, err error) {
@@ -203,7 +203,7 @@ func TestPages(t *testing.T) {
 	s.keys("3")
 	s.want("[3 Services]", "> tcp 198.51.100.7:443", "tcp 192.0.2.80:443", "-> tcp 10.9.0.2:443", "750", "250")
 	s.keys("4")
-	s.want("203.0.113.5 -> tcp 198.51.100.7:443", "1.2%", "[........]")
+	s.want("203.0.113.5 -> tcp 198.51.100.7:443", "2001-2999", "1.2%", "[......]")
 	s.keys("5")
 	s.want("tcp ESTABLISHED", "tcp TIME_WAIT")
 	s.keys("8")

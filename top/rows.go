@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
@@ -43,7 +42,7 @@ var columns = [tabCount][]column{
 	tabSources:    {{"SOURCE", 0}, {"ENTRIES", 10}, {"SHARE", 6}, {"HELD", 10}, {"CLOSING", 9}, {"UNASSURED", 9}},
 	tabDests:      {{"DESTINATION", 0}, {"ENTRIES", 10}, {"SHARE", 6}, {"HELD", 10}, {"CLOSING", 9}, {"UNASSURED", 9}},
 	tabServices:   {{"SERVICE OR BACKEND (->)", 0}, {"ENTRIES", 10}, {"SHARE", 6}, {"HELD", 10}, {"CLOSING", 9}, {"UNASSURED", 9}},
-	tabSNAT:       {{"SNAT ADDRESS -> REMOTE", 0}, {"PORTS", 7}, {"USED", 5}, {"", 10}, {"REFUSED", 8}},
+	tabSNAT:       {{"SNAT ADDRESS -> REMOTE", 0}, {"PORTS", 6}, {"RANGE", 11}, {"USED", 5}, {"", 8}},
 	tabStates:     {{"STATE", 0}, {"ENTRIES", 10}, {"SHARE", 6}, {"HELD", 10}, {"CLOSING", 9}, {"UNASSURED", 9}},
 	tabDrops:      {{"CAUSE", 0}, {"NAMESPACE", 16}, {"PACKETS", 9}, {"PER s", 8}},
 	tabCPU:        {{"PHASE", 0}, {"SHARE", 7}, {"us/PACKET", 10}, {"SAMPLES", 9}},
@@ -152,11 +151,10 @@ func endpoint(key string, f *conntrack.Filter) netip.AddrPort {
 func snatRows(s *conntrack.Summary) []row {
 	var rows []row
 	for _, o := range s.Occupancies(rowLimit, 0) {
-		refused := capacity.RefusalProbability(o.Share())
 		rows = append(rows, row{
 			key: o.Public.String() + " -> " + o.Protocol.String() + " " + o.Remote.String(), drill: true,
-			cells:   []string{group(o.Used), percent(o.Share()), bar(o.Share(), 10), percent(refused)},
-			numbers: []float64{float64(o.Used), o.Share(), o.Share(), refused},
+			cells:   []string{group(o.Used), o.Range.String(), percent(o.Share()), bar(o.Share(), 8)},
+			numbers: []float64{float64(o.Used), float64(o.Range.First), o.Share(), o.Share()},
 			filter: conntrack.Filter{Protocol: o.Protocol, TranslatedSource: hostPrefix(o.Public),
 				TranslatedDest: hostPrefix(o.Remote.Addr())},
 		})
@@ -196,6 +194,10 @@ func dropRows(r *trace.DropReport) []row {
 	return rows
 }
 
+// fewPackets is how many packets a window must have for a time per packet: with
+// fewer, what the host does besides would be charged to them.
+const fewPackets = 1000
+
 func phaseRows(p *trace.Profile) []row {
 	if p == nil {
 		return nil
@@ -203,7 +205,7 @@ func phaseRows(p *trace.Profile) []row {
 	var rows []row
 	for _, s := range p.Phases {
 		perPacket := ""
-		if p.Packets > 0 {
+		if p.Packets >= fewPackets && s.Network {
 			perPacket = fmt.Sprintf("%.2f", s.MicrosPerPacket)
 		}
 		rows = append(rows, row{key: s.Phase, faint: !s.Network, cells: []string{percent(s.Share), perPacket, group(s.Samples)},

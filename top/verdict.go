@@ -92,7 +92,8 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 	case fullest.Fill() > 0.95 && c.DropsPerSecond > c.PortsPerSecond:
 		return Verdict{Critical, fmt.Sprintf("%sthe table is full, %.0f new connections/s are dropped; sluice tune", fullest.Namespace, c.DropsPerSecond)}
 	case c.PortsPerSecond > 0 && occupied != nil:
-		return Verdict{Critical, fmt.Sprintf("%s: %.0f/s find no free port", occupancyText(occupied), c.PortsPerSecond)}
+		return Verdict{Critical, fmt.Sprintf("SNAT %s -> %s %s: %d ports of %s taken, %.0f/s find none", occupied.Public,
+			occupied.Protocol, occupied.Remote, occupied.Used, occupied.Range, c.PortsPerSecond)}
 	case c.PortsPerSecond > 0:
 		return Verdict{Critical, fmt.Sprintf("%.0f new connections/s find no free SNAT port", c.PortsPerSecond)}
 	case c.BacklogPerSecond > 1:

@@ -50,7 +50,13 @@ func (m *Model) draw() string {
 	case m.detail != nil:
 		lines = append(lines, styleTitle.Render(m.detail.title))
 		for _, l := range m.detail.lines {
-			lines = append(lines, strings.Split(ansi.Wrap("  "+l, m.width, " "), "\n")...)
+			for i, part := range strings.Split(ansi.Wrap(l, max(m.width-4, 10), " "), "\n") {
+				indent := "    "
+				if i == 0 {
+					indent = "  "
+				}
+				lines = append(lines, indent+part)
+			}
 		}
 	default:
 		rows = m.rows()

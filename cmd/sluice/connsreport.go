@@ -168,10 +168,10 @@ func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row)
 }
 
 func (r *connsReport) writePorts(w io.Writer) error {
-	t := table.New("SNAT ADDRESS", "TOWARDS", ">PORTS", ">OF", ">USED", ">REFUSED")
+	t := table.New("SNAT ADDRESS", "TOWARDS", ">PORTS", ">RANGE", ">OF", ">USED", ">REFUSED")
 	t.Width = reportWidth
 	for _, o := range r.SNATPorts {
-		t.Row(o.Public, o.Protocol.String()+" "+o.Remote.String(), o.Used, o.Pool, percent(o.Share()),
+		t.Row(o.Public, o.Protocol.String()+" "+o.Remote.String(), o.Used, o.Range, o.Pool, percent(o.Share()),
 			percent(capacity.RefusalProbability(o.Share())))
 	}
 	return t.Write(w)
