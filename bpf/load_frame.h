@@ -35,6 +35,13 @@ static __always_inline __u16 csum_fold(__u64 sum)
 	return (__u16)~sum;
 }
 
+// The same for a sum that needs 32 bits.
+static __always_inline __u16 csum_fold32(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (__u16) ~(sum + (sum >> 16));
+}
+
 // Log-linear histogram of nanoseconds: 32 buckets an octave (3 % wide), up to
 // 2^40 ns. Values below 64 have a bucket of their own.
 #define HIST_SUB_BITS 5

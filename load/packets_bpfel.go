@@ -66,6 +66,7 @@ type packetsProgress struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	packetsProgLoadLoop = "load_loop"
 	packetsProgLoadSend = "load_send"
 	packetsVarPlan      = "plan"
 	packetsVarProgress  = "progress"
@@ -113,6 +114,7 @@ type packetsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsProgramSpecs struct {
+	LoadLoop *ebpf.ProgramSpec `ebpf:"load_loop"`
 	LoadSend *ebpf.ProgramSpec `ebpf:"load_send"`
 }
 
@@ -168,11 +170,13 @@ type packetsVariables struct {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsPrograms struct {
+	LoadLoop *ebpf.Program `ebpf:"load_loop"`
 	LoadSend *ebpf.Program `ebpf:"load_send"`
 }
 
 func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
+		p.LoadLoop,
 		p.LoadSend,
 	)
 }

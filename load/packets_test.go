@@ -47,6 +47,8 @@ func TestPackets(t *testing.T) {
 		size         uint64 // of each frame
 	}{
 		{"udp4", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{}, 60},
+		{"udp4 every field varies", "198.51.100.0/28:1024-1039", "192.0.2.2+5:1-7", PacketSpec{Stamp: true}, 60},
+		{"udp4 ports only", "192.0.2.1:1024-1039", "192.0.2.2:1-7", PacketSpec{}, 60},
 		{"udp4 stamped", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true}, 60},
 		{"udp4 odd size", "192.0.2.1:1024", "192.0.2.2:53", PacketSpec{Stamp: true, Size: 1513}, 1513},
 		{"udp4 many flows", "198.51.100.0/24:1024-65535", "192.0.2.2+4:1-3", PacketSpec{Stamp: true, Flows: 50_000, Shuffled: true}, 60},
@@ -115,7 +117,7 @@ func TestSinkSeesBadChecksums(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
 	spec := PacketSpec{
-		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"),
+		Source: mustRange(t, "192.0.2.1+4:1024-1027"), Dest: mustRange(t, "192.0.2.2:53"),
 		Interface: "eth0", Limit: 100, Stamp: true,
 	}
 	breakPlan = func(p *packetsPlan) { p.L4Sum++; p.Sender = 3 }

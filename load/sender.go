@@ -20,6 +20,7 @@ type Sender struct {
 	frame   []byte
 	objects []*packetsObjects
 	clock   *cpuClock
+	loop    bool // run the barest loop instead, to compare with
 }
 
 // breakPlan lets a test send wrong checksums.
@@ -105,6 +106,9 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	for nth, cpu := range s.cpus {
 		r := liveRun{
 			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun, thread: &s.clock.threads[nth],
+		}
+		if s.loop {
+			r.prog = s.objects[nth].LoadLoop
 		}
 		plan := s.share(nth)
 		if s.spec.Rate > 0 {

@@ -97,8 +97,54 @@ func newTemplate(s *PacketSpec) (*template, error) {
 	if err := t.writeTransport(s); err != nil {
 		return nil, err
 	}
+	t.keepFixed(s)
 	t.sums(s, v6)
+	t.fixChecksums()
 	return t, nil
+}
+
+// keepFixed forgets where the fields are that no packet has another value in:
+// the template's value stands, and the program has less to do.
+func (t *template) keepFixed(s *PacketSpec) {
+	below := uint64(1) // tuples that the fields before this one tell apart
+	for _, f := range []struct {
+		off   *uint16
+		count uint32
+	}{
+		{&t.plan.SourcePortOff, s.Source.ports()}, {&t.plan.SourceOff, s.Source.addresses()},
+		{&t.plan.DestOff, s.Dest.addresses()}, {&t.plan.DestPortOff, s.Dest.ports()},
+	} {
+		if f.count == 1 || uint64(s.Flows) <= below {
+			*f.off = 0
+		}
+		below *= uint64(f.count)
+	}
+}
+
+// fixChecksums writes the checksums that are the same in every packet.
+func (t *template) fixChecksums() {
+	p := &t.plan
+	addresses := p.SourceOff != 0 || p.DestOff != 0
+	if p.IpCsumOff != 0 && !addresses && p.FragOff == 0 {
+		binary.LittleEndian.PutUint16(t.frame[p.IpCsumOff:], ^fold(p.IpSum))
+		p.IpCsumOff = 0
+	}
+	if !addresses && p.SourcePortOff == 0 && p.DestPortOff == 0 && p.StampOff == 0 && p.FragOff == 0 {
+		csum := ^fold(p.L4Sum)
+		if csum == 0 {
+			csum = 0xffff
+		}
+		binary.LittleEndian.PutUint16(t.frame[p.L4CsumOff:], csum)
+		p.L4CsumOff = 0
+	}
+}
+
+// fold adds the carries of a one's complement sum.
+func fold(sum uint32) uint16 {
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
 }
 
 func (t *template) writeIPv4(s *PacketSpec) {
@@ -206,8 +252,9 @@ func (t *template) sums(s *PacketSpec, v6 bool) {
 		t.plan.L4Sum += sumWords(pseudo[:]) + sumWords(still[from:to])
 		t.plan.Pseudo = 1
 	}
+	t.plan.L4Sum = uint32(fold(t.plan.L4Sum))
 	if !v6 {
-		t.plan.IpSum = sumWords(still[ethLen : ethLen+ipv4Len])
+		t.plan.IpSum = uint32(fold(sumWords(still[ethLen : ethLen+ipv4Len])))
 	}
 }
 
