@@ -52,7 +52,11 @@ func TestModes(t *testing.T) {
 			for _, family := range []string{"IPv4", "IPv6"} {
 				t.Run(c.mode+" "+c.protocol+" "+family, func(t *testing.T) {
 					config := force + c.config(family)
-					if _, err := d.Apply(t.Context(), "test.yaml", []byte(config)); err != nil {
+					_, err := d.Apply(t.Context(), "test.yaml", []byte(config))
+					if err != nil && strings.Contains(err.Error(), "no datapath carries it") {
+						t.Skipf("%v", err) // said so, rather than done wrong
+					}
+					if err != nil {
 						t.Fatalf("%v\n%s", err, config)
 					}
 					c.check(t, l, family)
