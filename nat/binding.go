@@ -363,10 +363,18 @@ func (b *binding) admits(remote netip.AddrPort) bool {
 	return b.rule.Mapping != config.AddressAndPortDependent
 }
 
+// pooled reports whether the address is one of a pool: nobody else's.
 func (m *Model) pooled(a netip.Addr) bool {
 	for _, r := range m.rules {
 		if slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a) {
 			return true
+		}
+	}
+	for _, s := range m.services {
+		for _, p := range s.SourcePool {
+			if p.Contains(a) {
+				return true
+			}
 		}
 	}
 	return false

@@ -32,6 +32,9 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	}
 	if p, ok := m.stateless(in, v); ok { // ports do not matter there
 		p.neutral = true
+		if p.action == Forward {
+			p.reason = ReasonFragment
+		}
 		return p
 	}
 	if !m.concerns(in, v) {
