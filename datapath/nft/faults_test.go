@@ -4,8 +4,13 @@ package nft
 
 import (
 	"context"
+	"errors"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -268,5 +273,28 @@ func TestFlowsAreLabelled(t *testing.T) {
 	b.applySnapshot(s)
 	if counters, err = b.d.Counters(context.Background()); err != nil || counters.Services[0].Connections != 3 {
 		t.Errorf("counters went to %+v, %v", counters.Services[0], err)
+	}
+}
+
+// TestOpenWithoutRights drops the thread's capabilities first.
+func TestOpenWithoutRights(t *testing.T) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			done <- err
+			return
+		}
+		d, err := Open()
+		if err == nil {
+			d.Close()
+		}
+		done <- err
+	}()
+	err := <-done
+	if err == nil || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "run as root or with CAP_NET_ADMIN") {
+		t.Errorf("error %v", err)
 	}
 }

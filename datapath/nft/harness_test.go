@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -273,14 +272,6 @@ func backend(name, address string, port uint16) config.Backend {
 }
 
 func one(s config.Service) *config.Config { return &config.Config{Services: []config.Service{s}} }
-
-func output(err error) string {
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return string(exit.Stderr)
-	}
-	return ""
-}
 
 // udpChecksum is udp, optionally without a checksum (SO_NO_CHECK).
 func (b *bench) udpChecksum(node, from, to string, without bool) (answer, error) {

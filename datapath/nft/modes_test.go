@@ -203,7 +203,7 @@ func TestHashesAgree(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")
 	servers := map[string]string{"10.0.2.2": "s1", "10.0.2.3": "s2", "10.0.2.4": "s3", "fd00:2::2": "s1", "fd00:2::3": "s2", "fd00:2::4": "s3"}
-	for round, scheduler := range []config.Scheduler{config.SchedulerMaglev, config.SchedulerSourceHash} {
+	for round, scheduler := range []config.Scheduler{config.SchedulerMaglev, config.SchedulerSourceHash, config.SchedulerSymmetricHash} {
 		s := web(config.ModeDNAT, scheduler)
 		b.apply(one(s))
 		for family, vip := range virtual {
@@ -219,10 +219,10 @@ func TestHashesAgree(t *testing.T) {
 			for i := range 30 {
 				from := netip.AddrPortFrom(addr(clientAddr(family, i)), uint16(20000+1000*round+i))
 				data := from.Addr().AsSlice()
-				if scheduler == config.SchedulerMaglev {
-					data = append(data, byte(from.Port()>>8), byte(from.Port()), 0, 0)
-					data = append(data, to.Addr().AsSlice()...)
-					data = append(data, byte(to.Port()>>8), byte(to.Port()), 0, 0)
+				if scheduler == config.SchedulerSymmetricHash && to.Addr().Less(from.Addr()) {
+					data = append(hashed(to), hashed(from)...)
+				} else if scheduler != config.SchedulerSourceHash {
+					data = append(hashed(from), hashed(to)...)
 				}
 				member := members[table[balance.Slot(balance.JHash(data, balance.Seed), size)]]
 				want := servers[netip.MustParseAddrPort(member.Key).Addr().String()]
@@ -236,6 +236,11 @@ func TestHashesAgree(t *testing.T) {
 			}
 		}
 	}
+}
+
+// hashed is an endpoint as the hashes see it.
+func hashed(a netip.AddrPort) []byte {
+	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
 }
 
 func TestSchedulersSpreadByWeight(t *testing.T) {

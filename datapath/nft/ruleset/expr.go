@@ -196,22 +196,16 @@ func (a *Attrs) numgen(kind uint32, s Slots, dst int) {
 	})
 }
 
-func (a *Attrs) hash(kind uint32, src, length int, s Slots, seed uint32, dst int) {
+func (a *Attrs) hash(src, length int, s Slots, seed uint32, dst int) {
 	a.expr("hash", func(a *Attrs) {
-		if kind == unix.NFT_HASH_JENKINS {
-			a.Uint32(unix.NFTA_HASH_SREG, register(src))
-		}
+		a.Uint32(unix.NFTA_HASH_SREG, register(src))
 		a.Uint32(unix.NFTA_HASH_DREG, register(dst))
-		if kind == unix.NFT_HASH_JENKINS {
-			a.Uint32(unix.NFTA_HASH_LEN, uint32(length))
-		}
+		a.Uint32(unix.NFTA_HASH_LEN, uint32(length))
 		a.Uint32(unix.NFTA_HASH_MODULUS, uint32(s.Count))
-		if kind == unix.NFT_HASH_JENKINS {
-			a.Uint32(unix.NFTA_HASH_SEED, seed)
-		}
+		a.Uint32(unix.NFTA_HASH_SEED, seed)
 		if s.First != 0 {
 			a.Uint32(unix.NFTA_HASH_OFFSET, s.First)
 		}
-		a.Uint32(unix.NFTA_HASH_TYPE, kind)
+		a.Uint32(unix.NFTA_HASH_TYPE, unix.NFT_HASH_JENKINS)
 	})
 }

@@ -114,17 +114,8 @@ func Hash(s Slots, seed uint32, of ...Selector) Selector {
 		Text: fmt.Sprintf("jhash %s mod %d seed 0x%x%s", text, s.Count, seed, s.offset()), Type: Mark,
 		load: func(a *Attrs, dst int) {
 			concatLoad(a, of, hashScratch)
-			a.hash(unix.NFT_HASH_JENKINS, hashScratch, width, s, seed, dst)
+			a.hash(hashScratch, width, s, seed, dst)
 		},
-	}
-}
-
-// SymmetricHash is a hash that is the same for both directions of a connection;
-// its seed is the kernel's own and new with every boot.
-func SymmetricHash(s Slots) Selector {
-	return Selector{
-		Text: fmt.Sprintf("symhash mod %d%s", s.Count, s.offset()), Type: Mark,
-		load: func(a *Attrs, dst int) { a.hash(unix.NFT_HASH_SYM, 0, 0, s, 0, dst) },
 	}
 }
 

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// choose are the rules that pick a backend: pinned clients, remembered clients,
+// then the scheduler.
+//
+// Plain services share maps of addresses, a fixed number of them (shard). The
+// kernel finds a set by walking the list of the table's sets, and checks every
+// element of a map against every rule that uses it: with one map a service, as
+// with one map for all, 10,000 services cost seconds (docs/nftables.md has the
+// figures). Maps of verdicts are not shared, since the kernel also follows each
+// of their elements for every rule.
+func (p *part) choose() []rs.Rule {
+	var rules []rs.Rule
+	if r, ok := p.sessions(); ok {
+		rules = append(rules, r)
+	}
+	if p.persist != nil {
+		rules = append(rules,
+			p.rule().Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""),
+			p.rule().Forget(p.prefix+"/clients", p.persistKey()...).Rule(""))
+	}
+	if p.plain {
+		return append(rules, p.choosePlain()...)
+	}
+	owners := p.schedule()
+	set := rs.ID{Table: p.table, Name: p.prefix + "/slots"}
+	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Verdicts: true})
+	for n, i := range owners {
+		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
+			Set: set, Key: rs.Number(uint32(n)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
+		})
+	}
+	for _, pick := range p.picks(rs.Slots{Count: len(owners)}) {
+		rules = append(rules, pick.when.VerdictFrom(set.Name, pick.slot).Rule(""))
+	}
+	return rules
+}
+
+// shard tells which of 256 maps holds the slots of a plain service.
+func shard(name string) string { return fmt.Sprintf("-%02x", number(name)&0xff) }
+
+// choosePlain are the rules that send a connection to the address of its slot.
+func (p *part) choosePlain() []rs.Rule {
+	owners := p.schedule()
+	set := rs.ID{Table: p.table, Name: mapHosts + shard(p.svc.Name)}
+	ports := p.svc.Backends[0].Port != 0
+	if ports {
+		set.Name = mapTargets + shard(p.svc.Name)
+	}
+	p.use(set)
+	for n, i := range owners {
+		b := p.svc.Backends[i]
+		value := rs.Concat(rs.Addr(b.Address))
+		if ports {
+			value = rs.Concat(rs.Addr(b.Address), rs.Port(b.Port))
+		}
+		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(p.id + uint32(n)).Raw, Value: value})
+	}
+	var rules []rs.Rule
+	for _, pick := range p.picks(rs.Slots{First: p.id, Count: len(owners)}) {
+		rules = append(rules, pick.when.DNATFrom(p.family, set.Name, ports, pick.slot).Rule(""))
+	}
+	return rules
+}
+
+// rule starts a rule that looks at the network header.
+func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
+
+// schedule returns the backend of every slot.
+func (p *part) schedule() []int {
+	members := make([]balance.Member, len(p.active))
+	for n, i := range p.active {
+		b := p.svc.Backends[i]
+		members[n] = balance.Member{Key: Key(b), Weight: max(b.Weight, 1)}
+		if p.svc.Scheduler == config.SchedulerRR || p.svc.Scheduler == "" {
+			members[n].Weight = 1
+		}
+	}
+	hash, sequence := hashes(p.svc.Scheduler), []int(nil)
+	if hash {
+		for _, n := range balance.Maglev(members, balance.TableSize(len(p.svc.Backends))) {
+			sequence = append(sequence, int(n))
+		}
+	} else {
+		sequence = balance.Smooth(members)
+	}
+	owners := make([]int, len(sequence))
+	for slot, n := range sequence {
+		owners[slot] = p.active[n]
+	}
+	keys := make([]string, len(owners))
+	for n, i := range owners {
+		keys[n] = Key(p.svc.Backends[i])
+	}
+	p.Slots[p.family] = keys
+	return owners
+}
+
+// pick is how a packet gets its slot: when says for which packets.
+type pick struct {
+	when *rs.Builder
+	slot rs.Selector
+}
+
+// picks returns the ways to a slot, of which the first that fits a packet is taken.
+func (p *part) picks(slots rs.Slots) []pick {
+	source, dest := rs.Source(p.family), rs.Dest(p.family)
+	forward := rs.Hash(slots, balance.Seed, source, rs.SourcePort, dest, rs.DestPort)
+	switch p.svc.Scheduler {
+	case config.SchedulerRandom:
+		return []pick{{p.rule(), rs.Random(slots)}}
+	case config.SchedulerSourceHash:
+		return []pick{{p.rule(), rs.Hash(slots, balance.Seed, source)}}
+	case config.SchedulerMaglev:
+		return p.picksByPort([]pick{{p.rule(), forward}}, slots)
+	case config.SchedulerSymmetricHash:
+		// The smaller endpoint goes first, so that both directions agree. The kernel
+		// cannot compare two fields, but the destination is one of few addresses.
+		backward := rs.Hash(slots, balance.Seed, dest, rs.DestPort, source, rs.SourcePort)
+		var ways []pick
+		for _, l := range p.svc.Listen {
+			if next := l.Address.Next(); familyOf(l.Address) == p.family && next.IsValid() {
+				last := rs.LastAddr(netip.PrefixFrom(l.Address, 0))
+				ways = append(ways, pick{p.rule().Is(dest, rs.Addr(l.Address)).Between(source, rs.Addr(next), rs.Addr(last)), backward})
+			}
+		}
+		return p.picksByPort(append(ways, pick{p.rule(), forward}), slots)
+	}
+	return []pick{{p.rule(), rs.Next(slots)}}
+}
+
+// picksByPort gives packets of a service of any protocol a way without ports,
+// before the others, when theirs has none.
+func (p *part) picksByPort(ways []pick, slots rs.Slots) []pick {
+	if p.svc.Protocol != flow.Any {
+		return ways
+	}
+	none := p.rule()
+	for _, proto := range []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP, flow.UDPLite} {
+		none.IsNot(rs.L4Proto, rs.Proto(proto))
+	}
+	return append([]pick{{none, rs.Hash(slots, balance.Seed, rs.Source(p.family), rs.Dest(p.family))}}, ways...)
+}
+
+// capacity is how many slots a service may come to have while its
+// configuration stays the same.
+func capacity(s *config.Service) int {
+	if hashes(s.Scheduler) {
+		return balance.TableSize(len(s.Backends))
+	}
+	n := 0
+	for _, b := range s.Backends {
+		n += max(b.Weight, 1)
+	}
+	return max(n, 1)
+}
