@@ -2,7 +2,10 @@
 
 package trace
 
-import "strings"
+import (
+	"regexp"
+	"strings"
+)
 
 // Phase is a part of the network stack's work.
 type Phase struct {
@@ -55,7 +58,7 @@ var phases = []Phase{
 		"pfifo_fast_*", "fq_enqueue", "fq_dequeue", "htb_*", "validate_xmit_*", "skb_segment", "tbf_*"}},
 	{"packet memory", "#d7b5a6", []string{"kfree_skb*", "sk_skb_reason_drop", "consume_skb", "napi_consume_skb", "__alloc_skb", "__napi_alloc_skb", "napi_alloc_skb",
 		"napi_skb_*", "skb_release_*", "build_skb*", "page_pool_*", "skb_copy_*", "skb_clone", "pskb_*", "napi_build_skb"}},
-	{"bpf program", "#1f9e89", []string{"bpf_prog_*"}},
+	{"bpf program", "#1f9e89", []string{"bpf_dispatcher_*", loadedProgram, "bpf_prog_run_clear_cb", "cls_bpf_*", "__bpf_prog_run*", "___bpf_prog_run"}},
 	{"local tcp", "#c5b0d5", []string{"tcp_v4_rcv", "tcp_v6_rcv", "tcp_v4_do_rcv", "tcp_rcv_*", "tcp_sendmsg*", "tcp_recvmsg*", "tcp_write_xmit", "__tcp_*", "tcp_*",
 		"inet_*", "ip_local_deliver*", "ip_protocol_deliver_rcu", "__inet_*", "__ip_queue_xmit", "ip_queue_xmit", "ep_poll*", "sock_*"}},
 	{"local udp", "#dbdb8d", []string{"udp_*", "__udp4_lib_rcv", "__udp6_lib_rcv", "udpv6_*", "ip_make_skb", "ip_append_data", "ip_send_skb"}},
@@ -70,6 +73,13 @@ var (
 
 // idleFunctions are where a CPU waits for work.
 var idleFunctions = []string{"do_idle", "cpu_startup_entry", "default_idle*", "cpuidle_*", "pv_native_safe_halt", "acpi_idle*", "intel_idle*", "poll_idle"}
+
+// loadedProgram stands for the names of BPF programs: bpf_prog_, 16 hexadecimal
+// digits, and the program's own name. The kernel's functions for loading programs
+// begin alike.
+const loadedProgram = "bpf_prog_TAG"
+
+var programName = regexp.MustCompile(`^bpf_prog_[0-9a-f]{16}(_|$)`)
 
 // phaseIndex finds phases by function name.
 type phaseIndex struct {
@@ -102,6 +112,9 @@ func newPhaseIndex() *phaseIndex {
 func (x *phaseIndex) of(function string) int {
 	if i, ok := x.exact[function]; ok {
 		return i
+	}
+	if programName.MatchString(function) {
+		return x.exact[loadedProgram]
 	}
 	found, length := -1, 0
 	for _, p := range x.prefixes {

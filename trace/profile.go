@@ -30,7 +30,7 @@ type Profile struct {
 	Rate    int            `json:"samples_per_second"` // of each CPU
 	CPUs    int            `json:"cpus"`
 	Samples uint64         `json:"samples"`
-	Lost    uint64         `json:"lost"` // samples without a stored stack
+	Lost    uint64         `json:"lost"` // samples that found no room
 	Packets uint64         `json:"packets"`
 	Counted string         `json:"packets_counted"` // what Packets counts, in words
 	Phases  []PhaseShare   `json:"phases"`
@@ -82,9 +82,10 @@ func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profil
 		return nil, err
 	}
 	p.CPUs = cpus
-	start := time.Now()
+	start, times := time.Now(), cpuTimes()
 	<-ctx.Done()
 	stop()
+	p.busiest(times, cpuTimes())
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
 	if err := p.collect(&objects, symbols); err != nil {
@@ -174,34 +175,29 @@ func (p *Profile) countPackets(after, before Counters) {
 func (p *Profile) collect(objects *profileObjects, symbols *Symbols) error {
 	index := newPhaseIndex()
 	shares := map[string]*PhaseShare{}
-	busy := map[uint32]uint64{}
 	merged := map[string]*ProfileStack{}
 	var key profileProfileKey
-	var count uint64
-	entries := objects.ProfileCounts.Iterate()
-	for entries.Next(&key, &count) {
-		s := ProfileStack{Program: cString(key.Comm[:]), Phase: phaseUser, Samples: count}
-		switch {
-		case key.Stack >= 0:
-			s.Frames = frames(objects, uint32(key.Stack), symbols)
+	var raw profileProfileStack
+	entries := objects.ProfileStacks.Iterate()
+	for entries.Next(&key, &raw) {
+		s := ProfileStack{Program: cString(key.Comm[:]), Phase: phaseUser, Samples: raw.Samples}
+		for _, address := range raw.Ips[:min(int(raw.Frames), len(raw.Ips))] {
+			s.Frames = append(s.Frames, symbols.Find(address).Name)
+		}
+		if len(s.Frames) > 0 {
 			s.Phase = index.ofStack(s.Frames)
-		case key.Stack == int32(profileProfileStackPROFILE_STACK_LOST):
-			p.Lost += count
-			s.Phase = phaseOther
 		}
-		p.Samples += count
-		if s.Phase.Name != phaseIdle.Name {
-			busy[key.Cpu] += count
-		}
+		p.Samples += s.Samples
 		share := shares[s.Phase.Name]
 		if share == nil {
 			share = &PhaseShare{Phase: s.Phase.Name, Color: s.Phase.Color, Network: isNetwork(s.Phase)}
 			shares[s.Phase.Name] = share
 		}
-		share.Samples += count
+		share.Samples += s.Samples
+		// Addresses within one function are one stack.
 		id := s.Program + ";" + strings.Join(s.Frames, ";")
 		if m := merged[id]; m != nil {
-			m.Samples += count
+			m.Samples += s.Samples
 		} else {
 			merged[id] = &s
 		}
@@ -209,18 +205,24 @@ func (p *Profile) collect(objects *profileObjects, symbols *Symbols) error {
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("profile: read samples: %w", err)
 	}
+	var lost []uint64
+	if objects.ProfileLost.Lookup(uint32(0), &lost) == nil {
+		for _, n := range lost {
+			p.Lost += n
+		}
+	}
 	for _, s := range merged {
 		p.Stacks = append(p.Stacks, *s)
 	}
 	slices.SortFunc(p.Stacks, func(a, b ProfileStack) int {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), slices.Compare(a.Frames, b.Frames))
 	})
-	p.finish(shares, busy)
+	p.finish(shares)
 	return nil
 }
 
 // finish turns samples into shares and microseconds.
-func (p *Profile) finish(shares map[string]*PhaseShare, busy map[uint32]uint64) {
+func (p *Profile) finish(shares map[string]*PhaseShare) {
 	// A CPU that sleeps deeply may skip ticks: what is missing was idle.
 	expected := float64(p.Rate) * p.Window.Seconds()
 	total := max(expected*float64(p.CPUs), float64(p.Samples))
@@ -242,31 +244,44 @@ func (p *Profile) finish(shares map[string]*PhaseShare, busy map[uint32]uint64) 
 	slices.SortFunc(p.Phases, func(a, b PhaseShare) int {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Phase, b.Phase))
 	})
-	for cpu, n := range busy {
-		if share := float64(n) / expected; share > p.BusiestShare {
-			p.Busiest, p.BusiestShare = int(cpu), min(share, 1)
-		}
-	}
 }
 
 func isNetwork(p Phase) bool {
 	return p.Name != phaseIdle.Name && p.Name != phaseUser.Name && p.Name != phaseOther.Name
 }
 
-// frames names the functions of a stored stack, innermost first.
-func frames(objects *profileObjects, id uint32, symbols *Symbols) []string {
-	var addresses [127]uint64
-	if objects.Stacks.Lookup(id, &addresses) != nil {
-		return nil
-	}
-	var names []string
-	for _, a := range addresses {
-		if a == 0 {
-			break
+// busiest finds the CPU that was least idle between two readings of /proc/stat.
+func (p *Profile) busiest(before, after [][2]uint64) {
+	for cpu := range min(len(before), len(after)) {
+		total, idle := after[cpu][0]-before[cpu][0], after[cpu][1]-before[cpu][1]
+		if total == 0 || idle > total {
+			continue
 		}
-		names = append(names, symbols.Find(a).Name)
+		if share := 1 - float64(idle)/float64(total); share > p.BusiestShare {
+			p.Busiest, p.BusiestShare = cpu, share
+		}
 	}
-	return names
+}
+
+// cpuTimes reads all and idle ticks of each CPU.
+func cpuTimes() (times [][2]uint64) {
+	text, _ := os.ReadFile("/proc/stat")
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) < 9 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
+			continue
+		}
+		var t [2]uint64
+		for i, v := range f[1:9] { // what follows is part of user time
+			n, _ := strconv.ParseUint(v, 10, 64)
+			t[0] += n
+			if i == 3 || i == 4 { // idle, iowait
+				t[1] += n
+			}
+		}
+		times = append(times, t)
+	}
+	return times
 }
 
 // Share returns the part of all CPUs' time that the named phases took.

@@ -14,28 +14,27 @@ import (
 )
 
 type profileProfileKey struct {
-	_     structs.HostLayout
-	Stack int32
-	Cpu   uint32
-	Comm  [16]int8
+	_    structs.HostLayout
+	Hash uint64
+	Comm [16]int8
 }
 
-type profileProfileStack int32
-
-const (
-	profileProfileStackPROFILE_STACK_USER profileProfileStack = -1
-	profileProfileStackPROFILE_STACK_LOST profileProfileStack = -2
-)
+type profileProfileStack struct {
+	_       structs.HostLayout
+	Samples uint64
+	Frames  uint32
+	Pad     uint32
+	Ips     [96]uint64
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	profileMapProfileCounts = "profile_counts"
 	profileMapProfileLost   = "profile_lost"
-	profileMapStacks        = "stacks"
+	profileMapProfileStacks = "profile_stacks"
+	profileMapScratch       = "scratch"
 	profileProgProfileCpu   = "profile_cpu"
-	profileVarExportStack   = "_export_stack"
 )
 
 // loadProfile returns the embedded CollectionSpec for profile.
@@ -87,16 +86,15 @@ type profileProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type profileMapSpecs struct {
-	ProfileCounts *ebpf.MapSpec `ebpf:"profile_counts"`
 	ProfileLost   *ebpf.MapSpec `ebpf:"profile_lost"`
-	Stacks        *ebpf.MapSpec `ebpf:"stacks"`
+	ProfileStacks *ebpf.MapSpec `ebpf:"profile_stacks"`
+	Scratch       *ebpf.MapSpec `ebpf:"scratch"`
 }
 
 // profileVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type profileVariableSpecs struct {
-	ExportStack *ebpf.VariableSpec `ebpf:"_export_stack"`
 }
 
 // profileObjects contains all objects after they have been loaded into the kernel.
@@ -119,16 +117,16 @@ func (o *profileObjects) Close() error {
 //
 // It can be passed to loadProfileObjects or ebpf.CollectionSpec.LoadAndAssign.
 type profileMaps struct {
-	ProfileCounts *ebpf.Map `ebpf:"profile_counts"`
 	ProfileLost   *ebpf.Map `ebpf:"profile_lost"`
-	Stacks        *ebpf.Map `ebpf:"stacks"`
+	ProfileStacks *ebpf.Map `ebpf:"profile_stacks"`
+	Scratch       *ebpf.Map `ebpf:"scratch"`
 }
 
 func (m *profileMaps) Close() error {
 	return _ProfileClose(
-		m.ProfileCounts,
 		m.ProfileLost,
-		m.Stacks,
+		m.ProfileStacks,
+		m.Scratch,
 	)
 }
 
@@ -136,7 +134,6 @@ func (m *profileMaps) Close() error {
 //
 // It can be passed to loadProfileObjects or ebpf.CollectionSpec.LoadAndAssign.
 type profileVariables struct {
-	ExportStack *ebpf.Variable `ebpf:"_export_stack"`
 }
 
 // profilePrograms contains all programs after they have been loaded into the kernel.

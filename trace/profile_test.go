@@ -22,6 +22,8 @@ func TestInnermostPhaseWins(t *testing.T) {
 		{"fib_table_lookup ip_route_input_slow ip_rcv_finish_core ip_rcv", "routing"},
 		{"pv_native_safe_halt default_idle do_idle cpu_startup_entry", "idle"},
 		{"net_rx_action handle_softirqs irq_exit_rcu do_idle", "receive"},
+		{"bpf_prog_0123456789abcdef_nat_xdp veth_xdp_rcv", "bpf program"},
+		{"do_check bpf_check bpf_prog_load __sys_bpf", "other kernel"},
 		{"page_fault do_user_addr_fault", "other kernel"},
 	} {
 		if got := index.ofStack(strings.Fields(c.stack)); got.Name != c.want {
@@ -37,7 +39,7 @@ func profileOf(stacks ...ProfileStack) *Profile {
 		p.Samples += s.Samples
 		shares[s.Phase.Name] = &PhaseShare{Phase: s.Phase.Name, Color: s.Phase.Color, Network: isNetwork(s.Phase), Samples: s.Samples}
 	}
-	p.finish(shares, nil)
+	p.finish(shares)
 	return p
 }
 

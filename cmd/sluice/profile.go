@@ -109,7 +109,7 @@ func printProfile(w io.Writer, p *trace.Profile) error {
 		return err
 	}
 	if p.Lost > 0 {
-		fmt.Fprintf(w, "%d samples have no stack (stack table collisions)\n", p.Lost)
+		fmt.Fprintf(w, "%d samples found no room and are left out; watch for a shorter time\n", p.Lost)
 	}
 	for _, limit := range p.Limits {
 		fmt.Fprintf(w, "not visible here: %s\n", limit)

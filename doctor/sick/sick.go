@@ -393,3 +393,6 @@ func busy(ctx context.Context, l *lab.Lab) (int, error) {
 func DenyAll(ctx context.Context, l *lab.Lab) error {
 	return nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n}\n}")(ctx, l)
 }
+
+// ManyRules makes the router walk 1,200 rules for each packet.
+func ManyRules(ctx context.Context, l *lab.Lab) error { return nft(linearRules(1200))(ctx, l) }
