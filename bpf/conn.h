@@ -323,6 +323,8 @@ static __always_inline bool fill_side(__u32 index, struct birth *b, __u32 twin, 
 		m->heard = b->heard;
 		m->owner = b->owner;
 		m->backend = b->backend;
+		((__u64 *)e)[0] = 1; // packets
+		((__u64 *)e)[1] = b->bytes;
 	} else {
 		*ref_of(m) = b->ref;
 	}

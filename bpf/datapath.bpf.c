@@ -67,6 +67,8 @@ static __always_inline bool to_local_pool(const struct packet *p)
 // packet, then the decision.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 {
+	if (p->family == FAMILY_6 ? p->tuple.daddr.b[0] == 0xff : p->tuple.daddr.b[0] >= 224)
+		return REASON_NOT_ROUTED; // multicast, broadcast
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
 	if (have_nat && nat_by_egress) {
@@ -253,6 +255,8 @@ static __always_inline enum reason xdp_apply(struct xdp_md *ctx, struct packet *
 
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
+	if (!cut(ctx, p->frame_len, ETH_HLEN + p->l3_len, true)) // Ethernet padding
+		return REASON_INTERNAL;
 	if (plan->flags & PLAN_ERROR)
 		done = xdp_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)
@@ -277,6 +281,8 @@ static __always_inline enum reason tc_apply(struct __sk_buff *ctx, struct packet
 
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
+	if (!ctx->gso_size && !cut(ctx, p->frame_len, ETH_HLEN + p->l3_len, false)) // Ethernet padding
+		return REASON_INTERNAL;
 	if (plan->flags & PLAN_ERROR)
 		done = tc_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)
@@ -331,6 +337,8 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 		reason = xdp_extensions(ctx, p);
 	p->segment = p->l3_len;
 	p->frame_len = end - data;
+	if (reason == REASON_NONE && p->frame_len < ETH_HLEN + p->l3_len)
+		reason = REASON_TRUNCATED;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_NONE)
@@ -340,7 +348,7 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	if (reason == REASON_NONE)
 		reason = xdp_miss(ctx, p, plan);
 	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT && reason != REASON_STATIC)
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = xdp_apply(ctx, p, plan, v6);
@@ -360,6 +368,18 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	return verdict;
 }
 
+// What is not looked at: counted as the others are.
+static __always_inline void other(void)
+{
+	struct work *w = the_work();
+
+	if (w) {
+		w->plan.action = ACTION_PASS;
+		w->plan.reason = REASON_NOT_IP;
+	}
+	count(FAMILY_OTHER, ACTION_PASS, REASON_NOT_IP);
+}
+
 SEC("xdp")
 int sluice_xdp(struct xdp_md *ctx)
 {
@@ -371,7 +391,7 @@ int sluice_xdp(struct xdp_md *ctx)
 		return xdp_ip(ctx, false);
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
 		return xdp_ip(ctx, true);
-	count(FAMILY_OTHER, ACTION_PASS, REASON_NOT_IP);
+	other();
 	return XDP_PASS;
 }
 
@@ -413,6 +433,8 @@ static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 		reason = tc_extensions(ctx, p);
 	p->segment = segment_of(ctx, p);
 	p->frame_len = ctx->len;
+	if (reason == REASON_NONE && p->frame_len < ETH_HLEN + p->l3_len)
+		reason = REASON_TRUNCATED;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_NONE)
@@ -422,7 +444,7 @@ static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 	if (reason == REASON_NONE)
 		reason = tc_miss(ctx, p, plan);
 	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT && reason != REASON_STATIC)
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = tc_apply(ctx, p, plan, v6);
@@ -449,6 +471,6 @@ int sluice_tc(struct __sk_buff *ctx)
 		return tc_ip(ctx, false);
 	if (ctx->protocol == bpf_htons(ETH_P_IPV6))
 		return tc_ip(ctx, true);
-	count(FAMILY_OTHER, ACTION_PASS, REASON_NOT_IP);
+	other();
 	return TC_ACT_OK;
 }

@@ -241,7 +241,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	struct prefix *by;
 	struct nat_rule *rule;
 	bool excepted = false;
-	__u32 id;
+	__u32 id, number;
 
 	by = prefix_of(&p->tuple.daddr, false, true);
 	if (!by || by->kind != PREFIX_NAT64)
@@ -264,6 +264,8 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	plan->family = FAMILY_4;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = FAMILY_4;
+	if (pool_of(&plan->to.daddr, &number))
+		return nat64_hairpin(p, plan, id, number);
 	return nat_out(p, plan, id);
 }
 

@@ -54,6 +54,7 @@ static __always_inline struct birth *birth_of(struct work *w, const struct packe
 	b->to_family = plan->family;
 	b->owner = plan->owner;
 	b->backend = plan->backend;
+	b->bytes = p->l3_len;
 	b->one_way = !!(plan->flags & PLAN_SAME);
 	if (p->tuple.l4_proto == IPPROTO_TCP)
 		b->heard = p->tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK;
@@ -447,7 +448,7 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 	s = bpf_map_lookup_elem(&services, &id);
 	if (!s || (s->mode != MODE_STATELESS &&
 		   (p->tuple.l4_proto != IPPROTO_TCP ||
-		    (p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK))))
+		    ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK) && !(p->tcp_flags & TCP_RST)))))
 		return REASON_NONE;
 	plan->owner = id;
 	plan->owner_nat = 0;

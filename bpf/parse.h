@@ -217,6 +217,10 @@ static __always_inline enum reason parse_extensions(void *data, void *end, struc
 			if (f->offset & bpf_htons(1))
 				p->flags |= PACKET_MORE;
 			off += sizeof(*f);
+			if (p->frag_off) { // what follows is in the first fragment
+				next = following;
+				goto transport;
+			}
 			break;
 		}
 		default:

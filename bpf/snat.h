@@ -247,6 +247,55 @@ static __always_inline void towards_inside(const struct packet *p, struct plan *
 	plan->gateway_family = b->family;
 }
 
+// nat64 to an address of its own pool: from one inside host to another, both seen
+// under the pool's addresses behind the prefix (RFC 6146 §3.8). plan->to.daddr is
+// the pool address.
+__noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
+{
+	__u32 slot = (number * PORT_CLASSES + port_class(p ? p->tuple.l4_proto : 0)) << 16, *owner, index;
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	struct flow6 *f;
+	int reason;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	slot |= bpf_ntohs(p->tuple.dport);
+	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	if (!rule || !owner || !(*owner & OWNER_6))
+		return REASON_NO_BINDING;
+	index = (*owner & ~OWNER_6) - 1;
+	f = entry_at(index, true);
+	if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
+		return REASON_NO_BINDING;
+	plan->to.daddr = f->key.saddr;
+	plan->to.dport = f->key.sport;
+	plan->to.l4_proto = p->tuple.l4_proto;
+	plan->owner = id;
+	plan->owner_nat = 1;
+	__builtin_memset(&w->bound, 0, sizeof(w->bound));
+	w->bound.inside = p->tuple;
+	w->bound.family = FAMILY_6;
+	w->bound.outside_family = FAMILY_4;
+	w->bound.rule = id;
+	w->bound.now = p->now;
+	if (dry_run)
+		return REASON_NEW_FLOW;
+	reason = bind(&w->bound);
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
+		return reason;
+	embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
+	plan->to.sport = w->bound.port;
+	plan->family = FAMILY_6;
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = FAMILY_6;
+	reason = nat_flow(p, plan, &w->bound, ENTRY_BOUND);
+	if (reason != REASON_NEW_FLOW)
+		binding_put(w->bound.index, true, p->now);
+	return reason;
+}
+
 // Packet to a pool address, without a flow: through the binding of its outside
 // endpoint. number: of the pool address.
 __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)

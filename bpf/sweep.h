@@ -433,6 +433,18 @@ int sweep_start(void *ctx)
 	return bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0) ? 3 : 0;
 }
 
+// Run by user space: one pass over both tables at once.
+SEC("syscall")
+int sweep_all(void *ctx)
+{
+	struct sweep s4 = { .now = now_ticks() }, s6 = { .now = now_ticks() };
+
+	(void)ctx;
+	bpf_loop(buckets4, sweep_bucket4, &s4, 0);
+	bpf_loop(buckets6, sweep_bucket6, &s6, 0);
+	return 0;
+}
+
 // Run by user space to stop the timer before the maps are taken away.
 SEC("syscall")
 int sweep_stop(void *ctx)

@@ -677,6 +677,7 @@ struct birth {
 	__u8 heard;
 	__u8 one_way;	  // dsr, tunnel: answers do not come back this way
 	__u8 pad[3];
+	__u32 bytes;	  // of the opening packet
 	__u32 index;	  // out: entry of key's direction
 };
 

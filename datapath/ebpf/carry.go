@@ -64,9 +64,6 @@ func carriesMode(s *config.Service) error {
 			return fmt.Errorf("backend %s: a fixed hardware address is not available in the ebpf datapath, which asks the neighbour table", b.Name)
 		}
 	}
-	if s.Mode == config.ModeTunnel {
-		return errors.New("mode tunnel is not available in the ebpf datapath")
-	}
 	families := map[bool]bool{}
 	for _, l := range s.Listen {
 		families[l.Address.Is4()] = true
@@ -74,8 +71,8 @@ func carriesMode(s *config.Service) error {
 	for _, b := range s.Backends {
 		families[b.Address.Is4()] = true
 	}
-	if len(families) > 1 {
-		return errors.New("IPv4 and IPv6 in one service are not available in the ebpf datapath")
+	if len(families) > 1 && s.Mode != config.ModeFullNAT && s.Mode != config.ModeTunnel {
+		return fmt.Errorf("mode %s cannot change between IPv4 and IPv6", s.Mode)
 	}
 	if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 {
 		return errors.New("mode fullnat without a source-pool is not available in the ebpf datapath")
@@ -85,7 +82,7 @@ func carriesMode(s *config.Service) error {
 
 func carriesNAT(n *config.NATRule) error {
 	switch n.Type {
-	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward:
+	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward, config.NATNAT64:
 	default:
 		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 	}

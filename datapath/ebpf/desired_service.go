@@ -89,6 +89,9 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	if s.Limits.StrictTCP {
 		w.Flags |= serviceStrictTCP
 	}
+	if len(s.Sessions) > 0 {
+		w.Flags |= serviceSessions
+	}
 	switch s.WhenDown {
 	case config.WhenDownReset, "":
 		w.Flags |= serviceAnswerReset

@@ -671,7 +671,9 @@ type wireWork struct {
 		Heard    uint8
 		OneWay   uint8
 		Pad      [3]uint8
+		Bytes    uint32
 		Index    uint32
+		_        [4]byte
 	}
 	Bound struct {
 		_      structs.HostLayout
@@ -803,6 +805,7 @@ const (
 	wireProgReadClocks        = "read_clocks"
 	wireProgSluiceTc          = "sluice_tc"
 	wireProgSluiceXdp         = "sluice_xdp"
+	wireProgSweepAll          = "sweep_all"
 	wireProgSweepStart        = "sweep_start"
 	wireProgSweepStop         = "sweep_stop"
 	wireVarBuckets4           = "buckets4"
@@ -888,6 +891,7 @@ type wireProgramSpecs struct {
 	ReadClocks *ebpf.ProgramSpec `ebpf:"read_clocks"`
 	SluiceTc   *ebpf.ProgramSpec `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.ProgramSpec `ebpf:"sluice_xdp"`
+	SweepAll   *ebpf.ProgramSpec `ebpf:"sweep_all"`
 	SweepStart *ebpf.ProgramSpec `ebpf:"sweep_start"`
 	SweepStop  *ebpf.ProgramSpec `ebpf:"sweep_stop"`
 }
@@ -1115,6 +1119,7 @@ type wirePrograms struct {
 	ReadClocks *ebpf.Program `ebpf:"read_clocks"`
 	SluiceTc   *ebpf.Program `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.Program `ebpf:"sluice_xdp"`
+	SweepAll   *ebpf.Program `ebpf:"sweep_all"`
 	SweepStart *ebpf.Program `ebpf:"sweep_start"`
 	SweepStop  *ebpf.Program `ebpf:"sweep_stop"`
 }
@@ -1124,6 +1129,7 @@ func (p *wirePrograms) Close() error {
 		p.ReadClocks,
 		p.SluiceTc,
 		p.SluiceXdp,
+		p.SweepAll,
 		p.SweepStart,
 		p.SweepStop,
 	)

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// subject runs packets through a loaded program with BPF_PROG_TEST_RUN, in a
+// network namespace that looks like the case's host.
+type subject struct {
+	t        testing.TB
+	hook     string // "xdp", "tc", or "tc-complete": TC with CHECKSUM_COMPLETE
+	ns       netns.NsHandle
+	d        *Datapath
+	snapshot *datapath.Snapshot
+	ifaces   map[string]int
+	names    map[int]string
+}
+
+var _ golden.Subject = (*subject)(nil)
+
+func newSubject(t testing.TB, hook string) *subject {
+	s := &subject{t: t, hook: hook, ns: netns.None()}
+	t.Cleanup(s.drop)
+	return s
+}
+
+// Name implements golden.Subject.
+func (s *subject) Name() string { return s.hook }
+
+func (s *subject) drop() {
+	if s.d != nil {
+		if err := s.d.Remove(context.Background()); err != nil {
+			s.t.Error(err)
+		}
+		s.d.Close()
+		s.d = nil
+	}
+	if s.ns.IsOpen() {
+		s.ns.Close()
+	}
+}
+
+// inside runs f in the subject's namespace, on CPU 0: the program leaves its plan
+// in memory of the CPU that it ran on.
+func (s *subject) inside(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		var cpu unix.CPUSet
+		cpu.Set(0)
+		err := unix.SchedSetaffinity(0, &cpu)
+		if err == nil {
+			err = netns.Set(s.ns)
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// Reset implements golden.Subject.
+func (s *subject) Reset(c *config.Config, h nat.Host) error {
+	s.drop()
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		var err error
+		s.ns, err = netns.New()
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		return err
+	}
+	if err := s.inside(func() error { return s.build(h) }); err != nil {
+		return fmt.Errorf("host: %w", err)
+	}
+	small := *c
+	if small.Tables.Flows == 0 {
+		small.Tables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
+	}
+	s.snapshot = snapshotFor(&small)
+	return s.inside(func() (err error) {
+		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		if err != nil {
+			return err
+		}
+		_, err = s.d.Apply(context.Background(), s.snapshot)
+		return err
+	})
+}
+
+func snapshotFor(c *config.Config) *datapath.Snapshot {
+	s := &datapath.Snapshot{Config: c}
+	for i := range c.Services {
+		states := make([]datapath.State, len(c.Services[i].Backends))
+		for n, b := range c.Services[i].Backends {
+			if b.Drain {
+				states[n] = datapath.Drain
+			}
+		}
+		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: states})
+	}
+	for i := range c.NAT {
+		s.NAT = append(s.NAT, &c.NAT[i])
+	}
+	for i := range c.Firewall.Rules {
+		s.Rules = append(s.Rules, &c.Firewall.Rules[i])
+	}
+	return s
+}
+
+// refusal returns why the datapath would not be given all of a configuration.
+func refusal(c *config.Config) error {
+	for i := range c.Services {
+		if err := carriesService(&c.Services[i]); err != nil {
+			return err
+		}
+	}
+	for i := range c.NAT {
+		if err := carriesNAT(&c.NAT[i]); err != nil {
+			return err
+		}
+	}
+	for i := range c.Firewall.Rules {
+		if err := carriesRule(&c.Firewall.Rules[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build makes the interfaces, addresses, neighbours and routes of a host.
+func (s *subject) build(h nat.Host) error {
+	s.ifaces, s.names = map[string]int{}, map[int]string{}
+	for _, f := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
+		if err := writeFile(f, "1"); err != nil {
+			return err
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	errs := []error{netlink.LinkSetUp(lo)}
+	for _, i := range h.Interfaces {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: i.Name, MTU: i.MTU, HardwareAddr: net.HardwareAddr(i.MAC[:])}, PeerName: "peer-" + i.Name}
+		if err := netlink.LinkAdd(link); err != nil {
+			return err
+		}
+		s.ifaces[i.Name], s.names[link.Index] = link.Index, i.Name
+		writeFile("/proc/sys/net/ipv6/conf/"+i.Name+"/accept_dad", "0")
+		writeFile("/proc/sys/net/ipv6/conf/"+i.Name+"/addr_gen_mode", "1")
+		peer, err := netlink.LinkByName(link.PeerName)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
+		for _, p := range i.Addresses {
+			a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+			if p.Addr().Is6() {
+				a.Flags = unix.IFA_F_NODAD
+			}
+			errs = append(errs, netlink.AddrAdd(link, a))
+		}
+	}
+	for _, n := range h.Neighbours {
+		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: s.ifaces[n.Interface], State: netlink.NUD_PERMANENT,
+			IP: n.Address.AsSlice(), HardwareAddr: net.HardwareAddr(n.MAC[:])}))
+	}
+	for _, r := range h.Routes {
+		route := &netlink.Route{LinkIndex: s.ifaces[r.Interface],
+			Dst: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), r.To.Addr().BitLen())}}
+		if r.Via.IsValid() {
+			route.Gw = r.Via.AsSlice()
+		}
+		if err := netlink.RouteAdd(route); err != nil {
+			errs = append(errs, fmt.Errorf("route %v: %w", r, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// xdpContext is struct xdp_md.
+type xdpContext struct {
+	Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32
+}
+
+// skbContext is the first part of struct __sk_buff.
+type skbContext struct {
+	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, Ingress, Ifindex, TCIndex uint32
+	_                                                                                                      [36]uint32
+}
+
+const testChecksumComplete = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+
+// Step implements golden.Subject.
+func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
+	err = s.inside(func() (err error) {
+		out, err = s.run(in)
+		return err
+	})
+	return out, err
+}
+
+func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
+	ifindex := uint32(s.ifaces[in.Interface])
+	frame := in.Frame
+	o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512)}
+	program := s.d.programs.Programs["sluice_tc"]
+	if s.hook == "xdp" {
+		program = s.d.programs.Programs["sluice_xdp"]
+		o.Context = xdpContext{DataEnd: uint32(len(frame)), Ingress: ifindex}
+	} else {
+		o.Context = skbContext{Ingress: ifindex, Ifindex: ifindex}
+		if s.hook == "tc-complete" {
+			o.Flags = testChecksumComplete
+		}
+	}
+	ret, err := program.Run(o)
+	if err != nil {
+		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
+	}
+	var works []wireWork
+	if err := s.d.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
+		return nat.Outcome{}, err
+	}
+	w := works[0]
+	r := nat.Outcome{Action: nat.Action(actionNames()[w.Plan.Action]), Reason: nat.Reason(reasonNames()[w.Plan.Reason])}
+	sent := ret == 3 || ret == 4 // XDP_TX, XDP_REDIRECT
+	passed := ret == 2
+	if s.hook != "xdp" {
+		sent, passed = ret == 7, ret == 0
+	}
+	switch {
+	case sent && r.Action == nat.Drop:
+		r.Out = []nat.Departure{{Interface: in.Interface, Frame: o.DataOut}}
+	case sent:
+		var h wireHop
+		if w.Plan.Hop != 0 {
+			if err := s.d.t.maps["hops"].Lookup(uint32(w.Plan.Hop), &h); err != nil {
+				return r, err
+			}
+		} else {
+			h = wireHop(w.Hop)
+		}
+		r.Out = []nat.Departure{{Interface: s.names[int(h.Ifindex)], Frame: o.DataOut}}
+	case passed && string(o.DataOut) != string(frame):
+		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
+	}
+	return r, nil
+}
+
+// Advance implements golden.Subject: it makes everything older, and sweeps.
+func (s *subject) Advance(d time.Duration) error {
+	ticks := uint32(d.Seconds() * float64(s.d.hz))
+	s.age(ticks, false)
+	if err := s.sweep(); err != nil {
+		return err
+	}
+	s.age(2*s.d.hz, true)
+	return s.sweep()
+}
+
+func (s *subject) age(ticks uint32, deadOnly bool) {
+	t := s.d.t
+	dead := uint8(wireEntryStateENTRY_DEAD)
+	for i := range t.flows4.values {
+		if e := &t.flows4.values[i]; !deadOnly || e.Key.State == dead {
+			e.Meta.Seen -= ticks
+		}
+	}
+	for i := range t.flows6.values {
+		if e := &t.flows6.values[i]; !deadOnly || e.Key.State == dead {
+			e.Meta.Seen -= ticks
+		}
+	}
+	if deadOnly {
+		return
+	}
+	back := uint64(ticks) * uint64(time.Second) / uint64(s.d.hz)
+	for i := range s.snapshot.Services {
+		if l := &t.loads.values[i]; l.Tat > back {
+			l.Tat -= back
+		}
+	}
+	older(t.maps["stickies"], func(v *wireSticky) { v.Seen -= ticks })
+	older(t.maps["fragments"], func(v *wireFragment) { v.Seen -= ticks })
+	older(t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, back) })
+}
+
+func older[V any](m *ebpf.Map, change func(*V)) {
+	var keys [][]byte
+	var k []byte
+	var v V
+	for it := m.Iterate(); it.Next(&k, &v); {
+		keys = append(keys, append([]byte(nil), k...))
+	}
+	for _, k := range keys {
+		if m.Lookup(k, &v) == nil {
+			change(&v)
+			m.Put(k, &v)
+		}
+	}
+}
+
+func (s *subject) sweep() error {
+	_, err := s.d.programs.Programs["sweep_all"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
+	return err
+}
+
+// SetState implements golden.Subject.
+func (s *subject) SetState(service, backend string, state datapath.State) error {
+	for i := range s.snapshot.Services {
+		v := &s.snapshot.Services[i]
+		if v.Name != service {
+			continue
+		}
+		for n, b := range v.Backends {
+			if b.Name == backend {
+				v.State[n] = state
+			}
+		}
+	}
+	_, err := s.d.Apply(context.Background(), s.snapshot)
+	return err
+}
+
+// Flows implements golden.Subject.
+func (s *subject) Flows() (out []flow.Flow, err error) {
+	err = s.d.Flows(context.Background(), func(f flow.Flow) bool { out = append(out, f); return true })
+	return out, err
+}
+
+// Counters implements golden.Subject.
+func (s *subject) Counters() (*datapath.Counters, error) { return s.d.Counters(context.Background()) }
+
+var _ = binary.NativeEndian
