@@ -68,9 +68,7 @@ func grade(value, warn, critical float64) Verdict {
 // delta is what a counter of the namespace did in the window.
 func (c *Case) delta(name string) uint64 { return c.NS.Delta[name] }
 
-// rate is delta by second.
-func (c *Case) rate(name string) float64 { return c.perSecond(c.delta(name)) }
-
+// perSecond divides by the window.
 func (c *Case) perSecond(n uint64) float64 {
 	if c.Window <= 0 {
 		return 0
