@@ -217,3 +217,31 @@ func raiseMax(t testing.TB, limit uint64) {
 		}
 	})
 }
+
+// BenchmarkEntry decodes one message, and adds it up in every dimension: what
+// this package spends beside the kernel for each connection.
+func BenchmarkEntry(b *testing.B) {
+	body := unhex(b, goldenTCP)
+	var e Entry
+	b.Run("decode", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := e.decode(body); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	entries := make([]Entry, 1<<16)
+	for i := range entries {
+		entries[i] = masqueraded(i, 4000)
+	}
+	b.Run("add", func(b *testing.B) {
+		b.ReportAllocs()
+		s := NewSummary(BySource | ByDest | ByService | BySNATPort)
+		i := 0
+		for b.Loop() {
+			s.Add(&entries[i&(len(entries)-1)])
+			i++
+		}
+	})
+}
