@@ -43,8 +43,19 @@ func (e *Engine) View() View {
 	if e.config == nil {
 		return v
 	}
+	// The states that the datapaths have: what the checks have found since is not in force
+	// before the next Apply has returned.
+	inForce := map[string]datapath.Service{}
+	for _, snapshot := range e.inForce {
+		for _, s := range snapshot.Services {
+			inForce[s.Name] = s
+		}
+	}
 	for i := range e.config.Services {
-		s := e.service(&e.config.Services[i])
+		s, ok := inForce[e.config.Services[i].Name]
+		if !ok {
+			s = e.service(&e.config.Services[i])
+		}
 		view := ServiceView{Service: s, Place: e.plan.services[i], Why: make([]string, len(s.Backends))}
 		for b := range s.Backends {
 			view.Why[b] = e.why(s.Service, b)
