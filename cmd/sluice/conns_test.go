@@ -144,3 +144,23 @@ func TestConnsUsage(t *testing.T) {
 		}
 	}
 }
+
+func TestConnsCheckVerdict(t *testing.T) {
+	fill := func(effective float64, drops uint32) connsFill {
+		return connsFill{Effective: effective, Fill: conntrack.Fill{Counted: conntrack.Counters{Drop: drops}}}
+	}
+	for _, tc := range []struct {
+		name string
+		list []connsFill
+		want int
+	}{
+		{"healthy", []connsFill{fill(0.5, 0), fill(0, 0)}, 0},
+		{"filling", []connsFill{fill(0.1, 0), fill(0.8, 0)}, 1},
+		{"held", []connsFill{fill(0.8, 0), fill(0.95, 0)}, 2},
+		{"dropping", []connsFill{fill(0.1, 1)}, 2},
+	} {
+		if got := (&connsReport{Namespaces: tc.list}).verdict(); got != tc.want {
+			t.Errorf("%s: exit code %d, want %d", tc.name, got, tc.want)
+		}
+	}
+}
