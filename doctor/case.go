@@ -3,15 +3,13 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
-
-var errNoEvents = errors.New("drop events could not be read")
 
 // Where evidence comes from.
 const (
@@ -82,7 +80,7 @@ func (c *Case) inWindow(n uint64) string {
 }
 
 // sysctl reads a number; ok is false when this kernel does not have it.
-func (c *Case) sysctl(name string) (int, bool) { return number(c.NS.After.Sysctl, name) }
+func (c *Case) sysctl(name string) (int, bool) { return vitals.Number(c.NS.After.Sysctl, name) }
 
 // tracking tells whether connection tracking is there; the finding says why not.
 func (c *Case) tracking() (Finding, bool) {
@@ -150,12 +148,12 @@ func (c *Case) drops(cause trace.Cause) (trace.DropGroup, bool) {
 
 // elsewhere tells whether a count of the whole host is nothing to the namespaces
 // that were asked for: drop events show none of it there.
-func (s *Sample) elsewhere(cause trace.Cause) bool {
-	if !s.Partial {
+func (c *Case) elsewhere(cause trace.Cause) bool {
+	if !c.Partial {
 		return false
 	}
-	for _, n := range s.Namespaces {
-		if _, seen := (&Case{Sample: s, NS: n}).drops(cause); seen || n.DropsErr != nil {
+	for _, n := range c.Sample.Namespaces {
+		if _, seen := (&Case{Sample: c.Sample, NS: n}).drops(cause); seen || n.DropsErr != nil {
 			return false
 		}
 	}
@@ -183,10 +181,10 @@ func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
 }
 
 // cpuShare is the softirq share of each CPU's time in the window.
-func (s *Sample) cpuShare() []float64 {
+func (c *Case) cpuShare() []float64 {
 	var out []float64
-	for i := range min(len(s.Before.CPUs), len(s.After.CPUs)) {
-		b, a := s.Before.CPUs[i], s.After.CPUs[i]
+	for i := range min(len(c.Before.CPUs), len(c.After.CPUs)) {
+		b, a := c.Before.CPUs[i], c.After.CPUs[i]
 		if a.Total > b.Total {
 			out = append(out, float64(a.Softirq-b.Softirq)/float64(a.Total-b.Total))
 		}
@@ -195,8 +193,8 @@ func (s *Sample) cpuShare() []float64 {
 }
 
 // busiest returns the CPU with the highest softirq share.
-func (s *Sample) busiest() (cpu int, share float64) {
-	for i, v := range s.cpuShare() {
+func (c *Case) busiest() (cpu int, share float64) {
+	for i, v := range c.cpuShare() {
 		if v > share {
 			cpu, share = i, v
 		}

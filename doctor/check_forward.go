@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -187,7 +188,7 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 	}
 	worst := ok("no neighbour table is near its limit")
 	for i, family := range []string{"ipv4", "ipv6"} {
-		limit, there := number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3")
+		limit, there := vitals.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3")
 		if !there {
 			return unknown("net.%s.neigh.default.gc_thresh3 is not readable", family)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -60,7 +61,7 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 		return found(Info, "a CPU's backlog was full, for packets of other namespaces").with("Δdropped", c.inWindow(n), fromSoftnet)
 	}
 	// netdata warns above 10 a second, averaged over a minute.
-	backlog, _ := number(c.After.Sysctl, "net.core.netdev_max_backlog")
+	backlog, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
 	f := found(grade(c.perSecond(n), 1, 10), "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
 		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n))
 	if sample != nil {
@@ -112,7 +113,7 @@ func checkAffinity(_ context.Context, c *Case) Finding {
 }
 
 // eachLink compares both readings of every interface that is up.
-func (c *Case) eachLink(visit func(before, after Link)) {
+func (c *Case) eachLink(visit func(before, after vitals.Link)) {
 	for _, a := range c.NS.After.Links {
 		if a.Loopback || !a.Up {
 			continue
@@ -127,7 +128,7 @@ func (c *Case) eachLink(visit func(before, after Link)) {
 
 func checkRing(_ context.Context, c *Case) Finding {
 	f := ok("no ring was full")
-	c.eachLink(func(b, a Link) {
+	c.eachLink(func(b, a vitals.Link) {
 		if n := a.RxMissed - b.RxMissed + a.RxFifo - b.RxFifo; n > 0 {
 			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
 				with("Δrx_missed + Δrx_fifo", c.inWindow(n), fromLinks).losing(c.perSecond(n))
@@ -138,7 +139,7 @@ func checkRing(_ context.Context, c *Case) Finding {
 
 func checkLinkErrors(_ context.Context, c *Case) Finding {
 	f := ok("no errors to speak of")
-	c.eachLink(func(b, a Link) {
+	c.eachLink(func(b, a vitals.Link) {
 		packets := a.RxPackets - b.RxPackets + a.TxPackets - b.TxPackets
 		errs := a.RxErrors - b.RxErrors + a.TxErrors - b.TxErrors
 		// node_exporter's mixin: more than one percent.
@@ -156,7 +157,7 @@ func checkLinkErrors(_ context.Context, c *Case) Finding {
 
 func checkQdisc(_ context.Context, c *Case) Finding {
 	f := ok("no queueing discipline dropped much")
-	c.eachLink(func(b, a Link) {
+	c.eachLink(func(b, a vitals.Link) {
 		n, packets := a.QdiscDrops-b.QdiscDrops, a.QdiscPackets-b.QdiscPackets
 		if a.QdiscDrops >= b.QdiscDrops && n > 10 && float64(n) > 0.001*float64(packets) {
 			f = found(Warn, "the queue of %s dropped %d packets, %.1f %%", a.Name, n, 100*float64(n)/float64(packets+n)).

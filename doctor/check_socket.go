@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // socketChecks look at programs on the host itself: proxies, load balancers.
@@ -73,7 +75,7 @@ func checkTCPMemory(_ context.Context, c *Case) Finding {
 	f := found(grade(float64(pages), pressure, 0.9*high), "TCP uses %d pages", pages).
 		with("pages / pressure / high", fmt.Sprintf("%d / %s / %s", pages, limits[1], limits[2]), "/proc/net/sockstat")
 	orphans := c.NS.After.Sockstat["TCP.orphan"]
-	if limit, there := number(c.After.Sysctl, "net.ipv4.tcp_max_orphans"); there && limit > 0 {
+	if limit, there := vitals.Number(c.After.Sysctl, "net.ipv4.tcp_max_orphans"); there && limit > 0 {
 		if v := grade(float64(orphans)/float64(limit), 0.25, 0.50); v > f.Verdict {
 			f.Verdict = v
 			f.Summary += fmt.Sprintf(", %d orphans of %d", orphans, limit)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -123,7 +124,7 @@ func checkTableLog(_ context.Context, c *Case) Finding {
 	}
 	lines, last := 0, time.Duration(0)
 	for _, l := range c.After.Log {
-		if !tableFullLine.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
+		if !vitals.TableFull.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
 			continue
 		}
 		if lines++; lines == 1 || l.Age < last {
@@ -177,8 +178,8 @@ func checkEarlyDrop(_ context.Context, c *Case) Finding {
 
 // hostLimits are the sizes of the table that all namespaces share, with the
 // entries of all of them.
-func (s *Sample) hostLimits() (l conntrack.Limits) {
-	for _, n := range s.Namespaces {
+func (c *Case) hostLimits() (l conntrack.Limits) {
+	for _, n := range c.Sample.Namespaces {
 		own := n.After.Limits
 		l.Max, l.Buckets, l.Count = max(l.Max, own.Max), max(l.Buckets, own.Buckets), l.Count+own.Count
 	}

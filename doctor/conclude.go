@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // consequences lists, for a cause, the checks that only show its effects: they
@@ -27,7 +29,7 @@ var consequences = map[string][]string{
 
 // conclude names causes in the order in which to act on them: what loses packets
 // now before what may, causes before consequences, more loss before less.
-func (r *Report) conclude(s *Sample) {
+func (r *Report) conclude(s *vitals.Sample) {
 	var causes []*Finding
 	for i := range r.Findings {
 		if r.Findings[i].Verdict >= Warn {
@@ -86,7 +88,7 @@ type namedCause struct {
 }
 
 // sentence words a cause and what to do about it.
-func (n namedCause) sentence(s *Sample) string {
+func (n namedCause) sentence(s *vitals.Sample) string {
 	text := upperFirst(n.Summary)
 	switch where := n.namespaces; {
 	case len(where) > 1:
@@ -105,7 +107,7 @@ func (n namedCause) sentence(s *Sample) string {
 }
 
 // table adds what fills the connection table when that is the cause.
-func table(f Finding, s *Sample) string {
+func table(f Finding, s *vitals.Sample) string {
 	if f.Check != "CT05" && f.Check != "CT01" {
 		return ""
 	}
@@ -122,7 +124,7 @@ func table(f Finding, s *Sample) string {
 
 // healthyText is the conclusion when nothing is wrong; it says when much could
 // not be seen, so that silence is not taken for health.
-func healthyText(r *Report, s *Sample) string {
+func healthyText(r *Report, s *vitals.Sample) string {
 	unknowns := 0
 	for _, f := range r.Findings {
 		if f.Verdict == Unknown {

@@ -14,32 +14,33 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
 // examined is a sample of one router read from testdata/healthy, a few seconds
 // apart, with nothing wrong; tests then make one thing wrong.
-func examined(t *testing.T) *Sample {
+func examined(t *testing.T) *vitals.Sample {
 	t.Helper()
 	root := os.DirFS("testdata/healthy")
-	reading := func() NamespaceReading {
-		r, err := readNamespaceFiles(root)
+	reading := func() vitals.NamespaceReading {
+		r, err := vitals.ReadNamespaceFiles(root)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.Counters.AddConntrack(conntrack.Counters{})
-		r.Links = []Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
+		r.Links = []vitals.Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
 			{Name: "lan0", Kind: "veth", Up: true, MTU: 1500, RxPackets: 1000}}
 		r.Generation = 7
 		return r
 	}
-	n := &Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
-		Rules: &Ruleset{Tables: 1, SourceNAT: 1, Chains: []Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
+	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
+		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Chains: []vitals.Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta = trace.Counters{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.BySNATPort)
 	fill(n.Table, 100, conntrack.TCPEstablished)
-	s := &Sample{Window: 3 * time.Second, Before: readHostFiles(root), After: readHostFiles(root), Namespaces: []*Namespace{n}}
+	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostFiles(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
 	s.After.Symbols = map[string]bool{}
 	return s
 }
@@ -69,23 +70,26 @@ func TestHealthyTree(t *testing.T) {
 
 // TestChecks makes one thing wrong at a time.
 func TestChecks(t *testing.T) {
-	set := func(name string, n uint64) func(*Sample) {
-		return func(s *Sample) { s.Namespaces[0].Delta[name] = n }
+	set := func(name string, n uint64) func(*vitals.Sample) {
+		return func(s *vitals.Sample) { s.Namespaces[0].Delta[name] = n }
 	}
-	sysctl := func(name, value string) func(*Sample) {
-		return func(s *Sample) { s.Namespaces[0].After.Sysctl[name] = value; s.After.Sysctl[name] = value }
+	sysctl := func(name, value string) func(*vitals.Sample) {
+		return func(s *vitals.Sample) { s.Namespaces[0].After.Sysctl[name] = value; s.After.Sysctl[name] = value }
 	}
-	rules := func(change func(*Ruleset)) func(*Sample) {
-		return func(s *Sample) { change(s.Namespaces[0].Rules) }
+	rules := func(change func(*vitals.Ruleset)) func(*vitals.Sample) {
+		return func(s *vitals.Sample) { change(s.Namespaces[0].Rules) }
 	}
-	link := func(change func(*Link)) func(*Sample) {
-		return func(s *Sample) { change(&s.Namespaces[0].After.Links[1]) }
+	link := func(change func(*vitals.Link)) func(*vitals.Sample) {
+		return func(s *vitals.Sample) { change(&s.Namespaces[0].After.Links[1]) }
 	}
-	count := func(n uint32) func(*Sample) {
-		return func(s *Sample) { s.Namespaces[0].After.Limits.Count = n; s.Namespaces[0].Before.Limits.Count = n }
+	count := func(n uint32) func(*vitals.Sample) {
+		return func(s *vitals.Sample) {
+			s.Namespaces[0].After.Limits.Count = n
+			s.Namespaces[0].Before.Limits.Count = n
+		}
 	}
-	all := func(changes ...func(*Sample)) func(*Sample) {
-		return func(s *Sample) {
+	all := func(changes ...func(*vitals.Sample)) func(*vitals.Sample) {
+		return func(s *vitals.Sample) {
 			for _, change := range changes {
 				change(s)
 			}
@@ -94,55 +98,59 @@ func TestChecks(t *testing.T) {
 	for _, c := range []struct {
 		check string
 		name  string
-		make  func(*Sample)
+		make  func(*vitals.Sample)
 		want  Verdict
 	}{
 		{"CT01", "80 % full", count(210000), Warn},
 		{"CT01", "95 % full of what the kernel gives up", count(250000), Warn},
-		{"CT01", "95 % full and the table unreadable", all(count(250000), func(s *Sample) { s.Namespaces[0].Table, s.Namespaces[0].TableErr = nil, errors.New("no") }), Critical},
-		{"CT02", "unreadable", func(s *Sample) { s.Namespaces[0].TableErr = errors.New("no") }, Unknown},
-		{"CT02", "all held", func(s *Sample) { s.Namespaces[0].After.Limits.Max = 105 }, Critical},
-		{"CT03", "full in a minute", func(s *Sample) {
+		{"CT01", "95 % full and the table unreadable", all(count(250000), func(s *vitals.Sample) { s.Namespaces[0].Table, s.Namespaces[0].TableErr = nil, errors.New("no") }), Critical},
+		{"CT02", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].TableErr = errors.New("no") }, Unknown},
+		{"CT02", "all held", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 105 }, Critical},
+		{"CT03", "full in a minute", func(s *vitals.Sample) {
 			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 190000, 200000
 		}, Critical},
-		{"CT03", "a burst in an empty table", func(s *Sample) { s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 0, 10000 }, OK},
-		{"CT04", "this namespace, lately", func(s *Sample) {
-			s.After.Log = parseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 4711, dropping packet"}, time.Minute)
-		}, Critical},
-		{"CT04", "this namespace, long ago", func(s *Sample) {
-			s.After.Log = parseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 4711, dropping packet"}, 3*time.Hour)
-		}, Warn},
-		{"CT04", "another namespace", func(s *Sample) {
-			s.After.Log = parseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 12, dropping packet"}, time.Minute)
+		{"CT03", "a burst in an empty table", func(s *vitals.Sample) {
+			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 0, 10000
 		}, OK},
-		{"CT04", "log forbidden", func(s *Sample) { s.After.LogErr = fs.ErrPermission }, Unknown},
+		{"CT04", "this namespace, lately", func(s *vitals.Sample) {
+			s.After.Log = vitals.ParseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 4711, dropping packet"}, time.Minute)
+		}, Critical},
+		{"CT04", "this namespace, long ago", func(s *vitals.Sample) {
+			s.After.Log = vitals.ParseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 4711, dropping packet"}, 3*time.Hour)
+		}, Warn},
+		{"CT04", "another namespace", func(s *vitals.Sample) {
+			s.After.Log = vitals.ParseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 12, dropping packet"}, time.Minute)
+		}, OK},
+		{"CT04", "log forbidden", func(s *vitals.Sample) { s.After.LogErr = fs.ErrPermission }, Unknown},
 		{"CT05", "one drop", set("conntrack.drop", 1), Warn},
 		{"CT05", "many drops", set("conntrack.drop", 100), Critical},
 		{"CT05", "drops for want of ports", all(set("conntrack.drop", 100), set("conntrack.insert_failed", 100)), OK},
-		{"CT05", "counters unreadable", func(s *Sample) { s.Namespaces[0].After.ConntrackErr = fs.ErrPermission }, Unknown},
+		{"CT05", "counters unreadable", func(s *vitals.Sample) { s.Namespaces[0].After.ConntrackErr = fs.ErrPermission }, Unknown},
 		{"CT06", "early drop", set("conntrack.early_drop", 3), Warn},
-		{"CT07", "ratio 6", func(s *Sample) { s.Namespaces[0].After.Limits.Buckets = 262144 / 6 }, Warn},
-		{"CT07", "ratio 16 and long chains", func(s *Sample) {
+		{"CT07", "ratio 6", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Buckets = 262144 / 6 }, Warn},
+		{"CT07", "ratio 16 and long chains", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Limits.Buckets, s.Namespaces[0].After.Limits.Count = 16384, 200000
 		}, Critical},
-		{"CT08", "a quarter of the memory", func(s *Sample) { s.Namespaces[0].After.Limits.Max = 6000000 }, Critical},
+		{"CT08", "a quarter of the memory", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 6000000 }, Critical},
 		{"CT09", "chain too long", set("conntrack.chain_too_long", 1), Critical},
 		{"CT11", "resolved clash", set("conntrack.insert_failed", 1), Info},
 		{"CT11", "failed", all(set("conntrack.insert_failed", 30), set("conntrack.drop", 30)), Critical},
 		{"CT12", "merged", set("conntrack.clash_resolve", 1), Info},
-		{"CT13", "many expectations", func(s *Sample) { s.Namespaces[0].After.Expectations = 1000 }, Critical},
-		{"CT14", "entries elsewhere", func(*Sample) {}, Info},
-		{"CT15", "kernel default, enough", func(s *Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, Info},
-		{"CT15", "kernel default, in use", func(s *Sample) { s.Namespaces[0].After.Limits.Max, s.Namespaces[0].After.Limits.Count = 65536, 20000 }, Warn},
-		{"CT15", "no gateway", all(func(s *Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, rules(func(r *Ruleset) { r.SourceNAT = 0 })), OK},
-		{"ST01", "TIME_WAIT in a full table", all(count(200000), func(s *Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }), Warn},
-		{"ST01", "TIME_WAIT in an empty table", func(s *Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }, OK},
+		{"CT13", "many expectations", func(s *vitals.Sample) { s.Namespaces[0].After.Expectations = 1000 }, Critical},
+		{"CT14", "entries elsewhere", func(*vitals.Sample) {}, Info},
+		{"CT15", "kernel default, enough", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, Info},
+		{"CT15", "kernel default, in use", func(s *vitals.Sample) {
+			s.Namespaces[0].After.Limits.Max, s.Namespaces[0].After.Limits.Count = 65536, 20000
+		}, Warn},
+		{"CT15", "no gateway", all(func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), OK},
+		{"ST01", "TIME_WAIT in a full table", all(count(200000), func(s *vitals.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }), Warn},
+		{"ST01", "TIME_WAIT in an empty table", func(s *vitals.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }, OK},
 		{"ST05", "five days", all(count(200000), sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "432000")), Warn},
 		{"ST05", "below RFC 5382", sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "600"), Info},
 		{"ST08", "one in fifty invalid", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Warn},
 		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
 		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Info},
-		{"PT02", "95 of 100 ports", all(rules(func(r *Ruleset) { r.NATPorts = 100 }), func(s *Sample) {
+		{"PT02", "95 of 100 ports", all(rules(func(r *vitals.Ruleset) { r.NATPorts = 100 }), func(s *vitals.Sample) {
 			for i := range 95 {
 				s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: 6, Status: conntrack.Assured | conntrack.SeenReply,
 					Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.1")), SourcePort: uint16(i)},
@@ -150,62 +158,62 @@ func TestChecks(t *testing.T) {
 			}
 		}), Critical},
 		{"PT03", "a long search", set("conntrack.found", 6000), Critical},
-		{"PT04", "kernel 4.19", func(s *Sample) { s.After.Release = "4.19.0" }, Warn},
-		{"PT06", "all to one", func(s *Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
-		{"PT07", "a listener in the range", func(s *Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, Info},
-		{"PT07", "reserved", all(func(s *Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
+		{"PT04", "kernel 4.19", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, Warn},
+		{"PT06", "all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
+		{"PT07", "a listener in the range", func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, Info},
+		{"PT07", "reserved", all(func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
-		{"RL01", "500 rules", rules(func(r *Ruleset) { r.Chains[0].Longest = 500 }), Warn},
-		{"RL01", "5000 legacy rules", rules(func(r *Ruleset) { r.Legacy = map[string]int{"filter FORWARD": 5000} }), Critical},
-		{"RL01", "established first", rules(func(r *Ruleset) { r.Chains[0].Longest, r.Chains[0].Established = 5000, 0 }), Info},
-		{"RL01", "unreadable", func(s *Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
-		{"RL02", "many services", rules(func(r *Ruleset) { r.KubeServices = 2000 }), Warn},
-		{"RL03", "both iptables", all(rules(func(r *Ruleset) { r.Compat = true }), func(s *Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
-		{"RL04", "late", rules(func(r *Ruleset) { r.Chains[0] = Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
+		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
+		{"RL01", "5000 legacy rules", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"filter FORWARD": 5000} }), Critical},
+		{"RL01", "established first", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].Established = 5000, 0 }), Info},
+		{"RL01", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
+		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},
+		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
+		{"RL04", "late", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
 		{"RL07", "automatic helpers", sysctl("net.netfilter.nf_conntrack_helper", "1"), Warn},
-		{"RL08", "trace", rules(func(r *Ruleset) { r.Traces = 1 }), Critical},
-		{"RL08", "log", rules(func(r *Ruleset) { r.Logs = 2 }), Warn},
-		{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *Sample) {
-			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, Link{Name: "virbr0", Kind: "bridge"})
+		{"RL08", "trace", rules(func(r *vitals.Ruleset) { r.Traces = 1 }), Critical},
+		{"RL08", "log", rules(func(r *vitals.Ruleset) { r.Logs = 2 }), Warn},
+		{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "virbr0", Kind: "bridge"})
 		}), Warn},
-		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *Sample) {
-			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, Link{Name: "docker0", Kind: "bridge"})
+		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge"})
 		}), Info},
-		{"RL10", "listener", func(s *Sample) { s.Namespaces[0].After.EventListeners = 1 }, Info},
-		{"RL14", "churn", func(s *Sample) { s.Namespaces[0].After.Generation += 30 }, Warn},
-		{"RL15", "a rule drops", func(s *Sample) {
+		{"RL10", "listener", func(s *vitals.Sample) { s.Namespaces[0].After.EventListeners = 1 }, Info},
+		{"RL14", "churn", func(s *vitals.Sample) { s.Namespaces[0].After.Generation += 30 }, Warn},
+		{"RL15", "a rule drops", func(s *vitals.Sample) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []trace.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
 		}, Warn},
-		{"RL15", "scans at the door", func(s *Sample) {
+		{"RL15", "scans at the door", func(s *vitals.Sample) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 3, PerSecond: 1}}
 		}, Info},
-		{"RL15", "no events", func(s *Sample) { s.Namespaces[0].DropsErr = errNoEvents }, Unknown},
+		{"RL15", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
 		{"FW01", "off", sysctl("net.ipv4.ip_forward", "0"), Critical},
-		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *Ruleset) { r.SourceNAT = 0 })), OK},
+		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), OK},
 		{"FW02", "refused", set("TcpExt.IPReversePathFilter", 100), Critical},
 		{"FW03", "too large", set("Ip.FragFails", 100), Critical},
 		{"FW04", "rate limit", set("Icmp.OutRateLimitHost", 1), Warn},
-		{"FW05", "tunnel", link(func(l *Link) { l.MTU = 1420 }), Warn},
-		{"FW05", "tunnel with clamp", all(link(func(l *Link) { l.MTU = 1420 }), rules(func(r *Ruleset) { r.MSSClamp = true })), OK},
-		{"FW06", "full", func(s *Sample) { s.After.Neighbours["neigh.table_fulls"] = 5 }, Critical},
-		{"FW06", "near full", func(s *Sample) { s.After.Entries[0] = 900 }, Warn},
+		{"FW05", "tunnel", link(func(l *vitals.Link) { l.MTU = 1420 }), Warn},
+		{"FW05", "tunnel with clamp", all(link(func(l *vitals.Link) { l.MTU = 1420 }), rules(func(r *vitals.Ruleset) { r.MSSClamp = true })), OK},
+		{"FW06", "full", func(s *vitals.Sample) { s.After.Neighbours["neigh.table_fulls"] = 5 }, Critical},
+		{"FW06", "near full", func(s *vitals.Sample) { s.After.Entries[0] = 900 }, Warn},
 		{"FW08", "no route", set("IpExt.InNoRoutes", 100), Warn},
-		{"FW10", "LRO", link(func(l *Link) { l.LRO = 1 }), Critical},
-		{"FW10", "no GRO", link(func(l *Link) { l.GRO = 0 }), Warn},
-		{"RX01", "backlog", func(s *Sample) { s.After.Softnet[1].Dropped = 100 }, Critical},
-		{"RX02", "squeezed", func(s *Sample) { s.After.Softnet[1].Squeezed = 100 }, Warn},
-		{"RX05", "ring", link(func(l *Link) { l.RxMissed = 10 }), Warn},
-		{"RX06", "errors", link(func(l *Link) { l.RxErrors, l.RxPackets = 100, 2000 }), Warn},
-		{"RX07", "qdisc", link(func(l *Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 }), Warn},
-		{"RX08", "xdp", link(func(l *Link) { l.XDP = true }), Info},
-		{"RX10", "full CPU", func(s *Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }, Critical},
+		{"FW10", "LRO", link(func(l *vitals.Link) { l.LRO = 1 }), Critical},
+		{"FW10", "no GRO", link(func(l *vitals.Link) { l.GRO = 0 }), Warn},
+		{"RX01", "backlog", func(s *vitals.Sample) { s.After.Softnet[1].Dropped = 100 }, Critical},
+		{"RX02", "squeezed", func(s *vitals.Sample) { s.After.Softnet[1].Squeezed = 100 }, Warn},
+		{"RX05", "ring", link(func(l *vitals.Link) { l.RxMissed = 10 }), Warn},
+		{"RX06", "errors", link(func(l *vitals.Link) { l.RxErrors, l.RxPackets = 100, 2000 }), Warn},
+		{"RX07", "qdisc", link(func(l *vitals.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 }), Warn},
+		{"RX08", "xdp", link(func(l *vitals.Link) { l.XDP = true }), Info},
+		{"RX10", "full CPU", func(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }, Critical},
 		{"LS01", "overflow", set("TcpExt.ListenOverflows", 60), Critical},
 		{"LS02", "cookies", set("TcpExt.TCPReqQFullDoCookies", 60), Warn},
-		{"LS03", "files", func(s *Sample) { s.After.Sysctl["fs.file-nr"] = "95000 0 100000" }, Critical},
-		{"LS04", "pressure", func(s *Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 140000 }, Warn},
+		{"LS03", "files", func(s *vitals.Sample) { s.After.Sysctl["fs.file-nr"] = "95000 0 100000" }, Critical},
+		{"LS04", "pressure", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 140000 }, Warn},
 		{"LS05", "buffer", set("Udp.RcvbufErrors", 100), Warn},
-		{"KV01", "kernel 6.1", func(s *Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
-		{"KV01", "no BTF", func(s *Sample) { s.After.BTF = false }, Info},
+		{"KV01", "kernel 6.1", func(s *vitals.Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
+		{"KV01", "no BTF", func(s *vitals.Sample) { s.After.BTF = false }, Info},
 	} {
 		t.Run(c.check+" "+c.name, func(t *testing.T) {
 			s := examined(t)

@@ -13,6 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/doctor/sick"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+
+	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // TestSickRouters wants the first line of the conclusion to name the illness of
@@ -83,7 +85,7 @@ func watch(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Case) *doctor.R
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := doctor.Examine(ctx, doctor.NewLive([]conntrack.Namespace{ns}), doctor.Options{
+	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{ns}), vitals.Options{
 		Window: 100 * time.Millisecond,
 		During: func(ctx context.Context) error {
 			_, err := c.Traffic(ctx, l)

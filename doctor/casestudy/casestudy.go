@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/sick"
 	"github.com/sluice-lb/sluice/doctor/tune"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/load"
@@ -240,7 +241,7 @@ func (s *study) sick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r, err := doctor.Examine(ctx, doctor.NewLive([]conntrack.Namespace{s.gateway}), doctor.Options{
+	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{s.gateway}), vitals.Options{
 		Window: time.Millisecond, // the load decides
 		During: func(ctx context.Context) error {
 			_, err := s.measure(ctx, "sick", fmt.Sprintf("DNAT, table of %d", sickEntries), url, s.SickFor)

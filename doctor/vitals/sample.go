@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+// Package vitals reads what the doctor judges: a host and its network namespaces,
+// at both ends of a window. What stands in files is read from a tree that tests
+// can replace; the rest comes from netlink, ioctl and the kernel's log.
+package vitals
 
 import (
 	"context"
@@ -165,8 +168,8 @@ func readSysctl(root fs.FS, patterns []string) map[string]string {
 	return out
 }
 
-// number reads a setting as an integer.
-func number(settings map[string]string, name string) (int, bool) {
+// Number reads a setting as an integer.
+func Number(settings map[string]string, name string) (int, bool) {
 	fields := strings.Fields(settings[name])
 	if len(fields) == 0 {
 		return 0, false

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package vitals
 
 import (
 	"bufio"
@@ -26,8 +26,8 @@ func text(root fs.FS, name string) string {
 	return string(b)
 }
 
-// readHostFiles reads what stands in files about the whole host.
-func readHostFiles(root fs.FS) HostReading {
+// ReadHostFiles reads what stands in files about the whole host.
+func ReadHostFiles(root fs.FS) HostReading {
 	h := HostReading{
 		Release: strings.TrimSpace(text(root, "proc/sys/kernel/osrelease")),
 		CPUs:    parseStat(text(root, "proc/stat")),
@@ -54,15 +54,15 @@ func readHostFiles(root fs.FS) HostReading {
 	return h
 }
 
-// readNamespaceFiles reads what stands in files about the calling thread's namespace.
-func readNamespaceFiles(root fs.FS) (NamespaceReading, error) {
+// ReadNamespaceFiles reads what stands in files about the calling thread's namespace.
+func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 	r := NamespaceReading{At: time.Now(), Sysctl: readSysctl(root, netSysctl), Expectations: -1}
 	var err error
 	if r.Counters, err = trace.ParseCounters(root); err != nil {
 		return r, err
 	}
 	for name, at := range map[string]*uint32{"count": &r.Limits.Count, "max": &r.Limits.Max, "buckets": &r.Limits.Buckets} {
-		n, _ := number(r.Sysctl, "net.netfilter.nf_conntrack_"+name)
+		n, _ := Number(r.Sysctl, "net.netfilter.nf_conntrack_"+name)
 		*at = uint32(n)
 	}
 	r.Sockstat = parseSockstat(text(root, threadNet+"sockstat"))
@@ -273,20 +273,22 @@ func hexEndpoint(s string) (netip.AddrPort, bool) {
 }
 
 var (
-	tableFullLine = regexp.MustCompile(`nf_conntrack: table full(?: in netns (\d+))?, dropping packet`)
-	otherLine     = regexp.MustCompile(`expectation table full|neighbou?r.*table overflow|TCP: (?:request_sock|Possible SYN flooding)`)
+	// TableFull matches the kernel's message that a connection table was full; the
+	// group is the inode of the namespace, empty for the first.
+	TableFull = regexp.MustCompile(`nf_conntrack: table full(?: in netns (\d+))?, dropping packet`)
+	otherLine = regexp.MustCompile(`expectation table full|neighbou?r.*table overflow|TCP: (?:request_sock|Possible SYN flooding)`)
 )
 
-// parseLog finds the kernel messages that matter in records of /dev/kmsg:
+// ParseLog finds the kernel messages that matter in records of /dev/kmsg:
 // "priority,sequence,microseconds,flags;text".
-func parseLog(records []string, uptime time.Duration) []LogLine {
+func ParseLog(records []string, uptime time.Duration) []LogLine {
 	var out []LogLine
 	for _, record := range records {
 		head, message, ok := strings.Cut(record, ";")
 		if !ok {
 			continue
 		}
-		m := tableFullLine.FindStringSubmatch(message)
+		m := TableFull.FindStringSubmatch(message)
 		if m == nil && !otherLine.MatchString(message) {
 			continue
 		}

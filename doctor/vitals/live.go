@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package vitals
 
 import (
 	"bufio"
@@ -50,7 +50,7 @@ func (l *Live) Partial() bool { return len(l.only) > 0 }
 // Host implements Reader.
 func (l *Live) Host(context.Context) (h HostReading) {
 	read := func() error {
-		h = readHostFiles(l.root)
+		h = ReadHostFiles(l.root)
 		return nil
 	}
 	// Neighbour statistics and thresholds are shown in the first namespace only.
@@ -58,7 +58,7 @@ func (l *Live) Host(context.Context) (h HostReading) {
 		_ = read()
 	}
 	records, err := readKmsg()
-	h.Log, h.LogErr = parseLog(records, monotonic()), err
+	h.Log, h.LogErr = ParseLog(records, monotonic()), err
 	l.once.Do(func() {
 		l.symbols = map[string]bool{}
 		if f, err := l.root.Open("proc/kallsyms"); err == nil {
@@ -120,7 +120,7 @@ func readKmsg() ([]string, error) {
 // Namespace implements Reader.
 func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r NamespaceReading, err error) {
 	err = ns.Do(func() (err error) {
-		if r, err = readNamespaceFiles(l.root); err != nil {
+		if r, err = ReadNamespaceFiles(l.root); err != nil {
 			return err
 		}
 		r.Links, err = readLinks()

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// errNoEvents is why a namespace has no drops when they could not be watched.
+var errNoEvents = errors.New("drop events could not be read")
+
+// lightFill is the share of nf_conntrack_max below which a light examination does
+// not read the table: a dump takes 1.6 s of CPU time for a million entries, and
+// even for few it walks all buckets of the host.
+const lightFill = 0.02
+
+// DefaultWindow is how long a host is watched when nothing else is asked for.
+const DefaultWindow = 3 * time.Second
+
+// Options says how to examine.
+type Options struct {
+	Window time.Duration // 0: DefaultWindow
+	// NoDrops leaves out the drop events, which need the right to load BPF.
+	NoDrops bool
+	// Light leaves out what costs CPU time and says little: the connection tables
+	// of namespaces that use less than lightFill of the limit.
+	Light bool
+	// Progress, when set, is told what is going on.
+	Progress func(format string, args ...any)
+	// During, when set, runs within the window, which then ends when it returns.
+	During func(ctx context.Context) error
+}
+
+// Take reads a host at both ends of a window.
+func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
+	if o.Window == 0 {
+		o.Window = DefaultWindow
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	list, hidden := reader.Namespaces()
+	s := &Sample{Partial: reader.Partial()}
+	if hidden > 0 {
+		s.Limits = append(s.Limits, fmt.Sprintf("the network namespaces of %d processes are hidden from this user: run as root", hidden))
+	}
+	o.Progress("reading %d network namespaces", len(list))
+	watcher := s.watchDrops(ctx, list, o)
+	start := time.Now()
+	s.Before = reader.Host(ctx)
+	for _, ns := range list {
+		n := &Namespace{Namespace: ns, IsHost: ns.Inode == conntrack.HostNamespace().Inode}
+		var err error
+		if n.Before, err = reader.Namespace(ctx, n.Namespace); err != nil {
+			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: %v", ns.Name, err))
+			continue
+		}
+		s.Namespaces = append(s.Namespaces, n)
+	}
+	o.Progress("watching for %s", o.Window)
+	if o.During != nil {
+		if err := o.During(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s.inspect(ctx, reader, o.Light)
+	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
+		return nil, err
+	}
+	s.readAgain(ctx, reader)
+	s.After = reader.Host(ctx)
+	s.Window = time.Since(start)
+	s.collectDrops(ctx, watcher)
+	return s, nil
+}
+
+// readAgain takes the second readings. Namespaces that went away meanwhile are
+// left out: what they were cannot be judged any more.
+func (s *Sample) readAgain(ctx context.Context, reader Reader) {
+	var stayed []*Namespace
+	for _, n := range s.Namespaces {
+		var err error
+		n.After, err = reader.Namespace(ctx, n.Namespace)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL):
+			continue
+		case err != nil:
+			n.After = n.Before
+			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: second reading: %v", n.Name, err))
+		}
+		n.Delta = n.After.Counters.Sub(n.Before.Counters)
+		stayed = append(stayed, n)
+	}
+	if gone := len(s.Namespaces) - len(stayed); gone > 0 {
+		s.Limits = append(s.Limits, fmt.Sprintf("%d namespaces went away while the host was watched", gone))
+	}
+	s.Namespaces = stayed
+}
+
+// inspect reads what needs to be read once: tables and rules.
+func (s *Sample) inspect(ctx context.Context, reader Reader, light bool) {
+	for _, n := range s.Namespaces {
+		if n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace); n.RulesErr != nil && n.Rules == nil {
+			n.Rules = &Ruleset{}
+		}
+		if n.TableSkipped = light && n.Before.Limits.Fill() < lightFill; n.TableSkipped {
+			continue
+		}
+		n.Table, n.PrivilegedPorts, n.TableErr = reader.Table(ctx, n.Namespace)
+	}
+}
+
+// watchDrops starts to count drop events; without the right to, it notes why.
+func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o Options) *trace.Watcher {
+	if o.NoDrops {
+		return nil
+	}
+	w := &trace.Watcher{Namespaces: list, Options: trace.DropOptions{SamplesPerSecond: 5, Stacks: true}}
+	if len(list) == 1 {
+		w.Options.Netns = list[0].Inode
+	}
+	if err := w.Start(ctx); err != nil {
+		s.Limits = append(s.Limits, fmt.Sprintf("drop events are not seen, causes come from counters alone: %v", err))
+		return nil
+	}
+	return w
+}
+
+// collectDrops gives each namespace its causes.
+func (s *Sample) collectDrops(ctx context.Context, w *trace.Watcher) {
+	if w == nil {
+		for _, n := range s.Namespaces {
+			n.DropsErr = errNoEvents
+		}
+		return
+	}
+	report, err := w.Stop(ctx)
+	if err != nil {
+		s.Limits = append(s.Limits, err.Error())
+		return
+	}
+	s.Limits = append(s.Limits, report.Limits...)
+	for _, g := range report.Groups {
+		for _, n := range s.Namespaces {
+			if n.Inode == g.Netns {
+				n.Drops = append(n.Drops, g)
+			}
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
