@@ -12,7 +12,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the static binary bin/sluice
-	$(GO) build -trimpath -o $(BIN) ./cmd/sluice
+	$(GO) build -o $(BIN) ./cmd/sluice
 
 demo: build ## balance and translate real traffic in namespaces; ends by itself, leaves nothing (root)
 	$(BIN) demo
