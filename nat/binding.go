@@ -299,7 +299,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
 	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, ports: r.Ports, block: r.PortBlock}
 	if portClass(v.protocol) == flow.ICMP { // identifiers have no privileged range
-		q.ports, q.wanted = flow.Ports{First: 0, Last: 65535}, q.wanted|1024
+		q.ports = flow.Ports{First: 0, Last: 65535}
 	}
 	next, _ := m.host.route(to.Addr())
 	q.addresses = r.pool(next.Interface, v.v6)

@@ -120,7 +120,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		return p, true
 	}
 	for _, s := range m.services {
-		if s.Mode != config.ModeStateless && !s.statelessSYN(m) {
+		if s.Mode != config.ModeStateless && !s.recognised(m) {
 			continue
 		}
 		if from, ok := s.virtual(about.protocol, about.src); ok {

@@ -136,12 +136,15 @@ func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
 // search looks for a free port in the spans, in three rounds: range and parity,
 // range, any.
 func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
+	any := func(uint16) bool { return true }
 	rounds := []func(port uint16) bool{
 		func(p uint16) bool { return p&1 == r.wanted&1 && (p < 1024) == (r.wanted < 1024) },
 		func(p uint16) bool { return (p < 1024) == (r.wanted < 1024) },
-		func(p uint16) bool { return true },
+		any,
 	}
-	if !m.sameClassPossible(r, spans) { // a class that the rule does not have: parity still counts
+	if portClass(r.protocol) == flow.ICMP { // identifiers have neither parity nor range
+		rounds = []func(uint16) bool{any}
+	} else if !m.sameClassPossible(r, spans) { // a class that the rule does not have: parity still counts
 		rounds[0] = func(p uint16) bool { return p&1 == r.wanted&1 }
 	}
 	key := outsideKey{protocol: portClass(r.protocol)}

@@ -155,6 +155,13 @@ func (s *service) statelessSYN(m *Model) bool {
 	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && s.unambiguous(m)
 }
 
+// recognised reports whether what a backend answers to a SYN is known by its
+// endpoint alone. Schedulers that remember fall back to it when too many
+// handshakes are in progress.
+func (s *service) recognised(m *Model) bool {
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
+}
+
 // unambiguous reports whether every backend of the service answers for one
 // virtual endpoint only, among all services.
 func (s *service) unambiguous(m *Model) bool {
@@ -200,14 +207,15 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		return drop(reason)
 	}
 	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
-	if v.protocol == flow.TCP && !syn && s.Limits.StrictTCP && !s.statelessSYN(m) {
-		s.refused++
-		return drop(ReasonStrictTCP)
-	}
 	stateless := s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && s.hashes()
 	keepsNone := stateless || s.statelessSYN(m) && syn
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !keepsNone {
 		return drop(ReasonNoFlow)
+	}
+	odd := !syn && !s.statelessSYN(m) || syn && v.flags&packet.FIN != 0
+	if v.protocol == flow.TCP && odd && s.Limits.StrictTCP && !stateless {
+		s.refused++
+		return drop(ReasonStrictTCP)
 	}
 	if v.protocol != flow.TCP && v.protocol != flow.UDP && !stateless {
 		return drop(ReasonUnsupportedProtocol)
@@ -535,7 +543,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 
 // answersFor returns the virtual endpoint that stands for the sender of v.
 func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, bool) {
-	syn := s.statelessSYN(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
+	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
 	if s.Mode != config.ModeStateless && !syn {
 		return netip.AddrPort{}, false
 	}
