@@ -31,6 +31,12 @@ const (
 	Stranger   = "203.0.113.9" // an address of the client that no route leads back to
 )
 
+// The same for IPv6; only those cases that need it have these addresses.
+const (
+	Client6 = "2001:db8:1::2"
+	Server6 = "2001:db8:2::2"
+)
+
 // Topology is a client and a server with a router between them.
 func Topology(name string) lab.Topology {
 	return lab.Topology{
@@ -108,6 +114,12 @@ func Cases() []Case {
 func More() []Case {
 	return []Case{
 		{Name: "no-route", Cause: "no-route", Setup: nothing, Traffic: sendUDP(30, Client, "203.0.113.200", 9, 100, false)},
+		{Name: "no-route-ipv6", Cause: "no-route", Setup: ipv6, Traffic: sendUDP(30, Client6, "2001:db8:ffff::1", 9, 100, false)},
+		{Name: "nft-rule-ipv6", Cause: "nft-rule", Setup: both(ipv6, nft(`table ip6 filter { chain forward {
+			type filter hook forward priority filter; policy accept
+			udp dport 9 drop
+		}
+		}`)), Traffic: sendUDP(30, Client6, Server6, 9, 100, false)},
 		{Name: "closed-port", Cause: "closed-port", Setup: nothing, Traffic: sendUDP(30, Client, Gateway, 9, 100, false)},
 		{Name: "legacy-rule", Cause: "legacy-rule", Setup: command("gateway", "iptables-legacy", "-A", "FORWARD", "-p", "udp",
 			"--dport", "53", "-j", "DROP"), Traffic: sendUDP(30, Client, Server, 53, 100, false)},
@@ -177,6 +189,20 @@ func output(text []byte, err error) error {
 
 func sysctl(name, value string) setup {
 	return func(_ context.Context, l *lab.Lab) error { return l.Node("gateway").Sysctl(name, value) }
+}
+
+// ipv6 gives both links IPv6 addresses and routes.
+func ipv6(ctx context.Context, l *lab.Lab) error {
+	var errs []error
+	for _, line := range []string{
+		"gateway ip addr add 2001:db8:1::1/64 dev wan0 nodad", "gateway ip addr add 2001:db8:2::1/64 dev lan0 nodad",
+		"client ip addr add " + Client6 + "/64 dev eth0 nodad", "client ip -6 route add default via 2001:db8:1::1",
+		"server ip addr add " + Server6 + "/64 dev eth0 nodad", "server ip -6 route add default via 2001:db8:2::1",
+	} {
+		words := strings.Fields(line)
+		errs = append(errs, command(words[0], words[1], words[2:]...)(ctx, l))
+	}
+	return errors.Join(errs...)
 }
 
 // mtu narrows the link to the server.
@@ -252,7 +278,7 @@ func sendUDP(n int, from, to string, port uint16, size int, probe bool) func(con
 			if probe {
 				d.Control = dontFragment
 			}
-			c, err := d.DialContext(ctx, "udp4", netip.AddrPortFrom(netip.MustParseAddr(to), port).String())
+			c, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(netip.MustParseAddr(to), port).String())
 			if err != nil {
 				return err
 			}
