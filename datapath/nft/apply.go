@@ -106,34 +106,27 @@ func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
 	return d.verifyElements(delta)
 }
 
-// readTries is how often a difference is read again before it is believed. The
-// kernel dumps a set by walking a hash table, from its start for each message
-// and past what it has counted already (nft_rhash_walk): while the table is
-// resized after many additions, a dump misses elements or shows them twice.
-const readTries = 10
-
 // verifyAll reads back everything.
 func (d *Datapath) verifyAll(result *compile.Result) error {
-	for try := 1; ; try++ {
-		read, _, err := d.conn.Read()
-		if err != nil {
-			return err
-		}
-		left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, result.Ruleset)
-		if left.Empty() {
-			return nil
-		}
-		if try == readTries {
-			return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
-		}
-		time.Sleep(5 * time.Millisecond)
+	read, _, err := d.conn.Read()
+	if err != nil {
+		return err
 	}
+	left, err := d.difference(read, result.Ruleset)
+	if err != nil {
+		return err
+	}
+	if !left.Empty() {
+		return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
+	}
+	return nil
 }
 
-// difference compares what was read with what should be there. While the kernel
-// resizes a hash table a dump of it may leave elements out, as it does for some
-// milliseconds after many were added; so those that the dump lacks are asked for
-// one by one.
+// difference compares what was read with what should be there. The kernel dumps a
+// set by walking a hash table, from its start for each message and past what it
+// has counted already (nft_rhash_walk): while the table is resized, for some
+// milliseconds after many additions, a dump leaves elements out. So those that
+// the dump lacks are asked for one by one.
 func (d *Datapath) difference(read *ruleset.Fragment, want *ruleset.Ruleset) (*ruleset.Delta, error) {
 	left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, want)
 	lacking := left.AddElements

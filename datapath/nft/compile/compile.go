@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/sluice-lb/sluice/config"
@@ -48,6 +49,7 @@ type Result struct {
 	// Services by name.
 	Services map[string]*Service
 	base     *base
+	ids      map[string]uint32
 }
 
 // Service is a compiled service.
@@ -71,7 +73,7 @@ type Service struct {
 func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
 	r := &Result{Services: make(map[string]*Service, len(s.Services))}
-	ids := serviceIDs(s.Services)
+	ids := previous.numbers(s.Services)
 	fragments := make([]*rs.Fragment, 1, 1+len(s.Services)+len(s.NAT))
 	b := newBase()
 	setsChanged := previous == nil || !sameSets(previous.base.lists, c.sets)
@@ -81,9 +83,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		if previous != nil {
 			compiled = previous.Services[svc.Name]
 		}
-		reuse := compiled != nil && !compiled.routed && compiled.source == svc.Service &&
-			compiled.id == ids[svc.Name] && slices.Equal(compiled.state, svc.State) &&
-			(!setsChanged || len(svc.Allow)+len(svc.Deny) == 0)
+		reuse := compiled != nil && !compiled.routed && compiled.id == ids[svc.Name] &&
+			slices.Equal(compiled.state, svc.State) && (!setsChanged || len(svc.Allow)+len(svc.Deny) == 0) &&
+			(compiled.source == svc.Service || reflect.DeepEqual(compiled.source, svc.Service))
 		if !reuse {
 			var err error
 			if compiled, err = c.service(svc, ids[svc.Name]); err != nil {
@@ -115,7 +117,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		fragments[0] = previous.Ruleset.Fragments[0]
 	}
 	b.lists = c.sets
-	r.Ruleset, r.base = &rs.Ruleset{Fragments: fragments}, b
+	r.Ruleset, r.base, r.ids = &rs.Ruleset{Fragments: fragments}, b, ids
 	return r, nil
 }
 
@@ -147,6 +149,20 @@ func sameFragment(a, b *rs.Fragment) bool {
 			return x.ID == y.ID && (x.Hook == nil) == (y.Hook == nil) && (x.Hook == nil || *x.Hook == *y.Hook) &&
 				slices.EqualFunc(x.Rules, y.Rules, rs.Rule.Equal)
 		})
+}
+
+// numbers returns the numbers of services: those of the previous result when it
+// had the very same services.
+func (r *Result) numbers(services []datapath.Service) map[string]uint32 {
+	if r == nil || len(r.ids) != len(services) {
+		return serviceIDs(services)
+	}
+	for _, s := range services {
+		if was := r.Services[s.Name]; was == nil || was.source != s.Service {
+			return serviceIDs(services)
+		}
+	}
+	return r.ids
 }
 
 // serviceIDs gives every service the number of its first slot: a hash of its
