@@ -57,8 +57,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		mac, known = p.mac, true
 	}
 	if !known {
-		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, relink(in.Frame, b)}}}
+		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
 	}
+	b = append(b, v.trailer...) // padding stays where it is: no length counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
 }
 
@@ -97,7 +98,7 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop) Outcome 
 		c.packets++
 		c.bytes += uint64(len(v.ip))
 	}
-	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, b)}}}
+	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
 }
 
 // identification returns the ID of an IPv4 packet made of an IPv6 one. Any value

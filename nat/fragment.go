@@ -27,13 +27,14 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
 	if f != nil {
 		p := f.plan
-		if p.clamp = false; p.reason != ReasonStatic {
-			p.reason = ReasonFragment
-		}
+		p.reason, p.clamp = ReasonFragment, false
 		return p
 	}
 	if p, ok := m.stateless(in, v); ok { // ports do not matter there
 		p.neutral = true
+		if p.action == Forward {
+			p.reason = ReasonFragment
+		}
 		return p
 	}
 	if !m.concerns(in, v) {

@@ -14,6 +14,7 @@ import (
 // frame that it was read from and never changes it.
 type view struct {
 	ip       []byte // from the IP header to the end of the packet
+	trailer  []byte // what follows it in the frame: the padding of short ones
 	v6       bool
 	header   int // bytes of the IP header with options or extension headers
 	upper    int // where in ip the upper-layer protocol's number stands
@@ -92,7 +93,7 @@ func read4(b []byte, quoted bool) (*view, Reason) {
 	}
 	fragment := binary.BigEndian.Uint16(b[6:])
 	v := &view{
-		ip: b[:min(length, len(b))], header: header, upper: 9, protocol: flow.Protocol(b[9]), ttl: b[8], tos: b[1],
+		ip: b[:min(length, len(b))], trailer: b[min(length, len(b)):], header: header, upper: 9, protocol: flow.Protocol(b[9]), ttl: b[8], tos: b[1],
 		df: fragment&0x4000 != 0, offset: fragment & 0x1fff * 8, id: uint32(binary.BigEndian.Uint16(b[4:])),
 	}
 	v.first, v.later = fragment&0x2000 != 0 && v.offset == 0, v.offset != 0
@@ -144,8 +145,9 @@ func read6(b []byte, quoted bool) (*view, Reason) {
 	case length > len(b) && !quoted:
 		return nil, ReasonTruncated
 	}
+	trailer := b[min(length, len(b)):]
 	b = b[:min(length, len(b))]
-	v := &view{ip: b, v6: true, header: 40, upper: 6, ttl: b[7], tos: b[0]<<4 | b[1]>>4, df: true}
+	v := &view{ip: b, trailer: trailer, v6: true, header: 40, upper: 6, ttl: b[7], tos: b[0]<<4 | b[1]>>4, df: true}
 	next := b[6]
 	for n := 0; isExtension(next); n++ {
 		switch {

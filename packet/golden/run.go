@@ -199,11 +199,6 @@ func (r *run) expected(want Expected, got nat.Departure, in []byte) (packet.Pack
 		}
 	}
 	incoming := packet.Parse(in)
-	if len(incoming) > 0 {
-		if t, ok := incoming[len(incoming)-1].(*packet.Trailer); ok && len(t.Bytes) > 0 {
-			incoming = incoming[:len(incoming)-1]
-		}
-	}
 	var p packet.Packet
 	var err error
 	if edit, ok := strings.CutPrefix(text, "same"); ok {
