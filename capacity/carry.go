@@ -18,6 +18,7 @@ type Carry struct {
 	BitsNft    BitRate `json:"bitsNftables"`
 	BitsEBPF   BitRate `json:"bitsEBPF"`
 	Default    uint64  `json:"kernelDefault"` // entries that Linux chooses by itself
+	OldRule    uint64  `json:"oldRule"`       // what old guides set for this memory
 }
 
 // Habits describe the traffic for Capacity.
@@ -50,7 +51,7 @@ func Capacity(h Host, t Habits) Carry {
 		Connects:   RateFill * RateCeiling(entries, t.Lifetime, t.Linger),
 		OneService: min(entries, uint64(float64(pool)*PortFill)),
 		Mappings:   min(entries, uint64(float64(pool)*PortFill)),
-		Default:    DefaultBuckets(h.Memory)}
+		Default:    DefaultBuckets(h.Memory), OldRule: OldRule(h.Memory)}
 	if t.Connections > 0 {
 		c.Clients = entries / 2 / t.Connections
 	}

@@ -52,8 +52,8 @@ func For(l Load) (Plan, error) {
 	p := Plan{Load: l, Peak: ceil(peak)}
 	p.Entries = powerOfTwo(ceil(peak * l.headroom()))
 	p.Buckets = max(p.Entries, 1024)
-	p.EntryBytes = EntryBytes(Extensions{NAT: true, Accounting: true, Helper: l.Helper})
-	p.Memory = Bytes(p.Entries*p.EntryBytes + p.Buckets*BucketBytes)
+	kept := Extensions{NAT: true, Accounting: true, Helper: l.Helper}
+	p.EntryBytes, p.Memory = EntryBytes(kept), Bytes(TableBytes(p.Entries, p.Buckets, kept))
 	p.rates()
 	p.ports()
 	p.bandwidth(clients)

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/flow"
@@ -390,9 +389,4 @@ func (s *Summary) unrepliedOthers() (n uint32) {
 		n += s.states[p][stateUnreplied].Entries
 	}
 	return n
-}
-
-// String renders the totals for logs.
-func (s *Summary) String() string {
-	return strconv.Itoa(int(s.Total.Entries)) + " entries, " + strconv.Itoa(int(s.Total.Held())) + " held"
 }

@@ -295,6 +295,7 @@ func (f *planFlags) carry(cmd *cobra.Command, a *app) error {
 		t.Row("packets/s, nftables", c.PPSNft, c.BitsNft.String())
 		t.Row("packets/s, eBPF", c.PPSEBPF, c.BitsEBPF.String())
 		t.Row("kernel's default limit", c.Default, "what Linux sets for this memory by itself")
+		t.Row("old guides' limit", c.OldRule, "one entry for 16 KiB of memory")
 		return t.Write(w)
 	})
 }
