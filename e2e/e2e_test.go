@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/examples"
 	"github.com/sluice-lb/sluice/lab"
@@ -140,7 +141,7 @@ func webLoad(l *lab.Lab, target string, count int) host.Load {
 	if ap.Addr().Is6() {
 		sources = manyClients6
 	}
-	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count}
+	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count, Timeout: 5 * time.Second}
 }
 
 // mustAnswer runs a load of which every exchange must be answered.

@@ -27,7 +27,7 @@ services:
     backends:
       - {name: a, address: 10.0.2.2, port: 8080}
       - {name: b, address: 10.0.2.3, port: 8080}
-    check: {type: http, path: /, interval: 500ms, timeout: 300ms, rise: 1, fall: 2}
+    check: {type: http, path: /, interval: 1s, timeout: 900ms, rise: 1, fall: 2}
   - name: line
     listen: [{address: 192.0.2.10, ports: [7]}]
     protocol: tcp
@@ -118,7 +118,9 @@ func TestStopWithKeepLeavesTheRules(t *testing.T) {
 		if err := d.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		if tally := webLoad(l, "192.0.2.10:80", 3).Run(t.Context()); tally.Good() != 0 {
+		gone := webLoad(l, "192.0.2.10:80", 3)
+		gone.Timeout = 500 * time.Millisecond
+		if tally := gone.Run(t.Context()); tally.Good() != 0 {
 			t.Errorf("%d of 3 requests were answered after a stop without keep", tally.Good())
 		}
 	})
