@@ -379,6 +379,11 @@ int load_client(struct xdp_md *ctx)
 
 // --- the injector ---------------------------------------------------------
 
+// A gateway may put headers on (tunnels, IPv4 to IPv6). veth copies a frame whose
+// headroom is less than XDP_PACKET_HEADROOM into a buffer without room for an
+// answer; this is more than that from the start.
+#define SPARE_HEADROOM 64
+
 // Builds a packet of a connection from nothing: the page holds what an earlier
 // packet left in it.
 static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct answer *r,
@@ -399,7 +404,7 @@ static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct 
 	struct ethhdr *eth;
 	void *end;
 
-	if (resize(ctx, headers, f.payload_len))
+	if (bpf_xdp_adjust_head(ctx, SPARE_HEADROOM) || resize(ctx, headers, f.payload_len))
 		return XDP_ABORTED;
 	eth = (void *)(long)ctx->data;
 	end = (void *)(long)ctx->data_end;

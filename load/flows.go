@@ -178,6 +178,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 }
 
 func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
+	request := requestFor(s.ResponseSize)
 	p := flowsFlowPlan{
 		Slots: uint32(s.Connections), Ports: s.Source.ports(), SourcePort: uint32(s.Source.Ports.First),
 		SourceLow: low32(s.Source.First), DestPort: uint32(s.Dest.Port()), RequestLen: uint32(len(request)),
@@ -267,7 +268,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for nth, cpu := range c.cpus {
 		r := liveRun{
-			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 74), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
+			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 192), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
 		}
 		if c.spec.Rate > 0 {
 			r.batch = 8

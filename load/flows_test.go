@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,9 +21,10 @@ import (
 func TestServerSpeaksHTTP(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
-	// No more than that: the buffers of the kernel's own segments have not
-	// the room for an answer of full size. Those of live frames have (TestFlows).
-	for _, size := range []int{96, 0} {
+	// An answer takes the frame of its request, and a buffer of the kernel's own has
+	// no room to grow in, unlike those of live frames (TestLongResponses).
+	padding := http.Header{"X-Padding": {strings.Repeat("-", 400)}}
+	for _, size := range []int{96, 0, 400} {
 		s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{ResponseSize: size})
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +36,12 @@ func TestServerSpeaksHTTP(t *testing.T) {
 					return l.Node("source").Dial(ctx, nil, network, address)
 				},
 			}}
-			answer, err := client.Get("http://" + address + "/")
+			ask, err := http.NewRequest(http.MethodGet, "http://"+address+"/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask.Header = padding
+			answer, err := client.Do(ask)
 			if err != nil {
 				t.Fatalf("%s, %d bytes: %v", address, size, err)
 			}
@@ -70,8 +77,11 @@ func TestResponseSizes(t *testing.T) {
 			t.Errorf("response of %d bytes: head %q, want an error", size, head)
 		}
 	}
-	if len(request)%8 != 0 || request[28] != 'c' {
-		t.Errorf("request of %d bytes with %q at byte 28", len(request), request[28])
+	for _, size := range []int{96, 210, maxResponse} {
+		request := requestFor(size)
+		if len(request)%8 != 0 || len(request) > maxRequest || len(request) < min(size, maxRequest) || request[28] != 'c' {
+			t.Errorf("request of %d bytes with %q at byte 28 for a response of %d", len(request), request[28], size)
+		}
 	}
 }
 

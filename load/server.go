@@ -18,10 +18,19 @@ const DefaultResponse = 210
 // maxResponse is what fits one segment of an IPv6 packet of 1,500 bytes.
 const maxResponse = 1500 - ipv6Len - 20
 
-// request is what a client asks; its length is a multiple of 8. The byte after
-// "Connection: " is changed where the connection stays open: a word that HTTP
-// does not know there means just that (RFC 9112 §9.3).
-const request = "GET / HTTP/1.1\r\nConnection: close\r\nHost: sluice.example\r\nAccept: */*\r\n\r\n"
+// maxRequest is REQUEST_MAX of load_tcp.h.
+const maxRequest = 256
+
+// requestFor returns what a client asks; its length is a multiple of 8. It is as
+// long as the response where that is possible: the frame of a request becomes
+// that of the response, and a gateway may have left no room behind it. The byte
+// after "Connection: " is changed where the connection stays open: a word that
+// HTTP does not know there means just that (RFC 9112 §9.3).
+func requestFor(response int) string {
+	const head, tail = "GET / HTTP/1.1\r\nConnection: close\r\nHost: sluice.example\r\nAccept: */*\r\nUser-Agent: sluice", "\r\n\r\n"
+	size := min(max(response, len(head)+len(tail))+7, maxRequest) / 8 * 8
+	return head + strings.Repeat("-", size-len(head)-len(tail)) + tail
+}
 
 // responseHead returns the status line and headers of a response of a size in
 // bytes; its length is a multiple of 8.
