@@ -149,6 +149,7 @@ func TestChecks(t *testing.T) {
 		{"ST05", "below RFC 5382", sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "600"), Info},
 		{"ST08", "one in fifty invalid", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Warn},
 		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
+		{"PT01", "chains too long", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480), set("conntrack.chain_too_long", 10)), OK},
 		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Info},
 		{"PT02", "95 of 100 ports", all(rules(func(r *vitals.Ruleset) { r.NATPorts = 100 }), func(s *vitals.Sample) {
 			for i := range 95 {

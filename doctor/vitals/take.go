@@ -57,10 +57,14 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	watcher := s.watchDrops(ctx, list, o)
 	start := time.Now()
 	s.Before = reader.Host(ctx)
+	gone := 0
 	for _, ns := range list {
 		n := &Namespace{Namespace: ns, IsHost: ns.Inode == conntrack.HostNamespace().Inode}
 		var err error
-		if n.Before, err = reader.Namespace(ctx, n.Namespace); err != nil {
+		if n.Before, err = reader.Namespace(ctx, n.Namespace); goneAway(err) {
+			gone++
+			continue
+		} else if err != nil {
 			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: %v", ns.Name, err))
 			continue
 		}
@@ -76,7 +80,10 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
 		return nil, err
 	}
-	s.readAgain(ctx, reader)
+	gone += s.readAgain(ctx, reader)
+	if gone > 0 {
+		s.Limits = append(s.Limits, fmt.Sprintf("%d network namespaces went away while the host was watched", gone))
+	}
 	s.After = reader.Host(ctx)
 	s.Window = time.Since(start)
 	s.collectDrops(ctx, watcher)
@@ -85,13 +92,14 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 
 // readAgain takes the second readings. Namespaces that went away meanwhile are
 // left out: what they were cannot be judged any more.
-func (s *Sample) readAgain(ctx context.Context, reader Reader) {
+func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 	var stayed []*Namespace
 	for _, n := range s.Namespaces {
 		var err error
 		n.After, err = reader.Namespace(ctx, n.Namespace)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL):
+		case goneAway(err):
+			gone++
 			continue
 		case err != nil:
 			n.After = n.Before
@@ -100,10 +108,14 @@ func (s *Sample) readAgain(ctx context.Context, reader Reader) {
 		n.Delta = n.After.Counters.Sub(n.Before.Counters)
 		stayed = append(stayed, n)
 	}
-	if gone := len(s.Namespaces) - len(stayed); gone > 0 {
-		s.Limits = append(s.Limits, fmt.Sprintf("%d namespaces went away while the host was watched", gone))
-	}
 	s.Namespaces = stayed
+	return gone
+}
+
+// goneAway tells whether a namespace could not be entered because it, or the
+// mount that was its name, is no more.
+func goneAway(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL)
 }
 
 // inspect reads what needs to be read once: tables and rules.
