@@ -4,6 +4,7 @@ package nft
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -26,6 +27,10 @@ func TestRandomSnapshots(t *testing.T) {
 		B: lab.End{Node: "lan", Iface: "eth0"},
 	}}})
 	ctx := context.Background()
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("40") // each of them is several transactions
+		defer f.Value.Set(f.DefValue)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "applies") {
 			c := randomConfig(t)

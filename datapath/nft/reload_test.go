@@ -39,7 +39,7 @@ func TestReloadsLoseNothing(t *testing.T) {
 		}
 		done <- r
 	}()
-	for i := range 40 {
+	for i := range 20 {
 		s := b.snapshot(c)
 		if i%2 == 0 {
 			s.Services[0].State[1], s.Services[0].State[4] = datapath.Drain, datapath.Drain
