@@ -29,14 +29,12 @@ static __always_inline __u64 nh(__u32 a, __u32 b, int i)
 	return (__u64)(a + hash_key[i]) * (__u64)(b + hash_key[i + 1]);
 }
 
-// Where a tuple may stand. NH (Black et al., CRYPTO 1999) with secret keys:
-// two tuples collide with probability 2^-32 whoever chose them, so nobody can
-// aim at a bucket.
-static __always_inline struct place place_of(const struct tuple *t, const bool v6)
+// NH (Black et al., CRYPTO 1999) with secret keys: two tuples collide with
+// probability 2^-32 whoever chose them, so nobody can aim at a bucket.
+static __always_inline __u64 tuple_hash(const struct tuple *t, const bool v6)
 {
 	__u32 ports = (__u32)t->sport | (__u32)t->dport << 16;
 	__u32 id = t->l4_proto | t->kind << 8 | t->zone << 16;
-	struct place at;
 	__u64 h;
 
 	h = nh(t->saddr.w[0], t->daddr.w[0], 0) + nh(ports, id, 2);
@@ -47,7 +45,15 @@ static __always_inline struct place place_of(const struct tuple *t, const bool v
 	}
 	h ^= h >> 32;
 	h *= hash_multiplier;
-	h ^= h >> 32;
+	return h ^ h >> 32;
+}
+
+// Where a tuple may stand.
+static __always_inline struct place place_of(const struct tuple *t, const bool v6)
+{
+	__u64 h = tuple_hash(t, v6);
+	struct place at;
+
 	at.bucket[0] = (h >> 32) * (v6 ? buckets6 : buckets4) >> 32;
 	at.bucket[1] = (h & 0xffffffff) * (v6 ? buckets6 : buckets4) >> 32;
 	at.tag = (h >> 20) & 0xffff;

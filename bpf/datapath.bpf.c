@@ -141,8 +141,12 @@ static __always_inline bool before_flow_needed(const struct packet *p)
 }
 
 // What a plan's route decides. REASON_NONE: send.
-static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
+static __always_inline enum reason after_route(const struct packet *p, struct plan *plan, enum reason routed)
 {
+	if (routed == REASON_NOT_ROUTED && plan->flags & PLAN_REPLY) {
+		plan->to = p->tuple; // the host itself asked the backend: a health check
+		plan->flags |= PLAN_NO_L4;
+	}
 	if (routed != REASON_NONE && routed != REASON_NO_ROUTE)
 		plan->flags |= PLAN_KERNEL; // the kernel knows more
 	return routed;
@@ -193,7 +197,7 @@ static __always_inline enum reason ready(const struct packet *p, struct plan *pl
 	return REASON_TO_FRAGMENT;
 }
 
-static __noinline int xdp_prepare(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+static __always_inline int xdp_prepare(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
 {
 	enum reason reason = REASON_NONE;
 
@@ -202,11 +206,11 @@ static __noinline int xdp_prepare(struct xdp_md *ctx, const struct packet *p, st
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
 	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(plan, xdp_route(ctx, p, plan));
+		reason = after_route(p, plan, xdp_route(ctx, p, plan));
 	return ready(p, plan, reason);
 }
 
-static __noinline int tc_prepare(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+static __always_inline int tc_prepare(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
 {
 	enum reason reason = REASON_NONE;
 
@@ -215,7 +219,7 @@ static __noinline int tc_prepare(struct __sk_buff *ctx, const struct packet *p, 
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
 	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(plan, tc_route(ctx, p, plan));
+		reason = after_route(p, plan, tc_route(ctx, p, plan));
 	return ready(p, plan, reason);
 }
 
@@ -255,8 +259,6 @@ static __always_inline enum reason xdp_apply(struct xdp_md *ctx, struct packet *
 
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
-	if (!cut(ctx, p->frame_len, ETH_HLEN + p->l3_len, true)) // Ethernet padding
-		return REASON_INTERNAL;
 	if (plan->flags & PLAN_ERROR)
 		done = xdp_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)
@@ -281,8 +283,6 @@ static __always_inline enum reason tc_apply(struct __sk_buff *ctx, struct packet
 
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
-	if (!ctx->gso_size && !cut(ctx, p->frame_len, ETH_HLEN + p->l3_len, false)) // Ethernet padding
-		return REASON_INTERNAL;
 	if (plan->flags & PLAN_ERROR)
 		done = tc_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)
@@ -348,7 +348,7 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	if (reason == REASON_NONE)
 		reason = xdp_miss(ctx, p, plan);
 	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT && reason != REASON_STATIC)
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = xdp_apply(ctx, p, plan, v6);
@@ -444,7 +444,7 @@ static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
 	if (reason == REASON_NONE)
 		reason = tc_miss(ctx, p, plan);
 	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT && reason != REASON_STATIC)
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = tc_apply(ctx, p, plan, v6);

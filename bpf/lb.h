@@ -229,17 +229,15 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 	plan->to.l4_proto = proto_in(p->tuple.l4_proto, b->family);
 }
 
-static __always_inline void count_load(__u32 service, __u32 backend, __u32 bytes)
+// Counts a packet that keeps no flow.
+static __always_inline void count_stateless(__u32 backend, __u32 bytes)
 {
-	struct load *l = bpf_map_lookup_elem(&service_loads, &service);
-	struct load *bl = bpf_map_lookup_elem(&backend_loads, &backend);
+	struct tally *t = bpf_map_lookup_elem(&tallies, &backend);
 
-	if (dry_run || !l || !bl)
+	if (dry_run || !t)
 		return;
-	__sync_fetch_and_add(&l->packets, 1);
-	__sync_fetch_and_add(&l->bytes, bytes);
-	__sync_fetch_and_add(&bl->packets, 1);
-	__sync_fetch_and_add(&bl->bytes, bytes);
+	t->packets++;
+	t->bytes += bytes;
 }
 
 static __always_inline bool by_hash(const struct service *s)
@@ -361,6 +359,36 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 	return backend;
 }
 
+// The slot of a SYN from client to backend, and what it must hold.
+static __always_inline __u32 *recent_syn(const struct tuple *t, __u8 family, __u32 *mark)
+{
+	__u64 h = family == FAMILY_6 ? tuple_hash(t, true) : tuple_hash(t, false);
+	__u32 slot = h & (RECENT_SYNS - 1);
+
+	*mark = h >> 32;
+	return bpf_map_lookup_elem(&recent_syns, &slot);
+}
+
+static __always_inline enum reason syn_remember(const struct plan *plan)
+{
+	__u32 mark, *slot = recent_syn(&plan->to, plan->family, &mark);
+
+	if (slot && !dry_run)
+		*slot = mark;
+	return REASON_SYN;
+}
+
+// Whether a packet of a backend answers a SYN that was sent on without a flow.
+static __always_inline bool syn_remembered(const struct packet *p)
+{
+	struct tuple syn;
+	__u32 mark, *slot;
+
+	reverse_tuple(&syn, &p->tuple);
+	slot = recent_syn(&syn, p->family, &mark);
+	return slot && *slot == mark;
+}
+
 // First packet of a flow, or every packet of what keeps none.
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
@@ -402,11 +430,11 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return REASON_LIMIT_BACKEND;
 	aim(p, plan, s, b, backend);
 	if (stateless) {
-		count_load(id, backend, p->l3_len);
+		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
 	if (syn && s->flags & SERVICE_SYN_STATELESS)
-		return REASON_SYN;
+		return syn_remember(plan);
 	reason = service_keep(p, plan, s);
 	if (reason == REASON_SYN) { // no state: the hash decides
 		backend = schedule(p, id, true);
@@ -414,10 +442,10 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		if (!b)
 			return REASON_NO_BACKEND;
 		aim(p, plan, s, b, backend);
+		return syn_remember(plan);
 	}
 	return reason;
 }
-
 // Answer of a backend for which no flow is kept: the virtual endpoint is put
 // back as its source.
 __noinline int service_reply(const struct packet *p, struct plan *plan)
@@ -450,8 +478,11 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		   (p->tuple.l4_proto != IPPROTO_TCP ||
 		    ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK) && !(p->tcp_flags & TCP_RST)))))
 		return REASON_NONE;
+	if (s->mode != MODE_STATELESS && !syn_remembered(p))
+		return REASON_NONE;
 	plan->owner = id;
 	plan->owner_nat = 0;
+	plan->flags |= PLAN_REPLY;
 	plan->to = p->tuple;
 	plan->to.saddr = r->vip;
 	if (r->port)

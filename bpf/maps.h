@@ -179,6 +179,14 @@ struct {
 	__type(value, struct load);
 } backend_loads SEC(".maps");
 
+// Packets and bytes that keep no flow, by backend and CPU.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, BACKENDS);
+	__type(key, __u32);
+	__type(value, struct tally);
+} tallies SEC(".maps");
+
 // Persistence: the backend of a client. Least recently used goes first: losing
 // one costs a client its backend, not its connection.
 struct {
@@ -302,6 +310,19 @@ struct {
 	__type(key, __u32);
 	__type(value, struct interface_addr);
 } interfaces SEC(".maps");
+
+// SYNs that were sent on without a flow: fingerprints of client and backend, so
+// that the answer is told from other connections of the backend. A slot holds the
+// last SYN that hashed to it: nothing to fill up, nothing to expire. At a million
+// SYNs a second one answer in a thousand that takes a millisecond finds its slot
+// taken; its client sends the SYN again.
+#define RECENT_SYNS (1 << 20)
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECENT_SYNS);
+	__type(key, __u32);
+	__type(value, __u32);
+} recent_syns SEC(".maps");
 
 // What user space is asked to do.
 struct {

@@ -394,6 +394,11 @@ struct load {
 };
 ASSERT_SIZE(struct load, 64);
 
+struct tally {
+	__u64 packets;
+	__u64 bytes;
+};
+
 struct sticky_key {
 	union addr saddr;
 	union addr daddr;
@@ -635,6 +640,7 @@ ASSERT_SIZE(struct packet, 96);
 #define PLAN_EXISTING 0x10   // a flow was there before
 #define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
 #define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
+#define PLAN_REPLY 0x80	     // of a backend, without a flow
 
 // What is to be done with a packet: all that "apply" looks at.
 struct plan {

@@ -168,13 +168,15 @@ static __always_inline int translate_query(void *ctx, const struct packet *p, co
 
 // UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5). Of a
 // fragment it cannot be known.
-static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
-					const bool xdp)
+static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
+					const struct ports *ports, __u32 payload, const bool xdp)
 {
 	__u16 check;
 
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		return REASON_UNTRANSLATABLE;
+	if (!put(ctx, p->l4_off, ports, sizeof(*ports), xdp))
+		return REASON_INTERNAL;
 	check = ~fold16(sum_of(ctx, p->l4_off, payload, xdp) + sum_ends(&plan->to.saddr, &plan->to.daddr, true) +
 			bpf_htons(payload) + bpf_htons(IPPROTO_UDP));
 	if (!check)
@@ -192,14 +194,14 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 
 	if (is_icmp(p->tuple.l4_proto))
 		return translate_query(ctx, p, plan, payload, to_v6, xdp);
-	if (!put_ports(ctx, p->l4_off, &ports, xdp))
-		return REASON_INTERNAL;
 	if (to_v6 && p->tuple.l4_proto == IPPROTO_UDP) {
 		if (!get(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp))
 			return REASON_INTERNAL;
 		if (!check)
-			return udp_checksum(ctx, p, plan, payload, xdp);
+			return udp_checksum(ctx, p, plan, &ports, payload, xdp);
 	}
+	if (!put_ports(ctx, p->l4_off, &ports, xdp))
+		return REASON_INTERNAL;
 	pseudo = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
 		 sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
 	changed = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);

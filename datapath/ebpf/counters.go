@@ -77,6 +77,13 @@ func (d *Datapath) owned(c *datapath.Counters) {
 		}
 		return true
 	})
+	for id, list := range d.inForce.names.backends {
+		for _, n := range list {
+			t := d.t.tally(n)
+			services[uint16(id)] = plus(services[uint16(id)], t)
+			backends[uint16(n)] = plus(backends[uint16(n)], t)
+		}
+	}
 	for id, name := range d.inForce.names.service {
 		l, live := d.t.loads.values[id], services[uint16(id)]
 		if d.inForce.names.portRule[id] {
@@ -108,6 +115,20 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	}
 	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
 	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })
+}
+
+func plus(a, b traffic) traffic { return traffic{a.packets + b.packets, a.bytes + b.bytes} }
+
+// tally sums what a backend got without flows.
+func (t *tables) tally(backend uint32) (sum traffic) {
+	var perCPU []wireTally
+	if t.maps["tallies"].Lookup(backend, &perCPU) != nil {
+		return sum
+	}
+	for _, v := range perCPU {
+		sum = plus(sum, traffic{v.Packets, v.Bytes})
+	}
+	return sum
 }
 
 // use tells how full the tables are, as of the last sweep.

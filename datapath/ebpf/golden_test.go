@@ -12,6 +12,11 @@ import (
 
 func writeFile(name, value string) error { return os.WriteFile(name, []byte(value), 0o644) }
 
+// cutsChecksum are cases in which the kernel gives up the checksum over the whole
+// packet: bpf_skb_change_tail does when it cuts, and what the test run compares
+// then is nothing.
+var cutsChecksum = map[string]bool{"nat64-too-big": true}
+
 // TestPacketCases runs every packet case on XDP, on TC, and on TC with a checksum
 // over the whole packet. What the datapath refuses to carry is skipped in the
 // words of the refusal.
@@ -27,6 +32,9 @@ func TestPacketCases(t *testing.T) {
 				t.Run(c.Name, func(t *testing.T) {
 					if why, skip := c.Skip[hook]; skip {
 						t.Skip(why)
+					}
+					if hook == "tc-complete" && cutsChecksum[c.Name] {
+						t.Skip("the kernel gives the packet's checksum up when it is cut")
 					}
 					if err := refusal(c.Config); err != nil {
 						t.Skip(err)

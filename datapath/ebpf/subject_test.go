@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -240,6 +239,9 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 			o.Flags = testChecksumComplete
 		}
 	}
+	if s.hook != "xdp" && len(frame) < 34 { // the kernel makes no such skb
+		return nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTruncated}, nil
+	}
 	ret, err := program.Run(o)
 	if err != nil {
 		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
@@ -357,5 +359,3 @@ func (s *subject) Flows() (out []flow.Flow, err error) {
 
 // Counters implements golden.Subject.
 func (s *subject) Counters() (*datapath.Counters, error) { return s.d.Counters(context.Background()) }
-
-var _ = binary.NativeEndian

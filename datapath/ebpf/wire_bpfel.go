@@ -610,6 +610,12 @@ type wireSweeper struct {
 	}
 }
 
+type wireTally struct {
+	_       structs.HostLayout
+	Packets uint64
+	Bytes   uint64
+}
+
 type wireWork struct {
 	_      structs.HostLayout
 	Packet wirePacket
@@ -792,6 +798,7 @@ const (
 	wireMapPortOwners         = "port_owners"
 	wireMapPrefixes           = "prefixes"
 	wireMapReasons            = "reasons"
+	wireMapRecentSyns         = "recent_syns"
 	wireMapReverses           = "reverses"
 	wireMapServiceLoads       = "service_loads"
 	wireMapServices           = "services"
@@ -801,6 +808,7 @@ const (
 	wireMapSweepers           = "sweepers"
 	wireMapTags4              = "tags4"
 	wireMapTags6              = "tags6"
+	wireMapTallies            = "tallies"
 	wireMapWorks              = "works"
 	wireProgReadClocks        = "read_clocks"
 	wireProgSluiceTc          = "sluice_tc"
@@ -923,6 +931,7 @@ type wireMapSpecs struct {
 	PortOwners     *ebpf.MapSpec `ebpf:"port_owners"`
 	Prefixes       *ebpf.MapSpec `ebpf:"prefixes"`
 	Reasons        *ebpf.MapSpec `ebpf:"reasons"`
+	RecentSyns     *ebpf.MapSpec `ebpf:"recent_syns"`
 	Reverses       *ebpf.MapSpec `ebpf:"reverses"`
 	ServiceLoads   *ebpf.MapSpec `ebpf:"service_loads"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
@@ -932,6 +941,7 @@ type wireMapSpecs struct {
 	Sweepers       *ebpf.MapSpec `ebpf:"sweepers"`
 	Tags4          *ebpf.MapSpec `ebpf:"tags4"`
 	Tags6          *ebpf.MapSpec `ebpf:"tags6"`
+	Tallies        *ebpf.MapSpec `ebpf:"tallies"`
 	Works          *ebpf.MapSpec `ebpf:"works"`
 }
 
@@ -1020,6 +1030,7 @@ type wireMaps struct {
 	PortOwners     *ebpf.Map `ebpf:"port_owners"`
 	Prefixes       *ebpf.Map `ebpf:"prefixes"`
 	Reasons        *ebpf.Map `ebpf:"reasons"`
+	RecentSyns     *ebpf.Map `ebpf:"recent_syns"`
 	Reverses       *ebpf.Map `ebpf:"reverses"`
 	ServiceLoads   *ebpf.Map `ebpf:"service_loads"`
 	Services       *ebpf.Map `ebpf:"services"`
@@ -1029,6 +1040,7 @@ type wireMaps struct {
 	Sweepers       *ebpf.Map `ebpf:"sweepers"`
 	Tags4          *ebpf.Map `ebpf:"tags4"`
 	Tags6          *ebpf.Map `ebpf:"tags6"`
+	Tallies        *ebpf.Map `ebpf:"tallies"`
 	Works          *ebpf.Map `ebpf:"works"`
 }
 
@@ -1057,6 +1069,7 @@ func (m *wireMaps) Close() error {
 		m.PortOwners,
 		m.Prefixes,
 		m.Reasons,
+		m.RecentSyns,
 		m.Reverses,
 		m.ServiceLoads,
 		m.Services,
@@ -1066,6 +1079,7 @@ func (m *wireMaps) Close() error {
 		m.Sweepers,
 		m.Tags4,
 		m.Tags6,
+		m.Tallies,
 		m.Works,
 	)
 }
