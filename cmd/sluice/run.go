@@ -74,9 +74,21 @@ func (d *daemon) run(ctx context.Context) error {
 	ctx, d.end = context.WithCancel(ctx)
 	defer d.end()
 	d.log = d.logger()
+	// Watching begins before the file is read, so that no change is missed.
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", d.file, err)
+	}
+	// Closing inotify waits for a grace period of the kernel, seconds on a machine that is busy
+	// enough; the end of the daemon does not wait with it.
+	defer func() { go watcher.Close() }()
+	watched := watcher.Add(filepath.Dir(d.file))
 	cfg, err := config.Load(d.file)
 	if err != nil {
 		return err
+	}
+	if watched != nil {
+		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), watched)
 	}
 	lock, err := acquire(d.directory(), d.file)
 	if err != nil {
@@ -98,14 +110,14 @@ func (d *daemon) run(ctx context.Context) error {
 	for _, w := range d.engine.View().Warnings {
 		d.log.Warn(w)
 	}
-	err = d.serve(ctx, paths, metricsPage(d, paths, monitor))
+	err = d.serve(ctx, watcher, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	return errors.Join(err, d.engine.Stop(context.Background(), d.keep))
 }
 
 // serve answers the API and follows health, signals and the file until the
 // context ends.
-func (d *daemon) serve(ctx context.Context, paths *datapaths, metrics http.Handler) error {
+func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, paths *datapaths, metrics http.Handler) error {
 	listener, err := listen(d.socketPath())
 	if err != nil {
 		return err
@@ -119,7 +131,7 @@ func (d *daemon) serve(ctx context.Context, paths *datapaths, metrics http.Handl
 	go d.engine.Run(ctx)
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // no supervisor is not an error
 	d.log.Info("ready", "socket", d.socketPath(), "pid", os.Getpid())
-	err = d.watch(ctx, failed)
+	err = d.watch(ctx, watcher, failed)
 	_, _ = sd.SdNotify(false, sd.SdNotifyStopping)
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -131,20 +143,10 @@ func (d *daemon) serve(ctx context.Context, paths *datapaths, metrics http.Handl
 
 // watch reloads on SIGHUP and when the file changes. Editors and config
 // management replace files by renaming, so the directory is watched.
-func (d *daemon) watch(ctx context.Context, failed <-chan error) error {
+func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, failed <-chan error) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", d.file, err)
-	}
-	// Closing inotify waits for a grace period of the kernel, seconds on a machine that is busy
-	// enough; the end of the daemon does not wait with it.
-	defer func() { go watcher.Close() }()
-	if err := watcher.Add(filepath.Dir(d.file)); err != nil {
-		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), err)
-	}
 	var settled <-chan time.Time // a file is read when its writer has been quiet for a moment
 	for {
 		select {
