@@ -103,7 +103,9 @@ func setLink(n *lab.Node, iface string, up bool) error {
 func loseBackend(t *testing.T, l *lab.Lab, target string, lose func() (back func() error, err error), await func(inUse bool) (time.Time, error)) {
 	t.Helper()
 	load := webLoad(l, target, 0)
-	load.Rate, load.Parallel = 150, 512 // those that wait for the silent server must not hold up the rest
+	// Those that wait for the silent server must not hold up the rest, and must fail before it is
+	// back and their repeated SYN finds it.
+	load.Rate, load.Parallel, load.Timeout = 150, 512, 1500*time.Millisecond
 	end := inBackground(t, load)
 	mustAnswer(t, webLoad(l, target, 100))
 	lost := time.Now()
