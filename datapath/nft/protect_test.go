@@ -226,8 +226,11 @@ func TestFirewall(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1")
 	c := &config.Config{Interfaces: []string{"wan0", "lan0"}}
-	c.Firewall.Sets = map[string][]prefixT{"banned": {prefix("10.64.9.0/24"), prefix("fd00:64::bad/128")}}
+	c.Firewall.Sets = map[string][]prefixT{
+		"banned": {prefix("10.64.9.0/24"), prefix("fd00:64::bad/128")}, "spared": {prefix("10.64.9.7/32")},
+	}
 	c.Firewall.Rules = []config.FirewallRule{
+		{Name: "spare", Action: config.ActionAccept, Source: config.Match{Set: "spared"}},
 		{Action: config.ActionDrop, Source: config.Match{Set: "banned"}},
 		{Name: "no-udp", Action: config.ActionReject, Hook: config.HookForward, Protocol: flow.UDP, Ports: []flow.Ports{{First: 7000, Last: 7999}, {First: 9000, Last: 9000}}},
 		{Name: "quiet", Action: config.ActionNotrack, Source: config.Match{Prefix: prefix("10.64.8.0/24")}},
@@ -236,7 +239,7 @@ func TestFirewall(t *testing.T) {
 		{Name: "mark", Action: config.ActionMark, In: "wan0", Out: "lan0", Mark: 7},
 	}
 	b.apply(c)
-	for from, ok := range map[string]bool{"10.64.0.1": true, "10.64.9.1": false, "fd00:64::bad": false, "fd00:64::1": true} {
+	for from, ok := range map[string]bool{"10.64.0.1": true, "10.64.9.1": false, "10.64.9.7": true, "fd00:64::bad": false, "fd00:64::1": true} {
 		to := "10.0.2.2:8080"
 		if strings.Contains(from, ":") {
 			to = "[fd00:2::2]:8080"

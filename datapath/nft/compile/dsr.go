@@ -68,8 +68,9 @@ func (p *part) ingressMap() string {
 // ingress writes the chain that all devices share and the base chain of each.
 func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 	chain := rs.ID{Table: rs.Netdev, Name: "ingress"}
-	head[chain] = append(head[chain], b.chains[chain]...)
-	delete(b.chains, chain)
+	if len(b.chains[rs.ID{Table: rs.Netdev, Name: "filter"}]) > 0 {
+		head[chain] = append(head[chain], rs.NewRule().Jump("filter").Rule(""))
+	}
 	for _, fam := range []rs.Family{rs.IP, rs.IP6} {
 		name := mapServices
 		if fam == rs.IP6 {

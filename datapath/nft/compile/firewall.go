@@ -73,7 +73,7 @@ func ruleChain(r *config.FirewallRule) rs.ID {
 	}
 	switch hook {
 	case config.HookIngress:
-		return rs.ID{Table: rs.Netdev, Name: "ingress"}
+		return rs.ID{Table: rs.Netdev, Name: "filter"}
 	case config.HookPrerouting:
 		return rs.ID{Table: rs.Inet, Name: "early"}
 	}
@@ -112,7 +112,11 @@ func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, c
 	case config.ActionDrop:
 		out.Drop()
 	case config.ActionAccept:
-		out.Accept()
+		if table == rs.Netdev {
+			out.Return() // from the chain of rules; services of the ingress hook follow
+		} else {
+			out.Accept()
+		}
 	case config.ActionReject:
 		out.RejectPort(table)
 	case config.ActionLog:
