@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+var _ datapath.Explainer = (*Datapath)(nil)
+
+// Flags of a plan, of bpf/types.h.
+const (
+	planRouted   = 0x01
+	planExisting = 0x10
+	planKernel   = 0x20
+
+	ownerService   = 0
+	ownerSource    = 1
+	ownerStateless = 3
+)
+
+// xdpMeta is struct xdp_md of linux/bpf.h.
+type xdpMeta struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+
+// Explain runs a packet through the program with the switch dry_run set, over the
+// maps in force: it decides as always, writes nothing, and leaves its plan behind.
+func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Explanation, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.t == nil || d.inForce == nil {
+		return nil, errors.New("explain: the ebpf datapath carries nothing")
+	}
+	frame, err := questionFrame(q)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	var e *datapath.Explanation
+	err = d.inside(func() error {
+		in, err := d.arrival(q.Interface)
+		if err != nil {
+			return err
+		}
+		w, err := d.dryRun(frame, uint32(in.Index))
+		if err != nil {
+			return err
+		}
+		e = d.explanation(q, in, w)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	return e, nil
+}
+
+// arrival is the interface that a question is about.
+func (d *Datapath) arrival(name string) (netdev.Interface, error) {
+	h, err := readHost()
+	if err != nil {
+		return netdev.Interface{}, err
+	}
+	if name == "" {
+		list, err := h.attachTo(d.snapshot.Config)
+		if err != nil || len(list) == 0 {
+			return netdev.Interface{}, errors.Join(err, errors.New("no interface is attached"))
+		}
+		return list[0], nil
+	}
+	i, ok := h.byName(name)
+	if !ok {
+		return i, fmt.Errorf("interface %s: there is none of that name", name)
+	}
+	return i, nil
+}
+
+// questionFrame builds the packet that a question asks about: of TCP a SYN.
+func questionFrame(q datapath.Question) ([]byte, error) {
+	t := q.Tuple
+	if !t.IsValid() {
+		return nil, fmt.Errorf("%s: source and destination must be of one family", t)
+	}
+	var p packet.Packet
+	header := 20
+	if t.Source.Addr().Is4() {
+		p = append(p, &packet.Ethernet{}, &packet.IPv4{Src: t.Source.Addr(), Dst: t.Dest.Addr(), TTL: 64})
+	} else {
+		p = append(p, &packet.Ethernet{}, &packet.IPv6{Src: t.Source.Addr(), Dst: t.Dest.Addr(), HopLimit: 64})
+		header = 40
+	}
+	switch t.Protocol {
+	case flow.TCP:
+		p = append(p, &packet.TCP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port(), Flags: packet.SYN})
+		header += 20
+	case flow.UDP:
+		p = append(p, &packet.UDP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port()})
+		header += 8
+	case flow.ICMP:
+		p = append(p, &packet.ICMP{Type: 8, Rest: uint32(t.Source.Port()) << 16})
+		header += 8
+	case flow.ICMPv6:
+		p = append(p, &packet.ICMP{V6: true, Type: 128, Rest: uint32(t.Source.Port()) << 16})
+		header += 8
+	default:
+		return nil, fmt.Errorf("protocol %s: the ebpf datapath explains tcp, udp, icmp and icmpv6", t.Protocol)
+	}
+	size := q.Size
+	if size == 0 {
+		size = 60
+	}
+	if size > header {
+		p = append(p, &packet.Data{Bytes: make([]byte, size-header)})
+	}
+	return p.Build(), nil
+}
+
+// dryRun runs a frame through the program and returns what it thought. It stays on
+// one CPU, whose working memory holds the plan.
+func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
+	c, err := d.t.program(d.switches, true)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return nil, err
+	}
+	cpu := 0
+	for !before.IsSet(cpu) {
+		cpu++
+	}
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return nil, err
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: xdpMeta{DataEnd: uint32(len(frame)), Ingress: ifindex}}
+	if _, err := c.Programs["sluice_xdp"].Run(o); err != nil {
+		return nil, err
+	}
+	var works []wireWork
+	if err := c.Maps["works"].Lookup(uint32(0), &works); err != nil {
+		return nil, err
+	}
+	return &works[cpu], nil
+}
+
+func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wireWork) *datapath.Explanation {
+	p := w.Plan
+	e := &datapath.Explanation{Datapath: d.Name(), Interface: in.Name, Before: q.Tuple, After: q.Tuple,
+		Action: nameOf(actionNames(), int(p.Action)), Reason: nameOf(reasonNames(), int(p.Reason)), Existing: p.Flags&planExisting != 0}
+	step := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
+	step("arrives on %s: %s", in.Name, q.Tuple)
+	d.owner(e, w)
+	if e.Owner != "" {
+		step("%s decides", e.Owner)
+	}
+	if e.Backend != "" {
+		step("backend %s", e.Backend)
+	}
+	forwarded := p.Action == uint8(wireActionACTION_FORWARD) || p.Flags&planKernel != 0
+	if forwarded {
+		v6 := p.Family == uint8(wireFamilyFAMILY_6)
+		e.After = tupleOf(addrFrom(wireAddr(p.To.Saddr), v6), addrFrom(wireAddr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
+		if e.After != e.Before {
+			step("becomes %s", e.After)
+		}
+	}
+	if forwarded && p.Flags&planRouted != 0 {
+		h := wireHop(w.Hop)
+		if p.Hop != 0 {
+			_ = d.t.maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
+		}
+		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
+		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
+	}
+	step("%s: %s", e.Action, e.Reason)
+	return e
+}
+
+// owner names who decided: of a known flow, the entry tells.
+func (d *Datapath) owner(e *datapath.Explanation, w *wireWork) {
+	owner, backend, kind := w.Plan.Owner, w.Plan.Backend, w.Plan.OwnerNat
+	if e.Existing && w.Plan.Entry != noEntry {
+		s := side{}
+		if w.Packet.Family == uint8(wireFamilyFAMILY_6) {
+			s = side6(&d.t.flows6.values[w.Plan.Entry])
+		} else {
+			s = side4(&d.t.flows4.values[w.Plan.Entry])
+		}
+		if s.flags&entryPrimary == 0 {
+			s = d.t.twin(s)
+		}
+		owner, backend, kind = s.owner, s.backend, ownerService
+		if s.flags&entryNAT != 0 {
+			kind = ownerSource
+		}
+	}
+	n := d.inForce.names
+	switch kind {
+	case ownerService:
+		e.Owner = n.service[uint32(owner)]
+		if w.Plan.Action == uint8(wireActionACTION_FORWARD) && !n.portRule[uint32(owner)] {
+			e.Backend = n.backend[uint32(backend)]
+		}
+	case ownerSource:
+		e.Owner = n.source[uint32(owner)]
+	case ownerStateless:
+		e.Owner = n.prefix[uint32(owner)]
+	}
+}
+
+// leaves names the interface and asks the kernel for the next hop's address.
+func (d *Datapath) leaves(w *wireWork, ifindex int) (string, netip.Addr) {
+	to := addrFrom(wireAddr(w.Plan.Gateway), w.Plan.GatewayFamily == uint8(wireFamilyFAMILY_6))
+	name := fmt.Sprint(ifindex)
+	if l, err := netlink.LinkByIndex(ifindex); err == nil {
+		name = l.Attrs().Name
+	}
+	if _, hop, err := netdev.NextHop(to); err == nil {
+		to = hop
+	}
+	return name, to
+}
