@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/nftables"
+
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
@@ -51,11 +53,13 @@ func (r Rule) id() string { return r.Chain + "\x00" + r.Handle + "\x00" + r.Text
 // nft and iptables-legacy programs print them.
 func DropRules(ctx context.Context, ns conntrack.Namespace) (rules []Rule, err error) {
 	err = ns.Do(func() error {
-		text, err := run(ctx, "nft", "-a", "-t", "list", "ruleset")
-		if err != nil {
-			return err
+		if hasTables() {
+			text, err := run(ctx, "nft", "-a", "-t", "list", "ruleset")
+			if err != nil {
+				return err
+			}
+			rules = parseNft(text)
 		}
-		rules = parseNft(text)
 		if usesLegacy(os.DirFS("/")) {
 			if text, err := run(ctx, "iptables-legacy-save", "-c"); err == nil {
 				rules = append(rules, parseLegacy(text)...)
@@ -64,6 +68,17 @@ func DropRules(ctx context.Context, ns conntrack.Namespace) (rules []Rule, err e
 		return nil
 	})
 	return rules, err
+}
+
+// hasTables tells whether nftables holds anything here, so that the program need
+// not be run in every empty namespace.
+func hasTables() bool {
+	conn, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	tables, err := conn.ListTables()
+	return err != nil || len(tables) > 0
 }
 
 // usesLegacy tells whether the old iptables hold a table here.

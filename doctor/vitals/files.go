@@ -71,9 +71,13 @@ func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 		r.Expectations = bytes.Count(b, []byte("\n"))
 	}
 	r.LegacyTables = append(strings.Fields(text(root, threadNet+"ip_tables_names")), strings.Fields(text(root, threadNet+"ip6_tables_names"))...)
-	// The list of TCP sockets is read in full only where there are few, or so
-	// many that ports may run out.
-	r.Listeners, r.Remotes = readSockets(root)
+	for name, n := range parseSockstat(text(root, threadNet+"sockstat6")) {
+		r.Sockstat[name] = n
+	}
+	// Reading the list walks the hash table of the whole host.
+	if r.Sockstat["TCP.inuse"]+r.Sockstat["TCP6.inuse"]+r.Sockstat["TCP.tw"] > 0 {
+		r.Listeners, r.Remotes = readSockets(root)
+	}
 	return r, nil
 }
 
