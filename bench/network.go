@@ -113,6 +113,7 @@ type stream struct {
 	rate     float64 // 0: as fast as it goes
 	stamp    bool
 	shuffled bool
+	skip     int // first tuple
 	// returned counts at the client what the server sends back.
 	returned bool
 	// reverse sends from the server's side to the client's.
@@ -211,7 +212,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 func (n *network) ends(s stream) (from, to *lab.Node, spec load.PacketSpec) {
 	spec = load.PacketSpec{
 		Dest: s.dest, Flows: max(s.flows, 1), Size: s.size, Protocol: s.proto, Flags: s.flags,
-		Rate: s.rate, Shuffled: s.shuffled, Stamp: s.stamp, Interface: "eth0", DestMAC: wanMAC,
+		Rate: s.rate, Shuffled: s.shuffled, Skip: s.skip, Stamp: s.stamp, Interface: "eth0", DestMAC: wanMAC,
 		Source: clientsOf(s.v6, max(s.flows, 1)),
 	}
 	from, to = n.client, n.server

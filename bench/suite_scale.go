@@ -130,7 +130,7 @@ func (n *network) reportTables(t *Trial, d datapath.Datapath) error {
 
 // reportScale opens every flow once, then measures over all of them.
 func (n *network) reportScale(t *Trial, s stream, before uint64) error {
-	perSecond, arrived, err := n.openFlows(t, s)
+	perSecond, arrived, err := n.openFlows(t, s, s.flows)
 	if err != nil {
 		return err
 	}
@@ -146,8 +146,9 @@ func (n *network) reportScale(t *Trial, s stream, before uint64) error {
 	return reportPackets(t, n, s)
 }
 
-// openFlows sends one packet of each flow and returns how many a second arrived.
-func (n *network) openFlows(t *Trial, s stream) (perSecond float64, arrived uint64, err error) {
+// openFlows sends one packet of each of so many flows and returns how many a
+// second of CPU time arrived.
+func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, arrived uint64, err error) {
 	sink, err := load.NewSink(load.SinkOptions{})
 	if err != nil {
 		return 0, 0, err
@@ -157,33 +158,32 @@ func (n *network) openFlows(t *Trial, s stream) (perSecond float64, arrived uint
 	if err := sink.Attach(to, "eth0"); err != nil {
 		return 0, 0, err
 	}
-	spec.Limit = uint64(s.flows)
+	spec.Limit = uint64(count)
 	sender, err := load.NewSender(from, spec, []int{t.CPU})
 	if err != nil {
 		return 0, 0, err
 	}
 	defer sender.Close()
-	ctx, cancel := context.WithTimeout(t, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t, 30*time.Second)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- sender.Run(ctx, nil) }()
-	// The clock starts with the first arrival: the call that sends begins with
-	// waiting for a grace period.
-	var begin time.Time
+	// The clock starts with the first arrival that is seen.
+	var begin time.Duration
 	for {
 		r, err := sink.Read()
 		if err != nil {
 			return 0, 0, err
 		}
-		if begin.IsZero() && r.Packets > 0 {
-			begin, arrived = time.Now(), r.Packets
+		if begin == 0 && r.Packets > 0 {
+			begin, arrived = sender.CPUTime(), r.Packets
 		}
 		select {
 		case err := <-done:
-			took := time.Since(begin).Seconds()
+			took := (sender.CPUTime() - begin).Seconds()
 			r, readErr := sink.Read()
-			if err != nil || readErr != nil || r.Packets == 0 || begin.IsZero() {
-				return 0, r.Packets, fmt.Errorf("open flows: %d of %d arrived: %w", r.Packets, s.flows, errOr(err, readErr))
+			if err != nil || readErr != nil || r.Packets == 0 || begin == 0 {
+				return 0, r.Packets, fmt.Errorf("open flows: %d of %d arrived: %w", r.Packets, count, errOr(err, readErr))
 			}
 			return float64(r.Packets-arrived) / took, r.Packets, nil
 		case <-time.After(100 * time.Microsecond):

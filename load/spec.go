@@ -118,6 +118,8 @@ type PacketSpec struct {
 	Dest   Range `json:"dest"`
 	// Flows is the number of distinct tuples; 0 means the whole product.
 	Flows int `json:"flows"`
+	// Skip is the tuple to begin with, counted from 0.
+	Skip int `json:"skip,omitempty"`
 	// Shuffled takes the tuples far from their neighbours in memory instead of one
 	// after the other, which defeats the processor's prefetching of table entries.
 	Shuffled bool `json:"shuffled,omitempty"`
@@ -180,6 +182,9 @@ func (s *PacketSpec) normalize() error {
 	all := s.tuples()
 	if s.Flows == 0 {
 		s.Flows = int(min(all, 1<<31-1))
+	}
+	if s.Skip < 0 || s.Skip >= s.Flows {
+		return fmt.Errorf("packets: begin with tuple %d of %d", s.Skip, s.Flows)
 	}
 	if uint64(s.Flows) > all || s.Flows > 1<<31-1 {
 		return fmt.Errorf("packets: %d flows asked for, the ranges hold %d tuples", s.Flows, all)

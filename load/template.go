@@ -286,7 +286,7 @@ func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPla
 	if s.Shuffled {
 		p.Stride = goldenStride(flows)
 	}
-	p.First = uint32(uint64(flows) * uint64(nth) / uint64(senders))
+	p.First = uint32((uint64(s.Skip) + uint64(flows)*uint64(nth)/uint64(senders)) % uint64(flows))
 	p.Source, p.SourceCount = low32(s.Source.First), s.Source.addresses()
 	p.SourcePort, p.SourcePortCount = uint32(s.Source.Ports.First), s.Source.ports()
 	p.Dest, p.DestCount = low32(s.Dest.First), s.Dest.addresses()
