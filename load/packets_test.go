@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -79,7 +80,23 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec) Received {
+// TestTwoSenders has two CPUs share the flows, the rate and the limit.
+func TestTwoSenders(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	l := labtest.New(t, wire())
+	got := sendOnce(t, l, PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024-2023"), Dest: mustRange(t, "192.0.2.2:53"),
+		Interface: "eth0", Limit: 4001, Rate: 20_000, Stamp: true,
+	}, 0, 1)
+	if got.Packets != 4001 || got.SequenceLost != 0 || got.BadL4Checksum != 0 {
+		t.Errorf("received %+v", got)
+	}
+}
+
+func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec, cpus ...int) Received {
 	t.Helper()
 	sink, err := NewSink(SinkOptions{Checksums: true, Stamps: spec.Stamp})
 	if err != nil {
@@ -89,7 +106,7 @@ func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec) Received {
 	if err := sink.Attach(l.Node("sink"), "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	sender, err := NewSender(l.Node("source"), spec, nil)
+	sender, err := NewSender(l.Node("source"), spec, cpus)
 	if err != nil {
 		t.Fatal(err)
 	}
