@@ -4,7 +4,6 @@ package bench
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -82,9 +81,8 @@ func lookAround() Environment {
 
 func versionOf(args []string) string {
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		return ""
+	if err != nil {
+		return "" // not there, or without a version to tell
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	return strings.TrimSpace(line)
