@@ -272,7 +272,7 @@ static __always_inline enum reason xdp_apply(struct xdp_md *ctx, struct packet *
 	if (plan->flags & PLAN_KERNEL)
 		return reason;
 	h = hop_of(plan);
-	plan->verdict = h ? xdp_send(ctx, p, h) : XDP_ABORTED;
+	plan->verdict = h ? xdp_send(ctx, h) : XDP_ABORTED;
 	return REASON_NONE;
 }
 
@@ -361,7 +361,7 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 	if (action == ACTION_PASS)
 		verdict = XDP_PASS;
 	else if (action == ACTION_DROP && refused(plan, reason) && xdp_answer(ctx, p, plan, answer_of(plan, reason)))
-		verdict = XDP_TX;
+		verdict = bpf_redirect(ctx->ingress_ifindex, 0);
 	plan->action = action;
 	plan->reason = reason;
 	count(v6 ? FAMILY_6 : FAMILY_4, action, reason);

@@ -460,7 +460,9 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 
 // ---- sending ----
 
-static __always_inline int xdp_send(struct xdp_md *ctx, const struct packet *p, const struct hop *h)
+// Redirect even to where the packet came from: on a veth XDP_TX loses packets
+// that a local stack has sent (TestSNATOffice, port-forward from inside).
+static __always_inline int xdp_send(struct xdp_md *ctx, const struct hop *h)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
 
@@ -468,8 +470,6 @@ static __always_inline int xdp_send(struct xdp_md *ctx, const struct packet *p, 
 		return XDP_ABORTED;
 	__builtin_memcpy(eth->h_dest, h->dmac, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, h->smac, ETH_ALEN);
-	if (h->ifindex == p->ifindex)
-		return XDP_TX;
 	return bpf_redirect(h->ifindex, 0);
 }
 
