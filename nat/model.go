@@ -41,6 +41,7 @@ type Model struct {
 	rules     []*rule
 	prefixes  []*prefix
 	sessions  map[flow.Tuple]*half
+	synsSent  map[flow.Tuple]bool // as they left, without a session
 	bindings  map[bindingKey]*binding
 	outside   map[outsideKey]*binding
 	ports     map[outsideKey]time.Duration // until when a freed port is held
@@ -53,7 +54,7 @@ type Model struct {
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
-		sessions: map[flow.Tuple]*half{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]bool{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
 	for i := range c.Services {

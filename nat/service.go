@@ -234,7 +234,11 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		if syn && !stateless {
 			reason = ReasonSYN
 		}
-		return s.withoutSession(v, i, reason)
+		p := s.withoutSession(v, i, reason)
+		if reason == ReasonSYN {
+			m.synsSent[p.to] = true
+		}
+		return p
 	}
 	return m.openService(in, v, s, i)
 }
@@ -532,6 +536,9 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		}
 		reason := ReasonStateless
 		if s.Mode != config.ModeStateless {
+			if !m.synsSent[v.tuple().Reverse()] {
+				continue // a connection of the backend's own
+			}
 			reason = ReasonSYNACK
 		}
 		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally}, clamp: s.MSSClamp}
