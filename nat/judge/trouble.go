@@ -208,7 +208,11 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 	a.Frame = slices.Clone(a.Frame)
 	switch r.IntN(6) {
 	case 0: // cut off
-		a.Frame = a.Frame[:14+r.IntN(max(1, len(a.Frame)-14))]
+		least := 14 + 20 // BPF_PROG_TEST_RUN takes no frames for TC that end within the IP header
+		if a.Frame[12] == 0x86 {
+			least = 14 + 40
+		}
+		a.Frame = a.Frame[:min(len(a.Frame), least+r.IntN(max(1, len(a.Frame)-least)))]
 	case 1: // flip bits behind the Ethernet header
 		for range 1 + r.IntN(3) {
 			at := 14 + r.IntN(len(a.Frame)-14)
