@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
@@ -140,5 +139,4 @@ func TestScenariosAreValid(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	var _ *config.Config
 }

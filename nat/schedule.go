@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// refuses checks what is looked at only for new connections: sets and limits.
+func (s *service) refuses(m *Model, v *view) Reason {
+	in := func(names []string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
+	}
+	switch {
+	case in(s.Deny):
+		return ReasonDenied
+	case len(s.Allow) > 0 && !in(s.Allow):
+		return ReasonNotAllowed
+	case s.Limits.Connections > 0 && s.active >= s.Limits.Connections:
+		return ReasonLimitConnections
+	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
+		return ReasonClientFlows
+	case !s.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+		return ReasonLimitRate
+	case !s.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
+		return ReasonLimitClientRate
+	}
+	return ""
+}
+
+// conforms is a leaky bucket that takes one second's worth at once.
+func (s *service) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
+	if r.IsZero() {
+		return true
+	}
+	each := time.Duration(float64(time.Second) / r.PerSecond())
+	burst := max(time.Second, each)
+	next := max(s.credit[who], now)
+	if next-now > burst-each {
+		return false
+	}
+	s.credit[who] = next + each
+	return true
+}
+
+// choose picks a backend: a pinned or persistent client's own, else the
+// scheduler's.
+func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
+	if i, ok := s.pinned(v); ok {
+		return i, ""
+	}
+	key := s.stickyKey(v)
+	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && s.state[k.backend] != datapath.Down {
+		s.sticky[key] = sticky{k.backend, m.now}
+		return k.backend, ""
+	}
+	if len(s.table) == 0 {
+		return 0, ReasonNoBackend
+	}
+	i, ok := s.scheduled(m, v)
+	if !ok {
+		return 0, ReasonLimitBackend
+	}
+	if key != "" && remember {
+		s.sticky[key] = sticky{i, m.now}
+	}
+	return i, ""
+}
+
+func (s *service) pinned(v *view) (int, bool) {
+	for _, p := range s.Sessions {
+		if !p.Client.Contains(v.src.Addr()) {
+			continue
+		}
+		for i, b := range s.Backends {
+			if b.Name == p.Backend && s.state[i] == datapath.Up {
+				return i, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func (s *service) stickyKey(v *view) string {
+	if s.Persistence == nil {
+		return ""
+	}
+	key := "client"
+	for _, k := range s.Persistence.Key {
+		switch k {
+		case config.KeySourceAddress:
+			key += " " + v.src.Addr().String()
+		case config.KeySourcePort:
+			key += fmt.Sprint(" ", v.src.Port())
+		case config.KeyDestAddress:
+			key += " " + v.dst.Addr().String()
+		default:
+			key += fmt.Sprint(" ", v.dst.Port())
+		}
+	}
+	return key
+}
+
+// scheduled asks the scheduler. A backend that has all its connections is passed
+// over.
+func (s *service) scheduled(m *Model, v *view) (int, bool) {
+	start := 0
+	switch {
+	case s.hashes():
+		start = balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))
+	case s.Scheduler == config.SchedulerRandom:
+		start = m.random.IntN(len(s.table))
+	default:
+		start = s.sequence % len(s.table)
+		s.sequence++
+	}
+	if i, ok := s.actualBackend(m, v); ok && !s.hashes() {
+		return i, true
+	}
+	for n := range s.table {
+		if i := int(s.table[(start+n)%len(s.table)]); !s.full(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func (s *service) full(i int) bool {
+	limit := s.Backends[i].MaxConnections
+	if limit == 0 || s.Limits.ConnectionsPerBackend > 0 && s.Limits.ConnectionsPerBackend < limit {
+		limit = s.Limits.ConnectionsPerBackend
+	}
+	return limit > 0 && s.backends[i].active >= limit
+}
+
+// actualBackend returns the backend to which the datapath under judgement sent
+// the packet, when the scheduler may choose it.
+func (s *service) actualBackend(m *Model, v *view) (int, bool) {
+	if m.actual == nil || len(m.actual.Out) == 0 {
+		return 0, false
+	}
+	out, _, _ := read(m.actual.Out[0].Frame)
+	if out == nil {
+		return 0, false
+	}
+	for _, slot := range s.table {
+		i := int(slot)
+		match := out.dst.Addr() == s.Backends[i].Address
+		if s.Mode == config.ModeDSR {
+			_, mac, ok := m.host.NextHop(s.Backends[i].Address)
+			match = ok && mac == packet.MAC(m.actual.Out[0].Frame[:6])
+		}
+		if match && !s.full(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// hashed returns the bytes that the service's hash covers, each field padded to
+// four bytes as nftables concatenates them.
+func (s *service) hashed(v *view) []byte {
+	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+	pad := func(b []byte) []byte { return append(b, 0, 0) }
+	switch s.Scheduler {
+	case config.SchedulerSourceHash:
+		return v.src.Addr().AsSlice()
+	case config.SchedulerSymmetricHash:
+		a, b := v.src, v.dst
+		if b.Compare(a) < 0 {
+			a, b = b, a
+		}
+		return slices.Concat(a.Addr().AsSlice(), pad(port(a.Port())), b.Addr().AsSlice(), pad(port(b.Port())))
+	}
+	return slices.Concat(v.src.Addr().AsSlice(), pad(port(v.src.Port())), v.dst.Addr().AsSlice(), pad(port(v.dst.Port())))
+}
