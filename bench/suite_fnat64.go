@@ -47,7 +47,7 @@ func fnat64Suite() Suite {
 			s.Rows = append(s.Rows, sluiceRow("sluice ebpf FNAT"+mix.name+" ("+attach+")", "client and server families as named", "ebpf", conf.yaml, fullnatDrive(mix.vip)))
 		}
 	}
-	const source = "DPVS pull request 1063, share of FNAT44 (before; after: 0.84)"
+	const source = "DPVS pull request 1063, after the change (before it: 0.76)"
 	for _, point := range []string{"there, 50,000 flows", "and back, 50,000 flows"} {
 		s.Comparisons = append(s.Comparisons, Comparison{
 			What: "FNAT64 / FNAT44, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: "sluice ebpf FNAT44 (xdp)", Point: point,
