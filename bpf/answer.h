@@ -65,6 +65,12 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 		icmp->code = v6 ? 0 : 4;
 		*(__be32 *)&icmp->id = bpf_htonl(plan->mtu);
 		return;
+	case ANSWER_SOURCE_ROUTE:
+		icmp->type = v6 ? ICMP6_PARAMETER : ICMP4_UNREACHABLE;
+		icmp->code = v6 ? 0 : 5;
+		if (v6)
+			*(__be32 *)&icmp->id = bpf_htonl(plan->mtu); // the pointer
+		return;
 	case ANSWER_PROHIBITED:
 		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
 		icmp->code = v6 ? 1 : 13;

@@ -67,8 +67,9 @@ static __always_inline bool to_local_pool(const struct packet *p)
 // packet, then the decision.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 {
-	if (p->family == FAMILY_6 ? p->tuple.daddr.b[0] == 0xff : p->tuple.daddr.b[0] >= 224)
-		return REASON_NOT_ROUTED; // multicast, broadcast
+	if (p->family == FAMILY_6 ? p->tuple.daddr.b[0] == 0xff || (bpf_ntohl(p->tuple.daddr.w[0]) >> 22) == 0x3fa :
+				    p->tuple.daddr.b[0] >= 224)
+		return REASON_NOT_ROUTED; // multicast, broadcast, link-local
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
 	if (have_nat && nat_by_egress) {

@@ -31,7 +31,6 @@ const volatile bool have_nat = false;	   // rules that translate sources
 const volatile bool nat_by_egress = false; // some of them ask for the egress interface
 const volatile bool have_prefixes = false;
 const volatile bool have_pools = false;
-const volatile bool hold_fragments = false; // user space holds early fragments
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
 
 // Flow tables. Written by the programs; user space reads them through mmap and

@@ -197,8 +197,12 @@ static __always_inline enum reason parse_extensions(void *data, void *end, struc
 			return REASON_TRUNCATED;
 		following = header[0];
 		switch (next) {
-		case NEXT_HOP_BY_HOP:
 		case NEXT_ROUTING:
+			if (header[3]) // segments left
+				p->source_route = off - ETH_HLEN + 3;
+			off += (header[1] + 1) * 8;
+			break;
+		case NEXT_HOP_BY_HOP:
 		case NEXT_DEST:
 			off += (header[1] + 1) * 8;
 			break;

@@ -71,18 +71,15 @@ enum reason {
 	REASON_LIMIT_CLIENT_RATE,    // more new connections a second than one client may open
 	REASON_LIMIT_CONNECTIONS,    // more connections at once than the service takes
 	REASON_LIMIT_BACKEND,	     // every backend has all the connections it may have
-	REASON_LIMIT_RESETS,	     // more TCP resets than the service takes
 	REASON_STRICT_TCP,	     // new TCP flow that does not begin with a plain SYN
 	REASON_FILTERED,	     // the mapping's filter does not know the sender
 	REASON_NO_BINDING,	     // nobody inside has a mapping for this outside endpoint
 	REASON_NO_FLOW,		     // packet that may not open a flow and belongs to none
 	REASON_ERROR_WITHOUT_FLOW,   // ICMP error about a packet of no known flow
 	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen
-	REASON_HELD_FRAGMENT,	     // later fragment that came early: held until the first one comes
 	REASON_LOOP,		     // IPv6 source inside the translation prefix
 	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
-	REASON_ANSWERED,	     // answered in place of the receiver (ICMP error or TCP reset)
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
 	REASON_COUNT,		     // number of reasons
 };
@@ -140,6 +137,7 @@ enum answer {
 	ANSWER_TTL_EXCEEDED,
 	ANSWER_TOO_BIG,
 	ANSWER_RESET,
+	ANSWER_SOURCE_ROUTE,
 };
 
 enum encap {
@@ -329,7 +327,6 @@ struct service {
 	__u64 burst_ns;	 // credit that may gather
 	__u64 client_rate_ns;
 	__u64 client_burst_ns;
-	__u64 reset_rate_ns;
 	__u32 max_flows; // 0 for no limit
 	__u32 max_client_flows;
 	__u32 max_backend_flows;
@@ -348,7 +345,7 @@ struct service {
 	__u16 nat_rule; // of a port-forward, else 0xffff
 	__u32 mark;
 };
-ASSERT_SIZE(struct service, 104);
+ASSERT_SIZE(struct service, 96);
 
 #define STICKY_SADDR 0x01
 #define STICKY_SPORT 0x02
@@ -388,7 +385,7 @@ struct load {
 	__u64 refused;
 	__s64 active;	// flows now
 	__u64 tat;	// limit on new connections: when the next one conforms (ns)
-	__u64 reset_tat;
+	__u64 pad2;
 	__u32 sequence; // of SCHEDULER_SEQUENCE
 	__u32 pad;
 };
@@ -567,8 +564,6 @@ struct fragment {
 
 enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved
-	EVENT_FRAGMENT,	  // a fragment came early; the frame follows
-	EVENT_TABLE_FULL, // a table or a pool is exhausted
 };
 
 struct event {
@@ -621,7 +616,7 @@ struct packet {
 	__u8 smac[ETH_ALEN];
 	__u32 now; // tick
 	__u32 frame_len; // bytes of the whole frame
-	__u32 pad;
+	__u32 source_route; // where a routing header with segments left says so, from the network header; else 0
 };
 ASSERT_SIZE(struct packet, 96);
 

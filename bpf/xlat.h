@@ -208,15 +208,48 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 	return fix_check(ctx, p->l4_off, p->tuple.l4_proto, pseudo, changed, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// The whole packet into the other family.
-static __always_inline int translate(void *ctx, const struct packet *p, const struct plan *plan, const bool to_v6,
-				     const bool xdp)
+#define OPTION_END 0
+#define OPTION_NOP 1
+#define OPTION_LSRR 131
+#define OPTION_SSRR 137
+
+// Whether an IPv4 header has a source route that is not used up.
+static __always_inline bool source_routed(void *ctx, __u32 header, const bool xdp)
+{
+	__u32 at = sizeof(struct iphdr);
+
+	for (int i = 0; i < 40; i++) {
+		__u8 option[3]; // type, length, pointer
+		__u32 step;
+
+		if (at + 3 > header || !get(ctx, ETH_HLEN + at, option, sizeof(option), xdp))
+			return false;
+		if (option[0] == OPTION_END)
+			return false;
+		if (option[0] == OPTION_LSRR || option[0] == OPTION_SSRR)
+			return option[2] <= option[1];
+		step = option[0] == OPTION_NOP ? 1 : option[1];
+		at = (at + step) & 63; // within the longest header, which the verifier must know
+		if (!step)
+			return false;
+	}
+	return false;
+}
+
+// The whole packet into the other family. A source route has no counterpart
+// (RFC 7915 §4.1, §5.1).
+static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6, const bool xdp)
 {
 	__u32 now = header_now(p), then = header_then(p, plan), payload = p->l3_len - now;
 	int reason;
 
 	if (p->l3_len < now)
 		return REASON_TRUNCATED;
+	if (to_v6 ? now > sizeof(struct iphdr) && source_routed(ctx, now, xdp) : p->source_route) {
+		plan->answer = ANSWER_SOURCE_ROUTE;
+		plan->mtu = p->source_route;
+		return REASON_UNTRANSLATABLE;
+	}
 	if (!(plan->flags & PLAN_NO_L4)) {
 		reason = translate_l4(ctx, p, plan, payload, to_v6, xdp);
 		if (reason != REASON_NONE)
@@ -245,14 +278,14 @@ static __always_inline int translate(void *ctx, const struct packet *p, const st
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_translate(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+__noinline int xdp_translate(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
 {
 	if (!p || !plan)
 		return REASON_INTERNAL;
 	return plan->family == FAMILY_6 ? translate(ctx, p, plan, true, true) : translate(ctx, p, plan, false, true);
 }
 
-__noinline int tc_translate(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+__noinline int tc_translate(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
 {
 	if (!p || !plan)
 		return REASON_INTERNAL;

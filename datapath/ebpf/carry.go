@@ -64,6 +64,16 @@ func carriesMode(s *config.Service) error {
 			return fmt.Errorf("backend %s: a fixed hardware address is not available in the ebpf datapath, which asks the neighbour table", b.Name)
 		}
 	}
+	if s.Persistence != nil {
+		for _, k := range s.Persistence.Key {
+			if k == config.KeySourceMAC || k == config.KeyDestMAC {
+				return fmt.Errorf("persistence by %s is not available in the ebpf datapath", k)
+			}
+		}
+	}
+	if s.Mode == config.ModeStateless && !oneEndpoint(s) {
+		return errors.New("mode stateless with several virtual endpoints for one backend port: without flows nobody can tell which one an answer belongs to")
+	}
 	families := map[bool]bool{}
 	for _, l := range s.Listen {
 		families[l.Address.Is4()] = true
@@ -117,4 +127,20 @@ func carriesRule(r *config.FirewallRule) error {
 		return errors.New("more than one port range is not available in the ebpf datapath")
 	}
 	return nil
+}
+
+// oneEndpoint reports whether an answer of a backend tells which virtual endpoint
+// it is from.
+func oneEndpoint(s *config.Service) bool {
+	count := map[bool]int{}
+	for _, l := range s.Listen {
+		count[l.Address.Is4()]++
+		one := len(l.Ports) == 1 && l.Ports[0].First == l.Ports[0].Last
+		for _, b := range s.Backends {
+			if b.Port != 0 && !one {
+				return false
+			}
+		}
+	}
+	return count[true] <= 1 && count[false] <= 1
 }

@@ -211,7 +211,7 @@ type xdpContext struct {
 // skbContext is the first part of struct __sk_buff.
 type skbContext struct {
 	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, Ingress, Ifindex, TCIndex uint32
-	_                                                                                                      [36]uint32
+	_                                                                                                         [36]uint32
 }
 
 const testChecksumComplete = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE

@@ -36,6 +36,7 @@ const (
 	wireAnswerANSWER_TTL_EXCEEDED     wireAnswer = 4
 	wireAnswerANSWER_TOO_BIG          wireAnswer = 5
 	wireAnswerANSWER_RESET            wireAnswer = 6
+	wireAnswerANSWER_SOURCE_ROUTE     wireAnswer = 7
 )
 
 type wireBackend struct {
@@ -135,9 +136,7 @@ type wireEvent struct {
 type wireEventKind uint32
 
 const (
-	wireEventKindEVENT_NEIGHBOUR  wireEventKind = 0
-	wireEventKindEVENT_FRAGMENT   wireEventKind = 1
-	wireEventKindEVENT_TABLE_FULL wireEventKind = 2
+	wireEventKindEVENT_NEIGHBOUR wireEventKind = 0
 )
 
 type wireFamily uint32
@@ -307,7 +306,7 @@ type wireLoad struct {
 	Refused  uint64
 	Active   int64
 	Tat      uint64
-	ResetTat uint64
+	Pad2     uint64
 	Sequence uint32
 	Pad      uint32
 }
@@ -369,26 +368,26 @@ type wirePacket struct {
 		Zone    uint8
 		State   uint8
 	}
-	L3Len      uint32
-	Ifindex    uint32
-	Out        uint32
-	FragId     uint32
-	Segment    uint32
-	L4Off      uint16
-	FragOff    uint16
-	Family     uint8
-	Flags      uint8
-	TcpFlags   uint8
-	Ttl        uint8
-	Tos        uint8
-	IcmpType   uint8
-	IcmpCode   uint8
-	InnerProto uint8
-	Dmac       [6]uint8
-	Smac       [6]uint8
-	Now        uint32
-	FrameLen   uint32
-	Pad        uint32
+	L3Len       uint32
+	Ifindex     uint32
+	Out         uint32
+	FragId      uint32
+	Segment     uint32
+	L4Off       uint16
+	FragOff     uint16
+	Family      uint8
+	Flags       uint8
+	TcpFlags    uint8
+	Ttl         uint8
+	Tos         uint8
+	IcmpType    uint8
+	IcmpCode    uint8
+	InnerProto  uint8
+	Dmac        [6]uint8
+	Smac        [6]uint8
+	Now         uint32
+	FrameLen    uint32
+	SourceRoute uint32
 }
 
 type wirePlan struct {
@@ -513,20 +512,17 @@ const (
 	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 33
 	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 34
 	wireReasonREASON_LIMIT_BACKEND        wireReason = 35
-	wireReasonREASON_LIMIT_RESETS         wireReason = 36
-	wireReasonREASON_STRICT_TCP           wireReason = 37
-	wireReasonREASON_FILTERED             wireReason = 38
-	wireReasonREASON_NO_BINDING           wireReason = 39
-	wireReasonREASON_NO_FLOW              wireReason = 40
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 41
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 42
-	wireReasonREASON_HELD_FRAGMENT        wireReason = 43
-	wireReasonREASON_LOOP                 wireReason = 44
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 45
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 46
-	wireReasonREASON_ANSWERED             wireReason = 47
-	wireReasonREASON_INTERNAL             wireReason = 48
-	wireReasonREASON_COUNT                wireReason = 49
+	wireReasonREASON_STRICT_TCP           wireReason = 36
+	wireReasonREASON_FILTERED             wireReason = 37
+	wireReasonREASON_NO_BINDING           wireReason = 38
+	wireReasonREASON_NO_FLOW              wireReason = 39
+	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 40
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 41
+	wireReasonREASON_LOOP                 wireReason = 42
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 43
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 44
+	wireReasonREASON_INTERNAL             wireReason = 45
+	wireReasonREASON_COUNT                wireReason = 46
 )
 
 type wireReverse struct {
@@ -557,7 +553,6 @@ type wireService struct {
 	BurstNs         uint64
 	ClientRateNs    uint64
 	ClientBurstNs   uint64
-	ResetRateNs     uint64
 	MaxFlows        uint32
 	MaxClientFlows  uint32
 	MaxBackendFlows uint32
@@ -841,7 +836,6 @@ const (
 	wireVarHaveReverse        = "have_reverse"
 	wireVarHaveRules          = "have_rules"
 	wireVarHaveServices       = "have_services"
-	wireVarHoldFragments      = "hold_fragments"
 	wireVarHoldTicks          = "hold_ticks"
 	wireVarHz                 = "hz"
 	wireVarNatByEgress        = "nat_by_egress"
@@ -974,7 +968,6 @@ type wireVariableSpecs struct {
 	HaveReverse        *ebpf.VariableSpec `ebpf:"have_reverse"`
 	HaveRules          *ebpf.VariableSpec `ebpf:"have_rules"`
 	HaveServices       *ebpf.VariableSpec `ebpf:"have_services"`
-	HoldFragments      *ebpf.VariableSpec `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
 	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
@@ -1113,7 +1106,6 @@ type wireVariables struct {
 	HaveReverse        *ebpf.Variable `ebpf:"have_reverse"`
 	HaveRules          *ebpf.Variable `ebpf:"have_rules"`
 	HaveServices       *ebpf.Variable `ebpf:"have_services"`
-	HoldFragments      *ebpf.Variable `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
 	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
