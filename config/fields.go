@@ -95,7 +95,6 @@ func bound(s string) *int64 {
 
 var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
-	textMarshaler   = reflect.TypeFor[encoding.TextMarshaler]()
 	addrType        = reflect.TypeFor[netip.Addr]()
 	prefixType      = reflect.TypeFor[netip.Prefix]()
 	targetType      = reflect.TypeFor[Target]()

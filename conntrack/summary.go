@@ -32,11 +32,6 @@ func (c *Count) add(e *Entry) {
 	}
 }
 
-// plus returns the sum of two counts.
-func (c Count) plus(o Count) Count {
-	return Count{c.Entries + o.Entries, c.Unassured + o.Unassured, c.Closing + o.Closing}
-}
-
 // Dimension is what a Summary groups by.
 type Dimension uint8
 

@@ -95,13 +95,12 @@ func echo(v *view, r rendering, p []byte, m message) []byte {
 		return p
 	}
 	// The length of the whole message, also where a quotation is cut off.
-	length := len(p)
 	if v.v6 {
-		length = 40 + int(binary.BigEndian.Uint16(v.ip[4:])) - v.header
+		length := 40 + int(binary.BigEndian.Uint16(v.ip[4:])) - v.header
 		before = append(before, addresses(v.src.Addr(), v.dst.Addr())...)
 		before = append(before, byte(length>>8), byte(length), 0, byte(flow.ICMPv6))
 	} else {
-		length = int(binary.BigEndian.Uint16(v.ip[2:])) - v.header
+		length := int(binary.BigEndian.Uint16(v.ip[2:])) - v.header
 		after = append(after, addresses(r.to.Source.Addr(), r.to.Dest.Addr())...)
 		after = append(after, byte(length>>8), byte(length), 0, byte(flow.ICMPv6))
 	}
