@@ -86,7 +86,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 	ip->ihl = 5;
 	ip->tos = p->tos;
 	ip->tot_len = bpf_htons(sizeof(*ip) + payload);
-	if (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT)) {
+	if (p->frag_id) { // an atomic fragment (RFC 6946) keeps its identification too
 		ip->id = p->frag_id >> 16; // the low half of a big endian word
 		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
 	} else {
