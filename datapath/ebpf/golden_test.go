@@ -36,6 +36,9 @@ func TestPacketCases(t *testing.T) {
 					if hook == "tc-complete" && cutsChecksum[c.Name] {
 						t.Skip("the kernel gives the packet's checksum up when it is cut")
 					}
+					if c.Name == "fragments-early" {
+						t.Skip("fragments that come before their first one are dropped, not held (docs/ebpf.md)")
+					}
 					if err := refusal(c.Config); err != nil {
 						t.Skip(err)
 					}
