@@ -478,11 +478,15 @@ static __always_inline struct entry_meta *twin_meta(struct entry_meta *m, bool v
 	return e ? meta_of(e, false) : (void *)0;
 }
 
+// Bits of entry_meta.heard within flags_word.
+#define HEARD_SHIFT 8
+
 // What a packet that is not plain traffic of a settled flow does to it.
-// index: its own entry.
+// index: its own entry. 1 when it has just closed the flow.
 __noinline int conn_update(const struct packet *p, __u32 index)
 {
-	struct entry_meta *m, *twin;
+	struct entry_meta *m, *twin, *primary;
+	__u32 before, set;
 	__u8 flags, heard;
 	void *e;
 	bool v6;
@@ -514,8 +518,8 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 		} else {
 			heard &= ~HEARD_RST;
 			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && (heard | twin->heard) & (HEARD_FIN | HEARD_RST)) {
-				heard = 0; // the ports are used again
-				twin->heard = 0;
+				heard &= HEARD_CLOSED; // the ports are used again
+				__sync_fetch_and_and(flags_word(twin), ~((0xff & ~HEARD_CLOSED) << HEARD_SHIFT));
 			}
 			if (flags & TCP_SYN)
 				heard |= HEARD_SYN;
@@ -525,12 +529,20 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 				heard |= HEARD_FIN;
 		}
 	}
-	m->heard = heard;
+	before = m->heard;
+	set = heard & ~before; // by atomics: the other direction may close the flow just now
+	if (before & ~heard)
+		__sync_fetch_and_and(flags_word(m), ~((before & ~heard) << HEARD_SHIFT));
+	if (set)
+		__sync_fetch_and_or(flags_word(m), set << HEARD_SHIFT);
 	// TCP is settled when both have acknowledged; a flow that was picked up in
 	// the middle when the other side was heard at all.
 	if (!(m->flags & ENTRY_SETTLED) && (heard & HEARD_ACK) && (twin->heard & (HEARD_ACK | HEARD_SYN)))
 		settle(m, twin);
-	return 0;
+	if (p->tuple.l4_proto != IPPROTO_TCP || !(heard & HEARD_RST || heard & twin->heard & HEARD_FIN))
+		return 0;
+	primary = m->flags & ENTRY_PRIMARY ? m : twin;
+	return !(__sync_fetch_and_or(flags_word(primary), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
 }
 
 // Whether a packet changes nothing but time and counts of its flow.

@@ -211,7 +211,8 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		aim_again(p, plan, m->owner, m->backend);
 	if (!dry_run) {
 		if (!conn_plain(p, m))
-			conn_update(p, index);
+			if (conn_update(p, index))
+				flow_closed(p, index);
 		touch(p, e, v6);
 	}
 	return REASON_FLOW;

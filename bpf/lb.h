@@ -109,6 +109,63 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 	return REASON_NONE;
 }
 
+// A connection of a service is no more: it has closed, or its flow has expired.
+static __always_inline void service_uncount(const union addr *from, __u32 owner, __u32 backend, __u8 flags, __u8 family)
+{
+	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
+	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
+	struct client_key who = {};
+
+	if (l)
+		__sync_fetch_and_sub(&l->active, 1);
+	if (b)
+		__sync_fetch_and_sub(&b->active, 1);
+	if (flags & ENTRY_CLIENT) {
+		client_of(&who, from, owner, family == FAMILY_6);
+		client_flow_put(&who);
+	}
+}
+
+// Stops counting a flow that a packet with the given entry has closed; what it
+// holds besides stays until it expires (RFC 5382 REQ-5).
+__noinline int flow_closed(const struct packet *p, __u32 index)
+{
+	struct entry_meta *m;
+	union addr from = {};
+	void *e;
+	bool v6;
+
+	if (!p)
+		return 0;
+	v6 = p->family == FAMILY_6;
+	e = v6 ? entry_at(index, true) : entry_at(index, false);
+	if (!e)
+		return 0;
+	m = v6 ? meta_of(e, true) : meta_of(e, false);
+	if (!(m->flags & ENTRY_PRIMARY)) {
+		index = m->twin;
+		v6 = v6 != !!(m->flags & ENTRY_CROSS);
+	}
+	if (v6) {
+		struct flow6 *f = entry_at(index, true);
+
+		if (!f)
+			return 0;
+		from = f->key.saddr;
+		m = &f->meta;
+	} else {
+		struct flow4 *f = entry_at(index, false);
+
+		if (!f)
+			return 0;
+		from.w[0] = f->key.saddr;
+		m = &f->meta;
+	}
+	if (!(m->flags & ENTRY_NAT))
+		service_uncount(&from, m->owner, m->backend, m->flags, v6 ? FAMILY_6 : FAMILY_4);
+	return 0;
+}
+
 // Makes the flow of a service, with everything that counts it.
 __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 flags, __u32 ref)
 {
@@ -343,10 +400,49 @@ refused:
 	return reason;
 }
 
+// The slot of a SYN from a client to a service, and the fingerprint it must hold.
+static __always_inline __u64 *recent_syn(const struct tuple *t, __u8 family, __u32 *mark)
+{
+	__u64 h = family == FAMILY_6 ? tuple_hash(t, true) : tuple_hash(t, false);
+	__u32 slot = h & (RECENT_SYNS - 1);
+
+	*mark = h >> 32;
+	return bpf_map_lookup_elem(&recent_syns, &slot);
+}
+
+static __always_inline enum reason syn_remember(const struct packet *p, __u32 backend)
+{
+	__u32 mark;
+	__u64 *slot = recent_syn(&p->tuple, p->family, &mark);
+
+	if (slot && !dry_run)
+		*slot = (__u64)mark << 32 | backend;
+	return REASON_SYN;
+}
+
+// The backend that a SYN of this tuple was sent on to, or NO_ENTRY.
+static __always_inline __u32 syn_backend(const struct tuple *t, __u8 family)
+{
+	__u32 mark;
+	__u64 *slot = recent_syn(t, family, &mark);
+
+	if (!slot || *slot >> 32 != mark || !mark)
+		return NO_ENTRY;
+	return (__u32)*slot;
+}
+
 static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only)
 {
 	__u32 backend = NO_ENTRY;
+	struct backend *b;
 
+	if (hash_only && p->tuple.l4_proto == IPPROTO_TCP && s->mode == MODE_DNAT) {
+		backend = syn_backend(&p->tuple, p->family);
+		b = bpf_map_lookup_elem(&backends, &backend);
+		if (b && b->service == id && b->state != BACKEND_DOWN)
+			return backend; // the handshake's
+		backend = NO_ENTRY;
+	}
 	if (s->flags & SERVICE_SESSIONS)
 		backend = schedule_session(p, id);
 	if (backend == NO_ENTRY && s->sticky_ticks)
@@ -357,36 +453,6 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 	if (backend != NO_ENTRY && s->sticky_ticks && !hash_only)
 		sticky_put(backend, p->now);
 	return backend;
-}
-
-// The slot of a SYN from client to backend, and what it must hold.
-static __always_inline __u32 *recent_syn(const struct tuple *t, __u8 family, __u32 *mark)
-{
-	__u64 h = family == FAMILY_6 ? tuple_hash(t, true) : tuple_hash(t, false);
-	__u32 slot = h & (RECENT_SYNS - 1);
-
-	*mark = h >> 32;
-	return bpf_map_lookup_elem(&recent_syns, &slot);
-}
-
-static __always_inline enum reason syn_remember(const struct plan *plan)
-{
-	__u32 mark, *slot = recent_syn(&plan->to, plan->family, &mark);
-
-	if (slot && !dry_run)
-		*slot = mark;
-	return REASON_SYN;
-}
-
-// Whether a packet of a backend answers a SYN that was sent on without a flow.
-static __always_inline bool syn_remembered(const struct packet *p)
-{
-	struct tuple syn;
-	__u32 mark, *slot;
-
-	reverse_tuple(&syn, &p->tuple);
-	slot = recent_syn(&syn, p->family, &mark);
-	return slot && *slot == mark;
 }
 
 // First packet of a flow, or every packet of what keeps none.
@@ -434,7 +500,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return REASON_STATELESS;
 	}
 	if (syn && s->flags & SERVICE_SYN_STATELESS)
-		return syn_remember(plan);
+		return syn_remember(p, backend);
 	reason = service_keep(p, plan, s);
 	if (reason == REASON_SYN) { // no state: the hash decides
 		backend = schedule(p, id, true);
@@ -442,10 +508,24 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		if (!b)
 			return REASON_NO_BACKEND;
 		aim(p, plan, s, b, backend);
-		return syn_remember(plan);
+		return syn_remember(p, backend);
 	}
 	return reason;
 }
+// Whether a packet of a backend, as the client would get it, answers a SYN that
+// was sent on to that backend without a flow.
+static __always_inline bool answers_syn(const struct packet *p, const struct tuple *as)
+{
+	struct backend *b;
+	struct tuple syn;
+	__u32 backend;
+
+	reverse_tuple(&syn, as);
+	backend = syn_backend(&syn, p->family);
+	b = bpf_map_lookup_elem(&backends, &backend);
+	return b && b->addr.d[0] == p->tuple.saddr.d[0] && b->addr.d[1] == p->tuple.saddr.d[1];
+}
+
 // Answer of a backend for which no flow is kept: the virtual endpoint is put
 // back as its source.
 __noinline int service_reply(const struct packet *p, struct plan *plan)
@@ -478,15 +558,15 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		   (p->tuple.l4_proto != IPPROTO_TCP ||
 		    ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK) && !(p->tcp_flags & TCP_RST)))))
 		return REASON_NONE;
-	if (s->mode != MODE_STATELESS && !syn_remembered(p))
-		return REASON_NONE;
-	plan->owner = id;
-	plan->owner_nat = 0;
-	plan->flags |= PLAN_REPLY;
 	plan->to = p->tuple;
 	plan->to.saddr = r->vip;
 	if (r->port)
 		plan->to.sport = r->port;
+	if (s->mode != MODE_STATELESS && !answers_syn(p, &plan->to))
+		return REASON_NONE;
+	plan->owner = id;
+	plan->owner_nat = 0;
+	plan->flags |= PLAN_REPLY;
 	plan->family = p->family;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = p->family;

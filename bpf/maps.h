@@ -310,17 +310,18 @@ struct {
 	__type(value, struct interface_addr);
 } interfaces SEC(".maps");
 
-// SYNs that were sent on without a flow: fingerprints of client and backend, so
-// that the answer is told from other connections of the backend. A slot holds the
-// last SYN that hashed to it: nothing to fill up, nothing to expire. At a million
-// SYNs a second one answer in a thousand that takes a millisecond finds its slot
-// taken; its client sends the SYN again.
+// SYNs that were sent on without a flow: a fingerprint of client and service and
+// the backend, so that the answer is told from other connections of the backend,
+// and the rest of the handshake stays on it when the scheduler's table changes.
+// A slot holds the last SYN that hashed to it: nothing to fill up, nothing to
+// expire. At a million SYNs a second one answer in a thousand that takes a
+// millisecond finds its slot taken; its client sends the SYN again.
 #define RECENT_SYNS (1 << 20)
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, RECENT_SYNS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, __u64); // fingerprint << 32 | backend
 } recent_syns SEC(".maps");
 
 // What user space is asked to do.

@@ -145,22 +145,17 @@ static __always_inline void pay_service(const struct ending *end)
 	__u32 owner = end->owner, backend = end->backend;
 	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
 	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
-	struct client_key who = {};
 
 	if (l) {
-		__sync_fetch_and_sub(&l->active, 1);
 		__sync_fetch_and_add(&l->packets, end->packets);
 		__sync_fetch_and_add(&l->bytes, end->bytes);
 	}
 	if (b) {
-		__sync_fetch_and_sub(&b->active, 1);
 		__sync_fetch_and_add(&b->packets, end->packets);
 		__sync_fetch_and_add(&b->bytes, end->bytes);
 	}
-	if (end->flags & ENTRY_CLIENT) {
-		client_of(&who, &end->client, end->owner, end->family == FAMILY_6);
-		client_flow_put(&who);
-	}
+	if (!(end->heard & HEARD_CLOSED))
+		service_uncount(&end->client, end->owner, end->backend, end->flags, end->family);
 }
 
 static __always_inline void pay_nat(const struct ending *end)

@@ -202,6 +202,7 @@ ASSERT_SIZE(struct tuple4, 16);
 #define HEARD_FIN 0x02
 #define HEARD_RST 0x04
 #define HEARD_ACK 0x08 // anything that is neither SYN nor RST
+#define HEARD_CLOSED 0x10 // primary: closed, and no longer counted as a connection
 
 // What an entry keeps beside its key and rewrite.
 struct entry_meta {

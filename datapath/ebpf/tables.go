@@ -54,7 +54,7 @@ func sizesFor(c *config.Config, slots, pool int) sizes {
 		buckets4: buckets(flows4), buckets6: buckets(flows6), clients: uint32(clients),
 		halfOpen: uint32(c.Tables.HalfOpen),
 		slots:    uint32(max(1<<18, slots/2)),
-		pool:     uint32(max(2, pool+pool/2)),
+		pool:     uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
 	}
 	if s.halfOpen == 0 {
 		s.halfOpen = uint32((flows4 + flows6) / 4)
