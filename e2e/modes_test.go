@@ -47,10 +47,11 @@ func TestModes(t *testing.T) {
 			own := map[string]string{"s1": "2", "s2": "3"}[node]
 			serveDatagrams(t, l, node+" "+name+" 10.0.2."+own+":80", node+" "+name+" [fd00:2::"+own+"]:80")
 		}
-		d := start(t, l.Node("gateway"), force)
 		for _, c := range modeCases {
 			for _, family := range []string{"IPv4", "IPv6"} {
 				t.Run(c.mode+" "+c.protocol+" "+family, func(t *testing.T) {
+					// A daemon of its own: connections of the mode before would keep it.
+					d := start(t, l.Node("gateway"), force)
 					config := force + c.config(family)
 					_, err := d.Apply(t.Context(), "test.yaml", []byte(config))
 					if err != nil && strings.Contains(err.Error(), "no datapath carries it") {
@@ -60,11 +61,11 @@ func TestModes(t *testing.T) {
 						t.Fatalf("%v\n%s", err, config)
 					}
 					c.check(t, l, family)
+					if err := d.Stop(); err != nil {
+						t.Error(err)
+					}
 				})
 			}
-		}
-		if err := d.Stop(); err != nil {
-			t.Error(err)
 		}
 	})
 }

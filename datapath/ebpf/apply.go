@@ -340,16 +340,18 @@ func (d *Datapath) retire(want *desired) {
 			delete(d.regions, uint32(id))
 		}
 	}
+	// A backend that left the configuration keeps its flows, and handshakes that
+	// are under way; the flows of a service that left end with it.
 	if d.inForce != nil {
 		for n := range d.inForce.backends {
 			if _, ok := want.backends[n]; !ok {
-				d.t.backends.values[n].State = backendDown
+				d.t.backends.values[n].State = backendDrain
 			}
 		}
 	} else {
 		for k, n := range d.t.ids.known {
 			if _, ok := want.backends[n]; k.Kind == idBackend && !ok {
-				d.t.backends.values[n].State = backendDown
+				d.t.backends.values[n].State = backendDrain
 			}
 		}
 	}
