@@ -225,8 +225,3 @@ func (c *compiler) poolRun(owner string, ranges []config.AddressRange, usable fl
 	}
 	return first, count, nil
 }
-
-// addressBytes of a prefix for a trie.
-func prefixBits(p netip.Prefix) (uint32, [16]byte) {
-	return uint32(p.Bits()), bytesOf(p.Masked().Addr())
-}

@@ -5,7 +5,6 @@ package ebpf
 import (
 	"crypto/sha256"
 	"fmt"
-	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -43,8 +42,6 @@ func idKeyOf(kind idKind, name string) idKey {
 	copy(k.Name[:], name)
 	return k
 }
-
-func (k idKey) name() string { return strings.TrimRight(string(k.Name[:]), "\x00") }
 
 var idSpec = &ebpf.MapSpec{
 	Name: "sluice_ids", Type: ebpf.Hash, KeySize: idNameLen + 1, ValueSize: 4, MaxEntries: 1 << 17, Flags: 1, // BPF_F_NO_PREALLOC
@@ -117,24 +114,6 @@ func (d *draft) keep() error {
 			return fmt.Errorf("ids: %w", err)
 		}
 		d.from.note(k, v)
-	}
-	return nil
-}
-
-// forget removes the ids of a kind that the draft does not want. keepers are
-// kinds whose numbers are never used again while tables refer to them.
-func (d *draft) forget(kinds ...idKind) error {
-	for k, v := range d.from.known {
-		for _, kind := range kinds {
-			if k.Kind != kind || d.want[k] {
-				continue
-			}
-			if err := d.from.m.Delete(&k); err != nil {
-				return fmt.Errorf("ids: %w", err)
-			}
-			delete(d.from.known, k)
-			delete(d.from.used[kind], v)
-		}
 	}
 	return nil
 }
