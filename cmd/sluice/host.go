@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/metrics"
@@ -31,6 +32,11 @@ func (d *datapaths) names() []string {
 func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	d := &datapaths{}
 	var errs []error
+	if e, err := ebpf.Open(ebpf.Options{StateDir: dir, Log: log}); err != nil {
+		errs = append(errs, err)
+	} else {
+		d.list = append(d.list, e)
+	}
 	if n, err := nft.Open(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
 	} else {
