@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -14,14 +15,26 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// sctpInit is an INIT packet (RFC 9260 section 3.3.2) with its CRC32c.
-func sctpInit(from, to uint16) []byte {
+// Chunk types of RFC 9260 section 3.2, and the tag of the tests' associations.
+const (
+	sctpINIT    = 1
+	sctpINITACK = 2
+	sctpTag     = 0x1234
+)
+
+// sctpPacket is an SCTP packet of one INIT or INIT ACK chunk (RFC 9260 sections
+// 3.3.2 and 3.3.3), without its mandatory cookie, with its CRC32c. An INIT has
+// the verification tag 0, its answer that of the INIT.
+func sctpPacket(from, to uint16, chunk byte) []byte {
 	p := make([]byte, 12+20)
 	binary.BigEndian.PutUint16(p[0:], from)
 	binary.BigEndian.PutUint16(p[2:], to)
-	p[12] = 1                                      // INIT
+	if chunk == sctpINITACK {
+		binary.BigEndian.PutUint32(p[4:], sctpTag)
+	}
+	p[12] = chunk
 	binary.BigEndian.PutUint16(p[14:], 20)         // length of the chunk
-	binary.BigEndian.PutUint32(p[16:], 0x1234)     // initiate tag
+	binary.BigEndian.PutUint32(p[16:], sctpTag)    // initiate tag
 	binary.BigEndian.PutUint32(p[20:], 65536)      // receiver window
 	binary.BigEndian.PutUint32(p[24:], 0x00010001) // streams
 	binary.LittleEndian.PutUint32(p[8:], castagnoli(p))
@@ -34,48 +47,85 @@ func castagnoli(p []byte) uint32 {
 	return crc32.Checksum(clean, crc32.MakeTable(crc32.Castagnoli))
 }
 
-// TestSCTP sends INITs by raw sockets, for the kernel of the test need not speak
-// SCTP itself, and looks at the port and the checksum that arrive.
+// rawSocket opens a raw socket of an IP protocol in a node; over IPv4 and IPv6
+// alike it reads and writes what follows the IP header.
+func (b *bench) rawSocket(node, network, local string) net.PacketConn {
+	b.Helper()
+	var c net.PacketConn
+	err := b.lab.Node(node).Do(func() (err error) {
+		c, err = net.ListenPacket(network, local)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestSCTP sends an INIT and its answer by raw sockets, for the kernel of the
+// test need not speak SCTP itself, and looks at the endpoints and the checksums
+// that arrive.
 func TestSCTP(t *testing.T) {
 	b := newBench(t, lab.Balancer())
-	for _, mode := range []config.Mode{config.ModeDNAT, config.ModeStateless} {
-		t.Run(string(mode), func(t *testing.T) {
-			b.apply(one(config.Service{
-				Name: "signalling", Protocol: flow.SCTP, Mode: mode, Scheduler: config.SchedulerSourceHash,
-				Listen:   []config.Listen{listen("192.0.2.60", "2905")},
-				Backends: []config.Backend{backend("a", "10.0.2.2", 3905)},
-			}))
-			var server, client net.PacketConn
-			open := func(node string, c *net.PacketConn) {
-				err := b.lab.Node(node).Do(func() (err error) {
-					*c, err = net.ListenPacket("ip4:132", "0.0.0.0")
-					return err
-				})
-				if err != nil {
-					t.Fatal(err)
+	for _, f := range []struct{ name, network, client, vip, server, pool string }{
+		{"ipv4", "ip4:132", "10.0.1.2", "192.0.2.60", "10.0.2.2", "10.0.2.100"},
+		{"ipv6", "ip6:132", "fd00:1::2", "2001:db8::60", "fd00:2::2", "fd00:2::100"},
+	} {
+		client, server := b.rawSocket("client", f.network, f.client), b.rawSocket("s1", f.network, f.server)
+		for i, mode := range []config.Mode{config.ModeDNAT, config.ModeFullNAT, config.ModeStateless} {
+			t.Run(f.name+" "+string(mode), func(t *testing.T) {
+				s := config.Service{
+					Name: "signalling", Protocol: flow.SCTP, Mode: mode, Scheduler: config.SchedulerSourceHash,
+					Listen:   []config.Listen{listen(f.vip, "2905")},
+					Backends: []config.Backend{backend("a", f.server, 3905)},
 				}
-				t.Cleanup(func() { (*c).Close() })
-			}
-			open("s1", &server)
-			open("client", &client)
-			if _, err := client.WriteTo(sctpInit(40000, 2905), &net.IPAddr{IP: addr("192.0.2.60").AsSlice()}); err != nil {
-				t.Fatal(err)
-			}
-			if err := server.SetReadDeadline(time.Now().Add(trafficTimeout)); err != nil {
-				t.Fatal(err)
-			}
-			buf := make([]byte, 100)
-			n, _, err := server.ReadFrom(buf)
-			if err != nil {
-				t.Fatalf("nothing arrived: %v\n%s", err, b.ruleset())
-			}
-			p := buf[:n]
-			if port := binary.BigEndian.Uint16(p[2:]); port != 3905 {
-				t.Errorf("port %d, want 3905", port)
-			}
-			if sum := binary.LittleEndian.Uint32(p[8:]); sum != castagnoli(p) {
-				t.Errorf("checksum %08x, want %08x", sum, castagnoli(p))
-			}
-		})
+				seen := f.client
+				if mode == config.ModeFullNAT {
+					s.SourcePool, seen = []config.AddressRange{pool(f.pool, f.pool)}, f.pool
+				}
+				b.apply(one(s))
+				port := uint16(40000 + i) // one that no mode before has a connection of
+				from := b.sctp(t, client, server, sctpPacket(port, 2905, sctpINIT), netip.AddrPortFrom(addr(f.vip), 2905), 3905)
+				if from.Addr() != addr(seen) {
+					t.Errorf("the server saw %s, want %s", from.Addr(), seen)
+				}
+				answer := b.sctp(t, server, client, sctpPacket(3905, from.Port(), sctpINITACK), from, port)
+				if answer != netip.AddrPortFrom(addr(f.vip), 2905) {
+					t.Errorf("the client was answered by %s, want %s port 2905", answer, f.vip)
+				}
+			})
+		}
+	}
+}
+
+// sctp sends a packet to an endpoint's address and returns whom the receiver saw;
+// it must arrive at the port and with a true checksum.
+func (b *bench) sctp(t *testing.T, from, at net.PacketConn, p []byte, to netip.AddrPort, port uint16) netip.AddrPort {
+	t.Helper()
+	if _, err := from.WriteTo(p, &net.IPAddr{IP: to.Addr().AsSlice()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := at.SetReadDeadline(time.Now().Add(trafficTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1500)
+	for {
+		n, sender, err := at.ReadFrom(buf)
+		if err != nil {
+			t.Fatalf("nothing arrived: %v\n%s", err, b.ruleset())
+		}
+		got := buf[:n]
+		if n != len(p) || got[12] != p[12] {
+			continue // an ABORT of a kernel that speaks SCTP
+		}
+		if p := binary.BigEndian.Uint16(got[2:]); p != port {
+			t.Errorf("arrived at port %d, want %d", p, port)
+		}
+		if sum := binary.LittleEndian.Uint32(got[8:]); sum != castagnoli(got) {
+			t.Errorf("arrived with checksum %08x, want %08x", sum, castagnoli(got))
+		}
+		a, _ := netip.AddrFromSlice(sender.(*net.IPAddr).IP)
+		return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(got[0:]))
 	}
 }
