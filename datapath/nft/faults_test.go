@@ -192,26 +192,6 @@ func TestForwardingOffIsSaid(t *testing.T) {
 	}
 }
 
-// TestHelpers asks the kernel for every helper, and sends FTP data through one.
-func TestHelpers(t *testing.T) {
-	b := newBench(t, lab.Office())
-	for helper, protocol := range map[config.Helper]flow.Protocol{
-		"ftp": flow.TCP, "tftp": flow.UDP, "sip": flow.UDP, "pptp": flow.TCP, "snmp": flow.UDP, "amanda": flow.UDP, "irc": flow.TCP,
-	} {
-		l := listen("211.155.226.121", "2100")
-		_, err := b.d.Apply(context.Background(), b.snapshot(&config.Config{NAT: []config.NATRule{{
-			Name: "published", Type: config.NATPortForward, Listen: &l, Protocol: protocol,
-			To: config.Target{Address: addr("10.1.10.3"), Port: 21}, Helper: helper,
-		}}}))
-		if err != nil && !strings.Contains(err.Error(), "nat published: connection tracking helper "+string(helper)) {
-			t.Errorf("%s: %v", helper, err)
-		}
-		if err != nil {
-			t.Logf("%s is not in this kernel: %v", helper, err)
-		}
-	}
-}
-
 // TestCountsSurviveReloads takes a third of a hash service's slots away and back.
 func TestCountsSurviveReloads(t *testing.T) {
 	b := newBench(t, lab.Balancer())
