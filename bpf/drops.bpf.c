@@ -221,6 +221,29 @@ struct {
 	__uint(max_entries, 1 << 22);
 } samples SEC(".maps");
 
+/* The kernel does not run a program on a CPU that is inside the same program
+ * already: of a burst of drops in a softirq that interrupts drops_first, not one
+ * would be counted. So every drop passes two programs, one after the other. The
+ * first counts and leaves the packet here; the second takes it away again and
+ * counts those that the first one was not run for. Interrupts nest, so this is a
+ * stack; task, softirq and hardirq are the levels there can be. What interrupts
+ * the last instructions of drops_again leaves entries that nobody takes away:
+ * each can hide one later drop at the same address, four at most. */
+#define SEEN_DEPTH 4
+
+struct seen {
+	__u32 depth;
+	__u32 paired; /* drops_again, which is attached second, runs here, too */
+	unsigned long skb[SEEN_DEPTH];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct seen);
+} drops_seen SEC(".maps");
+
 static __always_inline void missed(__u32 what)
 {
 	__u64 *n = bpf_map_lookup_elem(&drops_missed, &what);
@@ -450,13 +473,13 @@ static __always_inline struct drop_count *count_drop(const struct drop_key *key,
 			return count;
 		}
 	}
-	count->packets++;
-	count->bytes += bytes;
+	/* An interrupt may count the same kind meanwhile. */
+	__sync_fetch_and_add(&count->packets, 1);
+	__sync_fetch_and_add(&count->bytes, bytes);
 	return count;
 }
 
-SEC("tp_btf/kfree_skb")
-int drops_btf(__u64 *ctx)
+static __always_inline void drop(__u64 *ctx)
 {
 	struct sk_buff *skb = (struct sk_buff *)ctx[0];
 	struct sock *rx_sk = have_rx_sk ? (struct sock *)ctx[3] : (struct sock *)0;
@@ -471,9 +494,9 @@ int drops_btf(__u64 *ctx)
 
 	key.netns = skb_netns(skb, dev, rx_sk);
 	if (only_netns && key.netns != only_netns)
-		return 0;
+		return;
 	if (!wanted(skb, nfct))
-		return 0;
+		return;
 	if (dev)
 		key.ifindex = (__u32)dev->ifindex;
 	key.ct = (__u8)classify_ct(nfct);
@@ -482,6 +505,58 @@ int drops_btf(__u64 *ctx)
 	count = count_drop(&key, skb->len);
 	if (count && token(count))
 		describe(ctx, skb, dev, nfct, &key);
+}
+
+static __always_inline struct seen *this_cpu_seen(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&drops_seen, &zero);
+}
+
+static __always_inline void push_seen(struct seen *s, unsigned long skb)
+{
+	__u32 at;
+
+	if (!s || !s->paired)
+		return;
+	/* Deeper than that are leftovers of what interrupted drops_again, which
+	 * removes them when it goes on. */
+	at = s->depth < SEEN_DEPTH ? s->depth : SEEN_DEPTH - 1;
+	s->skb[at & (SEEN_DEPTH - 1)] = skb;
+	s->depth = at + 1;
+}
+
+static __always_inline bool pop_seen(struct seen *s, unsigned long skb)
+{
+	if (!s)
+		return true;
+	if (!s->paired) { /* counted before anybody took packets away */
+		s->paired = 1;
+		return true;
+	}
+	for (__u32 i = 0; i < SEEN_DEPTH; i++) {
+		if (i < s->depth && s->skb[i] == skb) {
+			s->depth = i;
+			return true;
+		}
+	}
+	return false;
+}
+
+SEC("tp_btf/kfree_skb")
+int drops_first(__u64 *ctx)
+{
+	drop(ctx);
+	push_seen(this_cpu_seen(), ctx[0]);
+	return 0;
+}
+
+SEC("tp_btf/kfree_skb")
+int drops_again(__u64 *ctx)
+{
+	if (!pop_seen(this_cpu_seen(), ctx[0]))
+		drop(ctx);
 	return 0;
 }
 

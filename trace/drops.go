@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -83,7 +84,7 @@ type DropOptions struct {
 // Drops is a running count of the dropped packets of the host.
 type Drops struct {
 	objects dropsObjects
-	link    link.Link
+	links   []link.Link
 	ring    *ringbuf.Reader
 	symbols *Symbols
 	reasons *Reasons
@@ -147,7 +148,8 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	delete(spec.Programs, dropsProgDropsRaw)
 	var objects struct {
 		dropsMaps
-		Program *ebpf.Program `ebpf:"drops_btf"`
+		First *ebpf.Program `ebpf:"drops_first"`
+		Again *ebpf.Program `ebpf:"drops_again"`
 	}
 	opts := ebpf.CollectionOptions{}
 	opts.Programs.ExtraRelocationTargets = conntrackModule(kernel)
@@ -155,14 +157,18 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 		return nil, loadError(err)
 	}
 	d.objects.dropsMaps = objects.dropsMaps
-	d.objects.DropsBtf = objects.Program
-	d.link, err = link.AttachTracing(link.TracingOptions{Program: objects.Program})
-	if err == nil {
-		d.ring, err = ringbuf.NewReader(d.objects.Samples)
+	d.objects.DropsFirst, d.objects.DropsAgain = objects.First, objects.Again
+	for _, p := range []*ebpf.Program{objects.First, objects.Again} { // in this order: they run as attached
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			d.Close()
+			return nil, fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
+		}
+		d.links = append(d.links, l)
 	}
-	if err != nil {
+	if d.ring, err = ringbuf.NewReader(d.objects.Samples); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
+		return nil, fmt.Errorf("drops: samples: %w", err)
 	}
 	d.nftSeen = nftDropsApart()
 	return d, nil
@@ -186,7 +192,8 @@ func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
 	if err != nil {
 		return nil, fmt.Errorf("drops: %w", err)
 	}
-	delete(spec.Programs, dropsProgDropsBtf)
+	delete(spec.Programs, dropsProgDropsFirst)
+	delete(spec.Programs, dropsProgDropsAgain)
 	var objects struct {
 		dropsMaps
 		Program *ebpf.Program `ebpf:"drops_raw"`
@@ -196,11 +203,12 @@ func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
 	}
 	d.objects.dropsMaps = objects.dropsMaps
 	d.objects.DropsRaw = objects.Program
-	d.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "kfree_skb", Program: objects.Program})
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "kfree_skb", Program: objects.Program})
 	if err != nil {
 		d.Close()
 		return nil, fmt.Errorf("drops: attach to raw tracepoint kfree_skb: %w", err)
 	}
+	d.links = []link.Link{l}
 	d.limits = append(d.limits, fmt.Sprintf(
 		"only places and reason numbers are shown, no namespaces, packets or stacks: %v", cause))
 	return d, nil
@@ -403,33 +411,37 @@ func callers(stack []Symbol, location Symbol) []Symbol {
 	return stack
 }
 
-// Cost returns how often the probe has run and how long in all; both are zero
-// unless sysctl kernel.bpf_stats_enabled or EnableStats is on.
+// Cost returns for how many drops the probe has run and how long in all; both
+// are zero unless sysctl kernel.bpf_stats_enabled or EnableStats is on.
 func (d *Drops) Cost() (runs uint64, total time.Duration) {
-	program := d.objects.DropsBtf
-	if program == nil {
-		program = d.objects.DropsRaw
+	for _, p := range d.programs() {
+		stats, err := p.Stats()
+		if err != nil {
+			return 0, 0
+		}
+		runs = max(runs, stats.RunCount)
+		total += stats.Runtime
 	}
-	stats, err := program.Stats()
-	if err != nil {
-		return 0, 0
-	}
-	return stats.RunCount, stats.Runtime
+	return runs, total
+}
+
+// programs lists those that are loaded.
+func (d *Drops) programs() []*ebpf.Program {
+	all := []*ebpf.Program{d.objects.DropsFirst, d.objects.DropsAgain, d.objects.DropsRaw}
+	return slices.DeleteFunc(all, func(p *ebpf.Program) bool { return p == nil })
 }
 
 // Close stops counting.
 func (d *Drops) Close() error {
 	var errs []error
-	if d.link != nil {
-		errs = append(errs, d.link.Close())
+	for _, l := range d.links {
+		errs = append(errs, l.Close())
 	}
 	if d.ring != nil {
 		errs = append(errs, d.ring.Close())
 	}
-	for _, p := range []*ebpf.Program{d.objects.DropsBtf, d.objects.DropsRaw} {
-		if p != nil {
-			errs = append(errs, p.Close())
-		}
+	for _, p := range d.programs() {
+		errs = append(errs, p.Close())
 	}
 	errs = append(errs, d.objects.dropsMaps.Close())
 	return errors.Join(errs...)

@@ -81,14 +81,23 @@ type dropsDropTuple struct {
 	Pad     [2]uint8
 }
 
+type dropsSeen struct {
+	_      structs.HostLayout
+	Depth  uint32
+	Paired uint32
+	Skb    [4]uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dropsMapDrops            = "drops"
 	dropsMapDropsMissed      = "drops_missed"
+	dropsMapDropsSeen        = "drops_seen"
 	dropsMapSamples          = "samples"
-	dropsProgDropsBtf        = "drops_btf"
+	dropsProgDropsAgain      = "drops_again"
+	dropsProgDropsFirst      = "drops_first"
 	dropsProgDropsRaw        = "drops_raw"
 	dropsVarExportCt         = "_export_ct"
 	dropsVarExportHook       = "_export_hook"
@@ -150,8 +159,9 @@ type dropsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropsProgramSpecs struct {
-	DropsBtf *ebpf.ProgramSpec `ebpf:"drops_btf"`
-	DropsRaw *ebpf.ProgramSpec `ebpf:"drops_raw"`
+	DropsAgain *ebpf.ProgramSpec `ebpf:"drops_again"`
+	DropsFirst *ebpf.ProgramSpec `ebpf:"drops_first"`
+	DropsRaw   *ebpf.ProgramSpec `ebpf:"drops_raw"`
 }
 
 // dropsMapSpecs contains maps before they are loaded into the kernel.
@@ -160,6 +170,7 @@ type dropsProgramSpecs struct {
 type dropsMapSpecs struct {
 	Drops       *ebpf.MapSpec `ebpf:"drops"`
 	DropsMissed *ebpf.MapSpec `ebpf:"drops_missed"`
+	DropsSeen   *ebpf.MapSpec `ebpf:"drops_seen"`
 	Samples     *ebpf.MapSpec `ebpf:"samples"`
 }
 
@@ -207,6 +218,7 @@ func (o *dropsObjects) Close() error {
 type dropsMaps struct {
 	Drops       *ebpf.Map `ebpf:"drops"`
 	DropsMissed *ebpf.Map `ebpf:"drops_missed"`
+	DropsSeen   *ebpf.Map `ebpf:"drops_seen"`
 	Samples     *ebpf.Map `ebpf:"samples"`
 }
 
@@ -214,6 +226,7 @@ func (m *dropsMaps) Close() error {
 	return _DropsClose(
 		m.Drops,
 		m.DropsMissed,
+		m.DropsSeen,
 		m.Samples,
 	)
 }
@@ -244,13 +257,15 @@ type dropsVariables struct {
 //
 // It can be passed to loadDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropsPrograms struct {
-	DropsBtf *ebpf.Program `ebpf:"drops_btf"`
-	DropsRaw *ebpf.Program `ebpf:"drops_raw"`
+	DropsAgain *ebpf.Program `ebpf:"drops_again"`
+	DropsFirst *ebpf.Program `ebpf:"drops_first"`
+	DropsRaw   *ebpf.Program `ebpf:"drops_raw"`
 }
 
 func (p *dropsPrograms) Close() error {
 	return _DropsClose(
-		p.DropsBtf,
+		p.DropsAgain,
+		p.DropsFirst,
 		p.DropsRaw,
 	)
 }

@@ -41,7 +41,7 @@ func newDrops(a *app) *cobra.Command {
 			"kernel's own counters.\n\n" +
 			"The filter is made of: tcp, udp or another protocol; host ADDRESS; net PREFIX; port N.\n" +
 			"It matches the packet as dropped and the connection as its client sees it.\n\n" +
-			"Nothing on the host is changed. It costs about 0.2 µs for each dropped packet.",
+			"Nothing on the host is changed. It costs about 0.35 µs for each dropped packet.",
 		Example: "  sluice drops\n" +
 			"  sluice drops tcp port 443 --seconds 30 --stack\n" +
 			"  sluice drops host 192.0.2.7 --netns office --pcap drops.pcapng",
