@@ -28,7 +28,8 @@ func newCaseStudy(a *app) *cobra.Command {
 		Args:  cobra.NoArgs,
 		Long: "Case-study puts a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
-			"the cause, cures it with sluice tune, and measures again.\n\n" +
+			"the cause, cures it with sluice tune, and measures again; at last the table is small again and the\n" +
+			"eBPF datapath translates, which makes no entry in it.\n\n" +
 			"It changes net.netfilter.nf_conntrack_max of the whole host for about ten seconds, and puts it back\n" +
 			"in any case, also when it is killed. Connections of other programs may be refused meanwhile.",
 		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
@@ -86,10 +87,10 @@ func (a *app) askHostSysctl(allowed bool) error {
 
 func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 	fmt.Fprintf(w, "\nserver: %s\n\n", r.Server)
-	t := table.New("run", "", ">requests/s", ">complete", ">failed", ">p50", ">p99", ">refused", ">SYN again")
+	t := table.New("run", "", ">requests/s", ">complete", ">failed", ">p50", ">p99", ">entries", ">refused", ">SYN again")
 	for _, run := range r.Runs {
 		t.Row(run.Name, run.About, fmt.Sprintf("%.0f", run.RequestsPerSecond), run.Complete, run.Failed,
-			run.P50.Round(time.Millisecond/10), run.P99.Round(time.Millisecond/10), run.Refused, run.Retransmitted)
+			run.P50.Round(time.Millisecond/10), run.P99.Round(time.Millisecond/10), run.Entries, run.Refused, run.Retransmitted)
 	}
 	if err := t.Write(w); err != nil {
 		return err

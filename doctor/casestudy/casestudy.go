@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/sick"
@@ -73,8 +75,9 @@ type Run struct {
 	P50               time.Duration `json:"p50_ns"`
 	P99               time.Duration `json:"p99_ns"`
 	Took              time.Duration `json:"took_ns"`
-	Refused           uint64        `json:"conntrack_drops"` // by the gateway's connection tracking
-	Retransmitted     uint64        `json:"syn_retransmits"` // by the client
+	Refused           uint64        `json:"conntrack_drops"`   // by the gateway's connection tracking
+	Retransmitted     uint64        `json:"syn_retransmits"`   // by the client
+	Entries           uint32        `json:"conntrack_entries"` // in the gateway's table when the run was over
 }
 
 // Identity compares three counts of the same packets.
@@ -156,7 +159,7 @@ func (s *study) play(ctx context.Context) (err error) {
 	if before.Complete == 0 {
 		return errors.New("case study: the server answers nothing even without NAT")
 	}
-	if err := s.forwardPort(ctx); err != nil {
+	if err := s.rules(ctx, portForward); err != nil {
 		return err
 	}
 	if err := s.collapse(ctx); err != nil {
@@ -182,11 +185,12 @@ const portForward = `table ip story {
 }
 `
 
-func (s *study) forwardPort(ctx context.Context) error {
+// rules loads a script of nft in the gateway.
+func (s *study) rules(ctx context.Context, script string) error {
 	cmd := s.lab.Node("gateway").Command(ctx, "nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(portForward)
+	cmd.Stdin = strings.NewReader(script)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("case study: port forward: %w: %s", err, bytes.TrimSpace(out))
+		return fmt.Errorf("case study: rules of the gateway: %w: %s", err, bytes.TrimSpace(out))
 	}
 	return nil
 }
@@ -324,14 +328,20 @@ func (s *study) cure(ctx context.Context) error {
 	return nil
 }
 
-// beyond runs the same service on the eBPF datapath, which needs no connection
-// table of the kernel at all.
+// beyond makes the table as small as it was and runs the same service on the
+// eBPF datapath, which needs no connection table of the kernel at all.
 func (s *study) beyond(ctx context.Context) error {
 	gateway := s.lab.Node("gateway")
-	if out, err := gateway.Command(ctx, "nft", "delete", "table", "ip", "story").CombinedOutput(); err != nil {
-		return fmt.Errorf("case study: remove the port forward: %w: %s", err, bytes.TrimSpace(out))
+	if err := s.rules(ctx, trackOnly); err != nil {
+		return err
 	}
-	s.Progress("beyond: the same service on the eBPF datapath")
+	if err := host.Set(tableMax, strconv.Itoa(sickEntries)); err != nil {
+		return fmt.Errorf("case study: %w", err)
+	}
+	if err := s.forget(ctx); err != nil {
+		return fmt.Errorf("case study: empty the gateway's table: %w", err)
+	}
+	s.Progress("beyond: the same service on the eBPF datapath, with %s = %d again", tableMax, sickEntries)
 	d, err := daemon.Start(ctx, gateway, s.Sluice, "casestudy.yaml", []byte(serviceConfig))
 	if err != nil {
 		if ctx.Err() != nil {
@@ -340,8 +350,30 @@ func (s *study) beyond(ctx context.Context) error {
 		s.report.Notes = append(s.report.Notes, fmt.Sprintf("no run on the eBPF datapath: %v", oneLine(err)))
 		return nil
 	}
-	_, err = s.measure(ctx, "beyond", "DNAT by eBPF", url, 0)
+	_, err = s.measure(ctx, "beyond", fmt.Sprintf("DNAT by eBPF, table of %d", sickEntries), url, 0)
 	return errors.Join(err, d.Stop())
+}
+
+// trackOnly takes the port forward away and leaves connection tracking on: what
+// the eBPF datapath gave to the kernel's stack would be seen in the table.
+const trackOnly = `delete table ip story
+table ip story {
+	chain pre {
+		type filter hook prerouting priority filter
+		ct state new counter
+	}
+}
+`
+
+// forget empties the gateway's connection table of the runs before.
+func (s *study) forget(ctx context.Context) error {
+	c, err := conntrack.OpenIn(s.gateway)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.DeleteAll(ctx, &conntrack.Filter{Family: unix.AF_INET})
+	return err
 }
 
 // serviceConfig is the port forward as a service.
@@ -393,9 +425,14 @@ func (s *study) measure(ctx context.Context, name, about, target string, bound t
 	if err != nil {
 		return Run{}, err
 	}
+	limits, err := conntrack.ReadLimits(s.gateway)
+	if err != nil {
+		return Run{}, err
+	}
 	run := Run{
 		Name: name, About: about, Complete: result.Complete, Failed: result.Failed, RequestsPerSecond: result.RequestsPerSecond,
 		P50: result.Total.P50, P99: result.Total.P99, Took: result.Took,
+		Entries:       limits.Count,
 		Refused:       gatewayAfter.Sub(gatewayBefore)["conntrack.drop"],
 		Retransmitted: clientAfter.Sub(clientBefore)["TcpExt.TCPSynRetrans"],
 	}

@@ -4,6 +4,7 @@ package casestudy_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,14 +13,19 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/casestudy"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestCaseStudy plays the story in small: the doctor names the full table first,
-// three counts of the refused SYNs are equal, and the tuned gateway refuses nothing.
-func TestCaseStudy(t *testing.T) {
+// tableMax is the setting of the whole host that the story changes.
+const tableMax = "/proc/sys/net/netfilter/nf_conntrack_max"
+
+// program builds sluice, which plays the client and the gateway.
+func program(t *testing.T) string {
+	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack, labtest.Tool("nft"), labtest.Tool("go"))
-	if st, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil || st.Mode()&0o200 == 0 {
+	if st, err := os.Stat(tableMax); err != nil || st.Mode()&0o200 == 0 {
 		t.Skip("nf_conntrack_max can be written only in the host's first network namespace")
 	}
 	binary := filepath.Join(t.TempDir(), "sluice")
@@ -27,6 +33,14 @@ func TestCaseStudy(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the client: %v\n%s", err, out)
 	}
+	return binary
+}
+
+// TestCaseStudy plays the story in small: the doctor names the full table first,
+// three counts of the refused SYNs are equal, the tuned gateway refuses nothing,
+// and neither does the eBPF datapath with the small table, which stays empty.
+func TestCaseStudy(t *testing.T) {
+	binary := program(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	r, err := casestudy.Play(ctx, casestudy.Options{Sluice: binary, Connections: 1500, Requests: 4000, SickFor: 4 * time.Second, Progress: t.Logf})
@@ -43,12 +57,67 @@ func TestCaseStudy(t *testing.T) {
 	for _, run := range r.Runs {
 		runs[run.Name] = run
 	}
-	for _, name := range []string{"before", "after"} {
+	for _, name := range []string{"before", "after", "beyond"} {
 		if run := runs[name]; run.Complete != 4000 || run.Failed != 0 || run.Refused != 0 {
-			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused", name, run.Complete, run.Failed, run.Refused)
+			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused; notes %q", name, run.Complete, run.Failed, run.Refused, r.Notes)
 		}
 	}
 	if run := runs["sick"]; run.Complete > 1100 {
 		t.Errorf("sick: %d requests complete with a table of 1000", run.Complete)
+	}
+	if after, beyond := runs["after"].Entries, runs["beyond"].Entries; after < 1000 || beyond != 0 {
+		t.Errorf("%d entries after DNAT by nftables, %d after that by eBPF, want more than 1000 and none", after, beyond)
+	}
+}
+
+// TestKilledCaseStudy kills the command at its worst moment. The host's limit
+// comes back, and the next lab to be made removes what is left of this one.
+func TestKilledCaseStudy(t *testing.T) {
+	binary := program(t)
+	limit := func() string {
+		b, err := os.ReadFile(tableMax)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+	// The same lock as the command's: what is read is nobody's loan.
+	restore, err := sick.Borrow(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := limit()
+	if err := restore(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, "lab", "case-study", "--allow-host-sysctl", "--connections", "500", "--requests", "500")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, time.Minute, "the small table", func() error {
+		if now := limit(); now != "1000" {
+			return fmt.Errorf("the limit is %s", now)
+		}
+		return nil
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	labtest.Eventually(t, 10*time.Second, "the old limit", func() error {
+		if now := limit(); now != before {
+			return fmt.Errorf("the limit is %s, was %s", now, before)
+		}
+		return nil
+	})
+	next := labtest.New(t, sick.Topology("afterkill"))
+	records, err := lab.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if r.Topology.Name == "casestudy" && !r.Live {
+			t.Errorf("lab %s of the killed command is still there beside %s", r.ID, next.ID())
+		}
 	}
 }
