@@ -56,7 +56,7 @@ func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 	case config.SwitchOff:
 		return false
 	}
-	return d.flowtables && len(s.Services)+len(s.NAT) > 0
+	return d.flowtables && len(s.Services)+len(s.NAT) > 0 && compile.SeesEveryPacket(s) == ""
 }
 
 // refused makes sure that a refused transaction left things as they were.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
 )
 
 // Warnings returns what on this host keeps the snapshot in force from working
@@ -37,6 +38,8 @@ func (d *Datapath) Warnings() []string {
 	}
 	if !d.flowtables && d.snapshot.Config.Flowtable != config.SwitchOff {
 		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
+	} else if what := compile.SeesEveryPacket(d.snapshot); what != "" && d.snapshot.Config.Flowtable == config.SwitchAuto {
+		out = append(out, "flowtable auto: established flows take the whole path, as "+what+" has to see every packet")
 	}
 	if d.uncut != nil {
 		out = append(out, d.uncut.Error())

@@ -6,17 +6,21 @@ package vm
 
 import (
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
+type suite struct{ pkg, run string }
+
 // suites are the packages whose privileged tests run on the oldest kernel, with
 // the tests that make sense under software emulation.
-var suites = []struct{ pkg, run string }{
+var suites = []suite{
 	{"lab", "."},
 	{"conntrack", "."},
 	{"doctor/tune", "."},
@@ -24,16 +28,24 @@ var suites = []struct{ pkg, run string }{
 	{"trace", "TestDropCauses/^[^l]"},
 	{"doctor", "."},
 	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes"},
+	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP"},
 }
 
 var modules = []string{
 	"veth", "dummy", "bridge", "tun", "sch_ingress", "cls_bpf", "act_bpf", "sch_tbf",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat",
 	"nft_numgen", "nft_hash", "nft_log", "nft_limit", "nft_connlimit", "nft_reject", "nft_reject_inet", "nft_fib", "nft_fib_inet", "nft_objref",
-	"nft_fwd_netdev", "nft_dup_netdev", "nft_flow_offload", "nft_synproxy", "nf_conntrack_ftp", "nf_nat_ftp", "nf_conntrack_tftp", "nf_log_syslog",
+	"nft_fwd_netdev", "nft_dup_netdev", "nft_flow_offload", "nf_flow_table_inet", "nft_synproxy", "nf_log_syslog",
+	"nf_nat_ftp", "nf_nat_tftp", "nf_nat_sip", "nf_nat_irc", "ts_kmp", "nf_nat_amanda", "nf_nat_pptp", "nf_nat_snmp_basic",
 }
 
+var only = flag.String("only", "", "run the suite of this package alone, for example datapath/nft")
+
 func TestOldestKernel(t *testing.T) {
+	suites := suites
+	if *only != "" {
+		suites = slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.pkg != *only })
+	}
 	kernels, err := filepath.Glob("/boot/vmlinuz-6.1.*")
 	if err != nil || len(kernels) == 0 {
 		t.Fatalf("no 6.1 kernel in /boot (%v): make deps-dev installs it", err)

@@ -134,6 +134,9 @@ var filterChains = map[string]rs.Hook{
 	"input":   {Type: "filter", Point: "input", Priority: 0},
 	"forward": {Type: "filter", Point: "forward", Priority: 0},
 	"output":  {Type: "filter", Point: "output", Priority: 0},
+	// Behind the rules of others too (firewalld's stand at 10): what they drop or
+	// count must not be taken past them.
+	offloadChain: {Type: "filter", Point: "forward", Priority: 100},
 }
 
 var dispatches = []dispatch{

@@ -79,6 +79,10 @@ func (b *batch) named(msg int, words, owner string, id ruleset.ID) {
 	b.end(a, s)
 }
 
+// flowtablePriority puts flowtables behind the chains of the same hook, which
+// stand at 0: what is denied at ingress is denied to offloaded flows too.
+const flowtablePriority = 10
+
 // flowtable makes a flowtable on devices.
 func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
 	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, flowtable: true})
@@ -86,7 +90,7 @@ func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
 	a.String(flowtableName, o.Of.Name)
 	n := a.Nest(flowtableHook)
 	a.Uint32(flowtableHookNum, 0)
-	a.Uint32(flowtableHookPriority, 0)
+	a.Uint32(flowtableHookPriority, flowtablePriority)
 	m := a.Nest(flowtableHookDevs)
 	for _, dev := range strings.Fields(o.Of.Devices) {
 		a.String(deviceName, dev)
