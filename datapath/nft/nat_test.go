@@ -4,12 +4,17 @@ package nft
 
 import (
 	"fmt"
+	"net"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 func TestSourceNAT(t *testing.T) {
@@ -131,6 +136,158 @@ func TestStaticAndPrefixTranslation(t *testing.T) {
 		a, err = b.udp("outside", "", fmt.Sprintf("[%s]:53", mapped))
 		if err != nil || a.server != "old" || a.client.Addr() != addr("2001:db8:f::2") {
 			t.Errorf("in: answered by %q, who saw %v, %v", a.server, a.client, err)
+		}
+	}
+}
+
+// opened opens n TCP connections and returns how many opened; they stay open until
+// the test ends.
+func (b *bench) opened(n int, node, from, to string) (open int) {
+	b.Helper()
+	for range n {
+		if _, err := b.dialFor(300*time.Millisecond, "tcp", node, from, to); err == nil {
+			open++
+		}
+	}
+	return open
+}
+
+func TestNATConnectionsPerClient(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.tcpServers(80, "outside")
+	b.apply(&config.Config{NAT: []config.NATRule{{
+		Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", ConnectionsPerClient: 3,
+	}}})
+	for _, node := range []string{"pc", "web"} { // each client has its own count
+		if n := b.opened(5, node, "", "203.0.113.1:80"); n != 3 {
+			t.Errorf("%s opened %d connections of 5, want 3\n%s", node, n, b.ruleset())
+		}
+	}
+}
+
+// TestNATMarks looks for the mark of a rule on its connections, and with another
+// program's counter on the packets that follow the first, in both directions.
+func TestNATMarks(t *testing.T) {
+	labtest.Require(t, labtest.Tool("nft"))
+	b := newBench(t, lab.Office())
+	b.tcpServers(80, "outside", "web")
+	inside := []prefixT{prefix("10.1.10.0/24")}
+	l := listen("211.155.226.121", "8080")
+	for _, c := range []struct {
+		rule           config.NATRule
+		node, from, to string
+	}{
+		{config.NATRule{Type: config.NATMasquerade, Source: inside, Out: "wan0"}, "pc", "", "203.0.113.1:80"},
+		{config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121")}, "pc", "", "203.0.113.2:80"},
+		{config.NATRule{Type: config.NATPortForward, Listen: &l, Protocol: flow.TCP, To: config.Target{Address: addr("10.1.10.2"), Port: 80}}, "outside", "203.0.113.1", "211.155.226.121:8080"},
+		{config.NATRule{Type: config.NATStatic, External: prefix("211.155.226.121/32"), Internal: prefix("10.1.10.2/32")}, "outside", "203.0.113.1", "211.155.226.121:80"},
+	} {
+		t.Run(string(c.rule.Type), func(t *testing.T) {
+			c.rule.Name, c.rule.Mark = "marked", 0x17
+			b.apply(&config.Config{NAT: []config.NATRule{c.rule}})
+			b.nft(`table inet watch { chain forward { type filter hook forward priority 0;
+				ct state established ct direction original meta mark 0x17 counter; ct state established ct direction reply meta mark 0x17 counter;
+				ct state established meta mark != 0x17 counter comment "unmarked"; }; }`)
+			defer b.nft("delete table inet watch")
+			if _, err := b.tcp(c.node, c.from, c.to); err != nil {
+				t.Fatal(err)
+			}
+			marked := 0
+			for _, f := range b.tracked() {
+				if f.Mark == 0x17 {
+					marked++
+				}
+			}
+			if marked == 0 {
+				t.Error("no connection has the mark")
+			}
+			var counts []string
+			for line := range strings.Lines(b.ruleset()) {
+				if strings.Contains(line, "ct state established") && strings.Contains(line, "counter packets") {
+					_, rest, _ := strings.Cut(line, "packets ")
+					counts = append(counts, strings.Fields(rest)[0])
+				}
+			}
+			if len(counts) != 3 || counts[0] == "0" || counts[1] == "0" || counts[2] != "0" {
+				t.Errorf("packets with the mark in either direction, and without: %q", counts)
+			}
+		})
+	}
+}
+
+// segments opens a connection and returns the largest segments, in bytes, that
+// the client and the server will send.
+func (b *bench) segments(t *testing.T, node, from, to, server, at string) (client, answer uint32) {
+	t.Helper()
+	l, err := b.lab.Node(server).Listen(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ask, err := b.dial("tcp", node, from, to)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, b.ruleset())
+	}
+	defer ask.Close()
+	got, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	size := func(c net.Conn) uint32 {
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var info *unix.TCPInfo
+		if ctl := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) }); ctl != nil || err != nil {
+			t.Fatal(ctl, err)
+		}
+		return info.Snd_mss
+	}
+	return size(ask), size(got)
+}
+
+// TestMSSClamp makes the link outside the gateway carry 1300 bytes, which neither
+// end can know: without the clamp their segments would not fit.
+func TestMSSClamp(t *testing.T) {
+	const mtu, headers4, headers6 = 1300, 20 + 20, 40 + 20
+	b := newBench(t, lab.Office())
+	h, err := b.gateway.Handle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	wan, err := h.LinkByName("wan0")
+	if err == nil {
+		err = h.LinkSetMTU(wan, mtu)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen("211.155.226.121", "8080")
+	six := config.Service{
+		Name: "six", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
+		Listen: []config.Listen{listen("2001:db8:e::2", "8080")}, Backends: []config.Backend{backend("web", "2001:db8:10::2", 8080)},
+	}
+	for _, clamp := range []bool{false, true} {
+		six.MSSClamp = clamp
+		b.apply(&config.Config{Services: []config.Service{six}, NAT: []config.NATRule{
+			{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", MSSClamp: clamp},
+			{Name: "http", Type: config.NATPortForward, Listen: &l, Protocol: flow.TCP, To: config.Target{Address: addr("10.1.10.2"), Port: 8080}, MSSClamp: clamp},
+		}})
+		for _, c := range []struct {
+			name, node, from, to, server, at string
+			headers                          uint32
+		}{
+			{"masquerade", "pc", "", "203.0.113.1:8080", "outside", "203.0.113.1:8080", headers4},
+			{"port-forward", "outside", "203.0.113.1", "211.155.226.121:8080", "web", "10.1.10.2:8080", headers4},
+			{"service", "outside", "2001:db8:f::10", "[2001:db8:e::2]:8080", "web", "[2001:db8:10::2]:8080", headers6},
+		} {
+			client, server := b.segments(t, c.node, c.from, c.to, c.server, c.at)
+			if fits := max(client, server)+c.headers <= mtu; fits != clamp || !clamp && min(client, server)+c.headers <= mtu {
+				t.Errorf("%s, clamp %v: the client sends segments of %d, the server of %d", c.name, clamp, client, server)
+			}
 		}
 	}
 }

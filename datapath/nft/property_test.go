@@ -166,6 +166,7 @@ func randomService(t *rapid.T, i int) config.Service {
 		s.Limits = config.Limits{NewConnectionsPerClient: config.Rate{Count: 5, Per: time.Second}, ConnectionsPerClient: 9, StrictTCP: true}
 		s.Allow, s.Deny, s.Mark = []string{"good"}, []string{"bad"}, 5
 	}
+	s.MSSClamp = rapid.Bool().Draw(t, "mss-clamp") && s.Mode != config.ModeDSR && s.Mode != config.ModeStateless
 	if rapid.Bool().Draw(t, "sessions") {
 		s.Sessions = []config.Session{{Client: randomPrefix(t), Backend: "b0"}, {Client: randomPrefix(t), Backend: "b1"}}
 	}
@@ -176,8 +177,13 @@ func randomNAT(t *rapid.T, i int) config.NATRule {
 	n := config.NATRule{Name: fmt.Sprint("nat", i), Type: rapid.SampledFrom([]config.NATType{
 		config.NATMasquerade, config.NATSNAT, config.NATPortForward, config.NATStatic, config.NATNPT66,
 	}).Draw(t, "type"), Out: "lan0"}
+	if n.Type != config.NATNPT66 && rapid.Bool().Draw(t, "mark") {
+		n.Mark = 9
+	}
+	n.MSSClamp = n.Type != config.NATNPT66 && n.Type != config.NATStatic && rapid.Bool().Draw(t, "mss-clamp")
 	switch n.Type {
 	case config.NATMasquerade, config.NATSNAT:
+		n.ConnectionsPerClient = rapid.SampledFrom([]int{0, 3}).Draw(t, "connections-per-client")
 		for range rapid.IntRange(0, 2).Draw(t, "sources") {
 			n.Source = append(n.Source, randomPrefix(t))
 		}

@@ -44,6 +44,15 @@ func leaving(n *config.NATRule) *rs.Builder {
 	return r
 }
 
+// ways starts a rule for each direction of the connections that leave by the NAT
+// rule's interfaces.
+func ways(n *config.NATRule) []*rs.Builder {
+	if n.In == n.Out {
+		return []*rs.Builder{leaving(n)}
+	}
+	return []*rs.Builder{leaving(n), leaving(&config.NATRule{In: n.Out, Out: n.In})}
+}
+
 // sourceNAT compiles masquerade and snat. Without a source an IPv4 rule is
 // meant, unless its addresses say otherwise: nobody masks IPv6 by accident.
 func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain string) error {
@@ -90,7 +99,9 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 		if n.MSSClamp {
 			forward := rs.ID{Table: f, Name: "forward"}
 			const syn, rst = 0x02, 0x04
-			b.chains[forward] = append(b.chains[forward], leaving(n).TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
+			for _, way := range ways(n) {
+				b.chains[forward] = append(b.chains[forward], way.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
+			}
 		}
 	}
 	return nil

@@ -274,7 +274,7 @@ func (b *Builder) ForwardFrame(device string, index int) *Builder {
 
 // ClampMSS lowers the TCP maximum segment size to what the route carries.
 func (b *Builder) ClampMSS() *Builder {
-	const kind, offset, length, flags = 2, 2, 2, 0
+	const kind, offset, length = 2, 2, 2 // the option "maximum segment size" (RFC 9293 section 3.2), its value
 	b.attrs.expr("rt", func(e *Attrs) {
 		e.Uint32(unix.NFTA_RT_DREG, register(0))
 		e.Uint32(unix.NFTA_RT_KEY, unix.NFT_RT_TCPMSS)
@@ -291,7 +291,6 @@ func (b *Builder) ClampMSS() *Builder {
 		e.Uint8(unix.NFTA_EXTHDR_TYPE, kind)
 		e.Uint32(unix.NFTA_EXTHDR_OFFSET, offset)
 		e.Uint32(unix.NFTA_EXTHDR_LEN, length)
-		e.Uint32(unix.NFTA_EXTHDR_FLAGS, flags)
 		e.Uint32(unix.NFTA_EXTHDR_OP, unix.NFT_EXTHDR_OP_TCPOPT)
 	})
 	return b.say("tcp option maxseg size set rt mtu")
