@@ -118,6 +118,14 @@ func (c *Case) table() (Finding, bool) {
 	return Finding{}, true
 }
 
+// dumped is where evidence from the connection table was read, with its age.
+func (c *Case) dumped() string {
+	if c.NS.TableAge < time.Second {
+		return "dump of the connection table"
+	}
+	return "dump of the connection table " + ago(c.NS.TableAge)
+}
+
 // rules tells whether the ruleset was read; the finding says why not.
 func (c *Case) rules() (Finding, bool) {
 	if c.NS.Rules == nil || c.NS.RulesErr != nil && c.NS.Rules.Tables == 0 && len(c.NS.Rules.Legacy) == 0 {

@@ -61,7 +61,7 @@ func checkTimeWait(_ context.Context, c *Case) Finding {
 			f.Summary += fmt.Sprintf(": at most %d connections/s", int(c.NS.After.Limits.Max)/timeout)
 		}
 	}
-	return f.with("TIME_WAIT", fmt.Sprint(n), fromDump)
+	return f.with("TIME_WAIT", fmt.Sprint(n), c.dumped())
 }
 
 func checkHalfOpen(_ context.Context, c *Case) Finding {
@@ -70,7 +70,7 @@ func checkHalfOpen(_ context.Context, c *Case) Finding {
 	}
 	t := c.NS.Table
 	n := max(t.Unreplied, t.State(conntrack.TCPSynSent).Entries)
-	f := found(OK, "%s of the entries saw no answer", percent(c.share(n))).with("UNREPLIED", fmt.Sprint(n), fromDump)
+	f := found(OK, "%s of the entries saw no answer", percent(c.share(n))).with("UNREPLIED", fmt.Sprint(n), c.dumped())
 	// In a small table a few lookups without an answer say nothing.
 	if n > 1000 && c.fill() > 0.05 {
 		f.Verdict = grade(c.share(n), 0.20, 0.50)
@@ -93,7 +93,7 @@ func checkSourceSkew(_ context.Context, c *Case) Finding {
 		v = Info // a single client has nobody to starve
 	}
 	return found(v, "the largest source holds %s of the limit: %s", percent(share), top[0].Key).
-		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), fromDump)
+		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), c.dumped())
 }
 
 func checkDestinationSkew(_ context.Context, c *Case) Finding {
@@ -109,7 +109,7 @@ func checkDestinationSkew(_ context.Context, c *Case) Finding {
 		v = Info
 	}
 	return found(v, "the largest destination holds %s of the entries: %s", percent(c.share(top[0].Entries)), top[0].Key).
-		with(top[0].Key, fmt.Sprintf("%d entries", top[0].Entries), fromDump)
+		with(top[0].Key, fmt.Sprintf("%d entries", top[0].Entries), c.dumped())
 }
 
 func checkEstablishedTimeout(_ context.Context, c *Case) Finding {
@@ -209,7 +209,7 @@ func checkOneWay(_ context.Context, c *Case) Finding {
 		return f
 	}
 	n := c.NS.Table.OneWay
-	f := ok("%s of the entries are established without a reply", percent(c.share(n))).with("ESTABLISHED without SEEN_REPLY", fmt.Sprint(n), fromDump)
+	f := ok("%s of the entries are established without a reply", percent(c.share(n))).with("ESTABLISHED without SEEN_REPLY", fmt.Sprint(n), c.dumped())
 	if c.share(n) > 0.01 && n > 20 {
 		f.Verdict = Warn
 	}

@@ -89,7 +89,7 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	}
 	o := top[0]
 	return found(grade(o.Share(), 0.80, 0.90), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
-		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), fromDump)
+		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), c.dumped())
 }
 
 func checkPortSearch(_ context.Context, c *Case) Finding {
@@ -147,7 +147,7 @@ func checkPrivilegedPorts(_ context.Context, c *Case) Finding {
 		return ok("%d translated connections from ports below 1024", n)
 	}
 	return found(Info, "%d translated connections come from ports below 1024; the kernel maps those to 424 ports only (NFS, rsh)", n).
-		with("connections", fmt.Sprint(n), fromDump)
+		with("connections", fmt.Sprint(n), c.dumped())
 }
 
 // localRange reads ip_local_port_range.

@@ -123,7 +123,7 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 	plain := c.NS.Table.Translated[0]
 	if c.fill() > 0.5 && c.share(plain) > 0.2 {
 		return found(Info, "%s of the entries are not translated; notrack in raw prerouting would free them", percent(c.share(plain))).
-			with("not translated", fmt.Sprint(plain), fromDump)
+			with("not translated", fmt.Sprint(plain), c.dumped())
 	}
 	return ok("%s of the entries are not translated", percent(c.share(plain)))
 }

@@ -97,7 +97,7 @@ func checkEffectiveFill(_ context.Context, c *Case) Finding {
 	held := c.NS.Table.Total.Held()
 	v := grade(c.effectiveFill(), fillWarn, fillCritical)
 	return found(v, "%s of the limit are entries that nothing makes room for", percent(c.effectiveFill())).
-		with("assured and not closing", fmt.Sprint(held), fromDump)
+		with("assured and not closing", fmt.Sprint(held), c.dumped())
 }
 
 func checkTimeToFull(_ context.Context, c *Case) Finding {

@@ -194,7 +194,7 @@ func TestScreenFits(t *testing.T) {
 func TestHeader(t *testing.T) {
 	s := show(t)
 	s.want("table 1,000 of 4,000  fill 25% [##......]  held 19%  full in 25m00s", "fullest: host; 1,000 in 2 netns",
-		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing is short", "[1 Sources]", "every 13s")
+		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing is short", "[1 Sources]", "every "+pace(400*time.Millisecond, dumpShare, dumpMinimum).Round(time.Second).String())
 }
 
 func TestPages(t *testing.T) {

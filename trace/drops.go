@@ -158,17 +158,13 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	}
 	d.objects.dropsMaps = objects.dropsMaps
 	d.objects.DropsFirst, d.objects.DropsAgain = objects.First, objects.Again
-	for _, p := range []*ebpf.Program{objects.First, objects.Again} { // in this order: they run as attached
-		l, err := link.AttachTracing(link.TracingOptions{Program: p})
-		if err != nil {
-			d.Close()
-			return nil, fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
-		}
-		d.links = append(d.links, l)
-	}
 	if d.ring, err = ringbuf.NewReader(d.objects.Samples); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("drops: samples: %w", err)
+	}
+	if err := d.Resume(); err != nil {
+		d.Close()
+		return nil, err
 	}
 	d.nftSeen = nftDropsApart()
 	return d, nil
@@ -203,12 +199,10 @@ func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
 	}
 	d.objects.dropsMaps = objects.dropsMaps
 	d.objects.DropsRaw = objects.Program
-	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "kfree_skb", Program: objects.Program})
-	if err != nil {
+	if err := d.Resume(); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("drops: attach to raw tracepoint kfree_skb: %w", err)
+		return nil, err
 	}
-	d.links = []link.Link{l}
 	d.limits = append(d.limits, fmt.Sprintf(
 		"only places and reason numbers are shown, no namespaces, packets or stacks: %v", cause))
 	return d, nil
@@ -431,12 +425,60 @@ func (d *Drops) programs() []*ebpf.Program {
 	return slices.DeleteFunc(all, func(p *ebpf.Program) bool { return p == nil })
 }
 
-// Close stops counting.
-func (d *Drops) Close() error {
+// Pause stops to count until Resume; what was counted can still be read. A paused
+// probe costs the host nothing, and Resume much less than a new probe.
+func (d *Drops) Pause() error {
 	var errs []error
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
+	d.links = nil
+	return errors.Join(errs...)
+}
+
+// Resume counts from zero after Pause.
+func (d *Drops) Resume() error {
+	if err := d.forget(); err != nil {
+		return fmt.Errorf("drops: begin at zero: %w", err)
+	}
+	for _, p := range d.programs() { // in this order: they run as attached
+		var l link.Link
+		var err error
+		if p == d.objects.DropsRaw {
+			l, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "kfree_skb", Program: p})
+		} else {
+			l, err = link.AttachTracing(link.TracingOptions{Program: p})
+		}
+		if err != nil {
+			return fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
+		}
+		d.links = append(d.links, l)
+	}
+	return nil
+}
+
+// forget empties the maps of a paused probe.
+func (d *Drops) forget() error {
+	var keys []dropsDropKey
+	var key dropsDropKey
+	var counts []dropsDropCount
+	entries := d.objects.dropsMaps.Drops.Iterate()
+	for entries.Next(&key, &counts) {
+		keys = append(keys, key)
+	}
+	errs := []error{entries.Err()}
+	for _, k := range keys {
+		errs = append(errs, d.objects.dropsMaps.Drops.Delete(k))
+	}
+	for i := range uint32(2) {
+		errs = append(errs, d.objects.DropsMissed.Put(i, make([]uint64, ebpf.MustPossibleCPU())))
+	}
+	return errors.Join(append(errs, d.objects.DropsSeen.Put(uint32(0), make([]dropsSeen, ebpf.MustPossibleCPU())))...)
+}
+
+// Close stops counting.
+func (d *Drops) Close() error {
+	errs := []error{d.Pause()}
 	if d.ring != nil {
 		errs = append(errs, d.ring.Close())
 	}

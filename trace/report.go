@@ -101,6 +101,9 @@ type snapshot struct {
 type Watcher struct {
 	Options    DropOptions
 	Namespaces []conntrack.Namespace // those whose counters are compared
+	// Probe, when set, is a paused probe to use, made with the same options; Stop
+	// pauses it again.
+	Probe *Drops
 	// OnSample, when set, sees every sample as it comes, with its cause.
 	OnSample func(*DropSample, Cause)
 
@@ -119,9 +122,16 @@ const maxSamples = 20000
 
 // Start begins to observe.
 func (w *Watcher) Start(ctx context.Context) error {
-	drops, err := OpenDrops(w.Options)
-	if err != nil {
-		return err
+	drops := w.Probe
+	if drops != nil {
+		if err := drops.Resume(); err != nil {
+			return errors.Join(err, drops.Pause())
+		}
+	} else {
+		var err error
+		if drops, err = OpenDrops(w.Options); err != nil {
+			return err
+		}
 	}
 	w.drops = drops
 	sampling, stop := context.WithCancel(ctx)
@@ -202,7 +212,11 @@ func (w *Watcher) placeOf(c *DropCount, sample *DropSample) place {
 
 // Stop ends the observation and explains it. It may be called once.
 func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
-	defer w.drops.Close()
+	if w.Probe != nil {
+		defer func() { _ = w.Probe.Pause() }()
+	} else {
+		defer w.drops.Close()
+	}
 	r := &DropReport{Window: time.Since(w.started), Limits: w.drops.Limits()}
 	known := map[uint64]bool{}
 	after := map[uint64]snapshot{}

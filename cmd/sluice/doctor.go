@@ -76,7 +76,8 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 	}
 	options := vitals.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
 	if f.watch {
-		options.Progress, options.Light = nil, true
+		options.Progress, options.Session = nil, &vitals.Session{}
+		defer options.Session.Close()
 	}
 	reader := vitals.NewLive(only)
 	for {

@@ -33,7 +33,8 @@ services and backends, SNAT ports, states, drops by cause, CPU phases and networ
 namespaces. Enter goes into a row, '?' shows the keys.
 
 It only reads, and costs at most about 5 % of one core: a table of a million
-connections is read about once a minute. NO_COLOR is honoured.`,
+connections is read about once a minute from four cores on, every two minutes with two.
+NO_COLOR is honoured.`,
 		Example: `  sluice top
   sluice top --netns blue
   sluice top --once

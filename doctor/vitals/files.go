@@ -292,6 +292,9 @@ func ParseLog(records []string, uptime time.Duration) []LogLine {
 		if !ok {
 			continue
 		}
+		if !strings.Contains(message, "table") && !strings.Contains(message, "TCP: ") {
+			continue // without the expressions, which are slow
+		}
 		m := TableFull.FindStringSubmatch(message)
 		if m == nil && !otherLine.MatchString(message) {
 			continue

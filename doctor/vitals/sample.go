@@ -75,6 +75,8 @@ type Namespace struct {
 	// Table sums up the connection table; nil when it was empty or unreadable.
 	Table    *conntrack.Summary
 	TableErr error
+	// TableAge is how long ago the table was read; zero: in this window.
+	TableAge time.Duration
 	// TableSkipped tells that the table was hardly in use and so not read.
 	TableSkipped bool
 	// PrivilegedPorts are translated flows whose client port is below 1024.

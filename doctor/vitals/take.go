@@ -3,6 +3,7 @@
 package vitals
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,11 +19,6 @@ import (
 // errNoEvents is why a namespace has no drops when they could not be watched.
 var errNoEvents = errors.New("drop events could not be read")
 
-// lightFill is the share of nf_conntrack_max below which a light examination does
-// not read the table: a dump takes 1.6 s of CPU time for a million entries, and
-// even for few it walks all buckets of the host.
-const lightFill = 0.02
-
 // DefaultWindow is how long a host is watched when nothing else is asked for.
 const DefaultWindow = 3 * time.Second
 
@@ -31,9 +27,9 @@ type Options struct {
 	Window time.Duration // 0: DefaultWindow
 	// NoDrops leaves out the drop events, which need the right to load BPF.
 	NoDrops bool
-	// Light leaves out what costs CPU time and says little: the connection tables
-	// of namespaces that use less than lightFill of the limit.
-	Light bool
+	// Session, when set, is used by examinations that follow each other: it bounds
+	// what they cost the host.
+	Session *Session
 	// Progress, when set, is told what is going on.
 	Progress func(format string, args ...any)
 	// During, when set, runs within the window, which then ends when it returns.
@@ -76,7 +72,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 			return nil, err
 		}
 	}
-	s.inspect(ctx, reader, o.Light)
+	s.inspect(ctx, reader, o.Session)
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
 		return nil, err
 	}
@@ -119,14 +115,14 @@ func goneAway(err error) bool {
 }
 
 // inspect reads what needs to be read once: tables and rules.
-func (s *Sample) inspect(ctx context.Context, reader Reader, light bool) {
+func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
+	if session != nil {
+		session.inspect(ctx, reader, s.Namespaces, time.Now())
+		return
+	}
 	for _, n := range s.Namespaces {
-		if n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace); n.RulesErr != nil && n.Rules == nil {
-			n.Rules = &Ruleset{}
-		}
-		if n.TableSkipped = light && n.Before.Limits.Fill() < lightFill; n.TableSkipped {
-			continue
-		}
+		n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace)
+		n.Rules = cmp.Or(n.Rules, &Ruleset{})
 		n.Table, n.PrivilegedPorts, n.TableErr = reader.Table(ctx, n.Namespace)
 	}
 }
@@ -140,7 +136,14 @@ func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o O
 	if len(list) == 1 {
 		w.Options.Netns = list[0].Inode
 	}
-	if err := w.Start(ctx); err != nil {
+	var err error
+	if o.Session != nil {
+		w.Probe, err = o.Session.drops(w.Options)
+	}
+	if err == nil {
+		err = w.Start(ctx)
+	}
+	if err != nil {
 		s.Limits = append(s.Limits, fmt.Sprintf("drop events are not seen, causes come from counters alone: %v", err))
 		return nil
 	}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// counting is a reader whose tables cost CPU time.
+type counting struct {
+	Reader
+	tables, rules map[uint64]int
+	used          time.Duration
+}
+
+func (c *counting) Table(_ context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error) {
+	c.tables[ns.Inode]++
+	c.used += firstCredit
+	return conntrack.NewSummary(0), 0, nil
+}
+
+func (c *counting) Rules(_ context.Context, ns conntrack.Namespace) (*Ruleset, error) {
+	c.rules[ns.Inode]++
+	return &Ruleset{}, nil
+}
+
+func full(inode uint64, generation uint32) *Namespace {
+	n := &Namespace{Namespace: conntrack.Namespace{Inode: inode}}
+	n.Before.Limits = conntrack.Limits{Count: 500, Max: 1000}
+	n.Before.Generation = generation
+	return n
+}
+
+// TestSession wants dear tables to be read in turn, as CPU time allows, and rules
+// only when they change.
+func TestSession(t *testing.T) {
+	c := &counting{tables: map[uint64]int{}, rules: map[uint64]int{}}
+	s := &Session{cpuTime: func() time.Duration { return c.used }}
+	now := time.Now()
+	round := func(list ...*Namespace) []*Namespace {
+		s.inspect(t.Context(), c, list, now)
+		return list
+	}
+	first := round(full(1, 7), full(2, 7))
+	if first[0].Table == nil || first[1].Table != nil || !errors.Is(first[1].TableErr, errLater) {
+		t.Errorf("the first round read %v: one table uses up the credit", c.tables)
+	}
+	now = now.Add(15 * time.Second) // some credit again: the table that was never read has its turn
+	if list := round(full(1, 7), full(2, 7)); list[0].TableAge != 15*time.Second || list[0].Table != first[0].Table || list[1].Table == nil {
+		t.Errorf("the first table is %s old, want 15s and the same; the second is %v", list[0].TableAge, list[1].Table)
+	}
+	now = now.Add(time.Second) // still in debt
+	round(full(1, 7), full(2, 7))
+	if c.tables[1] != 1 || c.tables[2] != 1 {
+		t.Errorf("tables were read %v times, without credit", c.tables)
+	}
+	now = now.Add(time.Hour)
+	if list := round(full(1, 8), full(2, 7)); list[0].TableAge != 0 || c.tables[1] != 2 || c.tables[2] != 1 {
+		t.Errorf("tables were read %v times: the oldest comes first", c.tables)
+	}
+	if c.rules[1] != 2 || c.rules[2] != 1 {
+		t.Errorf("rules were read %v times: once for each generation", c.rules)
+	}
+	now = now.Add(time.Hour)
+	round(full(2, 7))
+	if len(s.tables) != 1 || len(s.rules) != 1 {
+		t.Errorf("%d tables and %d rules are kept of one namespace", len(s.tables), len(s.rules))
+	}
+	few := full(3, 1)
+	few.Before.Limits.Count = 1
+	if round(few); !few.TableSkipped || c.tables[3] != 0 {
+		t.Error("a table that is hardly in use was read")
+	}
+}
