@@ -34,9 +34,15 @@ type Suite struct {
 	Limit string
 	// Comparisons puts ratios of rows beside published ones.
 	Comparisons []Comparison
-	// WallClock suites measure by the clock on the wall, so that other programs on
-	// the machine change their figures. The others measure by CPU time.
-	WallClock bool
+	// Yardstick suites measure by CPU time, and each run between two measurements of
+	// the redirect-only loop, in whose unit runs are compared. The others measure by
+	// the clock on the wall, where every program on the machine counts, and compare
+	// with what their first row did in the same repetition.
+	Yardstick bool
+	// Seconds is the measured time of one run unless asked otherwise; 0 means 0.3.
+	Seconds float64
+	// MaxReps bounds the repetitions where each takes long; 0 means no bound.
+	MaxReps int
 	// NotShown lists what a reader must not conclude.
 	NotShown []string
 }
@@ -47,6 +53,8 @@ type Point struct {
 	Value int
 	// Shuffled makes the flows follow in an order that defeats prefetching.
 	Shuffled bool
+	// MaxReps bounds the repetitions at a point that takes long; 0 means no bound.
+	MaxReps int
 }
 
 // Metric is one reported quantity.
@@ -55,6 +63,8 @@ type Metric struct {
 	Unit string
 	// LowerIsBetter for times and memory.
 	LowerIsBetter bool
+	// Absolute figures do not depend on the machine's speed: bytes, shares, losses.
+	Absolute bool
 	// Digits after the decimal point in tables.
 	Digits int
 }
@@ -78,14 +88,15 @@ type Comparison struct {
 	// Published figures of both, in the source's unit, and where they stand.
 	Published, PublishedAgainst float64
 	Source                      string
-	// Why explains a difference of more than a fifth, from a profile.
-	Why string
+	// Added compares not rates but what a packet takes longer by Row than by
+	// Against; the published figure is in nanoseconds and PublishedAgainst is 1.
+	Added bool
 }
 
 // Options of a run.
 type Options struct {
-	Reps    int            // repetitions; 0 means 5
-	Seconds float64        // measured time of one run; 0 means 2
+	Reps    int            // repetitions; 0 means 5; a suite may make fewer
+	Seconds float64        // measured time of one run; 0 means the suite's own
 	Rows    *regexp.Regexp // only these rows; nil means all
 	Points  *regexp.Regexp // only these points; nil means all
 	CPU     int            // CPU that generates
@@ -119,6 +130,20 @@ func (t *Trial) Cleanup(f func() error) { t.cleanup = append(t.cleanup, f) }
 
 // Duration of the measurement.
 func (t *Trial) Duration() time.Duration { return time.Duration(t.Seconds * float64(time.Second)) }
+
+// window waits until the packet path has used the trial's duration of CPU time:
+// on a busy machine that is longer by the clock on the wall, up to twenty times.
+func (t *Trial) window(ctx context.Context, used func() time.Duration) error {
+	end, giveUp := used()+t.Duration(), time.Now().Add(20*t.Duration())
+	for left := t.Duration(); left > 0 && time.Now().Before(giveUp); left = end - used() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(left, time.Millisecond)):
+		}
+	}
+	return nil
+}
 
 // closeLater registers an io.Closer.
 func (t *Trial) closeLater(c io.Closer) { t.Cleanup(c.Close) }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,7 +38,7 @@ func fixed(limit, row float64) Suite {
 				return ""
 			}, Run: say(limit / 4)},
 		},
-		Comparisons: []Comparison{{What: "row / limit", Row: "row", Against: "limit", Published: 1, PublishedAgainst: 4, Source: "a book", Why: "books are old."}},
+		Comparisons: []Comparison{{What: "row / limit", Row: "row", Against: "limit", Published: 1, PublishedAgainst: 4, Source: "a book"}},
 		NotShown:    []string{"Anything."},
 	}
 }
@@ -48,6 +49,8 @@ func run(t *testing.T, s Suite) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What else runs on this machine is none of the test's business.
+	r.Noise = slices.DeleteFunc(r.Noise, func(n string) bool { return strings.HasPrefix(n, "other programs") })
 	return r
 }
 
@@ -68,27 +71,72 @@ func TestResult(t *testing.T) {
 	}
 }
 
+// TestNoiseIsTold has one row of several whose repetitions differ: it is marked,
+// and so is every ratio that it is part of; the others are not.
 func TestNoiseIsTold(t *testing.T) {
 	s, n := fixed(4, 2), 0.0
-	for i := range s.Rows {
-		s.Rows[i].Run = func(t *Trial) error { n++; t.Report("rate", n); return nil }
+	s.Rows[1].Run = func(t *Trial) error { n++; t.Report("rate", n); return nil }
+	r := run(t, s)
+	if len(r.Noise) != 1 || !strings.Contains(r.Noise[0], "2 of 5 figures") {
+		t.Errorf("noise %q", r.Noise)
 	}
-	if r := run(t, s); len(r.Noise) != 1 || !strings.Contains(r.Noise[0], "differ") {
-		t.Errorf("noise %v", r.Noise)
+	if !r.Cell("row", "a", "rate").Noisy || r.Cell("limit", "a", "rate").Noisy || !r.Ratios[0].Noisy {
+		t.Errorf("row %+v, limit %+v, ratio %+v", r.Cell("row", "a", "rate"), r.Cell("limit", "a", "rate"), r.Ratios[0])
+	}
+	var text bytes.Buffer
+	if err := r.WriteTable(&text); err != nil || !strings.Contains(text.String(), " ~") || !strings.Contains(text.String(), "NOISY") {
+		t.Errorf("error %v, table\n%s", err, text.String())
+	}
+}
+
+// TestSpeedCancelsOut has a machine whose speed changes between repetitions: the
+// figures do, what they are compared by does not.
+func TestSpeedCancelsOut(t *testing.T) {
+	s, speed := fixed(4, 2), 1.0
+	s.Rows[0].Run = func(t *Trial) error { speed *= 1.5; t.Report("rate", 4*speed); return nil }
+	s.Rows[1].Run = func(t *Trial) error { t.Report("rate", 2*speed); return nil }
+	s.Points = s.Points[:1]
+	c := run(t, s).Cell("row", "a", "rate")
+	if c.Noisy || c.Spread != 0 || c.Relative != 0.5 || c.Share != 0.5 || c.Raw[0] == c.Raw[1] {
+		t.Errorf("%+v", c)
 	}
 }
 
 func TestCheck(t *testing.T) {
 	then := run(t, fixed(4, 2))
-	if moves := Check(then, run(t, fixed(8, 4))); len(moves) != 0 {
-		t.Errorf("a machine twice as fast: %+v", moves)
+	moves := func(limit, row float64) []Move {
+		now := run(t, fixed(limit, row))
+		now.Compare(then, "then.json")
+		if now.Check.Compared != 5 {
+			t.Errorf("%d figures compared, want 5", now.Check.Compared)
+		}
+		return now.Check.Moves
 	}
-	moves := Check(then, run(t, fixed(4, 1)))
-	if len(moves) != 2 || !moves[0].Worse || moves[0].Row != "row" || moves[0].Change != -0.5 {
-		t.Errorf("half the rate: %+v", moves)
+	if m := moves(8, 4); len(m) != 0 {
+		t.Errorf("a machine twice as fast: %+v", m)
 	}
-	if moves = Check(then, run(t, fixed(4, 3))); len(moves) != 2 || moves[0].Worse {
-		t.Errorf("a better rate: %+v", moves)
+	m := moves(4, 1)
+	if len(m) != 2 || !m[0].Worse || m[0].Row != "row" || m[0].Change != -0.5 {
+		t.Errorf("half the rate: %+v", m)
+	}
+	if m := moves(4, 3); len(m) != 2 || m[0].Worse {
+		t.Errorf("a better rate: %+v", m)
+	}
+	if m := moves(4, 2.08); len(m) != 0 {
+		t.Errorf("4 %% is no move: %+v", m)
+	}
+}
+
+// TestMaxReps: where runs take long, fewer are made, and the result says how many.
+func TestMaxReps(t *testing.T) {
+	s := fixed(4, 2)
+	s.MaxReps, s.Points[1].MaxReps = 2, 1
+	r, err := Run(context.Background(), s, Options{Reps: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := r.Cell("row", "a", "rate"), r.Cell("row", "b", "rate"); r.Reps != 2 || len(a.Raw) != 2 || len(b.Raw) != 1 {
+		t.Errorf("%d repetitions, cells %+v %+v", r.Reps, a, b)
 	}
 }
 
@@ -134,6 +182,51 @@ func TestSaveAndDocs(t *testing.T) {
 	for _, want := range []string{"## packets", "packets.svg", "## Not measured yet", "sluice bench fnat64"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("%q is missing in the page", want)
+		}
+	}
+}
+
+// TestExplanations: a difference of more than a fifth from a published ratio is
+// explained from the file, or the page says that it is not.
+func TestExplanations(t *testing.T) {
+	dir := t.TempDir()
+	r := run(t, fixed(4, 2))
+	r.Suite, r.Ratios[0].What = "flows", "nft DSR / nft DNAT"
+	if err := r.Save(filepath.Join(dir, "flows.json")); err != nil {
+		t.Fatal(err)
+	}
+	page := filepath.Join(dir, "benchmarks.md")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := func() string {
+		t.Helper()
+		if err := WriteDocs(dir, page); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if !strings.Contains(written(), "not explained yet") {
+		t.Error("an unexplained difference passes in silence")
+	}
+	write("dsr.folded", "a;b 1\n")
+	write("explained.yaml", "flows:\n  nft DSR / nft DNAT:\n    why: the links are veth.\n    profiles: [dsr.folded]\n")
+	if got := written(); !strings.Contains(got, "the links are veth.") || !strings.Contains(got, "(./dsr.folded)") || strings.Contains(got, "not explained yet") {
+		t.Errorf("the explanation is not in\n%s", got)
+	}
+	for _, wrong := range []string{
+		"flaws: {}", "flows:\n  a / b: {why: c}", "flows:\n  nft DSR / nft DNAT: {why: c, profiles: [gone.folded]}",
+	} {
+		write("explained.yaml", wrong)
+		if err := WriteDocs(dir, page); err == nil {
+			t.Errorf("%q is accepted", wrong)
 		}
 	}
 }

@@ -2,14 +2,38 @@
 
 package bench
 
-import "math"
+import (
+	"fmt"
+	"io"
+	"math"
 
-// Move is a ratio that differs between two runs by more than their noise.
+	"github.com/sluice-lb/sluice/table"
+)
+
+// Checked is a comparison with an earlier run of the suite.
+type Checked struct {
+	Against string `json:"against"` // file of the earlier run
+	// Compared figures; those that only one run has are not.
+	Compared int    `json:"compared"`
+	Moves    []Move `json:"moves"`
+}
+
+// Worse returns how many figures got worse.
+func (c *Checked) Worse() (n int) {
+	for _, m := range c.Moves {
+		if m.Worse {
+			n++
+		}
+	}
+	return n
+}
+
+// Move is a figure that differs between two runs by more than their noise.
 type Move struct {
 	Row    string  `json:"row"`
 	Point  string  `json:"point"`
 	Metric string  `json:"metric"`
-	Then   float64 `json:"then"` // ratio to the reference row
+	Then   float64 `json:"then"` // see Cell.Relative
 	Now    float64 `json:"now"`
 	Change float64 `json:"change"` // Now / Then − 1
 	Noise  float64 `json:"noise"`  // what the spreads of both runs explain
@@ -19,57 +43,58 @@ type Move struct {
 // checkFloor is what two quiet runs may differ by.
 const checkFloor = 0.05
 
-// Check compares the ratios of two runs of a suite: each figure divided by that
-// of a reference row at the same point and metric, so that a faster or slower
-// machine cancels out. The reference is the limit row, or else the first row
-// that both have.
-func Check(then, now *Result) []Move {
-	var moves []Move
-	for i := range now.Rows {
-		for j := range now.Rows[i].Cells {
-			c := &now.Rows[i].Cells[j]
-			if m, ok := compareCell(then, now, now.Rows[i].Name, c); ok {
-				moves = append(moves, m)
+// Compare fills in Check: what moved since then. Figures are compared in units
+// of the yardstick (Cell.Relative), so that a faster or slower machine cancels out.
+func (r *Result) Compare(then *Result, path string) {
+	r.Check = &Checked{Against: path, Moves: []Move{}}
+	for i := range r.Rows {
+		for j := range r.Rows[i].Cells {
+			c := &r.Rows[i].Cells[j]
+			old := then.Cell(r.Rows[i].Name, c.Point, c.Metric)
+			// Without a quotient on either side the figures have nothing in common.
+			if old == nil || old.Relative == 0 || (len(old.Per) == 0) != (len(c.Per) == 0) {
+				continue
+			}
+			r.Check.Compared++
+			if m := compareCell(old, c); math.Abs(m.Change) > m.Noise {
+				m.Row, m.Worse = r.Rows[i].Name, (m.Change > 0) == r.lowerIsBetter(c.Metric)
+				r.Check.Moves = append(r.Check.Moves, m)
 			}
 		}
 	}
-	return moves
 }
 
-func compareCell(then, now *Result, row string, c *Cell) (Move, bool) {
-	ref := reference(then, now, c.Point, c.Metric)
-	old := then.Cell(row, c.Point, c.Metric)
-	if ref == "" || ref == row || old == nil {
-		return Move{}, false
-	}
-	oldRef, newRef := then.Cell(ref, c.Point, c.Metric), now.Cell(ref, c.Point, c.Metric)
-	if oldRef.Median == 0 || newRef.Median == 0 || old.Median == 0 {
-		return Move{}, false
-	}
-	m := Move{Row: row, Point: c.Point, Metric: c.Metric, Then: old.Median / oldRef.Median, Now: c.Median / newRef.Median}
+func compareCell(old, c *Cell) Move {
+	m := Move{Point: c.Point, Metric: c.Metric, Then: old.Relative, Now: c.Relative}
 	m.Change = m.Now/m.Then - 1
 	// Half a spread is how far a median can be from the middle of its repetitions.
-	m.Noise = max(checkFloor, (old.Spread+oldRef.Spread+c.Spread+newRef.Spread)/2)
-	m.Worse = m.Change < 0
-	for _, metric := range now.Metrics {
-		if metric.Name == c.Metric && metric.LowerIsBetter {
-			m.Worse = m.Change > 0
-		}
-	}
-	return m, math.Abs(m.Change) > m.Noise
+	m.Noise = max(checkFloor, (old.Spread+c.Spread)/2)
+	return m
 }
 
-func reference(then, now *Result, point, metric string) string {
-	usable := func(row string) bool {
-		return then.Cell(row, point, metric) != nil && now.Cell(row, point, metric) != nil
-	}
-	if now.Limit != "" && usable(now.Limit) {
-		return now.Limit
-	}
-	for i := range now.Rows {
-		if usable(now.Rows[i].Name) {
-			return now.Rows[i].Name
+func (r *Result) lowerIsBetter(metric string) bool {
+	for _, m := range r.Metrics {
+		if m.Name == metric {
+			return m.LowerIsBetter
 		}
 	}
-	return ""
+	return false
+}
+
+func (c *Checked) write(w io.Writer) error {
+	if len(c.Moves) == 0 {
+		fmt.Fprintf(w, "\nnone of %d figures moved by more than the noise of the two runs (against %s)\n", c.Compared, c.Against)
+		return nil
+	}
+	fmt.Fprintf(w, "\n%d of %d figures moved by more than the noise of the two runs, against %s:\n", len(c.Moves), c.Compared, c.Against)
+	t := table.New("row", "point", "metric", ">then", ">now", ">change", ">noise", "verdict")
+	for _, m := range c.Moves {
+		verdict := "better"
+		if m.Worse {
+			verdict = "worse"
+		}
+		t.Row(m.Row, m.Point, m.Metric, fmt.Sprintf("%.3f", m.Then), fmt.Sprintf("%.3f", m.Now),
+			fmt.Sprintf("%+.0f%%", m.Change*100), fmt.Sprintf("%.0f%%", m.Noise*100), verdict)
+	}
+	return t.Write(w)
 }

@@ -12,6 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
 )
 
 // WriteDocs renders the committed results of every suite as one Markdown page
@@ -20,6 +23,10 @@ import (
 func WriteDocs(dir, page string) error {
 	var b bytes.Buffer
 	b.WriteString(docsHead)
+	explained, err := readExplanations(dir)
+	if err != nil {
+		return err
+	}
 	var missing []Suite
 	var machine string
 	for _, s := range Suites() {
@@ -43,7 +50,7 @@ func WriteDocs(dir, page string) error {
 		if err != nil {
 			return err
 		}
-		r.writeSection(&b, s, filepath.ToSlash(link))
+		r.writeSection(&b, s, filepath.ToSlash(link), explained[s.Name])
 	}
 	if len(missing) > 0 {
 		b.WriteString("## Not measured yet\n\n")
@@ -67,7 +74,9 @@ that the kernel runs in a loop, and counted by an XDP program at the far end; co
 ends that turn each packet into the one that answers it. On veth all of this, gateway included, is one chain of soft
 interrupts on one CPU, so a rate is what one CPU does, sender and far end included. The row called *limit* is what these
 cost with the least possible gateway between them: a share of 1.00 would be a gateway that costs nothing more than that.
-A second in these rates is one of that CPU's time, not of the clock on the wall.
+A second in these rates is one of that CPU's time, not of the clock on the wall; each run stands between two measurements of
+the redirect-only loop, and what runs are compared by is the quotient. Suites with real TCP stacks measure by the clock on
+the wall and compare with their first row in the same repetition.
 
 What no table here shows: network cards, their drivers and interrupts; several CPUs that contend; caches shared with the
 applications of a real host; days of traffic.
@@ -103,17 +112,26 @@ func virtual(product string) string {
 // explainBeyond is how far a ratio may be from the published one without words.
 const explainBeyond = 0.20
 
-func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string) {
+func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string, explained map[string]explanation) {
 	fmt.Fprintf(b, "## %s: %s\n\n%s\n\n", s.Name, s.Title, s.About)
 	if s.Reproduces != "" {
 		fmt.Fprintf(b, "Stands beside %s.\n\n", s.Reproduces)
 	}
 	r.WriteMarkdown(b)
 	for _, q := range r.Ratios {
-		why := s.why(q.What)
-		if math.Abs(q.OfRatios-1) > explainBeyond && why != "" {
-			fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s\n", q.What, ratio(q.Ours), ratio(q.Published), why)
+		if math.Abs(q.OfRatios-1) <= explainBeyond {
+			continue
 		}
+		why := explained[q.What]
+		if why.Why == "" {
+			fmt.Fprintf(b, "\n**%s is %s here and %s there: not explained yet.**\n", q.What, ratio(q.Ours), ratio(q.Published))
+			continue
+		}
+		fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
+		for i, p := range why.Profiles {
+			fmt.Fprintf(b, "%s[%s](%s/%s)", map[bool]string{true: " Profiles: ", false: ", "}[i == 0], p, link, p)
+		}
+		b.WriteString("\n")
 	}
 	fmt.Fprintf(b, "\n![%s](%s/%s.svg)\n\n", s.Title, link, s.Name)
 	if len(s.NotShown) > 0 {
@@ -127,11 +145,43 @@ func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string) {
 		r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, s.Name, link, s.Name)
 }
 
-func (s Suite) why(what string) string {
-	for _, c := range s.Comparisons {
-		if c.What == what {
-			return c.Why
+// explanation says why a ratio differs from the published one.
+type explanation struct {
+	Why string `yaml:"why"`
+	// Profiles are files beside the results that show it: folded stacks, as sluice
+	// profile writes them.
+	Profiles []string `yaml:"profiles,omitempty"`
+}
+
+// readExplanations reads explained.yaml: by suite and by the ratio's name. None is no error.
+func readExplanations(dir string) (map[string]map[string]explanation, error) {
+	path := filepath.Join(dir, "explained.yaml")
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all map[string]map[string]explanation
+	if err := yaml.UnmarshalWithOptions(b, &all, yaml.Strict()); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	for suite, ratios := range all {
+		s, err := Find(suite)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		for what, e := range ratios {
+			if !slices.ContainsFunc(s.Comparisons, func(c Comparison) bool { return c.What == what }) {
+				return nil, fmt.Errorf("%s: suite %s has no ratio %q", path, suite, what)
+			}
+			for _, p := range e.Profiles {
+				if _, err := os.Stat(filepath.Join(dir, p)); err != nil {
+					return nil, fmt.Errorf("%s: %s: %q: %w", path, suite, what, err)
+				}
+			}
 		}
 	}
-	return ""
+	return all, nil
 }

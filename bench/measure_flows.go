@@ -93,7 +93,7 @@ func (n *network) flowEnds(t *Trial, c connections) (*load.Client, *load.Server,
 func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) error {
 	all := uint64(client.Spec().Connections)
 	var a, b load.FlowCounts
-	for i := 0; i < 500 && (i < 20 || a.Started < all); i++ {
+	for i := 0; i < 500 && (i < 10 || a.Started < all); i++ {
 		var err error
 		if a, err = client.Read(); err != nil {
 			return err
@@ -112,10 +112,8 @@ func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) 
 	if a, err = client.Read(); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(t.Duration()):
+	if err := t.window(ctx, client.CPUTime); err != nil {
+		return err
 	}
 	if b, err = client.Read(); err != nil {
 		return err

@@ -225,10 +225,10 @@ func (n *network) ends(s stream) (from, to *lab.Node, spec load.PacketSpec) {
 	return from, to, spec
 }
 
-// warmUp waits until the sender has sent the packets, at least a fifth of a
+// warmUp waits until the sender has sent the packets, at least a tenth of a
 // second long, at most 20 seconds.
 func warmUp(ctx context.Context, sender *load.Sender, packets uint64, done <-chan error) error {
-	for i := 0; i < 2000 && (i < 20 || sender.Sent() < packets); i++ {
+	for i := 0; i < 2000 && (i < 10 || sender.Sent() < packets); i++ {
 		select {
 		case err := <-done:
 			return fmt.Errorf("sender ended early: %w", errors.Join(err, ctx.Err()))
@@ -250,10 +250,8 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	if err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(t.Duration()):
+	if err := t.window(ctx, sender.CPUTime); err != nil {
+		return err
 	}
 	b, err := sink.Read()
 	if err != nil {

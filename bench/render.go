@@ -57,6 +57,9 @@ func (r *Result) figure(row *ResultRow, c column) string {
 		return "-"
 	}
 	s := format(cell.Median, c.metric.Digits)
+	if cell.Noisy {
+		s = "~" + s
+	}
 	if cell.Share > 0 {
 		s += fmt.Sprintf(" (%.2f)", cell.Share)
 	}
@@ -89,11 +92,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 	if err := t.Write(w); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nmedian of %d interleaved repetitions of %g s; ± half the range", r.Reps, r.Seconds)
-	if r.Limit != "" {
-		fmt.Fprintf(w, "; in brackets the share of %q", r.Limit)
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "\n%s\n", r.legend())
 	if len(r.Ratios) > 0 {
 		fmt.Fprintln(w)
 		if err := r.ratioTable().Write(w); err != nil {
@@ -104,15 +103,38 @@ func (r *Result) WriteTable(w io.Writer) error {
 	for _, n := range r.Noise {
 		fmt.Fprintf(w, "\nNOISY: %s\n", n)
 	}
+	if r.Check != nil {
+		return r.Check.write(w)
+	}
 	return nil
+}
+
+// legend says how to read the figures.
+func (r *Result) legend() string {
+	s := fmt.Sprintf("Median of %d interleaved repetitions of %g s; ± is half the range of the repetitions", r.Reps, r.Seconds)
+	if r.Yardstick {
+		s += ", each divided by what the redirect-only loop did directly before and after it"
+	}
+	s += fmt.Sprintf("; ~ marks a range of more than %.0f %%.", noisyCell*100)
+	if r.Limit != "" {
+		s += fmt.Sprintf(" In brackets: the share of “%s” in the same column.", r.Limit)
+	}
+	return s
 }
 
 func (r *Result) ratioTable() *table.Table {
 	t := table.New("ratio", ">here", ">published", ">ratio of ratios", "source")
 	for _, q := range r.Ratios {
-		t.Row(q.What, ratio(q.Ours), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.Source)
+		t.Row(q.What, q.ours(), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.Source)
 	}
 	return t
+}
+
+func (q Ratio) ours() string {
+	if q.Noisy {
+		return "~" + ratio(q.Ours)
+	}
+	return ratio(q.Ours)
 }
 
 func ratio(v float64) string {
@@ -173,15 +195,11 @@ func (r *Result) WriteMarkdown(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "\nMedian of %d interleaved repetitions of %g s; ± is half the range of the repetitions.", r.Reps, r.Seconds)
-	if r.Limit != "" {
-		fmt.Fprintf(w, " In brackets: the share of “%s” in the same column.", r.Limit)
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "\n%s\n", r.legend())
 	if len(r.Ratios) > 0 {
 		fmt.Fprint(w, "\n| ratio | here | published | ratio of ratios | source |\n|---|---:|---:|---:|---|\n")
 		for _, q := range r.Ratios {
-			fmt.Fprintf(w, "| %s | %s | %s | %.2f | %s |\n", q.What, ratio(q.Ours), ratio(q.Published), q.OfRatios, q.Source)
+			fmt.Fprintf(w, "| %s | %s | %s | %.2f | %s |\n", q.What, q.ours(), ratio(q.Published), q.OfRatios, q.Source)
 		}
 	}
 	r.writeRemarks(w, "- ")

@@ -5,6 +5,7 @@ package bench
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ type Result struct {
 	Points      []string    `json:"points"`
 	Metrics     []Metric    `json:"metrics"`
 	Limit       string      `json:"limit,omitempty"`
+	Yardstick   bool        `json:"yardstick,omitempty"`
 	Rows        []ResultRow `json:"rows"`
 	Ratios      []Ratio     `json:"ratios,omitempty"`
 	// Foreign is, for each run, how many CPUs' worth of time went to programs
@@ -32,6 +34,8 @@ type Result struct {
 	Foreign []float64 `json:"foreign_cpus"`
 	// Noise says in words why the figures should not be trusted; empty when quiet.
 	Noise []string `json:"noise,omitempty"`
+	// Check is what moved against an earlier run, where one was asked for.
+	Check *Checked `json:"check,omitempty"`
 }
 
 // ResultRow is one row with its cells.
@@ -48,11 +52,31 @@ type Cell struct {
 	Point  string    `json:"point"`
 	Metric string    `json:"metric"`
 	Raw    []float64 `json:"raw"`
+	// Per is what each raw value is divided by to compare it with another run's: the
+	// yardstick around it in Mpps, or the first row's value of that repetition.
+	Per    []float64 `json:"per,omitempty"`
 	Median float64   `json:"median"`
-	// Spread is (max − min) / median of the raw values.
+	// Relative is the median of Raw / Per; of Raw alone where there is no Per.
+	Relative float64 `json:"relative"`
+	// Spread is (max − min) / median of what Relative is the median of.
 	Spread float64 `json:"spread"`
-	// Share of the limit row's median at the same point; 0 when there is none.
+	// Noisy cells have a spread of more than noisyCell, or too few repetitions to tell.
+	Noisy bool `json:"noisy,omitempty"`
+	// Share is Relative as a part of the limit row's; 0 when there is none.
 	Share float64 `json:"share,omitempty"`
+}
+
+// summarize computes medians and spreads.
+func (c *Cell) summarize() {
+	relative := slices.Clone(c.Raw)
+	for i, per := range c.Per {
+		relative[i] /= per
+	}
+	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), 0
+	if c.Relative != 0 {
+		c.Spread = (slices.Max(relative) - slices.Min(relative)) / math.Abs(c.Relative)
+	}
+	c.Noisy = c.Spread > noisyCell
 }
 
 // Ratio is one comparison with a published figure.
@@ -63,12 +87,13 @@ type Ratio struct {
 	// OfRatios is Ours / Published.
 	OfRatios float64 `json:"ratio_of_ratios"`
 	Source   string  `json:"source"`
+	Noisy    bool    `json:"noisy,omitempty"` // one of its figures is
 }
 
 func newResult(s Suite, o Options) *Result {
 	r := &Result{
 		Suite: s.Name, Title: s.Title, Command: o.Command, Started: time.Now().UTC().Truncate(time.Second),
-		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit,
+		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit, Yardstick: s.Yardstick,
 	}
 	for _, p := range s.Points {
 		r.Points = append(r.Points, p.Name)
@@ -102,13 +127,17 @@ func (r *ResultRow) note(n string) {
 	}
 }
 
-func (r *ResultRow) add(point, metric string, v float64) {
+// add keeps a value; per is what it is divided by, 0 where it is not.
+func (r *ResultRow) add(point, metric string, v, per float64) {
 	c := r.cell(point, metric)
 	if c == nil {
 		r.Cells = append(r.Cells, Cell{Point: point, Metric: metric})
 		c = &r.Cells[len(r.Cells)-1]
 	}
 	c.Raw = append(c.Raw, v)
+	if per != 0 {
+		c.Per = append(c.Per, per)
+	}
 }
 
 func (r *ResultRow) cell(point, metric string) *Cell {
@@ -132,38 +161,46 @@ func (r *Result) Cell(row, point, metric string) *Cell {
 
 // Thresholds of a quiet run.
 const (
-	noisySpread  = 0.05 // median spread over all cells
+	noisyCell    = 0.10 // spread of one figure, ± 5 %
+	noisyShare   = 0.10 // share of noisy figures that makes a run noisy
 	noisyForeign = 0.10 // CPUs' worth of other programs, median over the runs
 )
 
 // summarize computes medians, spreads, shares and ratios.
 func (r *Result) summarize(s Suite) {
-	var spreads []float64
+	for i := range r.Rows {
+		for j := range r.Rows[i].Cells {
+			r.Rows[i].Cells[j].summarize()
+		}
+	}
 	for i := range r.Rows {
 		for j := range r.Rows[i].Cells {
 			c := &r.Rows[i].Cells[j]
-			c.Median = median(c.Raw)
-			if c.Median != 0 {
-				c.Spread = (slices.Max(c.Raw) - slices.Min(c.Raw)) / c.Median
-			}
-			spreads = append(spreads, c.Spread)
-		}
-	}
-	if s.Limit != "" && len(s.Metrics) > 0 {
-		for i := range r.Rows {
-			for j := range r.Rows[i].Cells {
-				c := &r.Rows[i].Cells[j]
-				if limit := r.Cell(s.Limit, c.Point, s.Metrics[0].Name); limit != nil && c.Metric == s.Metrics[0].Name && limit.Median > 0 {
-					c.Share = c.Median / limit.Median
-				}
+			if limit := r.Cell(s.Limit, c.Point, s.Metrics[0].Name); limit != nil && c.Metric == s.Metrics[0].Name && limit.Relative > 0 {
+				c.Share = c.Relative / limit.Relative
 			}
 		}
 	}
 	r.compare(s)
-	if m := median(spreads); m > noisySpread {
-		r.Noise = append(r.Noise, fmt.Sprintf("repetitions of the same figure differ by %.0f %% (median of all cells; quiet is below %.0f %%)", m*100, noisySpread*100))
+	r.tellNoise(s)
+}
+
+// tellNoise says in words what a reader must not trust.
+func (r *Result) tellNoise(s Suite) {
+	noisy, all := []string{}, 0
+	for i := range r.Rows {
+		for _, c := range r.Rows[i].Cells {
+			all++
+			if c.Noisy {
+				noisy = append(noisy, fmt.Sprintf("%s at %s", r.Rows[i].Name, c.Point))
+			}
+		}
 	}
-	if f := median(r.Foreign); f > noisyForeign && s.WallClock {
+	noisy = slices.Compact(noisy)
+	if float64(len(noisy)) > noisyShare*float64(all) {
+		r.Noise = append(r.Noise, fmt.Sprintf("the repetitions of %d of %d figures differ by more than %.0f %%: those marked ~", len(noisy), all, noisyCell*100))
+	}
+	if f := median(r.Foreign); f > noisyForeign && !s.Yardstick {
 		r.Noise = append(r.Noise, fmt.Sprintf("other programs used %.2f CPUs meanwhile (quiet is below %.2f)", f, noisyForeign))
 	}
 	if r.Reps < 3 {
@@ -181,11 +218,16 @@ func (r *Result) compare(s Suite) {
 			metric = s.Metrics[0].Name
 		}
 		a, b := r.Cell(c.Row, point, metric), r.Cell(c.Against, point, metric)
-		if a == nil || b == nil || b.Median == 0 {
+		if a == nil || b == nil || a.Median == 0 || b.Relative == 0 {
 			continue
 		}
-		ours, published := a.Median/b.Median, c.Published/c.PublishedAgainst
-		r.Ratios = append(r.Ratios, Ratio{What: c.What, Ours: ours, Published: published, OfRatios: ours / published, Source: c.Source})
+		ours, published := a.Relative/b.Relative, c.Published/c.PublishedAgainst
+		if c.Added {
+			ours = 1e3/a.Median - 1e3/b.Median // Mpps to ns
+		}
+		r.Ratios = append(r.Ratios, Ratio{
+			What: c.What, Ours: ours, Published: published, OfRatios: ours / published, Source: c.Source, Noisy: a.Noisy || b.Noisy,
+		})
 	}
 }
 

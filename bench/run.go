@@ -13,79 +13,146 @@ import (
 
 // Run measures a suite: every repetition goes over all rows and points before
 // the next begins, so that a disturbance of the machine hits all rows alike.
-func Run(ctx context.Context, s Suite, o Options) (*Result, error) {
-	if o.Reps == 0 {
-		o.Reps = 5
+func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
+	o.fill(s)
+	r := &runner{suite: s, o: o, result: newResult(s, o)}
+	if s.Yardstick {
+		if r.yardstick, err = newYardstick(ctx, o.CPU); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.yardstick.close()) }()
 	}
-	if o.Seconds == 0 {
-		o.Seconds = 2
-	}
-	r := newResult(s, o)
 	begin := time.Now()
 	for rep := range o.Reps {
+		r.first = map[string]float64{}
 		for i := range s.Rows {
 			if o.Rows != nil && !o.Rows.MatchString(s.Rows[i].Name) {
 				continue
 			}
 			for _, p := range s.Points {
-				if o.Points != nil && !o.Points.MatchString(p.Name) {
+				if o.Points != nil && !o.Points.MatchString(p.Name) || p.MaxReps > 0 && rep >= p.MaxReps {
 					continue
 				}
-				if err := ctx.Err(); err != nil {
+				if err := r.one(ctx, &s.Rows[i], p, rep); err != nil {
 					return nil, err
 				}
-				runOne(ctx, s, o, r, &s.Rows[i], p, rep)
 			}
 		}
 	}
-	r.Duration = time.Since(begin).Round(time.Millisecond).String()
-	r.summarize(s)
-	return r, nil
+	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
+	r.result.summarize(s)
+	return r.result, nil
 }
 
-// runOne runs a row at a point once. What goes wrong is kept in the result: one
-// row that fails must not cost the others.
-func runOne(ctx context.Context, s Suite, o Options, r *Result, row *Row, p Point, rep int) {
-	out := r.row(row)
+// fill replaces what was not asked for by the suite's own.
+func (o *Options) fill(s Suite) {
+	if o.Reps == 0 {
+		o.Reps = 5
+	}
+	if s.MaxReps > 0 {
+		o.Reps = min(o.Reps, s.MaxReps)
+	}
+	if o.Seconds == 0 {
+		o.Seconds = s.Seconds
+	}
+	if o.Seconds == 0 {
+		o.Seconds = 0.3
+	}
+}
+
+// runner is a run of a suite under way.
+type runner struct {
+	suite     Suite
+	o         Options
+	result    *Result
+	yardstick *yardstick // nil in suites without
+	// first is what the first row that ran did in this repetition, by point and
+	// metric; in suites without a yardstick it takes its place.
+	first map[string]float64
+}
+
+// one runs a row at a point, and once more when the machine was disturbed. What
+// goes wrong is kept in the result: one row that fails must not cost the others.
+func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
+	out := r.result.row(row)
 	if row.Absent != nil {
 		if why := row.Absent(p); why != "" {
 			out.absent(p.Name, why)
-			return
+			return nil
 		}
 	}
-	t := &Trial{Context: ctx, Point: p, Seconds: o.Seconds, CPU: o.CPU, values: map[string]float64{}}
+	t, per, err := r.measure(ctx, row, p)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if r.o.Progress != nil {
+		r.o.Progress(r.progressLine(row.Name, p, rep, t, err))
+	}
+	if err != nil {
+		out.fail(p.Name, err)
+		return nil
+	}
+	for _, n := range t.notes {
+		out.note(n)
+	}
+	for _, m := range r.suite.Metrics {
+		if v, ok := t.values[m.Name]; ok {
+			out.add(p.Name, m.Name, v, r.per(m, p, v, per))
+		}
+	}
+	return nil
+}
+
+// measure runs a row once, or twice, and returns what the yardstick did around it.
+func (r *runner) measure(ctx context.Context, row *Row, p Point) (t *Trial, per float64, err error) {
+	if r.yardstick == nil {
+		t, err = r.attempt(ctx, row, p)
+		return t, 0, err
+	}
+	for range 2 {
+		mean, steady, lost := r.yardstick.around(func() { t, err = r.attempt(ctx, row, p) })
+		if err = errors.Join(err, lost); err != nil || steady {
+			return t, mean, err
+		}
+		per = mean
+	}
+	return t, per, nil
+}
+
+// per is what a figure is divided by to compare it with that of another run; 0
+// means that it is compared as it stands.
+func (r *runner) per(m Metric, p Point, v, yardstick float64) float64 {
+	switch {
+	case m.Absolute:
+		return 0
+	case r.yardstick != nil:
+		return yardstick
+	}
+	key := p.Name + "\x00" + m.Name
+	if _, ok := r.first[key]; !ok {
+		r.first[key] = v
+	}
+	return r.first[key]
+}
+
+// attempt sets a row up, runs it and cleans up.
+func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, values: map[string]float64{}}
 	before := readLoad()
 	err := row.Run(t)
 	for _, f := range slices.Backward(t.cleanup) {
 		err = errors.Join(err, f())
 	}
-	foreign := before.foreignSince()
-	if err != nil && ctx.Err() == nil {
-		out.fail(p.Name, err)
-	}
-	if o.Progress != nil {
-		o.Progress(progressLine(s, o, row.Name, p, rep, t, err))
-	}
-	if err != nil {
-		return
-	}
-	r.Foreign = append(r.Foreign, math.Round(foreign*1000)/1000)
-	for _, n := range t.notes {
-		out.note(n)
-	}
-	for _, m := range s.Metrics {
-		if v, ok := t.values[m.Name]; ok {
-			out.add(p.Name, m.Name, v)
-		}
-	}
+	r.result.Foreign = append(r.result.Foreign, math.Round(before.foreignSince()*1000)/1000)
+	return t, err
 }
 
-func progressLine(s Suite, o Options, row string, p Point, rep int, t *Trial, err error) string {
-	line := fmt.Sprintf("%d/%d  %-34s %-14s", rep+1, o.Reps, row, p.Name)
+func (r *runner) progressLine(row string, p Point, rep int, t *Trial, err error) string {
+	line := fmt.Sprintf("%d/%d  %-34s %-14s", rep+1, r.o.Reps, row, p.Name)
 	if err != nil {
 		return line + " " + err.Error()
 	}
-	for _, m := range s.Metrics {
+	for _, m := range r.suite.Metrics {
 		if v, ok := t.values[m.Name]; ok {
 			line += fmt.Sprintf(" %s %s", format(v, m.Digits), m.Unit)
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
@@ -23,6 +22,7 @@ func dropSuite() Suite {
 		About: "60-byte UDP packets from denied addresses; what counts is what the gateway took in and dropped. " +
 			"Sender and gateway run on one CPU. With 1,000,000 denied addresses every packet comes from another one, shuffled.",
 		Reproduces: "nftlb: dropping in prerouting and at the ingress hook",
+		Yardstick:  true,
 		Points:     []Point{{Name: "1 address", Value: 1}, {Name: "1,000,000 addresses", Value: 1_000_000, Shuffled: true}},
 		Metrics:    []Metric{mpps},
 		Limit:      dropLimit,
@@ -151,10 +151,8 @@ func (n *network) measureDrops(t *Trial) error {
 			return err
 		}
 		begin := sender.CPUTime()
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(t.Duration()):
+		if err := t.window(ctx, sender.CPUTime); err != nil {
+			return err
 		}
 		after, err := arrivedAt(n.gateway, "wan0")
 		if err != nil {

@@ -14,18 +14,6 @@ var kflows = Metric{Name: "flows", Unit: "1000/s", Digits: 1}
 // nftlbSource is where the figures that the suite flows stands beside come from.
 const nftlbSource = "nftlb's published benchmark, HTTP flows/s per CPU"
 
-// Both explanations are from "perf record -e cpu-clock" on the CPU of the rows.
-const (
-	whyOneRule = "a profile of both rows shows the same work: connection tracking and NAT take 26 to 35 % of the CPU, buffers, " +
-		"GRO and veth about a third, routing and the rest of the stack a third. Evaluating the rule takes 1 % in either, because " +
-		"there is one rule and it is looked at once a connection. So the two cannot differ by a factor of two in this setup; they " +
-		"do where iptables has a list to walk, which the suite rules shows."
-	whyDSR = "direct server return has the gateway see half of the packets and skip connection tracking, NAT and routing. Of what is " +
-		"left, the profile shows 69 % in making a socket buffer out of each frame, GRO and veth, 9 % in the rules and 7 % in the " +
-		"generator. On veth these buffers, and the client and server ends, are part of the row; a network card's driver and hosts " +
-		"elsewhere are not part of the published one."
-)
-
 func flowsSuite() Suite {
 	s := Suite{
 		Name: "flows", Title: "Complete HTTP connections a second through one CPU",
@@ -33,6 +21,7 @@ func flowsSuite() Suite {
 			"through the gateway (direct server return: three). Client and server are XDP programs without a TCP stack; " +
 			"client, gateway and server run on one CPU. 100,000 source endpoints are used again and again.",
 		Reproduces: "nftlb: iptables against nftables, NAT against direct server return",
+		Yardstick:  true,
 		Points:     []Point{{Name: "HTTP", Value: 100_000}},
 		Metrics:    []Metric{kflows},
 		Limit:      redirectRow,
@@ -58,9 +47,9 @@ func flowsSuite() Suite {
 }`, vip4, server4, server4, vip4)), connections{dest: at(vip4, 80)}),
 		},
 		Comparisons: []Comparison{
-			{What: "nft DNAT / iptables DNAT", Row: "nft DNAT", Against: "iptables DNAT", Published: 561, PublishedAgainst: 257, Source: nftlbSource, Why: whyOneRule},
-			{What: "nft SNAT / iptables SNAT", Row: "nft SNAT", Against: "iptables SNAT", Published: 609, PublishedAgainst: 262, Source: nftlbSource, Why: whyOneRule},
-			{What: "nft DSR / nft DNAT", Row: "nft DSR", Against: "nft DNAT", Published: 7300, PublishedAgainst: 561, Source: nftlbSource, Why: whyDSR},
+			{What: "nft DNAT / iptables DNAT", Row: "nft DNAT", Against: "iptables DNAT", Published: 561, PublishedAgainst: 257, Source: nftlbSource},
+			{What: "nft SNAT / iptables SNAT", Row: "nft SNAT", Against: "iptables SNAT", Published: 609, PublishedAgainst: 262, Source: nftlbSource},
+			{What: "nft DSR / nft DNAT", Row: "nft DSR", Against: "nft DNAT", Published: 7300, PublishedAgainst: 561, Source: nftlbSource},
 		},
 		NotShown: []string{
 			"Network cards and many CPUs: see the suite packets.",

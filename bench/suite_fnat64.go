@@ -14,6 +14,7 @@ func fnat64Suite() Suite {
 		About: "84-byte UDP packets to one service in mode fullnat. “There” counts packets at the server. “There and back” has " +
 			"the server return each datagram, and counts at the client: twice the gateway's work a datagram.",
 		Reproduces: "DPVS, pull request 1063: FNAT64 against FNAT44",
+		Yardstick:  true,
 		Points: []Point{
 			{Name: "there, 50,000 flows", Value: 50_000}, {Name: "and back, 50,000 flows", Value: 50_000},
 			{Name: "there, 1 flow", Value: 1}, {Name: "and back, 1 flow", Value: 1},

@@ -21,9 +21,10 @@ func packetsSuite() Suite {
 			"that CPU's time, so that other programs on the machine lengthen a run and do not change its figure. " +
 			"Sender, gateway and far end run on that CPU; the limit row shows what they cost without any gateway. " +
 			"Flows follow one after the other, or shuffled, so that no entry is fetched ahead.",
-		Points:  []Point{{Name: "1 flow", Value: 1}, {Name: "50,000 flows", Value: 50_000}, {Name: "1,000,000 flows", Value: 1_000_000}, {Name: "1,000,000 shuffled", Value: 1_000_000, Shuffled: true}},
-		Metrics: []Metric{mpps},
-		Limit:   redirectRow,
+		Yardstick: true,
+		Points:    []Point{{Name: "1 flow", Value: 1}, {Name: "50,000 flows", Value: 50_000}, {Name: "1,000,000 flows", Value: 1_000_000}, {Name: "1,000,000 shuffled", Value: 1_000_000, Shuffled: true}},
+		Metrics:   []Metric{mpps},
+		Limit:     redirectRow,
 		Rows: []Row{
 			referenceRow(redirectRow, "an XDP program that swaps the MAC addresses and redirects", load.Redirect),
 			referenceRow("limit: barest DNAT", "an XDP program with one hash lookup a packet and the next hop in the entry; no services, no states", load.BareDNAT),

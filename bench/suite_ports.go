@@ -21,9 +21,10 @@ func portsSuite() Suite {
 		Name: "ports", Title: "New flows a second while a pool of ports fills up",
 		About: "Source NAT to 16 addresses, 1,032,192 ports. Each packet is the first of its flow, all to one server and port, so " +
 			"each takes a port that is still free. A point counts the flows between two fills.",
-		Points:   []Point{{Name: "empty to 50 %", Value: 50}, {Name: "50 to 95 %", Value: 95}, {Name: "95 to 100 %", Value: 100}},
-		Metrics:  []Metric{{Name: "new flows", Unit: "1000/s", Digits: 0}, {Name: "served", Unit: "% of the ports", Digits: 2}},
-		NotShown: []string{"Flows to many servers: a NAT that maps by address and port may use a port once for each of them."},
+		Yardstick: true,
+		Points:    []Point{{Name: "empty to 50 %", Value: 50}, {Name: "50 to 95 %", Value: 95}, {Name: "95 to 100 %", Value: 100}},
+		Metrics:   []Metric{{Name: "new flows", Unit: "1000/s", Digits: 0}, {Name: "served", Unit: "% of the ports", Digits: 2}},
+		NotShown:  []string{"Flows to many servers: a NAT that maps by address and port may use a port once for each of them."},
 	}
 	s.Rows = []Row{
 		{Name: "iptables SNAT", About: "one rule", Run: portsRow(iptablesRule("POSTROUTING", "-o", "lan0", "-p", "udp", "-j", "SNAT", "--to-source", portsPool+":1024-65535"))},

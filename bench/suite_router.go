@@ -17,7 +17,6 @@ func routerSuite() Suite {
 		About: "One TCP stream of iperf3 from a client behind the router to a server outside, real TCP stacks at both ends, over " +
 			"links shaped to 100 Mbit/s by tbf and over unshaped ones. The share is that of the line's 100 Mbit/s; " +
 			"CPU is that of the whole machine, both TCP stacks included.",
-		WallClock:  true,
 		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
 		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
 		Metrics: []Metric{

@@ -23,6 +23,7 @@ func scaleSuite() Suite {
 		About: "60-byte UDP packets. New flows: each packet is the first of its flow, all as fast as one CPU goes. Rate: packets " +
 			"over all these flows, shuffled. Memory is what the machine's free memory lost a flow between before the setup and " +
 			"after the last flow. Apply is the time from the configuration to its verified presence in the kernel.",
+		Yardstick: true,
 		Points: []Point{
 			{Name: "1,000", Value: 1000, Shuffled: true}, {Name: "50,000", Value: 50_000, Shuffled: true},
 			{Name: "1,000,000", Value: 1_000_000, Shuffled: true}, {Name: "4,000,000", Value: 4_000_000, Shuffled: true},
