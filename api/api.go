@@ -97,6 +97,18 @@ type Flows struct {
 	Total int    `json:"total" doc:"flows that match, of which at most limit are listed"`
 }
 
+// FlowLine is a line of GET /api/v1/flows/stream: a flow, or the end.
+type FlowLine struct {
+	*Flow
+	End *FlowEnd `json:"end,omitempty"`
+}
+
+// FlowEnd is the last line. A stream without it was cut off.
+type FlowEnd struct {
+	Total int    `json:"total" doc:"flows that match and were listed"`
+	Error string `json:"error,omitempty" doc:"why they are not all"`
+}
+
 // Outcome is what a change did, or would do.
 type Outcome struct {
 	Revision uint64             `json:"revision,omitempty"`

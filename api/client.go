@@ -89,6 +89,36 @@ func (c *Client) Flows(ctx context.Context, query url.Values) (*Flows, error) {
 	return get[Flows](ctx, c, "/flows", query)
 }
 
+// EachFlow calls visit for every flow that matches, as the daemon reads them; the
+// query's keys are those of Flows without limit. The flow is valid until visit
+// returns. An error of visit ends the walk and is returned.
+func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flow) error) error {
+	resp, err := c.do(ctx, http.MethodGet, "/flows/stream?"+query.Encode(), "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := json.NewDecoder(resp.Body)
+	var f Flow
+	for n := 0; ; n++ {
+		f = Flow{}
+		line := FlowLine{Flow: &f}
+		switch err := lines.Decode(&line); {
+		case errors.Is(err, io.EOF):
+			return fmt.Errorf("flows of the daemon on %s: cut off after %d", c.socket, n)
+		case err != nil:
+			return fmt.Errorf("flows of the daemon on %s: after %d: %w", c.socket, n, err)
+		case line.End != nil && line.End.Error != "":
+			return fmt.Errorf("flows of the daemon on %s: after %d: %s", c.socket, n, line.End.Error)
+		case line.End != nil:
+			return nil
+		}
+		if err := visit(&f); err != nil {
+			return err
+		}
+	}
+}
+
 // Explain asks what would happen to a packet; the query's keys are those of
 // GET /api/v1/explain.
 func (c *Client) Explain(ctx context.Context, query url.Values) (*datapath.Explanation, error) {
@@ -147,6 +177,23 @@ func list[T any](ctx context.Context, c *Client, path string) ([]T, error) {
 }
 
 func send[T any](ctx context.Context, c *Client, method, path, contentType string, body []byte) (*T, error) {
+	resp, err := c.do(ctx, method, path, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	v := new(T)
+	if resp.StatusCode == http.StatusNoContent {
+		return v, nil
+	}
+	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
+		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.socket, err)
+	}
+	return v, nil
+}
+
+// do sends a request; an answer of 300 and above is a *Problem.
+func (c *Client) do(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://sluice/api/v1"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -158,21 +205,14 @@ func send[T any](ctx context.Context, c *Client, method, path, contentType strin
 	if err != nil {
 		return nil, c.explain(err)
 	}
-	defer resp.Body.Close()
 	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
 		p := &Problem{Status: resp.StatusCode, Title: resp.Status}
 		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 		_ = json.Unmarshal(raw, p) // a body that is no problem document leaves the status line
 		return nil, p
 	}
-	v := new(T)
-	if resp.StatusCode == http.StatusNoContent {
-		return v, nil
-	}
-	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
-		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.socket, err)
-	}
-	return v, nil
+	return resp, nil
 }
 
 // explain turns a failed connection into a sentence with the next step.

@@ -94,10 +94,14 @@ func (e *Engine) Counters(ctx context.Context) (map[string]*datapath.Counters, e
 	return all, nil
 }
 
-// Flows calls yield for every flow of every datapath until it returns false.
-func (e *Engine) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
+// Flows calls yield for every flow of the named datapath, "" for every one's,
+// until it returns false.
+func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) bool) error {
 	more := true
 	for _, d := range e.opt.Datapaths {
+		if name != "" && name != d.Name() {
+			continue
+		}
 		err := d.Flows(ctx, func(f flow.Flow) bool {
 			more = yield(f)
 			return more
@@ -168,7 +172,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		f.Changes = append(f.Changes, change)
 	}
 	kept := owners(next)
-	err = e.Flows(ctx, func(fl flow.Flow) bool {
+	err = e.Flows(ctx, "", func(fl flow.Flow) bool {
 		f.FlowsTotal++
 		if fl.Owner != "" && !kept[fl.Datapath][backendKey{fl.Owner, fl.Backend}] {
 			f.Flows++

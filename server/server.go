@@ -83,6 +83,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/backends", s.backends, describe("list-backends", "Backends of all services"))
 	huma.Get(g, "/nat", s.nat, describe("list-nat", "NAT rules"))
 	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"))
+	huma.Get(g, "/flows/stream", s.streamFlows, describe("stream-flows", "All tracked connections, a JSON object on each line, the last one with their number"), ndjson)
 	huma.Get(g, "/explain", s.explain, describe("explain", "What would happen to a packet, without sending it"))
 	huma.Get(g, "/config", s.config, describe("get-config", "The configuration in force, as YAML"))
 	huma.Put(g, "/config", s.apply, describe("apply", "Put a configuration in force"), bounded)
@@ -94,6 +95,12 @@ func (s *server) register(g huma.API) {
 
 func describe(id, summary string) func(*huma.Operation) {
 	return func(o *huma.Operation) { o.OperationID, o.Summary = id, summary }
+}
+
+// ndjson documents an answer of lines.
+func ndjson(o *huma.Operation) {
+	o.Responses = map[string]*huma.Response{"200": {Description: "One flow a line; the last line is {\"end\": {\"total\": N}}, with \"error\" when they are not all",
+		Content: map[string]*huma.MediaType{"application/x-ndjson": {}}}}
 }
 
 func bounded(o *huma.Operation) { o.MaxBodyBytes = maxConfig }

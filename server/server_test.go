@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -206,4 +209,72 @@ func TestOpenAPIDescribesEveryHandler(t *testing.T) {
 
 func addrPort(a string, p uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(a), p)
+}
+
+// many is a datapath with more flows than a list may hold.
+type many struct {
+	still
+	flows int
+	fails error
+}
+
+func (*many) Name() string { return "ebpf" }
+func (d *many) Flows(_ context.Context, yield func(flow.Flow) bool) error {
+	for i := range d.flows {
+		t := flow.Tuple{Protocol: flow.UDP, Source: addrPort("198.51.100.7", uint16(i)), Dest: addrPort("192.0.2.10", uint16(i>>16))}
+		if !yield(flow.Flow{Original: t, Reply: t.Reverse(), Datapath: "ebpf"}) {
+			break
+		}
+	}
+	return d.fails
+}
+
+// TestStreamFlows reads more flows than one answer lists, by the client of
+// package api, and sees an end that is not the end.
+func TestStreamFlows(t *testing.T) {
+	const flows = 100_100 // a list ends at 100,000
+	d := &many{flows: flows}
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}, d}})
+	socket := t.TempDir() + "/sock"
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(New(Options{Engine: e, Daemon: &stops{}}))
+	s.Listener.Close()
+	s.Listener = listener
+	s.Start()
+	t.Cleanup(s.Close)
+	client := api.NewClient(socket)
+	count := func(query url.Values) (n int, err error) {
+		seen := map[netip.AddrPort]bool{}
+		err = client.EachFlow(t.Context(), query, func(f *api.Flow) error {
+			if f.Dest.Port() == 1 {
+				seen[f.Client] = true
+			}
+			n++
+			return nil
+		})
+		if n >= flows && len(seen) != flows-1<<16 {
+			t.Errorf("%d different clients of port 1, want %d", len(seen), flows-1<<16)
+		}
+		return n, err
+	}
+	for query, want := range map[string]int{"datapath=ebpf": flows, "": flows + 3, "datapath=ebpf&port=1": flows - 1<<16, "datapath=nftables": 3} {
+		values, _ := url.ParseQuery(query)
+		if n, err := count(values); err != nil || n != want {
+			t.Errorf("%q: %d flows, %v, want %d", query, n, err, want)
+		}
+	}
+	if _, err := count(url.Values{"client": {"nobody"}}); err == nil {
+		t.Error("a filter that is no address is taken")
+	}
+	d.fails = errors.New("the table is gone")
+	if _, err := count(nil); err == nil || !strings.Contains(err.Error(), "the table is gone") {
+		t.Errorf("an end with an error passes as the end: %v", err)
+	}
+	stop := errors.New("enough")
+	if err := client.EachFlow(t.Context(), nil, func(*api.Flow) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("the walk ends with %v", err)
+	}
 }

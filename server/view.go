@@ -3,9 +3,11 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -192,7 +194,8 @@ func Outcome(f *engine.Forecast) api.Outcome {
 	return api.Outcome{Changes: f.Changes, Places: places(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
 }
 
-type flowsInput struct {
+// FlowFilter is embedded in inputs, which the framework reads by exported names only.
+type FlowFilter struct {
 	Protocol string `query:"protocol" doc:"tcp, udp, ..."`
 	Client   string `query:"client" doc:"address or prefix of the original source"`
 	Dest     string `query:"destination" doc:"address or prefix of the original destination"`
@@ -201,7 +204,11 @@ type flowsInput struct {
 	Backend  string `query:"backend"`
 	State    string `query:"state" doc:"as in ESTABLISHED"`
 	Datapath string `query:"datapath"`
-	Limit    int    `query:"limit" minimum:"0" maximum:"100000" default:"1000"`
+}
+
+type flowsInput struct {
+	FlowFilter
+	Limit int `query:"limit" minimum:"0" maximum:"100000" default:"1000"`
 }
 
 func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], error) {
@@ -210,7 +217,7 @@ func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], e
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
 	out := api.Flows{Flows: []api.Flow{}}
-	err = s.opt.Engine.Flows(ctx, func(f flow.Flow) bool {
+	err = s.opt.Engine.Flows(ctx, in.Datapath, func(f flow.Flow) bool {
 		if !match(&f) {
 			return true
 		}
@@ -222,6 +229,37 @@ func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], e
 	return &body[api.Flows]{out}, err
 }
 
+// streamFlows writes flows as they are read, a line each, so that neither side
+// holds them all.
+func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamResponse, error) {
+	match, err := in.matcher()
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	return &huma.StreamResponse{Body: func(answer huma.Context) {
+		answer.SetHeader("Content-Type", "application/x-ndjson")
+		w := bufio.NewWriterSize(answer.BodyWriter(), 64<<10)
+		lines := json.NewEncoder(w)
+		end := api.FlowLine{End: &api.FlowEnd{}}
+		var lost error // the client
+		err := s.opt.Engine.Flows(answer.Context(), in.Datapath, func(f flow.Flow) bool {
+			if match(&f) {
+				end.End.Total++
+				wire := flowOf(&f)
+				lost = lines.Encode(api.FlowLine{Flow: &wire})
+			}
+			return lost == nil
+		})
+		if err != nil {
+			end.End.Error = err.Error()
+		}
+		if lost == nil {
+			_ = lines.Encode(end) // a client that went away is told nothing
+			_ = w.Flush()
+		}
+	}}, nil
+}
+
 func flowOf(f *flow.Flow) api.Flow {
 	return api.Flow{
 		Protocol: f.Original.Protocol.String(), Client: f.Original.Source, Dest: f.Original.Dest, Replier: f.Reply.Source, ReplyTo: f.Reply.Dest,
@@ -230,7 +268,7 @@ func flowOf(f *flow.Flow) api.Flow {
 }
 
 // matcher compiles the filter once.
-func (in *flowsInput) matcher() (func(*flow.Flow) bool, error) {
+func (in *FlowFilter) matcher() (func(*flow.Flow) bool, error) {
 	var protocol flow.Protocol
 	var client, dest netip.Prefix
 	var err error

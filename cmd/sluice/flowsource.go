@@ -4,10 +4,8 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/url"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,29 +30,15 @@ type daemonFlows struct{ client *api.Client }
 // Name implements conntrack.Source.
 func (*daemonFlows) Name() string { return "ebpf" }
 
-// daemonLimit is how many flows the daemon hands out at once.
-const daemonLimit = 100_000
-
 // Flows implements conntrack.Source.
 func (d *daemonFlows) Flows(ctx context.Context, visit func(*flow.Flow) error) error {
-	query := url.Values{"datapath": {"ebpf"}, "limit": {strconv.Itoa(daemonLimit)}}
-	list, err := d.client.Flows(ctx, query)
-	if err != nil {
-		return err
-	}
-	for i := range list.Flows {
-		f, err := flowOf(&list.Flows[i])
+	return d.client.EachFlow(ctx, url.Values{"datapath": {"ebpf"}}, func(w *api.Flow) error {
+		f, err := flowOf(w)
 		if err != nil {
 			return err
 		}
-		if err := visit(&f); err != nil {
-			return err
-		}
-	}
-	if list.Total > len(list.Flows) {
-		return fmt.Errorf("%d of %d were read: the daemon hands out no more at once", len(list.Flows), list.Total)
-	}
-	return nil
+		return visit(&f)
+	})
 }
 
 // flowOf turns the wire form back. The eBPF datapath keeps half-open connections

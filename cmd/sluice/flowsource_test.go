@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/api"
@@ -27,17 +28,21 @@ func TestDaemonFlows(t *testing.T) {
 		t.Fatal(err)
 	}
 	ap := netip.MustParseAddrPort
-	answer := api.Flows{Total: 2, Flows: []api.Flow{
+	flows := []api.Flow{
 		{Protocol: "tcp", Client: ap("10.0.0.1:1000"), Dest: ap("192.0.2.1:80"), Replier: ap("10.9.0.2:8080"), ReplyTo: ap("10.0.0.1:1000"), State: "ESTABLISHED", Datapath: "ebpf"},
 		{Protocol: "udp", Client: ap("10.0.0.1:1000"), Dest: ap("198.51.100.1:53"), Replier: ap("198.51.100.1:53"), ReplyTo: ap("203.0.113.1:1000"), Datapath: "ebpf"},
-	}}
+	}
+	end := api.FlowEnd{Total: 2}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("datapath") != "ebpf" {
+		if r.URL.Path != "/api/v1/flows/stream" || r.URL.Query().Get("datapath") != "ebpf" {
 			http.Error(w, "wrong query", http.StatusBadRequest)
 			return
 		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(answer)
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		for i := range flows {
+			_ = json.NewEncoder(w).Encode(api.FlowLine{Flow: &flows[i]})
+		}
+		_ = json.NewEncoder(w).Encode(api.FlowLine{End: &end})
 	})}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { srv.Close() })
@@ -52,8 +57,8 @@ func TestDaemonFlows(t *testing.T) {
 	if o := s.Occupancies(0, 0); len(o) != 1 || o[0].Public != netip.MustParseAddr("203.0.113.1") {
 		t.Errorf("occupancy %+v", o)
 	}
-	answer.Total = 200_000
-	if err := s.AddSource(context.Background(), a.flowSources()[0], nil); err == nil {
-		t.Error("a list that was cut passes as whole")
+	end.Error = "the table was replaced"
+	if err := s.AddSource(context.Background(), a.flowSources()[0], nil); err == nil || !strings.Contains(err.Error(), end.Error) {
+		t.Errorf("a list that was cut passes as whole: %v", err)
 	}
 }

@@ -71,41 +71,73 @@ func (t *tables) twin(s side) side {
 	return side{}
 }
 
+// primary returns entry i of both tables, one behind the other, when it is the
+// opening direction of a live flow.
+func (t *tables) primary(i int) (side, bool) {
+	const live, isFlow = uint8(wireEntryStateENTRY_LIVE), uint8(wireEntryKindKIND_FLOW)
+	if i < len(t.flows4.values) {
+		e := &t.flows4.values[i]
+		if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&entryPrimary == 0 {
+			return side{}, false
+		}
+		return side4(e), true
+	}
+	e := &t.flows6.values[i-len(t.flows4.values)]
+	if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&entryPrimary == 0 {
+		return side{}, false
+	}
+	return side6(e), true
+}
+
+// entries is how many there are in both tables, used or not.
+func (t *tables) entries() int { return len(t.flows4.values) + len(t.flows6.values) }
+
 // primaries calls yield for the opening direction of every live flow.
 func (t *tables) primaries(yield func(side) bool) {
-	for i := range t.flows4.values {
-		e := &t.flows4.values[i]
-		if e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_FLOW) && e.Meta.Flags&entryPrimary != 0 {
-			if !yield(side4(e)) {
-				return
-			}
-		}
-	}
-	for i := range t.flows6.values {
-		e := &t.flows6.values[i]
-		if e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_FLOW) && e.Meta.Flags&entryPrimary != 0 {
-			if !yield(side6(e)) {
-				return
-			}
+	for i := range t.entries() {
+		if s, ok := t.primary(i); ok && !yield(s) {
+			return
 		}
 	}
 }
 
+// flowBatch is how many entries are looked at under the lock at once: whoever
+// reads flows may be slow, and must not keep a change of the rules waiting.
+const flowBatch = 1024
+
 // Flows calls yield for each flow, straight from the mapped tables.
 func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
+	batch := make([]flow.Flow, 0, flowBatch)
+	for at, end := 0, 1; at < end; at += flowBatch {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		batch, end = d.flowsFrom(batch[:0], at)
+		for i := range batch {
+			if !yield(batch[i]) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// flowsFrom appends the flows of the next flowBatch entries from at on to list;
+// end is how many entries there are.
+func (d *Datapath) flowsFrom(list []flow.Flow, at int) (_ []flow.Flow, end int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.t == nil || d.inForce == nil {
-		return nil
+		return list, 0
 	}
-	now, n := d.ticks(), 0
-	d.t.primaries(func(s side) bool {
-		if n++; n%4096 == 0 && ctx.Err() != nil {
-			return false
+	now := d.ticks()
+	end = d.t.entries()
+	for i := at; i < min(at+flowBatch, end); i++ {
+		if s, ok := d.t.primary(i); ok {
+			list = append(list, d.describe(s, d.t.twin(s), now))
 		}
-		return yield(d.describe(s, d.t.twin(s), now))
-	})
-	return ctx.Err()
+	}
+	return list, end
 }
 
 // ticks estimates the kernel's tick counter from the latest packet or sweep: the
