@@ -5,8 +5,8 @@
 // dropped and why, and where the CPUs' network time goes.
 //
 // It only reads. Cheap numbers come every second; the table is dumped as often
-// as three percent of one core allow, or 0.75 percent of all cores if that is
-// less: from four cores on a table of a million entries is read about once a
+// as three percent of one core allow, or half a percent of all cores if that
+// is less: from six cores on a table of a million entries is read about once a
 // minute. Drops and CPU phases are traced only while their tab is open.
 package top
 
@@ -79,7 +79,7 @@ type Flow struct {
 
 // dumpShare is the share of one core that dumps may take: a gateway of few cores
 // forwards with the same ones.
-var dumpShare = min(0.03, 0.0075*float64(runtime.NumCPU()))
+var dumpShare = min(0.03, 0.005*float64(runtime.NumCPU()))
 
 // The fastest refresh of the table; the share of one core that the numbers may
 // take, and their fastest and slowest refresh.

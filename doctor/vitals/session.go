@@ -33,8 +33,8 @@ type Session struct {
 }
 
 // tableShare is the share of all CPUs' time that a session spends on reading
-// tables: a million entries, which take 1.7 s, every three minutes on two CPUs.
-const tableShare = 0.005
+// tables: a million entries, which take 1.7 s, every six minutes on two CPUs.
+const tableShare = 0.0025
 
 // firstCredit is what the first examination may spend before tables wait.
 const firstCredit = 500 * time.Millisecond
