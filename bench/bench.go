@@ -112,6 +112,8 @@ type Trial struct {
 	Seconds float64
 	CPU     int
 
+	available float64 // bytes of the machine's memory before the setup
+
 	values  map[string]float64
 	notes   []string
 	cleanup []func() error

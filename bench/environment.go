@@ -133,6 +133,7 @@ func readLine(path string) string {
 type machineLoad struct {
 	at          time.Time
 	total, ours float64 // seconds
+	interrupts  float64 // of total, in hard and soft interrupts
 }
 
 // clockTicks a second of /proc/stat (USER_HZ, fixed in the kernel's ABI).
@@ -145,6 +146,9 @@ func readLoad() machineLoad {
 		// cpu user nice system idle iowait irq softirq steal guest guest_nice
 		if v, err := strconv.ParseFloat(f, 64); err == nil && i != 4 && i != 5 && i < 9 {
 			l.total += v / clockTicks
+			if i == 6 || i == 7 {
+				l.interrupts += v / clockTicks
+			}
 		}
 	}
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {

@@ -222,8 +222,9 @@ func (r *Result) compare(s Suite) {
 			continue
 		}
 		ours, published := a.Relative/b.Relative, c.Published/c.PublishedAgainst
-		if c.Added {
-			ours = 1e3/a.Median - 1e3/b.Median // Mpps to ns
+		if c.Added && len(b.Per) > 0 {
+			// Both in the machine's speed while Against was measured; Mpps to ns.
+			ours = (1/a.Relative - 1/b.Relative) * 1e3 / median(b.Per)
 		}
 		r.Ratios = append(r.Ratios, Ratio{
 			What: c.What, Ours: ours, Published: published, OfRatios: ours / published, Source: c.Source, Noisy: a.Noisy || b.Noisy,

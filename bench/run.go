@@ -137,7 +137,7 @@ func (r *runner) per(m Metric, p Point, v, yardstick float64) float64 {
 
 // attempt sets a row up, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
-	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, values: map[string]float64{}}
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, values: map[string]float64{}, available: float64(meminfo("MemAvailable:"))}
 	before := readLoad()
 	err := row.Run(t)
 	for _, f := range slices.Backward(t.cleanup) {

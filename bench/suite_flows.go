@@ -49,13 +49,25 @@ func flowsSuite() Suite {
 		Comparisons: []Comparison{
 			{What: "nft DNAT / iptables DNAT", Row: "nft DNAT", Against: "iptables DNAT", Published: 561, PublishedAgainst: 257, Source: nftlbSource},
 			{What: "nft SNAT / iptables SNAT", Row: "nft SNAT", Against: "iptables SNAT", Published: 609, PublishedAgainst: 262, Source: nftlbSource},
+			{What: "nftlb dnat / iptables DNAT", Row: "nftlb, dnat", Against: "iptables DNAT", Published: 561, PublishedAgainst: 257, Source: nftlbSource},
+			{What: "nftlb snat / iptables SNAT", Row: "nftlb, snat", Against: "iptables SNAT", Published: 609, PublishedAgainst: 262, Source: nftlbSource},
+			{What: "nftlb dsr / nftlb dnat", Row: "nftlb, dsr", Against: "nftlb, dnat", Published: 7300, PublishedAgainst: 561, Source: nftlbSource},
 			{What: "nft DSR / nft DNAT", Row: "nft DSR", Against: "nft DNAT", Published: 7300, PublishedAgainst: 561, Source: nftlbSource},
 		},
 		NotShown: []string{
 			"Network cards and many CPUs: see the suite packets.",
 			"Real TCP stacks: clients and servers answer within the same soft interrupt, so there is no round-trip time, no congestion control and no retransmission.",
-			"nftlb itself: its published figures came from its own generated rules on 10-Gbit/s hardware; only ratios can be set beside ours.",
+			"nftlb's machine: its published figures came from 10-Gbit/s hardware; only ratios can be set beside ours.",
 		},
+	}
+	for _, mode := range []string{"dnat", "snat", "dsr"} {
+		c := connections{dest: at(vip4, 80), bypass: mode == "dsr"}
+		if mode == "snat" {
+			c.source = clientsOf(false, 50_000) // it hides all of them behind one address
+		}
+		row := flowRow("nftlb, "+mode, "nftlb's own rules for one service", nftlb(mode, "tcp", 80), c)
+		row.Absent = tool("nftlb")
+		s.Rows = append(s.Rows, row)
 	}
 	s.Rows = append(s.Rows, datapathFlowRows()...)
 	return s

@@ -5,7 +5,6 @@ package bench
 import (
 	"fmt"
 	"net/netip"
-	"os/exec"
 
 	"github.com/sluice-lb/sluice/load"
 )
@@ -15,6 +14,7 @@ func peersSuite() Suite {
 		Name: "peers", Title: "Beside proxies and other NATs, with real clients and servers",
 		About: "A real HTTP client with 50 connections at once, a new connection for every request, asks nginx through each of " +
 			"the peers that are installed; all on the CPUs of this machine. CPU is that of the whole machine, client and server included.",
+		Seconds: 2, MaxReps: 3,
 		Points:  []Point{{Name: "50 connections", Value: 50}},
 		Metrics: []Metric{{Name: "requests", Unit: "1/s"}, {Name: "CPU", Unit: "µs a request", LowerIsBetter: true, Digits: 1}},
 		NotShown: []string{
@@ -46,7 +46,7 @@ func peersSuite() Suite {
 		return n.waitFor(t, n.gateway, "127.0.0.1:8080")
 	}
 	stream := func(t *Trial, n *network) error {
-		_, err := daemon(t, n.gateway, map[string]string{"nginx.conf": streamModule() + fmt.Sprintf(streamConf, server4)}, "nginx", "-c", "DIR/nginx.conf", "-e", "stderr")
+		_, err := daemon(t, n.gateway, map[string]string{"nginx.conf": "load_module " + streamModulePath + ";\n" + fmt.Sprintf(streamConf, server4)}, "nginx", "-c", "DIR/nginx.conf", "-e", "stderr")
 		if err != nil {
 			return err
 		}
@@ -61,15 +61,14 @@ func peersSuite() Suite {
 			if why := tool("nginx")(p); why != "" {
 				return why
 			}
-			if exec.Command("nginx", "-t", "-c", "/dev/null", "-g", streamModule()+"stream {} events {}").Run() != nil {
+			if !readable(streamModulePath) {
 				return "the stream module of nginx is not installed"
 			}
 			return ""
 		}, gateway, stream),
 		row("Tayga, NAT64", "a stateless translator in user space, IPv6 client, IPv4 server", tool("nginx", "tayga"), "http://[2001:db8:64::a00:202]/", setTayga),
-		{Name: "nftlb", About: "a load balancer on nftables", Absent: tool("nftlb"), Run: func(*Trial) error {
-			return fmt.Errorf("this suite has no configuration for the installed nftlb")
-		}},
+		row("nftlb, dnat", "a load balancer on nftables: its own rules", tool("nginx", "nftlb"), "http://"+vip4.String()+"/", nftlb("dnat", "tcp", 80)),
+		row("nftlb, snat", "the same, source addresses hidden", tool("nginx", "nftlb"), "http://"+vip4.String()+"/", nftlb("snat", "tcp", 80)),
 	}
 	real := func(r Row, dest string, conf service) Row {
 		return sluiceRow(r.Name, r.About, map[bool]string{true: "nftables", false: "ebpf"}[conf.attach == ""],
@@ -103,14 +102,8 @@ events { worker_connections 20000; }
 stream { server { listen 8080 backlog=20000 reuseport; proxy_pass %s:80; } }
 `
 
-// streamModule loads the module where Debian has it as a file of its own.
-func streamModule() string {
-	const module = "/usr/lib/nginx/modules/ngx_stream_module.so"
-	if readable(module) {
-		return "load_module " + module + ";\n"
-	}
-	return ""
-}
+// streamModulePath is where Debian has nginx's stream module.
+const streamModulePath = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
 // setTayga runs Tayga with a translation device on the gateway.
 func setTayga(t *Trial, n *network) error {

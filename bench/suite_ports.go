@@ -8,24 +8,35 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Ports of the pool that the suite fills: 16 addresses with 64,512 ports each
+// Ports of the pool that the suite fills: 4 addresses with 64,512 ports each
 // (1024 to 65535).
 const (
-	portsPool = "10.0.2.96-10.0.2.111"
-	portsAll  = 16 * 64512
+	portsPool = "10.0.2.96-10.0.2.99"
+	portsAll  = 4 * 64512
 )
+
+// portsFills are the fills in percent that the suite measures at; fillWindow is
+// the share of the pool, in percent, that is taken while it measures.
+var portsFills = []int{10, 50, 90, 95, 99}
+
+const fillWindow = 1
 
 func portsSuite() Suite {
 	snat := "nat:\n  - {name: out, type: snat, source: [10.64.0.0/12], out: lan0, to: [" + portsPool + "], ports: 1024-65535}\n"
 	s := Suite{
 		Name: "ports", Title: "New flows a second while a pool of ports fills up",
-		About: "Source NAT to 16 addresses, 1,032,192 ports. Each packet is the first of its flow, all to one server and port, so " +
-			"each takes a port that is still free. A point counts the flows between two fills.",
+		About: "Source NAT to 4 addresses, 258,048 ports. Each packet is the first of its flow, all to one server and port, so " +
+			"each takes a port that is still free. A column counts those that arrive while the pool goes from one percent below " +
+			"that fill to one above; “served” is how much of the pool was given out when as many flows as ports had asked once.",
 		Yardstick: true,
-		Points:    []Point{{Name: "empty to 50 %", Value: 50}, {Name: "50 to 95 %", Value: 95}, {Name: "95 to 100 %", Value: 100}},
-		Metrics:   []Metric{{Name: "new flows", Unit: "1000/s", Digits: 0}, {Name: "served", Unit: "% of the ports", Digits: 2}},
+		MaxReps:   3,
+		Points:    []Point{{Name: "4 addresses", Value: portsAll}},
 		NotShown:  []string{"Flows to many servers: a NAT that maps by address and port may use a port once for each of them."},
 	}
+	for _, fill := range portsFills {
+		s.Metrics = append(s.Metrics, Metric{Name: fillMetric(fill), Unit: "1000/s"})
+	}
+	s.Metrics = append(s.Metrics, Metric{Name: "served", Unit: "% of the ports", Digits: 2, Absolute: true})
 	s.Rows = []Row{
 		{Name: "iptables SNAT", About: "one rule", Run: portsRow(iptablesRule("POSTROUTING", "-o", "lan0", "-p", "udp", "-j", "SNAT", "--to-source", portsPool+":1024-65535"))},
 		{Name: "nft SNAT", About: "one rule", Run: portsRow(nftRules("table ip peer { chain postrouting { type nat hook postrouting priority srcnat; oifname \"lan0\" meta l4proto udp snat to " + portsPool + ":1024-65535; }\n}\n"))},
@@ -45,7 +56,9 @@ func portsSuite() Suite {
 	return s
 }
 
-// portsRow fills the pool up to where the point begins and measures from there.
+func fillMetric(percent int) string { return fmt.Sprintf("at %d %%", percent) }
+
+// portsRow fills the pool once and measures on the way.
 func portsRow(set setup) func(*Trial) error {
 	return func(t *Trial) error {
 		n, err := newNetwork(t)
@@ -61,23 +74,29 @@ func portsRow(set setup) func(*Trial) error {
 		if err := set(t, n); err != nil {
 			return err
 		}
-		from := map[int]int{50: 0, 95: 50, 100: 95}[t.Point.Value] * portsAll / 100
-		to := t.Point.Value * portsAll / 100
 		clients := clientsOf(false, portsAll)
 		s := stream{dest: one(server4, 53), flows: portsAll, source: &clients}
-		var before uint64
-		if from > 0 {
-			if _, before, err = n.openFlows(t, s, from); err != nil {
-				return fmt.Errorf("fill: %w", err)
+		var served uint64
+		open := func(to int) (float64, error) {
+			perSecond, arrived, err := n.openFlows(t, s, to-s.skip)
+			if err != nil {
+				return 0, fmt.Errorf("flows %d to %d: %w", s.skip, to, err)
 			}
+			s.skip = to
+			served += arrived
+			return perSecond, nil
 		}
-		s.skip = from
-		perSecond, arrived, err := n.openFlows(t, s, to-from)
-		if err != nil {
-			return err
+		for _, fill := range portsFills {
+			if _, err := open((fill - fillWindow) * portsAll / 100); err != nil {
+				return err
+			}
+			rate, err := open((fill + fillWindow) * portsAll / 100)
+			if err != nil {
+				return err
+			}
+			t.Report(fillMetric(fill), rate/1e3)
 		}
-		t.Report("new flows", perSecond/1e3)
-		t.Report("served", 100*float64(before+arrived)/float64(to))
+		t.Report("served", 100*float64(served)/portsAll)
 		return nil
 	}
 }

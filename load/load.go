@@ -32,14 +32,17 @@ func gcd(a, b uint32) uint32 {
 	return a
 }
 
-// goldenStride returns a step near n/φ that is coprime to n, so that adding it
-// modulo n visits every number below n once before any repeats, and neighbours
-// in time are far apart in value.
-func goldenStride(n uint32) uint32 {
+// goldenStride is the stride that shuffled packets follow.
+func goldenStride(n uint32) uint32 { return strideNear(n, 0.6180339887498949) }
+
+// strideNear returns a step near the given share of n that is coprime to n, so
+// that adding it modulo n visits every number below n once before any repeats, and
+// neighbours in time are far apart in value.
+func strideNear(n uint32, share float64) uint32 {
 	if n < 3 {
 		return 1
 	}
-	for s := uint32(float64(n) * 0.6180339887498949); s > 0; s-- {
+	for s := uint32(float64(n) * share); s > 0; s-- {
 		if gcd(s, n) == 1 {
 			return s
 		}

@@ -5,6 +5,7 @@ package load
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"testing"
@@ -187,14 +188,16 @@ func TestParseRange(t *testing.T) {
 // TestGoldenStride checks that every tuple is visited once a round.
 func TestGoldenStride(t *testing.T) {
 	for _, n := range []uint32{1, 2, 3, 10, 1000, 50_000, 65_536} {
-		seen, at, stride := make([]bool, n), uint32(0), goldenStride(n)
-		for range n {
-			if seen[at] {
-				t.Fatalf("n %d, stride %d: %d visited twice", n, stride, at)
-			}
-			seen[at] = true
-			if at += stride; at >= n {
-				at -= n
+		for _, stride := range []uint32{goldenStride(n), strideNear(n, math.Sqrt2-1)} {
+			seen, at := make([]bool, n), uint32(0)
+			for range n {
+				if seen[at] {
+					t.Fatalf("n %d, stride %d: %d visited twice", n, stride, at)
+				}
+				seen[at] = true
+				if at += stride; at >= n {
+					at -= n
+				}
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package load
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
@@ -49,6 +50,9 @@ type ReferenceOptions struct {
 	// Flows of BareDNAT, called for 0 … FlowCount-1.
 	FlowCount int
 	Flow      func(int) BareFlow
+	// ShuffledElements makes the hash elements in another order than that of Flow,
+	// so that neighbours in it are not neighbours in memory.
+	ShuffledElements bool
 }
 
 // NewReference loads a reference program and attaches it to the interface In.
@@ -112,8 +116,15 @@ func ifindexOf(place Place, iface string) (int, error) {
 func (r *Reference) addFlows(o ReferenceOptions, out int) error {
 	const batch = 4096
 	keys, values := make([]forwardBareKey, 0, batch), make([]forwardBareFlow, 0, batch)
+	// A preallocated hash hands its elements out in the order of its memory. The
+	// step is another than that of shuffled packets, which would find them in order.
+	stride, at := uint32(1), uint32(0)
+	if o.ShuffledElements {
+		stride = strideNear(uint32(o.FlowCount), math.Sqrt2-1)
+	}
 	for i := range o.FlowCount {
-		f := o.Flow(i)
+		f := o.Flow(int(at))
+		at = (at + stride) % uint32(o.FlowCount)
 		key := forwardBareKey{
 			Source: wire4(f.Source.Addr()), Dest: wire4(f.Dest.Addr()),
 			SourcePort: wire2(f.Source.Port()), DestPort: wire2(f.Dest.Port()), L4Proto: 17,
