@@ -9,9 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -140,9 +143,9 @@ func TestLongResponses(t *testing.T) {
 	}
 }
 
-func runFlows(t *testing.T, place Place, spec FlowSpec) FlowCounts {
+func runFlows(t *testing.T, place Place, spec FlowSpec, cpus ...int) FlowCounts {
 	t.Helper()
-	client, err := NewClient(place, spec, nil)
+	client, err := NewClient(place, spec, cpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +184,82 @@ func TestFlowsRepeatWhatIsLost(t *testing.T) {
 	})
 	if got.Completed != got.Started || got.RepeatedSYN == 0 || got.RepeatedReq == 0 || got.RepeatedFIN == 0 {
 		t.Errorf("with losses: %+v", got)
+	}
+}
+
+// TestFlowsOfTwoCPUs has two CPUs share the connections, the rate and the limit.
+func TestFlowsOfTwoCPUs(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	l := labtest.New(t, wire())
+	s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got := runFlows(t, l.Node("source"), FlowSpec{
+		Source: mustRange(t, "192.0.2.1:1024-2023"), Dest: netip.MustParseAddrPort("192.0.2.2:80"), Interface: "eth0", Limit: 3001, Rate: 20_000,
+	}, 0, 1)
+	if got.Completed+got.Overdue != 3001 || got.Errors() != 0 {
+		t.Errorf("counted %+v", got)
+	}
+}
+
+// TestMillionConnections holds a million connections open at once and counts the
+// memory of both ends: every map and this process, less than 1 GiB.
+func TestMillionConnections(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	const million = 1_000_000
+	l := labtest.New(t, wire())
+	s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := NewClient(l.Node("source"), FlowSpec{
+		Source: mustRange(t, "198.51.100.0+20:1024-51023"), Dest: netip.MustParseAddrPort("192.0.2.2:80"), Interface: "eth0",
+		Hold: true, Requests: 100, Limit: 2 * million,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if err := c.Run(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	n, err := c.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second turn of each is a request, so every one of them works.
+	if n.Open() != million || n.Established != million || n.Responses < million*99/100 || n.Errors() != 0 {
+		t.Errorf("counted %+v", n)
+	}
+	var maps uint64
+	for _, o := range append(c.injectors, c.objects, s.objects) {
+		for _, m := range []*ebpf.Map{o.LoadSlots, o.LoadCounts, o.LoadConnect, o.LoadResponse, o.LoadBalance} {
+			info, err := m.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes, ok := info.Memlock()
+			if !ok {
+				t.Skip("the kernel does not tell what maps take")
+			}
+			maps += bytes
+		}
+	}
+	var own runtime.MemStats
+	runtime.ReadMemStats(&own)
+	if all := maps + own.Sys; all > 1<<30 {
+		t.Errorf("%d MiB: maps %d MiB, this process %d MiB", all>>20, maps>>20, own.Sys>>20)
 	}
 }
 

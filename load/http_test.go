@@ -7,8 +7,11 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 func TestHTTP(t *testing.T) {
@@ -37,6 +40,56 @@ func TestHTTP(t *testing.T) {
 				t.Errorf("%d connects", connects)
 			}
 		})
+	}
+}
+
+// TestHTTPManyConnections: the server answers nobody before everybody has asked,
+// so the test ends only if all connections are open at once.
+func TestHTTPManyConnections(t *testing.T) {
+	const connections = 6000
+	if err := allowFiles(2*connections + 256); err != nil { // both ends are this process
+		labtest.Require(t, labtest.Root)
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	everybody := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if asked.Add(1) == connections {
+			close(everybody)
+		}
+		<-everybody
+	}))
+	defer s.Close()
+	r, err := RunHTTP(context.Background(), HTTPSpec{URL: s.URL, Connections: connections, Requests: connections, Timeout: 2 * time.Minute}, nil)
+	if err != nil || r.Complete != connections || r.Failed != 0 {
+		t.Errorf("%v, %d complete, %d failed, %v", err, r.Complete, r.Failed, r.Errors)
+	}
+}
+
+// TestHTTPOpenLoop has a server that takes ten times longer than the schedule
+// allows: no request is left out, and waiting for the schedule is latency.
+func TestHTTPOpenLoop(t *testing.T) {
+	const slow, requests = 20 * time.Millisecond, 20
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { time.Sleep(slow) }))
+	defer s.Close()
+	r, err := RunHTTP(context.Background(), HTTPSpec{URL: s.URL, Requests: requests, Rate: 500}, nil)
+	if err != nil || r.Complete != requests {
+		t.Fatalf("%v, %+v", err, r)
+	}
+	// The last was due after 38 ms and answered after 400 ms at the earliest.
+	if least := requests*slow - requests*2*time.Millisecond; r.Total.Max < least*9/10 {
+		t.Errorf("the last request took %v since it was due, less than %v", r.Total.Max, least)
+	}
+}
+
+// TestHTTPProgress is told every second.
+func TestHTTPProgress(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer s.Close()
+	told := 0
+	_, err := RunHTTP(context.Background(), HTTPSpec{URL: s.URL, Duration: 2500 * time.Millisecond, Rate: 100}, func(uint64, uint64) { told++ })
+	if err != nil || told < 1 {
+		t.Errorf("%v, told %d times", err, told)
 	}
 }
 

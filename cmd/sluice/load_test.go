@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestLoadAsksWhoseNetwork: outside of a lab nothing is sent without the word
+// that the network is one's own.
+func TestLoadAsksWhoseNetwork(t *testing.T) {
+	for _, args := range [][]string{
+		{"load", "packets", "--from", "lo", "--source", "127.0.0.1:1024", "--dest", "127.0.0.1:9", "--count", "1"},
+		{"load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9", "--count", "1"},
+		{"load", "http", "-n", "1", "http://127.0.0.1:9/"},
+	} {
+		_, stderr, code := sluice(t, args...)
+		if code == 0 || !strings.Contains(stderr, "--i-own-this-network") {
+			t.Errorf("%v: code %d, %q", args, code, stderr)
+		}
+	}
+	// With the word the client asks; nobody listens, and it says so.
+	out, stderr, code := sluice(t, "load", "http", "-n", "1", "--i-own-this-network", "http://127.0.0.1:9/")
+	if code != 0 || !strings.Contains(out, "connection refused: 1") {
+		t.Errorf("code %d, %q, %q", code, stderr, out)
+	}
+}
+
+func loadLab(t *testing.T) string {
+	t.Helper()
+	return labtest.New(t, lab.Topology{
+		Name:  "loadcmd",
+		Nodes: []lab.NodeSpec{{Name: "source"}, {Name: "sink"}},
+		Links: []lab.LinkSpec{{
+			A: lab.End{Node: "source", Iface: "eth0", Addresses: []string{"192.0.2.1/24"}},
+			B: lab.End{Node: "sink", Iface: "eth0", Addresses: []string{"192.0.2.2/24"}},
+		}},
+	}).ID()
+}
+
+// checkHistogram reads an SVG and looks for the percentiles.
+func checkHistogram(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var svg struct {
+		XMLName xml.Name   `xml:"svg"`
+		Text    []string   `xml:"text"`
+		Rects   []struct{} `xml:"rect"`
+	}
+	if err := xml.Unmarshal(b, &svg); err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Join(svg.Text, "|")
+	if len(svg.Rects) < 2 || !strings.Contains(words, "p50 ") || !strings.Contains(words, "p99.9 ") {
+		t.Errorf("%d bars, words %q", len(svg.Rects), words)
+	}
+}
+
+// TestLoadPackets: bounded by count, from two CPUs where there are two, as JSON,
+// with the histogram.
+func TestLoadPackets(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	id, histogram := loadLab(t), filepath.Join(t.TempDir(), "latency.svg")
+	cpus := "0"
+	if runtime.NumCPU() > 1 {
+		cpus = "0,1"
+	}
+	out, stderr, code := sluice(t, "load", "packets", "--from", id+"/source/eth0", "--to", id+"/sink/eth0", "--source", "192.0.2.1:1024-2047",
+		"--dest", "192.0.2.2:53", "--stamp", "--checksums", "--rate", "5000", "--count", "11001", "--cpus", cpus, "--seconds", "60", "--histogram", histogram, "--json")
+	var r packetsReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
+		t.Fatalf("code %d, %s, %v in %s", code, stderr, err, out)
+	}
+	if r.Sent != 11001 || r.Received.Packets != 11001 || r.Received.BadL4Checksum != 0 || r.Received.SequenceLost != 0 || r.Latency.Count != 11001 {
+		t.Errorf("sent %d, received %+v, latency %+v", r.Sent, r.Received, r.Latency)
+	}
+	checkHistogram(t, histogram)
+	if _, stderr, code := sluice(t, "load", "packets", "--from", id+"/source/eth0", "--source", "192.0.2.1", "--dest", "192.0.2.2", "--cpus", "999"); code == 0 || !strings.Contains(stderr, "--cpus 999") {
+		t.Errorf("CPU 999: code %d, %q", code, stderr)
+	}
+}
+
+// TestLoadFlows is the same of connections, as text, with a line a second.
+func TestLoadFlows(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	id, histogram := loadLab(t), filepath.Join(t.TempDir(), "response.svg")
+	out, stderr, code := sluice(t, "load", "flows", "--from", id+"/source/eth0", "--to", id+"/sink/eth0", "--source", "192.0.2.1:1024-2023",
+		"--dest", "192.0.2.2:80", "--rate", "1000", "--count", "2500", "--seconds", "60", "--histogram", histogram)
+	if code != 0 || !strings.Contains(out, "2,500 completed in ") || !strings.Contains(out, "2,500 answered: ") || !strings.Contains(out, "errors       0: ") {
+		t.Errorf("code %d, %s\n%s", code, stderr, out)
+	}
+	for _, line := range []string{"  1 s  ", "  2 s  ", " connections/s  ", " open  "} {
+		if !strings.Contains(stderr, line) {
+			t.Errorf("no %q in the progress\n%s", line, stderr)
+		}
+	}
+	checkHistogram(t, histogram)
+}
