@@ -15,6 +15,7 @@ import (
 const (
 	fromCtnetlink = "ctnetlink statistics of all CPUs"
 	fromDump      = "dump of the connection table"
+	fromNew       = "ctnetlink events of new connections, for a moment"
 	fromSysctl    = "/proc/sys"
 	fromSNMP      = "/proc/net/snmp and netstat"
 	fromSoftnet   = "/proc/net/softnet_stat"

@@ -3,8 +3,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
+	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
 )
@@ -27,13 +30,19 @@ func entryChecks() []Check {
 			Symptom: "connections whose ends are gone hold entries for days",
 			Remedy: Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=86400",
 				Risk: "connections idle for longer are cut; below 7440 breaks RFC 5382 REQ-5"}},
-		{ID: "ST06", Name: "udp-timeouts", About: "UDP timeouts against RFC 4787", Weight: 2, Run: checkUDPTimeouts},
-		{ID: "ST07", Name: "close-wait-timeout", About: "how long half-closed connections are kept", Weight: 2, Run: checkCloseWait},
+		{ID: "ST06", Name: "udp-timeouts", About: "UDP timeouts against RFC 4787", Weight: 2, Run: checkUDPTimeouts,
+			Symptom: "calls and tunnels go silent after a pause",
+			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_udp_timeout=120 net.netfilter.nf_conntrack_udp_timeout_stream=300", Cost: "more entries"}},
+		{ID: "ST07", Name: "close-wait-timeout", About: "how long half-closed connections are kept", Weight: 2, Run: checkCloseWait,
+			Symptom: "a side that sends on after the other one's end is cut off; packets leave with private sources",
+			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close_wait=3600", Cost: "more entries"}},
 		{ID: "ST08", Name: "invalid-packets", About: "packets that fit no connection", Weight: 35, Run: checkInvalid,
 			Symptom: "connections are reset after a pause; packets with private sources leave the NAT",
 			Remedy: Remedy{Do: "log them (net.netfilter.nf_conntrack_log_invalid=6) to find the cause; drop ct state invalid in forward",
 				Risk: "dropping hides asymmetric routes"}},
-		{ID: "ST09", Name: "tcp-window-checks", About: "strictness of TCP tracking", Weight: 2, Run: checkLiberal},
+		{ID: "ST09", Name: "tcp-window-checks", About: "strictness of TCP tracking", Weight: 2, Run: checkLiberal,
+			Symptom: "connections hang or are reset when packets take another way",
+			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1", Risk: "less protection against forged packets"}},
 		{ID: "ST10", Name: "stale-nat", About: "entries translated to backends that do not answer", Weight: 10, Run: checkStaleNAT,
 			Symptom: "clients are sent to backends that are gone",
 			Remedy:  Remedy{Do: "remove the backend from the rules, then conntrack -D --reply-src ADDRESS", Cost: "one pass over the table for each delete"}},
@@ -131,17 +140,44 @@ func checkEstablishedTimeout(_ context.Context, c *Case) Finding {
 	return f
 }
 
+// silentUDP are ports whose connections are long and often silent: SIP, IKE,
+// IPsec NAT-T, OpenVPN, WireGuard.
+var silentUDP = map[uint16]string{5060: "SIP", 500: "IKE", 4500: "IPsec", 1194: "OpenVPN", 51820: "WireGuard"}
+
+// silentInUse finds one of them among the largest services of the table.
+func (c *Case) silentInUse() string {
+	if c.NS.Table == nil {
+		return ""
+	}
+	for _, row := range c.NS.Table.Services(50) {
+		service, found := strings.CutPrefix(row.Key, "udp ")
+		endpoint, err := netip.ParseAddrPort(service)
+		if name := silentUDP[endpoint.Port()]; found && err == nil && name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
 func checkUDPTimeouts(_ context.Context, c *Case) Finding {
 	if f, there := c.tracking(); !there {
 		return f
 	}
-	single, _ := c.sysctl("net.netfilter.nf_conntrack_udp_timeout")
-	stream, _ := c.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream")
+	single, there := c.sysctl("net.netfilter.nf_conntrack_udp_timeout")
+	stream, there2 := c.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream")
+	if !there || !there2 {
+		return unknown("nf_conntrack_udp_timeout is not readable")
+	}
 	f := found(OK, "UDP is kept %d s, streams %d s", single, stream).
 		with("nf_conntrack_udp_timeout, _stream", fmt.Sprintf("%d, %d", single, stream), fromSysctl)
-	if stream < 120 && c.NS.Rules.NAT() {
-		f.Verdict = Info
-		f.Summary += ": SIP and VPN go silent (RFC 4787 REQ-5 wants 120 s)"
+	if min(single, stream) >= 120 || !c.NS.Rules.NAT() {
+		return f
+	}
+	f.Verdict = Info
+	f.Summary += "; RFC 4787 REQ-5 wants 120 s at least"
+	if name := c.silentInUse(); name != "" && stream < 120 {
+		f.Verdict = Warn
+		f.Summary += ", and " + name + " is in use"
 	}
 	return f
 }
@@ -150,9 +186,18 @@ func checkCloseWait(_ context.Context, c *Case) Finding {
 	if f, there := c.tracking(); !there {
 		return f
 	}
-	seconds, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close_wait")
+	seconds, there := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close_wait")
+	if !there {
+		return unknown("nf_conntrack_tcp_timeout_close_wait is not readable")
+	}
 	f := ok("half-closed connections are kept %d s", seconds)
-	if c.NS.Table != nil && c.NS.Rules != nil && c.NS.Rules.KubeServices > 0 && seconds < 3600 {
+	switch {
+	case seconds >= 3600:
+	case c.NS.Table != nil && c.NS.Table.State(conntrack.TCPCloseWait).Entries > 100 && c.share(c.NS.Table.State(conntrack.TCPCloseWait).Entries) > 0.01:
+		f.Verdict = Warn
+		f.Summary = fmt.Sprintf("%d connections are half-closed, and forgotten after %d s", c.NS.Table.State(conntrack.TCPCloseWait).Entries, seconds)
+		f = f.with("CLOSE_WAIT", fmt.Sprint(c.NS.Table.State(conntrack.TCPCloseWait).Entries), c.dumped())
+	case c.NS.Rules != nil && c.NS.Rules.KubeServices > 0:
 		f.Verdict = Info
 		f.Summary += "; Kubernetes wants 3600"
 	}
@@ -169,8 +214,6 @@ func checkInvalid(_ context.Context, c *Case) Finding {
 	f := found(OK, "%d invalid packets, %.2f %% of those received", n, 100*share).with("Δinvalid", c.inWindow(n), fromCtnetlink)
 	if n >= 20 { // fewer are stragglers of closed connections
 		f.Verdict = grade(share, 0.001, 0.01)
-		// Invalid packets are passed on: a sign, not an outage by themselves.
-		f.Verdict = min(f.Verdict, Warn)
 	}
 	return f
 }
@@ -182,9 +225,17 @@ func checkLiberal(_ context.Context, c *Case) Finding {
 	liberal, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	loose, _ := c.sysctl("net.netfilter.nf_conntrack_tcp_loose")
 	f := ok("be_liberal %d, loose %d", liberal, loose)
-	if c.NS.Table != nil && c.NS.Table.OneWay > c.NS.Table.Total.Entries/100 && liberal == 0 && c.NS.Table.OneWay > 100 {
+	switch {
+	case liberal == 1:
+	case c.NS.Table != nil && c.NS.Table.OneWay > 100 && c.share(c.NS.Table.OneWay) > 0.01:
+		f.Verdict = Warn
+		f.Summary += ": routes are asymmetric, and packets outside the window that tracking saw become invalid"
+	case c.NS.Rules != nil && c.NS.Rules.Offload:
+		f.Verdict = Warn
+		f.Summary += ": hardware forwards packets that tracking does not see, and those after them become invalid"
+	case loose == 1 && c.NS.Rules != nil && c.NS.Rules.Strict():
 		f.Verdict = Info
-		f.Summary += ": with asymmetric routes be_liberal=1 keeps packets outside the window valid"
+		f.Summary += ": the firewall drops what it does not know, but takes connections up in the middle"
 	}
 	return f.with("nf_conntrack_tcp_be_liberal, _loose", fmt.Sprintf("%d, %d", liberal, loose), fromSysctl)
 }
@@ -196,12 +247,32 @@ func checkStaleNAT(_ context.Context, c *Case) Finding {
 	if c.NS.Table.Translated[2]+c.NS.Table.Translated[3] == 0 {
 		return ok("no destination is translated")
 	}
-	if c.NS.After.FailedNext == 0 {
-		return ok("all next hops answer")
+	dead := map[netip.Addr]bool{}
+	for _, addr := range c.NS.After.Failed {
+		dead[addr] = true
 	}
-	return found(Info, "%d entries are translated to backends, and %s does not answer ARP: look for entries to backends that are gone",
-		c.NS.Table.Translated[2]+c.NS.Table.Translated[3], plural(c.NS.After.FailedNext, "next hop")).
-		with("neighbours in state FAILED", fmt.Sprint(c.NS.After.FailedNext), fromLinks)
+	entries, first := uint32(0), ""
+	for _, row := range c.NS.Table.Backends(0) {
+		_, endpoint, _ := strings.Cut(row.Key, " ")
+		if addr := addrOf(endpoint); dead[addr] {
+			entries += row.Entries
+			first = cmp.Or(first, addr.String())
+		}
+	}
+	if entries == 0 {
+		return ok("no connection is translated to a backend that does not answer ARP")
+	}
+	return found(Warn, "%d entries are translated to backends that do not answer, for example %s", entries, first).
+		with("entries to neighbours in state FAILED", fmt.Sprint(entries), c.dumped())
+}
+
+// addrOf reads the address of an endpoint or of an address alone.
+func addrOf(endpoint string) netip.Addr {
+	if a, err := netip.ParseAddrPort(endpoint); err == nil {
+		return a.Addr()
+	}
+	a, _ := netip.ParseAddr(endpoint)
+	return a
 }
 
 func checkOneWay(_ context.Context, c *Case) Finding {

@@ -59,7 +59,7 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 	refused := c.delta("Ip.InAddrErrors") + c.delta("Ip6InAddrErrors")
 	_, seen := c.drops(trace.CauseForwardOff)
 	if four == 1 {
-		return ok("the host forwards").with("net.ipv4.ip_forward", "1", fromSysctl)
+		return c.interfacesForward(refused)
 	}
 	if !c.NS.Rules.NAT() && !seen {
 		return ok("not a router")
@@ -72,6 +72,25 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 		f.Verdict = Info
 	}
 	return c.withDrops(f, trace.CauseForwardOff)
+}
+
+// interfacesForward looks for interfaces on which forwarding alone is off.
+func (c *Case) interfacesForward(refused uint64) Finding {
+	var off []string
+	for _, l := range c.NS.After.Links {
+		if v, there := c.sysctl("net.ipv4.conf." + l.Name + ".forwarding"); there && v == 0 && l.Up && !l.Loopback {
+			off = append(off, l.Name)
+		}
+	}
+	if len(off) == 0 || !c.NS.Rules.NAT() {
+		return ok("the host forwards").with("net.ipv4.ip_forward", "1", fromSysctl)
+	}
+	if refused == 0 {
+		return found(Info, "forwarding is off for what arrives on %s", strings.Join(off, ", ")).
+			with("net.ipv4.conf.*.forwarding", "0", fromSysctl)
+	}
+	return c.withDrops(found(Critical, "forwarding is off on %s: %d packets for other hosts were refused in %.1f s", strings.Join(off, ", "), refused, c.Window.Seconds()).
+		with("net.ipv4.conf.*.forwarding", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP).losing(c.perSecond(refused)), trace.CauseForwardOff)
 }
 
 func checkRPFilter(_ context.Context, c *Case) Finding {
@@ -95,6 +114,10 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		if one, _ := c.sysctl("net.ipv4.conf." + l.Name + ".rp_filter"); max(all, one) == 1 {
 			strict = append(strict, l.Name)
 		}
+	}
+	if n := c.NS.After.Uplinks; n > 1 && len(strict) > 0 {
+		return found(Warn, "%s check strictly, and default routes lead over %d interfaces: answers to what came by another one are lost", strings.Join(strict, ", "), n).
+			with("interfaces with a default route", fmt.Sprint(n), fromLinks)
 	}
 	if links > 2 && len(strict) > 0 {
 		return found(Info, "%s check strictly; with routes over more than one of %d interfaces that loses packets", strings.Join(strict, ", "), links)
@@ -211,13 +234,13 @@ func checkDeadNextHop(_ context.Context, c *Case) Finding {
 	}
 	if n+queued > 0 {
 		// Somebody always asks for a host that is switched off.
-		f := found(grade(c.perSecond(n+queued), 1, 100), "%d packets waited in vain for a next hop%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
+		f := found(max(Info, grade(c.perSecond(n+queued), 1, 100)), "%d packets waited in vain for a next hop%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
 		return c.withDrops(f, trace.CauseNeighbour)
 	}
-	if c.NS.DropsErr != nil && c.NS.After.FailedNext == 0 {
+	if c.NS.DropsErr != nil && len(c.NS.After.Failed) == 0 {
 		return unknown("%v; no neighbour is in state FAILED", c.NS.DropsErr)
 	}
-	return ok("%s failed", plural(c.NS.After.FailedNext, "neighbour"))
+	return ok("%s failed", plural(len(c.NS.After.Failed), "neighbour"))
 }
 
 // towards names the destination of a sample.
@@ -274,6 +297,12 @@ func checkOffloads(_ context.Context, c *Case) Finding {
 		}
 		if l.GRO == 0 {
 			return found(Warn, "%s has GRO off", l.Name).with("gro", "off", "ethtool")
+		}
+	}
+	for _, l := range c.NS.After.Links {
+		if l.Kind == "device" && l.Up && !l.Loopback && l.UDPForwarding == 0 {
+			return found(Info, "%s does not merge UDP packets to be forwarded: ethtool -K %s rx-udp-gro-forwarding on makes QUIC and tunnels cheaper", l.Name, l.Name).
+				with("rx-udp-gro-forwarding", "off", "ethtool")
 		}
 	}
 	return ok("LRO is off and GRO is on where it matters")

@@ -34,7 +34,9 @@ func linkChecks() []Check {
 		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
 			Symptom: "loss and jitter on the way out",
 			Remedy:  Remedy{Do: "tc qdisc replace dev IFACE root fq_codel, or raise its limit", Risk: "a longer queue is more latency"}},
-		{ID: "RX08", Name: "xdp", About: "XDP programs of interfaces", Weight: 1, Run: checkXDP},
+		{ID: "RX08", Name: "xdp", About: "XDP programs, and interfaces that cannot send what they redirect", Weight: 1, Run: checkXDP,
+			Symptom: "packets vanish; no counter of the kernel shows them",
+			Remedy:  Remedy{Do: "on veth: ethtool -K IFACE gro on at the receiving end; on NICs: an XDP program of their own, or a driver that can"}},
 		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
 		{ID: "RX10", Name: "softirq-load", About: "CPU time in softirq", Host: true, Weight: 42, Run: checkSoftirq,
 			Symptom: "latency and loss; ksoftirqd is at the top of the list of programs",
@@ -62,7 +64,11 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 	}
 	// netdata warns above 10 a second, averaged over a minute.
 	backlog, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
-	f := found(grade(c.perSecond(n), 1, 10), "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
+	v := grade(c.perSecond(n), 1, 10)
+	if _, share := c.busiest(); v == OK && share < 0.10 {
+		v = Warn // on an idle host every one is a burst that found no room
+	}
+	f := found(v, "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
 		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n))
 	if sample != nil {
 		f = sample.withDrops(f, trace.CauseBacklog)
@@ -82,6 +88,13 @@ func checkSteering(_ context.Context, c *Case) Finding {
 	cpu, share := c.busiest()
 	if share < 0.70 {
 		return ok("no CPU is full of softirq work")
+	}
+	steered := uint64(0)
+	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
+		steered += c.After.Softnet[i].RPS - c.Before.Softnet[i].RPS
+	}
+	if steered > 0 {
+		return ok("packets are steered to other CPUs (RPS)").with("Δreceived_rps", c.inWindow(steered), fromSoftnet)
 	}
 	for _, l := range c.NS.After.Links {
 		if l.Kind == "device" && l.Up && !l.Loopback && l.Queues > 0 && l.Queues < (len(c.After.CPUs)+1)/2 {
@@ -129,9 +142,12 @@ func (c *Case) eachLink(visit func(before, after vitals.Link)) {
 func checkRing(_ context.Context, c *Case) Finding {
 	f := ok("no ring was full")
 	c.eachLink(func(b, a vitals.Link) {
-		if n := a.RxMissed - b.RxMissed + a.RxFifo - b.RxFifo; n > 0 {
+		// Drivers count the same packet in several places.
+		n := max(a.RxMissed-b.RxMissed+a.RxFifo-b.RxFifo, a.RingLost-min(b.RingLost, a.RingLost))
+		if n > 0 {
 			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
-				with("Δrx_missed + Δrx_fifo", c.inWindow(n), fromLinks).losing(c.perSecond(n))
+				with("Δrx_missed + Δrx_fifo", c.inWindow(a.RxMissed-b.RxMissed+a.RxFifo-b.RxFifo), fromLinks).
+				with("the driver's own counters", c.inWindow(a.RingLost-min(b.RingLost, a.RingLost)), "ethtool -S").losing(c.perSecond(n))
 		}
 	})
 	return f
@@ -173,14 +189,24 @@ func checkQdisc(_ context.Context, c *Case) Finding {
 }
 
 func checkXDP(_ context.Context, c *Case) Finding {
-	var names []string
+	var names, deaf []string
+	known := false
 	for _, l := range c.NS.After.Links {
 		if l.XDP {
 			names = append(names, l.Name)
 		}
+		if known = known || l.XDPKnown; l.XDPKnown && l.Up && !l.Loopback && (l.Kind == "device" || l.Kind == "veth") && l.XDPFeatures&vitals.XDPTransmit == 0 {
+			deaf = append(deaf, l.Name)
+		}
 	}
-	if len(names) == 0 {
+	switch {
+	case len(names) == 0:
 		return ok("no XDP program")
+	case !known:
+		return found(Info, "XDP programs on %s; whether the other interfaces take what they redirect is not known before kernel 6.3", strings.Join(names, ", "))
+	case len(deaf) > 0:
+		return found(Warn, "XDP programs on %s; frames redirected to %s are lost without a trace", strings.Join(names, ", "), strings.Join(deaf, ", ")).
+			with("without NETDEV_XDP_ACT_NDO_XMIT", strings.Join(deaf, ", "), "generic netlink, family netdev")
 	}
 	return found(Info, "XDP programs on %s: what they drop or redirect is seen by no rule and, on hardware, by no drop event", strings.Join(names, ", "))
 }

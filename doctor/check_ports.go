@@ -35,7 +35,9 @@ func portChecks() []Check {
 		{ID: "PT06", Name: "local-ports", About: "local connections against ip_local_port_range", Weight: 46, Run: checkLocalPorts,
 			Symptom: "a proxy reports EADDRNOTAVAIL",
 			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\", reserve listening ports, use more source addresses", Risk: "listeners above 1024 need ip_local_reserved_ports"}},
-		{ID: "PT07", Name: "reserved-ports", About: "listeners inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts},
+		{ID: "PT07", Name: "reserved-ports", About: "listeners inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts,
+			Symptom: "a service cannot bind its port after a restart",
+			Remedy:  Remedy{Do: "add the ports to net.ipv4.ip_local_reserved_ports", Risk: "a write replaces the whole list"}},
 		{ID: "PT08", Name: "tcp-tw-reuse", About: "reuse of ports in TIME_WAIT", Weight: 1, Run: checkTWReuse},
 		{ID: "PT09", Name: "time-wait-buckets", About: "TIME_WAIT sockets against their limit", Weight: 26, Run: checkTWBuckets,
 			Symptom: "TIME_WAIT ends early; old packets may reach new connections",
@@ -98,16 +100,22 @@ func checkPortSearch(_ context.Context, c *Case) Finding {
 	}
 	tries := c.delta("conntrack.found")
 	f := ok("%.0f taken ports tried a second", c.perSecond(tries)).with("Δfound", c.inWindow(tries), fromCtnetlink)
-	if c.NS.Table == nil || c.NS.Rules == nil || c.NS.Rules.SourceNAT == 0 {
+	if tries < 1000 || c.NS.Rules == nil || c.NS.Rules.SourceNAT == 0 {
 		return f
 	}
-	// The kernel does not count new connections any more. Those that are younger
-	// than the window are the entries at most.
-	flows := max(c.NS.Table.Total.Entries, 1)
-	if tries < 1000 {
-		return f
+	// Up to half of a pool each connection costs half a try, at 90 % 50, when it
+	// is full 248.
+	if c.NS.NewErr == nil && c.NS.NewPerSecond > 0 {
+		perFlow := c.perSecond(tries) / c.NS.NewPerSecond
+		f.Verdict = grade(perFlow, 5, 50)
+		f.Summary = fmt.Sprintf("NAT tried %.0f taken ports for each new connection", perFlow)
+		return f.with("new connections", fmt.Sprintf("%.0f/s", c.NS.NewPerSecond), fromNew)
 	}
-	perFlow := float64(tries) / float64(flows)
+	if c.NS.Table == nil {
+		return unknown("%.0f taken ports tried a second, but new connections could not be counted: %v", c.perSecond(tries), c.NS.NewErr)
+	}
+	// No more connections can be new than there are entries.
+	perFlow := float64(tries) / float64(max(c.NS.Table.Total.Entries, 1))
 	f.Verdict = grade(perFlow, 5, 50)
 	f.Summary = fmt.Sprintf("NAT tried at least %.0f taken ports for each new connection", perFlow)
 	return f
@@ -121,8 +129,11 @@ func checkPortRace(_ context.Context, c *Case) Finding {
 	if major >= 5 {
 		return ok("kernel %s searches ports at random", c.After.Release)
 	}
-	if c.NS.Rules == nil || c.NS.Rules.SourceNAT == 0 {
-		return ok("no source is translated")
+	if f, there := c.rules(); !there {
+		return f
+	}
+	if c.NS.Rules.InOrder == 0 {
+		return ok("no source is translated without fully-random")
 	}
 	return found(Warn, "kernel %s searches ports in order: parallel connections collide", c.After.Release).with("release", c.After.Release, fromProc)
 }
@@ -197,7 +208,7 @@ func checkReservedPorts(_ context.Context, c *Case) Finding {
 		return ok("no listener inside the ephemeral range %d-%d", low, high)
 	}
 	shown := strings.Join(exposed[:min(len(exposed), 5)], ", ")
-	return found(Info, "ports %s listen inside the ephemeral range: a client may take them before a restart; add them to ip_local_reserved_ports", shown).
+	return found(Warn, "ports %s listen inside the ephemeral range: a client may take them while the service restarts", shown).
 		with("ip_local_port_range", fmt.Sprintf("%d-%d", low, high), fromSysctl)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -26,7 +27,9 @@ func ruleChecks() []Check {
 			Symptom: "every packet walks the list, not only the first of a connection",
 			Remedy:  Remedy{Do: "move \"ct state established,related accept\" to the top of the chain"}},
 		{ID: "RL05", Name: "notrack-candidates", About: "entries of traffic that NAT never touches", Weight: 9, Run: checkNotrack},
-		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless},
+		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless,
+			Symptom: "a plain router drops new connections when the table is full",
+			Remedy:  Remedy{Do: "unload what switches tracking on (iptables -t nat -L alone loads it): modprobe -r iptable_nat nf_nat nf_conntrack", Risk: "rules that use it then fail to load"}},
 		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned to ports without a rule", Weight: 10, Run: checkHelpers,
 			Symptom: "holes that clients can open, larger entries",
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
@@ -36,7 +39,9 @@ func ruleChecks() []Check {
 		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
 			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
 			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
-		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners},
+		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners,
+			Symptom: "fewer new connections a second; the program misses events",
+			Remedy:  Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB"}},
 		{ID: "RL11", Name: "accounting", About: "byte counters and time stamps of connections", Weight: 1, Run: checkAccounting},
 		{ID: "RL12", Name: "flowtable", About: "the kernel's fast path for forwarded connections", Weight: 1, Run: checkFlowtable},
 		{ID: "RL13", Name: "checksum-check", About: "checksums verified by connection tracking", Weight: 1, Run: checkChecksum},
@@ -121,9 +126,13 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 		return f
 	}
 	plain := c.NS.Table.Translated[0]
-	if c.fill() > 0.5 && c.share(plain) > 0.2 {
-		return found(Info, "%s of the entries are not translated; notrack in raw prerouting would free them", percent(c.share(plain))).
+	if c.share(plain) > 0.2 && plain > 1000 {
+		f := found(Info, "%s of the entries are not translated; notrack in raw prerouting would free them", percent(c.share(plain))).
 			with("not translated", fmt.Sprint(plain), c.dumped())
+		for _, service := range c.NS.Table.Services(1) {
+			f = f.with("largest destination", fmt.Sprintf("%s, %d entries", service.Key, service.Entries), c.dumped())
+		}
+		return f
 	}
 	return ok("%s of the entries are not translated", percent(c.share(plain)))
 }
@@ -139,18 +148,18 @@ func checkNeedless(_ context.Context, c *Case) Finding {
 	if r.NAT() || r.Tracking > 0 || len(c.NS.After.LegacyTables) > 0 {
 		return ok("rules use connection tracking")
 	}
-	v := Info
-	if c.fill() > 0.5 {
-		v = Warn
-	}
-	return found(v, "%d connections are tracked although no rule needs it", c.NS.Table.Total.Entries).with("rules with nat or ct", "0", fromRules)
+	return found(Warn, "%d connections are tracked although no rule needs it", c.NS.Table.Total.Entries).with("rules with nat or ct", "0", fromRules)
 }
 
 func checkHelpers(_ context.Context, c *Case) Finding {
 	if v, there := c.sysctl("net.netfilter.nf_conntrack_helper"); there && v == 1 {
 		return found(Warn, "helpers are assigned automatically").with("nf_conntrack_helper", "1", fromSysctl)
 	}
-	return ok("helpers are assigned by rules only")
+	if c.NS.Rules != nil && c.NS.Rules.Helpers > 0 {
+		return found(Info, "%s a helper: larger entries, and holes that clients open", pluralVerb(c.NS.Rules.Helpers, "rule assigns", "rules assign")).
+			with("rules with ct helper", fmt.Sprint(c.NS.Rules.Helpers), fromRules)
+	}
+	return ok("no helpers")
 }
 
 func checkTracing(_ context.Context, c *Case) Finding {
@@ -163,6 +172,8 @@ func checkTracing(_ context.Context, c *Case) Finding {
 		return found(Critical, "%s tracing on", pluralVerb(r.Traces, "rule switches", "rules switch")).with("trace rules", fmt.Sprint(r.Traces), fromRules)
 	case r.Logs > 0:
 		return found(Warn, "%s without a limit", pluralVerb(r.Logs, "rule logs", "rules log")).with("log rules", fmt.Sprint(r.Logs), fromRules)
+	case invalid == 255:
+		return found(Warn, "every invalid packet is logged").with("nf_conntrack_log_invalid", "255", fromSysctl)
 	case invalid > 0:
 		return found(Info, "invalid packets are logged (protocol %d)", invalid).with("nf_conntrack_log_invalid", fmt.Sprint(invalid), fromSysctl)
 	}
@@ -202,7 +213,11 @@ func checkListeners(_ context.Context, c *Case) Finding {
 		return ok("nobody hears all conntrack events")
 	}
 	// An all-events listener cost 31 % of the connections a second at 15,000/s.
-	return found(Info, "%s every conntrack event: up to a third of the connections a second when busy", pluralVerb(n, "program hears", "programs hear")).
+	v := Info
+	if c.NS.NewErr == nil && c.NS.NewPerSecond > 5000 {
+		v = Warn
+	}
+	return found(v, "%s every conntrack event: up to a third of the connections a second when busy", pluralVerb(n, "program hears", "programs hear")).
 		with("netfilter netlink groups", fmt.Sprint(n), "/proc/net/netlink")
 }
 
@@ -223,15 +238,22 @@ func checkFlowtable(_ context.Context, c *Case) Finding {
 	switch {
 	case c.NS.Rules.Flowtables > 0:
 		return ok("%s", plural(c.NS.Rules.Flowtables, "flowtable"))
-	case c.After.Symbols == nil:
-		return unknown("kernel symbols could not be read")
-	case !c.After.Symbols["nf_flow_table_init"]:
-		return ok("this kernel has no flowtables loaded")
-	case c.forwards():
-		return found(Info, "this kernel has flowtables and no rule uses them: they carry established connections past the rules")
+	case c.After.FlowtablesErr != nil:
+		return unknown("whether this kernel has flowtables: %v", c.After.FlowtablesErr)
+	case !c.After.Flowtables:
+		return ok("this kernel is built without flowtables")
+	case !c.forwards():
+		return ok("not a router")
 	}
-	return ok("not a router")
+	if c.NS.Table == nil || c.NS.Table.State(conntrack.TCPEstablished).Entries < longFlows {
+		return ok("few established connections to carry past the rules")
+	}
+	return found(Info, "%d connections are established, and no rule hands them to a flowtable, which would carry them past the rules", c.NS.Table.State(conntrack.TCPEstablished).Entries).
+		with("ESTABLISHED", fmt.Sprint(c.NS.Table.State(conntrack.TCPEstablished).Entries), c.dumped())
 }
+
+// longFlows is from how many established connections on a flowtable is worth a word.
+const longFlows = 1000
 
 func checkChecksum(_ context.Context, c *Case) Finding {
 	v, there := c.sysctl("net.netfilter.nf_conntrack_checksum")

@@ -20,7 +20,7 @@ func socketChecks() []Check {
 		{ID: "LS02", Name: "syn-cookies", About: "SYN queues that overflowed", Weight: 43, Run: checkSYNQueue,
 			Symptom: "TCP options are lost, or SYNs",
 			Remedy:  Remedy{Do: "raise net.ipv4.tcp_max_syn_backlog; look for a SYN flood"}},
-		{ID: "LS03", Name: "open-files", About: "open files against fs.file-max", Host: true, Weight: 39, Run: checkFiles,
+		{ID: "LS03", Name: "open-files", About: "open files against fs.file-max, and of each process against its limit", Host: true, Weight: 39, Run: checkFiles,
 			Symptom: "programs report \"too many open files\"",
 			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service"}},
 		{ID: "LS04", Name: "tcp-memory", About: "memory of sockets against tcp_mem", Weight: 34, Run: checkTCPMemory,
@@ -39,7 +39,7 @@ func checkAcceptQueue(_ context.Context, c *Case) Finding {
 	}
 	// netdata: 1 and 5 a second.
 	somaxconn, _ := c.sysctl("net.core.somaxconn")
-	return found(grade(c.perSecond(n), 0.3, 5), "a program's accept queue was full: %d connections were turned away in %.1f s (somaxconn %d)", n, c.Window.Seconds(), somaxconn).
+	return found(grade(c.perSecond(n), 1, 5), "a program's accept queue was full: %d connections were turned away in %.1f s (somaxconn %d)", n, c.Window.Seconds(), somaxconn).
 		with("ΔListenOverflows", c.inWindow(c.delta("TcpExt.ListenOverflows")), fromSNMP).losing(c.perSecond(n))
 }
 
@@ -58,7 +58,15 @@ func checkFiles(_ context.Context, c *Case) Finding {
 	if err1 != nil || err2 != nil || limit == 0 {
 		return unknown("fs.file-nr is %q", strings.Join(f, " "))
 	}
-	return found(grade(open/limit, 0.70, 0.90), "%.0f open files", open).with("open / fs.file-max", f[0]+" / "+f[2], fromSysctl)
+	host := found(grade(open/limit, 0.70, 0.90), "%.0f open files", open).with("open / fs.file-max", f[0]+" / "+f[2], fromSysctl)
+	if p := c.After.Files; p.Limit > 0 {
+		host = host.with("nearest to its limit: "+p.Name, fmt.Sprintf("%d / %d", p.Open, p.Limit), fmt.Sprintf("/proc/%d", p.PID))
+		if float64(p.Open) > 0.95*float64(p.Limit) && host.Verdict < Warn {
+			host.Verdict = Warn
+			host.Summary = fmt.Sprintf("%s (process %d) has %d of its %d files open", p.Name, p.PID, p.Open, p.Limit)
+		}
+	}
+	return host
 }
 
 func checkTCPMemory(_ context.Context, c *Case) Finding {
@@ -89,5 +97,5 @@ func checkUDPBuffer(_ context.Context, c *Case) Finding {
 	if n == 0 {
 		return ok("no receive buffer was full")
 	}
-	return found(grade(c.perSecond(n), 1, 100), "%d datagrams found a full receive buffer", n).with("ΔRcvbufErrors", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+	return found(grade(c.perSecond(n), 10, 1000), "%d datagrams found a full receive buffer", n).with("ΔRcvbufErrors", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
 }

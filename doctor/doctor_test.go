@@ -38,10 +38,9 @@ func examined(t *testing.T) *vitals.Sample {
 		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Chains: []vitals.Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta = trace.Counters{}
-	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.BySNATPort)
+	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	fill(n.Table, 100, conntrack.TCPEstablished)
 	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostFiles(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
-	s.After.Symbols = map[string]bool{}
 	return s
 }
 
@@ -95,6 +94,7 @@ func TestChecks(t *testing.T) {
 			}
 		}
 	}
+	tried := map[string]map[Verdict]bool{}
 	for _, c := range []struct {
 		check string
 		name  string
@@ -135,6 +135,20 @@ func TestChecks(t *testing.T) {
 		{"CT09", "chain too long", set("conntrack.chain_too_long", 1), Critical},
 		{"CT11", "resolved clash", set("conntrack.insert_failed", 1), Info},
 		{"CT11", "failed", all(set("conntrack.insert_failed", 30), set("conntrack.drop", 30)), Critical},
+		{"CT10", "many come and go", all(set("conntrack.search_restart", 300), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), Info},
+		{"CT10", "one in a thousand", all(set("conntrack.search_restart", 3), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), OK},
+		{"CT11", "one failed", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1)), Warn},
+		{"CT08", "a tenth of the memory", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 3000000 }, Warn},
+		{"CT08", "unreadable", func(s *vitals.Sample) { s.After.Memory = nil }, Unknown},
+		{"CT07", "no buckets", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Buckets = 0 }, Unknown},
+		{"CT01", "95 % full of what stays", all(count(250000), fills(250000, conntrack.TCPEstablished)), Critical},
+		{"CT02", "80 % held", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 125 }, Warn},
+		{"CT03", "full in ten minutes", func(s *vitals.Sample) {
+			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 199700, 200000
+		}, Warn},
+		{"CT13", "some expectations", func(s *vitals.Sample) { s.Namespaces[0].After.Expectations = 850 }, Warn},
+		{"PT02", "85 of 100 ports", usedPorts(85), Warn},
+		{"RL14", "no generation", func(s *vitals.Sample) { s.Namespaces[0].After.Generation = 0 }, Unknown},
 		{"CT12", "merged", set("conntrack.clash_resolve", 1), Info},
 		{"CT13", "many expectations", func(s *vitals.Sample) { s.Namespaces[0].After.Expectations = 1000 }, Critical},
 		{"CT14", "entries elsewhere", func(*vitals.Sample) {}, Info},
@@ -147,22 +161,56 @@ func TestChecks(t *testing.T) {
 		{"ST01", "TIME_WAIT in an empty table", func(s *vitals.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }, OK},
 		{"ST05", "five days", all(count(200000), sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "432000")), Warn},
 		{"ST05", "below RFC 5382", sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "600"), Info},
-		{"ST08", "one in fifty invalid", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Warn},
+		{"ST02", "a third unanswered", all(count(20000), unanswered(1500, 2500)), Warn},
+		{"ST02", "most unanswered", all(count(20000), unanswered(3000, 1000)), Critical},
+		{"ST02", "a small table", unanswered(90, 10), OK},
+		{"ST03", "a source with 15 %", oneSource(15), Warn},
+		{"ST03", "a source with 30 %", oneSource(30), Critical},
+		{"ST04", "one destination", fillOne(12000), Info},
+		{"ST06", "Linux's default", sysctl("net.netfilter.nf_conntrack_udp_timeout", "30"), Info},
+		{"ST06", "SIP forgotten early", all(sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "60"),
+			entries(5, func(_ int, e *conntrack.Entry) { e.Protocol, e.Original.DestPort = 17, 5060 })), Warn},
+		{"ST07", "Kubernetes", rules(func(r *vitals.Ruleset) { r.KubeServices = 10 }), Info},
+		{"ST07", "half-closed connections", fills(200, conntrack.TCPCloseWait), Warn},
+		{"ST08", "one in two hundred invalid", all(set("conntrack.invalid", 50), set("Ip.InReceives", 10000)), Warn},
+		{"ST08", "one in fifty invalid", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
+		{"ST08", "a few stragglers", all(set("conntrack.invalid", 5), set("Ip.InReceives", 100)), OK},
+		{"ST09", "asymmetric", oneWay(200), Warn},
+		{"ST09", "asymmetric and liberal", all(oneWay(200), sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1")), OK},
+		{"ST09", "offloaded", rules(func(r *vitals.Ruleset) { r.Offload = true }), Warn},
+		{"ST09", "strict and loose", rules(func(r *vitals.Ruleset) {
+			r.Chains = append(r.Chains, vitals.Chain{Hook: "forward", PolicyDrop: true})
+		}), Info},
+		{"ST10", "a dead backend", func(s *vitals.Sample) {
+			s.Namespaces[0].After.Failed = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
+			s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: 6, Status: conntrack.Assured | conntrack.SeenReply,
+				Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: 80},
+				Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.9.0.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7"))}})
+		}, Warn},
+		{"ST10", "another neighbour is dead", func(s *vitals.Sample) {
+			s.Namespaces[0].After.Failed = []netip.Addr{netip.MustParseAddr("10.9.0.3")}
+			fill(s.Namespaces[0].Table, 1, conntrack.TCPEstablished)
+		}, OK},
+		{"ST11", "asymmetric", oneWay(200), Warn},
 		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
 		{"PT01", "chains too long", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480), set("conntrack.chain_too_long", 10)), OK},
 		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Info},
-		{"PT02", "95 of 100 ports", all(rules(func(r *vitals.Ruleset) { r.NATPorts = 100 }), func(s *vitals.Sample) {
-			for i := range 95 {
-				s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: 6, Status: conntrack.Assured | conntrack.SeenReply,
-					Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.1")), SourcePort: uint16(i)},
-					Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.9")), SourcePort: 443, Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: uint16(i)}})
-			}
-		}), Critical},
-		{"PT03", "a long search", set("conntrack.found", 6000), Critical},
-		{"PT04", "kernel 4.19", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, Warn},
+		{"PT02", "95 of 100 ports", usedPorts(95), Critical},
+		{"PT03", "a search of 10 ports", all(set("conntrack.found", 3000), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 100 }), Warn},
+		{"PT03", "a search of 100 ports", all(set("conntrack.found", 30000), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 100 }), Critical},
+		{"PT03", "half a port each", all(set("conntrack.found", 1500), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), OK},
+		{"PT03", "new ones unknown, more tries than entries", all(set("conntrack.found", 6000), uncounted), Critical},
+		{"PT03", "new ones and entries unknown", all(set("conntrack.found", 6000), uncounted, func(s *vitals.Sample) { s.Namespaces[0].Table = nil }), Unknown},
+		{"PT04", "kernel 4.19", all(func(s *vitals.Sample) { s.After.Release = "4.19.0" }, rules(func(r *vitals.Ruleset) { r.InOrder = 1 })), Warn},
+		{"PT04", "kernel 4.19, fully-random", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, OK},
+		{"PT04", "no release", func(s *vitals.Sample) { s.After.Release = "" }, Unknown},
+		{"PT05", "an NFS client", func(s *vitals.Sample) { s.Namespaces[0].PrivilegedPorts = 400 }, Info},
+		{"PT06", "all but all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 28000 }, Critical},
+		{"PT06", "no range", sysctl("net.ipv4.ip_local_port_range", ""), Unknown},
 		{"PT06", "all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
-		{"PT07", "a listener in the range", func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, Info},
+		{"PT07", "a listener in the range", func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, Warn},
 		{"PT07", "reserved", all(func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
+		{"PT08", "many in TIME_WAIT", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.tw"] = 20000 }, Info},
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
 		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
 		{"RL01", "5000 legacy rules", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"filter FORWARD": 5000} }), Critical},
@@ -171,9 +219,15 @@ func TestChecks(t *testing.T) {
 		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},
 		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
 		{"RL04", "late", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
+		{"RL05", "what NAT never touches", plain(2000), Info},
+		{"RL06", "no rule needs it", rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), Warn},
+		{"RL06", "a rule looks at states", rules(func(r *vitals.Ruleset) { r.SourceNAT, r.Tracking = 0, 1 }), OK},
+		{"RL07", "a helper by rule", rules(func(r *vitals.Ruleset) { r.Helpers = 1 }), Info},
 		{"RL07", "automatic helpers", sysctl("net.netfilter.nf_conntrack_helper", "1"), Warn},
 		{"RL08", "trace", rules(func(r *vitals.Ruleset) { r.Traces = 1 }), Critical},
 		{"RL08", "log", rules(func(r *vitals.Ruleset) { r.Logs = 2 }), Warn},
+		{"RL08", "invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "6"), Info},
+		{"RL08", "all invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "255"), Warn},
 		{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "virbr0", Kind: "bridge"})
 		}), Warn},
@@ -181,6 +235,15 @@ func TestChecks(t *testing.T) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge"})
 		}), Info},
 		{"RL10", "listener", func(s *vitals.Sample) { s.Namespaces[0].After.EventListeners = 1 }, Info},
+		{"RL10", "listener on a busy gateway", func(s *vitals.Sample) {
+			s.Namespaces[0].After.EventListeners, s.Namespaces[0].NewPerSecond = 1, 6000
+		}, Warn},
+		{"RL11", "no accounting", sysctl("net.netfilter.nf_conntrack_acct", "0"), Info},
+		{"RL12", "flowtables unused", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished)), Info},
+		{"RL12", "flowtables unused, few connections", func(s *vitals.Sample) { s.After.Flowtables = true }, OK},
+		{"RL12", "flowtables used", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished), rules(func(r *vitals.Ruleset) { r.Flowtables = 1 })), OK},
+		{"RL12", "symbols hidden", func(s *vitals.Sample) { s.After.FlowtablesErr = fs.ErrPermission }, Unknown},
+		{"RL13", "checksums on the CPU", all(sysctl("net.netfilter.nf_conntrack_checksum", "1"), link(func(l *vitals.Link) { l.RxChecksum = 0 })), Info},
 		{"RL14", "churn", func(s *vitals.Sample) { s.Namespaces[0].After.Generation += 30 }, Warn},
 		{"RL15", "a rule drops", func(s *vitals.Sample) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []trace.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
@@ -191,31 +254,78 @@ func TestChecks(t *testing.T) {
 		{"RL15", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
 		{"FW01", "off", sysctl("net.ipv4.ip_forward", "0"), Critical},
 		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), OK},
+		{"FW01", "off on one interface, refusing", all(sysctl("net.ipv4.conf.wan0.forwarding", "0"), set("Ip.InAddrErrors", 30)), Critical},
+		{"FW01", "off on one interface", sysctl("net.ipv4.conf.wan0.forwarding", "0"), Info},
+		{"FW01", "unreadable", sysctl("net.ipv4.ip_forward", ""), Unknown},
+		{"FW02", "strict with two uplinks", all(sysctl("net.ipv4.conf.wan0.rp_filter", "1"), func(s *vitals.Sample) { s.Namespaces[0].After.Uplinks = 2 }), Warn},
+		{"FW02", "one packet", set("TcpExt.IPReversePathFilter", 1), Warn},
 		{"FW02", "refused", set("TcpExt.IPReversePathFilter", 100), Critical},
 		{"FW03", "too large", set("Ip.FragFails", 100), Critical},
+		{"FW03", "one too large", set("Ip.FragFails", 1), Warn},
 		{"FW04", "rate limit", set("Icmp.OutRateLimitHost", 1), Warn},
 		{"FW05", "tunnel", link(func(l *vitals.Link) { l.MTU = 1420 }), Warn},
 		{"FW05", "tunnel with clamp", all(link(func(l *vitals.Link) { l.MTU = 1420 }), rules(func(r *vitals.Ruleset) { r.MSSClamp = true })), OK},
 		{"FW06", "full", func(s *vitals.Sample) { s.After.Neighbours["neigh.table_fulls"] = 5 }, Critical},
 		{"FW06", "near full", func(s *vitals.Sample) { s.After.Entries[0] = 900 }, Warn},
+		{"FW06", "unreadable", func(s *vitals.Sample) { delete(s.After.Sysctl, "net.ipv4.neigh.default.gc_thresh3") }, Unknown},
+		{"FW07", "a host that is off", dropped(trace.CauseNeighbour, 1), Info},
+		{"FW07", "a backend that is off", dropped(trace.CauseNeighbour, 30), Warn},
+		{"FW07", "the next router is off", dropped(trace.CauseNeighbour, 3000), Critical},
+		{"FW07", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
+		{"FW09", "a traceroute", dropped(trace.CauseTTL, 9), Info},
+		{"FW09", "a loop", dropped(trace.CauseTTL, 900), Warn},
+		{"FW12", "one martian", dropped(trace.CauseMartian, 1), Info},
+		{"FW12", "martians", dropped(trace.CauseMartian, 100), Warn},
+		{"FW12", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
+		{"FW08", "a lost packet", set("IpExt.InNoRoutes", 1), Info},
 		{"FW08", "no route", set("IpExt.InNoRoutes", 100), Warn},
 		{"FW10", "LRO", link(func(l *vitals.Link) { l.LRO = 1 }), Critical},
 		{"FW10", "no GRO", link(func(l *vitals.Link) { l.GRO = 0 }), Warn},
+		{"FW10", "UDP not merged", link(func(l *vitals.Link) { l.UDPForwarding = 0 }), Info},
+		{"RX01", "one packet on an idle host", func(s *vitals.Sample) { s.After.Softnet[1].Dropped = 1 }, Warn},
 		{"RX01", "backlog", func(s *vitals.Sample) { s.After.Softnet[1].Dropped = 100 }, Critical},
 		{"RX02", "squeezed", func(s *vitals.Sample) { s.After.Softnet[1].Squeezed = 100 }, Warn},
+		{"RX03", "one queue and a full CPU", all(busy, link(func(l *vitals.Link) { l.Queues = 1 }), cores(4)), Warn},
+		{"RX03", "one queue, steered", all(busy, link(func(l *vitals.Link) { l.Queues = 1 }), cores(4), func(s *vitals.Sample) { s.After.Softnet[0].RPS = 1000 }), OK},
+		{"RX04", "all on one CPU", all(busy, cores(4), func(s *vitals.Sample) {
+			s.Before.Interrupts = map[string][]uint64{"wan0 30:": {0, 0, 0, 0}}
+			s.After.Interrupts = map[string][]uint64{"wan0 30:": {9900, 100, 0, 0}}
+		}), Warn},
+		{"RX05", "by the driver's counters", link(func(l *vitals.Link) { l.RingLost = 1000 }), Critical},
 		{"RX05", "ring", link(func(l *vitals.Link) { l.RxMissed = 10 }), Warn},
 		{"RX06", "errors", link(func(l *vitals.Link) { l.RxErrors, l.RxPackets = 100, 2000 }), Warn},
 		{"RX07", "qdisc", link(func(l *vitals.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 }), Warn},
 		{"RX08", "xdp", link(func(l *vitals.Link) { l.XDP = true }), Info},
-		{"RX10", "full CPU", func(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }, Critical},
+		{"RX08", "xdp, and all can send", all(xdp(3), link(func(l *vitals.Link) { l.XDPFeatures = 7 })), Info},
+		{"RX08", "xdp, and one cannot send", xdp(3), Warn},
+		{"RX09", "slow calls and a full CPU", all(busy, func(s *vitals.Sample) {
+			s.After.Mitigations = map[string]string{"spectre_v2": "Mitigation: Retpolines"}
+		}), Info},
+		{"RX09", "unreadable", func(s *vitals.Sample) { s.After.Mitigations = nil }, Unknown},
+		{"RX10", "full CPU", busy, Critical},
+		{"RX10", "busy CPU", func(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 200 }, Warn},
 		{"LS01", "overflow", set("TcpExt.ListenOverflows", 60), Critical},
+		{"LS01", "a few", set("TcpExt.ListenOverflows", 6), Warn},
+		{"LS01", "one", set("TcpExt.ListenOverflows", 1), OK},
 		{"LS02", "cookies", set("TcpExt.TCPReqQFullDoCookies", 60), Warn},
 		{"LS03", "files", func(s *vitals.Sample) { s.After.Sysctl["fs.file-nr"] = "95000 0 100000" }, Critical},
+		{"LS03", "some files", func(s *vitals.Sample) { s.After.Sysctl["fs.file-nr"] = "75000 0 100000" }, Warn},
+		{"LS03", "a process at its limit", func(s *vitals.Sample) {
+			s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024}
+		}, Warn},
+		{"LS03", "unreadable", func(s *vitals.Sample) { delete(s.After.Sysctl, "fs.file-nr") }, Unknown},
+		{"LS04", "near the end", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 1 << 40 }, Critical},
+		{"LS04", "orphans", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.orphan"] = 1 << 30 }, Critical},
+		{"LS04", "unreadable", func(s *vitals.Sample) { delete(s.After.Sysctl, "net.ipv4.tcp_mem") }, Unknown},
 		{"LS04", "pressure", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 140000 }, Warn},
 		{"LS05", "buffer", set("Udp.RcvbufErrors", 100), Warn},
 		{"KV01", "kernel 6.1", func(s *vitals.Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
 		{"KV01", "no BTF", func(s *vitals.Sample) { s.After.BTF = false }, Info},
 	} {
+		if tried[c.check] == nil {
+			tried[c.check] = map[Verdict]bool{OK: true} // TestHealthyTree
+		}
+		tried[c.check][c.want] = true
 		t.Run(c.check+" "+c.name, func(t *testing.T) {
 			s := examined(t)
 			c.make(s)
@@ -228,6 +338,117 @@ func TestChecks(t *testing.T) {
 				}
 			}
 		})
+	}
+	for _, c := range Checks() {
+		if len(tried[c.ID]) < 2 {
+			t.Errorf("%s %s: no case in which it finds something", c.ID, c.Name)
+		}
+	}
+}
+
+// TestBlind wants no check to pass for good what it could not read.
+func TestBlind(t *testing.T) {
+	s := examined(t)
+	n := s.Namespaces[0]
+	no := errors.New("not permitted")
+	n.After.ConntrackErr, n.TableErr, n.RulesErr, n.DropsErr, n.NewErr, s.After.LogErr = no, no, no, no, no, no
+	n.Rules, n.Table = &vitals.Ruleset{}, nil
+	blind := map[string]bool{}
+	for _, f := range Judge(context.Background(), s).Findings {
+		blind[f.Check] = f.Verdict == Unknown
+	}
+	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
+		"PT01 PT02 PT03 PT05 RL01 RL02 RL03 RL04 RL05 RL06 RL08 RL12 RL15 FW07 FW12") {
+		if !blind[id] {
+			t.Errorf("%s says that all is well with what it could not read", id)
+		}
+	}
+}
+
+// What TestChecks makes wrong in several cases.
+
+func fills(n int, state conntrack.TCPState) func(*vitals.Sample) {
+	return func(s *vitals.Sample) { fill(s.Namespaces[0].Table, n, state) }
+}
+
+// entries adds n entries of one client each, changed by change.
+func entries(n int, change func(i int, e *conntrack.Entry)) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		for i := range n {
+			client := conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
+			server := conntrack.AddrOf(netip.MustParseAddr("198.51.100.2"))
+			e := conntrack.Entry{Protocol: 6, State: uint8(conntrack.TCPEstablished), Status: conntrack.Assured | conntrack.SeenReply, Timeout: 100,
+				Original: conntrack.Tuple{Source: client, Dest: server, SourcePort: uint16(i), DestPort: uint16(i)},
+				Reply:    conntrack.Tuple{Source: server, Dest: client, SourcePort: uint16(i), DestPort: uint16(i)}}
+			change(i, &e)
+			s.Namespaces[0].Table.Add(&e)
+		}
+	}
+}
+
+func unanswered(without, with int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		fill(s.Namespaces[0].Table, with, conntrack.TCPEstablished)
+		entries(without, func(_ int, e *conntrack.Entry) { e.Status, e.State = 0, uint8(conntrack.TCPSynSent) })(s)
+	}
+}
+
+func oneWay(n int) func(*vitals.Sample) {
+	return entries(n, func(_ int, e *conntrack.Entry) { e.Status = conntrack.Assured })
+}
+
+func plain(n int) func(*vitals.Sample) { return entries(n, func(int, *conntrack.Entry) {}) }
+
+func fillOne(n int) func(*vitals.Sample) {
+	return entries(n, func(_ int, e *conntrack.Entry) { e.Original.DestPort = 443 })
+}
+
+// oneSource has one client hold a share of the limit, in percent.
+func oneSource(percent int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].After.Limits.Max = 10000
+		entries(percent*100, func(i int, e *conntrack.Entry) {
+			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.2.0.1"))
+		})(s)
+	}
+}
+
+func usedPorts(n int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Rules.NATPorts = 100
+		entries(n, func(i int, e *conntrack.Entry) {
+			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.0.0.1"))
+			e.Reply = conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.9")), SourcePort: 443,
+				Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: uint16(i)}
+		})(s)
+	}
+}
+
+func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
+
+// dropped makes drop events of a cause in the window of three seconds.
+func dropped(cause trace.Cause, n uint64) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: cause, Packets: n, PerSecond: float64(n) / 3})
+	}
+}
+
+func busy(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
+
+// cores makes a host of n CPUs of which the first is that of the tree.
+func cores(n int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Before.CPUs = append(s.Before.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
+		s.After.CPUs = append(s.After.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
+	}
+}
+
+// xdp puts a program on an interface whose neighbour has the given features.
+func xdp(features uint64) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		links := s.Namespaces[0].After.Links
+		links[1].XDP, links[1].XDPKnown, links[1].XDPFeatures = true, true, features
+		links[2].XDPKnown, links[2].XDPFeatures = true, 7
 	}
 }
 

@@ -134,41 +134,27 @@ const busiestNamespaces = 4
 func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []conntrack.Namespace) float64 {
 	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
-	ctx, cancel := context.WithTimeout(ctx, newWindow)
-	defer cancel()
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex // protects total and heard
-		total uint64
+		total float64
 		heard = len(fills) == 0
 	)
-	start := time.Now()
 	for _, f := range fills[:min(len(fills), busiestNamespaces)] {
 		i := slices.IndexFunc(namespaces, func(ns conntrack.Namespace) bool { return ns.Name == f.Namespace })
-		l, err := conntrack.Listen(namespaces[i], conntrack.New)
-		if err != nil {
-			continue
-		}
 		wg.Go(func() {
-			defer l.Close()
-			n := uint64(0)
-			for {
-				lost, err := l.Read(ctx, func(conntrack.Event, *conntrack.Entry) error { n++; return nil })
-				if n += uint64(lost); err != nil {
-					break
-				}
-			}
+			rate, err := conntrack.NewRate(ctx, namespaces[i], newWindow, 0)
 			mu.Lock()
 			defer mu.Unlock()
-			total += n
-			heard = true
+			total += rate
+			heard = heard || err == nil
 		})
 	}
 	wg.Wait()
 	if !heard {
 		return -1
 	}
-	return float64(total) / max(time.Since(start), newWindow).Seconds()
+	return total
 }
 
 // Table implements Reader.

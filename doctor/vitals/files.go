@@ -51,7 +51,45 @@ func ReadHostFiles(root fs.FS) HostReading {
 	}
 	_, err := fs.Stat(root, "sys/kernel/btf/vmlinux")
 	h.BTF = err == nil
+	h.Files = worstFiles(root)
 	return h
+}
+
+// worstFiles finds the process that is nearest to its limit of open files.
+func worstFiles(root fs.FS) (worst ProcessFiles) {
+	processes, _ := fs.Glob(root, "proc/[0-9]*/fd")
+	for _, dir := range processes {
+		st, err := fs.Stat(root, dir)
+		if err != nil {
+			continue
+		}
+		open := uint64(st.Size()) // since 6.2 the number of files
+		if open == 0 {
+			list, err := fs.ReadDir(root, dir)
+			if err != nil {
+				continue
+			}
+			open = uint64(len(list))
+		}
+		process := strings.TrimSuffix(dir, "/fd")
+		limit := openFilesLimit(text(root, process+"/limits"))
+		if limit > 0 && float64(open)*float64(max(worst.Limit, 1)) > float64(worst.Open)*float64(limit) {
+			pid, _ := strconv.Atoi(strings.TrimPrefix(process, "proc/"))
+			worst = ProcessFiles{strings.TrimSpace(text(root, process+"/comm")), pid, open, limit}
+		}
+	}
+	return worst
+}
+
+// openFilesLimit reads the soft limit of /proc/PID/limits, 0 when there is none.
+func openFilesLimit(limits string) uint64 {
+	_, rest, _ := strings.Cut(limits, "Max open files")
+	f := strings.Fields(rest)
+	if len(f) == 0 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(f[0], 10, 64) // "unlimited" is no limit
+	return n
 }
 
 // ReadNamespaceFiles reads what stands in files about the calling thread's namespace.

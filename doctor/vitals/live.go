@@ -10,12 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
@@ -29,8 +29,9 @@ type Live struct {
 	root fs.FS
 	only []conntrack.Namespace
 
-	once    sync.Once
-	symbols map[string]bool // of the kernel: some 50 ms of CPU time to read
+	once          sync.Once // the kernel's symbols take some 50 ms of CPU time to read
+	flowtables    bool
+	flowtablesErr error
 }
 
 // NewLive examines the given namespaces; none means all of the host.
@@ -59,15 +60,27 @@ func (l *Live) Host(context.Context) (h HostReading) {
 	}
 	records, err := readKmsg()
 	h.Log, h.LogErr = ParseLog(records, monotonic()), err
-	l.once.Do(func() {
-		l.symbols = map[string]bool{}
-		if f, err := l.root.Open("proc/kallsyms"); err == nil {
-			l.symbols = findSymbols(f, "nf_flow_table_init")
-			f.Close()
-		}
-	})
-	h.Symbols = l.symbols
+	l.once.Do(func() { l.flowtables, l.flowtablesErr = hasFlowtables(l.root, h.Release) })
+	h.Flowtables, h.FlowtablesErr = l.flowtables, l.flowtablesErr
 	return h
+}
+
+// hasFlowtables tells whether this kernel has flowtables built in, or as a module
+// that the first use would load. Asking the kernel itself would load it.
+func hasFlowtables(root fs.FS, release string) (bool, error) {
+	symbols, err := root.Open("proc/kallsyms")
+	if err != nil {
+		return false, err
+	}
+	defer symbols.Close()
+	if findSymbols(symbols, "nf_flow_table_init")["nf_flow_table_init"] {
+		return true, nil
+	}
+	modules, err := fs.ReadFile(root, "lib/modules/"+release+"/modules.dep")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // a kernel without modules
+	}
+	return bytes.Contains(modules, []byte("/nf_flow_table.ko")), err
 }
 
 // findSymbols tells which kernel functions exist.
@@ -124,7 +137,8 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r Namespa
 			return err
 		}
 		r.Links, err = readLinks()
-		r.FailedNext = failedNeighbours()
+		r.Failed = failedNeighbours()
+		r.Uplinks = uplinks()
 		r.Generation, _ = rulesetGeneration()
 		return err
 	})
@@ -147,12 +161,18 @@ func readLinks() ([]Link, error) {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
 	qdiscs, _ := netlink.QdiscList(nil)
+	tool, err := openEthtool()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	defer tool.close()
+	features := xdpFeatures()
 	var out []Link
 	for _, l := range list {
 		a := l.Attrs()
 		link := Link{
 			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
-			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1,
+			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1, UDPForwarding: -1,
 		}
 		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0
 		if s := a.Statistics; s != nil {
@@ -167,64 +187,52 @@ func readLinks() ([]Link, error) {
 				}
 			}
 		}
-		link.offloads()
+		link.offloads(tool)
+		link.XDPFeatures, link.XDPKnown = features[uint32(a.Index)]
 		out = append(out, link)
 	}
 	return out, nil
 }
 
-// Commands of the ethtool ioctl (linux/ethtool.h).
-const (
-	ethtoolGetRxChecksum = 0x14
-	ethtoolGetFlags      = 0x25
-	ethtoolGetGRO        = 0x2b
-	ethFlagLRO           = 1 << 15
-)
-
-// offloads reads what the interface does in hardware.
-func (l *Link) offloads() {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	get := func(command uint32) (uint32, bool) {
-		value := struct{ command, data uint32 }{command: command}
-		request := struct {
-			name [unix.IFNAMSIZ]byte
-			data unsafe.Pointer
-			_    [16]byte
-		}{data: unsafe.Pointer(&value)}
-		copy(request.name[:unix.IFNAMSIZ-1], l.Name)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-		return value.data, errno == 0
-	}
-	if v, ok := get(ethtoolGetFlags); ok {
-		l.LRO = int(v / ethFlagLRO & 1)
-	}
-	if v, ok := get(ethtoolGetGRO); ok {
-		l.GRO = int(v & 1)
-	}
-	if v, ok := get(ethtoolGetRxChecksum); ok {
-		l.RxChecksum = int(v & 1)
-	}
-}
-
-// failedNeighbours counts next hops that do not answer.
-func failedNeighbours() int {
-	n := 0
+// failedNeighbours lists next hops that do not answer.
+func failedNeighbours() (failed []netip.Addr) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := netlink.NeighList(0, family)
 		if err != nil {
-			return n
+			return failed
 		}
 		for _, neighbour := range list {
 			if neighbour.State&netlink.NUD_FAILED != 0 {
-				n++
+				if addr, ok := netip.AddrFromSlice(neighbour.IP); ok {
+					failed = append(failed, addr.Unmap())
+				}
 			}
 		}
 	}
-	return n
+	return failed
+}
+
+// uplinks counts the interfaces over which a default route leads.
+func uplinks() int {
+	links := map[int]bool{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+			if r.LinkIndex > 0 && (r.Gw != nil || r.Scope == netlink.SCOPE_LINK) && family == unix.AF_INET {
+				links[r.LinkIndex] = true
+			}
+			for _, hop := range r.MultiPath {
+				links[hop.LinkIndex] = true
+			}
+		}
+	}
+	return len(links)
 }
 
 // rulesetGeneration reads the number that every nftables transaction raises.
@@ -264,7 +272,7 @@ func (l *Live) Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Su
 		return nil, 0, err
 	}
 	defer c.Close()
-	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.BySNATPort)
+	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	s.Enter(ns.Name, 0)
 	privileged := uint32(0)
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
@@ -279,6 +287,18 @@ func (l *Live) Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Su
 	}
 	return s, privileged, err
 }
+
+// NewRate implements Reader.
+func (l *Live) NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error) {
+	return conntrack.NewRate(ctx, ns, newWindow, newEnough)
+}
+
+// New connections are sampled until there are enough for an estimate: listening
+// costs a busy gateway some of them while it lasts.
+const (
+	newWindow = 300 * time.Millisecond
+	newEnough = 500
+)
 
 // Rules implements Reader.
 func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *Ruleset, err error) {

@@ -4,6 +4,7 @@ package vitals
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
@@ -23,6 +24,8 @@ type Ruleset struct {
 	Logs       int // rules that log without limit
 	MSSClamp   bool
 	Flowtables int
+	Offload    bool // a flowtable in hardware
+	InOrder    int  // SNAT rules that do not ask for random ports
 	Compat     bool // tables that iptables-nft made
 	// NATPorts is the smallest range of ports that a SNAT rule names; 0: none does.
 	NATPorts uint32
@@ -43,10 +46,19 @@ type Chain struct {
 	// Established is the index of the rule that accepts known connections, -1: none.
 	Established int
 	Drops       int // dropping rules
+	PolicyDrop  bool
 }
 
 // NAT tells whether anything is translated.
 func (r *Ruleset) NAT() bool { return r != nil && r.SourceNAT+r.DestNAT > 0 }
+
+// Strict tells whether a forward chain drops what no rule accepts, behind one that
+// accepts known connections.
+func (r *Ruleset) Strict() bool {
+	return slices.ContainsFunc(r.Chains, func(c Chain) bool {
+		return c.Hook == "forward" && c.PolicyDrop && c.Established >= 0
+	})
+}
 
 // hooks of nftables by number, for the ip families.
 var hookNames = map[nftables.ChainHook]string{0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
@@ -76,8 +88,10 @@ func readNft() (*Ruleset, error) {
 		r.scan(c, list)
 	}
 	for _, t := range tables {
-		if tables, err := conn.ListFlowtables(t); err == nil {
-			r.Flowtables += len(tables)
+		flowtables, _ := conn.ListFlowtables(t)
+		r.Flowtables += len(flowtables)
+		for _, f := range flowtables {
+			r.Offload = r.Offload || f.Flags&nftables.FlowtableFlagsHWOffload != 0
 		}
 	}
 	for _, c := range chains {
@@ -89,6 +103,7 @@ func readNft() (*Ruleset, error) {
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
 			Longest:     longest(key, rules, map[string]bool{}),
 			Established: establishedAt(rules[key]), Drops: drops(rules[key], c),
+			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
 	}
 	return r, nil
@@ -133,12 +148,14 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 			case *expr.NAT:
 				if e.Type == expr.NATTypeSourceNAT {
 					r.SourceNAT++
+					r.ordered(e.FullyRandom)
 					r.natPorts(rule, e)
 				} else {
 					r.DestNAT++
 				}
 			case *expr.Masq:
 				r.SourceNAT++
+				r.ordered(e.FullyRandom)
 			case *expr.Redir:
 				r.DestNAT++
 			case *expr.Ct:
@@ -162,7 +179,7 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 					r.Helpers++
 				}
 			case *expr.Target:
-				r.target(e.Name)
+				r.target(e.Name, false) // what it asks for stands in bytes of its own
 			case *expr.Match:
 				r.Compat = true
 				if e.Name == "conntrack" || e.Name == "state" {
@@ -177,12 +194,20 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 	}
 }
 
+// ordered notes whether a SNAT rule asks for random ports.
+func (r *Ruleset) ordered(random bool) {
+	if !random {
+		r.InOrder++
+	}
+}
+
 // target counts an iptables target that iptables-nft carries in a rule.
-func (r *Ruleset) target(name string) {
+func (r *Ruleset) target(name string, random bool) {
 	r.Compat = true
 	switch name {
 	case "SNAT", "MASQUERADE", "NETMAP":
 		r.SourceNAT++
+		r.ordered(random)
 	case "DNAT", "REDIRECT":
 		r.DestNAT++
 	case "TCPMSS":
@@ -303,7 +328,7 @@ func (r *Ruleset) addLegacy(saved string) {
 		for i, word := range f {
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat
-				r.target(f[i+1])
+				r.target(f[i+1], strings.Contains(line, "--random-fully"))
 				r.Compat = compat // these are the legacy tables themselves
 				if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {
 					r.Logs++

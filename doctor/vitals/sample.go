@@ -8,6 +8,7 @@ package vitals
 import (
 	"context"
 	"io/fs"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -42,8 +43,11 @@ type HostReading struct {
 	LogErr      error     // why the log could not be read
 	Mitigations map[string]string
 	BTF         bool
-	// Symbols holds which of the kernel functions that were asked for exist.
-	Symbols map[string]bool
+	// Flowtables tells whether this kernel has them, FlowtablesErr why that is not known.
+	Flowtables    bool
+	FlowtablesErr error
+	// Files is the process that is nearest to its limit of open files.
+	Files ProcessFiles
 	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
 	Interrupts map[string][]uint64
 }
@@ -56,6 +60,13 @@ type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
 
 // SlabInfo is a line of /proc/slabinfo. ObjectBytes is 0 when it is not readable.
 type SlabInfo struct{ Active, ObjectBytes uint64 }
+
+// ProcessFiles are the open files of a process; Limit is 0 when none was read.
+type ProcessFiles struct {
+	Name        string
+	PID         int
+	Open, Limit uint64
+}
 
 // LogLine is a kernel message.
 type LogLine struct {
@@ -79,6 +90,10 @@ type Namespace struct {
 	TableAge time.Duration
 	// TableSkipped tells that the table was hardly in use and so not read.
 	TableSkipped bool
+	// NewPerSecond are connections begun, from a sample of the kernel's events;
+	// NewErr tells why there is none.
+	NewPerSecond float64
+	NewErr       error
 	// PrivilegedPorts are translated flows whose client port is below 1024.
 	PrivilegedPorts uint32
 	Rules           *Ruleset
@@ -107,7 +122,8 @@ type NamespaceReading struct {
 	Expectations   int    // entries of /proc/net/nf_conntrack_expect; -1 unreadable
 	Generation     uint32 // of the nftables ruleset
 	LegacyTables   []string
-	FailedNext     int // neighbours in state FAILED
+	Failed         []netip.Addr // neighbours in state FAILED
+	Uplinks        int          // interfaces with a default route
 }
 
 // Link is a network interface.
@@ -123,8 +139,13 @@ type Link struct {
 	RxPackets, TxPackets, RxErrors, TxErrors, RxDropped, TxDropped, RxMissed, RxFifo uint64
 	QdiscDrops, QdiscPackets                                                         uint64
 
-	// Offloads: 1 on, 0 off, -1 not known.
-	LRO, GRO, RxChecksum int
+	// RingLost are packets that found no room in a ring, by the driver's own counters.
+	RingLost uint64
+	// XDPFeatures are the bits of NETDEV_XDP_ACT_*, when XDPKnown.
+	XDPFeatures uint64
+	XDPKnown    bool
+	// Offloads: 1 on, 0 off, -1 not known. UDPForwarding is rx-udp-gro-forwarding.
+	LRO, GRO, RxChecksum, UDPForwarding int
 }
 
 // Reader looks at a host. The real one is Live; tests use trees of files.
@@ -141,6 +162,8 @@ type Reader interface {
 	// counts the translated flows from privileged ports.
 	Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error)
 	Rules(ctx context.Context, ns conntrack.Namespace) (*Ruleset, error)
+	// NewRate samples the new connections a second.
+	NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error)
 }
 
 // netSysctl are the settings that checks read, as patterns below /proc/sys.

@@ -19,6 +19,9 @@ import (
 // errNoEvents is why a namespace has no drops when they could not be watched.
 var errNoEvents = errors.New("drop events could not be read")
 
+// errIdle is why new connections were not counted in an empty table.
+var errIdle = errors.New("the connection table was empty")
+
 // DefaultWindow is how long a host is watched when nothing else is asked for.
 const DefaultWindow = 3 * time.Second
 
@@ -73,6 +76,11 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		}
 	}
 	s.inspect(ctx, reader, o.Session)
+	for _, n := range s.Namespaces {
+		if n.NewErr = errIdle; n.Before.Limits.Count > 0 {
+			n.NewPerSecond, n.NewErr = reader.NewRate(ctx, n.Namespace)
+		}
+	}
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
 		return nil, err
 	}

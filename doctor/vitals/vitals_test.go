@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -106,7 +107,7 @@ table ip nat {
 	chain post {
 		type nat hook postrouting priority srcnat
 		oifname "a" ip protocol tcp snat to 203.0.113.1:2000-2019
-		masquerade
+		masquerade fully-random
 	}
 	chain pre {
 		type nat hook prerouting priority dstnat
@@ -127,9 +128,9 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, DestNAT: 1, Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 1, Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
 		Chains: []Chain{
-			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1},
+			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
 			{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1},
 			{Name: "ip nat pre", Hook: "prerouting", Longest: 1, Established: -1},
@@ -142,11 +143,78 @@ table ip nat {
 
 func TestLegacyRules(t *testing.T) {
 	r := &Ruleset{}
-	r.addLegacy("*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\nCOMMIT\n" +
+	r.addLegacy("*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\n-A POSTROUTING -o eth1 -j MASQUERADE --random-fully\nCOMMIT\n" +
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n")
-	want := &Ruleset{SourceNAT: 1, Tracking: 1, Logs: 1, KubeServices: 1,
-		Legacy: map[string]int{"nat POSTROUTING": 1, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
+	want := &Ruleset{SourceNAT: 2, InOrder: 1, Tracking: 1, Logs: 1, KubeServices: 1,
+		Legacy: map[string]int{"nat POSTROUTING": 2, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestRingCounters(t *testing.T) {
+	for name, want := range map[string]bool{
+		"rx_missed_errors": true, "rx_no_buffer_count": true, "rx_out_of_buffer": true, "port.rx_dropped": true,
+		"tx_dropped": false, "rx0_out_of_buffer": false, "rx_queue_0_drops": false, "rx_xdp_drop": false, "rx_bytes": false,
+	} {
+		if got := ringCounter(name); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestProcessFiles(t *testing.T) {
+	limits := func(n string) *fstest.MapFile {
+		return &fstest.MapFile{Data: []byte("Limit                     Soft Limit           Hard Limit           Units\nMax open files            " + n + "                 4096                 files\n")}
+	}
+	root := fstest.MapFS{
+		"proc/7/limits": limits("1024"), "proc/7/comm": {Data: []byte("nginx\n")}, "proc/7/fd/0": {}, "proc/7/fd/1": {}, "proc/7/fd/2": {},
+		"proc/8/limits": limits("4"), "proc/8/comm": {Data: []byte("tiny\n")}, "proc/8/fd/0": {}, "proc/8/fd/1": {},
+		"proc/9/limits": limits("unlimited"), "proc/9/fd/0": {},
+		"proc/self/fd/0": {},
+	}
+	if got, want := worstFiles(root), (ProcessFiles{Name: "tiny", PID: 8, Open: 2, Limit: 4}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestInterfaces reads what the kernel says of a veth and of hardware, if there is any.
+func TestInterfaces(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "vitalslink", Nodes: []lab.NodeSpec{{Name: "a"}, {Name: "b"}},
+		Links: []lab.LinkSpec{{A: lab.End{Node: "a", Iface: "x", GRO: true, Addresses: []string{"192.0.2.1/24"}}, B: lab.End{Node: "b", Iface: "y", Addresses: []string{"192.0.2.2/24"}}}}})
+	err := l.Node("a").Do(func() error {
+		links, err := readLinks()
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(links, func(l Link) bool { return l.Name == "x" })
+		if i < 0 || links[i].Kind != "veth" || !links[i].Up || links[i].GRO != 1 || links[i].LRO != 0 {
+			t.Errorf("%+v", links)
+		}
+		if links[i].XDPKnown == (xdpFeatures() == nil) {
+			t.Errorf("features of %+v", links[i])
+		}
+		tool, err := openEthtool()
+		if err != nil {
+			return err
+		}
+		defer tool.close()
+		if got := tool.feature("x", "rx-gro"); got != 1 {
+			t.Errorf("rx-gro is %d", got)
+		}
+		if got := tool.feature("x", "rx-udp-gro-forwarding"); got != 0 {
+			t.Errorf("rx-udp-gro-forwarding is %d, want off", got)
+		}
+		if got := tool.feature("x", "no such feature"); got != -1 {
+			t.Errorf("an unknown feature is %d", got)
+		}
+		if names := tool.names("x", ethSetStats); len(names) == 0 {
+			t.Error("a veth has counters of its own, none were read")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

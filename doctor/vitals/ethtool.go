@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strings"
+	"unsafe"
+
+	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Commands and string sets of the ethtool ioctl (linux/ethtool.h).
+const (
+	ethtoolGetRxChecksum = 0x14
+	ethtoolGetStrings    = 0x1b
+	ethtoolGetStats      = 0x1d
+	ethtoolGetFlags      = 0x25
+	ethtoolGetGRO        = 0x2b
+	ethtoolGetSetInfo    = 0x37
+	ethtoolGetFeatures   = 0x3a
+
+	ethFlagLRO       = 1 << 15
+	ethStringLength  = 32
+	ethSetStats      = 1
+	ethSetFeatures   = 4
+	manyStrings      = 8192 // more than any driver has
+	featureWordBytes = 16   // available, requested, active, never changed
+)
+
+// ethtool asks about interfaces of the namespace in which it was opened.
+type ethtool struct{ fd int }
+
+func openEthtool() (ethtool, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	return ethtool{fd}, err
+}
+
+func (e ethtool) close() { unix.Close(e.fd) }
+
+// do sends a request, whose answer takes its place.
+func (e ethtool) do(iface string, request []byte) bool {
+	r := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte // the rest of the kernel's union
+	}{data: unsafe.Pointer(&request[0])}
+	copy(r.name[:unix.IFNAMSIZ-1], iface)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(e.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&r)))
+	return errno == 0
+}
+
+// value asks for one number.
+func (e ethtool) value(iface string, command uint32) (uint32, bool) {
+	request := words(command, 0)
+	ok := e.do(iface, request)
+	return binary.NativeEndian.Uint32(request[4:]), ok
+}
+
+// words lays numbers out as the kernel reads them.
+func words(v ...uint32) (b []byte) {
+	for _, n := range v {
+		b = binary.NativeEndian.AppendUint32(b, n)
+	}
+	return b
+}
+
+// names reads a string set.
+func (e ethtool) names(iface string, set uint32) []string {
+	// struct ethtool_sset_info: cmd, reserved, sset_mask (64 bits), data[]
+	info := append(words(ethtoolGetSetInfo, 0), words(0, 0, 0)...)
+	binary.NativeEndian.PutUint64(info[8:], 1<<set)
+	if !e.do(iface, info) || binary.NativeEndian.Uint64(info[8:]) == 0 {
+		return nil
+	}
+	n := binary.NativeEndian.Uint32(info[16:])
+	if n == 0 || n > manyStrings {
+		return nil
+	}
+	request := append(words(ethtoolGetStrings, set, n), make([]byte, n*ethStringLength)...)
+	if !e.do(iface, request) {
+		return nil
+	}
+	list := make([]string, n)
+	for i := range list {
+		name := request[12+i*ethStringLength:][:ethStringLength]
+		name, _, _ = bytes.Cut(name, []byte{0})
+		list[i] = string(name)
+	}
+	return list
+}
+
+// feature tells whether one of the interface's features is on: 1, 0, or -1 when
+// the kernel does not know it.
+func (e ethtool) feature(iface, name string) int {
+	names := e.names(iface, ethSetFeatures)
+	size := uint32(len(names)+31) / 32
+	if size == 0 {
+		return -1
+	}
+	request := append(words(ethtoolGetFeatures, size), make([]byte, size*featureWordBytes)...)
+	if !e.do(iface, request) {
+		return -1
+	}
+	for i, n := range names {
+		if n == name {
+			active := binary.NativeEndian.Uint32(request[8+i/32*featureWordBytes+8:])
+			return int(active >> (i % 32) & 1)
+		}
+	}
+	return -1
+}
+
+// lost adds up those of the driver's own counters whose names say that received
+// packets were dropped for want of room.
+func (e ethtool) lost(iface string) uint64 {
+	names := e.names(iface, ethSetStats)
+	if len(names) == 0 {
+		return 0
+	}
+	request := append(words(ethtoolGetStats, uint32(len(names))), make([]byte, 8*len(names))...)
+	if !e.do(iface, request) {
+		return 0
+	}
+	sum := uint64(0)
+	for i, name := range names {
+		if ringCounter(name) {
+			sum += binary.NativeEndian.Uint64(request[8+8*i:])
+		}
+	}
+	return sum
+}
+
+// ringCounter tells whether a driver's counter counts packets that found no room
+// in a receive ring. Drivers name them as they like; counters of one queue repeat
+// those of the interface.
+func ringCounter(name string) bool {
+	name = strings.ToLower(name)
+	if strings.Contains(name, "tx") || strings.Contains(name, "xdp") || strings.Contains(name, "queue") ||
+		strings.ContainsAny(name, "0123456789[") {
+		return false
+	}
+	for _, word := range []string{"no_buf", "nobuf", "missed", "out_of_buffer", "no_dma", "rx_drop", "rx_discard"} {
+		if strings.Contains(name, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// offloads reads what an interface does in hardware.
+func (l *Link) offloads(e ethtool) {
+	if v, ok := e.value(l.Name, ethtoolGetFlags); ok {
+		l.LRO = int(v / ethFlagLRO & 1)
+	}
+	if v, ok := e.value(l.Name, ethtoolGetGRO); ok {
+		l.GRO = int(v & 1)
+	}
+	if v, ok := e.value(l.Name, ethtoolGetRxChecksum); ok {
+		l.RxChecksum = int(v & 1)
+	}
+	if l.Kind == "device" {
+		l.UDPForwarding = e.feature(l.Name, "rx-udp-gro-forwarding")
+		l.RingLost = e.lost(l.Name)
+	}
+}
+
+// Generic netlink's family "netdev" (linux/netdev.h, since 6.3).
+const (
+	genlGetFamily     = 3 // CTRL_CMD_GETFAMILY
+	genlFamilyID      = 1 // CTRL_ATTR_FAMILY_ID
+	genlFamilyName    = 2 // CTRL_ATTR_FAMILY_NAME
+	netdevGet         = 1 // NETDEV_CMD_DEV_GET
+	netdevIfindex     = 1 // NETDEV_A_DEV_IFINDEX
+	netdevXDPFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
+
+	// XDPTransmit says that frames can be redirected to the interface
+	// (NETDEV_XDP_ACT_NDO_XMIT).
+	XDPTransmit = 1 << 2
+)
+
+// xdpFeatures reads what each interface of the calling thread's namespace can do
+// with XDP, by index; nil before 6.3.
+func xdpFeatures() map[uint32]uint64 {
+	conn, err := mdnetlink.Dial(unix.NETLINK_GENERIC, nil)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	family := uint16(0)
+	ask := func(to uint16, flags mdnetlink.HeaderFlags, command byte, attributes []byte, each func(*mdnetlink.AttributeDecoder)) bool {
+		answers, err := conn.Execute(mdnetlink.Message{
+			Header: mdnetlink.Header{Type: mdnetlink.HeaderType(to), Flags: mdnetlink.Request | flags},
+			Data:   append([]byte{command, 1, 0, 0}, attributes...),
+		})
+		if err != nil {
+			return false
+		}
+		for _, a := range answers {
+			if len(a.Data) < 4 {
+				continue
+			}
+			if decoder, err := mdnetlink.NewAttributeDecoder(a.Data[4:]); err == nil {
+				each(decoder)
+			}
+		}
+		return true
+	}
+	name := mdnetlink.NewAttributeEncoder()
+	name.String(genlFamilyName, "netdev")
+	encoded, err := name.Encode()
+	if err != nil {
+		return nil
+	}
+	ask(unix.GENL_ID_CTRL, 0, genlGetFamily, encoded, func(d *mdnetlink.AttributeDecoder) {
+		for d.Next() {
+			if d.Type() == genlFamilyID {
+				family = d.Uint16()
+			}
+		}
+	})
+	if family == 0 {
+		return nil
+	}
+	list := map[uint32]uint64{}
+	ok := ask(family, mdnetlink.Dump, netdevGet, nil, func(d *mdnetlink.AttributeDecoder) {
+		index, features := uint32(0), uint64(0)
+		for d.Next() {
+			switch d.Type() {
+			case netdevIfindex:
+				index = d.Uint32()
+			case netdevXDPFeatures:
+				features = d.Uint64()
+			}
+		}
+		list[index] = features
+	})
+	if !ok {
+		return nil
+	}
+	return list
+}
