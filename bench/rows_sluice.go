@@ -17,20 +17,27 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft"
 )
 
+// slowTransmit is the eBPF datapath without fast transmit: it asks the routing
+// table for the next hop of every packet.
+const slowTransmit = "ebpf without fast transmit"
+
 // openers open Sluice's datapaths in the namespace of the calling thread.
 var openers = map[string]func(t *Trial, n *network) (datapath.Datapath, error){
 	"nftables": func(*Trial, *network) (datapath.Datapath, error) { return nft.Open() },
-	"ebpf":     openEBPF,
+	"ebpf":     func(t *Trial, n *network) (datapath.Datapath, error) { return openEBPF(t, n, ebpf.Options{}) },
+	slowTransmit: func(t *Trial, n *network) (datapath.Datapath, error) {
+		return openEBPF(t, n, ebpf.Options{RouteEveryPacket: true})
+	},
 }
 
 // openEBPF opens the eBPF datapath with its pins on the gateway's own bpffs.
-func openEBPF(t *Trial, n *network) (datapath.Datapath, error) {
+func openEBPF(t *Trial, n *network, o ebpf.Options) (datapath.Datapath, error) {
 	state, err := os.MkdirTemp("", "sluice-bench-")
 	if err != nil {
 		return nil, err
 	}
 	t.Cleanup(func() error { return os.RemoveAll(state) })
-	o := ebpf.Options{StateDir: state, Log: slog.New(slog.DiscardHandler)}
+	o.StateDir, o.Log = state, slog.New(slog.DiscardHandler)
 	if dir := n.gateway.BPFFS(); dir != "" {
 		o.Dir = filepath.Join(dir, "sluice")
 	}

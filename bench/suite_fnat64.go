@@ -45,26 +45,37 @@ func fnat64Suite() Suite {
 			"Real clients and servers: nobody has a TCP stack here.",
 		},
 	}
+	add := func(name, about, path, attach string, vip, backend netip.Addr) {
+		conf := func(p Point) string {
+			c := service{mode: "fullnat", protocol: "udp", attach: attach, port: 53, vip: vip, backend: backend}
+			if p.Name == connectionsPoint {
+				c.protocol = "tcp"
+			}
+			return c.yaml(p)
+		}
+		s.Rows = append(s.Rows, sluiceRow(name, about, path, conf, fullnatDrive(vip)))
+	}
+	mixes := []struct {
+		name         string
+		vip, backend netip.Addr
+	}{{"44", vip4, server4}, {"66", vip6, server6}, {"64", vip6, server4}, {"46", vip4, server6}}
 	for _, attach := range []string{"xdp", "tc"} {
-		for _, mix := range []struct {
-			name     string
-			vip, srv netip.Addr
-		}{{"44", vip4, server4}, {"66", vip6, server6}, {"64", vip6, server4}, {"46", vip4, server6}} {
-			conf := service{mode: "fullnat", protocol: "udp", attach: attach, port: 53, vip: mix.vip, backend: mix.srv}
-			s.Rows = append(s.Rows, sluiceRow("sluice ebpf FNAT"+mix.name+" ("+attach+")", "client and server families as named", "ebpf", func(p Point) string {
-				conf := conf
-				if p.Name == connectionsPoint {
-					conf.protocol = "tcp"
-				}
-				return conf.yaml(p)
-			}, fullnatDrive(mix.vip)))
+		for _, m := range mixes {
+			add("sluice ebpf FNAT"+m.name+" ("+attach+")", "client and server families as named", "ebpf", attach, m.vip, m.backend)
 		}
 	}
-	const source = "DPVS pull request 1063, after the change (before it: 0.76)"
+	for _, m := range mixes {
+		add("sluice ebpf FNAT"+m.name+" (xdp), no fast transmit", "the routing table is asked for every packet's next hop", slowTransmit, "xdp", m.vip, m.backend)
+	}
+	const source = "DPVS pull request 1063"
 	for _, point := range []string{"there, 50,000 flows", "and back, 50,000 flows"} {
 		s.Comparisons = append(s.Comparisons, Comparison{
 			What: "FNAT64 / FNAT44, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: "sluice ebpf FNAT44 (xdp)", Point: point,
-			Published: 84, PublishedAgainst: 100, Source: source,
+			Published: 84, PublishedAgainst: 100, Source: source + ", after the change",
+		}, Comparison{
+			What: "FNAT64 without fast transmit / FNAT44, " + point, Row: "sluice ebpf FNAT64 (xdp), no fast transmit",
+			Against: "sluice ebpf FNAT44 (xdp)", Point: point,
+			Published: 76, PublishedAgainst: 100, Source: source + ", before the change: FNAT64 alone went without",
 		})
 	}
 	return s

@@ -23,6 +23,7 @@ const volatile __u32 hold_ticks = 0;	   // freed ports are held back (RFC 6888 R
 const volatile __u32 half_open_max = 0xffffffff;
 const volatile __u32 hash_seed = 0;	   // of the schedulers: balance.Seed
 const volatile __u32 sweep_ms = 2000;	   // one pass over the tables
+const volatile bool cache_hops = true;	   // flows and backends remember their next hop
 const volatile bool have_rules = false;	   // firewall rules at the first hook
 const volatile __u32 rule_count = 0;
 const volatile bool have_services = true;

@@ -278,7 +278,7 @@ static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 
 	struct control *c = the_control();
 	struct hop *h;
 
-	if (!c || hop_gen != *(volatile __u32 *)&c->generation || !plan->hop)
+	if (!cache_hops || !c || hop_gen != *(volatile __u32 *)&c->generation || !plan->hop)
 		return false;
 	plan->flags |= PLAN_ROUTED;
 	h = hop_of(plan);

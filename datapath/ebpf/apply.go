@@ -200,6 +200,7 @@ func (d *Datapath) load(s switches) (*ebpf.Collection, error) {
 	if d.programs != nil && d.switches == s {
 		return d.programs, nil
 	}
+	d.t.routeEvery = d.opt.RouteEveryPacket
 	return d.t.program(s, false)
 }
 

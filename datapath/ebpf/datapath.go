@@ -31,6 +31,9 @@ type Options struct {
 	// NoAttach loads everything but attaches no program: for tests that run
 	// packets through Program.
 	NoAttach bool
+	// RouteEveryPacket asks the routing table for the next hop of every packet
+	// instead of remembering it: to measure what that gains, and for nothing else.
+	RouteEveryPacket bool
 	// Log of what happens between Applies; nil: slog.Default().
 	Log *slog.Logger
 }

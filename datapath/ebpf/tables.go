@@ -95,6 +95,8 @@ type tables struct {
 	ports    *memory[wirePortMap]
 	owners   *memory[uint32]
 	adopted  bool
+
+	routeEvery bool // Options.RouteEveryPacket
 }
 
 // ErrLayout is wrapped when pinned tables are of another version of Sluice.
@@ -257,7 +259,7 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
-		"rule_count": s.RuleCount, "dry_run": dryRun,
+		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

@@ -813,6 +813,7 @@ const (
 	wireProgSweepStop         = "sweep_stop"
 	wireVarBuckets4           = "buckets4"
 	wireVarBuckets6           = "buckets6"
+	wireVarCacheHops          = "cache_hops"
 	wireVarDryRun             = "dry_run"
 	wireVarExportAction       = "export_action"
 	wireVarExportAnswer       = "export_answer"
@@ -945,6 +946,7 @@ type wireMapSpecs struct {
 type wireVariableSpecs struct {
 	Buckets4           *ebpf.VariableSpec `ebpf:"buckets4"`
 	Buckets6           *ebpf.VariableSpec `ebpf:"buckets6"`
+	CacheHops          *ebpf.VariableSpec `ebpf:"cache_hops"`
 	DryRun             *ebpf.VariableSpec `ebpf:"dry_run"`
 	ExportAction       *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer       *ebpf.VariableSpec `ebpf:"export_answer"`
@@ -1083,6 +1085,7 @@ func (m *wireMaps) Close() error {
 type wireVariables struct {
 	Buckets4           *ebpf.Variable `ebpf:"buckets4"`
 	Buckets6           *ebpf.Variable `ebpf:"buckets6"`
+	CacheHops          *ebpf.Variable `ebpf:"cache_hops"`
 	DryRun             *ebpf.Variable `ebpf:"dry_run"`
 	ExportAction       *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer       *ebpf.Variable `ebpf:"export_answer"`
