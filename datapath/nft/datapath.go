@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Datapath carries services and rules by nf_tables in one network namespace.
@@ -44,8 +45,9 @@ type Datapath struct {
 	// uncut is why connections of backends that went down could not be ended with
 	// the last Apply, which succeeded all the same.
 	uncut error
-	// flowtables tells whether the kernel has flowtables.
-	flowtables bool
+	// flowtables and timeouts tell whether the kernel has flowtables, and timeouts
+	// of single connections.
+	flowtables, timeouts bool
 }
 
 var _ datapath.Datapath = (*Datapath)(nil)
@@ -56,7 +58,11 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	flowtables, err := conn.HasFlowtables()
+	flowtables, err := conn.Makes(&ruleset.Object{ID: ruleset.ID{Table: ruleset.Inet, Name: "probe"}, Kind: ruleset.ObjectFlowtable})
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	timeouts, err := conn.Makes(ruleset.NewTimeout(ruleset.ID{Table: ruleset.IP, Name: "probe"}, uint8(flow.TCP)))
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -68,7 +74,7 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), h.close())
 	}
-	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables}, nil
+	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables, timeouts: timeouts}, nil
 }
 
 // Name returns "nftables".
@@ -113,7 +119,7 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.
 	if err != nil {
 		return nil, nil, err
 	}
-	env.Flowtable = d.wantsFlowtable(s)
+	env.Flowtable, env.Timeouts = d.wantsFlowtable(s), d.timeouts
 	result, err := compile.Compile(s, env, d.compiled)
 	if err != nil {
 		return nil, nil, err

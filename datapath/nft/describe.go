@@ -27,10 +27,10 @@ func describe(d *ruleset.Delta, limit int) []string {
 		l.add("delete chain %s", object(c.Of.ID))
 	}
 	for _, o := range d.DelObjects {
-		l.add("delete %s %s", objectWord(o.Of), object(o.Of.ID))
+		l.add("delete %s %s", o.Of.Kind, object(o.Of.ID))
 	}
 	for _, o := range d.AddObjects {
-		l.add("add %s %s", objectWord(o.Of), object(o.Of.ID))
+		l.add("add %s %s", o.Of.Kind, object(o.Of.ID))
 	}
 	for _, s := range d.AddSets {
 		l.add("add %s %s", setWord(s.Of), object(s.Of.ID))
@@ -82,16 +82,6 @@ func setWord(s *ruleset.Set) string {
 		return "map"
 	}
 	return "set"
-}
-
-func objectWord(o *ruleset.Object) string {
-	switch o.Kind {
-	case ruleset.ObjectHelper:
-		return "ct helper"
-	case ruleset.ObjectFlowtable:
-		return "flowtable"
-	}
-	return "counter"
 }
 
 func elementText(d *ruleset.Delta, e ruleset.Element) string {

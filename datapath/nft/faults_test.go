@@ -139,7 +139,7 @@ func TestEditsOfOthersAreRepaired(t *testing.T) {
 	before := b.ruleset()
 	b.nft("flush chain ip sluice service/web; delete element ip sluice services { 192.0.2.10 . tcp . 80 }")
 	change := b.applySnapshot(b.snapshot(c))
-	if change.Rules.Added != 1 || change.Elements.Added != 1 {
+	if change.Rules.Added != 2 || change.Elements.Added != 1 {
 		t.Errorf("repair: %+v", change)
 	}
 	if after := b.ruleset(); after != before {

@@ -41,6 +41,10 @@ func (d *Datapath) Warnings() []string {
 	} else if what := compile.SeesEveryPacket(d.snapshot); what != "" && d.snapshot.Config.Flowtable == config.SwitchAuto {
 		out = append(out, "flowtable auto: established flows take the whole path, as "+what+" has to see every packet")
 	}
+	if !d.timeouts {
+		out = append(out, "the kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT): timeouts: is not applied, "+
+			"the sysctls net.netfilter.nf_conntrack_*_timeout are in force")
+	}
 	if d.uncut != nil {
 		out = append(out, d.uncut.Error())
 	}

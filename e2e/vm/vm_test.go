@@ -28,7 +28,7 @@ var suites = []suite{
 	{"trace", "TestDropCauses/^[^l]"},
 	{"doctor", "."},
 	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes"},
-	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP"},
+	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
 }
 
 var modules = []string{

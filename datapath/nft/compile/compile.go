@@ -33,6 +33,8 @@ type Env struct {
 	Route func(netip.Addr) (Interface, error)
 	// Flowtable says that established flows shall be handed to a flowtable.
 	Flowtable bool
+	// Timeouts says that the kernel has timeouts of single connections.
+	Timeouts bool
 }
 
 // Interface of the host.
@@ -112,6 +114,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		return nil, err
 	}
 	c.flowtable(b)
+	c.timeouts(b)
 	fragments[0] = c.shared(b)
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]
@@ -144,7 +147,7 @@ func sameSets(a, b map[string][]netip.Prefix) bool {
 func sameFragment(a, b *rs.Fragment) bool {
 	return slices.Equal(a.Elements, b.Elements) &&
 		slices.EqualFunc(a.Sets, b.Sets, func(x, y *rs.Set) bool { return x.Equal(y) }) &&
-		slices.EqualFunc(a.Objects, b.Objects, func(x, y *rs.Object) bool { return *x == *y }) &&
+		slices.EqualFunc(a.Objects, b.Objects, (*rs.Object).Equal) &&
 		slices.EqualFunc(a.Chains, b.Chains, func(x, y *rs.Chain) bool {
 			return x.ID == y.ID && (x.Hook == nil) == (y.Hook == nil) && (x.Hook == nil || *x.Hook == *y.Hook) &&
 				slices.EqualFunc(x.Rules, y.Rules, rs.Rule.Equal)

@@ -45,6 +45,7 @@ func snapshotOf(c *config.Config) *datapath.Snapshot {
 func testEnv() Env {
 	lan := Interface{Name: "lan0", Index: 3, MAC: config.MAC{2, 0, 0, 0, 0, 3}}
 	return Env{
+		Timeouts:   true,
 		Interfaces: []Interface{{Name: "wan0", Index: 2}, lan},
 		Route: func(a netip.Addr) (Interface, error) {
 			if a == netip.MustParseAddr("10.9.9.9") {

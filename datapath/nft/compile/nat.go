@@ -123,6 +123,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		s.marks = append(s.marks, n.Mark)
 		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
 	}
+	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
 	translate, err := c.snat(s, f, chain, pool, narrowed(n.Ports), n.FullyRandom)
 	if err != nil {
 		return err
@@ -157,6 +158,7 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	if n.Helper != "" {
 		rules = append(rules, c.helpers(s, f, chain, n.Helper, n.Protocol)...)
 	}
+	rules = append(rules, c.giveTimeouts(s, f, n.Protocol)...)
 	rules = append(rules, rs.NewRule().Counter().DNAT(f, n.To.Address, n.To.Port).Rule(""))
 	s.chain(f, chain, rules...)
 	iface := n.Listen.Interface
@@ -201,8 +203,8 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 	if n.Mark != 0 {
 		s.marks = append(s.marks, n.Mark)
 	}
-	s.chain(f, chain+"/in", mark(rs.NewRule()).NATPrefix(f, true, n.Internal).Rule(""))
-	s.chain(f, chain+"/out", mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))
+	s.chain(f, chain+"/in", append(c.giveTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, true, n.Internal).Rule(""))...)
+	s.chain(f, chain+"/out", append(c.giveTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))...)
 }
 
 // errNot says in words that a datapath other than nftables is needed.

@@ -115,6 +115,7 @@ func (p *part) dnat() error {
 	if len(p.active) == 0 {
 		rules = append(rules, p.down()...)
 	} else {
+		rules = append(rules, p.c.giveTimeouts(p.Service, p.table, p.svc.Protocol)...)
 		rules = append(rules, p.choose()...)
 	}
 	p.chain(p.table, p.prefix, rules...)

@@ -22,6 +22,7 @@ const (
 	setFieldLen                                                = 1
 	dataVerdict                                                = 0xffffff00 // NFT_DATA_VERDICT
 	ctHelperFamily                                             = unix.NFTA_CT_HELPER_L3PROTO
+	ctTimeoutFamily, ctTimeoutProtocol, ctTimeoutData          = 1, 2, 3 // NFTA_CT_TIMEOUT_*
 	flowtableTable, flowtableName, flowtableHook               = 1, 2, 3 // NFTA_FLOWTABLE_*
 	flowtableHookNum, flowtableHookPriority, flowtableHookDevs = 1, 2, 3 // NFTA_FLOWTABLE_HOOK_*
 	deviceName                                                 = 1       // NFTA_DEVICE_NAME
@@ -34,10 +35,8 @@ type Refusal struct {
 	Object string // what the kernel was asked to do
 	Errno  unix.Errno
 	Detail string // the kernel's own message, often empty
-	// Helper is the helper that the kernel refused to make, if it was one.
-	Helper string
-	// Flowtable says that the kernel refused to make a flowtable.
-	Flowtable bool
+	// Made is the object that the kernel refused to make, if it was one.
+	Made *ruleset.Object
 }
 
 // Error names the owner, the object and the kernel's reason.
@@ -47,11 +46,11 @@ func (r *Refusal) Error() string {
 		text = r.Owner + ": "
 	}
 	text += r.Object + ": the kernel refuses it: " + r.Errno.Error()
-	switch {
-	case r.Flowtable && r.Errno == unix.ENOENT:
+	switch lacks := r.Made != nil && (r.Errno == unix.ENOENT || r.Errno == unix.EOPNOTSUPP); {
+	case lacks && r.Made.Kind == ruleset.ObjectFlowtable:
 		text += " (it has no flowtables: CONFIG_NF_FLOW_TABLE)"
-	case r.Helper != "" && (r.Errno == unix.ENOENT || r.Errno == unix.EOPNOTSUPP):
-		text += " (it has no such helper: load the module nf_conntrack_" + r.Helper + ")"
+	case lacks && r.Made.Kind == ruleset.ObjectHelper:
+		text += " (it has no such helper: load the module nf_conntrack_" + r.Made.Helper + ")"
 	}
 	if r.Detail != "" {
 		text += " (" + r.Detail + ")"
@@ -68,8 +67,7 @@ type sent struct {
 	elements      []ruleset.Item[ruleset.Element]
 	offsets       []int // of each element's attribute, from the message's start
 	set           *ruleset.Set
-	flowtable     bool
-	helper        string
+	made          *ruleset.Object
 }
 
 // batch is a transaction being written.
@@ -127,14 +125,14 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 	return c.verdict(b, begin, lastSeq)
 }
 
-// HasFlowtables asks the kernel whether it has flowtables, by a transaction that
-// makes one and then fails on purpose, so that nothing is ever in force.
-func (c *Conn) HasFlowtables() (bool, error) {
-	const name = "probe"
+// Makes asks the kernel whether it can make an object, by a
+// transaction that makes it and then fails on purpose, so that nothing is ever
+// in force.
+func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
 	err := c.Apply(&ruleset.Delta{
-		AddTables:  []ruleset.Family{ruleset.Inet},
-		DelSets:    []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: ruleset.Inet, Name: name}}}},
-		AddObjects: []ruleset.Item[*ruleset.Object]{{Of: &ruleset.Object{ID: ruleset.ID{Table: ruleset.Inet, Name: name}}}},
+		AddTables:  []ruleset.Family{o.Table},
+		DelSets:    []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: o.Table, Name: "probe"}}}},
+		AddObjects: []ruleset.Item[*ruleset.Object]{{Of: o}},
 	})
 	refusals, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -145,7 +143,7 @@ func (c *Conn) HasFlowtables() (bool, error) {
 		if !errors.As(err, &r) {
 			return false, err
 		}
-		if r.Flowtable {
+		if r.Made != nil {
 			return false, nil
 		}
 	}
@@ -225,7 +223,7 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	}
 	if i := int(m.seq - b.first); i >= 0 && i < len(b.log) {
 		s := b.log[i]
-		r.Owner, r.Object, r.Flowtable, r.Helper = s.owner, s.object, s.flowtable, s.helper
+		r.Owner, r.Object, r.Made = s.owner, s.object, s.made
 		if e := s.at(offset); e != nil {
 			r.Owner = e.Owner
 			r.Object += " { " + s.set.Element(e.Of) + " }"

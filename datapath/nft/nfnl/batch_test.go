@@ -41,6 +41,7 @@ func compiled(t *testing.T, file string) *ruleset.Ruleset {
 	}
 	lan := compile.Interface{Name: "lan0", Index: 2}
 	r, err := compile.Compile(s, compile.Env{
+		Timeouts:   true,
 		Interfaces: []compile.Interface{lan},
 		Route:      func(netip.Addr) (compile.Interface, error) { return lan, nil },
 	}, nil)

@@ -133,7 +133,7 @@ func decodeCounts(attrs []byte) (n Counts) {
 }
 
 func decodeObject(family uint8, attrs []byte) (*ruleset.Object, Counts) {
-	o := &ruleset.Object{ID: ruleset.ID{Table: ruleset.Family(family)}}
+	o := &ruleset.Object{ID: ruleset.ID{Table: ruleset.Family(family)}, Read: true}
 	table := ""
 	var data []byte
 	attrsOf(attrs, func(k uint16, v []byte) {
@@ -151,17 +151,28 @@ func decodeObject(family uint8, attrs []byte) (*ruleset.Object, Counts) {
 	if table != ruleset.TableName {
 		return nil, Counts{}
 	}
-	if o.Kind == ruleset.ObjectCounter {
+	switch o.Kind {
+	case ruleset.ObjectCounter:
 		return o, decodeCounts(data)
+	case ruleset.ObjectHelper:
+		attrsOf(data, func(k uint16, v []byte) {
+			switch k {
+			case unix.NFTA_CT_HELPER_NAME:
+				o.Helper = cstring(v)
+			case unix.NFTA_CT_HELPER_L4PROTO:
+				o.Protocol = v[0]
+			}
+		})
+	case ruleset.ObjectTimeout:
+		attrsOf(data, func(k uint16, v []byte) {
+			switch k {
+			case ctTimeoutProtocol:
+				o.Protocol = v[0]
+			case ctTimeoutData:
+				o.Policy = string(v)
+			}
+		})
 	}
-	attrsOf(data, func(k uint16, v []byte) {
-		switch k {
-		case unix.NFTA_CT_HELPER_NAME:
-			o.Helper = cstring(v)
-		case unix.NFTA_CT_HELPER_L4PROTO:
-			o.Protocol = v[0]
-		}
-	})
 	return o, Counts{}
 }
 

@@ -85,7 +85,7 @@ const flowtablePriority = 10
 
 // flowtable makes a flowtable on devices.
 func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
-	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, flowtable: true})
+	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, made: o.Of})
 	a.String(flowtableTable, ruleset.TableName)
 	a.String(flowtableName, o.Of.Name)
 	n := a.Nest(flowtableHook)
@@ -105,19 +105,24 @@ func (b *batch) object(o ruleset.Item[*ruleset.Object]) {
 		b.flowtable(o)
 		return
 	}
-	words := "counter " + o.Of.Name
+	words := o.Of.Kind.String() + " " + o.Of.Name
 	if o.Of.Kind == ruleset.ObjectHelper {
 		words = "connection tracking helper " + o.Of.Helper
 	}
-	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: words, helper: o.Of.Helper})
+	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: words, made: o.Of})
 	a.String(unix.NFTA_OBJ_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_OBJ_NAME, o.Of.Name)
 	a.Uint32(unix.NFTA_OBJ_TYPE, uint32(o.Of.Kind))
 	n := a.Nest(unix.NFTA_OBJ_DATA)
-	if o.Of.Kind == ruleset.ObjectHelper {
+	switch o.Of.Kind {
+	case ruleset.ObjectHelper:
 		a.String(unix.NFTA_CT_HELPER_NAME, o.Of.Helper)
 		a.Uint16(ctHelperFamily, uint16(o.Of.Table))
 		a.Uint8(unix.NFTA_CT_HELPER_L4PROTO, o.Of.Protocol)
+	case ruleset.ObjectTimeout:
+		a.Uint16(ctTimeoutFamily, uint16(o.Of.Table))
+		a.Uint8(ctTimeoutProtocol, o.Of.Protocol)
+		a.Raw(ctTimeoutData|unix.NLA_F_NESTED, o.Of.Policy)
 	}
 	a.Close(n)
 	b.end(a, s)

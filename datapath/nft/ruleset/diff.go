@@ -192,7 +192,7 @@ func (d *Delta) sets(a, b *view) {
 }
 
 func (d *Delta) objects(a, b *view) {
-	same := func(x, y *Object) bool { return x != nil && y != nil && *x == *y }
+	same := func(x, y *Object) bool { return x != nil && y != nil && x.Equal(y) }
 	for _, id := range a.order.objects {
 		if !same(a.objects[id], b.objects[id]) {
 			d.DelObjects = append(d.DelObjects, Item[*Object]{a.objects[id], a.owners[id]})

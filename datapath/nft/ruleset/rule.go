@@ -227,6 +227,12 @@ func (b *Builder) Helper(object string) *Builder {
 	return b.say("ct helper set %q", object)
 }
 
+// Timeout gives the connection timeouts of its own.
+func (b *Builder) Timeout(object string) *Builder {
+	b.attrs.objref(ObjectTimeout, object)
+	return b.say("ct timeout set %q", object)
+}
+
 // Offload hands the connection to a flowtable once it is established.
 func (b *Builder) Offload(flowtable string) *Builder {
 	b.State("established")

@@ -163,23 +163,3 @@ const (
 	Goto   int32 = -4
 	Return int32 = -5
 )
-
-// Object is a named counter, a helper or a flowtable.
-type Object struct {
-	ID
-	Kind     ObjectKind
-	Helper   string // helper's name in the kernel: ftp, sip, ...
-	Protocol uint8  // of a helper
-	Devices  string // of a flowtable, sorted and separated by spaces
-}
-
-// ObjectKind is the kernel's NFT_OBJECT_*; flowtables, which are objects of
-// their own kind to the kernel, have the number 0.
-type ObjectKind uint32
-
-// Kinds of object.
-const (
-	ObjectFlowtable ObjectKind = 0
-	ObjectCounter   ObjectKind = 1
-	ObjectHelper    ObjectKind = 3
-)

@@ -58,18 +58,6 @@ func (v *view) printTable(b *strings.Builder, f Family) {
 	b.WriteString("}\n")
 }
 
-// String prints the object.
-func (o *Object) String() string {
-	if o.Kind == ObjectFlowtable {
-		return fmt.Sprintf("\tflowtable %s {\n\t\thook ingress priority filter\n\t\tdevices = { %s }\n\t}\n\n",
-			o.Name, strings.ReplaceAll(o.Devices, " ", ", "))
-	}
-	if o.Kind == ObjectHelper {
-		return fmt.Sprintf("\tct helper %s {\n\t\ttype %q protocol %s\n\t}\n\n", o.Name, o.Helper, InetProto.render([]byte{o.Protocol}))
-	}
-	return fmt.Sprintf("\tcounter %s {\n\t}\n\n", o.Name)
-}
-
 func (s *Set) print(b *strings.Builder, elements []Element) {
 	fmt.Fprintf(b, "\t%s\n", s.header())
 	number := len(s.Key) == 1 && s.Key[0].Host

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// timeoutsName is the name of a protocol's timeouts, and of the chain that gives
+// them to new connections. Services and NAT rules jump there instead of naming the
+// timeouts themselves, so that a change of timeouts, which the kernel cannot do in
+// place, rewrites these chains alone.
+func timeoutsName(p flow.Protocol) string { return "timeouts/" + p.String() }
+
+// giveTimeouts returns the rules that give new connections of a service or a NAT
+// rule their timeouts; none where the kernel cannot.
+func (c *compiler) giveTimeouts(s *Service, table rs.Family, protocol flow.Protocol) (rules []rs.Rule) {
+	if !c.env.Timeouts {
+		return nil
+	}
+	for _, t := range timeoutsOf(c.snapshot.Config.Timeouts, table) {
+		if protocol != t.protocol && protocol != flow.Any {
+			continue
+		}
+		r := rs.NewRule()
+		if protocol == flow.Any {
+			r.Is(rs.L4Proto, rs.Proto(t.protocol))
+		}
+		rules = append(rules, r.Jump(timeoutsName(t.protocol)).Rule(""))
+		s.use(rs.ID{Table: table, Name: timeoutsName(t.protocol)})
+	}
+	return rules
+}
+
+// timeouts writes the chains that are used, and what they give.
+func (c *compiler) timeouts(b *base) {
+	for _, table := range []rs.Family{rs.IP, rs.IP6} {
+		for _, t := range timeoutsOf(c.snapshot.Config.Timeouts, table) {
+			id := rs.ID{Table: table, Name: timeoutsName(t.protocol)}
+			if !b.used[id] {
+				continue
+			}
+			b.chains[id] = []rs.Rule{}
+			if len(t.given) > 0 {
+				b.objects = append(b.objects, rs.NewTimeout(id, uint8(t.protocol), t.given...))
+				b.chains[id] = append(b.chains[id], rs.NewRule().Timeout(id.Name).Rule(""))
+			}
+		}
+	}
+}
+
+type timeouts struct {
+	protocol flow.Protocol
+	given    []rs.Timeout
+}
+
+// unrepliedUDP is the kernel's default for datagrams that are not part of a
+// stream: without an answer, or with one within the first two seconds, as DNS.
+const unrepliedUDP = 30 * time.Second
+
+// timeoutsOf translates the configuration to the states of connection tracking;
+// the numbers are those of include/uapi/linux/netfilter/nfnetlink_cttimeout.h.
+// Zero values, and states that are not named, keep the kernel's sysctls.
+//
+// A TCP connection is established until both sides have sent FIN (RFC 5382
+// section 5), and transitory before and after. After a reset the kernel's ten
+// seconds stay. UDP's timeout is that of streams; single exchanges keep the
+// kernel's 30 s unless it is shorter, for with RFC 4787's five minutes a thousand
+// DNS questions a second would fill the table of most hosts.
+func timeoutsOf(t config.Timeouts, table rs.Family) (list []timeouts) {
+	add := func(p flow.Protocol, all ...rs.Timeout) {
+		given := all[:0]
+		for _, t := range all {
+			if t.After > 0 {
+				given = append(given, t)
+			}
+		}
+		list = append(list, timeouts{p, given})
+	}
+	established, transitory := t.TCPEstablished.D(), t.TCPTransitory.D()
+	add(flow.TCP,
+		rs.Timeout{State: 1, Name: "syn_sent", After: transitory}, rs.Timeout{State: 2, Name: "syn_recv", After: transitory},
+		rs.Timeout{State: 3, Name: "established", After: established}, rs.Timeout{State: 4, Name: "fin_wait", After: established},
+		rs.Timeout{State: 5, Name: "close_wait", After: established}, rs.Timeout{State: 6, Name: "last_ack", After: transitory},
+		rs.Timeout{State: 7, Name: "time_wait", After: transitory}, rs.Timeout{State: 9, Name: "syn_sent2", After: transitory})
+	single := time.Duration(0)
+	if t.UDP.D() < unrepliedUDP {
+		single = t.UDP.D()
+	}
+	add(flow.UDP, rs.Timeout{State: 1, Name: "unreplied", After: single}, rs.Timeout{State: 2, Name: "replied", After: t.UDP.D()})
+	icmp := flow.ICMP
+	if table == rs.IP6 {
+		icmp = flow.ICMPv6
+	}
+	add(icmp, rs.Timeout{State: 1, Name: "timeout", After: t.ICMP.D()})
+	add(flow.SCTP, rs.Timeout{State: 4, Name: "established", After: t.Other.D()})
+	return list
+}

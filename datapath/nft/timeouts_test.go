@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// left is how long the kernel keeps the connection that was opened to an address,
+// if nothing more comes; 0 when there is none.
+func (b *bench) left(p flow.Protocol, to netip.Addr) (left time.Duration) {
+	b.Helper()
+	d := b.open() // a socket of its own
+	defer d.Close()
+	err := d.tracking.Dump(context.Background(), nil, func(e *conntrack.Entry) error {
+		if e.Protocol == p && e.Original.Dest.Netip() == to {
+			left = max(left, time.Duration(e.Timeout)*time.Second)
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return left
+}
+
+// lasts waits until the connection's timeout is the wanted one, less the seconds
+// that the test may have taken.
+func (b *bench) lasts(what string, p flow.Protocol, to string, want time.Duration, keep func()) {
+	b.Helper()
+	labtest.Eventually(b, 5*time.Second, fmt.Sprintf("%s to %s to be kept for %v", what, to, want), func() error {
+		if keep != nil {
+			keep()
+		}
+		if left := b.left(p, addr(to)); left > want || left < want-30*time.Second {
+			return fmt.Errorf("it is kept for %v", left)
+		}
+		return nil
+	})
+}
+
+// TestTimeouts reads the timeouts of real connections from connection tracking.
+// They are none that the kernel would choose.
+func TestTimeouts(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	if !b.d.timeouts {
+		if text := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(text, "CONFIG_NF_CONNTRACK_TIMEOUT") {
+			t.Errorf("warnings %q do not say that timeouts are missing", text)
+		}
+		t.Skip("this kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT)")
+	}
+	b.tcpServers(8080, "s1", "s2", "s3")
+	b.udpServers(8080, "s1", "s2", "s3")
+	c := one(web(config.ModeDNAT, config.SchedulerRR))
+	udp := web(config.ModeDNAT, config.SchedulerRR)
+	udp.Name, udp.Protocol = "dns", flow.UDP
+	c.Services = append(c.Services, udp)
+	c.Flowtable = config.SwitchOff // connection tracking keeps no time of offloaded connections
+	c.NAT = []config.NATRule{{Name: "out", Type: config.NATMasquerade, Source: []prefixT{prefix("10.0.1.0/24")}, Out: "lan0"}}
+	c.Timeouts = config.Timeouts{
+		TCPEstablished: config.Duration(3000 * time.Second), TCPTransitory: config.Duration(700 * time.Second),
+		UDP: config.Duration(900 * time.Second), ICMP: config.Duration(200 * time.Second), Other: config.Duration(1100 * time.Second),
+	}
+	b.apply(c)
+	if change := b.applySnapshot(b.snapshot(c)); !change.Empty() {
+		t.Errorf("the same again changed %+v", change)
+	}
+	for _, vip := range virtual {
+		to := netip.MustParseAddrPort(vip).Addr().String()
+		conn, err := b.dialFor(time.Second, "tcp", "client", "", vip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.lasts("an established TCP connection", flow.TCP, to, 3000*time.Second, nil)
+		if _, err := conn.Read(make([]byte, 100)); err != nil { // or closing would reset it
+			t.Fatal(err)
+		}
+		conn.Close()
+		b.lasts("a closed TCP connection", flow.TCP, to, 700*time.Second, nil)
+		stream, err := b.dial("udp", "client", "", vip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		ask := func() {
+			buf := make([]byte, 100)
+			_ = stream.SetDeadline(time.Now().Add(trafficTimeout))
+			if _, err := stream.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stream.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.lasts("a stream of datagrams", flow.UDP, to, 900*time.Second, ask)
+	}
+	if err := b.ping("client", "10.0.2.2"); err != nil {
+		t.Fatal(err)
+	}
+	b.lasts("a ping by way of masquerade", flow.ICMP, "10.0.2.2", 200*time.Second, nil)
+
+	// Other timeouts are for connections that open from then on.
+	c.Timeouts.TCPEstablished = config.Duration(4000 * time.Second)
+	change := b.applySnapshot(b.snapshot(c))
+	if change.Objects.Added != 2 || change.Rules.Added > 8 {
+		t.Errorf("a new timeout of TCP changed %+v", change)
+	}
+	if _, err := b.dialFor(time.Second, "tcp", "client", "", virtual["ipv4"]); err != nil {
+		t.Fatal(err)
+	}
+	b.lasts("a connection after the change", flow.TCP, "192.0.2.10", 4000*time.Second, nil)
+	b.d = b.open()
+	if change := b.applySnapshot(b.snapshot(c)); !change.Empty() {
+		t.Errorf("a new process changed %+v", change)
+	}
+}
