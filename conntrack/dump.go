@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +69,9 @@ func (c *Conn) stream(ctx context.Context, f *Filter, visit func(body []byte) er
 		return cancelled
 	}
 	if err != nil && !errors.Is(err, ErrInterrupted) {
+		if errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("conntrack dump: %w: run as root of the host, or with CAP_NET_ADMIN", err)
+		}
 		return fmt.Errorf("conntrack dump: %w", err)
 	}
 	return err

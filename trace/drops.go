@@ -173,7 +173,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 // loadError adds what people can do about the common causes.
 func loadError(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("drops: %w; run as root or with CAP_BPF and CAP_PERFMON", err)
+		return fmt.Errorf("drops: %w: run as root, or with CAP_BPF and CAP_PERFMON", os.ErrPermission)
 	}
 	return fmt.Errorf("drops: load probe: %w", err)
 }

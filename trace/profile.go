@@ -70,7 +70,7 @@ func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profil
 	var objects profileObjects
 	if err := loadProfileObjects(&objects, nil); err != nil {
 		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("profile: %w; run as root or with CAP_BPF and CAP_PERFMON", err)
+			return nil, fmt.Errorf("profile: %w: run as root, or with CAP_BPF and CAP_PERFMON", os.ErrPermission)
 		}
 		return nil, fmt.Errorf("profile: load program: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
-var ErrHiddenSymbols = errors.New("kernel addresses are hidden (sysctl kernel.kptr_restrict, or no CAP_SYSLOG)")
+var ErrHiddenSymbols = errors.New("kernel addresses are hidden: run as root or with CAP_SYSLOG, and with sysctl kernel.kptr_restrict below 2")
 
 // Symbols finds the function that holds a kernel address.
 type Symbols struct {
