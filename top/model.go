@@ -180,7 +180,9 @@ func (m *Model) after(d time.Duration, f fetch) tea.Cmd {
 func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
-		m.width, m.height = msg.Width, msg.Height
+		if msg.Width > 0 && msg.Height > 0 { // a serial console says nothing
+			m.width, m.height = msg.Width, msg.Height
+		}
 	case tea.KeyPressMsg:
 		return m, m.key(msg)
 	case dueMsg:

@@ -343,6 +343,17 @@ func TestErrorsAreShownAndRetried(t *testing.T) {
 	}
 }
 
+// TestSmallTerminals wants no size to be too small to draw.
+func TestSmallTerminals(t *testing.T) {
+	for _, size := range [][2]int{{0, 0}, {1, 1}, {10, 3}, {80, 5}} {
+		s := show(t)
+		s.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
+		if lines := strings.Count(s.draw(), "\n") + 1; lines != size[1] && size[1] > 0 {
+			t.Errorf("%d lines on a terminal of %v", lines, size)
+		}
+	}
+}
+
 func TestHelp(t *testing.T) {
 	s := show(t)
 	s.keys("?")

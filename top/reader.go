@@ -198,9 +198,7 @@ func (h *Host) Drops(ctx context.Context) (*trace.DropReport, error) {
 
 // Profile implements Reader.
 func (h *Host) Profile(ctx context.Context) (*trace.Profile, error) {
-	ctx, cancel := context.WithTimeout(ctx, watchWindow)
-	defer cancel()
-	return trace.TakeProfile(ctx, h.list())
+	return trace.TakeProfile(ctx, watchWindow, h.list())
 }
 
 // errEnough ends a dump when the list is long enough.

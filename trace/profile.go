@@ -60,9 +60,10 @@ type ProfileStack struct {
 	Samples uint64
 }
 
-// TakeProfile samples all CPUs until ctx ends. Packets are counted in the given
-// namespaces: those forwarded, or, where nothing is forwarded, those received.
-func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profile, error) {
+// TakeProfile samples all CPUs for the given window, which begins when the program
+// is loaded, or until ctx ends; 0 waits for ctx alone. Packets are counted in the
+// given namespaces: those forwarded, or, where nothing is forwarded, those received.
+func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntrack.Namespace) (*Profile, error) {
 	symbols, err := recentSymbols()
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
@@ -83,7 +84,13 @@ func TakeProfile(ctx context.Context, namespaces []conntrack.Namespace) (*Profil
 	}
 	p.CPUs = cpus
 	start, times := time.Now(), cpuTimes()
-	<-ctx.Done()
+	wait := ctx
+	if window > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, window)
+		defer cancel()
+	}
+	<-wait.Done()
 	stop()
 	p.busiest(times, cpuTimes())
 	p.Window = time.Since(start)

@@ -36,7 +36,7 @@ func TestProfile(t *testing.T) {
 		cancel()
 		sent <- err
 	}()
-	p, err := trace.TakeProfile(ctx, []conntrack.Namespace{ns})
+	p, err := trace.TakeProfile(ctx, 0, []conntrack.Namespace{ns})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	if err := w.Start(ctx); err != nil {
 		return errors.Join(err, closeCapture())
 	}
-	a.progress("watching %d namespaces for %s", len(namespaces), f.duration())
+	a.progress("watching %d namespaces for %s", len(namespaces), watchText(f.seconds))
 	wait(ctx, f.seconds)
 	report, err := w.Stop(context.WithoutCancel(ctx))
 	if err := errors.Join(err, closeCapture()); err != nil {
@@ -126,11 +126,12 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	return a.print(report, func(w io.Writer) error { return f.print(a, w, report) })
 }
 
-func (f *dropFlags) duration() string {
-	if f.seconds <= 0 {
+// watchText words how long something is watched.
+func watchText(seconds float64) string {
+	if seconds <= 0 {
 		return "as long as you like (Ctrl-C ends)"
 	}
-	return fmt.Sprintf("%g s", f.seconds)
+	return fmt.Sprintf("%g s", seconds)
 }
 
 // wait returns after the given seconds, or when ctx ends; 0 waits for ctx alone.

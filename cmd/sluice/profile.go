@@ -36,14 +36,14 @@ func newProfile(a *app) *cobra.Command {
 		Example: "  sluice profile --seconds 10\n" +
 			"  sluice profile --svg flame.svg",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.seconds <= 0 {
-				return usageError(cmd, "--seconds %g: must be more than 0", f.seconds)
+			if f.seconds < 0 {
+				return usageError(cmd, "--seconds %g: must not be negative", f.seconds)
 			}
 			return f.run(cmd.Context(), a)
 		},
 	}
 	flags := cmd.Flags()
-	flags.Float64Var(&f.seconds, "seconds", 5, "how long to watch")
+	flags.Float64Var(&f.seconds, "seconds", 5, "how long to watch; 0: until Ctrl-C")
 	flags.StringVar(&f.svg, "svg", "", "write a flame graph to this file, one SVG for any browser")
 	flags.StringVar(&f.folded, "folded", "", "write folded stacks to this file (- for standard output)")
 	flags.StringVar(&f.netns, "netns", "all", "network namespace in which packets are counted: a name, host, or all")
@@ -56,10 +56,8 @@ func (f *profileFlags) run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	a.progress("sampling for %g s", f.seconds)
-	window, cancel := context.WithTimeout(ctx, time.Duration(f.seconds*float64(time.Second)))
-	defer cancel()
-	p, err := trace.TakeProfile(window, namespaces)
+	a.progress("sampling for %s", watchText(f.seconds))
+	p, err := trace.TakeProfile(ctx, time.Duration(f.seconds*float64(time.Second)), namespaces)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/server"
 )
 
@@ -101,6 +102,10 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	monitor := newMonitor(d)
 	defer monitor.Close()
+	network, err := netdev.Open() // before the first apply, which must not miss a change
+	if err != nil {
+		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
+	}
 	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log})
 	applied, err := d.engine.Apply(ctx, cfg)
 	if err != nil {
@@ -110,9 +115,24 @@ func (d *daemon) run(ctx context.Context) error {
 	for _, w := range d.engine.View().Warnings {
 		d.log.Warn(w)
 	}
+	if network != nil {
+		go d.follow(ctx, network)
+	}
 	err = d.serve(ctx, watcher, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	return errors.Join(err, d.engine.Stop(context.Background(), d.keep))
+}
+
+// follow tells the engine of changes of the network until the context ends.
+func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
+	err := network.Run(ctx, func(e netdev.Event) {
+		if e.Kind != netdev.Neighbour { // datapaths look these up themselves
+			d.engine.NetworkChanged()
+		}
+	})
+	if err != nil {
+		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
+	}
 }
 
 // serve answers the API and follows health, signals and the file until the

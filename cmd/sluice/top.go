@@ -33,7 +33,7 @@ services and backends, SNAT ports, states, drops by cause, CPU phases and networ
 namespaces. Enter goes into a row, '?' shows the keys.
 
 It only reads, and costs at most about 5 % of one core: a table of a million
-connections is read about once a minute from four cores on, every two minutes with two.
+connections is read about once a minute from six cores on, every three minutes with two.
 NO_COLOR is honoured.`,
 		Example: `  sluice top
   sluice top --netns blue
@@ -81,7 +81,8 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 	case once:
 		width, height := 80, 24
 		if terminal {
-			if w, h, err := term.GetSize(int(out.Fd())); err == nil {
+			// A serial console has a size of nothing.
+			if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 1 {
 				width, height = w, h-1
 			}
 		}
