@@ -44,6 +44,7 @@ type Options struct {
 type Engine struct {
 	opt   Options
 	dirty chan struct{} // has one element when a backend changed
+	moved chan struct{} // has one element when the network changed
 
 	mu        sync.Mutex // serialises every Apply; protects all below
 	config    *config.Config
@@ -75,15 +76,22 @@ func New(opt Options) *Engine {
 	return &Engine{
 		opt:      opt,
 		dirty:    make(chan struct{}, 1),
+		moved:    make(chan struct{}, 1),
 		inForce:  map[string]*datapath.Snapshot{},
 		override: map[backendKey]datapath.State{},
 	}
 }
 
 // Kick tells the engine that the health of a backend changed. It never blocks.
-func (e *Engine) Kick() {
+func (e *Engine) Kick() { signal(e.dirty) }
+
+// NetworkChanged tells the engine that an interface, address or route came, went
+// or changed. It never blocks.
+func (e *Engine) NetworkChanged() { signal(e.moved) }
+
+func signal(c chan<- struct{}) {
 	select {
-	case e.dirty <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -191,14 +199,42 @@ func (e *Engine) restore(datapaths []datapath.Datapath) error {
 	return errors.Join(errs...)
 }
 
-// Run follows the health of the backends until the context ends.
+// Changes of the network come in bunches, such as a link with its addresses and
+// routes, or a whole routing table: what comes within quiet is answered at once,
+// and a stream of changes once every busy.
+const (
+	quiet = 100 * time.Millisecond
+	busy  = time.Second
+	retry = time.Second
+)
+
+// Run follows the health of the backends and the network until the context ends.
 func (e *Engine) Run(ctx context.Context) {
-	const retry = time.Second
-	var again <-chan time.Time
+	var again, network <-chan time.Time
+	var answered time.Time // when the datapaths last followed the network
+	said := ""             // what was last logged about their not following it
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-e.moved:
+			if network == nil {
+				network = time.After(max(quiet, busy-time.Since(answered)))
+			}
+			continue
+		case <-network:
+			network, answered = nil, time.Now()
+			err := e.reapply(ctx)
+			if err == nil {
+				said = ""
+				continue
+			}
+			if err.Error() != said {
+				said = err.Error()
+				e.opt.Log.Error("the network changed, but the datapath did not follow; trying again", "every", retry, "error", err)
+			}
+			network = time.After(retry)
+			continue
 		case <-e.dirty:
 		case <-again:
 		}
@@ -208,6 +244,27 @@ func (e *Engine) Run(ctx context.Context) {
 			again = time.After(retry)
 		}
 	}
+}
+
+// reapply asks the datapaths to be again what they are: what they make of a
+// snapshot depends on the host's interfaces, addresses and routes.
+func (e *Engine) reapply(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, d := range e.opt.Datapaths {
+		s := e.inForce[d.Name()]
+		if s == nil {
+			continue
+		}
+		change, err := d.Apply(ctx, s)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+		} else if !change.Empty() {
+			e.opt.Log.Info("the network changed", "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // refresh applies the configuration in force again when a backend's state is not

@@ -5,10 +5,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -304,4 +307,37 @@ func TestStopRemovesUnlessToldToKeep(t *testing.T) {
 			t.Errorf("keep %v: removed %v", keep, fast.removed)
 		}
 	}
+}
+
+// TestTheNetworkChanges asks for the same again when the network changed: once
+// for many changes, again after a failure, and without a revision of its own.
+func TestTheNetworkChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &fake{name: "nftables"}
+		e := New(Options{Datapaths: []datapath.Datapath{d}, Log: slog.New(slog.DiscardHandler)})
+		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("web", "a")}}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go e.Run(ctx)
+		applies := func(want int) {
+			t.Helper()
+			time.Sleep(10 * time.Second) // of the bubble's clock
+			synctest.Wait()
+			if len(d.applied) != want {
+				t.Errorf("%d applies, want %d", len(d.applied), want)
+			}
+		}
+		for range 50 {
+			e.NetworkChanged()
+		}
+		applies(2)
+		if d.applied[1] != d.applied[0] {
+			t.Error("the network changed, but another snapshot was applied")
+		}
+		d.fail = errors.New("no route")
+		e.NetworkChanged()
+		applies(3)
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/sluice-lb/sluice/config"
@@ -35,6 +36,8 @@ type Datapath struct {
 	mu sync.Mutex
 	// inForce is the ruleset in the kernel; nil when it must be read.
 	inForce *ruleset.Ruleset
+	// interfaces are those that the last ruleset was compiled for.
+	interfaces []compile.Interface
 	// compiled is what inForce was compiled from; nil when it was read.
 	compiled *compile.Result
 	snapshot *datapath.Snapshot
@@ -112,11 +115,16 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
-	if err := d.refresh(); err != nil {
-		return nil, nil, err
-	}
 	env, err := d.host.env()
 	if err != nil {
+		return nil, nil, err
+	}
+	if !slices.Equal(env.Interfaces, d.interfaces) {
+		// The kernel takes what hangs on an interface away with it, and does not
+		// count that as a generation.
+		d.interfaces, d.generation = env.Interfaces, 0
+	}
+	if err := d.refresh(); err != nil {
 		return nil, nil, err
 	}
 	env.Flowtable, env.Timeouts = d.wantsFlowtable(s), d.timeouts
