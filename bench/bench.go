@@ -152,7 +152,7 @@ func (t *Trial) closeLater(c io.Closer) { t.Cleanup(c.Close) }
 
 // Suites returns every suite in the order of the documentation.
 func Suites() []Suite {
-	return []Suite{packetsSuite(), flowsSuite(), rulesSuite(), dropSuite(), fnat64Suite(), latencySuite(), natTaxSuite(), routerSuite(), scaleSuite(), portsSuite(), peersSuite()}
+	return []Suite{packetsSuite(), flowsSuite(), rulesSuite(), dropSuite(), fnat64Suite(), latencySuite(), natTaxSuite(), routerSuite(), scaleSuite(), portsSuite(), floodSuite(), peersSuite(), generatorSuite()}
 }
 
 // Find returns the suite of that name.

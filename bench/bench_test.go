@@ -275,6 +275,28 @@ func TestSuitesAreConsistent(t *testing.T) {
 	}
 }
 
+// TestFlood: no open connection is lost to a flood of SYNs.
+func TestFlood(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack)
+	s, err := Find("flood")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 2, Rows: regexp.MustCompile("ebpf (dnat|fullnat|snat) .xdp")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows) != 3 {
+		t.Errorf("%d rows", len(r.Rows))
+	}
+	for _, row := range r.Rows {
+		lost, flood := row.cell("10,000 open", "lost"), row.cell("10,000 open", "flood")
+		if lost == nil || flood == nil || lost.Median != 0 || flood.Median == 0 {
+			t.Errorf("%s: lost %+v, flood %+v, absent %v", row.Name, lost, flood, row.Absent)
+		}
+	}
+}
+
 // TestRows runs short trials of rows that stand for the others.
 func TestRows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables)

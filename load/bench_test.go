@@ -44,7 +44,9 @@ func BenchmarkSender(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer s.Close()
-			s.loop = c.loop
+			if c.loop {
+				s.BareLoop()
+			}
 			for b.Loop() {
 				b.ReportMetric(mppsOf(b, s, sink), "Mpps")
 			}

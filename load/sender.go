@@ -95,6 +95,10 @@ func loadSender(plan packetsPlan) (*packetsObjects, error) {
 	return &o, nil
 }
 
+// BareLoop has the next Run send by the shortest program that can fill a link, one
+// header from a template and every packet the same: what Run is otherwise measured against.
+func (s *Sender) BareLoop() { s.loop = true }
+
 // Spec returns what is sent, with defaults filled in.
 func (s *Sender) Spec() PacketSpec { return s.spec }
 

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/load"
+)
+
+// Sizes of the flood: many more sources than any table of the suite has room for.
+const (
+	floodSources   = 1_000_000
+	floodConntrack = 1 << 18
+	// heldRate of requests a second over the connections that must survive.
+	heldRate = 20_000
+	// A request is sent heldTries times before its connection counts as lost: the
+	// queues between the nodes are full, and a packet lost there is no connection lost.
+	heldTries, heldTimeout = 40, 50 * time.Millisecond
+)
+
+func floodSuite() Suite {
+	s := Suite{
+		Name: "flood", Title: "Open connections through a flood of SYNs",
+		About: "10,000 connections are opened and then ask for a page in turn, 20,000 requests a second, from one CPU; another CPU sends SYNs " +
+			"of 1,000,000 endpoints to the same address as fast as it goes, none of which is ever followed by an ACK. Tables have room " +
+			"for 65,536 flows (eBPF) and 262,144 entries (connection tracking). Lost are open connections that were reset or " +
+			"answered to none of 40 tries, 2 s.",
+		Seconds: 30, MaxReps: 1,
+		Points: []Point{{Name: "10,000 open", Value: 10_000}},
+		Metrics: []Metric{
+			{Name: "lost", Unit: "connections", LowerIsBetter: true, Absolute: true}, {Name: "flood", Unit: "Mpps", Digits: 2},
+			{Name: "answered", Unit: "% of requests", Digits: 2, Absolute: true}, {Name: "response p99", Unit: "ms", Digits: 2, LowerIsBetter: true},
+		},
+		NotShown: []string{
+			"New connections during the flood: a gateway that is full refuses them, which is what keeps the open ones.",
+			"A flood that fills the line: here the CPU of the flood is the limit.",
+			"A gateway that forgets a connection and makes it anew with another port: the server end answers every packet.",
+		},
+	}
+	kernel := func(name, about string, dest netip.Addr, set setup) Row {
+		return Row{Name: name, About: about, Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if err := warmNeighbour(t, n); err != nil {
+				return err
+			}
+			if err := set(t, n); err != nil {
+				return err
+			}
+			return n.reportFlood(t, dest)
+		}}
+	}
+	s.Rows = []Row{
+		kernel("iptables DNAT", "one rule", vip4, iptablesRule("PREROUTING", "-d", vip4.String(), "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination", server4.String()+":80")),
+		kernel("nft masquerade", "one address", server4, nftMasquerade),
+	}
+	for _, r := range []struct{ mode, path, attach string }{
+		{"dnat", "nftables", ""}, {"dnat", "ebpf", "xdp"}, {"fullnat", "ebpf", "xdp"}, {"snat", "ebpf", "xdp"}, {"dnat", "ebpf", "tc"}, {"snat", "ebpf", "tc"},
+	} {
+		name := "sluice " + r.path + " " + r.mode
+		if r.attach != "" {
+			name += " (" + r.attach + ")"
+		}
+		dest, yaml := vip4, service{mode: r.mode, protocol: "tcp", attach: r.attach, port: 80, vip: vip4, backend: server4}.yaml
+		if r.mode == "snat" {
+			dest, yaml = server4, snatYAML(r.attach)
+		}
+		s.Rows = append(s.Rows, sluiceRow(name, "one service or rule", r.path, yaml, func(t *Trial, n *network) error { return n.reportFlood(t, dest) }))
+	}
+	return s
+}
+
+// reportFlood opens the connections, floods for the trial's duration while they
+// ask, and counts them.
+func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
+	if err := t.setConntrackMax(floodConntrack); err != nil {
+		return err
+	}
+	// The client's kernel owns the flood's addresses and would reset what answers.
+	if err := command(t, n.client, "table ip quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }\n}\n", "nft", "-f", "-"); err != nil {
+		return err
+	}
+	server, err := load.NewServer(n.server, "eth0", load.ServerOptions{})
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	client, err := load.NewClient(n.client, load.FlowSpec{
+		Source: clientsOf(false, t.Point.Value), Dest: at(dest, 80), Interface: "eth0", DestMAC: wanMAC,
+		Hold: true, Requests: 65535, Rate: heldRate, Timeout: heldTimeout, Tries: heldTries,
+	}, []int{(t.CPU + 1) % runtime.NumCPU()})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	sources := load.Range{First: netip.AddrFrom4([4]byte{10, 72, 0, 1}), Count: 250, Ports: flow.Ports{First: 1024, Last: 5023}}
+	flood, err := load.NewSender(n.client, load.PacketSpec{
+		Source: sources, Dest: one(dest, 80), Flows: floodSources, Protocol: flow.TCP, Flags: "syn", Shuffled: true, Interface: "eth0", DestMAC: wanMAC,
+	}, []int{t.CPU})
+	if err != nil {
+		return err
+	}
+	defer flood.Close()
+	ctx, stop := context.WithCancel(t)
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx, nil) }()
+	err = n.floodHeld(ctx, t, client, flood)
+	stop()
+	return errors.Join(err, <-done)
+}
+
+func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, flood *load.Sender) error {
+	all := uint64(t.Point.Value)
+	var c load.FlowCounts
+	for deadline := time.Now().Add(20 * time.Second); c.Established < all || c.Responses < all; {
+		var err error
+		if c, err = client.Read(); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d of %d connections opened, %d answered before the flood", c.Established, all, c.Responses)
+		}
+		if err := wait(ctx, 10); err != nil {
+			return err
+		}
+	}
+	mpps, err := floodFor(ctx, t.Duration(), flood)
+	if err != nil {
+		return err
+	}
+	// What was asked at the end of the flood is answered or given up.
+	if err := wait(ctx, int((heldTries+5)*heldTimeout/time.Millisecond)); err != nil {
+		return err
+	}
+	after, err := client.Read()
+	if err != nil {
+		return err
+	}
+	lost := after.GaveUpReq + after.Resets - c.GaveUpReq - c.Resets
+	t.Report("lost", float64(lost))
+	t.Report("flood", mpps)
+	t.Report("answered", 100*float64(after.Responses-c.Responses)/float64(after.Requests-c.Requests))
+	h, err := client.ResponseLatency()
+	if err != nil {
+		return err
+	}
+	t.Report("response p99", float64(h.Quantile(0.99))/float64(time.Millisecond))
+	return nil
+}
+
+// floodFor sends for so long by the clock on the wall and returns the packets in
+// a microsecond of the flood's CPU.
+func floodFor(ctx context.Context, d time.Duration, flood *load.Sender) (float64, error) {
+	ctx, stop := context.WithCancel(ctx)
+	started, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- flood.Run(ctx, started) }()
+	<-started
+	begin := flood.CPUTime()
+	err := wait(ctx, int(d/time.Millisecond))
+	used := flood.CPUTime() - begin
+	stop()
+	return float64(flood.Sent()) / float64(used.Microseconds()), errors.Join(err, <-done)
+}
