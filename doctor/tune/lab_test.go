@@ -5,13 +5,17 @@ package tune
 import (
 	"context"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/sick"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -51,6 +55,52 @@ func TestNamespace(t *testing.T) {
 	}
 	if _, _, err := Rollback(s, true); err != nil {
 		t.Fatal(err)
+	}
+	wantValues(t, s, map[string]string{key: before})
+}
+
+// TestRealDropsTakeBack tunes a real router whose SNAT ports run out while the
+// trial is watched: the kernel's own counter takes the values back.
+func TestRealDropsTakeBack(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Nftables, labtest.Tool("nft"))
+	cases := sick.Cases()
+	c := cases[slices.IndexFunc(cases, func(c sick.Case) bool { return c.Name == "snat-ports" })]
+	l := labtest.New(t, sick.Topology("tunedrops"))
+	if err := c.Setup(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s := &System{Namespace: ns, Dir: dir + "/journal", Etc: dir + "/etc"}
+	const key = timeoutPrefix + "udp_timeout_stream"
+	before, err := s.Get(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trial sync.Once
+	var traffic sync.WaitGroup
+	defer traffic.Wait()
+	changed := ""
+	r, err := Apply(t.Context(), s, router(t, s, Options{}), Watch{Window: time.Minute, Every: 100 * time.Millisecond,
+		Drops: Drops([]conntrack.Namespace{ns}),
+		Tell: func(string) {
+			trial.Do(func() {
+				changed, _ = s.Get(key)
+				traffic.Go(func() {
+					if _, err := c.Traffic(t.Context(), l); err != nil {
+						t.Error(err)
+					}
+				})
+			})
+		}})
+	if err != nil || !strings.Contains(r.RolledBack, "drops rose from") || r.Entry.State != RolledBack {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if changed == before {
+		t.Errorf("%s was %s in the trial, as before it", key, changed)
 	}
 	wantValues(t, s, map[string]string{key: before})
 }
