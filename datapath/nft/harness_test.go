@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
@@ -319,37 +320,45 @@ func (b *bench) flows() int {
 	return n
 }
 
-// ping sends an ICMP echo request over IPv4 and waits for the answer.
+// ping sends an ICMP echo request and waits for the answer.
 func (b *bench) ping(node, to string) error {
+	network, protocol, request, reply := "ip4:icmp", 1, icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply)
+	if addr(to).Is6() {
+		network, protocol, request, reply = "ip6:ipv6-icmp", 58, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
+	}
 	var c net.PacketConn
 	err := b.lab.Node(node).Do(func() (err error) {
-		c, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+		c, err = net.ListenPacket(network, "")
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	echo := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("sluice")}}
-	wire, err := echo.Marshal(nil)
+	echo := icmp.Message{Type: request, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("sluice")}}
+	wire, err := echo.Marshal(nil) // the kernel fills in the checksum of ICMPv6
 	if err != nil {
 		return err
 	}
 	if _, err := c.WriteTo(wire, &net.IPAddr{IP: addr(to).AsSlice()}); err != nil {
 		return err
 	}
-	buf := make([]byte, 1500)
 	if err := c.SetReadDeadline(time.Now().Add(trafficTimeout)); err != nil {
 		return err
 	}
-	n, from, err := c.ReadFrom(buf)
-	if err != nil {
-		return err
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return err
+		}
+		if m, err := icmp.ParseMessage(protocol, buf[:n]); err == nil && m.Type == reply {
+			if from.String() != to {
+				return fmt.Errorf("answer from %v", from)
+			}
+			return nil
+		}
 	}
-	if m, err := icmp.ParseMessage(1, buf[:n]); err != nil || m.Type != ipv4.ICMPTypeEchoReply || from.String() != to {
-		return fmt.Errorf("answer %v from %v, %v", m, from, err)
-	}
-	return nil
 }
 
 // prefixT shortens tables of prefixes.

@@ -342,6 +342,21 @@ func TestStates(t *testing.T) {
 	})
 }
 
+// connections is how many connections a service has counted.
+func (b *bench) connections(service string) (n uint64) {
+	b.Helper()
+	counters, err := b.d.Counters(context.Background())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, s := range counters.Services {
+		if s.Name == service {
+			n = s.Connections
+		}
+	}
+	return n
+}
+
 func TestProtocolsAndPorts(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8001, "s1", "s2")
@@ -358,8 +373,8 @@ func TestProtocolsAndPorts(t *testing.T) {
 			Listen: []config.Listen{listen("192.0.2.50", "53"), listen("192.0.2.51", "53"), listen("2001:db8::50", "53")},
 		},
 		{
-			Name: "host", Protocol: flow.Any, Mode: config.ModeDNAT, Scheduler: config.SchedulerSourceHash, Backends: both[:1],
-			Listen: []config.Listen{listen("192.0.2.52")},
+			Name: "host", Protocol: flow.Any, Mode: config.ModeDNAT, Scheduler: config.SchedulerSourceHash, Backends: []config.Backend{both[0], both[2]},
+			Listen: []config.Listen{listen("192.0.2.52"), listen("2001:db8::52")},
 		},
 		{
 			Name: "lan", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR, Backends: both[:2],
@@ -375,8 +390,17 @@ func TestProtocolsAndPorts(t *testing.T) {
 	if _, err := b.tcp("client", "", "192.0.2.53:8001"); err == nil {
 		t.Error("a listener of lan0 took a connection from wan0")
 	}
-	if err := b.ping("client", "192.0.2.52"); err != nil {
-		t.Errorf("ping of a service of any protocol: %v", err)
+	for _, to := range []string{"192.0.2.52", "2001:db8::52"} {
+		before := b.connections("host")
+		if err := b.ping("client", to); err != nil {
+			t.Errorf("ping of a service of any protocol at %s: %v", to, err)
+		}
+		if n := b.connections("host") - before; n != 1 {
+			t.Errorf("the ping of %s opened %d connections of the service, want 1", to, n)
+		}
+	}
+	if err := b.ping("client", "192.0.2.50"); err == nil {
+		t.Error("services of single protocols answered a ping")
 	}
 	t.Run("fragments", func(t *testing.T) {
 		for _, to := range []string{"192.0.2.50:53", "[2001:db8::50]:53"} {
