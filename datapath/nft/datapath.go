@@ -168,15 +168,15 @@ func (d *Datapath) refresh() error {
 // slotsMoved compares who owns the scheduler's slots.
 func slotsMoved(before, after *compile.Result) (moved, total int) {
 	for name, s := range after.Services {
-		var was *compile.Service
-		if before != nil {
-			was = before.Services[name]
+		total += s.SlotCount
+		if before == nil {
+			continue
+		}
+		was := before.Services[name]
+		if was == nil || was == s {
+			continue
 		}
 		for f, owners := range s.Slots {
-			total += len(owners)
-			if was == nil || was == s {
-				continue
-			}
 			moved += movedSlots(was.Slots[f], owners)
 		}
 	}

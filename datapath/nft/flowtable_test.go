@@ -82,15 +82,15 @@ func TestFlowtable(t *testing.T) {
 	b.tcpServers(8080, "s1", "s2", "s3")
 	b.udpServers(8080, "s1", "s2", "s3")
 	var services []config.Service
-	for i, mode := range []config.Mode{config.ModeDNAT, config.ModeFullNAT} {
-		for _, protocol := range []flow.Protocol{flow.TCP, flow.UDP} {
-			for _, family := range []string{"ipv4", "ipv6"} {
-				s := web(mode, config.SchedulerMaglev)
-				s.Name, s.Protocol = fmt.Sprintf("%s-%s-%s", mode, protocol, family), protocol
-				s.Listen = []config.Listen{listen(fmt.Sprintf("192.0.2.%d", 11+i), "80"), listen(fmt.Sprintf("2001:db8::%d", 11+i), "80")}
-				oneFamily(&s, family)
-				services = append(services, s)
-			}
+	for _, k := range []struct {
+		mode     config.Mode
+		protocol flow.Protocol
+	}{{config.ModeDNAT, flow.TCP}, {config.ModeFullNAT, flow.UDP}} {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			s := web(k.mode, config.SchedulerMaglev)
+			s.Name, s.Protocol = fmt.Sprintf("%s-%s-%s", k.mode, k.protocol, family), k.protocol
+			oneFamily(&s, family)
+			services = append(services, s)
 		}
 	}
 	c := &config.Config{Services: services, Flowtable: config.SwitchAuto}

@@ -59,7 +59,8 @@ type Service struct {
 	Name     string
 	Fragment *rs.Fragment
 	// Slots holds, per family, the key of the backend that owns each slot.
-	Slots map[rs.Family][]string
+	Slots     map[rs.Family][]string
+	SlotCount int // of all families
 
 	source *config.Service
 	state  []datapath.State

@@ -54,6 +54,7 @@ func (c *compiler) service(svc datapath.Service, id uint32) (*Service, error) {
 		if err := p.compile(); err != nil {
 			return nil, err
 		}
+		s.SlotCount += len(s.Slots[f])
 	}
 	return s, nil
 }
