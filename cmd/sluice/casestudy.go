@@ -87,10 +87,10 @@ func (a *app) askHostSysctl(allowed bool) error {
 
 func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 	fmt.Fprintf(w, "\nserver: %s\n\n", r.Server)
-	t := table.New("run", "", ">requests/s", ">complete", ">failed", ">p50", ">p99", ">entries", ">refused", ">SYN again")
+	t := table.New("run", "", ">requests/s", ">complete", ">failed", ">p50", ">p99", ">entries", ">eBPF flows", ">refused", ">SYN again")
 	for _, run := range r.Runs {
 		t.Row(run.Name, run.About, fmt.Sprintf("%.0f", run.RequestsPerSecond), run.Complete, run.Failed,
-			run.P50.Round(time.Millisecond/10), run.P99.Round(time.Millisecond/10), run.Entries, run.Refused, run.Retransmitted)
+			run.P50.Round(time.Millisecond/10), run.P99.Round(time.Millisecond/10), run.Entries, run.Flows, run.Refused, run.Retransmitted)
 	}
 	if err := t.Write(w); err != nil {
 		return err

@@ -78,6 +78,7 @@ type Run struct {
 	Refused           uint64        `json:"conntrack_drops"`   // by the gateway's connection tracking
 	Retransmitted     uint64        `json:"syn_retransmits"`   // by the client
 	Entries           uint32        `json:"conntrack_entries"` // in the gateway's table when the run was over
+	Flows             uint32        `json:"ebpf_flows"`        // the same of the eBPF datapath
 }
 
 // Identity compares three counts of the same packets.
@@ -351,7 +352,34 @@ func (s *study) beyond(ctx context.Context) error {
 		return nil
 	}
 	_, err = s.measure(ctx, "beyond", fmt.Sprintf("DNAT by eBPF, table of %d", sickEntries), url, 0)
+	if err == nil {
+		s.report.Runs[len(s.report.Runs)-1].Flows, err = flowsOf(ctx, d)
+	}
 	return errors.Join(err, d.Stop())
+}
+
+// flowsOf asks sluice conns, which reads all tables of the host, how many flows
+// the eBPF datapath holds.
+func flowsOf(ctx context.Context, d *daemon.Daemon) (flows uint32, err error) {
+	out, err := d.Command(ctx, "conns", "--by", "netns", "--json", "--top", "0", "--window", "1ms").Output()
+	if err != nil {
+		return 0, fmt.Errorf("case study: flows of the eBPF datapath: %w", err)
+	}
+	var report struct {
+		Rows []struct {
+			Key     string `json:"key"`
+			Entries uint32 `json:"entries"`
+		} `json:"rows"`
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		return 0, fmt.Errorf("case study: flows of the eBPF datapath: %w", err)
+	}
+	for _, row := range report.Rows {
+		if row.Key == "ebpf" {
+			return row.Entries, nil
+		}
+	}
+	return 0, nil
 }
 
 // trackOnly takes the port forward away and leaves connection tracking on: what

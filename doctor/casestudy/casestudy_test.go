@@ -68,6 +68,9 @@ func TestCaseStudy(t *testing.T) {
 	if after, beyond := runs["after"].Entries, runs["beyond"].Entries; after < 1000 || beyond != 0 {
 		t.Errorf("%d entries after DNAT by nftables, %d after that by eBPF, want more than 1000 and none", after, beyond)
 	}
+	if flows := runs["beyond"].Flows; flows < 1000 || flows > 4000 {
+		t.Errorf("sluice conns counts %d flows of the eBPF datapath after 4000 connections", flows)
+	}
 }
 
 // TestKilledCaseStudy kills the command at its worst moment. The host's limit
