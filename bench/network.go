@@ -113,7 +113,8 @@ type stream struct {
 	rate     float64 // 0: as fast as it goes
 	stamp    bool
 	shuffled bool
-	skip     int // first tuple
+	skip     int  // first tuple
+	open     bool // every flow is known to the gateway: none needs to be sent before
 	// returned counts at the client what the server sends back.
 	returned bool
 	// reverse sends from the server's side to the client's.
@@ -194,7 +195,11 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 	<-started
 	var out rates
 	err := func() error {
-		if err := warmUp(ctx, sender, 2*uint64(max(s.flows, 1)), done); err != nil {
+		warm := 2 * uint64(max(s.flows, 1))
+		if s.open {
+			warm = 0
+		}
+		if err := warmUp(ctx, sender, warm, done); err != nil {
 			return err
 		}
 		if s.stamp {

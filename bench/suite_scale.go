@@ -157,6 +157,7 @@ func (n *network) reportScale(t *Trial, s stream, before uint64) error {
 	if used := kernelMemory(); before > 0 && used > before && t.Point.Value >= 1_000_000 {
 		t.Report("memory", float64(used-before+conntrackBuckets())/float64(t.Point.Value))
 	}
+	s.open = true
 	if err := reportPackets(t, n, s); err != nil {
 		return err
 	}
