@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net/netip"
@@ -65,6 +66,7 @@ func TestTimeouts(t *testing.T) {
 	c := one(web(config.ModeDNAT, config.SchedulerRR))
 	udp := web(config.ModeDNAT, config.SchedulerRR)
 	udp.Name, udp.Protocol = "dns", flow.UDP
+	udp.Listen = append(udp.Listen, listen("192.0.2.11", "80"))
 	c.Services = append(c.Services, udp)
 	c.Flowtable = config.SwitchOff // connection tracking keeps no time of offloaded connections
 	c.NAT = []config.NATRule{{Name: "out", Type: config.NATMasquerade, Source: []prefixT{prefix("10.0.1.0/24")}, Out: "lan0"}}
@@ -88,22 +90,10 @@ func TestTimeouts(t *testing.T) {
 		}
 		conn.Close()
 		b.lasts("a closed TCP connection", flow.TCP, to, 700*time.Second, nil)
-		stream, err := b.dial("udp", "client", "", vip)
-		if err != nil {
+		if _, err := b.udp("client", "", vip); err != nil {
 			t.Fatal(err)
 		}
-		defer stream.Close()
-		ask := func() {
-			buf := make([]byte, 100)
-			_ = stream.SetDeadline(time.Now().Add(trafficTimeout))
-			if _, err := stream.Write([]byte("x")); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := stream.Read(buf); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.lasts("a stream of datagrams", flow.UDP, to, 900*time.Second, ask)
+		b.lasts("an exchange of datagrams", flow.UDP, to, 900*time.Second, nil)
 	}
 	if err := b.ping("client", "10.0.2.2"); err != nil {
 		t.Fatal(err)
@@ -111,15 +101,35 @@ func TestTimeouts(t *testing.T) {
 	b.lasts("a ping by way of masquerade", flow.ICMP, "10.0.2.2", 200*time.Second, nil)
 
 	// Other timeouts are for connections that open from then on.
-	c.Timeouts.TCPEstablished = config.Duration(4000 * time.Second)
+	c.Timeouts.TCPEstablished, c.Timeouts.UDP = config.Duration(4000*time.Second), config.Duration(5*time.Minute)
 	change := b.applySnapshot(b.snapshot(c))
-	if change.Objects.Added != 2 || change.Rules.Added > 8 {
-		t.Errorf("a new timeout of TCP changed %+v", change)
+	if change.Objects.Added != 4 || change.Rules.Added > 8 {
+		t.Errorf("new timeouts of TCP and UDP changed %+v", change)
 	}
 	if _, err := b.dialFor(time.Second, "tcp", "client", "", virtual["ipv4"]); err != nil {
 		t.Fatal(err)
 	}
 	b.lasts("a connection after the change", flow.TCP, "192.0.2.10", 4000*time.Second, nil)
+	conn, err := b.dial("udp", "client", "", "192.0.2.11:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	ask := func() {
+		_ = conn.SetDeadline(time.Now().Add(trafficTimeout))
+		if _, err := conn.Write([]byte("x\n")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
+	if left := b.left(flow.UDP, addr("192.0.2.11")); left > time.Minute {
+		t.Errorf("with the default a single exchange is kept for %v, want the kernel's 30s", left)
+	}
+	b.lasts("a stream of datagrams", flow.UDP, "192.0.2.11", 300*time.Second, ask)
 	b.d = b.open()
 	if change := b.applySnapshot(b.snapshot(c)); !change.Empty() {
 		t.Errorf("a new process changed %+v", change)

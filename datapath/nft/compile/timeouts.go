@@ -58,9 +58,8 @@ type timeouts struct {
 	given    []rs.Timeout
 }
 
-// unrepliedUDP is the kernel's default for datagrams that are not part of a
-// stream: without an answer, or with one within the first two seconds, as DNS.
-const unrepliedUDP = 30 * time.Second
+// defaultUDP is the default of timeouts.udp.
+const defaultUDP = 5 * time.Minute
 
 // timeoutsOf translates the configuration to the states of connection tracking;
 // the numbers are those of include/uapi/linux/netfilter/nfnetlink_cttimeout.h.
@@ -68,9 +67,9 @@ const unrepliedUDP = 30 * time.Second
 //
 // A TCP connection is established until both sides have sent FIN (RFC 5382
 // section 5), and transitory before and after. After a reset the kernel's ten
-// seconds stay. UDP's timeout is that of streams; single exchanges keep the
-// kernel's 30 s unless it is shorter, for with RFC 4787's five minutes a thousand
-// DNS questions a second would fill the table of most hosts.
+// seconds stay. The default of UDP is that of streams alone, and single exchanges
+// keep the kernel's 30 s: with RFC 4787's five minutes a thousand DNS questions a
+// second would fill the table of most hosts. Any other value holds for both.
 func timeoutsOf(t config.Timeouts, table rs.Family) (list []timeouts) {
 	add := func(p flow.Protocol, all ...rs.Timeout) {
 		given := all[:0]
@@ -87,9 +86,9 @@ func timeoutsOf(t config.Timeouts, table rs.Family) (list []timeouts) {
 		rs.Timeout{State: 3, Name: "established", After: established}, rs.Timeout{State: 4, Name: "fin_wait", After: established},
 		rs.Timeout{State: 5, Name: "close_wait", After: established}, rs.Timeout{State: 6, Name: "last_ack", After: transitory},
 		rs.Timeout{State: 7, Name: "time_wait", After: transitory}, rs.Timeout{State: 9, Name: "syn_sent2", After: transitory})
-	single := time.Duration(0)
-	if t.UDP.D() < unrepliedUDP {
-		single = t.UDP.D()
+	single := t.UDP.D()
+	if single == defaultUDP {
+		single = 0
 	}
 	add(flow.UDP, rs.Timeout{State: 1, Name: "unreplied", After: single}, rs.Timeout{State: 2, Name: "replied", After: t.UDP.D()})
 	icmp := flow.ICMP
