@@ -236,11 +236,11 @@ func checkSearchRestart(_ context.Context, c *Case) Finding {
 		return f
 	}
 	n := c.delta("conntrack.search_restart")
-	rate, source := c.perSecond(n)/c.NS.NewPerSecond, c.NS.NewErr
-	if source != nil {
-		rate = c.perSecond(n) / 100_000 // a busy host's
+	connections := c.NS.NewPerSecond
+	if c.NS.NewErr != nil {
+		connections = 100_000 // unknown: what a busy gateway opens in a second
 	}
-	if c.perSecond(n) > 1 && rate > 0.01 {
+	if c.perSecond(n) > 1 && c.perSecond(n) > 0.01*connections {
 		return found(Info, "%.0f lookups a second had to start again: many connections come and go", c.perSecond(n)).
 			with("Δsearch_restart", c.inWindow(n), fromCtnetlink)
 	}
