@@ -100,6 +100,9 @@ type Options struct {
 	Rows    *regexp.Regexp // only these rows; nil means all
 	Points  *regexp.Regexp // only these points; nil means all
 	CPU     int            // CPU that generates
+	// Profile is a directory that gets the folded stacks of each row's measured time,
+	// "" for none. Sampling costs a little: such figures are not for keeping.
+	Profile string
 	// Progress is told about each run; nil means nobody.
 	Progress func(string)
 	Command  string // how the user called it, for the record
@@ -112,6 +115,7 @@ type Trial struct {
 	Seconds float64
 	CPU     int
 
+	profile   string  // file that folded stacks of the measured time go to, "" for none
 	available float64 // bytes of the machine's memory before the setup
 
 	values  map[string]float64
@@ -137,6 +141,11 @@ func (t *Trial) Duration() time.Duration { return time.Duration(t.Seconds * floa
 // on a busy machine that is longer by the clock on the wall, up to twenty times.
 func (t *Trial) window(ctx context.Context, used func() time.Duration) error {
 	end, giveUp := used()+t.Duration(), time.Now().Add(20*t.Duration())
+	if t.profile != "" {
+		if err := t.takeProfile(ctx); err != nil {
+			return err
+		}
+	}
 	for left := t.Duration(); left > 0 && time.Now().Before(giveUp); left = end - used() {
 		select {
 		case <-ctx.Done():

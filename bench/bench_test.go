@@ -300,6 +300,7 @@ func TestFlood(t *testing.T) {
 // TestRows runs short trials of rows that stand for the others.
 func TestRows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables)
+	profiles := t.TempDir()
 	for suite, rows := range map[string]string{
 		"packets": "redirect|^kernel forwarding|^nft DSR", "flows": "redirect|^kernel", "drop": "limit|nft ingress",
 	} {
@@ -307,7 +308,7 @@ func TestRows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 0.05, Rows: regexp.MustCompile(rows), Points: regexp.MustCompile("^(1 |HTTP)")})
+		r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 0.05, Rows: regexp.MustCompile(rows), Points: regexp.MustCompile("^(1 |HTTP)"), Profile: profiles})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,6 +316,12 @@ func TestRows(t *testing.T) {
 			if len(row.Cells) != 1 || row.Cells[0].Median <= 0 {
 				t.Errorf("%s: %s: %+v, absent %v", suite, row.Name, row.Cells, row.Absent)
 			}
+			if c := row.Cells; len(c) == 1 && (len(c[0].Per) != 1 || c[0].Per[0] <= 0) {
+				t.Errorf("%s: %s: no yardstick around it: %+v", suite, row.Name, c[0])
+			}
 		}
+	}
+	if b, err := os.ReadFile(filepath.Join(profiles, "flows-kernel-forwarding-no-nat-http.folded")); err != nil || !bytes.Contains(b, []byte(";")) {
+		t.Errorf("the profile of a row: %v, %.200q", err, b)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -138,6 +139,9 @@ func (r *runner) per(m Metric, p Point, v, yardstick float64) float64 {
 // attempt sets a row up, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
 	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, values: map[string]float64{}, available: float64(meminfo("MemAvailable:"))}
+	if r.o.Profile != "" {
+		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
+	}
 	before := readLoad()
 	err := row.Run(t)
 	for _, f := range slices.Backward(t.cleanup) {

@@ -29,6 +29,7 @@ type benchFlags struct {
 	save         string
 	markdown     bool
 	chart        string
+	profile      string
 }
 
 func newBench(a *app) *cobra.Command {
@@ -69,6 +70,7 @@ func newBench(a *app) *cobra.Command {
 	flags.StringVar(&f.baseline, "baseline", "", "the run that --check compares with (default bench/results/SUITE.json)")
 	flags.StringVar(&f.save, "save", "", "write the result with every repetition to this JSON file")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown instead of a table")
+	flags.StringVar(&f.profile, "profile", "", "write the folded stacks of each row's measured time into this directory; costs a little")
 	flags.StringVar(&f.chart, "chart", "", "write a bar chart to this SVG file")
 	return cmd
 }
@@ -117,7 +119,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		return usageError(cmd, "%w", err)
 	}
 	o := bench.Options{
-		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Command: strings.Join(os.Args, " "),
+		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Profile: f.profile, Command: strings.Join(os.Args, " "),
 		Progress: func(s string) { a.progress("%s", s) },
 	}
 	if f.rows != "" {
