@@ -18,7 +18,9 @@ import (
 func Run(ctx context.Context, r Reader, in io.Reader, out io.Writer, options ...tea.ProgramOption) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the fetches that are under way
-	options = append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithFPS(10)}, options...)
+	// Signals end ctx. The library's own handler would wait for ever to tell a
+	// program about one that its context has ended already.
+	options = append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in), tea.WithOutput(out), tea.WithFPS(10)}, options...)
 	_, err := tea.NewProgram(New(ctx, r), options...).Run()
 	if errors.Is(err, tea.ErrInterrupted) || errors.Is(err, context.Canceled) {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,7 +30,9 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(childEnv); path != "" {
 		ns, err := conntrack.NamespaceAt(path)
 		if err == nil {
-			err = Run(context.Background(), &Host{Only: []conntrack.Namespace{ns}}, os.Stdin, os.Stdout)
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM) // as the program does
+			defer stop()
+			err = Run(ctx, &Host{Only: []conntrack.Namespace{ns}}, os.Stdin, os.Stdout)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -136,6 +139,31 @@ func TestTerminal(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestTerminated wants the view to end on SIGTERM, each time.
+func TestTerminated(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("tmux"))
+	l := labtest.New(t, lab.Topology{Name: "topterm", Nodes: []lab.NodeSpec{{Name: "gw"}}})
+	w := &terminal{t, t.TempDir() + "/tmux"}
+	t.Cleanup(func() { _ = exec.Command("tmux", "-S", w.socket, "kill-server").Run() })
+	for range 5 {
+		w.tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", "env", childEnv+"="+l.Node("gw").Path(), os.Args[0])
+		w.shows("[1 Sources]")
+		pid, err := strconv.Atoi(strings.TrimSpace(w.tmux("display-message", "-p", "-t", "top", "#{pane_pid}")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(pid, unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Eventually(t, 10*time.Second, "the end of the view", func() error {
+			if unix.Kill(pid, 0) == nil {
+				return fmt.Errorf("process %d still runs", pid)
+			}
+			return nil
+		})
+	}
 }
 
 // TestCost measures what the view costs over a table of SLUICE_TOP_ENTRIES
