@@ -69,6 +69,12 @@ single repetition. To measure again, as root on a quiet machine:
     sluice bench SUITE --save bench/results/SUITE.json
     make bench-docs
 
+A ratio that differs from the published one by more than a fifth is explained under its table, from profiles that lie beside the
+results. They are taken, and the text is kept, so:
+
+    sluice bench SUITE --rows ROW --reps 1 --seconds 3 --profile bench/results
+    $EDITOR bench/results/explained.yaml
+
 How it is measured: the network is one of namespaces and veth pairs on one machine. Packets are made by an XDP program
 that the kernel runs in a loop, and counted by an XDP program at the far end; connections are made by XDP programs at both
 ends that turn each packet into the one that answers it. On veth all of this, gateway included, is one chain of soft

@@ -203,6 +203,10 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 			return err
 		}
 		if s.stamp {
+			// Time to make up for what the schedule lost while the run began.
+			if err := wait(ctx, 300); err != nil {
+				return err
+			}
 			if err := sink.Reset(); err != nil {
 				return err
 			}

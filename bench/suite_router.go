@@ -21,7 +21,7 @@ func routerSuite() Suite {
 			"share is that of the line's 100 Mbit/s; CPU is that of the whole machine, both TCP stacks included; connections are those " +
 			"that 20 real clients open, use once and close, over the same links. Memory is what the machine has less of at the end " +
 			"than before the setup, iperf3 and the web server included.",
-		Seconds: 1, MaxReps: 3,
+		Seconds: 1, MaxReps: 2,
 		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
 		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
 		Metrics: []Metric{
