@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The flow tables: search, insertion, life and death of flows.
 //
-// An entry is found by a 16-bit tag in one of two buckets and then compared as
-// a whole, its state included. Nobody takes a lock:
-//   free -> claimed  compare-and-swap of the tag's word
+// Entries are filled densely, in the order in which flows are made, so that both
+// directions of a flow, and flows made together, are neighbours in memory. An
+// index of buckets finds them: a 16-bit tag in one of two buckets, the entry's
+// number beside it in the same cache line, and then the whole key, its state
+// included, is compared. Nobody takes a lock:
+//   free -> claimed  a tag's word by compare-and-swap, then an entry from the
+//                    stack of free ones
 //   claimed -> live  atomic or of the key's last word, after all else is written
 //   live -> dead     the sweeper, or an inserter that lost a race
 //   dead -> free     the sweeper, a second later at the earliest: no program
@@ -65,8 +69,8 @@ static __always_inline struct place place_of(const struct tuple *t, const bool v
 static __always_inline struct bucket *bucket_at(__u32 i, const bool v6)
 {
 	if (v6)
-		return bpf_map_lookup_elem(&tags6, &i);
-	return bpf_map_lookup_elem(&tags4, &i);
+		return bpf_map_lookup_elem(&index6, &i);
+	return bpf_map_lookup_elem(&index4, &i);
 }
 
 static __always_inline void *entry_at(__u32 i, const bool v6)
@@ -118,33 +122,45 @@ static __always_inline bool key_equal(void *e, const struct tuple *t, const bool
 	       *(__u64 *)&key->sport == pack(ports, id);
 }
 
-// Finds the live entry of a tuple and returns its index, or NO_ENTRY.
-static __always_inline __u32 search(const struct tuple *t, const bool v6)
+// Finds the live entry of a tuple and its index; null and NO_ENTRY when there is
+// none.
+static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index, const bool v6)
 {
 	struct place at = place_of(t, v6);
 	__u64 pattern = at.tag * LANES;
 
+	*at_index = NO_ENTRY;
 	for (int i = 0; i < 4; i++) {
 		__u32 b = i < 2 ? at.bucket[0] : at.bucket[1];
 		struct bucket *bucket = bucket_at(b, v6);
 		__u64 match;
 
 		if (!bucket)
-			return NO_ENTRY;
+			return 0;
 		match = bucket->tags[i & 1] ^ pattern;
 		match = (match - LANES) & ~match & LANE_TOPS;
 		for (int k = 0; k < 4 && match; k++) {
 			__u64 lowest = match & -match;
 			__u32 lane = (lowest >> 15) * LANE_NUMBER >> 48;
-			__u32 index = b * BUCKET_SLOTS + (i & 1) * 4 + (lane & 3);
+			__u32 index = bucket->entries[(i & 1) * 4 + (lane & 3)] - 1;
 			void *e = entry_at(index, v6);
 
-			if (e && key_equal(e, t, v6))
-				return index;
+			if (e && key_equal(e, t, v6)) {
+				*at_index = index;
+				return e;
+			}
 			match ^= lowest;
 		}
 	}
-	return NO_ENTRY;
+	return 0;
+}
+
+static __always_inline __u32 search(const struct tuple *t, const bool v6)
+{
+	__u32 index;
+
+	search_entry(t, &index, v6);
+	return index;
 }
 
 // The same for callers off the fast path: verified once.
@@ -173,16 +189,61 @@ static __always_inline __u32 lanes(__u64 tops)
 	return ((tops >> 15) * LANES) >> 48;
 }
 
-// Takes a free slot for a tuple and returns its index, or NO_ENTRY when both
-// buckets are full. The first bucket is preferred until it is nearly full, so
-// that most searches look at one bucket.
-static __always_inline __u32 claim(const struct tuple *t, const bool v6)
+// Takes an entry: one that was freed, else one that was never used.
+static __always_inline __u32 take_entry(const bool v6)
+{
+	__u32 zero = 0, limit = v6 ? entries6 : entries4, fresh;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	if (!stock)
+		return NO_ENTRY;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 64; i++) { // tries: each failed one is another CPU's success
+		__u64 top = *(volatile __u64 *)&stock->top, next;
+		void *e;
+
+		if (!(__u32)top)
+			break;
+		e = entry_at((__u32)top - 1, v6);
+		if (!e)
+			return NO_ENTRY;
+		next = ((top >> 32) + 1) << 32 | *(volatile __u32 *)&meta_of(e, v6)->twin;
+		if (__sync_val_compare_and_swap(&stock->top, top, next) == top)
+			return (__u32)top - 1;
+	}
+	if (*(volatile __u32 *)&stock->fresh >= limit)
+		return NO_ENTRY;
+	fresh = __sync_fetch_and_add(&stock->fresh, 1);
+	return fresh < limit ? fresh : NO_ENTRY;
+}
+
+// Gives back an entry that nothing points at.
+static __always_inline void give_entry(void *e, __u32 index, const bool v6)
+{
+	__u32 zero = 0;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	*(volatile __u32 *)state_word(e, v6) = 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 64 && stock; i++) {
+		__u64 top = *(volatile __u64 *)&stock->top;
+
+		*(volatile __u32 *)&meta_of(e, v6)->twin = top;
+		if (__sync_val_compare_and_swap(&stock->top, top, ((top >> 32) + 1) << 32 | (index + 1)) == top)
+			return;
+	}
+}
+
+// Takes a free slot for a tuple and returns its number, or NO_ENTRY when both
+// buckets are full. The first bucket is preferred until it is nearly full, so that
+// most searches look at one bucket.
+static __always_inline __u32 claim_slot(const struct tuple *t, const bool v6)
 {
 	struct place at = place_of(t, v6);
 
 	for (int attempt = 0; attempt < 4; attempt++) {
 		struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
-		__u32 free1, free2, index;
+		__u32 free1, free2, slot;
 		struct bucket *chosen;
 		__u64 word, room, lowest;
 		int half = 0;
@@ -195,10 +256,10 @@ static __always_inline __u32 claim(const struct tuple *t, const bool v6)
 			return NO_ENTRY;
 		if (free1 >= 3 || free1 >= free2) {
 			chosen = one;
-			index = at.bucket[0] * BUCKET_SLOTS;
+			slot = at.bucket[0] * BUCKET_SLOTS;
 		} else {
 			chosen = two;
-			index = at.bucket[1] * BUCKET_SLOTS;
+			slot = at.bucket[1] * BUCKET_SLOTS;
 		}
 		word = chosen->tags[0];
 		room = free_lanes(word);
@@ -210,38 +271,95 @@ static __always_inline __u32 claim(const struct tuple *t, const bool v6)
 				continue;
 		}
 		lowest = (room & -room) >> 15;
-		index += half * 4 + ((lowest * LANE_NUMBER >> 48) & 3);
+		slot += half * 4 + ((lowest * LANE_NUMBER >> 48) & 3);
 		if (__sync_val_compare_and_swap(&chosen->tags[half], word, word | at.tag * lowest) == word)
-			return index;
+			return slot;
 	}
 	return NO_ENTRY;
 }
 
-__noinline __u32 claim4(const struct tuple *t)
+__noinline __u32 claim_slot4(const struct tuple *t)
 {
-	return t ? claim(t, false) : NO_ENTRY;
+	return t ? claim_slot(t, false) : NO_ENTRY;
 }
 
-__noinline __u32 claim6(const struct tuple *t)
+__noinline __u32 claim_slot6(const struct tuple *t)
 {
-	return t ? claim(t, true) : NO_ENTRY;
+	return t ? claim_slot(t, true) : NO_ENTRY;
 }
 
-// Gives a slot back. Only for entries that were never live, or long dead.
-static __always_inline void release(__u32 index, const bool v6)
+static __always_inline void free_slot(struct bucket *bucket, __u32 slot)
 {
-	__u32 slot = index % BUCKET_SLOTS;
-	struct bucket *bucket = bucket_at(index / BUCKET_SLOTS, v6);
-	void *e = entry_at(index, v6);
-	__u64 keep = ~(0xffffULL << (slot % 4 * 16));
+	*(volatile __u32 *)&bucket->entries[slot % BUCKET_SLOTS] = 0;
+	__sync_fetch_and_and(&bucket->tags[slot % BUCKET_SLOTS / 4], ~(0xffffULL << slot % 4 * 16));
+}
 
-	if (!bucket || !e)
-		return;
-	*(volatile __u32 *)state_word(e, v6) = 0;
-	if (slot < 4)
-		__sync_fetch_and_and(&bucket->tags[0], keep);
+// Gives a claimed slot an entry and returns the entry's index, or gives the slot
+// back and returns NO_ENTRY.
+__noinline __u32 occupy(__u32 slot, __u32 v6)
+{
+	struct bucket *bucket = v6 ? bucket_at(slot / BUCKET_SLOTS, true) : bucket_at(slot / BUCKET_SLOTS, false);
+	__u32 index = v6 ? take_entry(true) : take_entry(false);
+
+	if (!bucket)
+		return NO_ENTRY;
+	if (index == NO_ENTRY)
+		free_slot(bucket, slot);
 	else
-		__sync_fetch_and_and(&bucket->tags[1], keep);
+		*(volatile __u32 *)&bucket->entries[slot % BUCKET_SLOTS] = index + 1;
+	return index;
+}
+
+// A slot and an entry for a tuple, or NO_ENTRY.
+static __always_inline __u32 claim(const struct tuple *t, bool v6)
+{
+	__u32 slot = v6 ? claim_slot6(t) : claim_slot4(t);
+
+	return slot == NO_ENTRY ? NO_ENTRY : occupy(slot, v6);
+}
+
+// Frees the slot of a bucket that points at an entry.
+__noinline int clear_slot(__u32 b, __u32 index, __u32 v6)
+{
+	struct bucket *bucket = v6 ? bucket_at(b, true) : bucket_at(b, false);
+
+	if (!bucket)
+		return 0;
+	for (__u32 slot = 0; slot < BUCKET_SLOTS; slot++) {
+		if (bucket->entries[slot] != index + 1)
+			continue;
+		free_slot(bucket, slot);
+		return 1;
+	}
+	return 0;
+}
+
+// Gives back the slot and the entry of a key. Only for entries that were never
+// live, or long dead.
+static __always_inline void release(const struct tuple *t, __u32 index, const bool v6)
+{
+	struct place at = place_of(t, v6);
+	void *e;
+
+	if (!clear_slot(at.bucket[0], index, v6) && !clear_slot(at.bucket[1], index, v6))
+		return;
+	e = entry_at(index, v6);
+	if (e)
+		give_entry(e, index, v6);
+}
+
+__noinline int release4(const struct tuple *t, __u32 index)
+{
+	if (t)
+		release(t, index, false);
+	return 0;
+}
+
+__noinline int release6(const struct tuple *t, __u32 index)
+{
+	if (t)
+		release(t, index, true);
+	return 0;
 }
 
 static __always_inline void set_state(void *e, enum entry_state state, const bool v6)
@@ -384,12 +502,12 @@ static __always_inline void kill_index(__u32 index, __u32 now, bool v6)
 	}
 }
 
-static __always_inline void release_index(__u32 index, bool v6)
+static __always_inline void release_index(const struct tuple *t, __u32 index, bool v6)
 {
 	if (v6)
-		release(index, true);
+		release6(t, index);
 	else
-		release(index, false);
+		release4(t, index);
 }
 
 // Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
@@ -403,20 +521,20 @@ __noinline int make_flow(struct birth *b)
 		return REASON_INTERNAL;
 	v6 = b->family == FAMILY_6;
 	to_v6 = b->to_family == FAMILY_6;
-	mine = v6 ? claim6(&b->key) : claim4(&b->key);
+	mine = claim(&b->key, v6);
 	if (mine == NO_ENTRY)
 		return REASON_TABLE_FULL;
 	twin = NO_ENTRY;
 	if (!b->one_way) {
-		twin = to_v6 ? claim6(&b->back) : claim4(&b->back);
+		twin = claim(&b->back, to_v6);
 		if (twin == NO_ENTRY) {
-			release_index(mine, v6);
+			release_index(&b->key, mine, v6);
 			return REASON_TABLE_FULL;
 		}
 	}
 	if (!fill_pair(b, mine, twin)) {
-		release_index(mine, v6);
-		release_index(twin, to_v6);
+		release_index(&b->key, mine, v6);
+		release_index(&b->back, twin, to_v6);
 		return REASON_INTERNAL;
 	}
 	publish_index(twin, to_v6);
@@ -545,9 +663,12 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 	return !(__sync_fetch_and_or(flags_word(primary), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
 }
 
-// Whether a packet changes nothing but time and counts of its flow.
+// Whether a packet changes nothing but time and counts of its flow. Only TCP waits
+// for the other side to be settled.
 static __always_inline bool conn_plain(const struct packet *p, const struct entry_meta *m)
 {
+	if (p->tuple.l4_proto != IPPROTO_TCP)
+		return m->heard & HEARD_ACK;
 	return (m->flags & ENTRY_SETTLED) && !(m->heard & (HEARD_RST | HEARD_FIN)) &&
 	       !(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
 }

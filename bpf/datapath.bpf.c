@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, maps.h,
 // parse.h, conn.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
-// rewrite.h, xlat.h, encap.h, error.h, answer.h, sweep.h; each packet goes parse -> decide -> plan -> apply, and
-// leaves through one exit that counts why.
+// rewrite.h, xlat.h, encap.h, error.h, answer.h, fast.h, sweep.h. Each packet goes parse -> decide -> plan -> apply, and
+// leaves through one exit that counts why; plain packets of settled flows go the straight path of fast.h.
 #include "answer.h"
+#include "fast.h"
 #include "sweep.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -198,7 +199,7 @@ static __always_inline enum reason ready(const struct packet *p, struct plan *pl
 	return REASON_TO_FRAGMENT;
 }
 
-static __always_inline int xdp_prepare(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+static __always_inline enum reason prepare(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
 {
 	enum reason reason = REASON_NONE;
 
@@ -207,20 +208,7 @@ static __always_inline int xdp_prepare(struct xdp_md *ctx, const struct packet *
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
 	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(p, plan, xdp_route(ctx, p, plan));
-	return ready(p, plan, reason);
-}
-
-static __always_inline int tc_prepare(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
-{
-	enum reason reason = REASON_NONE;
-
-	if (p->ttl <= 1)
-		return REASON_TTL_EXCEEDED;
-	if (plan->backend_hop != NO_ENTRY)
-		backend_route(plan);
-	if (!hop_current(plan, plan->hop_gen, p->now))
-		reason = after_route(p, plan, tc_route(ctx, p, plan));
+		reason = after_route(p, plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
 	return ready(p, plan, reason);
 }
 
@@ -244,6 +232,13 @@ static __noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p,
 	return tc_rewrite(ctx, p, plan, true);
 }
 
+static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6, const bool xdp)
+{
+	if (xdp)
+		return v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
+	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
+}
+
 // Where a tunnelled packet takes its outer source from.
 static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
 {
@@ -253,51 +248,30 @@ static __always_inline __u32 leaves_by(const struct packet *p, const struct plan
 }
 
 // Carries a plan out. REASON_NONE: as decided; otherwise what came in between.
-static __always_inline enum reason xdp_apply(struct xdp_md *ctx, struct packet *p, struct plan *plan, const bool v6)
+static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
 {
-	enum reason reason = xdp_prepare(ctx, p, plan), done;
+	enum reason reason = prepare(ctx, p, plan, xdp), done;
 	struct hop *h;
 
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->flags & PLAN_ERROR)
-		done = xdp_apply_error(ctx, p, plan);
+		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)
-		done = xdp_translate(ctx, p, plan);
+		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
 	else
-		done = v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
+		done = rewrite(ctx, p, plan, v6, xdp);
 	if (done == REASON_NONE && plan->encap)
-		done = xdp_encapsulate(ctx, p, plan, leaves_by(p, plan));
+		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
+			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
 	if (done != REASON_NONE)
 		return done;
 	if (plan->flags & PLAN_KERNEL)
 		return reason;
 	h = hop_of(plan);
-	plan->verdict = h ? xdp_send(ctx, h) : XDP_ABORTED;
-	return REASON_NONE;
-}
-
-static __always_inline enum reason tc_apply(struct __sk_buff *ctx, struct packet *p, struct plan *plan, const bool v6)
-{
-	enum reason reason = tc_prepare(ctx, p, plan), done;
-	struct hop *h;
-
-	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
-		return reason;
-	if (plan->flags & PLAN_ERROR)
-		done = tc_apply_error(ctx, p, plan);
-	else if (plan->family != p->family)
-		done = tc_translate(ctx, p, plan);
-	else
-		done = v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
-	if (done == REASON_NONE && plan->encap)
-		done = tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
-	if (done != REASON_NONE)
-		return done;
-	if (plan->flags & PLAN_KERNEL)
-		return reason;
-	h = hop_of(plan);
-	plan->verdict = h ? tc_send(ctx, h) : TC_ACT_SHOT;
+	if (!h)
+		return REASON_INTERNAL;
+	plan->verdict = xdp ? xdp_send(ctx, h) : tc_send(ctx, h);
 	return REASON_NONE;
 }
 
@@ -318,41 +292,79 @@ static __always_inline bool refused(const struct plan *plan, __u32 reason)
 	return answer_of(plan, reason) != ANSWER_NONE;
 }
 
-static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
+// Bytes of headers that the parser wants in one piece.
+#define TC_HEADERS 128
+
+static __always_inline void pull_headers(struct __sk_buff *ctx)
+{
+	if ((void *)(long)ctx->data + TC_HEADERS > (void *)(long)ctx->data_end)
+		bpf_skb_pull_data(ctx, ctx->len < TC_HEADERS ? ctx->len : TC_HEADERS);
+}
+
+static __always_inline enum reason parse(struct packet *p, void *data, void *end, const bool v6)
+{
+	return v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p);
+}
+
+static __always_inline enum reason xdp_parse(struct xdp_md *ctx, struct packet *p, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct work *w = the_work();
-	int verdict = XDP_DROP;
-	enum reason reason, applied;
-	struct packet *p;
-	struct plan *plan;
-	__u8 action;
+	enum reason reason = parse(p, data, end, v6);
 
-	if (!w)
-		return XDP_ABORTED;
-	p = &w->packet;
-	plan = &w->plan;
-	init(p, plan, ctx->ingress_ifindex, verdict, v6);
-	reason = v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = xdp_extensions(ctx, p);
 	p->segment = p->l3_len;
 	p->frame_len = end - data;
+	return reason;
+}
+
+static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet *p, const bool v6)
+{
+	enum reason reason;
+
+	pull_headers(ctx);
+	reason = parse(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
+	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
+		reason = tc_extensions(ctx, p);
+	p->segment = segment_of(p, ctx->gso_size);
+	p->frame_len = ctx->len;
+	return reason;
+}
+
+// The full path of a packet. drop and pass are the hook's verdicts.
+static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const bool xdp)
+{
+	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_OK;
+	struct work *w = the_work();
+	enum reason reason, applied;
+	struct packet *p;
+	struct plan *plan;
+	int verdict = drop;
+	__u8 action;
+
+	if (!w)
+		return drop;
+	p = &w->packet;
+	plan = &w->plan;
+	init(p, plan, ifindex, drop, v6);
+	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason == REASON_NONE && p->frame_len < ETH_HLEN + p->l3_len)
 		reason = REASON_TRUNCATED;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
+	if (reason == REASON_NONE) {
+		if (p->flags & PACKET_ERROR)
+			reason = xdp ? xdp_error(ctx, p, plan) : tc_error(ctx, p, plan);
+		else
+			reason = v6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+	}
 	if (reason == REASON_NONE)
-		reason = p->flags & PACKET_ERROR ? xdp_error(ctx, p, plan) :
-			 v6		      ? decide_flow6(p, plan) :
-						decide_flow4(p, plan);
-	if (reason == REASON_NONE)
-		reason = xdp_miss(ctx, p, plan);
+		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
 	action = action_of(reason);
 	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
-		applied = xdp_apply(ctx, p, plan, v6);
+		applied = apply(ctx, p, plan, v6, xdp);
 		verdict = plan->verdict;
 		if (applied != REASON_NONE) {
 			reason = applied;
@@ -360,9 +372,10 @@ static __always_inline int xdp_ip(struct xdp_md *ctx, const bool v6)
 		}
 	}
 	if (action == ACTION_PASS)
-		verdict = XDP_PASS;
-	else if (action == ACTION_DROP && refused(plan, reason) && xdp_answer(ctx, p, plan, answer_of(plan, reason)))
-		verdict = bpf_redirect(ctx->ingress_ifindex, 0);
+		verdict = pass;
+	else if (action == ACTION_DROP && refused(plan, reason) &&
+		 (xdp ? xdp_answer(ctx, p, plan, answer_of(plan, reason)) : tc_answer(ctx, p, plan, answer_of(plan, reason))))
+		verdict = bpf_redirect(ifindex, 0);
 	plan->action = action;
 	plan->reason = reason;
 	count(v6 ? FAMILY_6 : FAMILY_4, action, reason);
@@ -385,93 +398,35 @@ SEC("xdp")
 int sluice_xdp(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
+	int verdict;
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_PASS;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		return xdp_ip(ctx, false);
-	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return xdp_ip(ctx, true);
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		verdict = xdp_fast4(ctx);
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, true);
+	}
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		verdict = xdp_fast6(ctx);
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, true, true);
+	}
 	other();
 	return XDP_PASS;
-}
-
-// Bytes of headers that the parser wants in one piece.
-#define TC_HEADERS 128
-
-// The largest packet that a GSO packet becomes on the wire.
-static __always_inline __u32 segment_of(struct __sk_buff *ctx, const struct packet *p)
-{
-	if (!ctx->gso_size)
-		return p->l3_len;
-	return p->l4_off - ETH_HLEN + (p->tuple.l4_proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8) + ctx->gso_size;
-}
-
-static __always_inline int tc_ip(struct __sk_buff *ctx, const bool v6)
-{
-	void *data, *end;
-	struct work *w = the_work();
-	int verdict = TC_ACT_SHOT;
-	enum reason reason, applied;
-	struct packet *p;
-	struct plan *plan;
-	__u8 action;
-
-	if (!w)
-		return TC_ACT_SHOT;
-	p = &w->packet;
-	plan = &w->plan;
-	data = (void *)(long)ctx->data;
-	end = (void *)(long)ctx->data_end;
-	if (data + TC_HEADERS > end) {
-		bpf_skb_pull_data(ctx, ctx->len < TC_HEADERS ? ctx->len : TC_HEADERS);
-		data = (void *)(long)ctx->data;
-		end = (void *)(long)ctx->data_end;
-	}
-	init(p, plan, ctx->ingress_ifindex, verdict, v6);
-	reason = v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p);
-	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
-		reason = tc_extensions(ctx, p);
-	p->segment = segment_of(ctx, p);
-	p->frame_len = ctx->len;
-	if (reason == REASON_NONE && p->frame_len < ETH_HLEN + p->l3_len)
-		reason = REASON_TRUNCATED;
-	if (reason == REASON_NONE && before_flow_needed(p))
-		reason = before_flow(p, plan);
-	if (reason == REASON_NONE)
-		reason = p->flags & PACKET_ERROR ? tc_error(ctx, p, plan) :
-			 v6		      ? decide_flow6(p, plan) :
-						decide_flow4(p, plan);
-	if (reason == REASON_NONE)
-		reason = tc_miss(ctx, p, plan);
-	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
-		reason = REASON_FRAGMENT;
-	if (action == ACTION_FORWARD) {
-		applied = tc_apply(ctx, p, plan, v6);
-		verdict = plan->verdict;
-		if (applied != REASON_NONE) {
-			reason = applied;
-			action = action_of(reason);
-		}
-	}
-	if (action == ACTION_PASS)
-		verdict = TC_ACT_OK;
-	else if (action == ACTION_DROP && refused(plan, reason) && tc_answer(ctx, p, plan, answer_of(plan, reason)))
-		verdict = bpf_redirect(ctx->ingress_ifindex, 0);
-	plan->action = action;
-	plan->reason = reason;
-	count(v6 ? FAMILY_6 : FAMILY_4, action, reason);
-	return verdict;
 }
 
 SEC("tc")
 int sluice_tc(struct __sk_buff *ctx)
 {
-	if (ctx->protocol == bpf_htons(ETH_P_IP))
-		return tc_ip(ctx, false);
-	if (ctx->protocol == bpf_htons(ETH_P_IPV6))
-		return tc_ip(ctx, true);
+	int verdict;
+
+	if (ctx->protocol == bpf_htons(ETH_P_IP)) {
+		verdict = tc_fast4(ctx);
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, false);
+	}
+	if (ctx->protocol == bpf_htons(ETH_P_IPV6)) {
+		verdict = tc_fast6(ctx);
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, true, false);
+	}
 	other();
 	return TC_ACT_OK;
 }

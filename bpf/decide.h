@@ -195,13 +195,10 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 // Searches the flow of a packet; REASON_NONE when there is none.
 static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
-	__u32 index = search(&p->tuple, v6);
+	__u32 index;
+	void *e = search_entry(&p->tuple, &index, v6);
 	struct entry_meta *m;
-	void *e;
 
-	if (index == NO_ENTRY)
-		return REASON_NONE;
-	e = entry_at(index, v6);
 	if (!e)
 		return REASON_NONE;
 	m = meta_of(e, v6);

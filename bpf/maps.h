@@ -11,8 +11,10 @@
 // removes the branches that they close.
 const volatile __u32 hash_key[12];	   // secret; pinned with the tables
 const volatile __u64 hash_multiplier = 1;  // secret and odd
-const volatile __u32 buckets4 = 1;	   // of tags4
+const volatile __u32 buckets4 = 1;	   // of index4
 const volatile __u32 buckets6 = 1;
+const volatile __u32 entries4 = 8;	   // of flows4
+const volatile __u32 entries6 = 8;
 const volatile __u32 hz = 250;		   // ticks a second
 const volatile __u32 timeout_established = 1; // ticks
 const volatile __u32 timeout_transitory = 1;
@@ -33,10 +35,12 @@ const volatile bool nat_by_egress = false; // some of them ask for the egress in
 const volatile bool have_prefixes = false;
 const volatile bool have_pools = false;
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
+const volatile bool straight_off = false;  // tests: every packet takes the full path
+const volatile bool observed = false;	   // tests: the straight path leaves its plan in scratch too
 
 // Flow tables. Written by the programs; user space reads them through mmap and
-// never writes. Freed by the sweeper. Size: flows * 2 directions / 0.75, set at
-// load; preallocated. Survive restarts.
+// never writes. Freed by the sweeper. Sizes are set at load; preallocated. Survive
+// restarts.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 8);
@@ -53,22 +57,34 @@ struct {
 	__type(value, struct flow6);
 } flows6 SEC(".maps");
 
-// Tags of the entries, eight to a bucket: slot i of bucket b is entry b * 8 + i.
+// The index of the flow tables, and the entries of them that can be taken.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct bucket);
-} tags4 SEC(".maps");
+} index4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct bucket);
-} tags6 SEC(".maps");
+} index6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct stock);
+} stock4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct stock);
+} stock6 SEC(".maps");
 
 // Words of the datapath as a whole. Generation: user space and programs.
 struct {

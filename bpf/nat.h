@@ -408,7 +408,7 @@ __noinline int bind(struct bind *b)
 	reason = bind_allocate(b, r, &w->who);
 	if (reason != REASON_NONE)
 		return reason;
-	index = v6 ? claim6(key) : claim4(key);
+	index = claim(key, v6);
 	slot = r->map << 16 | r->port;
 	if (index == NO_ENTRY) {
 		bind_cancel(b, r);

@@ -100,7 +100,7 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	permit_key(key, &to->daddr, &bound->outside, bound->port, to->l4_proto);
 	if (find(key, v6) != NO_ENTRY)
 		return REASON_NONE;
-	index = v6 ? claim6(key) : claim4(key);
+	index = claim(key, v6);
 	if (index == NO_ENTRY)
 		return REASON_TABLE_FULL;
 	if (v6)

@@ -268,28 +268,30 @@ static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, __u8 kind, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
-	__u32 wait = hz, slot = m->twin;
-	union addr inside = {};
-	__u32 rule;
+	__u32 wait = hz, slot = m->twin, rule;
+	struct tuple key = {};
 
 	if (kind == KIND_BINDING && hold_ticks > hz)
 		wait = hold_ticks;
 	if (!later(now, m->seen + wait))
 		return;
+	if (v6) {
+		key = ((struct flow6 *)e)->key;
+	} else {
+		struct tuple4 *k = &((struct flow4 *)e)->key;
+
+		key.saddr.w[0] = k->saddr;
+		key.daddr.w[0] = k->daddr;
+		*(__u64 *)&key.sport = *(__u64 *)&k->sport;
+	}
 	if (kind == KIND_BINDING) {
 		if (m->flags & ENTRY_CLIENT) {
-			if (v6) {
-				inside = ((struct flow6 *)e)->key.saddr;
-				rule = ((struct flow6 *)e)->key.zone;
-			} else {
-				inside.d[0] = ((struct flow4 *)e)->key.saddr;
-				rule = ((struct flow4 *)e)->key.zone;
-			}
-			client_port_put(&inside, rule);
+			rule = key.zone;
+			client_port_put(&key.saddr, rule);
 		}
 		give_port(slot >> 16, slot & 0xffff);
 	}
-	release(index, v6);
+	release_index(&key, index, v6);
 }
 
 static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
@@ -334,41 +336,48 @@ struct sweep {
 	__u32 used;
 };
 
-static __always_inline int sweep_bucket(__u32 i, struct sweep *s, const bool v6)
+static __always_inline int sweep_nth(__u32 i, struct sweep *s, const bool v6)
 {
-	__u32 b = s->first + i;
-	struct bucket *bucket = bucket_at(b, v6);
+	__u32 index = s->first + i;
+	void *e = entry_at(index, v6);
 
-	if (!bucket)
+	if (!e)
 		return 1;
-	if (!(bucket->tags[0] | bucket->tags[1]))
+	if (!*state_word(e, v6))
 		return 0;
-	for (int slot = 0; slot < BUCKET_SLOTS; slot++) {
-		if (!(bucket->tags[slot / 4] >> (slot % 4 * 16) & 0xffff))
-			continue;
-		s->used++;
-		if (v6)
-			sweep_one6(b * BUCKET_SLOTS + slot, s->now);
-		else
-			sweep_one4(b * BUCKET_SLOTS + slot, s->now);
-	}
+	s->used++;
+	if (v6)
+		sweep_one6(index, s->now);
+	else
+		sweep_one4(index, s->now);
 	return 0;
 }
 
-static long sweep_bucket4(__u32 i, void *ctx)
+static long sweep_nth4(__u32 i, void *ctx)
 {
-	return sweep_bucket(i, ctx, false);
+	return sweep_nth(i, ctx, false);
 }
 
-static long sweep_bucket6(__u32 i, void *ctx)
+static long sweep_nth6(__u32 i, void *ctx)
 {
-	return sweep_bucket(i, ctx, true);
+	return sweep_nth(i, ctx, true);
+}
+
+// Entries that were ever used: those behind them need no sweeping.
+static __always_inline __u32 entries_used(const bool v6)
+{
+	__u32 zero = 0, limit = v6 ? entries6 : entries4;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	if (!stock)
+		return 0;
+	return stock->fresh < limit ? stock->fresh : limit;
 }
 
 // One part of a pass; the part is as large as the pace asks for.
 static __always_inline void sweep_part(struct control *c, __u32 now, const bool v6)
 {
-	__u32 total = v6 ? buckets6 : buckets4;
+	__u32 total = entries_used(v6);
 	__u32 part = (__u64)total * SWEEP_TICK_MS / (sweep_ms ? sweep_ms : 1) + 1;
 	__u32 *next = v6 ? &c->sweep6 : &c->sweep4;
 	__u32 *counted = v6 ? &c->count6 : &c->count4;
@@ -379,9 +388,9 @@ static __always_inline void sweep_part(struct control *c, __u32 now, const bool 
 	if (part > total - s.first)
 		part = total - s.first;
 	if (v6)
-		bpf_loop(part, sweep_bucket6, &s, 0);
+		bpf_loop(part, sweep_nth6, &s, 0);
 	else
-		bpf_loop(part, sweep_bucket4, &s, 0);
+		bpf_loop(part, sweep_nth4, &s, 0);
 	*counted += s.used;
 	*next = s.first + part;
 	if (*next < total)
@@ -435,8 +444,8 @@ int sweep_all(void *ctx)
 	struct sweep s4 = { .now = now_ticks() }, s6 = { .now = now_ticks() };
 
 	(void)ctx;
-	bpf_loop(buckets4, sweep_bucket4, &s4, 0);
-	bpf_loop(buckets6, sweep_bucket6, &s6, 0);
+	bpf_loop(entries_used(false), sweep_nth4, &s4, 0);
+	bpf_loop(entries_used(true), sweep_nth6, &s6, 0);
 	return 0;
 }
 

@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 1
+#define LAYOUT 2
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -246,10 +246,22 @@ struct flow6 {
 };
 ASSERT_SIZE(struct flow6, 128);
 
-// Eight 16-bit tags of eight neighbouring entries; 0 is free.
+// Eight slots of the index, a cache line: 16-bit tags, 0 is free, and beside them
+// the entries' numbers + 1.
 struct bucket {
 	__u64 tags[2];
+	__u32 entries[8];
+	__u64 pad[2];
 };
+ASSERT_SIZE(struct bucket, 64);
+
+// Entries that can be taken.
+struct stock {
+	__u64 top;   // stack of freed entries, linked by meta.twin: changes << 32 | number + 1
+	__u32 fresh; // entries from here on were never used
+	__u32 pad[13];
+};
+ASSERT_SIZE(struct stock, 64);
 
 // A next hop.
 struct hop {
@@ -264,12 +276,15 @@ struct hop {
 };
 ASSERT_SIZE(struct hop, 32);
 
-// Words of the datapath as a whole; one element.
+// Words of the datapath as a whole; one element. Every packet reads the first
+// cache line, which is seldom written.
 struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
+	__u32 pad[15];
 	__u32 half_open;  // handshakes in progress
-	__u32 sweep4;	  // next bucket to sweep
+	__u32 sweep4;	  // next entry to sweep
 	__u32 sweep6;
+	__u32 pad2;
 	__u64 swept4; // complete sweeps
 	__u64 swept6;
 	__u32 used4; // entries in use, as of the last complete sweep
@@ -278,10 +293,9 @@ struct control {
 	__u32 count6;
 	__u32 answers;	    // ICMP errors and resets sent in the second "answer_tick"
 	__u32 answer_tick;
-	__u64 pad;
+	__u64 pad3;
 };
-ASSERT_SIZE(struct control, 64);
-
+ASSERT_SIZE(struct control, 128);
 
 // A listener of a service: exact, or by port prefix in the trie.
 struct listener_key {

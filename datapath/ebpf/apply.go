@@ -105,6 +105,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	if d.t, err = openTables(d.dir, sizesFor(s.Config, slots, pool), d.hz); err != nil {
 		return err
 	}
+	d.t.observed, d.t.fullPath = d.opt.NoAttach, d.opt.FullPath
 	for id, v := range d.t.services.values {
 		if v.Active != 0 {
 			d.regions[uint32(id)] = regionOf(v.Slots)

@@ -34,6 +34,9 @@ type Options struct {
 	// RouteEveryPacket asks the routing table for the next hop of every packet
 	// instead of remembering it: to measure what that gains, and for nothing else.
 	RouteEveryPacket bool
+	// FullPath keeps packets off the straight path of settled flows: for tests
+	// that hold the two against each other.
+	FullPath bool
 	// Log of what happens between Applies; nil: slog.Default().
 	Log *slog.Logger
 }

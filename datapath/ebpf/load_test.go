@@ -20,7 +20,7 @@ func TestProgramsLoad(t *testing.T) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	small := &tables{hz: 250, mult: 1, sizes: sizes{buckets4: 64, buckets6: 64, clients: 64, slots: 64, pool: 2, halfOpen: 8}}
+	small := &tables{hz: 250, mult: 1, sizes: sizes{entries4: 512, entries6: 512, clients: 64, slots: 64, pool: 2, halfOpen: 8}}
 	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3

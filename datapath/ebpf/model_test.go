@@ -10,8 +10,6 @@ import (
 	"github.com/sluice-lb/sluice/nat/judge"
 )
 
-// TestModelAgrees sends random packet sequences through the program and holds
-// every outcome against the reference model.
 // openScenarios are those in which program and model still disagree, and on what.
 // They stand in docs/limits.md.
 var openScenarios = map[string]string{
@@ -23,15 +21,18 @@ var openScenarios = map[string]string{
 	"nat64":        "errors that quote a protocol unknown to the other family",
 }
 
+// ignore knows fragments that come before their first one, which the model holds and
+// the program drops, and errors that quote an IPv6 packet with extension headers,
+// which pass untranslated.
+func ignore(in nat.Arrival, want, got nat.Outcome) bool {
+	v6 := len(in.Frame) > 14 && in.Frame[14]>>4 == 6
+	return want.Reason == nat.ReasonHeldFragment || v6 && want.Reason == nat.ReasonICMPError && got.Reason == nat.ReasonNotOurs
+}
+
+// TestModelAgrees sends random packet sequences through the program and holds
+// every outcome against the reference model.
 func TestModelAgrees(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	// Fragments that come before their first one are held by the model and dropped
-	// here; those whose first one was not ours go the way of the first one. Errors
-	// that quote an IPv6 packet with extension headers pass untranslated.
-	ignore := func(in nat.Arrival, want, got nat.Outcome) bool {
-		v6 := len(in.Frame) > 14 && in.Frame[14]>>4 == 6
-		return want.Reason == nat.ReasonHeldFragment || v6 && want.Reason == nat.ReasonICMPError && got.Reason == nat.ReasonNotOurs
-	}
 	for _, sc := range judge.Scenarios() {
 		t.Run(sc.Name, func(t *testing.T) {
 			c, err := sc.Config()
@@ -54,6 +55,32 @@ func TestModelAgrees(t *testing.T) {
 				t.Fatal(d)
 			}
 			t.Logf("%d packets", n)
+		})
+	}
+}
+
+// TestPathsAgree sends the same sequences with the straight path closed: what it does
+// to a packet, the full path must do as well.
+func TestPathsAgree(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	for _, sc := range judge.Scenarios() {
+		c, err := sc.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if openScenarios[sc.Name] != "" || refusal(c) != nil {
+			continue
+		}
+		t.Run(sc.Name, func(t *testing.T) {
+			full := newSubject(t, "xdp")
+			full.full = true
+			d, _, err := judge.Run(full, sc, judge.Options{Packets: 1000, PerReset: 500, Seed: 2, Ignore: ignore})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d != nil {
+				t.Fatal(d)
+			}
 		})
 	}
 }

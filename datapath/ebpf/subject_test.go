@@ -35,6 +35,7 @@ type subject struct {
 	snapshot *datapath.Snapshot
 	ifaces   map[string]int
 	names    map[int]string
+	full     bool // no packet takes the straight path
 }
 
 var _ golden.Subject = (*subject)(nil)
@@ -103,7 +104,7 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	}
 	s.snapshot = snapshotFor(&small)
 	return s.inside(func() (err error) {
-		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, FullPath: s.full, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		if err != nil {
 			return err
 		}

@@ -19,22 +19,24 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 1
+const layout = 2
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
-	buckets4, buckets6 uint32
+	entries4, entries6 uint32 // flow table entries
 	halfOpen           uint32
 	clients            uint32
 	slots              uint32 // words of four slots
 	pool               uint32 // pool addresses
 }
 
-// Bytes of a flow: two entries, of which three quarters of the slots are used,
-// and their tags.
+// Bytes of a flow: an entry for each direction, and a slot of the index for each,
+// four fifths of which are used.
 const (
-	flowBytes4 = (64 + 2) * 2 * 4 / 3
-	flowBytes6 = (128 + 2) * 2 * 4 / 3
+	flowBytes4 = 2 * (64 + bucketBytes/8*5/4)
+	flowBytes6 = 2 * (128 + bucketBytes/8*5/4)
+
+	bucketBytes = 64
 )
 
 // sizesFor takes the configured sizes, or shares of the machine's memory.
@@ -51,7 +53,7 @@ func sizesFor(c *config.Config, slots, pool int) sizes {
 		clients = 65536
 	}
 	s := sizes{
-		buckets4: buckets(flows4), buckets6: buckets(flows6), clients: uint32(clients),
+		entries4: entries(flows4), entries6: entries(flows6), clients: uint32(clients),
 		halfOpen: uint32(c.Tables.HalfOpen),
 		slots:    uint32(max(1<<18, slots/2)),
 		pool:     uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
@@ -62,9 +64,13 @@ func sizesFor(c *config.Config, slots, pool int) sizes {
 	return s
 }
 
-// buckets of eight slots for a number of flows: two entries each, three quarters
-// full. Small tables get spare buckets, because chance fills some of them first.
-func buckets(flows int) uint32 { return uint32(flows*2*4/3/8 + 16) }
+// entries for a number of flows: one for each direction, and one for the binding
+// of every second flow, because some flows are of NAT rules.
+func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
+
+// buckets of eight slots for a number of entries, four fifths full. Small tables
+// get spare buckets, because chance fills some of them first.
+func buckets(entries uint32) uint32 { return entries*5/4/8 + 16 }
 
 func memoryTotal() uint64 {
 	b, _ := os.ReadFile("/proc/meminfo")
@@ -96,7 +102,8 @@ type tables struct {
 	owners   *memory[uint32]
 	adopted  bool
 
-	routeEvery bool // Options.RouteEveryPacket
+	routeEvery         bool // Options.RouteEveryPacket
+	observed, fullPath bool // switches for tests
 }
 
 // ErrLayout is wrapped when pinned tables are of another version of Sluice.
@@ -192,8 +199,8 @@ func (t *tables) meta() error {
 	word("hash-multiplier-low", &low)
 	word("hash-multiplier-high", &high)
 	t.mult = uint64(high)<<32 | uint64(low)
-	word("buckets4", &t.buckets4)
-	word("buckets6", &t.buckets6)
+	word("entries4", &t.entries4)
+	word("entries6", &t.entries6)
 	word("half-open", &t.halfOpen)
 	word("clients", &t.clients)
 	word("slots", &t.slots)
@@ -204,7 +211,7 @@ func (t *tables) meta() error {
 // size sets the sizes of the maps that have one.
 func (t *tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
-		"flows4": t.buckets4 * 8, "flows6": t.buckets6 * 8, "tags4": t.buckets4, "tags6": t.buckets6,
+		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
 		"slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
 	} {
@@ -254,12 +261,14 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 	shortest := min(s.Established, s.Transitory, s.UDP, s.ICMP, s.Other)
 	sweep := min(max(shortest*1000/t.hz/8, 200), 4000)
 	for name, v := range map[string]any{
-		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": t.buckets4, "buckets6": t.buckets6,
+		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": buckets(t.entries4), "buckets6": buckets(t.entries6),
+		"entries4": t.entries4, "entries6": t.entries6,
 		"hz": t.hz, "half_open_max": t.halfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery,
+		"observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

@@ -59,8 +59,10 @@ type wireBackendHop struct {
 }
 
 type wireBucket struct {
-	_    structs.HostLayout
-	Tags [2]uint64
+	_       structs.HostLayout
+	Tags    [2]uint64
+	Entries [8]uint32
+	Pad     [2]uint64
 }
 
 type wireClient struct {
@@ -83,9 +85,11 @@ type wireClientKey struct {
 type wireControl struct {
 	_          structs.HostLayout
 	Generation uint32
+	Pad        [15]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
+	Pad2       uint32
 	Swept4     uint64
 	Swept6     uint64
 	Used4      uint32
@@ -94,7 +98,7 @@ type wireControl struct {
 	Count6     uint32
 	Answers    uint32
 	AnswerTick uint32
-	Pad        uint64
+	Pad3       uint64
 }
 
 type wireEncap uint32
@@ -597,6 +601,13 @@ type wireStickyKey struct {
 	Pad     uint32
 }
 
+type wireStock struct {
+	_     structs.HostLayout
+	Top   uint64
+	Fresh uint32
+	Pad   [13]uint32
+}
+
 type wireSweeper struct {
 	_     structs.HostLayout
 	Timer struct {
@@ -782,6 +793,8 @@ const (
 	wireMapFlows6             = "flows6"
 	wireMapFragments          = "fragments"
 	wireMapHops               = "hops"
+	wireMapIndex4             = "index4"
+	wireMapIndex6             = "index6"
 	wireMapInterfaces         = "interfaces"
 	wireMapListenerRanges     = "listener_ranges"
 	wireMapListeners          = "listeners"
@@ -800,9 +813,9 @@ const (
 	wireMapSessions           = "sessions"
 	wireMapSlots              = "slots"
 	wireMapStickies           = "stickies"
+	wireMapStock4             = "stock4"
+	wireMapStock6             = "stock6"
 	wireMapSweepers           = "sweepers"
-	wireMapTags4              = "tags4"
-	wireMapTags6              = "tags6"
 	wireMapTallies            = "tallies"
 	wireMapWorks              = "works"
 	wireProgReadClocks        = "read_clocks"
@@ -815,6 +828,8 @@ const (
 	wireVarBuckets6           = "buckets6"
 	wireVarCacheHops          = "cache_hops"
 	wireVarDryRun             = "dry_run"
+	wireVarEntries4           = "entries4"
+	wireVarEntries6           = "entries6"
 	wireVarExportAction       = "export_action"
 	wireVarExportAnswer       = "export_answer"
 	wireVarExportEncap        = "export_encap"
@@ -840,7 +855,9 @@ const (
 	wireVarHoldTicks          = "hold_ticks"
 	wireVarHz                 = "hz"
 	wireVarNatByEgress        = "nat_by_egress"
+	wireVarObserved           = "observed"
 	wireVarRuleCount          = "rule_count"
+	wireVarStraightOff        = "straight_off"
 	wireVarSweepMs            = "sweep_ms"
 	wireVarTimeoutEstablished = "timeout_established"
 	wireVarTimeoutIcmp        = "timeout_icmp"
@@ -915,6 +932,8 @@ type wireMapSpecs struct {
 	Flows6         *ebpf.MapSpec `ebpf:"flows6"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	Hops           *ebpf.MapSpec `ebpf:"hops"`
+	Index4         *ebpf.MapSpec `ebpf:"index4"`
+	Index6         *ebpf.MapSpec `ebpf:"index6"`
 	Interfaces     *ebpf.MapSpec `ebpf:"interfaces"`
 	ListenerRanges *ebpf.MapSpec `ebpf:"listener_ranges"`
 	Listeners      *ebpf.MapSpec `ebpf:"listeners"`
@@ -933,9 +952,9 @@ type wireMapSpecs struct {
 	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Stickies       *ebpf.MapSpec `ebpf:"stickies"`
+	Stock4         *ebpf.MapSpec `ebpf:"stock4"`
+	Stock6         *ebpf.MapSpec `ebpf:"stock6"`
 	Sweepers       *ebpf.MapSpec `ebpf:"sweepers"`
-	Tags4          *ebpf.MapSpec `ebpf:"tags4"`
-	Tags6          *ebpf.MapSpec `ebpf:"tags6"`
 	Tallies        *ebpf.MapSpec `ebpf:"tallies"`
 	Works          *ebpf.MapSpec `ebpf:"works"`
 }
@@ -948,6 +967,8 @@ type wireVariableSpecs struct {
 	Buckets6           *ebpf.VariableSpec `ebpf:"buckets6"`
 	CacheHops          *ebpf.VariableSpec `ebpf:"cache_hops"`
 	DryRun             *ebpf.VariableSpec `ebpf:"dry_run"`
+	Entries4           *ebpf.VariableSpec `ebpf:"entries4"`
+	Entries6           *ebpf.VariableSpec `ebpf:"entries6"`
 	ExportAction       *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer       *ebpf.VariableSpec `ebpf:"export_answer"`
 	ExportEncap        *ebpf.VariableSpec `ebpf:"export_encap"`
@@ -973,7 +994,9 @@ type wireVariableSpecs struct {
 	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
 	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
+	Observed           *ebpf.VariableSpec `ebpf:"observed"`
 	RuleCount          *ebpf.VariableSpec `ebpf:"rule_count"`
+	StraightOff        *ebpf.VariableSpec `ebpf:"straight_off"`
 	SweepMs            *ebpf.VariableSpec `ebpf:"sweep_ms"`
 	TimeoutEstablished *ebpf.VariableSpec `ebpf:"timeout_established"`
 	TimeoutIcmp        *ebpf.VariableSpec `ebpf:"timeout_icmp"`
@@ -1014,6 +1037,8 @@ type wireMaps struct {
 	Flows6         *ebpf.Map `ebpf:"flows6"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	Hops           *ebpf.Map `ebpf:"hops"`
+	Index4         *ebpf.Map `ebpf:"index4"`
+	Index6         *ebpf.Map `ebpf:"index6"`
 	Interfaces     *ebpf.Map `ebpf:"interfaces"`
 	ListenerRanges *ebpf.Map `ebpf:"listener_ranges"`
 	Listeners      *ebpf.Map `ebpf:"listeners"`
@@ -1032,9 +1057,9 @@ type wireMaps struct {
 	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Stickies       *ebpf.Map `ebpf:"stickies"`
+	Stock4         *ebpf.Map `ebpf:"stock4"`
+	Stock6         *ebpf.Map `ebpf:"stock6"`
 	Sweepers       *ebpf.Map `ebpf:"sweepers"`
-	Tags4          *ebpf.Map `ebpf:"tags4"`
-	Tags6          *ebpf.Map `ebpf:"tags6"`
 	Tallies        *ebpf.Map `ebpf:"tallies"`
 	Works          *ebpf.Map `ebpf:"works"`
 }
@@ -1053,6 +1078,8 @@ func (m *wireMaps) Close() error {
 		m.Flows6,
 		m.Fragments,
 		m.Hops,
+		m.Index4,
+		m.Index6,
 		m.Interfaces,
 		m.ListenerRanges,
 		m.Listeners,
@@ -1071,9 +1098,9 @@ func (m *wireMaps) Close() error {
 		m.Sessions,
 		m.Slots,
 		m.Stickies,
+		m.Stock4,
+		m.Stock6,
 		m.Sweepers,
-		m.Tags4,
-		m.Tags6,
 		m.Tallies,
 		m.Works,
 	)
@@ -1087,6 +1114,8 @@ type wireVariables struct {
 	Buckets6           *ebpf.Variable `ebpf:"buckets6"`
 	CacheHops          *ebpf.Variable `ebpf:"cache_hops"`
 	DryRun             *ebpf.Variable `ebpf:"dry_run"`
+	Entries4           *ebpf.Variable `ebpf:"entries4"`
+	Entries6           *ebpf.Variable `ebpf:"entries6"`
 	ExportAction       *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer       *ebpf.Variable `ebpf:"export_answer"`
 	ExportEncap        *ebpf.Variable `ebpf:"export_encap"`
@@ -1112,7 +1141,9 @@ type wireVariables struct {
 	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
 	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
+	Observed           *ebpf.Variable `ebpf:"observed"`
 	RuleCount          *ebpf.Variable `ebpf:"rule_count"`
+	StraightOff        *ebpf.Variable `ebpf:"straight_off"`
 	SweepMs            *ebpf.Variable `ebpf:"sweep_ms"`
 	TimeoutEstablished *ebpf.Variable `ebpf:"timeout_established"`
 	TimeoutIcmp        *ebpf.Variable `ebpf:"timeout_icmp"`
