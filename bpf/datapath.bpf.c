@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, maps.h,
 // parse.h, conn.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
-// rewrite.h, xlat.h, encap.h, error.h, answer.h, fast.h, sweep.h. Each packet goes parse -> decide -> plan -> apply, and
-// leaves through one exit that counts why; plain packets of settled flows go the straight path of fast.h.
+// rewrite.h, xlat.h, edit.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
+// plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of
+// fast.h, those of services without flows that of direct.h.
 #include "answer.h"
+#include "direct.h"
 #include "fast.h"
 #include "sweep.h"
 
@@ -96,12 +98,16 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 
 __noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
-	return p && plan ? miss(ctx, p, plan) : REASON_INTERNAL;
+	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, true)))
+		return REASON_INTERNAL;
+	return miss(ctx, p, plan);
 }
 
 __noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
 {
-	return p && plan ? miss(ctx, p, plan) : REASON_INTERNAL;
+	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, false)))
+		return REASON_INTERNAL;
+	return miss(ctx, p, plan);
 }
 
 __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
@@ -176,6 +182,22 @@ static __always_inline void backend_route(struct plan *plan)
 	plan->hop_gen = b->gen;
 }
 
+// The MTU of the interface that the kernel will send by, for what depends on it
+// before the next hop is known.
+static __always_inline void kernel_mtu(struct plan *plan)
+{
+	struct work *w = the_work();
+	struct interface_addr *out;
+	__u32 ifindex;
+
+	if (!plan->edits || !w)
+		return;
+	ifindex = ((struct bpf_fib_lookup *)w->fib)->ifindex;
+	out = bpf_map_lookup_elem(&interfaces, &ifindex);
+	if (out && out->mtu)
+		plan->mtu = out->mtu;
+}
+
 // The common part of both hooks' preparation: next hop and size.
 static __always_inline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
 {
@@ -183,8 +205,12 @@ static __always_inline enum reason ready(const struct packet *p, struct plan *pl
 	int more;
 
 	plan->mtu = 1500;
-	if (routed == REASON_NO_ROUTE || plan->flags & PLAN_KERNEL)
+	if (routed == REASON_NO_ROUTE)
 		return routed;
+	if (plan->flags & PLAN_KERNEL) {
+		kernel_mtu(plan);
+		return routed;
+	}
 	h = hop_of(plan);
 	if (!h)
 		return REASON_INTERNAL;
@@ -261,6 +287,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
 	else
 		done = rewrite(ctx, p, plan, v6, xdp);
+	if (have_clamp && done == REASON_NONE && plan->edits)
+		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
 	if (done == REASON_NONE && plan->encap)
 		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
 			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
@@ -403,7 +431,9 @@ int sluice_xdp(struct xdp_md *ctx)
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_PASS;
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		verdict = xdp_fast4(ctx);
+		verdict = have_direct && !have_rules && !dry_run ? xdp_direct(ctx) : NOT_DIRECT;
+		if (verdict == NOT_DIRECT)
+			verdict = xdp_fast4(ctx);
 		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, true);
 	}
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {

@@ -192,6 +192,35 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 	return REASON_FLOW;
 }
 
+// The direction of the packet that opened an entry's flow.
+static __always_inline struct entry_meta *primary_of(struct entry_meta *m, bool v6)
+{
+	return m->flags & ENTRY_PRIMARY || m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+}
+
+// What a SYN of a flow is changed in beyond its addresses.
+__noinline int flow_edits(const struct packet *p, __u32 index)
+{
+	bool v6 = p && p->family == FAMILY_6;
+	struct entry_meta *m = meta_at(index, v6);
+	struct nat_rule *r;
+	struct service *s;
+	__u32 owner;
+
+	if (!m)
+		return 0;
+	m = primary_of(m, v6);
+	if (!m)
+		return 0;
+	owner = m->owner;
+	if (m->flags & ENTRY_NAT) {
+		r = bpf_map_lookup_elem(&nat_rules, &owner);
+		return r && r->flags & NAT_MSS_CLAMP ? EDIT_MSS : 0;
+	}
+	s = bpf_map_lookup_elem(&services, &owner);
+	return s && s->flags & SERVICE_MSS_CLAMP ? EDIT_MSS : 0;
+}
+
 // Searches the flow of a packet; REASON_NONE when there is none.
 static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
@@ -206,6 +235,14 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	plan->flags |= PLAN_EXISTING;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
+	if (have_clamp && p->tcp_flags & TCP_SYN)
+		plan->edits = flow_edits(p, index);
+	if (have_resets && p->tcp_flags & TCP_RST && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
+	    reset_refused(m->owner)) {
+		plan->owner = m->owner;
+		plan->owner_nat = 0;
+		return REASON_LIMIT_RESETS;
+	}
 	if (!dry_run) {
 		if (!conn_plain(p, m))
 			if (conn_update(p, index))

@@ -4,22 +4,7 @@
 #ifndef SLUICE_ENCAP_H
 #define SLUICE_ENCAP_H
 
-#include "xlat.h"
-
-struct gue_header {
-	struct udphdr udp;
-	__u8 hlen; // version 0, no control, no options
-	__u8 proto;
-	__be16 flags;
-};
-
-static __always_inline __u32 encap_size(const struct plan *plan)
-{
-	if (plan->encap == ENCAP_NONE)
-		return 0;
-	return (plan->gateway_family == FAMILY_6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
-	       (plan->encap == ENCAP_GUE ? sizeof(struct gue_header) : 0);
-}
+#include "edit.h"
 
 static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan, const bool xdp)
 {
@@ -50,10 +35,14 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
 	__u8 inner = p->family == FAMILY_6 ? IPPROTO_IPV6 : IPPROTO_IPIP, outer = inner;
 	bool v6 = plan->gateway_family == FAMILY_6;
-	__u32 at = ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	__u32 at = ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), backend = plan->backend_hop;
+	struct backend_hop *b;
 
 	if (!own || !push(ctx, size, plan, xdp))
 		return REASON_INTERNAL;
+	b = bpf_map_lookup_elem(&backend_hops, &backend);
+	if (b && !v6)
+		b->source = own->v4.w[0];
 	if (plan->encap == ENCAP_GUE) {
 		struct gue_header gue = { .proto = inner };
 

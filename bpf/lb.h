@@ -9,10 +9,12 @@
 static __always_inline struct listener *listener_find(const struct listener_key *key)
 {
 	struct listener *l = bpf_map_lookup_elem(&listeners, key);
-	struct listener_prefix prefix = { .prefix_len = sizeof(*key) * 8, .key = *key };
+	struct listener_prefix prefix;
 
-	if (l)
+	if (l || !have_ranges)
 		return l;
+	prefix.prefix_len = sizeof(*key) * 8;
+	prefix.key = *key;
 	return bpf_map_lookup_elem(&listener_ranges, &prefix);
 }
 
@@ -28,7 +30,7 @@ static __always_inline __u32 service_of(const struct packet *p)
 
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	l = listener_find(&key);
-	if (!l) {
+	if (!l && have_any) {
 		key.l4_proto = 0;
 		key.port = 0;
 		l = listener_find(&key);
@@ -70,7 +72,20 @@ static __always_inline void refuse(struct plan *plan, enum reason reason, enum a
 	plan->answer = answer;
 }
 
-// Lists and rates of a service.
+// Who may use a service at all.
+static __always_inline enum reason service_lists(const struct packet *p, const struct service *s)
+{
+	__u64 sets;
+
+	if (!(s->allow | s->deny))
+		return REASON_NONE;
+	sets = member_of(&p->tuple.saddr, LIST_SETS, p->family == FAMILY_6);
+	if (sets & s->deny)
+		return REASON_DENIED;
+	return s->allow && !(sets & s->allow) ? REASON_NOT_ALLOWED : REASON_NONE;
+}
+
+// Numbers and rates of a service's connections.
 __noinline int service_admit(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -81,17 +96,9 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 
 	if (!p || !s || !l)
 		return REASON_INTERNAL;
-	v6 = p->family == FAMILY_6;
-	if (s->allow | s->deny) {
-		__u64 sets = member_of(&p->tuple.saddr, LIST_SETS, v6);
-
-		if (sets & s->deny)
-			return REASON_DENIED;
-		if (s->allow && !(sets & s->allow))
-			return REASON_NOT_ALLOWED;
-	}
 	if (dry_run)
 		return REASON_NONE;
+	v6 = p->family == FAMILY_6;
 	if (s->max_flows && l->active >= (__s64)s->max_flows)
 		return REASON_LIMIT_CONNECTIONS;
 	if (s->client_rate_ns) {
@@ -208,19 +215,30 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 	return reason;
 }
 
-// fullnat: a port of the service's pool in the backend's family.
-static __always_inline enum reason service_source(const struct packet *p, struct plan *plan, const struct service *s,
-						  struct port_request *r)
+// Limit on resets from clients: true when this one is too many.
+__noinline int reset_refused(__u32 id)
 {
-	bool v6 = plan->family == FAMILY_6;
-	__u32 first = v6 ? s->pool6 : s->pool, len = v6 ? s->pool6_len : s->pool_len;
-	__u32 class = port_class(plan->to.l4_proto), at;
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
+
+	return s && l && s->reset_ns && !dry_run && !rate_take(&l->reset_tat, s->reset_ns, s->reset_burst_ns);
+}
+
+// fullnat: a port of the backend's pool. On an address of this host only those
+// that its own sockets are not given.
+static __always_inline enum reason service_source(const struct packet *p, struct plan *plan, struct port_request *r)
+{
+	__u32 class = port_class(plan->to.l4_proto), id = plan->backend, at, first, len;
+	struct backend *b = bpf_map_lookup_elem(&backends, &id);
 	struct pool_addr *address;
 	int reason = REASON_NO_PORT;
 
+	if (!b)
+		return REASON_INTERNAL;
+	first = b->pool;
+	len = b->pool_len;
 	at = (__u64)bpf_get_prandom_u32() * len >> 32;
 	r->first = 1024;
-	r->last = 65535;
 	r->want = bpf_ntohs(p->tuple.sport) | 1024;
 	if (dry_run && len) {
 		address = bpf_map_lookup_elem(&pools, &first);
@@ -234,10 +252,13 @@ static __always_inline enum reason service_source(const struct packet *p, struct
 
 		if (i >= len)
 			break;
-		r->map = number * PORT_CLASSES + class;
-		reason = take_port(r);
 		address = bpf_map_lookup_elem(&pools, &number);
-		if (reason == REASON_NONE && address) {
+		if (!address)
+			break;
+		r->map = number * PORT_CLASSES + class;
+		r->last = address->local ? local_port_last : 65535;
+		reason = take_port(r);
+		if (reason == REASON_NONE) {
 			plan->to.saddr = address->addr;
 			plan->to.sport = bpf_htons(r->port);
 			return REASON_NONE;
@@ -370,7 +391,7 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 		return REASON_SYN;
 	}
 	if (s->mode == MODE_FULLNAT) {
-		reason = service_source(p, plan, s, &w->request);
+		reason = service_source(p, plan, &w->request);
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_PORT;
@@ -473,6 +494,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	stateless = service_stateless(s);
 	if (p->flags & PACKET_NO_FLOW && !stateless)
 		return REASON_UNSUPPORTED_PROTOCOL;
+	if (have_resets && p->tcp_flags & TCP_RST && stateless && reset_refused(id))
+		return REASON_LIMIT_RESETS;
 	if (p->tuple.l4_proto == IPPROTO_TCP && !syn && !stateless) {
 		if (p->tcp_flags & TCP_RST)
 			return REASON_NO_FLOW;
@@ -485,6 +508,9 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		refuse(plan, REASON_NO_BACKEND, when_down(p, s));
 		return REASON_NO_BACKEND;
 	}
+	reason = service_lists(p, s);
+	if (reason != REASON_NONE)
+		return reason;
 	if (syn || p->tuple.l4_proto != IPPROTO_TCP || !(s->flags & SERVICE_SYN_STATELESS)) {
 		reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
 		if (reason != REASON_NONE)
@@ -494,6 +520,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b)
 		return REASON_LIMIT_BACKEND;
+	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
+		plan->edits |= EDIT_MSS;
 	aim(p, plan, s, b, backend);
 	if (stateless) {
 		count_stateless(backend, p->l3_len);
@@ -512,6 +540,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	}
 	return reason;
 }
+
 // Whether a packet of a backend, as the client would get it, answers a SYN that
 // was sent on to that backend without a flow.
 static __always_inline bool answers_syn(const struct packet *p, const struct tuple *as)
@@ -567,6 +596,8 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 	plan->owner = id;
 	plan->owner_nat = 0;
 	plan->flags |= PLAN_REPLY;
+	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
+		plan->edits |= EDIT_MSS;
 	plan->family = p->family;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = p->family;

@@ -29,6 +29,13 @@ const volatile bool cache_hops = true;	   // flows and backends remember their n
 const volatile bool have_rules = false;	   // firewall rules at the first hook
 const volatile __u32 rule_count = 0;
 const volatile bool have_services = true;
+const volatile bool have_ranges = false;   // listeners with port ranges, or with every port
+const volatile bool have_any = false;	   // services of every protocol
+const volatile bool have_direct = false;   // IPv4 listeners whose packets are sent on at once
+const volatile bool have_mac_keys = false; // persistence by hardware address
+const volatile bool have_clamp = false;	   // services or rules that lower the MSS of a SYN
+const volatile bool have_resets = false;   // services that limit resets
+const volatile __u32 local_port_last = 65535; // of those given out on addresses of this host: below ip_local_port_range
 const volatile bool have_reverse = false;  // services whose replies need no flow
 const volatile bool have_nat = false;	   // rules that translate sources
 const volatile bool nat_by_egress = false; // some of them ask for the egress interface
@@ -132,6 +139,19 @@ struct {
 	__type(key, struct listener_prefix);
 	__type(value, struct listener);
 } listener_ranges SEC(".maps");
+
+// Listeners without flows, in pairs: a key stands at the place of its hash or
+// beside it, and one cache line tells. What finds no place goes the long way,
+// with the same outcome. Written by user space through mmap, the key last.
+#define DIRECT_BITS 13
+#define DIRECT_MULTIPLIER 0x9e3779b97f4a7c15ULL
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << DIRECT_BITS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct direct);
+} directs SEC(".maps");
 
 // Endpoint of a backend to the virtual endpoint. Written by user space.
 struct {
@@ -318,7 +338,7 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-// Addresses of the interfaces. Written by user space.
+// Addresses, hardware addresses and MTUs of the interfaces. Written by user space.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);

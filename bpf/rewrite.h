@@ -226,6 +226,24 @@ static __always_inline void hop_remember(const struct packet *p, const struct pl
 	m->hop_gen = plan->hop ? gen : ~gen;
 }
 
+// The hardware address that is configured for a backend goes before the neighbour
+// table's, and needs none.
+static __always_inline enum reason hop_configured(const struct plan *plan, struct bpf_fib_lookup *fib, enum reason reason)
+{
+	__u32 at = plan->backend_hop, ifindex = fib->ifindex;
+	struct backend *b = bpf_map_lookup_elem(&backends, &at);
+	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	if (!b || !own || !(b->mac[0] | b->mac[1] | b->mac[2] | b->mac[3] | b->mac[4] | b->mac[5]))
+		return reason;
+	__builtin_memcpy(fib->dmac, b->mac, ETH_ALEN);
+	if (reason == REASON_NO_NEIGHBOUR) {
+		__builtin_memcpy(fib->smac, own->mac, ETH_ALEN);
+		fib->tot_len = own->mtu;
+	}
+	return REASON_NONE;
+}
+
 // Asks the routing table for the next hop of a plan and remembers it where the
 // plan came from. When the answer is another than before, all are asked again.
 static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
@@ -244,6 +262,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	gen = *(volatile __u32 *)&c->generation;
 	fib_request(fib, p, plan);
 	reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
+	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
+		reason = hop_configured(plan, fib, reason);
 	if (reason != REASON_NONE) {
 		if (reason == REASON_NO_NEIGHBOUR)
 			ask_neighbour(&plan->gateway, plan->gateway_family, fib->ifindex);

@@ -27,6 +27,8 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, const struct 
 		return REASON_HALF_OPEN_FULL;
 	plan->owner = id;
 	plan->owner_nat = 1;
+	if (rule->flags & NAT_MSS_CLAMP && p->tcp_flags & TCP_SYN)
+		plan->edits |= EDIT_MSS;
 	b = birth_of(w, p, plan);
 	b->ref = bound->index;
 	b->flags = flags | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);

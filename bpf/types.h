@@ -71,6 +71,7 @@ enum reason {
 	REASON_LIMIT_CLIENT_RATE,    // more new connections a second than one client may open
 	REASON_LIMIT_CONNECTIONS,    // more connections at once than the service takes
 	REASON_LIMIT_BACKEND,	     // every backend has all the connections it may have
+	REASON_LIMIT_RESETS,	     // more TCP resets a second from clients than the service takes
 	REASON_STRICT_TCP,	     // new TCP flow that does not begin with a plain SYN
 	REASON_FILTERED,	     // the mapping's filter does not know the sender
 	REASON_NO_BINDING,	     // nobody inside has a mapping for this outside endpoint
@@ -334,33 +335,35 @@ struct reverse {
 #define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule
 #define SERVICE_MSS_CLAMP 0x40
 
+#define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
+
+// What every packet without a flow looks at stands in the first cache line.
 struct service {
 	__u64 slots;	 // first slot << 32 | number of slots: one word, so that a table is switched at once
-	__u64 allow;	 // sets that may connect, 0 for all
-	__u64 deny;	 // sets that may not
-	__u64 rate_ns;	 // one new connection in this time, 0 for no limit
-	__u64 burst_ns;	 // credit that may gather
-	__u64 client_rate_ns;
-	__u64 client_burst_ns;
-	__u32 max_flows; // 0 for no limit
-	__u32 max_client_flows;
-	__u32 max_backend_flows;
-	__u32 sticky_ticks; // persistence, 0 for none
-	__u16 sticky_keys;  // STICKY_*
 	__u16 flags;
 	__u8 mode;
 	__u8 scheduler;
 	__u8 encap;
 	__u8 active; // entry in use
 	__be16 encap_port;
-	__u16 pool;    // first of the IPv4 pool addresses
-	__u16 pool_len;
-	__u16 pool6;
-	__u16 pool6_len;
-	__u16 nat_rule; // of a port-forward, else 0xffff
+	__u32 sticky_ticks; // persistence, 0 for none
+	__u16 sticky_keys;  // STICKY_*
+	__u16 nat_rule;	 // of a port-forward, else 0xffff
+	__u64 allow;	 // sets that may connect, 0 for all
+	__u64 deny;	 // sets that may not
+	__u32 max_flows; // 0 for no limit
+	__u32 max_client_flows;
+	__u32 max_backend_flows;
 	__u32 mark;
+	__u64 reset_ns;	 // one reset from a client in this time, 0 for no limit
+	__u64 reset_burst_ns;
+	__u64 rate_ns;	 // one new connection in this time, 0 for no limit
+	__u64 burst_ns;	 // credit that may gather
+	__u64 client_rate_ns;
+	__u64 client_burst_ns;
+	__u64 pad[3];
 };
-ASSERT_SIZE(struct service, 96);
+ASSERT_SIZE(struct service, 128);
 
 #define STICKY_SADDR 0x01
 #define STICKY_SPORT 0x02
@@ -381,8 +384,10 @@ struct backend {
 	__u16 service;
 	__u16 weight;
 	__u32 max_flows;
-	__u8 mac[ETH_ALEN]; // 0: from the neighbour table
-	__u16 pad[3];
+	__u8 mac[ETH_ALEN]; // of mode dsr; 0: from the neighbour table
+	__u16 pool;	    // mode fullnat: first of the pool addresses of its family
+	__u16 pool_len;
+	__u16 pad;
 };
 ASSERT_SIZE(struct backend, 40);
 
@@ -390,7 +395,24 @@ ASSERT_SIZE(struct backend, 40);
 struct backend_hop {
 	__u32 gen;
 	__u32 hop;
+	__be32 source; // of a tunnel over IPv4: outer source address
+	__u32 pad;
 };
+ASSERT_SIZE(struct backend_hop, 16);
+
+// A listener with one IPv4 port of a service that keeps no flow and asks
+// nothing of a packet but where it goes: its packets are sent on at once.
+struct direct {
+	__u64 key;     // daddr | dport << 32 | l4_proto << 48; 0: free
+	__u32 service;
+	__u32 ifindex; // 0: any
+	__u8 mode;
+	__u8 scheduler;
+	__u8 encap;
+	__u8 pad[5];
+	__u64 pad2;
+};
+ASSERT_SIZE(struct direct, 32);
 
 // Counts of a service or a backend; of ended flows and packets without one.
 struct load {
@@ -400,7 +422,7 @@ struct load {
 	__u64 refused;
 	__s64 active;	// flows now
 	__u64 tat;	// limit on new connections: when the next one conforms (ns)
-	__u64 pad2;
+	__u64 reset_tat; // limit on resets: when the next one conforms (ns)
 	__u32 sequence; // of SCHEDULER_SEQUENCE
 	__u32 pad;
 };
@@ -602,12 +624,17 @@ ASSERT_SIZE(struct event, 40);
 #define PACKET_MORE 0x80	   // fragment that is not the last one
 #define PACKET_NO_FLOW 0x40	   // protocol without ports, or ICMP that is neither query, reply nor error
 
-// Addresses of an interface: sources of the errors sent there. Written by user
-// space.
+// What is known of an interface: sources of the errors sent there, and what the
+// routing table does not tell while a neighbour is unknown. Written by user space.
 struct interface_addr {
 	union addr v4;
 	union addr v6;
+	__u8 mac[ETH_ALEN];
+	__u16 pad;
+	__u32 mtu;
+	__u32 pad2;
 };
+ASSERT_SIZE(struct interface_addr, 48);
 
 // A parsed packet.
 struct packet {
@@ -652,6 +679,9 @@ ASSERT_SIZE(struct packet, 96);
 #define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
 #define PLAN_REPLY 0x80	     // of a backend, without a flow
 
+// plan.edits: changes to a TCP header beyond its ports.
+#define EDIT_MSS 0x01 // lower the MSS option to what the next link carries
+
 // What is to be done with a packet: all that "apply" looks at.
 struct plan {
 	struct tuple to;    // source and destination as they become
@@ -673,7 +703,7 @@ struct plan {
 	__u8 flags;
 	__u8 owner_nat;	    // 1: owner is a NAT rule; 0: service; 2: nobody; 3: a stateless rule
 	__s32 verdict;	    // of the hook
-	__u32 pad;
+	__u32 edits;	    // EDIT_*
 };
 ASSERT_SIZE(struct plan, 96);
 

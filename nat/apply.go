@@ -40,7 +40,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return Outcome{Action: Drop, Reason: reason}
 	}
 	if p.clamp {
-		clampMSS(b, next.MTU)
+		clampMSS(b, next.MTU-p.encap.size())
 	}
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)

@@ -40,6 +40,7 @@ const (
 	ReasonLimitClientRate     Reason = "limit-client-rate"
 	ReasonLimitConnections    Reason = "limit-connections"
 	ReasonLimitBackend        Reason = "limit-backend"
+	ReasonLimitResets         Reason = "limit-resets"
 	ReasonStrictTCP           Reason = "strict-tcp"
 	ReasonFiltered            Reason = "filtered"
 	ReasonNoBinding           Reason = "no-binding"

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -37,18 +38,33 @@ func (s *service) refuses(m *Model, v *view) Reason {
 	return ""
 }
 
-// conforms is a leaky bucket that takes one second's worth at once.
+// resets reports whether a client's reset is one too many.
+func (s *service) resets(m *Model, v *view) bool {
+	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !conforms(&s.reset, m.now, s.Limits.ResetRate)
+}
+
 func (s *service) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
+	credit := s.credit[who]
+	ok := conforms(&credit, now, r)
+	if credit != 0 {
+		s.credit[who] = credit
+	}
+	return ok
+}
+
+// conforms is a leaky bucket that takes one second's worth at once. credit is when
+// the next one conforms.
+func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 	if r.IsZero() {
 		return true
 	}
 	each := time.Duration(float64(time.Second) / r.PerSecond())
 	burst := max(time.Second, each)
-	next := max(s.credit[who], now)
+	next := max(*credit, now)
 	if next-now > burst-each {
 		return false
 	}
-	s.credit[who] = next + each
+	*credit = next + each
 	return true
 }
 
@@ -103,8 +119,12 @@ func (s *service) stickyKey(v *view) string {
 			key += fmt.Sprint(" ", v.src.Port())
 		case config.KeyDestAddress:
 			key += " " + v.dst.Addr().String()
-		default:
+		case config.KeyDestPort:
 			key += fmt.Sprint(" ", v.dst.Port())
+		case config.KeyDestMAC:
+			key += fmt.Sprintf(" %x", v.macs[:6])
+		case config.KeySourceMAC:
+			key += fmt.Sprintf(" %x", v.macs[6:])
 		}
 	}
 	return key

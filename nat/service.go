@@ -27,6 +27,7 @@ type service struct {
 	connections uint64
 	refused     uint64
 	sticky      map[string]sticky
+	reset       time.Duration                // when the next reset conforms
 	credit      map[netip.Addr]time.Duration // when the next new connection conforms; the zero Addr is the whole service
 }
 
@@ -207,6 +208,10 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
 	stateless := s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && s.hashes()
 	keepsNone := stateless || s.statelessSYN(m) && syn
+	if keepsNone && s.resets(m, v) {
+		s.refused++
+		return drop(ReasonLimitResets)
+	}
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !keepsNone {
 		return drop(ReasonNoFlow)
 	}

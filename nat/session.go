@@ -181,6 +181,10 @@ func (m *Model) known(v *view, h *half) plan {
 	if m.actual != nil && h.direction == flow.Original {
 		h = m.catchUp(v, h)
 	}
+	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
+		h.service.refused++
+		return drop(ReasonLimitResets)
+	}
 	h.seen[h.direction] = m.now
 	h.hear(h.direction, v.flags)
 	h.packets[h.direction]++

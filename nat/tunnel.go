@@ -17,6 +17,21 @@ type encapsulation struct {
 	to netip.Addr
 }
 
+// size is what the packet grows by.
+func (e *encapsulation) size() int {
+	if e == nil {
+		return 0
+	}
+	size := 20
+	if e.to.Is6() {
+		size = 40
+	}
+	if e.Type == config.TunnelGUE {
+		size += 12
+	}
+	return size
+}
+
 // wrap puts the packet into the tunnel: an outer header from the address of the
 // interface that it leaves by, DF set, so that the path's MTU is found by the
 // inner packet's sender (RFC 4459 §3.1).

@@ -34,6 +34,7 @@ type view struct {
 	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
 	routeAt      int  // where the pointer for a parameter problem aims
 	quoted       *view
+	macs         [12]byte // destination and source of the frame
 }
 
 type icmpKind uint8
@@ -64,12 +65,14 @@ func read(frame []byte) (*view, Action, Reason) {
 		if v, reason := read4(frame[14:], false); reason != "" {
 			return nil, Drop, reason
 		} else {
+			v.macs = [12]byte(frame)
 			return v, "", ""
 		}
 	case packet.TypeIPv6:
 		if v, reason := read6(frame[14:], false); reason != "" {
 			return nil, Drop, reason
 		} else {
+			v.macs = [12]byte(frame)
 			return v, "", ""
 		}
 	}

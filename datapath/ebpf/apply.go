@@ -98,6 +98,9 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	for i := range s.Services {
 		slots += len(schedule(&s.Services[i]))
 		pool += poolSize(s.Services[i].SourcePool)
+		if s.Services[i].Mode == config.ModeFullNAT && len(s.Services[i].SourcePool) == 0 {
+			pool += 2
+		}
 	}
 	for _, n := range s.NAT {
 		pool += poolSize(n.To.Addresses) + poolSize(n.Pool) + 2
@@ -151,6 +154,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		return err
 	}
 	d.putRules(want)
+	directs := placeDirects(want.directs)
 	for i, r := range want.firewall {
 		if err := t.maps["firewall_rules"].Put(uint32(i), &r); err != nil {
 			return fmt.Errorf("firewall rule %d: %w", i+1, err)
@@ -166,6 +170,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
+		d.putDirects(directs)
 		err = d.attach(s.Config, h, programs)
 	}
 	if err == nil && programs != d.programs {

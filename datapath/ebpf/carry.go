@@ -45,12 +45,8 @@ func carriesService(s *config.Service) error {
 		return errors.New("syn-cookies are not available in the ebpf datapath")
 	case s.ClientAddress != "" && s.ClientAddress != config.ClientAddressNone:
 		return fmt.Errorf("client-address %s is not available in the ebpf datapath", s.ClientAddress)
-	case s.MSSClamp:
-		return errors.New("mss-clamp is not available in the ebpf datapath")
 	case s.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
-	case !s.Limits.ResetRate.IsZero():
-		return errors.New("limits.reset-rate is not available in the ebpf datapath")
 	}
 	return carriesMode(s)
 }
@@ -59,16 +55,6 @@ func carriesMode(s *config.Service) error {
 	for _, b := range s.Backends {
 		if b.Mark != 0 {
 			return fmt.Errorf("backend %s: mark is put on connections of the kernel, which the ebpf datapath does not make", b.Name)
-		}
-		if b.MAC != (config.MAC{}) {
-			return fmt.Errorf("backend %s: a fixed hardware address is not available in the ebpf datapath, which asks the neighbour table", b.Name)
-		}
-	}
-	if s.Persistence != nil {
-		for _, k := range s.Persistence.Key {
-			if k == config.KeySourceMAC || k == config.KeyDestMAC {
-				return fmt.Errorf("persistence by %s is not available in the ebpf datapath", k)
-			}
 		}
 	}
 	if s.Mode == config.ModeStateless && !oneEndpoint(s) {
@@ -84,9 +70,6 @@ func carriesMode(s *config.Service) error {
 	if len(families) > 1 && s.Mode != config.ModeFullNAT && s.Mode != config.ModeTunnel {
 		return fmt.Errorf("mode %s cannot change between IPv4 and IPv6", s.Mode)
 	}
-	if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 {
-		return errors.New("mode fullnat without a source-pool is not available in the ebpf datapath")
-	}
 	return nil
 }
 
@@ -99,8 +82,6 @@ func carriesNAT(n *config.NATRule) error {
 	switch {
 	case n.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
-	case n.MSSClamp:
-		return errors.New("mss-clamp is not available in the ebpf datapath")
 	case n.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	case n.PortBlock != 0 || n.Deterministic:

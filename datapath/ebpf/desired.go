@@ -21,6 +21,7 @@ type desired struct {
 
 	listeners map[wireListenerKey]wireListener
 	ranges    map[wireListenerPrefix]wireListener
+	directs   []wireDirect
 	reverses  map[wireListenerKey]wireReverse
 	sessions  map[wireSessionKey]uint32
 	members   map[wireMemberKey]uint64
@@ -97,7 +98,8 @@ func (c *compiler) finish() {
 		c.inherit(uint32(list))
 	}
 	for _, i := range c.host.interfaces {
-		v := wireInterfaceAddr{}
+		v := wireInterfaceAddr{Mtu: uint32(i.MTU)}
+		copy(v.Mac[:], i.MAC)
 		for _, a := range c.host.addresses[i.Index] {
 			if a.Is4() && v.V4 == (wireAddr{}) {
 				v.V4 = addrOf(a)
@@ -110,9 +112,24 @@ func (c *compiler) finish() {
 	s, t := &c.switches, c.snapshot.Config.Timeouts
 	s.Services = len(c.services) > 0
 	s.Reverse = len(c.reverses) > 0
+	s.Ranges = len(c.ranges) > 0
+	for k := range c.ranges {
+		s.Any = s.Any || k.Key.L4Proto == 0
+	}
+	for k := range c.listeners {
+		s.Any = s.Any || k.L4Proto == 0
+	}
+	s.LocalPortLast = localPortLast()
+	s.Direct = len(c.directs) > 0
+	for _, w := range c.services {
+		s.MACKeys = s.MACKeys || w.Flags&serviceMACKeys != 0
+		s.Clamp = s.Clamp || w.Flags&serviceMSSClamp != 0
+		s.Resets = s.Resets || w.ResetNs != 0
+	}
 	s.NAT = len(c.rules) > 0
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.Out != 0
+		s.Clamp = s.Clamp || r.Flags&natMSSClamp != 0
 	}
 	s.Prefixes = len(c.prefixes) > 0
 	s.Pools = len(c.pools) > 0

@@ -16,6 +16,7 @@ import (
 const (
 	natHairpin    = 0x02
 	natProhibited = 0x04
+	natMSSClamp   = 0x10
 )
 
 var filterings = map[config.Behaviour]wireFiltering{
@@ -60,6 +61,9 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	if n.Hairpin != config.SwitchOff {
 		w.Flags |= natHairpin
+	}
+	if n.MSSClamp {
+		w.Flags |= natMSSClamp
 	}
 	if n.Unreachable == "prohibited" {
 		w.Flags |= natProhibited
@@ -115,6 +119,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 func (c *compiler) portForward(n *config.NATRule) error {
 	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
 		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
+		MSSClamp: n.MSSClamp,
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
 	if n.In != "" {

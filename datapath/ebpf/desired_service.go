@@ -21,6 +21,8 @@ const (
 	serviceAnswerReject = 0x08
 	serviceSessions     = 0x10
 	servicePortForward  = 0x20
+	serviceMSSClamp     = 0x40
+	serviceMACKeys      = 0x80
 
 	backendDown  = 0
 	backendUp    = 1
@@ -86,6 +88,10 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	}
 	w.RateNs, w.BurstNs = rateWords(s.Limits.NewConnections)
 	w.ClientRateNs, w.ClientBurstNs = rateWords(s.Limits.NewConnectionsPerClient)
+	w.ResetNs, w.ResetBurstNs = rateWords(s.Limits.ResetRate)
+	if s.MSSClamp {
+		w.Flags |= serviceMSSClamp
+	}
 	if s.Limits.StrictTCP {
 		w.Flags |= serviceStrictTCP
 	}
@@ -107,6 +113,9 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 		}
 		for _, k := range keys {
 			w.StickyKeys |= stickyBits[k]
+			if k == config.KeySourceMAC || k == config.KeyDestMAC {
+				w.Flags |= serviceMACKeys
+			}
 		}
 	}
 	if t := s.Tunnel; s.Mode == config.ModeTunnel {
@@ -130,15 +139,26 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 		}
 		w.Deny |= bit
 	}
-	if len(s.SourcePool) > 0 {
-		first, count, err := c.poolRun(s.Name, s.SourcePool, flow.Ports{First: 1024, Last: 65535})
-		if err != nil {
-			return w, err
-		}
-		w.Pool, w.Pool6 = first[0], first[1]
-		w.PoolLen, w.Pool6Len = count[0], count[1]
-	}
 	return w, nil
+}
+
+// sourcePool numbers the addresses that fullnat takes towards a backend: of the
+// service's pool those of the backend's family, without a pool the address of the
+// interface that leads to it.
+func (c *compiler) sourcePool(s *config.Service, to netip.Addr) (first, count uint16, err error) {
+	ranges := s.SourcePool
+	if len(ranges) == 0 {
+		own, err := c.host.sourceTowards(to)
+		if err != nil {
+			return 0, 0, err
+		}
+		ranges = []config.AddressRange{{First: own, Last: own}}
+	}
+	firsts, counts, err := c.poolRun(s.Name, ranges, flow.Ports{First: 1024, Last: 65535})
+	if to.Is4() {
+		return firsts[0], counts[0], err
+	}
+	return firsts[1], counts[1], err
 }
 
 // rateWords turns a rate into the time of one event and a credit of one second.
@@ -157,7 +177,7 @@ func rateWords(r config.Rate) (interval, burst uint64) {
 // memberKey identifies a backend for consistent hashing, as on nftables.
 func memberKey(b config.Backend) string { return netip.AddrPortFrom(b.Address, b.Port).String() }
 
-func (c *compiler) serviceBackends(id uint32, s *datapath.Service) error {
+func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	numbers := make([]uint32, len(s.Backends))
 	for i, b := range s.Backends {
 		n, err := c.draft.id(idBackend, s.Name+"\x00"+b.Name+"\x00"+memberKey(b), maxBackends, c.backendBusy)
@@ -170,7 +190,15 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) error {
 			weight = 1
 		}
 		w := wireBackend{Addr: addrOf(b.Address), Port: portOf(b.Port), Family: familyOf(b.Address), Service: uint16(id),
-			Weight: weight, MaxFlows: uint32(b.MaxConnections), Mac: b.MAC}
+			Weight: weight, MaxFlows: uint32(b.MaxConnections)}
+		if s.Mode == config.ModeDSR {
+			w.Mac = b.MAC
+		}
+		if s.Mode == config.ModeFullNAT {
+			if w.Pool, w.PoolLen, err = c.sourcePool(s.Service, b.Address); err != nil {
+				return fmt.Errorf("backend %s: %w", b.Name, err)
+			}
+		}
 		switch s.State[i] {
 		case datapath.Up:
 			w.State = backendUp
@@ -240,6 +268,8 @@ func schedule(s *datapath.Service) []int {
 
 // listens writes the listeners of a service.
 func (c *compiler) listens(id uint32, s *config.Service) error {
+	w := c.services[id]
+	direct := c.direct(id, s, &w)
 	for _, l := range s.Listen {
 		v := wireListener{Service: id}
 		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= 1
@@ -258,6 +288,10 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
 				}
 				c.listeners[k] = v
+				if direct && l.Address.Is4() {
+					c.directs = append(c.directs, wireDirect{Key: directKey(k), Service: id, Ifindex: v.Ifindex, Mode: w.Mode,
+						Scheduler: w.Scheduler, Encap: w.Encap})
+				}
 				continue
 			}
 			for _, q := range portPrefixes(p) {

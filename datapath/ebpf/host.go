@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 
@@ -72,6 +73,32 @@ func (h *host) outside(ifindex uint32) (out []config.AddressRange) {
 		out = append(out, config.AddressRange{First: a, Last: a})
 	}
 	return out
+}
+
+// sourceTowards returns the host's own address on the interface that leads to an
+// address.
+func (h *host) sourceTowards(to netip.Addr) (netip.Addr, error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}, fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)
+	}
+	for _, r := range h.outside(uint32(routes[0].LinkIndex)) {
+		if r.Is4() == to.Is4() {
+			return r.First, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)
+}
+
+// localPortLast is the last port that is given out on the host's own addresses:
+// below those that its sockets get.
+func localPortLast() uint32 {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	first := uint32(0)
+	if _, scan := fmt.Sscan(string(b), &first); err != nil || scan != nil || first <= 2048 {
+		return 65535
+	}
+	return first - 1
 }
 
 // attachTo lists the interfaces of a configuration: those it names, else all

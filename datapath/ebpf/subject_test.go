@@ -309,6 +309,9 @@ func (s *subject) age(ticks uint32, deadOnly bool) {
 		if l := &t.loads.values[i]; l.Tat > back {
 			l.Tat -= back
 		}
+		if l := &t.loads.values[i]; l.ResetTat > back {
+			l.ResetTat -= back
+		}
 	}
 	older(t.maps["stickies"], func(v *wireSticky) { v.Seen -= ticks })
 	older(t.maps["fragments"], func(v *wireFragment) { v.Seen -= ticks })

@@ -92,6 +92,7 @@ type tables struct {
 	flows4   *memory[wireFlow4]
 	flows6   *memory[wireFlow6]
 	control  *memory[wireControl]
+	directs  *memory[wireDirect]
 	services *memory[wireService]
 	backends *memory[wireBackend]
 	slotMem  *memory[uint64]
@@ -221,7 +222,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 
 func (t *tables) mapAll() (err error) {
 	return errors.Join(
-		mapInto(&t.flows4, t.maps["flows4"]), mapInto(&t.flows6, t.maps["flows6"]),
+		mapInto(&t.flows4, t.maps["flows4"]), mapInto(&t.flows6, t.maps["flows6"]), mapInto(&t.directs, t.maps["directs"]),
 		mapInto(&t.control, t.maps["control"]), mapInto(&t.services, t.maps["services"]),
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
@@ -235,7 +236,7 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 }
 
 func (t *tables) close() error {
-	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.services.close(), t.backends.close(),
+	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
 		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.ports.close(), t.owners.close()}
 	for _, m := range t.maps {
 		errs = append(errs, m.Close())
@@ -247,6 +248,8 @@ func (t *tables) close() error {
 // switches are the constants of the programs that follow from a snapshot.
 type switches struct {
 	Services, Reverse, NAT, ByEgress, Prefixes, Pools, Rules bool
+	Ranges, Any, Direct, MACKeys, Clamp, Resets              bool
+	LocalPortLast                                            uint32
 	RuleCount                                                uint32
 	Established, Transitory, UDP, ICMP, Other, Hold          uint32 // ticks
 }
@@ -267,6 +270,8 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
+		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_clamp": s.Clamp,
+		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery,
 		"observed": t.observed, "straight_off": t.fullPath,
 	} {

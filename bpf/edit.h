@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Changes to a TCP header beyond its ports, made on the packet that is otherwise
+// ready to leave.
+#ifndef SLUICE_EDIT_H
+#define SLUICE_EDIT_H
+
+#include "xlat.h"
+
+#define TCP_OPTIONS_MAX 40
+#define TCP_OPTION_MSS 2
+#define TCP_OPTION_MSS_SIZE 4
+
+// Where the transport header stands once a plan's family is applied.
+static __always_inline __u32 l4_then(const struct packet *p, const struct plan *plan)
+{
+	return ETH_HLEN + header_then(p, plan);
+}
+
+// What a changed 16-bit word adds to the sum of a segment: at an odd place its
+// bytes count for the other half (RFC 1071 §2 (B)).
+static __always_inline __u64 change_at(__u32 place, __be16 was, __be16 is)
+{
+	__u16 delta = fold16(change(was, is));
+
+	return place & 1 ? __builtin_bswap16(delta) : delta;
+}
+
+struct gue_header {
+	struct udphdr udp;
+	__u8 hlen; // version 0, no control, no options
+	__u8 proto;
+	__be16 flags;
+};
+
+static __always_inline __u32 encap_size(const struct plan *plan)
+{
+	if (plan->encap == ENCAP_NONE)
+		return 0;
+	return (plan->gateway_family == FAMILY_6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
+	       (plan->encap == ENCAP_GUE ? sizeof(struct gue_header) : 0);
+}
+
+// The largest segment that a link carries without options (RFC 9293 §3.7.1).
+static __always_inline __u32 mss_of(const struct plan *plan)
+{
+	__u32 mtu = plan->mtu, headers = sizeof(struct tcphdr) + encap_size(plan);
+
+	headers += plan->family == FAMILY_6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	return mtu > headers ? mtu - headers : 0;
+}
+
+// Lowers the MSS option of the TCP header at off to most.
+static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 most, const bool xdp)
+{
+	__u32 at = sizeof(struct tcphdr), end;
+	__u8 length, option[2];
+	__be16 mss, lower;
+
+	if (!get(ctx, off + 12, &length, 1, xdp))
+		return REASON_INTERNAL;
+	end = (length >> 4) * 4;
+	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
+		if (at + 2 > end || !get(ctx, off + at, option, sizeof(option), xdp))
+			return REASON_NONE;
+		if (option[0] == OPTION_END)
+			return REASON_NONE;
+		if (option[0] == OPTION_NOP) {
+			at = (at + 1) & 63;
+			continue;
+		}
+		if (option[0] == TCP_OPTION_MSS && option[1] == TCP_OPTION_MSS_SIZE)
+			break;
+		if (option[1] < 2)
+			return REASON_NONE;
+		at = (at + option[1]) & 63; // within the longest header, which the verifier must know
+	}
+	at += 2;
+	if (at + 2 > end || !get(ctx, off + at, &mss, 2, xdp) || bpf_ntohs(mss) <= most)
+		return REASON_NONE;
+	lower = bpf_htons(most);
+	if (xdp ? !put(ctx, off + at, &lower, 2, true) : !!bpf_skb_store_bytes(ctx, off + at, &lower, 2, 0))
+		return REASON_INTERNAL;
+	return fix_check(ctx, off, IPPROTO_TCP, 0, change_at(at, mss, lower), xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+__noinline int xdp_clamp_mss(struct xdp_md *ctx, __u32 off, __u32 most)
+{
+	return clamp_mss(ctx, off, most, true);
+}
+
+__noinline int tc_clamp_mss(struct __sk_buff *ctx, __u32 off, __u32 most)
+{
+	return clamp_mss(ctx, off, most, false);
+}
+
+static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return xdp_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+}
+
+static __always_inline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return tc_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+}
+
+#endif

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Of bpf/maps.h.
+const (
+	directBits       = 13
+	directMultiplier = 0x9e3779b97f4a7c15
+)
+
+// direct reports whether the packets of a service may be sent on before anything
+// else is asked: no flow is kept, none is left from before, and no list, limit or
+// edit looks at single packets. The service's words are w.
+func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
+	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
+	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && s.Persistence == nil &&
+		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&serviceMSSClamp == 0 &&
+		(c.t.loads == nil || c.t.loads.values[id].Active == 0)
+}
+
+// directKey is the key of bpf/direct.h.
+func directKey(l wireListenerKey) uint64 {
+	return uint64(l.Addr[0]) | uint64(l.Addr[1])<<8 | uint64(l.Addr[2])<<16 | uint64(l.Addr[3])<<24 | uint64(l.Port)<<32 | uint64(l.L4Proto)<<48
+}
+
+// placeDirects gives direct listeners their places; in pairs, in the order of
+// their keys. Those that find none are left out.
+func placeDirects(list []wireDirect) map[uint32]wireDirect {
+	slices.SortFunc(list, func(a, b wireDirect) int { return cmp.Compare(a.Key, b.Key) })
+	out := map[uint32]wireDirect{}
+	for _, d := range list {
+		at := uint32(d.Key * directMultiplier >> (64 - directBits))
+		for _, at := range []uint32{at, at ^ 1} {
+			if _, taken := out[at]; !taken {
+				out[at] = d
+				break
+			}
+		}
+	}
+	return out
+}
+
+// putDirects makes the table equal to what is wanted. A key is taken away first and
+// written last: in between its packets go the long way.
+func (d *Datapath) putDirects(want map[uint32]wireDirect) {
+	for i := range d.t.directs.values {
+		v := &d.t.directs.values[i]
+		w := want[uint32(i)]
+		if *v == w {
+			continue
+		}
+		atomic.StoreUint64(&v.Key, 0)
+		key := w.Key
+		w.Key = 0
+		*v = w
+		atomic.StoreUint64(&v.Key, key)
+	}
+}
