@@ -444,12 +444,13 @@ static __always_inline bool fill_side(__u32 index, struct birth *b, __u32 twin, 
 	m->hop_gen = 0;
 	if (primary) {
 		m->flags |= ENTRY_PRIMARY;
-		m->heard = b->heard;
+		m->heard = b->heard | b->edited;
 		m->owner = b->owner;
 		m->backend = b->backend;
 		((__u64 *)e)[0] = 1; // packets
 		((__u64 *)e)[1] = b->bytes;
 	} else {
+		m->heard = b->back_edited;
 		*ref_of(m) = b->ref;
 	}
 	return true;
@@ -636,8 +637,8 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 		} else {
 			heard &= ~HEARD_RST;
 			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && (heard | twin->heard) & (HEARD_FIN | HEARD_RST)) {
-				heard &= HEARD_CLOSED; // the ports are used again
-				__sync_fetch_and_and(flags_word(twin), ~((0xff & ~HEARD_CLOSED) << HEARD_SHIFT));
+				heard &= HEARD_CLOSED | HEARD_EDITED; // the ports are used again
+				__sync_fetch_and_and(flags_word(twin), ~((0xff & ~(HEARD_CLOSED | HEARD_EDITED)) << HEARD_SHIFT));
 			}
 			if (flags & TCP_SYN)
 				heard |= HEARD_SYN;
@@ -669,7 +670,7 @@ static __always_inline bool conn_plain(const struct packet *p, const struct entr
 {
 	if (p->tuple.l4_proto != IPPROTO_TCP)
 		return m->heard & HEARD_ACK;
-	return (m->flags & ENTRY_SETTLED) && !(m->heard & (HEARD_RST | HEARD_FIN)) &&
+	return (m->flags & ENTRY_SETTLED) && !(m->heard & (HEARD_RST | HEARD_FIN | HEARD_EDITED)) &&
 	       !(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, maps.h,
 // parse.h, conn.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
-// rewrite.h, xlat.h, edit.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
+// rewrite.h, xlat.h, edit.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
 // plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of
 // fast.h, those of services without flows that of direct.h.
 #include "answer.h"
@@ -167,6 +167,8 @@ static __always_inline int growth(const struct packet *p, const struct plan *pla
 
 	if (plan->flags & PLAN_ERROR) // cut to size where it must be
 		return 0;
+	if (have_edits)
+		more += (int)edit_growth(p, plan);
 	return more + (int)encap_size(plan);
 }
 
@@ -287,7 +289,7 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
 	else
 		done = rewrite(ctx, p, plan, v6, xdp);
-	if (have_clamp && done == REASON_NONE && plan->edits)
+	if (have_edits && done == REASON_NONE && plan->edits)
 		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
 	if (done == REASON_NONE && plan->encap)
 		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :

@@ -192,33 +192,67 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 	return REASON_FLOW;
 }
 
-// The direction of the packet that opened an entry's flow.
-static __always_inline struct entry_meta *primary_of(struct entry_meta *m, bool v6)
+// What the service of a flow changes in the packet of an entry. first: it is the
+// opener's direction, whose answers are heard by "answers".
+static __always_inline __u32 service_edits(const struct packet *p, __u32 id, bool first, struct entry_meta *m, __u8 answers)
 {
-	return m->flags & ENTRY_PRIMARY || m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	__u32 edits = 0;
+
+	if (!s)
+		return 0;
+	if (p->tcp_flags & TCP_SYN) {
+		if (s->flags & SERVICE_MSS_CLAMP)
+			edits |= EDIT_MSS;
+		if (!first && s->flags & (SERVICE_TOA | SERVICE_PROXY))
+			edits |= EDIT_ROOM;
+	}
+	if (s->flags & SERVICE_PROXY)
+		return edits | (first ? EDIT_PROXY : EDIT_ANSWER);
+	if (!first || !(s->flags & SERVICE_TOA) || dry_run)
+		return edits;
+	// The option stands in all that may complete the handshake: once the backend
+	// has sent more than its SYN, it knows the client.
+	if (!(answers & HEARD_ACK))
+		edits |= EDIT_TOA;
+	if (p->tcp_flags & TCP_SYN)
+		__sync_fetch_and_or(flags_word(m), HEARD_EDITED << HEARD_SHIFT);
+	else if (answers & HEARD_ACK)
+		__sync_fetch_and_and(flags_word(m), ~(HEARD_EDITED << HEARD_SHIFT));
+	return edits;
 }
 
-// What a SYN of a flow is changed in beyond its addresses.
-__noinline int flow_edits(const struct packet *p, __u32 index)
+// What is changed in a packet of a flow beyond its addresses. index: its own entry.
+__noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index)
 {
-	bool v6 = p && p->family == FAMILY_6;
-	struct entry_meta *m = meta_at(index, v6);
+	struct entry_meta *m, *twin, *primary;
 	struct nat_rule *r;
-	struct service *s;
 	__u32 owner;
+	bool v6, first;
 
+	if (!p || !plan)
+		return 0;
+	v6 = p->family == FAMILY_6;
+	m = meta_at(index, v6);
 	if (!m)
 		return 0;
-	m = primary_of(m, v6);
-	if (!m)
+	twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+	if (!twin)
 		return 0;
-	owner = m->owner;
+	first = m->flags & ENTRY_PRIMARY;
+	primary = first ? m : twin;
+	owner = primary->owner;
 	if (m->flags & ENTRY_NAT) {
 		r = bpf_map_lookup_elem(&nat_rules, &owner);
-		return r && r->flags & NAT_MSS_CLAMP ? EDIT_MSS : 0;
+		if (r && r->flags & NAT_MSS_CLAMP && p->tcp_flags & TCP_SYN)
+			plan->edits |= EDIT_MSS;
+		return 0;
 	}
-	s = bpf_map_lookup_elem(&services, &owner);
-	return s && s->flags & SERVICE_MSS_CLAMP ? EDIT_MSS : 0;
+	plan->record = first ? index : m->twin;
+	if (first ? v6 : v6 != !!(m->flags & ENTRY_CROSS))
+		plan->record |= ADJUST_6;
+	plan->edits |= service_edits(p, owner, first, m, twin->heard);
+	return 0;
 }
 
 // Searches the flow of a packet; REASON_NONE when there is none.
@@ -235,8 +269,8 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	plan->flags |= PLAN_EXISTING;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
-	if (have_clamp && p->tcp_flags & TCP_SYN)
-		plan->edits = flow_edits(p, index);
+	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !conn_plain(p, m))
+		flow_edits(p, plan, index);
 	if (have_resets && p->tcp_flags & TCP_RST && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
 	    reset_refused(m->owner)) {
 		plan->owner = m->owner;

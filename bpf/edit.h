@@ -93,14 +93,84 @@ __noinline int tc_clamp_mss(struct __sk_buff *ctx, __u32 off, __u32 most)
 	return clamp_mss(ctx, off, most, false);
 }
 
-static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+// ---- lengths ----
+
+// The packet grows by len bytes of transport: what its network header says of it.
+static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, const bool xdp)
 {
-	return xdp_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+	struct iphdr ip;
+	__be16 was, is;
+
+	if (v6) {
+		const __u32 at = ETH_HLEN + __builtin_offsetof(struct ipv6hdr, payload_len);
+
+		if (!get(ctx, at, &was, 2, xdp))
+			return false;
+		is = bpf_htons(bpf_ntohs(was) + len);
+		return put(ctx, at, &is, 2, xdp);
+	}
+	if (!get(ctx, ETH_HLEN, &ip, sizeof(ip), xdp))
+		return false;
+	was = ip.tot_len;
+	ip.tot_len = bpf_htons(bpf_ntohs(was) + len);
+	ip.check = check_after(ip.check, change(was, ip.tot_len));
+	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
-static __always_inline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+// Moves the n bytes at "at" up by len.
+static __always_inline bool move_up(void *ctx, __u32 at, __u32 n, __u32 len, const bool xdp)
 {
-	return tc_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+	__u32 block[8];
+
+	for (int i = 0; i < 64 && n >= sizeof(block); i++) {
+		n -= sizeof(block);
+		if (!get(ctx, at + n, block, sizeof(block), xdp) || !put(ctx, at + n + len, block, sizeof(block), xdp))
+			return false;
+	}
+	for (int i = 0; i < 8 && n >= 4; i++) {
+		n -= 4;
+		if (!get(ctx, at + n, block, 4, xdp) || !put(ctx, at + n + len, block, 4, xdp))
+			return false;
+	}
+	for (int i = 0; i < 3 && n; i++) {
+		__u8 last;
+
+		n--;
+		if (!get(ctx, at + n, &last, 1, xdp) || !put(ctx, at + n + len, &last, 1, xdp))
+			return false;
+	}
+	return !n;
+}
+
+// Makes room for len bytes at "at" of a packet that ends at "end". At its tail,
+// not before the headers: on TC a checksum that is still to be filled in
+// (CHECKSUM_PARTIAL) is found by the place of the transport header, which must
+// stay where it is.
+static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, const bool xdp)
+{
+	if (at > end)
+		return false;
+	if (xdp) {
+		struct xdp_md *md = ctx;
+		long have = (void *)(long)md->data_end - (void *)(long)md->data;
+
+		bounded(have); // pointers are not subtracted in 32 bits
+		if (bpf_xdp_adjust_tail(ctx, (int)(end + len) - (int)have))
+			return false;
+	} else if (bpf_skb_change_tail(ctx, end + len, 0)) {
+		return false;
+	}
+	return move_up(ctx, at, end - at, len, xdp);
+}
+
+__noinline int xdp_open_gap(struct xdp_md *ctx, __u32 at, __u32 end, __u32 len)
+{
+	return open_gap(ctx, at, end, len, true);
+}
+
+__noinline int tc_open_gap(struct __sk_buff *ctx, __u32 at, __u32 end, __u32 len)
+{
+	return open_gap(ctx, at, end, len, false);
 }
 
 #endif

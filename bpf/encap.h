@@ -4,7 +4,7 @@
 #ifndef SLUICE_ENCAP_H
 #define SLUICE_ENCAP_H
 
-#include "edit.h"
+#include "client.h"
 
 static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan, const bool xdp)
 {

@@ -195,6 +195,10 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 	b = birth_of(w, p, plan);
 	b->flags = flags;
 	b->ref = ref;
+	if (s->flags & (SERVICE_TOA | SERVICE_PROXY))
+		b->edited = HEARD_EDITED;
+	if (s->flags & SERVICE_PROXY)
+		b->back_edited = HEARD_EDITED;
 	if (s->max_client_flows) {
 		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
 		reason = client_flow_get(&w->who, s->max_client_flows);
@@ -209,6 +213,11 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 		__sync_fetch_and_add(&bl->flows, 1);
 		__sync_fetch_and_add(&bl->active, 1);
 		plan->entry = b->index;
+		plan->record = b->index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
+		if (s->flags & SERVICE_TOA)
+			plan->edits |= EDIT_TOA;
+		if (s->flags & SERVICE_PROXY)
+			plan->edits |= EDIT_PROXY;
 	} else if (b->flags & ENTRY_CLIENT) {
 		client_flow_put(&w->who);
 	}

@@ -242,7 +242,10 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	if (end.twin != NO_ENTRY)
 		kill_index(end.twin, now, end.twin_family == FAMILY_6);
 	pay(&end);
-	(void)index;
+	if (end.heard & HEARD_EDITED) {
+		index |= v6 ? ADJUST_6 : 0;
+		bpf_map_delete_elem(&adjusts, &index);
+	}
 }
 
 // A permit lives as long as its binding.

@@ -204,6 +204,7 @@ ASSERT_SIZE(struct tuple4, 16);
 #define HEARD_RST 0x04
 #define HEARD_ACK 0x08 // anything that is neither SYN nor RST
 #define HEARD_CLOSED 0x10 // primary: closed, and no longer counted as a connection
+#define HEARD_EDITED 0x20 // every packet of this direction is looked at: its TCP header is changed
 
 // What an entry keeps beside its key and rewrite.
 struct entry_meta {
@@ -335,6 +336,8 @@ struct reverse {
 #define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule
 #define SERVICE_MSS_CLAMP 0x40
 
+#define SERVICE_TOA 0x100	   // fullnat: the client's address in a TCP option
+#define SERVICE_PROXY 0x200	   // fullnat: the client's address in a PROXY protocol header
 #define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
 
 // What every packet without a flow looks at stands in the first cache line.
@@ -680,7 +683,11 @@ ASSERT_SIZE(struct packet, 96);
 #define PLAN_REPLY 0x80	     // of a backend, without a flow
 
 // plan.edits: changes to a TCP header beyond its ports.
-#define EDIT_MSS 0x01 // lower the MSS option to what the next link carries
+#define EDIT_MSS 0x01	 // of a SYN: lower the MSS option to what the next link carries
+#define EDIT_TOA 0x02	 // add the option that names the client
+#define EDIT_PROXY 0x04	 // from the client: put the PROXY header in front of the first byte, count it
+#define EDIT_ANSWER 0x08 // to the client: do not count the PROXY header
+#define EDIT_ROOM 0x10	 // SYN to the client: leave room for what its segments will grow by
 
 // What is to be done with a packet: all that "apply" looks at.
 struct plan {
@@ -704,8 +711,10 @@ struct plan {
 	__u8 owner_nat;	    // 1: owner is a NAT rule; 0: service; 2: nobody; 3: a stateless rule
 	__s32 verdict;	    // of the hook
 	__u32 edits;	    // EDIT_*
+	__u32 record;	    // key in adjusts, of EDIT_PROXY and EDIT_ANSWER
+	__u32 pad;
 };
-ASSERT_SIZE(struct plan, 96);
+ASSERT_SIZE(struct plan, 104);
 
 // What a new flow is to be.
 struct birth {
@@ -722,7 +731,9 @@ struct birth {
 	__u8 flags;
 	__u8 heard;
 	__u8 one_way;	  // dsr, tunnel: answers do not come back this way
-	__u8 pad[3];
+	__u8 edited;	  // HEARD_EDITED of the opener
+	__u8 back_edited; // of the answers
+	__u8 pad;
 	__u32 bytes;	  // of the opening packet
 	__u32 index;	  // out: entry of key's direction
 };
@@ -771,6 +782,16 @@ struct quote {
 	__u16 pad[3];
 };
 ASSERT_SIZE(struct quote, 56);
+
+// What a flow's sequence numbers are changed by.
+struct adjust {
+	__u32 base;  // the client's first byte
+	__u32 flags; // ADJUST_*
+};
+ASSERT_SIZE(struct adjust, 8);
+
+#define ADJUST_SENT 0x01 // the PROXY header has gone to the backend
+#define ADJUST_LOST 0x02 // the backend still waits for it
 
 // Working memory for one packet.
 struct work {

@@ -42,11 +42,21 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.clamp {
 		clampMSS(b, next.MTU-p.encap.size())
 	}
+	if arrival, ok := m.host.Interface(in.Interface); ok && p.room > 0 {
+		headers := 40
+		if v.v6 {
+			headers = 60
+		}
+		lowerMSS(b, arrival.MTU-headers-p.room)
+	}
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	if len(b) > next.MTU {
+	if len(b)+p.grow > next.MTU {
 		return m.tooBig(in, v, p, b, next)
+	}
+	if p.edit != nil {
+		b = p.edit(b, next.MTU)
 	}
 	for _, c := range p.count {
 		c.packets++
@@ -83,7 +93,7 @@ func relink(frame, b []byte) []byte {
 // must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the kernel
 // fragments it.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop) Outcome {
-	growth := len(b) - len(v.ip)
+	growth := len(b) - len(v.ip) + p.grow
 	if v.df {
 		a := tooBig
 		a.mtu = uint32(next.MTU - growth)
@@ -226,34 +236,28 @@ func resetFor(v *view) []byte {
 // clampMSS lowers the MSS option of a SYN to what a link of that MTU carries (RFC
 // 9293 §3.7.1).
 func clampMSS(b []byte, mtu int) {
+	if b[0]>>4 == 6 {
+		lowerMSS(b, mtu-60)
+	} else {
+		lowerMSS(b, mtu-40)
+	}
+}
+
+// lowerMSS lowers the MSS option of a SYN to most.
+func lowerMSS(b []byte, most int) {
 	v, reason := readIP(b)
 	if reason != "" || v.protocol != flow.TCP || v.later || v.flags&packet.SYN == 0 {
 		return
 	}
-	most := uint16(mtu - 40)
-	if v.v6 {
-		most = uint16(mtu - 60)
-	}
-	p := v.payload()
-	end := min(int(p[12]>>4)*4, len(p))
-	for i := 20; i+1 < end; {
-		if p[i] == 0 {
-			return
+	t, done := v.payload(), false
+	eachOption(t, func(kind byte, at, end int) {
+		if kind == 2 && end-at == 2 && !done {
+			done = true
+			if int(binary.BigEndian.Uint16(t[at:])) > most {
+				setWord(t, at, uint16(most))
+			}
 		}
-		if p[i] == 1 {
-			i++
-			continue
-		}
-		n := int(p[i+1])
-		if n < 2 || i+n > end {
-			return
-		}
-		if p[i] == 2 && n == 4 && binary.BigEndian.Uint16(p[i+2:]) > most {
-			setWord(p, i+2, most)
-			return
-		}
-		i += n
-	}
+	})
 }
 
 // setWord replaces the 16-bit word at i of a TCP segment, which may be at an odd

@@ -117,6 +117,10 @@ type plan struct {
 	encap  *encapsulation
 	count  []*tally // what counts the packet when it is forwarded
 	clamp  bool     // lower the MSS option of a SYN
+	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries
+	grow   int      // bytes that edit may add
+	// edit changes the packet that is otherwise ready to leave by a link of that MTU.
+	edit func(b []byte, mtu int) []byte
 	// neutral leaves the transport checksum alone (RFC 6296).
 	neutral bool
 }

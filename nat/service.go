@@ -43,8 +43,8 @@ type sticky struct {
 }
 
 func newService(c *config.Service) (*service, error) {
-	if c.ClientAddress != config.ClientAddressNone && c.ClientAddress != "" || c.SYNCookies {
-		return nil, fmt.Errorf("service %s: the model knows neither client-address nor syn-cookies", c.Name)
+	if c.SYNCookies {
+		return nil, fmt.Errorf("service %s: the model does not know syn-cookies", c.Name)
 	}
 	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
 		sticky: map[string]sticky{}, credit: map[netip.Addr]time.Duration{}}
@@ -216,7 +216,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		return drop(ReasonNoFlow)
 	}
 	odd := !syn && !s.statelessSYN(m) || syn && v.flags&packet.FIN != 0
-	if v.protocol == flow.TCP && odd && s.Limits.StrictTCP && !stateless {
+	if v.protocol == flow.TCP && odd && (s.Limits.StrictTCP || s.ClientAddress == config.ClientAddressProxyV2) && !stateless {
 		s.refused++
 		return drop(ReasonStrictTCP)
 	}

@@ -26,7 +26,8 @@ type session struct {
 	bytes   [2]uint64
 	// unseen: the datapath under judgement has not shown yet which backend and port
 	// it took.
-	unseen bool
+	unseen  bool
+	proxied *proxied // PROXY header of client-address, once the SYN was seen
 	// port is the outside endpoint that the session alone holds (fullnat), or nil.
 	port *outsideKey
 }
@@ -211,6 +212,7 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		if h.direction == flow.Original {
 			s.towards(&p, v, h.backend)
 		}
+		h.edits(&p, v)
 	}
 	return p
 }

@@ -43,8 +43,6 @@ func carriesService(s *config.Service) error {
 		return errors.New("log needs the kernel's packet log")
 	case s.SYNCookies:
 		return errors.New("syn-cookies are not available in the ebpf datapath")
-	case s.ClientAddress != "" && s.ClientAddress != config.ClientAddressNone:
-		return fmt.Errorf("client-address %s is not available in the ebpf datapath", s.ClientAddress)
 	case s.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}

@@ -123,13 +123,13 @@ func (c *compiler) finish() {
 	s.Direct = len(c.directs) > 0
 	for _, w := range c.services {
 		s.MACKeys = s.MACKeys || w.Flags&serviceMACKeys != 0
-		s.Clamp = s.Clamp || w.Flags&serviceMSSClamp != 0
+		s.Edits = s.Edits || w.Flags&(serviceMSSClamp|serviceTOA|serviceProxy) != 0
 		s.Resets = s.Resets || w.ResetNs != 0
 	}
 	s.NAT = len(c.rules) > 0
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.Out != 0
-		s.Clamp = s.Clamp || r.Flags&natMSSClamp != 0
+		s.Edits = s.Edits || r.Flags&natMSSClamp != 0
 	}
 	s.Prefixes = len(c.prefixes) > 0
 	s.Pools = len(c.pools) > 0

@@ -23,6 +23,8 @@ const (
 	servicePortForward  = 0x20
 	serviceMSSClamp     = 0x40
 	serviceMACKeys      = 0x80
+	serviceTOA          = 0x100
+	serviceProxy        = 0x200
 
 	backendDown  = 0
 	backendUp    = 1
@@ -94,6 +96,12 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	}
 	if s.Limits.StrictTCP {
 		w.Flags |= serviceStrictTCP
+	}
+	switch s.ClientAddress {
+	case config.ClientAddressTOA:
+		w.Flags |= serviceTOA
+	case config.ClientAddressProxyV2:
+		w.Flags |= serviceProxy | serviceStrictTCP // the first byte's number is known from the SYN alone
 	}
 	if len(s.Sessions) > 0 {
 		w.Flags |= serviceSessions

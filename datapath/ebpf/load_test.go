@@ -24,8 +24,10 @@ func TestProgramsLoad(t *testing.T) {
 	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
+	all.Ranges, all.Any, all.Edits, all.Resets, all.MACKeys = true, true, true, true, true
 	services := ticks
-	services.Services, services.Reverse = true, true
+	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Resets, services.MACKeys =
+		true, true, true, true, true, true, true, true
 	for _, c := range []struct {
 		name string
 		switches

@@ -214,7 +214,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
-		"slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
+		"adjusts": (t.buckets4 + t.buckets6) * 2, "slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
@@ -248,7 +248,7 @@ func (t *tables) close() error {
 // switches are the constants of the programs that follow from a snapshot.
 type switches struct {
 	Services, Reverse, NAT, ByEgress, Prefixes, Pools, Rules bool
-	Ranges, Any, Direct, MACKeys, Clamp, Resets              bool
+	Ranges, Any, Direct, MACKeys, Edits, Resets              bool
 	LocalPortLast                                            uint32
 	RuleCount                                                uint32
 	Established, Transitory, UDP, ICMP, Other, Hold          uint32 // ticks
@@ -270,7 +270,7 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
-		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_clamp": s.Clamp,
+		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery,
 		"observed": t.observed, "straight_off": t.fullPath,

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The client's address for the backends of fullnat services: a TCP option (TOA),
+// or a PROXY protocol header (version 2, section 2.2 of its specification).
+//
+// The header is payload that the client never sent. It goes out with the packet
+// that ends the handshake, so that a server that speaks first has it too; from
+// then on the client's sequence numbers are higher by its size towards the
+// backend, and what the backend acknowledges is lower by it. When it is lost the
+// backend goes on asking for its first byte: the header then goes out again
+// before the client's first byte, which the client, asked for it, sends again.
+#ifndef SLUICE_CLIENT_H
+#define SLUICE_CLIENT_H
+
+#include "edit.h"
+
+#define TCP_OPTION_SACK 5
+#define TCP_OPTION_TOA 254 // RFC 6994 experimental; as the toa modules of IPVS and DPVS read it
+#define TOA4_SIZE 8
+#define TOA6_SIZE 20
+
+struct toa {
+	__u8 kind;
+	__u8 size;
+	__be16 port;
+	__be32 addr[4];
+};
+
+#define PROXY4_SIZE 28
+#define PROXY6_SIZE 52
+
+struct proxy_header {
+	__u8 start[14]; // signature, version 2 and command PROXY, family and TCP
+	__be16 len;	// of what follows
+	__be32 ends[9]; // source, destination, ports
+};
+
+static __always_inline __u32 toa_size(__u8 family)
+{
+	return family == FAMILY_6 ? TOA6_SIZE : TOA4_SIZE;
+}
+
+static __always_inline __u32 proxy_size(__u8 family)
+{
+	return family == FAMILY_6 ? PROXY6_SIZE : PROXY4_SIZE;
+}
+
+// Bytes that edits may add to a packet. Every segment from the client counts: so
+// that the one which takes them finds room.
+static __always_inline __u32 edit_growth(const struct packet *p, const struct plan *plan)
+{
+	return plan->edits & EDIT_PROXY ? proxy_size(p->family) : 0;
+}
+
+static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
+{
+	__u64 sum = 0;
+
+	for (__u32 i = 0; i < 13 && i < n; i++)
+		sum += word[i];
+	return sum;
+}
+
+static __always_inline __u64 proxy_fill(struct proxy_header *h, const struct tuple *t, const bool v6)
+{
+	static const __u8 start[14] = { '\r', '\n', '\r', '\n', 0, '\r', '\n', 'Q', 'U', 'I', 'T', '\n', 0x21, 0x11 };
+
+	__builtin_memcpy(h->start, start, sizeof(start));
+	if (v6) {
+		h->start[13] = 0x21;
+		h->len = bpf_htons(PROXY6_SIZE - 16);
+		__builtin_memcpy(h->ends, &t->saddr, 16);
+		__builtin_memcpy(h->ends + 4, &t->daddr, 16);
+		h->ends[8] = (__u32)t->sport | (__u32)t->dport << 16;
+		return sum_words((__u32 *)h, PROXY6_SIZE / 4);
+	}
+	h->len = bpf_htons(PROXY4_SIZE - 16);
+	h->ends[0] = t->saddr.w[0];
+	h->ends[1] = t->daddr.w[0];
+	h->ends[2] = (__u32)t->sport | (__u32)t->dport << 16;
+	return sum_words((__u32 *)h, PROXY4_SIZE / 4);
+}
+
+// Where the packet, whose addresses are rewritten, ends in the frame.
+static __always_inline __u32 end_then(const struct packet *p, const struct plan *plan)
+{
+	return ETH_HLEN + p->l3_len - header_now(p) + header_then(p, plan);
+}
+
+static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, const bool v6, const bool xdp)
+{
+	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) && grow_header(ctx, len, v6, xdp);
+}
+
+// Bytes of a header that checksums cover one way or the other are stored without
+// touching the packet's own sum; fix_check makes up for them.
+static __always_inline bool put_covered(void *ctx, __u32 off, const void *from, const __u32 len, const bool xdp)
+{
+	return xdp ? put(ctx, off, from, len, true) : !bpf_skb_store_bytes(ctx, off, from, len, 0);
+}
+
+static __always_inline int add_toa(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+{
+	__u32 off = l4_then(p, plan), end = end_then(p, plan), len = toa_size(p->family);
+	struct toa toa = { .kind = TCP_OPTION_TOA, .size = len, .port = p->tuple.sport };
+	__be16 was, is;
+	__u64 sum;
+
+	if (p->tcp_flags & (TCP_SYN | TCP_RST) || !(p->tcp_flags & TCP_ACK) || p->segment != p->l3_len ||
+	    end - ETH_HLEN + len > plan->mtu)
+		return REASON_NONE;
+	if (!get(ctx, off + 12, &was, 2, xdp))
+		return REASON_INTERNAL;
+	if ((bpf_ntohs(was) >> 12) * 4 + len > sizeof(struct tcphdr) + TCP_OPTIONS_MAX)
+		return REASON_NONE;
+	is = bpf_htons(bpf_ntohs(was) + (len / 4 << 12));
+	__builtin_memcpy(toa.addr, &p->tuple.saddr, sizeof(toa.addr));
+	if (!widen(ctx, off + sizeof(struct tcphdr), end, len, plan->family == FAMILY_6, xdp))
+		return REASON_INTERNAL;
+	sum = sum_words((__u32 *)&toa, len / 4) + change(was, is);
+	if (!put_covered(ctx, off + 12, &is, 2, xdp) ||
+	    !(p->family == FAMILY_6 ? put_covered(ctx, off + sizeof(struct tcphdr), &toa, TOA6_SIZE, xdp) :
+				      put_covered(ctx, off + sizeof(struct tcphdr), &toa, TOA4_SIZE, xdp)))
+		return REASON_INTERNAL;
+	return fix_check(ctx, off, IPPROTO_TCP, bpf_htons(len), sum, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+static __always_inline int add_proxy(void *ctx, const struct packet *p, const struct plan *plan, __u32 off, __u32 doff,
+				     const bool xdp)
+{
+	__u32 len = proxy_size(p->family), at = off + doff;
+	struct proxy_header h = {};
+	__u64 sum = p->family == FAMILY_6 ? proxy_fill(&h, &p->tuple, true) : proxy_fill(&h, &p->tuple, false);
+
+	if (p->segment != p->l3_len) // GSO: the client sends single segments when it hears nothing
+		return REASON_UNTRANSLATABLE;
+	if (!widen(ctx, at, end_then(p, plan), len, plan->family == FAMILY_6, xdp))
+		return REASON_INTERNAL;
+	if (!(p->family == FAMILY_6 ? put_covered(ctx, at, &h, PROXY6_SIZE, xdp) :
+				      put_covered(ctx, at, &h, PROXY4_SIZE, xdp)))
+		return REASON_INTERNAL;
+	return fix_check(ctx, off, IPPROTO_TCP, bpf_htons(len), sum, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+static __always_inline bool after(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+// From the client towards the backend.
+static __always_inline int proxy_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+{
+	__u32 off = l4_then(p, plan), key = plan->record, seq;
+	struct adjust *a, fresh = {};
+	struct tcphdr tcp;
+	__be32 is;
+
+	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
+		return REASON_INTERNAL;
+	seq = bpf_ntohl(tcp.seq);
+	if (tcp.syn) {
+		fresh.base = seq + 1;
+		return bpf_map_update_elem(&adjusts, &key, &fresh, BPF_ANY) ? REASON_TABLE_FULL : REASON_NONE;
+	}
+	a = bpf_map_lookup_elem(&adjusts, &key);
+	if (!a)
+		return REASON_NONE;
+	if (seq == a->base && !tcp.rst && (a->flags & (ADJUST_SENT | ADJUST_LOST)) != ADJUST_SENT) {
+		a->flags = ADJUST_SENT;
+		return add_proxy(ctx, p, plan, off, tcp.doff * 4, xdp);
+	}
+	if (!after(seq, a->base) && !(seq == a->base && a->flags & ADJUST_SENT))
+		return REASON_NONE;
+	is = bpf_htonl(seq + proxy_size(p->family));
+	if (!put_covered(ctx, off + 4, &is, 4, xdp))
+		return REASON_INTERNAL;
+	return fix_check(ctx, off, IPPROTO_TCP, 0, change(tcp.seq, is), xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+// What the backend has got of the client's bytes, in the client's numbers.
+static __always_inline __u32 without_proxy(__u32 ack, __u32 base, __u32 len)
+{
+	if (!after(ack, base))
+		return ack;
+	return after(ack, base + len) ? ack - len : base;
+}
+
+// Selective acknowledgements (RFC 2018) in the client's numbers. Adds what the
+// checksum changes by to *delta.
+static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base, __u32 len, __u64 *delta, const bool xdp)
+{
+	__u32 at = sizeof(struct tcphdr), edges = 0;
+
+	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
+		__u8 option[2];
+
+		if (edges) {
+			__be32 was, is;
+
+			if (!get(ctx, off + at, &was, 4, xdp))
+				return false;
+			is = bpf_htonl(without_proxy(bpf_ntohl(was), base, len));
+			if (is != was && !put_covered(ctx, off + at, &is, 4, xdp))
+				return false;
+			*delta += at & 1 ? __builtin_bswap16(fold16(change(was, is))) : change(was, is);
+			at = (at + 4) & 63;
+			edges--;
+			continue;
+		}
+		if (at + 2 > end || !get(ctx, off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
+			return true;
+		if (option[0] == OPTION_NOP) {
+			at = (at + 1) & 63; // within the longest header, which the verifier must know
+			continue;
+		}
+		if (option[1] < 2 || at + option[1] > end)
+			return true;
+		if (option[0] == TCP_OPTION_SACK) {
+			edges = (option[1] - 2) / 4;
+			at = (at + 2) & 63;
+			continue;
+		}
+		at = (at + option[1]) & 63;
+	}
+	return true;
+}
+
+// From the backend towards the client. plan->family is the client's.
+static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+{
+	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), ack;
+	struct tcphdr tcp;
+	struct adjust *a;
+	__u64 delta;
+	__be32 is;
+
+	a = bpf_map_lookup_elem(&adjusts, &key);
+	if (!a)
+		return REASON_NONE;
+	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
+		return REASON_INTERNAL;
+	if (!tcp.ack)
+		return REASON_NONE;
+	ack = bpf_ntohl(tcp.ack_seq);
+	if (!tcp.syn && ack == a->base && a->flags & ADJUST_SENT)
+		a->flags |= ADJUST_LOST;
+	else if (after(ack, a->base))
+		a->flags = ADJUST_SENT;
+	is = bpf_htonl(without_proxy(ack, a->base, len));
+	delta = change(tcp.ack_seq, is);
+	if (is != tcp.ack_seq && !put_covered(ctx, off + 8, &is, 4, xdp))
+		return REASON_INTERNAL;
+	if (tcp.doff > 5 && !fix_sack(ctx, off, tcp.doff * 4, a->base, len, &delta, xdp))
+		return REASON_INTERNAL;
+	return fix_check(ctx, off, IPPROTO_TCP, 0, delta, xdp) ? REASON_NONE : REASON_INTERNAL;
+}
+
+__noinline int xdp_add_toa(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? add_toa(ctx, p, plan, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_add_toa(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? add_toa(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+__noinline int xdp_proxy_forward(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? proxy_forward(ctx, p, plan, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_proxy_forward(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? proxy_forward(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+__noinline int xdp_proxy_answer(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? proxy_answer(ctx, p, plan, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_proxy_answer(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? proxy_answer(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+// The MSS for a client whose segments will grow by the header, or the option,
+// on the link that its backend's packets come from.
+static __always_inline __u32 mss_room(const struct packet *p, const struct plan *plan)
+{
+	__u32 ifindex = p->ifindex, less;
+	struct interface_addr *in = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	less = sizeof(struct tcphdr) + (p->family == FAMILY_6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
+	       (plan->edits & EDIT_ANSWER ? proxy_size(plan->family) : toa_size(plan->family));
+	return in && in->mtu > less ? in->mtu - less : 0xffff;
+}
+
+// All edits of a packet, one after the other.
+static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	int done = REASON_NONE;
+
+	if (plan->edits & EDIT_MSS)
+		done = xdp_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
+		done = xdp_clamp_mss(ctx, l4_then(p, plan), mss_room(p, plan));
+	if (done == REASON_NONE && plan->edits & EDIT_TOA)
+		done = xdp_add_toa(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
+		done = xdp_proxy_forward(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
+		done = xdp_proxy_answer(ctx, p, plan);
+	return done;
+}
+
+static __always_inline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	int done = REASON_NONE;
+
+	if (plan->edits & EDIT_MSS)
+		done = tc_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
+		done = tc_clamp_mss(ctx, l4_then(p, plan), mss_room(p, plan));
+	if (done == REASON_NONE && plan->edits & EDIT_TOA)
+		done = tc_add_toa(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
+		done = tc_proxy_forward(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
+		done = tc_proxy_answer(ctx, p, plan);
+	return done;
+}
+
+#endif

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// nginxBehindProxy parses the header, answers with the address in it, and gives
+// away and takes large files.
+const nginxBehindProxy = `daemon off;
+master_process off;
+pid %[1]s/pid;
+error_log %[1]s/error.log;
+events {}
+http {
+	access_log off;
+	client_body_temp_path %[1]s/body;
+	proxy_temp_path %[1]s/proxy;
+	fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi;
+	scgi_temp_path %[1]s/scgi;
+	client_max_body_size 64m;
+	server {
+		listen 8080 proxy_protocol;
+		listen [::]:8080 proxy_protocol;
+		location / { return 200 "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port"; }
+		location /files/ { alias %[1]s/files/; dav_methods PUT; }
+	}
+}
+`
+
+// TestProxyV2 lets nginx parse the PROXY header: connections of both families to
+// backends of both, downloads and uploads of several megabytes through both hooks.
+func TestProxyV2(t *testing.T) {
+	const yaml = `
+services:
+  - {name: p44, listen: [{address: 192.0.2.20, ports: [44]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: p66, listen: [{address: "2001:db8::20", ports: [66]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, source-pool: ["fd00:2::100"], backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+  - {name: p64, listen: [{address: "2001:db8::20", ports: [64]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: own, listen: [{address: 192.0.2.20, ports: [45]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+tables: {flows: 4096, flows6: 4096}
+`
+	if _, err := exec.LookPath("nginx"); err != nil {
+		t.Skip("nginx is not installed")
+	}
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), hook)
+			dir := t.TempDir()
+			file := bytes.Repeat([]byte("sluice carries bytes in order\n"), 1<<17) // 3.9 MB
+			serveNginx(t, l.Node("s1"), dir, file)
+			d := gateway(t, l.Node("gateway"), hook, yaml)
+			for _, c := range []struct{ addr, client string }{
+				{"192.0.2.20:44", "10.0.1.2"}, {"[2001:db8::20]:66", "fd00:1::2"}, {"[2001:db8::20]:64", "fd00:1::2"}, {"192.0.2.20:45", "10.0.1.2"},
+			} {
+				var local string
+				client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{Dial: func(string, string) (conn net.Conn, err error) {
+					err = l.Node("client").Do(func() (err error) { conn, err = net.DialTimeout("tcp", c.addr, 3*time.Second); return err })
+					if err == nil {
+						local = conn.LocalAddr().String()
+					}
+					return conn, err
+				}}}
+				body, err := fetch(&client, "http://"+c.addr+"/")
+				if err != nil {
+					t.Fatalf("%s: %v\n%s", c.addr, err, describeReasons(d))
+				}
+				from, to := netip.MustParseAddrPort(local), netip.MustParseAddrPort(c.addr)
+				if want := fmt.Sprintf("%s %d %s %d", from.Addr(), from.Port(), to.Addr(), to.Port()); string(body) != want || from.Addr().String() != c.client {
+					t.Errorf("%s: the server reads %q from the header, want %q", c.addr, body, want)
+				}
+				if body, err = fetch(&client, "http://"+c.addr+"/files/big"); err != nil || sha256.Sum256(body) != sha256.Sum256(file) {
+					t.Errorf("%s: download of %d bytes: %v, got %d", c.addr, len(file), err, len(body))
+				}
+				req, _ := http.NewRequest(http.MethodPut, "http://"+c.addr+"/files/up", bytes.NewReader(file))
+				if r, err := client.Do(req); err != nil || r.StatusCode >= 300 {
+					t.Errorf("%s: upload: %v %v", c.addr, r, err)
+					continue
+				}
+				if up, err := os.ReadFile(filepath.Join(dir, "files", "up")); err != nil || !bytes.Equal(up, file) {
+					t.Errorf("%s: upload: %v, the server has %d bytes of %d", c.addr, err, len(up), len(file))
+				}
+				os.Remove(filepath.Join(dir, "files", "up"))
+				client.CloseIdleConnections()
+			}
+		})
+	}
+}
+
+func fetch(c *http.Client, url string) ([]byte, error) {
+	r, err := c.Get(url)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	return io.ReadAll(r.Body)
+}
+
+// serveNginx runs nginx on a node until the test ends.
+func serveNginx(t *testing.T, n *lab.Node, dir string, file []byte) {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(dir, "files"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	os.Chmod(dir, 0o777)
+	os.Chmod(filepath.Join(dir, "files"), 0o777)
+	conf := filepath.Join(dir, "nginx.conf")
+	for name, b := range map[string][]byte{conf: fmt.Appendf(nil, nginxBehindProxy, dir), filepath.Join(dir, "files", "big"): file} {
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log strings.Builder
+	cmd := exec.Command("nginx", "-c", conf, "-p", dir, "-e", filepath.Join(dir, "error.log"))
+	cmd.Stderr = &log
+	if err := n.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	labtest.Eventually(t, 5*time.Second, "nginx", func() error {
+		return n.Do(func() error {
+			c, err := net.Dial("tcp", "127.0.0.1:8080")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, log.String())
+			}
+			return c.Close()
+		})
+	})
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// The client's address for the backends of fullnat services: as TCP option 254, or
+// as PROXY protocol header (version 2) in front of the client's first byte.
+
+// proxied is what a session with a PROXY header remembers.
+type proxied struct {
+	base uint32 // the client's first byte
+	sent bool   // the header has gone to the backend
+	lost bool   // the backend still waits for it
+}
+
+// edits adds to a plan of the session what the service tells its backends.
+func (h *half) edits(p *plan, v *view) {
+	s := h.service
+	if s == nil || v.protocol != flow.TCP || s.ClientAddress == config.ClientAddressNone || s.ClientAddress == "" {
+		return
+	}
+	client := h.tuple[0]
+	size := len(toaOption(client.Source))
+	if s.ClientAddress == config.ClientAddressProxyV2 {
+		size = len(proxyHeader(client))
+	}
+	original := h.direction == flow.Original
+	if !original && v.flags&packet.SYN != 0 {
+		p.room = size
+	}
+	switch {
+	case s.ClientAddress == config.ClientAddressProxyV2 && original:
+		p.grow = size
+		p.edit = func(b []byte, _ int) []byte { return h.proxyForward(b, proxyHeader(client)) }
+	case s.ClientAddress == config.ClientAddressProxyV2:
+		p.edit = func(b []byte, _ int) []byte { return h.proxyAnswer(b, uint32(size)) }
+	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.heard[1].ack:
+		p.edit = func(b []byte, mtu int) []byte {
+			if len(b)+size > mtu {
+				return b
+			}
+			return withTOA(b, toaOption(client.Source))
+		}
+	}
+}
+
+func toaOption(a netip.AddrPort) []byte {
+	b := binary.BigEndian.AppendUint16([]byte{254, byte(4 + a.Addr().BitLen()/8)}, a.Port())
+	return append(b, a.Addr().AsSlice()...)
+}
+
+// proxyHeader is the header of section 2.2 of the PROXY protocol's specification.
+func proxyHeader(t flow.Tuple) []byte {
+	family := byte(0x11)
+	if t.Source.Addr().Is6() {
+		family = 0x21
+	}
+	ends := slices.Concat(t.Source.Addr().AsSlice(), t.Dest.Addr().AsSlice())
+	ends = binary.BigEndian.AppendUint16(ends, t.Source.Port())
+	ends = binary.BigEndian.AppendUint16(ends, t.Dest.Port())
+	b := append([]byte("\r\n\r\n\x00\r\nQUIT\n"), 0x21, family)
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(ends))), ends...)
+}
+
+// withTOA puts the option in front of the other options, when they leave room.
+func withTOA(b, option []byte) []byte {
+	v, _ := readIP(b)
+	doff := int(v.payload()[12] >> 4)
+	if doff*4+len(option) > 60 {
+		return b
+	}
+	b = insert(b, v, 20, option)
+	v, _ = readIP(b)
+	setWord(v.payload(), 12, binary.BigEndian.Uint16(v.payload()[12:])+uint16(len(option)/4)<<12)
+	return b
+}
+
+// insert puts bytes into the TCP segment at a place behind its header's first 20
+// bytes, and corrects lengths and checksums.
+func insert(b []byte, v *view, at int, what []byte) []byte {
+	b = slices.Insert(slices.Clone(b), v.header+at, what...)
+	if v.v6 {
+		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-40))
+	} else {
+		was := slices.Clone(b[2:4])
+		binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+		binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[2:4]))
+	}
+	p := b[v.header:]
+	length := binary.BigEndian.AppendUint16(nil, uint16(len(what)))
+	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(p[16:]), []byte{0, 0}, length)
+	sum = packet.UpdateChecksum(sum, make([]byte, len(what)), what)
+	binary.BigEndian.PutUint16(p[16:], sum)
+	return b
+}
+
+// proxyForward puts the header in front of the client's first byte until the backend
+// has it, and counts it into the sequence numbers behind.
+func (h *half) proxyForward(b, header []byte) []byte {
+	v, _ := readIP(b)
+	t := v.payload()
+	seq := binary.BigEndian.Uint32(t[4:])
+	if v.flags&packet.SYN != 0 {
+		h.proxied = &proxied{base: seq + 1}
+		return b
+	}
+	s := h.proxied
+	if s == nil {
+		return b
+	}
+	if seq == s.base && v.flags&packet.RST == 0 && (!s.sent || s.lost) {
+		s.sent, s.lost = true, false
+		return insert(b, v, int(t[12]>>4)*4, header)
+	}
+	if int32(seq-s.base) > 0 || seq == s.base && s.sent {
+		setNumber(t, 4, seq+uint32(len(header)))
+	}
+	return b
+}
+
+// proxyAnswer takes the header out of what the backend acknowledges.
+func (h *half) proxyAnswer(b []byte, size uint32) []byte {
+	v, _ := readIP(b)
+	t, s := v.payload(), h.proxied
+	if s == nil || v.flags&packet.ACK == 0 {
+		return b
+	}
+	ack := binary.BigEndian.Uint32(t[8:])
+	switch {
+	case v.flags&packet.SYN == 0 && ack == s.base && s.sent:
+		s.lost = true
+	case int32(ack-s.base) > 0:
+		s.sent, s.lost = true, false
+	}
+	without := func(n uint32) uint32 {
+		switch {
+		case int32(n-s.base) <= 0:
+			return n
+		case int32(n-s.base-size) <= 0:
+			return s.base
+		}
+		return n - size
+	}
+	setNumber(t, 8, without(ack))
+	eachOption(t, func(kind byte, at, end int) {
+		for ; kind == 5 && at+4 <= end; at += 4 { // RFC 2018
+			setNumber(t, at, without(binary.BigEndian.Uint32(t[at:])))
+		}
+	})
+	return b
+}
+
+// eachOption calls f for the TCP options with a value: where it begins and ends.
+func eachOption(t []byte, f func(kind byte, at, end int)) {
+	end := min(int(t[12]>>4)*4, len(t))
+	for i := 20; i+1 < end && t[i] != 0; {
+		if t[i] == 1 {
+			i++
+			continue
+		}
+		n := int(t[i+1])
+		if n < 2 || i+n > end {
+			return
+		}
+		f(t[i], i+2, i+n)
+		i += n
+	}
+}
+
+// setNumber replaces the 32-bit number at i of a TCP segment and updates the
+// checksum.
+func setNumber(t []byte, i int, value uint32) {
+	setWord(t, i, uint16(value>>16))
+	setWord(t, i+2, uint16(value))
+}
