@@ -45,6 +45,8 @@ __noinline int firewall(const struct packet *p)
 		port = bpf_ntohs(p->tuple.dport);
 		if (r->first && (port < r->first || port > r->last))
 			continue;
+		if (r->rate_ns && (dry_run || rate_take(&r->tat, r->rate_ns, r->burst_ns)))
+			continue; // within the rate: as if the rule were not there
 		return r->action == ACTION_DROP ? REASON_DENIED : REASON_NONE;
 	}
 	return REASON_NONE;
@@ -267,6 +269,8 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	m = meta_of(e, v6);
 	plan_flow(plan, e, index, v6);
 	plan->flags |= PLAN_EXISTING;
+	if (p->flags & PACKET_NO_FLOW)
+		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !conn_plain(p, m))

@@ -30,7 +30,7 @@ static __always_inline __u32 service_of(const struct packet *p)
 
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	l = listener_find(&key);
-	if (!l && have_any) {
+	if (!l && have_any && p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6) {
 		key.l4_proto = 0;
 		key.port = 0;
 		l = listener_find(&key);
@@ -309,6 +309,8 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 		plan->backend_hop = id;
 		break;
 	}
+	if (p->flags & PACKET_NO_FLOW)
+		plan->flags |= PLAN_NO_L4;
 	plan->to.daddr = b->addr;
 	if (b->port)
 		plan->to.dport = b->port;
@@ -485,6 +487,18 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 	return backend;
 }
 
+#define PROTO_DCCP 33
+#define PROTO_UDPLITE 136
+
+// Whether a packet whose transport is left alone would have a wrong checksum with
+// the service's addresses in it.
+static __always_inline bool checksums_addresses(const struct packet *p, const struct service *s)
+{
+	if (s->mode == MODE_DSR || s->mode == MODE_TUNNEL)
+		return false;
+	return s->mode == MODE_FULLNAT || p->tuple.l4_proto == PROTO_DCCP || p->tuple.l4_proto == PROTO_UDPLITE;
+}
+
 // First packet of a flow, or every packet of what keeps none.
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
@@ -501,7 +515,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 	plain_syn = syn && !(p->tcp_flags & TCP_FIN);
 	stateless = service_stateless(s);
-	if (p->flags & PACKET_NO_FLOW && !stateless)
+	if (p->flags & PACKET_NO_FLOW && checksums_addresses(p, s))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	if (have_resets && p->tcp_flags & TCP_RST && stateless && reset_refused(id))
 		return REASON_LIMIT_RESETS;
@@ -583,7 +597,7 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 	if (!r) {
 		key.port = 0;
 		r = bpf_map_lookup_elem(&reverses, &key);
-		if (!r && (p->flags & PACKET_NO_FLOW)) {
+		if (!r && have_any) {
 			key.l4_proto = 0;
 			r = bpf_map_lookup_elem(&reverses, &key);
 		}
@@ -605,6 +619,8 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 	plan->owner = id;
 	plan->owner_nat = 0;
 	plan->flags |= PLAN_REPLY;
+	if (p->flags & PACKET_NO_FLOW)
+		plan->flags |= PLAN_NO_L4;
 	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
 	plan->family = p->family;

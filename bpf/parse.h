@@ -100,6 +100,11 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 		if (l4 + sizeof(struct udphdr) > end)
 			return REASON_TRUNCATED;
 		break;
+	case IPPROTO_SCTP:
+		if (l4 + 12 > end) // its common header (RFC 9260 §3.1)
+			return REASON_TRUNCATED;
+		p->flags |= PACKET_NO_FLOW; // but of a service: its ports are never changed
+		break;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:
 		if (l4 + sizeof(struct icmp_header) > end)

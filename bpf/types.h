@@ -502,8 +502,12 @@ struct firewall_rule {
 	__u16 last;
 	__u16 pad;
 	__u32 pad2;
+	__u64 rate_ns;	// drop: only what is above one packet in this time, 0 for all
+	__u64 burst_ns; // credit that may gather
+	__u64 tat;	// when the next packet conforms (ns)
+	__u64 pad3;
 };
-ASSERT_SIZE(struct firewall_rule, 32);
+ASSERT_SIZE(struct firewall_rule, 64);
 
 // nat_rule.flags
 #define NAT_EIM 0x01	     // endpoint-independent mapping
@@ -625,7 +629,7 @@ ASSERT_SIZE(struct event, 40);
 #define PACKET_EXTENDED 0x10	   // IPv6 extension headers
 #define PACKET_QUERY 0x20	   // ICMP echo request
 #define PACKET_MORE 0x80	   // fragment that is not the last one
-#define PACKET_NO_FLOW 0x40	   // protocol without ports, or ICMP that is neither query, reply nor error
+#define PACKET_NO_FLOW 0x40	   // protocol whose ports cannot be changed, or ICMP that is neither query, reply nor error
 
 // What is known of an interface: sources of the errors sent there, and what the
 // routing table does not tell while a neighbour is unknown. Written by user space.

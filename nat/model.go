@@ -47,6 +47,8 @@ type Model struct {
 	ports     map[outsideKey]time.Duration // until when a freed port is held
 	clients   map[clientKey]*client
 	fragments map[fragmentKey]*fragment
+	// ruleCredit is when the next packet of a firewall rule conforms to its rate.
+	ruleCredit map[*config.FirewallRule]time.Duration
 }
 
 // New returns a model of the configuration on the host. The seed decides what
@@ -55,7 +57,7 @@ func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
 		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]bool{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
-		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
+		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{}, ruleCredit: map[*config.FirewallRule]time.Duration{},
 	}
 	for i := range c.Services {
 		s, err := newService(&c.Services[i])
@@ -194,12 +196,27 @@ func (v *view) firewalled(m *Model, iface string) bool {
 		}
 		switch r.Action {
 		case config.ActionDrop:
+			if !r.Rate.IsZero() && m.withinRate(r) {
+				continue
+			}
 			return true
 		case config.ActionAccept:
 			return false
 		}
 	}
 	return false
+}
+
+// withinRate reports whether a packet is within the rate above which a rule drops:
+// burst packets at once.
+func (m *Model) withinRate(r *config.FirewallRule) bool {
+	each := r.Rate.Per / time.Duration(r.Rate.Count)
+	next := max(m.ruleCredit[r], m.now)
+	if next-m.now > each*time.Duration(max(r.Burst, 1)-1) {
+		return false
+	}
+	m.ruleCredit[r] = next + each
+	return true
 }
 
 func (m *Model) matches(want config.Match, a netip.Addr) bool {

@@ -220,7 +220,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		s.refused++
 		return drop(ReasonStrictTCP)
 	}
-	if v.protocol != flow.TCP && v.protocol != flow.UDP && !stateless {
+	if s.checksumsAddresses(v) {
 		return drop(ReasonUnsupportedProtocol)
 	}
 	i, reason := s.choose(m, v, !stateless)
@@ -244,6 +244,16 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		return p
 	}
 	return m.openService(in, v, s, i)
+}
+
+// checksumsAddresses reports whether a transport that is left alone would have a
+// wrong checksum with the service's addresses. SCTP's covers no addresses.
+func (s *service) checksumsAddresses(v *view) bool {
+	if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || v.protocol == flow.TCP || v.protocol == flow.UDP {
+		return false
+	}
+	const dccp, udplite = 33, 136
+	return s.Mode == config.ModeFullNAT || v.protocol == dccp || v.protocol == udplite
 }
 
 // endpoint returns where a packet to the service goes on backend i.

@@ -201,7 +201,7 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 		return ""
 	}
 	p := v.payload()
-	need := map[flow.Protocol]int{flow.TCP: 20, flow.UDP: 8, flow.ICMP: 8, flow.ICMPv6: 8}[v.protocol]
+	need := map[flow.Protocol]int{flow.TCP: 20, flow.UDP: 8, flow.SCTP: 12, flow.ICMP: 8, flow.ICMPv6: 8}[v.protocol]
 	if quoted {
 		need = min(need, 8) // RFC 792: at least the first eight bytes are there
 	}
@@ -218,7 +218,7 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 			return ""
 		}
 		v.flags = packet.TCPFlags(p[13])
-	case flow.UDP:
+	case flow.UDP, flow.SCTP:
 		ends(binary.BigEndian.Uint16(p), binary.BigEndian.Uint16(p[2:]))
 	case flow.ICMP, flow.ICMPv6:
 		v.icmpType, v.icmpCode = p[0], p[1]

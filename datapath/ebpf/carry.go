@@ -29,12 +29,8 @@ func (d *Datapath) CarriesNAT(n *config.NATRule) error { return carriesNAT(n) }
 func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return carriesRule(r) }
 
 func carriesService(s *config.Service) error {
-	switch s.Protocol {
-	case flow.TCP, flow.UDP:
-	case flow.Any:
-		return errors.New("protocol any is not carried by the ebpf datapath: it follows flows by their ports")
-	default:
-		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", s.Protocol)
+	if err := carriesProtocol(s); err != nil {
+		return err
 	}
 	switch {
 	case s.Helper != "":
@@ -47,6 +43,31 @@ func carriesService(s *config.Service) error {
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}
 	return carriesMode(s)
+}
+
+// carriesProtocol refuses what would have to change ports that it cannot.
+func carriesProtocol(s *config.Service) error {
+	switch s.Protocol {
+	case flow.TCP, flow.UDP:
+		return nil
+	case flow.SCTP, flow.Any:
+	default:
+		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", s.Protocol)
+	}
+	if s.Mode == config.ModeFullNAT {
+		return fmt.Errorf("protocol %s in mode fullnat needs other source ports, and the checksum of SCTP over the whole packet then: not available in the ebpf datapath", s.Protocol)
+	}
+	for _, l := range s.Listen {
+		if s.Protocol == flow.Any && len(l.Ports) > 0 {
+			return errors.New("protocol any with ports is not carried by the ebpf datapath")
+		}
+		for _, b := range s.Backends {
+			if b.Port != 0 && (len(l.Ports) != 1 || l.Ports[0] != flow.Ports{First: b.Port, Last: b.Port}) {
+				return fmt.Errorf("backend %s: protocol %s with another port than the listener's needs the checksum over the whole packet: not available in the ebpf datapath", b.Name, s.Protocol)
+			}
+		}
+	}
+	return nil
 }
 
 func carriesMode(s *config.Service) error {
@@ -100,10 +121,8 @@ func carriesRule(r *config.FirewallRule) error {
 		return fmt.Errorf("hook %s is the kernel's: the ebpf datapath stands at ingress", r.Hook)
 	case r.Out != "":
 		return errors.New("the interface a packet leaves by is not known at ingress")
-	case !r.Rate.IsZero():
-		return errors.New("a rate is not available in the ebpf datapath")
-	case len(r.Ports) > 1:
-		return errors.New("more than one port range is not available in the ebpf datapath")
+	case !r.Rate.IsZero() && len(r.Ports) > 1:
+		return errors.New("a rate over more than one port range is not available in the ebpf datapath")
 	}
 	return nil
 }

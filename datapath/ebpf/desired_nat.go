@@ -198,13 +198,21 @@ func (c *compiler) rule(r *config.FirewallRule) (err error) {
 	if w.Dests, err = c.match(r.Destination); err != nil {
 		return err
 	}
-	if len(r.Ports) == 1 {
-		w.First, w.Last = r.Ports[0].First, r.Ports[0].Last
+	if !r.Rate.IsZero() {
+		w.RateNs = uint64(r.Rate.Per) / uint64(r.Rate.Count)
+		w.BurstNs = w.RateNs * uint64(max(r.Burst, 1)-1)
 	}
-	if len(c.firewall) == 64 {
-		return fmt.Errorf("more than 64 rules at ingress")
+	ports := r.Ports
+	if len(ports) == 0 {
+		ports = []flow.Ports{{}}
 	}
-	c.firewall = append(c.firewall, w)
+	for _, p := range ports {
+		if len(c.firewall) == 64 {
+			return fmt.Errorf("more than 64 rules and port ranges at ingress")
+		}
+		w.First, w.Last = p.First, p.Last
+		c.firewall = append(c.firewall, w)
+	}
 	return nil
 }
 
