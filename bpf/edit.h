@@ -118,49 +118,57 @@ static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, con
 }
 
 // Moves the n bytes at "at" up by len.
-static __always_inline bool move_up(void *ctx, __u32 at, __u32 n, __u32 len, const bool xdp)
+static __always_inline bool move_up(void *ctx, __u32 at, __u32 n, __u32 len)
 {
 	__u32 block[8];
 
-	for (int i = 0; i < 64 && n >= sizeof(block); i++) {
+	for (int i = 0; i < 288 && n >= sizeof(block); i++) { // 9,216 bytes
 		n -= sizeof(block);
-		if (!get(ctx, at + n, block, sizeof(block), xdp) || !put(ctx, at + n + len, block, sizeof(block), xdp))
+		if (!get(ctx, at + n, block, sizeof(block), false) || !put(ctx, at + n + len, block, sizeof(block), false))
 			return false;
 	}
 	for (int i = 0; i < 8 && n >= 4; i++) {
 		n -= 4;
-		if (!get(ctx, at + n, block, 4, xdp) || !put(ctx, at + n + len, block, 4, xdp))
+		if (!get(ctx, at + n, block, 4, false) || !put(ctx, at + n + len, block, 4, false))
 			return false;
 	}
 	for (int i = 0; i < 3 && n; i++) {
-		__u8 last;
-
 		n--;
-		if (!get(ctx, at + n, &last, 1, xdp) || !put(ctx, at + n + len, &last, 1, xdp))
+		if (!get(ctx, at + n, block, 1, false) || !put(ctx, at + n + len, block, 1, false))
 			return false;
 	}
 	return !n;
 }
 
-// Makes room for len bytes at "at" of a packet that ends at "end". At its tail,
-// not before the headers: on TC a checksum that is still to be filled in
-// (CHECKSUM_PARTIAL) is found by the place of the transport header, which must
-// stay where it is.
+// Moves the first n bytes of the frame, which stand at "from", to its start.
+static __always_inline bool move_down(void *ctx, __u32 from, __u32 n)
+{
+	__u32 block[8], at = 0;
+
+	for (int i = 0; i < 8 && at + sizeof(block) <= n; i++) {
+		if (!get(ctx, from + at, block, sizeof(block), true) || !put(ctx, at, block, sizeof(block), true))
+			return false;
+		at += sizeof(block);
+	}
+	for (int i = 0; i < 16 && at + 2 <= n; i++) { // all headers are even
+		if (!get(ctx, from + at, block, 2, true) || !put(ctx, at, block, 2, true))
+			return false;
+		at += 2;
+	}
+	return at == n;
+}
+
+// Makes room for len bytes at "at" of a packet that ends at "end". At XDP before
+// the headers: drivers promise room there, and little behind a packet. On TC at
+// the tail: a checksum that is still to be filled in (CHECKSUM_PARTIAL) is found
+// by the place of the transport header, which must stay where it is.
 static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, const bool xdp)
 {
 	if (at > end)
 		return false;
-	if (xdp) {
-		struct xdp_md *md = ctx;
-		long have = (void *)(long)md->data_end - (void *)(long)md->data;
-
-		bounded(have); // pointers are not subtracted in 32 bits
-		if (bpf_xdp_adjust_tail(ctx, (int)(end + len) - (int)have))
-			return false;
-	} else if (bpf_skb_change_tail(ctx, end + len, 0)) {
-		return false;
-	}
-	return move_up(ctx, at, end - at, len, xdp);
+	if (xdp)
+		return !bpf_xdp_adjust_head(ctx, -(int)len) && move_down(ctx, len, at);
+	return !bpf_skb_change_tail(ctx, end + len, 0) && move_up(ctx, at, end - at, len);
 }
 
 __noinline int xdp_open_gap(struct xdp_md *ctx, __u32 at, __u32 end, __u32 len)

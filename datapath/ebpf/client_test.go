@@ -143,3 +143,73 @@ func serveNginx(t *testing.T, n *lab.Node, dir string, file []byte) {
 		})
 	})
 }
+
+// TestClientAddress tells servers of our own who the client is, at once: the server
+// speaks first, which it can only after the header. With TOA the connection works
+// on a kernel that knows no such option. Without a pool the source is the address of
+// the gateway.
+func TestClientAddress(t *testing.T) {
+	const yaml = `
+services:
+  - {name: p44, listen: [{address: 192.0.2.20, ports: [44]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, backends: [{name: a, address: 10.0.2.2, port: 9090}]}
+  - {name: p64, listen: [{address: "2001:db8::20", ports: [64]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, mss-clamp: true, backends: [{name: a, address: 10.0.2.2, port: 9090}]}
+  - {name: t44, listen: [{address: 192.0.2.20, ports: [54]}], protocol: tcp, mode: fullnat, client-address: toa, backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: t66, listen: [{address: "2001:db8::20", ports: [56]}], protocol: tcp, mode: fullnat, client-address: toa, mss-clamp: true, backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+tables: {flows: 4096, flows6: 4096}
+`
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), hook)
+			serve(t, l.Node("s1"), ":8080")
+			greet(t, l.Node("s1"), ":9090")
+			d := gateway(t, l.Node("gateway"), hook, yaml)
+			for _, c := range []struct{ addr, header string }{
+				{"192.0.2.20:44", "\x21\x11\x00\x0c\x0a\x00\x01\x02\xc0\x00\x02\x14"},
+				{"[2001:db8::20]:64", "\x21\x21\x00\x24\xfd\x00\x00\x01"},
+			} {
+				conn := transfer(t, l.Node("client"), c.addr)
+				conn.SetDeadline(time.Now().Add(5 * time.Second))
+				b := make([]byte, 28)
+				if _, err := io.ReadFull(conn, b); err != nil {
+					t.Fatalf("%s: the server that speaks first: %v\n%s", c.addr, err, describeReasons(d))
+				}
+				if want := "\r\n\r\n\x00\r\nQUIT\n" + c.header; !strings.HasPrefix(string(b), want) {
+					t.Errorf("%s: the server got %q, want %q first", c.addr, b, want)
+				}
+			}
+			for addr, source := range map[string]string{"192.0.2.20:54": "10.0.2.1", "[2001:db8::20]:56": "fd00:2::1"} {
+				_, client, err := ask(l.Node("client"), "tcp", addr)
+				if err != nil {
+					t.Fatalf("%s: %v\n%s", addr, err, describeReasons(d))
+				}
+				if a := netip.MustParseAddrPort(client).Addr().Unmap().String(); !strings.HasPrefix(a, source) {
+					t.Errorf("%s: the server sees %s, want one of the gateway's, %s or more", addr, a, source)
+				}
+			}
+		})
+	}
+}
+
+// greet sends the first 28 bytes that a client sends back to it before anything
+// else.
+func greet(t *testing.T, n *lab.Node, addr string) {
+	t.Helper()
+	var l net.Listener
+	if err := n.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.CopyN(c, c, 28)
+				io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+}

@@ -82,6 +82,9 @@ func (h *host) sourceTowards(to netip.Addr) (netip.Addr, error) {
 	if err != nil || len(routes) == 0 {
 		return netip.Addr{}, fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)
 	}
+	if own, ok := netip.AddrFromSlice(routes[0].Src); ok && own.Unmap().Is4() == to.Is4() && !own.IsLinkLocalUnicast() {
+		return own.Unmap(), nil
+	}
 	for _, r := range h.outside(uint32(routes[0].LinkIndex)) {
 		if r.Is4() == to.Is4() {
 			return r.First, nil
