@@ -3,6 +3,7 @@
 #ifndef SLUICE_LB_H
 #define SLUICE_LB_H
 
+#include "event.h"
 #include "nat.h"
 #include "schedule.h"
 
@@ -173,6 +174,41 @@ __noinline int flow_closed(const struct packet *p, __u32 index)
 	return 0;
 }
 
+// Tells user space of a new connection, as often as the service's log may.
+__noinline int log_connection(const struct packet *p, __u32 id)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	struct client_key who = { .owner = CLIENT_LOG | id };
+	struct client *c, fresh = {};
+	struct event *e;
+
+	if (!p || !s)
+		return 0;
+	c = bpf_map_lookup_elem(&client_rates, &who);
+	if (!c) {
+		bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&client_rates, &who);
+	}
+	if (!c || !rate_take(&c->tat, s->log_ns, s->log_burst_ns))
+		return 0;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return 0;
+	__builtin_memset(e, 0, sizeof(*e));
+	e->kind = EVENT_CONNECTION;
+	e->ifindex = p->ifindex;
+	e->len = p->l3_len;
+	e->addr = p->tuple.saddr;
+	e->to = p->tuple.daddr;
+	e->sport = p->tuple.sport;
+	e->dport = p->tuple.dport;
+	e->l4_proto = p->tuple.l4_proto;
+	e->family = p->family;
+	e->owner = id;
+	bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
 // Makes the flow of a service, with everything that counts it.
 __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 flags, __u32 ref)
 {
@@ -212,6 +248,8 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 		__sync_fetch_and_add(&l->active, 1);
 		__sync_fetch_and_add(&bl->flows, 1);
 		__sync_fetch_and_add(&bl->active, 1);
+		if (s->log_ns)
+			log_connection(p, id);
 		plan->entry = b->index;
 		plan->record = b->index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
 		if (s->flags & SERVICE_TOA)

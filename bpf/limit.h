@@ -6,6 +6,7 @@
 #include "maps.h"
 
 #define CLIENT_NAT 0x10000 // client_key.owner: a NAT rule rather than a service
+#define CLIENT_LOG 0x20000 // in client_rates, without an address: the log of a service
 
 // Generic cell rate algorithm (ITU-T I.371): *tat is when the next event
 // conforms. One word, so no lock. True when this event conforms.

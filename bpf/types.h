@@ -364,7 +364,9 @@ struct service {
 	__u64 burst_ns;	 // credit that may gather
 	__u64 client_rate_ns;
 	__u64 client_burst_ns;
-	__u64 pad[3];
+	__u64 log_ns;	 // one new connection in this time is logged, 0 for none
+	__u64 log_burst_ns;
+	__u64 pad;
 };
 ASSERT_SIZE(struct service, 128);
 
@@ -608,18 +610,24 @@ struct fragment {
 
 enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved
+	EVENT_CONNECTION, // addr has opened a connection to a service that logs them
 };
 
 struct event {
 	__u32 kind;
 	__u32 ifindex;
 	__u32 reason;
-	__u32 len; // bytes of frame that follow
+	__u32 len; // EVENT_CONNECTION: bytes of the packet, from the network header on
 	union addr addr;
 	__u32 family;
-	__u32 pad;
+	__u32 owner; // EVENT_CONNECTION: service; so to the end
+	union addr to;
+	__be16 sport;
+	__be16 dport;
+	__u8 l4_proto;
+	__u8 pad[3];
 };
-ASSERT_SIZE(struct event, 40);
+ASSERT_SIZE(struct event, 64);
 
 // packet.flags
 #define PACKET_LATER_FRAGMENT 0x01

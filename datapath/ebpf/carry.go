@@ -35,8 +35,8 @@ func carriesService(s *config.Service) error {
 	switch {
 	case s.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
-	case s.Log != nil:
-		return errors.New("log needs the kernel's packet log")
+	case s.Log != nil && (s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && hashes(s.Scheduler)):
+		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so that none is new", s.Mode, s.Scheduler)
 	case s.SYNCookies:
 		return errors.New("syn-cookies are not available in the ebpf datapath")
 	case s.Mark != 0:

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -61,7 +62,8 @@ type Datapath struct {
 	attached map[string]*attachment
 	stop     context.CancelFunc // of the watcher
 	watching sync.WaitGroup
-	missed   atomic.Uint64 // events that could not be handled
+	missed   atomic.Uint64                         // events that could not be handled
+	logs     atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
 }
 
 var (

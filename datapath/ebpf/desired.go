@@ -44,6 +44,7 @@ type names struct {
 	source   map[uint32]string
 	prefix   map[uint32]string
 	portRule map[uint32]bool // services that stand for port-forward rules
+	log      map[uint32]config.Log
 }
 
 // compiler collects a desired state.
@@ -64,7 +65,7 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 		members: map[wireMemberKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
 		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, ifaces: map[uint32]wireInterfaceAddr{},
 		draft: t.ids.draft(),
-		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}},
+		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
 	for i := range c.lists {
 		c.lists[i] = map[netip.Prefix]uint64{}

@@ -65,6 +65,9 @@ func (c *compiler) service(s *datapath.Service) error {
 		return err
 	}
 	c.names.service[id] = s.Name
+	if s.Log != nil {
+		c.names.log[id] = *s.Log
+	}
 	if err := c.serviceBackends(id, s); err != nil {
 		return err
 	}
@@ -93,6 +96,14 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	w.ResetNs, w.ResetBurstNs = rateWords(s.Limits.ResetRate)
 	if s.MSSClamp {
 		w.Flags |= serviceMSSClamp
+	}
+	if l := s.Log; l != nil {
+		rate := l.Rate
+		if rate.IsZero() {
+			rate = config.Rate{Count: 10, Per: time.Second}
+		}
+		w.LogNs = uint64(rate.Per) / uint64(rate.Count)
+		w.LogBurstNs = w.LogNs * uint64(max(l.Burst, 1)-1)
 	}
 	if s.Limits.StrictTCP {
 		w.Flags |= serviceStrictTCP

@@ -5,14 +5,20 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
 
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -70,6 +76,12 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 		}
 		e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
 		switch wireEventKind(e.Kind) {
+		case wireEventKindEVENT_CONNECTION:
+			if logs := d.logs.Load(); logs != nil {
+				if l, ok := (*logs)[e.Owner]; ok {
+					d.opt.Log.Log(context.Background(), levelOf(l.Level), connectionLine(l.Prefix, e))
+				}
+			}
 		case wireEventKindEVENT_NEIGHBOUR:
 			a := addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)
 			if asked[a] {
@@ -84,6 +96,34 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			}
 		}
 	}
+}
+
+// levelOf turns a level of the kernel's log into one of the daemon's.
+func levelOf(l config.LogLevel) slog.Level {
+	switch l {
+	case "emerg", "alert", "crit", "err":
+		return slog.LevelError
+	case "warning":
+		return slog.LevelWarn
+	case "debug":
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}
+
+// connectionLine writes a new connection as the kernel's packet log does.
+func connectionLine(prefix string, e wireEvent) string {
+	v6 := wireFamily(e.Family) == wireFamilyFAMILY_6
+	in := ""
+	if i, err := net.InterfaceByIndex(int(e.Ifindex)); err == nil {
+		in = i.Name
+	}
+	line := fmt.Sprintf("%sIN=%s OUT= SRC=%s DST=%s LEN=%d PROTO=%s", prefix, in, addrFrom(e.Addr, v6), addrFrom(e.To, v6), e.Len,
+		strings.ToUpper(flow.Protocol(e.L4Proto).String()))
+	if e.Sport|e.Dport != 0 {
+		line += fmt.Sprintf(" SPT=%d DPT=%d", portOf(e.Sport), portOf(e.Dport))
+	}
+	return line
 }
 
 // resolveBackends keeps the next hops to all backends resolved, so that the first
