@@ -127,7 +127,8 @@ static __always_inline int xdp_direct(struct xdp_md *ctx)
 	if (!d || (d->ifindex && d->ifindex != ctx->ingress_ifindex))
 		return NOT_DIRECT;
 	length = bpf_ntohs(ip->tot_len);
-	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 || length < sizeof(*ip) ||
+	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 ||
+	    length < sizeof(*ip) + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr)) ||
 	    (void *)ip + length > end || (ip->protocol == IPPROTO_TCP && (void *)ports + sizeof(struct tcphdr) > end))
 		return NOT_DIRECT;
 	id = direct_backend(d->service, direct_hash(ip, ports, d->scheduler));
