@@ -38,7 +38,7 @@ func carriesService(s *config.Service) error {
 	case s.Log != nil && (s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && hashes(s.Scheduler)):
 		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so that none is new", s.Mode, s.Scheduler)
 	case s.SYNCookies:
-		return errors.New("syn-cookies are not available in the ebpf datapath")
+		return errors.New("syn-cookies are not available in the ebpf datapath: a hash scheduler in mode dnat keeps no state for SYNs, and the backends' own kernels answer with cookies")
 	case s.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}
