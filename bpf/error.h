@@ -9,6 +9,12 @@
 
 #define ICMP_SIZE 8
 
+// Protocols whose ports and checksum are rewritten; of others only addresses are.
+static __always_inline bool has_checksum(__u8 l4_proto)
+{
+	return l4_proto == IPPROTO_TCP || l4_proto == IPPROTO_UDP;
+}
+
 // Reads the quoted packet's headers and turns its ends round: "about" is what a
 // packet that answers it would be. REASON_ERROR_WITHOUT_FLOW when they are not
 // there.
@@ -60,16 +66,18 @@ static __always_inline int read_quote(void *ctx, const struct packet *p, struct 
 			return REASON_ERROR_WITHOUT_FLOW;
 		q->sport = icmp.id;
 		q->dport = icmp.id;
-	} else if (next == IPPROTO_TCP || next == IPPROTO_UDP) {
+	} else if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_SCTP) {
 		struct ports ports;
 
 		if (!get(ctx, q->l4_at, &ports, sizeof(ports), xdp))
 			return REASON_ERROR_WITHOUT_FLOW;
 		q->sport = ports.source;
 		q->dport = ports.dest;
-	} else {
+	} else if (!have_any) {
 		return REASON_ERROR_WITHOUT_FLOW;
 	}
+	if (!is_icmp(next) && !has_checksum(next))
+		about->flags |= PACKET_NO_FLOW;
 	about->tuple.saddr = q->daddr;
 	about->tuple.daddr = q->saddr;
 	about->tuple.sport = q->dport;
@@ -176,12 +184,15 @@ static __always_inline bool error_sound(void *ctx, const struct packet *p, const
 	return fold16(sum) == 0xffff;
 }
 
-// Where the checksum of a quoted segment stands; 0 when it has none, or the
+// Where the checksum of a quoted segment stands, when its ports or addresses are in
+// it; 0 when it has none, or the
 // quotation ends before it.
 static __always_inline __u32 quoted_check(const struct packet *p, const struct quote *q)
 {
 	__u32 at = q->l4_at + check_offset(q->l4_proto);
 
+	if (!is_icmp(q->l4_proto) && !has_checksum(q->l4_proto))
+		return 0;
 	return at + 2 <= ETH_HLEN + p->l3_len ? at : 0;
 }
 
@@ -215,7 +226,7 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct packet *p, co
 		covered = change(q->sport, plan->to.dport);
 		if (!put(ctx, q->l4_at + 4, &plan->to.dport, 2, xdp))
 			return ~0ULL;
-	} else {
+	} else if (has_checksum(q->l4_proto)) {
 		covered = change(q->sport, ports.source) + change(q->dport, ports.dest);
 		if (!put(ctx, q->l4_at, &ports, sizeof(ports), xdp))
 			return ~0ULL;
