@@ -214,7 +214,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
-		"adjusts": (t.buckets4 + t.buckets6) * 2, "slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
+		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
 	} {
 		spec.Maps[name].MaxEntries = n
 	}

@@ -26,6 +26,12 @@ type wireAddr struct {
 	W [4]uint32
 }
 
+type wireAdjust struct {
+	_     structs.HostLayout
+	Base  uint32
+	Flags uint32
+}
+
 type wireAnswer uint32
 
 const (
@@ -49,13 +55,17 @@ type wireBackend struct {
 	Weight   uint16
 	MaxFlows uint32
 	Mac      [6]uint8
-	Pad      [3]uint16
+	Pool     uint16
+	PoolLen  uint16
+	Pad      uint16
 }
 
 type wireBackendHop struct {
-	_   structs.HostLayout
-	Gen uint32
-	Hop uint32
+	_      structs.HostLayout
+	Gen    uint32
+	Hop    uint32
+	Source uint32
+	Pad    uint32
 }
 
 type wireBucket struct {
@@ -101,6 +111,18 @@ type wireControl struct {
 	Pad3       uint64
 }
 
+type wireDirect struct {
+	_         structs.HostLayout
+	Key       uint64
+	Service   uint32
+	Ifindex   uint32
+	Mode      uint8
+	Scheduler uint8
+	Encap     uint8
+	Pad       [5]uint8
+	Pad2      uint64
+}
+
 type wireEncap uint32
 
 const (
@@ -134,13 +156,19 @@ type wireEvent struct {
 	Len     uint32
 	Addr    wireAddr
 	Family  uint32
-	Pad     uint32
+	Owner   uint32
+	To      wireAddr
+	Sport   uint16
+	Dport   uint16
+	L4Proto uint8
+	Pad     [3]uint8
 }
 
 type wireEventKind uint32
 
 const (
-	wireEventKindEVENT_NEIGHBOUR wireEventKind = 0
+	wireEventKindEVENT_NEIGHBOUR  wireEventKind = 0
+	wireEventKindEVENT_CONNECTION wireEventKind = 1
 )
 
 type wireFamily uint32
@@ -171,6 +199,10 @@ type wireFirewallRule struct {
 	Last    uint16
 	Pad     uint16
 	Pad2    uint32
+	RateNs  uint64
+	BurstNs uint64
+	Tat     uint64
+	Pad3    uint64
 }
 
 type wireFlow4 struct {
@@ -277,9 +309,13 @@ type wireHop struct {
 }
 
 type wireInterfaceAddr struct {
-	_  structs.HostLayout
-	V4 wireAddr
-	V6 wireAddr
+	_    structs.HostLayout
+	V4   wireAddr
+	V6   wireAddr
+	Mac  [6]uint8
+	Pad  uint16
+	Mtu  uint32
+	Pad2 uint32
 }
 
 type wireListener struct {
@@ -310,7 +346,7 @@ type wireLoad struct {
 	Refused  uint64
 	Active   int64
 	Tat      uint64
-	Pad2     uint64
+	ResetTat uint64
 	Sequence uint32
 	Pad      uint32
 }
@@ -425,6 +461,8 @@ type wirePlan struct {
 	Flags         uint8
 	OwnerNat      uint8
 	Verdict       int32
+	Edits         uint32
+	Record        uint32
 	Pad           uint32
 }
 
@@ -516,17 +554,18 @@ const (
 	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 33
 	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 34
 	wireReasonREASON_LIMIT_BACKEND        wireReason = 35
-	wireReasonREASON_STRICT_TCP           wireReason = 36
-	wireReasonREASON_FILTERED             wireReason = 37
-	wireReasonREASON_NO_BINDING           wireReason = 38
-	wireReasonREASON_NO_FLOW              wireReason = 39
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 40
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 41
-	wireReasonREASON_LOOP                 wireReason = 42
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 43
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 44
-	wireReasonREASON_INTERNAL             wireReason = 45
-	wireReasonREASON_COUNT                wireReason = 46
+	wireReasonREASON_LIMIT_RESETS         wireReason = 36
+	wireReasonREASON_STRICT_TCP           wireReason = 37
+	wireReasonREASON_FILTERED             wireReason = 38
+	wireReasonREASON_NO_BINDING           wireReason = 39
+	wireReasonREASON_NO_FLOW              wireReason = 40
+	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 41
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 42
+	wireReasonREASON_LOOP                 wireReason = 43
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 44
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 45
+	wireReasonREASON_INTERNAL             wireReason = 46
+	wireReasonREASON_COUNT                wireReason = 47
 )
 
 type wireReverse struct {
@@ -551,29 +590,30 @@ const (
 type wireService struct {
 	_               structs.HostLayout
 	Slots           uint64
-	Allow           uint64
-	Deny            uint64
-	RateNs          uint64
-	BurstNs         uint64
-	ClientRateNs    uint64
-	ClientBurstNs   uint64
-	MaxFlows        uint32
-	MaxClientFlows  uint32
-	MaxBackendFlows uint32
-	StickyTicks     uint32
-	StickyKeys      uint16
 	Flags           uint16
 	Mode            uint8
 	Scheduler       uint8
 	Encap           uint8
 	Active          uint8
 	EncapPort       uint16
-	Pool            uint16
-	PoolLen         uint16
-	Pool6           uint16
-	Pool6Len        uint16
+	StickyTicks     uint32
+	StickyKeys      uint16
 	NatRule         uint16
+	Allow           uint64
+	Deny            uint64
+	MaxFlows        uint32
+	MaxClientFlows  uint32
+	MaxBackendFlows uint32
 	Mark            uint32
+	ResetNs         uint64
+	ResetBurstNs    uint64
+	RateNs          uint64
+	BurstNs         uint64
+	ClientRateNs    uint64
+	ClientBurstNs   uint64
+	LogNs           uint64
+	LogBurstNs      uint64
+	Pad             uint64
 }
 
 type wireSessionKey struct {
@@ -673,19 +713,21 @@ type wireWork struct {
 			Zone    uint8
 			State   uint8
 		}
-		Now      uint32
-		Ref      uint32
-		Owner    uint16
-		Backend  uint16
-		Family   uint8
-		ToFamily uint8
-		Flags    uint8
-		Heard    uint8
-		OneWay   uint8
-		Pad      [3]uint8
-		Bytes    uint32
-		Index    uint32
-		_        [4]byte
+		Now        uint32
+		Ref        uint32
+		Owner      uint16
+		Backend    uint16
+		Family     uint8
+		ToFamily   uint8
+		Flags      uint8
+		Heard      uint8
+		OneWay     uint8
+		Edited     uint8
+		BackEdited uint8
+		Pad        uint8
+		Bytes      uint32
+		Index      uint32
+		_          [4]byte
 	}
 	Bound struct {
 		_      structs.HostLayout
@@ -781,12 +823,14 @@ type wireWork struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	wireMapAdjusts            = "adjusts"
 	wireMapBackendHops        = "backend_hops"
 	wireMapBackendLoads       = "backend_loads"
 	wireMapBackends           = "backends"
 	wireMapClientRates        = "client_rates"
 	wireMapClients            = "clients"
 	wireMapControl            = "control"
+	wireMapDirects            = "directs"
 	wireMapEvents             = "events"
 	wireMapFirewallRules      = "firewall_rules"
 	wireMapFlows4             = "flows4"
@@ -846,14 +890,21 @@ const (
 	wireVarHashKey            = "hash_key"
 	wireVarHashMultiplier     = "hash_multiplier"
 	wireVarHashSeed           = "hash_seed"
+	wireVarHaveAny            = "have_any"
+	wireVarHaveDirect         = "have_direct"
+	wireVarHaveEdits          = "have_edits"
+	wireVarHaveMacKeys        = "have_mac_keys"
 	wireVarHaveNat            = "have_nat"
 	wireVarHavePools          = "have_pools"
 	wireVarHavePrefixes       = "have_prefixes"
+	wireVarHaveRanges         = "have_ranges"
+	wireVarHaveResets         = "have_resets"
 	wireVarHaveReverse        = "have_reverse"
 	wireVarHaveRules          = "have_rules"
 	wireVarHaveServices       = "have_services"
 	wireVarHoldTicks          = "hold_ticks"
 	wireVarHz                 = "hz"
+	wireVarLocalPortLast      = "local_port_last"
 	wireVarNatByEgress        = "nat_by_egress"
 	wireVarObserved           = "observed"
 	wireVarRuleCount          = "rule_count"
@@ -920,12 +971,14 @@ type wireProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type wireMapSpecs struct {
+	Adjusts        *ebpf.MapSpec `ebpf:"adjusts"`
 	BackendHops    *ebpf.MapSpec `ebpf:"backend_hops"`
 	BackendLoads   *ebpf.MapSpec `ebpf:"backend_loads"`
 	Backends       *ebpf.MapSpec `ebpf:"backends"`
 	ClientRates    *ebpf.MapSpec `ebpf:"client_rates"`
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
+	Directs        *ebpf.MapSpec `ebpf:"directs"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	FirewallRules  *ebpf.MapSpec `ebpf:"firewall_rules"`
 	Flows4         *ebpf.MapSpec `ebpf:"flows4"`
@@ -985,14 +1038,21 @@ type wireVariableSpecs struct {
 	HashKey            *ebpf.VariableSpec `ebpf:"hash_key"`
 	HashMultiplier     *ebpf.VariableSpec `ebpf:"hash_multiplier"`
 	HashSeed           *ebpf.VariableSpec `ebpf:"hash_seed"`
+	HaveAny            *ebpf.VariableSpec `ebpf:"have_any"`
+	HaveDirect         *ebpf.VariableSpec `ebpf:"have_direct"`
+	HaveEdits          *ebpf.VariableSpec `ebpf:"have_edits"`
+	HaveMacKeys        *ebpf.VariableSpec `ebpf:"have_mac_keys"`
 	HaveNat            *ebpf.VariableSpec `ebpf:"have_nat"`
 	HavePools          *ebpf.VariableSpec `ebpf:"have_pools"`
 	HavePrefixes       *ebpf.VariableSpec `ebpf:"have_prefixes"`
+	HaveRanges         *ebpf.VariableSpec `ebpf:"have_ranges"`
+	HaveResets         *ebpf.VariableSpec `ebpf:"have_resets"`
 	HaveReverse        *ebpf.VariableSpec `ebpf:"have_reverse"`
 	HaveRules          *ebpf.VariableSpec `ebpf:"have_rules"`
 	HaveServices       *ebpf.VariableSpec `ebpf:"have_services"`
 	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
+	LocalPortLast      *ebpf.VariableSpec `ebpf:"local_port_last"`
 	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
 	Observed           *ebpf.VariableSpec `ebpf:"observed"`
 	RuleCount          *ebpf.VariableSpec `ebpf:"rule_count"`
@@ -1025,12 +1085,14 @@ func (o *wireObjects) Close() error {
 //
 // It can be passed to loadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type wireMaps struct {
+	Adjusts        *ebpf.Map `ebpf:"adjusts"`
 	BackendHops    *ebpf.Map `ebpf:"backend_hops"`
 	BackendLoads   *ebpf.Map `ebpf:"backend_loads"`
 	Backends       *ebpf.Map `ebpf:"backends"`
 	ClientRates    *ebpf.Map `ebpf:"client_rates"`
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
+	Directs        *ebpf.Map `ebpf:"directs"`
 	Events         *ebpf.Map `ebpf:"events"`
 	FirewallRules  *ebpf.Map `ebpf:"firewall_rules"`
 	Flows4         *ebpf.Map `ebpf:"flows4"`
@@ -1066,12 +1128,14 @@ type wireMaps struct {
 
 func (m *wireMaps) Close() error {
 	return _WireClose(
+		m.Adjusts,
 		m.BackendHops,
 		m.BackendLoads,
 		m.Backends,
 		m.ClientRates,
 		m.Clients,
 		m.Control,
+		m.Directs,
 		m.Events,
 		m.FirewallRules,
 		m.Flows4,
@@ -1132,14 +1196,21 @@ type wireVariables struct {
 	HashKey            *ebpf.Variable `ebpf:"hash_key"`
 	HashMultiplier     *ebpf.Variable `ebpf:"hash_multiplier"`
 	HashSeed           *ebpf.Variable `ebpf:"hash_seed"`
+	HaveAny            *ebpf.Variable `ebpf:"have_any"`
+	HaveDirect         *ebpf.Variable `ebpf:"have_direct"`
+	HaveEdits          *ebpf.Variable `ebpf:"have_edits"`
+	HaveMacKeys        *ebpf.Variable `ebpf:"have_mac_keys"`
 	HaveNat            *ebpf.Variable `ebpf:"have_nat"`
 	HavePools          *ebpf.Variable `ebpf:"have_pools"`
 	HavePrefixes       *ebpf.Variable `ebpf:"have_prefixes"`
+	HaveRanges         *ebpf.Variable `ebpf:"have_ranges"`
+	HaveResets         *ebpf.Variable `ebpf:"have_resets"`
 	HaveReverse        *ebpf.Variable `ebpf:"have_reverse"`
 	HaveRules          *ebpf.Variable `ebpf:"have_rules"`
 	HaveServices       *ebpf.Variable `ebpf:"have_services"`
 	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
+	LocalPortLast      *ebpf.Variable `ebpf:"local_port_last"`
 	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
 	Observed           *ebpf.Variable `ebpf:"observed"`
 	RuleCount          *ebpf.Variable `ebpf:"rule_count"`
