@@ -3,10 +3,12 @@
 package ebpf
 
 import (
+	"cmp"
 	"fmt"
 	"sort"
 
 	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -23,7 +25,7 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 	note := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if d.programs == nil {
 		c.Objects.Added++
-		note("load programs sluice_xdp and sluice_tc")
+		note("load programs for attach: %s", cmp.Or(want.switches.Attach, config.AttachAuto))
 	} else if d.switches != want.switches {
 		c.Objects.Changed++
 		note("load programs anew: their switches change")

@@ -102,6 +102,10 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	if small.Tables.Flows == 0 {
 		small.Tables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
 	}
+	small.Attach = config.AttachTC
+	if s.hook == "xdp" {
+		small.Attach = config.AttachXDP
+	}
 	s.snapshot = snapshotFor(&small)
 	return s.inside(func() (err error) {
 		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, FullPath: s.full, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})

@@ -245,8 +245,10 @@ func (t *tables) close() error {
 	return errors.Join(errs...)
 }
 
-// switches are the constants of the programs that follow from a snapshot.
+// switches are the constants of the programs that follow from a snapshot, and the
+// hooks that they are loaded for.
 type switches struct {
+	Attach                                                   config.Attach
 	Services, Reverse, NAT, ByEgress, Prefixes, Pools, Rules bool
 	Ranges, Any, Direct, MACKeys, Edits, Resets              bool
 	LocalPortLast                                            uint32
@@ -280,6 +282,12 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 		}
 	}
 	delete(spec.Programs, "read_clocks")
+	switch {
+	case dryRun || s.Attach == config.AttachXDP || s.Attach == config.AttachXDPGeneric:
+		delete(spec.Programs, "sluice_tc")
+	case s.Attach == config.AttachTC:
+		delete(spec.Programs, "sluice_xdp")
+	}
 	replace := map[string]*ebpf.Map{}
 	for name, m := range t.maps {
 		if name != "ids" {
