@@ -99,10 +99,13 @@ static __always_inline bool direct_wrap(struct xdp_md *ctx, const struct backend
 // What the tests and the counters see, as of every packet.
 static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 {
-	struct work *w = the_work();
+	struct work *w;
 
 	count_stateless(backend, bytes);
 	count(FAMILY_4, ACTION_FORWARD, REASON_STATELESS);
+	if (!observed)
+		return;
+	w = the_work();
 	if (!w)
 		return;
 	w->plan.action = ACTION_FORWARD;

@@ -47,6 +47,8 @@ static __always_inline struct hop *fast_flow(const struct packet *p, struct plan
 	if (m->twin == NO_ENTRY || !conn_plain(p, m))
 		return 0;
 	plan_flow(plan, e, index, v6);
+	if (p->flags & PACKET_NO_FLOW)
+		plan->flags |= PLAN_NO_L4;
 	if (!hop_current(plan, m->hop_gen, p->now))
 		return 0;
 	at = plan->hop;
