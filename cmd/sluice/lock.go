@@ -16,8 +16,9 @@ import (
 // it with the process, so a crash leaves nothing to clean.
 type lock struct{ file *os.File }
 
-// acquire takes the lock of a state directory and writes into it who holds it.
-func acquire(dir, configFile string) (*lock, error) {
+// acquire takes the lock of a state directory and writes into it who holds it: a
+// command line.
+func acquire(dir, command string) (*lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, errNoRoot
@@ -40,15 +41,11 @@ func acquire(dir, configFile string) (*lock, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	abs, err := filepath.Abs(configFile)
-	if err != nil {
-		abs = configFile
-	}
 	if err := f.Truncate(0); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	if _, err := fmt.Fprintf(f, "process %d (sluice run -c %s)\n", os.Getpid(), abs); err != nil {
+	if _, err := fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

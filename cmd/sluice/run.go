@@ -91,7 +91,11 @@ func (d *daemon) run(ctx context.Context) error {
 	if watched != nil {
 		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), watched)
 	}
-	lock, err := acquire(d.directory(), d.file)
+	abs, err := filepath.Abs(d.file)
+	if err != nil {
+		return err
+	}
+	lock, err := acquire(d.directory(), "sluice run -c "+abs)
 	if err != nil {
 		return err
 	}
@@ -112,9 +116,6 @@ func (d *daemon) run(ctx context.Context) error {
 		return errors.Join(err, d.engine.Stop(context.Background(), true))
 	}
 	d.report(applied)
-	for _, w := range d.engine.View().Warnings {
-		d.log.Warn(w)
-	}
 	if network != nil {
 		go d.follow(ctx, network)
 	}
@@ -229,6 +230,9 @@ func (d *daemon) report(a engine.Applied) {
 				d.log.Info(line, "datapath", c.Datapath)
 			}
 		}
+	}
+	for _, w := range d.engine.View().Warnings {
+		d.log.Warn(w)
 	}
 }
 

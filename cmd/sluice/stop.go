@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/url"
 	"strings"
 	"time"
@@ -15,23 +16,33 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
 )
 
 func newStop(a *app) *cobra.Command {
 	var stop api.Stop
+	var force bool
 	cmd := &cobra.Command{
 		Use:     "stop",
 		GroupID: "gateway",
 		Short:   "End the running daemon and leave the host as it was found",
-		Example: "  sluice stop\n  sluice stop --keep   # the rules stay, traffic goes on",
+		Long: `End the running daemon and leave the host as it was found.
+
+With --force, rules and flows that a daemon left behind are removed too, when
+none runs: after kill -9, after --keep, or when a new version refuses the tables
+of an old one.`,
+		Example: "  sluice stop\n  sluice stop --keep   # the rules stay, traffic goes on\n  sluice stop --force  # no daemon runs: remove what one left",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c := api.NewClient(a.socketPath())
-			if err := c.Stop(cmd.Context(), stop); err != nil {
-				return err
+			if force && stop.Keep {
+				return usageError(cmd, "--force removes what --keep leaves: name one of them")
 			}
-			if err := waitGone(cmd.Context(), c); err != nil {
+			err := a.stopDaemon(cmd.Context(), stop)
+			if force && errors.Is(err, api.ErrNoDaemon) {
+				err = a.removeLeft(cmd.Context())
+			}
+			if err != nil {
 				return err
 			}
 			return a.print(map[string]bool{"stopped": true, "kept": stop.Keep}, func(w io.Writer) error {
@@ -41,7 +52,30 @@ func newStop(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&stop.Keep, "keep", false, "leave the rules in the kernel: traffic goes on")
+	cmd.Flags().BoolVar(&force, "force", false, "without a daemon, remove what one left in this network namespace")
 	return cmd
+}
+
+func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
+	c := api.NewClient(a.socketPath())
+	if err := c.Stop(ctx, stop); err != nil {
+		return err
+	}
+	return waitGone(ctx, c)
+}
+
+// removeLeft takes out of the kernel what a daemon left that does not run any more.
+func (a *app) removeLeft(ctx context.Context) error {
+	lock, err := acquire(a.directory(), "sluice stop --force")
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	return engine.New(engine.Options{Datapaths: paths.list}).Stop(ctx, false)
 }
 
 // waitGone returns when nobody answers on the socket any more.

@@ -77,8 +77,8 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 
 // pinnedBefore reports whether an earlier process left tables.
 func (d *Datapath) pinnedBefore() bool {
-	dir, err := d.pinDir()
-	if err != nil {
+	dir, err := d.pinDir(false)
+	if err != nil || dir == "" {
 		return false
 	}
 	m, err := ebpf.LoadPinnedMap(dir+"/ids", nil)
@@ -91,7 +91,7 @@ func (d *Datapath) pinnedBefore() bool {
 
 // open adopts or makes the tables.
 func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
-	if d.dir, err = d.pinDir(); err != nil {
+	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}
 	slots, pool := 0, 0
@@ -105,7 +105,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	for _, n := range s.NAT {
 		pool += poolSize(n.To.Addresses) + poolSize(n.Pool) + 2
 	}
-	if d.t, err = openTables(d.dir, sizesFor(s.Config, slots, pool), d.hz); err != nil {
+	if d.t, err = openTables(d.dir, sizesFor(s.Config.Tables, slots, pool), d.hz); err != nil {
 		return err
 	}
 	d.t.observed, d.t.fullPath = d.opt.NoAttach, d.opt.FullPath
@@ -332,7 +332,7 @@ func (d *Datapath) place(count uint32, fresh map[uint32]region) (region, error) 
 		at = max(at, (r.first+r.count+3)/4*4)
 	}
 	if uint64(at)+uint64(need) > uint64(d.t.slots)*4 {
-		return region{}, fmt.Errorf("its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or flush the datapath", count, d.t.slots*4)
+		return region{}, fmt.Errorf("its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s", count, d.t.slots*4, wayOut)
 	}
 	return region{at, count}, nil
 }

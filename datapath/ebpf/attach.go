@@ -178,6 +178,9 @@ func (a *attachment) detach() error {
 
 // adoptLinks finds what an earlier process left attached.
 func (d *Datapath) adoptLinks(h *host) error {
+	if d.dir == "" {
+		return nil
+	}
 	found, err := filepath.Glob(filepath.Join(d.dir, "link-*"))
 	if err != nil {
 		return err

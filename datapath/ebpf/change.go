@@ -23,6 +23,11 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 	}
 	var lines []string
 	note := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	if d.t != nil {
+		if differs := d.t.differs(want.tables); differs != "" {
+			note("%s", differs)
+		}
+	}
 	if d.programs == nil {
 		c.Objects.Added++
 		note("load programs for attach: %s", cmp.Or(want.switches.Attach, config.AttachAuto))

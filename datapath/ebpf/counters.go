@@ -25,7 +25,7 @@ func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 		return nil, err
 	}
 	d.owned(c)
-	c.Tables = d.t.use()
+	c.Tables = d.t.use(d.switches.HalfOpen)
 	return c, nil
 }
 
@@ -132,12 +132,12 @@ func (t *tables) tally(backend uint32) (sum traffic) {
 }
 
 // use tells how full the tables are, as of the last sweep.
-func (t *tables) use() []datapath.TableUse {
+func (t *tables) use(halfOpen uint32) []datapath.TableUse {
 	c := t.control.values[0]
 	out := []datapath.TableUse{
 		{Name: "flows4", Used: int(c.Used4), Size: int(t.entries4), Bytes: uint64(t.entries4)*64 + uint64(buckets(t.entries4))*bucketBytes},
 		{Name: "flows6", Used: int(c.Used6), Size: int(t.entries6), Bytes: uint64(t.entries6)*128 + uint64(buckets(t.entries6))*bucketBytes},
-		{Name: "half-open", Used: int(c.HalfOpen), Size: int(t.halfOpen)},
+		{Name: "half-open", Used: int(c.HalfOpen), Size: int(halfOpen)},
 	}
 	ports := datapath.TableUse{Name: "ports"}
 	for i := range t.ports.values {

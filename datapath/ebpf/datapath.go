@@ -24,8 +24,9 @@ import (
 
 // Options of a datapath. The zero value is what a gateway uses.
 type Options struct {
-	// Dir is where maps and links are pinned, on a bpffs; empty:
-	// /sys/fs/bpf/sluice, or a bpffs mounted at StateDir/bpf when that is none.
+	// Dir is where maps and links are pinned, on a bpffs; empty: a directory for
+	// the network namespace in /sys/fs/bpf/sluice, or a bpffs mounted at
+	// StateDir/bpf when /sys/fs/bpf is none.
 	Dir string
 	// StateDir is the gateway's directory; empty: /run/sluice.
 	StateDir string
@@ -47,9 +48,13 @@ type Options struct {
 type Datapath struct {
 	opt     Options
 	ns      netns.NsHandle
+	cookie  uint64 // of the namespace; never used again
 	dir     string
-	mounted string // bpffs that this process mounted, "" for none
-	hz      uint32
+	mounted string // bpffs of the state directory that the pins are in, "" for none
+	// fleeting is why that one could only be mounted where it ends with this
+	// process; nil when it did not have to.
+	fleeting error
+	hz       uint32
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu       sync.Mutex
@@ -86,11 +91,26 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: network namespace: %w", err)
 	}
+	cookie, err := netnsCookie()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("ebpf: network namespace: %w", err), ns.Close())
+	}
 	hz, err := measureHz()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, hz: hz, regions: map[uint32]region{}, attached: map[string]*attachment{}}, nil
+	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[string]*attachment{}}, nil
+}
+
+// netnsCookie is the number that the kernel gave the calling thread's network
+// namespace (SO_NETNS_COOKIE, Linux 5.14).
+func netnsCookie() (uint64, error) {
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(s)
+	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
 // Name returns "ebpf".
@@ -117,36 +137,6 @@ func (d *Datapath) inside(f func() error) error {
 		}
 	}()
 	return f()
-}
-
-func isBPFFS(dir string) bool {
-	var st unix.Statfs_t
-	return unix.Statfs(dir, &st) == nil && st.Type == unix.BPF_FS_MAGIC
-}
-
-// pinDir finds or mounts the bpffs that maps and links are pinned in.
-func (d *Datapath) pinDir() (string, error) {
-	if d.opt.Dir != "" {
-		return d.opt.Dir, nil
-	}
-	if isBPFFS("/sys/fs/bpf") {
-		var st unix.Stat_t
-		if err := unix.Fstat(int(d.ns), &st); err != nil {
-			return "", fmt.Errorf("network namespace: %w", err)
-		}
-		return fmt.Sprintf("/sys/fs/bpf/sluice/%d", st.Ino), nil
-	}
-	dir := filepath.Join(d.opt.StateDir, "bpf")
-	if !isBPFFS(dir) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", fmt.Errorf("bpffs: %w", err)
-		}
-		if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-			return "", fmt.Errorf("bpffs: mount %s: %w", dir, err)
-		}
-		d.mounted = dir
-	}
-	return filepath.Join(dir, "sluice"), nil
 }
 
 // Close lets go of the kernel objects: pinned maps, links and the timer live on,
@@ -185,7 +175,7 @@ func (d *Datapath) Remove(context.Context) error {
 	defer d.mu.Unlock()
 	return d.inside(func() error {
 		if d.dir == "" {
-			dir, err := d.pinDir()
+			dir, err := d.pinDir(false)
 			if err != nil {
 				return err
 			}
@@ -196,16 +186,16 @@ func (d *Datapath) Remove(context.Context) error {
 			_, stopped := d.programs.Programs["sweep_stop"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
 			err = errors.Join(err, stopped)
 		}
-		err = errors.Join(err, d.release(), os.RemoveAll(d.dir))
+		err = errors.Join(err, d.release())
+		if d.dir == "" {
+			return err
+		}
+		err = errors.Join(err, os.RemoveAll(d.dir))
 		if parent := filepath.Dir(d.dir); filepath.Base(parent) == "sluice" {
 			os.Remove(parent) // when no other namespace has anything there
 		}
-		if d.mounted != "" {
-			err = errors.Join(err, unix.Unmount(d.mounted, 0), os.Remove(d.mounted))
-			d.mounted = ""
-		}
 		d.dir = ""
-		return err
+		return errors.Join(err, d.unmount())
 	})
 }
 

@@ -32,6 +32,7 @@ type desired struct {
 	ports     map[uint32][]flow.Ports // usable ones, by pool address
 	ifaces    map[uint32]wireInterfaceAddr
 	switches  switches
+	tables    config.Tables // sizes asked for
 
 	draft *draft
 }
@@ -64,7 +65,7 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
 		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, ifaces: map[uint32]wireInterfaceAddr{},
-		draft: t.ids.draft(),
+		draft: t.ids.draft(), tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
 	for i := range c.lists {
@@ -143,6 +144,7 @@ func (c *compiler) finish() {
 	s.ICMP = c.ticks(t.ICMP, time.Minute)
 	s.Other = c.ticks(t.Other, 10*time.Minute)
 	s.Hold = min(c.ticks(config.Duration(holdTime), holdTime), s.UDP)
+	s.HalfOpen = halfOpenFor(c.snapshot.Config.Tables)
 }
 
 // holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never

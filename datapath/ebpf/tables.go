@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -24,7 +25,6 @@ const layout = 2
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
 	entries4, entries6 uint32 // flow table entries
-	halfOpen           uint32
 	clients            uint32
 	slots              uint32 // words of four slots
 	pool               uint32 // pool addresses
@@ -39,29 +39,60 @@ const (
 	bucketBytes = 64
 )
 
-// sizesFor takes the configured sizes, or shares of the machine's memory.
-func sizesFor(c *config.Config, slots, pool int) sizes {
-	flows4, flows6, clients := c.Tables.Flows, c.Tables.Flows6, c.Tables.Clients
+// flowsFor takes the configured numbers of flows, or shares of the machine's
+// memory.
+func flowsFor(c config.Tables) (flows4, flows6 int) {
 	share := int(memoryTotal() / 32)
-	if flows4 == 0 {
+	if flows4 = c.Flows; flows4 == 0 {
 		flows4 = min(max(share/2/flowBytes4, 16384), 4<<20)
 	}
-	if flows6 == 0 {
+	if flows6 = c.Flows6; flows6 == 0 {
 		flows6 = min(max(share/2/flowBytes6, 16384), 2<<20)
 	}
+	return flows4, flows6
+}
+
+// halfOpenFor takes the configured quota of handshakes in progress, or a quarter
+// of the flows.
+func halfOpenFor(c config.Tables) uint32 {
+	if c.HalfOpen != 0 {
+		return uint32(c.HalfOpen)
+	}
+	flows4, flows6 := flowsFor(c)
+	return uint32((flows4 + flows6) / 4)
+}
+
+func sizesFor(c config.Tables, slots, pool int) sizes {
+	flows4, flows6 := flowsFor(c)
+	clients := c.Clients
 	if clients == 0 {
 		clients = 65536
 	}
-	s := sizes{
+	return sizes{
 		entries4: entries(flows4), entries6: entries(flows6), clients: uint32(clients),
-		halfOpen: uint32(c.Tables.HalfOpen),
-		slots:    uint32(max(1<<18, slots/2)),
-		pool:     uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
+		slots: uint32(max(1<<18, slots/2)),
+		pool:  uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
 	}
-	if s.halfOpen == 0 {
-		s.halfOpen = uint32((flows4 + flows6) / 4)
+}
+
+// differs says which sizes a configuration asks for that the tables in force do
+// not have; "" for none.
+func (t *tables) differs(c config.Tables) string {
+	want := sizesFor(c, 0, 0)
+	var out []string
+	for _, s := range []struct {
+		name       string
+		asked      int
+		want, have uint32
+	}{{"flows", c.Flows, want.entries4, t.entries4}, {"flows6", c.Flows6, want.entries6, t.entries6}, {"clients", c.Clients, want.clients, t.clients}} {
+		if s.asked != 0 && s.want != s.have {
+			out = append(out, fmt.Sprintf("tables.%s: %d is not in force, the table that is has %d %% of that", s.name, s.asked, uint64(s.have)*100/uint64(s.want)))
+		}
 	}
-	return s
+	if out == nil {
+		return ""
+	}
+	return strings.Join(out, "; ") + ": " + wayOut
 }
 
 // entries for a number of flows: one for each direction, and one for the binding
@@ -108,14 +139,16 @@ type tables struct {
 }
 
 // ErrLayout is wrapped when pinned tables are of another version of Sluice.
-var ErrLayout = errors.New("tables of another version")
+var ErrLayout = errors.New("tables of another version of Sluice, which forward on as they are")
+
+const wayOut = "'sluice stop --force' removes them with their flows, and the next start makes new ones"
 
 // openTables adopts the maps pinned in dir, or makes them.
-func openTables(dir string, want sizes, hz uint32) (t *tables, err error) {
-	t = &tables{dir: dir, maps: map[string]*ebpf.Map{}, sizes: want, hz: hz}
+func openTables(dir string, want sizes, hz uint32) (_ *tables, err error) {
+	t := &tables{dir: dir, maps: map[string]*ebpf.Map{}, sizes: want, hz: hz}
 	defer func() {
 		if err != nil {
-			t.close()
+			err = errors.Join(err, t.close())
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -155,7 +188,7 @@ func pinned(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error)
 	if err == nil {
 		if err = spec.Compatible(m); err != nil {
 			m.Close()
-			return nil, false, fmt.Errorf("%s: %w: %w; \"sluice flush\" removes them with their flows", path, ErrLayout, err)
+			return nil, false, fmt.Errorf("%s: %w: %w: %s", path, ErrLayout, err, wayOut)
 		}
 		return m, false, nil
 	}
@@ -186,7 +219,7 @@ func (t *tables) meta() error {
 	}
 	version := uint32(layout)
 	if word("layout", &version); version != layout {
-		return fmt.Errorf("%s: %w: layout %d, this is layout %d", t.dir, ErrLayout, version, layout)
+		return fmt.Errorf("%s: %w: layout %d, not %d: %s", t.dir, ErrLayout, version, layout, wayOut)
 	}
 	var random [14]uint32
 	if err := binary.Read(rand.Reader, binary.NativeEndian, &random); err != nil {
@@ -202,7 +235,6 @@ func (t *tables) meta() error {
 	t.mult = uint64(high)<<32 | uint64(low)
 	word("entries4", &t.entries4)
 	word("entries6", &t.entries6)
-	word("half-open", &t.halfOpen)
 	word("clients", &t.clients)
 	word("slots", &t.slots)
 	word("pool", &t.pool)
@@ -254,6 +286,7 @@ type switches struct {
 	LocalPortLast                                            uint32
 	RuleCount                                                uint32
 	Established, Transitory, UDP, ICMP, Other, Hold          uint32 // ticks
+	HalfOpen                                                 uint32 // handshakes in progress
 }
 
 // program loads the programs with their constants set.
@@ -268,7 +301,7 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 	for name, v := range map[string]any{
 		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": buckets(t.entries4), "buckets6": buckets(t.entries6),
 		"entries4": t.entries4, "entries6": t.entries6,
-		"hz": t.hz, "half_open_max": t.halfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
+		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,

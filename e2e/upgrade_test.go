@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/host"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// numbers is a service whose flows nobody could find again without their state: backends in turn,
+// and source ports of the gateway's.
+const numbers = `
+services:
+  - name: numbers
+    listen: [{address: 192.0.2.10, ports: [9]}]
+    protocol: udp
+    mode: fullnat
+    source-pool: [10.0.2.100-10.0.2.103]
+    scheduler: rr
+    backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]
+`
+
+// TestUpgradeLosesNothing stops the daemon with --keep and starts one with other timeouts, which
+// are constants of its programs, while numbered datagrams pass: each arrives, once, at the server
+// and from the port of its flow.
+func TestUpgradeLosesNothing(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		collectors := []*host.Collector{collect(t, l.Node("s1"), "10.0.2.2:9"), collect(t, l.Node("s2"), "10.0.2.3:9")}
+		d := start(t, l.Node("gateway"), force+numbers)
+		stream := &host.Stream{From: l.Node("client"), Target: netip.MustParseAddrPort("192.0.2.10:9")}
+		if err := stream.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		more := func() {
+			t.Helper()
+			from := stream.Sent()[0]
+			labtest.Eventually(t, 10*time.Second, "twenty more datagrams", func() error {
+				if now := stream.Sent()[0]; now < from+20 {
+					return fmt.Errorf("%d", now-from)
+				}
+				return nil
+			})
+		}
+		more()
+		for i := range 3 {
+			if err := d.Client.Stop(t.Context(), api.Stop{Keep: true}); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.AwaitEnd(); err != nil {
+				t.Fatal(err)
+			}
+			more()
+			next := fmt.Sprintf("%s%stimeouts: {udp: %dm}\n", force, numbers, 6+i)
+			if err := os.WriteFile(d.File, []byte(next), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			more()
+		}
+		if err := stream.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		sent := stream.Sent()
+		arrivals := func() (all []host.Arrival) {
+			for _, c := range collectors {
+				all = append(all, c.Arrivals()...)
+			}
+			return all
+		}
+		labtest.Eventually(t, 5*time.Second, "every datagram", func() error {
+			if missing, _ := host.Missing(sent, arrivals()); len(missing) > 0 {
+				return fmt.Errorf("missing, by flow: %v", missing)
+			}
+			return nil
+		})
+		if _, twice := host.Missing(sent, arrivals()); twice > 0 {
+			t.Errorf("%d datagrams arrived twice", twice)
+		}
+		met := map[uint32]host.Arrival{}
+		servers := map[string]bool{}
+		for _, a := range arrivals() {
+			servers[a.Server] = true
+			was, ok := met[a.Flow]
+			if ok && (was.Server != a.Server || was.From != a.From) {
+				t.Fatalf("flow %d was led to %s from %s, then to %s from %s", a.Flow, was.Server, was.From, a.Server, a.From)
+			}
+			met[a.Flow] = a
+		}
+		if len(servers) != 2 {
+			t.Errorf("only %v got datagrams", servers)
+		}
+		t.Logf("%d datagrams on %d flows, three daemons", len(arrivals()), len(met))
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func collect(t *testing.T, n *lab.Node, addr string) *host.Collector {
+	t.Helper()
+	c, err := host.Collect(n, n.Short(), addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Stop() })
+	return c
+}
+
+// machine is a process 1 with a mount namespace of its own: what another host would be to
+// "ip netns exec", whether this one has a bpffs or not.
+type machine struct{ first *exec.Cmd }
+
+func newMachine(t *testing.T, prepare string) *machine {
+	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.Tool("unshare"), labtest.Tool("nsenter"), labtest.Tool("ip"))
+	ready := filepath.Join(t.TempDir(), "ready")
+	cmd := exec.Command("unshare", "--pid", "--mount", "--propagation", "slave", "--fork", "--kill-child", "--mount-proc", "sh", "-c", prepare+"; touch "+ready+"; exec sleep 3600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // process 1 goes with it, and all of its namespace
+		_ = cmd.Wait()
+	})
+	labtest.Eventually(t, 10*time.Second, "process 1", func() error { _, err := os.Stat(ready); return err })
+	return &machine{cmd}
+}
+
+// command runs a program as a shell of that machine would.
+func (m *machine) command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.first.Process.Pid, m.first.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exec.Command("nsenter", append([]string{"--target", strings.Fields(string(children))[0], "--pid", "--mount", "--"}, args...)...)
+}
+
+// TestKillUnderIPNetnsExec kills a daemon that "ip netns exec" gave a mount namespace of its own,
+// which ends with it: programs and flows must not.
+func TestKillUnderIPNetnsExec(t *testing.T) {
+	for name, prepare := range map[string]string{
+		"bpffs at its place": "mount -t bpf bpf /sys/fs/bpf",
+		"no bpffs":           "umount -l /sys/fs/bpf 2>/dev/null",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, prepare)
+			l := labtest.New(t, lab.Balancer())
+			dial := serveWebAndLine(t, l)
+			gw := l.Node("gateway")
+			file := filepath.Join(t.TempDir(), "test.yaml")
+			if err := os.WriteFile(file, []byte("datapath: ebpf\n"+webAndLine), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			in := func(args ...string) *exec.Cmd {
+				return m.command(t, append([]string{"ip", "netns", "exec", gw.Name()}, args...)...)
+			}
+			client := api.NewClient(filepath.Join(gw.StateDir(), "sluice.sock"))
+			begin := func() (*api.Status, *exec.Cmd) {
+				t.Helper()
+				var log strings.Builder
+				cmd := in(binary, "run", "-c", file)
+				cmd.Stderr = &log
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if t.Failed() {
+						t.Log(log.String())
+					}
+				})
+				var status *api.Status
+				labtest.Eventually(t, 30*time.Second, "the daemon", func() (err error) { status, err = client.Status(t.Context()); return err })
+				if text := strings.Join(status.Warnings, "\n"); strings.Contains(text, "end with this process") {
+					t.Error(text)
+				}
+				return status, cmd
+			}
+			status, cmd := begin()
+			line := dial()
+			mustAsk(t, line, "before")
+			if out, err := in("kill", "-KILL", strconv.Itoa(status.PID)).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			_ = cmd.Wait() // "killed"
+			mustAsk(t, line, "after kill -9")
+			mustAnswer(t, webLoad(l, "192.0.2.10:80", 50))
+			_, cmd = begin()
+			mustAsk(t, line, "after the restart")
+			flows, err := client.Flows(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(fmt.Sprint(flows), "10.64.0.7:7000") {
+				t.Errorf("the open connection is not among the adopted flows: %v", flows)
+			}
+			if err := client.Stop(t.Context(), api.Stop{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			left, err := in("sh", "-c", "ls -d "+gw.StateDir()+"/bpf /proc/1/root/sys/fs/bpf/sluice 2>/dev/null; grep "+gw.StateDir()+" /proc/1/mounts; true").CombinedOutput()
+			if err != nil || len(left) > 0 {
+				t.Errorf("left behind: %s (%v)", left, err)
+			}
+		})
+	}
+}
+
+// TestStopForce removes what a killed daemon left, without a daemon.
+func TestStopForce(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		dial := serveWebAndLine(t, l)
+		d := start(t, l.Node("gateway"), force+webAndLine)
+		line := dial()
+		if err := d.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		_ = d.AwaitEnd() // "killed"
+		mustAsk(t, line, "after kill -9")
+		if out, err := d.Command(t.Context(), "stop").CombinedOutput(); err == nil {
+			t.Errorf("a stop without a daemon says %s", out)
+		}
+		mustAsk(t, line, "after a stop without --force")
+		if out, err := d.Command(t.Context(), "stop", "--force").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		gone := webLoad(l, "192.0.2.10:80", 3)
+		gone.Timeout = 500 * time.Millisecond
+		if tally := gone.Run(t.Context()); tally.Good() != 0 {
+			t.Errorf("%d of 3 requests were answered", tally.Good())
+		}
+	})
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+)
+
+// Stream sends numbered datagrams at a steady rate, so that each one that is lost, sent twice or
+// led elsewhere is known by its number.
+type Stream struct {
+	From   *lab.Node
+	Target netip.AddrPort
+	// Flows is how many sockets take turns; 0 means 16.
+	Flows int
+	// Rate in datagrams per second over all flows; 0 means 2,000.
+	Rate int
+
+	conns []net.Conn
+	next  []atomic.Uint32 // by flow: number of the next datagram
+	stop  chan struct{}
+	ended chan error
+}
+
+// Start opens the sockets and begins to send.
+func (s *Stream) Start(ctx context.Context) error {
+	if s.Flows == 0 {
+		s.Flows = 16
+	}
+	if s.Rate == 0 {
+		s.Rate = 2000
+	}
+	s.next = make([]atomic.Uint32, s.Flows)
+	s.stop, s.ended = make(chan struct{}), make(chan error, 1)
+	for range s.Flows {
+		c, err := s.From.Dial(ctx, nil, "udp", s.Target.String())
+		if err != nil {
+			s.close()
+			return fmt.Errorf("stream to %s: %w", s.Target, err)
+		}
+		s.conns = append(s.conns, c)
+	}
+	go func() { s.ended <- s.run() }()
+	return nil
+}
+
+// run sends what is due every millisecond; a turn that comes late sends more.
+func (s *Stream) run() error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	begun, sent := time.Now(), 0
+	var b [8]byte
+	for {
+		select {
+		case <-s.stop:
+			return nil
+		case <-tick.C:
+		}
+		due := int(time.Since(begun) * time.Duration(s.Rate) / time.Second)
+		for end := min(due, sent+100); sent < end; sent++ { // a burst fits every queue on the way
+			flow := sent % s.Flows
+			binary.BigEndian.PutUint32(b[:4], uint32(flow))
+			binary.BigEndian.PutUint32(b[4:], s.next[flow].Load())
+			if _, err := s.conns[flow].Write(b[:]); err != nil {
+				return fmt.Errorf("stream to %s: datagram %d of flow %d: %w", s.Target, s.next[flow].Load(), flow, err)
+			}
+			s.next[flow].Add(1)
+		}
+	}
+}
+
+// Sent returns, by flow, how many datagrams have left so far: the number of the next one.
+func (s *Stream) Sent() []uint32 {
+	n := make([]uint32, s.Flows)
+	for i := range n {
+		n[i] = s.next[i].Load()
+	}
+	return n
+}
+
+// Stop ends sending.
+func (s *Stream) Stop() error {
+	close(s.stop)
+	return errors.Join(<-s.ended, s.close())
+}
+
+func (s *Stream) close() (err error) {
+	for _, c := range s.conns {
+		err = errors.Join(err, c.Close())
+	}
+	s.conns = nil
+	return err
+}
+
+// Collector is where the datagrams of a [Stream] arrive.
+type Collector struct {
+	conn net.PacketConn
+	name string
+
+	mu  sync.Mutex // protects got
+	got []Arrival
+}
+
+// Arrival is one datagram.
+type Arrival struct {
+	Server string
+	Flow   uint32
+	Number uint32
+	From   netip.AddrPort
+}
+
+// Collect listens in the node at the address, a literal.
+func Collect(n *lab.Node, name, addr string) (*Collector, error) {
+	c, err := n.ListenPacket(addr)
+	if err != nil {
+		return nil, fmt.Errorf("collector %s: %w", name, err)
+	}
+	_ = c.(*net.UDPConn).SetReadBuffer(4 << 20) // as far as net.core.rmem_max allows
+	s := &Collector{conn: c, name: name}
+	go s.run()
+	return s, nil
+}
+
+func (c *Collector) run() {
+	b := make([]byte, 64)
+	for {
+		n, from, err := c.conn.(*net.UDPConn).ReadFromUDPAddrPort(b)
+		if err != nil {
+			return
+		}
+		if n != 8 {
+			continue
+		}
+		a := Arrival{c.name, binary.BigEndian.Uint32(b[:4]), binary.BigEndian.Uint32(b[4:8]), netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
+		c.mu.Lock()
+		c.got = append(c.got, a)
+		c.mu.Unlock()
+	}
+}
+
+// Arrivals returns what has arrived so far, in order.
+func (c *Collector) Arrivals() []Arrival {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]Arrival(nil), c.got...)
+}
+
+// Stop closes the socket.
+func (c *Collector) Stop() error { return c.conn.Close() }
+
+// Missing returns, by flow, the numbers below sent that did not arrive, and how many arrived twice.
+func Missing(sent []uint32, arrivals []Arrival) (missing map[int][]uint32, twice int) {
+	seen := make([][]bool, len(sent))
+	for i, n := range sent {
+		seen[i] = make([]bool, n)
+	}
+	for _, a := range arrivals {
+		if int(a.Flow) >= len(sent) || a.Number >= sent[a.Flow] {
+			continue // sent after the count was taken
+		}
+		if seen[a.Flow][a.Number] {
+			twice++
+		}
+		seen[a.Flow][a.Number] = true
+	}
+	missing = map[int][]uint32{}
+	for flow, numbers := range seen {
+		for n, ok := range numbers {
+			if !ok {
+				missing[flow] = append(missing[flow], uint32(n))
+			}
+		}
+	}
+	return missing, twice
+}
