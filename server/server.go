@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -72,6 +73,7 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 type server struct {
 	opt     Options
 	started time.Time
+	tagged  atomic.Pointer[tagged] // the configuration that was asked for last
 }
 
 type body[T any] struct{ Body T }
@@ -115,7 +117,7 @@ func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 		st.Error = v.Applied.Err.Error()
 	}
 	if v.Config != nil {
-		st.Services, st.NATRules, st.ETag = len(v.Config.Services), len(v.Config.NAT), etag(v.Config)
+		st.Services, st.NATRules, st.ETag = len(v.Config.Services), len(v.Config.NAT), s.etag(v.Config)
 	}
 	for _, sv := range v.Services {
 		st.Backends += len(sv.Backends)
@@ -148,7 +150,7 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	if err != nil {
 		return nil, err
 	}
-	if v := s.opt.Engine.View(); in.IfMatch != "" && (v.Config == nil || in.IfMatch != etag(v.Config)) {
+	if v := s.opt.Engine.View(); in.IfMatch != "" && (v.Config == nil || in.IfMatch != s.etag(v.Config)) {
 		return nil, huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
 	}
 	applied, err := s.opt.Engine.Apply(ctx, cfg)
@@ -202,7 +204,7 @@ func (s *server) config(context.Context, *struct{}) (*configOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &configOutput{ContentType: "application/yaml", ETag: etag(v.Config), Body: raw}, nil
+	return &configOutput{ContentType: "application/yaml", ETag: s.etag(v.Config), Body: raw}, nil
 }
 
 // statusError maps the engine's errors to HTTP.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -276,5 +277,34 @@ func TestStreamFlows(t *testing.T) {
 	stop := errors.New("enough")
 	if err := client.EachFlow(t.Context(), nil, func(*api.Flow) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the walk ends with %v", err)
+	}
+}
+
+// BenchmarkStatus asks a daemon of 10,000 services of four backends how it is.
+func BenchmarkStatus(b *testing.B) {
+	var text strings.Builder
+	text.WriteString("services:\n")
+	for i := range 10000 {
+		fmt.Fprintf(&text, "  - {name: s%d, listen: [{address: 192.0.%d.%d, ports: [80]}], protocol: tcp, mode: dnat, backends: [", i, i/250, i%250)
+		for n := range 4 {
+			fmt.Fprintf(&text, "{name: b%d, address: 10.%d.%d.%d, port: 80},", n, n, i/250, i%250)
+		}
+		text.WriteString("]}\n")
+	}
+	c, err := config.Decode("bench.yaml", []byte(text.String()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}}})
+	if _, err := e.Apply(b.Context(), c); err != nil {
+		b.Fatal(err)
+	}
+	h := New(Options{Engine: e, Daemon: &stops{}})
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/status", nil))
+		if w.Code != 200 {
+			b.Fatal(w.Body)
+		}
 	}
 }

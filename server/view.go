@@ -22,14 +22,26 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// etag identifies a configuration.
-func etag(c *config.Config) string {
+// tagged is a configuration and its entity tag.
+type tagged struct {
+	config *config.Config
+	tag    string
+}
+
+// etag identifies a configuration. The engine never changes one that it was
+// given, so the tag of the one in force is made once.
+func (s *server) etag(c *config.Config) string {
+	if last := s.tagged.Load(); last != nil && last.config == c {
+		return last.tag
+	}
 	raw, err := config.Marshal(c)
 	if err != nil {
 		return ""
 	}
 	sum := sha256.Sum256(raw)
-	return `"` + hex.EncodeToString(sum[:8]) + `"`
+	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
+	s.tagged.Store(&tagged{c, tag})
+	return tag
 }
 
 func (s *server) services(ctx context.Context, _ *struct{}) (*body[[]api.Service], error) {
