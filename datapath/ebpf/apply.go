@@ -3,9 +3,11 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -260,12 +262,14 @@ func (r region) word() uint64 { return uint64(r.first)<<32 | uint64(r.count) }
 // then switches the services to them.
 func (d *Datapath) putServices(want *desired) error {
 	fresh := map[uint32]region{}
+	gaps := d.gaps()
 	for id, w := range want.services {
 		now := d.regions[id]
 		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.slots[id]) {
-			r, err := d.place(uint32(len(want.slots[id])), fresh)
-			if err != nil {
-				return fmt.Errorf("service %s: %w", want.names.service[id], err)
+			r, ok := place(gaps, uint32(len(want.slots[id])))
+			if !ok {
+				return fmt.Errorf("service %s: its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s",
+					want.names.service[id], len(want.slots[id]), d.t.slots*4, wayOut)
 			}
 			d.writeSlots(r, want.slots[id])
 			fresh[id] = r
@@ -310,31 +314,43 @@ func (d *Datapath) writeSlots(r region, slots []uint16) {
 	}
 }
 
-// place finds room for a scheduler table between those in force and those about
-// to be.
-func (d *Datapath) place(count uint32, fresh map[uint32]region) (region, error) {
-	var taken []region
+// gaps lists the free parts of the slots map, between the tables in force.
+func (d *Datapath) gaps() []region {
+	taken := make([]region, 0, len(d.regions))
 	for _, r := range d.regions {
-		taken = append(taken, r)
+		if r.count > 0 {
+			taken = append(taken, r)
+		}
 	}
-	for _, r := range fresh {
-		taken = append(taken, r)
-	}
-	slices.SortFunc(taken, func(a, b region) int { return int(int64(a.first) - int64(b.first)) })
-	at, need := uint32(0), (count+3)/4*4
+	slices.SortFunc(taken, func(a, b region) int { return cmp.Compare(a.first, b.first) })
+	var free []region
+	at := uint32(0)
 	for _, r := range taken {
-		if r.count == 0 {
-			continue
+		if r.first > at {
+			free = append(free, region{at, r.first - at})
 		}
-		if r.first >= at && r.first-at >= need {
-			break
+		at = max(at, r.first+wholeWords(r.count))
+	}
+	if end := d.t.slots * 4; end > at {
+		free = append(free, region{at, end - at})
+	}
+	return free
+}
+
+// wholeWords rounds a number of slots up to the words that hold them.
+func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
+
+// place takes room for a scheduler table out of the first gap that has it.
+func place(gaps []region, count uint32) (region, bool) {
+	for i := range gaps {
+		if g := &gaps[i]; g.count >= wholeWords(count) {
+			r := region{g.first, count}
+			g.first += wholeWords(count)
+			g.count -= wholeWords(count)
+			return r, true
 		}
-		at = max(at, (r.first+r.count+3)/4*4)
 	}
-	if uint64(at)+uint64(need) > uint64(d.t.slots)*4 {
-		return region{}, fmt.Errorf("its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s", count, d.t.slots*4, wayOut)
-	}
-	return region{at, count}, nil
+	return region{}, false
 }
 
 // retire ends what is not wanted any more. Flows of a backend or rule that is
@@ -370,17 +386,30 @@ func (d *Datapath) retire(want *desired) {
 	}
 }
 
+// content reads a whole map.
+func content[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+	all := map[K]V{}
+	keys, values := make([]K, 4096), make([]V, 4096)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i, k := range keys[:n] {
+			all[k] = values[i]
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) { // that was the last part
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("map %s: %w", m, err)
+		}
+	}
+}
+
 // equalise makes a map equal to what is wanted: additions and changes first.
 func equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(old V, v *V)) error {
-	var k K
-	var v V
-	have := map[K]V{}
-	it := m.Iterate()
-	for it.Next(&k, &v) {
-		have[k] = v
-	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("map %s: %w", m, err)
+	have, err := content[K, V](m)
+	if err != nil {
+		return err
 	}
 	for k, v := range want {
 		old, ok := have[k]
@@ -429,21 +458,12 @@ func (d *Datapath) readBack(want *desired) error {
 }
 
 func same[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
-	var k K
-	var v V
-	n := 0
-	it := m.Iterate()
-	for it.Next(&k, &v) {
-		if w, ok := want[k]; !ok || w != v {
-			return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
-		}
-		n++
+	have, err := content[K, V](m)
+	if err != nil {
+		return err
 	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("map %s: %w", m, err)
-	}
-	if n != len(want) {
-		return fmt.Errorf("map %s: the kernel holds %d entries of %d", m, n, len(want))
+	if !maps.Equal(have, want) {
+		return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
 	}
 	return nil
 }

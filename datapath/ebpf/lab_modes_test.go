@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -14,10 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/sluice-lb/sluice/lab"
-	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestFullNATMixes sends real TCP through the four family mixes: the server sees
@@ -152,53 +148,6 @@ func TestAdoption(t *testing.T) {
 				t.Errorf("pins are left behind: %v", err)
 			}
 			second.Close()
-		})
-	}
-}
-
-// TestNextHopFollows changes a server's hardware address under a connection.
-func TestNextHopFollows(t *testing.T) {
-	for _, hook := range hooks {
-		t.Run(string(hook), func(t *testing.T) {
-			l := labFor(t, lab.Balancer(), hook)
-			mirror(t, l.Node("s1"), ":8080")
-			d := gateway(t, l.Node("gateway"), hook, oneServer)
-			c := transfer(t, l.Node("client"), "192.0.2.10:80")
-			if err := roundTrip(c); err != nil {
-				t.Fatal(err)
-			}
-			before := d.t.control.values[0].Generation
-			mac := net.HardwareAddr{2, 0, 0, 0, 0x99, 1}
-			err := l.Node("s1").Do(func() error {
-				link, err := netlink.LinkByName("eth0")
-				if err != nil {
-					return err
-				}
-				return netlink.LinkSetHardwareAddr(link, mac)
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = l.Node("gateway").Do(func() error {
-				link, err := netlink.LinkByName("lan0")
-				if err != nil {
-					return err
-				}
-				return netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_REACHABLE,
-					IP: net.IPv4(10, 0, 2, 2), HardwareAddr: mac})
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			labtest.Eventually(t, 5*time.Second, "the event", func() error {
-				if d.t.control.values[0].Generation == before {
-					return fmt.Errorf("generation is still %d", before)
-				}
-				return nil
-			})
-			if err := roundTrip(c); err != nil {
-				t.Fatalf("after the server's hardware address changed: %v", err)
-			}
 		})
 	}
 }
