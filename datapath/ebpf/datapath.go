@@ -95,7 +95,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: network namespace: %w", err), ns.Close())
 	}
-	hz, err := measureHz()
+	hz, err := tickRate()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -333,6 +334,9 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 	}
 	return c, nil
 }
+
+// tickRate is measured once: the kernel does not change it.
+var tickRate = sync.OnceValues(measureHz)
 
 // measureHz finds out how many ticks the kernel counts in a second.
 func measureHz() (uint32, error) {
