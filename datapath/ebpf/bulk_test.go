@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab"
+)
+
+const bulkYAML = `
+services:
+  - {name: d4, listen: [{address: 192.0.2.20, ports: [4]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: d6, listen: [{address: "2001:db8::20", ports: [6]}], protocol: tcp, mode: dnat, backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+  - {name: m44, listen: [{address: 192.0.2.20, ports: [44]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100-10.0.2.103], backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: m66, listen: [{address: "2001:db8::20", ports: [66]}], protocol: tcp, mode: fullnat, source-pool: ["fd00:2::100"], backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+  - {name: m64, listen: [{address: "2001:db8::20", ports: [64]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100-10.0.2.103], backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: m46, listen: [{address: 192.0.2.20, ports: [46]}], protocol: tcp, mode: fullnat, source-pool: ["fd00:2::100"], backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+tables: {flows: 4096, flows6: 4096}
+`
+
+// bulk is how many bytes go each way.
+const bulk = 16 << 20
+
+// TestBulk sends much over TCP, with segmentation and checksums left to be done
+// later (GSO, CHECKSUM_PARTIAL) as local stacks on veth do: every byte must come
+// back, and in packets larger than the MTU, or the test tests nothing. Where the
+// gateway's links cannot do either, the kernel cuts the rewritten packets and
+// computes the checksums, which the hosts then verify.
+func TestBulk(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		t.Run(map[bool]string{false: "whole", true: "cut"}[cut], func(t *testing.T) {
+			topology := lab.Balancer()
+			for i := range topology.Links {
+				for _, e := range []*lab.End{&topology.Links[i].A, &topology.Links[i].B} {
+					e.NoTxChecksum = cut && e.Node == "gateway"
+				}
+			}
+			testBulk(t, labFor(t, topology, config.AttachTC))
+		})
+	}
+}
+
+func testBulk(t *testing.T, l *lab.Lab) {
+	mirror(t, l.Node("s1"), ":8080")
+	d := gateway(t, l.Node("gateway"), config.AttachTC, bulkYAML)
+	for _, addr := range []string{"192.0.2.20:4", "[2001:db8::20]:6", "192.0.2.20:44", "[2001:db8::20]:66", "[2001:db8::20]:64", "192.0.2.20:46"} {
+		t.Run(addr, func(t *testing.T) {
+			c := transfer(t, l.Node("client"), addr)
+			if err := sendMuch(c); err != nil {
+				t.Fatalf("%v\n%s", err, describeReasons(d))
+			}
+			for _, f := range flowsOf(t, d) {
+				if f.Original.Dest.String() != addr {
+					continue
+				}
+				for way, packets := range f.Packets {
+					if mean := f.Bytes[way] / max(packets, 1); mean < 2000 {
+						t.Errorf("way %d: %d packets of %d bytes in the mean: no segmentation offload passed the gateway", way, packets, mean)
+					}
+				}
+				t.Logf("packets %v, bytes %v", f.Packets, f.Bytes)
+				return
+			}
+			t.Error("the connection is not among the flows")
+		})
+	}
+}
+
+// sendMuch writes random bytes to a mirror and compares what comes back.
+func sendMuch(c net.Conn) error {
+	c.SetDeadline(time.Now().Add(60 * time.Second))
+	sent, got := sha256.New(), sha256.New()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(io.MultiWriter(c, sent), rand.NewChaCha8([32]byte{1}), bulk)
+		failed <- err
+	}()
+	if n, err := io.CopyN(got, c, bulk); err != nil {
+		return fmt.Errorf("%d of %d bytes came back: %w", n, bulk, err)
+	}
+	if err := <-failed; err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	if string(got.Sum(nil)) != string(sent.Sum(nil)) {
+		return fmt.Errorf("other bytes came back")
+	}
+	return nil
+}
