@@ -361,10 +361,11 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 	return reason;
 }
 
-// The full path of a packet. drop and pass are the hook's verdicts.
+// The full path of a packet. drop and pass are the hook's verdicts: on TC, what
+// passes goes on to other programs and then to the kernel.
 static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const bool xdp)
 {
-	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_OK;
+	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_UNSPEC;
 	struct work *w = the_work();
 	enum reason reason, applied;
 	struct packet *p;
@@ -460,5 +461,5 @@ int sluice_tc(struct __sk_buff *ctx)
 		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, true, false);
 	}
 	other();
-	return TC_ACT_OK;
+	return TC_ACT_UNSPEC;
 }

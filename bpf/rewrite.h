@@ -10,7 +10,7 @@
 
 #define AF_INET 2
 #define AF_INET6 10
-#define TC_ACT_OK 0
+#define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT 2
 
 #define IPV4_CHECK 10 // offsets of checksum fields in their headers

@@ -23,6 +23,23 @@ type Interface struct {
 	// Kind is the driver's kind of a virtual link ("veth", "bridge", "vlan", ...);
 	// "device" for hardware.
 	Kind string
+	// Master is the index of the bridge, bond or VRF that the link is a port of, 0
+	// for none.
+	Master int
+}
+
+// joins are the kinds of links that take their ports' packets as their own. A
+// VRF's ports keep their addresses and routes.
+var joins = map[string]bool{"bridge": true, "bond": true, "team": true, "openvswitch": true}
+
+// PortOf returns the bridge or bond among all that takes the link's packets.
+func (i Interface) PortOf(all []Interface) (Interface, bool) {
+	for _, m := range all {
+		if i.Master != 0 && m.Index == i.Master && joins[m.Kind] {
+			return m, true
+		}
+	}
+	return Interface{}, false
 }
 
 // Virtual reports whether the link has a local stack or another link behind it
@@ -40,7 +57,7 @@ func Interfaces() ([]Interface, error) {
 	for i, l := range links {
 		a := l.Attrs()
 		out[i] = Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
-			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type()}
+			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex}
 	}
 	return out, nil
 }

@@ -192,7 +192,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	}
 	d.retire(want)
 	d.bump()
-	d.inForce, d.snapshot = want, s
+	d.inForce, d.snapshot, d.seen = want, s, h
 	d.logs.Store(&want.names.log)
 	if d.stop == nil && !d.opt.NoAttach {
 		d.watch()

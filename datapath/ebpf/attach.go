@@ -56,16 +56,14 @@ func hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
 
 // attach puts programs on the wanted interfaces and takes them off others.
 func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) error {
-	wanted, err := h.attachTo(c)
-	if err != nil {
-		return err
-	}
+	wanted, _ := h.attachTo(c)
 	if d.opt.NoAttach {
 		return nil
 	}
 	if err := d.adoptLinks(h); err != nil {
 		return err
 	}
+	var err error
 	keep := map[string]bool{}
 	for _, i := range wanted {
 		keep[i.Name] = true
@@ -111,7 +109,9 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 	p := programs.Programs[a.program()]
 	switch a.hook {
 	case config.AttachTC:
-		a.link, err = link.AttachTCX(link.TCXOptions{Interface: a.ifindex, Program: p, Attach: ebpf.AttachTCXIngress})
+		// Before all others: what Sluice passes goes on to them (TCX_NEXT), while
+		// the verdict of one of them may be the last.
+		a.link, err = link.AttachTCX(link.TCXOptions{Interface: a.ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
 			return a.filter(p) // Linux before 6.6
 		}
@@ -120,6 +120,9 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 	default:
 		a.link, err = link.AttachXDP(link.XDPOptions{Interface: a.ifindex, Program: p, Flags: link.XDPDriverMode})
 	}
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%s: take it off with 'ip link set dev %s xdp off', or choose attach: tc, which runs behind it", foreignXDP(a.ifindex), a.name)
+	}
 	if err != nil {
 		return err
 	}
@@ -127,6 +130,23 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 		return errors.Join(fmt.Errorf("pin: %w", err), a.link.Close())
 	}
 	return nil
+}
+
+// foreignXDP names the program that stands in the way.
+func foreignXDP(ifindex int) string {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil || l.Attrs().Xdp == nil {
+		return "another XDP program is attached"
+	}
+	id := l.Attrs().Xdp.ProgId
+	name := ""
+	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id)); err == nil {
+		if info, err := p.Info(); err == nil {
+			name = info.Name + ", "
+		}
+		p.Close()
+	}
+	return fmt.Sprintf("another XDP program (%sid %d) is attached", name, id)
 }
 
 func (a *attachment) update(programs *ebpf.Collection) error {

@@ -63,6 +63,7 @@ type Datapath struct {
 	switches switches
 	inForce  *desired
 	snapshot *datapath.Snapshot
+	seen     *host             // that inForce was made for
 	regions  map[uint32]region // of services in the slots map
 	attached map[string]*attachment
 	stop     context.CancelFunc // of the watcher

@@ -73,9 +73,9 @@ func (d *Datapath) arrival(name string) (netdev.Interface, error) {
 		return netdev.Interface{}, err
 	}
 	if name == "" {
-		list, err := h.attachTo(d.snapshot.Config)
-		if err != nil || len(list) == 0 {
-			return netdev.Interface{}, errors.Join(err, errors.New("no interface is attached"))
+		list, _ := h.attachTo(d.snapshot.Config)
+		if len(list) == 0 {
+			return netdev.Interface{}, errors.New("no interface is attached")
 		}
 		return list[0], nil
 	}

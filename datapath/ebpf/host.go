@@ -104,25 +104,24 @@ func localPortLast() uint32 {
 	return first - 1
 }
 
-// attachTo lists the interfaces of a configuration: those it names, else all
-// that are up and not a loopback.
-func (h *host) attachTo(c *config.Config) ([]netdev.Interface, error) {
+// attachTo lists the interfaces of a configuration: those it names, else all that
+// are up and neither a loopback nor a port of a bridge or bond, which is taken in
+// its place. missing are those named that are not there.
+func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []string) {
 	if len(c.Interfaces) == 0 {
-		var out []netdev.Interface
 		for _, i := range h.interfaces {
-			if i.Up && !i.Loopback && len(i.MAC) == 6 {
-				out = append(out, i)
+			if _, port := i.PortOf(h.interfaces); i.Up && !i.Loopback && !port && len(i.MAC) == 6 {
+				list = append(list, i)
 			}
 		}
-		return out, nil
+		return list, nil
 	}
-	out := make([]netdev.Interface, len(c.Interfaces))
-	for n, name := range c.Interfaces {
-		i, ok := h.byName(name)
-		if !ok {
-			return nil, fmt.Errorf("interface %s: there is none of that name", name)
+	for _, name := range c.Interfaces {
+		if i, ok := h.byName(name); ok {
+			list = append(list, i)
+		} else {
+			missing = append(missing, name)
 		}
-		out[n] = i
 	}
-	return out, nil
+	return list, missing
 }

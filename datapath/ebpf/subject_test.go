@@ -260,7 +260,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	sent := ret == 3 || ret == 4 // XDP_TX, XDP_REDIRECT
 	passed := ret == 2
 	if s.hook != "xdp" {
-		sent, passed = ret == 7, ret == 0
+		sent, passed = ret == 7, int32(ret) == -1 // TC_ACT_UNSPEC
 	}
 	switch {
 	case sent && r.Action == nat.Drop:

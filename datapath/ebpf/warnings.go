@@ -2,7 +2,12 @@
 
 package ebpf
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+)
 
 // Warnings returns what of the configuration in force, or of this host, keeps the
 // datapath from being all that it is asked to be, each with the remedy.
@@ -15,6 +20,26 @@ func (d *Datapath) Warnings() (out []string) {
 	if differs := d.t.differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
+	_, missing := d.seen.attachTo(d.snapshot.Config)
+	for _, name := range missing {
+		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
+	}
+	for _, name := range d.snapshot.Config.Interfaces {
+		i, ok := d.seen.byName(name)
+		if !ok {
+			continue
+		}
+		if m, port := i.PortOf(d.seen.interfaces); port {
+			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
+		}
+	}
+	for name, a := range d.attached {
+		if i, _ := d.seen.byName(name); a.hook != config.AttachTC && i.Virtual() {
+			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones; "+
+				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", name, i.Kind))
+		}
+	}
+	slices.Sort(out)
 	if d.fleeting != nil {
 		out = append(out, fmt.Sprintf("flows and programs end with this process: %v; mount a bpffs at /sys/fs/bpf in this mount namespace", d.fleeting))
 	}

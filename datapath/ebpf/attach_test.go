@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestGenericXDP is the last resort: XDP on packets that the kernel has made
+// already.
+func TestGenericXDP(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachXDP)
+	mirror(t, l.Node("s1"), ":8080")
+	d := gateway(t, l.Node("gateway"), config.AttachXDPGeneric, bulkYAML)
+	for _, addr := range []string{"192.0.2.20:4", "[2001:db8::20]:6", "192.0.2.20:44", "[2001:db8::20]:64"} {
+		if err := sendMuch(transfer(t, l.Node("client"), addr)); err != nil {
+			t.Errorf("%s: %v\n%s", addr, err, describeReasons(d))
+		}
+	}
+	if counted(t, d, "flow") == 0 {
+		t.Error("no packet of a known flow was counted")
+	}
+	if w := strings.Join(d.Warnings(), "\n"); !strings.Contains(w, "virtual link (veth) with XDP") {
+		t.Errorf("XDP on veth is not warned of: %q", w)
+	}
+}
+
+// constant loads a program that always gives the same verdict.
+func constant(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: kind, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// TestForeignXDP finds a program of somebody else: asked for XDP it refuses in
+// words and leaves it alone, left to choose it stands behind it, on TC.
+func TestForeignXDP(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachXDP)
+	mirror(t, l.Node("s1"), ":8080")
+	gw := l.Node("gateway")
+	wan, err := gw.Interface("wan0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var foreign link.Link
+	p := constant(t, ebpf.XDP, 2) // XDP_PASS
+	if err := gw.Do(func() (err error) {
+		foreign, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: wan.Index, Flags: link.XDPDriverMode})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	d := openIn(t, gw, pinsOf(t))
+	defer func() { d.Remove(context.Background()); d.Close() }()
+	_, err = d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer))
+	if err == nil || !strings.Contains(err.Error(), "another XDP program (foreign, id ") || !strings.Contains(err.Error(), "ip link set dev wan0 xdp off") {
+		t.Errorf("XDP beside a foreign program: %v", err)
+	}
+	apply(t, d, config.AttachTC, oneServer)
+	if err := roundTrip(transfer(t, l.Node("client"), "192.0.2.10:80")); err != nil {
+		t.Error(err)
+	}
+	if info, err := foreign.Info(); err != nil || info.XDP().Ifindex != uint32(wan.Index) {
+		t.Errorf("the foreign program is not attached any more: %+v %v", info, err)
+	}
+}
+
+// TestForeignTC stands beside programs of others at the same hook: Sluice comes
+// first, and what it passes goes on to them.
+func TestForeignTC(t *testing.T) {
+	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	mirror(t, l.Node("s1"), ":8080")
+	gw := l.Node("gateway")
+	wan, err := gw.Interface("wan0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := constant(t, ebpf.SchedCLS, 2) // TC_ACT_SHOT
+	gateway(t, gw, config.AttachTC, oneServer)
+	c := transfer(t, l.Node("client"), "192.0.2.10:80")
+	if err := answers(l.Node("client"), "10.0.1.1:9"); err != nil {
+		t.Fatalf("the gateway's own address, before: %v", err)
+	}
+	var foreign link.Link
+	if err := gw.Do(func() (err error) {
+		foreign, err = link.AttachTCX(link.TCXOptions{Program: drop, Interface: wan.Index, Attach: ebpf.AttachTCXIngress})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	if err := roundTrip(c); err != nil {
+		t.Errorf("a flow of Sluice's behind which a foreign program drops everything: %v", err)
+	}
+	if err := answers(l.Node("client"), "10.0.1.1:9"); err == nil {
+		t.Error("what Sluice passes does not reach the foreign program")
+	}
+}
+
+// answers asks a TCP port that nobody listens on: a reset is an answer.
+func answers(n *lab.Node, addr string) error {
+	if _, _, err := ask(n, "tcp", addr); err == nil || strings.Contains(err.Error(), "refused") {
+		return nil
+	} else {
+		return err
+	}
+}
+
+// TestInterfacesComeAndGo applies the same again, as the engine does when the
+// network changes.
+func TestInterfacesComeAndGo(t *testing.T) {
+	for _, named := range []bool{false, true} {
+		t.Run(map[bool]string{false: "all", true: "named"}[named], func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), config.AttachTC)
+			gw := l.Node("gateway")
+			yaml := oneServer
+			if named {
+				yaml += "interfaces: [wan0, lan0, later0]\n"
+			}
+			d := gateway(t, gw, config.AttachTC, yaml)
+			if told := strings.Contains(strings.Join(d.Warnings(), "\n"), "interface later0: there is none"); told != named {
+				t.Errorf("warnings: %v", d.Warnings())
+			}
+			attachedTo := func(want bool, when string) {
+				t.Helper()
+				apply(t, d, config.AttachTC, yaml)
+				a := d.attached["later0"]
+				if (a != nil) != want {
+					t.Fatalf("%s: attached is %t", when, a != nil)
+				}
+				if a == nil || a.link == nil {
+					return
+				}
+				if info, err := a.link.Info(); err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != a.ifindex {
+					t.Errorf("%s: the link is not on the interface: %+v %v", when, info, err)
+				}
+			}
+			attachedTo(false, "before")
+			for range 2 { // the second time it has another number
+				do := func(f func() error) {
+					t.Helper()
+					if err := gw.Do(f); err != nil {
+						t.Fatal(err)
+					}
+				}
+				veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "later1"}
+				do(func() error { return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth)) })
+				attachedTo(true, "when it is there")
+				if len(d.Warnings()) > 0 {
+					t.Errorf("warnings: %v", d.Warnings())
+				}
+				bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+				do(func() error {
+					return errors.Join(netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkSetMaster(veth, bridge))
+				})
+				attachedTo(named, "as a port of a bridge")
+				if named && !strings.Contains(strings.Join(d.Warnings(), "\n"), "later0 is a port of the bridge br0") {
+					t.Errorf("warnings: %v", d.Warnings())
+				}
+				if !named && d.attached["br0"] == nil {
+					t.Error("the bridge is not taken in its port's place")
+				}
+				do(func() error { return errors.Join(netlink.LinkDel(bridge), netlink.LinkDel(veth)) })
+				attachedTo(false, "when it has gone")
+			}
+		})
+	}
+}
