@@ -382,6 +382,46 @@ static __always_inline bool bind_fill(struct bind *b, const struct tuple *key, _
 	return true;
 }
 
+// What explain says of a binding that is not made: the outside endpoint of the one
+// that is there, else the only address of the pool. 0 is chosen with the packet.
+__noinline int bind_foresee(struct bind *b)
+{
+	struct pool_addr *address = 0;
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	__u32 index, number, len;
+
+	if (!b || !w)
+		return 0;
+	number = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &number);
+	if (!rule)
+		return 0;
+	__builtin_memset(&w->key, 0, sizeof(w->key));
+	bind_key(&w->key, b);
+	index = find(&w->key, b->family == FAMILY_6);
+	if (index != NO_ENTRY) {
+		struct flow6 *six = entry_at(index, true);
+		struct flow4 *four = entry_at(index, false);
+
+		if (b->family == FAMILY_6 && six) {
+			b->outside = six->to_saddr;
+			b->port = six->to_sport;
+		} else if (four) {
+			b->outside.w[0] = four->to_saddr;
+			b->port = four->to_sport;
+		}
+		return 0;
+	}
+	number = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
+	len = b->outside_family == FAMILY_6 ? rule->pool6_len : rule->pool_len;
+	if (len == 1)
+		address = bpf_map_lookup_elem(&pools, &number);
+	if (address)
+		b->outside = address->addr;
+	return 0;
+}
+
 // The binding of an inside endpoint, made when there is none. REASON_FLOW or
 // REASON_NEW_FLOW with one reference taken, else why not.
 __noinline int bind(struct bind *b)

@@ -165,8 +165,12 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 	bound->outside_family = plan->family;
 	bound->rule = id;
 	bound->now = p->now;
-	if (dry_run)
+	if (dry_run) {
+		bind_foresee(bound);
+		plan->to.saddr = bound->outside;
+		plan->to.sport = bound->port;
 		return REASON_NEW_FLOW;
+	}
 	reason = bind(bound);
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW) {
 		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);

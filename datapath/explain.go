@@ -29,11 +29,13 @@ type Explanation struct {
 	Owner     string     `json:"owner,omitempty"`   // service or NAT rule
 	Backend   string     `json:"backend,omitempty"` // of the service
 	Before    flow.Tuple `json:"before"`
-	After     flow.Tuple `json:"after"`
-	Out       string     `json:"out,omitempty"` // interface the packet leaves by
-	NextHop   netip.Addr `json:"next-hop,omitzero"`
-	Action    string     `json:"action"` // forward, drop, pass
-	Reason    string     `json:"reason"`
-	Existing  bool       `json:"existing"` // an existing flow decided
-	Steps     []string   `json:"steps,omitempty"`
+	// After is the packet as it leaves; an unspecified address or port 0 is chosen
+	// from a pool when a packet is really sent.
+	After    flow.Tuple `json:"after"`
+	Out      string     `json:"out,omitempty"` // interface the packet leaves by
+	NextHop  netip.Addr `json:"next-hop,omitzero"`
+	Action   string     `json:"action"` // forward, drop, pass
+	Reason   string     `json:"reason"`
+	Existing bool       `json:"existing"` // an existing flow decided
+	Steps    []string   `json:"steps,omitempty"`
 }

@@ -173,15 +173,14 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	if e.Backend != "" {
 		step("backend %s", e.Backend)
 	}
-	forwarded := p.Action == uint8(wireActionACTION_FORWARD) || p.Flags&planKernel != 0
-	if forwarded {
+	if forwarded(&p) {
 		v6 := p.Family == uint8(wireFamilyFAMILY_6)
 		e.After = tupleOf(addrFrom(wireAddr(p.To.Saddr), v6), addrFrom(wireAddr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
 		if e.After != e.Before {
 			step("becomes %s", e.After)
 		}
 	}
-	if forwarded && p.Flags&planRouted != 0 {
+	if forwarded(&p) && p.Flags&planRouted != 0 {
 		h := wireHop(w.Hop)
 		if p.Hop != 0 {
 			_ = d.t.maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
@@ -191,6 +190,12 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	}
 	step("%s: %s", e.Action, e.Reason)
 	return e
+}
+
+// forwarded reports whether a packet goes on as its plan says, be it that the
+// kernel sends it.
+func forwarded(p *wirePlan) bool {
+	return p.Action == uint8(wireActionACTION_FORWARD) || p.Flags&planKernel != 0
 }
 
 // owner names who decided: of a known flow, the entry tells.
@@ -215,7 +220,7 @@ func (d *Datapath) owner(e *datapath.Explanation, w *wireWork) {
 	switch kind {
 	case ownerService:
 		e.Owner = n.service[uint32(owner)]
-		if w.Plan.Action == uint8(wireActionACTION_FORWARD) && !n.portRule[uint32(owner)] {
+		if forwarded(&w.Plan) && !n.portRule[uint32(owner)] {
 			e.Backend = n.backend[uint32(backend)]
 		}
 	case ownerSource:

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/config"
@@ -14,22 +15,31 @@ import (
 	"github.com/sluice-lb/sluice/packet/golden"
 )
 
-func TestExplain(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.BPF)
-	c, err := config.Decode("test.yaml", []byte(`
+const explainYAML = `
 services:
-  - name: web
-    listen: [{address: 192.0.2.10, ports: [80]}]
-    protocol: tcp
-    mode: dnat
-    scheduler: rr
-    backends: [{name: a, address: 10.0.2.2, port: 8080}]
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+  - {name: web6, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+  - {name: full, listen: [{address: 192.0.2.20, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.3, port: 8080}]}
+  - {name: cross, listen: [{address: "2001:db8::20", ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.101], backends: [{name: a, address: 10.0.2.3, port: 8080}]}
+  - {name: direct, listen: [{address: 192.0.2.30, ports: [53]}], protocol: udp, mode: dsr, scheduler: maglev, backends: [{name: a, address: 10.0.2.4}]}
+  - {name: tunnel, listen: [{address: 192.0.2.40, ports: [53]}], protocol: udp, mode: tunnel, scheduler: maglev, backends: [{name: a, address: 10.0.2.5}]}
+  - {name: syslog, listen: [{address: 192.0.2.50, ports: [514]}], protocol: udp, mode: stateless, scheduler: source-hash, backends: [{name: a, address: 10.0.2.6, port: 5140}]}
+  - {name: drained, listen: [{address: 192.0.2.60, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.7, drain: true}]}
 nat:
   - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}
+  - {name: forward, type: port-forward, listen: {address: 203.0.113.1, ports: [8443]}, protocol: tcp, to: {address: 10.0.2.8, port: 443}}
+  - {name: one, type: static, external: 203.0.113.64/26, internal: 10.1.7.64/26}
+  - {name: six, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.2]}
 firewall:
   sets: {banned: [192.0.2.200/32]}
   rules: [{action: drop, source: "@banned"}]
-`))
+`
+
+// TestExplain asks about packets of every mode, rule and refusal, and leaves
+// nothing behind.
+func TestExplain(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("test.yaml", []byte(explainYAML))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,28 +48,76 @@ firewall:
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort
+	tcp, udp := flow.TCP, flow.UDP
 	for _, c := range []struct {
-		in, src, dst                        string
-		owner, backend, after, out, verdict string
+		name           string
+		protocol       flow.Protocol
+		in, src, dst   string
+		owner, backend string
+		after          string // "SOURCE -> DESTINATION"; * stands for a port
+		out, hop       string
+		verdict        string
+		size           int
 	}{
-		{"wan0", "198.18.0.9:4000", "192.0.2.10:80", "web", "a", "tcp 198.18.0.9:4000 -> 10.0.2.2:8080", "lan0", "forward new-flow"},
-		{"lan0", "10.0.2.3:4000", "198.18.0.9:443", "office", "", "tcp 10.0.2.3:4000 -> 198.18.0.9:443", "wan0", "forward new-flow"},
-		{"wan0", "192.0.2.200:4000", "192.0.2.10:80", "", "", "tcp 192.0.2.200:4000 -> 192.0.2.10:80", "", "drop denied"},
-		{"wan0", "198.18.0.9:4000", "192.0.2.99:80", "", "", "tcp 198.18.0.9:4000 -> 192.0.2.99:80", "", "pass not-ours"},
+		{"dnat", tcp, "wan0", "198.18.0.9:4000", "192.0.2.10:80", "web", "a", "198.18.0.9:4000 -> 10.0.2.2:8080", "lan0", "10.0.2.2", "forward new-flow", 0},
+		{"dnat, no state for a SYN", tcp, "wan0", "[2001:db8:9::9]:4000", "[2001:db8::10]:80", "web6", "a", "[2001:db8:9::9]:4000 -> [fd00:2::2]:8080", "lan0", "fd00:2::2", "forward syn", 0},
+		{"fullnat", tcp, "wan0", "198.18.0.9:4000", "192.0.2.20:80", "full", "a", "10.0.2.100:* -> 10.0.2.3:8080", "lan0", "10.0.2.3", "forward new-flow", 0},
+		{"fullnat between families", tcp, "wan0", "[2001:db8:9::9]:4000", "[2001:db8::20]:80", "cross", "a", "10.0.2.101:* -> 10.0.2.3:8080", "lan0", "10.0.2.3", "forward new-flow", 0},
+		{"dsr", udp, "wan0", "198.18.0.9:4000", "192.0.2.30:53", "direct", "a", "198.18.0.9:4000 -> 192.0.2.30:53", "lan0", "10.0.2.4", "forward stateless", 0},
+		{"tunnel", udp, "wan0", "198.18.0.9:4000", "192.0.2.40:53", "tunnel", "a", "198.18.0.9:4000 -> 192.0.2.40:53", "lan0", "10.0.2.5", "forward stateless", 0},
+		{"stateless", udp, "wan0", "198.18.0.9:4000", "192.0.2.50:514", "syslog", "a", "198.18.0.9:4000 -> 10.0.2.6:5140", "lan0", "10.0.2.6", "forward stateless", 0},
+		{"snat", tcp, "lan0", "10.0.2.3:4000", "198.18.0.9:443", "office", "", "203.0.113.1:* -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
+		{"port-forward", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:8443", "forward", "", "198.18.0.9:4000 -> 10.0.2.8:443", "lan0", "10.0.2.8", "forward new-flow", 0},
+		{"static", tcp, "wan0", "198.18.0.9:4000", "203.0.113.70:22", "one", "", "198.18.0.9:4000 -> 10.1.7.70:22", "lan0", "10.0.2.9", "forward static", 0},
+		{"nat64", tcp, "lan0", "[fd00:2::5]:4000", "[64:ff9b::c612:9]:443", "six", "", "203.0.113.2:* -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
+		{"denied", tcp, "wan0", "192.0.2.200:4000", "192.0.2.10:80", "", "", "", "", "", "drop denied", 0},
+		{"no backend", tcp, "wan0", "198.18.0.9:4000", "192.0.2.60:80", "drained", "", "", "", "", "drop no-backend", 0},
+		{"no binding", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:9999", "", "", "", "", "", "drop no-binding", 0},
+		{"not ours", tcp, "wan0", "198.18.0.9:4000", "192.0.2.99:80", "", "", "", "", "", "pass not-ours", 0},
+		{"larger than the MTU", udp, "wan0", "198.18.0.9:4000", "192.0.2.40:53", "tunnel", "a", "198.18.0.9:4000 -> 192.0.2.40:53", "lan0", "10.0.2.5", "pass to-fragment", 1490},
 	} {
-		e, err := s.d.Explain(context.Background(), datapath.Question{Interface: c.in,
-			Tuple: flow.Tuple{Protocol: flow.TCP, Source: at(c.src), Dest: at(c.dst)}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e.Owner != c.owner || e.Backend != c.backend || e.After.String() != c.after || e.Out != c.out || e.Action+" "+e.Reason != c.verdict {
-			t.Errorf("%s -> %s: %+v", c.src, c.dst, e)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			e, err := s.d.Explain(context.Background(), datapath.Question{Interface: c.in, Size: c.size,
+				Tuple: flow.Tuple{Protocol: c.protocol, Source: at(c.src), Dest: at(c.dst)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Owner != c.owner || e.Backend != c.backend || e.Action+" "+e.Reason != c.verdict {
+				t.Errorf("owner %q, backend %q, verdict %s %s; want %q, %q, %s", e.Owner, e.Backend, e.Action, e.Reason, c.owner, c.backend, c.verdict)
+			}
+			hop := ""
+			if e.NextHop.IsValid() {
+				hop = e.NextHop.String()
+			}
+			if e.Out != c.out || hop != c.hop {
+				t.Errorf("leaves by %q to %q, want %q to %q", e.Out, hop, c.out, c.hop)
+			}
+			after := c.after
+			if after == "" {
+				after = c.src + " -> " + c.dst
+			}
+			before, rest, any := strings.Cut(c.protocol.String()+" "+after, "*")
+			if got := e.After.String(); got != before && (!any || !strings.HasPrefix(got, before) || !strings.HasSuffix(got, rest)) {
+				t.Errorf("becomes %s, want %s", got, after)
+			}
+			if last := e.Steps[len(e.Steps)-1]; last != e.Action+": "+e.Reason {
+				t.Errorf("the last step is %q", last)
+			}
+		})
 	}
 	if flows, _ := s.Flows(); len(flows) != 0 {
 		t.Errorf("explaining made %d flows", len(flows))
 	}
-	if n := counted(t, s.d, "denied"); n != 0 {
-		t.Errorf("explaining was counted %d times", n)
+	counters, err := s.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(counters.Reasons) > 0 {
+		t.Errorf("explaining was counted: %+v", counters.Reasons)
+	}
+	for _, table := range counters.Tables {
+		if table.Name == "ports" && table.Used > 0 {
+			t.Errorf("explaining took %d ports", table.Used)
+		}
 	}
 }
