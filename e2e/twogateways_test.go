@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -16,17 +17,20 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
+// hashedNames is a service whose server the flow's addresses and ports decide. %s: scheduler.
 const hashedNames = `
 services:
   - name: names
     listen: [{address: 192.0.2.10, ports: [53]}]
     protocol: udp
     mode: dnat
-    scheduler: maglev
+    scheduler: %s
     backends:
       - {name: a, address: 10.0.2.2}
       - {name: b, address: 10.0.2.3, weight: 2}
       - {name: c, address: 10.0.2.4}
+      - {name: last, address: 10.0.2.9, priority: 2}
+      - {name: drained, address: 10.0.2.8, drain: true}
 `
 
 // TestGatewaysAgree asks the same questions, by source address and port, through one gateway and
@@ -34,12 +38,16 @@ services:
 // that it had.
 func TestGatewaysAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root)
-	for _, pair := range [][2]string{{"nftables", "nftables"}, {"nftables", "ebpf"}, {"ebpf", "ebpf"}} {
-		t.Run(pair[0]+" and "+pair[1], func(t *testing.T) {
+	for _, c := range []struct{ first, second, scheduler string }{
+		{"nftables", "nftables", "maglev"}, {"nftables", "ebpf", "maglev"}, {"ebpf", "ebpf", "maglev"},
+		{"nftables", "ebpf", "source-hash"}, {"nftables", "ebpf", "symmetric-hash"},
+	} {
+		t.Run(c.first+" and "+c.second+", "+c.scheduler, func(t *testing.T) {
 			l := labtest.New(t, lab.TwoGateways())
 			serveDatagrams(t, l, "s1 a 10.0.2.2:53", "s2 b 10.0.2.3:53", "s3 c 10.0.2.4:53")
-			start(t, l.Node("gw1"), "datapath: "+pair[0]+hashedNames)
-			start(t, l.Node("gw2"), "datapath: "+pair[1]+hashedNames)
+			names := fmt.Sprintf(hashedNames, c.scheduler)
+			start(t, l.Node("gw1"), "datapath: "+c.first+names)
+			start(t, l.Node("gw2"), "datapath: "+c.second+names)
 			first := askMany(t, l)
 			for _, n := range []string{"client", "s1", "s2", "s3"} {
 				via := "10.0.2.12"
