@@ -45,7 +45,8 @@ fuzz: ## run every fuzz target for FUZZTIME (default 20s)
 	    echo "== $$(dirname $$f) $$t"; $(GO) test -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME) $$(dirname $$f) || exit 1; \
 	  done; done
 
-bench: build ## measure the datapaths side by side (root, quiet machine)
+bench: build ## measure the datapaths, and others, side by side (root, quiet machine)
+	@packaging/deps.sh bench
 	$(BIN) bench packets
 
 bench-docs: build ## write docs/benchmarks.md from the committed results

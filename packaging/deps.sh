@@ -1,16 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that tests (test) or development (dev) need and
-# that this machine lacks. Does nothing where all are there.
+# Installs the Debian packages that tests (test), development (dev) or the
+# comparison with others (bench) need and that this machine lacks. Does nothing
+# where all are there.
 set -eu
 
 test_packages="nftables iptables iproute2 nginx-light apache2-utils conntrack ethtool tmux tcpdump iperf3 procps"
 dev_packages="clang-19 llvm-19 libbpf-dev linux-libc-dev qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio"
+bench_packages="haproxy tayga libnginx-mod-stream nftlb"
 
 case "${1:-test}" in
 test) want=$test_packages ;;
 dev) want="$test_packages $dev_packages" ;;
-*) echo "usage: $0 test|dev" >&2; exit 64 ;;
+bench) want="$test_packages $bench_packages" ;;
+*) echo "usage: $0 test|dev|bench" >&2; exit 64 ;;
 esac
 
 missing=""
