@@ -141,8 +141,6 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 		return false;
 	if (quoted > most)
 		quoted = most;
-	if (!cut(ctx, p->frame_len, ETH_HLEN + quoted, xdp))
-		return false;
 	room = header + ICMP_SIZE;
 	if (xdp ? bpf_xdp_adjust_head(ctx, -(int)room) :
 		  bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
@@ -159,7 +157,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) &&
 	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, ICMP_SIZE + quoted, 0, v6,
 			      xdp) &&
-	       turn_round(ctx, macs, v6, xdp);
+	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
 }
 
 // The TCP reset that RFC 9293 §3.10.7.1 gives to a segment for a closed port.
@@ -188,11 +186,9 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	for (int i = 0; i < 5; i++)
 		sum += ((__u32 *)&out)[i];
 	out.check = ~fold16(sum);
-	if (!cut(ctx, p->frame_len, ETH_HLEN + want, xdp))
-		return false;
 	return put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) &&
 	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, sizeof(out), IP_DF, v6, xdp) &&
-	       turn_round(ctx, macs, v6, xdp);
+	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
 }
 
 static __always_inline int answer(void *ctx, const struct packet *p, const struct plan *plan, __u8 kind, const bool xdp)

@@ -512,7 +512,8 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 }
 
 // Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
-// another CPU was faster (index is the winner's), or REASON_TABLE_FULL.
+// another CPU was faster (index is the winner's), REASON_CLASH or
+// REASON_TABLE_FULL.
 __noinline int make_flow(struct birth *b)
 {
 	bool v6, to_v6;
@@ -522,6 +523,8 @@ __noinline int make_flow(struct birth *b)
 		return REASON_INTERNAL;
 	v6 = b->family == FAMILY_6;
 	to_v6 = b->to_family == FAMILY_6;
+	if (!b->one_way && find(&b->back, to_v6) != NO_ENTRY)
+		return REASON_CLASH;
 	mine = claim(&b->key, v6);
 	if (mine == NO_ENTRY)
 		return REASON_TABLE_FULL;
@@ -597,6 +600,20 @@ static __always_inline struct entry_meta *twin_meta(struct entry_meta *m, bool v
 	return e ? meta_of(e, false) : (void *)0;
 }
 
+static __always_inline bool later(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+// Whether a TCP connection has ended: after both FINs, and after a reset that the
+// other side did not answer with more data for longer than a second (RFC 6146
+// §3.5.2.2, TRANS).
+static __always_inline bool tcp_over(__u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen)
+{
+	return heard & twin_heard & HEARD_FIN || (heard & HEARD_RST && !later(twin_seen, seen + hz)) ||
+	       (twin_heard & HEARD_RST && !later(seen, twin_seen + hz));
+}
+
 // Bits of entry_meta.heard within flags_word.
 #define HEARD_SHIFT 8
 
@@ -636,9 +653,12 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 			heard |= HEARD_RST;
 		} else {
 			heard &= ~HEARD_RST;
-			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && (heard | twin->heard) & (HEARD_FIN | HEARD_RST)) {
+			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && m->flags & ENTRY_PRIMARY &&
+			    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
 				heard &= HEARD_CLOSED | HEARD_EDITED; // the ports are used again
-				__sync_fetch_and_and(flags_word(twin), ~((0xff & ~(HEARD_CLOSED | HEARD_EDITED)) << HEARD_SHIFT));
+				__sync_fetch_and_and(flags_word(twin),
+						     ~((0xff & ~(HEARD_CLOSED | HEARD_EDITED)) << HEARD_SHIFT | ENTRY_SETTLED));
+				__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
 			}
 			if (flags & TCP_SYN)
 				heard |= HEARD_SYN;

@@ -9,6 +9,11 @@
 #include "fast.h"
 #include "sweep.h"
 
+// Bytes of headers that the parser wants in one piece; with extension headers
+// before a TCP header.
+#define TC_HEADERS 128
+#define TC_EXTENDED (ETH_HLEN + sizeof(struct ipv6hdr) + EXTENSIONS_BYTES + sizeof(struct tcphdr))
+
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifindex, int drop,
@@ -70,29 +75,12 @@ static __always_inline bool to_local_pool(const struct packet *p)
 // packet, then the decision.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 {
-	if (p->family == FAMILY_6 ? p->tuple.daddr.b[0] == 0xff || (bpf_ntohl(p->tuple.daddr.w[0]) >> 22) == 0x3fa :
-				    p->tuple.daddr.b[0] >= 224)
-		return REASON_NOT_ROUTED; // multicast, broadcast, link-local
+	if (never_routed(p))
+		return REASON_NOT_ROUTED;
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
-	if (have_nat && nat_by_egress) {
-		struct work *w = the_work();
-		struct bpf_fib_lookup *fib;
-
-		if (!w)
-			return REASON_INTERNAL;
-		plan->to = p->tuple;
-		plan->family = p->family;
-		plan->gateway = p->tuple.daddr;
-		plan->gateway_family = p->family;
-		fib = (void *)w->fib;
-		fib_request(fib, p, plan);
-		switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
-		case BPF_FIB_LKUP_RET_SUCCESS:
-		case BPF_FIB_LKUP_RET_NO_NEIGH:
-			p->out = fib->ifindex;
-		}
-	}
+	if (!egress(ctx, p, plan))
+		return REASON_INTERNAL;
 	return decide_miss(p, plan);
 }
 
@@ -117,30 +105,38 @@ __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
 
 __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 {
+	if (!p || bpf_skb_pull_data(ctx, ctx->len < TC_EXTENDED ? ctx->len : TC_EXTENDED))
+		return REASON_INTERNAL;
 	return p ? parse_extensions((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : REASON_INTERNAL;
+}
+
+__noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+{
+	return p && plan && egress(ctx, p, plan) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+}
+
+__noinline int tc_orphan(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
+{
+	return p && plan && egress(ctx, p, plan) ? fragment_orphan(p, plan) : REASON_INTERNAL;
 }
 
 // Firewall and fragments: what comes before the flow table, when it comes.
 static __always_inline enum reason before_flow(struct packet *p, struct plan *plan)
 {
-	enum reason reason;
+	enum reason known = REASON_NONE, reason;
 
 	if (p->flags & PACKET_LATER_FRAGMENT) {
 		plan->flags |= PLAN_NO_L4;
-		reason = fragment_later(p);
-		if (reason == REASON_ORPHAN_FRAGMENT)
-			return fragment_orphan(p, plan);
-		if (reason != REASON_NONE)
-			return reason;
+		known = fragment_later(p);
+		if (known != REASON_NONE && known != REASON_ORPHAN_FRAGMENT)
+			return known;
 	}
 	if (have_rules) {
 		reason = firewall(p);
 		if (reason != REASON_NONE)
 			return reason;
 	}
-	if (p->flags & PACKET_FIRST_FRAGMENT)
-		fragment_first(p);
-	return REASON_NONE;
+	return known;
 }
 
 static __always_inline bool before_flow_needed(const struct packet *p)
@@ -305,6 +301,13 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 	return REASON_NONE;
 }
 
+// Whether a limit, a set or the lack of backends refused a packet.
+static __always_inline bool by_policy(__u32 reason)
+{
+	return reason == REASON_DENIED || reason == REASON_NOT_ALLOWED ||
+	       (reason >= REASON_TABLE_FULL && reason <= REASON_STRICT_TCP);
+}
+
 // Counts a refusal for the service it belongs to, and tells whether it has an
 // answer.
 static __always_inline bool refused(const struct plan *plan, __u32 reason)
@@ -314,16 +317,13 @@ static __always_inline bool refused(const struct plan *plan, __u32 reason)
 
 	if (dry_run)
 		return false;
-	if (plan->owner_nat == 0) {
+	if (plan->owner_nat == 0 && by_policy(reason)) {
 		l = bpf_map_lookup_elem(&service_loads, &owner);
 		if (l)
 			__sync_fetch_and_add(&l->refused, 1);
 	}
 	return answer_of(plan, reason) != ANSWER_NONE;
 }
-
-// Bytes of headers that the parser wants in one piece.
-#define TC_HEADERS 128
 
 static __always_inline void pull_headers(struct __sk_buff *ctx)
 {
@@ -339,12 +339,13 @@ static __always_inline enum reason parse(struct packet *p, void *data, void *end
 static __always_inline enum reason xdp_parse(struct xdp_md *ctx, struct packet *p, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	enum reason reason = parse(p, data, end, v6);
+	enum reason reason;
 
+	p->frame_len = end - data;
+	reason = parse(p, data, end, v6);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = xdp_extensions(ctx, p);
 	p->segment = p->l3_len;
-	p->frame_len = end - data;
 	return reason;
 }
 
@@ -353,11 +354,11 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 	enum reason reason;
 
 	pull_headers(ctx);
+	p->frame_len = ctx->len;
 	reason = parse(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = tc_extensions(ctx, p);
 	p->segment = segment_of(p, ctx->gso_size);
-	p->frame_len = ctx->len;
 	return reason;
 }
 
@@ -379,10 +380,10 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	plan = &w->plan;
 	init(p, plan, ifindex, drop, v6);
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
-	if (reason == REASON_NONE && p->frame_len < ETH_HLEN + p->l3_len)
-		reason = REASON_TRUNCATED;
 	if (reason == REASON_NONE && before_flow_needed(p))
 		reason = before_flow(p, plan);
+	if (reason == REASON_ORPHAN_FRAGMENT)
+		reason = xdp ? xdp_orphan(ctx, p, plan) : tc_orphan(ctx, p, plan);
 	if (reason == REASON_NONE) {
 		if (p->flags & PACKET_ERROR)
 			reason = xdp ? xdp_error(ctx, p, plan) : tc_error(ctx, p, plan);
@@ -391,6 +392,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	}
 	if (reason == REASON_NONE)
 		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
+	if (p->flags & PACKET_FIRST_FRAGMENT)
+		fragment_first(p, reason);
 	action = action_of(reason);
 	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
 		reason = REASON_FRAGMENT;

@@ -61,10 +61,20 @@ static __always_inline void fragment_key_of(struct fragment_key *key, const stru
 		key->l4_proto = p->inner_proto;
 }
 
+// Multicast, broadcast, and what stays on its link (RFC 3927 §2.7, RFC 4291 §2.5.6).
+static __always_inline bool never_routed(const struct packet *p)
+{
+	__u32 from = bpf_ntohl(p->tuple.saddr.w[0]), to = bpf_ntohl(p->tuple.daddr.w[0]);
+
+	if (p->family == FAMILY_6)
+		return to >> 24 == 0xff || to >> 22 == 0x3fa || from >> 22 == 0x3fa;
+	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || from >> 16 == 0xa9fe;
+}
+
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
 
-// A first fragment tells where the later ones go.
-__noinline int fragment_first(const struct packet *p)
+// A first fragment tells what becomes of the later ones.
+__noinline int fragment_first(const struct packet *p, __u32 reason)
 {
 	struct fragment_key key = {};
 	struct fragment f = {};
@@ -74,11 +84,14 @@ __noinline int fragment_first(const struct packet *p)
 	fragment_key_of(&key, p);
 	f.tuple = p->tuple;
 	f.seen = p->now;
+	f.reason = reason;
+	f.tcp_flags = p->tcp_flags;
 	bpf_map_update_elem(&fragments, &key, &f, BPF_ANY);
 	return 0;
 }
 
-// Gives a later fragment the ports of its first one.
+// Gives a later fragment the ports of its first one. REASON_NONE: to be decided
+// like it; else what became of it.
 __noinline int fragment_later(struct packet *p)
 {
 	struct fragment_key key = {};
@@ -93,7 +106,8 @@ __noinline int fragment_later(struct packet *p)
 	p->tuple.sport = f->tuple.sport;
 	p->tuple.dport = f->tuple.dport;
 	p->tuple.l4_proto = f->tuple.l4_proto;
-	return REASON_NONE;
+	p->tcp_flags = f->tcp_flags;
+	return action_of(f->reason) == ACTION_FORWARD ? REASON_NONE : f->reason;
 }
 
 // A later fragment whose first one was not seen. Where ports do not matter it
@@ -107,6 +121,8 @@ __noinline int fragment_orphan(const struct packet *p, struct plan *plan)
 
 	if (!p || !plan)
 		return REASON_INTERNAL;
+	if (never_routed(p))
+		return REASON_NOT_ROUTED;
 	v6 = p->family == FAMILY_6;
 	if (have_prefixes) {
 		reason = stateless(p, plan);
@@ -121,9 +137,7 @@ __noinline int fragment_orphan(const struct packet *p, struct plan *plan)
 	if (have_services && (member_of(&p->tuple.daddr, LIST_SERVED, v6) & 1 ||
 			      member_of(&p->tuple.saddr, LIST_SERVED, v6) & 2))
 		return REASON_ORPHAN_FRAGMENT;
-	if (have_nat && member_of(&p->tuple.saddr, LIST_SOURCES, v6))
-		return REASON_ORPHAN_FRAGMENT;
-	return REASON_NOT_OURS;
+	return have_nat && translates(p) ? REASON_ORPHAN_FRAGMENT : REASON_NOT_OURS;
 }
 
 // What a flow's entry does with a packet of its direction.
@@ -301,13 +315,6 @@ static __noinline int decide_flow6(const struct packet *p, struct plan *plan)
 	return decide_flow(p, plan, true);
 }
 
-static __always_inline bool icmp_may_open(const struct packet *p)
-{
-	if (p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6)
-		return p->flags & PACKET_QUERY;
-	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
-}
-
 // nat64: the IPv4 destination inside an IPv6 one, and who may use it.
 static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 {
@@ -328,7 +335,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	by = prefix_of(&p->tuple.saddr, false, true);
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
-	if (!icmp_may_open(p))
+	if (!may_open(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;
 	plan->to.daddr.d[0] = extract(&p->tuple.daddr, rule->prefix_len);
@@ -356,7 +363,7 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 	id = nat_rule_of(p, false, &excepted);
 	if (id == NO_ENTRY)
 		return excepted ? REASON_EXCEPTED : REASON_NONE;
-	if (!icmp_may_open(p))
+	if (!may_open(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;
 	plan->family = p->family;

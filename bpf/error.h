@@ -9,75 +9,142 @@
 
 #define ICMP_SIZE 8
 
-// Protocols whose ports and checksum are rewritten; of others only addresses are.
-static __always_inline bool has_checksum(__u8 l4_proto)
+// Steps over the extension headers of a quoted IPv6 packet. False: they do not end
+// within the quotation, or it is a later fragment, about which no host may send
+// errors (RFC 4443 §2.4 (e)).
+static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const bool xdp)
 {
-	return l4_proto == IPPROTO_TCP || l4_proto == IPPROTO_UDP;
+	for (int i = 0; i < EXTENSIONS_MAX && is_extension(q->l4_proto); i++) {
+		struct fragment_header h; // the first two bytes mean the same in all
+
+		if (q->l4_at + sizeof(h) > q->end || !get(ctx, q->l4_at, &h, sizeof(h), xdp))
+			return false;
+		switch (q->l4_proto) {
+		case NEXT_FRAGMENT:
+			if (h.offset & bpf_htons(0xfff8))
+				return false;
+			q->fragment = QUOTE_FRAGMENT | (h.offset & bpf_htons(1) ? QUOTE_MORE : 0);
+			q->frag_id = h.id;
+			q->l4_at += sizeof(h);
+			break;
+		case NEXT_AUTH:
+			q->l4_at += (h.reserved + 2) * 4;
+			break;
+		default:
+			q->l4_at += (h.reserved + 1) * 8;
+		}
+		q->l4_proto = h.next;
+		if (q->l4_at - q->at > sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
+			return false;
+	}
+	return !is_extension(q->l4_proto);
+}
+
+// The quotation ends with the packet in it, or with the error.
+static __always_inline void quote_ends(struct quote *q, const struct packet *p, __u32 len)
+{
+	__u32 end = ETH_HLEN + p->l3_len;
+
+	q->end = q->at + len < end ? q->at + len : end;
+}
+
+static __always_inline bool read_quote6(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct ipv6hdr ip;
+
+	if (q->at + sizeof(ip) > ETH_HLEN + p->l3_len || !get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 6)
+		return false;
+	quote_ends(q, p, sizeof(ip) + bpf_ntohs(ip.payload_len));
+	__builtin_memcpy(&q->saddr, &ip.saddr, 16);
+	__builtin_memcpy(&q->daddr, &ip.daddr, 16);
+	q->l4_proto = ip.nexthdr;
+	q->tos = ip.priority << 4 | ip.flow_lbl[0] >> 4;
+	q->ttl = ip.hop_limit;
+	q->len = ip.payload_len;
+	q->l4_at = q->at + sizeof(ip);
+	return quoted_extensions(ctx, q, xdp);
+}
+
+static __always_inline bool read_quote4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct iphdr ip;
+	__u32 header;
+
+	if (q->at + sizeof(ip) > ETH_HLEN + p->l3_len || !get(ctx, q->at, &ip, sizeof(ip), xdp))
+		return false;
+	header = ip.ihl * 4;
+	if (ip.version != 4 || ip.ihl < 5 || bpf_ntohs(ip.tot_len) < header || ip.frag_off & bpf_htons(IP_OFFSET))
+		return false;
+	quote_ends(q, p, bpf_ntohs(ip.tot_len));
+	if (q->at + header > q->end)
+		return false;
+	q->saddr.w[0] = ip.saddr;
+	q->daddr.w[0] = ip.daddr;
+	q->l4_proto = ip.protocol;
+	q->tos = ip.tos;
+	q->ttl = ip.ttl;
+	q->len = ip.tot_len;
+	q->frag_id = (__u32)ip.id << 16;
+	if (ip.frag_off & bpf_htons(IP_MF))
+		q->fragment = QUOTE_FRAGMENT | QUOTE_MORE;
+	q->l4_at = q->at + header;
+	q->bad = fold16(sum_of(ctx, q->at, header, xdp)) != 0xffff;
+	return true;
+}
+
+// Ports or identifier of the quoted packet. False: they are not there, or it is an
+// error itself, about which no host may send one (RFC 1122 §3.2.2).
+static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct icmp_header head; // eight bytes, which RFC 792 promises
+	bool v6 = p->family == FAMILY_6;
+
+	q->no_l4 = 1;
+	switch (q->l4_proto) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP: // found by its ports, which nobody changes
+		break;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if ((q->l4_proto == IPPROTO_ICMPV6) == v6)
+			break;
+		// fall through
+	default:
+		return true;
+	}
+	if (q->l4_at + sizeof(head) > q->end || !get(ctx, q->l4_at, &head, sizeof(head), xdp))
+		return false;
+	if (is_icmp(q->l4_proto)) {
+		if (icmp_is_error(head.type, v6))
+			return false;
+		if (!icmp_is_echo(head.type, v6))
+			return true;
+		q->sport = head.id;
+		q->dport = head.id;
+	} else {
+		struct ports *ports = (void *)&head;
+
+		q->sport = ports->source;
+		q->dport = ports->dest;
+	}
+	q->no_l4 = q->l4_proto == IPPROTO_SCTP;
+	return true;
 }
 
 // Reads the quoted packet's headers and turns its ends round: "about" is what a
-// packet that answers it would be. REASON_ERROR_WITHOUT_FLOW when they are not
-// there.
-static __always_inline int read_quote(void *ctx, const struct packet *p, struct work *w, const bool xdp)
+// packet that answers it would be. False when they are not there.
+static __always_inline bool read_quote(void *ctx, const struct packet *p, struct work *w, const bool xdp)
 {
-	struct quote *q = &w->quote;
 	struct packet *about = &w->about;
-	struct icmp_header icmp;
-	__u8 next;
+	struct quote *q = &w->quote;
 
 	__builtin_memset(q, 0, sizeof(*q));
 	__builtin_memset(about, 0, sizeof(*about));
 	q->at = p->l4_off + ICMP_SIZE;
-	if (p->family == FAMILY_6) {
-		struct ipv6hdr ip;
-
-		if (!get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 6)
-			return REASON_ERROR_WITHOUT_FLOW;
-		__builtin_memcpy(&q->saddr, &ip.saddr, 16);
-		__builtin_memcpy(&q->daddr, &ip.daddr, 16);
-		next = ip.nexthdr;
-		q->tos = ip.priority << 4 | ip.flow_lbl[0] >> 4;
-		q->ttl = ip.hop_limit;
-		q->len = ip.payload_len;
-		q->l4_at = q->at + sizeof(ip);
-	} else {
-		struct iphdr ip;
-
-		if (!get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 4 || ip.ihl < 5 ||
-		    ip.frag_off & bpf_htons(IP_OFFSET))
-			return REASON_ERROR_WITHOUT_FLOW;
-		q->saddr.w[0] = ip.saddr;
-		q->daddr.w[0] = ip.daddr;
-		next = ip.protocol;
-		q->tos = ip.tos;
-		q->ttl = ip.ttl;
-		q->len = ip.tot_len;
-		q->id = ip.id;
-		q->frag = ip.frag_off;
-		q->l4_at = q->at + ip.ihl * 4;
-		q->bad = fold16(sum_of(ctx, q->at, ip.ihl * 4, xdp)) != 0xffff;
-	}
-	q->l4_proto = next;
-	if (next == (p->family == FAMILY_6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
-		if (!get(ctx, q->l4_at, &icmp, sizeof(icmp), xdp))
-			return REASON_ERROR_WITHOUT_FLOW;
-		if (p->family == FAMILY_6 ? icmp.type != ICMP6_ECHO && icmp.type != ICMP6_ECHO_REPLY :
-					    icmp.type != ICMP4_ECHO && icmp.type != ICMP4_ECHO_REPLY)
-			return REASON_ERROR_WITHOUT_FLOW;
-		q->sport = icmp.id;
-		q->dport = icmp.id;
-	} else if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_SCTP) {
-		struct ports ports;
-
-		if (!get(ctx, q->l4_at, &ports, sizeof(ports), xdp))
-			return REASON_ERROR_WITHOUT_FLOW;
-		q->sport = ports.source;
-		q->dport = ports.dest;
-	} else if (!have_any) {
-		return REASON_ERROR_WITHOUT_FLOW;
-	}
-	if (!is_icmp(next) && !has_checksum(next))
-		about->flags |= PACKET_NO_FLOW;
+	if (!(p->family == FAMILY_6 ? read_quote6(ctx, p, q, xdp) : read_quote4(ctx, p, q, xdp)) ||
+	    !read_quoted_l4(ctx, p, q, xdp))
+		return false;
 	about->tuple.saddr = q->daddr;
 	about->tuple.daddr = q->saddr;
 	about->tuple.sport = q->dport;
@@ -88,7 +155,8 @@ static __always_inline int read_quote(void *ctx, const struct packet *p, struct 
 	about->family = p->family;
 	about->ifindex = p->ifindex;
 	about->now = p->now;
-	return REASON_NONE;
+	about->flags = q->no_l4 ? PACKET_NO_FLOW : 0;
+	return true;
 }
 
 // Services that keep nothing for the quoted packet find its backend again.
@@ -146,38 +214,34 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 	return reason == REASON_NONE ? REASON_ERROR_WITHOUT_FLOW : reason;
 }
 
-// An error about nothing of ours: what concerns others passes, what would show
-// an inside address outside or is for a pool does not (RFC 5508 REQ-4).
-__noinline int error_stray(const struct packet *p, __u32 quoted)
+// An error about nothing of ours. What is for a pool is dropped, and what a rule
+// would translate, because it would show an inside address outside (RFC 5508 REQ-4,
+// REQ-5); what concerns others passes.
+__noinline int error_stray(const struct packet *p)
 {
 	struct pool_addr *address;
 	__u32 number;
-	bool v6;
 
 	if (!p)
 		return REASON_INTERNAL;
-	v6 = p->family == FAMILY_6;
 	if (have_pools) {
 		address = pool_of(&p->tuple.daddr, &number);
 		if (address && !address->local)
 			return REASON_ERROR_WITHOUT_FLOW;
 	}
-	if (have_nat && quoted && member_of(&p->tuple.saddr, LIST_SOURCES, v6) &&
-	    !member_of(&p->tuple.daddr, LIST_SOURCES, v6))
-		return REASON_ERROR_WITHOUT_FLOW;
-	return REASON_NOT_OURS;
+	return have_nat && translates(p) ? REASON_ERROR_WITHOUT_FLOW : REASON_NOT_OURS;
 }
 
-// RFC 5508 REQ-3: the error's own checksum, and that of the quoted IP header.
+// RFC 5508 REQ-3: the error's own checksum, and that of the quoted IP header. Of an
+// error in fragments nobody can check it; hosts keep errors smaller than that (RFC
+// 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
 static __always_inline bool error_sound(void *ctx, const struct packet *p, const struct quote *q, const bool xdp)
 {
 	__u32 len = p->l3_len - header_now(p);
 	__u64 sum;
 
-	if (q->bad)
+	if (q->bad || p->flags & PACKET_FIRST_FRAGMENT)
 		return false;
-	if (p->flags & PACKET_FIRST_FRAGMENT)
-		return true;
 	sum = sum_of(ctx, p->l4_off, len, xdp);
 	if (p->family == FAMILY_6)
 		sum += sum_ends(&p->tuple.saddr, &p->tuple.daddr, true) + bpf_htons(len) + bpf_htons(IPPROTO_ICMPV6);
@@ -187,25 +251,22 @@ static __always_inline bool error_sound(void *ctx, const struct packet *p, const
 // Where the checksum of a quoted segment stands, when its ports or addresses are in
 // it; 0 when it has none, or the
 // quotation ends before it.
-static __always_inline __u32 quoted_check(const struct packet *p, const struct quote *q)
+static __always_inline __u32 quoted_check(const struct quote *q)
 {
 	__u32 at = q->l4_at + check_offset(q->l4_proto);
 
-	if (!is_icmp(q->l4_proto) && !has_checksum(q->l4_proto))
-		return 0;
-	return at + 2 <= ETH_HLEN + p->l3_len ? at : 0;
+	return at + 2 <= q->end ? at : 0;
 }
 
 // Rewrites the quoted packet in place. Returns what that adds to the sum of the
 // error, or all ones on failure.
-static __always_inline __u64 rewrite_quote(void *ctx, const struct packet *p, const struct plan *plan,
-					   const struct quote *q, const bool v6, const bool xdp)
+static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, const struct quote *q, const bool v6, const bool xdp)
 {
 	// The quoted packet travelled the other way.
 	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, v6)) + sum_ends(&plan->to.saddr, &plan->to.daddr, v6);
 	struct ports ports = { plan->to.dport, plan->to.sport };
 	__u64 delta = 0, covered = 0;
-	__u32 at = quoted_check(p, q);
+	__u32 at = quoted_check(q);
 	__u16 check, was;
 
 	if (v6) {
@@ -222,11 +283,13 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct packet *p, co
 		if (!put(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
 			return ~0ULL;
 	}
+	if (q->no_l4)
+		return fold32(delta);
 	if (is_icmp(q->l4_proto)) {
 		covered = change(q->sport, plan->to.dport);
 		if (!put(ctx, q->l4_at + 4, &plan->to.dport, 2, xdp))
 			return ~0ULL;
-	} else if (has_checksum(q->l4_proto)) {
+	} else {
 		covered = change(q->sport, ports.source) + change(q->dport, ports.dest);
 		if (!put(ctx, q->l4_at, &ports, sizeof(ports), xdp))
 			return ~0ULL;
@@ -254,7 +317,7 @@ static __always_inline int rewrite_error(void *ctx, const struct packet *p, cons
 	__u8 ttl = p->ttl - 1;
 	__u16 check;
 
-	delta = rewrite_quote(ctx, p, plan, q, v6, xdp);
+	delta = rewrite_quote(ctx, plan, q, v6, xdp);
 	if (delta == ~0ULL || !get(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp))
 		return REASON_INTERNAL;
 	check = check_after(check, delta + (v6 ? outer : 0));
@@ -423,16 +486,17 @@ static __always_inline bool message4(struct icmp_header *m, __u32 mtu)
 
 // Decides about an ICMP error: the plan is the one of an answer to the quoted
 // packet.
-static __always_inline int error_decide(void *ctx, const struct packet *p, struct plan *plan, struct work *w,
+static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w,
 					const bool xdp)
 {
-	int reason = read_quote(ctx, p, w, xdp);
+	int reason = REASON_NONE;
 
-	if (reason != REASON_NONE)
-		return error_stray(p, 0);
-	reason = error_plan(&w->about, plan);
+	if (never_routed(p))
+		return REASON_NOT_ROUTED;
+	if (read_quote(ctx, p, w, xdp))
+		reason = error_plan(&w->about, plan);
 	if (action_of(reason) != ACTION_FORWARD)
-		return error_stray(p, 1);
+		return egress(ctx, p, plan) ? error_stray(p) : REASON_INTERNAL;
 	if (!error_sound(ctx, p, &w->quote, xdp))
 		return REASON_BAD_CHECKSUM;
 	plan->entry = NO_ENTRY; // errors leave no trace
@@ -448,14 +512,14 @@ static __always_inline int error_decide(void *ctx, const struct packet *p, struc
 	return REASON_ICMP_ERROR;
 }
 
-__noinline int xdp_error(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+__noinline int xdp_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
 	struct work *w = the_work();
 
 	return p && plan && w ? error_decide(ctx, p, plan, w, true) : REASON_INTERNAL;
 }
 
-__noinline int tc_error(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+__noinline int tc_error(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
 {
 	struct work *w = the_work();
 

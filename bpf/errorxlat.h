@@ -8,14 +8,13 @@
 
 // Ports, identifiers and type of the quoted segment. Its checksum follows where
 // it is in the packet; nobody checks it (RFC 5508 REQ-3c).
-static __always_inline bool translate_quoted_l4(void *ctx, const struct packet *p, const struct plan *plan,
-						const struct quote *q, const bool to_v6, const bool xdp)
+static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *plan, const struct quote *q, const bool to_v6, const bool xdp)
 {
 	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, !to_v6)) +
 		      sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
 	struct ports ports = { plan->to.dport, plan->to.sport };
 	struct icmp_header icmp;
-	__u32 at = quoted_check(p, q);
+	__u32 at = quoted_check(q);
 	__u16 check, was;
 
 	if (is_icmp(q->l4_proto)) {
@@ -48,67 +47,85 @@ static __always_inline bool translate_quoted_l4(void *ctx, const struct packet *
 	return put(ctx, at, &check, 2, xdp);
 }
 
+static __always_inline __u32 quote6_size(const struct quote *q)
+{
+	return sizeof(struct ipv6hdr) + (q->fragment ? sizeof(struct fragment_header) : 0);
+}
+
 static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
 {
+	struct fragment_header f = { .next = is_icmp(q->l4_proto) ? IPPROTO_ICMPV6 : q->l4_proto };
+	__u32 extra = quote6_size(q) - sizeof(struct ipv6hdr);
 	struct ipv6hdr ip;
 
 	*(__u32 *)&ip = bpf_htonl(6U << 28 | (__u32)q->tos << 20);
-	ip.payload_len = bpf_htons(bpf_ntohs(q->len) - (q->l4_at - q->at));
-	ip.nexthdr = is_icmp(q->l4_proto) ? IPPROTO_ICMPV6 : q->l4_proto;
+	ip.payload_len = bpf_htons(bpf_ntohs(q->len) - (q->l4_at - q->at) + extra);
+	ip.nexthdr = extra ? NEXT_FRAGMENT : f.next;
 	ip.hop_limit = q->ttl;
 	__builtin_memcpy(&ip.saddr, &plan->to.daddr, 16);
 	__builtin_memcpy(&ip.daddr, &plan->to.saddr, 16);
+	if (extra) {
+		f.offset = bpf_htons(1);
+		f.id = q->frag_id; // 16 bits in the low half, in wire order
+		if (!put(ctx, at + sizeof(ip), &f, sizeof(f), xdp))
+			return false;
+	}
 	return put(ctx, at, &ip, sizeof(ip), xdp);
 }
 
 static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
 {
-	__u32 len = sizeof(struct iphdr) + bpf_ntohs(q->len), *w;
+	__u32 len = sizeof(struct iphdr) + sizeof(struct ipv6hdr) + bpf_ntohs(q->len) - (q->l4_at - q->at), *w;
 	struct iphdr ip = {
 		.version = 4, .ihl = 5, .tos = q->tos, .tot_len = bpf_htons(len), .ttl = q->ttl,
 		.protocol = is_icmp(q->l4_proto) ? IPPROTO_ICMP : q->l4_proto,
 		.saddr = plan->to.daddr.w[0], .daddr = plan->to.saddr.w[0],
 	};
 
-	if (len > SMALL_PACKET)
+	if (q->fragment) {
+		ip.id = q->frag_id >> 16;
+		ip.frag_off = q->fragment & QUOTE_MORE ? bpf_htons(IP_MF) : 0;
+	} else if (len > SMALL_PACKET)
 		ip.frag_off = bpf_htons(IP_DF);
 	w = (__u32 *)&ip;
 	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
 	return put(ctx, at, &ip, sizeof(ip), xdp);
 }
 
-// Cuts the frame to the longest error that its family allows.
+// Cuts the frame. Last of all: a checksum of the card over the whole packet (TC,
+// CHECKSUM_COMPLETE) is true up to here, and the kernel gives it up as it cuts.
 static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xdp)
 {
 	if (have <= want)
 		return true;
-	return xdp ? !bpf_xdp_adjust_tail(ctx, (int)want - (int)have) : !bpf_skb_change_tail(ctx, want, 0);
+	if (xdp)
+		return !bpf_xdp_adjust_tail(ctx, (int)want - (int)have);
+	bpf_csum_update(ctx, fold32(minus(sum_of(ctx, ETH_HLEN, have - ETH_HLEN, false)) +
+				    sum_of(ctx, ETH_HLEN, want - ETH_HLEN, false)));
+	return !bpf_skb_change_tail(ctx, want, 0);
 }
 
 // from: the source that the error goes on with.
 static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
 					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
 {
-	__u32 outer = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), inner = outer;
-	__u32 rest = p->l3_len - (q->l4_at - ETH_HLEN), len, at;
+	__u32 outer = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), inner = to_v6 ? quote6_size(q) : outer;
+	__u32 rest = q->end - q->l4_at, len, at;
 	__u32 limit = to_v6 ? 1280 - 40 : 576 - 20;
 	struct icmp_header icmp;
 	__u64 sum;
 
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
-	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
+	if (q->no_l4 || !(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
 		return REASON_UNTRANSLATABLE;
-	if (!translate_quoted_l4(ctx, p, plan, q, to_v6, xdp))
+	if (!translate_quoted_l4(ctx, plan, q, to_v6, xdp))
 		return REASON_INTERNAL;
 	if (!resize_header(ctx, q->l4_at - ETH_HLEN - ICMP_SIZE, outer + inner, to_v6, xdp))
 		return REASON_INTERNAL;
 	len = ICMP_SIZE + inner + rest;
-	if (len > limit) {
-		if (!cut(ctx, ETH_HLEN + outer + len, ETH_HLEN + outer + limit, xdp))
-			return REASON_INTERNAL;
+	if (len > limit)
 		len = limit;
-	}
 	at = ETH_HLEN + outer;
 	if (!(to_v6 ? put_quote6(ctx, at + ICMP_SIZE, plan, q, xdp) : put_quote4(ctx, at + ICMP_SIZE, plan, q, xdp)))
 		return REASON_INTERNAL;
@@ -135,7 +152,10 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 			return REASON_INTERNAL;
 	}
 	icmp.check = ~fold16(sum);
-	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) ? REASON_NONE : REASON_INTERNAL;
+	if (!put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp))
+		return REASON_INTERNAL;
+	at = p->frame_len + outer + inner + ICMP_SIZE - (q->l4_at - ETH_HLEN);
+	return cut(ctx, at, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
 // Who an error comes from when it goes on. A router on a side that is translated

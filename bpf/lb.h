@@ -60,7 +60,7 @@ static __always_inline struct birth *birth_of(struct work *w, const struct packe
 	b->bytes = p->l3_len;
 	b->one_way = !!(plan->flags & PLAN_SAME);
 	if (p->tuple.l4_proto == IPPROTO_TCP)
-		b->heard = p->tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK;
+		b->heard = (p->tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK) | (p->tcp_flags & TCP_FIN ? HEARD_FIN : 0);
 	else
 		b->heard = HEARD_ACK;
 	return b;
@@ -361,7 +361,7 @@ static __always_inline void count_stateless(__u32 backend, __u32 bytes)
 {
 	struct tally *t = bpf_map_lookup_elem(&tallies, &backend);
 
-	if (dry_run || !t)
+	if (dry_run || !t || !bytes) // none: an error's quotation
 		return;
 	t->packets++;
 	t->bytes += bytes;
@@ -387,6 +387,14 @@ static __always_inline enum answer when_down(const struct packet *p, const struc
 	return s->flags & SERVICE_ANSWER_REJECT ? ANSWER_UNREACHABLE_PORT : ANSWER_NONE;
 }
 
+// Whether a packet may open a flow of a NAT rule, by its protocol.
+static __always_inline bool may_open(const struct packet *p)
+{
+	if (p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6)
+		return p->flags & PACKET_QUERY;
+	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
+}
+
 // port-forward used from inside: the source is translated too, so that the
 // answer comes back this way (RFC 4787 REQ-9). REASON_NONE: not from inside.
 static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source)
@@ -405,6 +413,8 @@ static __always_inline int hairpin_source(const struct packet *p, struct plan *p
 	r = bpf_map_lookup_elem(&nat_rules, &rule);
 	if (!r || !(r->flags & NAT_HAIRPIN) || (p->family == FAMILY_6 ? !r->pool6_len : !r->pool_len))
 		return REASON_NONE;
+	if (!may_open(p))
+		return REASON_UNSUPPORTED_PROTOCOL;
 	source->inside = p->tuple;
 	source->family = p->family;
 	source->outside_family = p->family;
@@ -588,8 +598,10 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	if (syn && s->flags & SERVICE_SYN_STATELESS)
+	if (syn && s->flags & SERVICE_SYN_STATELESS) {
+		count_stateless(backend, p->l3_len);
 		return syn_remember(p, backend);
+	}
 	reason = service_keep(p, plan, s);
 	if (reason == REASON_SYN) { // no state: the hash decides
 		backend = schedule(p, id, true);
@@ -597,6 +609,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		if (!b)
 			return REASON_NO_BACKEND;
 		aim(p, plan, s, b, backend);
+		count_stateless(backend, p->l3_len);
 		return syn_remember(p, backend);
 	}
 	return reason;
@@ -654,6 +667,7 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		plan->to.sport = r->port;
 	if (s->mode != MODE_STATELESS && !answers_syn(p, &plan->to))
 		return REASON_NONE;
+	count_stateless(r->backend, p->l3_len);
 	plan->owner = id;
 	plan->owner_nat = 0;
 	plan->flags |= PLAN_REPLY;

@@ -29,7 +29,8 @@
 #define NEXT_AUTH 51
 #define NEXT_NONE 59
 #define NEXT_DEST 60
-#define EXTENSIONS_MAX 8 // headers walked before a packet is called bad
+#define EXTENSIONS_MAX 7     // headers walked before a packet is called bad,
+#define EXTENSIONS_BYTES 960 // and bytes (RFC 8504 §5.3)
 
 struct ports {
 	__be16 source;
@@ -56,6 +57,19 @@ static __always_inline __u32 now_ticks(void)
 	return (__u32)bpf_jiffies64();
 }
 
+static __always_inline bool icmp_is_echo(__u8 type, const bool v6)
+{
+	return v6 ? type == ICMP6_ECHO || type == ICMP6_ECHO_REPLY : type == ICMP4_ECHO || type == ICMP4_ECHO_REPLY;
+}
+
+static __always_inline bool icmp_is_error(__u8 type, const bool v6)
+{
+	if (v6)
+		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
+	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER ||
+	       type == ICMP4_QUENCH || type == ICMP4_REDIRECT;
+}
+
 // ICMP and ICMPv6: which types are queries, answers and errors.
 static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, struct packet *p, const bool v6)
 {
@@ -63,16 +77,14 @@ static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, st
 
 	p->icmp_type = type;
 	p->icmp_code = icmp->code;
-	if (v6 ? type == ICMP6_ECHO || type == ICMP6_ECHO_REPLY : type == ICMP4_ECHO || type == ICMP4_ECHO_REPLY) {
+	if (icmp_is_echo(type, v6)) {
 		p->tuple.sport = icmp->id;
 		p->tuple.dport = icmp->id;
 		if (type == (v6 ? ICMP6_ECHO : ICMP4_ECHO))
 			p->flags |= PACKET_QUERY;
 		return REASON_NONE;
 	}
-	if (v6 ? type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER :
-		 type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER ||
-			 type == ICMP4_QUENCH || type == ICMP4_REDIRECT) {
+	if (icmp_is_error(type, v6)) {
 		p->flags |= PACKET_ERROR;
 		return REASON_NONE;
 	}
@@ -82,22 +94,23 @@ static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, st
 	return REASON_NONE;
 }
 
-// Transport header at l4, which ends before end.
+// Transport header at l4, which ends before end, and before the packet does.
 static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *p, const bool v6)
 {
+	int room = (int)(ETH_HLEN + p->l3_len) - (int)p->l4_off;
 	struct ports *ports = l4;
 
 	switch (p->tuple.l4_proto) {
 	case IPPROTO_TCP: {
 		struct tcphdr *tcp = l4;
 
-		if ((void *)(tcp + 1) > end)
+		if ((void *)(tcp + 1) > end || room < (int)sizeof(*tcp))
 			return REASON_TRUNCATED;
 		p->tcp_flags = ((__u8 *)tcp)[13];
 		break;
 	}
 	case IPPROTO_UDP:
-		if (l4 + sizeof(struct udphdr) > end)
+		if (l4 + sizeof(struct udphdr) > end || room < (int)sizeof(struct udphdr))
 			return REASON_TRUNCATED;
 		break;
 	case IPPROTO_SCTP:
@@ -107,12 +120,12 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 		break;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:
-		if (l4 + sizeof(struct icmp_header) > end)
-			return REASON_TRUNCATED;
 		if ((p->tuple.l4_proto == IPPROTO_ICMPV6) != v6) {
 			p->flags |= PACKET_NO_FLOW;
 			return REASON_NONE;
 		}
+		if (l4 + sizeof(struct icmp_header) > end || room < (int)sizeof(struct icmp_header))
+			return REASON_TRUNCATED;
 		return parse_icmp(l4, p, v6);
 	default:
 		p->flags |= PACKET_NO_FLOW;
@@ -136,6 +149,8 @@ static __always_inline enum reason parse_ipv4(void *data, void *end, struct pack
 	p->l3_len = bpf_ntohs(ip->tot_len);
 	if (ip->version != 4 || header < sizeof(*ip) || p->l3_len < header)
 		return REASON_BAD_HEADER;
+	if (p->frame_len < ETH_HLEN + p->l3_len)
+		return REASON_TRUNCATED;
 	p->ttl = ip->ttl;
 	p->tos = ip->tos;
 	p->tuple.saddr.w[0] = ip->saddr;
@@ -158,6 +173,19 @@ static __always_inline enum reason parse_ipv4(void *data, void *end, struct pack
 	return parse_l4(data + p->l4_off, end, p, false);
 }
 
+static __always_inline bool is_extension(__u8 next)
+{
+	switch (next) {
+	case NEXT_HOP_BY_HOP:
+	case NEXT_ROUTING:
+	case NEXT_FRAGMENT:
+	case NEXT_AUTH:
+	case NEXT_DEST:
+		return true;
+	}
+	return false;
+}
+
 // IPv6 header at offset 14. Extension headers are left to parse_extensions.
 static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p)
 {
@@ -168,6 +196,8 @@ static __always_inline enum reason parse_ipv6(void *data, void *end, struct pack
 	if (ip->version != 6)
 		return REASON_BAD_HEADER;
 	p->l3_len = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	if (p->frame_len < ETH_HLEN + p->l3_len)
+		return REASON_TRUNCATED;
 	p->ttl = ip->hop_limit;
 	p->tos = ip->priority << 4 | ip->flow_lbl[0] >> 4;
 	__builtin_memcpy(&p->tuple.saddr, &ip->saddr, 16);
@@ -176,77 +206,67 @@ static __always_inline enum reason parse_ipv6(void *data, void *end, struct pack
 	p->inner_proto = ip->nexthdr;
 	p->l4_off = ETH_HLEN + sizeof(*ip);
 	p->flags |= PACKET_DF; // only the sender fragments
-	switch (ip->nexthdr) {
-	case NEXT_HOP_BY_HOP:
-	case NEXT_ROUTING:
-	case NEXT_FRAGMENT:
-	case NEXT_AUTH:
-	case NEXT_DEST:
+	if (is_extension(ip->nexthdr)) {
 		p->flags |= PACKET_EXTENDED;
 		return REASON_NONE;
 	}
 	return parse_l4(data + p->l4_off, end, p, true);
 }
 
+// What a fragment header says.
+static __always_inline void parse_fragment(const struct fragment_header *f, __u32 off, struct packet *p)
+{
+	p->fragment_at = off - ETH_HLEN;
+	p->frag_id = f->id;
+	p->frag_off = bpf_ntohs(f->offset) & 0xfff8;
+	p->flags &= ~(PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT | PACKET_MORE);
+	if (f->offset & bpf_htons(1))
+		p->flags |= PACKET_MORE;
+	if (p->frag_off)
+		p->flags |= PACKET_LATER_FRAGMENT;
+	else if (p->flags & PACKET_MORE)
+		p->flags |= PACKET_FIRST_FRAGMENT;
+}
+
 // Walks the extension headers of a packet that parse_ipv6 left at the first one.
+// What follows the header of a later fragment is in the first fragment.
 static __always_inline enum reason parse_extensions(void *data, void *end, struct packet *p)
 {
-	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
+	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr), l3_end = ETH_HLEN + p->l3_len;
 	__u8 next = p->tuple.l4_proto;
 
-	for (int i = 0; i < EXTENSIONS_MAX; i++) {
+	for (int i = 0; i <= EXTENSIONS_MAX && is_extension(next) && !(p->flags & PACKET_LATER_FRAGMENT); i++) {
 		__u8 *header = data + off;
-		__u8 following;
 
-		if (off > 1024 || (void *)header + 8 > end)
+		if ((void *)header + 8 > end || off + 8 > l3_end)
 			return REASON_TRUNCATED;
-		following = header[0];
+		if (i == EXTENSIONS_MAX)
+			return REASON_BAD_HEADER;
 		switch (next) {
-		case NEXT_ROUTING:
-			if (header[3]) // segments left
-				p->source_route = off - ETH_HLEN + 3;
-			off += (header[1] + 1) * 8;
-			break;
-		case NEXT_HOP_BY_HOP:
-		case NEXT_DEST:
-			off += (header[1] + 1) * 8;
+		case NEXT_FRAGMENT:
+			parse_fragment((void *)header, off, p);
+			off += sizeof(struct fragment_header);
 			break;
 		case NEXT_AUTH:
-			off += (header[1] + 2) * 4;
+			off += (header[1] + 2) * 4; // RFC 4302 §2.2
 			break;
-		case NEXT_FRAGMENT: {
-			struct fragment_header *f = (void *)header;
-
-			p->frag_id = f->id;
-			p->frag_off = bpf_ntohs(f->offset) & 0xfff8;
-			if (p->frag_off)
-				p->flags |= PACKET_LATER_FRAGMENT;
-			else if (f->offset & bpf_htons(1))
-				p->flags |= PACKET_FIRST_FRAGMENT;
-			if (f->offset & bpf_htons(1))
-				p->flags |= PACKET_MORE;
-			off += sizeof(*f);
-			if (p->frag_off) { // what follows is in the first fragment
-				next = following;
-				goto transport;
-			}
-			break;
-		}
+		case NEXT_ROUTING:
+			if (header[3] && !p->source_route) // segments left
+				p->source_route = off - ETH_HLEN + 3;
+			// fall through
 		default:
-			goto transport;
+			off += (header[1] + 1) * 8;
 		}
-		next = following;
+		if (off > l3_end)
+			return REASON_TRUNCATED;
+		if (off > ETH_HLEN + sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
+			return REASON_BAD_HEADER;
+		next = header[0];
 	}
-	return REASON_BAD_HEADER;
-transport:
 	p->tuple.l4_proto = next;
 	p->inner_proto = next;
 	p->l4_off = off;
-	if (p->flags & PACKET_LATER_FRAGMENT)
-		return REASON_NONE;
-	if (off > 1024)
-		return REASON_TRUNCATED;
-	return parse_l4(data + off, end, p, true);
+	return p->flags & PACKET_LATER_FRAGMENT ? REASON_NONE : parse_l4(data + off, end, p, true);
 }
 
 #endif

@@ -186,6 +186,31 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 	}
 }
 
+// Finds out where a packet would leave untranslated, when a rule asks. False: no
+// memory to work in.
+static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan)
+{
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+
+	if (!have_nat || !nat_by_egress)
+		return true;
+	if (!w)
+		return false;
+	plan->to = p->tuple;
+	plan->family = p->family;
+	plan->gateway = p->tuple.daddr;
+	plan->gateway_family = p->family;
+	fib = (void *)w->fib;
+	fib_request(fib, p, plan);
+	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		p->out = fib->ifindex;
+	}
+	return true;
+}
+
 static __always_inline enum reason fib_reason(int ret)
 {
 	switch (ret) {
@@ -353,12 +378,17 @@ static __always_inline bool fix_check(void *ctx, __u32 off, __u8 l4_proto, __u64
 }
 
 // Ports are covered by a checksum that fix_check changes along with them, so
-// that TC must not count them into the packet's sum a second time.
-static __always_inline bool put_ports(void *ctx, __u32 off, const struct ports *ports, const bool xdp)
+// that TC must not count them into the packet's sum a second time; but for UDP
+// without a checksum.
+static __always_inline bool put_ports(void *ctx, __u32 off, const struct ports *ports, __u8 l4_proto, const bool xdp)
 {
+	__u16 check = 1;
+
 	if (xdp)
 		return put(ctx, off, ports, sizeof(*ports), true);
-	return !bpf_skb_store_bytes(ctx, off, ports, sizeof(*ports), 0);
+	if (l4_proto == IPPROTO_UDP && !get(ctx, off + UDP_CHECK, &check, 2, false))
+		return false;
+	return !bpf_skb_store_bytes(ctx, off, ports, sizeof(*ports), check ? 0 : BPF_F_RECOMPUTE_CSUM);
 }
 
 // ---- within one family ----
@@ -460,6 +490,9 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 		} else {
 			((struct ports *)l4)->source = plan->to.sport;
 			((struct ports *)l4)->dest = plan->to.dport;
+			// Without a checksum nothing makes up for the ports.
+			if (p->tuple.l4_proto == IPPROTO_UDP && !*(__u16 *)(l4 + UDP_CHECK))
+				bpf_csum_update(ctx, fold32(d.ports));
 		}
 		if (icmp && !v6)
 			d.addrs = 0;

@@ -91,12 +91,17 @@ static __always_inline bool permit_fill(__u32 index, const struct tuple *key, co
 __noinline int permit(const struct tuple *to, const struct bind *bound)
 {
 	struct work *w = the_work();
+	struct nat_rule *rule;
 	struct tuple *key;
-	__u32 index;
+	__u32 index, id;
 	bool v6;
 
 	if (!to || !bound || !w)
 		return REASON_INTERNAL;
+	id = bound->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule || rule->filtering != FILTERING_ADDRESS)
+		return REASON_NONE;
 	key = &w->key;
 	v6 = bound->outside_family == FAMILY_6;
 	permit_key(key, &to->daddr, &bound->outside, bound->port, to->l4_proto);
@@ -140,6 +145,20 @@ static __always_inline __u32 nat_rule_of(const struct packet *p, bool nat64, boo
 	return NO_ENTRY;
 }
 
+// Whether a rule would translate a packet's source, if it could open a flow.
+__noinline int translates(const struct packet *p)
+{
+	bool excepted = false;
+	struct prefix *by;
+
+	if (!p)
+		return 0;
+	by = p->family == FAMILY_6 ? prefix_of(&p->tuple.daddr, false, true) : (void *)0;
+	if (by && by->kind == PREFIX_NAT64 && nat_rule_of(p, true, &excepted) != NO_ENTRY)
+		return 1;
+	return !excepted && nat_rule_of(p, false, &excepted) != NO_ENTRY;
+}
+
 // From inside to outside through a rule. plan->to.daddr, dport, l4_proto and
 // plan->family are set.
 __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
@@ -180,7 +199,7 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 	plan->to.sport = bound->port;
 	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
 		plan->to.dport = bound->port; // the identifier stands for both
-	if (rule->filtering == FILTERING_ADDRESS && permit(&plan->to, bound) != REASON_NONE) {
+	if (permit(&plan->to, bound) != REASON_NONE) {
 		binding_put(bound->index, bound->family == FAMILY_6, p->now);
 		return REASON_TABLE_FULL;
 	}
@@ -193,16 +212,17 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 	return reason;
 }
 
-// Whether the filter of a binding's rule lets a stranger in.
-static __always_inline bool admitted(const struct packet *p, const struct nat_rule *rule, struct tuple *key)
+// Whether the filter of a rule lets a stranger send to one of its bindings. from:
+// the stranger as it is seen outside; to: whose daddr and dport are the binding's.
+static __always_inline bool admitted(const union addr *from, const struct tuple *to, const struct nat_rule *rule,
+				     struct tuple *key, bool v6)
 {
-
 	if (rule->filtering == FILTERING_ENDPOINT_INDEPENDENT)
 		return true;
 	if (rule->filtering == FILTERING_ADDRESS_PORT)
 		return false; // a known endpoint has a flow
-	permit_key(key, &p->tuple.saddr, &p->tuple.daddr, p->tuple.dport, p->tuple.l4_proto);
-	return find(key, p->family == FAMILY_6) != NO_ENTRY;
+	permit_key(key, from, &to->daddr, to->dport, to->l4_proto);
+	return find(key, v6) != NO_ENTRY;
 }
 
 // Outside endpoint of a packet to its binding: fills b with the inside.
@@ -260,12 +280,16 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 {
 	__u32 slot = (number * PORT_CLASSES + port_class(p ? p->tuple.l4_proto : 0)) << 16, *owner, index;
 	struct work *w = the_work();
-	struct nat_rule *rule;
+	struct nat_rule *rule, *target;
+	struct tuple *seen; // the packet as it would be outside
 	struct flow6 *f;
+	__u32 zone;
 	int reason;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
+	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
+		return REASON_NO_FLOW;
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
 	slot |= bpf_ntohs(p->tuple.dport);
 	owner = bpf_map_lookup_elem(&port_owners, &slot);
@@ -275,6 +299,9 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	f = entry_at(index, true);
 	if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
 		return REASON_NO_BINDING;
+	zone = f->key.zone;
+	seen = &w->source.inside;
+	*seen = plan->to;
 	plan->to.daddr = f->key.saddr;
 	plan->to.dport = f->key.sport;
 	plan->to.l4_proto = p->tuple.l4_proto;
@@ -291,6 +318,14 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	reason = bind(&w->bound);
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		return reason;
+	reason = permit(seen, &w->bound);
+	target = bpf_map_lookup_elem(&nat_rules, &zone);
+	if (reason == REASON_NONE && (!target || !admitted(&w->bound.outside, seen, target, &w->key, false)))
+		reason = REASON_FILTERED;
+	if (reason != REASON_NONE) {
+		binding_put(w->bound.index, true, p->now);
+		return reason;
+	}
 	embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
 	plan->to.sport = w->bound.port;
 	plan->family = FAMILY_6;
@@ -322,6 +357,8 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	owner = bpf_map_lookup_elem(&port_owners, &slot);
 	if (!owner || !*owner || (p->flags & PACKET_NO_FLOW))
 		return REASON_NO_BINDING;
+	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
+		return REASON_NO_FLOW;
 	bound->inside.l4_proto = p->tuple.l4_proto;
 	reason = bound_to(p, *owner, bound);
 	if (reason != REASON_NONE)
@@ -334,20 +371,19 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	}
 	plan->owner = id;
 	plan->owner_nat = 1;
-	reason = REASON_FILTERED;
-	if (!admitted(p, rule, &w->key))
-		goto drop;
-	reason = REASON_NO_FLOW;
-	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
-		goto drop;
 	towards_inside(p, plan, bound, rule);
 	reason = hairpin_source(p, plan, source);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		binding_put(bound->index, bound->family == FAMILY_6, p->now);
 		bound = source;
-	} else if (reason != REASON_NONE) {
-		goto drop;
+		reason = permit(&p->tuple, bound); // it may be answered
 	}
+	if (reason != REASON_NONE)
+		goto drop;
+	reason = REASON_FILTERED;
+	if (!admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule, &w->key,
+		      p->family == FAMILY_6))
+		goto drop;
 	if (dry_run) {
 		reason = REASON_NEW_FLOW;
 		goto drop;

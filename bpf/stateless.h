@@ -87,7 +87,7 @@ static __always_inline enum crossing crossing_of(const struct prefix *by)
 
 static __always_inline void count_prefix(struct prefix *by, const struct packet *p)
 {
-	if (dry_run)
+	if (dry_run || !p->l3_len) // an error's quotation
 		return;
 	__sync_fetch_and_add(&by->packets, 1);
 	__sync_fetch_and_add(&by->bytes, p->l3_len);

@@ -88,25 +88,11 @@ static __always_inline void gather_twin(struct ending *end, void *e, const bool 
 	end->bytes += counts[1];
 }
 
-static __always_inline bool later(__u32 a, __u32 b)
-{
-	return (__s32)(a - b) > 0;
-}
-
-// TCP is transitory before the handshake is complete, after both FINs, and
-// after a reset that nothing followed for a second (RFC 5382 REQ-5, RFC 6146
-// §3.5.2).
+// TCP is transitory before the handshake is complete, and when it has ended (RFC
+// 5382 REQ-5, RFC 6146 §3.5.2).
 static __always_inline bool tcp_transitory(const struct ending *end)
 {
-	if (!end->settled)
-		return true;
-	if (end->heard & HEARD_FIN && end->twin_heard & HEARD_FIN)
-		return true;
-	if (end->heard & HEARD_RST)
-		return !later(end->twin_seen, end->own_seen + hz);
-	if (end->twin_heard & HEARD_RST)
-		return !later(end->own_seen, end->twin_seen + hz);
-	return false;
+	return !end->settled || tcp_over(end->heard, end->own_seen, end->twin_heard, end->twin_seen);
 }
 
 static __always_inline __u32 timeout_of(const struct ending *end)

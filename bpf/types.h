@@ -63,6 +63,7 @@ enum reason {
 	REASON_TABLE_FULL,	     // no room for another flow
 	REASON_HALF_OPEN_FULL,	     // quota of handshakes in progress is used up
 	REASON_NO_PORT,		     // no port left on the pool's addresses
+	REASON_CLASH,		     // the answers would look like packets of another flow
 	REASON_CLIENT_PORTS,	     // the client's quota of ports is used up
 	REASON_CLIENT_FLOWS,	     // the client's quota of flows is used up
 	REASON_CLIENTS_FULL,	     // no room to count another client
@@ -324,8 +325,10 @@ struct reverse {
 	union addr vip;
 	__be16 port; // 0 keeps the port
 	__u16 service;
-	__u32 ambiguous; // several services share the backend: only a flow can tell
+	__u16 ambiguous; // several services share the backend: only a flow can tell
+	__u16 backend;
 };
+ASSERT_SIZE(struct reverse, 24);
 
 // service.flags
 #define SERVICE_SYN_STATELESS 0x01 // hash scheduler and unambiguous replies
@@ -605,7 +608,9 @@ ASSERT_SIZE(struct fragment_key, 40);
 struct fragment {
 	struct tuple tuple; // of the whole packet
 	__u32 seen;
-	__u32 pad;
+	__u16 reason; // of the first fragment: the later ones meet the same
+	__u8 tcp_flags;
+	__u8 pad;
 };
 
 enum event_kind {
@@ -673,7 +678,8 @@ struct packet {
 	__u8 smac[ETH_ALEN];
 	__u32 now; // tick
 	__u32 frame_len; // bytes of the whole frame
-	__u32 source_route; // where a routing header with segments left says so, from the network header; else 0
+	__u16 source_route; // where a routing header with segments left says so, from the network header; else 0
+	__u16 fragment_at; // IPv6 fragment header, from the network header; 0: there is none
 };
 ASSERT_SIZE(struct packet, 96);
 
@@ -776,6 +782,9 @@ struct bind {
 
 _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");
 
+#define QUOTE_FRAGMENT 1 // a first fragment, or an atomic one of IPv6
+#define QUOTE_MORE 2	 // more follow
+
 // The packet that an ICMP error quotes.
 struct quote {
 	union addr saddr;
@@ -789,9 +798,11 @@ struct quote {
 	__u8 ttl;
 	__u8 bad;     // its IP header's checksum is wrong
 	__be16 len;   // of the header: total or payload length
-	__be16 id;
-	__be16 frag;
-	__u16 pad[3];
+	__u8 fragment; // QUOTE_*
+	__u8 no_l4;   // a protocol without ports: only addresses change
+	__be32 frag_id; // of IPv4 in the high half of the word
+	__u16 end;    // of the quotation in the frame, as far as it is there
+	__u16 pad;
 };
 ASSERT_SIZE(struct quote, 56);
 

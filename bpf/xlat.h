@@ -86,7 +86,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 	ip->ihl = 5;
 	ip->tos = p->tos;
 	ip->tot_len = bpf_htons(sizeof(*ip) + payload);
-	if (p->frag_id) { // an atomic fragment (RFC 6946) keeps its identification too
+	if (p->fragment_at) { // an atomic fragment (RFC 6946) keeps its identification too
 		ip->id = p->frag_id >> 16; // the low half of a big endian word
 		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
 	} else {
@@ -200,7 +200,7 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 		if (!check)
 			return udp_checksum(ctx, p, plan, &ports, payload, xdp);
 	}
-	if (!put_ports(ctx, p->l4_off, &ports, xdp))
+	if (!put_ports(ctx, p->l4_off, &ports, p->tuple.l4_proto, xdp))
 		return REASON_INTERNAL;
 	pseudo = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
 		 sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
@@ -245,6 +245,10 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 
 	if (p->l3_len < now)
 		return REASON_TRUNCATED;
+	// Of fragmented ICMP the length, and with it the checksum, is not known (RFC
+	// 7915 §1.2).
+	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
+		return REASON_UNTRANSLATABLE;
 	if (to_v6 ? now > sizeof(struct iphdr) && source_routed(ctx, now, xdp) : p->source_route) {
 		plan->answer = ANSWER_SOURCE_ROUTE;
 		plan->mtu = p->source_route;

@@ -16,6 +16,10 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.action != Forward {
 		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
+	for _, c := range p.count {
+		c.packets++
+		c.bytes += uint64(len(v.ip))
+	}
 	if v.ttl <= 1 {
 		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}
@@ -33,6 +37,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	crossing := p.to.Source.Addr().Is6() != v.v6
 	if crossing && v.sourceRoute {
 		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+	}
+	if crossing && v.kind == icmpError {
+		v.trailer = nil // the error is written anew
 	}
 	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.identification(v),
 		mtu: m.translatedMTU(in, v, next)})
@@ -57,10 +64,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	if p.edit != nil {
 		b = p.edit(b, next.MTU)
-	}
-	for _, c := range p.count {
-		c.packets++
-		c.bytes += uint64(len(v.ip))
 	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
@@ -103,10 +106,6 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop) Outcome 
 		a := tooBig
 		a.mtu = uint32(next.MTU - growth)
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
-	}
-	for _, c := range p.count {
-		c.packets++
-		c.bytes += uint64(len(v.ip))
 	}
 	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
 }

@@ -130,6 +130,17 @@ func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 	return plan{}, false
 }
 
+// translates tells whether a rule would translate the packet's source, if it could
+// open a session.
+func (m *Model) translates(in Arrival, v *view) bool {
+	for _, r := range m.rules {
+		if to, ok := m.wants(r, in, v); ok {
+			return !contains(r.Except, v.dst.Addr()) && !contains(r.Except, to.Addr())
+		}
+	}
+	return false
+}
+
 // wants tells whether a source translating rule takes the packet, and what its
 // destination becomes: itself, for nat64 the IPv4 address in it.
 func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
@@ -203,6 +214,10 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 			return drop(reason)
 		}
 	}
+	if m.clashes(s) {
+		m.dropUnused(b)
+		return r.refuse(ReasonClash)
+	}
 	m.addSession(s)
 	return m.first(v, s)
 }
@@ -256,6 +271,16 @@ func opens(v *view) Reason {
 	return ReasonUnsupportedProtocol
 }
 
+// refuse drops what would have opened a session and tells its sender.
+func (r *rule) refuse(reason Reason) plan {
+	p := drop(reason)
+	p.answer = hostUnreachable
+	if r.Unreachable == "prohibited" {
+		p.answer = prohibited
+	}
+	return p
+}
+
 // bindingFor finds or makes the binding of the packet's source; nil and what to do
 // with the packet when none can be made. RFC 6888 REQ-11: no mapping is ever
 // deleted to make room.
@@ -265,14 +290,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		key.remote = to
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
-	refuse := func(reason Reason) (*binding, plan) {
-		p := drop(reason)
-		p.answer = hostUnreachable
-		if r.Unreachable == "prohibited" {
-			p.answer = prohibited
-		}
-		return nil, p
-	}
+	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }
 	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
 		return refuse(ReasonClientFlows)
 	}
@@ -328,11 +346,11 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	if hairpin := m.hairpinRule(b.rule, in, v); hairpin != nil {
 		return m.openHairpin(hairpin, v, b), true
 	}
-	if !b.admits(v.src) {
-		return drop(ReasonFiltered), true
-	}
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 {
 		return drop(ReasonNoFlow), true
+	}
+	if !b.admits(v.src) {
+		return drop(ReasonFiltered), true
 	}
 	if n := b.rule.ConnectionsPerClient; n > 0 && b.client.flows >= n {
 		return drop(ReasonClientFlows), true
@@ -347,6 +365,9 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	s := &session{rule: b.rule, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: b.protocol, Source: b.inside, Dest: remote}
+	if m.clashes(s) {
+		return drop(ReasonClash), true
+	}
 	m.addSession(s)
 	return m.first(v, s), true
 }
@@ -411,6 +432,10 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: v.protocol, Source: target.inside, Dest: b.outside.endpoint}
+	if m.clashes(s) {
+		m.dropUnused(b)
+		return drop(ReasonClash)
+	}
 	m.addSession(s)
 	return m.first(v, s)
 }

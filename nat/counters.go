@@ -7,8 +7,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Counters returns what was counted since New: forwarded packets by service,
-// backend and rule, with their bytes from the network header on as they came in.
+// Counters returns what was counted since New: packets by the service, backend and
+// rule that they belong to, with their bytes from the network header on as they came
+// in. ICMP errors belong to none; what goes no further (TTL, MTU) has been counted.
 func (m *Model) Counters() *datapath.Counters {
 	c := &datapath.Counters{}
 	for _, s := range m.services {

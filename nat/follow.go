@@ -82,7 +82,7 @@ func (m *Model) rename(s *session, was, now netip.AddrPort) {
 	if portClass(t.Protocol) == flow.ICMP {
 		t.Source = netip.AddrPortFrom(t.Source.Addr(), now.Port())
 	}
-	m.sessions[*t] = &half{s, flow.Reply}
+	m.index(s)
 }
 
 // catchUp brings a session up to what the datapath shows with this packet.

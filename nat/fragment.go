@@ -20,6 +20,7 @@ type fragmentKey struct {
 type fragment struct {
 	plan plan
 	seen time.Duration
+	half *half // of the session that it belongs to, nil for none
 }
 
 // laterFragment follows the first one (RFC 4787 REQ-14, RFC 6146 §3.4).
@@ -27,8 +28,17 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
 	if f != nil {
 		p := f.plan
-		p.reason, p.clamp = ReasonFragment, false
+		p.clamp, p.answer = false, noAnswer
+		if p.action == Forward {
+			p.reason = ReasonFragment
+			if f.half != nil {
+				f.half.seen[f.half.direction] = m.now
+			}
+		}
 		return p
+	}
+	if v.firewalled(m, in.Interface) { // by a rule that names no ports
+		return drop(ReasonDenied)
 	}
 	if p, ok := m.stateless(in, v); ok { // ports do not matter there
 		p.neutral = true
@@ -58,15 +68,7 @@ func (m *Model) concerns(in Arrival, v *view) bool {
 			}
 		}
 	}
-	if m.pooled(v.dst.Addr()) {
-		return true
-	}
-	for _, r := range m.rules {
-		if _, ok := m.wants(r, in, v); ok {
-			return true
-		}
-	}
-	return false
+	return m.pooled(v.dst.Addr()) || m.translates(in, v)
 }
 
 func (v *view) fragmentKey() fragmentKey {
@@ -78,5 +80,5 @@ func (v *view) fragmentKey() fragmentKey {
 }
 
 func (m *Model) rememberFragment(v *view, p plan) {
-	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now}
+	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.sessions[v.tuple()]}
 }

@@ -15,8 +15,8 @@ import (
 // REQ-4 to REQ-6).
 func (m *Model) icmpError(in Arrival, v *view) plan {
 	q := v.quoted
-	if q == nil || q.later {
-		return m.strayError(v)
+	if q == nil {
+		return m.strayError(in, v)
 	}
 	// The error travels the way of the packets that answer the quoted one.
 	answering := q.tuple().Reverse()
@@ -28,7 +28,7 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 		p, ok = m.errorOfPrefix(in, v)
 	}
 	if !ok {
-		return m.strayError(v)
+		return m.strayError(in, v)
 	}
 	if p.action == Forward && !soundError(v) {
 		return drop(ReasonBadChecksum)
@@ -36,30 +36,27 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 	return p
 }
 
-// strayError drops an error about a flow of ours that is not there (RFC 5508
-// REQ-4); what concerns others passes.
-func (m *Model) strayError(v *view) plan {
+// strayError drops an error about a flow of ours that is not there (RFC 5508 REQ-4,
+// REQ-5): one to a pool address, and one whose sender a rule would translate,
+// because it would show an inside address outside. What concerns others passes.
+func (m *Model) strayError(in Arrival, v *view) plan {
 	if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 		return drop(ReasonErrorWithoutFlow)
 	}
-	if v.quoted != nil {
-		for _, r := range m.rules { // it would show an inside address outside
-			if r.inside(v.src.Addr()) && len(r.Source) > 0 && !r.inside(v.dst.Addr()) {
-				return drop(ReasonErrorWithoutFlow)
-			}
-		}
+	if m.translates(in, v) {
+		return drop(ReasonErrorWithoutFlow)
 	}
 	return pass(ReasonNotOurs)
 }
 
 // soundError checks the error's own checksum and that of the quoted IP header (RFC
-// 5508 REQ-3 and 3a); the quoted transport checksum is not looked at (3c).
+// 5508 REQ-3 and 3a); the quoted transport checksum is not looked at (3c). Of an
+// error in fragments nobody can check it; hosts keep errors smaller than that (RFC
+// 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
 func soundError(v *view) bool {
-	if !v.first {
-		if v.v6 && packet.TransportChecksum(v.src.Addr(), v.dst.Addr(), uint8(flow.ICMPv6), v.payload()) != 0 ||
-			!v.v6 && packet.Checksum(v.payload()) != 0 {
-			return false
-		}
+	if v.first || v.v6 && packet.TransportChecksum(v.src.Addr(), v.dst.Addr(), uint8(flow.ICMPv6), v.payload()) != 0 ||
+		!v.v6 && packet.Checksum(v.payload()) != 0 {
+		return false
 	}
 	return v.quoted.v6 || packet.Checksum(v.quoted.ip[:v.quoted.header]) == 0
 }
@@ -123,7 +120,10 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		if s.Mode != config.ModeStateless && !s.recognised(m) {
 			continue
 		}
-		if from, ok := s.virtual(about.protocol, about.src); ok {
+		if s.Mode != config.ModeStateless && !m.synsSent[v.quoted.tuple()] {
+			continue // about a connection of the backend's own
+		}
+		if from, _, ok := s.virtual(about.protocol, about.src); ok {
 			quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
 			p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 			p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
@@ -147,7 +147,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 		return plan{}, false
 	}
 	quote := flow.Tuple{Protocol: p.to.Protocol, Source: p.to.Dest, Dest: p.to.Source}
-	p.quote, p.reason = &quote, ReasonICMPError
+	p.quote, p.reason, p.count = &quote, ReasonICMPError, nil
 	src := p.to.Source.Addr()
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {

@@ -138,9 +138,6 @@ func (m *Model) receive(in Arrival) Outcome {
 	if v == nil {
 		return Outcome{Action: action, Reason: reason}
 	}
-	if v.firewalled(m, in.Interface) {
-		return Outcome{Action: Drop, Reason: ReasonDenied}
-	}
 	return m.apply(in, v, m.decide(in, v))
 }
 
@@ -154,8 +151,11 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	if v.later {
 		return m.laterFragment(in, v)
 	}
-	p := m.decideWhole(in, v)
-	if v.first && p.action == Forward {
+	p := drop(ReasonDenied)
+	if !v.firewalled(m, in.Interface) {
+		p = m.decideWhole(in, v)
+	}
+	if v.first {
 		m.rememberFragment(v, p)
 	}
 	return p

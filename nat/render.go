@@ -223,14 +223,11 @@ func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 // translatePayload returns the transport segment in the other family's form.
 func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	p := slices.Clone(v.payload())
-	if v.later {
-		switch v.protocol {
-		case flow.ICMP:
-			return p, flow.ICMPv6, ""
-		case flow.ICMPv6:
-			return p, flow.ICMP, ""
-		}
-		return p, v.protocol, ""
+	if (v.first || v.later) && !r.quoted && portClass(r.to.Protocol) == flow.ICMP {
+		return nil, 0, ReasonUntranslatable // the length of the message is not known (RFC 7915 §1.2)
+	}
+	if v.later { // of what its first fragment says it is (RFC 8200 §4.5)
+		return p, r.to.Protocol, ""
 	}
 	switch v.protocol {
 	case flow.TCP, flow.UDP:
@@ -247,13 +244,13 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 // zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5). Of
 // a fragment it cannot be known.
 func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
-	if v.first {
-		return nil, 0, ReasonUntranslatable
-	}
 	binary.BigEndian.PutUint16(p, r.to.Source.Port())
 	binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
-	if r.quoted {
+	switch {
+	case r.quoted:
 		return p, flow.UDP, "" // nobody checks it (RFC 5508 REQ-3c)
+	case v.first:
+		return nil, 0, ReasonUntranslatable
 	}
 	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p)
 	if sum == 0 {

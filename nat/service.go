@@ -309,6 +309,16 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		}
 	}
 	n.tuple[1] = reply
+	if s.Mode != config.ModeDSR && s.Mode != config.ModeTunnel && m.clashes(n) {
+		if n.port != nil {
+			m.release(*n.port)
+		}
+		if n.binding != nil {
+			m.dropUnused(n.binding)
+		}
+		s.refused++
+		return drop(ReasonClash)
+	}
 	n.unseen = m.conceals(s, n, v)
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++
@@ -374,7 +384,7 @@ func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.Addr
 // stateless services, and answers to SYNs of which nothing was remembered.
 func (m *Model) serviceReply(v *view) (plan, bool) {
 	for _, s := range m.services {
-		from, ok := s.answersFor(m, v)
+		from, i, ok := s.answersFor(m, v)
 		if !ok {
 			continue
 		}
@@ -385,29 +395,30 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 			}
 			reason = ReasonSYNACK
 		}
-		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally}, clamp: s.MSSClamp}
+		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &s.backends[i].tally}, clamp: s.MSSClamp}
 		p.to.Source = from
 		return p, true
 	}
 	return plan{}, false
 }
 
-// answersFor returns the virtual endpoint that stands for the sender of v.
-func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, bool) {
+// answersFor returns the virtual endpoint that stands for the sender of v, and the
+// backend that it is.
+func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, int, bool) {
 	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
 	if s.Mode != config.ModeStateless && !syn {
-		return netip.AddrPort{}, false
+		return netip.AddrPort{}, 0, false
 	}
 	return s.virtual(v.protocol, v.src)
 }
 
 // virtual returns the first virtual endpoint of the service that a backend's
-// endpoint stands for.
-func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, bool) {
+// endpoint stands for, and that backend.
+func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, int, bool) {
 	if s.Protocol != flow.Any && s.Protocol != p {
-		return netip.AddrPort{}, false
+		return netip.AddrPort{}, 0, false
 	}
-	for _, b := range s.Backends {
+	for i, b := range s.Backends {
 		if b.Address != from.Addr() || b.Port != 0 && b.Port != from.Port() {
 			continue
 		}
@@ -415,11 +426,11 @@ func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort,
 			switch {
 			case l.Address.Is4() != from.Addr().Is4():
 			case b.Port == 0 && inPorts(l.Ports, from.Port()):
-				return netip.AddrPortFrom(l.Address, from.Port()), true
+				return netip.AddrPortFrom(l.Address, from.Port()), i, true
 			case b.Port != 0 && len(l.Ports) > 0:
-				return netip.AddrPortFrom(l.Address, l.Ports[0].First), true
+				return netip.AddrPortFrom(l.Address, l.Ports[0].First), i, true
 			}
 		}
 	}
-	return netip.AddrPort{}, false
+	return netip.AddrPort{}, 0, false
 }

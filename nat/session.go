@@ -44,10 +44,12 @@ type half struct {
 // out returns what a packet of the direction becomes.
 func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
+// clashes tells whether the session's answers would look like packets of another.
+func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil }
+
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
-	m.sessions[s.tuple[0]] = &half{s, flow.Original}
-	m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+	m.index(s)
 	if s.binding != nil {
 		s.binding.sessions++
 	}
@@ -58,6 +60,13 @@ func (m *Model) addSession(s *session) {
 		s.service.active++
 		s.service.backends[s.backend].active++
 	}
+}
+
+// index makes both directions known. An endpoint that talks to itself by a hairpin
+// has only one.
+func (m *Model) index(s *session) {
+	m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+	m.sessions[s.tuple[0]] = &half{s, flow.Original}
 }
 
 func (m *Model) removeSession(s *session) {

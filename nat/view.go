@@ -89,10 +89,10 @@ func read4(b []byte, quoted bool) (*view, Reason) {
 	switch {
 	case b[0]>>4 != 4 || header < 20:
 		return nil, ReasonBadHeader
-	case header > len(b) || length > len(b) && !quoted:
-		return nil, ReasonTruncated
 	case length < header:
 		return nil, ReasonBadHeader
+	case header > len(b) || length > len(b) && !quoted:
+		return nil, ReasonTruncated
 	}
 	fragment := binary.BigEndian.Uint16(b[6:])
 	v := &view{
@@ -124,9 +124,12 @@ func unexpiredSourceRoute(options []byte) bool {
 	return false
 }
 
-// maxExtensionHeaders is how many IPv6 extension headers are walked (RFC 8504
-// §5.3 lets a node limit them).
-const maxExtensionHeaders = 7
+// How many IPv6 extension headers are walked, and how many bytes of them (RFC 8504
+// §5.3 lets a node limit both).
+const (
+	maxExtensionHeaders = 7
+	maxExtensionBytes   = 960
+)
 
 // Numbers of IPv6 extension headers (RFC 8200 §4.1).
 const (
@@ -174,8 +177,11 @@ func read6(b []byte, quoted bool) (*view, Reason) {
 				v.sourceRoute, v.routeAt = true, v.header+3
 			}
 		}
-		if v.header+size > len(b) {
+		switch {
+		case v.header+size > len(b):
 			return nil, ReasonTruncated
+		case v.header+size > 40+maxExtensionBytes:
+			return nil, ReasonBadHeader
 		}
 		v.upper = v.header
 		next = h[0]
@@ -227,7 +233,7 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 		case icmpQuery, icmpReply:
 			ends(binary.BigEndian.Uint16(p[4:]), binary.BigEndian.Uint16(p[4:]))
 		case icmpError:
-			return v.quotation(p[8:], quoted)
+			v.quotation(p[8:], quoted)
 		}
 	}
 	return ""
@@ -249,17 +255,18 @@ func kindOf(v6 bool, kind uint8) icmpKind {
 	return icmpOther
 }
 
-// quotation reads the packet that an ICMP error carries. Errors about errors are
-// not looked into: no host may send them (RFC 1122 §3.2.2).
-func (v *view) quotation(b []byte, quoted bool) Reason {
-	if quoted || v.later {
-		return ""
+// quotation reads the packet that an ICMP error carries; v.quoted stays nil when it
+// cannot be read. Errors about errors and about later fragments are not looked
+// into: no host may send them (RFC 1122 §3.2.2, RFC 4443 §2.4 (e)).
+func (v *view) quotation(b []byte, quoted bool) {
+	if quoted {
+		return
 	}
-	var reason Reason
+	read := read4
 	if v.v6 {
-		v.quoted, reason = read6(b, true)
-	} else {
-		v.quoted, reason = read4(b, true)
+		read = read6
 	}
-	return reason
+	if q, reason := read(b, true); reason == "" && q.kind != icmpError && !q.later {
+		v.quoted = q
+	}
 }

@@ -351,9 +351,9 @@ func portPrefixes(r flow.Ports) (out []portPrefix) {
 // reports whether that is certain for all of them.
 func (c *compiler) replies(id uint32, s *config.Service) bool {
 	certain := true
-	for _, b := range s.Backends {
+	for i, b := range s.Backends {
 		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(b.Address), Addr: bytesOf(b.Address), Port: portOf(b.Port)}
-		v := wireReverse{Service: uint16(id)}
+		v := wireReverse{Service: uint16(id), Backend: uint16(c.names.backends[id][i])}
 		var vips []config.Listen
 		for _, l := range s.Listen {
 			if l.Address.Is4() == b.Address.Is4() {
@@ -372,7 +372,8 @@ func (c *compiler) replies(id uint32, s *config.Service) bool {
 				}
 			}
 		}
-		if old, taken := c.reverses[k]; taken && old != v {
+		old, taken := c.reverses[k]
+		if old.Backend = v.Backend; taken && old != v {
 			v.Ambiguous = 1
 			// The other service must not rely on it either.
 			other := c.services[uint32(old.Service)]

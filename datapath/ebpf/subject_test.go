@@ -9,11 +9,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -29,10 +31,13 @@ import (
 // network namespace that looks like the case's host.
 type subject struct {
 	t        testing.TB
-	hook     string // "xdp", "tc", or "tc-complete": TC with CHECKSUM_COMPLETE
-	ns       netns.NsHandle
+	hook     string      // "xdp", "tc", or "tc-complete": TC with CHECKSUM_COMPLETE
+	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
+	cpu      int
 	d        *Datapath
 	snapshot *datapath.Snapshot
+	advanced uint32 // tick in which time last passed
+	jiffies  *ebpf.Program
 	ifaces   map[string]int
 	names    map[int]string
 	full     bool // no packet takes the straight path
@@ -41,7 +46,7 @@ type subject struct {
 var _ golden.Subject = (*subject)(nil)
 
 func newSubject(t testing.TB, hook string) *subject {
-	s := &subject{t: t, hook: hook, ns: netns.None()}
+	s := &subject{t: t, hook: hook, cpu: os.Getpid() % runtime.NumCPU()}
 	t.Cleanup(s.drop)
 	return s
 }
@@ -57,42 +62,42 @@ func (s *subject) drop() {
 		s.d.Close()
 		s.d = nil
 	}
-	if s.ns.IsOpen() {
-		s.ns.Close()
+	if s.thread != nil {
+		close(s.thread)
+		s.thread = nil
 	}
 }
 
-// inside runs f in the subject's namespace, on CPU 0: the program leaves its plan
-// in memory of the CPU that it ran on.
+// enter starts a thread in a network namespace of its own, which ends with it. It
+// stays on one CPU: the program leaves its plan in memory of the CPU that it ran on.
+func (s *subject) enter() error {
+	thread, made := make(chan func()), make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var cpu unix.CPUSet
+		cpu.Set(s.cpu)
+		ns, err := netns.New()
+		made <- errors.Join(err, unix.SchedSetaffinity(0, &cpu))
+		for f := range thread {
+			f()
+		}
+		ns.Close()
+	}()
+	s.thread = thread
+	return <-made
+}
+
+// inside runs f in the subject's namespace.
 func (s *subject) inside(f func() error) error {
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		var cpu unix.CPUSet
-		cpu.Set(0)
-		err := unix.SchedSetaffinity(0, &cpu)
-		if err == nil {
-			err = netns.Set(s.ns)
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
+	s.thread <- func() { done <- f() }
 	return <-done
 }
 
 // Reset implements golden.Subject.
 func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	s.drop()
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		s.ns, err = netns.New()
-		made <- err
-	}()
-	if err := <-made; err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
 	if err := s.inside(func() error { return s.build(h) }); err != nil {
@@ -113,6 +118,9 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 			return err
 		}
 		_, err = s.d.Apply(context.Background(), s.snapshot)
+		if err == nil {
+			s.advanced, err = s.clock()
+		}
 		return err
 	})
 }
@@ -255,7 +263,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	if err := s.d.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return nat.Outcome{}, err
 	}
-	w := works[0]
+	w := works[s.cpu]
 	r := nat.Outcome{Action: nat.Action(actionNames()[w.Plan.Action]), Reason: nat.Reason(reasonNames()[w.Plan.Reason])}
 	sent := ret == 3 || ret == 4 // XDP_TX, XDP_REDIRECT
 	passed := ret == 2
@@ -284,45 +292,77 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 // Advance implements golden.Subject: it makes everything older, and sweeps.
 func (s *subject) Advance(d time.Duration) error {
 	ticks := uint32(d.Seconds() * float64(s.d.hz))
-	s.age(ticks, false)
+	now, err := s.clock()
+	if err != nil {
+		return err
+	}
+	// The time that the packets took is not to count: what they touched, they
+	// touched when time last passed.
+	back := func(seen *uint32) {
+		if int32(*seen-s.advanced) > 0 {
+			*seen = s.advanced
+		}
+		*seen += now - s.advanced - ticks
+	}
+	s.older(back)
+	s.olderLimits(ticks)
+	s.advanced = now
 	if err := s.sweep(); err != nil {
 		return err
 	}
-	s.age(2*s.d.hz, true)
+	dead := uint8(wireEntryStateENTRY_DEAD)
+	for i := range s.d.t.flows4.values { // a second pass frees what has died in the first
+		if e := &s.d.t.flows4.values[i]; e.Key.State == dead {
+			e.Meta.Seen -= 2 * s.d.hz
+		}
+	}
+	for i := range s.d.t.flows6.values {
+		if e := &s.d.t.flows6.values[i]; e.Key.State == dead {
+			e.Meta.Seen -= 2 * s.d.hz
+		}
+	}
 	return s.sweep()
 }
 
-func (s *subject) age(ticks uint32, deadOnly bool) {
-	t := s.d.t
-	dead := uint8(wireEntryStateENTRY_DEAD)
-	for i := range t.flows4.values {
-		if e := &t.flows4.values[i]; !deadOnly || e.Key.State == dead {
-			e.Meta.Seen -= ticks
+// clock is the kernel's in ticks.
+func (s *subject) clock() (ticks uint32, err error) {
+	if s.jiffies == nil {
+		s.jiffies, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+			Instructions: asm.Instructions{asm.FnJiffies64.Call(), asm.Return()}})
+		if err != nil {
+			return 0, err
 		}
+		s.t.Cleanup(func() { s.jiffies.Close() })
 	}
-	for i := range t.flows6.values {
-		if e := &t.flows6.values[i]; !deadOnly || e.Key.State == dead {
-			e.Meta.Seen -= ticks
-		}
-	}
-	if deadOnly {
-		return
-	}
-	back := uint64(ticks) * uint64(time.Second) / uint64(s.d.hz)
-	for i := range s.snapshot.Services {
-		if l := &t.loads.values[i]; l.Tat > back {
-			l.Tat -= back
-		}
-		if l := &t.loads.values[i]; l.ResetTat > back {
-			l.ResetTat -= back
-		}
-	}
-	older(t.maps["stickies"], func(v *wireSticky) { v.Seen -= ticks })
-	older(t.maps["fragments"], func(v *wireFragment) { v.Seen -= ticks })
-	older(t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, back) })
+	return s.jiffies.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
 }
 
-func older[V any](m *ebpf.Map, change func(*V)) {
+func (s *subject) older(back func(*uint32)) {
+	t := s.d.t
+	for i := range t.flows4.values {
+		back(&t.flows4.values[i].Meta.Seen)
+	}
+	for i := range t.flows6.values {
+		back(&t.flows6.values[i].Meta.Seen)
+	}
+	each(t.maps["stickies"], func(v *wireSticky) { back(&v.Seen) })
+	each(t.maps["fragments"], func(v *wireFragment) { back(&v.Seen) })
+}
+
+func (s *subject) olderLimits(ticks uint32) {
+	ns := uint64(ticks) * uint64(time.Second) / uint64(s.d.hz)
+	for i := range s.snapshot.Services {
+		if l := &s.d.t.loads.values[i]; l.Tat > ns {
+			l.Tat -= ns
+		}
+		if l := &s.d.t.loads.values[i]; l.ResetTat > ns {
+			l.ResetTat -= ns
+		}
+	}
+	each(s.d.t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, ns) })
+}
+
+func each[V any](m *ebpf.Map, change func(*V)) {
 	var keys [][]byte
 	var k []byte
 	var v V

@@ -283,8 +283,10 @@ type wireFragment struct {
 		Zone    uint8
 		State   uint8
 	}
-	Seen uint32
-	Pad  uint32
+	Seen     uint32
+	Reason   uint16
+	TcpFlags uint8
+	Pad      uint8
 }
 
 type wireFragmentKey struct {
@@ -427,7 +429,8 @@ type wirePacket struct {
 	Smac        [6]uint8
 	Now         uint32
 	FrameLen    uint32
-	SourceRoute uint32
+	SourceRoute uint16
+	FragmentAt  uint16
 }
 
 type wirePlan struct {
@@ -546,26 +549,27 @@ const (
 	wireReasonREASON_TABLE_FULL           wireReason = 25
 	wireReasonREASON_HALF_OPEN_FULL       wireReason = 26
 	wireReasonREASON_NO_PORT              wireReason = 27
-	wireReasonREASON_CLIENT_PORTS         wireReason = 28
-	wireReasonREASON_CLIENT_FLOWS         wireReason = 29
-	wireReasonREASON_CLIENTS_FULL         wireReason = 30
-	wireReasonREASON_NO_BACKEND           wireReason = 31
-	wireReasonREASON_LIMIT_RATE           wireReason = 32
-	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 33
-	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 34
-	wireReasonREASON_LIMIT_BACKEND        wireReason = 35
-	wireReasonREASON_LIMIT_RESETS         wireReason = 36
-	wireReasonREASON_STRICT_TCP           wireReason = 37
-	wireReasonREASON_FILTERED             wireReason = 38
-	wireReasonREASON_NO_BINDING           wireReason = 39
-	wireReasonREASON_NO_FLOW              wireReason = 40
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 41
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 42
-	wireReasonREASON_LOOP                 wireReason = 43
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 44
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 45
-	wireReasonREASON_INTERNAL             wireReason = 46
-	wireReasonREASON_COUNT                wireReason = 47
+	wireReasonREASON_CLASH                wireReason = 28
+	wireReasonREASON_CLIENT_PORTS         wireReason = 29
+	wireReasonREASON_CLIENT_FLOWS         wireReason = 30
+	wireReasonREASON_CLIENTS_FULL         wireReason = 31
+	wireReasonREASON_NO_BACKEND           wireReason = 32
+	wireReasonREASON_LIMIT_RATE           wireReason = 33
+	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 34
+	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 35
+	wireReasonREASON_LIMIT_BACKEND        wireReason = 36
+	wireReasonREASON_LIMIT_RESETS         wireReason = 37
+	wireReasonREASON_STRICT_TCP           wireReason = 38
+	wireReasonREASON_FILTERED             wireReason = 39
+	wireReasonREASON_NO_BINDING           wireReason = 40
+	wireReasonREASON_NO_FLOW              wireReason = 41
+	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 42
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 43
+	wireReasonREASON_LOOP                 wireReason = 44
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 45
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 46
+	wireReasonREASON_INTERNAL             wireReason = 47
+	wireReasonREASON_COUNT                wireReason = 48
 )
 
 type wireReverse struct {
@@ -573,7 +577,8 @@ type wireReverse struct {
 	Vip       wireAddr
 	Port      uint16
 	Service   uint16
-	Ambiguous uint32
+	Ambiguous uint16
+	Backend   uint16
 }
 
 type wireScheduler uint32
@@ -800,21 +805,23 @@ type wireWork struct {
 	}
 	About wirePacket
 	Quote struct {
-		_       structs.HostLayout
-		Saddr   wireAddr
-		Daddr   wireAddr
-		Sport   uint16
-		Dport   uint16
-		At      uint16
-		L4At    uint16
-		L4Proto uint8
-		Tos     uint8
-		Ttl     uint8
-		Bad     uint8
-		Len     uint16
-		Id      uint16
-		Frag    uint16
-		Pad     [3]uint16
+		_        structs.HostLayout
+		Saddr    wireAddr
+		Daddr    wireAddr
+		Sport    uint16
+		Dport    uint16
+		At       uint16
+		L4At     uint16
+		L4Proto  uint8
+		Tos      uint8
+		Ttl      uint8
+		Bad      uint8
+		Len      uint16
+		Fragment uint8
+		NoL4     uint8
+		FragId   uint32
+		End      uint16
+		Pad      uint16
 	}
 	From wireAddr
 }

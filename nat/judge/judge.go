@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
@@ -184,7 +186,10 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 			}
 		}
 	}
-	return t, t.flows(s, model, sc, seed)
+	if err := t.flows(s, model, sc, seed); err != nil || t.disagreement != nil {
+		return t, err
+	}
+	return t, t.counters(s, model, sc, seed)
 }
 
 // packet sends one packet and compares.
@@ -273,6 +278,70 @@ func (t *trace) flows(s golden.Subject, model *nat.Model, sc Scenario, seed uint
 	t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed,
 		Problem: fmt.Sprintf("want %d flows, got %d\n%s", len(a), len(b), strings.Join(diff[:min(len(diff), 10)], "\n"))}
 	return nil
+}
+
+// counters compares what was counted: of services, backends and rules with the
+// model, by reason with what the subject said of each packet.
+func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed uint64) error {
+	c, err := s.Counters()
+	if err != nil {
+		return err
+	}
+	want, got := counts(model.Counters()), counts(c)
+	for _, st := range t.steps {
+		if st.in.Frame != nil && c.Reasons != nil {
+			want[fmt.Sprintf("reason %s %s %s", family(st.in.Frame), st.got.Action, st.got.Reason)]++
+		}
+	}
+	var diff []string
+	for k, n := range want {
+		if got[k] != n {
+			diff = append(diff, fmt.Sprintf("%s: want %d, got %d", k, n, got[k]))
+		}
+	}
+	for k, n := range got {
+		if _, ok := want[k]; !ok && n > 0 {
+			diff = append(diff, fmt.Sprintf("%s: want none, got %d", k, n))
+		}
+	}
+	if len(diff) > 0 {
+		slices.Sort(diff)
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed,
+			Problem: "counters: " + strings.Join(diff[:min(len(diff), 10)], "\n")}
+	}
+	return nil
+}
+
+func family(frame []byte) string {
+	if len(frame) >= 14 {
+		switch binary.BigEndian.Uint16(frame[12:]) {
+		case packet.TypeIPv4:
+			return "ipv4"
+		case packet.TypeIPv6:
+			return "ipv6"
+		}
+	}
+	return "other"
+}
+
+// counts flattens counters. How many flows are alive is compared by the flows.
+func counts(c *datapath.Counters) map[string]uint64 {
+	out := map[string]uint64{}
+	for _, s := range c.Services {
+		out[s.Name+" connections"], out[s.Name+" packets"], out[s.Name+" bytes"] = s.Connections, s.Packets, s.Bytes
+		out[s.Name+" refused"] = s.Refused
+		for _, b := range s.Backends {
+			name := s.Name + "/" + b.Name
+			out[name+" connections"], out[name+" packets"], out[name+" bytes"] = b.Connections, b.Packets, b.Bytes
+		}
+	}
+	for _, n := range c.NAT {
+		out[n.Name+" packets"], out[n.Name+" bytes"] = n.Packets, n.Bytes
+	}
+	for _, r := range c.Reasons {
+		out["reason "+r.Family+" "+r.Action+" "+r.Reason] = r.Packets
+	}
+	return out
 }
 
 func flowNames(flows []flow.Flow) []string {
