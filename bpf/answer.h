@@ -4,6 +4,7 @@
 #define SLUICE_ANSWER_H
 
 #include "errorxlat.h"
+#include "hold.h"
 
 #define ANSWERS_PER_SECOND 1000 // RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)
 #define QUOTE4_MAX (576 - 28)   // RFC 1812 §4.3.2.3

@@ -78,6 +78,7 @@ __noinline int fragment_first(const struct packet *p, __u32 reason)
 {
 	struct fragment_key key = {};
 	struct fragment f = {};
+	struct control *c;
 
 	if (!p || dry_run)
 		return 0;
@@ -87,6 +88,9 @@ __noinline int fragment_first(const struct packet *p, __u32 reason)
 	f.reason = reason;
 	f.tcp_flags = p->tcp_flags;
 	bpf_map_update_elem(&fragments, &key, &f, BPF_ANY);
+	c = the_control();
+	if (c && c->holding)
+		bpf_ringbuf_output(&early, &key, sizeof(key), 0);
 	return 0;
 }
 

@@ -248,9 +248,8 @@ static __always_inline bool error_sound(void *ctx, const struct packet *p, const
 	return fold16(sum) == 0xffff;
 }
 
-// Where the checksum of a quoted segment stands, when its ports or addresses are in
-// it; 0 when it has none, or the
-// quotation ends before it.
+// Where the checksum of a quoted segment stands; 0 when the quotation ends before
+// it.
 static __always_inline __u32 quoted_check(const struct quote *q)
 {
 	__u32 at = q->l4_at + check_offset(q->l4_proto);

@@ -41,6 +41,7 @@ const volatile bool have_nat = false;	   // rules that translate sources
 const volatile bool nat_by_egress = false; // some of them ask for the egress interface
 const volatile bool have_prefixes = false;
 const volatile bool have_pools = false;
+const volatile bool hold_fragments = true; // hand early ones to user space
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
 const volatile bool straight_off = false;  // tests: every packet takes the full path
 const volatile bool observed = false;	   // tests: the straight path leaves its plan in scratch too
@@ -337,6 +338,13 @@ struct {
 	__type(key, struct fragment_key);
 	__type(value, struct fragment);
 } fragments SEC(".maps");
+
+// Fragments that came before their first one: 1,000 of them.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 21);
+	__type(value, struct held);
+} early SEC(".maps");
 
 // Addresses, hardware addresses and MTUs of the interfaces. Written by user space.
 struct {

@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 2
+#define LAYOUT 3
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -78,7 +78,8 @@ enum reason {
 	REASON_NO_BINDING,	     // nobody inside has a mapping for this outside endpoint
 	REASON_NO_FLOW,		     // packet that may not open a flow and belongs to none
 	REASON_ERROR_WITHOUT_FLOW,   // ICMP error about a packet of no known flow
-	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen
+	REASON_HELD_FRAGMENT,	     // later fragment that waits for its first one, and is then looked at again
+	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen, and nobody or no room to hold it
 	REASON_LOOP,		     // IPv6 source inside the translation prefix
 	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
@@ -287,7 +288,7 @@ struct control {
 	__u32 half_open;  // handshakes in progress
 	__u32 sweep4;	  // next entry to sweep
 	__u32 sweep6;
-	__u32 pad2;
+	__u32 holding;	  // user space holds fragments and wants to know of first ones
 	__u64 swept4; // complete sweeps
 	__u64 swept6;
 	__u32 used4; // entries in use, as of the last complete sweep
@@ -296,7 +297,8 @@ struct control {
 	__u32 count6;
 	__u32 answers;	    // ICMP errors and resets sent in the second "answer_tick"
 	__u32 answer_tick;
-	__u64 pad3;
+	__u32 held;	    // fragments handed over in the second "held_tick"
+	__u32 held_tick;
 };
 ASSERT_SIZE(struct control, 128);
 
@@ -612,6 +614,18 @@ struct fragment {
 	__u8 tcp_flags;
 	__u8 pad;
 };
+
+// A later fragment for user space to hold; without a frame, the first one that it
+// waits for.
+#define HELD_FRAME 2048
+struct held {
+	struct fragment_key key;
+	__u64 at; // ns of the monotonic clock
+	__u32 ifindex;
+	__u32 len;
+	__u8 frame[HELD_FRAME];
+};
+ASSERT_SIZE(struct held, 2104);
 
 enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved

@@ -129,7 +129,7 @@ func questionFrame(q datapath.Question) ([]byte, error) {
 // dryRun runs a frame through the program and returns what it thought. It stays on
 // one CPU, whose working memory holds the plan.
 func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
-	c, err := d.t.program(d.switches, true)
+	c, err := d.t.program(d.switches, true, "sluice_xdp")
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/nat/judge"
 )
 
@@ -34,7 +33,6 @@ func TestModelAgrees(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	packets := number(t, "SLUICE_MODEL_PACKETS", 20000)
 	o := judge.Options{Packets: packets, PerReset: 10000, Seed: uint64(number(t, "SLUICE_MODEL_SEED", 1)),
-		Ignore:   func(in nat.Arrival, want, got nat.Outcome) bool { return want.Reason == nat.ReasonHeldFragment },
 		NoShrink: os.Getenv("SLUICE_MODEL_SHRINK") == "no"}
 	for _, hook := range []string{"xdp", "tc", "tc-complete"} {
 		t.Run(hook, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -221,12 +222,6 @@ type xdpContext struct {
 	Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32
 }
 
-// skbContext is the first part of struct __sk_buff.
-type skbContext struct {
-	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, Ingress, Ifindex, TCIndex uint32
-	_                                                                                                         [36]uint32
-}
-
 const testChecksumComplete = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE
 
 // Step implements golden.Subject.
@@ -247,7 +242,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 		program = s.d.programs.Programs["sluice_xdp"]
 		o.Context = xdpContext{DataEnd: uint32(len(frame)), Ingress: ifindex}
 	} else {
-		o.Context = skbContext{Ingress: ifindex, Ifindex: ifindex}
+		o.Context = skbMeta{Ingress: ifindex, Ifindex: ifindex}
 		if s.hook == "tc-complete" {
 			o.Flags = testChecksumComplete
 		}
@@ -265,6 +260,11 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	}
 	w := works[s.cpu]
 	r := nat.Outcome{Action: nat.Action(actionNames()[w.Plan.Action]), Reason: nat.Reason(reasonNames()[w.Plan.Reason])}
+	if r.Reason == nat.ReasonHeldFragment { // make room in the ring: nobody holds it here
+		if err := s.forgetHeld(); err != nil {
+			return r, err
+		}
+	}
 	sent := ret == 3 || ret == 4 // XDP_TX, XDP_REDIRECT
 	passed := ret == 2
 	if s.hook != "xdp" {
@@ -274,19 +274,25 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	case sent && r.Action == nat.Drop:
 		r.Out = []nat.Departure{{Interface: in.Interface, Frame: o.DataOut}}
 	case sent:
-		var h wireHop
-		if w.Plan.Hop != 0 {
-			if err := s.d.t.maps["hops"].Lookup(uint32(w.Plan.Hop), &h); err != nil {
-				return r, err
-			}
-		} else {
-			h = wireHop(w.Hop)
+		by, err := s.d.t.hopOf(&w)
+		if err != nil {
+			return r, err
 		}
-		r.Out = []nat.Departure{{Interface: s.names[int(h.Ifindex)], Frame: o.DataOut}}
+		r.Out = []nat.Departure{{Interface: s.names[int(by)], Frame: o.DataOut}}
 	case passed && string(o.DataOut) != string(frame):
 		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
 	}
 	return r, nil
+}
+
+func (s *subject) forgetHeld() error {
+	ring, err := ringbuf.NewReader(s.d.t.maps["early"])
+	if err != nil {
+		return err
+	}
+	defer ring.Close()
+	_, err = ring.Read()
+	return err
 }
 
 // Advance implements golden.Subject: it makes everything older, and sweeps.

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +23,7 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 2
+const layout = 3
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
@@ -290,8 +292,9 @@ type switches struct {
 	HalfOpen                                                 uint32 // handshakes in progress
 }
 
-// program loads the programs with their constants set.
-func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
+// program loads the programs with their constants set; or only some of them, as a
+// gateway of their own on the same tables, which holds no fragments.
+func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collection, error) {
 	spec, err := loadWire()
 	if err != nil {
 		return nil, err
@@ -308,7 +311,7 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
-		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery,
+		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
 		"observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
@@ -317,6 +320,8 @@ func (t *tables) program(s switches, dryRun bool) (*ebpf.Collection, error) {
 	}
 	delete(spec.Programs, "read_clocks")
 	switch {
+	case len(only) > 0:
+		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(only, name) })
 	case dryRun || s.Attach == config.AttachXDP || s.Attach == config.AttachXDPGeneric:
 		delete(spec.Programs, "sluice_tc")
 	case s.Attach == config.AttachTC:

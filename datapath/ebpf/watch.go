@@ -34,8 +34,15 @@ func (d *Datapath) watch() {
 	if err != nil {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 	}
+	early, err := ringbuf.NewReader(d.t.maps["early"])
+	if err != nil {
+		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+	}
 	d.stop = func() {
 		cancel()
+		if early != nil {
+			early.Close()
+		}
 		if events != nil {
 			events.Close()
 		}
@@ -51,6 +58,9 @@ func (d *Datapath) watch() {
 	}
 	if events != nil {
 		d.watching.Go(func() { d.serve(events) })
+	}
+	if early != nil {
+		d.watching.Go(func() { d.hold(early) })
 	}
 }
 

@@ -99,7 +99,7 @@ type wireControl struct {
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
-	Pad2       uint32
+	Holding    uint32
 	Swept4     uint64
 	Swept6     uint64
 	Used4      uint32
@@ -108,7 +108,8 @@ type wireControl struct {
 	Count6     uint32
 	Answers    uint32
 	AnswerTick uint32
-	Pad3       uint64
+	Held       uint32
+	HeldTick   uint32
 }
 
 type wireDirect struct {
@@ -296,6 +297,15 @@ type wireFragmentKey struct {
 	Id      uint32
 	L4Proto uint8
 	Pad     [3]uint8
+}
+
+type wireHeld struct {
+	_       structs.HostLayout
+	Key     wireFragmentKey
+	At      uint64
+	Ifindex uint32
+	Len     uint32
+	Frame   [2048]uint8
 }
 
 type wireHop struct {
@@ -564,12 +574,13 @@ const (
 	wireReasonREASON_NO_BINDING           wireReason = 40
 	wireReasonREASON_NO_FLOW              wireReason = 41
 	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 42
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 43
-	wireReasonREASON_LOOP                 wireReason = 44
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 45
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 46
-	wireReasonREASON_INTERNAL             wireReason = 47
-	wireReasonREASON_COUNT                wireReason = 48
+	wireReasonREASON_HELD_FRAGMENT        wireReason = 43
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 44
+	wireReasonREASON_LOOP                 wireReason = 45
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 46
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 47
+	wireReasonREASON_INTERNAL             wireReason = 48
+	wireReasonREASON_COUNT                wireReason = 49
 )
 
 type wireReverse struct {
@@ -838,6 +849,7 @@ const (
 	wireMapClients            = "clients"
 	wireMapControl            = "control"
 	wireMapDirects            = "directs"
+	wireMapEarly              = "early"
 	wireMapEvents             = "events"
 	wireMapFirewallRules      = "firewall_rules"
 	wireMapFlows4             = "flows4"
@@ -909,6 +921,7 @@ const (
 	wireVarHaveReverse        = "have_reverse"
 	wireVarHaveRules          = "have_rules"
 	wireVarHaveServices       = "have_services"
+	wireVarHoldFragments      = "hold_fragments"
 	wireVarHoldTicks          = "hold_ticks"
 	wireVarHz                 = "hz"
 	wireVarLocalPortLast      = "local_port_last"
@@ -986,6 +999,7 @@ type wireMapSpecs struct {
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Directs        *ebpf.MapSpec `ebpf:"directs"`
+	Early          *ebpf.MapSpec `ebpf:"early"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	FirewallRules  *ebpf.MapSpec `ebpf:"firewall_rules"`
 	Flows4         *ebpf.MapSpec `ebpf:"flows4"`
@@ -1057,6 +1071,7 @@ type wireVariableSpecs struct {
 	HaveReverse        *ebpf.VariableSpec `ebpf:"have_reverse"`
 	HaveRules          *ebpf.VariableSpec `ebpf:"have_rules"`
 	HaveServices       *ebpf.VariableSpec `ebpf:"have_services"`
+	HoldFragments      *ebpf.VariableSpec `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
 	LocalPortLast      *ebpf.VariableSpec `ebpf:"local_port_last"`
@@ -1100,6 +1115,7 @@ type wireMaps struct {
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Directs        *ebpf.Map `ebpf:"directs"`
+	Early          *ebpf.Map `ebpf:"early"`
 	Events         *ebpf.Map `ebpf:"events"`
 	FirewallRules  *ebpf.Map `ebpf:"firewall_rules"`
 	Flows4         *ebpf.Map `ebpf:"flows4"`
@@ -1143,6 +1159,7 @@ func (m *wireMaps) Close() error {
 		m.Clients,
 		m.Control,
 		m.Directs,
+		m.Early,
 		m.Events,
 		m.FirewallRules,
 		m.Flows4,
@@ -1215,6 +1232,7 @@ type wireVariables struct {
 	HaveReverse        *ebpf.Variable `ebpf:"have_reverse"`
 	HaveRules          *ebpf.Variable `ebpf:"have_rules"`
 	HaveServices       *ebpf.Variable `ebpf:"have_services"`
+	HoldFragments      *ebpf.Variable `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
 	LocalPortLast      *ebpf.Variable `ebpf:"local_port_last"`

@@ -84,6 +84,13 @@ func TestRFC6146Fragments(t *testing.T) {
 	})
 }
 
+// RFC 6146 §3.4: fragments that come before their first one are held.
+func TestRFC6146FragmentsOutOfOrder(t *testing.T) {
+	prove(t, "6146-3.4h", ports64, func(g *gateway) error {
+		return g.fragments("i1", "ip6(src="+i1six+",dst="+o1in64+")/udp(sport=4000,dport=9)/data(2000)", g.udp("o1", o1+":9"), true)
+	})
+}
+
 // RFC 6146 §3.8: hairpinning through the pool address.
 func TestRFC6146Hairpin(t *testing.T) {
 	prove(t, "6146-3.8", ports64, func(g *gateway) error {

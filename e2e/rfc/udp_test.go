@@ -381,28 +381,32 @@ func (g *gateway) retry(at net.PacketConn, size int, send func() error) error {
 	return fmt.Errorf("no datagram arrived")
 }
 
-// fragmentsOf splits a datagram of i1 to o1.
-func fragmentsOf(w *wire, id uint32) ([][]byte, error) {
-	p := packet.MustText("ip4(src=" + i1 + ",dst=" + o1 + ")/udp(sport=4000,dport=9)/data(2000)")
-	return packet.Fragments(w.frame(p), 800, id)
-}
-
 // RFC 4787 REQ-14: fragments in order.
 func TestRFC4787REQ14FragmentsInOrder(t *testing.T) {
-	prove(t, "4787-14", plain, func(g *gateway) error { return g.fragments(false) })
+	prove(t, "4787-14", plain, func(g *gateway) error { return g.fragments("i1", fromI1, g.udp("o1", o1+":9"), false) })
 }
 
 // RFC 4787 REQ-14: fragments out of order.
 func TestRFC4787REQ14FragmentsOutOfOrder(t *testing.T) {
-	prove(t, "4787-14b", plain, func(g *gateway) error { return g.fragments(true) })
+	prove(t, "4787-14b", plain, func(g *gateway) error { return g.fragments("i1", fromI1, g.udp("o1", o1+":9"), true) })
 }
 
-func (g *gateway) fragments(reversed bool) error {
-	w, out := g.wire("i1"), g.udp("o1", o1+":9")
-	id := uint32(100)
-	return g.retry(out, 2000, func() error {
+// The same for a service, from the outside.
+func TestRFC4787REQ14FragmentsToService(t *testing.T) {
+	const service = "services:\n  - {name: echo, listen: [{address: 203.0.113.9, ports: [9]}], protocol: udp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]}\n"
+	prove(t, "4787-14s", service, func(g *gateway) error {
+		return g.fragments("o1", "ip4(src="+o1+",dst=203.0.113.9)/udp(sport=4000,dport=9)/data(2000)", g.udp("i1", i1+":9"), true)
+	})
+}
+
+const fromI1 = "ip4(src=" + i1 + ",dst=" + o1 + ")/udp(sport=4000,dport=9)/data(2000)"
+
+// fragments sends a datagram of 2000 bytes in pieces of 800, forwards or backwards.
+func (g *gateway) fragments(from, datagram string, at net.PacketConn, reversed bool) error {
+	w, id := g.wire(from), uint32(100)
+	return g.retry(at, 2000, func() error {
 		id++
-		pieces, err := fragmentsOf(w, id)
+		pieces, err := packet.Fragments(w.frame(packet.MustText(datagram)), 800, id)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of the fragments that wait for their first one (RFC 4787 REQ-14, RFC 6146
+// §3.4): a flood of them costs this much memory and no more, and one sender cannot
+// take it all.
+const (
+	heldFrames    = 1024
+	heldPerSender = 64
+	heldLife      = 5 * time.Second // RFC 6146 §3.4: 2 s at least
+)
+
+// holder keeps fragments that came before their first one, and sends them through
+// a program of its own when it has come. It belongs to one goroutine.
+type holder struct {
+	d       *Datapath
+	waiting map[wireFragmentKey][]heldFrame
+	senders map[wireAddr]int
+	frames  int
+	due     []wireFragmentKey // whose first fragment has come
+
+	// The program runs on the tables in force, in working memory of its own, on
+	// one CPU: nobody else's packet comes between a run and its plan.
+	programs *ebpf.Collection
+	switches switches
+	tables   *tables
+	cpu      int
+	socket   int
+}
+
+type heldFrame struct {
+	at      time.Duration // of the monotonic clock
+	ifindex uint32
+	frame   []byte
+}
+
+// hold handles the fragments that the programs hand over, until the ring is closed.
+func (d *Datapath) hold(ring *ringbuf.Reader) {
+	h := &holder{d: d, waiting: map[wireFragmentKey][]heldFrame{}, senders: map[wireAddr]int{}}
+	if err := h.enter(); err != nil {
+		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+		return
+	}
+	defer unix.Close(h.socket)
+	defer h.forget()
+	holding := &d.t.control.values[0].Holding
+	var r ringbuf.Record
+	for {
+		*holding = uint32(h.frames)
+		if h.frames > 0 {
+			ring.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		} else {
+			ring.SetDeadline(time.Time{})
+		}
+		err := ring.ReadInto(&r)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			h.expire()
+		case errors.Is(err, os.ErrClosed):
+			return
+		case err != nil:
+			d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+			return
+		default:
+			h.take(r.RawSample)
+		}
+		h.release()
+	}
+}
+
+// enter gives the goroutine a thread of its own in the datapath's namespace.
+func (h *holder) enter() (err error) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := netns.Set(h.d.ns); err != nil {
+		return fmt.Errorf("network namespace: %w", err)
+	}
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return err
+	}
+	for !allowed.IsSet(h.cpu) {
+		h.cpu++
+	}
+	one.Set(h.cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	h.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	return err
+}
+
+func (h *holder) forget() {
+	if h.programs != nil {
+		h.programs.Close()
+		h.programs = nil
+	}
+}
+
+func monotonic() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// take keeps a fragment, or notes that a first one has come.
+func (h *holder) take(b []byte) {
+	if len(b) < int(unsafe.Sizeof(wireHeld{})) {
+		if len(b) >= int(unsafe.Sizeof(wireFragmentKey{})) {
+			h.due = append(h.due, *(*wireFragmentKey)(unsafe.Pointer(&b[0])))
+		}
+		return
+	}
+	w := (*wireHeld)(unsafe.Pointer(&b[0]))
+	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len), len(w.Frame))]...)}
+	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
+		return
+	}
+	if h.frames >= heldFrames || h.senders[w.Key.Saddr] >= heldPerSender {
+		h.d.missed.Add(1)
+		return
+	}
+	h.waiting[w.Key] = append(h.waiting[w.Key], f)
+	h.senders[w.Key.Saddr]++
+	h.frames++
+	// The first one may have come while nobody asked for it.
+	h.d.t.control.values[0].Holding = uint32(h.frames)
+	var seen wireFragment
+	if h.d.t.maps["fragments"].Lookup(w.Key, &seen) == nil {
+		h.due = append(h.due, w.Key)
+	}
+}
+
+// drop lets go of a datagram's fragments.
+func (h *holder) drop(k wireFragmentKey) {
+	n := len(h.waiting[k])
+	h.frames -= n
+	if h.senders[k.Saddr] -= n; h.senders[k.Saddr] == 0 {
+		delete(h.senders, k.Saddr)
+	}
+	delete(h.waiting, k)
+}
+
+// expire gives up the datagrams whose oldest fragment has waited long enough.
+func (h *holder) expire() {
+	now := monotonic()
+	for k, list := range h.waiting {
+		if now-list[0].at > heldLife {
+			h.drop(k)
+		}
+	}
+}
+
+// release sends on the fragments that are due. What cannot go now, because the
+// datapath is being changed, goes the next time.
+func (h *holder) release() {
+	for len(h.due) > 0 {
+		k := h.due[0]
+		if list := h.waiting[k]; len(list) > 0 {
+			if !h.d.mu.TryLock() {
+				return
+			}
+			err := h.send(list)
+			h.d.mu.Unlock()
+			if err != nil {
+				h.d.missed.Add(uint64(len(list)))
+				h.d.opt.Log.Warn("fragments that came before their first one are dropped", "error", err)
+			}
+			h.drop(k)
+		}
+		h.due = h.due[1:]
+	}
+}
+
+// skbMeta is the first part of struct __sk_buff.
+type skbMeta struct {
+	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, Ingress, Ifindex, TCIndex uint32
+	_                                                                                                         [36]uint32
+}
+
+const tcRedirect = 7 // TC_ACT_REDIRECT
+
+// send runs fragments through the program and sends what it makes of them.
+func (h *holder) send(list []heldFrame) error {
+	if h.d.t == nil || h.d.inForce == nil {
+		return nil
+	}
+	if h.programs == nil || h.switches != h.d.switches || h.tables != h.d.t {
+		h.forget()
+		c, err := h.d.t.program(h.d.switches, false, "sluice_tc")
+		if err != nil {
+			return err
+		}
+		h.programs, h.switches, h.tables = c, h.d.switches, h.d.t
+	}
+	for _, f := range list {
+		o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
+		verdict, err := h.programs.Programs["sluice_tc"].Run(o)
+		if err != nil {
+			return fmt.Errorf("run a held fragment: %w", err)
+		}
+		if verdict != tcRedirect {
+			continue // counted with its reason
+		}
+		var works []wireWork
+		if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
+			return fmt.Errorf("map works: %w", err)
+		}
+		out, err := h.d.t.hopOf(&works[h.cpu])
+		if err != nil {
+			return err
+		}
+		to := &unix.SockaddrLinklayer{Ifindex: int(out), Halen: 6}
+		if err := unix.Sendto(h.socket, o.DataOut, 0, to); err != nil {
+			return fmt.Errorf("send a held fragment by interface %d: %w", out, err)
+		}
+	}
+	return nil
+}
+
+// hopOf returns the interface by which a plan sends.
+func (t *tables) hopOf(w *wireWork) (uint32, error) {
+	h := wireHop(w.Hop)
+	if w.Plan.Hop != 0 {
+		if err := t.maps["hops"].Lookup(uint32(w.Plan.Hop), &h); err != nil {
+			return 0, fmt.Errorf("map hops: %w", err)
+		}
+	}
+	return h.Ifindex, nil
+}
