@@ -21,7 +21,7 @@ static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const 
 			return false;
 		switch (q->l4_proto) {
 		case NEXT_FRAGMENT:
-			if (h.offset & bpf_htons(0xfff8))
+			if (q->fragment || h.offset & bpf_htons(0xfff8))
 				return false;
 			q->fragment = QUOTE_FRAGMENT | (h.offset & bpf_htons(1) ? QUOTE_MORE : 0);
 			q->frag_id = h.id;

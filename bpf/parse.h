@@ -219,7 +219,6 @@ static __always_inline void parse_fragment(const struct fragment_header *f, __u3
 	p->fragment_at = off - ETH_HLEN;
 	p->frag_id = f->id;
 	p->frag_off = bpf_ntohs(f->offset) & 0xfff8;
-	p->flags &= ~(PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT | PACKET_MORE);
 	if (f->offset & bpf_htons(1))
 		p->flags |= PACKET_MORE;
 	if (p->frag_off)
@@ -244,6 +243,8 @@ static __always_inline enum reason parse_extensions(void *data, void *end, struc
 			return REASON_BAD_HEADER;
 		switch (next) {
 		case NEXT_FRAGMENT:
+			if (p->fragment_at) // one at most (RFC 8200 §4.1)
+				return REASON_BAD_HEADER;
 			parse_fragment((void *)header, off, p);
 			off += sizeof(struct fragment_header);
 			break;

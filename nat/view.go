@@ -166,6 +166,9 @@ func read6(b []byte, quoted bool) (*view, Reason) {
 		size := 8
 		switch next {
 		case nextFragment:
+			if v.fragmentAt > 0 { // one at most (RFC 8200 §4.1)
+				return nil, ReasonBadHeader
+			}
 			word := binary.BigEndian.Uint16(h[2:])
 			v.id, v.offset, v.fragmentAt = binary.BigEndian.Uint32(h[4:]), word&^7, v.header
 			v.first, v.later = word&1 != 0 && v.offset == 0, v.offset != 0

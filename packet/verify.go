@@ -70,12 +70,17 @@ func verify6(b []byte, inner bool) error {
 	b = b[:min(length, len(b))]
 	src, dst := netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
 	next, b := b[6], b[40:]
-	for slices.Contains([]byte{protoHopByHop, protoRouting, protoDestOpts, protoFragment}, next) && len(b) >= 8 {
+	const auth = 51
+	for slices.Contains([]byte{protoHopByHop, protoRouting, protoDestOpts, protoFragment, auth}, next) && len(b) >= 8 {
 		if next == protoFragment && binary.BigEndian.Uint16(b[2:])&^6 != 0 {
 			return nil
 		}
 		size := 8
-		if next != protoFragment {
+		switch next {
+		case protoFragment:
+		case auth:
+			size = 4 * (int(b[1]) + 2) // RFC 4302 §2.2
+		default:
 			size += 8 * int(b[1])
 		}
 		if size > len(b) {
