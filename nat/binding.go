@@ -39,6 +39,7 @@ type bindingKey struct {
 // client is an inside address with what it has of a rule.
 type client struct {
 	address netip.Addr // of the pool (RFC 4787 REQ-2 "paired")
+	guessed bool       // no packet has shown yet that the datapath under judgement chose it
 	ports   int
 	flows   int
 	blocks  []portBlock
@@ -307,6 +308,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	}
 	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
 	b.unseen = m.hides(endpoint)
+	c.guessed = b.unseen && (c.guessed || c.ports == 0)
 	c.ports++
 	m.bindings[key] = b
 	m.outside[endpoint] = b

@@ -47,14 +47,14 @@ func (m *Model) learn(b *binding, v *view, to netip.AddrPort) {
 	}
 	was := b.outside
 	delete(m.outside, was)
-	if b.client.ports == 1 { // nothing else ties the client to the address
+	if b.client.ports == 1 || b.client.guessed { // nothing else ties the client to the address
 		b.client.address = netip.Addr{}
 	}
 	key, ok := m.outsideFor(b.rule, b.client, v, to)
 	if !ok || key.endpoint != a {
 		key = was
 	}
-	b.outside, b.unseen = key, false
+	b.outside, b.unseen, b.client.guessed = key, false, false
 	m.outside[key] = b
 	for _, h := range m.sessionsOf(b) {
 		m.rename(h, was.endpoint, key.endpoint)

@@ -74,7 +74,7 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 	switch {
 	case r.fixed != nil:
 		return []netip.Addr{r.fixed.address}
-	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0:
+	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0 && !r.client.guessed:
 		return []netip.Addr{r.client.address}
 	}
 	order := slices.Clone(r.addresses)
