@@ -235,7 +235,7 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		return REASON_TTL_EXCEEDED;
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
-	if (!hop_current(plan, plan->hop_gen, p->now))
+	if (!hop_current(plan, plan->hop_gen, p->now, true))
 		reason = after_route(p, plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
 	return ready(p, plan, reason);
 }

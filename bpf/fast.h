@@ -49,7 +49,7 @@ static __always_inline struct hop *fast_flow(const struct packet *p, struct plan
 	plan_flow(plan, e, index, v6);
 	if (p->flags & PACKET_NO_FLOW)
 		plan->flags |= PLAN_NO_L4;
-	if (!hop_current(plan, m->hop_gen, p->now))
+	if (!hop_current(plan, m->hop_gen, p->now, false))
 		return 0;
 	at = plan->hop;
 	h = bpf_map_lookup_elem(&hops, &at);

@@ -317,8 +317,9 @@ __noinline int tc_route(struct __sk_buff *ctx, const struct packet *p, struct pl
 	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
 }
 
-// Whether the hop that a plan remembers may still be used.
-static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 now)
+// Whether the hop that a plan remembers may still be used. ask: the caller looks
+// at the routing table when it may not.
+static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 now, const bool ask)
 {
 	struct control *c = the_control();
 	struct hop *h;
@@ -331,7 +332,8 @@ static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 
 		return false;
 	if (now - h->checked <= hz)
 		return true;
-	h->checked = now; // this packet looks for all
+	if (ask)
+		h->checked = now; // this packet looks for all
 	return false;
 }
 
