@@ -267,14 +267,6 @@ static __always_inline int rewrite(void *ctx, const struct packet *p, const stru
 	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
 }
 
-// Where a tunnelled packet takes its outer source from.
-static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
-{
-	struct hop *h = plan->flags & PLAN_KERNEL ? (void *)0 : hop_of(plan);
-
-	return h ? h->ifindex : p->ifindex;
-}
-
 // Carries a plan out. REASON_NONE: as decided; otherwise what came in between.
 static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
 {

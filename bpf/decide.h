@@ -327,7 +327,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	bool excepted = false;
 	__u32 id, number;
 
-	by = prefix_of(&p->tuple.daddr, false, true);
+	by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
 	if (!by || by->kind != PREFIX_NAT64)
 		return REASON_NONE;
 	id = nat_rule_of(p, true, &excepted);
@@ -336,7 +336,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
 	if (!rule)
 		return REASON_INTERNAL;
-	by = prefix_of(&p->tuple.saddr, false, true);
+	by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
 	if (!may_open(p))

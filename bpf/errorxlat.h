@@ -158,9 +158,27 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	return cut(ctx, at, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
+static __always_inline void error_source_siit(union addr *from, const struct packet *p, const struct plan *plan)
+{
+	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
+	__u32 ifindex = leaves_by(p, plan);
+	struct interface_addr *own;
+
+	if (by && by->kind != PREFIX_NAT64) {
+		*from = p->tuple.saddr;
+		cross_address(from, by, true);
+		return;
+	}
+	own = bpf_map_lookup_elem(&interfaces, &ifindex);
+	if (own && own->v4.w[0])
+		*from = own->v4;
+}
+
 // Who an error comes from when it goes on. A router on a side that is translated
 // must not show: the flow's translated address stands for it (RFC 5508 REQ-5c).
-// From the IPv4 side of nat64 it is the router itself, embedded.
+// Between the families a router with a translated address keeps it (RFC 7915 §4.1,
+// §5.1); an IPv6 router without one is the gateway's own address to IPv4 hosts of
+// siit (RFC 6791 §3).
 static __always_inline void error_source(union addr *from, const struct packet *p, const struct plan *plan,
 					 const struct packet *about)
 {
@@ -171,11 +189,20 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		return;
 	}
 	if (plan->family == FAMILY_6) {
-		struct prefix *by = prefix_of(&plan->to.saddr, false, true);
+		struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false);
 
-		if (by && by->kind == PREFIX_NAT64)
-			embed(from, &by->to, by->len, p->tuple.saddr.w[0]);
+		if (plan->owner_nat == 3 && by && by->rule == plan->owner) {
+			*from = p->tuple.saddr;
+			cross_address(from, by, false);
+			return;
+		}
+		by = prefix_of(&plan->to.saddr, ROLE_CROSSING, true);
+		if (by && by->embed_len)
+			embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
+		return;
 	}
+	if (plan->owner_nat == 3)
+		error_source_siit(from, p, plan);
 }
 
 // One function for each direction: their frames are large.

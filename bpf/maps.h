@@ -40,6 +40,7 @@ const volatile bool have_reverse = false;  // services whose replies need no flo
 const volatile bool have_nat = false;	   // rules that translate sources
 const volatile bool nat_by_egress = false; // some of them ask for the egress interface
 const volatile bool have_prefixes = false;
+const volatile bool have_crossing = false; // of them: siit
 const volatile bool have_pools = false;
 const volatile bool hold_fragments = true; // hand early ones to user space
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
@@ -322,7 +323,7 @@ struct {
 	__type(value, __u32);
 } port_owners SEC(".maps");
 
-// Stateless prefixes, by source and by destination.
+// Stateless prefixes, by their role, and those of nat64.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);

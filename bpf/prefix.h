@@ -19,11 +19,11 @@ static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
 	return bits ? *bits : 0;
 }
 
-static __always_inline struct prefix *prefix_of(const union addr *a, bool source, bool v6)
+static __always_inline struct prefix *prefix_of(const union addr *a, enum prefix_role role, bool v6)
 {
 	struct prefix_key key = {
 		.prefix_len = 32 + (v6 ? 128 : 32),
-		.source = source,
+		.role = role,
 		.family = v6 ? FAMILY_6 : FAMILY_4,
 	};
 

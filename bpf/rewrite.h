@@ -119,6 +119,14 @@ static __always_inline struct hop *hop_of(const struct plan *plan)
 	return s ? &s->hop : (void *)0;
 }
 
+// The interface whose address a packet of the gateway itself has.
+static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
+{
+	struct hop *h = plan->flags & PLAN_KERNEL ? (void *)0 : hop_of(plan);
+
+	return h ? h->ifindex : p->ifindex;
+}
+
 static __always_inline bool hop_same(const struct hop *h, const struct bpf_fib_lookup *fib)
 {
 	return h->ifindex == fib->ifindex && h->mtu == fib->tot_len && !__builtin_memcmp(h->dmac, fib->dmac, 6) &&
@@ -193,7 +201,7 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 
-	if (!have_nat || !nat_by_egress)
+	if (!nat_by_egress)
 		return true;
 	if (!w)
 		return false;
@@ -203,6 +211,7 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
+	p->out = NO_ENTRY;
 	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:

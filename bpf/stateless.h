@@ -33,56 +33,42 @@ static __always_inline bool npt_adjust(union addr *a, __u16 adjust, __u32 len)
 	return false;
 }
 
-// One address through one rule. The family may change.
-static __always_inline enum reason map_address(union addr *a, const struct prefix *by, bool v6)
+// One address through one rule, within its family.
+static __always_inline enum reason map_address(union addr *a, const struct prefix *by)
 {
-	union addr was = *a;
-	__u32 mask;
-
-	switch (by->kind) {
-	case PREFIX_NPT66:
-		replace_prefix(a, &by->to, by->to_len);
-		return npt_adjust(a, by->adjust, by->to_len) ? REASON_NONE : REASON_UNTRANSLATABLE;
-	case PREFIX_STATIC:
-		replace_prefix(a, &by->to, by->to_len);
+	replace_prefix(a, &by->to, by->to_len);
+	if (by->kind != PREFIX_NPT66)
 		return REASON_NONE;
-	case PREFIX_SIIT:
-		if (v6) {
-			a->d[0] = extract(&was, by->len);
-			a->d[1] = 0;
-		} else {
-			embed(a, &by->to, by->to_len, was.w[0]);
-		}
-		return REASON_NONE;
-	case PREFIX_EAM: // the suffixes are of equal length
-		*a = by->to;
-		if (v6) {
-			mask = by->to_len < 32 ? bpf_htonl(0xffffffffU >> by->to_len) : 0;
-			a->w[0] |= was.w[3] & mask;
-		} else {
-			mask = by->len < 32 ? bpf_htonl(0xffffffffU >> by->len) : 0;
-			a->w[3] |= was.w[0] & mask;
-		}
-		return REASON_NONE;
-	}
-	return REASON_INTERNAL;
+	return npt_adjust(a, by->adjust, by->to_len) ? REASON_NONE : REASON_UNTRANSLATABLE;
 }
 
-// What a rule does with the family of an address.
-enum crossing {
-	CROSSING_NONE,	  // no rule
-	CROSSING_WITHIN,  // stays in its family
-	CROSSING_MAPPED,  // changes it, by an explicit mapping
-	CROSSING_DEFAULT, // changes it, by the rule's prefix
-};
-
-static __always_inline enum crossing crossing_of(const struct prefix *by)
+// An address through the mapping that covers it, into the other family (RFC 7757
+// §3.3, RFC 6052 §2.3).
+static __always_inline void cross_address(union addr *a, const struct prefix *by, bool v6)
 {
-	if (!by || by->kind == PREFIX_NAT64)
-		return CROSSING_NONE;
-	if (by->kind == PREFIX_SIIT)
-		return CROSSING_DEFAULT;
-	return by->kind == PREFIX_EAM ? CROSSING_MAPPED : CROSSING_WITHIN;
+	union addr was = *a;
+
+	if (by->kind == PREFIX_SIIT) {
+		a->d[0] = extract(&was, by->len);
+		a->d[1] = 0;
+		return;
+	}
+	*a = by->to; // the suffixes are of equal length
+	if (v6)
+		a->w[0] |= was.w[3] & (by->to_len < 32 ? bpf_htonl(0xffffffffU >> by->to_len) : 0);
+	else
+		a->w[3] |= was.w[0] & (by->len < 32 ? bpf_htonl(0xffffffffU >> by->len) : 0);
+}
+
+static __always_inline bool same_embedding(const struct prefix *a, const struct prefix *b)
+{
+	return a->embed_len == b->embed_len && a->embed.d[0] == b->embed.d[0] && a->embed.d[1] == b->embed.d[1];
+}
+
+// A destination that a rule leaves alone.
+static __always_inline bool excepts(const struct prefix *by, const union addr *a, bool v6)
+{
+	return by->except && member_of(a, LIST_PREFIX | (__u32)by->rule << 16, v6);
 }
 
 static __always_inline void count_prefix(struct prefix *by, const struct packet *p)
@@ -93,55 +79,158 @@ static __always_inline void count_prefix(struct prefix *by, const struct packet 
 	__sync_fetch_and_add(&by->bytes, p->l3_len);
 }
 
-// Rewrites both addresses of a packet. REASON_NONE when no rule wants it.
-__noinline int stateless(const struct packet *p, struct plan *plan)
+// RFC 7757 §4.2.2: an address in the prefix that stands for a host with an
+// explicit mapping. The packet stays in IPv6, and its source is seen in the prefix,
+// so that the answers come back this way. plan->to holds the IPv4 addresses.
+static __always_inline void siit_hairpin(struct plan *plan, const struct prefix *by)
+{
+	struct prefix *back = prefix_of(&plan->to.daddr, ROLE_CROSSING, false);
+	__be32 source = plan->to.saddr.w[0];
+
+	if (!back || back->rule != by->rule)
+		return;
+	cross_address(&plan->to.daddr, back, false);
+	embed(&plan->to.saddr, &by->embed, by->embed_len, source);
+	plan->family = FAMILY_6;
+}
+
+// siit from IPv6: both addresses by their explicit mapping, else by the RFC 6052
+// prefix of the same rule. REASON_NONE: of no rule.
+static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 {
 	// volatile: the compiler must not join tests of the two pointers with
 	// "or", which the verifier does not let pointers do.
-	struct prefix *volatile by_source, *volatile by_dest;
-	enum crossing source, dest;
-	struct prefix *by;
+	struct prefix *volatile by_source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
+	struct prefix *volatile by_dest = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
+	struct prefix *source = by_source, *dest, *by;
+
+	if (!source || source->kind == PREFIX_NAT64)
+		return REASON_NONE;
+	dest = by_dest;
+	if (!dest || dest->kind == PREFIX_NAT64)
+		return REASON_NONE;
+	by = source->kind == PREFIX_EAM ? source : dest;
+	if (source->kind == PREFIX_EAM && dest->kind == PREFIX_EAM ? source->rule != dest->rule :
+								       !same_embedding(source, dest))
+		return REASON_NONE;
+	if (by->in && by->in != p->ifindex)
+		return REASON_NONE;
+	plan->family = FAMILY_4;
+	cross_address(&plan->to.saddr, source, true);
+	cross_address(&plan->to.daddr, dest, true);
+	if (excepts(by, &p->tuple.daddr, true) || excepts(by, &plan->to.daddr, false))
+		return REASON_EXCEPTED;
+	if (dest->kind == PREFIX_SIIT)
+		siit_hairpin(plan, by);
+	count_prefix(by, p);
+	plan->owner = by->rule;
+	return REASON_STATIC;
+}
+
+// siit from IPv4, where the prefix has a place for every address: a packet is the
+// rule's when an explicit mapping names its destination.
+static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
+{
+	struct prefix *by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, false);
+	struct prefix *source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false);
+
+	if (!by)
+		return REASON_NONE;
+	plan->family = FAMILY_6;
+	cross_address(&plan->to.daddr, by, false);
+	if (source && source->rule == by->rule)
+		cross_address(&plan->to.saddr, source, false);
+	else if (by->embed_len)
+		embed(&plan->to.saddr, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
+	else
+		return REASON_NONE;
+	if (excepts(by, &p->tuple.daddr, false) || excepts(by, &plan->to.daddr, true))
+		return REASON_EXCEPTED;
+	count_prefix(by, p);
+	plan->owner = by->rule;
+	return REASON_STATIC;
+}
+
+// Between the families (RFC 7915 §1.2: what of ICMP has no counterpart is dropped
+// in silence).
+__noinline int siit(const struct packet *p, struct plan *plan)
+{
+	bool v6;
+	int reason;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	plan->to = p->tuple;
+	reason = v6 ? siit_from6(p, plan) : siit_from4(p, plan);
+	if (reason != REASON_STATIC || plan->family == p->family)
+		return reason;
+	if (p->tuple.l4_proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
+		if (p->flags & PACKET_NO_FLOW)
+			return REASON_UNTRANSLATABLE;
+		plan->to.l4_proto = v6 ? IPPROTO_ICMP : IPPROTO_ICMPV6;
+	}
+	return reason;
+}
+
+// static and npt66. A leaving packet goes out of the rule's interface, unless it is
+// turned round to another outside address; for a fragment or an error, whose route
+// nobody has asked for, the interface is not looked at.
+__noinline int prefix_pair(const struct packet *p, struct plan *plan)
+{
+	struct prefix *volatile by_source, *volatile by_dest; // volatile: see siit_from6
+	struct prefix *source, *dest;
 	enum reason reason;
 	bool v6;
 
 	if (!p || !plan)
 		return REASON_INTERNAL;
 	v6 = p->family == FAMILY_6;
-	by_dest = prefix_of(&p->tuple.daddr, false, v6);
-	by_source = prefix_of(&p->tuple.saddr, true, v6);
-	dest = crossing_of(by_dest);
-	source = crossing_of(by_source);
-	if (dest == CROSSING_NONE && source == CROSSING_NONE)
-		return REASON_NONE;
-	// Between the families both ends must have a mapping; of IPv4, where the
-	// prefix stands for every address, one of them an explicit one.
-	if ((dest >= CROSSING_MAPPED) != (source >= CROSSING_MAPPED))
-		return REASON_NONE;
-	if (!v6 && dest == CROSSING_DEFAULT && source == CROSSING_DEFAULT)
-		return REASON_NONE;
+	by_dest = prefix_of(&p->tuple.daddr, ROLE_DEST, v6);
+	by_source = prefix_of(&p->tuple.saddr, ROLE_SOURCE, v6);
+	dest = by_dest;
+	source = by_source;
 	plan->to = p->tuple;
+	if (source) {
+		if (source->in && source->in != p->ifindex)
+			source = 0;
+		else if (source->out && p->out && source->out != p->out && !dest)
+			source = 0;
+	}
+	if (source) {
+		if (!dest && excepts(source, &p->tuple.daddr, v6))
+			return REASON_EXCEPTED;
+		reason = map_address(&plan->to.saddr, source);
+		if (reason != REASON_NONE)
+			return reason;
+		count_prefix(source, p);
+		plan->owner = source->rule;
+	}
+	dest = by_dest;
+	if (!dest)
+		return source ? REASON_STATIC : REASON_NONE;
+	reason = map_address(&plan->to.daddr, dest);
+	if (reason != REASON_NONE)
+		return reason;
+	count_prefix(dest, p);
+	plan->owner = dest->rule;
+	return REASON_STATIC;
+}
+
+// Rewrites both addresses of a packet. REASON_NONE when no rule wants it.
+static __always_inline int stateless(const struct packet *p, struct plan *plan)
+{
+	int reason = REASON_NONE;
+
 	plan->family = p->family;
-	if (dest >= CROSSING_MAPPED) {
-		plan->family = v6 ? FAMILY_4 : FAMILY_6;
-		plan->to.l4_proto = p->tuple.l4_proto == IPPROTO_ICMP ? IPPROTO_ICMPV6 :
-				    p->tuple.l4_proto == IPPROTO_ICMPV6 ? IPPROTO_ICMP : p->tuple.l4_proto;
+	if (have_crossing)
+		reason = siit(p, plan);
+	if (reason == REASON_NONE) {
+		plan->family = p->family;
+		reason = prefix_pair(p, plan);
 	}
-	by = by_dest;
-	if (by && dest != CROSSING_NONE) {
-		reason = map_address(&plan->to.daddr, by, v6);
-		if (reason != REASON_NONE)
-			return reason;
-		count_prefix(by, p);
-		plan->owner = by->rule;
-	}
-	by = by_source;
-	if (by && source != CROSSING_NONE) {
-		reason = map_address(&plan->to.saddr, by, v6);
-		if (reason != REASON_NONE)
-			return reason;
-		count_prefix(by, p);
-		plan->owner = by->rule;
-	}
+	if (reason != REASON_STATIC)
+		return reason;
 	plan->owner_nat = 3;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = plan->family;

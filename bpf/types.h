@@ -488,7 +488,7 @@ struct session_key {
 // belongs to.
 struct member_key {
 	__u32 prefix_len;
-	__u32 list; // LIST_* | family << 8
+	__u32 list; // LIST_* | family << 8; of LIST_PREFIX also | rule << 16
 	__u8 addr[16];
 };
 ASSERT_SIZE(struct member_key, 24);
@@ -497,6 +497,7 @@ ASSERT_SIZE(struct member_key, 24);
 #define LIST_SOURCES 1 // bit n: NAT rule n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
 #define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
+#define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
 
 // A firewall rule at the first hook.
 struct firewall_rule {
@@ -574,10 +575,17 @@ struct port_map {
 };
 ASSERT_SIZE(struct port_map, 8448);
 
+// Which addresses a prefix is looked up for.
+enum prefix_role {
+	ROLE_DEST,     // destinations of a rule within one family
+	ROLE_SOURCE,   // its sources
+	ROLE_CROSSING, // both, of a rule between the families
+};
+
 // A prefix that is rewritten without state.
 struct prefix_key {
 	__u32 prefix_len;
-	__u8 source; // 1: looked up by source, 0: by destination
+	__u8 role; // enum prefix_role
 	__u8 family;
 	__u16 pad;
 	__u8 addr[16];
@@ -586,16 +594,21 @@ ASSERT_SIZE(struct prefix_key, 24);
 
 struct prefix {
 	union addr to;
+	union addr embed; // between families: the rule's RFC 6052 prefix
+	__u64 packets;
+	__u64 bytes;
+	__u32 in;      // leaving packets come in here, 0 for any interface
+	__u32 out;     // and would go out here
+	__u16 rule;
+	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296)
 	__u8 kind;     // enum prefix_kind
 	__u8 len;      // bits of the matched prefix
 	__u8 to_len;   // bits of the replacement
-	__u8 to_family;
-	__u16 rule;
-	__u16 adjust; // npt66: what to add to a checksum-neutral word (RFC 6296)
-	__u64 packets;
-	__u64 bytes;
+	__u8 embed_len; // 0: the rule has no such prefix
+	__u8 except;   // the rule leaves some destinations alone
+	__u8 pad[7];
 };
-ASSERT_SIZE(struct prefix, 40);
+ASSERT_SIZE(struct prefix, 72);
 
 // First fragment seen: where the later ones go.
 struct fragment_key {
@@ -675,7 +688,7 @@ struct packet {
 	struct tuple tuple;
 	__u32 l3_len;	 // bytes from the network header on
 	__u32 ifindex;	 // where it came in
-	__u32 out;	 // where its untranslated destination is routed, 0 if not asked
+	__u32 out;	 // where its untranslated destination is routed, 0 if not asked, NO_ENTRY if nowhere
 	__be32 frag_id;
 	__u32 segment;	 // largest network packet it will be on the wire (GSO), else l3_len
 	__u16 l4_off;	 // from the start of the frame
@@ -860,6 +873,7 @@ const enum entry_state *export_entry_state __attribute__((unused));
 const enum encap *export_encap __attribute__((unused));
 const enum answer *export_answer __attribute__((unused));
 const enum prefix_kind *export_prefix_kind __attribute__((unused));
+const enum prefix_role *export_prefix_role __attribute__((unused));
 const enum event_kind *export_event_kind __attribute__((unused));
 
 #endif

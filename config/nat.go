@@ -54,7 +54,8 @@ type NATRule struct {
 	Prefix netip.Prefix `yaml:"prefix,omitempty" json:"prefix,omitzero" jsonschema:"type=string"`
 	// Pool of IPv4 addresses of nat64.
 	Pool []AddressRange `yaml:"pool,omitempty" json:"pool,omitempty" jsonschema:"maxItems=256"`
-	// EAM is the explicit address mapping table of siit (RFC 7757).
+	// EAM is the explicit address mapping table of siit (RFC 7757). An IPv4
+	// packet is translated when an entry names its destination.
 	EAM []EAMEntry `yaml:"eam,omitempty" json:"eam,omitempty" jsonschema:"maxItems=65536"`
 
 	// Mapping behaviour (RFC 4787); default endpoint-independent on the eBPF

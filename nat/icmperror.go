@@ -135,9 +135,9 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 
 // errorOfPrefix handles errors of stateless prefixes: the quoted packet is
 // translated like one that goes the other way. Between the families a router keeps
-// its own translated address, if it has one (RFC 7915 §4.1, §5.1); otherwise the
-// address of the host stands for it, as it hides an inside router (RFC 5508
-// REQ-5c, RFC 6791).
+// its own translated address, if it has one (RFC 7915 §4.1, §5.1); for an IPv6
+// router without one stands the gateway's own (RFC 6791 §3). Within a family the
+// address of the host hides an inside router (RFC 5508 REQ-5c).
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	q := v.quoted
 	about := *q // the packet that would answer the quoted one
@@ -152,8 +152,12 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {
 	case crossing:
-		if outer, ok := m.siit(in, v); ok && outer.action == Forward {
+		if outer, ok := m.siit(in, v); ok && outer.action == Forward && outer.to.Source.Addr().Is4() == src.Is4() {
 			src = outer.to.Source.Addr()
+		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
+			if own, ok := next.Interface.address(false); ok {
+				src = own
+			}
 		}
 	case src == q.dst.Addr(): // not translated: nothing to hide
 		src = v.src.Addr()

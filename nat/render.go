@@ -238,7 +238,7 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	case flow.ICMP, flow.ICMPv6:
 		return translateICMP(v, r, p)
 	}
-	return nil, 0, ReasonUnsupportedProtocol
+	return p, v.protocol, "" // RFC 7915 §4.5, §5.5: every other protocol goes on as it is
 }
 
 // zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5). Of

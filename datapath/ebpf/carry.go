@@ -94,11 +94,13 @@ func carriesMode(s *config.Service) error {
 
 func carriesNAT(n *config.NATRule) error {
 	switch n.Type {
-	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward, config.NATNAT64:
+	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward, config.NATNAT64, config.NATSIIT:
 	default:
 		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 	}
 	switch {
+	case n.Type == config.NATSIIT && n.Out != "":
+		return errors.New("out is not available for siit in the ebpf datapath: the destination decides what is translated")
 	case n.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
 	case n.Mark != 0:

@@ -134,7 +134,12 @@ func (c *compiler) finish() {
 		s.ByEgress = s.ByEgress || r.Out != 0
 		s.Edits = s.Edits || r.Flags&natMSSClamp != 0
 	}
-	s.Prefixes = len(c.prefixes) > 0
+	for _, p := range c.prefixes {
+		kind := wirePrefixKind(p.Kind)
+		s.Prefixes = s.Prefixes || kind != wirePrefixKindPREFIX_NAT64
+		s.Crossing = s.Crossing || kind == wirePrefixKindPREFIX_SIIT || kind == wirePrefixKindPREFIX_EAM
+		s.ByEgress = s.ByEgress || p.Out != 0
+	}
 	s.Pools = len(c.pools) > 0
 	s.Rules = len(c.firewall) > 0
 	s.RuleCount = uint32(len(c.firewall))
@@ -176,6 +181,7 @@ const (
 	wireLIST_SOURCES = 1
 	wireLIST_EXCEPT  = 2
 	wireLIST_SERVED  = 3
+	wireLIST_PREFIX  = 4
 )
 
 // inherit writes a list with the bits of every covering prefix joined in.

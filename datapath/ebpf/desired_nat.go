@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -33,6 +34,8 @@ func (c *compiler) nat(n *config.NATRule) error {
 		return c.portForward(n)
 	case config.NATStatic, config.NATNPT66:
 		return c.prefixPair(n)
+	case config.NATSIIT:
+		return c.siit(n)
 	}
 	return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 }
@@ -79,8 +82,9 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	case config.NATNAT64:
 		pool = n.Pool
 		w.Prefix, w.PrefixLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
-		k := wirePrefixKey{PrefixLen: 32 + uint32(n.Prefix.Bits()), Family: uint8(wireFamilyFAMILY_6), Addr: bytesOf(n.Prefix.Masked().Addr())}
-		c.prefixes[k] = wirePrefix{To: addrOf(n.Prefix.Masked().Addr()), ToLen: uint8(n.Prefix.Bits()), Kind: uint8(wirePrefixKindPREFIX_NAT64), Len: uint8(n.Prefix.Bits()), Rule: uint16(id)}
+		// Not the rule's own: several may share a prefix, and the source decides.
+		c.prefixes[prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64),
+			Embed: w.Prefix, EmbedLen: w.PrefixLen, Len: w.PrefixLen}
 	case config.NATMasquerade:
 		if pool = c.host.outside(w.Out); len(pool) == 0 {
 			return fmt.Errorf("out %s: the interface has no address yet", n.Out)
@@ -146,25 +150,93 @@ func (c *compiler) portForward(n *config.NATRule) error {
 	return c.listens(id, s.Service)
 }
 
+func prefixKey(role wirePrefixRole, p netip.Prefix) wirePrefixKey {
+	return wirePrefixKey{PrefixLen: 32 + uint32(p.Bits()), Role: uint8(role), Family: familyOf(p.Addr()), Addr: bytesOf(p.Masked().Addr())}
+}
+
+// prefixRule numbers a rule without state, enters its exceptions and returns what
+// its prefixes have in common.
+func (c *compiler) prefixRule(n *config.NATRule) (w wirePrefix, err error) {
+	id, err := c.draft.id(idPrefix, n.Name, 1<<16-1, nil)
+	if err != nil {
+		return w, err
+	}
+	c.names.prefix[id] = n.Name
+	w.Rule = uint16(id)
+	if w.In, err = c.iface(n.In); err != nil {
+		return w, err
+	}
+	if w.Out, err = c.iface(n.Out); err != nil {
+		return w, err
+	}
+	for _, p := range n.Except {
+		w.Except = 1
+		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_PREFIX | uint32(familyOf(p.Addr()))<<8 | id<<16,
+			Addr: bytesOf(p.Masked().Addr())}] = 1
+	}
+	return w, nil
+}
+
+// putPrefix enters one mapping. Two rules cannot translate the same prefix.
+func (c *compiler) putPrefix(k wirePrefixKey, p netip.Prefix, w wirePrefix) error {
+	if old, taken := c.prefixes[k]; taken && (old.Rule != w.Rule || old.Kind != w.Kind) {
+		return fmt.Errorf("prefix %s is translated by another rule already", p)
+	}
+	c.prefixes[k] = w
+	return nil
+}
+
 // prefixPair compiles a static (1:1) or npt66 rule: both directions.
 func (c *compiler) prefixPair(n *config.NATRule) error {
-	id, err := c.draft.id(idPrefix, n.Name, 1<<16-1, nil)
+	w, err := c.prefixRule(n)
 	if err != nil {
 		return err
 	}
-	c.names.prefix[id] = n.Name
-	kind := wirePrefixKindPREFIX_STATIC
+	w.Kind = uint8(wirePrefixKindPREFIX_STATIC)
 	if n.Type == config.NATNPT66 {
-		kind = wirePrefixKindPREFIX_NPT66
+		w.Kind = uint8(wirePrefixKindPREFIX_NPT66)
+	}
+	put := func(role wirePrefixRole, from, to netip.Prefix) error {
+		v := w
+		v.To, v.Len, v.ToLen, v.Adjust = addrOf(to.Addr()), uint8(from.Bits()), uint8(to.Bits()), adjustment(from, to)
+		return c.putPrefix(prefixKey(role, from), from, v)
 	}
 	in, out := n.Internal.Masked(), n.External.Masked()
-	put := func(source uint8, from, to netip.Prefix) {
-		k := wirePrefixKey{PrefixLen: 32 + uint32(from.Bits()), Source: source, Family: familyOf(from.Addr()), Addr: bytesOf(from.Addr())}
-		c.prefixes[k] = wirePrefix{To: addrOf(to.Addr()), Kind: uint8(kind), Len: uint8(from.Bits()), ToLen: uint8(to.Bits()),
-			ToFamily: familyOf(to.Addr()), Rule: uint16(id), Adjust: adjustment(from, to)}
+	if err := put(wirePrefixRoleROLE_SOURCE, in, out); err != nil {
+		return err
 	}
-	put(1, in, out)
-	put(0, out, in)
+	return put(wirePrefixRoleROLE_DEST, out, in)
+}
+
+// siit compiles a rule between the families: its explicit mappings and its RFC 6052
+// prefix, which rules may share.
+func (c *compiler) siit(n *config.NATRule) error {
+	w, err := c.prefixRule(n)
+	if err != nil {
+		return err
+	}
+	if n.Prefix.IsValid() {
+		w.Embed, w.EmbedLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
+		k := prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)
+		v := w
+		v.Kind, v.Len = uint8(wirePrefixKindPREFIX_SIIT), w.EmbedLen
+		if old, taken := c.prefixes[k]; taken && old.Kind != v.Kind {
+			return fmt.Errorf("prefix %s is translated by another rule already", n.Prefix)
+		}
+		c.prefixes[k] = v
+	}
+	w.Kind = uint8(wirePrefixKindPREFIX_EAM)
+	for _, e := range n.EAM {
+		four, six := e.IPv4.Masked(), e.IPv6.Masked()
+		there, back := w, w
+		there.To, there.Len, there.ToLen = addrOf(six.Addr()), uint8(four.Bits()), uint8(six.Bits())
+		back.To, back.Len, back.ToLen = addrOf(four.Addr()), uint8(six.Bits()), uint8(four.Bits())
+		err := errors.Join(c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, four), four, there),
+			c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, six), six, back))
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -283,13 +283,13 @@ func (t *tables) close() error {
 // switches are the constants of the programs that follow from a snapshot, and the
 // hooks that they are loaded for.
 type switches struct {
-	Attach                                                   config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Pools, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Resets              bool
-	LocalPortLast                                            uint32
-	RuleCount                                                uint32
-	Established, Transitory, UDP, ICMP, Other, Hold          uint32 // ticks
-	HalfOpen                                                 uint32 // handshakes in progress
+	Attach                                                             config.Attach
+	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Rules bool
+	Ranges, Any, Direct, MACKeys, Edits, Resets                        bool
+	LocalPortLast                                                      uint32
+	RuleCount                                                          uint32
+	Established, Transitory, UDP, ICMP, Other, Hold                    uint32 // ticks
+	HalfOpen                                                           uint32 // handshakes in progress
 }
 
 // program loads the programs with their constants set; or only some of them, as a
@@ -308,7 +308,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
-		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_pools": s.Pools, "have_rules": s.Rules,
+		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
