@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, maps.h,
-// parse.h, conn.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
+// parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
 // rewrite.h, xlat.h, edit.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
 // plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of
 // fast.h, those of services without flows that of direct.h.
@@ -31,8 +31,9 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 	plan->owner_nat = 2;
 }
 
-// A local socket goes before a binding of the same port.
-static __always_inline bool socket_here(void *ctx, const struct packet *p)
+// A local socket goes before a binding of the same port. Its tuple is not in the frame
+// that everything behind a miss stands on.
+static __noinline bool socket_here(void *ctx, const struct packet *p)
 {
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk;

@@ -3,7 +3,7 @@
 #ifndef SLUICE_LIMIT_H
 #define SLUICE_LIMIT_H
 
-#include "maps.h"
+#include "block.h"
 
 #define CLIENT_NAT 0x10000 // client_key.owner: a NAT rule rather than a service
 #define CLIENT_LOG 0x20000 // in client_rates, without an address: the log of a service
@@ -25,7 +25,8 @@ static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst
 	return false;
 }
 
-// A counted client, made when it is new; null when there is no room.
+// A counted client, made when it is new; null when there is no room. Whoever adds
+// to flows or ports looks for CLIENT_GONE in what was there.
 static __always_inline struct client *client_get(const struct client_key *key)
 {
 	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
@@ -49,13 +50,27 @@ static __always_inline void client_of(struct client_key *key, const union addr *
 static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
 {
 	struct client *c = client_get(key);
+	__u32 was;
 
 	if (!c)
 		return REASON_CLIENTS_FULL;
-	if (c->flows >= max)
-		return REASON_CLIENT_FLOWS;
-	__sync_fetch_and_add(&c->flows, 1);
-	return REASON_NONE;
+	was = __sync_fetch_and_add(&c->flows, 1);
+	if (was < max)
+		return REASON_NONE;
+	__sync_fetch_and_sub(&c->flows, 1);
+	return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_FLOWS;
+}
+
+// Forgets a client that has nothing any more, once.
+static __always_inline void client_drop(const struct client_key *key, struct client *c)
+{
+	__u64 *held = (__u64 *)&c->flows;
+
+	if (__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32))
+		return;
+	if (have_blocks && key->owner & CLIENT_NAT)
+		give_blocks(key);
+	bpf_map_delete_elem(&clients, key);
 }
 
 __noinline int client_flow_put(const struct client_key *key)
@@ -70,8 +85,7 @@ __noinline int client_flow_put(const struct client_key *key)
 	if (!c)
 		return 0;
 	__sync_fetch_and_sub(&c->flows, 1);
-	if (!c->flows && !c->ports)
-		bpf_map_delete_elem(&clients, &who);
+	client_drop(&who, c);
 	return 0;
 }
 
@@ -87,8 +101,7 @@ __noinline int client_port_put(const union addr *addr, __u32 rule)
 	if (!c)
 		return 0;
 	__sync_fetch_and_sub(&c->ports, 1);
-	if (!c->flows && !c->ports)
-		bpf_map_delete_elem(&clients, &key);
+	client_drop(&key, c);
 	return 0;
 }
 

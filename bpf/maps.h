@@ -43,6 +43,9 @@ const volatile bool have_prefixes = false;
 const volatile bool have_crossing = false; // of them: siit
 const volatile bool have_pools = false;
 const volatile bool hold_fragments = true; // hand early ones to user space
+const volatile bool have_blocks = false;   // of ports
+const volatile __u32 host_lists = 0;	   // bit LIST_*: some of its members are in hosts
+const volatile __u32 trie_lists = 0;	   // some are in members
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
 const volatile bool straight_off = false;  // tests: every packet takes the full path
 const volatile bool observed = false;	   // tests: the straight path leaves its plan in scratch too
@@ -271,6 +274,16 @@ struct {
 	__type(value, __u64);
 } members SEC(".maps");
 
+// Single addresses of such lists, looked up first. What has no room here stands in
+// the trie. Set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct host_key);
+	__type(value, __u64);
+} hosts SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 64);
@@ -312,6 +325,16 @@ struct {
 	__type(key, __u32);
 	__type(value, struct port_map);
 } port_maps SEC(".maps");
+
+// Blocks of ports, by pool address: user space marks those that there are not as
+// taken. Set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct block_map);
+} block_maps SEC(".maps");
 
 // Binding of an outside port: (number * 3 + class) << 16 | port to the index of
 // the binding's entry + 1; bit 31: in flows6. 0: none.

@@ -20,11 +20,6 @@ static __always_inline __u32 bit_of(__u16 port)
 	return (port & 1) << 15 | port >> 1;
 }
 
-static __always_inline __u32 lowest_bit(__u64 x)
-{
-	return __builtin_ctzll(x);
-}
-
 // Bits of word w (of one parity) that stand for half-ports first..last.
 static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
 {
@@ -36,10 +31,6 @@ static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
 		mask &= ~0ULL >> (63 - last % 64);
 	return mask;
 }
-
-// Makes the compiler forget what it knows of a number, so that the comparison
-// with its bound stays in the program, where the verifier looks for it.
-#define bounded(x) asm volatile("" : "+r"(x))
 
 // Takes a free bit of one word. The position, or -1.
 __noinline int take_word(__u32 map, __u32 w, __u64 mask)
@@ -98,56 +89,70 @@ __noinline __u32 open_word(__u32 map, __u32 w, __u32 from, __u32 to)
 	return w;
 }
 
-// Ports of one parity within first..last: a random word, then the next one that
-// is not full. Two looks are nearly always enough, at any fill.
-__noinline int take_parity(__u32 map, __u32 odd, __u32 first, __u32 last)
+// Ports of parity r->odd within half-ports r->from..r->to: a random word, then the
+// next one that is not full. Two looks are nearly always enough, at any fill.
+__noinline int take_half(struct port_request *r)
 {
-	__u32 low = (first + !odd) >> 1, high = (last - odd) >> 1; // half-ports
-	__u32 base = odd ? PORT_WORDS / 2 : 0, from, to, w;
+	__u32 w;
 
-	odd &= 1;
-	if (last > 0xffff || first > last || last < odd || low > high)
+	if (!r || r->from > r->to || r->to > 0x7fff)
 		return -1;
-	from = low / 64;
-	to = high / 64;
-	w = from + ((__u64)bpf_get_prandom_u32() * (to - from + 1) >> 32);
+	w = r->from / 64 + ((__u64)bpf_get_prandom_u32() * (r->to / 64 - r->from / 64 + 1) >> 32);
 	for (int i = 0; i < 16; i++) {
-		int bit = take_word(map, base + w, usable(w, low, high));
+		__u32 base = r->odd ? PORT_WORDS / 2 : 0;
+		int bit = take_word(r->map, base + w, usable(w, r->from, r->to));
 
 		if (bit >= 0)
 			return bit;
-		w = w < to ? w + 1 : from;
-		w = open_word(map, base + w, base + from, base + to) - base;
+		base = r->odd ? PORT_WORDS / 2 : 0;
+		w = w < r->to / 64 ? w + 1 : r->from / 64;
+		w = open_word(r->map, base + w, base + r->from / 64, base + r->to / 64) - base;
 	}
 	return -1;
 }
 
-// Takes a port; REASON_NONE and r->port, or REASON_NO_PORT.
-__noinline int take_port(struct port_request *r)
+// Ports of one parity within first..last.
+static __always_inline int take_parity(struct port_request *r, __u32 odd, __u32 first, __u32 last)
 {
-	__u32 odd, map, first;
+	if (first > last || last < odd)
+		return -1;
+	r->odd = odd;
+	r->from = (first + !odd) >> 1;
+	r->to = (last - odd) >> 1;
+	return take_half(r);
+}
+
+// Ports of r within first..last: of the wanted parity, else of the other one.
+static __always_inline int take_range(struct port_request *r, __u32 first, __u32 last)
+{
+	int bit = take_parity(r, r->want & 1, first, last);
+
+	return bit >= 0 ? bit : take_parity(r, !(r->want & 1), first, last);
+}
+
+// Takes a port; REASON_NONE and r->port, or REASON_NO_PORT. Ports below 1024 stand
+// for each other, and those above, as long as there are some (RFC 4787 REQ-3a).
+static __always_inline int choose_port(struct port_request *r)
+{
 	int bit;
 
-	if (!r)
-		return REASON_INTERNAL;
-	map = r->map;
-	odd = r->want & 1;
-	first = r->first;
-	if (r->want < 1024 && first < 1024) { // RFC 4787 REQ-3a
-		bit = take_parity(map, odd, first, r->last < 1024 ? r->last : 1023);
-		if (bit >= 0)
-			goto found;
-	} else if (first < 1024 && r->last >= 1024 && !r->whole) {
-		first = 1024;
+	if (r->whole || r->first >= 1024 || r->last < 1024) {
+		bit = take_range(r, r->first, r->last);
+	} else {
+		bit = r->want < 1024 ? take_range(r, r->first, 1023) : take_range(r, 1024, r->last);
+		if (bit < 0)
+			bit = r->want < 1024 ? take_range(r, 1024, r->last) : take_range(r, r->first, 1023);
 	}
-	bit = take_parity(map, odd, first, r->last);
-	if (bit < 0)
-		bit = take_parity(map, !odd, first, r->last);
 	if (bit < 0)
 		return REASON_NO_PORT;
-found:
 	r->port = (bit & 0x7fff) << 1 | bit >> 15;
 	return REASON_NONE;
+}
+
+// The same in a function of its own.
+__noinline int take_port(struct port_request *r)
+{
+	return r ? choose_port(r) : REASON_INTERNAL;
 }
 
 __noinline int give_port(__u32 map, __u32 port)
@@ -236,8 +241,12 @@ __noinline int binding_put(__u32 index, __u32 v6, __u32 now)
 	return 1;
 }
 
-static __always_inline void bind_key(struct tuple *key, const struct bind *b)
+static __always_inline void bind_key(struct tuple *key, const struct bind *b, const struct nat_rule *rule)
 {
+	if (rule->flags & NAT_MAP_REMOTE) {
+		key->daddr = b->inside.daddr;
+		key->dport = b->inside.dport;
+	}
 	key->saddr = b->inside.saddr;
 	key->sport = b->inside.sport;
 	key->l4_proto = b->inside.l4_proto;
@@ -272,81 +281,225 @@ static __always_inline int bind_existing(struct bind *b, __u32 index)
 	return binding_get(m) ? REASON_FLOW : REASON_NONE;
 }
 
-// Which pool address a client has: the one that it had before, else one by its
-// hash, the next when that one has no port left (RFC 4787 REQ-2).
-static __always_inline int choose_address(struct bind *b, const struct nat_rule *rule, struct client *client,
-					  struct port_request *r, struct pool_addr **chosen)
+static __always_inline __u32 used_ports(__u32 number, __u32 class)
 {
-	bool out6 = b->outside_family == FAMILY_6;
-	__u32 first = out6 ? rule->pool6 : rule->pool, len = out6 ? rule->pool6_len : rule->pool_len;
-	__u32 class = port_class(b->inside.l4_proto), at, number;
-	int reason = REASON_NO_PORT;
+	__u32 map = number * PORT_CLASSES + class;
+	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
 
-	if (!len)
-		return REASON_NO_PORT;
-	at = (__u64)(__u32)((b->inside.saddr.w[0] ^ b->inside.saddr.w[1] ^ b->inside.saddr.w[2] ^
-			     b->inside.saddr.w[3]) * 0x9e3779b1U) * len >> 32;
-	for (int i = 0; i < 8; i++) {
-		number = first + at;
-		if (client && client->pool)
-			number = client->pool - 1;
-		r->map = number * PORT_CLASSES + class;
-		reason = take_port(r);
-		if (reason == REASON_NONE || !client || client->pool || (__u32)i + 1 >= len)
-			break;
-		at = at + 1 < len ? at + 1 : 0;
-	}
-	if (reason != REASON_NONE)
-		return reason;
-	*chosen = bpf_map_lookup_elem(&pools, &number);
-	if (!*chosen)
+	return m ? *(volatile __u32 *)&m->used : 0;
+}
+
+// Where the search for a pool address begins: of two that the client's address
+// hashes to, the emptier one, so that clients who stay with an address (RFC 4787
+// REQ-2) fill all of them alike.
+static __always_inline __u32 first_address(const union addr *a, __u32 first, __u32 len, __u32 class)
+{
+	__u32 h = (a->w[0] ^ a->w[1] ^ a->w[2] ^ a->w[3]) * 0x9e3779b1U;
+	__u32 one = (__u64)h * len >> 32, two = (__u64)(h * 0x85ebca6bU) * len >> 32;
+
+	return len > 1 && used_ports(first + two, class) < used_ports(first + one, class) ? two : one;
+}
+
+static __always_inline bool set_pool(const struct bind *b, struct port_request *r)
+{
+	__u32 id = b->rule;
+	struct nat_rule *rule = bpf_map_lookup_elem(&nat_rules, &id);
+
+	if (!rule)
+		return false;
+	r->pool = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
+	r->pool_len = b->outside_family == FAMILY_6 ? rule->pool6_len : rule->pool_len;
+	return true;
+}
+
+#define POOL_TRIES 16 // pool addresses that a client without one is offered
+
+// The functions that follow are verified on their own: the client that bind_allocate
+// has counted is looked up again, by a key that needs no stack.
+static __always_inline struct client *client_again(void)
+{
+	struct work *w = the_work();
+
+	return w ? bpf_map_lookup_elem(&clients, &w->who) : (void *)0;
+}
+
+// A port of the client's pool address, or where it has none yet of the next address
+// that has one left.
+__noinline int take_paired(const struct bind *b, struct port_request *r)
+{
+	struct client *client;
+	__u32 at;
+
+	if (!b || !r || !set_pool(b, r))
 		return REASON_INTERNAL;
-	if (client)
-		client->pool = number + 1;
+	client = b->client_seen ? client_again() : (void *)0;
+	at = first_address(&b->inside.saddr, r->pool, r->pool_len, port_class(b->inside.l4_proto));
+	for (__u32 i = 0; i < POOL_TRIES && i < r->pool_len; i++) {
+		__u32 owned = client ? *(volatile __u32 *)&client->pool : 0;
+
+		r->map = (owned ? owned - 1 : r->pool + at) * PORT_CLASSES + port_class(b->inside.l4_proto);
+		if (choose_port(r) == REASON_NONE) {
+			if (!client)
+				return REASON_NONE;
+			owned = __sync_val_compare_and_swap(&client->pool, 0, r->map / PORT_CLASSES + 1);
+			if (!owned || owned == r->map / PORT_CLASSES + 1)
+				return REASON_NONE;
+			give_port(r->map, r->port); // another CPU chose another address
+		} else if (owned) {
+			return REASON_NO_PORT;
+		} else {
+			at = at + 1 < r->pool_len ? at + 1 : 0;
+		}
+	}
+	return REASON_NO_PORT;
+}
+
+// Points r at the i-th block of a client, which is taken when it has no such one yet.
+__noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
+{
+	__u32 at, number, owned, block, id;
+	struct nat_rule *rule;
+	struct client *c;
+
+	if (!b || !r || i >= CLIENT_BLOCKS)
+		return REASON_INTERNAL;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	c = client_again();
+	if (!rule || !c || !set_pool(b, r))
+		return REASON_INTERNAL;
+	at = first_address(&b->inside.saddr, r->pool, r->pool_len, port_class(b->inside.l4_proto));
+	for (__u32 k = 0; k < POOL_TRIES && k < r->pool_len; k++) {
+		block = *(volatile __u32 *)&c->blocks[i];
+		owned = *(volatile __u32 *)&c->pool;
+		if (block && owned)
+			goto found;
+		number = owned ? owned - 1 : r->pool + at;
+		block = take_block(number) + 1;
+		if (!block) {
+			if (owned)
+				return REASON_NO_PORT;
+			at = at + 1 < r->pool_len ? at + 1 : 0;
+			continue;
+		}
+		owned = owned ? owned : __sync_val_compare_and_swap(&c->pool, 0, number + 1);
+		if ((!owned || owned == number + 1) && !__sync_val_compare_and_swap(&c->blocks[i], 0, block)) {
+			owned = number + 1;
+			log_block(id, &b->inside.saddr, number, block - 1, true);
+			goto found;
+		}
+		give_block(number, block - 1); // another CPU was faster
+	}
+	return REASON_NO_PORT;
+found:
+	r->first = rule->port_first + (block - 1) * rule->block;
+	r->last = r->first + rule->block - 1;
+	r->map = (owned - 1) * PORT_CLASSES + port_class(b->inside.l4_proto);
 	return REASON_NONE;
+}
+
+// A port of the client's blocks.
+static __always_inline int take_blocked(const struct bind *b, struct port_request *r)
+{
+	for (__u32 i = 0; i < CLIENT_BLOCKS; i++) {
+		int reason = block_of(b, r, i);
+
+		if (reason != REASON_NONE)
+			return reason;
+		if (take_port(r) == REASON_NONE)
+			return REASON_NONE;
+	}
+	return REASON_NO_PORT;
+}
+
+// RFC 7422: pool address and block follow from the client's address, its place
+// among the rule's sources. Such a list's value is 1 << 63 | place of the prefix's
+// first address << 8 | host bits.
+__noinline int take_computed(const struct bind *b, struct port_request *r)
+{
+	__u32 low, bits, count, id;
+	struct nat_rule *rule;
+	__u64 value, place;
+	bool v6, out6;
+
+	if (!b || !r)
+		return REASON_INTERNAL;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_INTERNAL;
+	v6 = b->family == FAMILY_6;
+	out6 = b->outside_family == FAMILY_6;
+	value = member_of(&b->inside.saddr, LIST_BLOCKS | id << 16, v6);
+	low = bpf_ntohl(v6 ? b->inside.saddr.w[3] : b->inside.saddr.w[0]);
+	bits = value & 0xff;
+	count = blocks_of(rule);
+	place = (value << 1 >> 9) + (bits < 32 ? low & ((1U << bits) - 1) : low);
+	if (!value || !count || place / count >= (out6 ? rule->pool6_len : rule->pool_len))
+		return REASON_NO_PORT;
+	r->first = rule->port_first + (__u32)(place % count) * rule->block;
+	r->last = r->first + rule->block - 1;
+	r->map = ((out6 ? rule->pool6 : rule->pool) + (__u32)(place / count)) * PORT_CLASSES +
+		 port_class(b->inside.l4_proto);
+	return take_port(r);
 }
 
 static __always_inline void port_range(const struct nat_rule *rule, const struct bind *b, struct port_request *r)
 {
+	bool icmp = b->inside.l4_proto == IPPROTO_ICMP || b->inside.l4_proto == IPPROTO_ICMPV6;
+
 	r->want = bpf_ntohs(b->inside.sport);
+	r->whole = icmp;
 	r->first = rule->port_first;
 	r->last = rule->port_last;
-	if (b->inside.l4_proto == IPPROTO_ICMP || b->inside.l4_proto == IPPROTO_ICMPV6) {
+	if (icmp && !rule->block) {
 		r->first = 0;
 		r->last = 0xffff;
-		r->whole = 1;
-		r->want |= 1024;
 	}
 }
 
+static __always_inline bool has_client(const struct nat_rule *rule)
+{
+	if (rule->max_ports)
+		return true;
+	return !(rule->flags & NAT_DETERMINISTIC) && (rule->block || rule->pool_len > 1 || rule->pool6_len > 1);
+}
+
 // Allocates an outside endpoint for b without making it known.
-static __always_inline int bind_allocate(struct bind *b, struct port_request *r, struct client_key *who)
+static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *rule, struct port_request *r,
+					 struct client_key *who)
 {
 	struct pool_addr *address;
 	struct client *client = 0;
-	struct nat_rule *rule;
-	__u32 id = b->rule;
+	__u32 number, was;
 	int reason;
 
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule)
-		return REASON_INTERNAL;
 	port_range(rule, b, r);
-	if (rule->max_ports || rule->pool_len > 1 || rule->pool6_len > 1) {
+	if (has_client(rule)) {
 		who->addr = b->inside.saddr;
-		who->owner = CLIENT_NAT | id;
+		who->owner = CLIENT_NAT | b->rule;
 		client = client_get(who);
 		if (!client)
 			return REASON_CLIENTS_FULL;
-		if (rule->max_ports && client->ports >= rule->max_ports)
-			return REASON_CLIENT_PORTS;
-	}
-	reason = choose_address(b, rule, client, r, &address);
-	if (reason != REASON_NONE)
-		return reason;
-	if (client) {
-		__sync_fetch_and_add(&client->ports, 1);
+		was = __sync_fetch_and_add(&client->ports, 1);
+		if (was & CLIENT_GONE || (rule->max_ports && was >= rule->max_ports)) {
+			__sync_fetch_and_sub(&client->ports, 1);
+			return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_PORTS;
+		}
 		b->client_seen = 1;
+	}
+	if (have_blocks && rule->flags & NAT_DETERMINISTIC)
+		reason = take_computed(b, r);
+	else if (have_blocks && rule->block)
+		reason = take_blocked(b, r);
+	else
+		reason = take_paired(b, r);
+	number = r->map / PORT_CLASSES;
+	address = bpf_map_lookup_elem(&pools, &number);
+	if (reason != REASON_NONE || !address) {
+		if (client)
+			client_port_put(&b->inside.saddr, b->rule);
+		return reason != REASON_NONE ? reason : REASON_INTERNAL;
 	}
 	b->outside = address->addr;
 	b->port = bpf_htons(r->port);
@@ -427,13 +580,18 @@ __noinline int bind_foresee(struct bind *b)
 __noinline int bind(struct bind *b)
 {
 	struct work *w = the_work();
-	__u32 index, found, slot;
+	__u32 index, found, slot, id;
 	struct port_request *r;
+	struct nat_rule *rule;
 	struct tuple *key;
 	bool v6, ok;
 	int reason;
 
 	if (!b || !w)
+		return REASON_INTERNAL;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
 		return REASON_INTERNAL;
 	key = &w->key;
 	r = &w->request;
@@ -441,11 +599,11 @@ __noinline int bind(struct bind *b)
 	__builtin_memset(r, 0, sizeof(*r));
 	__builtin_memset(&w->who, 0, sizeof(w->who));
 	v6 = b->family == FAMILY_6;
-	bind_key(key, b);
+	bind_key(key, b, rule);
 	index = find(key, v6);
 	if (index != NO_ENTRY && bind_existing(b, index) == REASON_FLOW)
 		return REASON_FLOW;
-	reason = bind_allocate(b, r, &w->who);
+	reason = bind_allocate(b, rule, r, &w->who);
 	if (reason != REASON_NONE)
 		return reason;
 	index = claim(key, v6);

@@ -5,8 +5,8 @@
 
 #include "maps.h"
 
-// Bits of the sets, rules or exceptions that an address belongs to.
-static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
+// With a frame of its own, so that the keys are not in those of all callers.
+__noinline __u64 member_find(const union addr *a, __u32 list, __u32 v6)
 {
 	struct member_key key = {
 		.prefix_len = 32 + (v6 ? 128 : 32),
@@ -14,9 +14,24 @@ static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
 	};
 	__u64 *bits;
 
+	if (!a)
+		return 0;
 	__builtin_memcpy(key.addr, a, sizeof(key.addr));
+	if (host_lists >> (list & 31) & 1) {
+		bits = bpf_map_lookup_elem(&hosts, &key.list); // a host_key is the rest of a member_key
+		if (bits)
+			return *bits;
+	}
+	if (!(trie_lists >> (list & 31) & 1))
+		return 0;
 	bits = bpf_map_lookup_elem(&members, &key);
 	return bits ? *bits : 0;
+}
+
+// Bits of the sets, rules or exceptions that an address belongs to.
+static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
+{
+	return (host_lists | trie_lists) >> (list & 31) & 1 ? member_find(a, list, v6) : 0;
 }
 
 static __always_inline struct prefix *prefix_of(const union addr *a, enum prefix_role role, bool v6)

@@ -120,7 +120,7 @@ enum filtering {
 // What a flow table entry is.
 enum entry_kind {
 	KIND_FLOW,    // one direction of a flow
-	KIND_BINDING, // inside endpoint; sport 0, daddr 0: to its outside endpoint
+	KIND_BINDING, // inside endpoint to its outside endpoint; daddr and dport 0, or of NAT_MAP_REMOTE the remote's
 	KIND_PERMIT,  // remote address that a binding's owner has sent to
 };
 
@@ -284,7 +284,8 @@ ASSERT_SIZE(struct hop, 32);
 // cache line, which is seldom written.
 struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
-	__u32 pad[15];
+	__u32 lost_logs;  // lines of the log that the ring had no room for
+	__u32 pad[14];
 	__u32 half_open;  // handshakes in progress
 	__u32 sweep4;	  // next entry to sweep
 	__u32 sweep6;
@@ -468,15 +469,17 @@ struct client_key {
 };
 ASSERT_SIZE(struct client_key, 24);
 
+#define CLIENT_BLOCKS 8
+#define CLIENT_GONE 0x80000000 // in flows and ports: the client is being forgotten
 struct client {
 	__u64 tat;   // limit on new connections (ns)
-	__u32 flows; // alive now
-	__u32 ports; // bindings alive now
-	__u16 block; // first port of its block, 0 for none
-	__u16 pool;  // number of its pool address + 1, 0 for none yet
+	__u32 flows; // alive now; with ports one word, see client_drop
+	__u32 ports; // bindings that have a port now, held ones included
+	__u32 pool;  // number of its pool address + 1, 0 for none yet
 	__u32 pad;
+	__u32 blocks[CLIENT_BLOCKS]; // of ports on that address: number + 1, 0 for none
 };
-ASSERT_SIZE(struct client, 24);
+ASSERT_SIZE(struct client, 56);
 
 struct session_key {
 	__u32 prefix_len;
@@ -488,15 +491,23 @@ struct session_key {
 // belongs to.
 struct member_key {
 	__u32 prefix_len;
-	__u32 list; // LIST_* | family << 8; of LIST_PREFIX also | rule << 16
+	__u32 list; // LIST_* | family << 8; of LIST_PREFIX and LIST_BLOCKS also | rule << 16
 	__u8 addr[16];
 };
 ASSERT_SIZE(struct member_key, 24);
+
+// The same of one address.
+struct host_key {
+	__u32 list;
+	__u8 addr[16];
+};
+_Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a member_key ends in a host_key");
 
 #define LIST_SETS 0    // bit n: firewall set n
 #define LIST_SOURCES 1 // bit n: NAT rule n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
 #define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
+#define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
 #define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
 
 // A firewall rule at the first hook.
@@ -518,7 +529,7 @@ struct firewall_rule {
 ASSERT_SIZE(struct firewall_rule, 64);
 
 // nat_rule.flags
-#define NAT_EIM 0x01	     // endpoint-independent mapping
+#define NAT_MAP_REMOTE 0x01  // address-and-port-dependent mapping: a binding for each remote endpoint
 #define NAT_HAIRPIN 0x02
 #define NAT_PROHIBITED 0x04  // answer 3/13 rather than 3/1 when no port is left
 #define NAT_DETERMINISTIC 0x08
@@ -547,11 +558,8 @@ struct nat_rule {
 	__u8 prefix_len; // nat64: length of prefix, 0 for other rules
 	__u8 pad[6];
 	union addr prefix; // nat64
-	union addr first_client; // deterministic: first inside address
-	__u32 client_count;
-	__u32 pad2;
 };
-ASSERT_SIZE(struct nat_rule, 104);
+ASSERT_SIZE(struct nat_rule, 80);
 
 // An address whose ports are allocated.
 struct pool_addr {
@@ -574,6 +582,13 @@ struct port_map {
 	__u32 pad[31];
 };
 ASSERT_SIZE(struct port_map, 8448);
+
+// Blocks of ports of one pool address that are taken.
+#define BLOCK_WORDS 16
+struct block_map {
+	__u64 words[BLOCK_WORDS];
+};
+ASSERT_SIZE(struct block_map, 128);
 
 // Which addresses a prefix is looked up for.
 enum prefix_role {
@@ -643,6 +658,7 @@ ASSERT_SIZE(struct held, 2104);
 enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved
 	EVENT_CONNECTION, // addr has opened a connection to a service that logs them
+	EVENT_BLOCK,	  // a client was given a block of ports, or has it no longer
 };
 
 struct event {
@@ -660,6 +676,21 @@ struct event {
 	__u8 pad[3];
 };
 ASSERT_SIZE(struct event, 64);
+
+// EVENT_BLOCK, in the place of struct event.
+struct block_event {
+	__u32 kind;
+	__u32 rule;
+	union addr client;
+	union addr outside;
+	__u16 first; // ports, inclusive
+	__u16 last;
+	__u8 client_family;
+	__u8 outside_family;
+	__u8 given; // 0: taken back
+	__u8 pad[17];
+};
+ASSERT_SIZE(struct block_event, sizeof(struct event));
 
 // packet.flags
 #define PACKET_LATER_FRAGMENT 0x01
@@ -791,6 +822,12 @@ struct port_request {
 	__u16 last;
 	__u16 port;  // out
 	__u32 whole; // no privileged range: ICMP identifiers
+	// Of the search, which has little stack.
+	__u32 odd;      // parity that is searched
+	__u32 from;     // half-ports, inclusive
+	__u32 to;
+	__u32 pool;     // first pool address
+	__u32 pool_len;
 };
 
 // What a binding is asked for, and what it is.
@@ -875,5 +912,6 @@ const enum answer *export_answer __attribute__((unused));
 const enum prefix_kind *export_prefix_kind __attribute__((unused));
 const enum prefix_role *export_prefix_role __attribute__((unused));
 const enum event_kind *export_event_kind __attribute__((unused));
+const struct block_event *export_block_event __attribute__((unused));
 
 #endif

@@ -43,6 +43,7 @@ type client struct {
 	ports   int
 	flows   int
 	blocks  []portBlock
+	rest    time.Duration // until when its blocks are held, once it has no ports
 }
 
 type clientKey struct {
@@ -75,7 +76,7 @@ func (m *Model) removeBinding(b *binding) {
 		m.release(b.outside)
 	}
 	if b.client.ports--; b.client.ports == 0 {
-		b.client.blocks = nil
+		b.client.rest = m.now + PortHold
 	}
 }
 
@@ -318,7 +319,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 // outsideFor asks the rule's pool for an outside endpoint.
 func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
 	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, ports: r.Ports, block: r.PortBlock}
-	if portClass(v.protocol) == flow.ICMP { // identifiers have no privileged range
+	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 { // identifiers have no privileged range
 		q.ports = flow.Ports{First: 0, Last: 65535}
 	}
 	next, _ := m.host.route(to.Addr())
@@ -331,6 +332,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outs
 		}
 		q.fixed = &block
 	case r.PortBlock > 0:
+		c.blocks = m.blocksOf(c)
 		q.blocks = &c.blocks
 	}
 	return m.allocate(q)

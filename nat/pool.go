@@ -219,7 +219,7 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 	}
 	taken := map[portBlock]bool{}
 	for _, c := range m.clients {
-		for _, b := range c.blocks {
+		for _, b := range m.blocksOf(c) {
 			taken[b] = true
 		}
 	}
@@ -231,6 +231,15 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		}
 	}
 	return portBlock{}, false
+}
+
+// blocksOf returns the blocks of a client. They rest as long as the last of its
+// ports does, and are then anybody's.
+func (m *Model) blocksOf(c *client) []portBlock {
+	if c.ports == 0 && m.now > c.rest {
+		c.blocks = nil
+	}
+	return c.blocks
 }
 
 // deterministicBlock computes the block of an inside address (RFC 7422 §2): inside

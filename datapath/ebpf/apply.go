@@ -30,7 +30,7 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 		t := d.t
 		if t == nil { // numbers as they would be in new tables
 			t = &tables{ids: &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}, hz: d.hz,
-				sizes: sizes{pool: maxPool}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)}}
+				sizes: sizes{pool: maxPool, hosts: 1 << 21}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)}}
 		}
 		want, err := compile(s, t, h)
 		if err != nil {
@@ -167,7 +167,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		return err
 	}
 	err = errors.Join(
-		equalise(t.maps["members"], want.members, nil), equalise(t.maps["sessions"], want.sessions, nil),
+		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
 		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
@@ -194,6 +194,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	d.bump()
 	d.inForce, d.snapshot, d.seen = want, s, h
 	d.logs.Store(&want.names.log)
+	d.sourceNames.Store(&want.names.source)
 	if d.stop == nil && !d.opt.NoAttach {
 		d.watch()
 	}
@@ -228,6 +229,11 @@ func startSweeper(c *ebpf.Collection) error {
 func (d *Datapath) putPools(want *desired) {
 	for n, v := range want.pools {
 		d.t.maps["pools"].Put(n, &v)
+		if size := want.block[n]; size > 0 {
+			for b := want.ports[n][0].Len() / size; b < maxBlocks; b++ { // there are no such blocks
+				atomic.OrUint64(&d.t.blocks.values[n].Words[b/64], 1<<(b%64))
+			}
+		}
 	}
 }
 
@@ -454,7 +460,7 @@ func (d *Datapath) readBack(want *desired) error {
 	}
 	return errors.Join(
 		same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
-		same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
+		same(d.t.maps["hosts"], want.hosts), same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
 }
 
 func same[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {

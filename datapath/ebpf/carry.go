@@ -105,10 +105,6 @@ func carriesNAT(n *config.NATRule) error {
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
 	case n.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
-	case n.PortBlock != 0 || n.Deterministic:
-		return errors.New("port blocks are not available in the ebpf datapath")
-	case n.Mapping == config.AddressAndPortDependent:
-		return errors.New("mapping address-and-port-dependent is not available in the ebpf datapath")
 	case n.Type == config.NATPortForward && n.Protocol != flow.TCP && n.Protocol != flow.UDP:
 		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", n.Protocol)
 	}

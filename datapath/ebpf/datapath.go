@@ -70,6 +70,8 @@ type Datapath struct {
 	watching sync.WaitGroup
 	missed   atomic.Uint64                         // events that could not be handled
 	logs     atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
+	// sourceNames are those of the rules in force, for the log.
+	sourceNames atomic.Pointer[map[uint32]string]
 }
 
 var (

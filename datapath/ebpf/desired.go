@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -25,11 +26,13 @@ type desired struct {
 	reverses  map[wireListenerKey]wireReverse
 	sessions  map[wireSessionKey]uint32
 	members   map[wireMemberKey]uint64
+	hosts     map[wireHostKey]uint64 // single addresses of the same lists
 	firewall  []wireFirewallRule
 	rules     map[uint32]wireNatRule
 	prefixes  map[wirePrefixKey]wirePrefix
 	pools     map[uint32]wirePoolAddr
 	ports     map[uint32][]flow.Ports // usable ones, by pool address
+	block     map[uint32]int          // ports of a block, by pool address
 	ifaces    map[uint32]wireInterfaceAddr
 	switches  switches
 	tables    config.Tables // sizes asked for
@@ -63,8 +66,8 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
-		members: map[wireMemberKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, ifaces: map[uint32]wireInterfaceAddr{},
+		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
+		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
 		draft: t.ids.draft(), tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
@@ -99,6 +102,7 @@ func (c *compiler) finish() {
 	for list := range c.lists {
 		c.inherit(uint32(list))
 	}
+	c.split()
 	for _, i := range c.host.interfaces {
 		v := wireInterfaceAddr{Mtu: uint32(i.MTU)}
 		copy(v.Mac[:], i.MAC)
@@ -182,27 +186,53 @@ const (
 	wireLIST_EXCEPT  = 2
 	wireLIST_SERVED  = 3
 	wireLIST_PREFIX  = 4
+	wireLIST_BLOCKS  = 5
 )
 
 // inherit writes a list with the bits of every covering prefix joined in.
 func (c *compiler) inherit(list uint32) {
+	var lengths [129]bool
+	for p := range c.lists[list] {
+		lengths[p.Bits()] = true
+	}
 	for p, bits := range c.lists[list] {
 		for n := range p.Bits() {
-			shorter, _ := p.Addr().Prefix(n)
-			bits |= c.lists[list][shorter]
+			if lengths[n] {
+				shorter, _ := p.Addr().Prefix(n)
+				bits |= c.lists[list][shorter]
+			}
 		}
 		k := wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: list | uint32(familyOf(p.Addr()))<<8, Addr: bytesOf(p.Addr())}
 		c.members[k] = bits
 	}
 }
 
+// split puts single addresses into the map that is looked up by one hash, while it
+// has room, and notes which lists have members where.
+func (c *compiler) split() {
+	for k, bits := range c.members {
+		full := uint32(32 + 128)
+		if k.List>>8&0xff == uint32(wireFamilyFAMILY_4) {
+			full = 32 + 32
+		}
+		if k.PrefixLen == full && uint32(len(c.hosts)) < c.t.hosts {
+			c.hosts[wireHostKey{List: k.List, Addr: k.Addr}] = bits
+			delete(c.members, k)
+			c.switches.HostLists |= 1 << (k.List & 0xff)
+		} else {
+			c.switches.TrieLists |= 1 << (k.List & 0xff)
+		}
+	}
+}
+
 // pool gives an address of a pool its number. usable are the ports that may be
-// allocated, in addition to those of other rules.
-func (c *compiler) pool(a netip.Addr, usable flow.Ports) (uint32, error) {
+// allocated, in addition to those of other rules; block is the size of the blocks
+// that they are given out in, which all rules of the address must agree on.
+func (c *compiler) pool(a netip.Addr, usable flow.Ports, block int) (uint32, error) {
 	n, ok := c.pooled[a]
 	if !ok {
 		var err error
-		if n, err = c.draft.id(idPool, a.String(), c.t.pool, nil); err != nil {
+		if n, err = c.draft.id(idPool, a.String()+geometry(usable, block), c.t.pool, nil); err != nil {
 			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses: %w", a, c.t.pool, err)
 		}
 		c.pooled[a] = n
@@ -212,14 +242,27 @@ func (c *compiler) pool(a netip.Addr, usable flow.Ports) (uint32, error) {
 		}
 		c.pools[n] = v
 	}
+	if size, shared := c.block[n]; shared && (size != block || block != 0 && !slices.Contains(c.ports[n], usable)) {
+		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks: let both have the same ports and port-block, or give each its own addresses", a)
+	}
+	c.block[n] = block
 	c.ports[n] = append(c.ports[n], usable)
 	return n, nil
+}
+
+// geometry of blocks is part of the names of what is divided into them: other
+// blocks begin anew, beside the flows that still end.
+func geometry(ports flow.Ports, block int) string {
+	if block == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\x00%s/%d", ports, block)
 }
 
 // poolRun numbers the addresses of ranges one behind the other, and returns the
 // first number and how many of each family. Numbers of a run are neighbours, so
 // that a program can step through them.
-func (c *compiler) poolRun(owner string, ranges []config.AddressRange, usable flow.Ports) (first, count [2]uint16, err error) {
+func (c *compiler) poolRun(ranges []config.AddressRange, usable flow.Ports, block int) (first, count [2]uint16, err error) {
 	for family := range 2 {
 		var list []netip.Addr
 		for _, r := range ranges {
@@ -237,7 +280,7 @@ func (c *compiler) poolRun(owner string, ranges []config.AddressRange, usable fl
 		}
 		last := uint32(0)
 		for i, a := range list {
-			n, err := c.pool(a, usable)
+			n, err := c.pool(a, usable, block)
 			if err != nil {
 				return first, count, err
 			}

@@ -15,10 +15,14 @@ import (
 
 // nat_rule.flags of bpf/types.h.
 const (
-	natHairpin    = 0x02
-	natProhibited = 0x04
-	natMSSClamp   = 0x10
+	natMapRemote     = 0x01
+	natHairpin       = 0x02
+	natProhibited    = 0x04
+	natDeterministic = 0x08
+	natMSSClamp      = 0x10
 )
+
+const maxBlocks = 16 * 64 // of a pool address: struct block_map
 
 var filterings = map[config.Behaviour]wireFiltering{
 	"": wireFilteringFILTERING_ENDPOINT_INDEPENDENT, config.EndpointIndependent: wireFilteringFILTERING_ENDPOINT_INDEPENDENT,
@@ -53,14 +57,21 @@ func (c *compiler) iface(name string) (uint32, error) {
 
 // source compiles a rule that translates sources.
 func (c *compiler) source(n *config.NATRule) (err error) {
-	id, err := c.draft.id(idSource, n.Name, maxSources, nil)
+	ports := n.Ports
+	if ports == (flow.Ports{}) {
+		ports = flow.Ports{First: 1024, Last: 65535}
+	}
+	id, err := c.draft.id(idSource, n.Name+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {
 		return err
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
-		Filtering: uint8(filterings[n.Filtering]), PortFirst: n.Ports.First, PortLast: n.Ports.Last}
-	if n.Ports == (flow.Ports{}) {
-		w.PortFirst, w.PortLast = 1024, 65535
+		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.First, PortLast: ports.Last}
+	if n.Mapping == config.AddressAndPortDependent {
+		w.Flags |= natMapRemote
+		if wireFiltering(w.Filtering) == wireFilteringFILTERING_ENDPOINT_INDEPENDENT {
+			w.Filtering = uint8(wireFilteringFILTERING_ADDRESS_PORT) // a mapping for one remote endpoint lets in that one
+		}
 	}
 	if n.Hairpin != config.SwitchOff {
 		w.Flags |= natHairpin
@@ -90,8 +101,11 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 			return fmt.Errorf("out %s: the interface has no address yet", n.Out)
 		}
 	}
-	first, count, err := c.poolRun(n.Name, pool, flow.Ports{First: w.PortFirst, Last: w.PortLast})
+	first, count, err := c.poolRun(pool, ports, n.PortBlock)
 	if err != nil {
+		return err
+	}
+	if err := c.blocks(id, n, ports, &w); err != nil {
 		return err
 	}
 	w.Pool, w.Pool6, w.PoolLen, w.Pool6Len = first[0], first[1], count[0], count[1]
@@ -116,6 +130,30 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	c.names.source[id] = n.Name
 	c.rules[id] = w
+	return nil
+}
+
+// blocks checks that the blocks of a rule have room in the tables, and enters the
+// places of inside addresses from which deterministic ones are computed.
+func (c *compiler) blocks(id uint32, n *config.NATRule, ports flow.Ports, w *wireNatRule) error {
+	if n.PortBlock == 0 {
+		return nil
+	}
+	c.switches.Blocks = true
+	if per := ports.Len() / n.PortBlock; per > maxBlocks {
+		return fmt.Errorf("port-block %d: %d blocks of an address are more than %d; make them larger", n.PortBlock, per, maxBlocks)
+	}
+	if !n.Deterministic {
+		return nil
+	}
+	w.Flags |= natDeterministic
+	place := uint64(0)
+	for _, p := range n.Source {
+		host := min(p.Addr().BitLen()-p.Bits(), 32)
+		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_BLOCKS | uint32(familyOf(p.Addr()))<<8 | id<<16,
+			Addr: bytesOf(p.Masked().Addr())}] = 1<<63 | place<<8 | uint64(host)
+		place += 1 << host
+	}
 	return nil
 }
 

@@ -20,10 +20,11 @@ func TestProgramsLoad(t *testing.T) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	small := &tables{hz: 250, mult: 1, sizes: sizes{entries4: 512, entries6: 512, clients: 64, slots: 64, pool: 2}}
+	small := &tables{hz: 250, mult: 1, sizes: sizes{entries4: 512, entries6: 512, clients: 64, slots: 64, pool: 2, hosts: 8}}
 	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
+	all.Crossing, all.Blocks, all.HostLists, all.TrieLists = true, true, 0xff, 0xff
 	all.Ranges, all.Any, all.Edits, all.Resets, all.MACKeys = true, true, true, true, true
 	services := ticks
 	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Resets, services.MACKeys =

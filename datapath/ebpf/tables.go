@@ -31,6 +31,7 @@ type sizes struct {
 	clients            uint32
 	slots              uint32 // words of four slots
 	pool               uint32 // pool addresses
+	hosts              uint32 // single addresses in sets and lists
 }
 
 // Bytes of a flow: an entry for each direction, and a slot of the index for each,
@@ -135,6 +136,7 @@ type tables struct {
 	rules    *memory[wireNatRule]
 	ports    *memory[wirePortMap]
 	owners   *memory[uint32]
+	blocks   *memory[wireBlockMap]
 	adopted  bool
 
 	routeEvery         bool // Options.RouteEveryPacket
@@ -241,6 +243,7 @@ func (t *tables) meta() error {
 	word("clients", &t.clients)
 	word("slots", &t.slots)
 	word("pool", &t.pool)
+	word("hosts", &t.hosts)
 	return d.keep()
 }
 
@@ -249,7 +252,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
-		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
+		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "block_maps": t.pool, "hosts": t.hosts, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
@@ -262,7 +265,7 @@ func (t *tables) mapAll() (err error) {
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
 		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.ports, t.maps["port_maps"]),
-		mapInto(&t.owners, t.maps["port_owners"]))
+		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]))
 }
 
 func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
@@ -272,7 +275,7 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 
 func (t *tables) close() error {
 	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
-		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.ports.close(), t.owners.close()}
+		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.ports.close(), t.owners.close(), t.blocks.close()}
 	for _, m := range t.maps {
 		errs = append(errs, m.Close())
 	}
@@ -283,13 +286,14 @@ func (t *tables) close() error {
 // switches are the constants of the programs that follow from a snapshot, and the
 // hooks that they are loaded for.
 type switches struct {
-	Attach                                                             config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Resets                        bool
-	LocalPortLast                                                      uint32
-	RuleCount                                                          uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                    uint32 // ticks
-	HalfOpen                                                           uint32 // handshakes in progress
+	Attach                                                                     config.Attach
+	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Rules bool
+	Ranges, Any, Direct, MACKeys, Edits, Resets                                bool
+	HostLists, TrieLists                                                       uint32 // bits LIST_*
+	LocalPortLast                                                              uint32
+	RuleCount                                                                  uint32
+	Established, Transitory, UDP, ICMP, Other, Hold                            uint32 // ticks
+	HalfOpen                                                                   uint32 // handshakes in progress
 }
 
 // program loads the programs with their constants set; or only some of them, as a
@@ -308,7 +312,8 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
-		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_rules": s.Rules,
+		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "host_lists": s.HostLists,
+		"trie_lists": s.TrieLists, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,

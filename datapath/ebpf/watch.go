@@ -74,6 +74,7 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 	}
 	asked := map[netip.Addr]bool{}
 	var r ringbuf.Record
+	lost := d.t.control.values[0].LostLogs
 	for {
 		if err := events.ReadInto(&r); err != nil {
 			if !errors.Is(err, os.ErrClosed) {
@@ -92,6 +93,9 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 					d.opt.Log.Log(context.Background(), levelOf(l.Level), connectionLine(l.Prefix, e))
 				}
 			}
+		case wireEventKindEVENT_BLOCK:
+			d.logBlock(r.RawSample)
+			d.warnLost(&lost)
 		case wireEventKindEVENT_NEIGHBOUR:
 			a := addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)
 			if asked[a] {

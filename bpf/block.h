@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Blocks of ports (RFC 6888 REQ-14): each client's ports come from runs that are
+// its own, so that one line of the log a block tells who had a port.
+#ifndef SLUICE_BLOCK_H
+#define SLUICE_BLOCK_H
+
+#include "maps.h"
+
+static __always_inline __u32 lowest_bit(__u64 x)
+{
+	return __builtin_ctzll(x);
+}
+
+// Makes the compiler forget what it knows of a number, so that the comparison
+// with its bound stays in the program, where the verifier looks for it.
+#define bounded(x) asm volatile("" : "+r"(x))
+
+static __always_inline __u32 blocks_of(const struct nat_rule *rule)
+{
+	return rule->block ? ((__u32)rule->port_last - rule->port_first + 1) / rule->block : 0;
+}
+
+// Takes a free block of a pool address. Its number, or -1.
+__noinline int take_block(__u32 number)
+{
+	struct block_map *m = bpf_map_lookup_elem(&block_maps, &number);
+	__u32 random = bpf_get_prandom_u32();
+
+	if (!m)
+		return -1;
+	for (__u32 i = 0; i < 2 * BLOCK_WORDS; i++) { // once round, and again where another CPU was faster
+		__u32 w = ((random >> 8) + i) & (BLOCK_WORDS - 1), n;
+		__u64 free = ~*(volatile __u64 *)&m->words[w], high = free & (~0ULL << (random % 64)), bit;
+
+		n = lowest_bit(high ? high : free) & 63;
+		bit = 1ULL << n;
+		if (free && !(__sync_fetch_and_or(&m->words[w], bit) & bit))
+			return w * 64 + n;
+	}
+	return -1;
+}
+
+__noinline int give_block(__u32 number, __u32 block)
+{
+	struct block_map *m = bpf_map_lookup_elem(&block_maps, &number);
+	__u32 w = block / 64;
+
+	bounded(w);
+	if (m && w < BLOCK_WORDS)
+		__sync_fetch_and_and(&m->words[w], ~(1ULL << block % 64));
+	return 0;
+}
+
+// Tells user space who has a block from now on, or has it no longer.
+static __always_inline void log_block(__u32 id, const union addr *client, __u32 number, __u32 block, bool given)
+{
+	struct pool_addr *address = bpf_map_lookup_elem(&pools, &number);
+	struct nat_rule *rule = bpf_map_lookup_elem(&nat_rules, &id);
+	struct control *c = the_control();
+	struct block_event *e;
+
+	if (!address || !rule || !c)
+		return;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		__sync_fetch_and_add(&c->lost_logs, 1);
+		return;
+	}
+	e->kind = EVENT_BLOCK;
+	e->rule = id;
+	e->client = *client;
+	e->outside = address->addr;
+	e->first = rule->port_first + block * rule->block;
+	e->last = e->first + rule->block - 1;
+	e->outside_family = address->family;
+	e->client_family = rule->prefix_len ? FAMILY_6 : address->family;
+	e->given = given;
+	__builtin_memset(e->pad, 0, sizeof(e->pad));
+	bpf_ringbuf_submit(e, 0);
+}
+
+// Gives back what a client had that is being forgotten.
+__noinline int give_blocks(const struct client_key *who)
+{
+	struct client_key key;
+	struct client *c;
+
+	if (!who)
+		return 0;
+	key = *who; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&clients, &key);
+	if (!c || !c->pool)
+		return 0;
+	for (int i = 0; i < CLIENT_BLOCKS; i++) {
+		if (!c->blocks[i])
+			break;
+		log_block(key.owner & 0xffff, &key.addr, c->pool - 1, c->blocks[i] - 1, false);
+		give_block(c->pool - 1, c->blocks[i] - 1);
+	}
+	return 0;
+}
+
+#endif

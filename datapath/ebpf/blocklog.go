@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"unsafe"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// logBlock writes the line that tells who has a block of ports from now on, or no
+// longer (RFC 6888 REQ-14). It names no destinations (REQ-12).
+func (d *Datapath) logBlock(raw []byte) {
+	if len(raw) < int(unsafe.Sizeof(wireBlockEvent{})) {
+		return
+	}
+	e := *(*wireBlockEvent)(unsafe.Pointer(&raw[0]))
+	text := "ports taken back"
+	if e.Given != 0 {
+		text = "ports given"
+	}
+	rule := "?"
+	if names := d.sourceNames.Load(); names != nil && (*names)[e.Rule] != "" {
+		rule = (*names)[e.Rule]
+	}
+	d.opt.Log.Info(text, "rule", rule, "client", addrFrom(e.Client, e.ClientFamily == uint8(wireFamilyFAMILY_6)),
+		"address", addrFrom(e.Outside, e.OutsideFamily == uint8(wireFamilyFAMILY_6)), "ports", flow.Ports{First: e.First, Last: e.Last})
+}
+
+// warnLost tells, once for each loss, that the log has gaps: the ring was full.
+func (d *Datapath) warnLost(known *uint32) {
+	if lost := d.t.control.values[0].LostLogs; lost != *known {
+		d.opt.Log.Warn("lines about blocks of ports were lost: clients came and went faster than they could be written", "lines", lost-*known)
+		*known = lost
+	}
+}
