@@ -551,7 +551,7 @@ __noinline int bind_foresee(struct bind *b)
 	if (!rule)
 		return 0;
 	__builtin_memset(&w->key, 0, sizeof(w->key));
-	bind_key(&w->key, b);
+	bind_key(&w->key, b, rule);
 	index = find(&w->key, b->family == FAMILY_6);
 	if (index != NO_ENTRY) {
 		struct flow6 *six = entry_at(index, true);

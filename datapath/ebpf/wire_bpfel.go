@@ -68,6 +68,25 @@ type wireBackendHop struct {
 	Pad    uint32
 }
 
+type wireBlockEvent struct {
+	_             structs.HostLayout
+	Kind          uint32
+	Rule          uint32
+	Client        wireAddr
+	Outside       wireAddr
+	First         uint16
+	Last          uint16
+	ClientFamily  uint8
+	OutsideFamily uint8
+	Given         uint8
+	Pad           [17]uint8
+}
+
+type wireBlockMap struct {
+	_     structs.HostLayout
+	Words [16]uint64
+}
+
 type wireBucket struct {
 	_       structs.HostLayout
 	Tags    [2]uint64
@@ -76,13 +95,13 @@ type wireBucket struct {
 }
 
 type wireClient struct {
-	_     structs.HostLayout
-	Tat   uint64
-	Flows uint32
-	Ports uint32
-	Block uint16
-	Pool  uint16
-	Pad   uint32
+	_      structs.HostLayout
+	Tat    uint64
+	Flows  uint32
+	Ports  uint32
+	Pool   uint32
+	Pad    uint32
+	Blocks [8]uint32
 }
 
 type wireClientKey struct {
@@ -95,7 +114,8 @@ type wireClientKey struct {
 type wireControl struct {
 	_          structs.HostLayout
 	Generation uint32
-	Pad        [15]uint32
+	LostLogs   uint32
+	Pad        [14]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -170,6 +190,7 @@ type wireEventKind uint32
 const (
 	wireEventKindEVENT_NEIGHBOUR  wireEventKind = 0
 	wireEventKindEVENT_CONNECTION wireEventKind = 1
+	wireEventKindEVENT_BLOCK      wireEventKind = 2
 )
 
 type wireFamily uint32
@@ -320,6 +341,12 @@ type wireHop struct {
 	Pad2    uint32
 }
 
+type wireHostKey struct {
+	_    structs.HostLayout
+	List uint32
+	Addr [16]uint8
+}
+
 type wireInterfaceAddr struct {
 	_    structs.HostLayout
 	V4   wireAddr
@@ -381,30 +408,27 @@ const (
 )
 
 type wireNatRule struct {
-	_           structs.HostLayout
-	Out         uint32
-	In          uint32
-	Pool        uint16
-	PoolLen     uint16
-	Pool6       uint16
-	Pool6Len    uint16
-	PortFirst   uint16
-	PortLast    uint16
-	Block       uint16
-	Flags       uint8
-	Filtering   uint8
-	MaxPorts    uint32
-	MaxFlows    uint32
-	Packets     uint64
-	Bytes       uint64
-	Flows       uint64
-	Active      uint8
-	PrefixLen   uint8
-	Pad         [6]uint8
-	Prefix      wireAddr
-	FirstClient wireAddr
-	ClientCount uint32
-	Pad2        uint32
+	_         structs.HostLayout
+	Out       uint32
+	In        uint32
+	Pool      uint16
+	PoolLen   uint16
+	Pool6     uint16
+	Pool6Len  uint16
+	PortFirst uint16
+	PortLast  uint16
+	Block     uint16
+	Flags     uint8
+	Filtering uint8
+	MaxPorts  uint32
+	MaxFlows  uint32
+	Packets   uint64
+	Bytes     uint64
+	Flows     uint64
+	Active    uint8
+	PrefixLen uint8
+	Pad       [6]uint8
+	Prefix    wireAddr
 }
 
 type wirePacket struct {
@@ -499,20 +523,25 @@ type wirePortMap struct {
 type wirePrefix struct {
 	_        structs.HostLayout
 	To       wireAddr
+	Embed    wireAddr
+	Packets  uint64
+	Bytes    uint64
+	In       uint32
+	Out      uint32
+	Rule     uint16
+	Adjust   uint16
 	Kind     uint8
 	Len      uint8
 	ToLen    uint8
-	ToFamily uint8
-	Rule     uint16
-	Adjust   uint16
-	Packets  uint64
-	Bytes    uint64
+	EmbedLen uint8
+	Except   uint8
+	Pad      [7]uint8
 }
 
 type wirePrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
-	Source    uint8
+	Role      uint8
 	Family    uint8
 	Pad       uint16
 	Addr      [16]uint8
@@ -526,6 +555,14 @@ const (
 	wirePrefixKindPREFIX_NAT64  wirePrefixKind = 2
 	wirePrefixKindPREFIX_SIIT   wirePrefixKind = 3
 	wirePrefixKindPREFIX_EAM    wirePrefixKind = 4
+)
+
+type wirePrefixRole uint32
+
+const (
+	wirePrefixRoleROLE_DEST     wirePrefixRole = 0
+	wirePrefixRoleROLE_SOURCE   wirePrefixRole = 1
+	wirePrefixRoleROLE_CROSSING wirePrefixRole = 2
 )
 
 type wireReason uint32
@@ -792,14 +829,20 @@ type wireWork struct {
 		Pad           uint32
 	}
 	Request struct {
-		_     structs.HostLayout
-		Map   uint32
-		Want  uint16
-		First uint16
-		Last  uint16
-		Port  uint16
-		Whole uint32
+		_       structs.HostLayout
+		Map     uint32
+		Want    uint16
+		First   uint16
+		Last    uint16
+		Port    uint16
+		Whole   uint32
+		Odd     uint32
+		From    uint32
+		To      uint32
+		Pool    uint32
+		PoolLen uint32
 	}
+	_      [4]byte
 	Fib    [8]uint64
 	Who    wireClientKey
 	Sticky wireStickyKey
@@ -845,6 +888,7 @@ const (
 	wireMapBackendHops        = "backend_hops"
 	wireMapBackendLoads       = "backend_loads"
 	wireMapBackends           = "backends"
+	wireMapBlockMaps          = "block_maps"
 	wireMapClientRates        = "client_rates"
 	wireMapClients            = "clients"
 	wireMapControl            = "control"
@@ -856,6 +900,7 @@ const (
 	wireMapFlows6             = "flows6"
 	wireMapFragments          = "fragments"
 	wireMapHops               = "hops"
+	wireMapHosts              = "hosts"
 	wireMapIndex4             = "index4"
 	wireMapIndex6             = "index6"
 	wireMapInterfaces         = "interfaces"
@@ -895,6 +940,7 @@ const (
 	wireVarEntries6           = "entries6"
 	wireVarExportAction       = "export_action"
 	wireVarExportAnswer       = "export_answer"
+	wireVarExportBlockEvent   = "export_block_event"
 	wireVarExportEncap        = "export_encap"
 	wireVarExportEntryKind    = "export_entry_kind"
 	wireVarExportEntryState   = "export_entry_state"
@@ -903,6 +949,7 @@ const (
 	wireVarExportFiltering    = "export_filtering"
 	wireVarExportMode         = "export_mode"
 	wireVarExportPrefixKind   = "export_prefix_kind"
+	wireVarExportPrefixRole   = "export_prefix_role"
 	wireVarExportReason       = "export_reason"
 	wireVarExportScheduler    = "export_scheduler"
 	wireVarHalfOpenMax        = "half_open_max"
@@ -910,6 +957,8 @@ const (
 	wireVarHashMultiplier     = "hash_multiplier"
 	wireVarHashSeed           = "hash_seed"
 	wireVarHaveAny            = "have_any"
+	wireVarHaveBlocks         = "have_blocks"
+	wireVarHaveCrossing       = "have_crossing"
 	wireVarHaveDirect         = "have_direct"
 	wireVarHaveEdits          = "have_edits"
 	wireVarHaveMacKeys        = "have_mac_keys"
@@ -923,6 +972,7 @@ const (
 	wireVarHaveServices       = "have_services"
 	wireVarHoldFragments      = "hold_fragments"
 	wireVarHoldTicks          = "hold_ticks"
+	wireVarHostLists          = "host_lists"
 	wireVarHz                 = "hz"
 	wireVarLocalPortLast      = "local_port_last"
 	wireVarNatByEgress        = "nat_by_egress"
@@ -935,6 +985,7 @@ const (
 	wireVarTimeoutOther       = "timeout_other"
 	wireVarTimeoutTransitory  = "timeout_transitory"
 	wireVarTimeoutUdp         = "timeout_udp"
+	wireVarTrieLists          = "trie_lists"
 )
 
 // loadWire returns the embedded CollectionSpec for wire.
@@ -995,6 +1046,7 @@ type wireMapSpecs struct {
 	BackendHops    *ebpf.MapSpec `ebpf:"backend_hops"`
 	BackendLoads   *ebpf.MapSpec `ebpf:"backend_loads"`
 	Backends       *ebpf.MapSpec `ebpf:"backends"`
+	BlockMaps      *ebpf.MapSpec `ebpf:"block_maps"`
 	ClientRates    *ebpf.MapSpec `ebpf:"client_rates"`
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
@@ -1006,6 +1058,7 @@ type wireMapSpecs struct {
 	Flows6         *ebpf.MapSpec `ebpf:"flows6"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	Hops           *ebpf.MapSpec `ebpf:"hops"`
+	Hosts          *ebpf.MapSpec `ebpf:"hosts"`
 	Index4         *ebpf.MapSpec `ebpf:"index4"`
 	Index6         *ebpf.MapSpec `ebpf:"index6"`
 	Interfaces     *ebpf.MapSpec `ebpf:"interfaces"`
@@ -1045,6 +1098,7 @@ type wireVariableSpecs struct {
 	Entries6           *ebpf.VariableSpec `ebpf:"entries6"`
 	ExportAction       *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer       *ebpf.VariableSpec `ebpf:"export_answer"`
+	ExportBlockEvent   *ebpf.VariableSpec `ebpf:"export_block_event"`
 	ExportEncap        *ebpf.VariableSpec `ebpf:"export_encap"`
 	ExportEntryKind    *ebpf.VariableSpec `ebpf:"export_entry_kind"`
 	ExportEntryState   *ebpf.VariableSpec `ebpf:"export_entry_state"`
@@ -1053,6 +1107,7 @@ type wireVariableSpecs struct {
 	ExportFiltering    *ebpf.VariableSpec `ebpf:"export_filtering"`
 	ExportMode         *ebpf.VariableSpec `ebpf:"export_mode"`
 	ExportPrefixKind   *ebpf.VariableSpec `ebpf:"export_prefix_kind"`
+	ExportPrefixRole   *ebpf.VariableSpec `ebpf:"export_prefix_role"`
 	ExportReason       *ebpf.VariableSpec `ebpf:"export_reason"`
 	ExportScheduler    *ebpf.VariableSpec `ebpf:"export_scheduler"`
 	HalfOpenMax        *ebpf.VariableSpec `ebpf:"half_open_max"`
@@ -1060,6 +1115,8 @@ type wireVariableSpecs struct {
 	HashMultiplier     *ebpf.VariableSpec `ebpf:"hash_multiplier"`
 	HashSeed           *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HaveAny            *ebpf.VariableSpec `ebpf:"have_any"`
+	HaveBlocks         *ebpf.VariableSpec `ebpf:"have_blocks"`
+	HaveCrossing       *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect         *ebpf.VariableSpec `ebpf:"have_direct"`
 	HaveEdits          *ebpf.VariableSpec `ebpf:"have_edits"`
 	HaveMacKeys        *ebpf.VariableSpec `ebpf:"have_mac_keys"`
@@ -1073,6 +1130,7 @@ type wireVariableSpecs struct {
 	HaveServices       *ebpf.VariableSpec `ebpf:"have_services"`
 	HoldFragments      *ebpf.VariableSpec `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
+	HostLists          *ebpf.VariableSpec `ebpf:"host_lists"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
 	LocalPortLast      *ebpf.VariableSpec `ebpf:"local_port_last"`
 	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
@@ -1085,6 +1143,7 @@ type wireVariableSpecs struct {
 	TimeoutOther       *ebpf.VariableSpec `ebpf:"timeout_other"`
 	TimeoutTransitory  *ebpf.VariableSpec `ebpf:"timeout_transitory"`
 	TimeoutUdp         *ebpf.VariableSpec `ebpf:"timeout_udp"`
+	TrieLists          *ebpf.VariableSpec `ebpf:"trie_lists"`
 }
 
 // wireObjects contains all objects after they have been loaded into the kernel.
@@ -1111,6 +1170,7 @@ type wireMaps struct {
 	BackendHops    *ebpf.Map `ebpf:"backend_hops"`
 	BackendLoads   *ebpf.Map `ebpf:"backend_loads"`
 	Backends       *ebpf.Map `ebpf:"backends"`
+	BlockMaps      *ebpf.Map `ebpf:"block_maps"`
 	ClientRates    *ebpf.Map `ebpf:"client_rates"`
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
@@ -1122,6 +1182,7 @@ type wireMaps struct {
 	Flows6         *ebpf.Map `ebpf:"flows6"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	Hops           *ebpf.Map `ebpf:"hops"`
+	Hosts          *ebpf.Map `ebpf:"hosts"`
 	Index4         *ebpf.Map `ebpf:"index4"`
 	Index6         *ebpf.Map `ebpf:"index6"`
 	Interfaces     *ebpf.Map `ebpf:"interfaces"`
@@ -1155,6 +1216,7 @@ func (m *wireMaps) Close() error {
 		m.BackendHops,
 		m.BackendLoads,
 		m.Backends,
+		m.BlockMaps,
 		m.ClientRates,
 		m.Clients,
 		m.Control,
@@ -1166,6 +1228,7 @@ func (m *wireMaps) Close() error {
 		m.Flows6,
 		m.Fragments,
 		m.Hops,
+		m.Hosts,
 		m.Index4,
 		m.Index6,
 		m.Interfaces,
@@ -1206,6 +1269,7 @@ type wireVariables struct {
 	Entries6           *ebpf.Variable `ebpf:"entries6"`
 	ExportAction       *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer       *ebpf.Variable `ebpf:"export_answer"`
+	ExportBlockEvent   *ebpf.Variable `ebpf:"export_block_event"`
 	ExportEncap        *ebpf.Variable `ebpf:"export_encap"`
 	ExportEntryKind    *ebpf.Variable `ebpf:"export_entry_kind"`
 	ExportEntryState   *ebpf.Variable `ebpf:"export_entry_state"`
@@ -1214,6 +1278,7 @@ type wireVariables struct {
 	ExportFiltering    *ebpf.Variable `ebpf:"export_filtering"`
 	ExportMode         *ebpf.Variable `ebpf:"export_mode"`
 	ExportPrefixKind   *ebpf.Variable `ebpf:"export_prefix_kind"`
+	ExportPrefixRole   *ebpf.Variable `ebpf:"export_prefix_role"`
 	ExportReason       *ebpf.Variable `ebpf:"export_reason"`
 	ExportScheduler    *ebpf.Variable `ebpf:"export_scheduler"`
 	HalfOpenMax        *ebpf.Variable `ebpf:"half_open_max"`
@@ -1221,6 +1286,8 @@ type wireVariables struct {
 	HashMultiplier     *ebpf.Variable `ebpf:"hash_multiplier"`
 	HashSeed           *ebpf.Variable `ebpf:"hash_seed"`
 	HaveAny            *ebpf.Variable `ebpf:"have_any"`
+	HaveBlocks         *ebpf.Variable `ebpf:"have_blocks"`
+	HaveCrossing       *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect         *ebpf.Variable `ebpf:"have_direct"`
 	HaveEdits          *ebpf.Variable `ebpf:"have_edits"`
 	HaveMacKeys        *ebpf.Variable `ebpf:"have_mac_keys"`
@@ -1234,6 +1301,7 @@ type wireVariables struct {
 	HaveServices       *ebpf.Variable `ebpf:"have_services"`
 	HoldFragments      *ebpf.Variable `ebpf:"hold_fragments"`
 	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
+	HostLists          *ebpf.Variable `ebpf:"host_lists"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
 	LocalPortLast      *ebpf.Variable `ebpf:"local_port_last"`
 	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
@@ -1246,6 +1314,7 @@ type wireVariables struct {
 	TimeoutOther       *ebpf.Variable `ebpf:"timeout_other"`
 	TimeoutTransitory  *ebpf.Variable `ebpf:"timeout_transitory"`
 	TimeoutUdp         *ebpf.Variable `ebpf:"timeout_udp"`
+	TrieLists          *ebpf.Variable `ebpf:"trie_lists"`
 }
 
 // wirePrograms contains all programs after they have been loaded into the kernel.
