@@ -96,7 +96,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}
-	slots, pool := 0, 0
+	slots, pool, hosts := 0, 0, 0
 	for i := range s.Services {
 		slots += len(schedule(&s.Services[i]))
 		pool += poolSize(s.Services[i].SourcePool)
@@ -107,7 +107,10 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	for _, n := range s.NAT {
 		pool += poolSize(n.To.Addresses) + poolSize(n.Pool) + 2
 	}
-	if d.t, err = openTables(d.dir, sizesFor(s.Config.Tables, slots, pool), d.hz); err != nil {
+	for _, set := range s.Config.Firewall.Sets {
+		hosts += len(set)
+	}
+	if d.t, err = openTables(d.dir, sizesFor(s.Config.Tables, slots, pool, hosts), d.hz); err != nil {
 		return err
 	}
 	d.t.observed, d.t.fullPath = d.opt.NoAttach, d.opt.FullPath

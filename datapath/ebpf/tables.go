@@ -66,7 +66,7 @@ func halfOpenFor(c config.Tables) uint32 {
 	return uint32((flows4 + flows6) / 4)
 }
 
-func sizesFor(c config.Tables, slots, pool int) sizes {
+func sizesFor(c config.Tables, slots, pool, hosts int) sizes {
 	flows4, flows6 := flowsFor(c)
 	clients := c.Clients
 	if clients == 0 {
@@ -76,13 +76,14 @@ func sizesFor(c config.Tables, slots, pool int) sizes {
 		entries4: entries(flows4), entries6: entries(flows6), clients: uint32(clients),
 		slots: uint32(max(1<<18, slots/2)),
 		pool:  uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
+		hosts: uint32(min(max(65536, hosts*3/2), 1<<21)),
 	}
 }
 
 // differs says which sizes a configuration asks for that the tables in force do
 // not have; "" for none.
 func (t *tables) differs(c config.Tables) string {
-	want := sizesFor(c, 0, 0)
+	want := sizesFor(c, 0, 0, 0)
 	var out []string
 	for _, s := range []struct {
 		name       string
