@@ -40,7 +40,7 @@ __noinline int take_block(__u32 number)
 	return -1;
 }
 
-__noinline int give_block(__u32 number, __u32 block)
+static __always_inline int give_block(__u32 number, __u32 block)
 {
 	struct block_map *m = bpf_map_lookup_elem(&block_maps, &number);
 	__u32 w = block / 64;
