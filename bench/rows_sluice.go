@@ -157,7 +157,7 @@ type service struct {
 	vip, backend                  netip.Addr
 }
 
-// yaml renders it. Tables hold twice the point's flows.
+// yaml renders it. Tables have a twentieth more room than the flows of the point, 65,536 at least.
 func (s service) yaml(p Point) string {
 	pool := ""
 	if s.mode == "fullnat" {
@@ -183,7 +183,7 @@ func (s service) yaml(p Point) string {
 func (s service) head(p Point) string {
 	head := "interfaces: [wan0, lan0]\n"
 	if s.attach != "" {
-		size := max(2*p.Value, 65536)
+		size := max(p.Value*21/20, 65536)
 		head += fmt.Sprintf("attach: %s\ntables: {flows: %d, flows6: %d}\n", s.attach, size, size)
 	}
 	return head

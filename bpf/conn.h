@@ -3,11 +3,12 @@
 //
 // Entries are filled densely, in the order in which flows are made, so that both
 // directions of a flow, and flows made together, are neighbours in memory. An
-// index of buckets finds them: a 16-bit tag in one of two buckets, the entry's
-// number beside it in the same cache line, and then the whole key, its state
-// included, is compared. Nobody takes a lock:
-//   free -> claimed  a tag's word by compare-and-swap, then an entry from the
-//                    stack of free ones
+// index of buckets finds them: a slot of 32 bits, tag and entry's number, in one of
+// two buckets, and then the whole key, its state included, is compared. The index
+// is kept small because every packet of another flow reads another place of it.
+// Nobody takes a lock:
+//   free -> claimed  an entry from the stack of free ones, then a slot by
+//                    compare-and-swap
 //   claimed -> live  atomic or of the key's last word, after all else is written
 //   live -> dead     the sweeper, or an inserter that lost a race
 //   dead -> free     the sweeper, a second later at the earliest: no program
@@ -18,14 +19,11 @@
 #include "maps.h"
 #include "parse.h"
 
-#define LANES 0x0001000100010001ULL
-#define LANE_TOPS 0x8000800080008000ULL
-#define LANE_NUMBER 0x0000000100020003ULL // (1 << 16 n) * this >> 48 = n
 #define BUCKET_SLOTS 8
 
 struct place {
 	__u32 bucket[2];
-	__u32 tag;
+	__u32 tag; // in the bits above entry_mask
 };
 
 static __always_inline __u64 nh(__u32 a, __u32 b, int i)
@@ -60,9 +58,7 @@ static __always_inline struct place place_of(const struct tuple *t, const bool v
 
 	at.bucket[0] = (h >> 32) * (v6 ? buckets6 : buckets4) >> 32;
 	at.bucket[1] = (h & 0xffffffff) * (v6 ? buckets6 : buckets4) >> 32;
-	at.tag = (h >> 20) & 0xffff;
-	if (!at.tag)
-		at.tag = 1;
+	at.tag = (__u32)(h ^ h >> 32) * 0x9e3779b1U & ~(v6 ? entry_mask6 : entry_mask4); // other bits than the buckets'
 	return at;
 }
 
@@ -126,30 +122,26 @@ static __always_inline bool key_equal(void *e, const struct tuple *t, const bool
 // none.
 static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index, const bool v6)
 {
+	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
 	struct place at = place_of(t, v6);
-	__u64 pattern = at.tag * LANES;
 
 	*at_index = NO_ENTRY;
-	for (int i = 0; i < 4; i++) {
-		__u32 b = i < 2 ? at.bucket[0] : at.bucket[1];
-		struct bucket *bucket = bucket_at(b, v6);
-		__u64 match;
+	for (int i = 0; i < 2; i++) {
+		struct bucket *bucket = bucket_at(i ? at.bucket[1] : at.bucket[0], v6);
 
 		if (!bucket)
 			return 0;
-		match = bucket->tags[i & 1] ^ pattern;
-		match = (match - LANES) & ~match & LANE_TOPS;
-		for (int k = 0; k < 4 && match; k++) {
-			__u64 lowest = match & -match;
-			__u32 lane = (lowest >> 15) * LANE_NUMBER >> 48;
-			__u32 index = bucket->entries[(i & 1) * 4 + (lane & 3)] - 1;
-			void *e = entry_at(index, v6);
+		for (int k = 0; k < BUCKET_SLOTS; k++) {
+			__u32 index = (bucket->slots[k] ^ at.tag) - 1; // of another tag or a free slot: not below mask
+			void *e;
 
+			if (index >= mask)
+				continue;
+			e = entry_at(index, v6);
 			if (e && key_equal(e, t, v6)) {
 				*at_index = index;
 				return e;
 			}
-			match ^= lowest;
 		}
 	}
 	return 0;
@@ -177,16 +169,6 @@ __noinline __u32 find6(const struct tuple *t)
 static __always_inline __u32 find(const struct tuple *t, bool v6)
 {
 	return v6 ? find6(t) : find4(t);
-}
-
-static __always_inline __u64 free_lanes(__u64 word)
-{
-	return (word - LANES) & ~word & LANE_TOPS;
-}
-
-static __always_inline __u32 lanes(__u64 tops)
-{
-	return ((tops >> 15) * LANES) >> 48;
 }
 
 // Takes an entry: one that was freed, else one that was never used.
@@ -234,101 +216,89 @@ static __always_inline void give_entry(void *e, __u32 index, const bool v6)
 	}
 }
 
-// Takes a free slot for a tuple and returns its number, or NO_ENTRY when both
-// buckets are full. The first bucket is preferred until it is nearly full, so that
-// most searches look at one bucket.
-static __always_inline __u32 claim_slot(const struct tuple *t, const bool v6)
+__noinline __u32 take4(void)
+{
+	return take_entry(false);
+}
+
+__noinline __u32 take6(void)
+{
+	return take_entry(true);
+}
+
+__noinline int give(__u32 index, __u32 v6)
+{
+	void *e;
+
+	if (v6) {
+		e = entry_at(index, true);
+		if (e)
+			give_entry(e, index, true);
+	} else {
+		e = entry_at(index, false);
+		if (e)
+			give_entry(e, index, false);
+	}
+	return 0;
+}
+
+// Takes one of the slots from..to of a bucket.
+static __always_inline bool take_slot(struct bucket *bucket, int from, int to, __u32 value)
+{
+	for (int k = from; k < to; k++) {
+		if (!bucket->slots[k] && !__sync_val_compare_and_swap(&bucket->slots[k], 0, value))
+			return true;
+	}
+	return false;
+}
+
+// Lets a free slot point at a tuple's entry. False when both buckets are full. The
+// second is used when the first is nearly full, so that most searches look at one.
+static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_of(t, v6);
+	__u32 value = at.tag | (index + 1);
+	struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
 
-	for (int attempt = 0; attempt < 4; attempt++) {
-		struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
-		__u32 free1, free2, slot;
-		struct bucket *chosen;
-		__u64 word, room, lowest;
-		int half = 0;
-
-		if (!one || !two)
-			return NO_ENTRY;
-		free1 = lanes(free_lanes(one->tags[0])) + lanes(free_lanes(one->tags[1]));
-		free2 = lanes(free_lanes(two->tags[0])) + lanes(free_lanes(two->tags[1]));
-		if (!free1 && !free2)
-			return NO_ENTRY;
-		if (free1 >= 3 || free1 >= free2) {
-			chosen = one;
-			slot = at.bucket[0] * BUCKET_SLOTS;
-		} else {
-			chosen = two;
-			slot = at.bucket[1] * BUCKET_SLOTS;
-		}
-		word = chosen->tags[0];
-		room = free_lanes(word);
-		if (!room) {
-			half = 1;
-			word = chosen->tags[1];
-			room = free_lanes(word);
-			if (!room)
-				continue;
-		}
-		lowest = (room & -room) >> 15;
-		slot += half * 4 + ((lowest * LANE_NUMBER >> 48) & 3);
-		if (__sync_val_compare_and_swap(&chosen->tags[half], word, word | at.tag * lowest) == word)
-			return slot;
-	}
-	return NO_ENTRY;
+	if (!one || !two)
+		return 0;
+	return take_slot(one, 0, BUCKET_SLOTS - 2, value) || take_slot(two, 0, BUCKET_SLOTS, value) ||
+	       take_slot(one, BUCKET_SLOTS - 2, BUCKET_SLOTS, value);
 }
 
-__noinline __u32 claim_slot4(const struct tuple *t)
+__noinline int claim_slot4(const struct tuple *t, __u32 index)
 {
-	return t ? claim_slot(t, false) : NO_ENTRY;
+	return t ? claim_slot(t, index, false) : 0;
 }
 
-__noinline __u32 claim_slot6(const struct tuple *t)
+__noinline int claim_slot6(const struct tuple *t, __u32 index)
 {
-	return t ? claim_slot(t, true) : NO_ENTRY;
+	return t ? claim_slot(t, index, true) : 0;
 }
 
-static __always_inline void free_slot(struct bucket *bucket, __u32 slot)
-{
-	*(volatile __u32 *)&bucket->entries[slot % BUCKET_SLOTS] = 0;
-	__sync_fetch_and_and(&bucket->tags[slot % BUCKET_SLOTS / 4], ~(0xffffULL << slot % 4 * 16));
-}
-
-// Gives a claimed slot an entry and returns the entry's index, or gives the slot
-// back and returns NO_ENTRY.
-__noinline __u32 occupy(__u32 slot, __u32 v6)
-{
-	struct bucket *bucket = v6 ? bucket_at(slot / BUCKET_SLOTS, true) : bucket_at(slot / BUCKET_SLOTS, false);
-	__u32 index = v6 ? take_entry(true) : take_entry(false);
-
-	if (!bucket)
-		return NO_ENTRY;
-	if (index == NO_ENTRY)
-		free_slot(bucket, slot);
-	else
-		*(volatile __u32 *)&bucket->entries[slot % BUCKET_SLOTS] = index + 1;
-	return index;
-}
-
-// A slot and an entry for a tuple, or NO_ENTRY.
+// An entry for a tuple, which searches find once it is live; or NO_ENTRY.
 static __always_inline __u32 claim(const struct tuple *t, bool v6)
 {
-	__u32 slot = v6 ? claim_slot6(t) : claim_slot4(t);
+	__u32 index = v6 ? take6() : take4();
 
-	return slot == NO_ENTRY ? NO_ENTRY : occupy(slot, v6);
+	if (index == NO_ENTRY || (v6 ? claim_slot6(t, index) : claim_slot4(t, index)))
+		return index;
+	give(index, v6);
+	return NO_ENTRY;
 }
 
 // Frees the slot of a bucket that points at an entry.
 __noinline int clear_slot(__u32 b, __u32 index, __u32 v6)
 {
 	struct bucket *bucket = v6 ? bucket_at(b, true) : bucket_at(b, false);
+	__u32 mask = v6 ? entry_mask6 : entry_mask4;
 
 	if (!bucket)
 		return 0;
-	for (__u32 slot = 0; slot < BUCKET_SLOTS; slot++) {
-		if (bucket->entries[slot] != index + 1)
+	for (int k = 0; k < BUCKET_SLOTS; k++) {
+		if ((bucket->slots[k] & mask) != index + 1)
 			continue;
-		free_slot(bucket, slot);
+		*(volatile __u32 *)&bucket->slots[k] = 0;
 		return 1;
 	}
 	return 0;
@@ -339,13 +309,9 @@ __noinline int clear_slot(__u32 b, __u32 index, __u32 v6)
 static __always_inline void release(const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_of(t, v6);
-	void *e;
 
-	if (!clear_slot(at.bucket[0], index, v6) && !clear_slot(at.bucket[1], index, v6))
-		return;
-	e = entry_at(index, v6);
-	if (e)
-		give_entry(e, index, v6);
+	if (clear_slot(at.bucket[0], index, v6) || clear_slot(at.bucket[1], index, v6))
+		give(index, v6);
 }
 
 __noinline int release4(const struct tuple *t, __u32 index)

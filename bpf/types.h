@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 3
+#define LAYOUT 4
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -250,14 +250,11 @@ struct flow6 {
 };
 ASSERT_SIZE(struct flow6, 128);
 
-// Eight slots of the index, a cache line: 16-bit tags, 0 is free, and beside them
-// the entries' numbers + 1.
+// Half a cache line of the index. A slot is an entry's number + 1 below a tag, or 0.
 struct bucket {
-	__u64 tags[2];
-	__u32 entries[8];
-	__u64 pad[2];
+	__u32 slots[8];
 };
-ASSERT_SIZE(struct bucket, 64);
+ASSERT_SIZE(struct bucket, 32);
 
 // Entries that can be taken.
 struct stock {

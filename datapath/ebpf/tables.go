@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,7 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 3
+const layout = 4
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
@@ -40,7 +41,7 @@ const (
 	flowBytes4 = 2 * (64 + bucketBytes/8*5/4)
 	flowBytes6 = 2 * (128 + bucketBytes/8*5/4)
 
-	bucketBytes = 64
+	bucketBytes = 32
 )
 
 // flowsFor takes the configured numbers of flows, or shares of the machine's
@@ -107,6 +108,10 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 // buckets of eight slots for a number of entries, four fifths full. Small tables
 // get spare buckets, because chance fills some of them first.
 func buckets(entries uint32) uint32 { return entries*5/4/8 + 16 }
+
+// entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
+// four million flows ten bits are left, and one search in 128 looks at a wrong entry.
+func entryMask(entries uint32) uint32 { return 1<<bits.Len32(entries) - 1 }
 
 func memoryTotal() uint64 {
 	b, _ := os.ReadFile("/proc/meminfo")
@@ -309,7 +314,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 	sweep := min(max(shortest*1000/t.hz/8, 200), 4000)
 	for name, v := range map[string]any{
 		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": buckets(t.entries4), "buckets6": buckets(t.entries6),
-		"entries4": t.entries4, "entries6": t.entries6,
+		"entries4": t.entries4, "entries6": t.entries6, "entry_mask4": entryMask(t.entries4), "entry_mask6": entryMask(t.entries6),
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,

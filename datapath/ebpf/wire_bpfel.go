@@ -88,10 +88,8 @@ type wireBlockMap struct {
 }
 
 type wireBucket struct {
-	_       structs.HostLayout
-	Tags    [2]uint64
-	Entries [8]uint32
-	Pad     [2]uint64
+	_     structs.HostLayout
+	Slots [8]uint32
 }
 
 type wireClient struct {
@@ -938,6 +936,8 @@ const (
 	wireVarDryRun             = "dry_run"
 	wireVarEntries4           = "entries4"
 	wireVarEntries6           = "entries6"
+	wireVarEntryMask4         = "entry_mask4"
+	wireVarEntryMask6         = "entry_mask6"
 	wireVarExportAction       = "export_action"
 	wireVarExportAnswer       = "export_answer"
 	wireVarExportBlockEvent   = "export_block_event"
@@ -1096,6 +1096,8 @@ type wireVariableSpecs struct {
 	DryRun             *ebpf.VariableSpec `ebpf:"dry_run"`
 	Entries4           *ebpf.VariableSpec `ebpf:"entries4"`
 	Entries6           *ebpf.VariableSpec `ebpf:"entries6"`
+	EntryMask4         *ebpf.VariableSpec `ebpf:"entry_mask4"`
+	EntryMask6         *ebpf.VariableSpec `ebpf:"entry_mask6"`
 	ExportAction       *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer       *ebpf.VariableSpec `ebpf:"export_answer"`
 	ExportBlockEvent   *ebpf.VariableSpec `ebpf:"export_block_event"`
@@ -1267,6 +1269,8 @@ type wireVariables struct {
 	DryRun             *ebpf.Variable `ebpf:"dry_run"`
 	Entries4           *ebpf.Variable `ebpf:"entries4"`
 	Entries6           *ebpf.Variable `ebpf:"entries6"`
+	EntryMask4         *ebpf.Variable `ebpf:"entry_mask4"`
+	EntryMask6         *ebpf.Variable `ebpf:"entry_mask6"`
 	ExportAction       *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer       *ebpf.Variable `ebpf:"export_answer"`
 	ExportBlockEvent   *ebpf.Variable `ebpf:"export_block_event"`
