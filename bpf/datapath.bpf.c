@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The datapath: one core, two hooks. Read in this order: types.h, maps.h,
+// The datapath: one core, two hooks. Read in this order: types.h, work.h, maps.h,
 // parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
 // rewrite.h, xlat.h, edit.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
 // plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of

@@ -117,9 +117,9 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
-	if (q->no_l4 || !(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
+	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
 		return REASON_UNTRANSLATABLE;
-	if (!translate_quoted_l4(ctx, plan, q, to_v6, xdp))
+	if (!q->no_l4 && !translate_quoted_l4(ctx, plan, q, to_v6, xdp))
 		return REASON_INTERNAL;
 	if (!resize_header(ctx, q->l4_at - ETH_HLEN - ICMP_SIZE, outer + inner, to_v6, xdp))
 		return REASON_INTERNAL;

@@ -5,7 +5,7 @@
 #ifndef SLUICE_MAPS_H
 #define SLUICE_MAPS_H
 
-#include "types.h"
+#include "work.h"
 
 // Switches and sizes, set before load and constant afterwards: the verifier
 // removes the branches that they close.

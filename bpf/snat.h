@@ -153,7 +153,7 @@ __noinline int translates(const struct packet *p)
 
 	if (!p)
 		return 0;
-	by = p->family == FAMILY_6 ? prefix_of(&p->tuple.daddr, false, true) : (void *)0;
+	by = p->family == FAMILY_6 ? prefix_of(&p->tuple.daddr, ROLE_CROSSING, true) : (void *)0;
 	if (by && by->kind == PREFIX_NAT64 && nat_rule_of(p, true, &excepted) != NO_ENTRY)
 		return 1;
 	return !excepted && nat_rule_of(p, false, &excepted) != NO_ENTRY;

@@ -59,6 +59,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
+	if m.host.Owns(via) { // for this host: no MTU, no neighbour
+		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
+	}
 	if len(b)+p.grow > next.MTU {
 		return m.tooBig(in, v, p, b, next)
 	}

@@ -71,9 +71,9 @@ type seen struct {
 func (h *hostile) run(in seen) error {
 	ifindex := uint32(h.s.ifaces[in.iface])
 	o := &ebpf.RunOptions{Data: in.frame, DataOut: make([]byte, len(in.frame)+512)}
-	program, aborted := h.s.d.programs.Programs["sluice_tc"], uint32(0xffffffff)
+	program, verdicts := h.s.d.programs.Programs["sluice_tc"], []uint32{0xffffffff, 2, 7} // TCX_NEXT, TC_ACT_SHOT, TC_ACT_REDIRECT
 	if h.s.hook == "xdp" {
-		program, aborted = h.s.d.programs.Programs["sluice_xdp"], 0
+		program, verdicts = h.s.d.programs.Programs["sluice_xdp"], []uint32{1, 2, 3, 4} // all but XDP_ABORTED
 		o.Context = xdpContext{DataEnd: uint32(len(in.frame)), Ingress: ifindex}
 	} else {
 		o.Context = skbMeta{Ingress: ifindex, Ifindex: ifindex}
@@ -85,8 +85,8 @@ func (h *hostile) run(in seen) error {
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, packet.Parse(in.frame))
 	}
-	if verdict == aborted {
-		return fmt.Errorf("aborted: %s", packet.Parse(in.frame))
+	if !slices.Contains(verdicts, verdict) {
+		return fmt.Errorf("verdict %d: %s", int32(verdict), packet.Parse(in.frame))
 	}
 	if slices.Equal(o.DataOut, in.frame) || packet.Verify(in.frame) != nil {
 		return nil
