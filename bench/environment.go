@@ -226,9 +226,3 @@ func (t *Trial) setConntrackMax(n int) error {
 	})
 	return nil
 }
-
-// busySince returns the share of all CPUs' time that was used since.
-func (l machineLoad) busySince() float64 {
-	now := readLoad()
-	return (now.total - l.total) / now.at.Sub(l.at).Seconds() / float64(runtime.NumCPU())
-}

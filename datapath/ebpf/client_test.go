@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -70,7 +71,7 @@ tables: {flows: 4096, flows6: 4096}
 				{"192.0.2.20:44", "10.0.1.2"}, {"[2001:db8::20]:66", "fd00:1::2"}, {"[2001:db8::20]:64", "fd00:1::2"}, {"192.0.2.20:45", "10.0.1.2"},
 			} {
 				var local string
-				client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{Dial: func(string, string) (conn net.Conn, err error) {
+				client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
 					err = l.Node("client").Do(func() (err error) { conn, err = net.DialTimeout("tcp", c.addr, 3*time.Second); return err })
 					if err == nil {
 						local = conn.LocalAddr().String()
