@@ -39,9 +39,8 @@ static __always_inline int hold(void *ctx, const struct packet *p, const bool xd
 	h->at = bpf_ktime_get_ns();
 	h->ifindex = p->ifindex;
 	h->len = len;
-	bounded(len); // the bounds stand where the verifier looks for them
-	if (!len || len > HELD_FRAME)
-		len = HELD_FRAME;
+	bounded(len);
+	len = ((len - 1) & (HELD_FRAME - 1)) + 1; // as it was: Linux 6.1 loses sight of both bounds otherwise
 	failed = xdp ? bpf_xdp_load_bytes(ctx, 0, h->frame, len) : bpf_skb_load_bytes(ctx, 0, h->frame, len);
 	if (failed) {
 		bpf_ringbuf_discard(h, 0);
