@@ -243,6 +243,14 @@ func TestStopForce(t *testing.T) {
 		if out, err := d.Command(t.Context(), "stop", "--force").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
+		none := filepath.Join(t.TempDir(), "none")
+		again := l.Node("gateway").Command(t.Context(), binary, "stop", "--force", "--state-dir", none)
+		if out, err := again.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "nothing to stop:") {
+			t.Errorf("a second stop --force: %v, %s", err, out)
+		}
+		if _, err := os.Stat(none); !os.IsNotExist(err) {
+			t.Errorf("a stop with nothing to remove made its state directory: %v", err)
+		}
 		gone := webLoad(l, "192.0.2.10:80", 3)
 		gone.Timeout = 500 * time.Millisecond
 		if tally := gone.Run(t.Context()); tally.Good() != 0 {

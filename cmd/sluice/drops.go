@@ -46,6 +46,9 @@ func newDrops(a *app) *cobra.Command {
 			"  sluice drops tcp port 443 --seconds 30 --stack\n" +
 			"  sluice drops host 192.0.2.7 --netns office --pcap drops.pcapng",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.seconds < 0 {
+				return usageError(cmd, "--seconds %g: must not be negative", f.seconds)
+			}
 			filter, err := trace.ParseFilter(args)
 			if err != nil {
 				return usageError(cmd, "%w", err)

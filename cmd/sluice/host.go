@@ -54,6 +54,20 @@ func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	return d, nil
 }
 
+// left reports whether an earlier process left something in the kernel.
+func (d *datapaths) left() (bool, error) {
+	for _, p := range d.list {
+		l, ok := p.(interface{ Left() (bool, error) })
+		if !ok {
+			continue
+		}
+		if left, err := l.Left(); left || err != nil {
+			return left, err
+		}
+	}
+	return false, nil
+}
+
 // newMonitor returns the backend checks of a daemon; they wake its engine.
 func newMonitor(d *daemon) *health.Monitor {
 	return health.New(health.Options{OnChange: func(e health.Event) {

@@ -38,15 +38,19 @@ of an old one.`,
 			if force && stop.Keep {
 				return usageError(cmd, "--force removes what --keep leaves: name one of them")
 			}
+			done, said := true, "stopped"
 			err := a.stopDaemon(cmd.Context(), stop)
 			if force && errors.Is(err, api.ErrNoDaemon) {
-				err = a.removeLeft(cmd.Context())
+				said = "removed what a daemon had left"
+				if done, err = a.removeLeft(cmd.Context()); !done {
+					said = "nothing to stop: no daemon runs, and none left rules or flows in this network namespace"
+				}
 			}
 			if err != nil {
 				return err
 			}
-			return a.print(map[string]bool{"stopped": true, "kept": stop.Keep}, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, "stopped")
+			return a.print(map[string]bool{"stopped": done, "kept": stop.Keep}, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, said)
 				return err
 			})
 		},
@@ -64,18 +68,24 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 	return waitGone(ctx, c)
 }
 
-// removeLeft takes out of the kernel what a daemon left that does not run any more.
-func (a *app) removeLeft(ctx context.Context) error {
-	lock, err := acquire(a.directory(), "sluice stop --force")
-	if err != nil {
-		return err
-	}
-	defer lock.release()
+// removeLeft takes out of the kernel what a daemon left that does not run any
+// more, and reports whether there was anything.
+func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
 	if err != nil {
-		return err
+		return false, err
 	}
-	return engine.New(engine.Options{Datapaths: paths.list}).Stop(ctx, false)
+	e := engine.New(engine.Options{Datapaths: paths.list})
+	left, err := paths.left()
+	if err != nil || !left {
+		return false, errors.Join(err, e.Stop(ctx, true))
+	}
+	lock, err := acquire(a.directory(), "sluice stop --force")
+	if err != nil {
+		return false, errors.Join(err, e.Stop(ctx, true))
+	}
+	defer lock.release()
+	return true, e.Stop(ctx, false)
 }
 
 // waitGone returns when nobody answers on the socket any more.

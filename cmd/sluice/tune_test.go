@@ -63,7 +63,7 @@ func TestTuneRefusals(t *testing.T) {
 	if code != exitFailure || !strings.Contains(stderr, "RFC 5382") {
 		t.Errorf("below the floor: code %d, %s\n%s", code, stderr, out)
 	}
-	if _, stderr, code := sluice(t, "tune", "reactor", "--dry-run"); code != exitUsage || !strings.Contains(stderr, "router balancer") {
+	if _, stderr, code := sluice(t, "tune", "reactor", "--dry-run"); code != exitUsage || !strings.Contains(stderr, "there are router, balancer, containers and proxy") {
 		t.Errorf("an unknown profile: code %d, %s", code, stderr)
 	}
 	load := t.TempDir() + "/load.yaml"
@@ -74,5 +74,14 @@ func TestTuneRefusals(t *testing.T) {
 	var p tune.Proposal
 	if err := json.Unmarshal([]byte(text), &p); err != nil || code != 0 || p.Profile != "load" || len(p.Changes) < 2 {
 		t.Errorf("for a load: %v, %s\n%s", err, stderr, text)
+	}
+}
+
+// TestNegativeSeconds: none of the watching commands takes a negative time for forever.
+func TestNegativeSeconds(t *testing.T) {
+	for _, command := range []string{"drops", "profile"} {
+		if _, stderr, code := sluice(t, command, "--seconds", "-1"); code != exitUsage || !strings.Contains(stderr, "must not be negative") {
+			t.Errorf("%s: code %d, %s", command, code, stderr)
+		}
 	}
 }

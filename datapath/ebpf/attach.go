@@ -246,13 +246,45 @@ func (d *Datapath) detachAll() (err error) {
 		err = errors.Join(err, a.detach())
 		delete(d.attached, name)
 	}
+	for _, f := range h.filters() {
+		err = errors.Join(err, netlink.FilterDel(f))
+	}
+	return err
+}
+
+// filters are the clsact filters of Sluice, which live without pins.
+func (h *host) filters() (ours []netlink.Filter) {
 	for _, i := range h.interfaces {
 		filters, _ := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: i.Index}}, netlink.HANDLE_MIN_INGRESS)
 		for _, f := range filters {
 			if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && b.Name == "sluice" {
-				err = errors.Join(err, netlink.FilterDel(f))
+				ours = append(ours, f)
 			}
 		}
 	}
-	return err
+	return ours
+}
+
+// Left reports whether the kernel holds pins or filters of Sluice for this
+// network namespace.
+func (d *Datapath) Left() (left bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err = d.inside(func() error {
+		dir, err := d.pinDir(false)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(dir); dir != "" && err == nil {
+			left = true
+			return nil
+		}
+		h, err := readHost()
+		if err != nil {
+			return err
+		}
+		left = len(h.filters()) > 0
+		return nil
+	})
+	return left, err
 }

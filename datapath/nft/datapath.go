@@ -183,6 +183,12 @@ func slotsMoved(before, after *compile.Result) (moved, total int) {
 	return moved, total
 }
 
+// Left reports whether the kernel holds tables of Sluice.
+func (d *Datapath) Left() (bool, error) {
+	tables, err := d.conn.Tables()
+	return len(tables) > 0, err
+}
+
 // Remove takes the tables of Sluice out of the kernel.
 func (d *Datapath) Remove(ctx context.Context) error {
 	d.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"strconv"
+	"strings"
 
 	"github.com/sluice-lb/sluice/capacity"
 )
@@ -40,14 +41,15 @@ var Profiles = []Profile{
 
 // ProfileNamed returns the profile of that name.
 func ProfileNamed(name string) (Profile, error) {
-	names := ""
+	var names []string
 	for _, p := range Profiles {
 		if p.Name == name {
 			return p, nil
 		}
-		names += " " + p.Name
+		names = append(names, p.Name)
 	}
-	return Profile{}, fmt.Errorf("profile %q: unknown; there are%s", name, names)
+	last := len(names) - 1
+	return Profile{}, fmt.Errorf("profile %q: unknown; there are %s and %s", name, strings.Join(names[:last], ", "), names[last])
 }
 
 // Detect picks the profile by what the host does: forwarding makes a router,
