@@ -199,7 +199,8 @@ static __always_inline __u32 take_entry(const bool v6)
 	return fresh < limit ? fresh : NO_ENTRY;
 }
 
-// Gives back an entry that nothing points at.
+// Gives back an entry that nothing points at. One that many CPUs at once keep from the
+// stack is left to the sweeper.
 static __always_inline void give_entry(void *e, __u32 index, const bool v6)
 {
 	__u32 zero = 0;
@@ -214,6 +215,7 @@ static __always_inline void give_entry(void *e, __u32 index, const bool v6)
 		if (__sync_val_compare_and_swap(&stock->top, top, ((top >> 32) + 1) << 32 | (index + 1)) == top)
 			return;
 	}
+	*(volatile __u32 *)state_word(e, v6) = (__u32)ENTRY_LOOSE << STATE_SHIFT;
 }
 
 __noinline __u32 take4(void)
@@ -362,8 +364,11 @@ static __always_inline void fill(void *e, const struct tuple *key, const struct 
 
 		f->packets = 0;
 		f->bytes = 0;
-		f->key = *key;
-		f->key.state = ENTRY_FREE;
+		f->key.saddr = key->saddr;
+		f->key.daddr = key->daddr;
+		f->key.sport = key->sport;
+		f->key.dport = key->dport;
+		*(__u32 *)&f->key.l4_proto = key->l4_proto | key->kind << 8 | key->zone << 16;
 		f->to_saddr = to->saddr;
 		f->to_daddr = to->daddr;
 		f->to_sport = to->sport;
@@ -504,16 +509,19 @@ __noinline int make_flow(struct birth *b)
 	}
 	if (!fill_pair(b, mine, twin)) {
 		release_index(&b->key, mine, v6);
-		release_index(&b->back, twin, to_v6);
+		if (twin != NO_ENTRY)
+			release_index(&b->back, twin, to_v6);
 		return REASON_INTERNAL;
 	}
-	publish_index(twin, to_v6);
+	if (twin != NO_ENTRY)
+		publish_index(twin, to_v6);
 	publish_index(mine, v6);
 	b->index = mine;
 	found = find(&b->key, v6);
 	if (found != mine && found != NO_ENTRY) {
 		kill_index(mine, b->now, v6);
-		kill_index(twin, b->now, to_v6);
+		if (twin != NO_ENTRY)
+			kill_index(twin, b->now, to_v6);
 		b->index = found;
 		return REASON_FLOW;
 	}

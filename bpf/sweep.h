@@ -304,6 +304,9 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 	case ENTRY_HOLD:
 		sweep_dead(e, index, now, kind, v6);
 		break;
+	case ENTRY_LOOSE:
+		give(index, v6);
+		break;
 	}
 }
 

@@ -130,6 +130,7 @@ enum entry_state {
 	ENTRY_LIVE,
 	ENTRY_DEAD, // not found any more; freed one second later at the earliest
 	ENTRY_HOLD, // dead binding that keeps its port (RFC 6888 REQ-8)
+	ENTRY_LOOSE, // free, and on its way back to the stock
 };
 
 enum answer {

@@ -110,7 +110,7 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 func buckets(entries uint32) uint32 { return entries*5/4/8 + 16 }
 
 // entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
-// four million flows ten bits are left, and one search in 128 looks at a wrong entry.
+// four million flows eight bits are left, and one search in forty looks at a wrong entry.
 func entryMask(entries uint32) uint32 { return 1<<bits.Len32(entries) - 1 }
 
 func memoryTotal() uint64 {

@@ -161,10 +161,11 @@ const (
 type wireEntryState uint32
 
 const (
-	wireEntryStateENTRY_FREE wireEntryState = 0
-	wireEntryStateENTRY_LIVE wireEntryState = 1
-	wireEntryStateENTRY_DEAD wireEntryState = 2
-	wireEntryStateENTRY_HOLD wireEntryState = 3
+	wireEntryStateENTRY_FREE  wireEntryState = 0
+	wireEntryStateENTRY_LIVE  wireEntryState = 1
+	wireEntryStateENTRY_DEAD  wireEntryState = 2
+	wireEntryStateENTRY_HOLD  wireEntryState = 3
+	wireEntryStateENTRY_LOOSE wireEntryState = 4
 )
 
 type wireEvent struct {
