@@ -3,8 +3,12 @@
 package rfc
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -240,8 +244,15 @@ func TestRFC6888REQ11Unreachable(t *testing.T) {
 	prove(t, "6888-11b", snat("ports: 2000-2001"), func(g *gateway) error { return g.exhaust(1) })
 }
 
+// RFC 6888 REQ-11A, 11D: a packet without a mapping is dropped, and none goes to make
+// room for it.
+func TestRFC6888REQ11Drop(t *testing.T) {
+	prove(t, "6888-11a", snat("ports: 2000-2001"), func(g *gateway) error { return g.exhaust(0) })
+}
+
 // exhaust takes the two ports of the pool and one more, and asks that the third is
-// told why and the first two live on.
+// dropped, told why with that code of ICMP 3 (0: perhaps not), and the first two live
+// on.
 func (g *gateway) exhaust(code uint8) error {
 	out := g.udp("o1", o1+":9")
 	first, second := g.udp("i1", i1+":4000"), g.udp("i1", i1+":4001")
@@ -256,12 +267,131 @@ func (g *gateway) exhaust(code uint8) error {
 	if _, err := g.udp("i2", i2+":4002").WriteTo([]byte("3"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
 		return err
 	}
-	if _, err := sniff.await(patience, icmp(3, code)); err != nil {
-		return fmt.Errorf("icmp 3/%d: %w", code, err)
+	if _, text, err := receive(out, silence); err == nil {
+		return fmt.Errorf("the third of two got through: %q", text)
+	}
+	if code > 0 {
+		if _, err := sniff.await(patience, icmp(3, code)); err != nil {
+			return fmt.Errorf("icmp 3/%d: %w", code, err)
+		}
 	}
 	again, err := exchange(first, o1+":9", out, "1 again")
 	if err == nil && a != again {
 		err = fmt.Errorf("a living mapping changed from %v to %v", a, again)
 	}
 	return err
+}
+
+// RFC 5508 REQ-3d: the extension of an error (RFC 4884) is no part of the quoted
+// packet: it arrives as it was sent.
+func TestRFC5508REQ3dExtension(t *testing.T) {
+	prove(t, "5508-3d", plain, func(g *gateway) error {
+		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
+		seen, err := exchange(in, o1+":9", out, "there")
+		if err != nil {
+			return err
+		}
+		sniff, router := g.wire("i1"), g.wire("o2")
+		object := []byte{0, 8, 1, 1, 0, 0, 0x31, 1}
+		for _, size := range []int{8, 400} { // shorter and longer than what is quoted of it
+			p, err := router.carried(sniff, icmp(11, 0), "ip4(src=%s,dst=%s)/icmp(type=time-exceeded)/ip4(src=%s,dst=%s,ttl=1,len=%d)/udp(sport=%d,dport=9,len=%d)/data(8)/ext(%#x)",
+				o2, pool1, pool1, o1, 28+size, seen.Port(), 8+size, object)
+			if err != nil {
+				return fmt.Errorf("a datagram of %d bytes: %w", size, err)
+			}
+			b := p.Build()
+			quoted := b[14+20+8:]
+			if netip.AddrFrom4([4]byte(quoted[12:])).String() != i1 || !bytes.HasPrefix(quoted[20:], []byte{4000 >> 8, 4000 & 0xff}) || !bytes.HasSuffix(b, object) {
+				return fmt.Errorf("want the host's own packet and the extension %#x: %s", object, p)
+			}
+			if packet.Checksum(b[14+20:]) != 0 {
+				return fmt.Errorf("wrong checksum: %s", p)
+			}
+		}
+		return nil
+	})
+}
+
+// RFC 5508 REQ-11: what is not translated does not leave with an inside address.
+func TestRFC5508REQ11NoLeak(t *testing.T) {
+	prove(t, "5508-11", plain, func(g *gateway) error {
+		if _, err := g.echoes("i1", i1, 77, o1); err != nil { // so that every neighbour is known
+			return err
+		}
+		in, out := g.wire("i1"), g.wire("o1")
+		leaked := func(p packet.Packet) bool {
+			ip, ok := packet.Find[*packet.IPv4](p)
+			return ok && ip.Src == netip.MustParseAddr(i1)
+		}
+		for _, what := range []string{"icmp(type=timestamp,id=4)/data(12)", "icmp(type=mask,id=4)/data(4)", "icmp(type=200)/data(4)", "icmp(type=reply,id=9)/data(4)",
+			"tcp(sport=4000,dport=80,flags=R)", "tcp(sport=4000,dport=80,flags=FA)"} {
+			if err := in.send("ip4(src=%s,dst=%s)/%s", i1, o1, what); err != nil {
+				return err
+			}
+			if p, err := out.await(silence, leaked); err == nil {
+				return fmt.Errorf("left with the inside address: %s", p)
+			}
+		}
+		return nil
+	})
+}
+
+// RFC 5508 REQ-10f, RFC 1812 §4.3.2.8: errors are limited in number, and then come
+// again.
+func TestRFC5508REQ10fErrorRate(t *testing.T) {
+	prove(t, "5508-10f", plain, func(g *gateway) error {
+		if err := g.Node("gateway").Sysctl("net.ipv4.icmp_ratelimit", "1000"); err != nil { // the kernel's default
+			return err
+		}
+		w := g.wire("i1")
+		const expired = "ip4(src=" + i1 + ",dst=" + o1 + ",ttl=1)/udp(sport=4000,dport=9)"
+		if _, err := w.carried(w, icmp(11, 0), expired); err != nil {
+			return err
+		}
+		before, err := g.timeExceeded("i1")
+		if err != nil {
+			return err
+		}
+		const sent = 5000
+		begin, frame := time.Now(), w.frame(packet.MustText(expired))
+		for range sent {
+			if err := w.sendFrame(frame); err != nil {
+				return err
+			}
+		}
+		seconds := int(time.Since(begin)/time.Second) + 2 // begun ones
+		after, err := g.timeExceeded("i1")
+		if err != nil {
+			return err
+		}
+		if got := after - before; got > min(seconds*1000, sent-1) {
+			return fmt.Errorf("%d errors about %d packets in at most %d s", got, sent, seconds)
+		}
+		for range 10 {
+			if _, err = w.carried(w, icmp(11, 0), expired); err == nil {
+				break
+			}
+		}
+		return err
+	})
+}
+
+// timeExceeded is how many of these errors a host has received.
+func (g *gateway) timeExceeded(node string) (n int, err error) {
+	out, err := g.Node(node).Command(g.t.Context(), "cat", "/proc/net/snmp").Output()
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for line := range strings.SplitSeq(string(out), "\n") {
+		f := strings.Fields(line)
+		if len(f) == 0 || f[0] != "Icmp:" {
+			continue
+		}
+		if at := slices.Index(names, "InTimeExcds"); at > 0 && at < len(f) {
+			return strconv.Atoi(f[at])
+		}
+		names = f
+	}
+	return 0, fmt.Errorf("/proc/net/snmp of %s has no Icmp InTimeExcds", node)
 }

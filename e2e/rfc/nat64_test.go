@@ -154,3 +154,90 @@ func TestRFC7915PathMTU(t *testing.T) {
 		return nil
 	})
 }
+
+// opened exchanges a datagram through nat64 and returns the outside endpoint, with
+// the wires of both sides.
+func (g *gateway) opened() (outer netip.AddrPort, in, out *wire, err error) {
+	in, out = g.wire("i1"), g.wire("o1")
+	outer, err = exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x")
+	return
+}
+
+// RFC 7915 §4.1: traffic class of the TOS, no flow label, one hop less, and no
+// fragment header.
+func TestRFC7915Header6(t *testing.T) {
+	prove(t, "7915-4.1", ports64, func(g *gateway) error {
+		outer, in, out, err := g.opened()
+		if err != nil {
+			return err
+		}
+		for _, df := range []string{"", ",df"} {
+			p, err := out.carried(in, udpTo(4000), "ip4(src=%s,dst=%s,tos=0xb9,ttl=33,id=77%s)/udp(sport=9,dport=%d)/data(8)", o1, pool1, df, outer.Port())
+			if err != nil {
+				return err
+			}
+			ip, ok := p[1].(*packet.IPv6)
+			if !ok {
+				return fmt.Errorf("not IPv6: %s", p)
+			}
+			if _, ok := p[2].(*packet.UDP); !ok || ip.TrafficClass != 0xb9 || ip.FlowLabel != 0 || ip.HopLimit != 32 {
+				return fmt.Errorf("want traffic class 0xb9, flow label 0, hop limit 32 and UDP behind the header: %s", p)
+			}
+		}
+		return nil
+	})
+}
+
+// RFC 7915 §4.1: IPv4 options are left out; a source route with hops to go is
+// refused.
+func TestRFC7915Options(t *testing.T) {
+	prove(t, "7915-4.1o", ports64, func(g *gateway) error {
+		outer, in, out, err := g.opened()
+		if err != nil {
+			return err
+		}
+		// Router alert; a source route that is used up.
+		for _, options := range []string{"0x94040000", "0x830708c612000500"} {
+			p, err := out.carried(in, udpTo(4000), "ip4(src=%s,dst=%s,opts=%s)/udp(sport=9,dport=%d)/data(8)", o1, pool1, options, outer.Port())
+			if err != nil {
+				return fmt.Errorf("options %s: %w", options, err)
+			}
+			if _, ok := p[2].(*packet.UDP); !ok {
+				return fmt.Errorf("options %s: want UDP behind the IPv6 header: %s", options, p)
+			}
+		}
+		_, err = out.carried(out, icmp(3, 5), "ip4(src=%s,dst=%s,opts=0x830704c612000500)/udp(sport=9,dport=%d)/data(8)", o1, pool1, outer.Port())
+		return err
+	})
+}
+
+// RFC 7915 §5.1: extension headers are left out; a routing header with segments left
+// is refused, and the error points at that field.
+func TestRFC7915ExtensionHeaders(t *testing.T) {
+	prove(t, "7915-5.1e", ports64, func(g *gateway) error {
+		_, in, out, err := g.opened()
+		if err != nil {
+			return err
+		}
+		for _, headers := range []string{"hbh()", "dstopts()", "routing(left=0,data=0x00000000fd000002000000000000000000000005)", "hbh()/dstopts()/routing(left=0,data=0x00000000fd000002000000000000000000000005)/dstopts()"} {
+			p, err := in.carried(out, udpTo(9), "ip6(src=%s,dst=%s)/%s/udp(sport=4000,dport=9)/data(8)", i1six, o1in64, headers)
+			if err != nil {
+				return fmt.Errorf("%s: %w", headers, err)
+			}
+			if ip, ok := p[1].(*packet.IPv4); !ok || len(ip.Options) > 0 {
+				return fmt.Errorf("%s: want a plain IPv4 header: %s", headers, p)
+			}
+		}
+		for headers, pointer := range map[string]uint32{"": 43, "dstopts()/": 51} {
+			p, err := in.carried(in, icmp(4, 0), "ip6(src=%s,dst=%s)/%srouting(left=1,data=0x00000000fd000002000000000000000000000005)/udp(sport=4000,dport=9)/data(8)",
+				i1six, o1in64, headers)
+			if err != nil {
+				return fmt.Errorf("routing header with a segment left: %w", err)
+			}
+			if m, _ := packet.Find[*packet.ICMP](p); m.Rest != pointer {
+				return fmt.Errorf("the error points at byte %d, want %d", m.Rest, pointer)
+			}
+		}
+		return nil
+	})
+}

@@ -258,3 +258,44 @@ func TestRFC5382REQ10ICMPEndsNoConnection(t *testing.T) {
 		return transfer(client, server)
 	})
 }
+
+// RFC 5382 REQ-2a: both ends open the same connection at once.
+func TestRFC5382REQ2aSimultaneousOpen(t *testing.T) {
+	prove(t, "5382-2a", plain, func(g *gateway) error {
+		// The outside host does not answer the first SYN with a reset: its own is on the way.
+		quiet := "table inet quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }; }"
+		if out, err := g.Node("o1").Command(g.t.Context(), "nft", quiet).CombinedOutput(); err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		dial := func(node, from, to string) (net.Conn, error) {
+			d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: reuse, Timeout: 2 * patience}
+			return g.Node(node).Dial(g.t.Context(), d, "tcp", to)
+		}
+		type end struct {
+			net.Conn
+			error
+		}
+		out, inside := g.wire("o1"), make(chan end, 1)
+		go func() {
+			c, err := dial("i1", i1+":4000", o1+":80")
+			inside <- end{c, err}
+		}()
+		p, err := out.await(patience, func(p packet.Packet) bool { t, ok := packet.Find[*packet.TCP](p); return ok && t.DstPort == 80 })
+		if err != nil {
+			return fmt.Errorf("the SYN from inside: %w", err)
+		}
+		ip, _ := packet.Find[*packet.IPv4](p)
+		syn, _ := packet.Find[*packet.TCP](p)
+		server, err := dial("o1", o1+":80", netip.AddrPortFrom(ip.Src, syn.SrcPort).String())
+		if err != nil {
+			return fmt.Errorf("from outside: %w", err)
+		}
+		defer server.Close()
+		client := <-inside
+		if client.error != nil {
+			return fmt.Errorf("from inside: %w", client.error)
+		}
+		defer client.Close()
+		return transfer(client.Conn, server)
+	})
+}

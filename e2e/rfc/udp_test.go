@@ -443,3 +443,38 @@ func TestRFC4787REQ14aFragmentFlood(t *testing.T) {
 		return nil
 	})
 }
+
+// RFC 4787 REQ-7: a host outside has the very address of one inside. A third one
+// talks to it through the gateway, which tells the two networks apart by the
+// interface, and the host inside goes on to reach the outside.
+func TestRFC4787REQ7Overlap(t *testing.T) {
+	prove(t, "4787-7", snat("in: lan0"), func(g *gateway) error {
+		for _, c := range [][2]string{
+			{"o2", "ip address add " + i2 + "/32 dev eth0"},
+			{"i1", "ip route add " + i2 + "/32 via 10.0.2.1"},
+			{"gateway", "ip route add " + i2 + "/32 dev wan0 table 100"},
+			{"gateway", "ip rule add iif lan0 lookup 100"},
+		} {
+			f := strings.Fields(c[1])
+			if out, err := g.Node(c[0]).Command(g.t.Context(), f[0], f[1:]...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%s on %s: %w: %s", c[1], c[0], err, out)
+			}
+		}
+		in, twin := g.udp("i1", i1+":4000"), g.udp("o2", i2+":9")
+		seen, err := exchange(in, i2+":9", twin, "to the outer one")
+		if err != nil {
+			return err
+		}
+		if seen.Addr() != netip.MustParseAddr(pool1) {
+			return fmt.Errorf("the outer host saw %v, want the pool's address", seen)
+		}
+		if err := back(twin, seen, in, patience); err != nil {
+			return err
+		}
+		inner, out := g.udp("i2", i2+":9"), g.udp("o1", o1+":9")
+		if seen, err = exchange(inner, o1+":9", out, "from the inner one"); err != nil {
+			return err
+		}
+		return back(out, seen, inner, patience)
+	})
+}

@@ -99,6 +99,29 @@ func (w *wire) await(wait time.Duration, take func(packet.Packet) bool) (packet.
 	}
 }
 
+// carried sends a packet until one that the filter takes comes out on another host's
+// wire: the first may wait for a neighbour.
+func (w *wire) carried(to *wire, take func(packet.Packet) bool, format string, args ...any) (packet.Packet, error) {
+	for range 5 {
+		if err := w.send(format, args...); err != nil {
+			return nil, err
+		}
+		if p, err := to.await(300*time.Millisecond, take); err == nil {
+			return p, nil
+		}
+	}
+	return nil, errSilence
+}
+
+// udpTo takes datagrams to a port.
+func udpTo(port uint16) func(packet.Packet) bool {
+	return func(p packet.Packet) bool {
+		u, ok := packet.Find[*packet.UDP](p)
+		_, quoted := packet.Find[*packet.ICMP](p)
+		return ok && !quoted && u.DstPort == port
+	}
+}
+
 // icmp takes ICMP errors of a type and code.
 func icmp(kind, code uint8) func(packet.Packet) bool {
 	return func(p packet.Packet) bool {
