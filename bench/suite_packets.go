@@ -34,6 +34,7 @@ func packetsSuite() Suite {
 			referenceRow("limit: barest DNAT", "an XDP program with one hash lookup a packet and the next hop in the entry; no services, no states", load.BareDNAT),
 			shuffledBare(),
 			referenceRow("limit: route lookup a packet", "an XDP program that calls bpf_fib_lookup", load.FIB),
+			referenceRow("limit: swap MACs and redirect (tc)", "the same program on TC: what a socket buffer costs before any work on the packet", load.RedirectTC),
 			peerRow("kernel forwarding, no NAT", "the kernel routes; no rules", nil, server4),
 			peerRow("iptables DNAT", "one rule in nat PREROUTING", iptablesDNAT, vip4),
 			peerRow("iptables SNAT", "one SNAT rule in nat POSTROUTING, four addresses", iptablesSNAT, outside),

@@ -453,7 +453,9 @@ int sluice_tc(struct __sk_buff *ctx)
 	int verdict;
 
 	if (ctx->protocol == bpf_htons(ETH_P_IP)) {
-		verdict = tc_fast4(ctx);
+		verdict = have_direct && !have_rules && !dry_run ? tc_direct(ctx) : NOT_DIRECT;
+		if (verdict == NOT_DIRECT)
+			verdict = tc_fast4(ctx);
 		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, false);
 	}
 	if (ctx->protocol == bpf_htons(ETH_P_IPV6)) {

@@ -83,7 +83,8 @@ static __always_inline bool direct_rewrite(struct iphdr *ip, struct ports *ports
 }
 
 // mode tunnel: the outer IPv4 header in front of the frame's.
-static __always_inline bool direct_wrap(struct xdp_md *ctx, const struct backend *b, __be32 source, __u32 payload)
+static __always_inline bool direct_wrap(void *ctx, const struct backend *b, __be32 source, __u32 payload,
+					const bool xdp)
 {
 	struct iphdr ip = {
 		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(IP_DF),
@@ -93,7 +94,8 @@ static __always_inline bool direct_wrap(struct xdp_md *ctx, const struct backend
 	__u32 *w = (__u32 *)&ip;
 
 	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
-	return put(ctx, 2 * ETH_ALEN, &type, 2, true) && put(ctx, ETH_HLEN, &ip, sizeof(ip), true);
+	return (xdp ? put(ctx, 2 * ETH_ALEN, &type, 2, true) : !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0)) &&
+	       put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
 // What the tests and the counters see, as of every packet.
@@ -113,49 +115,119 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 	w->plan.hop = hop;
 }
 
-// A frame of its own: Linux 6.1 adds up the stacks of all that is called from one.
+// What is known of a packet that goes straight.
+struct straight {
+	struct iphdr *ip;
+	struct ports *ports;
+	struct direct *listener;
+	struct backend *backend;
+	struct backend_hop *way;
+	struct hop *hop;
+	__u32 id;     // backend
+	__u32 length; // of the packet
+};
+
+// Finds all of it, or false for the long way. frame_len: bytes of the whole frame,
+// of which TC may have only the first in one piece.
+static __always_inline bool straight_of(struct straight *s, void *data, void *end, __u32 frame_len, __u32 ifindex)
+{
+	struct iphdr *ip = data + ETH_HLEN;
+	struct ports *ports = (void *)(ip + 1);
+	__u32 header, grow = 0;
+	struct direct *d;
+
+	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
+		return false;
+	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
+	if (!d || (d->ifindex && d->ifindex != ifindex))
+		return false;
+	s->length = bpf_ntohs(ip->tot_len);
+	header = ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
+	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 || s->length < sizeof(*ip) + header ||
+	    ETH_HLEN + s->length > frame_len || (void *)ports + header > end)
+		return false;
+	s->id = direct_backend(d->service, direct_hash(ip, ports, d->scheduler));
+	s->backend = bpf_map_lookup_elem(&backends, &s->id);
+	s->way = bpf_map_lookup_elem(&backend_hops, &s->id);
+	if (!s->backend || !s->way)
+		return false;
+	if (d->mode == MODE_TUNNEL) {
+		if (d->encap != ENCAP_IPIP || s->backend->family != FAMILY_4 || !s->way->source)
+			return false;
+		grow = sizeof(*ip);
+	}
+	s->ip = ip;
+	s->ports = ports;
+	s->listener = d;
+	s->hop = direct_hop(s->way);
+	return s->hop && s->length + grow <= s->hop->mtu;
+}
+
+static __always_inline void direct_age(struct iphdr *ip)
+{
+	ip->ttl--;
+	ip->check = check_after(ip->check, (__u16)~bpf_htons(0x0100));
+}
+
+// Frames of their own: Linux 6.1 adds up the stacks of all that is called from one.
 static __noinline int xdp_direct(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct iphdr *ip = data + ETH_HLEN;
-	struct ports *ports = (void *)(ip + 1);
-	__u32 length, id, grow = 0;
-	struct backend_hop *way;
-	struct backend *b;
-	struct direct *d;
-	struct hop *h;
+	struct straight s = {};
+	bool wrap;
 
-	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
+	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex))
 		return NOT_DIRECT;
-	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
-	if (!d || (d->ifindex && d->ifindex != ctx->ingress_ifindex))
+	wrap = s.listener->mode == MODE_TUNNEL;
+	if (s.listener->mode == MODE_STATELESS && !direct_rewrite(s.ip, s.ports, end, s.backend))
 		return NOT_DIRECT;
-	length = bpf_ntohs(ip->tot_len);
-	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 ||
-	    length < sizeof(*ip) + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr)) ||
-	    (void *)ip + length > end || (ip->protocol == IPPROTO_TCP && (void *)ports + sizeof(struct tcphdr) > end))
-		return NOT_DIRECT;
-	id = direct_backend(d->service, direct_hash(ip, ports, d->scheduler));
-	b = bpf_map_lookup_elem(&backends, &id);
-	way = bpf_map_lookup_elem(&backend_hops, &id);
-	if (!b || !way)
-		return NOT_DIRECT;
-	if (d->mode == MODE_TUNNEL) {
-		if (d->encap != ENCAP_IPIP || b->family != FAMILY_4 || !way->source)
-			return NOT_DIRECT;
-		grow = sizeof(*ip);
-	}
-	h = direct_hop(way);
-	if (!h || length + grow > h->mtu)
-		return NOT_DIRECT;
-	if (d->mode == MODE_STATELESS && !direct_rewrite(ip, ports, end, b))
-		return NOT_DIRECT;
-	ip->ttl--;
-	ip->check = check_after(ip->check, (__u16)~bpf_htons(0x0100));
-	direct_count(id, length, way->hop);
-	if (grow && (bpf_xdp_adjust_head(ctx, -(int)sizeof(*ip)) || !direct_wrap(ctx, b, way->source, length)))
+	direct_age(s.ip);
+	direct_count(s.id, s.length, s.way->hop);
+	if (wrap && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
+		     !direct_wrap(ctx, s.backend, s.way->source, s.length, true)))
 		return XDP_ABORTED;
-	return xdp_send(ctx, h);
+	return xdp_send(ctx, s.hop);
+}
+
+// mode stateless on TC, whose checksums are the kernel's business too.
+static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct straight *s)
+{
+	struct plan plan = {};
+	struct packet p = {};
+
+	p.tuple.saddr.w[0] = s->ip->saddr;
+	p.tuple.daddr.w[0] = s->ip->daddr;
+	p.tuple.sport = s->ports->source;
+	p.tuple.dport = s->ports->dest;
+	p.tuple.l4_proto = s->ip->protocol;
+	p.l4_off = ETH_HLEN + sizeof(*s->ip);
+	plan.to = p.tuple;
+	plan.to.daddr.w[0] = s->backend->addr.w[0];
+	if (s->backend->port)
+		plan.to.dport = s->backend->port;
+	return tc_rewrite(ctx, &p, &plan, false);
+}
+
+// TC leaves GSO to the long way.
+static __noinline int tc_direct(struct __sk_buff *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct straight s = {};
+	bool wrap;
+
+	if (ctx->gso_size || !straight_of(&s, data, end, ctx->len, ctx->ingress_ifindex))
+		return NOT_DIRECT;
+	wrap = s.listener->mode == MODE_TUNNEL;
+	direct_count(s.id, s.length, s.way->hop);
+	if (s.listener->mode != MODE_STATELESS)
+		direct_age(s.ip);
+	else if (tc_direct_rewrite(ctx, &s) != REASON_NONE)
+		return TC_ACT_SHOT;
+	if (wrap && (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
+					 BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
+		     !direct_wrap(ctx, s.backend, s.way->source, s.length, false)))
+		return TC_ACT_SHOT;
+	return tc_send(ctx, s.hop);
 }
 
 #endif

@@ -36,12 +36,13 @@ type forwardBareKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	forwardMapBareFlows     = "bare_flows"
-	forwardProgLoadBareDnat = "load_bare_dnat"
-	forwardProgLoadDrop     = "load_drop"
-	forwardProgLoadFib      = "load_fib"
-	forwardProgLoadRedirect = "load_redirect"
-	forwardVarOutIfindex    = "out_ifindex"
+	forwardMapBareFlows       = "bare_flows"
+	forwardProgLoadBareDnat   = "load_bare_dnat"
+	forwardProgLoadDrop       = "load_drop"
+	forwardProgLoadFib        = "load_fib"
+	forwardProgLoadRedirect   = "load_redirect"
+	forwardProgLoadRedirectTc = "load_redirect_tc"
+	forwardVarOutIfindex      = "out_ifindex"
 )
 
 // loadForward returns the embedded CollectionSpec for forward.
@@ -86,10 +87,11 @@ type forwardSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type forwardProgramSpecs struct {
-	LoadBareDnat *ebpf.ProgramSpec `ebpf:"load_bare_dnat"`
-	LoadDrop     *ebpf.ProgramSpec `ebpf:"load_drop"`
-	LoadFib      *ebpf.ProgramSpec `ebpf:"load_fib"`
-	LoadRedirect *ebpf.ProgramSpec `ebpf:"load_redirect"`
+	LoadBareDnat   *ebpf.ProgramSpec `ebpf:"load_bare_dnat"`
+	LoadDrop       *ebpf.ProgramSpec `ebpf:"load_drop"`
+	LoadFib        *ebpf.ProgramSpec `ebpf:"load_fib"`
+	LoadRedirect   *ebpf.ProgramSpec `ebpf:"load_redirect"`
+	LoadRedirectTc *ebpf.ProgramSpec `ebpf:"load_redirect_tc"`
 }
 
 // forwardMapSpecs contains maps before they are loaded into the kernel.
@@ -146,10 +148,11 @@ type forwardVariables struct {
 //
 // It can be passed to loadForwardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type forwardPrograms struct {
-	LoadBareDnat *ebpf.Program `ebpf:"load_bare_dnat"`
-	LoadDrop     *ebpf.Program `ebpf:"load_drop"`
-	LoadFib      *ebpf.Program `ebpf:"load_fib"`
-	LoadRedirect *ebpf.Program `ebpf:"load_redirect"`
+	LoadBareDnat   *ebpf.Program `ebpf:"load_bare_dnat"`
+	LoadDrop       *ebpf.Program `ebpf:"load_drop"`
+	LoadFib        *ebpf.Program `ebpf:"load_fib"`
+	LoadRedirect   *ebpf.Program `ebpf:"load_redirect"`
+	LoadRedirectTc *ebpf.Program `ebpf:"load_redirect_tc"`
 }
 
 func (p *forwardPrograms) Close() error {
@@ -158,6 +161,7 @@ func (p *forwardPrograms) Close() error {
 		p.LoadDrop,
 		p.LoadFib,
 		p.LoadRedirect,
+		p.LoadRedirectTc,
 	)
 }
 

@@ -28,6 +28,8 @@ type ReferenceKind string
 const (
 	// Redirect swaps the hardware addresses and redirects: the practical limit of forwarding.
 	Redirect ReferenceKind = "redirect"
+	// RedirectTC is the same on TC (TCX, Linux 6.6).
+	RedirectTC ReferenceKind = "redirect-tc"
 	// BareDNAT looks a UDP flow up in a hash map and rewrites its destination.
 	BareDNAT ReferenceKind = "bare-dnat"
 	// FIB asks the kernel's routing table for every packet.
@@ -79,7 +81,7 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 		return nil, fmt.Errorf("reference %s: load program: %w", kind, err)
 	}
 	progs := map[ReferenceKind]*ebpf.Program{
-		Redirect: r.objects.LoadRedirect, BareDNAT: r.objects.LoadBareDnat,
+		Redirect: r.objects.LoadRedirect, RedirectTC: r.objects.LoadRedirectTc, BareDNAT: r.objects.LoadBareDnat,
 		FIB: r.objects.LoadFib, Drop: r.objects.LoadDrop,
 	}
 	prog := progs[kind]
@@ -91,7 +93,11 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 		r.Close()
 		return nil, err
 	}
-	l, err := attachXDP(place, o.In, prog)
+	attach := attachXDP
+	if kind == RedirectTC {
+		attach = attachTC
+	}
+	l, err := attach(place, o.In, prog)
 	if err != nil {
 		r.Close()
 		return nil, err

@@ -76,15 +76,27 @@ func (s *Sink) Attach(place Place, iface string) error {
 }
 
 func attachXDP(place Place, iface string, prog *ebpf.Program) (link.Link, error) {
+	return attach(place, iface, "XDP in driver mode", func(index int) (link.Link, error) {
+		return link.AttachXDP(link.XDPOptions{Program: prog, Interface: index, Flags: link.XDPDriverMode})
+	})
+}
+
+// attachTC attaches a program to the interface's TC ingress (TCX, Linux 6.6).
+func attachTC(place Place, iface string, prog *ebpf.Program) (link.Link, error) {
+	return attach(place, iface, "TCX", func(index int) (link.Link, error) {
+		return link.AttachTCX(link.TCXOptions{Program: prog, Interface: index, Attach: ebpf.AttachTCXIngress})
+	})
+}
+
+func attach(place Place, iface, how string, to func(index int) (link.Link, error)) (link.Link, error) {
 	var l link.Link
 	err := place.Do(func() error {
 		i, err := net.InterfaceByName(iface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", iface, err)
 		}
-		l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: i.Index, Flags: link.XDPDriverMode})
-		if err != nil {
-			return fmt.Errorf("interface %s: attach XDP in driver mode: %w", iface, err)
+		if l, err = to(i.Index); err != nil {
+			return fmt.Errorf("interface %s: attach %s: %w", iface, how, err)
 		}
 		return nil
 	})
