@@ -72,16 +72,18 @@ func TestPathsAgree(t *testing.T) {
 		if refusal(c) != nil {
 			continue
 		}
-		t.Run(sc.Name, func(t *testing.T) {
-			full := newSubject(t, "xdp")
-			full.full = true
-			d, _, err := judge.Run(full, sc, judge.Options{Packets: 1000, PerReset: 500, Seed: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d != nil {
-				t.Fatal(d)
-			}
-		})
+		for _, hook := range []string{"xdp", "tc"} {
+			t.Run(hook+"/"+sc.Name, func(t *testing.T) {
+				full := newSubject(t, hook)
+				full.full = true
+				d, _, err := judge.Run(full, sc, judge.Options{Packets: 1000, PerReset: 500, Seed: 2})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d != nil {
+					t.Fatal(d)
+				}
+			})
+		}
 	}
 }
