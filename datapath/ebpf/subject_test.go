@@ -233,24 +233,35 @@ func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
 	return out, err
 }
 
-func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
-	ifindex := uint32(s.ifaces[in.Interface])
-	frame := in.Frame
-	o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512)}
-	program := s.d.programs.Programs["sluice_tc"]
+func (s *subject) program() *ebpf.Program {
 	if s.hook == "xdp" {
-		program = s.d.programs.Programs["sluice_xdp"]
-		o.Context = xdpContext{DataEnd: uint32(len(frame)), Ingress: ifindex}
-	} else {
-		o.Context = skbMeta{Ingress: ifindex, Ifindex: ifindex}
-		if s.hook == "tc-complete" {
-			o.Flags = testChecksumComplete
-		}
+		return s.d.programs.Programs["sluice_xdp"]
 	}
-	if s.hook != "xdp" && len(frame) < 34 { // the kernel makes no such skb
+	return s.d.programs.Programs["sluice_tc"]
+}
+
+// options lets a frame arrive by BPF_PROG_TEST_RUN.
+func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
+	ifindex := uint32(s.ifaces[in.Interface])
+	o := &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512)}
+	switch s.hook {
+	case "xdp":
+		o.Context = xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: ifindex}
+	case "tc-complete":
+		o.Flags = testChecksumComplete
+		fallthrough
+	default:
+		o.Context = skbMeta{Ingress: ifindex, Ifindex: ifindex}
+	}
+	return o
+}
+
+func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
+	if s.hook != "xdp" && len(in.Frame) < 34 { // the kernel makes no such skb
 		return nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTruncated}, nil
 	}
-	ret, err := program.Run(o)
+	o := s.options(in)
+	ret, err := s.program().Run(o)
 	if err != nil {
 		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
 	}
@@ -279,7 +290,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 			return r, err
 		}
 		r.Out = []nat.Departure{{Interface: s.names[int(by)], Frame: o.DataOut}}
-	case passed && string(o.DataOut) != string(frame):
+	case passed && string(o.DataOut) != string(in.Frame):
 		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
 	}
 	return r, nil
