@@ -96,24 +96,63 @@ static __always_inline struct hop *fast_hop(struct packet *p, struct plan *plan,
 	return fast_flow(p, plan, v6);
 }
 
+// Into the other family, as translate does it, and on to the next hop: plain headers
+// have known sizes, so that each side of the change takes one comparison.
+static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p, struct plan *plan, const struct hop *h,
+				     const bool to_v6)
+{
+	const int now = to_v6 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	const int then = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ports *ports = data + ETH_HLEN + now;
+	bool udp = p->tuple.l4_proto == IPPROTO_UDP;
+	__u16 *check = (void *)ports + (udp ? UDP_CHECK : TCP_CHECK);
+	__u32 payload = p->l3_len - now;
+	struct ethhdr *eth;
+	__u64 delta;
+
+	if ((void *)(ports + 2) > end || (void *)(check + 1) > end)
+		return XDP_ABORTED;
+	if (udp && !*check) // needs a checksum made, or has none
+		return translate(ctx, p, plan, to_v6, true) == REASON_NONE ? xdp_send(ctx, h) : XDP_ABORTED;
+	delta = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
+		sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6) + change(p->tuple.sport, plan->to.sport) +
+		change(p->tuple.dport, plan->to.dport);
+	*check = check_after(*check, delta);
+	if (udp && !*check)
+		*check = 0xffff;
+	ports->source = plan->to.sport;
+	ports->dest = plan->to.dport;
+	if (bpf_xdp_adjust_head(ctx, now - then))
+		return XDP_ABORTED;
+	eth = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	if ((void *)(eth + 1) + then > end)
+		return XDP_ABORTED;
+	eth->h_proto = to_v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	if (to_v6)
+		header6((void *)(eth + 1), p, plan, payload);
+	else
+		header4((void *)(eth + 1), p, plan, payload);
+	return xdp_send(ctx, h);
+}
+
 // The verdict for a packet, or -1 for the full path.
 static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct plan plan = {};
 	struct packet p = {};
-	enum reason reason;
 	struct hop *h;
 
 	p.frame_len = end - data;
 	h = fast_hop(&p, &plan, data, end, 0, v6);
 	if (!h)
 		return -1;
-	reason = plan.family == p.family ? xdp_rewrite(ctx, &p, &plan, v6) : translate(ctx, &p, &plan, !v6, true);
-	if (reason != REASON_NONE)
-		return XDP_ABORTED;
 	fast_count(&plan, v6);
-	return xdp_send(ctx, h);
+	if (plan.family != p.family)
+		return xdp_cross(ctx, &p, &plan, h, !v6);
+	return xdp_rewrite(ctx, &p, &plan, v6) == REASON_NONE ? xdp_send(ctx, h) : XDP_ABORTED;
 }
 
 static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
