@@ -57,9 +57,7 @@ services:
   - {name: own, listen: [{address: 192.0.2.20, ports: [45]}], protocol: tcp, mode: fullnat, client-address: proxy-v2, backends: [{name: a, address: 10.0.2.2, port: 8080}]}
 tables: {flows: 4096, flows6: 4096}
 `
-	if _, err := exec.LookPath("nginx"); err != nil {
-		t.Skip("nginx is not installed")
-	}
+	labtest.Require(t, labtest.Tool("nginx"))
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
 			l := labFor(t, lab.Balancer(), hook)
@@ -195,22 +193,8 @@ tables: {flows: 4096, flows6: 4096}
 // else.
 func greet(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
-	var l net.Listener
-	if err := n.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.CopyN(c, c, 28)
-				io.Copy(io.Discard, c)
-			}()
-		}
-	}()
+	listen(t, n, addr, func(c net.Conn) {
+		io.CopyN(c, c, 28)
+		io.Copy(io.Discard, c)
+	})
 }

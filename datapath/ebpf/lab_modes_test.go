@@ -68,20 +68,7 @@ func transfer(t *testing.T, n *lab.Node, addr string) net.Conn {
 // mirror sends back what it gets.
 func mirror(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
-	var l net.Listener
-	if err := n.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { io.Copy(c, c); c.Close() }()
-		}
-	}()
+	listen(t, n, addr, func(c net.Conn) { io.Copy(c, c) })
 }
 
 func roundTrip(c net.Conn) error {

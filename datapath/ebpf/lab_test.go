@@ -108,6 +108,17 @@ func snapshotOf(t *testing.T, hook config.Attach, yaml string) *datapath.Snapsho
 // and the client's address.
 func serve(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
+	listen(t, n, addr, func(c net.Conn) {
+		io.Copy(io.Discard, io.LimitReader(c, 1))
+		fmt.Fprintf(c, "%s %s", n.Short(), c.RemoteAddr())
+		c.(*net.TCPConn).CloseWrite()
+		io.Copy(io.Discard, c)
+	})
+}
+
+// listen answers TCP connections on a node until the test ends.
+func listen(t *testing.T, n *lab.Node, addr string, answer func(net.Conn)) {
+	t.Helper()
 	var l net.Listener
 	if err := n.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {
 		t.Fatal(err)
@@ -121,10 +132,7 @@ func serve(t *testing.T, n *lab.Node, addr string) {
 			}
 			go func() {
 				defer c.Close()
-				io.Copy(io.Discard, io.LimitReader(c, 1))
-				fmt.Fprintf(c, "%s %s", n.Short(), c.RemoteAddr())
-				c.(*net.TCPConn).CloseWrite()
-				io.Copy(io.Discard, c)
+				answer(c)
 			}()
 		}
 	}()
