@@ -54,33 +54,12 @@ const (
 // sluiceRow is a row that one of Sluice's datapaths carries: conf is its
 // configuration at a point, drive loads it and reports.
 func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Trial, *network) error) Row {
-	return Row{
-		Name: name, About: about,
-		Absent: func(Point) string {
-			if openers[path] == nil {
-				return "this program has no " + path + " datapath"
-			}
-			return ""
-		},
-		Run: func(t *Trial) error {
-			n, err := newNetwork(t)
-			if err != nil {
-				return err
-			}
-			if path == "nftables" {
-				if err := t.needConntrack(2 * t.Point.Value); err != nil {
-					return err
-				}
-			}
-			if err := warmNeighbour(t, n); err != nil {
-				return err
-			}
-			if err := applySluice(t, n, path, conf(t.Point)); err != nil {
-				return err
-			}
-			return drive(t, n)
-		},
+	tracked := 0
+	if path == "nftables" {
+		tracked = 2
 	}
+	set := func(t *Trial, n *network) error { return applySluice(t, n, path, conf(t.Point)) }
+	return absentRow(gatewayRow(name, about, tracked, set, drive), path)
 }
 
 // applySluice reads a configuration and gives it to a datapath.

@@ -45,19 +45,7 @@ func floodSuite() Suite {
 		},
 	}
 	kernel := func(name, about string, dest netip.Addr, set setup) Row {
-		return Row{Name: name, About: about, Run: func(t *Trial) error {
-			n, err := newNetwork(t)
-			if err != nil {
-				return err
-			}
-			if err := warmNeighbour(t, n); err != nil {
-				return err
-			}
-			if err := set(t, n); err != nil {
-				return err
-			}
-			return n.reportFlood(t, dest)
-		}}
+		return gatewayRow(name, about, 0, set, func(t *Trial, n *network) error { return n.reportFlood(t, dest) })
 	}
 	s.Rows = []Row{
 		kernel("iptables DNAT", "one rule", vip4, iptablesRule("PREROUTING", "-d", vip4.String(), "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination", server4.String()+":80")),

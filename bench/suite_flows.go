@@ -77,24 +77,7 @@ func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 
 // flowRow measures connections through what set makes of the gateway.
 func flowRow(name, about string, set setup, c connections) Row {
-	return Row{Name: name, About: about, Run: func(t *Trial) error {
-		n, err := newNetwork(t)
-		if err != nil {
-			return err
-		}
-		if err := t.needConntrack(2 * t.Point.Value); err != nil {
-			return err
-		}
-		if err := warmNeighbour(t, n); err != nil {
-			return err
-		}
-		if set != nil {
-			if err := set(t, n); err != nil {
-				return err
-			}
-		}
-		return reportFlows(t, n, c)
-	}}
+	return gatewayRow(name, about, 2, set, func(t *Trial, n *network) error { return reportFlows(t, n, c) })
 }
 
 func reportFlows(t *Trial, n *network, c connections) error {

@@ -24,21 +24,7 @@ func latencySuite() Suite {
 		},
 	}
 	add := func(name, about string, set setup, dest stream) {
-		s.Rows = append(s.Rows, Row{Name: name, About: about, Run: func(t *Trial) error {
-			n, err := newNetwork(t)
-			if err != nil {
-				return err
-			}
-			if err := warmNeighbour(t, n); err != nil {
-				return err
-			}
-			if set != nil {
-				if err := set(t, n); err != nil {
-					return err
-				}
-			}
-			return n.reportLatency(t, dest)
-		}})
+		s.Rows = append(s.Rows, gatewayRow(name, about, 0, set, func(t *Trial, n *network) error { return n.reportLatency(t, dest) }))
 	}
 	toVIP, toServer := streamTo(vip4, flows), streamTo(server4, flows)
 	add(redirectRow, "an XDP program that swaps the MAC addresses and redirects", setRedirectBoth, toVIP)

@@ -143,15 +143,19 @@ func warmNeighbour(t *Trial, n *network) error {
 // setup makes a gateway out of the node.
 type setup func(t *Trial, n *network) error
 
-// peerRow is a row that the kernel carries.
-func peerRow(name, about string, set setup, dest netip.Addr) Row {
+// gatewayRow is a row of a network whose neighbours are known: set makes a gateway of
+// it, if there is anything to set, and drive measures. tracked connections for each
+// of the point's value must find room in the kernel's table.
+func gatewayRow(name, about string, tracked int, set setup, drive func(*Trial, *network) error) Row {
 	return Row{Name: name, About: about, Run: func(t *Trial) error {
 		n, err := newNetwork(t)
 		if err != nil {
 			return err
 		}
-		if err := t.needConntrack(t.Point.Value * 2); err != nil {
-			return err
+		if tracked != 0 {
+			if err := t.needConntrack(tracked * t.Point.Value); err != nil {
+				return err
+			}
 		}
 		if err := warmNeighbour(t, n); err != nil {
 			return err
@@ -161,8 +165,15 @@ func peerRow(name, about string, set setup, dest netip.Addr) Row {
 				return err
 			}
 		}
-		return reportPackets(t, n, streamTo(dest, t.Point.Value))
+		return drive(t, n)
 	}}
+}
+
+// peerRow is a row of the suite packets that the kernel carries.
+func peerRow(name, about string, set setup, dest netip.Addr) Row {
+	return gatewayRow(name, about, 2, set, func(t *Trial, n *network) error {
+		return reportPackets(t, n, streamTo(dest, t.Point.Value))
+	})
 }
 
 // outside is the first of the addresses beyond the server that outgoing flows go to.

@@ -22,21 +22,7 @@ func rulesSuite() Suite {
 		return connections{dest: at(vip4, servicePort(services-1))}
 	}
 	drive := func(t *Trial, n *network) error { return reportFlows(t, n, toLast(t.Point)) }
-	peer := func(name, about string, set setup) Row {
-		return Row{Name: name, About: about, Run: func(t *Trial) error {
-			n, err := newNetwork(t)
-			if err != nil {
-				return err
-			}
-			if err := warmNeighbour(t, n); err != nil {
-				return err
-			}
-			if err := set(t, n); err != nil {
-				return err
-			}
-			return drive(t, n)
-		}}
-	}
+	peer := func(name, about string, set setup) Row { return gatewayRow(name, about, 0, set, drive) }
 	s := Suite{
 		Name: "rules", Title: "HTTP connections a second with many services and backends",
 		About: "As the suite flows, through the last of 1 to 10,000 services with 2 backends each, and one service with 100 " +
