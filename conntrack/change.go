@@ -79,7 +79,7 @@ func (c *Conn) sibling() (*Conn, error) {
 // zone are taken from each; Status may hold Assured and SeenReply. It returns
 // how many were made; one whose tuple is taken is skipped. Entries made this
 // way carry no NAT extension: the kernel tracks them, but translates packets of
-// a connection only if its reply tuple was set up by a rule.
+// a connection only if its reply tuple was set up by a rule, or by InsertNAT.
 func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error) {
 	for len(entries) > 0 {
 		part := entries[:min(batch, len(entries))]
@@ -93,6 +93,21 @@ func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error
 		entries = entries[len(part):]
 	}
 	return made, nil
+}
+
+// InsertNAT makes one entry as Insert does, and has the kernel translate its
+// packets to the reply tuple, where the family has a chain for NAT.
+func (c *Conn) InsertNAT(ctx context.Context, e *Entry) error {
+	_, err := c.acknowledged(ctx, 1, func(b []byte, _ int) []byte {
+		// The kernel translates what the reply tuple has not yet: it begins untranslated.
+		plain := *e
+		plain.Reply.Source, plain.Reply.SourcePort = e.Original.Dest, e.Original.DestPort
+		plain.Reply.Dest, plain.Reply.DestPort = e.Original.Source, e.Original.SourcePort
+		b = c.insertion(b, &plain)
+		b = e.appendNAT(b, ctaNATSource, e.SourceTranslated(), e.Reply.Dest, e.Reply.DestPort)
+		return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
+	}, unix.EEXIST)
+	return err
 }
 
 // acknowledged sends n requests in one datagram and waits for every answer. An
@@ -172,6 +187,25 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 		b = closeNest(closeNest(b, tcp), info)
 	}
 	return e.appendZone(b)
+}
+
+// appendNAT asks the kernel to translate one side to an address and port.
+func (e *Entry) appendNAT(b []byte, kind uint16, wanted bool, to Addr, port uint16) []byte {
+	if !wanted {
+		return b
+	}
+	b, nat := nest(b, kind)
+	if e.Family == unix.AF_INET {
+		b = attribute(b, ctaNATv4Min, to[12:]...)
+		b = attribute(b, ctaNATv4Max, to[12:]...)
+	} else {
+		b = attribute(b, ctaNATv6Min, to[:]...)
+		b = attribute(b, ctaNATv6Max, to[:]...)
+	}
+	b, proto := nest(b, ctaNATProto)
+	b = attribute16(b, ctaProtoNATMin, port)
+	b = attribute16(b, ctaProtoNATMax, port)
+	return closeNest(closeNest(b, proto), nat)
 }
 
 func (e *Entry) appendZone(b []byte) []byte {

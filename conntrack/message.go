@@ -24,11 +24,13 @@ const (
 	ctaStatus       = 3
 	ctaProtoInfo    = 4
 	ctaHelp         = 5
+	ctaNATSource    = 6
 	ctaTimeout      = 7
 	ctaMark         = 8
 	ctaCountersOrig = 9
 	ctaCountersRepl = 10
 	ctaID           = 12
+	ctaNATDest      = 13
 	ctaZone         = 18
 	ctaTimestamp    = 20
 	ctaMarkMask     = 21
@@ -53,6 +55,14 @@ const (
 	ctaProtoICMPv6ID   = 7
 	ctaProtoICMPv6Type = 8
 	ctaProtoICMPv6Code = 9
+
+	ctaNATv4Min    = 1
+	ctaNATv4Max    = 2
+	ctaNATProto    = 3
+	ctaNATv6Min    = 4
+	ctaNATv6Max    = 5
+	ctaProtoNATMin = 1
+	ctaProtoNATMax = 2
 
 	ctaInfoTCP  = 1
 	ctaInfoDCCP = 2

@@ -4,9 +4,12 @@ package datapath
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // Explainer is a Datapath that can tell what it would do with a packet without
@@ -18,12 +21,64 @@ type Explainer interface {
 // Question is a packet to be explained.
 type Question struct {
 	Tuple     flow.Tuple
-	Interface string // where it arrives; empty: the first attached interface
+	Interface string // where it arrives; empty: the one by which the source would be answered
 	Size      int    // bytes of the network packet; 0: 60
+}
+
+// ErrIdle says that a datapath has nothing that it could explain.
+var ErrIdle = errors.New("carries nothing")
+
+// initChunk is an SCTP INIT with the least that RFC 9260 section 3.3.2 wants.
+var initChunk = []byte{1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1}
+
+// Packet builds the packet from its IP header on. Of TCP it has the flags, of SCTP
+// it is an INIT, of ICMP an echo request whose identifier is the source port.
+func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
+	t := q.Tuple
+	if !t.IsValid() {
+		return nil, fmt.Errorf("%s: source and destination must be of one family", t)
+	}
+	var p packet.Packet
+	if t.Source.Addr().Is4() {
+		p = packet.Packet{&packet.IPv4{Src: t.Source.Addr(), Dst: t.Dest.Addr(), TTL: 64}}
+	} else {
+		p = packet.Packet{&packet.IPv6{Src: t.Source.Addr(), Dst: t.Dest.Addr(), HopLimit: 64}}
+	}
+	switch t.Protocol {
+	case flow.TCP:
+		p = append(p, &packet.TCP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port(), Flags: flags, Window: 65535})
+	case flow.UDP:
+		p = append(p, &packet.UDP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port()})
+	case flow.ICMP, flow.ICMPv6:
+		kind := map[flow.Protocol]uint8{flow.ICMP: 8, flow.ICMPv6: 128}[t.Protocol]
+		p = append(p, &packet.ICMP{V6: t.Protocol == flow.ICMPv6, Type: kind, Rest: uint32(t.Source.Port()) << 16})
+	case flow.SCTP:
+		return append(p, &packet.SCTP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port()}, &packet.Data{Bytes: initChunk}), nil
+	default:
+		return nil, fmt.Errorf("protocol %s: tcp, udp, sctp, icmp and icmpv6 can be explained", t.Protocol)
+	}
+	size := q.Size
+	if size == 0 {
+		size = 60
+	}
+	if rest := size - len(p.Build()); rest > 0 {
+		p = append(p, &packet.Data{Bytes: make([]byte, rest)})
+	}
+	return p, nil
+}
+
+// Met is a rule that the packet met.
+type Met struct {
+	Chain   string `json:"chain"` // "ip prerouting"
+	Rule    string `json:"rule"`
+	Verdict string `json:"verdict"`         // "continue": the next rule follows
+	Owner   string `json:"owner,omitempty"` // "service web"; or the firewall rule's name
 }
 
 // Explanation is the datapath's decision about one packet.
 type Explanation struct {
+	// Path lists the datapaths that the packet meets, in order; Datapath decides.
+	Path      []string   `json:"path,omitempty"`
 	Datapath  string     `json:"datapath"`
 	Interface string     `json:"interface"`
 	Owner     string     `json:"owner,omitempty"`   // service or NAT rule
@@ -36,6 +91,9 @@ type Explanation struct {
 	NextHop  netip.Addr `json:"next-hop,omitzero"`
 	Action   string     `json:"action"` // forward, drop, pass
 	Reason   string     `json:"reason"`
-	Existing bool       `json:"existing"` // an existing flow decided
+	Existing bool       `json:"existing"`        // an existing flow decided
+	Rules    []Met      `json:"rules,omitempty"` // of nftables
 	Steps    []string   `json:"steps,omitempty"`
+	// Notes say what of the answer may be otherwise for a packet that is really sent.
+	Notes []string `json:"notes,omitempty"`
 }

@@ -3,8 +3,11 @@
 package engine
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -116,28 +119,43 @@ func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) b
 	return nil
 }
 
-// Explain asks every datapath what it would do with a packet and returns the
-// first answer that is not "pass".
+// Explain asks the datapaths, in the order in which a packet meets them, what they
+// would do with it: eBPF stands before nftables, which sees what eBPF leaves alone.
 func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
-	var last *datapath.Explanation
-	for _, d := range e.opt.Datapaths {
+	var answer *datapath.Explanation
+	for _, d := range e.inOrder() {
 		x, ok := d.(datapath.Explainer)
 		if !ok {
 			continue
 		}
-		answer, err := x.Explain(ctx, q)
+		next, err := x.Explain(ctx, q)
+		if errors.Is(err, datapath.ErrIdle) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", d.Name(), err)
 		}
-		if answer.Action != "pass" {
+		next.Path = []string{d.Name()}
+		if answer != nil {
+			next.Path, next.Steps = append(answer.Path, d.Name()), append(answer.Steps, next.Steps...)
+		}
+		answer = next
+		if answer.Action != "pass" || answer.Owner != "" {
 			return answer, nil
 		}
-		last = answer
+		q.Interface = answer.Interface
 	}
-	if last == nil {
-		return nil, fmt.Errorf("no datapath on this host explains packets: %w", ErrNotFound)
+	if answer == nil {
+		return nil, fmt.Errorf("no datapath carries anything that could explain packets: %w", ErrNotFound)
 	}
-	return last, nil
+	return answer, nil
+}
+
+// inOrder returns the datapaths as packets meet them.
+func (e *Engine) inOrder() []datapath.Datapath {
+	list := slices.Clone(e.opt.Datapaths)
+	slices.SortStableFunc(list, func(a, b datapath.Datapath) int { return cmp.Compare(a.Name(), b.Name()) }) // "ebpf", "nftables"
+	return list
 }
 
 // Forecast is what an Apply would do.

@@ -322,7 +322,7 @@ type explainInput struct {
 	Protocol  string `query:"protocol" required:"true"`
 	Source    string `query:"source" required:"true" doc:"address:port"`
 	Dest      string `query:"destination" required:"true" doc:"address:port"`
-	Interface string `query:"interface" doc:"where the packet arrives; default the first attached one"`
+	Interface string `query:"interface" doc:"where the packet arrives; default the one by which its source would be answered"`
 	Size      int    `query:"size" minimum:"0" maximum:"65535"`
 }
 

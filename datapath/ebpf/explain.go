@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -41,7 +41,7 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.t == nil || d.inForce == nil {
-		return nil, errors.New("explain: the ebpf datapath carries nothing")
+		return nil, datapath.ErrIdle
 	}
 	frame, err := questionFrame(q)
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 	}
 	var e *datapath.Explanation
 	err = d.inside(func() error {
-		in, err := d.arrival(q.Interface)
+		in, err := d.arrival(q)
 		if err != nil {
 			return err
 		}
@@ -67,63 +67,40 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 }
 
 // arrival is the interface that a question is about.
-func (d *Datapath) arrival(name string) (netdev.Interface, error) {
+func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 	h, err := readHost()
 	if err != nil {
 		return netdev.Interface{}, err
 	}
-	if name == "" {
-		list, _ := h.attachTo(d.snapshot.Config)
-		if len(list) == 0 {
-			return netdev.Interface{}, errors.New("no interface is attached")
+	list, _ := h.attachTo(d.snapshot.Config)
+	if len(list) == 0 {
+		return netdev.Interface{}, errors.New("no interface is attached")
+	}
+	if q.Interface == "" {
+		back, _, err := netdev.NextHop(q.Tuple.Source.Addr())
+		if at := slices.IndexFunc(list, func(a netdev.Interface) bool { return err == nil && a.Index == back }); at >= 0 {
+			return list[at], nil
 		}
 		return list[0], nil
 	}
-	i, ok := h.byName(name)
+	i, ok := h.byName(q.Interface)
 	if !ok {
-		return i, fmt.Errorf("interface %s: there is none of that name", name)
+		return i, fmt.Errorf("interface %s: there is none of that name", q.Interface)
+	}
+	if !slices.ContainsFunc(list, func(a netdev.Interface) bool { return a.Name == q.Interface }) {
+		return i, datapath.ErrIdle // packets do not meet the program there
 	}
 	return i, nil
 }
 
-// questionFrame builds the packet that a question asks about: of TCP a SYN.
+// questionFrame builds the frame of the packet that a question asks about: of TCP a
+// SYN.
 func questionFrame(q datapath.Question) ([]byte, error) {
-	t := q.Tuple
-	if !t.IsValid() {
-		return nil, fmt.Errorf("%s: source and destination must be of one family", t)
+	p, err := q.Packet(packet.SYN)
+	if err != nil {
+		return nil, err
 	}
-	var p packet.Packet
-	header := 20
-	if t.Source.Addr().Is4() {
-		p = append(p, &packet.Ethernet{}, &packet.IPv4{Src: t.Source.Addr(), Dst: t.Dest.Addr(), TTL: 64})
-	} else {
-		p = append(p, &packet.Ethernet{}, &packet.IPv6{Src: t.Source.Addr(), Dst: t.Dest.Addr(), HopLimit: 64})
-		header = 40
-	}
-	switch t.Protocol {
-	case flow.TCP:
-		p = append(p, &packet.TCP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port(), Flags: packet.SYN})
-		header += 20
-	case flow.UDP:
-		p = append(p, &packet.UDP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port()})
-		header += 8
-	case flow.ICMP:
-		p = append(p, &packet.ICMP{Type: 8, Rest: uint32(t.Source.Port()) << 16})
-		header += 8
-	case flow.ICMPv6:
-		p = append(p, &packet.ICMP{V6: true, Type: 128, Rest: uint32(t.Source.Port()) << 16})
-		header += 8
-	default:
-		return nil, fmt.Errorf("protocol %s: the ebpf datapath explains tcp, udp, icmp and icmpv6", t.Protocol)
-	}
-	size := q.Size
-	if size == 0 {
-		size = 60
-	}
-	if size > header {
-		p = append(p, &packet.Data{Bytes: make([]byte, size-header)})
-	}
-	return p.Build(), nil
+	return append(packet.Packet{&packet.Ethernet{}}, p...).Build(), nil
 }
 
 // dryRun runs a frame through the program and returns what it thought. It stays on

@@ -134,8 +134,13 @@ func (b *bench) tcpServers(port int, nodes ...string) {
 // udpServers answer every datagram with "NAME CLIENT PAYLOAD".
 func (b *bench) udpServers(port int, nodes ...string) {
 	b.Helper()
+	b.udpServersAt(fmt.Sprintf("[::]:%d", port), nodes...)
+}
+
+func (b *bench) udpServersAt(at string, nodes ...string) {
+	b.Helper()
 	for _, name := range nodes {
-		pc, err := b.lab.Node(name).ListenPacket(fmt.Sprintf("[::]:%d", port))
+		pc, err := b.lab.Node(name).ListenPacket(at)
 		if err != nil {
 			b.Fatal(err)
 		}

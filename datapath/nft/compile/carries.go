@@ -101,7 +101,7 @@ func carriesPerPacket(s *config.Service) error {
 			return fmt.Errorf("backend %s: port %d: dsr changes no port; leave it out", backendName(b), b.Port)
 		}
 	}
-	if s.Mode == config.ModeStateless && s.Persistence == nil && !hashes(s.Scheduler) && s.Protocol != flow.UDP {
+	if s.Mode == config.ModeStateless && s.Persistence == nil && !Hashes(s.Scheduler) && s.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one connection to different backends: use source-hash or maglev", s.Scheduler)
 	}
 	return nil

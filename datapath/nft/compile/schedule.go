@@ -88,7 +88,7 @@ func (p *part) schedule() []int {
 			members[n].Weight = 1
 		}
 	}
-	hash, sequence := hashes(p.svc.Scheduler), []int(nil)
+	hash, sequence := Hashes(p.svc.Scheduler), []int(nil)
 	if hash {
 		for _, n := range balance.Maglev(members, balance.TableSize(len(p.svc.Backends))) {
 			sequence = append(sequence, int(n))
@@ -157,7 +157,7 @@ func (p *part) picksByPort(ways []pick, slots rs.Slots) []pick {
 // capacity is how many slots a service may come to have while its
 // configuration stays the same.
 func capacity(s *config.Service) int {
-	if hashes(s.Scheduler) {
+	if Hashes(s.Scheduler) {
 		return balance.TableSize(len(s.Backends))
 	}
 	n := 0

@@ -137,8 +137,14 @@ func (p *part) dnat() error {
 }
 
 // backendChain is the name of the chain of a backend.
-func (p *part) backendChain(i int) string {
-	return p.prefix + "/" + identifier(backendName(p.svc.Backends[i]))
+func (p *part) backendChain(i int) string { return p.prefix + backendSuffix(p.svc.Backends[i]) }
+
+func backendSuffix(b config.Backend) string { return "/" + identifier(backendName(b)) }
+
+// IsBackendChain reports whether a chain is that of a backend of a service.
+func IsBackendChain(chain string, s *config.Service, b config.Backend) bool {
+	rest := "/" + identifier(s.Name) + backendSuffix(b)
+	return chain == "service"+rest || chain == "service6"+rest
 }
 
 func backendName(b config.Backend) string {

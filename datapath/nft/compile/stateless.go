@@ -16,7 +16,7 @@ import (
 // devices because only there a packet can be marked as untracked; both come
 // before the routing decision.
 func (p *part) stateless() error {
-	if p.persist == nil && !hashes(p.svc.Scheduler) && p.svc.Protocol != flow.UDP {
+	if p.persist == nil && !Hashes(p.svc.Scheduler) && p.svc.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one %s connection to different backends: use source-hash or maglev",
 			p.svc.Scheduler, p.svc.Protocol)
 	}
@@ -34,9 +34,9 @@ func (p *part) stateless() error {
 	return p.replies()
 }
 
-// hashes reports whether the scheduler gives all packets of a connection the
+// Hashes reports whether the scheduler gives all packets of a connection the
 // same backend without remembering it.
-func hashes(s config.Scheduler) bool {
+func Hashes(s config.Scheduler) bool {
 	switch s {
 	case config.SchedulerSourceHash, config.SchedulerSymmetricHash, config.SchedulerMaglev:
 		return true

@@ -248,14 +248,7 @@ func (e *rawElement) attribute(k uint16, v []byte) {
 			e.Value = string(body)
 			return
 		}
-		attrsOf(body, func(k uint16, v []byte) {
-			switch k {
-			case unix.NFTA_VERDICT_CODE:
-				e.Verdict.Code = int32(be32(v))
-			case unix.NFTA_VERDICT_CHAIN:
-				e.Verdict.Chain = cstring(v)
-			}
-		})
+		e.Verdict = decodeVerdict(body)
 	case unix.NFTA_SET_ELEM_EXPR:
 		attrsOf(v, func(k uint16, v []byte) {
 			if k == unix.NFTA_EXPR_DATA {
@@ -269,4 +262,16 @@ func (e *rawElement) attribute(k uint16, v []byte) {
 func dataValue(v []byte) string {
 	_, _, body, _, _ := ruleset.NextAttr(v)
 	return string(body)
+}
+
+func decodeVerdict(attrs []byte) (verdict ruleset.Verdict) {
+	attrsOf(attrs, func(k uint16, v []byte) {
+		switch k {
+		case unix.NFTA_VERDICT_CODE:
+			verdict.Code = int32(be32(v))
+		case unix.NFTA_VERDICT_CHAIN:
+			verdict.Chain = cstring(v)
+		}
+	})
+	return verdict
 }

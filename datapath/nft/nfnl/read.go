@@ -235,18 +235,45 @@ func (c *Conn) element(set *ruleset.Set, e ruleset.Element, visit func(rawElemen
 
 // Tables returns the families in which there is a table of Sluice.
 func (c *Conn) Tables() (list []ruleset.Family, err error) {
-	err = c.retry(func() error {
+	err = c.eachTable(func(family ruleset.Family, name string) {
+		if name == ruleset.TableName && ours(uint8(family)) {
+			list = append(list, family)
+		}
+	})
+	return list, err
+}
+
+// OtherTables names the tables of other programs.
+func (c *Conn) OtherTables() (list []string, err error) {
+	err = c.eachTable(func(family ruleset.Family, name string) {
+		if name != ruleset.TableName {
+			list = append(list, family.String()+" "+name)
+		}
+	})
+	return list, err
+}
+
+func (c *Conn) eachTable(visit func(ruleset.Family, string)) error {
+	type table struct {
+		family ruleset.Family
+		name   string
+	}
+	var list []table
+	err := c.retry(func() error {
 		list = list[:0]
 		return c.dump(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.AF_UNSPEC, nil, func(family uint8, attrs []byte) {
 			attrsOf(attrs, func(k uint16, v []byte) {
-				if k == unix.NFTA_TABLE_NAME && cstring(v) == ruleset.TableName && ours(family) {
-					list = append(list, ruleset.Family(family))
+				if k == unix.NFTA_TABLE_NAME {
+					list = append(list, table{ruleset.Family(family), cstring(v)})
 				}
 			})
 		})
 	})
 	if err != nil {
-		return nil, Explain(err)
+		return Explain(err)
 	}
-	return list, nil
+	for _, t := range list {
+		visit(t.family, t.name)
+	}
+	return nil
 }

@@ -339,6 +339,13 @@ func (b *Builder) SetMark(v uint32) *Builder {
 	return b.say("meta mark set %s", Number(v).Text)
 }
 
+// Trace makes the kernel tell of every rule that the packet meets from here on.
+func (b *Builder) Trace() *Builder {
+	b.attrs.immediate(0, "\x01")
+	b.attrs.metaStore(unix.NFT_META_NFTRACE, 0)
+	return b.say("meta nftrace set 1")
+}
+
 // SetCtMark writes the connection's mark.
 func (b *Builder) SetCtMark(v uint32) *Builder {
 	b.attrs.immediate(0, Number(v).Raw)

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/datapath/nft/replay"
+	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+var _ datapath.Explainer = (*Datapath)(nil)
+
+// Explain replays a packet in a network namespace of its own, with the rules in
+// force and, when the host tracks its connection already, with that.
+func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
+	d.mu.Lock()
+	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels()}
+	compiled := d.compiled
+	d.mu.Unlock()
+	if compiled == nil || x.snapshot == nil || !slices.ContainsFunc(compiled.Ruleset.Fragments, func(f *ruleset.Fragment) bool { return len(f.Chains) > 0 }) {
+		return nil, datapath.ErrIdle
+	}
+	flags := packet.SYN
+	d.dumping.Lock()
+	existing, err := d.tracking.Get(ctx, q.Tuple)
+	d.dumping.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	if existing != nil {
+		x.entry, flags = existing, packet.ACK
+		if q.Tuple.Protocol == flow.SCTP {
+			return nil, errors.New("explain: an SCTP association with this tuple is tracked already, which cannot be replayed: sluice show flows has it")
+		}
+	}
+	p, err := q.Packet(flags)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	x.answer, err = replay.Run(ctx, replay.Question{Home: d.host.netns, Ruleset: compiled.Ruleset, In: q.Interface, Source: q.Tuple.Source.Addr(), Packet: p, Entry: existing})
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	others, err := d.conn.OtherTables()
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	e := x.explanation()
+	if len(others) > 0 {
+		e.Notes = append(e.Notes, "not replayed: rules of other programs in the tables "+strings.Join(others, ", "))
+	}
+	return e, nil
+}
+
+// explainer puts the answer of a replay into words.
+type explainer struct {
+	q        datapath.Question
+	snapshot *datapath.Snapshot
+	labels   *labels
+	entry    *conntrack.Entry // that the host tracks; nil for none
+	answer   *replay.Answer
+	e        *datapath.Explanation
+	service  *config.Service
+	nat      *config.NATRule
+}
+
+func (x *explainer) step(format string, args ...any) {
+	x.e.Steps = append(x.e.Steps, fmt.Sprintf(format, args...))
+}
+
+func (x *explainer) explanation() *datapath.Explanation {
+	a := x.answer
+	x.e = &datapath.Explanation{Datapath: "nftables", Interface: a.In, Before: x.q.Tuple, After: x.q.Tuple, Existing: x.entry != nil, Notes: a.Omitted}
+	x.step("arrives on %s: %s", a.In, x.q.Tuple)
+	if x.entry != nil {
+		x.step("belongs to a tracked connection")
+	}
+	for _, s := range a.Steps {
+		x.e.Rules = append(x.e.Rules, metOf(s))
+	}
+	x.outcome()
+	x.owner()
+	if x.e.Reason == "" {
+		x.e.Reason = x.forwardReason()
+	}
+	if x.e.After != x.e.Before {
+		x.step("becomes %s", x.e.After)
+	}
+	if x.e.Out != "" {
+		x.step("leaves by %s, next hop %s", x.e.Out, x.e.NextHop)
+	}
+	x.doubts()
+	x.step("%s: %s", x.e.Action, x.e.Reason)
+	return x.e
+}
+
+func metOf(s replay.Step) datapath.Met {
+	m := datapath.Met{Chain: s.Chain.Table.String() + " " + s.Chain.Name, Rule: s.Rule.Text, Owner: s.Owner, Verdict: s.Verdict.String()}
+	if m.Owner == "" {
+		m.Owner = s.Rule.Comment
+	}
+	switch {
+	case s.Goes:
+		m.Verdict = "continue"
+	case s.Verdict.Code == stolen:
+		m.Verdict = "sent"
+	}
+	return m
+}
+
+// stolen is NF_STOLEN: the rule sent the packet itself.
+const stolen = 2
+
+// outcome finds what became of the packet.
+func (x *explainer) outcome() {
+	a, e := x.answer, x.e
+	var answers []string
+	var left *replay.Sent
+	for i := range a.Sent {
+		if text := x.refusal(a.Sent[i]); text != "" {
+			answers = append(answers, text)
+		} else if left == nil && x.same(a.Sent[i].Packet) {
+			left = &a.Sent[i]
+		}
+	}
+	dropped := slices.IndexFunc(a.Steps, func(s replay.Step) bool { return !s.Goes && s.Verdict.Code == ruleset.Drop })
+	if a.Routed.IsValid() && a.Routed.Protocol.HasPorts() {
+		e.After = a.Routed
+	}
+	switch {
+	case dropped >= 0:
+		e.Action, e.Reason, e.After = "drop", dropReason(a.Steps[:dropped+1]), e.Before
+	case a.Local:
+		e.Action, e.Reason = "pass", "not-routed"
+		return // what its own sockets would answer is theirs
+	case left != nil:
+		e.Action, e.Out, e.NextHop = "forward", left.Out, a.Hop
+		if out, ok := x.tuple(left.Packet); ok {
+			e.After = out
+		}
+	default:
+		e.Action = "drop"
+		e.Reason = x.kernelReason(answers)
+	}
+	for _, text := range answers {
+		x.step("answered with %s", text)
+	}
+}
+
+// same reports whether a packet has the question's protocol: the kernel sends
+// some of its own, such as reports of multicast groups.
+func (x *explainer) same(p packet.Packet) bool {
+	for _, l := range p {
+		switch l := l.(type) {
+		case *packet.TCP:
+			return x.q.Tuple.Protocol == flow.TCP
+		case *packet.UDP:
+			return x.q.Tuple.Protocol == flow.UDP
+		case *packet.SCTP:
+			return x.q.Tuple.Protocol == flow.SCTP
+		case *packet.ICMP:
+			return l.V6 == (x.q.Tuple.Protocol == flow.ICMPv6) && l.IsQuery()
+		}
+	}
+	return false
+}
+
+// refusal names a packet that left as an answer to the one that came: a TCP reset
+// or an ICMP error to its source.
+func (x *explainer) refusal(s replay.Sent) string {
+	t, _ := x.tuple(s.Packet)
+	if t.Dest.Addr() != x.q.Tuple.Source.Addr() {
+		return ""
+	}
+	if p, ok := packet.Find[*packet.TCP](s.Packet); ok && p.Flags&packet.RST != 0 {
+		return "tcp reset"
+	}
+	if p, ok := packet.Find[*packet.ICMP](s.Packet); ok && p.IsError() {
+		return fmt.Sprintf("icmp type %d code %d", p.Type, p.Code)
+	}
+	return ""
+}
+
+// tuple reads the packet's outermost addresses and ports.
+func (x *explainer) tuple(p packet.Packet) (t flow.Tuple, ok bool) {
+	var src, dst netip.Addr
+	sport, dport := x.q.Tuple.Source.Port(), x.q.Tuple.Dest.Port()
+	for _, l := range p {
+		switch l := l.(type) {
+		case *packet.IPv4:
+			if src.IsValid() {
+				continue // quoted in an ICMP error
+			}
+			src, dst = l.Src, l.Dst
+		case *packet.IPv6:
+			if src.IsValid() {
+				continue
+			}
+			src, dst = l.Src, l.Dst
+		case *packet.TCP:
+			sport, dport = l.SrcPort, l.DstPort
+		case *packet.UDP:
+			sport, dport = l.SrcPort, l.DstPort
+		case *packet.SCTP:
+			sport, dport = l.SrcPort, l.DstPort
+		case *packet.ICMP:
+			sport = l.ID()
+		}
+	}
+	return flow.Tuple{Protocol: x.q.Tuple.Protocol, Source: netip.AddrPortFrom(src, sport), Dest: netip.AddrPortFrom(dst, dport)}, src.IsValid()
+}
+
+// reasonWords tell by the rule that led to a drop why it did; the first that
+// matches.
+var reasonWords = []struct{ text, reason string }{
+	{"ct count over", "limit-connections"}, {"limit rate", "limit-rate"}, {"tcp flags", "strict-tcp"}, {"!= @", "not-allowed"}, {" @", "denied"},
+}
+
+// dropReason says why the last of the steps dropped the packet.
+func dropReason(steps []replay.Step) string {
+	last := steps[len(steps)-1]
+	if last.Rule.Comment == "no backend is usable" {
+		return "no-backend"
+	}
+	if strings.HasSuffix(last.Chain.Name, "/refused") && len(steps) > 1 {
+		last = steps[len(steps)-2]
+		for _, w := range reasonWords {
+			if strings.Contains(last.Rule.Text, w.text) {
+				return w.reason
+			}
+		}
+	}
+	return "denied"
+}
+
+// kernelReason says why a packet that no rule dropped did not leave.
+func (x *explainer) kernelReason(answers []string) string {
+	a := x.answer
+	switch {
+	case slices.Contains(answers, "icmp type 3 code 4"), slices.Contains(answers, "icmp type 2 code 0"):
+		return "too-big"
+	case errors.Is(a.NoRoute, unix.EXDEV):
+		x.step("the kernel's reverse path filter (rp_filter) drops it: the way back to %s is not by %s", x.q.Tuple.Source.Addr(), a.In)
+		return "rp-filter"
+	case errors.Is(a.NoRoute, unix.EINVAL):
+		x.step("the kernel drops it: %s cannot be the source of a packet that arrives, or its destination is a blackhole", x.q.Tuple.Source.Addr())
+		return "martian"
+	case a.NoRoute != nil:
+		x.step("the kernel does not forward it: %v; no route, or net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is 0", a.NoRoute)
+		return "no-route"
+	}
+	x.step("the kernel drops it, and no rule of Sluice: sluice drops shows where such packets end")
+	return "kernel"
+}
+
+// owner finds the service or NAT rule, as the list of flows does where the
+// connection is tracked, else by the chains that the packet met.
+func (x *explainer) owner() {
+	e := x.e
+	entry := x.entry
+	if entry == nil {
+		entry = x.answer.Entry
+	}
+	if entry != nil {
+		f := entry.Flow()
+		x.labels.set(&f)
+		e.Owner, e.Backend = f.Owner, f.Backend
+	}
+	for i := range x.snapshot.Services {
+		s := x.snapshot.Services[i].Service
+		if e.Owner == s.Name || e.Owner == "" && x.met("service "+s.Name) {
+			e.Owner, x.service = s.Name, s
+		}
+	}
+	for _, n := range x.snapshot.NAT {
+		if e.Owner == n.Name || e.Owner == "" && x.met("nat "+n.Name) && (e.After != e.Before || e.Action == "drop") {
+			e.Owner, x.nat = n.Name, n
+		}
+	}
+	if x.service == nil || e.Backend != "" || e.Action == "drop" {
+		return
+	}
+	for _, b := range x.service.Backends {
+		if slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return compile.IsBackendChain(s.Chain.Name, x.service, b) }) {
+			e.Backend = b.Name
+			if x.service.Mode == config.ModeDSR {
+				e.NextHop = b.Address // on a network of the host: no router is in between
+			}
+		}
+	}
+}
+
+// met reports whether the packet met a rule of an owner.
+func (x *explainer) met(owner string) bool {
+	return slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return s.Owner == owner })
+}
+
+func (x *explainer) forwardReason() string {
+	switch {
+	case x.entry != nil:
+		return "flow"
+	case x.service != nil && !tracked(x.service.Mode):
+		return "stateless"
+	case x.nat != nil && (x.nat.Type == config.NATStatic || x.nat.Type == config.NATNPT66):
+		return "static"
+	case x.e.Owner != "":
+		return "new-flow"
+	}
+	return "not-ours"
+}
+
+// doubts say what may be otherwise when the packet is really sent.
+func (x *explainer) doubts() {
+	e := x.e
+	note := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
+	if e.Action != "forward" || x.entry != nil {
+		return
+	}
+	if x.service != nil && !compile.Hashes(x.service.Scheduler) && len(x.service.Backends) > 1 {
+		note("scheduler %s: the backend is one of those that a new connection may get", x.service.Scheduler)
+	}
+	if x.answer.Entry != nil && e.After.Source.Addr() != e.Before.Source.Addr() && e.Reason == "new-flow" {
+		if e.After.Source.Port() != e.Before.Source.Port() {
+			e.After.Source = netip.AddrPortFrom(e.After.Source.Addr(), 0)
+			note("the source port is chosen when a packet is really sent")
+		} else {
+			note("another source port if a connection has this one already")
+		}
+	}
+	for _, word := range []string{"update @", "add @", "ct count", "limit rate", "meta priority set"} {
+		if slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return strings.Contains(s.Rule.Text, word) }) {
+			note("rates, counts of connections and remembered backends begin anew in the replay")
+			return
+		}
+	}
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+)
+
+// explain asks about a packet that arrives at the gateway.
+func (b *bench) explain(protocol flow.Protocol, in, from, to string) *datapath.Explanation {
+	b.Helper()
+	e, err := b.d.Explain(context.Background(), datapath.Question{Interface: in,
+		Tuple: flow.Tuple{Protocol: protocol, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}})
+	if err != nil {
+		b.Fatalf("explain %s %s %s: %v", protocol, from, to, err)
+	}
+	return e
+}
+
+// entry is what the gateway tracks of a packet.
+func (b *bench) entry(protocol flow.Protocol, from, to string) *conntrack.Entry {
+	b.Helper()
+	var e *conntrack.Entry
+	err := b.gateway.Do(func() error {
+		c, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		e, err = c.Get(b.Context(), flow.Tuple{Protocol: protocol, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)})
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+// explained is a question, what is to be foretold, and what a real packet meets.
+type explained struct {
+	name           string
+	protocol       flow.Protocol
+	node           string // that really sends it
+	in, from, to   string
+	owner, backend string // "*": any
+	after          string // "SOURCE -> DESTINATION"; "": as before; "*": as the real packet
+	verdict        string
+	out, hop       string
+	rule           string // in the text of one of the rules
+	note           string
+}
+
+func (b *bench) check(t *testing.T, c explained) {
+	e := b.explain(c.protocol, c.in, c.from, c.to)
+	if e.Owner != c.owner || c.backend != "*" && e.Backend != c.backend || e.Action+" "+e.Reason != c.verdict {
+		t.Errorf("owner %q, backend %q, verdict %s %s; want %q, %q, %s", e.Owner, e.Backend, e.Action, e.Reason, c.owner, c.backend, c.verdict)
+	}
+	hop := ""
+	if e.NextHop.IsValid() {
+		hop = e.NextHop.String()
+	}
+	if c.hop != "*" && (e.Out != c.out || hop != c.hop) {
+		t.Errorf("leaves by %q to %q, want %q to %q", e.Out, hop, c.out, c.hop)
+	}
+	after := c.after
+	if after == "" {
+		after = c.from + " -> " + c.to
+	}
+	if got := e.After.Source.String() + " -> " + e.After.Dest.String(); after != "*" && got != after {
+		t.Errorf("becomes %s, want %s", got, after)
+	}
+	if !slices.ContainsFunc(e.Rules, func(m datapath.Met) bool { return strings.Contains(m.Rule, c.rule) }) && c.rule != "" {
+		t.Errorf("no rule with %q was met: %+v", c.rule, e.Rules)
+	}
+	if !slices.ContainsFunc(e.Notes, func(n string) bool { return strings.Contains(n, c.note) }) && c.note != "" {
+		t.Errorf("no note says %q: %q", c.note, e.Notes)
+	}
+	if b.entry(c.protocol, c.from, c.to) != nil {
+		t.Error("the question made a connection in the gateway's table")
+	}
+	b.really(t, c, e)
+	if t.Failed() {
+		t.Logf("%s\n%s\n%+v", strings.Join(e.Steps, "\n"), strings.Join(e.Notes, "\n"), e.Rules)
+	}
+}
+
+// really sends the packet, and holds what happens against what was foretold.
+func (b *bench) really(t *testing.T, c explained, e *datapath.Explanation) {
+	t.Helper()
+	network := c.protocol.String()
+	conn, err := b.dial(network, c.node, c.from, c.to)
+	if err == nil {
+		defer conn.Close()
+		if network == "udp" {
+			_, _ = conn.Write([]byte("hello"))
+			_ = conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
+		}
+		_, err = conn.Read(make([]byte, 100))
+	}
+	if answered := err == nil; answered != (e.Action == "forward") {
+		t.Errorf("a real packet: %v, foretold: %s", err, e.Action)
+	}
+	entry := b.entry(c.protocol, c.from, c.to)
+	if e.Action != "forward" || e.Reason == "stateless" {
+		return
+	}
+	if entry == nil {
+		t.Error("the real connection is not tracked")
+		return
+	}
+	f := entry.Flow()
+	got, want := e.After, flow.Tuple{Protocol: c.protocol, Source: f.Reply.Dest, Dest: f.Reply.Source}
+	if got.Source.Port() == 0 {
+		want.Source = netip.AddrPortFrom(want.Source.Addr(), 0)
+	}
+	if got != want && c.backend != "*" {
+		t.Errorf("foretold %s, the real packet became %s", got, want)
+	}
+}
+
+func TestExplainServices(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	b.tcpServers(8080, "s1", "s2")
+	b.udpServersAt("192.0.2.30:53", "s1", "s2")
+	b.udpServers(5140, "s1")
+	service := func(name string, p flow.Protocol, mode config.Mode, scheduler config.Scheduler, at string, port string, backends ...config.Backend) config.Service {
+		return config.Service{Name: name, Protocol: p, Mode: mode, Scheduler: scheduler, Listen: []config.Listen{listen(at, port)}, Backends: backends}
+	}
+	s1, s2 := backend("a", "10.0.2.2", 8080), backend("b", "10.0.2.3", 8080)
+	full := service("full", flow.TCP, config.ModeFullNAT, config.SchedulerMaglev, "192.0.2.20", "80", s1)
+	full.SourcePool = []config.AddressRange{pool("10.0.2.100", "10.0.2.100")}
+	closed := service("closed", flow.TCP, config.ModeDNAT, config.SchedulerRR, "192.0.2.70", "80", s1)
+	closed.Deny = []string{"banned"}
+	limited := service("limited", flow.TCP, config.ModeDNAT, config.SchedulerMaglev, "192.0.2.80", "80", s1)
+	limited.Limits.Connections = 100
+	drained := service("drained", flow.TCP, config.ModeDNAT, config.SchedulerRR, "192.0.2.60", "80", s1)
+	six := service("web6", flow.TCP, config.ModeDNAT, config.SchedulerMaglev, "2001:db8::10", "80", backend("a", "fd00:2::2", 8080))
+	c := &config.Config{
+		Services: []config.Service{
+			service("web", flow.TCP, config.ModeDNAT, config.SchedulerSourceHash, "192.0.2.10", "80", s1, s2),
+			service("turns", flow.TCP, config.ModeDNAT, config.SchedulerRR, "192.0.2.11", "80", s1, s2),
+			full, closed, limited, drained, six,
+			service("direct", flow.UDP, config.ModeDSR, config.SchedulerMaglev, "192.0.2.30", "53", backend("a", "10.0.2.2", 0), backend("b", "10.0.2.3", 0)),
+			service("syslog", flow.UDP, config.ModeStateless, config.SchedulerMaglev, "192.0.2.50", "514", backend("a", "10.0.2.2", 5140)),
+		},
+		Firewall: config.Firewall{
+			Sets: map[string][]netip.Prefix{"banned": {prefix("10.64.9.0/24")}},
+			Rules: []config.FirewallRule{
+				{Name: "no-nine", Action: config.ActionDrop, Destination: config.Match{Prefix: prefix("10.0.2.9/32")}},
+				{Name: "banned", Action: config.ActionDrop, Source: config.Match{Set: "banned"}, Destination: config.Match{Prefix: prefix("192.0.2.10/32")}},
+			},
+		},
+	}
+	s := b.snapshot(c)
+	s.Services[5].State[0] = datapath.Drain
+	b.applySnapshot(s)
+	before := namespaces(t)
+	tcp, udp := flow.TCP, flow.UDP
+	for _, c := range []explained{
+		{name: "dnat", protocol: tcp, node: "client", from: "10.64.0.7:4000", to: "192.0.2.10:80", owner: "web", backend: "*", after: "*", verdict: "forward new-flow", out: "lan0", hop: "*", rule: "vmap @services"},
+		{name: "dnat in turns", protocol: tcp, node: "client", from: "10.64.0.7:4001", to: "192.0.2.11:80", owner: "turns", backend: "*", after: "*", verdict: "forward new-flow", hop: "*", note: "one of those"},
+		{name: "dnat, IPv6", protocol: tcp, node: "client", in: "wan0", from: "[fd00:1::2]:4000", to: "[2001:db8::10]:80", owner: "web6", backend: "a", after: "[fd00:1::2]:4000 -> [fd00:2::2]:8080", verdict: "forward new-flow", out: "lan0", hop: "fd00:2::2"},
+		{name: "fullnat", protocol: tcp, node: "client", from: "10.0.1.2:4002", to: "192.0.2.20:80", owner: "full", backend: "a", after: "10.0.2.100:4002 -> 10.0.2.2:8080", verdict: "forward new-flow", out: "lan0", hop: "10.0.2.2", rule: "snat", note: "another source port"},
+		{name: "limited", protocol: tcp, node: "client", from: "10.0.1.2:4003", to: "192.0.2.80:80", owner: "limited", backend: "a", after: "10.0.1.2:4003 -> 10.0.2.2:8080", verdict: "forward new-flow", out: "lan0", hop: "10.0.2.2"},
+		{name: "dsr", protocol: udp, node: "client", from: "10.64.0.7:4004", to: "192.0.2.30:53", owner: "direct", backend: "*", verdict: "forward stateless", out: "lan0", hop: "*", rule: "fwd"},
+		{name: "stateless", protocol: udp, node: "client", from: "10.64.0.7:4005", to: "192.0.2.50:514", owner: "syslog", backend: "a", after: "10.64.0.7:4005 -> 10.0.2.2:5140", verdict: "forward stateless", out: "lan0", hop: "10.0.2.2"},
+		{name: "deny list", protocol: tcp, node: "client", from: "10.64.9.7:4006", to: "192.0.2.70:80", owner: "closed", verdict: "drop denied", rule: "@"},
+		{name: "firewall at ingress", protocol: tcp, node: "client", from: "10.64.9.7:4007", to: "192.0.2.10:80", verdict: "drop denied", rule: "drop"},
+		{name: "firewall", protocol: tcp, node: "client", from: "10.64.0.7:4008", to: "10.0.2.9:8080", verdict: "drop denied", rule: "ip daddr 10.0.2.9"},
+		{name: "no backend", protocol: tcp, node: "client", from: "10.64.0.7:4009", to: "192.0.2.60:80", owner: "drained", verdict: "drop no-backend", rule: "reject with tcp reset"},
+		{name: "no match", protocol: tcp, node: "client", from: "10.64.0.7:4010", to: "10.0.2.3:8080", verdict: "forward not-ours", out: "lan0", hop: "10.0.2.3"},
+		{name: "this host", protocol: tcp, node: "client", from: "10.64.0.7:4011", to: "10.0.1.1:22", verdict: "pass not-routed"},
+		{name: "no route", protocol: tcp, node: "client", from: "10.64.0.7:4012", to: "203.0.113.9:80", verdict: "drop no-route"},
+	} {
+		t.Run(c.name, func(t *testing.T) { b.check(t, c) })
+	}
+	t.Run("existing", func(t *testing.T) { b.existing(t, c) })
+	if after := namespaces(t); after > before+2 { // the kernel removes them in its own time
+		t.Errorf("%d network namespaces, %d before the replays", after, before)
+	}
+	if _, err := b.d.Explain(t.Context(), datapath.Question{Interface: "nosuch", Tuple: flow.Tuple{Protocol: tcp,
+		Source: netip.MustParseAddrPort("10.64.0.7:1"), Dest: netip.MustParseAddrPort("192.0.2.10:80")}}); err == nil || !strings.Contains(err.Error(), "nosuch") {
+		t.Errorf("an interface that is not there: %v", err)
+	}
+}
+
+// existing asks about both directions of a connection that there is already, and
+// again when a firewall rule stops it.
+func (b *bench) existing(t *testing.T, cfg *config.Config) {
+	c, err := b.dial("tcp", "client", "10.0.1.2:4020", "192.0.2.20:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f := b.entry(flow.TCP, "10.0.1.2:4020", "192.0.2.20:80").Flow()
+	for _, c := range []struct{ in, from, to, after, out string }{
+		{"wan0", "10.0.1.2:4020", "192.0.2.20:80", f.Reply.Dest.String() + " -> " + f.Reply.Source.String(), "lan0"},
+		{"lan0", f.Reply.Source.String(), f.Reply.Dest.String(), "192.0.2.20:80 -> 10.0.1.2:4020", "wan0"},
+	} {
+		e := b.explain(flow.TCP, c.in, c.from, c.to)
+		if got := e.After.Source.String() + " -> " + e.After.Dest.String(); got != c.after || e.Out != c.out {
+			t.Errorf("%s -> %s becomes %s by %s, want %s by %s", c.from, c.to, got, e.Out, c.after, c.out)
+		}
+		if !e.Existing || e.Owner != "full" || e.Backend != "a" || e.Action+" "+e.Reason != "forward flow" {
+			t.Errorf("existing %v, owner %q, backend %q, %s %s\n%s", e.Existing, e.Owner, e.Backend, e.Action, e.Reason, strings.Join(e.Steps, "\n"))
+		}
+	}
+	stopped := *cfg
+	stopped.Firewall.Rules = append(slices.Clone(cfg.Firewall.Rules), config.FirewallRule{Name: "late", Action: config.ActionDrop, Source: config.Match{Prefix: prefix("10.0.1.2/32")}})
+	b.apply(&stopped)
+	e := b.explain(flow.TCP, "wan0", "10.0.1.2:4020", "192.0.2.20:80")
+	if !e.Existing || e.Action+" "+e.Reason != "drop denied" || e.Rules[len(e.Rules)-1].Owner != "late" {
+		t.Errorf("with a rule against it: existing %v, %s %s, rules %+v", e.Existing, e.Action, e.Reason, e.Rules)
+	}
+}
+
+// namespaces counts the network namespaces that this process is in by a thread.
+func namespaces(t *testing.T) int {
+	t.Helper()
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, p := range tasks {
+		if at, err := os.Readlink(p); err == nil {
+			seen[at] = true
+		}
+	}
+	return len(seen)
+}
+
+func TestExplainNAT(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.tcpServers(80, "outside", "web", "pc")
+	inside := []prefixT{prefix("10.1.10.0/24")}
+	l := listen("211.155.226.121", "8080")
+	for _, c := range []struct {
+		rule config.NATRule
+		explained
+	}{
+		{config.NATRule{Type: config.NATMasquerade, Source: inside, Out: "wan0"},
+			explained{node: "pc", from: "10.1.10.20:4000", to: "203.0.113.1:80", after: "211.155.226.121:4000 -> 203.0.113.1:80", verdict: "forward new-flow", out: "wan0", hop: "211.155.226.1", rule: "masquerade"}},
+		{config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121"), Ports: flow.Ports{First: 50000, Last: 50010}},
+			explained{node: "pc", from: "10.1.10.20:4001", to: "203.0.113.1:80", after: "211.155.226.121:0 -> 203.0.113.1:80", verdict: "forward new-flow", out: "wan0", hop: "211.155.226.1", rule: "snat", note: "the source port is chosen"}},
+		{config.NATRule{Type: config.NATPortForward, Listen: &l, Protocol: flow.TCP, To: config.Target{Address: addr("10.1.10.2"), Port: 80}},
+			explained{node: "outside", from: "203.0.113.1:4002", to: "211.155.226.121:8080", after: "203.0.113.1:4002 -> 10.1.10.2:80", verdict: "forward new-flow", out: "lan0", hop: "10.1.10.2", rule: "dnat"}},
+		{config.NATRule{Type: config.NATStatic, External: prefix("211.155.226.121/32"), Internal: prefix("10.1.10.20/32")},
+			explained{node: "outside", from: "203.0.113.1:4003", to: "211.155.226.121:80", after: "203.0.113.1:4003 -> 10.1.10.20:80", verdict: "forward static", out: "lan0", hop: "10.1.10.20"}},
+	} {
+		t.Run(string(c.rule.Type), func(t *testing.T) {
+			c.rule.Name, c.owner, c.protocol = "office", "office", flow.TCP
+			b.apply(&config.Config{NAT: []config.NATRule{c.rule}})
+			b.check(t, c.explained)
+		})
+	}
+	b.apply(&config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: inside, Out: "wan0"}}})
+	e := b.explain(flow.ICMP, "", "10.1.10.20:77", "203.0.113.1:0")
+	if e.Interface != "lan0" || e.After.Source.Addr() != addr("211.155.226.121") || e.Owner != "office" || e.Action+" "+e.Reason != "forward new-flow" {
+		t.Errorf("a ping on %s becomes %s of %q: %s %s", e.Interface, e.After, e.Owner, e.Action, e.Reason)
+	}
+	if err := b.ping("pc", "203.0.113.1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestExplainIdle: nothing is explained by a datapath that carries nothing.
+func TestExplainIdle(t *testing.T) {
+	b := newBench(t, lab.Topology{Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	q := datapath.Question{Tuple: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("192.0.2.1:1"), Dest: netip.MustParseAddrPort("192.0.2.2:2")}}
+	if _, err := b.d.Explain(t.Context(), q); !errors.Is(err, datapath.ErrIdle) {
+		t.Errorf("before anything was applied: %v", err)
+	}
+}

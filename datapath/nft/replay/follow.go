@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
+	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// follow turns traces into steps.
+func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Ruleset) error {
+	type owned struct {
+		chain *ruleset.Chain
+		owner string
+	}
+	chains := map[ruleset.ID]owned{}
+	for _, f := range rules.Fragments {
+		for _, c := range f.Chains {
+			chains[c.ID] = owned{c, f.Owner}
+		}
+	}
+	handles := map[ruleset.ID][]uint64{}
+	for _, t := range list {
+		if a.point(t) || t.Kind != nfnl.TraceRule {
+			continue
+		}
+		if handles[t.Chain] == nil {
+			of, err := conn.Handles(t.Chain)
+			if err != nil {
+				return err
+			}
+			handles[t.Chain] = of
+		}
+		at, c := slices.Index(handles[t.Chain], t.Handle), chains[t.Chain]
+		if c.chain == nil || at < 0 || at >= len(c.chain.Rules) {
+			continue
+		}
+		a.Steps = append(a.Steps, Step{Chain: t.Chain, Rule: c.chain.Rules[at], Owner: c.owner, Verdict: t.Verdict, Goes: t.Verdict.Code == verdictContinue})
+	}
+	return nil
+}
+
+// point takes note of a point that the packet came to, and reports whether the
+// trace is of one.
+func (a *Answer) point(t nfnl.Trace) bool {
+	switch t.Chain.Name {
+	case chainStart:
+	case chainRouted:
+		if r, ok := routed(t); ok { // only the first trace of a chain tells
+			a.Routed = r
+		}
+	case chainLocal:
+		a.Local = true
+	default:
+		return false
+	}
+	return true
+}
+
+// routed reads the addresses and ports that a trace tells.
+func routed(t nfnl.Trace) (out flow.Tuple, ok bool) {
+	at, size, protocol := 12, 4, 9 // of IPv4, RFC 791 section 3.1
+	if len(t.Network) > 0 && t.Network[0]>>4 == 6 {
+		at, size, protocol = 8, 16, 6 // RFC 8200 section 3
+	}
+	if len(t.Network) < at+2*size {
+		return out, false
+	}
+	src, _ := netip.AddrFromSlice(t.Network[at : at+size])
+	dst, _ := netip.AddrFromSlice(t.Network[at+size : at+2*size])
+	out.Protocol = flow.Protocol(t.Network[protocol])
+	var sport, dport uint16
+	if out.Protocol.HasPorts() && len(t.Transport) >= 4 {
+		sport, dport = binary.BigEndian.Uint16(t.Transport), binary.BigEndian.Uint16(t.Transport[2:])
+	}
+	out.Source, out.Dest = netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)
+	return out, true
+}
+
+// route asks which way the packet takes as it was routed.
+func (a *Answer) route(in *link) {
+	if !a.Routed.IsValid() || a.Local {
+		return
+	}
+	src, dst := a.Routed.Source.Addr(), a.Routed.Dest.Addr()
+	routes, err := netlink.RouteGetWithOptions(dst.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.index, SrcAddr: src.AsSlice()})
+	if err != nil || len(routes) == 0 {
+		a.NoRoute = err
+		return
+	}
+	a.Hop = dst
+	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok && !gw.IsUnspecified() {
+		a.Hop = gw.Unmap()
+	} else if via, ok := routes[0].Via.(*netlink.Via); ok {
+		a.Hop, _ = netip.AddrFromSlice(via.Addr)
+	}
+}

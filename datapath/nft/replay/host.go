@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const sysctls = "/proc/sys/net/"
+
+// maxRoutes bounds the routes that are copied: some µs each.
+const maxRoutes = 1 << 16
+
+// host is what decides where a packet goes, beside the rules: read in the
+// namespace of the host, written in the scratch one. Addresses, rules and routes
+// are the kernel's own messages, so that nothing of them is lost in between.
+type host struct {
+	links                    []link
+	addresses, rules, routes [][]byte
+	sysctl                   []setting
+	index                    map[int]int // of interfaces, on the host and in the scratch namespace
+}
+
+type setting struct{ key, value string }
+
+// families of addresses and routes.
+var families = []uint8{unix.AF_INET, unix.AF_INET6}
+
+func readHost() (*host, error) {
+	list, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	h := &host{index: map[int]int{}}
+	kinds := map[int]string{}
+	for _, l := range list {
+		kinds[l.Attrs().Index] = l.Type()
+	}
+	for _, l := range list {
+		a := l.Attrs()
+		if a.Flags&net.FlagLoopback != 0 {
+			h.index[a.Index] = a.Index
+			continue
+		}
+		one := link{name: a.Name, real: a.Index, mac: a.HardwareAddr, mtu: a.MTU, up: a.Flags&net.FlagUp != 0}
+		switch kinds[a.MasterIndex] {
+		case "":
+		case "vrf":
+			one.vrf = true
+		default:
+			one.master = a.MasterIndex
+		}
+		h.links = append(h.links, one)
+	}
+	for _, f := range families {
+		for _, what := range []struct {
+			get, kind uint16
+			into      *[][]byte
+			head      nl.NetlinkRequestData
+		}{
+			{unix.RTM_GETADDR, unix.RTM_NEWADDR, &h.addresses, nl.NewIfAddrmsg(int(f))},
+			{unix.RTM_GETRULE, unix.RTM_NEWRULE, &h.rules, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
+			{unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &h.routes, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
+		} {
+			list, err := dump(what.get, what.kind, what.head)
+			if err != nil {
+				return nil, err
+			}
+			*what.into = append(*what.into, list...)
+		}
+	}
+	if len(h.routes) > maxRoutes {
+		return nil, fmt.Errorf("the host has %d routes, more than the %d that are copied for a replay", len(h.routes), maxRoutes)
+	}
+	h.readSysctls()
+	return h, nil
+}
+
+func dump(get, kind uint16, head nl.NetlinkRequestData) ([][]byte, error) {
+	r := nl.NewNetlinkRequest(int(get), unix.NLM_F_DUMP)
+	r.AddData(head)
+	list, err := r.Execute(unix.NETLINK_ROUTE, kind)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("route netlink: %w", err)
+	}
+	return list, nil
+}
+
+// readSysctls reads what rules over forwarding, in an order in which no value
+// resets an earlier one.
+func (h *host) readSysctls() {
+	keys := []string{"ipv4/ip_forward", "ipv4/fib_multipath_hash_policy", "ipv6/fib_multipath_hash_policy", "netfilter/nf_conntrack_tcp_loose"}
+	names := []string{"all", "lo"}
+	for _, l := range h.links {
+		names = append(names, l.name)
+	}
+	for _, n := range names {
+		for _, k := range []string{"forwarding", "rp_filter", "accept_local", "route_localnet", "src_valid_mark"} {
+			keys = append(keys, "ipv4/conf/"+n+"/"+k)
+		}
+		for _, k := range []string{"forwarding", "disable_ipv6"} {
+			keys = append(keys, "ipv6/conf/"+n+"/"+k)
+		}
+	}
+	for _, k := range keys {
+		if v, err := os.ReadFile(sysctls + k); err == nil {
+			h.sysctl = append(h.sysctl, setting{k, strings.TrimSpace(string(v))})
+		}
+	}
+}
+
+// quiet are settings that keep the scratch namespace from sending on its own.
+var quiet = []setting{
+	{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/router_solicitations", "0"}, {"ipv6/conf/default/accept_ra", "0"},
+	{"ipv6/conf/default/addr_gen_mode", "1"}, {"netfilter/nf_conntrack_tcp_be_liberal", "1"},
+}
+
+func write(list []setting) error {
+	for _, s := range list {
+		now, err := os.ReadFile(sysctls + s.key)
+		if err != nil || strings.TrimSpace(string(now)) == s.value {
+			continue // of an interface that is not here, or the kernel has no such thing
+		}
+		if err := os.WriteFile(sysctls+s.key, []byte(s.value), 0o644); err != nil {
+			return fmt.Errorf("sysctl %s: %w", strings.ReplaceAll("net/"+s.key, "/", "."), err)
+		}
+	}
+	return nil
+}
+
+// build makes the scratch namespace like the host.
+func (h *host) build(far int) error {
+	_ = write(quiet[:4]) // a kernel without IPv6 has none of them
+	if err := h.makeLinks(far); err != nil {
+		return err
+	}
+	for _, l := range h.links {
+		h.index[l.real] = l.index
+	}
+	if err := write(h.sysctl); err != nil {
+		return err
+	}
+	for _, a := range h.addresses {
+		if err := send(unix.RTM_NEWADDR, h.address(a), unix.EEXIST); err != nil {
+			return fmt.Errorf("address: %w", err)
+		}
+	}
+	if err := h.copyRules(); err != nil {
+		return err
+	}
+	return h.copyRoutes()
+}
+
+func send(kind int, body []byte, tolerated ...unix.Errno) error {
+	r := nl.NewNetlinkRequest(kind, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	r.AddRawData(body)
+	_, err := r.Execute(unix.NETLINK_ROUTE, 0)
+	for _, t := range tolerated {
+		if errors.Is(err, t) {
+			return nil
+		}
+	}
+	return err
+}
+
+var native = binary.NativeEndian
+
+// eachAttribute calls visit for the attributes of a message behind its head; what
+// visit changes in the value is changed in the message.
+func eachAttribute(b []byte, head int, visit func(kind uint16, whole, value []byte)) {
+	for at := head; at+4 <= len(b); {
+		n := int(native.Uint16(b[at:]))
+		if n < 4 || at+n > len(b) {
+			return
+		}
+		visit(native.Uint16(b[at+2:])&^unix.NLA_F_NESTED, b[at:min((at+n+3)&^3, len(b))], b[at+4:at+n])
+		at += (n + 3) &^ 3
+	}
+}
+
+// address turns an address of the host into one that is usable at once.
+func (h *host) address(b []byte) []byte {
+	b[2] |= unix.IFA_F_NODAD
+	native.PutUint32(b[4:], uint32(h.index[int(native.Uint32(b[4:]))]))
+	eachAttribute(b, unix.SizeofIfAddrmsg, func(kind uint16, _, v []byte) {
+		if kind == unix.IFA_FLAGS {
+			native.PutUint32(v, native.Uint32(v)&^unix.IFA_F_TENTATIVE|unix.IFA_F_NODAD)
+		}
+	})
+	return b
+}
+
+// copyRules puts the host's routing rules in the place of the kernel's. A kernel
+// without policy routing (CONFIG_IP_MULTIPLE_TABLES) has none to change.
+func (h *host) copyRules() error {
+	for _, f := range families {
+		own, err := dump(unix.RTM_GETRULE, unix.RTM_NEWRULE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}})
+		if err != nil {
+			return err
+		}
+		for _, r := range own {
+			if err := send(unix.RTM_DELRULE, r, unix.ENOENT, unix.EOPNOTSUPP); err != nil {
+				return fmt.Errorf("routing rule: %w", err)
+			}
+		}
+	}
+	for _, r := range h.rules {
+		if err := send(unix.RTM_NEWRULE, r, unix.EEXIST, unix.EOPNOTSUPP); err != nil {
+			return fmt.Errorf("routing rule: %w", err)
+		}
+	}
+	return nil
+}
+
+// copyRoutes adds the routes, those through a router when its own is there.
+func (h *host) copyRoutes() error {
+	rest := make([][]byte, 0, len(h.routes))
+	for _, r := range h.routes {
+		if r = h.route(r); r != nil {
+			rest = append(rest, r)
+		}
+	}
+	for {
+		var refused [][]byte
+		var last error
+		for _, r := range rest {
+			err := send(unix.RTM_NEWROUTE, r, unix.EEXIST)
+			if err != nil && r[5] != unix.RTPROT_KERNEL { // the kernel has made its own with the addresses
+				refused, last = append(refused, r), err
+			}
+		}
+		if len(refused) == 0 || len(refused) == len(rest) {
+			if last != nil {
+				return fmt.Errorf("%d routes: %w", len(refused), last)
+			}
+			return nil
+		}
+		rest = refused
+	}
+}
+
+// Flags of a next hop that only the kernel sets.
+const deadFlags = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
+
+// rtaNextHopID is RTA_NH_ID, which golang.org/x/sys/unix does not name.
+const rtaNextHopID = 30
+
+// route turns a route of the host into one that can be added, or nil when it
+// leads nowhere now.
+func (h *host) route(b []byte) []byte {
+	flags := native.Uint32(b[8:])
+	if flags&(unix.RTNH_F_DEAD|unix.RTM_F_CLONED) != 0 {
+		return nil
+	}
+	out := append([]byte(nil), b[:unix.SizeofRtMsg]...)
+	native.PutUint32(out[8:], flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_PERVASIVE))
+	place := func(at []byte) { native.PutUint32(at, uint32(h.index[int(native.Uint32(at))])) }
+	eachAttribute(b, unix.SizeofRtMsg, func(kind uint16, whole, v []byte) {
+		switch kind {
+		case unix.RTA_CACHEINFO, rtaNextHopID:
+			return // a message holds the next hops of an object, too
+		case unix.RTA_OIF, unix.RTA_IIF:
+			place(v)
+		case unix.RTA_MULTIPATH:
+			for at := 0; at+unix.SizeofRtNexthop <= len(v); at += max(int(native.Uint16(v[at:]))+3, 4) &^ 3 {
+				v[at+2] &^= deadFlags
+				place(v[at+4:])
+			}
+		}
+		out = append(out, whole...)
+	})
+	return out
+}

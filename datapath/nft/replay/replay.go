@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replay shows what a ruleset does with a packet, without sending it: in a
+// network namespace of its own, which nobody else sees and which ends with the
+// replay, it makes interfaces, addresses, routes and settings like the host's,
+// loads the ruleset, lets the packet arrive, and reports the rules that it met
+// and what left. The packet never meets the host's own tables.
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
+	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// Question is what is replayed.
+type Question struct {
+	Home    int // descriptor of the host's network namespace
+	Ruleset *ruleset.Ruleset
+	// In is the interface where the packet arrives; empty: the one by which the
+	// host would answer Source.
+	In     string
+	Source netip.Addr
+	// Packet from the IP header on.
+	Packet packet.Packet
+	// Entry is a connection that is tracked already; nil for none.
+	Entry *conntrack.Entry
+}
+
+// Answer is what the packet met.
+type Answer struct {
+	In    string // interface
+	Steps []Step // in order
+	// Sent are the packets that left, with the interface: the packet itself, its
+	// fragments, or what a rule or the kernel answered.
+	Sent []Sent
+	// Routed is the packet as it was routed, invalid when it did not come so far;
+	// Local tells that it was for the host itself.
+	Routed flow.Tuple
+	Local  bool
+	// Hop is the next hop of Routed, NoRoute why there is none.
+	Hop     netip.Addr
+	NoRoute error
+	// Entry is the connection as it is tracked afterwards; nil for none.
+	Entry   *conntrack.Entry
+	Omitted []string // what is not as on the host
+}
+
+// Step is a rule that matched.
+type Step struct {
+	Chain   ruleset.ID
+	Rule    ruleset.Rule
+	Owner   string // of the fragment
+	Verdict ruleset.Verdict
+	// Goes tells that the rule had no verdict: the next one follows.
+	Goes bool
+}
+
+// Sent is a packet that left.
+type Sent struct {
+	Out    string
+	Packet packet.Packet
+}
+
+// Names of the chains that are added to the ruleset: where tracing begins, and
+// points that the packet may come to.
+const (
+	chainStart  = "explain-start"
+	chainRouted = "explain-routed"
+	chainLocal  = "explain-local"
+)
+
+const verdictContinue = -1 // NFT_CONTINUE
+
+// Priorities before and behind every chain of Sluice; connection tracking
+// confirms at the largest number.
+const first, last = -500, 1<<31 - 1 - 2
+
+// points returns the chains that the replay adds.
+func points(in string, of netip.Addr, ingress bool) *ruleset.Fragment {
+	family := ruleset.IP6
+	if of.Is4() {
+		family = ruleset.IP
+	}
+	start := []ruleset.Rule{ruleset.NewRule().Trace().Rule("")}
+	chain := func(table ruleset.Family, name, point, device string, priority int32, rules ...ruleset.Rule) *ruleset.Chain {
+		return &ruleset.Chain{ID: ruleset.ID{Table: table, Name: name},
+			Hook: &ruleset.Hook{Type: "filter", Point: point, Priority: priority, Device: device}, Rules: rules}
+	}
+	f := &ruleset.Fragment{Chains: []*ruleset.Chain{
+		chain(ruleset.Inet, chainStart, "prerouting", "", first, start...), chain(ruleset.Inet, chainRouted, "prerouting", "", last),
+		chain(ruleset.Inet, chainLocal, "input", "", last),
+	}}
+	if ingress {
+		f.Chains = append(f.Chains, chain(ruleset.Netdev, chainStart, "ingress", in, first,
+			ruleset.NewRule().ForFamily(ruleset.Netdev, family).Trace().Rule(""))) // the marker is none of it
+	}
+	return f
+}
+
+// Run replays a packet.
+func Run(ctx context.Context, q Question) (a *Answer, err error) {
+	err = inNamespaces(q.Home, func(h *host, far int) error {
+		a, err = run(ctx, q, h, far)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	return a, nil
+}
+
+func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
+	if err := h.build(far); err != nil {
+		return nil, err
+	}
+	a := &Answer{}
+	in, err := h.arrival(q, a)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nfnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ingress := slices.ContainsFunc(q.Ruleset.Fragments, func(f *ruleset.Fragment) bool {
+		return slices.ContainsFunc(f.Chains, func(c *ruleset.Chain) bool { return c.Table == ruleset.Netdev && c.Hook != nil })
+	})
+	rules := &ruleset.Ruleset{Fragments: append(slices.Clone(q.Ruleset.Fragments), points(in.name, q.Source, ingress))}
+	if err := conn.Apply(ruleset.Diff(nil, rules)); err != nil {
+		return nil, err
+	}
+	_ = write(quiet[4:])
+	tracked, err := conntrack.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer tracked.Close()
+	if q.Entry != nil {
+		if err := tracked.InsertNAT(ctx, q.Entry); err != nil {
+			return nil, err
+		}
+	}
+	traces, err := nfnl.OpenTrace()
+	if err != nil {
+		return nil, err
+	}
+	defer traces.Close()
+	if err := h.pass(in, far, q.Packet, a); err != nil {
+		return nil, err
+	}
+	list, err := traces.Read()
+	if err != nil {
+		return nil, err
+	}
+	if err := a.follow(list, conn, rules); err != nil {
+		return nil, err
+	}
+	a.route(in)
+	err = tracked.Dump(ctx, nil, func(e *conntrack.Entry) error {
+		one := *e
+		a.Entry = &one
+		return nil
+	})
+	return a, err
+}
+
+// arrival is the interface that the packet comes by.
+func (h *host) arrival(q Question, a *Answer) (*link, error) {
+	name := q.In
+	if name == "" {
+		routes, err := netlink.RouteGet(q.Source.AsSlice())
+		if err != nil || len(routes) == 0 {
+			return nil, fmt.Errorf("no route to the source %s: name the interface that the packet arrives on (%w)", q.Source, err)
+		}
+		l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+		if err != nil {
+			return nil, err
+		}
+		if name = l.Attrs().Name; name == "lo" {
+			return nil, fmt.Errorf("the source %s is an address of this host: explain is about packets that arrive; name the interface", q.Source)
+		}
+	}
+	at := slices.IndexFunc(h.links, func(l link) bool { return l.name == name })
+	if at < 0 {
+		return nil, fmt.Errorf("interface %s: there is none of that name to arrive by", name)
+	}
+	l := &h.links[at]
+	if m := slices.IndexFunc(h.links, func(m link) bool { return m.real == l.master }); m >= 0 && l.master != 0 {
+		a.Omitted = append(a.Omitted, fmt.Sprintf("%s is a port of %s: the packet is taken to arrive there", l.name, h.links[m].name))
+		l = &h.links[m]
+	}
+	switch {
+	case !l.up:
+		return nil, fmt.Errorf("interface %s is down", l.name)
+	case l.farName == "":
+		return nil, fmt.Errorf("interface %s is one of the kernel's own tunnels, which cannot be replayed", l.name)
+	}
+	for _, o := range h.links {
+		if o.vrf {
+			a.Omitted = append(a.Omitted, o.name+" belongs to a VRF: its routing table is left out")
+		}
+	}
+	a.In = l.name
+	return l, nil
+}
+
+// marker is a frame of the type that IEEE 802 sets aside for experiments: when it
+// has come in, everything that was sent before it is through.
+const marker = 0x88b5
+
+// patience is how long a packet may take through an idle kernel.
+const patience = 5 * time.Second
+
+// pass lets the packet arrive and collects what leaves. The kernel works off the
+// frames that one CPU sends to a pair in order, and on that CPU.
+func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
+	restore, err := oneCPU()
+	if err != nil {
+		return err
+	}
+	defer restore()
+	watch, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL)))
+	if err != nil {
+		return fmt.Errorf("packet socket: %w", err)
+	}
+	defer unix.Close(watch)
+	tv := unix.NsecToTimeval(int64(patience))
+	if err := unix.SetsockoptTimeval(watch, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return err
+	}
+	if err := inject(in, far, p); err != nil {
+		return err
+	}
+	names := map[int]string{}
+	for _, l := range h.links {
+		names[l.index] = l.name
+	}
+	buf := make([]byte, 1<<16)
+	for deadline := time.Now().Add(patience); ; {
+		n, from, err := unix.Recvfrom(watch, buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || time.Now().After(deadline) {
+			return fmt.Errorf("the packet did not come through the scratch namespace in %s: %w", patience, err)
+		}
+		l, ok := from.(*unix.SockaddrLinklayer)
+		if !ok {
+			continue
+		}
+		if l.Protocol == htons(marker) {
+			return nil
+		}
+		if out := names[l.Ifindex]; l.Pkttype == unix.PACKET_OUTGOING && out != "" {
+			a.Sent = append(a.Sent, Sent{out, packet.Parse(buf[:n])})
+		}
+	}
+}
+
+// inject sends the packet and the marker from the far end of a pair.
+func inject(in *link, far int, p packet.Packet) error {
+	here, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(here)
+	if err := unix.Setns(far, unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	defer unix.Setns(here, unix.CLONE_NEWNET)
+	end, err := netlink.LinkByName(in.farName)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("packet socket: %w", err)
+	}
+	defer unix.Close(fd)
+	// The far end's queue may not be set up yet; without it the pair takes frames at once.
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+		return fmt.Errorf("packet socket: %w", err)
+	}
+	ether := &packet.Ethernet{Src: packet.MAC{2, 0, 0, 0, 0, 1}, Dst: packet.MAC(in.mac)}
+	mark := &packet.Ethernet{Src: ether.Src, Dst: ether.Dst, Type: packet.Force(marker)}
+	for _, frame := range [][]byte{append(packet.Packet{ether}, p...).Build(), packet.Packet{mark, &packet.Data{Bytes: make([]byte, 46)}}.Build()} {
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: end.Attrs().Index}); err != nil {
+			return fmt.Errorf("send on %s: %w", in.farName, err)
+		}
+	}
+	return nil
+}
+
+// oneCPU keeps the thread on one of its CPUs until restore is called.
+func oneCPU() (restore func(), err error) {
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return nil, err
+	}
+	cpu := 0
+	for !before.IsSet(cpu) {
+		cpu++
+	}
+	one.Set(cpu)
+	return func() { _ = unix.SchedSetaffinity(0, &before) }, unix.SchedSetaffinity(0, &one)
+}
+
+func htons(v uint16) uint16 { return v<<8 | v>>8 }

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// inNamespaces runs f on a thread in a new network namespace without a name, and
+// hands it a second one for the far ends of its links. Both end with the last
+// descriptor and thread in them, however f ends.
+func inNamespaces(home int, f func(host *host, far int) error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread stays where it is: /proc/self shows it
+			defer runtime.UnlockOSThread()
+			done <- inNamespaces(home, f)
+			return
+		}
+		back, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer back.Close()
+		err = scratch(home, f)
+		// A thread that cannot go back stays locked and ends with this goroutine.
+		if unix.Setns(int(back.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+func scratch(home int, f func(host *host, far int) error) error {
+	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter the network namespace: %w", err)
+	}
+	h, err := readHost()
+	if err != nil {
+		return err
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("scratch namespace: %w", err)
+	}
+	for key, value := range map[string]string{"ipv4/ip_forward": "0", "ipv6/conf/all/disable_ipv6": "1", "ipv6/conf/default/disable_ipv6": "1"} {
+		_ = os.WriteFile(sysctls+key, []byte(value), 0o644) // nothing of the far ends is forwarded: they have no routes
+	}
+	far, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("scratch namespace: %w", err)
+	}
+	defer unix.Close(far)
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("scratch namespace: %w", err)
+	}
+	return f(h, far)
+}
+
+// link is an interface of the host and what stands for it.
+type link struct {
+	name    string
+	real    int // its index on the host
+	index   int // its index in the scratch namespace
+	mac     net.HardwareAddr
+	mtu     int
+	up      bool
+	master  int // index on the host, of a bridge or bond only
+	vrf     bool
+	farName string
+}
+
+// makeLinks makes a pair for every interface but the loopback.
+func (h *host) makeLinks(far int) error {
+	other, err := netlink.NewHandleAt(netns.NsHandle(far), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("far namespace: %w", err)
+	}
+	defer other.Close()
+	if lo, err := netlink.LinkByName("lo"); err == nil {
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return fmt.Errorf("loopback: %w", err)
+		}
+	}
+	for i := range h.links {
+		if err := h.links[i].make(far, other); err != nil {
+			return fmt.Errorf("interface %s: %w", h.links[i].name, err)
+		}
+	}
+	return nil
+}
+
+func (l *link) make(far int, other *netlink.Handle) error {
+	l.farName = fmt.Sprintf("far%d", l.real)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index, attrs.MTU = l.name, l.real, l.mtu
+	if len(l.mac) == 6 {
+		attrs.HardwareAddr = l.mac
+	}
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: l.farName, PeerNamespace: netlink.NsFd(far)}
+	err := netlink.LinkAdd(pair)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) { // the index: new namespaces may have tunnels of their own
+		pair.Index = 0
+		err = netlink.LinkAdd(pair)
+	}
+	switch {
+	case errors.Is(err, unix.EEXIST): // such a tunnel itself
+		l.farName = ""
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: the kernel has no veth: load the module", err)
+	case err != nil:
+		return err
+	}
+	made, err := netlink.LinkByName(l.name)
+	if err != nil {
+		return err
+	}
+	l.index, l.mac = made.Attrs().Index, made.Attrs().HardwareAddr
+	if l.farName == "" || !l.up {
+		return nil
+	}
+	end, err := other.LinkByName(l.farName)
+	if err != nil {
+		return err
+	}
+	if err := other.LinkSetUp(end); err != nil {
+		return err
+	}
+	// Nobody answers ARP: the kernel needs no hardware addresses where there is none.
+	if err := netlink.LinkSetARPOff(made); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(made)
+}
