@@ -64,8 +64,7 @@ type ProfileStack struct {
 // is loaded, or until ctx ends; 0 waits for ctx alone. Packets are counted in the
 // given namespaces: those forwarded, or, where nothing is forwarded, those received.
 func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntrack.Namespace) (*Profile, error) {
-	symbols, err := recentSymbols()
-	if err != nil {
+	if _, err := recentSymbols(); err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
 	var objects profileObjects
@@ -95,10 +94,23 @@ func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntra
 	p.busiest(times, cpuTimes())
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
+	symbols, err := recentSymbols(programID(objects.ProfileCpu)) // of what was loaded meanwhile, too
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
 	if err := p.collect(&objects, symbols); err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+func programID(p *ebpf.Program) ebpf.ProgramID {
+	info, err := p.Info()
+	if err != nil {
+		return 0
+	}
+	id, _ := info.ID()
+	return id
 }
 
 // sampleCPUs makes the program run at every tick of a clock event on each online CPU.

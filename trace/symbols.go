@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cilium/ebpf"
 )
 
 // ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
@@ -55,15 +57,26 @@ var symbolCache struct {
 	sync.Mutex
 	symbols *Symbols
 	read    time.Time
+	program ebpf.ProgramID // the newest BPF program then: the kernel counts them upwards
 }
 
-// recentSymbols is LoadSymbols, at most every symbolsAge: one reading costs some
+// recentSymbols is LoadSymbols, but reads again only after symbolsAge or when BPF
+// programs have come that are not among the caller's own: one reading costs some
 // 50 ms of CPU time.
-func recentSymbols() (*Symbols, error) {
+func recentSymbols(own ...ebpf.ProgramID) (*Symbols, error) {
 	c := &symbolCache
 	c.Lock()
 	defer c.Unlock()
-	if c.symbols != nil && time.Since(c.read) < symbolsAge {
+	fresh := c.symbols != nil && time.Since(c.read) < symbolsAge
+	for {
+		id, err := ebpf.ProgramGetNextID(c.program)
+		if err != nil { // none newer, or no right to ask
+			break
+		}
+		c.program = id
+		fresh = fresh && slices.Contains(own, id)
+	}
+	if fresh {
 		return c.symbols, nil
 	}
 	s, err := LoadSymbols()

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestRecentSymbols loads a program behind the cache's back: it must be found.
+func TestRecentSymbols(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	if _, err := recentSymbols(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "sluice_newcomer", Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, ok := info.JitedKsymAddrs()
+	if !ok || len(addrs) == 0 {
+		t.Skip("the kernel does not compile BPF programs")
+	}
+	after, err := recentSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := after.Find(uint64(addrs[0])).Name, "bpf_prog_"+info.Tag+"_sluice_newcomer"; got != want {
+		t.Errorf("the place of a new program is called %s, want %s", got, want)
+	}
+}
