@@ -211,11 +211,20 @@ type FlowFilter struct {
 	Protocol string `query:"protocol" doc:"tcp, udp, ..."`
 	Client   string `query:"client" doc:"address or prefix of the original source"`
 	Dest     string `query:"destination" doc:"address or prefix of the original destination"`
-	Port     uint16 `query:"port" doc:"original destination port"`
+	Port     int    `query:"port" minimum:"0" maximum:"65535" doc:"original destination port"`
 	Owner    string `query:"owner" doc:"service or NAT rule"`
 	Backend  string `query:"backend"`
 	State    string `query:"state" doc:"as in ESTABLISHED"`
-	Datapath string `query:"datapath"`
+	Datapath string `query:"datapath" doc:"nftables, ebpf, or kernel: tracked, but of no service or rule"`
+}
+
+// source is the datapath whose flows are read: those that the kernel tracks for
+// nobody's sake ("kernel") are read with nftables'.
+func (in *FlowFilter) source() string {
+	if in.Datapath == "kernel" {
+		return "nftables"
+	}
+	return in.Datapath
 }
 
 type flowsInput struct {
@@ -229,7 +238,7 @@ func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], e
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
 	out := api.Flows{Flows: []api.Flow{}}
-	err = s.opt.Engine.Flows(ctx, in.Datapath, func(f flow.Flow) bool {
+	err = s.opt.Engine.Flows(ctx, in.source(), func(f flow.Flow) bool {
 		if !match(&f) {
 			return true
 		}
@@ -254,7 +263,7 @@ func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamRes
 		lines := json.NewEncoder(w)
 		end := api.FlowLine{End: &api.FlowEnd{}}
 		var lost error // the client
-		err := s.opt.Engine.Flows(answer.Context(), in.Datapath, func(f flow.Flow) bool {
+		err := s.opt.Engine.Flows(answer.Context(), in.source(), func(f flow.Flow) bool {
 			if match(&f) {
 				end.End.Total++
 				wire := flowOf(&f)
@@ -299,7 +308,7 @@ func (in *FlowFilter) matcher() (func(*flow.Flow) bool, error) {
 		return (protocol == flow.Any || f.Original.Protocol == protocol) &&
 			(!client.IsValid() || client.Contains(f.Original.Source.Addr())) &&
 			(!dest.IsValid() || dest.Contains(f.Original.Dest.Addr())) &&
-			(in.Port == 0 || f.Original.Dest.Port() == in.Port) &&
+			(in.Port == 0 || int(f.Original.Dest.Port()) == in.Port) &&
 			(in.Owner == "" || f.Owner == in.Owner) &&
 			(in.Backend == "" || f.Backend == in.Backend) &&
 			(in.State == "" || strings.EqualFold(f.State, in.State)) &&

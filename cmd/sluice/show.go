@@ -61,7 +61,7 @@ func newShowFlows(a *app) *cobra.Command {
 	keys := []struct{ flag, usage string }{
 		{"protocol", "tcp, udp, ..."}, {"client", "address or prefix of the client"}, {"destination", "address or prefix that the client asked for"},
 		{"port", "port that the client asked for"}, {"owner", "service or NAT rule"}, {"backend", "backend's name"},
-		{"state", "as in ESTABLISHED"}, {"datapath", "nftables or ebpf"}, {"limit", "list at most so many (default 1000)"},
+		{"state", "as in ESTABLISHED"}, {"datapath", "nftables, ebpf, or kernel: tracked for no service or rule"}, {"limit", "list at most so many (default 1000)"},
 	}
 	values := make([]string, len(keys))
 	cmd := &cobra.Command{

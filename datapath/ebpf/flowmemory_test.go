@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+)
+
+// resident is the process's memory of its own, in bytes: pages of the maps, which
+// are the kernel's, do not count.
+func resident(t *testing.T) int {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "RssAnon:")
+	kB, err := strconv.Atoi(strings.Fields(rest + " ?")[0])
+	if err != nil {
+		t.Fatalf("RssAnon of /proc/self/status: %v", err)
+	}
+	return kB << 10
+}
+
+// TestFlowsMemory lists a table of 200,000 flows, or of SLUICE_FLOW_MEMORY, and
+// bounds what the process comes to hold: the same however many there are.
+func TestFlowsMemory(t *testing.T) {
+	const bound = 16 << 20
+	flows, err := strconv.Atoi(cmp.Or(os.Getenv("SLUICE_FLOW_MEMORY"), "200000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := flows * int(unsafe.Sizeof(flow.Flow{})); list < 2*bound {
+		t.Fatalf("a list of %d flows takes %d bytes, too few to be told from the bound", flows, list)
+	}
+	l := labFor(t, lab.Topology{Name: "memory", Nodes: []lab.NodeSpec{{Name: "gateway", Forward: true}, {Name: "client"}}, Links: []lab.LinkSpec{
+		{A: lab.End{Node: "gateway", Iface: "wan0", Addresses: []string{"10.0.1.1/24"}}, B: lab.End{Node: "client", Iface: "eth0"}},
+	}}, config.AttachTC)
+	d := gateway(t, l.Node("gateway"), config.AttachTC, fmt.Sprintf(`
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.1.2, port: 8080}]}
+tables: {flows: %d, flows6: 4096}
+`, flows))
+	entries := d.t.flows4.values
+	if len(entries) < 2*flows {
+		t.Fatalf("the table has %d entries, not two for each of %d flows", len(entries), flows)
+	}
+	now := d.ticks()
+	for i := range 2 * flows {
+		e := &entries[i]
+		e.Key.Saddr, e.Key.Daddr, e.Key.L4Proto = uint32(i), 0x0a02000a, uint8(flow.TCP)
+		e.Meta.Twin, e.Meta.Seen, e.Meta.Flags = uint32(i^1), now, entrySettled|entryPrimary&^uint8(i)
+		e.Key.Kind, e.Key.State = uint8(wireEntryKindKIND_FLOW), uint8(wireEntryStateENTRY_LIVE)
+	}
+	debug.FreeOSMemory()
+	before, most, n := resident(t), 0, 0
+	err = d.Flows(context.Background(), func(f flow.Flow) bool {
+		if n++; n%(flows/20) == 0 {
+			most = max(most, resident(t))
+		}
+		return true
+	})
+	if err != nil || n != flows {
+		t.Errorf("%d flows, %v; want %d", n, err, flows)
+	}
+	if grown := most - before; grown > bound {
+		t.Errorf("listing %d flows took %d more bytes of memory, more than %d", flows, grown, bound)
+	} else {
+		t.Logf("%d flows: %d kB at most beside %d kB before", flows, grown>>10, before>>10)
+	}
+}
