@@ -168,7 +168,8 @@ func TestExplainServices(t *testing.T) {
 	s := b.snapshot(c)
 	s.Services[5].State[0] = datapath.Drain
 	b.applySnapshot(s)
-	before := namespaces(t)
+	_ = b.explain(flow.TCP, "wan0", "10.0.1.2:1", "192.0.2.10:80") // opens what stays open
+	before, files := namespaces(t), descriptors(t)
 	tcp, udp := flow.TCP, flow.UDP
 	for _, c := range []explained{
 		{name: "dnat", protocol: tcp, node: "client", from: "10.64.0.7:4000", to: "192.0.2.10:80", owner: "web", backend: "*", after: "*", verdict: "forward new-flow", out: "lan0", hop: "*", rule: "vmap @services"},
@@ -188,14 +189,41 @@ func TestExplainServices(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { b.check(t, c) })
 	}
+	t.Run("reverse path", func(t *testing.T) {
+		if err := b.gateway.Sysctl("net.ipv4.conf.all.rp_filter", "1"); err != nil {
+			t.Fatal(err)
+		}
+		e := b.explain(tcp, "lan0", "10.64.0.7:4013", "192.0.2.11:80")
+		if e.Owner != "turns" || e.Action+" "+e.Reason != "drop rp-filter" {
+			t.Errorf("from the wrong side: %q, %s %s\n%s", e.Owner, e.Action, e.Reason, strings.Join(e.Steps, "\n"))
+		}
+	})
 	t.Run("existing", func(t *testing.T) { b.existing(t, c) })
-	if after := namespaces(t); after > before+2 { // the kernel removes them in its own time
-		t.Errorf("%d network namespaces, %d before the replays", after, before)
-	}
 	if _, err := b.d.Explain(t.Context(), datapath.Question{Interface: "nosuch", Tuple: flow.Tuple{Protocol: tcp,
 		Source: netip.MustParseAddrPort("10.64.0.7:1"), Dest: netip.MustParseAddrPort("192.0.2.10:80")}}); err == nil || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("an interface that is not there: %v", err)
 	}
+	if after := namespaces(t); after > before {
+		t.Errorf("threads are in %d network namespaces, before the replays in %d", after, before)
+	}
+	if after := descriptors(t); after > files { // a namespace lives as long as one of its descriptors
+		t.Errorf("%d descriptors are open, before the replays %d", after, files)
+	}
+}
+
+// descriptors counts those that are open, but for connections.
+func descriptors(t *testing.T) (n int) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range fds {
+		if at, err := os.Readlink(p); err == nil && (strings.HasPrefix(at, "net:") || strings.HasPrefix(at, "/proc/")) {
+			n++
+		}
+	}
+	return n
 }
 
 // existing asks about both directions of a connection that there is already, and

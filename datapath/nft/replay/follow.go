@@ -5,9 +5,12 @@ package replay
 import (
 	"encoding/binary"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
@@ -92,7 +95,9 @@ func (a *Answer) route(in *link) {
 	src, dst := a.Routed.Source.Addr(), a.Routed.Dest.Addr()
 	routes, err := netlink.RouteGetWithOptions(dst.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.index, SrcAddr: src.AsSlice()})
 	if err != nil || len(routes) == 0 {
-		a.NoRoute = err
+		if a.NoRoute = err; a.wrongSide(in, src) {
+			a.NoRoute = unix.EXDEV
+		}
 		return
 	}
 	a.Hop = dst
@@ -101,4 +106,16 @@ func (a *Answer) route(in *link) {
 	} else if via, ok := routes[0].Via.(*netlink.Via); ok {
 		a.Hop, _ = netip.AddrFromSlice(via.Addr)
 	}
+}
+
+// wrongSide reports whether the reverse path filter of IPv4 refuses the source.
+// Before Linux 6.14 the answer to a route says so (EXDEV), since then it says EINVAL.
+func (a *Answer) wrongSide(in *link, src netip.Addr) bool {
+	filter := "0" // the higher of both holds: 1 is strict, 2 asks for any way back
+	for _, name := range []string{"all", in.name} {
+		v, _ := os.ReadFile(sysctls + "ipv4/conf/" + name + "/rp_filter")
+		filter = max(filter, strings.TrimSpace(string(v)))
+	}
+	back, err := netlink.RouteGet(src.AsSlice())
+	return filter == "1" && src.Is4() && err == nil && len(back) > 0 && back[0].Type == unix.RTN_UNICAST && back[0].LinkIndex != in.index
 }

@@ -52,7 +52,7 @@ func scratch(home int, f func(host *host, far int) error) error {
 		return err
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("scratch namespace: %w", err)
+		return fmt.Errorf("scratch namespace: %w: it takes root or CAP_SYS_ADMIN", err)
 	}
 	for key, value := range map[string]string{"ipv4/ip_forward": "0", "ipv6/conf/all/disable_ipv6": "1", "ipv6/conf/default/disable_ipv6": "1"} {
 		_ = os.WriteFile(sysctls+key, []byte(value), 0o644) // nothing of the far ends is forwarded: they have no routes
