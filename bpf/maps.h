@@ -339,7 +339,7 @@ struct {
 } block_maps SEC(".maps");
 
 // Binding of an outside port: (number * 3 + class) << 16 | port to the index of
-// the binding's entry + 1; bit 31: in flows6. 0: none.
+// the entry that leads to it + 1; bit 31: in flows6. 0: none.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

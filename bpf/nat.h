@@ -3,16 +3,8 @@
 #ifndef SLUICE_NAT_H
 #define SLUICE_NAT_H
 
-#include "conn.h"
-#include "limit.h"
+#include "binding.h"
 #include "prefix.h"
-
-#define PORT_CLASSES 3
-
-static __always_inline __u32 port_class(__u8 l4_proto)
-{
-	return l4_proto == IPPROTO_TCP ? 0 : l4_proto == IPPROTO_UDP ? 1 : 2;
-}
 
 // Position of a port in its map: even ports first.
 static __always_inline __u32 bit_of(__u16 port)
@@ -183,102 +175,36 @@ static __always_inline struct pool_addr *pool_of(const union addr *a, __u32 *num
 	return bpf_map_lookup_elem(&pools, number);
 }
 
-static __always_inline void set_owner(__u32 slot, __u32 value)
+// The outside endpoint of the binding that an entry leads to.
+static __always_inline bool bind_outside(struct bind *b, __u32 index)
 {
-	__u32 *owner = bpf_map_lookup_elem(&port_owners, &slot);
-
-	if (owner)
-		*(volatile __u32 *)owner = value;
-}
-
-#define OWNER_6 0x80000000U
-
-static __always_inline struct entry_meta *meta_at(__u32 index, bool v6)
-{
-	void *e;
-
-	if (v6) {
-		e = entry_at(index, true);
-		return e ? meta_of(e, true) : (void *)0;
-	}
-	e = entry_at(index, false);
-	return e ? meta_of(e, false) : (void *)0;
-}
-
-// One more flow for a binding; false when it has just died.
-static __always_inline bool binding_get(struct entry_meta *m)
-{
-	for (int i = 0; i < 4; i++) {
-		__u32 refs = *(volatile __u32 *)ref_of(m);
-
-		if (!refs)
-			return false;
-		if (__sync_val_compare_and_swap(ref_of(m), refs, refs + 1) == refs)
-			return true;
-	}
-	return false;
-}
-
-// One flow less. With the last one the binding dies; the sweeper frees its port
-// when the hold time is over.
-__noinline int binding_put(__u32 index, __u32 v6, __u32 now)
-{
-	struct entry_meta *m = meta_at(index, v6);
-	void *e;
-
-	if (!m || __sync_fetch_and_sub(ref_of(m), 1) != 1)
-		return 0;
-	set_owner(m->twin, 0);
-	if (v6) {
-		e = entry_at(index, true);
-		if (e)
-			kill(e, now, ENTRY_HOLD, true);
-	} else {
-		e = entry_at(index, false);
-		if (e)
-			kill(e, now, ENTRY_HOLD, false);
-	}
-	return 1;
-}
-
-static __always_inline void bind_key(struct tuple *key, const struct bind *b, const struct nat_rule *rule)
-{
-	if (rule->flags & NAT_MAP_REMOTE) {
-		key->daddr = b->inside.daddr;
-		key->dport = b->inside.dport;
-	}
-	key->saddr = b->inside.saddr;
-	key->sport = b->inside.sport;
-	key->l4_proto = b->inside.l4_proto;
-	key->kind = KIND_BINDING;
-	key->zone = b->rule;
-	key->state = ENTRY_LIVE;
-}
-
-static __always_inline int bind_existing(struct bind *b, __u32 index)
-{
-	struct entry_meta *m;
-
 	if (b->family == FAMILY_6) {
 		struct flow6 *f = entry_at(index, true);
 
 		if (!f)
-			return REASON_INTERNAL;
+			return false;
 		b->outside = f->to_saddr;
 		b->port = f->to_sport;
-		m = &f->meta;
-	} else {
-		struct flow4 *f = entry_at(index, false);
-
-		if (!f)
-			return REASON_INTERNAL;
-		b->outside.d[0] = f->to_saddr;
-		b->outside.d[1] = 0;
-		b->port = f->to_sport;
-		m = &f->meta;
+		b->slot = slot_of(f, true);
+		return true;
 	}
-	b->index = index;
-	return binding_get(m) ? REASON_FLOW : REASON_NONE;
+	struct flow4 *f = entry_at(index, false);
+
+	if (!f)
+		return false;
+	b->outside.d[0] = f->to_saddr;
+	b->outside.d[1] = 0;
+	b->port = f->to_sport;
+	b->slot = slot_of(f, false);
+	return true;
+}
+
+static __always_inline int bind_existing(struct bind *b, __u32 index)
+{
+	if (!bind_outside(b, index))
+		return REASON_INTERNAL;
+	b->index = binding_join(index, b->family == FAMILY_6, b->now);
+	return b->index == NO_ENTRY ? REASON_NONE : REASON_FLOW;
 }
 
 static __always_inline __u32 used_ports(__u32 number, __u32 class)
@@ -506,33 +432,12 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 	return REASON_NONE;
 }
 
-static __always_inline void bind_cancel(struct bind *b, const struct port_request *r)
+// Gives back the port of a binding that nobody has seen.
+static __always_inline void bind_cancel(const struct bind *b)
 {
-	give_port(r->map, r->port);
+	give_port(b->slot >> 16, b->slot & 0xffff);
 	if (b->client_seen)
 		client_port_put(&b->inside.saddr, b->rule);
-}
-
-static __always_inline bool bind_fill(struct bind *b, const struct tuple *key, __u32 slot, __u32 index, const bool v6)
-{
-	void *e = entry_at(index, v6);
-	struct tuple to = {};
-	struct entry_meta *m;
-
-	if (!e)
-		return false;
-	to.saddr = b->outside;
-	to.sport = b->port;
-	fill(e, key, &to, v6);
-	m = meta_of(e, v6);
-	m->twin = slot;
-	m->seen = b->now;
-	m->flags = ENTRY_NAT | (b->client_seen ? ENTRY_CLIENT : 0) | (b->family != b->outside_family ? ENTRY_CROSS : 0);
-	m->heard = b->inside.l4_proto;
-	m->hop = 0;
-	m->hop_gen = 0;
-	*ref_of(m) = 1;
-	return true;
 }
 
 // What explain says of a binding that is not made: the outside endpoint of the one
@@ -550,22 +455,10 @@ __noinline int bind_foresee(struct bind *b)
 	rule = bpf_map_lookup_elem(&nat_rules, &number);
 	if (!rule)
 		return 0;
-	__builtin_memset(&w->key, 0, sizeof(w->key));
 	bind_key(&w->key, b, rule);
-	index = find(&w->key, b->family == FAMILY_6);
-	if (index != NO_ENTRY) {
-		struct flow6 *six = entry_at(index, true);
-		struct flow4 *four = entry_at(index, false);
-
-		if (b->family == FAMILY_6 && six) {
-			b->outside = six->to_saddr;
-			b->port = six->to_sport;
-		} else if (four) {
-			b->outside.w[0] = four->to_saddr;
-			b->port = four->to_sport;
-		}
+	index = find_binding(&w->key, NO_ENTRY, b->family == FAMILY_6);
+	if (index != NO_ENTRY && bind_outside(b, index))
 		return 0;
-	}
 	number = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
 	len = b->outside_family == FAMILY_6 ? rule->pool6_len : rule->pool_len;
 	if (len == 1)
@@ -575,16 +468,58 @@ __noinline int bind_foresee(struct bind *b)
 	return 0;
 }
 
-// The binding of an inside endpoint, made when there is none. REASON_FLOW or
-// REASON_NEW_FLOW with one reference taken, else why not.
+// The entry of a new binding. REASON_NEW_FLOW, REASON_FLOW when another CPU was
+// faster, REASON_TABLE_FULL.
+static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
+{
+	__u32 index, other, flags;
+	bool v6;
+
+	v6 = b->family == FAMILY_6;
+	flags = (b->client_seen ? ENTRY_CLIENT : 0) | (b->family != b->outside_family ? ENTRY_CROSS : 0);
+	index = claim(key, v6);
+	if (index == NO_ENTRY) {
+		bind_cancel(b);
+		return REASON_TABLE_FULL;
+	}
+	if (v6) {
+		struct flow6 *f = entry_at(index, true);
+
+		if (!f)
+			return REASON_INTERNAL;
+		binding_fill(f, key, b->slot, flags, 1, b->now, true);
+		f->to_saddr = b->outside;
+		f->to_sport = b->port;
+	} else {
+		struct flow4 *f = entry_at(index, false);
+
+		if (!f)
+			return REASON_INTERNAL;
+		binding_fill(f, key, b->slot, flags, 1, b->now, false);
+		f->to_saddr = b->outside.w[0];
+		f->to_sport = b->port;
+	}
+	set_owner(b->slot, owner_of(index, v6));
+	publish_index(index, v6);
+	b->index = index;
+	other = find_binding(key, index, v6);
+	if (other == NO_ENTRY || bind_existing(b, other) != REASON_FLOW) {
+		b->index = index;
+		return REASON_NEW_FLOW;
+	}
+	binding_put(index, v6, b->now);
+	return REASON_FLOW;
+}
+
+// The binding of an inside endpoint. REASON_FLOW or REASON_NEW_FLOW with one
+// reference taken, else why not. Of b->alone a new one is only a port, without an
+// entry: the flow that the caller makes of it is to hold it.
 __noinline int bind(struct bind *b)
 {
 	struct work *w = the_work();
-	__u32 index, found, slot, id;
 	struct port_request *r;
 	struct nat_rule *rule;
-	struct tuple *key;
-	bool v6, ok;
+	__u32 index, id;
 	int reason;
 
 	if (!b || !w)
@@ -593,37 +528,23 @@ __noinline int bind(struct bind *b)
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
 	if (!rule)
 		return REASON_INTERNAL;
-	key = &w->key;
 	r = &w->request;
-	__builtin_memset(key, 0, sizeof(*key));
 	__builtin_memset(r, 0, sizeof(*r));
 	__builtin_memset(&w->who, 0, sizeof(w->who));
-	v6 = b->family == FAMILY_6;
-	bind_key(key, b, rule);
-	index = find(key, v6);
+	bind_key(&w->key, b, rule);
+	if (b->family == FAMILY_6)
+		touch_entries(true);
+	else
+		touch_entries(false);
+	index = find_binding(&w->key, NO_ENTRY, b->family == FAMILY_6);
 	if (index != NO_ENTRY && bind_existing(b, index) == REASON_FLOW)
 		return REASON_FLOW;
 	reason = bind_allocate(b, rule, r, &w->who);
 	if (reason != REASON_NONE)
 		return reason;
-	index = claim(key, v6);
-	slot = r->map << 16 | r->port;
-	if (index == NO_ENTRY) {
-		bind_cancel(b, r);
-		return REASON_TABLE_FULL;
-	}
-	ok = v6 ? bind_fill(b, key, slot, index, true) : bind_fill(b, key, slot, index, false);
-	if (!ok)
-		return REASON_INTERNAL;
-	set_owner(slot, (index + 1) | (v6 ? OWNER_6 : 0));
-	publish_index(index, v6);
-	b->index = index;
-	found = find(key, v6);
-	if (found != index && found != NO_ENTRY && bind_existing(b, found) == REASON_FLOW) {
-		binding_put(index, v6, b->now); // another CPU was faster
-		return REASON_FLOW;
-	}
-	return REASON_NEW_FLOW;
+	b->slot = r->map << 16 | r->port;
+	b->index = NO_ENTRY;
+	return b->alone ? REASON_NEW_FLOW : bind_entry(b, &w->key);
 }
 
 #endif

@@ -5,8 +5,9 @@
 
 #include "lb.h"
 
-// Makes the flow of a NAT rule. b->inside's client pays for it.
-__noinline int nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound, __u32 flags)
+// Makes the flow of a NAT rule, which holds a binding that has no entry. The client
+// of bound->inside pays for it.
+__noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -31,7 +32,13 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, const struct 
 		plan->edits |= EDIT_MSS;
 	b = birth_of(w, p, plan);
 	b->ref = bound->index;
-	b->flags = flags | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
+	b->flags = ENTRY_BOUND | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
+	if (bound->index == NO_ENTRY) {
+		touch_owner(bound->slot);
+		b->flags |= ENTRY_PORT;
+		b->backend = (bound->slot >> 16) / PORT_CLASSES;
+		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
+	}
 	if (rule->max_flows) {
 		client_of(&w->who, &bound->inside.saddr, CLIENT_NAT | id, bound->family == FAMILY_6);
 		reason = client_flow_get(&w->who, rule->max_flows);
@@ -40,6 +47,10 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, const struct 
 		b->flags |= ENTRY_CLIENT;
 	}
 	reason = make_flow(b);
+	if (reason == REASON_NEW_FLOW && bound->index == NO_ENTRY) {
+		bound->index = b->index; // from now on the port is the flow's
+		reason = binding_hold(bound, b->index);
+	}
 	plan->entry = b->index;
 	if (reason == REASON_NEW_FLOW) {
 		__sync_fetch_and_add(&rule->flows, 1);
@@ -54,7 +65,7 @@ refused:
 }
 
 // Remote address that a binding's owner has sent to (address-dependent
-// filtering). Its twin is the binding.
+// filtering). Its twin is the binding's port, as a key of port_owners.
 static __always_inline void permit_key(struct tuple *key, const union addr *remote, const union addr *outside,
 				       __be16 port, __u8 l4_proto)
 {
@@ -77,13 +88,13 @@ static __always_inline bool permit_fill(__u32 index, const struct tuple *key, co
 		return false;
 	fill(e, key, &none, v6);
 	m = meta_of(e, v6);
-	m->twin = bound->index;
+	m->twin = bound->slot;
 	m->seen = bound->now;
-	m->flags = ENTRY_NAT | (bound->family != bound->outside_family ? ENTRY_CROSS : 0);
+	m->flags = ENTRY_NAT;
 	m->heard = 0;
 	m->hop = 0;
 	m->hop_gen = 0;
-	*ref_of(m) = bound->port; // the binding's outside port, to know it by
+	*ref_of(m) = 0;
 	publish(e, v6);
 	return true;
 }
@@ -159,6 +170,35 @@ __noinline int translates(const struct packet *p)
 	return !excepted && nat_rule_of(p, false, &excepted) != NO_ENTRY;
 }
 
+// The flow of a binding, and the binding if there is none. REASON_FLOW: another CPU was
+// faster; where bound->alone still stands its binding is another, which is there now.
+static __always_inline int nat_open(const struct packet *p, struct plan *plan, struct bind *bound)
+{
+	int reason;
+	bool fresh;
+
+	bound->client_seen = 0;
+	reason = bind(bound);
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
+		return reason;
+	fresh = bound->index == NO_ENTRY;
+	bound->alone = fresh;
+	plan->to.saddr = bound->outside;
+	plan->to.sport = bound->port;
+	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
+		plan->to.dport = bound->port; // the identifier stands for both
+	reason = nat_flow(p, plan, bound);
+	if (reason == REASON_NEW_FLOW) {
+		permit(&plan->to, bound); // a full table: then only the remote endpoint itself may answer
+		return reason;
+	}
+	if (!fresh)
+		binding_put(bound->index, bound->family == FAMILY_6, p->now);
+	else if (bound->index == NO_ENTRY)
+		bind_cancel(bound);
+	return reason;
+}
+
 // From inside to outside through a rule. plan->to.daddr, dport, l4_proto and
 // plan->family are set.
 __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
@@ -190,24 +230,16 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 		plan->to.sport = bound->port;
 		return REASON_NEW_FLOW;
 	}
-	reason = bind(bound);
-	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW) {
-		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
-		return reason;
+	bound->alone = 1;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 2; i++) {
+		reason = nat_open(p, plan, bound);
+		if (reason != REASON_FLOW || !bound->alone)
+			break;
 	}
-	plan->to.saddr = bound->outside;
-	plan->to.sport = bound->port;
-	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
-		plan->to.dport = bound->port; // the identifier stands for both
-	if (permit(&plan->to, bound) != REASON_NONE) {
-		binding_put(bound->index, bound->family == FAMILY_6, p->now);
-		return REASON_TABLE_FULL;
-	}
-	reason = nat_flow(p, plan, bound, ENTRY_BOUND);
-	if (reason == REASON_NEW_FLOW)
-		return reason;
-	binding_put(bound->index, bound->family == FAMILY_6, p->now);
-	if (reason != REASON_FLOW)
+	if (reason == REASON_FLOW && bound->alone)
+		reason = REASON_CLASH;
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 	return reason;
 }
@@ -225,36 +257,39 @@ static __always_inline bool admitted(const union addr *from, const struct tuple 
 	return find(key, v6) != NO_ENTRY;
 }
 
-// Outside endpoint of a packet to its binding: fills b with the inside.
-static __always_inline int bound_to(const struct packet *p, __u32 owner, struct bind *b)
+// Fills b with the inside of the binding of an outside endpoint. No reference is
+// taken: index is that of the entry that leads to the binding.
+__noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, struct bind *b)
 {
-	bool v6 = owner & OWNER_6;
+	bool v6 = owner & OWNER_6, ours;
 	__u32 index = (owner & ~OWNER_6) - 1;
 
+	if (!outside || !b)
+		return REASON_INTERNAL;
 	b->index = index;
-	b->outside = p->tuple.daddr;
-	b->port = p->tuple.dport;
-	b->outside_family = p->family;
 	b->family = v6 ? FAMILY_6 : FAMILY_4;
-	b->now = p->now;
+	if (!bind_outside(b, index) || b->port != port || b->outside.d[0] != outside->d[0] || b->outside.d[1] != outside->d[1])
+		return REASON_NO_BINDING;
 	if (v6) {
 		struct flow6 *f = entry_at(index, true);
 
-		if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
+		if (!f)
 			return REASON_NO_BINDING;
+		ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || bore_binding(&f->meta));
 		b->inside.saddr = f->key.saddr;
 		b->inside.sport = f->key.sport;
-		b->rule = f->key.zone;
-		return binding_get(&f->meta) ? REASON_NONE : REASON_NO_BINDING;
+		b->rule = f->key.kind == KIND_BINDING ? f->key.zone : f->meta.owner;
+		return ours ? REASON_NONE : REASON_NO_BINDING;
 	}
 	struct flow4 *f = entry_at(index, false);
 
-	if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
+	if (!f)
 		return REASON_NO_BINDING;
+	ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || bore_binding(&f->meta));
 	b->inside.saddr.d[0] = f->key.saddr;
 	b->inside.sport = f->key.sport;
-	b->rule = f->key.zone;
-	return binding_get(&f->meta) ? REASON_NONE : REASON_NO_BINDING;
+	b->rule = f->key.kind == KIND_BINDING ? f->key.zone : f->meta.owner;
+	return ours ? REASON_NONE : REASON_NO_BINDING;
 }
 
 static __always_inline void towards_inside(const struct packet *p, struct plan *plan, const struct bind *b,
@@ -278,32 +313,28 @@ static __always_inline void towards_inside(const struct packet *p, struct plan *
 // the pool address.
 __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
 {
-	__u32 slot = (number * PORT_CLASSES + port_class(p ? p->tuple.l4_proto : 0)) << 16, *owner, index;
-	struct work *w = the_work();
-	struct nat_rule *rule, *target;
 	struct tuple *seen; // the packet as it would be outside
-	struct flow6 *f;
-	__u32 zone;
+	struct nat_rule *rule, *target;
+	struct work *w = the_work();
+	__u32 slot, zone, *owner;
 	int reason;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
+	slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport);
 	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
 		return REASON_NO_FLOW;
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	slot |= bpf_ntohs(p->tuple.dport);
 	owner = bpf_map_lookup_elem(&port_owners, &slot);
 	if (!rule || !owner || !(*owner & OWNER_6))
 		return REASON_NO_BINDING;
-	index = (*owner & ~OWNER_6) - 1;
-	f = entry_at(index, true);
-	if (!f || f->key.state != ENTRY_LIVE || f->key.kind != KIND_BINDING)
-		return REASON_NO_BINDING;
-	zone = f->key.zone;
 	seen = &w->source.inside;
 	*seen = plan->to;
-	plan->to.daddr = f->key.saddr;
-	plan->to.dport = f->key.sport;
+	if (bound_to(*owner, &seen->daddr, p->tuple.dport, &w->bound) != REASON_NONE)
+		return REASON_NO_BINDING;
+	zone = w->bound.rule;
+	plan->to.daddr = w->bound.inside.saddr;
+	plan->to.dport = w->bound.inside.sport;
 	plan->to.l4_proto = p->tuple.l4_proto;
 	plan->owner = id;
 	plan->owner_nat = 1;
@@ -331,7 +362,7 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	plan->family = FAMILY_6;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = FAMILY_6;
-	reason = nat_flow(p, plan, &w->bound, ENTRY_BOUND);
+	reason = nat_flow(p, plan, &w->bound);
 	if (reason != REASON_NEW_FLOW)
 		binding_put(w->bound.index, true, p->now);
 	return reason;
@@ -341,58 +372,58 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 // endpoint. number: of the pool address.
 __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 {
-	__u32 slot = (number * PORT_CLASSES + port_class(p ? p->tuple.l4_proto : 0)) << 16, *owner, id;
 	struct bind *bound, *source;
 	struct work *w = the_work();
+	__u32 slot, *owner, id;
 	struct nat_rule *rule;
 	int reason;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
+	slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport);
 	bound = &w->bound;
 	source = &w->source;
 	__builtin_memset(bound, 0, sizeof(*bound));
 	__builtin_memset(source, 0, sizeof(*source));
-	slot |= bpf_ntohs(p->tuple.dport);
 	owner = bpf_map_lookup_elem(&port_owners, &slot);
 	if (!owner || !*owner || (p->flags & PACKET_NO_FLOW))
 		return REASON_NO_BINDING;
 	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
 		return REASON_NO_FLOW;
 	bound->inside.l4_proto = p->tuple.l4_proto;
-	reason = bound_to(p, *owner, bound);
+	bound->outside_family = p->family;
+	bound->now = p->now;
+	reason = bound_to(*owner, &p->tuple.daddr, p->tuple.dport, bound);
 	if (reason != REASON_NONE)
 		return reason;
 	id = bound->rule;
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule) {
-		reason = REASON_INTERNAL;
-		goto drop;
-	}
+	if (!rule)
+		return REASON_INTERNAL;
 	plan->owner = id;
 	plan->owner_nat = 1;
 	towards_inside(p, plan, bound, rule);
 	reason = hairpin_source(p, plan, source);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
-		binding_put(bound->index, bound->family == FAMILY_6, p->now);
 		bound = source;
 		reason = permit(&p->tuple, bound); // it may be answered
 	}
-	if (reason != REASON_NONE)
-		goto drop;
-	reason = REASON_FILTERED;
-	if (!admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule, &w->key,
-		      p->family == FAMILY_6))
-		goto drop;
-	if (dry_run) {
-		reason = REASON_NEW_FLOW;
-		goto drop;
+	if (reason == REASON_NONE && !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule,
+					       &w->key, p->family == FAMILY_6))
+		reason = REASON_FILTERED;
+	if (reason == REASON_NONE && dry_run)
+		return REASON_NEW_FLOW;
+	if (reason == REASON_NONE && bound != source) {
+		bound->index = binding_join(bound->index, bound->family == FAMILY_6, p->now);
+		if (bound->index == NO_ENTRY)
+			return REASON_NO_BINDING;
 	}
-	reason = nat_flow(p, plan, bound, ENTRY_BOUND);
-	if (reason == REASON_NEW_FLOW)
+	if (reason == REASON_NONE)
+		reason = nat_flow(p, plan, bound);
+	else if (bound != source)
 		return reason;
-drop:
-	binding_put(bound->index, bound->family == FAMILY_6, p->now);
+	if (reason != REASON_NEW_FLOW)
+		binding_put(bound->index, bound->family == FAMILY_6, p->now);
 	return reason;
 }
 

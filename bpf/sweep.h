@@ -18,7 +18,7 @@ struct ending {
 	__u8 flags;
 	__u16 owner;
 	__u16 backend;
-	__u32 ref;
+	__u32 ref; // binding of ENTRY_BOUND, or own entry
 	__u32 twin;
 	__u64 packets;
 	__u64 bytes;
@@ -191,7 +191,7 @@ __noinline int pay(const struct ending *end)
 		binding_put(end->ref, end->flags & ENTRY_CROSS || end->family == FAMILY_6, end->now);
 	if (end->flags & ENTRY_HALF_OPEN && c)
 		half_open_give(c);
-	if (end->flags & ENTRY_PORT) {
+	if ((end->flags & (ENTRY_PORT | ENTRY_NAT)) == ENTRY_PORT) {
 		pool = end->pool;
 		number = bpf_map_lookup_elem(&pool_numbers, &pool);
 		if (number)
@@ -202,6 +202,7 @@ __noinline int pay(const struct ending *end)
 
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
 {
+	enum entry_state state = ENTRY_DEAD;
 	struct ending end = {};
 	void *twin;
 
@@ -224,9 +225,18 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	end.seen = later(end.twin_seen, end.own_seen) ? end.twin_seen : end.own_seen;
 	if (!owner_gone(&end) && !later(now, end.seen + timeout_of(&end)))
 		return;
-	kill(e, now, ENTRY_DEAD, v6);
+	if (bore_binding(meta_of(e, v6))) {
+		end.ref = binding_leave(index, v6);
+		if (end.ref == NO_ENTRY)
+			return; // whoever made it is taking it back
+		if (end.ref == index) {
+			state = ENTRY_HOLD;
+			end.flags &= ~ENTRY_BOUND;
+		}
+	}
+	kill(e, now, state, v6);
 	if (end.twin != NO_ENTRY)
-		kill_index(end.twin, now, end.twin_family == FAMILY_6);
+		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	pay(&end);
 	if (end.heard & HEARD_EDITED) {
 		index |= v6 ? ADJUST_6 : 0;
@@ -234,35 +244,32 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	}
 }
 
-// A permit lives as long as its binding.
+// A permit lives as long as its binding: longer than a sweep nobody gets its port.
 static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 {
-	struct entry_meta *m = meta_of(e, v6);
-	__u32 at = m->twin;
-	bool live = false;
+	__u32 slot = meta_of(e, v6)->twin, *owner = bpf_map_lookup_elem(&port_owners, &slot);
 
-	if (v6 || m->flags & ENTRY_CROSS) {
-		struct flow6 *f = entry_at(at, true);
-
-		live = f && f->key.state == ENTRY_LIVE && f->key.kind == KIND_BINDING && f->to_sport == *ref_of(m);
-	} else {
-		struct flow4 *f = entry_at(at, false);
-
-		live = f && f->key.state == ENTRY_LIVE && f->key.kind == KIND_BINDING && f->to_sport == *ref_of(m);
-	}
-	if (!live)
+	if (!owner || !*owner)
 		kill(e, now, ENTRY_DEAD, v6);
 }
 
-static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, __u8 kind, const bool v6)
+// A dead entry that kept the port of its binding gives it back.
+static __always_inline void sweep_port(void *e, const struct tuple *key, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
-	__u32 wait = hz, slot = m->twin, rule;
+	__u32 slot = slot_of(e, v6);
+
+	if (key->kind == KIND_BINDING ? m->flags & ENTRY_CLIENT : m->heard & HEARD_CHARGED)
+		client_port_put(&key->saddr, key->kind == KIND_BINDING ? key->zone : m->owner);
+	give_port(slot >> 16, slot & 0xffff);
+}
+
+static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, enum entry_state state, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
 	struct tuple key = {};
 
-	if (kind == KIND_BINDING && hold_ticks > hz)
-		wait = hold_ticks;
-	if (!later(now, m->seen + wait))
+	if (!later(now, m->seen + (state == ENTRY_HOLD && hold_ticks > hz ? hold_ticks : hz)))
 		return;
 	if (v6) {
 		key = ((struct flow6 *)e)->key;
@@ -273,14 +280,16 @@ static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, __u8 kin
 		key.daddr.w[0] = k->daddr;
 		*(__u64 *)&key.sport = *(__u64 *)&k->sport;
 	}
-	if (kind == KIND_BINDING) {
-		if (m->flags & ENTRY_CLIENT) {
-			rule = key.zone;
-			client_port_put(&key.saddr, rule);
-		}
-		give_port(slot >> 16, slot & 0xffff);
+	if (state == ENTRY_HOLD)
+		sweep_port(e, &key, v6);
+	if (key.kind != KIND_FLOW || !bore_binding(m)) {
+		release_index(&key, index, v6);
+		return;
 	}
-	release_index(&key, index, v6);
+	unindex(&key, index, v6);
+	key_of_binding(&key, e, v6);
+	unindex(&key, index, v6);
+	give(index, v6);
 }
 
 static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
@@ -302,7 +311,7 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 		break;
 	case ENTRY_DEAD:
 	case ENTRY_HOLD:
-		sweep_dead(e, index, now, kind, v6);
+		sweep_dead(e, index, now, word >> STATE_SHIFT, v6);
 		break;
 	case ENTRY_LOOSE:
 		give(index, v6);

@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 4
+#define LAYOUT 5
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -129,7 +129,7 @@ enum entry_state {
 	ENTRY_FREE, // also: claimed and being filled
 	ENTRY_LIVE,
 	ENTRY_DEAD, // not found any more; freed one second later at the earliest
-	ENTRY_HOLD, // dead binding that keeps its port (RFC 6888 REQ-8)
+	ENTRY_HOLD, // dead, and keeps the port of its binding (RFC 6888 REQ-8)
 	ENTRY_LOOSE, // free, and on its way back to the stock
 };
 
@@ -194,7 +194,7 @@ ASSERT_SIZE(struct tuple4, 16);
 #define ENTRY_PRIMARY 0x01  // direction of the packet that opened the flow
 #define ENTRY_CROSS 0x02    // the twin is in the other family's table
 #define ENTRY_SETTLED 0x04  // both sides were heard (TCP: handshake complete)
-#define ENTRY_PORT 0x08	    // the reply's destination port is allocated to this flow
+#define ENTRY_PORT 0x08	    // the reply's destination port is this flow's; with ENTRY_NAT its binding's (bore_binding)
 #define ENTRY_BOUND 0x10    // the flow refers to a binding (ref_of its reply)
 #define ENTRY_HALF_OPEN 0x20 // counted against the half-open quota
 #define ENTRY_CLIENT 0x40   // counted in the clients map
@@ -208,6 +208,10 @@ ASSERT_SIZE(struct tuple4, 16);
 #define HEARD_ACK 0x08 // anything that is neither SYN nor RST
 #define HEARD_CLOSED 0x10 // primary: closed, and no longer counted as a connection
 #define HEARD_EDITED 0x20 // every packet of this direction is looked at: its TCP header is changed
+// Of a primary entry that was made with its binding:
+#define HEARD_CHARGED 0x40 // the binding is counted in the clients map
+#define HEARD_REMOTE 0x80  // its key has the remote endpoint (NAT_MAP_REMOTE)
+#define HEARD_KEPT (HEARD_CLOSED | HEARD_EDITED | HEARD_CHARGED | HEARD_REMOTE) // when the ports are used again
 
 // What an entry keeps beside its key and rewrite.
 struct entry_meta {
@@ -218,7 +222,7 @@ struct entry_meta {
 	__u16 hop;     // index into hops, 0 for none
 	__u32 hop_gen; // hop is valid while this is the table's generation
 	__u16 owner;   // primary: service or NAT rule; of other entries see ref_of
-	__u16 backend; // primary: index into backends
+	__u16 backend; // primary: index into backends; one that was made with its binding: number of the pool address
 };
 ASSERT_SIZE(struct entry_meta, 20);
 

@@ -113,7 +113,7 @@ struct birth {
 	struct tuple back; // of the answer: to, turned round
 	struct tuple from; // what the answer becomes: key, turned round
 	__u32 now;
-	__u32 ref;	  // binding of ENTRY_BOUND
+	__u32 ref;	  // binding of ENTRY_BOUND; NO_ENTRY: the flow is to hold it
 	__u16 owner;
 	__u16 backend;
 	__u8 family;	  // of key
@@ -152,10 +152,12 @@ struct bind {
 	__u8 family;	     // in: of inside
 	__u8 outside_family; // in
 	__u32 rule;	     // in
-	__u32 index;	     // out: entry of the binding, in the family of inside
+	__u32 index;	     // out: entry of the binding, in the family of inside; NO_ENTRY: none yet
 	__u32 now;	     // in
-	__u32 client_seen;   // the client's quota has been charged
-	__u32 pad;
+	__u32 slot;	     // out: key of the port in port_owners
+	__u8 client_seen;    // the client's quota has been charged
+	__u8 alone;	     // in: the caller makes a flow that can hold a new binding
+	__u16 pad;
 };
 
 _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");

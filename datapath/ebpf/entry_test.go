@@ -3,12 +3,34 @@
 package ebpf
 
 import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
+
+// send gives the gateway a packet.
+func send(t *testing.T, s *subject, iface, text string) nat.Outcome {
+	t.Helper()
+	out, err := s.Step(nat.Arrival{Interface: iface, Frame: packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text).Build()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
 
 // office is a gateway with a snat rule from 10.0.2.0/24 to 203.0.113.1.
 func office(t *testing.T, options string) *subject {
@@ -44,5 +66,269 @@ func TestLooseEntry(t *testing.T) {
 	}
 	if uint32(stock.Top) != loose+1 || e.Key.State != uint8(wireEntryStateENTRY_FREE) {
 		t.Errorf("top of the stock %d, state %d; want entry %d + 1, free", uint32(stock.Top), e.Key.State, loose)
+	}
+}
+
+// count says how many entries of the table of IPv4 are of a kind and in a state.
+func count(s *subject, kind wireEntryKind, state wireEntryState) (n int) {
+	for i := range s.d.t.flows4.values {
+		if k := s.d.t.flows4.values[i].Key; k.Kind == uint8(kind) && k.State == uint8(state) {
+			n++
+		}
+	}
+	return n
+}
+
+// want compares what the tables hold with what they should.
+func (w held) want(t *testing.T, s *subject, when string) {
+	t.Helper()
+	have := held{flows: count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_LIVE), bindings: count(s, wireEntryKindKIND_BINDING, wireEntryStateENTRY_LIVE),
+		resting: count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD) + count(s, wireEntryKindKIND_BINDING, wireEntryStateENTRY_HOLD),
+		slots:   slots(t, s), ports: ports(s)}
+	for i := range s.d.t.owners.values {
+		if s.d.t.owners.values[i] != 0 {
+			have.owned++
+		}
+	}
+	if have != w {
+		t.Errorf("%s: %+v, want %+v", when, have, w)
+	}
+}
+
+// held is what flows hold: live directions, entries of bindings, entries that keep a
+// resting port, slots of the index, ports, and ports that have an owner.
+type held struct{ flows, bindings, resting, slots, ports, owned int }
+
+func slots(t *testing.T, s *subject) (n int) {
+	t.Helper()
+	var b wireBucket
+	for i := range s.d.t.maps["index4"].MaxEntries() {
+		if err := s.d.t.maps["index4"].Lookup(i, &b); err != nil {
+			t.Fatal(err)
+		}
+		for _, slot := range b.Slots {
+			if slot != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func ports(s *subject) (n int) {
+	for i := range s.d.t.ports.values {
+		n += int(s.d.t.ports.values[i].Used)
+	}
+	return n
+}
+
+// sentFrom is the source that a packet left with.
+func sentFrom(t *testing.T, out nat.Outcome) (source string) {
+	t.Helper()
+	if len(out.Out) != 1 {
+		t.Fatalf("%s %s: nothing was sent", out.Action, out.Reason)
+	}
+	p := packet.Parse(out.Out[0].Frame)
+	ip, _ := packet.Find[*packet.IPv4](p)
+	udp, ok := packet.Find[*packet.UDP](p)
+	if !ok {
+		t.Fatalf("sent %s", p)
+	}
+	return fmt.Sprintf("%s:%d", ip.Src, udp.SrcPort)
+}
+
+// question is a packet from the inside to one of many servers.
+func question(client, server int) string {
+	return fmt.Sprintf("ip4(src=10.0.2.%d,dst=198.18.0.%d)/udp(sport=4000,dport=53)", client, server)
+}
+
+// TestHolder follows a binding from the one flow that holds it through others that
+// share it, the death of the flow that it was made with, and the last one, to the end
+// of its port's rest.
+func TestHolder(t *testing.T) {
+	const rest = 121 * time.Second
+	s := office(t, "")
+	advance := func(d time.Duration) {
+		t.Helper()
+		if err := s.Advance(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := sentFrom(t, send(t, s, "lan0", question(2, 1)))
+	held{flows: 2, slots: 3, ports: 1, owned: 1}.want(t, s, "one flow")
+	other := sentFrom(t, send(t, s, "lan0", question(3, 1)))
+	if other == first {
+		t.Errorf("two inside endpoints have %s", first)
+	}
+	held{flows: 4, slots: 6, ports: 2, owned: 2}.want(t, s, "two inside endpoints")
+	advance(200 * time.Second)
+	if again := sentFrom(t, send(t, s, "lan0", question(2, 2))); again != first {
+		t.Errorf("the second flow leaves by %s, the first by %s", again, first)
+	}
+	held{flows: 6, bindings: 1, slots: 9, ports: 2, owned: 2}.want(t, s, "a second flow")
+	advance(101 * time.Second) // the first flows of both have ended
+	held{flows: 2, bindings: 1, resting: 1, slots: 5, ports: 2, owned: 1}.want(t, s, "the first flow ended")
+	if again := sentFrom(t, send(t, s, "lan0", question(2, 1))); again != first {
+		t.Errorf("the third flow leaves by %s, the first by %s", again, first)
+	}
+	if stranger := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.7.7,dst=203.0.113.1)/udp(sport=9,dport=%s)", first[len("203.0.113.1:"):])); stranger.Action != nat.Forward {
+		t.Errorf("a stranger's packet to the binding: %s", stranger.Reason)
+	}
+	held{flows: 6, bindings: 1, resting: 1, slots: 9, ports: 2, owned: 1}.want(t, s, "a third flow, and a stranger's")
+	advance(rest)
+	held{flows: 6, bindings: 1, slots: 7, ports: 1, owned: 1}.want(t, s, "the other endpoint's port has rested")
+	advance(301 * time.Second)
+	held{resting: 1, slots: 1, ports: 1}.want(t, s, "all flows ended")
+	advance(rest)
+	held{}.want(t, s, "all ports have rested")
+}
+
+// TestStrangersShareNoBinding: what the filter drops costs no entry.
+func TestStrangersShareNoBinding(t *testing.T) {
+	s := office(t, ", filtering: address-dependent")
+	first := sentFrom(t, send(t, s, "lan0", question(2, 1)))
+	one := held{flows: 2, slots: 4, ports: 1, owned: 1} // a slot is the permit's
+	one.want(t, s, "one flow")
+	for _, c := range []struct {
+		from string
+		want nat.Reason
+	}{{"198.18.7.7", nat.ReasonFiltered}, {"198.18.0.1", nat.ReasonNewFlow}} {
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=%s,dst=203.0.113.1)/udp(sport=9,dport=%s)", c.from, first[len("203.0.113.1:"):]))
+		if out.Reason != c.want {
+			t.Errorf("from %s: %s, want %s", c.from, out.Reason, c.want)
+		}
+		if c.want == nat.ReasonFiltered {
+			one.want(t, s, "a stranger was dropped")
+		}
+	}
+	held{flows: 4, bindings: 1, slots: 7, ports: 1, owned: 1}.want(t, s, "who was asked came from another port")
+	if err := s.Advance(301 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(s, wireEntryKindKIND_PERMIT, wireEntryStateENTRY_LIVE); n != 0 {
+		t.Errorf("%d permits outlive their binding", n)
+	}
+}
+
+// TestRemovedRule ends the flows of a rule at once, those that hold their bindings too.
+func TestRemovedRule(t *testing.T) {
+	s := office(t, "")
+	send(t, s, "lan0", question(2, 1))
+	send(t, s, "lan0", question(3, 1))
+	send(t, s, "lan0", question(3, 2))
+	s.d.t.rules.values[0].Active = 0
+	for range 2 {
+		if err := s.Advance(121 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held{}.want(t, s, "the rule is gone")
+}
+
+// TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once:
+// each endpoint has one outside endpoint, and in the end nothing is left over.
+func TestRaceForBinding(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("one CPU")
+	}
+	s := office(t, "")
+	const clients = 1000
+	var sent [2][clients]string
+	program := s.d.programs.Programs["sluice_xdp"]
+	var ready atomic.Int64
+	run := func(cpu, client int) error {
+		frame := packet.MustText(fmt.Sprintf("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.0.2.2,dst=198.18.0.%d)/udp(sport=%d,dport=53)", 1+cpu, 4000+client)).Build()
+		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.ifaces["lan0"])}}
+		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // spinning: both CPUs are there
+		}
+		if _, err := program.Run(o); err != nil {
+			return err
+		}
+		p := packet.Parse(o.DataOut)
+		if ip, _ := packet.Find[*packet.IPv4](p); ip.Src.String() == "203.0.113.1" {
+			udp, _ := packet.Find[*packet.UDP](p)
+			sent[cpu][client] = fmt.Sprint(udp.SrcPort)
+		}
+		return nil
+	}
+	var handle netns.NsHandle
+	if err := s.inside(func() (err error) { handle, err = netns.Get(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	var both errgroup.Group
+	for cpu := range 2 {
+		both.Go(func() error {
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+			var set unix.CPUSet
+			set.Set(cpu)
+			err := errors.Join(netns.Set(handle), unix.SchedSetaffinity(0, &set))
+			for client := range clients {
+				err = errors.Join(err, run(cpu, client))
+			}
+			return err
+		})
+	}
+	if err := both.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d races were lost", count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD))
+	for client := range clients {
+		if sent[0][client] != sent[1][client] && sent[0][client] != "" && sent[1][client] != "" { // both may lose twice, and drop
+			t.Errorf("client %d has the ports %s and %s", client, sent[0][client], sent[1][client])
+		}
+	}
+	for range 3 {
+		if err := s.Advance(301 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held{}.want(t, s, "all flows ended, all ports have rested")
+}
+
+// TestFlowBytes adds up what a flow of a snat rule takes in tables that are full of such
+// flows: its part of the entries and of the index, and its port's of the pool.
+func TestFlowBytes(t *testing.T) {
+	const flows = 1 << 16
+	s := office(t, "}\ntables: {flows: 65536, flows6: 4096")
+	var table, port float64
+	for _, name := range []string{"flows4", "index4"} {
+		table += float64(s.d.t.maps[name].MaxEntries() * s.d.t.maps[name].ValueSize())
+	}
+	for _, name := range []string{"port_maps", "port_owners"} {
+		port += float64(s.d.t.maps[name].ValueSize()) * float64(s.d.t.maps[name].MaxEntries()) / float64(s.d.t.maps["port_maps"].MaxEntries()) / (1 << 16)
+	}
+	each := table/flows + port
+	t.Logf("%.1f bytes in the tables, %.2f of the port", table/flows, port)
+	if each > 192 || table/flows < 2*64+3*4 {
+		t.Errorf("a flow takes %.1f bytes, more than 192 or less than it has", each)
+	}
+}
+
+// TestPoolFills opens a flow for each port of a pool of two addresses, each of another
+// inside endpoint: more than 99 % must be given out before one is refused, in tables
+// that have room for just so many flows.
+func TestPoolFills(t *testing.T) {
+	const addresses, ports, each = 2, 4096, 64 // flows of a client
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("pool", []byte(fmt.Sprintf("tables: {flows: %d, flows6: 4096}\n"+
+		"nat:\n  - {name: office, type: snat, source: [10.0.0.0/8], out: wan0, to: [203.0.113.1-203.0.113.2], ports: 1024-5119}\n", addresses*ports)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSubject(t, "xdp")
+	if err := s.Reset(c, golden.StandardHost()); err != nil {
+		t.Fatal(err)
+	}
+	reasons, first := map[nat.Reason]int{}, 0
+	for i := range addresses * ports {
+		out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.1.%d.%d,dst=198.18.0.1)/udp(sport=%d,dport=53)", i/each>>8, i/each&0xff, 1024+i%each))
+		if reasons[out.Reason]++; out.Action == nat.Drop && first == 0 {
+			first = i
+		}
+	}
+	t.Logf("%v, the first refused after %d", reasons, first)
+	if first > 0 && first < addresses*ports*99/100 {
+		t.Errorf("flow %d of %d is refused: %v", first, addresses*ports, reasons)
 	}
 }

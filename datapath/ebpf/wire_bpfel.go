@@ -801,8 +801,10 @@ type wireWork struct {
 		Rule          uint32
 		Index         uint32
 		Now           uint32
-		ClientSeen    uint32
-		Pad           uint32
+		Slot          uint32
+		ClientSeen    uint8
+		Alone         uint8
+		Pad           uint16
 	}
 	Source struct {
 		_      structs.HostLayout
@@ -824,8 +826,10 @@ type wireWork struct {
 		Rule          uint32
 		Index         uint32
 		Now           uint32
-		ClientSeen    uint32
-		Pad           uint32
+		Slot          uint32
+		ClientSeen    uint8
+		Alone         uint8
+		Pad           uint16
 	}
 	Request struct {
 		_       structs.HostLayout
