@@ -37,13 +37,32 @@ static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const 
 		if (q->l4_at - q->at > sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
 			return false;
 	}
-	return !is_extension(q->l4_proto);
+	return !is_extension(q->l4_proto) && q->l4_at <= q->end;
 }
 
-// The quotation ends with the packet in it, or with the error.
+#define FIELD_MIN 128 // RFC 4884 §3: what stands before an extension is no shorter
+
+// Bytes of the quoted packet, padded, where the error has an extension behind them
+// (RFC 4884 §4); else 0.
+static __always_inline __u32 quoted_field(void *ctx, const struct packet *p, const bool xdp)
+{
+	bool v6 = p->family == FAMILY_6;
+	__u32 at = p->l4_off + (v6 ? 4 : 5), field;
+	__u8 length;
+
+	if (v6 ? p->icmp_type != ICMP6_UNREACHABLE && p->icmp_type != ICMP6_TIME_EXCEEDED :
+		 p->icmp_type != ICMP4_UNREACHABLE && p->icmp_type != ICMP4_TIME_EXCEEDED && p->icmp_type != ICMP4_PARAMETER)
+		return 0;
+	if (!get(ctx, at, &length, 1, xdp))
+		return 0;
+	field = length * (v6 ? 8 : 4);
+	return field >= FIELD_MIN && p->l4_off + ICMP_SIZE + field < ETH_HLEN + p->l3_len ? field : 0;
+}
+
+// The quotation ends with the packet in it, before an extension, or with the error.
 static __always_inline void quote_ends(struct quote *q, const struct packet *p, __u32 len)
 {
-	__u32 end = ETH_HLEN + p->l3_len;
+	__u32 end = q->field ? q->at + q->field : ETH_HLEN + p->l3_len;
 
 	q->end = q->at + len < end ? q->at + len : end;
 }
@@ -142,6 +161,7 @@ static __always_inline bool read_quote(void *ctx, const struct packet *p, struct
 	__builtin_memset(q, 0, sizeof(*q));
 	__builtin_memset(about, 0, sizeof(*about));
 	q->at = p->l4_off + ICMP_SIZE;
+	q->field = quoted_field(ctx, p, xdp);
 	if (!(p->family == FAMILY_6 ? read_quote6(ctx, p, q, xdp) : read_quote4(ctx, p, q, xdp)) ||
 	    !read_quoted_l4(ctx, p, q, xdp))
 		return false;

@@ -105,14 +105,77 @@ static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xd
 	return !bpf_skb_change_tail(ctx, want, 0);
 }
 
+// Moves the extension at "from", the last len bytes of a packet in a frame of "have"
+// bytes, by a multiple of four. Nothing of the frame's sum changes with it.
+static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u32 len, __u32 have, const bool xdp)
+{
+	struct work *w = the_work();
+	const __u32 zero = 0;
+
+	if (!w || !len || len > EXTENSION_MAX)
+		return false;
+	bounded(len);
+	len = ((len - 1) & (EXTENSION_MAX - 1)) + 1;
+	if (xdp ? bpf_xdp_load_bytes(ctx, from, w->extension, len) : bpf_skb_load_bytes(ctx, from, w->extension, len))
+		return false;
+	if (to > from &&
+	    (xdp ? bpf_xdp_adjust_tail(ctx, to - from) : bpf_skb_change_tail(ctx, have + to - from, 0)))
+		return false;
+	for (int i = 0; i < FIELD_MIN / 4 && from < to; i++, from += 4)
+		if (!put(ctx, from, &zero, 4, xdp))
+			return false;
+	return !(xdp ? bpf_xdp_store_bytes(ctx, to, w->extension, len) :
+		       bpf_skb_store_bytes(ctx, to, w->extension, len, BPF_F_RECOMPUTE_CSUM));
+}
+
+__noinline int xdp_move_extension(struct xdp_md *ctx, __u32 from, __u32 to, __u32 len, __u32 have)
+{
+	return move_extension(ctx, from, to, len, have, true);
+}
+
+__noinline int tc_move_extension(struct __sk_buff *ctx, __u32 from, __u32 to, __u32 len, __u32 have)
+{
+	return move_extension(ctx, from, to, len, have, false);
+}
+
+// The extension of an error that changes its family, in bytes.
+struct extended {
+	__u32 len;   // of the extension; 0: there is none, or no place for it
+	__u32 field; // before it, as the quotation is translated
+	__u32 want;  // before it, as it leaves: padded, or four bytes shorter
+};
+
+// What becomes of an extension (RFC 7915 §4.2, §5.2): the length before it follows the
+// quotation. It is left out of messages that have none (RFC 4884 §4), and where it
+// does not fit.
+static __always_inline void extend(struct extended *e, struct icmp_header *icmp, const struct packet *p,
+				   const struct quote *q, __u32 inner, __u32 limit, const bool to_v6)
+{
+	e->len = 0;
+	if (!q->field || (to_v6 && icmp->type != ICMP6_UNREACHABLE && icmp->type != ICMP6_TIME_EXCEEDED))
+		return;
+	e->field = inner + q->at + q->field - q->l4_at;
+	e->want = to_v6 ? e->field & ~7U : e->field;
+	if (e->want < FIELD_MIN)
+		e->want = FIELD_MIN;
+	e->len = ETH_HLEN + p->l3_len - q->at - q->field;
+	if (e->len > EXTENSION_MAX || ICMP_SIZE + e->want + e->len > limit)
+		e->len = 0;
+	else if (to_v6)
+		((__u8 *)&icmp->id)[0] = e->want / 8;
+	else
+		((__u8 *)&icmp->id)[1] = e->want / 4;
+}
+
 // from: the source that the error goes on with.
 static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
 					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
 {
 	__u32 outer = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), inner = to_v6 ? quote6_size(q) : outer;
-	__u32 rest = q->end - q->l4_at, len, at;
+	__u32 rest = q->end - q->l4_at, len, at, have;
 	__u32 limit = to_v6 ? 1280 - 40 : 576 - 20;
 	struct icmp_header icmp;
+	struct extended e;
 	__u64 sum;
 
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
@@ -123,7 +186,8 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 		return REASON_INTERNAL;
 	if (!resize_header(ctx, q->l4_at - ETH_HLEN - ICMP_SIZE, outer + inner, to_v6, xdp))
 		return REASON_INTERNAL;
-	len = ICMP_SIZE + inner + rest;
+	extend(&e, &icmp, p, q, inner, limit, to_v6);
+	len = e.len ? ICMP_SIZE + e.want + e.len : ICMP_SIZE + inner + rest;
 	if (len > limit)
 		len = limit;
 	at = ETH_HLEN + outer;
@@ -136,7 +200,11 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	icmp.check = 0;
 	if (!put(ctx, at, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
-	sum = sum_of(ctx, at, len, xdp);
+	if (e.len)
+		sum = sum_of(ctx, at, ICMP_SIZE + (e.field < e.want ? e.field : e.want), xdp) +
+		      sum_of(ctx, at + ICMP_SIZE + e.field, e.len, xdp);
+	else
+		sum = sum_of(ctx, at, len, xdp);
 	if (to_v6) {
 		struct ipv6hdr ip;
 
@@ -154,8 +222,16 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	icmp.check = ~fold16(sum);
 	if (!put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp))
 		return REASON_INTERNAL;
-	at = p->frame_len + outer + inner + ICMP_SIZE - (q->l4_at - ETH_HLEN);
-	return cut(ctx, at, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
+	have = p->frame_len + outer + inner + ICMP_SIZE - (q->l4_at - ETH_HLEN);
+	at += ICMP_SIZE;
+	if (e.len && e.want != e.field) {
+		if (!(xdp ? xdp_move_extension(ctx, at + e.field, at + e.want, e.len, have) :
+			    tc_move_extension(ctx, at + e.field, at + e.want, e.len, have)))
+			return REASON_INTERNAL;
+		if (e.want > e.field)
+			have += e.want - e.field;
+	}
+	return cut(ctx, have, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
 static __always_inline void error_source_siit(union addr *from, const struct packet *p, const struct plan *plan)

@@ -182,7 +182,7 @@ struct quote {
 	__u8 no_l4;   // a protocol without ports: only addresses change
 	__be32 frag_id; // of IPv4 in the high half of the word
 	__u16 end;    // of the quotation in the frame, as far as it is there
-	__u16 pad;
+	__u16 field;  // bytes that stand for it before an extension (RFC 4884); 0: there is none
 };
 ASSERT_SIZE(struct quote, 56);
 
@@ -195,6 +195,8 @@ ASSERT_SIZE(struct adjust, 8);
 
 #define ADJUST_SENT 0x01 // the PROXY header has gone to the backend
 #define ADJUST_LOST 0x02 // the backend still waits for it
+
+#define EXTENSION_MAX 256 // of an ICMP error that changes its family; longer ones are left out
 
 // Working memory for one packet.
 struct work {
@@ -212,6 +214,7 @@ struct work {
 	struct packet about; // what an ICMP error is about, turned round
 	struct quote quote;
 	union addr from; // source that an ICMP error goes on with
+	__u8 extension[EXTENSION_MAX]; // of an ICMP error, while it is moved
 };
 
 #endif

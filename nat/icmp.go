@@ -65,14 +65,68 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 	b := make([]byte, 8)
 	b[0], b[1] = m.kind, m.code
 	binary.BigEndian.PutUint32(b[4:], rest)
-	b = append(b, inner...)
 	limit := 1280 - 40 // RFC 4443 §2.4 (c)
 	if v.v6 {
 		limit = 576 - 20 // RFC 1812 §4.3.2.3
 	}
-	b = b[:min(len(b), max(limit, 0))]
+	if extended := extend(v, b, inner, p, limit); extended != nil {
+		b = extended
+	} else {
+		b = append(b, inner...)
+		b = b[:min(len(b), limit)]
+	}
 	setICMPChecksum(b, r, protocol)
 	return b, protocol, ""
+}
+
+// Extensions of ICMP errors (RFC 4884 §3, §4).
+const (
+	fieldMin     = 128 // bytes before an extension, at least
+	extensionMax = 256 // a longer one is left out of an error that changes its family
+)
+
+// lengthByte returns where an ICMP error says how much stands before its extension,
+// and in what unit of bytes; 0 for messages without.
+func lengthByte(v6 bool, kind uint8) (at, unit int) {
+	switch {
+	case v6 && (kind == 1 || kind == 3):
+		return 4, 8
+	case !v6 && (kind == 3 || kind == 11 || kind == 12):
+		return 5, 4
+	}
+	return 0, 0
+}
+
+// quotedField returns how many bytes of an ICMP error stand for the quoted packet,
+// when an extension follows; else 0.
+func quotedField(v *view, p []byte) int {
+	at, unit := lengthByte(v.v6, p[0])
+	field := int(p[at]) * unit
+	if unit == 0 || field < fieldMin || 8+field >= len(p) {
+		return 0
+	}
+	return field
+}
+
+// extend returns the error with header b and the translated quotation, followed by the
+// extension of the original p, and says in the header where it begins (RFC 7915 §4.2,
+// §5.2). Nil when there is none, the message can have none, or it does not fit.
+func extend(v *view, b, inner, p []byte, limit int) []byte {
+	at, unit := lengthByte(!v.v6, b[0])
+	if v.field == 0 || unit == 0 {
+		return nil
+	}
+	padding, extension := p[8+len(v.quoted.ip):8+v.field], p[8+v.field:]
+	b = append(append(slices.Clone(b), inner...), padding...)
+	for len(b) < 8+fieldMin {
+		b = append(b, 0)
+	}
+	b = b[:8+(len(b)-8)/unit*unit]
+	if len(extension) > extensionMax || len(b)+len(extension) > limit {
+		return nil
+	}
+	b[at] = byte((len(b) - 8) / unit)
+	return append(b, extension...)
 }
 
 func setICMPChecksum(b []byte, r rendering, protocol flow.Protocol) {

@@ -34,6 +34,7 @@ type view struct {
 	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
 	routeAt      int  // where the pointer for a parameter problem aims
 	quoted       *view
+	field        int // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
 	macs         [12]byte // destination and source of the frame
 }
 
@@ -236,7 +237,12 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 		case icmpQuery, icmpReply:
 			ends(binary.BigEndian.Uint16(p[4:]), binary.BigEndian.Uint16(p[4:]))
 		case icmpError:
-			v.quotation(p[8:], quoted)
+			v.field = quotedField(v, p)
+			end := len(p)
+			if v.field > 0 {
+				end = 8 + v.field
+			}
+			v.quotation(p[8:end], quoted)
 		}
 	}
 	return ""
