@@ -205,7 +205,7 @@ static __always_inline void kernel_mtu(struct plan *plan)
 static __always_inline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
 {
 	struct hop *h;
-	int more;
+	int more, most;
 
 	plan->mtu = 1500;
 	if (routed == REASON_NO_ROUTE)
@@ -218,10 +218,15 @@ static __always_inline enum reason ready(const struct packet *p, struct plan *pl
 	if (!h)
 		return REASON_INTERNAL;
 	plan->mtu = h->mtu;
+	if (plan->flags & PLAN_ERROR && plan->family != p->family)
+		return REASON_NONE; // cut to what every link carries
 	more = growth(p, plan);
-	if ((int)p->segment + more <= (int)h->mtu)
+	most = largest(p, plan, h->mtu);
+	if ((int)p->segment + more <= most)
 		return REASON_NONE;
-	plan->mtu = h->mtu - more;
+	plan->mtu = most - more;
+	if (plan->family == FAMILY_6 && !(p->flags & PACKET_DF)) // user space fragments what comes out of its own program
+		return hold_fragments || dry_run ? REASON_TO_FRAGMENT6 : REASON_NONE;
 	if (p->flags & PACKET_DF || plan->family == FAMILY_6 || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
 	plan->flags |= PLAN_KERNEL;
@@ -396,6 +401,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = apply(ctx, p, plan, v6, xdp);
+		if (applied == REASON_TO_FRAGMENT6 && !dry_run)
+			applied = xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 		verdict = plan->verdict;
 		if (applied != REASON_NONE) {
 			reason = applied;

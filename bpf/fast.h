@@ -58,7 +58,7 @@ static __always_inline struct hop *fast_flow(const struct packet *p, struct plan
 	size = p->segment;
 	if (plan->family != p->family)
 		size += v6 ? -20 : 20;
-	if (size > h->mtu)
+	if (size > largest(p, plan, h->mtu))
 		return 0;
 	touch(p, e, v6);
 	return h;

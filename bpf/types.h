@@ -84,6 +84,7 @@ enum reason {
 	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
+	REASON_TO_FRAGMENT6,	     // IPv4 packet without DF too large for IPv6: the daemon translates it and sends it in fragments
 	REASON_COUNT,		     // number of reasons
 };
 
@@ -646,7 +647,7 @@ struct fragment {
 };
 
 // A later fragment for user space to hold; without a frame, the first one that it
-// waits for.
+// waits for. Without a key it is a packet that user space is to fragment.
 #define HELD_FRAME 2048
 struct held {
 	struct fragment_key key;

@@ -77,6 +77,15 @@ static __always_inline __u32 header_then(const struct packet *p, const struct pl
 	       (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT) ? sizeof(struct fragment_header) : 0);
 }
 
+// The largest packet that a packet may become on a link with this MTU (RFC 7915 §4.1).
+// IPv6 packets have DF.
+static __always_inline __u32 largest(const struct packet *p, const struct plan *plan, __u32 mtu)
+{
+	bool bounded6 = lowest_ipv6_mtu && plan->family == FAMILY_6 && !(p->flags & PACKET_DF);
+
+	return bounded6 && lowest_ipv6_mtu < mtu ? lowest_ipv6_mtu : mtu;
+}
+
 static __always_inline void header4(struct iphdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
 {
 	__u16 frag = 0;
@@ -226,12 +235,12 @@ static __always_inline bool source_routed(void *ctx, __u32 header, const bool xd
 			return false;
 		if (option[0] == OPTION_END)
 			return false;
-		if (option[0] == OPTION_LSRR || option[0] == OPTION_SSRR)
-			return option[2] <= option[1];
 		step = option[0] == OPTION_NOP ? 1 : option[1];
-		at = (at + step) & 63; // within the longest header, which the verifier must know
-		if (!step)
+		if (option[0] != OPTION_NOP && (step < 2 || at + step > header))
 			return false;
+		if ((option[0] == OPTION_LSRR || option[0] == OPTION_SSRR) && step > 2 && option[2] <= step)
+			return true;
+		at = (at + step) & 63; // within the longest header, which the verifier must know
 	}
 	return false;
 }

@@ -36,6 +36,11 @@ type Config struct {
 	// Flowtable offloads established flows of the nftables datapath where the
 	// kernel has flowtables: auto uses them when present, on fails without them.
 	Flowtable Switch `yaml:"flowtable,omitempty" json:"flowtable,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+	// LowestIPv6MTU is the largest packet, in bytes, that every IPv6 path behind this
+	// gateway carries. IPv4 packets without DF that would become larger leave in
+	// fragments of that size (RFC 7915 §4.1). Zero takes the MTU of the link that a
+	// packet leaves by, and fragments of 1280 bytes.
+	LowestIPv6MTU int `yaml:"lowest-ipv6-mtu,omitempty" json:"lowest-ipv6-mtu,omitempty" jsonschema:"minimum=0,maximum=65535"`
 }
 
 // DatapathChoice names a datapath or leaves the choice to Sluice.

@@ -62,8 +62,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if m.host.Owns(via) { // for this host: no MTU, no neighbour
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
 	}
-	if len(b)+p.grow > next.MTU {
-		return m.tooBig(in, v, p, b, next)
+	if most := m.largest(v, b, next); len(b)+p.grow > most {
+		return m.tooBig(in, v, p, b, next, most)
 	}
 	if p.edit != nil {
 		b = p.edit(b, next.MTU)
@@ -95,19 +95,30 @@ func relink(frame, b []byte) []byte {
 	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), b)
 }
 
-// tooBig handles a packet that does not fit the next link: an ICMP error where it
-// must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the kernel
-// fragments it.
-func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop) Outcome {
-	growth := len(b) - len(v.ip) + p.grow
-	if v.df {
-		a := tooBig
-		a.mtu = uint32(next.MTU - growth)
-		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
+// largest is how large the packet b that v became may leave. What was sent without DF
+// must fit every IPv6 path behind this gateway (RFC 7915 §4.1).
+func (m *Model) largest(v *view, b []byte, next hop) int {
+	if lowest := m.config.LowestIPv6MTU; lowest > 0 && !v.df && b[0]>>4 == 6 {
+		return min(lowest, next.MTU)
 	}
-	if b[0]>>4 == 6 { // routers do not fragment IPv6
+	return next.MTU
+}
+
+// handedMax is the longest frame that a datapath's user space takes over.
+const handedMax = 2048
+
+// tooBig handles a packet that is larger than the most that may leave: an ICMP error
+// where it must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the
+// kernel fragments it, and user space what becomes IPv6.
+func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
+	crossed := b[0]>>4 == 6 && !v.v6
+	full := m.actual != nil && m.actual.Reason == ReasonTooBig // as many as it takes a second
+	if crossed && !v.df && len(in.Frame) <= handedMax && !full {
+		return Outcome{Action: Drop, Reason: ReasonToFragment6}
+	}
+	if v.df || b[0]>>4 == 6 { // routers do not fragment IPv6
 		a := tooBig
-		a.mtu = uint32(next.MTU - growth)
+		a.mtu = uint32(most - (len(b) - len(v.ip) + p.grow))
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
 	}
 	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}

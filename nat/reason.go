@@ -49,6 +49,7 @@ const (
 	ReasonErrorWithoutFlow    Reason = "error-without-flow"
 	ReasonOrphanFragment      Reason = "orphan-fragment"
 	ReasonHeldFragment        Reason = "held-fragment"
+	ReasonToFragment6         Reason = "to-fragment6"
 	ReasonLoop                Reason = "loop"
 	ReasonUntranslatable      Reason = "untranslatable"
 	ReasonUnsupportedProtocol Reason = "unsupported-protocol"

@@ -34,7 +34,7 @@ type view struct {
 	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
 	routeAt      int  // where the pointer for a parameter problem aims
 	quoted       *view
-	field        int // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
+	field        int      // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
 	macs         [12]byte // destination and source of the frame
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -306,5 +307,37 @@ func TestMutatedFrames(t *testing.T) {
 		if got := p.Build(); !bytes.Equal(got, frame) {
 			t.Fatalf("%s\nwas   %x\nbuilt %x", p, frame, got)
 		}
+	}
+}
+
+// TestFragmentsOfFragments cuts an IPv6 datagram twice: what is put together again is
+// the datagram.
+func TestFragmentsOfFragments(t *testing.T) {
+	whole := MustText(ethernet + "ip6(src=2001:db8::1,dst=2001:db8::2)/udp(sport=2,dport=1)/data(1000)").Build()
+	pieces, err := Fragments(append(slices.Clone(whole), 0, 0), 400, 7) // and a trailer
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(whole)-54)
+	last := 0
+	for _, p := range pieces {
+		smaller, err := Fragments(p, 72, 9)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range smaller {
+			parsed := Parse(b)
+			f, ok := Find[*Fragment](parsed)
+			if !ok || f.ID != 7 {
+				t.Fatalf("want fragment 7: %s", parsed)
+			}
+			if !f.More {
+				last++
+			}
+			copy(got[f.Offset:], b[62:])
+		}
+	}
+	if !bytes.Equal(got, whole[54:]) || last != 1 {
+		t.Errorf("put together %x with %d ends, want %x", got, last, whole[54:])
 	}
 }

@@ -9,7 +9,8 @@ import (
 
 // Fragments splits the IP packet of an untagged Ethernet frame into pieces that
 // carry at most size bytes of payload each (a multiple of 8), with the
-// identification id. IPv6 packets get a fragment header behind their IPv6 header.
+// identification id. IPv6 packets get a fragment header behind their IPv6 header, or
+// have one there: then they are cut further, and keep their identification.
 func Fragments(frame []byte, size int, id uint32) ([][]byte, error) {
 	if size < 8 || size%8 != 0 {
 		return nil, fmt.Errorf("fragment size %d: not a positive multiple of 8", size)
@@ -51,13 +52,22 @@ func fragments4(frame []byte, size int, id uint16) [][]byte {
 func fragments6(frame []byte, size int, id uint32) [][]byte {
 	const end = 54
 	payload := frame[end:]
+	if n := int(binary.BigEndian.Uint16(frame[18:])); n < len(payload) {
+		payload = payload[:n]
+	}
+	next, begin, more := frame[20], uint16(0), uint16(0)
+	if next == protoFragment && len(payload) >= 8 {
+		word := binary.BigEndian.Uint16(payload[2:])
+		next, begin, more, id = payload[0], word&^7, word&1, binary.BigEndian.Uint32(payload[4:])
+		payload = payload[8:]
+	}
 	var out [][]byte
 	for off := 0; off < len(payload); off += size {
 		piece := payload[off:min(off+size, len(payload))]
 		b := append([]byte(nil), frame[:end]...)
 		header := make([]byte, 8)
-		header[0] = frame[20]
-		v := uint16(off)
+		header[0] = next
+		v := begin + uint16(off) | more
 		if off+size < len(payload) {
 			v |= 1
 		}

@@ -116,7 +116,7 @@ func (c *compiler) finish() {
 		c.ifaces[uint32(i.Index)] = v
 	}
 	s, t := &c.switches, c.snapshot.Config.Timeouts
-	s.Attach = c.snapshot.Config.Attach
+	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
 	s.Services = len(c.services) > 0
 	s.Reverse = len(c.reverses) > 0
 	s.Ranges = len(c.ranges) > 0

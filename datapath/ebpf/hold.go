@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // Bounds of the fragments that wait for their first one (RFC 4787 REQ-14, RFC 6146
@@ -26,13 +29,15 @@ const (
 )
 
 // holder keeps fragments that came before their first one, and sends them through
-// a program of its own when it has come. It belongs to one goroutine.
+// a program of its own when it has come. What is too large for IPv6 goes through it at
+// once, and on in fragments. It belongs to one goroutine.
 type holder struct {
 	d       *Datapath
 	waiting map[wireFragmentKey][]heldFrame
 	senders map[wireAddr]int
 	frames  int
 	due     []wireFragmentKey // whose first fragment has come
+	large   []heldFrame       // to be fragmented for IPv6
 
 	// The program runs on the tables in force, in working memory of its own, on
 	// one CPU: nobody else's packet comes between a run and its plan.
@@ -62,7 +67,7 @@ func (d *Datapath) hold(ring *ringbuf.Reader) {
 	var r ringbuf.Record
 	for {
 		*holding = uint32(h.frames)
-		if h.frames > 0 {
+		if h.frames+len(h.large) > 0 {
 			ring.SetDeadline(time.Now().Add(50 * time.Millisecond))
 		} else {
 			ring.SetDeadline(time.Time{})
@@ -132,6 +137,14 @@ func (h *holder) take(b []byte) {
 	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
 		return
 	}
+	if w.Key == (wireFragmentKey{}) {
+		if len(h.large) >= heldFrames {
+			h.d.missed.Add(1)
+			return
+		}
+		h.large = append(h.large, f)
+		return
+	}
 	if h.frames >= heldFrames || h.senders[w.Key.Saddr] >= heldPerSender {
 		h.d.missed.Add(1)
 		return
@@ -167,25 +180,35 @@ func (h *holder) expire() {
 	}
 }
 
-// release sends on the fragments that are due. What cannot go now, because the
-// datapath is being changed, goes the next time.
+// release sends on the fragments that are due, and what is to be fragmented. What
+// cannot go now, because the datapath is being changed, goes the next time.
 func (h *holder) release() {
+	if len(h.large) > 0 && h.try(h.large) {
+		h.large = h.large[:0]
+	}
 	for len(h.due) > 0 {
 		k := h.due[0]
 		if list := h.waiting[k]; len(list) > 0 {
-			if !h.d.mu.TryLock() {
+			if !h.try(list) {
 				return
-			}
-			err := h.send(list)
-			h.d.mu.Unlock()
-			if err != nil {
-				h.d.missed.Add(uint64(len(list)))
-				h.d.opt.Log.Warn("fragments that came before their first one are dropped", "error", err)
 			}
 			h.drop(k)
 		}
 		h.due = h.due[1:]
 	}
+}
+
+// try sends packets on; false when that has to wait.
+func (h *holder) try(list []heldFrame) bool {
+	if !h.d.mu.TryLock() {
+		return false
+	}
+	defer h.d.mu.Unlock()
+	if err := h.send(list); err != nil {
+		h.d.missed.Add(uint64(len(list)))
+		h.d.opt.Log.Warn("packets that the daemon held are dropped", "error", err)
+	}
+	return true
 }
 
 // skbMeta is the first part of struct __sk_buff.
@@ -213,7 +236,7 @@ func (h *holder) send(list []heldFrame) error {
 		o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
 		verdict, err := h.programs.Programs["sluice_tc"].Run(o)
 		if err != nil {
-			return fmt.Errorf("run a held fragment: %w", err)
+			return fmt.Errorf("run a held packet: %w", err)
 		}
 		if verdict != tcRedirect {
 			continue // counted with its reason
@@ -226,21 +249,44 @@ func (h *holder) send(list []heldFrame) error {
 		if err != nil {
 			return err
 		}
-		to := &unix.SockaddrLinklayer{Ifindex: int(out), Halen: 6}
-		if err := unix.Sendto(h.socket, o.DataOut, 0, to); err != nil {
-			return fmt.Errorf("send a held fragment by interface %d: %w", out, err)
+		frames, err := h.pieces(f.frame, o.DataOut, int(out.Mtu))
+		if err != nil {
+			return err
+		}
+		to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
+		for _, b := range frames {
+			if err := unix.Sendto(h.socket, b, 0, to); err != nil {
+				return fmt.Errorf("send a held packet by interface %d: %w", out.Ifindex, err)
+			}
 		}
 	}
 	return nil
 }
 
-// hopOf returns the interface by which a plan sends.
-func (t *tables) hopOf(w *wireWork) (uint32, error) {
+// pieces cuts what became of an IPv4 packet without DF, where it is IPv6 and too large
+// for a link of that MTU or for the path, into fragments that every IPv6 path
+// carries (RFC 7915 §4.1). They keep the identification of the IPv4 packet.
+func (h *holder) pieces(was, is []byte, mtu int) ([][]byte, error) {
+	const ethernet, ipv4, fragmentHeader = 14, 0x0800, 40 + 8
+	lowest := int(h.switches.LowestIPv6MTU)
+	most := mtu
+	if lowest > 0 {
+		most = min(most, lowest)
+	}
+	if binary.BigEndian.Uint16(was[12:]) != ipv4 || binary.BigEndian.Uint16(is[12:]) == ipv4 || len(is)-ethernet <= most {
+		return [][]byte{is}, nil
+	}
+	size := min(max(lowest, 1280), mtu) - fragmentHeader
+	return packet.Fragments(is, size&^7, uint32(binary.BigEndian.Uint16(was[ethernet+4:])))
+}
+
+// hopOf returns the next hop to which a plan sends.
+func (t *tables) hopOf(w *wireWork) (wireHop, error) {
 	h := wireHop(w.Hop)
 	if w.Plan.Hop != 0 {
 		if err := t.maps["hops"].Lookup(uint32(w.Plan.Hop), &h); err != nil {
-			return 0, fmt.Errorf("map hops: %w", err)
+			return h, fmt.Errorf("map hops: %w", err)
 		}
 	}
-	return h.Ifindex, nil
+	return h, nil
 }

@@ -271,7 +271,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	}
 	w := works[s.cpu]
 	r := nat.Outcome{Action: nat.Action(actionNames()[w.Plan.Action]), Reason: nat.Reason(reasonNames()[w.Plan.Reason])}
-	if r.Reason == nat.ReasonHeldFragment { // make room in the ring: nobody holds it here
+	if r.Reason == nat.ReasonHeldFragment || r.Reason == nat.ReasonToFragment6 { // make room in the ring: nobody holds it here
 		if err := s.forgetHeld(); err != nil {
 			return r, err
 		}
@@ -289,7 +289,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 		if err != nil {
 			return r, err
 		}
-		r.Out = []nat.Departure{{Interface: s.names[int(by)], Frame: o.DataOut}}
+		r.Out = []nat.Departure{{Interface: s.names[int(by.Ifindex)], Frame: o.DataOut}}
 	case passed && string(o.DataOut) != string(in.Frame):
 		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
 	}

@@ -303,6 +303,7 @@ type switches struct {
 	RuleCount                                                                  uint32
 	Established, Transitory, UDP, ICMP, Other, Hold                            uint32 // ticks
 	HalfOpen                                                                   uint32 // handshakes in progress
+	LowestIPv6MTU                                                              uint32 // bytes; 0: that of the next link
 }
 
 // program loads the programs with their constants set; or only some of them, as a
@@ -326,7 +327,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_resets": s.Resets, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
-		"observed": t.observed, "straight_off": t.fullPath,
+		"lowest_ipv6_mtu": s.LowestIPv6MTU, "observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

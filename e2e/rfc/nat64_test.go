@@ -241,3 +241,77 @@ func TestRFC7915ExtensionHeaders(t *testing.T) {
 		return nil
 	})
 }
+
+// RFC 7915 §4, §4.1: what an IPv4 host sends without DF arrives in fragments of the
+// size that every IPv6 path carries: datagrams, fragments and pings.
+func TestRFC7915LowestMTU(t *testing.T) {
+	prove(t, "7915-4.1f", "lowest-ipv6-mtu: 1280\n"+ports64, func(g *gateway) error {
+		if err := g.toIPv6InPieces(1280); err != nil {
+			return err
+		}
+		w := g.wire("i1")
+		echo := func(p packet.Packet) bool {
+			_, cut := packet.Find[*packet.Fragment](p)
+			m, ok := packet.Find[*packet.ICMP](p)
+			return cut && ok && m.Type == 129
+		}
+		_, err := w.carried(w, echo, "ip6(src=%s,dst=%s)/icmp6(type=echo,id=77,seq=1)/data(1300)", i1six, o1in64)
+		if err != nil {
+			err = fmt.Errorf("the answer to a ping: %w", err)
+		}
+		return err
+	})
+}
+
+// The same where the next link carries no more.
+func TestRFC7915SmallLink(t *testing.T) {
+	prove(t, "7915-4.1f", ports64, func(g *gateway) error {
+		for node, iface := range map[string]string{"gateway": "lan0", "i1": "eth0"} {
+			if out, err := g.Node(node).Command(g.t.Context(), "ip", "link", "set", iface, "mtu", "1300").CombinedOutput(); err != nil {
+				return fmt.Errorf("ip link: %w: %s", err, out)
+			}
+		}
+		return g.toIPv6InPieces(1300)
+	})
+}
+
+func (g *gateway) toIPv6InPieces(most int) error {
+	in, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("o1", o1+":9")
+	outer, err := exchange(in, "["+o1in64+"]:9", out, "x")
+	if err != nil {
+		return err
+	}
+	sniff, raw := g.wire("i1"), g.wire("o1")
+	for _, size := range []int{most - 48 + 1, wanMTU - 28} { // the first is one byte too large
+		err := g.retry(in, size, func() error {
+			return raw.send("ip4(src=%s,dst=%s,id=78)/udp(sport=9,dport=%d)/data(%d)", o1, pool1, outer.Port(), size)
+		})
+		if err != nil {
+			return fmt.Errorf("a datagram of %d bytes: %w", size, err)
+		}
+		for err == nil { // what was sent again meanwhile
+			_, _, err = receive(in, silence)
+		}
+	}
+	err = g.retry(in, 3000, func() error { // the host fragments it
+		_, err := out.WriteTo(make([]byte, 3000), udpAddr(outer))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("a datagram in fragments: %w", err)
+	}
+	pieces := 0
+	long := func(p packet.Packet) bool {
+		if f, ok := packet.Find[*packet.Fragment](p); ok && f.ID == 78 {
+			pieces++
+		}
+		return len(p.Build())-14 > most
+	}
+	if p, err := sniff.await(silence, long); err == nil {
+		return fmt.Errorf("a packet of %d bytes, want at most %d: %s", len(p.Build())-14, most, p)
+	}
+	if pieces < 4 {
+		return fmt.Errorf("%d fragments with the datagrams' identification, want two of each", pieces)
+	}
+	return nil
+}
