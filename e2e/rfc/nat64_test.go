@@ -283,9 +283,14 @@ func (g *gateway) toIPv6InPieces(most int) error {
 	}
 	sniff, raw := g.wire("i1"), g.wire("o1")
 	for _, size := range []int{most - 48 + 1, wanMTU - 28} { // the first is one byte too large
-		err := g.retry(in, size, func() error {
-			return raw.send("ip4(src=%s,dst=%s,id=78)/udp(sport=9,dport=%d)/data(%d)", o1, pool1, outer.Port(), size)
-		})
+		for range 5 { // the first waits until the daemon has loaded its program
+			err = g.retry(in, size, func() error {
+				return raw.send("ip4(src=%s,dst=%s,id=78)/udp(sport=9,dport=%d)/data(%d)", o1, pool1, outer.Port(), size)
+			})
+			if err == nil {
+				break
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("a datagram of %d bytes: %w", size, err)
 		}
