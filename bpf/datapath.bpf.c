@@ -201,8 +201,9 @@ static __always_inline void kernel_mtu(struct plan *plan)
 		plan->mtu = out->mtu;
 }
 
-// The common part of both hooks' preparation: next hop and size.
-static __always_inline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
+// The common part of both hooks' preparation: next hop and size. A frame of its own: what it
+// spills is gone when the packet goes on.
+static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
 {
 	struct hop *h;
 	int more, most;
@@ -279,6 +280,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 	enum reason reason = prepare(ctx, p, plan, xdp), done;
 	struct hop *h;
 
+	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
+		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->flags & PLAN_ERROR)
@@ -401,8 +404,6 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 		reason = REASON_FRAGMENT;
 	if (action == ACTION_FORWARD) {
 		applied = apply(ctx, p, plan, v6, xdp);
-		if (applied == REASON_TO_FRAGMENT6 && !dry_run)
-			applied = xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 		verdict = plan->verdict;
 		if (applied != REASON_NONE) {
 			reason = applied;

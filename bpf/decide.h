@@ -330,7 +330,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 	by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
 	if (!by || by->kind != PREFIX_NAT64)
 		return REASON_NONE;
-	id = nat_rule_of(p, true, &excepted);
+	id = nat_rule_of(p, by, &excepted);
 	if (id == NO_ENTRY)
 		return excepted ? REASON_EXCEPTED : REASON_NONE;
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
@@ -364,7 +364,7 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 		if (reason != REASON_NONE)
 			return reason;
 	}
-	id = nat_rule_of(p, false, &excepted);
+	id = nat_rule_of(p, (void *)0, &excepted);
 	if (id == NO_ENTRY)
 		return excepted ? REASON_EXCEPTED : REASON_NONE;
 	if (!may_open(p))

@@ -128,9 +128,17 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	return REASON_NONE;
 }
 
-// The rule that translates a source, or NO_ENTRY. excepted: one would, but
-// leaves this destination alone.
-static __always_inline __u32 nat_rule_of(const struct packet *p, bool nat64, bool *excepted)
+// Whether a rule is of this prefix: no nat64 rule is of none.
+static __always_inline bool of_prefix(const struct nat_rule *r, const struct prefix *nat64)
+{
+	if (!nat64)
+		return !r->prefix_len;
+	return r->prefix_len == nat64->embed_len && r->prefix.d[0] == nat64->embed.d[0] && r->prefix.d[1] == nat64->embed.d[1];
+}
+
+// The rule that translates a source, or NO_ENTRY; nat64: one with this prefix.
+// excepted: one would, but leaves this destination alone.
+static __noinline __u32 nat_rule_of(const struct packet *p, const struct prefix *nat64, bool *excepted)
 {
 	bool v6 = p->family == FAMILY_6;
 	__u64 rules = member_of(&p->tuple.saddr, LIST_SOURCES, v6), except;
@@ -143,7 +151,7 @@ static __always_inline __u32 nat_rule_of(const struct packet *p, bool nat64, boo
 		struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
 
 		rules &= rules - 1;
-		if (!r || !r->active || !!r->prefix_len != nat64)
+		if (!r || !r->active || !of_prefix(r, nat64))
 			continue;
 		if ((r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
 			continue;
@@ -165,9 +173,9 @@ __noinline int translates(const struct packet *p)
 	if (!p)
 		return 0;
 	by = p->family == FAMILY_6 ? prefix_of(&p->tuple.daddr, ROLE_CROSSING, true) : (void *)0;
-	if (by && by->kind == PREFIX_NAT64 && nat_rule_of(p, true, &excepted) != NO_ENTRY)
+	if (by && by->kind == PREFIX_NAT64 && nat_rule_of(p, by, &excepted) != NO_ENTRY)
 		return 1;
-	return !excepted && nat_rule_of(p, false, &excepted) != NO_ENTRY;
+	return !excepted && nat_rule_of(p, (void *)0, &excepted) != NO_ENTRY;
 }
 
 // The flow of a binding, and the binding if there is none. REASON_FLOW: another CPU was

@@ -24,7 +24,7 @@ func TestProgramsLoad(t *testing.T) {
 	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
-	all.Crossing, all.Blocks, all.HostLists, all.TrieLists = true, true, 0xff, 0xff
+	all.Crossing, all.Blocks, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, 0xff, 0xff, 1280
 	all.Ranges, all.Any, all.Edits, all.Resets, all.MACKeys = true, true, true, true, true
 	services := ticks
 	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Resets, services.MACKeys =

@@ -126,6 +126,48 @@ func TestRFC6146ErrorRefreshesNothing(t *testing.T) {
 	})
 }
 
+// embed puts an IPv4 address into a prefix (RFC 6052 §2.2).
+func embed(p netip.Prefix, a netip.Addr) netip.Addr {
+	b, at := p.Addr().As16(), p.Bits()/8
+	for _, octet := range a.As4() {
+		if at == 8 { // bits 64 to 71 are zero
+			at++
+		}
+		b[at] = octet
+		at++
+	}
+	return netip.AddrFrom16(b)
+}
+
+// RFC 6146 §3.6, RFC 6052 §2.2: prefixes of every length, at once.
+func TestRFC6052Prefixes(t *testing.T) {
+	prefixes := []string{"2001:dba::/32", "2001:dbb:100::/40", "2001:dbc:1::/48", "2001:dbd:1:100::/56", "2001:dbe:1:1::/64", "2001:dbf::/96"}
+	rules := "nat:\n"
+	for i, p := range prefixes {
+		rules += fmt.Sprintf("  - {name: rule%d, type: nat64, prefix: \"%s\", source: [\"fd00:2::/64\"], pool: [203.0.113.%d]}\n", i, p, i+1)
+	}
+	prove(t, "6146-3.6", rules, func(g *gateway) error {
+		in, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("o1", o1+":9")
+		for i, p := range prefixes {
+			to := netip.AddrPortFrom(embed(netip.MustParsePrefix(p), netip.MustParseAddr(o1)), 9)
+			seen, err := exchange(in, to.String(), out, p)
+			if err != nil {
+				return err
+			}
+			if seen.Addr() != netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}) {
+				return fmt.Errorf("%s: seen as %v", p, seen)
+			}
+			if _, err := out.WriteTo([]byte("back"), udpAddr(seen)); err != nil {
+				return err
+			}
+			if from, text, err := receive(in, patience); err != nil || from != to || text != "back" {
+				return fmt.Errorf("%s: %q from %v, want the answer from %v: %v", p, text, from, to, err)
+			}
+		}
+		return nil
+	})
+}
+
 // RFC 6146 §5.3: one host cannot take all the state.
 func TestRFC6146Bounded(t *testing.T) {
 	prove(t, "6146-5.3", strings.Replace(ports64, "}\n", ", connections-per-client: 2, ports-per-client: 2}\n", 1), func(g *gateway) error {
