@@ -616,7 +616,8 @@ const (
 	wireReasonREASON_UNTRANSLATABLE       wireReason = 46
 	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 47
 	wireReasonREASON_INTERNAL             wireReason = 48
-	wireReasonREASON_COUNT                wireReason = 49
+	wireReasonREASON_TO_FRAGMENT6         wireReason = 49
+	wireReasonREASON_COUNT                wireReason = 50
 )
 
 type wireReverse struct {
@@ -878,9 +879,10 @@ type wireWork struct {
 		NoL4     uint8
 		FragId   uint32
 		End      uint16
-		Pad      uint16
+		Field    uint16
 	}
-	From wireAddr
+	From      wireAddr
+	Extension [256]uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -980,6 +982,7 @@ const (
 	wireVarHostLists          = "host_lists"
 	wireVarHz                 = "hz"
 	wireVarLocalPortLast      = "local_port_last"
+	wireVarLowestIpv6Mtu      = "lowest_ipv6_mtu"
 	wireVarNatByEgress        = "nat_by_egress"
 	wireVarObserved           = "observed"
 	wireVarRuleCount          = "rule_count"
@@ -1140,6 +1143,7 @@ type wireVariableSpecs struct {
 	HostLists          *ebpf.VariableSpec `ebpf:"host_lists"`
 	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
 	LocalPortLast      *ebpf.VariableSpec `ebpf:"local_port_last"`
+	LowestIpv6Mtu      *ebpf.VariableSpec `ebpf:"lowest_ipv6_mtu"`
 	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
 	Observed           *ebpf.VariableSpec `ebpf:"observed"`
 	RuleCount          *ebpf.VariableSpec `ebpf:"rule_count"`
@@ -1313,6 +1317,7 @@ type wireVariables struct {
 	HostLists          *ebpf.Variable `ebpf:"host_lists"`
 	Hz                 *ebpf.Variable `ebpf:"hz"`
 	LocalPortLast      *ebpf.Variable `ebpf:"local_port_last"`
+	LowestIpv6Mtu      *ebpf.Variable `ebpf:"lowest_ipv6_mtu"`
 	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
 	Observed           *ebpf.Variable `ebpf:"observed"`
 	RuleCount          *ebpf.Variable `ebpf:"rule_count"`
