@@ -192,9 +192,48 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
 }
 
+// The SYN-ACK that asks for the proof of a cookie. It offers no window: what the
+// client sent before the backend answers would be lost. A SYN without room for an
+// option gets none.
+static __always_inline bool answer_cookie(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
+					  const bool xdp)
+{
+	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	struct syn_segment out = { .kind = TCP_OPTION_MSS, .size = TCP_OPTION_MSS_SIZE, .mss = bpf_htons(plan->mtu) };
+	__u32 size = sizeof(out);
+	struct tcphdr tcp;
+	__u8 macs[2 * ETH_ALEN];
+	__u64 sum;
+
+	if (!get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
+		return false;
+	if (p->l3_len < header_now(p) + size) {
+		out.kind = out.size = out.mss = 0;
+		size = sizeof(tcp);
+	}
+	out.tcp.source = tcp.dest;
+	out.tcp.dest = tcp.source;
+	out.tcp.seq = bpf_htonl(plan->record);
+	out.tcp.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + 1);
+	out.tcp.doff = size / 4;
+	out.tcp.syn = 1;
+	out.tcp.ack = 1;
+	sum = sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6) + bpf_htons(size) + bpf_htons(IPPROTO_TCP);
+	out.tcp.check = ~fold16(sum + sum_words((__u32 *)&out, sizeof(out) / 4));
+	if (!(size == sizeof(out) ? put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) :
+				    put(ctx, ETH_HLEN + header, &out.tcp, sizeof(out.tcp), xdp)))
+		return false;
+	return put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, size, IP_DF, v6, xdp) &&
+	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + header + size, xdp);
+}
+
 static __always_inline int answer(void *ctx, const struct packet *p, const struct plan *plan, __u8 kind, const bool xdp)
 {
-	if (!answerable(p) || !answer_credit(p->now))
+	if (!answerable(p))
+		return 0;
+	if (have_cookies && kind == ANSWER_COOKIE)
+		return p->family == FAMILY_6 ? answer_cookie(ctx, p, plan, true, xdp) : answer_cookie(ctx, p, plan, false, xdp);
+	if (!answer_credit(p->now))
 		return 0;
 	if (kind == ANSWER_RESET)
 		return p->family == FAMILY_6 ? answer_reset(ctx, p, true, xdp) : answer_reset(ctx, p, false, xdp);

@@ -11,7 +11,7 @@
 #ifndef SLUICE_CLIENT_H
 #define SLUICE_CLIENT_H
 
-#include "edit.h"
+#include "splice.h"
 
 #define TCP_OPTION_SACK 5
 #define TCP_OPTION_TOA 254 // RFC 6994 experimental; as the toa modules of IPVS and DPVS read it
@@ -51,15 +51,6 @@ static __always_inline __u32 edit_growth(const struct packet *p, const struct pl
 	return plan->edits & EDIT_PROXY ? proxy_size(p->family) : 0;
 }
 
-static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
-{
-	__u64 sum = 0;
-
-	for (__u32 i = 0; i < 13 && i < n; i++)
-		sum += word[i];
-	return sum;
-}
-
 static __always_inline __u64 proxy_fill(struct proxy_header *h, const struct tuple *t, const bool v6)
 {
 	static const __u8 start[14] = { '\r', '\n', '\r', '\n', 0, '\r', '\n', 'Q', 'U', 'I', 'T', '\n', 0x21, 0x11 };
@@ -78,24 +69,6 @@ static __always_inline __u64 proxy_fill(struct proxy_header *h, const struct tup
 	h->ends[1] = t->daddr.w[0];
 	h->ends[2] = (__u32)t->sport | (__u32)t->dport << 16;
 	return sum_words((__u32 *)h, PROXY4_SIZE / 4);
-}
-
-// Where the packet, whose addresses are rewritten, ends in the frame.
-static __always_inline __u32 end_then(const struct packet *p, const struct plan *plan)
-{
-	return ETH_HLEN + p->l3_len - header_now(p) + header_then(p, plan);
-}
-
-static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, const bool v6, const bool xdp)
-{
-	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) && grow_header(ctx, len, v6, xdp);
-}
-
-// Bytes of a header that checksums cover one way or the other are stored without
-// touching the packet's own sum; fix_check makes up for them.
-static __always_inline bool put_covered(void *ctx, __u32 off, const void *from, const __u32 len, const bool xdp)
-{
-	return xdp ? put(ctx, off, from, len, true) : !bpf_skb_store_bytes(ctx, off, from, len, 0);
 }
 
 static __always_inline int add_toa(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
@@ -139,11 +112,6 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 				      put_covered(ctx, at, &h, PROXY4_SIZE, xdp)))
 		return REASON_INTERNAL;
 	return fix_check(ctx, off, IPPROTO_TCP, bpf_htons(len), sum, xdp) ? REASON_NONE : REASON_INTERNAL;
-}
-
-static __always_inline bool after(__u32 a, __u32 b)
-{
-	return (__s32)(a - b) > 0;
 }
 
 // From the client towards the backend.
@@ -311,6 +279,10 @@ static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, 
 		done = xdp_proxy_forward(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
 		done = xdp_proxy_answer(ctx, p, plan);
+	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)
+		done = xdp_splice_forward(ctx, p, plan);
+	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICED)
+		done = xdp_splice_answer(ctx, p, plan);
 	return done;
 }
 
@@ -328,6 +300,10 @@ static __always_inline int tc_edit(struct __sk_buff *ctx, const struct packet *p
 		done = tc_proxy_forward(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
 		done = tc_proxy_answer(ctx, p, plan);
+	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)
+		done = tc_splice_forward(ctx, p, plan);
+	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICED)
+		done = tc_splice_answer(ctx, p, plan);
 	return done;
 }
 

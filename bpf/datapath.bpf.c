@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, work.h, maps.h,
-// parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, snat.h, stateless.h, decide.h,
-// rewrite.h, xlat.h, edit.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
+// parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, cookie.h, snat.h, stateless.h, decide.h,
+// rewrite.h, xlat.h, edit.h, splice.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
 // plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of
 // fast.h, those of services without flows that of direct.h.
 #include "answer.h"
@@ -85,10 +85,43 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 	return decide_miss(p, plan);
 }
 
+// The TCP header of a packet that may have to do with a cookie. What cannot be
+// read is left without a length, and asks for none.
+static __always_inline int cookie_read(void *ctx, const struct packet *p, const bool xdp)
+{
+	struct work *w = the_work();
+	__u32 end;
+
+	if (!w)
+		return 0;
+	if (!get(ctx, p->l4_off, w->cookie.tcp, sizeof(struct tcphdr), xdp))
+		w->cookie.tcp[12] = 0;
+	end = (w->cookie.tcp[12] >> 4) * 4;
+	for (__u32 at = sizeof(struct tcphdr); at < sizeof(w->cookie.tcp) && at < end; at += 4) {
+		if (get(ctx, p->l4_off + at, w->cookie.tcp + at, 4, xdp))
+			continue;
+		w->cookie.tcp[12] = 0;
+		break;
+	}
+	return 1;
+}
+
+__noinline int xdp_read_tcp(struct xdp_md *ctx, const struct packet *p)
+{
+	return p ? cookie_read(ctx, p, true) : 0;
+}
+
+__noinline int tc_read_tcp(struct __sk_buff *ctx, const struct packet *p)
+{
+	return p ? cookie_read(ctx, p, false) : 0;
+}
+
 __noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
 	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, true)))
 		return REASON_INTERNAL;
+	if (have_cookies && may_prove(p))
+		xdp_read_tcp(ctx, p);
 	return miss(ctx, p, plan);
 }
 
@@ -96,6 +129,8 @@ __noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *pla
 {
 	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, false)))
 		return REASON_INTERNAL;
+	if (have_cookies && may_prove(p))
+		tc_read_tcp(ctx, p);
 	return miss(ctx, p, plan);
 }
 

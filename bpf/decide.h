@@ -4,6 +4,7 @@
 #ifndef SLUICE_DECIDE_H
 #define SLUICE_DECIDE_H
 
+#include "cookie.h"
 #include "snat.h"
 #include "stateless.h"
 
@@ -271,6 +272,8 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 	plan->record = first ? index : m->twin;
 	if (first ? v6 : v6 != !!(m->flags & ENTRY_CROSS))
 		plan->record |= ADJUST_6;
+	if (have_cookies && splice_edits(p, plan, first, m, twin))
+		return 0;
 	plan->edits |= service_edits(p, owner, first, m, twin->heard);
 	return 0;
 }
@@ -293,6 +296,8 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		aim_again(p, plan, m->owner, m->backend);
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !conn_plain(p, m))
 		flow_edits(p, plan, index);
+	if (have_cookies && plan->answer != ANSWER_NONE)
+		return REASON_NO_FLOW; // of an older connection of the backend's
 	if (have_resets && p->tcp_flags & TCP_RST && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
 	    reset_refused(m->owner)) {
 		plan->owner = m->owner;
@@ -390,7 +395,7 @@ static __always_inline int decide_pool(const struct packet *p, struct plan *plan
 }
 
 // Everything behind the flow table.
-static __always_inline int decide_miss(const struct packet *p, struct plan *plan)
+static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;
 	__u32 service;
@@ -398,6 +403,13 @@ static __always_inline int decide_miss(const struct packet *p, struct plan *plan
 	plan->owner_nat = 2;
 	if (have_services && !(p->flags & PACKET_ERROR)) {
 		service = service_of(p);
+		if (have_cookies && service != NO_ENTRY) {
+			reason = cookie_new(p, plan, service);
+			if (reason != REASON_NONE)
+				return reason;
+			reason = service_new(p, plan, service);
+			return plan->edits & EDIT_SPLICE ? cookie_flow(p, plan, reason) : reason;
+		}
 		if (service != NO_ENTRY)
 			return service_new(p, plan, service);
 	}

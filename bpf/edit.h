@@ -181,4 +181,36 @@ __noinline int tc_open_gap(struct __sk_buff *ctx, __u32 at, __u32 end, __u32 len
 	return open_gap(ctx, at, end, len, false);
 }
 
+static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
+{
+	__u64 sum = 0;
+
+	for (__u32 i = 0; i < 13 && i < n; i++)
+		sum += word[i];
+	return sum;
+}
+
+// Where the packet, whose addresses are rewritten, ends in the frame.
+static __always_inline __u32 end_then(const struct packet *p, const struct plan *plan)
+{
+	return ETH_HLEN + p->l3_len - header_now(p) + header_then(p, plan);
+}
+
+static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, const bool v6, const bool xdp)
+{
+	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) && grow_header(ctx, len, v6, xdp);
+}
+
+// Bytes of a header that checksums cover one way or the other are stored without
+// touching the packet's own sum; fix_check makes up for them.
+static __always_inline bool put_covered(void *ctx, __u32 off, const void *from, const __u32 len, const bool xdp)
+{
+	return xdp ? put(ctx, off, from, len, true) : !bpf_skb_store_bytes(ctx, off, from, len, 0);
+}
+
+static __always_inline bool after(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
 #endif

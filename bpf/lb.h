@@ -235,6 +235,8 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 		b->edited = HEARD_EDITED;
 	if (s->flags & SERVICE_PROXY)
 		b->back_edited = HEARD_EDITED;
+	if (plan->edits & EDIT_SPLICE)
+		b->edited = b->back_edited = HEARD_EDITED;
 	if (s->max_client_flows) {
 		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
 		reason = client_flow_get(&w->who, s->max_client_flows);
@@ -433,7 +435,7 @@ static __always_inline int hairpin_source(const struct packet *p, struct plan *p
 // A flow for what has been aimed: its ports, its half-open quota.
 static __always_inline enum reason service_keep(const struct packet *p, struct plan *plan, const struct service *s)
 {
-	bool half_open = p->tuple.l4_proto == IPPROTO_TCP;
+	bool half_open = p->tuple.l4_proto == IPPROTO_TCP && !(plan->edits & EDIT_SPLICE); // a cookie's client is there
 	__u32 flags = half_open ? ENTRY_HALF_OPEN : 0, ref = 0;
 	struct control *c = the_control();
 	struct work *w = the_work();

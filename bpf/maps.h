@@ -36,6 +36,7 @@ const volatile bool have_any = false;	   // services of every protocol
 const volatile bool have_direct = false;   // IPv4 listeners whose packets are sent on at once
 const volatile bool have_mac_keys = false; // persistence by hardware address
 const volatile bool have_edits = false;	   // services or rules that change more of TCP headers than ports
+const volatile bool have_cookies = false;  // services that answer SYNs by cookies, or flows of such
 const volatile bool have_resets = false;   // services that limit resets
 const volatile __u32 local_port_last = 65535; // of those given out on addresses of this host: below ip_local_port_range
 const volatile bool have_reverse = false;  // services whose replies need no flow
@@ -397,7 +398,7 @@ struct {
 } recent_syns SEC(".maps");
 
 // Flows whose sequence numbers are changed, by the index of their primary entry;
-// bit 31: in flows6. Made by the client's SYN, deleted by the sweeper. Set at load.
+// bit 31: in flows6. Made by the client's SYN or cookie, deleted by the sweeper. Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

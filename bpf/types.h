@@ -74,6 +74,8 @@ enum reason {
 	REASON_LIMIT_BACKEND,	     // every backend has all the connections it may have
 	REASON_LIMIT_RESETS,	     // more TCP resets a second from clients than the service takes
 	REASON_STRICT_TCP,	     // new TCP flow that does not begin with a plain SYN
+	REASON_COOKIE,		     // SYN of a service that is answered by a cookie: half the quota of handshakes is used up
+	REASON_BAD_COOKIE,	     // packet without a flow that proves no cookie, while SYNs are answered by cookies
 	REASON_FILTERED,	     // the mapping's filter does not know the sender
 	REASON_NO_BINDING,	     // nobody inside has a mapping for this outside endpoint
 	REASON_NO_FLOW,		     // packet that may not open a flow and belongs to none
@@ -143,6 +145,7 @@ enum answer {
 	ANSWER_TOO_BIG,
 	ANSWER_RESET,
 	ANSWER_SOURCE_ROUTE,
+	ANSWER_COOKIE,
 };
 
 enum encap {
@@ -288,7 +291,8 @@ ASSERT_SIZE(struct hop, 32);
 struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
 	__u32 lost_logs;  // lines of the log that the ring had no room for
-	__u32 pad[14];
+	__u32 spliced;	  // not 0: a flow was opened by a cookie, so that programs must know how to go on with it
+	__u32 pad[13];
 	__u32 half_open;  // handshakes in progress
 	__u32 sweep4;	  // next entry to sweep
 	__u32 sweep6;
@@ -348,6 +352,7 @@ ASSERT_SIZE(struct reverse, 24);
 #define SERVICE_TOA 0x100	   // fullnat: the client's address in a TCP option
 #define SERVICE_PROXY 0x200	   // fullnat: the client's address in a PROXY protocol header
 #define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
+#define SERVICE_COOKIES 0x400	   // SYNs are answered by cookies when handshakes pile up
 
 // What every packet without a flow looks at stands in the first cache line.
 struct service {
@@ -438,7 +443,7 @@ struct load {
 	__u64 tat;	// limit on new connections: when the next one conforms (ns)
 	__u64 reset_tat; // limit on resets: when the next one conforms (ns)
 	__u32 sequence; // of SCHEDULER_SEQUENCE
-	__u32 pad;
+	__u32 cookie;	// of a service: tick of the last SYN that a cookie answered, 0 for none
 };
 ASSERT_SIZE(struct load, 64);
 

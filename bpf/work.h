@@ -78,6 +78,8 @@ ASSERT_SIZE(struct packet, 96);
 #define EDIT_PROXY 0x04	 // from the client: put the PROXY header in front of the first byte, count it
 #define EDIT_ANSWER 0x08 // to the client: do not count the PROXY header
 #define EDIT_ROOM 0x10	 // SYN to the client: leave room for what its segments will grow by
+#define EDIT_SPLICE 0x20 // from the client of a cookie: the SYN until the backend has answered, then its numbers
+#define EDIT_SPLICED 0x40 // to that client
 
 // What is to be done with a packet: all that "apply" looks at.
 struct plan {
@@ -101,7 +103,7 @@ struct plan {
 	__u8 owner_nat;	    // 1: owner is a NAT rule; 0: service; 2: nobody; 3: a stateless rule
 	__s32 verdict;	    // of the hook
 	__u32 edits;	    // EDIT_*
-	__u32 record;	    // key in adjusts, of EDIT_PROXY and EDIT_ANSWER
+	__u32 record;	    // key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie
 	__u32 pad;
 };
 ASSERT_SIZE(struct plan, 104);
@@ -188,13 +190,28 @@ ASSERT_SIZE(struct quote, 56);
 
 // What a flow's sequence numbers are changed by.
 struct adjust {
-	__u32 base;  // the client's first byte
-	__u32 flags; // ADJUST_*
+	__u32 base;    // the client's first byte
+	__u32 flags;   // ADJUST_*
+	// Of a flow that a cookie opened:
+	__u32 cookie;  // initial sequence number that the client knows
+	__u32 ahead;   // of the backend's own by so much; from ADJUST_HEARD on
+	__be16 window; // that the client offered
+	__u16 mss;     // that the client can take at least
 };
-ASSERT_SIZE(struct adjust, 8);
+ASSERT_SIZE(struct adjust, 20);
 
 #define ADJUST_SENT 0x01 // the PROXY header has gone to the backend
 #define ADJUST_LOST 0x02 // the backend still waits for it
+#define ADJUST_COOKIE 0x04 // a cookie opened the flow
+#define ADJUST_HEARD 0x08  // the backend has answered the SYN
+
+// A handshake that is answered, or checked, by a cookie.
+struct cookie {
+	__u64 ip[sizeof(struct ipv6hdr) / 8]; // an IPv4 or IPv6 header
+	__u8 tcp[60];			       // header and options, as they came
+	__u32 mss; // of a valid one: what the client can take at least
+};
+ASSERT_SIZE(struct cookie, 104);
 
 #define EXTENSION_MAX 256 // of an ICMP error that changes its family; longer ones are left out
 
@@ -215,6 +232,7 @@ struct work {
 	struct quote quote;
 	union addr from; // source that an ICMP error goes on with
 	__u8 extension[EXTENSION_MAX]; // of an ICMP error, while it is moved
+	struct cookie cookie;
 };
 
 #endif

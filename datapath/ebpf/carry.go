@@ -37,8 +37,8 @@ func carriesService(s *config.Service) error {
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
 	case s.Log != nil && (s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && hashes(s.Scheduler)):
 		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so that none is new", s.Mode, s.Scheduler)
-	case s.SYNCookies:
-		return errors.New("syn-cookies are not available in the ebpf datapath: a hash scheduler in mode dnat keeps no state for SYNs, and the backends' own kernels answer with cookies")
+	case s.SYNCookies && s.ClientAddress != config.ClientAddressNone && s.ClientAddress != "":
+		return fmt.Errorf("client-address %s with syn-cookies: both change what the backend is told of a handshake; keep one of them", s.ClientAddress)
 	case s.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}

@@ -131,8 +131,11 @@ func (c *compiler) finish() {
 	for _, w := range c.services {
 		s.MACKeys = s.MACKeys || w.Flags&serviceMACKeys != 0
 		s.Edits = s.Edits || w.Flags&(serviceMSSClamp|serviceTOA|serviceProxy) != 0
+		s.Cookies = s.Cookies || w.Flags&serviceCookies != 0
 		s.Resets = s.Resets || w.ResetNs != 0
 	}
+	s.Cookies = s.Cookies || c.t.control.values[0].Spliced != 0
+	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.Out != 0

@@ -25,6 +25,7 @@ const (
 	serviceMACKeys      = 0x80
 	serviceTOA          = 0x100
 	serviceProxy        = 0x200
+	serviceCookies      = 0x400
 
 	backendDown  = 0
 	backendUp    = 1
@@ -78,7 +79,7 @@ func (c *compiler) service(s *datapath.Service) error {
 	if s.Mode == config.ModeStateless && !unambiguous {
 		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
 	}
-	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 {
+	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 && !s.SYNCookies {
 		w.Flags |= serviceSynStateless
 	}
 	c.services[id] = w
@@ -96,6 +97,9 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	w.ResetNs, w.ResetBurstNs = rateWords(s.Limits.ResetRate)
 	if s.MSSClamp {
 		w.Flags |= serviceMSSClamp
+	}
+	if s.SYNCookies {
+		w.Flags |= serviceCookies
 	}
 	if l := s.Log; l != nil {
 		rate := l.Rate
