@@ -66,7 +66,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.tooBig(in, v, p, b, next, most)
 	}
 	if p.edit != nil {
-		b = p.edit(b, next.MTU)
+		if b = p.edit(b, next.MTU); b == nil {
+			return Outcome{Action: Drop, Reason: ReasonNoFlow}
+		}
 	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
@@ -154,6 +156,9 @@ type answer struct {
 	kind4, kind6 message
 	mtu          uint32
 	pointer      bool // to the routing header's segments left (IPv6)
+	cookie       bool // SYN-ACK
+	number       uint32
+	mss          int
 }
 
 var (
@@ -180,6 +185,8 @@ func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
 	iface, _ := m.host.Interface(in.Interface)
 	var b []byte
 	switch {
+	case a.cookie:
+		b = cookieFor(v, a)
 	case a.reset && v.protocol == flow.TCP:
 		b = resetFor(v)
 	case a.reset:
@@ -240,6 +247,22 @@ func resetFor(v *view) []byte {
 		t.Flags |= packet.ACK
 		t.Ack = binary.BigEndian.Uint32(seg[4:]) + length
 	}
+	return answerTo(v, t)
+}
+
+// cookieFor builds the SYN-ACK that asks for the proof of a cookie, in no more room
+// than the SYN has.
+func cookieFor(v *view, a answer) []byte {
+	t := &packet.TCP{SrcPort: v.dst.Port(), DstPort: v.src.Port(), Flags: packet.SYN | packet.ACK,
+		Seq: a.number, Ack: binary.BigEndian.Uint32(v.payload()[4:]) + 1}
+	if len(v.payload()) >= 24 {
+		t.Options = mssOption(a.mss)
+	}
+	return answerTo(v, t)
+}
+
+// answerTo is a segment back to the sender of v.
+func answerTo(v *view, t *packet.TCP) []byte {
 	if v.v6 {
 		return packet.Packet{&packet.IPv6{Src: v.dst.Addr(), Dst: v.src.Addr(), HopLimit: 64}, t}.Build()
 	}

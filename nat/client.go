@@ -25,6 +25,13 @@ type proxied struct {
 // edits adds to a plan of the session what the service tells its backends.
 func (h *half) edits(p *plan, v *view) {
 	s := h.service
+	switch {
+	case h.spliced == nil:
+	case h.direction == flow.Original:
+		p.edit = h.spliced.forward
+	default:
+		p.edit = h.spliced.answer
+	}
 	if s == nil || v.protocol != flow.TCP || s.ClientAddress == config.ClientAddressNone || s.ClientAddress == "" {
 		return
 	}
@@ -88,19 +95,24 @@ func withTOA(b, option []byte) []byte {
 // bytes, and corrects lengths and checksums.
 func insert(b []byte, v *view, at int, what []byte) []byte {
 	b = slices.Insert(slices.Clone(b), v.header+at, what...)
-	if v.v6 {
-		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-40))
-	} else {
-		was := slices.Clone(b[2:4])
-		binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
-		binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[2:4]))
-	}
+	resized(b, v.v6)
 	p := b[v.header:]
 	length := binary.BigEndian.AppendUint16(nil, uint16(len(what)))
 	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(p[16:]), []byte{0, 0}, length)
 	sum = packet.UpdateChecksum(sum, make([]byte, len(what)), what)
 	binary.BigEndian.PutUint16(p[16:], sum)
 	return b
+}
+
+// resized tells the IP header how long the packet is now.
+func resized(b []byte, v6 bool) {
+	if v6 {
+		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-40))
+		return
+	}
+	was := slices.Clone(b[2:4])
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[2:4]))
 }
 
 // proxyForward puts the header in front of the client's first byte until the backend

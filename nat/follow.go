@@ -111,6 +111,7 @@ func (m *Model) catchUp(v *view, h *half) *half {
 		return h
 	}
 	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
+	now.spliced, now.halfOpen = was.spliced, was.halfOpen
 	return now
 }
 

@@ -43,6 +43,8 @@ const (
 	ReasonLimitBackend        Reason = "limit-backend"
 	ReasonLimitResets         Reason = "limit-resets"
 	ReasonStrictTCP           Reason = "strict-tcp"
+	ReasonCookie              Reason = "cookie"
+	ReasonBadCookie           Reason = "bad-cookie"
 	ReasonFiltered            Reason = "filtered"
 	ReasonNoBinding           Reason = "no-binding"
 	ReasonNoFlow              Reason = "no-flow"

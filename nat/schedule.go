@@ -18,6 +18,22 @@ import (
 
 // refuses checks what is looked at only for new connections: sets and limits.
 func (s *service) refuses(m *Model, v *view) Reason {
+	if reason := s.closed(m, v); reason != "" {
+		return reason
+	}
+	switch {
+	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
+		return ReasonClientFlows
+	case !s.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+		return ReasonLimitRate
+	case !s.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
+		return ReasonLimitClientRate
+	}
+	return ""
+}
+
+// closed checks what refuses a client without counting it.
+func (s *service) closed(m *Model, v *view) Reason {
 	in := func(names []string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
 	}
@@ -28,12 +44,6 @@ func (s *service) refuses(m *Model, v *view) Reason {
 		return ReasonNotAllowed
 	case s.Limits.Connections > 0 && s.active >= s.Limits.Connections:
 		return ReasonLimitConnections
-	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
-		return ReasonClientFlows
-	case !s.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
-		return ReasonLimitRate
-	case !s.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
-		return ReasonLimitClientRate
 	}
 	return ""
 }

@@ -3,7 +3,6 @@
 package nat
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -27,6 +26,7 @@ type service struct {
 	connections uint64
 	refused     uint64
 	sticky      map[string]sticky
+	cookieAt    time.Duration                // when it last gave a cookie, plus 1; 0 for never
 	reset       time.Duration                // when the next reset conforms
 	credit      map[netip.Addr]time.Duration // when the next new connection conforms; the zero Addr is the whole service
 }
@@ -42,10 +42,7 @@ type sticky struct {
 	seen    time.Duration
 }
 
-func newService(c *config.Service) (*service, error) {
-	if c.SYNCookies {
-		return nil, fmt.Errorf("service %s: the model does not know syn-cookies", c.Name)
-	}
+func newService(c *config.Service) *service {
 	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
 		sticky: map[string]sticky{}, credit: map[netip.Addr]time.Duration{}}
 	for i, b := range c.Backends {
@@ -54,7 +51,7 @@ func newService(c *config.Service) (*service, error) {
 		}
 	}
 	s.schedule()
-	return s, nil
+	return s
 }
 
 // portForward makes a service of a port-forward rule: one backend, always up.
@@ -151,7 +148,7 @@ const (
 // hash gives the same backend again, and the backend's answer is recognised by
 // its endpoint.
 func (s *service) statelessSYN(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && s.unambiguous(m)
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.unambiguous(m)
 }
 
 // recognised reports whether what a backend answers to a SYN is known by its
@@ -201,6 +198,9 @@ func (s *service) endpoints(b config.Backend) int {
 
 // newService handles a packet to a service that belongs to no session.
 func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) plan {
+	if p, done := m.cookies(in, v, s); done {
+		return p
+	}
 	if reason := s.refuses(m, v); reason != "" {
 		s.refused++
 		return drop(reason)
@@ -320,6 +320,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		return drop(ReasonClash)
 	}
 	n.unseen = m.conceals(s, n, v)
+	n.spliced = v.cookie
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++
 	s.backends[i].connections++

@@ -28,6 +28,9 @@ type session struct {
 	// it took.
 	unseen  bool
 	proxied *proxied // PROXY header of client-address, once the SYN was seen
+	spliced *spliced // a cookie opened it
+	// halfOpen counts against the quota of handshakes, until it is settled.
+	halfOpen bool
 	// port is the outside endpoint that the session alone holds (fullnat), or nil.
 	port *outsideKey
 }
@@ -49,6 +52,7 @@ func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil 
 
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
+	s.halfOpen = s.tuple[0].Protocol == flow.TCP && s.spliced == nil
 	m.index(s)
 	if s.binding != nil {
 		s.binding.sessions++
@@ -179,6 +183,7 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 	}
 	other := s.heard[1-d]
 	s.settled = s.settled || h.ack && (other.syn || other.ack)
+	s.halfOpen = s.halfOpen && !s.settled
 }
 
 // known handles a packet of a session.
@@ -186,7 +191,7 @@ func (m *Model) known(v *view, h *half) plan {
 	if reopens(h.session, h.direction, v) {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
 		// session begins again.
-		h.heard, h.settled = [2]heard{}, false
+		h.heard, h.settled, h.spliced = [2]heard{}, false, nil
 	}
 	if m.actual != nil && h.direction == flow.Original {
 		h = m.catchUp(v, h)
@@ -194,6 +199,11 @@ func (m *Model) known(v *view, h *half) plan {
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
 		h.service.refused++
 		return drop(ReasonLimitResets)
+	}
+	if s := h.spliced; s != nil && !s.heard && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
+		p := drop(ReasonNoFlow) // of an older connection of the backend's
+		p.answer = reset
+		return p
 	}
 	h.seen[h.direction] = m.now
 	h.hear(h.direction, v.flags)

@@ -375,6 +375,9 @@ func (s *subject) olderLimits(ticks uint32) {
 		if l := &s.d.t.loads.values[i]; l.ResetTat > ns {
 			l.ResetTat -= ns
 		}
+		if l := &s.d.t.loads.values[i]; l.Cookie != 0 {
+			l.Cookie -= ticks
+		}
 	}
 	each(s.d.t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, ns) })
 }

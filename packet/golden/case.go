@@ -21,7 +21,7 @@
 // interfaces and neighbours call for. "same" edits the packet that came in;
 // "{in}" stands for that packet's IP part inside an ICMP error. A $name in an
 // expected packet matches any value the first time and must be that value from
-// then on; "where $p even" and the like constrain it. A drop with an "out" line
+// then on, and $name+1 the next number; "where $p even" and the like constrain it. A drop with an "out" line
 // is a packet that was answered. Adding a case is adding a file.
 package golden
 

@@ -173,17 +173,24 @@ func (r *run) compare(want Expected, got nat.Departure, in []byte) error {
 	return errors.Join(errs...)
 }
 
-var variable = regexp.MustCompile(`\$[a-z][a-z0-9]*`)
+var variable = regexp.MustCompile(`(\$[a-z][a-z0-9]*)(\+[0-9]+)?`)
 
 // expand replaces the $names that have a value and returns those that have none.
 func (r *run) expand(text string) (string, []string) {
 	var missing []string
-	text = variable.ReplaceAllStringFunc(text, func(name string) string {
-		if v, ok := r.names[name]; ok {
+	text = variable.ReplaceAllStringFunc(text, func(word string) string {
+		name, more, _ := strings.Cut(word, "+")
+		v, ok := r.names[name]
+		if !ok {
+			missing = append(missing, name)
+			return word
+		}
+		a, err := strconv.ParseUint(v, 10, 32)
+		b, err2 := strconv.ParseUint(more, 10, 32)
+		if err != nil || err2 != nil {
 			return v
 		}
-		missing = append(missing, name)
-		return name
+		return strconv.FormatUint(uint64(uint32(a)+uint32(b)), 10)
 	})
 	return text, missing
 }
