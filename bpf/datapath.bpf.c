@@ -325,7 +325,7 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
 	else
 		done = rewrite(ctx, p, plan, v6, xdp);
-	if (have_edits && done == REASON_NONE && plan->edits)
+	if (have_edits && done == REASON_NONE && plan->edits && !(plan->flags & PLAN_ERROR))
 		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
 	if (done == REASON_NONE && plan->encap)
 		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :

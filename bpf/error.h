@@ -226,6 +226,10 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 		}
 		if (m->twin == NO_ENTRY)
 			aim_again(about, plan, m->owner, m->backend);
+		if (have_cookies && m->flags & ENTRY_PRIMARY && m->heard & HEARD_EDITED) {
+			plan->record = index | (about->family == FAMILY_6 ? ADJUST_6 : 0);
+			plan->edits = EDIT_SPLICE;
+		}
 		return REASON_FLOW;
 	}
 	reason = have_services ? error_of_service(about, plan) : REASON_NONE;

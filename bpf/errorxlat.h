@@ -281,6 +281,50 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		error_source_siit(from, p, plan);
 }
 
+// What a backend of a spliced connection has sent is quoted with the cookie's
+// numbers: it believes the error only by its own (RFC 5927 §4.1).
+static __always_inline int unsplice(void *ctx, const struct packet *p, const struct plan *plan, const struct quote *q,
+				    const bool xdp)
+{
+	__u32 key = plan->record, at = quoted_check(q);
+	struct adjust *a = bpf_map_lookup_elem(&adjusts, &key);
+	__u16 check, was = 0, is = 0;
+	__be32 from, to;
+
+	if (!a || (a->flags & (ADJUST_COOKIE | ADJUST_HEARD)) != (ADJUST_COOKIE | ADJUST_HEARD) || q->l4_at + 8 > q->end)
+		return 1;
+	if (!get(ctx, q->l4_at + 4, &from, 4, xdp))
+		return 0;
+	to = bpf_htonl(bpf_ntohl(from) - a->ahead);
+	if (!put(ctx, q->l4_at + 4, &to, 4, xdp))
+		return 0;
+	if (at) {
+		if (!get(ctx, at, &was, 2, xdp))
+			return 0;
+		is = check_after(was, change(from, to));
+		if (!put(ctx, at, &is, 2, xdp))
+			return 0;
+	}
+	if (!get(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp))
+		return 0;
+	check = check_after(check, change(from, to) + change(was, is));
+	return put(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp);
+}
+
+__noinline int xdp_unsplice(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	struct work *w = the_work();
+
+	return p && plan && w ? unsplice(ctx, p, plan, &w->quote, true) : 0;
+}
+
+__noinline int tc_unsplice(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	struct work *w = the_work();
+
+	return p && plan && w ? unsplice(ctx, p, plan, &w->quote, false) : 0;
+}
+
 // One function for each direction: their frames are large.
 #define ERROR_FUNCTION(name, context, call)                                                                            \
 	__noinline int name(context *ctx, struct packet *p, struct plan *plan)                                         \
@@ -304,6 +348,8 @@ ERROR_FUNCTION(tc_error_to4, struct __sk_buff, translate_error(ctx, p, plan, &w-
 
 static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
+	if (have_cookies && plan->edits & EDIT_SPLICE && !xdp_unsplice(ctx, p, plan))
+		return REASON_INTERNAL;
 	if (plan->family == p->family)
 		return p->family == FAMILY_6 ? xdp_error_in6(ctx, p, plan) : xdp_error_in4(ctx, p, plan);
 	return p->family == FAMILY_6 ? xdp_error_to4(ctx, p, plan) : xdp_error_to6(ctx, p, plan);
@@ -311,6 +357,8 @@ static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p,
 
 static __always_inline int tc_apply_error(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
 {
+	if (have_cookies && plan->edits & EDIT_SPLICE && !tc_unsplice(ctx, p, plan))
+		return REASON_INTERNAL;
 	if (plan->family == p->family)
 		return p->family == FAMILY_6 ? tc_error_in6(ctx, p, plan) : tc_error_in4(ctx, p, plan);
 	return p->family == FAMILY_6 ? tc_error_to4(ctx, p, plan) : tc_error_to6(ctx, p, plan);

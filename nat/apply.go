@@ -26,6 +26,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if !p.to.Source.IsValid() {
 		p.to = v.tuple()
 	}
+	if p.instead != nil {
+		v = p.instead
+	}
 	via := p.to.Dest.Addr()
 	if p.via.IsValid() {
 		via = p.via

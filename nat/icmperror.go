@@ -3,7 +3,9 @@
 package nat
 
 import (
+	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -80,7 +82,27 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	p.to = flow.Tuple{Protocol: quote.Protocol, Source: netip.AddrPortFrom(m.errorSource(v, h, out), 0),
 		Dest: netip.AddrPortFrom(out.Dest.Addr(), 0)}
 	p.to.Protocol = v.protocol
+	if h.spliced != nil && h.spliced.heard && h.direction == flow.Original {
+		p.instead = v.unspliced(h.spliced.ahead)
+	}
 	return p, true
+}
+
+// unspliced returns the error with the quoted number as the backend has sent it.
+func (v *view) unspliced(ahead uint32) *view {
+	b := slices.Clone(v.ip)
+	t := b[v.header+8+v.quoted.header:]
+	if len(t) >= 18 {
+		setNumber(t, 4, binary.BigEndian.Uint32(t[4:])-ahead)
+	} else {
+		binary.BigEndian.PutUint32(t[4:], binary.BigEndian.Uint32(t[4:])-ahead)
+	}
+	even := func(b []byte) []byte { return append(slices.Clone(b[v.header+8:]), make([]byte, len(b)%2)...) }
+	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(b[v.header+2:]), even(v.ip), even(b))
+	binary.BigEndian.PutUint16(b[v.header+2:], sum)
+	is, _ := readIP(b)
+	is.macs, is.trailer = v.macs, v.trailer
+	return is
 }
 
 // errorSource is who the error comes from when it goes on. A router on a side that

@@ -120,6 +120,7 @@ type plan struct {
 	grow   int      // bytes that edit may add
 	// edit changes the packet that is otherwise ready to leave by a link of that MTU.
 	edit func(b []byte, mtu int) []byte
+	instead *view // of the packet, when not nil
 	// neutral leaves the transport checksum alone (RFC 6296).
 	neutral bool
 }
