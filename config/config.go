@@ -155,7 +155,9 @@ type Service struct {
 	Tunnel *Tunnel `yaml:"tunnel,omitempty" json:"tunnel,omitempty"`
 	// ClientAddress tells fullnat backends who the client is.
 	ClientAddress ClientAddress `yaml:"client-address,omitempty" json:"client-address,omitempty" jsonschema:"enum=none,enum=toa,enum=proxy-v2,default=none"`
-	// SYNCookies answers SYNs from the datapath by cookies (ebpf, tcp).
+	// SYNCookies answers SYNs from the datapath by cookies while handshakes fill
+	// half of tables.half-open or more (ebpf; modes dnat and fullnat, protocol tcp,
+	// without client-address).
 	SYNCookies bool `yaml:"syn-cookies,omitempty" json:"syn-cookies,omitempty"`
 	// MSSClamp lowers the TCP MSS option to what the path carries (ebpf; nftables
 	// "rt mtu").

@@ -97,7 +97,7 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 			c.class = i
 		}
 	}
-	m.given[v.tuple()] = c
+	m.given[v.tuple()] = append(m.given[v.tuple()], c)
 	s.cookieAt = m.now + 1 // 0 is never
 	headers := 40
 	switch {
@@ -114,18 +114,19 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 
 // proven returns what a session must know of the cookie that v proves. A cookie is
 // what is secret plus the client's number plus the class: what differs from it by so
-// little that another class comes out is valid too.
+// little that another class comes out is valid too. How old it may be is the
+// kernel's clock's affair, which a datapath under judgement cannot turn.
 func (m *Model) proven(v *view) *spliced {
-	c, t := m.given[v.tuple()], v.payload()
-	if c == nil || m.now-c.at > cookieLife {
-		return nil
-	}
+	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
-	class := c.class + int(int32(number-c.number-(first-c.first)))
-	if class < 0 || class >= 4 {
-		return nil
+	for _, c := range m.given[v.tuple()] {
+		class := c.class + int(int32(number-c.number-(first-c.first)))
+		if class < 0 || class >= 4 || m.actual == nil && m.now-c.at > cookieLife {
+			continue
+		}
+		return &spliced{first: first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
 	}
-	return &spliced{first: first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
+	return nil
 }
 
 // spliced is what a session that a cookie opened remembers: the client knows the

@@ -362,6 +362,11 @@ func (s *subject) older(back func(*uint32)) {
 	for i := range t.flows6.values {
 		back(&t.flows6.values[i].Meta.Seen)
 	}
+	for i := range s.snapshot.Services {
+		if l := &t.loads.values[i]; l.Cookie != 0 {
+			back(&l.Cookie)
+		}
+	}
 	each(t.maps["stickies"], func(v *wireSticky) { back(&v.Seen) })
 	each(t.maps["fragments"], func(v *wireFragment) { back(&v.Seen) })
 }
@@ -374,9 +379,6 @@ func (s *subject) olderLimits(ticks uint32) {
 		}
 		if l := &s.d.t.loads.values[i]; l.ResetTat > ns {
 			l.ResetTat -= ns
-		}
-		if l := &s.d.t.loads.values[i]; l.Cookie != 0 {
-			l.Cookie -= ticks
 		}
 	}
 	each(s.d.t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, ns) })

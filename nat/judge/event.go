@@ -56,9 +56,10 @@ func randomEvent(r *rand.Rand) event {
 
 // conversation is what was seen of two hosts that talk.
 type conversation struct {
-	in  [2]nat.Arrival    // last packet of each direction as it arrived
-	out [2]*nat.Departure // as it left
-	age int               // of the world when a packet last went on
+	in     [2]nat.Arrival    // last packet of each direction as it arrived
+	out    [2]*nat.Departure // as it left
+	age    int               // of the world when a packet last went on
+	cookie *packet.TCP       // that answered its SYN
 }
 
 // world is what the generator knows.
@@ -209,8 +210,27 @@ func (w *world) again(r *rand.Rand, c *conversation) []arrival {
 		return w.open(r)
 	}
 	p := withoutLink(packet.Parse(c.in[0].Frame))
+	if c.cookie != nil && r.IntN(3) > 0 {
+		return w.prove(r, c, p)
+	}
 	if t, ok := packet.Find[*packet.TCP](p); ok && r.IntN(6) > 0 {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: t.Seq + 1, Ack: r.Uint32(), Window: 1000, Flags: nextFlags(r)}
+	}
+	w.wear(r, p, c)
+	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
+}
+
+// prove acknowledges a cookie, now and then with another number near it.
+func (w *world) prove(r *rand.Rand, c *conversation, p packet.Packet) []arrival {
+	if t, ok := packet.Find[*packet.TCP](p); ok {
+		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: c.cookie.Ack, Ack: c.cookie.Seq + 1, Window: 1000, Flags: packet.ACK}
+		if r.IntN(4) == 0 {
+			t.Ack += r.Uint32N(9) - 4
+		}
+		if r.IntN(4) == 0 {
+			t.Options = []byte{1, 1, 1, 1}
+		}
+		c.cookie = nil
 	}
 	w.wear(r, p, c)
 	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}

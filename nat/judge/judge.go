@@ -210,6 +210,9 @@ func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: a.Arrival, Want: want, Got: got, Problem: p}
 		return nil
 	}
+	if a.conversation != nil && got.Reason == nat.ReasonCookie && len(got.Out) == 1 {
+		a.conversation.cookie, _ = packet.Find[*packet.TCP](packet.Parse(got.Out[0].Frame))
+	}
 	if a.conversation != nil && got.Action == nat.Forward && len(got.Out) == 1 {
 		a.conversation.age = w.age
 		a.conversation.in[a.direction] = a.Arrival

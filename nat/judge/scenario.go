@@ -83,6 +83,9 @@ func Scenarios() []Scenario {
 		{"fullnat", fullnat, []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53}, []Kind{TCP, UDP}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+		{"cookies", cookies, []Opening{
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Kind{TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}}}},
 		{"bypass", bypass, []Opening{
 			{"wan0", clients4, append(append(one("192.0.2.30"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 514}, []Kind{TCP, UDP}},
 			{"wan0", clients6, one("2001:db8::40"), []uint16{80}, []Kind{TCP, UDP}}}},
@@ -136,6 +139,18 @@ services:
   - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}, {address: "2001:db8::10", ports: [53]}], protocol: udp, mode: fullnat,
      scheduler: rr, source-pool: [10.0.2.102, "fd00:2::102"],
      backends: [{name: a, address: 10.0.2.2}, {name: b, address: "fd00:2::3", port: 5353}]}
+`
+
+const cookies = `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}, {address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, syn-cookies: true,
+     scheduler: maglev, source-pool: [10.0.2.100-10.0.2.101, "fd00:2::100"],
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
+  - {name: hash, listen: [{address: 192.0.2.10, ports: [81]}], protocol: tcp, mode: dnat, scheduler: maglev, syn-cookies: true, limits: {strict-tcp: true},
+     backends: [{name: a, address: 10.0.2.4, port: 8080}, {name: b, address: 10.0.2.5, port: 8080}]}
+  - {name: turn, listen: [{address: "2001:db8::10", ports: [81]}], protocol: tcp, mode: dnat, scheduler: rr, syn-cookies: true,
+     backends: [{name: a, address: "fd00:2::4", port: 8080}, {name: b, address: "fd00:2::5", port: 8080}]}
+tables: {flows: 4096, flows6: 4096, half-open: 600}
 `
 
 const bypass = `
