@@ -119,20 +119,10 @@ const bannerText = "220 mail.example.org ready\r\n"
 // banner is a server that speaks first, then sends back what it gets.
 func banner(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
-	var l net.Listener
-	if err := n.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { io.WriteString(c, bannerText); io.Copy(c, c); c.Close() }()
-		}
-	}()
+	listen(t, n, addr, func(c net.Conn) {
+		io.WriteString(c, bannerText)
+		io.Copy(c, c)
+	})
 }
 
 // greets expects the banner, byte for byte, before the client has said anything.
