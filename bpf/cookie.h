@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// SYN cookies (RFC 4987 §3.6) of the kernel's own making, so that several gateways
-// with the same secret would know each other's. They are given while handshakes
-// fill half of their quota or more. Nothing is kept for a SYN; the client's
+// SYN cookies (RFC 4987 §3.6) of the kernel's making, given while handshakes fill
+// half of their quota or more. Nothing is kept for a SYN; the client's
 // acknowledgement proves the cookie, opens the flow in the way of a SYN, and goes
 // to the backend as one. splice.h brings the two handshakes together.
 #ifndef SLUICE_COOKIE_H

@@ -72,6 +72,7 @@ func TestSYNCookies(t *testing.T) {
 				})
 			}
 			lostSYN(t, l, d)
+			kept := transfer(t, client, "192.0.2.46:80")
 			if n := d.t.control.values[0].HalfOpen; n != 1 {
 				t.Errorf("%d handshakes in progress after all, want the one: proofs of cookies are not to count", n)
 			}
@@ -88,6 +89,10 @@ func TestSYNCookies(t *testing.T) {
 			}
 			if err := roundTrip(c); err != nil {
 				t.Error(err)
+			}
+			apply(t, d, hook, strings.ReplaceAll(cookieYAML("4m"), "syn-cookies: true, ", ""))
+			if err := roundTrip(kept); err != nil {
+				t.Errorf("a connection that a cookie opened, after its service has none any more: %v", err)
 			}
 		})
 	}
