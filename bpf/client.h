@@ -264,8 +264,9 @@ static __always_inline __u32 mss_room(const struct packet *p, const struct plan 
 	return in && in->mtu > less ? in->mtu - less : 0xffff;
 }
 
-// All edits of a packet, one after the other.
-static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+// All edits of a packet, one after the other; in frames of their own, because what
+// they spill would stand under a miss.
+static __noinline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
 {
 	int done = REASON_NONE;
 
@@ -286,7 +287,7 @@ static __always_inline int xdp_edit(struct xdp_md *ctx, const struct packet *p, 
 	return done;
 }
 
-static __always_inline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+static __noinline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
 {
 	int done = REASON_NONE;
 
