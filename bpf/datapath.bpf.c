@@ -97,6 +97,7 @@ static __always_inline int cookie_read(void *ctx, const struct packet *p, const 
 	if (!get(ctx, p->l4_off, w->cookie.tcp, sizeof(struct tcphdr), xdp))
 		w->cookie.tcp[12] = 0;
 	end = (w->cookie.tcp[12] >> 4) * 4;
+	bounded(end); // or the loop's own bound is left out, which Linux 6.1 needs
 	for (__u32 at = sizeof(struct tcphdr); at < sizeof(w->cookie.tcp) && at < end; at += 4) {
 		if (get(ctx, p->l4_off + at, w->cookie.tcp + at, 4, xdp))
 			continue;

@@ -119,7 +119,7 @@ type plan struct {
 	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries
 	grow   int      // bytes that edit may add
 	// edit changes the packet that is otherwise ready to leave by a link of that MTU.
-	edit func(b []byte, mtu int) []byte
+	edit    func(b []byte, mtu int) []byte
 	instead *view // of the packet, when not nil
 	// neutral leaves the transport checksum alone (RFC 6296).
 	neutral bool
