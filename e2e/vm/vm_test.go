@@ -27,7 +27,7 @@ var suites = []suite{
 	// iptables-legacy is not in the machine.
 	{"trace", "TestDropCauses/^[^l]"},
 	{"doctor", "."},
-	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress|TestSYNCookies"},
+	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
 }
 
