@@ -27,9 +27,13 @@ type wireAddr struct {
 }
 
 type wireAdjust struct {
-	_     structs.HostLayout
-	Base  uint32
-	Flags uint32
+	_      structs.HostLayout
+	Base   uint32
+	Flags  uint32
+	Cookie uint32
+	Ahead  uint32
+	Window uint16
+	Mss    uint16
 }
 
 type wireAnswer uint32
@@ -43,6 +47,7 @@ const (
 	wireAnswerANSWER_TOO_BIG          wireAnswer = 5
 	wireAnswerANSWER_RESET            wireAnswer = 6
 	wireAnswerANSWER_SOURCE_ROUTE     wireAnswer = 7
+	wireAnswerANSWER_COOKIE           wireAnswer = 8
 )
 
 type wireBackend struct {
@@ -113,7 +118,8 @@ type wireControl struct {
 	_          structs.HostLayout
 	Generation uint32
 	LostLogs   uint32
-	Pad        [14]uint32
+	Spliced    uint32
+	Pad        [13]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -386,7 +392,7 @@ type wireLoad struct {
 	Tat      uint64
 	ResetTat uint64
 	Sequence uint32
-	Pad      uint32
+	Cookie   uint32
 }
 
 type wireMemberKey struct {
@@ -606,18 +612,20 @@ const (
 	wireReasonREASON_LIMIT_BACKEND        wireReason = 36
 	wireReasonREASON_LIMIT_RESETS         wireReason = 37
 	wireReasonREASON_STRICT_TCP           wireReason = 38
-	wireReasonREASON_FILTERED             wireReason = 39
-	wireReasonREASON_NO_BINDING           wireReason = 40
-	wireReasonREASON_NO_FLOW              wireReason = 41
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 42
-	wireReasonREASON_HELD_FRAGMENT        wireReason = 43
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 44
-	wireReasonREASON_LOOP                 wireReason = 45
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 46
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 47
-	wireReasonREASON_INTERNAL             wireReason = 48
-	wireReasonREASON_TO_FRAGMENT6         wireReason = 49
-	wireReasonREASON_COUNT                wireReason = 50
+	wireReasonREASON_COOKIE               wireReason = 39
+	wireReasonREASON_BAD_COOKIE           wireReason = 40
+	wireReasonREASON_FILTERED             wireReason = 41
+	wireReasonREASON_NO_BINDING           wireReason = 42
+	wireReasonREASON_NO_FLOW              wireReason = 43
+	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 44
+	wireReasonREASON_HELD_FRAGMENT        wireReason = 45
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 46
+	wireReasonREASON_LOOP                 wireReason = 47
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 48
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 49
+	wireReasonREASON_INTERNAL             wireReason = 50
+	wireReasonREASON_TO_FRAGMENT6         wireReason = 51
+	wireReasonREASON_COUNT                wireReason = 52
 )
 
 type wireReverse struct {
@@ -883,6 +891,12 @@ type wireWork struct {
 	}
 	From      wireAddr
 	Extension [256]uint8
+	Cookie    struct {
+		_   structs.HostLayout
+		Ip  [5]uint64
+		Tcp [60]uint8
+		Mss uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.
@@ -965,6 +979,7 @@ const (
 	wireVarHashSeed           = "hash_seed"
 	wireVarHaveAny            = "have_any"
 	wireVarHaveBlocks         = "have_blocks"
+	wireVarHaveCookies        = "have_cookies"
 	wireVarHaveCrossing       = "have_crossing"
 	wireVarHaveDirect         = "have_direct"
 	wireVarHaveEdits          = "have_edits"
@@ -1126,6 +1141,7 @@ type wireVariableSpecs struct {
 	HashSeed           *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HaveAny            *ebpf.VariableSpec `ebpf:"have_any"`
 	HaveBlocks         *ebpf.VariableSpec `ebpf:"have_blocks"`
+	HaveCookies        *ebpf.VariableSpec `ebpf:"have_cookies"`
 	HaveCrossing       *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect         *ebpf.VariableSpec `ebpf:"have_direct"`
 	HaveEdits          *ebpf.VariableSpec `ebpf:"have_edits"`
@@ -1300,6 +1316,7 @@ type wireVariables struct {
 	HashSeed           *ebpf.Variable `ebpf:"hash_seed"`
 	HaveAny            *ebpf.Variable `ebpf:"have_any"`
 	HaveBlocks         *ebpf.Variable `ebpf:"have_blocks"`
+	HaveCookies        *ebpf.Variable `ebpf:"have_cookies"`
 	HaveCrossing       *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect         *ebpf.Variable `ebpf:"have_direct"`
 	HaveEdits          *ebpf.Variable `ebpf:"have_edits"`
