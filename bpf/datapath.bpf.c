@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, work.h, maps.h,
-// parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, cookie.h, snat.h, stateless.h, decide.h,
+// parse.h, conn.h, block.h, nat.h, schedule.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h,
 // rewrite.h, xlat.h, edit.h, splice.h, client.h, encap.h, error.h, answer.h, direct.h, fast.h, sweep.h. Each packet goes parse -> decide ->
 // plan -> apply, and leaves through one exit that counts why; plain packets of settled flows go the straight path of
 // fast.h, those of services without flows that of direct.h.

@@ -48,6 +48,7 @@ const volatile bool have_pools = false;
 const volatile bool hold_fragments = true; // hand early ones to user space, and what is to be fragmented for IPv6
 const volatile __u32 lowest_ipv6_mtu = 0;  // IPv4 packets without DF become no larger in IPv6; 0: than the next link carries
 const volatile bool have_blocks = false;   // of ports
+const volatile bool have_mappings = false; // rules whose hosts may ask for mappings
 const volatile __u32 host_lists = 0;	   // bit LIST_*: some of its members are in hosts
 const volatile __u32 trie_lists = 0;	   // some are in members
 const volatile bool dry_run = false;	   // explain: write nothing, leave the plan in scratch
@@ -250,6 +251,16 @@ struct {
 	__type(key, struct client_key);
 	__type(value, struct client);
 } clients SEC(".maps");
+
+// Mappings that inside hosts have asked for. Each holds a reference to its binding.
+// Made and deleted by map_open and map_close; user space writes the times.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mapping_key);
+	__type(value, struct mapping);
+} mappings SEC(".maps");
 
 // Rates of clients; the least recently used is forgotten.
 struct {

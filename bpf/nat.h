@@ -122,6 +122,20 @@ static __always_inline int take_range(struct port_request *r, __u32 first, __u32
 	return bit >= 0 ? bit : take_parity(r, !(r->want & 1), first, last);
 }
 
+// Takes the wanted port itself.
+__noinline int take_exact(struct port_request *r)
+{
+	__u32 bit;
+
+	if (!r || r->want < r->first || r->want > r->last)
+		return 0;
+	bit = bit_of(r->want);
+	if (take_word(r->map, bit / 64, 1ULL << bit % 64) < 0)
+		return 0;
+	r->port = r->want;
+	return 1;
+}
+
 // Takes a port; REASON_NONE and r->port, or REASON_NO_PORT. Ports below 1024 stand
 // for each other, and those above, as long as there are some (RFC 4787 REQ-3a).
 static __always_inline int choose_port(struct port_request *r)
@@ -141,10 +155,14 @@ static __always_inline int choose_port(struct port_request *r)
 	return REASON_NONE;
 }
 
-// The same in a function of its own.
+// The same in a function of its own, after the port that is wanted.
 __noinline int take_port(struct port_request *r)
 {
-	return r ? choose_port(r) : REASON_INTERNAL;
+	if (!r)
+		return REASON_INTERNAL;
+	if (have_mappings && r->exact && take_exact(r))
+		return REASON_NONE;
+	return choose_port(r);
 }
 
 __noinline int give_port(__u32 map, __u32 port)
@@ -226,6 +244,13 @@ static __always_inline __u32 first_address(const union addr *a, __u32 first, __u
 	return len > 1 && used_ports(first + two, class) < used_ports(first + one, class) ? two : one;
 }
 
+static __always_inline __u32 first_tried(const struct bind *b, const struct port_request *r)
+{
+	if (have_mappings && b->place)
+		return b->place - 1;
+	return first_address(&b->inside.saddr, r->pool, r->pool_len, port_class(b->inside.l4_proto));
+}
+
 static __always_inline bool set_pool(const struct bind *b, struct port_request *r)
 {
 	__u32 id = b->rule;
@@ -249,6 +274,38 @@ static __always_inline struct client *client_again(void)
 	return w ? bpf_map_lookup_elem(&clients, &w->who) : (void *)0;
 }
 
+// Makes the pool address of a port that was taken the client's, or gives the port back
+// because another CPU chose another address.
+static __always_inline bool pair(struct client *client, const struct port_request *r)
+{
+	__u32 mine = r->map / PORT_CLASSES + 1, owned = __sync_val_compare_and_swap(&client->pool, 0, mine);
+
+	if (!owned || owned == mine)
+		return true;
+	give_port(r->map, r->port);
+	return false;
+}
+
+// The port that is wanted, of the client's pool address, or where it has none yet of
+// the first one to try.
+__noinline int take_wanted(const struct bind *b, struct port_request *r)
+{
+	struct client *client;
+	__u32 owned;
+
+	if (!b || !r || !set_pool(b, r) || !r->pool_len)
+		return REASON_NO_PORT;
+	client = b->client_seen ? client_again() : (void *)0;
+	owned = client ? *(volatile __u32 *)&client->pool : 0;
+	r->map = (owned ? owned - 1 : r->pool + first_tried(b, r)) * PORT_CLASSES + port_class(b->inside.l4_proto);
+	if (!take_exact(r))
+		return REASON_NO_PORT;
+	if (!b->client_seen)
+		return REASON_NONE;
+	client = client_again(); // the verifier has lost sight of it
+	return client && pair(client, r) ? REASON_NONE : REASON_NO_PORT;
+}
+
 // A port of the client's pool address, or where it has none yet of the next address
 // that has one left.
 __noinline int take_paired(const struct bind *b, struct port_request *r)
@@ -259,18 +316,14 @@ __noinline int take_paired(const struct bind *b, struct port_request *r)
 	if (!b || !r || !set_pool(b, r))
 		return REASON_INTERNAL;
 	client = b->client_seen ? client_again() : (void *)0;
-	at = first_address(&b->inside.saddr, r->pool, r->pool_len, port_class(b->inside.l4_proto));
+	at = first_tried(b, r);
 	for (__u32 i = 0; i < POOL_TRIES && i < r->pool_len; i++) {
 		__u32 owned = client ? *(volatile __u32 *)&client->pool : 0;
 
 		r->map = (owned ? owned - 1 : r->pool + at) * PORT_CLASSES + port_class(b->inside.l4_proto);
 		if (choose_port(r) == REASON_NONE) {
-			if (!client)
+			if (!client || pair(client, r))
 				return REASON_NONE;
-			owned = __sync_val_compare_and_swap(&client->pool, 0, r->map / PORT_CLASSES + 1);
-			if (!owned || owned == r->map / PORT_CLASSES + 1)
-				return REASON_NONE;
-			give_port(r->map, r->port); // another CPU chose another address
 		} else if (owned) {
 			return REASON_NO_PORT;
 		} else {
@@ -294,7 +347,7 @@ __noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
 	c = client_again();
 	if (!rule || !c || !set_pool(b, r))
 		return REASON_INTERNAL;
-	at = first_address(&b->inside.saddr, r->pool, r->pool_len, port_class(b->inside.l4_proto));
+	at = first_tried(b, r);
 	for (__u32 k = 0; k < POOL_TRIES && k < r->pool_len; k++) {
 		block = *(volatile __u32 *)&c->blocks[i];
 		owned = *(volatile __u32 *)&c->pool;
@@ -374,7 +427,8 @@ static __always_inline void port_range(const struct nat_rule *rule, const struct
 {
 	bool icmp = b->inside.l4_proto == IPPROTO_ICMP || b->inside.l4_proto == IPPROTO_ICMPV6;
 
-	r->want = bpf_ntohs(b->inside.sport);
+	r->want = b->want ? b->want : bpf_ntohs(b->inside.sport);
+	r->exact = b->want;
 	r->whole = icmp;
 	r->first = rule->port_first;
 	r->last = rule->port_last;
@@ -418,7 +472,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 		reason = take_computed(b, r);
 	else if (have_blocks && rule->block)
 		reason = take_blocked(b, r);
-	else
+	else if (!have_mappings || !r->exact || (reason = take_wanted(b, r)) != REASON_NONE)
 		reason = take_paired(b, r);
 	number = r->map / PORT_CLASSES;
 	address = bpf_map_lookup_elem(&pools, &number);
@@ -438,6 +492,14 @@ static __always_inline void bind_cancel(const struct bind *b)
 	give_port(b->slot >> 16, b->slot & 0xffff);
 	if (b->client_seen)
 		client_port_put(&b->inside.saddr, b->rule);
+}
+
+// Whether what was allocated is what the client insists on.
+static __always_inline bool as_wanted(const struct bind *b, const struct nat_rule *rule, const struct port_request *r)
+{
+	__u32 first = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
+
+	return (!b->want || r->port == b->want) && (!b->place || r->map / PORT_CLASSES == first + b->place - 1);
 }
 
 // What explain says of a binding that is not made: the outside endpoint of the one
@@ -544,6 +606,10 @@ __noinline int bind(struct bind *b)
 		return reason;
 	b->slot = r->map << 16 | r->port;
 	b->index = NO_ENTRY;
+	if (have_mappings && b->exact && !as_wanted(b, rule, r)) {
+		bind_cancel(b);
+		return REASON_NO_PORT;
+	}
 	return b->alone ? REASON_NEW_FLOW : bind_entry(b, &w->key);
 }
 

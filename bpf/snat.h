@@ -4,6 +4,7 @@
 #define SLUICE_SNAT_H
 
 #include "lb.h"
+#include "mapping.h"
 
 // Makes the flow of a NAT rule, which holds a binding that has no entry. The client
 // of bound->inside pays for it.
@@ -359,7 +360,8 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 		return reason;
 	reason = permit(seen, &w->bound);
 	target = bpf_map_lookup_elem(&nat_rules, &zone);
-	if (reason == REASON_NONE && (!target || !admitted(&w->bound.outside, seen, target, &w->key, false)))
+	if (reason == REASON_NONE && (!target || (!admitted(&w->bound.outside, seen, target, &w->key, false) &&
+						  !mapped(&plan->to, zone, FAMILY_6))))
 		reason = REASON_FILTERED;
 	if (reason != REASON_NONE) {
 		binding_put(w->bound.index, true, p->now);
@@ -417,7 +419,8 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 		reason = permit(&p->tuple, bound); // it may be answered
 	}
 	if (reason == REASON_NONE && !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule,
-					       &w->key, p->family == FAMILY_6))
+					       &w->key, p->family == FAMILY_6) &&
+	    !mapped(&plan->to, w->bound.rule, plan->family))
 		reason = REASON_FILTERED;
 	if (reason == REASON_NONE && dry_run)
 		return REASON_NEW_FLOW;

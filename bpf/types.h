@@ -489,6 +489,38 @@ struct client {
 };
 ASSERT_SIZE(struct client, 56);
 
+// A mapping that an inside host has asked for (PCP): an inside endpoint that everybody
+// outside may reach.
+struct mapping_key {
+	union addr addr;
+	__be16 port;
+	__u8 l4_proto;
+	__u8 rule;
+	__u32 family; // of addr
+};
+ASSERT_SIZE(struct mapping_key, 24);
+
+struct mapping {
+	union addr outside;
+	__u64 expires; // ns of CLOCK_BOOTTIME; user space sees to it
+	__u8 nonce[12]; // who may change it
+	__be16 port;   // outside
+	__u8 outside_family;
+	__u8 pad;
+	__u32 index; // entry of its binding, in the family of the inside
+	__u32 pad2;
+};
+ASSERT_SIZE(struct mapping, 48);
+
+// What map_open and map_close are called with.
+struct mapping_request {
+	struct mapping_key key;
+	struct mapping mapping; // open: outside and port are what is wanted, 0 for any; out: what it is
+	__u32 exact;		// no other outside endpoint will do
+	__u32 reason;		// out: REASON_NONE, or why not
+};
+ASSERT_SIZE(struct mapping_request, 80);
+
 struct session_key {
 	__u32 prefix_len;
 	__u32 service;
@@ -715,5 +747,6 @@ const enum prefix_kind *export_prefix_kind __attribute__((unused));
 const enum prefix_role *export_prefix_role __attribute__((unused));
 const enum event_kind *export_event_kind __attribute__((unused));
 const struct block_event *export_block_event __attribute__((unused));
+const struct mapping_request *export_mapping_request __attribute__((unused));
 
 #endif

@@ -137,7 +137,8 @@ struct port_request {
 	__u16 first; // inclusive
 	__u16 last;
 	__u16 port;  // out
-	__u32 whole; // no privileged range: ICMP identifiers
+	__u16 whole; // no privileged range: ICMP identifiers
+	__u16 exact; // try want itself before others
 	// Of the search, which has little stack.
 	__u32 odd;      // parity that is searched
 	__u32 from;     // half-ports, inclusive
@@ -159,7 +160,10 @@ struct bind {
 	__u32 slot;	     // out: key of the port in port_owners
 	__u8 client_seen;    // the client's quota has been charged
 	__u8 alone;	     // in: the caller makes a flow that can hold a new binding
-	__u16 pad;
+	__u8 exact;	     // in: nothing but what is wanted will do
+	__u8 pad;
+	__u16 want;	     // in: outside port that is wanted, host order; 0: the inside one's like
+	__u16 place;	     // in: pool address that is wanted, its place in the pool + 1; 0: any
 };
 
 _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");

@@ -76,6 +76,10 @@ type NATRule struct {
 	// ConnectionsPerClient is the quota of connections of each inside address
 	// (RFC 6888 REQ-5); 0 for none.
 	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
+	// PCP lets the hosts of source ask for mappings of outside ports by the Port
+	// Control Protocol (RFC 6887, RFC 6888 REQ-9) on UDP port 5351 of the gateway's
+	// inside interfaces: in, else those with a network of source. eBPF datapath.
+	PCP bool `yaml:"pcp,omitempty" json:"pcp,omitempty"`
 	// Unreachable is the ICMP code sent when no port is left: host (RFC 6888
 	// REQ-11B, default) or prohibited (RFC 5508 REQ-8).
 	Unreachable string `yaml:"unreachable,omitempty" json:"unreachable,omitempty" jsonschema:"enum=host,enum=prohibited,default=host"`

@@ -16,14 +16,14 @@ import (
 // mark and datapath.
 var natKeys = map[NATType][]string{
 	NATMasquerade: {"source", "except", "in", "out", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+		"ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATSNAT: {"source", "except", "in", "out", "to", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"deterministic", "ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+		"deterministic", "ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATPortForward: {"listen", "protocol", "to", "in", "helper", "hairpin", "mss-clamp"},
 	NATStatic:      {"external", "internal", "in", "out", "except", "hairpin", "mss-clamp"},
 	NATNPT66:       {"external", "internal", "in", "out", "except", "mss-clamp"},
 	NATNAT64: {"source", "except", "in", "out", "prefix", "pool", "ports", "hairpin", "mapping", "filtering", "port-block",
-		"deterministic", "ports-per-client", "connections-per-client", "unreachable", "mss-clamp"},
+		"deterministic", "ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATSIIT: {"prefix", "eam", "in", "out", "except", "mss-clamp"},
 }
 
@@ -55,6 +55,21 @@ func (v *validator) nat() {
 			v.siit(p, r)
 		}
 		v.shares(p, r)
+		if slices.Contains(keys, "pcp") {
+			v.pcp(p, r)
+		}
+	}
+}
+
+// pcp checks who may ask for mappings, and that they can be made.
+func (v *validator) pcp(p path, r *NATRule) {
+	switch {
+	case !r.PCP:
+	case len(r.Source) == 0:
+		v.errorf(p.key("pcp"), "write source, the inside prefixes", "pcp needs source, to know the hosts that may ask").atKey = true
+	case r.Mapping == AddressAndPortDependent:
+		v.errorf(p.key("pcp"), "write mapping: endpoint-independent, or remove pcp",
+			"pcp maps an endpoint for every remote one, mapping %s for a single one", r.Mapping).atKey = true
 	}
 }
 

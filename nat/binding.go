@@ -21,6 +21,7 @@ type binding struct {
 	inside   netip.AddrPort
 	outside  outsideKey
 	sessions int
+	mapped   bool // at the host's wish, see Map: then it counts as a session
 	client   *client
 	// remotes are the addresses that the inside has sent to: what
 	// address-dependent filtering lets in (RFC 4787 §5).
@@ -379,6 +380,9 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 // admits is the filter of the binding (RFC 4787 §5). What a session lets in never
 // gets here.
 func (b *binding) admits(remote netip.AddrPort) bool {
+	if b.mapped {
+		return true
+	}
 	switch b.rule.Filtering {
 	case config.AddressAndPortDependent:
 		return false

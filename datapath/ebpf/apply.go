@@ -192,6 +192,15 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 			d.programs.Close()
 		}
 		d.programs, d.switches = programs, want.switches
+		d.forgetMapper()
+	}
+	if want.switches.Mappings {
+		if err := d.loadMapper(want.switches); err != nil {
+			return fmt.Errorf("pcp: %w", err)
+		}
+	}
+	if err := d.retireMappings(want); err != nil {
+		return err
 	}
 	d.retire(want)
 	d.bump()

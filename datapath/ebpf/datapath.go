@@ -65,6 +65,7 @@ type Datapath struct {
 	snapshot *datapath.Snapshot
 	seen     *host             // that inForce was made for
 	regions  map[uint32]region // of services in the slots map
+	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
 	attached map[string]*attachment
 	stop     context.CancelFunc // of the watcher
 	watching sync.WaitGroup
@@ -160,6 +161,7 @@ func (d *Datapath) release() (err error) {
 		err = errors.Join(err, a.close())
 		delete(d.attached, name)
 	}
+	d.forgetMapper()
 	if d.programs != nil {
 		d.programs.Close()
 		d.programs = nil

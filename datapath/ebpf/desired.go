@@ -29,6 +29,7 @@ type desired struct {
 	hosts     map[wireHostKey]uint64 // single addresses of the same lists
 	firewall  []wireFirewallRule
 	rules     map[uint32]wireNatRule
+	mappable  map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
 	prefixes  map[wirePrefixKey]wirePrefix
 	pools     map[uint32]wirePoolAddr
 	ports     map[uint32][]flow.Ports // usable ones, by pool address
@@ -66,7 +67,7 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
-		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
+		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
 		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
 		draft: t.ids.draft(), tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
@@ -137,6 +138,7 @@ func (c *compiler) finish() {
 	s.Cookies = s.Cookies || c.t.control.values[0].Spliced != 0
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
+	s.Mappings = len(c.mappable) > 0
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.Out != 0
 		s.Edits = s.Edits || r.Flags&natMSSClamp != 0

@@ -130,6 +130,9 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	c.names.source[id] = n.Name
 	c.rules[id] = w
+	if n.PCP {
+		c.mappable[id] = n
+	}
 	return nil
 }
 

@@ -24,7 +24,7 @@ func TestProgramsLoad(t *testing.T) {
 	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
-	all.Crossing, all.Blocks, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, 0xff, 0xff, 1280
+	all.Crossing, all.Blocks, all.Mappings, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, true, 0xff, 0xff, 1280
 	all.Ranges, all.Any, all.Edits, all.Cookies, all.Resets, all.MACKeys = true, true, true, true, true, true
 	services := ticks
 	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Cookies, services.Resets, services.MACKeys =
@@ -32,10 +32,12 @@ func TestProgramsLoad(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		switches
-		dry bool
-	}{{"everything", all, false}, {"services", services, false}, {"explain", all, true}, {"nothing", ticks, false}} {
+		dry  bool
+		only []string
+	}{{"everything", all, false, nil}, {"services", services, false, nil}, {"explain", all, true, nil}, {"nothing", ticks, false, nil},
+		{"mappings", all, false, []string{"map_open", "map_close"}}} {
 		t.Run(c.name, func(t *testing.T) {
-			programs, err := small.program(c.switches, c.dry)
+			programs, err := small.program(c.switches, c.dry, c.only...)
 			var refused *ebpf.VerifierError
 			if errors.As(err, &refused) {
 				for _, line := range refused.Log[max(0, len(refused.Log)-25):] {

@@ -421,6 +421,15 @@ func (s *subject) SetState(service, backend string, state datapath.State) error 
 	return err
 }
 
+// Map implements golden.Subject.
+func (s *subject) Map(m datapath.Mapping) error {
+	_, err := s.d.Map(m, true)
+	return err
+}
+
+// Unmap implements golden.Subject.
+func (s *subject) Unmap(m datapath.Mapping) error { return s.d.Unmap(m) }
+
 // Flows implements golden.Subject.
 func (s *subject) Flows() (out []flow.Flow, err error) {
 	err = s.d.Flows(context.Background(), func(f flow.Flow) bool { out = append(out, f); return true })

@@ -295,15 +295,15 @@ func (t *tables) close() error {
 // switches are the constants of the programs that follow from a snapshot, and the
 // hooks that they are loaded for.
 type switches struct {
-	Attach                                                                     config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets                       bool
-	HostLists, TrieLists                                                       uint32 // bits LIST_*
-	LocalPortLast                                                              uint32
-	RuleCount                                                                  uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                            uint32 // ticks
-	HalfOpen                                                                   uint32 // handshakes in progress
-	LowestIPv6MTU                                                              uint32 // bytes; 0: that of the next link
+	Attach                                                                               config.Attach
+	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
+	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets                                 bool
+	HostLists, TrieLists                                                                 uint32 // bits LIST_*
+	LocalPortLast                                                                        uint32
+	RuleCount                                                                            uint32
+	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
+	HalfOpen                                                                             uint32 // handshakes in progress
+	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
 }
 
 // program loads the programs with their constants set; or only some of them, as a
@@ -322,7 +322,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
-		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "host_lists": s.HostLists,
+		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "have_mappings": s.Mappings, "host_lists": s.HostLists,
 		"trie_lists": s.TrieLists, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "local_port_last": s.LocalPortLast,
@@ -334,6 +334,10 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		}
 	}
 	delete(spec.Programs, "read_clocks")
+	if len(only) == 0 {
+		delete(spec.Programs, "map_open") // packets may come in between: they need working memory of their own
+		delete(spec.Programs, "map_close")
+	}
 	switch {
 	case len(only) > 0:
 		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(only, name) })

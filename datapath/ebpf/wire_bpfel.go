@@ -395,6 +395,35 @@ type wireLoad struct {
 	Cookie   uint32
 }
 
+type wireMapping struct {
+	_             structs.HostLayout
+	Outside       wireAddr
+	Expires       uint64
+	Nonce         [12]uint8
+	Port          uint16
+	OutsideFamily uint8
+	Pad           uint8
+	Index         uint32
+	Pad2          uint32
+}
+
+type wireMappingKey struct {
+	_       structs.HostLayout
+	Addr    wireAddr
+	Port    uint16
+	L4Proto uint8
+	Rule    uint8
+	Family  uint32
+}
+
+type wireMappingRequest struct {
+	_       structs.HostLayout
+	Key     wireMappingKey
+	Mapping wireMapping
+	Exact   uint32
+	Reason  uint32
+}
+
 type wireMemberKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -813,7 +842,11 @@ type wireWork struct {
 		Slot          uint32
 		ClientSeen    uint8
 		Alone         uint8
-		Pad           uint16
+		Exact         uint8
+		Pad           uint8
+		Want          uint16
+		Place         uint16
+		_             [4]byte
 	}
 	Source struct {
 		_      structs.HostLayout
@@ -838,7 +871,11 @@ type wireWork struct {
 		Slot          uint32
 		ClientSeen    uint8
 		Alone         uint8
-		Pad           uint16
+		Exact         uint8
+		Pad           uint8
+		Want          uint16
+		Place         uint16
+		_             [4]byte
 	}
 	Request struct {
 		_       structs.HostLayout
@@ -847,7 +884,8 @@ type wireWork struct {
 		First   uint16
 		Last    uint16
 		Port    uint16
-		Whole   uint32
+		Whole   uint16
+		Exact   uint16
 		Odd     uint32
 		From    uint32
 		To      uint32
@@ -903,112 +941,117 @@ type wireWork struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	wireMapAdjusts            = "adjusts"
-	wireMapBackendHops        = "backend_hops"
-	wireMapBackendLoads       = "backend_loads"
-	wireMapBackends           = "backends"
-	wireMapBlockMaps          = "block_maps"
-	wireMapClientRates        = "client_rates"
-	wireMapClients            = "clients"
-	wireMapControl            = "control"
-	wireMapDirects            = "directs"
-	wireMapEarly              = "early"
-	wireMapEvents             = "events"
-	wireMapFirewallRules      = "firewall_rules"
-	wireMapFlows4             = "flows4"
-	wireMapFlows6             = "flows6"
-	wireMapFragments          = "fragments"
-	wireMapHops               = "hops"
-	wireMapHosts              = "hosts"
-	wireMapIndex4             = "index4"
-	wireMapIndex6             = "index6"
-	wireMapInterfaces         = "interfaces"
-	wireMapListenerRanges     = "listener_ranges"
-	wireMapListeners          = "listeners"
-	wireMapMembers            = "members"
-	wireMapNatRules           = "nat_rules"
-	wireMapPoolNumbers        = "pool_numbers"
-	wireMapPools              = "pools"
-	wireMapPortMaps           = "port_maps"
-	wireMapPortOwners         = "port_owners"
-	wireMapPrefixes           = "prefixes"
-	wireMapReasons            = "reasons"
-	wireMapRecentSyns         = "recent_syns"
-	wireMapReverses           = "reverses"
-	wireMapServiceLoads       = "service_loads"
-	wireMapServices           = "services"
-	wireMapSessions           = "sessions"
-	wireMapSlots              = "slots"
-	wireMapStickies           = "stickies"
-	wireMapStock4             = "stock4"
-	wireMapStock6             = "stock6"
-	wireMapSweepers           = "sweepers"
-	wireMapTallies            = "tallies"
-	wireMapWorks              = "works"
-	wireProgReadClocks        = "read_clocks"
-	wireProgSluiceTc          = "sluice_tc"
-	wireProgSluiceXdp         = "sluice_xdp"
-	wireProgSweepAll          = "sweep_all"
-	wireProgSweepStart        = "sweep_start"
-	wireProgSweepStop         = "sweep_stop"
-	wireVarBuckets4           = "buckets4"
-	wireVarBuckets6           = "buckets6"
-	wireVarCacheHops          = "cache_hops"
-	wireVarDryRun             = "dry_run"
-	wireVarEntries4           = "entries4"
-	wireVarEntries6           = "entries6"
-	wireVarEntryMask4         = "entry_mask4"
-	wireVarEntryMask6         = "entry_mask6"
-	wireVarExportAction       = "export_action"
-	wireVarExportAnswer       = "export_answer"
-	wireVarExportBlockEvent   = "export_block_event"
-	wireVarExportEncap        = "export_encap"
-	wireVarExportEntryKind    = "export_entry_kind"
-	wireVarExportEntryState   = "export_entry_state"
-	wireVarExportEventKind    = "export_event_kind"
-	wireVarExportFamily       = "export_family"
-	wireVarExportFiltering    = "export_filtering"
-	wireVarExportMode         = "export_mode"
-	wireVarExportPrefixKind   = "export_prefix_kind"
-	wireVarExportPrefixRole   = "export_prefix_role"
-	wireVarExportReason       = "export_reason"
-	wireVarExportScheduler    = "export_scheduler"
-	wireVarHalfOpenMax        = "half_open_max"
-	wireVarHashKey            = "hash_key"
-	wireVarHashMultiplier     = "hash_multiplier"
-	wireVarHashSeed           = "hash_seed"
-	wireVarHaveAny            = "have_any"
-	wireVarHaveBlocks         = "have_blocks"
-	wireVarHaveCookies        = "have_cookies"
-	wireVarHaveCrossing       = "have_crossing"
-	wireVarHaveDirect         = "have_direct"
-	wireVarHaveEdits          = "have_edits"
-	wireVarHaveMacKeys        = "have_mac_keys"
-	wireVarHaveNat            = "have_nat"
-	wireVarHavePools          = "have_pools"
-	wireVarHavePrefixes       = "have_prefixes"
-	wireVarHaveRanges         = "have_ranges"
-	wireVarHaveResets         = "have_resets"
-	wireVarHaveReverse        = "have_reverse"
-	wireVarHaveRules          = "have_rules"
-	wireVarHaveServices       = "have_services"
-	wireVarHoldFragments      = "hold_fragments"
-	wireVarHoldTicks          = "hold_ticks"
-	wireVarHostLists          = "host_lists"
-	wireVarHz                 = "hz"
-	wireVarLocalPortLast      = "local_port_last"
-	wireVarLowestIpv6Mtu      = "lowest_ipv6_mtu"
-	wireVarNatByEgress        = "nat_by_egress"
-	wireVarObserved           = "observed"
-	wireVarRuleCount          = "rule_count"
-	wireVarStraightOff        = "straight_off"
-	wireVarSweepMs            = "sweep_ms"
-	wireVarTimeoutEstablished = "timeout_established"
-	wireVarTimeoutIcmp        = "timeout_icmp"
-	wireVarTimeoutOther       = "timeout_other"
-	wireVarTimeoutTransitory  = "timeout_transitory"
-	wireVarTimeoutUdp         = "timeout_udp"
-	wireVarTrieLists          = "trie_lists"
+	wireMapAdjusts              = "adjusts"
+	wireMapBackendHops          = "backend_hops"
+	wireMapBackendLoads         = "backend_loads"
+	wireMapBackends             = "backends"
+	wireMapBlockMaps            = "block_maps"
+	wireMapClientRates          = "client_rates"
+	wireMapClients              = "clients"
+	wireMapControl              = "control"
+	wireMapDirects              = "directs"
+	wireMapEarly                = "early"
+	wireMapEvents               = "events"
+	wireMapFirewallRules        = "firewall_rules"
+	wireMapFlows4               = "flows4"
+	wireMapFlows6               = "flows6"
+	wireMapFragments            = "fragments"
+	wireMapHops                 = "hops"
+	wireMapHosts                = "hosts"
+	wireMapIndex4               = "index4"
+	wireMapIndex6               = "index6"
+	wireMapInterfaces           = "interfaces"
+	wireMapListenerRanges       = "listener_ranges"
+	wireMapListeners            = "listeners"
+	wireMapMappings             = "mappings"
+	wireMapMembers              = "members"
+	wireMapNatRules             = "nat_rules"
+	wireMapPoolNumbers          = "pool_numbers"
+	wireMapPools                = "pools"
+	wireMapPortMaps             = "port_maps"
+	wireMapPortOwners           = "port_owners"
+	wireMapPrefixes             = "prefixes"
+	wireMapReasons              = "reasons"
+	wireMapRecentSyns           = "recent_syns"
+	wireMapReverses             = "reverses"
+	wireMapServiceLoads         = "service_loads"
+	wireMapServices             = "services"
+	wireMapSessions             = "sessions"
+	wireMapSlots                = "slots"
+	wireMapStickies             = "stickies"
+	wireMapStock4               = "stock4"
+	wireMapStock6               = "stock6"
+	wireMapSweepers             = "sweepers"
+	wireMapTallies              = "tallies"
+	wireMapWorks                = "works"
+	wireProgMapClose            = "map_close"
+	wireProgMapOpen             = "map_open"
+	wireProgReadClocks          = "read_clocks"
+	wireProgSluiceTc            = "sluice_tc"
+	wireProgSluiceXdp           = "sluice_xdp"
+	wireProgSweepAll            = "sweep_all"
+	wireProgSweepStart          = "sweep_start"
+	wireProgSweepStop           = "sweep_stop"
+	wireVarBuckets4             = "buckets4"
+	wireVarBuckets6             = "buckets6"
+	wireVarCacheHops            = "cache_hops"
+	wireVarDryRun               = "dry_run"
+	wireVarEntries4             = "entries4"
+	wireVarEntries6             = "entries6"
+	wireVarEntryMask4           = "entry_mask4"
+	wireVarEntryMask6           = "entry_mask6"
+	wireVarExportAction         = "export_action"
+	wireVarExportAnswer         = "export_answer"
+	wireVarExportBlockEvent     = "export_block_event"
+	wireVarExportEncap          = "export_encap"
+	wireVarExportEntryKind      = "export_entry_kind"
+	wireVarExportEntryState     = "export_entry_state"
+	wireVarExportEventKind      = "export_event_kind"
+	wireVarExportFamily         = "export_family"
+	wireVarExportFiltering      = "export_filtering"
+	wireVarExportMappingRequest = "export_mapping_request"
+	wireVarExportMode           = "export_mode"
+	wireVarExportPrefixKind     = "export_prefix_kind"
+	wireVarExportPrefixRole     = "export_prefix_role"
+	wireVarExportReason         = "export_reason"
+	wireVarExportScheduler      = "export_scheduler"
+	wireVarHalfOpenMax          = "half_open_max"
+	wireVarHashKey              = "hash_key"
+	wireVarHashMultiplier       = "hash_multiplier"
+	wireVarHashSeed             = "hash_seed"
+	wireVarHaveAny              = "have_any"
+	wireVarHaveBlocks           = "have_blocks"
+	wireVarHaveCookies          = "have_cookies"
+	wireVarHaveCrossing         = "have_crossing"
+	wireVarHaveDirect           = "have_direct"
+	wireVarHaveEdits            = "have_edits"
+	wireVarHaveMacKeys          = "have_mac_keys"
+	wireVarHaveMappings         = "have_mappings"
+	wireVarHaveNat              = "have_nat"
+	wireVarHavePools            = "have_pools"
+	wireVarHavePrefixes         = "have_prefixes"
+	wireVarHaveRanges           = "have_ranges"
+	wireVarHaveResets           = "have_resets"
+	wireVarHaveReverse          = "have_reverse"
+	wireVarHaveRules            = "have_rules"
+	wireVarHaveServices         = "have_services"
+	wireVarHoldFragments        = "hold_fragments"
+	wireVarHoldTicks            = "hold_ticks"
+	wireVarHostLists            = "host_lists"
+	wireVarHz                   = "hz"
+	wireVarLocalPortLast        = "local_port_last"
+	wireVarLowestIpv6Mtu        = "lowest_ipv6_mtu"
+	wireVarNatByEgress          = "nat_by_egress"
+	wireVarObserved             = "observed"
+	wireVarRuleCount            = "rule_count"
+	wireVarStraightOff          = "straight_off"
+	wireVarSweepMs              = "sweep_ms"
+	wireVarTimeoutEstablished   = "timeout_established"
+	wireVarTimeoutIcmp          = "timeout_icmp"
+	wireVarTimeoutOther         = "timeout_other"
+	wireVarTimeoutTransitory    = "timeout_transitory"
+	wireVarTimeoutUdp           = "timeout_udp"
+	wireVarTrieLists            = "trie_lists"
 )
 
 // loadWire returns the embedded CollectionSpec for wire.
@@ -1053,6 +1096,8 @@ type wireSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type wireProgramSpecs struct {
+	MapClose   *ebpf.ProgramSpec `ebpf:"map_close"`
+	MapOpen    *ebpf.ProgramSpec `ebpf:"map_open"`
 	ReadClocks *ebpf.ProgramSpec `ebpf:"read_clocks"`
 	SluiceTc   *ebpf.ProgramSpec `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.ProgramSpec `ebpf:"sluice_xdp"`
@@ -1087,6 +1132,7 @@ type wireMapSpecs struct {
 	Interfaces     *ebpf.MapSpec `ebpf:"interfaces"`
 	ListenerRanges *ebpf.MapSpec `ebpf:"listener_ranges"`
 	Listeners      *ebpf.MapSpec `ebpf:"listeners"`
+	Mappings       *ebpf.MapSpec `ebpf:"mappings"`
 	Members        *ebpf.MapSpec `ebpf:"members"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.MapSpec `ebpf:"pool_numbers"`
@@ -1113,64 +1159,66 @@ type wireMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type wireVariableSpecs struct {
-	Buckets4           *ebpf.VariableSpec `ebpf:"buckets4"`
-	Buckets6           *ebpf.VariableSpec `ebpf:"buckets6"`
-	CacheHops          *ebpf.VariableSpec `ebpf:"cache_hops"`
-	DryRun             *ebpf.VariableSpec `ebpf:"dry_run"`
-	Entries4           *ebpf.VariableSpec `ebpf:"entries4"`
-	Entries6           *ebpf.VariableSpec `ebpf:"entries6"`
-	EntryMask4         *ebpf.VariableSpec `ebpf:"entry_mask4"`
-	EntryMask6         *ebpf.VariableSpec `ebpf:"entry_mask6"`
-	ExportAction       *ebpf.VariableSpec `ebpf:"export_action"`
-	ExportAnswer       *ebpf.VariableSpec `ebpf:"export_answer"`
-	ExportBlockEvent   *ebpf.VariableSpec `ebpf:"export_block_event"`
-	ExportEncap        *ebpf.VariableSpec `ebpf:"export_encap"`
-	ExportEntryKind    *ebpf.VariableSpec `ebpf:"export_entry_kind"`
-	ExportEntryState   *ebpf.VariableSpec `ebpf:"export_entry_state"`
-	ExportEventKind    *ebpf.VariableSpec `ebpf:"export_event_kind"`
-	ExportFamily       *ebpf.VariableSpec `ebpf:"export_family"`
-	ExportFiltering    *ebpf.VariableSpec `ebpf:"export_filtering"`
-	ExportMode         *ebpf.VariableSpec `ebpf:"export_mode"`
-	ExportPrefixKind   *ebpf.VariableSpec `ebpf:"export_prefix_kind"`
-	ExportPrefixRole   *ebpf.VariableSpec `ebpf:"export_prefix_role"`
-	ExportReason       *ebpf.VariableSpec `ebpf:"export_reason"`
-	ExportScheduler    *ebpf.VariableSpec `ebpf:"export_scheduler"`
-	HalfOpenMax        *ebpf.VariableSpec `ebpf:"half_open_max"`
-	HashKey            *ebpf.VariableSpec `ebpf:"hash_key"`
-	HashMultiplier     *ebpf.VariableSpec `ebpf:"hash_multiplier"`
-	HashSeed           *ebpf.VariableSpec `ebpf:"hash_seed"`
-	HaveAny            *ebpf.VariableSpec `ebpf:"have_any"`
-	HaveBlocks         *ebpf.VariableSpec `ebpf:"have_blocks"`
-	HaveCookies        *ebpf.VariableSpec `ebpf:"have_cookies"`
-	HaveCrossing       *ebpf.VariableSpec `ebpf:"have_crossing"`
-	HaveDirect         *ebpf.VariableSpec `ebpf:"have_direct"`
-	HaveEdits          *ebpf.VariableSpec `ebpf:"have_edits"`
-	HaveMacKeys        *ebpf.VariableSpec `ebpf:"have_mac_keys"`
-	HaveNat            *ebpf.VariableSpec `ebpf:"have_nat"`
-	HavePools          *ebpf.VariableSpec `ebpf:"have_pools"`
-	HavePrefixes       *ebpf.VariableSpec `ebpf:"have_prefixes"`
-	HaveRanges         *ebpf.VariableSpec `ebpf:"have_ranges"`
-	HaveResets         *ebpf.VariableSpec `ebpf:"have_resets"`
-	HaveReverse        *ebpf.VariableSpec `ebpf:"have_reverse"`
-	HaveRules          *ebpf.VariableSpec `ebpf:"have_rules"`
-	HaveServices       *ebpf.VariableSpec `ebpf:"have_services"`
-	HoldFragments      *ebpf.VariableSpec `ebpf:"hold_fragments"`
-	HoldTicks          *ebpf.VariableSpec `ebpf:"hold_ticks"`
-	HostLists          *ebpf.VariableSpec `ebpf:"host_lists"`
-	Hz                 *ebpf.VariableSpec `ebpf:"hz"`
-	LocalPortLast      *ebpf.VariableSpec `ebpf:"local_port_last"`
-	LowestIpv6Mtu      *ebpf.VariableSpec `ebpf:"lowest_ipv6_mtu"`
-	NatByEgress        *ebpf.VariableSpec `ebpf:"nat_by_egress"`
-	Observed           *ebpf.VariableSpec `ebpf:"observed"`
-	RuleCount          *ebpf.VariableSpec `ebpf:"rule_count"`
-	StraightOff        *ebpf.VariableSpec `ebpf:"straight_off"`
-	SweepMs            *ebpf.VariableSpec `ebpf:"sweep_ms"`
-	TimeoutEstablished *ebpf.VariableSpec `ebpf:"timeout_established"`
-	TimeoutIcmp        *ebpf.VariableSpec `ebpf:"timeout_icmp"`
-	TimeoutOther       *ebpf.VariableSpec `ebpf:"timeout_other"`
-	TimeoutTransitory  *ebpf.VariableSpec `ebpf:"timeout_transitory"`
-	TimeoutUdp         *ebpf.VariableSpec `ebpf:"timeout_udp"`
-	TrieLists          *ebpf.VariableSpec `ebpf:"trie_lists"`
+	Buckets4             *ebpf.VariableSpec `ebpf:"buckets4"`
+	Buckets6             *ebpf.VariableSpec `ebpf:"buckets6"`
+	CacheHops            *ebpf.VariableSpec `ebpf:"cache_hops"`
+	DryRun               *ebpf.VariableSpec `ebpf:"dry_run"`
+	Entries4             *ebpf.VariableSpec `ebpf:"entries4"`
+	Entries6             *ebpf.VariableSpec `ebpf:"entries6"`
+	EntryMask4           *ebpf.VariableSpec `ebpf:"entry_mask4"`
+	EntryMask6           *ebpf.VariableSpec `ebpf:"entry_mask6"`
+	ExportAction         *ebpf.VariableSpec `ebpf:"export_action"`
+	ExportAnswer         *ebpf.VariableSpec `ebpf:"export_answer"`
+	ExportBlockEvent     *ebpf.VariableSpec `ebpf:"export_block_event"`
+	ExportEncap          *ebpf.VariableSpec `ebpf:"export_encap"`
+	ExportEntryKind      *ebpf.VariableSpec `ebpf:"export_entry_kind"`
+	ExportEntryState     *ebpf.VariableSpec `ebpf:"export_entry_state"`
+	ExportEventKind      *ebpf.VariableSpec `ebpf:"export_event_kind"`
+	ExportFamily         *ebpf.VariableSpec `ebpf:"export_family"`
+	ExportFiltering      *ebpf.VariableSpec `ebpf:"export_filtering"`
+	ExportMappingRequest *ebpf.VariableSpec `ebpf:"export_mapping_request"`
+	ExportMode           *ebpf.VariableSpec `ebpf:"export_mode"`
+	ExportPrefixKind     *ebpf.VariableSpec `ebpf:"export_prefix_kind"`
+	ExportPrefixRole     *ebpf.VariableSpec `ebpf:"export_prefix_role"`
+	ExportReason         *ebpf.VariableSpec `ebpf:"export_reason"`
+	ExportScheduler      *ebpf.VariableSpec `ebpf:"export_scheduler"`
+	HalfOpenMax          *ebpf.VariableSpec `ebpf:"half_open_max"`
+	HashKey              *ebpf.VariableSpec `ebpf:"hash_key"`
+	HashMultiplier       *ebpf.VariableSpec `ebpf:"hash_multiplier"`
+	HashSeed             *ebpf.VariableSpec `ebpf:"hash_seed"`
+	HaveAny              *ebpf.VariableSpec `ebpf:"have_any"`
+	HaveBlocks           *ebpf.VariableSpec `ebpf:"have_blocks"`
+	HaveCookies          *ebpf.VariableSpec `ebpf:"have_cookies"`
+	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
+	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
+	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
+	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
+	HaveMappings         *ebpf.VariableSpec `ebpf:"have_mappings"`
+	HaveNat              *ebpf.VariableSpec `ebpf:"have_nat"`
+	HavePools            *ebpf.VariableSpec `ebpf:"have_pools"`
+	HavePrefixes         *ebpf.VariableSpec `ebpf:"have_prefixes"`
+	HaveRanges           *ebpf.VariableSpec `ebpf:"have_ranges"`
+	HaveResets           *ebpf.VariableSpec `ebpf:"have_resets"`
+	HaveReverse          *ebpf.VariableSpec `ebpf:"have_reverse"`
+	HaveRules            *ebpf.VariableSpec `ebpf:"have_rules"`
+	HaveServices         *ebpf.VariableSpec `ebpf:"have_services"`
+	HoldFragments        *ebpf.VariableSpec `ebpf:"hold_fragments"`
+	HoldTicks            *ebpf.VariableSpec `ebpf:"hold_ticks"`
+	HostLists            *ebpf.VariableSpec `ebpf:"host_lists"`
+	Hz                   *ebpf.VariableSpec `ebpf:"hz"`
+	LocalPortLast        *ebpf.VariableSpec `ebpf:"local_port_last"`
+	LowestIpv6Mtu        *ebpf.VariableSpec `ebpf:"lowest_ipv6_mtu"`
+	NatByEgress          *ebpf.VariableSpec `ebpf:"nat_by_egress"`
+	Observed             *ebpf.VariableSpec `ebpf:"observed"`
+	RuleCount            *ebpf.VariableSpec `ebpf:"rule_count"`
+	StraightOff          *ebpf.VariableSpec `ebpf:"straight_off"`
+	SweepMs              *ebpf.VariableSpec `ebpf:"sweep_ms"`
+	TimeoutEstablished   *ebpf.VariableSpec `ebpf:"timeout_established"`
+	TimeoutIcmp          *ebpf.VariableSpec `ebpf:"timeout_icmp"`
+	TimeoutOther         *ebpf.VariableSpec `ebpf:"timeout_other"`
+	TimeoutTransitory    *ebpf.VariableSpec `ebpf:"timeout_transitory"`
+	TimeoutUdp           *ebpf.VariableSpec `ebpf:"timeout_udp"`
+	TrieLists            *ebpf.VariableSpec `ebpf:"trie_lists"`
 }
 
 // wireObjects contains all objects after they have been loaded into the kernel.
@@ -1215,6 +1263,7 @@ type wireMaps struct {
 	Interfaces     *ebpf.Map `ebpf:"interfaces"`
 	ListenerRanges *ebpf.Map `ebpf:"listener_ranges"`
 	Listeners      *ebpf.Map `ebpf:"listeners"`
+	Mappings       *ebpf.Map `ebpf:"mappings"`
 	Members        *ebpf.Map `ebpf:"members"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.Map `ebpf:"pool_numbers"`
@@ -1261,6 +1310,7 @@ func (m *wireMaps) Close() error {
 		m.Interfaces,
 		m.ListenerRanges,
 		m.Listeners,
+		m.Mappings,
 		m.Members,
 		m.NatRules,
 		m.PoolNumbers,
@@ -1288,70 +1338,74 @@ func (m *wireMaps) Close() error {
 //
 // It can be passed to loadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type wireVariables struct {
-	Buckets4           *ebpf.Variable `ebpf:"buckets4"`
-	Buckets6           *ebpf.Variable `ebpf:"buckets6"`
-	CacheHops          *ebpf.Variable `ebpf:"cache_hops"`
-	DryRun             *ebpf.Variable `ebpf:"dry_run"`
-	Entries4           *ebpf.Variable `ebpf:"entries4"`
-	Entries6           *ebpf.Variable `ebpf:"entries6"`
-	EntryMask4         *ebpf.Variable `ebpf:"entry_mask4"`
-	EntryMask6         *ebpf.Variable `ebpf:"entry_mask6"`
-	ExportAction       *ebpf.Variable `ebpf:"export_action"`
-	ExportAnswer       *ebpf.Variable `ebpf:"export_answer"`
-	ExportBlockEvent   *ebpf.Variable `ebpf:"export_block_event"`
-	ExportEncap        *ebpf.Variable `ebpf:"export_encap"`
-	ExportEntryKind    *ebpf.Variable `ebpf:"export_entry_kind"`
-	ExportEntryState   *ebpf.Variable `ebpf:"export_entry_state"`
-	ExportEventKind    *ebpf.Variable `ebpf:"export_event_kind"`
-	ExportFamily       *ebpf.Variable `ebpf:"export_family"`
-	ExportFiltering    *ebpf.Variable `ebpf:"export_filtering"`
-	ExportMode         *ebpf.Variable `ebpf:"export_mode"`
-	ExportPrefixKind   *ebpf.Variable `ebpf:"export_prefix_kind"`
-	ExportPrefixRole   *ebpf.Variable `ebpf:"export_prefix_role"`
-	ExportReason       *ebpf.Variable `ebpf:"export_reason"`
-	ExportScheduler    *ebpf.Variable `ebpf:"export_scheduler"`
-	HalfOpenMax        *ebpf.Variable `ebpf:"half_open_max"`
-	HashKey            *ebpf.Variable `ebpf:"hash_key"`
-	HashMultiplier     *ebpf.Variable `ebpf:"hash_multiplier"`
-	HashSeed           *ebpf.Variable `ebpf:"hash_seed"`
-	HaveAny            *ebpf.Variable `ebpf:"have_any"`
-	HaveBlocks         *ebpf.Variable `ebpf:"have_blocks"`
-	HaveCookies        *ebpf.Variable `ebpf:"have_cookies"`
-	HaveCrossing       *ebpf.Variable `ebpf:"have_crossing"`
-	HaveDirect         *ebpf.Variable `ebpf:"have_direct"`
-	HaveEdits          *ebpf.Variable `ebpf:"have_edits"`
-	HaveMacKeys        *ebpf.Variable `ebpf:"have_mac_keys"`
-	HaveNat            *ebpf.Variable `ebpf:"have_nat"`
-	HavePools          *ebpf.Variable `ebpf:"have_pools"`
-	HavePrefixes       *ebpf.Variable `ebpf:"have_prefixes"`
-	HaveRanges         *ebpf.Variable `ebpf:"have_ranges"`
-	HaveResets         *ebpf.Variable `ebpf:"have_resets"`
-	HaveReverse        *ebpf.Variable `ebpf:"have_reverse"`
-	HaveRules          *ebpf.Variable `ebpf:"have_rules"`
-	HaveServices       *ebpf.Variable `ebpf:"have_services"`
-	HoldFragments      *ebpf.Variable `ebpf:"hold_fragments"`
-	HoldTicks          *ebpf.Variable `ebpf:"hold_ticks"`
-	HostLists          *ebpf.Variable `ebpf:"host_lists"`
-	Hz                 *ebpf.Variable `ebpf:"hz"`
-	LocalPortLast      *ebpf.Variable `ebpf:"local_port_last"`
-	LowestIpv6Mtu      *ebpf.Variable `ebpf:"lowest_ipv6_mtu"`
-	NatByEgress        *ebpf.Variable `ebpf:"nat_by_egress"`
-	Observed           *ebpf.Variable `ebpf:"observed"`
-	RuleCount          *ebpf.Variable `ebpf:"rule_count"`
-	StraightOff        *ebpf.Variable `ebpf:"straight_off"`
-	SweepMs            *ebpf.Variable `ebpf:"sweep_ms"`
-	TimeoutEstablished *ebpf.Variable `ebpf:"timeout_established"`
-	TimeoutIcmp        *ebpf.Variable `ebpf:"timeout_icmp"`
-	TimeoutOther       *ebpf.Variable `ebpf:"timeout_other"`
-	TimeoutTransitory  *ebpf.Variable `ebpf:"timeout_transitory"`
-	TimeoutUdp         *ebpf.Variable `ebpf:"timeout_udp"`
-	TrieLists          *ebpf.Variable `ebpf:"trie_lists"`
+	Buckets4             *ebpf.Variable `ebpf:"buckets4"`
+	Buckets6             *ebpf.Variable `ebpf:"buckets6"`
+	CacheHops            *ebpf.Variable `ebpf:"cache_hops"`
+	DryRun               *ebpf.Variable `ebpf:"dry_run"`
+	Entries4             *ebpf.Variable `ebpf:"entries4"`
+	Entries6             *ebpf.Variable `ebpf:"entries6"`
+	EntryMask4           *ebpf.Variable `ebpf:"entry_mask4"`
+	EntryMask6           *ebpf.Variable `ebpf:"entry_mask6"`
+	ExportAction         *ebpf.Variable `ebpf:"export_action"`
+	ExportAnswer         *ebpf.Variable `ebpf:"export_answer"`
+	ExportBlockEvent     *ebpf.Variable `ebpf:"export_block_event"`
+	ExportEncap          *ebpf.Variable `ebpf:"export_encap"`
+	ExportEntryKind      *ebpf.Variable `ebpf:"export_entry_kind"`
+	ExportEntryState     *ebpf.Variable `ebpf:"export_entry_state"`
+	ExportEventKind      *ebpf.Variable `ebpf:"export_event_kind"`
+	ExportFamily         *ebpf.Variable `ebpf:"export_family"`
+	ExportFiltering      *ebpf.Variable `ebpf:"export_filtering"`
+	ExportMappingRequest *ebpf.Variable `ebpf:"export_mapping_request"`
+	ExportMode           *ebpf.Variable `ebpf:"export_mode"`
+	ExportPrefixKind     *ebpf.Variable `ebpf:"export_prefix_kind"`
+	ExportPrefixRole     *ebpf.Variable `ebpf:"export_prefix_role"`
+	ExportReason         *ebpf.Variable `ebpf:"export_reason"`
+	ExportScheduler      *ebpf.Variable `ebpf:"export_scheduler"`
+	HalfOpenMax          *ebpf.Variable `ebpf:"half_open_max"`
+	HashKey              *ebpf.Variable `ebpf:"hash_key"`
+	HashMultiplier       *ebpf.Variable `ebpf:"hash_multiplier"`
+	HashSeed             *ebpf.Variable `ebpf:"hash_seed"`
+	HaveAny              *ebpf.Variable `ebpf:"have_any"`
+	HaveBlocks           *ebpf.Variable `ebpf:"have_blocks"`
+	HaveCookies          *ebpf.Variable `ebpf:"have_cookies"`
+	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
+	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
+	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
+	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`
+	HaveMappings         *ebpf.Variable `ebpf:"have_mappings"`
+	HaveNat              *ebpf.Variable `ebpf:"have_nat"`
+	HavePools            *ebpf.Variable `ebpf:"have_pools"`
+	HavePrefixes         *ebpf.Variable `ebpf:"have_prefixes"`
+	HaveRanges           *ebpf.Variable `ebpf:"have_ranges"`
+	HaveResets           *ebpf.Variable `ebpf:"have_resets"`
+	HaveReverse          *ebpf.Variable `ebpf:"have_reverse"`
+	HaveRules            *ebpf.Variable `ebpf:"have_rules"`
+	HaveServices         *ebpf.Variable `ebpf:"have_services"`
+	HoldFragments        *ebpf.Variable `ebpf:"hold_fragments"`
+	HoldTicks            *ebpf.Variable `ebpf:"hold_ticks"`
+	HostLists            *ebpf.Variable `ebpf:"host_lists"`
+	Hz                   *ebpf.Variable `ebpf:"hz"`
+	LocalPortLast        *ebpf.Variable `ebpf:"local_port_last"`
+	LowestIpv6Mtu        *ebpf.Variable `ebpf:"lowest_ipv6_mtu"`
+	NatByEgress          *ebpf.Variable `ebpf:"nat_by_egress"`
+	Observed             *ebpf.Variable `ebpf:"observed"`
+	RuleCount            *ebpf.Variable `ebpf:"rule_count"`
+	StraightOff          *ebpf.Variable `ebpf:"straight_off"`
+	SweepMs              *ebpf.Variable `ebpf:"sweep_ms"`
+	TimeoutEstablished   *ebpf.Variable `ebpf:"timeout_established"`
+	TimeoutIcmp          *ebpf.Variable `ebpf:"timeout_icmp"`
+	TimeoutOther         *ebpf.Variable `ebpf:"timeout_other"`
+	TimeoutTransitory    *ebpf.Variable `ebpf:"timeout_transitory"`
+	TimeoutUdp           *ebpf.Variable `ebpf:"timeout_udp"`
+	TrieLists            *ebpf.Variable `ebpf:"trie_lists"`
 }
 
 // wirePrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type wirePrograms struct {
+	MapClose   *ebpf.Program `ebpf:"map_close"`
+	MapOpen    *ebpf.Program `ebpf:"map_open"`
 	ReadClocks *ebpf.Program `ebpf:"read_clocks"`
 	SluiceTc   *ebpf.Program `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.Program `ebpf:"sluice_xdp"`
@@ -1362,6 +1416,8 @@ type wirePrograms struct {
 
 func (p *wirePrograms) Close() error {
 	return _WireClose(
+		p.MapClose,
+		p.MapOpen,
 		p.ReadClocks,
 		p.SluiceTc,
 		p.SluiceXdp,

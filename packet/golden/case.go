@@ -16,6 +16,7 @@
 //	flows 1
 //	wait 5m1s
 //	flows 0
+//	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host asked for it), unmap the same
 //
 // A packet's text may leave the Ethernet header out: it is then what the host's
 // interfaces and neighbours call for. "same" edits the packet that came in;
@@ -51,6 +52,9 @@ type Subject interface {
 	Advance(time.Duration) error
 	// SetState changes the state of a backend.
 	SetState(service, backend string, s datapath.State) error
+	// Map makes a mapping at the wish of an inside host, Unmap ends it.
+	Map(datapath.Mapping) error
+	Unmap(datapath.Mapping) error
 	// Flows lists the flows alive.
 	Flows() ([]flow.Flow, error)
 	// Counters reads what was counted since Reset.
@@ -98,6 +102,8 @@ const (
 	StepFlows
 	StepCount
 	StepBackend
+	StepMap
+	StepUnmap
 	StepWhere
 )
 

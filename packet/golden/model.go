@@ -40,6 +40,12 @@ func (s *Model) SetState(service, backend string, state datapath.State) error {
 	return s.model.SetState(service, backend, state)
 }
 
+// Map implements Subject.
+func (s *Model) Map(m datapath.Mapping) error { return s.model.Map(m) }
+
+// Unmap implements Subject.
+func (s *Model) Unmap(m datapath.Mapping) error { s.model.Unmap(m); return nil }
+
 // Flows implements Subject.
 func (s *Model) Flows() ([]flow.Flow, error) { return s.model.Flows(), nil }
 

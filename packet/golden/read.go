@@ -59,12 +59,16 @@ func (c *Case) step(line int, s string) error {
 		next.Kind, next.Count = StepFlows, n
 	case "count":
 		next.Kind = StepCount
+	case "map":
+		next.Kind = StepMap
+	case "unmap":
+		next.Kind = StepUnmap
 	case "backend":
 		next.Kind = StepBackend
 	case "where":
 		next.Kind = StepWhere
 	default:
-		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, backend or where", word)
+		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, map, unmap, backend or where", word)
 	}
 	c.Steps = append(c.Steps, next)
 	return nil

@@ -62,6 +62,10 @@ func (r *run) step(s Step) error {
 		return err
 	case StepBackend:
 		return r.backend(s.Words)
+	case StepMap:
+		return mapping(s.Words, r.s.Map)
+	case StepUnmap:
+		return mapping(s.Words, r.s.Unmap)
 	case StepCount:
 		return r.count(s.Words)
 	case StepWhere:
@@ -266,6 +270,32 @@ func (r *run) learn(text string, got packet.Packet) {
 }
 
 // backend handles "backend SERVICE/NAME STATE".
+// mapping handles "map RULE PROTOCOL INSIDE OUTSIDE" and "unmap" the same. A mapping
+// must be made as it is asked for, unless "refused" follows.
+func mapping(w []string, do func(datapath.Mapping) error) error {
+	if len(w) != 4 && (len(w) != 5 || w[4] != "refused") {
+		return fmt.Errorf("map RULE PROTOCOL INSIDE OUTSIDE [refused]")
+	}
+	m := datapath.Mapping{Rule: w[0]}
+	err := m.Protocol.UnmarshalText([]byte(w[1]))
+	if err == nil {
+		m.Inside, err = netip.ParseAddrPort(w[2])
+	}
+	if err == nil {
+		m.Outside, err = netip.ParseAddrPort(w[3])
+	}
+	if err != nil {
+		return err
+	}
+	if err = do(m); len(w) == 4 {
+		return err
+	}
+	if err == nil {
+		return fmt.Errorf("%s was mapped to %s", m.Inside, m.Outside)
+	}
+	return nil
+}
+
 func (r *run) backend(w []string) error {
 	if len(w) != 2 {
 		return fmt.Errorf("backend SERVICE/NAME up|drain|down")

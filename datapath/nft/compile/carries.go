@@ -134,6 +134,8 @@ func CarriesNAT(n *config.NATRule) error {
 		return errNot("filtering %s (the kernel's NAT filters by address and port)", n.Filtering)
 	case n.PortBlock > 0 || n.Deterministic:
 		return errNot("allocation of port blocks")
+	case n.PCP:
+		return errNot("pcp (the kernel's NAT keeps no mapping without a connection)")
 	case n.PortsPerClient > 0:
 		return errNot("ports-per-client")
 	}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+var _ datapath.Mapper = (*Datapath)(nil)
+
+const xdpPass = 2 // XDP_PASS of linux/bpf.h
+
+// MappingRules lists the rules in force that allow mappings, by their ids.
+func (d *Datapath) MappingRules() (list []datapath.MappingRule) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.inForce == nil {
+		return nil
+	}
+	for _, n := range d.snapshot.NAT {
+		for id, r := range d.inForce.mappable {
+			if r == n {
+				list = append(list, datapath.MappingRule{NATRule: n, Outside: d.inForce.outside(id)})
+			}
+		}
+	}
+	return list
+}
+
+// outside lists the pool addresses of a rule.
+func (d *desired) outside(id uint32) (list []netip.Addr) {
+	r := d.rules[id]
+	for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
+		for n := run[0]; n < run[0]+run[1]; n++ {
+			p := d.pools[uint32(n)]
+			list = append(list, addrFrom(p.Addr, p.Family == uint8(wireFamilyFAMILY_6)))
+		}
+	}
+	return list
+}
+
+// Mappings lists the mappings of the rules in force.
+func (d *Datapath) Mappings() (list []datapath.Mapping, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.t == nil || d.inForce == nil {
+		return nil, nil
+	}
+	all, err := content[wireMappingKey, wireMapping](d.t.maps["mappings"])
+	for k, v := range all {
+		list = append(list, datapath.Mapping{Rule: d.inForce.names.source[uint32(k.Rule)], Protocol: flow.Protocol(k.L4Proto),
+			Inside:  netip.AddrPortFrom(addrFrom(k.Addr, k.Family == uint32(wireFamilyFAMILY_6)), portOf(k.Port)),
+			Outside: outsideOf(v), Nonce: v.Nonce, Expires: time.Duration(v.Expires)})
+	}
+	return list, err
+}
+
+func outsideOf(v wireMapping) netip.AddrPort {
+	return netip.AddrPortFrom(addrFrom(v.Outside, v.OutsideFamily == uint8(wireFamilyFAMILY_6)), portOf(v.Port))
+}
+
+// mappingKey finds the rule of a mapping among those in force.
+func (d *Datapath) mappingKey(m datapath.Mapping) (wireMappingKey, error) {
+	if d.inForce != nil {
+		for id, r := range d.inForce.mappable {
+			if r.Name == m.Rule {
+				a := m.Inside.Addr()
+				return wireMappingKey{Addr: addrOf(a), Port: portOf(m.Inside.Port()), L4Proto: uint8(m.Protocol), Rule: uint8(id),
+					Family: uint32(familyOf(a))}, nil
+			}
+		}
+	}
+	return wireMappingKey{}, fmt.Errorf("rule %q allows no mappings in the ebpf datapath", m.Rule)
+}
+
+// Map makes a mapping.
+func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, err := d.mappingKey(m)
+	if err != nil {
+		return m, err
+	}
+	rule := d.inForce.rules[uint32(k.Rule)]
+	four := m.Inside.Addr().Is4() || rule.PrefixLen > 0
+	outside := slices.DeleteFunc(d.inForce.outside(uint32(k.Rule)), func(a netip.Addr) bool { return a.Is4() != four })
+	wanted := m.Outside.Addr()
+	if !slices.Contains(outside, wanted) {
+		if len(outside) == 0 || exact && !wanted.IsUnspecified() {
+			return m, fmt.Errorf("outside address %s: %w", wanted, datapath.ErrNoPort)
+		}
+		wanted = netip.IPv6Unspecified()
+		if four {
+			wanted = netip.IPv4Unspecified()
+		}
+	}
+	request := wireMappingRequest{Key: k}
+	request.Mapping = wireMapping{Outside: addrOf(wanted), OutsideFamily: familyOf(wanted), Port: portOf(m.Outside.Port()),
+		Nonce: m.Nonce, Expires: uint64(m.Expires)}
+	if m.Outside.Port() == 0 && !exact {
+		request.Mapping.Port = k.Port // the one that is remembered best
+	}
+	if exact {
+		request.Exact = 1
+	}
+	for range mapTries {
+		made := request
+		if err := d.runMapper("map_open", d.switches, &made); err != nil {
+			return m, err
+		}
+		switch wireReason(made.Reason) {
+		case wireReasonREASON_NONE:
+		case wireReasonREASON_CLIENT_PORTS:
+			return m, datapath.ErrQuota
+		case wireReasonREASON_NO_PORT:
+			return m, datapath.ErrNoPort
+		default:
+			return m, fmt.Errorf("map %s: %s", m.Inside, nameOf(reasonNames(), int(made.Reason)))
+		}
+		m.Outside = outsideOf(made.Mapping)
+		if !d.taken(m.Protocol, m.Outside) {
+			return m, nil
+		}
+		if err := d.runMapper("map_close", d.switches, &made); err != nil { // its port rests: the next one is another
+			return m, err
+		}
+	}
+	return m, datapath.ErrNoPort
+}
+
+const mapTries = 4 // ports that are given up because something else answers there
+
+// taken reports whether something else answers on an outside endpoint: a service, a
+// port-forward, or on an address of this host a socket.
+func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
+	listens := func(protocol flow.Protocol, l *config.Listen) bool {
+		return (protocol == p || protocol == flow.Any) && l.Address == at.Addr() && (len(l.Ports) == 0 ||
+			slices.ContainsFunc(l.Ports, func(r flow.Ports) bool { return r.Contains(at.Port()) }))
+	}
+	c := d.snapshot.Config
+	for i := range c.Services {
+		for k := range c.Services[i].Listen {
+			if listens(c.Services[i].Protocol, &c.Services[i].Listen[k]) {
+				return true
+			}
+		}
+	}
+	for i := range c.NAT {
+		if n := &c.NAT[i]; n.Listen != nil && listens(n.Protocol, n.Listen) {
+			return true
+		}
+	}
+	return d.seen.owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
+}
+
+// bindable tries to bind a socket as a server does.
+func bindable(p flow.Protocol, at netip.AddrPort) error {
+	kind := unix.SOCK_STREAM
+	if p == flow.UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	var to unix.Sockaddr = &unix.SockaddrInet4{Port: int(at.Port())}
+	family := unix.AF_INET
+	if a := at.Addr(); a.Is4() {
+		to.(*unix.SockaddrInet4).Addr = a.As4()
+	} else {
+		family, to = unix.AF_INET6, &unix.SockaddrInet6{Port: int(at.Port()), Addr: a.As16()}
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if p == flow.TCP { // connections that have ended do not count
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+	}
+	return unix.Bind(fd, to)
+}
+
+// Renew sets the time at which a mapping expires.
+func (d *Datapath) Renew(m datapath.Mapping) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, err := d.mappingKey(m)
+	if err != nil {
+		return err
+	}
+	var v wireMapping
+	if err := d.t.maps["mappings"].Lookup(&k, &v); err != nil {
+		return fmt.Errorf("mapping of %s: %w", m.Inside, err)
+	}
+	v.Expires = uint64(m.Expires)
+	return d.t.maps["mappings"].Update(&k, &v, ebpf.UpdateExist)
+}
+
+// Unmap ends a mapping.
+func (d *Datapath) Unmap(m datapath.Mapping) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, err := d.mappingKey(m)
+	if err != nil {
+		return err
+	}
+	return d.runMapper("map_close", d.switches, &wireMappingRequest{Key: k})
+}
+
+// loadMapper loads the programs that make and end mappings, when they are not yet.
+func (d *Datapath) loadMapper(s switches) (err error) {
+	if d.mapper == nil {
+		d.mapper, err = d.t.program(s, false, "map_open", "map_close")
+	}
+	return err
+}
+
+// runMapper runs one of them.
+func (d *Datapath) runMapper(name string, s switches, request *wireMappingRequest) error {
+	if err := d.loadMapper(s); err != nil {
+		return err
+	}
+	frame := unsafe.Slice((*byte)(unsafe.Pointer(request)), unsafe.Sizeof(*request))
+	verdict, err := d.mapper.Programs[name].Run(&ebpf.RunOptions{Data: slices.Clone(frame), DataOut: frame})
+	if err == nil && verdict != xdpPass {
+		err = fmt.Errorf("verdict %d", verdict)
+	}
+	if err != nil {
+		return fmt.Errorf("program %s: %w", name, err)
+	}
+	return nil
+}
+
+func (d *Datapath) forgetMapper() {
+	if d.mapper != nil {
+		d.mapper.Close()
+		d.mapper = nil
+	}
+}
+
+// retireMappings ends the mappings whose rule, client or outside address is not wanted
+// any more. Their clients learn it from the epoch, which begins anew.
+func (d *Datapath) retireMappings(want *desired) error {
+	all, err := content[wireMappingKey, wireMapping](d.t.maps["mappings"])
+	if err != nil {
+		return err
+	}
+	lost := false
+	for k, v := range all {
+		inside := addrFrom(k.Addr, k.Family == uint32(wireFamilyFAMILY_6))
+		n := want.mappable[uint32(k.Rule)]
+		if n != nil && slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(inside) }) &&
+			slices.Contains(want.outside(uint32(k.Rule)), outsideOf(v).Addr()) {
+			continue
+		}
+		lost = true
+		if err := d.runMapper("map_close", want.switches, &wireMappingRequest{Key: k}); err != nil {
+			return err
+		}
+	}
+	epoch := idKeyOf(idMeta, "pcp-epoch")
+	if _, known := d.t.ids.known[epoch]; known && !lost || !want.switches.Mappings && !lost {
+		return nil
+	}
+	draft := d.t.ids.draft()
+	draft.fresh[epoch] = uint32(datapath.SinceBoot() / time.Second)
+	return draft.keep()
+}
+
+// Epoch is since when no mapping was lost.
+func (d *Datapath) Epoch() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.t == nil {
+		return datapath.SinceBoot()
+	}
+	return time.Duration(d.t.ids.known[idKeyOf(idMeta, "pcp-epoch")]) * time.Second
+}

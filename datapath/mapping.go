@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Mapper is a datapath that maps outside ports to inside endpoints at the wish of
+// inside hosts (PCP, RFC 6887). Mappings survive the process; those whose rule or
+// outside address an Apply takes away end with it.
+type Mapper interface {
+	// MappingRules lists the rules in force that allow mappings.
+	MappingRules() []MappingRule
+	// Mappings lists the mappings.
+	Mappings() ([]Mapping, error)
+	// Map makes a mapping. Outside is the endpoint that is wanted, as far as it is
+	// given; the one that was assigned is returned. exact: no other will do.
+	Map(m Mapping, exact bool) (Mapping, error)
+	// Renew sets the time at which a mapping expires.
+	Renew(Mapping) error
+	// Unmap ends a mapping. Its flows live on.
+	Unmap(Mapping) error
+	// Epoch is since when no mapping was lost, as SinceBoot counts.
+	Epoch() time.Duration
+}
+
+// SinceBoot is the clock that mappings expire by: it goes on while the machine sleeps
+// and no matter what the time of day is set to.
+func SinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux 2.6.39
+	return time.Duration(t.Nano())
+}
+
+// Why a mapping is not made.
+var (
+	ErrQuota  = errors.New("the client's quota of ports is used up")
+	ErrNoPort = errors.New("no such outside port is free")
+)
+
+// Mapping lets everybody outside reach an inside endpoint by an outside one.
+type Mapping struct {
+	Rule     string
+	Protocol flow.Protocol // TCP or UDP
+	Inside   netip.AddrPort
+	Outside  netip.AddrPort
+	Nonce    [12]byte // what the client proves by that the mapping is its own
+	// Expires is when, as SinceBoot counts.
+	Expires time.Duration
+}
+
+// MappingRule is a rule in force that allows mappings, with its outside addresses.
+type MappingRule struct {
+	*config.NATRule
+	Outside []netip.Addr
+}

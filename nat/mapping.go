@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Map binds an inside endpoint at its host's wish (PCP, RFC 6887) to just the outside
+// one that is given: the binding lives without sessions and lets everybody in.
+func (m *Model) Map(w datapath.Mapping) error {
+	for _, r := range m.rules {
+		if r.Name != w.Rule {
+			continue
+		}
+		key := bindingKey{rule: r, protocol: w.Protocol, inside: w.Inside}
+		b, endpoint := m.bindings[key], outsideKey{portClass(w.Protocol), w.Outside}
+		c := m.client(clientKey{rule: r, address: w.Inside.Addr()})
+		switch {
+		case b != nil && b.outside != endpoint:
+			return datapath.ErrNoPort
+		case b == nil && r.PortsPerClient > 0 && c.ports >= r.PortsPerClient:
+			return datapath.ErrQuota
+		case b == nil && (m.outside[endpoint] != nil || m.ports[endpoint] > m.now || c.address.IsValid() && c.address != w.Outside.Addr()):
+			return datapath.ErrNoPort
+		case b == nil:
+			c.address = w.Outside.Addr()
+			c.ports++
+			b = &binding{rule: r, protocol: w.Protocol, inside: w.Inside, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
+			m.bindings[key], m.outside[endpoint] = b, b
+		}
+		b.sessions++
+		b.mapped = true
+		return nil
+	}
+	return datapath.ErrNoPort
+}
+
+// Unmap takes the wish back. The binding's sessions live on.
+func (m *Model) Unmap(w datapath.Mapping) {
+	if b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]; b != nil && b.mapped {
+		b.mapped = false
+		b.sessions--
+		m.dropUnused(b)
+	}
+}
