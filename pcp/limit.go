@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Requests that a source may send at once, and after that in a second: a client with
+// every mapping that it may have renews them all well within a lifetime. IPv6 sources
+// count by /64. Sources beyond the last number are not answered until one of
+// them has been silent.
+const (
+	burst      = 64
+	perSecond  = 16
+	maxSources = 4096
+)
+
+// limiter holds back the sources that ask too often. The zero value is ready.
+type limiter struct {
+	conforms map[netip.Addr]time.Duration // when the source's whole burst is there again
+}
+
+// allow counts a request of a source and reports whether it is within its limit.
+func (l *limiter) allow(source netip.Addr, now time.Duration) bool {
+	const each = time.Second / perSecond
+	if source.Is6() {
+		p, _ := source.Prefix(64)
+		source = p.Addr()
+	}
+	if l.conforms == nil {
+		l.conforms = map[netip.Addr]time.Duration{}
+	}
+	at, known := l.conforms[source]
+	if !known && len(l.conforms) >= maxSources {
+		for a, t := range l.conforms {
+			if t <= now {
+				delete(l.conforms, a)
+			}
+		}
+		if len(l.conforms) >= maxSources {
+			return false
+		}
+	}
+	at = max(at, now) + each
+	if at > now+burst*each {
+		return false
+	}
+	l.conforms[source] = at
+	return true
+}

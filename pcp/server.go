@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Bounds of what clients get.
+const (
+	minLifetime = 2 * time.Minute // RFC 6887 §15
+	maxLifetime = 24 * time.Hour
+	perClient   = 256  // mappings of one client at once, where the rule has no ports-per-client
+	perTick     = 1024 // expired mappings that are taken away in a second
+)
+
+// Server answers requests. Its mappings are the datapath's, which keeps them
+// when the process ends.
+type Server struct {
+	mapper datapath.Mapper
+	log    *slog.Logger
+	now    func() time.Duration // datapath.SinceBoot
+	kicked chan struct{}
+
+	mu       sync.Mutex // protects what follows
+	rules    []datapath.MappingRule
+	mappings map[endpoint]datapath.Mapping
+	clients  map[netip.Addr]int // mappings of each
+	limit    limiter
+	counts   map[Count]uint64
+}
+
+type endpoint struct {
+	protocol flow.Protocol
+	inside   netip.AddrPort
+}
+
+// Count names what requests are counted by: opcode and result, in words. Requests
+// that were not answered have the result "rate-limited" or "not-a-client".
+type Count struct{ Opcode, Result string }
+
+// New returns a server for the mappings of a datapath. It answers nothing before
+// Run.
+func New(mapper datapath.Mapper, log *slog.Logger) *Server {
+	return newServer(mapper, log, datapath.SinceBoot)
+}
+
+func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duration) *Server {
+	return &Server{mapper: mapper, log: log, now: now, kicked: make(chan struct{}, 1), mappings: map[endpoint]datapath.Mapping{},
+		clients: map[netip.Addr]int{}, counts: map[Count]uint64{}}
+}
+
+// Kick tells the server that the datapath was applied again. It never blocks.
+func (s *Server) Kick() {
+	select {
+	case s.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// Mappings lists the mappings, in the order of their inside endpoints. Expires
+// tells the time that is left.
+func (s *Server) Mappings() []datapath.Mapping {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := slices.Collect(maps.Values(s.mappings))
+	now := s.now()
+	for i := range list {
+		list[i].Expires = max(list[i].Expires-now, 0)
+	}
+	slices.SortFunc(list, func(a, b datapath.Mapping) int {
+		return cmp.Or(a.Inside.Compare(b.Inside), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return list
+}
+
+// Counts returns how many requests had which result since the process began.
+func (s *Server) Counts() map[Count]uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.counts)
+}
+
+// Use returns the number of mappings of each rule that allows them.
+func (s *Server) Use() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	use := map[string]int{}
+	for _, r := range s.rules {
+		use[r.Name] = 0
+	}
+	for _, m := range s.mappings {
+		use[m.Rule]++
+	}
+	return use
+}
+
+// load reads again what the datapath has.
+func (s *Server) load() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list, err := s.mapper.Mappings()
+	if err != nil {
+		return err
+	}
+	s.rules = s.mapper.MappingRules()
+	clear(s.mappings)
+	clear(s.clients)
+	for _, m := range list {
+		s.keep(m)
+	}
+	return nil
+}
+
+func (s *Server) keep(m datapath.Mapping) {
+	s.mappings[endpoint{m.Protocol, m.Inside}] = m
+	s.clients[m.Inside.Addr()]++
+}
+
+func (s *Server) end(m datapath.Mapping) error {
+	if err := s.mapper.Unmap(m); err != nil {
+		return err
+	}
+	delete(s.mappings, endpoint{m.Protocol, m.Inside})
+	a := m.Inside.Addr()
+	if s.clients[a]--; s.clients[a] == 0 {
+		delete(s.clients, a)
+	}
+	return nil
+}
+
+// expire takes away what was not renewed in time, not everything at once.
+func (s *Server) expire() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, done := s.now(), 0
+	for _, m := range s.mappings {
+		if m.Expires > now {
+			continue
+		}
+		if err := s.end(m); err != nil {
+			return err
+		}
+		if done++; done == perTick {
+			return nil
+		}
+	}
+	return nil
+}
+
+// answer returns what a message from a client on an interface is answered with,
+// nil for nothing.
+func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, res, ok := parse(b, client)
+	if !ok {
+		return nil
+	}
+	rules := s.rulesOf(client, iface)
+	now := s.now()
+	switch {
+	case len(rules) == 0:
+		s.counts[Count{r.opcode.String(), "not-a-client"}]++
+		return nil
+	case !s.limit.allow(client, now):
+		s.counts[Count{r.opcode.String(), "rate-limited"}]++
+		return nil
+	}
+	g := grant{external: r.external}
+	if res == success && r.opcode == mapOp {
+		g, res = s.mapRequest(&r, client, rules, now)
+	}
+	s.counts[Count{r.opcode.String(), res.String()}]++
+	epoch := uint32((now - s.mapper.Epoch()) / time.Second)
+	if res != success {
+		s.log.Debug("pcp request refused", "client", client, "request", &r, "result", res)
+		return refusal(b, res, cmp.Or(g.lifetime, res.lifetime()), epoch)
+	}
+	return r.reply(g.external, g.lifetime, epoch)
+}
+
+// rulesOf lists the rules under which a client that is met on an interface may ask.
+func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.MappingRule) {
+	for _, r := range s.rules {
+		if (r.In == "" || r.In == iface) && r.Out != iface &&
+			slices.ContainsFunc(r.Source, func(p netip.Prefix) bool { return p.Contains(client) }) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// grant is what a client gets: of an error only how long it holds, 0 for as long as
+// such errors do.
+type grant struct {
+	external netip.AddrPort
+	lifetime uint32 // seconds
+}
+
+// mapRequest makes, renews or ends a mapping (RFC 6887 §11.3, §15).
+func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.MappingRule, now time.Duration) (grant, result) {
+	if r.protocol == 0 && r.internal != 0 {
+		return grant{}, malformedRequest
+	}
+	if r.lifetime == 0 {
+		return s.remove(r, client, now)
+	}
+	if r.internal == 0 || (r.protocol != flow.TCP && r.protocol != flow.UDP) {
+		return grant{}, unsuppProtocol // nor are all ports or all protocols of a client mapped
+	}
+	lifetime := min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime)
+	m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
+	if there {
+		if m.Nonce != r.nonce {
+			return left(m, now), notAuthorized
+		}
+		if r.preferFailure && !suits(m.Outside, r.external) {
+			return grant{}, cannotProvideExternal
+		}
+		m.Expires = now + lifetime
+		if err := s.mapper.Renew(m); err != nil {
+			s.log.Warn("pcp: a mapping is not renewed", "inside", m.Inside, "error", err)
+			return grant{}, noResources
+		}
+	} else {
+		var res result
+		if m, res = s.make(r, client, rules, now+lifetime); res != success {
+			return grant{}, res
+		}
+	}
+	s.mappings[endpoint{m.Protocol, m.Inside}] = m
+	return grant{m.Outside, uint32(lifetime / time.Second)}, success
+}
+
+// left is how long a mapping of somebody else still stands in the way.
+func left(m datapath.Mapping, now time.Duration) grant {
+	return grant{lifetime: uint32(max(m.Expires-now, time.Second) / time.Second)}
+}
+
+// suits reports whether an outside endpoint is the suggested one. What was left open
+// suits.
+func suits(outside, suggested netip.AddrPort) bool {
+	return (suggested.Addr().IsUnspecified() || suggested.Addr() == outside.Addr()) &&
+		(suggested.Port() == 0 || suggested.Port() == outside.Port())
+}
+
+// remove ends the mapping of an endpoint; of port 0 all of a protocol, and of
+// protocol 0 too all that the client made with this nonce. There being none is
+// success.
+func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant, result) {
+	g := grant{external: r.external}
+	var list []datapath.Mapping
+	if r.internal != 0 {
+		m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
+		if there && m.Nonce != r.nonce {
+			return left(m, now), notAuthorized
+		}
+		if there {
+			list = append(list, m)
+		}
+	} else if s.clients[client] > 0 {
+		for _, m := range s.mappings {
+			if m.Inside.Addr() == client && m.Nonce == r.nonce && (r.protocol == 0 || r.protocol == m.Protocol) {
+				list = append(list, m)
+			}
+		}
+	}
+	for _, m := range list {
+		if err := s.end(m); err != nil {
+			s.log.Warn("pcp: a mapping is not taken away", "inside", m.Inside, "error", err)
+			return grant{}, noResources
+		}
+	}
+	return g, success
+}
+
+// make maps an endpoint that has no mapping yet.
+func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRule, expires time.Duration) (m datapath.Mapping, res result) {
+	rule := rules[0]
+	for _, other := range rules { // the address suggested tells the family that is wanted
+		if slices.ContainsFunc(other.Outside, func(a netip.Addr) bool { return a.Is4() == r.external.Addr().Is4() }) {
+			rule = other
+			break
+		}
+	}
+	if rule.PortsPerClient == 0 && s.clients[client] >= perClient {
+		return m, userExQuota
+	}
+	m = datapath.Mapping{Rule: rule.Name, Protocol: r.protocol, Inside: netip.AddrPortFrom(client, r.internal), Outside: r.external,
+		Nonce: r.nonce, Expires: expires}
+	m, err := s.mapper.Map(m, r.preferFailure)
+	switch {
+	case errors.Is(err, datapath.ErrQuota):
+		return m, userExQuota
+	case errors.Is(err, datapath.ErrNoPort) && r.preferFailure:
+		return m, cannotProvideExternal
+	case err != nil:
+		if !errors.Is(err, datapath.ErrNoPort) {
+			s.log.Warn("pcp: a mapping is not made", "inside", m.Inside, "error", err)
+		}
+		return m, noResources
+	}
+	s.clients[client]++
+	return m, success
+}

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// table stands for a datapath: it gives ports from 40000 on where a wish cannot be met.
+type table struct {
+	allowed  []datapath.MappingRule
+	mappings map[endpoint]datapath.Mapping
+	taken    map[netip.AddrPort]bool
+	next     uint16
+	epoch    time.Duration
+	err      error
+}
+
+func (t *table) MappingRules() []datapath.MappingRule { return t.allowed }
+
+func (t *table) Mappings() (list []datapath.Mapping, err error) {
+	for _, m := range t.mappings {
+		list = append(list, m)
+	}
+	return list, t.err
+}
+
+func (t *table) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
+	if t.err != nil {
+		return m, t.err
+	}
+	i := slices.IndexFunc(t.allowed, func(r datapath.MappingRule) bool { return r.Name == m.Rule })
+	if r := t.allowed[i]; r.PortsPerClient > 0 && len(t.mappings) >= r.PortsPerClient {
+		return m, datapath.ErrQuota
+	}
+	wish := m.Outside
+	m.Outside = netip.AddrPortFrom(t.allowed[i].Outside[0], wish.Port())
+	if wish.Port() == 0 || t.taken[m.Outside] {
+		t.next++
+		m.Outside = netip.AddrPortFrom(m.Outside.Addr(), 40000+t.next)
+	}
+	if exact && !suits(m.Outside, wish) {
+		return m, datapath.ErrNoPort
+	}
+	t.taken[m.Outside] = true
+	t.mappings[endpoint{m.Protocol, m.Inside}] = m
+	return m, nil
+}
+
+func (t *table) Renew(m datapath.Mapping) error {
+	t.mappings[endpoint{m.Protocol, m.Inside}] = m
+	return t.err
+}
+
+func (t *table) Unmap(m datapath.Mapping) error {
+	delete(t.mappings, endpoint{m.Protocol, m.Inside})
+	return t.err
+}
+
+func (t *table) Epoch() time.Duration { return t.epoch }
+
+const (
+	alice, bob = "10.0.0.2", "10.0.0.3"
+	six        = "fd00::2"
+	outer      = "203.0.113.1"
+	start      = 1000 * time.Second // on the clock
+)
+
+// bench is a server over a table, with a clock that tests set.
+type bench struct {
+	*Server
+	*table
+	t   *testing.T
+	now time.Duration
+}
+
+func newBench(t *testing.T, more ...datapath.MappingRule) *bench {
+	b := &bench{t: t, now: start, table: &table{mappings: map[endpoint]datapath.Mapping{}, taken: map[netip.AddrPort]bool{}, epoch: start - 7*time.Second}}
+	b.allowed = append([]datapath.MappingRule{rule("office", outer, "10.0.0.0/24")}, more...)
+	b.Server = newServer(b.table, slog.New(slog.DiscardHandler), func() time.Duration { return b.now })
+	if err := b.load(); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func rule(name, outside string, sources ...string) datapath.MappingRule {
+	r := datapath.MappingRule{NATRule: &config.NATRule{Name: name, Out: "wan0"}, Outside: []netip.Addr{netip.MustParseAddr(outside)}}
+	for _, s := range sources {
+		r.Source = append(r.Source, netip.MustParsePrefix(s))
+	}
+	return r
+}
+
+// message is a MAP request; edits change its bytes.
+func message(client string, n byte, protocol flow.Protocol, internal uint16, lifetime uint32, suggested string, options ...byte) []byte {
+	b := make([]byte, headerSize+mapSize, headerSize+mapSize+len(options))
+	b[0], b[1] = version, byte(mapOp)
+	binary.BigEndian.PutUint32(b[4:], lifetime)
+	a := netip.MustParseAddr(client).As16()
+	copy(b[8:], a[:])
+	b[24], b[36] = n, byte(protocol)
+	binary.BigEndian.PutUint16(b[40:], internal)
+	s := netip.MustParseAddrPort(suggested)
+	binary.BigEndian.PutUint16(b[42:], s.Port())
+	a = s.Addr().As16()
+	copy(b[44:], a[:])
+	return append(b, options...)
+}
+
+const (
+	anyPort = "0.0.0.0:0"
+	hour    = 3600
+)
+
+func plain(lifetime uint32) []byte { return message(alice, 1, flow.TCP, 80, lifetime, anyPort) }
+
+// ask sends a message as client and returns result, lifetime and outside endpoint.
+func (b *bench) ask(client string, m []byte) string {
+	b.t.Helper()
+	out := b.answer(m, netip.MustParseAddr(client), "lan0")
+	switch {
+	case out == nil:
+		return "silence"
+	case out[0] != version || out[1] != m[1]|0x80 || out[2] != 0 || len(out) > max(len(m), headerSize) || len(out)%4 != 0 && len(out) != len(m):
+		b.t.Fatalf("answer to % x:\n% x", m, out)
+	case binary.BigEndian.Uint32(out[8:]) != uint32((b.now-b.epoch)/time.Second):
+		b.t.Fatalf("epoch of % x", out)
+	}
+	text := fmt.Sprintf("%s %d", result(out[3]), binary.BigEndian.Uint32(out[4:]))
+	if out[3] == byte(success) && m[1] == byte(mapOp) {
+		if !bytes.Equal(out[headerSize:headerSize+18], m[headerSize:headerSize+18]) {
+			b.t.Fatalf("nonce, protocol or port of the answer are not those of the request:\n% x\n% x", m, out)
+		}
+		text += " " + netip.AddrPortFrom(netip.AddrFrom16([16]byte(out[44:60])).Unmap(), binary.BigEndian.Uint16(out[42:])).String()
+	}
+	return text
+}
+
+// edit returns a message with a byte changed.
+func edit(m []byte, at int, to byte) []byte {
+	m = slices.Clone(m)
+	m[at] = to
+	return m
+}
+
+// TestSingleRequests asks a fresh server one thing each. Sections are of RFC 6887.
+func TestSingleRequests(t *testing.T) {
+	announcement := append([]byte{version, byte(announce), 0, 0, 0, 0, 0, 0}, plain(0)[8:24]...)
+	thirdParty := append([]byte{1, 0, 0, 16}, make([]byte, 16)...)
+	filter := append([]byte{3, 0, 0, 20}, make([]byte, 20)...)
+	with := func(options ...byte) []byte { return message(alice, 1, flow.TCP, 80, hour, outer+":8080", options...) }
+	for _, c := range []struct {
+		name string
+		m    []byte
+		want string
+	}{
+		{"§8.3: shorter than two bytes", []byte{2}, "silence"},
+		{"§8.3: an answer", edit(plain(hour), 1, 0x81), "silence"},
+		{"§9, appendix A: NAT-PMP asks for the outside address", []byte{0, 0}, "unsupp-version 1800"},
+		{"appendix A: NAT-PMP asks for a mapping", []byte{0, 1, 0, 0, 0, 80, 0, 80, 0, 0, 14, 16}, "unsupp-version 1800"},
+		{"§9: version 1", edit(plain(hour), 0, 1), "unsupp-version 1800"},
+		{"§9: version 3", edit(plain(hour), 0, 3), "unsupp-version 1800"},
+		{"§8.3: PEER", edit(plain(hour), 1, 2), "unsupp-opcode 1800"},
+		{"§8.3: opcode 127", edit(plain(hour), 1, 127), "unsupp-opcode 1800"},
+		{"§8.3: a header alone", plain(hour)[:24], "malformed-request 1800"},
+		{"§8.3: half a header", plain(hour)[:8], "malformed-request 1800"},
+		{"§8.3: no multiple of four", append(plain(hour), 128), "malformed-request 1800"},
+		{"§7: longer than 1100 bytes", append(plain(hour), make([]byte, 1101)...)[:1104], "malformed-request 1800"},
+		{"§8.3: somebody else's address", message(bob, 1, flow.TCP, 80, hour, anyPort), "address-mismatch 1800"},
+		{"§14.1: ANNOUNCE", announcement, "success 0"},
+		{"§14.1: ANNOUNCE for a time", edit(announcement, 7, 9), "success 0"},
+		{"§7.3: an option longer than the message", with(130, 0, 0, 4), "malformed-option 1800"},
+		{"§7.3: an optional option", with(130, 0, 0, 3, 1, 2, 3, 0), "success 3600 203.0.113.1:8080"},
+		{"§7.3: a mandatory option that is not known", with(99, 0, 0, 0), "unsupp-option 1800"},
+		{"§13.1: THIRD_PARTY", with(thirdParty...), "unsupp-option 1800"},
+		{"§13.2: PREFER_FAILURE", with(2, 0, 0, 0), "success 3600 203.0.113.1:8080"},
+		{"§13.2: PREFER_FAILURE twice", with(2, 0, 0, 0, 2, 0, 0, 0), "malformed-option 1800"},
+		{"§13.2: PREFER_FAILURE with data", with(2, 0, 0, 1, 0, 0, 0, 0), "malformed-option 1800"},
+		{"§13.2: PREFER_FAILURE of ANNOUNCE", append(announcement, 2, 0, 0, 0), "unsupp-option 1800"},
+		{"§13.3: FILTER", with(filter...), "unsupp-option 1800"},
+		{"§11.3: no wish", plain(hour), "success 3600 203.0.113.1:40001"},
+		{"§15: shorter than two minutes", plain(1), "success 120 203.0.113.1:40001"},
+		{"§15: longer than a day", plain(1 << 31), "success 86400 203.0.113.1:40001"},
+		{"§11.1: a port of all protocols", message(alice, 1, 0, 80, hour, anyPort), "malformed-request 1800"},
+		{"§11.3: all protocols", message(alice, 1, 0, 0, hour, anyPort), "unsupp-protocol 1800"},
+		{"§11.3: all ports", message(alice, 1, flow.TCP, 0, hour, anyPort), "unsupp-protocol 1800"},
+		{"§11.3: SCTP", message(alice, 1, flow.SCTP, 80, hour, anyPort), "unsupp-protocol 1800"},
+		{"§15: deletion of nothing", plain(0), "success 0 0.0.0.0:0"},
+		{"§15: deletion of nothing at all", message(alice, 1, 0, 0, 0, anyPort), "success 0 0.0.0.0:0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := newBench(t).ask(alice, c.m); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// TestLife follows mappings through renewals, strangers' attempts, deletion and expiry.
+func TestLife(t *testing.T) {
+	b := newBench(t)
+	exact := func(client string, n byte, port uint16) []byte {
+		return message(client, n, flow.TCP, port, hour, outer+":8080", 2, 0, 0, 0)
+	}
+	for _, step := range []struct {
+		name   string
+		after  time.Duration
+		client string
+		m      []byte
+		want   string
+		left   int // mappings, after a second's expiry
+	}{
+		{"the port that is wished for", 0, alice, message(alice, 1, flow.TCP, 80, hour, outer+":8080"), "success 3600 203.0.113.1:8080", 1},
+		{"another protocol", 0, alice, message(alice, 1, flow.UDP, 80, hour, anyPort), "success 3600 203.0.113.1:40001", 2},
+		{"a port that is taken", 0, bob, message(bob, 1, flow.TCP, 80, 600, outer+":8080"), "success 600 203.0.113.1:40002", 3},
+		{"nothing but a port that is taken", 0, bob, exact(bob, 1, 81), "cannot-provide-external 30", 3},
+		{"nothing but what another mapping has", 0, bob, exact(bob, 1, 80), "cannot-provide-external 30", 3},
+		{"a renewal in which the wish does not matter", time.Minute, alice, message(alice, 1, flow.TCP, 80, 7200, outer+":9"), "success 7200 203.0.113.1:8080", 3},
+		{"a renewal that insists on what there is", 0, alice, exact(alice, 1, 80), "success 3600 203.0.113.1:8080", 3},
+		{"another nonce", time.Minute, alice, message(alice, 2, flow.TCP, 80, hour, anyPort), "not-authorized 3540", 3},
+		{"a deletion with another nonce", 0, alice, message(alice, 2, flow.TCP, 80, 0, anyPort), "not-authorized 3540", 3},
+		{"a deletion of everything with another nonce", 0, alice, message(alice, 2, 0, 0, 0, anyPort), "success 0 0.0.0.0:0", 3},
+		{"a mapping expires", 10 * time.Minute, bob, message(bob, 1, flow.UDP, 9, 0, anyPort), "success 0 0.0.0.0:0", 2},
+		{"a deletion", 0, alice, message(alice, 1, flow.TCP, 80, 0, anyPort), "success 0 0.0.0.0:0", 1},
+		{"a deletion of all of another protocol", 0, alice, message(alice, 1, flow.TCP, 0, 0, anyPort), "success 0 0.0.0.0:0", 1},
+		{"a deletion of all of a protocol", 0, alice, message(alice, 1, flow.UDP, 0, 0, anyPort), "success 0 0.0.0.0:0", 0},
+	} {
+		b.now += step.after
+		if got := b.ask(step.client, step.m); got != step.want {
+			t.Errorf("%s: got %s, want %s", step.name, got, step.want)
+		}
+		if err := b.expire(); err != nil {
+			t.Fatal(err)
+		}
+		if len(b.Server.mappings) != step.left || len(b.table.mappings) != step.left {
+			t.Errorf("%s: %d mappings, %d in the datapath, want %d", step.name, len(b.Server.mappings), len(b.table.mappings), step.left)
+		}
+	}
+	if len(b.clients) != 0 {
+		t.Errorf("clients without mappings are counted: %v", b.clients)
+	}
+}
+
+// TestRestart starts a second server on the mappings of the first.
+func TestRestart(t *testing.T) {
+	b := newBench(t)
+	b.ask(alice, plain(hour))
+	before := b.Server.Mappings()
+	second := &bench{t: t, now: b.now, table: b.table}
+	second.Server = newServer(b.table, slog.New(slog.DiscardHandler), func() time.Duration { return second.now })
+	if err := second.load(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, second.Server.Mappings(), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	second.now += hour * time.Second
+	if err := second.expire(); err != nil || len(b.table.mappings) != 0 {
+		t.Errorf("%v, %d mappings outlive their time", err, len(b.table.mappings))
+	}
+}
+
+// TestWhoMayAsk asks from places that get no answer, and under rules of two families.
+func TestWhoMayAsk(t *testing.T) {
+	v6only, six6 := rule("v6only", "203.0.113.9", "fd00::/64"), rule("six", "2001:db8::1", "fd00::/64")
+	office2 := rule("lan1", "203.0.113.2", "10.9.0.0/24")
+	office2.In = "lan1"
+	b := newBench(t, v6only, six6, office2)
+	for _, c := range []struct{ name, client, iface, suggested, want string }{
+		{"an inside host", alice, "lan0", anyPort, outer},
+		{"an inside host's address outside", alice, "wan0", anyPort, ""},
+		{"no inside host", "10.0.1.2", "lan0", anyPort, ""},
+		{"a host on the rule's interface", "10.9.0.2", "lan1", anyPort, "203.0.113.2"},
+		{"a host on another interface", "10.9.0.2", "lan0", anyPort, ""},
+		{"IPv6 inside, IPv4 wished for", six, "lan0", anyPort, "203.0.113.9"},
+		{"IPv6 inside, IPv6 wished for", "fd00::3", "lan0", "[::]:0", "2001:db8::1"},
+	} {
+		out := b.answer(message(c.client, 1, flow.TCP, 80, hour, c.suggested), netip.MustParseAddr(c.client), c.iface)
+		if (out == nil) != (c.want == "") {
+			t.Errorf("%s: answered % x", c.name, out)
+		} else if out != nil && netip.AddrFrom16([16]byte(out[44:60])).Unmap() != netip.MustParseAddr(c.want) {
+			t.Errorf("%s: got % x, want %s", c.name, out[44:60], c.want)
+		}
+	}
+	if n := b.Counts()[Count{"map", "not-a-client"}]; n != 3 {
+		t.Errorf("%d requests from nobody were counted, want 3", n)
+	}
+}
+
+// TestRefusals holds the datapath's reasons against what clients are told.
+func TestRefusals(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		err   error
+		exact bool
+		want  string
+	}{
+		{datapath.ErrQuota, false, "user-ex-quota 30"},
+		{fmt.Errorf("x: %w", datapath.ErrNoPort), false, "no-resources 30"},
+		{datapath.ErrNoPort, true, "cannot-provide-external 30"},
+		{errors.New("broken"), true, "no-resources 30"},
+	} {
+		b.err = c.err
+		m := plain(hour)
+		if c.exact {
+			m = append(m, 2, 0, 0, 0)
+		}
+		if got := b.ask(alice, m); got != c.want {
+			t.Errorf("%v: got %s, want %s", c.err, got, c.want)
+		}
+	}
+}
+
+// TestQuota fills what a client may have where the rule says nothing, and finds that
+// another client is not touched.
+func TestQuota(t *testing.T) {
+	b := newBench(t)
+	for i := range perClient + 1 {
+		b.now += time.Second // below the rate
+		want := fmt.Sprintf("success 86400 203.0.113.1:%d", 40001+i)
+		if i == perClient {
+			want = "user-ex-quota 30"
+		}
+		if got := b.ask(alice, message(alice, 1, flow.UDP, uint16(i+1), 1<<20, anyPort)); got != want {
+			t.Fatalf("mapping %d: got %s, want %s", i+1, got, want)
+		}
+	}
+	if got := b.ask(bob, message(bob, 1, flow.UDP, 1, hour, anyPort)); got[:7] != "success" {
+		t.Errorf("another client: %s", got)
+	}
+}
+
+// TestRate asks without pause: what is above the rate is not answered, and nobody else
+// notices.
+func TestRate(t *testing.T) {
+	b := newBench(t, rule("six", "2001:db8::1", "fd00::/16"))
+	answered := 0
+	for range 10 * burst {
+		if b.ask(alice, plain(hour)) != "silence" {
+			answered++
+		}
+	}
+	if answered != burst {
+		t.Errorf("%d of a burst were answered, want %d", answered, burst)
+	}
+	if b.ask(bob, message(bob, 1, flow.TCP, 80, hour, anyPort)) == "silence" {
+		t.Error("another client is held back too")
+	}
+	b.now += time.Second
+	for range 10 * burst {
+		if b.ask(alice, plain(hour)) != "silence" {
+			answered++
+		}
+	}
+	if answered != burst+perSecond {
+		t.Errorf("%d were answered within a second, want %d", answered, burst+perSecond)
+	}
+	for i := range 2 * maxSources {
+		b.limit.allow(netip.MustParseAddr(fmt.Sprintf("10.1.%d.%d", i>>8, i&255)), b.now)
+	}
+	if n := len(b.limit.conforms); n > maxSources {
+		t.Errorf("%d sources are remembered, more than %d", n, maxSources)
+	}
+	for i := range 10 * burst {
+		b.now += time.Millisecond / burst
+		b.limit.allow(netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1)), b.now+time.Hour)
+	}
+	if b.limit.allow(netip.MustParseAddr("fd00::ffff:1"), b.now+time.Hour) {
+		t.Error("a /64 has as many requests as it has addresses")
+	}
+}
+
+// TestMassExpiry lets more mappings expire at once than a second takes away.
+func TestMassExpiry(t *testing.T) {
+	b := newBench(t)
+	for i := range 2*perTick + 1 {
+		m := datapath.Mapping{Rule: "office", Protocol: flow.UDP, Expires: start,
+			Inside: netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i%250+2)), uint16(i+1))}
+		b.table.mappings[endpoint{m.Protocol, m.Inside}] = m
+	}
+	if err := b.load(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{perTick + 1, 1, 0, 0} {
+		if err := b.expire(); err != nil || len(b.table.mappings) != want {
+			t.Fatalf("%v, %d mappings are left, want %d", err, len(b.table.mappings), want)
+		}
+	}
+}
+
+// FuzzAnswer holds for every message that the answer is one, is not longer than the
+// request or a header, and that what is granted is within bounds.
+func FuzzAnswer(f *testing.F) {
+	f.Add(plain(hour))
+	f.Add(plain(0))
+	f.Add([]byte{0, 0})
+	f.Add(message(alice, 1, 0, 0, 0, anyPort))
+	f.Add(message(alice, 1, flow.UDP, 9, 1<<31, outer+":8080", 2, 0, 0, 0, 130, 0, 0, 1, 0, 0, 0, 0))
+	f.Add(append([]byte{version, 0, 0, 0, 0, 0, 0, 0}, plain(0)[8:24]...))
+	f.Fuzz(func(t *testing.T, m []byte) {
+		b := newBench(t)
+		sent := slices.Clone(m)
+		out := b.answer(m, netip.MustParseAddr(alice), "lan0")
+		if !bytes.Equal(m, sent) {
+			t.Fatal("the request was changed")
+		}
+		if out == nil {
+			if len(m) >= minMessage && m[1] < 0x80 {
+				t.Fatal("a request was not answered")
+			}
+			return
+		}
+		if len(out) < headerSize || len(out) > max(headerSize, min(len(m), maxMessage)) {
+			t.Fatalf("%d bytes are answered with %d", len(m), len(out))
+		}
+		if out[0] != version || out[1] != m[1]|0x80 || int(out[3]) >= len(resultNames) {
+			t.Fatalf("answer % x", out)
+		}
+		if again := b.answer(out, netip.MustParseAddr(alice), "lan0"); again != nil {
+			t.Fatal("an answer was answered")
+		}
+		for _, x := range b.Server.Mappings() {
+			if x.Inside.Addr() != netip.MustParseAddr(alice) || x.Expires < minLifetime || x.Expires > maxLifetime {
+				t.Fatalf("mapped: %+v", x)
+			}
+		}
+	})
+}
