@@ -75,6 +75,16 @@ type NATRule struct {
 	Bytes    uint64            `json:"bytes"`
 }
 
+// Mapping is an outside endpoint by which everybody reaches an inside host that asked
+// for it (PCP, RFC 6887).
+type Mapping struct {
+	Rule     string         `json:"rule" doc:"NAT rule under which it was made"`
+	Protocol string         `json:"protocol"`
+	Inside   netip.AddrPort `json:"inside"`
+	Outside  netip.AddrPort `json:"outside"`
+	Expires  float64        `json:"expires" doc:"seconds left unless it is renewed"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`

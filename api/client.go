@@ -84,6 +84,11 @@ func (c *Client) NAT(ctx context.Context) ([]NATRule, error) {
 	return list[NATRule](ctx, c, "/nat")
 }
 
+// Mappings lists the mappings that inside hosts have asked for.
+func (c *Client) Mappings(ctx context.Context) ([]Mapping, error) {
+	return list[Mapping](ctx, c, "/mappings")
+}
+
 // Flows lists flows; the query's keys are those of GET /api/v1/flows.
 func (c *Client) Flows(ctx context.Context, query url.Values) (*Flows, error) {
 	return get[Flows](ctx, c, "/flows", query)

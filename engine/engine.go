@@ -38,6 +38,9 @@ type Options struct {
 	// Settle is how long the first Apply waits for the first probes, so that a
 	// restarted daemon does not take working backends out; 0 means 5 s.
 	Settle time.Duration
+	// Applied is called after the datapaths took a snapshot, or followed the network;
+	// nil for nobody. It must not call the engine.
+	Applied func()
 }
 
 // Engine holds what is in force.
@@ -69,6 +72,9 @@ type Applied struct {
 func New(opt Options) *Engine {
 	if opt.Log == nil {
 		opt.Log = slog.Default()
+	}
+	if opt.Applied == nil {
+		opt.Applied = func() {}
 	}
 	if opt.Settle == 0 {
 		opt.Settle = 5 * time.Second
@@ -180,6 +186,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	}
 	e.config, e.plan, e.inForce = cfg, plan, next
 	e.lastApply = applied
+	e.opt.Applied()
 	return applied, nil
 }
 
@@ -264,6 +271,7 @@ func (e *Engine) reapply(ctx context.Context) error {
 			e.opt.Log.Info("the network changed", "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
 		}
 	}
+	e.opt.Applied()
 	return errors.Join(errs...)
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
+	"github.com/sluice-lb/sluice/pcp"
 )
 
 // scrapeTimeout bounds the reading of one datapath's counters.
@@ -33,6 +34,12 @@ type Health interface {
 	Snapshot() []health.Status
 }
 
+// PCP tells what inside hosts asked for.
+type PCP interface {
+	Counts() map[pcp.Count]uint64
+	Use() map[string]int
+}
+
 // Apply is the last outcome of an apply.
 type Apply struct {
 	Revision uint64    // of the snapshot that was applied; 0 before the first
@@ -46,6 +53,7 @@ type Sources struct {
 	Version   string
 	Datapaths []Datapath
 	Health    Health
+	PCP       PCP
 	LastApply func() Apply
 }
 
@@ -119,6 +127,9 @@ var (
 	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
+	pcpRequests = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887) since the daemon began, by their result.", "opcode", "result")
+	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
+
 	applyRevision = family(gauge, "apply_revision", "Number of the snapshot that was applied last.")
 	applySuccess  = family(gauge, "apply_success", "1 when the last apply is in force, 0 when it was refused and the one before is.")
 	applyTime     = family(gauge, "apply_timestamp_seconds", "When the last apply ended, in seconds since 1970.")
@@ -142,6 +153,14 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if c.src.Health != nil {
 		for _, s := range c.src.Health.Snapshot() {
 			p.status(s)
+		}
+	}
+	if c.src.PCP != nil {
+		for k, n := range c.src.PCP.Counts() {
+			p.put(pcpRequests, float64(n), k.Opcode, k.Result)
+		}
+		for rule, n := range c.src.PCP.Use() {
+			p.put(pcpMappings, float64(n), rule)
 		}
 	}
 	if c.src.LastApply != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/metrics"
+	"github.com/sluice-lb/sluice/pcp"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/metrics.txt")
@@ -40,6 +41,14 @@ func (f fixed) Counters(context.Context) (*datapath.Counters, error) { return f.
 type statuses []health.Status
 
 func (s statuses) Snapshot() []health.Status { return s }
+
+type asked struct{}
+
+func (asked) Counts() map[pcp.Count]uint64 {
+	return map[pcp.Count]uint64{{Opcode: "map", Result: "success"}: 20, {Opcode: "other", Result: "unsupp-version"}: 3}
+}
+
+func (asked) Use() map[string]int { return map[string]int{"office": 12, "v6only": 0} }
 
 func sources() metrics.Sources {
 	since := time.Unix(1_700_000_000, 500_000_000)
@@ -66,6 +75,7 @@ func sources() metrics.Sources {
 			{Service: "web", Backend: "a", Check: config.CheckHTTP, Up: true, Known: true, Since: since, Probes: 100, Failures: 1, Latency: 3 * time.Millisecond},
 			{Service: "web", Backend: "b", Check: config.CheckHTTP, Since: since},
 		},
+		PCP: asked{},
 		LastApply: func() metrics.Apply {
 			return metrics.Apply{Revision: 12, At: since, Err: errors.New("refused"), Changes: []*datapath.Change{{Datapath: "ebpf", Duration: 1500 * time.Microsecond}}}
 		},

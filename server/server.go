@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 )
 
@@ -36,6 +37,7 @@ type Options struct {
 	File      string   // configuration file that the daemon watches
 	Datapaths []string // available, preferred first
 	Metrics   http.Handler
+	Mappings  func() []datapath.Mapping // nil: none can be made
 }
 
 // maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
@@ -84,6 +86,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/services/{service}", s.service, describe("get-service", "One service"))
 	huma.Get(g, "/backends", s.backends, describe("list-backends", "Backends of all services"))
 	huma.Get(g, "/nat", s.nat, describe("list-nat", "NAT rules"))
+	huma.Get(g, "/mappings", s.mappings, describe("list-mappings", "Mappings that inside hosts have asked for by PCP"))
 	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"))
 	huma.Get(g, "/flows/stream", s.streamFlows, describe("stream-flows", "All tracked connections, a JSON object on each line, the last one with their number"), ndjson)
 	huma.Get(g, "/explain", s.explain, describe("explain", "What would happen to a packet, without sending it"))

@@ -157,6 +157,16 @@ func (s *server) nat(ctx context.Context, _ *struct{}) (*body[[]api.NATRule], er
 	return &body[[]api.NATRule]{list}, nil
 }
 
+func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], error) {
+	list := []api.Mapping{}
+	if s.opt.Mappings != nil {
+		for _, m := range s.opt.Mappings() {
+			list = append(list, api.Mapping{Rule: m.Rule, Protocol: m.Protocol.String(), Inside: m.Inside, Outside: m.Outside, Expires: m.Expires.Seconds()})
+		}
+	}
+	return &body[[]api.Mapping]{list}, nil
+}
+
 // summary is what a NAT rule does, on one line.
 func summary(n *config.NATRule) string {
 	join := func(list any) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ","), "[]") }

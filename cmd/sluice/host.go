@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/metrics"
+	"github.com/sluice-lb/sluice/pcp"
 )
 
 // datapaths are those that this host can run, preferred first.
@@ -78,12 +79,26 @@ func newMonitor(d *daemon) *health.Monitor {
 	}})
 }
 
+// newMapper returns the PCP server of a daemon, for the datapath that can make
+// mappings; nil when there is none on this host.
+func newMapper(paths *datapaths, log *slog.Logger) *pcp.Server {
+	for _, p := range paths.list {
+		if m, ok := p.(datapath.Mapper); ok {
+			return pcp.New(m, log)
+		}
+	}
+	return nil
+}
+
 // metricsPage is the Prometheus page of a daemon.
 func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Handler {
 	src := metrics.Sources{Version: version(), Health: monitor, LastApply: func() metrics.Apply {
 		a := d.engine.View().Applied
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
+	if d.mapper != nil {
+		src.PCP = d.mapper
+	}
 	for _, p := range paths.list {
 		src.Datapaths = append(src.Datapaths, p)
 	}

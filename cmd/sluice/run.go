@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/pcp"
 	"github.com/sluice-lb/sluice/server"
 )
 
@@ -65,6 +66,7 @@ type daemon struct {
 
 	log    *slog.Logger
 	engine *engine.Engine
+	mapper *pcp.Server // nil on a host without a datapath that makes mappings
 	end    context.CancelFunc
 
 	mu       sync.Mutex // serialises reloads
@@ -110,7 +112,11 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
 	}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log})
+	applies := func() {}
+	if d.mapper = newMapper(paths, d.log); d.mapper != nil {
+		applies = d.mapper.Kick
+	}
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Applied: applies})
 	applied, err := d.engine.Apply(ctx, cfg)
 	if err != nil {
 		return errors.Join(err, d.engine.Stop(context.Background(), true))
@@ -118,6 +124,9 @@ func (d *daemon) run(ctx context.Context) error {
 	d.report(applied)
 	if network != nil {
 		go d.follow(ctx, network)
+	}
+	if d.mapper != nil {
+		go d.mapper.Run(ctx)
 	}
 	err = d.serve(ctx, watcher, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
@@ -143,9 +152,11 @@ func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, paths *da
 	if err != nil {
 		return err
 	}
-	handler := server.New(server.Options{
-		Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics,
-	})
+	opt := server.Options{Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics}
+	if d.mapper != nil {
+		opt.Mappings = d.mapper.Mappings
+	}
+	handler := server.New(opt)
 	srv := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(listener) }()

@@ -23,7 +23,7 @@ func newShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show",
 		GroupID: "gateway",
-		Short:   "Show what is in force: services, backends, NAT rules, flows",
+		Short:   "Show what is in force: services, backends, NAT rules, mappings, flows",
 		Long:    "Show the running gateway. Without an argument: the daemon at a glance.",
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
 		Args:    cobra.NoArgs,
@@ -43,6 +43,9 @@ func newShow(a *app) *cobra.Command {
 	})
 	sub("nat", "NAT rules, their datapath and counters", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).NAT, writeNAT)
+	})
+	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
 	cmd.AddCommand(newShowFlows(a))
 	return cmd
@@ -156,6 +159,14 @@ func writeNAT(w io.Writer, rules []api.NATRule) error {
 		}
 	}
 	return nil
+}
+
+func writeMappings(w io.Writer, mappings []api.Mapping) error {
+	t := table.New("RULE", "PROTO", "INSIDE", "OUTSIDE", ">EXPIRES IN")
+	for _, m := range mappings {
+		t.Row(m.Rule, m.Protocol, m.Inside, m.Outside, time.Duration(m.Expires*float64(time.Second)).Round(time.Second))
+	}
+	return t.Write(w)
 }
 
 func writeFlows(w io.Writer, f *api.Flows) error {
