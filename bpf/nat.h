@@ -155,14 +155,18 @@ static __always_inline int choose_port(struct port_request *r)
 	return REASON_NONE;
 }
 
-// The same in a function of its own, after the port that is wanted.
-__noinline int take_port(struct port_request *r)
+// The same, after the port that is wanted.
+static __always_inline int choose_wanted(struct port_request *r)
 {
-	if (!r)
-		return REASON_INTERNAL;
 	if (have_mappings && r->exact && take_exact(r))
 		return REASON_NONE;
 	return choose_port(r);
+}
+
+// The same in a function of its own.
+__noinline int take_port(struct port_request *r)
+{
+	return r ? choose_wanted(r) : REASON_INTERNAL;
 }
 
 __noinline int give_port(__u32 map, __u32 port)
@@ -286,49 +290,42 @@ static __always_inline bool pair(struct client *client, const struct port_reques
 	return false;
 }
 
-// The port that is wanted, of the client's pool address, or where it has none yet of
-// the first one to try.
-__noinline int take_wanted(const struct bind *b, struct port_request *r)
+#define NEXT_ADDRESS REASON_COUNT
+
+// A port of the client's pool address, or of the one that is to be tried while it has
+// none. NEXT_ADDRESS: another one may have some.
+__noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 {
 	struct client *client;
 	__u32 owned;
 
-	if (!b || !r || !set_pool(b, r) || !r->pool_len)
-		return REASON_NO_PORT;
+	if (!b || !r)
+		return REASON_INTERNAL;
 	client = b->client_seen ? client_again() : (void *)0;
 	owned = client ? *(volatile __u32 *)&client->pool : 0;
-	r->map = (owned ? owned - 1 : r->pool + first_tried(b, r)) * PORT_CLASSES + port_class(b->inside.l4_proto);
-	if (!take_exact(r))
-		return REASON_NO_PORT;
+	r->map = (owned ? owned - 1 : r->pool + at) * PORT_CLASSES + port_class(b->inside.l4_proto);
+	if (choose_wanted(r) != REASON_NONE)
+		return owned ? REASON_NO_PORT : NEXT_ADDRESS;
 	if (!b->client_seen)
 		return REASON_NONE;
 	client = client_again(); // the verifier has lost sight of it
-	return client && pair(client, r) ? REASON_NONE : REASON_NO_PORT;
+	return client && pair(client, r) ? REASON_NONE : NEXT_ADDRESS;
 }
 
-// A port of the client's pool address, or where it has none yet of the next address
-// that has one left.
+// The same, of one pool address after the other.
 __noinline int take_paired(const struct bind *b, struct port_request *r)
 {
-	struct client *client;
 	__u32 at;
 
 	if (!b || !r || !set_pool(b, r))
 		return REASON_INTERNAL;
-	client = b->client_seen ? client_again() : (void *)0;
 	at = first_tried(b, r);
 	for (__u32 i = 0; i < POOL_TRIES && i < r->pool_len; i++) {
-		__u32 owned = client ? *(volatile __u32 *)&client->pool : 0;
+		int reason = take_at(b, r, at);
 
-		r->map = (owned ? owned - 1 : r->pool + at) * PORT_CLASSES + port_class(b->inside.l4_proto);
-		if (choose_port(r) == REASON_NONE) {
-			if (!client || pair(client, r))
-				return REASON_NONE;
-		} else if (owned) {
-			return REASON_NO_PORT;
-		} else {
-			at = at + 1 < r->pool_len ? at + 1 : 0;
-		}
+		if (reason != NEXT_ADDRESS)
+			return reason;
+		at = at + 1 < r->pool_len ? at + 1 : 0;
 	}
 	return REASON_NO_PORT;
 }
@@ -472,7 +469,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 		reason = take_computed(b, r);
 	else if (have_blocks && rule->block)
 		reason = take_blocked(b, r);
-	else if (!have_mappings || !r->exact || (reason = take_wanted(b, r)) != REASON_NONE)
+	else
 		reason = take_paired(b, r);
 	number = r->map / PORT_CLASSES;
 	address = bpf_map_lookup_elem(&pools, &number);
