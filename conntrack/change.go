@@ -31,7 +31,7 @@ func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error
 	if f == nil || *f == (Filter{}) {
 		return 0, errors.New("conntrack delete: no filter given: that would cut every connection of the namespace")
 	}
-	reader, err := c.sibling()
+	reader, err := c.Sibling()
 	if err != nil {
 		return 0, err
 	}
@@ -57,9 +57,10 @@ func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error
 	return deleted, complete()
 }
 
-// sibling opens a second socket in the namespace of c: netlink sockets stay in
-// theirs, wherever the calling thread is now.
-func (c *Conn) sibling() (*Conn, error) {
+// Sibling opens a second socket in the namespace of c: netlink sockets stay in
+// theirs, wherever the calling thread is now. It may be called at any time, from
+// any goroutine: who shares c opens one for each request, and closes it after.
+func (c *Conn) Sibling() (*Conn, error) {
 	ns := Namespace{Name: "of the connection"}
 	var fd int
 	var err error

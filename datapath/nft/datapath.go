@@ -28,8 +28,8 @@ type Datapath struct {
 	conn *nfnl.Conn
 	host *host
 
-	// dumping protects tracking, which does one thing at a time.
-	dumping  sync.Mutex
+	// tracking asks nothing itself: each request has a sibling of its own, because a
+	// request that was given up leaves a socket that can only be closed.
 	tracking *conntrack.Conn
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.

@@ -35,9 +35,7 @@ func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.
 		return nil, datapath.ErrIdle
 	}
 	flags := packet.SYN
-	d.dumping.Lock()
-	existing, err := d.tracking.Get(ctx, q.Tuple)
-	d.dumping.Unlock()
+	existing, err := d.entry(ctx, q.Tuple)
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
@@ -64,6 +62,16 @@ func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.
 		e.Notes = append(e.Notes, "not replayed: rules of other programs in the tables "+strings.Join(others, ", "))
 	}
 	return e, nil
+}
+
+// entry is what the host tracks of a tuple; nil for nothing.
+func (d *Datapath) entry(ctx context.Context, t flow.Tuple) (*conntrack.Entry, error) {
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Get(ctx, t)
 }
 
 // explainer puts the answer of a replay into words.

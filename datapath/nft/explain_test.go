@@ -5,6 +5,7 @@ package nft
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +13,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/conntrack"
@@ -303,6 +307,106 @@ func TestExplainNAT(t *testing.T) {
 	}
 	if err := b.ping("pc", "203.0.113.1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestExplainRoutes: routes that the host has and that nobody could add now keep
+// no packet from being explained.
+func TestExplainRoutes(t *testing.T) {
+	b := newBench(t, lab.Office())
+	err := b.gateway.Do(func() error {
+		spare := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "spare0", MTU: 1500}, PeerName: "spare1"}
+		if err := netlink.LinkAdd(spare); err != nil {
+			return err
+		}
+		lan, err := netlink.LinkByName("lan0")
+		if err != nil {
+			return err
+		}
+		wan, err := netlink.LinkByName("wan0")
+		if err != nil {
+			return err
+		}
+		on := func(l netlink.Link, to string) error {
+			a, err := netlink.ParseAddr(to)
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetUp(l), netlink.AddrAdd(l, a))
+		}
+		gone, err := netlink.ParseAddr("192.0.2.1/24")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(on(spare, "198.51.100.1/24"), on(lan, gone.String())); err != nil {
+			return err
+		}
+		return errors.Join(
+			netlink.RouteAdd(&netlink.Route{Dst: subnet("198.18.0.0/15"), MultiPath: []*netlink.NexthopInfo{
+				{LinkIndex: wan.Attrs().Index, Gw: net.IPv4(211, 155, 226, 1)}, {LinkIndex: spare.Index, Gw: net.IPv4(198, 51, 100, 2)}}}),
+			netlink.RouteAdd(&netlink.Route{Dst: subnet("100.64.0.0/10"), LinkIndex: lan.Attrs().Index, Gw: net.IPv4(192, 0, 2, 2)}),
+			netlink.LinkSetDown(spare), netlink.AddrDel(lan, gone))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.apply(&config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0"}}})
+	e := b.explain(flow.TCP, "lan0", "10.1.10.20:4000", "198.18.0.1:80")
+	if e.Out != "wan0" || e.NextHop != addr("211.155.226.1") || e.Action+" "+e.Reason != "forward new-flow" {
+		t.Errorf("with one of two hops dead: by %s to %s, %s %s", e.Out, e.NextHop, e.Action, e.Reason)
+	}
+	if !slices.ContainsFunc(e.Notes, func(n string) bool {
+		return strings.HasPrefix(n, "left out: 1 of ") && strings.Contains(n, "100.64.0.0/10")
+	}) {
+		t.Errorf("the notes are silent about the route that was not copied: %q", e.Notes)
+	}
+}
+
+func subnet(s string) *net.IPNet {
+	p := netip.MustParsePrefix(s)
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// TestCancelled: a request that was given up, or a reader who has seen enough,
+// spoils nothing for the next one.
+func TestCancelled(t *testing.T) {
+	b := newBench(t, lab.Topology{Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	const n = 400 // more than one datagram of a dump
+	entries := make([]conntrack.Entry, n)
+	for i := range entries {
+		from, to := conntrack.AddrOf(addr("10.0.0.1")), conntrack.AddrOf(addr("198.51.100.1"))
+		entries[i] = conntrack.Entry{Family: unix.AF_INET, Protocol: flow.UDP, Timeout: 600,
+			Original: conntrack.Tuple{Source: from, Dest: to, SourcePort: uint16(2000 + i), DestPort: 53},
+			Reply:    conntrack.Tuple{Source: to, Dest: from, SourcePort: 53, DestPort: uint16(2000 + i)}}
+	}
+	c, err := b.d.tracking.Sibling()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Insert(t.Context(), entries); err != nil {
+		t.Fatal(err)
+	}
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	q := entries[0].Flow().Original
+	for name, disturb := range map[string]func() error{
+		"get":  func() error { _, err := b.d.entry(given, q); return err },
+		"dump": func() error { return b.d.Flows(given, func(flow.Flow) bool { return true }) },
+		"enough": func() error {
+			return errors.Join(b.d.Flows(t.Context(), func(flow.Flow) bool { return false }), context.Canceled)
+		},
+	} {
+		if err := disturb(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if e, err := b.d.entry(t.Context(), q); err != nil || e == nil {
+			t.Errorf("after a cancelled %s the entry is %v: %v", name, e, err)
+		}
+		seen := 0
+		if err := b.d.Flows(t.Context(), func(flow.Flow) bool { seen++; return true }); err != nil || seen != n {
+			t.Errorf("after a cancelled %s there are %d flows of %d: %v", name, seen, n, err)
+		}
 	}
 }
 

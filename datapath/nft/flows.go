@@ -24,9 +24,12 @@ func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 	d.mu.Lock()
 	labels := d.labels()
 	d.mu.Unlock()
-	d.dumping.Lock()
-	defer d.dumping.Unlock()
-	err := d.tracking.Dump(ctx, nil, func(e *conntrack.Entry) error {
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
 		f := e.Flow()
 		labels.set(&f)
 		if !yield(f) {
@@ -208,14 +211,17 @@ func stateOf(s datapath.Service, b config.Backend) datapath.State {
 
 // cutBackend deletes the connections of one backend by way of each listener.
 func (d *Datapath) cutBackend(ctx context.Context, s datapath.Service, b config.Backend) error {
-	d.dumping.Lock()
-	defer d.dumping.Unlock()
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
 	for _, l := range s.Listen {
 		if l.Address.Is4() != b.Address.Is4() {
 			continue
 		}
 		for _, p := range ports(l) {
-			_, err := d.tracking.DeleteAll(ctx, &conntrack.Filter{
+			_, err := c.DeleteAll(ctx, &conntrack.Filter{
 				Protocol: s.Protocol, Dest: netip.PrefixFrom(l.Address, l.Address.BitLen()), DestPort: p,
 				TranslatedDest: netip.PrefixFrom(b.Address, b.Address.BitLen()),
 			})

@@ -3,10 +3,12 @@
 package replay
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 
@@ -17,8 +19,12 @@ import (
 
 const sysctls = "/proc/sys/net/"
 
-// maxRoutes bounds the routes that are copied: some µs each.
-const maxRoutes = 1 << 16
+// Bounds of what is copied. A route takes some µs; an interface is a pair that is
+// made, set up and torn down again.
+const (
+	maxRoutes = 1 << 16
+	maxLinks  = 1 << 10
+)
 
 // host is what decides where a packet goes, beside the rules: read in the
 // namespace of the host, written in the scratch one. Addresses, rules and routes
@@ -28,6 +34,7 @@ type host struct {
 	addresses, rules, routes [][]byte
 	sysctl                   []setting
 	index                    map[int]int // of interfaces, on the host and in the scratch namespace
+	omitted                  []string    // what the scratch namespace does not have
 }
 
 type setting struct{ key, value string }
@@ -39,6 +46,9 @@ func readHost() (*host, error) {
 	list, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	if len(list) > maxLinks {
+		return nil, fmt.Errorf("the host has %d interfaces, more than the %d that are copied for a replay", len(list), maxLinks)
 	}
 	h := &host{index: map[int]int{}}
 	kinds := map[int]string{}
@@ -138,9 +148,9 @@ func write(list []setting) error {
 }
 
 // build makes the scratch namespace like the host.
-func (h *host) build(far int) error {
+func (h *host) build(ctx context.Context, far int) error {
 	_ = write(quiet[:4]) // a kernel without IPv6 has none of them
-	if err := h.makeLinks(far); err != nil {
+	if err := h.makeLinks(ctx, far); err != nil {
 		return err
 	}
 	for _, l := range h.links {
@@ -157,7 +167,7 @@ func (h *host) build(far int) error {
 	if err := h.copyRules(); err != nil {
 		return err
 	}
-	return h.copyRoutes()
+	return h.copyRoutes(ctx)
 }
 
 func send(kind int, body []byte, tolerated ...unix.Errno) error {
@@ -221,8 +231,9 @@ func (h *host) copyRules() error {
 	return nil
 }
 
-// copyRoutes adds the routes, those through a router when its own is there.
-func (h *host) copyRoutes() error {
+// copyRoutes adds the routes, those through a router when its own is there. What
+// the kernel refuses in the end is left out, and said so.
+func (h *host) copyRoutes(ctx context.Context) error {
 	rest := make([][]byte, 0, len(h.routes))
 	for _, r := range h.routes {
 		if r = h.route(r); r != nil {
@@ -233,6 +244,9 @@ func (h *host) copyRoutes() error {
 		var refused [][]byte
 		var last error
 		for _, r := range rest {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			err := send(unix.RTM_NEWROUTE, r, unix.EEXIST)
 			if err != nil && r[5] != unix.RTPROT_KERNEL { // the kernel has made its own with the addresses
 				refused, last = append(refused, r), err
@@ -240,7 +254,8 @@ func (h *host) copyRoutes() error {
 		}
 		if len(refused) == 0 || len(refused) == len(rest) {
 			if last != nil {
-				return fmt.Errorf("%d routes: %w", len(refused), last)
+				h.omitted = append(h.omitted, fmt.Sprintf("left out: %d of %d routes, which the kernel does not take again (%s: %v)",
+					len(refused), len(h.routes), destination(refused[len(refused)-1]), last))
 			}
 			return nil
 		}
@@ -248,8 +263,19 @@ func (h *host) copyRoutes() error {
 	}
 }
 
-// Flags of a next hop that only the kernel sets.
-const deadFlags = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
+// destination is the prefix that a route is for.
+func destination(r []byte) netip.Prefix {
+	to := netip.IPv4Unspecified()
+	if r[0] == unix.AF_INET6 {
+		to = netip.IPv6Unspecified()
+	}
+	eachAttribute(r, unix.SizeofRtMsg, func(kind uint16, _, v []byte) {
+		if a, ok := netip.AddrFromSlice(v); ok && kind == unix.RTA_DST {
+			to = a
+		}
+	})
+	return netip.PrefixFrom(to, int(r[1]))
+}
 
 // rtaNextHopID is RTA_NH_ID, which golang.org/x/sys/unix does not name.
 const rtaNextHopID = 30
@@ -263,20 +289,49 @@ func (h *host) route(b []byte) []byte {
 	}
 	out := append([]byte(nil), b[:unix.SizeofRtMsg]...)
 	native.PutUint32(out[8:], flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_PERVASIVE))
-	place := func(at []byte) { native.PutUint32(at, uint32(h.index[int(native.Uint32(at))])) }
+	dead := false
 	eachAttribute(b, unix.SizeofRtMsg, func(kind uint16, whole, v []byte) {
 		switch kind {
 		case unix.RTA_CACHEINFO, rtaNextHopID:
 			return // a message holds the next hops of an object, too
 		case unix.RTA_OIF, unix.RTA_IIF:
-			place(v)
+			h.place(v)
 		case unix.RTA_MULTIPATH:
-			for at := 0; at+unix.SizeofRtNexthop <= len(v); at += max(int(native.Uint16(v[at:]))+3, 4) &^ 3 {
-				v[at+2] &^= deadFlags
-				place(v[at+4:])
-			}
+			hops := h.liveHops(v)
+			dead = len(hops) == 0
+			out = append(native.AppendUint16(out, uint16(4+len(hops))), whole[2:4]...)
+			out = append(out, hops...)
+			return
 		}
 		out = append(out, whole...)
 	})
+	if dead {
+		return nil
+	}
 	return out
+}
+
+// place turns an interface's index on the host into the one that it has here.
+func (h *host) place(at []byte) {
+	native.PutUint32(at, uint32(h.index[int(native.Uint32(at))]))
+}
+
+// liveHops are the next hops of RTA_MULTIPATH over which packets go now: the kernel
+// refuses the others with the whole route.
+func (h *host) liveHops(v []byte) []byte {
+	var live []byte
+	for at := 0; at+unix.SizeofRtNexthop <= len(v); {
+		n := int(native.Uint16(v[at:]))
+		end := at + (n+3)&^3
+		if n < unix.SizeofRtNexthop || end > len(v) {
+			break
+		}
+		if v[at+2]&unix.RTNH_F_DEAD == 0 {
+			v[at+2] &^= unix.RTNH_F_LINKDOWN
+			h.place(v[at+4:])
+			live = append(live, v[at:end]...)
+		}
+		at = end
+	}
+	return live
 }

@@ -110,8 +110,17 @@ func points(in string, of netip.Addr, ingress bool) *ruleset.Fragment {
 	return f
 }
 
+// turn lets one replay run at a time: each takes namespaces with all that the host has.
+var turn = make(chan struct{}, 1)
+
 // Run replays a packet.
 func Run(ctx context.Context, q Question) (a *Answer, err error) {
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("replay: waiting for another one to end: %w", ctx.Err())
+	}
 	err = inNamespaces(q.Home, func(h *host, far int) error {
 		a, err = run(ctx, q, h, far)
 		return err
@@ -123,10 +132,10 @@ func Run(ctx context.Context, q Question) (a *Answer, err error) {
 }
 
 func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
-	if err := h.build(far); err != nil {
+	if err := h.build(ctx, far); err != nil {
 		return nil, err
 	}
-	a := &Answer{}
+	a := &Answer{Omitted: h.omitted}
 	in, err := h.arrival(q, a)
 	if err != nil {
 		return nil, err
@@ -255,8 +264,11 @@ func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || time.Now().After(deadline) {
-			return fmt.Errorf("the packet did not come through the scratch namespace in %s: %w", patience, err)
+		if errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
+			return fmt.Errorf("the packet did not come through the scratch namespace in %s", patience)
+		}
+		if err != nil {
+			return fmt.Errorf("packet socket: %w", err)
 		}
 		l, ok := from.(*unix.SockaddrLinklayer)
 		if !ok {

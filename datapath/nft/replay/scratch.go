@@ -3,6 +3,7 @@
 package replay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -82,7 +83,7 @@ type link struct {
 }
 
 // makeLinks makes a pair for every interface but the loopback.
-func (h *host) makeLinks(far int) error {
+func (h *host) makeLinks(ctx context.Context, far int) error {
 	other, err := netlink.NewHandleAt(netns.NsHandle(far), unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("far namespace: %w", err)
@@ -94,6 +95,9 @@ func (h *host) makeLinks(far int) error {
 		}
 	}
 	for i := range h.links {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if err := h.links[i].make(far, other); err != nil {
 			return fmt.Errorf("interface %s: %w", h.links[i].name, err)
 		}
@@ -101,10 +105,13 @@ func (h *host) makeLinks(far int) error {
 	return nil
 }
 
+// What IPv4 needs at least and can use at most (RFC 791): the MTUs that a pair takes.
+const leastMTU, mostMTU = 68, 65535
+
 func (l *link) make(far int, other *netlink.Handle) error {
 	l.farName = fmt.Sprintf("far%d", l.real)
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index, attrs.MTU = l.name, l.real, l.mtu
+	attrs.Name, attrs.Index, attrs.MTU = l.name, l.real, min(max(l.mtu, leastMTU), mostMTU)
 	if len(l.mac) == 6 {
 		attrs.HardwareAddr = l.mac
 	}
