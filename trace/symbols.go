@@ -53,7 +53,9 @@ func LoadSymbols() (*Symbols, error) {
 // symbolsAge is how long the addresses may be used again: modules come and go.
 const symbolsAge = 10 * time.Minute
 
-var symbolCache struct {
+var symbolCache cachedSymbols
+
+type cachedSymbols struct {
 	sync.Mutex
 	symbols *Symbols
 	read    time.Time
@@ -64,24 +66,29 @@ var symbolCache struct {
 // programs have come that are not among the caller's own: one reading costs some
 // 50 ms of CPU time.
 func recentSymbols(own ...ebpf.ProgramID) (*Symbols, error) {
-	c := &symbolCache
+	return symbolCache.recent(LoadSymbols, own)
+}
+
+func (c *cachedSymbols) recent(load func() (*Symbols, error), own []ebpf.ProgramID) (*Symbols, error) {
 	c.Lock()
 	defer c.Unlock()
 	fresh := c.symbols != nil && time.Since(c.read) < symbolsAge
+	newest := c.program
 	for {
-		id, err := ebpf.ProgramGetNextID(c.program)
+		id, err := ebpf.ProgramGetNextID(newest)
 		if err != nil { // none newer, or no right to ask
 			break
 		}
-		c.program = id
+		newest = id
 		fresh = fresh && slices.Contains(own, id)
 	}
 	if fresh {
+		c.program = newest
 		return c.symbols, nil
 	}
-	s, err := LoadSymbols()
+	s, err := load()
 	if err == nil {
-		c.symbols, c.read = s, time.Now()
+		c.symbols, c.read, c.program = s, time.Now(), newest
 	}
 	return s, err
 }

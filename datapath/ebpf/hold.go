@@ -28,6 +28,9 @@ const (
 	heldLife      = 5 * time.Second // RFC 6146 §3.4: 2 s at least
 )
 
+// How often the held fragments are looked through, and the log tells of what failed.
+const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
+
 // holder keeps fragments that came before their first one, and sends them through
 // a program of its own when it has come. What is too large for IPv6 goes through it at
 // once, and on in fragments. It belongs to one goroutine.
@@ -38,6 +41,11 @@ type holder struct {
 	frames  int
 	due     []wireFragmentKey // whose first fragment has come
 	large   []heldFrame       // to be fragmented for IPv6
+	expired time.Duration     // of the monotonic clock: when expire last ran
+
+	failed   int // packets that could not be sent on and that the log does not tell of yet
+	failure  error
+	reported time.Duration // of the monotonic clock
 
 	// The program runs on the tables in force, in working memory of its own, on
 	// one CPU: nobody else's packet comes between a run and its plan.
@@ -63,28 +71,41 @@ func (d *Datapath) hold(ring *ringbuf.Reader) {
 	}
 	defer unix.Close(h.socket)
 	defer h.forget()
-	holding := &d.t.control.values[0].Holding
+	h.serve(ring, &d.t.control.values[0].Holding)
+}
+
+// heldRing is a ringbuf.Reader, or what stands for one in a test.
+type heldRing interface {
+	SetDeadline(time.Time)
+	ReadInto(*ringbuf.Record) error
+}
+
+// serve works off the ring until it is closed, and says how many fragments wait.
+func (h *holder) serve(ring heldRing, holding *uint32) {
 	var r ringbuf.Record
 	for {
 		*holding = uint32(h.frames)
-		if h.frames+len(h.large) > 0 {
-			ring.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		if h.frames+len(h.large)+h.failed > 0 {
+			ring.SetDeadline(time.Now().Add(expireEvery))
 		} else {
 			ring.SetDeadline(time.Time{})
 		}
 		err := ring.ReadInto(&r)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			h.expire()
 		case errors.Is(err, os.ErrClosed):
 			return
 		case err != nil:
-			d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+			h.d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 			return
 		default:
 			h.take(r.RawSample)
 		}
+		if now := monotonic(); now-h.expired >= expireEvery { // however busy the ring is
+			h.expire(now)
+		}
 		h.release()
+		h.report()
 	}
 }
 
@@ -171,8 +192,8 @@ func (h *holder) drop(k wireFragmentKey) {
 }
 
 // expire gives up the datagrams whose oldest fragment has waited long enough.
-func (h *holder) expire() {
-	now := monotonic()
+func (h *holder) expire(now time.Duration) {
+	h.expired = now
 	for k, list := range h.waiting {
 		if now-list[0].at > heldLife {
 			h.drop(k)
@@ -204,11 +225,22 @@ func (h *holder) try(list []heldFrame) bool {
 		return false
 	}
 	defer h.d.mu.Unlock()
-	if err := h.send(list); err != nil {
-		h.d.missed.Add(uint64(len(list)))
-		h.d.opt.Log.Warn("packets that the daemon held are dropped", "error", err)
-	}
+	h.send(list)
 	return true
+}
+
+// lose counts packets that could not be sent on.
+func (h *holder) lose(packets int, err error) {
+	h.d.missed.Add(uint64(packets))
+	h.failed, h.failure = h.failed+packets, err
+}
+
+// report tells the log of what was lost, once in a while.
+func (h *holder) report() {
+	if now := monotonic(); h.failed > 0 && now-h.reported >= reportEvery {
+		h.d.opt.Log.Warn("packets that the daemon held are dropped", "packets", h.failed, "error", h.failure)
+		h.failed, h.reported = 0, now
+	}
 }
 
 // skbMeta is the first part of struct __sk_buff.
@@ -219,45 +251,53 @@ type skbMeta struct {
 
 const tcRedirect = 7 // TC_ACT_REDIRECT
 
-// send runs fragments through the program and sends what it makes of them.
-func (h *holder) send(list []heldFrame) error {
+// send sends packets on, each for itself.
+func (h *holder) send(list []heldFrame) {
 	if h.d.t == nil || h.d.inForce == nil {
-		return nil
+		return
 	}
 	if h.programs == nil || h.switches != h.d.switches || h.tables != h.d.t {
 		h.forget()
 		c, err := h.d.t.program(h.d.switches, false, "sluice_tc")
 		if err != nil {
-			return err
+			h.lose(len(list), err)
+			return
 		}
 		h.programs, h.switches, h.tables = c, h.d.switches, h.d.t
 	}
 	for _, f := range list {
-		o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
-		verdict, err := h.programs.Programs["sluice_tc"].Run(o)
-		if err != nil {
-			return fmt.Errorf("run a held packet: %w", err)
+		if err := h.forward(f); err != nil {
+			h.lose(1, err)
 		}
-		if verdict != tcRedirect {
-			continue // counted with its reason
-		}
-		var works []wireWork
-		if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
-			return fmt.Errorf("map works: %w", err)
-		}
-		out, err := h.d.t.hopOf(&works[h.cpu])
-		if err != nil {
-			return err
-		}
-		frames, err := h.pieces(f.frame, o.DataOut, int(out.Mtu))
-		if err != nil {
-			return err
-		}
-		to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
-		for _, b := range frames {
-			if err := unix.Sendto(h.socket, b, 0, to); err != nil {
-				return fmt.Errorf("send a held packet by interface %d: %w", out.Ifindex, err)
-			}
+	}
+}
+
+// forward runs a packet through the program and sends what that makes of it.
+func (h *holder) forward(f heldFrame) error {
+	o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
+	verdict, err := h.programs.Programs["sluice_tc"].Run(o)
+	if err != nil {
+		return fmt.Errorf("run a held packet: %w", err)
+	}
+	if verdict != tcRedirect {
+		return nil // counted with its reason
+	}
+	var works []wireWork
+	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
+		return fmt.Errorf("map works: %w", err)
+	}
+	out, err := h.d.t.hopOf(&works[h.cpu])
+	if err != nil {
+		return err
+	}
+	frames, err := h.pieces(f.frame, o.DataOut, int(out.Mtu))
+	if err != nil {
+		return err
+	}
+	to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
+	for _, b := range frames {
+		if err := unix.Sendto(h.socket, b, 0, to); err != nil {
+			return fmt.Errorf("send a held packet by interface %d: %w", out.Ifindex, err)
 		}
 	}
 	return nil
