@@ -67,6 +67,9 @@ func (v *validator) pcp(p path, r *NATRule) {
 	case !r.PCP:
 	case len(r.Source) == 0:
 		v.errorf(p.key("pcp"), "write source, the inside prefixes", "pcp needs source, to know the hosts that may ask").atKey = true
+	case r.In == "" && r.Out == "":
+		v.errorf(p.key("pcp"), "write out, the interface towards the outside, or in, the one that the hosts of source are behind",
+			"pcp needs out or in, to answer nobody outside").atKey = true
 	case r.Mapping == AddressAndPortDependent:
 		v.errorf(p.key("pcp"), "write mapping: endpoint-independent, or remove pcp",
 			"pcp maps an endpoint for every remote one, mapping %s for a single one", r.Mapping).atKey = true

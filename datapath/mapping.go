@@ -24,7 +24,7 @@ type Mapper interface {
 	// Map makes a mapping. Outside is the endpoint that is wanted, as far as it is
 	// given; the one that was assigned is returned. exact: no other will do.
 	Map(m Mapping, exact bool) (Mapping, error)
-	// Renew sets the time at which a mapping expires.
+	// Renew sets the time at which a mapping expires; fs.ErrNotExist when there is none.
 	Renew(Mapping) error
 	// Unmap ends a mapping. Its flows live on.
 	Unmap(Mapping) error

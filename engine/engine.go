@@ -38,8 +38,8 @@ type Options struct {
 	// Settle is how long the first Apply waits for the first probes, so that a
 	// restarted daemon does not take working backends out; 0 means 5 s.
 	Settle time.Duration
-	// Applied is called after the datapaths took a snapshot, or followed the network;
-	// nil for nobody. It must not call the engine.
+	// Applied is called after the datapaths took a snapshot, even one that was taken
+	// back, or followed the network; nil for nobody. It must not call the engine.
 	Applied func()
 }
 
@@ -180,6 +180,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 				applied.Err = errors.Join(applied.Err, undo)
 			}
 			e.lastApply = applied
+			e.opt.Applied() // what was taken back may have taken mappings along
 			return applied, applied.Err
 		}
 		applied.Changes = append(applied.Changes, change)

@@ -199,7 +199,8 @@ func TestNATRulesStayTogether(t *testing.T) {
 
 func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 	fast, slow := pair()
-	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	told := ""
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Applied: func() { told += strings.Join(names(fast.last()), " ") + ";" }})
 	before := &config.Config{Services: []config.Service{service("old", "a")}}
 	if _, err := e.Apply(t.Context(), before); err != nil {
 		t.Fatal(err)
@@ -211,6 +212,9 @@ func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 	}
 	if got := names(fast.last()); !slices.Equal(got, []string{"old"}) {
 		t.Errorf("ebpf carries %v after the refusal, want old", got)
+	}
+	if told != "old;old;" {
+		t.Errorf("who follows the datapaths was told of %q, want old, and old again once it is back", told)
 	}
 	if got := e.View().Config; got != before {
 		t.Error("the refused configuration is called in force")

@@ -17,6 +17,16 @@ const (
 	maxSources = 4096
 )
 
+// subscriber is what a client counts as: an IPv6 host has as many addresses as it
+// likes, all of its /64.
+func subscriber(client netip.Addr) netip.Addr {
+	if client.Is6() {
+		p, _ := client.Prefix(64)
+		return p.Addr()
+	}
+	return client
+}
+
 // limiter holds back the sources that ask too often. The zero value is ready.
 type limiter struct {
 	conforms map[netip.Addr]time.Duration // when the source's whole burst is there again
@@ -25,10 +35,7 @@ type limiter struct {
 // allow counts a request of a source and reports whether it is within its limit.
 func (l *limiter) allow(source netip.Addr, now time.Duration) bool {
 	const each = time.Second / perSecond
-	if source.Is6() {
-		p, _ := source.Prefix(64)
-		source = p.Addr()
-	}
+	source = subscriber(source)
 	if l.conforms == nil {
 		l.conforms = map[netip.Addr]time.Duration{}
 	}

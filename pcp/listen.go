@@ -3,9 +3,11 @@
 package pcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -19,45 +21,58 @@ import (
 
 const port = ":5351" // RFC 6887 §19.1
 
+// link is an interface that is listened on. A name may come back as another interface,
+// and an interface under another name.
+type link struct {
+	index int
+	name  string
+}
+
 // Run answers until the context ends, on the interfaces of the network namespace
 // that it is called in.
 func (s *Server) Run(ctx context.Context) {
-	sockets := map[int]*net.UDPConn{} // by the interface's index: a name may come back as another one
+	sockets := map[link]*net.UDPConn{}
 	defer func() {
 		for _, c := range sockets {
 			c.Close()
 		}
 	}()
 	s.Kick()
-	said := "" // of what has not worked, once
+	var failed error // what does not work is said once, and tried again every second
 	for {
-		var err error
+		before := failed
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.kicked:
-			if err = s.load(); err == nil {
-				err = errors.Join(s.listen(ctx, sockets), s.expire())
+			failed = s.follow(ctx, sockets)
+		case <-s.tick(failed != nil):
+			if failed == nil {
+				failed = s.expire()
+			} else {
+				failed = s.follow(ctx, sockets)
 			}
-		case <-s.tick():
-			err = s.expire()
 		}
-		if err == nil {
-			continue
+		if failed != nil && (before == nil || before.Error() != failed.Error()) {
+			s.log.Warn("pcp", "error", failed)
 		}
-		if err.Error() != said {
-			said = err.Error()
-			s.log.Warn("pcp", "error", err)
-		}
-		time.AfterFunc(time.Second, s.Kick)
 	}
 }
 
-// tick fires in a second, or never when there is nothing that could expire.
-func (s *Server) tick() <-chan time.Time {
+// follow makes the server what the datapath and the interfaces are now.
+func (s *Server) follow(ctx context.Context, sockets map[link]*net.UDPConn) error {
+	if err := s.load(); err != nil {
+		return err
+	}
+	return errors.Join(s.listen(ctx, sockets), s.expire())
+}
+
+// tick fires in a second, or never when there is nothing to try again and nothing that
+// could expire.
+func (s *Server) tick(again bool) <-chan time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.rules) == 0 && len(s.mappings) == 0 {
+	if !again && len(s.rules) == 0 && len(s.mappings) == 0 {
 		return nil
 	}
 	return time.After(time.Second)
@@ -65,7 +80,7 @@ func (s *Server) tick() <-chan time.Time {
 
 // listen opens and closes sockets so that there is one on each interface that the
 // rules' sources live on. It is bound to the interface: nobody else finds it.
-func (s *Server) listen(ctx context.Context, sockets map[int]*net.UDPConn) error {
+func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) error {
 	s.mu.Lock()
 	rules := s.rules
 	s.mu.Unlock()
@@ -73,31 +88,38 @@ func (s *Server) listen(ctx context.Context, sockets map[int]*net.UDPConn) error
 	if err != nil {
 		return err
 	}
-	for index, c := range sockets {
-		if _, wanted := want[index]; !wanted {
+	networks := map[string][]netip.Prefix{}
+	for l, n := range want {
+		networks[l.name] = n
+	}
+	s.mu.Lock()
+	s.networks = networks
+	s.mu.Unlock()
+	for l, c := range sockets {
+		if _, wanted := want[l]; !wanted {
 			c.Close()
-			delete(sockets, index)
+			delete(sockets, l)
 		}
 	}
 	var errs []error
-	for index, name := range want {
-		if sockets[index] != nil {
+	for _, l := range slices.SortedFunc(maps.Keys(want), func(a, b link) int { return cmp.Compare(a.index, b.index) }) {
+		if sockets[l] != nil {
 			continue
 		}
-		c, err := open(ctx, name)
+		c, err := open(ctx, l.name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		sockets[index] = c
-		go s.serve(c, name)
+		sockets[l] = c
+		go s.serve(c, l.name)
 	}
 	return errors.Join(errs...)
 }
 
-// inside names the interfaces of the rules' sources, by index: those that rules name,
-// else those with a network of theirs.
-func inside(rules []datapath.MappingRule) (map[int]string, error) {
+// inside finds the interfaces of the rules' sources, with their networks: those that
+// rules name, else those with a network of theirs.
+func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 	if len(rules) == 0 {
 		return nil, nil
 	}
@@ -105,31 +127,61 @@ func inside(rules []datapath.MappingRule) (map[int]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
-	want := map[int]string{}
+	want := map[link][]netip.Prefix{}
 	for _, i := range all {
 		addresses, err := i.Addrs()
 		if err != nil || i.Flags&net.FlagUp == 0 {
 			continue // gone since
 		}
+		var networks []netip.Prefix
+		for _, a := range addresses {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				networks = append(networks, p.Masked())
+			}
+		}
 		for _, r := range rules {
-			if r.Out != i.Name && (r.In == i.Name || r.In == "" && slices.ContainsFunc(addresses, func(a net.Addr) bool { return sourceNetwork(r, a) })) {
-				want[i.Index] = i.Name
+			lives := func(n netip.Prefix) bool { return slices.ContainsFunc(r.Source, n.Overlaps) }
+			if r.Out != i.Name && (r.In == i.Name || r.In == "" && slices.ContainsFunc(networks, lives)) {
+				want[link{i.Index, i.Name}] = networks
 			}
 		}
 	}
 	return want, nil
 }
 
+// open returns a socket for both families, or on a host without IPv6 for IPv4. The
+// family is named: package net would choose it by whether the loopback has IPv6.
 func open(ctx context.Context, name string) (*net.UDPConn, error) {
+	c, err := openAs(ctx, "udp6", name)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		c, err = openAs(ctx, "udp4", name)
+	}
+	if err != nil {
+		hint := ""
+		if errors.Is(err, unix.EADDRINUSE) {
+			hint = "; is another PCP or NAT-PMP server running?"
+		}
+		return nil, fmt.Errorf("interface %s: no requests are answered: %w%s", name, err, hint)
+	}
+	return c, nil
+}
+
+func openAs(ctx context.Context, network, name string) (*net.UDPConn, error) {
 	l := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		outer := raw.Control(func(fd uintptr) {
-			err = errors.Join(unix.BindToDevice(int(fd), name), unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1))
+			err = unix.BindToDevice(int(fd), name)
+			if network == "udp4" {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1))
+				return
+			}
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1))
 		})
 		return errors.Join(outer, err)
 	}}
-	c, err := l.ListenPacket(ctx, "udp", port)
+	c, err := l.ListenPacket(ctx, network, port)
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: no requests are answered: %w; is another PCP or NAT-PMP server running?", name, err)
+		return nil, err
 	}
 	return c.(*net.UDPConn), nil
 }
@@ -152,11 +204,4 @@ func (s *Server) serve(c *net.UDPConn, name string) {
 			_, _, _ = c.WriteMsgUDPAddrPort(out, control[:size], from)
 		}
 	}
-}
-
-// sourceNetwork reports whether an interface's address is of a network with sources
-// of a rule.
-func sourceNetwork(r datapath.MappingRule, a net.Addr) bool {
-	n, err := netip.ParsePrefix(a.String())
-	return err == nil && slices.ContainsFunc(r.Source, n.Masked().Overlaps)
 }

@@ -5,6 +5,7 @@ package pcp
 import (
 	"cmp"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -20,8 +21,9 @@ import (
 const (
 	minLifetime = 2 * time.Minute // RFC 6887 §15
 	maxLifetime = 24 * time.Hour
-	perClient   = 256  // mappings of one client at once, where the rule has no ports-per-client
-	perTick     = 1024 // expired mappings that are taken away in a second
+	perClient   = 256         // mappings of one client at once, of IPv6 those of a /64
+	perTick     = 1024        // expired mappings that are taken away in a second
+	over        = time.Minute // without a complaint after which it is made again
 )
 
 // Server answers requests. Its mappings are the datapath's, which keeps them
@@ -35,9 +37,11 @@ type Server struct {
 	mu       sync.Mutex // protects what follows
 	rules    []datapath.MappingRule
 	mappings map[endpoint]datapath.Mapping
-	clients  map[netip.Addr]int // mappings of each
+	clients  map[netip.Addr]int        // mappings of each subscriber
+	networks map[string][]netip.Prefix // on the interfaces that are listened on
 	limit    limiter
 	counts   map[Count]uint64
+	failed   map[string]time.Duration // when the datapath last refused with a text
 }
 
 type endpoint struct {
@@ -57,7 +61,7 @@ func New(mapper datapath.Mapper, log *slog.Logger) *Server {
 
 func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duration) *Server {
 	return &Server{mapper: mapper, log: log, now: now, kicked: make(chan struct{}, 1), mappings: map[endpoint]datapath.Mapping{},
-		clients: map[netip.Addr]int{}, counts: map[Count]uint64{}}
+		clients: map[netip.Addr]int{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
 }
 
 // Kick tells the server that the datapath was applied again. It never blocks.
@@ -124,19 +128,23 @@ func (s *Server) load() error {
 
 func (s *Server) keep(m datapath.Mapping) {
 	s.mappings[endpoint{m.Protocol, m.Inside}] = m
-	s.clients[m.Inside.Addr()]++
+	s.clients[subscriber(m.Inside.Addr())]++
 }
 
 func (s *Server) end(m datapath.Mapping) error {
 	if err := s.mapper.Unmap(m); err != nil {
 		return err
 	}
+	s.forget(m)
+	return nil
+}
+
+func (s *Server) forget(m datapath.Mapping) {
 	delete(s.mappings, endpoint{m.Protocol, m.Inside})
-	a := m.Inside.Addr()
+	a := subscriber(m.Inside.Addr())
 	if s.clients[a]--; s.clients[a] == 0 {
 		delete(s.clients, a)
 	}
-	return nil
 }
 
 // expire takes away what was not renewed in time, not everything at once.
@@ -182,7 +190,7 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 		g, res = s.mapRequest(&r, client, rules, now)
 	}
 	s.counts[Count{r.opcode.String(), res.String()}]++
-	epoch := uint32((now - s.mapper.Epoch()) / time.Second)
+	epoch := uint32(max(now-s.mapper.Epoch(), 0) / time.Second)
 	if res != success {
 		s.log.Debug("pcp request refused", "client", client, "request", &r, "result", res)
 		return refusal(b, res, cmp.Or(g.lifetime, res.lifetime()), epoch)
@@ -191,9 +199,12 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 }
 
 // rulesOf lists the rules under which a client that is met on an interface may ask.
+// Where a rule names no inside interface, the client's is the one with its network:
+// its address met elsewhere is somebody else's.
 func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.MappingRule) {
+	onLink := slices.ContainsFunc(s.networks[iface], func(p netip.Prefix) bool { return p.Contains(client) })
 	for _, r := range s.rules {
-		if (r.In == "" || r.In == iface) && r.Out != iface &&
+		if (r.In == iface || r.In == "" && onLink) && r.Out != iface &&
 			slices.ContainsFunc(r.Source, func(p netip.Prefix) bool { return p.Contains(client) }) {
 			list = append(list, r)
 		}
@@ -229,13 +240,19 @@ func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.Mapp
 			return grant{}, cannotProvideExternal
 		}
 		m.Expires = now + lifetime
-		if err := s.mapper.Renew(m); err != nil {
-			s.log.Warn("pcp: a mapping is not renewed", "inside", m.Inside, "error", err)
+		err := s.mapper.Renew(m)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // an Apply took it, and the list is not read again yet
+			s.forget(m)
+			there = false
+		case err != nil:
+			s.complain("pcp: a mapping is not renewed", m, err, now)
 			return grant{}, noResources
 		}
-	} else {
+	}
+	if !there {
 		var res result
-		if m, res = s.make(r, client, rules, now+lifetime); res != success {
+		if m, res = s.make(r, client, rules, now, lifetime); res != success {
 			return grant{}, res
 		}
 	}
@@ -269,7 +286,7 @@ func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant
 		if there {
 			list = append(list, m)
 		}
-	} else if s.clients[client] > 0 {
+	} else if s.clients[subscriber(client)] > 0 {
 		for _, m := range s.mappings {
 			if m.Inside.Addr() == client && m.Nonce == r.nonce && (r.protocol == 0 || r.protocol == m.Protocol) {
 				list = append(list, m)
@@ -278,7 +295,7 @@ func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant
 	}
 	for _, m := range list {
 		if err := s.end(m); err != nil {
-			s.log.Warn("pcp: a mapping is not taken away", "inside", m.Inside, "error", err)
+			s.complain("pcp: a mapping is not taken away", m, err, now)
 			return grant{}, noResources
 		}
 	}
@@ -286,7 +303,7 @@ func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant
 }
 
 // make maps an endpoint that has no mapping yet.
-func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRule, expires time.Duration) (m datapath.Mapping, res result) {
+func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (m datapath.Mapping, res result) {
 	rule := rules[0]
 	for _, other := range rules { // the address suggested tells the family that is wanted
 		if slices.ContainsFunc(other.Outside, func(a netip.Addr) bool { return a.Is4() == r.external.Addr().Is4() }) {
@@ -294,11 +311,11 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 			break
 		}
 	}
-	if rule.PortsPerClient == 0 && s.clients[client] >= perClient {
+	if s.clients[subscriber(client)] >= perClient {
 		return m, userExQuota
 	}
 	m = datapath.Mapping{Rule: rule.Name, Protocol: r.protocol, Inside: netip.AddrPortFrom(client, r.internal), Outside: r.external,
-		Nonce: r.nonce, Expires: expires}
+		Nonce: r.nonce, Expires: now + lifetime}
 	m, err := s.mapper.Map(m, r.preferFailure)
 	switch {
 	case errors.Is(err, datapath.ErrQuota):
@@ -307,10 +324,21 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 		return m, cannotProvideExternal
 	case err != nil:
 		if !errors.Is(err, datapath.ErrNoPort) {
-			s.log.Warn("pcp: a mapping is not made", "inside", m.Inside, "error", err)
+			s.complain("pcp: a mapping is not made", m, err, now)
 		}
 		return m, noResources
 	}
-	s.clients[client]++
+	s.clients[subscriber(client)]++
 	return m, success
+}
+
+// complain logs what the datapath refuses, once until it has not for a while: clients
+// ask again and again.
+func (s *Server) complain(what string, m datapath.Mapping, err error, now time.Duration) {
+	text := what + err.Error()
+	last, known := s.failed[text]
+	s.failed[text] = now
+	if !known || now-last > over {
+		s.log.Warn(what, "inside", m.Inside, "error", err)
+	}
 }

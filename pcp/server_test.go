@@ -7,9 +7,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,6 +64,9 @@ func (t *table) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
 }
 
 func (t *table) Renew(m datapath.Mapping) error {
+	if _, there := t.mappings[endpoint{m.Protocol, m.Inside}]; !there {
+		return fmt.Errorf("mappings: %w", fs.ErrNotExist)
+	}
 	t.mappings[endpoint{m.Protocol, m.Inside}] = m
 	return t.err
 }
@@ -92,6 +97,10 @@ func newBench(t *testing.T, more ...datapath.MappingRule) *bench {
 	b := &bench{t: t, now: start, table: &table{mappings: map[endpoint]datapath.Mapping{}, taken: map[netip.AddrPort]bool{}, epoch: start - 7*time.Second}}
 	b.allowed = append([]datapath.MappingRule{rule("office", outer, "10.0.0.0/24")}, more...)
 	b.Server = newServer(b.table, slog.New(slog.DiscardHandler), func() time.Duration { return b.now })
+	b.networks = map[string][]netip.Prefix{"wan1": nil}
+	for iface, network := range map[string]string{"lan0": "10.0.0.0/23", "guest0": "10.3.0.0/24", "lan1": "10.8.0.0/24", "wan0": "10.0.0.0/8"} {
+		b.networks[iface] = []netip.Prefix{netip.MustParsePrefix("fd00::/64"), netip.MustParsePrefix(network)}
+	}
 	if err := b.load(); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +147,7 @@ func (b *bench) ask(client string, m []byte) string {
 		return "silence"
 	case out[0] != version || out[1] != m[1]|0x80 || out[2] != 0 || len(out) > max(len(m), headerSize) || len(out)%4 != 0 && len(out) != len(m):
 		b.t.Fatalf("answer to % x:\n% x", m, out)
-	case binary.BigEndian.Uint32(out[8:]) != uint32((b.now-b.epoch)/time.Second):
+	case binary.BigEndian.Uint32(out[8:]) != uint32(max(b.now-b.epoch, 0)/time.Second):
 		b.t.Fatalf("epoch of % x", out)
 	}
 	text := fmt.Sprintf("%s %d", result(out[3]), binary.BigEndian.Uint32(out[4:]))
@@ -284,8 +293,10 @@ func TestWhoMayAsk(t *testing.T) {
 	for _, c := range []struct{ name, client, iface, suggested, want string }{
 		{"an inside host", alice, "lan0", anyPort, outer},
 		{"an inside host's address outside", alice, "wan0", anyPort, ""},
+		{"an inside host's address on another network", alice, "guest0", anyPort, ""},
+		{"an inside host's address on an interface without networks", alice, "wan1", anyPort, ""},
 		{"no inside host", "10.0.1.2", "lan0", anyPort, ""},
-		{"a host on the rule's interface", "10.9.0.2", "lan1", anyPort, "203.0.113.2"},
+		{"a host behind the rule's interface", "10.9.0.2", "lan1", anyPort, "203.0.113.2"},
 		{"a host on another interface", "10.9.0.2", "lan0", anyPort, ""},
 		{"IPv6 inside, IPv4 wished for", six, "lan0", anyPort, "203.0.113.9"},
 		{"IPv6 inside, IPv6 wished for", "fd00::3", "lan0", "[::]:0", "2001:db8::1"},
@@ -297,8 +308,8 @@ func TestWhoMayAsk(t *testing.T) {
 			t.Errorf("%s: got % x, want %s", c.name, out[44:60], c.want)
 		}
 	}
-	if n := b.Counts()[Count{"map", "not-a-client"}]; n != 3 {
-		t.Errorf("%d requests from nobody were counted, want 3", n)
+	if n := b.Counts()[Count{"map", "not-a-client"}]; n != 5 {
+		t.Errorf("%d requests from nobody were counted, want 5", n)
 	}
 }
 
@@ -326,22 +337,81 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestQuota fills what a client may have where the rule says nothing, and finds that
-// another client is not touched.
+// TestQuota fills what a client may have and finds that another one is not touched.
 func TestQuota(t *testing.T) {
-	b := newBench(t)
-	for i := range perClient + 1 {
-		b.now += time.Second // below the rate
-		want := fmt.Sprintf("success 86400 203.0.113.1:%d", 40001+i)
-		if i == perClient {
-			want = "user-ex-quota 30"
-		}
-		if got := b.ask(alice, message(alice, 1, flow.UDP, uint16(i+1), 1<<20, anyPort)); got != want {
-			t.Fatalf("mapping %d: got %s, want %s", i+1, got, want)
-		}
+	for _, c := range []struct {
+		name           string
+		portsPerClient int
+		client         string // of the n-th mapping
+		other          string
+	}{
+		{"one address", 0, alice, bob},
+		{"a larger quota of ports", 2 * perClient, alice, bob},
+		{"addresses of a /64", 0, "fd00::%x", "fd00:0:0:1::1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := rule("both", outer, "10.0.0.0/24", "fd00::/16")
+			r.PortsPerClient = c.portsPerClient
+			b := newBench(t)
+			b.allowed = []datapath.MappingRule{r}
+			b.networks["lan0"] = r.Source
+			if err := b.load(); err != nil {
+				t.Fatal(err)
+			}
+			for i := range perClient + 1 {
+				b.now += time.Second // below the rate
+				want := fmt.Sprintf("success 86400 203.0.113.1:%d", 40001+i)
+				if i == perClient {
+					want = "user-ex-quota 30"
+				}
+				client := strings.Replace(c.client, "%x", fmt.Sprintf("%x", i+1), 1)
+				if got := b.ask(client, message(client, 1, flow.UDP, uint16(i+1), 1<<20, anyPort)); got != want {
+					t.Fatalf("mapping %d: got %s, want %s", i+1, got, want)
+				}
+			}
+			if got := b.ask(c.other, message(c.other, 1, flow.UDP, 1, hour, anyPort)); got[:7] != "success" {
+				t.Errorf("another client: %s", got)
+			}
+		})
 	}
-	if got := b.ask(bob, message(bob, 1, flow.UDP, 1, hour, anyPort)); got[:7] != "success" {
-		t.Errorf("another client: %s", got)
+}
+
+// TestTakenAway renews a mapping that the datapath has lost and the server still lists,
+// as after an Apply that was taken back. The datapath's epoch lies after the server's
+// clock meanwhile.
+func TestTakenAway(t *testing.T) {
+	b := newBench(t)
+	b.ask(alice, plain(hour))
+	clear(b.table.mappings)
+	b.epoch = b.now + time.Second
+	if got, want := b.ask(alice, plain(hour)), "success 3600 203.0.113.1:40002"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if len(b.table.mappings) != 1 || b.clients[netip.MustParseAddr(alice)] != 1 {
+		t.Errorf("%d mappings in the datapath, %v of clients, want one", len(b.table.mappings), b.clients)
+	}
+}
+
+// TestComplaints holds what is logged while a datapath refuses against how often and
+// how long it does.
+func TestComplaints(t *testing.T) {
+	b := newBench(t)
+	var text bytes.Buffer
+	b.log = slog.New(slog.NewTextHandler(&text, nil))
+	for _, step := range []struct {
+		after time.Duration
+		err   string
+		want  int // lines so far
+	}{
+		{0, "TABLE_FULL", 1}, {time.Second, "TABLE_FULL", 1}, {over, "TABLE_FULL", 1}, {over, "TABLE_FULL", 1}, {0, "CLIENTS_FULL", 2},
+		{time.Second, "TABLE_FULL", 2}, {2 * over, "TABLE_FULL", 3},
+	} {
+		b.now += step.after
+		b.err = errors.New(step.err)
+		b.ask(alice, plain(hour))
+		if n := strings.Count(text.String(), "\n"); n != step.want {
+			t.Fatalf("%d lines, want %d:\n%s", n, step.want, &text)
+		}
 	}
 }
 

@@ -127,7 +127,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 		case wireReasonREASON_NO_PORT:
 			return m, datapath.ErrNoPort
 		default:
-			return m, fmt.Errorf("map %s: %s", m.Inside, nameOf(reasonNames(), int(made.Reason)))
+			return m, fmt.Errorf("mappings: %s", nameOf(reasonNames(), int(made.Reason)))
 		}
 		m.Outside = outsideOf(made.Mapping)
 		if !d.taken(m.Protocol, m.Outside) {
@@ -201,7 +201,7 @@ func (d *Datapath) Renew(m datapath.Mapping) error {
 	}
 	var v wireMapping
 	if err := d.t.maps["mappings"].Lookup(&k, &v); err != nil {
-		return fmt.Errorf("mapping of %s: %w", m.Inside, err)
+		return fmt.Errorf("mappings: %w", err)
 	}
 	v.Expires = uint64(m.Expires)
 	return d.t.maps["mappings"].Update(&k, &v, ebpf.UpdateExist)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -37,7 +38,7 @@ func TestMappings(t *testing.T) {
 		name, yaml string
 		wishes     []mapping
 	}{
-		{"one address", "{name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1], ports: 2000-4000, pcp: true}", []mapping{
+		{"one address", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports: 2000-4000, pcp: true}", []mapping{
 			{"10.0.0.2:3000", rest, false, "203.0.113.1:3000"},
 			{"10.0.0.2:80", "203.0.113.1:2001", false, "203.0.113.1:2001"},
 			{"10.0.0.2:81", "203.0.113.1:2002", true, "203.0.113.1:2002"},
@@ -47,31 +48,31 @@ func TestMappings(t *testing.T) {
 			{"10.0.0.3:83", "203.0.113.1:80", true, "no such"},
 			{"10.0.0.3:84", "203.0.113.9:2003", false, "203.0.113.1:2003"},
 		}},
-		{"two addresses", "{name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1, 203.0.113.2], pcp: true}", []mapping{
+		{"two addresses", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1, 203.0.113.2], pcp: true}", []mapping{
 			{"10.0.0.2:3000", "203.0.113.2:3000", false, "203.0.113.2:3000"},
 			{"10.0.0.2:3001", "203.0.113.1:3001", false, "203.0.113.2:3001"}, // paired
 			{"10.0.0.2:3002", "203.0.113.1:3002", true, "no such"},
 			{"10.0.0.3:3000", "203.0.113.1:3000", true, "203.0.113.1:3000"},
 			{"10.0.0.4:3003", "203.0.113.2:0", true, "203.0.113.2:"},
 		}},
-		{"quota", "{name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1], ports-per-client: 2, pcp: true}", []mapping{
+		{"quota", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports-per-client: 2, pcp: true}", []mapping{
 			{"10.0.0.2:3000", rest, false, "203.0.113.1:3000"},
 			{"10.0.0.2:3001", "203.0.113.1:3000", true, "no such"}, // does not count
 			{"10.0.0.2:3002", rest, false, "203.0.113.1:3002"},
 			{"10.0.0.2:3003", rest, false, "the client's quota"},
 			{"10.0.0.3:3003", rest, false, "203.0.113.1:3003"},
 		}},
-		{"exhausted", "{name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1], ports: 2000-2001, pcp: true}", []mapping{
+		{"exhausted", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports: 2000-2001, pcp: true}", []mapping{
 			{"10.0.0.2:3000", rest, false, "203.0.113.1:2000"}, // as even as the inside one
 			{"10.0.0.2:3002", rest, false, "203.0.113.1:2001"},
 			{"10.0.0.3:3000", rest, false, "no such"},
 		}},
-		{"blocks", "{name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1], ports: 2000-2007, port-block: 4, pcp: true}", []mapping{
+		{"blocks", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports: 2000-2007, port-block: 4, pcp: true}", []mapping{
 			{"10.0.0.2:3000", "203.0.113.1:0", false, "203.0.113.1:"},
 			{"10.0.0.2:3001", "203.0.113.1:9", true, "no such"},
 			{"10.0.0.3:3000", rest, false, "203.0.113.1:"},
 		}},
-		{"deterministic", "{name: office, type: snat, source: [10.0.0.0/30], to: [203.0.113.1], ports: 2000-2015, port-block: 4, deterministic: true, pcp: true}", []mapping{
+		{"deterministic", "{name: office, type: snat, source: [10.0.0.0/30], out: wan0, to: [203.0.113.1], ports: 2000-2015, port-block: 4, deterministic: true, pcp: true}", []mapping{
 			{"10.0.0.2:3000", "203.0.113.1:2010", false, "203.0.113.1:2010"},
 			{"10.0.0.2:3001", "203.0.113.1:2012", true, "no such"},
 			{"10.0.0.3:3001", "203.0.113.1:2012", true, "203.0.113.1:2012"},
@@ -85,7 +86,7 @@ func TestMappings(t *testing.T) {
 			{"10.0.0.2:8081", "198.51.100.1:8081", false, "198.51.100.1:"},
 			{"10.0.0.2:5000", "198.51.100.1:5000", true, "no such"}, // a socket of the gateway's
 		}},
-		{"nat64", "{name: office, type: nat64, source: [\"fd00::/64\"], prefix: \"64:ff9b::/96\", pool: [203.0.113.1], pcp: true}", []mapping{
+		{"nat64", "{name: office, type: nat64, source: [\"fd00::/64\"], out: wan0, prefix: \"64:ff9b::/96\", pool: [203.0.113.1], pcp: true}", []mapping{
 			{"[fd00::2]:3000", rest, false, "203.0.113.1:3000"},
 			{"[fd00::3]:3000", "[2001:db8::1]:3001", false, "203.0.113.1:3001"},
 		}},
@@ -179,7 +180,7 @@ func usedPorts(d *Datapath) (n uint32) {
 func TestMappingsOutliveTheProcess(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	yaml := func(more string) string {
-		return "nat:\n  - {name: office, type: snat, source: [10.0.0.0/24], to: [203.0.113.1]" + more + "}\ntables: {flows: 4096, flows6: 4096}\n"
+		return "nat:\n  - {name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1]" + more + "}\ntables: {flows: 4096, flows6: 4096}\n"
 	}
 	d := mappingGateway(t, mappingLab(t), yaml(", pcp: true"))
 	var want []datapath.Mapping
@@ -216,6 +217,9 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(want[:1])
+	if err := second.Renew(want[1]); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a mapping that has ended is renewed: %v", err)
+	}
 	if second.Epoch() != epoch {
 		t.Errorf("the epoch was %v and is %v, though nothing was lost", epoch, second.Epoch())
 	}

@@ -238,7 +238,7 @@ func TestRFC6888REQ9Quota(t *testing.T) {
 
 // RFC 6888 REQ-9 with RFC 6146: an IPv6 host maps an outside IPv4 port.
 func TestRFC6888REQ9NAT64(t *testing.T) {
-	rule := "nat:\n  - {name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1], pcp: true, filtering: address-dependent}\n"
+	rule := "nat:\n  - {name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], in: lan0, pool: [203.0.113.1], pcp: true, filtering: address-dependent}\n"
 	prove(t, "6888-9", rule, func(g *gateway) error {
 		at := g.udp("i1", "["+i1six+"]:4500")
 		r, err := g.mapped("i1", i1six, ask{gateway: "fd00:2::1", nonce: 1, protocol: 17, port: 4500, lifetime: 600})

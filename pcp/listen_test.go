@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestListen asks a gateway whose loopback is down, by either family and at either of
+// its addresses. Its sockets follow the interfaces, and say what they cannot.
+func TestListen(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "pcp", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "host"}}, Links: []lab.LinkSpec{{
+		A: lab.End{Node: "gateway", Iface: "lan0", Addresses: []string{"10.0.0.1/24", "10.0.0.9/24", "fd00::1/64"}},
+		B: lab.End{Node: "host", Iface: "eth0", Addresses: []string{alice + "/24", six + "/64"}}}}})
+	gateway := l.Node("gateway")
+	ip := func(args string) {
+		t.Helper()
+		if out, err := gateway.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", args, err, out)
+		}
+	}
+	ip("link set lo down")
+	b := newBench(t, rule("six", "2001:db8::1", "fd00::/64"))
+	sockets := map[link]*net.UDPConn{}
+	follow := func() (err error) {
+		return gateway.Do(func() error { return b.follow(t.Context(), sockets) })
+	}
+	asks := func(from, to string) {
+		t.Helper()
+		c, err := l.Node("host").Dial(t.Context(), &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))},
+			"udp", net.JoinHostPort(to, port[1:]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		labtest.Eventually(t, 10*time.Second, "an answer to "+from+" from "+to, func() error {
+			if _, err := c.Write(message(from, 1, flow.TCP, 80, hour, anyPort)); err != nil {
+				return err
+			}
+			_ = c.SetReadDeadline(time.Now().Add(time.Second))
+			_, err := c.Read(make([]byte, maxMessage))
+			return err
+		})
+	}
+	if err := follow(); err != nil {
+		t.Fatal(err)
+	}
+	asks(alice, "10.0.0.1")
+	asks(alice, "10.0.0.9")
+	asks(six, "fd00::1")
+
+	ip("link set lan0 down")
+	ip("link set lan0 name lan9")
+	ip("link set lan9 up")
+	if err := follow(); err != nil {
+		t.Fatal(err)
+	}
+	if len(sockets) != 1 || len(b.networks["lan9"]) == 0 {
+		t.Errorf("sockets %v, networks %v after a rename", sockets, b.networks)
+	}
+	asks(alice, "10.0.0.1")
+
+	for _, c := range sockets {
+		c.Close()
+	}
+	var four *net.UDPConn
+	if err := gateway.Do(func() (err error) {
+		four, err = openAs(t.Context(), "udp4", "lan9")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	go b.serve(four, "lan9")
+	asks(alice, "10.0.0.9")
+
+	clear(sockets)
+	if err := follow(); err == nil || !strings.Contains(err.Error(), "interface lan9") || !strings.Contains(err.Error(), "another PCP") {
+		t.Errorf("beside another server: %v", err)
+	}
+	four.Close()
+	err := gateway.Do(func() error { _, err := open(t.Context(), "none0"); return err })
+	if err == nil || strings.Contains(err.Error(), "another PCP") {
+		t.Errorf("on an interface that is not there: %v", err)
+	}
+}
+
+// scripted is a table that is read with the outcomes of a channel.
+type scripted struct {
+	*table
+	outcomes chan error
+}
+
+func (s scripted) Mappings() ([]datapath.Mapping, error) { return nil, <-s.outcomes }
+
+// TestWhatFailsIsSaidOnce lets a datapath fail twice, work and fail again.
+func TestWhatFailsIsSaidOnce(t *testing.T) {
+	b := newBench(t)
+	b.allowed = nil
+	var text bytes.Buffer
+	b.log = slog.New(slog.NewTextHandler(&text, nil))
+	outcomes := make(chan error)
+	b.mapper = scripted{b.table, outcomes}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { b.Run(ctx); close(done) }()
+	for _, err := range []error{unix.EIO, unix.EIO, nil, unix.EIO} {
+		outcomes <- err
+		b.Kick()
+	}
+	cancel()
+	for running := true; running; {
+		select {
+		case outcomes <- unix.EIO:
+		case <-done:
+			running = false
+		}
+	}
+	if n := strings.Count(text.String(), "\n"); n != 2 {
+		t.Errorf("said %d times, want twice:\n%s", n, &text)
+	}
+}
