@@ -14,18 +14,25 @@ static __always_inline int is_ip(const struct ethhdr *eth)
 	return eth->h_proto == bpf_htons(ETH_P_IP) || eth->h_proto == bpf_htons(ETH_P_IPV6);
 }
 
-// Swaps the MAC addresses and redirects: nothing that forwards can be faster.
-SEC("xdp")
-int load_redirect(struct xdp_md *ctx)
+// Swaps the MAC addresses of an IP packet.
+static __always_inline int swap_macs(struct ethhdr *eth, void *end)
 {
-	struct ethhdr *eth = (struct ethhdr *)(long)ctx->data;
 	__u8 mac[ETH_ALEN];
 
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end || !is_ip(eth))
-		return XDP_PASS;
+	if ((void *)(eth + 1) > end || !is_ip(eth))
+		return 0;
 	__builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
 	__builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
+	return 1;
+}
+
+// Swaps them and redirects: nothing that forwards can be faster.
+SEC("xdp")
+int load_redirect(struct xdp_md *ctx)
+{
+	if (!swap_macs((void *)(long)ctx->data, (void *)(long)ctx->data_end))
+		return XDP_PASS;
 	return bpf_redirect(out_ifindex, 0);
 }
 
@@ -33,14 +40,8 @@ int load_redirect(struct xdp_md *ctx)
 SEC("tc")
 int load_redirect_tc(struct __sk_buff *ctx)
 {
-	struct ethhdr *eth = (struct ethhdr *)(long)ctx->data;
-	__u8 mac[ETH_ALEN];
-
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end || !is_ip(eth))
+	if (!swap_macs((void *)(long)ctx->data, (void *)(long)ctx->data_end))
 		return TC_ACT_UNSPEC;
-	__builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
-	__builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
 	return bpf_redirect(out_ifindex, 0);
 }
 

@@ -102,11 +102,11 @@ func TestRFC6888REQ6NoTranslation(t *testing.T) {
 
 // RFC 6888 REQ-8: a freed port rests.
 func TestRFC6888REQ8PortHold(t *testing.T) {
-	prove(t, "6888-8", snat("ports: 2000-2000")+"timeouts: {udp: 1s, force: true}\n", func(g *gateway) error {
+	prove(t, "6888-8", snat("ports: 2000-2000")+"timeouts: {udp: 4s, force: true}\n", func(g *gateway) error {
 		if _, err := g.sources(g.udp("i1", i1+":4000"), o1+":9"); err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 			if _, err := g.flow(netip.MustParseAddrPort(i1 + ":4000")); err != nil {
 				break // it has ended
 			}
