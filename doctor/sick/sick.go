@@ -237,7 +237,7 @@ func dialTCP(connections, parallel int) func(context.Context, *lab.Lab) (int, er
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 700 * time.Millisecond}, "tcp", Server+":80")
+				c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 900 * time.Millisecond}, "tcp", Server+":80")
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil {
@@ -350,7 +350,7 @@ func overflowListener(ctx context.Context, l *lab.Lab) (int, error) {
 	var wg sync.WaitGroup
 	for range 40 {
 		wg.Go(func() {
-			if c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 700 * time.Millisecond}, "tcp", Gateway+":8081"); err == nil {
+			if c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 900 * time.Millisecond}, "tcp", Gateway+":8081"); err == nil {
 				time.AfterFunc(time.Second, func() { c.Close() })
 			}
 		})
