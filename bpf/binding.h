@@ -362,7 +362,9 @@ __noinline int binding_hold(const struct bind *b, __u32 index)
 	ref = binding_leave(index, v6);
 	if (ref == NO_ENTRY)
 		return REASON_NEW_FLOW; // and ended already: its rule is gone
-	kill_index(index, b->now, ref == index ? ENTRY_HOLD : ENTRY_DEAD, v6);
+	// Nobody outside has seen the port: it rests for a second.
+	kill_index(index, ref == index && hold_ticks > hz ? b->now - hold_ticks + hz : b->now,
+		   ref == index ? ENTRY_HOLD : ENTRY_DEAD, v6);
 	kill_index(twin, b->now, ENTRY_DEAD, v6 != cross);
 	if (ref != index)
 		binding_put(ref, v6, b->now);

@@ -67,6 +67,14 @@ static __always_inline __u32 cookie_offer(const struct packet *p, const struct s
 	return room < mss ? room : mss;
 }
 
+// What is added to a cookie for the client's own initial number: with it a cookie
+// is good for that number alone, where the kernel would take one less for another
+// class of MSS.
+static __always_inline __u32 cookie_salt(__u32 isn)
+{
+	return isn * hash_multiplier >> 32;
+}
+
 static __always_inline int cookie_give(const struct packet *p, struct plan *plan, const struct service *s, struct load *l,
 				       struct cookie *k)
 {
@@ -83,7 +91,7 @@ static __always_inline int cookie_give(const struct packet *p, struct plan *plan
 					 bpf_tcp_raw_gen_syncookie_ipv4((void *)k->ip, tcp, len);
 	if (cookie < 0)
 		return REASON_NONE;
-	plan->record = cookie;
+	plan->record = (__u32)cookie + cookie_salt(bpf_ntohl(tcp->seq));
 	plan->mtu = cookie_offer(p, s, (__u64)cookie >> 32);
 	plan->answer = ANSWER_COOKIE;
 	if (!dry_run && l->cookie != (p->now & ~1U)) // even: 0 stands for never
@@ -130,11 +138,21 @@ static __always_inline int cookie_take(struct packet *p, struct plan *plan, cons
 				       struct cookie *k)
 {
 	const bool v6 = p->family == FAMILY_6;
-	int class;
+	struct tcphdr *tcp = (void *)k->tcp;
+	__u32 seq = bpf_ntohl(tcp->seq);
+	__be32 ack = tcp->ack_seq;
+	int class = -1;
 
 	if (!l->cookie || p->now - l->cookie > COOKIE_SECONDS * hz)
 		return REASON_NONE;
-	class = v6 ? cookie_class(k, true) : cookie_class(k, false);
+	// When its acknowledgement is lost a client probes the window of 0 with the byte
+	// before its first one (Linux), which then is the only proof.
+	for (__u32 i = 0; i < 2 && class < 0; i++) {
+		tcp->seq = bpf_htonl(seq + i);
+		tcp->ack_seq = bpf_htonl(bpf_ntohl(ack) - cookie_salt(seq + i - 1));
+		class = v6 ? cookie_class(k, true) : cookie_class(k, false);
+	}
+	tcp->ack_seq = ack;
 	if (class < 0)
 		return cookies_needed() && !(s->flags & SERVICE_STRICT_TCP) ? REASON_BAD_COOKIE : REASON_NONE;
 	k->mss = class_mss(class, v6);

@@ -214,11 +214,13 @@ static __always_inline void backend_route(struct plan *plan)
 {
 	__u32 at = plan->backend_hop;
 	struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
+	__u64 way;
 
 	if (!b)
 		return;
-	plan->hop = b->hop;
-	plan->hop_gen = b->gen;
+	way = *(volatile __u64 *)&b->way;
+	plan->hop = way >> 32;
+	plan->hop_gen = way;
 }
 
 // The MTU of the interface that the kernel will send by, for what depends on it

@@ -51,10 +51,11 @@ static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 static __always_inline struct hop *direct_hop(const struct backend_hop *b)
 {
 	struct control *c = the_control();
-	__u32 at = b->hop;
+	__u64 way = *(volatile __u64 *)&b->way;
+	__u32 at = way >> 32;
 	struct hop *h;
 
-	if (!cache_hops || !c || !at || b->gen != *(volatile __u32 *)&c->generation)
+	if (!cache_hops || !c || !at || (__u32)way != *(volatile __u32 *)&c->generation)
 		return 0;
 	h = bpf_map_lookup_elem(&hops, &at);
 	return h && now_ticks() - h->checked <= hz ? h : (void *)0;
@@ -182,7 +183,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 	if (s.listener->mode == MODE_STATELESS && !direct_rewrite(s.ip, s.ports, end, s.backend))
 		return NOT_DIRECT;
 	direct_age(s.ip);
-	direct_count(s.id, s.length, s.way->hop);
+	direct_count(s.id, s.length, s.way->way >> 32);
 	if (wrap && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
 		     !direct_wrap(ctx, s.backend, s.way->source, s.length, true)))
 		return XDP_ABORTED;
@@ -218,7 +219,7 @@ static __noinline int tc_direct(struct __sk_buff *ctx)
 	if (ctx->gso_size || !straight_of(&s, data, end, ctx->len, ctx->ingress_ifindex))
 		return NOT_DIRECT;
 	wrap = s.listener->mode == MODE_TUNNEL;
-	direct_count(s.id, s.length, s.way->hop);
+	direct_count(s.id, s.length, s.way->way >> 32);
 	if (s.listener->mode != MODE_STATELESS)
 		direct_age(s.ip);
 	else if (tc_direct_rewrite(ctx, &s) != REASON_NONE)

@@ -246,8 +246,7 @@ static __always_inline void hop_remember(const struct packet *p, const struct pl
 		struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
 
 		if (b) {
-			b->hop = plan->hop;
-			b->gen = plan->hop ? gen : ~gen;
+			*(volatile __u64 *)&b->way = (__u64)plan->hop << 32 | (plan->hop ? gen : ~gen);
 		}
 		return;
 	}

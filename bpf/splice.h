@@ -116,6 +116,8 @@ static __always_inline int splice_answer(void *ctx, const struct packet *p, cons
 		return REASON_TABLE_FULL;
 	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
 		return REASON_INTERNAL;
+	if (!tcp.syn && !(a->flags & ADJUST_HEARD) && (!tcp.ack || bpf_ntohl(tcp.ack_seq) != a->base))
+		return REASON_NO_FLOW; // a reset of an older connection (RFC 9293 §3.10.7.3)
 	if (!tcp.syn) // of what comes before the SYN-ACK only a reset gets here
 		return put_number(ctx, off, 4, tcp.seq,
 				  a->flags & ADJUST_HEARD ? bpf_ntohl(tcp.seq) + a->ahead : a->cookie + 1, xdp);

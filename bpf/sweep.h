@@ -200,6 +200,17 @@ __noinline int pay(const struct ending *end)
 	return 0;
 }
 
+// A packet that found the flow before it died may end the handshake, or close the
+// connection, at this moment: who changes the bit gives back what it stands for.
+static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
+{
+	__u32 was = __sync_fetch_and_and(flags_word(m), ~ENTRY_HALF_OPEN);
+
+	end->flags = (end->flags & ~ENTRY_HALF_OPEN) | (was & ENTRY_HALF_OPEN);
+	was = __sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT);
+	end->heard = (end->heard & ~HEARD_CLOSED) | (was >> HEARD_SHIFT & HEARD_CLOSED);
+}
+
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
@@ -237,6 +248,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	kill(e, now, state, v6);
 	if (end.twin != NO_ENTRY)
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
+	take_debts(&end, meta_of(e, v6));
 	pay(&end);
 	if (end.heard & HEARD_EDITED) {
 		index |= v6 ? ADJUST_6 : 0;

@@ -412,8 +412,7 @@ ASSERT_SIZE(struct backend, 40);
 
 // Next hop of a backend, for packets without a flow.
 struct backend_hop {
-	__u32 gen;
-	__u32 hop;
+	__u64 way;     // hop << 32 | generation: one word, because CPUs write it at once
 	__be32 source; // of a tunnel over IPv4: outer source address
 	__u32 pad;
 };

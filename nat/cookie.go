@@ -112,19 +112,20 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 	return p
 }
 
-// proven returns what a session must know of the cookie that v proves. A cookie is
-// what is secret plus the client's number plus the class: what differs from it by so
-// little that another class comes out is valid too. How old it may be is the
-// kernel's clock's affair, which a datapath under judgement cannot turn.
+// proven returns what a session must know of the cookie that v proves, which may be
+// a probe of the window: the byte before the client's first one. A cookie is what is
+// secret plus the class: what differs from it by so little that another class comes
+// out is valid too. How old it may be is the kernel's clock's affair, which a datapath
+// under judgement cannot turn.
 func (m *Model) proven(v *view) *spliced {
 	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
 	for _, c := range m.given[v.tuple()] {
-		class := c.class + int(int32(number-c.number-(first-c.first)))
-		if class < 0 || class >= 4 || m.actual == nil && m.now-c.at > cookieLife {
+		class := c.class + int(int32(number-c.number))
+		if (first != c.first && first != c.first-1) || class < 0 || class >= 4 || m.actual == nil && m.now-c.at > cookieLife {
 			continue
 		}
-		return &spliced{first: first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
+		return &spliced{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
 	}
 	return nil
 }
@@ -170,11 +171,11 @@ func (s *spliced) answer(b []byte, _ int) []byte {
 	case v.flags&packet.SYN == 0 && s.heard:
 		setNumber(t, 4, seq+s.ahead)
 		return b
+	case v.flags&packet.ACK == 0 || binary.BigEndian.Uint32(t[8:]) != s.first:
+		return nil
 	case v.flags&packet.SYN == 0: // a reset
 		setNumber(t, 4, s.number+1)
 		return b
-	case v.flags&packet.ACK == 0 || binary.BigEndian.Uint32(t[8:]) != s.first:
-		return nil
 	case !s.heard:
 		s.heard, s.ahead = true, s.number-seq
 	}

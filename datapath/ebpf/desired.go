@@ -128,6 +128,7 @@ func (c *compiler) finish() {
 		s.Any = s.Any || k.L4Proto == 0
 	}
 	s.LocalPortLast = localPortLast()
+	c.directs = slices.DeleteFunc(c.directs, c.sharesPool)
 	s.Direct = len(c.directs) > 0
 	for _, w := range c.services {
 		s.MACKeys = s.MACKeys || w.Flags&serviceMACKeys != 0

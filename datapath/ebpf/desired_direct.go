@@ -27,6 +27,17 @@ func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
 		(c.t.loads == nil || c.t.loads.values[id].Active == 0)
 }
 
+// sharesPool reports whether a listener's address is also one that flows are given
+// ports of: then the flow table has to be asked first.
+func (c *compiler) sharesPool(d wireDirect) bool {
+	for _, p := range c.pools {
+		if p.Family == uint8(wireFamilyFAMILY_4) && p.Addr.W[0] == uint32(d.Key) {
+			return true
+		}
+	}
+	return false
+}
+
 // directKey is the key of bpf/direct.h.
 func directKey(l wireListenerKey) uint64 {
 	return uint64(l.Addr[0]) | uint64(l.Addr[1])<<8 | uint64(l.Addr[2])<<16 | uint64(l.Addr[3])<<24 | uint64(l.Port)<<32 | uint64(l.L4Proto)<<48

@@ -67,8 +67,7 @@ type wireBackend struct {
 
 type wireBackendHop struct {
 	_      structs.HostLayout
-	Gen    uint32
-	Hop    uint32
+	Way    uint64
 	Source uint32
 	Pad    uint32
 }
