@@ -136,7 +136,7 @@ func (c *compiler) finish() {
 		s.Cookies = s.Cookies || w.Flags&serviceCookies != 0
 		s.Resets = s.Resets || w.ResetNs != 0
 	}
-	s.Cookies = s.Cookies || c.t.control.values[0].Spliced != 0
+	s.Cookies = s.Cookies || c.t.control != nil && c.t.control.values[0].Spliced != 0
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
 	s.Mappings = len(c.mappable) > 0
