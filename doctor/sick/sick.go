@@ -166,12 +166,38 @@ func both(a, b setup) setup {
 	return func(ctx context.Context, l *lab.Lab) error { return errors.Join(a(ctx, l), b(ctx, l)) }
 }
 
-func nft(rules string) setup {
+func nft(rules string) setup { return nftOn("gateway", rules) }
+
+func nftOn(node, rules string) setup {
 	return func(ctx context.Context, l *lab.Lab) error {
-		cmd := l.Node("gateway").Command(ctx, "nft", "-f", "-")
+		cmd := l.Node(node).Command(ctx, "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(rules + "\n")
 		return output(cmd.CombinedOutput())
 	}
+}
+
+// countSYNs counts the TCP connections that a node asks for (hook output) or is asked
+// for (hook input), every repetition of a SYN anew.
+func countSYNs(node, hook string) setup {
+	return nftOn(node, `table inet sick {
+		counter syns {}
+		chain syns {
+			type filter hook `+hook+` priority filter
+			tcp flags & (syn | ack) == syn counter name syns
+		}
+	}`)
+}
+
+func countedSYNs(ctx context.Context, l *lab.Lab, node string) (packets int, err error) {
+	text, err := l.Node(node).Command(ctx, "nft", "list", "counter", "inet", "sick", "syns").Output()
+	if err != nil {
+		return 0, err
+	}
+	_, after, _ := strings.Cut(string(text), "packets ")
+	if _, err := fmt.Sscan(after, &packets); err != nil {
+		return 0, fmt.Errorf("%s: count of SYNs in %q: %w", node, text, err)
+	}
+	return packets, nil
 }
 
 func command(node, name string, args ...string) setup {
@@ -217,11 +243,13 @@ func segmentInSoftware(ctx context.Context, l *lab.Lab) error {
 	return command("client", "ethtool", "-K", "eth0", "tx-udp-segmentation", "off")(ctx, l)
 }
 
-// dialTCP opens so many connections to the server, keeps them, and counts those
-// that were refused: each by one lost SYN, since it gives up before the kernel
-// sends another (after a second).
+// dialTCP opens so many connections to the server, keeps them, and counts the SYNs
+// that the client sent and the server did not get.
 func dialTCP(connections, parallel int) func(context.Context, *lab.Lab) (int, error) {
 	return func(ctx context.Context, l *lab.Lab) (int, error) {
+		if err := both(countSYNs("client", "output"), countSYNs("server", "input"))(ctx, l); err != nil {
+			return 0, err
+		}
 		server, err := l.Node("server").Listen(Server + ":80")
 		if err != nil {
 			return 0, err
@@ -231,27 +259,27 @@ func dialTCP(connections, parallel int) func(context.Context, *lab.Lab) (int, er
 		var mu sync.Mutex
 		var wg sync.WaitGroup
 		var open []net.Conn
-		refused := 0
 		slots := make(chan struct{}, max(parallel, 10))
 		for range connections {
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 900 * time.Millisecond}, "tcp", Server+":80")
-				mu.Lock()
-				defer mu.Unlock()
+				c, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: 700 * time.Millisecond}, "tcp", Server+":80")
 				if err != nil {
-					refused++
 					return
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				open = append(open, c)
 			})
 		}
 		wg.Wait()
+		sent, err1 := countedSYNs(ctx, l, "client")
+		got, err2 := countedSYNs(ctx, l, "server")
 		for _, c := range open {
 			c.Close()
 		}
-		return refused, nil
+		return sent - got, errors.Join(err1, err2)
 	}
 }
 
