@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/netdev"
@@ -113,19 +112,11 @@ func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
 	defer c.Close()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
+	cpu, restore, err := datapath.OneCPU()
+	if err != nil {
 		return nil, err
 	}
-	cpu := 0
-	for !before.IsSet(cpu) {
-		cpu++
-	}
-	one.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return nil, err
-	}
-	defer unix.SchedSetaffinity(0, &before)
+	defer restore()
 	o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: xdpMeta{DataEnd: uint32(len(frame)), Ingress: ifindex}}
 	if _, err := c.Programs["sluice_xdp"].Run(o); err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -115,15 +116,7 @@ func (h *holder) enter() (err error) {
 	if err := netns.Set(h.d.ns); err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
-	var allowed, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return err
-	}
-	for !allowed.IsSet(h.cpu) {
-		h.cpu++
-	}
-	one.Set(h.cpu)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
+	if h.cpu, _, err = datapath.OneCPU(); err != nil {
 		return err
 	}
 	h.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
@@ -237,7 +238,7 @@ const patience = 5 * time.Second
 // pass lets the packet arrive and collects what leaves. The kernel works off the
 // frames that one CPU sends to a pair in order, and on that CPU.
 func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
-	restore, err := oneCPU()
+	_, restore, err := datapath.OneCPU()
 	if err != nil {
 		return err
 	}
@@ -315,20 +316,6 @@ func inject(in *link, far int, p packet.Packet) error {
 		}
 	}
 	return nil
-}
-
-// oneCPU keeps the thread on one of its CPUs until restore is called.
-func oneCPU() (restore func(), err error) {
-	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return nil, err
-	}
-	cpu := 0
-	for !before.IsSet(cpu) {
-		cpu++
-	}
-	one.Set(cpu)
-	return func() { _ = unix.SchedSetaffinity(0, &before) }, unix.SchedSetaffinity(0, &one)
 }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
