@@ -187,7 +187,7 @@ func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
 }
 
 const (
-	wireLIST_SETS    = 0 // LIST_* of bpf/types.h
+	wireLIST_SETS    = 0 // LIST_* of bpf/settings.h
 	wireLIST_SOURCES = 1
 	wireLIST_EXCEPT  = 2
 	wireLIST_SERVED  = 3

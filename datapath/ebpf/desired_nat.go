@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// nat_rule.flags of bpf/types.h.
+// nat_rule.flags of bpf/settings.h.
 const (
 	natMapRemote     = 0x01
 	natHairpin       = 0x02

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Flags of bpf/types.h.
+// Flags of bpf/settings.h.
 const (
 	serviceSynStateless = 0x01
 	serviceStrictTCP    = 0x02

@@ -20,7 +20,7 @@ import (
 
 var _ datapath.Explainer = (*Datapath)(nil)
 
-// Flags of a plan, of bpf/types.h.
+// Flags of a plan, of bpf/work.h.
 const (
 	planRouted   = 0x01
 	planExisting = 0x10

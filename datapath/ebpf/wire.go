@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Conversions between the values of flow and the bytes of bpf/types.h. A
+// Conversions between the values of flow and the bytes of bpf/types.h and settings.h. A
 // wireAddr holds network order bytes; IPv4 stands in its first word.
 
 func addrOf(a netip.Addr) wireAddr {

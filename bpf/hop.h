@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Next hops: asked of the routing table, remembered with what they were asked for.
+#ifndef SLUICE_HOP_H
+#define SLUICE_HOP_H
+
+#include "decide.h"
+#include "event.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+static __always_inline struct hop *hop_of(const struct plan *plan)
+{
+	__u32 at = plan->hop;
+	struct work *s;
+
+	if (at)
+		return bpf_map_lookup_elem(&hops, &at);
+	s = the_work();
+	return s ? &s->hop : (void *)0;
+}
+
+// The interface whose address a packet of the gateway itself has.
+static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
+{
+	struct hop *h = plan->flags & PLAN_KERNEL ? (void *)0 : hop_of(plan);
+
+	return h ? h->ifindex : p->ifindex;
+}
+
+static __always_inline bool hop_same(const struct hop *h, const struct bpf_fib_lookup *fib)
+{
+	return h->ifindex == fib->ifindex && h->mtu == fib->tot_len && !__builtin_memcmp(h->dmac, fib->dmac, 6) &&
+	       !__builtin_memcmp(h->smac, fib->smac, 6);
+}
+
+static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+{
+	h->ifindex = fib->ifindex;
+	h->checked = now;
+	h->mtu = fib->tot_len;
+	__builtin_memcpy(h->dmac, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(h->smac, fib->smac, ETH_ALEN);
+	h->gen = gen;
+}
+
+// Finds or makes the place of a next hop. 0 when its places are taken: then it
+// stands in the working memory, and is not remembered.
+__noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+{
+	__u32 at;
+	struct work *s;
+
+	if (!fib)
+		return 0;
+	at = fib->ifindex * 0x9e3779b1U + (fib->dmac[5] | fib->dmac[4] << 8 | fib->dmac[3] << 16) * 0x85ebca6bU;
+	at = (at ^ at >> 15) + fib->smac[5];
+	for (int i = 0; i < 4; i++) {
+		__u32 place = (at + i) % (HOPS - 1) + 1;
+		struct hop *h = bpf_map_lookup_elem(&hops, &place);
+
+		if (!h)
+			break;
+		if (hop_same(h, fib)) {
+			h->checked = now;
+			h->gen = gen;
+			return place;
+		}
+		if (h->gen != gen) {
+			hop_write(h, fib, now, gen);
+			return place;
+		}
+	}
+	s = the_work();
+	if (s)
+		hop_write(&s->hop, fib, now, gen);
+	return 0;
+}
+
+static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
+{
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = p->ifindex;
+	fib->tot_len = 1; // ask for the MTU
+	if (plan->gateway_family == FAMILY_6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_dst, &plan->gateway, 16);
+		if (plan->family == FAMILY_6)
+			__builtin_memcpy(fib->ipv6_src, &plan->to.saddr, 16);
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_dst = plan->gateway.w[0];
+		if (plan->family == FAMILY_4)
+			fib->ipv4_src = plan->to.saddr.w[0];
+	}
+}
+
+// Finds out where a packet would leave untranslated, when a rule asks. False: no
+// memory to work in.
+static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan)
+{
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+
+	if (!nat_by_egress)
+		return true;
+	if (!w)
+		return false;
+	plan->to = p->tuple;
+	plan->family = p->family;
+	plan->gateway = p->tuple.daddr;
+	plan->gateway_family = p->family;
+	fib = (void *)w->fib;
+	fib_request(fib, p, plan);
+	p->out = NO_ENTRY;
+	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		p->out = fib->ifindex;
+	}
+	return true;
+}
+
+static __always_inline enum reason fib_reason(int ret)
+{
+	switch (ret) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+		return REASON_NONE;
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return REASON_NO_NEIGHBOUR;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED:
+		return REASON_FORWARDING_OFF;
+	case BPF_FIB_LKUP_RET_BLACKHOLE:
+	case BPF_FIB_LKUP_RET_UNREACHABLE:
+	case BPF_FIB_LKUP_RET_PROHIBIT:
+		return REASON_NO_ROUTE;
+	}
+	return REASON_NOT_ROUTED;
+}
+
+static __always_inline void hop_remember(const struct packet *p, const struct plan *plan, __u32 gen)
+{
+	struct entry_meta *m;
+
+	if (plan->backend_hop != NO_ENTRY) {
+		__u32 at = plan->backend_hop;
+		struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
+
+		if (b) {
+			*(volatile __u64 *)&b->way = (__u64)plan->hop << 32 | (plan->hop ? gen : ~gen);
+		}
+		return;
+	}
+	if (plan->entry == NO_ENTRY)
+		return;
+	m = meta_at(plan->entry, p->family == FAMILY_6);
+	if (!m)
+		return;
+	m->hop = plan->hop;
+	m->hop_gen = plan->hop ? gen : ~gen;
+}
+
+// The hardware address that is configured for a backend goes before the neighbour
+// table's, and needs none.
+static __always_inline enum reason hop_configured(const struct plan *plan, struct bpf_fib_lookup *fib, enum reason reason)
+{
+	__u32 at = plan->backend_hop, ifindex = fib->ifindex;
+	struct backend *b = bpf_map_lookup_elem(&backends, &at);
+	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	if (!b || !own || !(b->mac[0] | b->mac[1] | b->mac[2] | b->mac[3] | b->mac[4] | b->mac[5]))
+		return reason;
+	__builtin_memcpy(fib->dmac, b->mac, ETH_ALEN);
+	if (reason == REASON_NO_NEIGHBOUR) {
+		__builtin_memcpy(fib->smac, own->mac, ETH_ALEN);
+		fib->tot_len = own->mtu;
+	}
+	return REASON_NONE;
+}
+
+// Asks the routing table for the next hop of a plan and remembers it where the
+// plan came from. When the answer is another than before, all are asked again.
+static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
+{
+	struct control *c = the_control();
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+	__u32 gen, before = plan->hop;
+	enum reason reason;
+
+	if (!c || !w)
+		return REASON_INTERNAL;
+	fib = (void *)w->fib;
+	if (plan->entry != NO_ENTRY && plan->backend_hop == NO_ENTRY)
+		plan->gateway = plan->to.daddr;
+	gen = *(volatile __u32 *)&c->generation;
+	fib_request(fib, p, plan);
+	reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
+	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
+		reason = hop_configured(plan, fib, reason);
+	if (reason != REASON_NONE) {
+		if (reason == REASON_NO_NEIGHBOUR)
+			ask_neighbour(&plan->gateway, plan->gateway_family, fib->ifindex);
+		return reason;
+	}
+	if (plan->flags & PLAN_ROUTED && before) {
+		struct hop *h = hop_of(plan);
+
+		if (h && !hop_same(h, fib))
+			gen = __sync_fetch_and_add(&c->generation, 1) + 1;
+	}
+	plan->hop = hop_place(fib, p->now, gen);
+	plan->flags |= PLAN_ROUTED;
+	if (!dry_run)
+		hop_remember(p, plan, gen);
+	return REASON_NONE;
+}
+
+__noinline int xdp_route(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
+{
+	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
+}
+
+__noinline int tc_route(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
+{
+	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
+}
+
+// Whether the hop that a plan remembers may still be used. ask: the caller looks
+// at the routing table when it may not.
+static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 now, const bool ask)
+{
+	struct control *c = the_control();
+	struct hop *h;
+
+	if (!cache_hops || !c || hop_gen != *(volatile __u32 *)&c->generation || !plan->hop)
+		return false;
+	plan->flags |= PLAN_ROUTED;
+	h = hop_of(plan);
+	if (!h)
+		return false;
+	if (now - h->checked <= hz)
+		return true;
+	if (ask)
+		h->checked = now; // this packet looks for all
+	return false;
+}
+
+#endif

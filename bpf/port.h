@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Ports of the pool addresses: bitmaps, of which free ones are taken by chance.
+#ifndef SLUICE_PORT_H
+#define SLUICE_PORT_H
+
+#include "binding.h"
+
+// Position of a port in its map: even ports first.
+static __always_inline __u32 bit_of(__u16 port)
+{
+	return (port & 1) << 15 | port >> 1;
+}
+
+// Bits of word w (of one parity) that stand for half-ports first..last.
+static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
+{
+	__u64 mask = ~0ULL;
+
+	if (w == first / 64)
+		mask &= ~0ULL << (first % 64);
+	if (w == last / 64)
+		mask &= ~0ULL >> (63 - last % 64);
+	return mask;
+}
+
+// Takes a free bit of one word. The position, or -1.
+__noinline int take_word(__u32 map, __u32 w, __u64 mask)
+{
+	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
+	__u32 random = bpf_get_prandom_u32();
+
+	bounded(w);
+	if (!m || w >= PORT_WORDS)
+		return -1;
+	for (int i = 0; i < 4; i++) {
+		__u64 word = *(volatile __u64 *)&m->words[w];
+		__u64 free = ~word & mask, high, bit;
+		__u32 n;
+
+		if (!free)
+			return -1;
+		high = free & (~0ULL << (random % 64));
+		n = lowest_bit(high ? high : free) & 63;
+		bit = 1ULL << n;
+		word = __sync_fetch_and_or(&m->words[w], bit);
+		if (word & bit)
+			continue;
+		__sync_fetch_and_add(&m->used, 1);
+		if ((word | bit) == ~0ULL)
+			__sync_fetch_and_or(&m->full[w / 64], 1ULL << (w % 64));
+		return w * 64 + n;
+	}
+	return -1;
+}
+
+// The first word at or after w, within from..to and round its end, that the
+// summary does not call full; w itself when there is none.
+__noinline __u32 open_word(__u32 map, __u32 w, __u32 from, __u32 to)
+{
+	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
+	__u32 at = w;
+
+	if (!m)
+		return w;
+	for (int i = 0; i < 10; i++) {
+		__u64 open;
+
+		if (at > to)
+			at = from;
+		open = ~m->full[at / 64 & (PORT_SUMMARY - 1)] & (~0ULL << (at % 64));
+		if (open) {
+			at = (at & ~63U) + lowest_bit(open);
+			if (at <= to)
+				return at;
+			at = from;
+			continue;
+		}
+		at = (at & ~63U) + 64;
+	}
+	return w;
+}
+
+// Ports of parity r->odd within half-ports r->from..r->to: a random word, then the
+// next one that is not full. Two looks are nearly always enough, at any fill.
+__noinline int take_half(struct port_request *r)
+{
+	__u32 w;
+
+	if (!r || r->from > r->to || r->to > 0x7fff)
+		return -1;
+	w = r->from / 64 + ((__u64)bpf_get_prandom_u32() * (r->to / 64 - r->from / 64 + 1) >> 32);
+	for (int i = 0; i < 16; i++) {
+		__u32 base = r->odd ? PORT_WORDS / 2 : 0;
+		int bit = take_word(r->map, base + w, usable(w, r->from, r->to));
+
+		if (bit >= 0)
+			return bit;
+		base = r->odd ? PORT_WORDS / 2 : 0;
+		w = w < r->to / 64 ? w + 1 : r->from / 64;
+		w = open_word(r->map, base + w, base + r->from / 64, base + r->to / 64) - base;
+	}
+	return -1;
+}
+
+// Ports of one parity within first..last.
+static __always_inline int take_parity(struct port_request *r, __u32 odd, __u32 first, __u32 last)
+{
+	if (first > last || last < odd)
+		return -1;
+	r->odd = odd;
+	r->from = (first + !odd) >> 1;
+	r->to = (last - odd) >> 1;
+	return take_half(r);
+}
+
+// Ports of r within first..last: of the wanted parity, else of the other one.
+static __always_inline int take_range(struct port_request *r, __u32 first, __u32 last)
+{
+	int bit = take_parity(r, r->want & 1, first, last);
+
+	return bit >= 0 ? bit : take_parity(r, !(r->want & 1), first, last);
+}
+
+// Takes the wanted port itself.
+__noinline int take_exact(struct port_request *r)
+{
+	__u32 bit;
+
+	if (!r || r->want < r->first || r->want > r->last)
+		return 0;
+	bit = bit_of(r->want);
+	if (take_word(r->map, bit / 64, 1ULL << bit % 64) < 0)
+		return 0;
+	r->port = r->want;
+	return 1;
+}
+
+// Takes a port; REASON_NONE and r->port, or REASON_NO_PORT. Ports below 1024 stand
+// for each other, and those above, as long as there are some (RFC 4787 REQ-3a).
+static __always_inline int choose_port(struct port_request *r)
+{
+	int bit;
+
+	if (r->whole || r->first >= 1024 || r->last < 1024) {
+		bit = take_range(r, r->first, r->last);
+	} else {
+		bit = r->want < 1024 ? take_range(r, r->first, 1023) : take_range(r, 1024, r->last);
+		if (bit < 0)
+			bit = r->want < 1024 ? take_range(r, 1024, r->last) : take_range(r, r->first, 1023);
+	}
+	if (bit < 0)
+		return REASON_NO_PORT;
+	r->port = (bit & 0x7fff) << 1 | bit >> 15;
+	return REASON_NONE;
+}
+
+// The same, after the port that is wanted.
+static __always_inline int choose_wanted(struct port_request *r)
+{
+	if (have_mappings && r->exact && take_exact(r))
+		return REASON_NONE;
+	return choose_port(r);
+}
+
+// The same in a function of its own.
+__noinline int take_port(struct port_request *r)
+{
+	return r ? choose_wanted(r) : REASON_INTERNAL;
+}
+
+__noinline int give_port(__u32 map, __u32 port)
+{
+	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
+	__u32 bit = bit_of(port), w = bit / 64;
+	__u64 mask = 1ULL << (bit % 64);
+
+	bounded(w);
+	if (!m || w >= PORT_WORDS)
+		return 0;
+	if (!(__sync_fetch_and_and(&m->words[w], ~mask) & mask))
+		return 0;
+	__sync_fetch_and_and(&m->full[w / 64], ~(1ULL << (w % 64)));
+	__sync_fetch_and_sub(&m->used, 1);
+	return 1;
+}
+
+#endif

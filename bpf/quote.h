@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// The packet that an ICMP error quotes.
+#ifndef SLUICE_QUOTE_H
+#define SLUICE_QUOTE_H
+
+#include "encap.h"
+
+#define ICMP_SIZE 8
+
+// Steps over the extension headers of a quoted IPv6 packet. False: they do not end
+// within the quotation, or it is a later fragment, about which no host may send
+// errors (RFC 4443 §2.4 (e)).
+static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const bool xdp)
+{
+	for (int i = 0; i < EXTENSIONS_MAX && is_extension(q->l4_proto); i++) {
+		struct fragment_header h; // the first two bytes mean the same in all
+
+		if (q->l4_at + sizeof(h) > q->end || !get(ctx, q->l4_at, &h, sizeof(h), xdp))
+			return false;
+		switch (q->l4_proto) {
+		case NEXT_FRAGMENT:
+			if (q->fragment || h.offset & bpf_htons(0xfff8))
+				return false;
+			q->fragment = QUOTE_FRAGMENT | (h.offset & bpf_htons(1) ? QUOTE_MORE : 0);
+			q->frag_id = h.id;
+			q->l4_at += sizeof(h);
+			break;
+		case NEXT_AUTH:
+			q->l4_at += (h.reserved + 2) * 4;
+			break;
+		default:
+			q->l4_at += (h.reserved + 1) * 8;
+		}
+		q->l4_proto = h.next;
+		if (q->l4_at - q->at > sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
+			return false;
+	}
+	return !is_extension(q->l4_proto) && q->l4_at <= q->end;
+}
+
+#define FIELD_MIN 128 // RFC 4884 §3: what stands before an extension is no shorter
+
+// Bytes of the quoted packet, padded, where the error has an extension behind them
+// (RFC 4884 §4); else 0.
+static __always_inline __u32 quoted_field(void *ctx, const struct packet *p, const bool xdp)
+{
+	bool v6 = p->family == FAMILY_6;
+	__u32 at = p->l4_off + (v6 ? 4 : 5), field;
+	__u8 length;
+
+	if (v6 ? p->icmp_type != ICMP6_UNREACHABLE && p->icmp_type != ICMP6_TIME_EXCEEDED :
+		 p->icmp_type != ICMP4_UNREACHABLE && p->icmp_type != ICMP4_TIME_EXCEEDED && p->icmp_type != ICMP4_PARAMETER)
+		return 0;
+	if (!get(ctx, at, &length, 1, xdp))
+		return 0;
+	field = length * (v6 ? 8 : 4);
+	return field >= FIELD_MIN && p->l4_off + ICMP_SIZE + field < ETH_HLEN + p->l3_len ? field : 0;
+}
+
+// The quotation ends with the packet in it, before an extension, or with the error.
+static __always_inline void quote_ends(struct quote *q, const struct packet *p, __u32 len)
+{
+	__u32 end = q->field ? q->at + q->field : ETH_HLEN + p->l3_len;
+
+	q->end = q->at + len < end ? q->at + len : end;
+}
+
+static __always_inline bool read_quote6(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct ipv6hdr ip;
+
+	if (q->at + sizeof(ip) > ETH_HLEN + p->l3_len || !get(ctx, q->at, &ip, sizeof(ip), xdp) || ip.version != 6)
+		return false;
+	quote_ends(q, p, sizeof(ip) + bpf_ntohs(ip.payload_len));
+	__builtin_memcpy(&q->saddr, &ip.saddr, 16);
+	__builtin_memcpy(&q->daddr, &ip.daddr, 16);
+	q->l4_proto = ip.nexthdr;
+	q->tos = ip.priority << 4 | ip.flow_lbl[0] >> 4;
+	q->ttl = ip.hop_limit;
+	q->len = ip.payload_len;
+	q->l4_at = q->at + sizeof(ip);
+	return quoted_extensions(ctx, q, xdp);
+}
+
+static __always_inline bool read_quote4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct iphdr ip;
+	__u32 header;
+
+	if (q->at + sizeof(ip) > ETH_HLEN + p->l3_len || !get(ctx, q->at, &ip, sizeof(ip), xdp))
+		return false;
+	header = ip.ihl * 4;
+	if (ip.version != 4 || ip.ihl < 5 || bpf_ntohs(ip.tot_len) < header || ip.frag_off & bpf_htons(IP_OFFSET))
+		return false;
+	quote_ends(q, p, bpf_ntohs(ip.tot_len));
+	if (q->at + header > q->end)
+		return false;
+	q->saddr.w[0] = ip.saddr;
+	q->daddr.w[0] = ip.daddr;
+	q->l4_proto = ip.protocol;
+	q->tos = ip.tos;
+	q->ttl = ip.ttl;
+	q->len = ip.tot_len;
+	q->frag_id = (__u32)ip.id << 16;
+	if (ip.frag_off & bpf_htons(IP_MF))
+		q->fragment = QUOTE_FRAGMENT | QUOTE_MORE;
+	q->l4_at = q->at + header;
+	q->bad = fold16(sum_of(ctx, q->at, header, xdp)) != 0xffff;
+	return true;
+}
+
+// Ports or identifier of the quoted packet. False: they are not there, or it is an
+// error itself, about which no host may send one (RFC 1122 §3.2.2).
+static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
+{
+	struct icmp_header head; // eight bytes, which RFC 792 promises
+	bool v6 = p->family == FAMILY_6;
+
+	q->no_l4 = 1;
+	switch (q->l4_proto) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP: // found by its ports, which nobody changes
+		break;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if ((q->l4_proto == IPPROTO_ICMPV6) == v6)
+			break;
+		// fall through
+	default:
+		return true;
+	}
+	if (q->l4_at + sizeof(head) > q->end || !get(ctx, q->l4_at, &head, sizeof(head), xdp))
+		return false;
+	if (is_icmp(q->l4_proto)) {
+		if (icmp_is_error(head.type, v6))
+			return false;
+		if (!icmp_is_echo(head.type, v6))
+			return true;
+		q->sport = head.id;
+		q->dport = head.id;
+	} else {
+		struct ports *ports = (void *)&head;
+
+		q->sport = ports->source;
+		q->dport = ports->dest;
+	}
+	q->no_l4 = q->l4_proto == IPPROTO_SCTP;
+	return true;
+}
+
+// Reads the quoted packet's headers and turns its ends round: "about" is what a
+// packet that answers it would be. False when they are not there.
+static __always_inline bool read_quote(void *ctx, const struct packet *p, struct work *w, const bool xdp)
+{
+	struct packet *about = &w->about;
+	struct quote *q = &w->quote;
+
+	__builtin_memset(q, 0, sizeof(*q));
+	__builtin_memset(about, 0, sizeof(*about));
+	q->at = p->l4_off + ICMP_SIZE;
+	q->field = quoted_field(ctx, p, xdp);
+	if (!(p->family == FAMILY_6 ? read_quote6(ctx, p, q, xdp) : read_quote4(ctx, p, q, xdp)) ||
+	    !read_quoted_l4(ctx, p, q, xdp))
+		return false;
+	about->tuple.saddr = q->daddr;
+	about->tuple.daddr = q->saddr;
+	about->tuple.sport = q->dport;
+	about->tuple.dport = q->sport;
+	about->tuple.l4_proto = q->l4_proto;
+	about->tuple.state = ENTRY_LIVE;
+	about->tcp_flags = TCP_SYN | TCP_ACK; // as the answer of a backend
+	about->family = p->family;
+	about->ifindex = p->ifindex;
+	about->now = p->now;
+	about->flags = q->no_l4 ? PACKET_NO_FLOW : 0;
+	return true;
+}
+
+#endif

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// What user space writes for the programs, and what they keep and tell beside the
+// flow tables: listeners, services and backends, clients, NAT rules and pools,
+// prefixes, fragments, events. Rules of types.h hold here too.
+#ifndef SLUICE_SETTINGS_H
+#define SLUICE_SETTINGS_H
+
+#include "types.h"
+
+// A listener of a service: exact, or by port prefix in the trie.
+struct listener_key {
+	__u8 l4_proto; // 0: any
+	__u8 family;
+	__u8 addr[16];
+	__be16 port;
+};
+ASSERT_SIZE(struct listener_key, 20);
+
+struct listener_prefix {
+	__u32 prefix_len; // bits of key that count
+	struct listener_key key;
+};
+ASSERT_SIZE(struct listener_prefix, 24);
+
+struct listener {
+	__u32 service;
+	__u32 ifindex; // 0: any
+};
+
+// A backend's endpoint, back to the virtual endpoint that it answers for.
+struct reverse {
+	union addr vip;
+	__be16 port; // 0 keeps the port
+	__u16 service;
+	__u16 ambiguous; // several services share the backend: only a flow can tell
+	__u16 backend;
+};
+ASSERT_SIZE(struct reverse, 24);
+
+// service.flags
+#define SERVICE_SYN_STATELESS 0x01 // hash scheduler and unambiguous replies
+#define SERVICE_STRICT_TCP 0x02
+#define SERVICE_ANSWER_RESET 0x04  // when no backend is usable
+#define SERVICE_ANSWER_REJECT 0x08
+#define SERVICE_SESSIONS 0x10	   // has pinned clients
+#define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule
+#define SERVICE_MSS_CLAMP 0x40
+
+#define SERVICE_TOA 0x100	   // fullnat: the client's address in a TCP option
+#define SERVICE_PROXY 0x200	   // fullnat: the client's address in a PROXY protocol header
+#define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
+#define SERVICE_COOKIES 0x400	   // SYNs are answered by cookies when handshakes pile up
+
+// What every packet without a flow looks at stands in the first cache line.
+struct service {
+	__u64 slots;	 // first slot << 32 | number of slots: one word, so that a table is switched at once
+	__u16 flags;
+	__u8 mode;
+	__u8 scheduler;
+	__u8 encap;
+	__u8 active; // entry in use
+	__be16 encap_port;
+	__u32 sticky_ticks; // persistence, 0 for none
+	__u16 sticky_keys;  // STICKY_*
+	__u16 nat_rule;	 // of a port-forward, else 0xffff
+	__u64 allow;	 // sets that may connect, 0 for all
+	__u64 deny;	 // sets that may not
+	__u32 max_flows; // 0 for no limit
+	__u32 max_client_flows;
+	__u32 max_backend_flows;
+	__u32 mark;
+	__u64 reset_ns;	 // one reset from a client in this time, 0 for no limit
+	__u64 reset_burst_ns;
+	__u64 rate_ns;	 // one new connection in this time, 0 for no limit
+	__u64 burst_ns;	 // credit that may gather
+	__u64 client_rate_ns;
+	__u64 client_burst_ns;
+	__u64 log_ns;	 // one new connection in this time is logged, 0 for none
+	__u64 log_burst_ns;
+	__u64 pad;
+};
+ASSERT_SIZE(struct service, 128);
+
+#define STICKY_SADDR 0x01
+#define STICKY_SPORT 0x02
+#define STICKY_DADDR 0x04
+#define STICKY_DPORT 0x08
+#define STICKY_SMAC 0x10
+#define STICKY_DMAC 0x20
+
+#define BACKEND_UP 1
+#define BACKEND_DRAIN 2
+#define BACKEND_DOWN 0
+
+struct backend {
+	union addr addr;
+	__be16 port; // 0 keeps the port
+	__u8 family;
+	__u8 state; // BACKEND_*
+	__u16 service;
+	__u16 weight;
+	__u32 max_flows;
+	__u8 mac[ETH_ALEN]; // of mode dsr; 0: from the neighbour table
+	__u16 pool;	    // mode fullnat: first of the pool addresses of its family
+	__u16 pool_len;
+	__u16 pad;
+};
+ASSERT_SIZE(struct backend, 40);
+
+// Next hop of a backend, for packets without a flow.
+struct backend_hop {
+	__u64 way;     // hop << 32 | generation: one word, because CPUs write it at once
+	__be32 source; // of a tunnel over IPv4: outer source address
+	__u32 pad;
+};
+ASSERT_SIZE(struct backend_hop, 16);
+
+// A listener with one IPv4 port of a service that keeps no flow and asks
+// nothing of a packet but where it goes: its packets are sent on at once.
+struct direct {
+	__u64 key;     // daddr | dport << 32 | l4_proto << 48; 0: free
+	__u32 service;
+	__u32 ifindex; // 0: any
+	__u8 mode;
+	__u8 scheduler;
+	__u8 encap;
+	__u8 pad[5];
+	__u64 pad2;
+};
+ASSERT_SIZE(struct direct, 32);
+
+// Counts of a service or a backend; of ended flows and packets without one.
+struct load {
+	__u64 flows;	// ever
+	__u64 packets;
+	__u64 bytes;
+	__u64 refused;
+	__s64 active;	// flows now
+	__u64 tat;	// limit on new connections: when the next one conforms (ns)
+	__u64 reset_tat; // limit on resets: when the next one conforms (ns)
+	__u32 sequence; // of SCHEDULER_SEQUENCE
+	__u32 cookie;	// of a service: tick of the last SYN that a cookie answered, 0 for none
+};
+ASSERT_SIZE(struct load, 64);
+
+struct tally {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct sticky_key {
+	union addr saddr;
+	union addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 smac[ETH_ALEN];
+	__u8 dmac[ETH_ALEN];
+	__u32 service;
+	__u32 pad;
+};
+ASSERT_SIZE(struct sticky_key, 56);
+
+struct sticky {
+	__u32 backend;
+	__u32 seen;
+};
+
+// A client under a quota: of a service, or of a NAT rule (owner | 0x10000).
+struct client_key {
+	union addr addr; // IPv6 clients of a service count by /64
+	__u32 owner;
+	__u32 pad;
+};
+ASSERT_SIZE(struct client_key, 24);
+
+#define CLIENT_BLOCKS 8
+#define CLIENT_GONE 0x80000000 // in flows and ports: the client is being forgotten
+struct client {
+	__u64 tat;   // limit on new connections (ns)
+	__u32 flows; // alive now; with ports one word, see client_drop
+	__u32 ports; // bindings that have a port now, held ones included
+	__u32 pool;  // number of its pool address + 1, 0 for none yet
+	__u32 pad;
+	__u32 blocks[CLIENT_BLOCKS]; // of ports on that address: number + 1, 0 for none
+};
+ASSERT_SIZE(struct client, 56);
+
+// A mapping that an inside host has asked for (PCP): an inside endpoint that everybody
+// outside may reach.
+struct mapping_key {
+	union addr addr;
+	__be16 port;
+	__u8 l4_proto;
+	__u8 rule;
+	__u32 family; // of addr
+};
+ASSERT_SIZE(struct mapping_key, 24);
+
+struct mapping {
+	union addr outside;
+	__u64 expires; // ns of CLOCK_BOOTTIME; user space sees to it
+	__u8 nonce[12]; // who may change it
+	__be16 port;   // outside
+	__u8 outside_family;
+	__u8 pad;
+	__u32 index; // entry of its binding, in the family of the inside
+	__u32 pad2;
+};
+ASSERT_SIZE(struct mapping, 48);
+
+// What map_open and map_close are called with.
+struct mapping_request {
+	struct mapping_key key;
+	struct mapping mapping; // open: outside and port are what is wanted, 0 for any; out: what it is
+	__u32 exact;		// no other outside endpoint will do
+	__u32 reason;		// out: REASON_NONE, or why not
+};
+ASSERT_SIZE(struct mapping_request, 80);
+
+struct session_key {
+	__u32 prefix_len;
+	__u32 service;
+	__u8 addr[16];
+};
+
+// A prefix in a set, a source of a NAT rule, an exception: which objects it
+// belongs to.
+struct member_key {
+	__u32 prefix_len;
+	__u32 list; // LIST_* | family << 8; of LIST_PREFIX and LIST_BLOCKS also | rule << 16
+	__u8 addr[16];
+};
+ASSERT_SIZE(struct member_key, 24);
+
+// The same of one address.
+struct host_key {
+	__u32 list;
+	__u8 addr[16];
+};
+_Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a member_key ends in a host_key");
+
+#define LIST_SETS 0    // bit n: firewall set n
+#define LIST_SOURCES 1 // bit n: NAT rule n translates this source
+#define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
+#define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
+#define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
+#define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
+
+// A firewall rule at the first hook.
+struct firewall_rule {
+	__u64 sources; // sets, 0 for all
+	__u64 dests;
+	__u32 ifindex; // 0: any
+	__u8 l4_proto; // 0: any
+	__u8 action;   // enum action: drop, or pass for accept
+	__be16 first;  // ports, host order; first 0 for all
+	__u16 last;
+	__u16 pad;
+	__u32 pad2;
+	__u64 rate_ns;	// drop: only what is above one packet in this time, 0 for all
+	__u64 burst_ns; // credit that may gather
+	__u64 tat;	// when the next packet conforms (ns)
+	__u64 pad3;
+};
+ASSERT_SIZE(struct firewall_rule, 64);
+
+// nat_rule.flags
+#define NAT_MAP_REMOTE 0x01  // address-and-port-dependent mapping: a binding for each remote endpoint
+#define NAT_HAIRPIN 0x02
+#define NAT_PROHIBITED 0x04  // answer 3/13 rather than 3/1 when no port is left
+#define NAT_DETERMINISTIC 0x08
+#define NAT_MSS_CLAMP 0x10
+#define NAT_RANDOM 0x20	     // no port preservation
+
+// A rule that translates sources: snat, masquerade, nat64.
+struct nat_rule {
+	__u32 out;	// egress interface, 0 for any
+	__u32 in;	// ingress interface, 0 for any
+	__u16 pool;	// first of its pool addresses
+	__u16 pool_len;
+	__u16 pool6;
+	__u16 pool6_len;
+	__u16 port_first; // inclusive
+	__u16 port_last;
+	__u16 block;	  // ports of a block, 0 for none
+	__u8 flags;
+	__u8 filtering;	  // enum filtering
+	__u32 max_ports;  // per client, 0 for none
+	__u32 max_flows;  // per client, 0 for none
+	__u64 packets;
+	__u64 bytes;
+	__u64 flows;
+	__u8 active;
+	__u8 prefix_len; // nat64: length of prefix, 0 for other rules
+	__u8 pad[6];
+	union addr prefix; // nat64
+};
+ASSERT_SIZE(struct nat_rule, 80);
+
+// An address whose ports are allocated.
+struct pool_addr {
+	union addr addr;
+	__u8 family;
+	__u8 local; // also an address of this host: its sockets go first
+	__u16 pad;
+	__u32 pad2;
+};
+ASSERT_SIZE(struct pool_addr, 24);
+
+// Ports of one (pool address, protocol class). Even ports stand before odd
+// ones: bit (port & 1) << 15 | port >> 1, so that a parity is a run of words.
+#define PORT_WORDS 1024
+#define PORT_SUMMARY 16
+struct port_map {
+	__u64 words[PORT_WORDS];
+	__u64 full[PORT_SUMMARY]; // bit n of word m: words[m * 64 + n] has no free bit
+	__u32 used;		  // allocated ports
+	__u32 pad[31];
+};
+ASSERT_SIZE(struct port_map, 8448);
+
+// Blocks of ports of one pool address that are taken.
+#define BLOCK_WORDS 16
+struct block_map {
+	__u64 words[BLOCK_WORDS];
+};
+ASSERT_SIZE(struct block_map, 128);
+
+// Which addresses a prefix is looked up for.
+enum prefix_role {
+	ROLE_DEST,     // destinations of a rule within one family
+	ROLE_SOURCE,   // its sources
+	ROLE_CROSSING, // both, of a rule between the families
+};
+
+// A prefix that is rewritten without state.
+struct prefix_key {
+	__u32 prefix_len;
+	__u8 role; // enum prefix_role
+	__u8 family;
+	__u16 pad;
+	__u8 addr[16];
+};
+ASSERT_SIZE(struct prefix_key, 24);
+
+struct prefix {
+	union addr to;
+	union addr embed; // between families: the rule's RFC 6052 prefix
+	__u64 packets;
+	__u64 bytes;
+	__u32 in;      // leaving packets come in here, 0 for any interface
+	__u32 out;     // and would go out here
+	__u16 rule;
+	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296)
+	__u8 kind;     // enum prefix_kind
+	__u8 len;      // bits of the matched prefix
+	__u8 to_len;   // bits of the replacement
+	__u8 embed_len; // 0: the rule has no such prefix
+	__u8 except;   // the rule leaves some destinations alone
+	__u8 pad[7];
+};
+ASSERT_SIZE(struct prefix, 72);
+
+// First fragment seen: where the later ones go.
+struct fragment_key {
+	union addr saddr;
+	union addr daddr;
+	__be32 id;
+	__u8 l4_proto;
+	__u8 pad[3];
+};
+ASSERT_SIZE(struct fragment_key, 40);
+
+struct fragment {
+	struct tuple tuple; // of the whole packet
+	__u32 seen;
+	__u16 reason; // of the first fragment: the later ones meet the same
+	__u8 tcp_flags;
+	__u8 pad;
+};
+
+// A later fragment for user space to hold; without a frame, the first one that it
+// waits for. Without a key it is a packet that user space is to fragment.
+#define HELD_FRAME 2048
+struct held {
+	struct fragment_key key;
+	__u64 at; // ns of the monotonic clock
+	__u32 ifindex;
+	__u32 len;
+	__u8 frame[HELD_FRAME];
+};
+ASSERT_SIZE(struct held, 2104);
+
+enum event_kind {
+	EVENT_NEIGHBOUR,  // addr wants to be resolved
+	EVENT_CONNECTION, // addr has opened a connection to a service that logs them
+	EVENT_BLOCK,	  // a client was given a block of ports, or has it no longer
+};
+
+struct event {
+	__u32 kind;
+	__u32 ifindex;
+	__u32 reason;
+	__u32 len; // EVENT_CONNECTION: bytes of the packet, from the network header on
+	union addr addr;
+	__u32 family;
+	__u32 owner; // EVENT_CONNECTION: service; so to the end
+	union addr to;
+	__be16 sport;
+	__be16 dport;
+	__u8 l4_proto;
+	__u8 pad[3];
+};
+ASSERT_SIZE(struct event, 64);
+
+// EVENT_BLOCK, in the place of struct event.
+struct block_event {
+	__u32 kind;
+	__u32 rule;
+	union addr client;
+	union addr outside;
+	__u16 first; // ports, inclusive
+	__u16 last;
+	__u8 client_family;
+	__u8 outside_family;
+	__u8 given; // 0: taken back
+	__u8 pad[17];
+};
+ASSERT_SIZE(struct block_event, sizeof(struct event));
+
+// Keeps the enumerations in the BTF that user space reads their names from.
+const enum action *export_action __attribute__((unused));
+const enum reason *export_reason __attribute__((unused));
+const enum family *export_family __attribute__((unused));
+const enum mode *export_mode __attribute__((unused));
+const enum scheduler *export_scheduler __attribute__((unused));
+const enum filtering *export_filtering __attribute__((unused));
+const enum entry_kind *export_entry_kind __attribute__((unused));
+const enum entry_state *export_entry_state __attribute__((unused));
+const enum encap *export_encap __attribute__((unused));
+const enum answer *export_answer __attribute__((unused));
+const enum prefix_kind *export_prefix_kind __attribute__((unused));
+const enum prefix_role *export_prefix_role __attribute__((unused));
+const enum event_kind *export_event_kind __attribute__((unused));
+const struct block_event *export_block_event __attribute__((unused));
+const struct mapping_request *export_mapping_request __attribute__((unused));
+
+#endif
