@@ -162,4 +162,3 @@ func edit(m []byte, at int, to byte) []byte {
 	m[at] = to
 	return m
 }
-
