@@ -5,6 +5,7 @@ package conntrack
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -202,9 +203,8 @@ func (f *Filter) compile() (*matcher, error) {
 	m.source, m.dest = prefixOf(f.Source), prefixOf(f.Dest)
 	m.translatedSource, m.translatedDest = prefixOf(f.TranslatedSource), prefixOf(f.TranslatedDest)
 	m.remaining = uint32((f.RemainingAtMost + time.Second - 1) / time.Second)
-	if m.state != "" && !knownState(m.state) {
-		return nil, fmt.Errorf("state %q: not a state of a connection; TCP has %s; other protocols have UNREPLIED, REPLIED, ASSURED",
-			f.State, strings.Join(tcpStates[1:9], ", "))
+	if err := CheckState(f.State); err != nil {
+		return nil, err
 	}
 	if f.Family != 0 && f.family() != unix.AF_INET && f.family() != unix.AF_INET6 {
 		return nil, fmt.Errorf("address family %d: neither IPv4 (%d) nor IPv6 (%d)", f.Family, unix.AF_INET, unix.AF_INET6)
@@ -212,15 +212,17 @@ func (f *Filter) compile() (*matcher, error) {
 	return m, nil
 }
 
-func knownState(name string) bool {
-	for _, list := range [][]string{tcpStates[:], sctpStates[:], {"UNREPLIED", "REPLIED", "ASSURED"}} {
-		for _, n := range list {
-			if n == name {
-				return true
-			}
+// CheckState refuses the names that no connection's state has, in letters of either
+// case; "" is none.
+func CheckState(name string) error {
+	upper := strings.ToUpper(name)
+	for _, list := range [][]string{tcpStates[:], sctpStates[:], {"", "UNREPLIED", "REPLIED", "ASSURED"}} {
+		if slices.Contains(list, upper) {
+			return nil
 		}
 	}
-	return false
+	return fmt.Errorf("state %q: not a state of a connection; TCP has %s; other protocols have UNREPLIED, REPLIED, ASSURED",
+		name, strings.Join(tcpStates[1:9], ", "))
 }
 
 func (m *matcher) match(e *Entry) bool {

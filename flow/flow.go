@@ -7,6 +7,7 @@
 package flow
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -52,6 +53,15 @@ func (d Direction) String() string {
 		return "reply"
 	}
 	return "original"
+}
+
+// ParseEndpoint reads an address and a port, as in 192.0.2.10:443 or [2001:db8::1]:443.
+func ParseEndpoint(s string) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return a, fmt.Errorf("%q: not address:port, as in 192.0.2.10:443 or [2001:db8::1]:443", s)
+	}
+	return a, nil
 }
 
 // Flow is one tracked connection as a datapath or the kernel's connection table

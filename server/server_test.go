@@ -125,8 +125,10 @@ func TestApplyShowsInEveryList(t *testing.T) {
 	if code, text := call(t, s, "GET", "/api/v1/flows?port=80&limit=1", ""); code != 200 || !strings.Contains(text, `"total":2`) || strings.Count(text, "ESTABLISHED") != 1 {
 		t.Errorf("flows: %s", text)
 	}
-	if code, _ := call(t, s, "GET", "/api/v1/flows?client=nonsense", ""); code != 422 {
-		t.Errorf("a wrong filter answers %d", code)
+	for _, query := range []string{"flows?client=nonsense", "flows?state=nonsense", "explain?protocol=tcp&source=192.0.2.1:1&destination=192.0.2.2"} {
+		if code, text := call(t, s, "GET", "/api/v1/"+query, ""); code != 422 {
+			t.Errorf("%s answers %d %s", query, code, text)
+		}
 	}
 	if code, _ := call(t, s, "GET", "/api/v1/services/none", ""); code != 404 {
 		t.Errorf("an unknown service answers %d", code)

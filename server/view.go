@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
@@ -314,6 +315,9 @@ func (in *FlowFilter) matcher() (func(*flow.Flow) bool, error) {
 	if dest, err = prefix(in.Dest); err != nil {
 		return nil, fmt.Errorf("destination: %w", err)
 	}
+	if err = conntrack.CheckState(in.State); err != nil {
+		return nil, err
+	}
 	return func(f *flow.Flow) bool {
 		return (protocol == flow.Any || f.Original.Protocol == protocol) &&
 			(!client.IsValid() || client.Contains(f.Original.Source.Addr())) &&
@@ -351,11 +355,11 @@ func (s *server) explain(ctx context.Context, in *explainInput) (*body[*datapath
 	if q.Tuple.Protocol, err = flow.ParseProtocol(in.Protocol); err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
-	if q.Tuple.Source, err = netip.ParseAddrPort(in.Source); err != nil {
-		return nil, huma.Error422UnprocessableEntity("source: " + err.Error())
+	if q.Tuple.Source, err = flow.ParseEndpoint(in.Source); err != nil {
+		return nil, huma.Error422UnprocessableEntity("source " + err.Error())
 	}
-	if q.Tuple.Dest, err = netip.ParseAddrPort(in.Dest); err != nil {
-		return nil, huma.Error422UnprocessableEntity("destination: " + err.Error())
+	if q.Tuple.Dest, err = flow.ParseEndpoint(in.Dest); err != nil {
+		return nil, huma.Error422UnprocessableEntity("destination " + err.Error())
 	}
 	answer, err := s.opt.Engine.Explain(ctx, q)
 	if err != nil {

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+func newExplain(a *app) *cobra.Command {
+	var in string
+	var bytes int
+	cmd := &cobra.Command{
+		Use:     "explain PROTO SRC:PORT DST:PORT",
+		GroupID: "gateway",
+		Short:   "Say what the gateway would do with a packet, without sending it",
+		Long: `Say what the gateway would do with a packet that arrives: the service or rule, the
+backend, the packet as it leaves, the next hop, and why. Nothing is sent.
+
+The eBPF datapath runs the packet through its program, which changes nothing. For
+the nftables datapath the packet is replayed in a network namespace of its own,
+with the host's interfaces, addresses, routes and the rules in force: the answer
+names every rule that the packet met. A connection that is tracked already is
+taken along. Where both carry something, eBPF meets the packet first.`,
+		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0",
+		Args:    cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := flow.ParseProtocol(args[0]); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			for i, end := range []string{"source", "destination"} {
+				if _, err := flow.ParseEndpoint(args[1+i]); err != nil {
+					return usageError(cmd, "%s %w", end, err)
+				}
+			}
+			query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}, "interface": {in}, "size": {fmt.Sprint(bytes)}}
+			fetch := func(c *api.Client, ctx context.Context) (*datapath.Explanation, error) { return c.Explain(ctx, query) }
+			return show(cmd.Context(), a, fetch, writeExplanation)
+		},
+	}
+	cmd.Flags().StringVar(&in, "in", "", "interface that the packet arrives on (default the one by which its source would be answered)")
+	cmd.Flags().IntVar(&bytes, "size", 60, "bytes of the network packet")
+	return cmd
+}
+
+func writeExplanation(w io.Writer, x *datapath.Explanation) error {
+	line := func(label string, value any) { fmt.Fprintf(w, "%-10s %v\n", label, value) }
+	line("verdict", x.Action+": "+x.Reason)
+	line("datapath", x.Datapath+" on "+x.Interface)
+	if len(x.Path) > 1 {
+		line("met first", x.Path[0]+", which left it to "+x.Path[1])
+	}
+	if x.Owner != "" {
+		line("owner", x.Owner)
+	}
+	if x.Backend != "" {
+		line("backend", x.Backend)
+	}
+	line("before", x.Before)
+	if x.After != x.Before {
+		line("after", x.After)
+	}
+	if x.Out != "" {
+		line("leaves by", fmt.Sprintf("%s to %v", x.Out, x.NextHop))
+	}
+	if x.Existing {
+		line("flow", "an existing flow decided")
+	}
+	for _, r := range x.Rules {
+		line("rule", fmt.Sprintf("%s: %s (%s)", r.Chain, r.Rule, r.Verdict))
+	}
+	for _, s := range x.Steps {
+		line("step", s)
+	}
+	for _, n := range x.Notes {
+		line("note", n)
+	}
+	return nil
+}
