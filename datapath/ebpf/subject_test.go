@@ -9,8 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,8 +46,11 @@ type subject struct {
 
 var _ golden.Subject = (*subject)(nil)
 
+// subjects counts those made, to spread them over the CPUs.
+var subjects atomic.Uint32
+
 func newSubject(t testing.TB, hook string) *subject {
-	s := &subject{t: t, hook: hook, cpu: os.Getpid() % runtime.NumCPU()}
+	s := &subject{t: t, hook: hook, cpu: int(subjects.Add(1)) % runtime.NumCPU()}
 	t.Cleanup(s.drop)
 	return s
 }

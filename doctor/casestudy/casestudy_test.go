@@ -4,6 +4,7 @@ package casestudy_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/doctor/sick"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 // tableMax is the setting of the whole host that the story changes.
@@ -51,7 +53,7 @@ func TestCaseStudy(t *testing.T) {
 		t.Errorf("the doctor did not name the full table first:\n%s", strings.Join(r.Conclusion, "\n"))
 	}
 	if !r.Identity.Exact() || r.Identity.Dropped == 0 {
-		t.Errorf("the same packets were counted differently: %+v", r.Identity)
+		t.Errorf("the same packets were counted differently: %+v; every drop: %s", r.Identity, everyDrop(t, r.Drops))
 	}
 	runs := map[string]casestudy.Run{}
 	for _, run := range r.Runs {
@@ -71,6 +73,16 @@ func TestCaseStudy(t *testing.T) {
 	if flows := runs["beyond"].Flows; flows < 1000 || flows > 4000 {
 		t.Errorf("sluice conns counts %d flows of the eBPF datapath after 4000 connections", flows)
 	}
+}
+
+// everyDrop is what to read when the counts differ.
+func everyDrop(t *testing.T, r *trace.DropReport) string {
+	t.Helper()
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // TestKilledCaseStudy kills the command at its worst moment. The host's limit
