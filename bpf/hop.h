@@ -41,7 +41,26 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 	h->mtu = fib->tot_len;
 	__builtin_memcpy(h->dmac, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(h->smac, fib->smac, ETH_ALEN);
-	h->gen = gen;
+	__sync_lock_test_and_set(&h->gen, gen);
+}
+
+// Takes a place for a next hop, or finds that it has it. One CPU alone writes a place:
+// the one that has replaced its generation by the opposite of the present one.
+static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+{
+	__u32 was = *(volatile __u32 *)&h->gen, writing = ~gen;
+	bool same;
+
+	if (was == writing)
+		return false;
+	same = hop_same(h, fib);
+	if (was == gen)
+		return same;
+	if (__sync_val_compare_and_swap(&h->gen, was, same ? gen : writing) != was)
+		return false;
+	if (!same)
+		hop_write(h, fib, now, gen);
+	return true;
 }
 
 // Finds or makes the place of a next hop. 0 when its places are taken: then it
@@ -61,13 +80,8 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 
 		if (!h)
 			break;
-		if (hop_same(h, fib)) {
+		if (hop_take(h, fib, now, gen)) {
 			h->checked = now;
-			h->gen = gen;
-			return place;
-		}
-		if (h->gen != gen) {
-			hop_write(h, fib, now, gen);
 			return place;
 		}
 	}

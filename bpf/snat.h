@@ -247,7 +247,7 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 			break;
 	}
 	if (reason == REASON_FLOW && bound->alone)
-		reason = REASON_CLASH;
+		return REASON_CLASH; // twice another CPU was as fast: what is sent again will pass
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 	return reason;

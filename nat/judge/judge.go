@@ -356,6 +356,10 @@ func flowNames(flows []flow.Flow) []string {
 	return out
 }
 
+// shrinkFor bounds how long a disagreement is made smaller: each try may load the
+// programs anew, and there are as many as events.
+const shrinkFor = time.Minute
+
 // shrink leaves out events as long as the disagreement stays: first halves, then
 // ever smaller runs of them.
 func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) []event {
@@ -363,8 +367,9 @@ func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 		t, err := replay(s, sc, seed, e, ignore)
 		return err == nil && t.disagreement != nil
 	}
+	end := time.Now().Add(shrinkFor)
 	for size := len(events) / 2; size > 0; size /= 2 {
-		for from := 0; from+size <= len(events); {
+		for from := 0; from+size <= len(events) && time.Now().Before(end); {
 			fewer := slices.Concat(events[:from], events[from+size:])
 			if fails(fewer) {
 				events = fewer
