@@ -174,8 +174,8 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {
 	case crossing:
-		if outer, ok := m.siit(in, v); ok && outer.action == Forward && outer.to.Source.Addr().Is4() == src.Is4() {
-			src = outer.to.Source.Addr()
+		if own, ok := m.siitSource(&about, v.src.Addr()); ok {
+			src = own
 		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
 			if own, ok := next.Interface.address(false); ok {
 				src = own

@@ -107,8 +107,8 @@ func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, afte
 		return ""
 	}
 	sum := binary.BigEndian.Uint16(p[at:])
-	if protocol == flow.UDP && sum == 0 && !v.v6 {
-		return "" // RFC 768: no checksum
+	if protocol == flow.UDP && sum == 0 {
+		return "" // no checksum (RFC 768; over IPv6 RFC 6935)
 	}
 	if pseudo {
 		before = append(before, addresses(v.src.Addr(), v.dst.Addr())...)

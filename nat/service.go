@@ -311,7 +311,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 	n.tuple[1] = reply
 	if s.Mode != config.ModeDSR && s.Mode != config.ModeTunnel && m.clashes(n) {
 		if n.port != nil {
-			m.release(*n.port)
+			delete(m.ports, *n.port) // nobody has seen it
 		}
 		if n.binding != nil {
 			m.dropUnused(n.binding)

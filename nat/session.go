@@ -85,6 +85,9 @@ func (m *Model) removeSession(s *session) {
 	}
 	if s.port != nil {
 		m.release(*s.port)
+		if s.unseen { // the datapath's is another
+			delete(m.ports, *s.port)
+		}
 	}
 	if s.binding != nil {
 		if s.binding.sessions--; s.binding.sessions == 0 {

@@ -68,6 +68,19 @@ func (m *Model) siitHairpin(r *rule, v *view, dst, src netip.Addr) (netip.Addr, 
 	return dst, src
 }
 
+// siitSource maps another address by the rule that handles a packet.
+func (m *Model) siitSource(v *view, a netip.Addr) (netip.Addr, bool) {
+	for _, r := range m.rules {
+		if r.Type != config.NATSIIT {
+			continue
+		}
+		if _, _, ok := m.siitAddresses(r, v); ok {
+			return m.siitAddress(r, a)
+		}
+	}
+	return a, false
+}
+
 func (m *Model) explicit(r *rule, a netip.Addr) *prefix {
 	var best *prefix
 	for _, p := range m.prefixes {
