@@ -83,11 +83,8 @@ func (m *Model) removeSession(s *session) {
 		s.service.active--
 		s.service.backends[s.backend].active--
 	}
-	if s.port != nil {
-		m.release(*s.port)
-		if s.unseen { // the datapath's is another
-			delete(m.ports, *s.port)
-		}
+	if s.port != nil { // of a pool that the backends see: nobody's packets could go astray (RFC 6888 REQ-8)
+		delete(m.ports, *s.port)
 	}
 	if s.binding != nil {
 		if s.binding.sessions--; s.binding.sessions == 0 {
