@@ -39,6 +39,9 @@ type Suite struct {
 	// the clock on the wall, where every program on the machine counts, and compare
 	// with what their first row did in the same repetition.
 	Yardstick bool
+	// ShareOfYardstick: the limit row is the yardstick's own loop, so that shares are
+	// of what it did around each run, and not of its one figure at another time.
+	ShareOfYardstick bool
 	// Seconds is the measured time of one run unless asked otherwise; 0 means 0.3.
 	Seconds float64
 	// MaxReps bounds the repetitions where each takes long; 0 means no bound.
@@ -88,8 +91,8 @@ type Comparison struct {
 	// Published figures of both, in the source's unit, and where they stand.
 	Published, PublishedAgainst float64
 	Source                      string
-	// Added compares not rates but what a packet takes longer by Row than by
-	// Against; the published figure is in nanoseconds and PublishedAgainst is 1.
+	// Added compares not rates but what a packet takes longer by Row than by the
+	// yardstick; the published figure is in nanoseconds and PublishedAgainst is 1.
 	Added bool
 }
 

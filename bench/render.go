@@ -63,7 +63,10 @@ func (r *Result) figure(row *ResultRow, c column) string {
 	if cell.Share > 0 {
 		s += fmt.Sprintf(" (%.2f)", cell.Share)
 	}
-	if len(cell.Raw) > 1 {
+	switch {
+	case cell.Spread > 10:
+		s += " ±>500%"
+	case len(cell.Raw) > 1:
 		s += fmt.Sprintf(" ±%.0f%%", cell.Spread*50)
 	}
 	return s
@@ -78,6 +81,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 		heads = append(heads, ">"+r.heading(c))
 	}
 	t := table.New(heads...)
+	t.Fold = true
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		if len(row.Cells) == 0 {
@@ -116,7 +120,10 @@ func (r *Result) legend() string {
 		s += ", each divided by what the redirect-only loop did directly before and after it"
 	}
 	s += fmt.Sprintf("; ~ marks a range of more than %.0f %%.", noisyCell*100)
-	if r.Limit != "" {
+	switch {
+	case r.ShareOfYardstick:
+		s += " In brackets: that quotient, the share of the redirect-only loop."
+	case r.Limit != "":
 		s += fmt.Sprintf(" In brackets: the share of “%s” in the same column.", r.Limit)
 	}
 	return s

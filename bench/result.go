@@ -27,8 +27,10 @@ type Result struct {
 	Metrics     []Metric    `json:"metrics"`
 	Limit       string      `json:"limit,omitempty"`
 	Yardstick   bool        `json:"yardstick,omitempty"`
-	Rows        []ResultRow `json:"rows"`
-	Ratios      []Ratio     `json:"ratios,omitempty"`
+	// ShareOfYardstick is as in Suite.
+	ShareOfYardstick bool        `json:"share_of_yardstick,omitempty"`
+	Rows             []ResultRow `json:"rows"`
+	Ratios           []Ratio     `json:"ratios,omitempty"`
 	// Foreign is, for each run, how many CPUs' worth of time went to programs
 	// that are not part of the benchmark, stolen time included.
 	Foreign []float64 `json:"foreign_cpus"`
@@ -62,7 +64,8 @@ type Cell struct {
 	Spread float64 `json:"spread"`
 	// Noisy cells have a spread of more than noisyCell, or too few repetitions to tell.
 	Noisy bool `json:"noisy,omitempty"`
-	// Share is Relative as a part of the limit row's; 0 when there is none.
+	// Share is Relative as a part of the limit row's, or of the yardstick around the
+	// run (Suite.ShareOfYardstick); 0 when there is none.
 	Share float64 `json:"share,omitempty"`
 }
 
@@ -93,7 +96,7 @@ type Ratio struct {
 func newResult(s Suite, o Options) *Result {
 	r := &Result{
 		Suite: s.Name, Title: s.Title, Command: o.Command, Started: time.Now().UTC().Truncate(time.Second),
-		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit, Yardstick: s.Yardstick,
+		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit, Yardstick: s.Yardstick, ShareOfYardstick: s.ShareOfYardstick,
 	}
 	for _, p := range s.Points {
 		r.Points = append(r.Points, p.Name)
@@ -178,6 +181,9 @@ func (r *Result) summarize(s Suite) {
 			c := &r.Rows[i].Cells[j]
 			if limit := r.Cell(s.Limit, c.Point, s.Metrics[0].Name); limit != nil && c.Metric == s.Metrics[0].Name && limit.Relative > 0 {
 				c.Share = c.Relative / limit.Relative
+				if s.ShareOfYardstick {
+					c.Share = c.Relative
+				}
 			}
 		}
 	}
@@ -222,9 +228,8 @@ func (r *Result) compare(s Suite) {
 			continue
 		}
 		ours, published := a.Relative/b.Relative, c.Published/c.PublishedAgainst
-		if c.Added && len(b.Per) > 0 {
-			// Both in the machine's speed while Against was measured; Mpps to ns.
-			ours = (1/a.Relative - 1/b.Relative) * 1e3 / median(b.Per)
+		if c.Added && s.ShareOfYardstick { // Mpps to ns
+			ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
 		}
 		r.Ratios = append(r.Ratios, Ratio{
 			What: c.What, Ours: ours, Published: published, OfRatios: ours / published, Source: c.Source, Noisy: a.Noisy || b.Noisy,

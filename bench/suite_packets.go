@@ -25,7 +25,7 @@ func packetsSuite() Suite {
 			"Flows follow one after the other, or shuffled, so that no entry is fetched ahead. The barest DNAT is measured twice: with its " +
 			"hash elements made in the order in which the flows send, so that they lie one behind the other in memory, and in another order, " +
 			"as flows of real traffic come.",
-		Yardstick: true, MaxReps: 4,
+		Yardstick: true, ShareOfYardstick: true, MaxReps: 4,
 		Points:  []Point{{Name: "1 flow", Value: 1}, {Name: "50,000 flows", Value: 50_000}, {Name: "1,000,000 shuffled", Value: 1_000_000, Shuffled: true, MaxReps: 3}},
 		Metrics: []Metric{mpps},
 		Limit:   redirectRow,

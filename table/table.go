@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package table prints rows in aligned columns that fit a terminal: the widest
-// columns that allow it are shortened first, nothing is ever wrapped. Output to
-// a file or pipe is not shortened.
+// columns that allow it are shortened first, or what does not fit stands in a
+// table below. Output to a file or pipe is neither shortened nor folded.
 package table
 
 import (
@@ -23,6 +23,9 @@ type Table struct {
 	// Width in columns of the terminal; 0 takes it from the writer when it is a
 	// terminal, and means no limit otherwise.
 	Width int
+	// Fold prints columns that do not fit below the others, with the first column
+	// again, instead of shortening all.
+	Fold bool
 }
 
 // New returns a table with the given headings. A heading that begins with ">"
@@ -54,29 +57,70 @@ const gap = 2 // blanks between columns
 // Write prints the table to w.
 func (t *Table) Write(w io.Writer) error {
 	widths := t.widths()
-	if limit := t.limit(w); limit > 0 {
-		shrink(widths, limit-gap*(len(widths)-1))
+	limit := t.limit(w)
+	folds := [][]int{all(len(widths))}
+	if limit > 0 && t.Fold {
+		folds = fold(widths, limit)
 	}
 	var b strings.Builder
+	for i, columns := range folds {
+		if limit > 0 {
+			shrink(widths, columns, limit)
+		}
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		t.print(&b, columns, widths)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// print writes some of the columns.
+func (t *Table) print(b *strings.Builder, columns, widths []int) {
 	for _, row := range append([][]string{t.header}, t.rows...) {
 		line := ""
-		for i, cell := range row {
-			cell = ansi.Truncate(cell, widths[i], "…")
+		for n, i := range columns {
+			cell := ansi.Truncate(row[i], widths[i], "…")
 			pad := strings.Repeat(" ", widths[i]-ansi.StringWidth(cell))
 			if t.right[i] {
 				cell = pad + cell
 			} else {
 				cell += pad
 			}
-			if i > 0 {
+			if n > 0 {
 				line += strings.Repeat(" ", gap)
 			}
 			line += cell
 		}
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+}
+
+func all(n int) []int {
+	columns := make([]int, n)
+	for i := range columns {
+		columns[i] = i
+	}
+	return columns
+}
+
+// fold shares the columns out to tables that fit, each with the first column.
+func fold(widths []int, limit int) [][]int {
+	var folds [][]int
+	width := 0
+	for i := 1; i < len(widths); i++ {
+		if len(folds) == 0 || width+gap+widths[i] > limit {
+			folds = append(folds, []int{0})
+			width = widths[0]
+		}
+		folds[len(folds)-1] = append(folds[len(folds)-1], i)
+		width += gap + widths[i]
+	}
+	if len(folds) == 0 {
+		return [][]int{all(len(widths))}
+	}
+	return folds
 }
 
 func (t *Table) widths() []int {
@@ -104,14 +148,14 @@ func (t *Table) limit(w io.Writer) int {
 	return width
 }
 
-// shrink narrows the widest columns until their sum is at most limit; no column
-// gets narrower than six cells.
-func shrink(widths []int, limit int) {
+// shrink narrows the widest of some columns until they fit; none gets narrower than
+// six cells.
+func shrink(widths, columns []int, limit int) {
 	for {
-		sum, widest := 0, 0
-		for i, n := range widths {
-			sum += n
-			if n > widths[widest] {
+		sum, widest := gap*(len(columns)-1), columns[0]
+		for _, i := range columns {
+			sum += widths[i]
+			if widths[i] > widths[widest] {
 				widest = i
 			}
 		}

@@ -36,3 +36,33 @@ func TestColumnsAlignAndFit(t *testing.T) {
 		t.Error("a shortened cell does not show that it is shortened")
 	}
 }
+
+func TestColumnsFold(t *testing.T) {
+	tb := New("row", ">1 flow", ">50 flows", ">1,000 flows")
+	tb.Width, tb.Fold = 18, true
+	tb.Row("dnat", 1, 2, 3)
+	var b strings.Builder
+	if err := tb.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := "" +
+		"row   1 flow\n" +
+		"dnat       1\n" +
+		"\n" +
+		"row   50 flows\n" +
+		"dnat         2\n" +
+		"\n" +
+		"row   1,000 flows\n" +
+		"dnat            3\n"
+	if b.String() != want {
+		t.Errorf("got:\n%swant:\n%s", b.String(), want)
+	}
+	b.Reset()
+	tb.Width = 24
+	if err := tb.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	if want := "row   1 flow  50 flows\n"; !strings.HasPrefix(b.String(), want) {
+		t.Errorf("got:\n%swant it to begin with:\n%s", b.String(), want)
+	}
+}
