@@ -147,6 +147,9 @@ type Counters struct {
 	Reasons []ReasonCounter `json:"reasons,omitempty"`
 	// Tables tells how full the datapath's own tables are.
 	Tables []TableUse `json:"tables,omitempty"`
+	// Missed counts packets and events that the kernel handed to the daemon and that
+	// it could not handle, since it began.
+	Missed uint64 `json:"missed,omitempty"`
 }
 
 // ServiceCounters counts one service. Connections counts new flows; Active are

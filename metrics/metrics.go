@@ -118,6 +118,7 @@ var (
 	tableEntries  = family(gauge, "table_entries", "Entries in a table of the datapath.", "datapath", "table")
 	tableSize     = family(gauge, "table_max_entries", "Entries that a table of the datapath can hold.", "datapath", "table")
 	tableBytes    = family(gauge, "table_memory_bytes", "Memory of a table of the datapath.", "datapath", "table")
+	missed        = family(counter, "datapath_missed_total", "Packets and events that the kernel handed to the daemon and that it could not handle, since it began: held fragments above all.", "datapath")
 	readOK        = family(gauge, "datapath_read_success", "1 when the datapath's counters could be read for this page.", "datapath")
 
 	checkUp       = family(gauge, "backend_up", "1 when the check holds the backend for up.", "service", "backend", "check")
@@ -198,6 +199,7 @@ func (p page) datapath(d Datapath) {
 	for _, r := range c.Reasons {
 		p.put(reasonPackets, float64(r.Packets), name, r.Family, r.Action, r.Reason)
 	}
+	p.put(missed, float64(c.Missed), name)
 	for _, t := range c.Tables {
 		p.put(tableEntries, float64(t.Used), name, t.Name)
 		p.put(tableSize, float64(t.Size), name, t.Name)

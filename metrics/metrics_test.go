@@ -64,6 +64,7 @@ func sources() metrics.Sources {
 				NAT:     []datapath.RuleCounters{{Name: "office", Packets: 5, Bytes: 500}},
 				Reasons: []datapath.ReasonCounter{{Family: "ipv4", Action: "drop", Reason: "table-full", Packets: 3}, {Family: "ipv6", Action: "forward", Reason: "ok", Packets: 9}},
 				Tables:  []datapath.TableUse{{Name: "flows", Used: 100, Size: 65536, Bytes: 1 << 24}},
+				Missed:  3,
 			}},
 			fixed{name: "nftables", counters: &datapath.Counters{
 				Services: []datapath.ServiceCounters{{Name: "sip", Active: -1}},

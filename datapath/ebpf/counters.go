@@ -16,7 +16,7 @@ const reasonsStride = 64 // REASONS_STRIDE of bpf/event.h
 func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := &datapath.Counters{}
+	c := &datapath.Counters{Missed: d.missed.Load()}
 	if d.t == nil || d.inForce == nil {
 		return c, nil
 	}
