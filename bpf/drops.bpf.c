@@ -208,10 +208,11 @@ struct {
 	__type(value, struct drop_count);
 } drops SEC(".maps");
 
-/* [0]: drops that found the map full; [1]: samples that found the ring full. */
+/* [0]: drops that found the map full; [1]: samples that found the ring full; [2]:
+ * drops that the second program counted because the first was not run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, 3);
 	__type(key, __u32);
 	__type(value, __u64);
 } drops_missed SEC(".maps");
@@ -555,8 +556,10 @@ int drops_first(__u64 *ctx)
 SEC("tp_btf/kfree_skb")
 int drops_again(__u64 *ctx)
 {
-	if (!pop_seen(this_cpu_seen(), ctx[0]))
+	if (!pop_seen(this_cpu_seen(), ctx[0])) {
+		missed(2);
 		drop(ctx);
+	}
 	return 0;
 }
 

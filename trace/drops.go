@@ -322,9 +322,17 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 }
 
 // Missed tells how many drops were not counted because there were too many
-// kinds, and how many samples were lost because nobody read them in time.
+// kinds, or because they interrupted both programs of the probe, and how many
+// samples were lost because nobody read them in time. Interruptions are those of
+// the whole host, whatever is watched.
 func (d *Drops) Missed() (drops, samples uint64) {
-	var n [2]uint64
+	var n [3]uint64
+	var interrupted uint64
+	if d.objects.DropsFirst != nil {
+		if s, err := d.objects.DropsFirst.Stats(); err == nil {
+			interrupted = s.RecursionMisses
+		}
+	}
 	for i := range n {
 		var perCPU []uint64
 		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
@@ -332,6 +340,9 @@ func (d *Drops) Missed() (drops, samples uint64) {
 				n[i] += v
 			}
 		}
+	}
+	if interrupted > n[2] {
+		n[0] += interrupted - n[2]
 	}
 	return n[0], n[1]
 }

@@ -26,7 +26,7 @@ type DropReport struct {
 	Window      time.Duration    `json:"window_ns"`
 	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
-	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
+	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart, or while both programs of the probe were interrupted
 	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
 	Limits      []string         `json:"limits,omitempty"`
 }

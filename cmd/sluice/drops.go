@@ -214,7 +214,7 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		}
 	}
 	if r.Uncounted > 0 {
-		fmt.Fprintf(w, "%d drops were not told apart: too many kinds\n", r.Uncounted)
+		fmt.Fprintf(w, "%d drops were not counted: too many kinds, or the probe was interrupted\n", r.Uncounted)
 	}
 	for _, limit := range r.Limits {
 		fmt.Fprintf(w, "not visible here: %s\n", limit)
