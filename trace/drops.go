@@ -3,7 +3,6 @@
 package trace
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,14 +11,11 @@ import (
 	"runtime"
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
-
-	"github.com/sluice-lb/sluice/flow"
 )
 
 // Hook is the netfilter hook that dropped a packet.
@@ -90,6 +86,8 @@ type Drops struct {
 	reasons *Reasons
 	limits  []string
 	nftSeen bool // nft rules have a place of their own on this kernel
+
+	interruptedBefore uint64 // interruptions before the probe was last resumed
 }
 
 // DropCount is one kind of drop: what, where, in which namespace, how often.
@@ -105,22 +103,6 @@ type DropCount struct {
 	Bytes    uint64  `json:"bytes"`
 
 	key dropsDropKey
-}
-
-// DropSample describes one dropped packet.
-type DropSample struct {
-	DropCount
-	Time      time.Duration `json:"-"`      // since boot, without suspend (CLOCK_MONOTONIC)
-	Length    int           `json:"length"` // of the packet in bytes, as the kernel held it
-	Mark      uint32        `json:"mark,omitempty"`
-	Interface string        `json:"interface,omitempty"`
-	InIfIndex uint32        `json:"in_ifindex,omitempty"` // where it came in; 0 when made on this host
-	Packet    flow.Tuple    `json:"packet,omitzero"`      // as the header says; invalid when not IP
-	Original  flow.Tuple    `json:"original,omitzero"`    // before NAT; invalid when not tracked
-	Reply     flow.Tuple    `json:"reply,omitzero"`       // of the packets that come back
-	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
-	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
-	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
 }
 
 // OpenDrops starts to count. It needs CAP_BPF, CAP_PERFMON and, for names,
@@ -321,18 +303,17 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 	}
 }
 
-// Missed tells how many drops were not counted because there were too many
-// kinds, or because they interrupted both programs of the probe, and how many
-// samples were lost because nobody read them in time. Interruptions are those of
-// the whole host, whatever is watched.
-func (d *Drops) Missed() (drops, samples uint64) {
+// Missed is what a probe could not count or describe since it began, or was resumed.
+type Missed struct {
+	Kinds       uint64 // drops of too many kinds to be told apart
+	Interrupted uint64 // drops of the whole host that interrupted both programs
+	Samples     uint64 // lost because nobody read them in time
+}
+
+// Missed reads what could not be counted.
+func (d *Drops) Missed() Missed {
+	interrupted := d.interruptions() // first: what the second program makes up for comes after it
 	var n [3]uint64
-	var interrupted uint64
-	if d.objects.DropsFirst != nil {
-		if s, err := d.objects.DropsFirst.Stats(); err == nil {
-			interrupted = s.RecursionMisses
-		}
-	}
 	for i := range n {
 		var perCPU []uint64
 		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
@@ -341,80 +322,24 @@ func (d *Drops) Missed() (drops, samples uint64) {
 			}
 		}
 	}
-	if interrupted > n[2] {
-		n[0] += interrupted - n[2]
+	interrupted -= d.interruptedBefore
+	return Missed{Kinds: n[0], Interrupted: interrupted - min(interrupted, n[2]), Samples: n[1]}
+}
+
+// interruptions is how often the first program was not run because it ran already.
+func (d *Drops) interruptions() uint64 {
+	if d.objects.DropsFirst == nil {
+		return 0
 	}
-	return n[0], n[1]
+	stats, err := d.objects.DropsFirst.Stats()
+	if err != nil {
+		return 0
+	}
+	return stats.RecursionMisses
 }
 
 // Limits says in words what cannot be seen on this host.
 func (d *Drops) Limits() []string { return d.limits }
-
-// Samples calls visit for every sampled packet until ctx ends.
-func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
-	if d.ring == nil {
-		<-ctx.Done()
-		return nil
-	}
-	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // what is waiting is still read
-	defer stop()
-	var record ringbuf.Record
-	for {
-		err := d.ring.ReadInto(&record)
-		switch {
-		case errors.Is(err, ringbuf.ErrFlushed) || errors.Is(err, ringbuf.ErrClosed):
-			return nil
-		case err != nil:
-			return fmt.Errorf("drops: read samples: %w", err)
-		}
-		if len(record.RawSample) < int(unsafe.Sizeof(dropsDropSample{})) {
-			continue
-		}
-		raw := (*dropsDropSample)(unsafe.Pointer(&record.RawSample[0]))
-		visit(d.sample(raw))
-	}
-}
-
-// sample converts a record of the probe.
-func (d *Drops) sample(raw *dropsDropSample) *DropSample {
-	s := &DropSample{
-		DropCount: d.describe(raw.Key),
-		Time:      time.Duration(raw.TimeNs),
-		Length:    int(raw.Len), Mark: raw.Mark, InIfIndex: raw.InIfindex,
-		Interface: cString(raw.Ifname[:]),
-		Data:      append([]byte(nil), raw.Data[:min(int(raw.DataLen), len(raw.Data))]...),
-		L3Offset:  int(raw.L3Offset),
-	}
-	s.Packets, s.Bytes = 1, uint64(raw.Len)
-	if len(s.Data) > s.L3Offset {
-		s.Packet = headerTuple(s.Data[s.L3Offset:])
-	}
-	if s.Tracked == TrackedNew || s.Tracked == TrackedConfirmed {
-		s.Original = wireTuple(&raw.Orig)
-		s.Reply = wireTuple(&raw.Reply)
-	}
-	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {
-		s.Stack = append(s.Stack, d.symbols.Find(address))
-	}
-	s.Stack = callers(s.Stack, s.Location)
-	return s
-}
-
-// callers cuts the tracer's own frames off a stack: what is left starts with the
-// function that dropped.
-func callers(stack []Symbol, location Symbol) []Symbol {
-	for i, s := range stack {
-		if s == location {
-			return stack[i:]
-		}
-	}
-	for i, s := range stack {
-		if s.Name == location.Name {
-			return stack[i:]
-		}
-	}
-	return stack
-}
 
 // Cost returns for how many drops the probe has run and how long in all; both
 // are zero unless sysctl kernel.bpf_stats_enabled or EnableStats is on.
@@ -452,6 +377,7 @@ func (d *Drops) Resume() error {
 	if err := d.forget(); err != nil {
 		return fmt.Errorf("drops: begin at zero: %w", err)
 	}
+	d.interruptedBefore = d.interruptions()
 	for _, p := range d.programs() { // in this order: they run as attached
 		var l link.Link
 		var err error
@@ -481,7 +407,7 @@ func (d *Drops) forget() error {
 	for _, k := range keys {
 		errs = append(errs, d.objects.dropsMaps.Drops.Delete(k))
 	}
-	for i := range uint32(2) {
+	for i := range d.objects.DropsMissed.MaxEntries() {
 		errs = append(errs, d.objects.DropsMissed.Put(i, make([]uint64, ebpf.MustPossibleCPU())))
 	}
 	return errors.Join(append(errs, d.objects.DropsSeen.Put(uint32(0), make([]dropsSeen, ebpf.MustPossibleCPU())))...)

@@ -26,7 +26,8 @@ type DropReport struct {
 	Window      time.Duration    `json:"window_ns"`
 	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
-	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart, or while both programs of the probe were interrupted
+	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
+	Interrupted uint64           `json:"interrupted"`  // drops of the whole host that interrupted both programs of the probe
 	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
 	Limits      []string         `json:"limits,omitempty"`
 }
@@ -235,7 +236,8 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	}
 	w.strays(r, all, known)
 	w.hostCounters(r, after)
-	r.Uncounted, r.LostSamples = w.drops.Missed()
+	missed := w.drops.Missed()
+	r.Uncounted, r.Interrupted, r.LostSamples = missed.Kinds, missed.Interrupted, missed.Samples
 	r.Limits = append(r.Limits, w.problems...)
 	slices.SortStableFunc(r.Groups, func(a, b DropGroup) int {
 		if a.Cause.Benign != b.Cause.Benign {

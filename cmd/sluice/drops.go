@@ -83,7 +83,7 @@ func chooseNamespaces(flag string) (list []conntrack.Namespace, note string, err
 	if flag == "all" {
 		list, hidden := conntrack.Namespaces()
 		if hidden > 0 {
-			note = fmt.Sprintf("the namespaces of %d processes are hidden from this user", hidden)
+			note = fmt.Sprintf("namespaces of processes that are hidden from this user: %d", hidden)
 		}
 		return list, note, nil
 	}
@@ -214,7 +214,10 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		}
 	}
 	if r.Uncounted > 0 {
-		fmt.Fprintf(w, "%d drops were not counted: too many kinds, or the probe was interrupted\n", r.Uncounted)
+		fmt.Fprintf(w, "%d drops were not told apart: too many kinds\n", r.Uncounted)
+	}
+	if r.Interrupted > 0 {
+		fmt.Fprintf(w, "%d drops of the whole host were not counted: they interrupted the probe\n", r.Interrupted)
 	}
 	for _, limit := range r.Limits {
 		fmt.Fprintf(w, "not visible here: %s\n", limit)

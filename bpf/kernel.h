@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Structures of the running kernel: only the members that are read here, which the
+// loader finds in its BTF.
+#ifndef SLUICE_KERNEL_H
+#define SLUICE_KERNEL_H
+
+#include <linux/types.h>
+
+#define CO_RE __attribute__((preserve_access_index))
+
+#define IFNAMSIZ 16
+#define IFF_LOOPBACK 0x8
+#define IPS_CONFIRMED 0x8	  /* linux/netfilter/nf_conntrack_common.h */
+#define NFCT_INFO_MASK 7UL	  /* low bits of skb->_nfct: enum ip_conntrack_info */
+#define NFCT_UNTRACKED 7UL	  /* IP_CT_UNTRACKED */
+#define SKB_DST_FLAGS 1UL	  /* SKB_DST_NOREF, low bit of skb->_skb_refdst */
+#define MAC_HEADER_UNSET 0xffff	  /* skb_mac_header_was_set() */
+
+struct ns_common {
+	unsigned int inum;
+} CO_RE;
+
+struct net {
+	struct ns_common ns;
+} CO_RE;
+
+typedef struct {
+	struct net *net;
+} CO_RE possible_net_t;
+
+struct net_device {
+	possible_net_t nd_net;
+	int ifindex;
+	unsigned int flags;
+	char name[IFNAMSIZ];
+} CO_RE;
+
+struct sock_common {
+	possible_net_t skc_net;
+} CO_RE;
+
+struct sock {
+	struct sock_common __sk_common;
+} CO_RE;
+
+struct dst_entry {
+	struct net_device *dev;
+} CO_RE;
+
+struct sk_buff {
+	struct net_device *dev;
+	struct sock *sk;
+	unsigned long _skb_refdst;
+	unsigned long _nfct;
+	unsigned int len;
+	int skb_iif;
+	__u32 mark;
+	__be16 protocol;
+	__u16 network_header;
+	__u16 mac_header;
+	unsigned int tail;
+	unsigned char *head;
+} CO_RE;
+
+union nf_inet_addr {
+	__u32 all[4];
+};
+
+union nf_conntrack_man_proto {
+	__be16 all;
+};
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+	__u16 l3num;
+} CO_RE;
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+		__u8 protonum;
+	} dst;
+} CO_RE;
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+} CO_RE;
+
+struct nf_conn {
+	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
+} CO_RE;
+
+#endif

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// DropSample describes one dropped packet.
+type DropSample struct {
+	DropCount
+	Time      time.Duration `json:"-"`      // since boot, without suspend (CLOCK_MONOTONIC)
+	Length    int           `json:"length"` // of the packet in bytes, as the kernel held it
+	Mark      uint32        `json:"mark,omitempty"`
+	Interface string        `json:"interface,omitempty"`
+	InIfIndex uint32        `json:"in_ifindex,omitempty"` // where it came in; 0 when made on this host
+	Packet    flow.Tuple    `json:"packet,omitzero"`      // as the header says; invalid when not IP
+	Original  flow.Tuple    `json:"original,omitzero"`    // before NAT; invalid when not tracked
+	Reply     flow.Tuple    `json:"reply,omitzero"`       // of the packets that come back
+	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
+	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
+	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
+}
+
+// Samples calls visit for every sampled packet until ctx ends.
+func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
+	if d.ring == nil {
+		<-ctx.Done()
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // what is waiting is still read
+	defer stop()
+	var record ringbuf.Record
+	for {
+		err := d.ring.ReadInto(&record)
+		switch {
+		case errors.Is(err, ringbuf.ErrFlushed) || errors.Is(err, ringbuf.ErrClosed):
+			return nil
+		case err != nil:
+			return fmt.Errorf("drops: read samples: %w", err)
+		}
+		if len(record.RawSample) < int(unsafe.Sizeof(dropsDropSample{})) {
+			continue
+		}
+		raw := (*dropsDropSample)(unsafe.Pointer(&record.RawSample[0]))
+		visit(d.sample(raw))
+	}
+}
+
+// sample converts a record of the probe.
+func (d *Drops) sample(raw *dropsDropSample) *DropSample {
+	s := &DropSample{
+		DropCount: d.describe(raw.Key),
+		Time:      time.Duration(raw.TimeNs),
+		Length:    int(raw.Len), Mark: raw.Mark, InIfIndex: raw.InIfindex,
+		Interface: cString(raw.Ifname[:]),
+		Data:      append([]byte(nil), raw.Data[:min(int(raw.DataLen), len(raw.Data))]...),
+		L3Offset:  int(raw.L3Offset),
+	}
+	s.Packets, s.Bytes = 1, uint64(raw.Len)
+	if len(s.Data) > s.L3Offset {
+		s.Packet = headerTuple(s.Data[s.L3Offset:])
+	}
+	if s.Tracked == TrackedNew || s.Tracked == TrackedConfirmed {
+		s.Original = wireTuple(&raw.Orig)
+		s.Reply = wireTuple(&raw.Reply)
+	}
+	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {
+		s.Stack = append(s.Stack, d.symbols.Find(address))
+	}
+	s.Stack = callers(s.Stack, s.Location)
+	return s
+}
+
+// callers cuts the tracer's own frames off a stack: what is left starts with the
+// function that dropped.
+func callers(stack []Symbol, location Symbol) []Symbol {
+	for i, s := range stack {
+		if s == location {
+			return stack[i:]
+		}
+	}
+	for i, s := range stack {
+		if s.Name == location.Name {
+			return stack[i:]
+		}
+	}
+	return stack
+}
