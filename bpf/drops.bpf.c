@@ -121,10 +121,11 @@ struct {
 } drops SEC(".maps");
 
 /* [0]: drops that found the map full; [1]: samples that found the ring full; [2]:
- * drops that the second program counted because the first was not run. */
+ * drops that the second program counted because the first was not run; [3]: drops
+ * that were seen while process 1 was the current one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 3);
+	__uint(max_entries, 4);
 	__type(key, __u32);
 	__type(value, __u64);
 } drops_missed SEC(".maps");
@@ -405,6 +406,8 @@ static __always_inline void drop(__u64 *ctx)
 	};
 	struct drop_count *count;
 
+	if (bpf_get_current_pid_tgid() >> 32 == 1)
+		missed(3);
 	key.netns = skb_netns(skb, dev, rx_sk);
 	if (only_netns && key.netns != only_netns)
 		return;

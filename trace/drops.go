@@ -88,6 +88,7 @@ type Drops struct {
 	nftSeen bool // nft rules have a place of their own on this kernel
 
 	interruptedBefore uint64 // interruptions before the probe was last resumed
+	hidden            hiddenDrops
 }
 
 // DropCount is one kind of drop: what, where, in which namespace, how often.
@@ -307,13 +308,14 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 type Missed struct {
 	Kinds       uint64 // drops of too many kinds to be told apart
 	Interrupted uint64 // drops of the whole host that interrupted both programs
+	Hidden      uint64 // drops of the whole host on top of process 1, where this kernel runs no probe
 	Samples     uint64 // lost because nobody read them in time
 }
 
 // Missed reads what could not be counted.
 func (d *Drops) Missed() Missed {
 	interrupted := d.interruptions() // first: what the second program makes up for comes after it
-	var n [3]uint64
+	var n [4]uint64
 	for i := range n {
 		var perCPU []uint64
 		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
@@ -323,7 +325,12 @@ func (d *Drops) Missed() Missed {
 		}
 	}
 	interrupted -= d.interruptedBefore
-	return Missed{Kinds: n[0], Interrupted: interrupted - min(interrupted, n[2]), Samples: n[1]}
+	hidden := d.hidden.Count() // last: what both count by now is not hidden
+	return Missed{
+		Kinds: n[0], Samples: n[1],
+		Interrupted: interrupted - min(interrupted, n[2]),
+		Hidden:      hidden - min(hidden, n[3]),
+	}
 }
 
 // interruptions is how often the first program was not run because it ran already.
@@ -368,7 +375,8 @@ func (d *Drops) Pause() error {
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
-	d.links = nil
+	errs = append(errs, d.hidden.Close())
+	d.links, d.hidden = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -390,6 +398,16 @@ func (d *Drops) Resume() error {
 			return fmt.Errorf("drops: attach to tracepoint kfree_skb: %w", err)
 		}
 		d.links = append(d.links, l)
+	}
+	if d.objects.DropsRaw != nil {
+		return nil
+	}
+	var err error
+	if d.hidden, err = openHiddenDrops(); err != nil {
+		limit := fmt.Sprintf("whether this kernel hides the drops on top of process 1: %v", err)
+		if !slices.Contains(d.limits, limit) {
+			d.limits = append(d.limits, limit)
+		}
 	}
 	return nil
 }

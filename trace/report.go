@@ -28,6 +28,7 @@ type DropReport struct {
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
 	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
 	Interrupted uint64           `json:"interrupted"`  // drops of the whole host that interrupted both programs of the probe
+	Hidden      uint64           `json:"hidden"`       // drops of the whole host on top of process 1, where this kernel runs no probe
 	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
 	Limits      []string         `json:"limits,omitempty"`
 }
@@ -237,7 +238,7 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	w.strays(r, all, known)
 	w.hostCounters(r, after)
 	missed := w.drops.Missed()
-	r.Uncounted, r.Interrupted, r.LostSamples = missed.Kinds, missed.Interrupted, missed.Samples
+	r.Uncounted, r.Interrupted, r.Hidden, r.LostSamples = missed.Kinds, missed.Interrupted, missed.Hidden, missed.Samples
 	r.Limits = append(r.Limits, w.problems...)
 	slices.SortStableFunc(r.Groups, func(a, b DropGroup) int {
 		if a.Cause.Benign != b.Cause.Benign {

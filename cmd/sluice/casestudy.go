@@ -101,8 +101,11 @@ func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 	}
 	i := r.Identity
 	verdict := a.paint(w, green, "all equal")
-	if !i.Exact() {
+	switch {
+	case !i.Exact():
 		verdict = a.paint(w, yellow, "not equal")
+	case i.Events < i.Dropped:
+		verdict = fmt.Sprintf("equal but for %d that this kernel hides from probes", i.Dropped-i.Events)
 	}
 	fmt.Fprintf(w, "\nthe same packets, counted three times: kernel's drop counter %d, drop events %d, SYNs never answered %d: %s\n",
 		i.Dropped, i.Events, i.SYNs, verdict)
