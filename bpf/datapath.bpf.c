@@ -322,7 +322,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it speaks for no other one
-	if (reason == REASON_NONE && before_flow_needed(p))
+	else if (before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_ORPHAN_FRAGMENT)
 		reason = xdp ? xdp_orphan(ctx, p, plan) : tc_orphan(ctx, p, plan);

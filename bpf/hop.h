@@ -44,19 +44,21 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 	__sync_lock_test_and_set(&h->gen, gen);
 }
 
+#define HOP_WRITING 0xffffffffU // no generation: they count from 1
+
 // Takes a place for a next hop, or finds that it has it. One CPU alone writes a place:
-// the one that has replaced its generation by the opposite of the present one.
+// the one that has replaced its generation by HOP_WRITING.
 static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
 {
-	__u32 was = *(volatile __u32 *)&h->gen, writing = ~gen;
+	__u32 was = *(volatile __u32 *)&h->gen;
 	bool same;
 
-	if (was == writing)
+	if (was == HOP_WRITING)
 		return false;
 	same = hop_same(h, fib);
 	if (was == gen)
 		return same;
-	if (__sync_val_compare_and_swap(&h->gen, was, same ? gen : writing) != was)
+	if (__sync_val_compare_and_swap(&h->gen, was, same ? gen : HOP_WRITING) != was)
 		return false;
 	if (!same)
 		hop_write(h, fib, now, gen);
