@@ -64,8 +64,6 @@ func (m *Model) client(key clientKey) *client {
 
 const forever = time.Duration(-1)
 
-func (m *Model) release(key outsideKey) { m.ports[key] = m.now + PortHold }
-
 func (m *Model) removeBinding(b *binding) {
 	for key, other := range m.bindings {
 		if other == b {
@@ -74,7 +72,7 @@ func (m *Model) removeBinding(b *binding) {
 	}
 	delete(m.outside, b.outside)
 	if !b.unseen {
-		m.release(b.outside)
+		m.ports[b.outside] = m.now + PortHold
 	}
 	if b.client.ports--; b.client.ports == 0 {
 		b.client.rest = m.now + PortHold

@@ -13,31 +13,38 @@ import (
 // explicit mapping with the longest prefix, else by the RFC 6052 prefix (RFC 7757
 // §3.2, RFC 7915).
 func (m *Model) siit(in Arrival, v *view) (plan, bool) {
+	r, src, dst := m.siitRule(in, v)
+	if r == nil {
+		return plan{}, false
+	}
+	if contains(r.Except, v.dst.Addr()) || contains(r.Except, dst) {
+		return pass(ReasonExcepted), true
+	}
+	dst, src = m.siitHairpin(r, v, dst, src)
+	protocol := v.protocol
+	switch {
+	case src.Is6() == v.v6:
+	case v.v6 && protocol == flow.ICMPv6:
+		protocol = flow.ICMP
+	case !v.v6 && protocol == flow.ICMP:
+		protocol = flow.ICMPv6
+	}
+	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}}
+	p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
+	return p, true
+}
+
+// siitRule returns the rule that handles a packet and what its two ends become, or nil.
+func (m *Model) siitRule(in Arrival, v *view) (r *rule, src, dst netip.Addr) {
 	for _, r := range m.rules {
 		if r.Type != config.NATSIIT || v.v6 && r.In != "" && r.In != in.Interface {
 			continue
 		}
-		src, dst, ok := m.siitAddresses(r, v)
-		if !ok {
-			continue
+		if src, dst, ok := m.siitAddresses(r, v); ok {
+			return r, src, dst
 		}
-		if contains(r.Except, v.dst.Addr()) || contains(r.Except, dst) {
-			return pass(ReasonExcepted), true
-		}
-		dst, src = m.siitHairpin(r, v, dst, src)
-		protocol := v.protocol
-		switch {
-		case src.Is6() == v.v6:
-		case v.v6 && protocol == flow.ICMPv6:
-			protocol = flow.ICMP
-		case !v.v6 && protocol == flow.ICMP:
-			protocol = flow.ICMPv6
-		}
-		p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}}
-		p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
-		return p, true
 	}
-	return plan{}, false
+	return nil, src, dst
 }
 
 // siitAddresses returns what the two ends become, if the rule knows both.
@@ -69,14 +76,9 @@ func (m *Model) siitHairpin(r *rule, v *view, dst, src netip.Addr) (netip.Addr, 
 }
 
 // siitSource maps another address by the rule that handles a packet.
-func (m *Model) siitSource(v *view, a netip.Addr) (netip.Addr, bool) {
-	for _, r := range m.rules {
-		if r.Type != config.NATSIIT {
-			continue
-		}
-		if _, _, ok := m.siitAddresses(r, v); ok {
-			return m.siitAddress(r, a)
-		}
+func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool) {
+	if r, _, _ := m.siitRule(in, v); r != nil {
+		return m.siitAddress(r, a)
 	}
 	return a, false
 }

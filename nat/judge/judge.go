@@ -31,7 +31,7 @@ type Options struct {
 	// Ignore, when it returns true, takes an outcome as right although it differs.
 	// For what a subject is known not to do.
 	Ignore func(in nat.Arrival, want, got nat.Outcome) bool
-	// KeepGoing does not shrink.
+	// NoShrink reports a disagreement as it was found.
 	NoShrink bool
 }
 
