@@ -65,7 +65,7 @@ func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
 	t.Helper()
 	d, err := daemon.Start(t.Context(), n, binary, "test.yaml", []byte(config))
 	if err != nil && strings.Contains(err.Error(), "is not available on this host") {
-		t.Skipf("%v", err)
+		labtest.Lacks(t, "%v", err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
 			t.Fatal(err)
 		}
 		if !slices.Contains(status.Datapaths, name) {
-			t.Skipf("datapath %s is not available on this host, only %v", name, status.Datapaths)
+			labtest.Lacks(t, "datapath %s is not available on this host, only %v", name, status.Datapaths)
 		}
 	}
 	return d

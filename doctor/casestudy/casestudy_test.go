@@ -28,7 +28,7 @@ func program(t *testing.T) string {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack, labtest.Tool("nft"), labtest.Tool("go"))
 	if st, err := os.Stat(tableMax); err != nil || st.Mode()&0o200 == 0 {
-		t.Skip("nf_conntrack_max can be written only in the host's first network namespace")
+		labtest.Lacks(t, "nf_conntrack_max can be written only in the host's first network namespace")
 	}
 	binary := filepath.Join(t.TempDir(), "sluice")
 	build := exec.Command("go", "build", "-o", binary, "github.com/sluice-lb/sluice/cmd/sluice")

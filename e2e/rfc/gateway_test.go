@@ -152,7 +152,7 @@ func start(t *testing.T, datapath, configuration, status string) *gateway {
 	d, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "rfc.yaml", []byte(file))
 	if err != nil {
 		if strings.Contains(err.Error(), "not available on this host") {
-			t.Skipf("%v", err)
+			labtest.Lacks(t, "%v", err)
 		}
 		if status == "not carried" || status == "unproven" {
 			t.Skipf("not carried by %s: %v", datapath, err)
@@ -165,7 +165,7 @@ func start(t *testing.T, datapath, configuration, status string) *gateway {
 		t.Fatal(err)
 	}
 	if !slices.Contains(s.Datapaths, datapath) {
-		t.Skipf("datapath %s is not available on this host, only %v", datapath, s.Datapaths)
+		labtest.Lacks(t, "datapath %s is not available on this host, only %v", datapath, s.Datapaths)
 	}
 	return &gateway{Lab: l, t: t, d: d}
 }

@@ -99,12 +99,22 @@ func Require(t testing.TB, needs ...Need) {
 		missing, deserved := n.check()
 		switch {
 		case missing == "":
-		case os.Getenv("CI") == "true" && !deserved:
-			t.Fatalf("needs %s, and CI=true forbids the skip", missing)
-		default:
+		case deserved:
 			t.Skipf("needs %s", missing)
+		default:
+			Lacks(t, "needs %s", missing)
 		}
 	}
+}
+
+// Lacks skips a test that has found out what this machine lacks. With CI=true in the environment
+// the test fails instead.
+func Lacks(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf(format+", and CI=true forbids the skip", args...)
+	}
+	t.Skipf(format, args...)
 }
 
 // New builds the topology and takes it down with the test. It requires [Root].
