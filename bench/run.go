@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -43,6 +46,33 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
 	r.result.summarize(s)
 	return r.result, nil
+}
+
+// Validate says what of the options is impossible, or selects nothing of the suite.
+func (o Options) Validate(s Suite) error {
+	switch {
+	case o.Reps < 0:
+		return fmt.Errorf("%d repetitions: at least 1", o.Reps)
+	case o.Seconds < 0:
+		return fmt.Errorf("%g seconds a run: more than 0", o.Seconds)
+	case o.CPU < 0 || o.CPU >= runtime.NumCPU():
+		return fmt.Errorf("CPU %d: one of 0 to %d", o.CPU, runtime.NumCPU()-1)
+	}
+	if o.Rows != nil && !slices.ContainsFunc(s.Rows, func(r Row) bool { return o.Rows.MatchString(r.Name) }) {
+		return fmt.Errorf("no row of %s matches %q: %s", s.Name, o.Rows, names(s.Rows, func(r Row) string { return r.Name }))
+	}
+	if o.Points != nil && !slices.ContainsFunc(s.Points, func(p Point) bool { return o.Points.MatchString(p.Name) }) {
+		return fmt.Errorf("no point of %s matches %q: %s", s.Name, o.Points, names(s.Points, func(p Point) string { return p.Name }))
+	}
+	return nil
+}
+
+func names[T any](list []T, name func(T) string) string {
+	var all []string
+	for _, e := range list {
+		all = append(all, strconv.Quote(name(e)))
+	}
+	return strings.Join(all, ", ")
 }
 
 // fill replaces what was not asked for by the suite's own.

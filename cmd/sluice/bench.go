@@ -132,6 +132,12 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 			return usageError(cmd, "--points: %w", err)
 		}
 	}
+	if f.reps == 0 {
+		return usageError(cmd, "--reps 0: at least 1")
+	}
+	if err := o.Validate(suite); err != nil {
+		return usageError(cmd, "%w", err)
+	}
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("bench: network namespaces need root: run it with sudo")
 	}
