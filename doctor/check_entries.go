@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -43,7 +42,7 @@ func entryChecks() []Check {
 		{ID: "ST09", Name: "tcp-window-checks", About: "strictness of TCP tracking", Weight: 2, Run: checkLiberal,
 			Symptom: "connections hang or are reset when packets take another way",
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1", Risk: "less protection against forged packets"}},
-		{ID: "ST10", Name: "stale-nat", About: "entries translated to backends that do not answer", Weight: 10, Run: checkStaleNAT,
+		{ID: "ST10", Name: "stale-nat", About: "entries translated to backends that are gone", Weight: 10, Run: checkStaleNAT,
 			Symptom: "clients are sent to backends that are gone",
 			Remedy:  Remedy{Do: "remove the backend from the rules, then conntrack -D --reply-src ADDRESS", Cost: "one pass over the table for each delete"}},
 		{ID: "ST11", Name: "one-way-connections", About: "established connections without a reply", Weight: 28, Run: checkOneWay,
@@ -251,19 +250,49 @@ func checkStaleNAT(_ context.Context, c *Case) Finding {
 	for _, addr := range c.NS.After.Failed {
 		dead[addr] = true
 	}
-	entries, first := uint32(0), ""
+	var silent, stuck, ending stale
 	for _, row := range c.NS.Table.Backends(0) {
-		_, endpoint, _ := strings.Cut(row.Key, " ")
-		if addr := addrOf(endpoint); dead[addr] {
-			entries += row.Entries
-			first = cmp.Or(first, addr.String())
+		protocol, endpoint, _ := strings.Cut(row.Key, " ")
+		switch addr := addrOf(endpoint); {
+		case dead[addr]:
+			silent.add(addr, row.Entries)
+		case !c.targetGone(addr):
+		case protocol == "tcp":
+			ending.add(addr, row.Entries)
+		default:
+			stuck.add(addr, row.Entries)
 		}
 	}
-	if entries == 0 {
-		return ok("no connection is translated to a backend that does not answer ARP")
+	switch {
+	case silent.entries > 0:
+		return found(Warn, "%d entries are translated to backends that do not answer, for example %s", silent.entries, silent.first).
+			with("entries to neighbours in state FAILED", fmt.Sprint(silent.entries), c.dumped())
+	case stuck.entries > 0:
+		return found(Warn, "%d entries other than TCP are translated to backends that no rule names, for example %s: each lasts as long as its client sends",
+			stuck.entries, stuck.first).with("entries to addresses in no rule", fmt.Sprint(stuck.entries), c.dumped())
+	case ending.entries > 0:
+		return found(Info, "%d connections go to backends that no rule names any more, for example %s", ending.entries, ending.first).
+			with("entries to addresses in no rule", fmt.Sprint(ending.entries), c.dumped())
 	}
-	return found(Warn, "%d entries are translated to backends that do not answer, for example %s", entries, first).
-		with("entries to neighbours in state FAILED", fmt.Sprint(entries), c.dumped())
+	return ok("no connection is translated to a backend that does not answer ARP or that no rule names")
+}
+
+// stale are entries translated to places that they should not.
+type stale struct {
+	entries uint32
+	first   netip.Addr
+}
+
+func (s *stale) add(to netip.Addr, entries uint32) {
+	if s.entries += entries; !s.first.IsValid() {
+		s.first = to
+	}
+}
+
+// targetGone tells whether no rule translates to an address, as far as that can be told.
+func (c *Case) targetGone(addr netip.Addr) bool {
+	r := c.NS.Rules
+	return r != nil && r.DestNAT > 0 && r.Targets.Unclear == 0 && !r.Targets.Addresses[addr]
 }
 
 // addrOf reads the address of an endpoint or of an address alone.

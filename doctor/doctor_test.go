@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -183,14 +184,16 @@ func TestChecks(t *testing.T) {
 		}), Info},
 		{"ST10", "a dead backend", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Failed = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
-			s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: 6, Status: conntrack.Assured | conntrack.SeenReply,
-				Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: 80},
-				Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.9.0.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7"))}})
+			translated(6)(s)
 		}, Warn},
 		{"ST10", "another neighbour is dead", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Failed = []netip.Addr{netip.MustParseAddr("10.9.0.3")}
 			fill(s.Namespaces[0].Table, 1, conntrack.TCPEstablished)
 		}, OK},
+		{"ST10", "UDP to a target without a rule", all(targets("10.9.0.9"), translated(17)), Warn},
+		{"ST10", "TCP to a target without a rule", all(targets("10.9.0.9"), translated(6)), Info},
+		{"ST10", "UDP to a target with a rule", all(targets("10.9.0.2"), translated(17)), OK},
+		{"ST10", "UDP where the targets are not all known", all(targets("10.9.0.9"), rules(func(r *vitals.Ruleset) { r.Targets.Unclear = 1 }), translated(17)), OK},
 		{"ST11", "asymmetric", oneWay(200), Warn},
 		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
 		{"PT01", "chains too long", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480), set("conntrack.chain_too_long", 10)), OK},
@@ -395,6 +398,23 @@ func unanswered(without, with int) func(*vitals.Sample) {
 
 func oneWay(n int) func(*vitals.Sample) {
 	return entries(n, func(_ int, e *conntrack.Entry) { e.Status = conntrack.Assured })
+}
+
+// translated adds an entry of a protocol that goes to 10.9.0.2 instead.
+func translated(protocol flow.Protocol) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: protocol, Status: conntrack.Assured | conntrack.SeenReply,
+			Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: 80},
+			Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.9.0.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7"))}})
+	}
+}
+
+// targets has the rules translate destinations to one address.
+func targets(address string) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		r := s.Namespaces[0].Rules
+		r.DestNAT, r.Targets = 1, vitals.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
+	}
 }
 
 func plain(n int) func(*vitals.Sample) { return entries(n, func(int, *conntrack.Entry) {}) }

@@ -307,6 +307,7 @@ func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *Ruleset, e
 		if err != nil {
 			r = &Ruleset{}
 		}
+		r.Targets.ipvs(l.root)
 		for _, family := range []string{"ip", "ip6"} {
 			if len(strings.Fields(text(l.root, threadNet+family+"_tables_names"))) == 0 {
 				continue

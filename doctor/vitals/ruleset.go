@@ -17,7 +17,8 @@ type Ruleset struct {
 	Tables     int
 	SourceNAT  int // rules that translate sources, with masquerade
 	DestNAT    int
-	Tracking   int // rules that look at connections
+	Targets    Targets // of destination NAT
+	Tracking   int     // rules that look at connections
 	Notrack    int
 	Helpers    int
 	Traces     int // rules that switch tracing on
@@ -87,6 +88,7 @@ func readNft() (*Ruleset, error) {
 		rules[chainKey(c.Table, c.Name)] = list
 		r.scan(c, list)
 	}
+	r.Targets.readNft(conn, rules)
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
 		r.Flowtables += len(flowtables)
@@ -325,6 +327,7 @@ func (r *Ruleset) addLegacy(saved string) {
 		if strings.Contains(line, "-m conntrack") || strings.Contains(line, "-m state") {
 			r.Tracking++
 		}
+		r.Targets.legacy(f)
 		for i, word := range f {
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat

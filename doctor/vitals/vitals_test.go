@@ -3,6 +3,7 @@
 package vitals
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,12 @@ table ip nat {
 	chain pre {
 		type nat hook prerouting priority dstnat
 		tcp dport 80 dnat to 198.51.100.2:8080
+		tcp dport 81 dnat to numgen inc mod 2 map { 0 : 198.51.100.3, 1 : 198.51.100.4 }
+		udp dport vmap { 53 : goto servers }
+	}
+	map backends { typeof ip saddr . udp dport : ip daddr . udp dport; elements = { 10.0.0.1 . 53 : 198.51.100.5 . 5353 } }
+	chain servers {
+		dnat to ip saddr . udp dport map @backends
 	}
 }
 `)
@@ -128,12 +135,12 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 1, Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
 			{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1},
-			{Name: "ip nat pre", Hook: "prerouting", Longest: 1, Established: -1},
+			{Name: "ip nat pre", Hook: "prerouting", Longest: 3, Established: -1},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -141,12 +148,46 @@ table ip nat {
 	}
 }
 
+func addresses(list ...string) Targets {
+	t := Targets{Addresses: map[netip.Addr]bool{}}
+	for _, a := range list {
+		t.Addresses[netip.MustParseAddr(a)] = true
+	}
+	return t
+}
+
+// TestTargetsUnclear: what cannot be told is counted, not guessed.
+func TestTargetsUnclear(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))
+	l := labtest.New(t, lab.Topology{Name: "targets", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	for _, rule := range []string{
+		"tcp dport 80 dnat to 198.51.100.2-198.51.100.9", "tcp dport 80 redirect to :8080", "tcp dport 80 dnat to :8080",
+		"dnat ip prefix to ip daddr map { 192.0.2.0/24 : 198.51.100.0/24 }",
+	} {
+		cmd := l.Node("gateway").Command(t.Context(), "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader("flush ruleset\ntable ip nat { chain pre { type nat hook prerouting priority dstnat; " + rule + "; }\n}\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", rule, err, out)
+		}
+		var got *Ruleset
+		err := l.Node("gateway").Do(func() (err error) { got, err = readNft(); return err })
+		if err != nil || got.Targets.Unclear == 0 {
+			t.Errorf("%s: %v, targets %+v", rule, err, got.Targets)
+		}
+	}
+}
+
 func TestLegacyRules(t *testing.T) {
 	r := &Ruleset{}
 	r.addLegacy("*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\n-A POSTROUTING -o eth1 -j MASQUERADE --random-fully\nCOMMIT\n" +
+		"*nat\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.2:80\n" +
+		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.3:80-90\n-A PREROUTING -p tcp -j DNAT --to-destination [fd00::1]:80\n" +
+		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.4-10.0.0.9\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\nCOMMIT\n" +
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n")
-	want := &Ruleset{SourceNAT: 2, InOrder: 1, Tracking: 1, Logs: 1, KubeServices: 1,
-		Legacy: map[string]int{"nat POSTROUTING": 2, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
+	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
+	targets.Unclear = 2
+	want := &Ruleset{SourceNAT: 2, DestNAT: 6, Targets: targets, InOrder: 1, Tracking: 1, Logs: 1, KubeServices: 1,
+		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 6, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)
 	}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+)
+
+// Targets are the addresses that rules translate destinations to.
+type Targets struct {
+	Addresses map[netip.Addr]bool
+	// Unclear counts what may translate to other addresses too: ranges, redirects,
+	// addresses that a rule computes, maps beyond mostMaps, IPVS.
+	Unclear int
+}
+
+// mostMaps bounds how many nftables maps are read for their targets: each is a
+// request of its own, and a checkup of a host takes seconds in all.
+const mostMaps = 256
+
+func (t *Targets) add(from, to netip.Addr) {
+	if !from.IsValid() || to.IsValid() && from != to {
+		t.Unclear++
+		return
+	}
+	if t.Addresses == nil {
+		t.Addresses = map[netip.Addr]bool{}
+	}
+	t.Addresses[from.Unmap()] = true
+}
+
+// readNft adds the targets of nftables rules, iptables-nft's among them.
+func (t *Targets) readNft(conn *nftables.Conn, rules map[string][]*nftables.Rule) {
+	maps := map[string]bool{}
+	for _, list := range rules {
+		for _, rule := range list {
+			for i, e := range rule.Exprs {
+				switch e := e.(type) {
+				case *expr.NAT:
+					if e.Type == expr.NATTypeDestNAT {
+						t.nat(conn, maps, rule, rule.Exprs[:i], e)
+					}
+				case *expr.Redir:
+					t.Unclear++
+				case *expr.Target:
+					t.target(e)
+				}
+			}
+		}
+	}
+}
+
+// nat adds the target of a rule: its address stands in a register that an
+// immediate or a map has filled.
+func (t *Targets) nat(conn *nftables.Conn, maps map[string]bool, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
+	if e.RegAddrMin == 0 || e.RegAddrMax != 0 && e.RegAddrMax != e.RegAddrMin {
+		t.Unclear++
+		return
+	}
+	size := 4
+	if e.Family == uint32(nftables.TableFamilyIPv6) {
+		size = 16
+	}
+	for _, filled := range slices.Backward(before) {
+		switch by := filled.(type) {
+		case *expr.Immediate:
+			if by.Register == e.RegAddrMin {
+				t.addBytes(by.Data, size)
+				return
+			}
+		case *expr.Lookup:
+			if by.IsDestRegSet && by.DestRegister == e.RegAddrMin {
+				t.readMap(conn, maps, rule.Table, by.SetName, size)
+				return
+			}
+		}
+	}
+	t.Unclear++
+}
+
+// readMap adds what the elements of a map begin with.
+func (t *Targets) readMap(conn *nftables.Conn, read map[string]bool, table *nftables.Table, name string, size int) {
+	key := chainKey(table, name)
+	if read[key] {
+		return
+	}
+	if read[key] = true; len(read) > mostMaps {
+		t.Unclear++
+		return
+	}
+	elements, err := conn.GetSetElements(&nftables.Set{Table: table, Name: name})
+	if err != nil {
+		t.Unclear++
+		return
+	}
+	for _, e := range elements {
+		if !e.IntervalEnd {
+			t.addBytes(e.Val, size)
+		}
+	}
+}
+
+func (t *Targets) addBytes(b []byte, size int) {
+	addr, _ := netip.AddrFromSlice(b[:min(len(b), size)])
+	t.add(addr, netip.Addr{})
+}
+
+// target adds that of an iptables rule which iptables-nft carries.
+func (t *Targets) target(e *expr.Target) {
+	var r *xt.NatRange
+	switch info := e.Info.(type) {
+	case *xt.NatRange:
+		r = info
+	case *xt.NatRange2:
+		r = &info.NatRange
+	}
+	switch {
+	case e.Name == "REDIRECT" || e.Name == "DNAT" && r == nil:
+		t.Unclear++
+	case e.Name == "DNAT":
+		from, _ := netip.AddrFromSlice(r.MinIP)
+		to, _ := netip.AddrFromSlice(r.MaxIP)
+		t.add(from, to)
+	}
+}
+
+// legacy adds that of a line of iptables-legacy-save.
+func (t *Targets) legacy(words []string) {
+	if slices.Contains(words, "REDIRECT") {
+		t.Unclear++
+	}
+	at := slices.Index(words, "DNAT")
+	if at < 0 {
+		return
+	}
+	value := ""
+	if at = slices.Index(words, "--to-destination"); at >= 0 && at+1 < len(words) {
+		value = words[at+1]
+	}
+	if end, err := netip.ParseAddrPort(value); err == nil {
+		value = end.Addr().String()
+	} else if host, _, found := strings.Cut(value, ":"); found && strings.Count(value, ":") == 1 {
+		value = host // and a range of ports
+	}
+	addr, _ := netip.ParseAddr(strings.Trim(value, "[]"))
+	t.add(addr, netip.Addr{})
+}
+
+// ipvs notes a load balancer of the kernel whose translations stand in no rule.
+func (t *Targets) ipvs(root fs.FS) {
+	if _, err := fs.Stat(root, threadNet+"ip_vs"); err == nil {
+		t.Unclear++
+	}
+}
