@@ -306,8 +306,9 @@ func TestFlowBytes(t *testing.T) {
 }
 
 // TestPoolFills opens a flow for each port of a pool of two addresses, each of another
-// inside endpoint: more than 99 % must be given out before one is refused, in tables
-// that have room for just so many flows.
+// inside endpoint, in tables that have room for just so many flows: all but one in a
+// thousand must be given out. The hash is keyed anew each time, and now and then both
+// buckets of a flow are full when hardly any entry is left.
 func TestPoolFills(t *testing.T) {
 	const addresses, ports, each = 2, 4096, 64 // flows of a client
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -320,15 +321,14 @@ func TestPoolFills(t *testing.T) {
 	if err := s.Reset(c, golden.StandardHost()); err != nil {
 		t.Fatal(err)
 	}
-	reasons, first := map[nat.Reason]int{}, 0
+	reasons, refused := map[nat.Reason]int{}, 0
 	for i := range addresses * ports {
 		out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.1.%d.%d,dst=198.18.0.1)/udp(sport=%d,dport=53)", i/each>>8, i/each&0xff, 1024+i%each))
-		if reasons[out.Reason]++; out.Action == nat.Drop && first == 0 {
-			first = i
+		if reasons[out.Reason]++; out.Action == nat.Drop {
+			refused++
 		}
 	}
-	t.Logf("%v, the first refused after %d", reasons, first)
-	if first > 0 && first < addresses*ports*99/100 {
-		t.Errorf("flow %d of %d is refused: %v", first, addresses*ports, reasons)
+	if refused > addresses*ports/1000 {
+		t.Errorf("%d flows of %d are refused: %v", refused, addresses*ports, reasons)
 	}
 }
