@@ -13,7 +13,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -83,17 +85,35 @@ type Row struct {
 	Run func(*Trial) error
 }
 
-// Comparison is a ratio of two rows beside the same ratio as published.
+// Comparison is a figure, or the ratio of two rows, beside a published one or beside
+// what Sluice was to reach.
 type Comparison struct {
 	What string
 	// Row over Against at a point and metric; empty means the first of the suite.
+	// Without Against the figure stands alone.
 	Row, Against, Point, Metric string
+	// AgainstPoint is another point for Against; empty means the same.
+	AgainstPoint string
 	// Published figures of both, in the source's unit, and where they stand.
+	// PublishedAgainst 0 means 1.
 	Published, PublishedAgainst float64
 	Source                      string
 	// Added compares not rates but what a packet takes longer by Row than by the
-	// yardstick; the published figure is in nanoseconds and PublishedAgainst is 1.
+	// yardstick; the published figure is in nanoseconds.
 	Added bool
+}
+
+// aim is the source of figures that nobody published: what Sluice was to reach.
+const aim = "what Sluice was to reach"
+
+// aims compares with what a row was to reach against another, at each point.
+func aims(what, row, against string, reach map[string]float64) (list []Comparison) {
+	for _, point := range slices.Sorted(maps.Keys(reach)) {
+		list = append(list, Comparison{
+			What: what + ", " + point, Row: row, Against: against, Point: point, Published: reach[point], Source: aim,
+		})
+	}
+	return list
 }
 
 // Options of a run.

@@ -191,7 +191,12 @@ func TestSaveAndDocs(t *testing.T) {
 func TestExplanations(t *testing.T) {
 	dir := t.TempDir()
 	r := run(t, fixed(4, 2))
-	r.Suite, r.Ratios[0].What = "flows", "nft DSR / nft DNAT"
+	r.Suite, r.Rows[0].Name, r.Rows[1].Name = "flows", "nft DNAT", "nft DSR"
+	for i := range r.Rows {
+		for j := range r.Rows[i].Cells {
+			r.Rows[i].Cells[j].Point, r.Rows[i].Cells[j].Metric = "HTTP", kflows.Name
+		}
+	}
 	if err := r.Save(filepath.Join(dir, "flows.json")); err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,7 @@ func WriteDocs(dir, page string) error {
 		if err != nil {
 			return err
 		}
+		r.summarize(s) // what is compared may be newer than the repetitions
 		if m := r.Environment.describe(); m != machine {
 			machine = m
 			b.WriteString(m)
@@ -125,15 +126,21 @@ func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string, explained m
 	}
 	r.WriteMarkdown(b)
 	for _, q := range r.Ratios {
-		if math.Abs(q.OfRatios-1) <= explainBeyond {
-			continue
+		why, far := explained[q.What], math.Abs(q.OfRatios-1) > explainBeyond
+		if q.Aim {
+			far = far && q.Missed
 		}
-		why := explained[q.What]
-		if why.Why == "" {
+		switch {
+		case why.Why == "" && far:
 			fmt.Fprintf(b, "\n**%s is %s here and %s there: not explained yet.**\n", q.What, ratio(q.Ours), ratio(q.Published))
 			continue
+		case !far && !(q.Missed && why.Why != ""):
+			continue
+		case q.Aim:
+			fmt.Fprintf(b, "\n**Why %s is %s and not %s:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
+		default:
+			fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
 		}
-		fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
 		for i, p := range why.Profiles {
 			fmt.Fprintf(b, "%s[%s](%s/%s)", map[bool]string{true: " Profiles: ", false: ", "}[i == 0], p, link, p)
 		}

@@ -132,7 +132,7 @@ func (r *Result) legend() string {
 func (r *Result) ratioTable() *table.Table {
 	t := table.New("ratio", ">here", ">published", ">ratio of ratios", "source")
 	for _, q := range r.Ratios {
-		t.Row(q.What, q.ours(), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.Source)
+		t.Row(q.What, q.ours(), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.source())
 	}
 	return t
 }
@@ -142,6 +142,13 @@ func (q Ratio) ours() string {
 		return "~" + ratio(q.Ours)
 	}
 	return ratio(q.Ours)
+}
+
+func (q Ratio) source() string {
+	if q.Missed {
+		return q.Source + ": missed"
+	}
+	return q.Source
 }
 
 func ratio(v float64) string {
@@ -206,7 +213,7 @@ func (r *Result) WriteMarkdown(w io.Writer) {
 	if len(r.Ratios) > 0 {
 		fmt.Fprint(w, "\n| ratio | here | published | ratio of ratios | source |\n|---|---:|---:|---:|---|\n")
 		for _, q := range r.Ratios {
-			fmt.Fprintf(w, "| %s | %s | %s | %.2f | %s |\n", q.What, q.ours(), ratio(q.Published), q.OfRatios, q.Source)
+			fmt.Fprintf(w, "| %s | %s | %s | %.2f | %s |\n", q.What, q.ours(), ratio(q.Published), q.OfRatios, q.source())
 		}
 	}
 	r.writeRemarks(w, "- ")

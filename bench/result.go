@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -82,11 +83,14 @@ func (c *Cell) summarize() {
 	c.Noisy = c.Spread > noisyCell
 }
 
-// Ratio is one comparison with a published figure.
+// Ratio is one comparison with a published figure or an aim.
 type Ratio struct {
 	What      string  `json:"what"`
 	Ours      float64 `json:"ours"`
 	Published float64 `json:"published"`
+	// Aim: Published is what Sluice was to reach, and Missed that it does not.
+	Aim    bool `json:"aim,omitempty"`
+	Missed bool `json:"missed,omitempty"`
 	// OfRatios is Ours / Published.
 	OfRatios float64 `json:"ratio_of_ratios"`
 	Source   string  `json:"source"`
@@ -169,8 +173,9 @@ const (
 	noisyForeign = 0.10 // CPUs' worth of other programs, median over the runs
 )
 
-// summarize computes medians, spreads, shares and ratios.
+// summarize computes medians, spreads, shares and ratios from the repetitions.
 func (r *Result) summarize(s Suite) {
+	r.Ratios, r.Noise = nil, nil
 	for i := range r.Rows {
 		for j := range r.Rows[i].Cells {
 			r.Rows[i].Cells[j].summarize()
@@ -179,16 +184,25 @@ func (r *Result) summarize(s Suite) {
 	for i := range r.Rows {
 		for j := range r.Rows[i].Cells {
 			c := &r.Rows[i].Cells[j]
-			if limit := r.Cell(s.Limit, c.Point, s.Metrics[0].Name); limit != nil && c.Metric == s.Metrics[0].Name && limit.Relative > 0 {
-				c.Share = c.Relative / limit.Relative
-				if s.ShareOfYardstick {
-					c.Share = c.Relative
-				}
+			c.Share = 0
+			if limit := r.limit(s, c.Point); c.Metric == s.Metrics[0].Name && limit > 0 {
+				c.Share = c.Relative / limit
 			}
 		}
 	}
 	r.compare(s)
 	r.tellNoise(s)
+}
+
+// limit is what shares at a point are of, as Cell.Relative has it; 0 for none.
+func (r *Result) limit(s Suite, point string) float64 {
+	if s.ShareOfYardstick {
+		return 1
+	}
+	if c := r.Cell(s.Limit, point, s.Metrics[0].Name); c != nil {
+		return c.Relative
+	}
+	return 0
 }
 
 // tellNoise says in words what a reader must not trust.
@@ -216,24 +230,29 @@ func (r *Result) tellNoise(s Suite) {
 
 func (r *Result) compare(s Suite) {
 	for _, c := range s.Comparisons {
-		point, metric := c.Point, c.Metric
-		if point == "" {
-			point = s.Points[0].Name
-		}
-		if metric == "" {
-			metric = s.Metrics[0].Name
-		}
-		a, b := r.Cell(c.Row, point, metric), r.Cell(c.Against, point, metric)
-		if a == nil || b == nil || a.Median == 0 || b.Relative == 0 {
+		point, metric := cmp.Or(c.Point, s.Points[0].Name), cmp.Or(c.Metric, s.Metrics[0].Name)
+		a := r.Cell(c.Row, point, metric)
+		if a == nil || a.Median == 0 {
 			continue
 		}
-		ours, published := a.Relative/b.Relative, c.Published/c.PublishedAgainst
-		if c.Added && s.ShareOfYardstick { // Mpps to ns
-			ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
+		q := Ratio{
+			What: c.What, Ours: a.Median, Published: c.Published / cmp.Or(c.PublishedAgainst, 1),
+			Source: c.Source, Aim: c.Source == aim, Noisy: a.Noisy,
 		}
-		r.Ratios = append(r.Ratios, Ratio{
-			What: c.What, Ours: ours, Published: published, OfRatios: ours / published, Source: c.Source, Noisy: a.Noisy || b.Noisy,
-		})
+		switch b := r.Cell(c.Against, cmp.Or(c.AgainstPoint, point), metric); {
+		case c.Added: // Mpps to ns
+			q.Ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
+		case c.Against == s.Limit && s.ShareOfYardstick:
+			q.Ours = a.Relative
+		case c.Against == "":
+		case b == nil || b.Relative == 0:
+			continue
+		default:
+			q.Ours, q.Noisy = a.Relative/b.Relative, a.Noisy || b.Noisy
+		}
+		q.OfRatios = q.Ours / q.Published
+		q.Missed = q.Aim && q.Ours < q.Published
+		r.Ratios = append(r.Ratios, q)
 	}
 }
 

@@ -78,6 +78,7 @@ func fnat64Suite() Suite {
 			Against: "sluice ebpf FNAT44 (xdp)", Point: point,
 			Published: 76, PublishedAgainst: 100, Source: source + ", before the change: FNAT64 alone went without",
 		})
+		s.Comparisons = append(s.Comparisons, aims("FNAT64 / FNAT44 by XDP", "sluice ebpf FNAT64 (xdp)", "sluice ebpf FNAT44 (xdp)", map[string]float64{point: 0.95})...)
 	}
 	return s
 }

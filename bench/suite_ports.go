@@ -57,6 +57,18 @@ func portsSuite() Suite {
 			return err
 		})}, r.path))
 	}
+	for _, c := range []struct {
+		fill  int
+		reach float64
+	}{{10, 1000}, {50, 1000}, {95, 500}} {
+		s.Comparisons = append(s.Comparisons, Comparison{
+			What: fmt.Sprintf("snat by XDP, 1000 new flows/s at %d %%", c.fill), Row: "sluice ebpf snat (xdp)",
+			Metric: fillMetric(c.fill), Published: c.reach, Source: aim,
+		})
+	}
+	s.Comparisons = append(s.Comparisons, Comparison{
+		What: "snat by XDP, served, % of the ports", Row: "sluice ebpf snat (xdp)", Metric: "served", Published: 99, Source: aim,
+	})
 	return s
 }
 

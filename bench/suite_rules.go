@@ -43,6 +43,12 @@ func rulesSuite() Suite {
 		},
 		NotShown: []string{"The time that it takes to load the rules: see the suite scale."},
 	}
+	for _, row := range []string{"sluice nftables dnat", "sluice ebpf dnat (xdp)", "sluice ebpf dnat (tc)"} {
+		s.Comparisons = append(s.Comparisons, Comparison{
+			What: row + ", 10,000 services / 1", Row: row, Against: row, Point: "10,000 services", AgainstPoint: "1 service",
+			Published: 0.95, Source: aim,
+		})
+	}
 	return s
 }
 
