@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,6 +56,8 @@ type Engine struct {
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
 	override  map[backendKey]datapath.State // by the operator, until cleared
+	stood     map[backendKey]stood          // what backends are in inForce; nil until it is asked for
+	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
 }
@@ -105,8 +109,20 @@ func signal(c chan<- struct{}) {
 // Apply puts a validated configuration in force on all datapaths, or none: when
 // one refuses, those that had accepted go back to what they had.
 func (e *Engine) Apply(ctx context.Context, cfg *config.Config) (Applied, error) {
+	return e.ApplyIf(ctx, cfg, nil)
+}
+
+// ErrChanged is what ApplyIf returns when it must not apply.
+var ErrChanged = errors.New("another configuration is in force")
+
+// ApplyIf is Apply on the condition that the configuration in force, nil for none, is
+// still the one that is expected; nil expects any.
+func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if expected != nil && !expected(e.config) {
+		return Applied{}, ErrChanged
+	}
 	plan, err := e.place(cfg)
 	if err != nil {
 		return Applied{}, err
@@ -172,11 +188,23 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.revision++
 	next := e.snapshots(cfg, plan)
 	applied := Applied{Revision: e.revision, At: time.Now()}
-	for i, d := range e.opt.Datapaths {
+	order := e.opt.Datapaths
+	if e.config == nil {
+		left, err := e.rehearse(ctx, next)
+		if err != nil {
+			applied.Err, e.lastApply = err, applied
+			return applied, err
+		}
+		if left {
+			order = slices.Clone(order)
+			slices.Reverse(order)
+		}
+	}
+	for i, d := range order {
 		change, err := d.Apply(ctx, next[d.Name()])
 		if err != nil {
 			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
-			if undo := e.restore(e.opt.Datapaths[:i]); undo != nil {
+			if undo := e.restore(order[:i], d); undo != nil {
 				applied.Err = errors.Join(applied.Err, undo)
 			}
 			e.lastApply = applied
@@ -185,18 +213,55 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		}
 		applied.Changes = append(applied.Changes, change)
 	}
-	e.config, e.plan, e.inForce = cfg, plan, next
+	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()
 	return applied, nil
 }
 
-// restore puts the snapshots in force back on datapaths that had taken newer
-// ones. It must happen even when the caller's context has ended.
-func (e *Engine) restore(datapaths []datapath.Datapath) error {
+// rehearse finds out before the first apply whether an earlier daemon has left something
+// in the kernel. That carries traffic and is not known here, so that it could not be
+// put back: all datapaths are asked whether they can do what they are to do before it
+// is touched, and nftables, which takes all or nothing, goes before eBPF.
+func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
+	e.left = map[string]bool{}
+	for _, d := range e.opt.Datapaths {
+		l, ok := d.(interface{ Left() (bool, error) })
+		if !ok {
+			continue
+		}
+		left, err := l.Left()
+		if err != nil {
+			return false, fmt.Errorf("%s: what an earlier daemon left: %w", d.Name(), err)
+		}
+		e.left[d.Name()] = left
+		any = any || left
+	}
+	if !any {
+		return false, nil
+	}
+	for _, d := range e.opt.Datapaths {
+		if _, err := d.Plan(ctx, next[d.Name()]); err != nil {
+			return false, fmt.Errorf("%s: %w", d.Name(), err)
+		}
+	}
+	return true, nil
+}
+
+// restore puts the snapshots in force back on datapaths that had taken newer ones, and
+// on the one that failed: it may have found out only after its transaction. It must
+// happen even when the caller's context has ended.
+func (e *Engine) restore(datapaths []datapath.Datapath, failed datapath.Datapath) error {
 	var errs []error
+	if e.inForce[failed.Name()] != nil {
+		datapaths = append(slices.Clone(datapaths), failed)
+	}
 	for _, d := range datapaths {
 		old := e.inForce[d.Name()]
+		if old == nil && e.left[d.Name()] {
+			errs = append(errs, fmt.Errorf("%s has its part of the new rules: those that an earlier daemon left cannot be put back", d.Name()))
+			continue
+		}
 		if old == nil {
 			old = &datapath.Snapshot{Config: &config.Config{}}
 		}
@@ -314,7 +379,7 @@ func (e *Engine) state(s *config.Service, i int) datapath.State {
 	if s.Check != nil && e.opt.Health != nil {
 		healthy, known := e.opt.Health.Healthy(s.Name, b.Name)
 		if !known {
-			healthy = s.Check.Initial == "up"
+			healthy = e.stoodUp(s, b)
 		}
 		if !healthy {
 			return datapath.Down
@@ -324,6 +389,34 @@ func (e *Engine) state(s *config.Service, i int) datapath.State {
 		return datapath.Drain
 	}
 	return datapath.Up
+}
+
+// stood is what a backend was in the snapshots in force.
+type stood struct {
+	address netip.Addr
+	port    uint16
+	up      bool
+}
+
+// stoodUp tells whether a backend that was not probed yet is taken for healthy: as it
+// stood, when it is in force already, for a new or changed check must not cut the
+// connections of every backend; else as the check's "initial" says.
+func (e *Engine) stoodUp(s *config.Service, b *config.Backend) bool {
+	if e.stood == nil {
+		e.stood = map[backendKey]stood{}
+		for _, snapshot := range e.inForce {
+			for _, in := range snapshot.Services {
+				for i := range in.Backends {
+					b := &in.Backends[i]
+					e.stood[backendKey{in.Name, b.Name}] = stood{b.Address, b.Port, in.State[i] != datapath.Down}
+				}
+			}
+		}
+	}
+	if was, ok := e.stood[backendKey{s.Name, b.Name}]; ok && was.address == b.Address && was.port == b.Port {
+		return was.up
+	}
+	return s.Check.Initial == "up"
 }
 
 // SetState overrides the state of a backend until ClearState; the change is

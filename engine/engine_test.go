@@ -25,8 +25,12 @@ type fake struct {
 	fail    error                         // the next Apply
 	applied []*datapath.Snapshot
 	removed bool
+	left    bool
+	planned error
 	flows   []flow.Flow
 }
+
+func (f *fake) Left() (bool, error) { return f.left, nil }
 
 func (f *fake) carries(kind, name string) error {
 	if f.refuse == nil {
@@ -45,7 +49,7 @@ func (f *fake) Counters(context.Context) (*datapath.Counters, error) {
 	return &datapath.Counters{}, nil
 }
 func (f *fake) Plan(context.Context, *datapath.Snapshot) (*datapath.Change, error) {
-	return &datapath.Change{Datapath: f.name}, nil
+	return &datapath.Change{Datapath: f.name}, f.planned
 }
 
 func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
@@ -230,6 +234,82 @@ func TestARefusalOfTheFirstApplyLeavesNothing(t *testing.T) {
 	}
 	if got := names(fast.last()); len(got) != 0 {
 		t.Errorf("ebpf carries %v", got)
+	}
+}
+
+// TestARefusalLeavesWhatADaemonLeft: rules of an earlier daemon are not known to this
+// one, so a first configuration that is refused must not touch them.
+func TestARefusalLeavesWhatADaemonLeft(t *testing.T) {
+	for name, refuse := range map[string]func(*fake){
+		"by the plan":   func(f *fake) { f.planned = errors.New("no") },
+		"by the kernel": func(f *fake) { f.fail = errors.New("no") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fast, slow := pair()
+			fast.left = true
+			refuse(slow)
+			e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+			if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}}); err == nil {
+				t.Fatal("no error")
+			}
+			if len(fast.applied) != 0 {
+				t.Errorf("ebpf was given %v", names(fast.last()))
+			}
+		})
+	}
+	fast, slow := pair()
+	fast.left, slow.left = true, true
+	fast.fail = errors.New("no")
+	_, err := New(Options{Datapaths: []datapath.Datapath{fast, slow}}).Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}})
+	if err == nil || !strings.Contains(err.Error(), "cannot be put back") || len(slow.applied) != 1 {
+		t.Errorf("error %v, nftables was given %d snapshots; it must keep the new rules rather than none", err, len(slow.applied))
+	}
+}
+
+// TestApplyIf: the condition is looked at where no other apply comes between.
+func TestApplyIf(t *testing.T) {
+	fast, _ := pair()
+	e := New(Options{Datapaths: []datapath.Datapath{fast}})
+	before := &config.Config{Services: []config.Service{service("old", "a")}}
+	expects := func(want *config.Config) func(*config.Config) bool {
+		return func(got *config.Config) bool { return got == want }
+	}
+	if _, err := e.ApplyIf(t.Context(), before, expects(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.ApplyIf(t.Context(), &config.Config{}, expects(nil)); !errors.Is(err, ErrChanged) || len(fast.applied) != 1 {
+		t.Errorf("error %v after %d applies", err, len(fast.applied))
+	}
+	if _, err := e.ApplyIf(t.Context(), &config.Config{}, expects(before)); err != nil {
+		t.Error(err)
+	}
+}
+
+// unprobed is a Health that knows nothing yet.
+type unprobed struct{ health }
+
+func (unprobed) Healthy(string, string) (healthy, known bool) { return false, false }
+
+// TestANewCheckCutsNobody: a backend that is in force stays what it is until its new
+// check has spoken; one that is new is what "initial" says.
+func TestANewCheckCutsNobody(t *testing.T) {
+	fast, _ := pair()
+	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: unprobed{}, Settle: time.Nanosecond})
+	before := service("web", "a", "b")
+	before.Check = nil
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{before}}); err != nil {
+		t.Fatal(err)
+	}
+	after := service("web", "a", "b", "c")
+	after.Backends[1].Port = 8080 // another server
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{after}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := fast.last().Services[0].State; !slices.Equal(got, []datapath.State{datapath.Up, datapath.Down, datapath.Down}) {
+		t.Errorf("states %v, want a up as it was, and the new ones down until they are probed", got)
+	}
+	if err := e.refresh(t.Context()); err != nil || len(fast.applied) != 2 {
+		t.Errorf("error %v, %d applies although nothing changed", err, len(fast.applied))
 	}
 }
 

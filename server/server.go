@@ -153,10 +153,14 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	if err != nil {
 		return nil, err
 	}
-	if v := s.opt.Engine.View(); in.IfMatch != "" && (v.Config == nil || in.IfMatch != s.etag(v.Config)) {
+	var expected func(*config.Config) bool
+	if in.IfMatch != "" {
+		expected = func(inForce *config.Config) bool { return inForce != nil && in.IfMatch == s.etag(inForce) }
+	}
+	applied, err := s.opt.Engine.ApplyIf(ctx, cfg, expected)
+	if errors.Is(err, engine.ErrChanged) {
 		return nil, huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
 	}
-	applied, err := s.opt.Engine.Apply(ctx, cfg)
 	if err != nil {
 		return nil, huma.Error409Conflict(err.Error())
 	}
