@@ -322,9 +322,11 @@ func (e *Entry) SourceTranslated() bool {
 	return e.Reply.Dest != e.Original.Source || e.Reply.DestPort != e.Original.SourcePort
 }
 
-// DestTranslated reports whether the responder's endpoint is rewritten.
+// DestTranslated reports whether the responder's endpoint is rewritten. A query
+// identifier stands on both sides and is the initiator's: source NAT changes it.
 func (e *Entry) DestTranslated() bool {
-	return e.Reply.Source != e.Original.Dest || e.Reply.SourcePort != e.Original.DestPort
+	return e.Reply.Source != e.Original.Dest ||
+		e.Reply.SourcePort != e.Original.DestPort && e.Protocol != flow.ICMP && e.Protocol != flow.ICMPv6
 }
 
 // Flow returns the entry as the value that all of Sluice speaks in.

@@ -114,6 +114,40 @@ func TestEvictable(t *testing.T) {
 	}
 }
 
+// TestTranslated: a query identifier that source NAT changed is no other destination,
+// a port that DNAT changed is.
+func TestTranslated(t *testing.T) {
+	a, b, c := AddrOf(ap("192.0.2.2:0").Addr()), AddrOf(ap("198.51.100.2:0").Addr()), AddrOf(ap("203.0.113.1:0").Addr())
+	for _, tc := range []struct {
+		name         string
+		e            Entry
+		source, dest bool
+		backends     int
+	}{
+		{"ping, masqueraded with another identifier", Entry{Protocol: flow.ICMP,
+			Original: Tuple{Source: a, Dest: b, SourcePort: 7, DestPort: 7}, Reply: Tuple{Source: b, Dest: c, SourcePort: 9, DestPort: 9}}, true, false, 0},
+		{"the host's own ping, with another identifier", Entry{Protocol: flow.ICMPv6,
+			Original: Tuple{Source: a, Dest: b, SourcePort: 7, DestPort: 7}, Reply: Tuple{Source: b, Dest: a, SourcePort: 9, DestPort: 9}}, true, false, 0},
+		{"ping by DNAT", Entry{Protocol: flow.ICMP,
+			Original: Tuple{Source: a, Dest: b, SourcePort: 7, DestPort: 7}, Reply: Tuple{Source: c, Dest: a, SourcePort: 7, DestPort: 7}}, false, true, 1},
+		{"another port", Entry{Protocol: flow.UDP,
+			Original: Tuple{Source: a, Dest: b, SourcePort: 7, DestPort: 7}, Reply: Tuple{Source: b, Dest: a, SourcePort: 9, DestPort: 7}}, false, true, 1},
+		{"a helper's own connection", Entry{Protocol: flow.UDP, Status: Expected,
+			Original: Tuple{Source: a, Dest: b, SourcePort: 7, DestPort: 7}, Reply: Tuple{Source: c, Dest: a, SourcePort: 7, DestPort: 7}}, false, true, 0},
+	} {
+		f := tc.e.Flow()
+		if tc.e.SourceTranslated() != tc.source || tc.e.DestTranslated() != tc.dest || f.SourceTranslated() != tc.source || f.DestTranslated() != tc.dest {
+			t.Errorf("%s: source %v %v, destination %v %v, want %v and %v", tc.name,
+				tc.e.SourceTranslated(), f.SourceTranslated(), tc.e.DestTranslated(), f.DestTranslated(), tc.source, tc.dest)
+		}
+		s := NewSummary(ByBackend)
+		s.Add(&tc.e)
+		if got := s.Backends(0); len(got) != tc.backends {
+			t.Errorf("%s: backends %v, want %d", tc.name, got, tc.backends)
+		}
+	}
+}
+
 func TestFlowRoundTrip(t *testing.T) {
 	var e, back Entry
 	if err := e.decode(unhex(t, goldenTCP)); err != nil {

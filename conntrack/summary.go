@@ -42,7 +42,7 @@ const (
 	ByDest                           // the address that the initiator sends to
 	ByService                        // destination, port and protocol as sent by the initiator
 	BySNATPort                       // SNAT address, protocol, destination and its port: where ports run out
-	ByBackend                        // where DNAT sends the connection
+	ByBackend                        // where DNAT rules send the connection; helpers' own connections have no rule
 )
 
 // Service is a destination with its port and protocol.
@@ -142,7 +142,7 @@ func (s *Summary) Add(e *Entry) {
 	if s.dimensions&ByService != 0 {
 		s.services.at(Service{e.Original.Dest, e.Original.DestPort, e.Protocol}).add(e)
 	}
-	if s.dimensions&ByBackend != 0 && e.DestTranslated() {
+	if s.dimensions&ByBackend != 0 && e.DestTranslated() && e.Status&Expected == 0 {
 		s.backends.at(Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}).add(e)
 	}
 	if s.dimensions&BySNATPort != 0 && e.SourceTranslated() {

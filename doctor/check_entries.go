@@ -292,7 +292,7 @@ func (s *stale) add(to netip.Addr, entries uint32) {
 // targetGone tells whether no rule translates to an address, as far as that can be told.
 func (c *Case) targetGone(addr netip.Addr) bool {
 	r := c.NS.Rules
-	return r != nil && r.DestNAT > 0 && r.Targets.Unclear == 0 && !r.Targets.Addresses[addr]
+	return r != nil && c.NS.RulesErr == nil && r.DestNAT > 0 && r.Targets.Unclear == 0 && !r.Targets.Addresses[addr]
 }
 
 // addrOf reads the address of an endpoint or of an address alone.

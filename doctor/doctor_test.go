@@ -193,6 +193,10 @@ func TestChecks(t *testing.T) {
 		{"ST10", "UDP to a target without a rule", all(targets("10.9.0.9"), translated(17)), Warn},
 		{"ST10", "TCP to a target without a rule", all(targets("10.9.0.9"), translated(6)), Info},
 		{"ST10", "UDP to a target with a rule", all(targets("10.9.0.2"), translated(17)), OK},
+		{"ST10", "UDP and rules that could not all be read", all(targets("10.9.0.9"), func(s *vitals.Sample) { s.Namespaces[0].RulesErr = errors.New("no iptables-legacy-save") }, translated(17)), OK},
+		{"ST10", "a ping whose identifier SNAT changed", all(targets("10.9.0.9"), entries(1, func(_ int, e *conntrack.Entry) {
+			e.Protocol, e.Reply.SourcePort, e.Reply.DestPort = flow.ICMP, 7, 7
+		})), OK},
 		{"ST10", "UDP where the targets are not all known", all(targets("10.9.0.9"), rules(func(r *vitals.Ruleset) { r.Targets.Unclear = 1 }), translated(17)), OK},
 		{"ST11", "asymmetric", oneWay(200), Warn},
 		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},

@@ -101,5 +101,11 @@ type Flow struct {
 // SourceTranslated reports whether the initiator's endpoint is rewritten.
 func (f Flow) SourceTranslated() bool { return f.Reply.Dest != f.Original.Source }
 
-// DestTranslated reports whether the responder's endpoint is rewritten.
-func (f Flow) DestTranslated() bool { return f.Reply.Source != f.Original.Dest }
+// DestTranslated reports whether the responder's endpoint is rewritten. A query
+// identifier stands on both sides and is the initiator's: source NAT changes it.
+func (f Flow) DestTranslated() bool {
+	if p := f.Original.Protocol; p == ICMP || p == ICMPv6 {
+		return f.Reply.Source.Addr() != f.Original.Dest.Addr()
+	}
+	return f.Reply.Source != f.Original.Dest
+}

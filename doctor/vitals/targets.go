@@ -17,7 +17,7 @@ import (
 type Targets struct {
 	Addresses map[netip.Addr]bool
 	// Unclear counts what may translate to other addresses too: ranges, redirects,
-	// addresses that a rule computes, maps beyond mostMaps, IPVS.
+	// whole networks, addresses that a rule computes, maps beyond mostMaps, IPVS.
 	Unclear int
 }
 
@@ -122,7 +122,7 @@ func (t *Targets) target(e *expr.Target) {
 		r = &info.NatRange
 	}
 	switch {
-	case e.Name == "REDIRECT" || e.Name == "DNAT" && r == nil:
+	case e.Name == "REDIRECT" || e.Name == "NETMAP" || e.Name == "DNAT" && r == nil:
 		t.Unclear++
 	case e.Name == "DNAT":
 		from, _ := netip.AddrFromSlice(r.MinIP)
@@ -133,7 +133,7 @@ func (t *Targets) target(e *expr.Target) {
 
 // legacy adds that of a line of iptables-legacy-save.
 func (t *Targets) legacy(words []string) {
-	if slices.Contains(words, "REDIRECT") {
+	if slices.Contains(words, "REDIRECT") || slices.Contains(words, "NETMAP") {
 		t.Unclear++
 	}
 	at := slices.Index(words, "DNAT")

@@ -177,17 +177,45 @@ func TestTargetsUnclear(t *testing.T) {
 	}
 }
 
+// readRules reads what iptables-nft made of lines of iptables-restore.
+func readRules(t *testing.T, lines string) *Ruleset {
+	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("iptables-nft-restore"))
+	l := labtest.New(t, lab.Topology{Name: "compat", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	cmd := l.Node("gateway").Command(t.Context(), "iptables-nft-restore")
+	cmd.Stdin = strings.NewReader(lines)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var got *Ruleset
+	if err := l.Node("gateway").Do(func() (err error) { got, err = readNft(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// TestCompatTargets: a NETMAP has a target for every address.
+func TestCompatTargets(t *testing.T) {
+	got := readRules(t, "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n").Targets
+	want := addresses("10.0.0.1")
+	want.Unclear = 1
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestLegacyRules(t *testing.T) {
 	r := &Ruleset{}
 	r.addLegacy("*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\n-A POSTROUTING -o eth1 -j MASQUERADE --random-fully\nCOMMIT\n" +
 		"*nat\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.2:80\n" +
 		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.3:80-90\n-A PREROUTING -p tcp -j DNAT --to-destination [fd00::1]:80\n" +
-		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.4-10.0.0.9\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\nCOMMIT\n" +
+		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.4-10.0.0.9\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\n" +
+		"-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n" +
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n")
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
-	targets.Unclear = 2
-	want := &Ruleset{SourceNAT: 2, DestNAT: 6, Targets: targets, InOrder: 1, Tracking: 1, Logs: 1, KubeServices: 1,
-		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 6, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
+	targets.Unclear = 3
+	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
+		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 7, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)
 	}
