@@ -146,11 +146,13 @@ func defaultInFlight() int {
 	return int(max(16, min(most, files.Cur/2)))
 }
 
-// Close ends all probes, waits for them and removes their routes.
+// Close ends all probes, waits for them and removes their routes, and those that a
+// process has left which was killed.
 func (m *Monitor) Close() error {
 	m.cancel()
 	m.running.Wait()
-	return m.paths.retain(func(key) bool { return false })
+	_, err := RemovePaths()
+	return err
 }
 
 // Configure replaces what is probed; nil stops all probes. Backends whose

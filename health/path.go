@@ -68,7 +68,7 @@ func (p *paths) ensure(mark uint32, address, server netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.swept {
-		if err := sweepPaths(func(uint32) bool { return true }); err != nil {
+		if _, err := RemovePaths(); err != nil {
 			return inPlainWords(err)
 		}
 		p.swept = true
@@ -122,7 +122,7 @@ func makePath(mark uint32, address, server netip.Addr) error {
 	if len(on) == 0 || on[0].Gw != nil {
 		return fmt.Errorf("%s is not on a network of this host, as mode dsr needs it", server)
 	}
-	if err := sweepPaths(func(m uint32) bool { return m == mark }); err != nil {
+	if _, err := sweepPaths(func(m uint32) bool { return m == mark }); err != nil {
 		return err
 	}
 	route := &netlink.Route{
@@ -172,29 +172,36 @@ func (p *paths) retain(wanted func(key) bool) error {
 	if !p.swept || len(gone) == 0 {
 		return nil // nothing was made in the kernel
 	}
-	return sweepPaths(func(m uint32) bool { return slices.Contains(gone, m) })
+	_, err := sweepPaths(func(m uint32) bool { return slices.Contains(gone, m) })
+	return err
 }
 
+// RemovePaths takes out of this network namespace all ip rules and routes of checks via
+// their service, those too that a process has left which was killed, and returns how
+// many rules there were.
+func RemovePaths() (rules int, err error) { return sweepPaths(func(uint32) bool { return true }) }
+
 // sweepPaths removes rules and tables of ours whose mark is chosen.
-func sweepPaths(chosen func(mark uint32) bool) error {
+func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 	var errs []error
 	for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {
 		rules, err := netlink.RuleList(fam)
 		if err != nil {
-			return fmt.Errorf("ip rules: %w", err)
+			return n, fmt.Errorf("ip rules: %w", err)
 		}
 		for i := range rules {
 			r := &rules[i]
 			if r.Priority != pathRules || r.Mark < pathMark || r.Mark >= pathMark+maxPaths || !chosen(r.Mark) {
 				continue
 			}
+			n++
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				errs = append(errs, err)
 			}
 			errs = append(errs, dropTable(fam, int(r.Mark)))
 		}
 	}
-	return errors.Join(errs...)
+	return n, errors.Join(errs...)
 }
 
 func dropTable(family, table int) error {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // lock keeps a second daemon out of the same state directory. The kernel drops
@@ -53,3 +55,40 @@ func acquire(dir, command string) (*lock, error) {
 }
 
 func (l *lock) release() { l.file.Close() }
+
+const failed = "failed: "
+
+// leave notes in the file how the holder's end went, for who waits in freed.
+func (l *lock) leave(err error) {
+	text := ""
+	if err != nil {
+		text = failed + err.Error() + "\n"
+	}
+	_ = l.file.Truncate(0)
+	_, _ = l.file.WriteAt([]byte(text), 0)
+}
+
+// freed waits until nobody holds the lock of a state directory, and returns what its
+// last holder could not do.
+func freed(ctx context.Context, dir string) error {
+	f, err := os.Open(filepath.Join(dir, "lock"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	defer f.Close()
+	for syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil {
+		select {
+		case <-ctx.Done():
+			return errors.New("the daemon answers no more, but has not ended yet: look at its log")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if why, found := strings.CutPrefix(strings.TrimSpace(string(text)), failed); found {
+		return fmt.Errorf("the daemon has ended, but not as it should: %s", why)
+	}
+	return err
+}

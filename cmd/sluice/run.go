@@ -130,7 +130,9 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	err = d.serve(ctx, watcher, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
-	return errors.Join(err, d.engine.Stop(context.Background(), d.keep))
+	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
+	lock.leave(stopped)
+	return errors.Join(err, stopped)
 }
 
 // follow tells the engine of changes of the network until the context ends.

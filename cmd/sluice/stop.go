@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/health"
 )
 
 func newStop(a *app) *cobra.Command {
@@ -62,7 +63,12 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 	if err := c.Stop(ctx, stop); err != nil {
 		return err
 	}
-	return waitGone(ctx, c)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := waitGone(ctx, c); err != nil {
+		return err
+	}
+	return freed(ctx, a.directory()) // it closes the API before it removes anything
 }
 
 // removeLeft takes out of the kernel what a daemon left that does not run any
@@ -74,21 +80,26 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	}
 	e := engine.New(engine.Options{Datapaths: paths.list})
 	left, err := paths.left()
-	if err != nil || !left {
+	if err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
+	}
+	if !left {
+		rules, err := health.RemovePaths()
+		return rules > 0, errors.Join(err, e.Stop(ctx, true))
 	}
 	lock, err := acquire(a.directory(), "sluice stop --force")
 	if err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
 	defer lock.release()
-	return true, e.Stop(ctx, false)
+	_, err = health.RemovePaths()
+	err = errors.Join(err, e.Stop(ctx, false))
+	lock.leave(err)
+	return true, err
 }
 
 // waitGone returns when nobody answers on the socket any more.
 func waitGone(ctx context.Context, c *api.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
 	for {
 		_, err := c.Status(ctx)
 		switch {

@@ -28,6 +28,10 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 			return err
 		}
 		t := d.t
+		if t == nil && d.idle(s) {
+			change = &datapath.Change{Datapath: d.Name()}
+			return nil
+		}
 		if t == nil { // numbers as they would be in new tables
 			t = &tables{ids: &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}, hz: d.hz,
 				sizes: sizes{pool: maxPool, hosts: 1 << 21}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)}}
@@ -42,6 +46,12 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 	return change, err
 }
 
+// idle tells whether there is nothing to do for a snapshot, and nothing was left by an
+// earlier process.
+func (d *Datapath) idle(s *datapath.Snapshot) bool {
+	return len(s.Services)+len(s.NAT)+len(s.Rules) == 0 && !d.pinnedBefore()
+}
+
 // Apply makes the kernel's state equal to the snapshot.
 func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
@@ -53,7 +63,7 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			return err
 		}
 		if d.t == nil {
-			if len(s.Services)+len(s.NAT)+len(s.Rules) == 0 && !d.pinnedBefore() {
+			if d.idle(s) {
 				change = &datapath.Change{Datapath: d.Name()}
 				return nil
 			}

@@ -29,10 +29,11 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	}
 	change := d.describe(result, delta)
 	if !delta.Empty() {
-		d.retire(delta)
+		ended := d.retire(delta)
 		if err := d.conn.Apply(delta); err != nil {
 			return nil, d.refused(err)
 		}
+		d.retired.merge(ended)
 		if err := d.verify(delta, result); err != nil {
 			d.inForce, d.compiled = nil, nil // read it all next time
 			return nil, err

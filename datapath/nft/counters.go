@@ -26,14 +26,12 @@ const refusedMeter = "refused"
 
 // retire reads the counts that a delta is about to end. Counts are not worth an
 // apply that fails: what cannot be read is left out.
-func (d *Datapath) retire(delta *ruleset.Delta) {
+func (d *Datapath) retire(delta *ruleset.Delta) retired {
+	ended := make(retired)
 	if d.compiled == nil {
-		return
+		return ended
 	}
-	if d.retired == nil {
-		d.retired = make(retired)
-	}
-	d.retireChains(delta)
+	d.retireChains(delta, ended)
 	ending := make(map[ruleset.ID]map[ruleset.Element]meter)
 	for _, e := range delta.DelElements {
 		s := d.compiled.Services[strings.TrimPrefix(e.Owner, "service ")]
@@ -50,21 +48,22 @@ func (d *Datapath) retire(delta *ruleset.Delta) {
 		if len(elements) > manyElements {
 			_ = d.conn.EachElementCount(set, func(e ruleset.Element, n nfnl.Counts) {
 				if m, ok := elements[e]; ok {
-					d.retired.add(m, n)
+					ended.add(m, n)
 				}
 			})
 			continue
 		}
 		for e, m := range elements {
 			if n, err := d.conn.ElementCounts(set, e); err == nil {
-				d.retired.add(m, n)
+				ended.add(m, n)
 			}
 		}
 	}
+	return ended
 }
 
 // retireChains is retire for the rules of chains.
-func (d *Datapath) retireChains(delta *ruleset.Delta) {
+func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
 	ending := make(map[ruleset.ID]meter)
 	for _, c := range delta.FlushChains {
 		if m, ok := d.chainMeter(c.Owner, c.Of); ok {
@@ -74,14 +73,14 @@ func (d *Datapath) retireChains(delta *ruleset.Delta) {
 	if len(ending) > manyElements {
 		_ = d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
 			if m, ok := ending[id]; ok {
-				d.retired.add(m, n)
+				ended.add(m, n)
 			}
 		})
 		return
 	}
 	for id, m := range ending {
 		if n, err := d.conn.ChainCounts(id); err == nil {
-			d.retired.add(m, n)
+			ended.add(m, n)
 		}
 	}
 }
@@ -89,6 +88,16 @@ func (d *Datapath) retireChains(delta *ruleset.Delta) {
 func (r retired) add(m meter, n nfnl.Counts) {
 	was := r[m]
 	r[m] = nfnl.Counts{Packets: was.Packets + n.Packets, Bytes: was.Bytes + n.Bytes}
+}
+
+// merge adds counts that have ended.
+func (r *retired) merge(ended retired) {
+	if *r == nil {
+		*r = make(retired)
+	}
+	for m, n := range ended {
+		r.add(m, n)
+	}
 }
 
 // chainMeter tells what the counters of a chain mean.
