@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/lab/host"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -222,6 +223,27 @@ func TestKillUnderIPNetnsExec(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRefusedRestart starts a daemon over what a killed one left, with a file of which eBPF
+// would take its part and nftables refuses the rest: traffic must go on as before.
+func TestRefusedRestart(t *testing.T) {
+	l := labtest.New(t, lab.Balancer())
+	dial := serveWebAndLine(t, l)
+	d := start(t, l.Node("gateway"), "datapath: ebpf\n"+webAndLine)
+	line := dial()
+	if err := d.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.AwaitEnd() // "killed"
+	refused := webAndLine + "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [99]}], protocol: tcp, mode: dsr, backends: [{name: x, address: 203.0.113.99}]}\n"
+	if _, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "test.yaml", []byte(refused)); err == nil || !strings.Contains(err.Error(), "no route to 203.0.113.99") {
+		t.Fatalf("a backend without a route: %v", err)
+	}
+	mustAsk(t, line, "after a refused restart")
+	mustAnswer(t, webLoad(l, "192.0.2.10:80", 50))
+	start(t, l.Node("gateway"), "datapath: ebpf\n"+webAndLine)
+	mustAsk(t, line, "after the next one")
 }
 
 // TestStopForce removes what a killed daemon left, without a daemon.
