@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -231,6 +232,9 @@ func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
 	for _, step := range slices.Backward(e.Steps) {
 		now, err := s.Get(step.Key)
 		switch {
+		case errors.Is(err, fs.ErrNotExist): // such as a module that is not loaded since a reboot
+			notes = append(notes, fmt.Sprintf("%s: the kernel has it no more: nothing to put back (it was %s before)", step.Key,
+				strings.Join(strings.Fields(step.Before), " ")))
 		case err != nil:
 			errs = append(errs, err)
 		case same(now, step.Before):

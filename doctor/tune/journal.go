@@ -51,11 +51,15 @@ type Entry struct {
 	Time      time.Time `json:"time"`
 	Profile   string    `json:"profile"`
 	Namespace string    `json:"namespace"` // path; empty for the caller's own
-	Inode     uint64    `json:"inode,omitempty"`
-	State     State     `json:"state"`
-	Why       string    `json:"why,omitempty"` // it was rolled back
-	Steps     []Step    `json:"steps"`
-	File      *File     `json:"file,omitempty"` // nil before anything was kept for the next boot
+	// Host: the host's first namespace, whose number differs between kernels.
+	Host  bool   `json:"host,omitempty"`
+	Inode uint64 `json:"inode,omitempty"`
+	// Boot is the boot that the number belongs to; other namespaces end with it.
+	Boot  string `json:"boot,omitempty"`
+	State State  `json:"state"`
+	Why   string `json:"why,omitempty"` // it was rolled back
+	Steps []Step `json:"steps"`
+	File  *File  `json:"file,omitempty"` // nil before anything was kept for the next boot
 }
 
 // lock takes the journal for one program at a time.
@@ -118,17 +122,32 @@ func (s *System) Journal(all bool) ([]Entry, error) {
 		if err := json.Unmarshal(text, &e); err != nil {
 			return nil, fmt.Errorf("journal %s: %w", name, err)
 		}
-		if all || e.Inode == s.Namespace.Inode {
+		if all || s.own(&e) {
 			list = append(list, e)
 		}
 	}
 	return list, nil
 }
 
+// own tells whether an entry is about the namespace of s.
+func (s *System) own(e *Entry) bool {
+	same := e.Inode == s.Namespace.Inode
+	if s.host() {
+		return e.Host || same && e.Boot == "" // written before entries knew
+	}
+	return !e.Host && same && (e.Inode == 0 || e.Boot == "" || e.Boot == bootID())
+}
+
+// bootID names this boot of the host; "" when it cannot be told.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+}
+
 // newEntry starts a journal entry whose name sorts after all before it.
 func (s *System) newEntry(p *Proposal, now time.Time) *Entry {
 	e := &Entry{ID: now.UTC().Format("20060102T150405.000000000"), Time: now.UTC(), Profile: p.Profile,
-		Namespace: s.Namespace.Path, Inode: s.Namespace.Inode, State: Trial}
+		Namespace: s.Namespace.Path, Inode: s.Namespace.Inode, Host: s.host(), Boot: bootID(), State: Trial}
 	for _, c := range p.Pending() {
 		e.Steps = append(e.Steps, Step{Key: c.Key, Before: c.Now, Wanted: c.Value})
 	}

@@ -70,8 +70,10 @@ func (s *System) dir() string {
 
 // persistent reports whether settings of the namespace survive a reboot.
 func (s *System) persistent() bool {
-	return s.Namespace.Name == "host" || s.Namespace == conntrack.Namespace{}
+	return s.host() || s.Namespace == conntrack.Namespace{}
 }
+
+func (s *System) host() bool { return s.Namespace.Name == "host" }
 
 // path returns the file of a key such as net.ipv4.ip_forward.
 func (s *System) path(key string) string {

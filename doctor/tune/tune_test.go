@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/conntrack"
 )
 
 // stock is what a small router holds before anyone tuned it.
@@ -267,6 +268,48 @@ func TestRollbackLeavesForeignValues(t *testing.T) {
 		t.Errorf("notes %v, %v", notes, err)
 	}
 	wantValues(t, s, map[string]string{conntrackMax: "999999", conntrackBuckets: "16384"})
+}
+
+// TestRollbackAfterReboot: a key may be gone with its module, and the file is put back
+// all the same.
+func TestRollbackAfterReboot(t *testing.T) {
+	s := fake(t)
+	if _, err := Apply(context.Background(), s, router(t, s, Options{}), Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(s.path(conntrackMax)); err != nil {
+		t.Fatal(err)
+	}
+	done, notes, err := Rollback(s, false)
+	if err != nil || len(done) != 1 || done[0].State != RolledBack || len(notes) != 1 || !strings.Contains(notes[0], "the kernel has it no more") {
+		t.Errorf("%+v, notes %v, %v", done, notes, err)
+	}
+	if _, err := os.Stat(s.file()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
+	}
+}
+
+// TestWhoseEntry: the number of the host's first namespace is another one after a new
+// kernel, and that of any other namespace may be somebody else's after a reboot.
+func TestWhoseEntry(t *testing.T) {
+	host := &System{Namespace: conntrack.Namespace{Name: "host", Inode: 1}}
+	other := &System{Namespace: conntrack.Namespace{Name: "other", Inode: 2}}
+	for _, c := range []struct {
+		s    *System
+		e    Entry
+		want bool
+	}{
+		{host, Entry{Host: true, Inode: 7, Boot: "earlier"}, true},
+		{host, Entry{Inode: 1}, true}, // of an older version
+		{host, Entry{Inode: 1, Boot: "earlier"}, false},
+		{other, Entry{Inode: 2, Boot: bootID()}, true},
+		{other, Entry{Inode: 2, Boot: "earlier"}, false},
+		{other, Entry{Host: true, Inode: 2, Boot: bootID()}, false},
+	} {
+		if got := c.s.own(&c.e); got != c.want {
+			t.Errorf("%s, %+v: %v", c.s.Namespace.Name, c.e, got)
+		}
+	}
 }
 
 func TestRefusals(t *testing.T) {
