@@ -16,7 +16,7 @@ func forwardChecks() []Check {
 	return []Check{
 		{ID: "FW01", Name: "ip-forward", About: "forwarding where packets are translated", Weight: 98, Run: checkForwarding,
 			Symptom: "nothing passes the gateway",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_forward=1 (and net.ipv6.conf.all.forwarding=1)", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.forwarding=1", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
 		{ID: "FW02", Name: "rp-filter", About: "packets refused by reverse path filtering", Weight: 92, Run: checkRPFilter,
 			Symptom: "traffic from some networks is lost in one direction",
 			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.rp_filter=2, or add the route back to the source", Risk: "loose mode checks less against spoofing (RFC 3704)"}},
@@ -51,27 +51,67 @@ func forwardChecks() []Check {
 	}
 }
 
+// strays are packets for other hosts, a second, that any host may get: broadcasts of
+// other networks on its link.
+const strays = 5
+
 func checkForwarding(_ context.Context, c *Case) Finding {
 	four, there := c.sysctl("net.ipv4.ip_forward")
 	if !there {
 		return unknown("net.ipv4.ip_forward is not readable")
 	}
-	refused := c.delta("Ip.InAddrErrors") + c.delta("Ip6InAddrErrors")
+	six, has6 := c.sysctl("net.ipv6.conf.all.forwarding")
+	var rules vitals.Forwards
+	if c.NS.Rules != nil {
+		rules = c.NS.Rules.Forwards
+	}
+	refused := c.delta("Ip.InAddrErrors")
+	worst := Finding{}
+	if four == 0 {
+		worst = c.forwardingOff("IPv4", "net.ipv4.ip_forward", rules.IPv4, rules.Either, six != 1, refused)
+	}
+	if has6 && six == 0 {
+		f := c.forwardingOff("IPv6", "net.ipv6.conf.all.forwarding", rules.IPv6, rules.Either, four != 1, c.delta("Ip6InAddrErrors"))
+		if f.Verdict > worst.Verdict {
+			worst = f
+		}
+	}
 	_, seen := c.drops(trace.CauseForwardOff)
-	if four == 1 {
+	switch {
+	case worst.Verdict > OK:
+		return c.withDrops(worst, trace.CauseForwardOff)
+	case four == 1:
 		return c.interfacesForward(refused)
+	case !seen:
+		return ok("no rule needs forwarding, which is off")
 	}
-	if !c.NS.Rules.NAT() && !seen {
-		return ok("not a router")
+	v := Info
+	if c.perSecond(refused) > strays {
+		v = Warn
 	}
-	f := found(Critical, "packets are to be translated, but forwarding is off").with("net.ipv4.ip_forward", "0", fromSysctl)
+	return c.withDrops(found(v, "%d packets for other hosts arrived; forwarding is off, and no rule needs it", refused).
+		with("net.ipv4.ip_forward", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP), trace.CauseForwardOff)
+}
+
+// forwardingOff judges a family that does not forward: own rules need it to, and those
+// of both families where the other one does not either, or packets show that it has to.
+func (c *Case) forwardingOff(family, setting string, own, either int, both bool, refused uint64) Finding {
+	n := own
+	if both || refused > 0 {
+		n += either
+	}
+	if n == 0 {
+		return Finding{}
+	}
+	f := found(Warn, "%s packets that are to be forwarded, but %s forwarding is off", pluralVerb(n, "rule translates", "rules translate"), family).
+		with(setting, "0", fromSysctl)
+	f.Remedy = &Remedy{Do: "sysctl -w " + setting + "=1", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
 	if refused > 0 {
+		f.Verdict = Critical
+		f.Summary = fmt.Sprintf("%s forwarding is off: %d packets for other hosts were refused in %.1f s", family, refused, c.Window.Seconds())
 		f = f.with("ΔInAddrErrors", c.inWindow(refused), fromSNMP).losing(c.perSecond(refused))
-		f.Summary = fmt.Sprintf("forwarding is off: %d packets for other hosts were refused in %.1f s", refused, c.Window.Seconds())
-	} else if !c.NS.Rules.NAT() {
-		f.Verdict = Info
 	}
-	return c.withDrops(f, trace.CauseForwardOff)
+	return f
 }
 
 // interfacesForward looks for interfaces on which forwarding alone is off.
@@ -82,7 +122,7 @@ func (c *Case) interfacesForward(refused uint64) Finding {
 			off = append(off, l.Name)
 		}
 	}
-	if len(off) == 0 || !c.NS.Rules.NAT() {
+	if r := c.NS.Rules; len(off) == 0 || r == nil || r.Forwards.IPv4+r.Forwards.Either == 0 {
 		return ok("the host forwards").with("net.ipv4.ip_forward", "1", fromSysctl)
 	}
 	if refused == 0 {

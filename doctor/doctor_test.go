@@ -36,7 +36,7 @@ func examined(t *testing.T) *vitals.Sample {
 		return r
 	}
 	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
-		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Chains: []vitals.Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
+		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta = trace.Counters{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
@@ -259,8 +259,18 @@ func TestChecks(t *testing.T) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 3, PerSecond: 1}}
 		}, Info},
 		{"RL15", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
-		{"FW01", "off", sysctl("net.ipv4.ip_forward", "0"), Critical},
-		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), OK},
+		{"FW01", "off, refusing", all(sysctl("net.ipv4.ip_forward", "0"), set("Ip.InAddrErrors", 30)), Critical},
+		{"FW01", "off, and nobody sends", sysctl("net.ipv4.ip_forward", "0"), Warn},
+		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), forwards(0, 0, 0)), OK},
+		{"FW01", "off on a host that only redirects", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.DestNAT = 1 }), forwards(0, 0, 0)), OK},
+		{"FW01", "off on a host that only redirects, with strays", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 3), dropped(trace.CauseForwardOff, 3)), Info},
+		{"FW01", "off on a host without rules, with much traffic", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 300), dropped(trace.CauseForwardOff, 300)), Warn},
+		{"FW01", "IPv4 off on a router of IPv6", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "1"), forwards(0, 1, 0)), OK},
+		{"FW01", "IPv6 off under rules for IPv6", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(1, 1, 0)), Warn},
+		{"FW01", "IPv6 off under rules for IPv6, refusing", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(1, 1, 0), set("Ip6InAddrErrors", 30)), Critical},
+		{"FW01", "IPv6 off under rules for both on a router of IPv4", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 1)), OK},
+		{"FW01", "IPv6 off under rules for both, refusing", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 1), set("Ip6InAddrErrors", 30)), Critical},
+		{"FW01", "both off under rules for both", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 1)), Warn},
 		{"FW01", "off on one interface, refusing", all(sysctl("net.ipv4.conf.wan0.forwarding", "0"), set("Ip.InAddrErrors", 30)), Critical},
 		{"FW01", "off on one interface", sysctl("net.ipv4.conf.wan0.forwarding", "0"), Info},
 		{"FW01", "unreadable", sysctl("net.ipv4.ip_forward", ""), Unknown},
@@ -418,6 +428,13 @@ func targets(address string) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
 		r := s.Namespaces[0].Rules
 		r.DestNAT, r.Targets = 1, vitals.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
+	}
+}
+
+// forwards has so many rules need forwarding of IPv4, of IPv6, and of either.
+func forwards(four, six, either int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Rules.Forwards = vitals.Forwards{IPv4: four, IPv6: six, Either: either}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -308,16 +309,17 @@ func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *Ruleset, e
 			r = &Ruleset{}
 		}
 		r.Targets.ipvs(l.root)
-		for _, family := range []string{"ip", "ip6"} {
-			if len(strings.Fields(text(l.root, threadNet+family+"_tables_names"))) == 0 {
+		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+			name := familyName(family)
+			if len(strings.Fields(text(l.root, threadNet+name+"_tables_names"))) == 0 {
 				continue
 			}
-			saved, saveErr := legacySave(ctx, family)
+			saved, saveErr := legacySave(ctx, name)
 			if saveErr != nil {
 				err = errors.Join(err, saveErr)
 				continue
 			}
-			r.addLegacy(saved)
+			r.addLegacy(family, saved, localAddresses())
 		}
 		return err
 	})

@@ -4,6 +4,7 @@ package vitals
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ type Ruleset struct {
 	Tables     int
 	SourceNAT  int // rules that translate sources, with masquerade
 	DestNAT    int
+	Forwards   Forwards
 	Targets    Targets // of destination NAT
 	Tracking   int     // rules that look at connections
 	Notrack    int
@@ -89,6 +91,7 @@ func readNft() (*Ruleset, error) {
 		r.scan(c, list)
 	}
 	r.Targets.readNft(conn, rules)
+	r.Forwards.readNft(chains, rules, localAddresses())
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
 		r.Flowtables += len(flowtables)
@@ -304,8 +307,8 @@ func drops(rules []*nftables.Rule, c *nftables.Chain) int {
 	return n
 }
 
-// addLegacy counts the rules in the text of iptables-legacy-save.
-func (r *Ruleset) addLegacy(saved string) {
+// addLegacy counts the rules in the text of iptables-legacy-save, or ip6tables'.
+func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
 	if r.Legacy == nil {
 		r.Legacy = map[string]int{}
 	}
@@ -328,6 +331,7 @@ func (r *Ruleset) addLegacy(saved string) {
 			r.Tracking++
 		}
 		r.Targets.legacy(f)
+		r.Forwards.legacy(family, f, local)
 		for i, word := range f {
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat

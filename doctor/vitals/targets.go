@@ -6,11 +6,9 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 )
 
 // Targets are the addresses that rules translate destinations to.
@@ -114,13 +112,7 @@ func (t *Targets) addBytes(b []byte, size int) {
 
 // target adds that of an iptables rule which iptables-nft carries.
 func (t *Targets) target(e *expr.Target) {
-	var r *xt.NatRange
-	switch info := e.Info.(type) {
-	case *xt.NatRange:
-		r = info
-	case *xt.NatRange2:
-		r = &info.NatRange
-	}
+	r := natRange(e)
 	switch {
 	case e.Name == "REDIRECT" || e.Name == "NETMAP" || e.Name == "DNAT" && r == nil:
 		t.Unclear++
@@ -136,21 +128,10 @@ func (t *Targets) legacy(words []string) {
 	if slices.Contains(words, "REDIRECT") || slices.Contains(words, "NETMAP") {
 		t.Unclear++
 	}
-	at := slices.Index(words, "DNAT")
-	if at < 0 {
+	if !slices.Contains(words, "DNAT") {
 		return
 	}
-	value := ""
-	if at = slices.Index(words, "--to-destination"); at >= 0 && at+1 < len(words) {
-		value = words[at+1]
-	}
-	if end, err := netip.ParseAddrPort(value); err == nil {
-		value = end.Addr().String()
-	} else if host, _, found := strings.Cut(value, ":"); found && strings.Count(value, ":") == 1 {
-		value = host // and a range of ports
-	}
-	addr, _ := netip.ParseAddr(strings.Trim(value, "[]"))
-	t.add(addr, netip.Addr{})
+	t.add(legacyTarget(words), netip.Addr{})
 }
 
 // ipvs notes a load balancer of the kernel whose translations stand in no rule.

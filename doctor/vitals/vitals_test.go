@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -135,7 +136,7 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
@@ -177,13 +178,18 @@ func TestTargetsUnclear(t *testing.T) {
 	}
 }
 
-// readRules reads what iptables-nft made of lines of iptables-restore.
-func readRules(t *testing.T, lines string) *Ruleset {
+// readRules has a program load rules, nft or iptables-nft-restore, and reads them back
+// in a namespace that has the address 192.0.2.1.
+func readRules(t *testing.T, program, rules string) *Ruleset {
 	t.Helper()
-	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("iptables-nft-restore"))
-	l := labtest.New(t, lab.Topology{Name: "compat", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
-	cmd := l.Node("gateway").Command(t.Context(), "iptables-nft-restore")
-	cmd.Stdin = strings.NewReader(lines)
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool(program))
+	l := labtest.New(t, lab.Topology{Name: "rules", Nodes: []lab.NodeSpec{{Name: "gateway", Addresses: []string{"192.0.2.1/32", "2001:db8::1/128"}}}})
+	args := []string{}
+	if program == "nft" {
+		args = []string{"-f", "-"}
+	}
+	cmd := l.Node("gateway").Command(t.Context(), program, args...)
+	cmd.Stdin = strings.NewReader(rules)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -196,7 +202,7 @@ func readRules(t *testing.T, lines string) *Ruleset {
 
 // TestCompatTargets: a NETMAP has a target for every address.
 func TestCompatTargets(t *testing.T) {
-	got := readRules(t, "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n").Targets
+	got := readRules(t, "iptables-nft-restore", "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n").Targets
 	want := addresses("10.0.0.1")
 	want.Unclear = 1
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -204,17 +210,54 @@ func TestCompatTargets(t *testing.T) {
 	}
 }
 
+// TestForwards: what the host redirects, sends itself or takes itself needs no forwarding.
+func TestForwards(t *testing.T) {
+	for _, tc := range []struct {
+		rules string
+		want  Forwards
+	}{
+		{"table ip nat { chain pre { type nat hook prerouting priority dstnat; tcp dport 80 redirect to :8080; }\n}", Forwards{}},
+		{"table ip nat { chain pre { type nat hook prerouting priority dstnat; tcp dport 80 dnat to 192.0.2.1:8080; }\n}", Forwards{}},
+		{"table ip nat { chain pre { type nat hook prerouting priority dstnat; tcp dport 80 dnat to 127.0.0.1; tcp dport 81 dnat to :82; }\n}", Forwards{}},
+		{"table ip6 nat { chain pre { type nat hook prerouting priority dstnat; tcp dport 80 dnat to [2001:db8::1]:8080; }\n}", Forwards{}},
+		{"table ip nat { chain out { type nat hook output priority -100; tcp dport 80 jump more; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{}},
+		{"table ip nat { chain out { type nat hook output priority -100; jump more; }\nchain pre { type nat hook prerouting priority dstnat; jump more; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{IPv4: 1}},
+		{"table ip nat { chain pre { type nat hook prerouting priority dstnat; tcp dport vmap { 80 : goto more }; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{IPv4: 1}},
+		{"table ip6 nat { chain post { type nat hook postrouting priority srcnat; masquerade; }\n}", Forwards{IPv6: 1}},
+		{"table inet nat { chain post { type nat hook postrouting priority srcnat; masquerade; }\n}", Forwards{Either: 1}},
+		{"table inet nat { chain post { type nat hook postrouting priority srcnat; ip saddr 10.0.0.0/8 masquerade; meta nfproto ipv6 masquerade; }\n}", Forwards{IPv4: 1, IPv6: 1}},
+		{"table inet nat { chain pre { type nat hook prerouting priority dstnat; dnat ip to 198.51.100.2; dnat ip6 to 2001:db8::2; }\n}", Forwards{IPv4: 1, IPv6: 1}},
+	} {
+		if got := readRules(t, "nft", tc.rules+"\n").Forwards; got != tc.want {
+			t.Errorf("%s: %+v, want %+v", tc.rules, got, tc.want)
+		}
+	}
+	got := readRules(t, "iptables-nft-restore", "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\n-A PREROUTING -p tcp -j DNAT --to-destination 192.0.2.1:80\n"+
+		"-A OUTPUT -p tcp -j DNAT --to-destination 198.51.100.2\n-A PREROUTING -p tcp -j DNAT --to-destination 198.51.100.2\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n").Forwards
+	if want := (Forwards{IPv4: 2}); got != want {
+		t.Errorf("iptables: %+v, want %+v", got, want)
+	}
+	var legacy Forwards
+	for _, line := range []string{"-A PREROUTING -p tcp -j REDIRECT --to-ports 8080", "-A PREROUTING -j DNAT --to-destination 192.0.2.1:80",
+		"-A OUTPUT -j DNAT --to-destination 198.51.100.2", "-A PREROUTING -j DNAT --to-destination 198.51.100.2", "-A POSTROUTING -j MASQUERADE"} {
+		legacy.legacy(nftables.TableFamilyIPv4, strings.Fields(line), []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	}
+	if legacy != got {
+		t.Errorf("iptables-legacy: %+v, want %+v", legacy, got)
+	}
+}
+
 func TestLegacyRules(t *testing.T) {
 	r := &Ruleset{}
-	r.addLegacy("*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\n-A POSTROUTING -o eth1 -j MASQUERADE --random-fully\nCOMMIT\n" +
-		"*nat\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.2:80\n" +
-		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.3:80-90\n-A PREROUTING -p tcp -j DNAT --to-destination [fd00::1]:80\n" +
-		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.4-10.0.0.9\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\n" +
-		"-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n" +
-		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n")
+	r.addLegacy(nftables.TableFamilyIPv4, "*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -o eth0 -j MASQUERADE\n-A POSTROUTING -o eth1 -j MASQUERADE --random-fully\nCOMMIT\n"+
+		"*nat\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.2:80\n"+
+		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.3:80-90\n-A PREROUTING -p tcp -j DNAT --to-destination [fd00::1]:80\n"+
+		"-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.4-10.0.0.9\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\n"+
+		"-A PREROUTING -d 192.0.2.0/24 -j NETMAP --to 10.0.0.0/24\nCOMMIT\n"+
+		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n", nil)
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
 	targets.Unclear = 3
-	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
+	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
 		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 7, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)

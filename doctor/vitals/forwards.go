@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Forwards counts rules that translate packets which then have to be forwarded.
+// Redirects, what the host itself sends to, and its own addresses as targets need none.
+type Forwards struct {
+	IPv4, IPv6 int
+	Either     int // in tables of both families
+}
+
+func (f *Forwards) add(family nftables.TableFamily) {
+	switch family {
+	case nftables.TableFamilyIPv4:
+		f.IPv4++
+	case nftables.TableFamilyIPv6:
+		f.IPv6++
+	default:
+		f.Either++
+	}
+}
+
+// readNft adds the rules of chains that packets from outside may meet.
+func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftables.Rule, local []netip.Addr) {
+	sent, others := map[string]bool{}, map[string]bool{}
+	for _, c := range chains {
+		switch {
+		case c.Hooknum == nil:
+		case *c.Hooknum == *nftables.ChainHookOutput:
+			reach(chainKey(c.Table, c.Name), rules, sent)
+		default:
+			reach(chainKey(c.Table, c.Name), rules, others)
+		}
+	}
+	for key, list := range rules {
+		if sent[key] && !others[key] {
+			continue
+		}
+		for _, rule := range list {
+			if family, needed := forwarded(rule, local); needed {
+				f.add(family)
+			}
+		}
+	}
+}
+
+// reach notes a chain and those that its rules jump to.
+func reach(key string, rules map[string][]*nftables.Rule, reached map[string]bool) {
+	if reached[key] {
+		return
+	}
+	reached[key] = true
+	for _, rule := range rules[key] {
+		for _, e := range rule.Exprs {
+			if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
+				reach(chainKey(rule.Table, v.Chain), rules, reached)
+			}
+		}
+	}
+}
+
+// forwarded tells whether a rule translates packets that have to be forwarded, and
+// of which family.
+func forwarded(rule *nftables.Rule, local []netip.Addr) (family nftables.TableFamily, needed bool) {
+	family = rule.Table.Family
+	for i, e := range rule.Exprs {
+		switch e := e.(type) {
+		case *expr.Cmp:
+			if of, ok := protocolFamily(rule.Exprs[:i], e); ok && family == nftables.TableFamilyINet {
+				family = of
+			}
+		case *expr.Masq:
+			return family, true
+		case *expr.NAT:
+			if family == nftables.TableFamilyINet && e.Family != 0 {
+				family = nftables.TableFamily(e.Family)
+			}
+			return family, e.Type == expr.NATTypeSourceNAT || e.RegAddrMin != 0 && !loadsLocal(rule.Exprs[:i], e.RegAddrMin, local)
+		case *expr.Target:
+			return family, targetForwards(e, local)
+		}
+	}
+	return family, false
+}
+
+// protocolFamily reads "meta nfproto ipv4".
+func protocolFamily(before []expr.Any, e *expr.Cmp) (nftables.TableFamily, bool) {
+	if len(before) == 0 || len(e.Data) == 0 || e.Op != expr.CmpOpEq {
+		return 0, false
+	}
+	m, ok := before[len(before)-1].(*expr.Meta)
+	return nftables.TableFamily(e.Data[0]), ok && m.Key == expr.MetaKeyNFPROTO
+}
+
+// loadsLocal tells whether an immediate puts an address of the host into a register.
+func loadsLocal(before []expr.Any, register uint32, local []netip.Addr) bool {
+	for _, e := range slices.Backward(before) {
+		if i, ok := e.(*expr.Immediate); ok && i.Register == register {
+			addr, ok := netip.AddrFromSlice(i.Data)
+			return ok && isLocal(addr, local)
+		}
+	}
+	return false
+}
+
+// targetForwards judges a target of iptables-nft.
+func targetForwards(e *expr.Target, local []netip.Addr) bool {
+	switch e.Name {
+	case "SNAT", "MASQUERADE", "NETMAP":
+		return true
+	case "DNAT":
+		r := natRange(e)
+		if r == nil {
+			return true
+		}
+		addr, _ := netip.AddrFromSlice(r.MinIP)
+		return !isLocal(addr, local)
+	}
+	return false
+}
+
+// natRange is what an iptables target translates to; nil where that is not known.
+func natRange(e *expr.Target) *xt.NatRange {
+	switch info := e.Info.(type) {
+	case *xt.NatRange:
+		return info
+	case *xt.NatRange2:
+		return &info.NatRange
+	}
+	return nil
+}
+
+// legacy adds a line of iptables-legacy-save.
+func (f *Forwards) legacy(family nftables.TableFamily, words []string, local []netip.Addr) {
+	at := slices.Index(words, "-j")
+	if words[1] == "OUTPUT" || at < 0 || at+1 >= len(words) {
+		return
+	}
+	switch words[at+1] {
+	case "SNAT", "MASQUERADE", "NETMAP":
+		f.add(family)
+	case "DNAT":
+		if addr := legacyTarget(words); !isLocal(addr, local) {
+			f.add(family)
+		}
+	}
+}
+
+// legacyTarget reads --to-destination; the zero Addr where it is no single address.
+func legacyTarget(words []string) netip.Addr {
+	value := ""
+	if at := slices.Index(words, "--to-destination"); at >= 0 && at+1 < len(words) {
+		value = words[at+1]
+	}
+	if end, err := netip.ParseAddrPort(value); err == nil {
+		return end.Addr()
+	}
+	if host, _, found := strings.Cut(value, ":"); found && strings.Count(value, ":") == 1 {
+		value = host // and a range of ports
+	}
+	addr, _ := netip.ParseAddr(strings.Trim(value, "[]"))
+	return addr
+}
+
+func isLocal(addr netip.Addr, local []netip.Addr) bool {
+	return addr.IsLoopback() || addr.IsUnspecified() || slices.Contains(local, addr.Unmap())
+}
+
+// localAddresses are those of the calling thread's namespace.
+func localAddresses() (local []netip.Addr) {
+	list, err := netlink.AddrList(nil, unix.AF_UNSPEC)
+	if err != nil {
+		return nil
+	}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			local = append(local, addr.Unmap())
+		}
+	}
+	return local
+}
