@@ -59,13 +59,20 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 		return f
 	}
 	longest, name, established := 0, "", -1
+	first, firstName := 0, "" // of what only the first packet of a connection meets
 	for _, chain := range c.NS.Rules.Chains {
-		if chain.Longest > longest {
+		switch {
+		case chain.NAT && chain.Longest > first:
+			first, firstName = chain.Longest, chain.Name
+		case !chain.NAT && chain.Longest > longest:
 			longest, name, established = chain.Longest, chain.Name, chain.Established
 		}
 	}
 	for chain, n := range c.NS.Rules.Legacy {
-		if n > longest {
+		switch nat := strings.HasPrefix(chain, "nat "); {
+		case nat && n > first:
+			first, firstName = n, "iptables "+chain
+		case !nat && n > longest:
 			longest, name, established = n, "iptables "+chain, -1
 		}
 	}
@@ -74,8 +81,11 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	v := grade(float64(longest), 100, 1000)
 	f := found(v, "at most %s in a row (%s)", plural(longest, "rule"), name)
 	switch {
+	case v == OK && first > 100:
+		return found(Info, "the first packet of a connection walks through %d rules one by one in %s", first, firstName).
+			with("longest way of first packets", fmt.Sprintf("%d rules, %s", first, firstName), fromRules)
 	case longest == 0:
-		return ok("no rules")
+		return ok("no long chains of rules")
 	case v > OK && established >= 0 && established < 3:
 		f.Verdict = Info // only the first packet of a connection walks
 		f.Summary += "; established connections leave it at the top"

@@ -36,7 +36,7 @@ func examined(t *testing.T) *vitals.Sample {
 		return r
 	}
 	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
-		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1}}}}
+		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta = trace.Counters{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
@@ -221,6 +221,8 @@ func TestChecks(t *testing.T) {
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
 		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
 		{"RL01", "5000 legacy rules", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"filter FORWARD": 5000} }), Critical},
+		{"RL01", "5000 rules of NAT", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].NAT = 5000, true }), Info},
+		{"RL01", "5000 legacy rules of NAT", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"nat KUBE-SERVICES": 5000} }), Info},
 		{"RL01", "established first", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].Established = 5000, 0 }), Info},
 		{"RL01", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
 		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},

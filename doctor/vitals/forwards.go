@@ -63,10 +63,8 @@ func reach(key string, rules map[string][]*nftables.Rule, reached map[string]boo
 	}
 	reached[key] = true
 	for _, rule := range rules[key] {
-		for _, e := range rule.Exprs {
-			if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
-				reach(chainKey(rule.Table, v.Chain), rules, reached)
-			}
+		if to := jump(rule); to != "" {
+			reach(to, rules, reached)
 		}
 	}
 }

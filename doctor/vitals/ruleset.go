@@ -43,8 +43,9 @@ type Ruleset struct {
 type Chain struct {
 	Name string // "inet filter forward"
 	Hook string
-	// Longest is how many rules a packet that matches none walks through, with
-	// the chains that are jumped to.
+	NAT  bool // only the first packet of a connection meets it
+	// Longest is how many rules a packet walks through at most: those of the chain, of
+	// the chains that every packet is sent to, and of the longest one behind a match.
 	Longest int
 	// Established is the index of the rule that accepts known connections, -1: none.
 	Established int
@@ -99,6 +100,7 @@ func readNft() (*Ruleset, error) {
 			r.Offload = r.Offload || f.Flags&nftables.FlowtableFlagsHWOffload != 0
 		}
 	}
+	ways := map[string]int{}
 	for _, c := range chains {
 		if c.Hooknum == nil || c.Type == "" {
 			continue
@@ -106,7 +108,7 @@ func readNft() (*Ruleset, error) {
 		key := chainKey(c.Table, c.Name)
 		r.Chains = append(r.Chains, Chain{
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
-			Longest:     longest(key, rules, map[string]bool{}),
+			NAT: c.Type == nftables.ChainTypeNAT, Longest: longest(key, rules, ways),
 			Established: establishedAt(rules[key]), Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
@@ -247,23 +249,50 @@ func (r *Ruleset) natPorts(rule *nftables.Rule, nat *expr.NAT) {
 	}
 }
 
-// longest counts the rules on the longest way through a chain: its own and those
-// of all chains it jumps to.
-func longest(key string, rules map[string][]*nftables.Rule, seen map[string]bool) int {
-	if seen[key] {
-		return 0
+// longest counts the rules on the longest way through a chain, and keeps it in known.
+// A packet takes one of the branches behind matches, as those of services.
+func longest(key string, rules map[string][]*nftables.Rule, known map[string]int) int {
+	if n, there := known[key]; there {
+		return n
 	}
-	seen[key] = true
-	n := 0
+	known[key] = 0 // for chains that jump in a circle, which the kernel refuses
+	n, branch := 0, 0
 	for _, rule := range rules[key] {
 		n++
-		for _, e := range rule.Exprs {
-			if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
-				n += longest(chainKey(rule.Table, v.Chain), rules, seen)
-			}
+		to := jump(rule)
+		switch {
+		case to == "":
+		case unconditional(rule):
+			n += longest(to, rules, known)
+		default:
+			branch = max(branch, longest(to, rules, known))
 		}
 	}
-	return n
+	known[key] = n + branch
+	return n + branch
+}
+
+// jump is the key of the chain that a rule sends packets to; "": none.
+func jump(rule *nftables.Rule) string {
+	for _, e := range rule.Exprs {
+		if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
+			return chainKey(rule.Table, v.Chain)
+		}
+	}
+	return ""
+}
+
+// unconditional tells whether every packet matches a rule.
+func unconditional(rule *nftables.Rule) bool {
+	return !slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
+		switch e := e.(type) {
+		case *expr.Verdict, *expr.Counter:
+			return false
+		case *expr.Match:
+			return e.Name != "comment"
+		}
+		return true
+	})
 }
 
 // establishedAt finds the rule that accepts packets of known connections.

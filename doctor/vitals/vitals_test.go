@@ -3,6 +3,7 @@
 package vitals
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -140,8 +141,8 @@ table ip nat {
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
-			{Name: "ip nat post", Hook: "postrouting", Longest: 2, Established: -1},
-			{Name: "ip nat pre", Hook: "prerouting", Longest: 3, Established: -1},
+			{Name: "ip nat post", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
+			{Name: "ip nat pre", Hook: "prerouting", NAT: true, Longest: 3, Established: -1},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -207,6 +208,27 @@ func TestCompatTargets(t *testing.T) {
 	want.Unclear = 1
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestLongest: a packet walks through one of many services, and through what every
+// packet is sent to, whatever a comment says of it.
+func TestLongest(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("*filter\n:SERVICES - [0:0]\n:EVERY - [0:0]\n")
+	for i := range 100 {
+		fmt.Fprintf(&b, ":SVC-%d - [0:0]\n", i)
+	}
+	b.WriteString("-A FORWARD -m comment --comment all -j SERVICES\n-A FORWARD -j EVERY\n-A EVERY -p tcp -j RETURN\n-A EVERY -p udp -j RETURN\n")
+	for i := range 100 {
+		fmt.Fprintf(&b, "-A SERVICES -d 10.0.0.%d/32 -j SVC-%d\n-A SVC-%d -p tcp -j RETURN\n", i, i, i)
+	}
+	b.WriteString("-A SVC-50 -p udp -j RETURN\n-A SVC-50 -p sctp -j RETURN\nCOMMIT\n")
+	got := readRules(t, "iptables-nft-restore", b.String())
+	i := slices.IndexFunc(got.Chains, func(c Chain) bool { return c.Hook == "forward" })
+	// Two rules in FORWARD, 100 services, three of the longest one, two in EVERY.
+	if want := 2 + 100 + 3 + 2; i < 0 || got.Chains[i].Longest != want {
+		t.Errorf("%+v, want %d", got.Chains, want)
 	}
 }
 
