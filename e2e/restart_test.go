@@ -5,6 +5,8 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -156,4 +158,19 @@ func TestSecondDaemonRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestDiffOfTheSame: what is in force differs from itself in nothing, on either datapath.
+func TestDiffOfTheSame(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		d := start(t, l.Node("gateway"), force+webAndLine)
+		file := filepath.Join(t.TempDir(), "same.yaml")
+		if err := os.WriteFile(file, []byte(force+webAndLine), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := d.Command(t.Context(), "diff", "--exit-code", file).CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
 }
