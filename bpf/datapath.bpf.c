@@ -46,14 +46,14 @@ __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 
 __noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
-	int reason = p && plan && egress(ctx, p, plan) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	int reason = p && plan && egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
 
 	return p && reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, true) : reason;
 }
 
 __noinline int tc_orphan(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
 {
-	int reason = p && plan && egress(ctx, p, plan) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	int reason = p && plan && egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
 
 	return p && reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, false) : reason;
 }

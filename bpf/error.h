@@ -347,7 +347,7 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 	if (read_quote(ctx, p, w, xdp))
 		reason = error_plan(&w->about, plan);
 	if (action_of(reason) != ACTION_FORWARD)
-		return egress(ctx, p, plan) ? error_stray(p) : REASON_INTERNAL;
+		return egress(ctx, p, plan, false) ? error_stray(p) : REASON_INTERNAL;
 	if (!error_sound(ctx, p, &w->quote, xdp))
 		return REASON_BAD_CHECKSUM;
 	plan->entry = NO_ENTRY; // errors leave no trace

@@ -111,20 +111,21 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 	}
 }
 
-// Finds out where a packet would leave untranslated, when a rule asks. False: no
-// memory to work in.
-static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan)
+// Finds out where a packet would leave untranslated, when a rule asks; forward: where
+// the server in plan->gateway is. False: no memory to work in.
+static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan, bool forward)
 {
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 
-	if (!nat_by_egress)
+	if (!nat_by_egress && !forward)
 		return true;
 	if (!w)
 		return false;
 	plan->to = p->tuple;
 	plan->family = p->family;
-	plan->gateway = p->tuple.daddr;
+	if (!forward)
+		plan->gateway = p->tuple.daddr;
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);

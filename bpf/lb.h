@@ -40,6 +40,28 @@ static __always_inline __u32 service_of(const struct packet *p)
 	return l->service;
 }
 
+// Whether a packet is for a port-forward that inside hosts may use; then plan->gateway
+// is its server.
+__noinline int to_server(const struct packet *p, struct plan *plan)
+{
+	struct service *s;
+	struct backend *b;
+	__u32 id;
+
+	if (!p || !plan)
+		return 0;
+	id = service_of(p);
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s || !(s->flags & SERVICE_PORT_FORWARD))
+		return 0;
+	id = slot_at(s->slots >> 32);
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (!b)
+		return 0;
+	plan->gateway = b->addr;
+	return 1;
+}
+
 static __always_inline struct birth *birth_of(struct work *w, const struct packet *p, const struct plan *plan)
 {
 	struct birth *b = &w->birth;
@@ -251,23 +273,45 @@ static __always_inline bool may_open(const struct packet *p)
 	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
 }
 
-// port-forward used from inside: the source is translated too, so that the
-// answer comes back this way (RFC 4787 REQ-9). REASON_NONE: not from inside.
-static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source)
+// Whether a rule that takes a packet's source gives it an outside one when it is for
+// another inside host.
+static __always_inline bool hairpins(const struct nat_rule *r, const struct packet *p)
 {
-	__u64 inside;
-	__u32 rule = 0;
-	struct nat_rule *r;
+	return r && r->active && r->flags & NAT_HAIRPIN && (!r->in || r->in == p->ifindex) &&
+	       (p->family == FAMILY_6 ? r->pool6_len : r->pool_len);
+}
+
+// The rule that does: own if it is one, otherwise the first; or NO_ENTRY.
+__noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
+{
+	__u64 rules;
+
+	if (!p)
+		return NO_ENTRY;
+	rules = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
+	if (own < 64 && rules >> own & 1 && hairpins(bpf_map_lookup_elem(&nat_rules, &own), p))
+		return own;
+	for (int i = 0; i < 64 && rules; i++) {
+		__u32 id = lowest_bit(rules);
+
+		if (hairpins(bpf_map_lookup_elem(&nat_rules, &id), p))
+			return id;
+		rules &= rules - 1;
+	}
+	return NO_ENTRY;
+}
+
+// From inside to an inside host by its outside endpoint: the source is translated too,
+// so that the answer comes back this way (RFC 4787 REQ-9). own: rule of that endpoint,
+// or NO_ENTRY. REASON_NONE: not from inside.
+static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source, __u32 own)
+{
+	__u32 rule = NO_ENTRY;
 	int reason;
 
-	if (!have_nat)
-		return REASON_NONE;
-	inside = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
-	if (!inside)
-		return REASON_NONE;
-	rule = lowest_bit(inside);
-	r = bpf_map_lookup_elem(&nat_rules, &rule);
-	if (!r || !(r->flags & NAT_HAIRPIN) || (p->family == FAMILY_6 ? !r->pool6_len : !r->pool_len))
+	if (have_nat)
+		rule = hairpin_rule(p, own);
+	if (rule == NO_ENTRY)
 		return REASON_NONE;
 	if (!may_open(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
@@ -311,9 +355,9 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 			goto refused;
 		flags |= ENTRY_PORT;
 	}
-	if (s->flags & SERVICE_PORT_FORWARD) {
+	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
-		reason = hairpin_source(p, plan, &w->source);
+		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
 		if (reason == REASON_FLOW) {
 			flags |= ENTRY_BOUND;
 			ref = w->source.index;

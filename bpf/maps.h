@@ -38,6 +38,7 @@ const volatile bool have_mac_keys = false; // persistence by hardware address
 const volatile bool have_edits = false;	   // services or rules that change more of TCP headers than ports
 const volatile bool have_cookies = false;  // services that answer SYNs by cookies, or flows of such
 const volatile bool have_resets = false;   // services that limit resets
+const volatile bool have_forwards = false; // port-forwards that inside hosts may use
 const volatile __u32 local_port_last = 65535; // of those given out on addresses of this host: below ip_local_port_range
 const volatile bool have_reverse = false;  // services whose replies need no flow
 const volatile bool have_nat = false;	   // rules that translate sources

@@ -54,7 +54,7 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 		return REASON_NOT_ROUTED;
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
-	if (!egress(ctx, p, plan))
+	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan)))
 		return REASON_INTERNAL;
 	return decide_miss(p, plan);
 }

@@ -43,7 +43,7 @@ ASSERT_SIZE(struct reverse, 24);
 #define SERVICE_ANSWER_RESET 0x04  // when no backend is usable
 #define SERVICE_ANSWER_REJECT 0x08
 #define SERVICE_SESSIONS 0x10	   // has pinned clients
-#define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule
+#define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule that inside hosts may use
 #define SERVICE_MSS_CLAMP 0x40
 
 #define SERVICE_TOA 0x100	   // fullnat: the client's address in a TCP option
@@ -266,7 +266,7 @@ ASSERT_SIZE(struct firewall_rule, 64);
 
 // nat_rule.flags
 #define NAT_MAP_REMOTE 0x01  // address-and-port-dependent mapping: a binding for each remote endpoint
-#define NAT_HAIRPIN 0x02
+#define NAT_HAIRPIN 0x02     // its sources are inside, and may use outside endpoints of each other
 #define NAT_PROHIBITED 0x04  // answer 3/13 rather than 3/1 when no port is left
 #define NAT_DETERMINISTIC 0x08
 #define NAT_MSS_CLAMP 0x10

@@ -413,7 +413,7 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	plan->owner = id;
 	plan->owner_nat = 1;
 	towards_inside(p, plan, bound, rule);
-	reason = hairpin_source(p, plan, source);
+	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		bound = source;
 		reason = permit(&p->tuple, bound); // it may be answered

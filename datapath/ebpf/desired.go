@@ -135,10 +135,12 @@ func (c *compiler) finish() {
 		s.Edits = s.Edits || w.Flags&(serviceMSSClamp|serviceTOA|serviceProxy) != 0
 		s.Cookies = s.Cookies || w.Flags&serviceCookies != 0
 		s.Resets = s.Resets || w.ResetNs != 0
+		s.Forwards = s.Forwards || w.Flags&servicePortForward != 0
 	}
 	s.Cookies = s.Cookies || c.t.control != nil && c.t.control.values[0].Spliced != 0
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
+	s.Forwards = s.Forwards && s.NAT
 	s.Mappings = len(c.mappable) > 0
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.Out != 0

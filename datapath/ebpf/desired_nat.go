@@ -73,7 +73,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 			w.Filtering = uint8(wireFilteringFILTERING_ADDRESS_PORT) // a mapping for one remote endpoint lets in that one
 		}
 	}
-	if n.Hairpin != config.SwitchOff {
+	if n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0 { // else every address would be inside
 		w.Flags |= natHairpin
 	}
 	if n.MSSClamp {

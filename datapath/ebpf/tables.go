@@ -297,7 +297,7 @@ func (t *tables) close() error {
 type switches struct {
 	Attach                                                                               config.Attach
 	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets                                 bool
+	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards                       bool
 	HostLists, TrieLists                                                                 uint32 // bits LIST_*
 	LocalPortLast                                                                        uint32
 	RuleCount                                                                            uint32
@@ -325,7 +325,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "have_mappings": s.Mappings, "host_lists": s.HostLists,
 		"trie_lists": s.TrieLists, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
-		"have_cookies": s.Cookies, "have_resets": s.Resets, "local_port_last": s.LocalPortLast,
+		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
 		"lowest_ipv6_mtu": s.LowestIPv6MTU, "observed": t.observed, "straight_off": t.fullPath,
 	} {

@@ -1024,6 +1024,7 @@ const (
 	wireVarHaveCrossing         = "have_crossing"
 	wireVarHaveDirect           = "have_direct"
 	wireVarHaveEdits            = "have_edits"
+	wireVarHaveForwards         = "have_forwards"
 	wireVarHaveMacKeys          = "have_mac_keys"
 	wireVarHaveMappings         = "have_mappings"
 	wireVarHaveNat              = "have_nat"
@@ -1191,6 +1192,7 @@ type wireVariableSpecs struct {
 	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
 	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
+	HaveForwards         *ebpf.VariableSpec `ebpf:"have_forwards"`
 	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.VariableSpec `ebpf:"have_mappings"`
 	HaveNat              *ebpf.VariableSpec `ebpf:"have_nat"`
@@ -1370,6 +1372,7 @@ type wireVariables struct {
 	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
 	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
+	HaveForwards         *ebpf.Variable `ebpf:"have_forwards"`
 	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.Variable `ebpf:"have_mappings"`
 	HaveNat              *ebpf.Variable `ebpf:"have_nat"`

@@ -95,6 +95,8 @@ func Scenarios() []Scenario {
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{"forward", forward, []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 53, 9}, []Kind{TCP, UDP}},
 			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, []Kind{TCP, UDP}}}},
+		{"everyone", everyone, []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 9}, []Kind{TCP, UDP}},
+			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, all}}},
 		{"prefixes", prefixes, []Opening{{"lan0", addresses("10.1.9.%d", 130, 140), far4, []uint16{53}, append(all, Other)},
 			{"wan0", clients4, addresses("198.51.100.%d", 130, 140), []uint16{53}, append(all, Other)},
 			{"lan0", addresses("fd00:a:1:1::%x", 1, 9), far6, []uint16{53}, all},
@@ -176,6 +178,14 @@ nat:
   - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201]}
   - {name: http, type: port-forward, listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
   - {name: dns, type: port-forward, listen: {address: 203.0.113.201, ports: [53]}, protocol: udp, to: {address: 10.0.2.3}}
+`
+
+const everyone = `
+nat:
+  - {name: quiet, type: snat, source: [10.0.2.2/31], out: wan0, to: [203.0.113.202], hairpin: off}
+  - {name: wan, type: snat, in: wan0, out: wan0, to: [203.0.113.203]}
+  - {name: all, type: snat, out: wan0, to: [203.0.113.201]}
+  - {name: http, type: port-forward, listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
 `
 
 const prefixes = `
