@@ -68,6 +68,9 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 	if err := waitGone(ctx, c); err != nil {
 		return err
 	}
+	if a.socket != "" && a.stateDir == "" {
+		return nil // where the daemon's lock is cannot be known
+	}
 	return freed(ctx, a.directory()) // it closes the API before it removes anything
 }
 
