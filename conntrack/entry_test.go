@@ -251,6 +251,12 @@ func TestSummary(t *testing.T) {
 		occ[0].Range != (flow.Ports{First: 1024, Last: 1273}) {
 		t.Errorf("occupancies %+v", occ)
 	}
+	if o, found := s.Fullest(func(netip.Addr) uint32 { return 500 }); !found || o.Used != 250 || o.Share() != 0.5 || o.Range.First != 1024 {
+		t.Errorf("fullest %+v", o)
+	}
+	if o, found := s.Fullest(func(netip.Addr) uint32 { return 0 }); found {
+		t.Errorf("fullest of none is %+v", o)
+	}
 	if ns := s.Namespaces(0); len(ns) != 2 || ns[0].Key != "blue" || ns[1].Entries != 1 {
 		t.Errorf("namespaces %+v", ns)
 	}

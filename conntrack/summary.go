@@ -339,6 +339,21 @@ func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 	return list
 }
 
+// Fullest returns the SNAT range of which the largest share of ports is in use. pool
+// tells how many ports a public address has; 0 leaves it out.
+func (s *Summary) Fullest(pool func(public netip.Addr) uint32) (worst Occupancy, found bool) {
+	for i, k := range s.outsides.keys {
+		o := Occupancy{Public: k.Public.Netip(), Protocol: k.Remote.Protocol, Used: s.outsides.counts[i].Entries}
+		if o.Pool = pool(o.Public); o.Pool == 0 || found && o.Share() <= worst.Share() {
+			continue
+		}
+		o.Remote = netip.AddrPortFrom(k.Remote.Addr.Netip(), k.Remote.Port)
+		o.Range, o.Count = s.ranges[i], s.outsides.counts[i]
+		worst, found = o, true
+	}
+	return worst, found
+}
+
 func addrString(a Addr) string { return a.Netip().String() }
 
 // rank sorts rows by entries, then by key, so that equal tables print equally.

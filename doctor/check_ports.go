@@ -5,11 +5,12 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -61,8 +62,8 @@ func checkPortsExhausted(_ context.Context, c *Case) Finding {
 	// Newer kernels do not count the last 32 of a round for TCP (nf_nat_used_tuple_harder),
 	// so that the smallest pools tell nothing.
 	least := uint64(8)
-	if r := c.NS.Rules; r != nil && r.NATPorts > 0 {
-		least = min(least, uint64(r.NATPorts-min(r.NATPorts, 32))/2)
+	if r := c.NS.Rules; r != nil && r.Pools.Smallest > 0 {
+		least = min(least, uint64(r.Pools.Smallest-min(r.Pools.Smallest, 32))/2)
 	}
 	if tries < least*failed {
 		return c.withDrops(found(Info, "%d new connections met an equal one; ports were not short", failed).
@@ -88,15 +89,20 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	if f, there := c.table(); !there {
 		return f
 	}
-	pool := uint32(capacity.MasqueradePorts)
-	if c.NS.Rules != nil && c.NS.Rules.NATPorts > 0 {
-		pool = c.NS.Rules.NATPorts
+	pools := vitals.Pools{}
+	if c.NS.Rules != nil {
+		pools = c.NS.Rules.Pools
 	}
-	top := c.NS.Table.Occupancies(1, pool)
-	if len(top) == 0 {
-		return ok("no source is translated")
+	o, there := c.NS.Table.Fullest(func(public netip.Addr) uint32 {
+		n := pools.Of(public)
+		if n == 1 {
+			return 0 // a fixed port is in use or not; PT01 tells when it is wanted twice
+		}
+		return n
+	})
+	if !there {
+		return ok("no source is translated to more than one port")
 	}
-	o := top[0]
 	return found(grade(o.Share(), 0.80, 0.90), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
 		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), c.dumped())
 }

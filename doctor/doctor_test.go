@@ -204,10 +204,18 @@ func TestChecks(t *testing.T) {
 		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Info},
 		{"PT01", "a race, with events", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1), dropped(trace.CausePortsExhausted, 1)), Info},
 		{"PT01", "ports exhausted, with events", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1), set("conntrack.found", 248), dropped(trace.CausePortsExhausted, 1)), Critical},
-		{"PT01", "a pool of one port", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.NATPorts = 1 })), Critical},
-		{"PT01", "a pool of 20 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.NATPorts = 20 })), Critical},
-		{"PT01", "a pool of 40 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 80), rules(func(r *vitals.Ruleset) { r.NATPorts = 40 })), Critical},
+		{"PT01", "a pool of one port", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 1 })), Critical},
+		{"PT01", "a pool of 20 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 20 })), Critical},
+		{"PT01", "a pool of 40 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 80), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 40 })), Critical},
 		{"PT02", "95 of 100 ports", usedPorts(95), Critical},
+		{"PT02", "95 ports of masquerade beside another address with few", all(usedPorts(95), rules(func(r *vitals.Ruleset) {
+			r.Pools = vitals.Pools{Smallest: 1, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.5"): 1}, Other: 64512}
+		})), OK},
+		{"PT02", "95 ports of the same address by several rules", all(usedPorts(95), rules(func(r *vitals.Ruleset) { r.Pools.Other = 64512 })), OK},
+		{"PT02", "masquerade to 100 ports", all(usedPorts(95), rules(func(r *vitals.Ruleset) { r.Pools = vitals.Pools{Smallest: 100, Other: 100} })), Critical},
+		{"PT02", "a fixed port in use", all(usedPorts(1), rules(func(r *vitals.Ruleset) {
+			r.Pools.ByAddress[netip.MustParseAddr("203.0.113.1")] = 1
+		})), OK},
 		{"PT03", "a search of 10 ports", all(set("conntrack.found", 3000), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 100 }), Warn},
 		{"PT03", "a search of 100 ports", all(set("conntrack.found", 30000), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 100 }), Critical},
 		{"PT03", "half a port each", all(set("conntrack.found", 1500), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), OK},
@@ -463,7 +471,7 @@ func oneSource(percent int) func(*vitals.Sample) {
 
 func usedPorts(n int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.NATPorts = 100
+		s.Namespaces[0].Rules.Pools = vitals.Pools{Smallest: 100, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 100}}
 		entries(n, func(i int, e *conntrack.Entry) {
 			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.0.0.1"))
 			e.Reply = conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.9")), SourcePort: 443,

@@ -30,8 +30,7 @@ type Ruleset struct {
 	Offload    bool // a flowtable in hardware
 	InOrder    int  // SNAT rules that do not ask for random ports
 	Compat     bool // tables that iptables-nft made
-	// NATPorts is the smallest range of ports that a SNAT rule names; 0: none does.
-	NATPorts uint32
+	Pools      Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
 	// Legacy counts the rules of iptables-legacy by chain, "filter FORWARD"; -1
@@ -156,13 +155,14 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 				if e.Type == expr.NATTypeSourceNAT {
 					r.SourceNAT++
 					r.ordered(e.FullyRandom)
-					r.natPorts(rule, e)
+					r.Pools.nat(rule, e)
 				} else {
 					r.DestNAT++
 				}
 			case *expr.Masq:
 				r.SourceNAT++
 				r.ordered(e.FullyRandom)
+				r.Pools.masquerade(rule, e)
 			case *expr.Redir:
 				r.DestNAT++
 			case *expr.Ct:
@@ -186,6 +186,7 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 					r.Helpers++
 				}
 			case *expr.Target:
+				r.Pools.target(e)
 				r.target(e.Name, false) // what it asks for stands in bytes of its own
 			case *expr.Match:
 				r.Compat = true
@@ -223,29 +224,6 @@ func (r *Ruleset) target(name string, random bool) {
 		r.Traces++
 	case "CT", "NOTRACK":
 		r.Notrack++
-	}
-}
-
-// natPorts notes the range of ports of a SNAT rule, which stands in immediates
-// that are loaded into the registers it names.
-func (r *Ruleset) natPorts(rule *nftables.Rule, nat *expr.NAT) {
-	if nat.RegProtoMin == 0 {
-		return
-	}
-	port := func(register uint32) int {
-		for _, e := range rule.Exprs {
-			if i, ok := e.(*expr.Immediate); ok && i.Register == register && len(i.Data) >= 2 {
-				return int(i.Data[0])<<8 | int(i.Data[1])
-			}
-		}
-		return 0
-	}
-	low, high := port(nat.RegProtoMin), port(nat.RegProtoMax)
-	if high < low {
-		high = low
-	}
-	if n := uint32(high - low + 1); low > 0 && (r.NATPorts == 0 || n < r.NATPorts) {
-		r.NATPorts = n
 	}
 }
 
@@ -361,6 +339,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		}
 		r.Targets.legacy(f)
 		r.Forwards.legacy(family, f, local)
+		r.Pools.legacy(f)
 		for i, word := range f {
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat

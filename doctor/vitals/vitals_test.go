@@ -137,7 +137,8 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true, NATPorts: 20,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true,
+		Pools: Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
@@ -232,6 +233,57 @@ func TestLongest(t *testing.T) {
 	}
 }
 
+// TestPools: a range of ports is that of its rule's address.
+func TestPools(t *testing.T) {
+	pools := func(smallest, other uint32, of map[string]uint32) Pools {
+		p := Pools{Smallest: smallest, Other: other}
+		for a, n := range of {
+			if p.ByAddress == nil {
+				p.ByAddress = map[netip.Addr]uint32{}
+			}
+			p.ByAddress[netip.MustParseAddr(a)] = n
+		}
+		return p
+	}
+	const all = 64512
+	for _, tc := range []struct {
+		rules string
+		want  Pools
+	}{
+		{"udp sport 5060 snat to 203.0.113.5:5060; masquerade", pools(1, all, map[string]uint32{"203.0.113.5": 1})},
+		{"ip protocol tcp masquerade to :2000-2019", pools(20, 20, nil)},
+		{"ip protocol tcp snat to 203.0.113.5:2000-2019; snat to 203.0.113.5", pools(20, 0, map[string]uint32{"203.0.113.5": all})},
+		{"snat to 203.0.113.5-203.0.113.6", pools(0, all, nil)},
+		{"ip protocol tcp snat to 203.0.113.5-203.0.113.6:2000-2019", pools(20, 20, nil)},
+		{"snat to ip saddr map { 10.0.0.1 : 203.0.113.5 }", pools(0, all, nil)},
+	} {
+		got := readRules(t, "nft", "table ip nat { chain post { type nat hook postrouting priority srcnat; "+tc.rules+"; }\n}\n").Pools
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Errorf("%s: %s", tc.rules, diff)
+		}
+	}
+	const lines = "-A POSTROUTING -p tcp -j SNAT --to-source 203.0.113.5:2000-2019\n-A POSTROUTING -j SNAT --to-source 203.0.113.6\n" +
+		"-A POSTROUTING -p tcp -j SNAT --to-source 203.0.113.7-203.0.113.8:2000-2009\n-A POSTROUTING -p udp -j MASQUERADE --to-ports 3000-3099\n"
+	want := pools(10, 100, map[string]uint32{"203.0.113.5": 20, "203.0.113.6": all})
+	if diff := cmp.Diff(want, readRules(t, "iptables-nft-restore", "*nat\n"+lines+"COMMIT\n").Pools); diff != "" {
+		t.Errorf("iptables: %s", diff)
+	}
+	const lines6 = "-A POSTROUTING -p tcp -j SNAT --to-source [2001:db8::5]:2000-2019\n-A POSTROUTING -j SNAT --to-source 2001:db8::6\n-A POSTROUTING -p udp -j MASQUERADE --to-ports 3000-3099\n"
+	want6 := pools(20, 100, map[string]uint32{"2001:db8::5": 20, "2001:db8::6": all})
+	if diff := cmp.Diff(want6, readRules(t, "ip6tables-nft-restore", "*nat\n"+lines6+"COMMIT\n").Pools); diff != "" {
+		t.Errorf("ip6tables: %s", diff)
+	}
+	for text, want := range map[string]Pools{lines: want, lines6: want6} {
+		var legacy Pools
+		for line := range strings.Lines(text) {
+			legacy.legacy(strings.Fields(line))
+		}
+		if diff := cmp.Diff(want, legacy); diff != "" {
+			t.Errorf("iptables-legacy: %s", diff)
+		}
+	}
+}
+
 // TestForwards: what the host redirects, sends itself or takes itself needs no forwarding.
 func TestForwards(t *testing.T) {
 	for _, tc := range []struct {
@@ -279,7 +331,7 @@ func TestLegacyRules(t *testing.T) {
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n", nil)
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
 	targets.Unclear = 3
-	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
+	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
 		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 7, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)
