@@ -39,8 +39,9 @@ type Fill struct {
 	Limits
 	// Held are the entries that nothing makes room for, when the table was dumped.
 	Held uint32 `json:"held"`
-	// Growth in entries a second over the window.
-	Growth float64 `json:"growth"`
+	// Growth in entries a second over the time of Over.
+	Growth float64       `json:"growth"`
+	Over   time.Duration `json:"-"`
 	// Counted is what the kernel's counters did in the window, on all CPUs.
 	Counted Counters `json:"counted"`
 	// Since is the counters' absolute value at the end.
@@ -55,7 +56,7 @@ func (f Fill) Effective() float64 {
 	return float64(f.Held) / float64(f.Max)
 }
 
-// TimeToFull is when the table is full if it grows on as in the window; it is
+// TimeToFull is when the table is full if it grows on as it did; it is
 // negative when it does not grow.
 func (f Fill) TimeToFull() time.Duration {
 	if f.Growth <= 0 || f.Max == 0 {
@@ -188,7 +189,8 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 func (s *Survey) fill(ns Namespace, before, after reading) {
 	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
 		Counted: after.counters.Sub(before.counters), Since: after.counters,
-		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds()}
+		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds(),
+		Over: after.at.Sub(before.at)}
 	s.Fills = append(s.Fills, f)
 }
 

@@ -105,17 +105,25 @@ func checkTimeToFull(_ context.Context, c *Case) Finding {
 		return f
 	}
 	b, a := c.NS.Before, c.NS.After
-	growth := (float64(a.Limits.Count) - float64(b.Limits.Count)) / max(a.At.Sub(b.At).Seconds(), 0.001)
+	over := a.At.Sub(b.At)
+	growth := (float64(a.Limits.Count) - float64(b.Limits.Count)) / max(over.Seconds(), 0.001)
+	if c.NS.GrowthOver >= conntrack.GrowthWindow {
+		growth, over = c.NS.Growth, c.NS.GrowthOver
+	}
 	if growth <= 0 {
 		return ok("the table does not grow")
 	}
 	left := time.Duration(float64(a.Limits.Max-min(a.Limits.Count, a.Limits.Max)) / growth * float64(time.Second))
 	f := ok("full in %s at the present growth of %.0f entries/s", left.Round(time.Second), growth)
-	// Below half, a burst of some seconds says nothing about minutes to come.
+	// Below half, growth says nothing about minutes to come, and a burst of some seconds
+	// hardly anything until the table is all but full.
 	if c.fill() > 0.5 {
 		f.Verdict = grade(-left.Minutes(), -15, -2)
 	}
-	return f.with("growth", fmt.Sprintf("%.0f entries/s", growth), fromSysctl)
+	if over < conntrack.GrowthWindow && c.fill() <= 0.9 {
+		f.Verdict = min(f.Verdict, Info)
+	}
+	return f.with("growth", fmt.Sprintf("%.0f entries/s over %s", growth, over.Round(time.Second)), fromSysctl)
 }
 
 func checkTableLog(_ context.Context, c *Case) Finding {

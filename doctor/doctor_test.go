@@ -107,12 +107,16 @@ func TestChecks(t *testing.T) {
 		{"CT01", "95 % full and the table unreadable", all(count(250000), func(s *vitals.Sample) { s.Namespaces[0].Table, s.Namespaces[0].TableErr = nil, errors.New("no") }), Critical},
 		{"CT02", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].TableErr = errors.New("no") }, Unknown},
 		{"CT02", "all held", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 105 }, Critical},
-		{"CT03", "full in a minute", func(s *vitals.Sample) {
-			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 190000, 200000
-		}, Critical},
-		{"CT03", "a burst in an empty table", func(s *vitals.Sample) {
-			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 0, 10000
-		}, OK},
+		{"CT03", "full in a minute, seen for seconds", counts(190000, 200000, 3*time.Second), Info},
+		{"CT03", "full in a minute, seen for a minute", counts(0, 150000, time.Minute), Critical},
+		{"CT03", "full in a minute, all but full", counts(240000, 241000, 3*time.Second), Critical},
+		{"CT03", "full in a minute, seen for a minute by a session", all(counts(200000, 200000, 3*time.Second), func(s *vitals.Sample) {
+			s.Namespaces[0].Growth, s.Namespaces[0].GrowthOver = 1000, time.Minute
+		}), Critical},
+		{"CT03", "a tooth of the saw in a session", all(counts(190000, 200000, 3*time.Second), func(s *vitals.Sample) {
+			s.Namespaces[0].Growth, s.Namespaces[0].GrowthOver = -5, time.Minute
+		}), OK},
+		{"CT03", "a burst in an empty table", counts(0, 10000, 3*time.Second), OK},
 		{"CT04", "this namespace, lately", func(s *vitals.Sample) {
 			s.After.Log = vitals.ParseLog([]string{"4,1,1000000,-;nf_conntrack: nf_conntrack: table full in netns 4711, dropping packet"}, time.Minute)
 		}, Critical},
@@ -144,9 +148,7 @@ func TestChecks(t *testing.T) {
 		{"CT07", "no buckets", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Buckets = 0 }, Unknown},
 		{"CT01", "95 % full of what stays", all(count(250000), fills(250000, conntrack.TCPEstablished)), Critical},
 		{"CT02", "80 % held", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 125 }, Warn},
-		{"CT03", "full in ten minutes", func(s *vitals.Sample) {
-			s.Namespaces[0].Before.Limits.Count, s.Namespaces[0].After.Limits.Count = 199700, 200000
-		}, Warn},
+		{"CT03", "full in ten minutes", counts(194000, 200000, time.Minute), Warn},
 		{"CT13", "some expectations", func(s *vitals.Sample) { s.Namespaces[0].After.Expectations = 850 }, Warn},
 		{"PT02", "85 of 100 ports", usedPorts(85), Warn},
 		{"RL14", "no generation", func(s *vitals.Sample) { s.Namespaces[0].After.Generation = 0 }, Unknown},
@@ -398,6 +400,14 @@ func TestBlind(t *testing.T) {
 }
 
 // What TestChecks makes wrong in several cases.
+
+// counts has so many entries at the two ends of a window.
+func counts(before, after uint32, window time.Duration) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		n := s.Namespaces[0]
+		n.Before.Limits.Count, n.After.Limits.Count, n.Before.At = before, after, n.After.At.Add(-window)
+	}
+}
 
 func fills(n int, state conntrack.TCPState) func(*vitals.Sample) {
 	return func(s *vitals.Sample) { fill(s.Namespaces[0].Table, n, state) }

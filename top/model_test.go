@@ -373,8 +373,12 @@ func TestPace(t *testing.T) {
 
 func TestVerdict(t *testing.T) {
 	fill := func(count, held uint32, growth float64) []conntrack.Fill {
-		return []conntrack.Fill{{Namespace: "gw", Limits: conntrack.Limits{Count: count, Max: 1000, Buckets: 1000}, Held: held, Growth: growth}}
+		return []conntrack.Fill{{Namespace: "gw", Limits: conntrack.Limits{Count: count, Max: 1000, Buckets: 1000}, Held: held, Growth: growth, Over: time.Minute}}
 	}
+	lately := fill(600, 100, 10)
+	lately[0].Over = time.Second
+	full := fill(950, 100, 10)
+	full[0].Over = time.Second
 	for _, tc := range []struct {
 		name  string
 		c     Counts
@@ -384,8 +388,11 @@ func TestVerdict(t *testing.T) {
 		{"healthy", Counts{Fills: fill(500, 400, 0)}, OK, "nothing is short"},
 		{"full of what can go", Counts{Fills: fill(990, 100, 0)}, OK, "nothing"},
 		{"held", Counts{Fills: fill(990, 950, 0)}, Critical, "95% of the table is held"},
-		{"filling", Counts{Fills: fill(500, 100, 10)}, Critical, "full in 50s"},
-		{"filling slowly", Counts{Fills: fill(500, 100, 1.01)}, Warn, "full in 8m"},
+		{"filling", Counts{Fills: fill(600, 100, 10)}, Critical, "full in 40s"},
+		{"filling slowly", Counts{Fills: fill(600, 100, 1.01)}, Warn, "full in 7m"},
+		{"less than half full", Counts{Fills: fill(400, 100, 10)}, OK, "nothing"},
+		{"filling for a second", Counts{Fills: lately}, OK, "nothing"},
+		{"all but full, and filling for a second", Counts{Fills: full}, Critical, "full in 5s"},
 		{"full", Counts{Fills: fill(1000, 1000, 0), DropsPerSecond: 70}, Critical, "table is full, 70 new"},
 		{"ports", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, PortsPerSecond: 8}, Critical, "no free SNAT port"},
 		{"backlog", Counts{Fills: fill(1, 1, 0), BacklogPerSecond: 8}, Critical, "backlog"},

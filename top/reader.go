@@ -41,8 +41,8 @@ type Host struct {
 }
 
 type reading struct {
-	count    uint32
 	counters conntrack.Counters
+	growth   *conntrack.Growth
 }
 
 // listEvery is how many calls of Counts share one list of namespaces; the list
@@ -76,7 +76,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	now := map[string]reading{}
 	var failed error
 	for _, ns := range namespaces {
-		f, err := h.fill(ctx, ns, seconds, now)
+		f, err := h.fill(ctx, ns, c.Time, now)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
@@ -109,20 +109,24 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 }
 
 // fill reads one namespace and compares it with the last reading.
-func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, seconds float64, now map[string]reading) (conntrack.Fill, error) {
+func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, at time.Time, now map[string]reading) (conntrack.Fill, error) {
 	limits, counters, err := conntrack.ReadNumbers(ctx, ns)
 	if err != nil {
 		return conntrack.Fill{}, err
 	}
-	r := reading{limits.Count, counters}
+	before, known := h.last[ns.Name]
+	r := reading{counters, before.growth}
+	if !known {
+		r.growth = &conntrack.Growth{}
+	}
 	now[ns.Name] = r
 	h.mu.Lock()
 	f := conntrack.Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: limits, Held: h.held[ns.Name], Since: r.counters}
 	h.mu.Unlock()
-	if before, ok := h.last[ns.Name]; ok {
+	if known {
 		f.Counted = r.counters.Sub(before.counters)
-		f.Growth = (float64(r.count) - float64(before.count)) / seconds
 	}
+	f.Growth, f.Over = r.growth.Add(at, limits.Count)
 	return f, nil
 }
 

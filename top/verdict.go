@@ -61,7 +61,9 @@ func judge(c *Counts, t *Table) Verdict {
 		return judgeDrops(c, fullest, occupied)
 	}
 	left := fullest.TimeToFull()
-	growing := left >= 0 && fullest.Growth > 1
+	// Below half, and over less than a minute, growth says nothing of minutes to come.
+	steady := fullest.Fill() > 0.5 && fullest.Over >= conntrack.GrowthWindow || fullest.Fill() > 0.9
+	growing := left >= 0 && fullest.Growth > 1 && steady
 	switch {
 	case fullest.Effective() > 0.90:
 		return Verdict{Critical, fmt.Sprintf("%s%.0f%% of the table is held: new connections fail soon; sluice tune", fullest.Namespace, 100*fullest.Effective())}

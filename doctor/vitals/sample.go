@@ -83,6 +83,10 @@ type Namespace struct {
 	Before, After NamespaceReading
 	// Delta is what the counters did between the two readings.
 	Delta trace.Counters
+	// Growth of the table in entries a second over the time of GrowthOver, which is zero
+	// outside sessions.
+	Growth     float64
+	GrowthOver time.Duration
 	// Table sums up the connection table; nil when it was empty or unreadable.
 	Table    *conntrack.Summary
 	TableErr error

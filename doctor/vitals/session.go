@@ -27,6 +27,7 @@ type Session struct {
 	probeNetns uint64 // that the probe was made for
 	tables     map[uint64]tableReading
 	rules      map[uint64]rulesReading
+	growth     map[uint64]*conntrack.Growth
 	credit     time.Duration // CPU time that may be spent on tables now; negative: debt
 	credited   time.Time
 	cpuTime    func() time.Duration // of this process; nil: the real one
@@ -90,7 +91,7 @@ func (s *Session) drops(o trace.DropOptions) (*trace.Drops, error) {
 // inspect gives each namespace its table and rules.
 func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace, now time.Time) {
 	if s.tables == nil {
-		s.tables, s.rules = map[uint64]tableReading{}, map[uint64]rulesReading{}
+		s.tables, s.rules, s.growth = map[uint64]tableReading{}, map[uint64]rulesReading{}, map[uint64]*conntrack.Growth{}
 		s.credit, s.credited = firstCredit, now
 		if s.cpuTime == nil {
 			s.cpuTime = processTime
@@ -105,6 +106,10 @@ func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace,
 	})
 	for _, n := range list {
 		s.readRules(ctx, reader, n)
+		if s.growth[n.Inode] == nil {
+			s.growth[n.Inode] = &conntrack.Growth{}
+		}
+		n.Growth, n.GrowthOver = s.growth[n.Inode].Add(n.Before.At, n.Before.Limits.Count)
 		if n.TableSkipped = n.Before.Limits.Fill() < lightFill; n.TableSkipped {
 			continue
 		}
@@ -146,6 +151,7 @@ func (s *Session) forget(list []*Namespace) {
 		if !here[inode] {
 			delete(s.rules, inode)
 			delete(s.tables, inode)
+			delete(s.growth, inode)
 		}
 	}
 }

@@ -77,3 +77,24 @@ func TestSession(t *testing.T) {
 		t.Error("a table that is hardly in use was read")
 	}
 }
+
+// TestSessionGrowth wants the growth of a table over a minute of examinations.
+func TestSessionGrowth(t *testing.T) {
+	c := &counting{tables: map[uint64]int{}, rules: map[uint64]int{}}
+	s := &Session{cpuTime: func() time.Duration { return c.used }}
+	now := time.Now()
+	var n *Namespace
+	for _, count := range []uint32{100, 400, 100, 400, 700} { // a tooth of the saw, then growth
+		n = full(1, 7)
+		n.Before.At, n.Before.Limits.Count = now, count
+		s.inspect(t.Context(), c, []*Namespace{n}, now)
+		now = now.Add(20 * time.Second)
+	}
+	if n.Growth != 5 || n.GrowthOver != time.Minute {
+		t.Errorf("growth of %g/s over %s, want that from 400 to 700 over a minute", n.Growth, n.GrowthOver)
+	}
+	s.inspect(t.Context(), c, []*Namespace{full(2, 7)}, now)
+	if len(s.growth) != 1 {
+		t.Errorf("%d namespaces are kept of one", len(s.growth))
+	}
+}
