@@ -324,24 +324,12 @@ static __noinline int decide_flow6(const struct packet *p, struct plan *plan)
 	return decide_flow(p, plan, true);
 }
 
-// nat64: the IPv4 destination inside an IPv6 one, and who may use it.
-static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
+// nat64: to the IPv4 destination inside the IPv6 one.
+static __always_inline int nat64_out(const struct packet *p, struct plan *plan, const struct nat_rule *rule, __u32 id)
 {
-	struct prefix *by;
-	struct nat_rule *rule;
-	bool excepted = false;
-	__u32 id, number;
+	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
+	__u32 number;
 
-	by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
-	if (!by || by->kind != PREFIX_NAT64)
-		return REASON_NONE;
-	id = nat_rule_of(p, by, &excepted);
-	if (id == NO_ENTRY)
-		return excepted ? REASON_EXCEPTED : REASON_NONE;
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule)
-		return REASON_INTERNAL;
-	by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
 	if (!may_open(p))
@@ -360,18 +348,16 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan)
 
 static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 {
-	bool excepted = false;
-	__u32 id;
-	int reason;
+	__u32 id = nat_rule_of(p);
+	struct nat_rule *rule;
 
-	if (p->family == FAMILY_6) {
-		reason = nat64_out(p, plan);
-		if (reason != REASON_NONE)
-			return reason;
-	}
-	id = nat_rule_of(p, (void *)0, &excepted);
-	if (id == NO_ENTRY)
-		return excepted ? REASON_EXCEPTED : REASON_NONE;
+	if (id == EXCEPTED)
+		return REASON_EXCEPTED;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_NONE;
+	if (rule->prefix_len)
+		return nat64_out(p, plan, rule, id);
 	if (!may_open(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;

@@ -273,30 +273,41 @@ static __always_inline bool may_open(const struct packet *p)
 	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
 }
 
-// Whether a rule that takes a packet's source gives it an outside one when it is for
-// another inside host.
-static __always_inline bool hairpins(const struct nat_rule *r, const struct packet *p)
+// NAT rules in the order of the configuration.
+static __always_inline struct nat_order *order_now(void)
 {
-	return r && r->active && r->flags & NAT_HAIRPIN && (!r->in || r->in == p->ifindex) &&
+	struct control *c = the_control();
+	__u32 at = c ? c->nat_order & 1 : 0;
+
+	return bpf_map_lookup_elem(&nat_orders, &at);
+}
+
+// Whether a rule that takes a packet's source gives it an outside one when it is for
+// another inside host. Verified on its own, not for each of the rules.
+__noinline int hairpins(const struct packet *p, __u32 id)
+{
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
+
+	return p && r && r->active && r->flags & NAT_HAIRPIN && (!r->in || r->in == p->ifindex) &&
 	       (p->family == FAMILY_6 ? r->pool6_len : r->pool_len);
 }
 
 // The rule that does: own if it is one, otherwise the first; or NO_ENTRY.
 __noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
 {
+	struct nat_order *order = order_now();
 	__u64 rules;
 
-	if (!p)
+	if (!p || !order)
 		return NO_ENTRY;
 	rules = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
-	if (own < 64 && rules >> own & 1 && hairpins(bpf_map_lookup_elem(&nat_rules, &own), p))
+	if (own < NAT_RULES && rules >> own & 1 && hairpins(p, own))
 		return own;
-	for (int i = 0; i < 64 && rules; i++) {
-		__u32 id = lowest_bit(rules);
+	for (int i = 0; i < NAT_RULES && rules && order->rules[i]; i++) {
+		__u32 id = order->rules[i] - 1;
 
-		if (hairpins(bpf_map_lookup_elem(&nat_rules, &id), p))
+		if (rules >> (id & 63) & 1 && hairpins(p, id))
 			return id;
-		rules &= rules - 1;
 	}
 	return NO_ENTRY;
 }

@@ -310,11 +310,20 @@ struct {
 // Rules that translate sources. User space writes all but the counts.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 64);
+	__uint(max_entries, NAT_RULES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct nat_rule);
 } nat_rules SEC(".maps");
+
+// Their order, and the one that is being written. Written by user space through mmap.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct nat_order);
+} nat_orders SEC(".maps");
 
 // Pool addresses by number, and numbers by address.
 #define POOL_MAX 65536

@@ -63,6 +63,14 @@ static __always_inline void replace_prefix(union addr *a, const union addr *pref
 	}
 }
 
+static __always_inline bool in_prefix(const union addr *a, const union addr *prefix, __u32 bits)
+{
+	union addr put = *a;
+
+	replace_prefix(&put, prefix, bits);
+	return put.d[0] == a->d[0] && put.d[1] == a->d[1];
+}
+
 // RFC 6052 §2.2: an IPv4 address behind a prefix of 32, 40, 48, 56, 64 or 96
 // bits; bits 64 to 71 stay 0.
 static __always_inline void embed(union addr *out, const union addr *prefix, __u32 len, __be32 v4)

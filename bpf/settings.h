@@ -240,7 +240,7 @@ struct host_key {
 _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a member_key ends in a host_key");
 
 #define LIST_SETS 0    // bit n: firewall set n
-#define LIST_SOURCES 1 // bit n: NAT rule n translates this source
+#define LIST_SOURCES 1 // bit n: the NAT rule with id n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
 #define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
 #define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
@@ -296,6 +296,13 @@ struct nat_rule {
 	union addr prefix; // nat64
 };
 ASSERT_SIZE(struct nat_rule, 80);
+
+// The rules in the order of the configuration, of which the first that takes a packet
+// translates it: id + 1 of each, then 0.
+#define NAT_RULES 64
+struct nat_order {
+	__u8 rules[NAT_RULES];
+};
 
 // An address whose ports are allocated.
 struct pool_addr {

@@ -129,54 +129,47 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	return REASON_NONE;
 }
 
-// Whether a rule is of this prefix: no nat64 rule is of none.
-static __always_inline bool of_prefix(const struct nat_rule *r, const struct prefix *nat64)
+// Whether a rule translates a packet, which is of a source of the rule's. Verified on its
+// own, not for each of the rules.
+__noinline int takes(const struct packet *p, __u32 id)
 {
-	if (!nat64)
-		return !r->prefix_len;
-	return r->prefix_len == nat64->embed_len && r->prefix.d[0] == nat64->embed.d[0] && r->prefix.d[1] == nat64->embed.d[1];
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
+
+	if (!p || !r || !r->active || (r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
+		return 0;
+	return !r->prefix_len || in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len);
 }
 
-// The rule that translates a source, or NO_ENTRY; nat64: one with this prefix.
-// excepted: one would, but leaves this destination alone.
-static __noinline __u32 nat_rule_of(const struct packet *p, const struct prefix *nat64, bool *excepted)
-{
-	bool v6 = p->family == FAMILY_6;
-	__u64 rules = member_of(&p->tuple.saddr, LIST_SOURCES, v6), except;
+#define EXCEPTED NAT_RULES // no rule's id
 
+// The first rule that translates a packet's source, or NO_ENTRY; EXCEPTED: it would, but leaves
+// the destination alone.
+__noinline __u32 nat_rule_of(const struct packet *p)
+{
+	struct nat_order *order = order_now();
+	__u64 rules, except;
+	bool v6;
+
+	if (!p || !order)
+		return NO_ENTRY;
+	v6 = p->family == FAMILY_6;
+	rules = member_of(&p->tuple.saddr, LIST_SOURCES, v6);
 	if (!rules)
 		return NO_ENTRY;
 	except = member_of(&p->tuple.daddr, LIST_EXCEPT, v6);
-	for (int i = 0; i < 16 && rules; i++) {
-		__u32 id = lowest_bit(rules);
-		struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
+	for (int i = 0; i < NAT_RULES && order->rules[i]; i++) {
+		__u32 id = order->rules[i] - 1;
 
-		rules &= rules - 1;
-		if (!r || !r->active || !of_prefix(r, nat64))
-			continue;
-		if ((r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
-			continue;
-		if (except >> (id & 63) & 1) {
-			*excepted = true;
-			return NO_ENTRY;
-		}
-		return id;
+		if (rules >> (id & 63) & 1 && takes(p, id))
+			return except >> (id & 63) & 1 ? EXCEPTED : id;
 	}
 	return NO_ENTRY;
 }
 
 // Whether a rule would translate a packet's source, if it could open a flow.
-__noinline int translates(const struct packet *p)
+static __always_inline bool translates(const struct packet *p)
 {
-	bool excepted = false;
-	struct prefix *by;
-
-	if (!p)
-		return 0;
-	by = p->family == FAMILY_6 ? prefix_of(&p->tuple.daddr, ROLE_CROSSING, true) : (void *)0;
-	if (by && by->kind == PREFIX_NAT64 && nat_rule_of(p, by, &excepted) != NO_ENTRY)
-		return 1;
-	return !excepted && nat_rule_of(p, (void *)0, &excepted) != NO_ENTRY;
+	return nat_rule_of(p) < EXCEPTED;
 }
 
 // The flow of a binding, and the binding if there is none. REASON_FLOW: another CPU was

@@ -292,7 +292,8 @@ struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
 	__u32 lost_logs;  // lines of the log that the ring had no room for
 	__u32 spliced;	  // not 0: a flow was opened by a cookie, so that programs must know how to go on with it
-	__u32 pad[13];
+	__u32 nat_order;  // which of nat_orders is in force: one word, so that all places change at once
+	__u32 pad[12];
 	__u32 half_open;  // handshakes in progress
 	__u32 sweep4;	  // next entry to sweep
 	__u32 sweep6;

@@ -169,6 +169,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		return err
 	}
 	d.putRules(want)
+	d.putOrder(want)
 	directs := placeDirects(want.directs)
 	for i, r := range want.firewall {
 		if err := t.maps["firewall_rules"].Put(uint32(i), &r); err != nil {
@@ -277,6 +278,26 @@ func (d *Datapath) putRules(want *desired) {
 		}
 		*v = r
 	}
+}
+
+// putOrder switches to the order of the configuration, all rules at once. It comes between
+// the rules and the lists of their sources: no source is of a rule that has no place. What
+// is to be retired stands behind, because those lists still name it for a moment.
+func (d *Datapath) putOrder(want *desired) {
+	all := slices.Clone(want.order)
+	for id := range d.t.rules.values {
+		if d.t.rules.values[id].Active != 0 && !slices.Contains(all, uint32(id)) {
+			all = append(all, uint32(id))
+		}
+	}
+	var order wireNatOrder
+	for i, id := range all {
+		order.Rules[i] = uint8(id) + 1
+	}
+	now := &d.t.control.values[0].NatOrder
+	next := 1 - *now&1
+	d.t.orders.values[next] = order
+	atomic.StoreUint32(now, next)
 }
 
 // region of the slots map.

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/sluice-lb/sluice/balance"
@@ -78,6 +79,13 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 		}
 		note("%s nat %s", verb, n)
 	})
+	common := func(x, y *desired) []uint32 {
+		return slices.DeleteFunc(slices.Clone(x.order), func(id uint32) bool { return !slices.Contains(y.order, id) })
+	}
+	if !slices.Equal(common(have, want), common(want, have)) {
+		c.Rules.Changed++
+		note("change the order of nat rules")
+	}
 	tally(&c.Elements, have.listeners, want.listeners, nil)
 	tally(&c.Elements, have.ranges, want.ranges, nil)
 	tally(&c.Elements, have.members, want.members, nil)

@@ -29,6 +29,7 @@ type desired struct {
 	hosts     map[wireHostKey]uint64 // single addresses of the same lists
 	firewall  []wireFirewallRule
 	rules     map[uint32]wireNatRule
+	order     []uint32                   // of the rules in the configuration
 	mappable  map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
 	prefixes  map[wirePrefixKey]wirePrefix
 	pools     map[uint32]wirePoolAddr

@@ -130,6 +130,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	c.names.source[id] = n.Name
 	c.rules[id] = w
+	c.order = append(c.order, id)
 	if n.PCP {
 		c.mappable[id] = n
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -223,6 +225,48 @@ func TestRemovedRule(t *testing.T) {
 		}
 	}
 	held{}.want(t, s, "the rule is gone")
+}
+
+// TestRuleOrder reloads rules in other orders: the first in the configuration that takes a
+// source translates its new flows, whichever was there first.
+func TestRuleOrder(t *testing.T) {
+	s := office(t, "")
+	const wide, one, more = "office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]",
+		"one, type: snat, source: [10.0.2.3/32], out: wan0, to: [203.0.113.2]",
+		"more, type: snat, source: [10.0.2.0/29], out: wan0, to: [203.0.113.3]"
+	for i, c := range []struct {
+		rules    []string
+		from     string // what 10.0.2.3 leaves as
+		reorders bool
+	}{
+		{[]string{wide, one}, "203.0.113.1", false},
+		{[]string{one, wide}, "203.0.113.2", true},
+		{[]string{more, one, wide}, "203.0.113.3", false},
+		{[]string{one, wide, more}, "203.0.113.2", true},
+		{[]string{wide, more}, "203.0.113.1", false},
+		{[]string{more}, "203.0.113.3", false},
+	} {
+		conf, err := config.Decode("rules", []byte("nat:\n  - {name: "+strings.Join(c.rules, "}\n  - {name: ")+"}\ntables: {flows: 4096, flows6: 4096, clients: 1024}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conf.Attach = s.snapshot.Config.Attach
+		s.snapshot = snapshotFor(conf)
+		err = s.inside(func() error {
+			change, err := s.d.Plan(t.Context(), s.snapshot)
+			if err == nil && slices.Contains(change.Lines, "change the order of nat rules") != c.reorders {
+				t.Errorf("%d: the order changes: %v, but the change is %q", i, c.reorders, change.Lines)
+			}
+			return errors.Join(err, s.apply())
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := send(t, s, "lan0", question(3, i+1))
+		if len(out.Out) != 1 || !strings.Contains(packet.Parse(out.Out[0].Frame).String(), "ip4(src="+c.from+",") {
+			t.Errorf("%d: %s, want a packet from %s", i, out.Reason, c.from)
+		}
+	}
 }
 
 // TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once:

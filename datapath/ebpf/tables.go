@@ -143,6 +143,7 @@ type tables struct {
 	loads    *memory[wireLoad] // of services
 	loadsB   *memory[wireLoad] // of backends
 	rules    *memory[wireNatRule]
+	orders   *memory[wireNatOrder]
 	ports    *memory[wirePortMap]
 	owners   *memory[uint32]
 	blocks   *memory[wireBlockMap]
@@ -273,7 +274,7 @@ func (t *tables) mapAll() (err error) {
 		mapInto(&t.control, t.maps["control"]), mapInto(&t.services, t.maps["services"]),
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
-		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.ports, t.maps["port_maps"]),
+		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.orders, t.maps["nat_orders"]), mapInto(&t.ports, t.maps["port_maps"]),
 		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]))
 }
 
@@ -284,7 +285,7 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 
 func (t *tables) close() error {
 	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
-		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.ports.close(), t.owners.close(), t.blocks.close()}
+		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.orders.close(), t.ports.close(), t.owners.close(), t.blocks.close()}
 	for _, m := range t.maps {
 		errs = append(errs, m.Close())
 	}

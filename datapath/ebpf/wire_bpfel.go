@@ -118,7 +118,8 @@ type wireControl struct {
 	Generation uint32
 	LostLogs   uint32
 	Spliced    uint32
-	Pad        [13]uint32
+	NatOrder   uint32
+	Pad        [12]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -439,6 +440,11 @@ const (
 	wireModeMODE_TUNNEL    wireMode = 3
 	wireModeMODE_STATELESS wireMode = 4
 )
+
+type wireNatOrder struct {
+	_     structs.HostLayout
+	Rules [64]uint8
+}
 
 type wireNatRule struct {
 	_         structs.HostLayout
@@ -964,6 +970,7 @@ const (
 	wireMapListeners            = "listeners"
 	wireMapMappings             = "mappings"
 	wireMapMembers              = "members"
+	wireMapNatOrders            = "nat_orders"
 	wireMapNatRules             = "nat_rules"
 	wireMapPoolNumbers          = "pool_numbers"
 	wireMapPools                = "pools"
@@ -1134,6 +1141,7 @@ type wireMapSpecs struct {
 	Listeners      *ebpf.MapSpec `ebpf:"listeners"`
 	Mappings       *ebpf.MapSpec `ebpf:"mappings"`
 	Members        *ebpf.MapSpec `ebpf:"members"`
+	NatOrders      *ebpf.MapSpec `ebpf:"nat_orders"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.MapSpec `ebpf:"pool_numbers"`
 	Pools          *ebpf.MapSpec `ebpf:"pools"`
@@ -1266,6 +1274,7 @@ type wireMaps struct {
 	Listeners      *ebpf.Map `ebpf:"listeners"`
 	Mappings       *ebpf.Map `ebpf:"mappings"`
 	Members        *ebpf.Map `ebpf:"members"`
+	NatOrders      *ebpf.Map `ebpf:"nat_orders"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.Map `ebpf:"pool_numbers"`
 	Pools          *ebpf.Map `ebpf:"pools"`
@@ -1313,6 +1322,7 @@ func (m *wireMaps) Close() error {
 		m.Listeners,
 		m.Mappings,
 		m.Members,
+		m.NatOrders,
 		m.NatRules,
 		m.PoolNumbers,
 		m.Pools,
