@@ -44,11 +44,23 @@ func linkChecks() []Check {
 	}
 }
 
-func checkBacklog(_ context.Context, c *Case) Finding {
-	n := uint64(0)
-	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
-		n += c.After.Softnet[i].Dropped - c.Before.Softnet[i].Dropped
+// added is what a counter has gained; one that began anew has gained nothing to speak of.
+func added(before, after uint64) uint64 { return after - min(before, after) }
+
+// softnet adds up a counter of all CPUs, which are 32 bits wide. A line for each CPU
+// that is there does not say which it is: when one came or went, nothing is known.
+func (c *Case) softnet(of func(vitals.SoftnetCPU) uint64) (n uint64) {
+	if len(c.Before.Softnet) != len(c.After.Softnet) {
+		return 0
 	}
+	for i, after := range c.After.Softnet {
+		n += uint64(uint32(of(after)) - uint32(of(c.Before.Softnet[i])))
+	}
+	return n
+}
+
+func checkBacklog(_ context.Context, c *Case) Finding {
+	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Dropped })
 	var sample *Case
 	for _, ns := range c.Sample.Namespaces {
 		one := &Case{Sample: c.Sample, NS: ns}
@@ -77,10 +89,7 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 }
 
 func checkSqueeze(_ context.Context, c *Case) Finding {
-	n := uint64(0)
-	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
-		n += c.After.Softnet[i].Squeezed - c.Before.Softnet[i].Squeezed
-	}
+	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Squeezed })
 	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short", c.perSecond(n)).with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
 }
 
@@ -89,10 +98,7 @@ func checkSteering(_ context.Context, c *Case) Finding {
 	if share < 0.70 {
 		return ok("no CPU is full of softirq work")
 	}
-	steered := uint64(0)
-	for i := range min(len(c.Before.Softnet), len(c.After.Softnet)) {
-		steered += c.After.Softnet[i].RPS - c.Before.Softnet[i].RPS
-	}
+	steered := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.RPS })
 	if steered > 0 {
 		return ok("packets are steered to other CPUs (RPS)").with("Δreceived_rps", c.inWindow(steered), fromSoftnet)
 	}
@@ -111,8 +117,8 @@ func checkAffinity(_ context.Context, c *Case) Finding {
 	for name, after := range c.After.Interrupts {
 		before := c.Before.Interrupts[name]
 		for cpu := range min(len(after), len(before), len(perCPU)) {
-			perCPU[cpu] += after[cpu] - before[cpu]
-			total += after[cpu] - before[cpu]
+			perCPU[cpu] += added(before[cpu], after[cpu])
+			total += added(before[cpu], after[cpu])
 		}
 	}
 	_, busy := c.busiest()
@@ -125,14 +131,14 @@ func checkAffinity(_ context.Context, c *Case) Finding {
 	return ok("network interrupts are spread, or few")
 }
 
-// eachLink compares both readings of every interface that is up.
+// eachLink compares both readings of every interface that is up and was not made anew.
 func (c *Case) eachLink(visit func(before, after vitals.Link)) {
 	for _, a := range c.NS.After.Links {
 		if a.Loopback || !a.Up {
 			continue
 		}
 		for _, b := range c.NS.Before.Links {
-			if a.Name == b.Name {
+			if a.Name == b.Name && a.Index == b.Index {
 				visit(b, a)
 			}
 		}
@@ -143,11 +149,12 @@ func checkRing(_ context.Context, c *Case) Finding {
 	f := ok("no ring was full")
 	c.eachLink(func(b, a vitals.Link) {
 		// Drivers count the same packet in several places.
-		n := max(a.RxMissed-b.RxMissed+a.RxFifo-b.RxFifo, a.RingLost-min(b.RingLost, a.RingLost))
+		kernels, own := added(b.RxMissed, a.RxMissed)+added(b.RxFifo, a.RxFifo), added(b.RingLost, a.RingLost)
+		n := max(kernels, own)
 		if n > 0 {
 			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
-				with("Δrx_missed + Δrx_fifo", c.inWindow(a.RxMissed-b.RxMissed+a.RxFifo-b.RxFifo), fromLinks).
-				with("the driver's own counters", c.inWindow(a.RingLost-min(b.RingLost, a.RingLost)), "ethtool -S").losing(c.perSecond(n))
+				with("Δrx_missed + Δrx_fifo", c.inWindow(kernels), fromLinks).
+				with("the driver's own counters", c.inWindow(own), "ethtool -S").losing(c.perSecond(n))
 		}
 	})
 	return f
@@ -156,15 +163,15 @@ func checkRing(_ context.Context, c *Case) Finding {
 func checkLinkErrors(_ context.Context, c *Case) Finding {
 	f := ok("no errors to speak of")
 	c.eachLink(func(b, a vitals.Link) {
-		packets := a.RxPackets - b.RxPackets + a.TxPackets - b.TxPackets
-		errs := a.RxErrors - b.RxErrors + a.TxErrors - b.TxErrors
+		packets := added(b.RxPackets, a.RxPackets) + added(b.TxPackets, a.TxPackets)
+		errs := added(b.RxErrors, a.RxErrors) + added(b.TxErrors, a.TxErrors)
 		// node_exporter's mixin: more than one percent.
 		if errs > 0 && float64(errs) > 0.01*float64(packets) {
 			f = found(Warn, "%s: %s of the packets are errors", a.Name, percent(float64(errs)/float64(packets+errs))).
 				with("Δerrors", c.inWindow(errs), fromLinks).losing(c.perSecond(errs))
 		}
 		// Drops of hardware only: virtual links count what their far end refused.
-		if n := a.RxDropped - b.RxDropped; a.Kind == "device" && packets > 10000 && float64(n) > 0.02*float64(packets) {
+		if n := added(b.RxDropped, a.RxDropped); a.Kind == "device" && packets > 10000 && float64(n) > 0.02*float64(packets) {
 			f = found(Warn, "%s dropped %s of the packets", a.Name, percent(float64(n)/float64(packets))).with("Δrx_dropped", c.inWindow(n), fromLinks)
 		}
 	})
@@ -174,8 +181,8 @@ func checkLinkErrors(_ context.Context, c *Case) Finding {
 func checkQdisc(_ context.Context, c *Case) Finding {
 	f := ok("no queueing discipline dropped much")
 	c.eachLink(func(b, a vitals.Link) {
-		n, packets := a.QdiscDrops-b.QdiscDrops, a.QdiscPackets-b.QdiscPackets
-		if a.QdiscDrops >= b.QdiscDrops && n > 10 && float64(n) > 0.001*float64(packets) {
+		n, packets := added(b.QdiscDrops, a.QdiscDrops), added(b.QdiscPackets, a.QdiscPackets)
+		if n > 10 && float64(n) > 0.001*float64(packets) {
 			f = found(Warn, "the queue of %s dropped %d packets, %.1f %%", a.Name, n, 100*float64(n)/float64(packets+n)).
 				with("Δdropped", c.inWindow(n), "tc statistics").losing(c.perSecond(n))
 		}

@@ -329,6 +329,15 @@ func TestChecks(t *testing.T) {
 		{"RX05", "ring", link(func(l *vitals.Link) { l.RxMissed = 10 }), Warn},
 		{"RX06", "errors", link(func(l *vitals.Link) { l.RxErrors, l.RxPackets = 100, 2000 }), Warn},
 		{"RX07", "qdisc", link(func(l *vitals.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 }), Warn},
+		{"RX05", "counters that began anew", before(vitals.Link{RxMissed: 50, RxFifo: 50}), OK},
+		{"RX06", "counters that began anew", before(vitals.Link{RxErrors: 50, TxErrors: 50, RxDropped: 50, RxPackets: 5000, TxPackets: 5000}), OK},
+		{"RX06", "an interface made anew", all(before(vitals.Link{Index: 7}), link(func(l *vitals.Link) { l.Index, l.RxErrors, l.RxPackets = 8, 100, 2000 })), OK},
+		{"RX07", "counters that began anew", all(before(vitals.Link{QdiscPackets: 5000}), link(func(l *vitals.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 })), Warn},
+		{"RX01", "a counter that wrapped", func(s *vitals.Sample) { s.Before.Softnet[1].Dropped, s.After.Softnet[1].Dropped = 0xffffffff, 0 }, Warn},
+		{"RX01", "a CPU that went away", func(s *vitals.Sample) {
+			s.Before.Softnet[0].Dropped, s.After.Softnet = 0, []vitals.SoftnetCPU{{Dropped: 100}}
+		}, OK},
+		{"RX02", "a CPU that went away", func(s *vitals.Sample) { s.After.Softnet = []vitals.SoftnetCPU{{Squeezed: 100}} }, OK},
 		{"RX08", "xdp", link(func(l *vitals.Link) { l.XDP = true }), Info},
 		{"RX08", "xdp, and all can send", all(xdp(3), link(func(l *vitals.Link) { l.XDPFeatures = 7 })), Info},
 		{"RX08", "xdp, and one cannot send", xdp(3), Warn},
@@ -400,6 +409,14 @@ func TestBlind(t *testing.T) {
 }
 
 // What TestChecks makes wrong in several cases.
+
+// before makes the first reading of an interface.
+func before(l vitals.Link) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		l.Name, l.Kind, l.Up = "wan0", "device", true
+		s.Namespaces[0].Before.Links[1] = l
+	}
+}
 
 // counts has so many entries at the two ends of a window.
 func counts(before, after uint32, window time.Duration) func(*vitals.Sample) {

@@ -172,7 +172,7 @@ func readLinks() ([]Link, error) {
 	for _, l := range list {
 		a := l.Attrs()
 		link := Link{
-			Name: a.Name, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
+			Name: a.Name, Index: a.Index, Kind: l.Type(), Up: a.RawFlags&unix.IFF_UP != 0,
 			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1, UDPForwarding: -1,
 		}
 		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0

@@ -133,6 +133,7 @@ type NamespaceReading struct {
 // Link is a network interface.
 type Link struct {
 	Name     string
+	Index    int    // of this one: an interface that is made anew has another
 	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware
 	Loopback bool
 	Up       bool

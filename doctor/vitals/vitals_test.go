@@ -375,7 +375,7 @@ func TestInterfaces(t *testing.T) {
 			return err
 		}
 		i := slices.IndexFunc(links, func(l Link) bool { return l.Name == "x" })
-		if i < 0 || links[i].Kind != "veth" || !links[i].Up || links[i].GRO != 1 || links[i].LRO != 0 {
+		if i < 0 || links[i].Kind != "veth" || !links[i].Up || links[i].GRO != 1 || links[i].LRO != 0 || links[i].Index == 0 {
 			t.Errorf("%+v", links)
 		}
 		if links[i].XDPKnown == (xdpFeatures() == nil) {
