@@ -55,7 +55,12 @@ func ReadHostFiles(root fs.FS) HostReading {
 	return h
 }
 
-// worstFiles finds the process that is nearest to its limit of open files.
+// smallLimit is below what a program sets for itself that wants to open no more files:
+// a sandboxed child has one of 1.
+const smallLimit = 64
+
+// worstFiles finds the process that is nearest to its limit of open files. A process
+// that has more open than its limit had them before, and does not feel it.
 func worstFiles(root fs.FS) (worst ProcessFiles) {
 	processes, _ := fs.Glob(root, "proc/[0-9]*/fd")
 	for _, dir := range processes {
@@ -73,7 +78,7 @@ func worstFiles(root fs.FS) (worst ProcessFiles) {
 		}
 		process := strings.TrimSuffix(dir, "/fd")
 		limit := openFilesLimit(text(root, process+"/limits"))
-		if limit > 0 && float64(open)*float64(max(worst.Limit, 1)) > float64(worst.Open)*float64(limit) {
+		if limit >= smallLimit && open <= limit && float64(open)*float64(max(worst.Limit, 1)) > float64(worst.Open)*float64(limit) {
 			pid, _ := strconv.Atoi(strings.TrimPrefix(process, "proc/"))
 			worst = ProcessFiles{strings.TrimSpace(text(root, process+"/comm")), pid, open, limit}
 		}

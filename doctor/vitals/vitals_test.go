@@ -355,11 +355,17 @@ func TestProcessFiles(t *testing.T) {
 	}
 	root := fstest.MapFS{
 		"proc/7/limits": limits("1024"), "proc/7/comm": {Data: []byte("nginx\n")}, "proc/7/fd/0": {}, "proc/7/fd/1": {}, "proc/7/fd/2": {},
-		"proc/8/limits": limits("4"), "proc/8/comm": {Data: []byte("tiny\n")}, "proc/8/fd/0": {}, "proc/8/fd/1": {},
+		"proc/8/limits": limits("64"), "proc/8/comm": {Data: []byte("small\n")}, "proc/8/fd/0": {}, "proc/8/fd/1": {},
+		"proc/10/limits": limits("1"), "proc/10/comm": {Data: []byte("sshd\n")}, "proc/10/fd/0": {}, "proc/10/fd/1": {},
+		"proc/11/limits": limits("4"), "proc/11/comm": {Data: []byte("sandbox\n")}, "proc/11/fd/0": {}, "proc/11/fd/1": {},
+		"proc/12/limits": limits("64"), "proc/12/comm": {Data: []byte("lowered\n")},
 		"proc/9/limits": limits("unlimited"), "proc/9/fd/0": {},
 		"proc/self/fd/0": {},
 	}
-	if got, want := worstFiles(root), (ProcessFiles{Name: "tiny", PID: 8, Open: 2, Limit: 4}); got != want {
+	for i := range 70 {
+		root[fmt.Sprint("proc/12/fd/", i)] = &fstest.MapFile{}
+	}
+	if got, want := worstFiles(root), (ProcessFiles{Name: "small", PID: 8, Open: 2, Limit: 64}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
