@@ -199,7 +199,7 @@ func pluralVerb(n int, one, many string) string {
 
 func checkBridge(_ context.Context, c *Case) Finding {
 	v, there := c.sysctl("net.bridge.bridge-nf-call-iptables")
-	bridges, containers := 0, false
+	bridges, containers := 0, c.NS.Rules != nil && c.NS.Rules.KubeServices > 0
 	for _, l := range c.NS.After.Links {
 		if l.Kind == "bridge" {
 			bridges++

@@ -258,6 +258,10 @@ func TestChecks(t *testing.T) {
 		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge"})
 		}), Info},
+		{"RL09", "a node of Kubernetes", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "kube-bridge", Kind: "bridge"})
+			s.Namespaces[0].Rules.KubeServices = 10
+		}), Info},
 		{"RL10", "listener", func(s *vitals.Sample) { s.Namespaces[0].After.EventListeners = 1 }, Info},
 		{"RL10", "listener on a busy gateway", func(s *vitals.Sample) {
 			s.Namespaces[0].After.EventListeners, s.Namespaces[0].NewPerSecond = 1, 6000

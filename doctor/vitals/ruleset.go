@@ -165,8 +165,12 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 				r.Pools.masquerade(rule, e)
 			case *expr.Redir:
 				r.DestNAT++
-			case *expr.Ct:
+			case *expr.Ct, *expr.Connlimit, *expr.FlowOffload, *expr.SynProxy:
 				r.Tracking++
+			case *expr.Dynset:
+				if slices.ContainsFunc(e.Exprs, func(e expr.Any) bool { _, is := e.(*expr.Connlimit); return is }) {
+					r.Tracking++ // a meter with ct count
+				}
 			case *expr.Notrack:
 				r.Notrack++
 			case *expr.Limit:
@@ -182,15 +186,19 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 					r.MSSClamp = true
 				}
 			case *expr.Objref:
-				if e.Type == 3 { // NFT_OBJECT_CT_HELPER
+				switch nftables.ObjType(e.Type) {
+				case nftables.ObjTypeCtHelper:
 					r.Helpers++
+					r.Tracking++
+				case nftables.ObjTypeConnLimit, nftables.ObjTypeCtTimeout, nftables.ObjTypeCtExpect, nftables.ObjTypeSynProxy:
+					r.Tracking++
 				}
 			case *expr.Target:
 				r.Pools.target(e)
 				r.target(e.Name, false) // what it asks for stands in bytes of its own
 			case *expr.Match:
 				r.Compat = true
-				if e.Name == "conntrack" || e.Name == "state" {
+				if slices.Contains(trackingMatches, e.Name) {
 					r.Tracking++
 				}
 				limited = limited || e.Name == "limit" || e.Name == "hashlimit"
@@ -201,6 +209,9 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 		}
 	}
 }
+
+// trackingMatches are those of iptables that ask connection tracking.
+var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper"}
 
 // ordered notes whether a SNAT rule asks for random ports.
 func (r *Ruleset) ordered(random bool) {
@@ -224,6 +235,8 @@ func (r *Ruleset) target(name string, random bool) {
 		r.Traces++
 	case "CT", "NOTRACK":
 		r.Notrack++
+	case "CONNMARK", "CONNSECMARK", "SYNPROXY":
+		r.Tracking++
 	}
 }
 
@@ -334,13 +347,13 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		if f[1] == "KUBE-SERVICES" {
 			r.KubeServices = max(r.KubeServices, r.Legacy[table+" "+f[1]])
 		}
-		if strings.Contains(line, "-m conntrack") || strings.Contains(line, "-m state") {
-			r.Tracking++
-		}
 		r.Targets.legacy(f)
 		r.Forwards.legacy(family, f, local)
 		r.Pools.legacy(f)
 		for i, word := range f {
+			if word == "-m" && i+1 < len(f) && slices.Contains(trackingMatches, f[i+1]) {
+				r.Tracking++
+			}
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat
 				r.target(f[i+1], strings.Contains(line, "--random-fully"))

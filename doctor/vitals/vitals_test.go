@@ -284,6 +284,21 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// TestTracking: what asks connection tracking without the word for its states.
+func TestTracking(t *testing.T) {
+	for _, rule := range []string{"ct count over 10 drop", "ct mark set 1", "add @seen { ip saddr ct count over 10 } drop"} {
+		got := readRules(t, "nft", "table ip filter { set seen { type ipv4_addr; flags dynamic; }\n"+
+			"chain forward { type filter hook forward priority 0; tcp dport 80 "+rule+"; }\n}\n")
+		if got.Tracking != 1 {
+			t.Errorf("%s: %d rules use connection tracking, want 1", rule, got.Tracking)
+		}
+	}
+	got := readRules(t, "iptables-nft-restore", "*mangle\n-A FORWARD -m connmark --mark 1 -j ACCEPT\n-A FORWARD -j CONNMARK --save-mark\n-A FORWARD -p tcp -m connlimit --connlimit-above 9 -j DROP\nCOMMIT\n")
+	if got.Tracking != 3 {
+		t.Errorf("iptables: %d rules use connection tracking, want 3", got.Tracking)
+	}
+}
+
 // TestForwards: what the host redirects, sends itself or takes itself needs no forwarding.
 func TestForwards(t *testing.T) {
 	for _, tc := range []struct {
