@@ -365,6 +365,7 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_PORT;
+		ref = w->request.map << 16 | w->request.port;
 	}
 	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));

@@ -18,7 +18,7 @@ struct ending {
 	__u8 flags;
 	__u16 owner;
 	__u16 backend;
-	__u32 ref; // binding of ENTRY_BOUND, or own entry
+	__u32 ref; // binding of ENTRY_BOUND, or own entry; of a service with ENTRY_PORT the port, as map << 16 | port
 	__u32 twin;
 	__u64 packets;
 	__u64 bytes;
@@ -192,7 +192,11 @@ __noinline int pay(const struct ending *end)
 	if (end->flags & ENTRY_HALF_OPEN && c)
 		half_open_give(c);
 	if ((end->flags & (ENTRY_PORT | ENTRY_NAT)) == ENTRY_PORT) {
-		pool = end->pool;
+		if (end->ref) {
+			give_port(end->ref >> 16, end->ref & 0xffff);
+			return 0;
+		}
+		pool = end->pool; // of a program that did not keep it in ref
 		number = bpf_map_lookup_elem(&pool_numbers, &pool);
 		if (number)
 			give_port(*number * PORT_CLASSES + port_class(end->l4_proto), bpf_ntohs(end->pool_port));

@@ -82,7 +82,8 @@ static __always_inline struct entry_meta *meta_of(void *e, const bool v6)
 }
 
 // The word of owner and backend: of a reply the index of the flow's binding (see
-// binding.h), of a binding how many flows refer to it.
+// binding.h), or the port of a fullnat flow as map << 16 | port; of a binding how many
+// flows refer to it.
 static __always_inline __u32 *ref_of(struct entry_meta *m)
 {
 	return (__u32 *)&m->owner;

@@ -198,7 +198,7 @@ ASSERT_SIZE(struct tuple4, 16);
 #define ENTRY_PRIMARY 0x01  // direction of the packet that opened the flow
 #define ENTRY_CROSS 0x02    // the twin is in the other family's table
 #define ENTRY_SETTLED 0x04  // both sides were heard (TCP: handshake complete)
-#define ENTRY_PORT 0x08	    // the reply's destination port is this flow's; with ENTRY_NAT its binding's (bore_binding)
+#define ENTRY_PORT 0x08	    // the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's (bore_binding)
 #define ENTRY_BOUND 0x10    // the flow refers to a binding (ref_of its reply)
 #define ENTRY_HALF_OPEN 0x20 // counted against the half-open quota
 #define ENTRY_CLIENT 0x40   // counted in the clients map

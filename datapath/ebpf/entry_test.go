@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
@@ -225,6 +226,52 @@ func TestRemovedRule(t *testing.T) {
 		}
 	}
 	held{}.want(t, s, "the rule is gone")
+}
+
+// TestPoolThatLeft ends the flows of a fullnat service whose pool left the configuration with
+// it: their ports are free when both come back.
+func TestPoolThatLeft(t *testing.T) {
+	s := office(t, "")
+	with, err := config.Decode("fullnat", []byte(`
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: fullnat, scheduler: rr, source-pool: [10.0.2.100],
+     backends: [{name: a, address: 10.0.2.2, port: 8080}]}
+tables: {flows: 4096, flows6: 4096, clients: 1024}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := s.snapshot
+	with.Attach = without.Config.Attach
+	apply := func(snapshot *datapath.Snapshot) {
+		s.snapshot = snapshot
+		if err := s.inside(s.apply); err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func() (n uint32) {
+		for i := range s.d.t.ports.values {
+			n += s.d.t.ports.values[i].Used
+		}
+		return n
+	}
+	apply(snapshotFor(with))
+	for i := range 10 {
+		send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.0.%d,dst=192.0.2.10)/udp(sport=4000,dport=80)", i+1))
+	}
+	if n := used(); n != 10 {
+		t.Fatalf("10 flows have %d ports", n)
+	}
+	apply(without)
+	if err := s.Advance(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if flows, err := s.Flows(); err != nil || len(flows) != 0 {
+		t.Fatalf("flows of a service that left: %v, %v", flows, err)
+	}
+	if n := used(); n != 0 {
+		t.Errorf("%d ports are taken by nobody", n)
+	}
 }
 
 // TestRuleOrder reloads rules in other orders: the first in the configuration that takes a
