@@ -166,14 +166,15 @@ static __always_inline enum reason service_source(const struct packet *p, struct
 	r->first = 1024;
 	r->want = bpf_ntohs(p->tuple.sport) | 1024;
 	if (dry_run && len) {
-		address = bpf_map_lookup_elem(&pools, &first);
+		at = pool_number(first);
+		address = bpf_map_lookup_elem(&pools, &at);
 		if (address)
 			plan->to.saddr = address->addr;
 		plan->to.sport = p->tuple.sport;
 		return REASON_NONE;
 	}
 	for (__u32 i = 0; i < 8; i++) {
-		__u32 number = first + at;
+		__u32 number = pool_number(first + at);
 
 		if (i >= len)
 			break;

@@ -23,41 +23,28 @@ __noinline int mapped(const struct tuple *to, __u32 rule, __u32 family)
 }
 
 // The binding of a mapping, with a reference that the mapping holds.
-static __always_inline int map_bind(const struct mapping_key *key, const struct mapping *m, __u32 exact, struct bind *b)
+static __always_inline int map_bind(const struct mapping_key *key, const struct mapping *m, __u32 exact, __u32 place,
+				    struct bind *b)
 {
-	struct pool_addr *address;
-	struct nat_rule *rule;
-	union addr outside;
-	__u32 id, number = 0, first, count;
 	int reason;
 
-	id = key->rule;
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule)
-		return REASON_INTERNAL;
 	__builtin_memset(b, 0, sizeof(*b));
 	b->inside.saddr = key->addr;
 	b->inside.sport = key->port;
 	b->inside.l4_proto = key->l4_proto;
 	b->family = key->family;
 	b->outside_family = m->outside_family;
-	b->rule = id;
+	b->rule = key->rule;
 	b->now = now_ticks();
 	b->exact = exact;
 	b->want = bpf_ntohs(m->port);
-	outside = m->outside;
-	first = m->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
-	count = m->outside_family == FAMILY_6 ? rule->pool6_len : rule->pool_len;
-	address = pool_of(&outside, &number);
-	if (address && number - first < count)
-		b->place = number - first + 1;
+	b->place = place;
 	reason = bind(b);
 	if (reason != REASON_FLOW || !exact)
 		return reason;
 	// The endpoint was bound before: to what is wanted, or it cannot be.
-	address = bpf_map_lookup_elem(&pools, &number);
-	if ((b->want && b->port != m->port) || (b->place && address && (address->addr.d[0] != b->outside.d[0] ||
-									address->addr.d[1] != b->outside.d[1]))) {
+	if ((b->want && b->port != m->port) ||
+	    (place && (m->outside.d[0] != b->outside.d[0] || m->outside.d[1] != b->outside.d[1]))) {
 		binding_put(b->index, b->family == FAMILY_6, b->now);
 		return REASON_NO_PORT;
 	}
@@ -90,7 +77,7 @@ int map_open(struct xdp_md *ctx)
 	key = r->key;
 	m = r->mapping;
 	b = &w->bound;
-	reason = map_bind(&key, &m, r->exact, b);
+	reason = map_bind(&key, &m, r->exact, r->place, b);
 	if (reason == REASON_FLOW || reason == REASON_NEW_FLOW) {
 		m.outside = b->outside;
 		m.port = b->port;

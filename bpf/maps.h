@@ -342,6 +342,17 @@ struct {
 	__type(value, __u32);
 } pool_numbers SEC(".maps");
 
+// Numbers of pool addresses, those of each pool one behind the other: a rule and a
+// backend say where theirs begin. The first ones are the numbers themselves, where
+// a pool of neighbours needs no run of its own. Written by user space; set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} runs SEC(".maps");
+
 // Ports: element number * 3 + class (0 TCP, 1 UDP, 2 ICMP). Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -18,6 +18,15 @@ static __always_inline struct pool_addr *pool_of(const union addr *a, __u32 *num
 	return bpf_map_lookup_elem(&pools, number);
 }
 
+// The number of the pool address at a place of runs; where there is none, one that is
+// nobody's.
+__noinline __u32 pool_number(__u32 place)
+{
+	__u64 *number = bpf_map_lookup_elem(&runs, &place);
+
+	return number ? *number : NO_ENTRY;
+}
+
 // The outside endpoint of the binding that an entry leads to.
 static __always_inline bool bind_outside(struct bind *b, __u32 index)
 {
@@ -66,7 +75,7 @@ static __always_inline __u32 first_address(const union addr *a, __u32 first, __u
 	__u32 h = (a->w[0] ^ a->w[1] ^ a->w[2] ^ a->w[3]) * 0x9e3779b1U;
 	__u32 one = (__u64)h * len >> 32, two = (__u64)(h * 0x85ebca6bU) * len >> 32;
 
-	return len > 1 && used_ports(first + two, class) < used_ports(first + one, class) ? two : one;
+	return len > 1 && used_ports(pool_number(first + two), class) < used_ports(pool_number(first + one), class) ? two : one;
 }
 
 static __always_inline __u32 first_tried(const struct bind *b, const struct port_request *r)
@@ -124,7 +133,7 @@ __noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 		return REASON_INTERNAL;
 	client = b->client_seen ? client_again() : (void *)0;
 	owned = client ? *(volatile __u32 *)&client->pool : 0;
-	r->map = (owned ? owned - 1 : r->pool + at) * PORT_CLASSES + port_class(b->inside.l4_proto);
+	r->map = (owned ? owned - 1 : pool_number(r->pool + at)) * PORT_CLASSES + port_class(b->inside.l4_proto);
 	if (choose_wanted(r) != REASON_NONE)
 		return owned ? REASON_NO_PORT : NEXT_ADDRESS;
 	if (!b->client_seen)
@@ -171,7 +180,7 @@ __noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
 		owned = *(volatile __u32 *)&c->pool;
 		if (block && owned)
 			goto found;
-		number = owned ? owned - 1 : r->pool + at;
+		number = owned ? owned - 1 : pool_number(r->pool + at);
 		block = take_block(number) + 1;
 		if (!block) {
 			if (owned)
@@ -236,7 +245,7 @@ __noinline int take_computed(const struct bind *b, struct port_request *r)
 		return REASON_NO_PORT;
 	r->first = rule->port_first + (__u32)(place % count) * rule->block;
 	r->last = r->first + rule->block - 1;
-	r->map = ((out6 ? rule->pool6 : rule->pool) + (__u32)(place / count)) * PORT_CLASSES +
+	r->map = pool_number((out6 ? rule->pool6 : rule->pool) + (__u32)(place / count)) * PORT_CLASSES +
 		 port_class(b->inside.l4_proto);
 	return take_port(r);
 }
@@ -317,7 +326,7 @@ static __always_inline bool as_wanted(const struct bind *b, const struct nat_rul
 {
 	__u32 first = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
 
-	return (!b->want || r->port == b->want) && (!b->place || r->map / PORT_CLASSES == first + b->place - 1);
+	return (!b->want || r->port == b->want) && (!b->place || r->map / PORT_CLASSES == pool_number(first + b->place - 1));
 }
 
 // What explain says of a binding that is not made: the outside endpoint of the one
@@ -339,7 +348,7 @@ __noinline int bind_foresee(struct bind *b)
 	index = find_binding(&w->key, NO_ENTRY, b->family == FAMILY_6);
 	if (index != NO_ENTRY && bind_outside(b, index))
 		return 0;
-	number = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
+	number = pool_number(b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool);
 	len = b->outside_family == FAMILY_6 ? rule->pool6_len : rule->pool_len;
 	if (len == 1)
 		address = bpf_map_lookup_elem(&pools, &number);

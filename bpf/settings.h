@@ -101,7 +101,7 @@ struct backend {
 	__u16 weight;
 	__u32 max_flows;
 	__u8 mac[ETH_ALEN]; // of mode dsr; 0: from the neighbour table
-	__u16 pool;	    // mode fullnat: first of the pool addresses of its family
+	__u16 pool;	    // mode fullnat: where the pool addresses of its family begin in runs
 	__u16 pool_len;
 	__u16 pad;
 };
@@ -213,9 +213,11 @@ struct mapping_request {
 	struct mapping_key key;
 	struct mapping mapping; // open: outside and port are what is wanted, 0 for any; out: what it is
 	__u32 exact;		// no other outside endpoint will do
+	__u32 place;		// open: of the outside address in the rule's pool + 1, 0 for any
 	__u32 reason;		// out: REASON_NONE, or why not
+	__u32 pad;
 };
-ASSERT_SIZE(struct mapping_request, 80);
+ASSERT_SIZE(struct mapping_request, 88);
 
 struct session_key {
 	__u32 prefix_len;
@@ -276,7 +278,7 @@ ASSERT_SIZE(struct firewall_rule, 64);
 struct nat_rule {
 	__u32 out;	// egress interface, 0 for any
 	__u32 in;	// ingress interface, 0 for any
-	__u16 pool;	// first of its pool addresses
+	__u16 pool;	// where its pool addresses begin in runs
 	__u16 pool_len;
 	__u16 pool6;
 	__u16 pool6_len;

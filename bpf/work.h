@@ -143,7 +143,7 @@ struct port_request {
 	__u32 odd;      // parity that is searched
 	__u32 from;     // half-ports, inclusive
 	__u32 to;
-	__u32 pool;     // first pool address
+	__u32 pool;     // where the pool begins in runs
 	__u32 pool_len;
 };
 

@@ -34,7 +34,10 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 		}
 		if t == nil { // numbers as they would be in new tables
 			t = &tables{ids: &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}, hz: d.hz,
-				sizes: sizes{pool: maxPool, hosts: 1 << 21}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)}}
+				sizes: sizes{pool: maxPool, hosts: 1 << 21}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)},
+				rules: &memory[wireNatRule]{}, services: &memory[wireService]{}, backends: &memory[wireBackend]{},
+				ports: &memory[wirePortMap]{}, flows4: &memory[wireFlow4]{}, flows6: &memory[wireFlow6]{}}
+			t.runs = &memory[uint64]{values: make([]uint64, t.places())}
 		}
 		want, err := compile(s, t, h)
 		if err != nil {
@@ -158,10 +161,16 @@ func (d *Datapath) back(h *host) error {
 // refer to it, then the listeners, and at last takes away what is not wanted.
 func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	t := d.t
+	for k, n := range want.draft.fresh {
+		if _, known := t.ids.known[k]; k.Kind == idPool && !known {
+			t.blocks.values[n] = wireBlockMap{} // the address that had the number before may have had other blocks
+		}
+	}
 	if err := want.draft.keep(); err != nil {
 		return err
 	}
 	d.putPools(want)
+	d.putRuns(want)
 	for n, b := range want.backends {
 		t.backends.values[n] = b
 	}
@@ -216,6 +225,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	d.retire(want)
 	d.bump()
 	d.inForce, d.snapshot, d.seen = want, s, h
+	t.ids.inForce = want.draft.want
 	d.logs.Store(&want.names.log)
 	d.sourceNames.Store(&want.names.source)
 	if d.stop == nil && !d.opt.NoAttach {
@@ -256,6 +266,15 @@ func (d *Datapath) putPools(want *desired) {
 			for b := want.ports[n][0].Len() / size; b < maxBlocks; b++ { // there are no such blocks
 				atomic.OrUint64(&d.t.blocks.values[n].Words[b/64], 1<<(b%64))
 			}
+		}
+	}
+}
+
+// putRuns writes the runs of pool addresses, where nothing in force has one.
+func (d *Datapath) putRuns(want *desired) {
+	for place, run := range want.runs {
+		for i, n := range run {
+			d.t.runs.values[int(place[0])+i] = uint64(n)
 		}
 	}
 }

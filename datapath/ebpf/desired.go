@@ -33,6 +33,7 @@ type desired struct {
 	mappable  map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
 	prefixes  map[wirePrefixKey]wirePrefix
 	pools     map[uint32]wirePoolAddr
+	runs      map[[2]uint16][]uint32  // numbers of a pool's addresses, by where they begin and how many they are
 	ports     map[uint32][]flow.Ports // usable ones, by pool address
 	block     map[uint32]int          // ports of a block, by pool address
 	ifaces    map[uint32]wireInterfaceAddr
@@ -61,16 +62,28 @@ type compiler struct {
 	snapshot *datapath.Snapshot
 	lists    [4]map[netip.Prefix]uint64
 	pooled   map[netip.Addr]uint32
+	places   []uint64 // what is to stand in the map of runs
+	held     []bool   // of them: that something in force, or this state, relies on
 }
 
+// compile makes the desired state of a snapshot. When there are not enough ids it does
+// so again, with those that neither the snapshot nor any flow has a use for.
 func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
+	d, err := compileWith(s, t, h, t.ids.draft())
+	if err != nil || !d.draft.short {
+		return d, err
+	}
+	return compileWith(s, t, h, t.spare(d.draft.want))
+}
+
+func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {
 	c := &compiler{t: t, host: h, snapshot: s, pooled: map[netip.Addr]uint32{}, desired: &desired{
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
-		draft: t.ids.draft(), tables: s.Config.Tables,
+		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
+		draft: ids, tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
 	for i := range c.lists {
@@ -242,7 +255,8 @@ func (c *compiler) pool(a netip.Addr, usable flow.Ports, block int) (uint32, err
 	if !ok {
 		var err error
 		if n, err = c.draft.id(idPool, a.String()+geometry(usable, block), c.t.pool, nil); err != nil {
-			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses: %w", a, c.t.pool, err)
+			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and those of before count while they are in force or their ports in use: take these out first, or %s",
+				a, c.t.pool, wayOut)
 		}
 		c.pooled[a] = n
 		v := wirePoolAddr{Addr: addrOf(a), Family: familyOf(a)}
@@ -268,9 +282,8 @@ func geometry(ports flow.Ports, block int) string {
 	return fmt.Sprintf("\x00%s/%d", ports, block)
 }
 
-// poolRun numbers the addresses of ranges one behind the other, and returns the
-// first number and how many of each family. Numbers of a run are neighbours, so
-// that a program can step through them.
+// poolRun numbers the addresses of ranges, and returns where in the map of runs the
+// numbers of each family stand one behind the other, and how many they are.
 func (c *compiler) poolRun(ranges []config.AddressRange, usable flow.Ports, block int) (first, count [2]uint16, err error) {
 	for family := range 2 {
 		var list []netip.Addr
@@ -287,20 +300,83 @@ func (c *compiler) poolRun(ranges []config.AddressRange, usable flow.Ports, bloc
 				}
 			}
 		}
-		last := uint32(0)
-		for i, a := range list {
+		var numbers []uint32
+		for _, a := range list {
 			n, err := c.pool(a, usable, block)
 			if err != nil {
 				return first, count, err
 			}
-			if i == 0 {
-				first[family] = uint16(n)
-			} else if n != last+1 {
-				return first, count, fmt.Errorf("pool address %s is shared with another rule in another order: give both the same list", a)
-			}
-			last = n
+			numbers = append(numbers, n)
+		}
+		if first[family], err = c.run(numbers); err != nil {
+			return first, count, err
 		}
 		count[family] = uint16(len(list))
+		c.runs[[2]uint16{first[family], count[family]}] = numbers
 	}
 	return first, count, nil
+}
+
+// run finds a place for the numbers of a pool: where they are neighbours the one that
+// each number has, else one where they stand already, else one that nobody uses.
+func (c *compiler) run(numbers []uint32) (uint16, error) {
+	scattered := false
+	for i, n := range numbers {
+		scattered = scattered || n != numbers[0]+uint32(i)
+	}
+	switch {
+	case len(numbers) == 0 || c.draft.short: // the latter has ids that are none
+		return 0, nil
+	case !scattered:
+		return uint16(numbers[0]), nil
+	}
+	if c.places == nil {
+		c.places, c.held = slices.Clone(c.t.runs.values), c.t.runsHeld()
+	}
+	room := -1
+	for first := int(c.t.pool); first+len(numbers) <= len(c.places); first++ {
+		same, free := true, true
+		for i, n := range numbers {
+			same = same && c.places[first+i] == uint64(n)
+			if free = free && !c.held[first+i]; !same && !free {
+				break
+			}
+		}
+		if same {
+			room = first
+			break
+		}
+		if free && room < 0 {
+			room = first
+		}
+	}
+	if room < 0 {
+		return 0, fmt.Errorf("pools of addresses that have come one by one find no room in the tables: %s", wayOut)
+	}
+	for i, n := range numbers {
+		c.places[room+i], c.held[room+i] = uint64(n), true
+	}
+	return uint16(room), nil
+}
+
+// runsHeld tells which places of the map of runs the rules and backends in force use.
+func (t *tables) runsHeld() []bool {
+	held := make([]bool, len(t.runs.values))
+	hold := func(first, count uint16) {
+		for i := int(first); i < min(int(first)+int(count), len(held)); i++ {
+			held[i] = true
+		}
+	}
+	for _, r := range t.rules.values {
+		if r.Active != 0 {
+			hold(r.Pool, r.PoolLen)
+			hold(r.Pool6, r.Pool6Len)
+		}
+	}
+	for _, b := range t.backends.values {
+		if b.PoolLen > 0 && t.services.values[b.Service].Active != 0 {
+			hold(b.Pool, b.PoolLen)
+		}
+	}
+	return held
 }

@@ -63,7 +63,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	id, err := c.draft.id(idSource, n.Name+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
 		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.First, PortLast: ports.Last}

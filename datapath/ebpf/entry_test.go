@@ -26,7 +26,7 @@ import (
 )
 
 // send gives the gateway a packet.
-func send(t *testing.T, s *subject, iface, text string) nat.Outcome {
+func send(t testing.TB, s *subject, iface, text string) nat.Outcome {
 	t.Helper()
 	out, err := s.Step(nat.Arrival{Interface: iface, Frame: packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text).Build()})
 	if err != nil {

@@ -4,14 +4,17 @@ package ebpf
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
 
 // Ids of services, backends, rules, sets and pool addresses stay the same from
 // one snapshot to the next and from one process to the next: flows refer to
-// them. They are kept in a pinned map, id by kind and name.
+// them. They are kept in a pinned map, id by kind and name. A name that is not wanted
+// any more keeps its id, in case it comes back, until others need it (spare).
 
 type idKind byte
 
@@ -24,6 +27,11 @@ const (
 	idPool
 	idMeta // words of the tables: hash keys, sizes, layout
 )
+
+func (k idKind) String() string {
+	return [...]string{idService: "services", idBackend: "backends", idSource: "rules that translate sources", idPrefix: "rules without state",
+		idSet: "sets and prefixes of the firewall", idPool: "pool addresses", idMeta: "words"}[k]
+}
 
 const idNameLen = 127
 
@@ -49,9 +57,10 @@ var idSpec = &ebpf.MapSpec{
 
 // ids is the content of the map.
 type ids struct {
-	m     *ebpf.Map
-	known map[idKey]uint32
-	used  map[idKind]map[uint32]bool
+	m       *ebpf.Map
+	known   map[idKey]uint32
+	used    map[idKind]map[uint32]bool
+	inForce map[idKey]bool // wanted by the snapshot in force; nil before this process has applied one
 }
 
 func loadIDs(m *ebpf.Map) (*ids, error) {
@@ -79,11 +88,13 @@ type draft struct {
 	fresh map[idKey]uint32
 	want  map[idKey]bool
 	next  map[idKind]uint32
-	taken map[idKind]map[uint32]bool
+	short bool                // not enough ids: some are none
+	last  bool                // nothing more can be given up: too few are an error
+	spare map[idKind][]uint32 // ids that other names have, best first
 }
 
 func (t *ids) draft() *draft {
-	return &draft{t, map[idKey]uint32{}, map[idKey]bool{}, map[idKind]uint32{}, map[idKind]map[uint32]bool{}}
+	return &draft{from: t, fresh: map[idKey]uint32{}, want: map[idKey]bool{}, next: map[idKind]uint32{}}
 }
 
 // id returns the id of a name, a free one below limit when it is new.
@@ -104,11 +115,112 @@ func (d *draft) id(kind idKind, name string, limit uint32, busy func(uint32) boo
 		d.next[kind] = v + 1
 		return v, nil
 	}
-	return 0, fmt.Errorf("more than %d of a kind: no number is left for %q", limit, name)
+	if list := d.spare[kind]; len(list) > 0 {
+		d.spare[kind] = list[1:]
+		d.fresh[k] = list[0]
+		return list[0], nil
+	}
+	if d.last {
+		return 0, fmt.Errorf("more than %d %s: no number is left for %q", limit, kind, name)
+	}
+	d.short = true
+	d.next[kind] = max(d.next[kind], limit) + 1
+	d.fresh[k] = d.next[kind] // no other name has it
+	return d.fresh[k], nil
 }
 
-// keep writes the new ids.
+// spare is a draft that may give the ids of names that are not wanted to others, as far
+// as nothing refers to them. Names that are not in force go first: while a change is
+// made, packets still meet what was before, and only of a set that does no harm.
+func (t *tables) spare(want map[idKey]bool) *draft {
+	d := t.ids.draft()
+	d.last, d.spare = true, map[idKind][]uint32{}
+	var inForce []uint32 // sets
+	rules, addresses := t.rulesInUse(), t.addressesInUse()
+	for k, v := range t.ids.known {
+		switch {
+		case want[k]:
+		case k.Kind == idSet && t.ids.inForce[k]:
+			inForce = append(inForce, v)
+		case k.Kind == idSet, !t.ids.inForce[k] && (k.Kind == idPool && !addresses[v] || k.Kind == idSource && !rules[v]):
+			d.spare[k.Kind] = append(d.spare[k.Kind], v)
+		}
+	}
+	for _, list := range d.spare {
+		slices.Sort(list) // neighbours need no run of their own
+	}
+	d.spare[idSet] = append(d.spare[idSet], inForce...)
+	return d
+}
+
+// addressesInUse lists the pool addresses that have ports that are used or rest, or
+// belong to a rule or backend in force.
+func (t *tables) addressesInUse() map[uint32]bool {
+	busy := map[uint32]bool{}
+	for i := range t.ports.values {
+		if t.ports.values[i].Used != 0 {
+			busy[uint32(i/3)] = true
+		}
+	}
+	for place, held := range t.runsHeld() {
+		if held {
+			busy[uint32(t.runs.values[place])] = true
+		}
+	}
+	return busy
+}
+
+// rulesInUse lists the rules that translate sources and are in force, or have flows,
+// bindings or ports that rest.
+func (t *tables) rulesInUse() map[uint32]bool {
+	busy := map[uint32]bool{}
+	for id, r := range t.rules.values {
+		if r.Active != 0 {
+			busy[uint32(id)] = true
+		}
+	}
+	note := func(kind, state, zone, flags uint8, owner uint16) {
+		if state != uint8(wireEntryStateENTRY_LIVE) && state != uint8(wireEntryStateENTRY_HOLD) {
+			return
+		}
+		if kind == uint8(wireEntryKindKIND_BINDING) {
+			busy[uint32(zone)] = true
+		} else if flags&(entryPrimary|entryNAT) == entryPrimary|entryNAT {
+			busy[uint32(owner)] = true
+		}
+	}
+	for i := range t.flows4.values {
+		e := &t.flows4.values[i]
+		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner)
+	}
+	for i := range t.flows6.values {
+		e := &t.flows6.values[i]
+		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner)
+	}
+	return busy
+}
+
+// keep writes the new ids. One that another name had is taken from it.
 func (d *draft) keep() error {
+	type number struct {
+		idKind
+		id uint32
+	}
+	taken := map[number]bool{}
+	for k, v := range d.fresh {
+		if _, known := d.from.known[k]; !known && k.Kind != idMeta && d.from.used[k.Kind][v] {
+			taken[number{k.Kind, v}] = true
+		}
+	}
+	for k, v := range d.from.known {
+		if !taken[number{k.Kind, v}] {
+			continue
+		}
+		if err := d.from.m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("ids: %w", err)
+		}
+		delete(d.from.known, k)
+	}
 	for k, v := range d.fresh {
 		if err := d.from.m.Put(&k, v); err != nil {
 			return fmt.Errorf("ids: %w", err)

@@ -43,8 +43,8 @@ func (d *Datapath) MappingRules() (list []datapath.MappingRule) {
 func (d *desired) outside(id uint32) (list []netip.Addr) {
 	r := d.rules[id]
 	for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
-		for n := run[0]; n < run[0]+run[1]; n++ {
-			p := d.pools[uint32(n)]
+		for _, n := range d.runs[run] {
+			p := d.pools[n]
 			list = append(list, addrFrom(p.Addr, p.Family == uint8(wireFamilyFAMILY_6)))
 		}
 	}
@@ -106,7 +106,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 			wanted = netip.IPv4Unspecified()
 		}
 	}
-	request := wireMappingRequest{Key: k}
+	request := wireMappingRequest{Key: k, Place: uint32(slices.Index(outside, wanted) + 1)}
 	request.Mapping = wireMapping{Outside: addrOf(wanted), OutsideFamily: familyOf(wanted), Port: portOf(m.Outside.Port()),
 		Nonce: m.Nonce, Expires: uint64(m.Expires)}
 	if m.Outside.Port() == 0 && !exact {

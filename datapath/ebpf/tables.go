@@ -147,6 +147,7 @@ type tables struct {
 	ports    *memory[wirePortMap]
 	owners   *memory[uint32]
 	blocks   *memory[wireBlockMap]
+	runs     *memory[uint64]
 	adopted  bool
 
 	routeEvery         bool // Options.RouteEveryPacket
@@ -194,7 +195,13 @@ func openTables(dir string, want sizes, hz uint32) (_ *tables, err error) {
 			return nil, err
 		}
 	}
-	return t, t.mapAll()
+	if err := t.mapAll(); err != nil {
+		return t, err
+	}
+	for n := range t.pool {
+		t.runs.values[n] = uint64(n)
+	}
+	return t, nil
 }
 
 // pinned opens a pinned map of the given shape, or makes and pins one.
@@ -263,6 +270,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
 		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "block_maps": t.pool, "hosts": t.hosts, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
+		"runs": t.places(),
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
@@ -275,8 +283,12 @@ func (t *tables) mapAll() (err error) {
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
 		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.orders, t.maps["nat_orders"]), mapInto(&t.ports, t.maps["port_maps"]),
-		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]))
+		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]), mapInto(&t.runs, t.maps["runs"]))
 }
+
+// places is how many the map of runs has: those that are their own numbers, and twice
+// all lists of addresses that pools may have.
+func (t *tables) places() uint32 { return min(t.pool+2*maxPool, 1<<16) }
 
 func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 	*into, err = mapMemory[T](m)
@@ -285,7 +297,8 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 
 func (t *tables) close() error {
 	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
-		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.orders.close(), t.ports.close(), t.owners.close(), t.blocks.close()}
+		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.orders.close(), t.ports.close(), t.owners.close(), t.blocks.close(),
+		t.runs.close()}
 	for _, m := range t.maps {
 		errs = append(errs, m.Close())
 	}

@@ -421,7 +421,9 @@ type wireMappingRequest struct {
 	Key     wireMappingKey
 	Mapping wireMapping
 	Exact   uint32
+	Place   uint32
 	Reason  uint32
+	Pad     uint32
 }
 
 type wireMemberKey struct {
@@ -980,6 +982,7 @@ const (
 	wireMapReasons              = "reasons"
 	wireMapRecentSyns           = "recent_syns"
 	wireMapReverses             = "reverses"
+	wireMapRuns                 = "runs"
 	wireMapServiceLoads         = "service_loads"
 	wireMapServices             = "services"
 	wireMapSessions             = "sessions"
@@ -1151,6 +1154,7 @@ type wireMapSpecs struct {
 	Reasons        *ebpf.MapSpec `ebpf:"reasons"`
 	RecentSyns     *ebpf.MapSpec `ebpf:"recent_syns"`
 	Reverses       *ebpf.MapSpec `ebpf:"reverses"`
+	Runs           *ebpf.MapSpec `ebpf:"runs"`
 	ServiceLoads   *ebpf.MapSpec `ebpf:"service_loads"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
@@ -1284,6 +1288,7 @@ type wireMaps struct {
 	Reasons        *ebpf.Map `ebpf:"reasons"`
 	RecentSyns     *ebpf.Map `ebpf:"recent_syns"`
 	Reverses       *ebpf.Map `ebpf:"reverses"`
+	Runs           *ebpf.Map `ebpf:"runs"`
 	ServiceLoads   *ebpf.Map `ebpf:"service_loads"`
 	Services       *ebpf.Map `ebpf:"services"`
 	Sessions       *ebpf.Map `ebpf:"sessions"`
@@ -1332,6 +1337,7 @@ func (m *wireMaps) Close() error {
 		m.Reasons,
 		m.RecentSyns,
 		m.Reverses,
+		m.Runs,
 		m.ServiceLoads,
 		m.Services,
 		m.Sessions,

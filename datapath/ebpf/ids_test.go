@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// changing is a gateway whose configuration changes again and again.
+func changing(t *testing.T, yaml string) *subject {
+	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("changing", []byte(yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSubject(t, "xdp")
+	if err := s.Reset(c, golden.StandardHost()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// change applies another configuration, in the tables that are there.
+func (s *subject) change(yaml string) error {
+	c, err := config.Decode("changing", []byte(yaml))
+	if err != nil {
+		return err
+	}
+	c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
+	s.snapshot = snapshotFor(c)
+	return s.inside(s.apply)
+}
+
+// mustChange does so and expects it to be taken.
+func (s *subject) mustChange(yaml string) {
+	s.t.Helper()
+	if err := s.change(yaml); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// readdress gives an interface another address in the place of one.
+func (s *subject) readdress(iface, old, fresh string) error {
+	return s.inside(func() error {
+		link, err := netlink.LinkByName(iface)
+		if err != nil {
+			return err
+		}
+		was, err := netlink.ParseAddr(old)
+		is, err2 := netlink.ParseAddr(fresh)
+		if err := errors.Join(err, err2); err != nil {
+			return err
+		}
+		return errors.Join(netlink.AddrDel(link, was), netlink.AddrAdd(link, is))
+	})
+}
+
+// outsideOf sends a packet from inside and returns the endpoint that it leaves from.
+func (s *subject) outsideOf(inside, remote string, sport int) netip.AddrPort {
+	s.t.Helper()
+	out := send(s.t, s, "lan0", fmt.Sprintf("ip4(src=%s,dst=%s)/udp(sport=%d,dport=53)", inside, remote, sport))
+	if len(out.Out) != 1 {
+		s.t.Fatalf("%s to %s: %v %v", inside, remote, out.Action, out.Reason)
+	}
+	p := packet.Parse(out.Out[0].Frame)
+	ip, _ := packet.Find[*packet.IPv4](p)
+	udp, _ := packet.Find[*packet.UDP](p)
+	return netip.AddrPortFrom(ip.Src, udp.SrcPort)
+}
+
+// expire ends all flows and lets their ports rest.
+func (s *subject) expire() {
+	s.t.Helper()
+	for range 3 {
+		if err := s.Advance(301 * time.Second); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// TestAddressesChangeForever renumbers the interface of a masquerade rule more often than
+// the tables have places for pool addresses, with a flow through each address.
+func TestAddressesChangeForever(t *testing.T) {
+	const yaml = "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0}\n"
+	s := changing(t, yaml)
+	old := "198.51.100.1/24"
+	for i := range 40 {
+		fresh := fmt.Sprintf("198.51.100.%d/24", 100+i)
+		if err := s.readdress("wan0", old, fresh); err != nil {
+			t.Fatal(err)
+		}
+		s.expire() // what went through the address before the last one has ended
+		old = fresh
+		s.mustChange(yaml)
+		if got := s.outsideOf("10.0.2.2", fmt.Sprintf("198.51.100.%d", 2), 4000+i); got.Addr() != netip.MustParsePrefix(fresh).Addr() {
+			t.Fatalf("address %s: a flow leaves from %s", fresh, got)
+		}
+	}
+	if n := len(s.d.t.ids.used[idPool]); n > int(s.d.t.pool) {
+		t.Errorf("%d numbers of pool addresses are kept", n)
+	}
+}
+
+// TestAddressInUseKeepsItsNumber lets every pool address keep a port in use: none may be
+// given up, and what is refused is told in words. Once the flows have ended it is taken.
+func TestAddressInUseKeepsItsNumber(t *testing.T) {
+	yaml := func(i int) string {
+		return fmt.Sprintf("nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.%d]}\n", 1+i)
+	}
+	s := changing(t, yaml(0))
+	var refused error
+	for i := range 20 {
+		if refused = s.change(yaml(i)); refused != nil {
+			if i != int(s.d.t.pool) {
+				t.Errorf("address %d of %d is refused", i+1, s.d.t.pool)
+			}
+			break
+		}
+		s.outsideOf("10.0.2.2", "198.51.100.2", 4000+i)
+	}
+	if refused == nil || !strings.Contains(refused.Error(), "the tables were made for 16 pool addresses, and those of before count") ||
+		!strings.Contains(refused.Error(), "stop --force") {
+		t.Fatalf("a pool address too many: %v", refused)
+	}
+	s.expire()
+	s.mustChange(yaml(30))
+	if got := s.outsideOf("10.0.2.3", "198.51.100.2", 5000); got.Addr().String() != "203.0.113.31" {
+		t.Errorf("a flow leaves from %s", got)
+	}
+}
+
+// TestPoolsChange takes addresses out of the middle of a pool, lets one grow that has
+// other addresses behind it, and turns one round: all serve their rule and no other.
+func TestPoolsChange(t *testing.T) {
+	yaml := func(office, guests string) string {
+		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + office + "]}\n" +
+			"  - {name: guests, type: snat, source: [10.1.0.0/16], out: wan0, to: [" + guests + "]}\n" +
+			"services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: fullnat, source-pool: [" + office + "], backends: [{name: a, address: 10.0.2.9, port: 80}]}\n"
+	}
+	s := changing(t, yaml("203.0.113.1-203.0.113.2", "203.0.113.9"))
+	last := netip.AddrPort{}
+	for i, pools := range [][2][]string{
+		{{"203.0.113.1", "203.0.113.2", "203.0.113.3"}, {"203.0.113.9"}},
+		{{"203.0.113.1", "203.0.113.3"}, {"203.0.113.9", "203.0.113.2"}},
+		{{"203.0.113.3", "203.0.113.1"}, {"203.0.113.2"}},
+		{{"203.0.113.4", "203.0.113.1", "203.0.113.9"}, {"203.0.113.2", "203.0.113.3", "203.0.113.5"}},
+		{{"203.0.113.9"}, {"203.0.113.9"}},
+	} {
+		s.expire()
+		s.mustChange(yaml(strings.Join(pools[0], ", "), strings.Join(pools[1], ", ")))
+		s.mustChange(yaml(strings.Join(pools[0], ", "), strings.Join(pools[1], ", "))) // and again
+		met := [3]map[string]bool{{}, {}, {}}
+		for k := range 60 {
+			last = s.outsideOf(fmt.Sprintf("10.0.2.%d", 20+k), "198.51.100.2", 4000)
+			met[0][last.Addr().String()] = true
+			met[1][s.outsideOf(fmt.Sprintf("10.1.0.%d", 20+k), "198.51.100.2", 4000).Addr().String()] = true
+			out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.%d,dst=192.0.2.10)/udp(sport=4000,dport=80)", 20+k))
+			if len(out.Out) != 1 {
+				t.Fatalf("change %d: the service: %v %v", i, out.Action, out.Reason)
+			}
+			ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame))
+			met[2][ip.Src.String()] = true
+		}
+		for k, want := range [][]string{pools[0], pools[1], pools[0]} {
+			for a := range met[k] {
+				if !slices.Contains(want, a) {
+					t.Errorf("change %d: pool %d gives out %s, which is not its", i, k, a)
+				}
+			}
+			if len(met[k]) != len(want) {
+				t.Errorf("change %d: pool %d gives out %v of %v", i, k, met[k], want)
+			}
+		}
+	}
+	// What comes back finds its way in.
+	out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=%s)/udp(sport=53,dport=%d)", last.Addr(), last.Port()))
+	if len(out.Out) != 1 {
+		t.Errorf("the answer: %v %v", out.Action, out.Reason)
+	}
+}
+
+// TestNamesComeAndGo changes prefixes of firewall rules, sets and names of NAT rules more
+// often than there are bits for them.
+func TestNamesComeAndGo(t *testing.T) {
+	yaml := func(i int) string {
+		text := fmt.Sprintf("nat:\n  - {name: office%d, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}\n", i) +
+			fmt.Sprintf("firewall:\n  sets: {bad%d: [198.51.100.%d]}\n  rules:\n    - {hook: ingress, action: drop, source: \"@bad%[1]d\"}\n", i, 50+i)
+		for k := range 40 {
+			text += fmt.Sprintf("    - {hook: ingress, action: drop, source: 198.18.%d.%d}\n", k, i)
+		}
+		return text
+	}
+	s := changing(t, yaml(0))
+	for i := range 80 {
+		s.mustChange(yaml(i))
+		if err := errors.Join(s.Advance(301*time.Second), s.Advance(301*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		s.outsideOf("10.0.2.2", "198.51.100.2", 4000)
+		for k, want := range map[string]string{fmt.Sprintf("198.51.100.%d", 50+i): "denied", fmt.Sprintf("198.51.100.%d", 51+i): "not-ours",
+			fmt.Sprintf("198.18.7.%d", i): "denied", fmt.Sprintf("198.18.7.%d", i+1): "not-ours"} {
+			if out := send(t, s, "wan0", "ip4(src="+k+",dst=10.0.2.9)/udp(sport=1,dport=2)"); string(out.Reason) != want {
+				t.Fatalf("change %d: a packet from %s: %s, want %s", i, k, out.Reason, want)
+			}
+		}
+	}
+	again, err := loadIDs(s.d.t.maps["ids"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, limit := range map[idKind]int{idSet: maxSets, idSource: maxSources} {
+		if n := len(again.used[kind]); n > limit {
+			t.Errorf("%d ids of %s are kept", n, kind)
+		}
+	}
+	names := map[string]idKey{}
+	for k, v := range again.known {
+		if id := fmt.Sprint(k.Kind, v); k.Kind != idMeta {
+			if other, twice := names[id]; twice {
+				t.Errorf("%s %d has two names: %q and %q", k.Kind, v, k.Name, other.Name)
+			}
+			names[id] = k
+		}
+	}
+}
+
+// TestRuleInUseKeepsItsID gives more NAT rules names, one after the other, than there are
+// ids, and lets one of the first have a flow all the time: no other rule may have it.
+func TestRuleInUseKeepsItsID(t *testing.T) {
+	yaml := func(i int) string {
+		return fmt.Sprintf("nat:\n  - {name: office%d, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}\n", i)
+	}
+	s := changing(t, yaml(0))
+	s.outsideOf("10.0.2.2", "198.51.100.2", 4000)
+	first := s.d.t.ids.known[idKeyOf(idSource, "office0")]
+	for i := range 70 {
+		s.mustChange(yaml(i + 1))
+		if id := s.d.t.ids.known[idKeyOf(idSource, fmt.Sprintf("office%d", i+1))]; id == first {
+			t.Fatalf("office%d has the id of a rule that has a flow", i+1)
+		}
+	}
+}
