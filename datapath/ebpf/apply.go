@@ -346,7 +346,9 @@ func (d *Datapath) putServices(want *desired) error {
 		w.Slots = now.word()
 		v := &d.t.services.values[id]
 		if v.Active == 0 {
-			d.t.loads.values[id] = wireLoad{}
+			l := &d.t.loads.values[id] // but for Active: flows that have not ended yet still count
+			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
+			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
 		}
 		slots := w.Slots
 		w.Slots = v.Slots

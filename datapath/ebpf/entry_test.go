@@ -228,9 +228,9 @@ func TestRemovedRule(t *testing.T) {
 	held{}.want(t, s, "the rule is gone")
 }
 
-// TestPoolThatLeft ends the flows of a fullnat service whose pool left the configuration with
-// it: their ports are free when both come back.
-func TestPoolThatLeft(t *testing.T) {
+// TestServiceThatLeft takes a fullnat service away with its pool: flows count on when it is back
+// at once, and their ports are free when they have ended.
+func TestServiceThatLeft(t *testing.T) {
 	s := office(t, "")
 	with, err := config.Decode("fullnat", []byte(`
 services:
@@ -261,6 +261,11 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 	}
 	if n := used(); n != 10 {
 		t.Fatalf("10 flows have %d ports", n)
+	}
+	apply(without)
+	apply(snapshotFor(with)) // before a sweep
+	if c, err := s.Counters(); err != nil || c.Services[0].Active != 10 {
+		t.Errorf("counters of a service that came back: %v, %v; want 10 connections", c, err)
 	}
 	apply(without)
 	if err := s.Advance(time.Second); err != nil {
