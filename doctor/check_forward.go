@@ -76,7 +76,7 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 			worst = f
 		}
 	}
-	_, seen := c.drops(trace.CauseForwardOff)
+	g, seen := c.drops(trace.CauseForwardOff)
 	switch {
 	case worst.Verdict > OK:
 		return c.withDrops(worst, trace.CauseForwardOff)
@@ -85,12 +85,13 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 	case !seen:
 		return ok("no rule needs forwarding, which is off")
 	}
-	v := Info
-	if c.perSecond(refused) > strays {
-		v = Warn
+	f := found(Info, "%d packets for other hosts arrived; forwarding is off, and no rule needs it", g.Packets).
+		with("net.ipv4.ip_forward", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP)
+	if g.PerSecond > strays {
+		f.Verdict = Warn
+		f.Remedy = switchForwarding("net.ipv4.ip_forward")
 	}
-	return c.withDrops(found(v, "%d packets for other hosts arrived; forwarding is off, and no rule needs it", refused).
-		with("net.ipv4.ip_forward", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP), trace.CauseForwardOff)
+	return c.withDrops(f, trace.CauseForwardOff)
 }
 
 // forwardingOff judges a family that does not forward: own rules need it to, and those
@@ -105,13 +106,17 @@ func (c *Case) forwardingOff(family, setting string, own, either int, both bool,
 	}
 	f := found(Warn, "%s packets that are to be forwarded, but %s forwarding is off", pluralVerb(n, "rule translates", "rules translate"), family).
 		with(setting, "0", fromSysctl)
-	f.Remedy = &Remedy{Do: "sysctl -w " + setting + "=1", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
+	f.Remedy = switchForwarding(setting)
 	if refused > 0 {
 		f.Verdict = Critical
 		f.Summary = fmt.Sprintf("%s forwarding is off: %d packets for other hosts were refused in %.1f s", family, refused, c.Window.Seconds())
 		f = f.with("ΔInAddrErrors", c.inWindow(refused), fromSNMP).losing(c.perSecond(refused))
 	}
 	return f
+}
+
+func switchForwarding(setting string) *Remedy {
+	return &Remedy{Do: "sysctl -w " + setting + "=1, if this host is to be a router", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
 }
 
 // interfacesForward looks for interfaces on which forwarding alone is off.

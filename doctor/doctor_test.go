@@ -393,6 +393,32 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// TestForwardingRemedy wants the setting of the family that does not forward.
+func TestForwardingRemedy(t *testing.T) {
+	for _, tc := range []struct {
+		setting string
+		make    func(*vitals.Sample)
+	}{
+		{"net.ipv4.ip_forward=1", func(*vitals.Sample) {}},
+		{"net.ipv4.ip_forward=1", dropped(trace.CauseForwardOff, 300)}, // counted by no SNMP counter
+		{"net.ipv6.conf.all.forwarding=1", func(s *vitals.Sample) {
+			s.Namespaces[0].After.Sysctl["net.ipv4.ip_forward"], s.Namespaces[0].After.Sysctl["net.ipv6.conf.all.forwarding"] = "1", "0"
+			forwards(0, 1, 0)(s)
+		}},
+	} {
+		s := examined(t)
+		s.Namespaces[0].After.Sysctl["net.ipv4.ip_forward"] = "0"
+		if tc.make(s); len(s.Namespaces[0].Drops) > 0 {
+			forwards(0, 0, 0)(s)
+		}
+		for _, f := range Judge(context.Background(), s).Findings {
+			if f.Check == "FW01" && (f.Verdict != Warn || !strings.Contains(f.Remedy.Do, tc.setting)) {
+				t.Errorf("%s: %s %+v, want %s", f.Summary, f.Verdict, f.Remedy, tc.setting)
+			}
+		}
+	}
+}
+
 // TestBlind wants no check to pass for good what it could not read.
 func TestBlind(t *testing.T) {
 	s := examined(t)
