@@ -78,8 +78,7 @@ static __always_inline int add_toa(void *ctx, const struct packet *p, const stru
 	__be16 was, is;
 	__u64 sum;
 
-	if (p->tcp_flags & (TCP_SYN | TCP_RST) || !(p->tcp_flags & TCP_ACK) || p->segment != p->l3_len ||
-	    end - ETH_HLEN + len > plan->mtu)
+	if (p->tcp_flags & (TCP_SYN | TCP_RST) || !(p->tcp_flags & TCP_ACK) || !single(p) || end - ETH_HLEN + len > plan->mtu)
 		return REASON_NONE;
 	if (!get(ctx, off + 12, &was, 2, xdp))
 		return REASON_INTERNAL;
@@ -104,7 +103,7 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 	struct proxy_header h = {};
 	__u64 sum = p->family == FAMILY_6 ? proxy_fill(&h, &p->tuple, true) : proxy_fill(&h, &p->tuple, false);
 
-	if (p->segment != p->l3_len) // GSO: the client sends single segments when it hears nothing
+	if (!single(p)) // when the client hears nothing it sends single segments
 		return REASON_UNTRANSLATABLE;
 	if (!widen(ctx, at, end_then(p, plan), len, plan->family == FAMILY_6, xdp))
 		return REASON_INTERNAL;
@@ -121,6 +120,7 @@ static __always_inline int proxy_forward(void *ctx, const struct packet *p, cons
 	struct adjust *a, fresh = {};
 	struct tcphdr tcp;
 	__be32 is;
+	int done;
 
 	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
 		return REASON_INTERNAL;
@@ -133,8 +133,10 @@ static __always_inline int proxy_forward(void *ctx, const struct packet *p, cons
 	if (!a)
 		return REASON_NONE;
 	if (seq == a->base && !tcp.rst && (a->flags & (ADJUST_SENT | ADJUST_LOST)) != ADJUST_SENT) {
-		a->flags = ADJUST_SENT;
-		return add_proxy(ctx, p, plan, off, tcp.doff * 4, xdp);
+		done = add_proxy(ctx, p, plan, off, tcp.doff * 4, xdp);
+		if (done == REASON_NONE)
+			a->flags = ADJUST_SENT;
+		return done;
 	}
 	if (!after(seq, a->base) && !(seq == a->base && a->flags & ADJUST_SENT))
 		return REASON_NONE;

@@ -337,8 +337,10 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_first(p, reason);
 	action = action_of(reason);
-	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT)
+	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT) {
 		reason = REASON_FRAGMENT;
+		plan->edits = 0; // it has no TCP header
+	}
 	if (action == ACTION_FORWARD) {
 		applied = apply(ctx, p, plan, v6, xdp);
 		verdict = plan->verdict;

@@ -294,7 +294,7 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
-	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !conn_plain(p, m))
+	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT) && !conn_plain(p, m))
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
 		return REASON_NO_FLOW; // of an older connection of the backend's

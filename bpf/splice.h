@@ -24,6 +24,13 @@ ASSERT_SIZE(struct syn_segment, 24);
 
 #define KEEPALIVE_SIZE (sizeof(struct tcphdr) + 1)
 
+// Whether a packet is one segment, whole: neither several that are cut later (GSO), nor a
+// fragment, which must not grow into the next one, and whose sum nobody knows.
+static __always_inline bool single(const struct packet *p)
+{
+	return p->segment == p->l3_len && !(p->flags & PACKET_FIRST_FRAGMENT);
+}
+
 // Puts a segment of "size" bytes, of which those beyond is->tcp are all 0 unless
 // it has an option, in the place of the packet's.
 static __always_inline int replace_segment(void *ctx, const struct packet *p, const struct plan *plan,
@@ -34,7 +41,7 @@ static __always_inline int replace_segment(void *ctx, const struct packet *p, co
 	__u64 sum;
 	__u8 zero = 0;
 
-	if (p->segment != p->l3_len || have < sizeof(struct tcphdr))
+	if (!single(p) || have < sizeof(struct tcphdr))
 		return REASON_UNTRANSLATABLE;
 	sum = sum_of(ctx, off, have, xdp);
 	if (have < size) {

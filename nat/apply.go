@@ -69,8 +69,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.tooBig(in, v, p, b, next, most)
 	}
 	if p.edit != nil {
-		if b = p.edit(b, next.MTU); b == nil {
-			return Outcome{Action: Drop, Reason: ReasonNoFlow}
+		if b, reason = p.edit(b, next.MTU); reason != "" {
+			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
 	mac, known := next.mac, next.known

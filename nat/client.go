@@ -47,15 +47,15 @@ func (h *half) edits(p *plan, v *view) {
 	switch {
 	case s.ClientAddress == config.ClientAddressProxyV2 && original:
 		p.grow = size
-		p.edit = func(b []byte, _ int) []byte { return h.proxyForward(b, proxyHeader(client)) }
+		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyForward(b, proxyHeader(client)) }
 	case s.ClientAddress == config.ClientAddressProxyV2:
-		p.edit = func(b []byte, _ int) []byte { return h.proxyAnswer(b, uint32(size)) }
+		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyAnswer(b, uint32(size)), "" }
 	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.heard[1].ack:
-		p.edit = func(b []byte, mtu int) []byte {
-			if len(b)+size > mtu {
-				return b
+		p.edit = func(b []byte, mtu int) ([]byte, Reason) {
+			if len(b)+size > mtu || v.first { // a fragment that grows would reach into the next one
+				return b, ""
 			}
-			return withTOA(b, toaOption(client.Source))
+			return withTOA(b, toaOption(client.Source)), ""
 		}
 	}
 }
@@ -117,26 +117,29 @@ func resized(b []byte, v6 bool) {
 
 // proxyForward puts the header in front of the client's first byte until the backend
 // has it, and counts it into the sequence numbers behind.
-func (h *half) proxyForward(b, header []byte) []byte {
+func (h *half) proxyForward(b, header []byte) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
 	if v.flags&packet.SYN != 0 {
 		h.proxied = &proxied{base: seq + 1}
-		return b
+		return b, ""
 	}
 	s := h.proxied
 	if s == nil {
-		return b
+		return b, ""
 	}
 	if seq == s.base && v.flags&packet.RST == 0 && (!s.sent || s.lost) {
+		if v.first {
+			return nil, ReasonUntranslatable
+		}
 		s.sent, s.lost = true, false
-		return insert(b, v, int(t[12]>>4)*4, header)
+		return insert(b, v, int(t[12]>>4)*4, header), ""
 	}
 	if int32(seq-s.base) > 0 || seq == s.base && s.sent {
 		setNumber(t, 4, seq+uint32(len(header)))
 	}
-	return b
+	return b, ""
 }
 
 // proxyAnswer takes the header out of what the backend acknowledges.

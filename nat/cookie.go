@@ -143,15 +143,15 @@ type spliced struct {
 
 // forward changes a packet of the client: it is the SYN until the backend has
 // answered.
-func (s *spliced) forward(b []byte, mtu int) []byte {
+func (s *spliced) forward(b []byte, mtu int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	switch {
 	case s.heard && v.flags&packet.ACK != 0:
 		setNumber(t, 8, binary.BigEndian.Uint32(t[8:])-s.ahead)
-		return b
+		return b, ""
 	case s.heard || v.flags&packet.RST != 0:
-		return b
+		return b, ""
 	}
 	headers := 40
 	if v.v6 {
@@ -161,21 +161,21 @@ func (s *spliced) forward(b []byte, mtu int) []byte {
 		Window: s.window, Options: mssOption(min(s.mss, mtu-headers))})
 }
 
-// answer changes a packet of the backend; nil when it belongs to an older
+// answer changes a packet of the backend; not one that belongs to an older
 // connection.
-func (s *spliced) answer(b []byte, _ int) []byte {
+func (s *spliced) answer(b []byte, _ int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
 	switch {
 	case v.flags&packet.SYN == 0 && s.heard:
 		setNumber(t, 4, seq+s.ahead)
-		return b
+		return b, ""
 	case v.flags&packet.ACK == 0 || binary.BigEndian.Uint32(t[8:]) != s.first:
-		return nil
+		return nil, ReasonNoFlow
 	case v.flags&packet.SYN == 0: // a reset
 		setNumber(t, 4, s.number+1)
-		return b
+		return b, ""
 	case !s.heard:
 		s.heard, s.ahead = true, s.number-seq
 	}
@@ -186,8 +186,11 @@ func (s *spliced) answer(b []byte, _ int) []byte {
 func mssOption(mss int) []byte { return binary.BigEndian.AppendUint16([]byte{2, 4}, uint16(mss)) }
 
 // replaceSegment puts a TCP segment in the place of a packet's, and corrects lengths
-// and checksums.
-func replaceSegment(b []byte, v *view, is ...packet.Layer) []byte {
+// and checksums: those of a fragment cannot be known.
+func replaceSegment(b []byte, v *view, is ...packet.Layer) ([]byte, Reason) {
+	if v.first {
+		return nil, ReasonUntranslatable
+	}
 	seg := packet.Packet(is).Build()
 	even := func(t []byte, length int) []byte {
 		t = slices.Clone(t)
@@ -202,5 +205,5 @@ func replaceSegment(b []byte, v *view, is ...packet.Layer) []byte {
 	b = append(slices.Clone(b[:v.header]), seg...)
 	binary.BigEndian.PutUint16(b[v.header+16:], sum)
 	resized(b, v.v6)
-	return b
+	return b, ""
 }

@@ -28,7 +28,7 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
 	if f != nil {
 		p := f.plan
-		p.clamp, p.answer = false, noAnswer
+		p.clamp, p.room, p.grow, p.edit, p.answer = false, 0, 0, nil, noAnswer // it has no TCP header
 		if p.action == Forward {
 			p.reason = ReasonFragment
 			if f.half != nil {

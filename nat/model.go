@@ -118,8 +118,9 @@ type plan struct {
 	clamp  bool     // lower the MSS option of a SYN
 	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries
 	grow   int      // bytes that edit may add
-	// edit changes the packet that is otherwise ready to leave by a link of that MTU.
-	edit    func(b []byte, mtu int) []byte
+	// edit changes the packet that is otherwise ready to leave by a link of that MTU, or
+	// tells why it cannot go.
+	edit    func(b []byte, mtu int) ([]byte, Reason)
 	instead *view // of the packet, when not nil
 	// neutral leaves the transport checksum alone (RFC 6296).
 	neutral bool
