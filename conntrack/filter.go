@@ -25,8 +25,9 @@ type Filter struct {
 	// TranslatedSource is what the responder sees as the source (the SNAT
 	// address), TranslatedDest where the packets really go (the backend).
 	TranslatedSource, TranslatedDest netip.Prefix
-	// SourcePort and DestPort are the initiator's; zero for all.
-	SourcePort, DestPort flow.Ports
+	// SourcePort and DestPort are the initiator's, TranslatedDestPort the responder's;
+	// zero for all.
+	SourcePort, DestPort, TranslatedDestPort flow.Ports
 	// State is a name as StateName prints it, in any case.
 	State string
 	// Status bits that must be set among StatusMask; a StatusMask of 0 with a
@@ -233,6 +234,7 @@ func (m *matcher) match(e *Entry) bool {
 		m.MarkMask != 0 && e.Mark&m.MarkMask != m.Mark&m.MarkMask,
 		m.HasZone && e.Zone != m.Zone,
 		!m.SourcePort.Contains(e.Original.SourcePort),
+		!m.TranslatedDestPort.Contains(e.Reply.SourcePort),
 		!m.DestPort.Contains(e.Original.DestPort),
 		m.remaining != 0 && e.Timeout > m.remaining,
 		m.Translated && !e.SourceTranslated() && !e.DestTranslated(),

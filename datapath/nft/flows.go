@@ -223,7 +223,7 @@ func (d *Datapath) cutBackend(ctx context.Context, s datapath.Service, b config.
 		for _, p := range ports(l) {
 			_, err := c.DeleteAll(ctx, &conntrack.Filter{
 				Protocol: s.Protocol, Dest: netip.PrefixFrom(l.Address, l.Address.BitLen()), DestPort: p,
-				TranslatedDest: netip.PrefixFrom(b.Address, b.Address.BitLen()),
+				TranslatedDest: netip.PrefixFrom(b.Address, b.Address.BitLen()), TranslatedDestPort: flow.Ports{First: b.Port, Last: b.Port},
 			})
 			if err != nil {
 				return fmt.Errorf("service %s: backend %s: its connections: %w", s.Name, b.Name, err)

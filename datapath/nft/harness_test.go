@@ -4,6 +4,7 @@ package nft
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -182,6 +183,20 @@ func (b *bench) tcp(node, from, to string) (answer, error) {
 	defer c.Close()
 	line, err := bufio.NewReader(c).ReadString('\n')
 	return parseAnswer(line, err)
+}
+
+// echo sends a line over an open connection and waits until it is back.
+func echo(c net.Conn) error {
+	if _, err := c.Write([]byte("ping\n")); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(c)
+	for lines.Scan() {
+		if lines.Text() == "ping" { // behind the server's first line
+			return nil
+		}
+	}
+	return cmp.Or(lines.Err(), io.ErrUnexpectedEOF)
 }
 
 // udp sends a datagram and returns the answer.

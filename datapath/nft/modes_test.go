@@ -86,6 +86,29 @@ func oneFamily(s *config.Service, family string) {
 	s.Listen, s.Backends = listeners, backends
 }
 
+// TestListenersOfInterfaces: two services on one endpoint, told apart by where packets come
+// in; each translates sources in its own way, and clamps.
+func TestListenersOfInterfaces(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	b.tcpServers(8080, "s1")
+	at := func(iface string) []config.Listen {
+		l := listen("192.0.2.10", "80")
+		l.Interface = iface
+		return []config.Listen{l}
+	}
+	backends := []config.Backend{backend("a", "10.0.2.2", 8080)}
+	b.apply(&config.Config{Services: []config.Service{
+		{Name: "outer", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR, Listen: at("wan0"), Backends: backends, MSSClamp: true},
+		{Name: "inner", Protocol: flow.TCP, Mode: config.ModeFullNAT, Scheduler: config.SchedulerRR, Listen: at("lan0"), Backends: backends, MSSClamp: true},
+	}})
+	for node, private := range map[string]bool{"client": false, "s2": true} {
+		a, err := b.tcp(node, "", "192.0.2.10:80")
+		if own := a.client.Addr() == addr("10.0.2.1"); err != nil || own != private {
+			t.Errorf("from %s the server saw %v, %v\n%s", node, a.client, err, b.ruleset())
+		}
+	}
+}
+
 func TestDirectServerReturn(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(80, "s1", "s2")
@@ -120,6 +143,28 @@ func TestDirectServerReturn(t *testing.T) {
 		s.Backends[0].MAC = config.MAC(server.HardwareAddr)
 		b.apply(one(s))
 		b.spread(3, func(i int) (answer, error) { return b.tcp("client", "", "192.0.2.30:80") })
+	})
+	t.Run("a drained server keeps its connections", func(t *testing.T) {
+		c := one(config.Service{
+			Name: "video", Protocol: flow.TCP, Mode: config.ModeDSR, Scheduler: config.SchedulerRR,
+			Listen:   []config.Listen{listen("192.0.2.30", "80")},
+			Backends: []config.Backend{backend("a", "10.0.2.2", 0), backend("b", "10.0.2.3", 0)},
+		})
+		set := func(a, bb datapath.State) {
+			s := b.snapshot(c)
+			s.Services[0].State = []datapath.State{a, bb}
+			b.applySnapshot(s)
+		}
+		set(0, datapath.Down)
+		conn, err := b.dial("tcp", "client", "", "192.0.2.30:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		set(datapath.Drain, 0)
+		if err := echo(conn); err != nil {
+			t.Errorf("the connection died: %v\n%s", err, b.ruleset())
+		}
 	})
 	t.Run("a server changes its hardware address", func(t *testing.T) {
 		b.apply(one(config.Service{
@@ -315,11 +360,29 @@ func TestStates(t *testing.T) {
 		}
 		defer conn.Close()
 		set(datapath.Drain, 0, 0)
-		if _, err := conn.Write([]byte("ping\n")); err != nil {
+		if err := echo(conn); err != nil {
+			t.Errorf("the connection died: %v", err)
+		}
+	})
+	t.Run("a backend on the address of one that goes down keeps its connections", func(t *testing.T) {
+		b.tcpServers(8081, "s1")
+		two := one(web(config.ModeDNAT, config.SchedulerRR))
+		two.Services[0].Listen = two.Services[0].Listen[:1]
+		two.Services[0].Backends = []config.Backend{backend("a", "10.0.2.2", 8080), backend("b", "10.0.2.2", 8081)}
+		set := func(a, bb datapath.State) {
+			s := b.snapshot(two)
+			s.Services[0].State = []datapath.State{a, bb}
+			b.applySnapshot(s)
+		}
+		set(datapath.Down, 0)
+		conn, err := b.dial("tcp", "client", "", virtual["ipv4"])
+		if err != nil {
 			t.Fatal(err)
 		}
-		buf := make([]byte, 100)
-		if _, err := conn.Read(buf); err != nil {
+		defer conn.Close()
+		set(0, 0)
+		set(datapath.Down, datapath.Drain)
+		if err := echo(conn); err != nil {
 			t.Errorf("the connection died: %v", err)
 		}
 	})

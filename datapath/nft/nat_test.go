@@ -4,7 +4,10 @@ package nft
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +77,33 @@ func TestSourceNAT(t *testing.T) {
 	})
 }
 
+// TestSourceNATPairs: a client has one address of a pool whatever its destination (RFC 4787
+// REQ-2), also when the pool is one range.
+func TestSourceNATPairs(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.apply(&config.Config{NAT: []config.NATRule{{
+		Name: "office", Type: config.NATSNAT, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0",
+		To: config.Target{Addresses: []config.AddressRange{pool("211.155.226.121", "211.155.226.152")}},
+	}}})
+	for i := range 16 {
+		c, err := b.dial("udp", "pc", "", fmt.Sprintf("203.0.113.%d:53", i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write([]byte("x"))
+		c.Close()
+	}
+	seen := map[string]bool{}
+	for _, f := range b.tracked() {
+		if strings.HasPrefix(f.Forward.DstIP.String(), "203.0.113.") {
+			seen[f.Reverse.DstIP.String()] = true
+		}
+	}
+	if len(seen) != 1 {
+		t.Errorf("the client has the addresses %v", slices.Collect(maps.Keys(seen)))
+	}
+}
+
 func snatTo(addresses ...string) (to config.Target) {
 	for _, a := range addresses {
 		to.Addresses = append(to.Addresses, pool(a, a))
@@ -136,6 +166,69 @@ func TestStaticAndPrefixTranslation(t *testing.T) {
 		a, err = b.udp("outside", "", fmt.Sprintf("[%s]:53", mapped))
 		if err != nil || a.server != "old" || a.client.Addr() != addr("2001:db8:f::2") {
 			t.Errorf("in: answered by %q, who saw %v, %v", a.server, a.client, err)
+		}
+	}
+}
+
+// TestStaticByInterfaces: in and out are where inside packets come from and leave; packets
+// of the outside may come by any, and two inside hosts meet by their outside addresses.
+func TestStaticByInterfaces(t *testing.T) {
+	b := newBench(t, lab.IPv6Only())
+	b.tcpServers(80, "outside", "dmz", "old")
+	if out, err := b.lab.Node("outside").Command(t.Context(), "ip", "route", "add", "10.9.0.0/24", "via", "192.0.2.1").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dmz := config.NATRule{Name: "dmz", Type: config.NATStatic, External: prefix("198.51.100.0/24"), Internal: prefix("10.9.0.0/24"), In: "lan0", Out: "wan0"}
+	six := config.NATRule{Name: "renumber", Type: config.NATNPT66, External: prefix("2001:db8:a::/48"), Internal: prefix("fd00:a::/48"), In: "lan0", Out: "wan0"}
+	mapped := npt66(addr("fd00:a::2"), six.Internal, six.External).String()
+	type ask struct{ from, to, server, seen string }
+	check := func(list ...ask) {
+		t.Helper()
+		b.apply(&config.Config{NAT: []config.NATRule{dmz, six}})
+		for _, c := range list {
+			a, err := b.tcp(c.from, "", c.to)
+			if err != nil || a.server != c.server || a.client.Addr() != addr(c.seen) {
+				t.Errorf("%s to %s: answered by %q, who saw %v, want %s, %v\n%s", c.from, c.to, a.server, a.client, c.seen, err, b.ruleset())
+			}
+		}
+	}
+	check(ask{"outside", "198.51.100.2:80", "dmz", "192.0.2.2"}, ask{"dmz", "192.0.2.2:80", "outside", "198.51.100.2"},
+		ask{"dmz", "198.51.100.2:80", "dmz", "198.51.100.2"},
+		ask{"old", "[2001:db8:f::2]:80", "outside", mapped}, ask{"outside", "[" + mapped + "]:80", "old", "2001:db8:f::2"})
+	dmz.Except, six.Except = []prefixT{prefix("192.0.2.0/24")}, []prefixT{prefix("2001:db8:f::/64")}
+	if out, err := b.lab.Node("outside").Command(t.Context(), "ip", "route", "add", "fd00:a::/48", "via", "2001:db8:f::1").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	check(ask{"dmz", "192.0.2.2:80", "outside", "10.9.0.2"}, ask{"dmz", "198.51.100.2:80", "dmz", "198.51.100.2"},
+		ask{"old", "[2001:db8:f::2]:80", "outside", "fd00:a::2"})
+}
+
+// TestPrefixTranslationBesideAService: the server of a service stands behind a prefix
+// translation, which keeps no connections, and answers by the service's address.
+func TestPrefixTranslationBesideAService(t *testing.T) {
+	b := newBench(t, lab.IPv6Only())
+	b.tcpServers(80, "outside", "old")
+	b.apply(&config.Config{
+		Services: []config.Service{{
+			Name: "web", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
+			Listen: []config.Listen{listen("2001:db8:f::1", "8080"), listen("2001:db8:a::80", "8080")}, Backends: []config.Backend{backend("old", "fd00:a::2", 80)},
+		}},
+		NAT: []config.NATRule{{Name: "renumber", Type: config.NATNPT66, External: prefix("2001:db8:a::/48"), Internal: prefix("fd00:a::/48")}},
+	})
+	mapped := npt66(addr("fd00:a::2"), prefix("fd00:a::/48"), prefix("2001:db8:a::/48"))
+	for _, c := range []struct {
+		from, to, server string
+		seen             netip.Addr
+	}{
+		{"outside", "[2001:db8:f::1]:8080", "old", addr("2001:db8:f::2")},
+		{"outside", "[2001:db8:a::80]:8080", "old", addr("2001:db8:f::2")},
+		{"client", "[2001:db8:f::1]:8080", "old", addr("2001:db8:1::2")},
+		{"old", "[2001:db8:f::2]:80", "outside", mapped},
+		{"outside", fmt.Sprintf("[%s]:80", mapped), "old", addr("2001:db8:f::2")},
+	} {
+		a, err := b.tcp(c.from, "", c.to)
+		if err != nil || a.server != c.server || a.client.Addr() != c.seen {
+			t.Errorf("%s to %s: answered by %q, who saw %v, want %s, %v\n%s", c.from, c.to, a.server, a.client, c.seen, err, b.ruleset())
 		}
 	}
 }

@@ -133,9 +133,24 @@ func TestLimits(t *testing.T) {
 }
 
 func TestStrictTCPAndResetRate(t *testing.T) {
+	for _, protocol := range []flow.Protocol{flow.TCP, flow.Any} {
+		t.Run(protocol.String(), func(t *testing.T) { strictTCP(t, protocol) })
+	}
+}
+
+func strictTCP(t *testing.T, protocol flow.Protocol) {
 	b := newBench(t, lab.Balancer())
-	b.tcpServers(8080, "s1", "s2", "s3")
 	s := web(config.ModeDNAT, config.SchedulerRR)
+	if s.Protocol = protocol; protocol == flow.Any {
+		for i := range s.Listen {
+			s.Listen[i].Ports = nil
+		}
+		for i := range s.Backends {
+			s.Backends[i].Port = 0
+		}
+		b.tcpServers(80, "s1", "s2", "s3")
+	}
+	b.tcpServers(8080, "s1", "s2", "s3")
 	s.Limits = config.Limits{StrictTCP: true, ResetRate: config.Rate{Count: 2, Per: time.Hour}}
 	b.apply(one(s))
 	for _, vip := range virtual {

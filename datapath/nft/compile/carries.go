@@ -151,6 +151,9 @@ func CarriesNAT(n *config.NATRule) error {
 			return fmt.Errorf("helper %s does not know protocol %s", n.Helper, n.Protocol)
 		}
 	case config.NATStatic, config.NATNPT66:
+		if n.Mark != 0 && n.Type == config.NATNPT66 {
+			return errNot("mark of npt66, which keeps no connections,")
+		}
 		if n.External.Bits() != n.Internal.Bits() || n.External.Addr().Is4() != n.Internal.Addr().Is4() {
 			return fmt.Errorf("external %s and internal %s differ in length or family", n.External, n.Internal)
 		}

@@ -96,15 +96,21 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 			r.InSet(set.Name, rs.Source(f))
 		}
 		b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
-		if n.MSSClamp {
-			forward := rs.ID{Table: f, Name: "forward"}
-			const syn, rst = 0x02, 0x04
-			for _, way := range ways(n) {
-				b.chains[forward] = append(b.chains[forward], way.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
-			}
-		}
+		b.clamp(n, f)
 	}
 	return nil
+}
+
+// clamp lowers the MSS of the connections that a rule translates.
+func (b *base) clamp(n *config.NATRule, f rs.Family) {
+	if !n.MSSClamp {
+		return
+	}
+	forward := rs.ID{Table: f, Name: "forward"}
+	const syn, rst = 0x02, 0x04
+	for _, way := range ways(n) {
+		b.chains[forward] = append(b.chains[forward], way.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
+	}
 }
 
 func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, chain string, except []netip.Prefix, pool []config.AddressRange) error {
@@ -112,7 +118,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	if len(except) > 0 {
 		set := rs.ID{Table: f, Name: chain + "/except"}
 		s.intervals(set, f, except)
-		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Return().Rule(""))
+		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Accept().Rule("")) // no later rule translates it either
 	}
 	if q := n.ConnectionsPerClient; q > 0 {
 		set := &rs.Set{ID: rs.ID{Table: f, Name: chain + "/connections"}, Key: []rs.Type{addrType(f)}, Dynamic: true, Size: maxClients}
@@ -184,16 +190,24 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) {
 	f := familyOf(n.External.Addr())
 	pre, post := rs.ID{Table: f, Name: "prerouting"}, rs.ID{Table: f, Name: "postrouting"}
-	in := rs.NewRule()
-	if n.In != "" {
-		in.Is(rs.InName, rs.Iface(n.In))
+	b.chains[pre] = append(b.chains[pre], rs.NewRule().Within(rs.Dest(f), n.External).Goto(chain+"/in").Rule(""))
+	if n.Out != "" || len(n.Except) > 0 {
+		// To an inside host by its outside address: the answer must come back this way.
+		for i := range c.snapshot.NAT {
+			if o := c.snapshot.NAT[i]; o.Type == config.NATStatic && familyOf(o.External.Addr()) == f {
+				turned := leaving(&config.NATRule{In: n.In}).Within(rs.OriginalDest(f), o.External).Within(rs.Source(f), n.Internal)
+				b.chains[post] = append(b.chains[post], turned.Goto(chain+"/out").Rule(""))
+			}
+		}
 	}
-	b.chains[pre] = append(b.chains[pre], in.Within(rs.Dest(f), n.External).Goto(chain+"/in").Rule(""))
-	out := rs.NewRule()
-	if n.Out != "" {
-		out.Is(rs.OutName, rs.Iface(n.Out))
+	if len(n.Except) > 0 {
+		set := rs.ID{Table: f, Name: chain + "/except"}
+		s.intervals(set, f, n.Except)
+		except := leaving(n).Within(rs.Source(f), n.Internal).InSet(set.Name, rs.Dest(f))
+		b.chains[post] = append(b.chains[post], except.Accept().Rule(""))
 	}
-	b.chains[post] = append(b.chains[post], out.Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
+	b.chains[post] = append(b.chains[post], leaving(n).Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
+	b.clamp(n, f)
 	mark := func(r *rs.Builder) *rs.Builder {
 		if n.Mark != 0 {
 			r.SetCtMark(n.Mark).SetMark(n.Mark)

@@ -5,6 +5,7 @@ package compile
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
@@ -23,17 +24,26 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	source, dest := rs.Source(rs.IP6), rs.Dest(rs.IP6)
 	raw, post := rs.ID{Table: rs.IP6, Name: "raw"}, rs.ID{Table: rs.IP6, Name: "translate"}
 
-	in := rs.NewRule()
-	if n.In != "" {
-		in.Is(rs.InName, rs.Iface(n.In))
+	in := rs.NewRule().Within(dest, outside)
+	track := leaving(&config.NATRule{In: n.In}).Within(source, inside).NotWithin(dest, inside)
+	out := leaving(n).Within(source, inside).NotWithin(dest, inside)
+	if len(n.Except) > 0 {
+		set := rs.ID{Table: rs.IP6, Name: chain + "/except"}
+		s.intervals(set, rs.IP6, n.Except)
+		track.NotInSet(set.Name, dest)
+		out.NotInSet(set.Name, dest)
 	}
-	track := rs.NewRule().Within(source, inside).NotWithin(dest, inside).Notrack().Rule("nat " + n.Name)
-	b.chains[raw] = append(b.chains[raw], in.Within(dest, outside).Goto(chain+"/in").Rule(""), track)
-	out := rs.NewRule()
-	if n.Out != "" {
-		out.Is(rs.OutName, rs.Iface(n.Out))
+	// What connection tracking translates must stay tracked, the answers too.
+	if listeners, servers := c.tracked6(); len(listeners) > 0 {
+		to, from := rs.ID{Table: rs.IP6, Name: chain + "/listeners"}, rs.ID{Table: rs.IP6, Name: chain + "/servers"}
+		s.intervals(to, rs.IP6, listeners)
+		s.intervals(from, rs.IP6, servers)
+		in.NotInSet(to.Name, dest)
+		track.NotInSet(to.Name, dest).NotInSet(from.Name, source)
 	}
-	b.chains[post] = append(b.chains[post], out.Within(source, inside).NotWithin(dest, inside).Goto(chain+"/out").Rule(""))
+	b.chains[raw] = append(b.chains[raw], in.Goto(chain+"/in").Rule(""), track.Notrack().Rule("nat "+n.Name))
+	b.chains[post] = append(b.chains[post], out.Goto(chain+"/out").Rule(""))
+	b.clamp(n, rs.IP6)
 
 	word := 3
 	if inside.Bits() > 48 || outside.Bits() > 48 {
@@ -41,6 +51,34 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	}
 	s.rewrite(chain+"/in", dest, outside, inside, word, true)
 	s.rewrite(chain+"/out", source, inside, outside, word, false)
+}
+
+// tracked6 are the IPv6 ends of services and port-forwards whose connections are tracked:
+// where clients send, and who answers.
+func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
+	add := func(list *[]netip.Prefix, a netip.Addr) {
+		if p := netip.PrefixFrom(a, a.BitLen()); a.Is6() && !slices.Contains(*list, p) {
+			*list = append(*list, p)
+		}
+	}
+	for _, s := range c.snapshot.Services {
+		if s.Mode != config.ModeDNAT && s.Mode != config.ModeFullNAT {
+			continue
+		}
+		for _, l := range s.Listen {
+			add(&listeners, l.Address)
+		}
+		for _, b := range s.Backends {
+			add(&servers, b.Address)
+		}
+	}
+	for _, n := range c.snapshot.NAT {
+		if n.Type == config.NATPortForward {
+			add(&listeners, n.Listen.Address)
+			add(&servers, n.To.Address)
+		}
+	}
+	return listeners, servers
 }
 
 // sum16 is the ones' complement sum of an address's words.
@@ -73,6 +111,8 @@ func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, 
 	s.chain(rs.IP6, chain+"/prefix", finish.SetPrefix(sel, to, false).Rule(""))
 	if word == 3 {
 		s.addWord(chain, chain, sel, word, adjust)
+		own := s.Fragment.Chains[len(s.Fragment.Chains)-1] // the subnet of ones only cannot be mapped; section 3.4
+		own.Rules = append([]rs.Rule{rs.NewRule().Is(rs.Word(sel, word), rs.Port(0xffff)).Drop().Rule("RFC 6296 section 3.4")}, own.Rules...)
 		return
 	}
 	var rules []rs.Rule

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
@@ -49,9 +50,24 @@ func (p *part) persistTimeout() time.Duration {
 	return defaultPersistTimeout
 }
 
+// remembered are the backends that clients in the memory are sent to. One that takes no
+// new flows is not among them, so that its clients are scheduled again; but in mode dsr
+// the memory is all there is of a flow, and flows outlive a drain.
+func (p *part) remembered() []int {
+	if p.svc.Mode != config.ModeDSR {
+		return p.active
+	}
+	var list []int
+	for i, b := range p.svc.Backends {
+		if familyOf(b.Address) == p.family && p.svc.State[i] != datapath.Down {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
 // memory makes the map of clients and the entries by which the number of a
-// backend leads to its chain. Backends that take no new flows have none, so a
-// client of theirs is scheduled again.
+// backend leads to its chain.
 func (p *part) memory() {
 	if p.persist == nil {
 		return
@@ -66,7 +82,7 @@ func (p *part) memory() {
 	})
 	backends := rs.ID{Table: p.table, Name: p.prefix + "/backends"}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: backends, Key: []rs.Type{rs.Mark}, Verdicts: true})
-	for _, i := range p.active {
+	for _, i := range p.remembered() {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
 			Set: backends, Key: rs.Number(p.backendID(i)).Raw,
 			Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},

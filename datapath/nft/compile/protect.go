@@ -183,7 +183,7 @@ func rateMemory(r config.Rate) time.Duration { return 2 * r.Per }
 // first of a connection.
 func (p *part) guard() {
 	l := p.svc.Limits
-	if len(p.active) == 0 || !l.StrictTCP && l.ResetRate.IsZero() || p.svc.Protocol != flow.TCP {
+	if len(p.active) == 0 || !l.StrictTCP && l.ResetRate.IsZero() || p.svc.Protocol != flow.TCP && p.svc.Protocol != flow.Any {
 		return
 	}
 	const fin, syn, rst, ack = 0x01, 0x02, 0x04, 0x10
@@ -191,7 +191,7 @@ func (p *part) guard() {
 	var rules []rs.Rule
 	if l.StrictTCP {
 		rules = append(rules,
-			rs.NewRule().State("invalid").Goto(refused).Rule(""),
+			rs.NewRule().Is(rs.L4Proto, rs.Proto(flow.TCP)).State("invalid").Goto(refused).Rule(""),
 			rs.NewRule().State("new").TCPFlagsNot(fin|syn|rst|ack, syn, "tcp flags != syn / fin,syn,rst,ack").Goto(refused).Rule(""))
 	}
 	if r := l.ResetRate; !r.IsZero() {

@@ -128,7 +128,7 @@ func (p *part) dnat() error {
 		}
 	}
 	if p.svc.MSSClamp {
-		p.listen(mapClamp, rs.Verdict{})
+		p.listenAnywhere(mapClamp, rs.Verdict{})
 	}
 	if p.svc.Mode == config.ModeFullNAT {
 		return p.source()
@@ -216,12 +216,12 @@ func (p *part) source() error {
 		return err
 	}
 	p.chain(p.table, chain, rule...)
-	p.listenAnywhere(mapFullNAT, rs.Verdict{Code: rs.Goto, Chain: chain})
+	p.listen(mapFullNAT, rs.Verdict{Code: rs.Goto, Chain: chain})
 	return nil
 }
 
-// listenAnywhere is listen without regard to the interface of arrival, which
-// is not known any more where the packet leaves.
+// listenAnywhere is listen without regard to the interface of arrival: answers come
+// by another.
 func (p *part) listenAnywhere(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {

@@ -16,6 +16,7 @@ import (
 const (
 	natMapIPs         = 1 << 0
 	natProtoSpecified = 1 << 1
+	natPersistent     = 1 << 3
 	natFullyRandom    = 1 << 4
 	natNetmap         = 1 << 6
 )
@@ -79,6 +80,7 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 	if to.First != to.Last {
 		b.attrs.immediate(regAddrMax, string(to.Last.AsSlice()))
 		text += "-" + to.Last.String()
+		flags |= natPersistent // one address a client, whatever its destination (RFC 4787 REQ-2)
 	}
 	if ports != (flow.Ports{}) {
 		b.ports(ports)
@@ -102,8 +104,13 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 		e.Uint32(natFlags, flags)
 	})
 	b.say("snat to %s", text)
-	if fullyRandom {
+	switch {
+	case fullyRandom && to.First != to.Last:
+		b.say("fully-random,persistent")
+	case fullyRandom:
 		b.say("fully-random")
+	case to.First != to.Last:
+		b.say("persistent")
 	}
 	return b
 }
