@@ -65,6 +65,15 @@ static __always_inline struct entry_meta *meta_at(__u32 index, bool v6)
 	return e ? meta_of(e, false) : (void *)0;
 }
 
+// Whether a pool address is in the pool of a rule. Those that have left it keep their
+// flows, and get no new ones.
+__noinline int in_pool(__u32 number, __u32 rule)
+{
+	__u64 *rules = bpf_map_lookup_elem(&pool_rules, &number);
+
+	return rules && *rules >> (rule & 63) & 1;
+}
+
 // Whether a primary entry is that of a flow that was made with its binding.
 static __always_inline bool bore_binding(const struct entry_meta *m)
 {
@@ -72,7 +81,8 @@ static __always_inline bool bore_binding(const struct entry_meta *m)
 }
 
 // Whether an entry leads to the binding of a key: the binding's own, or that of the
-// flow that was made with it. One comparison tells nearly always that it does not.
+// flow that was made with it. One comparison tells nearly always that it does not. A
+// binding to an address that has left the pool is not found: another takes its place.
 static __always_inline bool leads_to(void *e, const struct tuple *t, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -99,7 +109,9 @@ static __always_inline bool leads_to(void *e, const struct tuple *t, const bool 
 		if (!(m->heard & HEARD_REMOTE))
 			remote = t->daddr.d[0] | t->daddr.d[1];
 	}
-	return !(remote | (zone ^ t->zone));
+	if (remote | (zone ^ t->zone))
+		return false;
+	return in_pool((id >> 8 & 0xff) == KIND_FLOW ? m->backend : (m->twin >> 16) / PORT_CLASSES, zone);
 }
 
 // The entry that leads to a binding, or NO_ENTRY. other: one to pass over.

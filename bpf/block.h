@@ -79,7 +79,7 @@ static __always_inline void log_block(__u32 id, const union addr *client, __u32 
 	bpf_ringbuf_submit(e, 0);
 }
 
-// Gives back what a client had that is being forgotten.
+// Takes back the blocks of a client that is being forgotten, or whose pool address is.
 __noinline int give_blocks(const struct client_key *who)
 {
 	struct client_key key;
@@ -92,10 +92,12 @@ __noinline int give_blocks(const struct client_key *who)
 	if (!c || !c->pool)
 		return 0;
 	for (int i = 0; i < CLIENT_BLOCKS; i++) {
-		if (!c->blocks[i])
+		__u32 block = __sync_lock_test_and_set(&c->blocks[i], 0);
+
+		if (!block)
 			break;
-		log_block(key.owner & 0xffff, &key.addr, c->pool - 1, c->blocks[i] - 1, false);
-		give_block(c->pool - 1, c->blocks[i] - 1);
+		log_block(key.owner & 0xffff, &key.addr, c->pool - 1, block - 1, false);
+		give_block(c->pool - 1, block - 1);
 	}
 	return 0;
 }

@@ -334,6 +334,16 @@ struct {
 	__type(value, struct pool_addr);
 } pools SEC(".maps");
 
+// The NAT rules whose pool an address is in, by its number: bit n: rule n. Written by
+// user space. Set at load.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} pool_rules SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, POOL_MAX);

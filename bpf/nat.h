@@ -120,6 +120,24 @@ static __always_inline bool pair(struct client *client, const struct port_reques
 	return false;
 }
 
+// Parts a client from a pool address that has left the rule's pool, and from its blocks.
+__noinline int part(__u32 rule)
+{
+	struct work *w = the_work();
+	struct client *c = client_again();
+	__u32 owned;
+
+	if (!w || !c)
+		return 0;
+	owned = *(volatile __u32 *)&c->pool;
+	if (!owned || in_pool(owned - 1, rule))
+		return 0;
+	if (have_blocks)
+		give_blocks(&w->who);
+	__sync_val_compare_and_swap(&c->pool, owned, 0);
+	return 1;
+}
+
 #define NEXT_ADDRESS REASON_COUNT
 
 // A port of the client's pool address, or of the one that is to be tried while it has
@@ -294,6 +312,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 			return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_PORTS;
 		}
 		b->client_seen = 1;
+		part(b->rule);
 	}
 	if (have_blocks && rule->flags & NAT_DETERMINISTIC)
 		reason = take_computed(b, r);

@@ -311,7 +311,8 @@ struct pool_addr {
 	union addr addr;
 	__u8 family;
 	__u8 local; // also an address of this host: its sockets go first
-	__u16 pad;
+	__u8 lost;  // it was, and is neither that nor in a pool any more: its flows end
+	__u8 pad;
 	__u32 pad2;
 };
 ASSERT_SIZE(struct pool_addr, 24);

@@ -33,11 +33,11 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 		plan->edits |= EDIT_MSS;
 	b = birth_of(w, p, plan);
 	b->ref = bound->index;
+	b->backend = (bound->slot >> 16) / PORT_CLASSES;
 	b->flags = ENTRY_BOUND | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {
 		touch_owner(bound->slot);
 		b->flags |= ENTRY_PORT;
-		b->backend = (bound->slot >> 16) / PORT_CLASSES;
 		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
 	}
 	if (rule->max_flows) {

@@ -109,17 +109,21 @@ static __always_inline __u32 timeout_of(const struct ending *end)
 	return timeout_other;
 }
 
-// Whether the service, backend or rule of a flow has been taken away.
+// Whether the service, backend or rule of a flow has been taken away, or the address that
+// it is translated to from this host: nobody else answers there. A pool address that was
+// never the host's own is led here by others, and its flows live on until they end.
 static __always_inline bool owner_gone(const struct ending *end)
 {
 	__u32 owner = end->owner, backend = end->backend;
+	struct pool_addr *address;
 	struct service *s;
 	struct nat_rule *r;
 	struct backend *b;
 
 	if (end->flags & ENTRY_NAT) {
 		r = bpf_map_lookup_elem(&nat_rules, &owner);
-		return !r || !r->active;
+		address = bpf_map_lookup_elem(&pools, &backend);
+		return !r || !r->active || (address && address->lost);
 	}
 	s = bpf_map_lookup_elem(&services, &owner);
 	b = bpf_map_lookup_elem(&backends, &backend);

@@ -226,7 +226,7 @@ struct entry_meta {
 	__u16 hop;     // index into hops, 0 for none
 	__u32 hop_gen; // hop is valid while this is the table's generation
 	__u16 owner;   // primary: service or NAT rule; of other entries see ref_of
-	__u16 backend; // primary: index into backends; one that was made with its binding: number of the pool address
+	__u16 backend; // primary: index into backends; of a NAT rule number of the pool address
 };
 ASSERT_SIZE(struct entry_meta, 20);
 

@@ -148,6 +148,7 @@ type tables struct {
 	owners   *memory[uint32]
 	blocks   *memory[wireBlockMap]
 	runs     *memory[uint64]
+	pooled   *memory[uint64] // rules of pool addresses
 	adopted  bool
 
 	routeEvery         bool // Options.RouteEveryPacket
@@ -270,7 +271,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
 		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "block_maps": t.pool, "hosts": t.hosts, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
-		"runs": t.places(),
+		"runs": t.places(), "pool_rules": t.pool,
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
@@ -283,7 +284,8 @@ func (t *tables) mapAll() (err error) {
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
 		mapInto(&t.rules, t.maps["nat_rules"]), mapInto(&t.orders, t.maps["nat_orders"]), mapInto(&t.ports, t.maps["port_maps"]),
-		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]), mapInto(&t.runs, t.maps["runs"]))
+		mapInto(&t.owners, t.maps["port_owners"]), mapInto(&t.blocks, t.maps["block_maps"]), mapInto(&t.runs, t.maps["runs"]),
+		mapInto(&t.pooled, t.maps["pool_rules"]))
 }
 
 // places is how many the map of runs has: those that are their own numbers, and twice
@@ -298,7 +300,7 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 func (t *tables) close() error {
 	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
 		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.orders.close(), t.ports.close(), t.owners.close(), t.blocks.close(),
-		t.runs.close()}
+		t.runs.close(), t.pooled.close()}
 	for _, m := range t.maps {
 		errs = append(errs, m.Close())
 	}

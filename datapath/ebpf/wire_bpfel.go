@@ -549,7 +549,8 @@ type wirePoolAddr struct {
 	Addr   wireAddr
 	Family uint8
 	Local  uint8
-	Pad    uint16
+	Lost   uint8
+	Pad    uint8
 	Pad2   uint32
 }
 
@@ -975,6 +976,7 @@ const (
 	wireMapNatOrders            = "nat_orders"
 	wireMapNatRules             = "nat_rules"
 	wireMapPoolNumbers          = "pool_numbers"
+	wireMapPoolRules            = "pool_rules"
 	wireMapPools                = "pools"
 	wireMapPortMaps             = "port_maps"
 	wireMapPortOwners           = "port_owners"
@@ -1147,6 +1149,7 @@ type wireMapSpecs struct {
 	NatOrders      *ebpf.MapSpec `ebpf:"nat_orders"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.MapSpec `ebpf:"pool_numbers"`
+	PoolRules      *ebpf.MapSpec `ebpf:"pool_rules"`
 	Pools          *ebpf.MapSpec `ebpf:"pools"`
 	PortMaps       *ebpf.MapSpec `ebpf:"port_maps"`
 	PortOwners     *ebpf.MapSpec `ebpf:"port_owners"`
@@ -1281,6 +1284,7 @@ type wireMaps struct {
 	NatOrders      *ebpf.Map `ebpf:"nat_orders"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
 	PoolNumbers    *ebpf.Map `ebpf:"pool_numbers"`
+	PoolRules      *ebpf.Map `ebpf:"pool_rules"`
 	Pools          *ebpf.Map `ebpf:"pools"`
 	PortMaps       *ebpf.Map `ebpf:"port_maps"`
 	PortOwners     *ebpf.Map `ebpf:"port_owners"`
@@ -1330,6 +1334,7 @@ func (m *wireMaps) Close() error {
 		m.NatOrders,
 		m.NatRules,
 		m.PoolNumbers,
+		m.PoolRules,
 		m.Pools,
 		m.PortMaps,
 		m.PortOwners,
