@@ -129,11 +129,13 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
-	p->out = NO_ENTRY;
 	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->out = fib->ifindex;
+		break;
+	case BPF_FIB_LKUP_RET_NOT_FWDED:
+		p->out = NO_ENTRY;
 	}
 	return true;
 }

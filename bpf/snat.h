@@ -137,7 +137,7 @@ __noinline int takes(const struct packet *p, __u32 id)
 
 	if (!p || !r || !r->active || (r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
 		return 0;
-	return !r->prefix_len || in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len);
+	return r->prefix_len ? in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) : p->out != NO_ENTRY;
 }
 
 #define EXCEPTED NAT_RULES // no rule's id

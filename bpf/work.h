@@ -33,7 +33,7 @@ struct packet {
 	struct tuple tuple;
 	__u32 l3_len;	 // bytes from the network header on
 	__u32 ifindex;	 // where it came in
-	__u32 out;	 // where its untranslated destination, or the server of a port-forward, is routed; 0 if not asked, NO_ENTRY if nowhere
+	__u32 out;	 // where its untranslated destination, or the server of a port-forward, is routed; 0 if not known, NO_ENTRY if nowhere, as what is for this host
 	__be32 frag_id;
 	__u32 segment;	 // largest network packet it will be on the wire (GSO), else l3_len
 	__u16 l4_off;	 // from the start of the frame

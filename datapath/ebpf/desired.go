@@ -157,7 +157,7 @@ func (c *compiler) finish() {
 	s.Forwards = s.Forwards && s.NAT
 	s.Mappings = len(c.mappable) > 0
 	for _, r := range c.rules {
-		s.ByEgress = s.ByEgress || r.Out != 0
+		s.ByEgress = s.ByEgress || r.Out != 0 || r.PrefixLen == 0 // what is for this host is left alone
 		s.Edits = s.Edits || r.Flags&natMSSClamp != 0
 	}
 	for _, p := range c.prefixes {

@@ -182,7 +182,7 @@ nat:
 
 const everyone = `
 nat:
-  - {name: quiet, type: snat, source: [10.0.2.2/31], out: wan0, to: [203.0.113.202], hairpin: off}
+  - {name: quiet, type: snat, source: [10.0.2.2/31], to: [203.0.113.202], hairpin: off}
   - {name: wan, type: snat, in: wan0, out: wan0, to: [203.0.113.203]}
   - {name: all, type: snat, out: wan0, to: [203.0.113.201]}
   - {name: http, type: port-forward, listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
