@@ -109,6 +109,23 @@ func TestListenersOfInterfaces(t *testing.T) {
 	}
 }
 
+// TestBackendsNamedAsChains: a backend may have the name of a chain of its service.
+func TestBackendsNamedAsChains(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	b.tcpServers(8080, "s1", "s2", "s3")
+	s := web(config.ModeDNAT, config.SchedulerRR)
+	s.Limits = config.Limits{StrictTCP: true, ConnectionsPerBackend: 1000, NewConnections: config.Rate{Count: 1000, Per: time.Second}}
+	for i := range s.Backends {
+		s.Backends[i].Name = [...]string{"refused", "limits", "guard", "source", "a", "b"}[i]
+	}
+	b.apply(one(s))
+	for _, vip := range virtual {
+		if count := b.spread(6, func(int) (answer, error) { return b.tcp("client", "", vip) }); len(count) != 3 {
+			t.Errorf("%s: answered by %v", vip, count)
+		}
+	}
+}
+
 func TestDirectServerReturn(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(80, "s1", "s2")

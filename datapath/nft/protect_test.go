@@ -251,6 +251,7 @@ func TestFirewall(t *testing.T) {
 		{Name: "quiet", Action: config.ActionNotrack, Source: config.Match{Prefix: prefix("10.64.8.0/24")}},
 		{Name: "back", Action: config.ActionNotrack, Destination: config.Match{Prefix: prefix("10.64.8.0/24")}},
 		{Name: "log", Action: config.ActionLog, Protocol: flow.TCP, Rate: config.Rate{Count: 6, Per: time.Minute}, Burst: 1, Prefix: "NAT:", Level: "debug"},
+		{Name: "closed", Action: config.ActionReject, Hook: config.HookForward, Destination: config.Match{Prefix: prefix("10.0.2.4/32")}},
 		{Name: "mark", Action: config.ActionMark, In: "wan0", Out: "lan0", Mark: 7},
 	}
 	b.apply(c)
@@ -262,6 +263,19 @@ func TestFirewall(t *testing.T) {
 		if _, err := b.dialFor(time.Second, "tcp", "client", from, to); (err == nil) != ok {
 			t.Errorf("%s: %v, want open %v", from, err, ok)
 		}
+	}
+	if _, err := b.tcp("client", "", "10.0.2.4:8080"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("a rejected TCP connection: %v, want refused", err)
+	}
+	if text := b.ruleset(); !strings.Contains(text, "reject with tcp reset") {
+		t.Errorf("TCP is not answered by a reset:\n%s", text)
+	}
+	connections := map[uint32]bool{}
+	for _, f := range b.tracked() {
+		connections[f.Mark] = true
+	}
+	if !connections[7] {
+		t.Errorf("no connection has the mark of the rule: %v", connections)
 	}
 	if _, err := b.udp("client", "", "10.0.2.2:7500"); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("udp port 7500: %v, want refused", err)

@@ -40,8 +40,16 @@ func (c *compiler) firewall(b *base) error {
 		chain := ruleChain(r)
 		counter := rs.ID{Table: chain.Table, Name: RuleCounter(name)}
 		b.objects = append(b.objects, &rs.Object{ID: counter, Kind: rs.ObjectCounter})
+		variants := []*config.FirewallRule{r}
+		if r.Action == config.ActionReject && r.Protocol == flow.Any {
+			tcp := *r
+			tcp.Protocol = flow.TCP
+			variants = []*config.FirewallRule{&tcp, r} // each protocol has its own answer
+		}
 		for _, f := range families {
-			b.chains[chain] = append(b.chains[chain], c.filter(b, r, chain.Table, f, counter.Name, name))
+			for _, v := range variants {
+				b.chains[chain] = append(b.chains[chain], c.filter(b, v, chain.Table, f, counter.Name, name))
+			}
 		}
 	}
 	return nil
@@ -118,13 +126,21 @@ func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, c
 			out.Accept()
 		}
 	case config.ActionReject:
-		out.RejectPort(table)
+		if r.Protocol == flow.TCP {
+			out.RejectReset()
+		} else {
+			out.RejectPort(table)
+		}
 	case config.ActionLog:
 		level, word := logLevel(r.Level)
 		out.Log(r.Prefix, level, word)
 	case config.ActionNotrack:
 		out.Notrack()
 	case config.ActionMark:
+		if table != rs.Netdev { // where no connection is known yet
+			b.marks[r.Mark] = true
+			out.SetCtMark(r.Mark)
+		}
 		out.SetMark(r.Mark)
 	}
 	return out.Rule(name)

@@ -139,7 +139,14 @@ func (p *part) dnat() error {
 // backendChain is the name of the chain of a backend.
 func (p *part) backendChain(i int) string { return p.prefix + backendSuffix(p.svc.Backends[i]) }
 
-func backendSuffix(b config.Backend) string { return "/" + identifier(backendName(b)) }
+func backendSuffix(b config.Backend) string {
+	name := identifier(backendName(b))
+	switch name {
+	case "refused", "limits", "guard", "source": // chains of the service itself
+		return "/to/" + name
+	}
+	return "/" + name
+}
 
 // IsBackendChain reports whether a chain is that of a backend of a service.
 func IsBackendChain(chain string, s *config.Service, b config.Backend) bool {
