@@ -140,6 +140,22 @@ __noinline int takes(const struct packet *p, __u32 id)
 	return r->prefix_len ? in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) : p->out != NO_ENTRY;
 }
 
+// Whether a rule leaves a packet's destination alone; of nat64 also the IPv4 one in it.
+__noinline int excepted(const struct packet *p, __u32 id)
+{
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
+	union addr four = {};
+
+	if (!p || !r)
+		return 0;
+	if (member_of(&p->tuple.daddr, LIST_EXCEPT, p->family == FAMILY_6) >> (id & 63) & 1)
+		return 1;
+	if (!r->prefix_len)
+		return 0;
+	four.w[0] = extract(&p->tuple.daddr, r->prefix_len);
+	return member_of(&four, LIST_EXCEPT, false) >> (id & 63) & 1;
+}
+
 #define EXCEPTED NAT_RULES // no rule's id
 
 // The first rule that translates a packet's source, or NO_ENTRY; EXCEPTED: it would, but leaves
@@ -147,21 +163,16 @@ __noinline int takes(const struct packet *p, __u32 id)
 __noinline __u32 nat_rule_of(const struct packet *p)
 {
 	struct nat_order *order = order_now();
-	__u64 rules, except;
-	bool v6;
+	__u64 rules;
 
 	if (!p || !order)
 		return NO_ENTRY;
-	v6 = p->family == FAMILY_6;
-	rules = member_of(&p->tuple.saddr, LIST_SOURCES, v6);
-	if (!rules)
-		return NO_ENTRY;
-	except = member_of(&p->tuple.daddr, LIST_EXCEPT, v6);
-	for (int i = 0; i < NAT_RULES && order->rules[i]; i++) {
+	rules = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
+	for (int i = 0; i < NAT_RULES && rules && order->rules[i]; i++) {
 		__u32 id = order->rules[i] - 1;
 
 		if (rules >> (id & 63) & 1 && takes(p, id))
-			return except >> (id & 63) & 1 ? EXCEPTED : id;
+			return excepted(p, id) ? EXCEPTED : id;
 	}
 	return NO_ENTRY;
 }
