@@ -21,7 +21,7 @@ import (
 )
 
 // asFound lists everything in a node that the gateway program could change: rules, settings,
-// interfaces, addresses, routes, classifiers and pins.
+// interfaces, addresses, neighbours that are kept resolved, routes, classifiers and pins.
 func asFound(t *testing.T, n *lab.Node) []string {
 	t.Helper()
 	lines := strings.Split(nft(t, n, "", "-a", "list", "ruleset"), "\n")
@@ -52,6 +52,15 @@ func asFound(t *testing.T, n *lab.Node) []string {
 		qdiscs, err := h.QdiscList(link)
 		if err != nil {
 			t.Fatal(err)
+		}
+		neighbours, err := h.NeighList(a.Index, netlink.FAMILY_ALL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range neighbours {
+			if n.FlagsExt&netlink.NTF_EXT_MANAGED != 0 {
+				lines = append(lines, fmt.Sprintf("neighbour %s kept on %s", n.IP, a.Name))
+			}
 		}
 		for _, q := range qdiscs {
 			lines = append(lines, "qdisc "+a.Name+" "+q.Type())

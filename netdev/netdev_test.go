@@ -4,6 +4,7 @@ package netdev
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -145,7 +146,22 @@ func TestResolveFindsTheNeighbourWithoutTraffic(t *testing.T) {
 	gw, _ := watched(t)
 	for _, to := range []string{"10.0.2.2", "fd00:2::2"} {
 		address := netip.MustParseAddr(to)
-		do(t, gw, func() error { return Resolve(address) })
+		neighbour := Hop{Addr: address}
+		managed := func() (is bool) {
+			do(t, gw, func() error {
+				kept, err := Kept()
+				is = kept[neighbour]
+				return err
+			})
+			return is
+		}
+		do(t, gw, func() (err error) {
+			neighbour.Ifindex, _, err = NextHop(address)
+			return errors.Join(err, Resolve(neighbour))
+		})
+		if !managed() {
+			t.Errorf("%s is not kept", to)
+		}
 		labtest.Eventually(t, 5*time.Second, "neighbour "+to, func() error {
 			return gw.Do(func() error {
 				all, err := netlink.NeighList(0, 0)
@@ -160,7 +176,10 @@ func TestResolveFindsTheNeighbourWithoutTraffic(t *testing.T) {
 				return fmt.Errorf("not resolved")
 			})
 		})
-		do(t, gw, func() error { return Forget(address) })
+		do(t, gw, func() error { return Forget(neighbour) })
+		if managed() {
+			t.Errorf("%s is still kept", to)
+		}
 	}
 }
 

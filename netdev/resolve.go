@@ -62,30 +62,49 @@ func Interfaces() ([]Interface, error) {
 	return out, nil
 }
 
-// ErrNoNextHop is wrapped by Resolve when nothing would have to be resolved.
+// ErrNoNextHop is wrapped by NextHop when nothing would have to be resolved.
 var ErrNoNextHop = errors.New("no next hop on a link")
 
-// Resolve makes the kernel find out the MAC of the next hop on the way to an
-// address, and keep it fresh until Forget (NTF_EXT_MANAGED, Linux 5.16). It
-// returns without waiting for the answer.
-func Resolve(to netip.Addr) error { return manage(to, netlink.NTF_EXT_MANAGED) }
+// Hop is a host on a link.
+type Hop struct {
+	Ifindex int
+	Addr    netip.Addr
+}
+
+// Resolve makes the kernel find out the MAC of a neighbour, and keep it fresh until
+// Forget (NTF_EXT_MANAGED, Linux 5.16). It returns without waiting for the answer.
+// Of a permanent entry it would take what makes it one.
+func Resolve(n Hop) error { return manage(n, netlink.NTF_EXT_MANAGED) }
 
 // Forget ends what Resolve began; the kernel lets the entry age as any other.
-func Forget(to netip.Addr) error { return manage(to, 0) }
+func Forget(n Hop) error { return manage(n, 0) }
 
-func manage(to netip.Addr, extended int) error {
-	ifindex, hop, err := NextHop(to)
-	if err != nil {
-		return err
-	}
-	n := &netlink.Neigh{LinkIndex: ifindex, IP: hop.AsSlice(), Flags: netlink.NTF_USE, FlagsExt: extended, State: netlink.NUD_NONE}
+func manage(n Hop, extended int) error {
+	entry := &netlink.Neigh{LinkIndex: n.Ifindex, IP: n.Addr.AsSlice(), Flags: netlink.NTF_USE, FlagsExt: extended, State: netlink.NUD_NONE}
 	if extended != 0 {
-		n.Flags = 0
+		entry.Flags = 0
 	}
-	if err := netlink.NeighSet(n); err != nil {
-		return fmt.Errorf("neighbour %s on interface %d: %w", hop, ifindex, err)
+	if err := netlink.NeighSet(entry); err != nil {
+		return fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
 	}
 	return nil
+}
+
+// Kept lists the neighbours that do not age: those that the kernel keeps fresh (true), and
+// those that somebody has set for good (false).
+func Kept() (map[Hop]bool, error) {
+	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("neighbours: %w", err)
+	}
+	kept := map[Hop]bool{}
+	for _, n := range all {
+		managed := n.FlagsExt&netlink.NTF_EXT_MANAGED != 0
+		if a, ok := netip.AddrFromSlice(n.IP); ok && (managed || n.State&netlink.NUD_PERMANENT != 0) {
+			kept[Hop{n.LinkIndex, a.Unmap()}] = managed
+		}
+	}
+	return kept, nil
 }
 
 // NextHop returns the interface and the address that packets to an address are

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +23,8 @@ import (
 
 // attachment is a program on an interface.
 type attachment struct {
+	ids     *ebpf.Map // where a qdisc of ours is noted
+	noTCX   bool
 	ifindex int
 	name    string
 	hook    config.Attach // xdp, xdp-generic or tc
@@ -94,7 +97,7 @@ func (d *Datapath) attachOne(want config.Attach, i netdev.Interface, programs *e
 	}
 	var errs []error
 	for _, hook := range hooks {
-		a := &attachment{ifindex: i.Index, name: i.Name, hook: hook, pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
+		a := &attachment{ids: d.t.maps["ids"], noTCX: d.opt.NoTCX, ifindex: i.Index, name: i.Name, hook: hook, pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
 		if err := a.make(programs); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
 			continue
@@ -111,6 +114,9 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 	case config.AttachTC:
 		// Before all others: what Sluice passes goes on to them (TCX_NEXT), while
 		// the verdict of one of them may be the last.
+		if a.noTCX {
+			return a.filter(p)
+		}
 		a.link, err = link.AttachTCX(link.TCXOptions{Interface: a.ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
 			return a.filter(p) // Linux before 6.6
@@ -167,10 +173,18 @@ func (a *attachment) bpfFilter() *netlink.BpfFilter {
 		Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: filterPriority}, Name: "sluice", DirectAction: true}
 }
 
+func clsact(ifindex int) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+}
+
 // filter attaches by a clsact filter, which replaces one that is there at once.
 func (a *attachment) filter(p *ebpf.Program) error {
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: a.ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+	switch err := netlink.QdiscAdd(clsact(a.ifindex)); {
+	case err == nil:
+		if err := note(a.ids, clsactNote(a.ifindex)); err != nil {
+			return err
+		}
+	case !errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("clsact: %w", err)
 	}
 	f := a.bpfFilter()
@@ -183,11 +197,15 @@ func (a *attachment) filter(p *ebpf.Program) error {
 
 func (a *attachment) detach() error {
 	if a.link == nil {
-		err := netlink.FilterDel(a.bpfFilter())
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+		if err := ignoreGone(netlink.FilterDel(a.bpfFilter())); err != nil || a.ids == nil {
+			return err
+		}
+		k := idKeyOf(idMeta, clsactNote(a.ifindex))
+		var v uint32
+		if a.ids.Lookup(&k, &v) != nil { // it was there before
 			return nil
 		}
-		return err
+		return errors.Join(dropClsact(a.ifindex), unnote(a.ids, clsactNote(a.ifindex)))
 	}
 	err := os.Remove(a.pin)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -199,7 +217,7 @@ func (a *attachment) detach() error {
 // adoptLinks finds what an earlier process left attached.
 func (d *Datapath) adoptLinks(h *host) error {
 	if d.dir == "" {
-		return nil
+		return d.adoptFilters(h)
 	}
 	found, err := filepath.Glob(filepath.Join(d.dir, "link-*"))
 	if err != nil {
@@ -230,6 +248,27 @@ func (d *Datapath) adoptLinks(h *host) error {
 		}
 		d.attached[name] = &attachment{ifindex: n, name: name, hook: config.Attach(hook), link: l, pin: path}
 	}
+	return d.adoptFilters(h)
+}
+
+// adoptFilters enters the clsact filters of an earlier process, which no pin tells of. One
+// beside a link is what an attachment by another hook has left.
+func (d *Datapath) adoptFilters(h *host) error {
+	for _, f := range h.filters() {
+		i := slices.IndexFunc(h.interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
+		a := &attachment{noTCX: d.opt.NoTCX, ifindex: h.interfaces[i].Index, name: h.interfaces[i].Name, hook: config.AttachTC}
+		if d.t != nil {
+			a.ids = d.t.maps["ids"]
+		}
+		now := d.attached[a.name]
+		if now == nil {
+			d.attached[a.name] = a
+		} else if now.link != nil {
+			if err := a.detach(); err != nil {
+				return fmt.Errorf("interface %s: %w", a.name, err)
+			}
+		}
+	}
 	return nil
 }
 
@@ -245,9 +284,6 @@ func (d *Datapath) detachAll() (err error) {
 	for name, a := range d.attached {
 		err = errors.Join(err, a.detach())
 		delete(d.attached, name)
-	}
-	for _, f := range h.filters() {
-		err = errors.Join(err, netlink.FilterDel(f))
 	}
 	return err
 }

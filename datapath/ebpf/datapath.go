@@ -36,6 +36,8 @@ type Options struct {
 	// RouteEveryPacket asks the routing table for the next hop of every packet
 	// instead of remembering it: to measure what that gains, and for nothing else.
 	RouteEveryPacket bool
+	// NoTCX attaches to TC by filters, as on kernels before 6.6: for tests.
+	NoTCX bool
 	// FullPath keeps packets off the straight path of settled flows: for tests
 	// that hold the two against each other.
 	FullPath bool
@@ -67,6 +69,7 @@ type Datapath struct {
 	regions  map[uint32]region // of services in the slots map
 	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
 	attached map[string]*attachment
+	near     neighbours
 	stop     context.CancelFunc // of the watcher
 	watching sync.WaitGroup
 	missed   atomic.Uint64                         // events that could not be handled
@@ -171,6 +174,7 @@ func (d *Datapath) release() (err error) {
 		d.t = nil
 	}
 	d.inForce, d.snapshot = nil, nil
+	d.near = neighbours{}
 	return err
 }
 
@@ -195,7 +199,7 @@ func (d *Datapath) Remove(context.Context) error {
 		if d.dir == "" {
 			return err
 		}
-		err = errors.Join(err, os.RemoveAll(d.dir))
+		err = errors.Join(err, takeBack(d.dir), os.RemoveAll(d.dir))
 		if parent := filepath.Dir(d.dir); filepath.Base(parent) == "sluice" {
 			os.Remove(parent) // when no other namespace has anything there
 		}

@@ -72,7 +72,7 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 		return
 	}
-	asked := map[netip.Addr]bool{}
+	asked, ids := map[netip.Addr]bool{}, d.t.maps["ids"]
 	var r ringbuf.Record
 	lost := d.t.control.values[0].LostLogs
 	for {
@@ -101,11 +101,14 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			if asked[a] {
 				continue
 			}
-			if len(asked) > 4096 {
+			if len(asked) > maxAsked {
 				clear(asked)
+				if err := d.near.unask(ids); err != nil {
+					d.missed.Add(1)
+				}
 			}
 			asked[a] = true
-			if err := netdev.Resolve(a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
+			if err := d.near.ask(ids, a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
 				d.missed.Add(1)
 			}
 		}
@@ -141,20 +144,26 @@ func connectionLine(prefix string, e wireEvent) string {
 }
 
 // resolveBackends keeps the next hops to all backends resolved, so that the first
-// packet to one finds its way.
+// packet to one finds its way, and no others.
 func (d *Datapath) resolveBackends(want *desired) {
 	if d.opt.NoAttach {
 		return
 	}
-	done := map[netip.Addr]bool{}
+	done, hops := map[netip.Addr]bool{}, map[netdev.Hop]bool{}
 	for _, b := range want.backends {
 		a := addrFrom(b.Addr, b.Family == uint8(wireFamilyFAMILY_6))
 		if b.State == backendDown || done[a] {
 			continue
 		}
 		done[a] = true
-		if err := netdev.Resolve(a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
+		ifindex, hop, err := netdev.NextHop(a)
+		if err == nil {
+			hops[netdev.Hop{Ifindex: ifindex, Addr: hop}] = true
+		} else if !errors.Is(err, netdev.ErrNoNextHop) {
 			d.opt.Log.Debug("next hop is not kept resolved", "backend", a, "error", err)
 		}
+	}
+	if err := d.near.want(d.t.maps["ids"], hops); err != nil {
+		d.opt.Log.Debug("next hops of backends are not kept resolved", "error", err)
 	}
 }

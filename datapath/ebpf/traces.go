@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// What the datapath changes of the host beside its programs, clsact qdiscs and
+// neighbours that the kernel is to keep resolved, is noted in the pinned map of ids: so
+// that it can be taken back, by another process too, and nothing else is.
+
+const noted = "host " // begins the names of notes
+
+func clsactNote(ifindex int) string { return fmt.Sprintf("%sclsact %d", noted, ifindex) }
+
+func neighbourNote(n netdev.Hop) string {
+	return fmt.Sprintf("%sneighbour %d %s", noted, n.Ifindex, n.Addr)
+}
+
+func note(ids *ebpf.Map, name string) error {
+	k := idKeyOf(idMeta, name)
+	if err := ids.Put(&k, uint32(1)); err != nil {
+		return fmt.Errorf("ids: %w", err)
+	}
+	return nil
+}
+
+func unnote(ids *ebpf.Map, name string) error {
+	k := idKeyOf(idMeta, name)
+	if err := ids.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("ids: %w", err)
+	}
+	return nil
+}
+
+// notes reads all.
+func notes(ids *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
+	var k idKey
+	var v uint32
+	it := ids.Iterate()
+	for it.Next(&k, &v) {
+		name, ok := strings.CutPrefix(strings.TrimRight(string(k.Name[:]), "\x00"), noted)
+		if k.Kind != idMeta || !ok {
+			continue
+		}
+		var ifindex int
+		var text string
+		if n, _ := fmt.Sscanf(name, "clsact %d", &ifindex); n == 1 {
+			qdiscs = append(qdiscs, ifindex)
+		} else if n, _ := fmt.Sscanf(name, "neighbour %d %s", &ifindex, &text); n == 2 {
+			if a, err := netip.ParseAddr(text); err == nil {
+				neighbours = append(neighbours, netdev.Hop{Ifindex: ifindex, Addr: a})
+			}
+		}
+	}
+	return qdiscs, neighbours, it.Err()
+}
+
+// takeBack undoes what is noted in the pins of a directory.
+func takeBack(dir string) error {
+	ids, err := ebpf.LoadPinnedMap(filepath.Join(dir, "ids"), nil)
+	if err != nil {
+		return nil // nothing was ever applied
+	}
+	defer ids.Close()
+	qdiscs, neighbours, err := notes(ids)
+	for _, ifindex := range qdiscs {
+		err = errors.Join(err, dropClsact(ifindex))
+	}
+	return errors.Join(err, forget(neighbours))
+}
+
+// dropClsact takes a qdisc of ours away, unless somebody else has a filter there by now.
+func dropClsact(ifindex int) error {
+	l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		if filters, err := netlink.FilterList(l, parent); err != nil || len(filters) > 0 {
+			return ignoreGone(err)
+		}
+	}
+	return ignoreGone(netlink.QdiscDel(clsact(ifindex)))
+}
+
+// ignoreGone leaves out that an interface, or what was on it, is not there any more.
+func ignoreGone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}
+
+// forget lets neighbours age again, those that are still kept.
+func forget(list []netdev.Hop) error {
+	if len(list) == 0 {
+		return nil
+	}
+	kept, err := netdev.Kept()
+	for _, n := range list {
+		if kept[n] {
+			err = errors.Join(err, ignoreGone(netdev.Forget(n)))
+		}
+	}
+	return err
+}
+
+// neighbours are those that the kernel keeps resolved for the datapath.
+type neighbours struct {
+	mu       sync.Mutex
+	backends map[netdev.Hop]bool
+	asked    map[netdev.Hop]bool // for by programs
+	ours     map[netdev.Hop]bool // of both: that others had not set already; nil before they are read
+}
+
+const maxAsked = 4096 // addresses; beyond them all begin anew
+
+// read learns at first what an earlier process has noted.
+func (n *neighbours) read(ids *ebpf.Map) error {
+	if n.ours != nil {
+		return nil
+	}
+	_, list, err := notes(ids)
+	if err != nil {
+		return err
+	}
+	n.ours, n.asked = map[netdev.Hop]bool{}, map[netdev.Hop]bool{}
+	for _, hop := range list {
+		n.ours[hop] = true
+	}
+	return nil
+}
+
+// resolve has neighbours kept that are not so yet.
+func (n *neighbours) resolve(ids *ebpf.Map, list map[netdev.Hop]bool) (err error) {
+	var kept map[netdev.Hop]bool
+	for hop := range list {
+		if !n.ours[hop] {
+			if kept == nil {
+				if kept, err = netdev.Kept(); err != nil {
+					return err
+				}
+			}
+			if _, others := kept[hop]; others {
+				continue
+			}
+			if err := note(ids, neighbourNote(hop)); err != nil {
+				return err
+			}
+			n.ours[hop] = true
+		}
+		err = errors.Join(err, netdev.Resolve(hop))
+	}
+	return err
+}
+
+// drop lets those age that nobody needs any more.
+func (n *neighbours) drop(ids *ebpf.Map) error {
+	var list []netdev.Hop
+	for hop := range n.ours {
+		if !n.backends[hop] && !n.asked[hop] {
+			list = append(list, hop)
+		}
+	}
+	err := forget(list)
+	for _, hop := range list {
+		err = errors.Join(err, unnote(ids, neighbourNote(hop)))
+		delete(n.ours, hop)
+	}
+	return err
+}
+
+// want sets the neighbours on the way to backends, and forgets those that no backend
+// has any more: also those of an earlier process, whose programs ask again.
+func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.read(ids); err != nil {
+		return err
+	}
+	n.backends = backends
+	return errors.Join(n.resolve(ids, backends), n.drop(ids))
+}
+
+// ask keeps the neighbour on the way to an address resolved that a program wants to know.
+func (n *neighbours) ask(ids *ebpf.Map, to netip.Addr) error {
+	ifindex, addr, err := netdev.NextHop(to)
+	if err != nil {
+		return err
+	}
+	hop := netdev.Hop{Ifindex: ifindex, Addr: addr}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.read(ids); err != nil || n.asked[hop] {
+		return err
+	}
+	n.asked[hop] = true
+	return n.resolve(ids, map[netdev.Hop]bool{hop: true})
+}
+
+// unask forgets all that programs have asked for.
+func (n *neighbours) unask(ids *ebpf.Map) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.asked)
+	return n.drop(ids)
+}
