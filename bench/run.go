@@ -8,11 +8,12 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Run measures a suite: every repetition goes over all rows and points before
@@ -55,8 +56,13 @@ func (o Options) Validate(s Suite) error {
 		return fmt.Errorf("%d repetitions: at least 1", o.Reps)
 	case o.Seconds < 0:
 		return fmt.Errorf("%g seconds a run: more than 0", o.Seconds)
-	case o.CPU < 0 || o.CPU >= runtime.NumCPU():
-		return fmt.Errorf("CPU %d: one of 0 to %d", o.CPU, runtime.NumCPU()-1)
+	}
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("CPUs of this process: %w", err)
+	}
+	if o.CPU < 0 || !allowed.IsSet(o.CPU) {
+		return fmt.Errorf("CPU %d is none of the %d that this process may use", o.CPU, allowed.Count())
 	}
 	if o.Rows != nil && !slices.ContainsFunc(s.Rows, func(r Row) bool { return o.Rows.MatchString(r.Name) }) {
 		return fmt.Errorf("no row of %s matches %q: %s", s.Name, o.Rows, names(s.Rows, func(r Row) string { return r.Name }))

@@ -79,8 +79,9 @@ static __always_inline void log_block(__u32 id, const union addr *client, __u32 
 	bpf_ringbuf_submit(e, 0);
 }
 
-// Takes back the blocks of a client that is being forgotten, or whose pool address is.
-__noinline int give_blocks(const struct client_key *who)
+// Takes back the blocks of a client that is being forgotten, or whose pool address the
+// host has lost.
+__noinline int give_blocks(const struct client_key *who, __u32 number)
 {
 	struct client_key key;
 	struct client *c;
@@ -89,15 +90,15 @@ __noinline int give_blocks(const struct client_key *who)
 		return 0;
 	key = *who; // Linux 6.1 takes keys only from the stack or from maps
 	c = bpf_map_lookup_elem(&clients, &key);
-	if (!c || !c->pool)
+	if (!c)
 		return 0;
 	for (int i = 0; i < CLIENT_BLOCKS; i++) {
 		__u32 block = __sync_lock_test_and_set(&c->blocks[i], 0);
 
 		if (!block)
 			break;
-		log_block(key.owner & 0xffff, &key.addr, c->pool - 1, block - 1, false);
-		give_block(c->pool - 1, block - 1);
+		log_block(key.owner & 0xffff, &key.addr, number, block - 1, false);
+		give_block(number, block - 1);
 	}
 	return 0;
 }

@@ -120,21 +120,35 @@ static __always_inline bool pair(struct client *client, const struct port_reques
 	return false;
 }
 
-// Parts a client from a pool address that has left the rule's pool, and from its blocks.
+#define POOL_PARTING 0xffffffffU // no number: one CPU takes the client's blocks back
+
+// Parts a client from a pool address that has left the rule's pool. One with blocks of it
+// keeps it until its ports have rested, because nobody else may have them meanwhile;
+// unless the host has lost the address: then they are nobody's. False: try again.
 __noinline int part(__u32 rule)
 {
 	struct work *w = the_work();
 	struct client *c = client_again();
-	__u32 owned;
+	struct pool_addr *address;
+	__u32 owned, number;
 
 	if (!w || !c)
 		return 0;
 	owned = *(volatile __u32 *)&c->pool;
-	if (!owned || in_pool(owned - 1, rule))
+	number = owned - 1;
+	if (!owned || in_pool(number, rule))
+		return 1;
+	if (!have_blocks || !*(volatile __u32 *)&c->blocks[0]) {
+		__sync_val_compare_and_swap(&c->pool, owned, 0);
+		return 1;
+	}
+	address = bpf_map_lookup_elem(&pools, &number);
+	if (address && !address->lost)
+		return 1;
+	if (owned == POOL_PARTING || __sync_val_compare_and_swap(&c->pool, owned, POOL_PARTING) != owned)
 		return 0;
-	if (have_blocks)
-		give_blocks(&w->who);
-	__sync_val_compare_and_swap(&c->pool, owned, 0);
+	give_blocks(&w->who, number);
+	*(volatile __u32 *)&c->pool = 0;
 	return 1;
 }
 
@@ -312,7 +326,10 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 			return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_PORTS;
 		}
 		b->client_seen = 1;
-		part(b->rule);
+		if (!part(b->rule)) {
+			client_port_put(&b->inside.saddr, b->rule);
+			return REASON_NO_PORT;
+		}
 	}
 	if (have_blocks && rule->flags & NAT_DETERMINISTIC)
 		reason = take_computed(b, r);

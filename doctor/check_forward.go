@@ -107,6 +107,9 @@ func (c *Case) forwardingOff(family, setting string, own, either int, both bool,
 	f := found(Warn, "%s packets that are to be forwarded, but %s forwarding is off", pluralVerb(n, "rule translates", "rules translate"), family).
 		with(setting, "0", fromSysctl)
 	f.Remedy = switchForwarding(setting)
+	if refused == 0 && !both {
+		f.Verdict = Info // such as kube-proxy's rules for IPv6 on a node of IPv4
+	}
 	if refused > 0 {
 		f.Verdict = Critical
 		f.Summary = fmt.Sprintf("%s forwarding is off: %d packets for other hosts were refused in %.1f s", family, refused, c.Window.Seconds())

@@ -287,7 +287,7 @@ func TestChecks(t *testing.T) {
 		{"FW01", "off on a host that only redirects, with strays", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 3), dropped(trace.CauseForwardOff, 3)), Info},
 		{"FW01", "off on a host without rules, with much traffic", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 300), dropped(trace.CauseForwardOff, 300)), Warn},
 		{"FW01", "IPv4 off on a router of IPv6", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "1"), forwards(0, 1, 0)), OK},
-		{"FW01", "IPv6 off under rules for IPv6", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(1, 1, 0)), Warn},
+		{"FW01", "IPv6 off under rules for IPv6 on a router of IPv4", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(1, 1, 0)), Info},
 		{"FW01", "IPv6 off under rules for IPv6, refusing", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(1, 1, 0), set("Ip6InAddrErrors", 30)), Critical},
 		{"FW01", "IPv6 off under rules for both on a router of IPv4", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 1)), OK},
 		{"FW01", "IPv6 off under rules for both, refusing", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 1), set("Ip6InAddrErrors", 30)), Critical},

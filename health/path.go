@@ -186,6 +186,9 @@ func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 	var errs []error
 	for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {
 		rules, err := netlink.RuleList(fam)
+		if errors.Is(err, unix.EAFNOSUPPORT) { // ipv6.disable=1
+			continue
+		}
 		if err != nil {
 			return n, fmt.Errorf("ip rules: %w", err)
 		}

@@ -20,6 +20,9 @@ import (
 // kernels' probes count as many as this does.
 type hiddenDrops []int
 
+// inheritThread is the bit inherit_thread of perf_event_attr (5.13), see perf_event_open(2).
+const inheritThread = unix.CBitFieldMaskBit35
+
 // openHiddenDrops begins at zero. It counts nothing inside of a PID namespace,
 // where process 1 is another one, and without tracefs.
 func openHiddenDrops() (hiddenDrops, error) {
@@ -51,7 +54,7 @@ func openHiddenDrops() (hiddenDrops, error) {
 		attr := unix.PerfEventAttr{
 			Type: unix.PERF_TYPE_TRACEPOINT, Config: id,
 			Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
-			Bits: unix.PerfBitInherit, // its threads to come
+			Bits: unix.PerfBitInherit | inheritThread, // its threads to come, not its processes
 		}
 		fd, err := unix.PerfEventOpen(&attr, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		switch {

@@ -490,13 +490,13 @@ func (d *Datapath) retire(want *desired) {
 	if d.inForce != nil {
 		for n := range d.inForce.backends {
 			if _, ok := want.backends[n]; !ok {
-				d.t.backends.values[n].State = backendDrain
+				d.leave(n)
 			}
 		}
 	} else {
 		for k, n := range d.t.ids.known {
 			if _, ok := want.backends[n]; k.Kind == idBackend && !ok {
-				d.t.backends.values[n].State = backendDrain
+				d.leave(n)
 			}
 		}
 	}
@@ -505,6 +505,13 @@ func (d *Datapath) retire(want *desired) {
 			d.t.rules.values[id].Active = 0
 		}
 	}
+}
+
+// leave has a backend keep its flows and take no new ones, so that it needs no source for
+// them, and its pool addresses may go to others.
+func (d *Datapath) leave(n uint32) {
+	b := &d.t.backends.values[n]
+	b.State, b.PoolLen = backendDrain, 0
 }
 
 // content reads a whole map.

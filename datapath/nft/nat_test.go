@@ -208,6 +208,7 @@ func TestStaticByInterfaces(t *testing.T) {
 func TestPrefixTranslationBesideAService(t *testing.T) {
 	b := newBench(t, lab.IPv6Only())
 	b.tcpServers(80, "outside", "old")
+	b.nft("table inet other { chain forward { type filter hook forward priority 10; ct state invalid drop; }\n}\n") // as firewalls do
 	b.apply(&config.Config{
 		Services: []config.Service{{
 			Name: "web", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,

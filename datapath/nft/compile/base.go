@@ -226,7 +226,8 @@ func (c *compiler) sameLinks(b *base, table rs.Family) {
 }
 
 // markRules put the marks of services and backends on every packet of their
-// connections: NAT chains see only the first.
+// connections: NAT chains see only the first. A mark that the packet has already, by
+// an earlier rule, is not overwritten.
 func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
 	if len(b.marks) == 0 {
 		return
@@ -242,7 +243,7 @@ func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[
 		f.Elements = append(f.Elements, rs.Element{Set: id, Key: rs.Number(m).Raw})
 	}
 	chain := rs.ID{Table: table, Name: "mangle"}
-	head[chain] = append(head[chain], rs.NewRule().InSet(setMarks, rs.CtMark).RestoreMark().Rule(""))
+	head[chain] = append(head[chain], rs.NewRule().Is(rs.PacketMark, rs.Number(0)).InSet(setMarks, rs.CtMark).RestoreMark().Rule(""))
 }
 
 // sharedSet returns the definition of a shared set or map by its name, and nil

@@ -137,7 +137,7 @@ func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, c
 	case config.ActionNotrack:
 		out.Notrack()
 	case config.ActionMark:
-		if table != rs.Netdev { // where no connection is known yet
+		if table != rs.Netdev && ruleChain(r).Name != "early" { // where no connection is known yet
 			b.marks[r.Mark] = true
 			out.SetCtMark(r.Mark)
 		}

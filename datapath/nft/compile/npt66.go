@@ -24,7 +24,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	source, dest := rs.Source(rs.IP6), rs.Dest(rs.IP6)
 	raw, post := rs.ID{Table: rs.IP6, Name: "raw"}, rs.ID{Table: rs.IP6, Name: "translate"}
 
-	in := rs.NewRule().Within(dest, outside)
+	in, notrack := rs.NewRule().Within(dest, outside), rs.NewRule()
 	track := leaving(&config.NATRule{In: n.In}).Within(source, inside).NotWithin(dest, inside)
 	out := leaving(n).Within(source, inside).NotWithin(dest, inside)
 	if len(n.Except) > 0 {
@@ -40,6 +40,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 		s.intervals(from, rs.IP6, servers)
 		in.NotInSet(to.Name, dest)
 		track.NotInSet(to.Name, dest).NotInSet(from.Name, source)
+		notrack.NotInSet(from.Name, dest) // both ways of a connection or none
 	}
 	b.chains[raw] = append(b.chains[raw], in.Goto(chain+"/in").Rule(""), track.Notrack().Rule("nat "+n.Name))
 	b.chains[post] = append(b.chains[post], out.Goto(chain+"/out").Rule(""))
@@ -49,8 +50,8 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	if inside.Bits() > 48 || outside.Bits() > 48 {
 		word = 4
 	}
-	s.rewrite(chain+"/in", dest, outside, inside, word, true)
-	s.rewrite(chain+"/out", source, inside, outside, word, false)
+	s.rewrite(chain+"/in", dest, outside, inside, word, notrack)
+	s.rewrite(chain+"/out", source, inside, outside, word, nil)
 }
 
 // tracked6 are the IPv6 ends of services and port-forwards whose connections are tracked:
@@ -101,14 +102,15 @@ func sub16(a, b uint16) uint16 {
 }
 
 // rewrite writes the chain that takes the sum's change back in a word of the
-// address and overwrites its prefix.
-func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, word int, notrack bool) {
+// address and overwrites its prefix; notrack, if there is one, begins the rule that
+// then takes the packet out of connection tracking.
+func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, word int, notrack *rs.Builder) {
 	adjust := sub16(sum16(from.Addr()), sum16(to.Addr()))
-	finish := rs.NewRule().Counter()
-	if notrack {
-		finish.Notrack()
+	finish := []rs.Rule{rs.NewRule().Counter().SetPrefix(sel, to, false).Rule("")}
+	if notrack != nil {
+		finish = append(finish, notrack.Notrack().Rule(""))
 	}
-	s.chain(rs.IP6, chain+"/prefix", finish.SetPrefix(sel, to, false).Rule(""))
+	s.chain(rs.IP6, chain+"/prefix", finish...)
 	if word == 3 {
 		s.addWord(chain, chain, sel, word, adjust)
 		own := s.Fragment.Chains[len(s.Fragment.Chains)-1] // the subnet of ones only cannot be mapped; section 3.4
