@@ -74,6 +74,23 @@ __noinline int in_pool(__u32 number, __u32 rule)
 	return rules && *rules >> (rule & 63) & 1;
 }
 
+// Whether a binding to a pool address may have more flows: one that has left the pool
+// only where clients keep the address of their blocks, see part.
+__noinline int joinable(__u32 number, __u32 rule)
+{
+	__u64 *rules = bpf_map_lookup_elem(&pool_rules, &number);
+	struct pool_addr *address;
+	struct nat_rule *r;
+
+	if (rules && *rules >> (rule & 63) & 1)
+		return 1;
+	if (!have_blocks)
+		return 0;
+	r = bpf_map_lookup_elem(&nat_rules, &rule);
+	address = bpf_map_lookup_elem(&pools, &number);
+	return r && address && r->block && !(r->flags & NAT_DETERMINISTIC) && !address->lost;
+}
+
 // Whether a primary entry is that of a flow that was made with its binding.
 static __always_inline bool bore_binding(const struct entry_meta *m)
 {
@@ -111,7 +128,7 @@ static __always_inline bool leads_to(void *e, const struct tuple *t, const bool 
 	}
 	if (remote | (zone ^ t->zone))
 		return false;
-	return in_pool((id >> 8 & 0xff) == KIND_FLOW ? m->backend : (m->twin >> 16) / PORT_CLASSES, zone);
+	return joinable((id >> 8 & 0xff) == KIND_FLOW ? m->backend : (m->twin >> 16) / PORT_CLASSES, zone);
 }
 
 // The entry that leads to a binding, or NO_ENTRY. other: one to pass over.

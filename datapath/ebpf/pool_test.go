@@ -140,6 +140,29 @@ func TestClientsLeaveAnAddress(t *testing.T) {
 	}
 }
 
+// TestBlocksKeepOneMapping takes the address of a client's block out of the pool: while the
+// client keeps it, an endpoint still has one mapping, whatever it sends to.
+func TestBlocksKeepOneMapping(t *testing.T) {
+	yaml := func(pool string) string {
+		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + pool + "], ports: 2000-2999, port-block: 10}\n"
+	}
+	s := changing(t, yaml("203.0.113.1"))
+	before := s.outsideOf("10.0.2.2", remote1, 4000)
+	s.mustChange(yaml("203.0.113.7"))
+	if got := s.outsideOf("10.0.2.2", remote2, 4000); got != before {
+		t.Errorf("an endpoint has %s and %s", before, got)
+	}
+	fresh := s.outsideOf("10.0.2.2", remote1, 4001)
+	for i := range 20 { // more than the block has ports
+		if got := s.outsideOf("10.0.2.2", fmt.Sprintf("198.18.0.%d", 1+i), 4001); got != fresh {
+			t.Fatalf("an endpoint has %s and %s", fresh, got)
+		}
+	}
+	s.expire()
+	held{}.want(t, s, "all flows ended, all ports have rested")
+	s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "a flow after all")
+}
+
 // TestMappingFollowsTheAddress asks again for a mapping that was lost with its address,
 // while a flow of the same endpoint keeps the old binding alive.
 func TestMappingFollowsTheAddress(t *testing.T) {
