@@ -17,10 +17,16 @@ type memory[T any] struct {
 	values []T
 }
 
-// mapMemory maps an array whose elements are T, a type of a size that is a
-// multiple of eight.
+// portOwner is an element of port_owners, as it lies in memory.
+type portOwner struct{ entry, _ uint32 }
+
+// mapMemory maps an array whose elements are T. The kernel puts them at multiples of
+// eight bytes, so T must have such a size.
 func mapMemory[T any](m *ebpf.Map) (*memory[T], error) {
 	var zero T
+	if unsafe.Sizeof(zero)%8 != 0 {
+		return nil, fmt.Errorf("map %s: elements of %d bytes", m, unsafe.Sizeof(zero))
+	}
 	size := int(m.MaxEntries()) * int(unsafe.Sizeof(zero))
 	page := os.Getpagesize()
 	raw, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -145,7 +145,7 @@ type tables struct {
 	rules    *memory[wireNatRule]
 	orders   *memory[wireNatOrder]
 	ports    *memory[wirePortMap]
-	owners   *memory[uint32]
+	owners   *memory[portOwner]
 	blocks   *memory[wireBlockMap]
 	runs     *memory[uint64]
 	pooled   *memory[uint64] // rules of pool addresses
