@@ -71,6 +71,24 @@ func TestResult(t *testing.T) {
 	}
 }
 
+// TestAims: an aim is missed below its figure, may be a figure alone, and may be held
+// against another point; it is read anew from the repetitions.
+func TestAims(t *testing.T) {
+	s := fixed(4, 2)
+	s.Comparisons = append(aims("row / limit", "row", "limit", map[string]float64{"a": 0.6, "b": 0.5}),
+		Comparison{What: "alone", Row: "limit", Published: 5, Source: aim},
+		Comparison{What: "b / a", Row: "row", Against: "row", Point: "b", AgainstPoint: "a", Published: 0.9, Source: aim})
+	r := run(t, s)
+	r.summarize(s)
+	got := ""
+	for _, q := range r.Ratios {
+		got += fmt.Sprintf("%s %g %v; ", q.What, q.Ours, q.Missed)
+	}
+	if want := "row / limit, a 0.5 true; row / limit, b 0.5 false; alone 4 true; b / a 1 false; "; got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}
+
 // TestNoiseIsTold has one row of several whose repetitions differ: it is marked,
 // and so is every ratio that it is part of; the others are not.
 func TestNoiseIsTold(t *testing.T) {
@@ -257,7 +275,7 @@ func TestSuitesAreConsistent(t *testing.T) {
 			t.Errorf("%s: limit row %q", s.Name, s.Limit)
 		}
 		for _, c := range s.Comparisons {
-			if !rows[c.Row] || !rows[c.Against] || c.Point != "" && !points[c.Point] || c.Metric != "" && !metrics[c.Metric] {
+			if !rows[c.Row] || c.Against != "" && !rows[c.Against] || c.AgainstPoint != "" && !points[c.AgainstPoint] || c.Point != "" && !points[c.Point] || c.Metric != "" && !metrics[c.Metric] {
 				t.Errorf("%s: comparison %q names what is not there", s.Name, c.What)
 			}
 		}
