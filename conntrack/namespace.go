@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,6 +32,19 @@ type Namespace struct {
 
 // namedDirs hold bind mounts of namespaces: iproute2, Docker, containerd.
 var namedDirs = []string{"/run/netns", "/run/docker/netns"}
+
+// Born is when the namespace was made, as far as that can be told: of those with a name,
+// whose file holds on to the time.
+func (n Namespace) Born() (at time.Time, known bool) {
+	if !slices.Contains(namedDirs, filepath.Dir(n.Path)) {
+		return at, false
+	}
+	st, err := os.Stat(n.Path)
+	if err != nil {
+		return at, false
+	}
+	return st.ModTime(), true
+}
 
 // CurrentNamespace is the one of the calling thread, named "host" if that is
 // the host's first.

@@ -346,6 +346,7 @@ func ParseLog(records []string, uptime time.Duration) []LogLine {
 		if f := strings.Split(head, ","); len(f) >= 3 {
 			us, _ := strconv.ParseInt(f[2], 10, 64)
 			line.Age = uptime - time.Duration(us)*time.Microsecond
+			line.At = time.Now().Add(-line.Age)
 		}
 		if m != nil && m[1] != "" {
 			line.Netns, _ = strconv.ParseUint(m[1], 10, 64)

@@ -70,6 +70,7 @@ type ProcessFiles struct {
 
 // LogLine is a kernel message.
 type LogLine struct {
+	At    time.Time
 	Age   time.Duration
 	Text  string
 	Netns uint64 // inode that the message names; 0: none

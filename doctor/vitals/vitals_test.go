@@ -26,6 +26,12 @@ func TestParseLog(t *testing.T) {
 		"4,103,8000000,-;nf_conntrack: expectation table full",
 		"broken",
 	}, time.Minute)
+	for i := range got {
+		if ago := time.Since(got[i].At); ago < got[i].Age || ago > got[i].Age+time.Minute {
+			t.Errorf("%q was written at %v, %v ago", got[i].Text, got[i].At, got[i].Age)
+		}
+		got[i].At = time.Time{}
+	}
 	want := []LogLine{
 		{Age: 55 * time.Second, Text: "nf_conntrack: nf_conntrack: table full in netns 4026532876, dropping packet", Netns: 4026532876},
 		{Age: 54 * time.Second, Text: "nf_conntrack: nf_conntrack: table full, dropping packet"},

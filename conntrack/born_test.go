@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestBorn: a namespace with a name tells since when it is there.
+func TestBorn(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	before := time.Now().Add(-10 * time.Millisecond) // the clock of files is coarse
+	l := labtest.New(t, lab.Topology{Name: "born", Nodes: []lab.NodeSpec{{Name: "node"}}})
+	after := time.Now()
+	ns, err := conntrack.NamespaceAt(l.Node("node").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if born, known := ns.Born(); !known || born.Before(before) || born.After(after) {
+		t.Errorf("born %v (%v), want between %v and %v", born, known, before, after)
+	}
+	if born, known := conntrack.HostNamespace().Born(); known {
+		t.Errorf("the host's own was born %v", born)
+	}
+}
