@@ -67,7 +67,7 @@ static __always_inline struct entry_meta *meta_at(__u32 index, bool v6)
 
 // Whether a pool address is in the pool of a rule. Those that have left it keep their
 // flows, and get no new ones.
-__noinline int in_pool(__u32 number, __u32 rule)
+static __always_inline bool in_pool(__u32 number, __u32 rule)
 {
 	__u64 *rules = bpf_map_lookup_elem(&pool_rules, &number);
 
@@ -78,11 +78,10 @@ __noinline int in_pool(__u32 number, __u32 rule)
 // only where clients keep the address of their blocks, see part.
 __noinline int joinable(__u32 number, __u32 rule)
 {
-	__u64 *rules = bpf_map_lookup_elem(&pool_rules, &number);
 	struct pool_addr *address;
 	struct nat_rule *r;
 
-	if (rules && *rules >> (rule & 63) & 1)
+	if (in_pool(number, rule))
 		return 1;
 	if (!have_blocks)
 		return 0;

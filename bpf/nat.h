@@ -476,4 +476,13 @@ __noinline int bind(struct bind *b)
 	return b->alone ? REASON_NEW_FLOW : bind_entry(b, &w->key);
 }
 
+// NAT rules in the order of the configuration.
+static __always_inline struct nat_order *order_now(void)
+{
+	struct control *c = the_control();
+	__u32 at = c ? c->nat_order & 1 : 0;
+
+	return bpf_map_lookup_elem(&nat_orders, &at);
+}
+
 #endif

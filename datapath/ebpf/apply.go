@@ -3,7 +3,6 @@
 package ebpf
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,7 +168,9 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	if err := want.draft.keep(); err != nil {
 		return err
 	}
-	d.putPools(want)
+	if err := d.putPools(want); err != nil {
+		return err
+	}
 	d.putRuns(want)
 	for n, b := range want.backends {
 		t.backends.values[n] = b
@@ -261,83 +262,6 @@ func startSweeper(c *ebpf.Collection) error {
 	return nil
 }
 
-// putPools writes pool addresses and the rules that may use them from now on, and marks
-// the ports that no rule may use as taken.
-func (d *Datapath) putPools(want *desired) {
-	for n, rules := range want.poolRules() {
-		atomic.OrUint64(&d.t.pooled.values[n], rules)
-	}
-	for n, v := range want.pools {
-		d.t.maps["pools"].Put(n, &v)
-		if size := want.block[n]; size > 0 {
-			for b := want.ports[n][0].Len() / size; b < maxBlocks; b++ { // there are no such blocks
-				atomic.OrUint64(&d.t.blocks.values[n].Words[b/64], 1<<(b%64))
-			}
-		}
-	}
-}
-
-// retirePools takes the addresses that left a pool from its rule, when that has others.
-// Their flows live on until they end, or end now where an address was the host's own and
-// is so no more.
-func (d *Datapath) retirePools(want *desired, h *host) error {
-	rules := want.poolRules()
-	for n := range d.t.pooled.values {
-		if bits := rules[uint32(n)]; d.t.pooled.values[n] != bits {
-			atomic.StoreUint64(&d.t.pooled.values[n], bits)
-		}
-	}
-	for k, n := range d.t.ids.known {
-		if _, wanted := want.pools[n]; k.Kind != idPool || wanted {
-			continue
-		}
-		var v wirePoolAddr
-		if err := d.t.maps["pools"].Lookup(n, &v); err != nil {
-			return fmt.Errorf("pools: %w", err)
-		}
-		was := v.Lost
-		if v.Lost = 0; v.Local != 0 && !h.owns(addrFrom(v.Addr, v.Family == uint8(wireFamilyFAMILY_6))) {
-			v.Lost = 1
-		}
-		if v.Lost != was {
-			if err := d.t.maps["pools"].Put(n, &v); err != nil {
-				return fmt.Errorf("pools: %w", err)
-			}
-		}
-	}
-	return nil
-}
-
-// poolRules are the rules of each pool address, bit n for rule n.
-func (d *desired) poolRules() map[uint32]uint64 {
-	all := map[uint32]uint64{}
-	for id, r := range d.rules {
-		for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
-			for _, n := range d.runs[run] {
-				all[n] |= 1 << id
-			}
-		}
-	}
-	return all
-}
-
-// putRuns writes the runs of pool addresses, where nothing in force has one.
-func (d *Datapath) putRuns(want *desired) {
-	for place, run := range want.runs {
-		for i, n := range run {
-			d.t.runs.values[int(place[0])+i] = uint64(n)
-		}
-	}
-}
-
-func poolNumbers(want *desired) map[wireAddr]uint32 {
-	out := map[wireAddr]uint32{}
-	for n, v := range want.pools {
-		out[v.Addr] = n
-	}
-	return out
-}
-
 // putRules writes NAT rules field by field: their counts go on.
 func (d *Datapath) putRules(want *desired) {
 	for id, r := range want.rules {
@@ -368,110 +292,6 @@ func (d *Datapath) putOrder(want *desired) {
 	next := 1 - *now&1
 	d.t.orders.values[next] = order
 	atomic.StoreUint32(now, next)
-}
-
-// region of the slots map.
-type region struct{ first, count uint32 }
-
-func regionOf(word uint64) region { return region{uint32(word >> 32), uint32(word)} }
-
-func (r region) word() uint64 { return uint64(r.first)<<32 | uint64(r.count) }
-
-// putServices writes the scheduler tables that changed into free regions and
-// then switches the services to them.
-func (d *Datapath) putServices(want *desired) error {
-	fresh := map[uint32]region{}
-	gaps := d.gaps()
-	for id, w := range want.services {
-		now := d.regions[id]
-		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.slots[id]) {
-			r, ok := place(gaps, uint32(len(want.slots[id])))
-			if !ok {
-				return fmt.Errorf("service %s: its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s",
-					want.names.service[id], len(want.slots[id]), d.t.slots*4, wayOut)
-			}
-			d.writeSlots(r, want.slots[id])
-			fresh[id] = r
-			now = r
-		}
-		w.Slots = now.word()
-		v := &d.t.services.values[id]
-		if v.Active == 0 {
-			l := &d.t.loads.values[id] // but for Active: flows that have not ended yet still count
-			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
-			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
-		}
-		slots := w.Slots
-		w.Slots = v.Slots
-		*v = w
-		atomic.StoreUint64(&v.Slots, slots)
-	}
-	for id, r := range fresh {
-		d.regions[id] = r
-	}
-	return nil
-}
-
-func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
-	if int(r.count) != len(slots) {
-		return false
-	}
-	for i, s := range slots {
-		at := r.first + uint32(i)
-		if uint16(d.t.slotMem.values[at/4]>>(at%4*16)) != s {
-			return false
-		}
-	}
-	return true
-}
-
-func (d *Datapath) writeSlots(r region, slots []uint16) {
-	for i := 0; i < len(slots); i += 4 {
-		var word uint64
-		for k := 0; k < 4 && i+k < len(slots); k++ {
-			word |= uint64(slots[i+k]) << (k * 16)
-		}
-		d.t.slotMem.values[int(r.first)/4+i/4] = word
-	}
-}
-
-// gaps lists the free parts of the slots map, between the tables in force.
-func (d *Datapath) gaps() []region {
-	taken := make([]region, 0, len(d.regions))
-	for _, r := range d.regions {
-		if r.count > 0 {
-			taken = append(taken, r)
-		}
-	}
-	slices.SortFunc(taken, func(a, b region) int { return cmp.Compare(a.first, b.first) })
-	var free []region
-	at := uint32(0)
-	for _, r := range taken {
-		if r.first > at {
-			free = append(free, region{at, r.first - at})
-		}
-		at = max(at, r.first+wholeWords(r.count))
-	}
-	if end := d.t.slots * 4; end > at {
-		free = append(free, region{at, end - at})
-	}
-	return free
-}
-
-// wholeWords rounds a number of slots up to the words that hold them.
-func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
-
-// place takes room for a scheduler table out of the first gap that has it.
-func place(gaps []region, count uint32) (region, bool) {
-	for i := range gaps {
-		if g := &gaps[i]; g.count >= wholeWords(count) {
-			r := region{g.first, count}
-			g.first += wholeWords(count)
-			g.count -= wholeWords(count)
-			return r, true
-		}
-	}
-	return region{}, false
 }
 
 // retire ends what is not wanted any more. Flows of a backend or rule that is

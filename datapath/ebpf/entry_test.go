@@ -38,16 +38,7 @@ func send(t testing.TB, s *subject, iface, text string) nat.Outcome {
 // office is a gateway with a snat rule from 10.0.2.0/24 to 203.0.113.1.
 func office(t *testing.T, options string) *subject {
 	t.Helper()
-	labtest.Require(t, labtest.Root, labtest.BPF)
-	c, err := config.Decode("office", []byte("nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]"+options+"}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSubject(t, "xdp")
-	if err := s.Reset(c, golden.StandardHost()); err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return changing(t, "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]"+options+"}\n")
 }
 
 // TestLooseEntry leaves an entry beside the stock, as a program does that many others
