@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -18,42 +17,6 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
-
-// examined is a sample of one router read from testdata/healthy, a few seconds
-// apart, with nothing wrong; tests then make one thing wrong.
-func examined(t *testing.T) *vitals.Sample {
-	t.Helper()
-	root := os.DirFS("testdata/healthy")
-	reading := func() vitals.NamespaceReading {
-		r, err := vitals.ReadNamespaceFiles(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Counters.AddConntrack(conntrack.Counters{})
-		r.Links = []vitals.Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
-			{Name: "lan0", Kind: "veth", Up: true, MTU: 1500, RxPackets: 1000}}
-		r.Generation = 7
-		return r
-	}
-	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
-		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
-	n.Before.At = n.After.At.Add(-3 * time.Second)
-	n.Delta = trace.Counters{}
-	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
-	fill(n.Table, 100, conntrack.TCPEstablished)
-	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostFiles(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
-	return s
-}
-
-// fill adds assured, translated connections of many clients.
-func fill(table *conntrack.Summary, n int, state conntrack.TCPState) {
-	for i := range n {
-		client := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-		table.Add(&conntrack.Entry{Protocol: 6, State: uint8(state), Status: conntrack.Assured | conntrack.SeenReply, Timeout: 100,
-			Original: conntrack.Tuple{Source: conntrack.AddrOf(client), Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), SourcePort: uint16(2000 + i), DestPort: uint16(i)},
-			Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), SourcePort: uint16(i), DestPort: uint16(2000 + i)}})
-	}
-}
 
 // TestHealthyTree wants nothing above a note, and no check that could not look.
 func TestHealthyTree(t *testing.T) {
@@ -439,131 +402,6 @@ func TestBlind(t *testing.T) {
 }
 
 // What TestChecks makes wrong in several cases.
-
-// before makes the first reading of an interface.
-func before(l vitals.Link) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		l.Name, l.Kind, l.Up = "wan0", "device", true
-		s.Namespaces[0].Before.Links[1] = l
-	}
-}
-
-// counts has so many entries at the two ends of a window.
-func counts(before, after uint32, window time.Duration) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		n := s.Namespaces[0]
-		n.Before.Limits.Count, n.After.Limits.Count, n.Before.At = before, after, n.After.At.Add(-window)
-	}
-}
-
-func fills(n int, state conntrack.TCPState) func(*vitals.Sample) {
-	return func(s *vitals.Sample) { fill(s.Namespaces[0].Table, n, state) }
-}
-
-// entries adds n entries of one client each, changed by change.
-func entries(n int, change func(i int, e *conntrack.Entry)) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		for i := range n {
-			client := conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
-			server := conntrack.AddrOf(netip.MustParseAddr("198.51.100.2"))
-			e := conntrack.Entry{Protocol: 6, State: uint8(conntrack.TCPEstablished), Status: conntrack.Assured | conntrack.SeenReply, Timeout: 100,
-				Original: conntrack.Tuple{Source: client, Dest: server, SourcePort: uint16(i), DestPort: uint16(i)},
-				Reply:    conntrack.Tuple{Source: server, Dest: client, SourcePort: uint16(i), DestPort: uint16(i)}}
-			change(i, &e)
-			s.Namespaces[0].Table.Add(&e)
-		}
-	}
-}
-
-func unanswered(without, with int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		fill(s.Namespaces[0].Table, with, conntrack.TCPEstablished)
-		entries(without, func(_ int, e *conntrack.Entry) { e.Status, e.State = 0, uint8(conntrack.TCPSynSent) })(s)
-	}
-}
-
-func oneWay(n int) func(*vitals.Sample) {
-	return entries(n, func(_ int, e *conntrack.Entry) { e.Status = conntrack.Assured })
-}
-
-// translated adds an entry of a protocol that goes to 10.9.0.2 instead.
-func translated(protocol flow.Protocol) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: protocol, Status: conntrack.Assured | conntrack.SeenReply,
-			Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: 80},
-			Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.9.0.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7"))}})
-	}
-}
-
-// targets has the rules translate destinations to one address.
-func targets(address string) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		r := s.Namespaces[0].Rules
-		r.DestNAT, r.Targets = 1, vitals.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
-	}
-}
-
-// forwards has so many rules need forwarding of IPv4, of IPv6, and of either.
-func forwards(four, six, either int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Forwards = vitals.Forwards{IPv4: four, IPv6: six, Either: either}
-	}
-}
-
-func plain(n int) func(*vitals.Sample) { return entries(n, func(int, *conntrack.Entry) {}) }
-
-func fillOne(n int) func(*vitals.Sample) {
-	return entries(n, func(_ int, e *conntrack.Entry) { e.Original.DestPort = 443 })
-}
-
-// oneSource has one client hold a share of the limit, in percent.
-func oneSource(percent int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Namespaces[0].After.Limits.Max = 10000
-		entries(percent*100, func(i int, e *conntrack.Entry) {
-			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.2.0.1"))
-		})(s)
-	}
-}
-
-func usedPorts(n int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Pools = vitals.Pools{Smallest: 100, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 100}}
-		entries(n, func(i int, e *conntrack.Entry) {
-			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.0.0.1"))
-			e.Reply = conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.9")), SourcePort: 443,
-				Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: uint16(i)}
-		})(s)
-	}
-}
-
-func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
-
-// dropped makes drop events of a cause in the window of three seconds.
-func dropped(cause trace.Cause, n uint64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: cause, Packets: n, PerSecond: float64(n) / 3})
-	}
-}
-
-func busy(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
-
-// cores makes a host of n CPUs of which the first is that of the tree.
-func cores(n int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		s.Before.CPUs = append(s.Before.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
-		s.After.CPUs = append(s.After.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
-	}
-}
-
-// xdp puts a program on an interface whose neighbour has the given features.
-func xdp(features uint64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
-		links := s.Namespaces[0].After.Links
-		links[1].XDP, links[1].XDPKnown, links[1].XDPFeatures = true, true, features
-		links[2].XDPKnown, links[2].XDPFeatures = true, 7
-	}
-}
 
 // TestConclusionOrder wants causes before consequences and losses before risks.
 func TestConclusionOrder(t *testing.T) {
