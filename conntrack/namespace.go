@@ -33,6 +33,18 @@ type Namespace struct {
 // namedDirs hold bind mounts of namespaces: iproute2, Docker, containerd.
 var namedDirs = []string{"/run/netns", "/run/docker/netns"}
 
+// HiddenText says that the namespaces of some processes cannot be seen, see [Namespaces].
+func HiddenText(processes int) string {
+	text := "the network namespace of 1 process is hidden from this user"
+	if processes != 1 {
+		text = fmt.Sprintf("the network namespaces of %d processes are hidden from this user", processes)
+	}
+	if os.Geteuid() != 0 {
+		text += ": run as root of the host"
+	}
+	return text
+}
+
 // Born is when the namespace was made, as far as that can be told: of those with a name,
 // whose file holds on to the time.
 func (n Namespace) Born() (at time.Time, known bool) {

@@ -86,7 +86,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 		namespaces, hidden = Namespaces()
 	}
 	if hidden > 0 {
-		s.Blind = append(s.Blind, fmt.Sprintf("%d process(es) keep their network namespace to themselves: run as root of the host", hidden))
+		s.Blind = append(s.Blind, HiddenText(hidden))
 	}
 	if a.Window == 0 {
 		a.Window = time.Second

@@ -95,7 +95,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 		return nil, fmt.Errorf("no connection table could be read: %w", failed)
 	}
 	if h.hidden > 0 {
-		c.Blind = append(c.Blind, fmt.Sprintf("%d process(es) keep their network namespace to themselves", h.hidden))
+		c.Blind = append(c.Blind, conntrack.HiddenText(h.hidden))
 	}
 	if h.counts%newEvery == 0 {
 		h.newRate = h.sampleNew(ctx, c.Fills, namespaces)

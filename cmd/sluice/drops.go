@@ -83,7 +83,7 @@ func chooseNamespaces(flag string) (list []conntrack.Namespace, note string, err
 	if flag == "all" {
 		list, hidden := conntrack.Namespaces()
 		if hidden > 0 {
-			note = fmt.Sprintf("namespaces of processes that are hidden from this user: %d", hidden)
+			note = conntrack.HiddenText(hidden)
 		}
 		return list, note, nil
 	}
@@ -110,7 +110,7 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	if err := w.Start(ctx); err != nil {
 		return errors.Join(err, closeCapture())
 	}
-	a.progress("watching %d namespaces for %s", len(namespaces), watchText(f.seconds))
+	a.progress("watching %s for %s", plural(len(namespaces), "namespace"), watchText(f.seconds))
 	wait(ctx, f.seconds)
 	report, err := w.Stop(context.WithoutCancel(ctx))
 	if err := errors.Join(err, closeCapture()); err != nil {

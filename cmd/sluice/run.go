@@ -107,7 +107,6 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	monitor := newMonitor(d)
-	defer monitor.Close()
 	network, err := netdev.Open() // before the first apply, which must not miss a change
 	if err != nil {
 		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
@@ -119,7 +118,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Applied: applies})
 	applied, err := d.engine.Apply(ctx, cfg)
 	if err != nil {
-		return errors.Join(err, d.engine.Stop(context.Background(), true))
+		return errors.Join(err, d.engine.Stop(context.Background(), true), monitor.Close())
 	}
 	d.report(applied)
 	if network != nil {

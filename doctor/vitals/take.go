@@ -50,9 +50,9 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	list, hidden := reader.Namespaces()
 	s := &Sample{Partial: reader.Partial()}
 	if hidden > 0 {
-		s.Limits = append(s.Limits, fmt.Sprintf("the network namespaces of %d processes are hidden from this user: run as root", hidden))
+		s.Limits = append(s.Limits, conntrack.HiddenText(hidden))
 	}
-	o.Progress("reading %d network namespaces", len(list))
+	o.Progress("reading network namespaces: %d", len(list))
 	watcher := s.watchDrops(ctx, list, o)
 	start := time.Now()
 	s.Before = reader.Host(ctx)
