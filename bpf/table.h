@@ -295,8 +295,8 @@ static __always_inline bool take_slot(struct bucket *bucket, int from, int to, _
 
 // Lets a free slot point at a tuple's entry. False when both buckets are full. The
 // second is used when the first is nearly full and the second is not as full, so that
-// most searches look at one: of an index that is two thirds full, one in nine goes on to
-// the second, and one flow in 10,000 finds both full.
+// most searches look at one: of an index that is three fifths full, one in twelve goes on
+// to the second, and one flow in 800,000 finds both full.
 static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_of(t, v6);

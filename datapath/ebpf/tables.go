@@ -24,7 +24,7 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 6
+const layout = 7
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
@@ -36,11 +36,11 @@ type sizes struct {
 }
 
 // Bytes of a flow in tables that have room for flows of NAT rules alone: two and a
-// half entries (see entries), and three slots of the index, two thirds of which are
+// half entries (see entries), and three slots of the index, three fifths of which are
 // used.
 const (
-	flowBytes4 = 64*5/2 + 3*bucketBytes/8*3/2
-	flowBytes6 = 128*5/2 + 3*bucketBytes/8*3/2
+	flowBytes4 = 64*5/2 + 3*bucketBytes/8*5/3
+	flowBytes6 = 128*5/2 + 3*bucketBytes/8*5/3
 
 	bucketBytes = 32
 )
@@ -106,11 +106,11 @@ func (t *tables) differs(c config.Tables) string {
 // flow, because a binding has one as soon as two flows of a NAT rule share it.
 func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 
-// buckets of eight slots for a number of entries, two thirds full: a flow has a slot
+// buckets of eight slots for a number of entries, three fifths full: a flow has a slot
 // for each direction, and one for the binding that it holds, or held; or two flows
 // have one for the entry of theirs. Small tables get spare buckets, because chance
 // fills some of them first.
-func buckets(entries uint32) uint32 { return uint32(uint64(entries)*6/5*3/2/8) + 16 }
+func buckets(entries uint32) uint32 { return entries/4 + 16 }
 
 // entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
 // four million flows eight bits are left, and one search in forty looks at a wrong entry.
