@@ -36,13 +36,13 @@ type Suite struct {
 	Limit string
 	// Comparisons puts ratios of rows beside published ones.
 	Comparisons []Comparison
-	// Yardstick suites measure by CPU time, and each run between two measurements of
-	// the redirect-only loop, in whose unit runs are compared. The others measure by
+	// Yardstick suites measure by CPU time, and each run beside the redirect-only loop,
+	// in whose unit runs are compared. The others measure by
 	// the clock on the wall, where every program on the machine counts, and compare
 	// with what their first row did in the same repetition.
 	Yardstick bool
 	// ShareOfYardstick: the limit row is the yardstick's own loop, so that shares are
-	// of what it did around each run, and not of its one figure at another time.
+	// of what it did beside each run, and not of its one figure at another time.
 	ShareOfYardstick bool
 	// Seconds is the measured time of one run unless asked otherwise; 0 means 0.3.
 	Seconds float64
@@ -137,6 +137,10 @@ type Trial struct {
 	Point   Point
 	Seconds float64
 	CPU     int
+
+	yardstick *yardstick // nil in suites without
+	per       []float64  // what it did beside each measurement, in Mpps
+	disturbed bool       // packets of it, or of the row, were handled by another CPU
 
 	profile   string  // file that folded stacks of the measured time go to, "" for none
 	available float64 // bytes of the machine's memory before the setup

@@ -341,7 +341,7 @@ func TestRows(t *testing.T) {
 				t.Errorf("%s: %s: %+v, absent %v", suite, row.Name, row.Cells, row.Absent)
 			}
 			if c := row.Cells; len(c) == 1 && (len(c[0].Per) != 1 || c[0].Per[0] <= 0) {
-				t.Errorf("%s: %s: no yardstick around it: %+v", suite, row.Name, c[0])
+				t.Errorf("%s: %s: no yardstick beside it: %+v", suite, row.Name, c[0])
 			}
 		}
 	}

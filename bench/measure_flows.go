@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/sluice-lb/sluice/load"
 )
@@ -64,7 +63,10 @@ func observeFlows(t *Trial, client *load.Client) (flowRates, error) {
 	go func() { done <- client.Run(ctx, started) }()
 	<-started
 	var out flowRates
-	err := out.observe(ctx, t, client)
+	err := warmFlows(ctx, client)
+	if err == nil {
+		err = t.beside(ctx, func() error { return out.observe(ctx, t, client) })
+	}
 	stop()
 	return out, errors.Join(err, <-done)
 }
@@ -90,32 +92,37 @@ func (n *network) flowEnds(t *Trial, c connections) (*load.Client, *load.Server,
 	return client, server, nil
 }
 
-func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) error {
+// warmFlows waits until every source endpoint was used once, at least a tenth of a
+// second, at most five.
+func warmFlows(ctx context.Context, client *load.Client) error {
 	all := uint64(client.Spec().Connections)
-	var a, b load.FlowCounts
-	for i := 0; i < 500 && (i < 10 || a.Started < all); i++ {
-		var err error
-		if a, err = client.Read(); err != nil {
+	for i := range 500 {
+		c, err := client.Read()
+		if err != nil || i >= 10 && c.Started >= all {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(10 * time.Millisecond):
+		if err := wait(ctx, 10); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) error {
 	cpus, err := client.ByCPU()
 	if err != nil {
 		return err
 	}
 	begin := client.CPUTime()
-	if a, err = client.Read(); err != nil {
+	a, err := client.Read()
+	if err != nil {
 		return err
 	}
 	if err := t.window(ctx, client.CPUTime); err != nil {
 		return err
 	}
-	if b, err = client.Read(); err != nil {
+	b, err := client.Read()
+	if err != nil {
 		return err
 	}
 	r.perSecond = float64(b.Completed-a.Completed) / (client.CPUTime() - begin).Seconds()

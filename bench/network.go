@@ -211,7 +211,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 				return err
 			}
 		}
-		return out.observe(ctx, t, sender, sink)
+		return t.beside(ctx, func() error { return out.observe(ctx, t, sender, sink) })
 	}()
 	stop()
 	if sendErr := <-done; sendErr != nil && !errors.Is(sendErr, context.Canceled) {

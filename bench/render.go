@@ -117,7 +117,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 func (r *Result) legend() string {
 	s := fmt.Sprintf("Median of %d interleaved repetitions of %g s; ± is half the range of the repetitions", r.Reps, r.Seconds)
 	if r.Yardstick {
-		s += ", each divided by what the redirect-only loop did directly before and after it"
+		s += ", each divided by what the redirect-only loop did at the same time on the same CPU"
 	}
 	s += fmt.Sprintf("; ~ marks a range of more than %.0f %%.", noisyCell*100)
 	switch {

@@ -108,7 +108,7 @@ type runner struct {
 	first map[string]float64
 }
 
-// one runs a row at a point, and once more when the machine was disturbed. What
+// one runs a row at a point. What
 // goes wrong is kept in the result: one row that fails must not cost the others.
 func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	out := r.result.row(row)
@@ -118,7 +118,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 			return nil
 		}
 	}
-	t, per, err := r.measure(ctx, row, p)
+	t, err := r.measure(ctx, row, p)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -134,36 +134,29 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	}
 	for _, m := range r.suite.Metrics {
 		if v, ok := t.values[m.Name]; ok {
-			out.add(p.Name, m.Name, v, r.per(m, p, v, per))
+			out.add(p.Name, m.Name, v, r.per(m, p, v, t.per))
 		}
 	}
 	return nil
 }
 
-// measure runs a row once, or twice, and returns what the yardstick did around it.
-func (r *runner) measure(ctx context.Context, row *Row, p Point) (t *Trial, per float64, err error) {
-	if r.yardstick == nil {
+// measure runs a row, and once more when something of it was not on its CPU.
+func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error) {
+	t, err := r.attempt(ctx, row, p)
+	if err == nil && t.disturbed {
 		t, err = r.attempt(ctx, row, p)
-		return t, 0, err
 	}
-	for range 2 {
-		mean, steady, lost := r.yardstick.around(func() { t, err = r.attempt(ctx, row, p) })
-		if err = errors.Join(err, lost); err != nil || steady {
-			return t, mean, err
-		}
-		per = mean
-	}
-	return t, per, nil
+	return t, err
 }
 
 // per is what a figure is divided by to compare it with that of another run; 0
 // means that it is compared as it stands.
-func (r *runner) per(m Metric, p Point, v, yardstick float64) float64 {
+func (r *runner) per(m Metric, p Point, v float64, yardstick []float64) float64 {
 	switch {
 	case m.Absolute:
 		return 0
 	case r.yardstick != nil:
-		return yardstick
+		return median(yardstick)
 	}
 	key := p.Name + "\x00" + m.Name
 	if _, ok := r.first[key]; !ok {
@@ -174,7 +167,7 @@ func (r *runner) per(m Metric, p Point, v, yardstick float64) float64 {
 
 // attempt sets a row up, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
-	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, values: map[string]float64{}, available: float64(meminfo("MemAvailable:"))}
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, values: map[string]float64{}, available: float64(meminfo("MemAvailable:"))}
 	if r.o.Profile != "" {
 		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
 	}

@@ -146,20 +146,22 @@ func (n *network) measureDrops(t *Trial) error {
 		if err := warmUp(ctx, sender, uint64(t.Point.Value), done); err != nil {
 			return err
 		}
-		before, err := arrivedAt(n.gateway, "wan0")
-		if err != nil {
-			return err
-		}
-		begin := sender.CPUTime()
-		if err := t.window(ctx, sender.CPUTime); err != nil {
-			return err
-		}
-		after, err := arrivedAt(n.gateway, "wan0")
-		if err != nil {
-			return err
-		}
-		t.Report(mpps.Name, float64(after-before)/(sender.CPUTime()-begin).Seconds()/1e6)
-		return nil
+		return t.beside(ctx, func() error {
+			before, err := arrivedAt(n.gateway, "wan0")
+			if err != nil {
+				return err
+			}
+			begin := sender.CPUTime()
+			if err := t.window(ctx, sender.CPUTime); err != nil {
+				return err
+			}
+			after, err := arrivedAt(n.gateway, "wan0")
+			if err != nil {
+				return err
+			}
+			t.Report(mpps.Name, float64(after-before)/(sender.CPUTime()-begin).Seconds()/1e6)
+			return nil
+		})
 	}()
 	stop()
 	err = errors.Join(err, <-done)

@@ -200,29 +200,47 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 	defer sender.Close()
 	ctx, cancel := context.WithTimeout(t, 30*time.Second)
 	defer cancel()
+	err = t.beside(ctx, func() error {
+		before, err := sink.ByCPU()
+		if err != nil {
+			return err
+		}
+		if perSecond, arrived, err = openedBy(ctx, sender, sink); err != nil {
+			return err
+		}
+		after, err := sink.ByCPU()
+		t.disturbed = t.disturbed || err == nil && elsewhere(before, after, t.CPU) >= maxElsewhere
+		return err
+	})
+	if err != nil {
+		return 0, arrived, fmt.Errorf("open flows: %d of %d arrived: %w", arrived, count, err)
+	}
+	return perSecond, arrived, nil
+}
+
+// openedBy runs a sender to its end. The clock starts with the first arrival that is
+// seen; no rate, when none came through or all at once.
+func openedBy(ctx context.Context, sender *load.Sender, sink *load.Sink) (perSecond float64, arrived uint64, err error) {
 	done := make(chan error, 1)
 	go func() { done <- sender.Run(ctx, nil) }()
-	// The clock starts with the first arrival that is seen.
 	var begin time.Duration
+	var first uint64
 	for {
 		r, err := sink.Read()
 		if err != nil {
 			return 0, 0, err
 		}
 		if begin == 0 && r.Packets > 0 {
-			begin, arrived = sender.CPUTime(), r.Packets
+			begin, first = sender.CPUTime(), r.Packets
 		}
 		select {
 		case err := <-done:
 			used := sender.CPUTime()
 			r, readErr := sink.Read()
-			if err = errors.Join(err, readErr); err != nil {
-				return 0, r.Packets, fmt.Errorf("open flows: %d of %d arrived: %w", r.Packets, count, err)
+			if err = errors.Join(err, readErr); err != nil || begin == 0 || r.Packets == first {
+				return 0, r.Packets, err
 			}
-			if begin == 0 || r.Packets == arrived {
-				return 0, r.Packets, nil // none came through, or all at once
-			}
-			return float64(r.Packets-arrived) / (used - begin).Seconds(), r.Packets, nil
+			return float64(r.Packets-first) / (used - begin).Seconds(), r.Packets, nil
 		case <-time.After(100 * time.Microsecond):
 		}
 	}

@@ -6,34 +6,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"time"
 
 	"github.com/sluice-lb/sluice/load"
 )
 
-// yardstick is the redirect-only loop with one flow, measured directly before
-// and after every run. A virtual machine's CPU changes its speed from second to
-// second (its sibling, the shared cache, the host); a figure divided by what the
-// yardstick did around it changes much less, and that quotient is what two runs
-// of a suite are compared by.
+// yardstick is the redirect-only loop with one flow, in a network of its own. It sends
+// on the CPU of the row that is measured, and at the same time: the scheduler gives
+// either a few milliseconds in turn, and each is measured by the CPU time of its own
+// thread. A virtual machine's CPU changes its speed from one tenth of a second to the
+// next (its sibling, the shared cache, the host), and that hits both alike: their
+// quotient is what rows, and runs of a suite, are compared by.
 type yardstick struct {
 	trial  *Trial
 	sender *load.Sender
 	sink   *load.Sink
-	last   float64 // the latest measurement in Mpps, 0 before the first
 }
 
-// yardstickTime is what one measurement takes, besides about 50 ms to begin and end.
-const yardstickTime = 100 * time.Millisecond
-
-// unsteady is by how much the yardstick may differ before and after a run; beyond
-// it the machine was disturbed meanwhile and the run is made once more.
-const unsteady = 0.10
-
 func newYardstick(ctx context.Context, cpu int) (y *yardstick, err error) {
-	y = &yardstick{trial: &Trial{Context: ctx, CPU: cpu, Seconds: yardstickTime.Seconds()}}
+	y = &yardstick{trial: &Trial{Context: ctx, CPU: cpu}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("bench: yardstick: %w", err), y.close())
@@ -61,45 +52,33 @@ func newYardstick(ctx context.Context, cpu int) (y *yardstick, err error) {
 		return y, err
 	}
 	y.trial.closeLater(y.sender)
-	_, err = y.measure()
+	_, _, err = y.alone(ctx)
 	return y, err
 }
 
-// measure returns the yardstick's packets in a microsecond of CPU time.
-func (y *yardstick) measure() (float64, error) {
-	for try := 1; ; try++ {
-		mpps, away, err := y.once()
-		if err != nil || away < maxElsewhere || try == maxTries {
-			y.last = mpps
-			return mpps, err
-		}
-	}
-}
-
-func (y *yardstick) once() (mpps, away float64, err error) {
-	ctx, stop := context.WithCancel(y.trial)
+// beside runs f while the yardstick sends, and returns the yardstick's packets in a
+// microsecond of its CPU time, and the share of them that another CPU handled.
+func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away float64, err error) {
+	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
-	began := y.sender.Sent()
+	sent := y.sender.Sent()
 	go func() { done <- y.sender.Run(ctx, nil) }()
 	defer func() {
 		stop()
 		err = errors.Join(err, <-done)
 	}()
 	// The call begins with a grace period.
-	for y.sender.Sent() == began {
+	for y.sender.Sent() == sent {
 		if err := wait(ctx, 1); err != nil {
 			return 0, 0, err
 		}
 	}
-	if err := wait(ctx, 5); err != nil {
-		return 0, 0, err
-	}
-	cpus, err := y.sink.ByCPU()
+	before, err := y.sink.ByCPU()
 	if err != nil {
 		return 0, 0, err
 	}
 	begin := y.sender.CPUTime()
-	if err := y.trial.window(ctx, y.sender.CPUTime); err != nil {
+	if err := f(); err != nil {
 		return 0, 0, err
 	}
 	took := y.sender.CPUTime() - begin
@@ -109,25 +88,39 @@ func (y *yardstick) once() (mpps, away float64, err error) {
 	}
 	var arrived uint64
 	for i := range after {
-		arrived += after[i] - cpus[i]
+		arrived += after[i] - before[i]
 	}
 	if arrived == 0 || took <= 0 {
-		return 0, 0, errors.New("nothing arrived")
+		return 0, 0, errors.New("yardstick: nothing arrived")
 	}
-	return float64(arrived) / float64(took.Microseconds()), elsewhere(cpus, after, y.trial.CPU), nil
+	return float64(arrived) / float64(took.Microseconds()), elsewhere(before, after, y.trial.CPU), nil
 }
 
-// around measures before (unless that was just done) and after f and returns the
-// mean of both, and whether they agree.
-func (y *yardstick) around(f func()) (mean float64, steady bool, err error) {
-	before := y.last
-	f()
-	after, err := y.measure()
-	if err != nil {
-		return 0, false, err
+// alone measures the yardstick with nothing beside it.
+func (y *yardstick) alone(ctx context.Context) (mpps, away float64, err error) {
+	return y.beside(ctx, func() error { return wait(ctx, 100) })
+}
+
+// beside measures by f while the yardstick runs, in suites that have one. Where a
+// profile is taken the yardstick has its turn after f, so as not to be in it.
+func (t *Trial) beside(ctx context.Context, f func() error) error {
+	if t.yardstick == nil {
+		return f()
 	}
-	mean = (before + after) / 2
-	return mean, math.Abs(after-before) <= unsteady*mean, nil
+	run := func() (float64, float64, error) { return t.yardstick.beside(ctx, f) }
+	if t.profile != "" {
+		if err := f(); err != nil {
+			return err
+		}
+		run = func() (float64, float64, error) { return t.yardstick.alone(ctx) }
+	}
+	mpps, away, err := run()
+	if err != nil {
+		return err
+	}
+	t.per = append(t.per, mpps)
+	t.disturbed = t.disturbed || away >= maxElsewhere
+	return nil
 }
 
 func (y *yardstick) close() error {

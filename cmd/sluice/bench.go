@@ -40,8 +40,8 @@ func newBench(a *app) *cobra.Command {
 		Short:   "Measure datapaths side by side and compare with published figures",
 		Long: "bench builds a network of namespaces, sets up each row of the suite (reference programs, peers,\n" +
 			"Sluice's datapaths), loads it and prints medians of interleaved repetitions. Without a suite it\n" +
-			"lists them. Where CPU time is measured, each run stands between two measurements of the redirect-only\n" +
-			"loop, and what is compared is the quotient. With --check it compares with a committed run and exits 1\n" +
+			"lists them. Where CPU time is measured, the redirect-only loop runs beside each row on the same CPU,\n" +
+			"and what is compared is the quotient. With --check it compares with a committed run and exits 1\n" +
 			"when a figure got worse by more than the noise of both; with --json both are one document.",
 		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json",
 		Args:    cobra.MaximumNArgs(1),
