@@ -123,6 +123,9 @@ type Options struct {
 	Rows    *regexp.Regexp // only these rows; nil means all
 	Points  *regexp.Regexp // only these points; nil means all
 	CPU     int            // CPU that generates
+	// AllowHostSysctl lets rows that show a small connection table lower the limit of
+	// the whole host for the time of a run.
+	AllowHostSysctl bool
 	// Profile is a directory that gets the folded stacks of each row's measured time,
 	// "" for none. Sampling costs a little: such figures are not for keeping.
 	Profile string
@@ -142,8 +145,9 @@ type Trial struct {
 	per       []float64  // what it did beside each measurement, in Mpps
 	disturbed bool       // packets of it, or of the row, were handled by another CPU
 
-	profile   string  // file that folded stacks of the measured time go to, "" for none
-	available float64 // bytes of the machine's memory before the setup
+	profile  string // file that folded stacks of the measured time go to, "" for none
+	lower    bool   // Options.AllowHostSysctl
+	borrowed bool   // the connection table's limit is to be restored
 
 	values  map[string]float64
 	notes   []string

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/doctor/sick"
 )
 
 // Environment is what a reader must know of the machine.
@@ -189,40 +191,43 @@ func (l machineLoad) foreignSince() float64 {
 	return max(foreign/now.at.Sub(l.at).Seconds(), 0)
 }
 
-// hostSysctlLock serializes changes of settings that rule the whole host.
-const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
+const (
+	conntrackMax     = "net.netfilter.nf_conntrack_max"
+	conntrackMaxFile = "/proc/sys/net/netfilter/nf_conntrack_max"
+)
 
 // needConntrack sees to it that the host's connection table has room for n
 // entries. The limit can be written in the host's own network namespace only and
 // rules all others; it is restored after the trial.
 func (t *Trial) needConntrack(n int) error {
-	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	was, err := strconv.Atoi(readLine(path))
-	if err != nil || was >= n {
+	if was, err := readConntrackMax(); err != nil || was >= n {
 		return nil // no connection tracking, or room enough
 	}
 	return t.setConntrackMax(n)
 }
 
-// setConntrackMax sets the limit for the time of the trial.
+// setConntrackMax sets the limit for the time of the trial, and has it restored even
+// when this program is killed. It lowers it only where the user said that it may.
 func (t *Trial) setConntrackMax(n int) error {
-	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lock, err := os.OpenFile(hostSysctlLock, os.O_CREATE|os.O_RDWR, 0o644)
+	was, err := readConntrackMax()
 	if err != nil {
 		return err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		lock.Close()
-		return fmt.Errorf("%s: %w", hostSysctlLock, err)
+	if n < was && !t.lower {
+		return fmt.Errorf("%s is the whole host's: it would be %d instead of %d for this run; allow that with --allow-host-sysctl", conntrackMax, n, was)
 	}
-	was := readLine(path)
-	if err := os.WriteFile(path, []byte(strconv.Itoa(n)), 0o644); err != nil {
-		lock.Close()
-		return fmt.Errorf("nf_conntrack_max = %d: %w (it can be set in the host's own namespace only)", n, err)
+	if t.borrowed { // what there was before is kept already
+		return os.WriteFile(conntrackMaxFile, []byte(strconv.Itoa(n)), 0o644)
 	}
-	t.Cleanup(func() error {
-		defer lock.Close()
-		return os.WriteFile(path, []byte(was), 0o644)
-	})
+	restore, err := sick.Borrow(t, map[string]string{conntrackMax: strconv.Itoa(n)})
+	if err != nil {
+		return err
+	}
+	t.borrowed = true
+	t.Cleanup(restore)
 	return nil
+}
+
+func readConntrackMax() (int, error) {
+	return strconv.Atoi(readLine(conntrackMaxFile))
 }

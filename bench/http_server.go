@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -48,18 +47,34 @@ func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
 	cmd := node.Command(t, args[0], args[1:]...)
+	// What it started is told by it, and must not keep this program waiting.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 3 * time.Second
 	var words bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &words, &words
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", args[0], err)
 	}
+	ended := make(chan struct{})
+	go func() {
+		cmd.Wait() // it is told to end: how it ends is of no interest
+		close(ended)
+	}()
 	t.Cleanup(func() error {
-		err := cmd.Process.Signal(os.Interrupt)
-		timer := time.AfterFunc(3*time.Second, func() { cmd.Process.Kill() })
-		defer timer.Stop()
-		cmd.Wait() // it was told to end: how it ends is of no interest
-		if errors.Is(err, os.ErrProcessDone) {
+		select {
+		case <-ended:
+			if t.Err() != nil {
+				return nil
+			}
 			return fmt.Errorf("%s ended early: %.300s", args[0], strings.TrimSpace(words.String()))
+		default:
+		}
+		cmd.Process.Signal(os.Interrupt)
+		select {
+		case <-ended:
+		case <-time.After(3 * time.Second):
+			cmd.Process.Kill()
+			<-ended
 		}
 		return nil
 	})

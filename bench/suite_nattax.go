@@ -47,14 +47,13 @@ func natTaxSuite() Suite {
 		}}
 	}
 	dnat := iptablesRule("PREROUTING", "-d", vip4.String(), "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination", server4.String()+":80")
-	limit := func(max int) setup {
-		return func(t *Trial, _ *network) error { return t.setConntrackMax(max) }
-	}
+	starved := func(t *Trial, _ *network) error { return t.setConntrackMax(starvedConntrack) }
+	tuned := func(t *Trial, _ *network) error { return t.needConntrack(1 << 20) }
 	s.Rows = []Row{
 		row("no NAT", "the gateway routes", server4),
-		row("iptables DNAT, starved", "nf_conntrack_max 1,000", vip4, longRun, limit(starvedConntrack), dnat),
-		row("iptables DNAT, tuned", "nf_conntrack_max 1,048,576", vip4, limit(1<<20), dnat),
-		row("nft DNAT", "one rule; nf_conntrack_max 1,048,576", vip4, limit(1<<20), nftRules(
+		row("iptables DNAT, starved", "nf_conntrack_max 1,000", vip4, longRun, starved, dnat),
+		row("iptables DNAT, tuned", "nf_conntrack_max 1,048,576", vip4, tuned, dnat),
+		row("nft DNAT", "one rule; nf_conntrack_max 1,048,576", vip4, tuned, nftRules(
 			"table ip peer { chain prerouting { type nat hook prerouting priority dstnat; ip daddr "+vip4.String()+" tcp dport 80 dnat to "+server4.String()+":80; }\n}\n")),
 	}
 	conf := service{mode: "dnat", protocol: "tcp", port: 80, vip: vip4, backend: server4}

@@ -108,7 +108,7 @@ const streamModulePath = "/usr/lib/nginx/modules/ngx_stream_module.so"
 // setTayga runs Tayga with a translation device on the gateway.
 func setTayga(t *Trial, n *network) error {
 	conf := "tun-device nat64\nipv4-addr 192.168.255.1\nipv6-addr fd00:2::ff\nprefix 2001:db8:64::/96\ndynamic-pool 192.168.255.0/24\ndata-dir DIR\n"
-	if _, err := daemon(t, n.gateway, map[string]string{"tayga.conf": conf, "up.sh": "exit 0\n"}, "sh", "-c", "tayga -c DIR/tayga.conf --mktun && exec tayga -d -c DIR/tayga.conf"); err != nil {
+	if _, err := daemon(t, n.gateway, map[string]string{"tayga.conf": conf}, "sh", "-c", "tayga -c DIR/tayga.conf --mktun && exec tayga -d -c DIR/tayga.conf"); err != nil {
 		return err
 	}
 	var err error

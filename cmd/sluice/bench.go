@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bench"
 	"github.com/sluice-lb/sluice/table"
@@ -25,6 +27,7 @@ type benchFlags struct {
 	cpu          int
 	rows, points string
 	check        bool
+	lower        bool
 	baseline     string
 	save         string
 	markdown     bool
@@ -41,7 +44,8 @@ func newBench(a *app) *cobra.Command {
 		Long: "bench builds a network of namespaces, sets up each row of the suite (reference programs, peers,\n" +
 			"Sluice's datapaths), loads it and prints medians of interleaved repetitions. Without a suite it\n" +
 			"lists them. Where CPU time is measured, the redirect-only loop runs beside each row on the same CPU,\n" +
-			"and what is compared is the quotient. With --check it compares with a committed run and exits 1\n" +
+			"and what is compared is the quotient. nf_conntrack_max of the host is raised where a row needs it, and\n" +
+			"restored. With --check it compares with a committed run and exits 1\n" +
 			"when a figure got worse by more than the noise of both; with --json both are one document.",
 		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json",
 		Args:    cobra.MaximumNArgs(1),
@@ -67,6 +71,7 @@ func newBench(a *app) *cobra.Command {
 	flags.StringVar(&f.rows, "rows", "", "only rows whose name matches this regular expression")
 	flags.StringVar(&f.points, "points", "", "only points (columns) whose name matches this regular expression")
 	flags.BoolVar(&f.check, "check", false, "compare with the committed run and exit 1 when a ratio got worse")
+	flags.BoolVar(&f.lower, "allow-host-sysctl", false, "let rows lower nf_conntrack_max of the whole host while they run (nat-tax, flood)")
 	flags.StringVar(&f.baseline, "baseline", "", "the run that --check compares with (default bench/results/SUITE.json)")
 	flags.StringVar(&f.save, "save", "", "write the result with every repetition to this JSON file")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown instead of a table")
@@ -120,7 +125,8 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	}
 	o := bench.Options{
 		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Profile: f.profile, Command: strings.Join(os.Args, " "),
-		Progress: func(s string) { a.progress("%s", s) },
+		AllowHostSysctl: f.lower,
+		Progress:        func(s string) { a.progress("%s", s) },
 	}
 	if f.rows != "" {
 		if o.Rows, err = regexp.Compile(f.rows); err != nil {
@@ -141,21 +147,30 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("bench: network namespaces need root: run it with sudo")
 	}
+	// What cannot be compared or kept is to be known before the run, not after it.
+	var old *bench.Result
+	baseline := cmp.Or(f.baseline, filepath.Join("bench", "results", name+".json"))
+	if f.check {
+		if old, err = bench.Load(baseline); err != nil {
+			return fmt.Errorf("bench: --check: %w", err)
+		}
+	}
+	for _, path := range []string{f.save, f.chart} {
+		if path == "" {
+			continue
+		}
+		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+			return fmt.Errorf("bench: %s: %w", path, err)
+		}
+	}
 	result, err := bench.Run(cmd.Context(), suite, o)
 	if err != nil {
 		return err
 	}
 	if f.check {
-		path := cmp.Or(f.baseline, filepath.Join("bench", "results", name+".json"))
-		old, err := bench.Load(path)
-		if err != nil {
-			return fmt.Errorf("bench: --check: %w", err)
-		}
-		result.Compare(old, path)
+		result.Compare(old, baseline)
 	}
-	if err := keepBench(result, f); err != nil {
-		return err
-	}
+	kept := keepBench(result, f)
 	err = a.print(result, func(w io.Writer) error {
 		if f.markdown {
 			result.WriteMarkdown(w)
@@ -163,10 +178,17 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		}
 		return result.WriteTable(w)
 	})
-	if err == nil && result.Check != nil && result.Check.Worse() > 0 {
+	if err = errors.Join(err, kept); err != nil {
+		return err
+	}
+	switch {
+	case result.Check == nil:
+	case result.Check.Compared == 0:
+		return fmt.Errorf("bench: --check: no figure of this run is in %s", baseline)
+	case result.Check.Worse() > 0:
 		return exitError{code: exitFailure}
 	}
-	return err
+	return nil
 }
 
 func keepBench(r *bench.Result, f benchFlags) error {
