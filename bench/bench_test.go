@@ -15,8 +15,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -143,6 +147,134 @@ func TestCheck(t *testing.T) {
 	}
 	if m := moves(4, 2.08); len(m) != 0 {
 		t.Errorf("4 %% is no move: %+v", m)
+	}
+}
+
+// TestCheckOfWhatIsGone: a row that was measured and fails now is worse, and so is the
+// first connection that is lost where none was.
+func TestCheckOfWhatIsGone(t *testing.T) {
+	s := fixed(4, 0)
+	s.Metrics[0].LowerIsBetter, s.Metrics[0].Absolute = true, true
+	then := run(t, s)
+	now := fixed(4, 3)
+	now.Metrics = s.Metrics
+	now.Rows[0].Run = func(*Trial) error { return errors.New("no room") }
+	r := run(t, now)
+	r.Compare(then, "then.json")
+	if len(r.Check.Failed) != 2 || !strings.Contains(r.Check.Failed[0], "limit (a): failed: no room") || r.Check.Worse() != 4 {
+		t.Errorf("%+v", r.Check)
+	}
+	var text bytes.Buffer
+	if r.WriteMarkdown(&text); !strings.Contains(text.String(), "no room") || !strings.Contains(text.String(), "worse") {
+		t.Errorf("the page does not say so:\n%s", text.String())
+	}
+}
+
+// TestUnitOfRows: without a yardstick rows are measured against the suite's first one,
+// whichever were asked for; where that fails they are in no common unit.
+func TestUnitOfRows(t *testing.T) {
+	s := fixed(4, 2)
+	r, err := Run(context.Background(), s, Options{Reps: 3, Rows: regexp.MustCompile("^row$")})
+	if c := r.Cell("row", "a", "rate"); err != nil || c.Relative != 0.5 {
+		t.Errorf("%+v, error %v", c, err)
+	}
+	s.Rows[0].Run = func(*Trial) error { return errors.New("no room") }
+	if c := run(t, s).Cell("row", "a", "rate"); c.Relative != 2 || len(c.Per) != 0 {
+		t.Errorf("without a first row: %+v", c)
+	}
+}
+
+// TestFewRepetitions: what was measured twice has no spread that tells anything.
+func TestFewRepetitions(t *testing.T) {
+	r, err := Run(context.Background(), fixed(4, 2), Options{Reps: 2})
+	if c := r.Cell("row", "a", "rate"); err != nil || !c.Noisy {
+		t.Errorf("%+v, error %v", c, err)
+	}
+}
+
+// TestNoiseOfMetrics counts figures, of which a row may have several at a point.
+func TestNoiseOfMetrics(t *testing.T) {
+	s, n := fixed(4, 2), 0.0
+	s.Metrics = append(s.Metrics, Metric{Name: "other"}, Metric{Name: "third"})
+	s.Rows = []Row{{Name: "row", Run: func(t *Trial) error {
+		n++
+		for _, m := range s.Metrics {
+			t.Report(m.Name, n)
+		}
+		return nil
+	}}, {Name: "again", Run: func(t *Trial) error { n++; t.Report("rate", 1); return nil }}}
+	s.Comparisons = nil
+	for i := range s.Metrics {
+		s.Metrics[i].Absolute = true
+	}
+	if r := run(t, s); len(r.Noise) != 1 || !strings.Contains(r.Noise[0], "6 of 8 figures") {
+		t.Errorf("noise %q", r.Noise)
+	}
+}
+
+// TestHostsTable: the host's limit is lowered with consent only, and put back, also
+// where a row sets it twice.
+func TestHostsTable(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	before, err := readConntrackMax()
+	if err != nil {
+		t.Skipf("no connection tracking here: %v", err)
+	}
+	trial := &Trial{Context: t.Context()}
+	if err := trial.setConntrackMax(before - 1); err == nil || !strings.Contains(err.Error(), "--allow-host-sysctl") {
+		t.Errorf("lowered without consent: %v", err)
+	}
+	trial.lower = true
+	for _, n := range []int{before - 1, before - 2} {
+		if err := trial.setConntrackMax(n); err != nil {
+			t.Fatal(err)
+		}
+		if now, _ := readConntrackMax(); now != n {
+			t.Errorf("the limit is %d, want %d", now, n)
+		}
+	}
+	for _, f := range trial.cleanup {
+		if err := f(); err != nil {
+			t.Error(err)
+		}
+	}
+	if now, _ := readConntrackMax(); now != before {
+		t.Errorf("%d stayed behind, %d was there", now, before)
+	}
+}
+
+// TestDaemonsChildren: a program whose children keep its output open keeps nobody
+// waiting, and one that ends before it is told to is an error.
+func TestDaemonsChildren(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "daemon", Nodes: []lab.NodeSpec{{Name: "server"}}})
+	ctx, cancel := context.WithCancel(t.Context())
+	trial := &Trial{Context: ctx}
+	if _, err := daemon(trial, l.Node("server"), nil, "sh", "-c", "sleep 1000 & wait"); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	done := make(chan error, 1)
+	go func() { done <- trial.cleanup[len(trial.cleanup)-1]() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the child keeps the bench waiting")
+	}
+	trial = &Trial{Context: t.Context()}
+	cmd, err := daemon(trial, l.Node("server"), nil, "sh", "-c", "echo no room >&2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cmd.Process.Signal(unix.Signal(0)) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond) // from the end of the process to that of its output
+	if err := trial.cleanup[len(trial.cleanup)-1](); err == nil || !strings.Contains(err.Error(), "ended early: no room") {
+		t.Errorf("a program that ended: %v", err)
 	}
 }
 
@@ -306,7 +438,7 @@ func TestFlood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 2, Rows: regexp.MustCompile("ebpf (dnat|fullnat|snat) .xdp")})
+	r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 2, AllowHostSysctl: true, Rows: regexp.MustCompile("ebpf (dnat|fullnat|snat) .xdp")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,10 @@ package bench
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/table"
 )
@@ -16,10 +19,13 @@ type Checked struct {
 	// Compared figures; those that only one run has are not.
 	Compared int    `json:"compared"`
 	Moves    []Move `json:"moves"`
+	// Failed is what was measured then and went wrong now: row, point and why.
+	Failed []string `json:"failed,omitempty"`
 }
 
-// Worse returns how many figures got worse.
+// Worse returns how many figures got worse, those included that are not there any more.
 func (c *Checked) Worse() (n int) {
+	n = len(c.Failed)
 	for _, m := range c.Moves {
 		if m.Worse {
 			n++
@@ -35,7 +41,7 @@ type Move struct {
 	Metric string  `json:"metric"`
 	Then   float64 `json:"then"` // see Cell.Relative
 	Now    float64 `json:"now"`
-	Change float64 `json:"change"` // Now / Then − 1
+	Change float64 `json:"change"` // Now / Then − 1; ±1 where Then is 0
 	Noise  float64 `json:"noise"`  // what the spreads of both runs explain
 	Worse  bool    `json:"worse"`
 }
@@ -48,11 +54,17 @@ const checkFloor = 0.05
 func (r *Result) Compare(then *Result, path string) {
 	r.Check = &Checked{Against: path, Moves: []Move{}}
 	for i := range r.Rows {
+		for _, point := range slices.Sorted(maps.Keys(r.Rows[i].Absent)) {
+			why := r.Rows[i].Absent[point]
+			if strings.HasPrefix(why, failed) && then.measured(r.Rows[i].Name, point) {
+				r.Check.Failed = append(r.Check.Failed, fmt.Sprintf("%s (%s): %s", r.Rows[i].Name, point, why))
+			}
+		}
 		for j := range r.Rows[i].Cells {
 			c := &r.Rows[i].Cells[j]
 			old := then.Cell(r.Rows[i].Name, c.Point, c.Metric)
 			// Without a quotient on either side the figures have nothing in common.
-			if old == nil || old.Relative == 0 || (len(old.Per) == 0) != (len(c.Per) == 0) {
+			if old == nil || (len(old.Per) == 0) != (len(c.Per) == 0) {
 				continue
 			}
 			r.Check.Compared++
@@ -64,9 +76,21 @@ func (r *Result) Compare(then *Result, path string) {
 	}
 }
 
+// measured is whether a run has any figure of a row at a point.
+func (r *Result) measured(row, point string) bool {
+	return slices.ContainsFunc(r.Rows, func(o ResultRow) bool {
+		return o.Name == row && slices.ContainsFunc(o.Cells, func(c Cell) bool { return c.Point == point })
+	})
+}
+
 func compareCell(old, c *Cell) Move {
 	m := Move{Point: c.Point, Metric: c.Metric, Then: old.Relative, Now: c.Relative}
-	m.Change = m.Now/m.Then - 1
+	switch {
+	case m.Then != 0:
+		m.Change = (m.Now - m.Then) / math.Abs(m.Then)
+	case m.Now != 0: // from nothing there is no ratio
+		m.Change = math.Copysign(1, m.Now)
+	}
 	// Half a spread is how far a median can be from the middle of its repetitions.
 	m.Noise = max(checkFloor, (old.Spread+c.Spread)/2)
 	return m
@@ -82,6 +106,9 @@ func (r *Result) lowerIsBetter(metric string) bool {
 }
 
 func (c *Checked) write(w io.Writer) error {
+	for _, f := range c.Failed {
+		fmt.Fprintf(w, "\nmeasured in %s, and not now: %s\n", c.Against, f)
+	}
 	if len(c.Moves) == 0 {
 		fmt.Fprintf(w, "\nnone of %d figures moved by more than the noise of the two runs (against %s)\n", c.Compared, c.Against)
 		return nil

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -219,5 +220,10 @@ func (r *Result) WriteMarkdown(w io.Writer) {
 	r.writeRemarks(w, "- ")
 	for _, n := range r.Noise {
 		fmt.Fprintf(w, "\n**Noisy run:** %s.\n", n)
+	}
+	if r.Check != nil {
+		var text bytes.Buffer
+		r.Check.write(&text) // into memory
+		fmt.Fprintf(w, "\n```\n%s```\n", strings.TrimLeft(text.String(), "\n"))
 	}
 }

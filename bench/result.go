@@ -80,7 +80,7 @@ func (c *Cell) summarize() {
 	if c.Relative != 0 {
 		c.Spread = (slices.Max(relative) - slices.Min(relative)) / math.Abs(c.Relative)
 	}
-	c.Noisy = c.Spread > noisyCell
+	c.Noisy = c.Spread > noisyCell || len(c.Raw) < enoughReps
 }
 
 // Ratio is one comparison with a published figure or an aim.
@@ -126,7 +126,10 @@ func (r *ResultRow) absent(point, why string) {
 	r.Absent[point] = why
 }
 
-func (r *ResultRow) fail(point string, err error) { r.absent(point, "failed: "+err.Error()) }
+// failed begins the reason of a row that was to run and did not.
+const failed = "failed: "
+
+func (r *ResultRow) fail(point string, err error) { r.absent(point, failed+err.Error()) }
 
 func (r *ResultRow) note(n string) {
 	if !slices.Contains(r.Notes, n) {
@@ -170,6 +173,7 @@ func (r *Result) Cell(row, point, metric string) *Cell {
 const (
 	noisyCell    = 0.10 // spread of one figure, ± 5 %
 	noisyShare   = 0.10 // share of noisy figures that makes a run noisy
+	enoughReps   = 3    // repetitions that tell anything of their spread
 	noisyForeign = 0.10 // CPUs' worth of other programs, median over the runs
 )
 
@@ -207,23 +211,23 @@ func (r *Result) limit(s Suite, point string) float64 {
 
 // tellNoise says in words what a reader must not trust.
 func (r *Result) tellNoise(s Suite) {
-	noisy, all := []string{}, 0
+	noisy, all := 0, 0
 	for i := range r.Rows {
 		for _, c := range r.Rows[i].Cells {
 			all++
 			if c.Noisy {
-				noisy = append(noisy, fmt.Sprintf("%s at %s", r.Rows[i].Name, c.Point))
+				noisy++
 			}
 		}
 	}
-	noisy = slices.Compact(noisy)
-	if float64(len(noisy)) > noisyShare*float64(all) {
-		r.Noise = append(r.Noise, fmt.Sprintf("the repetitions of %d of %d figures differ by more than %.0f %%: those marked ~", len(noisy), all, noisyCell*100))
+	if float64(noisy) > noisyShare*float64(all) {
+		r.Noise = append(r.Noise, fmt.Sprintf("the repetitions of %d of %d figures differ by more than %.0f %%, or are fewer than %d: those marked ~",
+			noisy, all, noisyCell*100, enoughReps))
 	}
 	if f := median(r.Foreign); f > noisyForeign && !s.Yardstick {
 		r.Noise = append(r.Noise, fmt.Sprintf("other programs used %.2f CPUs meanwhile (quiet is below %.2f)", f, noisyForeign))
 	}
-	if r.Reps < 3 {
+	if r.Reps < enoughReps {
 		r.Noise = append(r.Noise, fmt.Sprintf("only %d repetition(s): noise cannot be told", r.Reps))
 	}
 }

@@ -131,9 +131,9 @@ func snapshotOf(c *config.Config, d datapath.Datapath) (*datapath.Snapshot, erro
 
 // service is the configuration of a row with one service.
 type service struct {
-	mode, protocol, attach, extra string
-	port                          uint16
-	vip, backend                  netip.Addr
+	mode, protocol, attach string
+	port                   uint16
+	vip, backend           netip.Addr
 }
 
 // yaml renders it. Tables have a twentieth more room than the flows of the point, 65,536 at least.
@@ -155,8 +155,8 @@ func (s service) yaml(p Point) string {
     protocol: %s
     mode: %s
     scheduler: maglev
-%s%s    backends: [{name: a, address: "%s"%s}]
-`, s.vip, s.port, s.protocol, s.mode, pool, s.extra, s.backend, backendPort)
+%s    backends: [{name: a, address: "%s"%s}]
+`, s.vip, s.port, s.protocol, s.mode, pool, s.backend, backendPort)
 }
 
 func (s service) head(p Point) string {

@@ -31,7 +31,8 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	for rep := range o.Reps {
 		r.first = map[string]float64{}
 		for i := range s.Rows {
-			if o.Rows != nil && !o.Rows.MatchString(s.Rows[i].Name) {
+			unit := i == 0 && !s.Yardstick // what the others are divided by
+			if o.Rows != nil && !o.Rows.MatchString(s.Rows[i].Name) && !unit {
 				continue
 			}
 			for _, p := range s.Points {
@@ -103,8 +104,9 @@ type runner struct {
 	o         Options
 	result    *Result
 	yardstick *yardstick // nil in suites without
-	// first is what the first row that ran did in this repetition, by point and
-	// metric; in suites without a yardstick it takes its place.
+	// first is what the suite's first row did in this repetition, by point and
+	// metric; in suites without a yardstick it takes its place. Rows are in no common
+	// unit where it was not measured.
 	first map[string]float64
 }
 
@@ -134,7 +136,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	}
 	for _, m := range r.suite.Metrics {
 		if v, ok := t.values[m.Name]; ok {
-			out.add(p.Name, m.Name, v, r.per(m, p, v, t.per))
+			out.add(p.Name, m.Name, v, r.per(row, m, p, v, t.per))
 		}
 	}
 	return nil
@@ -151,7 +153,7 @@ func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error)
 
 // per is what a figure is divided by to compare it with that of another run; 0
 // means that it is compared as it stands.
-func (r *runner) per(m Metric, p Point, v float64, yardstick []float64) float64 {
+func (r *runner) per(row *Row, m Metric, p Point, v float64, yardstick []float64) float64 {
 	switch {
 	case m.Absolute:
 		return 0
@@ -159,7 +161,7 @@ func (r *runner) per(m Metric, p Point, v float64, yardstick []float64) float64 
 		return median(yardstick)
 	}
 	key := p.Name + "\x00" + m.Name
-	if _, ok := r.first[key]; !ok {
+	if row.Name == r.suite.Rows[0].Name {
 		r.first[key] = v
 	}
 	return r.first[key]
@@ -167,7 +169,7 @@ func (r *runner) per(m Metric, p Point, v float64, yardstick []float64) float64 
 
 // attempt sets a row up, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
-	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, values: map[string]float64{}, available: float64(meminfo("MemAvailable:"))}
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]float64{}}
 	if r.o.Profile != "" {
 		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
 	}

@@ -28,15 +28,16 @@ const (
 func floodSuite() Suite {
 	s := Suite{
 		Name: "flood", Title: "Open connections through a flood of SYNs",
-		About: "10,000 connections are opened and then ask for a page in turn, 20,000 requests a second, from one CPU; another CPU sends SYNs " +
+		About: "10,000 connections are opened and then ask for a page in turn, 20,000 requests a second where the asking CPU finds the time " +
+			"(asked), from one CPU; another CPU sends SYNs " +
 			"of 1,000,000 endpoints to the same address as fast as it goes, none of which is ever followed by an ACK. Tables have room " +
 			"for 65,536 flows (eBPF) and 262,144 entries (connection tracking). Lost are open connections that were reset or " +
-			"answered to none of 40 tries, 2 s.",
+			"answered to none of 40 tries, 2 s; each is asked again after the flood, so that none is lost unseen.",
 		Seconds: 30, MaxReps: 1,
 		Points: []Point{{Name: "10,000 open", Value: 10_000}},
 		Metrics: []Metric{
 			{Name: "lost", Unit: "connections", LowerIsBetter: true, Absolute: true}, {Name: "flood", Unit: "Mpps", Digits: 2},
-			{Name: "answered", Unit: "% of requests", Digits: 2, Absolute: true}, {Name: "response p99", Unit: "ms", Digits: 2, LowerIsBetter: true},
+			{Name: "asked", Unit: "% of 20,000/s", Digits: 1}, {Name: "answered", Unit: "% of requests", Digits: 2, Absolute: true},
 		},
 		NotShown: []string{
 			"New connections during the flood: a gateway that is full refuses them, which is what keeps the open ones.",
@@ -109,40 +110,52 @@ func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 
 func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, flood *load.Sender) error {
 	all := uint64(t.Point.Value)
-	var c load.FlowCounts
-	for deadline := time.Now().Add(20 * time.Second); c.Established < all || c.Responses < all; {
+	var open load.FlowCounts
+	for deadline := time.Now().Add(20 * time.Second); open.Established < all || open.Responses < all; {
 		var err error
-		if c, err = client.Read(); err != nil {
+		if open, err = client.Read(); err != nil {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d of %d connections opened, %d answered before the flood", c.Established, all, c.Responses)
+			return fmt.Errorf("%d of %d connections opened, %d answered before the flood", open.Established, all, open.Responses)
 		}
 		if err := wait(ctx, 10); err != nil {
 			return err
 		}
 	}
+	began := time.Now()
+	c, err := client.Read()
+	if err != nil {
+		return err
+	}
 	mpps, err := floodFor(ctx, t.Duration(), flood)
 	if err != nil {
 		return err
 	}
-	// What was asked at the end of the flood is answered or given up.
-	if err := wait(ctx, int((heldTries+5)*heldTimeout/time.Millisecond)); err != nil {
+	took := time.Since(began)
+	end, err := client.Read()
+	if err != nil {
+		return err
+	}
+	// The asking CPU makes up for what it missed, so that every connection is asked
+	// again; and what was asked last is answered or given up.
+	if err := wait(ctx, int((heldTries+20)*heldTimeout/time.Millisecond)); err != nil {
 		return err
 	}
 	after, err := client.Read()
 	if err != nil {
 		return err
 	}
-	lost := after.GaveUpReq + after.Resets - c.GaveUpReq - c.Resets
-	t.Report("lost", float64(lost))
-	t.Report("flood", mpps)
-	t.Report("answered", 100*float64(after.Responses-c.Responses)/float64(after.Requests-c.Requests))
-	h, err := client.ResponseLatency()
-	if err != nil {
-		return err
+	asked := float64(end.Requests - c.Requests)
+	if again := after.Requests - end.Requests; again < all {
+		return fmt.Errorf("after the flood %d requests were sent over %d connections: not all were looked at", again, all)
 	}
-	t.Report("response p99", float64(h.Quantile(0.99))/float64(time.Millisecond))
+	t.Report("lost", float64(after.GaveUpReq+after.Resets-c.GaveUpReq-c.Resets))
+	t.Report("flood", mpps)
+	t.Report("asked", 100*asked/took.Seconds()/heldRate)
+	if asked > 0 {
+		t.Report("answered", 100*float64(end.Responses-c.Responses)/asked)
+	}
 	return nil
 }
 

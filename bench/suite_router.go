@@ -19,15 +19,13 @@ func routerSuite() Suite {
 		About: "One TCP stream of iperf3 from a client behind the router to a server outside, real TCP stacks at both ends, over " +
 			"links shaped to 100 Mbit/s by tbf and over unshaped ones, with the segmentation offloads (GSO, GRO) that hosts have. The " +
 			"share is that of the line's 100 Mbit/s; CPU is that of the whole machine, both TCP stacks included; connections are those " +
-			"that 20 real clients open, use once and close, over the same links. Memory is what the machine has less of at the end " +
-			"than before the setup, iperf3 and the web server included.",
+			"that 20 real clients open, use once and close, over the same links.",
 		Seconds: 1, MaxReps: 2,
 		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
 		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
 		Metrics: []Metric{
 			{Name: "throughput", Unit: "Mbit/s"}, {Name: "share of line", Unit: "%", Digits: 1, Absolute: true},
 			{Name: "CPU", Unit: "ms a gigabit", LowerIsBetter: true}, {Name: "connections", Unit: "1/s"},
-			{Name: "memory", Unit: "MiB", LowerIsBetter: true, Absolute: true},
 		},
 		NotShown: []string{"Old hardware: the study's router was a PC with 100 Mbit/s cards, where NAT cost throughput; here the line is full in every row, and the CPU column shows the cost."},
 	}
@@ -135,7 +133,6 @@ func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 		return err
 	}
 	t.Report("connections", r.RequestsPerSecond)
-	t.Report("memory", (t.available-float64(meminfo("MemAvailable:")))/(1<<20))
 	return nil
 }
 
