@@ -62,23 +62,35 @@ struct progress {
 
 struct progress progress = {};
 
-// Copies len (even) bytes of the template.
-static __always_inline void write_head(__u8 *frame)
+// The plan, for a compiler that may read each field of it once and keep it, but must
+// not know its value: only the verifier does, and drops the branches that no plan like
+// this one takes. Read as volatile, the reads of these branches would stay.
+static __always_inline const struct plan *the_plan(void)
 {
-	const volatile __u16 *tail = (const volatile __u16 *)plan.head;
+	const struct plan *p = (const struct plan *)&plan;
+
+	asm volatile("" : "+r"(p));
+	return p;
+}
+
+
+// Copies len (even) bytes of the template.
+static __always_inline void write_head(const struct plan *p, __u8 *frame)
+{
+	const __u16 *tail = (const __u16 *)p->head;
 
 	// Unrolled, because each branch is decided at load time.
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < HEAD_MAX / 8; i++) {
-		if (plan.head_len >= 8 * (i + 1)) {
-			*(__u64 *)(frame + 8 * i) = plan.head[i];
+		if (p->head_len >= 8 * (i + 1)) {
+			*(__u64 *)(frame + 8 * i) = p->head[i];
 			continue;
 		}
-		if (plan.head_len >= 8 * i + 2)
+		if (p->head_len >= 8 * i + 2)
 			*(__u16 *)(frame + 8 * i) = tail[4 * i];
-		if (plan.head_len >= 8 * i + 4)
+		if (p->head_len >= 8 * i + 4)
 			*(__u16 *)(frame + 8 * i + 2) = tail[4 * i + 1];
-		if (plan.head_len >= 8 * i + 6)
+		if (p->head_len >= 8 * i + 6)
 			*(__u16 *)(frame + 8 * i + 4) = tail[4 * i + 2];
 	}
 }
@@ -114,32 +126,32 @@ static __always_inline __u32 cut(__u32 *rest, __u32 radix, __u32 more)
 // Writes the addresses and ports that vary and returns what they add to the
 // checksums: addresses in the low half, ports in the high half. Fields that are
 // the same in every packet have no offset: they stand in the template.
-static __always_inline __u64 write_tuple(__u8 *frame, __u32 rest)
+static __always_inline __u64 write_tuple(const struct plan *p, __u8 *frame, __u32 rest)
 {
 	__u32 addresses = 0, ports = 0;
 
-	if (plan.source_port_off)
-		ports += put_port(frame + plan.source_port_off,
-				  plan.source_port + cut(&rest, plan.source_port_count,
-							 plan.source_off || plan.dest_off ||
-								 plan.dest_port_off));
-	if (plan.source_off)
-		addresses += put_address(frame + plan.source_off,
-					 plan.source + cut(&rest, plan.source_count,
-							   plan.dest_off || plan.dest_port_off));
-	if (plan.dest_off)
-		addresses += put_address(frame + plan.dest_off,
-					 plan.dest + cut(&rest, plan.dest_count, plan.dest_port_off));
-	if (plan.dest_port_off)
-		ports += put_port(frame + plan.dest_port_off, plan.dest_port + rest);
+	if (p->source_port_off)
+		ports += put_port(frame + p->source_port_off,
+				  p->source_port + cut(&rest, p->source_port_count,
+							 p->source_off || p->dest_off ||
+								 p->dest_port_off));
+	if (p->source_off)
+		addresses += put_address(frame + p->source_off,
+					 p->source + cut(&rest, p->source_count,
+							   p->dest_off || p->dest_port_off));
+	if (p->dest_off)
+		addresses += put_address(frame + p->dest_off,
+					 p->dest + cut(&rest, p->dest_count, p->dest_port_off));
+	if (p->dest_port_off)
+		ports += put_port(frame + p->dest_port_off, p->dest_port + rest);
 	return (__u64)ports << 32 | addresses;
 }
 
-static __always_inline __u64 write_stamp(__u8 *at, __u64 now)
+static __always_inline __u64 write_stamp(const struct plan *p, __u8 *at, __u64 now)
 {
 	struct stamp stamp = {
 		.magic = STAMP_MAGIC,
-		.sender = plan.sender,
+		.sender = p->sender,
 		.seq = progress.seq++,
 		.time_ns = now,
 	};
@@ -153,107 +165,105 @@ static __always_inline __u64 write_stamp(__u8 *at, __u64 now)
 
 // Writes the fragment field, and clears what only a first fragment carries.
 // Returns the field as it counts in the IPv4 header's checksum.
-static __always_inline __u32 write_fragment(__u8 *frame, __u32 nth)
+static __always_inline __u32 write_fragment(const struct plan *p, __u8 *frame, __u32 nth)
 {
-	__u32 more = nth + 1 < plan.fragments;
-	__u32 units = nth * plan.frag_words;
+	__u32 more = nth + 1 < p->fragments;
+	__u32 units = nth * p->frag_words;
 	__be16 field;
 	__be16 ident = bpf_htons((__u16)progress.datagram);
 
-	if (plan.frag_v6)
+	if (p->frag_v6)
 		field = bpf_htons((__u16)(units << 3 | more));
 	else
 		field = bpf_htons((__u16)(units | more << 13));
-	*(__be16 *)(frame + plan.frag_off) = field;
-	*(__be16 *)(frame + plan.ident_off) = ident;
+	*(__be16 *)(frame + p->frag_off) = field;
+	*(__be16 *)(frame + p->ident_off) = ident;
 	return (__u32)field + ident;
 }
 
 // A later fragment carries zeros where the first has the transport header.
-static __always_inline void clear_transport(__u8 *frame)
+static __always_inline void clear_transport(const struct plan *p, __u8 *frame)
 {
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < HEAD_MAX; i += 2)
-		if (i >= plan.l4_off && i + 2 <= plan.head_len)
+		if (i >= p->l4_off && i + 2 <= p->head_len)
 			*(__u16 *)(frame + i) = 0;
 }
 
 // Moves on to the next fragment or tuple. A stride coprime to the number of
 // flows visits every tuple once a round, far from its neighbours in memory.
-static __always_inline void next_packet(__u32 nth)
+static __always_inline void next_packet(const struct plan *p, __u32 nth)
 {
 	__u32 tuple;
 
-	if (plan.fragments > 1) {
-		progress.fragment = nth + 1 < plan.fragments ? nth + 1 : 0;
+	if (p->fragments > 1) {
+		progress.fragment = nth + 1 < p->fragments ? nth + 1 : 0;
 		if (progress.fragment)
 			return;
 		progress.datagram++;
 	}
-	tuple = progress.tuple + plan.stride;
-	if (tuple >= plan.flows)
-		tuple -= plan.flows;
+	if (p->flows == 1)
+		return;
+	tuple = progress.tuple + p->stride;
+	if (tuple >= p->flows)
+		tuple -= p->flows;
 	progress.tuple = tuple;
 }
 
 // The time for which the next packet is due. 0: not yet.
-static __always_inline __u64 due_now(void)
+static __always_inline __u64 due_now(const struct plan *p)
 {
 	__u64 now = bpf_ktime_get_ns(), due;
 
 	if (!progress.start_ns)
 		progress.start_ns = now;
-	due = progress.start_ns + (progress.sent * plan.interval >> 16);
+	due = progress.start_ns + (progress.sent * p->interval >> 16);
 	return now < due ? 0 : due;
 }
 
 SEC("xdp")
 int load_send(struct xdp_md *ctx)
 {
+	const struct plan *p = the_plan();
 	__u8 *frame = (__u8 *)(long)ctx->data;
 	__u8 *end = (__u8 *)(long)ctx->data_end;
-	__u64 time = 0, varied;
-	__u64 ip_sum = plan.ip_sum, l4_sum = plan.l4_sum;
-	__u32 nth = 0;
+	__u64 time = 0, varied = 0, stamp = 0;
+	__u32 nth = 0, fragment = 0;
 
-	if (progress.sent >= plan.limit)
+	if (progress.sent >= p->limit)
 		return XDP_DROP;
-	if (plan.interval) {
-		time = due_now();
+	if (p->interval) {
+		time = due_now(p);
 		if (!time)
 			return XDP_DROP;
-	} else if (plan.stamp_off) {
+	} else if (p->stamp_off) {
 		time = bpf_ktime_get_ns();
 	}
-	if (frame + plan.head_len > end)
+	if (frame + p->head_len > end)
 		return XDP_ABORTED;
 
-	write_head(frame);
-	varied = write_tuple(frame, progress.tuple);
-	ip_sum += (__u32)varied;
-	l4_sum += (__u32)(varied >> 32);
-	if (plan.pseudo)
-		l4_sum += (__u32)varied;
-	if (plan.fragments > 1) {
+	write_head(p, frame);
+	if (p->flows > 1)
+		varied = write_tuple(p, frame, progress.tuple);
+	if (p->fragments > 1) {
 		nth = progress.fragment;
-		ip_sum += write_fragment(frame, nth);
+		fragment = write_fragment(p, frame, nth);
 	}
-	if (plan.ip_csum_off)
-		*(__u16 *)(frame + plan.ip_csum_off) = csum_fold32((__u32)ip_sum);
+	if (p->ip_csum_off)
+		*(__u16 *)(frame + p->ip_csum_off) = csum_fold32(p->ip_sum + (__u32)varied + fragment);
 	progress.sent++;
-	if (nth) {
-		clear_transport(frame);
-	} else {
-		if (plan.stamp_off)
-			l4_sum += write_stamp(frame + plan.stamp_off, time);
-		if (plan.l4_csum_off) {
-			__u16 csum = plan.stamp_off ? csum_fold(l4_sum) : csum_fold32((__u32)l4_sum);
+	if (nth)
+		clear_transport(p, frame);
+	else if (p->stamp_off)
+		stamp = write_stamp(p, frame + p->stamp_off, time);
+	if (p->l4_csum_off && !nth) {
+		__u32 sum = p->l4_sum + (__u32)(varied >> 32) + (p->pseudo ? (__u32)varied : 0);
+		__u16 csum = p->stamp_off ? csum_fold(sum + stamp) : csum_fold32(sum);
 
-			*(__u16 *)(frame + plan.l4_csum_off) = csum ? csum : 0xffff;
-		}
+		*(__u16 *)(frame + p->l4_csum_off) = csum ? csum : 0xffff;
 	}
-	next_packet(nth);
-	return bpf_redirect(plan.ifindex, 0);
+	next_packet(p, nth);
+	return bpf_redirect(p->ifindex, 0);
 }
 
 // The barest loop: the same bytes every time, no flows, no checksums. It is what
@@ -261,14 +271,15 @@ int load_send(struct xdp_md *ctx)
 SEC("xdp")
 int load_loop(struct xdp_md *ctx)
 {
+	const struct plan *p = the_plan();
 	__u64 *frame = (__u64 *)(long)ctx->data;
 
 	if ((void *)(frame + 6) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	for (int i = 0; i < 6; i++)
-		frame[i] = plan.head[i];
+		frame[i] = p->head[i];
 	progress.sent++;
-	return bpf_redirect(plan.ifindex, 0);
+	return bpf_redirect(p->ifindex, 0);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
