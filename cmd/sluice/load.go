@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,15 +45,28 @@ type loadPlace struct {
 func parseLoadPlace(s string) (loadPlace, error) {
 	parts := strings.Split(s, "/")
 	iface := parts[len(parts)-1]
-	switch len(parts) {
-	case 1:
+	switch {
+	case iface == "":
+	case len(parts) == 1:
 		return loadPlace{Place: load.Here{}, iface: iface}, nil
-	case 2:
+	case len(parts) == 2:
 		return findNode("", parts[0], iface)
-	case 3:
+	case len(parts) == 3:
 		return findNode(parts[0], parts[1], iface)
 	}
 	return loadPlace{}, fmt.Errorf("place %q: not [[LAB/]NODE/]INTERFACE", s)
+}
+
+func parseLoadPlaces(texts ...string) ([]loadPlace, error) {
+	var places []loadPlace
+	for _, s := range texts {
+		p, err := parseLoadPlace(s)
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, p)
+	}
+	return places, nil
 }
 
 // findNode returns a node of a lab; an empty lab means the only one that has a
@@ -99,9 +113,11 @@ func (p loadPlace) prepare() error {
 	return nil
 }
 
-// mayLoad refuses to send outside of labs.
-func mayLoad(p loadPlace, own bool) error {
-	if p.node != nil || own {
+// mayLoad refuses to send, count or answer outside of labs: the far end takes
+// everything from its interface.
+func mayLoad(own bool, places ...loadPlace) error {
+	outside := func(p loadPlace) bool { return p.node == nil }
+	if own || !slices.ContainsFunc(places, outside) {
 		return nil
 	}
 	records, err := lab.List()

@@ -15,23 +15,43 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestLoadAsksWhoseNetwork: outside of a lab nothing is sent without the word
-// that the network is one's own.
+// TestLoadAsksWhoseNetwork: outside of a lab nothing is sent, counted or answered
+// without the word that the network is one's own.
 func TestLoadAsksWhoseNetwork(t *testing.T) {
 	for _, args := range [][]string{
 		{"load", "packets", "--from", "lo", "--source", "127.0.0.1:1024", "--dest", "127.0.0.1:9", "--count", "1"},
-		{"load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9", "--count", "1"},
+		{"load", "flows", "--from", "lo", "--to", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9", "--count", "1"},
 		{"load", "http", "-n", "1", "http://127.0.0.1:9/"},
 	} {
-		_, stderr, code := sluice(t, args...)
-		if code == 0 || !strings.Contains(stderr, "--i-own-this-network") {
-			t.Errorf("%v: code %d, %q", args, code, stderr)
-		}
+		refused(t, "--i-own-this-network", args...)
 	}
 	// With the word the client asks; nobody listens, and it says so.
 	out, stderr, code := sluice(t, "load", "http", "-n", "1", "--i-own-this-network", "http://127.0.0.1:9/")
 	if code != 0 || !strings.Contains(out, "connection refused: 1") {
 		t.Errorf("code %d, %q, %q", code, stderr, out)
+	}
+}
+
+// TestLoadAsksWhoseFarEnd: the far end takes every packet from its interface, so
+// it is not put on one of the host's by a sender in a lab.
+func TestLoadAsksWhoseFarEnd(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	from := loadLab(t) + "/source/eth0"
+	refused(t, "--i-own-this-network", "load", "packets", "--from", from, "--to", "lo", "--source", "192.0.2.1:1024", "--dest", "192.0.2.2:9", "--count", "1")
+	refused(t, "--i-own-this-network", "load", "flows", "--from", from, "--to", "lo", "--source", "192.0.2.1:1024-1033", "--dest", "192.0.2.2:9", "--count", "1", "--seconds", "1")
+}
+
+// TestLoadFlowsNeedsTheServers: the client end knows the answers of load's own
+// server end only.
+func TestLoadFlowsNeedsTheServers(t *testing.T) {
+	refused(t, `"to" not set`, "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
+}
+
+// refused runs a command that must fail and say why.
+func refused(t *testing.T, why string, args ...string) {
+	t.Helper()
+	if out, stderr, code := sluice(t, args...); code == 0 || !strings.Contains(stderr, why) {
+		t.Errorf("%v: code %d, no %q in %q, %q", args, code, why, stderr, out)
 	}
 }
 

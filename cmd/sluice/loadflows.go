@@ -49,7 +49,7 @@ func newLoadFlows(a *app) *cobra.Command {
 	f.flags(cmd, "connections (with --hold: connections and requests)")
 	fl := cmd.Flags()
 	fl.StringVar(&f.from, "from", "", "where the clients are: [[LAB/]NODE/]INTERFACE")
-	fl.StringVar(&f.to, "to", "", "where the servers are; they answer for every address; empty: real servers answer")
+	fl.StringVar(&f.to, "to", "", "where the servers are; they answer for every address")
 	fl.StringVar(&f.source, "source", "", "source addresses, with ports (default 1024-65535)")
 	fl.StringVar(&f.dest, "dest", "", "the service")
 	fl.IntVar(&f.spec.Connections, "connections", 0, "connections at once; 0: all endpoints of the source range")
@@ -59,14 +59,14 @@ func newLoadFlows(a *app) *cobra.Command {
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "turns a second, open-loop; 0: a new one when another ended")
 	fl.DurationVar(&f.spec.Timeout, "timeout", 200*time.Millisecond, "time after which a packet is sent again")
 	fl.IntVar(&f.spec.Tries, "tries", 6, "times that a packet is sent before the connection is given up")
-	for _, name := range []string{"from", "source", "dest"} {
+	for _, name := range []string{"from", "to", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
 	return cmd
 }
 
 func runLoadFlows(cmd *cobra.Command, a *app, f *loadFlowsFlags) error {
-	from, err := parseLoadPlace(f.from)
+	places, err := parseLoadPlaces(f.from, f.to)
 	if err == nil {
 		f.spec.Source, err = load.ParseRange(f.source)
 	}
@@ -80,24 +80,19 @@ func runLoadFlows(cmd *cobra.Command, a *app, f *loadFlowsFlags) error {
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	if err := mayLoad(from, f.own); err != nil {
+	if err := mayLoad(f.own, places...); err != nil {
 		return err
 	}
+	from, to := places[0], places[1]
 	if err := from.prepare(); err != nil {
 		return err
 	}
 	f.spec.Interface, f.spec.Limit = from.iface, f.count
-	if f.to != "" {
-		to, err := parseLoadPlace(f.to)
-		if err != nil {
-			return usageError(cmd, "%w", err)
-		}
-		server, err := load.NewServer(to, to.iface, load.ServerOptions{ResponseSize: f.spec.ResponseSize})
-		if err != nil {
-			return err
-		}
-		defer server.Close()
+	server, err := load.NewServer(to, to.iface, load.ServerOptions{ResponseSize: f.spec.ResponseSize})
+	if err != nil {
+		return err
 	}
+	defer server.Close()
 	client, err := load.NewClient(from, f.spec, cpus)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func newLoadHTTP(a *app) *cobra.Command {
 			if bounds.from != "" {
 				return reexecIn(cmd, bounds.from)
 			}
-			if err := mayLoad(loadPlace{}, bounds.own); err != nil {
+			if err := mayLoad(bounds.own, loadPlace{}); err != nil {
 				return err
 			}
 			spec.URL, spec.Duration = args[0], time.Duration(bounds.seconds*float64(time.Second))

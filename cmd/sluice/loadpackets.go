@@ -69,7 +69,7 @@ func newLoadPackets(a *app) *cobra.Command {
 }
 
 func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
-	from, err := f.parse()
+	places, err := f.parse()
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
@@ -77,15 +77,16 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	if err := mayLoad(from, f.own); err != nil {
+	if err := mayLoad(f.own, places...); err != nil {
 		return err
 	}
+	from := places[0]
 	if err := from.prepare(); err != nil {
 		return err
 	}
 	var sink *load.Sink
-	if f.to != "" {
-		if sink, err = openSink(f.to, load.SinkOptions{Checksums: f.checksums, Stamps: f.spec.Stamp}); err != nil {
+	if len(places) > 1 {
+		if sink, err = openSink(places[1], load.SinkOptions{Checksums: f.checksums, Stamps: f.spec.Stamp}); err != nil {
 			return err
 		}
 		defer sink.Close()
@@ -115,34 +116,35 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 	return f.report(a, sender, sink, took)
 }
 
-func (f *loadPacketsFlags) parse() (loadPlace, error) {
-	from, err := parseLoadPlace(f.from)
-	if err != nil {
-		return from, err
+// parse fills the spec in and returns the sending place, and the counting one
+// where there is one.
+func (f *loadPacketsFlags) parse() (places []loadPlace, err error) {
+	texts := []string{f.from}
+	if f.to != "" {
+		texts = append(texts, f.to)
 	}
-	if f.spec.Source, err = load.ParseRange(f.source); err != nil {
-		return from, err
-	}
-	if f.spec.Dest, err = load.ParseRange(f.dest); err != nil {
-		return from, err
-	}
-	if f.spec.Protocol, err = flow.ParseProtocol(f.protocol); err != nil {
-		return from, err
-	}
-	f.spec.Interface, f.spec.Limit = from.iface, f.count
-	return from, nil
-}
-
-func openSink(to string, o load.SinkOptions) (*load.Sink, error) {
-	place, err := parseLoadPlace(to)
-	if err != nil {
+	if places, err = parseLoadPlaces(texts...); err != nil {
 		return nil, err
 	}
+	if f.spec.Source, err = load.ParseRange(f.source); err != nil {
+		return nil, err
+	}
+	if f.spec.Dest, err = load.ParseRange(f.dest); err != nil {
+		return nil, err
+	}
+	if f.spec.Protocol, err = flow.ParseProtocol(f.protocol); err != nil {
+		return nil, err
+	}
+	f.spec.Interface, f.spec.Limit = places[0].iface, f.count
+	return places, nil
+}
+
+func openSink(to loadPlace, o load.SinkOptions) (*load.Sink, error) {
 	sink, err := load.NewSink(o)
 	if err != nil {
 		return nil, err
 	}
-	if err := sink.Attach(place, place.iface); err != nil {
+	if err := sink.Attach(to, to.iface); err != nil {
 		sink.Close()
 		return nil, err
 	}
