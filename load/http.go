@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -41,16 +42,21 @@ type HTTPSpec struct {
 
 // HTTPResult is what came of it; times are in nanoseconds.
 type HTTPResult struct {
-	Spec     HTTPSpec       `json:"spec"`
-	Took     time.Duration  `json:"took_ns"`
-	Complete uint64         `json:"complete"`
-	Failed   uint64         `json:"failed"`
-	Errors   map[string]int `json:"errors,omitempty"` // by kind
-	Statuses map[int]int    `json:"statuses"`
-	Bytes    uint64         `json:"bytes"` // of bodies
+	Spec     HTTPSpec      `json:"spec"`
+	Took     time.Duration `json:"took_ns"`
+	Complete uint64        `json:"complete"`
+	Failed   uint64        `json:"failed"`
+	// Unanswered requests were under way when the run ended; Unsent ones were due
+	// (Rate) and waited for a connection.
+	Unanswered uint64         `json:"unanswered"`
+	Unsent     uint64         `json:"unsent"`
+	Errors     map[string]int `json:"errors,omitempty"` // by kind
+	Statuses   map[int]int    `json:"statuses"`
+	Bytes      uint64         `json:"bytes"` // of bodies
 	// RequestsPerSecond counts complete requests.
 	RequestsPerSecond float64 `json:"requests_per_second"`
-	// Connect, Wait (request written to first byte) and Total times.
+	// Connect, Wait (request written to first byte) and Total times. Total holds
+	// the unanswered requests too, by how long they had waited.
 	Connect Latency `json:"connect"`
 	Wait    Latency `json:"wait"`
 	Total   Latency `json:"total"`
@@ -62,10 +68,11 @@ type HTTPResult struct {
 type httpRun struct {
 	spec   HTTPSpec
 	client *http.Client
-	issued atomic.Int64
+	taken  atomic.Int64 // requests that a worker has taken on
 
 	mu                   sync.Mutex // protects everything below
 	result               HTTPResult
+	sent                 uint64
 	connect, wait, total Histogram
 }
 
@@ -78,6 +85,12 @@ func RunHTTP(ctx context.Context, spec HTTPSpec, progress func(complete, failed 
 	}
 	if spec.Requests == 0 && spec.Duration == 0 {
 		return nil, errors.New("http: a number of requests or a duration is needed")
+	}
+	if err := checkRate(spec.Rate); err != nil {
+		return nil, fmt.Errorf("http: %w", err)
+	}
+	if spec.Timeout < 0 || spec.Duration < 0 || spec.Requests < 0 {
+		return nil, errors.New("http: requests, duration and timeout are not negative")
 	}
 	spec.Connections = max(spec.Connections, 1)
 	if spec.Timeout == 0 {
@@ -138,7 +151,7 @@ func allowFiles(n uint64) error {
 // work makes one request after another.
 func (r *httpRun) work(ctx context.Context, begin time.Time) {
 	for ctx.Err() == nil {
-		n := r.issued.Add(1) - 1
+		n := r.taken.Add(1) - 1
 		if r.spec.Requests > 0 && n >= int64(r.spec.Requests) {
 			return
 		}
@@ -155,18 +168,65 @@ func (r *httpRun) work(ctx context.Context, begin time.Time) {
 	}
 }
 
-// one makes a request and files what came of it. A request that the end of the
-// run cuts off counts neither way.
-func (r *httpRun) one(ctx context.Context, due time.Time) {
-	var connectStart, wrote, first time.Time
-	var connect time.Duration
-	trace := &httptrace.ClientTrace{
-		ConnectStart:         func(string, string) { connectStart = time.Now() },
-		ConnectDone:          func(string, string, error) { connect = time.Since(connectStart) },
-		WroteRequest:         func(httptrace.WroteRequestInfo) { wrote = time.Now() },
-		GotFirstResponseByte: func() { first = time.Now() },
+// steps are the times of one request. The transport tells them on goroutines of
+// its own, also after the request has ended: it goes on connecting for later ones.
+type steps struct {
+	mu                    sync.Mutex // protects everything below
+	connecting, connected time.Time
+	wrote, first          time.Time
+	reused                bool
+}
+
+func (s *steps) trace() *httptrace.ClientTrace {
+	note := func(f func(now time.Time)) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f(time.Now())
 	}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodGet, r.spec.URL, nil)
+	return &httptrace.ClientTrace{
+		ConnectStart: func(string, string) {
+			note(func(now time.Time) {
+				if s.connecting.IsZero() { // the first of several addresses
+					s.connecting = now
+				}
+			})
+		},
+		ConnectDone: func(_, _ string, err error) {
+			note(func(now time.Time) {
+				if err == nil && s.connected.IsZero() {
+					s.connected = now
+				}
+			})
+		},
+		GotConn:              func(i httptrace.GotConnInfo) { note(func(time.Time) { s.reused = i.Reused }) },
+		WroteRequest:         func(httptrace.WroteRequestInfo) { note(func(now time.Time) { s.wrote = now }) },
+		GotFirstResponseByte: func() { note(func(now time.Time) { s.first = now }) },
+	}
+}
+
+// connect returns how long connecting took; false when the request went over a
+// connection that was there before.
+func (s *steps) connect() (time.Duration, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connected.Sub(s.connecting), !s.reused && !s.connected.IsZero()
+}
+
+// wait returns the time from the request to the first byte of its answer: 0 when
+// the server did not wait for all of it.
+func (s *steps) wait() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.wrote.IsZero() {
+		return 0
+	}
+	return max(s.first.Sub(s.wrote), 0)
+}
+
+// one makes a request and files what came of it.
+func (r *httpRun) one(ctx context.Context, due time.Time) {
+	var s steps
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, s.trace()), http.MethodGet, r.spec.URL, nil)
 	var status int
 	var bytes int64
 	if err == nil {
@@ -178,12 +238,15 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 		}
 	}
 	total := time.Since(due)
-	if err != nil && ctx.Err() != nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.sent++
 	r.result.Bytes += uint64(bytes)
+	if err != nil && ctx.Err() != nil {
+		r.result.Unanswered++
+		r.total.Add(total)
+		return
+	}
 	if err != nil {
 		r.result.Failed++
 		r.result.Errors[errorKind(err)]++
@@ -191,10 +254,10 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 	}
 	r.result.Complete++
 	r.result.Statuses[status]++
-	if !connectStart.IsZero() {
-		r.connect.Add(connect)
+	if took, ok := s.connect(); ok {
+		r.connect.Add(took)
 	}
-	r.wait.Add(first.Sub(wrote))
+	r.wait.Add(s.wait())
 	r.total.Add(total)
 }
 
@@ -246,8 +309,21 @@ func (r *httpRun) watch(progress func(complete, failed uint64)) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
+// unsent returns how many requests were due before the end and not made.
+func (r *httpRun) unsent(took time.Duration) uint64 {
+	if r.spec.Duration > 0 {
+		took = min(took, r.spec.Duration)
+	}
+	due := uint64(math.Ceil(took.Seconds() * r.spec.Rate))
+	if r.spec.Requests > 0 {
+		due = min(due, uint64(r.spec.Requests))
+	}
+	return due - min(due, r.sent)
+}
+
 func (r *httpRun) finish(took time.Duration) *HTTPResult {
 	r.result.Took = took
+	r.result.Unsent = r.unsent(took)
 	r.result.RequestsPerSecond = float64(r.result.Complete) / took.Seconds()
 	r.result.Connect, r.result.Wait, r.result.Total = r.connect.Latency(), r.wait.Latency(), r.total.Latency()
 	r.result.Histogram = &r.total

@@ -4,9 +4,11 @@ package load
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,6 +84,73 @@ func TestHTTPOpenLoop(t *testing.T) {
 	}
 }
 
+// TestHTTPUnanswered has a server that accepts and never answers: the end of the
+// run does not hide the requests under way, nor those that were due meanwhile.
+func TestHTTPUnanswered(t *testing.T) {
+	const lasts = 500 * time.Millisecond
+	gone := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))
+	defer s.Close()
+	defer close(gone)
+	for _, c := range []struct {
+		spec            HTTPSpec
+		due, unanswered uint64
+	}{
+		{HTTPSpec{Connections: 5}, 0, 5},
+		{HTTPSpec{Connections: 2, Rate: 100}, 50, 2},
+		{HTTPSpec{Connections: 2, Rate: 100, Requests: 10}, 10, 2},
+	} {
+		c.spec.URL, c.spec.Duration = s.URL, lasts
+		r, err := RunHTTP(context.Background(), c.spec, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Complete+r.Failed != 0 || r.Unanswered != c.unanswered || r.Unsent != c.due-min(c.due, c.unanswered) {
+			t.Errorf("%+v: complete %d, failed %d, unanswered %d, unsent %d", c.spec, r.Complete, r.Failed, r.Unanswered, r.Unsent)
+		}
+		if r.Total.Count != c.unanswered || r.Total.Max < lasts*9/10 {
+			t.Errorf("%+v: times %+v", c.spec, r.Total)
+		}
+	}
+}
+
+// TestHTTPConnectTime: only the connection that a request went over took it time,
+// from the first address that was tried to the one that answered.
+func TestHTTPConnectTime(t *testing.T) {
+	fail := errors.New("refused")
+	for name, c := range map[string]struct {
+		does func(*httptrace.ClientTrace)
+		want bool
+	}{
+		"made": {func(h *httptrace.ClientTrace) {
+			h.ConnectStart("", "")
+			h.ConnectDone("", "", nil)
+			h.GotConn(httptrace.GotConnInfo{})
+		}, true},
+		"failed": {func(h *httptrace.ClientTrace) { h.ConnectStart("", ""); h.ConnectDone("", "", fail) }, false},
+		"reused": {func(h *httptrace.ClientTrace) {
+			h.ConnectStart("", "")
+			h.GotConn(httptrace.GotConnInfo{Reused: true})
+			h.ConnectDone("", "", nil)
+		}, false},
+		"second address": {func(h *httptrace.ClientTrace) {
+			h.ConnectStart("", "")
+			time.Sleep(10 * time.Millisecond)
+			h.ConnectStart("", "")
+			h.ConnectDone("", "", fail)
+			h.ConnectDone("", "", nil)
+			h.GotConn(httptrace.GotConnInfo{})
+		}, true},
+	} {
+		var s steps
+		c.does(s.trace())
+		took, ok := s.connect()
+		if ok != c.want || name == "second address" && took < 10*time.Millisecond {
+			t.Errorf("%s: %v, %v", name, took, ok)
+		}
+	}
+}
+
 // TestHTTPProgress is told every second.
 func TestHTTPProgress(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -109,7 +178,7 @@ func TestHTTPErrors(t *testing.T) {
 			t.Errorf("%s: %+v", kind, r.Errors)
 		}
 	}
-	for _, spec := range []HTTPSpec{{URL: s.URL}, {URL: "nothing", Requests: 1}} {
+	for _, spec := range []HTTPSpec{{URL: s.URL}, {URL: "nothing", Requests: 1}, {URL: s.URL, Requests: 1, Rate: -1}, {URL: s.URL, Requests: 1, Timeout: -1}} {
 		if _, err := RunHTTP(context.Background(), spec, nil); err == nil {
 			t.Errorf("%+v: no error", spec)
 		}

@@ -24,6 +24,14 @@ type Here struct{}
 // Do calls f.
 func (Here) Do(f func() error) error { return f() }
 
+// checkRate refuses rates that no schedule can hold; 0 stands for none.
+func checkRate(perSecond float64) error {
+	if perSecond != 0 && !(perSecond >= 1e-3 && perSecond <= 1e9) {
+		return fmt.Errorf("rate %g a second: 0, or from 0.001 to 1,000,000,000", perSecond)
+	}
+	return nil
+}
+
 // gcd returns the greatest common divisor of two positive numbers.
 func gcd(a, b uint32) uint32 {
 	for b != 0 {

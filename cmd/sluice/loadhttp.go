@@ -29,7 +29,8 @@ func newLoadHTTP(a *app) *cobra.Command {
 		Use:   "http [--from [LAB/]NODE] URL",
 		Short: "Make real HTTP requests over many connections at once",
 		Long: "http is a closed-loop client (each connection asks again when it was answered) or, with --rate, an open-loop\n" +
-			"one: each request has its due time and its latency counts from there.",
+			"one: each request has its due time and its latency counts from there. What the end of the run cuts off is\n" +
+			"unanswered, and counts in the total times by how long it had waited.",
 		Example: "  sluice load http --from client --connections 5000 --requests 100000 http://192.0.2.10/",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,7 +50,7 @@ func newLoadHTTP(a *app) *cobra.Command {
 				return err
 			}
 			b := loadBounds{svg: bounds.svg}
-			if err := b.saveHistogram(r.Histogram, "time of a request, "+load.Count(r.Complete)+" requests"); err != nil {
+			if err := b.saveHistogram(r.Histogram, "time of a request, "+load.Count(r.Total.Count)+" requests"); err != nil {
 				return err
 			}
 			return a.print(r, func(w io.Writer) error { return writeHTTP(w, r) })
@@ -99,6 +100,10 @@ func writeHTTP(w io.Writer, r *load.HTTPResult) error {
 	fmt.Fprintf(w, "Failed requests:        %d\n", r.Failed)
 	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
 		fmt.Fprintf(w, "   %s: %d\n", kind, r.Errors[kind])
+	}
+	fmt.Fprintf(w, "Unanswered at the end:  %d\n", r.Unanswered)
+	if r.Spec.Rate > 0 {
+		fmt.Fprintf(w, "Due and not sent:       %d\n", r.Unsent)
 	}
 	for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
 		if status != 200 {
