@@ -20,6 +20,7 @@ struct received {
 	__u64 bad_ip_checksum;
 	__u64 bad_l4_checksum;
 	__u64 fragments; // packets that are a fragment; their datagrams are not checked
+	__u64 unchecked; // of other protocols than TCP, UDP and ICMP
 	__u64 unstamped; // no stamp where one was expected
 	__u64 passed;    // not test traffic, left to the kernel
 };
@@ -31,11 +32,13 @@ struct {
 	__type(value, struct received);
 } load_received SEC(".maps");
 
-// Sequence state by sender. One CPU delivers the packets of one sender.
+// Sequence state by sender. One CPU delivers the packets of one sender; an
+// interface that spreads flows over CPUs makes packets late.
 struct sequence {
-	__u64 next;  // expected stamp
-	__u64 lost;  // skipped and not seen since
-	__u64 late;  // older than one that came before
+	__u64 lost; // skipped and not seen since
+	__u64 late; // older than one that came before
+	__u32 next; // expected stamp; it starts over after 2^32 packets
+	__u32 pad;
 };
 
 struct {
@@ -54,10 +57,12 @@ struct {
 
 // Where the parts of a received frame are.
 struct parts {
-	__u8 *l4, *end; // transport header, end of the datagram
-	__u64 pseudo;   // pseudo header's sum without the length
+	__u8 *l4;     // transport header
+	int l4_len;   // bytes of it and the payload, as the IP header says
+	__u64 pseudo; // pseudo header's sum without the length
 	__u8 l4_proto;
-	__u8 fragment;  // 1: not a whole datagram
+	__u8 v6;
+	__u8 fragment; // 1: not a whole datagram
 };
 
 enum seen { SEEN_TEST, SEEN_OTHER, SEEN_BAD_IP };
@@ -81,6 +86,7 @@ static __always_inline enum seen parse_v4(__u8 *l3, __u8 *end, struct parts *p)
 	if ((bpf_ntohl(ip->daddr) >> 28) >= 14)
 		return SEEN_OTHER;
 	p->l4 = l3 + sizeof(*ip);
+	p->l4_len = bpf_ntohs(ip->tot_len) - (int)sizeof(*ip);
 	p->l4_proto = ip->protocol;
 	p->fragment = (ip->frag_off & bpf_htons(0x3fff)) != 0;
 	if (!settings.checksums)
@@ -98,7 +104,9 @@ static __always_inline enum seen parse_v6(__u8 *l3, __u8 *end, struct parts *p)
 	if (ip->daddr.s6_addr[0] == 0xff || ip->daddr.s6_addr[0] == 0xfe)
 		return SEEN_OTHER;
 	p->l4 = l3 + sizeof(*ip);
+	p->l4_len = bpf_ntohs(ip->payload_len);
 	p->l4_proto = ip->nexthdr;
+	p->v6 = 1;
 	p->fragment = ip->nexthdr == IPPROTO_FRAGMENT;
 	// Neighbour discovery to a global address.
 	if (ip->nexthdr == IPPROTO_ICMPV6 && p->l4 + 1 <= end && *p->l4 >= 133 && *p->l4 <= 137)
@@ -107,18 +115,36 @@ static __always_inline enum seen parse_v6(__u8 *l3, __u8 *end, struct parts *p)
 	return SEEN_TEST;
 }
 
-// Sums the datagram in steps of 32, 4 and 1 bytes.
+// Whether the protocol's checksum is known. Of IPv6 that is so without extension
+// headers.
+static __always_inline int is_checkable(const struct parts *p)
+{
+	switch (p->l4_proto) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+		return 1;
+	case IPPROTO_ICMP:
+		return !p->v6;
+	case IPPROTO_ICMPV6:
+		return p->v6;
+	}
+	return 0;
+}
+
+// Sums the datagram, which ends where the frame does, in steps of 32, 4 and 1 bytes.
 static __always_inline int l4_checksum_good(struct parts *p, __u8 *end)
 {
 	__u8 *at = p->l4;
-	__u32 len = end - at;
+	long len = end - at;
 	__u64 sum = p->pseudo + bpf_htons((__u16)len);
 	int i;
 
+	if (len != p->l4_len)
+		return 0; // cut short
 	if (p->l4_proto == IPPROTO_ICMP)
 		sum = 0;
 	if (p->l4_proto == IPPROTO_UDP && at + 8 <= end && !*(__u16 *)(at + 6))
-		return 1; // the sender computed none
+		return !p->v6; // the sender computed none, which IPv6 forbids (RFC 8200 section 8.1)
 	for (i = 0; i < CHECKED_MAX / 32 && at + 32 <= end; i++, at += 32) {
 		__u32 *w = (__u32 *)at;
 
@@ -145,6 +171,7 @@ static __always_inline int read_stamp(struct parts *p, __u8 *end)
 	struct stamp *stamp = (struct stamp *)(p->l4 + l4_header_len(p));
 	struct sequence *s;
 	__u32 sender;
+	__s32 ahead;
 	__u64 now;
 
 	if ((__u8 *)(stamp + 1) > end || stamp->magic != STAMP_MAGIC)
@@ -155,9 +182,10 @@ static __always_inline int read_stamp(struct parts *p, __u8 *end)
 	s = bpf_map_lookup_elem(&load_sequence, &sender);
 	if (!s)
 		return 0;
-	if (stamp->seq >= s->next) {
-		s->lost += stamp->seq - s->next;
-		s->next = (__u64)stamp->seq + 1;
+	ahead = (__s32)(stamp->seq - s->next);
+	if (ahead >= 0) {
+		s->lost += ahead;
+		s->next = stamp->seq + 1;
 	} else {
 		s->late++;
 		s->lost -= s->lost > 0;
@@ -170,6 +198,8 @@ static __always_inline void examine(struct received *r, struct parts *p, __u8 *e
 	if (settings.checksums) {
 		if (p->fragment)
 			r->fragments++;
+		else if (!is_checkable(p))
+			r->unchecked++;
 		else if (!l4_checksum_good(p, end))
 			r->bad_l4_checksum++;
 	}
@@ -177,17 +207,43 @@ static __always_inline void examine(struct received *r, struct parts *p, __u8 *e
 		r->unstamped++;
 }
 
+// Cuts off what a frame holds behind its datagram, such as padding.
+static __always_inline void cut_padding(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct iphdr *ip = (void *)(eth + 1);
+	struct ipv6hdr *ip6 = (void *)(eth + 1);
+	long more = end - (void *)ip;
+
+	if ((void *)(ip + 1) > end)
+		return;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		more -= bpf_ntohs(ip->tot_len);
+	else if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		more -= (long)sizeof(*ip6) + bpf_ntohs(ip6->payload_len);
+	else
+		return;
+	if (more > 0)
+		bpf_xdp_adjust_tail(ctx, -(int)more); // it refuses no frame as long as a header
+}
+
 SEC("xdp")
 int load_sink(struct xdp_md *ctx)
 {
-	__u8 *frame = (__u8 *)(long)ctx->data;
-	__u8 *end = (__u8 *)(long)ctx->data_end;
-	struct ethhdr *eth = (struct ethhdr *)frame;
+	const __u64 bytes = (__u64)ctx->data_end - ctx->data;
 	struct parts parts = {};
 	enum seen seen = SEEN_OTHER;
 	struct received *r;
+	struct ethhdr *eth;
+	__u8 *frame, *end;
 	__u32 zero = 0;
 
+	if (settings.checksums)
+		cut_padding(ctx);
+	frame = (__u8 *)(long)ctx->data;
+	end = (__u8 *)(long)ctx->data_end;
+	eth = (struct ethhdr *)frame;
 	r = bpf_map_lookup_elem(&load_received, &zero);
 	if (!r || frame + sizeof(*eth) > end)
 		return XDP_ABORTED;
@@ -200,7 +256,7 @@ int load_sink(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 	r->packets++;
-	r->bytes += end - frame;
+	r->bytes += bytes;
 	if (seen == SEEN_BAD_IP)
 		r->bad_ip_checksum++;
 	else if (settings.checksums || settings.stamps)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -16,7 +17,8 @@ import (
 type SinkOptions struct {
 	// Checksums verifies the IPv4 header's and the transport's.
 	Checksums bool
-	// Stamps reads sequence numbers and times from the payloads.
+	// Stamps reads sequence numbers and times from the payloads. The sequence is
+	// right where all packets of one sending CPU arrive at one CPU, as on veth links.
 	Stamps bool
 }
 
@@ -27,6 +29,7 @@ type Received struct {
 	BadIPChecksum  uint64 `json:"bad_ip_checksum"`
 	BadL4Checksum  uint64 `json:"bad_l4_checksum"`
 	Fragments      uint64 `json:"fragments"` // packets whose datagram could not be checked
+	Unchecked      uint64 `json:"unchecked"` // packets of protocols other than TCP, UDP and ICMP
 	Unstamped      uint64 `json:"unstamped"` // without a stamp where one was expected
 	SequenceLost   uint64 `json:"sequence_lost"`
 	SequenceLate   uint64 `json:"sequence_late"`
@@ -37,6 +40,9 @@ type Received struct {
 type Sink struct {
 	objects *sinkObjects
 	links   []link.Link
+	// What the sequence numbers had told at the last Reset: the program goes on
+	// with the numbers that it expects.
+	lostBefore, lateBefore uint64
 }
 
 // NewSink loads the far end's program. Attach puts it on interfaces.
@@ -105,6 +111,35 @@ func attach(place Place, iface, how string, to func(index int) (link.Link, error
 
 // Read returns the counters.
 func (s *Sink) Read() (Received, error) {
+	r, err := s.readAll()
+	r.SequenceLost -= min(r.SequenceLost, s.lostBefore) // it falls when late packets come
+	r.SequenceLate -= s.lateBefore
+	return r, err
+}
+
+// Await reads the counters when so many packets have arrived, or no more do:
+// what was sent may still be under way. It takes half a second at most.
+func (s *Sink) Await(packets uint64) (Received, error) {
+	const patience, bound, pause = 100 * time.Millisecond, 500 * time.Millisecond, 5 * time.Millisecond
+	begin := time.Now()
+	last, changed := uint64(0), begin
+	for {
+		r, err := s.Read()
+		if err != nil || r.Packets >= packets || time.Since(begin) > bound {
+			return r, err
+		}
+		if r.Packets != last {
+			last, changed = r.Packets, time.Now()
+		} else if time.Since(changed) > patience {
+			return r, nil
+		}
+		time.Sleep(pause)
+	}
+}
+
+// readAll reads the counters since the programs were loaded, or Reset for those
+// that it clears.
+func (s *Sink) readAll() (Received, error) {
 	var perCPU []sinkReceived
 	var r Received
 	if err := s.objects.LoadReceived.Lookup(uint32(0), &perCPU); err != nil {
@@ -116,6 +151,7 @@ func (s *Sink) Read() (Received, error) {
 		r.BadIPChecksum += c.BadIpChecksum
 		r.BadL4Checksum += c.BadL4Checksum
 		r.Fragments += c.Fragments
+		r.Unchecked += c.Unchecked
 		r.Unstamped += c.Unstamped
 		r.PassedToKernel += c.Passed
 	}
@@ -168,6 +204,11 @@ func readHistogram(m *ebpf.Map) (*Histogram, error) {
 
 // Reset sets all counters to zero.
 func (s *Sink) Reset() error {
+	before, err := s.readAll()
+	if err != nil {
+		return err
+	}
+	s.lostBefore, s.lateBefore = before.SequenceLost, before.SequenceLate
 	zero := make([]sinkReceived, ebpf.MustPossibleCPU())
 	if err := s.objects.LoadReceived.Put(uint32(0), zero); err != nil {
 		return fmt.Errorf("sink: reset: %w", err)

@@ -20,15 +20,17 @@ type sinkReceived struct {
 	BadIpChecksum uint64
 	BadL4Checksum uint64
 	Fragments     uint64
+	Unchecked     uint64
 	Unstamped     uint64
 	Passed        uint64
 }
 
 type sinkSequence struct {
 	_    structs.HostLayout
-	Next uint64
 	Lost uint64
 	Late uint64
+	Next uint32
+	Pad  uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -41,7 +41,8 @@ func newLoadPackets(a *app) *cobra.Command {
 		Short: "Send packets as fast as they go or at a rate, and count them at the far end",
 		Long: "packets writes whole frames in XDP and redirects them to an interface: UDP, TCP or ICMP, IPv4 or IPv6.\n" +
 			"A range is ADDRESS, ADDRESS+COUNT or a CIDR, with :PORT or :FIRST-LAST. With --to the far end counts, and\n" +
-			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts.",
+			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts. An interface\n" +
+			"that spreads flows over CPUs makes the sequence look late: packets of one sender should arrive at one CPU.",
 		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 --dest 192.0.2.10:80 --to s1/eth0 --stamp",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runLoadPackets(cmd, a, &f) },
@@ -61,7 +62,7 @@ func newLoadPackets(a *app) *cobra.Command {
 	fl.IntVar(&f.spec.Fragments, "fragments", 1, "send each datagram in so many fragments")
 	fl.BoolVar(&f.spec.Stamp, "stamp", false, "put sequence number and time into the payload")
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "packets a second, open-loop; 0: as fast as it goes")
-	fl.BoolVar(&f.checksums, "checksums", false, "have the far end verify every checksum")
+	fl.BoolVar(&f.checksums, "checksums", false, "have the far end verify the checksums of IPv4, TCP, UDP and ICMP")
 	for _, name := range []string{"from", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
@@ -155,7 +156,7 @@ func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink, 
 	r := packetsReport{Spec: sender.Spec(), Took: took, Sent: sender.Sent()}
 	r.SentRate = float64(r.Sent) / took.Seconds()
 	if sink != nil {
-		got, err := sink.Read()
+		got, err := sink.Await(r.Sent)
 		if err != nil {
 			return err
 		}
@@ -185,8 +186,8 @@ func (r *packetsReport) write(w io.Writer, checksums bool) error {
 	}
 	fmt.Fprintf(w, "received  %s packets: %s a second, %s lost on the way\n", load.Count(r.Received.Packets), load.Count(uint64(r.Rate)), load.Count(r.Lost))
 	if checksums {
-		fmt.Fprintf(w, "checksums %s wrong in IPv4 headers, %s in transports, %s fragments not checked\n",
-			load.Count(r.Received.BadIPChecksum), load.Count(r.Received.BadL4Checksum), load.Count(r.Received.Fragments))
+		fmt.Fprintf(w, "checksums %s wrong in IPv4 headers, %s in transports; not checked: %s fragments, %s of other protocols\n",
+			load.Count(r.Received.BadIPChecksum), load.Count(r.Received.BadL4Checksum), load.Count(r.Received.Fragments), load.Count(r.Received.Unchecked))
 	}
 	if r.Latency != nil {
 		fmt.Fprintf(w, "sequence  %s missing, %s late, %s without a stamp\n", load.Count(r.Received.SequenceLost), load.Count(r.Received.SequenceLate), load.Count(r.Received.Unstamped))
