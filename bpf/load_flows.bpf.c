@@ -14,18 +14,110 @@
 // the retransmission timer and the clock; the injector, run by live frames, opens
 // connections when they are due and repeats what was lost.
 #include "load_server.h"
+#include "load_slots.h"
 
 // --- the client end -------------------------------------------------------
 
-// The slot of a tuple: addresses count first, then ports.
+// The slot of an answer's tuple: addresses count first, then ports.
 static __always_inline __u32 slot_of(const struct arrival *a)
 {
 	__u32 address = a->dest_low - plan.source_low;
 	__u32 port = (__u32)bpf_ntohs(a->dest) - plan.source_port;
+	__u64 index = (__u64)address * plan.ports + port;
 
-	if (port >= plan.ports || address >= 1U << 24)
+	if (a->source != bpf_htons((__u16)plan.dest_port) || port >= plan.ports || index >= plan.slots)
 		return ~0U;
-	return address * plan.ports + port;
+	return index;
+}
+
+// Whether the addresses of a packet are those of the service and, above the part
+// that varies, of the clients. What the host does besides is the kernel's.
+static __always_inline int is_pair4(__be32 service)
+{
+	return service == ((const volatile __u32 *)plan.dest)[3];
+}
+
+static __always_inline int is_pair6(const struct in6_addr *service, const struct in6_addr *client)
+{
+	const volatile __u32 *dest = (const volatile __u32 *)plan.dest;
+	const volatile __u32 *source = (const volatile __u32 *)plan.source;
+	int same = service->s6_addr32[3] == dest[3];
+
+	for (int i = 0; i < 3; i++)
+		same &= service->s6_addr32[i] == dest[i] && client->s6_addr32[i] == source[i];
+	return same;
+}
+
+#define ICMP_HEADER 8
+
+// What an ICMP error quotes: headers without options, and of TCP the ports and
+// the sequence number (RFC 792).
+struct quoted4 {
+	struct iphdr ip;
+	__be16 source, dest;
+	__be32 seq;
+} __attribute__((packed));
+
+struct quoted6 {
+	struct ipv6hdr ip;
+	__be16 source, dest;
+	__be32 seq;
+} __attribute__((packed));
+
+// Reads the packet that an ICMP error is about as if it were its answer. Echoes
+// quote nothing that looks like one.
+static __always_inline int read_quoted4(struct xdp_md *ctx, struct arrival *a)
+{
+	struct quoted4 *q = (void *)(long)ctx->data + sizeof(struct ethhdr) + sizeof(struct iphdr) + ICMP_HEADER;
+	struct iphdr *ip = (void *)q;
+
+	if ((void *)(q + 1) > (void *)(long)ctx->data_end || ip->ihl != 5 || ip->protocol != IPPROTO_TCP)
+		return 0;
+	a->source = q->dest;
+	a->dest = q->source;
+	a->dest_low = bpf_ntohl(ip->saddr);
+	return is_pair4(ip->daddr);
+}
+
+static __always_inline int read_quoted6(struct xdp_md *ctx, struct arrival *a)
+{
+	struct quoted6 *q = (void *)(long)ctx->data + sizeof(struct ethhdr) + sizeof(struct ipv6hdr) + ICMP_HEADER;
+	struct ipv6hdr *ip = (void *)q;
+
+	if ((void *)(q + 1) > (void *)(long)ctx->data_end || ip->nexthdr != IPPROTO_TCP)
+		return 0;
+	a->source = q->dest;
+	a->dest = q->source;
+	a->dest_low = bpf_ntohl(ip->saddr.s6_addr32[3]);
+	return is_pair6(&ip->daddr, &ip->saddr);
+}
+
+// Reads what a connection may have caused: an answer, or an ICMP error, which
+// gets the tuple of the answer that will not come.
+static __always_inline enum arrived read_caused4(struct xdp_md *ctx, struct arrival *a)
+{
+	enum arrived what = read4(ctx, a);
+	struct segment4 *s = (void *)(long)ctx->data;
+	int ours = 0;
+
+	if (what == ARRIVED_ICMP)
+		ours = read_quoted4(ctx, a);
+	else if (what == ARRIVED_TCP && (void *)(s + 1) <= (void *)(long)ctx->data_end)
+		ours = is_pair4(ip4_of(s)->saddr);
+	return ours ? what : ARRIVED_OTHER;
+}
+
+static __always_inline enum arrived read_caused6(struct xdp_md *ctx, struct arrival *a)
+{
+	enum arrived what = read6(ctx, a);
+	struct segment6 *s = (void *)(long)ctx->data;
+	int ours = 0;
+
+	if (what == ARRIVED_ICMP)
+		ours = read_quoted6(ctx, a);
+	else if (what == ARRIVED_TCP && (void *)(s + 1) <= (void *)(long)ctx->data_end)
+		ours = is_pair6(&ip6_of(s)->saddr, &ip6_of(s)->daddr);
+	return ours ? what : ARRIVED_OTHER;
 }
 
 static __always_inline int is_last_request(const struct slot *s)
@@ -46,6 +138,7 @@ static __always_inline int on_established(struct xdp_md *ctx, const int family, 
 	s->sent_ns = now;
 	if (plan.hold) {
 		s->stage = STAGE_IDLE;
+		count_ended();
 		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
 	}
 	c->requests++;
@@ -78,6 +171,7 @@ static __always_inline int on_response(struct xdp_md *ctx, const int family, con
 	s->ack = r.ack;
 	if (plan.hold) {
 		s->stage = STAGE_IDLE;
+		count_ended();
 		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
 	}
 	c->requests++;
@@ -88,20 +182,35 @@ static __always_inline int on_response(struct xdp_md *ctx, const int family, con
 	return send_back(ctx, family, a, &r, PAYLOAD_REQUEST);
 }
 
-static __always_inline int receive(struct xdp_md *ctx, const int family, const struct arrival *a,
-				   struct flow_counts *c)
+// A reset ends a connection when it answers the SYN or comes next in sequence
+// (RFC 9293 section 3.10.7.3, RFC 5961 section 3.2); any other is a late or forged one.
+static __always_inline int is_reset(const struct slot *s, const struct arrival *a)
 {
-	__u32 index = slot_of(a);
-	struct slot *s = bpf_map_lookup_elem(&load_slots, &index);
+	if (s->stage == STAGE_SYN)
+		return (a->flags & FLAG_ACK) && a->ack == s->seq + 1;
+	return s->stage != STAGE_CLOSED && a->seq == s->ack;
+}
+
+static __always_inline void on_reset(struct slot *s, struct flow_counts *c)
+{
+	c->resets++;
+	c->resets_syn += s->stage == STAGE_SYN;
+	c->resets_request += s->stage == STAGE_REQUEST;
+	if (is_busy(s->stage))
+		count_ended();
+	s->stage = STAGE_CLOSED;
+}
+
+static __always_inline int receive(struct xdp_md *ctx, const int family, const struct arrival *a,
+				   struct slot *s, struct flow_counts *c)
+{
 	__u64 now;
 
-	if (!s)
-		return XDP_PASS;
 	if (a->flags & FLAG_RST) {
-		c->resets++;
-		if (s->stage != STAGE_CLOSED)
-			count_ended();
-		s->stage = STAGE_CLOSED;
+		if (is_reset(s, a))
+			on_reset(s, c);
+		else
+			c->stray++;
 		return XDP_DROP;
 	}
 	switch (s->stage) {
@@ -137,15 +246,18 @@ int load_client(struct xdp_md *ctx)
 	struct flow_counts *c = counts();
 	struct ethhdr *eth = (void *)(long)ctx->data;
 	struct arrival a = {};
-	enum arrived what = ARRIVED_OTHER;
+	enum arrived what;
+	struct slot *s;
+	__u32 index;
 
 	if (!c || (void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		what = read4(ctx, &a);
-	else if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		what = read6(ctx, &a);
-	if (what == ARRIVED_OTHER)
+	if (eth->h_proto != bpf_htons(plan.v6 ? ETH_P_IPV6 : ETH_P_IP))
+		return XDP_PASS;
+	what = plan.v6 ? read_caused6(ctx, &a) : read_caused4(ctx, &a);
+	index = slot_of(&a);
+	s = bpf_map_lookup_elem(&load_slots, &index);
+	if (what == ARRIVED_OTHER || !s)
 		return XDP_PASS;
 	if (what == ARRIVED_ICMP) {
 		c->unreachable++;
@@ -153,7 +265,7 @@ int load_client(struct xdp_md *ctx)
 	}
 	if (lose_every && ++arrivals % lose_every == 0)
 		return XDP_DROP;
-	return plan.v6 ? receive(ctx, AF6, &a, c) : receive(ctx, AF4, &a, c);
+	return plan.v6 ? receive(ctx, AF6, &a, s, c) : receive(ctx, AF4, &a, s, c);
 }
 
 // --- the injector ---------------------------------------------------------
@@ -263,9 +375,11 @@ static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *
 	return XDP_DROP;
 }
 
+// Another CPU may have sent something after this one looked at the clock: the
+// difference has a sign.
 static __always_inline int overdue(const struct slot *s, __u64 now)
 {
-	return s->stage != STAGE_CLOSED && s->stage != STAGE_IDLE && now - s->sent_ns > plan.timeout_ns;
+	return is_busy(s->stage) && (__s64)(now - s->sent_ns) > (__s64)plan.timeout_ns;
 }
 
 // Looks at one slot's timer.
@@ -288,7 +402,7 @@ static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slo
 	struct answer r = { .flags = FLAG_SYN };
 
 	c->started++;
-	count_opened();
+	count_begun();
 	// Later than any sequence number of the connection before it (RFC 6191).
 	s->seq += 65536;
 	s->ack = 0;
@@ -309,6 +423,7 @@ static __always_inline int next_request(struct xdp_md *ctx, __u32 index, struct 
 	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK | FLAG_PSH };
 
 	c->requests++;
+	count_begun();
 	s->due_ns = due;
 	s->sent_ns = now;
 	s->stage = STAGE_REQUEST;
@@ -336,16 +451,19 @@ int load_inject(struct xdp_md *ctx)
 		due = injector.start_ns + (injector.turns * plan.interval >> 16);
 		if (now < due)
 			return sweep(ctx, c, now);
-	} else if (!plan.hold && under_way() >= plan.window) {
+	} else if (under_way() >= plan.window) {
 		return sweep(ctx, c, now);
 	}
 	index = plan.first_slot + injector.cursor;
 	s = bpf_map_lookup_elem(&load_slots, &index);
 	if (!s)
 		return XDP_ABORTED;
-	injector.turns++;
 	if (++injector.cursor >= plan.own_slots)
 		injector.cursor = 0;
+	// Without a schedule a turn waits for a slot.
+	if (!plan.interval && is_busy(s->stage))
+		return sweep(ctx, c, now);
+	injector.turns++;
 	switch (s->stage) {
 	case STAGE_CLOSED:
 		return open_slot(ctx, index, s, c, now, due);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The server end of connections: it answers each packet from what the packet
-// says, and keeps nothing but counters.
+// says, and keeps nothing.
 #ifndef SLUICE_LOAD_SERVER_H
 #define SLUICE_LOAD_SERVER_H
 
-#include "load_slots.h"
+#include "load_tcp.h"
 
 // The server's initial sequence number follows from the client's: a repeated SYN
 // gets the same answer.
@@ -13,22 +13,19 @@ static __always_inline __u32 server_isn(__u32 client_isn)
 	return client_isn * 2654435761U;
 }
 
-static __always_inline int serve(struct xdp_md *ctx, const int family, const struct arrival *a,
-				 struct flow_counts *c)
+static __always_inline int serve(struct xdp_md *ctx, const int family, const struct arrival *a)
 {
 	struct answer r = { .seq = a->ack, .ack = a->seq + a->payload_len, .flags = FLAG_ACK };
 
 	if (a->flags & FLAG_RST)
 		return XDP_DROP;
 	if (a->flags & FLAG_SYN) {
-		c->accepted++;
 		r.seq = server_isn(a->seq);
 		r.ack = a->seq + 1;
 		r.flags = FLAG_SYN | FLAG_ACK;
 		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
 	}
 	if (a->payload_len) {
-		c->served++;
 		r.flags = FLAG_ACK | FLAG_PSH;
 		if (a->first != REQUEST_KEEP)
 			r.flags |= FLAG_FIN;
@@ -75,13 +72,12 @@ static __always_inline int decapsulate(struct xdp_md *ctx)
 SEC("xdp")
 int load_server(struct xdp_md *ctx)
 {
-	struct flow_counts *c = counts();
 	struct ethhdr *eth = (void *)(long)ctx->data;
 	struct arrival a = {};
 	enum arrived what;
 	int v6;
 
-	if (!c || (void *)(eth + 1) > (void *)(long)ctx->data_end)
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	if (eth->h_proto != bpf_htons(ETH_P_IP) && eth->h_proto != bpf_htons(ETH_P_IPV6))
 		return XDP_PASS;
@@ -94,7 +90,7 @@ int load_server(struct xdp_md *ctx)
 	what = v6 ? read6(ctx, &a) : read4(ctx, &a);
 	if (what != ARRIVED_TCP)
 		return XDP_PASS;
-	return v6 ? serve(ctx, AF6, &a, c) : serve(ctx, AF4, &a, c);
+	return v6 ? serve(ctx, AF6, &a) : serve(ctx, AF4, &a);
 }
 
 #endif

@@ -14,6 +14,13 @@ enum stage {
 	STAGE_CLOSING, // FIN sent
 };
 
+// A turn of a slot is under way: a whole connection, or, where connections are
+// held, opening one or one request on it.
+static __always_inline int is_busy(__u8 stage)
+{
+	return stage != STAGE_CLOSED && stage != STAGE_IDLE;
+}
+
 // One connection of the client end. seq and ack are what the next packet of the
 // client carries; while a request or FIN is out they are those of that packet.
 struct slot {
@@ -48,13 +55,12 @@ struct flow_counts {
 	__u64 gave_up_syn; // max_tries reached
 	__u64 gave_up_request;
 	__u64 gave_up_fin;
-	__u64 resets;       // RST from the other side
-	__u64 unreachable;  // ICMP errors
-	__u64 wrong_length; // responses of a wrong size
-	__u64 stray;        // packets that belong to nothing under way
-	__u64 served;       // responses that the server end sent
-	__u64 accepted;     // SYN ACKs that it sent
-	__u64 refused;      // packets that the server end could not read
+	__u64 resets;         // RST from the other side
+	__u64 resets_syn;     // those to a SYN
+	__u64 resets_request; // those to a request
+	__u64 unreachable;    // ICMP errors about packets of connections
+	__u64 wrong_length;   // responses of a wrong size
+	__u64 stray;          // packets that belong to nothing under way
 };
 
 struct {
@@ -78,10 +84,10 @@ struct {
 	__type(value, __u64);
 } load_response SEC(".maps"); // from the turn's due time to the response
 
-// Connections begun and ended, over all CPUs: the kernel may move the receiving
-// side of a link to another CPU than the injector's.
+// Turns begun and ended, over all CPUs: the kernel may move the receiving side of
+// a link to another CPU than the injector's.
 struct balance {
-	__u64 opened, ended;
+	__u64 begun, ended;
 };
 
 struct {
@@ -91,13 +97,13 @@ struct {
 	__type(value, struct balance);
 } load_balance SEC(".maps");
 
-static __always_inline void count_opened(void)
+static __always_inline void count_begun(void)
 {
 	__u32 zero = 0;
 	struct balance *b = bpf_map_lookup_elem(&load_balance, &zero);
 
 	if (b)
-		__sync_fetch_and_add(&b->opened, 1);
+		__sync_fetch_and_add(&b->begun, 1);
 }
 
 static __always_inline void count_ended(void)
@@ -114,7 +120,7 @@ static __always_inline __u64 under_way(void)
 	__u32 zero = 0;
 	struct balance *b = bpf_map_lookup_elem(&load_balance, &zero);
 
-	return b ? b->opened - b->ended : 0;
+	return b ? b->begun - b->ended : 0;
 }
 
 // State of the injector; each has a collection of its own.

@@ -22,7 +22,7 @@ struct flow_plan {
 	__u32 request_len;    // bytes
 	__u32 response_len;   // bytes
 	__u32 request_sum;    // checksum words of the request
-	__u32 window;         // connections in progress at most, when not paced
+	__u32 window;         // turns under way at most, over all CPUs, when not paced
 	__u32 requests;       // of a connection
 	__u32 hold;           // connections stay open between their turns
 	__u32 max_tries;      // of any one packet
@@ -243,8 +243,6 @@ static __always_inline enum arrived read6(struct xdp_md *ctx, struct arrival *a)
 // An answer: flags, sequence numbers, and which payload.
 struct answer {
 	__u32 seq, ack;
-	__u32 payload_len; // 0, request_len or response_len
-	__u32 payload_sum;
 	__u8 flags;
 	__u8 close; // the request asks for the end of the connection
 };

@@ -34,7 +34,7 @@ type FlowSpec struct {
 	// Rate of turns a second over all CPUs, held open-loop; 0 means that a turn
 	// begins when another ended.
 	Rate float64 `json:"rate,omitempty"`
-	// Window bounds the connections in progress a CPU when Rate is 0; 0 means 128.
+	// Window bounds the turns under way, over all CPUs, when Rate is 0; 0 means 128.
 	Window int `json:"window,omitempty"`
 	// Limit is the number of turns; 0 means until stopped.
 	Limit uint64 `json:"limit,omitempty"`
@@ -68,6 +68,8 @@ type FlowCounts struct {
 	GaveUpReq   uint64 `json:"gave_up_response"`
 	GaveUpFIN   uint64 `json:"gave_up_close"`
 	Resets      uint64 `json:"resets"`
+	ResetSYN    uint64 `json:"reset_connect"`  // resets that answered a SYN
+	ResetReq    uint64 `json:"reset_response"` // and those that answered a request
 	Unreachable uint64 `json:"unreachable"`
 	WrongLength uint64 `json:"wrong_length"`
 	Stray       uint64 `json:"stray"` // late duplicates and packets of no connection
@@ -75,15 +77,26 @@ type FlowCounts struct {
 
 // Errors returns the connections that failed.
 func (c FlowCounts) Errors() uint64 {
-	return c.GaveUpSYN + c.GaveUpReq + c.GaveUpFIN + c.Resets + c.WrongLength
+	return c.GaveUpSYN + c.GaveUpReq + c.GaveUpFIN + c.Resets
 }
 
 // Repeated returns the retransmissions.
 func (c FlowCounts) Repeated() uint64 { return c.RepeatedSYN + c.RepeatedReq + c.RepeatedFIN }
 
-// Open returns how many connections are open or being opened.
+// Open returns how many connections are open or being opened. The counters of
+// several CPUs are not read at one instant: 0 where more had ended by then.
 func (c FlowCounts) Open() uint64 {
-	return c.Started - c.Completed - c.Resets - c.GaveUpSYN - c.GaveUpReq - c.GaveUpFIN
+	ended := c.Completed + c.Errors()
+	return c.Started - min(c.Started, ended)
+}
+
+// settled reports whether nothing is awaited: neither the end of a connection nor,
+// where connections are held, an answer on one.
+func (c FlowCounts) settled(hold bool) bool {
+	if !hold {
+		return c.Open() == 0
+	}
+	return c.Requests <= c.Responses+c.GaveUpReq+c.ResetReq && c.Started <= c.Established+c.GaveUpSYN+c.ResetSYN
 }
 
 func (s *FlowSpec) normalize() error {
@@ -307,13 +320,7 @@ func (c *Client) finished() bool {
 		return false
 	}
 	n, err := c.Read()
-	if err != nil {
-		return true
-	}
-	if c.spec.Hold {
-		return n.Requests <= n.Responses+n.GaveUpReq && n.Started <= n.Established+n.GaveUpSYN+n.Resets
-	}
-	return n.Open() == 0
+	return err != nil || n.settled(c.spec.Hold)
 }
 
 // ByCPU returns how many connections were completed on each CPU: the kernel may
@@ -351,6 +358,8 @@ func (c *Client) Read() (FlowCounts, error) {
 		n.GaveUpReq += p.GaveUpRequest
 		n.GaveUpFIN += p.GaveUpFin
 		n.Resets += p.Resets
+		n.ResetSYN += p.ResetsSyn
+		n.ResetReq += p.ResetsRequest
 		n.Unreachable += p.Unreachable
 		n.WrongLength += p.WrongLength
 		n.Stray += p.Stray

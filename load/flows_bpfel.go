@@ -14,9 +14,9 @@ import (
 )
 
 type flowsBalance struct {
-	_      structs.HostLayout
-	Opened uint64
-	Ended  uint64
+	_     structs.HostLayout
+	Begun uint64
+	Ended uint64
 }
 
 type flowsFlowCounts struct {
@@ -34,12 +34,11 @@ type flowsFlowCounts struct {
 	GaveUpRequest uint64
 	GaveUpFin     uint64
 	Resets        uint64
+	ResetsSyn     uint64
+	ResetsRequest uint64
 	Unreachable   uint64
 	WrongLength   uint64
 	Stray         uint64
-	Served        uint64
-	Accepted      uint64
-	Refused       uint64
 }
 
 type flowsFlowPlan struct {

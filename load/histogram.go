@@ -41,15 +41,6 @@ func (h *Histogram) add(bucket int, n uint64) {
 	h.total += n
 }
 
-// Merge adds another histogram's counts.
-func (h *Histogram) Merge(o *Histogram) {
-	for b, n := range o.counts {
-		if n > 0 {
-			h.add(b, n)
-		}
-	}
-}
-
 func bucketOf(ns uint64) int {
 	exp := bits.Len64(ns) - 1
 	switch {

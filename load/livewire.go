@@ -140,3 +140,10 @@ func testRun(prog *ebpf.Program, frame []byte, repeat uint32, batch int) error {
 	}
 	return nil
 }
+
+// monotonic is the clock of bpf_ktime_get_ns.
+func monotonic() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it is always there
+	return ts.Nano()
+}

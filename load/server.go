@@ -96,20 +96,6 @@ func NewServer(place Place, iface string, o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// Served returns how many connections the server end has accepted and how many
-// responses it has sent, repetitions included.
-func (s *Server) Served() (accepted, responses uint64, err error) {
-	var perCPU []flowsFlowCounts
-	if err := s.objects.LoadCounts.Lookup(uint32(0), &perCPU); err != nil {
-		return 0, 0, fmt.Errorf("flows: server counters: %w", err)
-	}
-	for _, p := range perCPU {
-		accepted += p.Accepted
-		responses += p.Served
-	}
-	return accepted, responses, nil
-}
-
 // Close detaches and unloads.
 func (s *Server) Close() error {
 	var errs []error

@@ -148,7 +148,7 @@ func (r flowsReport) write(w io.Writer) error {
 	fmt.Fprintf(w, "connect      %s\n", latencyLine(r.Connect))
 	fmt.Fprintf(w, "response     %s\n", latencyLine(r.Response))
 	fmt.Fprintf(w, "sent again   %s SYN, %s requests, %s FIN; %s late duplicates\n", load.Count(n.RepeatedSYN), load.Count(n.RepeatedReq), load.Count(n.RepeatedFIN), load.Count(n.Stray))
-	fmt.Fprintf(w, "errors       %s: %s no connection, %s no response, %s not closed, %s reset, %s of a wrong length; %s ICMP errors\n",
+	fmt.Fprintf(w, "errors       %s: %s no connection, %s no response, %s not closed, %s reset; %s responses of a wrong length, %s ICMP errors\n",
 		load.Count(r.Errors), load.Count(n.GaveUpSYN), load.Count(n.GaveUpReq), load.Count(n.GaveUpFIN), load.Count(n.Resets), load.Count(n.WrongLength), load.Count(n.Unreachable))
 	if n.Overdue > 0 {
 		fmt.Fprintf(w, "overdue      %s turns found their connection still busy: more connections are needed for this rate\n", load.Count(n.Overdue))
