@@ -17,7 +17,9 @@ import (
 	"github.com/sluice-lb/sluice/doctor/sick"
 )
 
-// nginxConfig answers every request at once, from one worker.
+// nginxConfig answers every request at once, from one worker. The directory is
+// root's alone: the master opens what is in it, and the paths below are there
+// because nginx hands what they name to the worker's user, who needs none of it.
 const nginxConfig = `daemon off;
 pid %[1]s/pid;
 error_log %[1]s/error.log;
@@ -26,11 +28,11 @@ worker_rlimit_nofile 65535;
 events { worker_connections 20000; }
 http {
 	access_log off;
-	client_body_temp_path %[1]s;
-	proxy_temp_path %[1]s;
-	fastcgi_temp_path %[1]s;
-	uwsgi_temp_path %[1]s;
-	scgi_temp_path %[1]s;
+	client_body_temp_path %[1]s/body;
+	proxy_temp_path %[1]s/proxy;
+	fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi;
+	scgi_temp_path %[1]s/scgi;
 	server {
 		listen %[2]s:80 backlog=65535;
 		listen %[2]s:%[3]s backlog=65535;
@@ -48,10 +50,6 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 	}
 	config := filepath.Join(dir, "nginx.conf")
 	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, sick.Server, backendPort), 0o644); err != nil {
-		return nil, err
-	}
-	// The worker runs as another user and writes into the directory.
-	if err := os.Chmod(dir, 0o777); err != nil {
 		return nil, err
 	}
 	var log bytes.Buffer
