@@ -5,10 +5,12 @@ package lab_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -127,16 +129,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	})
 	kill()
 	// From here on any other test's Up may sweep too, so only the result counts.
-	labtest.Eventually(t, 10*time.Second, "the sweep", func() error {
-		_, err := lab.Sweep()
-		return err
-	})
-	labtest.Eventually(t, 10*time.Second, "nothing of the lab to be left", func() error {
-		if found := tracesOf(t, id); len(found) > 0 {
-			return os.ErrExist
-		}
-		return nil
-	})
+	labtest.Eventually(t, 10*time.Second, "nothing of the lab to be left", swept(t, left))
 	if _, err := os.Stat(state); err == nil {
 		t.Errorf("left behind: %s", state)
 	}
@@ -148,6 +141,45 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil {
 			t.Errorf("process %d of the lab still runs", pid)
 		}
+	}
+}
+
+// TestSweepGoesOnBehindALabThatStays: a lab that cannot be removed is named, and keeps no other one.
+func TestSweepGoesOnBehindALabThatStays(t *testing.T) {
+	stays, killFirst := doomed(t, "wait")
+	goes, killSecond := doomed(t, "wait")
+	obstacle := filepath.Join("/run/sluice/lab", stays.ID(), "directory", "file")
+	if err := os.MkdirAll(obstacle, 0o755); err != nil {
+		t.Error(err)
+	}
+	killFirst()
+	killSecond()
+	t.Cleanup(func() {
+		os.Remove(obstacle)
+		for _, l := range []*lab.Lab{stays, goes} {
+			labtest.Eventually(t, 10*time.Second, "nothing of the labs to be left", swept(t, l))
+		}
+	})
+	// Any other test's Up may sweep too, so this one may have to try again.
+	labtest.Eventually(t, 10*time.Second, "a word on the older lab", func() error {
+		if _, err := lab.Sweep(); !errors.Is(err, lab.ErrDown) || !strings.Contains(err.Error(), stays.ID()) {
+			return fmt.Errorf("the sweep says: %w", err)
+		}
+		return nil
+	})
+	if found := tracesOf(t, goes.ID()); len(found) > 0 {
+		t.Errorf("left of the younger lab by the same sweep: %v", found)
+	}
+}
+
+// swept sweeps and looks for what is left of a lab.
+func swept(t *testing.T, l *lab.Lab) func() error {
+	return func() error {
+		_, err := lab.Sweep()
+		if found := tracesOf(t, l.ID()); len(found) > 0 {
+			return fmt.Errorf("%v is left: %w", found, err)
+		}
+		return nil
 	}
 }
 

@@ -27,6 +27,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrDown is in every error of [Lab.Down]: something of the lab is still there.
+var ErrDown = errors.New("down")
+
 // Lab is a network that is up.
 type Lab struct {
 	record Record
@@ -89,27 +92,24 @@ func Find(id string) (*Lab, error) {
 }
 
 // Sweep removes what crashed processes left of their labs and returns the ids. Labs whose owner
-// lives and labs that were detached stay.
+// lives and labs that were detached stay. What cannot be removed hinders the removal of no other.
 func Sweep() ([]string, error) {
-	if err := removeUnfinished(); err != nil {
-		return nil, fmt.Errorf("lab: sweep: %w", err)
-	}
+	errs := []error{removeUnfinished()}
 	records, err := List()
-	if err != nil {
-		return nil, fmt.Errorf("lab: sweep: %w", err)
-	}
+	errs = append(errs, err)
 	var swept []string
 	for _, r := range records {
 		if r.Live || r.Detached {
 			continue
 		}
 		done, err := sweepOne(r.ID)
-		if err != nil {
-			return swept, fmt.Errorf("lab %s: sweep: %w", r.ID, err)
-		}
 		if done {
 			swept = append(swept, r.ID)
 		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return swept, fmt.Errorf("lab: sweep: %w", err)
 	}
 	return swept, nil
 }
@@ -140,7 +140,11 @@ func sweepOne(id string) (bool, error) {
 	}
 	l := fromRecord(r)
 	l.owner = f
-	return true, l.Down()
+	if err := l.Down(); err != nil {
+		f.Close() // nobody owns what is left, and the next sweep tries again
+		return false, err
+	}
+	return true, nil
 }
 
 // ID returns the part of the namespace names that makes them unique.
@@ -206,11 +210,13 @@ func (l *Lab) Down() error {
 		errs = append(errs, deleteNamespace(n.full), os.RemoveAll(n.StateDir()))
 	}
 	errs = append(errs, l.unmountAll())
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("lab %s: down: %w", l.ID(), err) // the record stays for another try
+	if errors.Join(errs...) == nil { // else the record stays for another try
+		if err := os.Remove(recordPath(l.ID())); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
-	if err := os.Remove(recordPath(l.ID())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("lab %s: record: %w", l.ID(), err)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("lab %s: %w: %w", l.ID(), ErrDown, err)
 	}
 	if l.owner != nil {
 		l.owner.Close()

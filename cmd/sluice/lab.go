@@ -168,26 +168,34 @@ func newLabDown(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			removed := []string{}
-			for _, l := range chosen {
-				if err := l.Down(); err != nil {
-					return err
-				}
-				removed = append(removed, l.ID())
-			}
-			return a.print(map[string][]string{"removed": removed}, func(w io.Writer) error {
-				if len(removed) == 0 {
-					fmt.Fprintln(w, "no lab to remove")
-				}
-				for _, l := range chosen {
-					fmt.Fprintf(w, "lab %s (%s) is removed\n", l.ID(), l.Topology().Name)
-				}
-				return nil
-			})
+			return a.removeLabs(chosen)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "remove every lab that no running program uses")
 	return cmd
+}
+
+// removeLabs removes all labs that it can, and says which.
+func (a *app) removeLabs(labs []*lab.Lab) error {
+	ids := []string{}
+	text := ""
+	var errs []error
+	for _, l := range labs {
+		if err := l.Down(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		ids = append(ids, l.ID())
+		text += fmt.Sprintf("lab %s (%s) is removed\n", l.ID(), l.Topology().Name)
+	}
+	if len(labs) == 0 {
+		text = "no lab to remove\n"
+	}
+	errs = append(errs, a.print(map[string][]string{"removed": ids}, func(w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	}))
+	return errors.Join(errs...)
 }
 
 func labsToRemove(args []string, all bool) ([]*lab.Lab, error) {
