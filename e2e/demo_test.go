@@ -51,14 +51,18 @@ func TestDemoKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// TestDemoInterrupted presses Ctrl-C in the middle: nothing may be left.
+// TestDemoInterrupted presses Ctrl-C in the middle, or takes the terminal away: nothing may be left.
 func TestDemoInterrupted(t *testing.T) {
 	labtest.Require(t, labtest.Root)
-	id, text, err := signalDemo(t, syscall.SIGINT)
-	if err == nil || !strings.Contains(text, "interrupted") {
-		t.Errorf("exit %v, and the demo said:\n%s", err, text)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		t.Run(sig.String(), func(t *testing.T) {
+			id, text, err := signalDemo(t, sig)
+			if err == nil || !strings.Contains(text, "interrupted") {
+				t.Errorf("exit %v, and the demo said:\n%s", err, text)
+			}
+			nothingLeft(t, id)
+		})
 	}
-	nothingLeft(t, id)
 }
 
 // TestDemoKilled kills the demo, so that nobody can tidy up: the next lab does.

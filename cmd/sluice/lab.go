@@ -29,7 +29,7 @@ func newLab(a *app) *cobra.Command {
 			"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n" +
 			"  sluice lab down balancer",
 	}
-	cmd.AddCommand(newLabUp(a), newLabDown(a), newLabList(a), newLabExec(a), newCaseStudy(a))
+	cmd.AddCommand(tidy(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), tidy(a, newCaseStudy(a)))
 	return cmd
 }
 

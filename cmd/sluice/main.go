@@ -110,8 +110,8 @@ func subcommands(a *app) []*cobra.Command {
 		newDoctor(a), newDrops(a), newProfile(a),
 		newDocs(a),
 		newLab(a),
-		newDemo(a),
-		newBench(a), newLoad(a),
-		newConns(a), newPlan(a), newTune(a), newTop(a),
+		tidy(a, newDemo(a)),
+		tidy(a, newBench(a)), newLoad(a),
+		newConns(a), newPlan(a), tidy(a, newTune(a)), newTop(a),
 	}
 }

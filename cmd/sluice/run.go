@@ -77,6 +77,7 @@ func (d *daemon) run(ctx context.Context) error {
 	ctx, d.end = context.WithCancel(ctx)
 	defer d.end()
 	d.log = d.logger()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a log that nobody reads ends no gateway
 	// Watching begins before the file is read, so that no change is missed.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -114,10 +112,7 @@ func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
 	if f.netns == "" {
 		watched, _ = conntrack.Namespaces()
 	}
-	// A terminal that is gone may be gone because of the change.
-	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
-	defer stop()
-	r, err := tune.Apply(ctx, s, p, tune.Watch{Window: f.trial, Drops: tune.Drops(watched),
+	r, err := tune.Apply(cmd.Context(), s, p, tune.Watch{Window: f.trial, Drops: tune.Drops(watched),
 		Tell: func(line string) { a.progress("%s", line) }})
 	if err != nil {
 		return err

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// tidy is for commands that make or change something and take it back at the end. A terminal that
+// is gone, or a pipe that nobody reads any more, ends others at once; these end as with Ctrl-C.
+func tidy(a *app, cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, end := context.WithCancel(cmd.Context())
+		defer end()
+		if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+			var stop context.CancelFunc
+			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+			defer stop()
+		}
+		// Caught, the signal leaves an error of the write. Sockets raise it, too.
+		pipe := make(chan os.Signal, 1)
+		signal.Notify(pipe, syscall.SIGPIPE)
+		defer signal.Stop(pipe)
+		go func() {
+			for {
+				select {
+				case <-pipe:
+					if unread(a.stdout) || unread(a.stderr) {
+						end()
+					}
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		cmd.SetContext(ctx)
+		err := run(cmd, args)
+		if errors.Is(err, syscall.EPIPE) && unread(a.stdout) {
+			return exitError{code: exitFailure} // as quiet as a command that the signal ends
+		}
+		return err
+	}
+	return cmd
+}
+
+// unread reports whether the other end of a stream is closed.
+func unread(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	p := []unix.PollFd{{Fd: int32(f.Fd())}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0 && p[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+}

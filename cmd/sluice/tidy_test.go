@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// closedPipe returns the end to write to of a pipe that nobody reads.
+func closedPipe(t *testing.T) *os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// TestTidy: a hangup, and output that nobody reads any more, end a command that has to clean up
+// by its context; a broken pipe elsewhere does not.
+func TestTidy(t *testing.T) {
+	broken := closedPipe(t)
+	write := func() error {
+		_, err := broken.WriteString("x")
+		return err
+	}
+	errDone := errors.New("cleaned up")
+	for _, c := range []struct {
+		name string
+		app  app
+		do   func() error
+		ends bool
+	}{
+		{"hangup", app{stdout: os.Stdout, stderr: os.Stderr}, func() error { return syscall.Kill(os.Getpid(), syscall.SIGHUP) }, true},
+		{"the reader of standard error is gone", app{stdout: os.Stdout, stderr: broken}, write, true},
+		{"the reader of standard output is gone", app{stdout: broken, stderr: os.Stderr}, write, true},
+		{"another pipe breaks", app{stdout: os.Stdout, stderr: os.Stderr}, write, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ended := false
+			cmd := tidy(&c.app, &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+				if err := c.do(); err != nil && !errors.Is(err, syscall.EPIPE) {
+					return err
+				}
+				wait := 10 * time.Second
+				if !c.ends {
+					wait = 50 * time.Millisecond
+				}
+				select {
+				case <-cmd.Context().Done():
+					ended = true
+				case <-time.After(wait):
+				}
+				return errDone
+			}})
+			cmd.SetArgs([]string{})
+			cmd.SilenceErrors, cmd.SilenceUsage = true, true
+			if err := cmd.ExecuteContext(t.Context()); !errors.Is(err, errDone) {
+				t.Errorf("ended with %v", err)
+			}
+			if ended != c.ends {
+				t.Errorf("the context ended: %t, want %t", ended, c.ends)
+			}
+		})
+	}
+}
+
+// TestTidyIsQuietBehindHead: a result that nobody reads is not complained of.
+func TestTidyIsQuietBehindHead(t *testing.T) {
+	a := &app{stdout: closedPipe(t), stderr: os.Stderr}
+	cmd := tidy(a, &cobra.Command{RunE: func(*cobra.Command, []string) error { return a.writeJSON(a.stdout, "x") }})
+	cmd.SetArgs([]string{})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	var status exitError
+	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &status) || status.err != nil || status.code != exitFailure {
+		t.Errorf("ended with %v, want a bare exit code", err)
+	}
+}
