@@ -57,7 +57,7 @@ func TestDemoInterrupted(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			id, text, err := signalDemo(t, sig)
-			if err == nil || !strings.Contains(text, "interrupted") {
+			if err == nil || !strings.Contains(text, "interrupted; everything is as it was before") {
 				t.Errorf("exit %v, and the demo said:\n%s", err, text)
 			}
 			nothingLeft(t, id)

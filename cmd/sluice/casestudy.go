@@ -47,7 +47,7 @@ func newCaseStudy(a *app) *cobra.Command {
 			o.Sluice, o.Progress = self, a.progress
 			report, err := casestudy.Play(cmd.Context(), o)
 			if cmd.Context().Err() != nil {
-				return errors.New("the case study was interrupted; everything it changed is restored")
+				return interrupted("the case study", err)
 			}
 			if err != nil {
 				return err

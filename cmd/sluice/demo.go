@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/demo"
 	"github.com/sluice-lb/sluice/table"
 )
@@ -37,7 +39,7 @@ func newDemo(a *app) *cobra.Command {
 			}
 			report, err := demo.Run(cmd.Context(), demo.Options{Sluice: self, Progress: a.demoProgress})
 			if cmd.Context().Err() != nil {
-				return errors.New("the demo was interrupted; everything it made is removed")
+				return interrupted("the demo", err)
 			}
 			if err != nil {
 				return err
@@ -51,6 +53,14 @@ func newDemo(a *app) *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// interrupted is the end of a play whose context has ended; err is the play's own.
+func interrupted(what string, err error) error {
+	if errors.Is(err, lab.ErrDown) || errors.Is(err, sick.ErrRestore) {
+		return fmt.Errorf("%s was interrupted, and not all is as it was before: %w", what, err)
+	}
+	return fmt.Errorf("%s was interrupted; everything is as it was before", what)
 }
 
 // demoProgress prints a line of the demo's progress; headings stand out on a terminal.

@@ -3,13 +3,19 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab"
 )
 
 // closedPipe returns the end to write to of a pipe that nobody reads.
@@ -82,5 +88,19 @@ func TestTidyIsQuietBehindHead(t *testing.T) {
 	var status exitError
 	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &status) || status.err != nil || status.code != exitFailure {
 		t.Errorf("ended with %v, want a bare exit code", err)
+	}
+}
+
+// TestInterruptedSaysWhatIsLeft: an interrupted play says that all is as before only when it is.
+func TestInterruptedSaysWhatIsLeft(t *testing.T) {
+	const fine = "everything is as it was before"
+	if err := interrupted("the demo", fmt.Errorf("client: %w", context.Canceled)); !strings.Contains(err.Error(), fine) {
+		t.Error(err)
+	}
+	for _, left := range []error{fmt.Errorf("lab 1: %w: busy", lab.ErrDown), fmt.Errorf("host settings: %w: refused", sick.ErrRestore)} {
+		err := interrupted("the demo", errors.Join(context.Canceled, left))
+		if strings.Contains(err.Error(), fine) || !strings.Contains(err.Error(), left.Error()) {
+			t.Error(err)
+		}
 	}
 }

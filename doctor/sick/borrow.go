@@ -30,6 +30,9 @@ while [ $# -gt 1 ]; do
 	shift 2
 done; exit $rc`
 
+// ErrRestore is in the error of a setting that could not be put back.
+var ErrRestore = errors.New("restore")
+
 // Borrow changes host-wide settings, given by sysctl name, and returns a function
 // that puts the old values back. A small process holds the old values, so that
 // they come back even when this one is killed. Borrowers wait for each
@@ -78,7 +81,7 @@ func Borrow(ctx context.Context, settings map[string]string) (restore func() err
 func giveBack(hold io.Closer, guard *exec.Cmd, said *bytes.Buffer) error {
 	hold.Close()
 	if err := guard.Wait(); err != nil {
-		return fmt.Errorf("host settings: restore: %w: %s", err, bytes.TrimSpace(said.Bytes()))
+		return fmt.Errorf("host settings: %w: %w: %s", ErrRestore, err, bytes.TrimSpace(said.Bytes()))
 	}
 	return nil
 }
