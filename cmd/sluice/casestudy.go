@@ -18,6 +18,10 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
+// hostChange says what the case study does to the whole host.
+var hostChange = "changes settings of the whole host while it plays, about a minute:\n" + strings.Join(casestudy.HostSettings, ", ") + ".\n" +
+	"The first is 1000 during two of the runs, and connections of other programs may be refused then."
+
 // newCaseStudy is 'sluice lab case-study'.
 func newCaseStudy(a *app) *cobra.Command {
 	var allow bool
@@ -30,8 +34,7 @@ func newCaseStudy(a *app) *cobra.Command {
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
 			"the cause, cures it with sluice tune, and measures again; at last the table is small again and the\n" +
 			"eBPF datapath translates, which makes no entry in it.\n\n" +
-			"It changes net.netfilter.nf_conntrack_max of the whole host for about ten seconds, and puts it back\n" +
-			"in any case, also when it is killed. Connections of other programs may be refused meanwhile.",
+			"It " + hostChange + "\nAll of them come back in any case, also when it is killed.",
 		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -62,7 +65,7 @@ func newCaseStudy(a *app) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&allow, "allow-host-sysctl", false, "do not ask before changing nf_conntrack_max of the host")
+	flags.BoolVar(&allow, "allow-host-sysctl", false, "do not ask before changing settings of the host")
 	flags.IntVar(&o.Connections, "connections", 5000, "connections at once")
 	flags.IntVar(&o.Requests, "requests", 30000, "requests of each run")
 	return cmd
@@ -75,9 +78,9 @@ func (a *app) askHostSysctl(allowed bool) error {
 	}
 	in, ok := a.stdin.(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) {
-		return errors.New("the case study lowers nf_conntrack_max of the whole host for some seconds; --allow-host-sysctl allows it")
+		return errors.New("the case study " + hostChange + " --allow-host-sysctl allows it")
 	}
-	fmt.Fprint(a.stderr, "This lowers nf_conntrack_max of the whole host to 1000 for about ten seconds. Go on? [y/N] ")
+	fmt.Fprint(a.stderr, "This "+hostChange+" Go on? [y/N] ")
 	answer, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
 		return errors.New("not confirmed; nothing was changed")

@@ -39,6 +39,9 @@ const (
 	backlog     = "net.core.netdev_max_backlog"
 )
 
+// HostSettings are the settings of the whole host that Play changes and gives back.
+var HostSettings = []string{tableMax, buckets, backlog}
+
 // Options says how to play.
 type Options struct {
 	// Sluice is the path of the sluice program, which plays the client and the gateway.
@@ -102,8 +105,7 @@ type study struct {
 	report  *Report
 }
 
-// Play runs the case study. It lowers nf_conntrack_max of the whole host for
-// some seconds; the old value comes back in any case.
+// Play runs the case study. It changes [HostSettings], which come back in any case.
 func Play(ctx context.Context, o Options) (*Report, error) {
 	if o.Connections == 0 {
 		o.Connections = 5000
@@ -203,12 +205,11 @@ func (s *study) rules(ctx context.Context, script string) error {
 // the same instant on the few CPUs of one machine: without room for that burst in
 // the backlog the runs would show a second illness.
 func borrow(ctx context.Context) (restore func() error, err error) {
-	settings := map[string]string{backlog: "30000"}
-	for _, key := range []string{tableMax, buckets} { // changed later
-		if settings[key], err = host.Get(key); err != nil {
-			return nil, fmt.Errorf("case study: %w", err)
-		}
+	settings := map[string]string{}
+	for _, key := range HostSettings {
+		settings[key] = "" // changed later
 	}
+	settings[backlog] = "30000"
 	if restore, err = sick.Borrow(ctx, settings); err != nil {
 		return nil, fmt.Errorf("case study: %w", err)
 	}

@@ -34,7 +34,8 @@ done; exit $rc`
 var ErrRestore = errors.New("restore")
 
 // Borrow changes host-wide settings, given by sysctl name, and returns a function
-// that puts the old values back. A small process holds the old values, so that
+// that puts the old values back. An empty value leaves a setting as it is, for the
+// borrower to change later. A small process holds the old values, so that
 // they come back even when this one is killed. Borrowers wait for each
 // other until ctx ends.
 func Borrow(ctx context.Context, settings map[string]string) (restore func() error, err error) {
@@ -71,6 +72,9 @@ func Borrow(ctx context.Context, settings map[string]string) (restore func() err
 	}
 	restore = func() error { return giveBack(hold, guard, &said) }
 	for name, value := range settings {
+		if value == "" {
+			continue
+		}
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("host settings: %s = %s: %w", name, value, err), restore())
 		}
