@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -43,14 +44,14 @@ type setting struct{ key, value string }
 var families = []uint8{unix.AF_INET, unix.AF_INET6}
 
 func readHost() (*host, error) {
+	h := &host{index: map[int]int{}}
 	list, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("interfaces: %w", err)
+	if err = h.tolerate(err, "interfaces"); err != nil {
+		return nil, err
 	}
 	if len(list) > maxLinks {
 		return nil, fmt.Errorf("the host has %d interfaces, more than the %d that are copied for a replay", len(list), maxLinks)
 	}
-	h := &host{index: map[int]int{}}
 	kinds := map[int]string{}
 	for _, l := range list {
 		kinds[l.Attrs().Index] = l.Type()
@@ -73,16 +74,17 @@ func readHost() (*host, error) {
 	}
 	for _, f := range families {
 		for _, what := range []struct {
+			name      string
 			get, kind uint16
 			into      *[][]byte
 			head      nl.NetlinkRequestData
 		}{
-			{unix.RTM_GETADDR, unix.RTM_NEWADDR, &h.addresses, nl.NewIfAddrmsg(int(f))},
-			{unix.RTM_GETRULE, unix.RTM_NEWRULE, &h.rules, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
-			{unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &h.routes, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
+			{"addresses", unix.RTM_GETADDR, unix.RTM_NEWADDR, &h.addresses, nl.NewIfAddrmsg(int(f))},
+			{"routing rules", unix.RTM_GETRULE, unix.RTM_NEWRULE, &h.rules, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
+			{"routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &h.routes, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
 		} {
 			list, err := dump(what.get, what.kind, what.head)
-			if err != nil {
+			if err = h.tolerate(err, what.name); err != nil {
 				return nil, err
 			}
 			*what.into = append(*what.into, list...)
@@ -98,11 +100,22 @@ func readHost() (*host, error) {
 func dump(get, kind uint16, head nl.NetlinkRequestData) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(int(get), unix.NLM_F_DUMP)
 	r.AddData(head)
-	list, err := r.Execute(unix.NETLINK_ROUTE, kind)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("route netlink: %w", err)
+	return r.Execute(unix.NETLINK_ROUTE, kind)
+}
+
+// tolerate takes note of a list that changed while it was read, which may lack something,
+// and returns every other error with the name of what was read.
+func (h *host) tolerate(err error, what string) error {
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		if note := what + " changed while they were copied: some may be left out"; !slices.Contains(h.omitted, note) {
+			h.omitted = append(h.omitted, note)
+		}
+		return nil
 	}
-	return list, nil
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // readSysctls reads what rules over forwarding, in an order in which no value
@@ -215,7 +228,7 @@ func (h *host) copyRules() error {
 	for _, f := range families {
 		own, err := dump(unix.RTM_GETRULE, unix.RTM_NEWRULE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}})
 		if err != nil {
-			return err
+			return fmt.Errorf("routing rules: %w", err)
 		}
 		for _, r := range own {
 			if err := send(unix.RTM_DELRULE, r, unix.ENOENT, unix.EOPNOTSUPP); err != nil {
