@@ -448,7 +448,7 @@ int load_inject(struct xdp_md *ctx)
 	if (injector.turns >= plan.limit)
 		return sweep(ctx, c, now);
 	if (plan.interval) {
-		due = injector.start_ns + (injector.turns * plan.interval >> 16);
+		due = injector.start_ns + schedule_ns(injector.turns, plan.interval);
 		if (now < due)
 			return sweep(ctx, c, now);
 	} else if (under_way() >= plan.window) {

@@ -43,6 +43,13 @@ static __always_inline __u16 csum_fold32(__u32 sum)
 	return (__u16) ~(sum + (sum >> 16));
 }
 
+// The time of the n-th of a schedule with an interval in 2^-16 ns. The product
+// would be too large for 64 bits after three days.
+static __always_inline __u64 schedule_ns(__u64 n, __u64 interval)
+{
+	return n * (interval >> 16) + (n * (interval & 0xffff) >> 16);
+}
+
 // Log-linear histogram of nanoseconds: 32 buckets an octave (3 % wide), up to
 // 2^40 ns. Values below 64 have a bucket of their own.
 #define HIST_SUB_BITS 5

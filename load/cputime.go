@@ -18,7 +18,7 @@ import (
 // kernel's soft interrupt threads of their CPUs, which take over when there is
 // much to do. What other programs use of a CPU meanwhile does not count.
 type cpuClock struct {
-	threads []atomic.Int64 // thread ids, 0 while not running
+	threads []atomic.Int64 // thread ids of the latest run, 0 before the first
 	softirq []int          // process ids of ksoftirqd/N
 }
 

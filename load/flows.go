@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -99,6 +101,9 @@ func (c FlowCounts) settled(hold bool) bool {
 	return c.Requests <= c.Responses+c.GaveUpReq+c.ResetReq && c.Started <= c.Established+c.GaveUpSYN+c.ResetSYN
 }
 
+// maxConnections bounds the memory of the slots: 32 bytes each, 1 GiB.
+const maxConnections = 1 << 25
+
 func (s *FlowSpec) normalize() error {
 	if !s.Source.First.IsValid() || !s.Dest.IsValid() {
 		return errors.New("flows: a source range and a destination are needed")
@@ -109,17 +114,30 @@ func (s *FlowSpec) normalize() error {
 	if s.Source.Ports == (flow.Ports{}) {
 		s.Source.Ports = flow.Ports{First: 1024, Last: 65535}
 	}
-	all := int(s.Source.addresses() * s.Source.ports())
-	if s.Connections == 0 {
-		s.Connections = all
+	all := uint64(s.Source.addresses()) * uint64(s.Source.ports())
+	if s.Connections == 0 && all <= maxConnections {
+		s.Connections = int(all)
 	}
-	if s.Connections > all {
+	switch {
+	case s.Connections == 0:
+		return fmt.Errorf("flows: the source range holds %d endpoints: say how many connections, at most %d", all, maxConnections)
+	case s.Connections < 0 || s.Connections > maxConnections:
+		return fmt.Errorf("flows: %d connections: from 1 to %d", s.Connections, maxConnections)
+	case uint64(s.Connections) > all:
 		return fmt.Errorf("flows: %d connections asked for, the source range holds %d endpoints", s.Connections, all)
+	case s.Requests < 0 || s.Requests > math.MaxUint16:
+		return fmt.Errorf("flows: %d requests a connection: from 1 to %d", s.Requests, math.MaxUint16)
+	case s.Tries < 0 || s.Tries > math.MaxUint8:
+		return fmt.Errorf("flows: %d tries of a packet: from 1 to %d", s.Tries, math.MaxUint8)
+	case s.Timeout < 0:
+		return fmt.Errorf("flows: timeout %v is negative", s.Timeout)
+	case s.Window < 0:
+		return fmt.Errorf("flows: window %d is negative", s.Window)
+	}
+	if err := errors.Join(s.Source.check(), checkRate(s.Rate)); err != nil {
+		return fmt.Errorf("flows: %w", err)
 	}
 	s.Requests = max(s.Requests, 1)
-	if s.Requests > 65535 {
-		return fmt.Errorf("flows: %d requests a connection: at most 65535", s.Requests)
-	}
 	if s.Window == 0 {
 		s.Window = 128
 	}
@@ -145,6 +163,7 @@ type Client struct {
 	injectors []*flowsObjects
 	links     []link.Link
 	clock     *cpuClock
+	ended     []atomic.Int64 // when each CPU's latest run was told to end
 }
 
 // NewClient loads the client end and attaches it. cpus are the CPUs to inject
@@ -159,11 +178,12 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("flows: memory limit: %w", err)
 	}
+	cpus = cpus[:min(len(cpus), spec.Connections)] // each has a connection of its own
 	plan, err := spec.plan(place)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{place: place, spec: spec, cpus: cpus, clock: newCPUClock(cpus)}
+	c := &Client{place: place, spec: spec, cpus: cpus, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
 	if c.objects, err = loadFlowEnd(plan, nil, 0, nil, spec.Connections); err != nil {
 		return nil, err
 	}
@@ -282,6 +302,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	for nth, cpu := range c.cpus {
 		r := liveRun{
 			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 192), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
+			ended: &c.ended[nth],
 		}
 		if c.spec.Rate > 0 {
 			r.batch = 8
@@ -306,15 +327,29 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 // CPUTime returns the CPU time that the connections have used; see Sender.CPUTime.
 func (c *Client) CPUTime() time.Duration { return c.clock.now() }
 
+// Took returns the time from the first turn to the end of the one Run that has
+// ended, without what the kernel takes to begin and to end it.
+func (c *Client) Took() time.Duration {
+	var t span
+	for nth := range c.injectors {
+		t.add(int64(c.injector(nth).StartNs), c.ended[nth].Load())
+	}
+	return t.length()
+}
+
+func (c *Client) injector(nth int) flowsInjector {
+	var i flowsInjector
+	if err := c.injectors[nth].Injector.Get(&i); err != nil {
+		return flowsInjector{}
+	}
+	return i
+}
+
 // finished reports whether all turns are over.
 func (c *Client) finished() bool {
 	var turns uint64
-	for _, o := range c.injectors {
-		var i flowsInjector
-		if err := o.Injector.Get(&i); err != nil {
-			return false
-		}
-		turns += i.Turns
+	for nth := range c.injectors {
+		turns += c.injector(nth).Turns
 	}
 	if turns < c.spec.Limit {
 		return false

@@ -212,6 +212,13 @@ func TestFlowsOfTwoCPUs(t *testing.T) {
 	if got.Completed+got.Overdue != 3001 || got.Errors() != 0 {
 		t.Errorf("counted %+v", got)
 	}
+	// One connection is one CPU's; the other has nothing to do.
+	got = runFlows(t, l.Node("source"), FlowSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: netip.MustParseAddrPort("192.0.2.2:80"), Interface: "eth0", Limit: 20,
+	}, 0, 1)
+	if got.Completed != 20 || got.Errors() != 0 {
+		t.Errorf("one connection: counted %+v", got)
+	}
 }
 
 // TestMillionConnections holds a million connections open at once and counts the

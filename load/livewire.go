@@ -42,8 +42,8 @@ const (
 	maxRepeat      = 1<<32 - 1
 )
 
-// liveRun runs an XDP program over frame on one CPU: repeat times, or, when
-// repeat is 0, until the context ends or done reports true. It is one system
+// liveRun runs an XDP program over frame on one CPU: as many times as left says, or,
+// when left is nil, until the context ends or done reports true. It is one system
 // call wherever possible, because each call begins with about 20 ms of waiting
 // for an RCU grace period. It must run on a goroutine that may lock its thread.
 type liveRun struct {
@@ -51,10 +51,11 @@ type liveRun struct {
 	prog    *ebpf.Program
 	frame   []byte
 	cpu     int
-	repeat  uint64
+	left    func() uint64
 	batch   int // packets between flushes; 0 means the kernel's 64
 	started chan<- struct{}
-	thread  *atomic.Int64 // told the thread id; nil: nobody asks
+	thread  *atomic.Int64 // told the thread id
+	ended   *atomic.Int64 // told when the run was to end, in ns of CLOCK_MONOTONIC
 	done    func() bool
 }
 
@@ -77,13 +78,18 @@ func (r *liveRun) run(ctx context.Context) error {
 // runtime ignores (it uses SIGURG itself to preempt).
 func (r *liveRun) loop(ctx context.Context) error {
 	tid, stop := unix.Gettid(), make(chan struct{})
-	if r.thread != nil {
-		r.thread.Store(int64(tid))
+	r.thread.Store(int64(tid))
+	r.ended.Store(0)
+	watched := make(chan struct{})
+	halt := func() bool {
+		if ctx.Err() == nil && (r.done == nil || !r.done()) {
+			return false
+		}
+		r.ended.CompareAndSwap(0, monotonic())
+		return true
 	}
-	ended := make(chan struct{})
-	halt := func() bool { return ctx.Err() != nil || r.done != nil && r.done() }
 	go func() {
-		defer close(ended)
+		defer close(watched)
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -97,32 +103,47 @@ func (r *liveRun) loop(ctx context.Context) error {
 			}
 		}
 	}()
-	defer func() { close(stop); <-ended }()
+	defer func() { close(stop); <-watched }()
 	if r.started != nil {
 		r.started <- struct{}{}
 	}
-	left := r.repeat
 	for !halt() {
 		n := uint64(maxRepeat)
-		if r.repeat > 0 {
-			n = min(n, left)
-		}
-		err := testRun(r.prog, r.frame, uint32(n), r.batch)
-		if errors.Is(err, unix.EINTR) {
-			if r.repeat > 0 && !halt() {
-				return fmt.Errorf("live frames: interrupted by a signal")
+		if r.left != nil {
+			if n = min(n, r.left()); n == 0 {
+				return nil
 			}
-			continue
 		}
-		if err != nil {
+		// Any signal to the thread interrupts the call; it goes on with what is left.
+		if err := testRun(r.prog, r.frame, uint32(n), r.batch); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("live frames: %w (kernel 5.18 or newer is needed)", err)
-		}
-		if left -= n; r.repeat > 0 && left == 0 {
-			return nil
 		}
 	}
 	return nil
 }
+
+// monotonic is the clock of bpf_ktime_get_ns.
+func monotonic() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it is always there
+	return ts.Nano()
+}
+
+// span is the time that the runs of several CPUs took together.
+type span struct{ begin, end int64 }
+
+// add takes a run in; one that never began, or has not ended, has none.
+func (t *span) add(begin, end int64) {
+	if begin == 0 || end < begin {
+		return
+	}
+	if t.begin == 0 || begin < t.begin {
+		t.begin = begin
+	}
+	t.end = max(t.end, end)
+}
+
+func (t *span) length() time.Duration { return time.Duration(t.end - t.begin) }
 
 func testRun(prog *ebpf.Program, frame []byte, repeat uint32, batch int) error {
 	attr := testRunAttr{
@@ -139,11 +160,4 @@ func testRun(prog *ebpf.Program, frame []byte, repeat uint32, batch int) error {
 		return errno
 	}
 	return nil
-}
-
-// monotonic is the clock of bpf_ktime_get_ns.
-func monotonic() int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it is always there
-	return ts.Nano()
 }

@@ -35,7 +35,7 @@ func nextHopMAC(dest netip.Addr, ifindex int) (net.HardwareAddr, error) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return nil, fmt.Errorf("next hop %s: no answer to address resolution; name its hardware address", hop)
+	return nil, fmt.Errorf("next hop %s: no answer to address resolution", hop)
 }
 
 // poke makes the kernel resolve a neighbour without sending it a packet of ours.

@@ -17,7 +17,6 @@ type packetsPlan struct {
 	_               structs.HostLayout
 	Head            [16]uint64
 	HeadLen         uint32
-	FrameLen        uint32
 	Ifindex         uint32
 	Flows           uint32
 	First           uint32
@@ -48,6 +47,7 @@ type packetsPlan struct {
 	FragWords       uint16
 	FragV6          uint16
 	IdentOff        uint16
+	_               [4]byte
 	Limit           uint64
 	Interval        uint64
 }
@@ -55,7 +55,9 @@ type packetsPlan struct {
 type packetsProgress struct {
 	_        structs.HostLayout
 	Sent     uint64
+	Check    uint64
 	StartNs  uint64
+	EndNs    uint64
 	Tuple    uint32
 	Seq      uint32
 	Fragment uint32

@@ -4,12 +4,17 @@ package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
+	"os"
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
@@ -95,6 +100,186 @@ func TestTwoSenders(t *testing.T) {
 	if got.Packets != 4001 || got.SequenceLost != 0 || got.BadL4Checksum != 0 {
 		t.Errorf("received %+v", got)
 	}
+	// The second CPU has no packet to send, and ends.
+	begin := time.Now()
+	for _, rate := range []float64{0, 1000} {
+		got := sendOnce(t, l, PacketSpec{
+			Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 1, Rate: rate,
+		}, 0, 1)
+		if got.Packets != 1 || time.Since(begin) > 20*time.Second {
+			t.Errorf("one packet from two CPUs: received %+v after %v", got, time.Since(begin))
+		}
+	}
+}
+
+// TestSenderSurvivesSignals: a signal interrupts the call that sends, which goes on
+// with what is left.
+func TestSenderSurvivesSignals(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	sender, err := NewSender(l.Node("source"), PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 2_000_000,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	started, done := make(chan struct{}), make(chan error, 1)
+	begin := time.Now()
+	go func() { done <- sender.Run(t.Context(), started) }()
+	<-started
+	labtest.Eventually(t, 10*time.Second, "the first packet", func() error {
+		if sender.Sent() == 0 {
+			return errors.New("none sent")
+		}
+		return nil
+	})
+	if err := unix.Tgkill(os.Getpid(), int(sender.clock.threads[0].Load()), unix.SIGURG); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil || sender.Sent() != 2_000_000 {
+		t.Errorf("%d sent, %v", sender.Sent(), err)
+	}
+	if took := sender.Took(); took <= 0 || took > time.Since(begin) {
+		t.Errorf("took %v of %v", took, time.Since(begin))
+	}
+}
+
+// TestScheduleOfDays: the due time of a packet is right when days have passed.
+func TestScheduleOfDays(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	sender, err := NewSender(l.Node("source"), PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Rate: 1e6,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	const days = 1<<48/1000 + 1 // packets: one more than 64 bits hold in 2^-16 ns
+	for due, want := range map[time.Duration]uint32{
+		-time.Minute: xdpRedirect, // the schedule began so that this packet was due a minute ago
+		time.Minute:  xdpDrop,
+	} {
+		start := monotonic() - days*1000 + int64(due)
+		if err := sender.objects[0].Progress.Set(packetsProgress{Sent: days, Check: math.MaxUint64, StartNs: uint64(start)}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := sender.objects[0].LoadSend.Run(&ebpf.RunOptions{Data: sender.frame, DataOut: make([]byte, 512)})
+		if err != nil || got != want {
+			t.Errorf("due in %v: verdict %d, want %d, %v", due, got, want, err)
+		}
+	}
+}
+
+// TestSpecs: numbers that cannot be sent are refused, not cut to their low bits.
+func TestSpecs(t *testing.T) {
+	for name, s := range map[string]PacketSpec{
+		"rate below zero":    {Rate: -1},
+		"no number":          {Rate: math.NaN()},
+		"rate too high":      {Rate: 1e15},
+		"TTL":                {TTL: 300},
+		"long datagram":      {Fragments: 50, Size: 1498},
+		"many fragments":     {Fragments: 65537},
+		"fewer than none":    {Fragments: -1},
+		"stamped fragments":  {Fragments: 2, Size: 218, Stamp: true},
+		"flags of UDP":       {Flags: "syn"},
+		"ports of ICMP":      {Protocol: flow.ICMP},
+		"flows below zero":   {Flows: -5},
+		"more flows":         {Flows: 2},
+		"beyond the last 32": {Source: Range{First: netip.MustParseAddr("255.255.255.255"), Count: 2}},
+	} {
+		if !s.Source.First.IsValid() {
+			s.Source = mustRange(t, "192.0.2.1:1024")
+		}
+		s.Dest = mustRange(t, "192.0.2.2:53")
+		err := s.normalize()
+		if err == nil {
+			_, err = newTemplate(&s)
+		}
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	for name, s := range map[string]FlowSpec{
+		"all of a large range": {Source: mustRange(t, "10.0.0.0/8")},
+		"too many connections": {Source: mustRange(t, "10.0.0.0/8"), Connections: 1 << 26},
+		"more than there are":  {Connections: 11},
+		"below zero":           {Connections: -1},
+		"tries":                {Tries: 256},
+		"timeout":              {Timeout: -time.Second},
+		"rate":                 {Rate: -1},
+		"requests":             {Requests: -1},
+	} {
+		if !s.Source.First.IsValid() {
+			s.Source = mustRange(t, "192.0.2.1:1024-1033")
+		}
+		s.Dest = netip.MustParseAddrPort("192.0.2.2:80")
+		if err := s.normalize(); err == nil {
+			t.Errorf("%s: no error, %+v", name, s)
+		}
+	}
+	s := FlowSpec{Source: mustRange(t, "10.0.0.0/8"), Dest: netip.MustParseAddrPort("192.0.2.2:80"), Connections: 1_000_000}
+	if err := s.normalize(); err != nil || s.Connections != 1_000_000 {
+		t.Errorf("a million of a large range: %+v, %v", s, err)
+	}
+}
+
+// TestRefusedSenders: frames that the interface would refuse are not sent, and not
+// counted, nor stamps of senders that the far end does not know.
+func TestRefusedSenders(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	for size, fits := range map[int]bool{1514: true, 1515: false, 2000: false} {
+		s, err := NewSender(l.Node("source"), PacketSpec{
+			Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Size: size,
+		}, nil)
+		if fits != (err == nil) {
+			t.Errorf("size %d: %v", size, err)
+		}
+		if err == nil {
+			s.Close()
+		}
+	}
+	if _, err := NewSender(l.Node("source"), PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Stamp: true,
+	}, make([]int, maxStampers+1)); err == nil {
+		t.Error("stamps from more CPUs than the far end knows: no error")
+	}
+}
+
+// TestAwait counts what is still under way, and gives up on what does not come.
+func TestAwait(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, wire())
+	sink := newSink(t, SinkOptions{})
+	if err := sink.Attach(l.Node("sink"), "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	sender, err := NewSender(l.Node("source"), PacketSpec{
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 200, Rate: 1000,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	started, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- sender.Run(t.Context(), started) }()
+	<-started
+	if got, err := sink.Await(200); err != nil || got.Packets != 200 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	// 200 packets at 1,000 a second are 199 ms apart.
+	if took := sender.Took(); took < 199*time.Millisecond {
+		t.Errorf("took %v", took)
+	}
+	begin := time.Now()
+	if got, err := sink.Await(201); err != nil || got.Packets != 200 || time.Since(begin) < 100*time.Millisecond {
+		t.Errorf("after %v: %+v, %v", time.Since(begin), got, err)
+	}
 }
 
 func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec, cpus ...int) Received {
@@ -178,7 +363,7 @@ func TestParseRange(t *testing.T) {
 			t.Errorf("ParseRange(%q) = %+v, %v; want %+v", s, got, err, want)
 		}
 	}
-	for _, s := range []string{"", "192.0.2.1:0", "192.0.2.1:9-8", "300.0.0.1", "10.0.0.0/2", "10.0.0.1+x", "[::1"} {
+	for _, s := range []string{"", "192.0.2.1:0", "192.0.2.1:9-8", "300.0.0.1", "10.0.0.0/2", "10.0.0.1+x", "10.0.0.1+10k", "10.0.0.1+0", "10.0.0.1+4294967297", "10.0.0.0/24+5", "255.255.255.250+7", "[::1"} {
 		if r, err := ParseRange(s); err == nil {
 			t.Errorf("ParseRange(%q) = %+v, want an error", s, r)
 		}

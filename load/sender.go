@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf/rlimit"
@@ -20,8 +21,12 @@ type Sender struct {
 	frame   []byte
 	objects []*packetsObjects
 	clock   *cpuClock
-	loop    bool // run the barest loop instead, to compare with
+	ended   []atomic.Int64 // when each CPU's latest run was told to end
+	loop    bool           // run the barest loop instead, to compare with
 }
+
+// maxStampers is SENDERS of load_sink.bpf.c.
+const maxStampers = 64
 
 // breakPlan lets a test send wrong checksums.
 var breakPlan func(*packetsPlan)
@@ -36,16 +41,22 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if len(cpus) == 0 {
 		cpus = []int{0}
 	}
+	if spec.Limit > 0 { // no CPU without a packet
+		cpus = cpus[:min(uint64(len(cpus)), spec.Limit)]
+	}
+	if spec.Stamp && len(cpus) > maxStampers {
+		return nil, fmt.Errorf("packets: stamps from %d CPUs: the far end knows %d", len(cpus), maxStampers)
+	}
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("packets: memory limit: %w", err)
 	}
-	var ifindex int
+	var ifindex, mtu int
 	err := place.Do(func() error {
 		i, err := net.InterfaceByName(spec.Interface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", spec.Interface, err)
 		}
-		ifindex = i.Index
+		ifindex, mtu = i.Index, i.MTU
 		if spec.SourceMAC == nil {
 			spec.SourceMAC = i.HardwareAddr
 		}
@@ -61,7 +72,10 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame, clock: newCPUClock(cpus)}
+	if spec.Size > mtu+ethLen {
+		return nil, fmt.Errorf("packets: size %d: interface %s takes frames of %d bytes (MTU %d)", spec.Size, spec.Interface, mtu+ethLen, mtu)
+	}
+	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
 	for nth := range cpus {
 		plan := t.fill(&spec, nth, len(cpus), ifindex)
 		if breakPlan != nil {
@@ -110,19 +124,24 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	for nth, cpu := range s.cpus {
 		r := liveRun{
 			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun, thread: &s.clock.threads[nth],
+			ended: &s.ended[nth],
 		}
 		if s.loop {
 			r.prog = s.objects[nth].LoadLoop
 		}
-		plan := s.share(nth)
+		left := func() uint64 {
+			share, sent := s.share(nth), s.progress(nth).Sent
+			return share - min(share, sent)
+		}
 		if s.spec.Rate > 0 {
 			// Flushed often, so that a packet does not wait for the batch to fill.
 			r.batch = 8
-			if plan > 0 {
-				r.done = func() bool { return s.sentBy(nth) >= plan }
-			}
-		} else {
-			r.repeat = plan
+		}
+		switch {
+		case s.spec.Limit > 0 && s.spec.Rate > 0:
+			r.done = func() bool { return left() == 0 }
+		case s.spec.Limit > 0:
+			r.left = left
 		}
 		g.Go(func() error { return r.run(ctx) })
 	}
@@ -138,7 +157,7 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	return g.Wait()
 }
 
-// share is what sender nth sends of the limit; 0 means no limit.
+// share is what sender nth sends of the limit.
 func (s *Sender) share(nth int) uint64 {
 	n := uint64(len(s.cpus))
 	share := s.spec.Limit / n
@@ -148,27 +167,42 @@ func (s *Sender) share(nth int) uint64 {
 	return share
 }
 
-// CPUTime returns the CPU time that sending has used since the last Run began:
-// on veth links that of the gateway and the far end too. Time that the kernel's
-// soft interrupt threads spent on these CPUs counts. Differences of it are
-// meaningful while Run runs.
+// CPUTime returns the CPU time of the threads that send, on veth links with that of
+// the gateway and the far end, and of the kernel's soft interrupt threads of these
+// CPUs. Only differences of it mean something, and only within one Run.
 func (s *Sender) CPUTime() time.Duration { return s.clock.now() }
 
-// Sent returns how many packets were handed to the interface so far.
+// Sent returns how many packets were handed to the interface so far, those among
+// them that it refused, because it was down for example.
 func (s *Sender) Sent() uint64 {
 	var sum uint64
 	for nth := range s.objects {
-		sum += s.sentBy(nth)
+		sum += s.progress(nth).Sent
 	}
 	return sum
 }
 
-func (s *Sender) sentBy(nth int) uint64 {
+// Took returns the time from the first packet to the last of the one Run that has
+// ended, without what the kernel takes to begin and to end it.
+func (s *Sender) Took() time.Duration {
+	var t span
+	for nth := range s.objects {
+		p := s.progress(nth)
+		end := s.ended[nth].Load()
+		if s.spec.Limit > 0 && p.Sent >= s.share(nth) {
+			end = int64(p.EndNs)
+		}
+		t.add(int64(p.StartNs), end)
+	}
+	return t.length()
+}
+
+func (s *Sender) progress(nth int) packetsProgress {
 	var p packetsProgress
 	if err := s.objects[nth].Progress.Get(&p); err != nil {
-		return 0
+		return packetsProgress{}
 	}
-	return p.Sent
+	return p
 }
 
 // Close unloads the programs.

@@ -3,9 +3,11 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-lb/sluice/flow"
@@ -45,11 +47,16 @@ func ParseRange(s string) (Range, error) {
 	}
 	if addr, n, ok := strings.Cut(host, "+"); ok {
 		host = addr
-		if _, err := fmt.Sscanf(n, "%d", &r.Count); err != nil || r.Count < 1 {
+		count, err := strconv.ParseUint(n, 10, 32)
+		if err != nil || count < 1 {
 			return Range{}, fmt.Errorf("address range %q: %q is not a number of addresses", s, n)
 		}
+		r.Count = int(count)
 	}
 	if p, err := netip.ParsePrefix(host); err == nil {
+		if r.Count != 1 {
+			return Range{}, fmt.Errorf("address range %q: a CIDR has its number of addresses; write FIRST+COUNT", s)
+		}
 		if bits := p.Addr().BitLen() - p.Bits(); bits > 24 {
 			return Range{}, fmt.Errorf("address range %q: more than 2^24 addresses; write FIRST+COUNT", s)
 		} else {
@@ -61,7 +68,15 @@ func ParseRange(s string) (Range, error) {
 	if r.First, err = netip.ParseAddr(host); err != nil {
 		return Range{}, fmt.Errorf("address range %q: %w", s, err)
 	}
-	return r, nil
+	return r, r.check()
+}
+
+// check refuses ranges that a program cannot count through.
+func (r Range) check() error {
+	if r.Count < 0 || uint64(low32(r.First))+uint64(r.addresses()) > 1<<32 {
+		return fmt.Errorf("address range %s: %d addresses from there go beyond the last 32 bits", r, r.Count)
+	}
+	return nil
 }
 
 // String renders the range as ParseRange reads it.
@@ -146,15 +161,21 @@ type PacketSpec struct {
 	DestMAC   net.HardwareAddr `json:"-"`
 }
 
-// tuples returns the size of the product of both ranges.
+// tuples returns the size of the product of both ranges, maxFlows when it is larger.
 func (s PacketSpec) tuples() uint64 {
-	n := uint64(s.Source.addresses()) * uint64(s.Dest.addresses())
-	n *= uint64(s.Source.ports())
+	factors := []uint32{s.Source.addresses(), s.Dest.addresses(), s.Source.ports()}
 	if s.hasPorts() {
-		n *= uint64(s.Dest.ports())
+		factors = append(factors, s.Dest.ports())
+	}
+	n := uint64(1)
+	for _, f := range factors {
+		n = min(n*uint64(f), maxFlows)
 	}
 	return n
 }
+
+// maxFlows is what the sender's 32-bit arithmetic of tuples can do.
+const maxFlows = 1<<31 - 1
 
 func (s PacketSpec) hasPorts() bool { return s.Protocol == flow.UDP || s.Protocol == flow.TCP }
 
@@ -175,19 +196,32 @@ func (s *PacketSpec) normalize() error {
 		return fmt.Errorf("packets: protocol %s: the sender knows udp, tcp, icmp and icmpv6", s.Protocol)
 	case s.Fragments > 1 && s.Protocol == flow.TCP:
 		return fmt.Errorf("packets: fragments are sent of udp and icmp datagrams only")
+	case s.Fragments > 1 && s.Stamp:
+		return fmt.Errorf("packets: stamps are read from whole datagrams only, not from fragments")
+	case s.Fragments < 0:
+		return fmt.Errorf("packets: %d fragments", s.Fragments)
+	case s.Flags != "" && s.Protocol != flow.TCP:
+		return fmt.Errorf("packets: tcp flags %s: the protocol is %s", s.Flags, s.Protocol)
+	case !s.hasPorts() && s.Dest.Ports != (flow.Ports{}):
+		return fmt.Errorf("packets: destination %s: %s has no destination ports", s.Dest, s.Protocol)
+	case s.TTL < 0 || s.TTL > 255:
+		return fmt.Errorf("packets: TTL %d: from 1 to 255", s.TTL)
+	}
+	if err := errors.Join(s.Source.check(), s.Dest.check(), checkRate(s.Rate)); err != nil {
+		return fmt.Errorf("packets: %w", err)
 	}
 	if s.TTL == 0 {
 		s.TTL = 64
 	}
 	all := s.tuples()
 	if s.Flows == 0 {
-		s.Flows = int(min(all, 1<<31-1))
+		s.Flows = int(all)
+	}
+	if s.Flows < 0 || uint64(s.Flows) > all {
+		return fmt.Errorf("packets: %d flows asked for, the ranges hold %d tuples", s.Flows, all)
 	}
 	if s.Skip < 0 || s.Skip >= s.Flows {
 		return fmt.Errorf("packets: begin with tuple %d of %d", s.Skip, s.Flows)
-	}
-	if uint64(s.Flows) > all || s.Flows > 1<<31-1 {
-		return fmt.Errorf("packets: %d flows asked for, the ranges hold %d tuples", s.Flows, all)
 	}
 	return nil
 }

@@ -86,6 +86,10 @@ func newTemplate(s *PacketSpec) (*template, error) {
 	if s.Size > maxFrame {
 		return nil, fmt.Errorf("packets: size %d: at most %d bytes fit a frame", s.Size, maxFrame)
 	}
+	// As IPv4's total length and IPv6's payload length can say.
+	if all := (s.Size - t.l4Off) * max(s.Fragments, 1); all+ipv4Len > 65535 {
+		return nil, fmt.Errorf("packets: %d fragments of %d bytes: a datagram of %d bytes, at most %d are possible", s.Fragments, s.Size, all, 65535-ipv4Len)
+	}
 	t.frame = make([]byte, s.Size)
 	copy(t.frame[0:], s.DestMAC)
 	copy(t.frame[6:], s.SourceMAC)
@@ -117,7 +121,7 @@ func (t *template) keepFixed(s *PacketSpec) {
 		if f.count == 1 || uint64(s.Flows) <= below {
 			*f.off = 0
 		}
-		below *= uint64(f.count)
+		below = min(below*uint64(f.count), maxFlows)
 	}
 }
 
@@ -280,7 +284,7 @@ func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPla
 		p.Head[i] = binary.LittleEndian.Uint64(head[8*i:])
 	}
 	flows := uint32(s.Flows)
-	p.HeadLen, p.FrameLen, p.Ifindex = uint32(t.headLen+t.headLen%2), uint32(len(t.frame)), uint32(ifindex)
+	p.HeadLen, p.Ifindex = uint32(t.headLen+t.headLen%2), uint32(ifindex)
 	p.L4Off = uint16(t.l4Off)
 	p.Flows, p.Stride = flows, 1
 	if s.Shuffled {

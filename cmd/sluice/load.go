@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/load"
@@ -155,17 +155,34 @@ func (b *loadBounds) flags(cmd *cobra.Command, what string) {
 	f := cmd.Flags()
 	f.Float64Var(&b.seconds, "seconds", 10, "end after so many seconds")
 	f.Uint64Var(&b.count, "count", 0, "end after so many "+what+"; 0: no bound")
-	f.StringVar(&b.cpus, "cpus", strconv.Itoa(runtime.NumCPU()-1), "CPUs to send from, as 0,1")
+	f.StringVar(&b.cpus, "cpus", "", "CPUs to send from, as 0,1 (default the last one)")
 	f.BoolVar(&b.own, "i-own-this-network", false, "send outside of a lab's namespaces")
 	f.StringVar(&b.svg, "histogram", "", "write the latency histogram to this SVG file")
 }
 
+// list returns the CPUs to send from, of those that this process may use: they need
+// not be the first ones.
 func (b *loadBounds) list() ([]int, error) {
-	var cpus []int
+	var mine unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &mine); err != nil {
+		return nil, fmt.Errorf("CPUs of this process: %w", err)
+	}
+	var all, cpus []int
+	for n := range len(mine) * strconv.IntSize {
+		if mine.IsSet(n) {
+			all = append(all, n)
+		}
+	}
+	if b.cpus == "" {
+		return all[len(all)-1:], nil
+	}
 	for _, s := range strings.Split(b.cpus, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(s))
-		if err != nil || n < 0 || n >= runtime.NumCPU() {
-			return nil, fmt.Errorf("--cpus %s: %q is not one of the CPUs 0 to %d", b.cpus, s, runtime.NumCPU()-1)
+		if err != nil || !slices.Contains(all, n) {
+			return nil, fmt.Errorf("--cpus %s: %q is not one of this process's CPUs %v", b.cpus, s, all)
+		}
+		if slices.Contains(cpus, n) {
+			return nil, fmt.Errorf("--cpus %s: CPU %d twice", b.cpus, n)
 		}
 		cpus = append(cpus, n)
 	}
@@ -189,25 +206,32 @@ func (b *loadBounds) saveHistogram(h *load.Histogram, title string) error {
 
 // runWithProgress runs until it ends or the context does, and calls tick every
 // second.
-func runWithProgress(ctx context.Context, run func(context.Context, chan<- struct{}) error, tick func(second int)) (time.Duration, error) {
+func runWithProgress(ctx context.Context, run func(context.Context, chan<- struct{}) error, tick func(second int)) error {
 	started, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- run(ctx, started) }()
 	select {
 	case <-started:
 	case err := <-done:
-		return 0, err
+		return err
 	}
-	begin := time.Now()
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for second := 1; ; second++ {
 		select {
 		case err := <-done:
-			return time.Since(begin), err
+			return err
 		case <-ticker.C:
 			tick(second)
 		}
 	}
+}
+
+// perSecond is 0 where no time has passed: a rate needs two packets.
+func perSecond(n uint64, took time.Duration) float64 {
+	if took <= 0 {
+		return 0
+	}
+	return float64(n) / took.Seconds()
 }
 
 func latencyLine(l load.Latency) string {

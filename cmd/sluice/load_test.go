@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,22 @@ func TestLoadAsksWhoseFarEnd(t *testing.T) {
 // server end only.
 func TestLoadFlowsNeedsTheServers(t *testing.T) {
 	refused(t, `"to" not set`, "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
+}
+
+// TestLoadRefusesWhatItWouldIgnore: a flag that cannot do anything is no flag.
+func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
+	packets := []string{"load", "packets", "--i-own-this-network", "--from", "lo", "--source", "127.0.0.1:1024", "--dest", "127.0.0.1:9", "--count", "1"}
+	for why, flags := range map[string][]string{
+		"name it with --to":    {"--checksums"},
+		"--to and --stamp":     {"--histogram", filepath.Join(t.TempDir(), "latency.svg")},
+		"tcp flags syn":        {"--tcp-flags", "syn"},
+		"no destination ports": {"--protocol", "icmp"},
+		"whole datagrams":      {"--stamp", "--fragments", "2"},
+		"--cpus 0,0":           {"--cpus", "0,0"},
+		"rate -5":              {"--rate", "-5"},
+	} {
+		refused(t, why, slices.Concat(packets, flags)...)
+	}
 }
 
 // refused runs a command that must fail and say why.

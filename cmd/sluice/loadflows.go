@@ -41,8 +41,9 @@ func newLoadFlows(a *app) *cobra.Command {
 		Long: "flows has XDP programs at both ends answer each packet with the next one: no TCP stack, and nearly all the\n" +
 			"CPU is the gateway's. What is lost is sent again by a timer. With --rate the schedule is held whatever the\n" +
 			"gateway does, and a slow gateway shows as latency; latency counts from when a connection was due.",
-		Example: "  sluice load flows --from client/eth0 --source 10.64.0.0/30 --dest 192.0.2.10:80 --to s1/eth0\n" +
-			"  sluice load flows --from client/eth0 --source 10.64.0.0/27 --dest 192.0.2.10:80 --to s1/eth0 --connections 1000000 --hold --requests 100 --rate 200000",
+		Example: "  sluice lab up balancer\n" +
+			"  sluice load flows --from client/eth0 --source 10.64.0.0/30 --dest 10.0.2.2:80 --to s1/eth0\n" +
+			"  sluice load flows --from client/eth0 --source 10.64.0.0/27 --dest 10.0.2.2:80 --to s1/eth0 --connections 1000000 --hold --requests 100 --rate 200000",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runLoadFlows(cmd, a, &f) },
 	}
@@ -101,7 +102,7 @@ func runLoadFlows(cmd *cobra.Command, a *app, f *loadFlowsFlags) error {
 	ctx, cancel := f.context(cmd.Context())
 	defer cancel()
 	var last load.FlowCounts
-	took, err := runWithProgress(ctx, client.Run, func(second int) {
+	err = runWithProgress(ctx, client.Run, func(second int) {
 		n, err := client.Read()
 		if err != nil {
 			return
@@ -114,10 +115,10 @@ func runLoadFlows(cmd *cobra.Command, a *app, f *loadFlowsFlags) error {
 	if err != nil {
 		return err
 	}
-	return f.report(a, client, took)
+	return f.report(a, client)
 }
 
-func (f *loadFlowsFlags) report(a *app, client *load.Client, took time.Duration) error {
+func (f *loadFlowsFlags) report(a *app, client *load.Client) error {
 	n, err := client.Read()
 	if err != nil {
 		return err
@@ -133,9 +134,10 @@ func (f *loadFlowsFlags) report(a *app, client *load.Client, took time.Duration)
 	if err := f.saveHistogram(response, "time to the response, "+load.Count(response.Count())+" requests"); err != nil {
 		return err
 	}
+	took := client.Took()
 	r := flowsReport{
 		Spec: client.Spec(), Took: took, Counts: n, Open: n.Open(), Errors: n.Errors(),
-		Connections: float64(n.Completed) / took.Seconds(), Requests: float64(n.Responses) / took.Seconds(),
+		Connections: perSecond(n.Completed, took), Requests: perSecond(n.Responses, took),
 		Connect: connect.Latency(), Response: response.Latency(),
 	}
 	return a.print(r, r.write)

@@ -31,8 +31,10 @@ func newLoadHTTP(a *app) *cobra.Command {
 		Long: "http is a closed-loop client (each connection asks again when it was answered) or, with --rate, an open-loop\n" +
 			"one: each request has its due time and its latency counts from there. What the end of the run cuts off is\n" +
 			"unanswered, and counts in the total times by how long it had waited.",
-		Example: "  sluice load http --from client --connections 5000 --requests 100000 http://192.0.2.10/",
-		Args:    cobra.ExactArgs(1),
+		Example: "  sluice lab up balancer\n" +
+			"  sluice lab exec balancer s1 -- python3 -m http.server 80 &\n" +
+			"  sluice load http --from client --connections 50 --requests 10000 http://10.0.2.2/",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if bounds.from != "" {
 				return reexecIn(cmd, bounds.from)
@@ -83,6 +85,8 @@ func reexecIn(cmd *cobra.Command, from string) error {
 	}
 	// The empty --from comes last, so it is the one that counts.
 	child := place.node.Command(cmd.Context(), self, append(slices.Clone(os.Args[1:]), "--from", "")...)
+	child.Cancel = func() error { return child.Process.Signal(os.Interrupt) } // it says what it has measured
+	child.WaitDelay = 5 * time.Second
 	child.Stdin, child.Stdout, child.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	err = child.Run()
 	var exit *exec.ExitError

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -43,7 +44,7 @@ func newLoadPackets(a *app) *cobra.Command {
 			"A range is ADDRESS, ADDRESS+COUNT or a CIDR, with :PORT or :FIRST-LAST. With --to the far end counts, and\n" +
 			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts. An interface\n" +
 			"that spreads flows over CPUs makes the sequence look late: packets of one sender should arrive at one CPU.",
-		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 --dest 192.0.2.10:80 --to s1/eth0 --stamp",
+		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 --dest 10.0.2.2:53 --to s1/eth0 --stamp",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runLoadPackets(cmd, a, &f) },
 	}
@@ -100,7 +101,7 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 	ctx, cancel := f.context(cmd.Context())
 	defer cancel()
 	var last uint64
-	took, err := runWithProgress(ctx, sender.Run, func(second int) {
+	err = runWithProgress(ctx, sender.Run, func(second int) {
 		sent := sender.Sent()
 		line := fmt.Sprintf("%3d s  %s packets/s sent", second, load.Count(sent-last))
 		last = sent
@@ -114,7 +115,7 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 	if err != nil {
 		return err
 	}
-	return f.report(a, sender, sink, took)
+	return f.report(a, sender, sink)
 }
 
 // parse fills the spec in and returns the sending place, and the counting one
@@ -136,6 +137,12 @@ func (f *loadPacketsFlags) parse() (places []loadPlace, err error) {
 	if f.spec.Protocol, err = flow.ParseProtocol(f.protocol); err != nil {
 		return nil, err
 	}
+	switch {
+	case f.checksums && f.to == "":
+		return nil, errors.New("--checksums has the far end verify them: name it with --to")
+	case f.svg != "" && (f.to == "" || !f.spec.Stamp):
+		return nil, errors.New("--histogram draws latency: measure it with --to and --stamp")
+	}
 	f.spec.Interface, f.spec.Limit = places[0].iface, f.count
 	return places, nil
 }
@@ -152,15 +159,15 @@ func openSink(to loadPlace, o load.SinkOptions) (*load.Sink, error) {
 	return sink, nil
 }
 
-func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink, took time.Duration) error {
-	r := packetsReport{Spec: sender.Spec(), Took: took, Sent: sender.Sent()}
-	r.SentRate = float64(r.Sent) / took.Seconds()
+func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink) error {
+	r := packetsReport{Spec: sender.Spec(), Took: sender.Took(), Sent: sender.Sent()}
+	r.SentRate = perSecond(r.Sent, r.Took)
 	if sink != nil {
 		got, err := sink.Await(r.Sent)
 		if err != nil {
 			return err
 		}
-		r.Received, r.Rate = &got, float64(got.Packets)/took.Seconds()
+		r.Received, r.Rate = &got, perSecond(got.Packets, r.Took)
 		if got.Packets < r.Sent {
 			r.Lost = r.Sent - got.Packets
 		}
