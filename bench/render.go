@@ -117,8 +117,11 @@ func (r *Result) WriteTable(w io.Writer) error {
 // legend says how to read the figures.
 func (r *Result) legend() string {
 	s := fmt.Sprintf("Median of %d interleaved repetitions of %g s; ± is half the range of the repetitions", r.Reps, r.Seconds)
-	if r.Yardstick {
+	switch {
+	case r.Beside:
 		s += ", each divided by what the redirect-only loop did at the same time on the same CPU"
+	case r.Yardstick:
+		s += ", each divided by what the redirect-only loop did before and after it"
 	}
 	s += fmt.Sprintf("; ~ marks a range of more than %.0f %%.", noisyCell*100)
 	switch {

@@ -28,6 +28,8 @@ type Result struct {
 	Metrics     []Metric    `json:"metrics"`
 	Limit       string      `json:"limit,omitempty"`
 	Yardstick   bool        `json:"yardstick,omitempty"`
+	// Beside: the yardstick ran at the same time; in older results, before and after.
+	Beside bool `json:"yardstick_beside,omitempty"`
 	// ShareOfYardstick is as in Suite.
 	ShareOfYardstick bool        `json:"share_of_yardstick,omitempty"`
 	Rows             []ResultRow `json:"rows"`
@@ -100,7 +102,7 @@ type Ratio struct {
 func newResult(s Suite, o Options) *Result {
 	r := &Result{
 		Suite: s.Name, Title: s.Title, Command: o.Command, Started: time.Now().UTC().Truncate(time.Second),
-		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit, Yardstick: s.Yardstick, ShareOfYardstick: s.ShareOfYardstick,
+		Reps: o.Reps, Seconds: o.Seconds, CPU: o.CPU, Environment: readEnvironment(), Metrics: s.Metrics, Limit: s.Limit, Yardstick: s.Yardstick, Beside: s.Yardstick, ShareOfYardstick: s.ShareOfYardstick,
 	}
 	for _, p := range s.Points {
 		r.Points = append(r.Points, p.Name)
