@@ -142,20 +142,28 @@ type Trial struct {
 	CPU     int
 
 	yardstick *yardstick // nil in suites without
-	per       []float64  // what it did beside each measurement, in Mpps
-	disturbed bool       // packets of it, or of the row, were handled by another CPU
+	per       float64    // what it did beside the latest measurement, in Mpps
+	away      bool       // packets of that were handled by another CPU
+	disturbed bool       // so were some of a value that is reported
 
 	profile  string // file that folded stacks of the measured time go to, "" for none
 	lower    bool   // Options.AllowHostSysctl
 	borrowed bool   // the connection table's limit is to be restored
 
-	values  map[string]float64
+	values  map[string]reported
 	notes   []string
 	cleanup []func() error
 }
 
 // Report gives the value of a metric.
-func (t *Trial) Report(metric string, value float64) { t.values[metric] = value }
+func (t *Trial) Report(metric string, value float64) {
+	t.values[metric] = reported{value, t.per}
+	t.disturbed = t.disturbed || t.away
+}
+
+// reported is a value and what the yardstick did beside the measurement before it, in
+// Mpps; 0 when there was none.
+type reported struct{ value, per float64 }
 
 // Note adds a sentence to the row.
 func (t *Trial) Note(format string, args ...any) {

@@ -56,7 +56,7 @@ func (r *Result) Compare(then *Result, path string) {
 	for i := range r.Rows {
 		for _, point := range slices.Sorted(maps.Keys(r.Rows[i].Absent)) {
 			why := r.Rows[i].Absent[point]
-			if strings.HasPrefix(why, failed) && then.measured(r.Rows[i].Name, point) {
+			if strings.HasPrefix(why, failed) && then.measured(r.Rows[i].Name, point) && !r.measured(r.Rows[i].Name, point) {
 				r.Check.Failed = append(r.Check.Failed, fmt.Sprintf("%s (%s): %s", r.Rows[i].Name, point, why))
 			}
 		}

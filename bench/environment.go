@@ -209,6 +209,14 @@ func (t *Trial) needConntrack(n int) error {
 // setConntrackMax sets the limit for the time of the trial, and has it restored even
 // when this program is killed. It lowers it only where the user said that it may.
 func (t *Trial) setConntrackMax(n int) error {
+	if !t.borrowed {
+		restore, err := sick.Borrow(t, map[string]string{conntrackMax: ""}) // nobody else changes it from now on
+		if err != nil {
+			return err
+		}
+		t.borrowed = true
+		t.Cleanup(restore)
+	}
 	was, err := readConntrackMax()
 	if err != nil {
 		return err
@@ -216,16 +224,7 @@ func (t *Trial) setConntrackMax(n int) error {
 	if n < was && !t.lower {
 		return fmt.Errorf("%s is the whole host's: it would be %d instead of %d for this run; allow that with --allow-host-sysctl", conntrackMax, n, was)
 	}
-	if t.borrowed { // what there was before is kept already
-		return os.WriteFile(conntrackMaxFile, []byte(strconv.Itoa(n)), 0o644)
-	}
-	restore, err := sick.Borrow(t, map[string]string{conntrackMax: strconv.Itoa(n)})
-	if err != nil {
-		return err
-	}
-	t.borrowed = true
-	t.Cleanup(restore)
-	return nil
+	return os.WriteFile(conntrackMaxFile, []byte(strconv.Itoa(n)), 0o644)
 }
 
 func readConntrackMax() (int, error) {

@@ -58,7 +58,8 @@ type Cell struct {
 	Metric string    `json:"metric"`
 	Raw    []float64 `json:"raw"`
 	// Per is what each raw value is divided by to compare it with another run's: the
-	// yardstick around it in Mpps, or the first row's value of that repetition.
+	// yardstick beside it in Mpps, or the first row's value of that repetition; 0 where
+	// that row had none.
 	Per    []float64 `json:"per,omitempty"`
 	Median float64   `json:"median"`
 	// Relative is the median of Raw / Per; of Raw alone where there is no Per.
@@ -67,7 +68,7 @@ type Cell struct {
 	Spread float64 `json:"spread"`
 	// Noisy cells have a spread of more than noisyCell, or too few repetitions to tell.
 	Noisy bool `json:"noisy,omitempty"`
-	// Share is Relative as a part of the limit row's, or of the yardstick around the
+	// Share is Relative as a part of the limit row's, or of the yardstick beside the
 	// run (Suite.ShareOfYardstick); 0 when there is none.
 	Share float64 `json:"share,omitempty"`
 }
@@ -75,14 +76,21 @@ type Cell struct {
 // summarize computes medians and spreads.
 func (c *Cell) summarize() {
 	relative := slices.Clone(c.Raw)
-	for i, per := range c.Per {
-		relative[i] /= per
+	if !slices.ContainsFunc(c.Per, func(per float64) bool { return per != 0 }) {
+		c.Per = nil // compared as it stands
+	} else {
+		relative = relative[:0]
+		for i, per := range c.Per {
+			if per != 0 { // there was a unit in that repetition
+				relative = append(relative, c.Raw[i]/per)
+			}
+		}
 	}
 	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), 0
 	if c.Relative != 0 {
 		c.Spread = (slices.Max(relative) - slices.Min(relative)) / math.Abs(c.Relative)
 	}
-	c.Noisy = c.Spread > noisyCell || len(c.Raw) < enoughReps
+	c.Noisy = c.Spread > noisyCell || len(relative) < enoughReps
 }
 
 // Ratio is one comparison with a published figure or an aim.
@@ -147,9 +155,7 @@ func (r *ResultRow) add(point, metric string, v, per float64) {
 		c = &r.Cells[len(r.Cells)-1]
 	}
 	c.Raw = append(c.Raw, v)
-	if per != 0 {
-		c.Per = append(c.Per, per)
-	}
+	c.Per = append(c.Per, per)
 }
 
 func (r *ResultRow) cell(point, metric string) *Cell {

@@ -136,7 +136,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	}
 	for _, m := range r.suite.Metrics {
 		if v, ok := t.values[m.Name]; ok {
-			out.add(p.Name, m.Name, v, r.per(row, m, p, v, t.per))
+			out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
 		}
 	}
 	return nil
@@ -153,23 +153,23 @@ func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error)
 
 // per is what a figure is divided by to compare it with that of another run; 0
 // means that it is compared as it stands.
-func (r *runner) per(row *Row, m Metric, p Point, v float64, yardstick []float64) float64 {
+func (r *runner) per(row *Row, m Metric, p Point, v reported) float64 {
 	switch {
 	case m.Absolute:
 		return 0
 	case r.yardstick != nil:
-		return median(yardstick)
+		return v.per
 	}
 	key := p.Name + "\x00" + m.Name
 	if row.Name == r.suite.Rows[0].Name {
-		r.first[key] = v
+		r.first[key] = v.value
 	}
 	return r.first[key]
 }
 
 // attempt sets a row up, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
-	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]float64{}}
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]reported{}}
 	if r.o.Profile != "" {
 		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
 	}
@@ -189,7 +189,7 @@ func (r *runner) progressLine(row string, p Point, rep int, t *Trial, err error)
 	}
 	for _, m := range r.suite.Metrics {
 		if v, ok := t.values[m.Name]; ok {
-			line += fmt.Sprintf(" %s %s", format(v, m.Digits), m.Unit)
+			line += fmt.Sprintf(" %s %s", format(v.value, m.Digits), m.Unit)
 		}
 	}
 	return line

@@ -139,6 +139,7 @@ func (n *network) measureDrops(t *Trial) error {
 	defer sender.Close()
 	ctx, stop := context.WithCancel(t)
 	defer stop()
+	var rate float64
 	started, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- sender.Run(ctx, started) }()
 	<-started
@@ -159,7 +160,7 @@ func (n *network) measureDrops(t *Trial) error {
 			if err != nil {
 				return err
 			}
-			t.Report(mpps.Name, float64(after-before)/(sender.CPUTime()-begin).Seconds()/1e6)
+			rate = float64(after-before) / (sender.CPUTime() - begin).Seconds() / 1e6
 			return nil
 		})
 	}()
@@ -168,6 +169,7 @@ func (n *network) measureDrops(t *Trial) error {
 	if err != nil {
 		return err
 	}
+	t.Report(mpps.Name, rate)
 	r, err := sink.Read()
 	if err == nil && r.Packets > 0 {
 		err = fmt.Errorf("%d packets from denied addresses went through", r.Packets)

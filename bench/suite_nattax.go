@@ -52,8 +52,8 @@ func natTaxSuite() Suite {
 	s.Rows = []Row{
 		row("no NAT", "the gateway routes", server4),
 		row("iptables DNAT, starved", "nf_conntrack_max 1,000", vip4, longRun, starved, dnat),
-		row("iptables DNAT, tuned", "nf_conntrack_max 1,048,576", vip4, tuned, dnat),
-		row("nft DNAT", "one rule; nf_conntrack_max 1,048,576", vip4, tuned, nftRules(
+		row("iptables DNAT, tuned", "nf_conntrack_max 1,048,576 or more", vip4, tuned, dnat),
+		row("nft DNAT", "one rule; nf_conntrack_max 1,048,576 or more", vip4, tuned, nftRules(
 			"table ip peer { chain prerouting { type nat hook prerouting priority dstnat; ip daddr "+vip4.String()+" tcp dport 80 dnat to "+server4.String()+":80; }\n}\n")),
 	}
 	conf := service{mode: "dnat", protocol: "tcp", port: 80, vip: vip4, backend: server4}

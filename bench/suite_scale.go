@@ -209,7 +209,7 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 			return err
 		}
 		after, err := sink.ByCPU()
-		t.disturbed = t.disturbed || err == nil && elsewhere(before, after, t.CPU) >= maxElsewhere
+		t.away = err == nil && elsewhere(before, after, t.CPU) >= maxElsewhere
 		return err
 	})
 	if err != nil {

@@ -266,6 +266,9 @@ func TestAwait(t *testing.T) {
 	started, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- sender.Run(t.Context(), started) }()
 	<-started
+	for sender.Sent() == 0 { // the call begins with a grace period
+		time.Sleep(time.Millisecond)
+	}
 	if got, err := sink.Await(200); err != nil || got.Packets != 200 {
 		t.Errorf("%+v, %v", got, err)
 	}

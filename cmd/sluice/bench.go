@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -178,15 +177,15 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		}
 		return result.WriteTable(w)
 	})
-	if err = errors.Join(err, kept); err != nil {
+	if err = cmp.Or(kept, err); err != nil { // a lost result is worse than a table that nobody reads
 		return err
 	}
 	switch {
 	case result.Check == nil:
-	case result.Check.Compared == 0:
-		return fmt.Errorf("bench: --check: no figure of this run is in %s", baseline)
 	case result.Check.Worse() > 0:
 		return exitError{code: exitFailure}
+	case result.Check.Compared == 0:
+		return fmt.Errorf("bench: --check: no figure of this run is in %s", baseline)
 	}
 	return nil
 }
