@@ -281,6 +281,7 @@ func TestDaemonsChildren(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { trial.cleanup[0]() }() // its directory
 	for cmd.Process.Signal(unix.Signal(0)) == nil {
 		time.Sleep(time.Millisecond)
 	}
