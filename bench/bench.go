@@ -37,9 +37,9 @@ type Suite struct {
 	// Comparisons puts ratios of rows beside published ones.
 	Comparisons []Comparison
 	// Yardstick suites measure by CPU time, and each run beside the redirect-only loop,
-	// in whose unit runs are compared. The others measure by
-	// the clock on the wall, where every program on the machine counts, and compare
-	// with what their first row did in the same repetition.
+	// in whose unit runs are compared. The others measure by the clock on the wall,
+	// where every program on the machine counts, and compare with what their first row
+	// did in the same repetition.
 	Yardstick bool
 	// ShareOfYardstick: the limit row is the yardstick's own loop, so that shares are
 	// of what it did beside each run, and not of its one figure at another time.

@@ -83,8 +83,8 @@ interrupts on one CPU, so a rate is what one CPU does, sender and far end includ
 cost with the least possible gateway between them: a share of 1.00 would be a gateway that costs nothing more than that.
 A second in these rates is one of that CPU's time, not of the clock on the wall. A virtual machine's CPU changes its speed
 from one tenth of a second to the next, so in each run the redirect-only loop sends on the same CPU at the same time, a few
-milliseconds in turn with the row, and what rows and runs are compared by is the quotient of both. Suites with real TCP stacks measure by the clock on
-the wall and compare with their first row in the same repetition.
+milliseconds in turn with the row, and what rows and runs are compared by is the quotient of both. Suites with
+real TCP stacks measure by the clock on the wall and compare with their first row in the same repetition.
 
 What no table here shows: network cards, their drivers and interrupts; several CPUs that contend; caches shared with the
 applications of a real host; days of traffic.

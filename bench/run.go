@@ -110,8 +110,8 @@ type runner struct {
 	first map[string]float64
 }
 
-// one runs a row at a point. What
-// goes wrong is kept in the result: one row that fails must not cost the others.
+// one runs a row at a point. What goes wrong is kept in the result: one row that fails
+// must not cost the others.
 func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	out := r.result.row(row)
 	if row.Absent != nil {

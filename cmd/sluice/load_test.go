@@ -45,7 +45,7 @@ func TestLoadAsksWhoseFarEnd(t *testing.T) {
 // TestLoadFlowsNeedsTheServers: the client end knows the answers of load's own
 // server end only.
 func TestLoadFlowsNeedsTheServers(t *testing.T) {
-	refused(t, `"to" not set`, "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
+	refused(t, `"to" not set; see 'sluice load flows --help'`, "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
 }
 
 // TestLoadRefusesWhatItWouldIgnore: a flag that cannot do anything is no flag.

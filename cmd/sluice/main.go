@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,11 +88,12 @@ func newRoot(a *app) *cobra.Command {
 	return root
 }
 
-// usageArgs makes wrong numbers of arguments usage errors throughout the tree.
+// usageArgs makes wrong numbers of arguments, and flags that are missing, usage errors
+// throughout the tree.
 func usageArgs(cmd *cobra.Command) {
 	if inner := cmd.Args; inner != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := inner(cmd, args); err != nil {
+			if err := cmp.Or(inner(cmd, args), cmd.ValidateRequiredFlags()); err != nil {
 				return usageError(cmd, "%w", err)
 			}
 			return nil
