@@ -231,6 +231,8 @@ static __noinline int is_open(void)
 	now = bpf_ktime_get_ns();
 	if (!progress.start_ns)
 		progress.start_ns = now;
+	if (now < progress.start_ns + schedule_ns(progress.sent, plan.interval))
+		return 0; // not due: end_ns is no earlier than the packet's own time
 	progress.end_ns = now;
 	progress.check = plan.limit - 1;
 	return 1;
