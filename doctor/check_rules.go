@@ -92,6 +92,9 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	case v > OK:
 		f.Summary = fmt.Sprintf("a packet walks through %d rules one by one in %s, about %.1f µs", longest, name, float64(longest)*0.003)
 	}
+	if n := c.NS.Rules.Unread; n > 0 {
+		f.Summary += fmt.Sprintf("; where %s to is not known", pluralVerb(n, "verdict map leads", "verdict maps lead"))
+	}
 	return f.with("longest way", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
 }
 

@@ -33,18 +33,18 @@ func (f *Forwards) add(family nftables.TableFamily) {
 }
 
 // readNft adds the rules of chains that packets from outside may meet.
-func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftables.Rule, local []netip.Addr) {
+func (f *Forwards) readNft(chains []*nftables.Chain, w *ways, local []netip.Addr) {
 	sent, others := map[string]bool{}, map[string]bool{}
 	for _, c := range chains {
 		switch {
 		case c.Hooknum == nil:
 		case *c.Hooknum == *nftables.ChainHookOutput:
-			reach(chainKey(c.Table, c.Name), rules, sent)
+			w.reach(chainKey(c.Table, c.Name), sent)
 		default:
-			reach(chainKey(c.Table, c.Name), rules, others)
+			w.reach(chainKey(c.Table, c.Name), others)
 		}
 	}
-	for key, list := range rules {
+	for key, list := range w.rules {
 		if sent[key] && !others[key] {
 			continue
 		}
@@ -52,19 +52,6 @@ func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftable
 			if family, needed := forwarded(rule, local); needed {
 				f.add(family)
 			}
-		}
-	}
-}
-
-// reach notes a chain and those that its rules jump to.
-func reach(key string, rules map[string][]*nftables.Rule, reached map[string]bool) {
-	if reached[key] {
-		return
-	}
-	reached[key] = true
-	for _, rule := range rules[key] {
-		if to := jump(rule); to != "" {
-			reach(to, rules, reached)
 		}
 	}
 }

@@ -33,6 +33,8 @@ type Ruleset struct {
 	Pools      Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
+	// Unread counts verdict maps whose chains are not in Chain.Longest.
+	Unread int
 	// Legacy counts the rules of iptables-legacy by chain, "filter FORWARD"; -1
 	// when tables exist that could not be read.
 	Legacy map[string]int
@@ -44,7 +46,8 @@ type Chain struct {
 	Hook string
 	NAT  bool // only the first packet of a connection meets it
 	// Longest is how many rules a packet walks through at most: those of the chain, of
-	// the chains that every packet is sent to, and of the longest one behind a match.
+	// the chains that every packet is sent to, and of the longest one behind a match or
+	// in a verdict map.
 	Longest int
 	// Established is the index of the rule that accepts known connections, -1: none.
 	Established int
@@ -68,10 +71,11 @@ var hookNames = map[nftables.ChainHook]string{0: "prerouting", 1: "input", 2: "f
 
 // readNft reads the rules of the calling thread's namespace.
 func readNft() (*Ruleset, error) {
-	conn, err := nftables.New()
+	conn, err := nftables.New(nftables.AsLasting()) // one socket for all that is asked
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
+	defer conn.CloseLasting()
 	tables, err := conn.ListTables()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -90,8 +94,11 @@ func readNft() (*Ruleset, error) {
 		rules[chainKey(c.Table, c.Name)] = list
 		r.scan(c, list)
 	}
-	r.Targets.readNft(conn, rules)
-	r.Forwards.readNft(chains, rules, localAddresses())
+	maps := &mapReader{conn: conn}
+	ways := newWays(rules, maps)
+	r.Unread = ways.unread
+	r.Targets.readNft(maps, rules)
+	r.Forwards.readNft(chains, ways, localAddresses())
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
 		r.Flowtables += len(flowtables)
@@ -99,7 +106,6 @@ func readNft() (*Ruleset, error) {
 			r.Offload = r.Offload || f.Flags&nftables.FlowtableFlagsHWOffload != 0
 		}
 	}
-	ways := map[string]int{}
 	for _, c := range chains {
 		if c.Hooknum == nil || c.Type == "" {
 			continue
@@ -107,7 +113,7 @@ func readNft() (*Ruleset, error) {
 		key := chainKey(c.Table, c.Name)
 		r.Chains = append(r.Chains, Chain{
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
-			NAT: c.Type == nftables.ChainTypeNAT, Longest: longest(key, rules, ways),
+			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
 			Established: establishedAt(rules[key]), Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
@@ -238,39 +244,6 @@ func (r *Ruleset) target(name string, random bool) {
 	case "CONNMARK", "CONNSECMARK", "SYNPROXY":
 		r.Tracking++
 	}
-}
-
-// longest counts the rules on the longest way through a chain, and keeps it in known.
-// A packet takes one of the branches behind matches, as those of services.
-func longest(key string, rules map[string][]*nftables.Rule, known map[string]int) int {
-	if n, there := known[key]; there {
-		return n
-	}
-	known[key] = 0 // for chains that jump in a circle, which the kernel refuses
-	n, branch := 0, 0
-	for _, rule := range rules[key] {
-		n++
-		to := jump(rule)
-		switch {
-		case to == "":
-		case unconditional(rule):
-			n += longest(to, rules, known)
-		default:
-			branch = max(branch, longest(to, rules, known))
-		}
-	}
-	known[key] = n + branch
-	return n + branch
-}
-
-// jump is the key of the chain that a rule sends packets to; "": none.
-func jump(rule *nftables.Rule) string {
-	for _, e := range rule.Exprs {
-		if v, ok := e.(*expr.Verdict); ok && v.Chain != "" {
-			return chainKey(rule.Table, v.Chain)
-		}
-	}
-	return ""
 }
 
 // unconditional tells whether every packet matches a rule.

@@ -15,13 +15,9 @@ import (
 type Targets struct {
 	Addresses map[netip.Addr]bool
 	// Unclear counts what may translate to other addresses too: ranges, redirects,
-	// whole networks, addresses that a rule computes, maps beyond mostMaps, IPVS.
+	// whole networks, addresses that a rule computes, maps that were not read, IPVS.
 	Unclear int
 }
-
-// mostMaps bounds how many nftables maps are read for their targets: each is a
-// request of its own, and a checkup of a host takes seconds in all.
-const mostMaps = 256
 
 func (t *Targets) add(from, to netip.Addr) {
 	if !from.IsValid() || to.IsValid() && from != to {
@@ -35,15 +31,14 @@ func (t *Targets) add(from, to netip.Addr) {
 }
 
 // readNft adds the targets of nftables rules, iptables-nft's among them.
-func (t *Targets) readNft(conn *nftables.Conn, rules map[string][]*nftables.Rule) {
-	maps := map[string]bool{}
+func (t *Targets) readNft(maps *mapReader, rules map[string][]*nftables.Rule) {
 	for _, list := range rules {
 		for _, rule := range list {
 			for i, e := range rule.Exprs {
 				switch e := e.(type) {
 				case *expr.NAT:
 					if e.Type == expr.NATTypeDestNAT {
-						t.nat(conn, maps, rule, rule.Exprs[:i], e)
+						t.nat(maps, rule, rule.Exprs[:i], e)
 					}
 				case *expr.Redir:
 					t.Unclear++
@@ -57,7 +52,7 @@ func (t *Targets) readNft(conn *nftables.Conn, rules map[string][]*nftables.Rule
 
 // nat adds the target of a rule: its address stands in a register that an
 // immediate or a map has filled.
-func (t *Targets) nat(conn *nftables.Conn, maps map[string]bool, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
+func (t *Targets) nat(maps *mapReader, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
 	if e.RegAddrMin == 0 || e.RegAddrMax != 0 && e.RegAddrMax != e.RegAddrMin {
 		t.Unclear++
 		return
@@ -75,7 +70,7 @@ func (t *Targets) nat(conn *nftables.Conn, maps map[string]bool, rule *nftables.
 			}
 		case *expr.Lookup:
 			if by.IsDestRegSet && by.DestRegister == e.RegAddrMin {
-				t.readMap(conn, maps, rule.Table, by.SetName, size)
+				t.readMap(maps, rule.Table, by.SetName, size)
 				return
 			}
 		}
@@ -84,19 +79,10 @@ func (t *Targets) nat(conn *nftables.Conn, maps map[string]bool, rule *nftables.
 }
 
 // readMap adds what the elements of a map begin with.
-func (t *Targets) readMap(conn *nftables.Conn, read map[string]bool, table *nftables.Table, name string, size int) {
-	key := chainKey(table, name)
-	if read[key] {
-		return
-	}
-	if read[key] = true; len(read) > mostMaps {
+func (t *Targets) readMap(maps *mapReader, table *nftables.Table, name string, size int) {
+	elements, read := maps.elements(table, name)
+	if !read {
 		t.Unclear++
-		return
-	}
-	elements, err := conn.GetSetElements(&nftables.Set{Table: table, Name: name})
-	if err != nil {
-		t.Unclear++
-		return
 	}
 	for _, e := range elements {
 		if !e.IntervalEnd {

@@ -149,7 +149,7 @@ table ip nat {
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
 			{Name: "ip nat post", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
-			{Name: "ip nat pre", Hook: "prerouting", NAT: true, Longest: 3, Established: -1},
+			{Name: "ip nat pre", Hook: "prerouting", NAT: true, Longest: 4, Established: -1},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -239,6 +239,40 @@ func TestLongest(t *testing.T) {
 	}
 }
 
+// TestLongestMaps: a packet takes one of the chains that a verdict map names, and the
+// longest of them counts; what the map is called, and how deep it lies, does not matter.
+func TestLongestMaps(t *testing.T) {
+	for _, tc := range []struct {
+		name, chains, rules string
+		want                int
+	}{
+		{"anonymous", "", "ip saddr vmap { 10.0.0.1 : jump short, 10.0.0.2 : jump long, 10.0.0.3 : accept }", 1 + 4},
+		{"of ranges", "", "ip saddr vmap { 10.0.0.0/24 : jump short, 10.0.1.0-10.0.3.7 : goto long }", 1 + 4},
+		{"of concatenations", "", "ip saddr . tcp dport vmap { 10.0.0.1 . 80 : jump long }", 1 + 4},
+		{"named", "map m { type ipv4_addr : verdict; elements = { 10.0.0.1 : jump long, 10.0.0.2 : drop } }", "ip saddr vmap @m", 1 + 4},
+		{"empty", "map m { type ipv4_addr : verdict; }", "ip saddr vmap @m", 1},
+		{"behind a match", "", "iifname lo ip saddr vmap { 10.0.0.1 : jump long }", 1 + 4},
+		{"one of a map or of a jump", "", "ip saddr 10.0.0.1 jump short; ip saddr vmap { 10.0.0.1 : jump long }", 2 + 4},
+		{"below a map", "chain more { tcp dport vmap { 80 : goto long, 81 : goto short }; }", "ip saddr vmap { 10.0.0.1 : goto more }", 1 + 1 + 4},
+		{"of states", "", "ct state vmap { established : accept, new : jump long }", 1 + 4},
+	} {
+		got := readRules(t, "nft", "table ip filter {\nchain long { counter; counter; counter; counter; }\nchain short { counter; }\n"+
+			tc.chains+"\nchain forward { type filter hook forward priority 0; "+tc.rules+"; }\n}\n")
+		if len(got.Chains) != 1 || got.Chains[0].Longest != tc.want || got.Unread != 0 {
+			t.Errorf("%s: %+v and %d maps unread, want %d", tc.name, got.Chains, got.Unread, tc.want)
+		}
+	}
+	var b strings.Builder
+	b.WriteString("table ip filter { chain long { counter; counter; }\nchain forward { type filter hook forward priority 0;\n")
+	for i := range mostMaps + 10 {
+		fmt.Fprintf(&b, "ip saddr vmap { 10.0.%d.%d : jump long }\n", i/250, i%250)
+	}
+	b.WriteString("}\n}\n")
+	if got := readRules(t, "nft", b.String()); got.Unread != 10 {
+		t.Errorf("%d of %d maps unread, want 10", got.Unread, mostMaps+10)
+	}
+}
+
 // TestPools: a range of ports is that of its rule's address.
 func TestPools(t *testing.T) {
 	pools := func(smallest, other uint32, of map[string]uint32) Pools {
@@ -318,6 +352,7 @@ func TestForwards(t *testing.T) {
 		{"table ip nat { chain out { type nat hook output priority -100; tcp dport 80 jump more; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{}},
 		{"table ip nat { chain out { type nat hook output priority -100; jump more; }\nchain pre { type nat hook prerouting priority dstnat; jump more; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{IPv4: 1}},
 		{"table ip nat { chain pre { type nat hook prerouting priority dstnat; tcp dport vmap { 80 : goto more }; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{IPv4: 1}},
+		{"table ip nat { chain out { type nat hook output priority -100; tcp dport vmap { 80 : goto more }; }\nchain more { dnat to 198.51.100.2; }\n}", Forwards{}},
 		{"table ip6 nat { chain post { type nat hook postrouting priority srcnat; masquerade; }\n}", Forwards{IPv6: 1}},
 		{"table inet nat { chain post { type nat hook postrouting priority srcnat; masquerade; }\n}", Forwards{Either: 1}},
 		{"table inet nat { chain post { type nat hook postrouting priority srcnat; ip saddr 10.0.0.0/8 masquerade; meta nfproto ipv6 masquerade; }\n}", Forwards{IPv4: 1, IPv6: 1}},
