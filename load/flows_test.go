@@ -33,7 +33,7 @@ func TestServerSpeaksHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, address := range []string{"192.0.2.2:80", "[2001:db8::2]:80"} {
-			client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+			client := &http.Client{Timeout: slowest, Transport: &http.Transport{
 				DisableKeepAlives: true,
 				DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 					return l.Node("source").Dial(ctx, nil, network, address)
@@ -123,6 +123,15 @@ func TestFlows(t *testing.T) {
 			if c.spec.Rate == 0 && got.Overdue != 0 {
 				t.Errorf("%d turns were overdue without a schedule", got.Overdue)
 			}
+			// A turn that finds its connection busy is over. No connection's first turn is
+			// one of these, so that what is held is opened.
+			if !c.spec.Hold {
+				c.want.Started -= got.Overdue
+				c.want.Established -= got.Overdue
+				c.want.Completed -= got.Overdue
+			}
+			c.want.Requests -= got.Overdue
+			c.want.Responses -= got.Overdue
 			// A late duplicate is no error, and a busy machine may need a repetition.
 			got.Stray, got.RepeatedSYN, got.RepeatedReq, got.RepeatedFIN, got.Overdue = 0, 0, 0, 0, 0
 			if got != c.want {
@@ -245,7 +254,7 @@ func TestMillionConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*slowest)
 	defer cancel()
 	if err := c.Run(ctx, nil); err != nil {
 		t.Fatal(err)

@@ -33,6 +33,9 @@ func wire() lab.Topology {
 	}
 }
 
+// slowest is how long the slowest machine may take for anything here.
+const slowest = time.Minute
+
 func mustRange(t testing.TB, s string) Range {
 	t.Helper()
 	r, err := ParseRange(s)
@@ -93,21 +96,22 @@ func TestTwoSenders(t *testing.T) {
 		t.Skip("needs two CPUs")
 	}
 	l := labtest.New(t, wire())
+	// The link holds as many: the CPU that takes them from it may have to wait.
+	const limit = 255
 	got := sendOnce(t, l, PacketSpec{
 		Source: mustRange(t, "192.0.2.1:1024-2023"), Dest: mustRange(t, "192.0.2.2:53"),
-		Interface: "eth0", Limit: 4001, Rate: 20_000, Stamp: true,
+		Interface: "eth0", Limit: limit, Rate: 2000, Stamp: true,
 	}, 0, 1)
-	if got.Packets != 4001 || got.SequenceLost != 0 || got.BadL4Checksum != 0 {
+	if got.Packets != limit || got.SequenceLost != 0 || got.BadL4Checksum != 0 {
 		t.Errorf("received %+v", got)
 	}
 	// The second CPU has no packet to send, and ends.
-	begin := time.Now()
 	for _, rate := range []float64{0, 1000} {
 		got := sendOnce(t, l, PacketSpec{
 			Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 1, Rate: rate,
 		}, 0, 1)
-		if got.Packets != 1 || time.Since(begin) > 20*time.Second {
-			t.Errorf("one packet from two CPUs: received %+v after %v", got, time.Since(begin))
+		if got.Packets != 1 {
+			t.Errorf("one packet from two CPUs: received %+v", got)
 		}
 	}
 }
@@ -128,7 +132,7 @@ func TestSenderSurvivesSignals(t *testing.T) {
 	begin := time.Now()
 	go func() { done <- sender.Run(t.Context(), started) }()
 	<-started
-	labtest.Eventually(t, 10*time.Second, "the first packet", func() error {
+	labtest.Eventually(t, slowest, "the first packet", func() error {
 		if sender.Sent() == 0 {
 			return errors.New("none sent")
 		}
@@ -269,7 +273,7 @@ func TestAwait(t *testing.T) {
 	for sender.Sent() == 0 { // the call begins with a grace period
 		time.Sleep(time.Millisecond)
 	}
-	if got, err := sink.Await(200); err != nil || got.Packets != 200 {
+	if got, err := sink.await(200, slowest, slowest); err != nil || got.Packets != 200 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := <-done; err != nil {
@@ -280,7 +284,7 @@ func TestAwait(t *testing.T) {
 		t.Errorf("took %v", took)
 	}
 	begin := time.Now()
-	if got, err := sink.Await(201); err != nil || got.Packets != 200 || time.Since(begin) < 100*time.Millisecond {
+	if got, err := sink.Await(201); err != nil || got.Packets != 200 || time.Since(begin) < 500*time.Millisecond {
 		t.Errorf("after %v: %+v, %v", time.Since(begin), got, err)
 	}
 }
@@ -300,13 +304,13 @@ func sendOnce(t *testing.T, l *lab.Lab, spec PacketSpec, cpus ...int) Received {
 		t.Fatal(err)
 	}
 	defer sender.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), slowest)
 	defer cancel()
-	if err := sender.Run(ctx, nil); err != nil {
-		t.Fatal(err)
+	if err := sender.Run(ctx, nil); err != nil || ctx.Err() != nil {
+		t.Fatalf("the senders do not end: %v, %v", err, ctx.Err())
 	}
 	var got Received
-	labtest.Eventually(t, 5*time.Second, "the last packets", func() error {
+	labtest.Eventually(t, slowest, "the last packets", func() error {
 		if got, err = sink.Read(); err != nil {
 			return err
 		}

@@ -118,9 +118,14 @@ func (s *Sink) Read() (Received, error) {
 }
 
 // Await reads the counters when so many packets have arrived, or no more do:
-// what was sent may still be under way. It takes half a second at most.
+// what was sent may still be under way. It takes five seconds at most.
 func (s *Sink) Await(packets uint64) (Received, error) {
-	const patience, bound, pause = 100 * time.Millisecond, 500 * time.Millisecond, 5 * time.Millisecond
+	return s.await(packets, 500*time.Millisecond, 5*time.Second)
+}
+
+// await gives up when no packet came for patience, or at the bound.
+func (s *Sink) await(packets uint64, patience, bound time.Duration) (Received, error) {
+	const pause = 5 * time.Millisecond
 	begin := time.Now()
 	last, changed := uint64(0), begin
 	for {

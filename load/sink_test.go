@@ -104,14 +104,15 @@ func TestSequenceStartsOver(t *testing.T) {
 	if err := sender.Run(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	got, err := sink.Await(100)
+	got, err := sink.await(100, slowest, slowest)
 	if err != nil || got.Packets != 100 || got.SequenceLost != 3 || got.SequenceLate != 0 || got.Unstamped != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := sink.Reset(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := sink.Read(); err != nil || got != (Received{}) {
+	// The kernels at both ends may speak of themselves at any time.
+	if got, err := sink.Read(); err != nil || got != (Received{PassedToKernel: got.PassedToKernel}) {
 		t.Errorf("after Reset: %+v, %v", got, err)
 	}
 }
