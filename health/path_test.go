@@ -22,7 +22,7 @@ import (
 func dsr(address string, servers ...string) *config.Config {
 	s := config.Service{Name: "video", Mode: config.ModeDSR, Protocol: 6,
 		Listen: []config.Listen{{Address: netip.MustParseAddr(address)}},
-		Check:  &config.Check{Type: config.CheckTCP, Port: 80, Via: "service", Timeout: config.Duration(time.Second), Interval: config.Duration(2 * time.Second)}}
+		Check:  &config.Check{Type: config.CheckTCP, Port: 80, Via: "service", Timeout: config.Duration(20 * time.Second), Interval: config.Duration(time.Minute)}}
 	for _, a := range servers {
 		s.Backends = append(s.Backends, config.Backend{Address: netip.MustParseAddr(a)})
 	}
@@ -87,7 +87,7 @@ func TestProbeViaService(t *testing.T) {
 				return err
 			}
 			// At first addresses may still be looked for duplicates of.
-			labtest.Eventually(t, 10*time.Second, "s1, which serves the address, to answer", func() error { return ask(0) })
+			labtest.Eventually(t, time.Minute, "s1, which serves the address, to answer", func() error { return ask(0) })
 			if err := ask(1); err == nil || !strings.Contains(err.Error(), "refused") {
 				t.Errorf("s2 does not serve %s: %v", c.vip, err)
 			}
@@ -100,7 +100,7 @@ func TestProbeViaService(t *testing.T) {
 				t.Error("good although the link is down")
 			}
 			setLink(t, gateway, "lan0", netlink.LinkSetUp)
-			labtest.Eventually(t, 10*time.Second, "the probe to work again", func() error { return ask(0) })
+			labtest.Eventually(t, time.Minute, "the probe to work again", func() error { return ask(0) })
 			// An address of the gateway itself cannot be probed so.
 			cfg.Services[0].Listen[0].Address = netip.MustParseAddr(map[string]string{"IPv4": "10.0.2.100", "IPv6": "fd00:2::100"}[c.name])
 			if err := ask(0); err == nil || !strings.Contains(err.Error(), "is an address of this host") {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // probe asks address once in the way of check, with the defaults filled in.
@@ -54,7 +55,19 @@ func expect(t *testing.T, err error, want string) {
 	}
 }
 
-const short = config.Duration(300 * time.Millisecond)
+// Timeouts of checks: those that nothing answers run into short, the others may take long.
+const (
+	short = config.Duration(300 * time.Millisecond)
+	long  = config.Duration(time.Minute)
+)
+
+// patience is how long a check waits that is to end as wanted.
+func patience(want string) config.Duration {
+	if strings.HasPrefix(want, "no answer within") {
+		return short
+	}
+	return long
+}
 
 // serveTCP answers every connection with what f makes of the first read.
 func serveTCP(t *testing.T, f func(net.Conn)) string {
@@ -104,7 +117,7 @@ func TestProbeTCP(t *testing.T) {
 		"mark unallowed": {echo, config.Check{Mark: 7}, map[bool]string{true: "", false: "operation not permitted"}[os.Geteuid() == 0]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.check.Type, c.check.Timeout = config.CheckTCP, short
+			c.check.Type, c.check.Timeout = config.CheckTCP, patience(c.want)
 			expect(t, probe(t, c.address, c.check), c.want)
 		})
 	}
@@ -145,15 +158,15 @@ func TestProbeHTTP(t *testing.T) {
 		"slow":                {config.Check{Path: "/slow"}, "no answer within 300ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.check.Type, c.check.Timeout = config.CheckHTTP, short
+			c.check.Type, c.check.Timeout = config.CheckHTTP, patience(c.want)
 			expect(t, probe(t, plain.Listener.Addr().String(), c.check), c.want)
 		})
 	}
-	https := config.Check{Type: config.CheckHTTPS, Timeout: config.Duration(time.Second)}
+	https := config.Check{Type: config.CheckHTTPS, Timeout: long}
 	expect(t, probe(t, secure.Listener.Addr().String(), https), "certificate: x509:")
 	https.InsecureSkipVerify = true
 	expect(t, probe(t, secure.Listener.Addr().String(), https), "")
-	expect(t, probe(t, nobody(t), config.Check{Type: config.CheckHTTP, Timeout: short}), "connection refused")
+	expect(t, probe(t, nobody(t), config.Check{Type: config.CheckHTTP, Timeout: long}), "connection refused")
 }
 
 func TestProbeUDP(t *testing.T) {
@@ -192,7 +205,10 @@ func TestProbeUDP(t *testing.T) {
 		"refused":              {closed.LocalAddr().String(), config.Check{}, "connection refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.check.Type, c.check.Timeout = config.CheckUDP, short
+			c.check.Type, c.check.Timeout = config.CheckUDP, patience(c.want)
+			if c.check.Send == "" && c.want == "" {
+				c.check.Timeout = short // silence is good at its end
+			}
 			expect(t, probe(t, c.address, c.check), c.want)
 		})
 	}
@@ -222,7 +238,7 @@ func TestProbeDNS(t *testing.T) {
 		defer server.Shutdown()
 	}
 	address := conn.LocalAddr().String()
-	check := config.Check{Type: config.CheckDNS, Timeout: short}
+	check := config.Check{Type: config.CheckDNS, Timeout: long}
 	expect(t, probeOf(t, flow.UDP, address, check), "")
 	expect(t, probeOf(t, flow.TCP, address, check), "")
 	check.Query, check.QueryType = "broken.example", "aaaa"
@@ -231,7 +247,7 @@ func TestProbeDNS(t *testing.T) {
 }
 
 func TestProbeICMP(t *testing.T) {
-	check := config.Check{Type: config.CheckICMP, Timeout: short}
+	check := config.Check{Type: config.CheckICMP, Timeout: long}
 	for _, address := range []string{"127.0.0.1:1", "[::1]:1"} {
 		err := probe(t, address, check)
 		if err != nil && strings.Contains(err.Error(), "ping_group_range") {
@@ -250,7 +266,7 @@ func TestPingSocket(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(2 * time.Second))
+		conn.SetDeadline(time.Now().Add(long.D()))
 		if err := echo(conn, a.Is4()); err != nil {
 			t.Error(a, err)
 		}
@@ -267,7 +283,6 @@ func TestProbeExec(t *testing.T) {
 		}
 		return path
 	}
-	pidFile := filepath.Join(dir, "pid")
 	for name, c := range map[string]struct {
 		command []string
 		want    string
@@ -279,25 +294,42 @@ func TestProbeExec(t *testing.T) {
 		"no shell":    {[]string{"/bin/echo", "$(false)"}, ""},
 		"last line":   {[]string{script("words", "echo first; echo the disk is full >&2; exit 3")}, "exit status 3: the disk is full"},
 		"output":      {[]string{script("loud", "yes | head -c 1000000; echo; echo end; exit 1")}, "exit status 1: end"},
-		"timeout":     {[]string{script("slow", "sleep 60 & echo $! > "+pidFile+"; wait")}, "no answer within 300ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			expect(t, probe(t, "127.0.0.1:80", config.Check{Type: config.CheckExec, Timeout: short, Command: c.command}), c.want)
+			expect(t, probe(t, "127.0.0.1:80", config.Check{Type: config.CheckExec, Timeout: long, Command: c.command}), c.want)
 		})
 	}
-	data, err := os.ReadFile(pidFile)
-	if err != nil {
+}
+
+// TestProbeExecTimeout: what a program has started ends with it.
+func TestProbeExecTimeout(t *testing.T) {
+	dir := t.TempDir()
+	pidFile := filepath.Join(dir, "pid")
+	// The name appears when the number is in the file.
+	slow := filepath.Join(dir, "slow")
+	text := "#!/bin/sh\nsleep 600 & echo $! >" + pidFile + ".new; mv " + pidFile + ".new " + pidFile + "; wait\n"
+	if err := os.WriteFile(slow, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	child, _ := strconv.Atoi(strings.TrimSpace(string(data)))
-	for range 100 {
-		if state(child) == "" || state(child) == "Z" {
-			return
+	// On a busy machine the timeout may be over before the program gets that far.
+	var child int
+	for timeout := short; child == 0; timeout *= 4 {
+		if timeout > long {
+			t.Fatal("the program starts nothing")
 		}
-		time.Sleep(10 * time.Millisecond)
+		err := probe(t, "127.0.0.1:80", config.Check{Type: config.CheckExec, Timeout: timeout, Command: []string{slow}})
+		expect(t, err, fmt.Sprintf("no answer within %s", timeout))
+		if data, err := os.ReadFile(pidFile); err == nil {
+			child, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		}
 	}
-	syscall.Kill(child, syscall.SIGKILL)
-	t.Error("the program's child outlived its timeout")
+	defer syscall.Kill(child, syscall.SIGKILL)
+	labtest.Eventually(t, time.Minute, "the end of the program's child", func() error {
+		if s := state(child); s != "" && s != "Z" {
+			return fmt.Errorf("process %d is in state %s", child, s)
+		}
+		return nil
+	})
 }
 
 // state is the letter of a process's state; empty when there is no such process.
