@@ -177,9 +177,10 @@ func (t *Trial) Cleanup(f func() error) { t.cleanup = append(t.cleanup, f) }
 func (t *Trial) Duration() time.Duration { return time.Duration(t.Seconds * float64(time.Second)) }
 
 // window waits until the packet path has used the trial's duration of CPU time:
-// on a busy machine that is longer by the clock on the wall, up to twenty times.
+// on a busy machine that is longer by the clock on the wall, up to twenty times and
+// never cut below ten seconds.
 func (t *Trial) window(ctx context.Context, used func() time.Duration) error {
-	end, giveUp := used()+t.Duration(), time.Now().Add(20*t.Duration())
+	end, giveUp := used()+t.Duration(), time.Now().Add(max(20*t.Duration(), 10*time.Second))
 	if t.profile != "" {
 		if err := t.takeProfile(ctx); err != nil {
 			return err

@@ -87,7 +87,7 @@ func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away floa
 		return 0, 0, err
 	}
 	// On a busy machine the yardstick may not have had a turn yet.
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	for deadline := time.Now().Add(30 * time.Second); ; {
 		took := y.sender.CPUTime() - begin
 		after, err := y.sink.ByCPU()
 		if err != nil {
