@@ -207,7 +207,7 @@ func TestEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	e := masqueraded(1, 1)
 	if _, err := c.Insert(ctx, []Entry{e}); err != nil {
@@ -256,7 +256,7 @@ func TestEventsLost(t *testing.T) {
 	for i := range 500 {
 		entries = append(entries, masqueraded(i, 1))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := c.Insert(ctx, entries); err != nil {
 		t.Fatal(err)
@@ -289,7 +289,7 @@ func TestRealFlows(t *testing.T) {
 			{A: lab.End{Node: "gateway", Iface: "wan0", Addresses: []string{"198.51.100.1/24"}},
 				B: lab.End{Node: "server", Iface: "eth0", Addresses: []string{"198.51.100.2/24"}}},
 		}})
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	gw := l.Node("gateway")
 	nft := gw.Command(ctx, "nft", "-f", "-")
@@ -340,7 +340,7 @@ func echo(to [4]byte) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}); err != nil {
 		return err
 	}
 	// type 8, code 0, checksum, identifier 0x1234, sequence 1
@@ -357,15 +357,22 @@ func checkRealFlows(t *testing.T, ns Namespace, port uint16) {
 	c := openIn(t, ns)
 	found := map[flow.Protocol]flow.Flow{}
 	var entry Entry
-	if err := c.Dump(context.Background(), nil, func(e *Entry) error {
-		found[e.Protocol] = e.Flow()
-		if e.Protocol == flow.TCP {
-			entry = *e
+	// The client knows that it is connected before the gateway has seen its ACK.
+	labtest.Eventually(t, time.Minute, "an established connection", func() error {
+		if err := c.Dump(context.Background(), nil, func(e *Entry) error {
+			found[e.Protocol] = e.Flow()
+			if e.Protocol == flow.TCP {
+				entry = *e
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if state := found[flow.TCP].State; state != "ESTABLISHED" {
+			return fmt.Errorf("it is %s", state)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	tcp := found[flow.TCP]
 	if tcp.Original.String() != fmt.Sprintf("tcp 192.0.2.2:%d -> 198.51.100.2:80", port) ||
 		tcp.Reply.String() != fmt.Sprintf("tcp 198.51.100.2:80 -> 198.51.100.1:%d", port) ||

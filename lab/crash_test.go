@@ -121,7 +121,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	var pids []int
-	labtest.Eventually(t, 10*time.Second, "the process in s1", func() error {
+	labtest.Eventually(t, time.Minute, "the process in s1", func() error {
 		if pids = processesIn(t, left.Node("s1")); len(pids) == 0 {
 			return os.ErrNotExist
 		}
@@ -129,7 +129,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	})
 	kill()
 	// From here on any other test's Up may sweep too, so only the result counts.
-	labtest.Eventually(t, 10*time.Second, "nothing of the lab to be left", swept(t, left))
+	labtest.Eventually(t, time.Minute, "nothing of the lab to be left", swept(t, left))
 	if _, err := os.Stat(state); err == nil {
 		t.Errorf("left behind: %s", state)
 	}
@@ -157,11 +157,11 @@ func TestSweepGoesOnBehindALabThatStays(t *testing.T) {
 	t.Cleanup(func() {
 		os.Remove(obstacle)
 		for _, l := range []*lab.Lab{stays, goes} {
-			labtest.Eventually(t, 10*time.Second, "nothing of the labs to be left", swept(t, l))
+			labtest.Eventually(t, time.Minute, "nothing of the labs to be left", swept(t, l))
 		}
 	})
 	// Any other test's Up may sweep too, so this one may have to try again.
-	labtest.Eventually(t, 10*time.Second, "a word on the older lab", func() error {
+	labtest.Eventually(t, time.Minute, "a word on the older lab", func() error {
 		if _, err := lab.Sweep(); !errors.Is(err, lab.ErrDown) || !strings.Contains(err.Error(), stays.ID()) {
 			return fmt.Errorf("the sweep says: %w", err)
 		}

@@ -65,7 +65,7 @@ func watched(t *testing.T) (*lab.Node, *recorder) {
 // sawKind waits until an event of the kind was seen.
 func sawKind(t *testing.T, r *recorder, k Kind) {
 	t.Helper()
-	labtest.Eventually(t, 5*time.Second, "an event of kind "+k.String(), func() error {
+	labtest.Eventually(t, time.Minute, "an event of kind "+k.String(), func() error {
 		if !slices.ContainsFunc(r.drain(), func(e Event) bool { return e.Kind == k }) {
 			return fmt.Errorf("none yet")
 		}
@@ -162,7 +162,7 @@ func TestResolveFindsTheNeighbourWithoutTraffic(t *testing.T) {
 		if !managed() {
 			t.Errorf("%s is not kept", to)
 		}
-		labtest.Eventually(t, 5*time.Second, "neighbour "+to, func() error {
+		labtest.Eventually(t, time.Minute, "neighbour "+to, func() error {
 			return gw.Do(func() error {
 				all, err := netlink.NeighList(0, 0)
 				if err != nil {

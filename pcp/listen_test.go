@@ -48,7 +48,7 @@ func TestListen(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		labtest.Eventually(t, 10*time.Second, "an answer to "+from+" from "+to, func() error {
+		labtest.Eventually(t, time.Minute, "an answer to "+from+" from "+to, func() error {
 			if _, err := c.Write(message(from, 1, flow.TCP, 80, hour, anyPort)); err != nil {
 				return err
 			}

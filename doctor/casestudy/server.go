@@ -64,7 +64,7 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 		_ = cmd.Wait()
 		os.RemoveAll(dir)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", sick.Server+":80")
 		if err == nil {
 			c.Close()

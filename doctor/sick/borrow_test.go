@@ -81,7 +81,7 @@ func TestKilledBorrower(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = child.Wait()
-	labtest.Eventually(t, 10*time.Second, "the old value", func() error {
+	labtest.Eventually(t, time.Minute, "the old value", func() error {
 		if now := read(t); now != before {
 			return fmt.Errorf("%s is %s, was %s", borrowed, now, before)
 		}

@@ -34,7 +34,7 @@ func TestExchanges(t *testing.T) {
 	}
 	defer datagrams.Stop()
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, tc := range []struct {
 		name           string
@@ -68,7 +68,7 @@ func TestLoadCountsAnswersAndFailures(t *testing.T) {
 	defer web.Stop()
 	load := host.Load{
 		From: l.Node("client"), Target: netip.MustParseAddrPort("10.0.2.2:80"), Ask: host.AskWeb,
-		Sources: netip.MustParsePrefix("10.64.7.0/24"), Count: 300,
+		Sources: netip.MustParsePrefix("10.64.7.0/24"), Count: 300, Timeout: time.Minute,
 	}
 	tally := load.Run(t.Context())
 	if tally.Good() != 300 || tally.Servers()["s1"] != 300 || len(tally.Failures) != 0 {
@@ -126,7 +126,7 @@ func TestStopEndsOpenConnections(t *testing.T) {
 	}
 	defer line.Close()
 	for range 3 {
-		if a, err := line.Ask(5 * time.Second); err != nil || a.Name != "s1" {
+		if a, err := line.Ask(time.Minute); err != nil || a.Name != "s1" {
 			t.Fatalf("got %v, %v", a, err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestStopEndsOpenConnections(t *testing.T) {
 	if err := lines.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if a, err := line.Ask(5 * time.Second); err == nil {
+	if a, err := line.Ask(time.Minute); err == nil {
 		t.Errorf("a stopped server answered %v", a)
 	}
 }
