@@ -62,7 +62,7 @@ func (w *terminal) tmux(args ...string) string {
 // shows waits until the screen holds all parts.
 func (w *terminal) shows(parts ...string) {
 	w.Helper()
-	labtest.Eventually(w.T, 20*time.Second, "the screen", func() error {
+	labtest.Eventually(w.T, time.Minute, "the screen", func() error {
 		text := w.tmux("capture-pane", "-p", "-t", "top")
 		for _, p := range parts {
 			if !strings.Contains(text, p) {
@@ -133,7 +133,7 @@ func TestTerminal(t *testing.T) {
 	w.press("?")
 	w.shows("any key returns")
 	w.press("x", "q")
-	labtest.Eventually(t, 10*time.Second, "the end of the program", func() error {
+	labtest.Eventually(t, time.Minute, "the end of the program", func() error {
 		if exec.Command("tmux", "-S", w.socket, "has-session", "-t", "top").Run() == nil {
 			return fmt.Errorf("it still runs")
 		}
@@ -157,7 +157,7 @@ func TestTerminated(t *testing.T) {
 		if err := unix.Kill(pid, unix.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		labtest.Eventually(t, 10*time.Second, "the end of the view", func() error {
+		labtest.Eventually(t, time.Minute, "the end of the view", func() error {
 			if unix.Kill(pid, 0) == nil {
 				return fmt.Errorf("process %d still runs", pid)
 			}

@@ -63,7 +63,7 @@ func during(t *testing.T, traffic func(context.Context) error, args ...string) (
 	var out, errs console
 	done := make(chan int, 1)
 	go func() { done <- execute(ctx, args, strings.NewReader(""), &out, &errs) }()
-	labtest.Eventually(t, 30*time.Second, "the command to begin", func() error {
+	labtest.Eventually(t, time.Minute, "the command to begin", func() error {
 		if !strings.Contains(errs.String(), "watching") && !strings.Contains(errs.String(), "sampling") {
 			return fmt.Errorf("it says %q", errs.String())
 		}

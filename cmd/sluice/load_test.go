@@ -134,8 +134,8 @@ func TestLoadFlows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	id, histogram := loadLab(t), filepath.Join(t.TempDir(), "response.svg")
 	out, stderr, code := sluice(t, "load", "flows", "--from", id+"/source/eth0", "--to", id+"/sink/eth0", "--source", "192.0.2.1:1024-2023",
-		"--dest", "192.0.2.2:80", "--rate", "1000", "--count", "2500", "--seconds", "60", "--histogram", histogram)
-	if code != 0 || !strings.Contains(out, "2,500 completed in ") || !strings.Contains(out, "2,500 answered: ") || !strings.Contains(out, "errors       0: ") {
+		"--dest", "192.0.2.2:80", "--rate", "1000", "--count", "4000", "--seconds", "60", "--histogram", histogram)
+	if code != 0 || !strings.Contains(out, "4,000 completed in ") || !strings.Contains(out, "4,000 answered: ") || !strings.Contains(out, "errors       0: ") {
 		t.Errorf("code %d, %s\n%s", code, stderr, out)
 	}
 	for _, line := range []string{"  1 s  ", "  2 s  ", " connections/s  ", " open  "} {

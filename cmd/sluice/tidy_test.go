@@ -57,7 +57,7 @@ func TestTidy(t *testing.T) {
 				if err := c.do(); err != nil && !errors.Is(err, syscall.EPIPE) {
 					return err
 				}
-				wait := 10 * time.Second
+				wait := time.Minute
 				if !c.ends {
 					wait = 50 * time.Millisecond
 				}
