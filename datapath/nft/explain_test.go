@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -105,13 +104,15 @@ func (b *bench) check(t *testing.T, c explained) {
 // really sends the packet, and holds what happens against what was foretold.
 func (b *bench) really(t *testing.T, c explained, e *datapath.Explanation) {
 	t.Helper()
-	network := c.protocol.String()
-	conn, err := b.dial(network, c.node, c.from, c.to)
+	network, patience := c.protocol.String(), silence
+	if e.Action == "forward" {
+		patience = trafficTimeout
+	}
+	conn, err := b.dialWithin(patience, network, c.node, c.from, c.to)
 	if err == nil {
 		defer conn.Close()
 		if network == "udp" {
 			_, _ = conn.Write([]byte("hello"))
-			_ = conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
 		}
 		_, err = conn.Read(make([]byte, 100))
 	}

@@ -216,7 +216,7 @@ func TestFlowsAreLabelled(t *testing.T) {
 	b.tcpServers(8080, "s1", "s2", "s3")
 	c := one(web(config.ModeDNAT, config.SchedulerRR))
 	s := b.apply(c)
-	open, _ := b.held(3, "10.64.0.1", virtual["ipv4"])
+	open := b.held(3, 3, "10.64.0.1", virtual["ipv4"])
 	if len(open) != 3 {
 		t.Fatalf("%d connections", len(open))
 	}

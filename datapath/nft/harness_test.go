@@ -226,12 +226,18 @@ func parseAnswer(line string, err error) (answer, error) {
 	return answer{f[0], client}, err
 }
 
-// trafficTimeout is how long a packet may take to be answered in a lab.
-const trafficTimeout = 2 * time.Second
+// trafficTimeout is how long a packet may take to be answered in a lab. What shall not be
+// answered is waited for no longer than silence.
+const trafficTimeout, silence = 30 * time.Second, 500 * time.Millisecond
 
 // dial connects from a node; from is "", an address or an address with port.
 func (b *bench) dial(network, node, from, to string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
+	return b.dialWithin(trafficTimeout, network, node, from, to)
+}
+
+// dialWithin is dial of a connection that may take so long to open, and to answer.
+func (b *bench) dialWithin(timeout time.Duration, network, node, from, to string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	d := &net.Dialer{}
 	if from != "" {
@@ -253,7 +259,7 @@ func (b *bench) dial(network, node, from, to string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, c.SetDeadline(time.Now().Add(trafficTimeout))
+	return c, c.SetDeadline(time.Now().Add(timeout))
 }
 
 // spread makes n connections and counts who answered.
@@ -341,7 +347,9 @@ func (b *bench) flows() int {
 }
 
 // ping sends an ICMP echo request and waits for the answer.
-func (b *bench) ping(node, to string) error {
+func (b *bench) ping(node, to string) error { return b.pingFor(trafficTimeout, node, to) }
+
+func (b *bench) pingFor(timeout time.Duration, node, to string) error {
 	network, protocol, request, reply := "ip4:icmp", 1, icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply)
 	if addr(to).Is6() {
 		network, protocol, request, reply = "ip6:ipv6-icmp", 58, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
@@ -363,7 +371,7 @@ func (b *bench) ping(node, to string) error {
 	if _, err := c.WriteTo(wire, &net.IPAddr{IP: addr(to).AsSlice()}); err != nil {
 		return err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(trafficTimeout)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	buf := make([]byte, 1500)
@@ -383,6 +391,15 @@ func (b *bench) ping(node, to string) error {
 
 // prefixT shortens tables of prefixes.
 type prefixT = netip.Prefix
+
+// dialIf is dialFor that waits long for a connection that is to open, and not long for one
+// that is not.
+func (b *bench) dialIf(opens bool, network, node, from, to string) (net.Conn, error) {
+	if opens {
+		return b.dialFor(trafficTimeout, network, node, from, to)
+	}
+	return b.dialFor(silence, network, node, from, to)
+}
 
 // dialFor is dial with a timeout of its own, for what shall not be answered.
 func (b *bench) dialFor(timeout time.Duration, network, node, from, to string) (net.Conn, error) {
@@ -414,7 +431,7 @@ func (b *bench) tracked() (list []*netlink.ConntrackFlow) {
 
 func (b *bench) eventually(what string, condition func() bool) {
 	b.Helper()
-	labtest.Eventually(b, 5*time.Second, what, func() error {
+	labtest.Eventually(b, time.Minute, what, func() error {
 		if !condition() {
 			return errors.New("not yet")
 		}

@@ -68,7 +68,7 @@ func TestHelpers(t *testing.T) {
 				b.apply(conf(h))
 				p := &peers{bench: b, port: c.port, patience: trafficTimeout}
 				if h == "" {
-					p.patience = 300 * time.Millisecond
+					p.patience = silence
 				}
 				err := c.talk(p)
 				p.close()

@@ -10,9 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -65,14 +66,13 @@ func TestSourceNAT(t *testing.T) {
 			_, _ = c.Write([]byte("x"))
 			c.Close()
 		}
-		untranslated := 0
-		for _, f := range b.tracked() {
-			if f.Forward.DstIP.String() == "203.0.113.9" && f.Reverse.DstIP.Equal(f.Forward.SrcIP) {
-				untranslated++
-			}
-		}
-		if untranslated != 1 {
-			t.Errorf("%d untranslated flows to the exception, want 1", untranslated)
+		var seen []*netlink.ConntrackFlow
+		b.eventually("the flow to the exception", func() bool {
+			seen = slices.DeleteFunc(b.tracked(), func(f *netlink.ConntrackFlow) bool { return f.Forward.DstIP.String() != "203.0.113.9" })
+			return len(seen) > 0
+		})
+		if len(seen) != 1 || !seen[0].Reverse.DstIP.Equal(seen[0].Forward.SrcIP) {
+			t.Errorf("flows to the exception: %v, want one that is not translated", seen)
 		}
 	})
 }
@@ -94,11 +94,16 @@ func TestSourceNATPairs(t *testing.T) {
 		c.Close()
 	}
 	seen := map[string]bool{}
-	for _, f := range b.tracked() {
-		if strings.HasPrefix(f.Forward.DstIP.String(), "203.0.113.") {
-			seen[f.Reverse.DstIP.String()] = true
+	b.eventually("16 flows", func() bool {
+		flows := 0
+		for _, f := range b.tracked() {
+			if strings.HasPrefix(f.Forward.DstIP.String(), "203.0.113.") {
+				seen[f.Reverse.DstIP.String()] = true
+				flows++
+			}
 		}
-	}
+		return flows == 16
+	})
 	if len(seen) != 1 {
 		t.Errorf("the client has the addresses %v", slices.Collect(maps.Keys(seen)))
 	}
@@ -130,7 +135,7 @@ func TestPortForwardWithHairpin(t *testing.T) {
 	}
 	forward.Hairpin = config.SwitchOff
 	b.apply(&config.Config{NAT: []config.NATRule{office, forward}})
-	if _, err := b.dialFor(300*time.Millisecond, "tcp", "pc", "", "211.155.226.121:8080"); err == nil {
+	if _, err := b.dialFor(silence, "tcp", "pc", "", "211.155.226.121:8080"); err == nil {
 		t.Error("hairpin is off, but a connection was opened")
 	}
 }
@@ -234,12 +239,12 @@ func TestPrefixTranslationBesideAService(t *testing.T) {
 	}
 }
 
-// opened opens n TCP connections and returns how many opened; they stay open until
-// the test ends.
-func (b *bench) opened(n int, node, from, to string) (open int) {
+// opened opens n TCP connections, of which the first few are to open, and returns how many
+// did; they stay open until the test ends.
+func (b *bench) opened(n, opens int, node, from, to string) (open int) {
 	b.Helper()
-	for range n {
-		if _, err := b.dialFor(300*time.Millisecond, "tcp", node, from, to); err == nil {
+	for i := range n {
+		if _, err := b.dialIf(i < opens, "tcp", node, from, to); err == nil {
 			open++
 		}
 	}
@@ -253,7 +258,7 @@ func TestNATConnectionsPerClient(t *testing.T) {
 		Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", ConnectionsPerClient: 3,
 	}}})
 	for _, node := range []string{"pc", "web"} { // each client has its own count
-		if n := b.opened(5, node, "", "203.0.113.1:80"); n != 3 {
+		if n := b.opened(5, 3, node, "", "203.0.113.1:80"); n != 3 {
 			t.Errorf("%s opened %d connections of 5, want 3\n%s", node, n, b.ruleset())
 		}
 	}

@@ -40,7 +40,7 @@ func (b *bench) left(p flow.Protocol, to netip.Addr) (left time.Duration) {
 // that the test may have taken.
 func (b *bench) lasts(what string, p flow.Protocol, to string, want time.Duration, keep func()) {
 	b.Helper()
-	labtest.Eventually(b, 5*time.Second, fmt.Sprintf("%s to %s to be kept for %v", what, to, want), func() error {
+	labtest.Eventually(b, time.Minute, fmt.Sprintf("%s to %s to be kept for %v", what, to, want), func() error {
 		if keep != nil {
 			keep()
 		}
@@ -80,7 +80,7 @@ func TestTimeouts(t *testing.T) {
 	}
 	for _, vip := range virtual {
 		to := netip.MustParseAddrPort(vip).Addr().String()
-		conn, err := b.dialFor(time.Second, "tcp", "client", "", vip)
+		conn, err := b.dialFor(trafficTimeout, "tcp", "client", "", vip)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestTimeouts(t *testing.T) {
 	if change.Objects.Added != 4 || change.Rules.Added > 8 {
 		t.Errorf("new timeouts of TCP and UDP changed %+v", change)
 	}
-	if _, err := b.dialFor(time.Second, "tcp", "client", "", virtual["ipv4"]); err != nil {
+	if _, err := b.dialFor(trafficTimeout, "tcp", "client", "", virtual["ipv4"]); err != nil {
 		t.Fatal(err)
 	}
 	b.lasts("a connection after the change", flow.TCP, "192.0.2.10", 4000*time.Second, nil)
