@@ -83,7 +83,7 @@ func TestRFC6888REQ6NoTranslation(t *testing.T) {
 			if err := in.send("ip4(src=%s,dst=%s)/udp(sport=4000,dport=9)", i1, o2); err != nil {
 				return err
 			}
-			p, err := out.await(300*time.Millisecond, take)
+			p, err := out.await(again, take)
 			if err != nil {
 				continue
 			}
@@ -106,7 +106,7 @@ func TestRFC6888REQ8PortHold(t *testing.T) {
 		if _, err := g.sources(g.udp("i1", i1+":4000"), o1+":9"); err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 			if _, err := g.flow(netip.MustParseAddrPort(i1 + ":4000")); err != nil {
 				break // it has ended
 			}

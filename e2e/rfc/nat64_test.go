@@ -123,7 +123,7 @@ func TestRFC7915ErrorToRealStack(t *testing.T) {
 			if _, err := in.WriteTo([]byte("anybody?"), udpAddr(netip.MustParseAddrPort("["+o1in64+"]:1"))); err != nil {
 				return nil // the host's stack has taken the error and refused the next datagram
 			}
-			if _, err := sniff.await(300*time.Millisecond, take); err == nil {
+			if _, err := sniff.await(again, take); err == nil {
 				return nil
 			}
 		}
@@ -140,7 +140,7 @@ func TestRFC7915PathMTU(t *testing.T) {
 			return err
 		}
 		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // a failure shows at the reader
-		if err := server.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			return err
 		}
 		b := make([]byte, 65536)

@@ -41,6 +41,10 @@ type told struct {
 
 // pcp sends a request from a host's address until it is answered.
 func (g *gateway) pcp(node, address string, a ask) (told, error) {
+	return g.pcpFor(patience, node, address, a)
+}
+
+func (g *gateway) pcpFor(wait time.Duration, node, address string, a ask) (told, error) {
 	if a.gateway == "" {
 		a.gateway = "10.0.2.1"
 	}
@@ -60,11 +64,11 @@ func (g *gateway) pcp(node, address string, a ask) (told, error) {
 	}
 	c := g.udp(node, net.JoinHostPort(address, "0"))
 	defer c.Close()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(wait); time.Now().Before(deadline); {
 		if _, err := c.WriteTo(b, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a.gateway), 5351))); err != nil {
 			return told{}, err
 		}
-		from, text, err := receive(c, 300*time.Millisecond)
+		from, text, err := receive(c, again)
 		if err != nil {
 			continue
 		}
@@ -170,7 +174,7 @@ func (g *gateway) unasked() error {
 		}
 	}
 	for _, address := range []string{"198.51.100.1", pool1} { // outside nobody listens
-		if _, err := g.pcp("o1", o1, ask{gateway: address, nonce: 4, protocol: 6, port: 22, lifetime: 60}); err == nil {
+		if _, err := g.pcpFor(again, "o1", o1, ask{gateway: address, nonce: 4, protocol: 6, port: 22, lifetime: 60}); err == nil {
 			return fmt.Errorf("a host outside was answered by %s", address)
 		}
 	}

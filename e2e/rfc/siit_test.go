@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -100,7 +99,7 @@ func TestRFC6791UnmappedRouter(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			p, err := out.await(300*time.Millisecond, take)
+			p, err := out.await(again, take)
 			if err != nil {
 				continue
 			}

@@ -189,7 +189,7 @@ func TestRFC5382REQ5Transitory(t *testing.T) {
 			if err := in.send("ip4(src=%s,dst=%s)/tcp(sport=4000,dport=81,flags=S,seq=1)", i1, o1); err != nil {
 				return err
 			}
-			if _, err := out.await(300*time.Millisecond, arrived); err == nil {
+			if _, err := out.await(again, arrived); err == nil {
 				break
 			}
 		}

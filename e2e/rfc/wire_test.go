@@ -76,13 +76,14 @@ func (w *wire) await(wait time.Duration, take func(packet.Packet) bool) (packet.
 	deadline := time.Now().Add(wait)
 	b := make([]byte, 65536)
 	for {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return nil, errSilence
-		}
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1); err != nil && !errors.Is(err, unix.EINTR) {
+		// What has come already is looked at, however late.
+		left := max(time.Until(deadline), 0)
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}, int((left+time.Millisecond-1)/time.Millisecond)); err != nil && !errors.Is(err, unix.EINTR) {
 			return nil, err
-		} else if n == 0 {
+		} else if n <= 0 {
+			if left == 0 {
+				return nil, errSilence
+			}
 			continue
 		}
 		n, _, err := unix.Recvfrom(w.fd, b, unix.MSG_DONTWAIT)
@@ -106,7 +107,7 @@ func (w *wire) carried(to *wire, take func(packet.Packet) bool, format string, a
 		if err := w.send(format, args...); err != nil {
 			return nil, err
 		}
-		if p, err := to.await(300*time.Millisecond, take); err == nil {
+		if p, err := to.await(again, take); err == nil {
 			return p, nil
 		}
 	}
