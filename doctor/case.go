@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -100,6 +101,16 @@ func (c *Case) conntrackCounters() (Finding, bool) {
 		return unknown("counters of connection tracking: %v", err), false
 	}
 	return Finding{}, true
+}
+
+// refused tells why connection tracking refused connections in the window.
+func (c *Case) refused() conntrack.Refused {
+	pool := uint32(0)
+	if c.NS.Rules != nil {
+		pool = c.NS.Rules.Pools.Smallest
+	}
+	count := func(name string) uint32 { return uint32(c.delta("conntrack." + name)) }
+	return conntrack.Counters{Drop: count("drop"), InsertFailed: count("insert_failed"), Found: count("found"), ChainTooLong: count("chain_too_long")}.Refused(pool)
 }
 
 // table tells whether the connection table was read; the finding says why not.

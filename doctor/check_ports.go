@@ -50,26 +50,20 @@ func checkPortsExhausted(_ context.Context, c *Case) Finding {
 	if f, there := c.conntrackCounters(); !there {
 		return f
 	}
-	failed, drop, tries := c.delta("conntrack.insert_failed"), c.delta("conntrack.drop"), c.delta("conntrack.found")
-	failed -= min(failed, c.delta("conntrack.chain_too_long")) // counted there, too: CT09
+	refused, tries := c.refused(), c.delta("conntrack.found")
+	failed := refused.Ports + refused.Race
 	g, seen := c.drops(trace.CausePortsExhausted)
-	if failed == 0 || !seen && drop < failed {
+	switch {
+	case failed == 0:
 		return ok("every translated connection found a port")
-	}
-	// A packet that lost a race is dropped at the same place: DNS asks for A and AAAA
-	// at once. The search for ports tells them apart: 248 tries when all are taken
-	// (nf_nat_core.c: 128+64+32+16+8), in small pools as many as there are ports.
-	// Newer kernels do not count the last 32 of a round for TCP (nf_nat_used_tuple_harder),
-	// so that the smallest pools tell nothing.
-	least := uint64(8)
-	if r := c.NS.Rules; r != nil && r.Pools.Smallest > 0 {
-		least = min(least, uint64(r.Pools.Smallest-min(r.Pools.Smallest, 32))/2)
-	}
-	if tries < least*failed {
+	case refused.Race > 0:
 		return c.withDrops(found(Info, "%d new connections met an equal one; ports were not short", failed).
 			with("Δinsert_failed", c.inWindow(failed), fromCtnetlink).with("Δfound", c.inWindow(tries), fromCtnetlink), trace.CausePortsExhausted)
 	}
-	n := max(min(failed, drop), g.Packets)
+	n := failed
+	if seen {
+		n = max(n, g.Packets)
+	}
 	f := found(Critical, "no source port is left for SNAT%s: %d new connections were refused in %.1f s", destinationOf(g), n, c.Window.Seconds()).
 		with("Δinsert_failed = Δdrop", c.inWindow(failed), fromCtnetlink).with("Δfound (ports tried)", c.inWindow(tries), fromCtnetlink).losing(c.perSecond(n))
 	return c.withDrops(f, trace.CausePortsExhausted)

@@ -156,7 +156,7 @@ func checkConntrackDrop(_ context.Context, c *Case) Finding {
 		return f
 	}
 	drop, failed := c.delta("conntrack.drop"), c.delta("conntrack.insert_failed")
-	full := drop - min(failed, drop) // the rest is exhausted ports: PT01
+	full := c.refused().Full
 	if drop == 0 {
 		return ok("connection tracking refused nothing")
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -38,6 +39,12 @@ type Host struct {
 	lastDrops  uint64
 	lastAt     time.Time
 	newRate    float64
+	pools      map[uint64]poolReading // by inode of the namespace
+}
+
+type poolReading struct {
+	at       time.Time
+	smallest uint32
 }
 
 type reading struct {
@@ -85,8 +92,12 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 			continue
 		}
 		c.Fills = append(c.Fills, f)
+		refused := f.Counted.Refused(h.smallestPool(ctx, ns, f.Counted, c.Time))
 		c.DropsPerSecond += float64(f.Counted.Drop) / seconds
-		c.PortsPerSecond += float64(f.Counted.InsertFailed) / seconds
+		c.FullPerSecond += float64(refused.Full) / seconds
+		c.PortsPerSecond += float64(refused.Ports) / seconds
+		c.RacesPerSecond += float64(refused.Race) / seconds
+		c.ChainsPerSecond += float64(refused.Chain) / seconds
 		c.EarlyPerSecond += float64(f.Counted.EarlyDrop) / seconds
 	}
 	h.softirq(c, first, seconds)
@@ -106,6 +117,29 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	h.last, h.lastAt = now, c.Time
 	h.counts++
 	return c, nil
+}
+
+// poolsEvery is how long the ranges of ports that rules name are taken as known.
+const poolsEvery = time.Minute
+
+// smallestPool is the smallest range of ports that a rule of the namespace names. Rules
+// are read only when it matters: when the counters alone say that a race was lost.
+func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted conntrack.Counters, now time.Time) uint32 {
+	if counted.Refused(0).Race == 0 {
+		return 0
+	}
+	last := h.pools[ns.Inode]
+	if last.at.IsZero() || now.Sub(last.at) > poolsEvery {
+		last = poolReading{at: now}
+		if rules, _ := vitals.NewLive(nil).Rules(ctx, ns); rules != nil {
+			last.smallest = rules.Pools.Smallest
+		}
+		if h.pools == nil {
+			h.pools = map[uint64]poolReading{}
+		}
+		h.pools[ns.Inode] = last
+	}
+	return last.smallest
 }
 
 // fill reads one namespace and compares it with the last reading.

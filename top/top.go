@@ -42,10 +42,15 @@ type Counts struct {
 	// NewPerSecond are connections begun, from a sample of the kernel's events;
 	// negative when they could not be sampled.
 	NewPerSecond float64 `json:"newPerSecond"`
-	// DropsPerSecond are packets dropped by connection tracking, PortsPerSecond
-	// those of them for which no SNAT port was free or another packet was first.
+	// DropsPerSecond are packets dropped by connection tracking, and of them
+	// FullPerSecond those for which the table had no room, PortsPerSecond for which no
+	// SNAT port was free, RacesPerSecond before which an equal one was, and
+	// ChainsPerSecond whose hash chain was too long.
 	DropsPerSecond   float64 `json:"dropsPerSecond"`
+	FullPerSecond    float64 `json:"tableFullPerSecond"`
 	PortsPerSecond   float64 `json:"portFailuresPerSecond"`
+	RacesPerSecond   float64 `json:"racesPerSecond"`
+	ChainsPerSecond  float64 `json:"longChainsPerSecond"`
 	EarlyPerSecond   float64 `json:"earlyDropsPerSecond"`
 	BacklogPerSecond float64 `json:"backlogDropsPerSecond"`
 	// HottestCPU spends Softirq of its time (0 to 1) in softirqs.

@@ -87,21 +87,29 @@ func judge(c *Counts, t *Table) Verdict {
 	return Verdict{OK, "nothing is short"}
 }
 
-// judgeDrops tells the causes of drops apart: insertions that fail together with
-// drops are ports, drops at a full table are the table.
+// judgeDrops names the worst cause of drops. conntrack.Counters.Refused tells them
+// apart, here and in the doctor's CT05, CT09, CT11 and PT01, whose limits these are.
 func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) Verdict {
+	beyondChance := func(perSecond float64) Level {
+		if perSecond > 1 {
+			return Critical
+		}
+		return Warn
+	}
 	switch {
-	case fullest.Fill() > 0.95 && c.DropsPerSecond > c.PortsPerSecond:
-		return Verdict{Critical, fmt.Sprintf("%sthe table is full, %.0f new connections/s are dropped; sluice tune", fullest.Namespace, c.DropsPerSecond)}
+	case c.FullPerSecond > 1 || c.FullPerSecond > 0 && c.PortsPerSecond+c.ChainsPerSecond+c.RacesPerSecond == 0 && c.BacklogPerSecond <= 1:
+		return Verdict{beyondChance(c.FullPerSecond), fmt.Sprintf("%sthe table is full, %s new connections/s are dropped; sluice tune", fullest.Namespace, decimal(c.FullPerSecond))}
 	case c.PortsPerSecond > 0 && occupied != nil:
-		return Verdict{Critical, fmt.Sprintf("SNAT %s -> %s %s: %d ports of %s taken, %.0f/s find none", occupied.Public,
-			occupied.Protocol, occupied.Remote, occupied.Used, occupied.Range, c.PortsPerSecond)}
+		return Verdict{Critical, fmt.Sprintf("SNAT %s -> %s %s: %d ports of %s taken, %s/s find none", occupied.Public,
+			occupied.Protocol, occupied.Remote, occupied.Used, occupied.Range, decimal(c.PortsPerSecond))}
 	case c.PortsPerSecond > 0:
-		return Verdict{Critical, fmt.Sprintf("%.0f new connections/s find no free SNAT port", c.PortsPerSecond)}
+		return Verdict{Critical, fmt.Sprintf("%s new connections/s find no free SNAT port", decimal(c.PortsPerSecond))}
+	case c.ChainsPerSecond > 0:
+		return Verdict{Critical, fmt.Sprintf("%s new connections/s find their hash chain too long: raise nf_conntrack_buckets to nf_conntrack_max", decimal(c.ChainsPerSecond))}
 	case c.BacklogPerSecond > 1:
 		return Verdict{Critical, fmt.Sprintf("%.0f packets/s find the backlog of their CPU full", c.BacklogPerSecond)}
 	}
-	return Verdict{Warn, fmt.Sprintf("connection tracking drops %.0f packets/s; see tab 6", c.DropsPerSecond)}
+	return Verdict{beyondChance(c.RacesPerSecond), fmt.Sprintf("%s new connections/s met an equal one and were dropped; ports are not short", decimal(c.RacesPerSecond))}
 }
 
 // worstOccupancy is the fullest range of SNAT ports, searched once for a table.
