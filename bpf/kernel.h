@@ -36,11 +36,32 @@ struct net_device {
 } CO_RE;
 
 struct sock_common {
+	__be16 skc_dport;
+	__u16 skc_num;
+	volatile unsigned char skc_state;
 	possible_net_t skc_net;
 } CO_RE;
 
 struct sock {
 	struct sock_common __sk_common;
+	__u8 sk_userlocks;
+} CO_RE;
+
+struct udp_sock; /* begins with its struct sock */
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} CO_RE;
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+} CO_RE;
+
+struct bpf_iter__udp {
+	struct bpf_iter_meta *meta;
+	struct udp_sock *udp_sk;
 } CO_RE;
 
 struct dst_entry {

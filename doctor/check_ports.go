@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -36,7 +37,7 @@ func portChecks() []Check {
 		{ID: "PT06", Name: "local-ports", About: "local connections against ip_local_port_range", Weight: 46, Run: checkLocalPorts,
 			Symptom: "a proxy reports EADDRNOTAVAIL",
 			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\", reserve listening ports, use more source addresses", Risk: "listeners above 1024 need ip_local_reserved_ports"}},
-		{ID: "PT07", Name: "reserved-ports", About: "listeners inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts,
+		{ID: "PT07", Name: "reserved-ports", About: "ports of services and of port forwards inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts,
 			Symptom: "a service cannot bind its port after a restart",
 			Remedy:  Remedy{Do: "add the ports to net.ipv4.ip_local_reserved_ports", Risk: "a write replaces the whole list"}},
 		{ID: "PT08", Name: "tcp-tw-reuse", About: "reuse of ports in TIME_WAIT", Weight: 1, Run: checkTWReuse},
@@ -168,19 +169,8 @@ func checkPrivilegedPorts(_ context.Context, c *Case) Finding {
 		with("connections", fmt.Sprint(n), c.dumped())
 }
 
-// localRange reads ip_local_port_range.
-func (c *Case) localRange() (low, high int, there bool) {
-	f := strings.Fields(c.NS.After.Sysctl["net.ipv4.ip_local_port_range"])
-	if len(f) != 2 {
-		return 0, 0, false
-	}
-	low, err1 := strconv.Atoi(f[0])
-	high, err2 := strconv.Atoi(f[1])
-	return low, high, err1 == nil && err2 == nil && high >= low
-}
-
 func checkLocalPorts(_ context.Context, c *Case) Finding {
-	low, high, there := c.localRange()
+	low, high, there := c.NS.After.LocalRange()
 	if !there {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
@@ -200,36 +190,97 @@ func checkLocalPorts(_ context.Context, c *Case) Finding {
 }
 
 func checkReservedPorts(_ context.Context, c *Case) Finding {
-	low, high, there := c.localRange()
+	low, high, there := c.NS.After.LocalRange()
 	if !there {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
-	reserved := c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]
-	var exposed []string
-	for _, port := range c.NS.After.Listeners {
-		if int(port) >= low && int(port) <= high && !inRanges(reserved, int(port)) {
-			exposed = append(exposed, strconv.Itoa(int(port)))
+	listeners, unjudged := c.exposedListeners()
+	forwarded := c.exposedForwards(low, high)
+	var f Finding
+	switch {
+	case len(listeners) > 0:
+		f = found(Warn, "ports %s listen inside the ephemeral range: a client may take them while the service restarts", shorten(listeners))
+		if len(forwarded) > 0 {
+			f.Summary += "; rules forward " + shorten(forwarded) + " there"
 		}
+	case len(forwarded) > 0:
+		f = found(Warn, "rules forward ports %s of the ephemeral range: a local program that is given one hears nothing from outside", shorten(forwarded))
+		f.Symptom = "now and then a local program that listens on a port of the kernel's choice (FTP data, RPC) cannot be reached"
+	case unjudged > 0:
+		return unknown("whether programs asked for %s of the ephemeral range, or the kernel chose them: %v", plural(unjudged, "UDP port"), c.NS.After.AskedErr)
+	default:
+		if f, there := c.rules(); !there {
+			return f
+		}
+		return ok("no service and no port forward inside the ephemeral range %d-%d", low, high)
 	}
-	if len(exposed) == 0 {
-		return ok("no listener inside the ephemeral range %d-%d", low, high)
-	}
-	shown := strings.Join(exposed[:min(len(exposed), 5)], ", ")
-	return found(Warn, "ports %s listen inside the ephemeral range: a client may take them while the service restarts", shown).
-		with("ip_local_port_range", fmt.Sprintf("%d-%d", low, high), fromSysctl)
+	return f.with("ip_local_port_range", fmt.Sprintf("%d-%d", low, high), fromSysctl).
+		with("ip_local_reserved_ports", fmt.Sprintf("%q", c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]), fromSysctl)
 }
 
-// inRanges reads lists such as "8080,9000-9010".
-func inRanges(list string, port int) bool {
-	return slices.ContainsFunc(strings.Split(list, ","), func(part string) bool {
-		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
-		if !isRange {
-			to = from
+func shorten(ports []string) string {
+	text := strings.Join(ports[:min(len(ports), 5)], ", ")
+	if n := len(ports) - 5; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// exposedListeners are ports that belong to a service and that the kernel may give to
+// any other socket: those that a program asked for by number. A port of the kernel's
+// choice, as a resolver's, a QUIC client's or an RPC service's, is another one next time.
+//
+// Some resolvers choose a port at random themselves, one for each query. Their sockets
+// come and go, so that one has to be there at both ends of the window, and of a user
+// whose UDP ports change meanwhile none counts. unjudged is how many UDP ports were left
+// out because it is not known who chose them.
+func (c *Case) exposedListeners() (ports []string, unjudged int) {
+	b, a := c.NS.Before.ExposedListeners(), c.NS.After.ExposedListeners()
+	changing := map[uint32]bool{}
+	for _, pair := range []struct {
+		of, others []vitals.Listener
+		asked      map[trace.LocalPort]bool
+	}{{a, b, c.NS.After.Asked}, {b, a, c.NS.Before.Asked}} {
+		for _, l := range pair.of {
+			if l.Protocol == flow.UDP && pair.asked[l.LocalPort] && !slices.Contains(pair.others, l) {
+				changing[l.User] = true
+			}
 		}
-		low, err1 := strconv.Atoi(from)
-		high, err2 := strconv.Atoi(to)
-		return err1 == nil && err2 == nil && low <= port && port <= high
-	})
+	}
+	for _, l := range a {
+		name := fmt.Sprintf("%d/%s", l.Port, l.Protocol)
+		switch {
+		case !slices.Contains(b, l) || slices.Contains(ports, name):
+		case c.NS.After.AskedErr != nil && l.Protocol == flow.UDP:
+			unjudged++
+		case c.NS.After.AskedErr == nil && !c.NS.After.Asked[l.LocalPort]:
+		case l.Protocol == flow.UDP && changing[l.User]:
+		default:
+			ports = append(ports, name)
+		}
+	}
+	return ports, unjudged
+}
+
+// exposedForwards are ports that rules forward and that the kernel may give to local
+// programs. A rule that takes the whole range leaves nothing to reserve.
+func (c *Case) exposedForwards(low, high int) (ports []string) {
+	if c.NS.Rules == nil {
+		return nil
+	}
+	for _, p := range c.NS.Rules.Forwarded {
+		if int(p.Low) <= low && int(p.High) >= high {
+			continue
+		}
+		free := false
+		for port := max(int(p.Low), low); port <= min(int(p.High), high) && !free; port++ {
+			free = c.NS.After.Exposed(uint16(port))
+		}
+		if free {
+			ports = append(ports, p.String())
+		}
+	}
+	return ports
 }
 
 func checkTWReuse(_ context.Context, c *Case) Finding {

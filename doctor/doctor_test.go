@@ -195,8 +195,28 @@ func TestChecks(t *testing.T) {
 		{"PT06", "all but all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 28000 }, Critical},
 		{"PT06", "no range", sysctl("net.ipv4.ip_local_port_range", ""), Unknown},
 		{"PT06", "all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
-		{"PT07", "a listener in the range", func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, Warn},
-		{"PT07", "reserved", all(func(s *vitals.Sample) { s.Namespaces[0].After.Listeners = []uint16{40000} }, sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
+		{"PT07", "a service in the range", listens(6, 40000), Warn},
+		{"PT07", "a UDP service in the range", listens(17, 51820), Warn},
+		{"PT07", "a port that the kernel chose", all(listens(6, 40000), func(s *vitals.Sample) { s.Namespaces[0].After.Asked = nil }), OK},
+		{"PT07", "a UDP port that the kernel chose", all(listens(17, 40000), func(s *vitals.Sample) { s.Namespaces[0].After.Asked = nil }), OK},
+		{"PT07", "a socket of a moment", all(listens(17, 40000), func(s *vitals.Sample) { s.Namespaces[0].Before.Listeners = nil }), OK},
+		{"PT07", "a resolver that chooses at random", all(listens(17, 40000), func(s *vitals.Sample) {
+			n := s.Namespaces[0]
+			other := vitals.Listener{LocalPort: trace.LocalPort{Protocol: 17, Port: 41000}, User: 53, Socket: 2}
+			n.Before.Listeners, n.Before.Asked = append(n.Before.Listeners, other), map[trace.LocalPort]bool{other.LocalPort: true}
+		}), OK},
+		{"PT07", "sockets of the kernel's choice come and go beside a service", all(listens(17, 40000), func(s *vitals.Sample) {
+			n := s.Namespaces[0]
+			n.Before.Listeners = append(n.Before.Listeners, vitals.Listener{LocalPort: trace.LocalPort{Protocol: 17, Port: 41000}, User: 53, Socket: 2})
+		}), Warn},
+		{"PT07", "who chose TCP is not known", all(listens(6, 40000), unasked), Warn},
+		{"PT07", "who chose UDP is not known", all(listens(17, 40000), unasked), Unknown},
+		{"PT07", "reserved", all(listens(6, 40000), listens(17, 40001), sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
+		{"PT07", "a port forward in the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 40000, High: 40000}} }), Warn},
+		{"PT07", "a port forward that begins below the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 30000, High: 32768}} }), Warn},
+		{"PT07", "a port forward below the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 30000, High: 32767}} }), OK},
+		{"PT07", "a port forward of all ports", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1024, High: 65535}} }), OK},
+		{"PT07", "a port forward that is reserved", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 40000, High: 40010}} }), sysctl("net.ipv4.ip_local_reserved_ports", "40000-40010")), OK},
 		{"PT08", "many in TIME_WAIT", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.tw"] = 20000 }, Info},
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
 		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
@@ -396,7 +416,7 @@ func TestBlind(t *testing.T) {
 		blind[f.Check] = f.Verdict == Unknown
 	}
 	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
-		"PT01 PT02 PT03 PT05 RL01 RL02 RL03 RL04 RL05 RL06 RL08 RL12 RL15 FW07 FW12") {
+		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL08 RL12 RL15 FW07 FW12") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
 		}

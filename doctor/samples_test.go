@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"testing"
@@ -146,6 +147,25 @@ func usedPorts(n int) func(*vitals.Sample) {
 				Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: uint16(i)}
 		})(s)
 	}
+}
+
+// listens has a service wait at a port that it asked for, as long as it is watched.
+func listens(protocol flow.Protocol, port uint16) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		n := s.Namespaces[0]
+		l := vitals.Listener{LocalPort: trace.LocalPort{Protocol: protocol, Port: port}, User: 53, Socket: uint64(port)}
+		n.Before.Listeners, n.After.Listeners = append(n.Before.Listeners, l), append(n.After.Listeners, l)
+		if n.After.Asked == nil {
+			n.After.Asked = map[trace.LocalPort]bool{}
+		}
+		n.After.Asked[l.LocalPort] = true
+		n.Before.Asked = maps.Clone(n.After.Asked)
+	}
+}
+
+func unasked(s *vitals.Sample) {
+	n := s.Namespaces[0]
+	n.Before.Asked, n.After.Asked, n.After.AskedErr = nil, nil, errors.New("not permitted")
 }
 
 func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }

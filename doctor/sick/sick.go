@@ -130,9 +130,47 @@ func More() []Case {
 	}
 }
 
-// Healthy is a busy router with nothing wrong.
+// Healthy is a busy router with nothing wrong: programs of its own have sockets at ports
+// that the kernel chose, and a resolver at ports that it chooses at random for each query.
 func Healthy() Case {
-	return Case{Name: "healthy", Setup: nft(natRules), Traffic: busy}
+	return Case{Name: "healthy", Setup: both(nft(natRules), both(listenAnywhere, query(45001))),
+		Traffic: func(ctx context.Context, l *lab.Lab) (int, error) {
+			if err := query(45002)(ctx, l); err != nil {
+				return 0, err
+			}
+			return busy(ctx, l)
+		}}
+}
+
+// listenAnywhere has programs on the router wait at ports of the kernel's choice until
+// ctx ends.
+func listenAnywhere(ctx context.Context, l *lab.Lab) error {
+	return l.Node("gateway").Do(func() error {
+		tcp, err := net.Listen("tcp", ":0")
+		if err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, func() { tcp.Close() })
+		udp, err := net.ListenPacket("udp", ":0")
+		if err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, func() { udp.Close() })
+		return nil
+	})
+}
+
+// query has a resolver on the router wait for an answer at a port, until ctx ends.
+func query(port int) setup {
+	return func(ctx context.Context, l *lab.Lab) error {
+		return l.Node("gateway").Do(func() error {
+			c, err := net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+			if err == nil {
+				context.AfterFunc(ctx, func() { c.Close() })
+			}
+			return err
+		})
+	}
 }
 
 // natRules forward a port and masquerade, with one counter.

@@ -3,14 +3,12 @@
 package vitals
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"io/fs"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -117,9 +115,12 @@ func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 	for name, n := range parseSockstat(text(root, threadNet+"sockstat6")) {
 		r.Sockstat[name] = n
 	}
-	// Reading the list walks the hash table of the whole host.
+	// Reading a list walks the hash table of the whole host.
 	if r.Sockstat["TCP.inuse"]+r.Sockstat["TCP6.inuse"]+r.Sockstat["TCP.tw"] > 0 {
-		r.Listeners, r.Remotes = readSockets(root)
+		r.readTCP(root)
+	}
+	if r.Sockstat["UDP.inuse"]+r.Sockstat["UDP6.inuse"] > 0 {
+		r.readUDP(root)
 	}
 	return r, nil
 }
@@ -267,41 +268,6 @@ func parseNetlink(s string) int {
 		}
 	}
 	return n
-}
-
-// manySockets bounds how much of the list of TCP sockets is read: some 150 bytes each.
-const manySockets = 200000
-
-// readSockets finds the ports that programs listen on, and how many connections
-// go to each remote endpoint.
-func readSockets(root fs.FS) (listeners []uint16, remotes map[string]int) {
-	remotes = map[string]int{}
-	for _, name := range []string{"tcp", "tcp6"} {
-		f, err := root.Open(threadNet + name)
-		if err != nil {
-			continue
-		}
-		lines := bufio.NewScanner(f)
-		for n := 0; lines.Scan() && n < manySockets; n++ {
-			fields := strings.Fields(lines.Text())
-			if len(fields) < 4 || fields[0] == "sl" {
-				continue
-			}
-			switch fields[3] {
-			case "0A": // TCP_LISTEN
-				if local, ok := hexEndpoint(fields[1]); ok && !slices.Contains(listeners, local.Port()) {
-					listeners = append(listeners, local.Port())
-				}
-			default:
-				if remote, ok := hexEndpoint(fields[2]); ok {
-					remotes[remote.String()]++
-				}
-			}
-		}
-		f.Close()
-	}
-	slices.Sort(listeners)
-	return listeners, remotes
 }
 
 // hexEndpoint reads "0100007F:1F90": words of the address in host order.

@@ -33,6 +33,9 @@ type Live struct {
 	once          sync.Once // the kernel's symbols take some 50 ms of CPU time to read
 	flowtables    bool
 	flowtablesErr error
+
+	mu    sync.Mutex
+	asked map[uint64]askedReading // by inode of the namespace; protected by mu
 }
 
 // NewLive examines the given namespaces; none means all of the host.
@@ -141,6 +144,7 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r Namespa
 		r.Failed = failedNeighbours()
 		r.Uplinks = uplinks()
 		r.Generation, _ = rulesetGeneration()
+		l.readAsked(ns, &r)
 		return err
 	})
 	if err != nil {

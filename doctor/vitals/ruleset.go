@@ -33,6 +33,9 @@ type Ruleset struct {
 	Pools      Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
+	// Forwarded are ports of the host's own addresses whose packets are translated to
+	// other destinations.
+	Forwarded []PortRange
 	// Unread counts verdict maps whose chains are not in Chain.Longest.
 	Unread int
 	// Legacy counts the rules of iptables-legacy by chain, "filter FORWARD"; -1
@@ -98,7 +101,9 @@ func readNft() (*Ruleset, error) {
 	ways := newWays(rules, maps)
 	r.Unread = ways.unread
 	r.Targets.readNft(maps, rules)
-	r.Forwards.readNft(chains, ways, localAddresses())
+	local := localAddresses()
+	r.Forwards.readNft(chains, ways, local)
+	r.Forwarded = nftForwarded(chains, rules, maps, local)
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
 		r.Flowtables += len(flowtables)
@@ -305,7 +310,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 	if r.Legacy == nil {
 		r.Legacy = map[string]int{}
 	}
-	table := ""
+	table, ways := "", map[string][]way{}
 	for line := range strings.Lines(saved) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "*"); ok {
@@ -320,6 +325,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		if f[1] == "KUBE-SERVICES" {
 			r.KubeServices = max(r.KubeServices, r.Legacy[table+" "+f[1]])
 		}
+		ways[table+" "+f[1]] = append(ways[table+" "+f[1]], legacyWay(table, f, local))
 		r.Targets.legacy(f)
 		r.Forwards.legacy(family, f, local)
 		r.Pools.legacy(f)
@@ -337,4 +343,5 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			}
 		}
 	}
+	r.Forwarded = append(r.Forwarded, forwardedPorts([]string{"nat PREROUTING"}, func(chain string) []way { return ways[chain] })...)
 }

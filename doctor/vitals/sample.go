@@ -118,8 +118,11 @@ type NamespaceReading struct {
 	Sysctl       map[string]string
 	Links        []Link
 	Sockstat     map[string]uint64 // "TCP.inuse", "TCP.tw"
-	// Listeners are local TCP and UDP ports without a remote side.
-	Listeners []uint16
+	Listeners    []Listener
+	// Asked are the ports that programs asked for by number, among those of listeners;
+	// the kernel chose the others. AskedErr tells why that is not known.
+	Asked    map[trace.LocalPort]bool
+	AskedErr error
 	// Remotes counts local TCP connections by remote endpoint, when there are many.
 	Remotes map[string]int
 	// EventListeners are sockets that receive every conntrack event.

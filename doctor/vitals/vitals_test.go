@@ -144,7 +144,8 @@ table ip nat {
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
 		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true,
-		Pools: Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
+		Forwarded: []PortRange{{53, 53}, {80, 80}, {81, 81}},
+		Pools:     Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},

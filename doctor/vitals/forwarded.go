@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+)
+
+// PortRange is a range of ports, both ends included.
+type PortRange struct{ Low, High uint16 }
+
+// String returns "8080" or "9000-9010".
+func (p PortRange) String() string {
+	if p.Low == p.High {
+		return strconv.Itoa(int(p.Low))
+	}
+	return fmt.Sprintf("%d-%d", p.Low, p.High)
+}
+
+// way is what a rule does with packets to some ports: it translates their destination,
+// or sends them to another chain.
+type way struct {
+	ports []PortRange // nil: any
+	away  bool        // the rule names destinations, and the host has none of them
+	to    string      // a chain
+	dnat  bool
+}
+
+// mostWays bounds how many rules are walked through for forwarded ports: chains that
+// many others jump to are walked through once for each of them.
+const mostWays = 50_000
+
+// forwardedPorts are the ports of the host's own addresses that rules translate to
+// others. A rule for all ports, as for a host that gets whatever comes, names none.
+func forwardedPorts(roots []string, ways func(chain string) []way) (ports []PortRange) {
+	left := mostWays
+	var walk func(chain string, from way, depth int)
+	walk = func(chain string, from way, depth int) {
+		for _, w := range ways(chain) {
+			if left--; left < 0 || depth > 16 {
+				return
+			}
+			if w.ports == nil {
+				w.ports = from.ports
+			}
+			switch {
+			case w.away:
+			case w.dnat:
+				ports = append(ports, w.ports...)
+			case w.to != "":
+				walk(w.to, w, depth+1)
+			}
+		}
+	}
+	for _, root := range roots {
+		walk(root, way{}, 0)
+	}
+	slices.SortFunc(ports, func(a, b PortRange) int { return int(a.Low)<<16 + int(a.High) - int(b.Low)<<16 - int(b.High) })
+	return slices.Compact(ports)
+}
+
+// nftForwarded are the ports that the rules of nftables forward, iptables-nft's too.
+func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *mapReader, local []netip.Addr) []PortRange {
+	var roots []string
+	for _, c := range chains {
+		if c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPrerouting &&
+			slices.Contains([]nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet}, c.Table.Family) {
+			roots = append(roots, chainKey(c.Table, c.Name))
+		}
+	}
+	known := map[string][]way{}
+	return forwardedPorts(roots, func(chain string) []way {
+		if _, there := known[chain]; !there {
+			known[chain] = []way{}
+			for _, rule := range rules[chain] {
+				r := ruleReader{rule: rule, maps: maps, local: local, fields: map[uint32]field{}}
+				known[chain] = append(known[chain], r.ways()...)
+			}
+		}
+		return known[chain]
+	})
+}
+
+// field is what a register holds of a packet.
+type field struct {
+	port bool   // the destination port; else the destination address
+	six  bool   // of IPv6
+	mask []byte // of the address
+}
+
+// ruleReader follows what a rule asks of destinations.
+type ruleReader struct {
+	rule   *nftables.Rule
+	maps   *mapReader
+	local  []netip.Addr
+	fields map[uint32]field // by place among the registers, in bytes
+	asks   way
+}
+
+// place is where a register begins: the kernel names the same bytes as one of four
+// registers of 16 bytes, or as one of sixteen of 4.
+func place(register uint32) uint32 {
+	if register >= unix.NFT_REG32_00 {
+		return 4 * (register - unix.NFT_REG32_00)
+	}
+	return 16 * (register - 1)
+}
+
+// ways reads the rule from left to right.
+func (r *ruleReader) ways() (list []way) {
+	for _, e := range r.rule.Exprs {
+		if register, other := loads(e); other {
+			delete(r.fields, place(register))
+		}
+		switch e := e.(type) {
+		case *expr.Payload:
+			r.load(e)
+		case *expr.Bitwise:
+			f, there := r.fields[place(e.SourceRegister)]
+			if delete(r.fields, place(e.DestRegister)); there && !f.port {
+				r.fields[place(e.DestRegister)] = field{six: f.six, mask: e.Mask}
+			}
+		case *expr.Cmp:
+			r.compare(e)
+		case *expr.Range:
+			if f, there := r.fields[place(e.Register)]; there && e.Op == expr.CmpOpEq {
+				r.ask(f, e.FromData, e.ToData)
+			}
+		case *expr.Match:
+			r.match(e)
+		case *expr.Lookup:
+			list = append(list, r.lookup(e)...)
+		case *expr.Verdict:
+			if e.Chain != "" {
+				list = append(list, r.then(way{to: chainKey(r.rule.Table, e.Chain)}))
+			}
+		case *expr.NAT:
+			if e.Type == expr.NATTypeDestNAT {
+				list = append(list, r.then(way{dnat: true}))
+			}
+		case *expr.Redir:
+			list = append(list, r.then(way{dnat: true}))
+		case *expr.Target:
+			if e.Name == "DNAT" || e.Name == "REDIRECT" {
+				list = append(list, r.then(way{dnat: true}))
+			}
+		}
+	}
+	return list
+}
+
+// loads is the register that an expression fills with something else than a header's
+// field.
+func loads(e expr.Any) (register uint32, other bool) {
+	switch e := e.(type) {
+	case *expr.Meta:
+		return e.Register, !e.SourceRegister
+	case *expr.Ct:
+		return e.Register, !e.SourceRegister
+	case *expr.Fib:
+		return e.Register, true
+	case *expr.Numgen:
+		return e.Register, true
+	case *expr.Hash:
+		return e.DestRegister, true
+	case *expr.Rt:
+		return e.Register, true
+	case *expr.Socket:
+		return e.Register, true
+	case *expr.Exthdr:
+		return e.DestRegister, e.DestRegister != 0
+	case *expr.Immediate:
+		return e.Register, true
+	}
+	return 0, false
+}
+
+// then is what the rule does, with what it has asked so far.
+func (r *ruleReader) then(w way) way {
+	if w.ports == nil {
+		w.ports = r.asks.ports
+	}
+	w.away = w.away || r.asks.away
+	return w
+}
+
+func (r *ruleReader) load(e *expr.Payload) {
+	if e.OperationType != expr.PayloadLoad {
+		return
+	}
+	at := place(e.DestRegister)
+	delete(r.fields, at)
+	switch {
+	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 2 && e.Len == 2:
+		r.fields[at] = field{port: true}
+	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == 16 && e.Len <= 4:
+		r.fields[at] = field{}
+	case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == 24:
+		r.fields[at] = field{six: true}
+	}
+}
+
+func (r *ruleReader) compare(e *expr.Cmp) {
+	f, there := r.fields[place(e.Register)]
+	if !there {
+		return
+	}
+	top, bottom := bytes.Repeat([]byte{0xff}, len(e.Data)), make([]byte, len(e.Data))
+	switch e.Op {
+	case expr.CmpOpEq:
+		r.ask(f, e.Data, e.Data)
+	case expr.CmpOpGte, expr.CmpOpGt:
+		r.ask(f, e.Data, top)
+	case expr.CmpOpLte, expr.CmpOpLt:
+		r.ask(f, bottom, e.Data)
+	}
+}
+
+// ask narrows what the rule asks to a range.
+func (r *ruleReader) ask(f field, low, high []byte) {
+	if !f.port {
+		r.asks.away = r.asks.away || !r.holds(f, low, high)
+		return
+	}
+	if len(low) < 2 || len(high) < 2 {
+		return
+	}
+	p := PortRange{binary.BigEndian.Uint16(low), binary.BigEndian.Uint16(high)}
+	if n := len(r.asks.ports); n == 1 { // the other half of a range
+		p = PortRange{max(p.Low, r.asks.ports[0].Low), min(p.High, r.asks.ports[0].High)}
+	}
+	r.asks.ports = []PortRange{p}
+}
+
+// holds tells whether the host has an address of a range. Fewer bytes than an address
+// has are a prefix.
+func (r *ruleReader) holds(f field, low, high []byte) bool {
+	return slices.ContainsFunc(r.local, func(local netip.Addr) bool {
+		b := local.AsSlice()
+		if f.six != local.Is6() || len(low) > len(b) || len(f.mask) > len(b) {
+			return false
+		}
+		for i := range f.mask {
+			b[i] &= f.mask[i]
+		}
+		b = b[:len(low)]
+		return bytes.Compare(low, b) <= 0 && bytes.Compare(b, high) <= 0
+	})
+}
+
+// match reads what iptables-nft hands to a module.
+func (r *ruleReader) match(e *expr.Match) {
+	switch info := e.Info.(type) {
+	case *xt.Tcp:
+		if info.InvFlags&xt.TcpInvDestPorts == 0 && info.DstPorts != [2]uint16{0, 65535} {
+			r.asks.ports = []PortRange{{info.DstPorts[0], info.DstPorts[1]}}
+		}
+	case *xt.Udp:
+		if info.InvFlags&xt.UdpInvDestPorts == 0 && info.DstPorts != [2]uint16{0, 65535} {
+			r.asks.ports = []PortRange{{info.DstPorts[0], info.DstPorts[1]}}
+		}
+	case *xt.Unknown:
+		if e.Name == "multiport" {
+			r.multiport([]byte(*info))
+		}
+	}
+}
+
+// multiport reads struct xt_multiport_v1: flags, count, 15 ports, 15 marks of the
+// first port of a range, inversion.
+func (r *ruleReader) multiport(b []byte) {
+	const sourceOnly, ports, marks, invert, size = 0, 2, 32, 47, 48
+	if len(b) < size || b[0] == sourceOnly || b[invert] != 0 {
+		return
+	}
+	r.asks.ports = nil
+	for i := 0; i < min(int(b[1]), 15); i++ {
+		p := binary.NativeEndian.Uint16(b[ports+2*i:])
+		if i > 0 && b[marks+i-1] != 0 {
+			r.asks.ports[len(r.asks.ports)-1].High = p
+			continue
+		}
+		r.asks.ports = append(r.asks.ports, PortRange{p, p})
+	}
+}
+
+// lookup narrows what the rule asks to the keys of a set or map; of a verdict map each
+// element is a way of its own.
+func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
+	elements, read := r.maps.elements(r.rule.Table, e.SetName)
+	if !read || e.Invert {
+		return nil
+	}
+	var all []way
+	for _, element := range keyRanges(elements) {
+		one := ruleReader{local: r.local}
+		for at, f := range r.fields {
+			if first := place(e.SourceRegister); at >= first && int(at-first) < len(element.Key) {
+				one.ask(f, element.Key[at-first:][:fieldBytes(f, element.Key[at-first:])], element.KeyEnd[at-first:][:fieldBytes(f, element.KeyEnd[at-first:])])
+			}
+		}
+		w := r.then(one.asks)
+		if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT {
+			if chain := verdictChain(element); chain != "" {
+				w.to = chainKey(r.rule.Table, chain)
+				list = append(list, w)
+			}
+			continue
+		}
+		all = append(all, one.asks)
+	}
+	if e.IsDestRegSet && e.DestRegister != unix.NFT_REG_VERDICT {
+		delete(r.fields, place(e.DestRegister))
+	}
+	if len(all) == 0 {
+		return list
+	}
+	r.asks.away = r.asks.away || !slices.ContainsFunc(all, func(w way) bool { return !w.away })
+	var ports []PortRange
+	for _, w := range all {
+		if !w.away {
+			ports = append(ports, w.ports...)
+		}
+	}
+	if len(ports) > 0 {
+		r.asks.ports = ports
+	}
+	return list
+}
+
+// fieldBytes is how much of a key belongs to a field: in concatenations each begins at
+// a multiple of four bytes.
+func fieldBytes(f field, key []byte) int {
+	switch {
+	case f.port:
+		return min(2, len(key))
+	case f.six:
+		return min(16, len(key))
+	}
+	return min(4, len(key))
+}
+
+// keyRanges gives each element the end of its range: concatenations name it, intervals
+// end before the next key, and others are one key.
+func keyRanges(elements []nftables.SetElement) (list []nftables.SetElement) {
+	elements = slices.Clone(elements)
+	intervals := slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return e.IntervalEnd })
+	slices.SortStableFunc(elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
+	for i, e := range elements {
+		switch {
+		case e.IntervalEnd:
+			continue
+		case e.KeyEnd != nil:
+		case intervals && i+1 < len(elements):
+			e.KeyEnd = before(elements[i+1].Key)
+		case intervals:
+			e.KeyEnd = bytes.Repeat([]byte{0xff}, len(e.Key))
+		default:
+			e.KeyEnd = e.Key
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// before is the key that comes before another one.
+func before(key []byte) []byte {
+	key = bytes.Clone(key)
+	for i := range slices.Backward(key) {
+		if key[i]--; key[i] != 0xff {
+			break
+		}
+	}
+	return key
+}
+
+// legacyWay reads a line of iptables-legacy-save.
+func legacyWay(table string, words []string, local []netip.Addr) way {
+	var w way
+	for i := 2; i+1 < len(words); i++ {
+		value, inverted := words[i+1], words[i-1] == "!"
+		switch words[i] {
+		case "-d":
+			prefix, err := netip.ParsePrefix(value)
+			w.away = w.away || err == nil && !inverted && !slices.ContainsFunc(local, prefix.Contains)
+		case "--dport", "--dports", "--ports":
+			for part := range strings.SplitSeq(value, ",") {
+				low, high := portRange(strings.ReplaceAll(part, ":", "-"))
+				if high > 0 && !inverted {
+					w.ports = append(w.ports, PortRange{low, high})
+				}
+			}
+		case "-j", "-g":
+			w.dnat = value == "DNAT" || value == "REDIRECT"
+			w.to = table + " " + value
+		}
+	}
+	return w
+}
