@@ -145,9 +145,10 @@ func TestTerminal(t *testing.T) {
 func TestTerminated(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("tmux"))
 	l := labtest.New(t, lab.Topology{Name: "topterm", Nodes: []lab.NodeSpec{{Name: "gw"}}})
-	w := &terminal{t, t.TempDir() + "/tmux"}
-	t.Cleanup(func() { _ = exec.Command("tmux", "-S", w.socket, "kill-server").Run() })
-	for range 5 {
+	dir := t.TempDir()
+	for i := range 5 {
+		w := &terminal{t, fmt.Sprintf("%s/tmux%d", dir, i)} // not that of the last one, which may be about to end
+		t.Cleanup(func() { _ = exec.Command("tmux", "-S", w.socket, "kill-server").Run() })
 		w.tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", "env", childEnv+"="+l.Node("gw").Path(), os.Args[0])
 		w.shows("[1 Sources]")
 		pid, err := strconv.Atoi(strings.TrimSpace(w.tmux("display-message", "-p", "-t", "top", "#{pane_pid}")))
