@@ -30,8 +30,8 @@ func ruleChecks() []Check {
 		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless,
 			Symptom: "a plain router drops new connections when the table is full",
 			Remedy:  Remedy{Do: "unload what switches tracking on (iptables -t nat -L alone loads it): modprobe -r iptable_nat nf_nat nf_conntrack", Risk: "rules that use it then fail to load"}},
-		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned to ports without a rule", Weight: 10, Run: checkHelpers,
-			Symptom: "holes that clients can open, larger entries",
+		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned without a rule, or by rules without a port", Weight: 10, Run: checkHelpers,
+			Symptom: "clients open holes in the firewall by what they write into connections of any kind; entries are larger",
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
 		{ID: "RL08", Name: "tracing-left-on", About: "trace and log rules", Weight: 32, Run: checkTracing,
 			Symptom: "a storm of kernel messages, CPU time",
@@ -168,9 +168,21 @@ func checkHelpers(_ context.Context, c *Case) Finding {
 	if v, there := c.sysctl("net.netfilter.nf_conntrack_helper"); there && v == 1 {
 		return found(Warn, "helpers are assigned automatically").with("nf_conntrack_helper", "1", fromSysctl)
 	}
-	if c.NS.Rules != nil && c.NS.Rules.Helpers > 0 {
-		return found(Info, "%s a helper: larger entries, and holes that clients open", pluralVerb(c.NS.Rules.Helpers, "rule assigns", "rules assign")).
-			with("rules with ct helper", fmt.Sprint(c.NS.Rules.Helpers), fromRules)
+	if f, there := c.rules(); !there {
+		return f
+	}
+	r := c.NS.Rules
+	switch {
+	case r.WideHelpers > 0:
+		f := found(Warn, "%s a helper to connections of any port, as the old automatic assignment did", pluralVerb(r.WideHelpers, "rule assigns", "rules assign")).
+			with("rules with ct helper and without a port", fmt.Sprint(r.WideHelpers), fromRules)
+		f.Remedy = &Remedy{Do: "let the rule ask for the helper's port, and for the interface or the addresses of those who need it: iifname lan tcp dport 21 ct helper set ftp",
+			Risk: "servers at other ports lose their data connections"}
+		return f
+	case r.Helpers > 0:
+		// That is what the remedy asks for: a router that serves FTP has to have it.
+		return found(Info, "%s a helper, each for a port: larger entries, and holes for what its clients announce", pluralVerb(r.Helpers, "rule assigns", "rules assign")).
+			with("rules with ct helper", fmt.Sprint(r.Helpers), fromRules)
 	}
 	return ok("no helpers")
 }

@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,7 +55,10 @@ func tableChecks() []Check {
 		{ID: "CT13", Name: "conntrack-expectations", About: "expectations of helpers against their limit", Weight: 44, Run: checkExpectations,
 			Symptom: "FTP or SIP data connections fail while the connection table has room",
 			Remedy:  Remedy{Do: "raise net.netfilter.nf_conntrack_expect_max, or remove the helper", Cost: "some 200 bytes each"}},
-		{ID: "CT14", Name: "conntrack-other-namespaces", About: "entries that the host's own counters do not show", Host: true, Weight: 3, Run: checkBlindSpot},
+		{ID: "CT14", Name: "conntrack-other-namespaces", About: "entries that the host's own counters do not show", Host: true, Weight: 3, Run: checkBlindSpot,
+			Symptom: "the host's graphs show no drops while a router in a namespace refuses connections",
+			Remedy: Remedy{Do: "run the exporter in that namespace, too (ip netns exec NAME node_exporter), or export sluice top --once --json, which reads all of them",
+				Cost: "a process for each namespace"}},
 		{ID: "CT15", Name: "conntrack-max-for-role", About: "nf_conntrack_max of a NAT gateway", Weight: 20, Run: checkMaxForRole,
 			Symptom: "none until the table is full", Remedy: raiseTable},
 	}
@@ -304,19 +308,49 @@ func checkExpectations(_ context.Context, c *Case) Finding {
 
 func checkBlindSpot(_ context.Context, c *Case) Finding {
 	inside, outside, spaces := uint32(0), uint32(0), 0
+	unseen := []string{} // routers that no exporter looks at
 	for _, n := range c.Sample.Namespaces {
 		if n.IsHost {
 			inside += n.After.Limits.Count
-		} else if n.After.Limits.Count > 0 {
+			continue
+		}
+		if n.After.Limits.Count > 0 {
 			outside += n.After.Limits.Count
 			spaces++
+		}
+		if (&Case{Sample: c.Sample, NS: n}).routes() && !slices.ContainsFunc(c.After.Monitors, func(m vitals.Monitor) bool { return m.Netns == n.Inode }) {
+			unseen = append(unseen, n.Name)
 		}
 	}
 	if outside == 0 {
 		return ok("no entries outside the host's own namespace")
 	}
-	return found(Info, "%d entries are in %s; conntrack -S and node_exporter on the host show only the %d of its own",
-		outside, plural(spaces, "other namespace"), inside).with("entries", fmt.Sprintf("%d host, %d others", inside, outside), fromSysctl)
+	f := found(Info, "%d entries are in %s; conntrack -S and node_exporter on the host show only the %d of its own",
+		outside, plural(spaces, "other namespace"), inside)
+	if i := slices.IndexFunc(c.After.Monitors, func(m vitals.Monitor) bool { return m.Host }); i >= 0 && len(unseen) > 0 {
+		f = found(Warn, "%s on the host exports nothing of %s, which %s: %s", c.After.Monitors[i].Name, plural(len(unseen), "namespace"),
+			map[bool]string{true: "translates and forwards", false: "translate and forward"}[len(unseen) == 1], strings.Join(unseen[:min(len(unseen), 4)], ", ")).
+			with("exporters", exporterText(c.After.Monitors), fromProc)
+	}
+	return f.with("entries", fmt.Sprintf("%d host, %d others", inside, outside), fromSysctl)
+}
+
+// routes tells whether the namespace translates and has forwarded packets in the window:
+// containers have entries and rules of NAT for their own queries, and lose nothing of others.
+func (c *Case) routes() bool {
+	return c.NS.After.Limits.Count > 0 && c.NS.Rules.NAT() && c.delta("Ip.ForwDatagrams")+c.delta("Ip6OutForwDatagrams") > 0
+}
+
+func exporterText(list []vitals.Monitor) string {
+	var words []string
+	for _, m := range list {
+		where := fmt.Sprintf("namespace %d", m.Netns)
+		if m.Host {
+			where = "the host"
+		}
+		words = append(words, m.Name+" in "+where)
+	}
+	return strings.Join(words, ", ")
 }
 
 func checkMaxForRole(_ context.Context, c *Case) Finding {

@@ -119,6 +119,11 @@ func TestChecks(t *testing.T) {
 		{"CT12", "merged", set("conntrack.clash_resolve", 1), Info},
 		{"CT13", "many expectations", func(s *vitals.Sample) { s.Namespaces[0].After.Expectations = 1000 }, Critical},
 		{"CT14", "entries elsewhere", func(*vitals.Sample) {}, Info},
+		{"CT14", "a router that nobody looks at", router(true, 0), Warn},
+		{"CT14", "a router that is looked at in its namespace", router(true, 4711), Info},
+		{"CT14", "a router, and nothing looks at the host", router(false, 0), Info},
+		{"CT14", "containers that translate their own queries", all(router(true, 0), func(s *vitals.Sample) { delete(s.Namespaces[0].Delta, "Ip.ForwDatagrams") }), Info},
+		{"CT14", "a namespace without NAT", all(router(true, 0), func(s *vitals.Sample) { s.Namespaces[0].Rules.SourceNAT = 0 }), Info},
 		{"CT15", "kernel default, enough", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, Info},
 		{"CT15", "kernel default, in use", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Limits.Max, s.Namespaces[0].After.Limits.Count = 65536, 20000
@@ -232,6 +237,7 @@ func TestChecks(t *testing.T) {
 		{"RL06", "no rule needs it", rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), Warn},
 		{"RL06", "a rule looks at states", rules(func(r *vitals.Ruleset) { r.SourceNAT, r.Tracking = 0, 1 }), OK},
 		{"RL07", "a helper by rule", rules(func(r *vitals.Ruleset) { r.Helpers = 1 }), Info},
+		{"RL07", "a helper by a rule for all ports", rules(func(r *vitals.Ruleset) { r.Helpers, r.WideHelpers = 2, 1 }), Warn},
 		{"RL07", "automatic helpers", sysctl("net.netfilter.nf_conntrack_helper", "1"), Warn},
 		{"RL08", "trace", rules(func(r *vitals.Ruleset) { r.Traces = 1 }), Critical},
 		{"RL08", "log", rules(func(r *vitals.Ruleset) { r.Logs = 2 }), Warn},
@@ -416,7 +422,7 @@ func TestBlind(t *testing.T) {
 		blind[f.Check] = f.Verdict == Unknown
 	}
 	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
-		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL08 RL12 RL15 FW07 FW12") {
+		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 FW07 FW12") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
 		}

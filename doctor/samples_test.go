@@ -168,6 +168,19 @@ func unasked(s *vitals.Sample) {
 	n.Before.Asked, n.After.Asked, n.After.AskedErr = nil, nil, errors.New("not permitted")
 }
 
+// router forwards in its namespace, while monitors look at the host's and at another.
+func router(host bool, other uint64) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Delta["Ip.ForwDatagrams"] = 100
+		if host {
+			s.After.Monitors = append(s.After.Monitors, vitals.Monitor{Name: "node_exporter", Netns: 1, Host: true})
+		}
+		if other != 0 {
+			s.After.Monitors = append(s.After.Monitors, vitals.Monitor{Name: "node_exporter", Netns: other})
+		}
+	}
+}
+
 func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
 
 // dropped makes drop events of a cause in the window of three seconds.

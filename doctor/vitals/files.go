@@ -50,6 +50,7 @@ func ReadHostFiles(root fs.FS) HostReading {
 	_, err := fs.Stat(root, "sys/kernel/btf/vmlinux")
 	h.BTF = err == nil
 	h.Files = worstFiles(root)
+	h.Monitors = monitors(root)
 	return h
 }
 

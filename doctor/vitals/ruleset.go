@@ -10,27 +10,30 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
 )
 
 // Ruleset is what the checks want to know of a namespace's firewall.
 type Ruleset struct {
-	Chains     []Chain
-	Tables     int
-	SourceNAT  int // rules that translate sources, with masquerade
-	DestNAT    int
-	Forwards   Forwards
-	Targets    Targets // of destination NAT
-	Tracking   int     // rules that look at connections
-	Notrack    int
-	Helpers    int
-	Traces     int // rules that switch tracing on
-	Logs       int // rules that log without limit
-	MSSClamp   bool
-	Flowtables int
-	Offload    bool // a flowtable in hardware
-	InOrder    int  // SNAT rules that do not ask for random ports
-	Compat     bool // tables that iptables-nft made
-	Pools      Pools
+	Chains    []Chain
+	Tables    int
+	SourceNAT int // rules that translate sources, with masquerade
+	DestNAT   int
+	Forwards  Forwards
+	Targets   Targets // of destination NAT
+	Tracking  int     // rules that look at connections
+	Notrack   int
+	Helpers   int // rules that assign one
+	// WideHelpers are those of them, in base chains, that ask for no port.
+	WideHelpers int
+	Traces      int // rules that switch tracing on
+	Logs        int // rules that log without limit
+	MSSClamp    bool
+	Flowtables  int
+	Offload     bool // a flowtable in hardware
+	InOrder     int  // SNAT rules that do not ask for random ports
+	Compat      bool // tables that iptables-nft made
+	Pools       Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
 	// Forwarded are ports of the host's own addresses whose packets are translated to
@@ -199,13 +202,17 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 			case *expr.Objref:
 				switch nftables.ObjType(e.Type) {
 				case nftables.ObjTypeCtHelper:
-					r.Helpers++
-					r.Tracking++
+					r.helper(c.Hooknum != nil && !asksPort(rule.Exprs))
 				case nftables.ObjTypeConnLimit, nftables.ObjTypeCtTimeout, nftables.ObjTypeCtExpect, nftables.ObjTypeSynProxy:
 					r.Tracking++
 				}
 			case *expr.Target:
 				r.Pools.target(e)
+				if e.Name == "CT" && ctHelper(e) {
+					r.Compat = true
+					r.helper(c.Hooknum != nil && !asksPort(rule.Exprs))
+					continue
+				}
 				r.target(e.Name, false) // what it asks for stands in bytes of its own
 			case *expr.Match:
 				r.Compat = true
@@ -223,6 +230,35 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 
 // trackingMatches are those of iptables that ask connection tracking.
 var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper"}
+
+// helper counts a rule that assigns a helper.
+func (r *Ruleset) helper(wide bool) {
+	r.Helpers++
+	r.Tracking++
+	if wide {
+		r.WideHelpers++
+	}
+}
+
+// asksPort tells whether a rule looks at ports.
+func asksPort(exprs []expr.Any) bool {
+	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
+		switch e := e.(type) {
+		case *expr.Payload:
+			return e.Base == expr.PayloadBaseTransportHeader && e.Offset < 4
+		case *expr.Match:
+			return slices.Contains([]string{"tcp", "udp", "multiport"}, e.Name)
+		}
+		return false
+	})
+}
+
+// ctHelper tells whether the target CT of iptables names a helper, at byte 12 of struct
+// xt_ct_target_info.
+func ctHelper(e *expr.Target) bool {
+	info, ok := e.Info.(*xt.Unknown)
+	return ok && len(*info) > 12 && (*info)[12] != 0
+}
 
 // ordered notes whether a SNAT rule asks for random ports.
 func (r *Ruleset) ordered(random bool) {
@@ -335,6 +371,10 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			}
 			if word == "-j" && i+1 < len(f) {
 				compat := r.Compat
+				if f[i+1] == "CT" && slices.Contains(f, "--helper") {
+					r.helper(f[1] == "PREROUTING" && !strings.Contains(line, "port"))
+					continue
+				}
 				r.target(f[i+1], strings.Contains(line, "--random-fully"))
 				r.Compat = compat // these are the legacy tables themselves
 				if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {

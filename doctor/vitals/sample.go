@@ -48,8 +48,17 @@ type HostReading struct {
 	FlowtablesErr error
 	// Files is the process that is nearest to its limit of open files.
 	Files ProcessFiles
+	// Monitors are programs that export counters of the namespace in which they run.
+	Monitors []Monitor
 	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
 	Interrupts map[string][]uint64
+}
+
+// Monitor is a program that exports counters.
+type Monitor struct {
+	Name  string
+	Netns uint64 // inode of the network namespace that it sees
+	Host  bool   // which is that of process 1
 }
 
 // CPUTime is a CPU's time in clock ticks since boot.

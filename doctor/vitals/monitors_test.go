@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestMonitors finds a program by its name, and the namespace that it sees.
+func TestMonitors(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "monitors", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "node_exporter")
+	if err := os.WriteFile(path, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := l.Node("gateway").Command(t.Context(), path, "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	labtest.Eventually(t, 10*time.Second, "the exporter", func() error {
+		if !slices.Contains(monitors(os.DirFS("/")), Monitor{"node_exporter", ns.Inode, false}) {
+			return errors.New("is not found")
+		}
+		return nil
+	})
+}
+
+// TestHelpers: a rule that asks for no port gives its helper to all connections.
+func TestHelpers(t *testing.T) {
+	helper := &expr.Objref{Type: int(nftables.ObjTypeCtHelper), Name: "ftp"}
+	named, unnamed := make(xt.Unknown, 64), make(xt.Unknown, 64)
+	copy(named[12:], "ftp")
+	port := &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+	base := &nftables.Chain{Table: &nftables.Table{Name: "raw"}, Hooknum: nftables.ChainHookPrerouting}
+	for _, tc := range []struct {
+		name          string
+		chain         *nftables.Chain
+		exprs         []expr.Any
+		helpers, wide int
+	}{
+		{"of a port", base, []expr.Any{port, helper}, 1, 0},
+		{"of all", base, []expr.Any{&expr.Meta{}, helper}, 1, 1},
+		{"behind a jump", &nftables.Chain{Table: base.Table}, []expr.Any{helper}, 1, 0},
+		{"iptables, of a port", base, []expr.Any{port, &expr.Target{Name: "CT", Info: &named}}, 1, 0},
+		{"iptables, of ports", base, []expr.Any{&expr.Match{Name: "multiport"}, &expr.Target{Name: "CT", Info: &named}}, 1, 0},
+		{"iptables, of all", base, []expr.Any{&expr.Target{Name: "CT", Info: &named}}, 1, 1},
+		{"iptables, no helper", base, []expr.Any{&expr.Target{Name: "CT", Info: &unnamed}}, 0, 0},
+	} {
+		var r Ruleset
+		if r.scan(tc.chain, []*nftables.Rule{{Table: base.Table, Exprs: tc.exprs}}); r.Helpers != tc.helpers || r.WideHelpers != tc.wide || r.Tracking != tc.helpers {
+			t.Errorf("%s: %d helpers, %d of all ports, %d rules track", tc.name, r.Helpers, r.WideHelpers, r.Tracking)
+		}
+	}
+	var r Ruleset
+	r.addLegacy(nftables.TableFamilyIPv4, "*raw\n-A PREROUTING -p tcp -m tcp --dport 21 -j CT --helper ftp\n-A PREROUTING -p tcp -j CT --helper ftp\n-A PREROUTING -p udp -j CT --notrack\nCOMMIT\n", nil)
+	if r.Helpers != 2 || r.WideHelpers != 1 || r.Notrack != 1 {
+		t.Errorf("iptables-legacy: %d helpers, %d of all ports, %d not tracked", r.Helpers, r.WideHelpers, r.Notrack)
+	}
+}
