@@ -126,7 +126,7 @@ func (s *screen) run(cmd tea.Cmd) {
 			return
 		}
 		s.Update(msg) // what it returns is the timer of the next refresh
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		s.Fatal("a command does not end")
 	}
 }

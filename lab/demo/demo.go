@@ -6,6 +6,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,8 +182,12 @@ func (s *stage) sayPlaces(ctx context.Context, d *daemon.Daemon) error {
 	return nil
 }
 
+// patience is how long an exchange may take on a machine that is busy otherwise.
+const patience = 10 * time.Second
+
 // run makes a load's exchanges and adds them to the report.
 func (s *stage) run(ctx context.Context, l host.Load) host.Tally {
+	l.Timeout = cmp.Or(l.Timeout, patience)
 	t := l.Run(ctx)
 	s.count(t)
 	return t
@@ -196,6 +201,7 @@ func (s *stage) count(t host.Tally) {
 // background runs a load until its end is asked for. What is under way then is still counted: a
 // loss must not hide in the end.
 func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Tally) {
+	l.Timeout = cmp.Or(l.Timeout, patience)
 	stop := make(chan struct{})
 	done := make(chan host.Tally, 1)
 	go func() { done <- l.RunUntil(ctx, stop) }()
