@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -97,7 +98,7 @@ func TestForeignTC(t *testing.T) {
 	drop := constant(t, ebpf.SchedCLS, 2) // TC_ACT_SHOT
 	gateway(t, gw, config.AttachTC, oneServer)
 	c := transfer(t, l.Node("client"), "192.0.2.10:80")
-	if err := answers(l.Node("client"), "10.0.1.1:9"); err != nil {
+	if err := answers(patience, l.Node("client"), "10.0.1.1:9"); err != nil {
 		t.Fatalf("the gateway's own address, before: %v", err)
 	}
 	var foreign link.Link
@@ -111,14 +112,14 @@ func TestForeignTC(t *testing.T) {
 	if err := roundTrip(c); err != nil {
 		t.Errorf("a flow of Sluice's behind which a foreign program drops everything: %v", err)
 	}
-	if err := answers(l.Node("client"), "10.0.1.1:9"); err == nil {
+	if err := answers(time.Second, l.Node("client"), "10.0.1.1:9"); err == nil {
 		t.Error("what Sluice passes does not reach the foreign program")
 	}
 }
 
 // answers asks a TCP port that nobody listens on: a reset is an answer.
-func answers(n *lab.Node, addr string) error {
-	if _, _, err := ask(n, "tcp", addr); err == nil || strings.Contains(err.Error(), "refused") {
+func answers(timeout time.Duration, n *lab.Node, addr string) error {
+	if _, _, err := askWithin(timeout, n, "tcp", addr); err == nil || strings.Contains(err.Error(), "refused") {
 		return nil
 	} else {
 		return err

@@ -69,8 +69,8 @@ tables: {flows: 4096, flows6: 4096}
 				{"192.0.2.20:44", "10.0.1.2"}, {"[2001:db8::20]:66", "fd00:1::2"}, {"[2001:db8::20]:64", "fd00:1::2"}, {"192.0.2.20:45", "10.0.1.2"},
 			} {
 				var local string
-				client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
-					err = l.Node("client").Do(func() (err error) { conn, err = net.DialTimeout("tcp", c.addr, 3*time.Second); return err })
+				client := http.Client{Timeout: 2 * patience, Transport: &http.Transport{DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
+					err = l.Node("client").Do(func() (err error) { conn, err = net.DialTimeout("tcp", c.addr, patience); return err })
 					if err == nil {
 						local = conn.LocalAddr().String()
 					}
@@ -132,7 +132,7 @@ func serveNginx(t *testing.T, n *lab.Node, dir string, file []byte) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	labtest.Eventually(t, 5*time.Second, "nginx", func() error {
+	labtest.Eventually(t, patience, "nginx", func() error {
 		return n.Do(func() error {
 			c, err := net.Dial("tcp", "127.0.0.1:8080")
 			if err != nil {
@@ -167,7 +167,7 @@ tables: {flows: 4096, flows6: 4096}
 				{"[2001:db8::20]:64", "\x21\x21\x00\x24\xfd\x00\x00\x01"},
 			} {
 				conn := transfer(t, l.Node("client"), c.addr)
-				conn.SetDeadline(time.Now().Add(5 * time.Second))
+				conn.SetDeadline(time.Now().Add(patience))
 				b := make([]byte, 28)
 				if _, err := io.ReadFull(conn, b); err != nil {
 					t.Fatalf("%s: the server that speaks first: %v\n%s", c.addr, err, describeReasons(d))

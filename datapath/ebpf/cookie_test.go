@@ -56,7 +56,7 @@ func TestSYNCookies(t *testing.T) {
 			mirror(t, server, ":80")
 			banner(t, server, ":25")
 			d := gateway(t, l.Node("gateway"), hook, cookieYAML("4m"))
-			client.Do(func() error { _, err := net.DialTimeout("tcp", "192.0.2.9:80", 100*time.Millisecond); return err })
+			client.Do(func() error { _, err := net.DialTimeout("tcp", "192.0.2.9:80", time.Second); return err })
 			if d.t.control.values[0].HalfOpen != 1 {
 				t.Fatalf("%d handshakes in progress, want 1: %s", d.t.control.values[0].HalfOpen, describeReasons(d))
 			}
@@ -77,7 +77,7 @@ func TestSYNCookies(t *testing.T) {
 				t.Errorf("%d handshakes in progress after all, want the one: proofs of cookies are not to count", n)
 			}
 			apply(t, d, hook, cookieYAML("1s"))
-			labtest.Eventually(t, 15*time.Second, "the end of the handshake", func() error {
+			labtest.Eventually(t, 2*patience, "the end of the handshake", func() error {
 				if n := d.t.control.values[0].HalfOpen; n != 0 {
 					return fmt.Errorf("%d handshakes in progress", n)
 				}
@@ -105,7 +105,7 @@ func echoes(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	if o := optionsOf(t, c); o != 0 {
 		t.Errorf("%s: options %#x were agreed on, as no cookie can", addr, o)
 	}
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(2 * patience))
 	sent := make([]byte, 1<<20)
 	rand.Read(sent)
 	done := make(chan error, 1)
@@ -134,7 +134,7 @@ func banner(t *testing.T, n *lab.Node, addr string) {
 func greets(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	c := transfer(t, n, addr)
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	b := make([]byte, len(bannerText))
 	if _, err := io.ReadFull(c, b); err != nil || string(b) != bannerText {
 		t.Errorf("%s: the server that speaks first: %q, %v\n%s", addr, b, err, describeReasons(d))
@@ -149,10 +149,10 @@ func greets(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 func refuses(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	var c net.Conn
-	err := n.Do(func() (err error) { c, err = net.DialTimeout("tcp", addr, 3*time.Second); return err })
+	err := n.Do(func() (err error) { c, err = net.DialTimeout("tcp", addr, patience); return err })
 	if err == nil {
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(5 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		_, err = c.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {

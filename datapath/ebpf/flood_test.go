@@ -140,7 +140,7 @@ func (c flood) begin(t *testing.T, l *lab.Lab) (sent func() uint64, end func()) 
 
 // patientTrip gives TCP the time to send again what a busy machine has dropped.
 func patientTrip(c net.Conn) error {
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(2 * patience))
 	if _, err := c.Write([]byte("x")); err != nil {
 		return err
 	}

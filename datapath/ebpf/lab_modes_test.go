@@ -57,7 +57,7 @@ tables: {flows: 4096, flows6: 4096}
 func transfer(t *testing.T, n *lab.Node, addr string) net.Conn {
 	t.Helper()
 	var c net.Conn
-	err := n.Do(func() (err error) { c, err = net.DialTimeout("tcp", addr, 3*time.Second); return err })
+	err := n.Do(func() (err error) { c, err = net.DialTimeout("tcp", addr, patience); return err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func mirror(t *testing.T, n *lab.Node, addr string) {
 }
 
 func roundTrip(c net.Conn) error {
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte("hello")); err != nil {
 		return err
 	}

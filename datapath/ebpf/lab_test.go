@@ -158,11 +158,18 @@ func echo(t *testing.T, n *lab.Node, addr string) {
 	}()
 }
 
+// patience is how long anything may take that is to come.
+const patience = 30 * time.Second
+
 // ask opens a connection from a node and returns the answer's words.
 func ask(n *lab.Node, network, addr string) (server, client string, err error) {
+	return askWithin(patience, n, network, addr)
+}
+
+func askWithin(timeout time.Duration, n *lab.Node, network, addr string) (server, client string, err error) {
 	var c net.Conn
 	err = n.Do(func() (err error) {
-		d := net.Dialer{Timeout: 3 * time.Second}
+		d := net.Dialer{Timeout: timeout}
 		c, err = d.Dial(network, addr)
 		return err
 	})
@@ -170,7 +177,7 @@ func ask(n *lab.Node, network, addr string) (server, client string, err error) {
 		return "", "", err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(timeout))
 	if _, err := c.Write([]byte("?")); err != nil {
 		return "", "", err
 	}
@@ -248,7 +255,7 @@ func TestDNAT(t *testing.T) {
 				{"tcp", "192.0.2.10:80", "10.0.1.2"}, {"tcp", "[2001:db8::11]:80", "fd00:1::2"}, {"udp", "192.0.2.10:53", "10.0.1.2"},
 			} {
 				seen := map[string]int{}
-				for i := range 20 {
+				for i := range 40 { // all of them by chance to one server: 2 in 2^40
 					server, client, err := ask(l.Node("client"), c.network, c.addr)
 					if err != nil {
 						t.Fatalf("%s %s, connection %d: %v\n%s", c.network, c.addr, i, err, describeReasons(d))

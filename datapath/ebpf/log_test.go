@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -62,7 +61,7 @@ tables: {flows: 4096, flows6: 4096}
 			t.Fatal(err)
 		}
 	}
-	labtest.Eventually(t, 5*time.Second, "two lines", func() error {
+	labtest.Eventually(t, patience, "two lines", func() error {
 		if n := strings.Count(out.String(), "web: IN=wan0 OUT= SRC=10.0.1.2 DST=192.0.2.10 LEN="); n != 2 {
 			return fmt.Errorf("%d lines in:\n%s", n, out.String())
 		}

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -181,7 +180,7 @@ func TestNeighboursAreForgotten(t *testing.T) {
 	}
 	kept := func(when string, want ...string) {
 		t.Helper()
-		labtest.Eventually(t, 3*time.Second, when, func() error {
+		labtest.Eventually(t, patience, when, func() error {
 			return gw.Do(func() error {
 				all, err := netdev.Kept()
 				maps.DeleteFunc(all, func(n netdev.Hop, managed bool) bool { return n.Ifindex != lan.Index || n.Addr.IsMulticast() })

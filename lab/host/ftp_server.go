@@ -19,7 +19,7 @@ import (
 )
 
 // ftpTimeout bounds every wait of the FTP server and client.
-const ftpTimeout = 5 * time.Second
+const ftpTimeout = 30 * time.Second
 
 // FTP is a small FTP server (RFC 959, RFC 2428) for anonymous downloads, in active and passive
 // mode. Every file holds the server's [Answer], with the client of the data connection. It speaks

@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
 )
@@ -125,10 +128,26 @@ func Collect(n *lab.Node, name, addr string) (*Collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collector %s: %w", name, err)
 	}
-	_ = c.(*net.UDPConn).SetReadBuffer(4 << 20) // as far as net.core.rmem_max allows
+	// Ten seconds of datagrams: what reads them may have to wait for a busy machine. Labs are
+	// root's, who may go beyond net.core.rmem_max.
+	if err := setReadBuffer(c.(*net.UDPConn), 16<<20); err != nil {
+		return nil, errors.Join(fmt.Errorf("collector %s: %w", name, err), c.Close())
+	}
 	s := &Collector{conn: c, name: name}
 	go s.run()
 	return s, nil
+}
+
+func setReadBuffer(c *net.UDPConn, bytes int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = os.NewSyscallError("SO_RCVBUFFORCE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes))
+	})
+	return errors.Join(err, set)
 }
 
 func (c *Collector) run() {
