@@ -55,7 +55,7 @@ func ready(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	l := ts.Value("lab").(*lab.Lab)
 	c := api.NewClient(filepath.Join(l.Node("gateway").StateDir(), "sluice.sock"))
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		_, err := c.Status(context.Background())
 		if err == nil {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/demo"
@@ -113,7 +112,7 @@ func signalDemo(t *testing.T, sig syscall.Signal) (id, text string, err error) {
 // nothingLeft looks for traces of a lab.
 func nothingLeft(t *testing.T, id string) {
 	t.Helper()
-	labtest.Eventually(t, 10*time.Second, "the lab and its processes to be gone", func() error {
+	labtest.Eventually(t, patience, "the lab and its processes to be gone", func() error {
 		for _, pattern := range []string{"/run/netns/*" + id + "*", "/run/sluice/lab/*" + id + "*", "/run/sluice/netns/*" + id + "*"} {
 			if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
 				return fmt.Errorf("left behind: %v (%v)", left, err)

@@ -129,6 +129,9 @@ func serveDatagrams(t *testing.T, l *lab.Lab, specs ...string) {
 	}
 }
 
+// patience is how long anything may take that is to come.
+const patience = time.Minute
+
 var (
 	manyClients  = netip.MustParsePrefix("10.64.0.0/16")
 	manyClients6 = netip.MustParsePrefix("fd00:64::/64")
@@ -141,7 +144,7 @@ func webLoad(l *lab.Lab, target string, count int) host.Load {
 	if ap.Addr().Is6() {
 		sources = manyClients6
 	}
-	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count, Timeout: 5 * time.Second}
+	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count, Timeout: patience}
 }
 
 // mustAnswer runs a load of which every exchange must be answered.

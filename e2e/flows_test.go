@@ -148,7 +148,7 @@ func openFlows(t *testing.T, l *lab.Lab) {
 }
 
 func openFlow(t *testing.T, n *lab.Node, network, from, to string) error {
-	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	dialer := &net.Dialer{Timeout: patience}
 	if network == "tcp" {
 		at, err := net.ResolveTCPAddr(network, from)
 		if err != nil {
@@ -167,7 +167,7 @@ func openFlow(t *testing.T, n *lab.Node, network, from, to string) error {
 		return err
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprint(c, "hello"); err != nil {

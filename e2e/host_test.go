@@ -10,7 +10,6 @@ import (
 	"sort"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -136,7 +135,7 @@ func TestStopLeavesTheHostAsFound(t *testing.T) {
 		if err := d.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		labtest.Eventually(t, 5*time.Second, "the host to be as it was found", func() error {
+		labtest.Eventually(t, patience, "the host to be as it was found", func() error {
 			if diff := cmp.Diff(before, asFound(t, l.Node("gateway"))); diff != "" {
 				return fmt.Errorf("-found +left:\n%s", diff)
 			}

@@ -36,8 +36,8 @@ func TestInterfacesComeAndGo(t *testing.T) {
 		d := start(t, gateway, config)
 		answers := func(by string) {
 			t.Helper()
-			labtest.Eventually(t, 10*time.Second, "an answer by way of "+by, func() error {
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			labtest.Eventually(t, patience, "an answer by way of "+by, func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				_, err := host.AskDatagram(ctx, client, netip.MustParseAddrPort("10.0.1.2:0"), netip.MustParseAddrPort("192.0.2.30:80"))
 				return err

@@ -67,7 +67,7 @@ func TestOfficeRouter(t *testing.T) {
 			{"hairpin of the server itself", "web", officePublic + ":80", host.AskWeb, "", "web", "-"},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
-				load := host.Load{From: l.Node(tc.from), Target: netip.MustParseAddrPort(tc.target), Ask: tc.ask, Count: 100}
+				load := host.Load{From: l.Node(tc.from), Target: netip.MustParseAddrPort(tc.target), Ask: tc.ask, Count: 100, Timeout: patience}
 				if tc.sources != "" {
 					load.Sources = netip.MustParsePrefix(tc.sources)
 				}
@@ -103,7 +103,7 @@ func TestOfficeRouter(t *testing.T) {
 				t.Errorf("%d of 20 banned IPv6 clients were answered, failures %v: want silence", tally.Good(), tally.Causes())
 			}
 			load.Sources = netip.MustParsePrefix("2001:db8:f::/64")
-			load.Timeout = 0
+			load.Timeout = patience
 			mustAnswer(t, load)
 		})
 		if err := d.Stop(); err != nil {

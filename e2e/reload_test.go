@@ -99,7 +99,7 @@ func TestFileAndSignalReload(t *testing.T) {
 	d := start(t, l.Node("gateway"), less)
 	awaitBackends := func(want int, how string) {
 		t.Helper()
-		labtest.Eventually(t, 5*time.Second, how, func() error {
+		labtest.Eventually(t, patience, how, func() error {
 			all, err := d.Backends(t.Context())
 			if err == nil && len(all) != want {
 				err = os.ErrInvalid
@@ -130,7 +130,7 @@ func TestFileAndSignalReload(t *testing.T) {
 	if err := os.WriteFile(d.File, []byte("services: [nonsense]\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Eventually(t, 5*time.Second, "the daemon to refuse a bad file", func() error {
+	labtest.Eventually(t, patience, "the daemon to refuse a bad file", func() error {
 		if !strings.Contains(d.Log(), "refused") {
 			return os.ErrInvalid
 		}

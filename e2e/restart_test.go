@@ -61,7 +61,7 @@ func serveWebAndLine(t *testing.T, l *lab.Lab) (dial func() *host.Line) {
 
 func mustAsk(t *testing.T, line *host.Line, when string) {
 	t.Helper()
-	a, err := line.Ask(3 * time.Second)
+	a, err := line.Ask(patience)
 	if err != nil {
 		t.Fatalf("the open connection, %s: %v", when, err)
 	}
@@ -138,7 +138,7 @@ func TestSecondDaemonRefuses(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stop := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	stop := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 	err := cmd.Wait()
 	if err == nil || !stop.Stop() {
 		t.Fatalf("a second daemon in the same namespace did not end with an error: %v", err)

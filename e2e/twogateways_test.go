@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -78,7 +77,7 @@ func askMany(t *testing.T, l *lab.Lab) map[netip.AddrPort]string {
 	target := netip.MustParseAddrPort("192.0.2.10:53")
 	for i := range 400 {
 		source := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 64, byte(i), 1}), uint16(10000+7*i))
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		a, err := host.AskDatagram(ctx, l.Node("client"), source, target)
 		cancel()
 		if err != nil {

@@ -49,7 +49,7 @@ func TestUpgradeLosesNothing(t *testing.T) {
 		more := func() {
 			t.Helper()
 			from := stream.Sent()[0]
-			labtest.Eventually(t, 10*time.Second, "twenty more datagrams", func() error {
+			labtest.Eventually(t, patience, "twenty more datagrams", func() error {
 				if now := stream.Sent()[0]; now < from+20 {
 					return fmt.Errorf("%d", now-from)
 				}
@@ -84,7 +84,7 @@ func TestUpgradeLosesNothing(t *testing.T) {
 			}
 			return all
 		}
-		labtest.Eventually(t, 5*time.Second, "every datagram", func() error {
+		labtest.Eventually(t, patience, "every datagram", func() error {
 			if missing, _ := host.Missing(sent, arrivals()); len(missing) > 0 {
 				return fmt.Errorf("missing, by flow: %v", missing)
 			}
@@ -139,7 +139,7 @@ func newMachine(t *testing.T, prepare string) *machine {
 		_ = cmd.Process.Kill() // process 1 goes with it, and all of its namespace
 		_ = cmd.Wait()
 	})
-	labtest.Eventually(t, 10*time.Second, "process 1", func() error { _, err := os.Stat(ready); return err })
+	labtest.Eventually(t, patience, "process 1", func() error { _, err := os.Stat(ready); return err })
 	return &machine{cmd}
 }
 
@@ -187,7 +187,7 @@ func TestKillUnderIPNetnsExec(t *testing.T) {
 					}
 				})
 				var status *api.Status
-				labtest.Eventually(t, 30*time.Second, "the daemon", func() (err error) { status, err = client.Status(t.Context()); return err })
+				labtest.Eventually(t, patience, "the daemon", func() (err error) { status, err = client.Status(t.Context()); return err })
 				if text := strings.Join(status.Warnings, "\n"); strings.Contains(text, "end with this process") {
 					t.Error(text)
 				}
