@@ -366,7 +366,7 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 }
 
 // settleTime bounds every wait for the kernel; it is far above what a loaded machine needs.
-const settleTime = 10 * time.Second
+const settleTime = time.Minute
 
 // until polls the condition until it holds, fails, or time or context run out.
 func until(ctx context.Context, condition func() (bool, error)) error {

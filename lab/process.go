@@ -14,8 +14,9 @@ import (
 )
 
 // termGrace is how long processes in a namespace get to end by themselves after SIGTERM, so that
-// a gateway can take its rules and pins along.
-const termGrace = 2 * time.Second
+// a gateway can take its rules and pins along. After SIGKILL the kernel takes them down, of which
+// a busy machine waits for grace periods of seconds.
+const termGrace, killGrace = 2 * time.Second, time.Minute
 
 // endProcesses ends every process, other than this one, that lives in one of the namespaces.
 func endProcesses(paths []string) error {
@@ -31,7 +32,7 @@ func endProcesses(paths []string) error {
 	for _, step := range []struct {
 		sig  unix.Signal
 		wait time.Duration
-	}{{unix.SIGTERM, termGrace}, {unix.SIGKILL, termGrace}} {
+	}{{unix.SIGTERM, termGrace}, {unix.SIGKILL, killGrace}} {
 		fds, err := openProcessesIn(inodes)
 		if err != nil {
 			return err

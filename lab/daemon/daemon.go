@@ -22,8 +22,8 @@ import (
 
 // readyTime bounds the wait for a started daemon, endTime that for a stopped one.
 const (
-	readyTime = 30 * time.Second
-	endTime   = 30 * time.Second
+	readyTime = 2 * time.Minute
+	endTime   = 2 * time.Minute
 )
 
 // Daemon is "sluice run" in a node. The client speaks to it.

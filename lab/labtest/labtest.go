@@ -122,7 +122,7 @@ func Lacks(t testing.TB, format string, args ...any) {
 func New(t testing.TB, topology lab.Topology) *lab.Lab {
 	t.Helper()
 	Require(t, Root)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	l, err := lab.Up(ctx, topology)
 	if err != nil {
