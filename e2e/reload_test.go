@@ -60,6 +60,12 @@ func TestReloadsLoseNothing(t *testing.T) {
 					done <- err
 					return
 				}
+				if i%20 == 0 { // long enough for its first probe to be answered, now and then
+					if _, err := d.AwaitUse(t.Context(), "web", "d", true); err != nil {
+						done <- err
+						return
+					}
+				}
 				if i < reloads {
 					continue
 				}
