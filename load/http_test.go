@@ -87,7 +87,7 @@ func TestHTTPOpenLoop(t *testing.T) {
 // TestHTTPUnanswered has a server that accepts and never answers: the end of the
 // run does not hide the requests under way, nor those that were due meanwhile.
 func TestHTTPUnanswered(t *testing.T) {
-	const lasts = 500 * time.Millisecond
+	const lasts = 2 * time.Second
 	gone := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))
 	defer s.Close()
@@ -97,7 +97,7 @@ func TestHTTPUnanswered(t *testing.T) {
 		due, unanswered uint64
 	}{
 		{HTTPSpec{Connections: 5}, 0, 5},
-		{HTTPSpec{Connections: 2, Rate: 100}, 50, 2},
+		{HTTPSpec{Connections: 2, Rate: 100}, 200, 2},
 		{HTTPSpec{Connections: 2, Rate: 100, Requests: 10}, 10, 2},
 	} {
 		c.spec.URL, c.spec.Duration = s.URL, lasts
@@ -108,7 +108,7 @@ func TestHTTPUnanswered(t *testing.T) {
 		if r.Complete+r.Failed != 0 || r.Unanswered != c.unanswered || r.Unsent != c.due-min(c.due, c.unanswered) {
 			t.Errorf("%+v: complete %d, failed %d, unanswered %d, unsent %d", c.spec, r.Complete, r.Failed, r.Unanswered, r.Unsent)
 		}
-		if r.Total.Count != c.unanswered || r.Total.Max < lasts*9/10 {
+		if r.Total.Count != c.unanswered || r.Total.Max < lasts/2 {
 			t.Errorf("%+v: times %+v", c.spec, r.Total)
 		}
 	}
@@ -170,7 +170,7 @@ func TestHTTPErrors(t *testing.T) {
 	gone.Close()
 	defer s.Close()
 	for url, kind := range map[string]string{gone.URL: "connection refused", s.URL: "closed early"} {
-		r, err := RunHTTP(context.Background(), HTTPSpec{URL: url, Requests: 3, Timeout: 5 * time.Second}, nil)
+		r, err := RunHTTP(context.Background(), HTTPSpec{URL: url, Requests: 3, Timeout: time.Minute}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -141,15 +141,16 @@ func New(t testing.TB, topology lab.Topology) *lab.Lab {
 func Eventually(t testing.TB, timeout time.Duration, what string, condition func() error) {
 	t.Helper()
 	deadline := time.Now().Add(timeout)
-	for {
+	for over := false; ; {
 		err := condition()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if over {
 			t.Fatalf("waited %v for %s: %v", timeout, what, err)
 		}
-		time.Sleep(5 * time.Millisecond) // between two looks at the condition
+		time.Sleep(5 * time.Millisecond)  // between two looks at the condition
+		over = time.Now().After(deadline) // one more look, also when the machine stood still
 	}
 }
 
