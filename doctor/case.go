@@ -140,7 +140,7 @@ func (c *Case) dumped() string {
 
 // rules tells whether the ruleset was read; the finding says why not.
 func (c *Case) rules() (Finding, bool) {
-	if c.NS.Rules == nil || c.NS.RulesErr != nil && c.NS.Rules.Tables == 0 && len(c.NS.Rules.Legacy) == 0 {
+	if c.NS.Rules == nil || c.NS.RulesErr != nil && c.NS.Rules.Tables == 0 && c.NS.Rules.Legacy == 0 {
 		return unknown("firewall rules: %v", c.NS.RulesErr), false
 	}
 	return Finding{}, true

@@ -28,7 +28,7 @@ func forwardChecks() []Check {
 			Remedy:  Remedy{Do: "raise net.ipv4.icmp_ratelimit or take types out of icmp_ratemask", Risk: "more ICMP under attack"}},
 		{ID: "FW05", Name: "mss-clamp", About: "links of different MTU without a clamp", Weight: 21, Run: checkMSSClamp,
 			Symptom: "large transfers hang where ICMP is filtered",
-			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu in forward"}},
+			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu in forward", Cost: "a rule for each SYN", Risk: "none for TCP; UDP still needs ICMP"}},
 		{ID: "FW06", Name: "neighbour-table", About: "next hops against gc_thresh3", Host: true, Weight: 94, Run: checkNeighbours,
 			Symptom: "hosts that were not talked to recently cannot be reached",
 			Remedy: Remedy{Do: "raise net.ipv4.neigh.default.gc_thresh1/2/3 eightfold (and net.ipv6), in the host's own namespace",

@@ -25,7 +25,7 @@ func linkChecks() []Check {
 			Remedy:  Remedy{Do: "ethtool -L IFACE combined N, or rps_cpus with the other CPUs of the node", Risk: "packets of a flow may be reordered once"}},
 		{ID: "RX04", Name: "interrupt-affinity", About: "where network interrupts go", Host: true, Weight: 16, Run: checkAffinity,
 			Symptom: "one CPU is full, the others idle",
-			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity"}},
+			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity, and sends with XPS", Risk: "irqbalance undoes what was set by hand"}},
 		{ID: "RX05", Name: "ring-drops", About: "packets that found the interface's ring full", Weight: 85, Run: checkRing,
 			Symptom: "bursts are lost before the kernel sees them",
 			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX", Cost: "memory, cache misses", Risk: "a moment without traffic"}},

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -25,7 +26,7 @@ func ruleChecks() []Check {
 			Remedy:  Remedy{Do: "move all rules to one of them (update-alternatives --config iptables)", Risk: "save both rule sets first"}},
 		{ID: "RL04", Name: "late-established-accept", About: "where established connections are accepted", Weight: 24, Run: checkLateAccept,
 			Symptom: "every packet walks the list, not only the first of a connection",
-			Remedy:  Remedy{Do: "move \"ct state established,related accept\" to the top of the chain"}},
+			Remedy:  Remedy{Do: "move \"ct state established,related accept\" to the top of the chain", Risk: "rules above it no longer see packets of known connections: counters, marks, bans"}},
 		{ID: "RL05", Name: "notrack-candidates", About: "entries of traffic that NAT never touches", Weight: 9, Run: checkNotrack},
 		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless,
 			Symptom: "a plain router drops new connections when the table is full",
@@ -35,19 +36,20 @@ func ruleChecks() []Check {
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
 		{ID: "RL08", Name: "tracing-left-on", About: "trace and log rules", Weight: 32, Run: checkTracing,
 			Symptom: "a storm of kernel messages, CPU time",
-			Remedy:  Remedy{Do: "delete the trace rule; put a limit before log"}},
+			Remedy:  Remedy{Do: "delete the trace rule; put a limit before log", Risk: "what is not logged cannot be looked up"}},
 		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
 			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
 			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
 		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners,
 			Symptom: "fewer new connections a second; the program misses events",
-			Remedy:  Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB"}},
+			Remedy: Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB",
+				Cost: "8 MiB of memory", Risk: "the program no longer sees connections begin"}},
 		{ID: "RL11", Name: "accounting", About: "byte counters and time stamps of connections", Weight: 1, Run: checkAccounting},
 		{ID: "RL12", Name: "flowtable", About: "the kernel's fast path for forwarded connections", Weight: 1, Run: checkFlowtable},
 		{ID: "RL13", Name: "checksum-check", About: "checksums verified by connection tracking", Weight: 1, Run: checkChecksum},
 		{ID: "RL14", Name: "ruleset-churn", About: "how often the rules are replaced", Weight: 14, Run: checkChurn,
 			Symptom: "rule updates take long, programs wait for the xtables lock",
-			Remedy:  Remedy{Do: "collect changes and apply them together; change set elements instead of rules"}},
+			Remedy:  Remedy{Do: "collect changes and apply them together; change set elements instead of rules", Risk: "changes are in force later"}},
 		{ID: "RL15", Name: "rule-drops", About: "packets that firewall rules drop", Weight: 70, Run: checkRuleDrops,
 			Symptom: "connections to some destinations hang; with reject they fail at once",
 			Remedy:  Remedy{Do: "if the packets are wanted, change or delete the rule named above", Risk: "the rule may be there for a reason"}},
@@ -58,22 +60,11 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	if f, there := c.rules(); !there {
 		return f
 	}
-	longest, name, established := 0, "", -1
+	longest, name := longestWay(c.NS.Rules.Chains)
 	first, firstName := 0, "" // of what only the first packet of a connection meets
 	for _, chain := range c.NS.Rules.Chains {
-		switch {
-		case chain.NAT && chain.Longest > first:
+		if (chain.NAT || chain.Walked() < chain.Longest) && chain.Longest > first {
 			first, firstName = chain.Longest, chain.Name
-		case !chain.NAT && chain.Longest > longest:
-			longest, name, established = chain.Longest, chain.Name, chain.Established
-		}
-	}
-	for chain, n := range c.NS.Rules.Legacy {
-		switch nat := strings.HasPrefix(chain, "nat "); {
-		case nat && n > first:
-			first, firstName = n, "iptables "+chain
-		case !nat && n > longest:
-			longest, name, established = n, "iptables "+chain, -1
 		}
 	}
 	// 3.0 ns a rule and packet in nftables, 2.3 ns in iptables-legacy; 1,000 cost
@@ -84,11 +75,8 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	case v == OK && first > 100:
 		return found(Info, "the first packet of a connection walks through %d rules one by one in %s", first, firstName).
 			with("longest way of first packets", fmt.Sprintf("%d rules, %s", first, firstName), fromRules)
-	case longest == 0:
+	case longest+first == 0:
 		return ok("no long chains of rules")
-	case v > OK && established >= 0 && established < 3:
-		f.Verdict = Info // only the first packet of a connection walks
-		f.Summary += "; established connections leave it at the top"
 	case v > OK:
 		f.Summary = fmt.Sprintf("a packet walks through %d rules one by one in %s, about %.1f µs", longest, name, float64(longest)*0.003)
 	}
@@ -96,6 +84,57 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 		f.Summary += fmt.Sprintf("; where %s to is not known", pluralVerb(n, "verdict map leads", "verdict maps lead"))
 	}
 	return f.with("longest way", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
+}
+
+// longestWay is how many rules a packet of a known connection walks through at a hook,
+// in all the chains there but those of NAT, which it does not meet.
+func longestWay(chains []vitals.Chain) (longest int, name string) {
+	type way struct {
+		rules, most, chains int
+		name                string
+	}
+	ways := map[string]*way{}
+	var order []string
+	for _, chain := range chains {
+		for _, family := range families(chain) {
+			key := family + " " + chain.Hook
+			if ways[key] == nil {
+				ways[key] = &way{}
+				order = append(order, key)
+			}
+			n, w := chain.Walked(), ways[key]
+			if chain.NAT || n == 0 {
+				continue
+			}
+			if w.chains++; n > w.most {
+				w.most, w.name = n, chain.Name
+			}
+			w.rules += n
+		}
+	}
+	for _, key := range order {
+		if w := ways[key]; w.rules > longest {
+			longest, name = w.rules, w.name
+			if w.chains > 1 {
+				name += fmt.Sprintf(" and %s at its hook", plural(w.chains-1, "chain"))
+			}
+		}
+	}
+	return longest, name
+}
+
+// families are those whose packets meet a chain.
+func families(chain vitals.Chain) []string {
+	switch family, _, _ := strings.Cut(chain.Name, " "); family {
+	case "inet":
+		return []string{"ip", "ip6"}
+	case "iptables":
+		return []string{"ip"}
+	case "ip6tables":
+		return []string{"ip6"}
+	default:
+		return []string{family}
+	}
 }
 
 func checkKubeChains(_ context.Context, c *Case) Finding {

@@ -225,10 +225,21 @@ func TestChecks(t *testing.T) {
 		{"PT08", "many in TIME_WAIT", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.tw"] = 20000 }, Info},
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
 		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
-		{"RL01", "5000 legacy rules", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"filter FORWARD": 5000} }), Critical},
+		{"RL01", "chains of one hook add up", rules(func(r *vitals.Ruleset) {
+			for _, name := range []string{"ip filter forward", "inet firewall forward", "iptables filter FORWARD"} {
+				r.Chains = append(r.Chains, vitals.Chain{Name: name, Hook: "forward", Longest: 60, Established: -1})
+			}
+		}), Warn},
+		{"RL01", "chains of several hooks and families do not", rules(func(r *vitals.Ruleset) {
+			r.Chains = append(r.Chains, vitals.Chain{Name: "ip filter forward", Hook: "forward", Longest: 60, Established: -1},
+				vitals.Chain{Name: "ip6 filter forward", Hook: "forward", Longest: 60, Established: -1},
+				vitals.Chain{Name: "inet filter output", Hook: "output", Longest: 60, Established: -1})
+		}), OK},
 		{"RL01", "5000 rules of NAT", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].NAT = 5000, true }), Info},
-		{"RL01", "5000 legacy rules of NAT", rules(func(r *vitals.Ruleset) { r.Legacy = map[string]int{"nat KUBE-SERVICES": 5000} }), Info},
-		{"RL01", "established first", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].Established = 5000, 0 }), Info},
+		{"RL01", "established first", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 0, UpTo: 1} }), Info},
+		{"RL01", "established behind 50", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 20, UpTo: 51} }), Info},
+		{"RL01", "established behind 500", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 20, UpTo: 501} }), Warn},
+		{"RL01", "established behind 2000", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 1999, UpTo: 2000} }), Critical},
 		{"RL01", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
 		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},
 		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},

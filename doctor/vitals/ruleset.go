@@ -4,7 +4,6 @@ package vitals
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -41,9 +40,7 @@ type Ruleset struct {
 	Forwarded []PortRange
 	// Unread counts verdict maps whose chains are not in Chain.Longest.
 	Unread int
-	// Legacy counts the rules of iptables-legacy by chain, "filter FORWARD"; -1
-	// when tables exist that could not be read.
-	Legacy map[string]int
+	Legacy int // rules of iptables-legacy
 }
 
 // Chain is a base chain with what a packet meets in it.
@@ -55,14 +52,23 @@ type Chain struct {
 	// the chains that every packet is sent to, and of the longest one behind a match or
 	// in a verdict map.
 	Longest int
-	// Established is the index of the rule that accepts known connections, -1: none.
-	Established int
-	Drops       int // dropping rules
-	PolicyDrop  bool
+	// Established is the index of the rule that accepts known connections, -1: none, and
+	// UpTo how many rules their packets walk through to the end of it.
+	Established, UpTo int
+	Drops             int // dropping rules
+	PolicyDrop        bool
 }
 
 // NAT tells whether anything is translated.
 func (r *Ruleset) NAT() bool { return r != nil && r.SourceNAT+r.DestNAT > 0 }
+
+// Walked is how many rules of the chain packets of known connections walk through at most.
+func (c *Chain) Walked() int {
+	if c.Established >= 0 {
+		return c.UpTo
+	}
+	return c.Longest
+}
 
 // Strict tells whether a forward chain drops what no rule accepts, behind one that
 // accepts known connections.
@@ -119,10 +125,11 @@ func readNft() (*Ruleset, error) {
 			continue
 		}
 		key := chainKey(c.Table, c.Name)
+		established := establishedAt(rules[key])
 		r.Chains = append(r.Chains, Chain{
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
-			Established: establishedAt(rules[key]), Drops: drops(rules[key], c),
+			Established: established, UpTo: ways.through(rules[key][:established+1]), Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
 	}
@@ -339,49 +346,4 @@ func drops(rules []*nftables.Rule, c *nftables.Chain) int {
 		}
 	}
 	return n
-}
-
-// addLegacy counts the rules in the text of iptables-legacy-save, or ip6tables'.
-func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
-	if r.Legacy == nil {
-		r.Legacy = map[string]int{}
-	}
-	table, ways := "", map[string][]way{}
-	for line := range strings.Lines(saved) {
-		line = strings.TrimSpace(line)
-		if name, ok := strings.CutPrefix(line, "*"); ok {
-			table = name
-			continue
-		}
-		f := strings.Fields(line)
-		if len(f) < 2 || f[0] != "-A" {
-			continue
-		}
-		r.Legacy[table+" "+f[1]]++
-		if f[1] == "KUBE-SERVICES" {
-			r.KubeServices = max(r.KubeServices, r.Legacy[table+" "+f[1]])
-		}
-		ways[table+" "+f[1]] = append(ways[table+" "+f[1]], legacyWay(table, f, local))
-		r.Targets.legacy(f)
-		r.Forwards.legacy(family, f, local)
-		r.Pools.legacy(f)
-		for i, word := range f {
-			if word == "-m" && i+1 < len(f) && slices.Contains(trackingMatches, f[i+1]) {
-				r.Tracking++
-			}
-			if word == "-j" && i+1 < len(f) {
-				compat := r.Compat
-				if f[i+1] == "CT" && slices.Contains(f, "--helper") {
-					r.helper(f[1] == "PREROUTING" && !strings.Contains(line, "port"))
-					continue
-				}
-				r.target(f[i+1], strings.Contains(line, "--random-fully"))
-				r.Compat = compat // these are the legacy tables themselves
-				if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {
-					r.Logs++
-				}
-			}
-		}
-	}
-	r.Forwarded = append(r.Forwarded, forwardedPorts([]string{"nat PREROUTING"}, func(chain string) []way { return ways[chain] })...)
 }

@@ -147,7 +147,7 @@ table ip nat {
 		Forwarded: []PortRange{{53, 53}, {80, 80}, {81, 81}},
 		Pools:     Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
 		Chains: []Chain{
-			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, Drops: 1, PolicyDrop: true},
+			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, UpTo: 2, Drops: 1, PolicyDrop: true},
 			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
 			{Name: "ip nat post", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
 			{Name: "ip nat pre", Hook: "prerouting", NAT: true, Longest: 4, Established: -1},
@@ -237,6 +237,28 @@ func TestLongest(t *testing.T) {
 	// Two rules in FORWARD, 100 services, three of the longest one, two in EVERY.
 	if want := 2 + 100 + 3 + 2; i < 0 || got.Chains[i].Longest != want {
 		t.Errorf("%+v, want %d", got.Chains, want)
+	}
+}
+
+// TestLongestLegacy: the chains that a chain of iptables-legacy jumps to count as those
+// of nftables, and so does where known connections leave it.
+func TestLongestLegacy(t *testing.T) {
+	for _, tc := range []struct {
+		rules string
+		want  Chain
+	}{
+		{"-A FORWARD -j MORE\n-A FORWARD -s 10.0.0.1/32 -j LESS\n-A FORWARD -s 10.0.0.2/32 -j DROP\n", Chain{Longest: 3 + 3 + 1, Established: -1, Drops: 1}},
+		{"-A FORWARD -s 10.0.0.1/32 -j MORE\n-A FORWARD -s 10.0.0.2/32 -j LESS\n", Chain{Longest: 2 + 3, Established: -1}},
+		{"-A FORWARD -j LESS\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -j MORE\n", Chain{Longest: 3 + 1 + 3, Established: 1, UpTo: 3}},
+		{"-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -j MORE\n", Chain{Longest: 2 + 3, Established: -1}},
+	} {
+		tc.want.Name, tc.want.Hook, tc.want.PolicyDrop = "iptables filter FORWARD", "forward", true
+		var r Ruleset
+		r.addLegacy(nftables.TableFamilyIPv4, "*filter\n:FORWARD DROP [0:0]\n:LESS - [0:0]\n"+tc.rules+
+			"-A MORE -p tcp -j RETURN\n-A MORE -p udp -j RETURN\n-A MORE -p icmp -j RETURN\n-A LESS -p tcp -j RETURN\nCOMMIT\n", nil)
+		if diff := cmp.Diff([]Chain{tc.want}, r.Chains); diff != "" {
+			t.Errorf("%s%s", tc.rules, diff)
+		}
 	}
 }
 
@@ -389,7 +411,11 @@ func TestLegacyRules(t *testing.T) {
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
 	targets.Unclear = 3
 	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
-		Legacy: map[string]int{"nat POSTROUTING": 2, "nat PREROUTING": 7, "filter FORWARD": 2, "filter KUBE-SERVICES": 1}}
+		Legacy: 12, Chains: []Chain{
+			{Name: "iptables nat POSTROUTING", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
+			{Name: "iptables nat PREROUTING", Hook: "prerouting", NAT: true, Longest: 7, Established: -1},
+			{Name: "iptables filter FORWARD", Hook: "forward", Longest: 2, Established: 0, UpTo: 1},
+		}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)
 	}

@@ -112,8 +112,14 @@ func (w *ways) longest(key string) int {
 		return n
 	}
 	w.known[key] = 0 // for chains that jump in a circle, which the kernel refuses
-	n, branch := 0, 0
-	for _, rule := range w.rules[key] {
+	w.known[key] = w.through(w.rules[key])
+	return w.known[key]
+}
+
+// through counts the rules on the longest way through some that follow each other.
+func (w *ways) through(rules []*nftables.Rule) (n int) {
+	branch := 0
+	for _, rule := range rules {
 		n++
 		for _, to := range w.to[rule] {
 			if unconditional(rule) {
@@ -123,7 +129,6 @@ func (w *ways) longest(key string) int {
 			}
 		}
 	}
-	w.known[key] = n + branch
 	return n + branch
 }
 

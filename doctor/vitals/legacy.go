@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+)
+
+// legacyChain is a chain of iptables-legacy while its rules are read.
+type legacyChain struct {
+	rules       []way
+	every       []bool // whether every packet matches the rule
+	established int    // index of the rule that accepts known connections, -1: none
+	drops       int
+	policyDrop  bool
+}
+
+// legacyHooks are the chains that packets meet by themselves.
+var legacyHooks = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+// addLegacy reads the text of iptables-legacy-save, or ip6tables'.
+func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
+	chains, order, table := map[string]*legacyChain{}, []string{}, ""
+	chain := func(name string) *legacyChain {
+		key := table + " " + name
+		if chains[key] == nil {
+			chains[key] = &legacyChain{established: -1}
+			order = append(order, key)
+		}
+		return chains[key]
+	}
+	for line := range strings.Lines(saved) {
+		line = strings.TrimSpace(line)
+		f := strings.Fields(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case strings.HasPrefix(line, ":") && len(f) > 1:
+			chain(f[0][1:]).policyDrop = f[1] == "DROP"
+		case len(f) > 1 && f[0] == "-A":
+			c := chain(f[1])
+			c.add(table, f, line, local)
+			r.addLegacyRule(family, f, line, local)
+			if f[1] == "KUBE-SERVICES" {
+				r.KubeServices = max(r.KubeServices, len(c.rules))
+			}
+		}
+	}
+	known := map[string]int{}
+	for _, key := range order {
+		c := chains[key]
+		table, name, _ := strings.Cut(key, " ")
+		if len(c.rules) == 0 || !slices.Contains(legacyHooks, name) {
+			continue
+		}
+		r.Chains = append(r.Chains, Chain{
+			Name: legacyProgram(family) + " " + key, Hook: strings.ToLower(name), NAT: table == "nat",
+			Longest: legacyLongest(key, chains, known), Established: c.established, UpTo: c.through(c.established+1, chains, known),
+			Drops: c.drops, PolicyDrop: c.policyDrop,
+		})
+	}
+	r.Forwarded = append(r.Forwarded, forwardedPorts([]string{"nat PREROUTING"}, func(key string) []way {
+		if c := chains[key]; c != nil {
+			return c.rules
+		}
+		return nil
+	})...)
+}
+
+func legacyProgram(family nftables.TableFamily) string {
+	if family == nftables.TableFamilyIPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// add notes a rule.
+func (c *legacyChain) add(table string, words []string, line string, local []netip.Addr) {
+	w := legacyWay(table, words, local)
+	at := max(slices.Index(words, "-j"), slices.Index(words, "-g"))
+	target := ""
+	if at > 0 && at+1 < len(words) {
+		target = words[at+1]
+	}
+	of := func(option string) bool { return slices.Contains(words, option) } // some packets only
+	if c.established < 0 && target == "ACCEPT" && strings.Contains(line, "ESTABLISHED") && !of("!") && !of("-i") && !of("-o") && !of("-s") && !of("-d") && !of("-p") {
+		c.established = len(c.rules)
+	}
+	if target == "DROP" || target == "REJECT" {
+		c.drops++
+	}
+	c.rules, c.every = append(c.rules, w), append(c.every, at == 2)
+}
+
+// legacyLongest counts the rules on the longest way through a chain, and keeps it in known.
+func legacyLongest(key string, chains map[string]*legacyChain, known map[string]int) int {
+	c := chains[key]
+	if n, there := known[key]; there || c == nil {
+		return n
+	}
+	known[key] = 0
+	known[key] = c.through(len(c.rules), chains, known)
+	return known[key]
+}
+
+// through counts the rules on the longest way through the first so many, as that of
+// ways does.
+func (c *legacyChain) through(first int, chains map[string]*legacyChain, known map[string]int) (n int) {
+	branch := 0
+	for i, w := range c.rules[:first] {
+		n++
+		if c.every[i] {
+			n += legacyLongest(w.to, chains, known)
+		} else {
+			branch = max(branch, legacyLongest(w.to, chains, known))
+		}
+	}
+	return n + branch
+}
+
+// addLegacyRule counts what a rule does.
+func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line string, local []netip.Addr) {
+	r.Legacy++
+	r.Targets.legacy(f)
+	r.Forwards.legacy(family, f, local)
+	r.Pools.legacy(f)
+	for i, word := range f {
+		if word == "-m" && i+1 < len(f) && slices.Contains(trackingMatches, f[i+1]) {
+			r.Tracking++
+		}
+		if word == "-j" && i+1 < len(f) {
+			compat := r.Compat
+			if f[i+1] == "CT" && slices.Contains(f, "--helper") {
+				r.helper(f[1] == "PREROUTING" && !strings.Contains(line, "port"))
+				continue
+			}
+			r.target(f[i+1], strings.Contains(line, "--random-fully"))
+			r.Compat = compat // these are the legacy tables themselves
+			if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {
+				r.Logs++
+			}
+		}
+	}
+}
