@@ -61,7 +61,6 @@ const (
 	o1in64       = "64:ff9b::c633:640b" // 198.51.100.11
 	wanMTU       = 1400
 	silence      = 150 * time.Millisecond // for what must not arrive
-	again        = time.Second            // until what may have been lost is sent again
 )
 
 func topology() lab.Topology {
@@ -90,8 +89,9 @@ func topology() lab.Topology {
 	return t
 }
 
-// patience is for what must arrive. It is short where the ledger says that it does not.
-var patience time.Duration
+// patience is for what must arrive, again until what may have been lost is sent again. They
+// are short where the ledger says that it does not arrive.
+var patience, again time.Duration
 
 // gateway is the lab with the daemon on one datapath.
 type gateway struct {
@@ -123,8 +123,8 @@ func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 	for _, name := range []string{"nftables", "ebpf"} {
 		t.Run(name, func(t *testing.T) {
 			status := row.status[name]
-			if patience = 30 * time.Second; strings.HasPrefix(status, "not met") {
-				patience = 2 * time.Second
+			if patience, again = 30*time.Second, time.Second; strings.HasPrefix(status, "not met") {
+				patience, again = 2*time.Second, 300*time.Millisecond
 			}
 			g := start(t, name, configuration, status)
 			err := check(g)
