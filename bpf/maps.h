@@ -75,10 +75,12 @@ struct {
 	__type(value, struct flow6);
 } flows6 SEC(".maps");
 
-// The index of the flow tables, and the entries of them that can be taken.
+// The index of the flow tables, and the entries of them that can be taken. Maps for mmap
+// begin on a page, so that a bucket is one cache line.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct bucket);
 } index4 SEC(".maps");
@@ -86,6 +88,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct bucket);
 } index6 SEC(".maps");

@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 7
+#define LAYOUT 8
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -259,11 +259,14 @@ struct flow6 {
 };
 ASSERT_SIZE(struct flow6, 128);
 
-// Half a cache line of the index. A slot is an entry's number + 1 below a tag, or 0.
+#define BUCKET_SLOTS 15
+
+// A cache line of the index. A slot is an entry's number + 1 below a tag, or 0.
 struct bucket {
-	__u32 slots[8];
+	__u32 slots[BUCKET_SLOTS];
+	__u32 spilled; // how many that belong here are in their second bucket
 };
-ASSERT_SIZE(struct bucket, 32);
+ASSERT_SIZE(struct bucket, 64);
 
 // Entries that can be taken.
 struct stock {

@@ -24,7 +24,7 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 7
+const layout = 8
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
@@ -36,13 +36,12 @@ type sizes struct {
 }
 
 // Bytes of a flow in tables that have room for flows of NAT rules alone: two and a
-// half entries (see entries), and three slots of the index, three fifths of which are
-// used.
+// half entries (see entries), and their share of the index (see buckets).
 const (
-	flowBytes4 = 64*5/2 + 3*bucketBytes/8*5/3
-	flowBytes6 = 128*5/2 + 3*bucketBytes/8*5/3
+	flowBytes4 = 64*5/2 + bucketBytes*5/2/8
+	flowBytes6 = 128*5/2 + bucketBytes*5/2/8
 
-	bucketBytes = 32
+	bucketBytes = 64
 )
 
 // flowsFor takes the configured numbers of flows, or shares of the machine's
@@ -106,11 +105,12 @@ func (t *tables) differs(c config.Tables) string {
 // flow, because a binding has one as soon as two flows of a NAT rule share it.
 func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 
-// buckets of eight slots for a number of entries, three fifths full: a flow has a slot
-// for each direction, and one for the binding that it holds, or held; or two flows
-// have one for the entry of theirs. Small tables get spare buckets, because chance
-// fills some of them first.
-func buckets(entries uint32) uint32 { return entries/4 + 16 }
+// buckets of fifteen slots for a number of entries, with 9.6 of them used at most: a flow,
+// which takes two and a half entries, has a slot for each direction, and one for the
+// binding that it holds, or held; or two flows have one for the entry of theirs. Of twenty
+// million keys none found both of its buckets full (by simulation). Small tables get spare
+// buckets, because chance fills some of them first.
+func buckets(entries uint32) uint32 { return entries/8 + 16 }
 
 // entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
 // four million flows eight bits are left, and one search in forty looks at a wrong entry.

@@ -92,8 +92,9 @@ type wireBlockMap struct {
 }
 
 type wireBucket struct {
-	_     structs.HostLayout
-	Slots [8]uint32
+	_       structs.HostLayout
+	Slots   [15]uint32
+	Spilled uint32
 }
 
 type wireClient struct {
