@@ -5,6 +5,9 @@
 
 #include "maps.h"
 
+#define AF_INET 2
+#define AF_INET6 10
+
 #define REASONS_STRIDE 64
 
 _Static_assert(REASON_COUNT <= REASONS_STRIDE, "counters have room for every reason");
@@ -21,22 +24,26 @@ static __always_inline void count(__u32 family, __u32 action, __u32 reason)
 		(*n)++;
 }
 
-// Asks user space to resolve a neighbour, at most once a tick and CPU's turn:
-// the ring drops what it has no room for.
-__noinline int ask_neighbour(const union addr *a, __u32 family, __u32 ifindex)
+// Asks user space to resolve the neighbour that the routing table has named.
+__noinline int ask_neighbour(const struct bpf_fib_lookup *fib)
 {
 	struct event *e;
 
-	if (!a || dry_run)
+	if (!fib || dry_run)
 		return 0;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return 0;
 	__builtin_memset(e, 0, sizeof(*e));
 	e->kind = EVENT_NEIGHBOUR;
-	e->family = family;
-	e->ifindex = ifindex;
-	e->addr = *a;
+	e->ifindex = fib->ifindex;
+	if (fib->family == AF_INET6) { // of an IPv4 packet too, when its route is via IPv6
+		e->family = FAMILY_6;
+		__builtin_memcpy(&e->addr, fib->ipv6_dst, 16);
+	} else {
+		e->family = FAMILY_4;
+		e->addr.w[0] = fib->ipv4_dst;
+	}
 	bpf_ringbuf_submit(e, 0);
 	return 0;
 }

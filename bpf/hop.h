@@ -6,9 +6,6 @@
 #include "decide.h"
 #include "event.h"
 
-#define AF_INET 2
-#define AF_INET6 10
-
 static __always_inline struct hop *hop_of(const struct plan *plan)
 {
 	__u32 at = plan->hop;
@@ -93,8 +90,17 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 	return 0;
 }
 
+// Whether a plan is one of a flow's translated packet, which is routed as the kernel
+// routes it: by its own source, which is translated on the way out.
+static __always_inline bool routed_by_own(const struct packet *p, const struct plan *plan)
+{
+	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == 1)) && plan->backend_hop == NO_ENTRY && plan->family == p->family;
+}
+
 static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
 {
+	const union addr *source = routed_by_own(p, plan) ? &p->tuple.saddr : &plan->to.saddr;
+
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = p->ifindex;
 	fib->tot_len = 1; // ask for the MTU
@@ -102,12 +108,12 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 		fib->family = AF_INET6;
 		__builtin_memcpy(fib->ipv6_dst, &plan->gateway, 16);
 		if (plan->family == FAMILY_6)
-			__builtin_memcpy(fib->ipv6_src, &plan->to.saddr, 16);
+			__builtin_memcpy(fib->ipv6_src, source, 16);
 	} else {
 		fib->family = AF_INET;
 		fib->ipv4_dst = plan->gateway.w[0];
 		if (plan->family == FAMILY_4)
-			fib->ipv4_src = plan->to.saddr.w[0];
+			fib->ipv4_src = source->w[0];
 	}
 }
 
@@ -115,12 +121,13 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 // the server in plan->gateway is. False: no memory to work in.
 static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan, bool forward)
 {
+	struct control *c = the_control();
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 
 	if (!nat_by_egress && !forward)
 		return true;
-	if (!w)
+	if (!w || !c)
 		return false;
 	plan->to = p->tuple;
 	plan->family = p->family;
@@ -129,7 +136,9 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
-	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
+	plan->asked = forward ? 0 : *(volatile __u32 *)&c->generation;
+	w->fib_answer = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	switch (w->fib_answer) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->out = fib->ifindex;
@@ -212,14 +221,20 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	fib = (void *)w->fib;
 	if (plan->entry != NO_ENTRY && plan->backend_hop == NO_ENTRY)
 		plan->gateway = plan->to.daddr;
-	gen = *(volatile __u32 *)&c->generation;
-	fib_request(fib, p, plan);
-	reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
+	gen = plan->asked;
+	plan->asked = 0;
+	if (!gen || !routed_by_own(p, plan) || plan->gateway.d[0] != p->tuple.daddr.d[0] ||
+	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
+		gen = *(volatile __u32 *)&c->generation;
+		fib_request(fib, p, plan);
+		w->fib_answer = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	}
+	reason = fib_reason(w->fib_answer);
 	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
 		reason = hop_configured(plan, fib, reason);
 	if (reason != REASON_NONE) {
 		if (reason == REASON_NO_NEIGHBOUR)
-			ask_neighbour(&plan->gateway, plan->gateway_family, fib->ifindex);
+			ask_neighbour(fib);
 		return reason;
 	}
 	if (plan->flags & PLAN_ROUTED && before) {

@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,6 +108,40 @@ func TestOfficeRouter(t *testing.T) {
 			load.Timeout = patience
 			mustAnswer(t, load)
 		})
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRoutedBySource routes by the inside source, as the kernel does, which translates
+// it behind the routing: by the translated one the server is behind a black hole.
+func TestRoutedBySource(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Office())
+		serveDatagrams(t, l, "outside internet 203.0.113.10:53")
+		g := l.Node("gateway")
+		route, err := g.Command(t.Context(), "ip", "-4", "route", "get", "203.0.113.10").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		way := strings.Fields(string(route)) // 203.0.113.10 [via ...] dev wan0 src ...
+		way = append([]string{"route", "add", "203.0.113.10", "table", "100"}, way[1:slices.Index(way, "src")]...)
+		for _, args := range [][]string{
+			way,
+			{"rule", "add", "from", "10.1.10.0/24", "lookup", "100"},
+			{"route", "add", "blackhole", "203.0.113.10"},
+		} {
+			if out, err := g.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %v: %v: %s", args, err, out)
+			}
+		}
+		d := start(t, g, force+plainRouter)
+		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort("203.0.113.10:53"), Ask: host.AskDatagram, Count: 100})
+		out, err := d.Command(t.Context(), "explain", "udp", "10.1.10.20:4000", "203.0.113.10:53", "--in", "lan0").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "wan0") {
+			t.Errorf("explain: %v: %s", err, out)
+		}
 		if err := d.Stop(); err != nil {
 			t.Error(err)
 		}

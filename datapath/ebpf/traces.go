@@ -123,7 +123,7 @@ type neighbours struct {
 	ours     map[netdev.Hop]bool // of both: that others had not set already; nil before they are read
 }
 
-const maxAsked = 4096 // addresses; beyond them all begin anew
+const maxAsked = 4096 // neighbours; beyond them all begin anew
 
 // read learns at first what an earlier process has noted.
 func (n *neighbours) read(ids *ebpf.Map) error {
@@ -192,26 +192,18 @@ func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool) error {
 	return errors.Join(n.resolve(ids, backends), n.drop(ids))
 }
 
-// ask keeps the neighbour on the way to an address resolved that a program wants to know.
-func (n *neighbours) ask(ids *ebpf.Map, to netip.Addr) error {
-	ifindex, addr, err := netdev.NextHop(to)
-	if err != nil {
-		return err
-	}
-	hop := netdev.Hop{Ifindex: ifindex, Addr: addr}
+// ask keeps a neighbour resolved that a program wants to know.
+func (n *neighbours) ask(ids *ebpf.Map, hop netdev.Hop) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.read(ids); err != nil || n.asked[hop] {
+	err := n.read(ids)
+	if err != nil || n.asked[hop] {
 		return err
+	}
+	if len(n.asked) >= maxAsked {
+		clear(n.asked)
+		err = n.drop(ids)
 	}
 	n.asked[hop] = true
-	return n.resolve(ids, map[netdev.Hop]bool{hop: true})
-}
-
-// unask forgets all that programs have asked for.
-func (n *neighbours) unask(ids *ebpf.Map) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	clear(n.asked)
-	return n.drop(ids)
+	return errors.Join(err, n.resolve(ids, map[netdev.Hop]bool{hop: true}))
 }

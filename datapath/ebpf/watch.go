@@ -72,7 +72,7 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 		return
 	}
-	asked, ids := map[netip.Addr]bool{}, d.t.maps["ids"]
+	ids := d.t.maps["ids"]
 	var r ringbuf.Record
 	lost := d.t.control.values[0].LostLogs
 	for {
@@ -97,18 +97,8 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			d.logBlock(r.RawSample)
 			d.warnLost(&lost)
 		case wireEventKindEVENT_NEIGHBOUR:
-			a := addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)
-			if asked[a] {
-				continue
-			}
-			if len(asked) > maxAsked {
-				clear(asked)
-				if err := d.near.unask(ids); err != nil {
-					d.missed.Add(1)
-				}
-			}
-			asked[a] = true
-			if err := d.near.ask(ids, a); err != nil && !errors.Is(err, netdev.ErrNoNextHop) {
+			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)}
+			if err := d.near.ask(ids, hop); err != nil {
 				d.missed.Add(1)
 			}
 		}

@@ -542,7 +542,7 @@ type wirePlan struct {
 	Verdict       int32
 	Edits         uint32
 	Record        uint32
-	Pad           uint32
+	Asked         uint32
 }
 
 type wirePoolAddr struct {
@@ -901,11 +901,13 @@ type wireWork struct {
 		Pool    uint32
 		PoolLen uint32
 	}
-	_      [4]byte
-	Fib    [8]uint64
-	Who    wireClientKey
-	Sticky wireStickyKey
-	Key    struct {
+	_         [4]byte
+	Fib       [8]uint64
+	FibAnswer int32
+	_         [4]byte
+	Who       wireClientKey
+	Sticky    wireStickyKey
+	Key       struct {
 		_       structs.HostLayout
 		Saddr   wireAddr
 		Daddr   wireAddr
