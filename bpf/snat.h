@@ -420,9 +420,11 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		bound = source;
+		if (plan->family != p->family)
+			embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, source->outside.w[0]);
 		reason = permit(&p->tuple, bound); // it may be answered
 	}
-	if (reason == REASON_NONE && !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule,
+	if (reason == REASON_NONE && !admitted(bound == source ? &source->outside : &p->tuple.saddr, &p->tuple, rule,
 					       &w->key, p->family == FAMILY_6) &&
 	    !mapped(&plan->to, w->bound.rule, plan->family))
 		reason = REASON_FILTERED;

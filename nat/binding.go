@@ -435,9 +435,13 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 		m.dropUnused(b)
 		return drop(ReasonFiltered)
 	}
+	remote := b.outside.endpoint
+	if target.rule.Type == config.NATNAT64 {
+		remote = netip.AddrPortFrom(embed(target.rule.Prefix, remote.Addr()), remote.Port())
+	}
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
-	s.tuple[1] = flow.Tuple{Protocol: v.protocol, Source: target.inside, Dest: b.outside.endpoint}
+	s.tuple[1] = flow.Tuple{Protocol: target.protocol, Source: target.inside, Dest: remote}
 	if m.clashes(s) {
 		m.dropUnused(b)
 		return drop(ReasonClash)
