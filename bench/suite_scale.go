@@ -151,7 +151,7 @@ func (n *network) reportScale(t *Trial, s stream, before uint64) error {
 	if lost := t.Point.Value - int(arrived); lost*50 > t.Point.Value {
 		t.Note("%s flows: %.0f %% of the first packets did not arrive", t.Point.Name, 100*float64(lost)/float64(t.Point.Value))
 	}
-	if t.Point.Value >= 50_000 {
+	if t.Point.Value >= 50_000 && perSecond > 0 {
 		t.Report("new flows", perSecond/1e3)
 	}
 	if used := kernelMemory(); before > 0 && used > before && t.Point.Value >= 1_000_000 {
