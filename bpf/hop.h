@@ -117,35 +117,45 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 	}
 }
 
+// The generation of next hops that is in force, 0 if none can be read.
+static __noinline __u32 generation_now(void)
+{
+	struct control *c = the_control();
+
+	return c ? *(volatile __u32 *)&c->generation : 0;
+}
+
 // Finds out where a packet would leave untranslated, when a rule asks; forward: where
 // the server in plan->gateway is. False: no memory to work in.
 static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan, bool forward)
 {
-	struct control *c = the_control();
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 
 	if (!nat_by_egress && !forward)
 		return true;
-	if (!w || !c)
+	if (!w)
 		return false;
 	plan->to = p->tuple;
 	plan->family = p->family;
-	if (!forward)
+	if (!forward) {
 		plan->gateway = p->tuple.daddr;
+		plan->asked = generation_now();
+	}
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
-	plan->asked = forward ? 0 : *(volatile __u32 *)&c->generation;
-	w->fib_answer = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
-	switch (w->fib_answer) {
+	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
+		p->out = fib->ifindex;
+		return true; // plan->asked stands
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->out = fib->ifindex;
 		break;
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		p->out = NO_ENTRY;
 	}
+	plan->asked = 0;
 	return true;
 }
 
@@ -214,7 +224,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 	__u32 gen, before = plan->hop;
-	enum reason reason;
+	enum reason reason = REASON_NONE;
 
 	if (!c || !w)
 		return REASON_INTERNAL;
@@ -227,9 +237,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
-		w->fib_answer = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+		reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
 	}
-	reason = fib_reason(w->fib_answer);
 	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
 		reason = hop_configured(plan, fib, reason);
 	if (reason != REASON_NONE) {

@@ -382,6 +382,23 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	return reason;
 }
 
+// The sender of a hairpin from IPv4 as an IPv6 host sees it: behind the prefix of that
+// host's rule. Not in the frame of nat_in, which has no room (Linux 6.1).
+__noinline int show_sender(struct plan *plan)
+{
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	__u32 id;
+
+	if (!plan || !w)
+		return 0;
+	id = plan->owner;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (rule)
+		embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->source.outside.w[0]);
+	return 0;
+}
+
 // Packet to a pool address, without a flow: through the binding of its outside
 // endpoint. number: of the pool address.
 __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
@@ -420,11 +437,9 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		bound = source;
-		if (plan->family != p->family)
-			embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, source->outside.w[0]);
 		reason = permit(&p->tuple, bound); // it may be answered
 	}
-	if (reason == REASON_NONE && !admitted(bound == source ? &source->outside : &p->tuple.saddr, &p->tuple, rule,
+	if (reason == REASON_NONE && !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule,
 					       &w->key, p->family == FAMILY_6) &&
 	    !mapped(&plan->to, w->bound.rule, plan->family))
 		reason = REASON_FILTERED;
@@ -435,6 +450,8 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 		if (bound->index == NO_ENTRY)
 			return REASON_NO_BINDING;
 	}
+	if (reason == REASON_NONE && bound == source && plan->family != p->family)
+		show_sender(plan);
 	if (reason == REASON_NONE)
 		reason = nat_flow(p, plan, bound);
 	else if (bound != source)

@@ -104,7 +104,7 @@ struct plan {
 	__s32 verdict;	    // of the hook
 	__u32 edits;	    // EDIT_*
 	__u32 record;	    // key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie
-	__u32 asked;	    // generation in which egress asked for the packet's own destination; 0: it did not
+	__u32 asked;	    // generation in which work.fib was the answer for the packet's own destination; 0: it is not
 };
 ASSERT_SIZE(struct plan, 104);
 
@@ -229,7 +229,6 @@ struct work {
 	struct bind source; // hairpin: of the sender
 	struct port_request request;
 	__u64 fib[8]; // struct bpf_fib_lookup
-	__s32 fib_answer; // what the last lookup returned
 	struct client_key who;
 	struct sticky_key sticky;
 	struct tuple key;

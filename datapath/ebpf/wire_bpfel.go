@@ -901,13 +901,11 @@ type wireWork struct {
 		Pool    uint32
 		PoolLen uint32
 	}
-	_         [4]byte
-	Fib       [8]uint64
-	FibAnswer int32
-	_         [4]byte
-	Who       wireClientKey
-	Sticky    wireStickyKey
-	Key       struct {
+	_      [4]byte
+	Fib    [8]uint64
+	Who    wireClientKey
+	Sticky wireStickyKey
+	Key    struct {
 		_       structs.HostLayout
 		Saddr   wireAddr
 		Daddr   wireAddr
