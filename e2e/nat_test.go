@@ -119,7 +119,7 @@ func TestOfficeRouter(t *testing.T) {
 func TestRoutedBySource(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Office())
-		serveDatagrams(t, l, "outside internet 203.0.113.10:53")
+		serveWeb(t, l, "outside internet "+outsideWeb)
 		g := l.Node("gateway")
 		route, err := g.Command(t.Context(), "ip", "-4", "route", "get", "203.0.113.10").Output()
 		if err != nil {
@@ -137,8 +137,8 @@ func TestRoutedBySource(t *testing.T) {
 			}
 		}
 		d := start(t, g, force+plainRouter)
-		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort("203.0.113.10:53"), Ask: host.AskDatagram, Count: 100})
-		out, err := d.Command(t.Context(), "explain", "udp", "10.1.10.20:4000", "203.0.113.10:53", "--in", "lan0").CombinedOutput()
+		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort(outsideWeb), Ask: host.AskWeb, Count: 100})
+		out, err := d.Command(t.Context(), "explain", "tcp", "10.1.10.20:4000", outsideWeb, "--in", "lan0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "wan0") {
 			t.Errorf("explain: %v: %s", err, out)
 		}

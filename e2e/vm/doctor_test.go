@@ -50,7 +50,7 @@ func TestDiagnosisOnOldestKernel(t *testing.T) {
 		"/src/bin/sluice conns",
 		"/src/bin/sluice top --once",
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	codes, err := m.Run(ctx)
 	if err != nil {
