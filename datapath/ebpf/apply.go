@@ -252,7 +252,17 @@ func (d *Datapath) load(s switches) (*ebpf.Collection, error) {
 }
 
 func startSweeper(c *ebpf.Collection) error {
-	ret, err := c.Programs["sweep_start"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
+	const noTimer = 2 // step of sweep_start
+	var ret uint32
+	var err error
+	for range 100 {
+		ret, err = c.Programs["sweep_start"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
+		if err != nil || ret != noTimer {
+			break
+		}
+		// The kernel takes memory for a timer where it can without waiting: now and then there is none.
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err == nil && ret != 0 {
 		err = fmt.Errorf("step %d refused", ret)
 	}
