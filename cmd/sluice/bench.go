@@ -66,7 +66,7 @@ func newBench(a *app) *cobra.Command {
 	flags := cmd.Flags()
 	flags.IntVar(&f.reps, "reps", 5, "repetitions, interleaved; a suite whose runs take long makes fewer")
 	flags.Float64Var(&f.seconds, "seconds", 0, "measured seconds of one run; 0: what the suite needs")
-	flags.IntVar(&f.cpu, "cpu", runtime.NumCPU()-1, "CPU that sends, and so does everything")
+	flags.IntVar(&f.cpu, "cpu", -1, "CPU that sends, and so does everything; -1: the last one")
 	flags.StringVar(&f.rows, "rows", "", "only rows whose name matches this regular expression")
 	flags.StringVar(&f.points, "points", "", "only points (columns) whose name matches this regular expression")
 	flags.BoolVar(&f.check, "check", false, "compare with the committed run and exit 1 when a ratio got worse")
@@ -121,6 +121,9 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	suite, err := bench.Find(name)
 	if err != nil {
 		return usageError(cmd, "%w", err)
+	}
+	if f.cpu < 0 {
+		f.cpu = runtime.NumCPU() - 1
 	}
 	o := bench.Options{
 		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Profile: f.profile, Command: strings.Join(os.Args, " "),
