@@ -170,8 +170,7 @@ func checkPrivilegedPorts(_ context.Context, c *Case) Finding {
 }
 
 func checkLocalPorts(_ context.Context, c *Case) Finding {
-	low, high, there := c.NS.After.LocalRange()
-	if !there {
+	if _, _, there := c.NS.After.LocalRange(); !there {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
 	most, to := 0, ""
@@ -180,11 +179,11 @@ func checkLocalPorts(_ context.Context, c *Case) Finding {
 			most, to = n, remote
 		}
 	}
-	size := high - low + 1
-	share := float64(most) / float64(size)
 	if most == 0 {
 		return ok("no local connections")
 	}
+	size := max(c.NS.After.LocalPorts(), 1)
+	share := float64(most) / float64(size)
 	return found(grade(share, 0.80, 0.95), "local programs use at most %s of their ports towards one destination", percent(share)).
 		with(to, fmt.Sprintf("%d connections of %d ports", most, size), "/proc/net/tcp")
 }

@@ -200,6 +200,8 @@ func TestChecks(t *testing.T) {
 		{"PT06", "all but all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 28000 }, Critical},
 		{"PT06", "no range", sysctl("net.ipv4.ip_local_port_range", ""), Unknown},
 		{"PT06", "all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
+		{"PT06", "half of those that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 500 }), OK},
+		{"PT06", "nearly all that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 970 }), Critical},
 		{"PT07", "a service in the range", listens(6, 40000), Warn},
 		{"PT07", "a UDP service in the range", listens(17, 51820), Warn},
 		{"PT07", "a port that the kernel chose", all(listens(6, 40000), func(s *vitals.Sample) { s.Namespaces[0].After.Asked = nil }), OK},

@@ -40,17 +40,39 @@ func (r *NamespaceReading) Exposed(port uint16) bool {
 	return there && low <= int(port) && int(port) <= high && !inRanges(r.Sysctl["net.ipv4.ip_local_reserved_ports"], int(port))
 }
 
-// inRanges reads lists such as "8080,9000-9010".
+// LocalPorts counts the ports that the kernel gives to sockets that name none: those of
+// the local range that are not reserved.
+func (r *NamespaceReading) LocalPorts() int {
+	low, high, there := r.LocalRange()
+	if !there {
+		return 0
+	}
+	n := high - low + 1
+	for _, span := range ranges(r.Sysctl["net.ipv4.ip_local_reserved_ports"]) { // apart from each other: the kernel joins them
+		n -= max(0, min(high, span[1])-max(low, span[0])+1)
+	}
+	return n
+}
+
+// inRanges tells whether a port is in a list such as "8080,9000-9010".
 func inRanges(list string, port int) bool {
-	return slices.ContainsFunc(strings.Split(list, ","), func(part string) bool {
+	return slices.ContainsFunc(ranges(list), func(span [2]int) bool { return span[0] <= port && port <= span[1] })
+}
+
+// ranges reads such a list.
+func ranges(list string) (spans [][2]int) {
+	for part := range strings.SplitSeq(list, ",") {
 		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
 		if !isRange {
 			to = from
 		}
 		low, err1 := strconv.Atoi(from)
 		high, err2 := strconv.Atoi(to)
-		return err1 == nil && err2 == nil && low <= port && port <= high
-	})
+		if err1 == nil && err2 == nil {
+			spans = append(spans, [2]int{low, high})
+		}
+	}
+	return spans
 }
 
 // ExposedListeners are those at ports that the kernel may give to any socket.
