@@ -25,7 +25,7 @@ var suites = []suite{
 	{"conntrack", "."},
 	{"doctor/tune", "."},
 	// iptables-legacy is not in the machine.
-	{"trace", "TestDropCauses/^[^l]"},
+	{"trace", "TestDropCauses/^[^l]|TestAskedPorts"},
 	{"doctor", "."},
 	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
