@@ -61,7 +61,9 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Stdout.WriteString(l.ID() + "\n")
-	select {}
+	for {
+		time.Sleep(time.Hour) // until it is killed; select{} is a deadlock to the runtime where nothing else waits
+	}
 }
 
 // doomed builds a lab in another process, with a process of its own in node s1. It returns the lab

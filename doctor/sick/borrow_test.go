@@ -27,7 +27,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		fmt.Println("borrowed")
-		select {}
+		for {
+			time.Sleep(time.Hour) // until it is killed; select{} is a deadlock to the runtime where nothing else waits
+		}
 	}
 	os.Exit(m.Run())
 }
