@@ -4,6 +4,8 @@
 #ifndef SLUICE_SWEEP_H
 #define SLUICE_SWEEP_H
 
+#include <linux/errno.h>
+
 #include "snat.h"
 
 #define SWEEP_TICK_MS 10
@@ -442,20 +444,23 @@ static int sweep_tick(void *map, __u32 *key, struct sweeper *s)
 	return 0;
 }
 
-// Run by user space: starts the timer, or takes it over for this program.
+// Run by user space: starts the timer, or takes it over for this program. What the
+// kernel refused with, else 0.
 SEC("syscall")
 int sweep_start(void *ctx)
 {
 	__u32 zero = 0;
 	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
+	long err;
 
 	(void)ctx;
 	if (!s)
-		return 1;
-	bpf_timer_init(&s->timer, &sweepers, CLOCK_MONOTONIC); // EBUSY: there already
-	if (bpf_timer_set_callback(&s->timer, sweep_tick))
-		return 2;
-	return bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0) ? 3 : 0;
+		return -ENOENT;
+	err = bpf_timer_init(&s->timer, &sweepers, CLOCK_MONOTONIC);
+	if (err && err != -EBUSY) // there already
+		return err;
+	err = bpf_timer_set_callback(&s->timer, sweep_tick);
+	return err ?: bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0);
 }
 
 // Run by user space: one pass over both tables at once.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -252,24 +253,20 @@ func (d *Datapath) load(s switches) (*ebpf.Collection, error) {
 }
 
 func startSweeper(c *ebpf.Collection) error {
-	const noTimer = 2 // step of sweep_start
-	var ret uint32
-	var err error
-	for range 100 {
-		ret, err = c.Programs["sweep_start"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
-		if err != nil || ret != noTimer {
-			break
+	for tries := 100; ; tries-- {
+		ret, err := c.Programs["sweep_start"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
+		if err == nil && ret != 0 {
+			err = unix.Errno(-int32(ret))
 		}
-		// The kernel takes memory for a timer where it can without waiting: now and then there is none.
+		if err == nil {
+			return nil
+		}
+		// The kernel takes memory for a timer only where it need not wait: now and then there is none.
+		if !errors.Is(err, unix.ENOMEM) || tries == 0 {
+			return fmt.Errorf("sweeper: %w", err)
+		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err == nil && ret != 0 {
-		err = fmt.Errorf("step %d refused", ret)
-	}
-	if err != nil {
-		return fmt.Errorf("sweeper: %w", err)
-	}
-	return nil
 }
 
 // putRules writes NAT rules field by field: their counts go on.
