@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -137,6 +138,7 @@ func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted
 		if h.pools == nil {
 			h.pools = map[uint64]poolReading{}
 		}
+		maps.DeleteFunc(h.pools, func(_ uint64, p poolReading) bool { return now.Sub(p.at) > poolsEvery })
 		h.pools[ns.Inode] = last
 	}
 	return last.smallest

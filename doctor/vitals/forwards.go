@@ -33,7 +33,7 @@ func (f *Forwards) add(family nftables.TableFamily) {
 }
 
 // readNft adds the rules of chains that packets from outside may meet.
-func (f *Forwards) readNft(chains []*nftables.Chain, w *ways, local []netip.Addr) {
+func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *ways, local []netip.Addr) {
 	sent, others := map[string]bool{}, map[string]bool{}
 	for _, c := range chains {
 		switch {
@@ -44,7 +44,7 @@ func (f *Forwards) readNft(chains []*nftables.Chain, w *ways, local []netip.Addr
 			w.reach(chainKey(c.Table, c.Name), others)
 		}
 	}
-	for key, list := range w.rules {
+	for key, list := range rules {
 		if sent[key] && !others[key] {
 			continue
 		}

@@ -13,8 +13,7 @@ import (
 // legacyChain is a chain of iptables-legacy while its rules are read.
 type legacyChain struct {
 	rules       []way
-	every       []bool // whether every packet matches the rule
-	established int    // index of the rule that accepts known connections, -1: none
+	established int // index of the rule that accepts known connections, -1: none
 	drops       int
 	policyDrop  bool
 }
@@ -25,6 +24,7 @@ var legacyHooks = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUT
 // addLegacy reads the text of iptables-legacy-save, or ip6tables'.
 func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
 	chains, order, table := map[string]*legacyChain{}, []string{}, ""
+	ways := newWays()
 	chain := func(name string) *legacyChain {
 		key := table + " " + name
 		if chains[key] == nil {
@@ -43,14 +43,14 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			chain(f[0][1:]).policyDrop = f[1] == "DROP"
 		case len(f) > 1 && f[0] == "-A":
 			c := chain(f[1])
-			c.add(table, f, line, local)
+			key := table + " " + f[1]
+			ways.steps[key] = append(ways.steps[key], c.add(table, f, line, local))
 			r.addLegacyRule(family, f, line, local)
 			if f[1] == "KUBE-SERVICES" {
 				r.KubeServices = max(r.KubeServices, len(c.rules))
 			}
 		}
 	}
-	known := map[string]int{}
 	for _, key := range order {
 		c := chains[key]
 		table, name, _ := strings.Cut(key, " ")
@@ -59,7 +59,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		}
 		r.Chains = append(r.Chains, Chain{
 			Name: legacyProgram(family) + " " + key, Hook: strings.ToLower(name), NAT: table == "nat",
-			Longest: legacyLongest(key, chains, known), Established: c.established, UpTo: c.through(c.established+1, chains, known),
+			Longest: ways.longest(key), Established: c.established, UpTo: ways.through(key, c.established+1),
 			Drops: c.drops, PolicyDrop: c.policyDrop,
 		})
 	}
@@ -78,8 +78,8 @@ func legacyProgram(family nftables.TableFamily) string {
 	return "iptables"
 }
 
-// add notes a rule.
-func (c *legacyChain) add(table string, words []string, line string, local []netip.Addr) {
+// add notes a rule, and returns it as a step of a packet's way.
+func (c *legacyChain) add(table string, words []string, line string, local []netip.Addr) step {
 	w := legacyWay(table, words, local)
 	at := max(slices.Index(words, "-j"), slices.Index(words, "-g"))
 	target := ""
@@ -93,33 +93,8 @@ func (c *legacyChain) add(table string, words []string, line string, local []net
 	if target == "DROP" || target == "REJECT" {
 		c.drops++
 	}
-	c.rules, c.every = append(c.rules, w), append(c.every, at == 2)
-}
-
-// legacyLongest counts the rules on the longest way through a chain, and keeps it in known.
-func legacyLongest(key string, chains map[string]*legacyChain, known map[string]int) int {
-	c := chains[key]
-	if n, there := known[key]; there || c == nil {
-		return n
-	}
-	known[key] = 0
-	known[key] = c.through(len(c.rules), chains, known)
-	return known[key]
-}
-
-// through counts the rules on the longest way through the first so many, as that of
-// ways does.
-func (c *legacyChain) through(first int, chains map[string]*legacyChain, known map[string]int) (n int) {
-	branch := 0
-	for i, w := range c.rules[:first] {
-		n++
-		if c.every[i] {
-			n += legacyLongest(w.to, chains, known)
-		} else {
-			branch = max(branch, legacyLongest(w.to, chains, known))
-		}
-	}
-	return n + branch
+	c.rules = append(c.rules, w)
+	return step{at == 2, []string{w.to}}
 }
 
 // addLegacyRule counts what a rule does.

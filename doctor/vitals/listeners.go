@@ -37,7 +37,8 @@ func (r *NamespaceReading) LocalRange() (low, high int, there bool) {
 // range and not reserved.
 func (r *NamespaceReading) Exposed(port uint16) bool {
 	low, high, there := r.LocalRange()
-	return there && low <= int(port) && int(port) <= high && !inRanges(r.Sysctl["net.ipv4.ip_local_reserved_ports"], int(port))
+	return there && low <= int(port) && int(port) <= high &&
+		!slices.ContainsFunc(r.reserved(), func(p PortRange) bool { return p.Low <= port && port <= p.High })
 }
 
 // LocalPorts counts the ports that the kernel gives to sockets that name none: those of
@@ -48,31 +49,20 @@ func (r *NamespaceReading) LocalPorts() int {
 		return 0
 	}
 	n := high - low + 1
-	for _, span := range ranges(r.Sysctl["net.ipv4.ip_local_reserved_ports"]) { // apart from each other: the kernel joins them
-		n -= max(0, min(high, span[1])-max(low, span[0])+1)
+	for _, p := range r.reserved() { // apart from each other: the kernel joins them
+		n -= max(0, min(high, int(p.High))-max(low, int(p.Low))+1)
 	}
 	return n
 }
 
-// inRanges tells whether a port is in a list such as "8080,9000-9010".
-func inRanges(list string, port int) bool {
-	return slices.ContainsFunc(ranges(list), func(span [2]int) bool { return span[0] <= port && port <= span[1] })
-}
-
-// ranges reads such a list.
-func ranges(list string) (spans [][2]int) {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
-		if !isRange {
-			to = from
-		}
-		low, err1 := strconv.Atoi(from)
-		high, err2 := strconv.Atoi(to)
-		if err1 == nil && err2 == nil {
-			spans = append(spans, [2]int{low, high})
+// reserved reads ip_local_reserved_ports, such as "8080,9000-9010".
+func (r *NamespaceReading) reserved() (list []PortRange) {
+	for part := range strings.SplitSeq(r.Sysctl["net.ipv4.ip_local_reserved_ports"], ",") {
+		if low, high := portRange(strings.TrimSpace(part)); high > 0 {
+			list = append(list, PortRange{low, high})
 		}
 	}
-	return spans
+	return list
 }
 
 // ExposedListeners are those at ports that the kernel may give to any socket.

@@ -10,9 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,7 +48,13 @@ func (l *Live) Namespaces() ([]conntrack.Namespace, int) {
 	if len(l.only) > 0 {
 		return l.only, 0
 	}
-	return conntrack.Namespaces()
+	list, unseen := conntrack.Namespaces()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.asked, func(inode uint64, _ askedReading) bool {
+		return !slices.ContainsFunc(list, func(ns conntrack.Namespace) bool { return ns.Inode == inode })
+	})
+	return list, unseen
 }
 
 // Partial implements Reader.

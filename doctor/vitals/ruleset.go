@@ -107,11 +107,12 @@ func readNft() (*Ruleset, error) {
 		r.scan(c, list)
 	}
 	maps := &mapReader{conn: conn}
-	ways := newWays(rules, maps)
+	ways := newWays()
+	ways.readNft(rules, maps)
 	r.Unread = ways.unread
 	r.Targets.readNft(maps, rules)
 	local := localAddresses()
-	r.Forwards.readNft(chains, ways, local)
+	r.Forwards.readNft(chains, rules, ways, local)
 	r.Forwarded = nftForwarded(chains, rules, maps, local)
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
@@ -129,7 +130,7 @@ func readNft() (*Ruleset, error) {
 		r.Chains = append(r.Chains, Chain{
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
-			Established: established, UpTo: ways.through(rules[key][:established+1]), Drops: drops(rules[key], c),
+			Established: established, UpTo: ways.through(key, established+1), Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
 	}

@@ -58,31 +58,38 @@ func verdictChain(e nftables.SetElement) string {
 	return ""
 }
 
-// ways are the chains that the rules of each chain send packets to.
+// step is a rule on the way of a packet.
+type step struct {
+	every bool     // whether every packet matches it
+	to    []string // the chains that it sends packets to
+}
+
+// ways are the rules of each chain and where they lead, of nftables or of
+// iptables-legacy.
 type ways struct {
-	rules  map[string][]*nftables.Rule
-	to     map[*nftables.Rule][]string
+	steps  map[string][]step
 	known  map[string]int // longest
 	unread int            // verdict maps that are not followed
 }
 
-func newWays(rules map[string][]*nftables.Rule, reader *mapReader) *ways {
-	w := &ways{rules: rules, to: map[*nftables.Rule][]string{}, known: map[string]int{}}
+func newWays() *ways { return &ways{steps: map[string][]step{}, known: map[string]int{}} }
+
+// readNft adds the rules of nftables.
+func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *mapReader) {
 	for _, key := range slices.Sorted(maps.Keys(rules)) {
 		for _, rule := range rules[key] {
-			w.add(rule, reader)
+			w.steps[key] = append(w.steps[key], step{unconditional(rule), w.from(rule, reader)})
 		}
 	}
-	return w
 }
 
-// add notes where a rule jumps to, by its own verdict or by one of a map.
-func (w *ways) add(rule *nftables.Rule, reader *mapReader) {
-	noted := map[string]bool{"": true}
+// from is where a rule jumps to, by its own verdict or by one of a map.
+func (w *ways) from(rule *nftables.Rule, reader *mapReader) (to []string) {
+	noted := map[string]bool{"": true} // of thousands, in the maps of many services
 	note := func(chain string) {
 		if !noted[chain] {
 			noted[chain] = true
-			w.to[rule] = append(w.to[rule], chainKey(rule.Table, chain))
+			to = append(to, chainKey(rule.Table, chain))
 		}
 	}
 	for _, e := range rule.Exprs {
@@ -102,6 +109,7 @@ func (w *ways) add(rule *nftables.Rule, reader *mapReader) {
 			}
 		}
 	}
+	return to
 }
 
 // longest counts the rules on the longest way through a chain, and keeps it in known.
@@ -112,17 +120,17 @@ func (w *ways) longest(key string) int {
 		return n
 	}
 	w.known[key] = 0 // for chains that jump in a circle, which the kernel refuses
-	w.known[key] = w.through(w.rules[key])
+	w.known[key] = w.through(key, len(w.steps[key]))
 	return w.known[key]
 }
 
-// through counts the rules on the longest way through some that follow each other.
-func (w *ways) through(rules []*nftables.Rule) (n int) {
+// through counts the rules on the longest way through the first so many of a chain.
+func (w *ways) through(key string, first int) (n int) {
 	branch := 0
-	for _, rule := range rules {
+	for _, s := range w.steps[key][:first] {
 		n++
-		for _, to := range w.to[rule] {
-			if unconditional(rule) {
+		for _, to := range s.to {
+			if s.every {
 				n += w.longest(to)
 			} else {
 				branch = max(branch, w.longest(to))
@@ -138,8 +146,8 @@ func (w *ways) reach(key string, reached map[string]bool) {
 		return
 	}
 	reached[key] = true
-	for _, rule := range w.rules[key] {
-		for _, to := range w.to[rule] {
+	for _, s := range w.steps[key] {
+		for _, to := range s.to {
 			w.reach(to, reached)
 		}
 	}
