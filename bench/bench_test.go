@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/config"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -122,51 +122,6 @@ func TestSpeedCancelsOut(t *testing.T) {
 	c := run(t, s).Cell("row", "a", "rate")
 	if c.Noisy || c.Spread != 0 || c.Relative != 0.5 || c.Share != 0.5 || c.Raw[0] == c.Raw[1] {
 		t.Errorf("%+v", c)
-	}
-}
-
-func TestCheck(t *testing.T) {
-	then := run(t, fixed(4, 2))
-	moves := func(limit, row float64) []Move {
-		now := run(t, fixed(limit, row))
-		now.Compare(then, "then.json")
-		if now.Check.Compared != 5 {
-			t.Errorf("%d figures compared, want 5", now.Check.Compared)
-		}
-		return now.Check.Moves
-	}
-	if m := moves(8, 4); len(m) != 0 {
-		t.Errorf("a machine twice as fast: %+v", m)
-	}
-	m := moves(4, 1)
-	if len(m) != 2 || !m[0].Worse || m[0].Row != "row" || m[0].Change != -0.5 {
-		t.Errorf("half the rate: %+v", m)
-	}
-	if m := moves(4, 3); len(m) != 2 || m[0].Worse {
-		t.Errorf("a better rate: %+v", m)
-	}
-	if m := moves(4, 2.08); len(m) != 0 {
-		t.Errorf("4 %% is no move: %+v", m)
-	}
-}
-
-// TestCheckOfWhatIsGone: a row that was measured and fails now is worse, and so is the
-// first connection that is lost where none was.
-func TestCheckOfWhatIsGone(t *testing.T) {
-	s := fixed(4, 0)
-	s.Metrics[0].LowerIsBetter, s.Metrics[0].Absolute = true, true
-	then := run(t, s)
-	now := fixed(4, 3)
-	now.Metrics = s.Metrics
-	now.Rows[0].Run = func(*Trial) error { return errors.New("no room") }
-	r := run(t, now)
-	r.Compare(then, "then.json")
-	if len(r.Check.Failed) != 2 || !strings.Contains(r.Check.Failed[0], "limit (a): failed: no room") || r.Check.Worse() != 4 {
-		t.Errorf("%+v", r.Check)
-	}
-	var text bytes.Buffer
-	if r.WriteMarkdown(&text); !strings.Contains(text.String(), "no room") || !strings.Contains(text.String(), "worse") {
-		t.Errorf("the page does not say so:\n%s", text.String())
 	}
 }
 
@@ -330,78 +285,6 @@ func TestTables(t *testing.T) {
 			break
 		} else if err != nil {
 			t.Fatalf("the chart is not XML: %v", err)
-		}
-	}
-}
-
-func TestSaveAndDocs(t *testing.T) {
-	dir := t.TempDir()
-	r := run(t, fixed(4, 2))
-	r.Suite = "packets" // a suite that the page knows
-	if err := r.Save(filepath.Join(dir, "packets.json")); err != nil {
-		t.Fatal(err)
-	}
-	page := filepath.Join(dir, "benchmarks.md")
-	if err := WriteDocs(dir, page); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"## packets", "packets.svg", "## Not measured yet", "sluice bench fnat64"} {
-		if !strings.Contains(string(b), want) {
-			t.Errorf("%q is missing in the page", want)
-		}
-	}
-}
-
-// TestExplanations: a difference of more than a fifth from a published ratio is
-// explained from the file, or the page says that it is not.
-func TestExplanations(t *testing.T) {
-	dir := t.TempDir()
-	r := run(t, fixed(4, 2))
-	r.Suite, r.Rows[0].Name, r.Rows[1].Name = "flows", "nft DNAT", "nft DSR"
-	for i := range r.Rows {
-		for j := range r.Rows[i].Cells {
-			r.Rows[i].Cells[j].Point, r.Rows[i].Cells[j].Metric = "HTTP", kflows.Name
-		}
-	}
-	if err := r.Save(filepath.Join(dir, "flows.json")); err != nil {
-		t.Fatal(err)
-	}
-	page := filepath.Join(dir, "benchmarks.md")
-	write := func(name, text string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	written := func() string {
-		t.Helper()
-		if err := WriteDocs(dir, page); err != nil {
-			t.Fatal(err)
-		}
-		b, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	if !strings.Contains(written(), "not explained yet") {
-		t.Error("an unexplained difference passes in silence")
-	}
-	write("dsr.folded", "a;b 1\n")
-	write("explained.yaml", "flows:\n  nft DSR / nft DNAT:\n    why: the links are veth.\n    profiles: [dsr.folded]\n")
-	if got := written(); !strings.Contains(got, "the links are veth.") || !strings.Contains(got, "(./dsr.folded)") || strings.Contains(got, "not explained yet") {
-		t.Errorf("the explanation is not in\n%s", got)
-	}
-	for _, wrong := range []string{
-		"flaws: {}", "flows:\n  a / b: {why: c}", "flows:\n  nft DSR / nft DNAT: {why: c, profiles: [gone.folded]}",
-	} {
-		write("explained.yaml", wrong)
-		if err := WriteDocs(dir, page); err == nil {
-			t.Errorf("%q is accepted", wrong)
 		}
 	}
 }

@@ -122,7 +122,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	if f.cpu < 0 {
+	if f.cpu == -1 {
 		f.cpu = runtime.NumCPU() - 1
 	}
 	o := bench.Options{

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestCheck(t *testing.T) {
+	then := run(t, fixed(4, 2))
+	moves := func(limit, row float64) []Move {
+		now := run(t, fixed(limit, row))
+		now.Compare(then, "then.json")
+		if now.Check.Compared != 5 {
+			t.Errorf("%d figures compared, want 5", now.Check.Compared)
+		}
+		return now.Check.Moves
+	}
+	if m := moves(8, 4); len(m) != 0 {
+		t.Errorf("a machine twice as fast: %+v", m)
+	}
+	m := moves(4, 1)
+	if len(m) != 2 || !m[0].Worse || m[0].Row != "row" || m[0].Change != -0.5 {
+		t.Errorf("half the rate: %+v", m)
+	}
+	if m := moves(4, 3); len(m) != 2 || m[0].Worse {
+		t.Errorf("a better rate: %+v", m)
+	}
+	if m := moves(4, 2.08); len(m) != 0 {
+		t.Errorf("4 %% is no move: %+v", m)
+	}
+}
+
+// TestCheckOfWhatIsGone: a row that was measured and fails now is worse, and so is the
+// first connection that is lost where none was.
+func TestCheckOfWhatIsGone(t *testing.T) {
+	s := fixed(4, 0)
+	s.Metrics[0].LowerIsBetter, s.Metrics[0].Absolute = true, true
+	then := run(t, s)
+	now := fixed(4, 3)
+	now.Metrics = s.Metrics
+	now.Rows[0].Run = func(*Trial) error { return errors.New("no room") }
+	r := run(t, now)
+	r.Compare(then, "then.json")
+	if len(r.Check.Failed) != 2 || !strings.Contains(r.Check.Failed[0], "limit (a): failed: no room") || r.Check.Worse() != 4 {
+		t.Errorf("%+v", r.Check)
+	}
+	var text bytes.Buffer
+	if r.WriteMarkdown(&text); !strings.Contains(text.String(), "no room") || !strings.Contains(text.String(), "worse") {
+		t.Errorf("the page does not say so:\n%s", text.String())
+	}
+}
