@@ -209,6 +209,40 @@ func TestHostsTable(t *testing.T) {
 	}
 }
 
+// TestNeededTable: a limit that is too low only until another program puts it back
+// is not touched.
+func TestNeededTable(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	trial := &Trial{Context: t.Context()}
+	before, err := trial.borrowConntrack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writeConntrackMax(before - 2); err != nil {
+		t.Fatal(err)
+	}
+	other := &Trial{Context: t.Context()}
+	needed := make(chan error)
+	go func() { needed <- other.needConntrack(before - 1) }()
+	time.Sleep(50 * time.Millisecond) // let it find too little room: without that the test passes in any case
+	for _, f := range trial.cleanup {
+		if err := f(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-needed; err != nil {
+		t.Error(err)
+	}
+	if now, _ := readConntrackMax(); now != before {
+		t.Errorf("the limit is %d, want %d", now, before)
+	}
+	for _, f := range other.cleanup {
+		if err := f(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestDaemonsChildren: a program whose children keep its output open keeps nobody
 // waiting, and one that ends before it is told to is an error.
 func TestDaemonsChildren(t *testing.T) {

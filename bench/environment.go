@@ -203,27 +203,41 @@ func (t *Trial) needConntrack(n int) error {
 	if was, err := readConntrackMax(); err != nil || was >= n {
 		return nil // no connection tracking, or room enough
 	}
-	return t.setConntrackMax(n)
+	was, err := t.borrowConntrack() // who held it may have put it back in the meantime
+	if err != nil || was >= n {
+		return err
+	}
+	return writeConntrackMax(n)
 }
 
-// setConntrackMax sets the limit for the time of the trial, and has it restored even
-// when this program is killed. It lowers it only where the user said that it may.
+// setConntrackMax sets the limit for the time of the trial, and lowers it only
+// where the user said that it may.
 func (t *Trial) setConntrackMax(n int) error {
-	if !t.borrowed {
-		restore, err := sick.Borrow(t, map[string]string{conntrackMax: ""}) // nobody else changes it from now on
-		if err != nil {
-			return err
-		}
-		t.borrowed = true
-		t.Cleanup(restore)
-	}
-	was, err := readConntrackMax()
+	was, err := t.borrowConntrack()
 	if err != nil {
 		return err
 	}
 	if n < was && !t.lower {
 		return fmt.Errorf("%s is the whole host's: it would be %d instead of %d for this run; allow that with --allow-host-sysctl", conntrackMax, n, was)
 	}
+	return writeConntrackMax(n)
+}
+
+// borrowConntrack keeps everybody else from changing the limit until the trial ends,
+// has it restored even when this program is killed, and returns it.
+func (t *Trial) borrowConntrack() (int, error) {
+	if !t.borrowed {
+		restore, err := sick.Borrow(t, map[string]string{conntrackMax: ""})
+		if err != nil {
+			return 0, err
+		}
+		t.borrowed = true
+		t.Cleanup(restore)
+	}
+	return readConntrackMax()
+}
+
+func writeConntrackMax(n int) error {
 	return os.WriteFile(conntrackMaxFile, []byte(strconv.Itoa(n)), 0o644)
 }
 
