@@ -157,7 +157,7 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	if (plan->flags & PLAN_ERROR && plan->family != p->family)
 		return REASON_NONE; // cut to what every link carries
 	more = growth(p, plan);
-	most = largest(p, plan, h->mtu);
+	most = largest(p, plan->family, h->mtu);
 	if ((int)p->segment + more <= most)
 		return REASON_NONE;
 	plan->mtu = most - more;
@@ -177,7 +177,7 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		return REASON_TTL_EXCEEDED;
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
-	if (!hop_current(plan, plan->hop_gen, p->now, true))
+	if (!hop_current(plan, p->now))
 		reason = after_route(p, plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
 	return ready(p, plan, reason);
 }

@@ -145,16 +145,11 @@ __noinline int fragment_orphan(const struct packet *p, struct plan *plan)
 	return have_nat && translates(p) ? REASON_ORPHAN_FRAGMENT : REASON_NOT_OURS;
 }
 
-// What a flow's entry does with a packet of its direction.
-static __always_inline void plan_flow(struct plan *plan, void *e, __u32 index, const bool v6)
+// What a flow's entry makes of a packet of its direction, in the same family.
+static __always_inline void plan_same(struct plan *plan, const void *e, const bool v6)
 {
-	struct entry_meta *m = meta_of(e, v6);
-
-	plan->entry = index;
-	plan->hop = m->hop;
-	plan->hop_gen = m->hop_gen;
 	if (v6) {
-		struct flow6 *f = e;
+		const struct flow6 *f = e;
 
 		plan->to.saddr = f->to_saddr;
 		plan->to.daddr = f->to_daddr;
@@ -162,28 +157,47 @@ static __always_inline void plan_flow(struct plan *plan, void *e, __u32 index, c
 		plan->to.dport = f->to_dport;
 		plan->to.l4_proto = f->key.l4_proto;
 		plan->family = FAMILY_6;
-		if (m->flags & ENTRY_CROSS) {
-			plan->family = FAMILY_4;
-			plan->to.l4_proto = proto_in(f->key.l4_proto, FAMILY_4);
-		}
-	} else {
-		struct flow4 *f = e;
-
-		plan->to.saddr.w[0] = f->to_saddr;
-		plan->to.daddr.w[0] = f->to_daddr;
-		plan->to.sport = f->to_sport;
-		plan->to.dport = f->to_dport;
-		plan->to.l4_proto = f->key.l4_proto;
-		plan->family = FAMILY_4;
-		if (m->flags & ENTRY_CROSS) {
-			__u32 twin = m->twin;
-			struct flow6 *six = entry_at(twin, true);
-
-			if (six)
-				reverse_tuple(&plan->to, &six->key);
-			plan->family = FAMILY_6;
-		}
+		return;
 	}
+	const struct flow4 *f = e;
+
+	plan->to.saddr.w[0] = f->to_saddr;
+	plan->to.daddr.w[0] = f->to_daddr;
+	plan->to.sport = f->to_sport;
+	plan->to.dport = f->to_dport;
+	plan->to.l4_proto = f->key.l4_proto;
+	plan->family = FAMILY_4;
+}
+
+// The same into the other family: IPv4 has no room for what it becomes, and looks at
+// the other direction.
+static __always_inline void plan_cross(struct plan *plan, void *e, const bool v6)
+{
+	struct flow6 *six;
+
+	if (v6) {
+		plan_same(plan, e, true);
+		plan->to.l4_proto = proto_in(plan->to.l4_proto, FAMILY_4);
+		plan->family = FAMILY_4;
+		return;
+	}
+	six = entry_at(meta_of(e, false)->twin, true);
+	if (six)
+		reverse_tuple(&plan->to, &six->key);
+	plan->family = FAMILY_6;
+}
+
+static __always_inline void plan_flow(struct plan *plan, void *e, __u32 index, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6);
+
+	plan->entry = index;
+	plan->hop = m->hop;
+	plan->hop_gen = m->hop_gen;
+	if (m->flags & ENTRY_CROSS)
+		plan_cross(plan, e, v6);
+	else
+		plan_same(plan, e, v6);
 	plan->gateway_family = plan->family;
 }
 

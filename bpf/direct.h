@@ -50,15 +50,10 @@ static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 // The next hop that the backend's packets took last, while it is fresh.
 static __always_inline struct hop *direct_hop(const struct backend_hop *b)
 {
-	struct control *c = the_control();
 	__u64 way = *(volatile __u64 *)&b->way;
-	__u32 at = way >> 32;
-	struct hop *h;
+	struct hop *h = hop_remembered(way >> 32, way);
 
-	if (!cache_hops || !c || !at || (__u32)way != *(volatile __u32 *)&c->generation)
-		return 0;
-	h = bpf_map_lookup_elem(&hops, &at);
-	return h && now_ticks() - h->checked <= hz ? h : (void *)0;
+	return h && hop_fresh(h, now_ticks()) ? h : (void *)0;
 }
 
 // mode stateless: destination, port and checksums as xdp_rewrite makes them.

@@ -105,9 +105,9 @@ static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xd
 	return !bpf_skb_change_tail(ctx, want, 0);
 }
 
-// Moves the extension at "from", the last len bytes of a packet in a frame of "have"
-// bytes, by a multiple of four. Nothing of the frame's sum changes with it.
-static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u32 len, __u32 have, const bool xdp)
+// Moves the extension at "from", the last len bytes of a packet, by a multiple of four.
+// Nothing of the frame's sum changes with it.
+static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u32 len, const bool xdp)
 {
 	struct work *w = the_work();
 	const __u32 zero = 0;
@@ -119,7 +119,8 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 	if (xdp ? bpf_xdp_load_bytes(ctx, from, w->extension, len) : bpf_skb_load_bytes(ctx, from, w->extension, len))
 		return false;
 	if (to > from &&
-	    (xdp ? bpf_xdp_adjust_tail(ctx, to - from) : bpf_skb_change_tail(ctx, have + to - from, 0)))
+	    (xdp ? bpf_xdp_adjust_tail(ctx, to - from) :
+		    bpf_skb_change_tail(ctx, ((struct __sk_buff *)ctx)->len + to - from, 0)))
 		return false;
 	for (int i = 0; i < FIELD_MIN / 4 && from < to; i++, from += 4)
 		if (!put(ctx, from, &zero, 4, xdp))
@@ -128,14 +129,14 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 		       bpf_skb_store_bytes(ctx, to, w->extension, len, BPF_F_RECOMPUTE_CSUM));
 }
 
-__noinline int xdp_move_extension(struct xdp_md *ctx, __u32 from, __u32 to, __u32 len, __u32 have)
+__noinline int xdp_move_extension(struct xdp_md *ctx, __u32 from, __u32 to, __u32 len)
 {
-	return move_extension(ctx, from, to, len, have, true);
+	return move_extension(ctx, from, to, len, true);
 }
 
-__noinline int tc_move_extension(struct __sk_buff *ctx, __u32 from, __u32 to, __u32 len, __u32 have)
+__noinline int tc_move_extension(struct __sk_buff *ctx, __u32 from, __u32 to, __u32 len)
 {
-	return move_extension(ctx, from, to, len, have, false);
+	return move_extension(ctx, from, to, len, false);
 }
 
 // The extension of an error that changes its family, in bytes.
@@ -151,7 +152,7 @@ struct extended {
 static __always_inline void extend(struct extended *e, struct icmp_header *icmp, const struct packet *p,
 				   const struct quote *q, __u32 inner, __u32 limit, const bool to_v6)
 {
-	e->len = 0;
+	*e = (struct extended){};
 	if (!q->field || (to_v6 && icmp->type != ICMP6_UNREACHABLE && icmp->type != ICMP6_TIME_EXCEEDED))
 		return;
 	e->field = inner + q->at + q->field - q->l4_at;
@@ -215,7 +216,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	} else {
 		struct iphdr ip;
 
-		header4(&ip, p, plan, len);
+		header4(&ip, p, plan, len, bpf_get_prandom_u32());
 		if (!put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp))
 			return REASON_INTERNAL;
 	}
@@ -225,8 +226,8 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	have = p->frame_len + outer + inner + ICMP_SIZE - (q->l4_at - ETH_HLEN);
 	at += ICMP_SIZE;
 	if (e.len && e.want != e.field) {
-		if (!(xdp ? xdp_move_extension(ctx, at + e.field, at + e.want, e.len, have) :
-			    tc_move_extension(ctx, at + e.field, at + e.want, e.len, have)))
+		if (!(xdp ? xdp_move_extension(ctx, at + e.field, at + e.want, e.len) :
+			    tc_move_extension(ctx, at + e.field, at + e.want, e.len)))
 			return REASON_INTERNAL;
 		if (e.want > e.field)
 			have += e.want - e.field;

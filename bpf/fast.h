@@ -32,40 +32,49 @@ static __always_inline __u32 segment_of(const struct packet *p, __u32 gso_size)
 	return p->l4_off - ETH_HLEN + (p->tuple.l4_proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8) + gso_size;
 }
 
-// The flow and the next hop of a packet, or null. The flow counts the packet: after
-// this it is sent.
-static __always_inline struct hop *fast_flow(const struct packet *p, struct plan *plan, const bool v6)
-{
-	__u32 index, at, size;
-	void *e = search_entry(&p->tuple, &index, v6);
-	struct entry_meta *m;
-	struct hop *h;
+// A settled flow that a packet belongs to.
+struct settled {
+	void *entry;
+	struct hop *hop;
+	bool cross; // it leaves in the other family
+	__be16 id;  // of the IPv4 header that it gets then
+};
 
-	if (!e)
-		return 0;
-	m = meta_of(e, v6);
+// Each flow counts its own identifications, from a number that nobody can guess (RFC
+// 7739 §5.3), so that none comes twice within 65,536 packets.
+static __always_inline __be16 fast_id(__u32 index, __u64 packets)
+{
+	return (index * hash_multiplier >> 48) + packets;
+}
+
+// Finds flow and next hop of a packet. The flow counts it: after this it is sent.
+static __always_inline bool fast_flow(const struct packet *p, struct settled *s, const bool v6)
+{
+	const __u8 other = v6 ? FAMILY_4 : FAMILY_6;
+	__u32 index, size = p->segment;
+	struct entry_meta *m;
+
+	s->entry = search_entry(&p->tuple, &index, v6);
+	if (!s->entry)
+		return false;
+	m = meta_of(s->entry, v6);
 	if (m->twin == NO_ENTRY || !conn_plain(p, m))
-		return 0;
-	plan_flow(plan, e, index, v6);
-	if (p->flags & PACKET_NO_FLOW)
-		plan->flags |= PLAN_NO_L4;
-	if (!hop_current(plan, m->hop_gen, p->now, false))
-		return 0;
-	at = plan->hop;
-	h = bpf_map_lookup_elem(&hops, &at);
-	if (!h)
-		return 0;
-	size = p->segment;
-	if (plan->family != p->family)
+		return false;
+	s->hop = hop_remembered(m->hop, m->hop_gen);
+	if (!s->hop || !hop_fresh(s->hop, p->now))
+		return false;
+	s->cross = m->flags & ENTRY_CROSS;
+	if (s->cross)
 		size += v6 ? -20 : 20;
-	if (size > largest(p, plan, h->mtu))
-		return 0;
-	touch(p, e, v6);
-	return h;
+	if (size > largest(p, s->cross ? other : p->family, s->hop->mtu))
+		return false;
+	touch(p, s->entry, v6);
+	s->id = fast_id(index, *(__u64 *)s->entry);
+	return true;
 }
 
 // Counts a packet, and leaves what tests look at.
-static __always_inline void fast_count(const struct plan *plan, const bool v6)
+static __always_inline void fast_count(const struct settled *s, const bool v6)
 {
 	struct work *w;
 
@@ -77,29 +86,29 @@ static __always_inline void fast_count(const struct plan *plan, const bool v6)
 		return;
 	w->plan.action = ACTION_FORWARD;
 	w->plan.reason = REASON_FLOW;
-	w->plan.hop = plan->hop;
+	w->plan.hop = meta_of(s->entry, v6)->hop;
 }
 
-// Parses and finds the flow; null for the full path.
-static __always_inline struct hop *fast_hop(struct packet *p, struct plan *plan, void *data, void *end, __u32 gso_size,
-					    const bool v6)
+// Parses and finds the flow; false for the full path.
+static __always_inline bool fast_find(struct packet *p, struct settled *s, void *data, void *end, __u32 gso_size,
+				      const bool v6)
 {
+	p->now = now_ticks(); // before the packet is read: a call makes the compiler forget what it has read
 	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6))
-		return 0;
+		return false;
 	p->family = v6 ? FAMILY_6 : FAMILY_4;
-	p->now = now_ticks();
 	if ((v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p)) != REASON_NONE)
-		return 0;
+		return false;
 	if (p->frame_len < ETH_HLEN + p->l3_len)
-		return 0;
+		return false;
 	p->segment = segment_of(p, gso_size);
-	return fast_flow(p, plan, v6);
+	return fast_flow(p, s, v6);
 }
 
 // Into the other family, as translate does it, and on to the next hop: plain headers
 // have known sizes, so that each side of the change takes one comparison.
-static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p, struct plan *plan, const struct hop *h,
-				     const bool to_v6)
+static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p, struct plan *plan,
+				     const struct settled *s, const bool to_v6)
 {
 	const int now = to_v6 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	const int then = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
@@ -114,7 +123,7 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 	if ((void *)(ports + 2) > end || (void *)(check + 1) > end)
 		return XDP_ABORTED;
 	if (udp && !*check) // needs a checksum made, or has none
-		return translate(ctx, p, plan, to_v6, true) == REASON_NONE ? xdp_send(ctx, h) : XDP_ABORTED;
+		return translate(ctx, p, plan, to_v6, true) == REASON_NONE ? xdp_send(ctx, s->hop) : XDP_ABORTED;
 	delta = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
 		sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6) + change(p->tuple.sport, plan->to.sport) +
 		change(p->tuple.dport, plan->to.dport);
@@ -133,45 +142,53 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 	if (to_v6)
 		header6((void *)(eth + 1), p, plan, payload);
 	else
-		header4((void *)(eth + 1), p, plan, payload);
-	return xdp_send(ctx, h);
+		header4((void *)(eth + 1), p, plan, payload, s->id);
+	return xdp_send(ctx, s->hop);
 }
 
 // The verdict for a packet, or -1 for the full path.
 static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct settled s = {};
 	struct plan plan = {};
 	struct packet p = {};
-	struct hop *h;
 
 	p.frame_len = end - data;
-	h = fast_hop(&p, &plan, data, end, 0, v6);
-	if (!h)
+	if (!fast_find(&p, &s, data, end, 0, v6))
 		return -1;
-	fast_count(&plan, v6);
-	if (plan.family != p.family)
-		return xdp_cross(ctx, &p, &plan, h, !v6);
-	return xdp_rewrite(ctx, &p, &plan, v6) == REASON_NONE ? xdp_send(ctx, h) : XDP_ABORTED;
+	fast_count(&s, v6);
+	if (s.cross) {
+		plan_cross(&plan, s.entry, v6);
+		plan.to.l4_proto = p.tuple.l4_proto; // TCP and UDP have one number in both families
+		return xdp_cross(ctx, &p, &plan, &s, !v6);
+	}
+	plan_same(&plan, s.entry, v6);
+	return xdp_rewrite(ctx, &p, &plan, v6) == REASON_NONE ? xdp_send(ctx, s.hop) : XDP_ABORTED;
 }
 
 static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	enum reason reason;
+	struct settled s = {};
 	struct plan plan = {};
 	struct packet p = {};
-	enum reason reason;
-	struct hop *h;
 
 	p.frame_len = ctx->len;
-	h = fast_hop(&p, &plan, data, end, ctx->gso_size, v6);
-	if (!h)
+	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6))
 		return -1;
-	reason = plan.family == p.family ? tc_rewrite(ctx, &p, &plan, v6) : translate(ctx, &p, &plan, !v6, false);
+	if (s.cross) {
+		plan_cross(&plan, s.entry, v6);
+		reason = translate(ctx, &p, &plan, !v6, false);
+	} else {
+		plan_same(&plan, s.entry, v6);
+		reason = tc_rewrite(ctx, &p, &plan, v6);
+	}
 	if (reason != REASON_NONE)
 		return TC_ACT_SHOT;
-	fast_count(&plan, v6);
-	return tc_send(ctx, h);
+	fast_count(&s, v6);
+	return tc_send(ctx, s.hop);
 }
 
 // Frames of their own: what the straight path spills is gone when the full path

@@ -269,23 +269,33 @@ __noinline int tc_route(struct __sk_buff *ctx, const struct packet *p, struct pl
 	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
 }
 
-// Whether the hop that a plan remembers may still be used. ask: the caller looks
-// at the routing table when it may not.
-static __always_inline bool hop_current(struct plan *plan, __u32 hop_gen, __u32 now, const bool ask)
+// The next hop at a place, if it was remembered in this generation; or null.
+static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen)
 {
 	struct control *c = the_control();
-	struct hop *h;
 
-	if (!cache_hops || !c || hop_gen != *(volatile __u32 *)&c->generation || !plan->hop)
-		return false;
-	plan->flags |= PLAN_ROUTED;
-	h = hop_of(plan);
+	if (!cache_hops || !c || gen != *(volatile __u32 *)&c->generation || !at)
+		return 0;
+	return bpf_map_lookup_elem(&hops, &at);
+}
+
+static __always_inline bool hop_fresh(const struct hop *h, __u32 now)
+{
+	return now - h->checked <= hz;
+}
+
+// Whether the hop that a plan remembers may still be used. The caller looks at the
+// routing table when it may not.
+static __always_inline bool hop_current(struct plan *plan, __u32 now)
+{
+	struct hop *h = hop_remembered(plan->hop, plan->hop_gen);
+
 	if (!h)
 		return false;
-	if (now - h->checked <= hz)
+	plan->flags |= PLAN_ROUTED;
+	if (hop_fresh(h, now))
 		return true;
-	if (ask)
-		h->checked = now; // this packet looks for all
+	h->checked = now; // this packet looks for all
 	return false;
 }
 

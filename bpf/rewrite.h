@@ -25,7 +25,8 @@ static __always_inline __u64 fold32(__u64 sum)
 
 static __always_inline __u16 fold16(__u64 sum)
 {
-	sum = fold32(sum);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return sum;
@@ -139,10 +140,12 @@ static __always_inline bool fix_check(void *ctx, __u32 off, __u8 l4_proto, __u64
 		return put(ctx, off, &check, 2, true);
 	}
 	__u64 mangled = l4_proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 changed = fold32(payload);
 
 	if (pseudo && bpf_l4_csum_replace(ctx, off, 0, fold32(pseudo), BPF_F_PSEUDO_HDR | mangled))
 		return false;
-	return !payload || !bpf_l4_csum_replace(ctx, off, 0, fold32(payload), mangled);
+	// Ports that stay as they are add up to the other zero of one's complement.
+	return !changed || changed == 0xffffffff || !bpf_l4_csum_replace(ctx, off, 0, changed, mangled);
 }
 
 // Ports are covered by a checksum that fix_check changes along with them, so
@@ -289,8 +292,7 @@ static __always_inline int xdp_send(struct xdp_md *ctx, const struct hop *h)
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	__builtin_memcpy(eth->h_dest, h->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, h->smac, ETH_ALEN);
+	copy(eth, h->dmac, 2 * ETH_ALEN);
 	return bpf_redirect(h->ifindex, 0);
 }
 
@@ -300,8 +302,7 @@ static __always_inline int tc_send(struct __sk_buff *ctx, const struct hop *h)
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return TC_ACT_SHOT;
-	__builtin_memcpy(eth->h_dest, h->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, h->smac, ETH_ALEN);
+	copy(eth, h->dmac, 2 * ETH_ALEN);
 	return bpf_redirect(h->ifindex, 0);
 }
 

@@ -282,7 +282,7 @@ struct hop {
 	__u32 gen;     // generation in which it was looked up
 	__u32 checked; // tick of the last look at the routing table
 	__u16 mtu;
-	__u8 dmac[ETH_ALEN];
+	__u8 dmac[ETH_ALEN]; // both as the Ethernet header has them
 	__u8 smac[ETH_ALEN];
 	__u16 pad;
 	__u32 pad2;

@@ -79,38 +79,37 @@ static __always_inline __u32 header_then(const struct packet *p, const struct pl
 
 // The largest packet that a packet may become on a link with this MTU (RFC 7915 §4.1).
 // IPv6 packets have DF.
-static __always_inline __u32 largest(const struct packet *p, const struct plan *plan, __u32 mtu)
+static __always_inline __u32 largest(const struct packet *p, __u8 family, __u32 mtu)
 {
-	bool bounded6 = lowest_ipv6_mtu && plan->family == FAMILY_6 && !(p->flags & PACKET_DF);
+	bool bounded6 = lowest_ipv6_mtu && family == FAMILY_6 && !(p->flags & PACKET_DF);
 
 	return bounded6 && lowest_ipv6_mtu < mtu ? lowest_ipv6_mtu : mtu;
 }
 
-static __always_inline void header4(struct iphdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
+// id: of a packet that brings none of its own. Words are put together before they are
+// stored: of bytes that were just stored a processor makes no word without waiting.
+static __always_inline void header4(struct iphdr *ip, const struct packet *p, const struct plan *plan, __u32 payload,
+				    __be16 id)
 {
+	__u32 len = sizeof(*ip) + payload, check;
+	__u32 w[5] = {
+		[0] = bpf_htonl(0x45U << 24 | (__u32)p->tos << 16 | (len & 0xffff)),
+		[2] = (__u8)(p->ttl - 1) | (__u32)plan->to.l4_proto << 8,
+		[3] = plan->to.saddr.w[0],
+		[4] = plan->to.daddr.w[0],
+	};
 	__u16 frag = 0;
 
-	__builtin_memset(ip, 0, sizeof(*ip));
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tos = p->tos;
-	ip->tot_len = bpf_htons(sizeof(*ip) + payload);
 	if (p->fragment_at) { // an atomic fragment (RFC 6946) keeps its identification too
-		ip->id = p->frag_id >> 16; // the low half of a big endian word
+		id = p->frag_id >> 16; // the low half of a big endian word
 		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
-	} else {
-		ip->id = bpf_get_prandom_u32();
-		if (sizeof(*ip) + payload > SMALL_PACKET)
-			frag = IP_DF;
+	} else if (len > SMALL_PACKET) {
+		frag = IP_DF;
 	}
-	ip->frag_off = bpf_htons(frag);
-	ip->ttl = p->ttl - 1;
-	ip->protocol = plan->to.l4_proto;
-	ip->saddr = plan->to.saddr.w[0];
-	ip->daddr = plan->to.daddr.w[0];
-	__u32 *w = (__u32 *)ip;
-
-	ip->check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	w[1] = id | (__u32)bpf_htons(frag) << 16;
+	check = (__u16)~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	w[2] |= check << 16;
+	copy(ip, w, sizeof(w));
 }
 
 static __always_inline void header6(struct ipv6hdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
@@ -287,7 +286,7 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 	}
 	struct iphdr ip;
 
-	header4(&ip, p, plan, payload);
+	header4(&ip, p, plan, payload, bpf_get_prandom_u32());
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -371,6 +372,27 @@ func TestRaceForBinding(t *testing.T) {
 		}
 	}
 	held{}.want(t, s, "all flows ended, all ports have rested")
+}
+
+// TestIdentifications: packets of a flow that becomes IPv4 have identifications of their
+// own (RFC 7739 §5.3): of a thousand random ones some would come twice.
+func TestIdentifications(t *testing.T) {
+	s := changing(t, "nat:\n  - {name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1]}\n")
+	seen := map[uint16]bool{}
+	for i := range 1003 {
+		out := send(t, s, "lan0", "ip6(src=fd00:2::2,dst=64:ff9b::c612:1)/udp(sport=4000,dport=53)")
+		if len(out.Out) != 1 {
+			t.Fatalf("packet %d: %v", i, out)
+		}
+		if i < 3 {
+			continue // the full path makes and settles the flow
+		}
+		id := binary.BigEndian.Uint16(out.Out[0].Frame[14+4:])
+		if seen[id] {
+			t.Fatalf("packet %d: identification %d again", i, id)
+		}
+		seen[id] = true
+	}
 }
 
 // TestFlowBytes adds up what a flow of a snat rule takes in tables that are full of such
