@@ -44,6 +44,8 @@ type Suite struct {
 	// ShareOfYardstick: the limit row is the yardstick's own loop, so that shares are
 	// of what it did beside each run, and not of its one figure at another time.
 	ShareOfYardstick bool
+	// AllCPUs: real programs share whatever CPUs there are, and none can be chosen.
+	AllCPUs bool
 	// Seconds is the measured time of one run unless asked otherwise; 0 means 0.3.
 	Seconds float64
 	// MaxReps bounds the repetitions where each takes long; 0 means no bound.

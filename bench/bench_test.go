@@ -76,6 +76,36 @@ func TestResult(t *testing.T) {
 	}
 }
 
+// TestStopped keeps what was measured until then, and says where it ended.
+func TestStopped(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	s, runs := fixed(4, 2), 0
+	row := s.Rows[1].Run
+	s.Rows[1].Run = func(t *Trial) error {
+		if runs++; runs == 4 { // two points of two repetitions
+			stop()
+		}
+		return row(t)
+	}
+	r, err := Run(ctx, s, Options{Reps: 3})
+	if !errors.Is(err, context.Canceled) || r == nil {
+		t.Fatalf("result %v, %v", r, err)
+	}
+	if c := r.Cell("row", "a", "rate"); c == nil || len(c.Raw) != 2 {
+		t.Errorf("cell %+v", c)
+	}
+	if c := r.Cell("row", "b", "rate"); c == nil || len(c.Raw) != 1 {
+		t.Errorf("what was stopped counts: %+v", c)
+	}
+	if !slices.ContainsFunc(r.Noise, func(n string) bool { return strings.Contains(n, "stopped in repetition 2 of 3") }) {
+		t.Errorf("noise %q", r.Noise)
+	}
+	stop()
+	if r, err := Run(ctx, s, Options{Reps: 3}); r != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("nothing was measured: %v, %v", r, err)
+	}
+}
+
 // TestAims: an aim is missed below its figure, may be a figure alone, and may be held
 // against another point; it is read anew from the repetitions.
 func TestAims(t *testing.T) {

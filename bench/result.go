@@ -118,6 +118,11 @@ func newResult(s Suite, o Options) *Result {
 	return r
 }
 
+// hasFigures tells whether it holds a figure.
+func (r *Result) hasFigures() bool {
+	return slices.ContainsFunc(r.Rows, func(row ResultRow) bool { return len(row.Cells) > 0 })
+}
+
 // row returns the result's row of that name, appending it when it is new.
 func (r *Result) row(row *Row) *ResultRow {
 	for i := range r.Rows {

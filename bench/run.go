@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,8 @@ import (
 )
 
 // Run measures a suite: every repetition goes over all rows and points before
-// the next begins, so that a disturbance of the machine hits all rows alike.
+// the next begins, so that a disturbance of the machine hits all rows alike. When ctx
+// ends it returns what was measured until then, nil for nothing, and why it ended.
 func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	o.fill(s)
 	r := &runner{suite: s, o: o, result: newResult(s, o)}
@@ -28,26 +30,40 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 		defer func() { err = errors.Join(err, r.yardstick.close()) }()
 	}
 	begin := time.Now()
-	for rep := range o.Reps {
-		r.first = map[string]float64{}
-		for i := range s.Rows {
-			unit := i == 0 && !s.Yardstick // what the others are divided by
-			if o.Rows != nil && !o.Rows.MatchString(s.Rows[i].Name) && !unit {
-				continue
-			}
-			for _, p := range s.Points {
-				if o.Points != nil && !o.Points.MatchString(p.Name) || p.MaxReps > 0 && rep >= p.MaxReps {
-					continue
-				}
-				if err := r.one(ctx, &s.Rows[i], p, rep); err != nil {
-					return nil, err
-				}
-			}
-		}
+	rep := 0
+	for ; rep < o.Reps && err == nil; rep++ {
+		err = r.repetition(ctx, rep)
+	}
+	if err != nil && !r.result.hasFigures() {
+		return nil, err
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
 	r.result.summarize(s)
-	return r.result, nil
+	if err != nil {
+		r.result.Noise = append(r.result.Noise, fmt.Sprintf("it was stopped in repetition %d of %d", rep, o.Reps))
+	}
+	return r.result, err
+}
+
+// repetition goes over all rows and points that are wanted.
+func (r *runner) repetition(ctx context.Context, rep int) error {
+	r.first = map[string]float64{}
+	for i := range r.suite.Rows {
+		row := &r.suite.Rows[i]
+		unit := i == 0 && !r.suite.Yardstick // what the others are divided by
+		if r.o.Rows != nil && !r.o.Rows.MatchString(row.Name) && !unit {
+			continue
+		}
+		for _, p := range r.suite.Points {
+			if r.o.Points != nil && !r.o.Points.MatchString(p.Name) || p.MaxReps > 0 && rep >= p.MaxReps {
+				continue
+			}
+			if err := r.one(ctx, row, p, rep); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Validate says what of the options is impossible, or selects nothing of the suite.
@@ -111,7 +127,7 @@ type runner struct {
 }
 
 // one runs a row at a point. What goes wrong is kept in the result: one row that fails
-// must not cost the others.
+// must not cost the others. The error is that of a run whose context has ended.
 func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	out := r.result.row(row)
 	if row.Absent != nil {
@@ -122,7 +138,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	}
 	t, err := r.measure(ctx, row, p)
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return cmp.Or(err, ctx.Err())
 	}
 	if r.o.Progress != nil {
 		r.o.Progress(r.progressLine(row.Name, p, rep, t, err))

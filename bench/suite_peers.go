@@ -14,7 +14,7 @@ func peersSuite() Suite {
 		Name: "peers", Title: "Beside proxies and other NATs, with real clients and servers",
 		About: "A real HTTP client with 50 connections at once, a new connection for every request, asks nginx through each of " +
 			"the peers that are installed; all on the CPUs of this machine. CPU is that of the whole machine, client and server included.",
-		Seconds: 2, MaxReps: 3,
+		AllCPUs: true, Seconds: 2, MaxReps: 3,
 		Points:  []Point{{Name: "50 connections", Value: 50}},
 		Metrics: []Metric{{Name: "requests", Unit: "1/s"}, {Name: "CPU", Unit: "µs a request", LowerIsBetter: true, Digits: 1}},
 		NotShown: []string{

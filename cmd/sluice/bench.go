@@ -66,7 +66,7 @@ func newBench(a *app) *cobra.Command {
 	flags := cmd.Flags()
 	flags.IntVar(&f.reps, "reps", 5, "repetitions, interleaved; a suite whose runs take long makes fewer")
 	flags.Float64Var(&f.seconds, "seconds", 0, "measured seconds of one run; 0: what the suite needs")
-	flags.IntVar(&f.cpu, "cpu", -1, "CPU that sends, and so does everything; -1: the last one")
+	flags.IntVar(&f.cpu, "cpu", -1, "CPU that sends, and so does everything; -1: the last one. Not for suites of real programs")
 	flags.StringVar(&f.rows, "rows", "", "only rows whose name matches this regular expression")
 	flags.StringVar(&f.points, "points", "", "only points (columns) whose name matches this regular expression")
 	flags.BoolVar(&f.check, "check", false, "compare with the committed run and exit 1 when a ratio got worse")
@@ -122,8 +122,11 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	if f.cpu == -1 {
+	switch {
+	case f.cpu == -1:
 		f.cpu = runtime.NumCPU() - 1
+	case suite.AllCPUs:
+		return usageError(cmd, "--cpu %d: the programs of %s share all CPUs", f.cpu, name)
 	}
 	o := bench.Options{
 		Reps: f.reps, Seconds: f.seconds, CPU: f.cpu, Profile: f.profile, Command: strings.Join(os.Args, " "),
@@ -165,22 +168,25 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 			return fmt.Errorf("bench: %s: %w", path, err)
 		}
 	}
-	result, err := bench.Run(cmd.Context(), suite, o)
-	if err != nil {
-		return err
+	result, stopped := bench.Run(cmd.Context(), suite, o)
+	if stopped != nil && cmd.Context().Err() != nil {
+		stopped = interrupted("the benchmark", stopped)
+	}
+	if result == nil {
+		return stopped
 	}
 	if f.check {
 		result.Compare(old, baseline)
 	}
 	kept := keepBench(result, f)
-	err = a.print(result, func(w io.Writer) error {
+	printed := a.print(result, func(w io.Writer) error {
 		if f.markdown {
 			result.WriteMarkdown(w)
 			return nil
 		}
 		return result.WriteTable(w)
 	})
-	if err = cmp.Or(kept, err); err != nil { // a lost result is worse than a table that nobody reads
+	if err := cmp.Or(kept, stopped, printed); err != nil { // a lost result is worse than a table that nobody reads
 		return err
 	}
 	switch {
