@@ -26,24 +26,16 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
 	struct client_key who = {};
-	struct client *c, fresh = {};
-	bool v6;
 
 	if (!p || !s || !l)
 		return REASON_INTERNAL;
 	if (dry_run)
 		return REASON_NONE;
-	v6 = p->family == FAMILY_6;
 	if (s->max_flows && l->active >= (__s64)s->max_flows)
 		return REASON_LIMIT_CONNECTIONS;
 	if (s->client_rate_ns) {
-		client_of(&who, &p->tuple.saddr, id, v6);
-		c = bpf_map_lookup_elem(&client_rates, &who);
-		if (!c) {
-			bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
-			c = bpf_map_lookup_elem(&client_rates, &who);
-		}
-		if (c && !rate_take(&c->tat, s->client_rate_ns, s->client_burst_ns))
+		client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
+		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns))
 			return REASON_LIMIT_CLIENT_RATE;
 	}
 	if (s->rate_ns && !rate_take(&l->tat, s->rate_ns, s->burst_ns))
@@ -113,17 +105,9 @@ __noinline int log_connection(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct client_key who = { .owner = CLIENT_LOG | id };
-	struct client *c, fresh = {};
 	struct event *e;
 
-	if (!p || !s)
-		return 0;
-	c = bpf_map_lookup_elem(&client_rates, &who);
-	if (!c) {
-		bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
-		c = bpf_map_lookup_elem(&client_rates, &who);
-	}
-	if (!c || !rate_take(&c->tat, s->log_ns, s->log_burst_ns))
+	if (!p || !s || !client_may(&who, s->log_ns, s->log_burst_ns))
 		return 0;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)

@@ -46,6 +46,23 @@ static __always_inline void client_of(struct client_key *key, const union addr *
 		key->addr.d[1] = 0; // a /64 is one client
 }
 
+// Whether a client may open one more connection now. One that there is no room for may.
+__noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64 burst_ns)
+{
+	struct client_key who;
+	struct client *c, fresh = {};
+
+	if (!key)
+		return 0;
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&client_rates, &who);
+	if (!c) {
+		bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&client_rates, &who);
+	}
+	return !c || rate_take(&c->tat, interval_ns, burst_ns);
+}
+
 // One flow more for a client with a limit.
 static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
 {

@@ -37,6 +37,7 @@ static __always_inline int map_bind(const struct mapping_key *key, const struct 
 	b->rule = key->rule;
 	b->now = now_ticks();
 	b->exact = exact;
+	b->charged = 1; // mappings have a number for a limit
 	b->want = bpf_ntohs(m->port);
 	b->place = place;
 	reason = bind(b);

@@ -289,6 +289,8 @@ struct nat_rule {
 	__u8 filtering;	  // enum filtering
 	__u32 max_ports;  // per client, 0 for none
 	__u32 max_flows;  // per client, 0 for none
+	__u64 rate_ns;	  // between new connections of a client, 0 for no limit
+	__u64 burst_ns;	  // credit that may gather
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
@@ -297,7 +299,7 @@ struct nat_rule {
 	__u8 pad[6];
 	union addr prefix; // nat64
 };
-ASSERT_SIZE(struct nat_rule, 80);
+ASSERT_SIZE(struct nat_rule, 96);
 
 // The rules in the order of the configuration, of which the first that takes a packet
 // translates it: id + 1 of each, then 0.

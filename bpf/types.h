@@ -22,7 +22,7 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 8
+#define LAYOUT 9
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 

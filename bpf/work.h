@@ -161,7 +161,7 @@ struct bind {
 	__u8 client_seen;    // the client's quota has been charged
 	__u8 alone;	     // in: the caller makes a flow that can hold a new binding
 	__u8 exact;	     // in: nothing but what is wanted will do
-	__u8 pad;
+	__u8 charged;	     // in: the client's rate of new connections is not asked (again)
 	__u16 want;	     // in: outside port that is wanted, host order; 0: the inside one's like
 	__u16 place;	     // in: pool address that is wanted, its place in the pool + 1; 0: any
 };

@@ -76,6 +76,9 @@ type NATRule struct {
 	// ConnectionsPerClient is the quota of connections of each inside address
 	// (RFC 6888 REQ-5); 0 for none.
 	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
+	// NewConnectionsPerClient bounds the connections that each inside address
+	// opens (RFC 6888 REQ-4C).
+	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
 	// PCP lets the hosts of source ask for mappings of outside ports by the Port
 	// Control Protocol (RFC 6887, RFC 6888 REQ-9) on UDP port 5351 of the gateway's
 	// inside interfaces: in, else those with a network of source, but for out, and

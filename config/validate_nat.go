@@ -16,14 +16,14 @@ import (
 // mark and datapath.
 var natKeys = map[NATType][]string{
 	NATMasquerade: {"source", "except", "in", "out", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
+		"ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATSNAT: {"source", "except", "in", "out", "to", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"deterministic", "ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
+		"deterministic", "ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATPortForward: {"listen", "protocol", "to", "in", "helper", "hairpin", "mss-clamp"},
 	NATStatic:      {"external", "internal", "in", "out", "except", "hairpin", "mss-clamp"},
 	NATNPT66:       {"external", "internal", "in", "out", "except", "mss-clamp"},
 	NATNAT64: {"source", "except", "in", "out", "prefix", "pool", "ports", "hairpin", "mapping", "filtering", "port-block",
-		"deterministic", "ports-per-client", "connections-per-client", "pcp", "unreachable", "mss-clamp"},
+		"deterministic", "ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
 	NATSIIT: {"prefix", "eam", "in", "out", "except", "mss-clamp"},
 }
 

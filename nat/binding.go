@@ -84,12 +84,13 @@ type rule struct {
 	*config.NATRule
 	tally
 	pool4, pool6 []netip.Addr
+	credit       credits
 }
 
 // addRule takes in a rule of the configuration: port-forwards become services of
 // one backend, prefix rules go to the table of prefixes.
 func (m *Model) addRule(n *config.NATRule) {
-	r := &rule{NATRule: n}
+	r := &rule{NATRule: n, credit: credits{}}
 	ranges := append(slices.Clone(n.To.Addresses), n.Pool...)
 	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
 	m.rules = append(m.rules, r)
@@ -292,6 +293,9 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
 	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }
+	if !r.credit.conforms(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
+		return refuse(ReasonLimitClientRate)
+	}
 	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
 		return refuse(ReasonClientFlows)
 	}

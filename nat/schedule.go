@@ -24,9 +24,9 @@ func (s *service) refuses(m *Model, v *view) Reason {
 	switch {
 	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
 		return ReasonClientFlows
-	case !s.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+	case !s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
 		return ReasonLimitRate
-	case !s.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
+	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
 	}
 	return ""
@@ -53,11 +53,14 @@ func (s *service) resets(m *Model, v *view) bool {
 	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !conforms(&s.reset, m.now, s.Limits.ResetRate)
 }
 
-func (s *service) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
-	credit := s.credit[who]
+// credits tells when the next new connection of each client conforms.
+type credits map[netip.Addr]time.Duration
+
+func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
+	credit := c[who]
 	ok := conforms(&credit, now, r)
 	if credit != 0 {
-		s.credit[who] = credit
+		c[who] = credit
 	}
 	return ok
 }

@@ -26,9 +26,9 @@ type service struct {
 	connections uint64
 	refused     uint64
 	sticky      map[string]sticky
-	cookieAt    time.Duration                // when it last gave a cookie, plus 1; 0 for never
-	reset       time.Duration                // when the next reset conforms
-	credit      map[netip.Addr]time.Duration // when the next new connection conforms; the zero Addr is the whole service
+	cookieAt    time.Duration // when it last gave a cookie, plus 1; 0 for never
+	reset       time.Duration // when the next reset conforms
+	credit      credits       // the zero Addr is the whole service
 }
 
 type backend struct {
@@ -44,7 +44,7 @@ type sticky struct {
 
 func newService(c *config.Service) *service {
 	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
-		sticky: map[string]sticky{}, credit: map[netip.Addr]time.Duration{}}
+		sticky: map[string]sticky{}, credit: credits{}}
 	for i, b := range c.Backends {
 		if b.Drain {
 			s.state[i] = datapath.Drain

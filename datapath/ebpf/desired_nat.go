@@ -67,6 +67,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
 		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.First, PortLast: ports.Last}
+	w.RateNs, w.BurstNs = rateWords(n.NewConnectionsPerClient)
 	if n.Mapping == config.AddressAndPortDependent {
 		w.Flags |= natMapRemote
 		if wireFiltering(w.Filtering) == wireFilteringFILTERING_ENDPOINT_INDEPENDENT {

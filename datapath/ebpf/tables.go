@@ -24,7 +24,7 @@ import (
 )
 
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 8
+const layout = 9
 
 // sizes of the tables that are chosen when they are made.
 type sizes struct {

@@ -464,6 +464,8 @@ type wireNatRule struct {
 	Filtering uint8
 	MaxPorts  uint32
 	MaxFlows  uint32
+	RateNs    uint64
+	BurstNs   uint64
 	Packets   uint64
 	Bytes     uint64
 	Flows     uint64
@@ -852,7 +854,7 @@ type wireWork struct {
 		ClientSeen    uint8
 		Alone         uint8
 		Exact         uint8
-		Pad           uint8
+		Charged       uint8
 		Want          uint16
 		Place         uint16
 		_             [4]byte
@@ -881,7 +883,7 @@ type wireWork struct {
 		ClientSeen    uint8
 		Alone         uint8
 		Exact         uint8
-		Pad           uint8
+		Charged       uint8
 		Want          uint16
 		Place         uint16
 		_             [4]byte

@@ -184,6 +184,7 @@ func randomNAT(t *rapid.T, i int) config.NATRule {
 	switch n.Type {
 	case config.NATMasquerade, config.NATSNAT:
 		n.ConnectionsPerClient = rapid.SampledFrom([]int{0, 3}).Draw(t, "connections-per-client")
+		n.NewConnectionsPerClient = rapid.SampledFrom([]config.Rate{{}, {Count: 5, Per: time.Second}}).Draw(t, "new-connections-per-client")
 		for range rapid.IntRange(0, 2).Draw(t, "sources") {
 			n.Source = append(n.Source, randomPrefix(t))
 		}

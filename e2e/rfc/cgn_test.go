@@ -56,6 +56,25 @@ func TestRFC6888REQ4PortLimit(t *testing.T) {
 	})
 }
 
+// RFC 6888 REQ-4C: a subscriber opens connections only so fast, another is not touched.
+func TestRFC6888REQ4cNewMappings(t *testing.T) {
+	prove(t, "6888-4c", snat("new-connections-per-client: 1/minute"), func(g *gateway) error {
+		out := g.udp("o1", o1+":9")
+		if _, err := exchange(g.udp("i1", i1+":4000"), o1+":9", out, "x"); err != nil {
+			return err
+		}
+		drain(out)
+		if _, err := g.udp("i1", i1+":4001").WriteTo([]byte("too soon"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
+			return err
+		}
+		if _, text, err := receive(out, silence); err == nil && text == "too soon" {
+			return fmt.Errorf("the second connection in a minute got through")
+		}
+		_, err := exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
+		return err
+	})
+}
+
 // RFC 6888 REQ-5: sessions of one subscriber are limited.
 func TestRFC6888REQ5SessionLimit(t *testing.T) {
 	prove(t, "6888-5", snat("connections-per-client: 2"), func(g *gateway) error {

@@ -120,6 +120,11 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		s.intervals(set, f, except)
 		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Accept().Rule("")) // no later rule translates it either
 	}
+	if r := n.NewConnectionsPerClient; !r.IsZero() {
+		set := &rs.Set{ID: rs.ID{Table: f, Name: chain + "/rate"}, Key: []rs.Type{addrType(f)}, Dynamic: true, Size: maxClients, Timeout: rateMemory(r)}
+		s.Fragment.Sets = append(s.Fragment.Sets, set)
+		rules = append(rules, rs.NewRule().RateOver(set.Name, set.Timeout, r.Count, r.Per, burst(r), rs.Source(f)).Drop().Rule(""))
+	}
 	if q := n.ConnectionsPerClient; q > 0 {
 		set := &rs.Set{ID: rs.ID{Table: f, Name: chain + "/connections"}, Key: []rs.Type{addrType(f)}, Dynamic: true, Size: maxClients}
 		s.Fragment.Sets = append(s.Fragment.Sets, set)
