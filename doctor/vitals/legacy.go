@@ -4,6 +4,7 @@ package vitals
 
 import (
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,10 +13,9 @@ import (
 
 // legacyChain is a chain of iptables-legacy while its rules are read.
 type legacyChain struct {
-	rules       []way
-	established int // index of the rule that accepts known connections, -1: none
-	drops       int
-	policyDrop  bool
+	rules      []way
+	drops      int
+	policyDrop bool
 }
 
 // legacyHooks are the chains that packets meet by themselves.
@@ -28,7 +28,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 	chain := func(name string) *legacyChain {
 		key := table + " " + name
 		if chains[key] == nil {
-			chains[key] = &legacyChain{established: -1}
+			chains[key] = &legacyChain{}
 			order = append(order, key)
 		}
 		return chains[key]
@@ -57,9 +57,10 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		if len(c.rules) == 0 || !slices.Contains(legacyHooks, name) {
 			continue
 		}
+		known := ways.accepts(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: legacyProgram(family) + " " + key, Hook: strings.ToLower(name), NAT: table == "nat",
-			Longest: ways.longest(key), Established: c.established, UpTo: ways.through(key, c.established+1),
+			Longest: ways.longest(key), Established: known.at, UpTo: known.walked,
 			Drops: c.drops, PolicyDrop: c.policyDrop,
 		})
 	}
@@ -86,16 +87,19 @@ func (c *legacyChain) add(table string, words []string, line string, local []net
 	if at > 0 && at+1 < len(words) {
 		target = words[at+1]
 	}
-	of := func(option string) bool { return slices.Contains(words, option) } // some packets only
-	if c.established < 0 && target == "ACCEPT" && strings.Contains(line, "ESTABLISHED") && !of("!") && !of("-i") && !of("-o") && !of("-s") && !of("-d") && !of("-p") {
-		c.established = len(c.rules)
-	}
+	some := slices.ContainsFunc([]string{"!", "-i", "-o", "-s", "-d", "-p"}, func(option string) bool { return slices.Contains(words, option) })
+	known := target == "ACCEPT" && strings.Contains(line, "ESTABLISHED") && !some
 	if target == "DROP" || target == "REJECT" {
 		c.drops++
 	}
 	c.rules = append(c.rules, w)
-	return step{at == 2, []string{w.to}}
+	return step{every: legacyEvery(line), known: known, returns: target == "RETURN", to: []string{w.to}}
 }
+
+// legacyEvery tells whether a rule has no match but a comment.
+func legacyEvery(line string) bool { return everyPacket.MatchString(line) }
+
+var everyPacket = regexp.MustCompile(`^-A \S+ (-m comment --comment ("([^"\\]|\\.)*"|\S+) )*-[jg] `)
 
 // addLegacyRule counts what a rule does.
 func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line string, local []netip.Addr) {

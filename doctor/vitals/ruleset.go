@@ -52,8 +52,9 @@ type Chain struct {
 	// the chains that every packet is sent to, and of the longest one behind a match or
 	// in a verdict map.
 	Longest int
-	// Established is the index of the rule that accepts known connections, -1: none, and
-	// UpTo how many rules their packets walk through to the end of it.
+	// Established is the index of the rule that accepts known connections, or sends every
+	// packet to a chain that does, -1: none, and UpTo how many rules their packets walk
+	// through until then.
 	Established, UpTo int
 	Drops             int // dropping rules
 	PolicyDrop        bool
@@ -126,11 +127,11 @@ func readNft() (*Ruleset, error) {
 			continue
 		}
 		key := chainKey(c.Table, c.Name)
-		established := establishedAt(rules[key])
+		known := ways.accepts(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
-			Established: established, UpTo: ways.through(key, established+1), Drops: drops(rules[key], c),
+			Established: known.at, UpTo: known.walked, Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		})
 	}
@@ -308,27 +309,47 @@ func unconditional(rule *nftables.Rule) bool {
 	})
 }
 
-// establishedAt finds the rule that accepts packets of known connections.
-func establishedAt(rules []*nftables.Rule) int {
-	for i, rule := range rules {
-		looks, accepts := false, false
-		for _, e := range rule.Exprs {
-			switch e := e.(type) {
-			case *expr.Ct:
-				looks = looks || e.Key == expr.CtKeySTATE
-			case *expr.Verdict:
-				accepts = accepts || e.Kind == expr.VerdictAccept
-			case *expr.Match:
-				looks = looks || e.Name == "conntrack" || e.Name == "state"
-			case *expr.Lookup:
-				accepts = accepts || looks && e.IsDestRegSet // a verdict map on the state
+// The bit of established connections in what "ct state" loads (NF_CT_STATE_BIT,
+// linux/netfilter/nf_conntrack_common.h).
+const stateEstablished = 1 << 1
+
+// acceptsKnown tells whether a rule accepts all packets of known connections: by their
+// state, and by nothing else.
+func acceptsKnown(rule *nftables.Rule) bool {
+	looks, accepts := false, false
+	for _, e := range rule.Exprs {
+		switch e := e.(type) {
+		case *expr.Ct:
+			looks = e.Key == expr.CtKeySTATE
+			if !looks {
+				return false
 			}
-		}
-		if looks && accepts {
-			return i
+		case *expr.Bitwise:
+			if len(e.Mask) == 0 || e.Mask[0]&stateEstablished == 0 {
+				return false
+			}
+		case *expr.Match:
+			looks = looks || e.Name == "conntrack" || e.Name == "state"
+			if !looks && e.Name != "comment" {
+				return false
+			}
+		case *expr.Verdict:
+			accepts = accepts || e.Kind == expr.VerdictAccept
+		case *expr.Lookup:
+			accepts = accepts || looks && e.IsDestRegSet // a verdict map on the state
+		case *expr.Cmp, *expr.Counter, *expr.Log:
+		default:
+			return false
 		}
 	}
-	return -1
+	return looks && accepts
+}
+
+func returns(rule *nftables.Rule) bool {
+	return slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
+		v, ok := e.(*expr.Verdict)
+		return ok && v.Kind == expr.VerdictReturn
+	})
 }
 
 func drops(rules []*nftables.Rule, c *nftables.Chain) int {

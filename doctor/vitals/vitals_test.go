@@ -251,13 +251,54 @@ func TestLongestLegacy(t *testing.T) {
 		{"-A FORWARD -s 10.0.0.1/32 -j MORE\n-A FORWARD -s 10.0.0.2/32 -j LESS\n", Chain{Longest: 2 + 3, Established: -1}},
 		{"-A FORWARD -j LESS\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -j MORE\n", Chain{Longest: 3 + 1 + 3, Established: 1, UpTo: 3}},
 		{"-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -j MORE\n", Chain{Longest: 2 + 3, Established: -1}},
+		// as ufw and kube-proxy have it, in a chain that every packet is sent to
+		{"-A FORWARD -j LESS\n-A FORWARD -m comment --comment \"kubernetes \\\"forwarding\\\" rules\" -j KNOWN\n-A FORWARD -j MORE\n",
+			Chain{Longest: 3 + 1 + 3 + 3, Established: 1, UpTo: 2 + 1 + 2}},
+		{"-A FORWARD -p tcp -j KNOWN\n-A FORWARD -j MORE\n", Chain{Longest: 2 + 3 + 3, Established: -1}},
+		{"-A FORWARD -j LEFT\n-A FORWARD -j MORE\n", Chain{Longest: 2 + 2 + 3, Established: -1}},
 	} {
 		tc.want.Name, tc.want.Hook, tc.want.PolicyDrop = "iptables filter FORWARD", "forward", true
 		var r Ruleset
 		r.addLegacy(nftables.TableFamilyIPv4, "*filter\n:FORWARD DROP [0:0]\n:LESS - [0:0]\n"+tc.rules+
-			"-A MORE -p tcp -j RETURN\n-A MORE -p udp -j RETURN\n-A MORE -p icmp -j RETURN\n-A LESS -p tcp -j RETURN\nCOMMIT\n", nil)
+			"-A MORE -p tcp -j RETURN\n-A MORE -p udp -j RETURN\n-A MORE -p icmp -j RETURN\n-A LESS -p tcp -j RETURN\n"+
+			"-A KNOWN -i lo -j ACCEPT\n-A KNOWN -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A KNOWN -p udp -j DROP\n"+
+			"-A LEFT -s 10.0.0.3/32 -j RETURN\n-A LEFT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n", nil)
 		if diff := cmp.Diff([]Chain{tc.want}, r.Chains); diff != "" {
 			t.Errorf("%s%s", tc.rules, diff)
+		}
+	}
+}
+
+// TestAcceptsKnown: connections that are known leave nftables' chains where a rule looks at
+// their state alone, there or in a chain that every packet is sent to.
+func TestAcceptsKnown(t *testing.T) {
+	for _, tc := range []struct {
+		rules    string
+		at, upTo int
+	}{
+		{"ct state established,related accept", 0, 1},
+		{"ip saddr 10.0.0.1 drop; ct state established counter accept", 1, 2},
+		{"ct state vmap { established : accept, invalid : drop }", 0, 1},
+		{"ct state new accept", -1, 0},
+		{"iifname docker0 ct state established accept", -1, 0},
+		{"ip saddr 10.0.0.1 drop; jump known; tcp dport 22 accept", 1, 2 + 2},
+		{"tcp dport 80 jump known", -1, 0},
+		{"jump left", -1, 0},
+	} {
+		r := readRules(t, "nft", `table inet t {
+			chain known { iifname lo accept; ct state established,related accept; udp dport 53 accept; }
+			chain left { ip saddr 10.0.0.3 return; ct state established accept; }
+			chain forward { type filter hook forward priority filter; `+tc.rules+`; }
+		}`)
+		if len(r.Chains) != 1 || r.Chains[0].Established != tc.at || r.Chains[0].UpTo != tc.upTo {
+			t.Errorf("%s: %+v", tc.rules, r.Chains)
+		}
+	}
+	r := readRules(t, "iptables-nft-restore", "*filter\n:KNOWN - [0:0]\n-A FORWARD -o docker0 -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -m comment --comment x -j KNOWN\n"+
+		"-A KNOWN -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n")
+	for _, c := range r.Chains {
+		if c.Hook == "forward" && (c.Established != 1 || c.UpTo != 3) {
+			t.Errorf("iptables-nft: %+v", c)
 		}
 	}
 }

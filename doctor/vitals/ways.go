@@ -60,25 +60,36 @@ func verdictChain(e nftables.SetElement) string {
 
 // step is a rule on the way of a packet.
 type step struct {
-	every bool     // whether every packet matches it
-	to    []string // the chains that it sends packets to
+	every   bool     // whether every packet matches it
+	known   bool     // whether it accepts all packets of known connections
+	returns bool     // whether packets leave the chain by it
+	to      []string // the chains that it sends packets to
 }
 
 // ways are the rules of each chain and where they lead, of nftables or of
 // iptables-legacy.
 type ways struct {
 	steps  map[string][]step
-	known  map[string]int // longest
-	unread int            // verdict maps that are not followed
+	known  map[string]int      // longest
+	accept map[string]accepted // accepts
+	unread int                 // verdict maps that are not followed
 }
 
-func newWays() *ways { return &ways{steps: map[string][]step{}, known: map[string]int{}} }
+func newWays() *ways {
+	return &ways{steps: map[string][]step{}, known: map[string]int{}, accept: map[string]accepted{}}
+}
+
+// accepted is where packets of known connections are accepted.
+type accepted struct {
+	at     int // index of the chain's rule that does, or sends every packet to a chain that does; -1: none
+	walked int // rules that they walk through at most until then
+}
 
 // readNft adds the rules of nftables.
 func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *mapReader) {
 	for _, key := range slices.Sorted(maps.Keys(rules)) {
 		for _, rule := range rules[key] {
-			w.steps[key] = append(w.steps[key], step{unconditional(rule), w.from(rule, reader)})
+			w.steps[key] = append(w.steps[key], step{unconditional(rule), acceptsKnown(rule), returns(rule), w.from(rule, reader)})
 		}
 	}
 }
@@ -138,6 +149,33 @@ func (w *ways) through(key string, first int) (n int) {
 		}
 	}
 	return n + branch
+}
+
+// accepts finds where a chain accepts packets of known connections. Behind a rule by which
+// some packets leave the chain it is not known of all of them.
+func (w *ways) accepts(key string) accepted {
+	if a, there := w.accept[key]; there {
+		return a
+	}
+	w.accept[key] = accepted{at: -1} // for chains that jump in a circle
+	for i, s := range w.steps[key] {
+		switch {
+		case s.known:
+			w.accept[key] = accepted{i, w.through(key, i+1)}
+			return w.accept[key]
+		case s.returns:
+			return w.accept[key]
+		case !s.every:
+			continue
+		}
+		for _, to := range s.to {
+			if inner := w.accepts(to); inner.at >= 0 {
+				w.accept[key] = accepted{i, w.through(key, i) + 1 + inner.walked}
+				return w.accept[key]
+			}
+		}
+	}
+	return w.accept[key]
 }
 
 // reach notes a chain and those that its rules jump to.
