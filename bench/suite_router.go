@@ -20,7 +20,7 @@ func routerSuite() Suite {
 			"links shaped to 100 Mbit/s by tbf and over unshaped ones, with the segmentation offloads (GSO, GRO) that hosts have. The " +
 			"share is that of the line's 100 Mbit/s; CPU is that of the whole machine, both TCP stacks included; connections are those " +
 			"that 20 real clients open, use once and close, over the same links.",
-		AllCPUs: true, Seconds: 1, MaxReps: 2,
+		AllCPUs: true, Seconds: 1, MaxReps: 3,
 		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
 		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
 		Metrics: []Metric{
