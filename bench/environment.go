@@ -90,7 +90,8 @@ func versionOf(args []string) string {
 	return strings.TrimSpace(line)
 }
 
-// commit returns the revision that the program was built from.
+// commit returns the revision that the program was built from, where that was noted (go
+// build -buildvcs). What the working directory holds may be another one.
 func commit() string {
 	rev, dirty := "", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -104,11 +105,7 @@ func commit() string {
 		}
 	}
 	if rev == "" {
-		out, err := exec.Command("git", "rev-parse", "HEAD").Output()
-		if err != nil {
-			return "unknown"
-		}
-		rev = strings.TrimSpace(string(out))
+		return "unknown"
 	}
 	return rev[:min(12, len(rev))] + dirty
 }
