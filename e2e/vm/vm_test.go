@@ -27,7 +27,7 @@ var suites = []suite{
 	// iptables-legacy is not in the machine.
 	{"trace", "TestDropCauses/^[^l]|TestAskedPorts"},
 	{"doctor", "."},
-	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress"},
+	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress|TestPacketCases/^(xdp|tc)$/everything"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
 }
 
