@@ -121,8 +121,8 @@ struct {
 } drops SEC(".maps");
 
 /* [0]: drops that found the map full; [1]: samples that found the ring full; [2]:
- * drops that the second program counted because the first was not run; [3]: drops
- * that were seen while process 1 was the current one. */
+ * drops that the second program counted because the first was not run; [3]: all
+ * drops that a program was run for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 4);
@@ -406,8 +406,7 @@ static __always_inline void drop(__u64 *ctx)
 	};
 	struct drop_count *count;
 
-	if (bpf_get_current_pid_tgid() >> 32 == 1)
-		missed(3);
+	missed(3);
 	key.netns = skb_netns(skb, dev, rx_sk);
 	if (only_netns && key.netns != only_netns)
 		return;

@@ -88,7 +88,9 @@ type Drops struct {
 	nftSeen bool // nft rules have a place of their own on this kernel
 
 	interruptedBefore uint64 // interruptions before the probe was last resumed
-	hidden            hiddenDrops
+	events            eventCount
+	eventsBefore      uint64 // events, and drops that a program was run for,
+	seenBefore        uint64 // when both began to count
 }
 
 // DropCount is one kind of drop: what, where, in which namespace, how often.
@@ -308,14 +310,24 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 type Missed struct {
 	Kinds       uint64 // drops of too many kinds to be told apart
 	Interrupted uint64 // drops of the whole host that interrupted both programs
-	Hidden      uint64 // drops of the whole host on top of process 1, where this kernel runs no probe
+	Hidden      uint64 // drops of the whole host that this kernel ran no program for, interruptions left out
 	Samples     uint64 // lost because nobody read them in time
 }
 
 // Missed reads what could not be counted.
 func (d *Drops) Missed() Missed {
 	interrupted := d.interruptions() // first: what the second program makes up for comes after it
-	var n [4]uint64
+	events := d.events.Packets()     // before what the programs saw: drops in between are not hidden
+	n := d.missed()
+	interrupted -= d.interruptedBefore
+	interrupted -= min(interrupted, n[2])
+	events -= min(events, d.eventsBefore)
+	unseen := events - min(events, n[3]-d.seenBefore)
+	return Missed{Kinds: n[0], Samples: n[1], Interrupted: interrupted, Hidden: unseen - min(unseen, interrupted)}
+}
+
+// missed reads the map of that name.
+func (d *Drops) missed() (n [4]uint64) {
 	for i := range n {
 		var perCPU []uint64
 		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
@@ -324,13 +336,7 @@ func (d *Drops) Missed() Missed {
 			}
 		}
 	}
-	interrupted -= d.interruptedBefore
-	hidden := d.hidden.Count() // last: what both count by now is not hidden
-	return Missed{
-		Kinds: n[0], Samples: n[1],
-		Interrupted: interrupted - min(interrupted, n[2]),
-		Hidden:      hidden - min(hidden, n[3]),
-	}
+	return n
 }
 
 // interruptions is how often the first program was not run because it ran already.
@@ -375,8 +381,8 @@ func (d *Drops) Pause() error {
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
-	errs = append(errs, d.hidden.Close())
-	d.links, d.hidden = nil, nil
+	errs = append(errs, d.events.Close())
+	d.links, d.events = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -403,12 +409,13 @@ func (d *Drops) Resume() error {
 		return nil
 	}
 	var err error
-	if d.hidden, err = openHiddenDrops(); err != nil {
-		limit := fmt.Sprintf("whether this kernel hides the drops on top of process 1: %v", err)
+	if d.events, err = openEventCount(); err != nil {
+		limit := fmt.Sprintf("whether this kernel hides drops from its probes: %v", err)
 		if !slices.Contains(d.limits, limit) {
 			d.limits = append(d.limits, limit)
 		}
 	}
+	d.eventsBefore, d.seenBefore = d.events.Packets(), d.missed()[3]
 	return nil
 }
 

@@ -100,7 +100,7 @@ func TestInterruptedDrops(t *testing.T) {
 		}
 		missing += dropped - got
 	}
-	t.Logf("%d interrupted both programs, %d are hidden by this kernel", r.Interrupted, r.Hidden)
+	t.Logf("%.0f were not counted; %d interrupted both programs, %d are hidden by this kernel", missing, r.Interrupted, r.Hidden)
 	if missing > float64(r.Interrupted+r.Hidden) {
 		t.Errorf("%.0f packets were not counted, and the report knows of %d and %d", missing, r.Interrupted, r.Hidden)
 	}

@@ -28,7 +28,7 @@ type DropReport struct {
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
 	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
 	Interrupted uint64           `json:"interrupted"`  // drops of the whole host that interrupted both programs of the probe
-	Hidden      uint64           `json:"hidden"`       // drops of the whole host on top of process 1, where this kernel runs no probe
+	Hidden      uint64           `json:"hidden"`       // drops of the whole host that this kernel ran no program for
 	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
 	Limits      []string         `json:"limits,omitempty"`
 }

@@ -220,7 +220,7 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		fmt.Fprintf(w, "%d drops of the whole host were not counted: they interrupted the probe\n", r.Interrupted)
 	}
 	if r.Hidden > 0 {
-		fmt.Fprintf(w, "%d drops of the whole host were not counted: this kernel runs no probe on top of process 1\n", r.Hidden)
+		fmt.Fprintf(w, "%d drops of the whole host were not counted: this kernel ran no probe for them\n", r.Hidden)
 	}
 	for _, limit := range r.Limits {
 		fmt.Fprintf(w, "not visible here: %s\n", limit)
