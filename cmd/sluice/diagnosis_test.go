@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -169,8 +170,9 @@ func TestDoctorForms(t *testing.T) {
 		}
 		return out, code
 	}
+	// What else runs on this machine may fill a CPU with softirqs, which is worse.
 	text, code := run()
-	if _, conclusion, _ := strings.Cut(text, "Conclusion"); code != 1 || !strings.Contains(conclusion, "udp dport 53") {
+	if _, conclusion, _ := strings.Cut(text, "Conclusion"); code != 1 && !strings.Contains(text, "CRITICAL  RX10") || !strings.Contains(conclusion, "udp dport 53") {
 		t.Errorf("exit code %d:\n%s", code, text)
 	}
 	text, _ = run("--markdown")
@@ -178,12 +180,18 @@ func TestDoctorForms(t *testing.T) {
 		t.Errorf("no Markdown:\n%s", text)
 	}
 	text, _ = run("--json")
+	type finding struct{ Check, Verdict string }
 	var report struct {
-		Findings   []struct{ Check, Verdict string }
+		Findings   []finding
 		Conclusion []string
 		Worst      string
 	}
-	if err := json.Unmarshal([]byte(text), &report); err != nil || report.Worst != "warn" || len(report.Conclusion) == 0 || !strings.HasSuffix(report.Conclusion[0], "[RL15]") {
-		t.Errorf("%v, %+v", err, report.Conclusion)
+	if err := json.Unmarshal([]byte(text), &report); err != nil {
+		t.Fatal(err)
+	}
+	busy := slices.Contains(report.Findings, finding{"RX10", "critical"})
+	report.Conclusion = slices.DeleteFunc(report.Conclusion, func(line string) bool { return strings.HasSuffix(line, "[RX10]") })
+	if len(report.Conclusion) == 0 || !strings.HasSuffix(report.Conclusion[0], "[RL15]") || report.Worst != "warn" && !busy {
+		t.Errorf("%s, %+v", report.Worst, report.Conclusion)
 	}
 }
