@@ -11,6 +11,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -174,6 +175,15 @@ func (t *Trial) Note(format string, args ...any) {
 
 // Cleanup calls f after the run, last registered first.
 func (t *Trial) Cleanup(f func() error) { t.cleanup = append(t.cleanup, f) }
+
+// end cleans up, what came last first.
+func (t *Trial) end() error {
+	var errs []error
+	for _, f := range slices.Backward(t.cleanup) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
 
 // Duration of the measurement.
 func (t *Trial) Duration() time.Duration { return time.Duration(t.Seconds * float64(time.Second)) }

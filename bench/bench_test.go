@@ -91,8 +91,8 @@ func TestStopped(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || r == nil {
 		t.Fatalf("result %v, %v", r, err)
 	}
-	if c := r.Cell("row", "a", "rate"); c == nil || len(c.Raw) != 2 {
-		t.Errorf("cell %+v", c)
+	if c := r.Cell("row", "a", "rate"); c == nil || len(c.Raw) != 2 || r.Reps != 2 {
+		t.Errorf("%d repetitions, cell %+v", r.Reps, c)
 	}
 	if c := r.Cell("row", "b", "rate"); c == nil || len(c.Raw) != 1 {
 		t.Errorf("what was stopped counts: %+v", c)
@@ -229,10 +229,8 @@ func TestHostsTable(t *testing.T) {
 			t.Errorf("the limit is %d, want %d", now, n)
 		}
 	}
-	for _, f := range trial.cleanup {
-		if err := f(); err != nil {
-			t.Error(err)
-		}
+	if err := trial.end(); err != nil {
+		t.Error(err)
 	}
 	if now, _ := readConntrackMax(); now != before {
 		t.Errorf("%d stayed behind, %d was there", now, before)
@@ -255,10 +253,8 @@ func TestNeededTable(t *testing.T) {
 	needed := make(chan error)
 	go func() { needed <- other.needConntrack(before - 1) }()
 	time.Sleep(50 * time.Millisecond) // let it find too little room: without that the test passes in any case
-	for _, f := range trial.cleanup {
-		if err := f(); err != nil {
-			t.Error(err)
-		}
+	if err := trial.end(); err != nil {
+		t.Error(err)
 	}
 	if err := <-needed; err != nil {
 		t.Error(err)
@@ -266,10 +262,8 @@ func TestNeededTable(t *testing.T) {
 	if now, _ := readConntrackMax(); now != before {
 		t.Errorf("the limit is %d, want %d", now, before)
 	}
-	for _, f := range other.cleanup {
-		if err := f(); err != nil {
-			t.Error(err)
-		}
+	if err := other.end(); err != nil {
+		t.Error(err)
 	}
 }
 

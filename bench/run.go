@@ -38,6 +38,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 		return nil, err
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
+	r.result.Reps = rep // begun
 	r.result.summarize(s)
 	if err != nil {
 		r.result.Noise = append(r.result.Noise, fmt.Sprintf("it was stopped in repetition %d of %d", rep, o.Reps))
@@ -190,10 +191,7 @@ func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error)
 		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
 	}
 	before := readLoad()
-	err := row.Run(t)
-	for _, f := range slices.Backward(t.cleanup) {
-		err = errors.Join(err, f())
-	}
+	err := errors.Join(row.Run(t), t.end())
 	r.result.Foreign = append(r.result.Foreign, math.Round(before.foreignSince()*1000)/1000)
 	return t, err
 }

@@ -35,7 +35,7 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 		return REASON_LIMIT_CONNECTIONS;
 	if (s->client_rate_ns) {
 		client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
-		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns))
+		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns, true))
 			return REASON_LIMIT_CLIENT_RATE;
 	}
 	if (s->rate_ns && !rate_take(&l->tat, s->rate_ns, s->burst_ns))
@@ -107,7 +107,7 @@ __noinline int log_connection(const struct packet *p, __u32 id)
 	struct client_key who = { .owner = CLIENT_LOG | id };
 	struct event *e;
 
-	if (!p || !s || !client_may(&who, s->log_ns, s->log_burst_ns))
+	if (!p || !s || !client_may(&who, s->log_ns, s->log_burst_ns, false))
 		return 0;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)

@@ -46,8 +46,9 @@ static __always_inline void client_of(struct client_key *key, const union addr *
 		key->addr.d[1] = 0; // a /64 is one client
 }
 
-// Whether a client may open one more connection now. One that there is no room for may.
-__noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64 burst_ns)
+// Whether the rate that is kept for a key lets one more through; unknown: the answer
+// where there is no room to keep it.
+__noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64 burst_ns, int unknown)
 {
 	struct client_key who;
 	struct client *c, fresh = {};
@@ -60,7 +61,26 @@ __noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64
 		bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
 		c = bpf_map_lookup_elem(&client_rates, &who);
 	}
-	return !c || rate_take(&c->tat, interval_ns, burst_ns);
+	return c ? rate_take(&c->tat, interval_ns, burst_ns) : unknown;
+}
+
+// Whether the client of a binding may open one more connection now. Not in the frame of
+// bind, which has no room (Linux 6.1).
+__noinline int bind_may(struct bind *b)
+{
+	struct client_key who = {};
+	struct nat_rule *rule;
+	__u32 id;
+
+	if (!b)
+		return 0;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule || !rule->rate_ns || b->charged)
+		return 1;
+	b->charged = 1;
+	client_of(&who, &b->inside.saddr, CLIENT_NAT | id, b->family == FAMILY_6);
+	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
 // One flow more for a client with a limit.

@@ -436,25 +436,6 @@ static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
 	return REASON_FLOW;
 }
 
-// Whether the client of a binding may open one more connection now. Not in the frame of
-// bind, which has no room (Linux 6.1).
-__noinline int bind_may(struct bind *b)
-{
-	struct client_key who = {};
-	struct nat_rule *rule;
-	__u32 id;
-
-	if (!b)
-		return 0;
-	id = b->rule;
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule || !rule->rate_ns || b->charged)
-		return 1;
-	b->charged = 1;
-	client_of(&who, &b->inside.saddr, CLIENT_NAT | id, b->family == FAMILY_6);
-	return client_may(&who, rule->rate_ns, rule->burst_ns);
-}
-
 // The binding of an inside endpoint. REASON_FLOW or REASON_NEW_FLOW with one
 // reference taken, else why not. Of b->alone a new one is only a port, without an
 // entry: the flow that the caller makes of it is to hold it.

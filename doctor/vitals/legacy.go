@@ -93,12 +93,10 @@ func (c *legacyChain) add(table string, words []string, line string, local []net
 		c.drops++
 	}
 	c.rules = append(c.rules, w)
-	return step{every: legacyEvery(line), known: known, returns: target == "RETURN", to: []string{w.to}}
+	return step{every: everyPacket.MatchString(line), known: known, returns: target == "RETURN", to: []string{w.to}}
 }
 
-// legacyEvery tells whether a rule has no match but a comment.
-func legacyEvery(line string) bool { return everyPacket.MatchString(line) }
-
+// everyPacket is a rule without a match but a comment.
 var everyPacket = regexp.MustCompile(`^-A \S+ (-m comment --comment ("([^"\\]|\\.)*"|\S+) )*-[jg] `)
 
 // addLegacyRule counts what a rule does.

@@ -37,42 +37,35 @@ func TestRFC6888REQ3DisjointPool(t *testing.T) {
 
 // RFC 6888 REQ-4: ports of one subscriber are limited, another's are not.
 func TestRFC6888REQ4PortLimit(t *testing.T) {
-	prove(t, "6888-4", snat("ports-per-client: 3"), func(g *gateway) error {
-		out := g.udp("o1", o1+":9")
-		for port := 4000; port < 4003; port++ {
-			if _, err := exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, port)), o1+":9", out, "x"); err != nil {
-				return err
-			}
-		}
-		drain(out)
-		if _, err := g.udp("i1", i1+":4003").WriteTo([]byte("too many"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
-			return err
-		}
-		if _, text, err := receive(out, silence); err == nil && text == "too many" {
-			return fmt.Errorf("the fourth port of three got through")
-		}
-		_, err := exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
-		return err
-	})
+	prove(t, "6888-4", snat("ports-per-client: 3"), limited(3))
 }
 
 // RFC 6888 REQ-4C: a subscriber opens connections only so fast, another is not touched.
 func TestRFC6888REQ4cNewMappings(t *testing.T) {
-	prove(t, "6888-4c", snat("new-connections-per-client: 1/minute"), func(g *gateway) error {
+	prove(t, "6888-4c", snat("new-connections-per-client: 1/minute"), limited(1))
+}
+
+// limited opens connections from so many ports of a host: one more is refused, but not
+// to another host.
+func limited(ports int) func(*gateway) error {
+	return func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
-		if _, err := exchange(g.udp("i1", i1+":4000"), o1+":9", out, "x"); err != nil {
-			return err
+		for i := range ports {
+			if _, err := exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, 4000+i)), o1+":9", out, "x"); err != nil {
+				return err
+			}
 		}
 		drain(out)
-		if _, err := g.udp("i1", i1+":4001").WriteTo([]byte("too soon"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
+		more := g.udp("i1", fmt.Sprintf("%s:%d", i1, 4000+ports))
+		if _, err := more.WriteTo([]byte("too many"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
 			return err
 		}
-		if _, text, err := receive(out, silence); err == nil && text == "too soon" {
-			return fmt.Errorf("the second connection in a minute got through")
+		if _, text, err := receive(out, silence); err == nil && text == "too many" {
+			return fmt.Errorf("connection %d of %d got through", ports+1, ports)
 		}
 		_, err := exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
 		return err
-	})
+	}
 }
 
 // RFC 6888 REQ-5: sessions of one subscriber are limited.
