@@ -54,7 +54,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	__u32 index, size = p->segment;
 	struct entry_meta *m;
 
-	s->entry = search_entry(&p->tuple, &index, v6);
+	s->entry = search_hinted(&p->tuple, &index, v6);
 	if (!s->entry)
 		return false;
 	m = meta_of(s->entry, v6);

@@ -15,6 +15,8 @@ const volatile __u32 buckets4 = 1;	   // of index4
 const volatile __u32 buckets6 = 1;
 const volatile __u32 entries4 = 8;	   // of flows4
 const volatile __u32 entries6 = 8;
+const volatile __u32 hint_mask4 = 0;	   // elements of hints4 - 1
+const volatile __u32 hint_mask6 = 0;
 const volatile __u32 entry_mask4 = 0xf;	   // bits of a slot that number an entry
 const volatile __u32 entry_mask6 = 0xf;
 const volatile __u32 hz = 250;		   // ticks a second
@@ -75,8 +77,8 @@ struct {
 	__type(value, struct flow6);
 } flows6 SEC(".maps");
 
-// The index of the flow tables, and the entries of them that can be taken. Maps for mmap
-// begin on a page, so that a bucket is one cache line.
+// The index of the flow tables, hints to it, and the entries that can be taken. Maps for
+// mmap begin on a page, so that a bucket is one cache line.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -92,6 +94,22 @@ struct {
 	__type(key, __u32);
 	__type(value, struct bucket);
 } index6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct hint);
+} hints4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct hint);
+} hints6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -8,6 +8,8 @@
 // is kept small because every packet of another flow reads another place of it. A
 // bucket counts the slots that are in their second bucket because it was full, so
 // that nearly all searches, also those that find nothing, read one cache line of it.
+// The straight path asks the hints first: slots that were found before, as many as a
+// CPU's own cache can keep, however large the index is.
 // Nobody takes a lock:
 //   free -> claimed  an entry from the stack of free ones, then a slot by
 //                    compare-and-swap
@@ -23,7 +25,8 @@
 
 struct place {
 	__u32 bucket[2];
-	__u32 tag; // in the bits above entry_mask
+	__u32 tag;  // in the bits above entry_mask
+	__u32 hint; // element of hints
 };
 
 static __always_inline __u64 nh(__u32 a, __u32 b, int i)
@@ -58,6 +61,7 @@ static __always_inline struct place place_of(const struct tuple *t, const bool v
 
 	at.bucket[0] = (h >> 32) * (v6 ? buckets6 : buckets4) >> 32;
 	at.bucket[1] = (h & 0xffffffff) * (v6 ? buckets6 : buckets4) >> 32;
+	at.hint = h & (v6 ? hint_mask6 : hint_mask4);
 	at.tag = (__u32)(h ^ h >> 32) * 0x9e3779b1U & ~(v6 ? entry_mask6 : entry_mask4); // other bits than the buckets'
 	return at;
 }
@@ -121,20 +125,19 @@ static __always_inline bool key_equal(void *e, const struct tuple *t, const bool
 
 // Finds an entry that a tuple's slots point at, other than "other", and its index;
 // null and NO_ENTRY when there is none.
-static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, __u32 other,
+static __always_inline void *search_at(const struct place *at, const struct tuple *t, __u32 *at_index, __u32 other,
 				       bool (*wanted)(void *e, const struct tuple *t, const bool v6), const bool v6)
 {
 	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
-	struct place at = place_of(t, v6);
 
 	*at_index = NO_ENTRY;
 	for (int i = 0; i < 2; i++) {
-		struct bucket *bucket = bucket_at(i ? at.bucket[1] : at.bucket[0], v6);
+		struct bucket *bucket = bucket_at(i ? at->bucket[1] : at->bucket[0], v6);
 
 		if (!bucket)
 			return 0;
 		for (int k = 0; k < BUCKET_SLOTS; k++) {
-			__u32 index = (bucket->slots[k] ^ at.tag) - 1; // of another tag or a free slot: not below mask
+			__u32 index = (bucket->slots[k] ^ at->tag) - 1; // of another tag or a free slot: not below mask
 			void *e;
 
 			if (index >= mask)
@@ -151,10 +154,59 @@ static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, _
 	return 0;
 }
 
+static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, __u32 other,
+				       bool (*wanted)(void *e, const struct tuple *t, const bool v6), const bool v6)
+{
+	struct place at = place_of(t, v6);
+
+	return search_at(&at, t, at_index, other, wanted, v6);
+}
+
 // Finds the live entry of a tuple.
 static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index, const bool v6)
 {
 	return search_by(t, at_index, NO_ENTRY, key_equal, v6);
+}
+
+// Keeps the slot of an entry among the hints. One is overwritten only by a flow of many
+// packets, and by each sixteenth of them: of more flows than there are hints some keep
+// theirs, and the rest seldom write.
+static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
+{
+#pragma clang loop unroll(full)
+	for (int k = 0; k < HINT_SLOTS; k++) {
+		if (!*(volatile __u32 *)&hint->slots[k]) {
+			*(volatile __u32 *)&hint->slots[k] = slot;
+			return;
+		}
+	}
+	if (packets % 16 == 0)
+		*(volatile __u32 *)&hint->slots[packets / 16 % HINT_SLOTS] = slot;
+}
+
+// The same through the hints. A hint may be of a flow that is over, or written by another
+// CPU just now: the comparison of keys tells.
+static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_index, const bool v6)
+{
+	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
+	struct place at = place_of(t, v6);
+	struct hint *hint = v6 ? bpf_map_lookup_elem(&hints6, &at.hint) : bpf_map_lookup_elem(&hints4, &at.hint);
+	void *e;
+
+	if (!hint)
+		return 0;
+	for (int k = 0; k < HINT_SLOTS; k++) {
+		*at_index = (*(volatile __u32 *)&hint->slots[k] ^ at.tag) - 1;
+		if (*at_index >= mask)
+			continue;
+		e = entry_at(*at_index, v6);
+		if (e && key_equal(e, t, v6))
+			return e;
+	}
+	e = search_at(&at, t, at_index, NO_ENTRY, key_equal, v6);
+	if (e)
+		remember(hint, at.tag | (*at_index + 1), *(__u64 *)e);
+	return e;
 }
 
 static __always_inline __u32 search(const struct tuple *t, const bool v6)

@@ -268,6 +268,14 @@ struct bucket {
 };
 ASSERT_SIZE(struct bucket, 64);
 
+#define HINT_SLOTS 4
+
+// Slots as in a bucket, of flows whose hashes end alike.
+struct hint {
+	__u32 slots[HINT_SLOTS];
+};
+ASSERT_SIZE(struct hint, 16);
+
 // Entries that can be taken.
 struct stock {
 	__u64 top;   // stack of freed entries, linked by meta.twin: changes << 32 | number + 1

@@ -135,8 +135,8 @@ func (t *tables) tally(backend uint32) (sum traffic) {
 func (t *tables) use(halfOpen uint32) []datapath.TableUse {
 	c := t.control.values[0]
 	out := []datapath.TableUse{
-		{Name: "flows4", Used: int(c.Used4), Size: int(t.entries4), Bytes: uint64(t.entries4)*64 + uint64(buckets(t.entries4))*bucketBytes},
-		{Name: "flows6", Used: int(c.Used6), Size: int(t.entries6), Bytes: uint64(t.entries6)*128 + uint64(buckets(t.entries6))*bucketBytes},
+		{Name: "flows4", Used: int(c.Used4), Size: int(t.entries4), Bytes: uint64(t.entries4)*64 + indexBytes(t.entries4)},
+		{Name: "flows6", Used: int(c.Used6), Size: int(t.entries6), Bytes: uint64(t.entries6)*128 + indexBytes(t.entries6)},
 		{Name: "half-open", Used: int(c.HalfOpen), Size: int(halfOpen)},
 	}
 	ports := datapath.TableUse{Name: "ports"}

@@ -374,6 +374,77 @@ func TestRaceForBinding(t *testing.T) {
 	held{}.want(t, s, "all flows ended, all ports have rested")
 }
 
+// TestHints lets hints outlive their flow, whose entries another one is given, and finds
+// no room among them: no packet may go another way for it.
+func TestHints(t *testing.T) {
+	const packets = 40
+	s := office(t, "")
+	sets := s.d.t.maps["hints4"].MaxEntries()
+	hinted := func(what uint32) (n int) {
+		for i := range sets {
+			var h wireHint
+			if err := s.d.t.maps["hints4"].Lookup(i, &h); err != nil {
+				t.Fatal(err)
+			}
+			for _, slot := range h.Slots {
+				if slot != what {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	talk := func(client int) {
+		t.Helper()
+		want := sentFrom(t, send(t, s, "lan0", question(client, 1)))
+		for i := range packets - 1 {
+			if got := sentFrom(t, send(t, s, "lan0", question(client, 1))); got != want {
+				t.Fatalf("packet %d of client %d left from %s, the first from %s", i+2, client, got, want)
+			}
+		}
+	}
+	counted := func(clients int) {
+		t.Helper()
+		flows, err := s.Flows()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(flows) != clients {
+			t.Errorf("%d flows, want %d", len(flows), clients)
+		}
+		for _, f := range flows {
+			if f.Packets != [2]uint64{packets, 0} {
+				t.Errorf("%v has %v packets, want %d in one direction", f.Original, f.Packets, packets)
+			}
+		}
+	}
+	talk(2)
+	if n := hinted(0); n != 1 {
+		t.Errorf("%d hints after one direction's packets, want 1", n)
+	}
+	for range 2 {
+		if err := s.Advance(301 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held{}.want(t, s, "the flow has ended")
+	talk(3) // in the entries of the first one
+	talk(2) // whose hint still leads there
+	counted(2)
+
+	const nobody = 0xffffffff
+	for i := range sets {
+		if err := s.d.t.maps["hints4"].Put(i, wireHint{Slots: [4]uint32{nobody, nobody, nobody, nobody}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	talk(4)
+	counted(3)
+	if n := hinted(nobody); n != 1 {
+		t.Errorf("%d hints were overwritten by a flow of %d packets, want 1", n, packets)
+	}
+}
+
 // TestIdentifications: packets of a flow that becomes IPv4 have identifications of their
 // own (RFC 7739 §5.3): of a thousand random ones some would come twice.
 func TestIdentifications(t *testing.T) {

@@ -42,7 +42,14 @@ const (
 	flowBytes6 = 128*5/2 + bucketBytes*5/2/8
 
 	bucketBytes = 64
+	hintBytes   = 16
+	maxHints    = 512 << 10 / hintBytes
 )
+
+// indexBytes is what leads to a number of entries.
+func indexBytes(entries uint32) uint64 {
+	return uint64(buckets(entries))*bucketBytes + uint64(hints(entries))*hintBytes
+}
 
 // flowsFor takes the configured numbers of flows, or shares of the machine's
 // memory.
@@ -111,6 +118,10 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 // million keys none found both of its buckets full (by simulation). Small tables get spare
 // buckets, because chance fills some of them first.
 func buckets(entries uint32) uint32 { return entries/8 + 16 }
+
+// hints of four slots for a number of entries: one slot for each second entry at least, up
+// to the 512 KiB that stay in a CPU's cache. With twice as many, 50,000 flows are slower.
+func hints(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
 
 // entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
 // four million flows eight bits are left, and one search in forty looks at a wrong entry.
@@ -269,6 +280,7 @@ func (t *tables) meta() error {
 func (t *tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": t.entries4, "flows6": t.entries6, "index4": buckets(t.entries4), "index6": buckets(t.entries6),
+		"hints4": hints(t.entries4), "hints6": hints(t.entries6),
 		"clients": t.clients, "client_rates": t.clients, "stickies": t.clients,
 		"adjusts": max((t.entries4+t.entries6)/4, 64), "slots": t.slots, "pools": t.pool, "block_maps": t.pool, "hosts": t.hosts, "port_maps": t.pool * 3, "port_owners": t.pool * 3 << 16,
 		"runs": t.places(), "pool_rules": t.pool,
@@ -335,6 +347,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 	for name, v := range map[string]any{
 		"hash_key": t.key, "hash_multiplier": t.mult, "hash_seed": balance.Seed, "buckets4": buckets(t.entries4), "buckets6": buckets(t.entries6),
 		"entries4": t.entries4, "entries6": t.entries6, "entry_mask4": entryMask(t.entries4), "entry_mask6": entryMask(t.entries6),
+		"hint_mask4": hints(t.entries4) - 1, "hint_mask6": hints(t.entries6) - 1,
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,

@@ -335,6 +335,11 @@ type wireHeld struct {
 	Frame   [2048]uint8
 }
 
+type wireHint struct {
+	_     structs.HostLayout
+	Slots [4]uint32
+}
+
 type wireHop struct {
 	_       structs.HostLayout
 	Ifindex uint32
@@ -967,6 +972,8 @@ const (
 	wireMapFlows4               = "flows4"
 	wireMapFlows6               = "flows6"
 	wireMapFragments            = "fragments"
+	wireMapHints4               = "hints4"
+	wireMapHints6               = "hints6"
 	wireMapHops                 = "hops"
 	wireMapHosts                = "hosts"
 	wireMapIndex4               = "index4"
@@ -1050,6 +1057,8 @@ const (
 	wireVarHaveReverse          = "have_reverse"
 	wireVarHaveRules            = "have_rules"
 	wireVarHaveServices         = "have_services"
+	wireVarHintMask4            = "hint_mask4"
+	wireVarHintMask6            = "hint_mask6"
 	wireVarHoldFragments        = "hold_fragments"
 	wireVarHoldTicks            = "hold_ticks"
 	wireVarHostLists            = "host_lists"
@@ -1140,6 +1149,8 @@ type wireMapSpecs struct {
 	Flows4         *ebpf.MapSpec `ebpf:"flows4"`
 	Flows6         *ebpf.MapSpec `ebpf:"flows6"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	Hints4         *ebpf.MapSpec `ebpf:"hints4"`
+	Hints6         *ebpf.MapSpec `ebpf:"hints6"`
 	Hops           *ebpf.MapSpec `ebpf:"hops"`
 	Hosts          *ebpf.MapSpec `ebpf:"hosts"`
 	Index4         *ebpf.MapSpec `ebpf:"index4"`
@@ -1221,6 +1232,8 @@ type wireVariableSpecs struct {
 	HaveReverse          *ebpf.VariableSpec `ebpf:"have_reverse"`
 	HaveRules            *ebpf.VariableSpec `ebpf:"have_rules"`
 	HaveServices         *ebpf.VariableSpec `ebpf:"have_services"`
+	HintMask4            *ebpf.VariableSpec `ebpf:"hint_mask4"`
+	HintMask6            *ebpf.VariableSpec `ebpf:"hint_mask6"`
 	HoldFragments        *ebpf.VariableSpec `ebpf:"hold_fragments"`
 	HoldTicks            *ebpf.VariableSpec `ebpf:"hold_ticks"`
 	HostLists            *ebpf.VariableSpec `ebpf:"host_lists"`
@@ -1275,6 +1288,8 @@ type wireMaps struct {
 	Flows4         *ebpf.Map `ebpf:"flows4"`
 	Flows6         *ebpf.Map `ebpf:"flows6"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
+	Hints4         *ebpf.Map `ebpf:"hints4"`
+	Hints6         *ebpf.Map `ebpf:"hints6"`
 	Hops           *ebpf.Map `ebpf:"hops"`
 	Hosts          *ebpf.Map `ebpf:"hosts"`
 	Index4         *ebpf.Map `ebpf:"index4"`
@@ -1325,6 +1340,8 @@ func (m *wireMaps) Close() error {
 		m.Flows4,
 		m.Flows6,
 		m.Fragments,
+		m.Hints4,
+		m.Hints6,
 		m.Hops,
 		m.Hosts,
 		m.Index4,
@@ -1407,6 +1424,8 @@ type wireVariables struct {
 	HaveReverse          *ebpf.Variable `ebpf:"have_reverse"`
 	HaveRules            *ebpf.Variable `ebpf:"have_rules"`
 	HaveServices         *ebpf.Variable `ebpf:"have_services"`
+	HintMask4            *ebpf.Variable `ebpf:"hint_mask4"`
+	HintMask6            *ebpf.Variable `ebpf:"hint_mask6"`
 	HoldFragments        *ebpf.Variable `ebpf:"hold_fragments"`
 	HoldTicks            *ebpf.Variable `ebpf:"hold_ticks"`
 	HostLists            *ebpf.Variable `ebpf:"host_lists"`
