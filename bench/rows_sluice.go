@@ -134,6 +134,7 @@ type service struct {
 	mode, protocol, attach string
 	port                   uint16
 	vip, backend           netip.Addr
+	room                   int // flows that tables are made for at least
 }
 
 // yaml renders it. Tables have a twentieth more room than the flows of the point, 65,536 at least.
@@ -162,7 +163,7 @@ func (s service) yaml(p Point) string {
 func (s service) head(p Point) string {
 	head := "interfaces: [wan0, lan0]\n"
 	if s.attach != "" {
-		size := max(p.Value*21/20, 65536)
+		size := max(p.Value*21/20, 65536, s.room)
 		head += fmt.Sprintf("attach: %s\ntables: {flows: %d, flows6: %d}\n", s.attach, size, size)
 	}
 	return head
@@ -196,6 +197,8 @@ func datapathPacketRows() []Row {
 		sluiceRow("sluice nftables stateless", "one service in mode stateless", "nftables", udp("stateless", ""), toVIP),
 		sluiceRow("sluice nftables snat", "one snat rule, 32 addresses", "nftables", snatYAML(""), packetDrive(outside)),
 	}
+	roomy := service{mode: "dnat", protocol: "udp", attach: "xdp", port: 53, vip: vip4, backend: server4, room: 1 << 20}
+	rows = append(rows, sluiceRow("sluice ebpf dnat (xdp), large tables", "one service in mode dnat, by xdp; tables for 1,048,576 flows, where the others' are for 65,536", "ebpf", roomy.yaml, toVIP))
 	for _, attach := range []string{"xdp", "tc"} {
 		for _, mode := range []string{"dnat", "fullnat", "dsr", "tunnel", "stateless"} {
 			rows = append(rows, sluiceRow("sluice ebpf "+mode+" ("+attach+")", "one service in mode "+mode+", by "+attach, "ebpf", udp(mode, attach), toVIP))
