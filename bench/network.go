@@ -195,7 +195,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 	<-started
 	var out rates
 	err := func() error {
-		warm := 2 * uint64(max(s.flows, 1))
+		warm := uint64(max(2*s.flows, min(10*s.flows, 1_000_000))) // long flows: a few packets of each have passed
 		if s.open {
 			warm = 0
 		}

@@ -54,6 +54,8 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	__u32 index, size = p->segment;
 	struct entry_meta *m;
 
+	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) // they change the flow: see conn_plain
+		return false;
 	s->entry = search_hinted(&p->tuple, &index, v6);
 	if (!s->entry)
 		return false;

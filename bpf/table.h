@@ -168,11 +168,13 @@ static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index
 	return search_by(t, at_index, NO_ENTRY, key_equal, v6);
 }
 
-// Keeps the slot of an entry among the hints. One is overwritten only by a flow of many
-// packets, and by each sixteenth of them: of more flows than there are hints some keep
-// theirs, and the rest seldom write.
+// Keeps the slot of an entry among the hints, but of a short flow, which would leave no
+// trace but that. One is overwritten at each sixteenth packet only: of more busy flows than
+// there are hints some keep theirs, and the rest seldom write.
 static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
 {
+	if (packets < 8)
+		return;
 #pragma clang loop unroll(full)
 	for (int k = 0; k < HINT_SLOTS; k++) {
 		if (!*(volatile __u32 *)&hint->slots[k]) {

@@ -43,7 +43,7 @@ const (
 
 	bucketBytes = 64
 	hintBytes   = 16
-	maxHints    = 512 << 10 / hintBytes
+	maxHints    = 128 << 10 / hintBytes
 )
 
 // indexBytes is what leads to a number of entries.
@@ -120,7 +120,8 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 func buckets(entries uint32) uint32 { return entries/8 + 16 }
 
 // hints of four slots for a number of entries: one slot for each second entry at least, up
-// to the 512 KiB that stay in a CPU's cache. With twice as many, 50,000 flows are slower.
+// to 128 KiB. With half as many 50,000 flows gain nothing, with four times as many short
+// flows lose what they need of the CPU's cache (bench/results/hints.txt).
 func hints(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
 
 // entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
