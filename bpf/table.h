@@ -168,9 +168,9 @@ static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index
 	return search_by(t, at_index, NO_ENTRY, key_equal, v6);
 }
 
-// Keeps the slot of an entry among the hints, but of a short flow, which would leave no
-// trace but that. One is overwritten at each sixteenth packet only: of more busy flows than
-// there are hints some keep theirs, and the rest seldom write.
+// Keeps the slot of an entry among the hints. Short flows stay out of them, and a hint
+// gives way at each sixteenth packet of another flow only: of more busy flows than there
+// are hints some keep theirs, and the rest seldom write.
 static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
 {
 	if (packets < 8)

@@ -162,8 +162,11 @@ func (d *Datapath) back(h *host) error {
 func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	t := d.t
 	for k, n := range want.draft.fresh {
-		if _, known := t.ids.known[k]; k.Kind == idPool && !known {
-			t.blocks.values[n] = wireBlockMap{} // the address that had the number before may have had other blocks
+		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
+			continue
+		}
+		if err := t.forget(k.Kind, n); err != nil {
+			return err
 		}
 	}
 	if err := want.draft.keep(); err != nil {

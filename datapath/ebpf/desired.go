@@ -73,7 +73,11 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 	if err != nil || !d.draft.short {
 		return d, err
 	}
-	return compileWith(s, t, h, t.spare(d.draft.want))
+	spare, err := t.spare(d.draft.want)
+	if err != nil {
+		return nil, err
+	}
+	return compileWith(s, t, h, spare)
 }
 
 func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {

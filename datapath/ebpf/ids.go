@@ -14,7 +14,8 @@ import (
 // Ids of services, backends, rules, sets and pool addresses stay the same from
 // one snapshot to the next and from one process to the next: flows refer to
 // them. They are kept in a pinned map, id by kind and name. A name that is not wanted
-// any more keeps its id, in case it comes back, until others need it (spare).
+// any more keeps its id, in case it comes back, until others need it and nothing refers
+// to it (spare).
 
 type idKind byte
 
@@ -115,16 +116,17 @@ func (d *draft) id(kind idKind, name string, limit uint32, busy func(uint32) boo
 		d.next[kind] = v + 1
 		return v, nil
 	}
+	d.next[kind] = max(d.next[kind], limit) // not looked at again
 	if list := d.spare[kind]; len(list) > 0 {
 		d.spare[kind] = list[1:]
 		d.fresh[k] = list[0]
 		return list[0], nil
 	}
 	if d.last {
-		return 0, fmt.Errorf("more than %d %s: no number is left for %q", limit, kind, name)
+		return 0, fmt.Errorf("no number is left for %q: there are %d %s, and those that left keep theirs until their flows have ended", name, limit, kind)
 	}
 	d.short = true
-	d.next[kind] = max(d.next[kind], limit) + 1
+	d.next[kind]++
 	d.fresh[k] = d.next[kind] // no other name has it
 	return d.fresh[k], nil
 }
@@ -132,25 +134,105 @@ func (d *draft) id(kind idKind, name string, limit uint32, busy func(uint32) boo
 // spare is a draft that may give the ids of names that are not wanted to others, as far
 // as nothing refers to them. Names that are not in force go first: while a change is
 // made, packets still meet what was before, and only of a set that does no harm.
-func (t *tables) spare(want map[idKey]bool) *draft {
+func (t *tables) spare(want map[idKey]bool) (*draft, error) {
 	d := t.ids.draft()
 	d.last, d.spare = true, map[idKind][]uint32{}
+	referred, err := t.referred()
+	if err != nil {
+		return nil, err
+	}
 	var inForce []uint32 // sets
-	rules, addresses := t.rulesInUse(), t.addressesInUse()
 	for k, v := range t.ids.known {
 		switch {
-		case want[k]:
-		case k.Kind == idSet && t.ids.inForce[k]:
-			inForce = append(inForce, v)
-		case k.Kind == idSet, !t.ids.inForce[k] && (k.Kind == idPool && !addresses[v] || k.Kind == idSource && !rules[v]):
+		case want[k] || k.Kind == idMeta:
+		case !t.ids.inForce[k] && !referred[k.Kind][v]:
 			d.spare[k.Kind] = append(d.spare[k.Kind], v)
+		case k.Kind == idSet:
+			inForce = append(inForce, v)
 		}
 	}
 	for _, list := range d.spare {
 		slices.Sort(list) // neighbours need no run of their own
 	}
 	d.spare[idSet] = append(d.spare[idSet], inForce...)
-	return d
+	return d, nil
+}
+
+// referred lists, for all kinds but sets, the ids that something in the tables refers to:
+// what is in force, whoever put it there, flows, bindings, and ports that rest.
+func (t *tables) referred() (map[idKind]map[uint32]bool, error) {
+	services, backends, sources, prefixes := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
+	for id, r := range t.rules.values {
+		if r.Active != 0 {
+			sources[uint32(id)] = true
+		}
+	}
+	for id, s := range t.services.values {
+		if s.Active == 0 {
+			continue
+		}
+		services[uint32(id)] = true
+		for r, i := regionOf(s.Slots), uint32(0); i < r.count; i++ {
+			backends[uint32(t.slot(r.first+i))] = true
+		}
+	}
+	note := func(kind, state, zone, flags uint8, owner, backend uint16) {
+		switch {
+		case state == uint8(wireEntryStateENTRY_FREE) || state == uint8(wireEntryStateENTRY_LOOSE):
+		case kind == uint8(wireEntryKindKIND_BINDING):
+			sources[uint32(zone)] = true
+		case flags&entryPrimary == 0:
+		case flags&entryNAT != 0:
+			sources[uint32(owner)] = true
+		default:
+			services[uint32(owner)], backends[uint32(backend)] = true, true
+		}
+	}
+	for i := range t.flows4.values {
+		e := &t.flows4.values[i]
+		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
+	}
+	for i := range t.flows6.values {
+		e := &t.flows6.values[i]
+		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
+	}
+	err := errors.Join(
+		eachIn(t.maps["sessions"], func(_ wireSessionKey, backend uint32) { backends[backend] = true }),
+		eachIn(t.maps["reverses"], func(_ wireListenerKey, r wireReverse) { backends[uint32(r.Backend)] = true }),
+		eachIn(t.maps["prefixes"], func(_ wirePrefixKey, p wirePrefix) { prefixes[uint32(p.Rule)] = true }))
+	return map[idKind]map[uint32]bool{idService: services, idBackend: backends, idSource: sources, idPrefix: prefixes, idPool: t.addressesInUse()}, err
+}
+
+// eachIn calls f for what a map holds; for nothing of one that is not made yet.
+func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
+	if m == nil {
+		return nil
+	}
+	all, err := content[K, V](m)
+	for k, v := range all {
+		f(k, v)
+	}
+	return err
+}
+
+// forget clears what the tables know of the name that had an id before, which nothing
+// refers to any more.
+func (t *tables) forget(kind idKind, id uint32) error {
+	switch kind {
+	case idPool:
+		t.blocks.values[id] = wireBlockMap{} // it may have had other blocks
+	case idService:
+		t.loads.values[id] = wireLoad{}
+	case idBackend:
+		t.loadsB.values[id] = wireLoad{}
+		if err := t.maps["backend_hops"].Put(id, wireBackendHop{}); err != nil {
+			return fmt.Errorf("backend_hops: %w", err)
+		}
+		if err := t.maps["tallies"].Put(id, make([]wireTally, ebpf.MustPossibleCPU())); err != nil {
+			return fmt.Errorf("tallies: %w", err)
+		}
+	}
+	return nil
 }
 
 // addressesInUse lists the pool addresses that have ports that are used or rest, or
@@ -166,36 +248,6 @@ func (t *tables) addressesInUse() map[uint32]bool {
 		if held {
 			busy[uint32(t.runs.values[place])] = true
 		}
-	}
-	return busy
-}
-
-// rulesInUse lists the rules that translate sources and are in force, or have flows,
-// bindings or ports that rest.
-func (t *tables) rulesInUse() map[uint32]bool {
-	busy := map[uint32]bool{}
-	for id, r := range t.rules.values {
-		if r.Active != 0 {
-			busy[uint32(id)] = true
-		}
-	}
-	note := func(kind, state, zone, flags uint8, owner uint16) {
-		if state != uint8(wireEntryStateENTRY_LIVE) && state != uint8(wireEntryStateENTRY_HOLD) {
-			return
-		}
-		if kind == uint8(wireEntryKindKIND_BINDING) {
-			busy[uint32(zone)] = true
-		} else if flags&(entryPrimary|entryNAT) == entryPrimary|entryNAT {
-			busy[uint32(owner)] = true
-		}
-	}
-	for i := range t.flows4.values {
-		e := &t.flows4.values[i]
-		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner)
-	}
-	for i := range t.flows6.values {
-		e := &t.flows6.values[i]
-		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner)
 	}
 	return busy
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
@@ -251,6 +252,129 @@ func TestRuleInUseKeepsItsID(t *testing.T) {
 		s.mustChange(yaml(i + 1))
 		if id := s.d.t.ids.known[idKeyOf(idSource, fmt.Sprintf("office%d", i+1))]; id == first {
 			t.Fatalf("office%d has the id of a rule that has a flow", i+1)
+		}
+	}
+}
+
+// TestBackendsComeAndGo changes the backends of a service, and then services, more often
+// than there are numbers: those that a flow refers to stay, and who is given the number
+// of another begins without its counts and next hop.
+func TestBackendsComeAndGo(t *testing.T) {
+	const each = 25000
+	const yaml = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, backends: [{name: up, address: 10.0.2.2, port: 80}]}\n"
+	s := changing(t, yaml)
+	generation := func(g int) {
+		t.Helper()
+		c, err := config.Decode("changing", []byte(yaml))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
+		web := &c.Services[0]
+		web.Backends[0].Address = netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + g)})
+		for i := range each {
+			web.Backends = append(web.Backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
+				Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Port: uint16(1000 + g)})
+		}
+		s.snapshot = snapshotFor(c)
+		if err := s.inside(s.apply); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reaches := func(client, server int) {
+		t.Helper()
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.10)/udp(sport=%d,dport=80)", client))
+		if len(out.Out) != 1 {
+			t.Fatalf("client %d: %v %v", client, out.Action, out.Reason)
+		}
+		eth, _ := packet.Find[*packet.Ethernet](packet.Parse(out.Out[0].Frame))
+		ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame))
+		if want := fmt.Sprintf("10.0.2.%d", server); ip.Dst.String() != want || eth.Dst[5] != byte(server) {
+			t.Fatalf("client %d reaches %s by %v, want %s", client, ip.Dst, eth.Dst, want)
+		}
+	}
+	numbers := func(kind idKind) map[uint32]string {
+		t.Helper()
+		names := map[uint32]string{}
+		for k, v := range s.d.t.ids.known {
+			if k.Kind != kind {
+				continue
+			}
+			if other, twice := names[v]; twice {
+				t.Errorf("%s %d has two names: %q and %q", kind, v, k.Name, other)
+			}
+			names[v] = string(k.Name[:])
+		}
+		return names
+	}
+	up := func(g int) uint32 {
+		return s.d.t.ids.known[idKeyOf(idBackend, fmt.Sprintf("web\x00up\x0010.0.2.%d:80", 2+g))]
+	}
+
+	generation(0)
+	reaches(1, 2)
+	first := up(0)
+	generation(1)
+	reaches(2, 3)
+	ended := up(1)
+	if err := s.d.t.maps["backend_hops"].Put(ended, wireBackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
+		t.Fatal(err)
+	}
+	for _, d := range []time.Duration{200 * time.Second, 102 * time.Second} {
+		if err := s.Advance(d); err != nil {
+			t.Fatal(err)
+		}
+		reaches(1, 2) // the other flow ends meanwhile
+	}
+	if s.d.t.loadsB.values[ended].Flows != 1 {
+		t.Errorf("a backend with one flow that has ended counts %d", s.d.t.loadsB.values[ended].Flows)
+	}
+	for g := 2; g < 5; g++ {
+		generation(g)
+		reaches(1, 2)
+		reaches(10+g, 2+g)
+		if n := len(numbers(idBackend)); n > maxBackends {
+			t.Errorf("generation %d: %d numbers of backends are kept", g, n)
+		}
+	}
+	names := numbers(idBackend)
+	if !strings.HasPrefix(names[first], "web\x00up\x0010.0.2.2:80") {
+		t.Errorf("the number of a backend that has a flow went to %q", names[first])
+	}
+	if strings.HasPrefix(names[ended], "web\x00up\x00") {
+		t.Fatal("the number of the backend without flows was given to nobody: the test proves nothing")
+	}
+	var hop wireBackendHop
+	if err := s.d.t.maps["backend_hops"].Lookup(ended, &hop); err != nil || hop != (wireBackendHop{}) || s.d.t.loadsB.values[ended] != (wireLoad{}) {
+		t.Errorf("the new owner of a number has next hop %v and counts %v (%v)", hop, s.d.t.loadsB.values[ended], err)
+	}
+
+	for g := range 3 {
+		c, err := config.Decode("changing", []byte(yaml))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
+		for i := range 7000 {
+			one := c.Services[0]
+			one.Name = fmt.Sprintf("web%d-%d", g, i)
+			one.Listen = []config.Listen{{Address: netip.MustParseAddr("192.0.2.11"), Ports: []flow.Ports{{First: uint16(1 + i), Last: uint16(1 + i)}}}}
+			c.Services = append(c.Services, one)
+		}
+		s.snapshot = snapshotFor(c)
+		if err := s.inside(s.apply); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(numbers(idService)); n > maxServices {
+			t.Errorf("generation %d: %d numbers of services are kept", g, n)
+		}
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.11)/udp(sport=%d,dport=7000)", 100+g))
+		if len(out.Out) != 1 {
+			t.Fatalf("generation %d: %v %v", g, out.Action, out.Reason)
+		}
+		id := s.d.t.ids.known[idKeyOf(idService, fmt.Sprintf("web%d-6999", g))]
+		if l := s.d.t.loads.values[id]; l.Flows != 1 || l.Active != 1 {
+			t.Errorf("generation %d: a service with one flow counts %d, %d of them now", g, l.Flows, l.Active)
 		}
 	}
 }

@@ -56,13 +56,14 @@ func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
 		return false
 	}
 	for i, s := range slots {
-		at := r.first + uint32(i)
-		if uint16(d.t.slotMem.values[at/4]>>(at%4*16)) != s {
+		if d.t.slot(r.first+uint32(i)) != s {
 			return false
 		}
 	}
 	return true
 }
+
+func (t *tables) slot(at uint32) uint16 { return uint16(t.slotMem.values[at/4] >> (at % 4 * 16)) }
 
 func (d *Datapath) writeSlots(r region, slots []uint16) {
 	for i := 0; i < len(slots); i += 4 {
