@@ -195,7 +195,9 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 	<-started
 	var out rates
 	err := func() error {
-		warm := uint64(max(2*s.flows, min(10*s.flows, 1_000_000))) // long flows: a few packets of each have passed
+		// Ten packets of each flow, as long ones have behind them: a datapath may know these by then
+		// (see remember in bpf/table.h). Of very many flows two, or most of a run would be this.
+		warm := uint64(max(2*s.flows, min(10*s.flows, 1_000_000)))
 		if s.open {
 			warm = 0
 		}

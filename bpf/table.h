@@ -186,8 +186,8 @@ static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packet
 		*(volatile __u32 *)&hint->slots[packets / 16 % HINT_SLOTS] = slot;
 }
 
-// The same through the hints. A hint may be of a flow that is over, or written by another
-// CPU just now: the comparison of keys tells.
+// Finds the live entry of a tuple, by the hints if they know it. A hint may be of a flow
+// that is over, or written by another CPU just now: the comparison of keys tells.
 static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_index, const bool v6)
 {
 	const __u32 mask = v6 ? entry_mask6 : entry_mask4;

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -41,6 +42,11 @@ func (s *subject) change(yaml string) error {
 	if err != nil {
 		return err
 	}
+	return s.changeTo(c)
+}
+
+// changeTo does so with one that was read already.
+func (s *subject) changeTo(c *config.Config) error {
 	c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
 	s.snapshot = snapshotFor(c)
 	return s.inside(s.apply)
@@ -224,19 +230,28 @@ func TestNamesComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for kind, limit := range map[idKind]int{idSet: maxSets, idSource: maxSources} {
-		if n := len(again.used[kind]); n > limit {
-			t.Errorf("%d ids of %s are kept", n, kind)
-		}
+		uniqueNumbers(t, again, kind, limit)
 	}
-	names := map[string]idKey{}
-	for k, v := range again.known {
-		if id := fmt.Sprint(k.Kind, v); k.Kind != idMeta {
-			if other, twice := names[id]; twice {
-				t.Errorf("%s %d has two names: %q and %q", k.Kind, v, k.Name, other.Name)
-			}
-			names[id] = k
+}
+
+// uniqueNumbers returns the names of a kind by their numbers, of which each has one.
+func uniqueNumbers(t *testing.T, list *ids, kind idKind, limit int) map[uint32]string {
+	t.Helper()
+	names := map[uint32]string{}
+	for k, v := range list.known {
+		if k.Kind != kind {
+			continue
 		}
+		name := string(bytes.TrimRight(k.Name[:], "\x00"))
+		if other, twice := names[v]; twice {
+			t.Errorf("%s %d has two names: %q and %q", kind, v, name, other)
+		}
+		names[v] = name
 	}
+	if len(names) > limit {
+		t.Errorf("%d numbers of %s are kept, of %d", len(names), kind, limit)
+	}
+	return names
 }
 
 // TestRuleInUseKeepsItsID gives more NAT rules names, one after the other, than there are
@@ -256,28 +271,40 @@ func TestRuleInUseKeepsItsID(t *testing.T) {
 	}
 }
 
-// TestBackendsComeAndGo changes the backends of a service, and then services, more often
-// than there are numbers: those that a flow refers to stay, and who is given the number
-// of another begins without its counts and next hop.
+const webYAML = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, backends: [{name: up, address: 10.0.2.2, port: 80}]}\n"
+
+// web is one service, and the same again under other names and ports.
+func web(t *testing.T, others int, prefix string) *config.Config {
+	t.Helper()
+	c, err := config.Decode("changing", []byte(webYAML))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range others {
+		other := c.Services[0]
+		other.Name = fmt.Sprintf("%s%d", prefix, i)
+		other.Listen = []config.Listen{{Address: netip.MustParseAddr("192.0.2.11"), Ports: []flow.Ports{{First: uint16(1 + i), Last: uint16(1 + i)}}}}
+		c.Services = append(c.Services, other)
+	}
+	return c
+}
+
+// TestBackendsComeAndGo changes the backends of a service more often than there are
+// numbers: one that a flow refers to keeps its, and who is given that of another begins
+// without its counts and next hop.
 func TestBackendsComeAndGo(t *testing.T) {
 	const each = 25000
-	const yaml = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, backends: [{name: up, address: 10.0.2.2, port: 80}]}\n"
-	s := changing(t, yaml)
+	s := changing(t, webYAML)
 	generation := func(g int) {
 		t.Helper()
-		c, err := config.Decode("changing", []byte(yaml))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
-		web := &c.Services[0]
-		web.Backends[0].Address = netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + g)})
+		c := web(t, 0, "")
+		backends := &c.Services[0].Backends
+		(*backends)[0].Address = netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + g)})
 		for i := range each {
-			web.Backends = append(web.Backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
+			*backends = append(*backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
 				Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Port: uint16(1000 + g)})
 		}
-		s.snapshot = snapshotFor(c)
-		if err := s.inside(s.apply); err != nil {
+		if err := s.changeTo(c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -293,31 +320,16 @@ func TestBackendsComeAndGo(t *testing.T) {
 			t.Fatalf("client %d reaches %s by %v, want %s", client, ip.Dst, eth.Dst, want)
 		}
 	}
-	numbers := func(kind idKind) map[uint32]string {
-		t.Helper()
-		names := map[uint32]string{}
-		for k, v := range s.d.t.ids.known {
-			if k.Kind != kind {
-				continue
-			}
-			if other, twice := names[v]; twice {
-				t.Errorf("%s %d has two names: %q and %q", kind, v, k.Name, other)
-			}
-			names[v] = string(k.Name[:])
-		}
-		return names
-	}
-	up := func(g int) uint32 {
-		return s.d.t.ids.known[idKeyOf(idBackend, fmt.Sprintf("web\x00up\x0010.0.2.%d:80", 2+g))]
-	}
+	name := func(g int) string { return fmt.Sprintf("web\x00up\x0010.0.2.%d:80", 2+g) }
+	number := func(g int) uint32 { return s.d.t.ids.known[idKeyOf(idBackend, name(g))] }
 
 	generation(0)
 	reaches(1, 2)
-	first := up(0)
+	busy := number(0)
 	generation(1)
 	reaches(2, 3)
-	ended := up(1)
-	if err := s.d.t.maps["backend_hops"].Put(ended, wireBackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
+	idle := number(1)
+	if err := s.d.t.maps["backend_hops"].Put(idle, wireBackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
 		t.Fatal(err)
 	}
 	for _, d := range []time.Duration{200 * time.Second, 102 * time.Second} {
@@ -326,55 +338,50 @@ func TestBackendsComeAndGo(t *testing.T) {
 		}
 		reaches(1, 2) // the other flow ends meanwhile
 	}
-	if s.d.t.loadsB.values[ended].Flows != 1 {
-		t.Errorf("a backend with one flow that has ended counts %d", s.d.t.loadsB.values[ended].Flows)
+	if n := s.d.t.loadsB.values[idle].Flows; n != 1 {
+		t.Errorf("a backend with one flow that has ended counts %d", n)
 	}
 	for g := 2; g < 5; g++ {
 		generation(g)
 		reaches(1, 2)
 		reaches(10+g, 2+g)
-		if n := len(numbers(idBackend)); n > maxBackends {
-			t.Errorf("generation %d: %d numbers of backends are kept", g, n)
-		}
+		uniqueNumbers(t, s.d.t.ids, idBackend, maxBackends)
 	}
-	names := numbers(idBackend)
-	if !strings.HasPrefix(names[first], "web\x00up\x0010.0.2.2:80") {
-		t.Errorf("the number of a backend that has a flow went to %q", names[first])
+	names := uniqueNumbers(t, s.d.t.ids, idBackend, maxBackends)
+	if names[busy] != name(0) {
+		t.Errorf("the number of a backend that has a flow went to %q", names[busy])
 	}
-	if strings.HasPrefix(names[ended], "web\x00up\x00") {
+	if names[idle] == name(1) {
 		t.Fatal("the number of the backend without flows was given to nobody: the test proves nothing")
 	}
 	var hop wireBackendHop
-	if err := s.d.t.maps["backend_hops"].Lookup(ended, &hop); err != nil || hop != (wireBackendHop{}) || s.d.t.loadsB.values[ended] != (wireLoad{}) {
-		t.Errorf("the new owner of a number has next hop %v and counts %v (%v)", hop, s.d.t.loadsB.values[ended], err)
+	if err := s.d.t.maps["backend_hops"].Lookup(idle, &hop); err != nil || hop != (wireBackendHop{}) || s.d.t.loadsB.values[idle] != (wireLoad{}) {
+		t.Errorf("the new owner of a number has next hop %v and counts %v (%v)", hop, s.d.t.loadsB.values[idle], err)
 	}
+}
 
+// TestServicesComeAndGo changes the names of services more often than there are numbers:
+// each counts its own flows only.
+func TestServicesComeAndGo(t *testing.T) {
+	const each = 7000
+	s := changing(t, webYAML)
 	for g := range 3 {
-		c, err := config.Decode("changing", []byte(yaml))
-		if err != nil {
+		prefix := fmt.Sprintf("web%d-", g)
+		if err := s.changeTo(web(t, each, prefix)); err != nil {
 			t.Fatal(err)
 		}
-		c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
-		for i := range 7000 {
-			one := c.Services[0]
-			one.Name = fmt.Sprintf("web%d-%d", g, i)
-			one.Listen = []config.Listen{{Address: netip.MustParseAddr("192.0.2.11"), Ports: []flow.Ports{{First: uint16(1 + i), Last: uint16(1 + i)}}}}
-			c.Services = append(c.Services, one)
+		uniqueNumbers(t, s.d.t.ids, idService, maxServices)
+		for i := range each {
+			if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, fmt.Sprint(prefix, i))]]; l != (wireLoad{}) {
+				t.Fatalf("change %d: a new service has the counts %+v", g, l)
+			}
 		}
-		s.snapshot = snapshotFor(c)
-		if err := s.inside(s.apply); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(numbers(idService)); n > maxServices {
-			t.Errorf("generation %d: %d numbers of services are kept", g, n)
-		}
-		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.11)/udp(sport=%d,dport=7000)", 100+g))
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.11)/udp(sport=%d,dport=%d)", 100+g, each))
 		if len(out.Out) != 1 {
-			t.Fatalf("generation %d: %v %v", g, out.Action, out.Reason)
+			t.Fatalf("change %d: %v %v", g, out.Action, out.Reason)
 		}
-		id := s.d.t.ids.known[idKeyOf(idService, fmt.Sprintf("web%d-6999", g))]
-		if l := s.d.t.loads.values[id]; l.Flows != 1 || l.Active != 1 {
-			t.Errorf("generation %d: a service with one flow counts %d, %d of them now", g, l.Flows, l.Active)
+		if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, fmt.Sprint(prefix, each-1))]]; l.Flows != 1 || l.Active != 1 {
+			t.Errorf("change %d: a service with one flow counts %d, %d of them now", g, l.Flows, l.Active)
 		}
 	}
 }

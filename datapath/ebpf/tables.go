@@ -120,7 +120,7 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 func buckets(entries uint32) uint32 { return entries/8 + 16 }
 
 // hints of four slots for a number of entries: one slot for each second entry at least, up
-// to 128 KiB. With half as many 50,000 flows gain nothing, with four times as many short
+// to 128 KiB. With half as many 50,000 flows gain little, with four times as many short
 // flows lose what they need of the CPU's cache (bench/results/hints.txt).
 func hints(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
 
