@@ -295,10 +295,14 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 // Searches the flow of a packet; REASON_NONE when there is none.
 static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
-	__u32 index;
-	void *e = search_entry(&p->tuple, &index, v6);
+	struct work *w = the_work();
 	struct entry_meta *m;
+	__u32 index;
+	void *e;
 
+	if (have_nat && p->tcp_flags & TCP_SYN && w)
+		touch_binding(w, &p->tuple, v6);
+	e = search_entry(&p->tuple, &index, v6);
 	if (!e)
 		return REASON_NONE;
 	m = meta_of(e, v6);

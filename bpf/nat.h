@@ -110,13 +110,14 @@ static __always_inline struct client *client_again(void)
 
 // Makes the pool address of a port that was taken the client's, or gives the port back
 // because another CPU chose another address.
-static __always_inline bool pair(struct client *client, const struct port_request *r)
+static __always_inline bool pair(struct client *client, struct port_request *r)
 {
 	__u32 mine = r->map / PORT_CLASSES + 1, owned = __sync_val_compare_and_swap(&client->pool, 0, mine);
 
 	if (!owned || owned == mine)
 		return true;
 	give_port(r->map, r->port);
+	r->owned = owned;
 	return false;
 }
 
@@ -124,11 +125,11 @@ static __always_inline bool pair(struct client *client, const struct port_reques
 
 // Parts a client from a pool address that has left the rule's pool. One with blocks of it
 // keeps it until its ports have rested, because nobody else may have them meanwhile;
-// unless the host has lost the address: then they are nobody's. False: try again.
-__noinline int part(__u32 rule)
+// unless the host has lost the address: then they are nobody's. False: try again. The
+// request is told the address that it has.
+__noinline int part(struct client *c, __u32 rule)
 {
 	struct work *w = the_work();
-	struct client *c = client_again();
 	struct pool_addr *address;
 	__u32 owned, number;
 
@@ -136,8 +137,10 @@ __noinline int part(__u32 rule)
 		return 0;
 	owned = *(volatile __u32 *)&c->pool;
 	number = owned - 1;
-	if (!owned || in_pool(number, rule))
+	if (!owned || in_pool(number, rule)) {
+		w->request.owned = owned;
 		return 1;
+	}
 	if (!have_blocks || !*(volatile __u32 *)&c->blocks[0]) {
 		__sync_val_compare_and_swap(&c->pool, owned, 0);
 		return 1;
@@ -159,18 +162,15 @@ __noinline int part(__u32 rule)
 __noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 {
 	struct client *client;
-	__u32 owned;
 
 	if (!b || !r)
 		return REASON_INTERNAL;
-	client = b->client_seen ? client_again() : (void *)0;
-	owned = client ? *(volatile __u32 *)&client->pool : 0;
-	r->map = (owned ? owned - 1 : pool_number(r->pool + at)) * PORT_CLASSES + port_class(b->inside.l4_proto);
+	r->map = (r->owned ? r->owned - 1 : pool_number(r->pool + at)) * PORT_CLASSES + port_class(b->inside.l4_proto);
 	if (choose_wanted(r) != REASON_NONE)
-		return owned ? REASON_NO_PORT : NEXT_ADDRESS;
-	if (!b->client_seen)
+		return r->owned ? REASON_NO_PORT : NEXT_ADDRESS;
+	if (r->owned || !b->client_seen)
 		return REASON_NONE;
-	client = client_again(); // the verifier has lost sight of it
+	client = client_again();
 	return client && pair(client, r) ? REASON_NONE : NEXT_ADDRESS;
 }
 
@@ -326,7 +326,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 			return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_PORTS;
 		}
 		b->client_seen = 1;
-		if (!part(b->rule)) {
+		if (!part(client, b->rule)) {
 			client_port_put(&b->inside.saddr, b->rule);
 			return REASON_NO_PORT;
 		}
@@ -459,6 +459,7 @@ __noinline int bind(struct bind *b)
 	__builtin_memset(r, 0, sizeof(*r));
 	__builtin_memset(&w->who, 0, sizeof(w->who));
 	bind_key(&w->key, b, rule);
+	w->guess.rule = id;
 	if (b->family == FAMILY_6)
 		touch_entries(true);
 	else

@@ -36,7 +36,6 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
 	b->flags = ENTRY_BOUND | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {
-		touch_owner(bound->slot);
 		b->flags |= ENTRY_PORT;
 		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
 	}
@@ -183,6 +182,22 @@ static __always_inline bool translates(const struct packet *p)
 	return nat_rule_of(p) < EXCEPTED;
 }
 
+// Touches what a new port leads to: its owner's place, and the answers'.
+__noinline int touch_outside(const struct plan *plan, __u32 slot)
+{
+	struct tuple back = {};
+
+	if (!plan)
+		return 0;
+	reverse_tuple(&back, &plan->to);
+	if (plan->family == FAMILY_6)
+		touch_place(&back, true);
+	else
+		touch_place(&back, false);
+	touch_owner(slot);
+	return 1;
+}
+
 // The flow of a binding, and the binding if there is none. REASON_FLOW: another CPU was
 // faster; where bound->alone still stands its binding is another, which is there now.
 static __always_inline int nat_open(const struct packet *p, struct plan *plan, struct bind *bound)
@@ -200,6 +215,8 @@ static __always_inline int nat_open(const struct packet *p, struct plan *plan, s
 	plan->to.sport = bound->port;
 	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
 		plan->to.dport = bound->port; // the identifier stands for both
+	if (fresh)
+		touch_outside(plan, bound->slot);
 	reason = nat_flow(p, plan, bound);
 	if (reason == REASON_NEW_FLOW) {
 		permit(&plan->to, bound); // a full table: then only the remote endpoint itself may answer

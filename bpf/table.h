@@ -123,6 +123,36 @@ static __always_inline bool key_equal(void *e, const struct tuple *t, const bool
 	       *(__u64 *)&key->sport == pack(ports, id);
 }
 
+// Reads a word that is needed later. What a new flow reads and writes lies in cold
+// memory: read beforehand, without an atomic in between, its lines come while a search
+// waits for its own, and not one after the other.
+static __always_inline void touch_word(const __u32 *word)
+{
+	__u32 read = *(const volatile __u32 *)word;
+
+	asm volatile("" ::"r"(read));
+}
+
+// Touches where a tuple may stand.
+static __always_inline void touch_place(const struct tuple *t, const bool v6)
+{
+	struct place at = place_of(t, v6);
+	struct bucket *bucket = bucket_at(at.bucket[0], v6);
+
+	if (bucket)
+		touch_word(&bucket->spilled);
+}
+
+// Touches where the binding of a packet's source stands, for a packet that may open a
+// flow: beside the search of that flow.
+static __always_inline void touch_binding(const struct work *w, const struct tuple *t, const bool v6)
+{
+	struct tuple key = { .saddr = t->saddr, .sport = t->sport, .l4_proto = t->l4_proto, .kind = KIND_BINDING };
+
+	key.zone = w->guess.rule;
+	touch_place(&key, v6);
+}
+
 // Finds an entry that a tuple's slots point at, other than "other", and its index;
 // null and NO_ENTRY when there is none.
 static __always_inline void *search_at(const struct place *at, const struct tuple *t, __u32 *at_index, __u32 other,
@@ -193,6 +223,7 @@ static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_inde
 	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
 	struct place at = place_of(t, v6);
 	struct hint *hint = v6 ? bpf_map_lookup_elem(&hints6, &at.hint) : bpf_map_lookup_elem(&hints4, &at.hint);
+	struct work *w = have_nat ? the_work() : (void *)0;
 	void *e;
 
 	if (!hint)
@@ -205,7 +236,11 @@ static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_inde
 		if (e && key_equal(e, t, v6))
 			return e;
 	}
+	if (w && w->guess.opens)
+		touch_binding(w, t, v6);
 	e = search_at(&at, t, at_index, NO_ENTRY, key_equal, v6);
+	if (w && w->guess.opens != !e)
+		w->guess.opens = !e;
 	if (e)
 		remember(hint, at.tag | (*at_index + 1), *(__u64 *)e);
 	return e;
@@ -233,16 +268,6 @@ __noinline __u32 find6(const struct tuple *t)
 static __always_inline __u32 find(const struct tuple *t, bool v6)
 {
 	return v6 ? find6(t) : find4(t);
-}
-
-// Reads a word that is written later. What a new flow writes lies in cold memory: read
-// beforehand, without an atomic in between, its lines come while a search waits for its
-// own, and not one after the other.
-static __always_inline void touch_word(const __u32 *word)
-{
-	__u32 read = *(const volatile __u32 *)word;
-
-	asm volatile("" ::"r"(read));
 }
 
 // Touches the entries that the next flow is likely to be given: they are freed, and

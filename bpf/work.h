@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The working memory of one packet: what was parsed, what is to be done, and what
-// the steps in between hand on. Nothing here outlives the packet.
+// the steps in between hand on. Nothing here outlives the packet but a guess.
 #ifndef SLUICE_WORK_H
 #define SLUICE_WORK_H
 
@@ -145,6 +145,7 @@ struct port_request {
 	__u32 to;
 	__u32 pool;     // where the pool begins in runs
 	__u32 pool_len;
+	__u32 owned;    // the client's pool address, number + 1; 0: none yet
 };
 
 // What a binding is asked for, and what it is.
@@ -219,6 +220,12 @@ ASSERT_SIZE(struct cookie, 104);
 
 #define EXTENSION_MAX 256 // of an ICMP error that changes its family; longer ones are left out
 
+// What the next packet may be like, by those before it: what it needs is read early.
+struct guess {
+	__u32 rule;  // NAT rule that bound last
+	__u32 opens; // the last packet that no hint knew had no flow
+};
+
 // Working memory for one packet.
 struct work {
 	struct packet packet;
@@ -237,6 +244,7 @@ struct work {
 	union addr from; // source that an ICMP error goes on with
 	__u8 extension[EXTENSION_MAX]; // of an ICMP error, while it is moved
 	struct cookie cookie;
+	struct guess guess;
 };
 
 #endif

@@ -907,8 +907,8 @@ type wireWork struct {
 		To      uint32
 		Pool    uint32
 		PoolLen uint32
+		Owned   uint32
 	}
-	_      [4]byte
 	Fib    [8]uint64
 	Who    wireClientKey
 	Sticky wireStickyKey
@@ -950,6 +950,11 @@ type wireWork struct {
 		Ip  [5]uint64
 		Tcp [60]uint8
 		Mss uint32
+	}
+	Guess struct {
+		_     structs.HostLayout
+		Rule  uint32
+		Opens uint32
 	}
 }
 
