@@ -48,6 +48,10 @@ static __always_inline void touch_owner(__u32 slot)
 
 #define OWNER_6 0x80000000U
 
+// In ref_of the reply of a flow from IPv4 to IPv6: its binding is the IPv4 sender's (a
+// hairpin), where that of all other flows between the families is an IPv6 host's.
+#define REF_4 0x80000000U
+
 static __always_inline __u32 owner_of(__u32 index, bool v6)
 {
 	return (index + 1) | (v6 ? OWNER_6 : 0);

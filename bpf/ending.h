@@ -144,21 +144,24 @@ static __always_inline void pay_service(const struct ending *end)
 		service_uncount(&end->client, end->owner, end->backend, end->flags, end->family);
 }
 
+// Whether a flow's binding is in IPv6: that of the inside end, of nat64 the IPv6 one's.
+static __always_inline bool bound_in6(const struct ending *end)
+{
+	return end->flags & ENTRY_CROSS ? !(end->ref & REF_4) : end->family == FAMILY_6;
+}
+
 static __always_inline void pay_nat(const struct ending *end)
 {
-	__u32 owner = end->owner, index = end->ref;
+	__u32 owner = end->owner, index = end->ref & ~REF_4;
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &owner);
 	struct client_key who = {};
-	bool six;
 
 	if (r) {
 		__sync_fetch_and_add(&r->packets, end->packets);
 		__sync_fetch_and_add(&r->bytes, end->bytes);
 	}
-	// The inside end has the binding: of nat64 that is IPv6.
-	six = end->flags & ENTRY_CROSS ? true : end->family == FAMILY_6;
 	if (end->flags & ENTRY_CLIENT) {
-		if (six) {
+		if (bound_in6(end)) {
 			struct flow6 *f = entry_at(index, true);
 
 			if (f)
@@ -188,7 +191,7 @@ __noinline int pay(const struct ending *end)
 	else
 		pay_service(end);
 	if (end->flags & ENTRY_BOUND)
-		binding_put(end->ref, end->flags & ENTRY_CROSS || end->family == FAMILY_6, end->now);
+		binding_put(end->ref & ~REF_4, bound_in6(end), end->now);
 	if (end->flags & ENTRY_HALF_OPEN && c)
 		half_open_give(c);
 	if ((end->flags & (ENTRY_PORT | ENTRY_NAT)) == ENTRY_PORT) {

@@ -32,7 +32,7 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 	if (rule->flags & NAT_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
 	b = birth_of(w, p, plan);
-	b->ref = bound->index;
+	b->ref = bound->index | (bound->family == FAMILY_4 && plan->family == FAMILY_6 ? REF_4 : 0);
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
 	b->flags = ENTRY_BOUND | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {

@@ -204,6 +204,39 @@ func TestStrangersShareNoBinding(t *testing.T) {
 	}
 }
 
+// TestHairpinBetweenFamilies ends a flow of an IPv4 host to an IPv6 one, by the outside
+// endpoint that nat64 gave that one: it is the IPv4 host's binding and count that it gives
+// back, and what has the same number in the table of IPv6 is left alone.
+func TestHairpinBetweenFamilies(t *testing.T) {
+	s := changing(t, `
+nat:
+  - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.1]}
+  - {name: v4, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1], connections-per-client: 9}
+`)
+	six := sentFrom(t, send(t, s, "lan0", "ip6(src=fd00:2::3,dst=64:ff9b::c612:1)/udp(sport=5000,dport=53)"))
+	out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.2,dst=203.0.113.1)/udp(sport=4000,dport=%s)", six[len("203.0.113.1:"):]))
+	if out.Action != nat.Forward || out.Reason != nat.ReasonNewFlow {
+		t.Fatalf("from IPv4: %s %s", out.Action, out.Reason)
+	}
+	binding := slices.IndexFunc(s.d.t.flows4.values, func(e wireFlow4) bool { return e.Key.Kind == uint8(wireEntryKindKIND_BINDING) })
+	if binding < 0 {
+		t.Fatal("the IPv4 host has no binding")
+	}
+	namesake := &s.d.t.flows6.values[binding].Meta
+	owner, backend := namesake.Owner, namesake.Backend
+	if err := s.Advance(301 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if namesake.Owner != owner || namesake.Backend != backend {
+		t.Errorf("entry %d of IPv6 has %d and %d, was %d and %d", binding, namesake.Owner, namesake.Backend, owner, backend)
+	}
+	if err := s.Advance(121 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	held{}.want(t, s, "all flows ended, all ports have rested")
+	each(s.d.t.maps["clients"], func(c *wireClient) { t.Errorf("a client that has nothing is counted: %+v", *c) })
+}
+
 // TestRemovedRule ends the flows of a rule at once, those that hold their bindings too.
 func TestRemovedRule(t *testing.T) {
 	s := office(t, "")
