@@ -399,6 +399,10 @@ int sluice_tc(struct __sk_buff *ctx)
 {
 	int verdict;
 
+	if (ctx->vlan_present) { // a tag that a card has taken off the frame: it is met again at the VLAN's interface
+		other();
+		return TC_ACT_UNSPEC;
+	}
 	if (ctx->protocol == bpf_htons(ETH_P_IP)) {
 		verdict = have_direct && !have_rules && !dry_run ? tc_direct(ctx) : NOT_DIRECT;
 		if (verdict == NOT_DIRECT)
