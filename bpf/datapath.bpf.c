@@ -298,7 +298,7 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 	reason = parse(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = tc_extensions(ctx, p);
-	p->segment = segment_of(p, ctx->gso_size);
+	p->segment = segment_of(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->gso_size);
 	return reason;
 }
 

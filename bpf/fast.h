@@ -24,12 +24,20 @@ static __always_inline bool fast_frame(void *data, void *end, const bool v6)
 }
 
 // The largest network packet that a packet becomes on the wire; gso_size is 0 for
-// one that is not cut.
-static __always_inline __u32 segment_of(const struct packet *p, __u32 gso_size)
+// one that is not cut. Each segment of TCP has all of its options.
+static __always_inline __u32 segment_of(const struct packet *p, void *data, void *end, __u32 gso_size)
 {
+	__u8 *tcp = data + (p->l4_off & 0x7ff);
+	__u32 header = sizeof(struct udphdr);
+
 	if (!gso_size)
 		return p->l3_len;
-	return p->l4_off - ETH_HLEN + (p->tuple.l4_proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8) + gso_size;
+	if (p->tuple.l4_proto == IPPROTO_TCP) {
+		header = sizeof(struct tcphdr);
+		if ((void *)(tcp + header) <= end)
+			header = (tcp[12] >> 4) * 4;
+	}
+	return p->l4_off - ETH_HLEN + header + gso_size;
 }
 
 // A settled flow that a packet belongs to.
@@ -103,7 +111,7 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 		return false;
 	if (p->frame_len < ETH_HLEN + p->l3_len)
 		return false;
-	p->segment = segment_of(p, gso_size);
+	p->segment = segment_of(p, data, end, gso_size);
 	return fast_flow(p, s, v6);
 }
 

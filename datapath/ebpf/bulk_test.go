@@ -13,6 +13,10 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 const bulkYAML = `
@@ -71,6 +75,47 @@ func testBulk(t *testing.T, l *lab.Lab) {
 			}
 			t.Error("the connection is not among the flows")
 		})
+	}
+}
+
+// TestSegmentsTooBig has packets that are cut later (GSO) towards a smaller link: their
+// segments have the options that the packet has, and must fit with them.
+func TestSegmentsTooBig(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("gso", []byte("services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := golden.StandardHost()
+	h.Interfaces[1].MTU = 1492
+	const ends = "ip4(src=203.0.113.5,dst=192.0.2.10,df)/tcp(sport=4000,dport=80,"
+	for _, full := range []bool{false, true} { // the straight path leaves what is too large to the full one
+		s := newSubject(t, "tc")
+		s.full = full
+		if err := s.Reset(c, h); err != nil {
+			t.Fatal(err)
+		}
+		send(t, s, "wan0", ends+"flags=S,seq=1)")
+		send(t, s, "lan0", "ip4(src=10.0.2.2,dst=203.0.113.5)/tcp(sport=80,dport=4000,flags=SA,seq=1,ack=2)")
+		send(t, s, "wan0", ends+"flags=A,seq=2,ack=2)")
+		for payload, fits := range map[int]bool{1440: true, 1441: false} {
+			frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + ends +
+				fmt.Sprintf("flags=A,seq=2,ack=2,opts=[nop;nop;ts:1:2])/data(%d)", 2*payload)).Build()
+			o := s.options(nat.Arrival{Interface: "wan0", Frame: frame})
+			meta := o.Context.(skbMeta)
+			meta.GSOSegs, meta.GSOSize = 2, uint32(payload)
+			o.Context = meta
+			ret, err := s.program().Run(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sent := ret == tcRedirect; sent != fits {
+				t.Errorf("segments of %d bytes: verdict %d", 20+32+payload, ret)
+			}
+		}
+		if n := counted(t, s.d, "too-big"); n != 1 {
+			t.Errorf("%d packets were too big, want 1", n)
+		}
 	}
 }
 

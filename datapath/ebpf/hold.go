@@ -236,10 +236,14 @@ func (h *holder) report() {
 	}
 }
 
-// skbMeta is the first part of struct __sk_buff.
+// skbMeta is struct __sk_buff.
 type skbMeta struct {
 	Len, PktType, Mark, Queue, Protocol, VlanPresent, VlanTCI, VlanProto, Priority, Ingress, Ifindex, TCIndex uint32
-	_                                                                                                         [36]uint32
+	_                                                                                                         [29]uint32
+	GSOSegs                                                                                                   uint32
+	_                                                                                                         [2]uint32
+	GSOSize                                                                                                   uint32
+	_                                                                                                         [3]uint32
 }
 
 const tcRedirect = 7 // TC_ACT_REDIRECT
