@@ -23,7 +23,6 @@ struct ending {
 	__u8 twin_family;
 	__u8 heard;	   // by the opener
 	__u8 twin_heard;
-	__u32 seen;	   // the later of the two
 	__u32 twin_seen;
 	__u32 own_seen;
 	__u32 settled;

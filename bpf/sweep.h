@@ -22,6 +22,14 @@ static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
 	end->heard = (end->heard & ~HEARD_CLOSED) | (was >> HEARD_SHIFT & HEARD_CLOSED);
 }
 
+// Whether neither end has sent for longer than a timeout. Both are given a second, because
+// a packet may have come since now; "later" would be wrong: one direction may be silent for
+// half of the clock's range and longer.
+static __always_inline bool silent(const struct ending *end, __u32 timeout)
+{
+	return end->now + hz - end->own_seen > timeout + hz && end->now + hz - end->twin_seen > timeout + hz;
+}
+
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
@@ -44,8 +52,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 		}
 	}
 	end.now = now;
-	end.seen = later(end.twin_seen, end.own_seen) ? end.twin_seen : end.own_seen;
-	if (!owner_gone(&end) && !later(now, end.seen + timeout_of(&end)))
+	if (!owner_gone(&end) && !silent(&end, timeout_of(&end)))
 		return;
 	if (bore_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);

@@ -237,6 +237,42 @@ nat:
 	each(s.d.t.maps["clients"], func(c *wireClient) { t.Errorf("a client that has nothing is counted: %+v", *c) })
 }
 
+// TestLongTimes has a flow of which one side has been silent for more than half of the
+// clock's range, and the longest timeout, which is longer than that at 1000 ticks a second.
+func TestLongTimes(t *testing.T) {
+	s := changing(t, `
+nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]
+timeouts: {tcp-established: 720h}
+`)
+	send(t, s, "lan0", question(2, 1))
+	syn := "ip4(src=10.0.2.2,dst=198.18.0.1)/tcp(sport=4000,dport=80,flags=%s,seq=1,ack=%d)"
+	out := send(t, s, "lan0", fmt.Sprintf(syn, "S", 0))
+	tcp, _ := packet.Find[*packet.TCP](packet.Parse(out.Out[0].Frame))
+	send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.0.1,dst=203.0.113.1)/tcp(sport=80,dport=%d,flags=SA,seq=1,ack=2)", tcp.SrcPort))
+	send(t, s, "lan0", fmt.Sprintf(syn, "A", 2))
+	held{flows: 4, slots: 6, ports: 2, owned: 2}.want(t, s, "two flows")
+	now, err := s.clock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.d.t.flows4.values {
+		e := &s.d.t.flows4.values[i]
+		switch {
+		case e.Key.State == 0:
+		case e.Key.L4Proto == 6:
+			e.Meta.Seen = now - 719*3600*s.d.hz
+		case e.Meta.Flags&entryPrimary == 0:
+			e.Meta.Seen = now - 1<<31 - 5*s.d.hz
+		default:
+			e.Meta.Seen = now
+		}
+	}
+	if err := s.sweep(); err != nil {
+		t.Fatal(err)
+	}
+	held{flows: 4, slots: 6, ports: 2, owned: 2}.want(t, s, "one way for long, and long idle")
+}
+
 // TestRemovedRule ends the flows of a rule at once, those that hold their bindings too.
 func TestRemovedRule(t *testing.T) {
 	s := office(t, "")
