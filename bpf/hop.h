@@ -44,7 +44,8 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 #define HOP_WRITING 0xffffffffU // no generation: they count from 1
 
 // Takes a place for a next hop, or finds that it has it. One CPU alone writes a place:
-// the one that has replaced its generation by HOP_WRITING.
+// the one that has replaced its generation by HOP_WRITING. It takes no place of a later
+// generation than its own, which began while it asked.
 static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
 {
 	__u32 was = *(volatile __u32 *)&h->gen;
@@ -53,7 +54,7 @@ static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup 
 	if (was == HOP_WRITING)
 		return false;
 	same = hop_same(h, fib);
-	if (was == gen)
+	if (!later(gen, was))
 		return same;
 	if (__sync_val_compare_and_swap(&h->gen, was, same ? gen : HOP_WRITING) != was)
 		return false;

@@ -211,3 +211,31 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 		}
 	}
 }
+
+// TestLaterNextHops finds the places of next hops taken in a later generation than the one
+// that a packet has asked in: flows rely on them, and it takes none.
+func TestLaterNextHops(t *testing.T) {
+	s := office(t, "")
+	theirs := wireHop{Ifindex: uint32(s.ifaces["wan0"]), Gen: s.d.t.control.values[0].Generation + 1, Mtu: 1500, Dmac: [6]uint8{2, 0, 0, 0, 9, 9}}
+	places := s.d.t.maps["hops"].MaxEntries()
+	for i := uint32(1); i < places; i++ {
+		if err := s.d.t.maps["hops"].Put(i, theirs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		out := send(t, s, "lan0", question(2, 1))
+		if len(out.Out) != 1 {
+			t.Fatalf("%s %s: nothing was sent", out.Action, out.Reason)
+		}
+		if to := net.HardwareAddr(out.Out[0].Frame[:6]).String(); to != "02:00:00:00:01:02" {
+			t.Errorf("sent to %s", to)
+		}
+	}
+	for i := uint32(1); i < places; i++ {
+		var h wireHop
+		if err := s.d.t.maps["hops"].Lookup(i, &h); err != nil || h != theirs {
+			t.Fatalf("place %d has %+v, %v", i, h, err)
+		}
+	}
+}
