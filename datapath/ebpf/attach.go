@@ -47,11 +47,11 @@ func (a *attachment) program() string {
 }
 
 // hooksFor lists the hooks to try on an interface, best first.
-func hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
+func (h *host) hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
 	switch {
 	case want != config.AttachAuto && want != "":
 		return []config.Attach{want}
-	case i.Virtual():
+	case i.Virtual() || len(h.deaf()) > 0:
 		return []config.Attach{config.AttachTC}
 	}
 	return []config.Attach{config.AttachXDP, config.AttachTC}
@@ -70,7 +70,7 @@ func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) 
 	keep := map[string]bool{}
 	for _, i := range wanted {
 		keep[i.Name] = true
-		if err := d.attachOne(c.Attach, i, programs); err != nil {
+		if err := d.attachOne(h.hooksFor(c.Attach, i), i, programs); err != nil {
 			return fmt.Errorf("interface %s: %w", i.Name, err)
 		}
 	}
@@ -84,8 +84,7 @@ func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) 
 }
 
 // attachOne attaches, or gives the new program to a link that is there.
-func (d *Datapath) attachOne(want config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
-	hooks := hooksFor(want, i)
+func (d *Datapath) attachOne(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
 	if a := d.attached[i.Name]; a != nil {
 		if a.ifindex == i.Index && (a.hook == hooks[0] || len(hooks) > 1 && a.hook == hooks[1]) {
 			return a.update(programs)

@@ -5,6 +5,8 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +17,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestGenericXDP is the last resort: XDP on packets that the kernel has made
@@ -123,6 +127,45 @@ func answers(timeout time.Duration, n *lab.Node, addr string) error {
 		return nil
 	} else {
 		return err
+	}
+}
+
+// TestLinksThatXDPLoses: auto takes XDP only where all that packets may leave by takes
+// frames from it, and whoever asks for XDP nevertheless is told what is lost.
+func TestLinksThatXDPLoses(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	lo := netdev.Interface{Index: 1, Name: "lo", Kind: "device", Up: true, Loopback: true, MAC: make(net.HardwareAddr, 6)}
+	eth0 := netdev.Interface{Index: 2, Name: "eth0", Kind: "device", Up: true, MAC: mac}
+	br0 := netdev.Interface{Index: 4, Name: "br0", Kind: "bridge", Up: true, MAC: mac}
+	for name, c := range map[string]struct {
+		others []netdev.Interface
+		xdp    bool
+		told   string
+	}{
+		"cards":           {[]netdev.Interface{{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}}, true, ""},
+		"card in a VRF":   {[]netdev.Interface{{Index: 4, Name: "red", Kind: "vrf", Up: true, MAC: mac}, {Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac, Master: 4}}, true, ""},
+		"bridge":          {[]netdev.Interface{br0, {Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac, Master: 4}}, false, "interface br0 (bridge): packets that leave by it are lost"},
+		"bridge, down":    {[]netdev.Interface{{Index: 4, Name: "br0", Kind: "bridge", MAC: mac}}, true, ""},
+		"VLAN":            {[]netdev.Interface{{Index: 4, Name: "eth0.7", Kind: "vlan", Up: true, MAC: mac}}, false, "interface eth0.7 (vlan)"},
+		"without headers": {[]netdev.Interface{{Index: 4, Name: "wwan0", Kind: "device", Up: true}}, false, "interface wwan0 (device)"},
+		"container":       {[]netdev.Interface{{Index: 4, Name: "veth0", Kind: "veth", Up: true, MAC: mac}}, false, ""},
+	} {
+		h := &host{interfaces: append([]netdev.Interface{lo, eth0}, c.others...)}
+		want := []config.Attach{config.AttachTC}
+		if c.xdp {
+			want = []config.Attach{config.AttachXDP, config.AttachTC}
+		}
+		if got := h.hooksFor(config.AttachAuto, eth0); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+		if got := h.hooksFor(config.AttachXDP, eth0); !slices.Equal(got, []config.Attach{config.AttachXDP}) {
+			t.Errorf("%s: asked for XDP, got %v", name, got)
+		}
+		d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{}}, seen: h,
+			attached: map[string]*attachment{"eth0": {name: "eth0", hook: config.AttachXDP}}}
+		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
+			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
+		}
 	}
 }
 

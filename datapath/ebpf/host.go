@@ -125,3 +125,17 @@ func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []st
 	}
 	return list, missing
 }
+
+// deaf lists the interfaces that packets may leave by and to which XDP, on another one,
+// cannot hand them: such frames are lost. Hardware takes them; a veth does so only while its
+// other end polls (NAPI), a bond while all of its ports have programs.
+func (h *host) deaf() (list []netdev.Interface) {
+	for _, i := range h.interfaces {
+		_, port := i.PortOf(h.interfaces)
+		if !i.Up || i.Loopback || port || !i.Virtual() && len(i.MAC) == 6 || i.Kind == "vrf" || i.Kind == "dummy" || i.Kind == "ifb" {
+			continue
+		}
+		list = append(list, i)
+	}
+	return list
+}

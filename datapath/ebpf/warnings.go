@@ -33,10 +33,17 @@ func (d *Datapath) Warnings() (out []string) {
 			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
 	}
+	native := false
 	for name, a := range d.attached {
+		native = native || a.hook == config.AttachXDP
 		if i, _ := d.seen.byName(name); a.hook != config.AttachTC && i.Virtual() {
 			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones; "+
 				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", name, i.Kind))
+		}
+	}
+	for _, i := range d.seen.deaf() {
+		if native && i.Kind != "veth" && i.Kind != "bond" { // which may
+			out = append(out, fmt.Sprintf("interface %s (%s): packets that leave by it are lost, because XDP cannot hand them to it; use attach: tc", i.Name, i.Kind))
 		}
 	}
 	slices.Sort(out)
