@@ -302,6 +302,22 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 	return reason;
 }
 
+// Another CPU has made the flow of a packet just now: the packet goes the way of that one,
+// not the one that was planned for a flow of its own.
+__noinline int decide_again(const struct packet *p, struct plan *plan)
+{
+	int reason;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	plan->flags = 0;
+	plan->edits = 0;
+	plan->asked = 0;
+	plan->backend_hop = NO_ENTRY;
+	reason = p->family == FAMILY_6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+	return reason == REASON_NONE ? REASON_CLASH : reason; // and it is gone: what is sent again will pass
+}
+
 // The full path of a packet. drop and pass are the hook's verdicts: on TC, what
 // passes goes on to other programs and then to the kernel.
 static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const bool xdp)
@@ -332,8 +348,11 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 		else
 			reason = v6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
 	}
-	if (reason == REASON_NONE)
+	if (reason == REASON_NONE) {
 		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
+		if (reason == REASON_FLOW)
+			reason = decide_again(p, plan);
+	}
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_first(p, reason);
 	action = action_of(reason);

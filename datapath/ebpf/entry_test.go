@@ -5,17 +5,10 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -379,67 +372,6 @@ func TestRuleOrder(t *testing.T) {
 			t.Errorf("%d: %s, want a packet from %s", i, out.Reason, c.from)
 		}
 	}
-}
-
-// TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once:
-// each endpoint has one outside endpoint, and in the end nothing is left over.
-func TestRaceForBinding(t *testing.T) {
-	if runtime.NumCPU() < 2 {
-		t.Skip("one CPU")
-	}
-	s := office(t, "")
-	const clients = 1000
-	var sent [2][clients]string
-	program := s.d.programs.Programs["sluice_xdp"]
-	var ready atomic.Int64
-	run := func(cpu, client int) error {
-		frame := packet.MustText(fmt.Sprintf("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.0.2.2,dst=198.18.0.%d)/udp(sport=%d,dport=53)", 1+cpu, 4000+client)).Build()
-		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.ifaces["lan0"])}}
-		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // spinning: both CPUs are there
-		}
-		if _, err := program.Run(o); err != nil {
-			return err
-		}
-		p := packet.Parse(o.DataOut)
-		if ip, _ := packet.Find[*packet.IPv4](p); ip.Src.String() == "203.0.113.1" {
-			udp, _ := packet.Find[*packet.UDP](p)
-			sent[cpu][client] = fmt.Sprint(udp.SrcPort)
-		}
-		return nil
-	}
-	var handle netns.NsHandle
-	if err := s.inside(func() (err error) { handle, err = netns.Get(); return err }); err != nil {
-		t.Fatal(err)
-	}
-	defer handle.Close()
-	var both errgroup.Group
-	for cpu := range 2 {
-		both.Go(func() error {
-			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-			var set unix.CPUSet
-			set.Set(cpu)
-			err := errors.Join(netns.Set(handle), unix.SchedSetaffinity(0, &set))
-			for client := range clients {
-				err = errors.Join(err, run(cpu, client))
-			}
-			return err
-		})
-	}
-	if err := both.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d races were lost", count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD))
-	for client := range clients {
-		if sent[0][client] != sent[1][client] && sent[0][client] != "" && sent[1][client] != "" { // both may lose twice, and drop
-			t.Errorf("client %d has the ports %s and %s", client, sent[0][client], sent[1][client])
-		}
-	}
-	for range 3 {
-		if err := s.Advance(301 * time.Second); err != nil {
-			t.Fatal(err)
-		}
-	}
-	held{}.want(t, s, "all flows ended, all ports have rested")
 }
 
 // TestFlowBytes adds up what a flow of a snat rule takes in tables that are full of such

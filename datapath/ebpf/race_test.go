@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// race lets two CPUs send packets of the same clients at once, and returns what came of
+// them.
+func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, client int) string) (sent [2][]packet.Packet) {
+	t.Helper()
+	if runtime.NumCPU() < 2 {
+		t.Skip("one CPU")
+	}
+	program := s.d.programs.Programs["sluice_xdp"]
+	var ready atomic.Int64
+	run := func(cpu, client int) error {
+		frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text(cpu, client)).Build()
+		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.ifaces[iface])}}
+		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // spinning: both CPUs are there
+		}
+		_, err := program.Run(o)
+		sent[cpu] = append(sent[cpu], packet.Parse(o.DataOut))
+		return err
+	}
+	var handle netns.NsHandle
+	if err := s.inside(func() (err error) { handle, err = netns.Get(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	var both errgroup.Group
+	for cpu := range 2 {
+		both.Go(func() error {
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+			var set unix.CPUSet
+			set.Set(cpu)
+			err := errors.Join(netns.Set(handle), unix.SchedSetaffinity(0, &set))
+			for client := range clients {
+				err = errors.Join(err, run(cpu, client))
+			}
+			return err
+		})
+	}
+	if err := both.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return sent
+}
+
+// TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once:
+// each endpoint has one outside endpoint, and in the end nothing is left over.
+func TestRaceForBinding(t *testing.T) {
+	s := office(t, "")
+	sent := race(t, s, "lan0", 1000, func(cpu, client int) string {
+		return fmt.Sprintf("ip4(src=10.0.2.2,dst=198.18.0.%d)/udp(sport=%d,dport=53)", 1+cpu, 4000+client)
+	})
+	t.Logf("%d races were lost", count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD))
+	source := func(p packet.Packet) string {
+		ip, _ := packet.Find[*packet.IPv4](p)
+		udp, _ := packet.Find[*packet.UDP](p)
+		if ip.Src.String() != "203.0.113.1" {
+			return ""
+		}
+		return fmt.Sprint(udp.SrcPort)
+	}
+	for client := range sent[0] {
+		one, two := source(sent[0][client]), source(sent[1][client])
+		if one != two && one != "" && two != "" { // both may lose twice, and drop
+			t.Errorf("client %d has the ports %s and %s", client, one, two)
+		}
+	}
+	for range 3 {
+		if err := s.Advance(301 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held{}.want(t, s, "all flows ended, all ports have rested")
+}
+
+// TestRaceForFlow lets two CPUs open the same flows of services at once: who was slower
+// sends its packet the way of the flow that is there, so that the answer finds back.
+func TestRaceForFlow(t *testing.T) {
+	for _, mode := range []string{"dnat", "fullnat, source-pool: [10.0.2.100]"} {
+		s := changing(t, "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, scheduler: rr,\n"+
+			"     backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}], mode: "+mode+"}\n")
+		sent := race(t, s, "wan0", 1000, func(_, client int) string {
+			return fmt.Sprintf("ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=%d,dport=53)", 4000+client)
+		})
+		type way struct {
+			from, to netip.Addr
+			port     uint16
+		}
+		back := map[way]bool{}
+		for i := range s.d.t.flows4.values {
+			if e := &s.d.t.flows4.values[i]; e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Meta.Flags&entryPrimary == 0 {
+				back[way{addr4From(e.Key.Daddr), addr4From(e.Key.Saddr), portOf(e.Key.Dport)}] = true
+			}
+		}
+		lost := 0
+		for cpu := range sent {
+			for _, p := range sent[cpu] {
+				ip, _ := packet.Find[*packet.IPv4](p)
+				udp, _ := packet.Find[*packet.UDP](p)
+				if ip.Dst.String() != "192.0.2.10" && !back[way{ip.Src, ip.Dst, udp.SrcPort}] {
+					lost++
+				}
+			}
+		}
+		if lost > 0 {
+			t.Errorf("%s: %d packets went a way that no answer comes back", mode, lost)
+		}
+		for range 2 {
+			if err := s.Advance(301 * time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		held{}.want(t, s, mode+": all flows ended")
+		if n := s.d.t.loads.values[0].Active; n != 0 {
+			t.Errorf("%s: %d connections are counted that have ended", mode, n)
+		}
+	}
+}
