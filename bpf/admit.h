@@ -6,6 +6,7 @@
 #include "event.h"
 #include "nat.h"
 #include "schedule.h"
+#include "syn.h"
 
 // Who may use a service at all.
 static __always_inline enum reason service_lists(const struct packet *p, const struct service *s)
@@ -20,7 +21,8 @@ static __always_inline enum reason service_lists(const struct packet *p, const s
 	return s->allow && !(sets & s->allow) ? REASON_NOT_ALLOWED : REASON_NONE;
 }
 
-// Numbers and rates of a service's connections.
+// Numbers and rates of a service's connections. The rates were asked at the SYN already of a
+// handshake that left no flow.
 __noinline int service_admit(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -33,6 +35,8 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 		return REASON_NONE;
 	if (s->max_flows && l->active >= (__s64)s->max_flows)
 		return REASON_LIMIT_CONNECTIONS;
+	if (!(s->client_rate_ns | s->rate_ns) || (s->mode == MODE_DNAT && shakes_hands(p)))
+		return REASON_NONE;
 	if (s->client_rate_ns) {
 		client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
 		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns, true))

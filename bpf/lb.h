@@ -377,7 +377,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	if (p->tuple.l4_proto == IPPROTO_TCP && !syn && !stateless) {
 		if (p->tcp_flags & TCP_RST)
 			return REASON_NO_FLOW;
-		if (s->flags & SERVICE_STRICT_TCP && !(s->flags & SERVICE_SYN_STATELESS))
+		if (s->flags & SERVICE_STRICT_TCP && (s->mode != MODE_DNAT || !shakes_hands(p)))
 			return REASON_STRICT_TCP;
 	}
 	if (s->flags & SERVICE_STRICT_TCP && syn && !plain_syn)
@@ -389,11 +389,9 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	reason = service_lists(p, s);
 	if (reason != REASON_NONE)
 		return reason;
-	if (syn || p->tuple.l4_proto != IPPROTO_TCP || !(s->flags & SERVICE_SYN_STATELESS)) {
-		reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
-		if (reason != REASON_NONE)
-			return reason;
-	}
+	reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
+	if (reason != REASON_NONE)
+		return reason;
 	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn));
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b)

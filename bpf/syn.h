@@ -37,6 +37,14 @@ static __always_inline __u32 syn_backend(const struct tuple *t, __u8 family)
 	return (__u32)*slot;
 }
 
+// Whether a packet of a client goes on with a handshake whose SYN was sent on without a flow.
+__noinline int shakes_hands(const struct packet *p)
+{
+	if (!p || p->tuple.l4_proto != IPPROTO_TCP || p->tcp_flags & (TCP_SYN | TCP_RST))
+		return 0;
+	return syn_backend(&p->tuple, p->family) != NO_ENTRY;
+}
+
 // Whether a packet of a backend, as the client would get it, answers a SYN that
 // was sent on to that backend without a flow.
 static __always_inline bool answers_syn(const struct packet *p, const struct tuple *as)

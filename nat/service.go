@@ -201,11 +201,16 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if p, done := m.cookies(in, v, s); done {
 		return p
 	}
-	if reason := s.refuses(m, v); reason != "" {
+	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
+	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()] // its SYN was admitted
+	refuses := s.refuses
+	if handshake {
+		refuses = s.closed
+	}
+	if reason := refuses(m, v); reason != "" {
 		s.refused++
 		return drop(reason)
 	}
-	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
 	stateless := s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && s.hashes()
 	keepsNone := stateless || s.statelessSYN(m) && syn
 	if keepsNone && s.resets(m, v) {
@@ -215,7 +220,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !keepsNone {
 		return drop(ReasonNoFlow)
 	}
-	odd := !syn && !s.statelessSYN(m) || syn && v.flags&packet.FIN != 0
+	odd := !syn && !handshake || syn && v.flags&packet.FIN != 0
 	if v.protocol == flow.TCP && odd && (s.Limits.StrictTCP || s.ClientAddress == config.ClientAddressProxyV2) && !stateless {
 		s.refused++
 		return drop(ReasonStrictTCP)
@@ -239,7 +244,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		}
 		p := s.withoutSession(v, i, reason)
 		if reason == ReasonSYN {
-			m.synsSent[p.to] = true
+			m.synsSent[p.to], m.synsCame[v.tuple()] = true, true
 		}
 		return p
 	}
