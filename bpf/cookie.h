@@ -143,7 +143,7 @@ static __always_inline int cookie_take(struct packet *p, struct plan *plan, cons
 	__be32 ack = tcp->ack_seq;
 	int class = -1;
 
-	if (!l->cookie || p->now - l->cookie > COOKIE_SECONDS * hz)
+	if (!l->cookie || elapsed(p->now, l->cookie, COOKIE_SECONDS * hz))
 		return REASON_NONE;
 	// When its acknowledgement is lost a client probes the window of 0 with the byte
 	// before its first one (Linux), which then is the only proof.

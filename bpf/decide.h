@@ -106,7 +106,7 @@ __noinline int fragment_later(struct packet *p)
 		return REASON_INTERNAL;
 	fragment_key_of(&key, p);
 	f = bpf_map_lookup_elem(&fragments, &key);
-	if (!f || p->now - f->seen > FRAGMENT_SECONDS * hz)
+	if (!f || elapsed(p->now, f->seen, FRAGMENT_SECONDS * hz))
 		return REASON_ORPHAN_FRAGMENT;
 	p->tuple.sport = f->tuple.sport;
 	p->tuple.dport = f->tuple.dport;

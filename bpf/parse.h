@@ -57,6 +57,13 @@ static __always_inline __u32 now_ticks(void)
 	return (__u32)bpf_jiffies64();
 }
 
+// Whether more ticks than so many have passed since then. Another CPU may have noted "then"
+// a moment after this one looked at its clock.
+static __always_inline bool elapsed(__u32 now, __u32 then, __u32 ticks)
+{
+	return now + hz - then > ticks + hz;
+}
+
 static __always_inline bool icmp_is_echo(__u8 type, const bool v6)
 {
 	return v6 ? type == ICMP6_ECHO || type == ICMP6_ECHO_REPLY : type == ICMP4_ECHO || type == ICMP4_ECHO_REPLY;

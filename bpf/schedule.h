@@ -4,6 +4,7 @@
 #define SLUICE_SCHEDULE_H
 
 #include "limit.h"
+#include "parse.h"
 #include "prefix.h"
 
 #define JHASH_INITVAL 0xdeadbeef // include/linux/jhash.h
@@ -250,7 +251,7 @@ __noinline __u32 sticky_get(const struct packet *p, __u32 service)
 	__builtin_memset(&w->sticky, 0, sizeof(w->sticky));
 	sticky_key_of(&w->sticky, p, s, service);
 	known = bpf_map_lookup_elem(&stickies, &w->sticky);
-	if (!known || p->now - known->seen >= s->sticky_ticks)
+	if (!known || elapsed(p->now, known->seen, s->sticky_ticks - 1))
 		return NO_ENTRY;
 	id = known->backend;
 	b = bpf_map_lookup_elem(&backends, &id);

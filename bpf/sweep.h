@@ -22,12 +22,11 @@ static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
 	end->heard = (end->heard & ~HEARD_CLOSED) | (was >> HEARD_SHIFT & HEARD_CLOSED);
 }
 
-// Whether neither end has sent for longer than a timeout. Both are given a second, because
-// a packet may have come since now; "later" would be wrong: one direction may be silent for
-// half of the clock's range and longer.
+// Whether neither end has sent for longer than a timeout. "later" would be wrong: one
+// direction may be silent for half of the clock's range and longer.
 static __always_inline bool silent(const struct ending *end, __u32 timeout)
 {
-	return end->now + hz - end->own_seen > timeout + hz && end->now + hz - end->twin_seen > timeout + hz;
+	return elapsed(end->now, end->own_seen, timeout) && elapsed(end->now, end->twin_seen, timeout);
 }
 
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -132,5 +133,58 @@ func TestRaceForFlow(t *testing.T) {
 		if n := s.d.t.loads.values[0].Active; n != 0 {
 			t.Errorf("%s: %d connections are counted that have ended", mode, n)
 		}
+	}
+}
+
+// TestClockOfAnotherCPU: what another CPU has noted when the clock had ticked on, after a
+// packet had looked at it, is not 2^32 ticks old.
+func TestClockOfAnotherCPU(t *testing.T) {
+	s := changing(t, `
+nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, syn-cookies: true, backends: [{name: a, address: 10.0.2.2}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, scheduler: rr, persistence: {key: [source-address]},
+     backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+tables: {flows: 4096, flows6: 4096, half-open: 2}
+`)
+	now, err := s.clock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon := now + s.d.hz/2
+	to := func(out nat.Outcome) string {
+		ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame))
+		return ip.Dst.String()
+	}
+	query := "ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=%d,dport=53)"
+	backend := to(send(t, s, "wan0", fmt.Sprintf(query, 4000)))
+	each(s.d.t.maps["stickies"], func(v *wireSticky) { v.Seen = soon })
+	if again := to(send(t, s, "wan0", fmt.Sprintf(query, 4001))); again != backend {
+		t.Errorf("the client of %s is sent to %s", backend, again)
+	}
+	fragments := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)/data(2000)").Build()
+	parts, err := packet.Fragments(fragments, 1480, 77)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range parts {
+		out, err := s.Step(nat.Arrival{Interface: "lan0", Frame: part})
+		if err != nil || out.Action != nat.Forward {
+			t.Errorf("fragment %d: %s %s, %v", i+1, out.Action, out.Reason, err)
+		}
+		each(s.d.t.maps["fragments"], func(v *wireFragment) { v.Seen = soon })
+	}
+	segment := "ip4(src=198.18.0.1,dst=192.0.2.10)/tcp(sport=%d,dport=80,flags=%s,seq=1,ack=%d,opts=[mss:1460])"
+	send(t, s, "wan0", fmt.Sprintf(segment, 4000, "S", 0))
+	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "S", 0)); out.Reason != nat.ReasonCookie {
+		t.Fatalf("a SYN when half of the quota is used up: %s", out.Reason)
+	}
+	for i := range s.d.t.loads.values {
+		if l := &s.d.t.loads.values[i]; l.Cookie != 0 {
+			l.Cookie = soon &^ 1
+		}
+	}
+	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "A", 7)); out.Reason != nat.ReasonBadCookie {
+		t.Errorf("an acknowledgement without a cookie: %s", out.Reason)
 	}
 }
