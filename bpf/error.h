@@ -292,10 +292,11 @@ static __always_inline bool message6(struct icmp_header *m, const struct quote *
 	return false;
 }
 
-// The same from IPv6 to IPv4 (RFC 7915 §5.2).
-static __always_inline bool message4(struct icmp_header *m, __u32 mtu)
+// The same from IPv6 to IPv4 (RFC 7915 §5.2). A fragment shrinks by its fragment
+// header as well.
+static __always_inline bool message4(struct icmp_header *m, const struct quote *q, __u32 mtu)
 {
-	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), size;
+	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), less = q->fragment ? 28 : 20, size;
 	__u8 code = m->code;
 	int pointer;
 
@@ -308,7 +309,7 @@ static __always_inline bool message4(struct icmp_header *m, __u32 mtu)
 		*(__be32 *)&m->id = 0;
 		return true;
 	case ICMP6_TOO_BIG:
-		size = rest > 20 ? rest - 20 : 0;
+		size = rest > less ? rest - less : 0;
 		m->type = ICMP4_UNREACHABLE;
 		m->code = 4;
 		*(__be32 *)&m->id = bpf_htonl(size < mtu ? size : mtu);

@@ -181,7 +181,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
-	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, mtu)))
+	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, q, mtu)))
 		return REASON_UNTRANSLATABLE;
 	if (!q->no_l4 && !translate_quoted_l4(ctx, plan, q, to_v6, xdp))
 		return REASON_INTERNAL;

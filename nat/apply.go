@@ -147,7 +147,11 @@ func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32
 	arrival, _ := m.host.Interface(in.Interface)
 	return func(mtu uint32) uint32 {
 		if v.v6 {
-			return uint32(max(0, min(int(mtu)-20, next.MTU, arrival.MTU-20)))
+			less := 20
+			if v.quoted.fragmentAt > 0 {
+				less += 8
+			}
+			return uint32(max(0, min(int(mtu)-less, next.MTU, arrival.MTU-less)))
 		}
 		return max(1280, min(mtu+20, uint32(next.MTU), uint32(arrival.MTU)+20))
 	}
