@@ -67,17 +67,17 @@ func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) 
 		return err
 	}
 	var err error
-	keep := map[string]bool{}
+	keep := map[int]bool{}
 	for _, i := range wanted {
-		keep[i.Name] = true
+		keep[i.Index] = true
 		if err := d.attachOne(h.hooksFor(c.Attach, i), i, programs); err != nil {
 			return fmt.Errorf("interface %s: %w", i.Name, err)
 		}
 	}
-	for name, a := range d.attached {
-		if !keep[name] {
+	for index, a := range d.attached {
+		if !keep[index] {
 			err = errors.Join(err, a.detach())
-			delete(d.attached, name)
+			delete(d.attached, index)
 		}
 	}
 	return err
@@ -85,14 +85,14 @@ func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) 
 
 // attachOne attaches, or gives the new program to a link that is there.
 func (d *Datapath) attachOne(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
-	if a := d.attached[i.Name]; a != nil {
-		if a.ifindex == i.Index && (a.hook == hooks[0] || len(hooks) > 1 && a.hook == hooks[1]) {
+	if a := d.attached[i.Index]; a != nil {
+		if a.name = i.Name; slices.Contains(hooks, a.hook) {
 			return a.update(programs)
 		}
 		if err := a.detach(); err != nil {
 			return err
 		}
-		delete(d.attached, i.Name)
+		delete(d.attached, i.Index)
 	}
 	var errs []error
 	for _, hook := range hooks {
@@ -101,7 +101,7 @@ func (d *Datapath) attachOne(hooks []config.Attach, i netdev.Interface, programs
 			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
 			continue
 		}
-		d.attached[i.Name] = a
+		d.attached[i.Index] = a
 		return nil
 	}
 	return errors.Join(errs...)
@@ -238,14 +238,14 @@ func (d *Datapath) adoptLinks(h *host) error {
 			os.Remove(path)
 			continue
 		}
-		if d.attached[name] != nil {
+		if d.attached[n] != nil {
 			continue
 		}
 		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
 			return fmt.Errorf("link %s: %w", path, err)
 		}
-		d.attached[name] = &attachment{ifindex: n, name: name, hook: config.Attach(hook), link: l, pin: path}
+		d.attached[n] = &attachment{ifindex: n, name: name, hook: config.Attach(hook), link: l, pin: path}
 	}
 	return d.adoptFilters(h)
 }
@@ -259,9 +259,9 @@ func (d *Datapath) adoptFilters(h *host) error {
 		if d.t != nil {
 			a.ids = d.t.maps["ids"]
 		}
-		now := d.attached[a.name]
+		now := d.attached[a.ifindex]
 		if now == nil {
-			d.attached[a.name] = a
+			d.attached[a.ifindex] = a
 		} else if now.link != nil {
 			if err := a.detach(); err != nil {
 				return fmt.Errorf("interface %s: %w", a.name, err)
@@ -280,9 +280,9 @@ func (d *Datapath) detachAll() (err error) {
 	if err := d.adoptLinks(h); err != nil {
 		return err
 	}
-	for name, a := range d.attached {
+	for index, a := range d.attached {
 		err = errors.Join(err, a.detach())
-		delete(d.attached, name)
+		delete(d.attached, index)
 	}
 	return err
 }

@@ -162,11 +162,21 @@ func TestLinksThatXDPLoses(t *testing.T) {
 			t.Errorf("%s: asked for XDP, got %v", name, got)
 		}
 		d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{}}, seen: h,
-			attached: map[string]*attachment{"eth0": {name: "eth0", hook: config.AttachXDP}}}
+			attached: map[int]*attachment{2: {name: "eth0", hook: config.AttachXDP}}}
 		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
 			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
 		}
 	}
+}
+
+// attachedTo finds what is attached to an interface, nil for nothing.
+func attachedTo(d *Datapath, name string) *attachment {
+	for _, a := range d.attached {
+		if a.name == name {
+			return a
+		}
+	}
+	return nil
 }
 
 // TestInterfacesComeAndGo applies the same again, as the engine does when the
@@ -184,10 +194,10 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			if told := strings.Contains(strings.Join(d.Warnings(), "\n"), "interface later0: there is none"); told != named {
 				t.Errorf("warnings: %v", d.Warnings())
 			}
-			attachedTo := func(want bool, when string) {
+			check := func(want bool, when string) {
 				t.Helper()
 				apply(t, d, config.AttachTC, yaml)
-				a := d.attached["later0"]
+				a := attachedTo(d, "later0")
 				if (a != nil) != want {
 					t.Fatalf("%s: attached is %t", when, a != nil)
 				}
@@ -198,7 +208,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 					t.Errorf("%s: the link is not on the interface: %+v %v", when, info, err)
 				}
 			}
-			attachedTo(false, "before")
+			check(false, "before")
 			for range 2 { // the second time it has another number
 				do := func(f func() error) {
 					t.Helper()
@@ -208,7 +218,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 				}
 				veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "later1"}
 				do(func() error { return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth)) })
-				attachedTo(true, "when it is there")
+				check(true, "when it is there")
 				if len(d.Warnings()) > 0 {
 					t.Errorf("warnings: %v", d.Warnings())
 				}
@@ -216,15 +226,64 @@ func TestInterfacesComeAndGo(t *testing.T) {
 				do(func() error {
 					return errors.Join(netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkSetMaster(veth, bridge))
 				})
-				attachedTo(named, "as a port of a bridge")
+				check(named, "as a port of a bridge")
 				if named && !strings.Contains(strings.Join(d.Warnings(), "\n"), "later0 is a port of the bridge br0") {
 					t.Errorf("warnings: %v", d.Warnings())
 				}
-				if !named && d.attached["br0"] == nil {
+				if !named && attachedTo(d, "br0") == nil {
 					t.Error("the bridge is not taken in its port's place")
 				}
 				do(func() error { return errors.Join(netlink.LinkDel(bridge), netlink.LinkDel(veth)) })
-				attachedTo(false, "when it has gone")
+				check(false, "when it has gone")
+			}
+		})
+	}
+}
+
+// TestInterfacesRenamed gives interfaces other names, then each the other's: what
+// is attached stays, also when the process has ended.
+func TestInterfacesRenamed(t *testing.T) {
+	for _, filters := range []bool{false, true} {
+		t.Run(map[bool]string{false: "links", true: "filters"}[filters], func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), config.AttachTC)
+			mirror(t, l.Node("s1"), ":8080")
+			gw, pins := l.Node("gateway"), pinsOf(t)
+			open := func() *Datapath {
+				if filters {
+					return openFilters(t, gw, pins)
+				}
+				return openIn(t, gw, pins)
+			}
+			d := open()
+			defer func() { d.Remove(context.Background()); d.Close() }()
+			apply(t, d, config.AttachTC, oneServer)
+			c := transfer(t, l.Node("client"), "192.0.2.10:80")
+			for _, names := range [][2]string{{"lan0", "lan1"}, {"wan0", "free"}, {"lan1", "wan0"}, {"free", "lan1"}} {
+				if err := gw.Do(func() error {
+					i, err := netlink.LinkByName(names[0])
+					if err != nil {
+						return err
+					}
+					return netlink.LinkSetName(i, names[1])
+				}); err != nil {
+					t.Fatal(err)
+				}
+				if names[1] != "lan1" {
+					continue
+				}
+				apply(t, d, config.AttachTC, oneServer)
+				if a := attachedTo(d, "lan1"); a == nil || attachedTo(d, "lan0") != nil {
+					t.Errorf("after %s became %s: %+v", names[0], names[1], d.attached)
+				}
+			}
+			d.Close()
+			if err := roundTrip(c); err != nil {
+				t.Errorf("a connection after the process has ended: %v", err)
+			}
+			d = open()
+			apply(t, d, config.AttachTC, oneServer)
+			if err := roundTrip(c); err != nil {
+				t.Errorf("a connection after the next process has come: %v", err)
 			}
 		})
 	}

@@ -65,10 +65,10 @@ type Datapath struct {
 	switches switches
 	inForce  *desired
 	snapshot *datapath.Snapshot
-	seen     *host             // that inForce was made for
-	regions  map[uint32]region // of services in the slots map
-	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
-	attached map[string]*attachment
+	seen     *host               // that inForce was made for
+	regions  map[uint32]region   // of services in the slots map
+	mapper   *ebpf.Collection    // programs that make mappings; nil until they are needed
+	attached map[int]*attachment // by the interface's index: names change
 	near     neighbours
 	stop     context.CancelFunc // of the watcher
 	watching sync.WaitGroup
@@ -106,7 +106,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[string]*attachment{}}, nil
+	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[int]*attachment{}}, nil
 }
 
 // netnsCookie is the number that the kernel gave the calling thread's network
@@ -160,9 +160,9 @@ func (d *Datapath) release() (err error) {
 		d.watching.Wait()
 		d.stop = nil
 	}
-	for name, a := range d.attached {
+	for index, a := range d.attached {
 		err = errors.Join(err, a.close())
-		delete(d.attached, name)
+		delete(d.attached, index)
 	}
 	d.forgetMapper()
 	if d.programs != nil {

@@ -34,11 +34,11 @@ func (d *Datapath) Warnings() (out []string) {
 		}
 	}
 	native := false
-	for name, a := range d.attached {
+	for _, a := range d.attached {
 		native = native || a.hook == config.AttachXDP
-		if i, _ := d.seen.byName(name); a.hook != config.AttachTC && i.Virtual() {
+		if i, _ := d.seen.byName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones; "+
-				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", name, i.Kind))
+				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", a.name, i.Kind))
 		}
 	}
 	for _, i := range d.seen.deaf() {
