@@ -87,7 +87,10 @@ func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) 
 func (d *Datapath) attachOne(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
 	if a := d.attached[i.Index]; a != nil {
 		if a.name = i.Name; slices.Contains(hooks, a.hook) {
-			return a.update(programs)
+			// Severed: the interface went, or was elsewhere, and one of its number is here.
+			if err := a.update(programs); !errors.Is(err, unix.ENOLINK) {
+				return err
+			}
 		}
 		if err := a.detach(); err != nil {
 			return err

@@ -240,6 +240,39 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	}
 }
 
+// TestInterfaceOfTheSameNumber replaces an interface between two looks at the host.
+func TestInterfaceOfTheSameNumber(t *testing.T) {
+	for _, hook := range []config.Attach{config.AttachTC, config.AttachXDP} {
+		t.Run(string(hook), func(t *testing.T) {
+			gw := labFor(t, lab.Balancer(), hook).Node("gateway")
+			replace := func() {
+				t.Helper()
+				if err := gw.Do(func() error {
+					veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0", Index: 77}, PeerName: "later1"}
+					netlink.LinkDel(veth)
+					return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth))
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			replace()
+			d := gateway(t, gw, hook, oneServer)
+			replace()
+			apply(t, d, hook, oneServer)
+			info, err := d.attached[77].link.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if x := info.XDP(); x != nil && x.Ifindex == 77 {
+				return
+			}
+			if x := info.TCX(); x == nil || x.Ifindex != 77 {
+				t.Errorf("the link is not on the interface: %+v", info)
+			}
+		})
+	}
+}
+
 // TestInterfacesRenamed gives interfaces other names, then each the other's: what
 // is attached stays, also when the process has ended.
 func TestInterfacesRenamed(t *testing.T) {
