@@ -208,6 +208,21 @@ func TestStaticByInterfaces(t *testing.T) {
 		ask{"old", "[2001:db8:f::2]:80", "outside", "fd00:a::2"})
 }
 
+// TestStaticBeforeSourceNAT: a host with an address of its own leaves with it, though a
+// rule for its network stands before.
+func TestStaticBeforeSourceNAT(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.tcpServers(80, "outside")
+	b.apply(&config.Config{NAT: []config.NATRule{
+		{Name: "office", Type: config.NATSNAT, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", To: snatTo("211.155.226.122")},
+		{Name: "pc", Type: config.NATStatic, External: prefix("211.155.226.121/32"), Internal: prefix("10.1.10.20/32")},
+	}})
+	a, err := b.tcp("pc", "", "203.0.113.1:80")
+	if err != nil || a.client.Addr() != addr("211.155.226.121") {
+		t.Errorf("the server saw %s, %v\n%s", a.client, err, b.ruleset())
+	}
+}
+
 // TestPrefixTranslationBesideAService: the server of a service stands behind a prefix
 // translation, which keeps no connections, and answers by the service's address.
 func TestPrefixTranslationBesideAService(t *testing.T) {

@@ -101,7 +101,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 			return nil, err
 		}
 	}
-	for _, rule := range s.NAT {
+	rules := slices.Clone(s.NAT)
+	slices.SortStableFunc(rules, staticFirst)
+	for _, rule := range rules {
 		compiled, err := c.nat(rule, b)
 		if err != nil {
 			return nil, fmt.Errorf("nat %s: %w", rule.Name, err)

@@ -32,6 +32,18 @@ func (c *compiler) nat(n *config.NATRule, b *base) (*Service, error) {
 	return s, nil
 }
 
+// staticFirst orders rules so that a host with an outside address of its own keeps it,
+// whatever rule there is for its whole network.
+func staticFirst(a, b *config.NATRule) int {
+	switch one, other := a.Type == config.NATStatic, b.Type == config.NATStatic; {
+	case one && !other:
+		return -1
+	case other && !one:
+		return 1
+	}
+	return 0
+}
+
 // leaving starts a rule for what leaves by the NAT rule's interfaces.
 func leaving(n *config.NATRule) *rs.Builder {
 	r := rs.NewRule()
