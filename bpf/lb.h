@@ -31,7 +31,9 @@ static __always_inline __u32 service_of(const struct packet *p)
 
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	l = listener_find(&key);
-	if (!l && have_any && p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6) {
+	// Of ICMP a service of every protocol has the pings.
+	if (!l && have_any &&
+	    (p->flags & PACKET_QUERY || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
 		key.l4_proto = 0;
 		key.port = 0;
 		l = listener_find(&key);

@@ -124,8 +124,8 @@ func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
 		if s.rule != nil && s.rule.In != "" && s.rule.In != iface {
 			continue
 		}
-		if v.protocol == flow.ICMP || v.protocol == flow.ICMPv6 {
-			continue // the host itself answers for its service addresses
+		if (v.protocol == flow.ICMP || v.protocol == flow.ICMPv6) && v.kind != icmpQuery {
+			continue
 		}
 		l, ok := s.listens(v.protocol, v.dst, iface)
 		switch {
