@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -222,6 +223,31 @@ func TestKillUnderIPNetnsExec(t *testing.T) {
 				t.Errorf("left behind: %s (%v)", left, err)
 			}
 		})
+	}
+}
+
+// TestPinsWithoutTheRight runs a daemon that may not look into process 1's mount namespace: its
+// pins end with it, and it says so.
+func TestPinsWithoutTheRight(t *testing.T) {
+	labtest.Require(t, labtest.Tool("setpriv"))
+	m := newMachine(t, "umount -l /sys/fs/bpf 2>/dev/null")
+	gw := labtest.New(t, lab.Balancer()).Node("gateway")
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, []byte("datapath: ebpf\n"+webAndLine), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := m.command(t, "setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", "ip", "netns", "exec", gw.Name(), binary, "run", "-c", file)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	client := api.NewClient(filepath.Join(gw.StateDir(), "sluice.sock"))
+	var status *api.Status
+	labtest.Eventually(t, patience, "the daemon", func() (err error) { status, err = client.Status(t.Context()); return err })
+	if text := strings.Join(status.Warnings, "\n"); !strings.Contains(text, "end with this process") {
+		t.Errorf("warnings: %q", text)
+	}
+	if err := errors.Join(client.Stop(t.Context(), api.Stop{}), cmd.Wait()); err != nil {
+		t.Error(err)
 	}
 }
 
