@@ -83,3 +83,30 @@ func TestHelpers(t *testing.T) {
 		t.Errorf("iptables-legacy: %d helpers, %d of all ports, %d not tracked", r.Helpers, r.WideHelpers, r.Notrack)
 	}
 }
+
+// TestHelperMaps: helpers that a map assigns are told from other objects that one chooses.
+func TestHelperMaps(t *testing.T) {
+	for _, tc := range []struct {
+		rule          string
+		helpers, wide int
+		tracking      int
+	}{
+		{`ct helper set tcp dport map { 21 : "ftp-21", 2121 : "ftp-21" }`, 1, 0, 1},
+		{`ct helper set ip saddr map { 10.0.0.1 : "ftp-21" }`, 1, 1, 1},
+		{`counter name tcp dport map { 21 : "web" }`, 0, 0, 0},
+		{`counter name ip saddr map @counters ct helper set tcp dport map { 21 : "ftp-21" }`, 1, 0, 1},
+		{`counter name "web" ct helper set tcp dport map { 21 : "ftp-21" }`, 1, 0, 1},
+		{`ct timeout set tcp dport map { 21 : "short" }`, 0, 0, 1},
+	} {
+		r := readRules(t, "nft", `table ip t {
+			ct helper ftp-21 { type "ftp" protocol tcp; }
+			ct timeout short { protocol tcp; policy = { established: 100 }; }
+			counter web { }
+			map counters { type ipv4_addr : counter; elements = { 10.0.0.1 : "web" }; }
+			chain pre { type filter hook prerouting priority 0; tcp dport 80 counter; `+tc.rule+`; }
+		}`)
+		if r.Helpers != tc.helpers || r.WideHelpers != tc.wide || r.Tracking != tc.tracking {
+			t.Errorf("%s: %d helpers, %d of all ports, %d rules track", tc.rule, r.Helpers, r.WideHelpers, r.Tracking)
+		}
+	}
+}

@@ -101,6 +101,9 @@ func readNft() (*Ruleset, error) {
 	rules := map[string][]*nftables.Rule{}
 	for _, c := range chains {
 		list, err := conn.GetRules(c.Table, c)
+		if err == nil {
+			err = typeObjects(c, list)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("nftables: chain %s: %w", c.Name, err)
 		}
