@@ -218,12 +218,10 @@ func Suites() []Suite {
 
 // Find returns the suite of that name.
 func Find(name string) (Suite, error) {
-	var names []string
 	for _, s := range Suites() {
 		if s.Name == name {
 			return s, nil
 		}
-		names = append(names, s.Name)
 	}
-	return Suite{}, fmt.Errorf("suite %q: not one of %v", name, names)
+	return Suite{}, fmt.Errorf("no suite %q: 'sluice bench' lists them", name)
 }

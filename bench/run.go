@@ -10,7 +10,6 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -83,20 +82,21 @@ func (o Options) Validate(s Suite) error {
 		return fmt.Errorf("CPU %d is none of the %d that this process may use", o.CPU, allowed.Count())
 	}
 	if o.Rows != nil && !slices.ContainsFunc(s.Rows, func(r Row) bool { return o.Rows.MatchString(r.Name) }) {
-		return fmt.Errorf("no row of %s matches %q: %s", s.Name, o.Rows, names(s.Rows, func(r Row) string { return r.Name }))
+		return fmt.Errorf("no row of %s matches %q; it has:%s", s.Name, o.Rows, names(s.Rows, func(r Row) string { return r.Name }))
 	}
 	if o.Points != nil && !slices.ContainsFunc(s.Points, func(p Point) bool { return o.Points.MatchString(p.Name) }) {
-		return fmt.Errorf("no point of %s matches %q: %s", s.Name, o.Points, names(s.Points, func(p Point) string { return p.Name }))
+		return fmt.Errorf("no point of %s matches %q; it has:%s", s.Name, o.Points, names(s.Points, func(p Point) string { return p.Name }))
 	}
 	return nil
 }
 
+// names has a line for each: there are dozens, with commas in them.
 func names[T any](list []T, name func(T) string) string {
-	var all []string
+	var b strings.Builder
 	for _, e := range list {
-		all = append(all, strconv.Quote(name(e)))
+		fmt.Fprintf(&b, "\n  %s", name(e))
 	}
-	return strings.Join(all, ", ")
+	return b.String()
 }
 
 // fill replaces what was not asked for by the suite's own.

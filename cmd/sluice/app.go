@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -44,9 +45,15 @@ func (e exitError) Error() string {
 
 func (e exitError) Unwrap() error { return e.err }
 
-// usageError is a mistake on the command line.
+// usageError is a mistake on the command line. Where it ends in a list of lines, the
+// manual is named on a line of its own.
 func usageError(cmd *cobra.Command, format string, args ...any) error {
-	return exitError{exitUsage, fmt.Errorf(format+"; see '"+cmd.CommandPath()+" --help'", args...)}
+	err := fmt.Errorf(format, args...)
+	separator := "; "
+	if strings.Contains(err.Error(), "\n") {
+		separator = "\n"
+	}
+	return exitError{exitUsage, fmt.Errorf("%w%ssee '%s --help'", err, separator, cmd.CommandPath())}
 }
 
 // complain prints an error the way the user asked for.

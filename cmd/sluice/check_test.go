@@ -67,3 +67,13 @@ func TestConfigSchemaAndShow(t *testing.T) {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, stderr)
 	}
 }
+
+// TestUnknownSubcommand: a command of subcommands refuses those that it does not have.
+func TestUnknownSubcommand(t *testing.T) {
+	for _, name := range []string{"", "lab", "load", "config", "completion"} {
+		args := append(strings.Fields(name), "nosuch")
+		if code, out, stderr := sluiceCommand("", args...); code != exitUsage || out != "" || !strings.Contains(stderr, `unknown command "nosuch"`) {
+			t.Errorf("%s: exit %d, %q, %q", args, code, out, stderr)
+		}
+	}
+}

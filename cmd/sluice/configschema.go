@@ -14,8 +14,6 @@ func newConfig(a *app) *cobra.Command {
 		Use:     "config",
 		GroupID: "gateway",
 		Short:   "The form of the configuration file",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(&cobra.Command{
 		Use:     "schema",

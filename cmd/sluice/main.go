@@ -37,6 +37,8 @@ func main() {
 func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
 	root := newRoot(a)
+	root.InitDefaultCompletionCmd() // otherwise made later, behind usageArgs
+	usageArgs(root)
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -84,13 +86,16 @@ func newRoot(a *app) *cobra.Command {
 		&cobra.Group{ID: "measure", Title: "Measurement and play:"},
 	)
 	root.AddCommand(subcommands(a)...)
-	usageArgs(root)
 	return root
 }
 
-// usageArgs makes wrong numbers of arguments, and flags that are missing, usage errors
-// throughout the tree.
+// usageArgs makes wrong numbers of arguments, subcommands that do not exist, and flags that
+// are missing, usage errors throughout the tree.
 func usageArgs(cmd *cobra.Command) {
+	if !cmd.Runnable() { // only its subcommands do something
+		cmd.Args = cobra.NoArgs
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	if inner := cmd.Args; inner != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := cmp.Or(inner(cmd, args), cmd.ValidateRequiredFlags()); err != nil {
