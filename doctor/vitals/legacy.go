@@ -105,9 +105,13 @@ func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line st
 	r.Targets.legacy(f)
 	r.Forwards.legacy(family, f, local)
 	r.Pools.legacy(f)
+	limited := false
 	for i, word := range f {
-		if word == "-m" && i+1 < len(f) && slices.Contains(trackingMatches, f[i+1]) {
-			r.Tracking++
+		if word == "-m" && i+1 < len(f) {
+			if slices.Contains(trackingMatches, f[i+1]) {
+				r.Tracking++
+			}
+			limited = limited || slices.Contains(limitMatches, f[i+1])
 		}
 		if word == "-j" && i+1 < len(f) {
 			compat := r.Compat
@@ -117,7 +121,7 @@ func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line st
 			}
 			r.target(f[i+1], strings.Contains(line, "--random-fully"))
 			r.Compat = compat // these are the legacy tables themselves
-			if f[i+1] == "LOG" && !strings.Contains(line, "-m limit") {
+			if f[i+1] == "LOG" && !limited {
 				r.Logs++
 			}
 		}

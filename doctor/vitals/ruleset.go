@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
 )
 
 // Ruleset is what the checks want to know of a namespace's firewall.
@@ -26,7 +27,7 @@ type Ruleset struct {
 	// WideHelpers are those of them, in base chains, that ask for no port.
 	WideHelpers int
 	Traces      int // rules that switch tracing on
-	Logs        int // rules that log without limit
+	Logs        int // rules that write to the kernel's log without limit
 	MSSClamp    bool
 	Flowtables  int
 	Offload     bool // a flowtable in hardware
@@ -194,15 +195,20 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 			case *expr.Ct, *expr.Connlimit, *expr.FlowOffload, *expr.SynProxy:
 				r.Tracking++
 			case *expr.Dynset:
-				if slices.ContainsFunc(e.Exprs, func(e expr.Any) bool { _, is := e.(*expr.Connlimit); return is }) {
-					r.Tracking++ // a meter with ct count
+				for _, metered := range e.Exprs {
+					switch metered.(type) {
+					case *expr.Connlimit:
+						r.Tracking++ // a meter with ct count
+					case *expr.Limit:
+						limited = true
+					}
 				}
 			case *expr.Notrack:
 				r.Notrack++
 			case *expr.Limit:
 				limited = true
-			case *expr.Log:
-				logs = true
+			case *expr.Log: // by the kernel's log: not to a program (NFLOG), nor to auditd
+				logs = logs || !limited && e.Key&(1<<unix.NFTA_LOG_GROUP) == 0 && e.Level != expr.LogLevelAudit
 			case *expr.Meta:
 				if e.SourceRegister && e.Key == expr.MetaKeyNFTRACE {
 					r.Traces++
@@ -215,6 +221,8 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 				switch nftables.ObjType(e.Type) {
 				case nftables.ObjTypeCtHelper:
 					r.helper(c.Hooknum != nil && !asksPort(rule.Exprs))
+				case nftables.ObjTypeLimit:
+					limited = true
 				case nftables.ObjTypeConnLimit, nftables.ObjTypeCtTimeout, nftables.ObjTypeCtExpect, nftables.ObjTypeSynProxy:
 					r.Tracking++
 				}
@@ -225,16 +233,17 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 					r.helper(c.Hooknum != nil && !asksPort(rule.Exprs))
 					continue
 				}
+				logs = logs || !limited && e.Name == "LOG"
 				r.target(e.Name, false) // what it asks for stands in bytes of its own
 			case *expr.Match:
 				r.Compat = true
 				if slices.Contains(trackingMatches, e.Name) {
 					r.Tracking++
 				}
-				limited = limited || e.Name == "limit" || e.Name == "hashlimit"
+				limited = limited || slices.Contains(limitMatches, e.Name)
 			}
 		}
-		if logs && !limited {
+		if logs {
 			r.Logs++
 		}
 	}
@@ -242,6 +251,9 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 
 // trackingMatches are those of iptables that ask connection tracking.
 var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper"}
+
+// limitMatches are those of iptables that let a rate pass.
+var limitMatches = []string{"limit", "hashlimit"}
 
 // helper counts a rule that assigns a helper.
 func (r *Ruleset) helper(wide bool) {

@@ -416,3 +416,33 @@ func TestInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestLogs: rules log without limit where no limit of any kind stands before the log, and
+// the kernel's own log is meant.
+func TestLogs(t *testing.T) {
+	for rule, want := range map[string]int{
+		"log": 1, "log level info counter": 1, "log limit rate 5/minute": 1,
+		"limit rate 5/minute log": 0, `limit name "few" log`: 0, `limit name tcp dport map { 22 : "few" } log`: 0,
+		"add @met { ip saddr limit rate 1/minute } log": 0, "log group 1": 0, "log level audit": 0,
+	} {
+		r := readRules(t, "nft", `table inet t {
+			limit few { rate 5/minute; }
+			set met { type ipv4_addr; flags dynamic; }
+			chain c { type filter hook input priority 0; `+rule+`; }
+		}`)
+		if r.Logs != want {
+			t.Errorf("nft %s: %d logs", rule, r.Logs)
+		}
+	}
+	for rule, want := range map[string]int{
+		"-j LOG": 1, "-m limit --limit 5/min -j LOG": 0, "-j NFLOG --nflog-group 2": 0,
+		"-m hashlimit --hashlimit-upto 5/min --hashlimit-name x -j LOG": 0, "-m connlimit --connlimit-above 5 -j LOG": 1,
+	} {
+		saved := "*filter\n-A INPUT " + rule + "\nCOMMIT\n"
+		var legacy Ruleset
+		legacy.addLegacy(nftables.TableFamilyIPv4, saved, nil)
+		if r := readRules(t, "iptables-nft-restore", saved); r.Logs != want || legacy.Logs != want {
+			t.Errorf("iptables %s: %d logs, legacy %d", rule, r.Logs, legacy.Logs)
+		}
+	}
+}
