@@ -153,8 +153,13 @@ func checkMixed(_ context.Context, c *Case) Finding {
 		return f
 	}
 	legacy := c.NS.After.LegacyTables
-	if len(legacy) == 0 || !c.NS.Rules.Compat {
+	switch r := c.NS.Rules; {
+	case len(legacy) == 0 || !r.Compat:
 		return ok("one kind of iptables at most")
+	case r.Legacy == 0 && c.NS.RulesErr != nil:
+		return unknown("%v", c.NS.RulesErr)
+	case r.Legacy == 0: // programs that look which kind is in use load its tables
+		return ok("the tables of iptables-legacy are loaded and empty")
 	}
 	return found(Warn, "rules of iptables-legacy and of iptables-nft are both loaded").
 		with("legacy tables", strings.Join(legacy, " "), "/proc/net/ip_tables_names")
@@ -197,8 +202,11 @@ func checkNeedless(_ context.Context, c *Case) Finding {
 		return f
 	}
 	r := c.NS.Rules
-	if r.NAT() || r.Tracking > 0 || len(c.NS.After.LegacyTables) > 0 {
+	switch {
+	case r.NAT() || r.Tracking > 0:
 		return ok("rules use connection tracking")
+	case c.NS.RulesErr != nil:
+		return unknown("%v", c.NS.RulesErr)
 	}
 	return found(Warn, "%d connections are tracked although no rule needs it", c.NS.Table.Total.Entries).with("rules with nat or ct", "0", fromRules)
 }
@@ -265,6 +273,8 @@ func checkBridge(_ context.Context, c *Case) Finding {
 		return ok("bridged frames do not pass iptables")
 	case bridges == 0:
 		return ok("no bridge")
+	case c.NS.Rules != nil && c.NS.RulesErr == nil && len(c.NS.Rules.Chains) == 0:
+		return ok("bridged frames pass iptables, where no rule is")
 	case containers:
 		return found(Info, "bridged frames pass iptables; containers need it").with("bridge-nf-call-iptables", "1", fromSysctl)
 	}

@@ -244,10 +244,16 @@ func TestChecks(t *testing.T) {
 		{"RL01", "established behind 2000", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 1999, UpTo: 2000} }), Critical},
 		{"RL01", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
 		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},
-		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
+		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat, r.Legacy = true, 1 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
+		{"RL03", "tables of iptables-legacy that something has looked at", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), OK},
+		{"RL03", "rules of iptables-legacy that could not be read", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) {
+			s.Namespaces[0].After.LegacyTables, s.Namespaces[0].RulesErr = []string{"filter"}, errors.New("no iptables-legacy-save")
+		}), Unknown},
 		{"RL04", "late", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
 		{"RL05", "what NAT never touches", plain(2000), Info},
 		{"RL06", "no rule needs it", rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), Warn},
+		{"RL06", "an empty nat table of iptables-legacy", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"nat"} }), Warn},
+		{"RL06", "rules of iptables-legacy that could not be read", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].RulesErr = errors.New("no iptables-legacy-save") }), Unknown},
 		{"RL06", "a rule looks at states", rules(func(r *vitals.Ruleset) { r.SourceNAT, r.Tracking = 0, 1 }), OK},
 		{"RL07", "a helper by rule", rules(func(r *vitals.Ruleset) { r.Helpers = 1 }), Info},
 		{"RL07", "a helper by a rule for all ports", rules(func(r *vitals.Ruleset) { r.Helpers, r.WideHelpers = 2, 1 }), Warn},
@@ -259,6 +265,9 @@ func TestChecks(t *testing.T) {
 		{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "virbr0", Kind: "bridge"})
 		}), Warn},
+		{"RL09", "a bridge and no rules", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), rules(func(r *vitals.Ruleset) { *r = vitals.Ruleset{} }), func(s *vitals.Sample) {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "br0", Kind: "bridge"})
+		}), OK},
 		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge"})
 		}), Info},
