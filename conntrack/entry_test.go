@@ -331,7 +331,7 @@ func TestAddSource(t *testing.T) {
 }
 
 func TestUnseen(t *testing.T) {
-	got := unseen([]error{
+	got := Unseen(0, []error{
 		fmt.Errorf("namespace a: enter: %w", unix.EPERM), fmt.Errorf("namespace b: %w", unix.EACCES),
 		fmt.Errorf("namespace gone: %w", unix.ENOENT), fmt.Errorf("namespace c: %w", unix.EIO)})
 	want := []string{"namespace c: input/output error", "2 network namespaces may not be entered: run as root of the host"}

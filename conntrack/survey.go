@@ -85,9 +85,6 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 	if len(namespaces) == 0 {
 		namespaces, hidden = Namespaces()
 	}
-	if hidden > 0 {
-		s.Blind = append(s.Blind, HiddenText(hidden))
-	}
 	if a.Window == 0 {
 		a.Window = time.Second
 	}
@@ -113,7 +110,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 		}
 		s.fill(ns, before[i], after)
 	}
-	s.Blind = append(s.Blind, unseen(failed)...)
+	s.Blind = append(s.Blind, Unseen(hidden, failed)...)
 	s.Window = time.Since(start)
 	if len(s.Fills) == 0 {
 		return nil, fmt.Errorf("no connection table could be read: %w", errors.Join(failed...))
@@ -121,9 +118,13 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 	return s, nil
 }
 
-// unseen says which namespaces could not be read: those that need more rights in
-// one sentence, those that are gone in none.
-func unseen(failed []error) (list []string) {
+// Unseen says which namespaces could not be read: those of so many processes that are
+// hidden, and those that need more rights, in one sentence each, those that are gone in
+// none.
+func Unseen(hidden int, failed []error) (list []string) {
+	if hidden > 0 {
+		list = append(list, HiddenText(hidden))
+	}
 	denied := 0
 	for _, err := range failed {
 		switch {
@@ -134,7 +135,10 @@ func unseen(failed []error) (list []string) {
 			list = append(list, err.Error())
 		}
 	}
-	if denied > 0 {
+	switch {
+	case denied == 1:
+		list = append(list, "1 network namespace may not be entered: run as root of the host")
+	case denied > 1:
 		list = append(list, fmt.Sprintf("%d network namespaces may not be entered: run as root of the host", denied))
 	}
 	return list
@@ -170,6 +174,7 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 		switch {
 		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 			return err
+		case errors.Is(err, fs.ErrNotExist): // ended meanwhile
 		case errors.Is(err, ErrInterrupted):
 			s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v: single entries may be missing or doubled", ns.Name, err))
 		case err != nil:

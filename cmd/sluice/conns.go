@@ -4,10 +4,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -202,6 +204,36 @@ func (f *connsFlags) namespaces() ([]conntrack.Namespace, error) {
 	return list, nil
 }
 
+// each runs fn in the namespaces that were asked for. Of all of them, those that may not be
+// entered are told of and those that have ended meanwhile are left out.
+func (f *connsFlags) each(a *app, fn func(conntrack.Namespace) error) error {
+	list, err := f.namespaces()
+	if err != nil {
+		return err
+	}
+	all, hidden := list == nil, 0
+	if all {
+		list, hidden = conntrack.Namespaces()
+	}
+	var failed []error
+	for _, ns := range list {
+		err := fn(ns)
+		switch {
+		case all && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist)):
+			failed = append(failed, err)
+		case err != nil:
+			return err
+		}
+	}
+	if len(failed) > 0 && len(failed) == len(list) {
+		return failed[0]
+	}
+	for _, text := range conntrack.Unseen(hidden, failed) {
+		a.progress("not seen: %s", text)
+	}
+	return nil
+}
+
 func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if f.by != "" && !slices.Contains(connsKeys, f.by) {
 		return usageError(cmd, "--by %s: not one of %s", f.by, strings.Join(connsKeys, ", "))
@@ -210,12 +242,12 @@ func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
+	if f.list {
+		return listConns(cmd.Context(), a, f, &filter)
+	}
 	namespaces, err := f.namespaces()
 	if err != nil {
 		return err
-	}
-	if f.list {
-		return listConns(cmd.Context(), a, namespaces, &filter)
 	}
 	ask := conntrack.Ask{Namespaces: namespaces, Dimensions: f.dimensions(), Filter: &filter, Window: f.window}
 	if namespaces == nil {
@@ -285,28 +317,26 @@ func newListedConn(namespace string, e *conntrack.Entry) listedConn {
 }
 
 // listConns prints connections as they are read, one line or one JSON object each.
-func listConns(ctx context.Context, a *app, namespaces []conntrack.Namespace, f *conntrack.Filter) error {
-	if namespaces == nil {
-		namespaces, _ = conntrack.Namespaces()
-	}
+func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Filter) error {
 	out := bufio.NewWriterSize(a.stdout, 64<<10)
-	for _, ns := range namespaces {
+	err := f.each(a, func(ns conntrack.Namespace) error {
 		c, err := conntrack.OpenIn(ns)
 		if err != nil {
 			return err
 		}
-		err = c.Dump(ctx, f, func(e *conntrack.Entry) error {
+		defer c.Close()
+		err = c.Dump(ctx, filter, func(e *conntrack.Entry) error {
 			if a.json {
 				return writeJSONLine(out, newListedConn(ns.Name, e))
 			}
 			return writeConn(out, ns.Name, e)
 		})
-		c.Close()
-		if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
-			return err
+		if errors.Is(err, conntrack.ErrInterrupted) {
+			return nil
 		}
-	}
-	return out.Flush()
+		return err
+	})
+	return cmp.Or(err, out.Flush())
 }
 
 func writeConn(w io.Writer, namespace string, e *conntrack.Entry) error {
@@ -350,20 +380,13 @@ Without --yes it only counts what would go. At least one filter is needed.`,
 }
 
 func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Filter, yes bool) error {
-	namespaces, err := f.namespaces()
-	if err != nil {
-		return err
-	}
-	if namespaces == nil {
-		namespaces, _ = conntrack.Namespaces()
-	}
 	type result struct {
 		Namespace string `json:"namespace"`
 		Entries   int    `json:"entries"`
 		Deleted   bool   `json:"deleted"`
 	}
 	results := []result{}
-	for _, ns := range namespaces {
+	err := f.each(a, func(ns conntrack.Namespace) (err error) {
 		r := result{Namespace: ns.Name, Deleted: yes}
 		if r.Entries, err = deleteIn(ctx, ns, filter, yes); err != nil {
 			return fmt.Errorf("namespace %s: %w", ns.Name, err)
@@ -371,6 +394,10 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 		if r.Entries > 0 {
 			results = append(results, r)
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return a.print(results, func(w io.Writer) error {
 		verb := "would go; add --yes to remove them"

@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
 	"strings"
 	"testing"
@@ -133,6 +135,34 @@ func TestConnsDelete(t *testing.T) {
 		out, stderr, _ := sluice(t, append([]string{"conns", "delete", "--netns", name}, step.args...)...)
 		if !strings.Contains(out, step.want) {
 			t.Errorf("delete %v: %q, want %q: %s", step.args, out, step.want, stderr)
+		}
+	}
+}
+
+// TestConnsEach: of all namespaces, one that ends meanwhile or may not be entered does not
+// keep the others from being read; one that was asked for does.
+func TestConnsEach(t *testing.T) {
+	name := trackedNamespace(t)
+	var stderr strings.Builder
+	a := &app{stderr: &stderr}
+	fail := func(err error) func(conntrack.Namespace) error {
+		return func(ns conntrack.Namespace) error {
+			if ns.Name == name {
+				return fmt.Errorf("namespace %s: %w", name, err)
+			}
+			return nil
+		}
+	}
+	all, one := &connsFlags{netns: []string{"all"}}, &connsFlags{netns: []string{name}}
+	if err := all.each(a, fail(fs.ErrNotExist)); err != nil || strings.Contains(stderr.String(), "entered") {
+		t.Errorf("one that has ended: %v, %q", err, stderr.String())
+	}
+	if err := all.each(a, fail(fs.ErrPermission)); err != nil || !strings.Contains(stderr.String(), "not seen: 1 network namespace may not be entered") {
+		t.Errorf("one that may not be entered: %v, %q", err, stderr.String())
+	}
+	for _, err := range []error{one.each(a, fail(fs.ErrNotExist)), all.each(a, fail(io.EOF))} {
+		if err == nil {
+			t.Error("a failure is hidden")
 		}
 	}
 }
