@@ -71,8 +71,8 @@ func (o Options) Validate(s Suite) error {
 	switch {
 	case o.Reps < 0:
 		return fmt.Errorf("%d repetitions: at least 1", o.Reps)
-	case o.Seconds < 0:
-		return fmt.Errorf("%g seconds a run: more than 0", o.Seconds)
+	case !(o.Seconds >= 0 && o.Seconds < 1e6):
+		return fmt.Errorf("%g seconds a run: more than 0 and less than 1e6", o.Seconds)
 	}
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {

@@ -201,6 +201,7 @@ func (f *Filter) compile() (*matcher, error) {
 		return nil, nil
 	}
 	m := &matcher{Filter: *f, state: strings.ToUpper(f.State)}
+	m.Family = f.family() // ::/0 has no bits by which to tell IPv4 from it
 	m.source, m.dest = prefixOf(f.Source), prefixOf(f.Dest)
 	m.translatedSource, m.translatedDest = prefixOf(f.TranslatedSource), prefixOf(f.TranslatedDest)
 	m.remaining = uint32((f.RemainingAtMost + time.Second - 1) / time.Second)

@@ -130,6 +130,7 @@ func testFilters(t *testing.T, c *Conn) {
 		{"source", Filter{Source: netip.MustParsePrefix("10.0.0.1/32")}, 1},
 		{"source net", Filter{Source: netip.MustParsePrefix("10.0.0.32/27")}, 32},
 		{"source six", Filter{Source: netip.MustParsePrefix("2001:db8::/32")}, 1},
+		{"every six", Filter{Source: netip.MustParsePrefix("::/0")}, 1},
 		{"source six alone", Filter{Source: netip.MustParsePrefix("2001:db8::2/128")}, 1},
 		{"dest six with port", Filter{Dest: netip.MustParsePrefix("2001:db8:1::1/128"), Protocol: flow.UDP, DestPort: flow.Ports{First: 53, Last: 53}}, 1},
 		{"six with port", Filter{Family: unix.AF_INET6, Protocol: flow.UDP, DestPort: flow.Ports{First: 53, Last: 53}}, 1},

@@ -26,8 +26,9 @@ type Filter struct {
 func ParseFilter(words []string) (Filter, error) {
 	var f Filter
 	words = strings.Fields(strings.Join(words, " "))
+	said := map[string]bool{}
 	for len(words) > 0 {
-		word := words[0]
+		word, kind := words[0], "address"
 		words = words[1:]
 		switch word {
 		case "and":
@@ -39,14 +40,21 @@ func ParseFilter(words []string) (Filter, error) {
 			if err := f.set(word, words[0]); err != nil {
 				return f, fmt.Errorf("filter: %s %s: %w", word, words[0], err)
 			}
+			if word == "port" {
+				kind = word
+			}
 			words = words[1:]
 		default:
 			p, err := flow.ParseProtocol(word)
 			if err != nil {
 				return f, fmt.Errorf("filter: %q: not understood; use [tcp|udp|icmp|...] [host ADDRESS] [net PREFIX] [port N]", word)
 			}
-			f.Protocol = p
+			f.Protocol, kind = p, "protocol"
 		}
+		if said[kind] {
+			return f, fmt.Errorf("filter: %s: a filter has one %s", word, kind)
+		}
+		said[kind] = true
 	}
 	return f, nil
 }

@@ -125,11 +125,14 @@ func TestParseFilter(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
-		"port":        "filter: port: value missing",
-		"port 0":      "not a port",
-		"port 70000":  "value out of range",
-		"host 10.0.0": "filter: host 10.0.0:",
-		"somewhere":   "not understood",
+		"port":                         "filter: port: value missing",
+		"port 0":                       "not a port",
+		"port 70000":                   "value out of range",
+		"host 10.0.0":                  "filter: host 10.0.0:",
+		"somewhere":                    "not understood",
+		"tcp udp":                      "one protocol",
+		"port 1 and port 2":            "one port",
+		"host 10.0.0.1 net 10.0.0.0/8": "one address",
 	} {
 		if _, err := ParseFilter([]string{in}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", in, err, want)

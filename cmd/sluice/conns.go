@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -73,6 +74,9 @@ by itself when the table is full, so that a table full of them is no outage.`,
 	flags.BoolVar(&f.list, "list", false, "print every connection instead of sums, as it is read")
 	flags.BoolVar(&f.check, "check", false, "exit with 1 when a table is held by 75 %, with 2 by 90 %, or when it dropped in the window")
 	flags.Uint32Var(&f.pool, "pool", capacity.MasqueradePorts, "ports that SNAT may use on one address")
+	for _, sums := range []string{"by", "top", "window", "check", "pool"} {
+		cmd.MarkFlagsMutuallyExclusive("list", sums)
+	}
 	f.filterFlags(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(connsKeys, cobra.ShellCompDirectiveNoFileComp))
 	cmd.AddCommand(newConnsDelete(a))
@@ -148,8 +152,12 @@ func (f *connsFlags) filter() (conntrack.Filter, error) {
 	if f.mark != "" {
 		note("mark", parseMark(f.mark, &out.Mark, &out.MarkMask))
 	}
+	note("state", conntrack.CheckState(f.state))
 	if f.zone >= 0 {
 		out.Zone, out.HasZone = uint16(f.zone), true
+	}
+	if f.zone > math.MaxUint16 || f.zone < -1 {
+		note("zone", fmt.Errorf("%d: not a number from 0 to 65535", f.zone))
 	}
 	switch {
 	case f.four:
@@ -188,20 +196,26 @@ func parseMark(s string, mark, mask *uint32) error {
 	return nil
 }
 
+// chosenNamespaces are those of names or paths, each once.
+func chosenNamespaces(names []string) (list []conntrack.Namespace, err error) {
+	for _, name := range names {
+		ns, err := conntrack.NamespaceAt(name)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(list, func(other conntrack.Namespace) bool { return other.Inode == ns.Inode }) {
+			list = append(list, ns)
+		}
+	}
+	return list, nil
+}
+
 // namespaces resolves --netns; nil means all.
 func (f *connsFlags) namespaces() ([]conntrack.Namespace, error) {
 	if slices.Contains(f.netns, "all") {
 		return nil, nil
 	}
-	var list []conntrack.Namespace
-	for _, name := range f.netns {
-		ns, err := conntrack.NamespaceAt(name)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, ns)
-	}
-	return list, nil
+	return chosenNamespaces(f.netns)
 }
 
 // each runs fn in the namespaces that were asked for. Of all of them, those that may not be
@@ -237,6 +251,14 @@ func (f *connsFlags) each(a *app, fn func(conntrack.Namespace) error) error {
 func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if f.by != "" && !slices.Contains(connsKeys, f.by) {
 		return usageError(cmd, "--by %s: not one of %s", f.by, strings.Join(connsKeys, ", "))
+	}
+	switch {
+	case f.top < 0:
+		return usageError(cmd, "--top %d: must not be negative", f.top)
+	case f.window < 0:
+		return usageError(cmd, "--window %s: must not be negative", f.window)
+	case f.pool == 0:
+		return usageError(cmd, "--pool 0: at least 1")
 	}
 	filter, err := f.filter()
 	if err != nil {

@@ -168,10 +168,28 @@ func TestConnsEach(t *testing.T) {
 }
 
 func TestConnsUsage(t *testing.T) {
-	for _, args := range [][]string{{"--by", "colour"}, {"--src", "10.0.0.300"}, {"--port", "0"}, {"--proto", "tpc"}, {"--mark", "x"}} {
+	for _, args := range [][]string{{"--by", "colour"}, {"--src", "10.0.0.300"}, {"--port", "0"}, {"--proto", "tpc"}, {"--mark", "x"},
+		{"--zone", "65536"}, {"--zone", "-5"}, {"--top", "-1"}, {"--window", "-1s"}, {"--pool", "0"}, {"--state", "OPEN"}} {
 		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, args[1]) {
 			t.Errorf("%v: code %d, %s", args, code, stderr)
 		}
+	}
+}
+
+// TestConnsFlagsExclude: flags that another one would ignore are mistakes.
+func TestConnsFlagsExclude(t *testing.T) {
+	for _, args := range [][]string{{"-4", "-6"}, {"--list", "--by", "source"}, {"--list", "--top", "3"}, {"--list", "--check"}} {
+		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, "none of the others can be") {
+			t.Errorf("%v: code %d, %s", args, code, stderr)
+		}
+	}
+}
+
+// TestNamespacesOnce: a namespace that is named twice is read once.
+func TestNamespacesOnce(t *testing.T) {
+	list, err := chosenNamespaces([]string{"/proc/self/ns/net", "/proc/thread-self/ns/net"})
+	if err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
 	}
 }
 

@@ -44,8 +44,11 @@ func newDoctor(a *app) *cobra.Command {
 			"  sluice doctor --markdown > report.md\n" +
 			"  sluice doctor --watch --json | jq -r '.conclusion[0]'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.seconds <= 0 {
-				return usageError(cmd, "--seconds %g: must be more than 0", f.seconds)
+			if err := checkSeconds(f.seconds); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			if f.seconds == 0 {
+				return usageError(cmd, "--seconds 0: must be more than 0")
 			}
 			if f.list {
 				return listChecks(a)

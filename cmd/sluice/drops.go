@@ -46,8 +46,8 @@ func newDrops(a *app) *cobra.Command {
 			"  sluice drops tcp port 443 --seconds 30 --stack\n" +
 			"  sluice drops host 192.0.2.7 --netns office --pcap drops.pcapng",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if f.seconds < 0 {
-				return usageError(cmd, "--seconds %g: must not be negative", f.seconds)
+			if err := checkSeconds(f.seconds); err != nil {
+				return usageError(cmd, "%w", err)
 			}
 			filter, err := trace.ParseFilter(args)
 			if err != nil {
@@ -127,6 +127,18 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 		}
 	}
 	return a.print(report, func(w io.Writer) error { return f.print(a, w, report) })
+}
+
+// checkSeconds refuses times that are none, and those for which nobody waits.
+func checkSeconds(seconds float64) error {
+	const most = 1e9
+	switch {
+	case seconds >= 0 && seconds <= most:
+		return nil
+	case seconds > most:
+		return fmt.Errorf("--seconds %g: at most %g", seconds, most)
+	}
+	return fmt.Errorf("--seconds %g: must not be negative", seconds)
 }
 
 // watchText words how long something is watched.

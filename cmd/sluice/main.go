@@ -90,7 +90,7 @@ func newRoot(a *app) *cobra.Command {
 }
 
 // usageArgs makes wrong numbers of arguments, subcommands that do not exist, and flags that
-// are missing, usage errors throughout the tree.
+// are missing or exclude each other, usage errors throughout the tree.
 func usageArgs(cmd *cobra.Command) {
 	if !cmd.Runnable() { // only its subcommands do something
 		cmd.Args = cobra.NoArgs
@@ -98,7 +98,7 @@ func usageArgs(cmd *cobra.Command) {
 	}
 	if inner := cmd.Args; inner != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := cmp.Or(inner(cmd, args), cmd.ValidateRequiredFlags()); err != nil {
+			if err := cmp.Or(inner(cmd, args), cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
 				return usageError(cmd, "%w", err)
 			}
 			return nil

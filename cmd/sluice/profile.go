@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/table"
 	"github.com/sluice-lb/sluice/trace"
@@ -36,8 +38,8 @@ func newProfile(a *app) *cobra.Command {
 		Example: "  sluice profile --seconds 10\n" +
 			"  sluice profile --svg flame.svg",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.seconds < 0 {
-				return usageError(cmd, "--seconds %g: must not be negative", f.seconds)
+			if err := checkSeconds(f.seconds); err != nil {
+				return usageError(cmd, "%w", err)
 			}
 			return f.run(cmd.Context(), a)
 		},
@@ -55,6 +57,15 @@ func (f *profileFlags) run(ctx context.Context, a *app) error {
 	namespaces, _, err := chooseNamespaces(f.netns)
 	if err != nil {
 		return err
+	}
+	// What cannot be written is to be known before the time is spent.
+	for _, path := range []string{f.svg, f.folded} {
+		if path == "" || path == "-" {
+			continue
+		}
+		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+			return fmt.Errorf("profile: %s: %w", path, err)
+		}
 	}
 	a.progress("sampling for %s", watchText(f.seconds))
 	p, err := trace.TakeProfile(ctx, time.Duration(f.seconds*float64(time.Second)), namespaces)

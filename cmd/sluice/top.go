@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/top"
 )
 
@@ -41,17 +40,17 @@ NO_COLOR is honoured.`,
   sluice top --once --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if rows < 0 {
+				return usageError(cmd, "--rows %d: must not be negative", rows)
+			}
 			if os.Geteuid() != 0 {
 				return errNoRoot
 			}
 			h := &top.Host{}
 			if !slices.Contains(netns, "all") {
-				for _, name := range netns {
-					ns, err := conntrack.NamespaceAt(name)
-					if err != nil {
-						return err
-					}
-					h.Only = append(h.Only, ns)
+				var err error
+				if h.Only, err = chosenNamespaces(netns); err != nil {
+					return err
 				}
 			}
 			if h.Only == nil {

@@ -79,7 +79,12 @@ func TestTuneRefusals(t *testing.T) {
 
 // TestNegativeSeconds: none of the watching commands takes a negative time for forever.
 func TestNegativeSeconds(t *testing.T) {
-	for _, command := range []string{"drops", "profile"} {
+	for _, command := range []string{"drops", "profile", "doctor"} {
+		for _, odd := range []string{"nan", "inf", "1e300"} {
+			if _, stderr, code := sluice(t, command, "--seconds", odd); code != exitUsage {
+				t.Errorf("%s --seconds %s: code %d, %s", command, odd, code, stderr)
+			}
+		}
 		if _, stderr, code := sluice(t, command, "--seconds", "-1"); code != exitUsage || !strings.Contains(stderr, "must not be negative") {
 			t.Errorf("%s: code %d, %s", command, code, stderr)
 		}
