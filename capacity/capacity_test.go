@@ -157,6 +157,7 @@ func TestValidate(t *testing.T) {
 		{"empty class", Load{Classes: []Class{{"a", 0, 1}}}, "class a: clients and connections"},
 		{"no rate", Load{Requests: []Requests{{}}}, "requests 1: rate 0"},
 		{"headroom", Load{Headroom: 0.5, Classes: []Class{{"", 1, 1}}}, "headroom 0.5"},
+		{"more than a kernel has", Load{Classes: []Class{{"", 1e6, 1e6}}}, "a kernel tracks 1073741824 at most"},
 		{"frame", Load{Frame: 20, Classes: []Class{{"", 1, 1}}}, "frame 20"},
 	} {
 		if _, err := For(tc.l); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -187,8 +188,8 @@ func TestUnits(t *testing.T) {
 func TestPlanHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Load{
-			Classes:     []Class{{"c", rapid.Uint64Range(1, 1e6).Draw(t, "clients"), rapid.Uint64Range(1, 1000).Draw(t, "connections")}},
-			Requests:    []Requests{{Rate: rapid.Float64Range(1, 1e5).Draw(t, "rate"), Lifetime: time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "lifetime"))}},
+			Classes:     []Class{{"c", rapid.Uint64Range(1, 1e5).Draw(t, "clients"), rapid.Uint64Range(1, 500).Draw(t, "connections")}},
+			Requests:    []Requests{{Rate: rapid.Float64Range(1, 1e4).Draw(t, "rate"), Lifetime: time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "lifetime"))}},
 			Subscribers: rapid.Uint64Range(0, 1e6).Draw(t, "subscribers"),
 			Headroom:    rapid.Float64Range(1, 10).Draw(t, "headroom"),
 		}

@@ -77,13 +77,13 @@ func (l *Load) Validate() error {
 	}
 	for i, r := range l.Requests {
 		switch {
-		case r.Rate <= 0:
+		case !(r.Rate > 0):
 			errs = append(errs, fmt.Errorf("requests %s: rate %g: must be above 0", name(r.Name, i), r.Rate))
 		case r.Lifetime < 0 || r.Linger < 0:
 			errs = append(errs, fmt.Errorf("requests %s: lifetime and linger must not be negative", name(r.Name, i)))
 		}
 	}
-	if l.Headroom != 0 && l.Headroom < 1 {
+	if l.Headroom != 0 && !(l.Headroom >= 1) {
 		errs = append(errs, fmt.Errorf("headroom %g: below 1 the table is full before the load is there; use 1.5 to 3", l.Headroom))
 	}
 	if l.Frame != 0 && (l.Frame < 64 || l.Frame > 9216) {

@@ -86,6 +86,9 @@ func (f *planFlags) run(cmd *cobra.Command, a *app) error {
 	if f.reverse {
 		return f.carry(cmd, a)
 	}
+	if a.json && f.output != "table" {
+		return usageError(cmd, "--output %s: --json has it in the document's sysctls and sluice", f.output)
+	}
 	load, err := f.readLoad(cmd, a)
 	if err != nil {
 		return err

@@ -81,7 +81,8 @@ func TestPlanReverse(t *testing.T) {
 }
 
 func TestPlanUsage(t *testing.T) {
-	for _, args := range [][]string{{"--class", "30-400"}, {"--requests", "800"}, {"--bandwidth", "fast"}, {"--reverse"}, {"--class", "1x1", "--output", "xml"}, {}} {
+	for _, args := range [][]string{{"--class", "30-400"}, {"--requests", "800"}, {"--bandwidth", "fast"}, {"--reverse"}, {"--class", "1x1", "--output", "xml"}, {}, {"--class", "1x1", "--output", "sysctl", "--json"},
+		{"--requests", "nan/s"}, {"--requests", "inf/s"}, {"--class", "1x1", "--headroom", "nan"}, {"--class", "4000000000x60000"}} {
 		if _, stderr, code := sluice(t, append([]string{"plan"}, args...)...); code != exitUsage {
 			t.Errorf("%v: code %d, %s", args, code, stderr)
 		}
