@@ -48,6 +48,9 @@ func forwardChecks() []Check {
 		{ID: "FW12", Name: "impossible-addresses", About: "packets with a source or destination that cannot be", Weight: 36, Run: checkMartians,
 			Symptom: "DNAT to 127.0.0.1 does not work",
 			Remedy:  Remedy{Do: "net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
+		{ID: "FW13", Name: "other-drops", About: "packets dropped by TC, XDP, IPsec policies, for broken headers, or for a reason that no other check looks at", Weight: 35, Run: checkOtherDrops,
+			Symptom: "connections to some destinations hang, and no rule, route or counter of connection tracking says why",
+			Remedy:  Remedy{Do: "sluice drops --stack shows packets, and where in the kernel they end"}},
 	}
 }
 
@@ -303,16 +306,17 @@ func (c *Case) towards(cause trace.Cause) string {
 func checkNoRoute(_ context.Context, c *Case) Finding {
 	n := c.delta("IpExt.InNoRoutes") + c.delta("Ip6InNoRoutes")
 	g, black := c.drops(trace.CauseBlackhole)
-	n += g.Packets
-	if n == 0 {
+	switch {
+	case n == 0 && !black:
 		return ok("every packet had a route")
+	case g.Packets > n:
+		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
+		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule: ip route get DESTINATION shows it", Risk: "it may be there for a reason"}
+		return c.withDrops(f, trace.CauseBlackhole)
 	}
 	f := found(Info, "%d packets had no route%s", n, c.towards(trace.CauseNoRoute)).with("ΔInNoRoutes", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
 	if c.perSecond(n) >= 1 {
 		f.Verdict = Warn
-	}
-	if black {
-		return c.withDrops(f, trace.CauseBlackhole)
 	}
 	return c.withDrops(f, trace.CauseNoRoute)
 }
@@ -370,4 +374,30 @@ func checkMartians(_ context.Context, c *Case) Finding {
 		f = f.losing(g.PerSecond)
 	}
 	return c.withDrops(f, trace.CauseMartian)
+}
+
+// checkOtherDrops looks at the causes that no other check has: somebody set most of them up.
+func checkOtherDrops(_ context.Context, c *Case) Finding {
+	if c.NS.DropsErr != nil {
+		return unknown("%v", c.NS.DropsErr)
+	}
+	worst := ok("nothing was dropped for another reason")
+	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseIPsec, trace.CauseHeader, trace.CauseChecksum, trace.CauseOther} {
+		g, seen := c.drops(cause)
+		if !seen || c.unwanted(g) < Warn || g.PerSecond <= worst.LostPerSecond {
+			continue
+		}
+		what := g.Cause.Title
+		if cause.ID == trace.CauseOther.ID {
+			if len(g.Places) == 0 || g.Places[0].Reason == "NOT_SPECIFIED" { // may be anything: a socket's filter, the end of a driver's queue
+				continue
+			}
+			what = fmt.Sprintf("%s at %s", g.Places[0].Reason, g.Places[0].Function)
+		}
+		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)
+		if g.Cause.Remedy != "" {
+			worst.Remedy = &Remedy{Do: g.Cause.Remedy}
+		}
+	}
+	return worst
 }

@@ -352,11 +352,20 @@ func checkChurn(_ context.Context, c *Case) Finding {
 		with("Δgeneration", c.inWindow(uint64(n)), fromRules)
 }
 
-// Rule drops below these rates are everyday scans.
+// Drops that somebody has asked for are everyday scans below these rates.
 const (
-	ruleDropsPerSecond = 5
-	ruleDropsShare     = 0.01
+	askedDropsPerSecond = 5
+	askedDropsShare     = 0.01
 )
+
+// unwanted judges drops by a rule or route, which may be there for a reason.
+func (c *Case) unwanted(g trace.DropGroup) Verdict {
+	received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
+	if g.PerSecond > askedDropsPerSecond && float64(g.Packets)/received > askedDropsShare {
+		return Warn
+	}
+	return Info
+}
 
 func checkRuleDrops(_ context.Context, c *Case) Finding {
 	if c.NS.DropsErr != nil {
@@ -367,12 +376,7 @@ func checkRuleDrops(_ context.Context, c *Case) Finding {
 		if !seen {
 			continue
 		}
-		received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
-		v := Info
-		if g.PerSecond > ruleDropsPerSecond && float64(g.Packets)/received > ruleDropsShare {
-			v = Warn
-		}
-		f := found(v, "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
+		f := found(c.unwanted(g), "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
 		for _, r := range g.Rules[:min(len(g.Rules), 3)] {
 			f = f.with("rule", r.String(), fromRules)
 		}

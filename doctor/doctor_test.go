@@ -328,6 +328,15 @@ func TestChecks(t *testing.T) {
 		{"FW12", "one martian", dropped(trace.CauseMartian, 1), Info},
 		{"FW12", "martians", dropped(trace.CauseMartian, 100), Warn},
 		{"FW12", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
+		{"FW08", "scans of a blackhole route", dropped(trace.CauseBlackhole, 9), Info},
+		{"FW08", "a route that refuses much", dropped(trace.CauseBlackhole, 300), Warn},
+		{"FW13", "an IPsec policy", dropped(trace.CauseIPsec, 300), Warn},
+		{"FW13", "a TC filter", dropped(trace.CauseTC, 300), Warn},
+		{"FW13", "few", dropped(trace.CauseTC, 9), OK},
+		{"FW13", "few of many", all(set("Ip.InReceives", 100_000), dropped(trace.CauseTC, 300)), OK},
+		{"FW13", "another reason", other("IPV6_BAD_EXTHDR"), Warn},
+		{"FW13", "no reason", other("NOT_SPECIFIED"), OK},
+		{"FW13", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
 		{"FW08", "a lost packet", set("IpExt.InNoRoutes", 1), Info},
 		{"FW08", "no route", set("IpExt.InNoRoutes", 100), Warn},
 		{"FW10", "LRO", link(func(l *vitals.Link) { l.LRO = 1 }), Critical},
@@ -444,7 +453,7 @@ func TestBlind(t *testing.T) {
 		blind[f.Check] = f.Verdict == Unknown
 	}
 	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
-		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 FW07 FW12") {
+		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 FW07 FW12 FW13") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
 		}

@@ -183,6 +183,13 @@ func router(host bool, other uint64) func(*vitals.Sample) {
 
 func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
 
+// other drops packets for a reason that no cause is known for.
+func other(reason string) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseOther, Packets: 300, PerSecond: 100, Places: []trace.DropPlace{{Function: "somewhere", Reason: reason, Packets: 300}}}}
+	}
+}
+
 // dropped makes drop events of a cause in the window of three seconds.
 func dropped(cause trace.Cause, n uint64) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {

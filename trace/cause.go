@@ -94,6 +94,9 @@ var (
 		Meaning: "an XDP program on a virtual link returned XDP_DROP"}
 	CauseTC = Cause{ID: "tc", Title: "dropped by a TC program or filter",
 		Meaning: "a TC filter or BPF program said drop"}
+	CauseIPsec = Cause{ID: "ipsec-policy", Title: "IPsec policy",
+		Meaning: "an IPsec policy forbids the packet, or wants it encrypted",
+		Remedy:  "ip xfrm policy shows the policies, /proc/net/xfrm_stat counts"}
 	CauseDetach = Cause{ID: "teardown", Title: "device or socket goes away", Benign: true,
 		Meaning: "packets that waited in something that was removed"}
 	CauseTCPHousekeeping = Cause{ID: "tcp-housekeeping", Title: "end of TCP connections", Benign: true,
@@ -164,9 +167,11 @@ var rules = []rule{
 	{"", "IP_INVALID_SOURCE", &CauseMartian},
 	{"", "IP_LOCALNET", &CauseMartian},
 	{"", "IP_INVALID_DEST", &CauseMartian},
+	{"", "XFRM_POLICY", &CauseIPsec},
 	{"", "OTHERHOST", &CauseOtherHost},
 	{"", "UNHANDLED_PROTO", &CauseUnwantedProtocol},
 	{"", "IP_NOPROTO", &CauseUnwantedProtocol},
+	{"", "IPV6DISABLED", &CauseUnwantedProtocol},
 	{"ip6_mc_input", "", &CauseMulticast},
 	{"", "UNICAST_IN_L2_MULTICAST", &CauseMulticast},
 	{"", "IP_MULTICAST", &CauseMulticast},

@@ -70,6 +70,8 @@ func TestCauses(t *testing.T) {
 		{place{function: "ip_error", reason: "IP_INADDRERRORS"}, &CauseForwardOff},
 		{place{function: "ip_error", reason: "IP_INNOROUTES"}, &CauseNoRoute},
 		{place{function: "ip_error", reason: "NOT_SPECIFIED"}, &CauseBlackhole},
+		{place{function: "ip_forward", reason: "XFRM_POLICY"}, &CauseIPsec},
+		{place{function: "ip6_rcv_core", reason: "IPV6DISABLED"}, &CauseUnwantedProtocol},
 		{place{function: "ip_rcv_finish_core", reason: "IP_RPFILTER"}, &CauseRPFilter},
 		{place{function: "ip_forward", reason: "PKT_TOO_BIG"}, &CauseMTU},
 		{place{function: "ip_forward", reason: "IP_INHDR"}, &CauseTTL},
