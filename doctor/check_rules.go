@@ -208,7 +208,11 @@ func checkNeedless(_ context.Context, c *Case) Finding {
 	case c.NS.RulesErr != nil:
 		return unknown("%v", c.NS.RulesErr)
 	}
-	return found(Warn, "%d connections are tracked although no rule needs it", c.NS.Table.Total.Entries).with("rules with nat or ct", "0", fromRules)
+	n := c.NS.Table.Total.Entries
+	if c.NS.NewErr == nil && c.NS.NewPerSecond == 0 && c.NS.After.Limits.Count <= c.NS.Before.Limits.Count {
+		return found(Info, "%d entries are left of connections that no rule tracks, or no rule needs to", n)
+	}
+	return found(Warn, "%d connections are tracked although no rule needs it", n).with("rules with nat or ct", "0", fromRules)
 }
 
 func checkHelpers(_ context.Context, c *Case) Finding {
