@@ -220,10 +220,12 @@ func checkMSSClamp(_ context.Context, c *Case) Finding {
 		return ok("not a router")
 	}
 	low, high, lowName := 0, 0, ""
+	var links []vitals.Link
 	for _, l := range c.NS.After.Links {
 		if l.Loopback || !l.Up || l.RxPackets+l.TxPackets == 0 {
 			continue
 		}
+		links = append(links, l)
 		if low == 0 || l.MTU < low {
 			low, lowName = l.MTU, l.Name
 		}
@@ -235,8 +237,26 @@ func checkMSSClamp(_ context.Context, c *Case) Finding {
 	if c.NS.Rules != nil && c.NS.Rules.MSSClamp {
 		return ok("TCP segment size is clamped")
 	}
+	if ofContainers(links, low) {
+		return found(Info, "containers and their overlay have an MTU of %d, which they announce; other networks that are routed over %s need a clamp of the TCP segment size", low, lowName)
+	}
 	return found(Warn, "%s takes %d bytes, other links %d, and no rule clamps the TCP segment size", lowName, low, high).
 		with("smallest and largest MTU", fmt.Sprintf("%d, %d", low, high), fromLinks)
+}
+
+// ofContainers tells whether the smallest MTU is that of the host's containers and of all that
+// they talk over but the uplinks, as on a node of Kubernetes: both ends know of it.
+func ofContainers(links []vitals.Link, low int) bool {
+	containers := false
+	for _, l := range links {
+		switch {
+		case l.MTU > low && l.Kind != "device":
+			return false
+		case l.MTU == low && (l.Kind == "bridge" || l.Kind == "veth"):
+			containers = true
+		}
+	}
+	return containers
 }
 
 func checkNeighbours(_ context.Context, c *Case) Finding {

@@ -183,6 +183,16 @@ func router(host bool, other uint64) func(*vitals.Sample) {
 
 func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
 
+// mtus has a busy link of each kind.
+func mtus(of map[string]int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].After.Links = nil
+		for kind, mtu := range of {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: kind + "0", Kind: kind, Up: true, MTU: mtu, RxPackets: 1000})
+		}
+	}
+}
+
 // other drops packets for a reason that no cause is known for.
 func other(reason string) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
