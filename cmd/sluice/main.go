@@ -54,6 +54,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		}
 		return status.code
 	}
+	if err == context.Canceled { // Ctrl-C, and nothing else to say
+		err = errors.New("interrupted")
+	}
 	a.complain(err)
 	if strings.HasPrefix(err.Error(), "unknown command") {
 		return exitUsage // cobra has no type for it

@@ -156,6 +156,9 @@ func (f *tuneFlags) propose(cmd *cobra.Command, a *app, s *tune.System, args []s
 	return tune.Propose(s, profile, o)
 }
 
+// oneSpace is a value without the kernel's tabs, which tables do not align.
+func oneSpace(value string) string { return strings.Join(strings.Fields(value), " ") }
+
 // shortKey is the last part of a key.
 func shortKey(key string) string { return key[strings.LastIndexByte(key, '.')+1:] }
 
@@ -167,7 +170,7 @@ func writeProposal(w io.Writer, p *tune.Proposal) error {
 		if c.Cost > 0 {
 			memory = "+" + capacity.Bytes(c.Cost).String()
 		}
-		t.Row(c.Key, strings.Join(strings.Fields(c.Now), " "), strings.Join(strings.Fields(c.Value), " "), memory)
+		t.Row(c.Key, oneSpace(c.Now), oneSpace(c.Value), memory)
 	}
 	if t.Len() > 0 {
 		if err := t.Write(w); err != nil {
@@ -229,8 +232,8 @@ func writeResult(w io.Writer, r *tune.Result) error {
 	if r.Entry.File != nil {
 		kept = "and for the next boot in " + r.Entry.File.Path
 	}
-	_, err := fmt.Fprintf(w, "%d values in force %s; drops %.1f/s before, %.1f/s after\nundo: sluice tune rollback\n",
-		len(r.Entry.Steps), kept, r.Before, r.During)
+	_, err := fmt.Fprintf(w, "%s in force %s; drops %.1f/s before, %.1f/s after\nundo: sluice tune rollback\n",
+		plural(len(r.Entry.Steps), "value"), kept, r.Before, r.During)
 	return err
 }
 
@@ -302,7 +305,7 @@ func writeTuneStatus(w io.Writer, list []tunedEntry) error {
 			if e.Now[step.Key] != step.After {
 				remark = "changed since"
 			}
-			t.Row("  "+shortKey(step.Key), step.Before, step.After, e.Now[step.Key], remark)
+			t.Row("  "+shortKey(step.Key), oneSpace(step.Before), oneSpace(step.After), oneSpace(e.Now[step.Key]), remark)
 		}
 		if err := t.Write(w); err != nil {
 			return err
@@ -320,6 +323,9 @@ removes the file in /etc/sysctl.d. A value that someone else changed in the
 meantime is left alone and named.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if os.Geteuid() != 0 {
+				return errNoRoot
+			}
 			s, err := f.system(a)
 			if err != nil {
 				return err
@@ -333,7 +339,7 @@ meantime is left alone and named.`,
 					fmt.Fprintf(w, "note: %s\n", n)
 				}
 				for _, e := range done {
-					fmt.Fprintf(w, "%s of %s taken back: %d values\n", e.Profile, e.Time.Local().Format("2006-01-02 15:04:05"), len(e.Steps))
+					fmt.Fprintf(w, "%s of %s taken back: %s\n", e.Profile, e.Time.Local().Format("2006-01-02 15:04:05"), plural(len(e.Steps), "value"))
 				}
 				if len(done) == 0 {
 					fmt.Fprintln(w, "nothing is in force that could be taken back")

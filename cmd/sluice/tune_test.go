@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"strings"
@@ -43,10 +44,10 @@ func TestTune(t *testing.T) {
 			t.Errorf("line of more than 80 columns: %q", line)
 		}
 	}
-	if out, stderr, code := run("tune", "router", "--trial", "0"); code != 0 || read() != "300" || !strings.Contains(out, "undo: sluice tune rollback") {
+	if out, stderr, code := run("tune", "router", "--trial", "0", "--set", "net.ipv4.ip_local_port_range=20001 60000"); code != 0 || read() != "300" || !strings.Contains(out, "undo: sluice tune rollback") {
 		t.Errorf("apply: code %d, value %s, %s\n%s", code, read(), stderr, out)
 	}
-	if out, _, _ := run("tune", "status"); !strings.Contains(out, ": applied") || !strings.Contains(out, "udp_timeout_stream") {
+	if out, _, _ := run("tune", "status"); !strings.Contains(out, ": applied") || !strings.Contains(out, "udp_timeout_stream") || !strings.Contains(out, "20001 60000  20001 60000") {
 		t.Errorf("status:\n%s", out)
 	}
 	if out, stderr, code := run("tune", "rollback"); code != 0 || read() != before || !strings.Contains(out, "taken back") {
@@ -54,6 +55,16 @@ func TestTune(t *testing.T) {
 	}
 	if out, _, _ := run("tune", "status"); !strings.Contains(out, ": rolled back (asked for)") {
 		t.Errorf("status after the rollback:\n%s", out)
+	}
+}
+
+// TestInterrupted: Ctrl-C is named as what it is.
+func TestInterrupted(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	var out, stderr strings.Builder
+	if code := execute(ctx, []string{"doctor", "--netns", "host"}, strings.NewReader(""), &out, &stderr); code != exitFailure || !strings.HasSuffix(stderr.String(), "sluice: interrupted\n") {
+		t.Errorf("code %d, %q", code, stderr.String())
 	}
 }
 

@@ -43,6 +43,7 @@ func TestWithoutRights(t *testing.T) {
 		{"conns --list", exitFailure, []string{"run as root", "CAP_NET_ADMIN"}},
 		{"top --once", exitFailure, []string{"root is needed", "CAP_NET_ADMIN"}},
 		{"tune --dry-run", exitOK, []string{"SETTING", "Risk:"}},
+		{"tune rollback", exitFailure, []string{"root is needed"}},
 		{"lab case-study --allow-host-sysctl", exitFailure, []string{"root is needed"}},
 	} {
 		t.Run(c.args, func(t *testing.T) {
