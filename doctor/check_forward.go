@@ -80,9 +80,14 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 		}
 	}
 	g, seen := c.drops(trace.CauseForwardOff)
-	switch {
+	switch refused6 := c.delta("Ip6InAddrErrors"); {
 	case worst.Verdict > OK:
 		return c.withDrops(worst, trace.CauseForwardOff)
+	case seen && has6 && six == 0 && c.perSecond(refused6) > strays:
+		f := found(Warn, "%d IPv6 packets for other hosts arrived; forwarding is off, and no rule needs it", refused6).
+			with("net.ipv6.conf.all.forwarding", "0", fromSysctl).with("ΔIp6InAddrErrors", c.inWindow(refused6), fromSNMP)
+		f.Remedy = switchForwarding("net.ipv6.conf.all.forwarding")
+		return c.withDrops(f, trace.CauseForwardOff)
 	case four == 1:
 		return c.interfacesForward(refused)
 	case !seen:
@@ -329,7 +334,7 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 	switch {
 	case n == 0 && !black:
 		return ok("every packet had a route")
-	case g.Packets > n:
+	case g.Packets > n/2: // IPv6 counts them there, too
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
 		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule: ip route get DESTINATION shows it", Risk: "it may be there for a reason"}
 		return c.withDrops(f, trace.CauseBlackhole)

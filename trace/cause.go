@@ -84,7 +84,7 @@ var (
 	CauseChecksum = Cause{ID: "checksum", Title: "wrong checksum",
 		Meaning: "the packet was damaged, or rewritten without a new checksum"}
 	CauseMartian = Cause{ID: "martian", Title: "impossible address",
-		Meaning: "the source or destination cannot occur on this link (loopback, own or broadcast source)",
+		Meaning: "the source or destination cannot occur on this link (loopback, own or broadcast source), or may not leave it",
 		Remedy:  "for DNAT to 127.0.0.1 see net.ipv4.conf.*.route_localnet"}
 	CauseOtherHost = Cause{ID: "other-host", Title: "frame for another host", Benign: true,
 		Meaning: "the frame's destination MAC is not this interface's"}
@@ -116,6 +116,8 @@ type place struct {
 	ct       Tracked
 	// unicast: the sampled packet had one receiver
 	unicast bool
+	// linkLocal: the sampled packet's sender has an address of its link alone
+	linkLocal bool
 	// nftSeparate: this kernel frees packets of nft rules in nft_do_chain (6.7)
 	nftSeparate bool
 }
@@ -133,6 +135,8 @@ var rules = []rule{
 	{"ip_error", "IP_INADDRERRORS", &CauseForwardOff},
 	{"ip_error", "IP_INNOROUTES", &CauseNoRoute},
 	{"ip_error", "", &CauseBlackhole},
+	{"ip6_pkt_prohibit*", "", &CauseBlackhole},
+	{"dst_discard*", "", &CauseBlackhole}, // of IPv6
 	{"", "IP_RPFILTER", &CauseRPFilter},
 	{"", "PKT_TOO_BIG", &CauseMTU},
 	{"ip_forward", "IP_INHDR", &CauseTTL},
@@ -142,6 +146,7 @@ var rules = []rule{
 	{"", "IP_INNOROUTES", &CauseNoRoute},
 	{"", "IP_OUTNOROUTES", &CauseNoRoute},
 	{"ip6_pkt_drop", "IP_INADDRERRORS", &CauseForwardOff},
+	{"ip6_forward", "IP_INADDRERRORS", &CauseForwardOff},
 	{"neigh_invalidate", "", &CauseNeighbour},
 	{"", "NEIGH_FAILED", &CauseNeighbour},
 	{"", "NEIGH_QUEUEFULL", &CauseNeighbourQueue},
@@ -197,6 +202,9 @@ var rules = []rule{
 func causeOf(p place) Cause {
 	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
 		return hookCause(p)
+	}
+	if p.function == "ip6_forward" && p.reason == "IP_INADDRERRORS" && p.linkLocal {
+		return CauseMartian
 	}
 	if strings.HasPrefix(p.function, "ip6_pkt_") && p.reason == "NOT_SPECIFIED" { // before 6.4 also without a route
 		if p.unicast {

@@ -205,6 +205,7 @@ func (w *Watcher) placeOf(c *DropCount, sample *DropSample) place {
 	p := place{function: c.Location.Name, reason: c.Reason, hook: c.Hook, ct: c.Tracked, nftSeparate: w.drops.nftSeen}
 	if sample != nil {
 		p.unicast = sample.Packet.IsValid() && !sample.Packet.Dest.Addr().IsMulticast()
+		p.linkLocal = sample.Packet.IsValid() && sample.Packet.Source.Addr().IsLinkLocalUnicast()
 		if len(sample.Stack) > 1 {
 			p.caller = sample.Stack[1].Name
 		}
