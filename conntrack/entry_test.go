@@ -275,6 +275,17 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// TestServicesWithoutPorts: pings of one host are one service, whatever their identifiers.
+func TestServicesWithoutPorts(t *testing.T) {
+	s := NewSummary(ByService)
+	for id := range uint16(3) {
+		s.Add(&Entry{Family: unix.AF_INET, Protocol: flow.ICMP, Original: Tuple{Dest: AddrOf(netip.MustParseAddr("10.0.0.2")), SourcePort: id, DestPort: id}})
+	}
+	if list := s.Services(0); len(list) != 1 || list[0].Key != "icmp 10.0.0.2" || list[0].Entries != 3 {
+		t.Errorf("%+v", list)
+	}
+}
+
 func TestTallyOrder(t *testing.T) {
 	var small, large tally[int]
 	for i := range 5000 {

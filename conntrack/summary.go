@@ -52,8 +52,11 @@ type Service struct {
 	Protocol flow.Protocol
 }
 
-// String renders "tcp 198.51.100.1:443".
+// String renders "tcp 198.51.100.1:443", and "icmp 198.51.100.1" without ports.
 func (s Service) String() string {
+	if !s.Protocol.HasPorts() {
+		return s.Protocol.String() + " " + s.Addr.Netip().String()
+	}
 	return s.Protocol.String() + " " + netip.AddrPortFrom(s.Addr.Netip(), s.Port).String()
 }
 
@@ -140,7 +143,11 @@ func (s *Summary) Add(e *Entry) {
 		s.dests.at(e.Original.Dest).add(e)
 	}
 	if s.dimensions&ByService != 0 {
-		s.services.at(Service{e.Original.Dest, e.Original.DestPort, e.Protocol}).add(e)
+		service := Service{e.Original.Dest, e.Original.DestPort, e.Protocol}
+		if !e.Protocol.HasPorts() {
+			service.Port = 0 // the identifier of a ping, the key of a tunnel
+		}
+		s.services.at(service).add(e)
 	}
 	if s.dimensions&ByBackend != 0 && e.DestTranslated() && e.Status&Expected == 0 {
 		s.backends.at(Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}).add(e)

@@ -422,6 +422,12 @@ func TestOnce(t *testing.T) {
 }
 
 func TestParsers(t *testing.T) {
+	for key, want := range map[string]string{"tcp 198.51.100.1:443": "198.51.100.1:443", "icmp 198.51.100.1": "198.51.100.1:0", "icmpv6 2001:db8::1": "[2001:db8::1]:0"} {
+		var f conntrack.Filter
+		if got := endpoint(key, &f); got.String() != want || f.Protocol == flow.Any {
+			t.Errorf("%s: %s, %s", key, got, f.Protocol)
+		}
+	}
 	before := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0 0 0\nintr 5\n")
 	now := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 180 0 0 0 0 0 0\ncpu1 10 0 10 120 0 0 60 0 0 0\n")
 	if cpu, share := hottest(before, now); cpu != 1 || share != 0.6 {

@@ -140,11 +140,15 @@ func serviceRows(s *conntrack.Summary) []row {
 	return rows
 }
 
-// endpoint reads "tcp 198.51.100.1:443" and sets the protocol.
+// endpoint reads "tcp 198.51.100.1:443" or "icmp 198.51.100.1", and sets the protocol.
 func endpoint(key string, f *conntrack.Filter) netip.AddrPort {
 	protocol, addr, _ := strings.Cut(key, " ")
 	f.Protocol, _ = flow.ParseProtocol(protocol)
-	ap, _ := netip.ParseAddrPort(addr)
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		alone, _ := netip.ParseAddr(addr)
+		return netip.AddrPortFrom(alone, 0)
+	}
 	return ap
 }
 
