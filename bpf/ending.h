@@ -3,6 +3,7 @@
 #ifndef SLUICE_ENDING_H
 #define SLUICE_ENDING_H
 
+#include "event.h"
 #include "snat.h"
 
 // The end of a flow, gathered from both directions.
@@ -102,6 +103,46 @@ static __always_inline __u32 timeout_of(const struct ending *end)
 		return timeout_icmp;
 	}
 	return timeout_other;
+}
+
+// Asks user space to probe the IPv6 host of a connection. index: of the entry of what the
+// host sends.
+__noinline int ask_probe(__u32 index)
+{
+	struct flow6 *f = entry_at(index, true);
+	struct event *e;
+
+	if (!f)
+		return 0;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return 0;
+	__builtin_memset(e, 0, sizeof(*e));
+	e->kind = EVENT_PROBE;
+	e->addr = f->key.saddr;
+	e->to = f->key.daddr;
+	e->sport = f->key.sport;
+	e->dport = f->key.dport;
+	bpf_ringbuf_submit(e, 0);
+	return 1;
+}
+
+// RFC 6146 §3.5.2.2: an established connection of nat64 whose time is over has the
+// transitory one for an answer to a probe (TRANS). False: it ends. index: of its entry e.
+static __always_inline bool probe(const struct ending *end, void *e, __u32 index, const bool v6)
+{
+	struct entry_meta *m = meta_of(e, v6), *twin = twin_meta(m, v6);
+	__u32 owner = end->owner;
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &owner);
+
+	if (end->l4_proto != IPPROTO_TCP || !(end->flags & ENTRY_NAT) || !r || !r->prefix_len || !twin ||
+	    tcp_transitory(end) || (end->heard | end->twin_heard) & HEARD_FIN)
+		return false;
+	m->seen = end->now;
+	__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
+	__sync_fetch_and_and(flags_word(twin), ~ENTRY_SETTLED);
+	ask_probe(v6 ? index : end->twin);
+	return true;
 }
 
 // Whether the service, backend or rule of a flow has been taken away, or the address that

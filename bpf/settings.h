@@ -407,6 +407,7 @@ enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved
 	EVENT_CONNECTION, // addr has opened a connection to a service that logs them
 	EVENT_BLOCK,	  // a client was given a block of ports, or has it no longer
+	EVENT_PROBE,	  // a connection of nat64, from addr, has been silent for its time: addr is to be probed
 };
 
 struct event {
@@ -417,7 +418,7 @@ struct event {
 	union addr addr;
 	__u32 family;
 	__u32 owner; // EVENT_CONNECTION: service; so to the end
-	union addr to;
+	union addr to; // with the ports: of EVENT_PROBE too
 	__be16 sport;
 	__be16 dport;
 	__u8 l4_proto;

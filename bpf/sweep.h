@@ -51,7 +51,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 		}
 	}
 	end.now = now;
-	if (!owner_gone(&end) && !silent(&end, timeout_of(&end)))
+	if (!owner_gone(&end) && (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
 		return;
 	if (bore_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);

@@ -5,6 +5,7 @@ package nat
 import (
 	"time"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -97,9 +98,14 @@ func (m *Model) removeSession(s *session) {
 // with a binding's last session the binding.
 func (m *Model) expire() {
 	for _, h := range m.sessions {
-		if h.direction == flow.Original && m.now-max(h.seen[0], h.seen[1]) > m.timeout(h.session) {
-			m.removeSession(h.session)
+		if h.direction != flow.Original || m.now-max(h.seen[0], h.seen[1]) <= m.timeout(h.session) {
+			continue
 		}
+		if h.rule != nil && h.rule.Type == config.NATNAT64 && h.State() == "ESTABLISHED" {
+			h.settled, h.seen[0] = false, m.now // and its IPv6 host is probed (RFC 6146 §3.5.2.2)
+			continue
+		}
+		m.removeSession(h.session)
 	}
 	for key, f := range m.fragments {
 		if m.now-f.seen > FragmentLife {

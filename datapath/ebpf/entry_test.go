@@ -117,11 +117,14 @@ func sentFrom(t *testing.T, out nat.Outcome) (source string) {
 	}
 	p := packet.Parse(out.Out[0].Frame)
 	ip, _ := packet.Find[*packet.IPv4](p)
-	udp, ok := packet.Find[*packet.UDP](p)
+	if udp, ok := packet.Find[*packet.UDP](p); ok {
+		return fmt.Sprintf("%s:%d", ip.Src, udp.SrcPort)
+	}
+	tcp, ok := packet.Find[*packet.TCP](p)
 	if !ok {
 		t.Fatalf("sent %s", p)
 	}
-	return fmt.Sprintf("%s:%d", ip.Src, udp.SrcPort)
+	return fmt.Sprintf("%s:%d", ip.Src, tcp.SrcPort)
 }
 
 // question is a packet from the inside to one of many servers.

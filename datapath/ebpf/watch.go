@@ -16,10 +16,12 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // watch follows the namespace's links, routes and neighbours, and the events of
@@ -101,8 +103,30 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			if err := d.near.ask(ids, hop); err != nil {
 				d.missed.Add(1)
 			}
+		case wireEventKindEVENT_PROBE:
+			if err := probe(e); err != nil {
+				d.missed.Add(1)
+				d.opt.Log.Debug("the host of a silent connection is not probed", "host", addrFrom(e.Addr, true), "error", err)
+			}
 		}
 	}
+}
+
+// probe asks the IPv6 host of a connection whether it still has it, by a segment of its
+// peer's without data and with numbers that no connection has (RFC 6146 §3.5.2.2). What
+// the host answers passes the gateway as any packet of the connection does.
+func probe(e wireEvent) error {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	host := addrFrom(e.Addr, true)
+	p := packet.Packet{
+		&packet.IPv6{Src: addrFrom(e.To, true), Dst: host, HopLimit: 64},
+		&packet.TCP{SrcPort: portOf(e.Dport), DstPort: portOf(e.Sport), Flags: packet.ACK},
+	}
+	return unix.Sendto(fd, p.Build(), 0, &unix.SockaddrInet6{Addr: host.As16()})
 }
 
 // levelOf turns a level of the kernel's log into one of the daemon's.

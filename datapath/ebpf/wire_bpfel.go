@@ -197,6 +197,7 @@ const (
 	wireEventKindEVENT_NEIGHBOUR  wireEventKind = 0
 	wireEventKindEVENT_CONNECTION wireEventKind = 1
 	wireEventKindEVENT_BLOCK      wireEventKind = 2
+	wireEventKindEVENT_PROBE      wireEventKind = 3
 )
 
 type wireFamily uint32

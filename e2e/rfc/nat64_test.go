@@ -28,6 +28,33 @@ func TestRFC6146TCP(t *testing.T) {
 	})
 }
 
+// RFC 6146 §3.5.2.2: an established connection that is silent for its time is probed. A host
+// that still has it answers, and the connection lives on.
+func TestRFC6146Probe(t *testing.T) {
+	prove(t, "6146-3.5.2p", ports64+"timeouts: {tcp-established: 4s, tcp-transitory: 4s, force: true}\n", func(g *gateway) error {
+		client, server, err := g.connect("i1", "["+i1six+"]:4001", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
+		if err != nil {
+			return err
+		}
+		if err := transfer(client, server); err != nil {
+			return err
+		}
+		in := g.wire("i1")
+		for range 2 { // the second one shows that the first was answered
+			if _, err := in.await(patience, func(p packet.Packet) bool {
+				t, ok := packet.Find[*packet.TCP](p)
+				return ok && t.DstPort == 4001 && t.Flags == packet.ACK && t.Seq == 0 && t.Ack == 0
+			}); err != nil {
+				return fmt.Errorf("the probe: %w", err)
+			}
+		}
+		if err := transfer(client, server); err != nil {
+			return fmt.Errorf("after two probes: %w", err)
+		}
+		return nil
+	})
+}
+
 // RFC 6146 §3.5.1: UDP, one mapping for all destinations, and the timer.
 func TestRFC6146UDP(t *testing.T) {
 	prove(t, "6146-3.5.1", ports64, func(g *gateway) error {
