@@ -47,6 +47,10 @@ func (i Interface) PortOf(all []Interface) (Interface, bool) {
 // (CHECKSUM_PARTIAL) and may be larger than its MTU (GSO).
 func (i Interface) Virtual() bool { return i.Kind != "device" }
 
+// Ethernet reports whether what goes over the link has Ethernet headers: tunnels of IP
+// packets (tun, WireGuard) and PPP have none.
+func (i Interface) Ethernet() bool { return len(i.MAC) == 6 }
+
 // Interfaces lists those of the calling thread's network namespace.
 func Interfaces() ([]Interface, error) {
 	links, err := netlink.LinkList()

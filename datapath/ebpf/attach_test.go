@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // TestGenericXDP is the last resort: XDP on packets that the kernel has made
@@ -177,6 +178,34 @@ func attachedTo(d *Datapath, name string) *attachment {
 		}
 	}
 	return nil
+}
+
+// TestWithoutEthernet names an interface whose packets have no Ethernet headers: it gets
+// no program, which would read other bytes for theirs, and no rule that names it.
+func TestWithoutEthernet(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	gw := l.Node("gateway")
+	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_NO_PI, Queues: 1}
+	if err := gw.Do(func() error { return errors.Join(netlink.LinkAdd(tun), netlink.LinkSetUp(tun)) }); err != nil {
+		t.Fatal(err)
+	}
+	defer tun.Fds[0].Close()
+	d := gateway(t, gw, config.AttachTC, oneServer+"interfaces: [wan0, lan0, tun0]\n")
+	if w := strings.Join(d.Warnings(), "\n"); attachedTo(d, "tun0") != nil || !strings.Contains(w, "interface tun0 has no Ethernet headers") {
+		t.Errorf("attached to %v, warnings %q", d.attached, w)
+	}
+	frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.9.0.2,dst=10.0.2.1)/udp(sport=4000,dport=53)").Build()
+	if _, err := tun.Fds[0].Write(frame[14:]); err != nil {
+		t.Fatal(err)
+	}
+	if n := counted(t, d, "bad-header") + counted(t, d, "truncated"); n != 0 {
+		t.Errorf("%d packets of the interface are taken for broken ones", n)
+	}
+	for name, want := range map[string]bool{"tun0": false, "wan0": true, "later0": true} {
+		if err := d.CarriesNAT(&config.NATRule{Name: "out", Type: config.NATMasquerade, Out: name}); (err == nil) != want {
+			t.Errorf("masquerade out of %s: %v", name, err)
+		}
+	}
 }
 
 // TestInterfacesComeAndGo applies the same again, as the engine does when the

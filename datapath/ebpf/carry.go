@@ -3,8 +3,11 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -20,13 +23,40 @@ const (
 )
 
 // CarriesService returns nil when this datapath can carry all of the service.
-func (d *Datapath) CarriesService(s *config.Service) error { return carriesService(s) }
+func (d *Datapath) CarriesService(s *config.Service) error {
+	names := make([]string, len(s.Listen))
+	for i, l := range s.Listen {
+		names[i] = l.Interface
+	}
+	return cmp.Or(carriesService(s), d.takes(names...))
+}
 
 // CarriesNAT returns nil when this datapath can carry all of the rule.
-func (d *Datapath) CarriesNAT(n *config.NATRule) error { return carriesNAT(n) }
+func (d *Datapath) CarriesNAT(n *config.NATRule) error {
+	return cmp.Or(carriesNAT(n), d.takes(n.In, n.Out))
+}
 
 // CarriesRule returns nil when this datapath can carry all of the firewall rule.
-func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return carriesRule(r) }
+func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
+	return cmp.Or(carriesRule(r), d.takes(r.In))
+}
+
+const withoutEthernet = "has no Ethernet headers, which the ebpf datapath looks for"
+
+// takes returns nil when programs can stand on the interfaces that are named.
+func (d *Datapath) takes(names ...string) error {
+	return d.inside(func() error {
+		for _, name := range names {
+			if name == "" {
+				continue
+			}
+			if l, err := netlink.LinkByName(name); err == nil && len(l.Attrs().HardwareAddr) != 6 { // one that is to come may have them
+				return fmt.Errorf("interface %s %s", name, withoutEthernet)
+			}
+		}
+		return nil
+	})
+}
 
 func carriesService(s *config.Service) error {
 	if err := carriesProtocol(s); err != nil {

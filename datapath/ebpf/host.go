@@ -106,21 +106,21 @@ func localPortLast() uint32 {
 
 // attachTo lists the interfaces of a configuration: those it names, else all that
 // are up and neither a loopback nor a port of a bridge or bond, which is taken in
-// its place. missing are those named that are not there.
+// its place; and of both only those with Ethernet headers. missing are those named that are not there.
 func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []string) {
 	if len(c.Interfaces) == 0 {
 		for _, i := range h.interfaces {
-			if _, port := i.PortOf(h.interfaces); i.Up && !i.Loopback && !port && len(i.MAC) == 6 {
+			if _, port := i.PortOf(h.interfaces); i.Up && !i.Loopback && !port && i.Ethernet() {
 				list = append(list, i)
 			}
 		}
 		return list, nil
 	}
 	for _, name := range c.Interfaces {
-		if i, ok := h.byName(name); ok {
-			list = append(list, i)
-		} else {
+		if i, ok := h.byName(name); !ok {
 			missing = append(missing, name)
+		} else if i.Ethernet() {
+			list = append(list, i)
 		}
 	}
 	return list, missing
@@ -132,7 +132,7 @@ func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []st
 func (h *host) deaf() (list []netdev.Interface) {
 	for _, i := range h.interfaces {
 		_, port := i.PortOf(h.interfaces)
-		if !i.Up || i.Loopback || port || !i.Virtual() && len(i.MAC) == 6 || i.Kind == "vrf" || i.Kind == "dummy" || i.Kind == "ifb" {
+		if !i.Up || i.Loopback || port || !i.Virtual() && i.Ethernet() || i.Kind == "vrf" || i.Kind == "dummy" || i.Kind == "ifb" {
 			continue
 		}
 		list = append(list, i)

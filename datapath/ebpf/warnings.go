@@ -29,6 +29,9 @@ func (d *Datapath) Warnings() (out []string) {
 		if !ok {
 			continue
 		}
+		if !i.Ethernet() {
+			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, withoutEthernet))
+		}
 		if m, port := i.PortOf(d.seen.interfaces); port {
 			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
