@@ -104,6 +104,54 @@ __noinline int flow_closed(const struct packet *p, __u32 index)
 	return 0;
 }
 
+// Counts a flow again that a SYN with the given entry, its opener's, opens once more after
+// it was closed. REASON_NONE, or why it may not.
+__noinline int flow_reopened(const struct packet *p, __u32 index)
+{
+	__u32 owner, backend, was, *state;
+	struct client_key who = {};
+	struct load *l, *b;
+	struct entry_meta *m;
+	struct service *s;
+	void *e;
+	int reason;
+	bool v6;
+
+	if (!p)
+		return REASON_INTERNAL;
+	v6 = p->family == FAMILY_6;
+	e = v6 ? entry_at(index, true) : entry_at(index, false);
+	if (!e)
+		return REASON_INTERNAL;
+	m = v6 ? meta_of(e, true) : meta_of(e, false);
+	state = v6 ? state_word(e, true) : state_word(e, false);
+	owner = m->owner;
+	backend = m->backend;
+	s = bpf_map_lookup_elem(&services, &owner);
+	l = bpf_map_lookup_elem(&service_loads, &owner);
+	b = bpf_map_lookup_elem(&backend_loads, &backend);
+	if (!s || !l || !b)
+		return REASON_INTERNAL;
+	reason = service_admit(p, owner);
+	if (reason != REASON_NONE)
+		return reason;
+	if (m->flags & ENTRY_CLIENT) {
+		client_of(&who, &p->tuple.saddr, owner, v6);
+		reason = client_flow_get(&who, s->max_client_flows ? s->max_client_flows : CLIENT_GONE);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	__sync_fetch_and_add(&l->active, 1);
+	__sync_fetch_and_add(&b->active, 1);
+	was = __sync_fetch_and_and(flags_word(m), ~(HEARD_CLOSED << HEARD_SHIFT));
+	// Another CPU may have counted it, or the sweeper just ended it: who changes the bit owes.
+	if (!(was & HEARD_CLOSED << HEARD_SHIFT) ||
+	    (*(volatile __u32 *)state >> STATE_SHIFT != ENTRY_LIVE &&
+	     !(__sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT)))
+		service_uncount(&p->tuple.saddr, owner, backend, m->flags, p->family);
+	return REASON_NONE;
+}
+
 // Tells user space of a new connection, as often as the service's log may.
 __noinline int log_connection(const struct packet *p, __u32 id)
 {

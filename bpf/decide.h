@@ -312,6 +312,16 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
+	if (have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && m->heard & HEARD_CLOSED &&
+	    (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !dry_run && !(p->flags & PACKET_LATER_FRAGMENT)) {
+		int reason = flow_reopened(p, index);
+
+		if (reason != REASON_NONE) {
+			plan->owner = m->owner;
+			plan->owner_nat = 0;
+			return reason;
+		}
+	}
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT) && !conn_plain(p, m))
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)

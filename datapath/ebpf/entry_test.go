@@ -233,6 +233,43 @@ nat:
 	each(s.d.t.maps["clients"], func(c *wireClient) { t.Errorf("a client that has nothing is counted: %+v", *c) })
 }
 
+// TestReopened closes a connection and opens it again: it is counted while it is open, for
+// the service and for its client, and in the end not at all.
+func TestReopened(t *testing.T) {
+	s := changing(t, `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, limits: {connections-per-client: 2},
+     backends: [{name: a, address: 10.0.2.2}]}
+`)
+	const there, back = "ip4(src=198.18.0.1,dst=192.0.2.10)/tcp(sport=4000,dport=80,flags=%s,seq=1,ack=1)",
+		"ip4(src=10.0.2.2,dst=198.18.0.1)/tcp(sport=80,dport=4000,flags=%s,seq=1,ack=1)"
+	counted := func(want int64, when string) {
+		t.Helper()
+		clients := int64(0)
+		each(s.d.t.maps["clients"], func(c *wireClient) { clients += int64(c.Flows) })
+		if n, b := s.d.t.loads.values[0].Active, s.d.t.loadsB.values[0].Active; n != want || b != want || clients != want {
+			t.Errorf("%s: %d connections of the service, %d of the backend, %d of clients; want %d", when, n, b, clients, want)
+		}
+	}
+	for range 2 {
+		send(t, s, "wan0", fmt.Sprintf(there, "S"))
+		counted(1, "opened")
+		send(t, s, "lan0", fmt.Sprintf(back, "SA"))
+		send(t, s, "wan0", fmt.Sprintf(there, "FA"))
+		counted(1, "half closed")
+		send(t, s, "lan0", fmt.Sprintf(back, "FA"))
+		counted(0, "closed")
+	}
+	send(t, s, "wan0", fmt.Sprintf(there, "S"))
+	send(t, s, "wan0", fmt.Sprintf(there, "S"))
+	counted(1, "opened by two SYNs")
+	if err := s.Advance(241 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	counted(0, "expired")
+	held{}.want(t, s, "expired")
+}
+
 // TestLongTimes has a flow of which one side has been silent for more than half of the
 // clock's range, and the longest timeout, which is longer than that at 1000 ticks a second.
 func TestLongTimes(t *testing.T) {
