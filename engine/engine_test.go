@@ -201,6 +201,65 @@ func TestNATRulesStayTogether(t *testing.T) {
 	}
 }
 
+// TestAnswersReachTheirDatapath: what is met first leaves the answers of servers to the datapath
+// that waits for them.
+func TestAnswersReachTheirDatapath(t *testing.T) {
+	office := config.NATRule{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}
+	pooled := office
+	pooled.Type, pooled.Source = config.NATSNAT, []netip.Prefix{netip.MustParsePrefix("10.0.9.0/24")}
+	pooled.To.Addresses = []config.AddressRange{{First: netip.MustParseAddr("192.0.2.10"), Last: netip.MustParseAddr("192.0.2.11")}}
+	ftp := config.NATRule{Name: "ftp", Type: config.NATPortForward, Listen: &config.Listen{Address: netip.MustParseAddr("192.0.2.9")}, To: config.Target{Address: netip.MustParseAddr("10.0.2.3"), Port: 21}}
+	six := config.NATRule{Name: "v6only", Type: config.NATNAT64}
+	served := func(name string, mode config.Mode, addr string) []config.Service {
+		s := service(name, "a")
+		s.Mode, s.Backends[0].Address = mode, netip.MustParseAddr(addr)
+		return []config.Service{s}
+	}
+	for name, c := range map[string]struct {
+		cfg     config.Config
+		want    string // of office
+		warning string
+	}{
+		"a server behind the rule": {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "nftables", ""},
+		"a server elsewhere":       {config.Config{Services: served("marked", config.ModeDNAT, "10.9.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"answers to a pool":        {config.Config{Services: served("marked", config.ModeFullNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"the rule's own address":   {config.Config{Services: served("marked", config.ModeFullNAT, "10.0.2.2"), NAT: []config.NATRule{pooled}}, "nftables", ""},
+		"on the same datapath":     {config.Config{Services: served("web", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"beside a rule of ebpf's":  {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{six, office}}, "nftables", ""},
+		"a port-forward":           {config.Config{NAT: []config.NATRule{six, office, ftp}}, "nftables", ""},
+		"no other place": {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{{Name: "office", Type: config.NATSNAT, Datapath: config.DatapathEBPF}}},
+			"ebpf", "nat rule office is on ebpf, but service marked is on nftables: answers of 10.0.2.2 may be taken before they get there; put both on one datapath"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fast, slow := pair()
+			fast.refuse = func(_, name string) error {
+				if name == "marked" || name == "ftp" {
+					return errRefused
+				}
+				return nil
+			}
+			slow.refuse = func(_, name string) error {
+				if name == "v6only" {
+					return errRefused
+				}
+				return nil
+			}
+			e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+			if _, err := e.Apply(t.Context(), &c.cfg); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range []*fake{fast, slow} {
+				if slices.Contains(names(d.last()), "office") != (d.name == c.want) {
+					t.Errorf("%s carries %v, want office on %s", d.name, names(d.last()), c.want)
+				}
+			}
+			if got := strings.Join(e.View().Warnings, "\n"); got != c.warning {
+				t.Errorf("warnings: %q", got)
+			}
+		})
+	}
+}
+
 func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 	fast, slow := pair()
 	told := ""

@@ -5,6 +5,9 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -16,6 +19,7 @@ type placement struct {
 	services []Place
 	nat      []Place
 	rules    []Place
+	warnings []string // what stands where it does harm, because nothing else can carry it
 }
 
 // Place is where one object was put, and why not on the others.
@@ -38,7 +42,8 @@ func (p Place) on(name string) bool {
 
 // place decides which datapath carries what. A service goes to the first
 // datapath that carries all of it. NAT rules stay together where one datapath
-// carries them all, because helpers, hairpin and exceptions look across rules.
+// carries them all, because helpers, hairpin and exceptions look across rules, and
+// behind no service whose servers' answers they would take for new connections.
 // Traffic that a firewall rule must see goes where that rule can stand.
 func (e *Engine) place(cfg *config.Config) (placement, error) {
 	var p placement
@@ -52,11 +57,16 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 		}
 		p.services = append(p.services, place)
 	}
-	nat, err := e.placeNAT(cfg, barred)
+	nat, err := e.placeNAT(cfg, barred, p.services)
 	if err != nil {
 		errs = append(errs, err)
 	}
 	p.nat = nat
+	for i := range cfg.NAT {
+		if why := e.misleads(cfg, i, p.services, nat); why != "" {
+			p.warnings = append(p.warnings, fmt.Sprintf("nat rule %s is on %s, but %s; put both on one datapath", cfg.NAT[i].Name, nat[i].Datapaths[0], why))
+		}
+	}
 	rules, err := e.placeRules(cfg, p)
 	if err != nil {
 		errs = append(errs, err)
@@ -126,7 +136,7 @@ func (e *Engine) choose(want config.DatapathChoice, barred map[string]string, ca
 	return place, fmt.Errorf("no datapath carries it: %w", errors.Join(errs...))
 }
 
-func (e *Engine) placeNAT(cfg *config.Config, barred map[string]string) ([]Place, error) {
+func (e *Engine) placeNAT(cfg *config.Config, barred map[string]string, services []Place) ([]Place, error) {
 	var errs []error
 	alone := make([]Place, len(cfg.NAT))
 	for i := range cfg.NAT {
@@ -140,12 +150,88 @@ func (e *Engine) placeNAT(cfg *config.Config, barred map[string]string) ([]Place
 	if len(errs) > 0 {
 		return alone, errors.Join(errs...)
 	}
+	for i := range cfg.NAT {
+		why := e.misleads(cfg, i, services, alone)
+		if why == "" {
+			continue
+		}
+		n, others := &cfg.NAT[i], maps.Clone(barred)
+		others[alone[i].Datapaths[0]] = why
+		if place, err := e.choose(choice(n.Datapath, cfg.Datapath), others, func(d datapath.Datapath) error { return d.CarriesNAT(n) }); err == nil {
+			alone[i] = place
+		}
+	}
 	for _, d := range e.opt.Datapaths {
 		if together, ok := e.natTogether(cfg, d, barred, alone); ok {
 			return together, nil
 		}
 	}
 	return alone, nil
+}
+
+// misleads tells what keeps a NAT rule from its place: packets for what a datapath behind it carries,
+// which the rule would meet first and take for its own. "" for nothing.
+func (e *Engine) misleads(cfg *config.Config, rule int, services, nat []Place) string {
+	n := &cfg.NAT[rule]
+	for i := range cfg.Services {
+		s := &cfg.Services[i]
+		if !e.before(nat[rule], services[i]) {
+			continue
+		}
+		for _, l := range s.Listen {
+			if holds(n, l.Address) {
+				return misled("service "+s.Name, services[i], "packets to %s", l.Address)
+			}
+		}
+		for _, b := range s.Backends {
+			if (s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless) && translatesSource(n, b.Address) {
+				return misled("service "+s.Name, services[i], "answers of %s", b.Address)
+			}
+		}
+	}
+	for i := range cfg.NAT {
+		o := &cfg.NAT[i]
+		switch {
+		case o.Type != config.NATPortForward || !e.before(nat[rule], nat[i]):
+		case holds(n, o.Listen.Address):
+			return misled("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
+		case translatesSource(n, o.To.Address):
+			return misled("nat rule "+o.Name, nat[i], "answers of %s", o.To.Address)
+		}
+	}
+	return ""
+}
+
+func misled(who string, on Place, packets string, a netip.Addr) string {
+	return fmt.Sprintf("%s is on %s: "+packets+" may be taken before they get there", who, on.Datapaths[0], a)
+}
+
+// holds tells whether an address is one of the outside addresses of a rule.
+func holds(n *config.NATRule, a netip.Addr) bool {
+	within := func(r config.AddressRange) bool { return r.Contains(a) }
+	return n.External.Contains(a) || slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within)
+}
+
+// before tells whether packets meet the datapath of one object before that of another.
+func (e *Engine) before(one, other Place) bool {
+	for _, d := range e.opt.Datapaths {
+		if one.on(d.Name()) || other.on(d.Name()) {
+			return !other.on(d.Name()) && len(other.Datapaths) > 0
+		}
+	}
+	return false
+}
+
+// translatesSource tells whether a rule gives connections that an address opens another source.
+func translatesSource(n *config.NATRule, a netip.Addr) bool {
+	switch n.Type {
+	case config.NATMasquerade, config.NATSNAT:
+		return len(n.Source) == 0 && (a.Is4() || n.Type == config.NATSNAT) ||
+			slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(a) })
+	case config.NATStatic, config.NATNPT66:
+		return n.Internal.Contains(a)
+	}
+	return false
 }
 
 // natTogether places every NAT rule on d, if d carries them all.
@@ -157,7 +243,8 @@ func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, barred map
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		want := choice(n.Datapath, cfg.Datapath)
-		if want != "" && want != config.DatapathAuto && string(want) != d.Name() || d.CarriesNAT(n) != nil {
+		if want != "" && want != config.DatapathAuto && string(want) != d.Name() || d.CarriesNAT(n) != nil ||
+			e.before(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved
 			return nil, false
 		}
 		together[i] = Place{Datapaths: []string{d.Name()}, Why: alone[i].Why}

@@ -37,7 +37,7 @@ type ServiceView struct {
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules}
+	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: slices.Clone(e.plan.warnings)}
 	for _, d := range e.opt.Datapaths {
 		if w, ok := d.(interface{ Warnings() []string }); ok {
 			v.Warnings = append(v.Warnings, w.Warnings()...)
