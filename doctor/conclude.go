@@ -22,6 +22,8 @@ var consequences = map[string][]string{
 	"FW03": {"FW04", "FW05"},
 	"FW06": {"FW07", "CT04"},
 	"FW07": {"FW06", "FW04"},
+	"FW08": {"FW04"},
+	"RL15": {"FW04"},
 	"RX01": {"RX02", "RX10", "RX03", "RX04"},
 	"RX10": {"RX02", "RX03", "RX04"},
 	"RL01": {"RL04", "RX10", "RX03"},
