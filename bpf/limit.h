@@ -83,21 +83,6 @@ __noinline int bind_may(struct bind *b)
 	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
-// One flow more for a client with a limit.
-static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
-{
-	struct client *c = client_get(key);
-	__u32 was;
-
-	if (!c)
-		return REASON_CLIENTS_FULL;
-	was = __sync_fetch_and_add(&c->flows, 1);
-	if (was < max)
-		return REASON_NONE;
-	__sync_fetch_and_sub(&c->flows, 1);
-	return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_FLOWS;
-}
-
 // Forgets a client that has nothing any more, once.
 static __always_inline void client_drop(const struct client_key *key, struct client *c)
 {
@@ -124,6 +109,25 @@ __noinline int client_flow_put(const struct client_key *key)
 	__sync_fetch_and_sub(&c->flows, 1);
 	client_drop(&who, c);
 	return 0;
+}
+
+// One flow more for a client with a limit.
+static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
+{
+	struct client *c = client_get(key);
+	__u32 was;
+
+	if (!c)
+		return REASON_CLIENTS_FULL;
+	was = __sync_fetch_and_add(&c->flows, 1);
+	if (was < max)
+		return REASON_NONE;
+	if (!(was & CLIENT_GONE)) {
+		client_flow_put(key); // its last flow may just have ended
+		return REASON_CLIENT_FLOWS;
+	}
+	__sync_fetch_and_sub(&c->flows, 1);
+	return REASON_CLIENTS_FULL;
 }
 
 __noinline int client_port_put(const union addr *addr, __u32 rule)

@@ -321,9 +321,13 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 		if (!client)
 			return REASON_CLIENTS_FULL;
 		was = __sync_fetch_and_add(&client->ports, 1);
-		if (was & CLIENT_GONE || (rule->max_ports && was >= rule->max_ports)) {
+		if (was & CLIENT_GONE) {
 			__sync_fetch_and_sub(&client->ports, 1);
-			return was & CLIENT_GONE ? REASON_CLIENTS_FULL : REASON_CLIENT_PORTS;
+			return REASON_CLIENTS_FULL;
+		}
+		if (rule->max_ports && was >= rule->max_ports) {
+			client_port_put(&b->inside.saddr, b->rule); // its last port may just have been given back
+			return REASON_CLIENT_PORTS;
 		}
 		b->client_seen = 1;
 		if (!part(client, b->rule)) {

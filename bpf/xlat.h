@@ -8,13 +8,15 @@
 
 #define SMALL_PACKET 1260 // RFC 7915 §5.1: larger ones get DF
 
-// Sum of len bytes of the frame from off on: up to 9,216 of them.
+#define SUM_MOST 9216U
+
+// Sum of len bytes of the frame from off on: up to SUM_MOST of them.
 static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bool xdp)
 {
 	__u32 block[8];
 	__u64 sum = 0;
 
-	for (int i = 0; i < 288 && len >= sizeof(block); i++) {
+	for (__u32 i = 0; i < SUM_MOST / sizeof(block) && len >= sizeof(block); i++) {
 		if (!get(ctx, off, block, sizeof(block), xdp))
 			return 0;
 		for (int k = 0; k < 8; k++)
@@ -175,13 +177,13 @@ static __always_inline int translate_query(void *ctx, const struct packet *p, co
 }
 
 // UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5). Of a
-// fragment it cannot be known.
+// fragment it cannot be known, and of more than the largest usual frame it is not made.
 static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
 					const struct ports *ports, __u32 payload, const bool xdp)
 {
 	__u16 check;
 
-	if (p->flags & PACKET_FIRST_FRAGMENT)
+	if (p->flags & PACKET_FIRST_FRAGMENT || payload > SUM_MOST)
 		return REASON_UNTRANSLATABLE;
 	if (!put(ctx, p->l4_off, ports, sizeof(*ports), xdp))
 		return REASON_INTERNAL;
