@@ -39,6 +39,7 @@ struct plan {
 	__u32 l4_sum;   // pseudo header and datagram without varied fields
 	__u16 pseudo;   // addresses are part of the transport checksum
 	__u16 sender;
+	__u16 senders;    // CPUs that send: datagrams of no two of them are named alike
 	__u16 fragments;  // packets a datagram, 1: not fragmented
 	__u16 frag_words; // 8-byte units of payload in a fragment
 	__u16 frag_v6;    // the fragment field is IPv6's
@@ -200,7 +201,7 @@ static __always_inline void next_packet(const struct plan *p, __u32 nth)
 		progress.fragment = nth + 1 < p->fragments ? nth + 1 : 0;
 		if (progress.fragment)
 			return;
-		progress.datagram++;
+		progress.datagram += p->senders;
 	}
 	if (p->flows == 1)
 		return;

@@ -43,11 +43,12 @@ type packetsPlan struct {
 	L4Sum           uint32
 	Pseudo          uint16
 	Sender          uint16
+	Senders         uint16
 	Fragments       uint16
 	FragWords       uint16
 	FragV6          uint16
 	IdentOff        uint16
-	_               [4]byte
+	_               [2]byte
 	Limit           uint64
 	Interval        uint64
 }

@@ -4,6 +4,7 @@ package load
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -112,6 +113,44 @@ func TestTwoSenders(t *testing.T) {
 		}, 0, 1)
 		if got.Packets != 1 {
 			t.Errorf("one packet from two CPUs: received %+v", got)
+		}
+	}
+}
+
+// TestFragmentsOfThreeSenders: what CPUs send between the same addresses at the same
+// time must not be put together to one datagram.
+func TestFragmentsOfThreeSenders(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	for name, spec := range map[string]PacketSpec{
+		"IPv4": {Source: mustRange(t, "192.0.2.1:1024-1083"), Dest: mustRange(t, "192.0.2.2:53"), Fragments: 3, Size: 218},
+		"IPv6": {Source: mustRange(t, "[2001:db8::1]:1024-1083"), Dest: mustRange(t, "[2001:db8::2]:53"), Fragments: 3, Size: 214},
+	} {
+		spec.SourceMAC, spec.DestMAC = make([]byte, 6), make([]byte, 6)
+		if err := spec.normalize(); err != nil {
+			t.Fatal(err)
+		}
+		layout, err := newTemplate(&spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const senders, packets = 3, 60
+		fragments := map[uint16]int{}
+		for nth := range senders {
+			o, err := loadSender(layout.fill(&spec, nth, senders, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer o.Close()
+			for range packets {
+				frame := make([]byte, spec.Size)
+				if _, err := o.LoadSend.Run(&ebpf.RunOptions{Data: layout.frame, DataOut: frame}); err != nil {
+					t.Fatal(err)
+				}
+				fragments[binary.BigEndian.Uint16(frame[layout.plan.IdentOff:])]++
+			}
+		}
+		if len(fragments) != senders*packets/spec.Fragments {
+			t.Errorf("%s: fragments by datagram: %v, want %d of %d", name, fragments, spec.Fragments, senders*packets/spec.Fragments)
 		}
 	}
 }
@@ -370,7 +409,7 @@ func TestParseRange(t *testing.T) {
 			t.Errorf("ParseRange(%q) = %+v, %v; want %+v", s, got, err, want)
 		}
 	}
-	for _, s := range []string{"", "192.0.2.1:0", "192.0.2.1:9-8", "300.0.0.1", "10.0.0.0/2", "10.0.0.1+x", "10.0.0.1+10k", "10.0.0.1+0", "10.0.0.1+4294967297", "10.0.0.0/24+5", "255.255.255.250+7", "[::1"} {
+	for _, s := range []string{"", "192.0.2.1:0", "192.0.2.1:9-8", "300.0.0.1", "10.0.0.0/2", "10.0.0.1+x", "10.0.0.1+10k", "10.0.0.1+0", "10.0.0.1+4294967297", "10.0.0.0/24+5", "255.255.255.250+7", "[::1", "[2001:db8::1]80", "[2001:db8::10]7/64", "192.0.2.1:"} {
 		if r, err := ParseRange(s); err == nil {
 			t.Errorf("ParseRange(%q) = %+v, want an error", s, r)
 		}

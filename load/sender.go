@@ -99,7 +99,7 @@ func loadSender(plan packetsPlan) (*packetsObjects, error) {
 	if err := collection.Variables["plan"].Set(plan); err != nil {
 		return nil, fmt.Errorf("packets: plan: %w", err)
 	}
-	if err := collection.Variables["progress"].Set(packetsProgress{Tuple: plan.First}); err != nil {
+	if err := collection.Variables["progress"].Set(packetsProgress{Tuple: plan.First, Datagram: uint32(plan.Sender)}); err != nil {
 		return nil, fmt.Errorf("packets: progress: %w", err)
 	}
 	var o packetsObjects

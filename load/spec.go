@@ -33,10 +33,15 @@ func ParseRange(s string) (Range, error) {
 		if !ok {
 			return Range{}, fmt.Errorf("address range %q: no closing bracket", s)
 		}
-		tail, p, _ := strings.Cut(rest, ":")
+		tail, p, given := strings.Cut(rest, ":")
+		if tail != "" && tail[0] != '/' && tail[0] != '+' || given && p == "" {
+			return Range{}, fmt.Errorf("address range %q: behind the bracket: want /BITS or +COUNT, and :PORTS", s)
+		}
 		host, ports = inner+tail, p
 	} else if i := strings.LastIndexByte(s, ':'); i >= 0 && strings.Count(s, ":") == 1 {
-		host, ports = s[:i], s[i+1:]
+		if host, ports = s[:i], s[i+1:]; ports == "" {
+			return Range{}, fmt.Errorf("address range %q: no port behind the colon", s)
+		}
 	}
 	r := Range{Count: 1}
 	var err error

@@ -295,7 +295,7 @@ func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPla
 	p.SourcePort, p.SourcePortCount = uint32(s.Source.Ports.First), s.Source.ports()
 	p.Dest, p.DestCount = low32(s.Dest.First), s.Dest.addresses()
 	p.DestPort, p.DestPortCount = uint32(s.Dest.Ports.First), s.Dest.ports()
-	p.Sender = uint16(nth)
+	p.Sender, p.Senders = uint16(nth), uint16(senders)
 	p.Fragments = uint16(max(s.Fragments, 1))
 	if s.Fragments > 1 {
 		p.FragWords = uint16((len(t.frame) - t.l4Off) / 8)
