@@ -25,6 +25,9 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define ETH_HLEN 14
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
+#define IPPROTO_SCTP 132
+#define IPPROTO_UDPLITE 136
+#define IP_OFFSET 0x1fff /* of the fragment, in the field that holds it */
 #define SNAP_BYTES 256
 #define STACK_FRAMES 24
 
@@ -77,6 +80,7 @@ struct drop_sample {
 	struct drop_key key;
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u32 len;     /* skb->len */
+	__u32 frame_len; /* of the packet, from where data[] begins */
 	__u32 mark;
 	__u32 in_ifindex; /* skb->skb_iif: where the packet came in, 0 local */
 	__u32 ct_status;  /* IPS_* bits, valid when key.ct is new or confirmed */
@@ -260,11 +264,18 @@ static __always_inline bool tuple_matches(const struct drop_tuple *t)
 	       (addr_matches((const __u32 *)t->src) || addr_matches((const __u32 *)t->dst));
 }
 
+static __always_inline bool has_ports(__u8 l4_proto)
+{
+	return l4_proto == IPPROTO_TCP || l4_proto == IPPROTO_UDP || l4_proto == IPPROTO_SCTP ||
+	       l4_proto == IPPROTO_UDPLITE;
+}
+
 /* Reads the addresses and ports that the packet carries now. */
 static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple *t)
 {
 	unsigned char *l3 = skb->head + skb->network_header;
 	unsigned char *l4;
+	bool later = false; /* a fragment without a transport header */
 	__u8 head[40];
 
 	if (bpf_probe_read_kernel(head, sizeof(head), l3))
@@ -275,6 +286,7 @@ static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple 
 		__builtin_memcpy(t->src, head + 12, 4);
 		__builtin_memcpy(t->dst, head + 16, 4);
 		l4 = l3 + (head[0] & 0xf) * 4;
+		later = ((head[6] << 8 | head[7]) & IP_OFFSET) != 0;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		t->family = 10;
 		t->l4_proto = head[6];
@@ -284,7 +296,7 @@ static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple 
 	} else {
 		return false;
 	}
-	if (t->l4_proto == IPPROTO_TCP || t->l4_proto == IPPROTO_UDP)
+	if (has_ports(t->l4_proto) && !later)
 		bpf_probe_read_kernel(&t->src_port, 4, l4);
 	return true;
 }
@@ -331,6 +343,8 @@ static __always_inline void copy_packet(struct sk_buff *skb, struct drop_sample 
 		s->l3_offset = ETH_HLEN;
 	}
 	s->data_len = 0;
+	/* Of a packet for this host the stack has taken the outer headers off. */
+	s->frame_len = (__u32)(skb->data - skb->head) + skb->len - start;
 	if (skb->tail <= start)
 		return;
 	len = skb->tail - start;

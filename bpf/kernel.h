@@ -81,6 +81,7 @@ struct sk_buff {
 	__u16 mac_header;
 	unsigned int tail;
 	unsigned char *head;
+	unsigned char *data;
 } CO_RE;
 
 union nf_inet_addr {

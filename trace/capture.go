@@ -36,12 +36,12 @@ func NewCapture(w io.Writer) (*Capture, error) {
 // Write adds one packet. namespace is the name for the sample's Netns.
 func (c *Capture) Write(s *DropSample, cause Cause, namespace string) error {
 	frame := s.Data
-	length := s.Length
+	length := s.whole
 	if s.L3Offset == 0 {
 		frame = append(make([]byte, ethernetHeader), s.Data...)
 		frame[12], frame[13] = byte(s.EthType>>8), byte(s.EthType)
+		length += ethernetHeader
 	}
-	length += ethernetHeader
 	comment := fmt.Sprintf("%s: %s %s at %s", cause.Title, s.Reason, s.Hook, s.Location)
 	if s.Original.IsValid() {
 		comment += fmt.Sprintf("; before NAT %s, answers %s", s.Original, s.Reply)

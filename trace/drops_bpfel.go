@@ -57,6 +57,7 @@ type dropsDropSample struct {
 	Key        dropsDropKey
 	TimeNs     uint64
 	Len        uint32
+	FrameLen   uint32
 	Mark       uint32
 	InIfindex  uint32
 	CtStatus   uint32
@@ -66,6 +67,7 @@ type dropsDropSample struct {
 	DataLen    uint16
 	L3Offset   uint16
 	StackBytes uint32
+	_          [4]byte
 	Stack      [24]uint64
 	Data       [256]uint8
 }

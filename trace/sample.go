@@ -28,6 +28,8 @@ type DropSample struct {
 	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
 	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
 	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
+
+	whole int // length of the packet from where Data begins
 }
 
 // Samples calls visit for every sampled packet until ctx ends.
@@ -64,6 +66,7 @@ func (d *Drops) sample(raw *dropsDropSample) *DropSample {
 		Interface: cString(raw.Ifname[:]),
 		Data:      append([]byte(nil), raw.Data[:min(int(raw.DataLen), len(raw.Data))]...),
 		L3Offset:  int(raw.L3Offset),
+		whole:     int(raw.FrameLen),
 	}
 	s.Packets, s.Bytes = 1, uint64(raw.Len)
 	if len(s.Data) > s.L3Offset {
