@@ -244,8 +244,8 @@ func (p *Profile) collect(objects *profileObjects, symbols *Symbols) error {
 func (p *Profile) finish(shares map[string]*PhaseShare) {
 	// A CPU that sleeps deeply may skip ticks: what is missing was idle.
 	expected := float64(p.Rate) * p.Window.Seconds()
-	total := max(expected*float64(p.CPUs), float64(p.Samples))
-	if missing := uint64(total) - p.Samples; missing > 0 {
+	total := max(expected*float64(p.CPUs), float64(p.Samples+p.Lost))
+	if missing := uint64(total) - p.Samples - p.Lost; missing > 0 {
 		idle := shares[phaseIdle.Name]
 		if idle == nil {
 			idle = &PhaseShare{Phase: phaseIdle.Name, Color: phaseIdle.Color}

@@ -57,6 +57,15 @@ func TestSharesAndMicroseconds(t *testing.T) {
 	}
 }
 
+// TestLostSamples: what found no room was work, and not idle time.
+func TestLostSamples(t *testing.T) {
+	p := &Profile{Rate: 1000, CPUs: 1, Window: time.Second, Samples: 250, Lost: 500}
+	p.finish(map[string]*PhaseShare{"receive": {Phase: "receive", Network: true, Samples: 250}})
+	if receive, idle := p.Share("receive"), p.Share("idle"); receive != 0.25 || idle != 0.25 {
+		t.Errorf("receive %g, idle %g, want 0.25 each and the rest unknown", receive, idle)
+	}
+}
+
 func TestFoldedAndFlameGraph(t *testing.T) {
 	p := profileOf(
 		ProfileStack{Program: "ksoftirqd/0", Frames: []string{"nf_nat_packet", "<lambda>&", "net_rx_action"}, Phase: phases[12], Samples: 30},
