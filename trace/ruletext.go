@@ -18,6 +18,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Rule is a firewall rule, or a chain's policy, that drops packets.
@@ -306,17 +307,18 @@ func condition(field, value string, s *DropSample) (holds, known bool) {
 	}
 	switch field {
 	case "ip saddr", "ip6 saddr":
-		return oneOf(value, func(v string) bool { return addrIn(v, p.Source.Addr()) }), true
+		return oneOf(value, func(v string) bool { return addrIn(v, p.Source.Addr()) }), addresses(value)
 	case "ip daddr", "ip6 daddr":
-		return oneOf(value, func(v string) bool { return addrIn(v, p.Dest.Addr()) }), true
+		return oneOf(value, func(v string) bool { return addrIn(v, p.Dest.Addr()) }), addresses(value)
 	case "tcp dport", "udp dport", "th dport":
 		return protoFits(field, s) && oneOf(value, func(v string) bool { return portIn(v, p.Dest.Port()) }), numeric(value)
 	case "tcp sport", "udp sport", "th sport":
 		return protoFits(field, s) && oneOf(value, func(v string) bool { return portIn(v, p.Source.Port()) }), numeric(value)
 	case "ip protocol", "meta l4proto":
-		return oneOf(value, func(v string) bool { return v == p.Protocol.String() }), true
+		return oneOf(value, func(v string) bool { return protocolOf(v) == p.Protocol }),
+			!oneOf(value, func(v string) bool { return protocolOf(v) == flow.Any })
 	case "iifname":
-		return oneOf(value, func(v string) bool { return v == s.Interface }), s.Hook == HookPrerouting || s.Hook == HookInput || s.Hook == HookForward
+		return oneOf(value, func(v string) bool { return matches(v, s.Interface) }), s.Hook == HookPrerouting || s.Hook == HookInput || s.Hook == HookForward
 	}
 	return false, false
 }
@@ -324,6 +326,21 @@ func condition(field, value string, s *DropSample) (holds, known bool) {
 func protoFits(field string, s *DropSample) bool {
 	proto := field[:strings.IndexByte(field, ' ')]
 	return proto == "th" || proto == s.Packet.Protocol.String()
+}
+
+// protocolOf reads a protocol as nft prints it; flow.Any when it is none that is known here.
+func protocolOf(name string) flow.Protocol {
+	if name == "ipv6-icmp" {
+		return flow.ICMPv6
+	}
+	p, _ := flow.ParseProtocol(name)
+	return p
+}
+
+// addresses tells whether a value is addresses, and not the rest of a concatenation, a
+// mask or a map.
+func addresses(value string) bool {
+	return !oneOf(value, func(v string) bool { return v == "" || strings.Trim(v, "0123456789abcdef.:/-") != "" }) && value != "."
 }
 
 // numeric tells whether a value is ports in digits; nft may print names.

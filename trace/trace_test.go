@@ -241,6 +241,43 @@ func TestBlame(t *testing.T) {
 	}
 }
 
+// TestFits: conditions as nft prints them; what cannot be judged from the packet is no
+// reason to leave the rule out.
+func TestFits(t *testing.T) {
+	sample := func(p flow.Protocol, from, to string) *DropSample {
+		return &DropSample{DropCount: DropCount{Hook: HookForward}, Interface: "veth7",
+			Packet: flow.Tuple{Protocol: p, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}}
+	}
+	tcp := sample(flow.TCP, "192.0.2.2:1024", "198.51.100.9:80")
+	ping := sample(flow.ICMPv6, "[2001:db8::2]:7", "[2001:db8::9]:7")
+	for _, c := range []struct {
+		rule   string
+		sample *DropSample
+		want   bool
+	}{
+		{`iifname "veth*" drop`, tcp, true},
+		{`iifname { "wan0", "veth*" } drop`, tcp, true},
+		{`iifname "eth*" drop`, tcp, false},
+		{`iifname != "veth*" drop`, tcp, false},
+		{"meta l4proto ipv6-icmp drop", ping, true},
+		{"meta l4proto != ipv6-icmp drop", ping, false},
+		{"meta l4proto { tcp, udp } drop", ping, false},
+		{"meta l4proto { esp, udp } drop", tcp, true}, // esp is not known here
+		{"ip saddr . tcp dport { 192.0.2.2 . 80, 192.0.2.3 . 81 } drop", tcp, true},
+		{"ip protocol . tcp dport { tcp . 80 } drop", tcp, true},
+		{"ip daddr vmap { 198.51.100.9 : drop }", tcp, true},
+		{"ip saddr & 255.255.0.255 == 192.0.0.2 drop", tcp, true},
+		{"ip saddr { 192.0.2.0/31, 192.0.2.2-192.0.2.7 } drop", tcp, true},
+		{"ip saddr 192.0.2.3 drop", tcp, false},
+		{"ip6 saddr 2001:db8::/64 drop", tcp, false},
+		{"ip6 saddr 2001:db8::/64 drop", ping, true},
+	} {
+		if got := fits(c.rule, c.sample); got != c.want {
+			t.Errorf("%s: fits %s: %v, want %v", c.rule, c.sample.Packet, got, c.want)
+		}
+	}
+}
+
 func TestParseCounters(t *testing.T) {
 	root := fstest.MapFS{
 		"proc/thread-self/net/snmp":           {Data: []byte("Ip: Forwarding InAddrErrors\nIp: 1 42\nUdp: NoPorts\nUdp: 7\n")},
