@@ -266,6 +266,17 @@ func TestSummary(t *testing.T) {
 	if _, day, all := s.IdleEstablished(); day != 675 || all != 675 {
 		t.Errorf("idle for a day: %d of %d", day, all)
 	}
+	// Pings of many identifiers are one service, and share the identifiers of one address.
+	pings := NewSummary(ByService | BySNATPort)
+	for id := range uint16(30) {
+		ping := Entry{Protocol: flow.ICMP, Original: Tuple{Source: mappedPrefix, SourcePort: id, Dest: mappedPrefix, DestPort: id},
+			Reply: Tuple{Source: mappedPrefix, SourcePort: 100 + id, Dest: AddrOf(netip.MustParseAddr("203.0.113.9")), DestPort: 100 + id}}
+		pings.Add(&ping)
+	}
+	if o, services := pings.Occupancies(0, 1000), pings.Services(0); len(o) != 1 || o[0].Used != 30 || o[0].Range != (flow.Ports{First: 100, Last: 129}) ||
+		len(services) != 1 || services[0].Entries != 30 {
+		t.Errorf("pings: occupancies %+v, services %+v", o, services)
+	}
 	free := s.FreeFirst()
 	if len(free) != 3 || free[0].Entries != 225 || free[1].Entries != 100 || free[2].Entries != 675 {
 		t.Errorf("free first %+v", free)

@@ -68,7 +68,7 @@ func (f *Filter) attributes(b []byte) []byte {
 		return b
 	}
 	if f.MarkMask != 0 {
-		b = attribute32(b, ctaMark, f.Mark)
+		b = attribute32(b, ctaMark, f.Mark&f.MarkMask) // the kernel compares it whole
 		b = attribute32(b, ctaMarkMask, f.MarkMask)
 	}
 	if f.Status|f.StatusMask != 0 {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strconv"
@@ -125,6 +126,7 @@ func testFilters(t *testing.T, c *Conn) {
 	}{
 		{"zone", Filter{Zone: 3, HasZone: true}, 1},
 		{"mark", Filter{Mark: 7, MarkMask: 0xff}, 1},
+		{"mark beyond the mask", Filter{Mark: 0xf07, MarkMask: 0xff}, 1},
 		{"assured", Filter{Status: Assured}, 400},
 		{"not assured", Filter{StatusMask: Assured}, 1},
 		{"source", Filter{Source: netip.MustParsePrefix("10.0.0.1/32")}, 1},
@@ -427,6 +429,12 @@ func TestNamespacesAreListedOnce(t *testing.T) {
 	}
 	if _, err := NamespaceAt("no-such-namespace"); err == nil {
 		t.Error("a namespace that is not there was found")
+	}
+	// The name, or the process id, was given to another one meanwhile.
+	reused := ns
+	reused.Inode++
+	if err := reused.Do(func() error { return nil }); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Do entered another namespace of the same name: %v", err)
 	}
 }
 

@@ -183,6 +183,11 @@ func (n Namespace) Do(fn func() error) error {
 		return fmt.Errorf("network namespace %s: %w", n.Name, err)
 	}
 	defer unix.Close(target)
+	// A name, or a process id, may belong to another namespace by now.
+	var st unix.Stat_t
+	if err := unix.Fstat(target, &st); err != nil || n.Inode != 0 && st.Ino != n.Inode {
+		return fmt.Errorf("network namespace %s: it is gone: %w", n.Name, cmp.Or(err, error(unix.ENOENT)))
+	}
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -52,6 +52,15 @@ type Service struct {
 	Protocol flow.Protocol
 }
 
+// serviceOf is a responder's end of an entry. The identifier of a ping, or the key of a
+// tunnel, is the initiator's choice and no port of it.
+func serviceOf(e *Entry, addr Addr, port uint16) Service {
+	if !e.Protocol.HasPorts() {
+		port = 0
+	}
+	return Service{addr, port, e.Protocol}
+}
+
 // String renders "tcp 198.51.100.1:443", and "icmp 198.51.100.1" without ports.
 func (s Service) String() string {
 	if !s.Protocol.HasPorts() {
@@ -61,7 +70,8 @@ func (s Service) String() string {
 }
 
 // Outside names one range of SNAT ports: the kernel may use each port of Public
-// once for every remote endpoint. Its occupancy is the number of entries, since
+// once for every remote endpoint, and each identifier of ICMP queries once for every
+// remote address. Its occupancy is the number of entries, since
 // two entries never share a reply tuple.
 type Outside struct {
 	Public Addr
@@ -143,14 +153,10 @@ func (s *Summary) Add(e *Entry) {
 		s.dests.at(e.Original.Dest).add(e)
 	}
 	if s.dimensions&ByService != 0 {
-		service := Service{e.Original.Dest, e.Original.DestPort, e.Protocol}
-		if !e.Protocol.HasPorts() {
-			service.Port = 0 // the identifier of a ping, the key of a tunnel
-		}
-		s.services.at(service).add(e)
+		s.services.at(serviceOf(e, e.Original.Dest, e.Original.DestPort)).add(e)
 	}
 	if s.dimensions&ByBackend != 0 && e.DestTranslated() && e.Status&Expected == 0 {
-		s.backends.at(Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}).add(e)
+		s.backends.at(serviceOf(e, e.Reply.Source, e.Reply.SourcePort)).add(e)
 	}
 	if s.dimensions&BySNATPort != 0 && e.SourceTranslated() {
 		s.addOutside(e)
@@ -159,7 +165,7 @@ func (s *Summary) Add(e *Entry) {
 
 // addOutside counts a port of an SNAT address, and where it lies.
 func (s *Summary) addOutside(e *Entry) {
-	i := s.outsides.position(Outside{e.Reply.Dest, Service{e.Reply.Source, e.Reply.SourcePort, e.Protocol}})
+	i := s.outsides.position(Outside{e.Reply.Dest, serviceOf(e, e.Reply.Source, e.Reply.SourcePort)})
 	s.outsides.counts[i].add(e)
 	port := e.Reply.DestPort
 	if i == len(s.ranges) {
