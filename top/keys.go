@@ -5,6 +5,7 @@ package top
 import (
 	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
 )
@@ -159,9 +160,8 @@ func (m *Model) typeFilter(name, text string) {
 		p.filter, p.match = "", nil
 		return
 	case "backspace":
-		if n := len(m.typed); n > 0 {
-			m.typed = m.typed[:n-1]
-		}
+		_, n := utf8.DecodeLastRuneInString(m.typed)
+		m.typed = m.typed[:len(m.typed)-n]
 	case "ctrl+u":
 		m.typed = ""
 	default:

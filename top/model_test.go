@@ -247,13 +247,53 @@ func TestDrillDown(t *testing.T) {
 		"1": func(f conntrack.Filter) bool { return f.Source.IsSingleIP() },
 		"2": func(f conntrack.Filter) bool { return f.Dest.String() == "198.51.100.7/32" },
 		"3": func(f conntrack.Filter) bool { return f.DestPort.First == 443 && f.Dest.IsSingleIP() },
-		"4": func(f conntrack.Filter) bool { return f.TranslatedSource.String() == "203.0.113.5/32" },
+		"4": func(f conntrack.Filter) bool {
+			return f.TranslatedSource.String() == "203.0.113.5/32" && f.TranslatedDestPort.First == 443
+		},
 	} {
 		s.keys(page, "enter")
 		if !want(s.filter) {
 			t.Errorf("page %s asks for %+v", page, s.filter)
 		}
 		s.keys("esc")
+	}
+}
+
+// TestRowsOpenWhatTheyCount: a row counts as many connections as it opens.
+func TestRowsOpenWhatTheyCount(t *testing.T) {
+	addr := func(s string) conntrack.Addr { return conntrack.AddrOf(netip.MustParseAddr(s)) }
+	var all []conntrack.Entry
+	for i := range 24 {
+		e := entry(4 * i) // by DNAT
+		e.Reply.SourcePort = uint16(443 + i%3)
+		switch i % 4 {
+		case 1:
+			e.Protocol, e.State, e.Status = flow.UDP, 0, conntrack.SeenReply
+		case 2:
+			e.Protocol, e.State = flow.UDP, 0
+		case 3: // a ping, masqueraded
+			e.Protocol, e.State = flow.ICMP, 0
+			e.Original.DestPort = e.Original.SourcePort
+			e.Reply.Source, e.Reply.SourcePort = addr("192.0.2.80"), e.Reply.DestPort
+		}
+		all = append(all, e)
+	}
+	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByDest | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
+	for i := range all {
+		s.Add(&all[i])
+	}
+	for _, page := range []tab{tabSources, tabDests, tabServices, tabSNAT, tabStates} {
+		for _, r := range tableRows(page, s) {
+			opened := 0
+			for i := range all {
+				if r.filter.Matches(&all[i]) {
+					opened++
+				}
+			}
+			if r.cells[0] != group(uint32(opened)) {
+				t.Errorf("%s: %s counts %s connections and opens %d", tabNames[page], r.key, r.cells[0], opened)
+			}
+		}
 	}
 }
 
@@ -294,7 +334,11 @@ func TestFilterTyped(t *testing.T) {
 	if rows := s.rows(); len(rows) != 3 {
 		t.Errorf("%d rows after esc", len(rows))
 	}
-	s.keys("/", "q")
+	s.keys("/", "ä", "backspace")
+	if s.typed != "" || s.typedErr != nil {
+		t.Errorf("after a letter of two bytes was taken back: %q, %v", s.typed, s.typedErr)
+	}
+	s.keys("esc", "/", "q")
 	if s.typing != true {
 		t.Error("q ended the typing")
 	}

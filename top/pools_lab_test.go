@@ -35,3 +35,36 @@ func TestSmallestPool(t *testing.T) {
 		t.Errorf("%+v, want no ports for 5", got)
 	}
 }
+
+// TestNameGivenAgain: a namespace that has the name of an earlier one begins at zero.
+func TestNameGivenAgain(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	l := labtest.New(t, lab.Topology{Name: "again", Nodes: []lab.NodeSpec{{Name: "first"}, {Name: "second"}}})
+	h := &Host{}
+	for _, node := range []string{"first", "second"} {
+		ns, err := conntrack.NamespaceAt(l.Node(node).Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if node == "first" { // makes its counters differ from those of a new one
+			c, err := conntrack.OpenIn(ns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			made := entry(1)
+			if n, err := c.Insert(t.Context(), []conntrack.Entry{made}); n != 1 || err != nil {
+				t.Fatalf("%d entries made: %v", n, err)
+			}
+		}
+		ns.Name = "blue"
+		h.Only = []conntrack.Namespace{ns}
+		c, err := h.Counts(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Fills[0].Counted; got != (conntrack.Counters{CPU: got.CPU}) {
+			t.Errorf("the %s namespace of the name is said to have counted %+v", node, got)
+		}
+	}
+}

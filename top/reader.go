@@ -34,8 +34,8 @@ type Host struct {
 	namespaces []conntrack.Namespace
 	hidden     int
 	held       map[string]uint32
-	counts     int // calls of Counts
-	last       map[string]reading
+	counts     int                // calls of Counts
+	last       map[uint64]reading // by inode: a name may be given to another namespace
 	lastSoft   []cpuTime
 	lastDrops  uint64
 	lastAt     time.Time
@@ -81,7 +81,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	c := &Counts{Time: time.Now(), NewPerSecond: -1}
 	seconds := c.Time.Sub(h.lastAt).Seconds()
 	first := h.lastAt.IsZero()
-	now := map[string]reading{}
+	now := map[uint64]reading{}
 	var failed error
 	for _, ns := range namespaces {
 		f, err := h.fill(ctx, ns, c.Time, now)
@@ -145,17 +145,17 @@ func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted
 }
 
 // fill reads one namespace and compares it with the last reading.
-func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, at time.Time, now map[string]reading) (conntrack.Fill, error) {
+func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, at time.Time, now map[uint64]reading) (conntrack.Fill, error) {
 	limits, counters, err := conntrack.ReadNumbers(ctx, ns)
 	if err != nil {
 		return conntrack.Fill{}, err
 	}
-	before, known := h.last[ns.Name]
+	before, known := h.last[ns.Inode]
 	r := reading{counters, before.growth}
 	if !known {
 		r.growth = &conntrack.Growth{}
 	}
-	now[ns.Name] = r
+	now[ns.Inode] = r
 	h.mu.Lock()
 	f := conntrack.Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: limits, Held: h.held[ns.Name], Since: r.counters}
 	h.mu.Unlock()

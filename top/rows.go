@@ -120,6 +120,9 @@ func stateFilter(key string, f *conntrack.Filter) {
 	protocol, state, _ := strings.Cut(key, " ")
 	f.Protocol, _ = flow.ParseProtocol(protocol)
 	f.State = state
+	if state == "REPLIED" { // those that are assured have a row of their own
+		f.StatusMask = conntrack.Assured
+	}
 }
 
 // backendArrow marks the rows of tabServices that are translated destinations.
@@ -131,7 +134,8 @@ func serviceRows(s *conntrack.Summary) []row {
 		f.Dest, f.DestPort = hostPrefix(addr.Addr()), portFilter(addr.Port())
 	})
 	backends := ranking(s, s.Backends(rowLimit), func(key string, f *conntrack.Filter) {
-		f.TranslatedDest = hostPrefix(endpoint(key, f).Addr())
+		addr := endpoint(key, f)
+		f.TranslatedDest, f.TranslatedDestPort = hostPrefix(addr.Addr()), portFilter(addr.Port())
 	})
 	for _, b := range backends {
 		b.key = backendArrow + b.key
@@ -160,7 +164,7 @@ func snatRows(s *conntrack.Summary) []row {
 			cells:   []string{group(o.Used), o.Range.String(), percent(o.Share()), bar(o.Share(), 8)},
 			numbers: []float64{float64(o.Used), float64(o.Range.First), o.Share(), o.Share()},
 			filter: conntrack.Filter{Protocol: o.Protocol, TranslatedSource: hostPrefix(o.Public),
-				TranslatedDest: hostPrefix(o.Remote.Addr())},
+				TranslatedDest: hostPrefix(o.Remote.Addr()), TranslatedDestPort: portFilter(o.Remote.Port())},
 		})
 	}
 	return rows
