@@ -191,6 +191,9 @@ func parseMark(s string, mark, mask *uint32) error {
 		if v, err = strconv.ParseUint(k, 0, 32); err != nil {
 			return fmt.Errorf("mask %q: not a number", k)
 		}
+		if v == 0 {
+			return fmt.Errorf("%q: every mark fits mask 0", s)
+		}
 		*mask = uint32(v)
 	}
 	return nil

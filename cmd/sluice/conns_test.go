@@ -168,7 +168,7 @@ func TestConnsEach(t *testing.T) {
 }
 
 func TestConnsUsage(t *testing.T) {
-	for _, args := range [][]string{{"--by", "colour"}, {"--src", "10.0.0.300"}, {"--port", "0"}, {"--proto", "tpc"}, {"--mark", "x"},
+	for _, args := range [][]string{{"--by", "colour"}, {"--src", "10.0.0.300"}, {"--port", "0"}, {"--proto", "tpc"}, {"--mark", "x"}, {"--mark", "5/0"},
 		{"--zone", "65536"}, {"--zone", "-5"}, {"--top", "-1"}, {"--window", "-1s"}, {"--pool", "0"}, {"--state", "OPEN"}} {
 		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, args[1]) {
 			t.Errorf("%v: code %d, %s", args, code, stderr)
