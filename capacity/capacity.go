@@ -27,6 +27,10 @@ const (
 	// portAttempts is how many ports Linux tries before it refuses a connection:
 	// 128+64+32+16+8 (nf_nat_core.c).
 	portAttempts = 248
+	// maxEntries is the largest power of two that nf_conntrack_max, an int, takes.
+	maxEntries = 1 << 30
+	// maxAddresses is how many IPv4 addresses there are.
+	maxAddresses = 1 << 32
 	// memoryShare is the part of the memory that a connection table may take
 	// before an attack on it becomes an attack on the host.
 	memoryShare = 0.10

@@ -4,6 +4,7 @@ package capacity
 
 import (
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -159,10 +160,42 @@ func TestValidate(t *testing.T) {
 		{"headroom", Load{Headroom: 0.5, Classes: []Class{{"", 1, 1}}}, "headroom 0.5"},
 		{"more than a kernel has", Load{Classes: []Class{{"", 1e6, 1e6}}}, "a kernel tracks 1073741824 at most"},
 		{"frame", Load{Frame: 20, Classes: []Class{{"", 1, 1}}}, "frame 20"},
+		{"more than a host tracks", Load{Classes: []Class{{"", 1 << 33, 1 << 33}}}, "a kernel tracks 1073741824 at most"},
+		{"more with headroom", Load{Headroom: 2.5, Classes: []Class{{"", 1 << 20, 500}}}, "a kernel tracks"},
+		{"no number of requests", Load{Requests: []Requests{{Rate: math.NaN()}}}, "rate NaN"},
+		{"requests without end", Load{Requests: []Requests{{Rate: math.Inf(1)}}}, "a kernel tracks"},
+		{"no headroom at all", Load{Headroom: math.NaN(), Classes: []Class{{"", 1, 1}}}, "headroom NaN"},
+		{"public addresses", Load{PublicAddresses: 1 << 60, Classes: []Class{{"", 1, 1}}}, "public addresses"},
 	} {
 		if _, err := For(tc.l); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", tc.name, err, tc.want)
 		}
+	}
+}
+
+// TestLargest: the largest plan is one that its settings and its configuration can hold.
+func TestLargest(t *testing.T) {
+	p, err := For(Load{Classes: []Class{{"", 1 << 29, 1}}, Subscribers: math.MaxUint64, Mappings: 1})
+	if err != nil || p.Entries != 1<<30 || p.Memory < 1<<38 || p.BlockAddresses < 1<<47 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, f := range strings.Fields(p.Fragment()) {
+		if n, err := strconv.Atoi(f); err == nil && n > 1<<28 {
+			t.Errorf("a table of %d: the configuration takes 268435456", n)
+		}
+	}
+	if c := Capacity(Host{Memory: 1 << 60, Cores: 4}, Habits{}); c.Entries != 1<<30 {
+		t.Errorf("a host of an exbibyte: %+v", c)
+	}
+	for name, h := range map[string]Habits{
+		"frame": {Frame: -20}, "rules": {Rules: -1000}, "lifetime": {Lifetime: -2 * time.Minute}, "linger": {Linger: -1}, "addresses": {PublicAddresses: 1 << 60},
+	} {
+		if err := h.Validate(Host{Memory: GiB, Cores: 1}); err == nil {
+			t.Errorf("%s: %+v", name, Capacity(Host{Memory: GiB, Cores: 1}, h))
+		}
+	}
+	if err := (Habits{}).Validate(Host{Memory: GiB, Cores: -1}); err == nil {
+		t.Error("a host has less than no core")
 	}
 }
 

@@ -32,10 +32,17 @@ type Habits struct {
 	Bandwidth       BitRate       // of the line; 0 means that cores are the limit
 }
 
+// Validate reports every mistake of t on h, which are those of a load like it.
+func (t Habits) Validate(h Host) error {
+	l := Load{Frame: t.Frame, Rules: t.Rules, PublicAddresses: t.PublicAddresses, Host: h,
+		Requests: []Requests{{Name: "of each client", Rate: 1, Lifetime: t.Lifetime, Linger: t.Linger}}}
+	return l.Validate()
+}
+
 // Capacity computes what h can carry of such traffic.
 func Capacity(h Host, t Habits) Carry {
 	entryBytes := EntryBytes(Extensions{NAT: true, Accounting: true}) + BucketBytes
-	limit := uint64(memoryShare*float64(h.Memory)) / entryBytes
+	limit := min(uint64(memoryShare*float64(h.Memory))/entryBytes, maxEntries)
 	entries := powerOfTwo(limit)
 	if entries > limit {
 		entries /= 2

@@ -49,9 +49,10 @@ func (p *Plan) SysctlFile() string {
 // block. Timeouts are Sluice's defaults, written out because entries live by them.
 func (p *Plan) Fragment() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "tables:\n  flows: %d\n  half-open: %d\n", p.Entries, max(p.Entries/4, 1024))
+	const most = 1 << 28 // of a table in the configuration
+	fmt.Fprintf(&b, "tables:\n  flows: %d\n  half-open: %d\n", min(p.Entries, most), max(p.Entries/4, 1024))
 	if n := p.NeighbourEntries; n > 0 {
-		fmt.Fprintf(&b, "  clients: %d\n", powerOfTwo(2*n))
+		fmt.Fprintf(&b, "  clients: %d\n", min(powerOfTwo(2*n), most))
 	}
 	fmt.Fprintf(&b, "timeouts:\n  tcp-established: 2h4m\n  tcp-transitory: 4m\n  udp: 5m\n")
 	if p.PortBlock > 0 {

@@ -77,7 +77,7 @@ func (l *Load) Validate() error {
 	}
 	for i, r := range l.Requests {
 		switch {
-		case !(r.Rate > 0):
+		case !(r.Rate > 0): // which NaN is not
 			errs = append(errs, fmt.Errorf("requests %s: rate %g: must be above 0", name(r.Name, i), r.Rate))
 		case r.Lifetime < 0 || r.Linger < 0:
 			errs = append(errs, fmt.Errorf("requests %s: lifetime and linger must not be negative", name(r.Name, i)))
@@ -88,6 +88,9 @@ func (l *Load) Validate() error {
 	}
 	if l.Frame != 0 && (l.Frame < 64 || l.Frame > 9216) {
 		errs = append(errs, fmt.Errorf("frame %d: Ethernet frames have 64 to 9216 bytes", l.Frame))
+	}
+	if l.PublicAddresses > maxAddresses {
+		errs = append(errs, fmt.Errorf("public addresses %d: there are %d in all", l.PublicAddresses, uint64(maxAddresses)))
 	}
 	if l.Rules < 0 || l.Host.Cores < 0 {
 		errs = append(errs, errors.New("rules and cores must not be negative"))

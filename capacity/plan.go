@@ -40,9 +40,6 @@ type Plan struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
-// mostEntries is the largest power of two that nf_conntrack_max, a C int, holds.
-const mostEntries = 1 << 30
-
 // For computes what l needs.
 func For(l Load) (Plan, error) {
 	if err := l.Validate(); err != nil {
@@ -52,8 +49,8 @@ func For(l Load) (Plan, error) {
 		return Plan{}, fmt.Errorf("load: neither classes of clients nor requests: nothing to plan for")
 	}
 	peak, clients := l.connections()
-	if need := peak * l.headroom(); !(need <= mostEntries) {
-		return Plan{}, fmt.Errorf("load: %.4g entries at the peak, with headroom: a kernel tracks %d at most; plan a part of it for each gateway", need, mostEntries)
+	if need := peak * l.headroom(); !(need <= maxEntries) {
+		return Plan{}, fmt.Errorf("load: %.4g entries at the peak, with headroom: a kernel tracks %d at most; plan a part of it for each gateway", need, maxEntries)
 	}
 	p := Plan{Load: l, Peak: ceil(peak)}
 	p.Entries = powerOfTwo(ceil(peak * l.headroom()))
@@ -99,7 +96,7 @@ func (p *Plan) ports() {
 	}
 	p.PortBlock = PortBlock(l.mappings())
 	if p.PerAddress = SubscribersPerAddress(p.PortBlock); p.PerAddress > 0 {
-		p.BlockAddresses = (l.Subscribers + p.PerAddress - 1) / p.PerAddress
+		p.BlockAddresses = (l.Subscribers-1)/p.PerAddress + 1
 	}
 }
 

@@ -285,6 +285,9 @@ func (f *planFlags) carry(cmd *cobra.Command, a *app) error {
 	}
 	t := f.habits
 	t.Frame, t.Rules, t.Bandwidth, t.PublicAddresses = f.load.Frame, f.load.Rules, f.load.Bandwidth, f.load.PublicAddresses
+	if err := t.Validate(h); err != nil {
+		return usageError(cmd, "--reverse: %w", err)
+	}
 	c := capacity.Capacity(h, t)
 	return a.print(c, func(w io.Writer) error {
 		t := table.New("CARRIES", ">VALUE", "BECAUSE")
