@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -103,6 +104,48 @@ func TestStopped(t *testing.T) {
 	stop()
 	if r, err := Run(ctx, s, Options{Reps: 3}); r != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("nothing was measured: %v, %v", r, err)
+	}
+}
+
+// TestFailedRepetitions: one that failed, or made no number, costs neither the others nor the file.
+func TestFailedRepetitions(t *testing.T) {
+	s, runs := fixed(4, 2), 0
+	s.Rows[1].Run = func(t *Trial) error {
+		switch runs++; runs {
+		case 1:
+			t.Report("rate", math.Inf(1))
+		case 2:
+			t.Report("rate", math.NaN())
+		case 3:
+			return errors.New("a cable came off")
+		default:
+			t.Report("rate", 2)
+		}
+		return nil
+	}
+	r := run(t, s)
+	for point, want := range map[string]int{"a": 1, "b": 2} {
+		if c := r.Cell("row", point, "rate"); c == nil || len(c.Raw) != want || c.Median != 2 {
+			t.Errorf("point %s: %+v", point, c)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "result.json")
+	if err := r.Save(path); err != nil {
+		t.Error(err)
+	}
+	if again, err := Load(path); err != nil || again.Cell("row", "b", "rate") == nil {
+		t.Errorf("read back: %v", err)
+	}
+	var text strings.Builder
+	if err := r.WriteTable(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"row (a): not in every repetition: failed: a cable came off", "row (b): not in every repetition: failed: rate: NaN Mpps", "broken: not measured: failed: a cable is missing",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the table does not say %q:\n%s", want, &text)
+		}
 	}
 }
 

@@ -169,14 +169,18 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 		row := &r.Rows[i]
 		why := map[string][]string{}
 		for _, p := range slices.Sorted(maps.Keys(row.Absent)) {
-			why[row.Absent[p]] = append(why[row.Absent[p]], p)
+			text := "not measured: " + row.Absent[p]
+			if r.measured(row.Name, p) {
+				text = "not in every repetition: " + row.Absent[p]
+			}
+			why[text] = append(why[text], p)
 		}
 		for _, text := range slices.Sorted(maps.Keys(why)) {
 			where := ""
 			if len(why[text]) < len(r.Points) {
 				where = " (" + strings.Join(why[text], ", ") + ")"
 			}
-			lines = append(lines, fmt.Sprintf("%s%s: not measured: %s", row.Name, where, text))
+			lines = append(lines, fmt.Sprintf("%s%s: %s", row.Name, where, text))
 		}
 		for _, n := range row.Notes {
 			lines = append(lines, row.Name+": "+n)

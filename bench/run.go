@@ -152,9 +152,15 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 		out.note(n)
 	}
 	for _, m := range r.suite.Metrics {
-		if v, ok := t.values[m.Name]; ok {
-			out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
+		v, ok := t.values[m.Name]
+		if !ok {
+			continue
 		}
+		if sum := v.value + v.per; math.IsNaN(sum) || math.IsInf(sum, 0) { // which no file can hold, nor a median
+			out.fail(p.Name, fmt.Errorf("%s: %g %s beside %g", m.Name, v.value, m.Unit, v.per))
+			continue
+		}
+		out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
 	}
 	return nil
 }
