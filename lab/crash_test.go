@@ -146,6 +146,31 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	}
 }
 
+// TestSettingsOfACrashAreNotTakenForTheHosts: a lab that waited for the settings of one that was
+// killed restores those from before both.
+func TestSettingsOfACrashAreNotTakenForTheHosts(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	before := readSysctl(t, hostSetting)
+	l := up(t, lab.Topology{Name: "settings", Nodes: []lab.NodeSpec{{Name: "one"}}}) // before the crash: it sweeps
+	_, kill := doomed(t, "crash")
+	kill()
+	if err := l.HostSysctl(t.Context(), hostSetting, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lab.Sweep(); err != nil {
+		t.Error(err)
+	}
+	if got := readSysctl(t, hostSetting); got != "1" {
+		t.Errorf("%s is %s while a lab has set it to 1", hostSetting, got)
+	}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if got := readSysctl(t, hostSetting); got != before {
+		t.Errorf("%s is %s, before both labs it was %s", hostSetting, got, before)
+	}
+}
+
 // TestSweepGoesOnBehindALabThatStays: a lab that cannot be removed is named, and keeps no other one.
 func TestSweepGoesOnBehindALabThatStays(t *testing.T) {
 	stays, killFirst := doomed(t, "wait")

@@ -35,6 +35,7 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
 		}
 		l.sysctlLock = f
+		_, _ = Sweep() // who held the lock may have been killed: what it changed is not what is to be restored
 	}
 	if _, known := l.record.HostSysctls[key]; !known {
 		found, err := os.ReadFile(sysctlPath(key))
