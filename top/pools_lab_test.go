@@ -68,3 +68,29 @@ func TestNameGivenAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestFlowsOfThoseThatAreLeft: a namespace that ended since the list was made hides no
+// other one's connections.
+func TestFlowsOfThoseThatAreLeft(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Conntrack)
+	l := labtest.New(t, lab.Topology{Name: "left", Nodes: []lab.NodeSpec{{Name: "one"}}})
+	ns, err := conntrack.NamespaceAt(l.Node("one").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := conntrack.OpenIn(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	made := entry(1)
+	if n, err := c.Insert(t.Context(), []conntrack.Entry{made}); n != 1 || err != nil {
+		t.Fatalf("%d entries made: %v", n, err)
+	}
+	ended := conntrack.Namespace{Name: "pid 1 (gone)", Path: ns.Path + "-ended", Inode: 1}
+	h := &Host{Only: []conntrack.Namespace{ended, ns}}
+	list, err := h.Flows(t.Context(), conntrack.Filter{}, "", 10)
+	if err != nil || len(list) != 1 {
+		t.Errorf("%d connections, %v; want one", len(list), err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -252,6 +253,9 @@ func (h *Host) Flows(ctx context.Context, f conntrack.Filter, namespace string, 
 			continue
 		}
 		c, err := conntrack.OpenIn(ns)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it went away since the list was made
+		}
 		if err != nil {
 			return nil, err
 		}
