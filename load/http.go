@@ -265,6 +265,7 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 func errorKind(err error) string {
 	var timeout net.Error
 	var op *net.OpError
+	var errno syscall.Errno
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused"
@@ -280,6 +281,9 @@ func errorKind(err error) string {
 		return "response timeout"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "closed early"
+	}
+	if errors.As(err, &errno) { // without the port, which each has another of
+		return "other: " + errno.Error()
 	}
 	return "other: " + err.Error()
 }

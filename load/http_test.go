@@ -6,10 +6,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
+	"net/url"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -182,5 +186,18 @@ func TestHTTPErrors(t *testing.T) {
 		if _, err := RunHTTP(context.Background(), spec, nil); err == nil {
 			t.Errorf("%+v: no error", spec)
 		}
+	}
+}
+
+// TestErrorKinds: failures of one kind count together, whatever their connections.
+func TestErrorKinds(t *testing.T) {
+	kinds := map[string]bool{}
+	for port := range 3 {
+		kinds[errorKind(&url.Error{Op: "Get", URL: "http://192.0.2.1/", Err: &net.OpError{
+			Op: "write", Net: "tcp", Source: &net.TCPAddr{Port: 40000 + port}, Err: os.NewSyscallError("write", syscall.EPIPE),
+		}})] = true
+	}
+	if len(kinds) != 1 || !kinds["other: broken pipe"] {
+		t.Errorf("kinds %v", kinds)
 	}
 }
