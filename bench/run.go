@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluice-lb/sluice/load"
 )
 
 // Run measures a suite: every repetition goes over all rows and points before
@@ -74,12 +74,12 @@ func (o Options) Validate(s Suite) error {
 	case !(o.Seconds >= 0 && o.Seconds < 1e6):
 		return fmt.Errorf("%g seconds a run: more than 0 and less than 1e6", o.Seconds)
 	}
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return fmt.Errorf("CPUs of this process: %w", err)
+	cpus, err := load.CPUs()
+	if err != nil {
+		return err
 	}
-	if o.CPU < 0 || !allowed.IsSet(o.CPU) {
-		return fmt.Errorf("CPU %d is none of the %d that this process may use", o.CPU, allowed.Count())
+	if !slices.Contains(cpus, o.CPU) {
+		return fmt.Errorf("CPU %d is none of the %d that this process may use", o.CPU, len(cpus))
 	}
 	if o.Rows != nil && !slices.ContainsFunc(s.Rows, func(r Row) bool { return o.Rows.MatchString(r.Name) }) {
 		return fmt.Errorf("no row of %s matches %q; it has:%s", s.Name, o.Rows, names(s.Rows, func(r Row) string { return r.Name }))

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/flow"
@@ -78,6 +78,10 @@ func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 	if err := command(t, n.client, "table ip quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }\n}\n", "nft", "-f", "-"); err != nil {
 		return err
 	}
+	cpus, err := load.CPUs()
+	if err != nil {
+		return err
+	}
 	server, err := load.NewServer(n.server, "eth0", load.ServerOptions{})
 	if err != nil {
 		return err
@@ -86,7 +90,7 @@ func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 	client, err := load.NewClient(n.client, load.FlowSpec{
 		Source: clientsOf(false, t.Point.Value), Dest: at(dest, 80), Interface: "eth0", DestMAC: wanMAC,
 		Hold: true, Requests: 65535, Rate: heldRate, Timeout: heldTimeout, Tries: heldTries,
-	}, []int{(t.CPU + 1) % runtime.NumCPU()})
+	}, []int{cpus[(slices.Index(cpus, t.CPU)+1)%len(cpus)]})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,12 @@
 // because sender and far end are a few instructions each.
 package load
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
 
 // Place is where something runs, usually a *lab.Node: Do calls its argument on
 // the calling goroutine, inside the place's network namespace.
@@ -23,6 +28,22 @@ type Here struct{}
 
 // Do calls f.
 func (Here) Do(f func() error) error { return f() }
+
+// CPUs returns those that the calling thread may use, lowest first: they need not be
+// the machine's first ones.
+func CPUs() ([]int, error) {
+	var mine unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &mine); err != nil {
+		return nil, fmt.Errorf("CPUs of this process: %w", err)
+	}
+	var all []int
+	for n := range len(mine) * strconv.IntSize {
+		if mine.IsSet(n) {
+			all = append(all, n)
+		}
+	}
+	return all, nil
+}
 
 // checkRate refuses rates that no schedule can hold; 0 stands for none.
 func checkRate(perSecond float64) error {

@@ -9,13 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bench"
+	"github.com/sluice-lb/sluice/load"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -124,7 +124,11 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	}
 	switch {
 	case f.cpu == -1:
-		f.cpu = runtime.NumCPU() - 1
+		cpus, err := load.CPUs()
+		if err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		f.cpu = cpus[len(cpus)-1]
 	case suite.AllCPUs:
 		return usageError(cmd, "--cpu %d: the programs of %s share all CPUs", f.cpu, name)
 	}

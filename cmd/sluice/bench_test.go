@@ -3,9 +3,14 @@
 package main
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/load"
 )
 
 // TestBenchRefusesNonsense: what cannot be measured, or selects nothing, is a mistake on the
@@ -28,5 +33,28 @@ func TestBenchRefusesNonsense(t *testing.T) {
 		} else if lines := strings.Split(stderr, "\n"); len(lines) > 2 && slices.ContainsFunc(lines, func(l string) bool { return len(l) > 80 }) {
 			t.Errorf("%s: more than 80 columns: %s", c.args, stderr)
 		}
+	}
+}
+
+// TestBenchOnTheCPUsItMayUse: the last one is not the one of the highest number where
+// some are kept from the process.
+func TestBenchOnTheCPUsItMayUse(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, first unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		t.Fatal(err)
+	}
+	cpus, err := load.CPUs()
+	if err != nil || len(cpus) < 2 {
+		t.Skipf("CPUs %v, %v: two are needed", cpus, err)
+	}
+	first.Set(cpus[0])
+	if err := unix.SchedSetaffinity(0, &first); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	if _, stderr, code := sluice(t, "bench", "flows", "--rows", "no such row"); code != exitUsage || !strings.Contains(stderr, "no row of flows matches") {
+		t.Errorf("code %d, %s", code, stderr)
 	}
 }

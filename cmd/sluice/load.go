@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/load"
@@ -160,19 +159,13 @@ func (b *loadBounds) flags(cmd *cobra.Command, what string) {
 	f.StringVar(&b.svg, "histogram", "", "write the latency histogram to this SVG file")
 }
 
-// list returns the CPUs to send from, of those that this process may use: they need
-// not be the first ones.
+// list returns the CPUs to send from, of those that this process may use.
 func (b *loadBounds) list() ([]int, error) {
-	var mine unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &mine); err != nil {
-		return nil, fmt.Errorf("CPUs of this process: %w", err)
+	all, err := load.CPUs()
+	if err != nil {
+		return nil, err
 	}
-	var all, cpus []int
-	for n := range len(mine) * strconv.IntSize {
-		if mine.IsSet(n) {
-			all = append(all, n)
-		}
-	}
+	var cpus []int
 	if b.cpus == "" {
 		return all[len(all)-1:], nil
 	}
