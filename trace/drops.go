@@ -415,7 +415,8 @@ func (d *Drops) Resume() error {
 			d.limits = append(d.limits, limit)
 		}
 	}
-	d.eventsBefore, d.seenBefore = d.events.Packets(), d.missed()[3]
+	d.seenBefore = d.missed()[3] // before the events: a drop in between is not hidden
+	d.eventsBefore = d.events.Packets()
 	return nil
 }
 
