@@ -23,7 +23,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	start := time.Now()
-	result, delta, err := d.prepare(ctx, s)
+	result, delta, away, err := d.prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 		}
 	}
 	before := d.snapshot
-	d.inForce, d.compiled, d.snapshot = result.Ruleset, result, s
+	d.inForce, d.compiled, d.snapshot, d.away = result.Ruleset, result, s, away
 	d.uncut = d.cut(ctx, before, s)
 	change.Duration = time.Since(start)
 	return change, nil

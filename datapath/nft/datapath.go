@@ -45,6 +45,9 @@ type Datapath struct {
 	generation uint32
 	// retired counts what objects had counted that are no more.
 	retired retired
+	// away is why the snapshot does not fit the host any more, as it did when its
+	// configuration was applied; nil when it does.
+	away error
 	// uncut is why connections of backends that went down could not be ended with
 	// the last Apply, which succeeded all the same.
 	uncut error
@@ -103,21 +106,23 @@ func (d *Datapath) Close() error {
 func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	result, delta, err := d.prepare(ctx, s)
+	result, delta, _, err := d.prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	return d.describe(result, delta), nil
 }
 
-// prepare brings the model up to date, compiles and compares.
-func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.Result, *ruleset.Delta, error) {
+// prepare brings the model up to date, compiles and compares. A configuration that is in
+// force stays so when a network goes away that it needs, for the other services have
+// backends that come and go: then away tells why it would not be taken anew.
+func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *compile.Result, delta *ruleset.Delta, away, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	env, err := d.host.env()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if !slices.Equal(env.Interfaces, d.interfaces) {
 		// The kernel takes what hangs on an interface away with it, and does not
@@ -125,14 +130,18 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (*compile.
 		d.interfaces, d.generation = env.Interfaces, 0
 	}
 	if err := d.refresh(); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	env.Flowtable, env.Timeouts = d.wantsFlowtable(s), d.timeouts
-	result, err := compile.Compile(s, env, d.compiled)
-	if err != nil {
-		return nil, nil, err
+	result, err = compile.Compile(s, env, d.compiled)
+	if err != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
+		env.Route, away = d.host.lastNeighbour, err
+		result, err = compile.Compile(s, env, d.compiled)
 	}
-	return result, ruleset.Diff(d.inForce, result.Ruleset), nil
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return result, ruleset.Diff(d.inForce, result.Ruleset), away, nil
 }
 
 // refresh makes sure that inForce is what the kernel holds: it reads our tables

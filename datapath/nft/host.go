@@ -18,7 +18,8 @@ import (
 // host answers the compiler's questions about the network namespace.
 type host struct {
 	handle *netlink.Handle
-	netns  int // descriptor of the network namespace
+	netns  int                              // descriptor of the network namespace
+	met    map[netip.Addr]compile.Interface // what neighbour has answered
 }
 
 func openHost() (*host, error) {
@@ -31,7 +32,7 @@ func openHost() (*host, error) {
 		h.Close()
 		return nil, fmt.Errorf("network namespace of this thread: %w", err)
 	}
-	return &host{h, ns}, nil
+	return &host{h, ns, map[netip.Addr]compile.Interface{}}, nil
 }
 
 func (h *host) close() error {
@@ -74,7 +75,18 @@ func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	if err != nil {
 		return compile.Interface{}, fmt.Errorf("interface %d of the route to %s: %w", routes[0].LinkIndex, a, err)
 	}
-	return describeLink(l.Attrs()), nil
+	h.met[a] = describeLink(l.Attrs())
+	return h.met[a], nil
+}
+
+// lastNeighbour is neighbour, but for an address whose network has gone away: that was
+// on the interface where it was met last.
+func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {
+	via, err := h.neighbour(a)
+	if last, met := h.met[a]; err != nil && met {
+		return last, nil
+	}
+	return via, err
 }
 
 // lockThread binds the goroutine to its thread.

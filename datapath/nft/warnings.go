@@ -45,6 +45,9 @@ func (d *Datapath) Warnings() []string {
 		out = append(out, "the kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT): timeouts: is not applied, "+
 			"the sysctls net.netfilter.nf_conntrack_*_timeout are in force")
 	}
+	if d.away != nil {
+		out = append(out, fmt.Sprintf("%v; its packets go on being sent to where it was", d.away))
+	}
 	if d.uncut != nil {
 		out = append(out, d.uncut.Error())
 	}
