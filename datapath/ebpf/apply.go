@@ -55,7 +55,9 @@ func (d *Datapath) idle(s *datapath.Snapshot) bool {
 	return len(s.Services)+len(s.NAT)+len(s.Rules) == 0 && !d.pinnedBefore()
 }
 
-// Apply makes the kernel's state equal to the snapshot.
+// Apply makes the kernel's state equal to the snapshot. A configuration that is in force
+// stays so when an interface, address or route goes away that it needs, for backends come
+// and go all the same.
 func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,7 +76,13 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 				return err
 			}
 		}
+		fits := h
 		want, err := compile(s, d.t, h)
+		away := err
+		if err != nil && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
+			fits = h.with(d.fits)
+			want, err = compile(s, d.t, fits)
+		}
 		if err != nil {
 			return err
 		}
@@ -82,6 +90,7 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		if err := d.put(want, s, h); err != nil {
 			return errors.Join(err, d.back(h))
 		}
+		d.fits, d.away = fits, away
 		return nil
 	})
 	if change != nil {

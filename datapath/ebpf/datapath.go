@@ -65,7 +65,9 @@ type Datapath struct {
 	switches switches
 	inForce  *desired
 	snapshot *datapath.Snapshot
-	seen     *host               // that inForce was made for
+	seen     *host               // when inForce was made
+	fits     *host               // that inForce was made for: the same, and what has gone away since the configuration came
+	away     error               // why the configuration does not fit seen; nil when it does
 	regions  map[uint32]region   // of services in the slots map
 	mapper   *ebpf.Collection    // programs that make mappings; nil until they are needed
 	attached map[int]*attachment // by the interface's index: names change

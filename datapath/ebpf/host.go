@@ -4,8 +4,10 @@ package ebpf
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -16,12 +18,13 @@ import (
 // host is what a snapshot needs to know of the machine.
 type host struct {
 	interfaces []netdev.Interface
-	addresses  map[int][]netip.Addr // by interface
+	addresses  map[int][]netip.Addr      // by interface
+	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
 }
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*host, error) {
-	h := &host{addresses: map[int][]netip.Addr{}}
+	h := &host{addresses: map[int][]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
@@ -36,6 +39,26 @@ func readHost() (*host, error) {
 		}
 	}
 	return h, nil
+}
+
+// with returns what h and an earlier reading tell together: what is not there any more is
+// as it was, behind what is.
+func (h *host) with(before *host) *host {
+	all := &host{interfaces: slices.Clone(h.interfaces), addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources)}
+	for _, i := range before.interfaces {
+		now, there := h.byName(i.Name)
+		if !there {
+			all.interfaces, now = append(all.interfaces, i), i
+		}
+		list := slices.Clone(all.addresses[now.Index])
+		for _, a := range before.addresses[i.Index] {
+			if !slices.Contains(list, a) {
+				list = append(list, a)
+			}
+		}
+		all.addresses[now.Index] = list
+	}
+	return all
 }
 
 func (h *host) byName(name string) (netdev.Interface, bool) {
@@ -78,6 +101,16 @@ func (h *host) outside(ifindex uint32) (out []config.AddressRange) {
 // sourceTowards returns the host's own address on the interface that leads to an
 // address.
 func (h *host) sourceTowards(to netip.Addr) (netip.Addr, error) {
+	own, err := h.sourceNow(to)
+	if err == nil {
+		h.sources[to] = own
+	} else if was, known := h.sources[to]; known {
+		return was, nil
+	}
+	return own, err
+}
+
+func (h *host) sourceNow(to netip.Addr) (netip.Addr, error) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return netip.Addr{}, fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)

@@ -20,6 +20,9 @@ func (d *Datapath) Warnings() (out []string) {
 	if differs := d.t.differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
+	if d.away != nil {
+		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
+	}
 	_, missing := d.seen.attachTo(d.snapshot.Config)
 	for _, name := range missing {
 		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
