@@ -60,6 +60,8 @@ type Engine struct {
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
+	refused   error // why the last configuration is not in force; nil when it is
+	stopped   bool
 }
 
 type backendKey struct{ service, backend string }
@@ -115,6 +117,16 @@ func (e *Engine) Apply(ctx context.Context, cfg *config.Config) (Applied, error)
 // ErrChanged is what ApplyIf returns when it must not apply.
 var ErrChanged = errors.New("another configuration is in force")
 
+// ErrStopped is returned by what comes after Stop.
+var ErrStopped = errors.New("the daemon is ending")
+
+// Refuse notes why a configuration was not even given to Apply.
+func (e *Engine) Refuse(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refused = err
+}
+
 // ApplyIf is Apply on the condition that the configuration in force, nil for none, is
 // still the one that is expected; nil expects any.
 func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
@@ -123,6 +135,12 @@ func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(
 	if expected != nil && !expected(e.config) {
 		return Applied{}, ErrChanged
 	}
+	applied, err := e.apply(ctx, cfg)
+	e.refused = err
+	return applied, err
+}
+
+func (e *Engine) apply(ctx context.Context, cfg *config.Config) (Applied, error) {
 	plan, err := e.place(cfg)
 	if err != nil {
 		return Applied{}, err
@@ -185,6 +203,9 @@ func (e *Engine) allKnown(cfg *config.Config) bool {
 
 // commit applies the snapshots of a placement and remembers them.
 func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement) (Applied, error) {
+	if e.stopped {
+		return Applied{}, ErrStopped
+	}
 	e.revision++
 	next := e.snapshots(cfg, plan)
 	applied := Applied{Revision: e.revision, At: time.Now()}
@@ -298,6 +319,9 @@ func (e *Engine) Run(ctx context.Context) {
 		case <-network:
 			network, answered = nil, time.Now()
 			err := e.reapply(ctx)
+			if errors.Is(err, ErrStopped) {
+				return
+			}
 			if err == nil {
 				said = ""
 				continue
@@ -312,7 +336,11 @@ func (e *Engine) Run(ctx context.Context) {
 		case <-again:
 		}
 		again = nil
-		if err := e.refresh(ctx); err != nil {
+		err := e.refresh(ctx)
+		if errors.Is(err, ErrStopped) {
+			return
+		}
+		if err != nil {
 			e.opt.Log.Error("backends changed, but the datapath did not follow; trying again", "after", retry, "error", err)
 			again = time.After(retry)
 		}
@@ -324,6 +352,9 @@ func (e *Engine) Run(ctx context.Context) {
 func (e *Engine) reapply(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
 	var errs []error
 	for _, d := range e.opt.Datapaths {
 		s := e.inForce[d.Name()]
@@ -470,6 +501,7 @@ func hasBackend(cfg *config.Config, service, backend string) bool {
 func (e *Engine) Stop(ctx context.Context, keep bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.stopped = true // what waits for the lock must not put back what is removed
 	var errs []error
 	for _, d := range e.opt.Datapaths {
 		if !keep {

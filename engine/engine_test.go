@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -284,6 +285,44 @@ func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 	}
 }
 
+// TestARefusalIsTold for as long as what was refused is not in force: backends that
+// come and go do not hide it.
+func TestARefusalIsTold(t *testing.T) {
+	fast, _ := pair()
+	h := health{"a": true}
+	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: h})
+	cfg := &config.Config{Services: []config.Service{service("web", "a")}}
+	told := func(want string) {
+		t.Helper()
+		h["a"] = !h["a"]
+		if err := e.refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a := e.View().Applied; a.Revision == 0 || a.Err == nil && want != "" || a.Err != nil && !strings.Contains(a.Err.Error(), cmp.Or(want, "nothing")) {
+			t.Errorf("revision %d, refused: %v, want %q", a.Revision, a.Err, want)
+		}
+	}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	e.Refuse(errors.New("not YAML"))
+	told("not YAML")
+	fast.refuse = func(string, string) error { return errRefused }
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}}); err == nil {
+		t.Fatal("no error")
+	}
+	told(errRefused.Error())
+	fast.refuse, fast.fail = nil, errors.New("rule x")
+	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}}); err == nil {
+		t.Fatal("no error")
+	}
+	told("rule x")
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	told("")
+}
+
 func TestARefusalOfTheFirstApplyLeavesNothing(t *testing.T) {
 	fast, slow := pair()
 	slow.fail = errors.New("no")
@@ -449,6 +488,32 @@ func TestStopRemovesUnlessToldToKeep(t *testing.T) {
 		if fast.removed == keep {
 			t.Errorf("keep %v: removed %v", keep, fast.removed)
 		}
+	}
+}
+
+// TestNothingIsPutBackAfterStop: a request, a backend or the network may have waited for
+// the end.
+func TestNothingIsPutBackAfterStop(t *testing.T) {
+	fast, slow := pair()
+	h := health{"a": true}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Health: h})
+	cfg := &config.Config{Services: []config.Service{service("web", "a")}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Stop(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	h["a"] = false
+	_, applied := e.Apply(t.Context(), cfg)
+	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.reapply(t.Context()),
+		"set state": e.SetState(t.Context(), "web", "a", datapath.Drain)} {
+		if !errors.Is(err, ErrStopped) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if len(fast.applied)+len(slow.applied) != 2 {
+		t.Errorf("%d and %d applies, one each before the end", len(fast.applied), len(slow.applied))
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // View is what is in force, for those who show it.
 type View struct {
 	Config   *config.Config // nil before the first Apply
-	Applied  Applied
+	Applied  Applied        // Err also tells why a configuration that came later is not in force
 	Services []ServiceView
 	NAT      []Place // parallel to Config.NAT
 	Rules    []Place // parallel to Config.Firewall.Rules
@@ -38,6 +38,9 @@ func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: slices.Clone(e.plan.warnings)}
+	if v.Applied.Err == nil {
+		v.Applied.Err = e.refused
+	}
 	for _, d := range e.opt.Datapaths {
 		if w, ok := d.(interface{ Warnings() []string }); ok {
 			v.Warnings = append(v.Warnings, w.Warnings()...)

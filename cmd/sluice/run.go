@@ -215,6 +215,7 @@ func (d *daemon) Reload(ctx context.Context) (engine.Applied, error) {
 	defer d.mu.Unlock()
 	cfg, err := config.Load(d.file)
 	if err != nil {
+		d.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
 	applied, err := d.engine.Apply(ctx, cfg)
