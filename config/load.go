@@ -49,6 +49,10 @@ func Load(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		// A writer has not come far yet, or found no room; nobody means to end all services by it.
+		return nil, Errors{{File: path, Cause: "the file is empty", Hint: "write services: [] for a gateway that does nothing"}}
+	}
 	return Decode(path, data)
 }
 

@@ -233,6 +233,58 @@ func collisions(claims []claim) []collision {
 	return out
 }
 
+// span is a range of a list, found by its first address: see spans.
+type span struct {
+	AddressRange
+	index    int // in the list
+	furthest int // of the spans up to this one, the one that reaches furthest
+}
+
+// spans are ranges in the order of their first addresses.
+type spans []span
+
+func spansOf(list []AddressRange) spans {
+	all := make(spans, len(list))
+	for i, r := range list {
+		all[i] = span{AddressRange: r, index: i}
+	}
+	slices.SortStableFunc(all, func(a, b span) int { return a.First.Compare(b.First) })
+	for n := range all {
+		all[n].furthest = n
+		if n > 0 && all[n].Last.Less(all[all[n-1].furthest].Last) {
+			all[n].furthest = all[n-1].furthest
+		}
+	}
+	return all
+}
+
+// meeting returns the index of a range that overlaps r, -1 when none does.
+func (all spans) meeting(r AddressRange) int {
+	behind, _ := slices.BinarySearchFunc(all, r.Last, func(s span, last netip.Addr) int {
+		if last.Less(s.First) {
+			return 1
+		}
+		return -1
+	})
+	if behind > 0 {
+		if s := all[all[behind-1].furthest]; s.overlaps(r) {
+			return s.index
+		}
+	}
+	return -1
+}
+
+// overlaps returns, for ranges that overlap an earlier one of the list, which.
+func (all spans) overlaps() map[int]int {
+	twice := map[int]int{}
+	for n := 1; n < len(all); n++ {
+		if before := all[all[n-1].furthest]; before.overlaps(all[n].AddressRange) {
+			twice[max(before.index, all[n].index)] = min(before.index, all[n].index)
+		}
+	}
+	return twice
+}
+
 // pools checks that the source pools of fullnat services are addresses of the
 // gateway alone: no listener, no server, no client behind a NAT rule.
 func (v *validator) pools() {
@@ -261,6 +313,18 @@ func (v *validator) pools() {
 		}
 	}
 	slices.SortStableFunc(taken, func(a, b owned) int { return a.address.Compare(b.address) })
+	var sources []AddressRange
+	var of []string // NAT rules, by source
+	for i := range v.c.NAT {
+		r := &v.c.NAT[i]
+		if r.Type != NATMasquerade && r.Type != NATSNAT || r.Out != "" {
+			continue
+		}
+		for _, s := range r.Source {
+			sources, of = append(sources, rangeOf(s)), append(of, r.Name)
+		}
+	}
+	again := spansOf(sources)
 	for i := range v.c.Services {
 		for j, r := range v.c.Services[i].SourcePool {
 			p := path{{key: "services"}, {index: i}, {key: "source-pool"}, {index: j}}
@@ -268,22 +332,9 @@ func (v *validator) pools() {
 			if first < len(taken) && r.Contains(taken[first].address) {
 				v.errorf(p, "write addresses that nothing else uses", "pool %s contains %s, %s", r, taken[first].address, taken[first].owner)
 			}
-			v.poolInSource(p, r)
-		}
-	}
-}
-
-// poolInSource refuses a pool whose packets a NAT rule would translate again.
-func (v *validator) poolInSource(p path, pool AddressRange) {
-	for i := range v.c.NAT {
-		r := &v.c.NAT[i]
-		if r.Type != NATMasquerade && r.Type != NATSNAT || r.Out != "" {
-			continue
-		}
-		for _, s := range r.Source {
-			if pool.overlaps(rangeOf(s)) {
+			if n := again.meeting(r); n >= 0 {
 				v.errorf(p, "write other addresses, or give the NAT rule out",
-					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", pool, s, r.Name)
+					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", r, sources[n], of[n])
 			}
 		}
 	}

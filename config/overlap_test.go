@@ -4,6 +4,7 @@ package config
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -43,6 +44,47 @@ func TestCollisionsAgreeWithComparingAll(t *testing.T) {
 					t.Errorf("%s and %s overlap", claims[j], claims[i])
 				}
 			}
+		}
+	})
+}
+
+// TestSpansAgreeWithComparingAll: a range meets a list when it overlaps one of it, and a
+// list is said to hold overlaps when two of it do.
+func TestSpansAgreeWithComparingAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := rapid.Custom(func(t *rapid.T) AddressRange {
+			first := netip.AddrFrom4([4]byte{192, 0, 2, rapid.Uint8Range(0, 250).Draw(t, "first")})
+			if rapid.Bool().Draw(t, "IPv6") {
+				first = netip.AddrFrom16([16]byte{0x20, 15: first.As4()[3]})
+			}
+			last := first
+			for range rapid.IntRange(0, 60).Draw(t, "more") {
+				last = last.Next()
+			}
+			if last.BitLen() == 32 && last.Less(first) || !last.IsValid() {
+				last = first
+			}
+			return AddressRange{first, last}
+		})
+		list, r := rapid.SliceOfN(draw, 0, 8).Draw(t, "list"), draw.Draw(t, "range")
+		all := spansOf(list)
+		met := slices.ContainsFunc(list, r.overlaps)
+		if n := all.meeting(r); n >= 0 != met || met && !list[n].overlaps(r) {
+			t.Errorf("%s is said to meet %d of %s", r, n, list)
+		}
+		found, twice := all.overlaps(), false
+		for i := range list {
+			for j := range list[:i] {
+				twice = twice || list[i].overlaps(list[j])
+			}
+		}
+		for i, j := range found {
+			if j >= i || !list[i].overlaps(list[j]) {
+				t.Errorf("%s and %s do not overlap", list[j], list[i])
+			}
+		}
+		if len(found) > 0 != twice {
+			t.Errorf("overlaps of %s: %v", list, found)
 		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -98,5 +100,32 @@ func BenchmarkMarshal(b *testing.B) {
 		if _, err := config.Marshal(c); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestEmptyFile: a file that somebody has begun to write is no configuration without
+// services.
+func TestEmptyFile(t *testing.T) {
+	for text, want := range map[string]string{"": "the file is empty", " \n": "the file is empty", "services: []\n": ""} {
+		file := filepath.Join(t.TempDir(), "sluice.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Load(file); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestManyAddresses: lists are looked at in time that grows with their length alone.
+func TestManyAddresses(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("nat:\n  - {name: a, type: snat, source: [10.0.0.0/8], to: [")
+	for i := range 200_000 { // each against each would take a quarter of an hour
+		fmt.Fprintf(&b, "20.%d.%d.%d,", i>>16, i>>8&255, i&255)
+	}
+	b.WriteString("]}\n")
+	if _, err := config.Decode("f", []byte(b.String())); err != nil {
+		t.Error(err)
 	}
 }

@@ -172,6 +172,7 @@ func (v *validator) prefix(p netip.Prefix) {
 }
 
 func (v *validator) ranges(rs []AddressRange) {
+	twice := spansOf(rs).overlaps()
 	for i, r := range rs {
 		v.step(step{index: i}, func() {
 			if !r.First.IsValid() || !r.Last.IsValid() {
@@ -182,11 +183,8 @@ func (v *validator) ranges(rs []AddressRange) {
 			if r.Last != r.First {
 				v.address(r.Last)
 			}
-			for j, o := range rs[:i] {
-				if o.overlaps(r) {
-					v.errorf(slices.Clone(v.path), "keep one of them", "%s overlaps %s, item %d of the same list", r, o, j+1)
-					break
-				}
+			if j, ok := twice[i]; ok {
+				v.errorf(slices.Clone(v.path), "keep one of them", "%s overlaps %s, item %d of the same list", r, rs[j], j+1)
 			}
 		})
 	}
@@ -219,7 +217,7 @@ func (v *validator) ifname(p path, name string) {
 	if name == "" {
 		return
 	}
-	if len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n*") {
+	if len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n\v\f\r*\x00") {
 		v.errorf(p, "write the name that ip link shows", "%q is not the name of an interface", name)
 	}
 }

@@ -110,11 +110,14 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 		return
 	}
 	v.missing(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
+	inside := make([]AddressRange, len(r.Source))
+	for i, s := range r.Source {
+		inside[i] = rangeOf(s)
+	}
+	sources := spansOf(inside)
 	for i, pool := range r.To.Addresses {
-		for _, s := range r.Source {
-			if pool.overlaps(rangeOf(s)) {
-				v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, s)
-			}
+		if n := sources.meeting(pool); n >= 0 {
+			v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[n])
 		}
 	}
 	for i, s := range r.Source {

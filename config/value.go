@@ -253,7 +253,7 @@ func (m *Match) UnmarshalText(b []byte) error {
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // which a prefix does not keep
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	return netip.ParsePrefix(s)
