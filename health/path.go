@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // A server behind direct server return answers on the service's address, which it
@@ -185,7 +187,7 @@ func RemovePaths() (rules int, err error) { return sweepPaths(func(uint32) bool 
 func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 	var errs []error
 	for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := netlink.RuleList(fam)
+		rules, err := netdev.Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(fam) })
 		if errors.Is(err, unix.EAFNOSUPPORT) { // ipv6.disable=1
 			continue
 		}
@@ -208,7 +210,9 @@ func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 }
 
 func dropTable(family, table int) error {
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	routes, err := netdev.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return err
 	}

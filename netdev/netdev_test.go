@@ -209,3 +209,44 @@ func TestNextHopIsTheRouterOffTheLink(t *testing.T) {
 		return nil
 	})
 }
+
+// TestInterfacesWhileOthersComeAndGo: the kernel tells that a list may not be whole.
+func TestInterfacesWhileOthersComeAndGo(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "busy", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
+	gw := l.Node("gateway")
+	pair := func(i int) *netlink.Veth {
+		a := netlink.NewLinkAttrs()
+		a.Name = fmt.Sprintf("a%d", i)
+		return &netlink.Veth{LinkAttrs: a, PeerName: fmt.Sprintf("b%d", i)}
+	}
+	const pairs = 50 // a list of several messages
+	do(t, gw, func() (err error) {
+		for i := range pairs {
+			err = errors.Join(err, netlink.LinkAdd(pair(i)))
+		}
+		return err
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	churned := make(chan error)
+	go func() {
+		churned <- gw.Do(func() (err error) {
+			for ctx.Err() == nil && err == nil {
+				err = errors.Join(netlink.LinkAdd(pair(pairs)), netlink.LinkDel(pair(pairs)))
+			}
+			return err
+		})
+	}()
+	do(t, gw, func() error {
+		for range 300 {
+			if list, err := Interfaces(); err != nil || len(list) < 2*pairs+1 {
+				return fmt.Errorf("%d interfaces: %w", len(list), err)
+			}
+		}
+		return nil
+	})
+	cancel()
+	if err := <-churned; err != nil {
+		t.Error(err)
+	}
+}

@@ -51,9 +51,20 @@ func (i Interface) Virtual() bool { return i.Kind != "device" }
 // packets (tun, WireGuard) and PPP have none.
 func (i Interface) Ethernet() bool { return len(i.MAC) == 6 }
 
+// Whole reads a list of the kernel's again while the kernel says that it changed under the
+// reading, so that entries may lack: containers that come and go interrupt every tenth.
+func Whole[T any](read func() ([]T, error)) (list []T, err error) {
+	for range 100 {
+		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
 // Interfaces lists those of the calling thread's network namespace.
 func Interfaces() ([]Interface, error) {
-	links, err := netlink.LinkList()
+	links, err := Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
@@ -97,7 +108,7 @@ func manage(n Hop, extended int) error {
 // Kept lists the neighbours that do not age: those that the kernel keeps fresh (true), and
 // those that somebody has set for good (false).
 func Kept() (map[Hop]bool, error) {
-	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	all, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("neighbours: %w", err)
 	}

@@ -79,7 +79,7 @@ func Open() (*Watcher, error) {
 		_ = socket.SetReceiveBufferSize(receiveBuffer, false)
 	}
 	w := &Watcher{socket: socket, macs: map[neighbour]string{}}
-	known, err := netlink.NeighList(0, 0)
+	known, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, 0) })
 	if err != nil {
 		socket.Close()
 		return nil, fmt.Errorf("neighbours: %w", err)

@@ -29,7 +29,7 @@ func readHost() (*host, error) {
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
 	}
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
 	}

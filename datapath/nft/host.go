@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // host answers the compiler's questions about the network namespace.
@@ -41,7 +42,7 @@ func (h *host) close() error {
 }
 
 func (h *host) env() (compile.Env, error) {
-	links, err := h.handle.LinkList()
+	links, err := netdev.Whole(h.handle.LinkList)
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("interfaces: %w", err)
 	}
