@@ -44,6 +44,7 @@ type base struct {
 	needs   map[rs.ID]needed // firewall sets in use
 	reply   map[netip.Addr][]replyKey
 	extra   []rs.Element
+	members map[rs.Element]bool // of shared sets, in extra
 	sets    []*rs.Set
 }
 
@@ -65,6 +66,7 @@ func newBase() *base {
 	return &base{
 		used: make(map[rs.ID]bool), marks: make(map[uint32]bool), chains: make(map[rs.ID][]rs.Rule),
 		needs: make(map[rs.ID]needed), reply: make(map[netip.Addr][]replyKey),
+		members: make(map[rs.Element]bool),
 	}
 }
 
@@ -78,6 +80,12 @@ func (b *base) add(s *Service) error {
 	}
 	for _, m := range s.marks {
 		b.marks[m] = true
+	}
+	for _, e := range s.members {
+		if !b.members[e] {
+			b.members[e] = true
+			b.extra = append(b.extra, e)
+		}
 	}
 	for _, k := range s.reply {
 		for _, o := range b.reply[k.addr] {
@@ -337,8 +345,15 @@ type endpoint struct {
 	iface    string
 }
 
+// element puts an element into a shared map, or a member, which leads nowhere, into a
+// shared set. A member may be that of several services, which listen on the same address
+// at different interfaces, and must not leave with the first of them.
 func (s *Service) element(e rs.Element) {
-	s.Fragment.Elements = append(s.Fragment.Elements, e)
+	if e.Verdict == (rs.Verdict{}) {
+		s.members = append(s.members, e)
+	} else {
+		s.Fragment.Elements = append(s.Fragment.Elements, e)
+	}
 	s.use(e.Set)
 }
 

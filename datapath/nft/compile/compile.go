@@ -69,6 +69,8 @@ type Service struct {
 	routed bool    // depends on routes, so it is compiled anew each time
 	marks  []uint32
 	reply  []replyKey
+	// members of shared sets
+	members []rs.Element
 }
 
 // Compile returns the ruleset for a snapshot. The previous result may be nil;

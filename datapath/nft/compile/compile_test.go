@@ -221,3 +221,43 @@ func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
 		t.Errorf("%d of 19000 services moved when 1000 left", moved)
 	}
 }
+
+// TestSharedMembersStay: what says that the MSS of an address and port is clamped, or that
+// inside hosts may use it, knows no interface, and stays until the last listener there is gone.
+func TestSharedMembersStay(t *testing.T) {
+	c := &config.Config{}
+	to := config.Target{Address: netip.MustParseAddr("10.0.2.2")}
+	for _, iface := range []string{"wan0", "lan0"} {
+		listen := &config.Listen{Address: netip.MustParseAddr("192.0.2.1"), Ports: []flow.Ports{{First: 80, Last: 80}, {First: 90, Last: 99}}, Interface: iface}
+		c.NAT = append(c.NAT, config.NATRule{Name: iface, Type: config.NATPortForward, Protocol: flow.TCP, Listen: listen, To: to, MSSClamp: true})
+	}
+	members := func(r *Result) (n int) {
+		for _, f := range r.Ruleset.Fragments {
+			for _, e := range f.Elements {
+				if strings.HasPrefix(e.Set.Name, mapClamp) || strings.HasPrefix(e.Set.Name, mapHairpin) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	both, err := Compile(snapshotOf(c), testEnv(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := *c
+	one.NAT = c.NAT[1:]
+	left, err := Compile(snapshotOf(&one), testEnv(), both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range rs.Diff(both.Ruleset, left.Ruleset).DelElements {
+		if !strings.HasPrefix(e.Of.Set.Name, mapServices) {
+			t.Errorf("an element of %s goes with the first rule", e.Of.Set.Name)
+		}
+	}
+	none, err := Compile(&datapath.Snapshot{Config: &config.Config{}}, testEnv(), left)
+	if err != nil || members(both) != 4 || members(left) != 4 || members(none) != 0 {
+		t.Errorf("%d, %d, %d members of two rules, one and none; %v", members(both), members(left), members(none), err)
+	}
+}
