@@ -31,6 +31,12 @@ func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error
 	if f == nil || *f == (Filter{}) {
 		return 0, errors.New("conntrack delete: no filter given: that would cut every connection of the namespace")
 	}
+	return c.DeleteIf(ctx, f, func(*Entry) bool { return true })
+}
+
+// DeleteIf is DeleteAll for those of the entries that are wanted; f may be nil, and what
+// the kernel can sift by itself is better in it.
+func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool) (deleted int, err error) {
 	reader, err := c.Sibling()
 	if err != nil {
 		return 0, err
@@ -46,6 +52,9 @@ func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error
 		}
 	)
 	err = reader.Dump(ctx, f, func(e *Entry) error {
+		if !wanted(e) {
+			return nil
+		}
 		if victims = append(victims, *e); len(victims) < batch {
 			return nil
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/conntrack"
@@ -164,7 +165,8 @@ func inPrefixes(list []netip.Prefix, a netip.Addr) bool {
 
 // cut ends the tracked connections of backends that went down with a snapshot:
 // their packets would go on being sent there for as long as clients keep the
-// same port, as DNS resolvers and SIP telephones do.
+// same port, as DNS resolvers and SIP telephones do. The table is read once, however
+// many backends there are: a rack that fails must not keep the next change waiting.
 func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) error {
 	if before == nil {
 		return nil
@@ -173,19 +175,45 @@ func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) er
 	for _, s := range before.Services {
 		was[s.Name] = s
 	}
-	var errs error
+	ways := make(map[conntrack.Addr][]conntrack.Filter) // by the backend's address
+	listeners := make(map[netip.Addr]bool)
 	for _, s := range after.Services {
 		old, ok := was[s.Name]
-		if !ok || old.Service == s.Service && equalStates(old.State, s.State) {
+		if !ok || old.Service == s.Service && equalStates(old.State, s.State) || !tracked(s.Mode) {
 			continue
 		}
 		for i, b := range s.Backends {
-			if s.State[i] == datapath.Down && stateOf(old, b) != datapath.Down && tracked(s.Mode) {
-				errs = errors.Join(errs, d.cutBackend(ctx, s, b))
+			if s.State[i] != datapath.Down || stateOf(old, b) == datapath.Down {
+				continue
+			}
+			for _, f := range waysTo(s, b) {
+				at := conntrack.AddrOf(b.Address)
+				ways[at] = append(ways[at], f)
+				listeners[f.Dest.Addr()] = true
 			}
 		}
 	}
-	return errs
+	if len(ways) == 0 {
+		return nil
+	}
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var all *conntrack.Filter
+	if len(listeners) == 1 { // the kernel sifts
+		for a := range listeners {
+			all = &conntrack.Filter{Dest: netip.PrefixFrom(a, a.BitLen())}
+		}
+	}
+	_, err = c.DeleteIf(ctx, all, func(e *conntrack.Entry) bool {
+		return slices.ContainsFunc(ways[e.Reply.Source], func(f conntrack.Filter) bool { return f.Matches(e) })
+	})
+	if err != nil {
+		return fmt.Errorf("connections of backends that went down: %w", err)
+	}
+	return nil
 }
 
 func equalStates(a, b []datapath.State) bool {
@@ -209,28 +237,20 @@ func stateOf(s datapath.Service, b config.Backend) datapath.State {
 	return datapath.Down
 }
 
-// cutBackend deletes the connections of one backend by way of each listener.
-func (d *Datapath) cutBackend(ctx context.Context, s datapath.Service, b config.Backend) error {
-	c, err := d.tracking.Sibling()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+// waysTo lists the connections to one backend by way of each listener.
+func waysTo(s datapath.Service, b config.Backend) (list []conntrack.Filter) {
 	for _, l := range s.Listen {
 		if l.Address.Is4() != b.Address.Is4() {
 			continue
 		}
 		for _, p := range ports(l) {
-			_, err := c.DeleteAll(ctx, &conntrack.Filter{
+			list = append(list, conntrack.Filter{
 				Protocol: s.Protocol, Dest: netip.PrefixFrom(l.Address, l.Address.BitLen()), DestPort: p,
 				TranslatedDest: netip.PrefixFrom(b.Address, b.Address.BitLen()), TranslatedDestPort: flow.Ports{First: b.Port, Last: b.Port},
 			})
-			if err != nil {
-				return fmt.Errorf("service %s: backend %s: its connections: %w", s.Name, b.Name, err)
-			}
 		}
 	}
-	return nil
+	return list
 }
 
 func ports(l config.Listen) []flow.Ports {
