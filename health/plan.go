@@ -87,7 +87,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
 			w.seen.Failures++
 			w.seen.Error = err.Error()
 		}
-		if w.observe(err, end) {
+		if w.lack = lacking(err); w.lack == nil && w.observe(err, end) {
 			event = &Event{Service: t.Service, Backend: t.Backend, Index: w.index, Up: w.up, Reason: w.reason(), Since: w.since}
 		}
 	}
@@ -107,6 +107,17 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
 	}
 	m.mu.Unlock()
 	m.poke()
+}
+
+// lacking returns err when it tells of this host, which has no file, process or memory left
+// for a probe, and nothing of the server: it must not take every backend down at once.
+func lacking(err error) error {
+	for _, own := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN} {
+		if errors.Is(err, own) {
+			return err
+		}
+	}
+	return nil
 }
 
 // ask calls the target's prober. A prober that panics is a failed probe, not the

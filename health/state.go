@@ -26,7 +26,8 @@ type watch struct {
 	up, known bool
 	since     time.Time
 	good, bad int    // probes in a row
-	failure   error  // of the last probe
+	failure   error  // of the last probe that was counted
+	lack      error  // why the last probe was not; nil when it was
 	seen      Status // the part of the status that the last probe filled in
 }
 
@@ -57,6 +58,13 @@ func (w *watch) observe(err error, now time.Time) (changed bool) {
 
 // reason says in words why w is in its state.
 func (w *watch) reason() string {
+	if w.lack != nil {
+		return fmt.Sprintf("%s; the last probe says nothing of it: this host has no means for one: %v", w.counted(), w.lack)
+	}
+	return w.counted()
+}
+
+func (w *watch) counted() string {
 	k := w.target.Check
 	switch {
 	case !w.known:
