@@ -143,6 +143,9 @@ func TestFileAndSignalReload(t *testing.T) {
 		return nil
 	})
 	awaitBackends(3, "a bad file, which changes nothing")
+	if st, err := d.Status(t.Context()); err != nil || !strings.Contains(st.Error, "nonsense") {
+		t.Errorf("the status tells nothing of a bad file: %+v, %v", st, err)
+	}
 	if err := d.Stop(); err != nil {
 		t.Error(err)
 	}

@@ -86,13 +86,14 @@ func (d *daemon) run(ctx context.Context) error {
 	// Closing inotify waits for a grace period of the kernel, seconds on a machine that is busy
 	// enough; the end of the daemon does not wait with it.
 	defer func() { go watcher.Close() }()
-	watched := watcher.Add(filepath.Dir(d.file))
+	file := &watched{name: d.file}
+	unwatched := file.follow(watcher)
 	cfg, err := config.Load(d.file)
 	if err != nil {
 		return err
 	}
-	if watched != nil {
-		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), watched)
+	if unwatched != nil {
+		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), unwatched)
 	}
 	abs, err := filepath.Abs(d.file)
 	if err != nil {
@@ -128,7 +129,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.mapper != nil {
 		go d.mapper.Run(ctx)
 	}
-	err = d.serve(ctx, watcher, paths, metricsPage(d, paths, monitor))
+	err = d.serve(ctx, watcher, file, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
 	lock.leave(stopped)
@@ -149,7 +150,7 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 
 // serve answers the API and follows health, signals and the file until the
 // context ends.
-func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, paths *datapaths, metrics http.Handler) error {
+func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, file *watched, paths *datapaths, metrics http.Handler) error {
 	listener, err := listen(d.socketPath())
 	if err != nil {
 		return err
@@ -165,7 +166,7 @@ func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, paths *da
 	go d.engine.Run(ctx)
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // no supervisor is not an error
 	d.log.Info("ready", "socket", d.socketPath(), "pid", os.Getpid())
-	err = d.watch(ctx, watcher, failed)
+	err = d.watch(ctx, watcher, file, failed)
 	_, _ = sd.SdNotify(false, sd.SdNotifyStopping)
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -175,9 +176,8 @@ func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, paths *da
 	return err
 }
 
-// watch reloads on SIGHUP and when the file changes. Editors and config
-// management replace files by renaming, so the directory is watched.
-func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, failed <-chan error) error {
+// watch reloads on SIGHUP and when the file changes.
+func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, file *watched, failed <-chan error) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
@@ -191,11 +191,18 @@ func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, failed <-
 		case <-hup:
 			d.reloadAndLog(ctx)
 		case ev := <-watcher.Events:
-			if filepath.Clean(ev.Name) == filepath.Clean(d.file) && !ev.Has(fsnotify.Chmod) && !ev.Has(fsnotify.Remove) {
+			changed, err := file.changed(watcher, ev)
+			if changed {
 				settled = time.After(50 * time.Millisecond)
+			}
+			if err != nil {
+				d.log.Warn("watching the file", "file", d.file, "error", err)
 			}
 		case err := <-watcher.Errors:
 			d.log.Warn("watching the file", "file", d.file, "error", err)
+			if errors.Is(err, fsnotify.ErrEventOverflow) { // the file's event may be among those that are lost
+				settled = time.After(50 * time.Millisecond)
+			}
 		case <-settled:
 			settled = nil
 			d.reloadAndLog(ctx)
