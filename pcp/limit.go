@@ -3,6 +3,7 @@
 package pcp
 
 import (
+	"math"
 	"net/netip"
 	"time"
 )
@@ -30,6 +31,7 @@ func subscriber(client netip.Addr) netip.Addr {
 // limiter holds back the sources that ask too often. The zero value is ready.
 type limiter struct {
 	conforms map[netip.Addr]time.Duration // when the source's whole burst is there again
+	full     time.Duration                // until then none of maxSources has been silent for long enough
 }
 
 // allow counts a request of a source and reports whether it is within its limit.
@@ -41,9 +43,15 @@ func (l *limiter) allow(source netip.Addr, now time.Duration) bool {
 	}
 	at, known := l.conforms[source]
 	if !known && len(l.conforms) >= maxSources {
+		if now < l.full {
+			return false // without looking at all of them for each packet of a flood
+		}
+		l.full = math.MaxInt64
 		for a, t := range l.conforms {
 			if t <= now {
 				delete(l.conforms, a)
+			} else {
+				l.full = min(l.full, t)
 			}
 		}
 		if len(l.conforms) >= maxSources {
