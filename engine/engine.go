@@ -270,24 +270,23 @@ func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapsho
 }
 
 // restore puts the snapshots in force back on datapaths that had taken newer ones, and
-// on the one that failed: it may have found out only after its transaction. It must
-// happen even when the caller's context has ended.
-func (e *Engine) restore(datapaths []datapath.Datapath, failed datapath.Datapath) error {
+// on the one that failed: it may have found out only after its transaction, and may have
+// made tables for what it refused. It must happen even when the caller's context has ended.
+func (e *Engine) restore(taken []datapath.Datapath, failed datapath.Datapath) error {
 	var errs []error
-	if e.inForce[failed.Name()] != nil {
-		datapaths = append(slices.Clone(datapaths), failed)
-	}
-	for _, d := range datapaths {
+	for _, d := range append(slices.Clone(taken), failed) {
 		old := e.inForce[d.Name()]
-		if old == nil && e.left[d.Name()] {
+		switch {
+		case old != nil:
+			if _, err := d.Apply(context.Background(), old); err != nil {
+				errs = append(errs, fmt.Errorf("%s: going back to revision %d: %w", d.Name(), old.Revision, err))
+			}
+		case !e.left[d.Name()]:
+			if err := d.Remove(context.Background()); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+			}
+		case d != failed:
 			errs = append(errs, fmt.Errorf("%s has its part of the new rules: those that an earlier daemon left cannot be put back", d.Name()))
-			continue
-		}
-		if old == nil {
-			old = &datapath.Snapshot{Config: &config.Config{}}
-		}
-		if _, err := d.Apply(context.Background(), old); err != nil {
-			errs = append(errs, fmt.Errorf("%s: going back to revision %d: %w", d.Name(), old.Revision, err))
 		}
 	}
 	return errors.Join(errs...)
