@@ -44,6 +44,9 @@ type Options struct {
 // services of four backends take about 4 MiB.
 const maxConfig = 64 << 20
 
+// configTimeout bounds how long it may be on its way.
+const configTimeout = 20 * time.Second
+
 // New returns the handler of the whole API.
 func New(opt Options) http.Handler {
 	mux := http.NewServeMux()
@@ -108,7 +111,7 @@ func ndjson(o *huma.Operation) {
 		Content: map[string]*huma.MediaType{"application/x-ndjson": {}}}}
 }
 
-func bounded(o *huma.Operation) { o.MaxBodyBytes = maxConfig }
+func bounded(o *huma.Operation) { o.MaxBodyBytes, o.BodyReadTimeout = maxConfig, configTimeout }
 
 func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	v := s.opt.Engine.View()
