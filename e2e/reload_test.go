@@ -3,13 +3,17 @@
 package e2e
 
 import (
+	"errors"
 	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -148,5 +152,37 @@ func TestFileAndSignalReload(t *testing.T) {
 	}
 	if err := d.Stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHangupWhileItStarts tells a daemon to reload that still waits for its first probes.
+func TestHangupWhileItStarts(t *testing.T) {
+	gw := labtest.New(t, lab.Balancer()).Node("gateway")
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, []byte("datapath: nftables\nservices:\n  - name: web\n    listen: [{address: 192.0.2.10, ports: [80]}]\n"+
+		"    protocol: tcp\n    mode: dnat\n    check: {type: tcp, interval: 4s, timeout: 3s}\n    backends: [{name: a, address: 10.0.2.250}]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	cmd := gw.Command(t.Context(), binary, "run", "-c", file)
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, patience, "the daemon's lock", func() error { _, err := os.Stat(filepath.Join(gw.StateDir(), "lock")); return err })
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	client := api.NewClient(filepath.Join(gw.StateDir(), "sluice.sock"))
+	labtest.Eventually(t, patience, "the daemon", func() error { _, err := client.Status(t.Context()); return err })
+	labtest.Eventually(t, patience, "the reload", func() error {
+		s, err := client.Status(t.Context())
+		if err == nil && s.Revision < 2 {
+			err = fmt.Errorf("revision %d", s.Revision)
+		}
+		return err
+	})
+	if err := errors.Join(client.Stop(t.Context(), api.Stop{}), cmd.Wait()); err != nil {
+		t.Errorf("%v\n%s", err, log.String())
 	}
 }

@@ -69,7 +69,8 @@ type daemon struct {
 	mapper *pcp.Server // nil on a host without a datapath that makes mappings
 	end    context.CancelFunc
 
-	mu       sync.Mutex // serialises reloads
+	hup      chan os.Signal // SIGHUP, from the start on: one that comes early is a reload too
+	mu       sync.Mutex     // serialises reloads
 	keepOnce sync.Once
 }
 
@@ -78,6 +79,9 @@ func (d *daemon) run(ctx context.Context) error {
 	defer d.end()
 	d.log = d.logger()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a log that nobody reads ends no gateway
+	d.hup = make(chan os.Signal, 1)
+	signal.Notify(d.hup, syscall.SIGHUP)
+	defer signal.Stop(d.hup)
 	// Watching begins before the file is read, so that no change is missed.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -178,9 +182,6 @@ func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, file *wat
 
 // watch reloads on SIGHUP and when the file changes.
 func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, file *watched, failed <-chan error) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	var settled <-chan time.Time // a file is read when its writer has been quiet for a moment
 	for {
 		select {
@@ -188,7 +189,7 @@ func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, file *wat
 			return nil
 		case err := <-failed:
 			return fmt.Errorf("socket %s: %w", d.socketPath(), err)
-		case <-hup:
+		case <-d.hup:
 			d.reloadAndLog(ctx)
 		case ev := <-watcher.Events:
 			changed, err := file.changed(watcher, ev)

@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables/xt"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Forwards counts rules that translate packets which then have to be forwarded.
@@ -165,7 +167,7 @@ func isLocal(addr netip.Addr, local []netip.Addr) bool {
 
 // localAddresses are those of the calling thread's namespace.
 func localAddresses() (local []netip.Addr) {
-	list, err := netlink.AddrList(nil, unix.AF_UNSPEC)
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, unix.AF_UNSPEC) })
 	if err != nil {
 		return nil
 	}

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Live reads the running host.
@@ -169,11 +170,11 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r Namespa
 
 // readLinks reads the interfaces of the calling thread's namespace.
 func readLinks() ([]Link, error) {
-	list, err := netlink.LinkList()
+	list, err := netdev.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
-	qdiscs, _ := netlink.QdiscList(nil)
+	qdiscs, _ := netdev.Whole(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
 	tool, err := openEthtool()
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
@@ -210,7 +211,7 @@ func readLinks() ([]Link, error) {
 // failedNeighbours lists next hops that do not answer.
 func failedNeighbours() (failed []netip.Addr) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := netlink.NeighList(0, family)
+		list, err := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
 		if err != nil {
 			return failed
 		}
@@ -229,7 +230,9 @@ func failedNeighbours() (failed []netip.Addr) {
 func uplinks() int {
 	links := map[int]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		routes, err := netdev.Whole(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			continue
 		}
