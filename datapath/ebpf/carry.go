@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -43,13 +44,14 @@ func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
 
 const withoutEthernet = "has no Ethernet headers, which the ebpf datapath looks for"
 
-// takes returns nil when programs can stand on the interfaces that are named.
+// takes returns nil when programs can stand on the interfaces that are named; "" is none.
 func (d *Datapath) takes(names ...string) error {
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
+	if len(names) == 0 {
+		return nil
+	}
 	return d.inside(func() error {
 		for _, name := range names {
-			if name == "" {
-				continue
-			}
 			if l, err := netlink.LinkByName(name); err == nil && len(l.Attrs().HardwareAddr) != 6 { // one that is to come may have them
 				return fmt.Errorf("interface %s %s", name, withoutEthernet)
 			}

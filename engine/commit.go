@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// commit applies the snapshots of a placement and remembers them.
+func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement) (Applied, error) {
+	if e.stopped {
+		return Applied{}, ErrStopped
+	}
+	e.revision++
+	next := e.snapshots(cfg, plan)
+	applied := Applied{Revision: e.revision, At: time.Now()}
+	order := e.opt.Datapaths
+	if e.config == nil {
+		left, err := e.rehearse(ctx, next)
+		if err != nil {
+			applied.Err, e.lastApply = err, applied
+			return applied, err
+		}
+		if left {
+			order = slices.Clone(order)
+			slices.Reverse(order)
+		}
+	}
+	for i, d := range order {
+		change, err := d.Apply(ctx, next[d.Name()])
+		if err != nil {
+			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
+			if undo := e.restore(order[:i], d); undo != nil {
+				applied.Err = errors.Join(applied.Err, undo)
+			}
+			e.lastApply = applied
+			e.opt.Applied() // what was taken back may have taken mappings along
+			return applied, applied.Err
+		}
+		applied.Changes = append(applied.Changes, change)
+	}
+	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
+	e.lastApply = applied
+	e.opt.Applied()
+	return applied, nil
+}
+
+// rehearse finds out before the first apply whether an earlier daemon has left something
+// in the kernel. That carries traffic and is not known here, so that it could not be
+// put back: all datapaths are asked whether they can do what they are to do before it
+// is touched, and nftables, which takes all or nothing, goes before eBPF.
+func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
+	e.left = map[string]bool{}
+	for _, d := range e.opt.Datapaths {
+		l, ok := d.(interface{ Left() (bool, error) })
+		if !ok {
+			continue
+		}
+		left, err := l.Left()
+		if err != nil {
+			return false, fmt.Errorf("%s: what an earlier daemon left: %w", d.Name(), err)
+		}
+		e.left[d.Name()] = left
+		any = any || left
+	}
+	if !any {
+		return false, nil
+	}
+	for _, d := range e.opt.Datapaths {
+		if _, err := d.Plan(ctx, next[d.Name()]); err != nil {
+			return false, fmt.Errorf("%s: %w", d.Name(), err)
+		}
+	}
+	return true, nil
+}
+
+// restore puts the snapshots in force back on datapaths that had taken newer ones, and
+// on the one that failed: it may have found out only after its transaction, and may have
+// made tables for what it refused. It must happen even when the caller's context has ended.
+func (e *Engine) restore(taken []datapath.Datapath, failed datapath.Datapath) error {
+	var errs []error
+	for _, d := range append(slices.Clone(taken), failed) {
+		old := e.inForce[d.Name()]
+		switch {
+		case old != nil:
+			if _, err := d.Apply(context.Background(), old); err != nil {
+				errs = append(errs, fmt.Errorf("%s: going back to revision %d: %w", d.Name(), old.Revision, err))
+			}
+		case !e.left[d.Name()]:
+			if err := d.Remove(context.Background()); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+			}
+		case d != failed:
+			errs = append(errs, fmt.Errorf("%s has its part of the new rules: those that an earlier daemon left cannot be put back", d.Name()))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+func TestServicesGoToTheFastestThatCarriesThem(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "sctp" {
+			return errRefused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a"), service("sctp", "a")}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(fast.last()); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("ebpf carries %v, want web", got)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"sctp"}) {
+		t.Errorf("nftables carries %v, want sctp", got)
+	}
+	if why := e.View().Services[1].Place.Why["ebpf"]; why != errRefused.Error() {
+		t.Errorf("why not ebpf: %q", why)
+	}
+}
+
+func TestAFirewallRuleThatMustSeeTrafficKeepsItThere(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(kind, _ string) error {
+		if kind == "rule" {
+			return errors.New("the kernel's log is out of reach at XDP")
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a")}, Firewall: config.Firewall{Rules: []config.FirewallRule{{Name: "log", Action: config.ActionLog}}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"web", "log"}) {
+		t.Errorf("nftables carries %v, want web and log", got)
+	}
+	if why := e.View().Services[0].Place.Why["ebpf"]; !strings.Contains(why, "firewall rule log must see the traffic") {
+		t.Errorf("why not ebpf: %q", why)
+	}
+}
+
+func TestADropRuleStandsOnEveryDatapathThatCarriesTraffic(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "sctp" {
+			return errRefused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{Services: []config.Service{service("web", "a"), service("sctp", "a")}, Firewall: config.Firewall{Rules: []config.FirewallRule{{Name: "ban", Action: config.ActionDrop}}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*fake{fast, slow} {
+		if !slices.Contains(names(d.last()), "ban") {
+			t.Errorf("%s lets banned traffic pass", d.name)
+		}
+	}
+}
+
+func TestNATRulesStayTogether(t *testing.T) {
+	fast, slow := pair()
+	fast.refuse = func(_, name string) error {
+		if name == "ftp" {
+			return errRefused
+		}
+		return nil
+	}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	cfg := &config.Config{NAT: []config.NATRule{{Name: "office"}, {Name: "ftp"}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(slow.last()); !slices.Equal(got, []string{"office", "ftp"}) {
+		t.Errorf("nftables carries %v, want both rules", got)
+	}
+	slow.refuse = func(_, name string) error {
+		if name == "v6only" {
+			return errRefused
+		}
+		return nil
+	}
+	cfg = &config.Config{NAT: []config.NATRule{{Name: "v6only"}, {Name: "ftp"}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(names(fast.last()), []string{"v6only"}) || !slices.Equal(names(slow.last()), []string{"ftp"}) {
+		t.Errorf("split: ebpf %v, nftables %v", names(fast.last()), names(slow.last()))
+	}
+}
+
+// TestAnswersReachTheirDatapath: what is met first leaves the answers of servers to the datapath
+// that waits for them.
+func TestAnswersReachTheirDatapath(t *testing.T) {
+	office := config.NATRule{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}
+	pooled := office
+	pooled.Type, pooled.Source = config.NATSNAT, []netip.Prefix{netip.MustParsePrefix("10.0.9.0/24")}
+	pooled.To.Addresses = []config.AddressRange{{First: netip.MustParseAddr("192.0.2.10"), Last: netip.MustParseAddr("192.0.2.11")}}
+	ftp := config.NATRule{Name: "ftp", Type: config.NATPortForward, Listen: &config.Listen{Address: netip.MustParseAddr("192.0.2.9")}, To: config.Target{Address: netip.MustParseAddr("10.0.2.3"), Port: 21}}
+	six := config.NATRule{Name: "v6only", Type: config.NATNAT64}
+	served := func(name string, mode config.Mode, addr string) []config.Service {
+		s := service(name, "a")
+		s.Mode, s.Backends[0].Address = mode, netip.MustParseAddr(addr)
+		return []config.Service{s}
+	}
+	for name, c := range map[string]struct {
+		cfg     config.Config
+		want    string // of office
+		warning string
+	}{
+		"a server behind the rule": {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "nftables", ""},
+		"a server elsewhere":       {config.Config{Services: served("marked", config.ModeDNAT, "10.9.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"answers to a pool":        {config.Config{Services: served("marked", config.ModeFullNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"the rule's own address":   {config.Config{Services: served("marked", config.ModeFullNAT, "10.0.2.2"), NAT: []config.NATRule{pooled}}, "nftables", ""},
+		"on the same datapath":     {config.Config{Services: served("web", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "ebpf", ""},
+		"beside a rule of ebpf's":  {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{six, office}}, "nftables", ""},
+		"a port-forward":           {config.Config{NAT: []config.NATRule{six, office, ftp}}, "nftables", ""},
+		"no other place": {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{{Name: "office", Type: config.NATSNAT, Datapath: config.DatapathEBPF}}},
+			"ebpf", "nat rule office is on ebpf, but service marked is on nftables: answers of 10.0.2.2 may be taken before they get there; put both on one datapath"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fast, slow := pair()
+			fast.refuse = func(_, name string) error {
+				if name == "marked" || name == "ftp" {
+					return errRefused
+				}
+				return nil
+			}
+			slow.refuse = func(_, name string) error {
+				if name == "v6only" {
+					return errRefused
+				}
+				return nil
+			}
+			e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+			if _, err := e.Apply(t.Context(), &c.cfg); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range []*fake{fast, slow} {
+				if slices.Contains(names(d.last()), "office") != (d.name == c.want) {
+					t.Errorf("%s carries %v, want office on %s", d.name, names(d.last()), c.want)
+				}
+			}
+			if got := strings.Join(e.View().Warnings, "\n"); got != c.warning {
+				t.Errorf("warnings: %q", got)
+			}
+		})
+	}
+}
