@@ -47,13 +47,22 @@ static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 	return slot_at((table >> 32) + ((__u64)hash * (__u32)table >> 32));
 }
 
-// The next hop that the backend's packets took last, while it is fresh.
-static __always_inline struct hop *direct_hop(const struct backend_hop *b)
+// The next hop at a place, while it is fresh.
+static __always_inline struct hop *direct_hop(__u64 way)
 {
-	__u64 way = *(volatile __u64 *)&b->way;
 	struct hop *h = hop_remembered(way >> 32, way);
 
 	return h && hop_fresh(h, now_ticks()) ? h : (void *)0;
+}
+
+// TTL is the high byte of its word: one less is one more of the header's checksum,
+// whose carry goes round (RFC 1624).
+static __always_inline void direct_age(struct iphdr *ip)
+{
+	__u32 check = ip->check + bpf_htons(0x0100);
+
+	ip->ttl--;
+	ip->check = check + (check >= 0xffff);
 }
 
 // mode stateless: destination, port and checksums as xdp_rewrite makes them.
@@ -99,8 +108,8 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 {
 	struct work *w;
 
-	count_stateless(backend, bytes);
-	count(FAMILY_4, ACTION_FORWARD, REASON_STATELESS);
+	tally(backend, bytes);
+	count_one(FAMILY_4, ACTION_FORWARD, REASON_STATELESS);
 	if (!observed)
 		return;
 	w = the_work();
@@ -115,13 +124,31 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 struct straight {
 	struct iphdr *ip;
 	struct ports *ports;
-	struct direct *listener;
-	struct backend *backend;
-	struct backend_hop *way;
+	struct backend *backend; // not in mode dsr
 	struct hop *hop;
+	__u64 way;
 	__u32 id;     // backend
 	__u32 length; // of the packet
+	__be32 source; // of the outer header
+	__u8 mode;
 };
+
+// What the mode of a packet's service asks for. False: the long way.
+static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way, __u32 *grow)
+{
+	__u32 id = s->id;
+
+	if (d->mode == MODE_DSR)
+		return true;
+	s->backend = bpf_map_lookup_elem(&backends, &id);
+	if (!s->backend)
+		return false;
+	if (d->mode != MODE_TUNNEL)
+		return true;
+	s->source = way->source;
+	*grow = sizeof(struct iphdr);
+	return d->encap == ENCAP_IPIP && s->backend->family == FAMILY_4 && s->source;
+}
 
 // Finds all of it, or false for the long way. frame_len: bytes of the whole frame,
 // of which TC may have only the first in one piece.
@@ -129,7 +156,8 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 {
 	struct iphdr *ip = data + ETH_HLEN;
 	struct ports *ports = (void *)(ip + 1);
-	__u32 header, grow = 0;
+	struct backend_hop *way;
+	__u32 header, id, grow = 0;
 	struct direct *d;
 
 	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
@@ -142,27 +170,19 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 || s->length < sizeof(*ip) + header ||
 	    ETH_HLEN + s->length > frame_len || (void *)ports + header > end)
 		return false;
-	s->id = direct_backend(d->service, direct_hash(ip, ports, d->scheduler));
-	s->backend = bpf_map_lookup_elem(&backends, &s->id);
-	s->way = bpf_map_lookup_elem(&backend_hops, &s->id);
-	if (!s->backend || !s->way)
+	id = direct_backend(d->service, direct_hash(ip, ports, d->scheduler));
+	way = bpf_map_lookup_elem(&backend_hops, &id);
+	if (!way)
 		return false;
-	if (d->mode == MODE_TUNNEL) {
-		if (d->encap != ENCAP_IPIP || s->backend->family != FAMILY_4 || !s->way->source)
-			return false;
-		grow = sizeof(*ip);
-	}
+	s->id = id;
 	s->ip = ip;
 	s->ports = ports;
-	s->listener = d;
+	s->mode = d->mode;
+	s->way = *(volatile __u64 *)&way->way;
+	if (!direct_mode(s, d, way, &grow))
+		return false;
 	s->hop = direct_hop(s->way);
 	return s->hop && s->length + grow <= s->hop->mtu;
-}
-
-static __always_inline void direct_age(struct iphdr *ip)
-{
-	ip->ttl--;
-	ip->check = check_after(ip->check, (__u16)~bpf_htons(0x0100));
 }
 
 // Frames of their own: Linux 6.1 adds up the stacks of all that is called from one.
@@ -174,13 +194,13 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 
 	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex))
 		return NOT_DIRECT;
-	wrap = s.listener->mode == MODE_TUNNEL;
-	if (s.listener->mode == MODE_STATELESS && !direct_rewrite(s.ip, s.ports, end, s.backend))
+	wrap = s.mode == MODE_TUNNEL;
+	if (s.mode == MODE_STATELESS && !direct_rewrite(s.ip, s.ports, end, s.backend))
 		return NOT_DIRECT;
 	direct_age(s.ip);
-	direct_count(s.id, s.length, s.way->way >> 32);
+	direct_count(s.id, s.length, s.way >> 32);
 	if (wrap && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
-		     !direct_wrap(ctx, s.backend, s.way->source, s.length, true)))
+		     !direct_wrap(ctx, s.backend, s.source, s.length, true)))
 		return XDP_ABORTED;
 	return xdp_send(ctx, s.hop);
 }
@@ -213,15 +233,15 @@ static __noinline int tc_direct(struct __sk_buff *ctx)
 
 	if (ctx->gso_size || !straight_of(&s, data, end, ctx->len, ctx->ingress_ifindex))
 		return NOT_DIRECT;
-	wrap = s.listener->mode == MODE_TUNNEL;
-	direct_count(s.id, s.length, s.way->way >> 32);
-	if (s.listener->mode != MODE_STATELESS)
+	wrap = s.mode == MODE_TUNNEL;
+	direct_count(s.id, s.length, s.way >> 32);
+	if (s.mode != MODE_STATELESS)
 		direct_age(s.ip);
 	else if (tc_direct_rewrite(ctx, &s) != REASON_NONE)
 		return TC_ACT_SHOT;
 	if (wrap && (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
 					 BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
-		     !direct_wrap(ctx, s.backend, s.way->source, s.length, false)))
+		     !direct_wrap(ctx, s.backend, s.source, s.length, false)))
 		return TC_ACT_SHOT;
 	return tc_send(ctx, s.hop);
 }

@@ -12,16 +12,19 @@
 
 _Static_assert(REASON_COUNT <= REASONS_STRIDE, "counters have room for every reason");
 
-static __always_inline void count(__u32 family, __u32 action, __u32 reason)
+static __always_inline void count_one(__u32 family, __u32 action, __u32 reason)
 {
 	__u32 at = (family * 3 + action) * REASONS_STRIDE + reason;
-	__u64 *n;
+	__u64 *n = bpf_map_lookup_elem(&reasons, &at);
 
-	if (dry_run)
-		return;
-	n = bpf_map_lookup_elem(&reasons, &at);
 	if (n)
 		(*n)++;
+}
+
+static __always_inline void count(__u32 family, __u32 action, __u32 reason)
+{
+	if (!dry_run)
+		count_one(family, action, reason);
 }
 
 // Asks user space to resolve the neighbour that the routing table has named.

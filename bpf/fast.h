@@ -88,7 +88,7 @@ static __always_inline void fast_count(const struct settled *s, const bool v6)
 {
 	struct work *w;
 
-	count(v6 ? FAMILY_6 : FAMILY_4, ACTION_FORWARD, REASON_FLOW);
+	count_one(v6 ? FAMILY_6 : FAMILY_4, ACTION_FORWARD, REASON_FLOW);
 	if (!observed)
 		return;
 	w = the_work();

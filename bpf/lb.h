@@ -238,15 +238,21 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 	plan->to.l4_proto = proto_in(p->tuple.l4_proto, b->family);
 }
 
-// Counts a packet that keeps no flow.
-static __always_inline void count_stateless(__u32 backend, __u32 bytes)
+static __always_inline void tally(__u32 backend, __u32 bytes)
 {
 	struct tally *t = bpf_map_lookup_elem(&tallies, &backend);
 
-	if (dry_run || !t || !bytes) // none: an error's quotation
+	if (!t)
 		return;
 	t->packets++;
 	t->bytes += bytes;
+}
+
+// Counts a packet that keeps no flow.
+static __always_inline void count_stateless(__u32 backend, __u32 bytes)
+{
+	if (!dry_run && bytes) // none: an error's quotation
+		tally(backend, bytes);
 }
 
 static __always_inline bool by_hash(const struct service *s)

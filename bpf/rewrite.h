@@ -196,10 +196,10 @@ static __always_inline void write_ip(void *l3, const struct plan *plan, __u64 ad
 	ip->check = check_after(ip->check, addrs + (__u16)~bpf_htons(0x0100));
 }
 
-static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *p, const struct plan *plan,
-				       const bool v6)
+// Rewrites a packet whose sums all stand in its headers.
+static __always_inline int rewrite_headers(void *data, void *end, const struct packet *p, const struct plan *plan,
+					   const bool v6)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	void *l3 = data + ETH_HLEN, *l4 = data + (p->l4_off & 0x7ff);
 	struct deltas d;
 	__u16 *check;
@@ -240,6 +240,28 @@ static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *
 	return REASON_NONE;
 }
 
+static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *p, const struct plan *plan,
+				       const bool v6)
+{
+	return rewrite_headers((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, plan, v6);
+}
+
+#define SUMMED_ELSEWHERE 2 // CHECKSUM_COMPLETE, and CHECKSUM_PARTIAL: linux/skbuff.h
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; // Linux 6.2
+
+// Whether the sum of a packet stands in its transport header alone, complete: then it
+// is rewritten there as XDP does it, without helpers.
+static __always_inline bool summed_in_header(struct __sk_buff *ctx)
+{
+	__u8 *summed;
+
+	if (!summed_at)
+		return false;
+	summed = bpf_cast_to_kern_ctx(ctx);
+	return (summed[summed_at / 8] >> summed_at % 8 & 3) < SUMMED_ELSEWHERE;
+}
+
 static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan,
 				      const bool v6)
 {
@@ -248,6 +270,8 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 	bool icmp = is_icmp(p->tuple.l4_proto), no_l4 = plan->flags & PLAN_NO_L4;
 	struct deltas d;
 
+	if (summed_in_header(ctx))
+		return rewrite_headers(data, end, p, plan, v6);
 	if (l3 + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end)
 		return REASON_INTERNAL;
 	deltas_of(&d, p, plan, v6);

@@ -357,7 +357,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
-		"lowest_ipv6_mtu": s.LowestIPv6MTU, "observed": t.observed, "straight_off": t.fullPath,
+		"lowest_ipv6_mtu": s.LowestIPv6MTU, "summed_at": summedAt(), "observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

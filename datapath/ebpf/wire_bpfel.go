@@ -1075,6 +1075,7 @@ const (
 	wireVarObserved             = "observed"
 	wireVarRuleCount            = "rule_count"
 	wireVarStraightOff          = "straight_off"
+	wireVarSummedAt             = "summed_at"
 	wireVarSweepMs              = "sweep_ms"
 	wireVarTimeoutEstablished   = "timeout_established"
 	wireVarTimeoutIcmp          = "timeout_icmp"
@@ -1250,6 +1251,7 @@ type wireVariableSpecs struct {
 	Observed             *ebpf.VariableSpec `ebpf:"observed"`
 	RuleCount            *ebpf.VariableSpec `ebpf:"rule_count"`
 	StraightOff          *ebpf.VariableSpec `ebpf:"straight_off"`
+	SummedAt             *ebpf.VariableSpec `ebpf:"summed_at"`
 	SweepMs              *ebpf.VariableSpec `ebpf:"sweep_ms"`
 	TimeoutEstablished   *ebpf.VariableSpec `ebpf:"timeout_established"`
 	TimeoutIcmp          *ebpf.VariableSpec `ebpf:"timeout_icmp"`
@@ -1442,6 +1444,7 @@ type wireVariables struct {
 	Observed             *ebpf.Variable `ebpf:"observed"`
 	RuleCount            *ebpf.Variable `ebpf:"rule_count"`
 	StraightOff          *ebpf.Variable `ebpf:"straight_off"`
+	SummedAt             *ebpf.Variable `ebpf:"summed_at"`
 	SweepMs              *ebpf.Variable `ebpf:"sweep_ms"`
 	TimeoutEstablished   *ebpf.Variable `ebpf:"timeout_established"`
 	TimeoutIcmp          *ebpf.Variable `ebpf:"timeout_icmp"`
