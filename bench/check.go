@@ -16,6 +16,9 @@ import (
 // Checked is a comparison with an earlier run of the suite.
 type Checked struct {
 	Against string `json:"against"` // file of the earlier run
+	// Machine of the earlier run where it was another one: what moved may be the
+	// machine's part of the ratios.
+	Machine string `json:"machine,omitempty"`
 	// Compared figures; those that only one run has are not.
 	Compared int    `json:"compared"`
 	Moves    []Move `json:"moves"`
@@ -53,6 +56,9 @@ const checkFloor = 0.05
 // of the yardstick (Cell.Relative), so that a faster or slower machine cancels out.
 func (r *Result) Compare(then *Result, path string) {
 	r.Check = &Checked{Against: path, Moves: []Move{}}
+	if !r.Environment.sameMachine(then.Environment) {
+		r.Check.Machine = then.Environment.cpu()
+	}
 	for i := range r.Rows {
 		for _, point := range slices.Sorted(maps.Keys(r.Rows[i].Absent)) {
 			why := r.Rows[i].Absent[point]
@@ -106,6 +112,9 @@ func (r *Result) lowerIsBetter(metric string) bool {
 }
 
 func (c *Checked) write(w io.Writer) error {
+	if c.Machine != "" {
+		fmt.Fprintf(w, "\n%s was measured on another machine (%s): what moved may be the machine's part\n", c.Against, c.Machine)
+	}
 	for _, f := range c.Failed {
 		fmt.Fprintf(w, "\nmeasured in %s, and not now: %s\n", c.Against, f)
 	}

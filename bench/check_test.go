@@ -53,3 +53,16 @@ func TestCheckOfWhatIsGone(t *testing.T) {
 		t.Errorf("the page does not say so:\n%s", text.String())
 	}
 }
+
+// TestCheckAgainstAnotherMachine says so: ratios move there without a change of the program.
+func TestCheckAgainstAnotherMachine(t *testing.T) {
+	then, now := run(t, fixed(4, 2)), run(t, fixed(4, 2))
+	for machine, says := range map[string]bool{now.Environment.Machine: false, "Z80": true} {
+		then.Environment.Machine = machine
+		now.Compare(then, "then.json")
+		var text bytes.Buffer
+		if now.Check.write(&text); strings.Contains(text.String(), "another machine (Z80") != says || (now.Check.Machine != "") != says {
+			t.Errorf("%s: %+v\n%s", machine, now.Check, text.String())
+		}
+	}
+}

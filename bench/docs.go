@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,41 +17,38 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// WriteDocs renders the committed results of every suite as one Markdown page
-// and a chart beside each result. The results are in dir as SUITE.json; suites
-// without one are named at the end.
+// WriteDocs renders the committed results of every suite as one Markdown page and a
+// chart beside each result that is shown row by row. The results of the main machine
+// are in dir as SUITE.json, those of others in a subdirectory each; suites without
+// any are named at the end. Where a ratio wants words that nobody wrote, the page says so
+// and the error names all of them.
 func WriteDocs(dir, page string) error {
-	var b bytes.Buffer
-	b.WriteString(docsHead)
-	explained, err := readExplanations(dir)
+	machines, err := readMachines(dir)
 	if err != nil {
 		return err
 	}
+	link, err := filepath.Rel(filepath.Dir(page), dir)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	b.WriteString(docsHead)
+	writeMachines(&b, machines)
 	var missing []Suite
-	var machine string
+	var unexplained []error
 	for _, s := range Suites() {
-		r, err := Load(filepath.Join(dir, s.Name+".json"))
-		if errors.Is(err, fs.ErrNotExist) {
+		runs := runsOf(s, machines)
+		if len(runs) == 0 {
 			missing = append(missing, s)
 			continue
 		}
-		if err != nil {
+		chart := filepath.Join(dir, runs[0].machine.dir, s.Name+".svg")
+		if err := os.WriteFile(chart, runs[0].Chart(), 0o644); err != nil {
 			return err
 		}
-		r.summarize(s) // what is compared may be newer than the repetitions
-		if m := r.Environment.describe(); m != machine {
-			machine = m
-			b.WriteString(m)
+		for _, what := range writeSection(&b, s, filepath.ToSlash(link), runs) {
+			unexplained = append(unexplained, fmt.Errorf("%s: %s: not explained in explained.yaml", s.Name, what))
 		}
-		chart := filepath.Join(dir, s.Name+".svg")
-		if err := os.WriteFile(chart, r.Chart(), 0o644); err != nil {
-			return err
-		}
-		link, err := filepath.Rel(filepath.Dir(page), dir)
-		if err != nil {
-			return err
-		}
-		r.writeSection(&b, s, filepath.ToSlash(link), explained[s.Name])
 	}
 	if len(missing) > 0 {
 		b.WriteString("## Not measured yet\n\n")
@@ -59,7 +56,7 @@ func WriteDocs(dir, page string) error {
 			fmt.Fprintf(&b, "- `sluice bench %s`: %s\n", s.Name, s.Title)
 		}
 	}
-	return os.WriteFile(page, b.Bytes(), 0o644)
+	return errors.Join(append(unexplained, os.WriteFile(page, b.Bytes(), 0o644))...)
 }
 
 const docsHead = `# Benchmarks
@@ -70,8 +67,11 @@ single repetition. To measure again, as root on a quiet machine:
     sluice bench SUITE --save bench/results/SUITE.json
     make bench-docs
 
-A ratio that differs from the published one by more than a fifth is explained under its table, from profiles that lie beside the
-results. They are taken, and the text is kept, so:
+Results of other machines lie in directories of their own there, each with a column in the tables of ratios: what differs between
+them belongs to the machine, what does not to the program.
+
+A ratio that differs from the published one by more than a fifth, or misses what Sluice was to reach, is explained under its table,
+from profiles that lie beside the results. They are taken, and the text is kept, so:
 
     sluice bench SUITE --rows ROW --reps 1 --seconds 3 --profile bench/results
     $EDITOR bench/results/explained.yaml
@@ -91,63 +91,34 @@ applications of a real host; days of traffic.
 
 `
 
-// describe renders what a reader must know of the machine.
-func (e Environment) describe() string {
-	s := fmt.Sprintf("## Machine\n\n| | |\n|---|---|\n| CPU | %s, %d CPUs%s |\n| memory | %.1f GiB |\n| kernel | %s |\n| clock | %s |\n",
-		e.Machine, e.CPUs, virtual(e.Virtual), float64(e.MemoryBytes)/(1<<30), e.Kernel, e.Clock)
-	for _, k := range slices.Sorted(maps.Keys(e.Mitigations)) {
-		s += fmt.Sprintf("| mitigation: %s | %s |\n", k, e.Mitigations[k])
-	}
-	for _, k := range slices.Sorted(maps.Keys(e.Sysctls)) {
-		if k == "net.netfilter.nf_conntrack_max" {
-			continue // the suites set it as they need it
-		}
-		s += fmt.Sprintf("| %s | %s |\n", k, e.Sysctls[k])
-	}
-	for _, k := range slices.Sorted(maps.Keys(e.Versions)) {
-		s += fmt.Sprintf("| %s | %s |\n", k, e.Versions[k])
-	}
-	return s + "\n"
-}
-
-func virtual(product string) string {
-	if product == "" {
-		return ""
-	}
-	return " (" + product + ")"
-}
-
 // explainBeyond is how far a ratio may be from the published one without words.
 const explainBeyond = 0.20
 
-func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string, explained map[string]explanation) {
+// wantsWords is whether a ratio is to be explained.
+func (q Ratio) wantsWords() bool {
+	if q.Aim {
+		return q.Missed
+	}
+	return math.Abs(q.OfRatios-1) > explainBeyond
+}
+
+// writeSection renders a suite: the first run row by row, the ratios of all. It
+// returns those that nobody has explained.
+func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (unexplained []string) {
 	fmt.Fprintf(b, "## %s: %s\n\n%s\n\n", s.Name, s.Title, s.About)
 	if s.Reproduces != "" {
 		fmt.Fprintf(b, "Stands beside %s.\n\n", s.Reproduces)
 	}
-	r.WriteMarkdown(b)
-	for _, q := range r.Ratios {
-		why, far := explained[q.What], math.Abs(q.OfRatios-1) > explainBeyond
-		if q.Aim {
-			far = far && q.Missed
-		}
-		switch {
-		case why.Why == "" && far:
-			fmt.Fprintf(b, "\n**%s is %s here and %s there: not explained yet.**\n", q.What, ratio(q.Ours), ratio(q.Published))
-			continue
-		case !far && !(q.Missed && why.Why != ""):
-			continue
-		case q.Aim:
-			fmt.Fprintf(b, "\n**Why %s is %s and not %s:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
-		default:
-			fmt.Fprintf(b, "\n**Why %s is %s here and %s there:** %s", q.What, ratio(q.Ours), ratio(q.Published), strings.TrimSpace(why.Why))
-		}
-		for i, p := range why.Profiles {
-			fmt.Fprintf(b, "%s[%s](%s/%s)", map[bool]string{true: " Profiles: ", false: ", "}[i == 0], p, link, p)
-		}
-		b.WriteString("\n")
+	if on := runs[0].on(); on != "" {
+		fmt.Fprintf(b, "Rows measured%s:\n\n", on)
 	}
-	fmt.Fprintf(b, "\n![%s](%s/%s.svg)\n\n", s.Title, link, s.Name)
+	writeMarkdown(b, runs)
+	for _, q := range allRatios(runs) {
+		if !writeWhy(b, q.What, link, runs) {
+			unexplained = append(unexplained, q.What)
+		}
+	}
+	fmt.Fprintf(b, "\n![%s](%s.svg)\n\n", s.Title, path.Join(link, runs[0].machine.dir, s.Name))
 	if len(s.NotShown) > 0 {
 		b.WriteString("What it does not show:\n\n")
 		for _, n := range s.NotShown {
@@ -155,8 +126,65 @@ func (r *Result) writeSection(b *bytes.Buffer, s Suite, link string, explained m
 		}
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(b, "Measured %s at commit %s by `sluice bench %s --reps %d --seconds %g`; raw: [%s.json](%s/%s.json).\n\n",
-		r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, s.Name, link, s.Name)
+	for _, r := range runs {
+		file := path.Join(r.machine.dir, s.Name+".json")
+		fmt.Fprintf(b, "Measured%s %s at commit %s by `sluice bench %s --reps %d --seconds %g`; raw: [%s](%s).\n\n",
+			r.on(), r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, file, path.Join(link, file))
+	}
+	return unexplained
+}
+
+// writeWhy explains a ratio where it wants words, once for all machines that
+// share them. It returns false when they are not there.
+func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained bool) {
+	explained = true
+	told := map[*explanation]bool{}
+	for _, r := range runs {
+		q := r.ratio(what)
+		if q == nil || !q.wantsWords() {
+			continue
+		}
+		why := r.why(what)
+		if why == nil {
+			explained = false
+			fmt.Fprintf(b, "\n**%s is %s%s: not explained yet.**\n", what, figureOn(q, r), beside(q))
+			continue
+		}
+		if told[why] {
+			continue
+		}
+		told[why] = true
+		var figures []string
+		for _, o := range runs {
+			if q := o.ratio(what); q != nil && q.wantsWords() && o.why(what) == why {
+				figures = append(figures, figureOn(q, o))
+			}
+		}
+		fmt.Fprintf(b, "\n**Why %s is %s%s:** %s", what, strings.Join(figures, ", "), beside(q), strings.TrimSpace(why.Why))
+		for i, p := range why.Profiles {
+			file := path.Join(why.dir, p)
+			fmt.Fprintf(b, "%s[%s](%s)", map[bool]string{true: " Profiles: ", false: ", "}[i == 0], file, path.Join(link, file))
+		}
+		b.WriteString("\n")
+	}
+	return explained
+}
+
+// figureOn is a ratio and where it was measured.
+func figureOn(q *Ratio, r machineRun) string {
+	on := r.on()
+	if on == "" && !q.Aim {
+		on = " here"
+	}
+	return q.figure() + on
+}
+
+// beside is what a ratio stands beside.
+func beside(q *Ratio) string {
+	if q.Aim {
+		return " and not " + ratio(q.Published)
+	}
+	return " and " + ratio(q.Published) + " there"
 }
 
 // explanation says why a ratio differs from the published one.
@@ -165,34 +193,40 @@ type explanation struct {
 	// Profiles are files beside the results that show it: folded stacks, as sluice
 	// profile writes them.
 	Profiles []string `yaml:"profiles,omitempty"`
+
+	dir string // of the machine, as machine.dir
 }
 
-// readExplanations reads explained.yaml: by suite and by the ratio's name. None is no error.
-func readExplanations(dir string) (map[string]map[string]explanation, error) {
-	path := filepath.Join(dir, "explained.yaml")
-	b, err := os.ReadFile(path)
+// readExplanations reads a machine's explained.yaml: by suite and by the ratio's name. None is no error.
+func readExplanations(root, dir string) (map[string]map[string]*explanation, error) {
+	file := filepath.Join(root, dir, "explained.yaml")
+	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var all map[string]map[string]explanation
+	var all map[string]map[string]*explanation
 	if err := yaml.UnmarshalWithOptions(b, &all, yaml.Strict()); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	for suite, ratios := range all {
 		s, err := Find(suite)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		for what, e := range ratios {
 			if !slices.ContainsFunc(s.Comparisons, func(c Comparison) bool { return c.What == what }) {
-				return nil, fmt.Errorf("%s: suite %s has no ratio %q", path, suite, what)
+				return nil, fmt.Errorf("%s: suite %s has no ratio %q", file, suite, what)
 			}
+			if e == nil || strings.TrimSpace(e.Why) == "" {
+				return nil, fmt.Errorf("%s: %s: %q: no words", file, suite, what)
+			}
+			e.dir = dir
 			for _, p := range e.Profiles {
-				if _, err := os.Stat(filepath.Join(dir, p)); err != nil {
-					return nil, fmt.Errorf("%s: %s: %q: %w", path, suite, what, err)
+				if _, err := os.Stat(filepath.Join(root, dir, p)); err != nil {
+					return nil, fmt.Errorf("%s: %s: %q: %w", file, suite, what, err)
 				}
 			}
 		}

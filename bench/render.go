@@ -143,9 +143,18 @@ func (r *Result) ratioTable() *table.Table {
 
 func (q Ratio) ours() string {
 	if q.Noisy {
-		return "~" + ratio(q.Ours)
+		return "~" + q.figure()
 	}
-	return ratio(q.Ours)
+	return q.figure()
+}
+
+// figure has as many digits as tell a miss from what was to be reached.
+func (q Ratio) figure() string {
+	s := ratio(q.Ours)
+	for digits := 3; q.Missed && digits < 6 && s == fmt.Sprintf("%.*f", digits-1, q.Published); digits++ {
+		s = fmt.Sprintf("%.*f", digits, q.Ours)
+	}
+	return s
 }
 
 func (q Ratio) source() string {
@@ -162,14 +171,24 @@ func ratio(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// writeRemarks lists absent rows and notes.
+// remark is what is said of rows: where, and what.
+type remark struct{ where, text string }
+
+// writeRemarks lists absent rows and notes, those that share a remark in one line.
 func (r *Result) writeRemarks(w io.Writer, indent string) {
-	var lines []string
+	var order []remark
+	rows := map[remark][]*ResultRow{}
+	say := func(row *ResultRow, said remark) {
+		if rows[said] == nil {
+			order = append(order, said)
+		}
+		rows[said] = append(rows[said], row)
+	}
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		why := map[string][]string{}
 		for _, p := range slices.Sorted(maps.Keys(row.Absent)) {
-			text := "not measured: " + row.Absent[p]
+			text := notMeasured + row.Absent[p]
 			if r.measured(row.Name, p) {
 				text = "not in every repetition: " + row.Absent[p]
 			}
@@ -180,22 +199,51 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 			if len(why[text]) < len(r.Points) {
 				where = " (" + strings.Join(why[text], ", ") + ")"
 			}
-			lines = append(lines, fmt.Sprintf("%s%s: %s", row.Name, where, text))
+			say(row, remark{where, text})
 		}
 		for _, n := range row.Notes {
-			lines = append(lines, row.Name+": "+n)
+			say(row, remark{"", n})
 		}
 	}
-	if len(lines) > 0 {
+	if len(order) > 0 {
 		fmt.Fprintln(w)
 	}
-	for _, l := range lines {
-		fmt.Fprintln(w, indent+l)
+	for _, said := range order {
+		fmt.Fprintf(w, "%s%s%s: %s\n", indent, said.whose(rows[said]), said.where, said.text)
 	}
+}
+
+const (
+	notMeasured = "not measured: "
+	namedRows   = 4 // in one remark; more are counted, where the table shows which
+)
+
+// whose names the rows, or counts them where many stand in the table without a figure.
+func (said remark) whose(rows []*ResultRow) string {
+	shown := !slices.ContainsFunc(rows, func(row *ResultRow) bool { return len(row.Cells) == 0 })
+	if len(rows) > namedRows && shown && strings.HasPrefix(said.text, notMeasured) {
+		return fmt.Sprintf("%d rows", len(rows))
+	}
+	var names []string
+	for _, row := range rows {
+		names = append(names, row.Name)
+	}
+	return strings.Join(names, "; ")
 }
 
 // WriteMarkdown prints the result for the documentation.
 func (r *Result) WriteMarkdown(w io.Writer) {
+	writeMarkdown(w, []machineRun{{Result: r}})
+	if r.Check != nil {
+		var text bytes.Buffer
+		r.Check.write(&text) // into memory
+		fmt.Fprintf(w, "\n```\n%s```\n", strings.TrimLeft(text.String(), "\n"))
+	}
+}
+
+// writeMarkdown prints the rows of the first run, and the ratios and the noise of all.
+func writeMarkdown(w io.Writer, runs []machineRun) {
+	r := runs[0]
 	columns := r.columns()
 	fmt.Fprint(w, "| row |")
 	for _, c := range columns {
@@ -218,19 +266,52 @@ func (r *Result) WriteMarkdown(w io.Writer) {
 		fmt.Fprintln(w)
 	}
 	fmt.Fprintf(w, "\n%s\n", r.legend())
-	if len(r.Ratios) > 0 {
-		fmt.Fprint(w, "\n| ratio | here | published | ratio of ratios | source |\n|---|---:|---:|---:|---|\n")
-		for _, q := range r.Ratios {
-			fmt.Fprintf(w, "| %s | %s | %s | %.2f | %s |\n", q.What, q.ours(), ratio(q.Published), q.OfRatios, q.source())
+	writeRatios(w, runs)
+	r.writeRemarks(w, "- ")
+	for _, r := range runs {
+		for _, n := range r.Noise {
+			fmt.Fprintf(w, "\n**Noisy run%s:** %s.\n", r.on(), n)
 		}
 	}
-	r.writeRemarks(w, "- ")
-	for _, n := range r.Noise {
-		fmt.Fprintf(w, "\n**Noisy run:** %s.\n", n)
+}
+
+// writeRatios prints the ratios of all runs as one table.
+func writeRatios(w io.Writer, runs []machineRun) {
+	all := allRatios(runs)
+	if len(all) == 0 {
+		return
 	}
-	if r.Check != nil {
-		var text bytes.Buffer
-		r.Check.write(&text) // into memory
-		fmt.Fprintf(w, "\n```\n%s```\n", strings.TrimLeft(text.String(), "\n"))
+	here, of := "", ""
+	for _, r := range runs {
+		here += " here" + r.on() + " |"
+		of += " ratio of ratios" + r.on() + " |"
+	}
+	lines := strings.Repeat("---:|", len(runs))
+	fmt.Fprintf(w, "\n| ratio |%s published |%s source |\n|---|%s---:|%s---|\n", here, of, lines, lines)
+	for _, q := range all {
+		here, of = "", ""
+		var missed []string
+		measured := 0
+		for _, r := range runs {
+			o := r.ratio(q.What)
+			if o == nil {
+				here, of = here+" - |", of+" - |"
+				continue
+			}
+			measured++
+			here += " " + o.ours() + " |"
+			of += fmt.Sprintf(" %.2f |", o.OfRatios)
+			if o.Missed {
+				missed = append(missed, r.on())
+			}
+		}
+		source := q.Source
+		switch {
+		case len(missed) == measured:
+			source += ": missed"
+		case len(missed) > 0:
+			source += ": missed" + strings.Join(missed, ",")
+		}
+		fmt.Fprintf(w, "| %s |%s %s |%s %s |\n", q.What, here, ratio(q.Published), of, source)
 	}
 }

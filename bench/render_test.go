@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// TestRemarks: what is said of many rows stands in one line. Rows that stand in the table
+// without a figure are counted, others named.
+func TestRemarks(t *testing.T) {
+	s := fixed(4, 2)
+	for _, name := range []string{"b", "c", "d", "e"} {
+		row := s.Rows[3]
+		row.Name = name
+		s.Rows = append(s.Rows, row)
+	}
+	remarks := func() string {
+		var b bytes.Buffer
+		run(t, s).WriteMarkdown(&b)
+		return b.String()
+	}
+	if got, want := remarks(), "\n- 5 rows (a): not measured: the moon is full\n"; !strings.Contains(got, want) {
+		t.Errorf("%q is missing in\n%s", want, got)
+	}
+	s.Rows[4].Run = s.Rows[2].Run // b has no figure at all
+	if got, want := remarks(), "\n- absent; b; c; d; e (a): not measured: the moon is full\n"; !strings.Contains(got, want) {
+		t.Errorf("%q is missing in\n%s", want, got)
+	}
+}
