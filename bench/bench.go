@@ -149,9 +149,10 @@ type Trial struct {
 	away      bool       // packets of that were handled by another CPU
 	disturbed bool       // so were some of a value that is reported
 
-	profile  string // file that folded stacks of the measured time go to, "" for none
-	lower    bool   // Options.AllowHostSysctl
-	borrowed bool   // the connection table's limit is to be restored
+	profile  string            // file that folded stacks of the measured time go to, "" for none
+	profiles map[string]string // what was written, by file
+	lower    bool              // Options.AllowHostSysctl
+	borrowed bool              // the connection table's limit is to be restored
 
 	values  map[string]reported
 	notes   []string

@@ -461,13 +461,13 @@ func TestRows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables)
 	profiles := t.TempDir()
 	for suite, rows := range map[string]string{
-		"packets": "redirect|^kernel forwarding|^nft DSR", "flows": "redirect|^kernel", "drop": "limit|nft ingress",
+		"packets": "redirect|^kernel forwarding|^nft DSR", "flows": "redirect|^kernel", "drop": "limit|nft ingress", "scale": "^nft DNAT",
 	} {
 		s, err := Find(suite)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 0.05, Rows: regexp.MustCompile(rows), Points: regexp.MustCompile("^(1 |HTTP)"), Profile: profiles})
+		r, err := Run(context.Background(), s, Options{Reps: 1, Seconds: 0.05, Rows: regexp.MustCompile(rows), Points: regexp.MustCompile("^(1 |HTTP|1,000$)"), Profile: profiles})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -480,7 +480,9 @@ func TestRows(t *testing.T) {
 			}
 		}
 	}
-	if b, err := os.ReadFile(filepath.Join(profiles, "flows-kernel-forwarding-no-nat-http.folded")); err != nil || !bytes.Contains(b, []byte(";")) {
-		t.Errorf("the profile of a row: %v, %.200q", err, b)
+	for _, name := range []string{"flows-kernel-forwarding-no-nat-http", "scale-nft-dnat-1-000", "scale-nft-dnat-1-000-new-flows"} {
+		if b, err := os.ReadFile(filepath.Join(profiles, name+folded)); err != nil || !bytes.Contains(b, []byte(" ")) {
+			t.Errorf("the profile of a row: %v, %.200q", err, b)
+		}
 	}
 }

@@ -20,8 +20,14 @@ type Checked struct {
 	// machine's part of the ratios.
 	Machine string `json:"machine,omitempty"`
 	// Compared figures; those that only one run has are not.
-	Compared int    `json:"compared"`
-	Moves    []Move `json:"moves"`
+	Compared int `json:"compared"`
+	// Half and NineOfTen of them moved by less than this share.
+	Half      float64 `json:"half"`
+	NineOfTen float64 `json:"nine_of_ten"`
+	// Ratios that both runs have, and the one that moved most.
+	Ratios int        `json:"ratios"`
+	Most   *RatioMove `json:"most,omitempty"`
+	Moves  []Move     `json:"moves"`
 	// Failed is what was measured then and went wrong now: row, point and why.
 	Failed []string `json:"failed,omitempty"`
 }
@@ -49,6 +55,14 @@ type Move struct {
 	Worse  bool    `json:"worse"`
 }
 
+// RatioMove is how a ratio of Result.Ratios differs between two runs.
+type RatioMove struct {
+	What   string  `json:"what"`
+	Then   float64 `json:"then"`
+	Now    float64 `json:"now"`
+	Change float64 `json:"change"` // Now / Then − 1
+}
+
 // checkFloor is what two quiet runs may differ by.
 const checkFloor = 0.05
 
@@ -59,6 +73,7 @@ func (r *Result) Compare(then *Result, path string) {
 	if !r.Environment.sameMachine(then.Environment) {
 		r.Check.Machine = then.Environment.cpu()
 	}
+	var changes []float64
 	for i := range r.Rows {
 		for _, point := range slices.Sorted(maps.Keys(r.Rows[i].Absent)) {
 			why := r.Rows[i].Absent[point]
@@ -74,10 +89,32 @@ func (r *Result) Compare(then *Result, path string) {
 				continue
 			}
 			r.Check.Compared++
-			if m := compareCell(old, c); math.Abs(m.Change) > m.Noise {
+			m := compareCell(old, c)
+			changes = append(changes, math.Abs(m.Change))
+			if math.Abs(m.Change) > m.Noise {
 				m.Row, m.Worse = r.Rows[i].Name, (m.Change > 0) == r.lowerIsBetter(c.Metric)
 				r.Check.Moves = append(r.Check.Moves, m)
 			}
+		}
+	}
+	if slices.Sort(changes); len(changes) > 0 {
+		r.Check.Half, r.Check.NineOfTen = changes[(len(changes)-1)/2], changes[(len(changes)-1)*9/10]
+	}
+	r.compareRatios(then)
+}
+
+// compareRatios counts the ratios that both runs have and finds the one that moved most.
+func (r *Result) compareRatios(then *Result) {
+	for _, q := range r.Ratios {
+		i := slices.IndexFunc(then.Ratios, func(o Ratio) bool { return o.What == q.What && o.Ours != 0 })
+		if i < 0 {
+			continue
+		}
+		r.Check.Ratios++
+		m := RatioMove{What: q.What, Then: then.Ratios[i].Ours, Now: q.Ours}
+		m.Change = m.Now/m.Then - 1
+		if r.Check.Most == nil || math.Abs(m.Change) > math.Abs(r.Check.Most.Change) {
+			r.Check.Most = &m
 		}
 	}
 }
@@ -115,8 +152,20 @@ func (c *Checked) write(w io.Writer) error {
 	if c.Machine != "" {
 		fmt.Fprintf(w, "\n%s was measured on another machine (%s): what moved may be the machine's part\n", c.Against, c.Machine)
 	}
+	if c.Compared > 0 {
+		fmt.Fprintf(w, "\nof %d figures half moved by %.1f %% or less, nine of ten by %.1f %% or less", c.Compared, c.Half*100, c.NineOfTen*100)
+		if m := c.Most; m != nil {
+			fmt.Fprintf(w, "; %d ratios agree within %.1f %% (the most: %s, %s then and %s now)",
+				c.Ratios, math.Abs(m.Change)*100, m.What, ratio(m.Then), ratio(m.Now))
+		}
+		fmt.Fprintln(w)
+	}
 	for _, f := range c.Failed {
 		fmt.Fprintf(w, "\nmeasured in %s, and not now: %s\n", c.Against, f)
+	}
+	if c.Compared == 0 {
+		fmt.Fprintf(w, "\nno figure of this run is in %s\n", c.Against)
+		return nil
 	}
 	if len(c.Moves) == 0 {
 		fmt.Fprintf(w, "\nnone of %d figures moved by more than the noise of the two runs (against %s)\n", c.Compared, c.Against)

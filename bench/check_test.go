@@ -5,6 +5,7 @@ package bench
 import (
 	"bytes"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 )
@@ -31,6 +32,20 @@ func TestCheck(t *testing.T) {
 	}
 	if m := moves(4, 2.08); len(m) != 0 {
 		t.Errorf("4 %% is no move: %+v", m)
+	}
+}
+
+// TestAgreement: how far two runs are apart is told, whatever their noise.
+func TestAgreement(t *testing.T) {
+	then, now := run(t, fixed(4, 2)), run(t, fixed(4, 2.08))
+	now.Compare(then, "then.json")
+	c, near := now.Check, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+	if c.Half != 0 || !near(c.NineOfTen, 0.04) || c.Ratios != 1 || c.Most == nil || !near(c.Most.Change, 0.04) {
+		t.Errorf("%+v, %+v", c, c.Most)
+	}
+	var text bytes.Buffer
+	if c.write(&text); !strings.Contains(text.String(), "nine of ten by 4.0 % or less; 1 ratios agree within 4.0 % (the most: row / limit, 0.50 then and 0.52 now)") {
+		t.Errorf("says %s", text.String())
 	}
 }
 

@@ -126,7 +126,14 @@ func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult
 		"--connections", strconv.Itoa(connections), "--timeout", "5s", url)
 	var words bytes.Buffer
 	cmd.Stderr = &words
-	out, err := cmd.Output()
+	var out []byte
+	err = t.profiled("", func() (err error) {
+		out, err = cmd.Output()
+		if len(out) > 0 { // it failed where no request was answered, and says why
+			err = nil
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("load http: %w: %.300s", err, strings.TrimSpace(words.String()))
 	}

@@ -14,10 +14,34 @@ import (
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
+const folded = ".folded" // stacks
+
 // profileName is the file of a row's folded stacks, such as flows-nft-dnat-http.folded.
 func profileName(suite, row, point string) string {
 	name := notInNames.ReplaceAllString(strings.ToLower(suite+"-"+row+"-"+point), "-")
-	return strings.Trim(name, "-") + ".folded"
+	return strings.Trim(name, "-") + folded
+}
+
+// profiled samples while f runs, where a profile is wanted, and writes the folded stacks. What
+// is measured besides the row's first metric has a file of its own; several parts of one
+// trial are in one file.
+func (t *Trial) profiled(what string, f func() error) error {
+	if t.profile == "" {
+		return f()
+	}
+	p, err := trace.ProfileWhile(t, nil, f)
+	if err != nil {
+		return err
+	}
+	path := t.profile
+	if what != "" {
+		path = strings.TrimSuffix(path, folded) + "-" + what + folded
+	}
+	if t.profiles == nil {
+		t.profiles = map[string]string{}
+	}
+	t.profiles[path] += p.Folded()
+	return os.WriteFile(path, []byte(t.profiles[path]), 0o644)
 }
 
 // takeProfile samples for the trial's duration and writes the folded stacks.
@@ -26,5 +50,6 @@ func (t *Trial) takeProfile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("profile: %w", err)
 	}
+	t.profiles = map[string]string{t.profile: p.Folded()}
 	return os.WriteFile(t.profile, []byte(p.Folded()), 0o644)
 }

@@ -118,8 +118,8 @@ func newResult(s Suite, o Options) *Result {
 	return r
 }
 
-// hasFigures tells whether it holds a figure.
-func (r *Result) hasFigures() bool {
+// HasFigures tells whether it holds a figure.
+func (r *Result) HasFigures() bool {
 	return slices.ContainsFunc(r.Rows, func(row ResultRow) bool { return len(row.Cells) > 0 })
 }
 

@@ -33,7 +33,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	for ; rep < o.Reps && err == nil; rep++ {
 		err = r.repetition(ctx, rep)
 	}
-	if err != nil && !r.result.hasFigures() {
+	if err != nil && !r.result.HasFigures() {
 		return nil, err
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
@@ -198,6 +198,9 @@ func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error)
 	}
 	before := readLoad()
 	err := errors.Join(row.Run(t), t.end())
+	if err == nil && t.profile != "" && len(t.profiles) == 0 {
+		err = errors.New("no profile was taken: it measured for no time")
+	}
 	r.result.Foreign = append(r.result.Foreign, math.Round(before.foreignSince()*1000)/1000)
 	return t, err
 }

@@ -132,7 +132,11 @@ func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, 
 	if err != nil {
 		return err
 	}
-	mpps, err := floodFor(ctx, t.Duration(), flood)
+	var mpps float64
+	err = t.profiled("", func() (err error) {
+		mpps, err = floodFor(ctx, t.Duration(), flood)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -139,7 +139,11 @@ func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 // bulk sends one TCP stream and returns the bits a second that were received.
 func (n *network) bulk(t *Trial, dest netip.Addr) (float64, error) {
 	cmd := n.client.Command(t, "iperf3", "-J", "-c", dest.String(), "-t", fmt.Sprint(math.Ceil(t.Seconds)))
-	out, err := cmd.Output()
+	var out []byte
+	err := t.profiled("iperf3", func() (err error) {
+		out, err = cmd.Output()
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("iperf3: %w: %.200s", err, out)
 	}

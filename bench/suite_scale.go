@@ -208,7 +208,11 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 		if err != nil {
 			return err
 		}
-		if perSecond, arrived, err = openedBy(ctx, sender, sink); err != nil {
+		err = t.profiled("new-flows", func() (err error) {
+			perSecond, arrived, err = openedBy(ctx, sender, sink)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		after, err := sink.ByCPU()

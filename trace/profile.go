@@ -64,6 +64,20 @@ type ProfileStack struct {
 // is loaded, or until ctx ends; 0 waits for ctx alone. Packets are counted in the
 // given namespaces: those forwarded, or, where nothing is forwarded, those received.
 func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntrack.Namespace) (*Profile, error) {
+	return ProfileWhile(ctx, namespaces, func() error {
+		wait := ctx
+		if window > 0 {
+			var cancel context.CancelFunc
+			wait, cancel = context.WithTimeout(ctx, window)
+			defer cancel()
+		}
+		<-wait.Done()
+		return nil
+	})
+}
+
+// ProfileWhile samples all CPUs while f runs, which begins when the program is loaded.
+func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func() error) (*Profile, error) {
 	if _, err := recentSymbols(); err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
@@ -83,14 +97,11 @@ func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntra
 	}
 	p.CPUs = cpus
 	start, times := time.Now(), cpuTimes()
-	wait := ctx
-	if window > 0 {
-		var cancel context.CancelFunc
-		wait, cancel = context.WithTimeout(ctx, window)
-		defer cancel()
-	}
-	<-wait.Done()
+	err = f()
 	stop()
+	if err != nil {
+		return nil, err
+	}
 	p.busiest(times, cpuTimes())
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
