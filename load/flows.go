@@ -104,6 +104,9 @@ func (c FlowCounts) settled(hold bool) bool {
 // maxConnections bounds the memory of the slots: 32 bytes each, 1 GiB.
 const maxConnections = 1 << 25
 
+// Validate says what of it cannot be done, whatever the interface.
+func (s FlowSpec) Validate() error { return s.normalize() }
+
 func (s *FlowSpec) normalize() error {
 	if !s.Source.First.IsValid() || !s.Dest.IsValid() {
 		return errors.New("flows: a source range and a destination are needed")

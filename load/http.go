@@ -40,6 +40,23 @@ type HTTPSpec struct {
 	Insecure bool `json:"insecure,omitempty"`
 }
 
+// Validate says what of it cannot be asked.
+func (s HTTPSpec) Validate() error {
+	if u, err := url.Parse(s.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("http: %q is not a URL such as http://192.0.2.10/", s.URL)
+	}
+	if s.Requests == 0 && s.Duration == 0 {
+		return errors.New("http: a number of requests or a duration is needed")
+	}
+	if err := checkRate(s.Rate); err != nil {
+		return fmt.Errorf("http: %w", err)
+	}
+	if s.Timeout < 0 || s.Duration < 0 || s.Requests < 0 || s.Connections < 0 {
+		return errors.New("http: connections, requests, duration and timeout are not negative")
+	}
+	return nil
+}
+
 // HTTPResult is what came of it; times are in nanoseconds.
 type HTTPResult struct {
 	Spec     HTTPSpec      `json:"spec"`
@@ -56,7 +73,7 @@ type HTTPResult struct {
 	// RequestsPerSecond counts complete requests.
 	RequestsPerSecond float64 `json:"requests_per_second"`
 	// Connect, Wait (request written to first byte) and Total times. Total holds
-	// the unanswered requests too, by how long they had waited.
+	// the unanswered requests too, and those that timed out, by how long they had waited.
 	Connect Latency `json:"connect"`
 	Wait    Latency `json:"wait"`
 	Total   Latency `json:"total"`
@@ -80,17 +97,8 @@ type httpRun struct {
 // progress, when not nil, is called every second with the complete and failed
 // requests so far.
 func RunHTTP(ctx context.Context, spec HTTPSpec, progress func(complete, failed uint64)) (*HTTPResult, error) {
-	if u, err := url.Parse(spec.URL); err != nil || u.Host == "" {
-		return nil, fmt.Errorf("http: %q is not a URL such as http://192.0.2.10/", spec.URL)
-	}
-	if spec.Requests == 0 && spec.Duration == 0 {
-		return nil, errors.New("http: a number of requests or a duration is needed")
-	}
-	if err := checkRate(spec.Rate); err != nil {
-		return nil, fmt.Errorf("http: %w", err)
-	}
-	if spec.Timeout < 0 || spec.Duration < 0 || spec.Requests < 0 {
-		return nil, errors.New("http: requests, duration and timeout are not negative")
+	if err := spec.Validate(); err != nil {
+		return nil, err
 	}
 	spec.Connections = max(spec.Connections, 1)
 	if spec.Timeout == 0 {
@@ -248,8 +256,12 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 		return
 	}
 	if err != nil {
+		kind := errorKind(err)
 		r.result.Failed++
-		r.result.Errors[errorKind(err)]++
+		r.result.Errors[kind]++
+		if kind == connectTimeout || kind == responseTimeout {
+			r.total.Add(total)
+		}
 		return
 	}
 	r.result.Complete++
@@ -260,6 +272,15 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 	r.wait.Add(s.wait())
 	r.total.Add(total)
 }
+
+// Kinds of failures that took a time: at least that long would the answer have taken.
+const (
+	connectTimeout  = "connect timeout"
+	responseTimeout = "response timeout"
+)
+
+// TimedOut returns how many requests failed so.
+func (r *HTTPResult) TimedOut() int { return r.Errors[connectTimeout] + r.Errors[responseTimeout] }
 
 // errorKind sorts an error for the summary.
 func errorKind(err error) string {
@@ -276,9 +297,9 @@ func errorKind(err error) string {
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return "no local port left"
 	case errors.As(err, &op) && op.Op == "dial" && op.Timeout():
-		return "connect timeout"
+		return connectTimeout
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return "response timeout"
+		return responseTimeout
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "closed early"
 	}

@@ -189,6 +189,27 @@ func TestHTTPErrors(t *testing.T) {
 	}
 }
 
+// TestHTTPTimeouts: what timed out stays in the times, by how long it had waited; what was refused does not.
+func TestHTTPTimeouts(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	gone := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))
+	defer s.Close()
+	defer close(gone)
+	r, err := RunHTTP(context.Background(), HTTPSpec{URL: s.URL, Requests: 3, Timeout: timeout}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Failed != 3 || r.TimedOut() != 3 || r.Total.Count != 3 || r.Total.P50 < timeout {
+		t.Errorf("%d failed, %d timed out: %v; times %+v", r.Failed, r.TimedOut(), r.Errors, r.Total)
+	}
+	refuses := httptest.NewServer(nil)
+	refuses.Close()
+	if r, err = RunHTTP(context.Background(), HTTPSpec{URL: refuses.URL, Requests: 3, Timeout: time.Minute}, nil); err != nil || r.Total.Count != 0 || r.TimedOut() != 0 {
+		t.Errorf("%v; %+v", err, r)
+	}
+}
+
 // TestErrorKinds: failures of one kind count together, whatever their connections.
 func TestErrorKinds(t *testing.T) {
 	kinds := map[string]bool{}

@@ -184,6 +184,9 @@ const maxFlows = 1<<31 - 1
 
 func (s PacketSpec) hasPorts() bool { return s.Protocol == flow.UDP || s.Protocol == flow.TCP }
 
+// Validate says what of it cannot be sent, whatever the interface.
+func (s PacketSpec) Validate() error { return s.normalize() }
+
 // normalize fills in defaults and reports the first thing that cannot be sent.
 func (s *PacketSpec) normalize() error {
 	if s.Protocol == flow.Any {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bench"
 	"github.com/sluice-lb/sluice/load"
@@ -86,7 +86,7 @@ func newBenchDocs(a *app) *cobra.Command {
 		Short: "Write the benchmark page and charts from the committed results",
 		Long: "docs renders the results of the main machine, SUITE.json, and those of other machines in a directory\n" +
 			"each beside them. It exits 1 when a ratio wants an explanation that explained.yaml does not have.",
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := bench.WriteDocs(dir, page); err != nil {
 				return fmt.Errorf("bench: docs: %w", err)
@@ -166,13 +166,8 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 			return fmt.Errorf("bench: --check: %w", err)
 		}
 	}
-	for _, path := range []string{f.save, f.chart} {
-		if path == "" {
-			continue
-		}
-		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
-			return fmt.Errorf("bench: %s: %w", path, err)
-		}
+	if err := f.checkKept(); err != nil {
+		return fmt.Errorf("bench: %w", err)
 	}
 	result, stopped := bench.Run(cmd.Context(), suite, o)
 	if stopped != nil && cmd.Context().Err() != nil {
@@ -195,14 +190,29 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if err := cmp.Or(kept, stopped, printed); err != nil { // a lost result is worse than a table that nobody reads
 		return err
 	}
+	return benchVerdict(result)
+}
+
+func benchVerdict(r *bench.Result) error {
 	switch {
-	case result.Check == nil:
-	case result.Check.Worse() > 0:
+	case !r.HasFigures():
+		return errors.New("bench: nothing was measured")
+	case r.Check == nil:
+	case r.Check.Worse() > 0:
 		return exitError{code: exitFailure}
-	case result.Check.Compared == 0:
-		return fmt.Errorf("bench: --check: no figure of this run is in %s", baseline)
+	case r.Check.Compared == 0:
+		return fmt.Errorf("bench: --check: no figure of this run is in %s", r.Check.Against)
 	}
 	return nil
+}
+
+// checkKept is whether all that the flags ask for can be written.
+func (f benchFlags) checkKept() error {
+	profile := f.profile
+	if profile != "" {
+		profile = filepath.Join(profile, "stacks")
+	}
+	return cmp.Or(checkKept("--save", f.save), checkKept("--chart", f.chart), checkKept("--profile", profile))
 }
 
 func keepBench(r *bench.Result, f benchFlags) error {

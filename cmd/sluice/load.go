@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/load"
@@ -26,7 +28,8 @@ func newLoad(a *app) *cobra.Command {
 		Long: "load sends into the namespaces of a lab only, unless --i-own-this-network is given.\n\n" +
 			"A place is written NODE/INTERFACE or LAB/NODE/INTERFACE; an interface alone means the namespace\n" +
 			"that the command runs in. On veth links one CPU carries the whole way of a packet: sender, gateway\n" +
-			"and far end. That is what \"per CPU\" means here.",
+			"and far end. That is what \"per CPU\" means here.\n\n" +
+			"It exits 1, after the summary, when nothing at all got through.",
 	}
 	cmd.AddCommand(newLoadPackets(a), newLoadFlows(a), newLoadHTTP(a))
 	return cmd
@@ -180,6 +183,32 @@ func (b *loadBounds) list() ([]int, error) {
 		cpus = append(cpus, n)
 	}
 	return cpus, nil
+}
+
+// check refuses a time that is none, and a histogram that could not be kept: what is
+// lost after a run is to be known before it.
+func (b *loadBounds) check() error {
+	if !(b.seconds > 0 && b.seconds < 1e6) {
+		return fmt.Errorf("--seconds %g: more than 0 and less than 1e6", b.seconds)
+	}
+	return checkKept("--histogram", b.svg)
+}
+
+// checkKept is whether a file can be written.
+func checkKept(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+		return fmt.Errorf("%s %s: %w", flag, path, err)
+	}
+	return nil
+}
+
+// nothing is the end of a run that got nothing through: its summary has been
+// printed, and a script is to notice.
+func nothing(what string) error {
+	return exitError{exitFailure, fmt.Errorf("load: %s", what)}
 }
 
 func (b *loadBounds) context(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -3,9 +3,13 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -28,7 +32,7 @@ func TestLoadAsksWhoseNetwork(t *testing.T) {
 	}
 	// With the word the client asks; nobody listens, and it says so.
 	out, stderr, code := sluice(t, "load", "http", "-n", "1", "--i-own-this-network", "http://127.0.0.1:9/")
-	if code != 0 || !strings.Contains(out, "connection refused: 1") {
+	if code != exitFailure || !strings.Contains(out, "connection refused: 1") || !strings.Contains(stderr, "no request was answered") {
 		t.Errorf("code %d, %q, %q", code, stderr, out)
 	}
 }
@@ -59,10 +63,72 @@ func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
 		"whole datagrams":      {"--stamp", "--fragments", "2"},
 		"--cpus 0,0":           {"--cpus", "0,0"},
 		"rate -5":              {"--rate", "-5"},
+		"--seconds 0: more":    {"--seconds", "0"},
+		"--seconds NaN":        {"--seconds", "NaN"},
+		"--seconds 1e+300":     {"--seconds", "1e300"},
+		"/nowhere/latency.svg": {"--to", "lo", "--stamp", "--histogram", "/nowhere/latency.svg"},
 	} {
-		refused(t, why, slices.Concat(packets, flags)...)
+		misused(t, why, slices.Concat(packets, flags)...)
+	}
+	flows := []string{"load", "flows", "--from", "lo", "--to", "lo", "--source", "127.0.0.1", "--dest", "127.0.0.1:9"}
+	for why, flags := range map[string][]string{"--seconds -1": {"--seconds", "-1"}, "-1 tries": {"--tries", "-1"}} {
+		misused(t, why, slices.Concat(flows, flags)...)
+	}
+	for why, args := range map[string][]string{
+		"--seconds NaN":            {"--seconds", "NaN", "http://127.0.0.1:9/"},
+		"--seconds 0":              {"--seconds", "0", "http://127.0.0.1:9/"},
+		"are not negative":         {"-c", "-5", "http://127.0.0.1:9/"},
+		"ftp://127.0.0.1/":         {"ftp://127.0.0.1/"},
+		"/nowhere/latency.svg":     {"--histogram", "/nowhere/latency.svg", "http://127.0.0.1:9/"},
+		`"127.0.0.1" is not a URL`: {"--from", "no/node", "127.0.0.1"},
+	} {
+		misused(t, why, slices.Concat([]string{"load", "http"}, args)...)
 	}
 }
+
+// misused runs a command line that is a mistake.
+func misused(t *testing.T, why string, args ...string) {
+	t.Helper()
+	if out, stderr, code := sluice(t, args...); code != exitUsage || !strings.Contains(stderr, why) {
+		t.Errorf("%v: code %d, no %q in %q, %q", args, code, why, stderr, out)
+	}
+}
+
+// TestLoadThatGetsNothingThrough exits 1, after the summary.
+func TestLoadThatGetsNothingThrough(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	id := loadLab(t)
+	for says, args := range map[string][]string{
+		"no packet arrived":      {"packets", "--dest", "192.0.2.2:53"},
+		"no connection was made": {"flows", "--dest", "192.0.2.2:80"}, // eth0's kernel resets them
+	} {
+		args = slices.Concat([]string{"load"}, args, []string{"--from", id + "/source/eth0", "--to", id + "/sink/eth1", "--source", "192.0.2.1:1024-1033", "--count", "10", "--json"})
+		out, stderr, code := sluice(t, args...)
+		if code != exitFailure || !strings.Contains(stderr, says) || !json.Valid([]byte(out)) {
+			t.Errorf("%v: code %d, %q, %s", args, code, stderr, out)
+		}
+	}
+}
+
+// TestLoadHTTPEndsWhenItIsTold: in a lab's node, too, an interrupted run is what it says it is.
+func TestLoadHTTPEndsWhenItIsTold(t *testing.T) {
+	for code := range 2 {
+		ctx, stop := context.WithCancel(t.Context())
+		child := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf("trap 'exit %d' INT; echo ready; while :; do sleep 0.01; done", code))
+		child.Stdout = writerFunc(func(b []byte) (int, error) {
+			stop()
+			return len(b), nil
+		})
+		var exit exitError
+		if err := runToItsEnd(child); code == 0 && err != nil || code == 1 && (!errors.As(err, &exit) || exit.code != 1) {
+			t.Errorf("the child ends with %d: %v", code, err)
+		}
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // refused runs a command that must fail and say why.
 func refused(t *testing.T, why string, args ...string) {
@@ -80,6 +146,9 @@ func loadLab(t *testing.T) string {
 		Links: []lab.LinkSpec{{
 			A: lab.End{Node: "source", Iface: "eth0", Addresses: []string{"192.0.2.1/24"}},
 			B: lab.End{Node: "sink", Iface: "eth0", Addresses: []string{"192.0.2.2/24"}},
+		}, {
+			A: lab.End{Node: "source", Iface: "eth1", Addresses: []string{"198.51.100.1/24"}},
+			B: lab.End{Node: "sink", Iface: "eth1", Addresses: []string{"198.51.100.2/24"}},
 		}},
 	}).ID()
 }

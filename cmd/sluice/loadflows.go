@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -78,6 +79,9 @@ func runLoadFlows(cmd *cobra.Command, a *app, f *loadFlowsFlags) error {
 	if err == nil {
 		cpus, err = f.list()
 	}
+	if err == nil {
+		err = cmp.Or(f.check(), f.spec.Validate())
+	}
 	if err != nil {
 		return usageError(cmd, "%w", err)
 	}
@@ -140,7 +144,13 @@ func (f *loadFlowsFlags) report(a *app, client *load.Client) error {
 		Connections: perSecond(n.Completed, took), Requests: perSecond(n.Responses, took),
 		Connect: connect.Latency(), Response: response.Latency(),
 	}
-	return a.print(r, r.write)
+	if err := a.print(r, r.write); err != nil {
+		return err
+	}
+	if n.Started > 0 && r.Connect.Count == 0 {
+		return nothing("no connection was made")
+	}
+	return nil
 }
 
 func (r flowsReport) write(w io.Writer) error {

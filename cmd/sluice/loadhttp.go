@@ -3,6 +3,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,30 +21,34 @@ import (
 
 func newLoadHTTP(a *app) *cobra.Command {
 	var spec load.HTTPSpec
-	var bounds struct {
-		seconds float64
-		own     bool
-		svg     string
-		from    string
-	}
+	var bounds loadBounds
+	var from string
 	cmd := &cobra.Command{
 		Use:   "http [--from [LAB/]NODE] URL",
 		Short: "Make real HTTP requests over many connections at once",
 		Long: "http is a closed-loop client (each connection asks again when it was answered) or, with --rate, an open-loop\n" +
 			"one: each request has its due time and its latency counts from there. What the end of the run cuts off is\n" +
-			"unanswered, and counts in the total times by how long it had waited.",
+			"unanswered; it and what timed out count in the total times by how long they had waited.",
 		Example: "  sluice lab up balancer\n" +
 			"  sluice lab exec balancer s1 -- python3 -m http.server 80 &\n" +
 			"  sluice load http --from client --connections 50 --requests 10000 http://10.0.2.2/",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if bounds.from != "" {
-				return reexecIn(cmd, bounds.from)
+			if spec.Requests == 0 || bounds.seconds != 0 { // requests alone may bound it
+				if err := bounds.check(); err != nil {
+					return usageError(cmd, "%w", err)
+				}
+			}
+			spec.URL, spec.Duration = args[0], time.Duration(bounds.seconds*float64(time.Second))
+			if err := cmp.Or(spec.Validate(), checkKept("--histogram", bounds.svg)); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			if from != "" {
+				return reexecIn(cmd, from)
 			}
 			if err := mayLoad(bounds.own, loadPlace{}); err != nil {
 				return err
 			}
-			spec.URL, spec.Duration = args[0], time.Duration(bounds.seconds*float64(time.Second))
 			var last uint64
 			r, err := load.RunHTTP(cmd.Context(), spec, func(complete, failed uint64) {
 				a.progress("%s requests/s, %s complete, %s failed", load.Count(complete-last), load.Count(complete), load.Count(failed))
@@ -51,16 +57,21 @@ func newLoadHTTP(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			b := loadBounds{svg: bounds.svg}
-			if err := b.saveHistogram(r.Histogram, "time of a request, "+load.Count(r.Total.Count)+" requests"); err != nil {
+			if err := bounds.saveHistogram(r.Histogram, "time of a request, "+load.Count(r.Total.Count)+" requests"); err != nil {
 				return err
 			}
-			return a.print(r, func(w io.Writer) error { return writeHTTP(w, r) })
+			if err := a.print(r, func(w io.Writer) error { return writeHTTP(w, r) }); err != nil {
+				return err
+			}
+			if r.Complete == 0 {
+				return nothing("no request was answered")
+			}
+			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&bounds.from, "from", "", "run in a lab's node: [LAB/]NODE")
-	f.Float64Var(&bounds.seconds, "seconds", 10, "end after so many seconds")
+	f.StringVar(&from, "from", "", "run in a lab's node: [LAB/]NODE")
+	f.Float64Var(&bounds.seconds, "seconds", 10, "end after so many seconds; 0: only after --requests")
 	f.BoolVar(&bounds.own, "i-own-this-network", false, "send outside of a lab's namespaces")
 	f.StringVar(&bounds.svg, "histogram", "", "write the latency histogram to this SVG file")
 	f.IntVarP(&spec.Connections, "connections", "c", 1, "connections at once")
@@ -85,10 +96,19 @@ func reexecIn(cmd *cobra.Command, from string) error {
 	}
 	// The empty --from comes last, so it is the one that counts.
 	child := place.node.Command(cmd.Context(), self, append(slices.Clone(os.Args[1:]), "--from", "")...)
-	child.Cancel = func() error { return child.Process.Signal(os.Interrupt) } // it says what it has measured
-	child.WaitDelay = 5 * time.Second
 	child.Stdin, child.Stdout, child.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-	err = child.Run()
+	return runToItsEnd(child)
+}
+
+// runToItsEnd interrupts the command when its context ends, so that it says what it has
+// measured, and returns what it makes of that.
+func runToItsEnd(child *exec.Cmd) error {
+	child.Cancel = func() error { return child.Process.Signal(os.Interrupt) }
+	child.WaitDelay = 5 * time.Second
+	err := child.Run()
+	if errors.Is(err, context.Canceled) && child.ProcessState.Success() { // it was told to end, and did
+		return nil
+	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return exitError{code: exit.ExitCode()}
@@ -120,6 +140,9 @@ func writeHTTP(w io.Writer, r *load.HTTPResult) error {
 		each := r.Took.Seconds() * 1e3 / float64(r.Complete)
 		fmt.Fprintf(w, "Time per request:       %.3f [ms] (mean)\n", each*float64(r.Spec.Connections))
 		fmt.Fprintf(w, "Time per request:       %.3f [ms] (mean, across all concurrent requests)\n", each)
+	}
+	if waited := uint64(r.TimedOut()) + r.Unanswered; waited > 0 {
+		fmt.Fprintf(w, "In Total below are %d requests that timed out or were cut off: they would have taken longer.\n", waited)
 	}
 	fmt.Fprintf(w, "\nTimes (ms)       mean     50%%     90%%     99%%   99.9%%     max\n")
 	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -76,7 +77,7 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 		return usageError(cmd, "%w", err)
 	}
 	cpus, err := f.list()
-	if err != nil {
+	if err = cmp.Or(err, f.check(), f.spec.Validate()); err != nil {
 		return usageError(cmd, "%w", err)
 	}
 	if err := mayLoad(f.own, places...); err != nil {
@@ -183,7 +184,13 @@ func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink) 
 			}
 		}
 	}
-	return a.print(r, func(w io.Writer) error { return r.write(w, f.checksums) })
+	if err := a.print(r, func(w io.Writer) error { return r.write(w, f.checksums) }); err != nil {
+		return err
+	}
+	if r.Received != nil && r.Received.Packets == 0 && r.Sent > 0 {
+		return nothing("no packet arrived at the far end")
+	}
+	return nil
 }
 
 func (r *packetsReport) write(w io.Writer, checksums bool) error {
