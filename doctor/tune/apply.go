@@ -48,7 +48,7 @@ func Apply(ctx context.Context, s *System, p *Proposal, w Watch) (*Result, error
 		return nil, err
 	}
 	defer unlock()
-	if err := s.unfinished(); err != nil {
+	if err := errors.Join(s.unfinished(), s.unchanged(p)); err != nil {
 		return nil, err
 	}
 	r := &Result{}
@@ -64,6 +64,11 @@ func Apply(ctx context.Context, s *System, p *Proposal, w Watch) (*Result, error
 	}
 	if r.Before, err = w.rate(ctx, min(w.Window, 2*w.Every)); err != nil {
 		return nil, fmt.Errorf("drops before the change: %w", err)
+	}
+	if s.persistent() {
+		if err := s.keepsFiles(); err != nil {
+			return nil, err
+		}
 	}
 	now := time.Now()
 	e := s.newEntry(p, now)
@@ -83,8 +88,11 @@ func Apply(ctx context.Context, s *System, p *Proposal, w Watch) (*Result, error
 	}
 	if why != nil {
 		notes, err := s.takeBack(e, why.Error())
+		if err != nil {
+			return nil, fmt.Errorf("%w; and not everything could be taken back: %w", why, err)
+		}
 		r.Entry, r.RolledBack, r.Notes = *e, why.Error(), notes
-		return r, err
+		return r, nil
 	}
 	e.State = Applied
 	r.Entry, r.Overridden = *e, s.Overrides(e)
@@ -194,6 +202,23 @@ func (s *System) unfinished() error {
 	return nil
 }
 
+// unchanged refuses a proposal whose values are no longer what it found: taking it back
+// would bring back what somebody has changed since.
+func (s *System) unchanged(p *Proposal) error {
+	for _, c := range p.Pending() {
+		switch now, err := s.Get(c.Key); {
+		case err != nil:
+			return err
+		case !same(now, c.Now):
+			return fmt.Errorf("%s: somebody has changed it from %s to %s meanwhile: run it again", c.Key, oneLine(c.Now), oneLine(now))
+		}
+	}
+	return nil
+}
+
+// oneLine is a value without the kernel's tabs.
+func oneLine(value string) string { return strings.Join(strings.Fields(value), " ") }
+
 // Rollback takes back the latest run that is in force, or all of them, newest
 // first. It returns the entries as they are afterwards, and notes about values
 // that others changed in the meantime.
@@ -233,15 +258,13 @@ func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
 		now, err := s.Get(step.Key)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // such as a module that is not loaded since a reboot
-			notes = append(notes, fmt.Sprintf("%s: the kernel has it no more: nothing to put back (it was %s before)", step.Key,
-				strings.Join(strings.Fields(step.Before), " ")))
+			notes = append(notes, fmt.Sprintf("%s: the kernel has it no more: nothing to put back (it was %s before)", step.Key, oneLine(step.Before)))
 		case err != nil:
 			errs = append(errs, err)
 		case same(now, step.Before):
 			// never written, or back already
 		case step.After != "" && !same(now, step.After) || step.After == "" && !same(now, step.Wanted) && !roundedUp(step, now):
-			notes = append(notes, fmt.Sprintf("%s: someone set %s since: left alone (it was %s before)", step.Key,
-				strings.Join(strings.Fields(now), " "), strings.Join(strings.Fields(step.Before), " ")))
+			notes = append(notes, fmt.Sprintf("%s: someone set %s since: left alone (it was %s before)", step.Key, oneLine(now), oneLine(step.Before)))
 		default:
 			errs = append(errs, s.restore(step))
 		}

@@ -3,6 +3,7 @@
 package tune
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,6 +76,11 @@ func (s *System) lock() (unlock func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("journal %s: another 'sluice tune' is at work: %w", s.dir(), err)
 	}
+	// What a crash kept from being written whole.
+	left, _ := filepath.Glob(filepath.Join(s.dir(), "*.json"+unfinishedSuffix))
+	for _, name := range left {
+		_ = os.Remove(name) // tried again next time
+	}
 	return func() { f.Close() }, nil
 }
 
@@ -87,11 +93,14 @@ func (s *System) save(e *Entry) error {
 	return replaceFile(filepath.Join(s.dir(), e.ID+".json"), append(text, '\n'), 0o644)
 }
 
+// unfinishedSuffix is that of a file that is being written. Nothing reads such a file.
+const unfinishedSuffix = ".new"
+
 // replaceFile writes a file beside path, flushes it to the disk and renames it.
 func replaceFile(path string, content []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".sluice-*")
+	f, err := os.OpenFile(path+unfinishedSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
 	defer os.Remove(f.Name()) // nothing is left there after the rename
 	_, err = f.Write(content)
@@ -99,9 +108,27 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
-	return nil
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close()) // else the name is lost with the power
+}
+
+// keepsFiles refuses a directory for the next boot that takes no files, before anything
+// is changed: such as that of a read-only system.
+func (s *System) keepsFiles() error {
+	name := s.file() + unfinishedSuffix
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err == nil {
+		err = os.WriteFile(name, nil, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("values for the next boot: %w; another directory: --sysctl-dir", err)
+	}
+	return os.Remove(name)
 }
 
 // Journal returns all entries of the namespace, oldest first. all includes those
@@ -118,15 +145,28 @@ func (s *System) Journal(all bool) ([]Entry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("journal: %w", err)
 		}
-		var e Entry
-		if err := json.Unmarshal(text, &e); err != nil {
-			return nil, fmt.Errorf("journal %s: %w", name, err)
+		e, err := decodeEntry(text)
+		if err != nil {
+			return nil, fmt.Errorf("journal %s is damaged, or of another version (%w): see in it which values to put back, then remove it", name, err)
 		}
 		if all || s.own(&e) {
 			list = append(list, e)
 		}
 	}
 	return list, nil
+}
+
+// decodeEntry refuses what it does not know: a value that is passed over is not taken back.
+func decodeEntry(text []byte) (e Entry, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&e); err != nil {
+		return e, err
+	}
+	if e.State != Trial && e.State != Applied && e.State != RolledBack || e.ID == "" {
+		return e, fmt.Errorf("entry %q in state %q", e.ID, e.State)
+	}
+	return e, nil
 }
 
 // own tells whether an entry is about the namespace of s.
@@ -177,7 +217,11 @@ func (s *System) persist(e *Entry, now time.Time) error {
 	if err := os.MkdirAll(filepath.Dir(f.Path), 0o755); err != nil {
 		return err
 	}
-	return replaceFile(f.Path, []byte(f.Written), 0o644)
+	mode := os.FileMode(0o644)
+	if f.Existed {
+		mode = os.FileMode(f.Mode)
+	}
+	return replaceFile(f.Path, []byte(f.Written), mode)
 }
 
 // fileText joins what is in the file with the entry's values.
@@ -208,8 +252,8 @@ func restoreFile(f *File) (note string, err error) {
 	}
 	now, err := os.ReadFile(f.Path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && !f.Existed:
-		return "", nil
+	case errors.Is(err, fs.ErrNotExist) && !f.Existed, err == nil && f.Existed && string(now) == f.Content:
+		return "", nil // never written, or back already
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return "", err
 	case err == nil && string(now) != f.Written && string(now) != f.Content:

@@ -223,11 +223,13 @@ func TestRefusedValueTakesBackTheOthers(t *testing.T) {
 	s := fake(t)
 	p := router(t, s, Options{})
 	last := p.Pending()[len(p.Pending())-1].Key
-	if err := os.Remove(s.path(last)); err != nil { // gone between proposal and writing
-		t.Fatal(err)
+	goes := func(context.Context) (uint64, error) { // just before the values are written
+		_ = os.Remove(s.path(last))
+		return 0, nil
 	}
-	if r, err := Apply(context.Background(), s, p, Watch{}); err == nil && r.RolledBack == "" {
-		t.Fatalf("a value that could not be written was passed over: %+v", r)
+	r, err := Apply(context.Background(), s, p, Watch{Window: time.Millisecond, Every: time.Millisecond, Drops: goes})
+	if err != nil || !strings.Contains(r.RolledBack, last) {
+		t.Fatalf("a value that could not be written was passed over: %+v, %v", r, err)
 	}
 	want := map[string]string{}
 	for k, v := range stock {
@@ -255,6 +257,107 @@ func TestCrashInTrialIsTakenBackLater(t *testing.T) {
 		t.Fatal(notes, err)
 	}
 	wantValues(t, s, stock)
+}
+
+// TestKilledAtEachStep wants everything as it was, whatever the last step before the end.
+func TestKilledAtEachStep(t *testing.T) {
+	const mine = "# mine\nnet.netfilter.nf_conntrack_max = 70000\n"
+	steps := len(router(t, fake(t), Options{}).Pending())
+	for killed := range steps + 5 {
+		s := fake(t)
+		if err := errors.Join(os.MkdirAll(s.Dir, 0o755), os.MkdirAll(s.Etc, 0o755), os.WriteFile(s.file(), []byte(mine), 0o640)); err != nil {
+			t.Fatal(err)
+		}
+		e := s.newEntry(router(t, s, Options{}), time.Now())
+		do := []func() error{func() error { return s.save(e) }}
+		for i := range e.Steps {
+			do = append(do, func() error { return s.Set(e.Steps[i].Key, e.Steps[i].Wanted) })
+		}
+		do = append(do,
+			func() error { return os.WriteFile(filepath.Join(s.Dir, e.ID+".json.new"), []byte(`{"id": "2`), 0o644) },
+			func() error { return s.write(e) },
+			func() error { return s.save(e) },
+			func() error { return s.persist(e, time.Now()) })
+		for _, step := range do[:min(killed, len(do))] {
+			if err := step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if killed > 0 {
+			if _, err := Apply(context.Background(), s, router(t, s, Options{}), Watch{}); err == nil {
+				t.Errorf("killed after %d steps: a new run on top", killed)
+			}
+		}
+		if _, notes, err := Rollback(s, true); err != nil || len(notes) > 0 {
+			t.Errorf("killed after %d steps: %v, %v", killed, notes, err)
+		}
+		wantValues(t, s, stock)
+		if text, err := os.ReadFile(s.file()); string(text) != mine {
+			t.Errorf("killed after %d steps: file %q, %v", killed, text, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(s.Dir, "*.new")); len(left) > 0 {
+			t.Errorf("killed after %d steps: %v are left", killed, left)
+		}
+	}
+}
+
+// TestDamagedJournal: what cannot be read is not passed over.
+func TestDamagedJournal(t *testing.T) {
+	for name, text := range map[string]string{
+		"truncated":      `{"id": "20260101T000000.000000000", "state": "appl`,
+		"empty":          "",
+		"another state":  `{"id": "20260101T000000.000000000", "state": "half", "steps": []}`,
+		"another form":   `{"id": "20260101T000000.000000000", "state": "applied", "settings": []}`,
+		"another format": "id: 1\n",
+	} {
+		s := fake(t)
+		p := router(t, s, Options{})
+		file := filepath.Join(s.Dir, "20260101T000000.000000000.json")
+		if err := errors.Join(os.MkdirAll(s.Dir, 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		_, applied := Apply(context.Background(), s, p, Watch{})
+		_, _, back := Rollback(s, true)
+		for _, err := range []error{applied, back} {
+			if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "then remove it") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		wantValues(t, s, stock)
+	}
+}
+
+// TestReadOnlyEtc: a system that keeps no files is told of before anything changes, and what
+// it kept from being written is no hindrance to a rollback.
+func TestReadOnlyEtc(t *testing.T) {
+	s := fake(t)
+	put(t, s, "etc", "a file")
+	s.Etc = filepath.Join(s.Proc, "etc", "sysctl.d")
+	if _, err := Apply(context.Background(), s, router(t, s, Options{}), Watch{}); err == nil || !strings.Contains(err.Error(), "--sysctl-dir") {
+		t.Errorf("no directory: %v", err)
+	}
+	wantValues(t, s, stock)
+	if list, err := s.Journal(true); err != nil || len(list) > 0 {
+		t.Errorf("journal %v, %v", list, err)
+	}
+	path := filepath.Join(s.Proc, "file")
+	if err := errors.Join(os.WriteFile(path, []byte("mine"), 0o644), os.Mkdir(path+unfinishedSuffix, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if note, err := restoreFile(&File{Path: path, Existed: true, Content: "mine", Written: "tuned"}); note != "" || err != nil {
+		t.Errorf("a file that was never written: %q, %v", note, err)
+	}
+}
+
+// TestChangedMeanwhile: a rollback brings back what was there, not what a proposal had seen.
+func TestChangedMeanwhile(t *testing.T) {
+	s := fake(t)
+	p := router(t, s, Options{})
+	put(t, s, conntrackMax, "70000")
+	if _, err := Apply(context.Background(), s, p, Watch{}); err == nil || !strings.Contains(err.Error(), "from 65536 to 70000") {
+		t.Errorf("%v", err)
+	}
+	wantValues(t, s, map[string]string{conntrackMax: "70000", conntrackBuckets: "16384"})
 }
 
 func TestRollbackLeavesForeignValues(t *testing.T) {
