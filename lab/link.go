@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // bridgeName is the bridge inside a switch node.
@@ -345,7 +347,7 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 	}
 	defer h.Close()
 	err = until(ctx, func() (bool, error) {
-		addrs, err := h.AddrList(nil, netlink.FAMILY_V6)
+		addrs, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V6) })
 		if err != nil {
 			return false, err
 		}
@@ -395,7 +397,7 @@ func (n *Node) removeLinks() error {
 		return err
 	}
 	defer h.Close()
-	links, err := h.LinkList()
+	links, err := netdev.Whole(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", n.spec.Name, err)
 	}

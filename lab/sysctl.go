@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,9 +36,11 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
 		}
 		l.sysctlLock = f
-		_, _ = Sweep() // who held the lock may have been killed: what it changed is not what is to be restored
 	}
 	if _, known := l.record.HostSysctls[key]; !known {
+		if err := l.unborrowed(ctx, key); err != nil {
+			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
+		}
 		found, err := os.ReadFile(sysctlPath(key))
 		if err != nil {
 			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
@@ -53,6 +56,31 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 		l.owner = owner
 	}
 	return writeSysctl(key, value)
+}
+
+// unborrowed refuses a setting that another lab has changed and not restored: because who
+// held the lock was killed and cannot be swept, or because that lab was detached. What is
+// found then is not what is to be restored.
+func (l *Lab) unborrowed(ctx context.Context, key string) error {
+	for tries := 20; ; tries-- { // a sweep passes over records that somebody reads just then
+		_, err := Sweep()
+		records, listed := List()
+		if listed != nil {
+			return errors.Join(err, listed)
+		}
+		i := slices.IndexFunc(records, func(r Record) bool { _, changed := r.HostSysctls[key]; return changed && r.ID != l.ID() })
+		if i < 0 {
+			return nil
+		}
+		if r := records[i]; tries == 0 || r.Detached {
+			return errors.Join(fmt.Errorf("lab %s has changed it and not put %s back: take it down first", r.ID, r.HostSysctls[key]), err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 func lockHostSettings(ctx context.Context) (*os.File, error) {
@@ -79,11 +107,14 @@ func (l *Lab) restoreHost() error {
 	for key, value := range l.record.HostSysctls {
 		errs = append(errs, writeSysctl(key, value))
 	}
+	if err := errors.Join(errs...); err != nil {
+		return err // and the lock stays: the next one would take what is found for the host's own
+	}
 	if l.sysctlLock != nil {
 		l.sysctlLock.Close()
 		l.sysctlLock = nil
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func sysctlPath(key string) string {
