@@ -38,6 +38,7 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
 	root := newRoot(a)
 	root.InitDefaultCompletionCmd() // otherwise made later, behind usageArgs
+	helpKnows(root)
 	usageArgs(root)
 	root.SetArgs(args)
 	root.SetIn(stdin)
@@ -109,6 +110,22 @@ func usageArgs(cmd *cobra.Command) {
 	}
 	for _, sub := range cmd.Commands() {
 		usageArgs(sub)
+	}
+}
+
+// helpKnows makes 'help' of a command that does not exist an error, which cobra passes over.
+func helpKnows(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Run = nil
+	help.RunE = func(cmd *cobra.Command, args []string) error {
+		about, rest, err := cmd.Root().Find(args)
+		if err != nil || len(rest) > 0 {
+			return usageError(cmd.Root(), "unknown help topic %q", strings.Join(args, " "))
+		}
+		about.InitDefaultHelpFlag()
+		about.InitDefaultVersionFlag()
+		return about.Help()
 	}
 }
 

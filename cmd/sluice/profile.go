@@ -41,6 +41,9 @@ func newProfile(a *app) *cobra.Command {
 			if err := checkSeconds(f.seconds); err != nil {
 				return usageError(cmd, "%w", err)
 			}
+			if f.folded == "-" && a.json {
+				return usageError(cmd, "--folded - and --json both write to standard output: give --folded a file")
+			}
 			return f.run(cmd.Context(), a)
 		},
 	}
