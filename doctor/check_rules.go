@@ -53,6 +53,10 @@ func ruleChecks() []Check {
 		{ID: "RL15", Name: "rule-drops", About: "packets that firewall rules drop", Weight: 70, Run: checkRuleDrops,
 			Symptom: "connections to some destinations hang; with reject they fail at once",
 			Remedy:  Remedy{Do: "if the packets are wanted, change or delete the rule named above", Risk: "the rule may be there for a reason"}},
+		{ID: "RL16", Name: "notrack-before-nat", About: "packets that rules keep from NAT by notrack", Weight: 80, Run: checkNotrackNAT,
+			Symptom: "packets leave with the addresses of the inside, and nothing comes back; the NAT rules' counters stand still",
+			Remedy: Remedy{Do: "let the notrack rule ask for the ports or destinations that need no NAT, or delete it", Cost: "an entry for each connection",
+				Risk: "traffic that was meant not to be tracked is"}},
 	}
 }
 
@@ -192,6 +196,39 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 		return f
 	}
 	return ok("%s of the entries are not translated", percent(c.share(plain)))
+}
+
+// strayPackets are forwarded packets of a moment that say nothing of where all the others go.
+const strayPackets = 50
+
+// checkNotrackNAT: NAT rules see the first packet of a connection, and of untracked ones none.
+func checkNotrackNAT(_ context.Context, c *Case) Finding {
+	if f, there := c.rules(); !there {
+		return f
+	}
+	nat, no := c.NS.Rules.Forwards, c.NS.Rules.Untracked
+	four := no.IPv4+no.Either > 0 && nat.IPv4+nat.Either > 0
+	six := no.IPv6+no.Either > 0 && nat.IPv6+nat.Either > 0
+	if !four && !six {
+		return ok("no rule keeps packets from NAT by where they come from")
+	}
+	forwarded := uint64(0)
+	if four {
+		forwarded += c.delta("Ip.ForwDatagrams")
+	}
+	if six {
+		forwarded += c.delta("Ip6OutForwDatagrams")
+	}
+	n := no.IPv4 + no.IPv6 + no.Either
+	f := found(Info, "%s packets from NAT by where they come from", pluralVerb(n, "notrack rule keeps", "notrack rules keep"))
+	t := c.NS.Table
+	translated := c.NS.After.Limits.Count > 0 && (t == nil || t.Translated[1]+t.Translated[2]+t.Translated[3] > 0)
+	if forwarded >= strayPackets && !translated {
+		f = found(Warn, "%d packets were forwarded and none was translated: %s them from NAT", forwarded, pluralVerb(n, "notrack rule keeps", "notrack rules keep")).
+			losing(c.perSecond(forwarded))
+	}
+	return f.with("rules with notrack, without ports and destinations", fmt.Sprint(n), fromRules).
+		with("Δforwarded", c.inWindow(forwarded), fromSNMP)
 }
 
 func checkNeedless(_ context.Context, c *Case) Finding {

@@ -295,6 +295,11 @@ func TestChecks(t *testing.T) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 3, PerSecond: 1}}
 		}, Info},
 		{"RL15", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
+		{"RL16", "notrack, and other traffic is translated", all(untracked(1, 0, 0), set("Ip.ForwDatagrams", 3000)), Info},
+		{"RL16", "notrack, and nothing is forwarded", all(untracked(1, 0, 0), noEntries), Info},
+		{"RL16", "notrack, and nothing is translated", all(untracked(0, 0, 1), noEntries, set("Ip.ForwDatagrams", 3000)), Warn},
+		{"RL16", "notrack of IPv6, NAT of IPv4", all(untracked(0, 1, 0), noEntries, set("Ip6OutForwDatagrams", 3000)), OK},
+		{"RL16", "rules unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules = nil }, Unknown},
 		{"FW01", "off, refusing", all(sysctl("net.ipv4.ip_forward", "0"), set("Ip.InAddrErrors", 30)), Critical},
 		{"FW01", "off, and nobody sends", sysctl("net.ipv4.ip_forward", "0"), Warn},
 		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), forwards(0, 0, 0)), OK},
@@ -381,6 +386,7 @@ func TestChecks(t *testing.T) {
 		}), Info},
 		{"RX09", "unreadable", func(s *vitals.Sample) { s.After.Mitigations = nil }, Unknown},
 		{"RX10", "full CPU", busy, Critical},
+		{"RX10", "a moment of a full CPU", all(busy, func(s *vitals.Sample) { s.Window = 100 * time.Millisecond }), Warn},
 		{"RX10", "busy CPU", func(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 200 }, Warn},
 		{"LS01", "overflow", set("TcpExt.ListenOverflows", 60), Critical},
 		{"LS01", "a few", set("TcpExt.ListenOverflows", 6), Warn},
@@ -462,7 +468,7 @@ func TestBlind(t *testing.T) {
 		blind[f.Check] = f.Verdict == Unknown
 	}
 	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
-		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 FW07 FW12 FW13") {
+		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 RL16 FW07 FW12 FW13") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
 		}

@@ -115,6 +115,19 @@ func targets(address string) func(*vitals.Sample) {
 	}
 }
 
+// untracked has so many rules keep packets of IPv4, of IPv6, and of either, from being tracked.
+func untracked(four, six, either int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Rules.Untracked = vitals.Forwards{IPv4: four, IPv6: six, Either: either}
+	}
+}
+
+// noEntries empties the connection table.
+func noEntries(s *vitals.Sample) {
+	n := s.Namespaces[0]
+	n.Table, n.Before.Limits.Count, n.After.Limits.Count = nil, 0, 0
+}
+
 // forwards has so many rules need forwarding of IPv4, of IPv6, and of either.
 func forwards(four, six, either int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {

@@ -103,6 +103,11 @@ func Cases() []Case {
 			ip daddr 198.51.100.2 udp dport 53 counter drop
 		}
 		}`), Traffic: sendUDP(50, Client, Server, 53, 100, false)},
+		{Name: "notrack", Check: "RL16", Setup: both(nft(natRules), nft(`table inet raw { chain pre {
+			type filter hook prerouting priority raw
+			iifname "wan0" ip saddr 192.0.2.0/24 notrack
+		}
+		}`)), Traffic: sendUDP(100, Client, Server, 9, 100, false)},
 		{Name: "linear-rules", Check: "RL01", Setup: nft(linearRules(1200)),
 			Traffic: dialTCP(20, 0)},
 		{Name: "backlog", Cause: "backlog", Check: "RX01", Host: map[string]string{"net.core.netdev_max_backlog": "5"},

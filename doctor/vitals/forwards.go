@@ -34,8 +34,8 @@ func (f *Forwards) add(family nftables.TableFamily) {
 	}
 }
 
-// readNft adds the rules of chains that packets from outside may meet.
-func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *ways, local []netip.Addr) {
+// fromOutside are the rules of chains that packets from outside may meet.
+func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *ways) (met []*nftables.Rule) {
 	sent, others := map[string]bool{}, map[string]bool{}
 	for _, c := range chains {
 		switch {
@@ -50,10 +50,16 @@ func (f *Forwards) readNft(chains []*nftables.Chain, rules map[string][]*nftable
 		if sent[key] && !others[key] {
 			continue
 		}
-		for _, rule := range list {
-			if family, needed := forwarded(rule, local); needed {
-				f.add(family)
-			}
+		met = append(met, list...)
+	}
+	return met
+}
+
+// readNft adds those of the rules that translate what has to be forwarded.
+func (f *Forwards) readNft(rules []*nftables.Rule, local []netip.Addr) {
+	for _, rule := range rules {
+		if family, needed := forwarded(rule, local); needed {
+			f.add(family)
 		}
 	}
 }

@@ -104,6 +104,7 @@ func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line st
 	r.Legacy++
 	r.Targets.legacy(f)
 	r.Forwards.legacy(family, f, local)
+	r.Untracked.legacyUntracked(family, f)
 	r.Pools.legacy(f)
 	limited := false
 	for i, word := range f {

@@ -79,8 +79,8 @@ func TestHelpers(t *testing.T) {
 	}
 	var r Ruleset
 	r.addLegacy(nftables.TableFamilyIPv4, "*raw\n-A PREROUTING -p tcp -m tcp --dport 21 -j CT --helper ftp\n-A PREROUTING -p tcp -j CT --helper ftp\n-A PREROUTING -p udp -j CT --notrack\nCOMMIT\n", nil)
-	if r.Helpers != 2 || r.WideHelpers != 1 || r.Notrack != 1 {
-		t.Errorf("iptables-legacy: %d helpers, %d of all ports, %d not tracked", r.Helpers, r.WideHelpers, r.Notrack)
+	if r.Helpers != 2 || r.WideHelpers != 1 || r.Untracked.IPv4 != 1 {
+		t.Errorf("iptables-legacy: %d helpers, %d of all ports, %d not tracked", r.Helpers, r.WideHelpers, r.Untracked.IPv4)
 	}
 }
 

@@ -22,7 +22,8 @@ type Ruleset struct {
 	Forwards  Forwards
 	Targets   Targets // of destination NAT
 	Tracking  int     // rules that look at connections
-	Notrack   int
+	// Untracked are rules that keep packets from being tracked by where they come from alone.
+	Untracked Forwards
 	Helpers   int // rules that assign one
 	// WideHelpers are those of them, in base chains, that ask for no port.
 	WideHelpers int
@@ -117,7 +118,9 @@ func readNft() (*Ruleset, error) {
 	r.Unread = ways.unread
 	r.Targets.readNft(maps, rules)
 	local := localAddresses()
-	r.Forwards.readNft(chains, rules, ways, local)
+	outside := fromOutside(chains, rules, ways)
+	r.Forwards.readNft(outside, local)
+	r.Untracked.readUntracked(outside)
 	r.Forwarded = nftForwarded(chains, rules, maps, local)
 	for _, t := range tables {
 		flowtables, _ := conn.ListFlowtables(t)
@@ -203,8 +206,6 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 						limited = true
 					}
 				}
-			case *expr.Notrack:
-				r.Notrack++
 			case *expr.Limit:
 				limited = true
 			case *expr.Log: // by the kernel's log: not to a program (NFLOG), nor to auditd
@@ -304,8 +305,6 @@ func (r *Ruleset) target(name string, random bool) {
 		r.MSSClamp = true
 	case "TRACE":
 		r.Traces++
-	case "CT", "NOTRACK":
-		r.Notrack++
 	case "CONNMARK", "CONNSECMARK", "SYNPROXY":
 		r.Tracking++
 	}

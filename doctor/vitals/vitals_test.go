@@ -110,6 +110,11 @@ func TestRuleset(t *testing.T) {
 	chain raw {
 		type filter hook prerouting priority raw
 		udp dport 53 notrack
+		ip saddr 10.0.0.0/8 notrack
+		iifname "lo" notrack
+		ip daddr 10.0.0.1 notrack
+		meta l4proto ipv6-icmp notrack
+		iifname "a" meta l4proto tcp notrack
 	}
 }
 table ip nat {
@@ -143,12 +148,12 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Notrack: 1, Logs: 1, MSSClamp: true,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Untracked: Forwards{IPv4: 1, Either: 1}, Logs: 1, MSSClamp: true,
 		Forwarded: []PortRange{{53, 53}, {80, 80}, {81, 81}},
 		Pools:     Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
 		Chains: []Chain{
 			{Name: "inet filter forward", Hook: "forward", Longest: 7, Established: 1, UpTo: 2, Drops: 1, PolicyDrop: true},
-			{Name: "inet filter raw", Hook: "prerouting", Longest: 1, Established: -1},
+			{Name: "inet filter raw", Hook: "prerouting", Longest: 6, Established: -1},
 			{Name: "ip nat post", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
 			{Name: "ip nat pre", Hook: "prerouting", NAT: true, Longest: 4, Established: -1},
 		},
