@@ -3,14 +3,11 @@
 package ebpf
 
 import (
-	"os"
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
-
-func writeFile(name, value string) error { return os.WriteFile(name, []byte(value), 0o644) }
 
 // TestPacketCases runs every packet case on XDP, on TC, and on TC with a checksum
 // over the whole packet. What the datapath refuses to carry is skipped in the

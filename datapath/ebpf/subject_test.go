@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -17,13 +16,13 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
@@ -183,54 +182,13 @@ func refusal(c *config.Config) error {
 }
 
 // build makes the interfaces, addresses, neighbours and routes of a host.
-func (s *subject) build(h nat.Host) error {
-	s.ifaces, s.names = map[string]int{}, map[int]string{}
-	for _, f := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
-		if err := writeFile(f, "1"); err != nil {
-			return err
-		}
+func (s *subject) build(h nat.Host) (err error) {
+	s.ifaces, _, err = lab.CaseHost(h, netns.None())
+	s.names = map[int]string{}
+	for name, index := range s.ifaces {
+		s.names[index] = name
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	errs := []error{netlink.LinkSetUp(lo)}
-	for _, i := range h.Interfaces {
-		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: i.Name, MTU: i.MTU, HardwareAddr: net.HardwareAddr(i.MAC[:])}, PeerName: "peer-" + i.Name}
-		if err := netlink.LinkAdd(link); err != nil {
-			return err
-		}
-		s.ifaces[i.Name], s.names[link.Index] = link.Index, i.Name
-		writeFile("/proc/sys/net/ipv6/conf/"+i.Name+"/accept_dad", "0")
-		writeFile("/proc/sys/net/ipv6/conf/"+i.Name+"/addr_gen_mode", "1")
-		peer, err := netlink.LinkByName(link.PeerName)
-		if err != nil {
-			return err
-		}
-		errs = append(errs, netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
-		for _, p := range i.Addresses {
-			a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
-			if p.Addr().Is6() {
-				a.Flags = unix.IFA_F_NODAD
-			}
-			errs = append(errs, netlink.AddrAdd(link, a))
-		}
-	}
-	for _, n := range h.Neighbours {
-		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: s.ifaces[n.Interface], State: netlink.NUD_PERMANENT,
-			IP: n.Address.AsSlice(), HardwareAddr: net.HardwareAddr(n.MAC[:])}))
-	}
-	for _, r := range h.Routes {
-		route := &netlink.Route{LinkIndex: s.ifaces[r.Interface],
-			Dst: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), r.To.Addr().BitLen())}}
-		if r.Via.IsValid() {
-			route.Gw = r.Via.AsSlice()
-		}
-		if err := netlink.RouteAdd(route); err != nil {
-			errs = append(errs, fmt.Errorf("route %v: %w", r, err))
-		}
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // xdpContext is struct xdp_md.

@@ -24,6 +24,10 @@
 // expected packet matches any value the first time and must be that value from
 // then on, and $name+1 the next number; "where $p even" and the like constrain it. A drop with an "out" line
 // is a packet that was answered. Adding a case is adding a file.
+//
+// A section "skip" names subjects that a case does not run on, and why: "tc: ...". On
+// nftables a case runs up to a line, from which on that datapath does something else:
+// "nftables: line 12: ...".
 package golden
 
 import (
@@ -84,6 +88,7 @@ type Step struct {
 	Action    nat.Action
 	Reason    nat.Reason // empty: any
 	Out       []Expected
+	passed    bool // what becomes of it is the kernel's affair
 	// Wait
 	Wait time.Duration
 	// Flows
@@ -201,4 +206,28 @@ func (c *Case) check() error {
 		return fmt.Errorf("%s: no packets", c.Path)
 	}
 	return nil
+}
+
+// OnTheWire returns the case as somebody sees it who only watches the wires: without
+// actions, reasons, flows and counters, and up to where time passes, a host asks for a
+// mapping, or the given line; 0 is none.
+func (c *Case) OnTheWire(line int) *Case {
+	seen := *c
+	seen.Steps = nil
+	for _, s := range c.Steps {
+		if line > 0 && s.Line >= line {
+			break
+		}
+		switch s.Kind {
+		case StepPacket:
+			s.passed = s.Action == nat.Pass
+			s.Action, s.Reason = "", ""
+		case StepFlows, StepCount:
+			continue
+		case StepWait, StepMap, StepUnmap:
+			return &seen
+		}
+		seen.Steps = append(seen.Steps, s)
+	}
+	return &seen
 }

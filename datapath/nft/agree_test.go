@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// TestPacketCases sends the packets of every case whose rules nftables carries through
+// the kernel: what leaves, and where, must be what leaves the eBPF datapath. A case says
+// under "skip" from which line on the two differ, and why; before it they must agree, and
+// in all they must differ.
+func TestPacketCases(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack)
+	cases, err := golden.Load("../../testdata/packets")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			if err := refusal(c.Config); err != nil {
+				t.Skip(err)
+			}
+			line, why := 0, c.Skip["nftables"]
+			if _, err := fmt.Sscanf(why, "line %d:", &line); err != nil && why != "" {
+				t.Fatalf("%q does not begin with its line", why)
+			}
+			if err := c.OnTheWire(line).Run(newSubject(t)); err != nil {
+				t.Error(err)
+			}
+			if why != "" && c.OnTheWire(0).Run(newSubject(t)) == nil {
+				t.Errorf("the datapaths agree, though the case says: %s", why)
+			}
+		})
+	}
+}

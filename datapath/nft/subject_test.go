@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// subject lets packets arrive on the far ends of a host's interfaces, and sees what
+// leaves by these. Of actions and reasons it knows nothing.
+type subject struct {
+	t        testing.TB
+	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
+	d        *Datapath
+	snapshot *datapath.Snapshot
+	names    map[int]string // of the host's interfaces
+	peers    map[string]int // their far ends, by the interface's name
+	far      netns.NsHandle
+	send     int // packet sockets
+	watch    int
+}
+
+var _ golden.Subject = (*subject)(nil)
+
+func newSubject(t testing.TB) *subject {
+	s := &subject{t: t}
+	t.Cleanup(s.drop)
+	return s
+}
+
+// Name implements golden.Subject.
+func (s *subject) Name() string { return "nftables" }
+
+func (s *subject) drop() {
+	if s.thread == nil {
+		return
+	}
+	if s.d != nil {
+		if err := s.d.Close(); err != nil {
+			s.t.Error(err)
+		}
+		s.d = nil
+	}
+	unix.Close(s.send)
+	unix.Close(s.watch)
+	close(s.thread)
+	s.thread = nil
+}
+
+// inside runs f in the subject's namespace.
+func (s *subject) inside(f func() error) error {
+	done := make(chan error)
+	s.thread <- func() { done <- f() }
+	return <-done
+}
+
+// enter starts a thread in a network namespace of its own, which ends with it. It stays
+// on one CPU, which works off what is sent on a pair in order.
+func (s *subject) enter() error {
+	thread, made := make(chan func()), make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		made <- s.unshare()
+		for f := range thread {
+			f()
+		}
+		s.far.Close()
+	}()
+	s.thread = thread
+	return <-made
+}
+
+// unshare moves the thread to a new namespace, and makes one for the far ends, on whose
+// interfaces packets are sent and no rule may stand.
+func (s *subject) unshare() (err error) {
+	if _, _, err := datapath.OneCPU(); err != nil {
+		return err
+	}
+	if s.far, err = netns.New(); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644); err != nil {
+		return err
+	}
+	if s.send, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(s.send, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+		return err
+	}
+	home, err := netns.New()
+	if err != nil {
+		return err
+	}
+	return home.Close() // the thread is in it
+}
+
+// Reset implements golden.Subject.
+func (s *subject) Reset(c *config.Config, h nat.Host) error {
+	s.drop()
+	if err := s.enter(); err != nil {
+		return err
+	}
+	return s.inside(func() error {
+		if err := s.build(h); err != nil {
+			return fmt.Errorf("host: %w", err)
+		}
+		var err error
+		if s.d, err = Open(); err != nil {
+			return err
+		}
+		s.snapshot = &datapath.Snapshot{Config: c}
+		for i := range c.Services {
+			states := make([]datapath.State, len(c.Services[i].Backends))
+			for n, b := range c.Services[i].Backends {
+				if b.Drain {
+					states[n] = datapath.Drain
+				}
+			}
+			s.snapshot.Services = append(s.snapshot.Services, datapath.Service{Service: &c.Services[i], State: states})
+		}
+		for i := range c.NAT {
+			s.snapshot.NAT = append(s.snapshot.NAT, &c.NAT[i])
+		}
+		for i := range c.Firewall.Rules {
+			s.snapshot.Rules = append(s.snapshot.Rules, &c.Firewall.Rules[i])
+		}
+		return s.apply()
+	})
+}
+
+func (s *subject) build(h nat.Host) error {
+	ifaces, peers, err := lab.CaseHost(h, s.far)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv6/auto_flowlabels", []byte("0"), 0o644); err != nil {
+		return err
+	}
+	s.names, s.peers = map[int]string{}, peers
+	for name, index := range ifaces {
+		s.names[index] = name
+	}
+	every := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
+	if s.watch, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(every)); err != nil {
+		return err
+	}
+	tv := unix.NsecToTimeval(int64(10 * time.Second))
+	return unix.SetsockoptTimeval(s.watch, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+}
+
+func (s *subject) apply() error {
+	s.snapshot.Revision++
+	_, err := s.d.Apply(context.Background(), s.snapshot)
+	return err
+}
+
+// marker is the type of a frame that follows a packet: when it has come in, the packet is
+// through.
+const marker = 0x88b5
+
+// Step implements golden.Subject.
+func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
+	err = s.inside(func() error {
+		mark := packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
+		for _, frame := range [][]byte{in.Frame, mark} {
+			if err := unix.Sendto(s.send, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.peers[in.Interface]}); err != nil {
+				return err
+			}
+		}
+		out.Out, err = s.departures()
+		return err
+	})
+	return out, err
+}
+
+// departures reads what left until the marker has arrived.
+func (s *subject) departures() (out []nat.Departure, err error) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := unix.Recvfrom(s.watch, buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("await the marker: %w", err)
+		}
+		l, ok := from.(*unix.SockaddrLinklayer)
+		if !ok || n < 14 {
+			continue
+		}
+		name, ours := s.names[l.Ifindex]
+		switch own := buf[0] == 0x33; { // multicast of the host's own IPv6
+		case !ours || own:
+		case l.Pkttype == unix.PACKET_OUTGOING:
+			out = append(out, nat.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
+		case binary.BigEndian.Uint16(buf[12:]) == marker:
+			return out, nil
+		}
+	}
+}
+
+// plain builds a packet. Of the ICMP errors that the kernel itself makes it leaves out what
+// is the kernel's own: precedence and identification.
+func plain(p packet.Packet) []byte {
+	if ip, ok := packet.Find[*packet.IPv4](p); ok && ip.TTL == 64 {
+		if m, ok := packet.Find[*packet.ICMP](p); ok && !m.IsQuery() {
+			ip.TOS, ip.ID, ip.Checksum = 0, 0, packet.Forced{}
+		}
+	}
+	return p.Build()
+}
+
+// Advance implements golden.Subject: the kernel's clock cannot be turned.
+func (s *subject) Advance(time.Duration) error { return errors.ErrUnsupported }
+
+// SetState implements golden.Subject.
+func (s *subject) SetState(service, backend string, state datapath.State) error {
+	for i := range s.snapshot.Services {
+		v := &s.snapshot.Services[i]
+		for n, b := range v.Backends {
+			if v.Name == service && b.Name == backend {
+				v.State[n] = state
+			}
+		}
+	}
+	return s.inside(s.apply)
+}
+
+// Map implements golden.Subject.
+func (s *subject) Map(datapath.Mapping) error { return errors.ErrUnsupported }
+
+// Unmap implements golden.Subject.
+func (s *subject) Unmap(datapath.Mapping) error { return errors.ErrUnsupported }
+
+// Flows implements golden.Subject.
+func (s *subject) Flows() (out []flow.Flow, err error) {
+	err = s.d.Flows(context.Background(), func(f flow.Flow) bool { out = append(out, f); return true })
+	return out, err
+}
+
+// Counters implements golden.Subject.
+func (s *subject) Counters() (*datapath.Counters, error) { return s.d.Counters(context.Background()) }
+
+// refusal returns why the datapath would not be given all of a configuration.
+func refusal(c *config.Config) error {
+	var d *Datapath
+	for i := range c.Services {
+		if err := d.CarriesService(&c.Services[i]); err != nil {
+			return err
+		}
+	}
+	for i := range c.NAT {
+		if err := d.CarriesNAT(&c.NAT[i]); err != nil {
+			return err
+		}
+	}
+	for i := range c.Firewall.Rules {
+		if err := d.CarriesRule(&c.Firewall.Rules[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

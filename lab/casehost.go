@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// CaseHost makes the calling thread's network namespace the host of a packet case. What is
+// sent on the far end of an interface arrives there; these ends are in the namespace far,
+// or beside the interfaces where that is [netns.None]. It returns the indices of both by
+// the interface's name.
+func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
+	for _, f := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+		if err := writeSysctl(f, "1"); err != nil {
+			return nil, nil, err
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, nil, err
+	}
+	errs := []error{netlink.LinkSetUp(lo)}
+	ifaces, peers = map[string]int{}, map[string]int{}
+	other := &netlink.Handle{} // of this namespace
+	if far.IsOpen() {
+		if other, err = netlink.NewHandleAt(far, unix.NETLINK_ROUTE); err != nil {
+			return nil, nil, err
+		}
+		defer other.Close()
+	}
+	for _, i := range h.Interfaces {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: i.Name, MTU: i.MTU, HardwareAddr: net.HardwareAddr(i.MAC[:])}, PeerName: "peer-" + i.Name}
+		if far.IsOpen() {
+			link.PeerNamespace = netlink.NsFd(far)
+		}
+		if err := netlink.LinkAdd(link); err != nil {
+			return nil, nil, err
+		}
+		ifaces[i.Name] = link.Index
+		errs = append(errs, writeSysctl("net.ipv6.conf."+i.Name+".accept_dad", "0"), writeSysctl("net.ipv6.conf."+i.Name+".addr_gen_mode", "1"),
+			setOffload(i.Name, unix.ETHTOOL_STXCSUM, false))
+		peer, err := other.LinkByName(link.PeerName)
+		if err != nil {
+			return nil, nil, err
+		}
+		peers[i.Name] = peer.Attrs().Index
+		errs = append(errs, netlink.LinkSetUp(link), other.LinkSetUp(peer))
+		for _, p := range i.Addresses {
+			a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+			if p.Addr().Is6() {
+				a.Flags = unix.IFA_F_NODAD
+			}
+			errs = append(errs, netlink.AddrAdd(link, a))
+		}
+	}
+	for _, n := range h.Neighbours {
+		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: ifaces[n.Interface], State: netlink.NUD_PERMANENT,
+			IP: n.Address.AsSlice(), HardwareAddr: net.HardwareAddr(n.MAC[:])}))
+	}
+	for _, r := range h.Routes {
+		route := &netlink.Route{LinkIndex: ifaces[r.Interface],
+			Dst: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), r.To.Addr().BitLen())}}
+		if r.Via.IsValid() {
+			route.Gw = r.Via.AsSlice()
+		}
+		if err := netlink.RouteAdd(route); err != nil {
+			errs = append(errs, fmt.Errorf("route %v: %w", r, err))
+		}
+	}
+	return ifaces, peers, errors.Join(errs...)
+}
