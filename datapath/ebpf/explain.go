@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
@@ -147,6 +149,9 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		if e.After != e.Before {
 			step("becomes %s", e.After)
 		}
+		if n := d.chosenLater(e); n != "" {
+			e.Notes = append(e.Notes, n)
+		}
 	}
 	if forwarded(&p) && p.Flags&planRouted != 0 {
 		h := wireHop(w.Hop)
@@ -158,6 +163,39 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	}
 	step("%s: %s", e.Action, e.Reason)
 	return e
+}
+
+// chosenLater says what of the source a packet is given only when it is really sent.
+func (d *Datapath) chosenLater(e *datapath.Explanation) string {
+	source := e.After.Source
+	switch {
+	case source == e.Before.Source || source.Port() != 0:
+		return ""
+	case !source.Addr().IsUnspecified():
+		return "port 0 stands for one that is chosen when a packet is really sent"
+	}
+	var pool []string
+	for _, a := range d.poolOf(e.Owner) {
+		if a.Is4() == source.Addr().Is4() {
+			pool = append(pool, a.String())
+		}
+	}
+	return fmt.Sprintf("%s stands for an address of %s and a port that are chosen when a packet is really sent", source, strings.Join(pool, ", "))
+}
+
+// poolOf are the addresses that a service or rule gives to sources.
+func (d *Datapath) poolOf(owner string) []config.AddressRange {
+	for _, s := range d.snapshot.Services {
+		if s.Name == owner {
+			return s.SourcePool
+		}
+	}
+	for _, r := range d.snapshot.NAT {
+		if r.Name == owner {
+			return append(slices.Clone(r.To.Addresses), r.Pool...)
+		}
+	}
+	return nil
 }
 
 // forwarded reports whether a packet goes on as its plan says, be it that the

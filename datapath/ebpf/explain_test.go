@@ -12,6 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
 
@@ -29,7 +31,8 @@ nat:
   - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}
   - {name: forward, type: port-forward, listen: {address: 203.0.113.1, ports: [8443]}, protocol: tcp, to: {address: 10.0.2.8, port: 443}}
   - {name: one, type: static, external: 203.0.113.64/26, internal: 10.1.7.64/26}
-  - {name: six, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.2]}
+  - {name: six, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/65"], pool: [203.0.113.2]}
+  - {name: many, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2:0:0:8000::/65"], pool: [203.0.113.4-203.0.113.5]}
 firewall:
   sets: {banned: [192.0.2.200/32]}
   rules: [{action: drop, source: "@banned"}]
@@ -70,6 +73,7 @@ func TestExplain(t *testing.T) {
 		{"port-forward", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:8443", "forward", "", "198.18.0.9:4000 -> 10.0.2.8:443", "lan0", "10.0.2.8", "forward new-flow", 0},
 		{"static", tcp, "wan0", "198.18.0.9:4000", "203.0.113.70:22", "one", "", "198.18.0.9:4000 -> 10.1.7.70:22", "lan0", "10.0.2.9", "forward static", 0},
 		{"nat64", tcp, "lan0", "[fd00:2::5]:4000", "[64:ff9b::c612:9]:443", "six", "", "203.0.113.2:* -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
+		{"a pool of several", tcp, "lan0", "[fd00:2::8000:0:0:5]:4000", "[64:ff9b::c612:9]:443", "many", "", "0.0.0.0:0 -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
 		{"denied", tcp, "wan0", "192.0.2.200:4000", "192.0.2.10:80", "", "", "", "", "", "drop denied", 0},
 		{"no backend", tcp, "wan0", "198.18.0.9:4000", "192.0.2.60:80", "drained", "", "", "", "", "drop no-backend", 0},
 		{"no binding", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:9999", "", "", "", "", "", "drop no-binding", 0},
@@ -100,6 +104,9 @@ func TestExplain(t *testing.T) {
 			if got := e.After.String(); got != before && (!any || !strings.HasPrefix(got, before) || !strings.HasSuffix(got, rest)) {
 				t.Errorf("becomes %s, want %s", got, after)
 			}
+			if notes := strings.Join(e.Notes, "\n"); (e.After.Source.Port() == 0) != (notes != "") || c.owner == "many" && !strings.Contains(notes, "an address of 203.0.113.4/31") {
+				t.Errorf("notes %q", e.Notes)
+			}
 			if last := e.Steps[len(e.Steps)-1]; last != e.Action+": "+e.Reason {
 				t.Errorf("the last step is %q", last)
 			}
@@ -120,4 +127,69 @@ func TestExplain(t *testing.T) {
 			t.Errorf("explaining took %d ports", table.Used)
 		}
 	}
+}
+
+// TestExplainFlows asks about packets of flows that there are: they become what they
+// became when they were sent.
+func TestExplainFlows(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("test.yaml", []byte(explainYAML))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSubject(t, "xdp")
+	if err := s.Reset(c, golden.StandardHost()); err != nil {
+		t.Fatal(err)
+	}
+	host := golden.StandardHost()
+	for _, in := range []struct{ iface, source, dest, owner string }{
+		{"wan0", "198.18.0.9:4000", "192.0.2.10:80", "web"},
+		{"wan0", "198.18.0.9:4000", "192.0.2.20:80", "full"},
+		{"wan0", "[2001:db8:9::9]:4000", "[2001:db8::20]:80", "cross"},
+		{"lan0", "10.0.2.3:4000", "198.18.0.9:443", "office"},
+		{"wan0", "198.18.0.9:4000", "203.0.113.1:8443", "forward"},
+		{"lan0", "[fd00:2::5]:4000", "[64:ff9b::c612:9]:443", "six"},
+	} {
+		q := datapath.Question{Interface: in.iface, Tuple: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort(in.source), Dest: netip.MustParseAddrPort(in.dest)}}
+		back := datapath.Question{Interface: map[string]string{"wan0": "lan0", "lan0": "wan0"}[in.iface]}
+		for _, q := range []*datapath.Question{&q, &back} {
+			p, err := q.Packet(packet.SYN)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at, _ := host.Interface(q.Interface)
+			out, err := s.Step(nat.Arrival{Interface: q.Interface, Frame: append(packet.Packet{&packet.Ethernet{Src: packet.MAC{2}, Dst: at.MAC}}, p...).Build()})
+			if err != nil || len(out.Out) != 1 {
+				t.Fatalf("%s: %v: %+v", q.Tuple, err, out)
+			}
+			sent := tupleIn(t, out.Out[0].Frame)
+			e, err := s.d.Explain(context.Background(), *q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !e.Existing || e.Owner != in.owner || e.Before != q.Tuple || e.After != sent || e.Out != out.Out[0].Interface {
+				t.Errorf("%s left by %s as %s; explained as %+v", q.Tuple, out.Out[0].Interface, sent, e)
+			}
+			back.Tuple = flow.Tuple{Protocol: flow.TCP, Source: sent.Dest, Dest: sent.Source}
+		}
+	}
+}
+
+// tupleIn reads the endpoints of a TCP segment.
+func tupleIn(t *testing.T, frame []byte) flow.Tuple {
+	t.Helper()
+	p := packet.Parse(frame)
+	segment, ok := packet.Find[*packet.TCP](p)
+	if !ok {
+		t.Fatalf("no TCP: %s", p)
+	}
+	tuple := flow.Tuple{Protocol: flow.TCP}
+	var src, dst netip.Addr
+	if ip, ok := packet.Find[*packet.IPv4](p); ok {
+		src, dst = ip.Src, ip.Dst
+	} else if ip, ok := packet.Find[*packet.IPv6](p); ok {
+		src, dst = ip.Src, ip.Dst
+	}
+	tuple.Source, tuple.Dest = netip.AddrPortFrom(src, segment.SrcPort), netip.AddrPortFrom(dst, segment.DstPort)
+	return tuple
 }

@@ -43,8 +43,12 @@ func (d *Datapath) Warnings() (out []string) {
 	for _, a := range d.attached {
 		native = native || a.hook == config.AttachXDP
 		if i, _ := d.seen.byName(a.name); a.hook != config.AttachTC && i.Virtual() {
-			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones; "+
-				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", a.name, i.Kind))
+			large := ""
+			if a.hook == config.AttachXDPGeneric { // native XDP has the driver refuse them
+				large = ", and segments that it leaves to the link to cut (TSO) are lost"
+			}
+			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones%s; "+
+				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", a.name, i.Kind, large))
 		}
 	}
 	for _, i := range d.seen.deaf() {
