@@ -124,30 +124,34 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 struct straight {
 	struct iphdr *ip;
 	struct ports *ports;
-	struct backend *backend; // not in mode dsr
+	struct backend *to;  // mode stateless: its new destination
+	struct backend *far; // mode tunnel: its far end
 	struct hop *hop;
 	__u64 way;
 	__u32 id;     // backend
 	__u32 length; // of the packet
 	__be32 source; // of the outer header
-	__u8 mode;
 };
 
 // What the mode of a packet's service asks for. False: the long way.
 static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way, __u32 *grow)
 {
+	struct backend *b;
 	__u32 id = s->id;
 
 	if (d->mode == MODE_DSR)
 		return true;
-	s->backend = bpf_map_lookup_elem(&backends, &id);
-	if (!s->backend)
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (!b)
 		return false;
-	if (d->mode != MODE_TUNNEL)
+	if (d->mode != MODE_TUNNEL) {
+		s->to = b;
 		return true;
+	}
+	s->far = b;
 	s->source = way->source;
 	*grow = sizeof(struct iphdr);
-	return d->encap == ENCAP_IPIP && s->backend->family == FAMILY_4 && s->source;
+	return d->encap == ENCAP_IPIP && b->family == FAMILY_4 && s->source;
 }
 
 // Finds all of it, or false for the long way. frame_len: bytes of the whole frame,
@@ -177,7 +181,6 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	s->id = id;
 	s->ip = ip;
 	s->ports = ports;
-	s->mode = d->mode;
 	s->way = *(volatile __u64 *)&way->way;
 	if (!direct_mode(s, d, way, &grow))
 		return false;
@@ -190,17 +193,15 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct straight s = {};
-	bool wrap;
 
 	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex))
 		return NOT_DIRECT;
-	wrap = s.mode == MODE_TUNNEL;
-	if (s.mode == MODE_STATELESS && !direct_rewrite(s.ip, s.ports, end, s.backend))
+	if (s.to && !direct_rewrite(s.ip, s.ports, end, s.to))
 		return NOT_DIRECT;
 	direct_age(s.ip);
 	direct_count(s.id, s.length, s.way >> 32);
-	if (wrap && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
-		     !direct_wrap(ctx, s.backend, s.source, s.length, true)))
+	if (s.far && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
+		      !direct_wrap(ctx, s.far, s.source, s.length, true)))
 		return XDP_ABORTED;
 	return xdp_send(ctx, s.hop);
 }
@@ -218,9 +219,9 @@ static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct
 	p.tuple.l4_proto = s->ip->protocol;
 	p.l4_off = ETH_HLEN + sizeof(*s->ip);
 	plan.to = p.tuple;
-	plan.to.daddr.w[0] = s->backend->addr.w[0];
-	if (s->backend->port)
-		plan.to.dport = s->backend->port;
+	plan.to.daddr.w[0] = s->to->addr.w[0];
+	if (s->to->port)
+		plan.to.dport = s->to->port;
 	return tc_rewrite(ctx, &p, &plan, false);
 }
 
@@ -229,19 +230,17 @@ static __noinline int tc_direct(struct __sk_buff *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct straight s = {};
-	bool wrap;
 
 	if (ctx->gso_size || !straight_of(&s, data, end, ctx->len, ctx->ingress_ifindex))
 		return NOT_DIRECT;
-	wrap = s.mode == MODE_TUNNEL;
 	direct_count(s.id, s.length, s.way >> 32);
-	if (s.mode != MODE_STATELESS)
+	if (!s.to)
 		direct_age(s.ip);
 	else if (tc_direct_rewrite(ctx, &s) != REASON_NONE)
 		return TC_ACT_SHOT;
-	if (wrap && (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
-					 BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
-		     !direct_wrap(ctx, s.backend, s.source, s.length, false)))
+	if (s.far && (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
+					  BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
+		      !direct_wrap(ctx, s.far, s.source, s.length, false)))
 		return TC_ACT_SHOT;
 	return tc_send(ctx, s.hop);
 }
