@@ -298,6 +298,17 @@ func (r *ruleReader) multiport(b []byte) {
 // lookup narrows what the rule asks to the keys of a set or map; of a verdict map each
 // element is a way of its own.
 func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
+	verdicts := e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
+	asked := false // for destinations: sets of sources may be large, and say nothing here
+	for at := range r.fields {
+		asked = asked || at >= place(e.SourceRegister)
+	}
+	if !verdicts && !asked {
+		if e.IsDestRegSet {
+			delete(r.fields, place(e.DestRegister))
+		}
+		return nil
+	}
 	elements, read := r.maps.elements(r.rule.Table, e.SetName)
 	if !read || e.Invert {
 		return nil
@@ -311,7 +322,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 			}
 		}
 		w := r.then(one.asks)
-		if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT {
+		if verdicts {
 			if chain := verdictChain(element); chain != "" {
 				w.to = chainKey(r.rule.Table, chain)
 				list = append(list, w)
@@ -320,7 +331,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 		}
 		all = append(all, one.asks)
 	}
-	if e.IsDestRegSet && e.DestRegister != unix.NFT_REG_VERDICT {
+	if e.IsDestRegSet && !verdicts {
 		delete(r.fields, place(e.DestRegister))
 	}
 	if len(all) == 0 {

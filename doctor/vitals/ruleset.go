@@ -112,7 +112,7 @@ func readNft() (*Ruleset, error) {
 		rules[chainKey(c.Table, c.Name)] = list
 		r.scan(c, list)
 	}
-	maps := &mapReader{conn: conn}
+	maps := &mapReader{}
 	ways := newWays()
 	ways.readNft(rules, maps)
 	r.Unread = ways.unread

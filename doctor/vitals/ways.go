@@ -13,36 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostMaps bounds how many nftables maps and sets are read: each is a request of its
-// own, and a checkup of a host takes seconds in all.
-const mostMaps = 1024
-
-// mapReader reads the elements of nftables maps and sets, each once.
-type mapReader struct {
-	conn *nftables.Conn
-	read map[string][]nftables.SetElement
-}
-
-// elements returns those of a map; false where it was not read.
-func (m *mapReader) elements(table *nftables.Table, name string) ([]nftables.SetElement, bool) {
-	key := chainKey(table, name)
-	if list, known := m.read[key]; known || len(m.read) >= mostMaps {
-		return list, known && list != nil
-	}
-	list, err := m.conn.GetSetElements(&nftables.Set{Table: table, Name: name})
-	switch {
-	case err != nil:
-		list = nil
-	case list == nil:
-		list = []nftables.SetElement{}
-	}
-	if m.read == nil {
-		m.read = map[string][]nftables.SetElement{}
-	}
-	m.read[key] = list
-	return list, list != nil
-}
-
 // verdictChain is the chain that the verdict of an element sends packets to; "": none.
 func verdictChain(e nftables.SetElement) string {
 	attributes, err := mdnetlink.NewAttributeDecoder(e.Val) // the library leaves it as it came

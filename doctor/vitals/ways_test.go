@@ -129,3 +129,31 @@ func TestLongestMaps(t *testing.T) {
 		t.Errorf("%d of %d maps unread, want 10", got.Unread, mostMaps+10)
 	}
 }
+
+// TestLargeMaps: a map with more elements than a checkup has time for counts as unread, and
+// a large set of sources says nothing of what is forwarded where.
+func TestLargeMaps(t *testing.T) {
+	addresses := func(format string, n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format+",", i>>16, i>>8&255, i&255)
+		}
+		return b.String()
+	}
+	got := readRules(t, "nft", `table ip t {
+		map most { type ipv4_addr : verdict; elements = { `+addresses("10.%d.%d.%d : goto long", mostElements)+` } }
+		map more { type ipv4_addr : verdict; elements = { `+addresses("10.%d.%d.%d : goto short", mostElements+1000)+` } }
+		set deny { type ipv4_addr; elements = { `+addresses("10.%d.%d.%d", mostElements+1000)+` } }
+		chain long { counter; counter; counter; counter; }
+		chain short { counter; }
+		chain pre { type nat hook prerouting priority -100; ip saddr @deny drop; tcp dport 80 dnat to 198.51.100.2; }
+		chain forward { type filter hook forward priority 0; ip saddr vmap @most; ip saddr vmap @more; }
+	}`)
+	i := slices.IndexFunc(got.Chains, func(c Chain) bool { return c.Hook == "forward" })
+	if i < 0 || got.Chains[i].Longest != 2+4 || got.Unread != 1 {
+		t.Errorf("%+v, %d maps unread; want 6 rules and 1 map", got.Chains, got.Unread)
+	}
+	if len(got.Forwarded) != 1 || got.Forwarded[0].Low != 80 {
+		t.Errorf("forwarded ports %v", got.Forwarded)
+	}
+}
