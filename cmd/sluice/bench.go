@@ -86,7 +86,8 @@ func newBenchDocs(a *app) *cobra.Command {
 		Short: "Write the benchmark page and charts from the committed results",
 		Long: "docs renders the results of the main machine, SUITE.json, and those of other machines in a directory\n" +
 			"each beside them. It exits 1 when a ratio wants an explanation that explained.yaml does not have.",
-		Args: cobra.NoArgs,
+		Example: "  sluice bench docs",
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := bench.WriteDocs(dir, page); err != nil {
 				return fmt.Errorf("bench: docs: %w", err)

@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/config"
 )
@@ -65,6 +68,52 @@ func TestConfigSchemaAndShow(t *testing.T) {
 	code, out, stderr := sluiceCommand("", "config", "show", "../../examples/lb-dnat.yaml")
 	if c, err := config.Decode("shown", []byte(out)); code != exitOK || err != nil || c.Services[0].Check.Fall != 2 {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, stderr)
+	}
+}
+
+// TestHelpFits: help is read on terminals of 80 columns, and shows how a command is used.
+func TestHelpFits(t *testing.T) {
+	var look func(cmd *cobra.Command)
+	look = func(cmd *cobra.Command) {
+		if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
+			return
+		}
+		for _, sub := range cmd.Commands() {
+			look(sub)
+		}
+		if !cmd.HasSubCommands() && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		copied := false // lines that are there to be copied stay as they are
+		_, out, _ := sluiceCommand("", append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		for line := range strings.Lines(out) {
+			if !strings.HasPrefix(line, " ") {
+				copied = strings.HasPrefix(line, "Usage:") || strings.HasPrefix(line, "Examples:")
+			}
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 && !copied {
+				t.Errorf("%s --help: %d columns: %s", cmd.CommandPath(), n, line)
+			}
+		}
+	}
+	look(newRoot(&app{}))
+}
+
+// TestUnknownHelp: nobody is told of success who asks for help of what is not there.
+func TestUnknownHelp(t *testing.T) {
+	for _, topic := range []string{"nosuch", "tune nosuch", "lab up nosuch"} {
+		if code, out, stderr := sluiceCommand("", append([]string{"help"}, strings.Fields(topic)...)...); code != exitUsage || out != "" || !strings.Contains(stderr, topic) {
+			t.Errorf("%s: exit %d, %q, %q", topic, code, out, stderr)
+		}
+	}
+	if code, out, stderr := sluiceCommand("", "help", "tune", "status"); code != exitOK || !strings.Contains(out, "sluice tune status") {
+		t.Errorf("help tune status: exit %d, %q, %q", code, out, stderr)
+	}
+}
+
+// TestProfileToOutput: two forms cannot share one stream.
+func TestProfileToOutput(t *testing.T) {
+	if code, out, stderr := sluiceCommand("", "profile", "--folded", "-", "--json"); code != exitUsage || !strings.Contains(out+stderr, "--folded - and --json") {
+		t.Errorf("exit %d, %q, %q", code, out, stderr)
 	}
 }
 

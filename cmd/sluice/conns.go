@@ -50,7 +50,7 @@ func newConns(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "conns",
 		GroupID: "diagnosis",
-		Short:   "Show the connection table: who fills it, what can go, when it is full",
+		Short:   "Show the connections: who fills it, what can go, when it is full",
 		Long: `Reads the kernel's connection table of every network namespace in one pass and
 adds it up: fill (all entries, and those that nothing makes room for), growth and
 time to full, states, the largest sources and services, the occupancy of each SNAT
@@ -387,6 +387,8 @@ func newConnsDelete(a *app) *cobra.Command {
 		Long: `Removes entries from the kernel's connection table. The connections that they
 stand for are cut when they were translated: their packets no longer find the way.
 Without --yes it only counts what would go. At least one filter is needed.`,
+		Example: "  sluice conns delete --src 10.0.0.7\n" +
+			"  sluice conns delete --src 10.0.0.7 --yes",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			filter, err := f.filter()

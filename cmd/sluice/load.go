@@ -24,7 +24,7 @@ func newLoad(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "load",
 		GroupID: "measure",
-		Short:   "Generate packets, connections and HTTP requests, and measure what arrives",
+		Short:   "Send packets, connections and requests, and measure what arrives",
 		Long: "load sends into the namespaces of a lab only, unless --i-own-this-network is given.\n\n" +
 			"A place is written NODE/INTERFACE or LAB/NODE/INTERFACE; an interface alone means the namespace\n" +
 			"that the command runs in. On veth links one CPU carries the whole way of a packet: sender, gateway\n" +

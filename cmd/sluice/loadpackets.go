@@ -40,7 +40,7 @@ func newLoadPackets(a *app) *cobra.Command {
 	var f loadPacketsFlags
 	cmd := &cobra.Command{
 		Use:   "packets --from PLACE --source RANGE --dest RANGE [--to PLACE]",
-		Short: "Send packets as fast as they go or at a rate, and count them at the far end",
+		Short: "Send packets as fast as they go or at a rate, and count them",
 		Long: "packets writes whole frames in XDP and redirects them to an interface: UDP, TCP or ICMP, IPv4 or IPv6.\n" +
 			"A range is ADDRESS, ADDRESS+COUNT or a CIDR, with :PORT or :FIRST-LAST. With --to the far end counts, and\n" +
 			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts. An interface\n" +

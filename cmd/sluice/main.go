@@ -84,6 +84,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return exitError{exitUsage, fmt.Errorf("%w; see '%s --help'", err, cmd.CommandPath())}
 	})
+	fitHelp(root)
 	root.AddGroup(
 		&cobra.Group{ID: "gateway", Title: "The gateway:"},
 		&cobra.Group{ID: "diagnosis", Title: "Diagnosis:"},
@@ -110,22 +111,6 @@ func usageArgs(cmd *cobra.Command) {
 	}
 	for _, sub := range cmd.Commands() {
 		usageArgs(sub)
-	}
-}
-
-// helpKnows makes 'help' of a command that does not exist an error, which cobra passes over.
-func helpKnows(root *cobra.Command) {
-	root.InitDefaultHelpCmd()
-	help, _, _ := root.Find([]string{"help"})
-	help.Run = nil
-	help.RunE = func(cmd *cobra.Command, args []string) error {
-		about, rest, err := cmd.Root().Find(args)
-		if err != nil || len(rest) > 0 {
-			return usageError(cmd.Root(), "unknown help topic %q", strings.Join(args, " "))
-		}
-		about.InitDefaultHelpFlag()
-		about.InitDefaultVersionFlag()
-		return about.Help()
 	}
 }
 

@@ -23,7 +23,7 @@ func newShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show",
 		GroupID: "gateway",
-		Short:   "Show what is in force: services, backends, NAT rules, mappings, flows",
+		Short:   "Show what is in force: services, backends, NAT rules, flows",
 		Long:    "Show the running gateway. Without an argument: the daemon at a glance.",
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
 		Args:    cobra.NoArgs,

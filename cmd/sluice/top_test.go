@@ -45,7 +45,8 @@ func TestTopJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatalf("%v:\n%s", err, text)
 	}
-	if p.Entries != 320 || len(p.Sources) != 2 || p.SNATPorts[0].Used != 300 || p.Held[name] != 200 || p.Verdict.Level != top.OK {
+	if p.Entries != 320 || len(p.Sources) != 2 || p.SNATPorts[0].Used != 300 || p.Held[name] != 200 ||
+		p.Verdict.Level != top.OK && !strings.Contains(p.Verdict.Text, "softirqs") { // which other programs may fill
 		t.Errorf("%+v", p)
 	}
 	if p.Drops == nil || len(p.Phases) == 0 {

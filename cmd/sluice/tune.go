@@ -39,7 +39,7 @@ func newTune(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "tune [PROFILE]",
 		GroupID: "diagnosis",
-		Short:   "Set the kernel's limits and timeouts for a role or a load, with rollback",
+		Short:   "Set the kernel's limits and timeouts for a role, with rollback",
 		Long: `Computes kernel settings for a profile or a planned load, shows each value now and
 then with its memory and risk, writes them, reads them back, and watches the drop
 counters for a trial. If drops rise, or the terminal is lost, everything is taken
@@ -241,7 +241,9 @@ func newTuneStatus(a *app, f *tuneFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show what was tuned, and whether it still holds",
-		Args:  cobra.NoArgs,
+		Example: "  sluice tune status\n" +
+			"  sluice tune status --netns office --json",
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			s, err := f.system(a)
 			if err != nil {
@@ -321,6 +323,8 @@ func newTuneRollback(a *app, f *tuneFlags) *cobra.Command {
 		Long: `Writes back every value that was there before, last one first, and restores or
 removes the file in /etc/sysctl.d. A value that someone else changed in the
 meantime is left alone and named.`,
+		Example: "  sluice tune rollback\n" +
+			"  sluice tune rollback --all",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if os.Geteuid() != 0 {

@@ -36,7 +36,7 @@ func TestWithoutRights(t *testing.T) {
 		code int
 		says []string
 	}{
-		{"doctor --seconds 0.2", -1, []string{"Conclusion", "could not look", "run as root", "CAP_BPF", "are hidden from this user"}},
+		{"doctor --seconds 0.2", -1, []string{"Conclusion", "Not visible", "run as root", "CAP_BPF", "are hidden from this user"}},
 		{"drops --seconds 0.2", exitFailure, []string{"run as root, or with CAP_BPF"}},
 		{"profile --seconds 0.2", exitFailure, []string{"run as root", "CAP_"}},
 		{"conns", exitOK, []string{"NAMESPACE", "not seen:"}},
