@@ -47,7 +47,7 @@ func entryChecks() []Check {
 			Remedy:  Remedy{Do: "remove the backend from the rules, then conntrack -D --reply-src ADDRESS", Cost: "one pass over the table for each delete"}},
 		{ID: "ST11", Name: "one-way-connections", About: "established connections without a reply", Weight: 28, Run: checkOneWay,
 			Symptom: "asymmetric routing: answers take another way, some connections hang",
-			Remedy:  Remedy{Do: "route both directions through this host, or notrack the traffic"}},
+			Remedy:  Remedy{Do: "route both directions through this host, or notrack the traffic", Risk: "notrack takes NAT and ct state from it"}},
 	}
 }
 

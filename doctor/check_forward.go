@@ -35,13 +35,13 @@ func forwardChecks() []Check {
 				Cost: "some 400 bytes a neighbour"}},
 		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
 			Symptom: "one backend or host cannot be reached",
-			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right"}},
+			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right", Cost: "none: it only looks"}},
 		{ID: "FW08", Name: "no-route", About: "packets without a route", Weight: 81, Run: checkNoRoute,
 			Symptom: "some destinations answer \"network unreachable\"",
-			Remedy:  Remedy{Do: "add the route, or correct the client's"}},
+			Remedy:  Remedy{Do: "add the route, or correct the client's", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW09", Name: "ttl", About: "packets whose TTL ran out", Weight: 79, Run: checkTTL,
 			Symptom: "a destination cannot be reached, traceroute goes in circles",
-			Remedy:  Remedy{Do: "traceroute to the destination; correct the routers that point at each other"}},
+			Remedy:  Remedy{Do: "traceroute to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW10", Name: "offloads", About: "LRO and GRO on a router", Weight: 37, Run: checkOffloads,
 			Symptom: "packets too large to forward, or one CPU's worth of work for each packet",
 			Remedy:  Remedy{Do: "ethtool -K IFACE lro off gro on", Risk: "a moment without traffic on some drivers"}},
@@ -50,7 +50,7 @@ func forwardChecks() []Check {
 			Remedy:  Remedy{Do: "net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
 		{ID: "FW13", Name: "other-drops", About: "packets dropped by TC, XDP, IPsec policies, for broken headers, or for a reason that no other check looks at", Weight: 35, Run: checkOtherDrops,
 			Symptom: "connections to some destinations hang, and no rule, route or counter of connection tracking says why",
-			Remedy:  Remedy{Do: "sluice drops --stack shows packets, and where in the kernel they end"}},
+			Remedy:  Remedy{Do: "sluice drops --stack shows packets, and where in the kernel they end", Cost: "a few hundred ns of CPU for each drop while it runs"}},
 	}
 }
 
@@ -422,7 +422,7 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 		}
 		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)
 		if g.Cause.Remedy != "" {
-			worst.Remedy = &Remedy{Do: g.Cause.Remedy}
+			worst.Remedy = &Remedy{Do: g.Cause.Remedy, Risk: "who made the filter or policy may have meant it"}
 		}
 	}
 	return worst

@@ -31,17 +31,17 @@ func linkChecks() []Check {
 			Symptom: "bursts are lost before the kernel sees them",
 			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX", Cost: "memory, cache misses", Risk: "a moment without traffic"}},
 		{ID: "RX06", Name: "link-errors", About: "errors and drops of interfaces", Weight: 78, Run: checkLinkErrors,
-			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver, look at ethtool -S"}},
+			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver, look at ethtool -S", Risk: "the link is down meanwhile"}},
 		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
 			Symptom: "loss and jitter on the way out",
 			Remedy:  Remedy{Do: "tc qdisc replace dev IFACE root fq_codel, or raise its limit", Risk: "a longer queue is more latency"}},
 		{ID: "RX08", Name: "xdp", About: "XDP programs, and interfaces that cannot send what they redirect", Weight: 1, Run: checkXDP,
 			Symptom: "packets vanish; no counter of the kernel shows them",
-			Remedy:  Remedy{Do: "on veth: ethtool -K IFACE gro on at the receiving end; on NICs: an XDP program of their own, or a driver that can"}},
+			Remedy:  Remedy{Do: "on veth: ethtool -K IFACE gro on at the receiving end; on NICs: an XDP program of their own, or a driver that can", Cost: "GRO takes some CPU time on veth"}},
 		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
 		{ID: "RX10", Name: "softirq-load", About: "CPU time in softirq", Host: true, Weight: 42, Run: checkSoftirq,
 			Symptom: "latency and loss; ksoftirqd is at the top of the list of programs",
-			Remedy:  Remedy{Do: "sluice profile shows where it goes; spread queues over CPUs; use the eBPF datapath"}},
+			Remedy:  Remedy{Do: "sluice profile shows where it goes; spread queues over CPUs; use the eBPF datapath", Cost: "1,000 samples a second of each CPU while it runs", Risk: "packets of connections that change queues are reordered for a moment"}},
 	}
 }
 

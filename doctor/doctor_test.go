@@ -417,8 +417,8 @@ func TestChecks(t *testing.T) {
 				if f.Check == c.check && f.Verdict != c.want {
 					t.Errorf("%s: %s, want %s", f.Summary, f.Verdict, c.want)
 				}
-				if f.Check == c.check && f.Verdict >= Warn && (f.Symptom == "" || f.Remedy == nil || f.Remedy.Do == "") {
-					t.Errorf("%s has no symptom or remedy", f.Check)
+				if f.Check == c.check && f.Verdict >= Warn && (f.Symptom == "" || f.Remedy == nil || f.Remedy.Do == "" || f.Remedy.Cost+f.Remedy.Risk == "") {
+					t.Errorf("%s has no symptom, remedy, or cost and risk of it: %+v", f.Check, f.Remedy)
 				}
 			}
 		})
