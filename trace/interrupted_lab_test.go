@@ -84,6 +84,7 @@ func TestInterruptedDrops(t *testing.T) {
 			events[p.Hook] += p.Packets
 		}
 	}
+	t.Logf("counted by hook: %v", events)
 	missing := 0.0
 	for hook, name := range map[trace.Hook]string{trace.HookForward: "forwarded", trace.HookOutput: "own"} {
 		m := regexp.MustCompile(`packets ([0-9]+)`).FindStringSubmatch(nft("list", "counter", "inet", "t", name))

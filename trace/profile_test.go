@@ -32,6 +32,41 @@ func TestInnermostPhaseWins(t *testing.T) {
 	}
 }
 
+// TestPhaseMap: the functions of each phase, here and on other kernels, by which its time is told.
+func TestPhaseMap(t *testing.T) {
+	index := newPhaseIndex()
+	for phase, functions := range map[string]string{
+		"conntrack lookup": "nf_conntrack_in init_conntrack __nf_conntrack_alloc __nf_conntrack_find_get early_drop nf_conntrack_tcp_packet " +
+			"nf_conntrack_udp_packet nf_conntrack_double_lock resolve_normal_ct ipv4_conntrack_in",
+		"conntrack confirm": "nf_confirm __nf_conntrack_confirm ipv4_confirm",
+		"conntrack gc":      "gc_worker nf_ct_gc_expired death_by_timeout",
+		"conntrack dump":    "ctnetlink_dump_table",
+		"NAT": "nf_nat_setup_info nf_nat_inet_fn nf_nat_packet nf_nat_manip_pkt nf_nat_ipv4_pre_routing nf_nat_ipv4_out nf_nat_ipv4_local_in " +
+			"nf_nat_ipv4_local_fn nf_nat_masquerade_ipv4 nft_nat_do_chain nft_nat_eval nft_masq_eval get_unique_tuple nf_nat_l4proto_unique_tuple " +
+			"nf_nat_used_tuple iptable_nat_do_chain iptable_nat_ipv4_in",
+		"rules": "nft_do_chain nft_do_chain_ipv4 nft_do_chain_inet nft_payload_eval nft_meta_get_eval nft_ct_get_eval nft_lookup_eval nft_immediate_eval " +
+			"nft_counter_eval nft_rhash_lookup nft_pipapo_lookup nft_pipapo_avx2_lookup nft_rbtree_lookup ipt_do_table ip6t_do_table iptable_filter_hook",
+		"hook glue":        "nf_hook_slow nf_hook_slow_list nf_hook_run_bpf",
+		"bridge netfilter": "br_nf_pre_routing br_nf_forward_ip br_nf_post_routing br_nf_hook_thresh br_nf_forward_finish",
+		"bridge":           "br_handle_frame",
+		"defragmentation":  "ipv4_conntrack_defrag ip_defrag",
+		"routing":          "ip_route_input_noref ip_route_input_slow fib_table_lookup",
+		"forward":          "ip_rcv ip_rcv_core ip_rcv_finish ip_list_rcv ip_forward ip_forward_finish",
+		"output":           "ip_output ip_finish_output ip_finish_output2 neigh_resolve_output",
+		"transmit":         "__dev_queue_xmit sch_direct_xmit dev_hard_start_xmit net_tx_action",
+		"receive": "net_rx_action process_backlog gro_receive_skb dev_gro_receive __netif_receive_skb_core netif_receive_skb_list_internal " +
+			"napi_gro_receive",
+		"driver":    "veth_xmit veth_poll virtnet_poll mlx5e_napi_poll",
+		"flowtable": "nf_flow_offload_ip_hook nf_flow_table_iterate",
+	} {
+		for _, function := range strings.Fields(functions) {
+			if got := index.ofStack([]string{"memcpy", function, "asm_common_interrupt"}); got.Name != phase {
+				t.Errorf("%s: phase %s, want %s", function, got.Name, phase)
+			}
+		}
+	}
+}
+
 func profileOf(stacks ...ProfileStack) *Profile {
 	p := &Profile{Rate: 1000, CPUs: 1, Window: time.Second, Packets: 100, Counted: "forwarded packets", Stacks: stacks}
 	shares := map[string]*PhaseShare{}
