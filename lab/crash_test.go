@@ -171,6 +171,35 @@ func TestSettingsOfACrashAreNotTakenForTheHosts(t *testing.T) {
 	}
 }
 
+// TestSettingOfAnotherLab: a setting that a lab has changed and not put back, and that no sweep
+// does, is not taken for the host's own.
+func TestSettingOfAnotherLab(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	before := readSysctl(t, hostSetting)
+	l := up(t, lab.Topology{Name: "settings", Nodes: []lab.NodeSpec{{Name: "one"}}})
+	other := "/run/sluice/lab/detached-4711.json"
+	text := fmt.Sprintf(`{"id": "detached-4711", "detached": true, "host_sysctls": {%q: "1"}}`, hostSetting)
+	if err := os.WriteFile(other, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(other) })
+	if err := l.HostSysctl(t.Context(), hostSetting, "1"); err == nil || !strings.Contains(err.Error(), "detached-4711") {
+		t.Errorf("%v, want a refusal that names the other lab", err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.HostSysctl(t.Context(), hostSetting, "1"); err != nil {
+		t.Error(err)
+	}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if got := readSysctl(t, hostSetting); got != before {
+		t.Errorf("%s is %s, before it was %s", hostSetting, got, before)
+	}
+}
+
 // TestSweepGoesOnBehindALabThatStays: a lab that cannot be removed is named, and keeps no other one.
 func TestSweepGoesOnBehindALabThatStays(t *testing.T) {
 	stays, killFirst := doomed(t, "wait")
