@@ -14,8 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/sluice-lb/sluice/netdev"
 )
 
 // bridgeName is the bridge inside a switch node.
@@ -347,9 +345,9 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 	}
 	defer h.Close()
 	err = until(ctx, func() (bool, error) {
-		addrs, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V6) })
+		addrs, err := h.AddrList(nil, netlink.FAMILY_V6)
 		if err != nil {
-			return false, err
+			return false, notInterrupted(err)
 		}
 		for _, a := range addrs {
 			if a.Flags&unix.IFA_F_DADFAILED != 0 {
@@ -365,6 +363,14 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 		return fmt.Errorf("node %s: wait for its addresses: %w", n.spec.Name, err)
 	}
 	return nil
+}
+
+// notInterrupted passes over what says that a list of the kernel's changed under the reading.
+func notInterrupted(err error) error {
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil
+	}
+	return err
 }
 
 // settleTime bounds every wait for the kernel; it is far above what a loaded machine needs.
@@ -397,7 +403,11 @@ func (n *Node) removeLinks() error {
 		return err
 	}
 	defer h.Close()
-	links, err := netdev.Whole(h.LinkList)
+	var links []netlink.Link
+	err = until(context.Background(), func() (done bool, err error) {
+		links, err = h.LinkList()
+		return err == nil, notInterrupted(err)
+	})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", n.spec.Name, err)
 	}
