@@ -57,6 +57,9 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 			return fmt.Errorf("interface %s: %w", spec.Interface, err)
 		}
 		ifindex, mtu = i.Index, i.MTU
+		if len(i.HardwareAddr) == 0 {
+			return fmt.Errorf("interface %s has no Ethernet header: packets are sent as frames", spec.Interface)
+		}
 		if spec.SourceMAC == nil {
 			spec.SourceMAC = i.HardwareAddr
 		}
