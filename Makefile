@@ -6,7 +6,7 @@ BIN     := bin/sluice
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs deps deps-dev clean
+.PHONY: help build demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ bench: build ## measure the datapaths, and others, side by side (root, quiet mac
 
 bench-docs: build ## write docs/benchmarks.md from the committed results
 	$(BIN) bench docs
+
+AGREE ?= generator drop rules ports scale
+bench-agreement: build ## measure suites twice in a row and write how far they agree (root, quiet machine)
+	@first=$$(mktemp -d) && trap 'rm -rf $$first' EXIT && for s in $(AGREE); do \
+	  printf '== sluice bench %s --save FIRST; sluice bench %s --check --baseline FIRST\n\n' $$s $$s; \
+	  $(BIN) bench $$s --save $$first/$$s.json && printf "\n" && (cd $$first && $(CURDIR)/$(BIN) bench $$s --check --baseline $$s.json); echo; \
+	done | tee bench/results/agreement.txt
 
 deps: ## install what the privileged tests use (Debian, root)
 	@packaging/deps.sh test

@@ -155,7 +155,7 @@ func (c *Checked) write(w io.Writer) error {
 	if c.Compared > 0 {
 		fmt.Fprintf(w, "\nof %d figures half moved by %.1f %% or less, nine of ten by %.1f %% or less", c.Compared, c.Half*100, c.NineOfTen*100)
 		if m := c.Most; m != nil {
-			fmt.Fprintf(w, "; %d ratios agree within %.1f %% (the most: %s, %s then and %s now)",
+			fmt.Fprintf(w, "; ratios (%d) agree within %.1f %%: the most, %s, was %s and is %s",
 				c.Ratios, math.Abs(m.Change)*100, m.What, ratio(m.Then), ratio(m.Now))
 		}
 		fmt.Fprintln(w)

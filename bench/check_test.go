@@ -44,7 +44,7 @@ func TestAgreement(t *testing.T) {
 		t.Errorf("%+v, %+v", c, c.Most)
 	}
 	var text bytes.Buffer
-	if c.write(&text); !strings.Contains(text.String(), "nine of ten by 4.0 % or less; 1 ratios agree within 4.0 % (the most: row / limit, 0.50 then and 0.52 now)") {
+	if c.write(&text); !strings.Contains(text.String(), "nine of ten by 4.0 % or less; ratios (1) agree within 4.0 %: the most, row / limit, was 0.50 and is 0.52") {
 		t.Errorf("says %s", text.String())
 	}
 }

@@ -33,6 +33,9 @@ func WriteDocs(dir, page string) error {
 	}
 	var b bytes.Buffer
 	b.WriteString(docsHead)
+	if agreement := "agreement.txt"; readable(filepath.Join(dir, agreement)) {
+		fmt.Fprintf(&b, "How far two runs in a row agree stands in [%s](%s), by `make bench-agreement`.\n\n", agreement, path.Join(filepath.ToSlash(link), agreement))
+	}
 	writeMachines(&b, machines)
 	var missing []Suite
 	var unexplained []error

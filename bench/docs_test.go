@@ -112,7 +112,8 @@ func TestTwoMachines(t *testing.T) {
 	s := newSite(t)
 	s.measure("", "Zilog(R) Z80 CPU @ 4.00MHz", 4, 2)
 	s.measure("mos", "MOS 6502", 4, 1)
-	s.write("explained.yaml", "flows: {nft DSR / nft DNAT: {why: the links are veth.}}\n")
+	s.write("explained.yaml", "flows: {nft DSR / nft DNAT: {why: the links are veth., profiles: [dsr.folded]}}\n")
+	s.write("dsr.folded", "a;b 1\n")
 	wants := func(want ...string) {
 		t.Helper()
 		page, err := s.written()
