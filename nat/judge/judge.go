@@ -3,7 +3,6 @@
 package judge
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -293,7 +292,7 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	want, got := counts(model.Counters()), counts(c)
 	for _, st := range t.steps {
 		if st.in.Frame != nil && c.Reasons != nil {
-			want[fmt.Sprintf("reason %s %s %s", family(st.in.Frame), st.got.Action, st.got.Reason)]++
+			want[fmt.Sprintf("reason %s %s %s", golden.Family(st.in.Frame), st.got.Action, st.got.Reason)]++
 		}
 	}
 	var diff []string
@@ -313,18 +312,6 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 			Problem: "counters: " + strings.Join(diff[:min(len(diff), 10)], "\n")}
 	}
 	return nil
-}
-
-func family(frame []byte) string {
-	if len(frame) >= 14 {
-		switch binary.BigEndian.Uint16(frame[12:]) {
-		case packet.TypeIPv4:
-			return "ipv4"
-		case packet.TypeIPv6:
-			return "ipv6"
-		}
-	}
-	return "other"
 }
 
 // counts flattens counters. How many flows are alive is compared by the flows.

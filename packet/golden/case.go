@@ -16,6 +16,7 @@
 //	flows 1
 //	wait 5m1s
 //	flows 0
+//	count service web connections=1 packets=1 bytes=48 refused=0
 //	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host asked for it), unmap the same
 //
 // A packet's text may leave the Ethernet header out: it is then what the host's
@@ -23,7 +24,9 @@
 // "{in}" stands for that packet's IP part inside an ICMP error. A $name in an
 // expected packet matches any value the first time and must be that value from
 // then on, and $name+1 the next number; "where $p even" and the like constrain it. A drop with an "out" line
-// is a packet that was answered. Adding a case is adding a file.
+// is a packet that was answered. Every service and NAT rule is counted; by reason a
+// datapath must have counted what the case expects of its packets. Adding a case is adding
+// a file.
 //
 // A section "skip" names subjects that a case does not run on, and why: "tc: ...". On
 // nftables a case runs up to a line, from which on that datapath does something else:
@@ -140,6 +143,9 @@ func Load(dir string) ([]*Case, error) {
 			return nil, err
 		}
 		c, err := Read(f, string(b))
+		if err == nil {
+			err = c.counts()
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -191,7 +197,7 @@ func Read(path, text string) (*Case, error) {
 	return c, c.check()
 }
 
-// check refuses cases that expect nothing.
+// check refuses cases that expect nothing of a packet.
 func (c *Case) check() error {
 	packets := 0
 	for _, s := range c.Steps {
@@ -204,6 +210,28 @@ func (c *Case) check() error {
 	}
 	if packets == 0 {
 		return fmt.Errorf("%s: no packets", c.Path)
+	}
+	return nil
+}
+
+// counts refuses cases that expect nothing of the counters.
+func (c *Case) counts() error {
+	counted := map[string]bool{}
+	for _, s := range c.Steps {
+		if s.Kind == StepCount && len(s.Words) > 1 {
+			name, _, _ := strings.Cut(s.Words[1], "/")
+			counted[name] = true
+		}
+	}
+	for _, s := range c.Config.Services {
+		if !counted[s.Name] {
+			return fmt.Errorf("%s: nothing is expected of the counters: write count service %s connections=N packets=N bytes=N refused=N", c.Path, s.Name)
+		}
+	}
+	for _, r := range c.Config.NAT {
+		if !counted[r.Name] {
+			return fmt.Errorf("%s: nothing is expected of the counters: write count nat %s packets=N bytes=N", c.Path, r.Name)
+		}
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 package golden
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -22,7 +23,7 @@ func (c *Case) Run(s Subject) error {
 	if err := s.Reset(c.Config, c.Host); err != nil {
 		return fmt.Errorf("%s: %s: reset: %w", c.Path, s.Name(), err)
 	}
-	r := run{c: c, s: s, names: map[string]string{}}
+	r := run{c: c, s: s, names: map[string]string{}, reasons: map[datapath.ReasonCounter]uint64{}}
 	var errs []error
 	for _, step := range c.Steps {
 		err := r.step(step)
@@ -30,8 +31,11 @@ func (c *Case) Run(s Subject) error {
 			errs = append(errs, fmt.Errorf("%s:%d: %s: %w", c.Path, step.Line, s.Name(), err))
 		}
 		if errors.Is(err, errStop) {
-			break
+			return errors.Join(errs...)
 		}
+	}
+	if err := r.counted(); err != nil {
+		errs = append(errs, fmt.Errorf("%s: %s: %w", c.Path, s.Name(), err))
 	}
 	return errors.Join(errs...)
 }
@@ -43,6 +47,46 @@ type run struct {
 	c     *Case
 	s     Subject
 	names map[string]string // values of $names
+	// reasons is how often each was given; Packets of the key is 0.
+	reasons map[datapath.ReasonCounter]uint64
+}
+
+// counted holds what a datapath has counted by reason against what became of the packets.
+// Whoever only watches the wires is asked nothing, and the model does not count them.
+func (r *run) counted() error {
+	if len(r.reasons) == 0 {
+		return nil
+	}
+	c, err := r.s.Counters()
+	if err != nil || c.Reasons == nil {
+		return err
+	}
+	var errs []error
+	for _, got := range c.Reasons {
+		n := got.Packets
+		got.Packets = 0
+		if want := r.reasons[got]; want != n {
+			errs = append(errs, fmt.Errorf("%s %s %s: want %d packets counted, got %d", got.Family, got.Action, got.Reason, want, n))
+		}
+		delete(r.reasons, got)
+	}
+	for k, n := range r.reasons {
+		errs = append(errs, fmt.Errorf("%s %s %s: want %d packets counted, got none", k.Family, k.Action, k.Reason, n))
+	}
+	return errors.Join(errs...)
+}
+
+// Family is what a frame is counted under.
+func Family(frame []byte) string {
+	if len(frame) >= 14 {
+		switch binary.BigEndian.Uint16(frame[12:]) {
+		case packet.TypeIPv4:
+			return "ipv4"
+		case packet.TypeIPv6:
+			return "ipv6"
+		}
+	}
+	return "other"
 }
 
 func (r *run) step(s Step) error {
@@ -84,6 +128,9 @@ func (r *run) packet(s Step) error {
 		return errors.Join(err, errStop)
 	}
 	var errs []error
+	if got.Action != "" {
+		r.reasons[datapath.ReasonCounter{Family: Family(frame), Action: string(got.Action), Reason: string(got.Reason)}]++
+	}
 	if s.passed {
 		return nil
 	}
