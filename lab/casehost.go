@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -62,6 +63,9 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			errs = append(errs, netlink.AddrAdd(link, a))
 		}
 	}
+	for _, index := range ifaces {
+		errs = append(errs, awaitUp(index))
+	}
 	for _, n := range h.Neighbours {
 		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: ifaces[n.Interface], State: netlink.NUD_PERMANENT,
 			IP: n.Address.AsSlice(), HardwareAddr: net.HardwareAddr(n.MAC[:])}))
@@ -77,4 +81,21 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 		}
 	}
 	return ifaces, peers, errors.Join(errs...)
+}
+
+// awaitUp waits until the kernel's worker has seen the link come up: what is sent on it
+// before is lost.
+func awaitUp(index int) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		l, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("interface %s does not come up: %s", l.Attrs().Name, l.Attrs().OperState)
+		}
+	}
 }

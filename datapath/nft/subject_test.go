@@ -218,12 +218,12 @@ func (s *subject) departures() (out []nat.Departure, err error) {
 	}
 }
 
-// plain builds a packet. Of the ICMP errors that the kernel itself makes it leaves out what
-// is the kernel's own: precedence and identification.
+// plain builds a packet. Of the ICMP errors that the kernel itself makes it leaves out the
+// identification.
 func plain(p packet.Packet) []byte {
 	if ip, ok := packet.Find[*packet.IPv4](p); ok && ip.TTL == 64 {
 		if m, ok := packet.Find[*packet.ICMP](p); ok && !m.IsQuery() {
-			ip.TOS, ip.ID, ip.Checksum = 0, 0, packet.Forced{}
+			ip.ID, ip.Checksum = 0, packet.Forced{}
 		}
 	}
 	return p.Build()

@@ -30,7 +30,7 @@
 //
 // A section "skip" names subjects that a case does not run on, and why: "tc: ...". On
 // nftables a case runs up to a line, from which on that datapath does something else:
-// "nftables: line 12: ...".
+// "nftables: line 12: ...", and "from line 12" where it may.
 package golden
 
 import (
