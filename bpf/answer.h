@@ -85,6 +85,9 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 	icmp->code = v6 ? 4 : 3;
 }
 
+// Precedence 6, internetwork control, of ICMP errors (RFC 1812 §4.3.2.5).
+#define OWN_ERROR_TOS 0xc0
+
 static __always_inline bool put_own_header(void *ctx, const union addr *from, const union addr *to, __u8 l4_proto,
 					   __u32 payload, __u16 frag, const bool v6, const bool xdp)
 {
@@ -100,7 +103,7 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 	}
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag),
+		.version = 4, .ihl = 5, .tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag),
 		.ttl = 64, .protocol = l4_proto, .saddr = from->w[0], .daddr = to->w[0],
 	};
 	__u32 *w = (__u32 *)&ip;

@@ -231,7 +231,7 @@ func errorFor(v *view, a answer, src netip.Addr) []byte {
 			&packet.Data{Bytes: v.ip[:min(len(v.ip), 1280-48)]}}
 		return p.Build()
 	}
-	p := packet.Packet{&packet.IPv4{Src: src, Dst: v.src.Addr(), TTL: 64},
+	p := packet.Packet{&packet.IPv4{Src: src, Dst: v.src.Addr(), TTL: 64, TOS: 0xc0}, // RFC 1812 §4.3.2.5
 		&packet.ICMP{Type: a.kind4.kind, Code: a.kind4.code, Rest: rest},
 		&packet.Data{Bytes: v.ip[:min(len(v.ip), 576-28)]}}
 	return p.Build()

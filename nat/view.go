@@ -257,7 +257,7 @@ func kindOf(v6 bool, kind uint8) icmpKind {
 		return icmpQuery
 	case v6 && kind == 129, !v6 && kind == 0:
 		return icmpReply
-	case v6 && kind >= 1 && kind <= 4, !v6 && (kind >= 3 && kind <= 5 || kind == 11 || kind == 12):
+	case v6 && kind >= 1 && kind <= 4, !v6 && (kind == 3 || kind == 5 || kind == 11 || kind == 12): // source quench is nobody's business (RFC 5508 REQ-10c)
 		return icmpError
 	case v6 && kind >= 130 && kind <= 137: // multicast listeners, neighbours, redirects
 		return icmpLink
