@@ -103,8 +103,9 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 	}
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag),
-		.ttl = 64, .protocol = l4_proto, .saddr = from->w[0], .daddr = to->w[0],
+		.version = 4, .ihl = 5, .tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0,
+		.tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag), .ttl = 64, .protocol = l4_proto,
+		.saddr = from->w[0], .daddr = to->w[0],
 	};
 	__u32 *w = (__u32 *)&ip;
 
