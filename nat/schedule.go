@@ -160,11 +160,35 @@ func (s *service) scheduled(m *Model, v *view) (int, bool) {
 		return i, true
 	}
 	for n := range s.table {
-		if i := int(s.table[(start+n)%len(s.table)]); !s.full(i) {
+		if i := int(s.table[(start+n)%len(s.table)]); s.takes(i) {
 			return i, true
 		}
 	}
 	return 0, false
+}
+
+// takes reports whether the scheduler may give the backend one more flow: it has room,
+// and for lc and wlc nobody has fewer flows for its weight.
+func (s *service) takes(i int) bool {
+	if s.full(i) {
+		return false
+	}
+	if s.Scheduler != config.SchedulerLC && s.Scheduler != config.SchedulerWLC {
+		return true
+	}
+	weight := func(i int) int {
+		if s.Scheduler == config.SchedulerLC {
+			return 1
+		}
+		return max(s.Backends[i].Weight, 1)
+	}
+	for _, other := range s.table {
+		j := int(other)
+		if !s.full(j) && (s.backends[j].active+1)*weight(i) < (s.backends[i].active+1)*weight(j) {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *service) full(i int) bool {
@@ -192,7 +216,7 @@ func (s *service) actualBackend(m *Model, v *view) (int, bool) {
 			_, mac, ok := m.host.NextHop(s.Backends[i].Address)
 			match = ok && mac == packet.MAC(m.actual.Out[0].Frame[:6])
 		}
-		if match && !s.full(i) {
+		if match && s.takes(i) {
 			return i, true
 		}
 	}

@@ -80,6 +80,9 @@ func Scenarios() []Scenario {
 		{"dnat-sequence", dnatSequence, []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Kind{TCP, UDP, Ping}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+		{"least", least, []Opening{
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Kind{UDP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{UDP}}}},
 		{"fullnat", fullnat, []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53}, []Kind{TCP, UDP}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
@@ -131,6 +134,19 @@ services:
      backends: [{name: a, address: "fd00:2::2", port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
   - {name: dns6, listen: [{address: "2001:db8::10", ports: [53]}], protocol: udp, mode: dnat, scheduler: rr,
      backends: [{name: a, address: "fd00:2::2"}]}
+`
+
+// UDP alone: when a closed connection stops counting is the programs' affair.
+const least = `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, scheduler: lc,
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}, {name: c, address: 10.0.2.4, port: 8080}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: fullnat, scheduler: wlc, source-pool: [10.0.2.102],
+     backends: [{name: a, address: 10.0.2.2, weight: 3}, {name: b, address: 10.0.2.3, max-connections: 40}]}
+  - {name: web6, listen: [{address: "2001:db8::10", ports: [80]}], protocol: udp, mode: fullnat, scheduler: lc, source-pool: [10.0.2.101],
+     backends: [{name: a, address: 10.0.2.5, port: 8080}, {name: b, address: 10.0.2.6, port: 8080}]}
+  - {name: dns6, listen: [{address: "2001:db8::10", ports: [53]}], protocol: udp, mode: dnat, scheduler: wlc,
+     backends: [{name: a, address: "fd00:2::2", weight: 2}, {name: b, address: "fd00:2::3"}, {name: c, address: "fd00:2::4", priority: 2}]}
 `
 
 const fullnat = `
