@@ -292,12 +292,16 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 	return 0;
 }
 
+int sweep_one4(__u32 index, __u32 now); // sweep.h
+int sweep_one6(__u32 index, __u32 now);
+
 // Searches the flow of a packet; REASON_NONE when there is none.
 static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
 	struct work *w = the_work();
 	struct entry_meta *m;
 	__u32 index;
+	bool opens; // a connection, in the tuple of one to a service
 	void *e;
 
 	if (have_nat && p->tcp_flags & TCP_SYN && w)
@@ -306,14 +310,20 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	if (!e)
 		return REASON_NONE;
 	m = meta_of(e, v6);
+	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
+		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
+	if (opens && unserved(m->owner, m->backend)) { // sooner than the sweeper comes by
+		if (!dry_run)
+			v6 ? sweep_one6(index, p->now) : sweep_one4(index, p->now);
+		return REASON_NONE;
+	}
 	plan_flow(plan, e, index, v6);
 	plan->flags |= PLAN_EXISTING;
 	if (p->flags & PACKET_NO_FLOW)
 		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
-	if (have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && m->heard & HEARD_CLOSED &&
-	    (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !dry_run && !(p->flags & PACKET_LATER_FRAGMENT)) {
+	if (opens && m->heard & HEARD_CLOSED && !dry_run) {
 		int reason = flow_reopened(p, index);
 
 		if (reason != REASON_NONE) {

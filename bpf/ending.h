@@ -152,18 +152,14 @@ static __always_inline bool owner_gone(const struct ending *end)
 {
 	__u32 owner = end->owner, backend = end->backend;
 	struct pool_addr *address;
-	struct service *s;
 	struct nat_rule *r;
-	struct backend *b;
 
 	if (end->flags & ENTRY_NAT) {
 		r = bpf_map_lookup_elem(&nat_rules, &owner);
 		address = bpf_map_lookup_elem(&pools, &backend);
 		return !r || !r->active || (address && address->lost);
 	}
-	s = bpf_map_lookup_elem(&services, &owner);
-	b = bpf_map_lookup_elem(&backends, &backend);
-	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != end->owner;
+	return unserved(owner, backend);
 }
 
 static __always_inline void pay_service(const struct ending *end)

@@ -326,6 +326,15 @@ refused:
 	return reason;
 }
 
+// Whether nobody serves a flow any more: its service or backend has been taken away, or is down.
+static __always_inline bool unserved(__u32 owner, __u32 backend)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &owner);
+	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
+
+	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != owner;
+}
+
 static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only)
 {
 	__u32 backend = NO_ENTRY;

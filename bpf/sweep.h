@@ -29,6 +29,17 @@ static __always_inline bool silent(const struct ending *end, __u32 timeout)
 	return elapsed(end->now, end->own_seen, timeout) && elapsed(end->now, end->twin_seen, timeout);
 }
 
+// Who takes the life of a flow gives back what it held: the sweeper, or a packet that opens
+// another one in its place.
+static __always_inline bool take_life(void *e, __u32 now, enum entry_state state, const bool v6)
+{
+	__u32 *word = state_word(e, v6), was = *(volatile __u32 *)word;
+
+	meta_of(e, v6)->seen = now;
+	return was >> STATE_SHIFT == ENTRY_LIVE &&
+	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
+}
+
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
@@ -62,7 +73,8 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 			end.flags &= ~ENTRY_BOUND;
 		}
 	}
-	kill(e, now, state, v6);
+	if (!take_life(e, now, state, v6))
+		return;
 	if (end.twin != NO_ENTRY)
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	take_debts(&end, meta_of(e, v6));

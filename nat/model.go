@@ -165,7 +165,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
-	if h := m.sessions[v.tuple()]; h != nil {
+	if h := m.sessions[v.tuple()]; h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
 	}
 	if s, l := m.serviceOf(v, in.Interface); s != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -216,6 +217,17 @@ func (m *Model) known(v *view, h *half) plan {
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
 	return h.planFor(v, ReasonFlow)
+}
+
+// deserted ends a session whose backend is down when its tuple opens a connection: that one
+// gets another backend.
+func (m *Model) deserted(v *view, h *half) bool {
+	opens := v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && h.direction == flow.Original
+	if !opens || h.service == nil || h.service.state[h.backend] != datapath.Down {
+		return false
+	}
+	m.removeSession(h.session)
+	return true
 }
 
 func reopens(s *session, d flow.Direction, v *view) bool {

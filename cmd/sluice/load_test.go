@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -112,6 +113,9 @@ func TestLoadThatGetsNothingThrough(t *testing.T) {
 
 // TestLoadHTTPEndsWhenItIsTold: in a lab's node, too, an interrupted run is what it says it is.
 func TestLoadHTTPEndsWhenItIsTold(t *testing.T) {
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, os.Interrupt) // where the tests run in the background children would ignore it
+	defer signal.Stop(heard)
 	for code := range 2 {
 		ctx, stop := context.WithCancel(t.Context())
 		child := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf("trap 'exit %d' INT; echo ready; while :; do sleep 0.01; done", code))
