@@ -27,7 +27,7 @@ var suites = []suite{
 	// iptables-legacy is not in the machine.
 	{"trace", "TestDropCauses/^[^l]|TestAskedPorts"},
 	{"doctor", "."},
-	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress|TestPacketCases/^(xdp|tc)$/everything"},
+	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$/everything"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
 }
 
@@ -37,6 +37,7 @@ var modules = []string{
 	"nft_numgen", "nft_hash", "nft_log", "nft_limit", "nft_connlimit", "nft_reject", "nft_reject_inet", "nft_fib", "nft_fib_inet", "nft_objref",
 	"nft_fwd_netdev", "nft_dup_netdev", "nft_flow_offload", "nf_flow_table_inet", "nft_synproxy", "nf_log_syslog",
 	"nf_nat_ftp", "nf_nat_tftp", "nf_nat_sip", "nf_nat_irc", "ts_kmp", "nf_nat_amanda", "nf_nat_pptp", "nf_nat_snmp_basic",
+	"ipip", "ip6_tunnel", "fou", "fou6",
 }
 
 var only = flag.String("only", "", "run the suite of this package alone, for example datapath/nft")
@@ -68,7 +69,7 @@ func TestOldestKernel(t *testing.T) {
 		}
 		m.Commands = append(m.Commands, "/src/"+s.pkg+"/"+name+" -test.v -test.timeout 30m -test.run '"+s.run+"'")
 	}
-	m.Files["src/testdata"] = "../../testdata"
+	m.Files["src/testdata"], m.Files["src/examples"] = "../../testdata", "../../examples"
 	ctx, cancel := context.WithTimeout(t.Context(), 45*time.Minute)
 	defer cancel()
 	codes, err := m.Run(ctx)
