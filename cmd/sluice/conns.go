@@ -50,7 +50,7 @@ func newConns(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "conns",
 		GroupID: "diagnosis",
-		Short:   "Show the connections: who fills it, what can go, when it is full",
+		Short:   "Show who fills the connection table, what can go, when it is full",
 		Long: `Reads the kernel's connection table of every network namespace in one pass and
 adds it up: fill (all entries, and those that nothing makes room for), growth and
 time to full, states, the largest sources and services, the occupancy of each SNAT

@@ -3,10 +3,13 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
 	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // helpKnows makes 'help' of a command that does not exist an error, which cobra passes over.
@@ -26,11 +29,30 @@ func helpKnows(root *cobra.Command) {
 }
 
 // fitHelp makes the help of all commands fit a terminal of 80 columns, but for lines that
-// are there to be copied.
+// are there to be copied. It works on what cobra writes: a template of our own would keep
+// every method in the program, for templates find them by name.
 func fitHelp(root *cobra.Command) {
-	cobra.AddTemplateFunc("fit", fit)
-	root.SetHelpTemplate(strings.Replace(root.HelpTemplate(), "{{. | trim", "{{fit . | trim", 1))
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 80 "))
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		if about := cmp.Or(cmd.Long, cmd.Short); about != "" {
+			fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSpace(fit(about))+"\n")
+		}
+		if cmd.Runnable() || cmd.HasSubCommands() {
+			fmt.Fprint(cmd.OutOrStdout(), cmd.UsageString())
+		}
+	})
+	usage := new(cobra.Command).UsageFunc()
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		out, text := cmd.OutOrStderr(), new(strings.Builder)
+		cmd.SetOut(text)
+		err := usage(cmd)
+		cmd.SetOut(out)
+		fitted := text.String()
+		for _, flags := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
+			fitted = strings.Replace(fitted, strings.TrimSpace(flags.FlagUsages()), strings.TrimSpace(flags.FlagUsagesWrapped(reportWidth)), 1)
+		}
+		fmt.Fprint(out, fitted)
+		return err
+	})
 }
 
 // item is the beginning of a line of a list: what it is about, and the space behind.
