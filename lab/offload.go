@@ -47,3 +47,9 @@ func setOffload(iface string, cmd uint32, on bool) error {
 func (n *Node) SetGRO(iface string, on bool) error {
 	return n.Do(func() error { return setOffload(iface, unix.ETHTOOL_SGRO, on) })
 }
+
+// SetTXChecksum has an interface of the current namespace leave checksums to its peer, or
+// write them all.
+func SetTXChecksum(iface string, leave bool) error {
+	return setOffload(iface, unix.ETHTOOL_STXCSUM, leave)
+}

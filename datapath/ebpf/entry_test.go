@@ -348,7 +348,7 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 		}
 		return n
 	}
-	apply(snapshotFor(with))
+	apply(golden.Snapshot(with))
 	for i := range 10 {
 		send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.0.%d,dst=192.0.2.10)/udp(sport=4000,dport=80)", i+1))
 	}
@@ -356,7 +356,7 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 		t.Fatalf("10 flows have %d ports", n)
 	}
 	apply(without)
-	apply(snapshotFor(with)) // before a sweep
+	apply(golden.Snapshot(with)) // before a sweep
 	if c, err := s.Counters(); err != nil || c.Services[0].Active != 10 {
 		t.Errorf("counters of a service that came back: %v, %v; want 10 connections", c, err)
 	}
@@ -396,7 +396,7 @@ func TestRuleOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		conf.Attach = s.snapshot.Config.Attach
-		s.snapshot = snapshotFor(conf)
+		s.snapshot = golden.Snapshot(conf)
 		err = s.inside(func() error {
 			change, err := s.d.Plan(t.Context(), s.snapshot)
 			if err == nil && slices.Contains(change.Lines, "change the order of nat rules") != c.reorders {

@@ -48,7 +48,7 @@ func (s *subject) change(yaml string) error {
 // changeTo does so with one that was read already.
 func (s *subject) changeTo(c *config.Config) error {
 	c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
-	s.snapshot = snapshotFor(c)
+	s.snapshot = golden.Snapshot(c)
 	return s.inside(s.apply)
 }
 

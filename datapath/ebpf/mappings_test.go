@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // mapping is one wish of TestMappings: inside endpoint and outside one, and what
@@ -163,7 +164,7 @@ func putConfig(t *testing.T, d *Datapath, yaml string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Apply(context.Background(), snapshotFor(c)); err != nil {
+	if _, err := d.Apply(context.Background(), golden.Snapshot(c)); err != nil {
 		t.Fatal(err)
 	}
 }

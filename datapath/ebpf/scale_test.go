@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/load"
+	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // many is a configuration of n services with four backends each.
@@ -63,18 +64,18 @@ func BenchmarkApply(b *testing.B) {
 				b.Fatal(err)
 			}
 			b.StartTimer()
-			mustApply(b, d, snapshotFor(c))
+			mustApply(b, d, golden.Snapshot(c))
 		}
 	})
 	b.Run("nothing-changed", func(b *testing.B) {
 		for b.Loop() {
-			mustApply(b, d, snapshotFor(c))
+			mustApply(b, d, golden.Snapshot(c))
 		}
 	})
 	b.Run("one-backend", func(b *testing.B) {
 		down := datapath.Up
 		for b.Loop() {
-			s := snapshotFor(c)
+			s := golden.Snapshot(c)
 			down = datapath.Down - down
 			s.Services[services/2].State[1] = down
 			mustApply(b, d, s)
@@ -83,7 +84,7 @@ func BenchmarkApply(b *testing.B) {
 	b.Run("restart", func(b *testing.B) {
 		for b.Loop() {
 			again := openIn(b, l.Node("gateway"), pins)
-			mustApply(b, again, snapshotFor(c))
+			mustApply(b, again, golden.Snapshot(c))
 			if err := again.Close(); err != nil {
 				b.Fatal(err)
 			}
@@ -140,7 +141,7 @@ func throughServices(b *testing.B, services, flows int) func(flags string) float
 	for i := range c.Services {
 		c.Services[i].Scheduler = config.SchedulerSourceHash
 	}
-	mustApply(b, d, snapshotFor(c))
+	mustApply(b, d, golden.Snapshot(c))
 	err := gw.Do(func() error {
 		server, err := l.Node("server").Interface("eth0")
 		if err != nil {

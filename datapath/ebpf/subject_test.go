@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
-	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
@@ -114,7 +114,7 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	if s.hook == "xdp" {
 		small.Attach = config.AttachXDP
 	}
-	s.snapshot = snapshotFor(&small)
+	s.snapshot = golden.Snapshot(&small)
 	return s.inside(func() (err error) {
 		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, FullPath: s.full, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		if err != nil {
@@ -141,49 +141,19 @@ func (s *subject) apply() error {
 	return err
 }
 
-func snapshotFor(c *config.Config) *datapath.Snapshot {
-	s := &datapath.Snapshot{Config: c}
-	for i := range c.Services {
-		states := make([]datapath.State, len(c.Services[i].Backends))
-		for n, b := range c.Services[i].Backends {
-			if b.Drain {
-				states[n] = datapath.Drain
-			}
-		}
-		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: states})
-	}
-	for i := range c.NAT {
-		s.NAT = append(s.NAT, &c.NAT[i])
-	}
-	for i := range c.Firewall.Rules {
-		s.Rules = append(s.Rules, &c.Firewall.Rules[i])
-	}
-	return s
-}
+// anywhere says what the datapath carries on a host whose interfaces nobody knows.
+type anywhere struct{}
+
+func (anywhere) CarriesService(s *config.Service) error   { return carriesService(s) }
+func (anywhere) CarriesNAT(n *config.NATRule) error       { return carriesNAT(n) }
+func (anywhere) CarriesRule(r *config.FirewallRule) error { return carriesRule(r) }
 
 // refusal returns why the datapath would not be given all of a configuration.
-func refusal(c *config.Config) error {
-	for i := range c.Services {
-		if err := carriesService(&c.Services[i]); err != nil {
-			return err
-		}
-	}
-	for i := range c.NAT {
-		if err := carriesNAT(&c.NAT[i]); err != nil {
-			return err
-		}
-	}
-	for i := range c.Firewall.Rules {
-		if err := carriesRule(&c.Firewall.Rules[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func refusal(c *config.Config) error { return golden.Refusal(anywhere{}, c) }
 
 // build makes the interfaces, addresses, neighbours and routes of a host.
 func (s *subject) build(h nat.Host) (err error) {
-	s.ifaces, _, err = lab.CaseHost(h, netns.None())
+	s.ifaces, _, err = labtest.CaseHost(h, netns.None())
 	s.names = map[int]string{}
 	for name, index := range s.ifaces {
 		s.names[index] = name
@@ -380,17 +350,7 @@ func (s *subject) sweep() error {
 
 // SetState implements golden.Subject.
 func (s *subject) SetState(service, backend string, state datapath.State) error {
-	for i := range s.snapshot.Services {
-		v := &s.snapshot.Services[i]
-		if v.Name != service {
-			continue
-		}
-		for n, b := range v.Backends {
-			if b.Name == backend {
-				v.State[n] = state
-			}
-		}
-	}
+	golden.SetState(s.snapshot, service, backend, state)
 	return s.apply()
 }
 

@@ -23,7 +23,7 @@ func TestPacketCases(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
-			if err := refusal(c.Config); err != nil {
+			if err := golden.Refusal((*Datapath)(nil), c.Config); err != nil {
 				t.Skip(err)
 			}
 			line, why := 0, c.Skip["nftables"]

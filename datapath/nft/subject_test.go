@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
-	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
@@ -127,28 +127,13 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 		if s.d, err = Open(); err != nil {
 			return err
 		}
-		s.snapshot = &datapath.Snapshot{Config: c}
-		for i := range c.Services {
-			states := make([]datapath.State, len(c.Services[i].Backends))
-			for n, b := range c.Services[i].Backends {
-				if b.Drain {
-					states[n] = datapath.Drain
-				}
-			}
-			s.snapshot.Services = append(s.snapshot.Services, datapath.Service{Service: &c.Services[i], State: states})
-		}
-		for i := range c.NAT {
-			s.snapshot.NAT = append(s.snapshot.NAT, &c.NAT[i])
-		}
-		for i := range c.Firewall.Rules {
-			s.snapshot.Rules = append(s.snapshot.Rules, &c.Firewall.Rules[i])
-		}
+		s.snapshot = golden.Snapshot(c)
 		return s.apply()
 	})
 }
 
 func (s *subject) build(h nat.Host) error {
-	ifaces, peers, err := lab.CaseHost(h, s.far)
+	ifaces, peers, err := labtest.CaseHost(h, s.far)
 	if err != nil {
 		return err
 	}
@@ -234,14 +219,7 @@ func (s *subject) Advance(time.Duration) error { return errors.ErrUnsupported }
 
 // SetState implements golden.Subject.
 func (s *subject) SetState(service, backend string, state datapath.State) error {
-	for i := range s.snapshot.Services {
-		v := &s.snapshot.Services[i]
-		for n, b := range v.Backends {
-			if v.Name == service && b.Name == backend {
-				v.State[n] = state
-			}
-		}
-	}
+	golden.SetState(s.snapshot, service, backend, state)
 	return s.inside(s.apply)
 }
 
@@ -259,24 +237,3 @@ func (s *subject) Flows() (out []flow.Flow, err error) {
 
 // Counters implements golden.Subject.
 func (s *subject) Counters() (*datapath.Counters, error) { return s.d.Counters(context.Background()) }
-
-// refusal returns why the datapath would not be given all of a configuration.
-func refusal(c *config.Config) error {
-	var d *Datapath
-	for i := range c.Services {
-		if err := d.CarriesService(&c.Services[i]); err != nil {
-			return err
-		}
-	}
-	for i := range c.NAT {
-		if err := d.CarriesNAT(&c.NAT[i]); err != nil {
-			return err
-		}
-	}
-	for i := range c.Firewall.Rules {
-		if err := d.CarriesRule(&c.Firewall.Rules[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lab
+package labtest
 
 import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/nat"
 )
 
-// CaseHost makes the calling thread's network namespace the host of a packet case. What is
-// sent on the far end of an interface arrives there; these ends are in the namespace far,
-// or beside the interfaces where that is [netns.None]. It returns the indices of both by
+// CaseHost makes the calling thread's network namespace the host of a packet case. The far
+// ends of its interfaces are in the namespace far, for packets to be sent on them, or beside
+// the interfaces where that is [netns.None] and none will. It returns the indices of both by
 // the interface's name.
 func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
-	for _, f := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		if err := writeSysctl(f, "1"); err != nil {
+	for _, f := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := setNet(f, "1"); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -47,8 +49,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			return nil, nil, err
 		}
 		ifaces[i.Name] = link.Index
-		errs = append(errs, writeSysctl("net.ipv6.conf."+i.Name+".accept_dad", "0"), writeSysctl("net.ipv6.conf."+i.Name+".addr_gen_mode", "1"),
-			setOffload(i.Name, unix.ETHTOOL_STXCSUM, false))
+		errs = append(errs, setNet("ipv6/conf/"+i.Name+"/accept_dad", "0"), setNet("ipv6/conf/"+i.Name+"/addr_gen_mode", "1"))
 		peer, err := other.LinkByName(link.PeerName)
 		if err != nil {
 			return nil, nil, err
@@ -63,8 +64,10 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			errs = append(errs, netlink.AddrAdd(link, a))
 		}
 	}
-	for _, index := range ifaces {
-		errs = append(errs, awaitUp(index))
+	if far.IsOpen() {
+		for name, index := range ifaces {
+			errs = append(errs, lab.SetTXChecksum(name, false), awaitUp(index))
+		}
 	}
 	for _, n := range h.Neighbours {
 		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: ifaces[n.Interface], State: netlink.NUD_PERMANENT,
@@ -81,6 +84,11 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 		}
 	}
 	return ifaces, peers, errors.Join(errs...)
+}
+
+// setNet writes a setting of the current network namespace.
+func setNet(name, value string) error {
+	return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644)
 }
 
 // awaitUp waits until the kernel's worker has seen the link come up: what is sent on it
