@@ -4,6 +4,7 @@ package compile
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -34,6 +35,7 @@ func (p *part) dsr() error {
 	p.chain(p.table, p.prefix, append(p.access(), p.choose()...)...)
 	p.listen(p.ingressMap(), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 	p.routed = true
+	ttl := rs.TTL(p.family)
 	for i, b := range p.svc.Backends {
 		if familyOf(b.Address) != p.family {
 			continue
@@ -49,11 +51,30 @@ func (p *part) dsr() error {
 			if b.MAC == (config.MAC{}) {
 				return r.ForFamily(p.table, p.family).Forward(p.family, b.Address, via.Name, via.Index)
 			}
-			return r.SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
+			return r.SetFrom(ttl, p.less(), ttl).SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
 				SetField(rs.SourceMAC, rs.HardwareAddr(via.MAC), 0, false).ForwardFrame(via.Name, via.Index)
 		})
+		if b.MAC != (config.MAC{}) {
+			own := p.Fragment.Chains[len(p.Fragment.Chains)-1]
+			own.Rules = append(own.Rules, rs.NewRule().Drop().Rule("TTL exceeded"))
+		}
 	}
 	return nil
+}
+
+// less makes the map that counts a TTL down, which no expression does: without it, two
+// hosts that take each other for a backend would send a packet to and fro for ever. Of a
+// packet that may go no further it knows nothing.
+func (p *part) less() string {
+	id := rs.ID{Table: p.table, Name: p.prefix + "/ttl"}
+	if slices.ContainsFunc(p.Fragment.Sets, func(s *rs.Set) bool { return s.ID == id }) {
+		return id.Name
+	}
+	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: id, Key: []rs.Type{rs.Integer8}, Data: []rs.Type{rs.Integer8}, Size: 256})
+	for n := 2; n < 256; n++ {
+		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{Set: id, Key: rs.Uint8(byte(n)).Raw, Value: rs.Uint8(byte(n - 1)).Raw})
+	}
+	return id.Name
 }
 
 // ingressMap is the map of services in the table of the devices, which holds

@@ -303,11 +303,15 @@ func (b *Builder) ClampMSS() *Builder {
 	return b.say("tcp option maxseg size set rt mtu")
 }
 
-// SetFrom overwrites a header field, without mending checksums, with what a map
-// holds for the selectors.
+// SetFrom overwrites a header field with what a map holds for the selectors, and mends no
+// checksum but that of the IPv4 header for the TTL.
 func (b *Builder) SetFrom(s Selector, set string, by ...Selector) *Builder {
 	concatLoad(&b.attrs, by, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, 0)
-	b.attrs.payloadStore(s.base, s.offset, uint32(s.Type.Len), 0, checksum{})
+	var c checksum
+	if s.Text == TTL(IP).Text {
+		c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 10, false}
+	}
+	b.attrs.payloadStore(s.base, s.offset, uint32(s.Type.Len), 0, c)
 	return b.say("%s set %s map @%s", s.Text, concatText(by), set)
 }

@@ -45,6 +45,14 @@ func Dest(f Family) Selector {
 	return payload("ip daddr", IPv4Addr, unix.NFT_PAYLOAD_NETWORK_HEADER, 16)
 }
 
+// TTL is how many more hosts may forward the packet.
+func TTL(f Family) Selector {
+	if f == IP6 {
+		return payload("ip6 hoplimit", Integer8, unix.NFT_PAYLOAD_NETWORK_HEADER, 7)
+	}
+	return payload("ip ttl", Integer8, unix.NFT_PAYLOAD_NETWORK_HEADER, 8)
+}
+
 // Selectors that are the same for every family. Ports are those of whatever
 // layer-4 protocol the packet has.
 var (
