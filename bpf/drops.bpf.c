@@ -16,6 +16,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "drops.h"
 #include "kernel.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -28,71 +29,6 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_SCTP 132
 #define IPPROTO_UDPLITE 136
 #define IP_OFFSET 0x1fff /* of the fragment, in the field that holds it */
-#define SNAP_BYTES 256
-#define STACK_FRAMES 24
-
-/* Where in the network stack a netfilter drop happened. */
-enum drop_hook {
-	DROP_HOOK_NONE,	       /* not a netfilter drop */
-	DROP_HOOK_PREROUTING,  /* before the route is known: ingress, raw, conntrack, DNAT */
-	DROP_HOOK_INPUT,
-	DROP_HOOK_FORWARD,
-	DROP_HOOK_OUTPUT,
-	DROP_HOOK_POSTROUTING, /* SNAT and the confirmation of new flows */
-	DROP_HOOK_HAIRPIN,     /* in and out by one device: forward or postrouting */
-};
-
-/* What connection tracking knew of the packet. */
-enum drop_ct {
-	DROP_CT_NONE,
-	DROP_CT_UNTRACKED,
-	DROP_CT_NEW,	   /* seen, not yet in the table */
-	DROP_CT_CONFIRMED, /* in the table */
-};
-
-struct drop_key {
-	__u64 location; /* return address inside the function that dropped */
-	__u32 netns;	/* inode of the network namespace, 0 unknown */
-	__u32 reason;	/* enum skb_drop_reason of the running kernel */
-	__u32 ifindex;	/* skb->dev at the time of the drop, 0 none */
-	__be16 eth_type;
-	__u8 hook; /* enum drop_hook */
-	__u8 ct;   /* enum drop_ct */
-};
-
-struct drop_count {
-	__u64 packets;
-	__u64 bytes;
-	__u64 next_ns; /* token bucket: when the next sample is due (CLOCK_MONOTONIC) */
-};
-
-struct drop_tuple {
-	__u8 src[16]; /* IPv4 in the first four bytes */
-	__u8 dst[16];
-	__be16 src_port; /* TCP, UDP, SCTP port or ICMP id */
-	__be16 dst_port;
-	__u8 l4_proto;
-	__u8 family; /* AF_INET 2, AF_INET6 10 */
-	__u8 pad[2];
-};
-
-struct drop_sample {
-	struct drop_key key;
-	__u64 time_ns; /* CLOCK_MONOTONIC */
-	__u32 len;     /* skb->len */
-	__u32 frame_len; /* of the packet, from where data[] begins */
-	__u32 mark;
-	__u32 in_ifindex; /* skb->skb_iif: where the packet came in, 0 local */
-	__u32 ct_status;  /* IPS_* bits, valid when key.ct is new or confirmed */
-	struct drop_tuple orig;	 /* conntrack's view before NAT */
-	struct drop_tuple reply; /* the reverse direction, that is after NAT */
-	char ifname[IFNAMSIZ];
-	__u16 data_len;	 /* bytes of data[] */
-	__u16 l3_offset; /* where the network header starts in data[] */
-	__u32 stack_bytes;
-	__u64 stack[STACK_FRAMES];
-	__u8 data[SNAP_BYTES];
-};
 
 const struct drop_sample *_export_sample __attribute__((unused));
 const struct drop_tuple *_export_tuple __attribute__((unused));
