@@ -253,7 +253,8 @@ type Persistence struct {
 
 // Session pins one client to one backend.
 type Session struct {
-	// Client is an address or a prefix.
+	// Client is an address or a prefix. Of two that hold the client the longer one
+	// counts, in whatever order they stand.
 	Client netip.Prefix `yaml:"client" json:"client" jsonschema:"type=string,required"`
 	// Backend is the name of one of the service's backends.
 	Backend string `yaml:"backend" json:"backend" jsonschema:"required"`

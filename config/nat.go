@@ -71,7 +71,8 @@ type NATRule struct {
 	// Deterministic derives the block from the inside address (RFC 7422).
 	Deterministic bool `yaml:"deterministic,omitempty" json:"deterministic,omitempty"`
 	// PortsPerClient is the quota of ports of each inside address (RFC 6888
-	// REQ-4); 0 for none.
+	// REQ-4); 0 for none. A freed port counts for the two minutes in which nobody
+	// else gets it (REQ-8).
 	PortsPerClient int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty" jsonschema:"minimum=0"`
 	// ConnectionsPerClient is the quota of connections of each inside address
 	// (RFC 6888 REQ-5); 0 for none.

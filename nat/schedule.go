@@ -105,18 +105,17 @@ func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
 	return i, ""
 }
 
+// pinned is the backend of the longest prefix that holds the client. A client whose
+// backend takes no new flows is scheduled like any other.
 func (s *service) pinned(v *view) (int, bool) {
+	name, bits := "", -1
 	for _, p := range s.Sessions {
-		if !p.Client.Contains(v.src.Addr()) {
-			continue
-		}
-		for i, b := range s.Backends {
-			if b.Name == p.Backend && s.state[i] == datapath.Up {
-				return i, true
-			}
+		if p.Client.Contains(v.src.Addr()) && p.Client.Bits() > bits {
+			name, bits = p.Backend, p.Client.Bits()
 		}
 	}
-	return 0, false
+	i := slices.IndexFunc(s.Backends, func(b config.Backend) bool { return b.Name == name })
+	return i, i >= 0 && s.state[i] == datapath.Up
 }
 
 func (s *service) stickyKey(v *view) string {

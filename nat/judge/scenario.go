@@ -96,6 +96,8 @@ func Scenarios() []Scenario {
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{"snat-address", fmt.Sprintf(snat, "address-dependent"), []Opening{{"lan0", inside4, far4, []uint16{53, 80}, all},
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
+		{"remote-endpoint", remoteEndpoint, []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
+			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{"forward", forward, []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 53, 9}, []Kind{TCP, UDP}},
 			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, []Kind{TCP, UDP}}}},
 		{"everyone", everyone, []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 9}, []Kind{TCP, UDP}},
@@ -187,6 +189,14 @@ const snat = `
 nat:
   - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201, 203.0.113.202], filtering: %[1]s}
   - {name: office6, type: snat, source: ["fd00:2::/64"], out: wan0, to: ["2001:db8:ab::1"], filtering: %[1]s}
+`
+
+const remoteEndpoint = `
+nat:
+  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201], mapping: address-and-port-dependent,
+     filtering: address-and-port-dependent}
+  - {name: office6, type: snat, source: ["fd00:2::/64"], out: wan0, to: ["2001:db8:ab::1"], mapping: address-and-port-dependent,
+     filtering: address-and-port-dependent}
 `
 
 const forward = `
