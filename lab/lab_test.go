@@ -5,10 +5,12 @@ package lab_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -243,6 +245,49 @@ func TestAddressesOfEveryTopologyAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAddressesAreLocal asks the kernel, as soon as a lab is up, whether what arrives for its IPv6
+// addresses is for them: it makes the routes that say so later than the addresses, and much later
+// while other labs come up.
+func TestAddressesAreLocal(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	end := lab.End{Node: "a", Iface: "eth0"}
+	for i := range 20 {
+		end.Addresses = append(end.Addresses, fmt.Sprintf("2001:db8::%x/64", i+1))
+	}
+	topology := lab.Topology{Name: "local", Nodes: []lab.NodeSpec{{Name: "b"}, {Name: "a"}},
+		Links: []lab.LinkSpec{{A: end, B: lab.End{Node: "b", Iface: "eth0"}}}}
+	local := func(l *lab.Lab) error {
+		return l.Node("a").Do(func() error {
+			for _, a := range slices.Backward(end.Addresses) {
+				routes, err := netlink.RouteGet(net.IP(netip.MustParsePrefix(a).Addr().AsSlice()))
+				if err != nil {
+					return fmt.Errorf("%s: %w", a, err)
+				}
+				if routes[0].Type != unix.RTN_LOCAL {
+					return fmt.Errorf("the route to its own %s is %v", a, routes[0])
+				}
+			}
+			return nil
+		})
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 4 {
+				l, err := lab.Up(t.Context(), topology)
+				if err == nil {
+					err = errors.Join(local(l), l.Down())
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // reach says who can reach which address in a topology without any gateway program.

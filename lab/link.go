@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -337,15 +338,30 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// waitAddresses returns when no address of the node is tentative any more.
+// waitAddresses returns when every address of the node can be used.
 func (n *Node) waitAddresses(ctx context.Context) error {
 	h, err := n.Handle()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	err = until(ctx, func() (bool, error) {
+	if err := AwaitAddresses(ctx, h); err != nil {
+		return fmt.Errorf("node %s: wait for its addresses: %w", n.spec.Name, err)
+	}
+	return nil
+}
+
+// AwaitAddresses returns when every IPv6 address of the handle's namespace has its local route.
+// A worker of the kernel makes that some time after the address, also of an address without
+// duplicate address detection, and what arrives before it is not for this host.
+func AwaitAddresses(ctx context.Context, h *netlink.Handle) error {
+	return until(ctx, func() (bool, error) {
 		addrs, err := h.AddrList(nil, netlink.FAMILY_V6)
+		if err != nil {
+			return false, notInterrupted(err)
+		}
+		routes, err := h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL},
+			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 		if err != nil {
 			return false, notInterrupted(err)
 		}
@@ -353,16 +369,12 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 			if a.Flags&unix.IFA_F_DADFAILED != 0 {
 				return false, fmt.Errorf("address %s is in use twice", a.IPNet)
 			}
-			if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+			if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex == a.LinkIndex && r.Dst.IP.Equal(a.IP) }) {
 				return false, nil
 			}
 		}
 		return true, nil
 	})
-	if err != nil {
-		return fmt.Errorf("node %s: wait for its addresses: %w", n.spec.Name, err)
-	}
-	return nil
 }
 
 // notInterrupted passes over what says that a list of the kernel's changed under the reading.

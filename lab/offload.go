@@ -45,8 +45,11 @@ func setOffload(iface string, cmd uint32, on bool) error {
 // is up it also decides about NAPI, without which the interface loses frames that
 // XDP redirects to its peer, unless it has an XDP program itself.
 func (n *Node) SetGRO(iface string, on bool) error {
-	return n.Do(func() error { return setOffload(iface, unix.ETHTOOL_SGRO, on) })
+	return n.Do(func() error { return SetGRO(iface, on) })
 }
+
+// SetGRO is Node.SetGRO in the current namespace.
+func SetGRO(iface string, on bool) error { return setOffload(iface, unix.ETHTOOL_SGRO, on) }
 
 // SetTXChecksum has an interface of the current namespace leave checksums to its peer, or
 // write them all.

@@ -114,19 +114,31 @@ const handedMax = 2048
 
 // tooBig handles a packet that is larger than the most that may leave: an ICMP error
 // where it must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the
-// kernel fragments it, and user space what becomes IPv6.
+// kernel fragments it, and user space what becomes IPv6 or the kernel would not take.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
 	crossed := b[0]>>4 == 6 && !v.v6
 	full := m.actual != nil && m.actual.Reason == ReasonTooBig // as many as it takes a second
-	if crossed && !v.df && len(in.Frame) <= handedMax && !full {
+	taken := m.kernelTakes(b)
+	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= handedMax && !full {
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
 	}
-	if v.df || b[0]>>4 == 6 { // routers do not fragment IPv6
+	if v.df || !taken || b[0]>>4 == 6 { // routers do not fragment IPv6
 		a := tooBig
 		a.mtu = uint32(most - (len(b) - len(v.ip) + p.grow))
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
 	}
 	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
+}
+
+// kernelTakes tells whether the kernel forwards the packet b that came in: not one with an
+// address of this host, and not one without a way back.
+func (m *Model) kernelTakes(b []byte) bool {
+	if b[0]>>4 == 6 {
+		return false
+	}
+	src := netip.AddrFrom4([4]byte(b[12:16]))
+	_, ok := m.host.route(src)
+	return ok && !m.host.Owns(src)
 }
 
 // identification returns the ID of an IPv4 packet made of an IPv6 one. Any value

@@ -133,8 +133,12 @@ func (h *half) proxyForward(b, header []byte) ([]byte, Reason) {
 		if v.first {
 			return nil, ReasonUntranslatable
 		}
+		at := int(t[12]>>4) * 4
+		if at < 20 || at > len(t) {
+			return nil, ReasonBadHeader
+		}
 		s.sent, s.lost = true, false
-		return insert(b, v, int(t[12]>>4)*4, header), ""
+		return insert(b, v, at, header), ""
 	}
 	if int32(seq-s.base) > 0 || seq == s.base && s.sent {
 		setNumber(t, 4, seq+uint32(len(header)))

@@ -7,6 +7,17 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
+// Guessed reports whether the datapath under judgement may have counted sessions of a service
+// for other backends than the model has: it has not shown which it chose.
+func (m *Model) Guessed(service string) bool {
+	for _, s := range m.services {
+		if s.Name == service && (s.guessed || s.guesses > 0) {
+			return true
+		}
+	}
+	return false
+}
+
 // Counters returns what was counted since New: packets by the service, backend and
 // rule that they belong to, with their bytes from the network header on as they came
 // in. ICMP errors belong to none; what goes no further (TTL, MTU) has been counted.

@@ -93,8 +93,9 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	if _, ok := m.actualSource(); !h.unseen || !ok {
 		return h
 	}
-	was := h.session
+	was, guessed := h.session, h.service.guessed
 	m.removeSession(was)
+	h.service.guessed = guessed // it is known now
 	if was.port != nil {
 		delete(m.ports, *was.port)
 	}
@@ -108,6 +109,9 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	now := m.sessions[v.tuple()]
 	if now == nil {
 		m.addSession(was)
+		if was.guess() {
+			h.service.guesses++
+		}
 		return h
 	}
 	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes

@@ -32,7 +32,7 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 	if !ok {
 		return m.strayError(in, v)
 	}
-	if p.action == Forward && !soundError(v) {
+	if !soundError(v) {
 		return drop(ReasonBadChecksum)
 	}
 	return p
@@ -68,12 +68,15 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	if h == nil {
 		return plan{}, false
 	}
+	if b := h.binding; b != nil && b.unseen && b.inside == answering.Source {
+		m.learn(b, &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}, h.tuple[1].Source)
+	}
 	out := h.out()
 	quote := h.tuple[1-h.direction]
 	p := plan{action: Forward, reason: ReasonICMPError, quote: &quote}
 	if h.service != nil && h.direction == flow.Original {
 		h.service.towards(&p, v, h.backend)
-		if h.service.Mode == config.ModeDSR || h.service.Mode == config.ModeTunnel {
+		if h.service.bypassed() {
 			p.quote = nil
 			p.to = v.tuple()
 			return p, true
@@ -123,13 +126,16 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
 	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
 	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.hashes() && s.Mode != config.ModeFullNAT {
-		i, ok := s.scheduled(m, about)
+		i, ok := s.pinned(about)
+		if !ok {
+			i, ok = s.scheduled(m, about)
+		}
 		if !ok {
 			return plan{}, false
 		}
 		to := s.endpoint(i, about.dst.Port())
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}
-		if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+		if s.bypassed() {
 			s.towards(&p, v, i)
 			return p, true
 		}
@@ -149,6 +155,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 			quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
 			p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 			p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
+			p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whoever the error itself names
 			return p, true
 		}
 	}
@@ -165,6 +172,9 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	about := *q // the packet that would answer the quoted one
 	about.src, about.dst, about.ttl = q.dst, q.src, v.ttl
 	p, ok := m.stateless(in, &about)
+	if ok && p.reason == ReasonUntranslatable {
+		return p, true
+	}
 	if !ok || p.action != Forward {
 		return plan{}, false
 	}

@@ -141,11 +141,18 @@ func (m *Model) receive(in Arrival) Outcome {
 	return m.apply(in, v, m.decide(in, v))
 }
 
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// martian reports whether Linux routes nothing that comes from a.
+func martian(a netip.Addr) bool {
+	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == broadcast || a.Is4In6()
+}
+
 // decide finds what is to be done with a packet. The order matters: what is known
 // goes before what is new, the published before the private.
 func (m *Model) decide(in Arrival, v *view) plan {
-	if v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
-		v.dst.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}) || v.kind == icmpLink {
+	if m.sessions[v.tuple()] == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
+		v.dst.Addr() == broadcast || martian(v.src.Addr()) || v.kind == icmpLink) {
 		return pass(ReasonNotRouted)
 	}
 	if v.later {

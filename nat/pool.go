@@ -89,14 +89,20 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 }
 
 // actualSource returns what the datapath under judgement put in the place of the
-// source.
+// source; of an ICMP error, in the place of the destination of the packet that it quotes.
 func (m *Model) actualSource() (netip.AddrPort, bool) {
 	if m.actual == nil || len(m.actual.Out) == 0 {
 		return netip.AddrPort{}, false
 	}
 	v, _, reason := read(m.actual.Out[0].Frame)
-	if v == nil || reason != "" || v.kind == icmpError {
+	if v == nil || reason != "" {
 		return netip.AddrPort{}, false
+	}
+	if v.kind == icmpError {
+		if v.quoted == nil {
+			return netip.AddrPort{}, false
+		}
+		return v.quoted.dst, true
 	}
 	for _, r := range m.rules { // a hairpin of nat64 shows the pool address in the prefix
 		if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {

@@ -3,6 +3,7 @@
 package nat
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -113,6 +114,9 @@ func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, afte
 	if pseudo {
 		before = append(before, addresses(v.src.Addr(), v.dst.Addr())...)
 		after = append(after, addresses(r.to.Source.Addr(), r.to.Dest.Addr())...)
+	}
+	if protocol == flow.ICMP && bytes.Equal(before, after) {
+		return "" // of nothing but zeros the sum would become the other zero
 	}
 	sum = packet.UpdateChecksum(sum, before, after)
 	if protocol == flow.UDP && sum == 0 {
@@ -241,18 +245,19 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	return p, v.protocol, "" // RFC 7915 §4.5, §5.5: every other protocol goes on as it is
 }
 
-// zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5). Of
-// a fragment it cannot be known.
+// zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5), over the
+// datagram and not what follows it (RFC 9868 §5). Of a fragment it cannot be known.
 func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+	length := int(binary.BigEndian.Uint16(p[4:]))
 	binary.BigEndian.PutUint16(p, r.to.Source.Port())
 	binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
 	switch {
 	case r.quoted:
 		return p, flow.UDP, "" // nobody checks it (RFC 5508 REQ-3c)
-	case v.first:
+	case v.first, length < 8, length > len(p):
 		return nil, 0, ReasonUntranslatable
 	}
-	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p)
+	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p[:length])
 	if sum == 0 {
 		sum = 0xffff
 	}

@@ -169,6 +169,9 @@ func (s *service) scheduled(m *Model, v *view) (int, bool) {
 // takes reports whether the scheduler may give the backend one more flow: it has room,
 // and for lc and wlc nobody has fewer flows for its weight.
 func (s *service) takes(i int) bool {
+	if s.guesses > 0 { // who has how many is not known
+		return true
+	}
 	if s.full(i) {
 		return false
 	}

@@ -23,6 +23,8 @@ type service struct {
 	table       []uint16 // slots of indices into Backends
 	sequence    int
 	active      int
+	guesses     int  // live sessions whose backend the datapath under judgement has not shown
+	guessed     bool // one of them has ended so
 	connections uint64
 	refused     uint64
 	sticky      map[string]sticky
@@ -99,6 +101,11 @@ func (s *service) hashes() bool {
 		return true
 	}
 	return false
+}
+
+// bypassed reports whether the backends answer their clients directly.
+func (s *service) bypassed() bool {
+	return s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel
 }
 
 // listens returns the listener that an endpoint matches; an empty interface
@@ -211,7 +218,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		s.refused++
 		return drop(reason)
 	}
-	stateless := s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && s.hashes()
+	stateless := s.Mode == config.ModeStateless || s.bypassed() && s.hashes()
 	keepsNone := stateless || s.statelessSYN(m) && syn
 	if keepsNone && s.resets(m, v) {
 		s.refused++
@@ -254,7 +261,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 // checksumsAddresses reports whether a transport that is left alone would have a
 // wrong checksum with the service's addresses. SCTP's covers no addresses.
 func (s *service) checksumsAddresses(v *view) bool {
-	if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || v.protocol == flow.TCP || v.protocol == flow.UDP {
+	if s.bypassed() || v.protocol == flow.TCP || v.protocol == flow.UDP {
 		return false
 	}
 	const dccp, udplite = 33, 136
@@ -295,7 +302,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 	n.tuple[0] = v.tuple()
 	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}
 	switch {
-	case s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel:
+	case s.bypassed():
 		reply = v.tuple().Reverse()
 	case s.Mode == config.ModeFullNAT:
 		key, reason := m.fullnatSource(s, v, to)
@@ -314,7 +321,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		}
 	}
 	n.tuple[1] = reply
-	if s.Mode != config.ModeDSR && s.Mode != config.ModeTunnel && m.clashes(n) {
+	if !s.bypassed() && m.clashes(n) {
 		if n.port != nil {
 			delete(m.ports, *n.port) // nobody has seen it
 		}
@@ -325,6 +332,9 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		return drop(ReasonClash)
 	}
 	n.unseen = m.conceals(s, n, v)
+	if n.guess() {
+		s.guesses++
+	}
 	n.spliced = v.cookie
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++

@@ -69,21 +69,32 @@ func (m *Model) addSession(s *session) {
 }
 
 // index makes both directions known. An endpoint that talks to itself by a hairpin
-// has only one.
+// has only one, and so has a session whose answers do not come this way.
 func (m *Model) index(s *session) {
-	m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+	if !s.oneWay() {
+		m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+	}
 	m.sessions[s.tuple[0]] = &half{s, flow.Original}
 }
 
+// guess reports whether the session's backend is only the model's choice.
+func (s *session) guess() bool { return s.unseen && !s.service.hashes() }
+
 func (m *Model) removeSession(s *session) {
 	delete(m.sessions, s.tuple[0])
-	delete(m.sessions, s.tuple[1])
+	if !s.oneWay() {
+		delete(m.sessions, s.tuple[1])
+	}
 	if s.client != nil {
 		s.client.flows--
 	}
 	if s.service != nil {
 		s.service.active--
 		s.service.backends[s.backend].active--
+		if s.guess() {
+			s.service.guesses--
+			s.service.guessed = true
+		}
 	}
 	if s.port != nil { // of a pool that the backends see: nobody's packets could go astray (RFC 6888 REQ-8)
 		delete(m.ports, *s.port)
@@ -151,6 +162,9 @@ func (s *session) State() string {
 		return ""
 	}
 	a, b := s.heard[0], s.heard[1]
+	if s.oneWay() {
+		b.fin = a.fin
+	}
 	switch {
 	case a.rst && s.seen[1] <= s.seen[0]+resetBelieved, b.rst && s.seen[0] <= s.seen[1]+resetBelieved:
 		return "CLOSE"
@@ -166,6 +180,10 @@ func (s *session) State() string {
 	return "SYN_SENT"
 }
 
+// oneWay reports whether the answers do not come this way: then what the client says
+// stands for both.
+func (s *session) oneWay() bool { return s.service != nil && s.service.bypassed() }
+
 // hear takes a packet of the direction into account. A TCP session is settled when
 // one side acknowledges what the other has said: after the handshake's third
 // packet, or, picked up in the middle, after the first answer.
@@ -174,7 +192,10 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 		s.settled = s.settled || d == flow.Reply
 		return
 	}
-	h := &s.heard[d]
+	h, other := &s.heard[d], s.heard[1-d]
+	if s.oneWay() {
+		other = *h // by an earlier packet
+	}
 	switch {
 	case flags&packet.RST != 0:
 		h.rst = true
@@ -188,7 +209,6 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 	if flags&packet.FIN != 0 {
 		h.fin = true
 	}
-	other := s.heard[1-d]
 	s.settled = s.settled || h.ack && (other.syn || other.ack)
 	s.halfOpen = s.halfOpen && !s.settled
 }

@@ -26,6 +26,9 @@ type Interface struct {
 	// Master is the index of the bridge, bond or VRF that the link is a port of, 0
 	// for none.
 	Master int
+	// Parent is the index of the link that a VLAN, a macvlan and the like stand on, in this
+	// namespace or another one; of a veth it is the other end's. 0 for none.
+	Parent int
 }
 
 // joins are the kinds of links that take their ports' packets as their own. A
@@ -51,6 +54,14 @@ func (i Interface) Virtual() bool { return i.Kind != "device" }
 // packets (tun, WireGuard) and PPP have none.
 func (i Interface) Ethernet() bool { return len(i.MAC) == 6 }
 
+// bare are the kinds of links whose packets begin with their IP headers. Those of a tun have no
+// MAC, those of a tap do.
+var bare = map[string]bool{"tuntap": true, "wireguard": true, "ppp": true}
+
+// Bare reports whether what comes in by the link begins with an IP header. Other tunnels of IP
+// packets may show programs the outer header that was taken off.
+func (i Interface) Bare() bool { return !i.Ethernet() && bare[i.Kind] }
+
 // Whole reads a list of the kernel's again while the kernel says that it changed under the
 // reading, so that entries may lack: containers that come and go interrupt every tenth.
 func Whole[T any](read func() ([]T, error)) (list []T, err error) {
@@ -70,11 +81,24 @@ func Interfaces() ([]Interface, error) {
 	}
 	out := make([]Interface, len(links))
 	for i, l := range links {
-		a := l.Attrs()
-		out[i] = Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
-			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex}
+		out[i] = interfaceOf(l)
 	}
 	return out, nil
+}
+
+// ByName looks for one of the calling thread's network namespace; false if there is none.
+func ByName(name string) (Interface, bool) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return Interface{}, false
+	}
+	return interfaceOf(l), true
+}
+
+func interfaceOf(l netlink.Link) Interface {
+	a := l.Attrs()
+	return Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
+		Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex, Parent: a.ParentIndex}
 }
 
 // ErrNoNextHop is wrapped by NextHop when nothing would have to be resolved.

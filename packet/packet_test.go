@@ -310,34 +310,49 @@ func TestMutatedFrames(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfFragments cuts an IPv6 datagram twice: what is put together again is
-// the datagram.
+// TestFragmentsOfFragments cuts a datagram twice: what is put together again is the
+// datagram.
 func TestFragmentsOfFragments(t *testing.T) {
-	whole := MustText(ethernet + "ip6(src=2001:db8::1,dst=2001:db8::2)/udp(sport=2,dport=1)/data(1000)").Build()
-	pieces, err := Fragments(append(slices.Clone(whole), 0, 0), 400, 7) // and a trailer
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, len(whole)-54)
-	last := 0
-	for _, p := range pieces {
-		smaller, err := Fragments(p, 72, 9)
+	for text, header := range map[string]int{"ip4(src=192.0.2.1,dst=198.51.100.7)": 34, "ip6(src=2001:db8::1,dst=2001:db8::2)": 54} {
+		whole := MustText(ethernet + text + "/udp(sport=2,dport=1)/data(1000)").Build()
+		pieces, err := Fragments(append(slices.Clone(whole), 0, 0), 400, 7) // and a trailer
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, b := range smaller {
-			parsed := Parse(b)
-			f, ok := Find[*Fragment](parsed)
-			if !ok || f.ID != 7 {
-				t.Fatalf("want fragment 7: %s", parsed)
+		got := make([]byte, len(whole)-header)
+		last := 0
+		for _, p := range pieces {
+			smaller, err := Fragments(append(p, 0, 0), 72, 9)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if !f.More {
-				last++
+			for _, b := range smaller {
+				off, id, more, data := fragmentOf(t, b)
+				if id != 7 {
+					t.Fatalf("want fragment 7: %s", Parse(b))
+				}
+				if !more {
+					last++
+				}
+				copy(got[off:], data)
 			}
-			copy(got[f.Offset:], b[62:])
+		}
+		if !bytes.Equal(got, whole[header:]) || last != 1 {
+			t.Errorf("%s: put together %x with %d ends, want %x", text, got, last, whole[header:])
 		}
 	}
-	if !bytes.Equal(got, whole[54:]) || last != 1 {
-		t.Errorf("put together %x with %d ends, want %x", got, last, whole[54:])
+}
+
+// fragmentOf returns where a fragment belongs, in bytes, and what it carries.
+func fragmentOf(t *testing.T, b []byte) (off int, id uint32, more bool, data []byte) {
+	t.Helper()
+	parsed := Parse(b)
+	if f, ok := Find[*Fragment](parsed); ok {
+		return int(f.Offset), f.ID, f.More, b[62:]
 	}
+	if f, ok := Find[*IPv4](parsed); ok {
+		return int(f.Offset), uint32(f.ID), f.MF, b[34:]
+	}
+	t.Fatalf("no fragment: %s", parsed)
+	return 0, 0, false, nil
 }

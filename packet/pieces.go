@@ -10,7 +10,8 @@ import (
 // Fragments splits the IP packet of an untagged Ethernet frame into pieces that
 // carry at most size bytes of payload each (a multiple of 8), with the
 // identification id. IPv6 packets get a fragment header behind their IPv6 header, or
-// have one there: then they are cut further, and keep their identification.
+// have one there: then they are cut further, and keep their identification, as IPv4
+// packets that are fragments do.
 func Fragments(frame []byte, size int, id uint32) ([][]byte, error) {
 	if size < 8 || size%8 != 0 {
 		return nil, fmt.Errorf("fragment size %d: not a positive multiple of 8", size)
@@ -30,6 +31,13 @@ func Fragments(frame []byte, size int, id uint32) ([][]byte, error) {
 func fragments4(frame []byte, size int, id uint16) [][]byte {
 	end := 14 + int(frame[14]&15)*4
 	payload := frame[end:]
+	if n := int(binary.BigEndian.Uint16(frame[16:])) + 14 - end; n >= 0 && n < len(payload) {
+		payload = payload[:n]
+	}
+	word := binary.BigEndian.Uint16(frame[20:])
+	if word&0x3fff != 0 {
+		id = binary.BigEndian.Uint16(frame[18:])
+	}
 	var out [][]byte
 	for off := 0; off < len(payload); off += size {
 		piece := payload[off:min(off+size, len(payload))]
@@ -37,7 +45,7 @@ func fragments4(frame []byte, size int, id uint16) [][]byte {
 		ip := b[14:end]
 		binary.BigEndian.PutUint16(ip[2:], uint16(len(b)-14))
 		binary.BigEndian.PutUint16(ip[4:], id)
-		v := binary.BigEndian.Uint16(ip[6:])&0xc000 | uint16(off/8)
+		v := word + uint16(off/8)
 		if off+size < len(payload) {
 			v |= 0x2000
 		}

@@ -26,6 +26,9 @@ type Table struct {
 	// Fold prints columns that do not fit below the others, with the first column
 	// again, instead of shortening all.
 	Fold bool
+	// Middle shortens cells in their middle instead of at their end: for addresses,
+	// which differ at both.
+	Middle bool
 }
 
 // New returns a table with the given headings. A heading that begins with ">"
@@ -82,6 +85,9 @@ func (t *Table) print(b *strings.Builder, columns, widths []int) {
 		line := ""
 		for n, i := range columns {
 			cell := ansi.Truncate(row[i], widths[i], "…")
+			if t.Middle {
+				cell = Middle(row[i], widths[i], "…")
+			}
 			pad := strings.Repeat(" ", widths[i]-ansi.StringWidth(cell))
 			if t.right[i] {
 				cell = pad + cell
@@ -95,6 +101,17 @@ func (t *Table) print(b *strings.Builder, columns, widths []int) {
 		}
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
+}
+
+// Middle cuts the middle out of a text of more columns than width, and puts mark, one
+// column wide, in its place.
+func Middle(s string, width int, mark string) string {
+	columns := ansi.StringWidth(s)
+	if columns <= width {
+		return s
+	}
+	left := (width - 1) / 2
+	return ansi.Truncate(s, left, "") + mark + ansi.TruncateLeft(s, columns-(width-1-left), "")
 }
 
 func all(n int) []int {

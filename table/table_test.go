@@ -39,6 +39,21 @@ func TestColumnsAlignAndFit(t *testing.T) {
 	}
 }
 
+// TestMiddle: of an address that is too wide both ends stay.
+func TestMiddle(t *testing.T) {
+	tb := New("SOURCE", ">ENTRIES")
+	tb.Width, tb.Middle = 30, true
+	tb.Row("2001:db8:1234:5678:9abc:def0:1234:5678", 1)
+	tb.Row("größe:größe:größe:größe", 2)
+	want := "" +
+		"SOURCE                 ENTRIES\n" +
+		"2001:db8:1…:1234:5678        1\n" +
+		"größe:größ…röße:größe        2\n"
+	if got := written(t, tb); got != want {
+		t.Errorf("got:\n%swant:\n%s", got, want)
+	}
+}
+
 func TestColumnsFold(t *testing.T) {
 	tb := New("row", ">1 flow", ">50 flows", ">1,000 flows")
 	tb.Width, tb.Fold = 18, true

@@ -3,6 +3,7 @@
 package labtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -22,8 +23,9 @@ import (
 // the interfaces where that is [netns.None] and none will. It returns the indices of both by
 // the interface's name.
 func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
-	for _, f := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		if err := setNet(f, "1"); err != nil {
+	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv6/conf/all/forwarding", "1"},
+		{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
+		if err := setNet(f[0], f[1]); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -49,7 +51,6 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			return nil, nil, err
 		}
 		ifaces[i.Name] = link.Index
-		errs = append(errs, setNet("ipv6/conf/"+i.Name+"/accept_dad", "0"), setNet("ipv6/conf/"+i.Name+"/addr_gen_mode", "1"))
 		peer, err := other.LinkByName(link.PeerName)
 		if err != nil {
 			return nil, nil, err
@@ -83,6 +84,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			errs = append(errs, fmt.Errorf("route %v: %w", r, err))
 		}
 	}
+	errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	return ifaces, peers, errors.Join(errs...)
 }
 

@@ -289,7 +289,7 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	if err != nil {
 		return err
 	}
-	want, got := counts(model.Counters()), counts(c)
+	want, got := counts(model.Counters(), model), counts(c, model)
 	for _, st := range t.steps {
 		if st.in.Frame != nil && c.Reasons != nil {
 			want[fmt.Sprintf("reason %s %s %s", golden.Family(st.in.Frame), st.got.Action, st.got.Reason)]++
@@ -314,15 +314,21 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	return nil
 }
 
-// counts flattens counters. How many flows are alive is compared by the flows.
-func counts(c *datapath.Counters) map[string]uint64 {
+// counts flattens counters. How many flows are alive is compared by the flows. Backends whose
+// share the model can only guess are counted together.
+func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 	out := map[string]uint64{}
 	for _, s := range c.Services {
 		out[s.Name+" connections"], out[s.Name+" packets"], out[s.Name+" bytes"] = s.Connections, s.Packets, s.Bytes
 		out[s.Name+" refused"] = s.Refused
 		for _, b := range s.Backends {
 			name := s.Name + "/" + b.Name
-			out[name+" connections"], out[name+" packets"], out[name+" bytes"] = b.Connections, b.Packets, b.Bytes
+			if model.Guessed(s.Name) {
+				name = s.Name + "/*"
+			}
+			out[name+" connections"] += b.Connections
+			out[name+" packets"] += b.Packets
+			out[name+" bytes"] += b.Bytes
 		}
 	}
 	for _, n := range c.NAT {

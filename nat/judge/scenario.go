@@ -92,6 +92,14 @@ func Scenarios() []Scenario {
 		{"bypass", bypass, []Opening{
 			{"wan0", clients4, append(append(one("192.0.2.30"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 514}, []Kind{TCP, UDP}},
 			{"wan0", clients6, one("2001:db8::40"), []uint16{80}, []Kind{TCP, UDP}}}},
+		{"turn", turn, []Opening{
+			{"wan0", clients4, append(append(one("192.0.2.10"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 53}, []Kind{TCP, UDP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+		{"quotas", quotas, []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
+			{"lan0", inside6, append(far6, addresses("64:ff9b::c612:%x", 1, 5)...), []uint16{53, 80}, all}}},
+		{"client-address", clientAddress, []Opening{
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Kind{TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}}}},
 		{"snat", fmt.Sprintf(snat, "endpoint-independent"), []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{"snat-address", fmt.Sprintf(snat, "address-dependent"), []Opening{{"lan0", inside4, far4, []uint16{53, 80}, all},
@@ -183,6 +191,38 @@ services:
      backends: [{name: a, address: "fd00:2::2"}, {name: b, address: "fd00:2::3"}]}
   - {name: syslog, listen: [{address: 192.0.2.50, ports: [514]}], protocol: udp, mode: stateless,
      backends: [{name: a, address: 10.0.2.4, port: 5514}, {name: b, address: 10.0.2.5, port: 5514}]}
+`
+
+const quotas = `
+nat:
+  - {name: office, type: snat, source: [10.0.2.0/29], out: wan0, to: [203.0.113.201, 203.0.113.202], connections-per-client: 8}
+  - {name: blocks, type: snat, source: [10.0.2.8/29], out: wan0, to: [203.0.113.203], ports: 2000-2999, port-block: 20}
+  - {name: office6, type: snat, source: ["fd00:2::/64"], out: wan0, to: ["2001:db8:ab::1"], ports: 2000-2999, port-block: 20, deterministic: true, mss-clamp: true}
+`
+
+const turn = `
+services:
+  - {name: kept, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, persistence: {key: [source-address], timeout: 10m},
+     sessions: [{client: 203.0.113.7, backend: b}],
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, scheduler: rr, persistence: {key: [source-address], timeout: 10m},
+     backends: [{name: a, address: 10.0.2.4}, {name: b, address: 10.0.2.5}]}
+  - {name: direct, listen: [{address: 192.0.2.40, ports: [80]}], protocol: tcp, mode: dsr, scheduler: rr,
+     backends: [{name: a, address: 10.0.2.6}, {name: b, address: 10.0.2.7}]}
+  - {name: tunnel, listen: [{address: 192.0.2.50, ports: [80]}], protocol: tcp, mode: tunnel, scheduler: wrr,
+     backends: [{name: a, address: 10.0.2.8}, {name: b, address: 10.0.2.9}]}
+  - {name: kept6, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: dnat, scheduler: random, persistence: {key: [source-address], timeout: 10m},
+     backends: [{name: a, address: "fd00:2::2", port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
+`
+
+const clientAddress = `
+services:
+  - {name: proxy, listen: [{address: 192.0.2.10, ports: [80]}, {address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, client-address: proxy-v2,
+     scheduler: maglev, source-pool: [10.0.2.100-10.0.2.101, "fd00:2::100"],
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
+  - {name: toa, listen: [{address: 192.0.2.10, ports: [81]}, {address: "2001:db8::10", ports: [81]}], protocol: tcp, mode: fullnat, client-address: toa,
+     mss-clamp: true, scheduler: maglev, source-pool: [10.0.2.102, "fd00:2::102"],
+     backends: [{name: a, address: 10.0.2.4, port: 8080}, {name: b, address: "fd00:2::5", port: 8080}]}
 `
 
 const snat = `
