@@ -18,8 +18,9 @@ type Config struct {
 	// datapath that can carry all of it.
 	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf,default=auto"`
 	// Attach chooses the hook of the eBPF datapath: auto takes native XDP on
-	// network cards and TC on virtual links with a local stack behind them, and TC
-	// on all while a link is up that XDP cannot send to, such as a bridge or VLAN.
+	// network cards and TC on virtual links with a local stack behind them. While a
+	// link is up that XDP cannot send to, such as a bridge, TC stands behind XDP too
+	// and carries what goes there, and what opens flows.
 	Attach Attach `yaml:"attach,omitempty" json:"attach,omitempty" jsonschema:"enum=auto,enum=xdp,enum=xdp-generic,enum=tc,default=auto"`
 	// Interfaces that Sluice attaches to. Empty means every interface that is up
 	// and not a loopback when a datapath needs a list.

@@ -31,9 +31,6 @@ type decoder struct {
 }
 
 func (d *decoder) document(root *yaml.Node, c *Config) {
-	if root == nil {
-		return
-	}
 	d.value(root, reflect.ValueOf(c).Elem(), nil)
 	if d.budget < 0 {
 		d.truncated = true
@@ -154,7 +151,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		case key.Value == "<<":
 			d.errorf(key, "use an alias for the whole value, or write the keys", "merge keys are not used here")
 		case f == nil:
-			unknown = append(unknown, nearest(key.Value, l.keys))
+			unknown = append(unknown, Nearest(key.Value, l.keys))
 			d.errorf(key, hintKey(key.Value, l.keys), "unknown key %q", key.Value)
 		case seen[f.nth] != nil:
 			d.errorf(key, "keep one of them", "key %s is written twice (first in line %d)", key.Value, seen[f.nth].Line)
@@ -195,7 +192,7 @@ func (d *decoder) below(s step) bool {
 }
 
 func hintKey(key string, known []string) string {
-	if near := nearest(key, known); near != "" {
+	if near := Nearest(key, known); near != "" {
 		return "write " + near
 	}
 	return "known here are " + strings.Join(known, ", ")

@@ -26,12 +26,13 @@ type Error struct {
 	// Cause says what is wrong, Hint what to write instead.
 	Cause string `json:"cause"`
 	Hint  string `json:"hint,omitempty"`
-	// Source is the line of the file.
+	// Source is the line of the file, or of a long one 100 characters around the place.
 	Source string `json:"source,omitempty"`
 
-	path  path
-	atKey bool // the key is wrong, not its value
-	width int  // characters to underline
+	path   path
+	atKey  bool // the key is wrong, not its value
+	indent int  // characters of Source before the place
+	width  int  // characters to underline
 	// depends are other values that the error speaks of: when one of them could
 	// not be decoded, the error is not worth reporting.
 	depends []path
@@ -97,19 +98,50 @@ func (es Errors) sorted() Errors {
 // finish names the file and quotes the source lines.
 func finish(name string, data []byte, es Errors) Errors {
 	es.sorted()
-	line, rest := 0, data
-	var text []byte
+	number, rest := 0, data
+	var l line
 	for _, e := range es {
 		e.File = name
-		for line < e.Line && len(rest) > 0 {
+		for number < e.Line && len(rest) > 0 {
+			var text []byte
 			text, rest, _ = bytes.Cut(rest, []byte("\n"))
-			line++
+			number, l = number+1, line{text: bytes.TrimRight(text, "\r")}
 		}
-		if line == e.Line {
-			e.Source = clean(string(text))
+		if number == e.Line {
+			e.Source, e.indent = l.around(max(0, e.Column-1))
 		}
 	}
 	return es
+}
+
+// sourceWidth is how much of a source line is shown, in characters.
+const sourceWidth = 100
+
+// line is read from left to right: programs write a whole configuration on one, and it may
+// have a thousand errors.
+type line struct {
+	text   []byte
+	at     int // byte that has been read to
+	passed int // characters before it
+}
+
+// around returns the line around a character, counted from 0, and that character's place in
+// what it returns. Characters must be asked for in order.
+func (l *line) around(character int) (string, int) {
+	for l.passed < character-sourceWidth/2 && l.at < len(l.text) {
+		_, size := utf8.DecodeRune(l.text[l.at:])
+		l.at, l.passed = l.at+size, l.passed+1
+	}
+	from, before, end, n := l.at, l.passed, l.at, 0
+	for ; n < sourceWidth && end < len(l.text); n++ {
+		_, size := utf8.DecodeRune(l.text[end:])
+		end += size
+	}
+	for ; n < sourceWidth && from > 0; n++ {
+		_, size := utf8.DecodeLastRune(l.text[:from])
+		from, before = from-size, before-1
+	}
+	return clean(string(l.text[from:end])), min(character-before, n)
 }
 
 // clean makes a source line safe to print on a terminal: no control characters.
@@ -122,11 +154,8 @@ func clean(s string) string {
 			return '?'
 		}
 		return r
-	}, strings.TrimRight(s, "\r"))
+	}, s)
 }
-
-// Window of a source line that is shown, in characters.
-const sourceWidth = 100
 
 // Render writes the errors for people, each with its source line and a caret
 // under the place. Colour uses ANSI sequences.
@@ -144,11 +173,10 @@ func (es Errors) Render(w io.Writer, colour bool) {
 		}
 		fmt.Fprintf(w, "%s%s%s\n", red, clean(e.message()), off)
 		if e.Source != "" {
-			source, indent := e.window()
 			num := fmt.Sprint(e.Line)
-			fmt.Fprintf(w, "  %s | %s\n", num, source)
-			room := max(1, utf8.RuneCountInString(source)-indent)
-			fmt.Fprintf(w, "  %s | %s%s%s%s\n", strings.Repeat(" ", len(num)), strings.Repeat(" ", indent),
+			fmt.Fprintf(w, "  %s | %s\n", num, e.Source)
+			room := max(1, utf8.RuneCountInString(e.Source)-e.indent)
+			fmt.Fprintf(w, "  %s | %s%s%s%s\n", strings.Repeat(" ", len(num)), strings.Repeat(" ", e.indent),
 				red, strings.Repeat("^", min(max(1, e.width), room)), off)
 		}
 		if e.Path != "" {
@@ -158,16 +186,4 @@ func (es Errors) Render(w io.Writer, colour bool) {
 			fmt.Fprintf(w, "  %s%s%s\n", green, clean(e.Hint), off)
 		}
 	}
-}
-
-// window cuts a long source line around the column and returns the column's
-// place in what is left.
-func (e *Error) window() (string, int) {
-	runes := []rune(e.Source)
-	indent := min(max(0, e.Column-1), len(runes))
-	if len(runes) <= sourceWidth {
-		return e.Source, indent
-	}
-	from := max(0, min(indent-sourceWidth/2, len(runes)-sourceWidth))
-	return string(runes[from : from+sourceWidth]), indent - from
 }

@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	goccy "github.com/goccy/go-yaml"
 	goccyparser "github.com/goccy/go-yaml/parser"
@@ -28,6 +30,9 @@ const MaxFileSize = 64 << 20
 
 // maxErrors is how many errors are reported of one file.
 const maxErrors = 1000
+
+// maxText bounds one value or key, in bytes: messages name values, many of them the same one.
+const maxText = 4096
 
 // The second reading of a file, for the column of a syntax error, is given up for
 // files that are larger than this, in bytes, or that open more brackets within
@@ -49,10 +54,6 @@ func Load(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	if len(bytes.TrimSpace(data)) == 0 {
-		// A writer has not come far yet, or found no room; nobody means to end all services by it.
-		return nil, Errors{{File: path, Cause: "the file is empty", Hint: "write services: [] for a gateway that does nothing"}}
-	}
 	return Decode(path, data)
 }
 
@@ -70,6 +71,10 @@ func decode(name string, data []byte, budget int) (*Config, error) {
 	root, err := parse(data)
 	if err != nil {
 		return nil, finish(name, data, Errors{err})
+	}
+	if root == nil || root.Tag == "!!null" {
+		// A writer has not come far yet, or found no room; nobody means to end all services by it.
+		return nil, Errors{{File: name, Cause: "nothing is configured: the file is empty, or has only comments", Hint: "write services: [] for a gateway that does nothing"}}
 	}
 	c := &Config{}
 	d := decoder{budget: budget}
@@ -105,13 +110,26 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	if err == nil {
 		err = dec.Decode(&next)
 		if errors.Is(err, io.EOF) {
-			return doc.Content[0], nil
+			return doc.Content[0], long(doc.Content[0])
 		}
 		if err == nil {
 			return nil, &Error{Line: next.Line, Column: next.Column, Cause: "a second document", Hint: "write one configuration in one file"}
 		}
 	}
 	return nil, syntaxError(data, err)
+}
+
+// long returns an error about the first value or key that is too long, nil for none.
+func long(n *yaml.Node) *Error {
+	if len(n.Value) > maxText {
+		return &Error{Line: n.Line, Column: n.Column, Cause: fmt.Sprintf("a value of %d bytes", len(n.Value)), Hint: fmt.Sprintf("write one of at most %d", maxText)}
+	}
+	for _, c := range n.Content {
+		if e := long(c); e != nil {
+			return e
+		}
+	}
+	return nil
 }
 
 var yamlLine = regexp.MustCompile(`^(?:yaml: )?(?:line (\d+): )?(.*)`)
@@ -126,7 +144,33 @@ func syntaxError(data []byte, err error) *Error {
 	if len(data) <= maxSyntaxSize && depth(data) <= maxSyntaxDepth && !strings.Contains(m[2], "depth") {
 		e.sharpen(data)
 	}
+	if strings.Contains(m[2], "UTF-8") || strings.Contains(m[2], "control characters") { // of which that parser tells no place
+		e.atStray(data)
+	}
+	if lines := bytes.SplitN(data, []byte("\n"), e.Line+1); e.Line <= len(lines) && bytes.HasPrefix(bytes.TrimLeft(lines[e.Line-1], " "), []byte("\t")) {
+		e.Cause, e.Hint = "not YAML: a tab in the indentation", "indent by spaces"
+	}
 	return e
+}
+
+// atStray moves e to the first bytes that are no text: a file in Latin-1, or with the colours
+// of a terminal.
+func (e *Error) atStray(data []byte) {
+	line, column := 1, 1
+	for at := 0; at < len(data); {
+		r, size := utf8.DecodeRune(data[at:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			e.Line, e.Column, e.Cause, e.Hint = line, column, fmt.Sprintf("not YAML: the byte 0x%02x is not UTF-8", data[at]), "save the file in UTF-8"
+			return
+		case unicode.IsControl(r) && !strings.ContainsRune("\t\n\r\u0085", r):
+			e.Line, e.Column, e.Cause, e.Hint = line, column, fmt.Sprintf("not YAML: a control character (%U)", r), "remove it"
+			return
+		case r == '\n':
+			line, column = line+1, 0
+		}
+		at, column = at+size, column+1
+	}
 }
 
 // sharpen puts the other parser's opinion on a syntax error into e. That parser

@@ -69,6 +69,51 @@ func TestErrorsAreBounded(t *testing.T) {
 	}
 }
 
+// TestErrorsOnOneLine: of a line that a program has written, each of a thousand errors holds
+// what is around it, and no more.
+func TestErrorsOnOneLine(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`{"services": [`)
+	for i := range 2_000 {
+		fmt.Fprintf(&b, `{"name": "ü%d", "port%d": 1}, `, i, i)
+	}
+	data := strings.TrimSuffix(b.String(), ", ") + "]}"
+	_, err := config.Decode("farm", []byte(data))
+	var errs config.Errors
+	if !errors.As(err, &errs) {
+		t.Fatal(err)
+	}
+	runes, quoted := []rune(data), 0
+	for _, e := range errs[:1000] {
+		quoted += len(e.Source)
+		if !strings.Contains(e.Source, string(runes[e.Column-1:][:len("{}")])) {
+			t.Fatalf("%v: the place is not in %q", e, e.Source)
+		}
+	}
+	if quoted > 1000*150 {
+		t.Errorf("a line of %d bytes, %d bytes of it in the errors", len(data), quoted)
+	}
+	for _, e := range errs[:1000] {
+		var b strings.Builder
+		config.Errors{e}.Render(&b, false)
+		lines := strings.Split(b.String(), "\n")
+		if at := strings.Index(lines[2], "^"); string([]rune(lines[1])[at]) != string(runes[e.Column-1]) {
+			t.Fatalf("the caret is elsewhere:\n%s", b.String())
+		}
+	}
+}
+
+// TestLongValues: a message about a value has it in it, and does not grow with it.
+func TestLongValues(t *testing.T) {
+	long := strings.Repeat("a", 1<<20)
+	for _, text := range []string{"services: [{name: " + long + "}]", "? " + long + "\n: 1", "firewall: {sets: {? " + long + " : [x, y, z]}}"} {
+		_, err := config.Decode("f", []byte(text))
+		if err == nil || len(err.Error()) > 200 || !strings.Contains(err.Error(), "a value of 1048576 bytes") {
+			t.Errorf("%.300v", err)
+		}
+	}
+}
+
 func TestTooLarge(t *testing.T) {
 	if _, err := config.Decode("f", make([]byte, config.MaxFileSize+1)); err == nil || !strings.Contains(err.Error(), "larger than 64 MiB") {
 		t.Error(err)
@@ -106,7 +151,7 @@ func BenchmarkMarshal(b *testing.B) {
 // TestEmptyFile: a file that somebody has begun to write is no configuration without
 // services.
 func TestEmptyFile(t *testing.T) {
-	for text, want := range map[string]string{"": "the file is empty", " \n": "the file is empty", "services: []\n": ""} {
+	for text, want := range map[string]string{"": "the file is empty", " \n": "the file is empty", "# a farm\n": "only comments", "--- # null\n": "only comments", "services: []\n": ""} {
 		file := filepath.Join(t.TempDir(), "sluice.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

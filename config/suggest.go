@@ -2,23 +2,34 @@
 
 package config
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
+
+// elsewhere are words of iptables, nftables and others for what has another name here.
+var elsewhere = map[string]string{
+	"dnat": "port-forward", "redirect": "port-forward", "netmap": "static", "nptv6": "npt66", "deny": "drop", "round-robin": "rr",
+}
 
 // hintOneOf tells which words are known, and which of them s may have meant.
 func hintOneOf(s string, known []string) string {
-	if near := nearest(s, known); near != "" {
+	if near := Nearest(s, known); near != "" {
 		return "write " + near + "; known are " + strings.Join(known, ", ")
 	}
 	return "write one of " + strings.Join(known, ", ")
 }
 
-// nearest returns the known word with the fewest edits from s, or "" when none
+// Nearest returns the known word with the fewest edits from s, or "" when none
 // is near enough to be meant.
-func nearest(s string, known []string) string {
+func Nearest(s string, known []string) string {
 	const longest = 64
 	s = strings.ToLower(strings.NewReplacer("_", "-", " ", "-").Replace(s))
 	if len(s) == 0 || len(s) > longest {
 		return ""
+	}
+	if word := elsewhere[s]; slices.Contains(known, word) {
+		return word
 	}
 	best, bestDistance := "", max(1, len(s)/3)+1
 	for _, k := range known {

@@ -286,7 +286,7 @@ func (v *validator) guests(p path, s *Service) {
 
 // hintName proposes one of the names that exist.
 func hintName(name string, names []string, what string) string {
-	if near := nearest(name, names); near != "" {
+	if near := Nearest(name, names); near != "" {
 		return "write " + near
 	}
 	switch {
