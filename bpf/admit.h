@@ -188,4 +188,22 @@ __noinline int reset_refused(__u32 id)
 	return s && l && s->reset_ns && !dry_run && !rate_take(&l->reset_tat, s->reset_ns, s->reset_burst_ns);
 }
 
+// Whether nobody serves a flow any more: its service or backend has been taken away, or is down.
+static __always_inline bool unserved(__u32 owner, __u32 backend)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &owner);
+	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
+
+	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != owner;
+}
+
+// Whether a flow of one direction, which does not know what its packets become, is of a
+// service that has been given a mode with two.
+static __always_inline bool estranged(__u32 twin, __u32 owner)
+{
+	struct service *s = twin == NO_ENTRY ? bpf_map_lookup_elem(&services, &owner) : (void *)0;
+
+	return s && s->mode != MODE_DSR && s->mode != MODE_TUNNEL;
+}
+
 #endif

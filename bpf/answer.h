@@ -127,6 +127,25 @@ static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v
 	return !bpf_skb_store_bytes(ctx, 0, back, sizeof(back), 0);
 }
 
+// The sum of a quotation whose segment is summed later: what is filled in makes the
+// segment's sum, as far as it is quoted, the complement of what stands there now.
+static __always_inline __u64 sum_quoted(void *ctx, const struct packet *p, __u32 at, __u32 quoted, bool later, const bool xdp)
+{
+	__u32 header = header_now(p), check_at = header + check_offset(p->tuple.l4_proto);
+	__u16 seed;
+
+	if (!later || check_at + 2 > quoted || !get(ctx, at + check_at, &seed, 2, xdp))
+		return sum_of(ctx, at, quoted, xdp);
+	return sum_of(ctx, at, header, xdp) + (__u16)~seed;
+}
+
+// The checksum of a segment that takes the packet's place, by the sum of its pseudo-header
+// and of its words: where the packet's is summed later, the kernel begins with the former.
+static __always_inline __u16 answer_check(__u64 pseudo, __u64 words, bool later)
+{
+	return later ? fold16(pseudo) : (__u16)~fold16(pseudo + words);
+}
+
 // An ICMP error about the packet.
 static __always_inline bool answer_error(void *ctx, const struct packet *p, const struct plan *plan, __u8 answer,
 					 const bool v6, const bool xdp)
@@ -137,6 +156,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	struct icmp_header icmp;
 	__u8 macs[2 * ETH_ALEN];
 	union addr from;
+	bool later;
 	__u64 sum;
 
 	if (!own)
@@ -147,6 +167,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	if (quoted > most)
 		quoted = most;
 	room = header + ICMP_SIZE;
+	later = summed_later(ctx, p, xdp);
 	if (xdp ? bpf_xdp_adjust_head(ctx, -(int)room) :
 		  bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
 		return false;
@@ -154,7 +175,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	icmp_words(&icmp, plan, answer, v6);
 	if (!put(ctx, at, &icmp, sizeof(icmp), xdp))
 		return false;
-	sum = sum_of(ctx, at, ICMP_SIZE + quoted, xdp);
+	sum = sum_of(ctx, at, ICMP_SIZE, xdp) + sum_quoted(ctx, p, at + ICMP_SIZE, quoted, later, xdp);
 	if (v6)
 		sum += sum_ends(&from, &p->tuple.saddr, true) + bpf_htons(ICMP_SIZE + quoted) +
 		       bpf_htons(IPPROTO_ICMPV6);
@@ -170,11 +191,13 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	__u32 now = header_now(p), want = header + sizeof(struct tcphdr), len;
+	bool later = summed_later(ctx, p, xdp);
 	struct tcphdr tcp, out = {};
 	__u8 macs[2 * ETH_ALEN];
 	__u64 sum;
 
-	if (!get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
+	if ((later && now != header) || // where the checksum would be filled in there is none
+	    !get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
 		return false;
 	out.source = tcp.dest;
 	out.dest = tcp.source;
@@ -188,9 +211,7 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 		out.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + len);
 	}
 	sum = sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6) + bpf_htons(sizeof(out)) + bpf_htons(IPPROTO_TCP);
-	for (int i = 0; i < 5; i++)
-		sum += ((__u32 *)&out)[i];
-	out.check = ~fold16(sum);
+	out.check = answer_check(sum, sum_words((__u32 *)&out, sizeof(out) / 4), later);
 	return put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) &&
 	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, sizeof(out), IP_DF, v6, xdp) &&
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
@@ -204,12 +225,13 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	struct syn_segment out = { .kind = TCP_OPTION_MSS, .size = TCP_OPTION_MSS_SIZE, .mss = bpf_htons(plan->mtu) };
+	bool later = summed_later(ctx, p, xdp);
 	__u32 size = sizeof(out);
 	struct tcphdr tcp;
 	__u8 macs[2 * ETH_ALEN];
 	__u64 sum;
 
-	if (!get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
+	if ((later && header_now(p) != header) || !get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
 		return false;
 	if (p->l3_len < header_now(p) + size) {
 		out.kind = out.size = out.mss = 0;
@@ -223,7 +245,7 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 	out.tcp.syn = 1;
 	out.tcp.ack = 1;
 	sum = sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6) + bpf_htons(size) + bpf_htons(IPPROTO_TCP);
-	out.tcp.check = ~fold16(sum + sum_words((__u32 *)&out, sizeof(out) / 4));
+	out.tcp.check = answer_check(sum, sum_words((__u32 *)&out, sizeof(out) / 4), later);
 	if (!(size == sizeof(out) ? put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) :
 				    put(ctx, ETH_HLEN + header, &out.tcp, sizeof(out.tcp), xdp)))
 		return false;

@@ -105,6 +105,8 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 
 	if (!single(p)) // when the client hears nothing it sends single segments
 		return REASON_UNTRANSLATABLE;
+	if (doff < sizeof(struct tcphdr) || at > end_then(p, plan)) // there is no place behind the header
+		return REASON_BAD_HEADER;
 	if (!widen(ctx, at, end_then(p, plan), len, plan->family == FAMILY_6, xdp))
 		return REASON_INTERNAL;
 	if (!(p->family == FAMILY_6 ? put_covered(ctx, at, &h, PROXY6_SIZE, xdp) :
@@ -197,7 +199,7 @@ static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base
 // From the backend towards the client. plan->family is the client's.
 static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), ack;
+	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack, end;
 	struct tcphdr tcp;
 	struct adjust *a;
 	__u64 delta;
@@ -219,7 +221,8 @@ static __always_inline int proxy_answer(void *ctx, const struct packet *p, const
 	delta = change(tcp.ack_seq, is);
 	if (is != tcp.ack_seq && !put_covered(ctx, off + 8, &is, 4, xdp))
 		return REASON_INTERNAL;
-	if (tcp.doff > 5 && !fix_sack(ctx, off, tcp.doff * 4, a->base, len, &delta, xdp))
+	end = off + tcp.doff * 4 < stop ? tcp.doff * 4 : stop - off;
+	if (tcp.doff > 5 && !fix_sack(ctx, off, end, a->base, len, &delta, xdp))
 		return REASON_INTERNAL;
 	return fix_check(ctx, off, IPPROTO_TCP, 0, delta, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
@@ -273,9 +276,9 @@ static __noinline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const
 	int done = REASON_NONE;
 
 	if (plan->edits & EDIT_MSS)
-		done = xdp_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+		done = xdp_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_of(plan));
 	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
-		done = xdp_clamp_mss(ctx, l4_then(p, plan), mss_room(p, plan));
+		done = xdp_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_room(p, plan));
 	if (done == REASON_NONE && plan->edits & EDIT_TOA)
 		done = xdp_add_toa(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
@@ -294,9 +297,9 @@ static __noinline int tc_edit(struct __sk_buff *ctx, const struct packet *p, con
 	int done = REASON_NONE;
 
 	if (plan->edits & EDIT_MSS)
-		done = tc_clamp_mss(ctx, l4_then(p, plan), mss_of(plan));
+		done = tc_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_of(plan));
 	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
-		done = tc_clamp_mss(ctx, l4_then(p, plan), mss_room(p, plan));
+		done = tc_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_room(p, plan));
 	if (done == REASON_NONE && plan->edits & EDIT_TOA)
 		done = tc_add_toa(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY)

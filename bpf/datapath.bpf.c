@@ -161,10 +161,12 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	if ((int)p->segment + more <= most)
 		return REASON_NONE;
 	plan->mtu = most - more;
-	if (plan->family == FAMILY_6 && !(p->flags & PACKET_DF)) // user space fragments what comes out of its own program
-		return hold_fragments || dry_run ? REASON_TO_FRAGMENT6 : REASON_NONE;
-	if (p->flags & PACKET_DF || plan->family == FAMILY_6 || (plan->encap && plan->gateway_family == FAMILY_6))
+	if (p->flags & PACKET_DF || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
+	if (!hold_fragments && !dry_run) // user space fragments what comes out of its own program
+		return REASON_NONE;
+	if (plan->family == FAMILY_6)
+		return REASON_TO_FRAGMENT6;
 	plan->flags |= PLAN_KERNEL;
 	return REASON_TO_FRAGMENT;
 }
@@ -217,6 +219,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 
 	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
 		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
+	if (reason == REASON_TO_FRAGMENT)
+		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
 	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->flags & PLAN_ERROR)
@@ -391,6 +395,13 @@ static __always_inline void other(void)
 	count(FAMILY_OTHER, ACTION_PASS, REASON_NOT_IP);
 }
 
+// What does not go straight. Until now nothing was written of it, so that TC, where it stands
+// behind, meets it as it came.
+static __always_inline int xdp_rest(struct xdp_md *ctx, const bool v6)
+{
+	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, v6, true);
+}
+
 SEC("xdp")
 int sluice_xdp(struct xdp_md *ctx)
 {
@@ -403,18 +414,18 @@ int sluice_xdp(struct xdp_md *ctx)
 		verdict = have_direct && !have_rules && !dry_run ? xdp_direct(ctx) : NOT_DIRECT;
 		if (verdict == NOT_DIRECT)
 			verdict = xdp_fast4(ctx);
-		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, true);
+		return verdict >= 0 ? verdict : xdp_rest(ctx, false);
 	}
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
 		verdict = xdp_fast6(ctx);
-		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, true, true);
+		return verdict >= 0 ? verdict : xdp_rest(ctx, true);
 	}
-	other();
+	if (!tc_behind)
+		other();
 	return XDP_PASS;
 }
 
-SEC("tc")
-int sluice_tc(struct __sk_buff *ctx)
+static __always_inline int tc_packet(struct __sk_buff *ctx)
 {
 	int verdict;
 
@@ -434,4 +445,27 @@ int sluice_tc(struct __sk_buff *ctx)
 	}
 	other();
 	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int sluice_tc(struct __sk_buff *ctx)
+{
+	return tc_packet(ctx);
+}
+
+// The hook of interfaces whose packets come without a link's header (tun, WireGuard, PPP): they
+// are given an Ethernet header, of which only the type counts. The kernel, where it gets them,
+// takes it off as any other, and so does the redirect to an interface of this kind.
+SEC("tc")
+int sluice_bare(struct __sk_buff *ctx)
+{
+	__be16 type = ctx->protocol;
+	bool v6 = type == bpf_htons(ETH_P_IPV6);
+
+	if ((v6 || type == bpf_htons(ETH_P_IP)) &&
+	    (bpf_skb_change_head(ctx, ETH_HLEN, 0) || bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, sizeof(type), 0))) {
+		count(v6 ? FAMILY_6 : FAMILY_4, ACTION_DROP, REASON_INTERNAL);
+		return TC_ACT_SHOT;
+	}
+	return tc_packet(ctx);
 }

@@ -62,14 +62,33 @@ static __always_inline void fragment_key_of(struct fragment_key *key, const stru
 		key->l4_proto = p->inner_proto;
 }
 
-// Multicast, broadcast, and what stays on its link (RFC 3927 §2.7, RFC 4291 §2.5.6).
-static __always_inline bool never_routed(const struct packet *p)
+// Sources of IPv4 that nothing is routed from: the kernel's martians (ip_route_input_slow), and
+// what stays on its link (RFC 3927 §2.7). 0/8 and 240/4 are not among them, but for their ends.
+static __always_inline bool never_from4(__be32 saddr)
 {
-	__u32 from = bpf_ntohl(p->tuple.saddr.w[0]), to = bpf_ntohl(p->tuple.daddr.w[0]);
+	__u32 from = bpf_ntohl(saddr);
+
+	return !from || from >> 24 == 127 || from >> 28 == 0xe || from == 0xffffffff || from >> 16 == 0xa9fe;
+}
+
+// The same of IPv6 (ip6_rcv_core, ip6_forward; RFC 4291 §2.5.6).
+static __always_inline bool never_from6(const union addr *a)
+{
+	__u32 from = bpf_ntohl(a->w[0]);
+
+	return from >> 24 == 0xff || from >> 22 == 0x3fa ||
+	       (!a->d[0] && (a->w[2] ? a->w[2] == bpf_htonl(0xffff) : bpf_ntohl(a->w[3]) <= 1)); // mapped; unspecified, loopback
+}
+
+// Multicast, broadcast, what stays on its link, and what comes from nowhere. A frame of its
+// own: what it spills would stand under all that a miss calls.
+static __noinline bool never_routed(const struct packet *p)
+{
+	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
 
 	if (p->family == FAMILY_6)
-		return to >> 24 == 0xff || to >> 22 == 0x3fa || from >> 22 == 0x3fa;
-	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || from >> 16 == 0xa9fe;
+		return to >> 24 == 0xff || to >> 22 == 0x3fa || never_from6(&p->tuple.saddr);
+	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || never_from4(p->tuple.saddr.w[0]);
 }
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
@@ -228,7 +247,8 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 }
 
 // What the service of a flow changes in the packet of an entry. first: it is the
-// opener's direction, whose answers are heard by "answers".
+// opener's direction, whose answers are heard by "answers". A PROXY header is only for a
+// flow that was made with it: its answers are looked at too.
 static __always_inline __u32 service_edits(const struct packet *p, __u32 id, bool first, struct entry_meta *m, __u8 answers)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -242,7 +262,7 @@ static __always_inline __u32 service_edits(const struct packet *p, __u32 id, boo
 		if (!first && s->flags & (SERVICE_TOA | SERVICE_PROXY))
 			edits |= EDIT_ROOM;
 	}
-	if (s->flags & SERVICE_PROXY)
+	if (s->flags & SERVICE_PROXY && (first ? answers : m->heard) & HEARD_EDITED)
 		return edits | (first ? EDIT_PROXY : EDIT_ANSWER);
 	if (!first || !(s->flags & SERVICE_TOA) || dry_run)
 		return edits;
@@ -312,7 +332,7 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	m = meta_of(e, v6);
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
-	if (opens && unserved(m->owner, m->backend)) { // sooner than the sweeper comes by
+	if ((opens && unserved(m->owner, m->backend)) || estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
 		if (!dry_run)
 			v6 ? sweep_one6(index, p->now) : sweep_one4(index, p->now);
 		return REASON_NONE;
@@ -343,9 +363,9 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		return REASON_LIMIT_RESETS;
 	}
 	if (!dry_run) {
-		if (!conn_plain(p, m))
-			if (conn_update(p, index))
-				flow_closed(p, index);
+		// A later fragment has no flags, and says nothing of the connection.
+		if (!conn_plain(p, m) && !(p->flags & PACKET_LATER_FRAGMENT) && conn_update(p, index))
+			flow_closed(p, index);
 		touch(p, e, v6);
 	}
 	return REASON_FLOW;

@@ -167,7 +167,7 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
-	if (!d || (d->ifindex && d->ifindex != ifindex))
+	if (!d || (d->ifindex && d->ifindex != ifindex) || never_from4(ip->saddr))
 		return false;
 	s->length = bpf_ntohs(ip->tot_len);
 	header = ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
@@ -194,7 +194,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct straight s = {};
 
-	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex))
+	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex) || !hop_takes(s.hop, true))
 		return NOT_DIRECT;
 	if (s.to && !direct_rewrite(s.ip, s.ports, end, s.to))
 		return NOT_DIRECT;

@@ -49,8 +49,9 @@ static __always_inline __u32 mss_of(const struct plan *plan)
 	return mtu > headers ? mtu - headers : 0;
 }
 
-// Lowers the MSS option of the TCP header at off to most.
-static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 most, const bool xdp)
+// Lowers the MSS option of the TCP header at off to most, in a packet that ends at stop: what
+// the frame has behind it is not the header's, however long that claims to be.
+static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 most, const bool xdp)
 {
 	__u32 at = sizeof(struct tcphdr), end;
 	__u8 length, option[2];
@@ -59,6 +60,8 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 most, const boo
 	if (!get(ctx, off + 12, &length, 1, xdp))
 		return REASON_INTERNAL;
 	end = (length >> 4) * 4;
+	if (off + end > stop)
+		end = stop - off;
 	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
 		if (at + 2 > end || !get(ctx, off + at, option, sizeof(option), xdp))
 			return REASON_NONE;
@@ -83,14 +86,14 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 most, const boo
 	return fix_check(ctx, off, IPPROTO_TCP, 0, change_at(at, mss, lower), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_clamp_mss(struct xdp_md *ctx, __u32 off, __u32 most)
+__noinline int xdp_clamp_mss(struct xdp_md *ctx, __u32 off, __u32 stop, __u32 most)
 {
-	return clamp_mss(ctx, off, most, true);
+	return clamp_mss(ctx, off, stop, most, true);
 }
 
-__noinline int tc_clamp_mss(struct __sk_buff *ctx, __u32 off, __u32 most)
+__noinline int tc_clamp_mss(struct __sk_buff *ctx, __u32 off, __u32 stop, __u32 most)
 {
-	return clamp_mss(ctx, off, most, false);
+	return clamp_mss(ctx, off, stop, most, false);
 }
 
 // ---- lengths ----

@@ -145,7 +145,7 @@ static __always_inline bool probe(const struct ending *end, void *e, __u32 index
 	return true;
 }
 
-// Whether the service, backend or rule of a flow has been taken away, or the address that
+// Whether the service, backend or rule of a flow has been taken away, or serves otherwise, or the address that
 // it is translated to from this host: nobody else answers there. A pool address that was
 // never the host's own is led here by others, and its flows live on until they end.
 static __always_inline bool owner_gone(const struct ending *end)
@@ -159,7 +159,7 @@ static __always_inline bool owner_gone(const struct ending *end)
 		address = bpf_map_lookup_elem(&pools, &backend);
 		return !r || !r->active || (address && address->lost);
 	}
-	return unserved(owner, backend);
+	return unserved(owner, backend) || estranged(end->twin, owner);
 }
 
 static __always_inline void pay_service(const struct ending *end)

@@ -19,7 +19,9 @@ static __always_inline int error_of_service(const struct packet *about, struct p
 	s = bpf_map_lookup_elem(&services, &id);
 	if (!s || !by_hash(s) || s->mode == MODE_FULLNAT)
 		return REASON_NONE;
-	backend = schedule(about, id, true);
+	backend = s->flags & SERVICE_SESSIONS ? schedule_session(about, id) : NO_ENTRY;
+	if (backend == NO_ENTRY)
+		backend = schedule(about, id, true);
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b)
 		return REASON_NONE;
@@ -43,6 +45,8 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 
 		if (!m)
 			return REASON_INTERNAL;
+		if (estranged(m->twin, m->owner))
+			return REASON_ERROR_WITHOUT_FLOW;
 		if (about->family == FAMILY_6) {
 			e = entry_at(index, true);
 			if (e)
@@ -243,7 +247,7 @@ static __always_inline __u32 plateau(__u32 length)
 }
 
 // An ICMP error's type, code and second word, from IPv4 to IPv6 (RFC 7915 §4.2).
-// mtu: of the next hop. False: it has no counterpart.
+// mtu: that it may tell at most. False: it has no counterpart.
 static __always_inline bool message6(struct icmp_header *m, const struct quote *q, __u32 mtu)
 {
 	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), size;
@@ -347,10 +351,12 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 		return REASON_NOT_ROUTED;
 	if (read_quote(ctx, p, w, xdp))
 		reason = error_plan(&w->about, plan);
-	if (action_of(reason) != ACTION_FORWARD)
+	if (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)
 		return egress(ctx, p, plan, false) ? error_stray(p) : REASON_INTERNAL;
 	if (!error_sound(ctx, p, &w->quote, xdp))
 		return REASON_BAD_CHECKSUM;
+	if (reason == REASON_UNTRANSLATABLE) // a rule's all the same
+		return reason;
 	plan->entry = NO_ENTRY; // errors leave no trace
 	plan->hop = 0;
 	if (plan->flags & PLAN_SAME) { // dsr, tunnel: as it is, to the backend

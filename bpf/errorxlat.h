@@ -93,10 +93,11 @@ static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *p
 }
 
 // Cuts the frame. Last of all: a checksum of the card over the whole packet (TC,
-// CHECKSUM_COMPLETE) is true up to here, and the kernel gives it up as it cuts.
+// CHECKSUM_COMPLETE) is true up to here, and the kernel gives it up as it cuts. What was
+// several segments (GSO) is one packet after it, and so goes through it at any size.
 static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xdp)
 {
-	if (have <= want)
+	if (have < want || (have == want && (xdp || !((struct __sk_buff *)ctx)->gso_size)))
 		return true;
 	if (xdp)
 		return !bpf_xdp_adjust_tail(ctx, (int)want - (int)have);
@@ -168,6 +169,16 @@ static __always_inline void extend(struct extended *e, struct icmp_header *icmp,
 		((__u8 *)&icmp->id)[1] = e->want / 4;
 }
 
+// The MTU that an error of the other family may tell at most: of the next hop, and of the
+// link that it came by, whose packets change their size by "more" (RFC 7915 §4.2, §5.2).
+static __always_inline __u32 most_mtu(const struct packet *p, __u32 next, int more)
+{
+	__u32 ifindex = p->ifindex;
+	struct interface_addr *in = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	return in && in->mtu && in->mtu + more < next ? in->mtu + more : next;
+}
+
 // from: the source that the error goes on with.
 static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
 					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
@@ -181,6 +192,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
+	mtu = most_mtu(p, mtu, to_v6 ? 20 : q->fragment ? -28 : -20);
 	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, q, mtu)))
 		return REASON_UNTRANSLATABLE;
 	if (!q->no_l4 && !translate_quoted_l4(ctx, plan, q, to_v6, xdp))

@@ -30,10 +30,16 @@ static __always_inline void count(__u32 family, __u32 action, __u32 reason)
 // Asks user space to resolve the neighbour that the routing table has named.
 __noinline int ask_neighbour(const struct bpf_fib_lookup *fib)
 {
+	struct interface_addr *out;
 	struct event *e;
+	__u32 ifindex;
 
 	if (!fib || dry_run)
 		return 0;
+	ifindex = fib->ifindex;
+	out = bpf_map_lookup_elem(&interfaces, &ifindex);
+	if (out && !(out->mac[0] | out->mac[1] | out->mac[2] | out->mac[3] | out->mac[4] | out->mac[5]))
+		return 0; // a link without hardware addresses (tun): nobody would answer
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return 0;

@@ -56,7 +56,7 @@ static __always_inline __be16 fast_id(__u32 index, __u64 packets)
 }
 
 // Finds flow and next hop of a packet. The flow counts it: after this it is sent.
-static __always_inline bool fast_flow(const struct packet *p, struct settled *s, const bool v6)
+static __always_inline bool fast_flow(const struct packet *p, struct settled *s, const bool v6, const bool xdp)
 {
 	const __u8 other = v6 ? FAMILY_4 : FAMILY_6;
 	__u32 index, size = p->segment;
@@ -71,7 +71,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	if (m->twin == NO_ENTRY || !conn_plain(p, m))
 		return false;
 	s->hop = hop_remembered(m->hop, m->hop_gen);
-	if (!s->hop || !hop_fresh(s->hop, p->now))
+	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_takes(s->hop, xdp))
 		return false;
 	s->cross = m->flags & ENTRY_CROSS;
 	if (s->cross)
@@ -101,7 +101,7 @@ static __always_inline void fast_count(const struct settled *s, const bool v6)
 
 // Parses and finds the flow; false for the full path.
 static __always_inline bool fast_find(struct packet *p, struct settled *s, void *data, void *end, __u32 gso_size,
-				      const bool v6)
+				      const bool v6, const bool xdp)
 {
 	p->now = now_ticks(); // before the packet is read: a call makes the compiler forget what it has read
 	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6))
@@ -112,7 +112,7 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 	if (p->frame_len < ETH_HLEN + p->l3_len)
 		return false;
 	p->segment = segment_of(p, data, end, gso_size);
-	return fast_flow(p, s, v6);
+	return fast_flow(p, s, v6, xdp);
 }
 
 // Into the other family, as translate does it, and on to the next hop: plain headers
@@ -165,7 +165,7 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	struct packet p = {};
 
 	p.frame_len = end - data;
-	if (!fast_find(&p, &s, data, end, 0, v6))
+	if (!fast_find(&p, &s, data, end, 0, v6, true))
 		return -1;
 	fast_count(&s, v6);
 	if (s.cross) {
@@ -186,7 +186,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	struct packet p = {};
 
 	p.frame_len = ctx->len;
-	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6))
+	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6, false))
 		return -1;
 	if (s.cross) {
 		plan_cross(&plan, s.entry, v6);

@@ -25,14 +25,29 @@ static __always_inline __u32 leaves_by(const struct packet *p, const struct plan
 	return h ? h->ifindex : p->ifindex;
 }
 
+// Whether a hook may send to a next hop: XDP with TC behind it leaves to TC what an
+// interface would lose that takes no frames of XDP.
+static __always_inline bool hop_takes(const struct hop *h, const bool xdp)
+{
+	return !xdp || !tc_behind || h->flags & HOP_XDP;
+}
+
+static __always_inline __u16 hop_flags(__u32 ifindex)
+{
+	struct interface_addr *out = tc_behind ? bpf_map_lookup_elem(&interfaces, &ifindex) : (void *)0;
+
+	return out && out->flags & INTERFACE_XDP ? HOP_XDP : 0;
+}
+
 static __always_inline bool hop_same(const struct hop *h, const struct bpf_fib_lookup *fib)
 {
 	return h->ifindex == fib->ifindex && h->mtu == fib->tot_len && !__builtin_memcmp(h->dmac, fib->dmac, 6) &&
 	       !__builtin_memcmp(h->smac, fib->smac, 6);
 }
 
-static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
 {
+	h->flags = flags;
 	h->ifindex = fib->ifindex;
 	h->checked = now;
 	h->mtu = fib->tot_len;
@@ -46,20 +61,20 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 // Takes a place for a next hop, or finds that it has it. One CPU alone writes a place:
 // the one that has replaced its generation by HOP_WRITING. It takes no place of a later
 // generation than its own, which began while it asked.
-static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
+static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
 {
 	__u32 was = *(volatile __u32 *)&h->gen;
 	bool same;
 
 	if (was == HOP_WRITING)
 		return false;
-	same = hop_same(h, fib);
+	same = hop_same(h, fib) && h->flags == flags;
 	if (!later(gen, was))
 		return same;
 	if (__sync_val_compare_and_swap(&h->gen, was, same ? gen : HOP_WRITING) != was)
 		return false;
 	if (!same)
-		hop_write(h, fib, now, gen);
+		hop_write(h, fib, flags, now, gen);
 	return true;
 }
 
@@ -67,11 +82,13 @@ static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup 
 // stands in the working memory, and is not remembered.
 __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
 {
+	__u16 flags;
 	__u32 at;
 	struct work *s;
 
 	if (!fib)
 		return 0;
+	flags = hop_flags(fib->ifindex);
 	at = fib->ifindex * 0x9e3779b1U + (fib->dmac[5] | fib->dmac[4] << 8 | fib->dmac[3] << 16) * 0x85ebca6bU;
 	at = (at ^ at >> 15) + fib->smac[5];
 	for (int i = 0; i < 4; i++) {
@@ -80,14 +97,14 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 
 		if (!h)
 			break;
-		if (hop_take(h, fib, now, gen)) {
+		if (hop_take(h, fib, flags, now, gen)) {
 			h->checked = now;
 			return place;
 		}
 	}
 	s = the_work();
 	if (s)
-		hop_write(&s->hop, fib, now, gen);
+		hop_write(&s->hop, fib, flags, now, gen);
 	return 0;
 }
 

@@ -326,16 +326,9 @@ refused:
 	return reason;
 }
 
-// Whether nobody serves a flow any more: its service or backend has been taken away, or is down.
-static __always_inline bool unserved(__u32 owner, __u32 backend)
-{
-	struct service *s = bpf_map_lookup_elem(&services, &owner);
-	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
-
-	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != owner;
-}
-
-static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only)
+// remember: a flow will be kept, so that the client's persistence begins with it.
+static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only,
+					  bool remember)
 {
 	__u32 backend = NO_ENTRY;
 	struct backend *b;
@@ -354,7 +347,7 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 	if (backend != NO_ENTRY)
 		return backend;
 	backend = schedule(p, id, hash_only);
-	if (backend != NO_ENTRY && s->sticky_ticks && !hash_only)
+	if (backend != NO_ENTRY && s->sticky_ticks && remember)
 		sticky_put(backend, p->now);
 	return backend;
 }
@@ -371,11 +364,25 @@ static __always_inline bool checksums_addresses(const struct packet *p, const st
 	return s->mode == MODE_FULLNAT || p->tuple.l4_proto == PROTO_DCCP || p->tuple.l4_proto == PROTO_UDPLITE;
 }
 
+// Whether a TCP packet of no flow may begin one.
+static __always_inline enum reason tcp_begins(const struct packet *p, const struct service *s, bool syn, bool stateless)
+{
+	const bool strict = s->flags & SERVICE_STRICT_TCP;
+
+	if (syn)
+		return strict && p->tcp_flags & TCP_FIN ? REASON_STRICT_TCP : REASON_NONE;
+	if (stateless)
+		return REASON_NONE;
+	if (p->tcp_flags & TCP_RST)
+		return REASON_NO_FLOW;
+	return strict && (s->mode != MODE_DNAT || !shakes_hands(p)) ? REASON_STRICT_TCP : REASON_NONE;
+}
+
 // First packet of a flow, or every packet of what keeps none.
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
-	bool syn, stateless, plain_syn;
+	bool syn, stateless;
 	enum reason reason;
 	struct backend *b;
 	__u32 backend;
@@ -385,20 +392,14 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	plan->owner = id;
 	plan->owner_nat = 0;
 	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-	plain_syn = syn && !(p->tcp_flags & TCP_FIN);
 	stateless = service_stateless(s);
 	if (p->flags & PACKET_NO_FLOW && checksums_addresses(p, s))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	if (have_resets && p->tcp_flags & TCP_RST && stateless && reset_refused(id))
 		return REASON_LIMIT_RESETS;
-	if (p->tuple.l4_proto == IPPROTO_TCP && !syn && !stateless) {
-		if (p->tcp_flags & TCP_RST)
-			return REASON_NO_FLOW;
-		if (s->flags & SERVICE_STRICT_TCP && (s->mode != MODE_DNAT || !shakes_hands(p)))
-			return REASON_STRICT_TCP;
-	}
-	if (s->flags & SERVICE_STRICT_TCP && syn && !plain_syn)
-		return REASON_STRICT_TCP;
+	reason = p->tuple.l4_proto == IPPROTO_TCP ? tcp_begins(p, s, syn, stateless) : REASON_NONE;
+	if (reason != REASON_NONE)
+		return reason;
 	if (!(__u32)s->slots) {
 		refuse(plan, REASON_NO_BACKEND, when_down(p, s));
 		return REASON_NO_BACKEND;
@@ -409,7 +410,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
 	if (reason != REASON_NONE)
 		return reason;
-	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn));
+	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn), !stateless);
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b)
 		return REASON_LIMIT_BACKEND;
@@ -425,8 +426,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return syn_remember(p, backend);
 	}
 	reason = service_keep(p, plan, s);
-	if (reason == REASON_SYN) { // no state: the hash decides
-		backend = schedule(p, id, true);
+	if (reason == REASON_SYN) { // no state: the hash decides, as for what follows
+		backend = service_pick(p, s, id, true, false);
 		b = bpf_map_lookup_elem(&backends, &backend);
 		if (!b)
 			return REASON_NO_BACKEND;

@@ -120,7 +120,7 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 			return REASON_TRUNCATED;
 		break;
 	case IPPROTO_SCTP:
-		if (l4 + 12 > end) // its common header (RFC 9260 §3.1)
+		if (l4 + 12 > end || room < 12) // its common header (RFC 9260 §3.1)
 			return REASON_TRUNCATED;
 		p->flags |= PACKET_NO_FLOW; // but of a service: its ports are never changed
 		break;

@@ -13,6 +13,7 @@
 #define IPV4_CHECK 10 // offsets of checksum fields in their headers
 #define TCP_CHECK 16
 #define UDP_CHECK 6
+#define UDP_LENGTH 4
 #define ICMP_CHECK 2
 
 // ---- checksums (RFC 1624: one's complement sums of wire words) ----
@@ -216,6 +217,8 @@ static __always_inline int rewrite_headers(void *data, void *end, const struct p
 
 		if ((void *)(icmp + 1) > end)
 			return REASON_INTERNAL;
+		if (!v6 && plan->to.dport == p->tuple.dport) // nothing that it covers; of nothing but zeros the sum would become the other zero
+			return REASON_NONE;
 		icmp->check = check_after(icmp->check, (v6 ? d.addrs : 0) + change(p->tuple.dport, plan->to.dport));
 		icmp->id = plan->to.dport;
 		return REASON_NONE;

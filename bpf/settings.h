@@ -394,6 +394,7 @@ struct fragment {
 // A later fragment for user space to hold; without a frame, the first one that it
 // waits for. Without a key it is a packet that user space is to fragment.
 #define HELD_FRAME 2048
+#define HELD_UNSUMMED 0x80000000 // in len: the checksum of the segment is to be filled in
 struct held {
 	struct fragment_key key;
 	__u64 at; // ns of the monotonic clock

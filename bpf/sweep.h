@@ -49,7 +49,8 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	if (!(meta_of(e, v6)->flags & ENTRY_PRIMARY))
 		return;
 	gather_primary(&end, e, v6);
-	end.twin_seen = end.own_seen;
+	end.twin_seen = end.own_seen; // of one direction: it speaks for both, as in conn_update
+	end.twin_heard = end.heard;
 	if (end.twin != NO_ENTRY) {
 		if (end.twin_family == FAMILY_6) {
 			twin = entry_at(end.twin, true);
@@ -79,7 +80,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	take_debts(&end, meta_of(e, v6));
 	pay(&end);
-	if (end.heard & HEARD_EDITED) {
+	if ((end.heard | end.twin_heard) & HEARD_EDITED) {
 		index |= v6 ? ADJUST_6 : 0;
 		bpf_map_delete_elem(&adjusts, &index);
 	}

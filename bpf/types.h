@@ -46,7 +46,7 @@ enum reason {
 	REASON_FRAGMENT,	     // later fragment that follows its first one
 	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind a VLAN tag
 	REASON_NOT_OURS,	     // no service, binding or rule wants it
-	REASON_NOT_ROUTED,	     // a local address, multicast, or another protocol of the host's own
+	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, or another protocol of the host's own: the kernel decides, and routes none of it
 	REASON_EXCEPTED,	     // destination that the rule's "except" leaves alone
 	REASON_LOCAL_SOCKET,	     // a socket of this host owns the port
 	REASON_NO_NEIGHBOUR,	     // next hop's hardware address unknown: the kernel resolves it and sends the packet
@@ -86,7 +86,7 @@ enum reason {
 	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version; or a fragment, or several segments in one, where a whole one has to change
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
-	REASON_TO_FRAGMENT6,	     // IPv4 packet without DF too large for IPv6: the daemon translates it and sends it in fragments
+	REASON_TO_FRAGMENT6,	     // IPv4 packet without DF that is too large for the next link, and becomes IPv6 or leaves with an address of this host: the daemon translates it and sends it in fragments
 	REASON_COUNT,		     // number of reasons
 };
 
@@ -284,6 +284,9 @@ struct stock {
 };
 ASSERT_SIZE(struct stock, 64);
 
+// hop.flags
+#define HOP_XDP 0x01 // XDP with TC behind it may send there
+
 // A next hop.
 struct hop {
 	__u32 ifindex;
@@ -292,8 +295,8 @@ struct hop {
 	__u16 mtu;
 	__u8 dmac[ETH_ALEN]; // both as the Ethernet header has them
 	__u8 smac[ETH_ALEN];
-	__u16 pad;
-	__u32 pad2;
+	__u16 flags;
+	__u32 pad;
 };
 ASSERT_SIZE(struct hop, 32);
 

@@ -16,6 +16,9 @@
 #define PACKET_MORE 0x80	   // fragment that is not the last one
 #define PACKET_NO_FLOW 0x40	   // protocol whose ports cannot be changed, or ICMP that is neither query, reply nor error
 
+// interface_addr.flags
+#define INTERFACE_XDP 0x01 // frames that XDP hands to it arrive
+
 // What is known of an interface: sources of the errors sent there, and what the
 // routing table does not tell while a neighbour is unknown. Written by user space.
 struct interface_addr {
@@ -24,7 +27,7 @@ struct interface_addr {
 	__u8 mac[ETH_ALEN];
 	__u16 pad;
 	__u32 mtu;
-	__u32 pad2;
+	__u32 flags;
 };
 ASSERT_SIZE(struct interface_addr, 48);
 

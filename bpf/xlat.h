@@ -176,19 +176,26 @@ static __always_inline int translate_query(void *ctx, const struct packet *p, co
 	return put(ctx, p->l4_off, &icmp, sizeof(icmp), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5). Of a
-// fragment it cannot be known, and of more than the largest usual frame it is not made.
+// UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5): over the
+// datagram, not what follows it in the packet (RFC 9868 §5). Of a fragment it cannot be
+// known, and of more than the largest usual frame it is not made.
 static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
 					const struct ports *ports, __u32 payload, const bool xdp)
 {
 	__u16 check;
+	__be16 len;
 
+	if (!get(ctx, p->l4_off + UDP_LENGTH, &len, 2, xdp))
+		return REASON_INTERNAL;
+	if (bpf_ntohs(len) < sizeof(struct udphdr) || bpf_ntohs(len) > payload)
+		return REASON_UNTRANSLATABLE;
+	payload = bpf_ntohs(len);
 	if (p->flags & PACKET_FIRST_FRAGMENT || payload > SUM_MOST)
 		return REASON_UNTRANSLATABLE;
 	if (!put(ctx, p->l4_off, ports, sizeof(*ports), xdp))
 		return REASON_INTERNAL;
-	check = ~fold16(sum_of(ctx, p->l4_off, payload, xdp) + sum_ends(&plan->to.saddr, &plan->to.daddr, true) +
-			bpf_htons(payload) + bpf_htons(IPPROTO_UDP));
+	check = ~fold16(sum_of(ctx, p->l4_off, payload, xdp) + sum_ends(&plan->to.saddr, &plan->to.daddr, true) + len +
+			bpf_htons(IPPROTO_UDP));
 	if (!check)
 		check = 0xffff;
 	return put(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp) ? REASON_NONE : REASON_INTERNAL;

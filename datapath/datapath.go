@@ -7,6 +7,7 @@ package datapath
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -132,6 +133,9 @@ type Count struct {
 	Removed int `json:"removed"`
 	Changed int `json:"changed"`
 }
+
+// String is what people read, in the log too: added, removed and changed.
+func (c Count) String() string { return fmt.Sprintf("+%d -%d ~%d", c.Added, c.Removed, c.Changed) }
 
 // Empty reports whether nothing changes.
 func (c *Change) Empty() bool {

@@ -79,9 +79,11 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		fits := h
 		want, err := compile(s, d.t, h)
 		away := err
-		if err != nil && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-			fits = h.with(d.fits)
-			want, err = compile(s, d.t, fits)
+		if (err != nil || want.waits > 0) && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
+			all := h.with(d.fits)
+			if as, asErr := compile(s, d.t, all); err != nil || asErr == nil && as.waits < want.waits {
+				fits, want, err = all, as, asErr
+			}
 		}
 		if err != nil {
 			return err
@@ -210,7 +212,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
 		d.putDirects(directs)
-		err = d.attach(s.Config, h, programs)
+		err = d.attach(s.Config, want.switches.Paired, h, programs)
 	}
 	if err == nil && programs != d.programs {
 		err = startSweeper(programs)

@@ -23,13 +23,14 @@ import (
 
 // attachment is a program on an interface.
 type attachment struct {
+	attachPoint
 	ids     *ebpf.Map // where a qdisc of ours is noted
 	noTCX   bool
-	ifindex int
 	name    string
-	hook    config.Attach // xdp, xdp-generic or tc
-	link    link.Link     // nil for a clsact filter
+	bare    bool      // netdev.Interface.Bare
+	link    link.Link // nil for a clsact filter
 	pin     string
+	instead error // why a better hook could not be had; nil if none was tried
 }
 
 func (a *attachment) close() error {
@@ -40,74 +41,123 @@ func (a *attachment) close() error {
 }
 
 func (a *attachment) program() string {
-	if a.hook == config.AttachTC {
+	switch {
+	case a.bare:
+		return "sluice_bare"
+	case a.hook == config.AttachTC:
 		return "sluice_tc"
 	}
 	return "sluice_xdp"
 }
 
-// hooksFor lists the hooks to try on an interface, best first.
-func (h *host) hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
-	switch {
-	case want != config.AttachAuto && want != "":
-		return []config.Attach{want}
-	case i.Virtual() || len(h.deaf()) > 0:
-		return []config.Attach{config.AttachTC}
-	}
-	return []config.Attach{config.AttachXDP, config.AttachTC}
+// attachPoint is where a program is attached: an interface by its index, because names change, and
+// a hook (xdp, xdp-generic or tc).
+type attachPoint struct {
+	ifindex int
+	hook    config.Attach
 }
 
-// attach puts programs on the wanted interfaces and takes them off others.
-func (d *Datapath) attach(c *config.Config, h *host, programs *ebpf.Collection) error {
-	wanted, _ := h.attachTo(c)
+// attach puts programs on the wanted interfaces and takes them off others. A configuration
+// that is in force stays so when an interface comes that takes no program.
+func (d *Datapath) attach(c *config.Config, paired bool, h *host, programs *ebpf.Collection) error {
 	if d.opt.NoAttach {
 		return nil
 	}
 	if err := d.adoptLinks(h); err != nil {
 		return err
 	}
-	var err error
-	keep := map[int]bool{}
+	inForce := d.snapshot != nil && c == d.snapshot.Config
+	h.programmed = map[int]bool{}
+	for at := range d.attached {
+		h.programmed[at.ifindex] = true
+	}
+	wanted, _ := h.attachTo(c)
+	keep, without := map[attachPoint]bool{}, map[int]error{}
 	for _, i := range wanted {
-		keep[i.Index] = true
-		if err := d.attachOne(h.hooksFor(c.Attach, i), i, programs); err != nil {
-			return fmt.Errorf("interface %s: %w", i.Name, err)
+		hooks, err := d.attachTo(i, h.hooksFor(c.Attach, i), paired, programs)
+		if err != nil && !onHost(i.Index) {
+			continue // it has gone since the host was read, and the network's change is told
+		}
+		if err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) && len(c.Interfaces) == 0 {
+				err = fmt.Errorf("%w: name those that are to have a program under 'interfaces', or choose attach: auto", err)
+			}
+			if !inForce {
+				return fmt.Errorf("interface %s: %w", i.Name, err)
+			}
+			without[i.Index] = err
+		}
+		for _, hook := range hooks {
+			keep[attachPoint{i.Index, hook}] = true
 		}
 	}
-	for index, a := range d.attached {
-		if !keep[index] {
+	var err error
+	for at, a := range d.attached {
+		if !keep[at] {
 			err = errors.Join(err, a.detach())
-			delete(d.attached, index)
+			delete(d.attached, at)
 		}
 	}
+	d.without = without
 	return err
 }
 
+func onHost(ifindex int) bool {
+	_, err := netlink.LinkByIndex(ifindex)
+	var none netlink.LinkNotFoundError
+	return !errors.As(err, &none)
+}
+
+// attachTo puts programs on one interface and returns where they are. paired: TC stands
+// behind native XDP. It comes first and goes last, so that no packet meets neither.
+func (d *Datapath) attachTo(i netdev.Interface, hooks []config.Attach, paired bool, programs *ebpf.Collection) (on []config.Attach, err error) {
+	if paired && hooks[0] == config.AttachXDP {
+		if err := d.attachOne(config.AttachTC, i, programs); err != nil {
+			return nil, err
+		}
+		on = append(on, config.AttachTC)
+	}
+	hook, err := d.attachFirst(hooks, i, programs)
+	if err != nil {
+		return on, err
+	}
+	return append(on, hook), nil
+}
+
+// attachFirst attaches at the first hook that can be, and returns it.
+func (d *Datapath) attachFirst(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) (config.Attach, error) {
+	var errs []error
+	for _, hook := range hooks {
+		err := d.attachOne(hook, i, programs)
+		if err == nil {
+			d.attached[attachPoint{i.Index, hook}].instead = errors.Join(errs...)
+			return hook, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}
+
 // attachOne attaches, or gives the new program to a link that is there.
-func (d *Datapath) attachOne(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
-	if a := d.attached[i.Index]; a != nil {
-		if a.name = i.Name; slices.Contains(hooks, a.hook) {
-			// Severed: the interface went, or was elsewhere, and one of its number is here.
-			if err := a.update(programs); !errors.Is(err, unix.ENOLINK) {
-				return err
-			}
+func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
+	at := attachPoint{i.Index, hook}
+	if a := d.attached[at]; a != nil {
+		a.name, a.bare = i.Name, i.Bare()
+		// Severed: the interface went, or was elsewhere, and one of its number is here.
+		if err := a.update(programs); !errors.Is(err, unix.ENOLINK) {
+			return err
 		}
 		if err := a.detach(); err != nil {
 			return err
 		}
-		delete(d.attached, i.Index)
+		delete(d.attached, at)
 	}
-	var errs []error
-	for _, hook := range hooks {
-		a := &attachment{ids: d.t.maps["ids"], noTCX: d.opt.NoTCX, ifindex: i.Index, name: i.Name, hook: hook, pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
-		if err := a.make(programs); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
-			continue
-		}
-		d.attached[i.Index] = a
-		return nil
+	a := &attachment{ids: d.t.maps["ids"], noTCX: d.opt.NoTCX, attachPoint: at, name: i.Name, bare: i.Bare(), pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
+	if err := a.make(programs); err != nil {
+		return fmt.Errorf("%s: %w", hook, err)
 	}
-	return errors.Join(errs...)
+	d.attached[at] = a
+	return nil
 }
 
 func (a *attachment) make(programs *ebpf.Collection) (err error) {
@@ -197,6 +247,46 @@ func (a *attachment) filter(p *ebpf.Program) error {
 	return nil
 }
 
+// stands tells whether the program is still on its interface.
+func (a *attachment) stands() (bool, error) {
+	if a.link == nil {
+		return len(filtersOf(a.ifindex)) > 0, nil
+	}
+	info, err := a.link.Info()
+	if err != nil {
+		return false, err
+	}
+	if x := info.XDP(); x != nil {
+		return int(x.Ifindex) == a.ifindex, nil
+	}
+	x := info.TCX()
+	return x != nil && int(x.Ifindex) == a.ifindex, nil
+}
+
+// Touched reports whether another program has taken one of Sluice's off its interface:
+// by detaching the link, or with the qdisc that a filter stood in.
+func (d *Datapath) Touched() (touched bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err = d.inside(func() error {
+		for _, a := range d.attached {
+			stands, err := a.stands()
+			if err != nil {
+				return fmt.Errorf("interface %s: %s: %w", a.name, a.hook, err)
+			}
+			if stands {
+				continue
+			}
+			if onHost(a.ifindex) { // else it went with the interface
+				d.opt.Log.Warn("another program has taken Sluice's off the interface: it is put back", "interface", a.name, "hook", a.hook)
+				touched = true
+			}
+		}
+		return nil
+	})
+	return touched, err
+}
+
 func (a *attachment) detach() error {
 	if a.link == nil {
 		if err := ignoreGone(netlink.FilterDel(a.bpfFilter())); err != nil || a.ids == nil {
@@ -241,30 +331,31 @@ func (d *Datapath) adoptLinks(h *host) error {
 			os.Remove(path)
 			continue
 		}
-		if d.attached[n] != nil {
+		at := attachPoint{n, config.Attach(hook)}
+		if d.attached[at] != nil {
 			continue
 		}
 		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
 			return fmt.Errorf("link %s: %w", path, err)
 		}
-		d.attached[n] = &attachment{ifindex: n, name: name, hook: config.Attach(hook), link: l, pin: path}
+		d.attached[at] = &attachment{attachPoint: at, name: name, link: l, pin: path}
 	}
 	return d.adoptFilters(h)
 }
 
 // adoptFilters enters the clsact filters of an earlier process, which no pin tells of. One
-// beside a link is what an attachment by another hook has left.
+// beside a TCX link is what an attachment by filter has left.
 func (d *Datapath) adoptFilters(h *host) error {
 	for _, f := range h.filters() {
 		i := slices.IndexFunc(h.interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
-		a := &attachment{noTCX: d.opt.NoTCX, ifindex: h.interfaces[i].Index, name: h.interfaces[i].Name, hook: config.AttachTC}
+		a := &attachment{attachPoint: attachPoint{h.interfaces[i].Index, config.AttachTC}, noTCX: d.opt.NoTCX, name: h.interfaces[i].Name}
 		if d.t != nil {
 			a.ids = d.t.maps["ids"]
 		}
-		now := d.attached[a.ifindex]
+		now := d.attached[a.attachPoint]
 		if now == nil {
-			d.attached[a.ifindex] = a
+			d.attached[a.attachPoint] = a
 		} else if now.link != nil {
 			if err := a.detach(); err != nil {
 				return fmt.Errorf("interface %s: %w", a.name, err)
@@ -283,9 +374,9 @@ func (d *Datapath) detachAll() (err error) {
 	if err := d.adoptLinks(h); err != nil {
 		return err
 	}
-	for index, a := range d.attached {
+	for at, a := range d.attached {
 		err = errors.Join(err, a.detach())
-		delete(d.attached, index)
+		delete(d.attached, at)
 	}
 	return err
 }
@@ -293,11 +384,16 @@ func (d *Datapath) detachAll() (err error) {
 // filters are the clsact filters of Sluice, which live without pins.
 func (h *host) filters() (ours []netlink.Filter) {
 	for _, i := range h.interfaces {
-		filters, _ := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: i.Index}}, netlink.HANDLE_MIN_INGRESS)
-		for _, f := range filters {
-			if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && b.Name == "sluice" {
-				ours = append(ours, f)
-			}
+		ours = append(ours, filtersOf(i.Index)...)
+	}
+	return ours
+}
+
+func filtersOf(ifindex int) (ours []netlink.Filter) {
+	filters, _ := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, netlink.HANDLE_MIN_INGRESS)
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && b.Name == "sluice" {
+			ours = append(ours, f)
 		}
 	}
 	return ours

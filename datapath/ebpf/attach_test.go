@@ -89,6 +89,62 @@ func TestForeignXDP(t *testing.T) {
 	}
 }
 
+// TestTakenOff has another program take Sluice's off an interface, which nothing in the
+// network tells of.
+func TestTakenOff(t *testing.T) {
+	for _, how := range []string{"tc", "xdp", "filters"} {
+		t.Run(how, func(t *testing.T) {
+			hook := config.Attach(strings.Replace(how, "filters", "tc", 1))
+			l := labFor(t, lab.Balancer(), hook)
+			mirror(t, l.Node("s1"), ":8080")
+			gw := l.Node("gateway")
+			d := openIn(t, gw, pinsOf(t))
+			if how == "filters" {
+				d.Close()
+				d = openFilters(t, gw, pinsOf(t))
+			}
+			defer func() { d.Remove(context.Background()); d.Close() }()
+			s := snapshotOf(t, hook, oneServer)
+			again := func() {
+				t.Helper()
+				if _, err := d.Apply(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+				if touched, err := d.Touched(); touched || err != nil {
+					t.Errorf("touched %t, %v", touched, err)
+				}
+			}
+			again()
+			c := transfer(t, l.Node("client"), "192.0.2.10:80")
+			a := attachedTo(d, "wan0")
+			if err := gw.Do(func() error {
+				if a.link == nil {
+					return netlink.QdiscDel(clsact(a.ifindex))
+				}
+				return a.link.Detach()
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if touched, err := d.Touched(); !touched || err != nil {
+				t.Errorf("after it was taken off: touched %t, %v", touched, err)
+			}
+			again()
+			if err := roundTrip(c); err != nil {
+				t.Errorf("a connection after that: %v", err)
+			}
+			if err := gw.Do(func() error {
+				lan, err := netlink.LinkByName("lan0")
+				return errors.Join(err, netlink.LinkDel(lan))
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if touched, err := d.Touched(); touched || err != nil {
+				t.Errorf("an interface that is gone: touched %t, %v", touched, err)
+			}
+		})
+	}
+}
+
 // TestForeignTC stands beside programs of others at the same hook: Sluice comes
 // first, and what it passes goes on to them.
 func TestForeignTC(t *testing.T) {
@@ -131,41 +187,118 @@ func answers(timeout time.Duration, n *lab.Node, addr string) error {
 	}
 }
 
-// TestLinksThatXDPLoses: auto takes XDP only where all that packets may leave by takes
-// frames from it, and whoever asks for XDP nevertheless is told what is lost.
+// TestLinksThatXDPLoses: where packets may leave by a link that takes no frames from XDP, TC
+// stands behind it, and whoever asks for XDP is told so.
 func TestLinksThatXDPLoses(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	lo := netdev.Interface{Index: 1, Name: "lo", Kind: "device", Up: true, Loopback: true, MAC: make(net.HardwareAddr, 6)}
 	eth0 := netdev.Interface{Index: 2, Name: "eth0", Kind: "device", Up: true, MAC: mac}
+	eth1 := netdev.Interface{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}
 	br0 := netdev.Interface{Index: 4, Name: "br0", Kind: "bridge", Up: true, MAC: mac}
+	veth := netdev.Interface{Index: 4, Name: "veth0", Kind: "veth", Up: true, MAC: mac}
+	portOf4 := func(i netdev.Interface) netdev.Interface { i.Master = 4; return i }
+	const runs, takes = netdev.XDPBasic, netdev.XDPBasic | netdev.XDPTransmit
 	for name, c := range map[string]struct {
 		others []netdev.Interface
-		xdp    bool
+		xdp    map[int]uint64
+		named  []string
+		auto   bool // TC behind with attach: auto
+		asked  bool // with attach: xdp
+		hidden bool // eth0 has VLANs
 		told   string
 	}{
-		"cards":           {[]netdev.Interface{{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}}, true, ""},
-		"card in a VRF":   {[]netdev.Interface{{Index: 4, Name: "red", Kind: "vrf", Up: true, MAC: mac}, {Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac, Master: 4}}, true, ""},
-		"bridge":          {[]netdev.Interface{br0, {Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac, Master: 4}}, false, "interface br0 (bridge): packets that leave by it are lost"},
-		"bridge, down":    {[]netdev.Interface{{Index: 4, Name: "br0", Kind: "bridge", MAC: mac}}, true, ""},
-		"VLAN":            {[]netdev.Interface{{Index: 4, Name: "eth0.7", Kind: "vlan", Up: true, MAC: mac}}, false, "interface eth0.7 (vlan)"},
-		"without headers": {[]netdev.Interface{{Index: 4, Name: "wwan0", Kind: "device", Up: true}}, false, "interface wwan0 (device)"},
-		"container":       {[]netdev.Interface{{Index: 4, Name: "veth0", Kind: "veth", Up: true, MAC: mac}}, false, ""},
+		"cards":                        {others: []netdev.Interface{eth1}},
+		"cards that say so":            {others: []netdev.Interface{eth1}, xdp: map[int]uint64{2: runs, 3: runs}},
+		"card without XDP":             {others: []netdev.Interface{eth1}, xdp: map[int]uint64{2: takes, 3: 0}, auto: true, asked: true, told: "lost towards eth1 (device)"},
+		"card without a program":       {others: []netdev.Interface{eth1}, named: []string{"eth0"}, xdp: map[int]uint64{2: takes, 3: runs}, auto: true, asked: true, told: "lost towards eth1 (device)"},
+		"card that takes without one":  {others: []netdev.Interface{eth1}, named: []string{"eth0"}, xdp: map[int]uint64{2: takes, 3: takes}},
+		"card in a VRF":                {others: []netdev.Interface{{Index: 4, Name: "red", Kind: "vrf", Up: true, MAC: mac}, portOf4(eth1)}},
+		"bridge":                       {others: []netdev.Interface{br0, portOf4(eth1)}, auto: true, asked: true, told: "lost towards br0 (bridge)"},
+		"bridge, down":                 {others: []netdev.Interface{{Index: 4, Name: "br0", Kind: "bridge", MAC: mac}}},
+		"VLAN":                         {others: []netdev.Interface{{Index: 4, Name: "eth0.7", Kind: "vlan", Parent: 2, Up: true, MAC: mac}}, asked: true, hidden: true, told: "interface eth0 has the VLAN eth0.7"},
+		"VLAN of another card":         {others: []netdev.Interface{eth1, {Index: 4, Name: "eth1.7", Kind: "vlan", Parent: 3, Up: true, MAC: mac}}, auto: true, asked: true, told: "eth1.7 (vlan)"},
+		"without headers":              {others: []netdev.Interface{{Index: 4, Name: "wwan0", Kind: "device", Up: true}}, auto: true, asked: true, told: "lost towards wwan0 (device)"},
+		"container":                    {others: []netdev.Interface{veth}, auto: true},
+		"container that does not poll": {others: []netdev.Interface{veth}, xdp: map[int]uint64{2: takes, 4: runs}, auto: true, asked: true, told: "veth0 (veth)"},
+		"container that polls":         {others: []netdev.Interface{veth}, xdp: map[int]uint64{2: takes, 4: takes}, auto: true},
 	} {
-		h := &host{interfaces: append([]netdev.Interface{lo, eth0}, c.others...)}
-		want := []config.Attach{config.AttachTC}
-		if c.xdp {
-			want = []config.Attach{config.AttachXDP, config.AttachTC}
+		h := &host{interfaces: append([]netdev.Interface{lo, eth0}, c.others...), xdp: c.xdp}
+		auto := &config.Config{Attach: config.AttachAuto, Interfaces: c.named}
+		want := []config.Attach{config.AttachXDP, config.AttachTC}
+		if c.hidden {
+			want = want[1:]
 		}
 		if got := h.hooksFor(config.AttachAuto, eth0); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
-		if got := h.hooksFor(config.AttachXDP, eth0); !slices.Equal(got, []config.Attach{config.AttachXDP}) {
-			t.Errorf("%s: asked for XDP, got %v", name, got)
+		if got := h.paired(auto); got != c.auto {
+			t.Errorf("%s: paired is %v with attach: auto", name, got)
 		}
-		d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{}}, seen: h,
-			attached: map[int]*attachment{2: {name: "eth0", hook: config.AttachXDP}}}
+		asked := &config.Config{Attach: config.AttachXDP, Interfaces: c.named}
+		if got := h.paired(asked); got != c.asked {
+			t.Errorf("%s: paired is %v with attach: xdp", name, got)
+		}
+		for _, hook := range []config.Attach{config.AttachTC, config.AttachXDPGeneric} { // which send to every interface
+			if h.paired(&config.Config{Attach: hook}) {
+				t.Errorf("%s: paired with attach: %s", name, hook)
+			}
+		}
+		d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: asked}, seen: h,
+			attached: map[attachPoint]*attachment{{2, config.AttachXDP}: {attachPoint: attachPoint{2, config.AttachXDP}, name: "eth0"}}}
 		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
 			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
+		}
+	}
+}
+
+// TestAttachments says of each interface at which hooks its packets are met, and why.
+func TestAttachments(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	link := func(index int, name, kind string) netdev.Interface {
+		return netdev.Interface{Index: index, Name: name, Kind: kind, Up: true, MAC: mac}
+	}
+	br0, port, vlan, tun, gre := link(4, "br0", "bridge"), link(5, "port", "device"), link(6, "eth1.7", "vlan"), link(7, "tun0", "tuntap"), link(10, "gre1", "gre")
+	port.Master, vlan.Parent, tun.MAC, gre.MAC = 4, 3, nil, nil
+	h := &host{interfaces: []netdev.Interface{{Index: 1, Name: "lo", Up: true, Loopback: true}, link(2, "eth0", "device"), link(3, "eth1", "device"),
+		br0, port, vlan, tun, gre, link(8, "eth2", "device"), {Index: 9, Name: "down", Kind: "device", MAC: mac}}}
+	at := func(list ...attachPoint) map[attachPoint]*attachment {
+		all := map[attachPoint]*attachment{}
+		for _, p := range list {
+			all[p] = &attachment{attachPoint: p}
+		}
+		return all
+	}
+	d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, seen: h,
+		attached: at(attachPoint{2, "xdp"}, attachPoint{2, "tc"}, attachPoint{3, "tc"}, attachPoint{4, "tc"}, attachPoint{6, "tc"}, attachPoint{7, "tc"}, attachPoint{8, "tc"})}
+	d.attached[attachPoint{8, "tc"}].instead = errors.New("xdp: not supported")
+	const behind = "behind a virtual link"
+	want := []struct{ name, hooks, why string }{{"eth0", "xdp tc", "leaves by br0 (bridge), eth1.7 (vlan), tun0 (tuntap), 1 more, where"}, {"eth1", "tc", "eth1.7"}, {"br0", "tc", behind},
+		{"port", "", "the bridge br0"}, {"eth1.7", "tc", behind}, {"tun0", "tc", "no Ethernet headers"}, {"gre1", "", "neither Ethernet headers nor plain IP"}, {"eth2", "tc", "xdp: not supported"}}
+	got := d.Attachments()
+	if len(got) != len(want) {
+		t.Fatalf("%+v", got)
+	}
+	for i, a := range got {
+		if w := want[i]; a.Interface != w.name || strings.Join(a.Hooks, " ") != w.hooks || !strings.Contains(a.Why, w.why) {
+			t.Errorf("%+v, want %+v", a, w)
+		}
+	}
+	d.attached = at(attachPoint{2, "xdp"})
+	if got := d.Attachments(); got[0].Why != "" || got[1].Why != "not among the interfaces of the configuration" {
+		t.Errorf("%+v", got[:2])
+	}
+}
+
+// TestCardWithoutProgram: a card that takes frames only while it has an XDP program gets none
+// with attach: auto when it has VLANs.
+func TestCardWithoutProgram(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	eth1 := netdev.Interface{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}
+	h := &host{xdp: map[int]uint64{3: netdev.XDPBasic}, interfaces: []netdev.Interface{eth1,
+		{Index: 4, Name: "eth1.7", Kind: "vlan", Parent: 3, Up: true, MAC: mac}}}
+	for hook, want := range map[config.Attach]string{config.AttachAuto: "eth1 (device), eth1.7 (vlan)", config.AttachXDP: "eth1.7 (vlan)"} {
+		if got := some(h.deaf(&config.Config{Attach: hook})); got != want {
+			t.Errorf("attach: %s: frames are lost towards %s, want %s", hook, got, want)
 		}
 	}
 }
@@ -180,9 +313,9 @@ func attachedTo(d *Datapath, name string) *attachment {
 	return nil
 }
 
-// TestWithoutEthernet names an interface whose packets have no Ethernet headers: it gets
-// no program, which would read other bytes for theirs, and no rule that names it.
-func TestWithoutEthernet(t *testing.T) {
+// TestBare names an interface whose packets have no Ethernet headers: it gets a program that
+// gives them one, whatever hook is asked for, and may be named by rules.
+func TestBare(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw := l.Node("gateway")
 	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_NO_PI, Queues: 1}
@@ -191,162 +324,20 @@ func TestWithoutEthernet(t *testing.T) {
 	}
 	defer tun.Fds[0].Close()
 	d := gateway(t, gw, config.AttachTC, oneServer+"interfaces: [wan0, lan0, tun0]\n")
-	if w := strings.Join(d.Warnings(), "\n"); attachedTo(d, "tun0") != nil || !strings.Contains(w, "interface tun0 has no Ethernet headers") {
-		t.Errorf("attached to %v, warnings %q", d.attached, w)
+	if a := attachedTo(d, "tun0"); a == nil || a.program() != "sluice_bare" || len(d.Warnings()) > 0 {
+		t.Fatalf("attached to %v, warnings %q", d.attached, d.Warnings())
 	}
+	before := counted(t, d, "not-ours")
 	frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.9.0.2,dst=10.0.2.1)/udp(sport=4000,dport=53)").Build()
 	if _, err := tun.Fds[0].Write(frame[14:]); err != nil {
 		t.Fatal(err)
 	}
-	if n := counted(t, d, "bad-header") + counted(t, d, "truncated"); n != 0 {
-		t.Errorf("%d packets of the interface are taken for broken ones", n)
+	if n := counted(t, d, "bad-header") + counted(t, d, "truncated"); n != 0 || counted(t, d, "not-ours") == before {
+		t.Errorf("%d packets of the interface are taken for broken ones, and %d read", n, counted(t, d, "not-ours")-before)
 	}
-	for name, want := range map[string]bool{"tun0": false, "wan0": true, "later0": true} {
-		if err := d.CarriesNAT(&config.NATRule{Name: "out", Type: config.NATMasquerade, Out: name}); (err == nil) != want {
+	for _, name := range []string{"tun0", "wan0", "later0"} {
+		if err := d.CarriesNAT(&config.NATRule{Name: "out", Type: config.NATMasquerade, Out: name}); err != nil {
 			t.Errorf("masquerade out of %s: %v", name, err)
 		}
-	}
-}
-
-// TestInterfacesComeAndGo applies the same again, as the engine does when the
-// network changes.
-func TestInterfacesComeAndGo(t *testing.T) {
-	for _, named := range []bool{false, true} {
-		t.Run(map[bool]string{false: "all", true: "named"}[named], func(t *testing.T) {
-			l := labFor(t, lab.Balancer(), config.AttachTC)
-			gw := l.Node("gateway")
-			yaml := oneServer
-			if named {
-				yaml += "interfaces: [wan0, lan0, later0]\n"
-			}
-			d := gateway(t, gw, config.AttachTC, yaml)
-			if told := strings.Contains(strings.Join(d.Warnings(), "\n"), "interface later0: there is none"); told != named {
-				t.Errorf("warnings: %v", d.Warnings())
-			}
-			check := func(want bool, when string) {
-				t.Helper()
-				apply(t, d, config.AttachTC, yaml)
-				a := attachedTo(d, "later0")
-				if (a != nil) != want {
-					t.Fatalf("%s: attached is %t", when, a != nil)
-				}
-				if a == nil || a.link == nil {
-					return
-				}
-				if info, err := a.link.Info(); err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != a.ifindex {
-					t.Errorf("%s: the link is not on the interface: %+v %v", when, info, err)
-				}
-			}
-			check(false, "before")
-			for range 2 { // the second time it has another number
-				do := func(f func() error) {
-					t.Helper()
-					if err := gw.Do(f); err != nil {
-						t.Fatal(err)
-					}
-				}
-				veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "later1"}
-				do(func() error { return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth)) })
-				check(true, "when it is there")
-				if len(d.Warnings()) > 0 {
-					t.Errorf("warnings: %v", d.Warnings())
-				}
-				bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
-				do(func() error {
-					return errors.Join(netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkSetMaster(veth, bridge))
-				})
-				check(named, "as a port of a bridge")
-				if named && !strings.Contains(strings.Join(d.Warnings(), "\n"), "later0 is a port of the bridge br0") {
-					t.Errorf("warnings: %v", d.Warnings())
-				}
-				if !named && attachedTo(d, "br0") == nil {
-					t.Error("the bridge is not taken in its port's place")
-				}
-				do(func() error { return errors.Join(netlink.LinkDel(bridge), netlink.LinkDel(veth)) })
-				check(false, "when it has gone")
-			}
-		})
-	}
-}
-
-// TestInterfaceOfTheSameNumber replaces an interface between two looks at the host.
-func TestInterfaceOfTheSameNumber(t *testing.T) {
-	for _, hook := range []config.Attach{config.AttachTC, config.AttachXDP} {
-		t.Run(string(hook), func(t *testing.T) {
-			gw := labFor(t, lab.Balancer(), hook).Node("gateway")
-			replace := func() {
-				t.Helper()
-				if err := gw.Do(func() error {
-					veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0", Index: 77}, PeerName: "later1"}
-					netlink.LinkDel(veth)
-					return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth))
-				}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			replace()
-			d := gateway(t, gw, hook, oneServer)
-			replace()
-			apply(t, d, hook, oneServer)
-			info, err := d.attached[77].link.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if x := info.XDP(); x != nil && x.Ifindex == 77 {
-				return
-			}
-			if x := info.TCX(); x == nil || x.Ifindex != 77 {
-				t.Errorf("the link is not on the interface: %+v", info)
-			}
-		})
-	}
-}
-
-// TestInterfacesRenamed gives interfaces other names, then each the other's: what
-// is attached stays, also when the process has ended.
-func TestInterfacesRenamed(t *testing.T) {
-	for _, filters := range []bool{false, true} {
-		t.Run(map[bool]string{false: "links", true: "filters"}[filters], func(t *testing.T) {
-			l := labFor(t, lab.Balancer(), config.AttachTC)
-			mirror(t, l.Node("s1"), ":8080")
-			gw, pins := l.Node("gateway"), pinsOf(t)
-			open := func() *Datapath {
-				if filters {
-					return openFilters(t, gw, pins)
-				}
-				return openIn(t, gw, pins)
-			}
-			d := open()
-			defer func() { d.Remove(context.Background()); d.Close() }()
-			apply(t, d, config.AttachTC, oneServer)
-			c := transfer(t, l.Node("client"), "192.0.2.10:80")
-			for _, names := range [][2]string{{"lan0", "lan1"}, {"wan0", "free"}, {"lan1", "wan0"}, {"free", "lan1"}} {
-				if err := gw.Do(func() error {
-					i, err := netlink.LinkByName(names[0])
-					if err != nil {
-						return err
-					}
-					return netlink.LinkSetName(i, names[1])
-				}); err != nil {
-					t.Fatal(err)
-				}
-				if names[1] != "lan1" {
-					continue
-				}
-				apply(t, d, config.AttachTC, oneServer)
-				if a := attachedTo(d, "lan1"); a == nil || attachedTo(d, "lan0") != nil {
-					t.Errorf("after %s became %s: %+v", names[0], names[1], d.attached)
-				}
-			}
-			d.Close()
-			if err := roundTrip(c); err != nil {
-				t.Errorf("a connection after the process has ended: %v", err)
-			}
-			d = open()
-			apply(t, d, config.AttachTC, oneServer)
-			if err := roundTrip(c); err != nil {
-				t.Errorf("a connection after the next process has come: %v", err)
-			}
-		})
 	}
 }

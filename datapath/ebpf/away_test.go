@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/nat"
 )
 
 // TestBackendsFollowWhileALinkIsAway takes away what a configuration in force needs of
@@ -64,9 +66,68 @@ nat:
 			again := *s.snapshot
 			again.Config = &other
 			err := s.inside(func() error { _, err := s.d.Apply(context.Background(), &again); return err })
-			if err == nil {
-				t.Error("a configuration that does not fit the host was taken")
+			if (err == nil) != (name != "both are gone") { // what only waits is taken, a backend without a route is not
+				t.Errorf("a new configuration: %v", err)
 			}
 		})
 	}
+}
+
+// TestRulesWaitForInterfaces: a configuration that names an interface which is not there yet
+// (PPP, a VLAN, a container's) is taken, told of, and takes force when it comes.
+func TestRulesWaitForInterfaces(t *testing.T) {
+	const yaml = `
+services:
+  - {name: web, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.10, ports: [80], interface: later0}], backends: [{name: a, address: 10.0.2.2}]}
+nat:
+  - {name: office, type: masquerade, source: [10.0.2.0/24], out: later0}
+  - {name: lab, type: snat, source: [10.0.3.0/24], in: later1, to: [203.0.113.1]}
+  - {name: garage, type: static, in: later2, internal: 10.9.0.0/24, external: 203.0.113.0/24}
+  - {name: yard, type: static, out: later2, internal: 10.8.0.0/24, external: 198.51.100.0/24}
+firewall:
+  rules: [{name: shut, action: drop, in: later3}]
+`
+	s := changingAt(t, "tc", yaml) // whose frames every link takes
+	warned := func(about string) bool {
+		return slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, about) })
+	}
+	for _, name := range []string{"later0", "later1", "later2", "later3"} {
+		if !warned("there is no interface " + name) {
+			t.Errorf("the warnings %q do not tell of %s", s.d.Warnings(), name)
+		}
+	}
+	asked := "ip4(src=10.0.2.2,dst=198.18.0.2)/udp(sport=4000,dport=53)"
+	if out := send(t, s, "lan0", asked); out.Action != nat.Pass || out.Reason != "not-ours" {
+		t.Errorf("without the interface: %v %v", out.Action, out.Reason)
+	}
+	if out := send(t, s, "lan0", "ip4(src=10.8.0.2,dst=10.0.2.1)/udp(sport=4000,dport=53)"); out.Action != nat.Pass || out.Reason != "not-ours" {
+		t.Errorf("to the gateway itself, which leaves by no interface: %v %v", out.Action, out.Reason)
+	}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "peer0"}
+	err := s.inside(func() error {
+		err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link))
+		_, to, _ := net.ParseCIDR("198.18.0.0/24")
+		mac := net.HardwareAddr{2, 0, 0, 0, 9, 9}
+		return errors.Join(err, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.IP{198, 18, 0, 2}, HardwareAddr: mac}))
+	})
+	if err := errors.Join(err, s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	if !warned("nat office: interface later0 has no address") || warned("no interface later0") {
+		t.Errorf("without an address the warnings are %q", s.d.Warnings())
+	}
+	if out := send(t, s, "lan0", asked); out.Action != nat.Drop || out.Reason != "no-port" {
+		t.Errorf("without an address: %v %v", out.Action, out.Reason)
+	}
+	err = s.inside(func() error {
+		return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IP{198, 18, 0, 1}, Mask: net.CIDRMask(24, 32)}})
+	})
+	if err := errors.Join(err, s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	if warned("later0") || !warned("later1") {
+		t.Errorf("with an address the warnings are %q", s.d.Warnings())
+	}
+	s.from("198.18.0.1", "10.0.2.2", "198.18.0.2", 4001, "a flow by the interface that came")
 }

@@ -8,10 +8,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Limits of the maps in bpf/maps.h.
@@ -42,7 +41,7 @@ func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
 	return cmp.Or(carriesRule(r), d.takes(r.In))
 }
 
-const withoutEthernet = "has no Ethernet headers, which the ebpf datapath looks for"
+const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"
 
 // takes returns nil when programs can stand on the interfaces that are named; "" is none.
 func (d *Datapath) takes(names ...string) error {
@@ -52,8 +51,8 @@ func (d *Datapath) takes(names ...string) error {
 	}
 	return d.inside(func() error {
 		for _, name := range names {
-			if l, err := netlink.LinkByName(name); err == nil && len(l.Attrs().HardwareAddr) != 6 { // one that is to come may have them
-				return fmt.Errorf("interface %s %s", name, withoutEthernet)
+			if i, there := netdev.ByName(name); there && !i.Ethernet() && !i.Bare() { // one that is to come may be
+				return fmt.Errorf("interface %s %s", name, unknownHeaders)
 			}
 		}
 		return nil

@@ -65,12 +65,13 @@ type Datapath struct {
 	switches switches
 	inForce  *desired
 	snapshot *datapath.Snapshot
-	seen     *host               // when inForce was made
-	fits     *host               // that inForce was made for: the same, and what has gone away since the configuration came
-	away     error               // why the configuration does not fit seen; nil when it does
-	regions  map[uint32]region   // of services in the slots map
-	mapper   *ebpf.Collection    // programs that make mappings; nil until they are needed
-	attached map[int]*attachment // by the interface's index: names change
+	seen     *host             // when inForce was made
+	fits     *host             // that inForce was made for: the same, and what has gone away since the configuration came
+	away     error             // why the configuration does not fit seen; nil when it does
+	regions  map[uint32]region // of services in the slots map
+	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
+	attached map[attachPoint]*attachment
+	without  map[int]error // why interfaces that came later, by index, have no program
 	near     neighbours
 	stop     context.CancelFunc // of the watcher
 	watching sync.WaitGroup
@@ -108,7 +109,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[int]*attachment{}}, nil
+	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[attachPoint]*attachment{}}, nil
 }
 
 // netnsCookie is the number that the kernel gave the calling thread's network
@@ -162,9 +163,9 @@ func (d *Datapath) release() (err error) {
 		d.watching.Wait()
 		d.stop = nil
 	}
-	for index, a := range d.attached {
+	for at, a := range d.attached {
 		err = errors.Join(err, a.close())
-		delete(d.attached, index)
+		delete(d.attached, at)
 	}
 	d.forgetMapper()
 	if d.programs != nil {

@@ -11,10 +11,12 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // desired is what the maps are to hold: a snapshot in the datapath's own words.
 type desired struct {
+	waits    int                    // names of interfaces, and addresses of masquerade rules, that are not there
 	services map[uint32]wireService // slots not filled in
 	slots    map[uint32][]uint16    // by service
 	backends map[uint32]wireBackend
@@ -117,13 +119,19 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 	return c.desired, nil
 }
 
+const interfaceXDP = 0x01 // INTERFACE_XDP of bpf/work.h
+
 func (c *compiler) finish() {
 	for list := range c.lists {
 		c.inherit(uint32(list))
 	}
 	c.split()
+	deaf := c.host.deaf(c.snapshot.Config)
 	for _, i := range c.host.interfaces {
 		v := wireInterfaceAddr{Mtu: uint32(i.MTU)}
+		if !slices.ContainsFunc(deaf, func(x netdev.Interface) bool { return x.Index == i.Index }) {
+			v.Flags = interfaceXDP
+		}
 		copy(v.Mac[:], i.MAC)
 		for _, a := range c.host.addresses[i.Index] {
 			if a.Is4() && v.V4 == (wireAddr{}) {
@@ -136,6 +144,9 @@ func (c *compiler) finish() {
 	}
 	s, t := &c.switches, c.snapshot.Config.Timeouts
 	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
+	s.Paired = c.host.paired(c.snapshot.Config)
+	wanted, _ := c.host.attachTo(c.snapshot.Config)
+	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
 	s.Services = len(c.services) > 0
 	s.Reverse = len(c.reverses) > 0
 	s.Ranges = len(c.ranges) > 0
@@ -171,6 +182,9 @@ func (c *compiler) finish() {
 		s.ByEgress = s.ByEgress || p.Out != 0
 	}
 	s.Pools = len(c.pools) > 0
+	if c.t.allOn {
+		s.allOn()
+	}
 	s.Rules = len(c.firewall) > 0
 	s.RuleCount = uint32(len(c.firewall))
 	s.Established = c.ticks(t.TCPEstablished, 2*time.Hour+4*time.Minute)

@@ -44,15 +44,20 @@ func (c *compiler) nat(n *config.NATRule) error {
 	return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 }
 
-func (c *compiler) iface(name string) (uint32, error) {
+// absent is the index of an interface that is not there: the kernel's are positive ints, and
+// the programs have NO_ENTRY for packets that leave by none.
+const absent = 1 << 31
+
+// iface returns the index of an interface, 0 for none.
+func (c *compiler) iface(name string) uint32 {
 	if name == "" {
-		return 0, nil
+		return 0
 	}
-	i, ok := c.host.byName(name)
-	if !ok {
-		return 0, fmt.Errorf("no interface %s", name)
+	if i, ok := c.host.byName(name); ok {
+		return uint32(i.Index)
 	}
-	return uint32(i.Index), nil
+	c.waits++
+	return absent
 }
 
 // source compiles a rule that translates sources.
@@ -83,13 +88,9 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	if n.Unreachable == "prohibited" {
 		w.Flags |= natProhibited
 	}
-	if w.Out, err = c.iface(n.Out); err != nil {
-		return err
-	}
-	if w.In, err = c.iface(n.In); err != nil {
-		return err
-	}
+	w.Out, w.In = c.iface(n.Out), c.iface(n.In)
 	pool := n.To.Addresses
+	bare := false // what is to be translated has no port, and does not leave as it came
 	switch n.Type {
 	case config.NATNAT64:
 		pool = n.Pool
@@ -98,8 +99,9 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 		c.prefixes[prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64),
 			Embed: w.Prefix, EmbedLen: w.PrefixLen, Len: w.PrefixLen}
 	case config.NATMasquerade:
-		if pool = c.host.outside(w.Out); len(pool) == 0 {
-			return fmt.Errorf("out %s: the interface has no address yet", n.Out)
+		pool = c.host.outside(w.Out)
+		if bare = len(pool) == 0; bare {
+			c.waits++
 		}
 	}
 	first, count, err := c.poolRun(pool, ports, n.PortBlock)
@@ -112,7 +114,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	w.Pool, w.Pool6, w.PoolLen, w.Pool6Len = first[0], first[1], count[0], count[1]
 	sources := n.Source
 	if len(sources) == 0 {
-		if count[0] > 0 && n.Type != config.NATNAT64 {
+		if (count[0] > 0 || bare) && n.Type != config.NATNAT64 {
 			sources = append(sources, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 		}
 		if count[1] > 0 || n.Type == config.NATNAT64 {
@@ -121,7 +123,7 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	}
 	for _, p := range sources {
 		// A rule without a pool of a family leaves that family alone.
-		if n.Type != config.NATNAT64 && (p.Addr().Is4() && count[0] == 0 || p.Addr().Is6() && count[1] == 0) {
+		if n.Type != config.NATNAT64 && !bare && (p.Addr().Is4() && count[0] == 0 || p.Addr().Is6() && count[1] == 0) {
 			continue
 		}
 		c.lists[wireLIST_SOURCES][p.Masked()] |= 1 << id
@@ -206,12 +208,7 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wirePrefix, err error) {
 	}
 	c.names.prefix[id] = n.Name
 	w.Rule = uint16(id)
-	if w.In, err = c.iface(n.In); err != nil {
-		return w, err
-	}
-	if w.Out, err = c.iface(n.Out); err != nil {
-		return w, err
-	}
+	w.In, w.Out = c.iface(n.In), c.iface(n.Out)
 	for _, p := range n.Except {
 		w.Except = 1
 		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_PREFIX | uint32(familyOf(p.Addr()))<<8 | id<<16,
@@ -304,9 +301,7 @@ func (c *compiler) rule(r *config.FirewallRule) (err error) {
 	if r.Action == config.ActionDrop {
 		w.Action = uint8(wireActionACTION_DROP)
 	}
-	if w.Ifindex, err = c.iface(r.In); err != nil {
-		return err
-	}
+	w.Ifindex = c.iface(r.In)
 	if w.Sources, err = c.match(r.Source); err != nil {
 		return err
 	}

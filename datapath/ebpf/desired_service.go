@@ -294,15 +294,8 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 	w := c.services[id]
 	direct := c.direct(id, s, &w)
 	for _, l := range s.Listen {
-		v := wireListener{Service: id}
+		v := wireListener{Service: id, Ifindex: c.iface(l.Interface)}
 		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= 1
-		if l.Interface != "" {
-			i, ok := c.host.byName(l.Interface)
-			if !ok {
-				return fmt.Errorf("listen %s: no interface %s", l.Address, l.Interface)
-			}
-			v.Ifindex = uint32(i.Index)
-		}
 		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(l.Address), Addr: bytesOf(l.Address)}
 		for _, p := range l.Ports {
 			if p.First == p.Last {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/load"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // floodTime is how long SYNs arrive in TestSYNFlood; go test ./datapath/ebpf -run
@@ -146,4 +148,37 @@ func patientTrip(c net.Conn) error {
 	}
 	_, err := c.Read(make([]byte, 1))
 	return err
+}
+
+// TestPinnedUnderFlood opens a connection of a client that is kept on a backend while
+// nothing is kept for SYNs: its SYN goes there, and what follows as well when there is
+// room again.
+func TestPinnedUnderFlood(t *testing.T) {
+	for name, yaml := range map[string]string{
+		"sessions":    "sessions: [{client: 203.0.113.0/29, backend: b}]",
+		"persistence": "persistence: {timeout: 10m}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := changing(t, "services:\n  - {name: web, listen: [{address: 192.0.2.30, ports: [80]}], protocol: tcp, mode: dsr, scheduler: rr, "+yaml+
+				", backends: [{name: a, address: 10.0.2.3, weight: 1}, {name: b, address: 10.0.2.4}, {name: c, address: 10.0.2.5}]}\n")
+			reaches := func(sport int, flags string) string {
+				out := send(t, s, "wan0", fmt.Sprintf("ip4(src=203.0.113.5,dst=192.0.2.30)/tcp(sport=%d,dport=80,flags=%s)", sport, flags))
+				if len(out.Out) != 1 {
+					t.Fatalf("%s: %s %s", flags, out.Action, out.Reason)
+				}
+				eth, _ := packet.Find[*packet.Ethernet](packet.Parse(out.Out[0].Frame))
+				return eth.Dst.String()
+			}
+			want := reaches(3999, "S")
+			for sport := range 8 {
+				quota := s.d.switches.HalfOpen
+				s.d.t.control.values[0].HalfOpen += quota
+				syn := reaches(4000+sport, "S")
+				s.d.t.control.values[0].HalfOpen -= quota
+				if ack := reaches(4000+sport, "A"); syn != want || ack != want {
+					t.Errorf("the SYN reaches %s and the acknowledgement %s, want %s", syn, ack, want)
+				}
+			}
+		})
+	}
 }

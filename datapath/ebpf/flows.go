@@ -59,7 +59,7 @@ func side6(e *wireFlow6) side {
 
 func (t *tables) twin(s side) side {
 	if s.twin == noEntry {
-		return side{key: s.key.Reverse(), seen: s.seen}
+		return side{key: s.key.Reverse(), seen: s.seen, heard: s.heard & heardFIN} // one direction speaks for both
 	}
 	if s.v6 != (s.flags&entryCross != 0) {
 		if int(s.twin) < len(t.flows6.values) {

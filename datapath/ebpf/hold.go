@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"time"
@@ -34,14 +35,15 @@ const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 
 // holder keeps fragments that came before their first one, and sends them through
 // a program of its own when it has come. What is too large for IPv6 goes through it at
-// once, and on in fragments. It belongs to one goroutine.
+// once, and on in fragments, and so does what the kernel would not fragment. It belongs to
+// one goroutine.
 type holder struct {
 	d       *Datapath
 	waiting map[wireFragmentKey][]heldFrame
 	senders map[wireAddr]int
 	frames  int
 	due     []wireFragmentKey // whose first fragment has come
-	large   []heldFrame       // to be fragmented for IPv6
+	large   []heldFrame       // to be fragmented
 	expired time.Duration     // of the monotonic clock: when expire last ran
 
 	failed   int // packets that could not be sent on and that the log does not tell of yet
@@ -147,7 +149,11 @@ func (h *holder) take(b []byte) {
 		return
 	}
 	w := (*wireHeld)(unsafe.Pointer(&b[0]))
-	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len), len(w.Frame))]...)}
+	const unsummed = 1 << 31 // HELD_UNSUMMED
+	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len&^unsummed), len(w.Frame))]...)}
+	if w.Len&unsummed != 0 {
+		fillSum(f.frame)
+	}
 	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
 		return
 	}
@@ -172,6 +178,28 @@ func (h *holder) take(b []byte) {
 	if h.d.t.maps["fragments"].Lookup(w.Key, &seen) == nil {
 		h.due = append(h.due, w.Key)
 	}
+}
+
+// fillSum completes the checksum of the UDP or TCP segment in an IPv4 frame, where the sum
+// of its pseudo-header stands (CHECKSUM_PARTIAL).
+func fillSum(frame []byte) {
+	const ip = 14
+	if len(frame) < ip+20 {
+		return
+	}
+	l4, end := ip+int(frame[ip]&15)*4, ip+int(binary.BigEndian.Uint16(frame[ip+2:]))
+	at := l4 + 6
+	if frame[ip+9] == unix.IPPROTO_TCP {
+		at = l4 + 16
+	}
+	if end > len(frame) || at+2 > end {
+		return
+	}
+	sum := packet.Checksum(frame[l4:end])
+	if sum == 0 {
+		sum = 0xffff
+	}
+	binary.BigEndian.PutUint16(frame[at:], sum)
 }
 
 // drop lets go of a datagram's fragments.
@@ -292,7 +320,15 @@ func (h *holder) forward(f heldFrame) error {
 		return err
 	}
 	to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
+	bare, err := h.d.t.bare(out.Ifindex)
+	if err != nil {
+		return err
+	}
 	for _, b := range frames {
+		if bare {
+			to.Protocol = binary.NativeEndian.Uint16(b[12:])
+			b = b[14:]
+		}
 		if err := unix.Sendto(h.socket, b, 0, to); err != nil {
 			return fmt.Errorf("send a held packet by interface %d: %w", out.Ifindex, err)
 		}
@@ -300,21 +336,46 @@ func (h *holder) forward(f heldFrame) error {
 	return nil
 }
 
-// pieces cuts what became of an IPv4 packet without DF, where it is IPv6 and too large
-// for a link of that MTU or for the path, into fragments that every IPv6 path
-// carries (RFC 7915 §4.1). They keep the identification of the IPv4 packet.
+// pieces cuts what became of an IPv4 packet without DF and is too large for a link of that
+// MTU, or for the path in IPv6, into fragments; in IPv6 those that every path carries (RFC
+// 7915 §4.1). They keep the identification of the IPv4 packet, but for a tunnel's, whose
+// header has none because of its DF: that was for packets that are not fragmented (RFC
+// 2003 §3.1).
 func (h *holder) pieces(was, is []byte, mtu int) ([][]byte, error) {
 	const ethernet, ipv4, fragmentHeader = 14, 0x0800, 40 + 8
+	if len(is) < ethernet+20 || binary.BigEndian.Uint16(was[12:]) != ipv4 {
+		return [][]byte{is}, nil
+	}
+	id := uint32(binary.BigEndian.Uint16(was[ethernet+4:]))
+	if binary.BigEndian.Uint16(is[12:]) == ipv4 {
+		if int(binary.BigEndian.Uint16(is[ethernet+2:])) <= mtu {
+			return [][]byte{is}, nil
+		}
+		if is[ethernet+6]&0x40 != 0 {
+			is[ethernet+6] &^= 0x40
+			id = rand.Uint32()
+		}
+		return packet.Fragments(is, (mtu-int(is[ethernet]&15)*4)&^7, id)
+	}
 	lowest := int(h.switches.LowestIPv6MTU)
 	most := mtu
 	if lowest > 0 {
 		most = min(most, lowest)
 	}
-	if binary.BigEndian.Uint16(was[12:]) != ipv4 || binary.BigEndian.Uint16(is[12:]) == ipv4 || len(is)-ethernet <= most {
+	if len(is)-ethernet <= most {
 		return [][]byte{is}, nil
 	}
 	size := min(max(lowest, 1280), mtu) - fragmentHeader
-	return packet.Fragments(is, size&^7, uint32(binary.BigEndian.Uint16(was[ethernet+4:])))
+	return packet.Fragments(is, size&^7, id)
+}
+
+// bare reports whether an interface has no hardware address, and its frames no headers then.
+func (t *tables) bare(ifindex uint32) (bool, error) {
+	var own wireInterfaceAddr
+	if err := t.maps["interfaces"].Lookup(ifindex, &own); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, fmt.Errorf("map interfaces: %w", err)
+	}
+	return own.Mtu != 0 && own.Mac == [6]uint8{}, nil
 }
 
 // hopOf returns the next hop to which a plan sends.

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // busyRing always has a record, of which nothing comes, until done.
@@ -75,5 +76,52 @@ func TestHeldFailEachForItself(t *testing.T) {
 	h.reported -= time.Hour + reportEvery
 	if h.report(); !strings.Contains(log.String(), "packets=1 ") {
 		t.Errorf("the log never tells of the last one: %s", &log)
+	}
+}
+
+// TestPiecesFitTheLink cuts what stays IPv4: what fits goes as it is, fragments are cut
+// further, and those of a tunnel have an identification that the tunnel's header had not.
+func TestPiecesFitTheLink(t *testing.T) {
+	const eth, udp = "eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/", "/udp(sport=1,dport=2)/data(1400)"
+	was := packet.MustText(eth + "ip4(src=10.0.2.2,dst=192.0.2.1,id=9)" + udp).Build()
+	for _, c := range []struct {
+		name, is string
+		mtu      int
+		pieces   int
+		tunnel   bool
+	}{
+		{"it fits", "ip4(src=198.51.100.1,dst=192.0.2.1,id=9)" + udp, 1428, 1, false},
+		{"one byte too large", "ip4(src=198.51.100.1,dst=192.0.2.1,id=9)" + udp, 1427, 2, false},
+		{"a small link", "ip4(src=198.51.100.1,dst=192.0.2.1,id=9)" + udp, 68, 30, false},
+		{"options", "ip4(src=198.51.100.1,dst=192.0.2.1,id=9,opts=01010101)" + udp, 1428, 2, false},
+		{"a fragment", "ip4(src=198.51.100.1,dst=192.0.2.1,id=9,off=800,mf)/data(1400)", 1400, 2, false},
+		{"a tunnel", "ip4(src=10.0.1.1,dst=10.0.2.9,df)/ip4(src=10.0.2.2,dst=192.0.2.1,id=9)" + udp, 1440, 2, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := packet.MustText(eth + c.is).Build()
+			whole := append([]byte(nil), is...)
+			pieces, err := (&holder{}).pieces(was, is, c.mtu)
+			if err != nil || len(pieces) != c.pieces {
+				t.Fatalf("%d pieces, want %d: %v", len(pieces), c.pieces, err)
+			}
+			first, _ := packet.Find[*packet.IPv4](packet.Parse(whole))
+			at := int(first.Offset)
+			var got []byte
+			for i, b := range pieces {
+				ip, _ := packet.Find[*packet.IPv4](packet.Parse(b))
+				header := 14 + int(b[14]&15)*4
+				if len(b)-14 > c.mtu || int(ip.Offset) != at || ip.DF || ip.MF != (first.MF || i < len(pieces)-1) || packet.Checksum(b[14:header]) != 0 {
+					t.Errorf("piece %d: %s", i, packet.Parse(b))
+				}
+				if ids, _ := packet.Find[*packet.IPv4](packet.Parse(pieces[0])); ip.ID != ids.ID || !c.tunnel && ip.ID != 9 {
+					t.Errorf("piece %d has identification %d", i, ip.ID)
+				}
+				got = append(got, b[header:]...)
+				at += len(b) - header
+			}
+			if want := whole[14+int(whole[14]&15)*4:]; string(got) != string(want) {
+				t.Errorf("put together %x, want %x", got, want)
+			}
+		})
 	}
 }

@@ -18,8 +18,10 @@ import (
 // host is what a snapshot needs to know of the machine.
 type host struct {
 	interfaces []netdev.Interface
+	xdp        map[int]uint64            // netdev.XDPFeatures
 	addresses  map[int][]netip.Addr      // by interface
 	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
+	programmed map[int]bool              // interfaces that have a program already
 }
 
 // readHost looks at the calling thread's network namespace.
@@ -29,6 +31,11 @@ func readHost() (*host, error) {
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
 	}
+	indexes := make([]int, len(h.interfaces))
+	for n, i := range h.interfaces {
+		indexes[n] = i.Index
+	}
+	h.xdp = netdev.XDPFeatures(indexes)
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
@@ -44,7 +51,7 @@ func readHost() (*host, error) {
 // with returns what h and an earlier reading tell together: what is not there any more is
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
-	all := &host{interfaces: slices.Clone(h.interfaces), addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources)}
+	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources)}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {
@@ -139,11 +146,13 @@ func localPortLast() uint32 {
 
 // attachTo lists the interfaces of a configuration: those it names, else all that
 // are up and neither a loopback nor a port of a bridge or bond, which is taken in
-// its place; and of both only those with Ethernet headers. missing are those named that are not there.
+// its place; and of both only those whose headers are known. One that was up keeps its program
+// while it is down: without, the first packets afterwards would pass untranslated, and whoever
+// got one of a connection would reset it. missing are those named that are not there.
 func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []string) {
 	if len(c.Interfaces) == 0 {
 		for _, i := range h.interfaces {
-			if _, port := i.PortOf(h.interfaces); i.Up && !i.Loopback && !port && i.Ethernet() {
+			if _, port := i.PortOf(h.interfaces); (i.Up || h.programmed[i.Index]) && !i.Loopback && !port && (i.Ethernet() || i.Bare()) {
 				list = append(list, i)
 			}
 		}
@@ -152,23 +161,77 @@ func (h *host) attachTo(c *config.Config) (list []netdev.Interface, missing []st
 	for _, name := range c.Interfaces {
 		if i, ok := h.byName(name); !ok {
 			missing = append(missing, name)
-		} else if i.Ethernet() {
+		} else if i.Ethernet() || i.Bare() {
 			list = append(list, i)
 		}
 	}
 	return list, missing
 }
 
-// deaf lists the interfaces that packets may leave by and to which XDP, on another one,
-// cannot hand them: such frames are lost. Hardware takes them; a veth does so only while its
-// other end polls (NAPI), a bond while all of its ports have programs.
-func (h *host) deaf() (list []netdev.Interface) {
-	for _, i := range h.interfaces {
-		_, port := i.PortOf(h.interfaces)
-		if !i.Up || i.Loopback || port || !i.Virtual() && i.Ethernet() || i.Kind == "vrf" || i.Kind == "dummy" || i.Kind == "ifb" {
-			continue
+// hooksFor lists the hooks to try on an interface, best first.
+func (h *host) hooksFor(want config.Attach, i netdev.Interface) []config.Attach {
+	switch {
+	case i.Bare():
+		return []config.Attach{config.AttachTC}
+	case want != config.AttachAuto && want != "":
+		return []config.Attach{want}
+	case i.Virtual() || len(h.vlansOf(i)) > 0:
+		return []config.Attach{config.AttachTC}
+	}
+	return []config.Attach{config.AttachXDP, config.AttachTC}
+}
+
+// vlansOf lists the VLANs of an interface: cards hide from XDP the tags that they take off.
+func (h *host) vlansOf(i netdev.Interface) (list []netdev.Interface) {
+	for _, v := range h.interfaces {
+		if v.Kind == "vlan" && v.Parent == i.Index && v.Up {
+			list = append(list, v)
 		}
-		list = append(list, i)
 	}
 	return list
+}
+
+// deaf lists the interfaces that packets may leave by and to which XDP, on another one,
+// cannot hand them: such frames are lost.
+func (h *host) deaf(c *config.Config) (list []netdev.Interface) {
+	wanted, _ := h.attachTo(c)
+	for _, i := range h.interfaces {
+		_, port := i.PortOf(h.interfaces)
+		if !i.Up || i.Loopback || port || i.Kind == "vrf" || i.Kind == "dummy" || i.Kind == "ifb" {
+			continue
+		}
+		ours := h.hooksFor(c.Attach, i)[0] == config.AttachXDP && slices.ContainsFunc(wanted, func(w netdev.Interface) bool { return w.Index == i.Index })
+		if !h.takes(i, c.Attach, ours) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// takes reports whether frames that XDP hands to an interface arrive. Cards say so; many take
+// them only while they have a program themselves, which ours get. A veth does while its
+// other end polls (NAPI), a bond while all of its ports have programs: that may change at any
+// time, so it is relied on only where XDP was asked for.
+func (h *host) takes(i netdev.Interface, attach config.Attach, ours bool) bool {
+	features, told := h.xdp[i.Index]
+	switch {
+	case !i.Ethernet():
+		return false
+	case !i.Virtual():
+		return !told || features&netdev.XDPTransmit != 0 || ours && features&netdev.XDPBasic != 0
+	case attach != config.AttachXDP:
+		return false
+	case told:
+		return features&netdev.XDPTransmit != 0
+	}
+	return i.Kind == "veth" || i.Kind == "bond"
+}
+
+// paired reports whether TC stands behind native XDP, which then carries what goes straight
+// to interfaces that take its frames, and leaves the rest to TC.
+func (h *host) paired(c *config.Config) bool {
+	wanted, _ := h.attachTo(c)
+	return len(h.deaf(c)) > 0 && slices.ContainsFunc(wanted, func(i netdev.Interface) bool {
+		return h.hooksFor(c.Attach, i)[0] == config.AttachXDP
+	})
 }

@@ -24,12 +24,18 @@ import (
 // changing is a gateway whose configuration changes again and again.
 func changing(t *testing.T, yaml string) *subject {
 	t.Helper()
+	return changingAt(t, "xdp", yaml)
+}
+
+// changingAt is one whose programs are at a hook.
+func changingAt(t *testing.T, hook, yaml string) *subject {
+	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	c, err := config.Decode("changing", []byte(yaml))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSubject(t, "xdp")
+	s := newSubject(t, hook)
 	if err := s.Reset(c, golden.StandardHost()); err != nil {
 		t.Fatal(err)
 	}

@@ -29,12 +29,15 @@ func TestProgramsLoad(t *testing.T) {
 	services := ticks
 	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Cookies, services.Resets, services.MACKeys =
 		true, true, true, true, true, true, true, true, true
+	pair := all
+	pair.Rules, pair.RuleCount, pair.Direct, pair.Paired = false, 0, true, true
+	all.Bare = true
 	for _, c := range []struct {
 		name string
 		switches
 		dry  bool
 		only []string
-	}{{"everything", all, false, nil}, {"services", services, false, nil}, {"explain", all, true, nil}, {"nothing", ticks, false, nil},
+	}{{"everything", all, false, nil}, {"services", services, false, nil}, {"explain", all, true, nil}, {"nothing", ticks, false, nil}, {"pair", pair, false, nil},
 		{"mappings", all, false, []string{"map_open", "map_close"}}} {
 		t.Run(c.name, func(t *testing.T) {
 			programs, err := small.program(c.switches, c.dry, c.only...)

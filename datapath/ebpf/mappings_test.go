@@ -197,7 +197,7 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	if now := datapath.SinceBoot(); epoch > now || epoch < now-time.Hour {
 		t.Errorf("the epoch began at %v, now is %v", epoch, now)
 	}
-	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]region{}, attached: map[int]*attachment{}}
+	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]region{}, attached: map[attachPoint]*attachment{}}
 	t.Cleanup(func() { second.release() })
 	time.Sleep(1100 * time.Millisecond) // the epoch counts seconds: a new one would be another
 	putConfig(t, second, yaml(", pcp: true"))

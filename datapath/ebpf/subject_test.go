@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet/golden"
@@ -31,7 +32,7 @@ import (
 // network namespace that looks like the case's host.
 type subject struct {
 	t        testing.TB
-	hook     string      // "xdp", "tc", or "tc-complete": TC with CHECKSUM_COMPLETE
+	hook     string      // "xdp", "tc", "tc-complete": TC with CHECKSUM_COMPLETE, or "pair": XDP with TC behind
 	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
 	cpu      int
 	d        *Datapath
@@ -40,7 +41,11 @@ type subject struct {
 	jiffies  *ebpf.Program
 	ifaces   map[string]int
 	names    map[int]string
-	full     bool // no packet takes the straight path
+	full     bool     // no packet takes the straight path
+	byXDP    int      // packets that XDP has sent, of a pair
+	lenders  *lenders // of programs and tables; nil: they are made for this subject
+	borrowed *shared
+	early    *ringbuf.Reader // of frames held for their first fragment; nil until one was
 }
 
 var _ golden.Subject = (*subject)(nil)
@@ -58,13 +63,19 @@ func newSubject(t testing.TB, hook string) *subject {
 func (s *subject) Name() string { return s.hook }
 
 func (s *subject) drop() {
-	if s.d != nil {
+	if s.early != nil {
+		s.early.Close()
+		s.early = nil
+	}
+	if s.d != nil && s.borrowed != nil {
+		s.lenders.give(s.borrowed, s.d)
+	} else if s.d != nil {
 		if err := s.d.Remove(context.Background()); err != nil {
 			s.t.Error(err)
 		}
 		s.d.Close()
-		s.d = nil
 	}
+	s.d, s.borrowed = nil, nil
 	if s.thread != nil {
 		close(s.thread)
 		s.thread = nil
@@ -97,6 +108,9 @@ func (s *subject) inside(f func() error) error {
 	return <-done
 }
 
+// smallTables are what a case gets that asks for none.
+var smallTables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
+
 // Reset implements golden.Subject.
 func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	s.drop()
@@ -107,11 +121,12 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 		return fmt.Errorf("host: %w", err)
 	}
 	small := *c
-	if small.Tables.Flows == 0 {
-		small.Tables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
+	own := small.Tables.Flows != 0
+	if !own {
+		small.Tables = smallTables
 	}
 	small.Attach = config.AttachTC
-	if s.hook == "xdp" {
+	if s.hook == "xdp" || s.hook == "pair" {
 		small.Attach = config.AttachXDP
 	}
 	s.snapshot = golden.Snapshot(&small)
@@ -119,6 +134,11 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 		s.d, err = Open(Options{Dir: pinsOf(s.t), NoAttach: true, FullPath: s.full, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		if err != nil {
 			return err
+		}
+		if s.lenders != nil && !own {
+			if s.borrowed, err = s.lenders.lend(s.d, s.snapshot); err != nil && (s.lenders.few || !errors.Is(err, errOtherConstants)) {
+				return err
+			}
 		}
 		if err := s.apply(); err != nil {
 			return err
@@ -133,6 +153,9 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 func (s *subject) apply() error {
 	if _, err := s.d.Apply(context.Background(), s.snapshot); err != nil {
 		return err
+	}
+	if s.borrowed != nil { // whose timer was never started
+		return nil
 	}
 	ret, err := s.d.programs.Programs["sweep_stop"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
 	if err == nil && ret != 0 {
@@ -151,12 +174,15 @@ func (anywhere) CarriesRule(r *config.FirewallRule) error { return carriesRule(r
 // refusal returns why the datapath would not be given all of a configuration.
 func refusal(c *config.Config) error { return golden.Refusal(anywhere{}, c) }
 
-// build makes the interfaces, addresses, neighbours and routes of a host.
+// build makes the interfaces, addresses, neighbours and routes of a host. All links take
+// frames from XDP but lan0 of a pair, so that each of its two programs carries something.
 func (s *subject) build(h nat.Host) (err error) {
 	s.ifaces, _, err = labtest.CaseHost(h, netns.None())
 	s.names = map[int]string{}
 	for name, index := range s.ifaces {
 		s.names[index] = name
+		takes := s.hook != "pair" || name != "lan0"
+		err = errors.Join(err, lab.SetGRO(name, true), lab.SetGRO("peer-"+name, takes))
 	}
 	return err
 }
@@ -177,8 +203,12 @@ func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
 	return out, err
 }
 
+// xdp reports whether XDP alone carries everything, as it does for a pair on hosts
+// without lan0.
+func (s *subject) xdp() bool { return s.hook == "xdp" || s.hook == "pair" && !s.d.switches.Paired }
+
 func (s *subject) program() *ebpf.Program {
-	if s.hook == "xdp" {
+	if s.xdp() {
 		return s.d.programs.Programs["sluice_xdp"]
 	}
 	return s.d.programs.Programs["sluice_tc"]
@@ -188,10 +218,10 @@ func (s *subject) program() *ebpf.Program {
 func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 	ifindex := uint32(s.ifaces[in.Interface])
 	o := &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512)}
-	switch s.hook {
-	case "xdp":
+	switch {
+	case s.xdp():
 		o.Context = xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: ifindex}
-	case "tc-complete":
+	case s.hook == "tc-complete":
 		o.Flags = testChecksumComplete
 		fallthrough
 	default:
@@ -200,8 +230,33 @@ func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 	return o
 }
 
+// beforeTC lets a frame arrive at XDP with TC behind it, and reports whether XDP has sent it.
+func (s *subject) beforeTC(in nat.Arrival) (sent bool, o *ebpf.RunOptions, err error) {
+	o = &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512),
+		Context: xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: uint32(s.ifaces[in.Interface])}}
+	ret, err := s.d.programs.Programs["sluice_xdp"].Run(o)
+	switch {
+	case err != nil:
+		return false, nil, fmt.Errorf("xdp: %w", err)
+	case ret == 4: // XDP_REDIRECT
+		s.byXDP++
+		return true, o, nil
+	case ret != 2 || string(o.DataOut) != string(in.Frame): // XDP_PASS
+		return false, nil, fmt.Errorf("xdp: verdict %d for what is left to TC, and %x of %x", ret, o.DataOut, in.Frame)
+	}
+	return false, nil, nil
+}
+
 func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
-	if s.hook != "xdp" && len(in.Frame) < 34 { // the kernel makes no such skb
+	if s.d.switches.Paired {
+		if sent, o, err := s.beforeTC(in); err != nil || sent {
+			if err != nil {
+				return nat.Outcome{}, err
+			}
+			return s.outcome(in, o, true, false)
+		}
+	}
+	if !s.xdp() && len(in.Frame) < 34 { // the kernel makes no such skb
 		return nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTruncated}, nil
 	}
 	o := s.options(in)
@@ -209,6 +264,15 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	if err != nil {
 		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
 	}
+	sent, passed := ret == 7, int32(ret) == -1 // TC_ACT_REDIRECT, TC_ACT_UNSPEC
+	if s.xdp() {
+		sent, passed = ret == 3 || ret == 4, ret == 2 // XDP_TX, XDP_REDIRECT; XDP_PASS
+	}
+	return s.outcome(in, o, sent, passed)
+}
+
+// outcome reads what a program has left behind.
+func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool) (nat.Outcome, error) {
 	var works []wireWork
 	if err := s.d.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return nat.Outcome{}, err
@@ -219,11 +283,6 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 		if err := s.forgetHeld(); err != nil {
 			return r, err
 		}
-	}
-	sent := ret == 3 || ret == 4 // XDP_TX, XDP_REDIRECT
-	passed := ret == 2
-	if s.hook != "xdp" {
-		sent, passed = ret == 7, int32(ret) == -1 // TC_ACT_UNSPEC
 	}
 	switch {
 	case sent && r.Action == nat.Drop:
@@ -240,13 +299,13 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 	return r, nil
 }
 
-func (s *subject) forgetHeld() error {
-	ring, err := ringbuf.NewReader(s.d.t.maps["early"])
-	if err != nil {
-		return err
+func (s *subject) forgetHeld() (err error) {
+	if s.early == nil {
+		if s.early, err = ringbuf.NewReader(s.d.t.maps["early"]); err != nil {
+			return err
+		}
 	}
-	defer ring.Close()
-	_, err = ring.Read()
+	_, err = s.early.Read()
 	return err
 }
 
@@ -330,16 +389,15 @@ func (s *subject) olderLimits(ticks uint32) {
 
 func each[V any](m *ebpf.Map, change func(*V)) {
 	var keys [][]byte
+	var values []V
 	var k []byte
 	var v V
 	for it := m.Iterate(); it.Next(&k, &v); {
-		keys = append(keys, append([]byte(nil), k...))
+		keys, values = append(keys, append([]byte(nil), k...)), append(values, v)
 	}
-	for _, k := range keys {
-		if m.Lookup(k, &v) == nil {
-			change(&v)
-			m.Put(k, &v)
-		}
+	for i, k := range keys {
+		change(&values[i])
+		m.Update(k, &values[i], ebpf.UpdateExist)
 	}
 }
 

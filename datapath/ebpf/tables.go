@@ -163,8 +163,10 @@ type tables struct {
 	pooled   *memory[uint64] // rules of pool addresses
 	adopted  bool
 
-	routeEvery         bool // Options.RouteEveryPacket
-	observed, fullPath bool // switches for tests
+	routeEvery bool // Options.RouteEveryPacket
+	// For tests: observed and fullPath are switches; allOn has every feature on, whether a
+	// configuration needs it or not.
+	observed, fullPath, allOn bool
 }
 
 // ErrLayout is wrapped when pinned tables are of another version of Sluice.
@@ -326,13 +328,23 @@ func (t *tables) close() error {
 type switches struct {
 	Attach                                                                               config.Attach
 	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards                       bool
+	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare         bool
 	HostLists, TrieLists                                                                 uint32 // bits LIST_*
 	LocalPortLast                                                                        uint32
 	RuleCount                                                                            uint32
 	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
 	HalfOpen                                                                             uint32 // handshakes in progress
 	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
+}
+
+// allOn turns all features on that do nothing where no map has anything for them. Mappings
+// have programs of their own, rules close the straight path.
+func (s *switches) allOn() {
+	for _, on := range []*bool{&s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
+		&s.Ranges, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards} {
+		*on = true
+	}
+	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)
 }
 
 // program loads the programs with their constants set; or only some of them, as a
@@ -356,7 +368,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"trie_lists": s.TrieLists, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
-		"rule_count": s.RuleCount, "dry_run": dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
+		"rule_count": s.RuleCount, "dry_run": dryRun, "tc_behind": s.Paired && !dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
 		"lowest_ipv6_mtu": s.LowestIPv6MTU, "summed_at": summedAt(), "observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
@@ -368,10 +380,13 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		delete(spec.Programs, "map_open") // packets may come in between: they need working memory of their own
 		delete(spec.Programs, "map_close")
 	}
+	if !s.Bare || dryRun {
+		delete(spec.Programs, "sluice_bare")
+	}
 	switch {
 	case len(only) > 0:
 		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(only, name) })
-	case dryRun || s.Attach == config.AttachXDP || s.Attach == config.AttachXDPGeneric:
+	case dryRun || !s.Paired && (s.Attach == config.AttachXDP || s.Attach == config.AttachXDPGeneric):
 		delete(spec.Programs, "sluice_tc")
 	case s.Attach == config.AttachTC:
 		delete(spec.Programs, "sluice_xdp")

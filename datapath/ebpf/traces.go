@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -119,11 +120,16 @@ func forget(list []netdev.Hop) error {
 type neighbours struct {
 	mu       sync.Mutex
 	backends map[netdev.Hop]bool
-	asked    map[netdev.Hop]bool // for by programs
-	ours     map[netdev.Hop]bool // of both: that others had not set already; nil before they are read
+	asked    map[netdev.Hop]time.Time // when programs last did
+	ours     map[netdev.Hop]bool      // of both: that others had not set already; nil before they are read
 }
 
-const maxAsked = 4096 // neighbours; beyond them all begin anew
+const (
+	maxAsked = 4096 // neighbours; beyond them all begin anew
+	// askAgain bounds how often the kernel is told of one that every packet asks for. It has
+	// to be told more than once: a link that goes down, or "ip neigh flush", takes it away.
+	askAgain = 100 * time.Millisecond
+)
 
 // read learns at first what an earlier process has noted.
 func (n *neighbours) read(ids *ebpf.Map) error {
@@ -134,7 +140,7 @@ func (n *neighbours) read(ids *ebpf.Map) error {
 	if err != nil {
 		return err
 	}
-	n.ours, n.asked = map[netdev.Hop]bool{}, map[netdev.Hop]bool{}
+	n.ours, n.asked = map[netdev.Hop]bool{}, map[netdev.Hop]time.Time{}
 	for _, hop := range list {
 		n.ours[hop] = true
 	}
@@ -168,7 +174,7 @@ func (n *neighbours) resolve(ids *ebpf.Map, list map[netdev.Hop]bool) (err error
 func (n *neighbours) drop(ids *ebpf.Map) error {
 	var list []netdev.Hop
 	for hop := range n.ours {
-		if !n.backends[hop] && !n.asked[hop] {
+		if !n.backends[hop] && n.asked[hop].IsZero() {
 			list = append(list, hop)
 		}
 	}
@@ -196,14 +202,15 @@ func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool) error {
 func (n *neighbours) ask(ids *ebpf.Map, hop netdev.Hop) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	err := n.read(ids)
-	if err != nil || n.asked[hop] {
+	err, now := n.read(ids), time.Now()
+	last := n.asked[hop]
+	if err != nil || now.Sub(last) < askAgain {
 		return err
 	}
-	if len(n.asked) >= maxAsked {
+	if last.IsZero() && len(n.asked) >= maxAsked {
 		clear(n.asked)
 		err = n.drop(ids)
 	}
-	n.asked[hop] = true
+	n.asked[hop] = now
 	return errors.Join(err, n.resolve(ids, map[netdev.Hop]bool{hop: true}))
 }

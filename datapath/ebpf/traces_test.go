@@ -10,9 +10,11 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -122,7 +124,7 @@ func TestFilterBesideALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	foreign := constant(t, 3, -1) // BPF_PROG_TYPE_SCHED_CLS, TC_ACT_UNSPEC
-	a := &attachment{ids: d.t.maps["ids"], ifindex: wan.Index, name: "wan0", hook: config.AttachTC}
+	a := &attachment{ids: d.t.maps["ids"], attachPoint: attachPoint{wan.Index, config.AttachTC}, name: "wan0"}
 	if err := errors.Join(gw.Do(func() error { return a.filter(foreign) }), d.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +152,7 @@ func TestForeignQdisc(t *testing.T) {
 	defer d.Close()
 	apply(t, d, config.AttachTC, oneServer)
 	foreign := constant(t, 3, -1)
-	f := (&attachment{ifindex: lan.Index}).bpfFilter()
+	f := (&attachment{attachPoint: attachPoint{ifindex: lan.Index}}).bpfFilter()
 	f.Name, f.Priority, f.Fd = "foreign", 1, foreign.FD()
 	f.Parent = netlink.HANDLE_MIN_EGRESS
 	if err := gw.Do(func() error { return netlink.FilterAdd(f) }); err != nil {
@@ -222,4 +224,38 @@ func TestNeighboursAreForgotten(t *testing.T) {
 		t.Error(err)
 	}
 	kept("removed", eight, nine)
+}
+
+// TestNeighboursAreAskedForAgain takes a neighbour away that programs have asked for, as a link
+// that goes down does.
+func TestNeighboursAreAskedForAgain(t *testing.T) {
+	gw := labFor(t, lab.Balancer(), config.AttachTC).Node("gateway")
+	d := gateway(t, gw, config.AttachTC, oneServer)
+	lan, err := gw.Interface("lan0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"10.0.2.2", "10.0.2.9"} { // a backend's, and another
+		hop := netdev.Hop{Ifindex: lan.Index, Addr: netip.MustParseAddr(address)}
+		for range 3 {
+			if err := gw.Do(func() error {
+				_ = netlink.NeighDel(&netlink.Neigh{LinkIndex: lan.Index, IP: hop.Addr.AsSlice()}) // not there at first
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			labtest.Eventually(t, 10*time.Second, address, func() error {
+				return gw.Do(func() error {
+					if err := d.near.ask(d.t.maps["ids"], hop); err != nil {
+						return err
+					}
+					kept, err := netdev.Kept()
+					if err == nil && !kept[hop] {
+						err = errors.New("is not kept")
+					}
+					return err
+				})
+			})
+		}
+	}
 }

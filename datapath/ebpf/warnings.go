@@ -5,8 +5,11 @@ package ebpf
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Warnings returns what of the configuration in force, or of this host, keeps the
@@ -23,6 +26,21 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.away != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
 	}
+	there := func(name string) bool { _, ok := d.seen.byName(name); return ok }
+	addressed := func(name string) bool {
+		i, _ := d.seen.byName(name)
+		return len(d.seen.outside(uint32(i.Index))) > 0
+	}
+	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
+	for _, i := range d.seen.interfaces {
+		if err := d.without[i.Index]; err != nil {
+			by := "the kernel"
+			if d.attached[attachPoint{i.Index, config.AttachTC}] != nil {
+				by = "TC"
+			}
+			out = append(out, fmt.Sprintf("interface %s: %v; until then what comes in by it is left to %s", i.Name, err, by))
+		}
+	}
 	_, missing := d.seen.attachTo(d.snapshot.Config)
 	for _, name := range missing {
 		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
@@ -32,16 +50,14 @@ func (d *Datapath) Warnings() (out []string) {
 		if !ok {
 			continue
 		}
-		if !i.Ethernet() {
-			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, withoutEthernet))
+		if !i.Ethernet() && !i.Bare() {
+			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, unknownHeaders))
 		}
 		if m, port := i.PortOf(d.seen.interfaces); port {
 			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
 	}
-	native := false
 	for _, a := range d.attached {
-		native = native || a.hook == config.AttachXDP
 		if i, _ := d.seen.byName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			large := ""
 			if a.hook == config.AttachXDPGeneric { // native XDP has the driver refuse them
@@ -51,9 +67,19 @@ func (d *Datapath) Warnings() (out []string) {
 				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", a.name, i.Kind, large))
 		}
 	}
-	for _, i := range d.seen.deaf() {
-		if native && i.Kind != "veth" && i.Kind != "bond" { // which may
-			out = append(out, fmt.Sprintf("interface %s (%s): packets that leave by it are lost, because XDP cannot hand them to it; use attach: tc", i.Name, i.Kind))
+	if d.snapshot.Config.Attach == config.AttachXDP {
+		if deaf := d.seen.deaf(d.snapshot.Config); len(deaf) > 0 {
+			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
+				"set links down that nothing uses", some(deaf)))
+		}
+		for _, a := range d.attached {
+			i, _ := d.seen.byName(a.name)
+			for _, v := range d.seen.vlansOf(i) {
+				if a.hook == config.AttachXDP && !i.Virtual() {
+					out = append(out, fmt.Sprintf("interface %s has the VLAN %s: XDP takes its frames for those of %s when the card takes the tags off; "+
+						"use attach: auto, or 'ethtool -K %s rxvlan off'", i.Name, v.Name, i.Name, i.Name))
+				}
+			}
 		}
 	}
 	slices.Sort(out)
@@ -61,4 +87,16 @@ func (d *Datapath) Warnings() (out []string) {
 		out = append(out, fmt.Sprintf("flows and programs end with this process: %v; mount a bpffs at /sys/fs/bpf in this mount namespace", d.fleeting))
 	}
 	return out
+}
+
+// some names interfaces with their kinds, three at most.
+func some(list []netdev.Interface) string {
+	var names []string
+	for _, i := range list[:min(len(list), 3)] {
+		names = append(names, fmt.Sprintf("%s (%s)", i.Name, i.Kind))
+	}
+	if more := len(list) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
 }

@@ -349,8 +349,8 @@ type wireHop struct {
 	Mtu     uint16
 	Dmac    [6]uint8
 	Smac    [6]uint8
-	Pad     uint16
-	Pad2    uint32
+	Flags   uint16
+	Pad     uint32
 }
 
 type wireHostKey struct {
@@ -360,13 +360,13 @@ type wireHostKey struct {
 }
 
 type wireInterfaceAddr struct {
-	_    structs.HostLayout
-	V4   wireAddr
-	V6   wireAddr
-	Mac  [6]uint8
-	Pad  uint16
-	Mtu  uint32
-	Pad2 uint32
+	_     structs.HostLayout
+	V4    wireAddr
+	V6    wireAddr
+	Mac   [6]uint8
+	Pad   uint16
+	Mtu   uint32
+	Flags uint32
 }
 
 type wireListener struct {
@@ -1014,6 +1014,7 @@ const (
 	wireProgMapClose            = "map_close"
 	wireProgMapOpen             = "map_open"
 	wireProgReadClocks          = "read_clocks"
+	wireProgSluiceBare          = "sluice_bare"
 	wireProgSluiceTc            = "sluice_tc"
 	wireProgSluiceXdp           = "sluice_xdp"
 	wireProgSweepAll            = "sweep_all"
@@ -1077,6 +1078,7 @@ const (
 	wireVarStraightOff          = "straight_off"
 	wireVarSummedAt             = "summed_at"
 	wireVarSweepMs              = "sweep_ms"
+	wireVarTcBehind             = "tc_behind"
 	wireVarTimeoutEstablished   = "timeout_established"
 	wireVarTimeoutIcmp          = "timeout_icmp"
 	wireVarTimeoutOther         = "timeout_other"
@@ -1130,6 +1132,7 @@ type wireProgramSpecs struct {
 	MapClose   *ebpf.ProgramSpec `ebpf:"map_close"`
 	MapOpen    *ebpf.ProgramSpec `ebpf:"map_open"`
 	ReadClocks *ebpf.ProgramSpec `ebpf:"read_clocks"`
+	SluiceBare *ebpf.ProgramSpec `ebpf:"sluice_bare"`
 	SluiceTc   *ebpf.ProgramSpec `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.ProgramSpec `ebpf:"sluice_xdp"`
 	SweepAll   *ebpf.ProgramSpec `ebpf:"sweep_all"`
@@ -1253,6 +1256,7 @@ type wireVariableSpecs struct {
 	StraightOff          *ebpf.VariableSpec `ebpf:"straight_off"`
 	SummedAt             *ebpf.VariableSpec `ebpf:"summed_at"`
 	SweepMs              *ebpf.VariableSpec `ebpf:"sweep_ms"`
+	TcBehind             *ebpf.VariableSpec `ebpf:"tc_behind"`
 	TimeoutEstablished   *ebpf.VariableSpec `ebpf:"timeout_established"`
 	TimeoutIcmp          *ebpf.VariableSpec `ebpf:"timeout_icmp"`
 	TimeoutOther         *ebpf.VariableSpec `ebpf:"timeout_other"`
@@ -1446,6 +1450,7 @@ type wireVariables struct {
 	StraightOff          *ebpf.Variable `ebpf:"straight_off"`
 	SummedAt             *ebpf.Variable `ebpf:"summed_at"`
 	SweepMs              *ebpf.Variable `ebpf:"sweep_ms"`
+	TcBehind             *ebpf.Variable `ebpf:"tc_behind"`
 	TimeoutEstablished   *ebpf.Variable `ebpf:"timeout_established"`
 	TimeoutIcmp          *ebpf.Variable `ebpf:"timeout_icmp"`
 	TimeoutOther         *ebpf.Variable `ebpf:"timeout_other"`
@@ -1461,6 +1466,7 @@ type wirePrograms struct {
 	MapClose   *ebpf.Program `ebpf:"map_close"`
 	MapOpen    *ebpf.Program `ebpf:"map_open"`
 	ReadClocks *ebpf.Program `ebpf:"read_clocks"`
+	SluiceBare *ebpf.Program `ebpf:"sluice_bare"`
 	SluiceTc   *ebpf.Program `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.Program `ebpf:"sluice_xdp"`
 	SweepAll   *ebpf.Program `ebpf:"sweep_all"`
@@ -1473,6 +1479,7 @@ func (p *wirePrograms) Close() error {
 		p.MapClose,
 		p.MapOpen,
 		p.ReadClocks,
+		p.SluiceBare,
 		p.SluiceTc,
 		p.SluiceXdp,
 		p.SweepAll,

@@ -5,6 +5,7 @@ package nft
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -61,5 +62,94 @@ func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 	}
 	if w := b.d.Warnings(); slices.ContainsFunc(w, said) {
 		t.Errorf("the link is back, but the warnings are %q", w)
+	}
+}
+
+// TestAbsentInterfacesAreTold: the kernel takes a rule for an interface that is not there,
+// or has another name since, and the rule does nothing.
+func TestAbsentInterfacesAreTold(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	c := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}, Out: "wan0"}}}
+	c.Firewall.Rules = []config.FirewallRule{{Name: "local", Action: config.ActionDrop, In: "lo"}}
+	told := func(want bool) {
+		t.Helper()
+		b.applySnapshot(b.snapshot(c))
+		w := strings.Join(b.d.Warnings(), "\n")
+		if strings.Contains(w, "nat office: there is no interface wan0") != want || strings.Contains(w, "interface lo") {
+			t.Errorf("warnings %q, want one of wan0: %v", w, want)
+		}
+	}
+	told(false)
+	for _, name := range []string{"ppp0", "wan0"} {
+		h, err := b.gateway.Handle()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := map[string]string{"ppp0": "wan0", "wan0": "ppp0"}[name]
+		wan, err := h.LinkByName(before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(h.LinkSetDown(wan), h.LinkSetName(wan, name), h.LinkSetUp(wan)); err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+		told(name == "ppp0")
+	}
+}
+
+// TestMasqueradeWaitsForItsInterface: a rule out of an interface that is not there yet is
+// taken and told of; when the interface comes, first without an address, it takes force.
+func TestMasqueradeWaitsForItsInterface(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.tcpServers(80, "outside")
+	c := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "later0"}}}
+	b.apply(c)
+	if w := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(w, "nat office: there is no interface later0") {
+		t.Errorf("warnings %q", w)
+	}
+	h, err := b.gateway.Handle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	wan, err := h.LinkByName("wan0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes, err := h.RouteList(wan, netlink.FAMILY_V4)
+	addresses, err2 := h.AddrList(wan, netlink.FAMILY_V4) // the kernel takes those of IPv6
+	if err := errors.Join(err, err2, h.LinkSetDown(wan), h.LinkSetName(wan, "later0")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range addresses {
+		addresses[i].Label = "" // the kernel's follows the name
+		if err := h.AddrDel(wan, &addresses[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.apply(c)
+	if w := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(w, "nat office: interface later0 has no address") {
+		t.Errorf("without an address the warnings are %q", w)
+	}
+	for i := range addresses {
+		if err := h.AddrAdd(wan, &addresses[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.LinkSetUp(wan); err != nil {
+		t.Fatal(err)
+	}
+	for i := range routes {
+		if err := h.RouteReplace(&routes[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.apply(c)
+	if w := strings.Join(b.d.Warnings(), "\n"); strings.Contains(w, "later0") {
+		t.Errorf("with an address the warnings are %q", w)
+	}
+	if a, err := b.tcp("pc", "", "203.0.113.1:80"); err != nil || a.client.Addr() != addr("211.155.226.121") {
+		t.Errorf("the server saw %v, %v", a.client, err)
 	}
 }

@@ -174,6 +174,15 @@ func (d *Datapath) refresh() error {
 	return nil
 }
 
+// Touched reports whether another program's transaction went through since the rules
+// in force were last known to be there: it may have been "nft flush ruleset".
+func (d *Datapath) Touched() (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	generation, err := d.conn.Generation()
+	return err == nil && d.snapshot != nil && generation != d.generation, err
+}
+
 // slotsMoved compares who owns the scheduler's slots.
 func slotsMoved(before, after *compile.Result) (moved, total int) {
 	for name, s := range after.Services {

@@ -137,11 +137,23 @@ func TestEditsOfOthersAreRepaired(t *testing.T) {
 	c := one(web(config.ModeDNAT, config.SchedulerRR))
 	b.apply(c)
 	before := b.ruleset()
+	touched := func(when string, want bool) {
+		t.Helper()
+		if got, err := b.d.Touched(); got != want || err != nil {
+			t.Errorf("%s: touched %v, error %v", when, got, err)
+		}
+	}
+	touched("in force", false)
 	b.nft("flush chain ip sluice service/web; delete element ip sluice services { 192.0.2.10 . tcp . 80 }")
+	touched("edited", true)
 	change := b.applySnapshot(b.snapshot(c))
 	if change.Rules.Added != 2 || change.Elements.Added != 1 {
 		t.Errorf("repair: %+v", change)
 	}
+	touched("repaired", false)
+	b.nft("flush ruleset")
+	touched("flushed", true)
+	b.applySnapshot(b.snapshot(c))
 	if after := b.ruleset(); after != before {
 		t.Errorf("repaired to\n%s\nfrom\n%s", after, before)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,6 +62,17 @@ func describeLink(a *netlink.LinkAttrs) compile.Interface {
 		i.MAC = config.MAC(a.HardwareAddr)
 	}
 	return i
+}
+
+// addressed reports whether an interface has an address by which others are reached. One
+// that cannot be asked is not accused.
+func (h *host) addressed(name string) bool {
+	l, err := h.handle.LinkByName(name)
+	if err != nil {
+		return true
+	}
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(l, netlink.FAMILY_ALL) })
+	return err != nil || slices.ContainsFunc(list, func(a netlink.Addr) bool { return !a.IP.IsLinkLocalUnicast() })
 }
 
 // neighbour returns the interface on whose network the address is.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,10 @@ func (d *Datapath) Warnings() []string {
 	if d.uncut != nil {
 		out = append(out, d.uncut.Error())
 	}
-	return out
+	there := func(name string) bool {
+		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return i.Name == name })
+	}
+	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
 }
 
 // families tells which families of packets a snapshot forwards.

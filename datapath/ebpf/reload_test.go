@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// oneOf picks one of some texts.
+func oneOf(r *rand.Rand, list ...string) string { return list[r.IntN(len(list))] }
+
+// randomBackends are some of five backends, of which one may have moved.
+func randomBackends(r *rand.Rand, format, port string) string {
+	var list []string
+	for i := range 5 {
+		if r.IntN(4) == 0 {
+			continue
+		}
+		at := i + 2
+		if i == 4 && r.IntN(2) == 0 {
+			at = 8
+		}
+		list = append(list, fmt.Sprintf("{name: b%d, address: \"%s\"%s%s%s}", i, fmt.Sprintf(format, at), port,
+			oneOf(r, "", "", "", ", drain: true"), oneOf(r, "", "", ", weight: 3", ", max-connections: 2")))
+	}
+	if list == nil {
+		return randomBackends(r, format, port)
+	}
+	return strings.Join(list, ", ")
+}
+
+// randomService is a service of one of two names, in any mode.
+func randomService(r *rand.Rand, name, protocol string, port int) string {
+	mode := oneOf(r, "dnat", "dnat", "fullnat", "fullnat", "dsr", "tunnel", "stateless")
+	listen := fmt.Sprintf("{address: 192.0.2.10, ports: [%d]}", port)
+	six := fmt.Sprintf("{address: \"2001:db8::10\", ports: [%d]}", port)
+	format := oneOf(r, "10.0.2.%d", "fd00:2::%d")
+	switch {
+	case mode == "fullnat":
+		listen += ", " + six
+	case mode != "tunnel" && format == "fd00:2::%d":
+		listen = six
+	}
+	options := oneOf(r, "", ", limits: {connections-per-client: 2}", ", limits: {connections: 5}", ", persistence: {timeout: 10m}", ", mss-clamp: true",
+		", limits: {new-connections-per-client: 5/s}", ", sessions: [{client: 203.0.113.4/30, backend: b1}]")
+	if mode == "fullnat" {
+		options += oneOf(r, ", source-pool: [10.0.2.100, \"fd00:2::100\"]", ", source-pool: [10.0.2.100-10.0.2.102, \"fd00:2::100\"]", "")
+		if protocol == "tcp" {
+			options += oneOf(r, "", ", client-address: toa", ", client-address: proxy-v2", ", syn-cookies: true")
+		}
+	}
+	to := oneOf(r, "", "", fmt.Sprintf(", port: %d", port), fmt.Sprintf(", port: %d", port+8000))
+	return fmt.Sprintf("  - {name: %s, listen: [%s], protocol: %s, mode: %s, scheduler: %s%s, backends: [%s]}\n", name, listen, protocol, mode,
+		oneOf(r, "rr", "wrr", "random", "maglev", "source-hash", "lc", "wlc"), options, randomBackends(r, format, to))
+}
+
+// randomNAT are some rules.
+func randomNAT(r *rand.Rand) string {
+	options := func() string {
+		return oneOf(r, "", ", filtering: address-dependent", ", filtering: address-and-port-dependent") +
+			oneOf(r, "", ", connections-per-client: 3", ", ports-per-client: 3") +
+			oneOf(r, "", "", ", mapping: address-and-port-dependent", ", mss-clamp: true", ", new-connections-per-client: 5/s")
+	}
+	text := ""
+	if r.IntN(4) > 0 {
+		text += "  - {name: office, type: snat, source: [10.0.2.0/24], " + oneOf(r, "", "out: wan0, ") + "to: [" +
+			oneOf(r, "203.0.113.201", "203.0.113.202", "203.0.113.201-203.0.113.204", "203.0.113.202, 203.0.113.210") + "]" +
+			oneOf(r, "", "", ", ports: 2000-2999, port-block: 100", ", ports: 2000-2999, port-block: 50",
+				", ports: 2000-2999, port-block: 100, deterministic: true") + oneOf(r, "", ", pcp: true") + options() + "}\n"
+	}
+	if r.IntN(2) == 0 {
+		text += "  - {name: office6, type: snat, source: [\"fd00:2::/64\"], out: wan0, to: [\"2001:db8:ab::1\"]" + options() + "}\n"
+	}
+	if r.IntN(2) == 0 {
+		text += "  - {name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [" +
+			oneOf(r, "203.0.113.205", "203.0.113.205-203.0.113.206") + "]" + options() + "}\n"
+	}
+	if r.IntN(2) == 0 {
+		text += "  - {name: http, type: port-forward, listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2." +
+			oneOf(r, "2", "3") + ", port: 8080}" + oneOf(r, "", ", hairpin: off") + "}\n"
+	}
+	return text
+}
+
+// randomConfig is a configuration that the datapath carries: as the one before, of which
+// it is given the parts, but for some parts.
+func randomConfig(r *rand.Rand, parts *[4]string) (*config.Config, string) {
+	for {
+		next := *parts
+		for i, protocol := range []string{"tcp", "udp", "tcp"} {
+			switch r.IntN(5) {
+			case 0:
+				next[i] = ""
+			case 1, 2:
+				next[i] = randomService(r, fmt.Sprint(protocol, i), protocol, 80+i)
+			}
+		}
+		if r.IntN(2) == 0 {
+			next[3] = randomNAT(r)
+		}
+		text := ""
+		if services := next[0] + next[1] + next[2]; services != "" {
+			text = "services:\n" + services
+		}
+		if next[3] != "" {
+			text += "nat:\n" + next[3]
+		}
+		c, err := config.Decode("random", []byte(text))
+		if err == nil && text != "" && refusal(c) == nil {
+			*parts = next
+			return c, text
+		}
+	}
+}
+
+// crowd is who sends packets through a gateway.
+type crowd struct {
+	*subject
+	r    *rand.Rand
+	seen []nat.Departure // that can be answered
+	made []datapath.Mapping
+}
+
+func (c *crowd) segment(flags ...packet.TCPFlags) *packet.TCP {
+	return &packet.TCP{Flags: flags[c.r.IntN(len(flags))], Seq: c.r.Uint32(), Ack: c.r.Uint32(), Window: 500}
+}
+
+// opens is a packet that may open a flow, of few hosts and ports.
+func (c *crowd) opens() nat.Arrival {
+	n := c.r.IntN(8)
+	iface, src, dst := "wan0", fmt.Sprintf("203.0.113.%d", 1+n), "192.0.2.10"
+	switch c.r.IntN(6) {
+	case 0:
+		src, dst = fmt.Sprintf("2001:db8:5::%d", 1+n), "2001:db8::10"
+	case 1:
+		iface, src, dst = "lan0", fmt.Sprintf("10.0.2.%d", 2+n), fmt.Sprintf("198.18.0.%d", 1+n%3)
+	case 2:
+		iface, src, dst = "lan0", fmt.Sprintf("fd00:2::%d", 2+n), oneOf(c.r, "64:ff9b::c612:1", "2001:db8:9::1", "64:ff9b::cb00:71c9")
+	case 3:
+		src, dst = fmt.Sprintf("198.18.0.%d", 1+n), "203.0.113.201"
+	case 4:
+		iface, src, dst = "lan0", fmt.Sprintf("10.0.2.%d", 2+n), "203.0.113.201"
+	}
+	sport, dport := uint16(4000+c.r.IntN(6)), uint16(80+c.r.IntN(3))
+	var l4 packet.Layer = &packet.UDP{SrcPort: sport, DstPort: dport}
+	switch c.r.IntN(4) {
+	case 0, 1:
+		t := c.segment(packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.FIN|packet.ACK, packet.RST)
+		t.SrcPort, t.DstPort = sport, dport
+		l4 = t
+	case 2:
+		kind := uint8(8)
+		if strings.Contains(src, ":") {
+			kind = 128
+		}
+		l4 = &packet.ICMP{V6: kind == 128, Type: kind, Rest: uint32(sport) << 16}
+	}
+	return c.frame(iface, netip.MustParseAddr(src), netip.MustParseAddr(dst), l4)
+}
+
+// answers is an answer to a packet that was sent on.
+func (c *crowd) answers() nat.Arrival {
+	if len(c.seen) == 0 {
+		return c.opens()
+	}
+	d := c.seen[c.r.IntN(len(c.seen))]
+	p := packet.Parse(d.Frame)
+	var src, dst netip.Addr
+	for _, l := range p { // the innermost
+		switch l := l.(type) {
+		case *packet.IPv4:
+			src, dst = l.Dst, l.Src
+		case *packet.IPv6:
+			src, dst = l.Dst, l.Src
+		}
+	}
+	switch l := p[len(p)-1].(type) {
+	case *packet.TCP:
+		t := c.segment(packet.SYN|packet.ACK, packet.ACK, packet.FIN|packet.ACK, packet.RST|packet.ACK)
+		t.SrcPort, t.DstPort, t.Ack = l.DstPort, l.SrcPort, l.Seq+1
+		return c.frame(d.Interface, src, dst, t)
+	case *packet.UDP:
+		return c.frame(d.Interface, src, dst, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort})
+	case *packet.ICMP:
+		return c.frame(d.Interface, src, dst, &packet.ICMP{V6: l.V6, Type: map[bool]uint8{false: 0, true: 129}[l.V6], Rest: l.Rest})
+	}
+	return c.opens()
+}
+
+func (c *crowd) frame(iface string, src, dst netip.Addr, l4 packet.Layer) nat.Arrival {
+	var ip packet.Layer = &packet.IPv6{Src: src, Dst: dst, HopLimit: uint8(1 + c.r.IntN(20))}
+	if src.Is4() {
+		ip = &packet.IPv4{Src: src, Dst: dst, TTL: uint8(1 + c.r.IntN(20)), DF: c.r.IntN(2) == 0}
+	}
+	e := &packet.Ethernet{Dst: packet.MAC{2, 0, 0, 0, 1, 1}, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
+	return nat.Arrival{Interface: iface, Frame: packet.Packet{e, ip, l4}.Build()}
+}
+
+// world is where everybody lives.
+var world = []string{"192.0.2.10/32", "198.18.0.0/24", "198.51.100.0/24", "203.0.113.0/24", "10.0.2.0/24", "2001:db8::/32", "fd00:2::/64", "64:ff9b::/96"}
+
+// strange tells of an address that nobody has.
+func strange(frame []byte) error {
+	for _, l := range packet.Parse(frame) {
+		var ends []netip.Addr
+		switch l := l.(type) {
+		case *packet.IPv4:
+			ends = []netip.Addr{l.Src, l.Dst}
+		case *packet.IPv6:
+			ends = []netip.Addr{l.Src, l.Dst}
+		}
+		for _, a := range ends {
+			if !slices.ContainsFunc(world, func(p string) bool { return netip.MustParsePrefix(p).Contains(a) }) {
+				return fmt.Errorf("nobody has %s", a)
+			}
+		}
+	}
+	return nil
+}
+
+// restart lets another process take over.
+func (s *subject) restart() error {
+	return s.inside(func() (err error) {
+		opt := s.d.opt
+		s.d.Close()
+		s.d, err = Open(opt)
+		return err
+	})
+}
+
+// talk sends some packets and lets some time pass.
+func (c *crowd) talk(packets int) error {
+	for range packets {
+		in := c.opens()
+		if c.r.IntN(2) == 0 {
+			in = c.answers()
+		}
+		out, err := c.Step(in)
+		if err != nil {
+			return err
+		}
+		for _, d := range out.Out {
+			if err := errors.Join(packet.Verify(d.Frame), strange(d.Frame)); err != nil {
+				return fmt.Errorf("%s became %s: %w", packet.Parse(in.Frame), packet.Parse(d.Frame), err)
+			}
+			if out.Action == nat.Forward {
+				c.seen = append(c.seen, d)
+			}
+		}
+	}
+	c.seen = c.seen[max(0, len(c.seen)-40):]
+	for range 3 {
+		m := datapath.Mapping{Rule: "office", Protocol: flow.Protocol(6 + 11*c.r.IntN(2)), Expires: datapath.SinceBoot() + time.Hour,
+			Inside:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + c.r.IntN(8))}), uint16(4000+c.r.IntN(6))),
+			Outside: netip.AddrPortFrom(netip.IPv4Unspecified(), 0)}
+		if c.Map(m) == nil { // where the rule lets it
+			c.made = append(c.made, m)
+		}
+	}
+	return c.Advance(time.Duration(c.r.IntN(200)) * time.Second)
+}
+
+// TestNothingLeaks applies random configurations one after the other, with packets
+// between them whose flows outlive the change: services that change mode, scheduler,
+// limits and backends, rules whose pools, blocks and filters change. When all flows have
+// ended the tables are as they were at first. SLUICE_LEAK_RUNS asks for more,
+// SLUICE_MODEL_SEED for others.
+func TestNothingLeaks(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	runs, seed := number(t, "SLUICE_LEAK_RUNS", 1), uint64(number(t, "SLUICE_MODEL_SEED", 1))
+	for _, hook := range []string{"xdp", "tc"} {
+		for n := range runs {
+			t.Run(fmt.Sprint(hook, "/", n), func(t *testing.T) {
+				r := rand.New(rand.NewPCG(seed, uint64(n)))
+				s := newSubject(t, hook)
+				var parts [4]string
+				c, text := randomConfig(r, &parts)
+				c.Tables = config.Tables{Flows: 512, Flows6: 512, Clients: 64, HalfOpen: 64}
+				if err := s.Reset(c, golden.StandardHost()); err != nil {
+					t.Fatalf("%v\n%s", err, text)
+				}
+				all := &crowd{subject: s, r: r}
+				log := []string{text}
+				for range 12 {
+					if err := all.talk(150); err != nil {
+						t.Fatalf("%v\n%s", err, strings.Join(log, "\n"))
+					}
+					was, before := parts, s.snapshot
+					c, text = randomConfig(r, &parts)
+					log = append(log, text)
+					if r.IntN(3) == 0 {
+						if err := s.restart(); err != nil {
+							t.Fatal(err)
+						}
+						log = append(log, "by another process")
+					}
+					err := s.changeTo(c)
+					if err != nil && strings.Contains(err.Error(), "the tables were made for") { // too much at once: as before
+						parts, s.snapshot = was, before
+						err = s.inside(s.apply)
+					}
+					if err != nil {
+						t.Fatalf("%v\n%s", err, strings.Join(log, "\n"))
+					}
+				}
+				for _, m := range all.made {
+					s.Unmap(m) // if it is still there
+				}
+				for range 4 {
+					if err := s.Advance(3 * time.Hour); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if left := s.left(t); len(left) > 0 {
+					t.Errorf("%s\nafter:\n%s", strings.Join(left, "\n"), strings.Join(log, "\n"))
+				}
+			})
+		}
+	}
+}
+
+// left lists what the tables hold when they should hold nothing.
+func (s *subject) left(t *testing.T) (list []string) {
+	note := func(n int, format string, args ...any) {
+		if n != 0 {
+			list = append(list, fmt.Sprintf(format, args...)+fmt.Sprintf(": %d", n))
+		}
+	}
+	tb := s.d.t
+	note(int(int32(tb.control.values[0].HalfOpen)), "handshakes")
+	for id, l := range tb.loads.values {
+		note(int(l.Active), "flows of service %d", id)
+	}
+	for id, l := range tb.loadsB.values {
+		note(int(l.Active), "flows of backend %d", id)
+	}
+	note(ports(s), "ports")
+	for i, m := range tb.ports.values {
+		for w, word := range m.Words {
+			if word != 0 {
+				note(1, "port map %d word %d", i, w)
+			}
+		}
+	}
+	for i := range tb.owners.values {
+		note(int(tb.owners.values[i].entry), "owner of port %d", i)
+	}
+	used := 0
+	for i := range tb.flows4.values {
+		used += min(int(tb.flows4.values[i].Key.State), 1)
+	}
+	for i := range tb.flows6.values {
+		used += min(int(tb.flows6.values[i].Key.State), 1)
+	}
+	note(used, "entries")
+	for _, name := range []string{"index4", "index6"} {
+		var b wireBucket
+		for i := range tb.maps[name].MaxEntries() {
+			if err := tb.maps[name].Lookup(i, &b); err != nil {
+				t.Fatal(err)
+			}
+			if b != (wireBucket{}) {
+				note(1, "bucket %d of %s %v", i, name, b)
+			}
+		}
+	}
+	for name, m := range map[string]*ebpf.Map{"adjusts": tb.maps["adjusts"], "clients": tb.maps["clients"], "mappings": tb.maps["mappings"]} {
+		var k, v []byte
+		n := 0
+		for it := m.Iterate(); it.Next(&k, &v); {
+			n++
+		}
+		note(n, "elements of %s", name)
+	}
+	return list
+}
+
+// TestClientAddressComes gives a service a PROXY header while one of its clients shakes
+// hands: that connection goes on without one, and leaves nothing behind.
+func TestClientAddressComes(t *testing.T) {
+	yaml := func(options string) string {
+		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100]" + options +
+			", backends: [{name: a, address: 10.0.2.2}]}\n"
+	}
+	const client = "ip4(src=203.0.113.5,dst=192.0.2.10)/tcp(sport=4000,dport=80,"
+	s := changing(t, yaml(""))
+	send(t, s, "wan0", client+"flags=S,seq=100)")
+	s.mustChange(yaml(", client-address: proxy-v2"))
+	out := send(t, s, "wan0", client+"flags=S,seq=100)")
+	if len(out.Out) != 1 {
+		t.Fatalf("SYN: %s %s", out.Action, out.Reason)
+	}
+	tcp, _ := packet.Find[*packet.TCP](packet.Parse(out.Out[0].Frame))
+	send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=80,dport=%d,flags=SA,seq=900,ack=101)", tcp.SrcPort))
+	for range 2 {
+		out = send(t, s, "wan0", client+"flags=A,seq=101,ack=901)")
+		if want := len(packet.MustText("eth()/" + client + "flags=A)").Build()); len(out.Out) != 1 || len(out.Out[0].Frame) != want {
+			t.Errorf("the acknowledgement becomes %v", out)
+		}
+	}
+	if n, err := content[uint32, wireAdjust](s.d.t.maps["adjusts"]); len(n) > 0 || err != nil {
+		t.Errorf("%d records of changed numbers (%v)", len(n), err)
+	}
+}
+
+// TestModeChanges gives a service whose flows have one direction a mode with two, and
+// another family: the next packet of its client opens a flow of the new mode.
+func TestModeChanges(t *testing.T) {
+	yaml := func(options string) string {
+		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, " + options + "}\n"
+	}
+	const client = "ip4(src=203.0.113.5,dst=192.0.2.10)/udp(sport=4000,dport=80)"
+	s := changing(t, yaml("mode: tunnel, scheduler: rr, backends: [{name: a, address: \"fd00:2::3\"}]"))
+	if out := send(t, s, "wan0", client); out.Reason != nat.ReasonNewFlow {
+		t.Fatalf("tunnel: %s", out.Reason)
+	}
+	s.mustChange(yaml("mode: fullnat, scheduler: rr, source-pool: [\"fd00:2::100\"], backends: [{name: a, address: \"fd00:2::3\"}]"))
+	out := send(t, s, "wan0", client)
+	if len(out.Out) != 1 || out.Reason != nat.ReasonNewFlow {
+		t.Fatalf("fullnat: %s %s", out.Action, out.Reason)
+	}
+	p := packet.Parse(out.Out[0].Frame)
+	ip, _ := packet.Find[*packet.IPv6](p)
+	udp, _ := packet.Find[*packet.UDP](p)
+	if ip == nil || ip.Src.String() != "fd00:2::100" {
+		t.Fatalf("fullnat sends %s", p)
+	}
+	out = send(t, s, "lan0", fmt.Sprintf("ip6(src=fd00:2::3,dst=fd00:2::100)/udp(sport=80,dport=%d)", udp.SrcPort))
+	if out.Reason != nat.ReasonFlow {
+		t.Errorf("the answer: %s %s", out.Action, out.Reason)
+	}
+	if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, "web")]]; l.Active != 1 || l.Flows != 2 {
+		t.Errorf("%d flows of %d are counted as alive, want 1 of 2", l.Active, l.Flows)
+	}
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// shared are programs and their tables that subjects use one after the other: the verifier
+// looks at those with the same constants once, and not once for each case.
+type shared struct {
+	t      *tables
+	loaded map[switches]*ebpf.Collection
+	syns   bool // some were sent on without a flow
+}
+
+// errOtherConstants: a configuration's constants are other ones than those of the programs that
+// are there.
+var errOtherConstants = errors.New("the configuration has constants of its own")
+
+// lenders keeps shared programs for subjects that ask at the same time.
+type lenders struct {
+	dir string
+	// allOn has every feature on, so that most cases have the same constants; full closes the
+	// straight path.
+	allOn, full bool
+	// few loads no programs that differ from those which are there in other constants than hook,
+	// rules and mappings.
+	few bool
+
+	mu   sync.Mutex
+	free []*shared
+	made int
+}
+
+// newLenders returns lenders whose programs and tables go with the test.
+func newLenders(t *testing.T) *lenders {
+	l := &lenders{dir: pinsOf(t)}
+	t.Cleanup(func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// lend gives a datapath tables and programs before it applies anything.
+func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (_ *shared, err error) {
+	s, err := l.take(d.hz)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			l.give(s, nil)
+		}
+	}()
+	h, err := readHost()
+	if err != nil {
+		return nil, err
+	}
+	c, err := compile(snapshot, s.t, h)
+	if err != nil { // more addresses, say, than these tables have room for
+		return nil, fmt.Errorf("%w: %w", errOtherConstants, err)
+	}
+	programs := s.loaded[c.switches]
+	if programs == nil {
+		for other := range s.loaded {
+			a, b := other, c.switches
+			if l.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings {
+				return nil, errOtherConstants
+			}
+		}
+		if programs, err = s.t.program(c.switches, false); err != nil {
+			return nil, err
+		}
+		s.loaded[c.switches] = programs
+	}
+	d.t, d.programs, d.switches = s.t, programs, c.switches
+	return s, nil
+}
+
+func (l *lenders) take(hz uint32) (*shared, error) {
+	l.mu.Lock()
+	if n := len(l.free); n > 0 {
+		s := l.free[n-1]
+		l.free = l.free[:n-1]
+		l.mu.Unlock()
+		return s, s.wipe()
+	}
+	l.made++
+	dir := filepath.Join(l.dir, fmt.Sprintf("shared-%d", l.made))
+	l.mu.Unlock()
+	t, err := openTables(dir, sizesFor(smallTables, 0, 0, 0), hz)
+	if err != nil {
+		return nil, err
+	}
+	t.observed, t.allOn, t.fullPath = true, l.allOn, l.full
+	return &shared{t: t, loaded: map[switches]*ebpf.Collection{}}, nil
+}
+
+// give takes back what a datapath was lent, and closes that.
+func (l *lenders) give(s *shared, d *Datapath) {
+	if d != nil {
+		if c, err := d.Counters(context.Background()); err == nil {
+			s.syns = slices.ContainsFunc(c.Reasons, func(r datapath.ReasonCounter) bool { return r.Reason == "syn" && r.Packets > 0 })
+		}
+		d.t, d.programs = nil, nil
+		d.Close()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.free = append(l.free, s)
+}
+
+// close removes all that was lent and has come back.
+func (l *lenders) close() (err error) {
+	for _, s := range l.free {
+		for _, c := range s.loaded {
+			c.Close()
+		}
+		err = errors.Join(err, s.t.close(), os.RemoveAll(s.t.dir))
+	}
+	return err
+}
+
+// wipe makes the tables as they were when they were made.
+func (s *shared) wipe() error {
+	for name, m := range s.t.maps {
+		if name == "recent_syns" && !s.syns { // a million elements
+			continue
+		}
+		if err := s.clear(name, m); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+	}
+	for n := range s.t.pool {
+		s.t.runs.values[n] = uint64(n)
+	}
+	var err error
+	s.syns = false
+	s.t.ids, err = loadIDs(s.t.maps["ids"])
+	return err
+}
+
+func (s *shared) clear(name string, m *ebpf.Map) error {
+	switch m.Type() {
+	case ebpf.Array, ebpf.PerCPUArray:
+		if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
+			page := os.Getpagesize()
+			size := int(m.MaxEntries()) * ((int(m.ValueSize()) + 7) / 8 * 8)
+			all, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
+				return err
+			}
+			clear(all)
+			return unix.Munmap(all)
+		}
+		n := m.MaxEntries()
+		if name == "tallies" || name == "backend_hops" { // by backends, of which no case has so many
+			n = 1024
+		}
+		return zero(m, n)
+	case ebpf.RingBuf:
+		return drain(m)
+	}
+	var keys [][]byte
+	var k, v []byte
+	for it := m.Iterate(); it.Next(&k, &v); {
+		if name != "ids" || idKind(k[0]) != idMeta {
+			keys = append(keys, slices.Clone(k))
+		}
+	}
+	for _, k := range keys {
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// zero clears the first elements of an array that is not in this process's memory.
+func zero(m *ebpf.Map, n uint32) error {
+	const batch = 1 << 14
+	perCPU := 1
+	if m.Type() == ebpf.PerCPUArray {
+		perCPU = ebpf.MustPossibleCPU()
+	}
+	of := reflect.SliceOf(reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]()))
+	for at := uint32(0); at < n; at += batch {
+		keys := make([]uint32, min(batch, n-at))
+		for i := range keys {
+			keys[i] = at + uint32(i)
+		}
+		if _, err := m.BatchUpdate(keys, reflect.MakeSlice(of, len(keys)*perCPU, len(keys)*perCPU).Interface(), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drain takes what nobody has read.
+func drain(m *ebpf.Map) error {
+	ring, err := ringbuf.NewReader(m)
+	if err != nil {
+		return err
+	}
+	defer ring.Close()
+	ring.SetDeadline(time.Now())
+	for {
+		if _, err := ring.Read(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
