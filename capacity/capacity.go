@@ -56,6 +56,14 @@ const (
 	FloorUDP            = 120 * time.Second
 )
 
+// Timeouts of Sluice's configuration, when it names no others: how long the eBPF
+// datapath keeps a flow after its last packet (docs/config.md).
+const (
+	TimeoutTCPEstablished = FloorTCPEstablished
+	TimeoutTCPTransitory  = FloorTCPTransitory
+	TimeoutUDP            = 300 * time.Second
+)
+
 // Cost of one packet on one core, all of the forwarding path counted. Measured
 // on veth with 50,000 flows of 60-byte packets; a NIC with a good driver is
 // faster, a virtual one slower: for orientation.

@@ -113,7 +113,11 @@ func TestPlanSubscribersAndLine(t *testing.T) {
 	if p.PortBlock != 256 || p.PerAddress != 252 || p.BlockAddresses != 20 {
 		t.Errorf("blocks of %d, %d on an address, %d addresses", p.PortBlock, p.PerAddress, p.BlockAddresses)
 	}
-	if p.PublicAddresses != 19 || p.Refused != 1 {
+	// The datapath keeps them 240 s and 300 s longer, and a port with each.
+	if p.Ports != 750000+241000+600000 || p.Flows != 4194304 {
+		t.Errorf("%d ports, %d flows", p.Ports, p.Flows)
+	}
+	if p.PublicAddresses != 31 || p.Refused != 1 {
 		t.Errorf("%d addresses, refused %g", p.PublicAddresses, p.Refused)
 	}
 	if p.CoresNftables != 67 || p.CoresEBPF != 5 {
@@ -129,8 +133,21 @@ func TestPlanSubscribersAndLine(t *testing.T) {
 		!strings.Contains(file, "nf_conntrack_max = 2097152") || !strings.Contains(file, "net.ipv4.neigh.default.gc_thresh3 = 16384") {
 		t.Errorf("sysctl file:\n%s", file)
 	}
-	if f := p.Fragment(); !strings.Contains(f, "flows: 2097152") || !strings.Contains(f, "port-block: 256") {
+	if f := p.Fragment(); !strings.Contains(f, "\n  flows: 4194304\n") || !strings.Contains(f, "# flows6: 4194304 ") || !strings.Contains(f, "port-block: 256") {
 		t.Errorf("fragment:\n%s", f)
+	}
+}
+
+// TestFlowsOfRequests: a resolver's questions fill the datapath's table for as long as
+// its configuration keeps them, and those of a longer linger longer.
+func TestFlowsOfRequests(t *testing.T) {
+	p, err := For(Load{Requests: []Requests{{Protocol: flow.UDP, Rate: 20000}}, Headroom: 1})
+	if err != nil || p.Peak != 600000 || p.Flows != 8388608 { // 20,000 x 300 s
+		t.Errorf("peak %d, %d flows, %v", p.Peak, p.Flows, err)
+	}
+	p, err = For(Load{Requests: []Requests{{Rate: 100, Linger: time.Hour}}, Headroom: 1})
+	if err != nil || p.Flows != p.Entries {
+		t.Errorf("%d entries, %d flows, %v", p.Entries, p.Flows, err)
 	}
 }
 

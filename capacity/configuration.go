@@ -5,6 +5,7 @@ package capacity
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Setting is one kernel setting.
@@ -50,11 +51,19 @@ func (p *Plan) SysctlFile() string {
 func (p *Plan) Fragment() string {
 	var b strings.Builder
 	const most = 1 << 28 // of a table in the configuration
-	fmt.Fprintf(&b, "tables:\n  flows: %d\n  half-open: %d\n", min(p.Entries, most), max(p.Entries/4, 1024))
+	flows := min(p.Flows, most)
+	fmt.Fprintf(&b, "tables:\n  flows: %d\n  # flows6: %d  # instead, where clients have IPv6 addresses: NAT64, NAT66\n  half-open: %d\n",
+		flows, flows, min(max(p.Flows/4, 1024), most))
 	if n := p.NeighbourEntries; n > 0 {
 		fmt.Fprintf(&b, "  clients: %d\n", min(powerOfTwo(2*n), most))
 	}
-	fmt.Fprintf(&b, "timeouts:\n  tcp-established: 2h4m\n  tcp-transitory: 4m\n  udp: 5m\n")
+	fmt.Fprintf(&b, "timeouts:\n")
+	for _, t := range []struct {
+		key  string
+		kept time.Duration
+	}{{"tcp-established", TimeoutTCPEstablished}, {"tcp-transitory", TimeoutTCPTransitory}, {"udp", TimeoutUDP}} {
+		fmt.Fprintf(&b, "  %s: %s\n", t.key, strings.TrimSuffix(t.kept.String(), "0s"))
+	}
 	if p.PortBlock > 0 {
 		fmt.Fprintf(&b, "# for the NAT rule of the subscribers:\n#   port-block: %d\n", p.PortBlock)
 	}

@@ -129,6 +129,22 @@ func (l *Load) connections() (entries float64, clients uint64) {
 	return entries, clients
 }
 
+// flows returns how many flows Sluice's eBPF datapath holds at the peak, before
+// headroom: it keeps them for its own timeouts, where those are longer.
+func (l *Load) flows() (flows float64) {
+	for _, c := range l.Classes {
+		flows += float64(c.Clients) * float64(c.Connections)
+	}
+	for _, r := range l.Requests {
+		kept := TimeoutTCPTransitory
+		if r.Protocol == flow.UDP {
+			kept = TimeoutUDP
+		}
+		flows += Population(r.Rate, r.Lifetime, max(kept, r.linger()))
+	}
+	return flows
+}
+
 func (l *Load) headroom() float64 {
 	if l.Headroom == 0 {
 		return 2

@@ -15,6 +15,9 @@ type Plan struct {
 	Peak    uint64 `json:"peak"`    // entries at once, without headroom
 	Entries uint64 `json:"entries"` // nf_conntrack_max: peak with headroom, a power of two
 	Buckets uint64 `json:"buckets"` // nf_conntrack_buckets: equal, so that chains stay at two
+	// Flows is the size of the eBPF datapath's table: as Entries, with flows that live
+	// by Sluice's timeouts.
+	Flows uint64 `json:"flows"`
 	// EntryBytes is the kernel memory of one entry, Memory of the full table.
 	EntryBytes uint64 `json:"entryBytes"`
 	Memory     Bytes  `json:"memory"`
@@ -54,6 +57,7 @@ func For(l Load) (Plan, error) {
 	}
 	p := Plan{Load: l, Peak: ceil(peak)}
 	p.Entries = powerOfTwo(ceil(peak * l.headroom()))
+	p.Flows = powerOfTwo(ceil(l.flows() * l.headroom()))
 	p.Buckets = max(p.Entries, 1024)
 	kept := Extensions{NAT: true, Accounting: true, Helper: l.Helper}
 	p.EntryBytes, p.Memory = EntryBytes(kept), Bytes(TableBytes(p.Entries, p.Buckets, kept))
@@ -80,9 +84,13 @@ func (p *Plan) rates() {
 
 func (p *Plan) ports() {
 	l := &p.Load
-	p.Ports = p.Peak
-	if !l.EndpointIndependent && l.BusiestDestination != 0 {
+	switch {
+	case l.EndpointIndependent:
+		p.Ports = ceil(l.flows())
+	case l.BusiestDestination != 0:
 		p.Ports = min(p.Peak, l.BusiestDestination)
+	default:
+		p.Ports = p.Peak
 	}
 	p.PublicAddresses = PublicAddresses(p.Ports)
 	given := l.PublicAddresses
@@ -138,8 +146,8 @@ func (p *Plan) note() {
 	for i, r := range l.Requests {
 		offered += r.Rate
 		if r.Protocol != flow.UDP && r.linger() < FloorTCPTransitory {
-			say("requests %s: linger %v is below the %v of RFC 5382 REQ-5 (Linux's own default is 120 s)",
-				name(r.Name, i), r.linger(), FloorTCPTransitory)
+			say("requests %s: linger %v is below the %v of RFC 5382 REQ-5 (Linux's own default is 120 s); give %v where Sluice's timeouts hold in the kernel's table, too",
+				name(r.Name, i), r.linger(), FloorTCPTransitory, FloorTCPTransitory)
 		}
 	}
 	if p.RateCeiling > 0 && offered > RateFill*p.RateCeiling {

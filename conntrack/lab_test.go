@@ -430,6 +430,11 @@ func TestNamespacesAreListedOnce(t *testing.T) {
 	if _, err := NamespaceAt("no-such-namespace"); err == nil {
 		t.Error("a namespace that is not there was found")
 	}
+	for _, path := range []string{"/etc/passwd", "/proc/self/ns/mnt"} {
+		if _, err := NamespaceAt(path); err == nil {
+			t.Errorf("%s was taken for a network namespace", path)
+		}
+	}
 	// The name, or the process id, was given to another one meanwhile.
 	reused := ns
 	reused.Inode++

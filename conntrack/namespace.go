@@ -102,7 +102,12 @@ func NamespaceAt(nameOrPath string) (Namespace, error) {
 		}
 	}
 	for _, p := range candidates {
-		if i := inode(p); i != 0 {
+		i := inode(p)
+		switch {
+		case i == 0:
+		case !isNetwork(p):
+			return Namespace{}, fmt.Errorf("network namespace %q: %s is not one", nameOrPath, p)
+		default:
 			return Namespace{Name: filepath.Base(nameOrPath), Path: p, Inode: i}, nil
 		}
 	}
@@ -169,6 +174,21 @@ func inode(path string) uint64 {
 func isNamespace(path string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
+}
+
+// isNetwork tells network namespaces from other files, and from namespaces of other kinds
+// where they may be opened.
+func isNetwork(path string) bool {
+	if !isNamespace(path) {
+		return false
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return true // who enters it learns why not
+	}
+	defer unix.Close(fd)
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
+	return err != nil || kind == unix.CLONE_NEWNET
 }
 
 // Do runs fn on a thread inside the namespace; it is in the caller's again

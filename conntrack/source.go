@@ -18,18 +18,26 @@ type Source interface {
 	Flows(ctx context.Context, visit func(*flow.Flow) error) error
 }
 
-// AddSource counts the flows of another table that f lets through.
-func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
+// EachFlow calls visit for every flow of another table that f lets through; a nil f lets
+// all through. The entry is reused: visit must not keep the pointer.
+func EachFlow(ctx context.Context, src Source, f *Filter, visit func(*Entry) error) error {
 	m, err := f.compile()
 	if err != nil {
 		return err
 	}
 	var e Entry
 	return src.Flows(ctx, func(fl *flow.Flow) error {
-		e.SetFlow(fl)
-		if m == nil || m.match(&e) {
-			s.Add(&e)
+		if e.SetFlow(fl); m != nil && !m.match(&e) {
+			return nil
 		}
+		return visit(&e)
+	})
+}
+
+// AddSource counts the flows of another table that f lets through.
+func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
+	return EachFlow(ctx, src, f, func(e *Entry) error {
+		s.Add(e)
 		return nil
 	})
 }
