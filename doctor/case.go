@@ -48,6 +48,13 @@ func (f Finding) with(what, value, source string) Finding {
 	return f
 }
 
+// filling says what stands for words in the remedy of the check, which are pairs of a
+// word and its meaning here.
+func (f Finding) filling(pairs ...string) Finding {
+	f.fill = append(f.fill, pairs...)
+	return f
+}
+
 // losing says how many packets or connections a second the cause costs.
 func (f Finding) losing(perSecond float64) Finding {
 	f.LostPerSecond = perSecond
@@ -200,23 +207,11 @@ func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
 	return f
 }
 
-// cpuShare is the softirq share of each CPU's time in the window.
-func (c *Case) cpuShare() []float64 {
-	var out []float64
-	for i := range min(len(c.Before.CPUs), len(c.After.CPUs)) {
-		b, a := c.Before.CPUs[i], c.After.CPUs[i]
-		if a.Total > b.Total {
-			out = append(out, float64(a.Softirq-b.Softirq)/float64(a.Total-b.Total))
-		}
-	}
-	return out
-}
-
-// busiest returns the CPU with the highest softirq share.
+// busiest returns the CPU with the highest share of its time in softirq.
 func (c *Case) busiest() (cpu int, share float64) {
-	for i, v := range c.cpuShare() {
-		if v > share {
-			cpu, share = i, v
+	for _, t := range trace.CPUsBetween(c.Before.CPUs, c.After.CPUs) {
+		if v := float64(t.Softirq) / float64(t.Total); v > share {
+			cpu, share = t.CPU, v
 		}
 	}
 	return cpu, share

@@ -11,19 +11,27 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
+// limitSources is a rule that keeps each source to a share of the table.
+const limitSources = "nft 'add table inet shares; add set inet shares sources { type ipv4_addr; flags dynamic; }; " +
+	"add chain inet shares forward { type filter hook forward priority filter; }; " +
+	"add rule inet shares forward ct state new add @sources { ip saddr ct count over SHARE } drop'"
+
+// share5 is a twentieth of the table, half of what is a warning.
+func (c *Case) share5() string { return fmt.Sprint(max(c.NS.After.Limits.Max/20, 1)) }
+
 // entryChecks look at what fills the connection table.
 func entryChecks() []Check {
 	return []Check{
 		{ID: "ST01", Name: "time-wait-share", About: "closed TCP connections that still hold entries", Weight: 30, Run: checkTimeWait,
 			Symptom: "the rate of new connections is limited to nf_conntrack_max / 120 s",
-			Remedy: Remedy{Do: "keep connections alive in clients and servers; raise nf_conntrack_max; only then nf_conntrack_tcp_timeout_time_wait=30",
+			Remedy: Remedy{Do: "keep connections alive in clients and servers; " + raiseTable.Do + "; only then sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30",
 				Risk: "RFC 5382 REQ-5 wants 4 minutes; late packets of old connections become invalid"}},
 		{ID: "ST02", Name: "half-open-share", About: "entries that never saw an answer", Weight: 31, Run: checkHalfOpen,
 			Symptom: "a scan, a SYN flood, or a backend that does not answer",
-			Remedy:  Remedy{Do: "limit new connections of each source (nft ct count, limit), use synproxy, or repair the backend", Risk: "limits hit NATed clients together"}},
+			Remedy:  Remedy{Do: "repair the backend, use synproxy, or limit each source: " + limitSources, Risk: "limits hit NATed clients together"}},
 		{ID: "ST03", Name: "source-skew", About: "the largest share of the table held by one source", Weight: 29, Run: checkSourceSkew,
 			Symptom: "one host takes the entries of all the others",
-			Remedy:  Remedy{Do: "limit connections by source: nft meter { ip saddr ct count over N } (RFC 6888 REQ-4)", Risk: "the source loses connections"}},
+			Remedy:  Remedy{Do: "limit connections by source (RFC 6888 REQ-4): " + limitSources, Risk: "the source loses connections"}},
 		{ID: "ST04", Name: "destination-skew", About: "the largest share of the table held by one service", Weight: 6, Run: checkDestinationSkew},
 		{ID: "ST05", Name: "established-timeout", About: "how long idle TCP connections are kept", Weight: 18, Run: checkEstablishedTimeout,
 			Symptom: "connections whose ends are gone hold entries for days",
@@ -37,7 +45,7 @@ func entryChecks() []Check {
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close_wait=3600", Cost: "more entries"}},
 		{ID: "ST08", Name: "invalid-packets", About: "packets that fit no connection", Weight: 35, Run: checkInvalid,
 			Symptom: "connections are reset after a pause; packets with private sources leave the NAT",
-			Remedy: Remedy{Do: "log them (net.netfilter.nf_conntrack_log_invalid=6) to find the cause; drop ct state invalid in forward",
+			Remedy: Remedy{Do: "log them to find the cause: sysctl -w net.netfilter.nf_conntrack_log_invalid=255, in a namespace with net.netfilter.nf_log_all_netns=1 of the host, and 0 again; drop ct state invalid in forward",
 				Risk: "dropping hides asymmetric routes"}},
 		{ID: "ST09", Name: "tcp-window-checks", About: "strictness of TCP tracking", Weight: 2, Run: checkLiberal,
 			Symptom: "connections hang or are reset when packets take another way",
@@ -83,7 +91,7 @@ func checkHalfOpen(_ context.Context, c *Case) Finding {
 	if n > 1000 && c.fill() > 0.05 {
 		f.Verdict = grade(c.share(n), 0.20, 0.50)
 	}
-	return f
+	return f.filling("SHARE", c.share5())
 }
 
 func checkSourceSkew(_ context.Context, c *Case) Finding {
@@ -101,7 +109,7 @@ func checkSourceSkew(_ context.Context, c *Case) Finding {
 		v = Info // a single client has nobody to starve
 	}
 	return found(v, "the largest source holds %s of the limit: %s", percent(share), top[0].Key).
-		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), c.dumped())
+		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), c.dumped()).filling("SHARE", c.share5())
 }
 
 func checkDestinationSkew(_ context.Context, c *Case) Finding {
@@ -266,10 +274,10 @@ func checkStaleNAT(_ context.Context, c *Case) Finding {
 	switch {
 	case silent.entries > 0:
 		return found(Warn, "%d entries are translated to backends that do not answer, for example %s", silent.entries, silent.first).
-			with("entries to neighbours in state FAILED", fmt.Sprint(silent.entries), c.dumped())
+			with("entries to neighbours in state FAILED", fmt.Sprint(silent.entries), c.dumped()).filling("ADDRESS", silent.first.String())
 	case stuck.entries > 0:
 		return found(Warn, "%d entries other than TCP are translated to backends that no rule names, for example %s: each lasts as long as its client sends",
-			stuck.entries, stuck.first).with("entries to addresses in no rule", fmt.Sprint(stuck.entries), c.dumped())
+			stuck.entries, stuck.first).with("entries to addresses in no rule", fmt.Sprint(stuck.entries), c.dumped()).filling("ADDRESS", stuck.first.String())
 	case ending.entries > 0:
 		return found(Info, "%d connections go to backends that no rule names any more, for example %s", ending.entries, ending.first).
 			with("entries to addresses in no rule", fmt.Sprint(ending.entries), c.dumped())

@@ -5,11 +5,16 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
+
+// clampMSS is the rule that keeps TCP segments to what the way takes.
+const clampMSS = "nft 'add table inet clamp; add chain inet clamp forward { type filter hook forward priority mangle; }; " +
+	"add rule inet clamp forward tcp flags syn tcp option maxseg size set rt mtu'"
 
 // forwardChecks look at the way of packets through the host.
 func forwardChecks() []Check {
@@ -19,19 +24,19 @@ func forwardChecks() []Check {
 			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.forwarding=1", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
 		{ID: "FW02", Name: "rp-filter", About: "packets refused by reverse path filtering", Weight: 92, Run: checkRPFilter,
 			Symptom: "traffic from some networks is lost in one direction",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.rp_filter=2, or add the route back to the source", Risk: "loose mode checks less against spoofing (RFC 3704)"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.rp_filter=2 where the route back to the source leads over another interface; where there is none, add it", Risk: "loose mode checks less against spoofing (RFC 3704)"}},
 		{ID: "FW03", Name: "mtu", About: "packets too large for the next link", Weight: 91, Run: checkMTU,
 			Symptom: "small requests work, large transfers hang",
-			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu; let ICMP \"fragmentation needed\" through; align MTUs", Risk: "none for the clamp"}},
+			Remedy:  Remedy{Do: "let ICMP \"fragmentation needed\" through; align MTUs; for TCP " + clampMSS, Risk: "none for the clamp"}},
 		{ID: "FW04", Name: "icmp-rate-limit", About: "ICMP errors that were not sent", Weight: 38, Run: checkICMPLimit,
 			Symptom: "clients of hosts and ports that refuse them wait instead of failing at once; traceroute shows stars",
-			Remedy:  Remedy{Do: "raise net.ipv4.icmp_ratelimit or take types out of icmp_ratemask", Risk: "more ICMP under attack"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.icmp_ratelimit=10 (milliseconds between errors to one host), or take types out of icmp_ratemask", Risk: "more ICMP under attack"}},
 		{ID: "FW05", Name: "mss-clamp", About: "links of different MTU without a clamp", Weight: 21, Run: checkMSSClamp,
 			Symptom: "large transfers hang where ICMP is filtered",
-			Remedy:  Remedy{Do: "nft: tcp flags syn tcp option maxseg size set rt mtu in forward", Cost: "a rule for each SYN", Risk: "none for TCP; UDP still needs ICMP"}},
+			Remedy:  Remedy{Do: clampMSS, Cost: "a rule for each SYN", Risk: "none for TCP; UDP still needs ICMP"}},
 		{ID: "FW06", Name: "neighbour-table", About: "next hops against gc_thresh3", Host: true, Weight: 94, Run: checkNeighbours,
 			Symptom: "hosts that were not talked to recently cannot be reached",
-			Remedy: Remedy{Do: "raise net.ipv4.neigh.default.gc_thresh1/2/3 eightfold (and net.ipv6), in the host's own namespace",
+			Remedy: Remedy{Do: "in the host's own namespace sysctl -w THRESHOLDS",
 				Cost: "some 400 bytes a neighbour"}},
 		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
 			Symptom: "one backend or host cannot be reached",
@@ -47,7 +52,7 @@ func forwardChecks() []Check {
 			Remedy:  Remedy{Do: "ethtool -K IFACE lro off gro on", Risk: "a moment without traffic on some drivers"}},
 		{ID: "FW12", Name: "impossible-addresses", About: "packets with a source or destination that cannot be", Weight: 36, Run: checkMartians,
 			Symptom: "DNAT to 127.0.0.1 does not work",
-			Remedy:  Remedy{Do: "net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
 		{ID: "FW13", Name: "other-drops", About: "packets dropped by TC, XDP, IPsec policies, for broken headers, or for a reason that no other check looks at", Weight: 35, Run: checkOtherDrops,
 			Symptom: "connections to some destinations hang, and no rule, route or counter of connection tracking says why",
 			Remedy:  Remedy{Do: "sluice drops --stack shows packets, and where in the kernel they end", Cost: "a few hundred ns of CPU for each drop while it runs"}},
@@ -146,6 +151,7 @@ func (c *Case) interfacesForward(refused uint64) Finding {
 			with("net.ipv4.conf.*.forwarding", "0", fromSysctl)
 	}
 	return c.withDrops(found(Critical, "forwarding is off on %s: %d packets for other hosts were refused in %.1f s", strings.Join(off, ", "), refused, c.Window.Seconds()).
+		filling("IFACE", off[0]).
 		with("net.ipv4.conf.*.forwarding", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP).losing(c.perSecond(refused)), trace.CauseForwardOff)
 }
 
@@ -157,7 +163,7 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		if c.perSecond(n) < 1 {
 			f.Verdict = Warn
 		}
-		return c.withDrops(f, trace.CauseRPFilter)
+		return c.withDrops(f.filling("IFACE", c.arrivedOn(trace.CauseRPFilter)), trace.CauseRPFilter)
 	}
 	all, _ := c.sysctl("net.ipv4.conf.all.rp_filter")
 	var strict []string
@@ -173,12 +179,20 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 	}
 	if n := c.NS.After.Uplinks; n > 1 && len(strict) > 0 {
 		return found(Warn, "%s check strictly, and default routes lead over %d interfaces: answers to what came by another one are lost", strings.Join(strict, ", "), n).
-			with("interfaces with a default route", fmt.Sprint(n), fromLinks)
+			with("interfaces with a default route", fmt.Sprint(n), fromLinks).filling("IFACE", strict[0])
 	}
 	if links > 2 && len(strict) > 0 {
 		return found(Info, "%s check strictly; with routes over more than one of %d interfaces that loses packets", strings.Join(strict, ", "), links)
 	}
 	return ok("reverse path filtering refused nothing")
+}
+
+// arrivedOn is the interface of a sample, IFACE where there is none.
+func (c *Case) arrivedOn(cause trace.Cause) string {
+	if g, seen := c.drops(cause); seen && len(g.Samples) > 0 && g.Samples[0].Interface != "" {
+		return g.Samples[0].Interface
+	}
+	return "IFACE"
 }
 
 // fromWhere names interface and source of a sample.
@@ -192,7 +206,8 @@ func (c *Case) fromWhere(cause trace.Cause) string {
 }
 
 func checkMTU(_ context.Context, c *Case) Finding {
-	n := c.delta("Ip.FragFails") + c.delta("Ip6InTooBigErrors") + c.delta("Ip6FragFails")
+	// ip6_forward counts a packet in both of IPv6's counters.
+	n := c.delta("Ip.FragFails") + max(c.delta("Ip6InTooBigErrors"), c.delta("Ip6FragFails"))
 	g, seen := c.drops(trace.CauseMTU)
 	if n == 0 && !seen {
 		return ok("every packet fitted its next link")
@@ -218,7 +233,12 @@ func checkICMPLimit(_ context.Context, c *Case) Finding {
 		return ok("no ICMP error was held back")
 	}
 	// One a second for each destination is let through; "fragmentation needed" always is.
-	return found(max(Info, grade(c.perSecond(n), 10, 1e9)), "%d ICMP errors were held back by the rate limit", n).with("ΔOutRateLimit", c.inWindow(n), fromSNMP)
+	f := found(max(Info, grade(c.perSecond(n), 10, 1e9)), "%d ICMP errors were held back by the rate limit", n).with("ΔOutRateLimit", c.inWindow(n), fromSNMP)
+	if all := c.delta("Icmp.OutRateLimitGlobal"); all > n/2 {
+		limit, _ := c.sysctl("net.ipv4.icmp_msgs_per_sec")
+		f.Remedy = &Remedy{Do: fmt.Sprintf("sysctl -w net.ipv4.icmp_msgs_per_sec=%d, which is for all destinations together", 10*max(limit, 1000)), Risk: "more ICMP under attack"}
+	}
+	return f
 }
 
 func checkMSSClamp(_ context.Context, c *Case) Finding {
@@ -278,9 +298,18 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 	if fulls > 0 && c.elsewhere(trace.CauseNeighbourFull) {
 		return found(Info, "the neighbour table is full, for next hops of other namespaces").with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache")
 	}
+	var larger []string
+	for _, family := range []string{"ipv4", "ipv6"} {
+		if limit, there := vitals.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3"); there {
+			for i, share := range []int{1, 4, 8} { // the kernel's own proportions
+				larger = append(larger, fmt.Sprintf("net.%s.neigh.default.gc_thresh%d=%d", family, i+1, share*limit))
+			}
+		}
+	}
+	thresholds := strings.Join(larger, " ")
 	if n := max(fulls, events); n > 0 {
 		f := found(Critical, "the neighbour table is full: %d next hops could not be entered in %.1f s%s", n, c.Window.Seconds(), where).
-			with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache").losing(c.perSecond(n))
+			with("Δtable_fulls", c.inWindow(fulls), "/proc/net/stat/arp_cache").losing(c.perSecond(n)).filling("THRESHOLDS", thresholds)
 		if sample != nil {
 			f = sample.withDrops(f, trace.CauseNeighbourFull)
 		}
@@ -295,7 +324,7 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 		share := float64(c.After.Entries[i]) / float64(max(limit, 1))
 		if v := grade(share, 0.80, 1); v > worst.Verdict {
 			worst = found(v, "%d of %d %s neighbours", c.After.Entries[i], limit, family).
-				with("entries / gc_thresh3", fmt.Sprintf("%d / %d", c.After.Entries[i], limit), "/proc/net/stat")
+				with("entries / gc_thresh3", fmt.Sprintf("%d / %d", c.After.Entries[i], limit), "/proc/net/stat").filling("THRESHOLDS", thresholds)
 		}
 	}
 	return worst
@@ -322,11 +351,18 @@ func checkDeadNextHop(_ context.Context, c *Case) Finding {
 
 // towards names the destination of a sample.
 func (c *Case) towards(cause trace.Cause) string {
-	g, seen := c.drops(cause)
-	if !seen || len(g.Samples) == 0 || !g.Samples[0].Packet.IsValid() {
-		return ""
+	if to := c.sampleDest(cause); to != "DESTINATION" {
+		return ", for example towards " + to
 	}
-	return fmt.Sprintf(", for example towards %s", g.Samples[0].Packet.Dest.Addr())
+	return ""
+}
+
+// sampleDest is the destination of a sample, DESTINATION where there is none.
+func (c *Case) sampleDest(cause trace.Cause) string {
+	if g, seen := c.drops(cause); seen && len(g.Samples) > 0 && g.Samples[0].Packet.IsValid() {
+		return g.Samples[0].Packet.Dest.Addr().String()
+	}
+	return "DESTINATION"
 }
 
 func checkNoRoute(_ context.Context, c *Case) Finding {
@@ -337,7 +373,7 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 		return ok("every packet had a route")
 	case g.Packets > n/2: // IPv6 counts them there, too
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
-		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule: ip route get DESTINATION shows it", Risk: "it may be there for a reason"}
+		f.Remedy = &Remedy{Do: fmt.Sprintf("if the packets are wanted, delete the route or rule: ip route show table all match %s and ip rule show it", c.sampleDest(trace.CauseBlackhole)), Risk: "it may be there for a reason"}
 		return c.withDrops(f, trace.CauseBlackhole)
 	}
 	f := found(Info, "%d packets had no route%s", n, c.towards(trace.CauseNoRoute)).with("ΔInNoRoutes", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
@@ -371,10 +407,10 @@ func checkOffloads(_ context.Context, c *Case) Finding {
 			continue
 		}
 		if l.LRO == 1 {
-			return found(Critical, "%s merges received packets (LRO), which must not be forwarded", l.Name).with("lro", "on", "ethtool")
+			return found(Critical, "%s merges received packets (LRO), which must not be forwarded", l.Name).with("lro", "on", "ethtool").filling("IFACE", l.Name)
 		}
 		if l.GRO == 0 {
-			return found(Warn, "%s has GRO off", l.Name).with("gro", "off", "ethtool")
+			return found(Warn, "%s has GRO off", l.Name).with("gro", "off", "ethtool").filling("IFACE", l.Name)
 		}
 	}
 	for _, l := range c.NS.After.Links {
@@ -394,7 +430,11 @@ func checkMartians(_ context.Context, c *Case) Finding {
 	if !seen {
 		return ok("no packet with an impossible address")
 	}
-	f := found(Info, "%d packets had an impossible address%s", g.Packets, c.fromWhere(trace.CauseMartian))
+	f := found(Info, "%d packets had an impossible address%s", g.Packets, c.fromWhere(trace.CauseMartian)).filling("IFACE", c.arrivedOn(trace.CauseMartian))
+	if to, err := netip.ParseAddr(c.sampleDest(trace.CauseMartian)); err == nil && !to.IsLoopback() {
+		f.Symptom = "somebody's packets are not answered"
+		f.Remedy = &Remedy{Do: "find who sends them: sluice drops --pcap FILE keeps packets with their hardware addresses", Risk: "they may be forged"}
+	}
 	if g.PerSecond > 1 {
 		f.Verdict = Warn
 		f = f.losing(g.PerSecond)
@@ -408,7 +448,7 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 		return unknown("%v", c.NS.DropsErr)
 	}
 	worst := ok("nothing was dropped for another reason")
-	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseIPsec, trace.CauseHeader, trace.CauseChecksum, trace.CauseOther} {
+	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseXDPAborted, trace.CauseIPsec, trace.CauseHeader, trace.CauseChecksum, trace.CauseOther} {
 		g, seen := c.drops(cause)
 		if !seen || c.unwanted(g) < Warn || g.PerSecond <= worst.LostPerSecond {
 			continue

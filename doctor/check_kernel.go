@@ -5,6 +5,8 @@ package doctor
 import (
 	"context"
 	"strings"
+
+	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // kernelChecks tell what the kernel lets the doctor see.
@@ -35,8 +37,17 @@ func checkKernel(_ context.Context, c *Case) Finding {
 			missing = append(missing, feature.lack)
 		}
 	}
+	f := found(Info, "kernel %s: %s", c.After.Release, strings.Join(missing, "; "))
 	if len(missing) == 0 {
-		return ok("kernel %s: drop reasons, namespaces and nftables drops are all visible", c.After.Release)
+		f = ok("kernel %s: drop reasons, namespaces and nftables drops are all visible", c.After.Release)
 	}
-	return found(Info, "kernel %s: %s", c.After.Release, strings.Join(missing, "; "))
+	// Nothing here uses them; other tools do.
+	for _, feature := range []struct{ what, symbol string }{{"kprobes", vitals.SymbolKprobes}, {"BPF netfilter programs", vitals.SymbolBPFNetfilter}} {
+		value := "not known"
+		if c.After.Symbols != nil {
+			value = map[bool]string{true: "yes", false: "no"}[c.After.Symbols[feature.symbol]]
+		}
+		f.Summary += "; " + feature.what + ": " + value
+	}
+	return f
 }

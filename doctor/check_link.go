@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -17,27 +18,27 @@ func linkChecks() []Check {
 	return []Check{
 		{ID: "RX01", Name: "receive-backlog", About: "packets that found a CPU's backlog full", Host: true, Weight: 95, Run: checkBacklog,
 			Symptom: "loss although CPUs are idle on average",
-			Remedy:  Remedy{Do: "raise net.core.netdev_max_backlog; spread over CPUs with RPS", Cost: "memory", Risk: "latency while a long queue drains"}},
+			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.core.netdev_max_backlog=LIMIT; spread over CPUs with RPS", Cost: "memory", Risk: "latency while a long queue drains"}},
 		{ID: "RX02", Name: "softirq-squeezed", About: "rounds of packet processing cut short", Host: true, Weight: 17, Run: checkSqueeze,
 			Symptom: "latency, and drops in the interface's ring",
-			Remedy:  Remedy{Do: "net.core.netdev_budget=600 and netdev_budget_usecs=4000", Risk: "programs get less CPU time"}},
+			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.core.netdev_budget=BUDGET net.core.netdev_budget_usecs=MICROSECONDS", Risk: "programs get less CPU time"}},
 		{ID: "RX03", Name: "receive-steering", About: "receive queues against CPUs", Weight: 19, Run: checkSteering,
 			Symptom: "one CPU is full, the others idle",
-			Remedy:  Remedy{Do: "ethtool -L IFACE combined N, or rps_cpus with the other CPUs of the node", Risk: "packets of a flow may be reordered once"}},
+			Remedy:  Remedy{Do: "ethtool -L IFACE combined CPUS, or rps_cpus with the other CPUs of the node", Risk: "packets of a flow may be reordered once"}},
 		{ID: "RX04", Name: "interrupt-affinity", About: "where network interrupts go", Host: true, Weight: 16, Run: checkAffinity,
 			Symptom: "one CPU is full, the others idle",
 			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity, and sends with XPS", Risk: "irqbalance undoes what was set by hand"}},
 		{ID: "RX05", Name: "ring-drops", About: "packets that found the interface's ring full", Weight: 85, Run: checkRing,
 			Symptom: "bursts are lost before the kernel sees them",
-			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX", Cost: "memory, cache misses", Risk: "a moment without traffic"}},
+			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX (ethtool -g IFACE shows it)", Cost: "memory, cache misses", Risk: "a moment without traffic"}},
 		{ID: "RX06", Name: "link-errors", About: "errors and drops of interfaces", Weight: 78, Run: checkLinkErrors,
 			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver, look at ethtool -S", Risk: "the link is down meanwhile"}},
 		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
 			Symptom: "loss and jitter on the way out",
-			Remedy:  Remedy{Do: "tc qdisc replace dev IFACE root fq_codel, or raise its limit", Risk: "a longer queue is more latency"}},
-		{ID: "RX08", Name: "xdp", About: "XDP programs, and interfaces that cannot send what they redirect", Weight: 1, Run: checkXDP,
-			Symptom: "packets vanish; no counter of the kernel shows them",
-			Remedy:  Remedy{Do: "on veth: ethtool -K IFACE gro on at the receiving end; on NICs: an XDP program of their own, or a driver that can", Cost: "GRO takes some CPU time on veth"}},
+			Remedy:  Remedy{Do: "tc -s qdisc show dev IFACE names it: raise its limit or rate, or tc qdisc replace dev IFACE root fq_codel", Risk: "a longer queue is more latency; fq_codel limits no rate"}},
+		{ID: "RX08", Name: "xdp", About: "XDP programs, and frames that they redirect in vain", Weight: 60, Run: checkXDP,
+			Symptom: "connections through an XDP program stall, and no counter says why",
+			Remedy:  Remedy{Do: trace.CauseXDPRedirect.Remedy, Risk: "GRO holds packets back for microseconds"}},
 		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
 		{ID: "RX10", Name: "softirq-load", About: "CPU time in softirq", Host: true, Weight: 42, Run: checkSoftirq,
 			Symptom: "latency and loss; ksoftirqd is at the top of the list of programs",
@@ -82,7 +83,7 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 		v = Warn // on an idle host every one is a burst that found no room
 	}
 	f := found(v, "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
-		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n))
+		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n)).filling("LIMIT", fmt.Sprint(max(4*backlog, 10000)))
 	if sample != nil {
 		f = sample.withDrops(f, trace.CauseBacklog)
 	}
@@ -91,7 +92,10 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 
 func checkSqueeze(_ context.Context, c *Case) Finding {
 	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Squeezed })
-	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short", c.perSecond(n)).with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
+	budget, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_budget")
+	time, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
+	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget %d, %d µs)", c.perSecond(n), budget, time).
+		with("Δtime_squeeze", c.inWindow(n), fromSoftnet).filling("BUDGET", fmt.Sprint(max(2*budget, 600)), "MICROSECONDS", fmt.Sprint(max(2*time, 4000)))
 }
 
 func checkSteering(_ context.Context, c *Case) Finding {
@@ -106,14 +110,14 @@ func checkSteering(_ context.Context, c *Case) Finding {
 	for _, l := range c.NS.After.Links {
 		if l.Kind == "device" && l.Up && !l.Loopback && l.Queues > 0 && l.Queues < (len(c.After.CPUs)+1)/2 {
 			return found(Warn, "%s has %s for %d CPUs, and CPU %d is %s in softirq", l.Name, plural(l.Queues, "receive queue"), len(c.After.CPUs), cpu, percent(share)).
-				with("queues", fmt.Sprint(l.Queues), fromLinks)
+				with("queues", fmt.Sprint(l.Queues), fromLinks).filling("IFACE", l.Name, "CPUS", fmt.Sprint(len(c.After.CPUs)))
 		}
 	}
 	return ok("queues for the CPUs there are")
 }
 
 func checkAffinity(_ context.Context, c *Case) Finding {
-	perCPU := make([]uint64, len(c.After.CPUs))
+	perCPU := make([]uint64, len(c.After.CPUs)) // a column for each that is online
 	total := uint64(0)
 	for name, after := range c.After.Interrupts {
 		before := c.Before.Interrupts[name]
@@ -125,7 +129,7 @@ func checkAffinity(_ context.Context, c *Case) Finding {
 	_, busy := c.busiest()
 	for cpu, n := range perCPU {
 		if len(perCPU) > 2 && total > 1000 && float64(n) > 0.80*float64(total) && busy > 0.60 {
-			return found(Warn, "CPU %d takes %s of the network interrupts", cpu, percent(float64(n)/float64(total))).
+			return found(Warn, "CPU %d takes %s of the network interrupts", c.After.CPUs[cpu].CPU, percent(float64(n)/float64(total))).
 				with("interrupts", c.inWindow(n), "/proc/interrupts")
 		}
 	}
@@ -155,7 +159,7 @@ func checkRing(_ context.Context, c *Case) Finding {
 		if n > 0 {
 			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
 				with("Δrx_missed + Δrx_fifo", c.inWindow(kernels), fromLinks).
-				with("the driver's own counters", c.inWindow(own), "ethtool -S").losing(c.perSecond(n))
+				with("the driver's own counters", c.inWindow(own), "ethtool -S").losing(c.perSecond(n)).filling("IFACE", a.Name)
 		}
 	})
 	return f
@@ -170,6 +174,9 @@ func checkLinkErrors(_ context.Context, c *Case) Finding {
 		if errs > 0 && float64(errs) > 0.01*float64(packets) {
 			f = found(Warn, "%s: %s of the packets are errors", a.Name, percent(float64(errs)/float64(packets+errs))).
 				with("Δerrors", c.inWindow(errs), fromLinks).losing(c.perSecond(errs))
+			if a.Kind != "device" {
+				f.Remedy = &Remedy{Do: fmt.Sprintf("ip -s -s -d link show %s tells which errors, and of a tunnel its far end: is there a route to it?", a.Name), Cost: "none: it only looks"}
+			}
 		}
 		// Drops of hardware only: virtual links count what their far end refused.
 		if n := added(b.RxDropped, a.RxDropped); a.Kind == "device" && packets > 10000 && float64(n) > 0.02*float64(packets) {
@@ -185,12 +192,12 @@ func checkQdisc(_ context.Context, c *Case) Finding {
 		n, packets := added(b.QdiscDrops, a.QdiscDrops), added(b.QdiscPackets, a.QdiscPackets)
 		if n > 10 && float64(n) > 0.001*float64(packets) {
 			f = found(Warn, "the queue of %s dropped %d packets, %.1f %%", a.Name, n, 100*float64(n)/float64(packets+n)).
-				with("Δdropped", c.inWindow(n), "tc statistics").losing(c.perSecond(n))
+				with("Δdropped", c.inWindow(n), "tc statistics").losing(c.perSecond(n)).filling("IFACE", a.Name)
 		}
 	})
 	if f.Verdict == OK {
 		if g, seen := c.drops(trace.CauseQdisc); seen && g.PerSecond > 1 {
-			f = found(Warn, "queueing disciplines dropped %d packets", g.Packets).losing(g.PerSecond)
+			f = found(Warn, "queueing disciplines dropped %d packets", g.Packets).losing(g.PerSecond).filling("IFACE", c.arrivedOn(trace.CauseQdisc))
 		}
 	}
 	return c.withDrops(f, trace.CauseQdisc)
@@ -203,9 +210,16 @@ func checkXDP(_ context.Context, c *Case) Finding {
 		if l.XDP {
 			names = append(names, l.Name)
 		}
-		if known = known || l.XDPKnown; l.XDPKnown && l.Up && !l.Loopback && (l.Kind == "device" || l.Kind == "veth") && l.XDPFeatures&vitals.XDPTransmit == 0 {
+		if known = known || l.XDPKnown; l.XDPKnown && l.Up && !l.Loopback && (l.Kind == "device" || l.Kind == "veth") && l.XDPFeatures&netdev.XDPTransmit == 0 {
 			deaf = append(deaf, l.Name)
 		}
+	}
+	if g, seen := c.drops(trace.CauseXDPRedirect); seen && c.unwanted(g) >= Warn {
+		where := ""
+		if len(g.Places) > 0 {
+			where = fmt.Sprintf(", %s: %s", g.Places[0].Interface, g.Places[0].Reason)
+		}
+		return c.withDrops(found(Warn, "%.0f frames/s are redirected by XDP and lost%s", g.PerSecond, where).losing(g.PerSecond), trace.CauseXDPRedirect)
 	}
 	switch {
 	case len(names) == 0:
@@ -213,7 +227,8 @@ func checkXDP(_ context.Context, c *Case) Finding {
 	case !known:
 		return found(Info, "XDP programs on %s; whether the other interfaces take what they redirect is not known before kernel 6.3", strings.Join(names, ", "))
 	case len(deaf) > 0:
-		return found(Warn, "XDP programs on %s; frames redirected to %s are lost without a trace", strings.Join(names, ", "), strings.Join(deaf, ", ")).
+		// Nothing says that a program redirects there: most, Sluice's own too, do not.
+		return found(Info, "XDP programs on %s; should one redirect frames to %s, they would be lost", strings.Join(names, ", "), strings.Join(deaf, ", ")).
 			with("without NETDEV_XDP_ACT_NDO_XMIT", strings.Join(deaf, ", "), "generic netlink, family netdev")
 	}
 	return found(Info, "XDP programs on %s: what they drop or redirect is seen by no rule and, on hardware, by no drop event", strings.Join(names, ", "))

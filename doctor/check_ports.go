@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
-	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -39,11 +38,11 @@ func portChecks() []Check {
 			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\", reserve listening ports, use more source addresses", Risk: "listeners above 1024 need ip_local_reserved_ports"}},
 		{ID: "PT07", Name: "reserved-ports", About: "ports of services and of port forwards inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts,
 			Symptom: "a service cannot bind its port after a restart",
-			Remedy:  Remedy{Do: "add the ports to net.ipv4.ip_local_reserved_ports", Risk: "a write replaces the whole list"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_reserved_ports=PORTS", Risk: "a write replaces the whole list"}},
 		{ID: "PT08", Name: "tcp-tw-reuse", About: "reuse of ports in TIME_WAIT", Weight: 1, Run: checkTWReuse},
 		{ID: "PT09", Name: "time-wait-buckets", About: "TIME_WAIT sockets against their limit", Weight: 26, Run: checkTWBuckets,
 			Symptom: "TIME_WAIT ends early; old packets may reach new connections",
-			Remedy:  Remedy{Do: "raise net.ipv4.tcp_max_tw_buckets", Cost: "some 250 bytes a socket"}},
+			Remedy:  Remedy{Do: "sysctl -w net.ipv4.tcp_max_tw_buckets=LIMIT", Cost: "some 250 bytes a socket"}},
 	}
 }
 
@@ -173,9 +172,9 @@ func checkLocalPorts(_ context.Context, c *Case) Finding {
 	if _, _, there := c.NS.After.LocalRange(); !there {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
-	most, to := 0, ""
+	most, to := 0, vitals.Remote{}
 	for remote, n := range c.NS.After.Remotes {
-		if n > most || n == most && remote < to {
+		if n > most || n == most && remote.To.Compare(to.To) < 0 {
 			most, to = n, remote
 		}
 	}
@@ -185,7 +184,7 @@ func checkLocalPorts(_ context.Context, c *Case) Finding {
 	size := max(c.NS.After.LocalPorts(), 1)
 	share := float64(most) / float64(size)
 	return found(grade(share, 0.80, 0.95), "local programs use at most %s of their ports towards one destination", percent(share)).
-		with(to, fmt.Sprintf("%d connections of %d ports", most, size), "/proc/net/tcp")
+		with(fmt.Sprintf("from %s to %s", to.From, to.To), fmt.Sprintf("%d connections of %d ports", most, size), "/proc/net/tcp")
 }
 
 func checkReservedPorts(_ context.Context, c *Case) Finding {
@@ -213,8 +212,16 @@ func checkReservedPorts(_ context.Context, c *Case) Finding {
 		}
 		return ok("no service and no port forward inside the ephemeral range %d-%d", low, high)
 	}
+	// The list takes the place of the old one, so that is part of it.
+	reserved := c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]
+	var list []string
+	for _, port := range append(append(strings.FieldsFunc(reserved, func(r rune) bool { return r == ',' }), listeners...), forwarded...) {
+		if port, _, _ = strings.Cut(port, "/"); !slices.Contains(list, port) {
+			list = append(list, port)
+		}
+	}
 	return f.with("ip_local_port_range", fmt.Sprintf("%d-%d", low, high), fromSysctl).
-		with("ip_local_reserved_ports", fmt.Sprintf("%q", c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]), fromSysctl)
+		with("ip_local_reserved_ports", fmt.Sprintf("%q", reserved), fromSysctl).filling("PORTS", strings.Join(list, ","))
 }
 
 func shorten(ports []string) string {
@@ -226,39 +233,19 @@ func shorten(ports []string) string {
 }
 
 // exposedListeners are ports that belong to a service and that the kernel may give to
-// any other socket: those that a program asked for by number. A port of the kernel's
-// choice, as a resolver's, a QUIC client's or an RPC service's, is another one next time.
-//
-// Some resolvers choose a port at random themselves, one for each query. Their sockets
-// come and go, so that one has to be there at both ends of the window, and of a user
-// whose UDP ports change meanwhile none counts. unjudged is how many UDP ports were left
-// out because it is not known who chose them.
+// any other socket. unjudged is how many UDP ports were left out because it is not known
+// who chose them.
 func (c *Case) exposedListeners() (ports []string, unjudged int) {
-	b, a := c.NS.Before.ExposedListeners(), c.NS.After.ExposedListeners()
-	changing := map[uint32]bool{}
-	for _, pair := range []struct {
-		of, others []vitals.Listener
-		asked      map[trace.LocalPort]bool
-	}{{a, b, c.NS.After.Asked}, {b, a, c.NS.Before.Asked}} {
-		for _, l := range pair.of {
-			if l.Protocol == flow.UDP && pair.asked[l.LocalPort] && !slices.Contains(pair.others, l) {
-				changing[l.User] = true
-			}
-		}
+	exposed := func(r *vitals.NamespaceReading) vitals.Sockets {
+		return vitals.Sockets{Listeners: r.ExposedListeners(), Asked: r.Asked, AskedErr: r.AskedErr}
 	}
-	for _, l := range a {
-		name := fmt.Sprintf("%d/%s", l.Port, l.Protocol)
-		switch {
-		case !slices.Contains(b, l) || slices.Contains(ports, name):
-		case c.NS.After.AskedErr != nil && l.Protocol == flow.UDP:
-			unjudged++
-		case c.NS.After.AskedErr == nil && !c.NS.After.Asked[l.LocalPort]:
-		case l.Protocol == flow.UDP && changing[l.User]:
-		default:
+	list, unknown := vitals.Lasting(exposed(&c.NS.Before), exposed(&c.NS.After))
+	for _, l := range list {
+		if name := fmt.Sprintf("%d/%s", l.Port, l.Protocol); !slices.Contains(ports, name) {
 			ports = append(ports, name)
 		}
 	}
-	return ports, unjudged
+	return ports, len(unknown)
 }
 
 // exposedForwards are ports that rules forward and that the kernel may give to local
@@ -288,7 +275,7 @@ func checkTWReuse(_ context.Context, c *Case) Finding {
 		return unknown("net.ipv4.tcp_tw_reuse is not readable")
 	}
 	if v != 1 && c.NS.After.Sockstat["TCP.tw"] > 10000 {
-		return found(Info, "%d sockets in TIME_WAIT and tcp_tw_reuse is %d: 1 lets clients reuse their ports (needs TCP timestamps end to end)",
+		return found(Info, "%d sockets in TIME_WAIT and tcp_tw_reuse is %d: sysctl -w net.ipv4.tcp_tw_reuse=1 lets clients reuse their ports (needs TCP timestamps end to end)",
 			c.NS.After.Sockstat["TCP.tw"], v).with("TCP tw", fmt.Sprint(c.NS.After.Sockstat["TCP.tw"]), "/proc/net/sockstat")
 	}
 	return ok("tcp_tw_reuse is %d", v)
@@ -299,5 +286,7 @@ func checkTWBuckets(_ context.Context, c *Case) Finding {
 	if n == 0 {
 		return ok("no TIME_WAIT socket was dropped")
 	}
-	return found(Warn, "%d sockets could not enter TIME_WAIT", n).with("ΔTCPTimeWaitOverflow", c.inWindow(n), fromSNMP)
+	limit, _ := c.sysctl("net.ipv4.tcp_max_tw_buckets")
+	return found(Warn, "%d sockets could not enter TIME_WAIT (tcp_max_tw_buckets %d)", n, limit).
+		with("ΔTCPTimeWaitOverflow", c.inWindow(n), fromSNMP).filling("LIMIT", fmt.Sprint(max(2*limit, 65536)))
 }

@@ -23,23 +23,24 @@ func ruleChecks() []Check {
 			Remedy:  Remedy{Do: "kube-proxy in nftables mode, or a replacement with maps", Risk: "a restart of kube-proxy"}},
 		{ID: "RL03", Name: "mixed-iptables", About: "iptables-legacy and iptables-nft at once", Weight: 25, Run: checkMixed,
 			Symptom: "a rule is there but does nothing; both sets run and cost",
-			Remedy:  Remedy{Do: "move all rules to one of them (update-alternatives --config iptables)", Risk: "save both rule sets first"}},
+			Remedy: Remedy{Do: "let all programs use one of them (update-alternatives --config iptables), and move the rules, those of ip6tables likewise: iptables-legacy-save | iptables-nft-restore --noflush && " +
+				"iptables-legacy-save | grep -v ^-A | sed 's/ DROP / ACCEPT /' | iptables-legacy-restore", Risk: "save both rule sets first"}},
 		{ID: "RL04", Name: "late-established-accept", About: "where established connections are accepted", Weight: 24, Run: checkLateAccept,
 			Symptom: "every packet walks the list, not only the first of a connection",
-			Remedy:  Remedy{Do: "move \"ct state established,related accept\" to the top of the chain", Risk: "rules above it no longer see packets of known connections: counters, marks, bans"}},
+			Remedy:  Remedy{Do: "accept established connections first: RULE", Risk: "rules above it no longer see packets of known connections: counters, marks, bans"}},
 		{ID: "RL05", Name: "notrack-candidates", About: "entries of traffic that NAT never touches", Weight: 9, Run: checkNotrack},
 		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless,
 			Symptom: "a plain router drops new connections when the table is full",
-			Remedy:  Remedy{Do: "unload what switches tracking on (iptables -t nat -L alone loads it): modprobe -r iptable_nat nf_nat nf_conntrack", Risk: "rules that use it then fail to load"}},
+			Remedy:  Remedy{Do: "delete what switches tracking on: rules of iptables with -j CT, IPVS, Open vSwitch; before kernel 4.10 iptables -t nat -L alone does: modprobe -r iptable_nat nf_nat nf_conntrack", Risk: "rules that use it then fail to load"}},
 		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned without a rule, or by rules without a port", Weight: 10, Run: checkHelpers,
 			Symptom: "clients open holes in the firewall by what they write into connections of any kind; entries are larger",
 			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
 		{ID: "RL08", Name: "tracing-left-on", About: "trace and log rules", Weight: 32, Run: checkTracing,
 			Symptom: "a storm of kernel messages, CPU time",
-			Remedy:  Remedy{Do: "delete the trace rule; put a limit before log", Risk: "what is not logged cannot be looked up"}},
+			Remedy:  Remedy{Do: "delete the trace rule, put a limit before log (nft -a list chain CHAIN shows the numbers of rules)", Risk: "what is not logged cannot be looked up"}},
 		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
 			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
-			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
+			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
 		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners,
 			Symptom: "fewer new connections a second; the program misses events",
 			Remedy: Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB",
@@ -176,10 +177,20 @@ func checkLateAccept(_ context.Context, c *Case) Finding {
 	for _, chain := range c.NS.Rules.Chains {
 		if (chain.Hook == "forward" || chain.Hook == "input") && chain.Established >= 3 && chain.Longest > 10 {
 			return found(Warn, "%s accepts established connections only at rule %d", chain.Name, chain.Established+1).
-				with("rule", fmt.Sprint(chain.Established+1), fromRules)
+				with("rule", fmt.Sprint(chain.Established+1), fromRules).filling("RULE", acceptFirst(chain.Name))
 		}
 	}
 	return ok("no chain accepts established connections late")
+}
+
+// acceptFirst is the command that puts the rule for established connections at the top of
+// a chain.
+func acceptFirst(chain string) string {
+	if program, legacy, found := strings.Cut(chain, "tables "); found {
+		table, name, _ := strings.Cut(legacy, " ")
+		return fmt.Sprintf("%stables-legacy -t %s -I %s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", program, table, name)
+	}
+	return "nft insert rule " + chain + " ct state established,related accept"
 }
 
 func checkNotrack(_ context.Context, c *Case) Finding {
@@ -282,11 +293,15 @@ func checkTracing(_ context.Context, c *Case) Finding {
 	invalid, _ := c.sysctl("net.netfilter.nf_conntrack_log_invalid")
 	switch r := c.NS.Rules; {
 	case r.Traces > 0:
-		return found(Critical, "%s tracing on", pluralVerb(r.Traces, "rule switches", "rules switch")).with("trace rules", fmt.Sprint(r.Traces), fromRules)
+		return found(Critical, "%s tracing on", pluralVerb(r.Traces, "rule switches", "rules switch")).
+			with("trace rules", fmt.Sprintf("%d, the first in %s", r.Traces, r.TraceIn), fromRules).filling("CHAIN", r.TraceIn)
 	case r.Logs > 0:
-		return found(Warn, "%s without a limit", pluralVerb(r.Logs, "rule logs", "rules log")).with("log rules", fmt.Sprint(r.Logs), fromRules)
+		return found(Warn, "%s without a limit", pluralVerb(r.Logs, "rule logs", "rules log")).
+			with("log rules", fmt.Sprintf("%d, the first in %s", r.Logs, r.LogIn), fromRules).filling("CHAIN", r.LogIn)
 	case invalid == 255:
-		return found(Warn, "every invalid packet is logged").with("nf_conntrack_log_invalid", "255", fromSysctl)
+		f := found(Warn, "every invalid packet is logged").with("nf_conntrack_log_invalid", "255", fromSysctl)
+		f.Remedy = &Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_log_invalid=0", Risk: "what is not logged cannot be looked up"}
+		return f
 	case invalid > 0:
 		return found(Info, "invalid packets are logged (protocol %d)", invalid).with("nf_conntrack_log_invalid", fmt.Sprint(invalid), fromSysctl)
 	}
@@ -301,7 +316,9 @@ func pluralVerb(n int, one, many string) string {
 }
 
 func checkBridge(_ context.Context, c *Case) Finding {
-	v, there := c.sysctl("net.bridge.bridge-nf-call-iptables")
+	four, there := c.sysctl("net.bridge.bridge-nf-call-iptables")
+	six, _ := c.sysctl("net.bridge.bridge-nf-call-ip6tables")
+	value := fmt.Sprintf("%d, %d", four, six)
 	bridges, containers := 0, c.NS.Rules != nil && c.NS.Rules.KubeServices > 0
 	for _, l := range c.NS.After.Links {
 		if l.Kind == "bridge" {
@@ -310,20 +327,21 @@ func checkBridge(_ context.Context, c *Case) Finding {
 		}
 	}
 	switch {
-	case !there || v == 0:
+	case !there || four+six == 0:
 		return ok("bridged frames do not pass iptables")
 	case bridges == 0:
 		return ok("no bridge")
 	case c.NS.Rules != nil && c.NS.RulesErr == nil && len(c.NS.Rules.Chains) == 0:
 		return ok("bridged frames pass iptables, where no rule is")
 	case containers:
-		return found(Info, "bridged frames pass iptables; containers need it").with("bridge-nf-call-iptables", "1", fromSysctl)
+		return found(Info, "bridged frames pass iptables; containers need it").with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
 	}
-	return found(Warn, "frames on %s pass iptables and connection tracking", plural(bridges, "bridge")).with("bridge-nf-call-iptables", "1", fromSysctl)
+	return found(Warn, "frames on %s pass iptables and connection tracking", plural(bridges, "bridge")).with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
 }
 
 func checkListeners(_ context.Context, c *Case) Finding {
-	n := c.NS.After.EventListeners
+	// Those that listen for a moment, as top does for its samples, are seen at one end only.
+	n := min(c.NS.Before.EventListeners, c.NS.After.EventListeners)
 	if n == 0 {
 		return ok("nobody hears all conntrack events")
 	}
@@ -341,7 +359,7 @@ func checkAccounting(_ context.Context, c *Case) Finding {
 		return f
 	}
 	if v, there := c.sysctl("net.netfilter.nf_conntrack_acct"); there && v == 0 {
-		return found(Info, "no byte counters of connections: net.netfilter.nf_conntrack_acct=1 costs nothing measurable")
+		return found(Info, "no byte counters of connections: sysctl -w net.netfilter.nf_conntrack_acct=1 costs nothing measurable")
 	}
 	return ok("connections count bytes")
 }
@@ -389,7 +407,9 @@ func checkChurn(_ context.Context, c *Case) Finding {
 		return unknown("the generation of the nftables ruleset is not readable")
 	}
 	n := c.NS.After.Generation - c.NS.Before.Generation
-	return found(grade(c.perSecond(uint64(n)), 1, 1e9), "%d changes of the nftables rules in %.1f s", n, c.Window.Seconds()).
+	// A start of a container makes a burst of them: a short window tells nothing of a rate.
+	rate := float64(n) / max(c.Window, vitals.DefaultWindow).Seconds()
+	return found(grade(rate, 1, 1e9), "%d changes of the nftables rules in %.1f s", n, c.Window.Seconds()).
 		with("Δgeneration", c.inWindow(uint64(n)), fromRules)
 }
 

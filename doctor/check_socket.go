@@ -19,7 +19,7 @@ func socketChecks() []Check {
 			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection"}},
 		{ID: "LS02", Name: "syn-cookies", About: "SYN queues that overflowed", Weight: 43, Run: checkSYNQueue,
 			Symptom: "TCP options are lost, or SYNs",
-			Remedy:  Remedy{Do: "raise net.ipv4.tcp_max_syn_backlog; look for a SYN flood", Cost: "memory for each half-open connection", Risk: "syncookies are for floods, not for want of capacity"}},
+			Remedy:  Remedy{Do: "look for a SYN flood; else raise the program's listen backlog and net.core.somaxconn", Cost: "memory for each half-open connection", Risk: "syncookies are for floods, not for want of capacity"}},
 		{ID: "LS03", Name: "open-files", About: "open files against fs.file-max, and of each process against its limit", Host: true, Weight: 39, Run: checkFiles,
 			Symptom: "programs report \"too many open files\"",
 			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service", Cost: "memory for each open file", Risk: "a leak of files shows later"}},
@@ -45,7 +45,12 @@ func checkAcceptQueue(_ context.Context, c *Case) Finding {
 
 func checkSYNQueue(_ context.Context, c *Case) Finding {
 	n := c.delta("TcpExt.TCPReqQFullDoCookies") + c.delta("TcpExt.TCPReqQFullDrop")
-	return found(grade(c.perSecond(n), 1, 1e9), "%d SYNs met a full queue", n).with("ΔTCPReqQFull", c.inWindow(n), fromSNMP)
+	f := found(grade(c.perSecond(n), 1, 1e9), "%d SYNs met a full queue", n).with("ΔTCPReqQFull", c.inWindow(n), fromSNMP)
+	if cookies, there := c.sysctl("net.ipv4.tcp_syncookies"); there && cookies == 0 && f.Verdict >= Warn { // else nothing asks for tcp_max_syn_backlog
+		f.Remedy = &Remedy{Do: "sysctl -w net.ipv4.tcp_syncookies=1, or raise net.ipv4.tcp_max_syn_backlog with the program's listen backlog",
+			Cost: "memory for each half-open connection", Risk: "a connection that began with a cookie may lack TCP options"}
+	}
+	return f
 }
 
 func checkFiles(_ context.Context, c *Case) Finding {
@@ -64,6 +69,8 @@ func checkFiles(_ context.Context, c *Case) Finding {
 		if float64(p.Open) > 0.95*float64(p.Limit) && host.Verdict < Warn {
 			host.Verdict = Warn
 			host.Summary = fmt.Sprintf("%s (process %d) has %d of its %d files open", p.Name, p.PID, p.Open, p.Limit)
+			host.Remedy = &Remedy{Do: fmt.Sprintf("prlimit --pid %d --nofile=%d, and LimitNOFILE of its service", p.PID, 4*p.Limit),
+				Cost: "memory for each open file", Risk: "a leak of files shows later"}
 		}
 	}
 	return host

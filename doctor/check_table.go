@@ -17,7 +17,7 @@ import (
 
 // raiseTable is the treatment of a table that is too small.
 var raiseTable = Remedy{
-	Do:   "sluice tune (or sysctl -w net.netfilter.nf_conntrack_buckets=N net.netfilter.nf_conntrack_max=N in the host's own namespace)",
+	Do:   "sluice tune, or in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=LARGER net.netfilter.nf_conntrack_max=LARGER",
 	Cost: "384 bytes of kernel memory an entry with NAT, 8 bytes a bucket",
 	Risk: "the limit rules all namespaces of the host; buckets are rehashed once under all locks",
 }
@@ -39,14 +39,14 @@ func tableChecks() []Check {
 			Symptom: "slow handshakes die, answers to UDP become invalid", Remedy: raiseTable},
 		{ID: "CT07", Name: "conntrack-buckets", About: "nf_conntrack_max against hash buckets", Host: true, Weight: 15, Run: checkBuckets,
 			Symptom: "every packet searches longer chains: CPU time in __nf_conntrack_find_get",
-			Remedy: Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_buckets=MAX (or /sys/module/nf_conntrack/parameters/hashsize)",
+			Remedy: Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS (or /sys/module/nf_conntrack/parameters/hashsize)",
 				Cost: "8 bytes a bucket", Risk: "rehashing takes all locks once"}},
 		{ID: "CT08", Name: "conntrack-memory", About: "memory of a full table against RAM", Host: true, Weight: 12, Run: checkTableMemory,
 			Symptom: "under a flood the host runs out of memory instead of refusing connections",
-			Remedy:  Remedy{Do: "lower nf_conntrack_max, or limit connections of each source (nft ct count)", Risk: "fewer connections"}},
+			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_max=SMALLER, which takes a tenth of RAM, or limit connections of each source (nft ct count)", Risk: "fewer connections"}},
 		{ID: "CT09", Name: "conntrack-chain-too-long", About: "connections refused for a full hash chain", Weight: 90, Run: checkChainTooLong,
 			Symptom: "random new connections are lost although the table is not full",
-			Remedy:  Remedy{Do: "raise nf_conntrack_buckets to nf_conntrack_max; if it is, suspect a collision attack", Cost: "8 bytes a bucket"}},
+			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS; if there are as many, suspect a collision attack", Cost: "8 bytes a bucket"}},
 		{ID: "CT10", Name: "conntrack-search-restart", About: "lookups begun again", Weight: 5, Run: checkSearchRestart,
 			Symptom: "CPU time; harmless alone"},
 		{ID: "CT11", Name: "conntrack-insert-failed", About: "connections whose tuple was taken at the end", Weight: 60, Run: checkInsertFailed,
@@ -55,10 +55,10 @@ func tableChecks() []Check {
 		{ID: "CT12", Name: "conntrack-clash-resolved", About: "equal UDP connections merged", Weight: 4, Run: checkClash},
 		{ID: "CT13", Name: "conntrack-expectations", About: "expectations of helpers against their limit", Weight: 44, Run: checkExpectations,
 			Symptom: "FTP or SIP data connections fail while the connection table has room",
-			Remedy:  Remedy{Do: "raise net.netfilter.nf_conntrack_expect_max, or remove the helper", Cost: "some 200 bytes each"}},
+			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_expect_max=LIMIT, or remove the helper", Cost: "some 200 bytes each"}},
 		{ID: "CT14", Name: "conntrack-other-namespaces", About: "entries that the host's own counters do not show", Host: true, Weight: 3, Run: checkBlindSpot,
 			Symptom: "the host's graphs show no drops while a router in a namespace refuses connections",
-			Remedy: Remedy{Do: "run the exporter in that namespace, too (ip netns exec NAME node_exporter), or export sluice top --once --json, which reads all of them",
+			Remedy: Remedy{Do: "run the exporter in that namespace, too (ip netns exec NAMESPACE EXPORTER), or export sluice top --once --json, which reads all of them",
 				Cost: "a process for each namespace"}},
 		{ID: "CT15", Name: "conntrack-max-for-role", About: "nf_conntrack_max of a NAT gateway", Weight: 20, Run: checkMaxForRole,
 			Symptom: "none until the table is full", Remedy: raiseTable},
@@ -200,6 +200,22 @@ func (c *Case) hostLimits() (l conntrack.Limits) {
 	return l
 }
 
+// tableSizes are the sizes of the table that remedies name: LARGER, twice the limit but as
+// large as a gateway's at least, and BUCKETS, as many as nf_conntrack_max. Neither takes
+// more than a sixteenth of RAM where that is known.
+func (c *Case) tableSizes() []string {
+	l := c.hostLimits()
+	larger, buckets := max(2*int(l.Max), c.roleMax()), int(l.Max)
+	if ram := int(c.After.Memory["MemTotal"]); ram > 0 {
+		larger = max(min(larger, ram/16/(384+8)), int(l.Max))
+		buckets = max(min(buckets, ram/16/8), int(l.Buckets))
+	}
+	return []string{"LARGER", fmt.Sprint(larger), "BUCKETS", fmt.Sprint(buckets)}
+}
+
+// roleMax is kube-proxy's default of nf_conntrack_max: max(131072, 32768 × cores).
+func (c *Case) roleMax() int { return max(131072, 32768*len(c.After.CPUs)) }
+
 func checkBuckets(_ context.Context, c *Case) Finding {
 	l := c.hostLimits()
 	switch {
@@ -228,7 +244,8 @@ func checkTableMemory(_ context.Context, c *Case) Finding {
 	}
 	bytes := uint64(l.Max)*384 + uint64(l.Buckets)*8
 	share := float64(bytes) / float64(ram)
-	return found(grade(share, 0.10, 0.25), "a full table takes %d MiB, %s of RAM", bytes>>20, percent(share)).
+	smaller := (ram/10 - min(ram/10, uint64(l.Buckets)*8)) / 384
+	return found(grade(share, 0.10, 0.25), "a full table takes %d MiB, %s of RAM", bytes>>20, percent(share)).filling("SMALLER", fmt.Sprint(smaller)).
 		with("384 B × nf_conntrack_max + 8 B × buckets", fmt.Sprintf("%d MiB", bytes>>20), fromSysctl).
 		with("entries now", fmt.Sprintf("%d objects of %d B on the host", c.After.Slab.Active, c.After.Slab.ObjectBytes), "/proc/slabinfo")
 }
@@ -241,8 +258,9 @@ func checkChainTooLong(_ context.Context, c *Case) Finding {
 	if n == 0 {
 		return ok("no hash chain is too long")
 	}
-	return found(Critical, "%d new connections were refused because their hash chain was too long", n).
+	f := found(Critical, "%d new connections were refused because their hash chain was too long", n).
 		with("Δchaintoolong", c.inWindow(n), fromCtnetlink).losing(c.perSecond(n))
+	return c.withDrops(f, trace.CauseLongChain)
 }
 
 func checkSearchRestart(_ context.Context, c *Case) Finding {
@@ -292,18 +310,19 @@ func checkExpectations(_ context.Context, c *Case) Finding {
 	if f, there := c.tracking(); !there {
 		return f
 	}
+	limit, there := c.sysctl("net.netfilter.nf_conntrack_expect_max")
 	for _, l := range c.After.Log {
 		if l.Age < time.Hour && c.NS.IsHost &&
 			strings.Contains(l.Text, "expectation table full") {
-			return found(Warn, "the kernel log says that the expectation table was full %s", ago(l.Age)).with("message", l.Text, fromKmsg)
+			return found(Warn, "the kernel log says that the expectation table was full %s", ago(l.Age)).with("message", l.Text, fromKmsg).
+				filling("LIMIT", fmt.Sprint(2*limit))
 		}
 	}
-	limit, there := c.sysctl("net.netfilter.nf_conntrack_expect_max")
 	n := c.NS.After.Expectations
 	if !there || n < 0 {
 		return ok("no helper is in use")
 	}
-	return found(grade(float64(n)/float64(max(limit, 1)), 0.75, 0.95), "%d of %d expectations", n, limit).
+	return found(grade(float64(n)/float64(max(limit, 1)), 0.75, 0.95), "%d of %d expectations", n, limit).filling("LIMIT", fmt.Sprint(2*limit)).
 		with("nf_conntrack_expect / nf_conntrack_expect_max", fmt.Sprintf("%d / %d", n, limit), fromProc)
 }
 
@@ -331,7 +350,7 @@ func checkBlindSpot(_ context.Context, c *Case) Finding {
 	if i := slices.IndexFunc(c.After.Monitors, func(m vitals.Monitor) bool { return m.Host }); i >= 0 && len(unseen) > 0 {
 		f = found(Warn, "%s on the host exports nothing of %s, which %s: %s", c.After.Monitors[i].Name, plural(len(unseen), "namespace"),
 			map[bool]string{true: "translates and forwards", false: "translate and forward"}[len(unseen) == 1], strings.Join(unseen[:min(len(unseen), 4)], ", ")).
-			with("exporters", exporterText(c.After.Monitors), fromProc)
+			with("exporters", exporterText(c.After.Monitors), fromProc).filling("NAMESPACE", unseen[0], "EXPORTER", c.After.Monitors[i].Name)
 	}
 	return f.with("entries", fmt.Sprintf("%d host, %d others", inside, outside), fromSysctl)
 }
@@ -361,8 +380,7 @@ func checkMaxForRole(_ context.Context, c *Case) Finding {
 	if !c.NS.Rules.NAT() || !c.forwards() {
 		return ok("not a NAT gateway")
 	}
-	// kube-proxy's default: max(131072, 32768 × cores).
-	want := max(131072, 32768*len(c.After.CPUs))
+	want := c.roleMax()
 	limit := int(c.NS.After.Limits.Max)
 	if limit >= want {
 		return ok("nf_conntrack_max is %d", limit)

@@ -54,3 +54,44 @@ func TestForwardingRemedy(t *testing.T) {
 		}
 	}
 }
+
+// TestNotVisible wants a reason that is the same in several namespaces on one line, with all
+// the checks that it blinds.
+func TestNotVisible(t *testing.T) {
+	r := Report{}
+	for _, check := range []string{"RL01", "RL02"} {
+		for _, namespace := range []string{"a", "b", "c"} {
+			r.Findings = append(r.Findings, Finding{Check: check, Namespace: namespace, Verdict: Unknown, Summary: "no rights"})
+		}
+	}
+	r.Findings = append(r.Findings, Finding{Check: "RL03", Namespace: "a", Verdict: Unknown, Summary: "no program"},
+		Finding{Check: "KV01", Verdict: Unknown, Summary: "no release"})
+	r.Conclusion = []string{""}
+	var text strings.Builder
+	if err := r.Write(&text, Style{}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "Not visible\n  RL01, RL02: no rights (3 namespaces)\n  RL03: no program (a)\n  KV01: no release\n"
+	if !strings.Contains(text.String(), want) {
+		t.Errorf("want %q:\n%s", want, &text)
+	}
+}
+
+// TestKernelFeatures wants KV01 to state what other tools ask for.
+func TestKernelFeatures(t *testing.T) {
+	for _, c := range []struct {
+		symbols map[string]bool
+		want    string
+	}{
+		{nil, "; kprobes: not known; BPF netfilter programs: not known"},
+		{map[string]bool{vitals.SymbolKprobes: true}, "; kprobes: yes; BPF netfilter programs: no"},
+		{map[string]bool{vitals.SymbolBPFNetfilter: true}, "; kprobes: no; BPF netfilter programs: yes"},
+	} {
+		s := examined(t)
+		s.After.Symbols = c.symbols
+		f := checkKernel(context.Background(), &Case{Sample: s})
+		if !strings.HasSuffix(f.Summary, c.want) {
+			t.Errorf("%v: %s, want %s", c.symbols, f.Summary, c.want)
+		}
+	}
+}

@@ -78,6 +78,7 @@ type Finding struct {
 	LostPerSecond float64 `json:"lost_per_second,omitempty"`
 
 	weight int
+	fill   []string // words in the remedy of the check, each with what stands for it here
 }
 
 // Evidence is a value and where it was read.
@@ -129,11 +130,13 @@ func Judge(ctx context.Context, s *vitals.Sample) *Report {
 	}
 	for _, check := range Checks() {
 		if check.Host {
-			r.add(check, "", check.Run(ctx, &Case{Sample: s}))
+			c := &Case{Sample: s}
+			r.add(check, c, check.Run(ctx, c))
 			continue
 		}
 		for _, n := range s.Namespaces {
-			r.add(check, n.Name, check.Run(ctx, &Case{Sample: s, NS: n}))
+			c := &Case{Sample: s, NS: n}
+			r.add(check, c, check.Run(ctx, c))
 		}
 	}
 	r.conclude(s)
@@ -141,14 +144,18 @@ func Judge(ctx context.Context, s *vitals.Sample) *Report {
 }
 
 // add completes a finding with what its check knows.
-func (r *Report) add(check Check, namespace string, f Finding) {
-	f.Check, f.Name, f.Namespace, f.weight = check.ID, check.Name, namespace, check.Weight
+func (r *Report) add(check Check, c *Case, f Finding) {
+	f.Check, f.Name, f.weight = check.ID, check.Name, check.Weight
+	if c.NS != nil {
+		f.Namespace = c.NS.Name
+	}
 	if f.Verdict >= Warn {
 		if f.Symptom == "" {
 			f.Symptom = check.Symptom
 		}
 		if f.Remedy == nil {
 			remedy := check.Remedy
+			remedy.Do = strings.NewReplacer(append(f.fill, c.tableSizes()...)...).Replace(remedy.Do)
 			f.Remedy = &remedy
 		}
 	}

@@ -197,11 +197,12 @@ func TestChecks(t *testing.T) {
 		{"PT04", "kernel 4.19, fully-random", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, OK},
 		{"PT04", "no release", func(s *vitals.Sample) { s.After.Release = "" }, Unknown},
 		{"PT05", "an NFS client", func(s *vitals.Sample) { s.Namespaces[0].PrivilegedPorts = 400 }, Info},
-		{"PT06", "all but all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 28000 }, Critical},
+		{"PT06", "all but all to one", connections(28000), Critical},
+		{"PT06", "as many from two addresses", all(connections(20000), connections(20000)), OK},
 		{"PT06", "no range", sysctl("net.ipv4.ip_local_port_range", ""), Unknown},
-		{"PT06", "all to one", func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 25000 }, Warn},
-		{"PT06", "half of those that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 500 }), OK},
-		{"PT06", "nearly all that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), func(s *vitals.Sample) { s.Namespaces[0].After.Remotes["192.0.2.9:443"] = 970 }), Critical},
+		{"PT06", "all to one", connections(25000), Warn},
+		{"PT06", "half of those that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), connections(500)), OK},
+		{"PT06", "nearly all that are not reserved", all(sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-59999"), connections(970)), Critical},
 		{"PT07", "a service in the range", listens(6, 40000), Warn},
 		{"PT07", "a UDP service in the range", listens(17, 51820), Warn},
 		{"PT07", "a port that the kernel chose", all(listens(6, 40000), func(s *vitals.Sample) { s.Namespaces[0].After.Asked = nil }), OK},
@@ -277,16 +278,18 @@ func TestChecks(t *testing.T) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "kube-bridge", Kind: "bridge"})
 			s.Namespaces[0].Rules.KubeServices = 10
 		}), Info},
-		{"RL10", "listener", func(s *vitals.Sample) { s.Namespaces[0].After.EventListeners = 1 }, Info},
-		{"RL10", "listener on a busy gateway", func(s *vitals.Sample) {
+		{"RL10", "listener", listeners(1, 0), Info},
+		{"RL10", "listener on a busy gateway", listeners(1, 6000), Warn},
+		{"RL10", "a sample of new connections, by top", func(s *vitals.Sample) {
 			s.Namespaces[0].After.EventListeners, s.Namespaces[0].NewPerSecond = 1, 6000
-		}, Warn},
+		}, OK},
 		{"RL11", "no accounting", sysctl("net.netfilter.nf_conntrack_acct", "0"), Info},
 		{"RL12", "flowtables unused", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished)), Info},
 		{"RL12", "flowtables unused, few connections", func(s *vitals.Sample) { s.After.Flowtables = true }, OK},
 		{"RL12", "flowtables used", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished), rules(func(r *vitals.Ruleset) { r.Flowtables = 1 })), OK},
 		{"RL12", "symbols hidden", func(s *vitals.Sample) { s.After.FlowtablesErr = fs.ErrPermission }, Unknown},
 		{"RL13", "checksums on the CPU", all(sysctl("net.netfilter.nf_conntrack_checksum", "1"), link(func(l *vitals.Link) { l.RxChecksum = 0 })), Info},
+		{"RL14", "two changes in half a second", func(s *vitals.Sample) { s.Window = time.Second / 2; s.Namespaces[0].After.Generation += 2 }, OK},
 		{"RL14", "churn", func(s *vitals.Sample) { s.Namespaces[0].After.Generation += 30 }, Warn},
 		{"RL15", "a rule drops", func(s *vitals.Sample) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []trace.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
@@ -321,6 +324,7 @@ func TestChecks(t *testing.T) {
 		{"FW02", "refused", set("TcpExt.IPReversePathFilter", 100), Critical},
 		{"FW03", "too large", set("Ip.FragFails", 100), Critical},
 		{"FW03", "one too large", set("Ip.FragFails", 1), Warn},
+		{"FW03", "IPv6, which counts twice", all(set("Ip6InTooBigErrors", 3), set("Ip6FragFails", 3)), Warn},
 		{"FW04", "an error held back", set("Icmp.OutRateLimitHost", 1), Info},
 		{"FW04", "rate limit", set("Icmp.OutRateLimitHost", 100), Warn},
 		{"FW05", "tunnel", link(func(l *vitals.Link) { l.MTU = 1420 }), Warn},
@@ -378,9 +382,12 @@ func TestChecks(t *testing.T) {
 			s.Before.Softnet[0].Dropped, s.After.Softnet = 0, []vitals.SoftnetCPU{{Dropped: 100}}
 		}, OK},
 		{"RX02", "a CPU that went away", func(s *vitals.Sample) { s.After.Softnet = []vitals.SoftnetCPU{{Squeezed: 100}} }, OK},
+		{"RX08", "no xdp", func(*vitals.Sample) {}, OK},
 		{"RX08", "xdp", link(func(l *vitals.Link) { l.XDP = true }), Info},
 		{"RX08", "xdp, and all can send", all(xdp(3), link(func(l *vitals.Link) { l.XDPFeatures = 7 })), Info},
-		{"RX08", "xdp, and one cannot send", xdp(3), Warn},
+		{"RX08", "xdp, and one cannot send, to which nothing may be redirected", xdp(3), Info},
+		{"RX08", "xdp, and one cannot send what is redirected", all(xdp(3), dropped(trace.CauseXDPRedirect, 300)), Warn},
+		{"RX08", "xdp, and one frame was lost", all(xdp(3), dropped(trace.CauseXDPRedirect, 1)), Info},
 		{"RX09", "slow calls and a full CPU", all(busy, func(s *vitals.Sample) {
 			s.After.Mitigations = map[string]string{"spectre_v2": "Mitigation: Retpolines"}
 		}), Info},

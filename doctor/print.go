@@ -133,16 +133,19 @@ func (p *printer) lines(title string, v Verdict, findings []Finding) {
 		bullet = "- "
 	}
 	for _, key := range order {
-		text := key
-		switch names := where[key]; {
-		case names[0] == "":
-		case len(names) == 1:
-			text += " (" + names[0] + ")"
-		default:
-			text += fmt.Sprintf(" (%d namespaces)", len(names))
-		}
-		p.printf("%s%s\n", bullet, p.style.Paint(v, text))
+		p.printf("%s%s\n", bullet, p.style.Paint(v, key+inNamespaces(where[key])))
 	}
+}
+
+// inNamespaces words where something was found; the empty name is the host's as a whole.
+func inNamespaces(names []string) string {
+	switch {
+	case names[0] == "":
+		return ""
+	case len(names) == 1:
+		return " (" + names[0] + ")"
+	}
+	return fmt.Sprintf(" (%d namespaces)", len(names))
 }
 
 func (p *printer) title(title string) {
@@ -159,24 +162,30 @@ func (p *printer) unknown(r *Report) {
 		return
 	}
 	p.title("Not visible")
-	byReason := map[string][]string{}
-	var reasons []string
+	// A reason with the checks that it blinds, and those with the namespaces where it does.
+	checks, where := map[string][]string{}, map[string][]string{}
+	var reasons, lines []string
 	for _, f := range findings {
-		reason := f.Summary
-		if f.Namespace != "" {
-			reason += " (" + f.Namespace + ")"
+		key := f.Summary + "\x00" + f.Namespace
+		if checks[key] == nil {
+			reasons = append(reasons, key)
 		}
-		if byReason[reason] == nil {
-			reasons = append(reasons, reason)
+		checks[key] = append(checks[key], f.Check)
+	}
+	for _, key := range reasons {
+		reason, namespace, _ := strings.Cut(key, "\x00")
+		line := strings.Join(checks[key], ", ") + ": " + reason
+		if where[line] == nil {
+			lines = append(lines, line)
 		}
-		byReason[reason] = append(byReason[reason], f.Check)
+		where[line] = append(where[line], namespace)
 	}
 	bullet := "  "
 	if p.style.Markdown {
 		bullet = "- "
 	}
-	for _, reason := range reasons {
-		p.printf("%s%s: %s\n", bullet, strings.Join(byReason[reason], ", "), reason)
+	for _, line := range lines {
+		p.printf("%s%s%s\n", bullet, line, inNamespaces(where[line]))
 	}
 	for _, l := range r.Limits {
 		p.printf("%s%s\n", bullet, l)

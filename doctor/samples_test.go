@@ -26,6 +26,7 @@ func examined(t *testing.T) *vitals.Sample {
 		if err != nil {
 			t.Fatal(err)
 		}
+		r.ReadSockets(root)
 		r.Counters.AddConntrack(conntrack.Counters{})
 		r.Links = []vitals.Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
 			{Name: "lan0", Kind: "veth", Up: true, MTU: 1500, RxPackets: 1000}}
@@ -38,7 +39,7 @@ func examined(t *testing.T) *vitals.Sample {
 	n.Delta = trace.Counters{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	fill(n.Table, 100, conntrack.TCPEstablished)
-	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostFiles(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
+	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostCounters(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
 	return s
 }
 
@@ -220,13 +221,33 @@ func dropped(cause trace.Cause, n uint64) func(*vitals.Sample) {
 	}
 }
 
+// connections adds n from one more local address to the same remote endpoint.
+func connections(n int) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		remotes := s.Namespaces[0].After.Remotes
+		from := netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + len(remotes))})
+		remotes[vitals.Remote{From: from, To: netip.MustParseAddrPort("192.0.2.9:443")}] = n
+	}
+}
+
+// listeners has programs that hear every event all the time, of so many new connections.
+func listeners(n int, perSecond float64) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		ns := s.Namespaces[0]
+		ns.Before.EventListeners, ns.After.EventListeners, ns.NewPerSecond = n, n, perSecond
+	}
+}
+
 func busy(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
 
 // cores makes a host of n CPUs of which the first is that of the tree.
 func cores(n int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Before.CPUs = append(s.Before.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
-		s.After.CPUs = append(s.After.CPUs[:1:1], make([]vitals.CPUTime, n-1)...)
+		s.Before.CPUs, s.After.CPUs = s.Before.CPUs[:1:1], s.After.CPUs[:1:1]
+		for cpu := range n - 1 {
+			s.Before.CPUs = append(s.Before.CPUs, trace.CPUTime{CPU: cpu + 1})
+			s.After.CPUs = append(s.After.CPUs, trace.CPUTime{CPU: cpu + 1})
+		}
 	}
 }
 

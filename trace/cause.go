@@ -29,6 +29,9 @@ var (
 	CauseConfirmRace = Cause{ID: "confirm-race", Title: "two packets made the same flow", Counter: "conntrack.insert_failed",
 		Meaning: "another packet entered the same connection into the table first",
 		Remedy:  "harmless when rare; for DNS use a local cache or single-request-reopen"}
+	CauseLongChain = Cause{ID: "long-chain", Title: "hash chain of the connection table too long", Counter: "conntrack.chain_too_long",
+		Meaning: "too many connections share a bucket of the table, which is not full, so new ones were refused",
+		Remedy:  "raise net.netfilter.nf_conntrack_buckets to nf_conntrack_max; if it is, suspect a collision attack"}
 	CauseNftRule = Cause{ID: "nft-rule", Title: "nftables rule",
 		Meaning: "a rule or a chain policy of nftables (or iptables-nft) says drop"}
 	CauseLegacyRule = Cause{ID: "legacy-rule", Title: "firewall rule (iptables-legacy)",
@@ -37,7 +40,7 @@ var (
 		Meaning: "a rule of a netfilter hook says drop; this kernel does not tell nftables and iptables apart"}
 	CauseForwardOff = Cause{ID: "forwarding-off", Title: "forwarding is off", Counter: "Ip.InAddrErrors",
 		Meaning: "packets for other hosts arrive, but this host is not set to forward",
-		Remedy:  "sysctl net.ipv4.ip_forward=1"}
+		Remedy:  "sysctl -w net.ipv4.ip_forward=1"}
 	CauseRPFilter = Cause{ID: "rp-filter", Title: "reverse path filter", Counter: "TcpExt.IPReversePathFilter",
 		Meaning: "the answer to the packet's source would leave by another interface, so it was taken for spoofed",
 		Remedy:  "set rp_filter to 2 (loose) on the interface, or correct the route back"}
@@ -55,7 +58,7 @@ var (
 		Remedy:  "add the missing route"}
 	CauseBlackhole = Cause{ID: "blackhole-route", Title: "route says drop",
 		Meaning: "a blackhole, unreachable or prohibit route covers the destination",
-		Remedy:  "ip route get DESTINATION shows the route"}
+		Remedy:  "ip route show table all match DESTINATION shows the route, ip rule the rule"}
 	CauseNeighbour = Cause{ID: "neighbour-failed", Title: "next hop does not answer",
 		Meaning: "nobody answered ARP or neighbour discovery for the next hop",
 		Remedy:  "check that the next hop is up and on this link"}
@@ -92,6 +95,11 @@ var (
 		Meaning: "no protocol handler is registered for the frame"}
 	CauseXDP = Cause{ID: "xdp", Title: "dropped by an XDP program",
 		Meaning: "an XDP program on a virtual link returned XDP_DROP"}
+	CauseXDPRedirect = Cause{ID: "xdp-redirect", Title: "lost on the way that an XDP program sent them",
+		Meaning: "an XDP program redirected frames to an interface that does not take them; no other drop event or counter tells of it",
+		Remedy:  "of a veth, turn GRO on at its other end or attach an XDP program there; else redirect by TC"}
+	CauseXDPAborted = Cause{ID: "xdp-aborted", Title: "aborted by an XDP program",
+		Meaning: "an XDP program failed (XDP_ABORTED, or a verdict that the driver does not know), or XDP_TX found no room"}
 	CauseTC = Cause{ID: "tc", Title: "dropped by a TC program or filter",
 		Meaning: "a TC filter or BPF program said drop"}
 	CauseIPsec = Cause{ID: "ipsec-policy", Title: "IPsec policy",

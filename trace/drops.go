@@ -82,6 +82,7 @@ type Drops struct {
 	objects dropsObjects
 	links   []link.Link
 	ring    *ringbuf.Reader
+	losses  *losses // nil where the kernel does not tell of them
 	symbols *Symbols
 	reasons *Reasons
 	limits  []string
@@ -146,6 +147,9 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if d.ring, err = ringbuf.NewReader(d.objects.Samples); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("drops: samples: %w", err)
+	}
+	if d.losses, err = openLosses(); err != nil {
+		d.limits = append(d.limits, fmt.Sprintf("frames that XDP programs redirect in vain: %v", err))
 	}
 	if err := d.Resume(); err != nil {
 		d.Close()
@@ -381,7 +385,7 @@ func (d *Drops) Pause() error {
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
-	errs = append(errs, d.events.Close())
+	errs = append(errs, d.events.Close(), d.losses.pause())
 	d.links, d.events = nil, nil
 	return errors.Join(errs...)
 }
@@ -408,9 +412,12 @@ func (d *Drops) Resume() error {
 	if d.objects.DropsRaw != nil {
 		return nil
 	}
+	if err := d.losses.resume(); err != nil {
+		return fmt.Errorf("drops: attach to the tracepoints of XDP: %w", err)
+	}
 	var err error
 	if d.events, err = openEventCount(); err != nil {
-		limit := fmt.Sprintf("whether this kernel hides drops from its probes: %v", err)
+		limit := fmt.Sprintf("whether this kernel hides drops from its probes is not known: %v", err)
 		if !slices.Contains(d.limits, limit) {
 			d.limits = append(d.limits, limit)
 		}
@@ -441,7 +448,7 @@ func (d *Drops) forget() error {
 
 // Close stops counting.
 func (d *Drops) Close() error {
-	errs := []error{d.Pause()}
+	errs := []error{d.Pause(), d.losses.close()}
 	if d.ring != nil {
 		errs = append(errs, d.ring.Close())
 	}

@@ -4,12 +4,14 @@ package trace_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -18,7 +20,7 @@ import (
 // first of the report, with events and kernel counters equal.
 func TestDropCauses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
-	for _, c := range append(sick.Cases(), sick.More()...) {
+	for _, c := range append(sick.Cases(), sick.Drops()...) {
 		if c.Cause == "" {
 			continue
 		}
@@ -83,5 +85,57 @@ func dropCause(t *testing.T, c sick.Case) {
 	reported := r.Groups[0].Packets
 	if refused > 0 && (reported > uint64(refused) || reported+r.Hidden < uint64(refused)) {
 		t.Errorf("%d packets were refused, %d are reported and %d are hidden by this kernel", refused, reported, r.Hidden)
+	}
+}
+
+// TestListed wants the rules of a namespace to be listed only when one drops something, and
+// the one that does to be named by the counters of two listings.
+func TestListed(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	var c sick.Case
+	for _, c = range sick.Cases() {
+		if c.Name == "deny-rule" {
+			break
+		}
+	}
+	l := labtest.New(t, sick.Topology("trace"))
+	if err := c.Setup(ctx, l); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[uint64][]trace.Rule{}
+	watch := func(traffic func(context.Context, *lab.Lab) (int, error)) (rules []trace.Rule) {
+		w := trace.Watcher{Namespaces: []conntrack.Namespace{ns}, Listed: listed,
+			Options: trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true}}
+		if err := w.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if traffic != nil {
+			if _, err := traffic(ctx, l); err != nil {
+				t.Error(err)
+			}
+		}
+		r, err := w.Stop(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range r.Groups {
+			rules = append(rules, g.Rules...)
+		}
+		return rules
+	}
+	if watch(nil); len(listed) > 0 {
+		t.Errorf("rules were listed although none dropped anything: %v", listed)
+	}
+	for range 2 {
+		rules := watch(c.Traffic)
+		if len(rules) == 0 || !slices.ContainsFunc(listed[ns.Inode], func(r trace.Rule) bool { return r.Text == rules[0].Text }) {
+			t.Errorf("rules %v are blamed, %v are kept", rules, listed)
+		}
 	}
 }

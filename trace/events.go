@@ -20,12 +20,22 @@ import (
 // by no probe, but by this. Other kernels' probes count as many as this does.
 type eventCount []int
 
-// openEventCount begins at zero. It counts nothing without tracefs.
-func openEventCount() (eventCount, error) {
-	text, err := os.ReadFile("/sys/kernel/tracing/events/skb/kfree_skb/id")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// tracefs is where it may be mounted: by itself, or as a part of debugfs.
+var tracefs = []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"}
+
+// eventID reads the number of the event for drops.
+func eventID(tracefs []string) (text []byte, err error) {
+	for _, dir := range tracefs {
+		if text, err = os.ReadFile(dir + "/events/skb/kfree_skb/id"); !errors.Is(err, os.ErrNotExist) {
+			return text, err
+		}
 	}
+	return nil, errors.New("tracefs is not mounted here: mount -t tracefs tracefs " + tracefs[0])
+}
+
+// openEventCount begins at zero.
+func openEventCount() (eventCount, error) {
+	text, err := eventID(tracefs)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -71,9 +72,9 @@ func (f *Filter) set(word, value string) (err error) {
 			f.Prefix = f.Prefix.Masked()
 		}
 	case "port":
-		var n uint64
-		if n, err = strconv.ParseUint(value, 10, 16); err == nil && n == 0 {
-			return fmt.Errorf("not a port")
+		n, err := strconv.ParseUint(value, 10, 16)
+		if err != nil || n == 0 {
+			return errors.New("not a number from 1 to 65535")
 		}
 		f.Port = uint16(n)
 	}

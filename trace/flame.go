@@ -4,8 +4,8 @@ package trace
 
 import (
 	_ "embed"
+	"encoding/xml"
 	"fmt"
-	"html"
 	"io"
 	"maps"
 	"slices"
@@ -21,9 +21,10 @@ var flameScript string
 const (
 	flameWidth  = 1200
 	flameRow    = 17
-	flameTop    = 64
+	flameTop    = 72
 	flameMargin = 10
-	flameChar   = 6.7 // mean width of a character at 11 px
+	flameBoxes  = flameWidth - 2*flameMargin
+	flameChar   = 6.7 // width of a character of a fixed-width font at 11 px, 0.6 em in most
 	flameMin    = 0.2 // narrower boxes are left out
 )
 
@@ -70,31 +71,41 @@ func (p *Profile) WriteFlameGraph(w io.Writer) error {
 			node.phases[s.Phase.Name] += s.Samples
 		}
 	}
-	depth := root.depth(float64(flameWidth-2*flameMargin) / float64(max(root.samples, 1)))
+	f := flamePainter{colors: colors, scale: flameBoxes / float64(max(root.samples, 1)), total: root.samples}
+	depth := root.depth(f.scale)
+	f.bottom = flameTop + depth*flameRow
 	legend := p.legend(colors)
-	height := flameTop + depth*flameRow + 40 + (len(legend)+3)/4*20
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" version="1.1" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui, sans-serif" font-size="11">`+"\n",
+	height := f.bottom + 40 + (len(legend)+3)/4*20
+	fmt.Fprintf(&f.b, `<svg xmlns="http://www.w3.org/2000/svg" version="1.1" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui, sans-serif" font-size="11">`+"\n",
 		flameWidth, height, flameWidth, height)
-	fmt.Fprintf(&b, `<title>CPU time of the network stack</title>
+	fmt.Fprintf(&f.b, `<title>CPU time of the network stack</title>
 <rect width="100%%" height="100%%" fill="#ffffff"/>
 <text x="%d" y="22" font-size="16">CPU time by kernel stack: %d samples at %d/s on %d CPUs, %.1f s</text>
-<text x="%d" y="42" id="details" fill="#555555">%s</text>
-<text x="%d" y="22" id="reset" text-anchor="end" fill="#1f5fa8" style="cursor:pointer;display:none">show all</text>
-<text x="%d" y="42" id="search" text-anchor="end" fill="#1f5fa8" style="cursor:pointer" tabindex="0" role="button">search (/)</text>
-<g id="frames">
-`, flameMargin, root.samples, p.Rate, p.CPUs, p.Window.Seconds(), flameMargin, html.EscapeString(p.summary()), flameWidth-flameMargin, flameWidth-flameMargin)
-	f := flamePainter{w: &b, colors: colors, scale: float64(flameWidth-2*flameMargin) / float64(max(root.samples, 1)), total: root.samples, bottom: flameTop + depth*flameRow}
-	f.draw(root, flameMargin, 0)
-	b.WriteString("</g>\n")
+<text x="%d" y="42" id="details" font-family="monospace" fill="#555555">%s</text>
+<g fill="#1f5fa8" cursor="pointer">
+<text x="%d" y="60" id="search" style="display:none" tabindex="0" role="button">search (/)</text>
+<text x="%d" y="60" id="reset" style="display:none" tabindex="0" role="button">show all (Esc)</text>
+</g>
+<g id="frames" font-family="monospace" data-width="%d" data-char="%g">
+`, flameMargin, root.samples, p.Rate, p.CPUs, p.Window.Seconds(), flameMargin, escape(p.summary()), flameMargin, flameMargin+80, flameBoxes, flameChar)
+	f.draw(root, 0, 0)
+	f.b.WriteString("</g>\n")
 	for i, line := range legend {
-		x, y := flameMargin+i%4*295, flameTop+depth*flameRow+30+i/4*20
-		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n",
-			x, y-10, line[0], x+18, y, html.EscapeString(line[1]))
+		x, y := flameMargin+i%4*295, f.bottom+30+i/4*20
+		fmt.Fprintf(&f.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n",
+			x, y-10, line[0], x+18, y, escape(line[1]))
 	}
-	fmt.Fprintf(&b, "<script><![CDATA[\n%s]]></script>\n</svg>\n", flameScript)
-	_, err := io.WriteString(w, b.String())
+	fmt.Fprintf(&f.b, "<script><![CDATA[\n%s]]></script>\n</svg>\n", flameScript)
+	_, err := io.WriteString(w, f.b.String())
 	return err
+}
+
+// escape makes text of XML of any bytes: what a program calls itself need not be
+// UTF-8, and may hold what XML forbids.
+func escape(s string) string {
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(s)) // a strings.Builder never fails
+	return b.String()
 }
 
 // depth counts the rows that are wide enough to be seen.
@@ -109,12 +120,7 @@ func (n *flameNode) depth(scale float64) int {
 }
 
 // summary is the line under the title.
-func (p *Profile) summary() string {
-	if p.Packets == 0 {
-		return "click a box to zoom"
-	}
-	return fmt.Sprintf("%d %s; click a box to zoom", p.Packets, p.Counted)
-}
+func (p *Profile) summary() string { return fmt.Sprintf("%d %s", p.Packets, p.Counted) }
 
 // legend lists phases with colour and text, the largest first.
 func (p *Profile) legend(colors map[string]string) [][2]string {
@@ -133,43 +139,58 @@ func (p *Profile) legend(colors map[string]string) [][2]string {
 }
 
 type flamePainter struct {
-	w      *strings.Builder
+	b      strings.Builder
 	colors map[string]string
-	scale  float64
-	total  uint64
+	scale  float64 // pixels for each sample
+	total  uint64  // samples
 	bottom int
 }
 
-// draw writes a node and its children, which stand on it.
-func (f *flamePainter) draw(n *flameNode, x float64, level int) {
+// draw writes a node, which begins after the given number of samples, and then
+// its children, which stand on it. The script computes with the samples, since
+// rounded pixels are wrong when they are magnified.
+func (f *flamePainter) draw(n *flameNode, start uint64, level int) {
 	width := float64(n.samples) * f.scale
+	if level == 0 {
+		width = flameBoxes // without samples, too
+	}
 	if width < flameMin {
 		return
 	}
+	text, color := fmt.Sprintf("%s: %d samples, %.2f %%", n.name, n.samples, 100*float64(n.samples)/float64(max(f.total, 1))), phaseOther.Color
+	if phase := n.phase(); phase != "" {
+		text, color = text+", "+phase, f.colors[phase]
+	}
+	x, y := flameMargin+float64(start)*f.scale, f.bottom-(level+1)*flameRow
+	fmt.Fprintf(&f.b, `<g class="f" data-n="%s" data-x="%d" data-s="%d"><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s"/><text x="%.2f" y="%d">%s</text></g>`+"\n",
+		escape(n.name), start, n.samples, escape(text), x, y, width-min(0.5, width/4), flameRow-1, color, x+3, y+12, escape(fitting(n.name, width-4)))
+	for _, key := range slices.Sorted(maps.Keys(n.children)) {
+		c := n.children[key]
+		f.draw(c, start, level+1)
+		start += c.samples
+	}
+}
+
+// phase returns the one that most samples of the node belong to.
+func (n *flameNode) phase() string {
 	phase, most := "", uint64(0)
 	for _, name := range slices.Sorted(maps.Keys(n.phases)) {
 		if n.phases[name] > most {
 			phase, most = name, n.phases[name]
 		}
 	}
-	color := f.colors[phase]
-	if color == "" {
-		color = phaseOther.Color
+	return phase
+}
+
+// fitting cuts a name to a width in pixels.
+func fitting(name string, width float64) string {
+	fit := int(width / flameChar)
+	letters := []rune(name)
+	switch {
+	case fit < 3:
+		return ""
+	case len(letters) > fit:
+		return string(letters[:fit-2]) + ".."
 	}
-	y := f.bottom - (level+1)*flameRow
-	label := ""
-	if fit := int(width / flameChar); fit >= 3 {
-		label = n.name
-		if len(label) > fit {
-			label = label[:fit-2] + ".."
-		}
-	}
-	name := html.EscapeString(n.name)
-	fmt.Fprintf(f.w, `<g class="f" data-n="%s"><title>%s: %d samples, %.2f %%, %s</title><rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" stroke="#ffffff" stroke-width="0.5"/><text x="%.1f" y="%d">%s</text></g>`+"\n",
-		name, name, n.samples, 100*float64(n.samples)/float64(max(f.total, 1)), html.EscapeString(phase), x, y, width, flameRow-1, color, x+3, y+12, html.EscapeString(label))
-	for _, key := range slices.Sorted(maps.Keys(n.children)) {
-		c := n.children[key]
-		f.draw(c, x, level+1)
-		x += float64(c.samples) * f.scale
-	}
+	return name
 }

@@ -54,7 +54,7 @@ var phases = []Phase{
 		"ipv6_list_rcv", "ip6_rcv_*"}},
 	{"output", "#bab0ac", []string{"ip_output", "ip_finish_output*", "__ip_finish_output", "ip6_output", "ip6_finish_output*", "neigh_resolve_output",
 		"neigh_hh_output", "neigh_event_send", "ip_local_out", "__ip_local_out"}},
-	{"transmit", "#79706e", []string{"__dev_queue_xmit", "sch_direct_xmit", "dev_hard_start_xmit", "net_tx_action", "__qdisc_run", "qdisc_*", "fq_codel_*",
+	{"transmit", "#7f7673", []string{"__dev_queue_xmit", "sch_direct_xmit", "dev_hard_start_xmit", "net_tx_action", "__qdisc_run", "qdisc_*", "fq_codel_*",
 		"pfifo_fast_*", "fq_enqueue", "fq_dequeue", "htb_*", "validate_xmit_*", "skb_segment", "tbf_*"}},
 	{"packet memory", "#d7b5a6", []string{"kfree_skb*", "sk_skb_reason_drop", "consume_skb", "napi_consume_skb", "__alloc_skb", "__napi_alloc_skb", "napi_alloc_skb",
 		"napi_skb_*", "skb_release_*", "build_skb*", "page_pool_*", "skb_copy_*", "skb_clone", "pskb_*", "napi_build_skb"}},

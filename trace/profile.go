@@ -102,7 +102,7 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 	if err != nil {
 		return nil, err
 	}
-	p.busiest(times, cpuTimes())
+	p.busiest(CPUsBetween(times, cpuTimes()))
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
 	symbols, err := recentSymbols(programID(objects.ProfileCpu)) // of what was loaded meanwhile, too
@@ -280,38 +280,19 @@ func isNetwork(p Phase) bool {
 	return p.Name != phaseIdle.Name && p.Name != phaseUser.Name && p.Name != phaseOther.Name
 }
 
-// busiest finds the CPU that was least idle between two readings of /proc/stat.
-func (p *Profile) busiest(before, after [][2]uint64) {
-	for cpu := range min(len(before), len(after)) {
-		total, idle := after[cpu][0]-before[cpu][0], after[cpu][1]-before[cpu][1]
-		if total == 0 || idle > total {
-			continue
-		}
-		if share := 1 - float64(idle)/float64(total); share > p.BusiestShare {
-			p.Busiest, p.BusiestShare = cpu, share
+// busiest finds the CPU that was least idle in the window.
+func (p *Profile) busiest(window []CPUTime) {
+	for _, c := range window {
+		if share := 1 - float64(min(c.Idle, c.Total))/float64(c.Total); share > p.BusiestShare {
+			p.Busiest, p.BusiestShare = c.CPU, share
 		}
 	}
 }
 
-// cpuTimes reads all and idle ticks of each CPU.
-func cpuTimes() (times [][2]uint64) {
+// cpuTimes reads what each CPU did since boot.
+func cpuTimes() []CPUTime {
 	text, _ := os.ReadFile("/proc/stat")
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) < 9 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
-			continue
-		}
-		var t [2]uint64
-		for i, v := range f[1:9] { // what follows is part of user time
-			n, _ := strconv.ParseUint(v, 10, 64)
-			t[0] += n
-			if i == 3 || i == 4 { // idle, iowait
-				t[1] += n
-			}
-		}
-		times = append(times, t)
-	}
-	return times
+	return ParseCPUs(string(text))
 }
 
 // Share returns the part of all CPUs' time that the named phases took.
@@ -325,13 +306,16 @@ func (p *Profile) Share(names ...string) float64 {
 	return sum
 }
 
+var foldable = strings.NewReplacer(";", ":", "\n", " ")
+
 // Folded returns the stacks as lines "program;outermost;...;innermost count", the
-// format that flame graph tools read.
+// format that flame graph tools read. What divides them there, and cannot be told
+// from a program's own name for itself, is replaced in that name.
 func (p *Profile) Folded() string {
 	lines := make([]string, 0, len(p.Stacks))
 	for _, s := range p.Stacks {
 		var b strings.Builder
-		b.WriteString(cmp.Or(s.Program, "?"))
+		b.WriteString(cmp.Or(foldable.Replace(s.Program), "?"))
 		if len(s.Frames) == 0 {
 			b.WriteString(";[" + s.Phase.Name + "]")
 		}

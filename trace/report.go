@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -81,7 +82,8 @@ var counterCauses = []struct {
 	causes   []*Cause
 }{
 	{[]string{"conntrack.drop"}, []*Cause{&CauseTableFull, &CausePortsExhausted, &CauseConfirmRace}},
-	{[]string{"conntrack.insert_failed"}, []*Cause{&CausePortsExhausted, &CauseConfirmRace}},
+	{[]string{"conntrack.insert_failed"}, []*Cause{&CausePortsExhausted, &CauseConfirmRace, &CauseLongChain}},
+	{[]string{"conntrack.chain_too_long"}, []*Cause{&CauseLongChain}},
 	{[]string{"TcpExt.IPReversePathFilter"}, []*Cause{&CauseRPFilter}},
 	{[]string{"Ip.InAddrErrors", "Ip6InAddrErrors"}, []*Cause{&CauseForwardOff}},
 	{[]string{"IpExt.InNoRoutes", "Ip6InNoRoutes"}, []*Cause{&CauseNoRoute}},
@@ -106,6 +108,10 @@ type Watcher struct {
 	// Probe, when set, is a paused probe to use, made with the same options; Stop
 	// pauses it again.
 	Probe *Drops
+	// Listed, when set, keeps the dropping rules of namespaces, by inode, from one watch to
+	// the next: they are listed only where one dropped something, because the program that
+	// lists them is dear. nil: they are listed in every namespace when the watch begins.
+	Listed map[uint64][]Rule
 	// OnSample, when set, sees every sample as it comes, with its cause.
 	OnSample func(*DropSample, Cause)
 
@@ -145,7 +151,11 @@ func (w *Watcher) Start(ctx context.Context) error {
 	})
 	w.before = map[uint64]snapshot{}
 	for _, ns := range w.Namespaces {
-		w.before[ns.Inode] = w.snapshot(ctx, ns, true)
+		before := w.snapshot(ctx, ns)
+		if before.rules = w.Listed[ns.Inode]; w.Listed == nil {
+			before.rules, _ = DropRules(ctx, ns)
+		}
+		w.before[ns.Inode] = before
 	}
 	w.started = time.Now()
 	return nil
@@ -178,11 +188,8 @@ func (w *Watcher) problem(err error) {
 func (w *Watcher) Started() time.Time { return w.started }
 
 // snapshot reads counts and counters of a namespace as close together as can be.
-func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace, rules bool) snapshot {
+func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace) snapshot {
 	var s snapshot
-	if rules {
-		s.rules, _ = DropRules(ctx, ns)
-	}
 	counters, _, err := ReadCounters(ctx, ns)
 	if err != nil {
 		w.problem(err)
@@ -225,7 +232,7 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	after := map[uint64]snapshot{}
 	for _, ns := range w.Namespaces {
 		known[ns.Inode] = true
-		after[ns.Inode] = w.snapshot(ctx, ns, false)
+		after[ns.Inode] = w.snapshot(ctx, ns)
 	}
 	all, err := w.drops.Counts()
 	w.stop()
@@ -258,7 +265,8 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 	before := w.before[ns.Inode]
 	delta := after.counters.Sub(before.counters)
 	groups := map[string]*DropGroup{}
-	names := interfaceNames(ns)
+	names := sync.OnceValue(func() map[uint32]string { return interfaceNames(ns) })
+	listed := sync.OnceValue(func() []Rule { return w.list(ctx, ns) })
 	for key, c := range after.counts {
 		c.Packets -= before.counts[key].Packets
 		c.Bytes -= before.counts[key].Bytes
@@ -274,7 +282,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 		if w.Options.Filter.Empty() {
 			cause = refine(cause, delta, w.drops.nftSeen)
 		}
-		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(before.rules, Rule.legacy) {
+		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(listed(), Rule.legacy) {
 			cause = CauseHookRule // nftables on a kernel without a place of its own for that
 		}
 		g := groups[cause.ID]
@@ -282,7 +290,14 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 			g = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: cause}
 			groups[cause.ID] = g
 		}
-		g.add(&c, samples, names)
+		g.add(&c, samples, names())
+	}
+	if w.Options.Filter.Empty() {
+		lost, err := w.drops.losses.groups(ns, names)
+		if err != nil {
+			w.problem(err)
+		}
+		maps.Copy(groups, lost)
 	}
 	if n := delta["TcpExt.ListenOverflows"]; n > 0 && w.Options.Filter.Empty() {
 		groups[CauseAcceptQueue.ID] = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: CauseAcceptQueue, Packets: n}
@@ -291,7 +306,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 		g.finish(r.Window)
 		switch g.Cause.ID {
 		case CauseNftRule.ID, CauseHookRule.ID, CauseLegacyRule.ID:
-			w.blameRules(ctx, g, ns, before.rules)
+			g.blame(before.rules, listed())
 		}
 		r.Groups = append(r.Groups, *g)
 	}
@@ -312,8 +327,11 @@ func refine(c Cause, delta Counters, nftSeparate bool) Cause {
 			return ruleCause(nftSeparate)
 		}
 	case CausePortsExhausted.ID, CauseConfirmRace.ID:
-		if delta["conntrack.insert_failed"] == 0 {
+		switch failed := delta["conntrack.insert_failed"]; {
+		case failed == 0:
 			return ruleCause(nftSeparate)
+		case failed == delta["conntrack.chain_too_long"]: // which counts as failed, too
+			return CauseLongChain
 		}
 	}
 	return c
@@ -356,12 +374,20 @@ func (g *DropGroup) finish(window time.Duration) {
 	g.Samples = kept
 }
 
-func (w *Watcher) blameRules(ctx context.Context, g *DropGroup, ns conntrack.Namespace, before []Rule) {
-	after, err := DropRules(ctx, ns)
+// list reads the dropping rules of a namespace at the end of the watch.
+func (w *Watcher) list(ctx context.Context, ns conntrack.Namespace) []Rule {
+	rules, err := DropRules(ctx, ns)
 	if err != nil {
 		w.problem(err)
-		return
 	}
+	if w.Listed != nil {
+		w.Listed[ns.Inode] = rules
+	}
+	return rules
+}
+
+// blame finds the rules of the group between two listings.
+func (g *DropGroup) blame(before, after []Rule) {
 	hooks := map[Hook]bool{}
 	for _, p := range g.Places {
 		hooks[p.Hook] = true

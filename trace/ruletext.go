@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -43,10 +42,14 @@ func (r Rule) String() string {
 }
 
 // legacy tells whether the old iptables hold the rule.
-func (r Rule) legacy() bool { return strings.HasPrefix(r.Chain, legacyChain) }
+func (r Rule) legacy() bool {
+	program, _, _ := strings.Cut(r.Chain, " ")
+	return program == legacyPrograms[0].name || program == legacyPrograms[1].name
+}
 
-// legacyChain begins the chain's name of such rules.
-const legacyChain = "iptables "
+// legacyPrograms are those of the old iptables, whose names begin their chains' here, and
+// the kernel's lists of the tables that they have made.
+var legacyPrograms = []struct{ name, tables string }{{"iptables", "ip_tables_names"}, {"ip6tables", "ip6_tables_names"}}
 
 func (r Rule) id() string { return r.Chain + "\x00" + r.Handle + "\x00" + r.Text }
 
@@ -54,19 +57,21 @@ func (r Rule) id() string { return r.Chain + "\x00" + r.Handle + "\x00" + r.Text
 // nft and iptables-legacy programs print them.
 func DropRules(ctx context.Context, ns conntrack.Namespace) (rules []Rule, err error) {
 	err = ns.Do(func() error {
+		var text string
 		if hasTables() {
-			text, err := run(ctx, "nft", "-a", "-t", "list", "ruleset")
-			if err != nil {
-				return err
-			}
-			rules = parseNft(text)
-		}
-		if usesLegacy(os.DirFS("/")) {
-			if text, err := run(ctx, "iptables-legacy-save", "-c"); err == nil {
-				rules = append(rules, parseLegacy(text)...)
+			if text, err = run(ctx, "nft", "-a", "-t", "list", "ruleset"); err == nil {
+				rules = parseNft(text)
 			}
 		}
-		return nil
+		for _, p := range legacyPrograms {
+			if text, err := os.ReadFile("/" + netDir + p.tables); err != nil || len(bytes.TrimSpace(text)) == 0 {
+				continue
+			}
+			if text, err := run(ctx, p.name+"-legacy-save", "-c"); err == nil {
+				rules = append(rules, parseLegacy(p.name, text)...)
+			}
+		}
+		return err
 	})
 	return rules, err
 }
@@ -80,16 +85,6 @@ func hasTables() bool {
 	}
 	tables, err := conn.ListTables()
 	return err != nil || len(tables) > 0
-}
-
-// usesLegacy tells whether the old iptables hold a table here.
-func usesLegacy(root fs.FS) bool {
-	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
-		if text, err := fs.ReadFile(root, netDir+name); err == nil && len(bytes.TrimSpace(text)) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 func run(ctx context.Context, name string, args ...string) (string, error) {
@@ -196,8 +191,9 @@ func hookOf(chain string, hooks map[string]string, callers map[string]jump) (hoo
 	return "", via
 }
 
-// parseLegacy finds the dropping rules in the text of "iptables-legacy-save -c".
-func parseLegacy(text string) []Rule {
+// parseLegacy finds the dropping rules in the text of "iptables-legacy-save -c", or of
+// the program for IPv6.
+func parseLegacy(program, text string) []Rule {
 	var rules []Rule
 	table := ""
 	for line := range strings.Lines(text) {
@@ -208,7 +204,7 @@ func parseLegacy(text string) []Rule {
 		case strings.HasPrefix(line, ":"): // :INPUT DROP [12:720]
 			f := strings.Fields(line[1:])
 			if len(f) == 3 && f[1] == "DROP" {
-				rules = append(rules, Rule{Chain: legacyChain + table + " " + f[0], Hook: strings.ToLower(f[0]),
+				rules = append(rules, Rule{Chain: program + " " + table + " " + f[0], Hook: strings.ToLower(f[0]),
 					Text: "policy DROP", Counted: true, Packets: legacyCount(f[2])})
 			}
 		case strings.HasPrefix(line, "["):
@@ -221,7 +217,7 @@ func parseLegacy(text string) []Rule {
 			if !slices.Contains(hookNames[:], hook) {
 				hook = "" // a chain of the user's
 			}
-			rules = append(rules, Rule{Chain: legacyChain + table + " " + f[1], Hook: hook, Text: rest,
+			rules = append(rules, Rule{Chain: program + " " + table + " " + f[1], Hook: hook, Text: rest,
 				Counted: true, Packets: legacyCount(count)})
 		}
 	}
@@ -235,8 +231,9 @@ func legacyCount(s string) uint64 {
 }
 
 // blame finds the rules that may have dropped the samples between two listings:
-// those whose counters moved, or else those whose visible conditions fit. One
-// result is certain as far as can be seen, several are candidates.
+// those whose counters moved, or else those whose visible conditions fit; without an
+// earlier listing no counter is known to have moved. One result is certain as far as
+// can be seen, several are candidates.
 func blame(before, after []Rule, hooks map[Hook]bool, samples []*DropSample) []Rule {
 	old := map[string]uint64{}
 	for _, r := range before {
@@ -248,8 +245,10 @@ func blame(before, after []Rule, hooks map[Hook]bool, samples []*DropSample) []R
 			if r.Packets -= min(old[r.id()], r.Packets); r.Packets == 0 {
 				continue
 			}
-			moved = append(moved, r)
-			continue
+			if before != nil {
+				moved = append(moved, r)
+				continue
+			}
 		}
 		if !hookFits(r.Hook, hooks) || !anyFits(r, samples) {
 			continue

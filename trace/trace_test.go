@@ -5,6 +5,7 @@ package trace
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -111,6 +112,7 @@ func TestRefine(t *testing.T) {
 		{"counters unknown", CauseTableFull, Counters{}, &CauseTableFull},
 		{"mangle rule", CausePortsExhausted, Counters{"conntrack.drop": 5, "conntrack.insert_failed": 0}, &CauseLegacyRule},
 		{"exhausted", CausePortsExhausted, Counters{"conntrack.drop": 5, "conntrack.insert_failed": 5}, &CausePortsExhausted},
+		{"long chains", CausePortsExhausted, Counters{"conntrack.drop": 0, "conntrack.insert_failed": 5, "conntrack.chain_too_long": 5}, &CauseLongChain},
 	} {
 		if got := refine(c.cause, c.delta, true); got.ID != c.want.ID {
 			t.Errorf("%s: %s, want %s", c.name, got.ID, c.want.ID)
@@ -133,8 +135,8 @@ func TestParseFilter(t *testing.T) {
 	}
 	for in, want := range map[string]string{
 		"port":                         "filter: port: value missing",
-		"port 0":                       "not a port",
-		"port 70000":                   "value out of range",
+		"port 0":                       "not a number from 1 to 65535",
+		"port 70000":                   "not a number from 1 to 65535",
 		"host 10.0.0":                  "filter: host 10.0.0:",
 		"somewhere":                    "not understood",
 		"tcp udp":                      "one protocol",
@@ -208,7 +210,7 @@ func TestParseLegacy(t *testing.T) {
 		{Chain: "iptables filter FORWARD", Hook: "forward", Text: "-A FORWARD -p tcp --dport 25 -j DROP", Packets: 3, Counted: true},
 		{Chain: "iptables filter mine", Text: "-A mine -j REJECT", Packets: 5, Counted: true},
 	}
-	if diff := cmp.Diff(want, parseLegacy(saved), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
+	if diff := cmp.Diff(want, parseLegacy("iptables", saved), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -229,7 +231,7 @@ func TestBlame(t *testing.T) {
 		{"ports in a set", rules, packet(flow.TCP, "192.0.2.2:1024", "198.51.100.9:465"), []string{"6"}},
 		{"in a chain jumped to", rules, packet(flow.UDP, "192.0.2.2:1024", "198.51.100.9:53"), []string{"9"}},
 		{"only the policy fits", rules, packet(flow.UDP, "192.0.2.2:1024", "203.0.113.9:99"), []string{""}},
-		{"a counter that moved", nil, packet(flow.UDP, "192.0.2.66:1024", "203.0.113.9:99"), []string{"5", ""}},
+		{"a counter that moved", []Rule{}, packet(flow.UDP, "192.0.2.66:1024", "203.0.113.9:99"), []string{"5", ""}},
 	} {
 		var got []string
 		for _, r := range blame(c.before, rules, map[Hook]bool{HookForward: true}, c.samples) {
@@ -238,6 +240,35 @@ func TestBlame(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: handles %q, want %q", c.name, got, c.want)
 		}
+	}
+}
+
+// TestBlameWithoutListing wants the counters of rules that were not listed before to tell
+// nothing but that the rule has dropped at some time.
+func TestBlameWithoutListing(t *testing.T) {
+	rule := func(text string, packets uint64) Rule { return Rule{Text: text, Counted: true, Packets: packets} }
+	want := rule("ip saddr 192.0.2.2 counter drop", 5)
+	got := blame(nil, []Rule{rule("ip saddr 192.0.2.3 counter drop", 9), want, rule("ip saddr 192.0.2.0/24 counter drop", 0)}, nil,
+		[]*DropSample{{Packet: flow.Tuple{Source: netip.MustParseAddrPort("192.0.2.2:1")}}})
+	if len(got) != 1 || got[0].Text != want.Text {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestEventID wants the older place of tracefs to be tried, and to be told when there is none.
+func TestEventID(t *testing.T) {
+	none, there := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(there+"/events/skb/kfree_skb", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(there+"/events/skb/kfree_skb/id", []byte("7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if id, err := eventID([]string{none, there}); string(id) != "7\n" || err != nil {
+		t.Errorf("%q, %v", id, err)
+	}
+	if _, err := eventID([]string{none}); err == nil || !strings.Contains(err.Error(), "mount -t tracefs") {
+		t.Errorf("without tracefs: %v", err)
 	}
 }
 

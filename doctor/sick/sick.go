@@ -115,26 +115,6 @@ func Cases() []Case {
 	}
 }
 
-// More are causes that the drops view knows beyond the doctor's sick set.
-func More() []Case {
-	return []Case{
-		{Name: "no-route", Cause: "no-route", Setup: nothing, Traffic: sendUDP(30, Client, "203.0.113.200", 9, 100, false)},
-		{Name: "no-route-ipv6", Cause: "no-route", Setup: ipv6, Traffic: sendUDP(30, Client6, "2001:db8:ffff::1", 9, 100, false)},
-		{Name: "nft-rule-ipv6", Cause: "nft-rule", Setup: both(ipv6, nft(`table ip6 filter { chain forward {
-			type filter hook forward priority filter; policy accept
-			udp dport 9 drop
-		}
-		}`)), Traffic: sendUDP(30, Client6, Server6, 9, 100, false)},
-		{Name: "closed-port", Cause: "closed-port", Setup: nothing, Traffic: sendUDP(30, Client, Gateway, 9, 100, false)},
-		{Name: "legacy-rule", Cause: "legacy-rule", Setup: command("gateway", "iptables-legacy", "-A", "FORWARD", "-p", "udp",
-			"--dport", "53", "-j", "DROP"), Traffic: sendUDP(30, Client, Server, 53, 100, false)},
-		{Name: "legacy-raw-rule", Cause: "legacy-rule", Setup: command("gateway", "iptables-legacy", "-t", "raw", "-A", "PREROUTING",
-			"-p", "udp", "--dport", "53", "-j", "DROP"), Traffic: sendUDP(30, Client, Server, 53, 100, false)},
-		{Name: "blackhole", Cause: "blackhole-route", Setup: command("gateway", "ip", "route", "add", "blackhole", "203.0.113.128/25"),
-			Traffic: sendUDP(30, Client, "203.0.113.200", 9, 100, false)},
-	}
-}
-
 // Healthy is a busy router with nothing wrong: programs of its own have sockets at ports
 // that the kernel chose, and a resolver at ports that it chooses at random for each query.
 func Healthy() Case {

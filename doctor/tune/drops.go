@@ -16,7 +16,8 @@ import (
 // by full backlogs of the CPUs. Namespaces that come and go are not counted; the
 // list is fixed when the counter is made.
 func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, error) {
-	last := map[string]conntrack.Counters{}
+	last := map[uint64]conntrack.Counters{} // by inode: a name may be given to another one
+	var backlog growth
 	sum := uint64(0)
 	return func(ctx context.Context) (uint64, error) {
 		for _, ns := range namespaces {
@@ -28,18 +29,33 @@ func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, erro
 				continue // it is gone
 			}
 			now := conntrack.Total(list)
-			if before, ok := last[ns.Name]; ok {
+			if before, ok := last[ns.Inode]; ok {
 				d := now.Sub(before)
 				sum += uint64(d.Drop) + uint64(d.EarlyDrop) + uint64(d.ChainTooLong)
 			}
-			last[ns.Name] = now
+			last[ns.Inode] = now
 		}
-		text, err := os.ReadFile("/proc/net/softnet_stat")
-		if err != nil {
-			return sum, nil // not readable: the connection trackers remain
+		// Where it is not readable the connection trackers remain.
+		if text, err := os.ReadFile("/proc/net/softnet_stat"); err == nil {
+			sum += backlog.to(backlogDrops(string(text)))
 		}
-		return sum + backlogDrops(string(text)), nil
+		return sum, nil
 	}
+}
+
+// growth follows a sum that falls when one of its counters wraps, or its CPU goes offline.
+type growth struct {
+	last  uint64
+	known bool
+}
+
+// to returns how much the sum has grown since it was last given.
+func (g *growth) to(now uint64) (grown uint64) {
+	if g.known && now > g.last {
+		grown = now - g.last
+	}
+	g.last, g.known = now, true
+	return grown
 }
 
 // backlogDrops adds the second column of /proc/net/softnet_stat.

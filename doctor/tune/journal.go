@@ -184,9 +184,19 @@ func bootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// newEntry starts a journal entry whose name sorts after all before it.
+// idForm is how the time of an entry is its name.
+const idForm = "20060102T150405.000000000"
+
+// newEntry starts a journal entry whose name sorts after all before it, also when the clock
+// was set back since.
 func (s *System) newEntry(p *Proposal, now time.Time) *Entry {
-	e := &Entry{ID: now.UTC().Format("20060102T150405.000000000"), Time: now.UTC(), Profile: p.Profile,
+	id := now.UTC()
+	if list, err := s.Journal(true); err == nil && len(list) > 0 { // one that cannot be read is told of by others
+		if last, err := time.Parse(idForm, list[len(list)-1].ID); err == nil && !id.After(last) {
+			id = last.Add(1)
+		}
+	}
+	e := &Entry{ID: id.Format(idForm), Time: now.UTC(), Profile: p.Profile,
 		Namespace: s.Namespace.Path, Inode: s.Namespace.Inode, Host: s.host(), Boot: bootID(), State: Trial}
 	for _, c := range p.Pending() {
 		e.Steps = append(e.Steps, Step{Key: c.Key, Before: c.Now, Wanted: c.Value})

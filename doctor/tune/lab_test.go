@@ -4,11 +4,14 @@ package tune
 
 import (
 	"context"
+	"io"
+	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +60,67 @@ func TestNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantValues(t, s, map[string]string{key: before})
+}
+
+// TestReservesServices wants the ports of services reserved, and not those that the kernel
+// chose for clients.
+func TestReservesServices(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, lab.Topology{Name: "reserve", Nodes: []lab.NodeSpec{{Name: "host"}}})
+	ns, err := conntrack.NamespaceAt(l.Node("host").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open []io.Closer
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
+	err = l.Node("host").Do(func() error {
+		for _, address := range []string{":51820", ":0", "127.0.0.1:0"} {
+			c, err := net.ListenPacket("udp", address)
+			if err != nil {
+				return err
+			}
+			open = append(open, c)
+		}
+		for _, address := range []string{":40000", ":0"} {
+			c, err := net.Listen("tcp", address)
+			if err != nil {
+				return err
+			}
+			open = append(open, c)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A resolver's sockets, each at a port that it chose itself, for one query.
+	resolver := func(address string) (c net.PacketConn) {
+		err := l.Node("host").Do(func() (err error) {
+			if err := syscall.Setfsuid(65534); err != nil {
+				return err
+			}
+			defer syscall.Setfsuid(0)
+			c, err = net.ListenPacket("udp", address)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+		return c
+	}
+	query, _ := resolver(":45001"), resolver(":45002") // the second is not answered yet
+	s := &System{Namespace: ns, between: func() {
+		query.Close()
+		resolver(":45003")
+	}}
+	if ports, err := s.listening(); err != nil || s.reserve(ports) != "40000,51820" {
+		t.Errorf("reserved %s, %v; want the ports that were asked for", s.reserve(ports), err)
+	}
 }
 
 // TestRealDropsTakeBack tunes a real router whose SNAT ports run out while the

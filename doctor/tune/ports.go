@@ -4,13 +4,17 @@ package tune
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 const (
@@ -23,9 +27,14 @@ const (
 // its port taken by an outgoing connection.
 func portRange(s *System) []Setting {
 	var list []Setting
-	if reserved := s.reserve(); reserved != "" {
+	ports, err := s.listening()
+	if reserved := s.reserve(ports); reserved != "" {
+		risk := ""
+		if err != nil {
+			risk = fmt.Sprintf("ports of services may be missing: %v", err)
+		}
 		list = append(list, Setting{Key: localReserved, Value: reserved,
-			Why: "ports on which programs listen now stay free for them"})
+			Why: "ports on which programs listen now stay free for them", Risk: risk})
 	}
 	return append(list, Setting{Key: localRange, Value: "1024\t65535",
 		Why:  "28,232 ports to one destination become 64,512",
@@ -34,7 +43,7 @@ func portRange(s *System) []Setting {
 
 // reserve joins the reserved list, which a write replaces, with the ports that
 // are listened on now.
-func (s *System) reserve() string {
+func (s *System) reserve(listening []uint16) string {
 	now, err := s.Get(localReserved)
 	if err != nil {
 		return ""
@@ -46,7 +55,7 @@ func (s *System) reserve() string {
 		}
 	}
 	before := len(ports)
-	for _, p := range s.listening() {
+	for _, p := range listening {
 		if p >= 1024 && !slices.ContainsFunc(ports, func(r flow.Ports) bool { return r.Contains(p) }) {
 			ports = append(ports, flow.Ports{First: p, Last: p})
 		}
@@ -70,38 +79,44 @@ func (s *System) reserve() string {
 	return strings.Join(words, ",")
 }
 
-// listening returns the ports of listening TCP and bound UDP sockets of the
-// namespace.
-func (s *System) listening() (ports []uint16) {
-	_ = s.Namespace.Do(func() error {
-		for _, table := range []struct{ path, state string }{
-			{"/proc/thread-self/net/tcp", "0A"}, {"/proc/thread-self/net/tcp6", "0A"}, {"/proc/thread-self/net/udp", "07"}, {"/proc/thread-self/net/udp6", "07"},
-		} {
-			text, err := os.ReadFile(table.path)
-			if err != nil {
-				continue // the family is off
-			}
-			ports = append(ports, portsIn(string(text), table.state)...)
+// listening returns the ports of services of the namespace: of TCP listeners and of UDP
+// sockets without a remote side, that are there at two moments. Those that the kernel or a
+// resolver chose are left out, or they would be kept from all others for good, though they
+// are other ones next time. Without the right to tell, TCP counts and UDP does not, as for
+// the doctor's PT07.
+func (s *System) listening() (ports []uint16, err error) {
+	before, err := s.sockets()
+	if err != nil || len(before.Listeners) == 0 {
+		return nil, err
+	}
+	if s.between != nil {
+		s.between()
+	} else {
+		time.Sleep(socketsApart)
+	}
+	after, err := s.sockets()
+	list, _ := vitals.Lasting(before, after)
+	for _, l := range list {
+		ports = append(ports, l.Port)
+	}
+	if err = errors.Join(err, after.AskedErr); after.Cut {
+		err = errors.Join(err, vitals.ErrSocketsCut)
+	}
+	return ports, err
+}
+
+// socketsApart is the time between the two moments: longer than most queries to a resolver.
+const socketsApart = 500 * time.Millisecond
+
+// sockets reads the listeners of the namespace.
+func (s *System) sockets() (now vitals.Sockets, err error) {
+	err = s.Namespace.Do(func() error {
+		if now.Listeners, now.Cut = vitals.ReadListeners(os.DirFS("/")); len(now.Listeners) > 0 {
+			now.Asked, now.AskedErr = trace.AskedPorts()
 		}
 		return nil
 	})
-	return ports
-}
-
-// portsIn reads the local ports of the sockets in a state from the text of
-// /proc/net/tcp or udp: "sl local_address rem_address st ...".
-func portsIn(text, state string) (ports []uint16) {
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		if len(f) < 4 || f[3] != state {
-			continue
-		}
-		_, port, ok := strings.Cut(f[1], ":")
-		if n, err := strconv.ParseUint(port, 16, 16); ok && err == nil && n > 0 {
-			ports = append(ports, uint16(n))
-		}
-	}
-	return ports
+	return now, err
 }
 
 // validRange refuses what the kernel would refuse or warn about: the ends of the

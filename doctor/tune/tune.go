@@ -41,6 +41,8 @@ type System struct {
 	// Memory and Cores of the host; 0 reads them from the system.
 	Memory capacity.Bytes
 	Cores  int
+
+	between func() // of a test: what happens between two readings of the sockets
 }
 
 // FileName is the name of the file in Etc. It sorts late, so that few other

@@ -240,6 +240,29 @@ func TestRefusedValueTakesBackTheOthers(t *testing.T) {
 	wantValues(t, s, want)
 }
 
+// TestJournalOutlivesTheClock: entries are in the order in which they were made, also when the
+// clock is set back between them.
+func TestJournalOutlivesTheClock(t *testing.T) {
+	s := fake(t)
+	p, now := router(t, s, Options{}), time.Now()
+	var want []string
+	for _, by := range []time.Duration{0, -time.Hour, -time.Hour, time.Minute} {
+		e := s.newEntry(p, now.Add(by))
+		if err := errors.Join(os.MkdirAll(s.Dir, 0o755), s.save(e)); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, e.ID)
+	}
+	var got []string
+	list, err := s.Journal(false)
+	for _, e := range list {
+		got = append(got, e.ID)
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("entries %v, %v, made in the order %v", got, err, want)
+	}
+}
+
 func TestCrashInTrialIsTakenBackLater(t *testing.T) {
 	s := fake(t)
 	p := router(t, s, Options{})
@@ -462,13 +485,12 @@ func TestProposeForLoad(t *testing.T) {
 }
 
 func TestReservedPorts(t *testing.T) {
-	const sockets = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
-   1: 0100007F:0CEA 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 2
-   2: 0100007F:A000 0100007F:0CEA 01 00000000:00000000 00:00000000 00000000     0        0 3
-`
-	if got := portsIn(sockets, "0A"); !slices.Equal(got, []uint16{8080, 3306}) {
-		t.Errorf("listening ports %v", got)
+	s := fake(t)
+	if got := s.reserve([]uint16{8080, 8081, 80, 40000}); got != "8080-8081,9000-9010,40000" {
+		t.Errorf("reserved %s", got)
+	}
+	if got := s.reserve([]uint16{80, 9005}); got != "" {
+		t.Errorf("nothing is new, and %s is reserved", got)
 	}
 }
 
@@ -488,5 +510,9 @@ func TestOverrides(t *testing.T) {
 func TestBacklogDrops(t *testing.T) {
 	if got := backlogDrops("0000272d 00000010 00000001\n00000001 00000001 00000000\n"); got != 17 {
 		t.Errorf("%d drops, want 17", got)
+	}
+	var g growth // 3: the CPU that counted the others went offline
+	if got := []uint64{g.to(10), g.to(15), g.to(3), g.to(4)}; !slices.Equal(got, []uint64{0, 5, 0, 1}) {
+		t.Errorf("the sum grew by %v", got)
 	}
 }

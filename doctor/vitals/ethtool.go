@@ -8,7 +8,6 @@ import (
 	"strings"
 	"unsafe"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -165,80 +164,4 @@ func (l *Link) offloads(e ethtool) {
 		l.UDPForwarding = e.feature(l.Name, "rx-udp-gro-forwarding")
 		l.RingLost = e.lost(l.Name)
 	}
-}
-
-// Generic netlink's family "netdev" (linux/netdev.h, since 6.3).
-const (
-	genlGetFamily     = 3 // CTRL_CMD_GETFAMILY
-	genlFamilyID      = 1 // CTRL_ATTR_FAMILY_ID
-	genlFamilyName    = 2 // CTRL_ATTR_FAMILY_NAME
-	netdevGet         = 1 // NETDEV_CMD_DEV_GET
-	netdevIfindex     = 1 // NETDEV_A_DEV_IFINDEX
-	netdevXDPFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
-
-	// XDPTransmit says that frames can be redirected to the interface
-	// (NETDEV_XDP_ACT_NDO_XMIT).
-	XDPTransmit = 1 << 2
-)
-
-// xdpFeatures reads what each interface of the calling thread's namespace can do
-// with XDP, by index; nil before 6.3.
-func xdpFeatures() map[uint32]uint64 {
-	conn, err := mdnetlink.Dial(unix.NETLINK_GENERIC, nil)
-	if err != nil {
-		return nil
-	}
-	defer conn.Close()
-	family := uint16(0)
-	ask := func(to uint16, flags mdnetlink.HeaderFlags, command byte, attributes []byte, each func(*mdnetlink.AttributeDecoder)) bool {
-		answers, err := conn.Execute(mdnetlink.Message{
-			Header: mdnetlink.Header{Type: mdnetlink.HeaderType(to), Flags: mdnetlink.Request | flags},
-			Data:   append([]byte{command, 1, 0, 0}, attributes...),
-		})
-		if err != nil {
-			return false
-		}
-		for _, a := range answers {
-			if len(a.Data) < 4 {
-				continue
-			}
-			if decoder, err := mdnetlink.NewAttributeDecoder(a.Data[4:]); err == nil {
-				each(decoder)
-			}
-		}
-		return true
-	}
-	name := mdnetlink.NewAttributeEncoder()
-	name.String(genlFamilyName, "netdev")
-	encoded, err := name.Encode()
-	if err != nil {
-		return nil
-	}
-	ask(unix.GENL_ID_CTRL, 0, genlGetFamily, encoded, func(d *mdnetlink.AttributeDecoder) {
-		for d.Next() {
-			if d.Type() == genlFamilyID {
-				family = d.Uint16()
-			}
-		}
-	})
-	if family == 0 {
-		return nil
-	}
-	list := map[uint32]uint64{}
-	ok := ask(family, mdnetlink.Dump, netdevGet, nil, func(d *mdnetlink.AttributeDecoder) {
-		index, features := uint32(0), uint64(0)
-		for d.Next() {
-			switch d.Type() {
-			case netdevIfindex:
-				index = d.Uint32()
-			case netdevXDPFeatures:
-				features = d.Uint64()
-			}
-		}
-		list[index] = features
-	})
-	if !ok {
-		return nil
-	}
-	return list
 }

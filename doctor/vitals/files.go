@@ -24,21 +24,30 @@ func text(root fs.FS, name string) string {
 	return string(b)
 }
 
+// ReadHostCounters reads those that stand in files.
+func ReadHostCounters(root fs.FS) HostCounters {
+	c := HostCounters{
+		CPUs:       trace.ParseCPUs(text(root, "proc/stat")),
+		Softnet:    parseSoftnet(text(root, threadNet+"softnet_stat")),
+		Interrupts: parseInterrupts(text(root, "proc/interrupts")),
+	}
+	if counters, err := trace.ParseCounters(root); err == nil {
+		c.Neighbours = counters
+	}
+	return c
+}
+
 // ReadHostFiles reads what stands in files about the whole host.
 func ReadHostFiles(root fs.FS) HostReading {
 	h := HostReading{
+		HostCounters: ReadHostCounters(root),
+
 		Release: strings.TrimSpace(text(root, "proc/sys/kernel/osrelease")),
-		CPUs:    parseStat(text(root, "proc/stat")),
-		Softnet: parseSoftnet(text(root, threadNet+"softnet_stat")),
 		Memory:  parseMeminfo(text(root, "proc/meminfo")),
 		Slab:    parseSlab(text(root, "proc/slabinfo")),
 		Sysctl: readSysctl(root, []string{"net/core/*", "net/netfilter/nf_conntrack_*", "net/ipv4/neigh/default/gc_thresh*",
 			"net/ipv6/neigh/default/gc_thresh*", "net/ipv4/ip_forward", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans", "fs/file-nr"}),
 		Mitigations: map[string]string{},
-		Interrupts:  parseInterrupts(text(root, "proc/interrupts")),
-	}
-	if c, err := trace.ParseCounters(root); err == nil {
-		h.Neighbours = c
 	}
 	for i, name := range []string{"arp_cache", "ndisc_cache"} {
 		h.Entries[i] = neighbourEntries(text(root, "proc/net/stat/"+name))
@@ -96,7 +105,8 @@ func openFilesLimit(limits string) uint64 {
 	return n
 }
 
-// ReadNamespaceFiles reads what stands in files about the calling thread's namespace.
+// ReadNamespaceFiles reads what stands in files about the calling thread's namespace,
+// but for the lists of sockets.
 func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 	r := NamespaceReading{At: time.Now(), Sysctl: readSysctl(root, netSysctl), Expectations: -1}
 	var err error
@@ -116,37 +126,7 @@ func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 	for name, n := range parseSockstat(text(root, threadNet+"sockstat6")) {
 		r.Sockstat[name] = n
 	}
-	// Reading a list walks the hash table of the whole host.
-	if r.Sockstat["TCP.inuse"]+r.Sockstat["TCP6.inuse"]+r.Sockstat["TCP.tw"] > 0 {
-		r.readTCP(root)
-	}
-	if r.Sockstat["UDP.inuse"]+r.Sockstat["UDP6.inuse"] > 0 {
-		r.readUDP(root)
-	}
 	return r, nil
-}
-
-func parseStat(s string) []CPUTime {
-	var cpus []CPUTime
-	for line := range strings.Lines(s) {
-		f := strings.Fields(line)
-		if len(f) < 8 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
-			continue
-		}
-		var c CPUTime
-		for i, v := range f[1:min(len(f), 9)] { // guest time is part of user time
-			n, _ := strconv.ParseUint(v, 10, 64)
-			c.Total += n
-			switch i {
-			case 3, 4:
-				c.Idle += n
-			case 6:
-				c.Softirq = n
-			}
-		}
-		cpus = append(cpus, c)
-	}
-	return cpus
 }
 
 // parseSoftnet reads 9 to 15 hexadecimal columns; their number depends on the kernel.

@@ -45,7 +45,9 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			c := chain(f[1])
 			key := table + " " + f[1]
 			ways.steps[key] = append(ways.steps[key], c.add(table, f, line, local))
+			traces, logs := r.Traces, r.Logs
 			r.addLegacyRule(family, f, line, local)
+			r.notes(legacyProgram(family)+" "+key, traces, logs)
 			if f[1] == "KUBE-SERVICES" {
 				r.KubeServices = max(r.KubeServices, len(c.rules))
 			}

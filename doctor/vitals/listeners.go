@@ -4,7 +4,9 @@ package vitals
 
 import (
 	"bufio"
+	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +22,36 @@ type Listener struct {
 	trace.LocalPort
 	User   uint32
 	Socket uint64 // its inode
+}
+
+// Lasting are the listeners of after that belong to services: those that were there before,
+// at a port that a program asked for by number. A port of the kernel's choice, as a
+// resolver's, a QUIC client's or an RPC service's, is another one next time.
+//
+// Some resolvers choose a port at random themselves, one for each query. Their sockets
+// come and go, so that of a user whose UDP ports change between before and after none
+// counts. Where Asked is not known TCP counts, and UDP is returned as unjudged.
+func Lasting(before, after Sockets) (list, unjudged []Listener) {
+	changing := map[uint32]bool{}
+	for _, pair := range [][2]Sockets{{after, before}, {before, after}} {
+		for _, l := range pair[0].Listeners {
+			if l.Protocol == flow.UDP && pair[0].Asked[l.LocalPort] && !slices.Contains(pair[1].Listeners, l) {
+				changing[l.User] = true
+			}
+		}
+	}
+	for _, l := range after.Listeners {
+		switch {
+		case !slices.Contains(before.Listeners, l):
+		case after.AskedErr != nil && l.Protocol == flow.UDP:
+			unjudged = append(unjudged, l)
+		case after.AskedErr == nil && !after.Asked[l.LocalPort]:
+		case l.Protocol == flow.UDP && changing[l.User]:
+		default:
+			list = append(list, l)
+		}
+	}
+	return list, unjudged
 }
 
 // LocalRange are the ports that the kernel gives to sockets that name none.
@@ -106,15 +138,33 @@ func (l *Live) readAsked(ns conntrack.Namespace, r *NamespaceReading) {
 // manySockets bounds how much of a list of sockets is read: some 150 bytes each.
 const manySockets = 200000
 
-// eachSocket visits the lines of a list such as /proc/net/tcp.
-func eachSocket(root fs.FS, name string, visit func(fields []string)) {
+// ErrSocketsCut is why sockets may have been missed.
+var ErrSocketsCut = fmt.Errorf("lists of sockets were read to line %d only", manySockets)
+
+// ReadSockets reads the lists of sockets, each of which walks a hash table of the whole
+// host. Sockstat is known.
+func (r *NamespaceReading) ReadSockets(root fs.FS) {
+	if r.Sockstat["TCP.inuse"]+r.Sockstat["TCP6.inuse"]+r.Sockstat["TCP.tw"] > 0 {
+		r.readTCP(root)
+	}
+	if r.Sockstat["UDP.inuse"]+r.Sockstat["UDP6.inuse"] > 0 {
+		r.readUDP(root)
+	}
+}
+
+// eachSocket visits the lines of a list such as /proc/net/tcp, and notes where it is cut.
+func (r *NamespaceReading) eachSocket(root fs.FS, name string, visit func(fields []string)) {
 	f, err := root.Open(threadNet + name)
 	if err != nil {
 		return
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
-	for n := 0; lines.Scan() && n < manySockets; n++ {
+	for n := 0; lines.Scan(); n++ {
+		if n > manySockets { // the first line is the head
+			r.Cut = true
+			return
+		}
 		if fields := strings.Fields(lines.Text()); len(fields) >= 4 && fields[0] != "sl" {
 			visit(fields)
 		}
@@ -132,19 +182,40 @@ func listener(protocol flow.Protocol, fields []string) (l Listener, ok bool) {
 	return Listener{trace.LocalPort{Protocol: protocol, Port: local.Port()}, uint32(user), inode}, true
 }
 
-// readTCP finds the listeners, and how many connections go to each remote endpoint.
+// ReadListeners reads those of the calling thread's namespace; cut tells that some are missing.
+func ReadListeners(root fs.FS) (list []Listener, cut bool) {
+	var r NamespaceReading
+	r.readTCP(root)
+	r.readUDP(root)
+	return r.Listeners, r.Cut
+}
+
+// Remote is where connections go, and from which address: each pair of them has the
+// whole range of local ports.
+type Remote struct {
+	From netip.Addr
+	To   netip.AddrPort
+}
+
+// readTCP finds the listeners, and how many connections have a port of the local range
+// towards each remote endpoint.
 func (r *NamespaceReading) readTCP(root fs.FS) {
-	r.Remotes = map[string]int{}
+	low, high, _ := r.LocalRange()
+	r.Remotes = map[Remote]int{}
 	for _, name := range []string{"tcp", "tcp6"} {
-		eachSocket(root, name, func(fields []string) {
-			if fields[3] != "0A" { // TCP_LISTEN
-				if remote, ok := hexEndpoint(fields[2]); ok {
-					r.Remotes[remote.String()]++
+		r.eachSocket(root, name, func(fields []string) {
+			if fields[3] == "0A" { // TCP_LISTEN
+				if l, ok := listener(flow.TCP, fields); ok {
+					r.Listeners = append(r.Listeners, l)
 				}
 				return
 			}
-			if l, ok := listener(flow.TCP, fields); ok {
-				r.Listeners = append(r.Listeners, l)
+			local, ok := hexEndpoint(fields[1])
+			if !ok || int(local.Port()) < low || int(local.Port()) > high {
+				return // most are a service's
+			}
+			if remote, ok := hexEndpoint(fields[2]); ok {
+				r.Remotes[Remote{local.Addr(), remote}]++
 			}
 		})
 	}
@@ -153,7 +224,7 @@ func (r *NamespaceReading) readTCP(root fs.FS) {
 // readUDP finds the sockets without a remote side.
 func (r *NamespaceReading) readUDP(root fs.FS) {
 	for _, name := range []string{"udp", "udp6"} {
-		eachSocket(root, name, func(fields []string) {
+		r.eachSocket(root, name, func(fields []string) {
 			if remote, ok := hexEndpoint(fields[2]); !ok || remote.Port() != 0 {
 				return
 			}

@@ -5,6 +5,7 @@ package vitals
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -28,9 +29,10 @@ func TestListeners(t *testing.T) {
 		return fmt.Sprintf("   0: %s %s %s 00000000:00000000 00:00000000 00000000 %5d        0 %d 2 0000 0\n", local, remote, state, uid, inode)
 	}
 	const none, some, none6, some6 = "00000000:0000", "0900000A:0035", "00000000000000000000000000000000:0000", "B80D0120000000000000000001000000:0035"
-	var r NamespaceReading
+	r := NamespaceReading{Sysctl: map[string]string{"net.ipv4.ip_local_port_range": "32768\t60999"}}
 	root := fstest.MapFS{
-		threadNet + "tcp":  {Data: []byte(head + line("0100007F:1F90", none, "0A", 33, 1) + line("0100000A:9C40", some, "01", 0, 2))},
+		threadNet + "tcp": {Data: []byte(head + line("0100007F:1F90", none, "0A", 33, 1) + line("0100000A:9C40", some, "01", 0, 2) +
+			line("0200000A:9C40", some, "06", 0, 2) + line("0200000A:9C41", some, "01", 0, 2) + line("0100000A:01BB", some, "01", 0, 2))},
 		threadNet + "tcp6": {Data: []byte(head + line("00000000000000000000000000000000:9C41", none6, "0A", 0, 3))},
 		threadNet + "udp":  {Data: []byte(head + line("00000000:CA6C", none, "07", 0, 4) + line("0100000A:9C42", some, "01", 53, 5))},
 		threadNet + "udp6": {Data: []byte(head + line("00000000000000000000000000000000:9C43", none6, "07", 53, 6) +
@@ -45,12 +47,24 @@ func TestListeners(t *testing.T) {
 	if diff := cmp.Diff(want, r.Listeners); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]int{"10.0.0.9:53": 1}, r.Remotes); diff != "" {
-		t.Error(diff)
+	to := netip.MustParseAddrPort("10.0.0.9:53")
+	remotes := map[Remote]int{{netip.MustParseAddr("10.0.0.1"), to}: 1, {netip.MustParseAddr("10.0.0.2"), to}: 2}
+	if !maps.Equal(r.Remotes, remotes) {
+		t.Errorf("local ports in use: %v, want %v", r.Remotes, remotes)
 	}
-	r.Sysctl = map[string]string{"net.ipv4.ip_local_port_range": "32768\t60999", "net.ipv4.ip_local_reserved_ports": "40000-40002"}
+	r.Sysctl["net.ipv4.ip_local_reserved_ports"] = "40000-40002"
 	if got := r.ExposedListeners(); !slices.Equal(got, want[2:]) {
 		t.Errorf("exposed %+v, want %+v", got, want[2:])
+	}
+}
+
+// TestLongList wants a list that is cut to be known for one.
+func TestLongList(t *testing.T) {
+	for lines, cut := range map[int]bool{manySockets: false, manySockets + 1: true} {
+		text := "sl\n" + strings.Repeat("0: 00000000:0000 00000000:0000 07\n", lines)
+		if _, got := ReadListeners(fstest.MapFS{threadNet + "udp": {Data: []byte(text)}}); got != cut {
+			t.Errorf("%d lines: cut %v", lines, got)
+		}
 	}
 }
 
@@ -85,7 +99,7 @@ func TestAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func() NamespaceReading {
-		r, err := live.Namespace(t.Context(), ns)
+		r, err := live.Namespace(t.Context(), ns, nil)
 		if err != nil || r.AskedErr != nil {
 			t.Fatal(err, r.AskedErr)
 		}

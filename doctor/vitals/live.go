@@ -34,6 +34,7 @@ type Live struct {
 	only []conntrack.Namespace
 
 	once          sync.Once // the kernel's symbols take some 50 ms of CPU time to read
+	symbols       map[string]bool
 	flowtables    bool
 	flowtablesErr error
 
@@ -63,30 +64,37 @@ func (l *Live) Partial() bool { return len(l.only) > 0 }
 
 // Host implements Reader.
 func (l *Live) Host(context.Context) (h HostReading) {
-	read := func() error {
-		h = ReadHostFiles(l.root)
-		return nil
-	}
-	// Neighbour statistics and thresholds are shown in the first namespace only.
-	if err := conntrack.HostNamespace().Do(read); err != nil {
-		_ = read()
-	}
+	inFirst(func() { h = ReadHostFiles(l.root) })
 	records, err := readKmsg()
 	h.Log, h.LogErr = ParseLog(records, monotonic()), err
-	l.once.Do(func() { l.flowtables, l.flowtablesErr = hasFlowtables(l.root, h.Release) })
-	h.Flowtables, h.FlowtablesErr = l.flowtables, l.flowtablesErr
+	l.once.Do(func() {
+		l.symbols, l.flowtablesErr = readSymbols(l.root)
+		if l.flowtablesErr == nil {
+			l.flowtables, l.flowtablesErr = hasFlowtables(l.root, l.symbols, h.Release)
+		}
+	})
+	h.Symbols, h.Flowtables, h.FlowtablesErr = l.symbols, l.flowtables, l.flowtablesErr
 	return h
+}
+
+// Counters implements Reader.
+func (l *Live) Counters(context.Context) (c HostCounters) {
+	inFirst(func() { c = ReadHostCounters(l.root) })
+	return c
+}
+
+// inFirst reads in the first namespace of the host, where that can be entered: neighbour
+// statistics and thresholds are shown there only.
+func inFirst(read func()) {
+	if err := conntrack.HostNamespace().Do(func() error { read(); return nil }); err != nil {
+		read()
+	}
 }
 
 // hasFlowtables tells whether this kernel has flowtables built in, or as a module
 // that the first use would load. Asking the kernel itself would load it.
-func hasFlowtables(root fs.FS, release string) (bool, error) {
-	symbols, err := root.Open("proc/kallsyms")
-	if err != nil {
-		return false, err
-	}
-	defer symbols.Close()
-	if findSymbols(symbols, "nf_flow_table_init")["nf_flow_table_init"] {
+func hasFlowtables(root fs.FS, symbols map[string]bool, release string) (bool, error) {
+	if symbols[symbolFlowtables] {
 		return true, nil
 	}
 	modules, err := fs.ReadFile(root, "lib/modules/"+release+"/modules.dep")
@@ -94,6 +102,23 @@ func hasFlowtables(root fs.FS, release string) (bool, error) {
 		return false, nil // a kernel without modules
 	}
 	return bytes.Contains(modules, []byte("/nf_flow_table.ko")), err
+}
+
+// Functions of the kernel that tell what it can do.
+const (
+	symbolFlowtables   = "nf_flow_table_init"
+	SymbolKprobes      = "register_kprobe"
+	SymbolBPFNetfilter = "bpf_nf_link_attach" // since 6.4
+)
+
+// readSymbols tells which of the functions above this kernel has, nil where it does not say.
+func readSymbols(root fs.FS) (map[string]bool, error) {
+	symbols, err := root.Open("proc/kallsyms")
+	if err != nil {
+		return nil, err
+	}
+	defer symbols.Close()
+	return findSymbols(symbols, symbolFlowtables, SymbolKprobes, SymbolBPFNetfilter), nil
 }
 
 // findSymbols tells which kernel functions exist.
@@ -144,7 +169,7 @@ func readKmsg() ([]string, error) {
 }
 
 // Namespace implements Reader.
-func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r NamespaceReading, err error) {
+func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace, known *Sockets) (r NamespaceReading, err error) {
 	err = ns.Do(func() (err error) {
 		if r, err = ReadNamespaceFiles(l.root); err != nil {
 			return err
@@ -153,6 +178,11 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace) (r Namespa
 		r.Failed = failedNeighbours()
 		r.Uplinks = uplinks()
 		r.Generation, _ = rulesetGeneration()
+		if known != nil {
+			r.Sockets = *known
+			return err
+		}
+		r.ReadSockets(l.root)
 		l.readAsked(ns, &r)
 		return err
 	})
@@ -180,7 +210,11 @@ func readLinks() ([]Link, error) {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
 	defer tool.close()
-	features := xdpFeatures()
+	indexes := make([]int, len(list))
+	for i, l := range list {
+		indexes[i] = l.Attrs().Index
+	}
+	features := netdev.XDPFeatures(indexes)
 	var out []Link
 	for _, l := range list {
 		a := l.Attrs()
@@ -202,7 +236,7 @@ func readLinks() ([]Link, error) {
 			}
 		}
 		link.offloads(tool)
-		link.XDPFeatures, link.XDPKnown = features[uint32(a.Index)]
+		link.XDPFeatures, link.XDPKnown = features[a.Index]
 		out = append(out, link)
 	}
 	return out, nil
@@ -226,26 +260,21 @@ func failedNeighbours() (failed []netip.Addr) {
 	return failed
 }
 
-// uplinks counts the interfaces over which a default route leads.
+// uplinks counts the interfaces over which a default route of IPv4 leads: rp_filter is IPv4's.
 func uplinks() int {
 	links := map[int]bool{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netdev.Whole(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-		})
-		if err != nil {
+	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	for _, r := range routes {
+		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
 			continue
 		}
-		for _, r := range routes {
-			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
-				continue
-			}
-			if r.LinkIndex > 0 && (r.Gw != nil || r.Scope == netlink.SCOPE_LINK) && family == unix.AF_INET {
-				links[r.LinkIndex] = true
-			}
-			for _, hop := range r.MultiPath {
-				links[hop.LinkIndex] = true
-			}
+		if r.LinkIndex > 0 && (r.Gw != nil || r.Scope == netlink.SCOPE_LINK) {
+			links[r.LinkIndex] = true
+		}
+		for _, hop := range r.MultiPath {
+			links[hop.LinkIndex] = true
 		}
 	}
 	return len(links)

@@ -29,12 +29,14 @@ type Ruleset struct {
 	WideHelpers int
 	Traces      int // rules that switch tracing on
 	Logs        int // rules that write to the kernel's log without limit
-	MSSClamp    bool
-	Flowtables  int
-	Offload     bool // a flowtable in hardware
-	InOrder     int  // SNAT rules that do not ask for random ports
-	Compat      bool // tables that iptables-nft made
-	Pools       Pools
+	// TraceIn and LogIn are the chains of the first of them.
+	TraceIn, LogIn string
+	MSSClamp       bool
+	Flowtables     int
+	Offload        bool // a flowtable in hardware
+	InOrder        int  // SNAT rules that do not ask for random ports
+	Compat         bool // tables that iptables-nft made
+	Pools          Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
 	// Forwarded are ports of the host's own addresses whose packets are translated to
@@ -110,6 +112,7 @@ func readNft() (*Ruleset, error) {
 			return nil, fmt.Errorf("nftables: chain %s: %w", c.Name, err)
 		}
 		rules[chainKey(c.Table, c.Name)] = list
+		r.Compat = r.Compat || len(list) > 0 && builtIn(c)
 		r.scan(c, list)
 	}
 	maps := &mapReader{}
@@ -136,7 +139,7 @@ func readNft() (*Ruleset, error) {
 		key := chainKey(c.Table, c.Name)
 		known := ways.accepts(key)
 		r.Chains = append(r.Chains, Chain{
-			Name: familyName(c.Table.Family) + " " + c.Table.Name + " " + c.Name, Hook: hookName(c),
+			Name: chainName(c.Table, c.Name), Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
 			Established: known.at, UpTo: known.walked, Drops: drops(rules[key], c),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
@@ -147,6 +150,10 @@ func readNft() (*Ruleset, error) {
 
 func chainKey(t *nftables.Table, name string) string {
 	return fmt.Sprint(t.Family, " ", t.Name, " ", name)
+}
+
+func chainName(t *nftables.Table, name string) string {
+	return familyName(t.Family) + " " + t.Name + " " + name
 }
 
 func familyName(f nftables.TableFamily) string {
@@ -172,8 +179,16 @@ func hookName(c *nftables.Chain) string {
 	return hookNames[*c.Hooknum]
 }
 
+// builtIn tells whether iptables has a chain and table of these names. Rules that need no
+// extension look as those of nft do.
+func builtIn(c *nftables.Chain) bool {
+	return c.Hooknum != nil && (c.Table.Family == nftables.TableFamilyIPv4 || c.Table.Family == nftables.TableFamilyIPv6) &&
+		slices.Contains(legacyHooks, c.Name) && slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, c.Table.Name)
+}
+
 // scan counts what the rules of a chain do.
 func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
+	defer r.notes(chainName(c.Table, c.Name), r.Traces, r.Logs)
 	if c.Name == "KUBE-SERVICES" || c.Name == "services" && strings.HasPrefix(c.Table.Name, "kube-proxy") {
 		r.KubeServices = max(r.KubeServices, len(rules))
 	}
@@ -250,8 +265,18 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 	}
 }
 
+// notes notes the chain in which the first rules that trace or log were found.
+func (r *Ruleset) notes(chain string, traces, logs int) {
+	if traces == 0 && r.Traces > 0 {
+		r.TraceIn = chain
+	}
+	if logs == 0 && r.Logs > 0 {
+		r.LogIn = chain
+	}
+}
+
 // trackingMatches are those of iptables that ask connection tracking.
-var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper"}
+var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper", "cluster"}
 
 // limitMatches are those of iptables that let a rate pass.
 var limitMatches = []string{"limit", "hashlimit"}

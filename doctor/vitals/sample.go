@@ -21,7 +21,7 @@ import (
 // start and the end of a window, and what happened in between.
 type Sample struct {
 	Window     time.Duration
-	Before     HostReading
+	Before     HostCounters
 	After      HostReading
 	Namespaces []*Namespace
 	Limits     []string // what could not be read, in words
@@ -29,20 +29,29 @@ type Sample struct {
 	Partial bool
 }
 
+// HostCounters are what all namespaces share and what grows in a window.
+type HostCounters struct {
+	CPUs       []trace.CPUTime
+	Softnet    []SoftnetCPU
+	Neighbours trace.Counters // "neigh.table_fulls" and others, all namespaces
+	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
+	Interrupts map[string][]uint64
+}
+
 // HostReading is one look at what all namespaces share.
 type HostReading struct {
+	HostCounters
 	Release     string
-	CPUs        []CPUTime
-	Softnet     []SoftnetCPU
 	Memory      map[string]uint64 // /proc/meminfo, bytes
 	Slab        SlabInfo          // of nf_conntrack
-	Neighbours  trace.Counters    // "neigh.table_fulls" and others, all namespaces
 	Entries     [2]uint64         // neighbour table entries: IPv4, IPv6
 	Sysctl      map[string]string
 	Log         []LogLine // kernel messages about connection tracking
 	LogErr      error     // why the log could not be read
 	Mitigations map[string]string
 	BTF         bool
+	// Symbols tells of functions, such as SymbolKprobes, whether the kernel has them; nil: not known.
+	Symbols map[string]bool
 	// Flowtables tells whether this kernel has them, FlowtablesErr why that is not known.
 	Flowtables    bool
 	FlowtablesErr error
@@ -50,8 +59,6 @@ type HostReading struct {
 	Files ProcessFiles
 	// Monitors are programs that export counters of the namespace in which they run.
 	Monitors []Monitor
-	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
-	Interrupts map[string][]uint64
 }
 
 // Monitor is a program that exports counters.
@@ -60,9 +67,6 @@ type Monitor struct {
 	Netns uint64 // inode of the network namespace that it sees
 	Host  bool   // which is that of process 1
 }
-
-// CPUTime is a CPU's time in clock ticks since boot.
-type CPUTime struct{ Total, Softirq, Idle uint64 }
 
 // SoftnetCPU is a line of /proc/net/softnet_stat.
 type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
@@ -127,20 +131,27 @@ type NamespaceReading struct {
 	Sysctl       map[string]string
 	Links        []Link
 	Sockstat     map[string]uint64 // "TCP.inuse", "TCP.tw"
-	Listeners    []Listener
-	// Asked are the ports that programs asked for by number, among those of listeners;
-	// the kernel chose the others. AskedErr tells why that is not known.
-	Asked    map[trace.LocalPort]bool
-	AskedErr error
-	// Remotes counts local TCP connections by remote endpoint, when there are many.
-	Remotes map[string]int
+	Sockets
 	// EventListeners are sockets that receive every conntrack event.
 	EventListeners int
 	Expectations   int    // entries of /proc/net/nf_conntrack_expect; -1 unreadable
 	Generation     uint32 // of the nftables ruleset
 	LegacyTables   []string
 	Failed         []netip.Addr // neighbours in state FAILED
-	Uplinks        int          // interfaces with a default route
+	Uplinks        int          // interfaces with a default route of IPv4
+}
+
+// Sockets is what the lists of a namespace's sockets show.
+type Sockets struct {
+	Listeners []Listener
+	// Asked are the ports that programs asked for by number, among those of listeners;
+	// the kernel chose the others. AskedErr tells why that is not known.
+	Asked    map[trace.LocalPort]bool
+	AskedErr error
+	// Remotes counts the ports of the local range that TCP connections have.
+	Remotes map[Remote]int
+	// Cut tells that a list was too long to be read to its end.
+	Cut bool
 }
 
 // Link is a network interface.
@@ -174,8 +185,11 @@ type Reader interface {
 	// Partial tells that the list leaves out namespaces on purpose.
 	Partial() bool
 	Host(ctx context.Context) HostReading
-	// Namespace takes one reading of a namespace.
-	Namespace(ctx context.Context, ns conntrack.Namespace) (NamespaceReading, error)
+	// Counters is the part of Host that is needed at both ends of a window.
+	Counters(ctx context.Context) HostCounters
+	// Namespace takes one reading of a namespace. Its sockets, whose lists are long, are not
+	// read again where they are known.
+	Namespace(ctx context.Context, ns conntrack.Namespace, known *Sockets) (NamespaceReading, error)
 	// Table sums up the connection table of a namespace, nil when it is empty, and
 	// counts the translated flows from privileged ports.
 	Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error)
@@ -190,8 +204,9 @@ var netSysctl = []string{
 	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports", "net/ipv4/tcp_tw_reuse",
 	"net/ipv4/tcp_max_tw_buckets", "net/ipv4/tcp_max_syn_backlog", "net/ipv4/icmp_ratelimit", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans",
 	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet",
-	"net/ipv6/conf/all/forwarding", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget",
-	"net/core/rmem_max", "net/bridge/bridge-nf-call-iptables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
+	"net/ipv6/conf/all/forwarding", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget", "net/core/netdev_budget_usecs",
+	"net/core/rmem_max", "net/bridge/bridge-nf-call-ip*tables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
+	"net/ipv4/icmp_msgs_per_sec", "net/ipv4/tcp_syncookies",
 }
 
 // readSysctl reads what exists of the patterns; names are with dots.

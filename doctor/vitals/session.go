@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"runtime"
 	"slices"
 	"time"
@@ -27,6 +28,8 @@ type Session struct {
 	probeNetns uint64 // that the probe was made for
 	tables     map[uint64]tableReading
 	rules      map[uint64]rulesReading
+	lists      map[uint64]*Sockets     // the last ones of each namespace, the next window's first
+	listed     map[uint64][]trace.Rule // those that drop, as the probe's watcher keeps them
 	growth     map[uint64]*conntrack.Growth
 	credit     time.Duration // CPU time that may be spent on tables now; negative: debt
 	credited   time.Time
@@ -66,6 +69,35 @@ func (s *Session) Close() error {
 		return nil
 	}
 	return s.probe.Close()
+}
+
+// lend gives a watcher the probe, and the rules that were listed before.
+func (s *Session) lend(w *trace.Watcher) (err error) {
+	if s.listed == nil {
+		s.listed = map[uint64][]trace.Rule{}
+	}
+	w.Listed = s.listed
+	w.Probe, err = s.drops(w.Options)
+	return err
+}
+
+// sockets are those that the last examination ended with. nil: to be read.
+func (s *Session) sockets(ns conntrack.Namespace) *Sockets {
+	if s == nil {
+		return nil
+	}
+	return s.lists[ns.Inode]
+}
+
+// keepSockets keeps the second readings for the next examination.
+func (s *Session) keepSockets(list []*Namespace) {
+	if s == nil {
+		return
+	}
+	s.lists = map[uint64]*Sockets{}
+	for _, n := range list {
+		s.lists[n.Inode] = &n.After.Sockets
+	}
 }
 
 // drops returns a paused probe for the options.
@@ -147,6 +179,7 @@ func (s *Session) forget(list []*Namespace) {
 	for _, n := range list {
 		here[n.Inode] = true
 	}
+	maps.DeleteFunc(s.listed, func(inode uint64, _ []trace.Rule) bool { return !here[inode] })
 	for inode := range s.rules {
 		if !here[inode] {
 			delete(s.rules, inode)

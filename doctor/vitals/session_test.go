@@ -5,6 +5,8 @@ package vitals
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,5 +98,86 @@ func TestSessionGrowth(t *testing.T) {
 	s.inspect(t.Context(), c, []*Namespace{full(2, 7)}, now)
 	if len(s.growth) != 1 {
 		t.Errorf("%d namespaces are kept of one", len(s.growth))
+	}
+}
+
+// together is a reader whose samples of new connections end when all have begun.
+type together struct {
+	Reader
+	begun sync.WaitGroup
+}
+
+func (r *together) NewRate(ctx context.Context, _ conntrack.Namespace) (float64, error) {
+	r.begun.Done()
+	all := make(chan struct{})
+	go func() { r.begun.Wait(); close(all) }()
+	select {
+	case <-all:
+		return 7, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// TestSampleNew wants new connections to be sampled in all namespaces at once.
+func TestSampleNew(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	idle := full(4, 1)
+	idle.Before.Limits.Count = 0
+	s := &Sample{Namespaces: []*Namespace{full(1, 1), full(2, 1), full(3, 1), idle}}
+	r := &together{}
+	r.begun.Add(3)
+	s.sampleNew(ctx, r)
+	for _, n := range s.Namespaces[:3] {
+		if n.NewPerSecond != 7 || n.NewErr != nil {
+			t.Errorf("namespace %d: %g/s, %v: the samples wait for each other", n.Inode, n.NewPerSecond, n.NewErr)
+		}
+	}
+	if !errors.Is(idle.NewErr, errIdle) {
+		t.Errorf("a namespace without connections was sampled: %v", idle.NewErr)
+	}
+}
+
+// lists is a reader that counts how often it reads lists of sockets, and ends with one of
+// them cut.
+type lists struct {
+	Reader
+	read int
+}
+
+func (r *lists) Namespaces() ([]conntrack.Namespace, int) {
+	return []conntrack.Namespace{{Name: "one", Inode: 1}}, 0
+}
+func (r *lists) Partial() bool                                                { return true }
+func (r *lists) Host(context.Context) (h HostReading)                         { return h }
+func (r *lists) Counters(context.Context) (c HostCounters)                    { return c }
+func (r *lists) Rules(context.Context, conntrack.Namespace) (*Ruleset, error) { return nil, nil }
+
+func (r *lists) Namespace(_ context.Context, _ conntrack.Namespace, known *Sockets) (n NamespaceReading, err error) {
+	if n.At = time.Now(); known == nil {
+		r.read++
+		known = &Sockets{Listeners: make([]Listener, r.read), Cut: true}
+	}
+	n.Sockets = *known
+	return n, nil
+}
+
+// TestSocketsOnce wants examinations of a session to read the lists of sockets once each,
+// but for the first, and to say that a list was cut.
+func TestSocketsOnce(t *testing.T) {
+	r, session := &lists{}, &Session{}
+	for i := range 3 {
+		s, err := Take(t.Context(), r, Options{Window: time.Millisecond, NoDrops: true, Session: session})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := s.Namespaces[0]
+		if len(n.Before.Listeners) != i+1 || len(n.After.Listeners) != i+2 || r.read != i+2 {
+			t.Errorf("examination %d: readings %d and %d of %d", i, len(n.Before.Listeners), len(n.After.Listeners), r.read)
+		}
+		if len(s.Limits) != 1 || !strings.Contains(s.Limits[0], ErrSocketsCut.Error()) {
+			t.Errorf("limits %v", s.Limits)
+		}
 	}
 }

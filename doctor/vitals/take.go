@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,9 @@ import (
 
 // errNoEvents is why a namespace has no drops when they could not be watched.
 var errNoEvents = errors.New("drop events could not be read")
+
+// errGone is why nothing could be examined of a host all of whose namespaces ended.
+var errGone = errors.New("all of them went away while the host was watched")
 
 // errIdle is why new connections were not counted in an empty table.
 var errIdle = errors.New("the connection table was empty")
@@ -54,17 +58,21 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	}
 	o.Progress("reading network namespaces: %d", len(list))
 	watcher := s.watchDrops(ctx, list, o)
+	fail := func(err error) (*Sample, error) {
+		s.collectDrops(context.WithoutCancel(ctx), watcher) // ends it
+		return nil, err
+	}
 	start := time.Now()
-	s.Before = reader.Host(ctx)
-	gone := 0
+	s.Before = reader.Counters(ctx)
+	gone, failed := 0, error(nil)
 	for _, ns := range list {
 		n := &Namespace{Namespace: ns, IsHost: ns.Inode == conntrack.HostNamespace().Inode}
 		var err error
-		if n.Before, err = reader.Namespace(ctx, n.Namespace); goneAway(err) {
-			gone++
+		if n.Before, err = reader.Namespace(ctx, n.Namespace, o.Session.sockets(ns)); goneAway(err) {
+			gone, failed = gone+1, err
 			continue
 		} else if err != nil {
-			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: %v", ns.Name, err))
+			s.Limits, failed = append(s.Limits, fmt.Sprintf("namespace %s: %v", ns.Name, err)), err
 			continue
 		}
 		s.Namespaces = append(s.Namespaces, n)
@@ -72,26 +80,38 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	o.Progress("watching for %s", o.Window)
 	if o.During != nil {
 		if err := o.During(ctx); err != nil {
-			return nil, err
+			return fail(err)
 		}
 	}
 	s.inspect(ctx, reader, o.Session)
-	for _, n := range s.Namespaces {
-		if n.NewErr = errIdle; n.Before.Limits.Count > 0 {
-			n.NewPerSecond, n.NewErr = reader.NewRate(ctx, n.Namespace)
-		}
-	}
+	s.sampleNew(ctx, reader)
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
-		return nil, err
+		return fail(err)
 	}
 	gone += s.readAgain(ctx, reader)
+	if len(s.Namespaces) == 0 {
+		return fail(fmt.Errorf("no network namespace could be examined: %w", cmp.Or(failed, errGone)))
+	}
 	if gone > 0 {
 		s.Limits = append(s.Limits, fmt.Sprintf("%d network namespaces went away while the host was watched", gone))
 	}
+	o.Session.keepSockets(s.Namespaces)
 	s.After = reader.Host(ctx)
 	s.Window = time.Since(start)
 	s.collectDrops(ctx, watcher)
 	return s, nil
+}
+
+// sampleNew samples the new connections of all namespaces at once: one after the other
+// would make the window longer with each.
+func (s *Sample) sampleNew(ctx context.Context, reader Reader) {
+	var samples sync.WaitGroup
+	for _, n := range s.Namespaces {
+		if n.NewErr = errIdle; n.Before.Limits.Count > 0 {
+			samples.Go(func() { n.NewPerSecond, n.NewErr = reader.NewRate(ctx, n.Namespace) })
+		}
+	}
+	samples.Wait()
 }
 
 // readAgain takes the second readings. Namespaces that went away meanwhile are
@@ -100,7 +120,7 @@ func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 	var stayed []*Namespace
 	for _, n := range s.Namespaces {
 		var err error
-		n.After, err = reader.Namespace(ctx, n.Namespace)
+		n.After, err = reader.Namespace(ctx, n.Namespace, nil)
 		switch {
 		case goneAway(err):
 			gone++
@@ -108,6 +128,9 @@ func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 		case err != nil:
 			n.After = n.Before
 			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: second reading: %v", n.Name, err))
+		}
+		if n.After.Cut {
+			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: %v, so PT06 and PT07 may see too little", n.Name, ErrSocketsCut))
 		}
 		n.Delta = n.After.Counters.Sub(n.Before.Counters)
 		stayed = append(stayed, n)
@@ -146,7 +169,7 @@ func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o O
 	}
 	var err error
 	if o.Session != nil {
-		w.Probe, err = o.Session.drops(w.Options)
+		err = o.Session.lend(w)
 	}
 	if err == nil {
 		err = w.Start(ctx)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 func TestParseLog(t *testing.T) {
@@ -148,7 +149,7 @@ table ip nat {
 	}
 	slices.SortFunc(got.Chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	want := &Ruleset{
-		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Untracked: Forwards{IPv4: 1, Either: 1}, Logs: 1, MSSClamp: true,
+		Tables: 2, SourceNAT: 2, InOrder: 1, DestNAT: 3, Forwards: Forwards{IPv4: 5}, Targets: addresses("198.51.100.2", "198.51.100.3", "198.51.100.4", "198.51.100.5"), Tracking: 1, Untracked: Forwards{IPv4: 1, Either: 1}, Logs: 1, LogIn: "inet filter forward", MSSClamp: true,
 		Forwarded: []PortRange{{53, 53}, {80, 80}, {81, 81}},
 		Pools:     Pools{Smallest: 20, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 20}, Other: 64512},
 		Chains: []Chain{
@@ -338,7 +339,7 @@ func TestLegacyRules(t *testing.T) {
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n", nil)
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
 	targets.Unclear = 3
-	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, KubeServices: 1,
+	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, LogIn: "iptables filter FORWARD", KubeServices: 1,
 		Legacy: 12, Chains: []Chain{
 			{Name: "iptables nat POSTROUTING", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
 			{Name: "iptables nat PREROUTING", Hook: "prerouting", NAT: true, Longest: 7, Established: -1},
@@ -395,7 +396,7 @@ func TestInterfaces(t *testing.T) {
 		if i < 0 || links[i].Kind != "veth" || !links[i].Up || links[i].GRO != 1 || links[i].LRO != 0 || links[i].Index == 0 {
 			t.Errorf("%+v", links)
 		}
-		if links[i].XDPKnown == (xdpFeatures() == nil) {
+		if links[i].XDPKnown == (netdev.XDPFeatures(nil) == nil) {
 			t.Errorf("features of %+v", links[i])
 		}
 		tool, err := openEthtool()

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor_test
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor"
+	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestConditions makes routers ill in real namespaces, wants the checks to find it and to
+// name it, treats the router as the doctor says, word for word where those are commands,
+// and wants the same checks to find it well.
+func TestConditions(t *testing.T) {
+	needs(t)
+	for _, tool := range []string{"conntrack", "iptables-legacy", "iptables-nft", "tc", "prlimit"} {
+		labtest.Require(t, labtest.Tool(tool))
+	}
+	t.Run("router", func(t *testing.T) { // while nobody has settings of the host changed
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		giveBack, err := sick.Borrow(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := giveBack(); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, c := range sick.Conditions() {
+			t.Run(c.Name, func(t *testing.T) {
+				t.Parallel()
+				treat(t, c)
+			})
+		}
+	})
+	for _, c := range sick.HostConditions() {
+		t.Run(c.Name, func(t *testing.T) { treat(t, c) })
+	}
+}
+
+func treat(t *testing.T, c sick.Condition) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	l := labtest.New(t, sick.Topology("treat"))
+	for key, value := range c.Host {
+		if value == "" {
+			value = hostSysctl(t, key)
+		}
+		if err := l.HostSysctl(ctx, key, value); err != nil {
+			labtest.Lacks(t, "host-wide settings cannot be changed: %v", err)
+		}
+	}
+	step := func(do func(context.Context, *lab.Lab) error) {
+		t.Helper()
+		if do == nil {
+			return
+		}
+		if err := do(ctx, l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step(sick.Acquaint)
+	step(c.Sicken)
+	r := watched(ctx, t, l, c.Traffic)
+	for _, w := range c.Wants {
+		f := finding(r, w.Check)
+		if f.Verdict.String() != w.Verdict || !strings.Contains(said(f), w.Words) {
+			t.Errorf("%s: %s, want %s and %q in\n%s", w.Check, f.Verdict, w.Verdict, w.Words, said(f))
+		}
+	}
+	if t.Failed() {
+		for _, f := range r.Findings {
+			t.Log(f.Check, f.Verdict, f.Summary)
+		}
+	}
+	if t.Failed() {
+		return
+	}
+	if c.Do != "" {
+		prescribed := regexp.MustCompile(c.Do).FindString(said(finding(r, c.Wants[0].Check)))
+		if prescribed == "" {
+			t.Fatalf("%s is no remedy in\n%s", c.Do, said(finding(r, c.Wants[0].Check)))
+		}
+		cmd := l.Node("gateway").Command(ctx, "sh", "-c", prescribed)
+		if c.OnHost {
+			cmd = exec.CommandContext(ctx, "sh", "-c", prescribed)
+		}
+		text, err := cmd.CombinedOutput()
+		if t.Logf("$ %s\n%s", prescribed, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step(c.Cure)
+	traffic := c.Traffic
+	if c.After != nil {
+		traffic = c.After
+	}
+	r = watched(ctx, t, l, traffic)
+	for _, w := range c.Wants {
+		if w.Check == c.Lasts {
+			continue
+		}
+		if f := finding(r, w.Check); f.Verdict >= doctor.Warn || f.Verdict == doctor.Unknown || w.Verdict == "info" && f.Verdict != doctor.OK {
+			t.Errorf("%s after the treatment: %s\n%s", w.Check, f.Verdict, said(f))
+		}
+	}
+}
+
+func finding(r *doctor.Report, check string) doctor.Finding {
+	return r.Findings[slices.IndexFunc(r.Findings, func(f doctor.Finding) bool { return f.Check == check })]
+}
+
+// said is all that a finding says.
+func said(f doctor.Finding) string {
+	text := f.Summary + "\n"
+	for _, e := range f.Evidence {
+		text += fmt.Sprintf("%s: %s (%s)\n", e.What, e.Value, e.Source)
+	}
+	if f.Remedy != nil {
+		text += f.Remedy.Do
+	}
+	return text
+}
+
+func hostSysctl(t *testing.T, key string) string {
+	t.Helper()
+	text, err := exec.Command("sysctl", "-n", key).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// watched examines the router while traffic passes.
+func watched(ctx context.Context, t *testing.T, l *lab.Lab, traffic func(context.Context, *lab.Lab) error) *doctor.Report {
+	t.Helper()
+	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{ns}), vitals.Options{
+		Window: 100 * time.Millisecond,
+		During: func(ctx context.Context) error {
+			if traffic == nil {
+				return nil
+			}
+			return traffic(ctx, l)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+)
+
+// closed is a host with one namespace, of which some readings are let through.
+type closed struct {
+	Reader
+	readings int
+	err      error
+}
+
+func (c *closed) Namespaces() ([]conntrack.Namespace, int) {
+	return []conntrack.Namespace{{Name: "blue", Inode: 7}}, 0
+}
+func (c *closed) Partial() bool                         { return true }
+func (c *closed) Counters(context.Context) HostCounters { return HostCounters{} }
+func (c *closed) Rules(context.Context, conntrack.Namespace) (*Ruleset, error) {
+	return nil, c.err
+}
+func (c *closed) Table(context.Context, conntrack.Namespace) (*conntrack.Summary, uint32, error) {
+	return nil, 0, c.err
+}
+func (c *closed) Namespace(context.Context, conntrack.Namespace, *Sockets) (NamespaceReading, error) {
+	if c.readings--; c.readings < 0 {
+		return NamespaceReading{}, c.err
+	}
+	return NamespaceReading{}, nil
+}
+
+// TestTakeNothing wants an error, and no health, where no namespace could be read.
+func TestTakeNothing(t *testing.T) {
+	for name, c := range map[string]*closed{
+		"not permitted":      {readings: 0, err: fs.ErrPermission},
+		"gone":               {readings: 0, err: fs.ErrNotExist},
+		"gone in the window": {readings: 1, err: fs.ErrNotExist},
+	} {
+		s, err := Take(t.Context(), c, Options{Window: time.Millisecond, NoDrops: true})
+		if s != nil || err == nil || c.err == fs.ErrPermission && !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%s: %v, %v", name, s, err)
+		}
+	}
+}

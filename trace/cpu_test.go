@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestCPUs wants CPUs by their numbers, of which some may be offline, and no time from a
+// clock that was set back or a CPU that has just come.
+func TestCPUs(t *testing.T) {
+	before := ParseCPUs("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 80 5 0 0 0 0 0\ncpu2 10 0 10 80 0 0 0 0 0 0\ncpu3 10 0 0 0 0 0 0 0\nintr 5\n")
+	after := ParseCPUs("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 180 4 0 0 0 0 0\ncpu1 900 0 0 0 0 0 900 0\ncpu2 10 0 10 120 0 0 60 0 7 0\ncpu3 10 0 0 0 0 0 0 0\n")
+	want := []CPUTime{{0, 99, 0, 99}, {2, 100, 60, 40}}
+	if got := CPUsBetween(before, after); !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	p := Profile{}
+	if p.busiest(CPUsBetween(before, after)); p.Busiest != 2 || p.BusiestShare != 0.6 {
+		t.Errorf("CPU %d is the busiest, with %g", p.Busiest, p.BusiestShare)
+	}
+}
