@@ -27,10 +27,10 @@ type Model struct {
 	table   *Table
 	drops   *trace.DropReport
 	profile *trace.Profile
-	err     error // of the last refresh
 	wait    time.Duration
-	busy    [fetchCount]bool // under way
-	due     [fetchCount]bool // a timer will start it
+	errs    [fetchCount]error // of the last fetch of each kind
+	busy    [fetchCount]bool  // under way
+	due     [fetchCount]bool  // a timer will start it
 	paused  bool
 
 	ranked   [tabCount]ranked
@@ -190,14 +190,14 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, m.start(fetch(msg))
 	case countsMsg:
 		m.busy[fetchCounts] = false
-		if m.err = msg.err; msg.err != nil {
+		if m.errs[fetchCounts] = msg.err; msg.err != nil {
 			return m, m.after(countEvery, fetchCounts)
 		}
 		m.counts = msg.counts
 		return m, m.after(min(pace(msg.counts.Took, countShare, countEvery), countSlowest), fetchCounts)
 	case tableMsg:
 		m.busy[fetchTable] = false
-		if m.err = msg.err; msg.err == nil {
+		if m.errs[fetchTable] = msg.err; msg.err == nil {
 			// Costs vary with what else the host does: the dearer of two counts.
 			cost := msg.table.CPU
 			if m.table != nil {
@@ -210,20 +210,23 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, m.after(dumpMinimum, fetchTable)
 	case dropsMsg:
 		m.busy[fetchDrops] = false
-		if m.err = msg.err; msg.err == nil {
+		if m.errs[fetchDrops] = msg.err; msg.err == nil {
 			m.drops = msg.report
 		}
 		return m, m.after(watchWindow, fetchDrops)
 	case profileMsg:
 		m.busy[fetchProfile] = false
-		if m.err = msg.err; msg.err == nil {
+		if m.errs[fetchProfile] = msg.err; msg.err == nil {
 			m.profile = msg.profile
 		}
 		return m, m.after(watchWindow, fetchProfile)
 	case flowsMsg:
 		m.busy[fetchFlows] = false
-		if m.err = msg.err; m.flows == msg.page && msg.err == nil {
+		switch m.errs[fetchFlows] = msg.err; {
+		case m.flows == msg.page && m.flows != nil:
 			m.flows.list, m.flows.loaded = msg.list, true
+		case m.flows != nil: // opened while another row's were read
+			return m, m.start(fetchFlows)
 		}
 	}
 	return m, nil

@@ -82,12 +82,15 @@ func (f *fake) Profile(context.Context) (*trace.Profile, error) {
 
 func (f *fake) Flows(_ context.Context, filter conntrack.Filter, _ string, limit int) (list []Flow, err error) {
 	f.filter = filter
+	if err := f.count("flows"); err != nil {
+		return nil, err
+	}
 	for i := 0; i < 1000 && len(list) < limit; i++ {
 		if e := entry(i); filter.Matches(&e) {
 			list = append(list, Flow{"host", e, e.Flow()})
 		}
 	}
-	return list, f.count("flows")
+	return list, nil
 }
 
 // screen is a model under test.
@@ -387,6 +390,96 @@ func TestErrorsAreShownAndRetried(t *testing.T) {
 	}
 }
 
+// TestErrorOfAPageStays: numbers that can be read do not hide that the page cannot.
+func TestErrorOfAPageStays(t *testing.T) {
+	for _, key := range []string{"6", "7"} {
+		s := show(t)
+		s.fake.err = errors.New("permission denied")
+		s.keys(key)
+		s.fake.err = nil
+		s.due[fetchCounts] = false
+		s.run(s.start(fetchCounts))
+		s.want("cannot see: permission denied", "ok: ")
+		s.keys("1")
+		if strings.Contains(s.draw(), "denied") {
+			t.Errorf("the sources can be seen:\n%s", s.draw())
+		}
+	}
+	s := show(t)
+	s.fake.err = errors.New("permission denied")
+	s.keys("enter")
+	s.want("connections of", "cannot see: permission denied")
+}
+
+// TestRowOpenedWhileAnotherIsRead: its connections come, too.
+func TestRowOpenedWhileAnotherIsRead(t *testing.T) {
+	s := show(t)
+	slow := s.open()
+	s.keys("esc", "down")
+	if cmd := s.open(); cmd != nil {
+		t.Fatal("two dumps at a time")
+	}
+	_, next := s.Update(slow())
+	if next == nil {
+		t.Fatalf("nothing reads it:\n%s", s.draw())
+	}
+	s.run(next)
+	if !s.flows.loaded || len(s.flows.list) == 0 || s.fake.filter != s.flows.filter {
+		t.Errorf("loaded %v, %d connections", s.flows.loaded, len(s.flows.list))
+	}
+}
+
+// TestNotSeen: what the numbers leave out is said beside them.
+func TestNotSeen(t *testing.T) {
+	s := show(t)
+	s.counts.Blind, s.table.Blind = []string{"8 network namespaces may not be entered"}, []string{"8 network namespaces may not be entered", "flows of ebpf: gone"}
+	s.want("nothing is short  (not seen: 8 network namespaces may not be entered")
+	s.keys("?")
+	s.want("not seen: 8 network namespaces may not be entered\n", "not seen: flows of ebpf: gone\n")
+}
+
+// TestShorten: what is cut out is the middle, on both sides of an arrow.
+func TestShorten(t *testing.T) {
+	for _, c := range []struct {
+		text  string
+		width int
+		want  string
+	}{
+		{"198.51.100.7", 12, "198.51.100.7"},
+		{"2001:db8:1234:5678:9abc:def0:1234:5678", 32, "2001:db8:1234:5~c:def0:1234:5678"},
+		{"[2001:db8:1234:5678:9abc:def0:1234:5678]:443 -> 10.0.0.1:80", 36, "[2001:db8:~:5678]:443 -> 10.0.0.1:80"},
+		{"[2001:db8:1234:5678:9abc:def0:1234:5678]:443 -> [2001:db8::1]:80", 40, "[2001:db8~:5678]:443 -> [2001:db8::1]:80"},
+	} {
+		got := shorten(c.text, c.width)
+		if got != c.want || len(got) > c.width {
+			t.Errorf("%q in %d columns: %q, want %q", c.text, c.width, got, c.want)
+		}
+	}
+}
+
+// TestNarrowTabs: the open page has its name on a terminal of 40 columns, too.
+func TestNarrowTabs(t *testing.T) {
+	s := show(t)
+	s.Update(tea.WindowSizeMsg{Width: 40, Height: 24})
+	s.keys("8")
+	s.want(" 1  2  3  4  5  6  7 [8 Netns]\n")
+}
+
+// TestLongRanking: what is filtered and sorted is the largest part of it, and the
+// page says so.
+func TestLongRanking(t *testing.T) {
+	s := show(t)
+	for i := range 2000 {
+		e := entry(1)
+		e.Original.Source = conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 7, byte(i >> 8), byte(i)}))
+		s.table.Summary.Add(&e)
+	}
+	s.ranked[tabSources].table = nil
+	s.want("1000 of the largest 1,000")
+	s.keys("/", "n", "o", "enter")
+	s.want("nothing matches no among the largest 1,000")
+}
+
 // TestSmallTerminals wants no size to be too small to draw.
 func TestSmallTerminals(t *testing.T) {
 	for _, size := range [][2]int{{0, 0}, {1, 1}, {10, 3}, {80, 5}} {
@@ -471,11 +564,6 @@ func TestParsers(t *testing.T) {
 		if got := endpoint(key, &f); got.String() != want || f.Protocol == flow.Any {
 			t.Errorf("%s: %s, %s", key, got, f.Protocol)
 		}
-	}
-	before := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0 0 0\nintr 5\n")
-	now := parseStat("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 180 0 0 0 0 0 0\ncpu1 10 0 10 120 0 0 60 0 0 0\n")
-	if cpu, share := hottest(before, now); cpu != 1 || share != 0.6 {
-		t.Errorf("hottest CPU %d with %g", cpu, share)
 	}
 	if n := parseSoftnet("00000001 0000000a 0\n00000001 00000001 0\n"); n != 11 {
 		t.Errorf("backlog drops %d", n)

@@ -37,7 +37,7 @@ type Host struct {
 	held       map[string]uint32
 	counts     int                // calls of Counts
 	last       map[uint64]reading // by inode: a name may be given to another namespace
-	lastSoft   []cpuTime
+	lastSoft   []trace.CPUTime
 	lastDrops  uint64
 	lastAt     time.Time
 	newRate    float64
@@ -307,17 +307,12 @@ func processTime() time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// cpuTime is one CPU's time in ticks.
-type cpuTime struct{ softirq, all uint64 }
-
 // softirq fills in the hottest CPU and the backlog's drops.
 func (h *Host) softirq(c *Counts, first bool, seconds float64) {
 	text, err := os.ReadFile("/proc/stat")
 	if err == nil {
-		now := parseStat(string(text))
-		if len(now) == len(h.lastSoft) {
-			c.HottestCPU, c.Softirq = hottest(h.lastSoft, now)
-		}
+		now := trace.ParseCPUs(string(text))
+		c.HottestCPU, c.Softirq = hottest(trace.CPUsBetween(h.lastSoft, now))
 		h.lastSoft = now
 	}
 	if text, err = os.ReadFile("/proc/net/softnet_stat"); err != nil {
@@ -330,35 +325,11 @@ func (h *Host) softirq(c *Counts, first bool, seconds float64) {
 	h.lastDrops = drops
 }
 
-// parseStat reads the "cpuN" lines of /proc/stat: user nice system idle iowait
-// irq softirq steal. Guest time is part of user time.
-func parseStat(text string) (list []cpuTime) {
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		if len(f) < 9 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
-			continue
-		}
-		var t cpuTime
-		for i, field := range f[1:9] {
-			n, _ := strconv.ParseUint(field, 10, 64)
-			t.all += n
-			if i == 6 {
-				t.softirq = n
-			}
-		}
-		list = append(list, t)
-	}
-	return list
-}
-
-func hottest(before, now []cpuTime) (cpu int, share float64) {
-	for i := range now {
-		all := now[i].all - before[i].all
-		if all == 0 {
-			continue
-		}
-		if s := float64(now[i].softirq-before[i].softirq) / float64(all); s > share {
-			cpu, share = i, s
+// hottest is the CPU that spent the most of a window in softirqs.
+func hottest(window []trace.CPUTime) (cpu int, share float64) {
+	for _, c := range window {
+		if s := float64(c.Softirq) / float64(c.Total); s > share {
+			cpu, share = c.CPU, s
 		}
 	}
 	return cpu, share

@@ -70,10 +70,10 @@ func Once(ctx context.Context, r Reader, rows int) (*Picture, error) {
 		}()
 		var err error
 		if w.drops, err = r.Drops(ctx); err != nil {
-			w.blind = append(w.blind, "drops: "+err.Error())
+			w.blind = append(w.blind, err.Error())
 		}
 		if <-profiled; noProfile != nil {
-			w.blind = append(w.blind, "CPU phases: "+noProfile.Error())
+			w.blind = append(w.blind, noProfile.Error())
 		}
 		ready <- w
 	}()

@@ -3,6 +3,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
+
+	"github.com/sluice-lb/sluice/table"
 )
 
 // Styles. Whatever they mark is also said in words or signs, so that nothing is
@@ -47,16 +50,15 @@ func (m *Model) draw() string {
 	switch {
 	case m.help:
 		lines = append(lines, helpLines...)
+		for _, b := range m.blind() {
+			lines = append(lines, m.wrapped("not seen: "+b, "")...)
+		}
 	case m.detail != nil:
-		lines = append(lines, styleTitle.Render(m.detail.title))
+		for _, l := range m.wrapped(m.detail.title, "") {
+			lines = append(lines, styleTitle.Render(l))
+		}
 		for _, l := range m.detail.lines {
-			for i, part := range strings.Split(ansi.Wrap(l, max(m.width-4, 10), " "), "\n") {
-				indent := "    "
-				if i == 0 {
-					indent = "  "
-				}
-				lines = append(lines, indent+part)
-			}
+			lines = append(lines, m.wrapped(l, "  ")...)
 		}
 	default:
 		rows = m.rows()
@@ -70,9 +72,22 @@ func (m *Model) draw() string {
 	}
 	lines = append(lines, m.footLine(len(rows)))
 	for i, l := range lines {
-		lines[i] = ansi.Truncate(l, m.width, "")
+		lines[i] = ansi.Truncate(l, m.width, "~")
 	}
 	return strings.Join(lines, "\n")
+}
+
+// wrapped breaks a sentence at words: its first line begins with the indent, the
+// others two columns further.
+func (m *Model) wrapped(text, indent string) []string {
+	lines := strings.Split(ansi.Wrap(text, max(m.width-len(indent)-2, 10), " "), "\n")
+	for i, l := range lines {
+		if i > 0 {
+			l = "  " + l
+		}
+		lines[i] = indent + l
+	}
+	return lines
 }
 
 func (m *Model) titleLine() string {
@@ -125,25 +140,47 @@ func (m *Model) rateLine() string {
 }
 
 func (m *Model) verdictLine() string {
-	if m.err != nil {
-		return styleLevels[Warn].Render("cannot see: " + m.err.Error())
+	if err := cmp.Or(m.errs[fetchCounts], m.errs[fetchTable]); err != nil {
+		return styleLevels[Warn].Render("cannot see: " + err.Error())
 	}
 	v := judge(m.counts, m.table)
-	return styleLevels[v.Level].Render(v.Level.String() + ": " + v.Text)
+	line := styleLevels[v.Level].Render(v.Level.String() + ": " + v.Text)
+	if blind := m.blind(); len(blind) > 0 {
+		line += "  (not seen: " + strings.Join(blind, "; ") + ")"
+	}
+	return line
 }
 
+// blind says in sentences what the numbers and the table leave out.
+func (m *Model) blind() []string {
+	var list []string
+	if m.counts != nil {
+		list = append(list, m.counts.Blind...)
+	}
+	if m.table != nil {
+		list = append(list, m.table.Blind...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// tabLine names the pages; where there is no room, all but the open one by number.
 func (m *Model) tabLine() string {
-	var words []string
+	full, short := "", ""
 	for i, name := range tabNames {
 		word := fmt.Sprintf("%d %s", i+1, name)
 		if tab(i) == m.tab {
-			word = styleTitle.Render("[" + word + "]")
-		} else {
-			word = " " + word + " "
+			full += styleTitle.Render("[" + word + "]")
+			short += styleTitle.Render("[" + word + "]")
+			continue
 		}
-		words = append(words, word)
+		full += " " + word + " "
+		short += fmt.Sprintf(" %d ", i+1)
 	}
-	return strings.Join(words, "")
+	if ansi.StringWidth(full) > m.width {
+		return short
+	}
+	return full
 }
 
 // listLines draws the column headings and the rows that fit.
@@ -160,7 +197,7 @@ func (m *Model) listLines(rows []row) []string {
 	}
 	lines := []string{styleFaint.Render("  " + align(head, widths))}
 	if len(rows) == 0 {
-		return append(lines, "  "+m.emptyText())
+		return append(lines, m.wrapped(m.emptyText(), "  ")...)
 	}
 	height := m.listHeight()
 	p.cursor = max(0, min(p.cursor, len(rows)-1))
@@ -186,8 +223,16 @@ func (m *Model) listLines(rows []row) []string {
 func (m *Model) emptyText() string {
 	p := m.current()
 	switch {
+	case p.match != nil && m.limited():
+		return "nothing matches " + p.filter + " among the largest " + group(uint32(rowLimit))
 	case p.match != nil:
 		return "nothing matches " + p.filter
+	case m.flows != nil && m.errs[fetchFlows] != nil:
+		return "cannot see: " + m.errs[fetchFlows].Error()
+	case m.flows == nil && m.tab == tabDrops && m.errs[fetchDrops] != nil:
+		return "cannot see: " + m.errs[fetchDrops].Error()
+	case m.flows == nil && m.tab == tabCPU && m.errs[fetchProfile] != nil:
+		return "cannot see: " + m.errs[fetchProfile].Error()
 	case m.flows != nil && !m.flows.loaded:
 		return "reading connections ..."
 	case m.flows != nil:
@@ -201,6 +246,9 @@ func (m *Model) emptyText() string {
 	}
 	return "no connection"
 }
+
+// limited tells whether the ranking is longer than what is kept of it.
+func (m *Model) limited() bool { return m.flows == nil && len(m.rowsOf(m.tab)) >= rowLimit }
 
 func (m *Model) columnWidths(cols []column) []int {
 	widths := make([]int, len(cols))
@@ -220,15 +268,26 @@ func (m *Model) columnWidths(cols []column) []int {
 func align(cells []string, widths []int) string {
 	var b strings.Builder
 	for i, c := range cells {
-		c = ansi.Truncate(c, widths[i], "~")
-		pad := strings.Repeat(" ", widths[i]-ansi.StringWidth(c))
 		if i == 0 {
-			b.WriteString(c + pad)
+			c = shorten(c, widths[i])
+			b.WriteString(c + strings.Repeat(" ", widths[i]-ansi.StringWidth(c)))
 			continue
 		}
-		b.WriteString(" " + pad + c)
+		c = ansi.Truncate(c, widths[i], "~")
+		b.WriteString(" " + strings.Repeat(" ", widths[i]-ansi.StringWidth(c)) + c)
 	}
 	return b.String()
+}
+
+// shorten cuts the middle out of what is too wide, and of both sides of an arrow:
+// addresses of a network differ at their ends.
+func shorten(s string, width int) string {
+	if from, to, ok := strings.Cut(s, " -> "); ok && width > 20 && ansi.StringWidth(s) > width {
+		half := (width - 4) / 2
+		left, right := min(ansi.StringWidth(from), half), min(ansi.StringWidth(to), half)
+		return shorten(from, width-4-right) + " -> " + shorten(to, width-4-left)
+	}
+	return table.Middle(s, width, "~")
 }
 
 func (m *Model) footLine(rows int) string {
@@ -247,15 +306,19 @@ func (m *Model) footLine(rows int) string {
 		if len(m.flows.list) == flowLimit {
 			more = " (first " + group(uint32(flowLimit)) + ")"
 		}
-		return spread("connections of "+m.flows.title+more, "enter explain  esc back", m.width)
+		const before, after = "connections of ", "enter explain  esc back"
+		return spread(before+shorten(m.flows.title, max(20, m.width-len(before+more+after)-2))+more, after, m.width)
 	}
-	left := "enter open  / filter  s sort  r reverse  p pause  ? help  q quit"
+	left := "enter open  / filter  s sort  p pause  ? help  q quit"
 	if p.filter != "" {
 		left = "filter " + p.filter + " (esc clears)  s sort  ? help  q quit"
 	}
 	right := ""
 	if m.table != nil {
 		right = fmt.Sprintf("%d rows", rows)
+		if m.limited() {
+			right = fmt.Sprintf("%d of the largest %s", rows, group(uint32(rowLimit)))
+		}
 	}
 	return styleFaint.Render(spread(left, right, m.width))
 }
