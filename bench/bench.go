@@ -148,6 +148,7 @@ type Trial struct {
 	per       float64    // what it did beside the latest measurement, in Mpps
 	away      bool       // packets of that were handled by another CPU
 	disturbed bool       // so were some of a value that is reported
+	unheld    bool       // a rate was to be held and was not
 
 	profile  string            // file that folded stacks of the measured time go to, "" for none
 	profiles map[string]string // what was written, by file

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -164,90 +165,6 @@ func TestAims(t *testing.T) {
 	}
 	if want := "row / limit, a 0.5 true; row / limit, b 0.5 false; alone 4 true; b / a 1 false; "; got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
-	}
-}
-
-// TestNoiseIsTold has one row of several whose repetitions differ: it is marked,
-// and so is every ratio that it is part of; the others are not.
-func TestNoiseIsTold(t *testing.T) {
-	s, n := fixed(4, 2), 0.0
-	s.Rows[1].Run = func(t *Trial) error { n++; t.Report("rate", n); return nil }
-	r := run(t, s)
-	if len(r.Noise) != 1 || !strings.Contains(r.Noise[0], "2 of 5 figures") {
-		t.Errorf("noise %q", r.Noise)
-	}
-	if !r.Cell("row", "a", "rate").Noisy || r.Cell("limit", "a", "rate").Noisy || !r.Ratios[0].Noisy {
-		t.Errorf("row %+v, limit %+v, ratio %+v", r.Cell("row", "a", "rate"), r.Cell("limit", "a", "rate"), r.Ratios[0])
-	}
-	var text bytes.Buffer
-	if err := r.WriteTable(&text); err != nil || !strings.Contains(text.String(), " ~") || !strings.Contains(text.String(), "NOISY") {
-		t.Errorf("error %v, table\n%s", err, text.String())
-	}
-}
-
-// TestSpeedCancelsOut has a machine whose speed changes between repetitions: the
-// figures do, what they are compared by does not.
-func TestSpeedCancelsOut(t *testing.T) {
-	s, speed := fixed(4, 2), 1.0
-	s.Rows[0].Run = func(t *Trial) error { speed *= 1.5; t.Report("rate", 4*speed); return nil }
-	s.Rows[1].Run = func(t *Trial) error { t.Report("rate", 2*speed); return nil }
-	s.Points = s.Points[:1]
-	c := run(t, s).Cell("row", "a", "rate")
-	if c.Noisy || c.Spread != 0 || c.Relative != 0.5 || c.Share != 0.5 || c.Raw[0] == c.Raw[1] {
-		t.Errorf("%+v", c)
-	}
-}
-
-// TestUnitOfRows: without a yardstick rows are measured against the suite's first one,
-// whichever were asked for; where that fails they are in no common unit.
-func TestUnitOfRows(t *testing.T) {
-	s := fixed(4, 2)
-	r, err := Run(context.Background(), s, Options{Reps: 3, Rows: regexp.MustCompile("^row$")})
-	if c := r.Cell("row", "a", "rate"); err != nil || c.Relative != 0.5 {
-		t.Errorf("%+v, error %v", c, err)
-	}
-	s.Rows[0].Run = func(*Trial) error { return errors.New("no room") }
-	if c := run(t, s).Cell("row", "a", "rate"); c.Relative != 2 || len(c.Per) != 0 {
-		t.Errorf("without a first row: %+v", c)
-	}
-	n := 0
-	s.Rows[0].Run = func(t *Trial) error {
-		if n++; n == 3 { // in the second repetition at a
-			return errors.New("no room")
-		}
-		t.Report("rate", 4)
-		return nil
-	}
-	if c := run(t, s).Cell("row", "a", "rate"); c.Relative != 0.5 || c.Spread != 0 || len(c.Raw) != 3 || !c.Noisy {
-		t.Errorf("without a first row once: %+v", c)
-	}
-}
-
-// TestFewRepetitions: what was measured twice has no spread that tells anything.
-func TestFewRepetitions(t *testing.T) {
-	r, err := Run(context.Background(), fixed(4, 2), Options{Reps: 2})
-	if c := r.Cell("row", "a", "rate"); err != nil || !c.Noisy {
-		t.Errorf("%+v, error %v", c, err)
-	}
-}
-
-// TestNoiseOfMetrics counts figures, of which a row may have several at a point.
-func TestNoiseOfMetrics(t *testing.T) {
-	s, n := fixed(4, 2), 0.0
-	s.Metrics = append(s.Metrics, Metric{Name: "other"}, Metric{Name: "third"})
-	s.Rows = []Row{{Name: "row", Run: func(t *Trial) error {
-		n++
-		for _, m := range s.Metrics {
-			t.Report(m.Name, n)
-		}
-		return nil
-	}}, {Name: "again", Run: func(t *Trial) error { n++; t.Report("rate", 1); return nil }}}
-	s.Comparisons = nil
-	for i := range s.Metrics {
-		s.Metrics[i].Absolute = true
-	}
-	if r := run(t, s); len(r.Noise) != 1 || !strings.Contains(r.Noise[0], "6 of 8 figures") {
-		t.Errorf("noise %q", r.Noise)
 	}
 }
 
@@ -483,6 +400,62 @@ func TestRows(t *testing.T) {
 	for _, name := range []string{"flows-kernel-forwarding-no-nat-http", "scale-nft-dnat-1-000", "scale-nft-dnat-1-000-new-flows"} {
 		if b, err := os.ReadFile(filepath.Join(profiles, name+folded)); err != nil || !bytes.Contains(b, []byte(" ")) {
 			t.Errorf("the profile of a row: %v, %.200q", err, b)
+		}
+	}
+}
+
+// TestFullNATRows: fullnat by XDP is measured in all families with fast transmit and without.
+func TestFullNATRows(t *testing.T) {
+	s := fnat64Suite()
+	for _, families := range []string{"44", "66", "64", "46"} {
+		for _, transmit := range []string{"", ", no fast transmit"} {
+			name := "sluice ebpf FNAT" + families + " (xdp)" + transmit
+			if !slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Name == name }) {
+				t.Errorf("no row %q", name)
+			}
+		}
+	}
+}
+
+// TestGatewaysMemory: a gateway that only forwards keeps nothing, connection tracking an
+// entry for each connection, the eBPF datapath its tables.
+func TestGatewaysMemory(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack)
+	if why := tool("nginx")(Point{}); why != "" {
+		t.Skip(why)
+	}
+	const entry, slots = 384, 64 + 128 // bytes
+	ebpf := func(t *Trial, n *network) error {
+		return applySluice(t, n, "ebpf", service{attach: "tc"}.head(Point{})+"nat:\n  - {name: office, type: masquerade, out: lan0}\n")
+	}
+	for _, c := range []struct {
+		name     string
+		set      setup
+		low, top float64
+	}{
+		{"forwarding", nil, 0, 0}, {"nft", nftMasquerade, heldConnections * entry, (heldConnections + 20) * entry},
+		{"ebpf", ebpf, 65536 * slots, 10 * 65536 * slots}, {"forwarding again", nil, 0, 0},
+	} {
+		var got float64
+		row := gatewayRow(c.name, "", 0, c.set, func(t *Trial, n *network) error {
+			if _, err := startWeb(t, n); err != nil {
+				return err
+			}
+			if err := n.reportMemory(t, netip.AddrPortFrom(server4, 80)); err != nil {
+				return err
+			}
+			v, ok := t.values["memory"]
+			if got = v.value; !ok {
+				return fmt.Errorf("no memory: %q", t.notes)
+			}
+			return nil
+		})
+		trial := &Trial{Context: t.Context(), values: map[string]reported{}}
+		if err := errors.Join(row.Run(trial), trial.end()); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if got < c.low || got > c.top {
+			t.Errorf("%s: %.0f bytes, want %.0f to %.0f", c.name, got, c.low, c.top)
 		}
 	}
 }

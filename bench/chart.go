@@ -6,13 +6,17 @@ import (
 	"bytes"
 	"encoding/xml"
 	"fmt"
+	"math"
+	"unicode/utf8"
 )
 
 // Geometry of the bar chart in pixels.
 const (
-	chartLabel = 260 // room for row names
+	chartLabel = 260 // room for row names, more where one is longer
+	chartChar  = 7   // room for a character of them
 	chartBars  = 460
-	chartValue = 130 // room for figures
+	chartOver  = 24  // how far a whisker may reach beyond the longest bar
+	chartValue = 130 // room for that and figures
 	chartBar   = 16
 	chartGap   = 10
 	chartHead  = 54
@@ -22,7 +26,8 @@ const (
 var chartColours = []string{"#2f6f9f", "#e08e45", "#5b9a68", "#a05195", "#7a7a7a", "#c44e52"}
 
 // Chart draws the first metric of the result as horizontal bars, one colour a
-// point, as SVG. The whisker spans the repetitions.
+// point, as SVG. The whisker spans the repetitions as far as there is room, and ~ marks
+// noisy figures.
 func (r *Result) Chart() []byte {
 	var points []string
 	metric := r.Metrics[0]
@@ -31,11 +36,13 @@ func (r *Result) Chart() []byte {
 			points = append(points, p)
 		}
 	}
-	var top float64
+	top := math.SmallestNonzeroFloat64 // also where every figure is 0
 	var rows []*ResultRow
+	left := chartLabel
 	for i := range r.Rows {
 		if len(r.Rows[i].Cells) > 0 {
 			rows = append(rows, &r.Rows[i])
+			left = max(left, 18+chartChar*utf8.RuneCountInString(r.Rows[i].Name))
 		}
 		for _, c := range r.Rows[i].Cells {
 			if c.Metric == metric.Name {
@@ -45,43 +52,46 @@ func (r *Result) Chart() []byte {
 	}
 	var b bytes.Buffer
 	height := chartHead + len(rows)*(len(points)*chartBar+chartGap) + 20
-	width := chartLabel + chartBars + chartValue
+	width := left + chartBars + chartValue
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", width, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", width, height)
-	text(&b, 10, 20, "start", "font-weight=\"bold\" font-size=\"14\"", r.Title+", "+metric.Unit)
+	text(&b, 10, 20, "start", "font-weight=\"bold\" font-size=\"14\"", r.Title+": "+metric.Name+", "+metric.Unit)
 	x := 10
 	for i, p := range points {
 		fmt.Fprintf(&b, `<rect x="%d" y="32" width="12" height="12" fill="%s"/>`+"\n", x, colour(i))
 		text(&b, x+17, 42, "start", "", p)
-		x += 40 + 7*len(p)
+		x += 40 + chartChar*utf8.RuneCountInString(p)
 	}
 	y := chartHead
 	for _, row := range rows {
-		r.chartRow(&b, row, points, metric, top, y)
+		r.chartRow(&b, row, points, metric, top, left, y)
 		y += len(points)*chartBar + chartGap
 	}
 	b.WriteString("</svg>\n")
 	return b.Bytes()
 }
 
-func (r *Result) chartRow(b *bytes.Buffer, row *ResultRow, points []string, m Metric, top float64, y int) {
-	text(b, chartLabel-8, y+len(points)*chartBar/2+4, "end", "", row.Name)
+func (r *Result) chartRow(b *bytes.Buffer, row *ResultRow, points []string, m Metric, top float64, left, y int) {
+	text(b, left-8, y+len(points)*chartBar/2+4, "end", "", row.Name)
 	for i, p := range points {
 		c := row.cell(p, m.Name)
-		if c == nil || top == 0 {
+		if c == nil {
 			continue
 		}
 		at := y + i*chartBar
 		w := c.Median / top * chartBars
-		fmt.Fprintf(b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", chartLabel, at, w, chartBar-2, colour(i))
-		half := c.Spread / 2 * w
+		fmt.Fprintf(b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", left, at, w, chartBar-2, colour(i))
+		low, high := max(w-c.Spread/2*w, 0), min(w+c.Spread/2*w, chartBars+chartOver)
 		fmt.Fprintf(b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#222222"/>`+"\n",
-			chartLabel+w-half, chartLabel+w+half, at+chartBar/2-1, at+chartBar/2-1)
+			float64(left)+low, float64(left)+high, at+chartBar/2-1, at+chartBar/2-1)
 		label := format(c.Median, m.Digits)
+		if c.Noisy {
+			label = "~" + label
+		}
 		if c.Share > 0 {
 			label += fmt.Sprintf(" (%.2f)", c.Share)
 		}
-		text(b, int(chartLabel+w+half)+6, at+chartBar-4, "start", "", label)
+		text(b, left+int(high)+6, at+chartBar-4, "start", "", label)
 	}
 }
 

@@ -24,10 +24,13 @@ type Checked struct {
 	// Half and NineOfTen of them moved by less than this share.
 	Half      float64 `json:"half"`
 	NineOfTen float64 `json:"nine_of_ten"`
-	// Ratios that both runs have, and the one that moved most.
-	Ratios int        `json:"ratios"`
-	Most   *RatioMove `json:"most,omitempty"`
-	Moves  []Move     `json:"moves"`
+	// Ratios that both runs have, and the one that moved most; the same of those that
+	// neither run marks as noisy.
+	Ratios    int        `json:"ratios"`
+	Most      *RatioMove `json:"most,omitempty"`
+	Quiet     int        `json:"quiet_ratios"`
+	MostQuiet *RatioMove `json:"most_quiet,omitempty"`
+	Moves     []Move     `json:"moves"`
 	// Failed is what was measured then and went wrong now: row, point and why.
 	Failed []string `json:"failed,omitempty"`
 }
@@ -84,8 +87,9 @@ func (r *Result) Compare(then *Result, path string) {
 		for j := range r.Rows[i].Cells {
 			c := &r.Rows[i].Cells[j]
 			old := then.Cell(r.Rows[i].Name, c.Point, c.Metric)
-			// Without a quotient on either side the figures have nothing in common.
-			if old == nil || (len(old.Per) == 0) != (len(c.Per) == 0) {
+			// Without a quotient on either side the figures have nothing in common; that of
+			// the unit is 1 on both.
+			if old == nil || (len(old.Per) == 0) != (len(c.Per) == 0) || c.unit {
 				continue
 			}
 			r.Check.Compared++
@@ -103,7 +107,7 @@ func (r *Result) Compare(then *Result, path string) {
 	r.compareRatios(then)
 }
 
-// compareRatios counts the ratios that both runs have and finds the one that moved most.
+// compareRatios counts the ratios that both runs have and finds those that moved most.
 func (r *Result) compareRatios(then *Result) {
 	for _, q := range r.Ratios {
 		i := slices.IndexFunc(then.Ratios, func(o Ratio) bool { return o.What == q.What && o.Ours != 0 })
@@ -111,12 +115,22 @@ func (r *Result) compareRatios(then *Result) {
 			continue
 		}
 		r.Check.Ratios++
-		m := RatioMove{What: q.What, Then: then.Ratios[i].Ours, Now: q.Ours}
+		m := &RatioMove{What: q.What, Then: then.Ratios[i].Ours, Now: q.Ours}
 		m.Change = m.Now/m.Then - 1
-		if r.Check.Most == nil || math.Abs(m.Change) > math.Abs(r.Check.Most.Change) {
-			r.Check.Most = &m
+		r.Check.Most = m.further(r.Check.Most)
+		if !q.Noisy && !then.Ratios[i].Noisy {
+			r.Check.Quiet++
+			r.Check.MostQuiet = m.further(r.Check.MostQuiet)
 		}
 	}
+}
+
+// further returns which of two moved more.
+func (m *RatioMove) further(o *RatioMove) *RatioMove {
+	if o != nil && math.Abs(o.Change) >= math.Abs(m.Change) {
+		return o
+	}
+	return m
 }
 
 // measured is whether a run has any figure of a row at a point.
@@ -157,6 +171,10 @@ func (c *Checked) write(w io.Writer) error {
 		if m := c.Most; m != nil {
 			fmt.Fprintf(w, "; ratios (%d) agree within %.1f %%: the most, %s, was %s and is %s",
 				c.Ratios, math.Abs(m.Change)*100, m.What, ratio(m.Then), ratio(m.Now))
+			if q := c.MostQuiet; q != nil && c.Quiet < c.Ratios {
+				fmt.Fprintf(w, "; those not noisy (%d) within %.1f %%: %s, %s and %s",
+					c.Quiet, math.Abs(q.Change)*100, q.What, ratio(q.Then), ratio(q.Now))
+			}
 		}
 		fmt.Fprintln(w)
 	}

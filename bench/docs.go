@@ -116,6 +116,7 @@ func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (une
 		fmt.Fprintf(b, "Rows measured%s:\n\n", on)
 	}
 	writeMarkdown(b, runs)
+	writeNewer(b, s, runs[0].Result)
 	for _, q := range allRatios(runs) {
 		if !writeWhy(b, q.What, link, runs) {
 			unexplained = append(unexplained, q.What)
@@ -135,6 +136,24 @@ func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (une
 			r.on(), r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, file, path.Join(link, file))
 	}
 	return unexplained
+}
+
+// writeNewer names what the suite measures by now and a run, which is older, did not.
+func writeNewer(b *bytes.Buffer, s Suite, r *Result) {
+	var newer []string
+	for _, m := range s.Metrics {
+		if !slices.ContainsFunc(r.Metrics, func(o Metric) bool { return o.Name == m.Name }) {
+			newer = append(newer, m.Name)
+		}
+	}
+	for _, row := range s.Rows {
+		if !slices.ContainsFunc(r.Rows, func(o ResultRow) bool { return o.Name == row.Name }) {
+			newer = append(newer, row.Name)
+		}
+	}
+	if len(newer) > 0 {
+		fmt.Fprintf(b, "\nNot in this run, which is older: %s.\n", strings.Join(newer, "; "))
+	}
 }
 
 // writeWhy explains a ratio where it wants words, once for all machines that

@@ -227,3 +227,18 @@ func TestCommittedPage(t *testing.T) {
 		}
 	}
 }
+
+// TestNewer: the page names figures and rows that a run is too old for.
+func TestNewer(t *testing.T) {
+	s := fixed(4, 2)
+	r := run(t, s)
+	var b bytes.Buffer
+	if writeNewer(&b, s, r); b.Len() > 0 {
+		t.Errorf("nothing is newer than the run: %s", &b)
+	}
+	s.Metrics = append(s.Metrics, Metric{Name: "memory"})
+	s.Rows = append(s.Rows, Row{Name: "another"})
+	if writeNewer(&b, s, r); b.String() != "\nNot in this run, which is older: memory; another.\n" {
+		t.Errorf("%s", &b)
+	}
+}

@@ -134,7 +134,10 @@ func clientsOf(v6 bool, flows int) load.Range {
 
 // rates is what a stream measured.
 type rates struct {
-	pps     float64 // packets that arrived in a second of the CPU's time
+	pps float64 // packets that arrived in a second of the CPU's time
+	// perSecond is the same by the clock on the wall, and offered what was sent.
+	perSecond, offered float64
+
 	lost    float64 // share of the sent packets that did not
 	latency *load.Histogram
 	// elsewhere is the share of them that another CPU handled.
@@ -261,7 +264,7 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	if err != nil {
 		return err
 	}
-	sent, begin := sender.Sent(), sender.CPUTime()
+	sent, begin, at := sender.Sent(), sender.CPUTime(), time.Now()
 	a, err := sink.Read()
 	if err != nil {
 		return err
@@ -275,9 +278,10 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	}
 	// By CPU time, not by the clock on the wall: what other programs take of the
 	// CPU lengthens a run and does not change its figure.
-	arrived := float64(b.Packets - a.Packets)
+	arrived, offered, wall := float64(b.Packets-a.Packets), float64(sender.Sent()-sent), time.Since(at).Seconds()
 	r.pps = arrived / (sender.CPUTime() - begin).Seconds()
-	if offered := float64(sender.Sent() - sent); offered > 0 {
+	r.perSecond, r.offered = arrived/wall, offered/wall
+	if offered > 0 {
 		r.lost = max(0, 1-arrived/offered)
 	}
 	if r.pps == 0 {

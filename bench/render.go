@@ -122,15 +122,30 @@ func (r *Result) legend() string {
 		s += ", each divided by what the redirect-only loop did at the same time on the same CPU"
 	case r.Yardstick:
 		s += ", each divided by what the redirect-only loop did before and after it"
+	case r.hasUnit():
+		s += ", in other rows than the first each divided by what that one did in the same repetition"
 	}
 	s += fmt.Sprintf("; ~ marks a range of more than %.0f %%.", noisyCell*100)
 	switch {
+	case !r.hasShares():
 	case r.ShareOfYardstick:
 		s += " In brackets: that quotient, the share of the redirect-only loop."
-	case r.Limit != "":
+	default:
 		s += fmt.Sprintf(" In brackets: the share of “%s” in the same column.", r.Limit)
 	}
 	return s
+}
+
+// hasShares is whether figures have one in brackets: none has where --rows left the limit out.
+func (r *Result) hasShares() bool {
+	return slices.ContainsFunc(r.Rows, func(row ResultRow) bool {
+		return slices.ContainsFunc(row.Cells, func(c Cell) bool { return c.Share > 0 })
+	})
+}
+
+// hasUnit is whether the first row is what others are divided by.
+func (r *Result) hasUnit() bool {
+	return len(r.Rows) > 0 && slices.ContainsFunc(r.Rows[0].Cells, func(c Cell) bool { return c.unit })
 }
 
 func (r *Result) ratioTable() *table.Table {

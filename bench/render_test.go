@@ -30,3 +30,16 @@ func TestRemarks(t *testing.T) {
 		t.Errorf("%q is missing in\n%s", want, got)
 	}
 }
+
+// TestLegendOfShares: the legend explains brackets where there are any.
+func TestLegendOfShares(t *testing.T) {
+	const brackets = "In brackets"
+	s := fixed(4, 2)
+	if got := run(t, s).legend(); !strings.Contains(got, brackets) {
+		t.Errorf("the shares are not explained: %s", got)
+	}
+	s.Rows = s.Rows[1:] // as --rows leaves the limit out of suites with a yardstick
+	if got := run(t, s).legend(); strings.Contains(got, brackets) {
+		t.Errorf("shares that are not there: %s", got)
+	}
+}

@@ -64,33 +64,61 @@ type Cell struct {
 	Median float64   `json:"median"`
 	// Relative is the median of Raw / Per; of Raw alone where there is no Per.
 	Relative float64 `json:"relative"`
-	// Spread is (max − min) / median of what Relative is the median of.
+	// Spread is (max − min) / median of what Relative is the median of; of Raw in the row
+	// that the others are divided by, whose quotient with itself never differs.
 	Spread float64 `json:"spread"`
-	// Noisy cells have a spread of more than noisyCell, or too few repetitions to tell.
+	// Unheld counts repetitions at a rate that the sender did not hold, for want of its CPU.
+	Unheld int `json:"unheld,omitempty"`
+	// Noisy cells have a spread of more than noisyCell, too few repetitions to tell, or a
+	// rate that was not held.
 	Noisy bool `json:"noisy,omitempty"`
 	// Share is Relative as a part of the limit row's, or of the yardstick beside the
 	// run (Suite.ShareOfYardstick); 0 when there is none.
 	Share float64 `json:"share,omitempty"`
+
+	unit bool // those of other rows are divided by this one
 }
 
-// summarize computes medians and spreads.
-func (c *Cell) summarize() {
-	relative := slices.Clone(c.Raw)
+// summarize computes medians and spreads; unit is whether those of other rows are divided
+// by this one, where they are in a unit.
+func (c *Cell) summarize(unit bool) {
 	if !slices.ContainsFunc(c.Per, func(per float64) bool { return per != 0 }) {
 		c.Per = nil // compared as it stands
-	} else {
-		relative = relative[:0]
-		for i, per := range c.Per {
-			if per != 0 { // there was a unit in that repetition
-				relative = append(relative, c.Raw[i]/per)
-			}
+	}
+	c.unit = unit && c.Per != nil
+	relative := c.relative()
+	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), spread(relative)
+	if c.unit {
+		c.Spread = spread(c.Raw)
+	}
+	c.Noisy = c.Spread > noisyCell || len(relative) < enoughReps || c.Unheld > 0
+}
+
+// relative is what Relative is the median of.
+func (c *Cell) relative() []float64 {
+	if c.Per == nil {
+		return c.Raw
+	}
+	var relative []float64
+	for i, per := range c.Per {
+		if per != 0 { // there was a unit in that repetition
+			relative = append(relative, c.Raw[i]/per)
 		}
 	}
-	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), 0
-	if c.Relative != 0 {
-		c.Spread = (slices.Max(relative) - slices.Min(relative)) / math.Abs(c.Relative)
+	return relative
+}
+
+// spread is the range of values as a part of their median: 2, which is ± 100 %, where
+// that is 0 and they are not.
+func spread(v []float64) float64 {
+	switch middle := median(v); {
+	case len(v) == 0 || slices.Min(v) == slices.Max(v):
+		return 0
+	case middle == 0:
+		return 2
+	default:
+		return (slices.Max(v) - slices.Min(v)) / math.Abs(middle)
 	}
-	c.Noisy = c.Spread > noisyCell || len(relative) < enoughReps
 }
 
 // Ratio is one comparison with a published figure or an aim.
@@ -104,7 +132,9 @@ type Ratio struct {
 	// OfRatios is Ours / Published.
 	OfRatios float64 `json:"ratio_of_ratios"`
 	Source   string  `json:"source"`
-	Noisy    bool    `json:"noisy,omitempty"` // one of its figures is
+	// Noisy: one of its figures is, or it has itself a spread of more than noisyCell
+	// over the repetitions.
+	Noisy bool `json:"noisy,omitempty"`
 }
 
 func newResult(s Suite, o Options) *Result {
@@ -195,7 +225,7 @@ func (r *Result) summarize(s Suite) {
 	r.Ratios, r.Noise = nil, nil
 	for i := range r.Rows {
 		for j := range r.Rows[i].Cells {
-			r.Rows[i].Cells[j].summarize()
+			r.Rows[i].Cells[j].summarize(i == 0 && !r.Yardstick)
 		}
 	}
 	for i := range r.Rows {
@@ -224,11 +254,14 @@ func (r *Result) limit(s Suite, point string) float64 {
 
 // tellNoise says in words what a reader must not trust.
 func (r *Result) tellNoise(s Suite) {
-	noisy, all := 0, 0
+	noisy, unheld, all := 0, 0, 0
 	for i := range r.Rows {
 		for _, c := range r.Rows[i].Cells {
 			all++
-			if c.Noisy {
+			switch {
+			case c.Unheld > 0:
+				unheld++
+			case c.Noisy:
 				noisy++
 			}
 		}
@@ -236,6 +269,9 @@ func (r *Result) tellNoise(s Suite) {
 	if float64(noisy) > noisyShare*float64(all) {
 		r.Noise = append(r.Noise, fmt.Sprintf("the repetitions of %d of %d figures differ by more than %.0f %%, or are fewer than %d: those marked ~",
 			noisy, all, noisyCell*100, enoughReps))
+	}
+	if unheld > 0 {
+		r.Noise = append(r.Noise, fmt.Sprintf("the sender did not hold the rate of %d of %d figures, marked ~: other programs had its CPU, or it was more than the row carries", unheld, all))
 	}
 	if f := median(r.Foreign); f > noisyForeign && !s.Yardstick {
 		r.Noise = append(r.Noise, fmt.Sprintf("other programs used %.2f CPUs meanwhile (quiet is below %.2f)", f, noisyForeign))
@@ -254,23 +290,41 @@ func (r *Result) compare(s Suite) {
 		}
 		q := Ratio{
 			What: c.What, Ours: a.Median, Published: c.Published / cmp.Or(c.PublishedAgainst, 1),
-			Source: c.Source, Aim: c.Source == aim, Noisy: a.Noisy,
+			Source: c.Source, Aim: c.Source == aim, Noisy: a.Noisy && !a.unit,
 		}
+		var each []float64 // the same of each repetition
 		switch b := r.Cell(c.Against, cmp.Or(c.AgainstPoint, point), metric); {
 		case c.Added: // Mpps to ns
 			q.Ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
+			for i, per := range a.Per {
+				each = append(each, (per/a.Raw[i]-1)*1e3/per)
+			}
 		case c.Against == s.Limit && s.ShareOfYardstick:
 			q.Ours = a.Relative
 		case c.Against == "":
+			each = a.Raw
 		case b == nil || b.Relative == 0:
 			continue
 		default:
-			q.Ours, q.Noisy = a.Relative/b.Relative, a.Noisy || b.Noisy
+			q.Ours, q.Noisy = a.Relative/b.Relative, q.Noisy || b.Noisy && !b.unit
+			each = quotients(a.relative(), b.relative())
 		}
+		q.Noisy = q.Noisy || spread(each) > noisyCell
 		q.OfRatios = q.Ours / q.Published
 		q.Missed = q.Aim && q.Ours < q.Published
 		r.Ratios = append(r.Ratios, q)
 	}
+}
+
+// quotients divides repetition by repetition; nil where one of both was not measured in all.
+func quotients(a, b []float64) (q []float64) {
+	if len(a) != len(b) || slices.Contains(b, 0) {
+		return nil
+	}
+	for i := range a {
+		q = append(q, a[i]/b[i])
+	}
+	return q
 }
 
 // median returns 0 for no values.

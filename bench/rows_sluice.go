@@ -62,6 +62,20 @@ func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Tr
 	return absentRow(gatewayRow(name, about, tracked, set, drive), path)
 }
 
+// pairRow is a row of the eBPF datapath on a host with a bridge that is up: TC stands behind
+// XDP for what may leave by that.
+func pairRow(name, about string, conf func(Point) string, drive func(*Trial, *network) error) Row {
+	set := func(t *Trial, n *network) error {
+		for _, words := range [][]string{{"ip", "link", "add", "docker0", "type", "bridge"}, {"ip", "link", "set", "docker0", "up"}} {
+			if err := command(t, n.gateway, "", words...); err != nil {
+				return err
+			}
+		}
+		return applySluice(t, n, "ebpf", conf(t.Point))
+	}
+	return absentRow(gatewayRow(name, about, 0, set, drive), "ebpf")
+}
+
 // applySluice reads a configuration and gives it to a datapath.
 func applySluice(t *Trial, n *network, path, yaml string) error {
 	c, err := config.Decode("bench", []byte(yaml))
@@ -199,6 +213,7 @@ func datapathPacketRows() []Row {
 	}
 	roomy := service{mode: "dnat", protocol: "udp", attach: "xdp", port: 53, vip: vip4, backend: server4, room: 1 << 20}
 	rows = append(rows, sluiceRow("sluice ebpf dnat (xdp), large tables", "one service in mode dnat, by xdp; tables for 1,048,576 flows, where the others' are for 65,536", "ebpf", roomy.yaml, toVIP))
+	rows = append(rows, pairRow("sluice ebpf dnat (xdp before tc)", "one service in mode dnat, by xdp, with tc behind because a bridge is up", udp("dnat", "xdp"), toVIP))
 	for _, attach := range []string{"xdp", "tc"} {
 		for _, mode := range []string{"dnat", "fullnat", "dsr", "tunnel", "stateless"} {
 			rows = append(rows, sluiceRow("sluice ebpf "+mode+" ("+attach+")", "one service in mode "+mode+", by "+attach, "ebpf", udp(mode, attach), toVIP))
@@ -221,7 +236,8 @@ func datapathFlowRows() []Row {
 	for _, mode := range []string{"dnat", "fullnat", "dsr", "stateless"} {
 		rows = append(rows, sluiceRow("sluice nftables "+mode, "one service in mode "+mode, "nftables", tcp(mode, ""), drive(mode)))
 	}
-	rows = append(rows, sluiceRow("sluice nftables snat", "one snat rule, 32 addresses", "nftables", snatYAML(""), toServer))
+	rows = append(rows, sluiceRow("sluice nftables snat", "one snat rule, 32 addresses", "nftables", snatYAML(""), toServer),
+		pairRow("sluice ebpf dnat (xdp before tc)", "one service in mode dnat, by xdp, with tc behind because a bridge is up", tcp("dnat", "xdp"), drive("dnat")))
 	for _, attach := range []string{"xdp", "tc"} {
 		for _, mode := range []string{"dnat", "fullnat", "dsr", "tunnel", "stateless"} {
 			rows = append(rows, sluiceRow("sluice ebpf "+mode+" ("+attach+")", "one service in mode "+mode+", by "+attach, "ebpf", tcp(mode, attach), drive(mode)))

@@ -161,15 +161,22 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 			continue
 		}
 		out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
+		if t.unheld {
+			out.cell(p.Name, m.Name).Unheld++
+		}
 	}
 	return nil
 }
 
-// measure runs a row, and once more when something of it was not on its CPU.
+// measure runs a row, and once more when something of it was not on its CPU. Where it is
+// not then either, the row says so.
 func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error) {
 	t, err := r.attempt(ctx, row, p)
 	if err == nil && t.disturbed {
 		t, err = r.attempt(ctx, row, p)
+	}
+	if err == nil && t.disturbed {
+		t.Note("%s: another CPU handled packets of this row, or of the loop beside it: the figure is not that of one CPU", p.Name)
 	}
 	return t, err
 }

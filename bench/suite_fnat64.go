@@ -66,8 +66,7 @@ func fnat64Suite() Suite {
 			add("sluice ebpf FNAT"+m.name+" ("+attach+")", "client and server families as named", "ebpf", attach, m.vip, m.backend)
 		}
 	}
-	for _, m := range []int{0, 2} { // the two that the published comparison is of
-		m := mixes[m]
+	for _, m := range mixes {
 		add("sluice ebpf FNAT"+m.name+" (xdp), no fast transmit", "the routing table is asked for every packet's next hop", slowTransmit, "xdp", m.vip, m.backend)
 	}
 	const source = "DPVS pull request 1063"

@@ -4,10 +4,17 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/capacity"
 )
 
 // lineRate is that of the shaped links in bits a second.
@@ -19,15 +26,22 @@ func routerSuite() Suite {
 		About: "One TCP stream of iperf3 from a client behind the router to a server outside, real TCP stacks at both ends, over " +
 			"links shaped to 100 Mbit/s by tbf and over unshaped ones, with the segmentation offloads (GSO, GRO) that hosts have. The " +
 			"share is that of the line's 100 Mbit/s; CPU is that of the whole machine, both TCP stacks included; connections are those " +
-			"that 20 real clients open, use once and close, over the same links.",
+			"that 20 real clients open, use once and close, over the same links. Memory is what the gateway keeps for connections " +
+			"while 1,000 of them are open: of connection tracking its entries, 384 bytes each with their extensions; of eBPF all its " +
+			"maps as the kernel charges them, which are allocated as a whole, here for 65,536 flows of either family. It is not that of " +
+			"rules, of programs, of the daemon, nor of the hash table of connection tracking, which the host has once.",
 		AllCPUs: true, Seconds: 1, MaxReps: 3,
 		Reproduces: "the software router study: 86 % of the line when forwarding, 82 % with NAT, 77 % with NAT, log and firewall",
 		Points:     []Point{{Name: "100 Mbit/s", Value: lineRate}, {Name: "unshaped", Value: 0}},
 		Metrics: []Metric{
 			{Name: "throughput", Unit: "Mbit/s"}, {Name: "share of line", Unit: "%", Digits: 1, Absolute: true},
 			{Name: "CPU", Unit: "ms a gigabit", LowerIsBetter: true}, {Name: "connections", Unit: "1/s"},
+			{Name: "memory", Unit: "bytes", LowerIsBetter: true, Absolute: true},
 		},
-		NotShown: []string{"Old hardware: the study's router was a PC with 100 Mbit/s cards, where NAT cost throughput; here the line is full in every row, and the CPU column shows the cost."},
+		NotShown: []string{
+			"Old hardware: the study's router was a PC with 100 Mbit/s cards, where NAT cost throughput; here the line is full in every row, and the CPU column shows the cost.",
+			"Memory a connection: tables of eBPF take as much when they are empty; the suite scale divides by flows that fill them.",
+		},
 	}
 	add := func(name, about string, set setup) {
 		s.Rows = append(s.Rows, Row{Name: name, About: about, Absent: tool("iperf3", "tc", "nginx"), Run: func(t *Trial) error {
@@ -128,12 +142,91 @@ func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 	if _, err := startWeb(t, n); err != nil {
 		return err
 	}
+	// Before the others, whose entries stay for minutes.
+	if err := n.reportMemory(t, netip.AddrPortFrom(dest, 80)); err != nil {
+		return err
+	}
 	r, err := askWeb(t, n, "http://"+dest.String()+"/", 20)
 	if err != nil {
 		return err
 	}
 	t.Report("connections", r.RequestsPerSecond)
 	return nil
+}
+
+// heldConnections are open while the memory is read.
+const heldConnections = 1000
+
+// reportMemory opens connections and reports what the gateway keeps for them.
+func (n *network) reportMemory(t *Trial, dest netip.AddrPort) error {
+	for range heldConnections {
+		c, err := n.client.Dial(t, nil, "tcp", dest.String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+	}
+	entries, err := n.tracked()
+	if err != nil {
+		t.Note("no memory: %v", err)
+		return nil
+	}
+	maps, err := mapMemory()
+	if err != nil {
+		t.Note("no memory: %v", err)
+		return nil
+	}
+	t.Report("memory", float64(entries*capacity.EntryBytes(capacity.Extensions{NAT: true})+maps))
+	return nil
+}
+
+// tracked returns how many connections the gateway's kernel tracks.
+func (n *network) tracked() (entries uint64, err error) {
+	const file = "/proc/sys/net/netfilter/nf_conntrack_count"
+	err = n.gateway.Do(func() error {
+		if !readable(file) {
+			return nil // the module is not there, nor are entries
+		}
+		entries, err = strconv.ParseUint(readLine(file), 10, 64)
+		return err
+	})
+	return entries, err
+}
+
+// mapMemory returns what the kernel charges for the BPF maps that this process holds:
+// those of the row's datapath, as nothing else in the suite makes any.
+func mapMemory() (sum uint64, err error) {
+	const dir = "/proc/self/fdinfo"
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	seen := map[string]bool{} // a map may be held twice
+	for _, fd := range fds {
+		b, err := os.ReadFile(filepath.Join(dir, fd.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // closed meanwhile
+		}
+		if err != nil {
+			return 0, err
+		}
+		of := map[string]string{}
+		for line := range strings.Lines(string(b)) {
+			key, value, _ := strings.Cut(line, ":")
+			of[key] = strings.TrimSpace(value)
+		}
+		id := of["map_id"]
+		if id == "" || seen[id] {
+			continue
+		}
+		seen[id] = true
+		bytes, err := strconv.ParseUint(of["memlock"], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("map %s: memlock: %w", id, err)
+		}
+		sum += bytes
+	}
+	return sum, nil
 }
 
 // bulk sends one TCP stream and returns the bits a second that were received.

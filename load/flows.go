@@ -140,6 +140,9 @@ func (s *FlowSpec) normalize() error {
 	if err := errors.Join(s.Source.check(), checkRate(s.Rate)); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
+	if _, err := responseHead(s.ResponseSize); err != nil {
+		return err
+	}
 	s.Requests = max(s.Requests, 1)
 	if s.Window == 0 {
 		s.Window = 128
@@ -254,13 +257,7 @@ func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
 func (s *FlowSpec) share(p flowsFlowPlan, nth, n int) flowsFlowPlan {
 	first, next := s.Connections*nth/n, s.Connections*(nth+1)/n
 	p.FirstSlot, p.OwnSlots = uint32(first), uint32(next-first)
-	p.Limit = ^uint64(0)
-	if s.Limit > 0 {
-		p.Limit = s.Limit / uint64(n)
-		if nth == 0 {
-			p.Limit += s.Limit % uint64(n)
-		}
-	}
+	p.Limit = shareOf(s.Limit, nth, n)
 	if s.Rate > 0 {
 		p.Interval = uint64(65536e9 * float64(n) / s.Rate)
 	}
@@ -331,13 +328,39 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 func (c *Client) CPUTime() time.Duration { return c.clock.now() }
 
 // Took returns the time from the first turn to the end of the one Run that has
-// ended, without what the kernel takes to begin and to end it.
+// ended, without what the kernel takes to begin and to end it; see schedule.
 func (c *Client) Took() time.Duration {
 	var t span
 	for nth := range c.injectors {
-		t.add(int64(c.injector(nth).StartNs), c.ended[nth].Load())
+		t.add(c.times(nth))
 	}
 	return t.length()
+}
+
+func (c *Client) times(nth int) (begin, end int64) {
+	i := c.injector(nth)
+	begin, end = int64(i.StartNs), c.ended[nth].Load()
+	if i.Turns >= shareOf(c.spec.Limit, nth, len(c.cpus)) {
+		end = max(end, begin+schedule(i.Turns, c.spec.Rate, len(c.cpus)))
+	}
+	return begin, end
+}
+
+// Unbegun returns how many turns were due in the one Run that has ended and not begun; see
+// Sender.Unsent.
+func (c *Client) Unbegun() (sum uint64) {
+	for nth := range c.injectors {
+		begin, end := c.times(nth)
+		sum += unsent(time.Duration(end-begin), c.spec.Rate/float64(len(c.cpus)), shareOf(c.spec.Limit, nth, len(c.cpus)), c.injector(nth).Turns)
+	}
+	return sum
+}
+
+func (c *Client) turns() (sum uint64) {
+	for nth := range c.injectors {
+		sum += c.injector(nth).Turns
+	}
+	return sum
 }
 
 func (c *Client) injector(nth int) flowsInjector {
@@ -350,11 +373,7 @@ func (c *Client) injector(nth int) flowsInjector {
 
 // finished reports whether all turns are over.
 func (c *Client) finished() bool {
-	var turns uint64
-	for nth := range c.injectors {
-		turns += c.injector(nth).Turns
-	}
-	if turns < c.spec.Limit {
+	if c.turns() < c.spec.Limit {
 		return false
 	}
 	n, err := c.Read()

@@ -3,6 +3,7 @@
 package load
 
 import (
+	"math"
 	"math/bits"
 	"time"
 )
@@ -66,19 +67,14 @@ func edges(bucket int) (from, to uint64) {
 // Count returns the number of values.
 func (h *Histogram) Count() uint64 { return h.total }
 
-// Quantile returns the value below which the share q of all values lies: the
-// upper edge of its bucket, so at most 3 % too high. It is 0 when empty.
+// Quantile returns the smallest value that the share q of all values does not exceed
+// (nearest rank): the upper edge of its bucket, so at most 3 % too high. It is 0 when empty.
 func (h *Histogram) Quantile(q float64) time.Duration {
-	if h.total == 0 {
-		return 0
-	}
-	want := uint64(q * float64(h.total))
-	if want >= h.total {
-		want = h.total - 1
-	}
+	const rounding = 1e-6 // 0.07 · 100 is more than 7 in binary
+	want := max(uint64(math.Ceil(q*float64(h.total)-rounding)), 1)
 	var seen uint64
 	for b, n := range h.counts {
-		if seen += n; n > 0 && seen > want {
+		if seen += n; seen >= want {
 			_, to := edges(b)
 			return time.Duration(to)
 		}

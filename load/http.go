@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -182,7 +181,7 @@ type steps struct {
 	mu                    sync.Mutex // protects everything below
 	connecting, connected time.Time
 	wrote, first          time.Time
-	reused                bool
+	got, reused           bool // a connection, and one that was there before
 }
 
 func (s *steps) trace() *httptrace.ClientTrace {
@@ -206,7 +205,7 @@ func (s *steps) trace() *httptrace.ClientTrace {
 				}
 			})
 		},
-		GotConn:              func(i httptrace.GotConnInfo) { note(func(time.Time) { s.reused = i.Reused }) },
+		GotConn:              func(i httptrace.GotConnInfo) { note(func(time.Time) { s.got, s.reused = true, i.Reused }) },
 		WroteRequest:         func(httptrace.WroteRequestInfo) { note(func(now time.Time) { s.wrote = now }) },
 		GotFirstResponseByte: func() { note(func(now time.Time) { s.first = now }) },
 	}
@@ -218,6 +217,13 @@ func (s *steps) connect() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connected.Sub(s.connecting), !s.reused && !s.connected.IsZero()
+}
+
+// hasConnection is whether the request got a connection to go over.
+func (s *steps) hasConnection() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.got
 }
 
 // wait returns the time from the request to the first byte of its answer: 0 when
@@ -257,6 +263,9 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 	}
 	if err != nil {
 		kind := errorKind(err)
+		if kind == responseTimeout && !s.hasConnection() { // its time was up before that of the dial
+			kind = connectTimeout
+		}
 		r.result.Failed++
 		r.result.Errors[kind]++
 		if kind == connectTimeout || kind == responseTimeout {
@@ -339,11 +348,7 @@ func (r *httpRun) unsent(took time.Duration) uint64 {
 	if r.spec.Duration > 0 {
 		took = min(took, r.spec.Duration)
 	}
-	due := uint64(math.Ceil(took.Seconds() * r.spec.Rate))
-	if r.spec.Requests > 0 {
-		due = min(due, uint64(r.spec.Requests))
-	}
-	return due - min(due, r.sent)
+	return unsent(took, r.spec.Rate, shareOf(uint64(r.spec.Requests), 0, 1), r.sent)
 }
 
 func (r *httpRun) finish(took time.Duration) *HTTPResult {

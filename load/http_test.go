@@ -5,6 +5,7 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -206,6 +209,34 @@ func TestHTTPTimeouts(t *testing.T) {
 	refuses := httptest.NewServer(nil)
 	refuses.Close()
 	if r, err = RunHTTP(context.Background(), HTTPSpec{URL: refuses.URL, Requests: 3, Timeout: time.Minute}, nil); err != nil || r.Total.Count != 0 || r.TimedOut() != 0 {
+		t.Errorf("%v; %+v", err, r)
+	}
+}
+
+// TestHTTPConnectTimeouts: a request that got no connection in its time says so.
+func TestHTTPConnectTimeouts(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
+	for { // nobody accepts: when the queue is full, SYNs get no answer
+		c, err := net.DialTimeout("tcp", address, 100*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer c.Close()
+	}
+	r, err := RunHTTP(context.Background(), HTTPSpec{URL: "http://" + address, Requests: 3, Timeout: 20 * time.Millisecond}, nil)
+	if err != nil || r.Errors[connectTimeout] != 3 || r.TimedOut() != 3 || r.Total.Count != 3 {
 		t.Errorf("%v; %+v", err, r)
 	}
 }

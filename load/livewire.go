@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -141,6 +142,37 @@ func (t *span) add(begin, end int64) {
 		t.begin = begin
 	}
 	t.end = max(t.end, end)
+}
+
+// shareOf is CPU nth's part of a limit over n CPUs; a limit of 0 is none.
+func shareOf(limit uint64, nth, n int) uint64 {
+	if limit == 0 {
+		return math.MaxUint64
+	}
+	share := limit / uint64(n)
+	if nth == 0 {
+		share += limit % uint64(n)
+	}
+	return share
+}
+
+// schedule returns how long n turns of one of several CPUs take at a rate over all of
+// them, in ns: the last has its share, too, so that a second holds as many as the rate says.
+func schedule(n uint64, rate float64, cpus int) int64 {
+	if rate == 0 {
+		return 0
+	}
+	return int64(float64(n) * 1e9 * float64(cpus) / rate)
+}
+
+// unsent returns how many turns were due at a rate, up to a share of the limit, and not
+// begun. Each CPU's schedule starts with its own first turn.
+func unsent(took time.Duration, rate float64, share, begun uint64) uint64 {
+	if took <= 0 || begun == 0 {
+		return 0
+	}
+	due := min(uint64(math.Ceil(took.Seconds()*rate)), share)
+	return due - min(due, begun)
 }
 
 func (t *span) length() time.Duration { return time.Duration(t.end - t.begin) }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -224,6 +225,10 @@ func TestSpecs(t *testing.T) {
 		"TTL":                {TTL: 300},
 		"long datagram":      {Fragments: 50, Size: 1498},
 		"many fragments":     {Fragments: 65537},
+		"countless":          {Fragments: math.MaxInt},
+		"unknown flag":       {Protocol: flow.TCP, Flags: "syn,foo"},
+		"no room":            {Size: 20},
+		"no page":            {Size: 9000},
 		"fewer than none":    {Fragments: -1},
 		"stamped fragments":  {Fragments: 2, Size: 218, Stamp: true},
 		"flags of UDP":       {Flags: "syn"},
@@ -236,11 +241,7 @@ func TestSpecs(t *testing.T) {
 			s.Source = mustRange(t, "192.0.2.1:1024")
 		}
 		s.Dest = mustRange(t, "192.0.2.2:53")
-		err := s.normalize()
-		if err == nil {
-			_, err = newTemplate(&s)
-		}
-		if err == nil {
+		if err := s.Validate(); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
@@ -253,12 +254,13 @@ func TestSpecs(t *testing.T) {
 		"timeout":              {Timeout: -time.Second},
 		"rate":                 {Rate: -1},
 		"requests":             {Requests: -1},
+		"response":             {ResponseSize: maxResponse + 1},
 	} {
 		if !s.Source.First.IsValid() {
 			s.Source = mustRange(t, "192.0.2.1:1024-1033")
 		}
 		s.Dest = netip.MustParseAddrPort("192.0.2.2:80")
-		if err := s.normalize(); err == nil {
+		if err := s.Validate(); err == nil {
 			t.Errorf("%s: no error, %+v", name, s)
 		}
 	}
@@ -289,6 +291,12 @@ func TestRefusedSenders(t *testing.T) {
 	}, make([]int, maxStampers+1)); err == nil {
 		t.Error("stamps from more CPUs than the far end knows: no error")
 	}
+	if err := newSink(t, SinkOptions{}).Attach(l.Node("sink"), "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := newSink(t, SinkOptions{}).Attach(l.Node("sink"), "eth0"); err == nil || !strings.Contains(err.Error(), "interface eth0: attach XDP in driver mode: another program is there") {
+		t.Errorf("a second far end: %v", err)
+	}
 }
 
 // TestAwait counts what is still under way, and gives up on what does not come.
@@ -300,7 +308,7 @@ func TestAwait(t *testing.T) {
 		t.Fatal(err)
 	}
 	sender, err := NewSender(l.Node("source"), PacketSpec{
-		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 200, Rate: 1000,
+		Source: mustRange(t, "192.0.2.1:1024"), Dest: mustRange(t, "192.0.2.2:53"), Interface: "eth0", Limit: 4, Rate: 20,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -312,19 +320,42 @@ func TestAwait(t *testing.T) {
 	for sender.Sent() == 0 { // the call begins with a grace period
 		time.Sleep(time.Millisecond)
 	}
-	if got, err := sink.await(200, slowest, slowest); err != nil || got.Packets != 200 {
+	if got, err := sink.await(4, slowest, slowest); err != nil || got.Packets != 4 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	// 200 packets at 1,000 a second are 199 ms apart.
-	if took := sender.Took(); took < 199*time.Millisecond {
+	// The last of 4 packets at 20 a second is due after 150 ms, a fifth would be after 200.
+	if took := sender.Took(); took < 200*time.Millisecond {
 		t.Errorf("took %v", took)
 	}
 	begin := time.Now()
-	if got, err := sink.Await(201); err != nil || got.Packets != 200 || time.Since(begin) < 500*time.Millisecond {
+	if got, err := sink.Await(5); err != nil || got.Packets != 4 || time.Since(begin) < 500*time.Millisecond {
 		t.Errorf("after %v: %+v, %v", time.Since(begin), got, err)
+	}
+}
+
+// TestUnsent: what is told to be behind was due, and on the CPU that did not send it.
+func TestUnsent(t *testing.T) {
+	for _, c := range []struct {
+		took         time.Duration
+		rate         float64
+		share, begun uint64
+		want         uint64
+	}{
+		{time.Second, 1000, math.MaxUint64, 400, 600}, {time.Second, 1000, 500, 400, 100}, {time.Second, 1000, 400, 400, 0},
+		{time.Second, 0, math.MaxUint64, 400, 0}, {999_500 * time.Microsecond, 1000, math.MaxUint64, 1000, 0},
+		{-time.Second, 1000, math.MaxUint64, 1, 0}, {time.Hour, 1e9, math.MaxUint64, 0, 0}, // ended before it began, never began
+	} {
+		if got := unsent(c.took, c.rate, c.share, c.begun); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+	for nth, share := range []uint64{4, 3, 3} {
+		if shareOf(10, nth, 3) != share || shareOf(0, nth, 3) != math.MaxUint64 {
+			t.Errorf("CPU %d has %d of 10, %d of all", nth, shareOf(10, nth, 3), shareOf(0, nth, 3))
+		}
 	}
 }
 

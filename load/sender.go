@@ -161,14 +161,7 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 }
 
 // share is what sender nth sends of the limit.
-func (s *Sender) share(nth int) uint64 {
-	n := uint64(len(s.cpus))
-	share := s.spec.Limit / n
-	if nth == 0 {
-		share += s.spec.Limit % n
-	}
-	return share
-}
+func (s *Sender) share(nth int) uint64 { return shareOf(s.spec.Limit, nth, len(s.cpus)) }
 
 // CPUTime returns the CPU time of the threads that send, on veth links with that of
 // the gateway and the far end, and of the kernel's soft interrupt threads of these
@@ -186,18 +179,32 @@ func (s *Sender) Sent() uint64 {
 }
 
 // Took returns the time from the first packet to the last of the one Run that has
-// ended, without what the kernel takes to begin and to end it.
+// ended, without what the kernel takes to begin and to end it; see schedule.
 func (s *Sender) Took() time.Duration {
 	var t span
 	for nth := range s.objects {
-		p := s.progress(nth)
-		end := s.ended[nth].Load()
-		if s.spec.Limit > 0 && p.Sent >= s.share(nth) {
-			end = int64(p.EndNs)
-		}
-		t.add(int64(p.StartNs), end)
+		t.add(s.times(nth))
 	}
 	return t.length()
+}
+
+func (s *Sender) times(nth int) (begin, end int64) {
+	p := s.progress(nth)
+	begin, end = int64(p.StartNs), s.ended[nth].Load()
+	if p.Sent >= s.share(nth) {
+		end = max(int64(p.EndNs), begin+schedule(p.Sent, s.spec.Rate, len(s.cpus)))
+	}
+	return begin, end
+}
+
+// Unsent returns how many packets were due in the one Run that has ended and not sent: the
+// rate is more than the CPUs make, and the latency holds the wait for them.
+func (s *Sender) Unsent() (sum uint64) {
+	for nth := range s.objects {
+		begin, end := s.times(nth)
+		sum += unsent(time.Duration(end-begin), s.spec.Rate/float64(len(s.cpus)), s.share(nth), s.progress(nth).Sent)
+	}
+	return sum
 }
 
 func (s *Sender) progress(nth int) packetsProgress {

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // SinkOptions says what the far end does beyond counting.
@@ -101,7 +102,9 @@ func attach(place Place, iface, how string, to func(index int) (link.Link, error
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", iface, err)
 		}
-		if l, err = to(i.Index); err != nil {
+		if l, err = to(i.Index); errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("interface %s: attach %s: another program is there, of a gateway or of another run: end that first: %w", iface, how, err)
+		} else if err != nil {
 			return fmt.Errorf("interface %s: attach %s: %w", iface, how, err)
 		}
 		return nil

@@ -184,8 +184,17 @@ const maxFlows = 1<<31 - 1
 
 func (s PacketSpec) hasPorts() bool { return s.Protocol == flow.UDP || s.Protocol == flow.TCP }
 
+// maxFragments is how many places for one a fragment's 13-bit offset can name (RFC 791).
+const maxFragments = 1 << 13
+
 // Validate says what of it cannot be sent, whatever the interface.
-func (s PacketSpec) Validate() error { return s.normalize() }
+func (s PacketSpec) Validate() error {
+	if err := s.normalize(); err != nil {
+		return err
+	}
+	_, err := newTemplate(&s)
+	return err
+}
 
 // normalize fills in defaults and reports the first thing that cannot be sent.
 func (s *PacketSpec) normalize() error {
@@ -206,8 +215,8 @@ func (s *PacketSpec) normalize() error {
 		return fmt.Errorf("packets: fragments are sent of udp and icmp datagrams only")
 	case s.Fragments > 1 && s.Stamp:
 		return fmt.Errorf("packets: stamps are read from whole datagrams only, not from fragments")
-	case s.Fragments < 0:
-		return fmt.Errorf("packets: %d fragments", s.Fragments)
+	case s.Fragments < 0 || s.Fragments > maxFragments:
+		return fmt.Errorf("packets: %d fragments: from 1 to %d", s.Fragments, maxFragments)
 	case s.Flags != "" && s.Protocol != flow.TCP:
 		return fmt.Errorf("packets: tcp flags %s: the protocol is %s", s.Flags, s.Protocol)
 	case !s.hasPorts() && s.Dest.Ports != (flow.Ports{}):

@@ -13,7 +13,7 @@ import (
 // Geometry of the histogram in pixels.
 const (
 	svgWidth, svgHeight = 720, 320
-	svgLeft, svgRight   = 60, 20
+	svgLeft, svgRight   = 40, 40
 	svgTop, svgBottom   = 40, 50
 )
 
@@ -31,8 +31,9 @@ func (h *Histogram) SVG(title string) []byte {
 		return b.Bytes()
 	}
 	low, high := float64(max(buckets[0].From, 1)), float64(buckets[len(buckets)-1].To)
-	if high < low*10 {
-		high = low * 10
+	if high < low*10 { // a decade at least, with the values in its middle
+		middle := math.Sqrt(low * high)
+		low, high = middle/math.Sqrt(10), middle*math.Sqrt(10)
 	}
 	x := func(ns float64) float64 {
 		span := float64(svgWidth - svgLeft - svgRight)
@@ -40,18 +41,19 @@ func (h *Histogram) SVG(title string) []byte {
 	}
 	h.drawBars(&b, buckets, x)
 	floor := svgHeight - svgBottom
-	for decade := math.Pow(10, math.Ceil(math.Log10(low))); decade <= high; decade *= 10 {
-		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#222222"/>`+"\n", x(decade), x(decade), floor, floor+5)
-		svgText(&b, x(decade), float64(floor+20), "middle", time.Duration(decade).String())
+	steps := []float64{1, 2, 5}
+	if high > low*100 {
+		steps = steps[:1]
 	}
-	for i, q := range []struct {
-		name string
-		q    float64
-	}{{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}} {
-		at := x(float64(h.Quantile(q.q)))
-		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#c44e52" stroke-dasharray="4 3"/>`+"\n", at, at, svgTop, floor)
-		svgText(&b, at+3, float64(svgTop+12+14*i), "start", fmt.Sprintf("%s %s", q.name, h.Quantile(q.q)))
+	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
+		for _, step := range steps {
+			if at := decade * step; at >= low && at <= high {
+				fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#222222"/>`+"\n", x(at), x(at), floor, floor+5)
+				svgText(&b, x(at), float64(floor+20), "middle", time.Duration(at).String())
+			}
+		}
 	}
+	h.drawPercentiles(&b, x)
 	b.WriteString("</svg>\n")
 	return b.Bytes()
 }
@@ -71,6 +73,35 @@ func (h *Histogram) drawBars(b *bytes.Buffer, buckets []Bucket, x func(float64) 
 		fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#2f6f9f"/>`+"\n", from, floor-height, max(to-from, 1), height)
 	}
 	fmt.Fprintf(b, `<line x1="%d" x2="%d" y1="%.0f" y2="%.0f" stroke="#222222"/>`+"\n", svgLeft, svgWidth-svgRight, floor, floor)
+}
+
+// drawPercentiles marks them by lines, with the figures above all lines and where
+// there is room.
+func (h *Histogram) drawPercentiles(b *bytes.Buffer, x func(float64) float64) {
+	var lines, words bytes.Buffer
+	for i, q := range []struct {
+		name string
+		q    float64
+	}{{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}} {
+		value := h.Quantile(q.q)
+		at := x(float64(value))
+		fmt.Fprintf(&lines, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#c44e52" stroke-dasharray="4 3"/>`+"\n", at, at, svgTop, svgHeight-svgBottom)
+		beside, anchor := at+3, "start"
+		if at > svgWidth-120 {
+			beside, anchor = at-3, "end"
+		}
+		svgText(&words, beside, float64(svgTop+12+14*i), anchor, q.name+" "+threeDigits(value).String())
+	}
+	b.Write(lines.Bytes())
+	fmt.Fprintf(b, `<g stroke="#ffffff" stroke-width="3" paint-order="stroke">`+"\n%s</g>\n", &words)
+}
+
+// threeDigits rounds what is at most 3 % exact.
+func threeDigits(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for ; d/unit >= 1000; unit *= 10 {
+	}
+	return d.Round(unit)
 }
 
 func svgText(b *bytes.Buffer, x, y float64, anchor, s string) {

@@ -99,7 +99,7 @@ func newTemplate(s *PacketSpec) (*template, error) {
 		t.writeIPv4(s)
 	}
 	if err := t.writeTransport(s); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("packets: %w", err)
 	}
 	t.keepFixed(s)
 	t.sums(s, v6)
@@ -300,13 +300,7 @@ func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPla
 	if s.Fragments > 1 {
 		p.FragWords = uint16((len(t.frame) - t.l4Off) / 8)
 	}
-	p.Limit = ^uint64(0)
-	if s.Limit > 0 {
-		p.Limit = s.Limit / uint64(senders)
-		if nth == 0 {
-			p.Limit += s.Limit % uint64(senders)
-		}
-	}
+	p.Limit = shareOf(s.Limit, nth, senders)
 	if s.Rate > 0 {
 		p.Interval = uint64(65536e9 * float64(senders) / s.Rate)
 	}
