@@ -17,6 +17,7 @@ type Status struct {
 	Version    string    `json:"version"`
 	PID        int       `json:"pid"`
 	Started    time.Time `json:"started"`
+	Uptime     float64   `json:"uptime" doc:"seconds since the daemon began, whatever the clock was set to meanwhile"`
 	File       string    `json:"file" doc:"configuration file that the daemon watches"`
 	Revision   uint64    `json:"revision" doc:"grows by one with every change that was applied"`
 	ETag       string    `json:"etag" doc:"of the configuration in force; send it as If-Match to change just that"`
@@ -85,6 +86,14 @@ type Mapping struct {
 	Expires  float64        `json:"expires" doc:"seconds left unless it is renewed"`
 }
 
+// Interface is one that is up, and how the eBPF datapath meets what arrives by it.
+type Interface struct {
+	Name  string   `json:"name"`
+	Kind  string   `json:"kind" doc:"device for hardware, else the kind of virtual link"`
+	Hooks []string `json:"hooks" enum:"xdp,xdp-generic,tc" doc:"in the order in which a packet meets them; none: left to the kernel"`
+	Why   string   `json:"why,omitempty" doc:"why it is not native XDP alone"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`
@@ -127,6 +136,8 @@ type Outcome struct {
 	// FlowsMoved is how many live flows lose their backend or rule; only in a plan.
 	FlowsMoved int `json:"flows-moved"`
 	FlowsTotal int `json:"flows-total"`
+	// Warnings are what on this host keeps it from working; not in a plan.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Placement says which datapath carries a service or NAT rule.

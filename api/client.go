@@ -19,9 +19,12 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Client speaks to a daemon over its Unix socket.
+// Client speaks to a daemon over its Unix socket, or over TCP.
 type Client struct {
-	socket string
+	base   string // of URLs
+	at     string // where the daemon is, for messages
+	remote bool   // over TCP
+	token  string // "": none
 	http   *http.Client
 }
 
@@ -31,10 +34,10 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}
-	return &Client{socket: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
-// ErrNoDaemon is wrapped when nobody answers on the socket.
+// ErrNoDaemon is wrapped when nobody answers on the socket or address.
 var ErrNoDaemon = errors.New("no daemon answers")
 
 // Problem is an error that the daemon answered with (RFC 9457).
@@ -84,6 +87,11 @@ func (c *Client) NAT(ctx context.Context) ([]NATRule, error) {
 	return list[NATRule](ctx, c, "/nat")
 }
 
+// Interfaces lists the interfaces that are up.
+func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
+	return list[Interface](ctx, c, "/interfaces")
+}
+
 // Mappings lists the mappings that inside hosts have asked for.
 func (c *Client) Mappings(ctx context.Context) ([]Mapping, error) {
 	return list[Mapping](ctx, c, "/mappings")
@@ -110,11 +118,11 @@ func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flo
 		line := FlowLine{Flow: &f}
 		switch err := lines.Decode(&line); {
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("flows of the daemon on %s: cut off after %d", c.socket, n)
+			return fmt.Errorf("flows of the daemon on %s: cut off after %d", c.at, n)
 		case err != nil:
-			return fmt.Errorf("flows of the daemon on %s: after %d: %w", c.socket, n, err)
+			return fmt.Errorf("flows of the daemon on %s: after %d: %w", c.at, n, err)
 		case line.End != nil && line.End.Error != "":
-			return fmt.Errorf("flows of the daemon on %s: after %d: %s", c.socket, n, line.End.Error)
+			return fmt.Errorf("flows of the daemon on %s: after %d: %s", c.at, n, line.End.Error)
 		case line.End != nil:
 			return nil
 		}
@@ -192,19 +200,22 @@ func send[T any](ctx context.Context, c *Client, method, path, contentType strin
 		return v, nil
 	}
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
-		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.socket, err)
+		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.at, err)
 	}
 	return v, nil
 }
 
 // do sends a request; an answer of 300 and above is a *Problem.
 func (c *Client) do(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://sluice/api/v1"+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, c.base+"/api/v1"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -215,6 +226,9 @@ func (c *Client) do(ctx context.Context, method, path, contentType string, body 
 		p := &Problem{Status: resp.StatusCode, Title: resp.Status}
 		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 		_ = json.Unmarshal(raw, p) // a body that is no problem document leaves the status line
+		if p.Status == http.StatusUnauthorized && c.token == "" {
+			return nil, fmt.Errorf("daemon on %s: %w: name a file that holds it with --token-file FILE", c.at, p)
+		}
 		return nil, p
 	}
 	return resp, nil
@@ -224,9 +238,14 @@ func (c *Client) do(ctx context.Context, method, path, contentType string, body 
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w on %s: start one with 'sluice run -c FILE', or name its socket with --socket", ErrNoDaemon, c.socket)
+		if c.remote {
+			return fmt.Errorf("%w on %s: run one there with --listen ADDRESS:PORT", ErrNoDaemon, c.at)
+		}
+		return fmt.Errorf("%w on %s: start one with 'sluice run -c FILE', or name its socket with --socket", ErrNoDaemon, c.at)
+	case c.remote:
+		return c.explainRemote(err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("socket %s: permission denied: run the command as root or as a member of the socket's group", c.socket)
+		return fmt.Errorf("socket %s: permission denied: run the command as root or as a member of the socket's group", c.at)
 	}
 	return err
 }

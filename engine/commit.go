@@ -52,6 +52,29 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	return applied, nil
 }
 
+// report logs what an apply that somebody asked for has changed, and what on this host
+// keeps it from working, once.
+func (e *Engine) report(a Applied) {
+	for _, c := range a.Changes {
+		if c.Empty() {
+			continue
+		}
+		e.opt.Log.Info("applied", "datapath", c.Datapath, "revision", a.Revision, "rules", c.Rules, "elements", c.Elements, "took", c.Duration)
+		if e.opt.Verbose {
+			for _, line := range c.Lines {
+				e.opt.Log.Info(line, "datapath", c.Datapath)
+			}
+		}
+	}
+	warnings := e.warnings()
+	for _, w := range warnings {
+		if !slices.Contains(e.warned, w) {
+			e.opt.Log.Warn(w)
+		}
+	}
+	e.warned = warnings
+}
+
 // rehearse finds out before the first apply whether an earlier daemon has left something
 // in the kernel. That carries traffic and is not known here, so that it could not be
 // put back: all datapaths are asked whether they can do what they are to do before it

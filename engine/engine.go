@@ -36,6 +36,7 @@ type Options struct {
 	Datapaths []datapath.Datapath
 	Health    Health       // nil: every backend is up
 	Log       *slog.Logger // nil: slog.Default()
+	Verbose   bool         // log every change of every object
 	// Settle is how long the first Apply waits for the first probes, so that a
 	// restarted daemon does not take working backends out; 0 means 5 s.
 	Settle time.Duration
@@ -59,7 +60,8 @@ type Engine struct {
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
-	refused   error // why the last configuration is not in force; nil when it is
+	refused   error    // why the last configuration is not in force; nil when it is
+	warned    []string // what the last report warned of
 	stopped   bool
 }
 
@@ -135,7 +137,9 @@ func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(
 		return Applied{}, ErrChanged
 	}
 	applied, err := e.apply(ctx, cfg)
-	e.refused = err
+	if e.refused = err; err == nil {
+		e.report(applied)
+	}
 	return applied, err
 }
 
@@ -202,22 +206,43 @@ func (e *Engine) allKnown(cfg *config.Config) bool {
 
 // Changes of the network come in bunches, such as a link with its addresses and
 // routes, or a whole routing table: what comes within quiet is answered at once,
-// and a stream of changes once every busy.
+// and a stream of changes once every busy. Every look the datapaths are asked
+// whether another program was at their rules, which "nft flush ruleset" is.
 const (
 	quiet = 100 * time.Millisecond
 	busy  = time.Second
 	retry = time.Second
+	look  = 2 * time.Second
 )
 
-// Run follows the health of the backends and the network until the context ends.
+// Run follows the health of the backends and the network, and repairs what other
+// programs do to the rules, until the context ends.
 func (e *Engine) Run(ctx context.Context) {
 	var again, network <-chan time.Time
 	var answered time.Time // when the datapaths last followed the network
 	said := ""             // what was last logged about their not following it
+	lost := ""             // and about a repair
+	looks := time.NewTicker(look)
+	defer looks.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-looks.C:
+			text, start := "", time.Now()
+			err := e.repair(ctx)
+			// Programs that write rules all the time must not keep this one reading: 5 % of it.
+			looks.Reset(max(look, 20*time.Since(start)))
+			if errors.Is(err, ErrStopped) {
+				return
+			}
+			if err != nil {
+				if text = err.Error(); text != lost {
+					e.opt.Log.Error("another program may have changed the rules, and they could not be put back; trying again", "every", look, "error", err)
+				}
+			}
+			lost = text
+			continue
 		case <-e.moved:
 			if network == nil {
 				network = time.After(max(quiet, busy-time.Since(answered)))
@@ -252,59 +277,6 @@ func (e *Engine) Run(ctx context.Context) {
 			again = time.After(retry)
 		}
 	}
-}
-
-// reapply asks the datapaths to be again what they are: what they make of a
-// snapshot depends on the host's interfaces, addresses and routes.
-func (e *Engine) reapply(ctx context.Context) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stopped {
-		return ErrStopped
-	}
-	var errs []error
-	for _, d := range e.opt.Datapaths {
-		s := e.inForce[d.Name()]
-		if s == nil {
-			continue
-		}
-		change, err := d.Apply(ctx, s)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
-		} else if !change.Empty() {
-			e.opt.Log.Info("the network changed", "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
-		}
-	}
-	e.opt.Applied()
-	return errors.Join(errs...)
-}
-
-// refresh applies the configuration in force again when a backend's state is not
-// what the datapaths have.
-func (e *Engine) refresh(ctx context.Context) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.config == nil || !e.stale() {
-		return nil
-	}
-	applied, err := e.commit(ctx, e.config, e.plan)
-	if err == nil {
-		e.opt.Log.Info("backends changed", "revision", applied.Revision)
-	}
-	return err
-}
-
-func (e *Engine) stale() bool {
-	for _, snapshot := range e.inForce {
-		for _, s := range snapshot.Services {
-			for i := range s.Backends {
-				if e.state(s.Service, i) != s.State[i] {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }
 
 // state of one backend: the operator's word first, then the file's, then the
@@ -360,29 +332,29 @@ func (e *Engine) stoodUp(s *config.Service, b *config.Backend) bool {
 // SetState overrides the state of a backend until ClearState; the change is
 // applied before it returns.
 func (e *Engine) SetState(ctx context.Context, service, backend string, state datapath.State) error {
-	return e.changeOverride(ctx, service, backend, func(k backendKey) { e.override[k] = state })
+	return e.changeOverride(ctx, service, backend, state.String(), func(k backendKey) { e.override[k] = state })
 }
 
 // ClearState gives a backend back to its configuration and its check.
 func (e *Engine) ClearState(ctx context.Context, service, backend string) error {
-	return e.changeOverride(ctx, service, backend, func(k backendKey) { delete(e.override, k) })
+	return e.changeOverride(ctx, service, backend, "auto", func(k backendKey) { delete(e.override, k) })
 }
 
-func (e *Engine) changeOverride(ctx context.Context, service, backend string, change func(backendKey)) error {
+func (e *Engine) changeOverride(ctx context.Context, service, backend, to string, change func(backendKey)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.config == nil || !hasBackend(e.config, service, backend) {
-		return fmt.Errorf("service %s has no backend %s: %w", service, backend, ErrNotFound)
+		return fmt.Errorf("service %s has no backend %s: %w in force; 'sluice show backends' lists those that are", service, backend, ErrNotFound)
 	}
 	before := maps.Clone(e.override)
 	change(backendKey{service, backend})
-	if !e.stale() {
-		return nil
+	if e.stale() {
+		if _, err := e.commit(ctx, e.config, e.plan); err != nil {
+			e.override = before
+			return err
+		}
 	}
-	if _, err := e.commit(ctx, e.config, e.plan); err != nil {
-		e.override = before
-		return err
-	}
+	e.opt.Log.Info("backend set by the operator", "service", service, "backend", backend, "state", to)
 	return nil
 }
 

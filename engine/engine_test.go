@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -28,8 +29,12 @@ type fake struct {
 	removed bool
 	left    bool
 	planned error
+	touched bool // by another program, until the next Apply
+	change  datapath.Change
 	flows   []flow.Flow
 }
+
+func (f *fake) Touched() (bool, error) { return f.touched, nil }
 
 func (f *fake) Left() (bool, error) { return f.left, nil }
 
@@ -59,7 +64,10 @@ func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change,
 		return nil, err
 	}
 	f.applied = append(f.applied, s)
-	return &datapath.Change{Datapath: f.name}, nil
+	f.touched = false
+	change := f.change
+	change.Datapath = f.name
+	return &change, nil
 }
 
 func (f *fake) Flows(_ context.Context, yield func(flow.Flow) bool) error {
@@ -295,6 +303,25 @@ func TestBackendsFollowTheirChecks(t *testing.T) {
 	}
 }
 
+// TestTheLogTellsWhoeverAsked: a change that comes by the API is logged as one of the file.
+func TestTheLogTellsWhoeverAsked(t *testing.T) {
+	var log bytes.Buffer
+	d := &fake{name: "nftables", change: datapath.Change{Rules: datapath.Count{Added: 2}, Lines: []string{"add service web"}}}
+	e := New(Options{Datapaths: []datapath.Datapath{d}, Log: slog.New(slog.NewTextHandler(&log, nil)), Verbose: true})
+	if _, err := e.ApplyIf(t.Context(), &config.Config{Services: []config.Service{service("web", "a")}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.SetState(t.Context(), "web", "a", datapath.Drain); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`msg=applied datapath=nftables revision=1 rules="+2 -0 ~0"`, `msg="add service web"`,
+		`msg="backend set by the operator" service=web backend=a state=drain`} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, &log)
+		}
+	}
+}
+
 func TestSparesServeOnlyWhileNothingBetterIsUp(t *testing.T) {
 	s := service("web", "a", "spare")
 	s.Backends[1].Priority = 2
@@ -351,7 +378,7 @@ func TestNothingIsPutBackAfterStop(t *testing.T) {
 	}
 	h["a"] = false
 	_, applied := e.Apply(t.Context(), cfg)
-	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.reapply(t.Context()),
+	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.reapply(t.Context()), "repair": e.repair(t.Context()),
 		"set state": e.SetState(t.Context(), "web", "a", datapath.Drain)} {
 		if !errors.Is(err, ErrStopped) {
 			t.Errorf("%s: %v", what, err)
@@ -362,8 +389,9 @@ func TestNothingIsPutBackAfterStop(t *testing.T) {
 	}
 }
 
-// TestTheNetworkChanges asks for the same again when the network changed: once
-// for many changes, again after a failure, and without a revision of its own.
+// TestTheNetworkChanges asks for the same again when the network changed, or another
+// program the rules: once for many changes, again after a failure, and without a
+// revision of its own.
 func TestTheNetworkChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &fake{name: "nftables"}
@@ -389,8 +417,17 @@ func TestTheNetworkChanges(t *testing.T) {
 		if d.applied[1] != d.applied[0] {
 			t.Error("the network changed, but another snapshot was applied")
 		}
-		d.fail = errors.New("no route")
+		set := func(touched bool, fail error) {
+			e.mu.Lock() // Run asks at any time
+			defer e.mu.Unlock()
+			d.touched, d.fail = touched, fail
+		}
+		set(false, errors.New("no route"))
 		e.NetworkChanged()
 		applies(3)
+		set(true, nil) // "nft flush ruleset"
+		applies(4)
+		set(true, errors.New("busy"))
+		applies(5)
 	})
 }

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -165,5 +166,38 @@ func TestAnswersReachTheirDatapath(t *testing.T) {
 				t.Errorf("warnings: %q", got)
 			}
 		})
+	}
+}
+
+// TestWhatWaitedMoves: a rule for an interface that was to come moves when it turns out to
+// be one that its datapath does not carry, and nothing moves otherwise.
+func TestWhatWaitedMoves(t *testing.T) {
+	fast, slow := pair()
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Log: slog.New(slog.DiscardHandler)})
+	cfg := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Out: "ppp0"}}}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	refuses := func(err error) func(_, _ string) error { return func(_, _ string) error { return err } }
+	for _, c := range []struct {
+		when       string
+		fast, slow error
+		on         *fake
+		fails      bool
+	}{
+		{"it is not there", nil, nil, fast, false},
+		{"it has come, without Ethernet headers", errRefused, nil, slow, false},
+		{"it is gone", nil, nil, slow, false},
+		{"nobody carries it", errRefused, errRefused, slow, true},
+	} {
+		fast.refuse, slow.refuse = refuses(c.fast), refuses(c.slow)
+		if err := e.reapply(t.Context()); (err != nil) != c.fails {
+			t.Errorf("%s: %v", c.when, err)
+		}
+		for _, d := range []*fake{fast, slow} {
+			if got := len(d.last().NAT) == 1; got != (d == c.on) {
+				t.Errorf("%s: on %s: %v", c.when, d.name, got)
+			}
+		}
 	}
 }

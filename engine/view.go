@@ -23,6 +23,8 @@ type View struct {
 	Rules    []Place // parallel to Config.Firewall.Rules
 	// Warnings are things on this host that keep the rules from working.
 	Warnings []string
+	// Attachments are where datapaths meet the packets of the host's interfaces.
+	Attachments []datapath.Attachment
 }
 
 // ServiceView is one service with its place and its backends' states.
@@ -37,13 +39,13 @@ type ServiceView struct {
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: slices.Clone(e.plan.warnings)}
+	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
 	if v.Applied.Err == nil {
 		v.Applied.Err = e.refused
 	}
 	for _, d := range e.opt.Datapaths {
-		if w, ok := d.(interface{ Warnings() []string }); ok {
-			v.Warnings = append(v.Warnings, w.Warnings()...)
+		if a, ok := d.(datapath.Attacher); ok {
+			v.Attachments = append(v.Attachments, a.Attachments()...)
 		}
 	}
 	if e.config == nil {
@@ -69,6 +71,17 @@ func (e *Engine) View() View {
 		v.Services = append(v.Services, view)
 	}
 	return v
+}
+
+// warnings are what on this host keeps the rules from working.
+func (e *Engine) warnings() []string {
+	list := slices.Clone(e.plan.warnings)
+	for _, d := range e.opt.Datapaths {
+		if w, ok := d.(interface{ Warnings() []string }); ok {
+			list = append(list, w.Warnings()...)
+		}
+	}
+	return list
 }
 
 func (e *Engine) why(s *config.Service, i int) string {

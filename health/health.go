@@ -29,6 +29,13 @@ type Options struct {
 	// OnChange is called when a backend goes up or down, and when its first probe
 	// decides. Calls for one backend are in order; calls for several may overlap.
 	OnChange func(Event)
+	// OnLack is called with words such as "no local port free: cannot assign requested
+	// address" when a probe told of this host and not of the server, and none of any
+	// backend had for a minute.
+	OnLack func(string)
+	// TableDrops counts the packets that connection tracking dropped for want of room in
+	// the namespace of the probes, and may wrap. Nil asks the kernel.
+	TableDrops func() (uint32, error)
 	// Dial opens the connections of tcp, http, https, udp and dns probes. Nil
 	// dials by the kernel.
 	Dial Dial
@@ -67,6 +74,8 @@ type Status struct {
 	// Probes and Failures count since the backend was configured.
 	Probes   uint64 `json:"probes"`
 	Failures uint64 `json:"failures"`
+	// Unknown are the probes that told of this host and nothing of the backend.
+	Unknown uint64 `json:"unknown"`
 	// Late is by how much the last probe began after its time because too many
 	// others were in flight; 0 in health.
 	Late time.Duration `json:"late,omitempty"`
@@ -105,6 +114,7 @@ type Monitor struct {
 	probers map[config.CheckType]Prober
 	wake    chan struct{} // has one element when the plan changed
 	paths   paths
+	losses  losses
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -115,6 +125,7 @@ type Monitor struct {
 	generation uint64
 	queue      queue // watches that wait for their next probe
 	inFlight   int
+	lastLack   time.Time // when a probe told of this host
 }
 
 // New returns a monitor that probes nothing yet. Close ends it.
@@ -127,6 +138,12 @@ func New(opt Options) *Monitor {
 	}
 	if opt.OnChange == nil {
 		opt.OnChange = func(Event) {}
+	}
+	if opt.OnLack == nil {
+		opt.OnLack = func(string) {}
+	}
+	if opt.TableDrops == nil {
+		opt.TableDrops = tableDrops
 	}
 	m := &Monitor{opt: opt, probers: probers(opt.Dial), wake: make(chan struct{}, 1), watches: map[key]*watch{}}
 	for t, p := range opt.Probers {

@@ -7,17 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 )
@@ -82,6 +77,9 @@ func tcp(interval, timeout time.Duration, rise, fall int) config.Check {
 // monitor starts a Monitor over s within a synctest bubble.
 func monitor(t *testing.T, s Prober, opt Options) *Monitor {
 	opt.Probers = map[config.CheckType]Prober{config.CheckTCP: s}
+	if opt.TableDrops == nil {
+		opt.TableDrops = func() (uint32, error) { return 0, nil }
+	}
 	m := New(opt)
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
@@ -116,30 +114,6 @@ func TestDownAndUpAgain(t *testing.T) {
 		}
 		if st, ok := m.State("web", "b0"); !ok || !st.Up || !st.Since.Equal(events[2].Since) || st.Failures < 3 || st.Error != "" {
 			t.Errorf("status %+v", st)
-		}
-	})
-}
-
-// TestAHostWithoutMeans: that this host can open no file tells nothing of its servers.
-func TestAHostWithoutMeans(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newServers()
-		m := monitor(t, s, Options{})
-		m.Configure(farm(1, tcp(time.Second, 500*time.Millisecond, 2, 3)))
-		time.Sleep(5 * time.Second)
-		s.set(func() {
-			s.down["b0"] = &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", unix.EMFILE)}
-		})
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if st, _ := m.State("web", "b0"); !st.Up || st.Failures == 0 || !strings.Contains(st.Reason, "passed; ") || !strings.Contains(st.Reason, "too many open files") {
-			t.Errorf("without a file: %+v", st)
-		}
-		s.set(func() { s.down["b0"] = errors.New("connection refused") })
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		if st, _ := m.State("web", "b0"); st.Up || strings.Contains(st.Reason, "files") {
-			t.Errorf("with files again, but without a server: %+v", st)
 		}
 	})
 }

@@ -44,6 +44,7 @@ func (m *Monitor) poke() {
 // startDue starts the probes whose time has come, as many as may run at once,
 // and returns the time until the next.
 func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
+	lost := m.losses.count(m.opt.TableDrops)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -56,7 +57,7 @@ func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
 		w.probing = true
 		w.seen.Late = late(now.Sub(w.due))
 		m.inFlight++
-		m.running.Go(func() { m.probe(w, w.target, now) })
+		m.running.Go(func() { m.probe(w, w.target, now, lost) })
 	}
 	return 0, false // the end of a probe pokes
 }
@@ -69,31 +70,46 @@ func late(d time.Duration) time.Duration {
 	return d.Round(time.Millisecond)
 }
 
-// probe runs one probe, counts its result and plans the next.
-func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
+// probe runs one probe, counts its result and plans the next. lost is how many packets
+// connection tracking had dropped before.
+func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	ctx, cancel := context.WithDeadline(w.ctx, start.Add(t.Check.Timeout.D()))
 	err := m.ask(ctx, t)
 	cancel()
 	end := time.Now()
+	lack := lacking(err)
+	if errors.As(err, new(silence)) && m.losses.count(m.opt.TableDrops) != lost {
+		lack = fmt.Sprintf("the connection table is full (nf_conntrack_max): %v", err)
+	}
 
 	m.mu.Lock()
 	m.inFlight--
 	gone := w.ctx.Err() != nil
 	var event *Event
+	var news bool
 	if !gone && w.target == t { // a result for an old target says nothing
 		w.seen.Probes++
 		w.seen.LastProbe, w.seen.Latency, w.seen.Error = end, end.Sub(start), ""
 		if err != nil {
-			w.seen.Failures++
 			w.seen.Error = err.Error()
 		}
-		if w.lack = lacking(err); w.lack == nil && w.observe(err, end) {
+		switch w.lack = lack; {
+		case lack != "":
+			w.seen.Unknown++
+			news = m.lacked(end)
+		case err != nil:
+			w.seen.Failures++
+		}
+		if lack == "" && w.observe(err, end) {
 			event = &Event{Service: t.Service, Backend: t.Backend, Index: w.index, Up: w.up, Reason: w.reason(), Since: w.since}
 		}
 	}
 	m.mu.Unlock()
 	if event != nil {
 		m.opt.OnChange(*event)
+	}
+	if news {
+		m.opt.OnLack(lack)
 	}
 
 	m.mu.Lock()
@@ -107,17 +123,6 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time) {
 	}
 	m.mu.Unlock()
 	m.poke()
-}
-
-// lacking returns err when it tells of this host, which has no file, process or memory left
-// for a probe, and nothing of the server: it must not take every backend down at once.
-func lacking(err error) error {
-	for _, own := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN} {
-		if errors.Is(err, own) {
-			return err
-		}
-	}
-	return nil
 }
 
 // ask calls the target's prober. A prober that panics is a failed probe, not the
@@ -155,9 +160,11 @@ func inWords(err error, t *Target) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, syscall.EAGAIN): // which says that it is a timeout
+		return syscall.EAGAIN
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
 		errors.As(err, &timeout) && timeout.Timeout():
-		return fmt.Errorf("no answer within %s", t.Check.Timeout)
+		return silence{t.Check.Timeout}
 	case errors.As(err, &op) && errors.As(op.Err, &errno):
 		return errno
 	}

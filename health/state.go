@@ -27,7 +27,7 @@ type watch struct {
 	since     time.Time
 	good, bad int    // probes in a row
 	failure   error  // of the last probe that was counted
-	lack      error  // why the last probe was not; nil when it was
+	lack      string // why the last probe was not; empty when it was
 	seen      Status // the part of the status that the last probe filled in
 }
 
@@ -58,8 +58,8 @@ func (w *watch) observe(err error, now time.Time) (changed bool) {
 
 // reason says in words why w is in its state.
 func (w *watch) reason() string {
-	if w.lack != nil {
-		return fmt.Sprintf("%s; the last probe says nothing of it: this host has no means for one: %v", w.counted(), w.lack)
+	if w.lack != "" {
+		return fmt.Sprintf("unknown: %s; before: %s", w.lack, w.counted())
 	}
 	return w.counted()
 }

@@ -40,6 +40,12 @@ type PCP interface {
 	Use() map[string]int
 }
 
+// API tells how the API over TCP fares.
+type API interface {
+	Refused() uint64
+	Expires() time.Time // of the certificate; zero without TLS
+}
+
 // Apply is the last outcome of an apply.
 type Apply struct {
 	Revision uint64    // of the snapshot that was applied; 0 before the first
@@ -54,6 +60,7 @@ type Sources struct {
 	Datapaths []Datapath
 	Health    Health
 	PCP       PCP
+	API       API
 	LastApply func() Apply
 }
 
@@ -125,11 +132,15 @@ var (
 	checkSince    = family(gauge, "backend_state_timestamp_seconds", "When the backend went into its present state, in seconds since 1970.", "service", "backend", "check")
 	checkProbes   = family(counter, "backend_probes_total", "Probes of a backend that ended.", "service", "backend", "check")
 	checkFailures = family(counter, "backend_probe_failures_total", "Probes of a backend that failed.", "service", "backend", "check")
+	checkUnknown  = family(counter, "backend_probes_unknown_total", "Probes of a backend that told nothing of it, for want of a port, a file, memory or a place in the connection table on this host.", "service", "backend", "check")
 	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
 	pcpRequests = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887) since the daemon began, by their result.", "opcode", "result")
 	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
+
+	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused, since the daemon began: too many, or without proof of who the client is.")
+	apiExpires = family(gauge, "api_certificate_expiry_timestamp_seconds", "When the certificate of the API over TCP expires, in seconds since 1970.")
 
 	applyRevision = family(gauge, "apply_revision", "Number of the snapshot that was applied last.")
 	applySuccess  = family(gauge, "apply_success", "1 when the last apply is in force, 0 when it was refused and the one before is.")
@@ -162,6 +173,12 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		for rule, n := range c.src.PCP.Use() {
 			p.put(pcpMappings, float64(n), rule)
+		}
+	}
+	if c.src.API != nil {
+		p.put(apiRefused, float64(c.src.API.Refused()))
+		if end := c.src.API.Expires(); !end.IsZero() {
+			p.put(apiExpires, seconds(end))
 		}
 	}
 	if c.src.LastApply != nil {
@@ -234,6 +251,7 @@ func (p page) status(s health.Status) {
 	p.put(checkSince, seconds(s.Since), labels...)
 	p.put(checkProbes, float64(s.Probes), labels...)
 	p.put(checkFailures, float64(s.Failures), labels...)
+	p.put(checkUnknown, float64(s.Unknown), labels...)
 	if s.Known {
 		p.put(checkDuration, s.Latency.Seconds(), labels...)
 		p.put(checkLate, s.Late.Seconds(), labels...)
@@ -259,4 +277,12 @@ func truth(b bool) float64 {
 	return 0
 }
 
-func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
+// seconds is when t was, by the clock as it is set now: a host without a battery begins in
+// 1970, and whoever takes the difference to the present would read decades.
+func seconds(t time.Time) float64 {
+	now := time.Now()
+	if set := now.Round(0).Sub(t.Round(0)) - now.Sub(t); set.Abs() >= time.Second { // less is drift
+		t = t.Add(set.Round(time.Second))
+	}
+	return float64(t.UnixMilli()) / 1e3
+}

@@ -50,6 +50,11 @@ func (asked) Counts() map[pcp.Count]uint64 {
 
 func (asked) Use() map[string]int { return map[string]int{"office": 12, "v6only": 0} }
 
+type listens struct{}
+
+func (listens) Refused() uint64    { return 17 }
+func (listens) Expires() time.Time { return time.Unix(1_800_000_000, 0) }
+
 func sources() metrics.Sources {
 	since := time.Unix(1_700_000_000, 500_000_000)
 	return metrics.Sources{
@@ -77,6 +82,7 @@ func sources() metrics.Sources {
 			{Service: "web", Backend: "b", Check: config.CheckHTTP, Since: since},
 		},
 		PCP: asked{},
+		API: listens{},
 		LastApply: func() metrics.Apply {
 			return metrics.Apply{Revision: 12, At: since, Err: errors.New("refused"), Changes: []*datapath.Change{{Datapath: "ebpf", Duration: 1500 * time.Microsecond}}}
 		},

@@ -20,7 +20,7 @@ func TestReference(t *testing.T) {
 
 <!-- Generated from package metrics by "go test ./metrics -update". -->
 
-The daemon serves them in the Prometheus format at ` + "`/metrics`" + ` on its socket. Every scrape reads the datapaths: counters
+The daemon serves them in the Prometheus format at ` + "`/metrics`" + ` on its socket, and over TCP with ` + "`--listen`" + `. Every scrape reads the datapaths: counters
 begin when an object is made in the kernel and go on when the daemon is restarted. Those of a service, a rule or a
 backend end with it. Beside these there are the metrics of the Go runtime and of the process.
 

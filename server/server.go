@@ -9,6 +9,8 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -54,7 +56,7 @@ func New(opt Options) http.Handler {
 	if opt.Metrics != nil {
 		mux.Handle("GET /metrics", opt.Metrics)
 	}
-	return mux
+	return withProblems(mux)
 }
 
 // OpenAPI returns the OpenAPI 3.1 document of the API as YAML.
@@ -65,10 +67,16 @@ func OpenAPI(version string) ([]byte, error) {
 // build registers every handler on the mux.
 func build(mux *http.ServeMux, opt Options) huma.API {
 	cfg := huma.DefaultConfig("Sluice", opt.Version)
-	cfg.Info.Description = "NAT gateway and layer-4 load balancer for Linux."
+	cfg.Info.Description = "NAT gateway and layer-4 load balancer for Linux. Over TCP only GET, HEAD and POST /api/v1/plan are served, unless the daemon runs with --listen-changes."
 	cfg.OpenAPIPath = "/openapi"
 	cfg.DocsPath = ""
 	cfg.CreateHooks = nil // answers carry no $schema member
+	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"token":       {Type: "http", Scheme: "bearer", Description: "over TCP, with --token-file"},
+		"certificate": {Type: "mutualTLS", Description: "over TCP, with --client-ca"},
+	}
+	// None on the Unix socket, whose permissions decide; both where the daemon has both.
+	cfg.Security = []map[string][]string{{}, {"token": {}}, {"certificate": {}}, {"token": {}, "certificate": {}}}
 	s := &server{opt: opt, started: time.Now()}
 	hapi := humago.New(mux, cfg)
 	s.register(huma.NewGroup(hapi, "/api/v1"))
@@ -89,6 +97,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/services/{service}", s.service, describe("get-service", "One service"))
 	huma.Get(g, "/backends", s.backends, describe("list-backends", "Backends of all services"))
 	huma.Get(g, "/nat", s.nat, describe("list-nat", "NAT rules"))
+	huma.Get(g, "/interfaces", s.interfaces, describe("list-interfaces", "Interfaces, and how the eBPF datapath meets their packets"))
 	huma.Get(g, "/mappings", s.mappings, describe("list-mappings", "Mappings that inside hosts have asked for by PCP"))
 	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"))
 	huma.Get(g, "/flows/stream", s.streamFlows, describe("stream-flows", "All tracked connections, a JSON object on each line, the last one with their number"), ndjson)
@@ -116,7 +125,7 @@ func bounded(o *huma.Operation) { o.MaxBodyBytes, o.BodyReadTimeout = maxConfig,
 func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	v := s.opt.Engine.View()
 	st := api.Status{
-		Version: s.opt.Version, PID: os.Getpid(), Started: s.started, File: s.opt.File,
+		Version: s.opt.Version, PID: os.Getpid(), Started: s.started, Uptime: time.Since(s.started).Seconds(), File: s.opt.File,
 		Revision: v.Applied.Revision, AppliedAt: v.Applied.At, Datapaths: s.opt.Datapaths, Warnings: v.Warnings,
 	}
 	if v.Applied.Err != nil {
@@ -138,7 +147,7 @@ func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 
 type configInput struct {
 	Name    string `query:"name" doc:"name of the file, for messages" default:"request"`
-	IfMatch string `header:"If-Match" doc:"refuse unless this is the ETag of the configuration in force"`
+	IfMatch string `header:"If-Match" doc:"refuse unless the ETag of the configuration in force is among these; * is any"`
 	RawBody []byte `contentType:"application/yaml"`
 }
 
@@ -158,7 +167,7 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	}
 	var expected func(*config.Config) bool
 	if in.IfMatch != "" {
-		expected = func(inForce *config.Config) bool { return inForce != nil && in.IfMatch == s.etag(inForce) }
+		expected = func(inForce *config.Config) bool { return inForce != nil && matches(in.IfMatch, s.etag(inForce)) }
 	}
 	applied, err := s.opt.Engine.ApplyIf(ctx, cfg, expected)
 	if errors.Is(err, engine.ErrChanged) {
@@ -170,8 +179,18 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	return &body[api.Outcome]{s.outcome(applied)}, nil
 }
 
+// matches tells whether an If-Match header names the tag: * names any, else it is a list
+// (RFC 9110 §13.1.1).
+func matches(header, tag string) bool {
+	return slices.ContainsFunc(strings.Split(header, ","), func(one string) bool {
+		one = strings.TrimSpace(one)
+		return one == "*" || one == tag
+	})
+}
+
 func (s *server) outcome(a engine.Applied) api.Outcome {
-	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(s.opt.Engine.View())}
+	v := s.opt.Engine.View()
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: v.Warnings}
 }
 
 func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome], error) {

@@ -29,12 +29,16 @@ import (
 // still is a datapath that accepts everything and does nothing.
 type still struct{ counters datapath.Counters }
 
-func (*still) Name() string                                           { return "nftables" }
-func (*still) CarriesService(*config.Service) error                   { return nil }
-func (*still) CarriesNAT(*config.NATRule) error                       { return nil }
-func (*still) CarriesRule(*config.FirewallRule) error                 { return nil }
-func (*still) Remove(context.Context) error                           { return nil }
-func (*still) Close() error                                           { return nil }
+func (*still) Name() string                           { return "nftables" }
+func (*still) CarriesService(*config.Service) error   { return nil }
+func (*still) CarriesNAT(*config.NATRule) error       { return nil }
+func (*still) CarriesRule(*config.FirewallRule) error { return nil }
+func (*still) Remove(context.Context) error           { return nil }
+func (*still) Close() error                           { return nil }
+func (*still) Warnings() []string                     { return []string{"there is no interface wan0"} }
+func (*still) Attachments() []datapath.Attachment {
+	return []datapath.Attachment{{Interface: "eth0", Kind: "device", Hooks: []string{"xdp", "tc"}, Why: "docker0"}, {Interface: "eth1", Kind: "device"}}
+}
 func (d *still) Counters(context.Context) (*datapath.Counters, error) { return &d.counters, nil }
 func (*still) Plan(context.Context, *datapath.Snapshot) (*datapath.Change, error) {
 	return &datapath.Change{Datapath: "nftables", Elements: datapath.Count{Added: 3}}, nil
@@ -106,7 +110,8 @@ var yaml = []string{"Content-Type", "application/yaml"}
 
 func TestApplyShowsInEveryList(t *testing.T) {
 	s, _ := start(t)
-	if code, text := call(t, s, "PUT", "/api/v1/config?name=x.yaml", web, yaml...); code != 200 || !strings.Contains(text, `"name":"web"`) {
+	if code, text := call(t, s, "PUT", "/api/v1/config?name=x.yaml", web, yaml...); code != 200 || !strings.Contains(text, `"name":"web"`) ||
+		!strings.Contains(text, `"warnings":["there is no interface wan0"]`) {
 		t.Fatalf("apply: %d %s", code, text)
 	}
 	_, text := call(t, s, "GET", "/api/v1/services", "")
@@ -166,8 +171,11 @@ func TestIfMatchRefusesAStaleEdit(t *testing.T) {
 	if _, err := config.Decode("answer", raw); err != nil {
 		t.Errorf("GET /config does not decode: %v\n%s", err, raw)
 	}
-	if code, _ := call(t, s, "PUT", "/api/v1/config", web, append(yaml, "If-Match", resp.Header.Get("ETag"))...); code != 200 {
-		t.Errorf("the current ETag answers %d, want 200", code)
+	tag := resp.Header.Get("ETag")
+	for header, want := range map[string]int{tag: 200, `"stale", ` + tag: 200, "*": 200, "W/" + tag: 412, `"stale", "older"`: 412} {
+		if code, _ := call(t, s, "PUT", "/api/v1/config", web, append(yaml, "If-Match", header)...); code != want {
+			t.Errorf("If-Match: %s answers %d, want %d", header, code, want)
+		}
 	}
 }
 
@@ -205,9 +213,14 @@ func TestOpenAPIDescribesEveryHandler(t *testing.T) {
 	if code != 200 || !strings.Contains(text, `"openapi":"3.1`) {
 		t.Fatalf("%d %.200s", code, text)
 	}
-	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/mappings", "/flows", "/explain", "/config", "/plan", "/reload", "/stop"} {
+	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/interfaces", "/mappings", "/flows", "/explain", "/config", "/plan", "/reload", "/stop"} {
 		if !bytes.Contains([]byte(text), []byte(`"/api/v1`+path+`"`)) {
 			t.Errorf("%s is not described", path)
+		}
+	}
+	for _, scheme := range []string{`"token":{"description":"over TCP, with --token-file","scheme":"bearer","type":"http"}`, `"type":"mutualTLS"`, `"security":[{},{"token":[]},`} {
+		if !strings.Contains(text, scheme) {
+			t.Errorf("%s is not described", scheme)
 		}
 	}
 }
@@ -321,5 +334,14 @@ func TestBodiesAreAwaitedForAWhile(t *testing.T) {
 				t.Errorf("%s %s waits for ever", o.Method, path)
 			}
 		}
+	}
+}
+
+// TestInterfaces lists hooks, and none as an empty list.
+func TestInterfaces(t *testing.T) {
+	s, _ := start(t)
+	want := `[{"name":"eth0","kind":"device","hooks":["xdp","tc"],"why":"docker0"},{"name":"eth1","kind":"device","hooks":[]}]`
+	if code, got := call(t, s, "GET", "/api/v1/interfaces", ""); code != 200 || strings.TrimSpace(got) != want {
+		t.Errorf("%d: %s\nwant %s", code, got, want)
 	}
 }

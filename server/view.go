@@ -158,6 +158,14 @@ func (s *server) nat(ctx context.Context, _ *struct{}) (*body[[]api.NATRule], er
 	return &body[[]api.NATRule]{list}, nil
 }
 
+func (s *server) interfaces(context.Context, *struct{}) (*body[[]api.Interface], error) {
+	list := []api.Interface{}
+	for _, a := range s.opt.Engine.View().Attachments {
+		list = append(list, api.Interface{Name: a.Interface, Kind: a.Kind, Hooks: append([]string{}, a.Hooks...), Why: a.Why})
+	}
+	return &body[[]api.Interface]{list}, nil
+}
+
 func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], error) {
 	list := []api.Mapping{}
 	if s.opt.Mappings != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 )
 
@@ -28,6 +29,7 @@ type app struct {
 	color    string
 	socket   string
 	stateDir string
+	remote   api.Remote // of commands that may ask a daemon elsewhere
 }
 
 // exitError ends the program with a code; a nil err prints nothing.
@@ -130,6 +132,12 @@ func (a *app) directory() string {
 	if a.stateDir != "" {
 		return a.stateDir
 	}
+	return usualDirectory()
+}
+
+// usualDirectory returns the state directory of the network namespace where nobody
+// names another.
+func usualDirectory() string {
 	const base = "/run/sluice"
 	if name, ok := namespaceName(); ok {
 		return filepath.Join(base, "netns", name)
@@ -167,6 +175,34 @@ func (a *app) socketPath() string {
 		return a.socket
 	}
 	return filepath.Join(a.directory(), "sluice.sock")
+}
+
+// asksRemote gives a command and its subcommands the flags by which they ask a daemon over
+// TCP. Such a command gets its client from client.
+func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&a.remote.Server, "server", "", "ask the daemon at https://HOST:PORT over TCP instead of its socket")
+	flags.StringVar(&a.remote.Tokens, "token-file", "", "with --server: file that holds the token")
+	flags.StringVar(&a.remote.CA, "ca", "", "with --server: who signed its certificate, PEM (default the system's CAs)")
+	flags.StringVar(&a.remote.Cert, "cert", "", "with --server: own certificate, PEM")
+	flags.StringVar(&a.remote.Key, "key", "", "with --server: its key, PEM")
+	for _, name := range []string{"token-file", "ca", "cert", "key"} {
+		_ = cmd.MarkPersistentFlagFilename(name)
+	}
+	return cmd
+}
+
+// client returns one for the daemon that the flags name: at its socket, or elsewhere.
+func (a *app) client() (*api.Client, error) {
+	switch {
+	case a.remote.Server != "" && (a.socket != "" || a.stateDir != ""):
+		return nil, exitError{exitUsage, errors.New("--server asks over TCP: --socket and --state-dir are of the daemon's own host")}
+	case a.remote.Server != "":
+		return api.NewRemote(a.remote)
+	case a.remote != (api.Remote{}):
+		return nil, exitError{exitUsage, errors.New("--token-file, --ca, --cert and --key go with --server https://HOST:PORT")}
+	}
+	return api.NewClient(a.socketPath()), nil
 }
 
 // errNoRoot is returned by commands that change the kernel's state.

@@ -29,14 +29,19 @@ func newApply(a *app) *cobra.Command {
 		Short:   "Put a configuration in force in the running daemon",
 		Long: `Send a configuration to the running daemon, which puts all of it in force or
 nothing. It stays until the next change of the daemon's own file.`,
-		Example: "  sluice apply lb-dnat.yaml",
-		Args:    cobra.ExactArgs(1),
+		Example:           "  sluice apply lb-dnat.yaml",
+		Args:              exactly("file"),
+		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			raw, err := readChecked(args[0])
 			if err != nil {
 				return err
 			}
-			out, err := api.NewClient(a.socketPath()).Apply(cmd.Context(), args[0], raw)
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			out, err := c.Apply(cmd.Context(), args[0], raw)
 			if err != nil {
 				return err
 			}
@@ -55,8 +60,9 @@ func newDiff(a *app) *cobra.Command {
 scheduler slots, and how many live flows would lose their backend. Nothing is
 changed. With a running daemon the comparison is with what it has in force,
 without one with what the kernel holds.`,
-		Example: "  sluice diff lb-dnat.yaml\n  sluice diff --exit-code new.yaml && echo no change",
-		Args:    cobra.ExactArgs(1),
+		Example:           "  sluice diff lb-dnat.yaml\n  sluice diff --exit-code new.yaml && echo no change",
+		Args:              exactly("file"),
+		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := a.forecast(cmd.Context(), args[0])
 			if err != nil {
@@ -81,8 +87,12 @@ func (a *app) forecast(ctx context.Context, file string) (*api.Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := api.NewClient(a.socketPath()).Plan(ctx, file, raw)
-	if !errors.Is(err, api.ErrNoDaemon) {
+	c, err := a.client()
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.Plan(ctx, file, raw)
+	if !errors.Is(err, api.ErrNoDaemon) || a.remote.Server != "" {
 		return out, err
 	}
 	a.progress("no daemon runs: comparing with the kernel")
@@ -143,6 +153,9 @@ func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
 	if out.FlowsTotal > 0 {
 		fmt.Fprintf(w, "%d of %d live flows lose their backend\n", out.FlowsMoved, out.FlowsTotal)
 	}
+	for _, warning := range out.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
 	return writePlaces(w, out.Places, verb)
 }
 
@@ -150,7 +163,7 @@ func countText(c datapath.Count) string {
 	if c == (datapath.Count{}) {
 		return "-"
 	}
-	return fmt.Sprintf("+%d -%d ~%d", c.Added, c.Removed, c.Changed)
+	return c.String()
 }
 
 // writePlaces says which datapath carries each rule, and why not a faster one.

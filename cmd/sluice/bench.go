@@ -47,7 +47,7 @@ func newBench(a *app) *cobra.Command {
 			"restored. With --check it compares with a committed run and exits 1\n" +
 			"when a figure got worse by more than the noise of both; with --json both are one document.",
 		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return listSuites(a)
@@ -55,10 +55,12 @@ func newBench(a *app) *cobra.Command {
 			return runBench(cmd, a, args[0], f)
 		},
 	}
-	cmd.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		for _, s := range bench.Suites() {
-			names = append(names, s.Name)
+			if len(args) == 0 {
+				names = append(names, s.Name+"\t"+s.Title)
+			}
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -87,7 +89,7 @@ func newBenchDocs(a *app) *cobra.Command {
 		Long: "docs renders the results of the main machine, SUITE.json, and those of other machines in a directory\n" +
 			"each beside them. It exits 1 when a ratio wants an explanation that explained.yaml does not have.",
 		Example: "  sluice bench docs",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := bench.WriteDocs(dir, page); err != nil {
 				return fmt.Errorf("bench: docs: %w", err)
@@ -156,9 +158,6 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if err := o.Validate(suite); err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("bench: network namespaces need root: run it with sudo")
-	}
 	// What cannot be compared or kept is to be known before the run, not after it.
 	var old *bench.Result
 	baseline := cmp.Or(f.baseline, filepath.Join("bench", "results", name+".json"))
@@ -166,9 +165,15 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		if old, err = bench.Load(baseline); err != nil {
 			return fmt.Errorf("bench: --check: %w", err)
 		}
+		if old.Suite != name {
+			return fmt.Errorf("bench: --check: %s holds a run of %q, not of %s: name one with --baseline", baseline, old.Suite, name)
+		}
 	}
 	if err := f.checkKept(); err != nil {
 		return fmt.Errorf("bench: %w", err)
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("bench: network namespaces need root: run it with sudo")
 	}
 	result, stopped := bench.Run(cmd.Context(), suite, o)
 	if stopped != nil && cmd.Context().Err() != nil {

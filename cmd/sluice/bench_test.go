@@ -3,6 +3,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -33,6 +35,22 @@ func TestBenchRefusesNonsense(t *testing.T) {
 		} else if lines := strings.Split(stderr, "\n"); len(lines) > 2 && slices.ContainsFunc(lines, func(l string) bool { return len(l) > 80 }) {
 			t.Errorf("%s: more than 80 columns: %s", c.args, stderr)
 		}
+	}
+}
+
+// TestBenchKnowsBeforeTheRun what it cannot compare with, or keep.
+func TestBenchKnowsBeforeTheRun(t *testing.T) {
+	dir := t.TempDir()
+	other := filepath.Join(dir, "other.json")
+	if err := os.WriteFile(other, []byte(`{"suite": "drop"}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for says, args := range map[string][]string{
+		`other.json holds a run of "drop", not of flows`: {"--check", "--baseline", other},
+		"--save " + dir + ": is a directory":             {"--save", dir},
+		"--chart /nowhere/a.svg":                         {"--chart", "/nowhere/a.svg"},
+	} {
+		refused(t, says, append([]string{"bench", "flows", "--reps", "1", "--seconds", "0.001", "--rows", "kernel"}, args...)...)
 	}
 }
 

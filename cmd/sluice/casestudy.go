@@ -29,7 +29,7 @@ func newCaseStudy(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "case-study",
 		Short: "Play the collapse of a NAT gateway, its diagnosis and its cure",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		Long: "Case-study puts a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
 			"the cause, cures it with sluice tune, and measures again; at last the table is small again and the\n" +

@@ -33,9 +33,10 @@ func newCheck(a *app) *cobra.Command {
 		Long: `Check reads a configuration file and reports everything that is wrong with it, with the place in the file and
 what to write instead. It needs no root, no daemon and no kernel feature, and changes nothing. FILE may be - for
 standard input. The exit code is 1 when the file is not valid.`,
-		Example: "  sluice check /etc/sluice/sluice.yaml\n  sluice check --json - < new.yaml",
-		Args:    cobra.ExactArgs(1),
-		RunE:    func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
+		Example:           "  sluice check /etc/sluice/sluice.yaml\n  sluice check --json - < new.yaml",
+		Args:              exactly("file"),
+		ValidArgsFunction: completeYAML,
+		RunE:              func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
 	}
 }
 

@@ -20,16 +20,17 @@ func newConfig(a *app) *cobra.Command {
 		Short:   "Print the JSON Schema of the configuration file",
 		Long:    "Schema prints the JSON Schema (draft 2020-12) of the configuration file, by which editors complete and check keys.",
 		Example: "  sluice config schema > sluice.schema.json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := a.stdout.Write(docs.Schema)
 			return err
 		},
 	}, &cobra.Command{
-		Use:     "show FILE",
-		Short:   "Print a configuration file with all defaults filled in",
-		Example: "  sluice config show /etc/sluice/sluice.yaml",
-		Args:    cobra.ExactArgs(1),
+		Use:               "show FILE",
+		Short:             "Print a configuration file with all defaults filled in",
+		Example:           "  sluice config show /etc/sluice/sluice.yaml",
+		Args:              exactly("file"),
+		ValidArgsFunction: completeYAML,
 		RunE: func(_ *cobra.Command, args []string) error {
 			c, err := a.load(args[0])
 			if err != nil {

@@ -64,7 +64,7 @@ by itself when the table is full, so that a table full of them is no outage.`,
   sluice conns --state TIME_WAIT --by service
   sluice conns --list --src 10.0.0.0/8 --json
   sluice conns delete --state TIME_WAIT --netns blue --yes`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, a) },
 	}
 	flags := cmd.Flags()
@@ -78,7 +78,7 @@ by itself when the table is full, so that a table full of them is no outage.`,
 		cmd.MarkFlagsMutuallyExclusive("list", sums)
 	}
 	f.filterFlags(cmd)
-	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(connsKeys, cobra.ShellCompDirectiveNoFileComp))
+	offer(cmd, "by", connsKeys...)
 	cmd.AddCommand(newConnsDelete(a))
 	return cmd
 }
@@ -100,19 +100,9 @@ func (f *connsFlags) filterFlags(cmd *cobra.Command) {
 	flags.BoolVarP(&f.six, "ipv6", "6", false, "IPv6 only")
 	flags.BoolVar(&f.translated, "nat", false, "translated connections only")
 	cmd.MarkFlagsMutuallyExclusive("ipv4", "ipv6")
-	_ = cmd.RegisterFlagCompletionFunc("netns", completeNetns)
-}
-
-// completeNetns completes --netns.
-func completeNetns(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	names := []string{"all"}
-	list, _ := conntrack.Namespaces()
-	for _, n := range list {
-		if !strings.Contains(n.Name, " ") {
-			names = append(names, n.Name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+	offer(cmd, "proto", protocolWords...)
+	offer(cmd, "state", stateWords...)
+	offerFrom(cmd, "netns", namespaces)
 }
 
 // filter turns the flags into a conntrack filter.
@@ -341,26 +331,36 @@ func newListedConn(namespace string, e *conntrack.Entry) listedConn {
 	return l
 }
 
-// listConns prints connections as they are read, one line or one JSON object each.
+// listConns prints connections as they are read, one line or one JSON object each: those of
+// the kernel's tables, and of the eBPF datapath's where all are asked for.
 func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Filter) error {
 	out := bufio.NewWriterSize(a.stdout, 64<<10)
+	show := func(where string) func(*conntrack.Entry) error {
+		return func(e *conntrack.Entry) error {
+			if a.json {
+				return writeJSONLine(out, newListedConn(where, e))
+			}
+			return writeConn(out, where, e)
+		}
+	}
 	err := f.each(a, func(ns conntrack.Namespace) error {
 		c, err := conntrack.OpenIn(ns)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		err = c.Dump(ctx, filter, func(e *conntrack.Entry) error {
-			if a.json {
-				return writeJSONLine(out, newListedConn(ns.Name, e))
-			}
-			return writeConn(out, ns.Name, e)
-		})
-		if errors.Is(err, conntrack.ErrInterrupted) {
+		if err = c.Dump(ctx, filter, show(ns.Name)); errors.Is(err, conntrack.ErrInterrupted) {
 			return nil
 		}
 		return err
 	})
+	if namespaces, _ := f.namespaces(); err == nil && namespaces == nil {
+		for _, src := range a.flowSources() {
+			if err = conntrack.EachFlow(ctx, src, filter, show(src.Name())); err != nil {
+				break
+			}
+		}
+	}
 	return cmp.Or(err, out.Flush())
 }
 
@@ -389,7 +389,7 @@ stand for are cut when they were translated: their packets no longer find the wa
 Without --yes it only counts what would go. At least one filter is needed.`,
 		Example: "  sluice conns delete --src 10.0.0.7\n" +
 			"  sluice conns delete --src 10.0.0.7 --yes",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			filter, err := f.filter()
 			if err != nil {

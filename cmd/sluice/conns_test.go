@@ -179,7 +179,7 @@ func TestConnsUsage(t *testing.T) {
 // TestConnsFlagsExclude: flags that another one would ignore are mistakes.
 func TestConnsFlagsExclude(t *testing.T) {
 	for _, args := range [][]string{{"-4", "-6"}, {"--list", "--by", "source"}, {"--list", "--top", "3"}, {"--list", "--check"}} {
-		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, "none of the others can be") {
+		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, "exclude each other") {
 			t.Errorf("%v: code %d, %s", args, code, stderr)
 		}
 	}

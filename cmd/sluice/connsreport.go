@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/term"
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
@@ -130,8 +133,7 @@ func (r *connsReport) write(w io.Writer) error {
 }
 
 func (r *connsReport) writeFill(w io.Writer) error {
-	t := table.New("NAMESPACE", ">ENTRIES", ">MAX", ">FILL", ">HELD", ">GROWTH/s", ">FULL IN", ">DROPS/s")
-	t.Width = reportWidth
+	t := addressTable(w, "NAMESPACE", ">ENTRIES", ">MAX", ">FILL", ">HELD", ">GROWTH/s", ">FULL IN", ">DROPS/s")
 	for _, n := range r.Namespaces {
 		if n.Count == 0 && n.Counted == (conntrack.Counters{CPU: -1}) && len(r.Namespaces) > 1 {
 			continue
@@ -146,9 +148,19 @@ func (r *connsReport) writeFill(w io.Writer) error {
 	return t.Write(w)
 }
 
-// reportWidth is the widest that a table gets: reports are read in terminals of
+// reportWidth is the widest that a report gets where it is not on a terminal: reports are read in terminals of
 // 80 columns, in tickets and in mails.
 const reportWidth = 80
+
+// addressTable is a table of addresses: as wide as the terminal, or as a report.
+func addressTable(w io.Writer, headings ...string) *table.Table {
+	t := table.New(headings...)
+	t.Middle = true
+	if out, ok := w.(*os.File); !ok || !term.IsTerminal(int(out.Fd())) {
+		t.Width = reportWidth
+	}
+	return t
+}
 
 func (r *connsReport) writeTotals(w io.Writer) error {
 	n := r.Total
@@ -159,8 +171,7 @@ func (r *connsReport) writeTotals(w io.Writer) error {
 }
 
 func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row) error {
-	t := table.New(title, ">ENTRIES", ">SHARE", ">HELD", ">CLOSING", ">UNASSURED")
-	t.Width = reportWidth
+	t := addressTable(w, title, ">ENTRIES", ">SHARE", ">HELD", ">CLOSING", ">UNASSURED")
 	for _, row := range rows {
 		t.Row(row.Key, row.Entries, share(row.Entries, r.Total.Entries), row.Held(), row.Closing, row.Unassured)
 	}
@@ -168,8 +179,7 @@ func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row)
 }
 
 func (r *connsReport) writePorts(w io.Writer) error {
-	t := table.New("SNAT ADDRESS", "TOWARDS", ">PORTS", ">RANGE", ">OF", ">USED", ">REFUSED")
-	t.Width = reportWidth
+	t := addressTable(w, "SNAT ADDRESS", "TOWARDS", ">PORTS", ">RANGE", ">OF", ">USED", ">REFUSED")
 	for _, o := range r.SNATPorts {
 		t.Row(o.Public, o.Protocol.String()+" "+o.Remote.String(), o.Used, o.Range, o.Pool, percent(o.Share()),
 			percent(capacity.RefusalProbability(o.Share())))

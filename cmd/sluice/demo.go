@@ -28,7 +28,7 @@ func newDemo(a *app) *cobra.Command {
 			"expectations, and says which promises were kept. The exit code is 1 when one was broken.\n" +
 			"Nothing is left behind, not even after Ctrl-C. Needs root.",
 		Example: "  sluice demo\n  sluice demo --json > demo.json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
 				return errNoRoot

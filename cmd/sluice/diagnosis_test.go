@@ -195,3 +195,24 @@ func TestDoctorForms(t *testing.T) {
 		t.Errorf("%s, %+v", report.Worst, report.Conclusion)
 	}
 }
+
+// TestUnexamined wants monitoring to tell an examination that failed from a warning.
+func TestUnexamined(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want int
+	}{
+		{[]string{"doctor", "--netns", "/nowhere"}, exitUnexamined},
+		{[]string{"doctor", "--seconds", "0"}, exitUsage},
+	} {
+		if _, errs, code := sluice(t, c.args...); code != c.want || errs == "" {
+			t.Errorf("%v: exit code %d, want %d: %s", c.args, code, c.want, errs)
+		}
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	var out, errs console
+	if code := execute(ctx, []string{"doctor", "--netns", "/proc/self/ns/net"}, strings.NewReader(""), &out, &errs); code != exitUnexamined || !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("interrupted: exit code %d, want %d: %s", code, exitUnexamined, errs.String())
+	}
+}

@@ -21,11 +21,12 @@ import (
 // newDocs writes the manual from the commands themselves.
 func newDocs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "docs man|markdown|openapi DIR",
-		Short:   "Write the man pages, the command reference or the API's description",
-		Hidden:  true,
-		Example: "  sluice docs man /usr/local/share/man/man1",
-		Args:    cobra.ExactArgs(2),
+		Use:       "docs man|markdown|openapi DIR",
+		Short:     "Write the man pages, the command reference or the API's description",
+		Hidden:    true,
+		Example:   "  sluice docs man /usr/local/share/man/man1",
+		Args:      exactly("form", "directory"),
+		ValidArgs: []string{"man", "markdown", "openapi"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root := newRoot(a)
 			root.DisableAutoGenTag = true

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -33,12 +34,13 @@ func newDoctor(a *app) *cobra.Command {
 		Use:     "doctor",
 		Short:   "Find out why NAT on this host is slow or loses packets",
 		GroupID: "diagnosis",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		Long: "Doctor reads the host twice, a few seconds apart: connection tracking, ports, rules, forwarding,\n" +
 			"interfaces, sockets and dropped packets, in every network namespace. It prints what is wrong with\n" +
 			"its evidence and remedy, and concludes with the causes in the order in which to act on them.\n" +
 			"It changes nothing; sluice tune does.\n\n" +
-			"Exit code: 2 when something is critical, 1 with warnings, else 0.",
+			"Exit code: 2 when something is critical, 1 with warnings, else 0; 3 when the examination itself\n" +
+			"failed or was interrupted, and 64 for mistakes in the command line.",
 		Example: "  sluice doctor\n" +
 			"  sluice doctor --netns office --seconds 10\n" +
 			"  sluice doctor --markdown > report.md\n" +
@@ -50,10 +52,13 @@ func newDoctor(a *app) *cobra.Command {
 			if f.seconds == 0 {
 				return usageError(cmd, "--seconds 0: must be more than 0")
 			}
+			if f.markdown && a.json {
+				return usageError(cmd, "give either --markdown or --json")
+			}
 			if f.list {
 				return listChecks(a)
 			}
-			return f.run(cmd.Context(), a)
+			return examined(f.run(cmd.Context(), a))
 		},
 	}
 	flags := cmd.Flags()
@@ -64,8 +69,26 @@ func newDoctor(a *app) *cobra.Command {
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown, for a ticket")
 	flags.BoolVar(&f.all, "all", false, "show also the checks that found nothing")
 	flags.BoolVar(&f.list, "list", false, "list the checks and do nothing")
-	completeNamespaces(cmd)
+	for _, ignored := range []string{"markdown", "all", "list"} {
+		cmd.MarkFlagsMutuallyExclusive("watch", ignored)
+	}
+	offerFrom(cmd, "netns", namespaces)
 	return cmd
+}
+
+// exitUnexamined is for examinations that failed, which 0 to 2 say nothing of.
+const exitUnexamined = 3
+
+// examined gives errors a code of their own: a warning is no error.
+func examined(err error) error {
+	var status exitError
+	switch {
+	case err == nil || errors.As(err, &status):
+		return err
+	case err == context.Canceled:
+		err = errInterrupted
+	}
+	return exitError{exitUnexamined, err}
 }
 
 func (f *doctorFlags) run(ctx context.Context, a *app) error {

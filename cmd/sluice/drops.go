@@ -45,6 +45,7 @@ func newDrops(a *app) *cobra.Command {
 		Example: "  sluice drops\n" +
 			"  sluice drops tcp port 443 --seconds 30 --stack\n" +
 			"  sluice drops host 192.0.2.7 --netns office --pcap drops.pcapng",
+		ValidArgsFunction: cobra.FixedCompletions(append([]string{"host", "net", "port"}, protocolWords...), cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkSeconds(f.seconds); err != nil {
 				return usageError(cmd, "%w", err)
@@ -62,20 +63,8 @@ func newDrops(a *app) *cobra.Command {
 	flags.StringVar(&f.pcap, "pcap", "", "write sampled packets to this file (pcapng), with the cause as comment")
 	flags.StringVar(&f.netns, "netns", "all", "network namespace: a name under /run/netns, a path, host, or all")
 	flags.BoolVar(&f.benign, "benign", false, "show drops that are part of normal work in full")
-	completeNamespaces(cmd)
+	offerFrom(cmd, "netns", namespaces)
 	return cmd
-}
-
-// completeNamespaces offers the names of namespaces for the flag netns.
-func completeNamespaces(cmd *cobra.Command) {
-	_ = cmd.RegisterFlagCompletionFunc("netns", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		names := []string{"all"}
-		list, _ := conntrack.Namespaces()
-		for _, ns := range list {
-			names = append(names, ns.Name)
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
-	})
 }
 
 // chooseNamespaces turns the flag into a list; note says in words what is missing.
@@ -103,6 +92,14 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	closeCapture := func() error { return nil }
 	if f.pcap != "" {
 		w.Options.SamplesPerSecond = 1000
+		// A file that is there already stays as it is when the probe cannot start.
+		if w.Probe, err = trace.OpenDrops(w.Options); err != nil {
+			return err
+		}
+		defer w.Probe.Close()
+		if err := w.Probe.Pause(); err != nil {
+			return err
+		}
 		if closeCapture, err = capture(&w, f.pcap); err != nil {
 			return err
 		}
@@ -235,7 +232,7 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		fmt.Fprintf(w, "%d drops of the whole host were not counted: this kernel ran no probe for them\n", r.Hidden)
 	}
 	for _, limit := range r.Limits {
-		fmt.Fprintf(w, "not visible here: %s\n", limit)
+		fmt.Fprintln(w, wrap("not visible here: "+limit, reportWidth, "\n"))
 	}
 	return nil
 }
@@ -244,6 +241,10 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 	fmt.Fprintf(w, "%s  %d packets, %.0f/s, in %s\n", a.paint(w, bold, g.Cause.Title), g.Packets, g.PerSecond, g.Namespace)
 	fmt.Fprintf(w, "  %s\n", g.Cause.Meaning)
 	for _, p := range g.Places {
+		if p.Offset == 0 { // a tracepoint, not an address in a function
+			fmt.Fprintf(w, "  by %s: %s, %s, %d\n", p.Function, p.Reason, p.Interface, p.Packets)
+			continue
+		}
 		fmt.Fprintf(w, "  at %s+%#x: %s%s, %s%s, %d\n", p.Function, p.Offset, p.Reason, prefixed(" in ", p.Hook.String()),
 			p.Tracked, prefixed(", ", p.Interface), p.Packets)
 	}

@@ -31,7 +31,13 @@ with the host's interfaces, addresses, routes and the rules in force: the answer
 names every rule that the packet met. A connection that is tracked already is
 taken along. Where both carry something, eBPF meets the packet first.`,
 		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0",
-		Args:    cobra.ExactArgs(3),
+		Args:    exactly("protocol", "source", "destination"),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return protocolWords, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := flow.ParseProtocol(args[0]); err != nil {
 				return usageError(cmd, "%w", err)
@@ -47,6 +53,7 @@ taken along. Where both carry something, eBPF meets the packet first.`,
 		},
 	}
 	cmd.Flags().StringVar(&in, "in", "", "interface that the packet arrives on (default the one by which its source would be answered)")
+	offerFrom(cmd, "in", interfaces)
 	cmd.Flags().IntVar(&bytes, "size", 60, "bytes of the network packet")
 	return cmd
 }

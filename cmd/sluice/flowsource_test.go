@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestDaemonFlows adds the flows of a daemon up. The daemon is a plain HTTP
@@ -57,6 +59,15 @@ func TestDaemonFlows(t *testing.T) {
 	if o := s.Occupancies(0, 0); len(o) != 1 || o[0].Public != netip.MustParseAddr("203.0.113.1") {
 		t.Errorf("occupancy %+v", o)
 	}
+	t.Run("list", func(t *testing.T) {
+		labtest.Require(t, labtest.Conntrack)
+		for flag, want := range map[string]int{"--proto=udp": 1, "--proto=any": 2} {
+			var out strings.Builder
+			if execute(t.Context(), []string{"conns", "--list", "--socket", a.socket, flag}, strings.NewReader(""), &out, io.Discard); strings.Count(out.String(), "ebpf ") != want {
+				t.Errorf("conns --list %s shows not %d flows of the datapath:\n%s", flag, want, &out)
+			}
+		}
+	})
 	end.Error = "the table was replaced"
 	if err := s.AddSource(context.Background(), a.flowSources()[0], nil); err == nil || !strings.Contains(err.Error(), end.Error) {
 		t.Errorf("a list that was cut passes as whole: %v", err)

@@ -28,8 +28,8 @@ func helpKnows(root *cobra.Command) {
 	}
 }
 
-// fitHelp makes the help of all commands fit a terminal of 80 columns, but for lines that
-// are there to be copied. It works on what cobra writes: a template of our own would keep
+// fitHelp makes the help of all commands fit a terminal of 80 columns; examples are written
+// so. It works on what cobra writes: a template of our own would keep
 // every method in the program, for templates find them by name.
 func fitHelp(root *cobra.Command) {
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
@@ -46,13 +46,22 @@ func fitHelp(root *cobra.Command) {
 		cmd.SetOut(text)
 		err := usage(cmd)
 		cmd.SetOut(out)
-		fitted := text.String()
+		fitted := strings.Replace(text.String(), "  "+cmd.UseLine(), "  "+useLine(cmd, "      "), 1)
 		for _, flags := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
 			fitted = strings.Replace(fitted, strings.TrimSpace(flags.FlagUsages()), strings.TrimSpace(flags.FlagUsagesWrapped(reportWidth)), 1)
 		}
 		fmt.Fprint(out, fitted)
 		return err
 	})
+}
+
+// valued is a flag with its value, which stay on one line.
+var valued = regexp.MustCompile(`(--[a-z-]+) ([A-Z])`)
+
+// useLine is how a command is used, its further lines behind an indentation.
+func useLine(cmd *cobra.Command, indent string) string {
+	glued := valued.ReplaceAllString(cmd.UseLine(), "$1\x00$2")
+	return strings.ReplaceAll(wrap(glued, reportWidth-len(indent), "\n"+indent), "\x00", " ")
 }
 
 // item is the beginning of a line of a list: what it is about, and the space behind.

@@ -76,6 +76,8 @@ func newMonitor(d *daemon) *health.Monitor {
 		if d.engine != nil {
 			d.engine.Kick()
 		}
+	}, OnLack: func(lack string) {
+		d.log.Warn("checks tell nothing of backends, whose states stay", "lack", lack)
 	}})
 }
 
@@ -98,6 +100,9 @@ func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Hand
 	}}
 	if d.mapper != nil {
 		src.PCP = d.mapper
+	}
+	if d.tcp != nil {
+		src.API = d.tcp
 	}
 	for _, p := range paths.list {
 		src.Datapaths = append(src.Datapaths, p)

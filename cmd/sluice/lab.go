@@ -255,7 +255,7 @@ func newLabList(a *app) *cobra.Command {
 		Long: "List shows every lab on this machine. Its owner is \"user\" (stays until lab down), \"process\" (ends\n" +
 			"with the program that made it) or \"nobody\" (left by a crash; the next lab up removes it).",
 		Example: "  sluice lab list --json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			records, err := lab.List()
 			if err != nil {
@@ -293,7 +293,7 @@ func newLabExec(_ *app) *cobra.Command {
 			"On a gateway, /sys/fs/bpf is that gateway's own and lasts as long as the lab. The command\n" +
 			"sluice is this program, where $PATH has no other.",
 		Example:           "  sluice lab exec balancer client -- dig @192.0.2.20 example.org\n  sluice lab exec 3fa9c1 gateway -- bash",
-		ValidArgsFunction: completeLabs,
+		ValidArgsFunction: completeNode,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			// Flags end at the first argument; the "--" that marks it is optional.
 			if len(args) > 2 && args[2] == "--" {
@@ -331,20 +331,4 @@ func newLabExec(_ *app) *cobra.Command {
 	}
 	cmd.Flags().SetInterspersed(false)
 	return cmd
-}
-
-// completeLabs offers the ids of the labs that are up.
-func completeLabs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveDefault
-	}
-	records, err := lab.List()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var ids []string
-	for _, r := range records {
-		ids = append(ids, r.ID+"\t"+r.Topology.Name)
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -202,6 +204,9 @@ func checkKept(flag, path string) error {
 	if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
 		return fmt.Errorf("%s %s: %w", flag, path, err)
 	}
+	if f, err := os.Stat(path); err == nil && f.IsDir() {
+		return fmt.Errorf("%s %s: is a directory: name a file in it", flag, path)
+	}
 	return nil
 }
 
@@ -255,6 +260,16 @@ func perSecond(n uint64, took time.Duration) float64 {
 	}
 	return float64(n) / took.Seconds()
 }
+
+// writeBehind says that the schedule was not held, where it is by more than a hundredth.
+func writeBehind(w io.Writer, what string, missing, done uint64) {
+	if missing*100 > done {
+		fmt.Fprintf(w, what+": the rate is more than these CPUs make with what they carry; times hold the wait\n", load.Count(missing))
+	}
+}
+
+// rate renders a number a second.
+func rate(perSecond float64) string { return load.Count(uint64(math.Round(perSecond))) }
 
 func latencyLine(l load.Latency) string {
 	return fmt.Sprintf("p50 %s  p90 %s  p99 %s  p99.9 %s  max %s",

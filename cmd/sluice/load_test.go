@@ -50,7 +50,7 @@ func TestLoadAsksWhoseFarEnd(t *testing.T) {
 // TestLoadFlowsNeedsTheServers: the client end knows the answers of load's own
 // server end only.
 func TestLoadFlowsNeedsTheServers(t *testing.T) {
-	refused(t, `"to" not set; see 'sluice load flows --help'`, "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
+	refused(t, "load flows: --to is missing\nUsage: sluice load flows --from", "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
 }
 
 // TestLoadRefusesWhatItWouldIgnore: a flag that cannot do anything is no flag.
@@ -64,6 +64,10 @@ func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
 		"whole datagrams":      {"--stamp", "--fragments", "2"},
 		"--cpus 0,0":           {"--cpus", "0,0"},
 		"rate -5":              {"--rate", "-5"},
+		`tcp flag "foo"`:       {"--protocol", "tcp", "--tcp-flags", "foo"},
+		"size 20":              {"--size", "20"},
+		"size 9000":            {"--size", "9000"},
+		"fragments: from 1":    {"--fragments", "9223372036854775807"},
 		"--seconds 0: more":    {"--seconds", "0"},
 		"--seconds NaN":        {"--seconds", "NaN"},
 		"--seconds 1e+300":     {"--seconds", "1e300"},
@@ -72,7 +76,7 @@ func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
 		misused(t, why, slices.Concat(packets, flags)...)
 	}
 	flows := []string{"load", "flows", "--from", "lo", "--to", "lo", "--source", "127.0.0.1", "--dest", "127.0.0.1:9"}
-	for why, flags := range map[string][]string{"--seconds -1": {"--seconds", "-1"}, "-1 tries": {"--tries", "-1"}} {
+	for why, flags := range map[string][]string{"--seconds -1": {"--seconds", "-1"}, "-1 tries": {"--tries", "-1"}, "response of 9999": {"--response", "9999"}} {
 		misused(t, why, slices.Concat(flows, flags)...)
 	}
 	for why, args := range map[string][]string{
@@ -130,6 +134,18 @@ func TestLoadHTTPEndsWhenItIsTold(t *testing.T) {
 	}
 }
 
+// TestLoadHTTPInANode: the same command line runs there, however its URL is set apart.
+func TestLoadHTTPInANode(t *testing.T) {
+	for _, c := range [][2]string{
+		{"load http --from client http://192.0.2.1/", "load http --from client http://192.0.2.1/ --from="},
+		{"load http --from client -- http://192.0.2.1/", "load http --from client --from= -- http://192.0.2.1/"},
+	} {
+		if got := strings.Join(withoutFrom(strings.Fields(c[0])), " "); got != c[1] {
+			t.Errorf("%s: %s", c[0], got)
+		}
+	}
+}
+
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
@@ -166,7 +182,7 @@ func checkHistogram(t *testing.T, path string) {
 	}
 	var svg struct {
 		XMLName xml.Name   `xml:"svg"`
-		Text    []string   `xml:"text"`
+		Text    []string   `xml:"g>text"`
 		Rects   []struct{} `xml:"rect"`
 	}
 	if err := xml.Unmarshal(b, &svg); err != nil {
@@ -193,12 +209,28 @@ func TestLoadPackets(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
 		t.Fatalf("code %d, %s, %v in %s", code, stderr, err, out)
 	}
-	if r.Sent != 11001 || r.Received.Packets != 11001 || r.Received.BadL4Checksum != 0 || r.Received.SequenceLost != 0 || r.Latency.Count != 11001 {
+	if r.Sent != 11001 || r.Unsent != 0 || r.Received.Packets != 11001 || r.Received.BadL4Checksum != 0 || r.Received.SequenceLost != 0 || r.Latency.Count != 11001 {
 		t.Errorf("sent %d, received %+v, latency %+v", r.Sent, r.Received, r.Latency)
 	}
 	checkHistogram(t, histogram)
 	if _, stderr, code := sluice(t, "load", "packets", "--from", id+"/source/eth0", "--source", "192.0.2.1", "--dest", "192.0.2.2", "--cpus", "999"); code == 0 || !strings.Contains(stderr, "--cpus 999") {
 		t.Errorf("CPU 999: code %d, %q", code, stderr)
+	}
+}
+
+// TestLoadTellsThatItIsBehind: a rate that no CPU makes is not told as the gateway's latency alone.
+func TestLoadTellsThatItIsBehind(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	id := loadLab(t)
+	ends := []string{"--from", id + "/source/eth0", "--to", id + "/sink/eth0", "--source", "192.0.2.1:1024-2047", "--seconds", "0.3", "--rate", "1e9"}
+	for says, args := range map[string][]string{
+		"packets were due and not sent": {"load", "packets", "--dest", "192.0.2.2:53", "--stamp"},
+		"turns were due and not begun":  {"load", "flows", "--dest", "192.0.2.2:80"},
+	} {
+		args = append(args, ends...)
+		if out, stderr, code := sluice(t, args...); code != 0 || !strings.Contains(out, says) {
+			t.Errorf("code %d, %s, no %q in %s", code, stderr, says, out)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type flowsReport struct {
 	Took        time.Duration   `json:"took_ns"`
 	Counts      load.FlowCounts `json:"counts"`
 	Open        uint64          `json:"open"`
+	Unbegun     uint64          `json:"unbegun"` // turns that were due at the rate
 	Connections float64         `json:"connections_per_second"`
 	Requests    float64         `json:"requests_per_second"`
 	Errors      uint64          `json:"errors"`
@@ -43,9 +44,9 @@ func newLoadFlows(a *app) *cobra.Command {
 			"CPU is the gateway's. What is lost is sent again by a timer. With --rate the schedule is held whatever the\n" +
 			"gateway does, and a slow gateway shows as latency; latency counts from when a connection was due.",
 		Example: "  sluice lab up balancer\n" +
-			"  sluice load flows --from client/eth0 --source 10.64.0.0/30 --dest 10.0.2.2:80 --to s1/eth0\n" +
-			"  sluice load flows --from client/eth0 --source 10.64.0.0/27 --dest 10.0.2.2:80 --to s1/eth0 --connections 1000000 --hold --requests 100 --rate 200000",
-		Args: cobra.NoArgs,
+			"  sluice load flows --from client/eth0 --source 10.64.0.0/30 \\\n      --dest 10.0.2.2:80 --to s1/eth0\n" +
+			"  sluice load flows --from client/eth0 --source 10.64.0.0/27 \\\n      --dest 10.0.2.2:80 --to s1/eth0 --connections 1000000 --hold \\\n      --requests 100 --rate 200000",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runLoadFlows(cmd, a, &f) },
 	}
 	f.flags(cmd, "connections (with --hold: connections and requests)")
@@ -61,6 +62,8 @@ func newLoadFlows(a *app) *cobra.Command {
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "turns a second, open-loop; 0: a new one when another ended")
 	fl.DurationVar(&f.spec.Timeout, "timeout", 200*time.Millisecond, "time after which a packet is sent again")
 	fl.IntVar(&f.spec.Tries, "tries", 6, "times that a packet is sent before the connection is given up")
+	offerFrom(cmd, "from", places)
+	offerFrom(cmd, "to", places)
 	for _, name := range []string{"from", "to", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
@@ -140,7 +143,7 @@ func (f *loadFlowsFlags) report(a *app, client *load.Client) error {
 	}
 	took := client.Took()
 	r := flowsReport{
-		Spec: client.Spec(), Took: took, Counts: n, Open: n.Open(), Errors: n.Errors(),
+		Spec: client.Spec(), Took: took, Counts: n, Open: n.Open(), Unbegun: client.Unbegun(), Errors: n.Errors(),
 		Connections: perSecond(n.Completed, took), Requests: perSecond(n.Responses, took),
 		Connect: connect.Latency(), Response: response.Latency(),
 	}
@@ -155,13 +158,14 @@ func (f *loadFlowsFlags) report(a *app, client *load.Client) error {
 
 func (r flowsReport) write(w io.Writer) error {
 	n := r.Counts
-	fmt.Fprintf(w, "connections  %s completed in %s: %s a second; %s open\n", load.Count(n.Completed), r.Took.Round(time.Millisecond), load.Count(uint64(r.Connections)), load.Count(r.Open))
-	fmt.Fprintf(w, "requests     %s answered: %s a second\n", load.Count(n.Responses), load.Count(uint64(r.Requests)))
+	fmt.Fprintf(w, "connections  %s completed in %s: %s a second; %s open\n", load.Count(n.Completed), r.Took.Round(time.Millisecond), rate(r.Connections), load.Count(r.Open))
+	fmt.Fprintf(w, "requests     %s answered: %s a second\n", load.Count(n.Responses), rate(r.Requests))
 	fmt.Fprintf(w, "connect      %s\n", latencyLine(r.Connect))
 	fmt.Fprintf(w, "response     %s\n", latencyLine(r.Response))
 	fmt.Fprintf(w, "sent again   %s SYN, %s requests, %s FIN; %s late duplicates\n", load.Count(n.RepeatedSYN), load.Count(n.RepeatedReq), load.Count(n.RepeatedFIN), load.Count(n.Stray))
 	fmt.Fprintf(w, "errors       %s: %s no connection, %s no response, %s not closed, %s reset; %s responses of a wrong length, %s ICMP errors\n",
 		load.Count(r.Errors), load.Count(n.GaveUpSYN), load.Count(n.GaveUpReq), load.Count(n.GaveUpFIN), load.Count(n.Resets), load.Count(n.WrongLength), load.Count(n.Unreachable))
+	writeBehind(w, "behind       %s turns were due and not begun", r.Unbegun, n.Started+n.Requests)
 	if n.Overdue > 0 {
 		fmt.Fprintf(w, "overdue      %s turns found their connection still busy: more connections are needed for this rate\n", load.Count(n.Overdue))
 	}

@@ -31,8 +31,8 @@ func newLoadHTTP(a *app) *cobra.Command {
 			"unanswered; it and what timed out count in the total times by how long they had waited.",
 		Example: "  sluice lab up balancer\n" +
 			"  sluice lab exec balancer s1 -- python3 -m http.server 80 &\n" +
-			"  sluice load http --from client --connections 50 --requests 10000 http://10.0.2.2/",
-		Args: cobra.ExactArgs(1),
+			"  sluice load http --from client --connections 50 --requests 10000 \\\n      http://10.0.2.2/",
+		Args: exactly("URL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if spec.Requests == 0 || bounds.seconds != 0 { // requests alone may bound it
 				if err := bounds.check(); err != nil {
@@ -94,10 +94,18 @@ func reexecIn(cmd *cobra.Command, from string) error {
 	if err != nil {
 		return err
 	}
-	// The empty --from comes last, so it is the one that counts.
-	child := place.node.Command(cmd.Context(), self, append(slices.Clone(os.Args[1:]), "--from", "")...)
+	child := place.node.Command(cmd.Context(), self, withoutFrom(os.Args[1:])...)
 	child.Stdin, child.Stdout, child.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	return runToItsEnd(child)
+}
+
+// withoutFrom has an empty --from behind all other flags, so that it is the one that counts.
+func withoutFrom(args []string) []string {
+	at := slices.Index(args, "--")
+	if at < 0 {
+		at = len(args)
+	}
+	return slices.Insert(slices.Clone(args), at, "--from=")
 }
 
 // runToItsEnd interrupts the command when its context ends, so that it says what it has

@@ -30,6 +30,7 @@ type packetsReport struct {
 	Took     time.Duration   `json:"took_ns"`
 	Sent     uint64          `json:"sent"`
 	SentRate float64         `json:"sent_per_second"`
+	Unsent   uint64          `json:"unsent"` // due at the rate
 	Received *load.Received  `json:"received,omitempty"`
 	Rate     float64         `json:"received_per_second,omitempty"`
 	Lost     uint64          `json:"lost,omitempty"`
@@ -45,8 +46,8 @@ func newLoadPackets(a *app) *cobra.Command {
 			"A range is ADDRESS, ADDRESS+COUNT or a CIDR, with :PORT or :FIRST-LAST. With --to the far end counts, and\n" +
 			"with --stamp measures latency and looks for gaps in the sequence; it drops what it counts. An interface\n" +
 			"that spreads flows over CPUs makes the sequence look late: packets of one sender should arrive at one CPU.",
-		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 --dest 10.0.2.2:53 --to s1/eth0 --stamp",
-		Args:    cobra.NoArgs,
+		Example: "  sluice lab up balancer\n  sluice load packets --from client/eth0 --source 10.64.0.0/24:1024-2047 \\\n      --dest 10.0.2.2:53 --to s1/eth0 --stamp",
+		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runLoadPackets(cmd, a, &f) },
 	}
 	f.flags(cmd, "packets")
@@ -56,6 +57,7 @@ func newLoadPackets(a *app) *cobra.Command {
 	fl.StringVar(&f.source, "source", "", "source addresses and ports (ICMP: identifiers)")
 	fl.StringVar(&f.dest, "dest", "", "destination addresses and ports")
 	fl.StringVar(&f.protocol, "protocol", "udp", "udp, tcp, icmp or icmpv6")
+	offer(cmd, "protocol", "udp", "tcp", "icmp", "icmpv6")
 	fl.IntVar(&f.spec.Flows, "flows", 0, "distinct tuples; 0: all of both ranges")
 	fl.BoolVar(&f.spec.Shuffled, "shuffled", false, "take the tuples in an order that defeats prefetching")
 	fl.IntVar(&f.spec.Size, "size", 0, "bytes of a frame without FCS; 0: 60 or what the headers need")
@@ -65,6 +67,8 @@ func newLoadPackets(a *app) *cobra.Command {
 	fl.BoolVar(&f.spec.Stamp, "stamp", false, "put sequence number and time into the payload")
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "packets a second, open-loop; 0: as fast as it goes")
 	fl.BoolVar(&f.checksums, "checksums", false, "have the far end verify the checksums of IPv4, TCP, UDP and ICMP")
+	offerFrom(cmd, "from", places)
+	offerFrom(cmd, "to", places)
 	for _, name := range []string{"from", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
@@ -161,7 +165,7 @@ func openSink(to loadPlace, o load.SinkOptions) (*load.Sink, error) {
 }
 
 func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink) error {
-	r := packetsReport{Spec: sender.Spec(), Took: sender.Took(), Sent: sender.Sent()}
+	r := packetsReport{Spec: sender.Spec(), Took: sender.Took(), Sent: sender.Sent(), Unsent: sender.Unsent()}
 	r.SentRate = perSecond(r.Sent, r.Took)
 	if sink != nil {
 		got, err := sink.Await(r.Sent)
@@ -194,11 +198,12 @@ func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink) 
 }
 
 func (r *packetsReport) write(w io.Writer, checksums bool) error {
-	fmt.Fprintf(w, "sent      %s packets of %d bytes in %s: %s a second\n", load.Count(r.Sent), r.Spec.Size, r.Took.Round(time.Millisecond), load.Count(uint64(r.SentRate)))
+	fmt.Fprintf(w, "sent      %s packets of %d bytes in %s: %s a second\n", load.Count(r.Sent), r.Spec.Size, r.Took.Round(time.Millisecond), rate(r.SentRate))
+	writeBehind(w, "behind    %s packets were due and not sent", r.Unsent, r.Sent)
 	if r.Received == nil {
 		return nil
 	}
-	fmt.Fprintf(w, "received  %s packets: %s a second, %s lost on the way\n", load.Count(r.Received.Packets), load.Count(uint64(r.Rate)), load.Count(r.Lost))
+	fmt.Fprintf(w, "received  %s packets: %s a second, %s lost on the way\n", load.Count(r.Received.Packets), rate(r.Rate), load.Count(r.Lost))
 	if checksums {
 		fmt.Fprintf(w, "checksums %s wrong in IPv4 headers, %s in transports; not checked: %s fragments, %s of other protocols\n",
 			load.Count(r.Received.BadIPChecksum), load.Count(r.Received.BadL4Checksum), load.Count(r.Received.Fragments), load.Count(r.Received.Unchecked))

@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +18,46 @@ import (
 
 // lock keeps a second daemon out of the same state directory. The kernel drops
 // it with the process, so a crash leaves nothing to clean.
-type lock struct{ file *os.File }
+type lock struct {
+	file *os.File
+	also *lock // of the usual state directory, for a daemon with another one
+}
+
+// errHeld is wrapped when another daemon holds a lock.
+var errHeld = errors.New("stop that daemon first ('sluice stop'): a network namespace has one gateway")
+
+// acquireAlone is acquire for who changes the kernel: of a network namespace's usual state
+// directory the lock is taken too, for two that have directories of their own would undo
+// each other's rules. Where the usual one cannot be made, log hears of it.
+func acquireAlone(usual, own, command string, log *slog.Logger) (*lock, error) {
+	l, err := acquire(own, command)
+	if err != nil {
+		return nil, err
+	}
+	if l.also, err = acquireOther(usual, own, command); errors.Is(err, errHeld) {
+		l.release()
+		return nil, err
+	} else if err != nil {
+		log.Warn("a second daemon in this network namespace would not be noticed", "error", err)
+	}
+	return l, nil
+}
+
+// acquireOther takes the lock of the usual directory; it returns nil when that is one's own.
+func acquireOther(usual, own, command string) (*lock, error) {
+	if err := os.MkdirAll(usual, 0o755); err != nil {
+		return nil, fmt.Errorf("state directory %s: %w", usual, err)
+	}
+	a, err := os.Stat(usual)
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.Stat(own)
+	if err != nil || os.SameFile(a, b) {
+		return nil, err
+	}
+	return acquire(usual, command)
+}
 
 // acquire takes the lock of a state directory and writes into it who holds it: a
 // command line.
@@ -28,33 +69,38 @@ func acquire(dir, command string) (*lock, error) {
 		return nil, fmt.Errorf("state directory %s: %w", dir, err)
 	}
 	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o644)
+	// Whoever may read the file may lock it, and keep every daemon from starting: not everybody.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o640)
 	if err != nil {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, errNoRoot
 		}
 		return nil, fmt.Errorf("lock: %w", err)
 	}
+	if err := f.Chmod(0o640); err != nil { // older versions made it for everybody
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		holder, _ := io.ReadAll(io.LimitReader(f, 4096))
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock %s is held by %s: stop that daemon first ('sluice stop'), or use another --state-dir in another network namespace", path, strings.TrimSpace(string(holder)))
+			return nil, fmt.Errorf("lock %s is held by %s: %w", path, cmp.Or(strings.TrimSpace(string(holder)), "another daemon"), errHeld)
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	if err := f.Truncate(0); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	if _, err := fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return &lock{f}, nil
+	// Where there is no room for who holds it, it is held all the same.
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command)
+	return &lock{file: f}, nil
 }
 
-func (l *lock) release() { l.file.Close() }
+func (l *lock) release() {
+	l.file.Close()
+	if l.also != nil {
+		l.also.release()
+	}
+}
 
 const failed = "failed: "
 

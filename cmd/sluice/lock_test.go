@@ -5,6 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -38,5 +41,35 @@ func TestFreed(t *testing.T) {
 	l.release()
 	if err := freed(t.Context(), dir); err != nil {
 		t.Errorf("after a good end: %v", err)
+	}
+}
+
+// TestOneDaemonOfANamespace: another state directory does not make room for a second one.
+func TestOneDaemonOfANamespace(t *testing.T) {
+	usual, own, other := filepath.Join(t.TempDir(), "sluice"), t.TempDir(), t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	first, err := acquireAlone(usual, own, "sluice run", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{usual, own, other} {
+		if _, err := acquireAlone(usual, dir, "sluice run", log); !errors.Is(err, errHeld) {
+			t.Errorf("a second daemon with the state directory %s: %v", dir, err)
+		}
+	}
+	first.release()
+	link := filepath.Join(own, "link") // as /var/run is one to /run
+	if err := os.Symlink(usual, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{link, usual, other} {
+		l, err := acquireAlone(usual, dir, "sluice run", log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.release()
+	}
+	if i, err := os.Stat(filepath.Join(usual, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
+		t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
 	}
 }

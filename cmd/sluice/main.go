@@ -5,26 +5,26 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 )
 
 // Exit codes. Commands that judge (doctor, bench --check) use 1 and 2 for their
-// verdicts, as their help says.
+// verdicts, and doctor 3 for its own errors, as their help says.
 const (
 	exitOK      = 0
 	exitFailure = 1
 	exitUsage   = 64 // EX_USAGE of sysexits.h
 )
+
+// errInterrupted is what Ctrl-C leaves to say.
+var errInterrupted = errors.New("interrupted")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -56,12 +56,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		return status.code
 	}
 	if err == context.Canceled { // Ctrl-C, and nothing else to say
-		err = errors.New("interrupted")
+		err = errInterrupted
 	}
 	a.complain(err)
-	if strings.HasPrefix(err.Error(), "unknown command") {
-		return exitUsage // cobra has no type for it
-	}
 	return exitFailure
 }
 
@@ -81,9 +78,9 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVar(&a.color, "color", "auto", "colours: auto (only on a terminal), always or never")
 	flags.StringVar(&a.socket, "socket", "", "the daemon's socket (default STATE-DIR/sluice.sock)")
 	flags.StringVar(&a.stateDir, "state-dir", "", "where socket, lock and pins live (default /run/sluice, or a directory per network namespace below it)")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return exitError{exitUsage, fmt.Errorf("%w; see '%s --help'", err, cmd.CommandPath())}
-	})
+	root.SetFlagErrorFunc(flagError)
+	offer(root, "color", "auto", "always", "never")
+	_ = root.MarkPersistentFlagDirname("state-dir")
 	fitHelp(root)
 	root.AddGroup(
 		&cobra.Group{ID: "gateway", Title: "The gateway:"},
@@ -94,30 +91,11 @@ func newRoot(a *app) *cobra.Command {
 	return root
 }
 
-// usageArgs makes wrong numbers of arguments, subcommands that do not exist, and flags that
-// are missing or exclude each other, usage errors throughout the tree.
-func usageArgs(cmd *cobra.Command) {
-	if !cmd.Runnable() { // only its subcommands do something
-		cmd.Args = cobra.NoArgs
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	}
-	if inner := cmd.Args; inner != nil {
-		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := cmp.Or(inner(cmd, args), cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
-				return usageError(cmd, "%w", err)
-			}
-			return nil
-		}
-	}
-	for _, sub := range cmd.Commands() {
-		usageArgs(sub)
-	}
-}
-
 // subcommands is the one list of commands.
 func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
-		newRun(a), newStop(a), newApply(a), newDiff(a), newShow(a), newBackend(a), newExplain(a),
+		newRun(a), asksRemote(a, newStop(a)), asksRemote(a, newApply(a)), asksRemote(a, newDiff(a)),
+		asksRemote(a, newShow(a)), asksRemote(a, newBackend(a)), asksRemote(a, newExplain(a)),
 		newCheck(a), newConfig(a),
 		newDoctor(a), newDrops(a), newProfile(a),
 		newDocs(a),

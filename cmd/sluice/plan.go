@@ -54,7 +54,7 @@ The load comes from flags or from a YAML file:
   sluice plan --requests 800/s:2s --memory 4GiB --cores 2 --output sysctl
   sluice plan --for load.yaml --json
   sluice plan --reverse --memory 4GiB --cores 4 --connections 100`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, a) },
 	}
 	flags := cmd.Flags()
@@ -78,7 +78,8 @@ The load comes from flags or from a YAML file:
 	flags.DurationVar(&f.habits.Lifetime, "lifetime", 0, "of a connection, for --reverse")
 	flags.DurationVar(&f.habits.Linger, "linger", 0, "of the entry after the last packet, for --reverse (default 2m)")
 	flags.StringVar(&f.output, "output", "table", "table, sysctl (lines for /etc/sysctl.d) or sluice (part of a configuration)")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "sysctl", "sluice"}, cobra.ShellCompDirectiveNoFileComp))
+	offer(cmd, "output", "table", "sysctl", "sluice")
+	_ = cmd.MarkFlagFilename("for", "yaml", "yml")
 	return cmd
 }
 
@@ -234,6 +235,7 @@ func writePlan(w io.Writer, p *capacity.Plan) error {
 	t.Row("connections at the peak", p.Peak, "clients x each + rate x (life + linger)")
 	t.Row("nf_conntrack_max", p.Entries, "peak with headroom, a power of two")
 	t.Row("nf_conntrack_buckets", p.Buckets, "one for each entry: mean chain of two")
+	t.Row("flows, eBPF", p.Flows, "the same, kept for Sluice's timeouts")
 	t.Row("kernel memory", p.Memory, fmt.Sprintf("%d bytes an entry, 8 a bucket", p.EntryBytes))
 	if p.RateCeiling > 0 {
 		t.Row("new connections/s", fmt.Sprintf("%.0f", capacity.RateFill*p.RateCeiling), fmt.Sprintf("half of the ceiling of %.0f", p.RateCeiling))
@@ -271,7 +273,7 @@ func writePlan(w io.Writer, p *capacity.Plan) error {
 func portsBecause(p *capacity.Plan) string {
 	switch {
 	case p.Load.EndpointIndependent:
-		return "every mapping takes one (endpoint-independent)"
+		return "a mapping each, as long as it is kept"
 	case p.Load.BusiestDestination > 0:
 		return "to the busiest destination"
 	}

@@ -62,8 +62,13 @@ host: {memory: 4GiB, cores: 2}
 	if err := yaml.UnmarshalWithOptions([]byte(fragment), &c, yaml.Strict()); err != nil {
 		t.Fatalf("the configuration is not one: %v\n%s", err, fragment)
 	}
-	if c.Tables.Flows != 262144 || c.Timeouts.TCPTransitory.D().Minutes() != 4 {
+	if c.Tables.Flows != 524288 || c.Timeouts.TCPTransitory.D().Minutes() != 4 {
 		t.Errorf("configuration reads %+v %+v", c.Tables, c.Timeouts)
+	}
+	var plain config.Config // the timeouts that flows are planned with are those of a configuration without any
+	plain.SetDefaults()
+	if got, want := c.Timeouts, plain.Timeouts; got.TCPEstablished != want.TCPEstablished || got.TCPTransitory != want.TCPTransitory || got.UDP != want.UDP {
+		t.Errorf("timeouts %+v, want %+v", got, want)
 	}
 	if err := os.WriteFile(path, []byte("clients: 5\n"), 0o600); err != nil {
 		t.Fatal(err)

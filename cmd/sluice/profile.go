@@ -31,7 +31,7 @@ func newProfile(a *app) *cobra.Command {
 		Use:     "profile",
 		Short:   "Show where the network stack spends CPU time",
 		GroupID: "diagnosis",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		Long: "Profile looks at every CPU about 1,000 times a second and sorts what it sees into the phases of\n" +
 			"the network stack: receive, conntrack lookup, NAT, rules, routing and so on, in percent of all\n" +
 			"CPUs and in microseconds for each packet. It needs neither perf nor debug symbols.",
@@ -52,7 +52,7 @@ func newProfile(a *app) *cobra.Command {
 	flags.StringVar(&f.svg, "svg", "", "write a flame graph to this file, one SVG for any browser")
 	flags.StringVar(&f.folded, "folded", "", "write folded stacks to this file (- for standard output)")
 	flags.StringVar(&f.netns, "netns", "all", "network namespace in which packets are counted: a name, host, or all")
-	completeNamespaces(cmd)
+	offerFrom(cmd, "netns", namespaces)
 	return cmd
 }
 
@@ -103,8 +103,8 @@ func writeFile(path string, fill func(io.Writer) error) error {
 }
 
 func printProfile(w io.Writer, p *trace.Profile) error {
-	fmt.Fprintf(w, "%d samples in %.1f s on %d CPUs; %d %s; busiest CPU %d: %.0f %%\n\n",
-		p.Samples, p.Window.Seconds(), p.CPUs, p.Packets, p.Counted, p.Busiest, 100*p.BusiestShare)
+	fmt.Fprintf(w, "%s\n\n", wrap(fmt.Sprintf("%d samples in %.1f s on %d CPUs; %d %s; busiest CPU %d: %.0f %%",
+		p.Samples, p.Window.Seconds(), p.CPUs, p.Packets, p.Counted, p.Busiest, 100*p.BusiestShare), reportWidth, "\n"))
 	t := table.New("phase", ">share of all CPUs", ">µs/packet")
 	sum := trace.PhaseShare{Phase: "network stack in all"}
 	for _, s := range p.Phases {
@@ -124,7 +124,7 @@ func printProfile(w io.Writer, p *trace.Profile) error {
 		fmt.Fprintf(w, "%d samples found no room and are left out; watch for a shorter time\n", p.Lost)
 	}
 	for _, limit := range p.Limits {
-		fmt.Fprintf(w, "not visible here: %s\n", limit)
+		fmt.Fprintln(w, wrap("not visible here: "+limit, reportWidth, "\n"))
 	}
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
-	"github.com/fsnotify/fsnotify"
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/config"
@@ -39,20 +38,49 @@ commands, in the foreground.
 SIGHUP and a change of the file reload it; a file with errors changes nothing.
 SIGTERM and Ctrl-C end the daemon and leave the host as it was found; with
 --keep the rules stay in the kernel and traffic goes on. After kill -9 the rules
-stay too, and the next start adopts them without a gap.`,
-		Example: "  sluice run -c /etc/sluice/sluice.yaml\n  ip netns exec gateway sluice run -c lb-dnat.yaml",
-		Args:    cobra.NoArgs,
+stay too, and the next start adopts them without a gap.
+
+With --listen the daemon answers over TCP too, Prometheus and 'sluice show
+--server', and there only clients that prove who they are: by a certificate that
+the CA of --client-ca has signed, by a token of --token-file, or by both where
+both are named. They may read everything, and change nothing without
+--listen-changes. Without --tls-cert and --tls-key it listens on loopback
+addresses alone. Files that change are in force with the next request; while they
+are broken, those of before stay. The socket is as it is without --listen.`,
+		Example: `  sluice run -c /etc/sluice/sluice.yaml
+  ip netns exec gateway sluice run -c lb-dnat.yaml
+  sluice run -c sluice.yaml --listen 127.0.0.1:9443 --token-file token
+  sluice run -c sluice.yaml --listen :9443 --tls-cert cert.pem \
+      --tls-key key.pem --client-ca ca.pem`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.file == "" {
 				return usageError(cmd, "name the configuration with -c FILE")
+			}
+			if d.tcpOpt.Address == "" {
+				if d.tcpOpt != (server.TCPOptions{}) {
+					return usageError(cmd, "--tls-cert, --tls-key, --client-ca, --token-file and --listen-changes go with --listen ADDRESS:PORT")
+				}
+			} else if err := d.tcpOpt.Check(); err != nil {
+				return usageError(cmd, "%w", err)
 			}
 			d.app = a
 			return d.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVarP(&d.file, "config", "c", "", "configuration file")
-	cmd.Flags().BoolVar(&d.keep, "keep", false, "leave the rules in the kernel at the end")
-	cmd.Flags().BoolVar(&d.verbose, "verbose", false, "log every change of every object")
+	flags := cmd.Flags()
+	flags.StringVarP(&d.file, "config", "c", "", "configuration file")
+	flags.BoolVar(&d.keep, "keep", false, "leave the rules in the kernel at the end")
+	flags.BoolVar(&d.verbose, "verbose", false, "log every change of every object")
+	flags.StringVar(&d.tcpOpt.Address, "listen", "", "answer over TCP too, at ADDRESS:PORT, :PORT for all addresses")
+	flags.StringVar(&d.tcpOpt.Files.Cert, "tls-cert", "", "with --listen: the daemon's certificate and those that lead to its CA, PEM")
+	flags.StringVar(&d.tcpOpt.Files.Key, "tls-key", "", "with --listen: its key, PEM")
+	flags.StringVar(&d.tcpOpt.Files.ClientCA, "client-ca", "", "with --listen: who signs the certificates that clients have to show, PEM")
+	flags.StringVar(&d.tcpOpt.Files.Tokens, "token-file", "", "with --listen: file of tokens, of which clients have to send one")
+	flags.BoolVar(&d.tcpOpt.Changes, "listen-changes", false, "with --listen: let these clients change and stop the gateway too")
+	for _, name := range []string{"tls-cert", "tls-key", "client-ca", "token-file"} {
+		_ = cmd.MarkFlagFilename(name)
+	}
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
 	return cmd
 }
@@ -63,8 +91,10 @@ type daemon struct {
 	file    string
 	keep    bool
 	verbose bool
+	tcpOpt  server.TCPOptions
 
 	log    *slog.Logger
+	tcp    *server.TCP // nil without --listen
 	engine *engine.Engine
 	mapper *pcp.Server // nil on a host without a datapath that makes mappings
 	end    context.CancelFunc
@@ -82,32 +112,33 @@ func (d *daemon) run(ctx context.Context) error {
 	d.hup = make(chan os.Signal, 1)
 	signal.Notify(d.hup, syscall.SIGHUP)
 	defer signal.Stop(d.hup)
-	// Watching begins before the file is read, so that no change is missed.
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", d.file, err)
-	}
-	// Closing inotify waits for a grace period of the kernel, seconds on a machine that is busy
-	// enough; the end of the daemon does not wait with it.
-	defer func() { go watcher.Close() }()
-	file := &watched{name: d.file}
-	unwatched := file.follow(watcher)
+	file := &watched{name: d.file, seen: identify(d.file)} // before it is read, so that no change is missed
 	cfg, err := config.Load(d.file)
 	if err != nil {
 		return err
-	}
-	if unwatched != nil {
-		return fmt.Errorf("watch %s: %w", filepath.Dir(d.file), unwatched)
 	}
 	abs, err := filepath.Abs(d.file)
 	if err != nil {
 		return err
 	}
-	lock, err := acquire(d.directory(), "sluice run -c "+abs)
+	lock, err := acquireAlone(usualDirectory(), d.directory(), "sluice run -c "+abs, d.log)
 	if err != nil {
 		return err
 	}
 	defer lock.release()
+	// Before the kernel is touched: a daemon that cannot be asked must not end what an earlier one left.
+	listener, err := listen(d.socketPath())
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if d.tcpOpt.Address != "" {
+		d.tcpOpt.Log = d.log
+		if d.tcp, err = server.ListenTCP(ctx, d.tcpOpt); err != nil {
+			return err
+		}
+		defer d.tcp.Close()
+	}
 	paths, err := openDatapaths(d.directory(), d.log)
 	if err != nil {
 		return err
@@ -121,19 +152,21 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.mapper = newMapper(paths, d.log); d.mapper != nil {
 		applies = d.mapper.Kick
 	}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Applied: applies})
-	applied, err := d.engine.Apply(ctx, cfg)
-	if err != nil {
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies})
+	if _, err := d.engine.Apply(ctx, cfg); err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
+			d.log.Info("ending before anything was applied")
+			err = nil
+		}
 		return errors.Join(err, d.engine.Stop(context.Background(), true), monitor.Close())
 	}
-	d.report(applied)
 	if network != nil {
 		go d.follow(ctx, network)
 	}
 	if d.mapper != nil {
 		go d.mapper.Run(ctx)
 	}
-	err = d.serve(ctx, watcher, file, paths, metricsPage(d, paths, monitor))
+	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
 	lock.leave(stopped)
@@ -154,58 +187,53 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 
 // serve answers the API and follows health, signals and the file until the
 // context ends.
-func (d *daemon) serve(ctx context.Context, watcher *fsnotify.Watcher, file *watched, paths *datapaths, metrics http.Handler) error {
-	listener, err := listen(d.socketPath())
-	if err != nil {
-		return err
-	}
+func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths *datapaths, metrics http.Handler) error {
 	opt := server.Options{Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}
 	handler := server.New(opt)
 	srv := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
-	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(listener) }()
+	failed := make(chan error, 2)
+	go func() { failed <- fmt.Errorf("socket %s: %w", d.socketPath(), srv.Serve(listener)) }()
+	ready := []any{"socket", d.socketPath(), "pid", os.Getpid()}
+	if d.tcp != nil {
+		go func() { failed <- fmt.Errorf("listen on %s: %w", d.tcp.Addr(), d.tcp.Serve(ctx, handler)) }()
+		ready = append(ready, "listen", d.tcp.Addr())
+	}
 	go d.engine.Run(ctx)
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // no supervisor is not an error
-	d.log.Info("ready", "socket", d.socketPath(), "pid", os.Getpid())
-	err = d.watch(ctx, watcher, file, failed)
+	d.log.Info("ready", ready...)
+	err := d.watch(ctx, file.follow(ctx), failed)
 	_, _ = sd.SdNotify(false, sd.SdNotifyStopping)
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	if shut := srv.Shutdown(closing); shut != nil && !errors.Is(shut, context.DeadlineExceeded) {
-		err = errors.Join(err, shut)
+	shut := []error{srv.Shutdown(closing)}
+	if d.tcp != nil {
+		shut = append(shut, d.tcp.Shutdown(closing))
+	}
+	for _, e := range shut {
+		if !errors.Is(e, context.DeadlineExceeded) {
+			err = errors.Join(err, e)
+		}
 	}
 	return err
 }
 
 // watch reloads on SIGHUP and when the file changes.
-func (d *daemon) watch(ctx context.Context, watcher *fsnotify.Watcher, file *watched, failed <-chan error) error {
-	var settled <-chan time.Time // a file is read when its writer has been quiet for a moment
+func (d *daemon) watch(ctx context.Context, changes <-chan struct{}, failed <-chan error) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-failed:
-			return fmt.Errorf("socket %s: %w", d.socketPath(), err)
+			return err
 		case <-d.hup:
 			d.reloadAndLog(ctx)
-		case ev := <-watcher.Events:
-			changed, err := file.changed(watcher, ev)
-			if changed {
-				settled = time.After(50 * time.Millisecond)
+			if d.tcp != nil {
+				d.tcp.Reread()
 			}
-			if err != nil {
-				d.log.Warn("watching the file", "file", d.file, "error", err)
-			}
-		case err := <-watcher.Errors:
-			d.log.Warn("watching the file", "file", d.file, "error", err)
-			if errors.Is(err, fsnotify.ErrEventOverflow) { // the file's event may be among those that are lost
-				settled = time.After(50 * time.Millisecond)
-			}
-		case <-settled:
-			settled = nil
+		case <-changes:
 			d.reloadAndLog(ctx)
 		}
 	}
@@ -226,11 +254,7 @@ func (d *daemon) Reload(ctx context.Context) (engine.Applied, error) {
 		d.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
-	applied, err := d.engine.Apply(ctx, cfg)
-	if err == nil {
-		d.report(applied)
-	}
-	return applied, err
+	return d.engine.Apply(ctx, cfg)
 }
 
 // Stop ends the daemon; keep adds to the flag of the command line.
@@ -239,23 +263,6 @@ func (d *daemon) Stop(keep bool) {
 		d.keep = d.keep || keep
 		d.end()
 	})
-}
-
-func (d *daemon) report(a engine.Applied) {
-	for _, c := range a.Changes {
-		if c.Empty() {
-			continue
-		}
-		d.log.Info("applied", "datapath", c.Datapath, "revision", a.Revision, "rules", c.Rules, "elements", c.Elements, "took", c.Duration)
-		if d.verbose {
-			for _, line := range c.Lines {
-				d.log.Info(line, "datapath", c.Datapath)
-			}
-		}
-	}
-	for _, w := range d.engine.View().Warnings {
-		d.log.Warn(w)
-	}
 }
 
 func (d *daemon) logger() *slog.Logger {

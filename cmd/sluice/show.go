@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,13 +27,13 @@ func newShow(a *app) *cobra.Command {
 		Short:   "Show what is in force: services, backends, NAT rules, flows",
 		Long:    "Show the running gateway. Without an argument: the daemon at a glance.",
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd.Context(), a, (*api.Client).Status, writeStatus)
 		},
 	}
 	sub := func(use, short string, run func(context.Context) error) {
-		cmd.AddCommand(&cobra.Command{Use: use, Short: short, Example: "  sluice show " + use, Args: cobra.NoArgs,
+		cmd.AddCommand(&cobra.Command{Use: use, Short: short, Example: "  sluice show " + use, Args: noArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context()) }})
 	}
 	sub("services", "Services, their datapath and counters", func(ctx context.Context) error {
@@ -44,6 +45,9 @@ func newShow(a *app) *cobra.Command {
 	sub("nat", "NAT rules, their datapath and counters", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).NAT, writeNAT)
 	})
+	sub("interfaces", "Interfaces, and the hooks of the eBPF datapath there", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Interfaces, writeInterfaces)
+	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
@@ -53,7 +57,11 @@ func newShow(a *app) *cobra.Command {
 
 // show fetches a value from the daemon and prints it.
 func show[T any](ctx context.Context, a *app, fetch func(*api.Client, context.Context) (T, error), text func(io.Writer, T) error) error {
-	v, err := fetch(api.NewClient(a.socketPath()), ctx)
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	v, err := fetch(c, ctx)
 	if err != nil {
 		return err
 	}
@@ -71,7 +79,7 @@ func newShowFlows(a *app) *cobra.Command {
 		Use:     "flows",
 		Short:   "Tracked connections of both datapaths",
 		Example: "  sluice show flows --client 198.51.100.0/24 --port 443 --limit 20",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{}
 			for i, k := range keys {
@@ -86,14 +94,19 @@ func newShowFlows(a *app) *cobra.Command {
 	for i, k := range keys {
 		cmd.Flags().StringVar(&values[i], k.flag, "", k.usage)
 	}
+	offer(cmd, "protocol", protocolWords...)
+	offer(cmd, "state", stateWords...)
+	offer(cmd, "datapath", "nftables", "ebpf", "kernel")
+	offerFrom(cmd, "owner", a.owners)
+	offerFrom(cmd, "backend", a.backends)
 	return cmd
 }
 
 func writeStatus(w io.Writer, s *api.Status) error {
-	fmt.Fprintf(w, "sluice %s, process %d, up %s\n", s.Version, s.PID, time.Since(s.Started).Round(time.Second))
+	fmt.Fprintf(w, "sluice %s, process %d, up %s\n", s.Version, s.PID, time.Duration(s.Uptime*float64(time.Second)).Round(time.Second))
 	fmt.Fprintf(w, "configuration %s, revision %d, applied %s\n", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
 	fmt.Fprintf(w, "datapaths %s\n", strings.Join(s.Datapaths, ", "))
-	fmt.Fprintf(w, "%d services, %d of %d backends up, %d NAT rules\n", s.Services, s.BackendsUp, s.Backends, s.NATRules)
+	fmt.Fprintf(w, "%s, %d of %s up, %s\n", plural(s.Services, "service"), s.BackendsUp, plural(s.Backends, "backend"), plural(s.NATRules, "NAT rule"))
 	if s.Error != "" {
 		fmt.Fprintf(w, "the last change was refused: %s\n", s.Error)
 	}
@@ -156,6 +169,26 @@ func writeNAT(w io.Writer, rules []api.NATRule) error {
 	for _, r := range rules {
 		for _, name := range slices.Sorted(maps.Keys(r.Why)) {
 			fmt.Fprintf(w, "%s is not on %s: %s\n", r.Name, name, r.Why[name])
+		}
+	}
+	return nil
+}
+
+func writeInterfaces(w io.Writer, interfaces []api.Interface) error {
+	if len(interfaces) == 0 {
+		fmt.Fprintln(w, "the eBPF datapath carries nothing: it is attached nowhere")
+		return nil
+	}
+	t := table.New("INTERFACE", "KIND", "HOOKS")
+	for _, i := range interfaces {
+		t.Row(i.Name, i.Kind, cmp.Or(strings.Join(i.Hooks, ", "), "-"))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, i := range interfaces {
+		if i.Why != "" {
+			fmt.Fprintf(w, "%s: %s\n", i.Name, i.Why)
 		}
 	}
 	return nil

@@ -31,10 +31,13 @@ With --force, rules and flows that a daemon left behind are removed too, when
 none runs: after kill -9, after --keep, or when a new version refuses the tables
 of an old one.`,
 		Example: "  sluice stop\n  sluice stop --keep   # the rules stay, traffic goes on\n  sluice stop --force  # no daemon runs: remove what one left",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if force && stop.Keep {
 				return usageError(cmd, "--force removes what --keep leaves: name one of them")
+			}
+			if force && a.remote.Server != "" {
+				return usageError(cmd, "--force removes what was left on this host, --server names another one")
 			}
 			done, said := true, "stopped"
 			err := a.stopDaemon(cmd.Context(), stop)
@@ -59,7 +62,10 @@ of an old one.`,
 }
 
 func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
-	c := api.NewClient(a.socketPath())
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
 	if err := c.Stop(ctx, stop); err != nil {
 		return err
 	}
@@ -68,7 +74,7 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 	if err := waitGone(ctx, c); err != nil {
 		return err
 	}
-	if a.socket != "" && a.stateDir == "" {
+	if a.remote.Server != "" || a.socket != "" && a.stateDir == "" {
 		return nil // where the daemon's lock is cannot be known
 	}
 	return freed(ctx, a.directory()) // it closes the API before it removes anything
@@ -90,7 +96,7 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 		rules, err := health.RemovePaths()
 		return rules > 0, errors.Join(err, e.Stop(ctx, true))
 	}
-	lock, err := acquire(a.directory(), "sluice stop --force")
+	lock, err := acquireAlone(usualDirectory(), a.directory(), "sluice stop --force", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
@@ -126,15 +132,19 @@ func newBackend(a *app) *cobra.Command {
 		Long: `Override the state of one backend in the running daemon: drain sends it no new
 flows and keeps those it has, down gives up on it, up uses it whatever its check
 says, auto gives it back to configuration and check.`,
-		Example:   "  sluice backend web a drain\n  sluice backend web a auto",
-		Args:      cobra.ExactArgs(3),
-		ValidArgs: []string{"up", "drain", "down", "auto"},
+		Example:           "  sluice backend web a drain\n  sluice backend web a auto",
+		Args:              exactly("service", "backend", "state"),
+		ValidArgsFunction: a.completeBackend,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			state := api.BackendState{State: args[2]}
 			if !strings.Contains(" up drain down auto ", " "+args[2]+" ") {
 				return usageError(cmd, "state %q: write up, drain, down or auto", args[2])
 			}
-			if err := api.NewClient(a.socketPath()).SetBackend(cmd.Context(), args[0], args[1], state); err != nil {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.SetBackend(cmd.Context(), args[0], args[1], state); err != nil {
 				return err
 			}
 			return a.print(state, func(w io.Writer) error {

@@ -38,7 +38,7 @@ NO_COLOR is honoured.`,
   sluice top --netns blue
   sluice top --once
   sluice top --once --json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if rows < 0 {
 				return usageError(cmd, "--rows %d: must not be negative", rows)
@@ -63,7 +63,7 @@ NO_COLOR is honoured.`,
 	flags.BoolVar(&once, "once", false, "print one picture and stop; with --json everything that the pages show")
 	flags.StringSliceVar(&netns, "netns", nil, "network namespaces: names, paths, 'host' or 'all' (default all)")
 	flags.IntVar(&rows, "rows", 20, "rows of each ranking with --once --json")
-	_ = cmd.RegisterFlagCompletionFunc("netns", completeNetns)
+	offerFrom(cmd, "netns", namespaces)
 	return cmd
 }
 

@@ -33,7 +33,7 @@ func newTune(a *app) *cobra.Command {
 	names := make([]string, len(tune.Profiles))
 	about := ""
 	for i, p := range tune.Profiles {
-		names[i] = p.Name
+		names[i] = p.Name + "\t" + p.About
 		about += fmt.Sprintf("  %-11s %s\n", p.Name, p.About)
 	}
 	cmd := &cobra.Command{
@@ -55,7 +55,7 @@ Sizes are never lowered. Timeouts below the floors of the RFCs are refused witho
   sluice tune containers --set net.netfilter.nf_conntrack_max=2000000
   sluice tune status
   sluice tune rollback`,
-		Args:      cobra.MaximumNArgs(1),
+		Args:      atMost(1),
 		ValidArgs: names,
 		RunE:      func(cmd *cobra.Command, args []string) error { return f.run(cmd, a, args) },
 	}
@@ -68,7 +68,9 @@ Sizes are never lowered. Timeouts below the floors of the RFCs are refused witho
 	persistent := cmd.PersistentFlags()
 	persistent.StringVar(&f.netns, "netns", "", "tune this network namespace: a name or a path (default the caller's)")
 	persistent.StringVar(&f.etc, "sysctl-dir", "/etc/sysctl.d", "where values are kept for the next boot")
-	_ = cmd.RegisterFlagCompletionFunc("netns", completeNetns)
+	offerFrom(cmd, "netns", namespaces)
+	_ = cmd.MarkFlagFilename("for-load", "yaml", "yml")
+	_ = cmd.MarkFlagDirname("sysctl-dir")
 	cmd.AddCommand(newTuneStatus(a, f), newTuneRollback(a, f))
 	return cmd
 }
@@ -89,6 +91,9 @@ func (f *tuneFlags) system(a *app) (*tune.System, error) {
 }
 
 func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
+	if f.trial < 0 {
+		return usageError(cmd, "--trial %s: must not be negative", f.trial)
+	}
 	s, err := f.system(a)
 	if err != nil {
 		return err
@@ -243,7 +248,7 @@ func newTuneStatus(a *app, f *tuneFlags) *cobra.Command {
 		Short: "Show what was tuned, and whether it still holds",
 		Example: "  sluice tune status\n" +
 			"  sluice tune status --netns office --json",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			s, err := f.system(a)
 			if err != nil {
@@ -325,7 +330,7 @@ removes the file in /etc/sysctl.d. A value that someone else changed in the
 meantime is left alone and named.`,
 		Example: "  sluice tune rollback\n" +
 			"  sluice tune rollback --all",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if os.Geteuid() != 0 {
 				return errNoRoot

@@ -63,7 +63,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	end()
 	var out, stderr strings.Builder
-	if code := execute(ctx, []string{"doctor", "--netns", "host"}, strings.NewReader(""), &out, &stderr); code != exitFailure || !strings.HasSuffix(stderr.String(), "sluice: interrupted\n") {
+	if code := execute(ctx, []string{"doctor", "--netns", "host"}, strings.NewReader(""), &out, &stderr); code != exitUnexamined || !strings.HasSuffix(stderr.String(), "sluice: interrupted\n") {
 		t.Errorf("code %d, %q", code, stderr.String())
 	}
 }
@@ -85,6 +85,22 @@ func TestTuneRefusals(t *testing.T) {
 	var p tune.Proposal
 	if err := json.Unmarshal([]byte(text), &p); err != nil || code != 0 || p.Profile != "load" || len(p.Changes) < 2 {
 		t.Errorf("for a load: %v, %s\n%s", err, stderr, text)
+	}
+}
+
+// TestRefusedByDiagnosis: what would be ignored, or taken for something else, is refused
+// before anything is read or changed.
+func TestRefusedByDiagnosis(t *testing.T) {
+	for line, want := range map[string]string{
+		"tune router --netns nowhere --trial -1s": "must not be negative",
+		"doctor --watch --markdown":               "watch",
+		"doctor --watch --all":                    "watch",
+		"doctor --markdown --json":                "either --markdown or --json",
+		"drops port 99999":                        "not a number from 1 to 65535",
+	} {
+		if _, stderr, code := sluice(t, strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("%s: code %d, %s", line, code, stderr)
+		}
 	}
 }
 

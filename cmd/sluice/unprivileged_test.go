@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +20,9 @@ import (
 const asNobody = "SLUICE_TEST_AS_NOBODY"
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "sluice" {
+		main()
+	}
 	if args, set := os.LookupEnv(asNobody); set {
 		os.Args = append([]string{"sluice"}, strings.Fields(args)...)
 		main()
@@ -71,5 +75,28 @@ func TestWithoutRights(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCaptureStays wants a capture that is there already to stay as it is when nothing can
+// be written to it.
+func TestCaptureStays(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	file := filepath.Join(os.TempDir(), t.Name()+".pcapng") // t.TempDir lets nobody else in
+	if err := os.WriteFile(file, []byte("earlier"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(file)
+	if err := os.Chmod(file, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asNobody+"=drops --seconds 0.2 --pcap "+file)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "CAP_BPF") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "earlier" {
+		t.Errorf("the file holds %q, %v", text, err)
 	}
 }

@@ -3,36 +3,95 @@
 package main
 
 import (
+	"context"
 	"errors"
-	"path/filepath"
+	"os"
+	"syscall"
+	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
-// watched is a file by its name and by what that leads to: configuration management keeps
-// files behind symbolic links and replaces the links, Kubernetes those to the directory.
-type watched struct{ name, real string }
-
-// follow watches the directories of the name and of what it leads to now: editors replace
-// files by renaming.
-func (w *watched) follow(watcher *fsnotify.Watcher) error {
-	before := w.real
-	real, err := filepath.EvalSymlinks(w.name)
-	if err != nil {
-		return watcher.Add(filepath.Dir(w.name)) // it may come
-	}
-	w.real = real
-	if old := filepath.Dir(before); before != "" && old != filepath.Dir(real) && old != filepath.Dir(w.name) {
-		_ = watcher.Remove(old) // it may be gone
-	}
-	return errors.Join(watcher.Add(filepath.Dir(w.name)), watcher.Add(filepath.Dir(real)))
+// watched is a file that is looked at now and then. The kernel's events (inotify) would have to
+// be asked for at every link and directory that the name leads through, and again whenever one
+// of them is replaced or made anew, and a host with many containers has none left.
+type watched struct {
+	name    string
+	seen    identity
+	changed time.Time // when it was seen to be another than before; zero once that was told
 }
 
-// changed tells whether an event says that the file may be another.
-func (w *watched) changed(watcher *fsnotify.Watcher, ev fsnotify.Event) (bool, error) {
-	if real, err := filepath.EvalSymlinks(w.name); err == nil && real != w.real {
-		return true, w.follow(watcher)
+// identity tells a file from another, and from what it was before it was written; zero for none.
+type identity struct {
+	device, inode uint64
+	size          int64
+	written       syscall.Timespec
+}
+
+func identify(name string) identity {
+	info, err := os.Stat(name)
+	if err != nil {
+		return identity{}
 	}
-	at := filepath.Clean(ev.Name)
-	return (at == filepath.Clean(w.name) || at == w.real) && !ev.Has(fsnotify.Chmod) && !ev.Has(fsnotify.Remove), nil
+	s := info.Sys().(*syscall.Stat_t)
+	return identity{s.Dev, s.Ino, s.Size, s.Mtim}
+}
+
+const (
+	// glance is how often the file is looked at: more than the tick in which the kernel
+	// counts when a file was written.
+	glance = 200 * time.Millisecond
+	// patience is how long a writer is waited for: some programs keep what they have written open.
+	patience = 10 * time.Second
+)
+
+// look tells whether the file has become another, since a glance ago and its writer has closed it.
+func (w *watched) look(now time.Time) bool {
+	is := identify(w.name)
+	if is != w.seen {
+		w.seen, w.changed = is, now
+		return false
+	}
+	if w.changed.IsZero() || is == (identity{}) || w.beingWritten() && now.Sub(w.changed) < patience {
+		return false
+	}
+	w.changed = time.Time{}
+	return true
+}
+
+// follow returns a channel that tells of every change of the file until the context ends.
+func (w *watched) follow(ctx context.Context) <-chan struct{} {
+	changes := make(chan struct{})
+	go func() {
+		looks := time.NewTicker(glance)
+		defer looks.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case now := <-looks.C:
+				if !w.look(now) {
+					continue
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case changes <- struct{}{}:
+			}
+		}
+	}()
+	return changes
+}
+
+// beingWritten tells whether some process has the file open for writing, so that it may
+// hold half a configuration: the kernel grants a read lease only when none has (fcntl(2),
+// F_SETLEASE). A file system without leases cannot tell.
+func (w *watched) beingWritten() bool {
+	f, err := os.Open(w.name)
+	if err != nil {
+		return false
+	}
+	defer f.Close() // gives the lease back
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	return errors.Is(err, unix.EAGAIN)
 }

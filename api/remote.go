@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Remote is a daemon that listens over TCP, and how a client proves to it who it is.
+type Remote struct {
+	Server string // https://HOST:PORT; http:// where the host is a loopback address
+	Tokens string // file with the token; "" sends none
+	CA     string // PEM file of who signed the daemon's certificate; "" for the system's
+	Cert   string // the client's certificate, PEM; "" shows none
+	Key    string // and its key
+}
+
+// connectTimeout bounds the wait for a host that does not answer.
+const connectTimeout = 10 * time.Second
+
+// NewRemote returns a client for the daemon. It reads the files, and does not connect yet;
+// when it does, it is by no proxy.
+func NewRemote(r Remote) (*Client, error) {
+	base, err := r.base()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{base: base, at: base, remote: true}
+	if r.Tokens != "" {
+		tokens, err := ReadTokens(r.Tokens)
+		if err != nil {
+			return nil, err
+		}
+		if len(tokens) != 1 {
+			return nil, fmt.Errorf("token file %s: it holds %d tokens: a client has one", r.Tokens, len(tokens))
+		}
+		c.token = tokens[0]
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS13}
+	if r.CA != "" {
+		raw, err := ReadSecret(r.CA, 0)
+		if err != nil {
+			return nil, fmt.Errorf("CA %w", err)
+		}
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM(raw) {
+			return nil, fmt.Errorf("CA %s: it holds no certificate in PEM", r.CA)
+		}
+	}
+	if (r.Cert == "") != (r.Key == "") {
+		return nil, errors.New("--cert FILE and --key FILE belong together: name both")
+	}
+	if r.Cert != "" {
+		pair, err := readPair(r.Cert, r.Key)
+		if err != nil {
+			return nil, err
+		}
+		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	c.http = &http.Client{
+		Transport: &http.Transport{TLSClientConfig: conf, TLSHandshakeTimeout: connectTimeout, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext},
+		// The API sends nobody elsewhere, and a token is for this server alone.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return c, nil
+}
+
+// base returns the URL without what follows the port.
+func (r Remote) base() (string, error) {
+	u, err := url.Parse(r.Server)
+	if err != nil || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
+		return "", fmt.Errorf("--server %s: write https://HOST:PORT", r.Server)
+	}
+	if u.Scheme == "http" {
+		if at, err := netip.ParseAddr(u.Hostname()); err != nil || !at.IsLoopback() {
+			return "", fmt.Errorf("--server %s: the token would be sent in clear: write https://, or the loopback address 127.0.0.1 or [::1]", r.Server)
+		}
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+// readPair reads a certificate and its key, both PEM. Nobody but the key's owner and group
+// may be able to read it: Debian has a group for keys.
+func readPair(certFile, keyFile string) (tls.Certificate, error) {
+	cert, certErr := ReadSecret(certFile, 0)
+	key, keyErr := ReadSecret(keyFile, 0o007)
+	switch {
+	case certErr != nil:
+		return tls.Certificate{}, fmt.Errorf("certificate %w", certErr)
+	case keyErr != nil:
+		return tls.Certificate{}, fmt.Errorf("key %w", keyErr)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("certificate %s with key %s: %w: both are PEM, the key without a passphrase", certFile, keyFile, err)
+	}
+	return pair, nil
+}
+
+// explainRemote turns a failed connection over TCP into a sentence with the next step.
+func (c *Client) explainRemote(err error) error {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch said := err.Error(); {
+	case errors.As(err, &authority):
+		return fmt.Errorf("%w: name who signed its certificate with --ca FILE", err)
+	case errors.As(err, &name):
+		return fmt.Errorf("%w: use a name or address that its certificate has", err)
+	case strings.Contains(said, "remote error: tls:"):
+		return fmt.Errorf("%w: show a certificate that its --client-ca has signed, with --cert FILE and --key FILE", err)
+	case strings.Contains(said, "server gave HTTP response to HTTPS client"):
+		return fmt.Errorf("%w: it listens without TLS: write http://", err)
+	}
+	return err
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+)
+
+// minToken is the least length of a token in bytes: 96 random bits in base64, more than
+// anybody tries over a network.
+const minToken = 16
+
+// maxSecret bounds what is read of a file, in bytes.
+const maxSecret = 1 << 20
+
+// token is what may stand behind "Bearer" (RFC 6750 §2.1, b64token).
+var token = regexp.MustCompile(`^[A-Za-z0-9._~+/-]+=*$`)
+
+// ReadTokens reads a file of tokens, separated by white space, for "Authorization: Bearer".
+// As ssh does with keys, it refuses a file that anybody but its owner may use. There is at
+// least one token, and each has 16 bytes at least.
+func ReadTokens(file string) ([]string, error) {
+	raw, err := ReadSecret(file, 0o077)
+	if err != nil {
+		return nil, fmt.Errorf("token file %w", err)
+	}
+	tokens := strings.Fields(string(raw))
+	if len(tokens) == 0 {
+		return nil, fmt.Errorf("token file %s: it is empty: write a token of %d bytes or more into it, as 'openssl rand -hex 32' makes them", file, minToken)
+	}
+	for i, t := range tokens {
+		if len(t) < minToken {
+			return nil, fmt.Errorf("token file %s: token %d has %d bytes, at least %d keep it from being guessed: 'openssl rand -hex 32' makes one", file, i+1, len(t), minToken)
+		}
+		if !token.MatchString(t) {
+			return nil, fmt.Errorf("token file %s: token %d has characters that no header carries: use letters, digits and -._~+/", file, i+1)
+		}
+	}
+	return tokens, nil
+}
+
+// ReadSecret reads a regular file that grants none of the permissions in forbidden. It must
+// not be larger than 1 MiB.
+func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe without a writer keeps nobody waiting
+	if err != nil {
+		return nil, plain(file, err)
+	}
+	defer f.Close()
+	switch info, err := f.Stat(); {
+	case err != nil:
+		return nil, plain(file, err)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: it is no regular file, which could be read again when it changes", file)
+	case info.Mode().Perm()&forbidden != 0:
+		return nil, fmt.Errorf("%s: its mode %04o lets others than its owner use it: chmod %04o %s", file, info.Mode().Perm(), info.Mode().Perm()&^forbidden, file)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
+	if err != nil {
+		return nil, plain(file, err)
+	}
+	if len(raw) > maxSecret {
+		return nil, fmt.Errorf("%s: it is larger than %d bytes", file, maxSecret)
+	}
+	return raw, nil
+}
+
+// plain names the file once, as all other errors about it do.
+func plain(file string, err error) error {
+	if path, ok := err.(*fs.PathError); ok {
+		err = path.Err
+	}
+	return fmt.Errorf("%s: %w", file, err)
+}

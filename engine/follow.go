@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// What the engine does when the host, or a backend, is not as it was when the
+// configuration in force was applied.
+
+// reapply asks the datapaths to be again what they are: what they make of a
+// snapshot depends on the host's interfaces, addresses and routes. What waited for an
+// interface that its datapath turns out not to carry moves to another.
+func (e *Engine) reapply(ctx context.Context) error {
+	err := e.move(ctx)
+	if errors.Is(err, ErrStopped) {
+		return err
+	}
+	return errors.Join(err, e.again(ctx, slog.LevelInfo, "the network changed", func(datapath.Datapath) (bool, error) { return true, nil }))
+}
+
+// move places the configuration in force anew when something stands where it is not
+// carried any more. Where there is no other place all stays as it is.
+func (e *Engine) move(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped || e.config == nil || !e.misplaced() {
+		return nil
+	}
+	plan, err := e.place(e.config)
+	if err != nil {
+		return err
+	}
+	applied, err := e.commit(ctx, e.config, plan)
+	if err == nil {
+		e.opt.Log.Info("the network changed: something is on another datapath now", "revision", applied.Revision)
+		e.report(applied)
+	}
+	return err
+}
+
+// misplaced reports whether a datapath does not carry what stands on it.
+func (e *Engine) misplaced() bool {
+	for _, d := range e.opt.Datapaths {
+		s := e.inForce[d.Name()]
+		if s == nil {
+			continue
+		}
+		for i := range s.Services {
+			if d.CarriesService(s.Services[i].Service) != nil {
+				return true
+			}
+		}
+		for _, n := range s.NAT {
+			if d.CarriesNAT(n) != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// repair puts back what other programs took away or changed, on the datapaths that
+// others can write to.
+func (e *Engine) repair(ctx context.Context) error {
+	return e.again(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
+		t, ok := d.(interface{ Touched() (bool, error) })
+		if !ok {
+			return false, nil
+		}
+		return t.Touched()
+	})
+}
+
+// again applies what is in force once more to the datapaths that need it, and says
+// why where that changes something.
+func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
+	var errs []error
+	done := false
+	for _, d := range e.opt.Datapaths {
+		s := e.inForce[d.Name()]
+		if s == nil {
+			continue
+		}
+		need, err := needs(d)
+		if need {
+			var change *datapath.Change
+			if change, err = d.Apply(ctx, s); err == nil && !change.Empty() {
+				e.opt.Log.Log(ctx, level, why, "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
+			}
+			done = true
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
+		}
+	}
+	if done {
+		e.opt.Applied()
+	}
+	return errors.Join(errs...)
+}
+
+// refresh applies the configuration in force again when a backend's state is not
+// what the datapaths have.
+func (e *Engine) refresh(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.config == nil || !e.stale() {
+		return nil
+	}
+	applied, err := e.commit(ctx, e.config, e.plan)
+	if err == nil {
+		e.opt.Log.Info("backends changed", "revision", applied.Revision)
+	}
+	return err
+}
+
+func (e *Engine) stale() bool {
+	for _, snapshot := range e.inForce {
+		for _, s := range snapshot.Services {
+			for i := range s.Backends {
+				if e.state(s.Service, i) != s.State[i] {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// writeProblem answers with an error document (RFC 9457), as the handlers do.
+func writeProblem(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail)) // who has gone needs no answer
+}
+
+// withProblems answers like the mux, and with error documents where the mux itself would
+// refuse, which it does in plain text.
+func withProblems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refusal, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		said := &unsaid{header: http.Header{}}
+		refusal.ServeHTTP(said, r)
+		switch said.status {
+		case http.StatusNotFound:
+			writeProblem(w, said.status, fmt.Sprintf("nothing is at %s: /openapi.json lists the API, /metrics is the Prometheus page", r.URL.Path))
+		case http.StatusMethodNotAllowed:
+			allowed := said.header.Get("Allow")
+			w.Header().Set("Allow", allowed)
+			writeProblem(w, said.status, fmt.Sprintf("%s takes %s, not %s", r.URL.Path, allowed, r.Method))
+		default: // to the clean form of a path
+			refusal.ServeHTTP(w, r)
+		}
+	})
+}
+
+// unsaid is an answer that is looked at and not sent.
+type unsaid struct {
+	header http.Header
+	status int
+}
+
+func (u *unsaid) Header() http.Header         { return u.header }
+func (u *unsaid) WriteHeader(status int)      { u.status = status }
+func (u *unsaid) Write(b []byte) (int, error) { return len(b), nil }

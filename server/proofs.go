@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/api"
+)
+
+// Files are those by which the daemon and its clients prove to each other who they are. An
+// empty name is left out.
+type Files struct {
+	Cert, Key string // the daemon's, PEM; both or neither
+	ClientCA  string // who signs the clients' certificates, PEM
+	Tokens    string // as api.ReadTokens has it
+}
+
+// proofs are what the files say.
+type proofs struct {
+	cert    *tls.Certificate    // nil: without TLS
+	clients *x509.CertPool      // nil: no certificate is asked for
+	tokens  [][sha256.Size]byte // nil: no token is asked for
+}
+
+// content is what the files hold.
+type content struct{ cert, key, ca, tokens string }
+
+func (f Files) read() (content, error) {
+	var c content
+	var err error
+	// Debian lets the group ssl-cert read keys.
+	if f.Cert != "" {
+		cert, certErr := api.ReadSecret(f.Cert, 0)
+		key, keyErr := api.ReadSecret(f.Key, 0o007)
+		c.cert, c.key, err = string(cert), string(key), errors.Join(within("certificate", certErr), within("key", keyErr))
+	}
+	if f.ClientCA != "" {
+		ca, caErr := api.ReadSecret(f.ClientCA, 0)
+		c.ca, err = string(ca), errors.Join(err, within("client CA", caErr))
+	}
+	if f.Tokens != "" {
+		tokens, tokenErr := api.ReadTokens(f.Tokens)
+		c.tokens, err = strings.Join(tokens, " "), errors.Join(err, tokenErr)
+	}
+	return c, err
+}
+
+func within(object string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s %w", object, err)
+	}
+	return nil
+}
+
+func (f Files) parse(c content) (*proofs, error) {
+	p := &proofs{}
+	if f.Cert != "" {
+		pair, err := tls.X509KeyPair([]byte(c.cert), []byte(c.key))
+		if err != nil {
+			return nil, fmt.Errorf("certificate %s with key %s: %w: both are PEM, the key without a passphrase", f.Cert, f.Key, err)
+		}
+		p.cert = &pair
+	}
+	if f.ClientCA != "" {
+		p.clients = x509.NewCertPool()
+		if !p.clients.AppendCertsFromPEM([]byte(c.ca)) {
+			return nil, fmt.Errorf("client CA %s: it holds no certificate in PEM", f.ClientCA)
+		}
+	}
+	for token := range strings.FieldsSeq(c.tokens) {
+		p.tokens = append(p.tokens, sha256.Sum256([]byte(token)))
+	}
+	return p, nil
+}
+
+// admit returns why a request is refused, or nil. What a certificate was worth when its
+// connection began does not count: files may have changed since.
+func (p *proofs) admit(r *http.Request) error {
+	if p.clients != nil {
+		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+			return errors.New("no client certificate was shown")
+		}
+		chain := x509.VerifyOptions{Roots: p.clients, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		for _, c := range r.TLS.PeerCertificates[1:] {
+			chain.Intermediates.AddCert(c)
+		}
+		if _, err := r.TLS.PeerCertificates[0].Verify(chain); err != nil {
+			return fmt.Errorf("the client certificate is not in force any more: %w", err)
+		}
+	}
+	if p.tokens == nil {
+		return nil
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return errors.New("no token was sent: Authorization: Bearer TOKEN")
+	}
+	// Hashes have one length: the time tells nothing about the token's, nor which one it is near.
+	sent, known := sha256.Sum256([]byte(strings.TrimSpace(token))), 0
+	for _, t := range p.tokens {
+		known |= subtle.ConstantTimeCompare(sent[:], t[:])
+	}
+	if known == 0 {
+		return errors.New("the token is not known")
+	}
+	return nil
+}
+
+// keeper has the proofs in force. It reads the files whenever they are needed, so that a
+// renewal takes effect with the next connection or request.
+type keeper struct {
+	files Files
+	log   *slog.Logger
+
+	mu      sync.Mutex // protects the rest
+	held    content    // of the proofs in force
+	inForce *proofs
+	told    string // error that the log has
+}
+
+// open reads the files for the first time.
+func (k *keeper) open() error {
+	c, err := k.files.read()
+	if err != nil {
+		return err
+	}
+	p, err := k.files.parse(c)
+	if err != nil {
+		return err
+	}
+	k.held, k.inForce = c, p
+	k.warnExpired()
+	return nil
+}
+
+// current returns the proofs that the files give now, or while they are broken those that
+// they gave before. The log has each error once.
+func (k *keeper) current() *proofs {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, err := k.files.read()
+	var p *proofs
+	if err == nil {
+		if c == k.held {
+			k.told = ""
+			return k.inForce
+		}
+		p, err = k.files.parse(c)
+	}
+	if err != nil {
+		if said := err.Error(); said != k.told {
+			k.told = said
+			k.log.Error("new certificates or tokens refused, those in force stay", "error", err)
+		}
+		return k.inForce
+	}
+	k.held, k.inForce, k.told = c, p, ""
+	k.log.Info("certificates and tokens were read again")
+	k.warnExpired()
+	return p
+}
+
+// reread reads the files now, and lets the log say again what is wrong with them.
+func (k *keeper) reread() {
+	k.mu.Lock()
+	k.told = ""
+	k.mu.Unlock()
+	k.current()
+}
+
+// warnExpired tells what clients will refuse.
+func (k *keeper) warnExpired() {
+	if k.inForce.cert == nil {
+		return
+	}
+	if end := k.inForce.cert.Leaf.NotAfter; end.Before(time.Now()) {
+		k.log.Warn("the certificate has expired, clients will refuse it: renew it", "file", k.files.Cert, "expired", end)
+	}
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of a request over TCP. The handlers bound the size of bodies.
+const (
+	readHeaderTimeout = 5 * time.Second // of the TLS handshake too
+	idleTimeout       = 2 * time.Minute // between two requests: longer than Prometheus scrapes apart
+	maxHeader         = 16 << 10        // bytes
+	maxBodies         = 2               // configurations, which may be large, at a time
+)
+
+// TCPOptions say who may use the API over TCP.
+type TCPOptions struct {
+	Address string // ADDRESS:PORT, or :PORT for all addresses
+	Files   Files
+	Changes bool // else clients may only read
+	Log     *slog.Logger
+}
+
+// Check returns what is missing for nobody but clients who prove who they are to be served,
+// and for their token to be kept secret.
+func (o TCPOptions) Check() error {
+	f := o.Files
+	at, err := parseListen(o.Address)
+	switch {
+	case err != nil:
+		return err
+	case (f.Cert == "") != (f.Key == ""):
+		return errors.New("--tls-cert FILE and --tls-key FILE belong together: name both")
+	case f.ClientCA == "" && f.Tokens == "":
+		return fmt.Errorf("--listen %s: whoever reaches it would be served: name --token-file FILE, or --client-ca FILE, by which clients prove who they are", o.Address)
+	case f.ClientCA != "" && f.Cert == "":
+		return fmt.Errorf("--client-ca %s: certificates are a part of TLS: name --tls-cert FILE and --tls-key FILE", f.ClientCA)
+	case f.Cert == "" && !at.Addr().IsLoopback():
+		return fmt.Errorf("--listen %s: the token would be sent in clear: name --tls-cert FILE and --tls-key FILE, or listen on 127.0.0.1 or [::1]", o.Address)
+	}
+	return nil
+}
+
+// parseListen returns an address and port; the address of ":9443" is not valid.
+func parseListen(s string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err == nil && host == "" {
+		host = "::"
+	}
+	at, parseErr := netip.ParseAddrPort(net.JoinHostPort(host, port))
+	if err != nil || parseErr != nil {
+		return netip.AddrPort{}, fmt.Errorf("--listen %s: write ADDRESS:PORT as in 192.0.2.1:9443, [2001:db8::1]:9443 or :9443 for all addresses", s)
+	}
+	return at, nil
+}
+
+// TCP serves the API to clients that prove who they are.
+type TCP struct {
+	opt      TCPOptions
+	keeper   *keeper
+	refusals *refusals
+	bodies   chan struct{} // one for each request with a body that is being served
+	listener net.Listener
+	http     *http.Server
+}
+
+// ListenTCP reads the files and listens. Connections wait until Serve.
+func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
+	if err := opt.Check(); err != nil {
+		return nil, err
+	}
+	t := &TCP{opt: opt, keeper: &keeper{files: opt.Files, log: opt.Log}, refusals: &refusals{log: opt.Log, now: time.Now}, bodies: make(chan struct{}, maxBodies)}
+	t.http = &http.Server{
+		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: log.New(failures{t}, "", 0),
+	}
+	if err := t.keeper.open(); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", opt.Address, err)
+	}
+	l, err := (&net.ListenConfig{Control: freebind}).Listen(ctx, "tcp", opt.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", opt.Address, cause(err))
+	}
+	if at := l.Addr().(*net.TCPAddr); !present(at.IP) {
+		opt.Log.Warn("nothing can connect yet: no interface has the address that --listen names", "address", at.IP)
+	}
+	t.listener = newLimited(l, maxConnections, maxOfClient, t.refusals.tell)
+	if opt.Files.Cert != "" {
+		t.listener = tls.NewListener(t.listener, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: t.tls})
+	}
+	return t, nil
+}
+
+// freebind lets the listener stand before its address is there, as at boot: a gateway does
+// not wait for it.
+func freebind(network, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		if network == "tcp6" {
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
+			return
+		}
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
+	})
+	return errors.Join(err, failed)
+}
+
+// present tells whether this host has the address.
+func present(ip net.IP) bool {
+	if ip.IsUnspecified() || ip.IsLoopback() {
+		return true // all of 127.0.0.0/8 is there
+	}
+	addrs, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.Equal(ip)
+	})
+}
+
+// cause leaves out what net says about an address that is named already.
+func cause(err error) error {
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// tls is the configuration of one connection. Sessions are not resumed, so that every
+// connection shows a certificate that counts now; HTTP/2 is left out for what it lets
+// strangers do.
+func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
+	p := t.keeper.current()
+	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.cert}, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
+	if p.clients != nil {
+		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, p.clients
+	}
+	return c, nil
+}
+
+// Addr returns where it listens.
+func (t *TCP) Addr() net.Addr { return t.listener.Addr() }
+
+// Refused returns how many connections and requests were refused: those that were too many,
+// and those of clients that did not prove who they are.
+func (t *TCP) Refused() uint64 {
+	t.refusals.mu.Lock()
+	defer t.refusals.mu.Unlock()
+	return t.refusals.total
+}
+
+// Expires returns the end of the certificate in force, zero without TLS.
+func (t *TCP) Expires() time.Time {
+	if cert := t.keeper.current().cert; cert != nil {
+		return cert.Leaf.NotAfter
+	}
+	return time.Time{}
+}
+
+// Reread reads the files again, which happens by itself when they are needed next.
+func (t *TCP) Reread() { t.keeper.reread() }
+
+// Serve answers by the handler until Shutdown or Close, and always returns an error. The
+// contexts of requests end with ctx.
+func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
+	if !t.opt.Changes {
+		h = ReadOnly(h)
+	}
+	origin := http.NewCrossOriginProtection() // a browser that holds a certificate shows it for any page
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writeProblem(w, http.StatusForbidden, "the request comes from a page of "+r.Header.Get("Origin"))
+	}))
+	t.http.Handler = t.admit(origin.Handler(h))
+	t.http.BaseContext = func(net.Listener) context.Context { return ctx }
+	return t.http.Serve(t.listener)
+}
+
+// admit serves who proves who it is, and ends the connection of everybody else.
+func (t *TCP) admit(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := t.keeper.current()
+		if err := p.admit(r); err != nil {
+			t.refusals.tell(r.RemoteAddr, err.Error())
+			if p.tokens != nil {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice"`)
+			}
+			w.Header().Set("Connection", "close")
+			writeProblem(w, http.StatusUnauthorized, err.Error())
+			return
+		}
+		if !reads(r) && t.opt.Changes {
+			who := ""
+			if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+				who = r.TLS.PeerCertificates[0].Subject.String()
+			}
+			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", who, "method", r.Method, "path", r.URL.Path)
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			select {
+			case t.bodies <- struct{}{}:
+				defer func() { <-t.bodies }()
+			default:
+				w.Header().Set("Retry-After", "1")
+				writeProblem(w, http.StatusServiceUnavailable, fmt.Sprintf("%d plans or changes are being worked on over TCP: try again in a moment", maxBodies))
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// failures turns what net/http logs of handshakes into refusals.
+type failures struct{ t *TCP }
+
+// Write implements io.Writer; net/http calls it once a line.
+func (f failures) Write(line []byte) (int, error) {
+	text := strings.TrimSpace(string(line))
+	if rest, ok := strings.CutPrefix(text, "http: TLS handshake error from "); ok {
+		client, why, _ := strings.Cut(rest, ": ")
+		f.t.refusals.tell(client, why)
+	} else {
+		f.t.opt.Log.Error("HTTP over TCP", "error", text)
+	}
+	return len(line), nil
+}
+
+// Shutdown waits until ctx ends for requests that are being answered, and closes everything.
+func (t *TCP) Shutdown(ctx context.Context) error { return t.http.Shutdown(ctx) }
+
+// Close closes everything at once, also before Serve.
+func (t *TCP) Close() error {
+	_ = t.listener.Close() // the server knows it from Serve on only, and may have closed it
+	return t.http.Close()
+}
+
+// reads tells whether a request changes nothing. A plan is sent to be looked at.
+func reads(r *http.Request) bool {
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodPost && r.URL.Path == "/api/v1/plan"
+}
+
+// ReadOnly passes on requests that change nothing: GET, HEAD, and POST /api/v1/plan.
+func ReadOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !reads(r) {
+			writeProblem(w, http.StatusForbidden, fmt.Sprintf("%s %s: over TCP this daemon may only be read: use its socket, or run it with --listen-changes", r.Method, r.URL.Path))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
