@@ -19,11 +19,15 @@ import (
 )
 
 // TestCommands runs the scripts of testdata/script with the program in $PATH, the examples in
-// $EXAMPLES, and a balancer lab of their own, $LAB.
+// $EXAMPLES, what makes certificates as $CERTIFICATES, and a balancer lab of their own, $LAB.
 func TestCommands(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, examples.Files); err != nil {
+		t.Fatal(err)
+	}
+	certificates, err := filepath.Abs("../examples/certificates.sh")
+	if err != nil {
 		t.Fatal(err)
 	}
 	testscript.Run(t, testscript.Params{
@@ -41,6 +45,7 @@ func TestCommands(t *testing.T) {
 			e.Values["lab"] = l
 			e.Setenv("LAB", l.ID())
 			e.Setenv("EXAMPLES", dir)
+			e.Setenv("CERTIFICATES", certificates)
 			e.Setenv("PATH", filepath.Dir(binary)+string(filepath.ListSeparator)+e.Getenv("PATH"))
 			return nil
 		},

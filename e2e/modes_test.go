@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/host"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -64,10 +65,29 @@ func TestModes(t *testing.T) {
 					if err := d.Stop(); err != nil {
 						t.Error(err)
 					}
+					forget(t, l.Node("gateway"))
 				})
 			}
 		}
 	})
+}
+
+// forget empties the node's connection table: a client that happens on the ports of an
+// earlier connection would go on with its translation, whatever the rules are now.
+func forget(t *testing.T, n *lab.Node) {
+	t.Helper()
+	ns, err := conntrack.NamespaceAt(n.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := conntrack.OpenIn(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.DeleteIf(t.Context(), nil, func(*conntrack.Entry) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (c modeCase) config(family string) string {

@@ -137,7 +137,7 @@ func TestRoutedBySource(t *testing.T) {
 			}
 		}
 		d := start(t, g, force+plainRouter)
-		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort(outsideWeb), Ask: host.AskWeb, Count: 100})
+		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort(outsideWeb), Ask: host.AskWeb, Count: 100, Timeout: patience})
 		out, err := d.Command(t.Context(), "explain", "tcp", "10.1.10.20:4000", outsideWeb, "--in", "lan0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "wan0") {
 			t.Errorf("explain: %v: %s", err, out)

@@ -141,7 +141,7 @@ func TestFileAndSignalReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	labtest.Eventually(t, patience, "the daemon to refuse a bad file", func() error {
-		if !strings.Contains(d.Log(), "refused") {
+		if !strings.Contains(d.Log(), "reload refused") {
 			return os.ErrInvalid
 		}
 		return nil

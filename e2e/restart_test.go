@@ -3,11 +3,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,6 +126,61 @@ func TestStopWithKeepLeavesTheRules(t *testing.T) {
 		gone.Timeout = 500 * time.Millisecond
 		if tally := gone.Run(t.Context()); tally.Good() != 0 {
 			t.Errorf("%d of 3 requests were answered after a stop without keep", tally.Good())
+		}
+	})
+}
+
+// TestADaemonWithoutASocketTouchesNothing: what an earlier one left carries traffic.
+func TestADaemonWithoutASocketTouchesNothing(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		dial := serveWebAndLine(t, l)
+		d := start(t, l.Node("gateway"), force+webAndLine)
+		line := dial()
+		if err := d.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		socket := filepath.Join(l.Node("gateway").StateDir(), "sluice.sock")
+		if err := errors.Join(os.Remove(socket), os.MkdirAll(filepath.Join(socket, "full"), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := d.Command(t.Context(), "run", "-c", d.File).CombinedOutput(); err == nil || !strings.Contains(string(out), "sluice.sock") {
+			t.Errorf("a daemon without a socket: %v\n%s", err, out)
+		}
+		mustAsk(t, line, "after the daemon that did not start")
+		if err := os.RemoveAll(socket); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestToldToEndWhileStarting: that is no failure, which a supervisor would answer with
+// another start. A backend that nobody answers for keeps the daemon waiting.
+func TestToldToEndWhileStarting(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		d := start(t, l.Node("gateway"), force+strings.Replace(webAndLine, "10.0.2.3", "10.0.2.77", 1))
+		if err := d.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		cmd := d.Command(t.Context(), "run", "-c", d.File)
+		cmd.Stderr = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Eventually(t, patience, "the socket", func() error {
+			_, err := os.Stat(filepath.Join(l.Node("gateway").StateDir(), "sluice.sock"))
+			return err
+		})
+		if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+			t.Errorf("%v\n%s", err, &out)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 // all of their outside ports lie in.
 func (g *gateway) blockOf(host, address string, out net.PacketConn, flows, size int) (block int, err error) {
 	for n := range flows {
-		from, err := exchange(g.udp(host, fmt.Sprintf("%s:%d", address, 4000+n)), o1+":9", out, "x")
+		from, err := g.exchange(g.udp(host, fmt.Sprintf("%s:%d", address, 4000+n)), o1+":9", out, "x")
 		if err != nil {
 			return 0, err
 		}
@@ -46,7 +46,7 @@ func TestRFC6888REQ14Blocks(t *testing.T) {
 		}
 		first := 1024 + one*512
 		want := fmt.Sprintf("%d-%d", first, first+511)
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(g.patience); ; time.Sleep(20 * time.Millisecond) {
 			lines := 0
 			for line := range strings.Lines(g.d.Log()) {
 				if strings.Contains(line, i1) && strings.Contains(line, want) && strings.Contains(line, pool1) {

@@ -51,7 +51,7 @@ func limited(ports int) func(*gateway) error {
 	return func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
 		for i := range ports {
-			if _, err := exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, 4000+i)), o1+":9", out, "x"); err != nil {
+			if _, err := g.exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, 4000+i)), o1+":9", out, "x"); err != nil {
 				return err
 			}
 		}
@@ -63,7 +63,7 @@ func limited(ports int) func(*gateway) error {
 		if _, text, err := receive(out, silence); err == nil && text == "too many" {
 			return fmt.Errorf("connection %d of %d got through", ports+1, ports)
 		}
-		_, err := exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
+		_, err := g.exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
 		return err
 	}
 }
@@ -95,7 +95,7 @@ func TestRFC6888REQ6NoTranslation(t *testing.T) {
 			if err := in.send("ip4(src=%s,dst=%s)/udp(sport=4000,dport=9)", i1, o2); err != nil {
 				return err
 			}
-			p, err := out.await(again, take)
+			p, err := out.await(g.again, take)
 			if err != nil {
 				continue
 			}
@@ -118,7 +118,7 @@ func TestRFC6888REQ8PortHold(t *testing.T) {
 		if _, err := g.sources(g.udp("i1", i1+":4000"), o1+":9"); err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * g.patience); ; time.Sleep(20 * time.Millisecond) {
 			if _, err := g.flow(netip.MustParseAddrPort(i1 + ":4000")); err != nil {
 				break // it has ended
 			}
@@ -184,7 +184,7 @@ func TestRFC6888REQ13PortUse(t *testing.T) {
 			if port%2 == 1 {
 				host, address = "i2", i2
 			}
-			from, err := exchange(g.udp(host, fmt.Sprintf("%s:%d", address, port)), o1+":9", out, "x")
+			from, err := g.exchange(g.udp(host, fmt.Sprintf("%s:%d", address, port)), o1+":9", out, "x")
 			if err != nil {
 				return fmt.Errorf("after %d of 100 ports: %w", len(used), err)
 			}
@@ -201,12 +201,12 @@ func TestRFC6888REQ13PortUse(t *testing.T) {
 func TestRFC6888REQ15HardToGuess(t *testing.T) {
 	prove(t, "6888-15", plain, func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
-		if _, err := exchange(g.udp("i2", i2+":4000"), o1+":9", out, "x"); err != nil { // so that i1 cannot keep its port
+		if _, err := g.exchange(g.udp("i2", i2+":4000"), o1+":9", out, "x"); err != nil { // so that i1 cannot keep its port
 			return err
 		}
 		near, last := 0, 0
 		for port := 30000; port < 30040; port++ {
-			a, err := exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, port)), o1+":9", out, "x")
+			a, err := g.exchange(g.udp("i1", fmt.Sprintf("%s:%d", i1, port)), o1+":9", out, "x")
 			if err != nil {
 				return err
 			}

@@ -89,15 +89,14 @@ func topology() lab.Topology {
 	return t
 }
 
-// patience is for what must arrive, again until what may have been lost is sent again. They
-// are short where the ledger says that it does not arrive.
-var patience, again time.Duration
-
 // gateway is the lab with the daemon on one datapath.
 type gateway struct {
 	*lab.Lab
 	t *testing.T
 	d *daemon.Daemon
+	// patience is for what must arrive, again until what may have been lost is sent again. They
+	// are short where the ledger says that it does not arrive.
+	patience, again time.Duration
 }
 
 // Configurations of the tests.
@@ -112,9 +111,10 @@ func snat(more string) string {
 }
 
 // prove runs the check of a requirement on every datapath and holds the result
-// against the ledger.
+// against the ledger. Each has a lab of its own, so that all can run side by side.
 func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 	t.Helper()
+	t.Parallel()
 	labtest.Require(t, labtest.Root)
 	row, ok := ledger(t)[id]
 	if !ok {
@@ -123,10 +123,11 @@ func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 	for _, name := range []string{"nftables", "ebpf"} {
 		t.Run(name, func(t *testing.T) {
 			status := row.status[name]
-			if patience, again = 30*time.Second, time.Second; strings.HasPrefix(status, "not met") {
-				patience, again = 2*time.Second, 300*time.Millisecond
-			}
+			t.Parallel()
 			g := start(t, name, configuration, status)
+			if g.patience, g.again = 30*time.Second, time.Second; strings.HasPrefix(status, "not met") {
+				g.patience, g.again = 2*time.Second, 300*time.Millisecond
+			}
 			err := check(g)
 			if errors.Is(err, errInapplicable) {
 				t.Skip(err)
@@ -188,19 +189,19 @@ func (g *gateway) udp(node, address string) *net.UDPConn {
 }
 
 // exchange sends one datagram and returns who it came from.
-func exchange(from net.PacketConn, to string, at net.PacketConn, text string) (netip.AddrPort, error) {
+func (g *gateway) exchange(from net.PacketConn, to string, at net.PacketConn, text string) (netip.AddrPort, error) {
 	dst := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))
 	// The first packet through a fresh lab may wait for a neighbour; UDP may lose it.
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if _, err := from.WriteTo([]byte(text), dst); err != nil {
 			return netip.AddrPort{}, err
 		}
-		source, got, err := receive(at, again)
+		source, got, err := receive(at, g.again)
 		if err == nil && got == text {
 			return source, nil
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("a datagram to %s did not arrive within %v", to, patience)
+	return netip.AddrPort{}, fmt.Errorf("a datagram to %s did not arrive within %v", to, g.patience)
 }
 
 // receive waits for one datagram.
@@ -219,13 +220,13 @@ func receive(at net.PacketConn, wait time.Duration) (netip.AddrPort, string, err
 
 // back sends a datagram from an outside host to an outside endpoint and reports
 // whether it arrives inside.
-func back(from net.PacketConn, to netip.AddrPort, at net.PacketConn, wait time.Duration) error {
+func (g *gateway) back(from net.PacketConn, to netip.AddrPort, at net.PacketConn, wait time.Duration) error {
 	drain(at)
 	for deadline := time.Now().Add(wait); ; {
 		if _, err := from.WriteTo([]byte("back"), net.UDPAddrFromAddrPort(to)); err != nil {
 			return err
 		}
-		_, got, err := receive(at, min(wait, again))
+		_, got, err := receive(at, min(wait, g.again))
 		if err == nil && got == "back" {
 			return nil
 		}

@@ -43,7 +43,7 @@ func (g *gateway) echoes(node, from string, id int, targets ...string) ([]uint16
 			if err := in.send("ip4(src=%s,dst=%s)/icmp(type=echo,id=%d,seq=1)/data(20)", from, to, id); err != nil {
 				return nil, err
 			}
-			if p, err = out.await(again, take); err == nil {
+			if p, err = out.await(g.again, take); err == nil {
 				break
 			}
 		}
@@ -100,7 +100,7 @@ func TestRFC5508REQ2Timer(t *testing.T) {
 func TestRFC5508REQ3Checksums(t *testing.T) {
 	prove(t, "5508-3", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func TestRFC5508REQ3Checksums(t *testing.T) {
 			o2, pool1, pool1, o1, seen.Port()); err != nil {
 			return err
 		}
-		_, err = sniff.await(patience, icmp(3, 1))
+		_, err = sniff.await(g.patience, icmp(3, 1))
 		return err
 	})
 }
@@ -146,7 +146,7 @@ func TestRFC5508REQ4NoMapping(t *testing.T) {
 func TestRFC5508REQ5ErrorFromInside(t *testing.T) {
 	prove(t, "5508-5", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ func TestRFC5508REQ5ErrorFromInside(t *testing.T) {
 		if _, err := out.WriteTo([]byte("anybody?"), udpAddr(seen)); err != nil {
 			return err
 		}
-		p, err := sniff.await(patience, icmp(3, 3))
+		p, err := sniff.await(g.patience, icmp(3, 3))
 		if err != nil {
 			return err
 		}
@@ -172,13 +172,13 @@ func TestRFC5508REQ5ErrorFromInside(t *testing.T) {
 func TestRFC5508REQ6NoRefresh(t *testing.T) {
 	prove(t, "5508-6", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
 		source := netip.MustParseAddrPort(i1 + ":4000")
 		before := 0.0
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(g.patience); ; time.Sleep(20 * time.Millisecond) {
 			f, err := g.flow(source)
 			if err != nil {
 				return err
@@ -195,7 +195,7 @@ func TestRFC5508REQ6NoRefresh(t *testing.T) {
 			o2, pool1, pool1, o1, seen.Port()); err != nil {
 			return err
 		}
-		if _, err := sniff.await(patience, icmp(3, 1)); err != nil {
+		if _, err := sniff.await(g.patience, icmp(3, 1)); err != nil {
 			return err
 		}
 		f, err := g.flow(source)
@@ -210,11 +210,11 @@ func TestRFC5508REQ6NoRefresh(t *testing.T) {
 func TestRFC5508REQ7HairpinError(t *testing.T) {
 	prove(t, "5508-7", plain, func(g *gateway) error {
 		a, b, out := g.udp("i1", i1+":4000"), g.udp("i2", i2+":5000"), g.udp("o1", o1+":9")
-		outer, err := exchange(b, o1+":9", out, "b")
+		outer, err := g.exchange(b, o1+":9", out, "b")
 		if err != nil {
 			return err
 		}
-		if _, err := exchange(a, outer.String(), b, "hairpin"); err != nil {
+		if _, err := g.exchange(a, outer.String(), b, "hairpin"); err != nil {
 			return err
 		}
 		b.Close()
@@ -222,7 +222,7 @@ func TestRFC5508REQ7HairpinError(t *testing.T) {
 		if _, err := a.WriteTo([]byte("anybody?"), udpAddr(outer)); err != nil {
 			return err
 		}
-		p, err := sniff.await(patience, icmp(3, 3))
+		p, err := sniff.await(g.patience, icmp(3, 3))
 		if err != nil {
 			return err
 		}
@@ -256,11 +256,11 @@ func TestRFC6888REQ11Drop(t *testing.T) {
 func (g *gateway) exhaust(code uint8) error {
 	out := g.udp("o1", o1+":9")
 	first, second := g.udp("i1", i1+":4000"), g.udp("i1", i1+":4001")
-	a, err := exchange(first, o1+":9", out, "1")
+	a, err := g.exchange(first, o1+":9", out, "1")
 	if err != nil {
 		return err
 	}
-	if _, err := exchange(second, o1+":9", out, "2"); err != nil {
+	if _, err := g.exchange(second, o1+":9", out, "2"); err != nil {
 		return err
 	}
 	sniff := g.wire("i2")
@@ -272,11 +272,11 @@ func (g *gateway) exhaust(code uint8) error {
 		return fmt.Errorf("the third of two got through: %q", text)
 	}
 	if code > 0 {
-		if _, err := sniff.await(patience, icmp(3, code)); err != nil {
+		if _, err := sniff.await(g.patience, icmp(3, code)); err != nil {
 			return fmt.Errorf("icmp 3/%d: %w", code, err)
 		}
 	}
-	again, err := exchange(first, o1+":9", out, "1 again")
+	again, err := g.exchange(first, o1+":9", out, "1 again")
 	if err == nil && a != again {
 		err = fmt.Errorf("a living mapping changed from %v to %v", a, again)
 	}
@@ -288,7 +288,7 @@ func (g *gateway) exhaust(code uint8) error {
 func TestRFC5508REQ3dExtension(t *testing.T) {
 	prove(t, "5508-3d", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}

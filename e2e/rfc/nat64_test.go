@@ -21,7 +21,7 @@ func TestRFC6146TCP(t *testing.T) {
 		if from := remote(server); from.Addr() != netip.MustParseAddr(pool1) || from.Port()%2 != 1 {
 			return fmt.Errorf("the server saw %v, want the pool's address and an odd port", from)
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		return g.timeout(netip.MustParseAddrPort("["+i1six+"]:4001"), 2*time.Hour+4*time.Minute)
@@ -36,19 +36,19 @@ func TestRFC6146Probe(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		in := g.wire("i1")
 		for range 2 { // the second one shows that the first was answered
-			if _, err := in.await(patience, func(p packet.Packet) bool {
+			if _, err := in.await(g.patience, func(p packet.Packet) bool {
 				t, ok := packet.Find[*packet.TCP](p)
 				return ok && t.DstPort == 4001 && t.Flags == packet.ACK && t.Seq == 0 && t.Ack == 0
 			}); err != nil {
 				return fmt.Errorf("the probe: %w", err)
 			}
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return fmt.Errorf("after two probes: %w", err)
 		}
 		return nil
@@ -60,18 +60,18 @@ func TestRFC6146UDP(t *testing.T) {
 	prove(t, "6146-3.5.1", ports64, func(g *gateway) error {
 		in := g.udp("i1", "["+i1six+"]:4000")
 		a, b := g.udp("o1", o1+":9"), g.udp("o1", o1+":10")
-		first, err := exchange(in, "["+o1in64+"]:9", a, "a")
+		first, err := g.exchange(in, "["+o1in64+"]:9", a, "a")
 		if err != nil {
 			return err
 		}
-		second, err := exchange(in, "["+o1in64+"]:10", b, "b")
+		second, err := g.exchange(in, "["+o1in64+"]:10", b, "b")
 		if err != nil {
 			return err
 		}
 		if first != second {
 			return fmt.Errorf("seen as %v and %v", first, second)
 		}
-		if err := back(g.udp("o2", o2+":7777"), first, in, patience); err != nil {
+		if err := g.back(g.udp("o2", o2+":7777"), first, in, g.patience); err != nil {
 			return err
 		}
 		return g.timeout(netip.MustParseAddrPort("["+i1six+"]:4000"), 5*time.Minute)
@@ -81,14 +81,14 @@ func TestRFC6146UDP(t *testing.T) {
 // RFC 6146 §3.1: bindings of UDP and TCP are separate.
 func TestRFC6146SeparateBindings(t *testing.T) {
 	prove(t, "6146-3.1", ports64, func(g *gateway) error {
-		if _, err := exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x"); err != nil {
+		if _, err := g.exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x"); err != nil {
 			return err
 		}
 		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
 		if err != nil {
 			return err
 		}
-		return transfer(client, server)
+		return g.transfer(client, server)
 	})
 }
 
@@ -122,11 +122,11 @@ func TestRFC6146FragmentsOutOfOrder(t *testing.T) {
 func TestRFC6146Hairpin(t *testing.T) {
 	prove(t, "6146-3.8", ports64, func(g *gateway) error {
 		a, b, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("i2", "["+i2six+"]:5000"), g.udp("o1", o1+":9")
-		outer, err := exchange(b, "["+o1in64+"]:9", out, "b")
+		outer, err := g.exchange(b, "["+o1in64+"]:9", out, "b")
 		if err != nil {
 			return err
 		}
-		seen, err := exchange(a, fmt.Sprintf("[64:ff9b::cb00:7101]:%d", outer.Port()), b, "hairpin")
+		seen, err := g.exchange(a, fmt.Sprintf("[64:ff9b::cb00:7101]:%d", outer.Port()), b, "hairpin")
 		if err != nil {
 			return err
 		}
@@ -150,7 +150,7 @@ func TestRFC7915ErrorToRealStack(t *testing.T) {
 			if _, err := in.WriteTo([]byte("anybody?"), udpAddr(netip.MustParseAddrPort("["+o1in64+"]:1"))); err != nil {
 				return nil // the host's stack has taken the error and refused the next datagram
 			}
-			if _, err := sniff.await(again, take); err == nil {
+			if _, err := sniff.await(g.again, take); err == nil {
 				return nil
 			}
 		}
@@ -167,7 +167,7 @@ func TestRFC7915PathMTU(t *testing.T) {
 			return err
 		}
 		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // a failure shows at the reader
-		if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		if err := server.SetReadDeadline(time.Now().Add(g.patience)); err != nil {
 			return err
 		}
 		b := make([]byte, 65536)
@@ -186,7 +186,7 @@ func TestRFC7915PathMTU(t *testing.T) {
 // the wires of both sides.
 func (g *gateway) opened() (outer netip.AddrPort, in, out *wire, err error) {
 	in, out = g.wire("i1"), g.wire("o1")
-	outer, err = exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x")
+	outer, err = g.exchange(g.udp("i1", "["+i1six+"]:4000"), "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x")
 	return
 }
 
@@ -304,7 +304,7 @@ func TestRFC7915SmallLink(t *testing.T) {
 
 func (g *gateway) toIPv6InPieces(most int) error {
 	in, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("o1", o1+":9")
-	outer, err := exchange(in, "["+o1in64+"]:9", out, "x")
+	outer, err := g.exchange(in, "["+o1in64+"]:9", out, "x")
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ type told struct {
 
 // pcp sends a request from a host's address until it is answered.
 func (g *gateway) pcp(node, address string, a ask) (told, error) {
-	return g.pcpFor(patience, node, address, a)
+	return g.pcpFor(g.patience, node, address, a)
 }
 
 func (g *gateway) pcpFor(wait time.Duration, node, address string, a ask) (told, error) {
@@ -68,7 +68,7 @@ func (g *gateway) pcpFor(wait time.Duration, node, address string, a ask) (told,
 		if _, err := c.WriteTo(b, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a.gateway), 5351))); err != nil {
 			return told{}, err
 		}
-		from, text, err := receive(c, again)
+		from, text, err := receive(c, g.again)
 		if err != nil {
 			continue
 		}
@@ -120,7 +120,7 @@ func TestRFC6888REQ9Mapping(t *testing.T) {
 				}
 				client.Close()
 				server.Close()
-				if err := back(g.udp(from[0], from[1]+":0"), second.outside, game, patience); err != nil {
+				if err := g.back(g.udp(from[0], from[1]+":0"), second.outside, game, g.patience); err != nil {
 					return fmt.Errorf("from %s: %w", from[0], err)
 				}
 			}
@@ -174,7 +174,7 @@ func (g *gateway) unasked() error {
 		}
 	}
 	for _, address := range []string{"198.51.100.1", pool1} { // outside nobody listens
-		if _, err := g.pcpFor(again, "o1", o1, ask{gateway: address, nonce: 4, protocol: 6, port: 22, lifetime: 60}); err == nil {
+		if _, err := g.pcpFor(g.again, "o1", o1, ask{gateway: address, nonce: 4, protocol: 6, port: 22, lifetime: 60}); err == nil {
 			return fmt.Errorf("a host outside was answered by %s", address)
 		}
 	}
@@ -212,7 +212,7 @@ func (g *gateway) closes(tcp, udp netip.AddrPort, game net.PacketConn) error {
 		return err
 	}
 	late := g.udp("o2", o2+":0")
-	if err := back(late, udp, game, silence); err == nil {
+	if err := g.back(late, udp, game, silence); err == nil {
 		return errors.New("a datagram came in by a mapping that was taken back")
 	}
 	c, err := g.Node("o2").Dial(g.t.Context(), &net.Dialer{Timeout: time.Second}, "tcp", tcp.String())
@@ -252,10 +252,10 @@ func TestRFC6888REQ9NAT64(t *testing.T) {
 		if want := netip.MustParseAddrPort(pool1 + ":4500"); r.outside != want {
 			return fmt.Errorf("mapped to %v, want %v", r.outside, want)
 		}
-		if err := back(g.udp("o1", o1+":0"), r.outside, at, patience); err != nil {
+		if err := g.back(g.udp("o1", o1+":0"), r.outside, at, g.patience); err != nil {
 			return err
 		}
 		hairpin := netip.MustParseAddrPort(fmt.Sprintf("[64:ff9b::cb00:7101]:%d", r.outside.Port()))
-		return back(g.udp("i2", "["+i2six+"]:0"), hairpin, at, patience)
+		return g.back(g.udp("i2", "["+i2six+"]:0"), hairpin, at, g.patience)
 	})
 }

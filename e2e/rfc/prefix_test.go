@@ -26,14 +26,14 @@ func (g *gateway) bothWays(inside, outside string) (netip.Addr, error) {
 	if seen.Port() != 4000 {
 		return seen.Addr(), fmt.Errorf("the server saw %v, want the same port", seen)
 	}
-	if err := transfer(client, server); err != nil {
+	if err := g.transfer(client, server); err != nil {
 		return seen.Addr(), err
 	}
 	client, server, err = g.connect("o1", at(outside, 4001), at(seen.Addr().String(), 81), g.listen("i1", at(inside, 81)))
 	if err != nil {
 		return seen.Addr(), fmt.Errorf("from outside: %w", err)
 	}
-	return seen.Addr(), transfer(client, server)
+	return seen.Addr(), g.transfer(client, server)
 }
 
 // 1:1 translation without state: TCP opened from either side, fragments in any
@@ -73,7 +73,7 @@ func TestStaticHairpinAndErrors(t *testing.T) {
 		if from := remote(server); from != netip.MustParseAddrPort(i1four+":4000") {
 			return fmt.Errorf("the server saw %v, want the outside address", from)
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		return g.errorsBothWays("ip4", i1, o1, o2, i1four, icmp(11, 0), icmp(3, 3))

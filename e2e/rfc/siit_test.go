@@ -31,7 +31,7 @@ func TestRFC7757ExplicitMapping(t *testing.T) {
 		if from := remote(server); from != netip.MustParseAddrPort(i1four+":4000") {
 			return fmt.Errorf("the IPv4 server saw %v, want the explicit mapping and the same port", from)
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		client, server, err = g.connect("o1", o1+":4001", i1four+":81", g.listen("i1", "["+i1six+"]:81"))
@@ -41,7 +41,7 @@ func TestRFC7757ExplicitMapping(t *testing.T) {
 		if from := remote(server); from != netip.MustParseAddrPort("["+o1in64+"]:4001") {
 			return fmt.Errorf("the IPv6 server saw %v, want the IPv4 host in the prefix", from)
 		}
-		return transfer(client, server)
+		return g.transfer(client, server)
 	})
 }
 
@@ -55,7 +55,7 @@ func TestRFC7757Hairpin(t *testing.T) {
 		if from := remote(server); from != netip.MustParseAddrPort("["+i1seenBy+"]:4000") {
 			return fmt.Errorf("the server saw %v, want the client in the prefix", from)
 		}
-		return transfer(client, server)
+		return g.transfer(client, server)
 	})
 }
 
@@ -99,7 +99,7 @@ func TestRFC6791UnmappedRouter(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			p, err := out.await(again, take)
+			p, err := out.await(g.again, take)
 			if err != nil {
 				continue
 			}

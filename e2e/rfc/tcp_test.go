@@ -49,7 +49,7 @@ func (g *gateway) listen(node, address string) net.Listener {
 
 // connect opens a connection from a host's endpoint and returns both ends.
 func (g *gateway) connect(node, from, to string, l net.Listener) (client, server net.Conn, err error) {
-	d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: reuse, Timeout: patience}
+	d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: reuse, Timeout: g.patience}
 	accepted := make(chan net.Conn, 1)
 	go func() {
 		c, err := l.Accept()
@@ -64,7 +64,7 @@ func (g *gateway) connect(node, from, to string, l net.Listener) (client, server
 	g.t.Cleanup(func() { client.Close() })
 	select {
 	case server = <-accepted:
-	case <-time.After(patience):
+	case <-time.After(g.patience):
 		return nil, nil, fmt.Errorf("%s did not see the connection", to)
 	}
 	g.t.Cleanup(func() { server.Close() })
@@ -112,7 +112,7 @@ func TestRFC5382REQ2Connection(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		if err := client.(*net.TCPConn).CloseWrite(); err != nil {
@@ -138,7 +138,7 @@ func TestRFC5382REQ3Filtering(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return transfer(client, server)
+		return g.transfer(client, server)
 	})
 }
 
@@ -168,7 +168,7 @@ func TestRFC5382REQ5Established(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := transfer(client, server); err != nil {
+		if err := g.transfer(client, server); err != nil {
 			return err
 		}
 		return g.timeout(netip.MustParseAddrPort(i1+":4000"), 2*time.Hour+4*time.Minute)
@@ -189,7 +189,7 @@ func TestRFC5382REQ5Transitory(t *testing.T) {
 			if err := in.send("ip4(src=%s,dst=%s)/tcp(sport=4000,dport=81,flags=S,seq=1)", i1, o1); err != nil {
 				return err
 			}
-			if _, err := out.await(again, arrived); err == nil {
+			if _, err := out.await(g.again, arrived); err == nil {
 				break
 			}
 		}
@@ -229,7 +229,7 @@ func TestRFC5382REQ8Hairpin(t *testing.T) {
 		if from := remote(turned); from.Addr() != netip.MustParseAddr(pool1) {
 			return fmt.Errorf("the receiver saw %v, want an outside endpoint", from)
 		}
-		return transfer(client, turned)
+		return g.transfer(client, turned)
 	})
 }
 
@@ -247,7 +247,7 @@ func TestRFC5382REQ10ICMPEndsNoConnection(t *testing.T) {
 				o2, pool1, code, map[uint8]int{4: 1300}[code], pool1, o1, seen.Port()); err != nil {
 				return err
 			}
-			p, err := sniff.await(patience, icmp(3, code))
+			p, err := sniff.await(g.patience, icmp(3, code))
 			if err != nil {
 				return fmt.Errorf("icmp 3/%d did not reach the inside host: %w", code, err)
 			}
@@ -255,7 +255,7 @@ func TestRFC5382REQ10ICMPEndsNoConnection(t *testing.T) {
 				return fmt.Errorf("the quoted packet is not as the host sent it: %s", p)
 			}
 		}
-		return transfer(client, server)
+		return g.transfer(client, server)
 	})
 }
 
@@ -268,7 +268,7 @@ func TestRFC5382REQ2aSimultaneousOpen(t *testing.T) {
 			return fmt.Errorf("nft: %w: %s", err, out)
 		}
 		dial := func(node, from, to string) (net.Conn, error) {
-			d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: reuse, Timeout: 2 * patience}
+			d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), Control: reuse, Timeout: 2 * g.patience}
 			return g.Node(node).Dial(g.t.Context(), d, "tcp", to)
 		}
 		type end struct {
@@ -280,7 +280,7 @@ func TestRFC5382REQ2aSimultaneousOpen(t *testing.T) {
 			c, err := dial("i1", i1+":4000", o1+":80")
 			inside <- end{c, err}
 		}()
-		p, err := out.await(patience, func(p packet.Packet) bool { t, ok := packet.Find[*packet.TCP](p); return ok && t.DstPort == 80 })
+		p, err := out.await(g.patience, func(p packet.Packet) bool { t, ok := packet.Find[*packet.TCP](p); return ok && t.DstPort == 80 })
 		if err != nil {
 			return fmt.Errorf("the SYN from inside: %w", err)
 		}
@@ -296,6 +296,6 @@ func TestRFC5382REQ2aSimultaneousOpen(t *testing.T) {
 			return fmt.Errorf("from inside: %w", client.error)
 		}
 		defer client.Close()
-		return transfer(client.Conn, server)
+		return g.transfer(client.Conn, server)
 	})
 }

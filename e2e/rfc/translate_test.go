@@ -54,7 +54,7 @@ func TestRFC6146Allocation(t *testing.T) {
 		out := g.udp("o1", o1+":9")
 		var addresses []netip.Addr
 		for _, port := range []uint16{4000, 4001, 600, 601, 5002, 5003, 60000, 60001} {
-			seen, err := exchange(g.udp("i1", fmt.Sprintf("[%s]:%d", i1six, port)), "["+o1in64+"]:9", out, "x")
+			seen, err := g.exchange(g.udp("i1", fmt.Sprintf("[%s]:%d", i1six, port)), "["+o1in64+"]:9", out, "x")
 			if err != nil {
 				return err
 			}
@@ -85,7 +85,7 @@ func TestRFC6146ResetNotBelieved(t *testing.T) {
 			return fmt.Errorf("the reset: %w", err)
 		}
 		for range 2 {
-			if err := transfer(client, server); err != nil {
+			if err := g.transfer(client, server); err != nil {
 				return err
 			}
 		}
@@ -102,7 +102,7 @@ func TestRFC6146ErrorRefreshesNothing(t *testing.T) {
 		}
 		source := netip.MustParseAddrPort("[" + i1six + "]:4000")
 		before := 0.0
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(g.patience); ; time.Sleep(20 * time.Millisecond) {
 			f, err := g.flow(source)
 			if err != nil {
 				return err
@@ -150,7 +150,7 @@ func TestRFC6052Prefixes(t *testing.T) {
 		in, out := g.udp("i1", "["+i1six+"]:4000"), g.udp("o1", o1+":9")
 		for i, p := range prefixes {
 			to := netip.AddrPortFrom(embed(netip.MustParsePrefix(p), netip.MustParseAddr(o1)), 9)
-			seen, err := exchange(in, to.String(), out, p)
+			seen, err := g.exchange(in, to.String(), out, p)
 			if err != nil {
 				return err
 			}
@@ -160,7 +160,7 @@ func TestRFC6052Prefixes(t *testing.T) {
 			if _, err := out.WriteTo([]byte("back"), udpAddr(seen)); err != nil {
 				return err
 			}
-			if from, text, err := receive(in, patience); err != nil || from != to || text != "back" {
+			if from, text, err := receive(in, g.patience); err != nil || from != to || text != "back" {
 				return fmt.Errorf("%s: %q from %v, want the answer from %v: %v", p, text, from, to, err)
 			}
 		}
@@ -173,11 +173,11 @@ func TestRFC6146Bounded(t *testing.T) {
 	prove(t, "6146-5.3", strings.Replace(ports64, "}\n", ", connections-per-client: 2, ports-per-client: 2}\n", 1), func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
 		first := g.udp("i1", "["+i1six+"]:4000")
-		seen, err := exchange(first, "["+o1in64+"]:9", out, "1")
+		seen, err := g.exchange(first, "["+o1in64+"]:9", out, "1")
 		if err != nil {
 			return err
 		}
-		if _, err := exchange(g.udp("i1", "["+i1six+"]:4001"), "["+o1in64+"]:9", out, "2"); err != nil {
+		if _, err := g.exchange(g.udp("i1", "["+i1six+"]:4001"), "["+o1in64+"]:9", out, "2"); err != nil {
 			return err
 		}
 		drain(out)
@@ -187,10 +187,10 @@ func TestRFC6146Bounded(t *testing.T) {
 		if _, text, err := receive(out, silence); err == nil && text == "3" {
 			return fmt.Errorf("the third flow of two got through")
 		}
-		if _, err := exchange(g.udp("i2", "["+i2six+"]:4000"), "["+o1in64+"]:9", out, "another host"); err != nil {
+		if _, err := g.exchange(g.udp("i2", "["+i2six+"]:4000"), "["+o1in64+"]:9", out, "another host"); err != nil {
 			return err
 		}
-		return back(out, seen, first, patience)
+		return g.back(out, seen, first, g.patience)
 	})
 }
 
@@ -199,7 +199,7 @@ func TestRFC6146Bounded(t *testing.T) {
 func TestRFC7915ZeroChecksum(t *testing.T) {
 	prove(t, "7915-4.5", ports64, func(g *gateway) error {
 		in := g.udp("i1", "["+i1six+"]:4000")
-		outer, err := exchange(in, "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x")
+		outer, err := g.exchange(in, "["+o1in64+"]:9", g.udp("o1", o1+":9"), "x")
 		if err != nil {
 			return err
 		}
@@ -245,7 +245,7 @@ func TestRFC7915FragmentHeader(t *testing.T) {
 			if err := in.sendFrame(b); err != nil {
 				return err
 			}
-			p, err := out.await(patience, func(p packet.Packet) bool { ip, ok := packet.Find[*packet.IPv4](p); return ok && ip.ID == 0x1234 })
+			p, err := out.await(g.patience, func(p packet.Packet) bool { ip, ok := packet.Find[*packet.IPv4](p); return ok && ip.ID == 0x1234 })
 			if err != nil {
 				return fmt.Errorf("fragment %d: %w", i, err)
 			}

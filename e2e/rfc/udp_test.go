@@ -25,7 +25,7 @@ func (g *gateway) sources(from net.PacketConn, targets ...string) ([]netip.AddrP
 			node = "o2"
 		}
 		at := g.udp(node, to)
-		s, err := exchange(from, to, at, "to "+to)
+		s, err := g.exchange(from, to, at, "to "+to)
 		at.Close()
 		if err != nil {
 			return nil, err
@@ -136,14 +136,14 @@ func TestRFC4787REQ4Parity(t *testing.T) {
 func TestRFC4787REQ5Timer(t *testing.T) {
 	prove(t, "4787-5", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
 		if err := g.timeout(netip.MustParseAddrPort(i1+":4000"), 5*time.Minute); err != nil {
 			return err
 		}
-		return back(out, seen, in, patience)
+		return g.back(out, seen, in, g.patience)
 	})
 }
 
@@ -151,7 +151,7 @@ func TestRFC4787REQ5Timer(t *testing.T) {
 func TestRFC4787REQ5bTimerConfigurable(t *testing.T) {
 	prove(t, "4787-5b", plain+"timeouts: {udp: 20m}\n", func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		if _, err := exchange(in, o1+":9", out, "there"); err != nil {
+		if _, err := g.exchange(in, o1+":9", out, "there"); err != nil {
 			return err
 		}
 		return g.timeout(netip.MustParseAddrPort(i1+":4000"), 20*time.Minute)
@@ -162,7 +162,7 @@ func TestRFC4787REQ5bTimerConfigurable(t *testing.T) {
 func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 	prove(t, "4787-6", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
@@ -173,7 +173,7 @@ func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(g.patience); ; time.Sleep(20 * time.Millisecond) {
 			left, err := aged()
 			if err != nil {
 				return err
@@ -186,7 +186,7 @@ func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 			}
 		}
 		begin := time.Now()
-		if again, err := exchange(in, o1+":9", out, "again"); err != nil || again != seen {
+		if again, err := g.exchange(in, o1+":9", out, "again"); err != nil || again != seen {
 			return fmt.Errorf("the mapping changed from %v to %v, %v", seen, again, err)
 		}
 		if left, err := aged(); err != nil || left < young-1-time.Since(begin).Seconds() {
@@ -200,11 +200,11 @@ func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 func TestRFC4787REQ8Filtering(t *testing.T) {
 	prove(t, "4787-8", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
-		return back(g.udp("o2", o2+":7777"), seen, in, patience)
+		return g.back(g.udp("o2", o2+":7777"), seen, in, g.patience)
 	})
 }
 
@@ -212,14 +212,14 @@ func TestRFC4787REQ8Filtering(t *testing.T) {
 func TestRFC4787REQ8AddressDependentFiltering(t *testing.T) {
 	prove(t, "4787-8a", snat("filtering: address-dependent"), func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
-		if back(g.udp("o2", o2+":7777"), seen, in, silence) == nil {
+		if g.back(g.udp("o2", o2+":7777"), seen, in, silence) == nil {
 			return fmt.Errorf("an address that was never sent to got through")
 		}
-		return back(g.udp("o1", o1+":7777"), seen, in, patience)
+		return g.back(g.udp("o1", o1+":7777"), seen, in, g.patience)
 	})
 }
 
@@ -227,22 +227,22 @@ func TestRFC4787REQ8AddressDependentFiltering(t *testing.T) {
 func TestRFC4787REQ9Hairpin(t *testing.T) {
 	prove(t, "4787-9", plain, func(g *gateway) error {
 		a, b, out := g.udp("i1", i1+":4000"), g.udp("i2", i2+":5000"), g.udp("o1", o1+":9")
-		outerB, err := exchange(b, o1+":9", out, "b")
+		outerB, err := g.exchange(b, o1+":9", out, "b")
 		if err != nil {
 			return err
 		}
-		outerA, err := exchange(a, o1+":9", out, "a")
+		outerA, err := g.exchange(a, o1+":9", out, "a")
 		if err != nil {
 			return err
 		}
-		seen, err := exchange(a, outerB.String(), b, "hairpin")
+		seen, err := g.exchange(a, outerB.String(), b, "hairpin")
 		if err != nil {
 			return err
 		}
 		if seen != outerA {
 			return fmt.Errorf("the receiver saw %v, want the outside endpoint %v", seen, outerA)
 		}
-		return back(b, seen, a, patience)
+		return g.back(b, seen, a, g.patience)
 	})
 }
 
@@ -253,7 +253,7 @@ func TestRFC4787REQ10NoALG(t *testing.T) {
 		for _, to := range []string{o1 + ":5060", o1 + ":53", o1 + ":69"} {
 			out := g.udp("o1", to)
 			text := "INVITE sip:bob@198.51.100.11 SIP/2.0\r\nVia: SIP/2.0/UDP 10.0.2.2:5060\r\nContact: <sip:alice@10.0.2.2:5060>\r\n\r\nc=IN IP4 10.0.2.2"
-			if _, err := exchange(in, to, out, text); err != nil { // compares the text
+			if _, err := g.exchange(in, to, out, text); err != nil { // compares the text
 				return err
 			}
 		}
@@ -273,7 +273,7 @@ func TestRFC4787REQ11Deterministic(t *testing.T) {
 			defer c.Close()
 			var seen []netip.AddrPort
 			for _, to := range targets {
-				s, err := exchange(c, to, outs[to], "x")
+				s, err := g.exchange(c, to, outs[to], "x")
 				if err != nil {
 					return err
 				}
@@ -302,7 +302,7 @@ func TestRFC4787REQ11Deterministic(t *testing.T) {
 func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 	prove(t, "4787-12", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "there")
+		seen, err := g.exchange(in, o1+":9", out, "there")
 		if err != nil {
 			return err
 		}
@@ -312,7 +312,7 @@ func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 				o2, seen.Addr(), e.kind, e.code, seen.Addr(), o1, seen.Port()); err != nil {
 				return err
 			}
-			p, err := sniff.await(patience, icmp(e.kind, e.code))
+			p, err := sniff.await(g.patience, icmp(e.kind, e.code))
 			if err != nil {
 				return fmt.Errorf("icmp %d/%d did not reach the inside host: %w", e.kind, e.code, err)
 			}
@@ -321,10 +321,10 @@ func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 				return fmt.Errorf("the quoted packet is not as the host sent it: %s", p)
 			}
 		}
-		if err := back(out, seen, in, patience); err != nil {
+		if err := g.back(out, seen, in, g.patience); err != nil {
 			return err
 		}
-		again, err := exchange(in, o1+":9", out, "still")
+		again, err := g.exchange(in, o1+":9", out, "still")
 		if err == nil && again != seen {
 			err = fmt.Errorf("the mapping changed from %v to %v", seen, again)
 		}
@@ -342,7 +342,7 @@ func TestRFC4787REQ13TooBig(t *testing.T) {
 			if err := w.send("ip4(src=%s,dst=%s,df)/udp(sport=4000,dport=9)/data(1430)", i1, o1); err != nil {
 				return err
 			}
-			if p, err = w.await(again, icmp(3, 4)); err == nil {
+			if p, err = w.await(g.again, icmp(3, 4)); err == nil {
 				break
 			}
 		}
@@ -368,11 +368,11 @@ func TestRFC4787REQ13aFragments(t *testing.T) {
 
 // retry sends until a datagram of that size arrives.
 func (g *gateway) retry(at net.PacketConn, size int, send func() error) error {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if err := send(); err != nil {
 			return err
 		}
-		if _, text, err := receive(at, again); err == nil {
+		if _, text, err := receive(at, g.again); err == nil {
 			if len(text) != size {
 				return fmt.Errorf("%d bytes arrived, want %d", len(text), size)
 			}
@@ -429,7 +429,7 @@ func TestRFC4787REQ14aFragmentFlood(t *testing.T) {
 	prove(t, "4787-14a", plain, func(g *gateway) error {
 		w := g.wire("i2")
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
-		seen, err := exchange(in, o1+":9", out, "before")
+		seen, err := g.exchange(in, o1+":9", out, "before")
 		if err != nil {
 			return err
 		}
@@ -438,7 +438,7 @@ func TestRFC4787REQ14aFragmentFlood(t *testing.T) {
 				return err
 			}
 		}
-		if again, err := exchange(in, o1+":9", out, "after"); err != nil || again != seen {
+		if again, err := g.exchange(in, o1+":9", out, "after"); err != nil || again != seen {
 			return fmt.Errorf("the mapping changed from %v to %v, %v", seen, again, err)
 		}
 		return nil
@@ -462,20 +462,20 @@ func TestRFC4787REQ7Overlap(t *testing.T) {
 			}
 		}
 		in, twin := g.udp("i1", i1+":4000"), g.udp("o2", i2+":9")
-		seen, err := exchange(in, i2+":9", twin, "to the outer one")
+		seen, err := g.exchange(in, i2+":9", twin, "to the outer one")
 		if err != nil {
 			return err
 		}
 		if seen.Addr() != netip.MustParseAddr(pool1) {
 			return fmt.Errorf("the outer host saw %v, want the pool's address", seen)
 		}
-		if err := back(twin, seen, in, patience); err != nil {
+		if err := g.back(twin, seen, in, g.patience); err != nil {
 			return err
 		}
 		inner, out := g.udp("i2", i2+":9"), g.udp("o1", o1+":9")
-		if seen, err = exchange(inner, o1+":9", out, "from the inner one"); err != nil {
+		if seen, err = g.exchange(inner, o1+":9", out, "from the inner one"); err != nil {
 			return err
 		}
-		return back(out, seen, inner, patience)
+		return g.back(out, seen, inner, g.patience)
 	})
 }

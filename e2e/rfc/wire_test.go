@@ -19,6 +19,7 @@ type wire struct {
 	ifindex int
 	own     packet.MAC
 	gateway packet.MAC
+	again   time.Duration // until carried sends again
 }
 
 // wire opens the host's interface.
@@ -36,7 +37,7 @@ func (g *gateway) wire(node string) *wire {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	w := &wire{ifindex: iface.Index, own: packet.MAC(iface.HardwareAddr), gateway: packet.MAC(far.HardwareAddr)}
+	w := &wire{ifindex: iface.Index, own: packet.MAC(iface.HardwareAddr), gateway: packet.MAC(far.HardwareAddr), again: g.again}
 	err = g.Node(node).Do(func() (err error) {
 		const every = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
 		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, every); err != nil {
@@ -107,7 +108,7 @@ func (w *wire) carried(to *wire, take func(packet.Packet) bool, format string, a
 		if err := w.send(format, args...); err != nil {
 			return nil, err
 		}
-		if p, err := to.await(again, take); err == nil {
+		if p, err := to.await(w.again, take); err == nil {
 			return p, nil
 		}
 	}
@@ -132,13 +133,13 @@ func icmp(kind, code uint8) func(packet.Packet) bool {
 }
 
 // transfer copies text over a TCP connection in both directions.
-func transfer(client, server net.Conn) error {
+func (g *gateway) transfer(client, server net.Conn) error {
 	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
 		text := []byte("PORT 10,0,2,2,7,1\r\n over and out")
-		if err := way[0].SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := way[0].SetDeadline(time.Now().Add(g.patience)); err != nil {
 			return err
 		}
-		if err := way[1].SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := way[1].SetDeadline(time.Now().Add(g.patience)); err != nil {
 			return err
 		}
 		if _, err := way[0].Write(text); err != nil {

@@ -203,7 +203,7 @@ func (m Machine) initScript(modules []string) []byte {
 	var b bytes.Buffer
 	b.WriteString(`#!/bin/sh
 /bin/busybox --install -s /bin
-export PATH=/usr/bin:/bin HOME=/tmp CI=true
+export PATH=/usr/bin:/bin HOME=/tmp CI=true SLUICE_FEW_PROGRAMS=1
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/host"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestMasqueradeWaitsForItsInterface starts the gateway before its line to the outside is
+// there, as at boot; the line comes, first without an address, and comes again with another.
+func TestMasqueradeWaitsForItsInterface(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Office())
+		serveWeb(t, l, "outside internet "+outsideWeb)
+		gateway, outside := l.Node("gateway"), l.Node("outside")
+		ip := func(n *lab.Node, args string) {
+			t.Helper()
+			if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v\n%s", args, err, out)
+			}
+		}
+		d := start(t, gateway, force+"nat:\n  - {name: office, type: masquerade, source: [10.1.10.0/24], out: later0}\n")
+		warned := func(of string) {
+			t.Helper()
+			labtest.Eventually(t, patience, "a warning of "+of, func() error {
+				status, err := d.Status(t.Context())
+				if err == nil && !slices.ContainsFunc(status.Warnings, func(w string) bool { return strings.Contains(w, of) }) {
+					err = fmt.Errorf("warnings %q", status.Warnings)
+				}
+				return err
+			})
+		}
+		for _, line := range []string{"192.0.2", "198.18.7"} {
+			warned("nat office: there is no interface later0")
+			ip(gateway, "link add later0 type veth peer name far0 netns "+outside.Name())
+			ip(outside, "addr add "+line+".1/24 dev far0")
+			ip(outside, "link set far0 up")
+			ip(gateway, "link set later0 up")
+			warned("nat office: interface later0 has no address")
+			ip(gateway, "addr add "+line+".2/24 dev later0")
+			ip(gateway, "route add 203.0.113.10/32 via "+line+".1")
+			labtest.Eventually(t, patience, "an answer to "+line+".2", func() error {
+				a, err := host.AskWeb(t.Context(), l.Node("pc"), netip.AddrPort{}, netip.MustParseAddrPort(outsideWeb))
+				if err == nil && !strings.HasPrefix(a.Client, line+".2:") {
+					err = fmt.Errorf("the server saw %s", a.Client)
+				}
+				return err
+			})
+			ip(gateway, "link del later0")
+		}
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
