@@ -214,15 +214,27 @@ func TestProbeUDP(t *testing.T) {
 	}
 }
 
+// bothProtocols listens on one port that is free for TCP and for UDP.
+func bothProtocols(t *testing.T) (net.Listener, net.PacketConn) {
+	t.Helper()
+	for tries := 20; ; tries-- {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.ListenPacket("udp", listener.Addr().String())
+		if err == nil {
+			return listener, conn
+		}
+		listener.Close()
+		if tries == 0 {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestProbeDNS(t *testing.T) {
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", conn.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener, conn := bothProtocols(t)
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		late := new(dns.Msg).SetReply(q)
 		late.Id++ // somebody else's answer comes first
