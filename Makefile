@@ -6,13 +6,26 @@ BIN     := bin/sluice
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
+.PHONY: help build install uninstall demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the static binary bin/sluice
 	$(GO) build -o $(BIN) ./cmd/sluice
+
+PREFIX ?= /usr/local
+install: build ## install program, manual, completions and unit below PREFIX (default /usr/local)
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/sluice
+	$(BIN) docs man $(DESTDIR)$(PREFIX)/share/man/man1
+	$(BIN) completion bash | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
+	$(BIN) completion zsh | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_sluice
+	$(BIN) completion fish | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/sluice.fish
+	sed 's,/usr/local,$(PREFIX),' packaging/sluice.service | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.service
+
+uninstall: ## remove what install put there; the configuration and the state stay
+	cd $(DESTDIR)$(PREFIX) && rm -f bin/sluice share/man/man1/sluice.1 share/man/man1/sluice-*.1 lib/systemd/system/sluice.service \
+	  share/bash-completion/completions/sluice share/zsh/site-functions/_sluice share/fish/vendor_completions.d/sluice.fish
 
 demo: build ## balance and translate real traffic in namespaces; ends by itself, leaves nothing (root)
 	$(BIN) demo
