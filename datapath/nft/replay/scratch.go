@@ -20,28 +20,30 @@ import (
 // descriptor and thread in them, however f ends.
 func inNamespaces(home int, f func(host *host, far int) error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // the main thread stays where it is: /proc/self shows it
-			defer runtime.UnlockOSThread()
-			done <- inNamespaces(home, f)
-			return
-		}
-		back, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		defer back.Close()
-		err = scratch(home, f)
-		// A thread that cannot go back stays locked and ends with this goroutine.
-		if unix.Setns(int(back.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
+	go func() { done <- onThread(home, f) }()
 	return <-done
+}
+
+// onThread does it on the thread of the calling goroutine, which has nothing else to do. It
+// has closed what it opened when it returns.
+func onThread(home int, f func(host *host, far int) error) error {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() { // the main thread stays where it is: /proc/self shows it
+		defer runtime.UnlockOSThread()
+		return inNamespaces(home, f)
+	}
+	back, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer back.Close()
+	err = scratch(home, f)
+	// A thread that cannot go back stays locked and ends with this goroutine.
+	if unix.Setns(int(back.Fd()), unix.CLONE_NEWNET) == nil {
+		runtime.UnlockOSThread()
+	}
+	return err
 }
 
 func scratch(home int, f func(host *host, far int) error) error {
