@@ -83,7 +83,7 @@ func smallTable(entries int) map[string]string {
 // Conditions lists those that the router's own settings make.
 func Conditions() []Condition {
 	web := sending(dialTCP(5, 5))
-	hearing := &program{node: "gateway", words: []string{"conntrack", "-E"}}
+	hearing := listener()
 	dns := sending(sendUDP(30, Client, Server, 53, 100, false))
 	return []Condition{
 		// Entries.
@@ -153,7 +153,7 @@ func Conditions() []Condition {
 		{Name: "bridge", Wants: []Want{{"RL09", "warn", "1 bridge"}}, Sicken: all(nft(natRules), gateway("ip link add br0 type bridge; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),
 			Do: `sysctl -w net.bridge.bridge-nf-call-iptables=0.*`},
 		{Name: "event-listener", Wants: []Want{{"RL10", "info", "1 program hears"}}, Sicken: all(nft(natRules), hearing.start), Traffic: web,
-			Cure: all(func(ctx context.Context, l *lab.Lab) error { return hearing.stop(ctx, l) }, running("gateway", "conntrack", "-E", "-e", "DESTROY"))},
+			Cure: all(func(ctx context.Context, l *lab.Lab) error { return hearing.stop(ctx, l) }, listener("-e", "DESTROY").start)},
 		{Name: "no-byte-counters", Wants: []Want{{"RL11", "info", "no byte counters"}}, Sicken: nft(natRules), Do: `sysctl -w net.netfilter.nf_conntrack_acct=1`},
 		{Name: "churn", Wants: []Want{{"RL14", "warn", "20 changes"}}, Traffic: gateway("for i in 1 2 3 4 5 6 7 8 9 10; do nft add table inet churn; nft delete table inet churn; done"),
 			After: nft(strings.Repeat("add table inet churn\ndelete table inet churn\n", 10))},
@@ -200,7 +200,8 @@ func Conditions() []Condition {
 		{Name: "accept-queue", Wants: []Want{{"LS01", "critical", "accept queue"}}, Traffic: all(listening(8081, 1), connecting(40)), After: all(listening(8081, 100), connecting(40))},
 		{Name: "syn-queue", Wants: []Want{{"LS02", "warn", "SYNs met a full queue"}}, Traffic: all(listening(8082, 8), spray("client", flow.TCP, tcpSYN, 100, "192.0.2.77", 0, Gateway, 8082)),
 			After: all(listening(8082, 1000), spray("client", flow.TCP, tcpSYN, 100, "192.0.2.77", 0, Gateway, 8082))},
-		{Name: "open-files", Wants: []Want{{"LS03", "warn", "of its 64 files open"}}, Sicken: running("gateway", "bash", "-c", "ulimit -Sn 64; for i in {3..61}; do eval \"exec $i</dev/null\"; done; exec sleep 1000"),
+		{Name: "open-files", Wants: []Want{{"LS03", "warn", "of its 64 files open"}}, Sicken: (&program{node: "gateway", name: "sleep", words: []string{"bash", "-c",
+			"ulimit -Sn 64; for i in {3..61}; do eval \"exec $i</dev/null\"; done; exec sleep 1000"}}).start,
 			Do: `prlimit --pid \d+ --nofile=\d+`},
 		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(deaf(54, 4096), sending(sendUDP(50, Client, Gateway, 54, 1000, false))),
 			After: all(deaf(54, 4<<20), sending(sendUDP(50, Client, Gateway, 54, 1000, false)))},
@@ -352,7 +353,6 @@ func exporter(inside bool) setup {
 			return err
 		}
 		go func() { _ = cmd.Wait() }()
-		time.Sleep(50 * time.Millisecond)
-		return nil
+		return runs(ctx, cmd.Process.Pid, "node_exporter", nil)
 	}
 }

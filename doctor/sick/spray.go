@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -98,7 +100,7 @@ func hold(node string, n int, then func(net.Conn) error) setup {
 		go acceptAndHold(ctx, listener)
 		return l.Node(node).Do(func() error {
 			for i := range n {
-				c, err := net.DialTimeout("tcp4", Server+":80", time.Second)
+				c, err := (&net.Dialer{}).DialContext(ctx, "tcp4", Server+":80")
 				if err != nil {
 					return fmt.Errorf("connection %d of %d: %w", i, n, err)
 				}
@@ -195,13 +197,12 @@ func timeWait(n int) setup {
 	}
 }
 
-// running has a program run until ctx ends, in a node's namespace.
-func running(node string, words ...string) setup { return (&program{node: node, words: words}).start }
-
 // program runs in a node's namespace until it is stopped or its ctx ends.
 type program struct {
 	node  string
 	words []string
+	name  string             // under which it is ready
+	ready func(pid int) bool // nil: as soon as it has that name
 	stop  setup
 }
 
@@ -219,8 +220,34 @@ func (p *program) start(ctx context.Context, l *lab.Lab) error {
 		<-ended
 		return nil
 	}
-	time.Sleep(50 * time.Millisecond)
-	return nil
+	return runs(ctx, cmd.Process.Pid, p.name, p.ready)
+}
+
+// runs waits until a process has become the program of a name, and that one is ready.
+func runs(ctx context.Context, pid int, name string, ready func(pid int) bool) error {
+	for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			return fmt.Errorf("%s has ended: %w", name, err)
+		}
+		if string(comm) == name+"\n" && (ready == nil || ready(pid)) {
+			return nil
+		}
+	}
+	return ctx.Err()
+}
+
+// listener is conntrack -E on the router, ready when it hears the connection table's events.
+func listener(options ...string) *program {
+	return &program{node: "gateway", words: append([]string{"conntrack", "-E"}, options...), name: "conntrack", ready: func(pid int) bool {
+		sockets, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/netlink", pid))
+		for line := range strings.Lines(string(sockets)) {
+			if f := strings.Fields(line); len(f) > 3 && f[1] == fmt.Sprint(unix.NETLINK_NETFILTER) && strings.Trim(f[3], "0") != "" {
+				return true
+			}
+		}
+		return false
+	}}
 }
 
 // startConnect begins a connection, which is closed when ctx ends, and does not wait for it.
