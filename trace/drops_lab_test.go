@@ -4,6 +4,7 @@ package trace_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -53,12 +54,20 @@ func dropCause(t *testing.T, c sick.Case) {
 		Namespaces: []conntrack.Namespace{ns},
 		Options:    trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true},
 	}
-	if err := w.Start(ctx); err != nil {
+	if w.Probe, err = trace.OpenDrops(w.Options); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Probe.Close()
+	if err := errors.Join(w.Probe.Pause(), w.Start(ctx)); err != nil {
 		t.Fatal(err)
 	}
 	refused, err := c.Traffic(ctx, l)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// What was sent may still be on its way, where ksoftirqd has to wait for its turn.
+	for end := time.Now().Add(time.Minute); seen(t, w.Probe) < uint64(refused) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
 	}
 	r, err := w.Stop(ctx)
 	if err != nil {
@@ -86,6 +95,20 @@ func dropCause(t *testing.T, c sick.Case) {
 	if refused > 0 && (reported > uint64(refused) || reported+r.Hidden < uint64(refused)) {
 		t.Errorf("%d packets were refused, %d are reported and %d are hidden by this kernel", refused, reported, r.Hidden)
 	}
+}
+
+// seen is how many drops a probe has met, those that the kernel hides from it included.
+func seen(t *testing.T, p *trace.Drops) uint64 {
+	t.Helper()
+	counts, err := p.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := p.Missed().Hidden
+	for _, c := range counts {
+		n += c.Packets
+	}
+	return n
 }
 
 // TestListed wants the rules of a namespace to be listed only when one drops something, and
