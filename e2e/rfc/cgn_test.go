@@ -60,7 +60,7 @@ func limited(ports int) func(*gateway) error {
 		if _, err := more.WriteTo([]byte("too many"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
 			return err
 		}
-		if _, text, err := receive(out, silence); err == nil && text == "too many" {
+		if _, text, err := receive(out, g.silence); err == nil && text == "too many" {
 			return fmt.Errorf("connection %d of %d got through", ports+1, ports)
 		}
 		_, err := g.exchange(g.udp("i2", i2+":4000"), o1+":9", out, "another host")
@@ -79,7 +79,7 @@ func TestRFC6888REQ5SessionLimit(t *testing.T) {
 		if _, err := in.WriteTo([]byte("too many"), udpAddr(netip.MustParseAddrPort(o1+":11"))); err != nil {
 			return err
 		}
-		if _, _, err := receive(out, silence); err == nil {
+		if _, _, err := receive(out, g.silence); err == nil {
 			return fmt.Errorf("the third session of two got through")
 		}
 		return nil
@@ -130,7 +130,7 @@ func TestRFC6888REQ8PortHold(t *testing.T) {
 		if _, err := g.udp("i2", i2+":4000").WriteTo([]byte("x"), udpAddr(netip.MustParseAddrPort(o1+":10"))); err != nil {
 			return err
 		}
-		if from, _, err := receive(out, silence); err == nil {
+		if from, _, err := receive(out, g.silence); err == nil {
 			return fmt.Errorf("another host got the freed port at once: %v", from)
 		}
 		return nil

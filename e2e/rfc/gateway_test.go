@@ -60,7 +60,6 @@ const (
 	i1six, i2six = "fd00:2::2", "fd00:2::3"
 	o1in64       = "64:ff9b::c633:640b" // 198.51.100.11
 	wanMTU       = 1400
-	silence      = 150 * time.Millisecond // for what must not arrive
 )
 
 func topology() lab.Topology {
@@ -95,8 +94,9 @@ type gateway struct {
 	t *testing.T
 	d *daemon.Daemon
 	// patience is for what must arrive, again until what may have been lost is sent again. They
-	// are short where the ledger says that it does not arrive.
-	patience, again time.Duration
+	// are short where the ledger says that it does not arrive. silence is for what must not
+	// arrive, and long where the ledger says that it does.
+	patience, again, silence time.Duration
 }
 
 // Configurations of the tests.
@@ -125,8 +125,8 @@ func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 			status := row.status[name]
 			t.Parallel()
 			g := start(t, name, configuration, status)
-			if g.patience, g.again = 30*time.Second, time.Second; strings.HasPrefix(status, "not met") {
-				g.patience, g.again = 2*time.Second, 300*time.Millisecond
+			if g.patience, g.again, g.silence = 30*time.Second, time.Second, 150*time.Millisecond; strings.HasPrefix(status, "not met") {
+				g.patience, g.again, g.silence = 2*time.Second, 300*time.Millisecond, 2*time.Second
 			}
 			err := check(g)
 			if errors.Is(err, errInapplicable) {

@@ -110,7 +110,7 @@ func TestRFC5508REQ3Checksums(t *testing.T) {
 				o2, pool1, lie[0], pool1, o1, lie[1], seen.Port()); err != nil {
 				return err
 			}
-			if p, err := sniff.await(silence, icmp(3, 1)); err == nil {
+			if p, err := sniff.await(g.silence, icmp(3, 1)); err == nil {
 				return fmt.Errorf("an error with a wrong checksum got through: %s", p)
 			}
 		}
@@ -135,7 +135,7 @@ func TestRFC5508REQ4NoMapping(t *testing.T) {
 			o2, pool1, pool1, o1); err != nil {
 			return err
 		}
-		if p, err := sniff.await(silence, icmp(3, 1)); err == nil {
+		if p, err := sniff.await(g.silence, icmp(3, 1)); err == nil {
 			return fmt.Errorf("got through: %s", p)
 		}
 		return nil
@@ -268,7 +268,7 @@ func (g *gateway) exhaust(code uint8) error {
 	if _, err := g.udp("i2", i2+":4002").WriteTo([]byte("3"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
 		return err
 	}
-	if _, text, err := receive(out, silence); err == nil && text == "3" {
+	if _, text, err := receive(out, g.silence); err == nil && text == "3" {
 		return fmt.Errorf("the third of two got through: %q", text)
 	}
 	if code > 0 {
@@ -329,7 +329,7 @@ func TestRFC5508REQ11NoLeak(t *testing.T) {
 			if err := in.send("ip4(src=%s,dst=%s)/%s", i1, o1, what); err != nil {
 				return err
 			}
-			if p, err := out.await(silence, leaked); err == nil {
+			if p, err := out.await(g.silence, leaked); err == nil {
 				return fmt.Errorf("left with the inside address: %s", p)
 			}
 		}
@@ -360,11 +360,11 @@ func TestRFC5508REQ10fErrorRate(t *testing.T) {
 				return err
 			}
 		}
-		seconds := int(time.Since(begin)/time.Second) + 2 // begun ones
 		after, err := g.timeExceeded("i1")
 		if err != nil {
 			return err
 		}
+		seconds := int(time.Since(begin)/time.Second) + 2 // begun ones, until the errors were counted
 		if got := after - before; got > min(seconds*1000, sent-1) {
 			return fmt.Errorf("%d errors about %d packets in at most %d s", got, sent, seconds)
 		}

@@ -310,19 +310,11 @@ func (g *gateway) toIPv6InPieces(most int) error {
 	}
 	sniff, raw := g.wire("i1"), g.wire("o1")
 	for _, size := range []int{most - 48 + 1, wanMTU - 28} { // the first is one byte too large
-		for range 5 { // the first waits until the daemon has loaded its program
-			err = g.retry(in, size, func() error {
-				return raw.send("ip4(src=%s,dst=%s,id=78)/udp(sport=9,dport=%d)/data(%d)", o1, pool1, outer.Port(), size)
-			})
-			if err == nil {
-				break
-			}
-		}
+		err = g.retry(in, size, func() error { // the first waits until the daemon has loaded its program
+			return raw.send("ip4(src=%s,dst=%s,id=78)/udp(sport=9,dport=%d)/data(%d)", o1, pool1, outer.Port(), size)
+		})
 		if err != nil {
 			return fmt.Errorf("a datagram of %d bytes: %w", size, err)
-		}
-		for err == nil { // what was sent again meanwhile
-			_, _, err = receive(in, silence)
 		}
 	}
 	err = g.retry(in, 3000, func() error { // the host fragments it
@@ -339,7 +331,7 @@ func (g *gateway) toIPv6InPieces(most int) error {
 		}
 		return len(p.Build())-14 > most
 	}
-	if p, err := sniff.await(silence, long); err == nil {
+	if p, err := sniff.await(g.silence, long); err == nil {
 		return fmt.Errorf("a packet of %d bytes, want at most %d: %s", len(p.Build())-14, most, p)
 	}
 	if pieces < 4 {

@@ -212,7 +212,7 @@ func (g *gateway) closes(tcp, udp netip.AddrPort, game net.PacketConn) error {
 		return err
 	}
 	late := g.udp("o2", o2+":0")
-	if err := g.back(late, udp, game, silence); err == nil {
+	if err := g.back(late, udp, game, g.silence); err == nil {
 		return errors.New("a datagram came in by a mapping that was taken back")
 	}
 	c, err := g.Node("o2").Dial(g.t.Context(), &net.Dialer{Timeout: time.Second}, "tcp", tcp.String())

@@ -32,14 +32,14 @@ func TestRFC6146OnlyThePrefix(t *testing.T) {
 		if err := in.send("ip6(src=64:ff9b::c633:6415,dst=%s)/udp(sport=4000,dport=11)/data(8)", o1in64); err != nil {
 			return err
 		}
-		if p, err := out.await(silence, udpTo(11)); err == nil {
+		if p, err := out.await(g.silence, udpTo(11)); err == nil {
 			return fmt.Errorf("from inside of the prefix: %s", p)
 		}
 		if err := out.send("ip4(src=%s,dst=%s)/udp(sport=9,dport=%d)/data(8)", o1, pool1, outer.Port()^2); err != nil {
 			return err
 		}
 		take := func(p packet.Packet) bool { u, ok := packet.Find[*packet.UDP](p); return ok && u.SrcPort == 9 }
-		if p, err := in.await(silence, take); err == nil {
+		if p, err := in.await(g.silence, take); err == nil {
 			return fmt.Errorf("without a binding: %s", p)
 		}
 		return nil
@@ -184,7 +184,7 @@ func TestRFC6146Bounded(t *testing.T) {
 		if _, err := g.udp("i1", "["+i1six+"]:4002").WriteTo([]byte("3"), udpAddr(netip.MustParseAddrPort("["+o1in64+"]:9"))); err != nil {
 			return err
 		}
-		if _, text, err := receive(out, silence); err == nil && text == "3" {
+		if _, text, err := receive(out, g.silence); err == nil && text == "3" {
 			return fmt.Errorf("the third flow of two got through")
 		}
 		if _, err := g.exchange(g.udp("i2", "["+i2six+"]:4000"), "["+o1in64+"]:9", out, "another host"); err != nil {
@@ -287,7 +287,7 @@ func TestRFC7915Errors6(t *testing.T) {
 			if err := router.send("ip4(src=%s,dst=%s)/icmp(%s)/%s", o2, pool1, message, about); err != nil {
 				return err
 			}
-			if p, err := in.await(silence, func(p packet.Packet) bool { m, ok := packet.Find[*packet.ICMP](p); return ok && m.IsError() }); err == nil {
+			if p, err := in.await(g.silence, func(p packet.Packet) bool { m, ok := packet.Find[*packet.ICMP](p); return ok && m.IsError() }); err == nil {
 				return fmt.Errorf("%s became %s", message, p)
 			}
 		}
