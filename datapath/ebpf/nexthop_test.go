@@ -191,7 +191,11 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 	}
 	counts()
 	for i, n := range streams {
-		missing := n.end()
+		quiet := patience
+		if c.outage { // some may be lost
+			quiet = 2 * time.Second
+		}
+		missing := n.end(quiet)
 		for flow, numbers := range missing {
 			for _, number := range numbers {
 				if !c.outage || number < before[i][flow] || number > told[i][flow] {

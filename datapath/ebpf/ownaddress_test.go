@@ -80,7 +80,7 @@ func withoutDF(t *testing.T, n *lab.Node, to string) net.Conn {
 func sendUntil(t *testing.T, out net.Conn, in net.PacketConn, b []byte) (got int) {
 	t.Helper()
 	buf := make([]byte, 4096)
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && got != len(b); {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline) && got != len(b); {
 		if _, err := out.Write(b); err != nil {
 			t.Fatal(err)
 		}

@@ -73,7 +73,7 @@ func TestPairComesAndGoes(t *testing.T) {
 			t.Errorf("with the bridge up %v: paired %v, attached %v", up, d.switches.Paired, d.attached)
 		}
 	}
-	if missing := load.end(); len(missing) > 0 {
+	if missing := load.end(patience); len(missing) > 0 {
 		t.Errorf("datagrams are lost, by flow: %v", missing)
 	}
 	mustStay(t, load.arrivals())

@@ -53,7 +53,7 @@ func TestAnswersSummedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, addr := range []string{"192.0.2.10:80", "[2001:db8::10]:80"} {
-		err := client.Do(func() error { _, err := net.DialTimeout("tcp", addr, 5*time.Second); return err })
+		err := client.Do(func() error { _, err := net.DialTimeout("tcp", addr, patience); return err })
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("connection to %s: %v: %s", addr, err, describeReasons(d))
 		}
@@ -92,13 +92,10 @@ func refusedDatagram(n *lab.Node, addr string, size int) error {
 			return err
 		}
 		defer c.Close()
-		for range 10 {
+		for end := time.Now().Add(patience); !errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); {
 			if _, err = c.Write(make([]byte, size)); err == nil {
 				c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
 				_, err = c.Read(make([]byte, 1))
-			}
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				break
 			}
 		}
 		return err

@@ -68,9 +68,9 @@ func (n *numbered) arrivals() (all []labhost.Arrival) {
 	return all
 }
 
-// end stops the stream, waits for the last datagram on its way and returns the
-// numbers that did not arrive, by flow. None may arrive twice.
-func (n *numbered) end() (missing map[int][]uint32) {
+// end stops the stream, waits until all have arrived, or for so long no more, and returns
+// the numbers that did not arrive, by flow. None may arrive twice.
+func (n *numbered) end(quiet time.Duration) (missing map[int][]uint32) {
 	n.t.Helper()
 	if err := n.stream.Stop(); err != nil {
 		n.t.Fatal(err)
@@ -79,8 +79,7 @@ func (n *numbered) end() (missing map[int][]uint32) {
 	for _, s := range sent {
 		total += int(s)
 	}
-	// Some may be lost: the last has arrived when all have, or no more come.
-	for seen, since := 0, time.Now(); seen < total && time.Since(since) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
+	for seen, since := 0, time.Now(); seen < total && time.Since(since) < quiet; time.Sleep(5 * time.Millisecond) {
 		if now := len(n.arrivals()); now != seen {
 			seen, since = now, time.Now()
 		}
@@ -166,7 +165,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 				}
 				load.await(10)
 			}
-			if missing := load.end(); len(missing) > 0 {
+			if missing := load.end(patience); len(missing) > 0 {
 				t.Errorf("datagrams are lost, by flow: %v", missing)
 			}
 			mustStay(t, load.arrivals())
