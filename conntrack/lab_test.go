@@ -69,7 +69,7 @@ func TestInsertDumpDelete(t *testing.T) {
 	for i := range n {
 		want = append(want, masqueraded(i, 200))
 	}
-	six := Entry{Family: unix.AF_INET6, Protocol: flow.UDP, Timeout: 30, Mark: 7, Zone: 3,
+	six := Entry{Family: unix.AF_INET6, Protocol: flow.UDP, Timeout: 59, Mark: 7, Zone: 3,
 		Original: Tuple{Source: AddrOf(netip.MustParseAddr("2001:db8::2")), Dest: AddrOf(netip.MustParseAddr("2001:db8:1::1")), SourcePort: 4000, DestPort: 53},
 		Reply:    Tuple{Source: AddrOf(netip.MustParseAddr("2001:db8:1::1")), Dest: AddrOf(netip.MustParseAddr("2001:db8::2")), SourcePort: 53, DestPort: 4000}}
 	want = append(want, six)

@@ -50,7 +50,7 @@ func trackedNamespace(t *testing.T) string {
 	}
 	for i := range 20 {
 		o := conntrack.Tuple{Source: addr("2001:db8::5"), Dest: addr("2001:db8:1:2:3:4:5:53"), SourcePort: uint16(3000 + i), DestPort: 53}
-		entries = append(entries, conntrack.Entry{Family: unix.AF_INET6, Protocol: flow.UDP, Timeout: 25, Original: o,
+		entries = append(entries, conntrack.Entry{Family: unix.AF_INET6, Protocol: flow.UDP, Timeout: 600, Original: o,
 			Reply: conntrack.Tuple{Source: o.Dest, Dest: o.Source, SourcePort: o.DestPort, DestPort: o.SourcePort}})
 	}
 	if n, err := c.Insert(context.Background(), entries); err != nil || n != len(entries) {
