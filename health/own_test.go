@@ -167,8 +167,8 @@ func TestNoPortFree(t *testing.T) {
 			c.before()
 			cfg := &config.Config{Services: []config.Service{{Name: "web", Mode: config.ModeDNAT, Protocol: 6,
 				Listen: []config.Listen{{Address: netip.MustParseAddr("192.0.2.10")}},
-				Check: &config.Check{Type: c.check, Interval: config.Duration(300 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
-					Rise: 1, Fall: 1, Initial: "up"},
+				Check: &config.Check{Type: c.check, Interval: config.Duration(time.Second), Timeout: config.Duration(900 * time.Millisecond),
+					Rise: 1, Fall: 1, Initial: "up"}, // a probe that has no time to lack anything has failed
 				Backends: []config.Backend{{Name: "s1", Address: netip.MustParseAddr("10.0.2.2"), Port: 8080}}}}}
 			cfg.SetDefaults()
 			m := New(Options{TableDrops: func() (uint32, error) { return 0, nil },
