@@ -97,6 +97,7 @@ type gateway struct {
 	// are short where the ledger says that it does not arrive. silence is for what must not
 	// arrive, and long where the ledger says that it does.
 	patience, again, silence time.Duration
+	sent                     int // texts, which are all different
 }
 
 // Configurations of the tests.
@@ -191,6 +192,7 @@ func (g *gateway) udp(node, address string) *net.UDPConn {
 // exchange sends one datagram and returns who it came from.
 func (g *gateway) exchange(from net.PacketConn, to string, at net.PacketConn, text string) (netip.AddrPort, error) {
 	dst := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))
+	text = g.unlike(text)
 	// The first packet through a fresh lab may wait for a neighbour; UDP may lose it.
 	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if _, err := from.WriteTo([]byte(text), dst); err != nil {
@@ -202,6 +204,13 @@ func (g *gateway) exchange(from net.PacketConn, to string, at net.PacketConn, te
 		}
 	}
 	return netip.AddrPort{}, fmt.Errorf("a datagram to %s did not arrive within %v", to, g.patience)
+}
+
+// unlike makes a text that no datagram before had: one that was sent twice, because the first
+// took long, is no answer to the next.
+func (g *gateway) unlike(text string) string {
+	g.sent++
+	return fmt.Sprintf("%s (%d)", text, g.sent)
 }
 
 // receive waits for one datagram.
@@ -222,12 +231,13 @@ func receive(at net.PacketConn, wait time.Duration) (netip.AddrPort, string, err
 // whether it arrives inside.
 func (g *gateway) back(from net.PacketConn, to netip.AddrPort, at net.PacketConn, wait time.Duration) error {
 	drain(at)
+	text := g.unlike("back")
 	for deadline := time.Now().Add(wait); ; {
-		if _, err := from.WriteTo([]byte("back"), net.UDPAddrFromAddrPort(to)); err != nil {
+		if _, err := from.WriteTo([]byte(text), net.UDPAddrFromAddrPort(to)); err != nil {
 			return err
 		}
 		_, got, err := receive(at, min(wait, g.again))
-		if err == nil && got == "back" {
+		if err == nil && got == text {
 			return nil
 		}
 		if time.Now().After(deadline) {
