@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -30,9 +31,9 @@ const connectTimeout = 10 * time.Second
 // NewRemote returns a client for the daemon. It reads the files, and does not connect yet;
 // when it does, it is by no proxy.
 func NewRemote(r Remote) (*Client, error) {
-	base, err := r.base()
+	base, err := ServerURL(r.Server)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--server: %w", err)
 	}
 	c := &Client{base: base, at: base, remote: true}
 	if r.Tokens != "" {
@@ -56,10 +57,7 @@ func NewRemote(r Remote) (*Client, error) {
 			return nil, fmt.Errorf("CA %s: it holds no certificate in PEM", r.CA)
 		}
 	}
-	if (r.Cert == "") != (r.Key == "") {
-		return nil, errors.New("--cert FILE and --key FILE belong together: name both")
-	}
-	if r.Cert != "" {
+	if r.Cert != "" || r.Key != "" {
 		pair, err := readPair(r.Cert, r.Key)
 		if err != nil {
 			return nil, err
@@ -74,15 +72,21 @@ func NewRemote(r Remote) (*Client, error) {
 	return c, nil
 }
 
-// base returns the URL without what follows the port.
-func (r Remote) base() (string, error) {
-	u, err := url.Parse(r.Server)
-	if err != nil || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
-		return "", fmt.Errorf("--server %s: write https://HOST:PORT", r.Server)
+// ServerURL returns the URL of a daemon without what follows the port, or what is wrong
+// with it.
+func ServerURL(server string) (string, error) {
+	u, err := url.Parse(server)
+	if err != nil || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
+		return "", fmt.Errorf("%q: write https://HOST:PORT", server)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return "", fmt.Errorf("%q: ports are 1 to 65535", server)
+		}
 	}
 	if u.Scheme == "http" {
 		if at, err := netip.ParseAddr(u.Hostname()); err != nil || !at.IsLoopback() {
-			return "", fmt.Errorf("--server %s: the token would be sent in clear: write https://, or the loopback address 127.0.0.1 or [::1]", r.Server)
+			return "", fmt.Errorf("%q: the token would be sent in clear: write https://, or the loopback address 127.0.0.1 or [::1]", server)
 		}
 	}
 	return u.Scheme + "://" + u.Host, nil

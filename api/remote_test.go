@@ -58,7 +58,6 @@ func TestRemote(t *testing.T) {
 	gone := httptest.NewServer(answer)
 	gone.Close()
 	ca := file("ca", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})), 0o644)
-	cert, key := ca, ""
 	for _, c := range []struct {
 		name   string
 		remote Remote
@@ -75,14 +74,15 @@ func TestRemote(t *testing.T) {
 		{"TLS wanted of none", Remote{Server: "https" + strings.TrimPrefix(clear.URL, "http"), CA: ca, Tokens: token}, "it listens without TLS: write http://"},
 		{"elsewhere", Remote{Server: moved.URL, CA: ca, Tokens: token}, "307"},
 		{"nobody", Remote{Server: gone.URL, Tokens: token}, "no daemon answers on " + gone.URL + ": run one there with --listen"},
-		{"in clear", Remote{Server: "http://192.0.2.1:9443", Tokens: token}, "--server http://192.0.2.1:9443: the token would be sent in clear"},
+		{"in clear", Remote{Server: "http://192.0.2.1:9443", Tokens: token}, "--server: \"http://192.0.2.1:9443\": the token would be sent in clear"},
 		{"in clear by name", Remote{Server: "http://localhost:9443", Tokens: token}, "in clear"},
 		{"no URL", Remote{Server: "192.0.2.1:9443"}, "write https://HOST:PORT"},
 		{"no scheme", Remote{Server: "gw1"}, "write https://HOST:PORT"},
 		{"a path", Remote{Server: secure.URL + "/sluice"}, "write https://HOST:PORT"},
 		{"a name and password", Remote{Server: "https://a:b@192.0.2.1:9443"}, "write https://HOST:PORT"},
-		{"certificate without key", Remote{Server: secure.URL, Cert: cert, Key: key}, "--cert FILE and --key FILE belong together"},
-		{"others read the key", Remote{Server: secure.URL, Cert: cert, Key: file("key", "", 0o604)}, "mode 0604"},
+		{"no host", Remote{Server: "https://:9443"}, "write https://HOST:PORT"},
+		{"no such port", Remote{Server: "https://gw1:65536"}, "ports are 1 to 65535"},
+		{"others read the key", Remote{Server: secure.URL, Cert: ca, Key: file("key", "", 0o604)}, "mode 0604"},
 		{"others read the token", Remote{Server: secure.URL, CA: ca, Tokens: file("open", secret, 0o644)}, "mode 0644"},
 		{"two tokens", Remote{Server: secure.URL, CA: ca, Tokens: file("two", secret+"\n"+secret, 0o600)}, "it holds 2 tokens"},
 		{"no CA", Remote{Server: secure.URL, CA: token}, "it holds no certificate"},

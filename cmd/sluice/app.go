@@ -181,7 +181,7 @@ func (a *app) socketPath() string {
 // TCP. Such a command gets its client from client.
 func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&a.remote.Server, "server", "", "ask the daemon at https://HOST:PORT over TCP instead of its socket")
+	flags.Var((*serverFlag)(&a.remote.Server), "server", "ask the daemon at https://HOST:PORT over TCP instead of its socket")
 	flags.StringVar(&a.remote.Tokens, "token-file", "", "with --server: file that holds the token")
 	flags.StringVar(&a.remote.CA, "ca", "", "with --server: who signed its certificate, PEM (default the system's CAs)")
 	flags.StringVar(&a.remote.Cert, "cert", "", "with --server: own certificate, PEM")
@@ -192,11 +192,30 @@ func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// serverFlag is --server. An empty value, as of a shell's variable that is not set, is no
+// daemon's either: the one at the socket is another.
+type serverFlag string
+
+// Set implements pflag.Value.
+func (f *serverFlag) Set(s string) error {
+	_, err := api.ServerURL(s)
+	*f = serverFlag(s)
+	return err
+}
+
+// String implements pflag.Value.
+func (f *serverFlag) String() string { return string(*f) }
+
+// Type implements pflag.Value.
+func (f *serverFlag) Type() string { return "string" }
+
 // client returns one for the daemon that the flags name: at its socket, or elsewhere.
 func (a *app) client() (*api.Client, error) {
 	switch {
 	case a.remote.Server != "" && (a.socket != "" || a.stateDir != ""):
 		return nil, exitError{exitUsage, errors.New("--server asks over TCP: --socket and --state-dir are of the daemon's own host")}
+	case (a.remote.Cert == "") != (a.remote.Key == ""):
+		return nil, exitError{exitUsage, errors.New("--cert FILE and --key FILE belong together: name both")}
 	case a.remote.Server != "":
 		return api.NewRemote(a.remote)
 	case a.remote != (api.Remote{}):
