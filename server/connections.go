@@ -3,33 +3,50 @@
 package server
 
 import (
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 )
 
-// Bounds of what strangers can hold open. Who has proved nothing keeps a connection for
-// readHeaderTimeout at most.
+// Bounds of what clients can hold open, over TCP and at the socket each: together less than
+// the 1,024 files that a process may have open where nobody raised it. Who has proved
+// nothing keeps a connection for readHeaderTimeout at most.
 const (
 	maxConnections = 256 // in all
-	maxOfClient    = 32  // of one IPv4 address or IPv6 /64, so that one host cannot have them all
+	maxOfClient    = 32  // of one process, IPv4 address or IPv6 /64, so that none of them can have them all
 )
 
-// limited is a listener that closes at once what is beyond the bounds.
+// writeTimeout bounds the wait for a client that does not read its answer: 64 KiB are to be
+// gone in this time. Who pages through 'sluice conns --list' looks at a page for a while.
+const (
+	writeTimeout = 2 * time.Minute
+	writePiece   = 64 << 10
+)
+
+// limited is a listener that serves what is within the bounds, and cuts off who does not read.
 type limited struct {
 	net.Listener
 	total, each int
-	refused     func(client, cause string)
+	patience    time.Duration                  // with a client that does not read
+	client      func(net.Conn) string          // whose connection it is
+	surplus     func(c net.Conn, cause string) // ends a connection beyond the bounds
+	refused     func(client, cause string)     // tells of it
 
 	mu   sync.Mutex // protects the rest
 	open int
-	of   map[netip.Prefix]int // by client, entries above 0 only
+	of   map[string]int // by client, entries above 0 only
 }
 
 func newLimited(l net.Listener, total, each int, refused func(client, cause string)) *limited {
-	return &limited{Listener: l, total: total, each: each, refused: refused, of: map[netip.Prefix]int{}}
+	return &limited{
+		Listener: l, total: total, each: each, patience: writeTimeout, refused: refused, of: map[string]int{},
+		client:  func(c net.Conn) string { return clientOf(c.RemoteAddr()).String() },
+		surplus: func(c net.Conn, _ string) { c.Close() }, // strangers are told nothing
+	}
 }
 
 // Accept implements net.Listener.
@@ -39,14 +56,26 @@ func (l *limited) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		client := clientOf(c.RemoteAddr())
+		client := l.client(c)
 		if cause := l.take(client); cause != "" {
-			c.Close()
-			l.refused(c.RemoteAddr().String(), cause)
+			l.refused(name(c, client), cause)
+			l.surplus(c, cause)
 			continue
 		}
-		return &counted{Conn: c, release: sync.OnceFunc(func() { l.give(client) })}, nil
+		return &counted{
+			Conn: c, patience: l.patience,
+			deaf:    func() { l.refused(name(c, client), "it does not read its answer") },
+			release: sync.OnceFunc(func() { l.give(client) }),
+		}, nil
 	}
+}
+
+// name is what the log calls the other end: its address, or the client where it has none.
+func name(c net.Conn, client string) string {
+	if _, unix := c.(*net.UnixConn); unix {
+		return client
+	}
+	return c.RemoteAddr().String()
 }
 
 // clientOf returns what one host has: an IPv4 address or an IPv6 /64.
@@ -62,7 +91,7 @@ func clientOf(a net.Addr) netip.Prefix {
 	return netip.PrefixFrom(at, bits).Masked()
 }
 
-func (l *limited) take(client netip.Prefix) (cause string) {
+func (l *limited) take(client string) (cause string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -76,7 +105,7 @@ func (l *limited) take(client netip.Prefix) (cause string) {
 	return ""
 }
 
-func (l *limited) give(client netip.Prefix) {
+func (l *limited) give(client string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--
@@ -85,10 +114,26 @@ func (l *limited) give(client netip.Prefix) {
 	}
 }
 
-// counted gives its place back when it is closed.
+// counted gives its place back when it is closed, and ends where the other end does not read.
 type counted struct {
 	net.Conn
-	release func()
+	patience time.Duration
+	deaf     func()
+	release  func()
+}
+
+// Write implements net.Conn.
+func (c *counted) Write(b []byte) (written int, err error) {
+	for err == nil && written < len(b) {
+		var n int
+		_ = c.SetWriteDeadline(time.Now().Add(c.patience)) // fails on a closed connection, as Write does
+		n, err = c.Conn.Write(b[written:min(written+writePiece, len(b))])
+		written += n
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.deaf()
+	}
+	return written, err
 }
 
 func (c *counted) Close() error {

@@ -3,8 +3,10 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -41,12 +43,19 @@ func withProblems(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// unsaid is an answer that is looked at and not sent.
+// unsaid is an answer that is looked at before it is sent, if it is.
 type unsaid struct {
 	header http.Header
 	status int
+	body   bytes.Buffer
 }
 
 func (u *unsaid) Header() http.Header         { return u.header }
 func (u *unsaid) WriteHeader(status int)      { u.status = status }
-func (u *unsaid) Write(b []byte) (int, error) { return len(b), nil }
+func (u *unsaid) Write(b []byte) (int, error) { return u.body.Write(b) }
+
+// send writes it as the last answer on a connection.
+func (u *unsaid) send(w io.Writer) error {
+	r := http.Response{StatusCode: u.status, ProtoMajor: 1, ProtoMinor: 1, Header: u.header, Body: io.NopCloser(&u.body), ContentLength: int64(u.body.Len()), Close: true}
+	return r.Write(w)
+}

@@ -49,6 +49,10 @@ const maxConfig = 64 << 20
 // configTimeout bounds how long it may be on its way.
 const configTimeout = 20 * time.Second
 
+// maxStreams bounds how many streams of flows are written at a time, each with a dump of
+// the kernel's table.
+const maxStreams = 16
+
 // New returns the handler of the whole API.
 func New(opt Options) http.Handler {
 	mux := http.NewServeMux()
@@ -77,7 +81,7 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	}
 	// None on the Unix socket, whose permissions decide; both where the daemon has both.
 	cfg.Security = []map[string][]string{{}, {"token": {}}, {"certificate": {}}, {"token": {}, "certificate": {}}}
-	s := &server{opt: opt, started: time.Now()}
+	s := &server{opt: opt, started: time.Now(), streams: make(chan struct{}, maxStreams)}
 	hapi := humago.New(mux, cfg)
 	s.register(huma.NewGroup(hapi, "/api/v1"))
 	return hapi
@@ -87,6 +91,7 @@ type server struct {
 	opt     Options
 	started time.Time
 	tagged  atomic.Pointer[tagged] // the configuration that was asked for last
+	streams chan struct{}          // one for each that is being written
 }
 
 type body[T any] struct{ Body T }

@@ -276,7 +276,13 @@ func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamRes
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
+	select {
+	case s.streams <- struct{}{}:
+	default:
+		return nil, huma.Error503ServiceUnavailable(fmt.Sprintf("%d streams of flows are being read: try again in a moment", maxStreams))
+	}
 	return &huma.StreamResponse{Body: func(answer huma.Context) {
+		defer func() { <-s.streams }()
 		answer.SetHeader("Content-Type", "application/x-ndjson")
 		w := bufio.NewWriterSize(answer.BodyWriter(), 64<<10)
 		lines := json.NewEncoder(w)

@@ -193,9 +193,9 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched
 		opt.Mappings = d.mapper.Mappings
 	}
 	handler := server.New(opt)
-	srv := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	local := server.NewLocal(listener, d.log)
 	failed := make(chan error, 2)
-	go func() { failed <- fmt.Errorf("socket %s: %w", d.socketPath(), srv.Serve(listener)) }()
+	go func() { failed <- fmt.Errorf("socket %s: %w", d.socketPath(), local.Serve(ctx, handler)) }()
 	ready := []any{"socket", d.socketPath(), "pid", os.Getpid()}
 	if d.tcp != nil {
 		go func() { failed <- fmt.Errorf("listen on %s: %w", d.tcp.Addr(), d.tcp.Serve(ctx, handler)) }()
@@ -208,7 +208,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched
 	_, _ = sd.SdNotify(false, sd.SdNotifyStopping)
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	shut := []error{srv.Shutdown(closing)}
+	shut := []error{local.Shutdown(closing)}
 	if d.tcp != nil {
 		shut = append(shut, d.tcp.Shutdown(closing))
 	}

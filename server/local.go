@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Local serves the API at a Unix socket, whose permissions say who may use it.
+type Local struct {
+	listener *limited
+	http     *http.Server
+}
+
+// NewLocal returns one for the listener of the socket.
+func NewLocal(l net.Listener, log *slog.Logger) *Local {
+	refusals := &refusals{log: log, now: time.Now}
+	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
+	limited.client, limited.surplus = processOf, refuser(l.Addr())
+	return &Local{listener: limited, http: &http.Server{
+		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+	}}
+}
+
+// Serve answers by the handler until Shutdown, and always returns an error. The contexts of
+// requests end with ctx.
+func (l *Local) Serve(ctx context.Context, h http.Handler) error {
+	l.http.Handler = h
+	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
+	return l.http.Serve(l.listener)
+}
+
+// Shutdown waits until ctx ends for requests that are being answered, and closes everything.
+func (l *Local) Shutdown(ctx context.Context) error { return l.http.Shutdown(ctx) }
+
+// processOf names the process that opened the other end of a Unix socket.
+func processOf(c net.Conn) string {
+	var peer *unix.Ucred
+	if raw, err := c.(*net.UnixConn).SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { peer, _ = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	}
+	if peer == nil {
+		return "an unknown process"
+	}
+	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid)
+}
+
+// Bounds of the answers to those who are not served.
+const (
+	maxRefusing   = 64 // at a time; who comes then finds the connection closed
+	refuseTimeout = time.Second
+)
+
+// refuser returns what answers a connection beyond the bounds by its cause.
+func refuser(at net.Addr) func(net.Conn, string) {
+	places := make(chan struct{}, maxRefusing)
+	return func(c net.Conn, cause string) {
+		select {
+		case places <- struct{}{}:
+		default:
+			c.Close()
+			return
+		}
+		go func() {
+			defer func() { <-places }()
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(refuseTimeout))
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // answers to nothing confuse clients
+				return
+			}
+			w := &unsaid{header: http.Header{}}
+			writeProblem(w, http.StatusServiceUnavailable, fmt.Sprintf("daemon on %s: %s: try again in a moment", at, cause))
+			_ = w.send(c) // who has gone needs no answer
+		}()
+	}
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// endless has flows for as long as somebody takes them, and tells when nobody does.
+type endless struct {
+	still
+	ended chan struct{}
+}
+
+func (d *endless) Flows(_ context.Context, yield func(flow.Flow) bool) error {
+	t := flow.Tuple{Protocol: flow.TCP, Source: addrPort("198.51.100.7", 40000), Dest: addrPort("192.0.2.10", 80)}
+	for yield(flow.Flow{Original: t, Reply: t.Reverse(), Datapath: "nftables"}) {
+	}
+	d.ended <- struct{}{}
+	return nil
+}
+
+// serveLocal serves the datapath's flows at a socket, whose name it returns.
+func serveLocal(t *testing.T, d datapath.Datapath, patience time.Duration) (string, *logged) {
+	t.Helper()
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{d}})
+	cfg, err := config.Decode("test.yaml", []byte(web))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := &logged{}
+	local := NewLocal(l, slog.New(slog.NewTextHandler(said, nil)))
+	local.listener.patience = patience
+	go func() { _ = local.Serve(context.Background(), New(Options{Engine: e})) }()
+	t.Cleanup(func() { local.http.Close() })
+	return at, said
+}
+
+func dialLocal(t *testing.T, at string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ask sends a request and returns the answer, whose body is not read.
+func ask(t *testing.T, c net.Conn, path string) *http.Response {
+	t.Helper()
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: sluice\r\n\r\n", path); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// TestSocketBoundsConnections: a process that has had its share is told so, and its other
+// connections are served.
+func TestSocketBoundsConnections(t *testing.T) {
+	at, said := serveLocal(t, &still{}, writeTimeout)
+	var served net.Conn
+	for range maxOfClient {
+		served = dialLocal(t, at)
+		if answer := ask(t, served, "/api/v1/status"); answer.StatusCode != http.StatusOK { // it has its place
+			t.Fatal(answer.Status)
+		}
+	}
+	want := fmt.Sprintf("daemon on %s: too many connections of this client: try again in a moment", at)
+	if _, err := api.NewClient(at).Status(t.Context()); err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	if got := said.take(); !strings.Contains(got, fmt.Sprintf("process %d of user %d", os.Getpid(), os.Getuid())) {
+		t.Errorf("the log: %s", got)
+	}
+	served.Close()
+	for { // until the daemon has seen it
+		if _, err := api.NewClient(at).Status(t.Context()); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// TestStreamsAreFew: more than a few at a time are refused, and told why.
+func TestStreamsAreFew(t *testing.T) {
+	d := &endless{ended: make(chan struct{})}
+	at, _ := serveLocal(t, d, time.Hour)
+	var one net.Conn
+	for range maxStreams {
+		one = dialLocal(t, at)
+		if answer := ask(t, one, "/api/v1/flows/stream"); answer.StatusCode != http.StatusOK {
+			t.Fatal(answer.Status)
+		}
+	}
+	err := api.NewClient(at).EachFlow(t.Context(), url.Values{}, func(*api.Flow) error { return nil })
+	if want := "16 streams of flows are being read: try again in a moment"; err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	one.Close()
+	<-d.ended
+	for ask(t, dialLocal(t, at), "/api/v1/flows/stream").StatusCode != http.StatusOK {
+		time.Sleep(10 * time.Millisecond) // it gives its place back after the last flow
+	}
+}
+
+// TestStreamThatNobodyReads ends, and the log says whose it was.
+func TestStreamThatNobodyReads(t *testing.T) {
+	d := &endless{ended: make(chan struct{})}
+	at, said := serveLocal(t, d, 50*time.Millisecond)
+	ask(t, dialLocal(t, at), "/api/v1/flows/stream")
+	<-d.ended
+	if got := said.take(); !strings.Contains(got, fmt.Sprintf("process %d ", os.Getpid())) || !strings.Contains(got, "it does not read its answer") {
+		t.Errorf("the log: %s", got)
+	}
+}
+
+// paced is a connection on which what is written in one piece takes nearly all of the time
+// that there is for it.
+type paced struct {
+	net.Conn
+	allowed bool
+	longest int
+	written int
+}
+
+func (c *paced) SetWriteDeadline(time.Time) error { c.allowed = true; return nil }
+
+func (c *paced) Write(b []byte) (int, error) {
+	if !c.allowed {
+		return 0, os.ErrDeadlineExceeded
+	}
+	c.allowed, c.longest, c.written = false, max(c.longest, len(b)), c.written+len(b)
+	return len(b), nil
+}
+
+// TestSlowReaders: an answer may take as long as it likes while pieces of it are read.
+func TestSlowReaders(t *testing.T) {
+	c := &paced{}
+	n, err := (&counted{Conn: c, deaf: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
+	if err != nil || n != 10*writePiece+1 || c.written != n || c.longest != writePiece {
+		t.Errorf("%d bytes, %v: %+v", n, err, c)
+	}
+}
