@@ -69,7 +69,11 @@ func checkFiles(_ context.Context, c *Case) Finding {
 		if float64(p.Open) > 0.95*float64(p.Limit) && host.Verdict < Warn {
 			host.Verdict = Warn
 			host.Summary = fmt.Sprintf("%s (process %d) has %d of its %d files open", p.Name, p.PID, p.Open, p.Limit)
-			host.Remedy = &Remedy{Do: fmt.Sprintf("prlimit --pid %d --nofile=%d, and LimitNOFILE of its service", p.PID, 4*p.Limit),
+			raised := fmt.Sprint(4 * p.Limit)
+			if p.Hard >= 4*p.Limit {
+				raised += ":" // the soft limit alone: the other one would be lowered
+			}
+			host.Remedy = &Remedy{Do: fmt.Sprintf("prlimit --pid %d --nofile=%s, and LimitNOFILE of its service", p.PID, raised),
 				Cost: "memory for each open file", Risk: "a leak of files shows later"}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -402,7 +403,7 @@ func TestChecks(t *testing.T) {
 		{"LS03", "files", func(s *vitals.Sample) { s.After.Sysctl["fs.file-nr"] = "95000 0 100000" }, Critical},
 		{"LS03", "some files", func(s *vitals.Sample) { s.After.Sysctl["fs.file-nr"] = "75000 0 100000" }, Warn},
 		{"LS03", "a process at its limit", func(s *vitals.Sample) {
-			s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024}
+			s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: 4096}
 		}, Warn},
 		{"LS03", "unreadable", func(s *vitals.Sample) { delete(s.After.Sysctl, "fs.file-nr") }, Unknown},
 		{"LS04", "near the end", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 1 << 40 }, Critical},
@@ -452,6 +453,19 @@ func TestBlind(t *testing.T) {
 		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 RL16 FW07 FW12 FW13") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
+		}
+	}
+}
+
+// TestOpenFilesRemedy: it raises limits, and lowers none.
+func TestOpenFilesRemedy(t *testing.T) {
+	for hard, want := range map[uint64]string{1024: "--nofile=4096,", 4095: "--nofile=4096,", 4096: "--nofile=4096:,", math.MaxUint64: "--nofile=4096:,"} {
+		s := examined(t)
+		s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: hard}
+		for _, f := range Judge(context.Background(), s).Findings {
+			if f.Check == "LS03" && !strings.Contains(f.Remedy.Do, want) {
+				t.Errorf("hard limit %d: %s, want %s", hard, f.Remedy.Do, want)
+			}
 		}
 	}
 }

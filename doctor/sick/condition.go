@@ -202,7 +202,7 @@ func Conditions() []Condition {
 			After: all(listening(8082, 1000), spray("client", flow.TCP, tcpSYN, 100, "192.0.2.77", 0, Gateway, 8082))},
 		{Name: "open-files", Wants: []Want{{"LS03", "warn", "of its 64 files open"}}, Sicken: (&program{node: "gateway", name: "sleep", words: []string{"bash", "-c",
 			"ulimit -Sn 64; for i in {3..61}; do eval \"exec $i</dev/null\"; done; exec sleep 1000"}}).start,
-			Do: `prlimit --pid \d+ --nofile=\d+`},
+			Do: `prlimit --pid \d+ --nofile=\d+:?`},
 		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(deaf(54, 4096), sending(sendUDP(50, Client, Gateway, 54, 1000, false))),
 			After: all(deaf(54, 4<<20), sending(sendUDP(50, Client, Gateway, 54, 1000, false)))},
 		{Name: "unseen-namespace", Wants: []Want{{"CT14", "warn", "node_exporter on the host"}}, Sicken: all(nft(natRules), exporter(false)), Traffic: web, Cure: exporter(true)},

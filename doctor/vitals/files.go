@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"io/fs"
+	"math"
 	"net/netip"
 	"regexp"
 	"strconv"
@@ -85,24 +86,29 @@ func worstFiles(root fs.FS) (worst ProcessFiles) {
 			open = uint64(len(list))
 		}
 		process := strings.TrimSuffix(dir, "/fd")
-		limit := openFilesLimit(text(root, process+"/limits"))
+		limit, hard := openFilesLimits(text(root, process+"/limits"))
 		if limit >= smallLimit && open <= limit && float64(open)*float64(max(worst.Limit, 1)) > float64(worst.Open)*float64(limit) {
 			pid, _ := strconv.Atoi(strings.TrimPrefix(process, "proc/"))
-			worst = ProcessFiles{strings.TrimSpace(text(root, process+"/comm")), pid, open, limit}
+			worst = ProcessFiles{strings.TrimSpace(text(root, process+"/comm")), pid, open, limit, hard}
 		}
 	}
 	return worst
 }
 
-// openFilesLimit reads the soft limit of /proc/PID/limits, 0 when there is none.
-func openFilesLimit(limits string) uint64 {
+// openFilesLimits reads the soft and the hard limit of /proc/PID/limits; a soft one is 0
+// when there is none.
+func openFilesLimits(limits string) (soft, hard uint64) {
 	_, rest, _ := strings.Cut(limits, "Max open files")
 	f := strings.Fields(rest)
-	if len(f) == 0 {
-		return 0
+	if len(f) < 2 {
+		return 0, 0
 	}
-	n, _ := strconv.ParseUint(f[0], 10, 64) // "unlimited" is no limit
-	return n
+	soft, _ = strconv.ParseUint(f[0], 10, 64) // "unlimited" is no limit
+	hard, err := strconv.ParseUint(f[1], 10, 64)
+	if err != nil {
+		hard = math.MaxUint64
+	}
+	return soft, hard
 }
 
 // ReadNamespaceFiles reads what stands in files about the calling thread's namespace,

@@ -74,11 +74,12 @@ type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
 // SlabInfo is a line of /proc/slabinfo. ObjectBytes is 0 when it is not readable.
 type SlabInfo struct{ Active, ObjectBytes uint64 }
 
-// ProcessFiles are the open files of a process; Limit is 0 when none was read.
+// ProcessFiles are the open files of a process; Limit, the soft one, is 0 when none was read.
 type ProcessFiles struct {
 	Name        string
 	PID         int
 	Open, Limit uint64
+	Hard        uint64 // up to which the process may raise Limit
 }
 
 // LogLine is a kernel message.

@@ -377,7 +377,7 @@ func TestProcessFiles(t *testing.T) {
 	for i := range 70 {
 		root[fmt.Sprint("proc/12/fd/", i)] = &fstest.MapFile{}
 	}
-	if got, want := worstFiles(root), (ProcessFiles{Name: "small", PID: 8, Open: 2, Limit: 64}); got != want {
+	if got, want := worstFiles(root), (ProcessFiles{Name: "small", PID: 8, Open: 2, Limit: 64, Hard: 4096}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
