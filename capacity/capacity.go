@@ -102,10 +102,10 @@ func RefusalProbability(occupancy float64) float64 {
 	return math.Pow(min(max(occupancy, 0), 1), portAttempts)
 }
 
-// PublicAddresses is how many addresses carry the given number of ports with
-// PortFill of each used. For mappings that depend on the endpoint (Linux
-// masquerade) ports are the connections to the busiest destination; for
-// endpoint-independent ones (RFC 4787 REQ-1) they are all mappings.
+// PublicAddresses is how many addresses carry the given number of ports of one
+// protocol with PortFill of each used. For mappings that depend on the endpoint
+// (Linux masquerade) ports are the connections to the busiest destination; for
+// endpoint-independent ones (RFC 4787 REQ-1) they are all mappings of the protocol.
 func PublicAddresses(ports uint64) uint64 {
 	return ceil(float64(ports) / (MasqueradePorts * PortFill))
 }

@@ -113,11 +113,11 @@ func TestPlanSubscribersAndLine(t *testing.T) {
 	if p.PortBlock != 256 || p.PerAddress != 252 || p.BlockAddresses != 20 {
 		t.Errorf("blocks of %d, %d on an address, %d addresses", p.PortBlock, p.PerAddress, p.BlockAddresses)
 	}
-	// The datapath keeps them 240 s and 300 s longer, and a port with each.
-	if p.Ports != 750000+241000+600000 || p.Flows != 4194304 {
+	// The datapath keeps them 240 s and 300 s longer, and a port of its protocol with each.
+	if p.Ports != 750000+600000 || p.Flows != 4194304 {
 		t.Errorf("%d ports, %d flows", p.Ports, p.Flows)
 	}
-	if p.PublicAddresses != 31 || p.Refused != 1 {
+	if p.PublicAddresses != 27 || p.Refused != 1 {
 		t.Errorf("%d addresses, refused %g", p.PublicAddresses, p.Refused)
 	}
 	if p.CoresNftables != 67 || p.CoresEBPF != 5 {
@@ -230,6 +230,29 @@ func TestUnits(t *testing.T) {
 	for _, text := range []string{"", "x", "-1", "1e30G", "NaN", "5 parsecs"} {
 		if v, err := ParseBytes(text); err == nil {
 			t.Errorf("ParseBytes(%q) = %d", text, v)
+		}
+	}
+}
+
+// TestPortsOfProtocols: an address has all ports for TCP, and all for UDP once more.
+func TestPortsOfProtocols(t *testing.T) {
+	tcp, udp := Requests{Rate: 250, Lifetime: 80 * time.Second}, Requests{Protocol: flow.UDP, Rate: 1000} // 50,000 and 30,000 entries
+	for name, c := range map[string]struct {
+		load      Load
+		ports     uint64
+		addresses uint64
+	}{
+		"TCP and UDP":           {Load{Requests: []Requests{tcp, udp}}, 50000, 1},
+		"TCP by name, and UDP":  {Load{Requests: []Requests{{Protocol: flow.TCP, Rate: tcp.Rate, Lifetime: tcp.Lifetime}, udp}}, 50000, 1},
+		"TCP twice":             {Load{Requests: []Requests{tcp, tcp}}, 100000, 2},
+		"classes are of either": {Load{Requests: []Requests{tcp, udp}, Classes: []Class{{"homes", 100, 100}}}, 60000, 2},
+		"one destination":       {Load{Requests: []Requests{tcp, udp}, BusiestDestination: 70000}, 50000, 1},
+		"a smaller one":         {Load{Requests: []Requests{tcp, udp}, BusiestDestination: 20000}, 20000, 1},
+		"kept mappings":         {Load{Requests: []Requests{tcp, udp}, EndpointIndependent: true}, 300000, 6}, // UDP for 300 s, TCP 80,000
+	} {
+		p, err := For(c.load)
+		if err != nil || p.Ports != c.ports || p.PublicAddresses != c.addresses {
+			t.Errorf("%s: %d ports, %d addresses, %v, want %d, %d", name, p.Ports, p.PublicAddresses, err, c.ports, c.addresses)
 		}
 	}
 }

@@ -12,7 +12,7 @@ type Carry struct {
 	Connects   float64 `json:"connectsPerSecond"`
 	Clients    uint64  `json:"clients,omitempty"` // with Connections each, at half fill
 	OneService uint64  `json:"oneService"`        // connections to one destination
-	Mappings   uint64  `json:"mappings"`          // endpoint-independent, in all
+	Mappings   uint64  `json:"mappings"`          // endpoint-independent, of each protocol
 	PPSNft     uint64  `json:"packetsNftables"`
 	PPSEBPF    uint64  `json:"packetsEBPF"`
 	BitsNft    BitRate `json:"bitsNftables"`

@@ -3,6 +3,7 @@
 package capacity
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -116,6 +117,18 @@ func (r Requests) linger() time.Duration {
 	return LingerTimeWait
 }
 
+// entries returns how many of r the kernel tracks at once.
+func (r Requests) entries() float64 { return Population(r.Rate, r.Lifetime, r.linger()) }
+
+// flows returns how many of r Sluice's eBPF datapath holds at once.
+func (r Requests) flows() float64 {
+	kept := TimeoutTCPTransitory
+	if r.Protocol == flow.UDP {
+		kept = TimeoutUDP
+	}
+	return Population(r.Rate, r.Lifetime, max(kept, r.linger()))
+}
+
 // connections returns how many entries exist at once at the peak, before
 // headroom, and how many clients hold them.
 func (l *Load) connections() (entries float64, clients uint64) {
@@ -124,9 +137,24 @@ func (l *Load) connections() (entries float64, clients uint64) {
 		clients += c.Clients
 	}
 	for _, r := range l.Requests {
-		entries += Population(r.Rate, r.Lifetime, r.linger())
+		entries += r.entries()
 	}
 	return entries, clients
+}
+
+// ports returns how many flows of one protocol exist at once at the peak: TCP and UDP have
+// ports of their own. The protocols of classes are not known; they may all be of the busiest.
+func (l *Load) ports(held func(Requests) float64) (ports float64) {
+	of := map[flow.Protocol]float64{}
+	for _, r := range l.Requests {
+		p := cmp.Or(r.Protocol, flow.TCP)
+		of[p] += held(r)
+		ports = max(ports, of[p])
+	}
+	for _, c := range l.Classes {
+		ports += float64(c.Clients) * float64(c.Connections)
+	}
+	return ports
 }
 
 // flows returns how many flows Sluice's eBPF datapath holds at the peak, before
@@ -136,11 +164,7 @@ func (l *Load) flows() (flows float64) {
 		flows += float64(c.Clients) * float64(c.Connections)
 	}
 	for _, r := range l.Requests {
-		kept := TimeoutTCPTransitory
-		if r.Protocol == flow.UDP {
-			kept = TimeoutUDP
-		}
-		flows += Population(r.Rate, r.Lifetime, max(kept, r.linger()))
+		flows += r.flows()
 	}
 	return flows
 }

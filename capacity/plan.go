@@ -25,7 +25,7 @@ type Plan struct {
 	// time that the planned requests hold an entry; 0 without requests.
 	RateCeiling float64 `json:"rateCeiling,omitempty"`
 
-	Ports           uint64  `json:"ports,omitempty"`           // in use at the peak
+	Ports           uint64  `json:"ports,omitempty"`           // in use at the peak, of the protocol that needs most
 	PublicAddresses uint64  `json:"publicAddresses,omitempty"` // needed for Ports
 	Occupancy       float64 `json:"occupancy,omitempty"`       // of the given addresses, 0 to 1
 	Refused         float64 `json:"refused,omitempty"`         // chance that a new connection finds no port
@@ -75,7 +75,7 @@ func (p *Plan) rates() {
 	var rate, held float64
 	for _, r := range p.Load.Requests {
 		rate += r.Rate
-		held += Population(r.Rate, r.Lifetime, r.linger())
+		held += r.entries()
 	}
 	if held > 0 {
 		p.RateCeiling = float64(p.Entries) / (held / rate)
@@ -86,11 +86,11 @@ func (p *Plan) ports() {
 	l := &p.Load
 	switch {
 	case l.EndpointIndependent:
-		p.Ports = ceil(l.flows())
+		p.Ports = ceil(l.ports(Requests.flows))
 	case l.BusiestDestination != 0:
-		p.Ports = min(p.Peak, l.BusiestDestination)
+		p.Ports = min(ceil(l.ports(Requests.entries)), l.BusiestDestination)
 	default:
-		p.Ports = p.Peak
+		p.Ports = ceil(l.ports(Requests.entries))
 	}
 	p.PublicAddresses = PublicAddresses(p.Ports)
 	given := l.PublicAddresses

@@ -240,8 +240,8 @@ func writePlan(w io.Writer, p *capacity.Plan) error {
 	if p.RateCeiling > 0 {
 		t.Row("new connections/s", fmt.Sprintf("%.0f", capacity.RateFill*p.RateCeiling), fmt.Sprintf("half of the ceiling of %.0f", p.RateCeiling))
 	}
-	t.Row("ports in use", p.Ports, portsBecause(p))
-	t.Row("public addresses", p.PublicAddresses, fmt.Sprintf("80 %% of %d ports each", capacity.MasqueradePorts))
+	t.Row("ports of a protocol", p.Ports, portsBecause(p))
+	t.Row("public addresses", p.PublicAddresses, fmt.Sprintf("80 %% of %d ports of a protocol each", capacity.MasqueradePorts))
 	if p.Load.PublicAddresses > 0 {
 		t.Row("refused connections", percent(p.Refused), fmt.Sprintf("%s of the ports of %d addresses taken", percent(p.Occupancy), p.Load.PublicAddresses))
 	}
