@@ -161,8 +161,42 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
+	if off := d.forwardingOff(e); off != "" {
+		step("%s", off)
+	}
 	step("%s: %s", e.Action, e.Reason)
 	return e
+}
+
+// forwardingOff says how the kernel's forwarding is turned on, where it is what keeps a
+// packet from being translated: a rule that names where packets leave sees none, since
+// nothing leaves.
+func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
+	from, to := e.Before.Source.Addr(), e.Before.Dest.Addr()
+	off := datapath.ForwardingOff(datapath.Sysctl, e.Interface, !from.Is4())
+	switch {
+	case off == "" || e.Reason == nameOf(reasonNames(), int(wireReasonREASON_FORWARDING_OFF)):
+		return off
+	case e.Reason != nameOf(reasonNames(), int(wireReasonREASON_NOT_OURS)):
+		return ""
+	}
+	index, _, err := netdev.NextHop(to)
+	if err != nil {
+		return "" // for the host itself, or for nowhere
+	}
+	within := func(list []netip.Prefix, a netip.Addr) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, r := range d.snapshot.NAT {
+		if r.Out == "" || len(r.Source) > 0 && !within(r.Source, from) {
+			continue
+		}
+		out, err := netlink.LinkByName(r.Out)
+		if err == nil && out.Attrs().Index == index && !within(r.Except, to) {
+			return r.Name + " would translate it, but " + off
+		}
+	}
+	return ""
 }
 
 // chosenLater says what of the source a packet is given only when it is really sent.

@@ -4,7 +4,9 @@ package ebpf
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -125,6 +127,42 @@ func TestExplain(t *testing.T) {
 	for _, table := range counters.Tables {
 		if table.Name == "ports" && table.Used > 0 {
 			t.Errorf("explaining took %d ports", table.Used)
+		}
+	}
+}
+
+// TestExplainForwardingOff: where the kernel forwards nothing, the answer says how that is
+// changed, and only where it is the cause.
+func TestExplainForwardingOff(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("test.yaml", []byte(explainYAML))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSubject(t, "xdp")
+	if err := s.Reset(c, golden.StandardHost()); err != nil {
+		t.Fatal(err)
+	}
+	err = s.d.inside(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	const off = "net.ipv4.ip_forward is 0: the kernel forwards no IPv4 packets that arrive on %s; write 1 with \"sysctl -w net.ipv4.ip_forward=1\""
+	for _, c := range []struct{ name, in, from, to, verdict, says string }{
+		{"source NAT", "lan0", "10.0.2.3:4000", "198.18.0.9:443", "pass not-ours", "office would translate it, but " + fmt.Sprintf(off, "lan0")},
+		{"service", "wan0", "198.18.0.9:4000", "192.0.2.10:80", "pass forwarding-off", fmt.Sprintf(off, "wan0")},
+		{"another source", "lan0", "10.77.2.3:4000", "198.18.0.9:443", "pass not-ours", ""},
+		{"to the host", "lan0", "10.0.2.3:4000", "10.0.2.1:443", "pass not-ours", ""},
+		{"IPv6", "wan0", "[2001:db8:9::9]:4000", "[2001:db8::10]:80", "forward syn", ""},
+	} {
+		e, err := s.d.Explain(context.Background(), datapath.Question{Interface: c.in,
+			Tuple: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort(c.from), Dest: netip.MustParseAddrPort(c.to)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps := strings.Join(e.Steps, "\n")
+		if e.Action+" "+e.Reason != c.verdict || !strings.Contains(steps, c.says) || c.says == "" && strings.Contains(steps, "sysctl") {
+			t.Errorf("%s: %s %s\n%s\nwant %s, %s", c.name, e.Action, e.Reason, steps, c.verdict, c.says)
 		}
 	}
 }

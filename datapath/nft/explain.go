@@ -28,7 +28,7 @@ var _ datapath.Explainer = (*Datapath)(nil)
 // force and, when the host tracks its connection already, with that.
 func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	d.mu.Lock()
-	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels()}
+	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl}
 	compiled := d.compiled
 	d.mu.Unlock()
 	if compiled == nil || x.snapshot == nil || !slices.ContainsFunc(compiled.Ruleset.Fragments, func(f *ruleset.Fragment) bool { return len(f.Chains) > 0 }) {
@@ -79,7 +79,8 @@ type explainer struct {
 	q        datapath.Question
 	snapshot *datapath.Snapshot
 	labels   *labels
-	entry    *conntrack.Entry // that the host tracks; nil for none
+	sysctl   func(key string) string // of the host
+	entry    *conntrack.Entry        // that the host tracks; nil for none
 	answer   *replay.Answer
 	e        *datapath.Explanation
 	service  *config.Service
@@ -267,8 +268,13 @@ func (x *explainer) kernelReason(answers []string) string {
 	case errors.Is(a.NoRoute, unix.EINVAL):
 		x.step("the kernel drops it: %s cannot be the source of a packet that arrives, or its destination is a blackhole", x.q.Tuple.Source.Addr())
 		return "martian"
-	case a.NoRoute != nil:
-		x.step("the kernel does not forward it: %v; no route, or net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is 0", a.NoRoute)
+	}
+	if off := datapath.ForwardingOff(x.sysctl, a.In, !x.q.Tuple.Source.Addr().Is4()); off != "" {
+		x.step("%s", off)
+		return "forwarding-off"
+	}
+	if a.NoRoute != nil {
+		x.step("the kernel does not forward it: %v", a.NoRoute)
 		return "no-route"
 	}
 	x.step("the kernel drops it, and no rule of Sluice: sluice drops shows where such packets end")

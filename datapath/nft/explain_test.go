@@ -363,6 +363,26 @@ func TestExplainRoutes(t *testing.T) {
 	}
 }
 
+// TestExplainForwardingOff: where the kernel forwards nothing, the answer says how that is
+// changed.
+func TestExplainForwardingOff(t *testing.T) {
+	b := newBench(t, lab.Office())
+	b.apply(&config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0"}}})
+	for _, off := range []string{"net.ipv4.conf.lan0.forwarding", "net.ipv4.ip_forward"} {
+		err := b.gateway.Do(func() error {
+			return os.WriteFile("/proc/sys/"+strings.ReplaceAll(off, ".", "/"), []byte("0"), 0o644)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := b.explain(flow.TCP, "lan0", "10.1.10.20:4000", "211.155.226.1:80")
+		want := off + " is 0: the kernel forwards no IPv4 packets that arrive on lan0; write 1 with \"sysctl -w " + off + "=1\""
+		if e.Action+" "+e.Reason != "drop forwarding-off" || !slices.Contains(e.Steps, want) {
+			t.Errorf("%s %s, %q, want %s", e.Action, e.Reason, e.Steps, want)
+		}
+	}
+}
+
 func subnet(s string) *net.IPNet {
 	p := netip.MustParsePrefix(s)
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

@@ -4,10 +4,7 @@ package nft
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -89,10 +86,7 @@ func (h *host) sysctl(key string) string {
 		if err := h.enter(); err != nil {
 			return
 		}
-		text, err := os.ReadFile(filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/")))
-		if err == nil {
-			answer <- strings.TrimSpace(string(text))
-		}
+		answer <- datapath.Sysctl(key)
 	}()
 	return <-answer
 }
