@@ -8,11 +8,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -164,4 +168,46 @@ func walk(t *testing.T, ext string, visit func(path string, text []byte)) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// snakeCase is how keys of JSON are written.
+var snakeCase = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+
+// TestKeysOfJSON: all that Sluice prints with --json, and the API, write keys_like_this. The
+// configuration's keys are those of its file, and nftlb's are nftlb's.
+func TestKeysOfJSON(t *testing.T) {
+	walk(t, ".go", func(path string, text []byte) {
+		if strings.HasPrefix(path, "config/") || path == "bench/nftlb.go" || strings.HasSuffix(path, "_test.go") || !bytes.Contains(text, []byte("json:\"")) {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			s, ok := n.(*ast.StructType)
+			if !ok || !slices.ContainsFunc(s.Fields.List, func(f *ast.Field) bool { _, tagged := key(f); return tagged }) {
+				return true
+			}
+			for _, f := range s.Fields.List {
+				switch name, tagged := key(f); {
+				case tagged && name != "-" && !snakeCase.MatchString(name):
+					t.Errorf("%s: the key %q", path, name)
+				case !tagged && slices.ContainsFunc(f.Names, (*ast.Ident).IsExported):
+					t.Errorf("%s: %s has no key", path, f.Names[0])
+				}
+			}
+			return true
+		})
+	})
+}
+
+// key is what a field is called in JSON.
+func key(f *ast.Field) (name string, tagged bool) {
+	if f.Tag == nil {
+		return "", false
+	}
+	tag, tagged := reflect.StructTag(strings.Trim(f.Tag.Value, "`")).Lookup("json")
+	name, _, _ = strings.Cut(tag, ",")
+	return name, tagged
 }

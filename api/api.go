@@ -21,13 +21,13 @@ type Status struct {
 	File       string    `json:"file" doc:"configuration file that the daemon watches"`
 	Revision   uint64    `json:"revision" doc:"grows by one with every change that was applied"`
 	ETag       string    `json:"etag" doc:"of the configuration in force; send it as If-Match to change just that"`
-	AppliedAt  time.Time `json:"applied-at"`
+	AppliedAt  time.Time `json:"applied_at"`
 	Error      string    `json:"error,omitempty" doc:"why the last change was refused; the state before it is in force"`
 	Datapaths  []string  `json:"datapaths" doc:"available on this host, preferred first"`
 	Warnings   []string  `json:"warnings,omitempty" doc:"things on this host that keep the rules from working"`
 	Services   int       `json:"services"`
-	NATRules   int       `json:"nat-rules"`
-	BackendsUp int       `json:"backends-up"`
+	NATRules   int       `json:"nat_rules"`
+	BackendsUp int       `json:"backends_up"`
 	Backends   int       `json:"backends"`
 }
 
@@ -57,7 +57,7 @@ type Backend struct {
 	Weight      int            `json:"weight"`
 	Priority    int            `json:"priority"`
 	State       string         `json:"state" enum:"up,drain,down"`
-	InUse       bool           `json:"in-use" doc:"takes new flows now"`
+	InUse       bool           `json:"in_use" doc:"takes new flows now"`
 	Why         string         `json:"why,omitempty"`
 	Connections uint64         `json:"connections"`
 	Active      int            `json:"active"`
@@ -100,7 +100,7 @@ type Flow struct {
 	Client   netip.AddrPort `json:"client" doc:"original source"`
 	Dest     netip.AddrPort `json:"destination" doc:"original destination"`
 	Replier  netip.AddrPort `json:"replier" doc:"who answers: the backend, after translation"`
-	ReplyTo  netip.AddrPort `json:"reply-to" doc:"the source that the replier sees"`
+	ReplyTo  netip.AddrPort `json:"reply_to" doc:"the source that the replier sees"`
 	State    string         `json:"state,omitempty"`
 	Owner    string         `json:"owner,omitempty"`
 	Backend  string         `json:"backend,omitempty"`
@@ -134,8 +134,8 @@ type Outcome struct {
 	Changes  []*datapath.Change `json:"changes"`
 	Places   []Placement        `json:"places,omitempty"`
 	// FlowsMoved is how many live flows lose their backend or rule; only in a plan.
-	FlowsMoved int `json:"flows-moved"`
-	FlowsTotal int `json:"flows-total"`
+	FlowsMoved int `json:"flows_moved"`
+	FlowsTotal int `json:"flows_total"`
 	// Warnings are what on this host keeps it from working; not in a plan.
 	Warnings []string `json:"warnings,omitempty"`
 }

@@ -9,16 +9,16 @@ type Carry struct {
 	Host       Host    `json:"host"`
 	Entries    uint64  `json:"entries"` // within a tenth of the memory, a power of two
 	Memory     Bytes   `json:"memory"`  // of that table
-	Connects   float64 `json:"connectsPerSecond"`
+	Connects   float64 `json:"connects_per_second"`
 	Clients    uint64  `json:"clients,omitempty"` // with Connections each, at half fill
-	OneService uint64  `json:"oneService"`        // connections to one destination
+	OneService uint64  `json:"one_service"`       // connections to one destination
 	Mappings   uint64  `json:"mappings"`          // endpoint-independent, of each protocol
-	PPSNft     uint64  `json:"packetsNftables"`
-	PPSEBPF    uint64  `json:"packetsEBPF"`
-	BitsNft    BitRate `json:"bitsNftables"`
-	BitsEBPF   BitRate `json:"bitsEBPF"`
-	Default    uint64  `json:"kernelDefault"` // entries that Linux chooses by itself
-	OldRule    uint64  `json:"oldRule"`       // what old guides set for this memory
+	PPSNft     uint64  `json:"packets_nftables"`
+	PPSEBPF    uint64  `json:"packets_ebpf"`
+	BitsNft    BitRate `json:"bits_nftables"`
+	BitsEBPF   BitRate `json:"bits_ebpf"`
+	Default    uint64  `json:"kernel_default"` // entries that Linux chooses by itself
+	OldRule    uint64  `json:"old_rule"`       // what old guides set for this memory
 }
 
 // Habits describe the traffic for Capacity.

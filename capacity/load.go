@@ -28,12 +28,12 @@ type Load struct {
 	Rules int `yaml:"rules" json:"rules,omitempty"`
 	// BusiestDestination is how many connections go to the busiest destination
 	// address and port at the peak; default all of them.
-	BusiestDestination uint64 `yaml:"busiest-destination" json:"busiestDestination,omitempty"`
+	BusiestDestination uint64 `yaml:"busiest-destination" json:"busiest_destination,omitempty"`
 	// EndpointIndependent plans ports for mappings that do not depend on the
 	// destination (RFC 4787 REQ-1), as Sluice's eBPF datapath makes them.
-	EndpointIndependent bool `yaml:"endpoint-independent" json:"endpointIndependent,omitempty"`
+	EndpointIndependent bool `yaml:"endpoint-independent" json:"endpoint_independent,omitempty"`
 	// PublicAddresses that exist; default as many as are needed.
-	PublicAddresses uint64 `yaml:"public-addresses" json:"publicAddresses,omitempty"`
+	PublicAddresses uint64 `yaml:"public-addresses" json:"public_addresses,omitempty"`
 	// Subscribers get a port block each; Mappings is how many of them 99 in 100
 	// subscribers never exceed; default the largest class's connections.
 	Subscribers uint64 `yaml:"subscribers" json:"subscribers,omitempty"`

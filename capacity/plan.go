@@ -19,25 +19,25 @@ type Plan struct {
 	// by Sluice's timeouts.
 	Flows uint64 `json:"flows"`
 	// EntryBytes is the kernel memory of one entry, Memory of the full table.
-	EntryBytes uint64 `json:"entryBytes"`
+	EntryBytes uint64 `json:"entry_bytes"`
 	Memory     Bytes  `json:"memory"`
 	// RateCeiling is how many connections a second fill the table, with the mean
 	// time that the planned requests hold an entry; 0 without requests.
-	RateCeiling float64 `json:"rateCeiling,omitempty"`
+	RateCeiling float64 `json:"rate_ceiling,omitempty"`
 
-	Ports           uint64  `json:"ports,omitempty"`           // in use at the peak, of the protocol that needs most
-	PublicAddresses uint64  `json:"publicAddresses,omitempty"` // needed for Ports
-	Occupancy       float64 `json:"occupancy,omitempty"`       // of the given addresses, 0 to 1
-	Refused         float64 `json:"refused,omitempty"`         // chance that a new connection finds no port
+	Ports           uint64  `json:"ports,omitempty"`            // in use at the peak, of the protocol that needs most
+	PublicAddresses uint64  `json:"public_addresses,omitempty"` // needed for Ports
+	Occupancy       float64 `json:"occupancy,omitempty"`        // of the given addresses, 0 to 1
+	Refused         float64 `json:"refused,omitempty"`          // chance that a new connection finds no port
 
-	PortBlock        uint64 `json:"portBlock,omitempty"`        // ports of each subscriber
-	PerAddress       uint64 `json:"perAddress,omitempty"`       // subscribers of one address
-	BlockAddresses   uint64 `json:"blockAddresses,omitempty"`   // addresses for all subscribers
-	ClientBandwidth  Bytes  `json:"clientBandwidth,omitempty"`  // bytes a second of each client when all are active
-	PacketRate       uint64 `json:"packetRate,omitempty"`       // packets a second that fill the line
-	CoresNftables    uint64 `json:"coresNftables,omitempty"`    // cores for PacketRate
-	CoresEBPF        uint64 `json:"coresEBPF,omitempty"`        // the same by XDP
-	NeighbourEntries uint64 `json:"neighbourEntries,omitempty"` // if all clients are on one link
+	PortBlock        uint64 `json:"port_block,omitempty"`        // ports of each subscriber
+	PerAddress       uint64 `json:"per_address,omitempty"`       // subscribers of one address
+	BlockAddresses   uint64 `json:"block_addresses,omitempty"`   // addresses for all subscribers
+	ClientBandwidth  Bytes  `json:"client_bandwidth,omitempty"`  // bytes a second of each client when all are active
+	PacketRate       uint64 `json:"packet_rate,omitempty"`       // packets a second that fill the line
+	CoresNftables    uint64 `json:"cores_nftables,omitempty"`    // cores for PacketRate
+	CoresEBPF        uint64 `json:"cores_ebpf,omitempty"`        // the same by XDP
+	NeighbourEntries uint64 `json:"neighbour_entries,omitempty"` // if all clients are on one link
 
 	// Notes say what does not fit, and what the numbers do not show.
 	Notes []string `json:"notes,omitempty"`

@@ -45,7 +45,7 @@ type Fill struct {
 	// Counted is what the kernel's counters did in the window, on all CPUs.
 	Counted Counters `json:"counted"`
 	// Since is the counters' absolute value at the end.
-	Since Counters `json:"sinceBoot"`
+	Since Counters `json:"since_boot"`
 }
 
 // Effective is the fill by entries that cannot be evicted, as a share of Max.

@@ -122,7 +122,7 @@ type Change struct {
 	Truncated int      `json:"truncated,omitempty"`
 	// Slots is how many scheduler slots change their backend, of SlotsTotal.
 	Slots      int `json:"slots"`
-	SlotsTotal int `json:"slots-total"`
+	SlotsTotal int `json:"slots_total"`
 	// Duration of the kernel transaction with its read-back; 0 for a plan.
 	Duration time.Duration `json:"duration,omitempty"`
 }

@@ -88,7 +88,7 @@ type Explanation struct {
 	// from a pool when a packet is really sent.
 	After    flow.Tuple `json:"after"`
 	Out      string     `json:"out,omitempty"` // interface the packet leaves by
-	NextHop  netip.Addr `json:"next-hop,omitzero"`
+	NextHop  netip.Addr `json:"next_hop,omitzero"`
 	Action   string     `json:"action"` // forward, drop, pass
 	Reason   string     `json:"reason"`
 	Existing bool       `json:"existing"`        // an existing flow decided

@@ -16,9 +16,9 @@ import (
 // ICMPv6 queries both ports hold the query identifier; for protocols without
 // ports they are 0.
 type Tuple struct {
-	Protocol Protocol
-	Source   netip.AddrPort
-	Dest     netip.AddrPort
+	Protocol Protocol       `json:"protocol"`
+	Source   netip.AddrPort `json:"source"`
+	Dest     netip.AddrPort `json:"destination"`
 }
 
 // Reverse returns the tuple of the answer to a packet of t.

@@ -68,7 +68,7 @@ type Status struct {
 	Since   time.Time        `json:"since"` // the state has been what it is
 	// LastProbe is when the last probe ended, Latency how long it took, and Error
 	// why it was bad; empty after a good one.
-	LastProbe time.Time     `json:"last-probe,omitzero"`
+	LastProbe time.Time     `json:"last_probe,omitzero"`
 	Latency   time.Duration `json:"latency,omitempty"`
 	Error     string        `json:"error,omitempty"`
 	// Probes and Failures count since the backend was configured.

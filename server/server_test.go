@@ -126,7 +126,7 @@ func TestApplyShowsInEveryList(t *testing.T) {
 	if _, text := call(t, s, "GET", "/api/v1/nat", ""); !strings.Contains(text, `"10.0.2.0/24 out wan0"`) {
 		t.Errorf("nat: %s", text)
 	}
-	if _, text := call(t, s, "GET", "/api/v1/status", ""); !strings.Contains(text, `"backends-up":2`) {
+	if _, text := call(t, s, "GET", "/api/v1/status", ""); !strings.Contains(text, `"backends_up":2`) {
 		t.Errorf("status: %s", text)
 	}
 	if code, text := call(t, s, "GET", "/api/v1/flows?port=80&limit=1", ""); code != 200 || !strings.Contains(text, `"total":2`) || strings.Count(text, "ESTABLISHED") != 1 {

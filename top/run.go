@@ -34,17 +34,17 @@ type Picture struct {
 	Counts     *Counts               `json:"counts"`
 	Entries    uint32                `json:"entries"`
 	Held       map[string]uint32     `json:"held"`
-	TableTook  float64               `json:"tableSeconds"`
+	TableTook  float64               `json:"table_seconds"`
 	Sources    []conntrack.Row       `json:"sources"`
 	Dests      []conntrack.Row       `json:"destinations"`
 	Services   []conntrack.Row       `json:"services"`
 	Backends   []conntrack.Row       `json:"backends"`
-	SNATPorts  []conntrack.Occupancy `json:"snatPorts"`
+	SNATPorts  []conntrack.Occupancy `json:"snat_ports"`
 	States     []conntrack.Row       `json:"states"`
-	Namespaces []conntrack.Row       `json:"entriesByNamespace"`
+	Namespaces []conntrack.Row       `json:"entries_by_namespace"`
 	Drops      *trace.DropReport     `json:"drops,omitempty"`
 	Phases     []trace.PhaseShare    `json:"phases,omitempty"`
-	Blind      []string              `json:"notSeen,omitempty"`
+	Blind      []string              `json:"not_seen,omitempty"`
 }
 
 // Once reads everything once; drops and CPU phases are watched together.

@@ -41,22 +41,22 @@ type Counts struct {
 	Fills []conntrack.Fill `json:"namespaces"`
 	// NewPerSecond are connections begun, from a sample of the kernel's events;
 	// negative when they could not be sampled.
-	NewPerSecond float64 `json:"newPerSecond"`
+	NewPerSecond float64 `json:"new_per_second"`
 	// DropsPerSecond are packets dropped by connection tracking, and of them
 	// FullPerSecond those for which the table had no room, PortsPerSecond for which no
 	// SNAT port was free, RacesPerSecond before which an equal one was, and
 	// ChainsPerSecond whose hash chain was too long.
-	DropsPerSecond   float64 `json:"dropsPerSecond"`
-	FullPerSecond    float64 `json:"tableFullPerSecond"`
-	PortsPerSecond   float64 `json:"portFailuresPerSecond"`
-	RacesPerSecond   float64 `json:"racesPerSecond"`
-	ChainsPerSecond  float64 `json:"longChainsPerSecond"`
-	EarlyPerSecond   float64 `json:"earlyDropsPerSecond"`
-	BacklogPerSecond float64 `json:"backlogDropsPerSecond"`
+	DropsPerSecond   float64 `json:"drops_per_second"`
+	FullPerSecond    float64 `json:"table_full_per_second"`
+	PortsPerSecond   float64 `json:"port_failures_per_second"`
+	RacesPerSecond   float64 `json:"races_per_second"`
+	ChainsPerSecond  float64 `json:"long_chains_per_second"`
+	EarlyPerSecond   float64 `json:"early_drops_per_second"`
+	BacklogPerSecond float64 `json:"backlog_drops_per_second"`
 	// HottestCPU spends Softirq of its time (0 to 1) in softirqs.
-	HottestCPU int      `json:"hottestCPU"`
+	HottestCPU int      `json:"hottest_cpu"`
 	Softirq    float64  `json:"softirq"`
-	Blind      []string `json:"notSeen,omitempty"`
+	Blind      []string `json:"not_seen,omitempty"`
 	// Took is how long reading the counters took, without the wait for samples.
 	Took time.Duration `json:"-"`
 }

@@ -308,12 +308,12 @@ type listedConn struct {
 	Protocol         flow.Protocol  `json:"protocol"`
 	Source           netip.AddrPort `json:"source"`
 	Destination      netip.AddrPort `json:"destination"`
-	ReplySource      netip.AddrPort `json:"replySource"`
-	ReplyDestination netip.AddrPort `json:"replyDestination"`
+	ReplySource      netip.AddrPort `json:"reply_source"`
+	ReplyDestination netip.AddrPort `json:"reply_destination"`
 	State            string         `json:"state"`
 	Assured          bool           `json:"assured"`
 	Offloaded        bool           `json:"offloaded,omitempty"`
-	Timeout          float64        `json:"timeoutSeconds"`
+	Timeout          float64        `json:"timeout_seconds"`
 	Mark             uint32         `json:"mark,omitempty"`
 	Zone             uint16         `json:"zone,omitempty"`
 	Packets          *[2]uint64     `json:"packets,omitempty"` // original, reply

@@ -20,33 +20,33 @@ import (
 // connsReport is what 'sluice conns' prints; its JSON form is part of the
 // command's interface.
 type connsReport struct {
-	Window     float64               `json:"windowSeconds"`
+	Window     float64               `json:"window_seconds"`
 	Namespaces []connsFill           `json:"namespaces"`
 	Total      conntrack.Count       `json:"total"`
-	Memory     uint64                `json:"memoryBytes"` // of the entries counted, with NAT
+	Memory     uint64                `json:"memory_bytes"` // of the entries counted, with NAT
 	IPv4       uint32                `json:"ipv4"`
 	IPv6       uint32                `json:"ipv6"`
 	Unreplied  uint32                `json:"unreplied"`
 	Offloaded  uint32                `json:"offloaded"`
 	SNAT       uint32                `json:"snat"`
 	DNAT       uint32                `json:"dnat"`
-	FullNAT    uint32                `json:"snatAndDnat"`
+	FullNAT    uint32                `json:"snat_and_dnat"`
 	By         string                `json:"by,omitempty"`
 	Rows       []conntrack.Row       `json:"rows,omitempty"`
 	States     []conntrack.Row       `json:"states,omitempty"`
 	Sources    []conntrack.Row       `json:"sources,omitempty"`
 	Services   []conntrack.Row       `json:"services,omitempty"`
-	SNATPorts  []conntrack.Occupancy `json:"snatPorts,omitempty"`
-	FreeFirst  []conntrack.Victims   `json:"freeFirst,omitempty"`
-	Blind      []string              `json:"notSeen,omitempty"`
+	SNATPorts  []conntrack.Occupancy `json:"snat_ports,omitempty"`
+	FreeFirst  []conntrack.Victims   `json:"free_first,omitempty"`
+	Blind      []string              `json:"not_seen,omitempty"`
 }
 
 // connsFill is conntrack.Fill with its conclusions.
 type connsFill struct {
 	conntrack.Fill
 	Raw        float64 `json:"fill"`
-	Effective  float64 `json:"effectiveFill"`
-	FullInSecs float64 `json:"timeToFullSeconds,omitempty"` // absent when it does not grow
+	Effective  float64 `json:"effective_fill"`
+	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent when it does not grow
 }
 
 func newConnsReport(s *conntrack.Survey, f *connsFlags) *connsReport {

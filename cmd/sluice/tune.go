@@ -343,7 +343,7 @@ meantime is left alone and named.`,
 			if err != nil {
 				return err
 			}
-			return a.print(map[string]any{"rolledBack": done, "notes": notes}, func(w io.Writer) error {
+			return a.print(map[string]any{"rolled_back": done, "notes": notes}, func(w io.Writer) error {
 				for _, n := range notes {
 					fmt.Fprintf(w, "note: %s\n", n)
 				}

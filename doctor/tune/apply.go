@@ -29,12 +29,12 @@ type Watch struct {
 type Result struct {
 	Entry Entry `json:"entry"`
 	// RolledBack says why everything was taken back; empty when it was kept.
-	RolledBack string `json:"rolledBack,omitempty"`
+	RolledBack string `json:"rolled_back,omitempty"`
 	// Before and During are drops a second before and in the trial.
-	Before float64 `json:"dropsPerSecondBefore"`
-	During float64 `json:"dropsPerSecondDuring"`
+	Before float64 `json:"drops_per_second_before"`
+	During float64 `json:"drops_per_second_during"`
 	// Overridden names files that undo a value at the next boot.
-	Overridden []string `json:"overriddenAtBoot,omitempty"`
+	Overridden []string `json:"overridden_at_boot,omitempty"`
 	Notes      []string `json:"notes,omitempty"`
 }
 

@@ -17,10 +17,10 @@ type Setting struct {
 	Value string `json:"value"`
 	Why   string `json:"why"`
 	// Cost is memory in bytes at most, beside what is in use now.
-	Cost uint64 `json:"costBytes,omitempty"`
+	Cost uint64 `json:"cost_bytes,omitempty"`
 	Risk string `json:"risk,omitempty"`
 	// AtLeast keeps a value that is already higher: sizes are never lowered.
-	AtLeast bool `json:"atLeast,omitempty"`
+	AtLeast bool `json:"at_least,omitempty"`
 }
 
 // Profile is a role that a host can have.
