@@ -117,8 +117,8 @@ func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flo
 		f = Flow{}
 		line := FlowLine{Flow: &f}
 		switch err := lines.Decode(&line); {
-		case errors.Is(err, io.EOF):
-			return fmt.Errorf("flows of the daemon on %s: cut off after %d", c.at, n)
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return fmt.Errorf("flows of the daemon on %s: cut off after %d; its log says why", c.at, n)
 		case err != nil:
 			return fmt.Errorf("flows of the daemon on %s: after %d: %w", c.at, n, err)
 		case line.End != nil && line.End.Error != "":
@@ -242,6 +242,8 @@ func (c *Client) explain(err error) error {
 			return fmt.Errorf("%w on %s: run one there with --listen ADDRESS:PORT", ErrNoDaemon, c.at)
 		}
 		return fmt.Errorf("%w on %s: start one with 'sluice run -c FILE', or name its socket with --socket", ErrNoDaemon, c.at)
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("daemon on %s: it closed the connection without an answer: it has too many, or it is ending; its log says which", c.at)
 	case c.remote:
 		return c.explainRemote(err)
 	case errors.Is(err, fs.ErrPermission):

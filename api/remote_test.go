@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -98,5 +99,28 @@ func TestRemote(t *testing.T) {
 		if noDaemon := c.name == "nobody"; errors.Is(err, ErrNoDaemon) != noDaemon {
 			t.Errorf("%s: %v is ErrNoDaemon: %t", c.name, err, !noDaemon)
 		}
+	}
+}
+
+// TestClosedWithoutAnswer: a daemon that serves nobody more, or ends, is what stands in the
+// message.
+func TestClosedWithoutAnswer(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	if _, err := NewClient(at).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "daemon on "+at+": it closed the connection without an answer") {
+		t.Error(err)
 	}
 }
