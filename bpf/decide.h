@@ -127,9 +127,7 @@ __noinline int fragment_later(struct packet *p)
 	f = bpf_map_lookup_elem(&fragments, &key);
 	if (!f || elapsed(p->now, f->seen, FRAGMENT_SECONDS * hz))
 		return REASON_ORPHAN_FRAGMENT;
-	p->tuple.sport = f->tuple.sport;
-	p->tuple.dport = f->tuple.dport;
-	p->tuple.l4_proto = f->tuple.l4_proto;
+	p->tuple = f->tuple;
 	p->tcp_flags = f->tcp_flags;
 	return action_of(f->reason) == ACTION_FORWARD ? REASON_NONE : f->reason;
 }

@@ -97,6 +97,7 @@ static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, st
 	if (v6 && type >= 130 && type <= 137) // MLD, neighbour discovery, redirect
 		return REASON_NOT_ROUTED;
 	p->flags |= PACKET_NO_FLOW;
+	p->tuple.kind = KIND_NONE; // or it would be found with the flow whose identifier is 0
 	return REASON_NONE;
 }
 

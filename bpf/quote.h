@@ -168,6 +168,7 @@ static __always_inline bool read_quote(void *ctx, const struct packet *p, struct
 	about->tuple.sport = q->dport;
 	about->tuple.dport = q->sport;
 	about->tuple.l4_proto = q->l4_proto;
+	about->tuple.kind = q->no_l4 && is_icmp(q->l4_proto) ? KIND_NONE : KIND_FLOW;
 	about->tuple.state = ENTRY_LIVE;
 	about->tcp_flags = TCP_SYN | TCP_ACK; // as the answer of a backend
 	about->family = p->family;

@@ -125,6 +125,7 @@ enum entry_kind {
 	KIND_FLOW,    // one direction of a flow
 	KIND_BINDING, // inside endpoint to its outside endpoint; daddr and dport 0, or of NAT_MAP_REMOTE the remote's
 	KIND_PERMIT,  // remote address that a binding's owner has sent to
+	KIND_NONE,    // no entry: of ICMP messages, which have no flow, that are neither query, reply nor error
 };
 
 // Life of a flow table entry. A reader compares it as part of the key.

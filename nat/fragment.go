@@ -80,5 +80,5 @@ func (v *view) fragmentKey() fragmentKey {
 }
 
 func (m *Model) rememberFragment(v *view, p plan) {
-	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.sessions[v.tuple()]}
+	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.session(v)}
 }

@@ -65,7 +65,7 @@ func soundError(v *view) bool {
 
 func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	h := m.sessions[answering]
-	if h == nil {
+	if h == nil || v.quoted.kind > icmpReply {
 		return plan{}, false
 	}
 	if b := h.binding; b != nil && b.unseen && b.inside == answering.Source {

@@ -151,7 +151,7 @@ func martian(a netip.Addr) bool {
 // decide finds what is to be done with a packet. The order matters: what is known
 // goes before what is new, the published before the private.
 func (m *Model) decide(in Arrival, v *view) plan {
-	if m.sessions[v.tuple()] == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
+	if m.session(v) == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
 		v.dst.Addr() == broadcast || martian(v.src.Addr()) || v.kind == icmpLink) {
 		return pass(ReasonNotRouted)
 	}
@@ -172,7 +172,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
-	if h := m.sessions[v.tuple()]; h != nil && !m.deserted(v, h) {
+	if h := m.session(v); h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
 	}
 	if s, l := m.serviceOf(v, in.Interface); s != nil {

@@ -46,6 +46,15 @@ type half struct {
 	direction flow.Direction
 }
 
+// session returns the half of a session that a packet belongs to, or nil. ICMP that is
+// neither query nor reply belongs to none.
+func (m *Model) session(v *view) *half {
+	if v.kind > icmpReply {
+		return nil
+	}
+	return m.sessions[v.tuple()]
+}
+
 // out returns what a packet of the direction becomes.
 func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 

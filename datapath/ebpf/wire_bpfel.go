@@ -163,6 +163,7 @@ const (
 	wireEntryKindKIND_FLOW    wireEntryKind = 0
 	wireEntryKindKIND_BINDING wireEntryKind = 1
 	wireEntryKindKIND_PERMIT  wireEntryKind = 2
+	wireEntryKindKIND_NONE    wireEntryKind = 3
 )
 
 type wireEntryState uint32
