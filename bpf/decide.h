@@ -62,16 +62,7 @@ static __always_inline void fragment_key_of(struct fragment_key *key, const stru
 		key->l4_proto = p->inner_proto;
 }
 
-// Sources of IPv4 that nothing is routed from: the kernel's martians (ip_route_input_slow), and
-// what stays on its link (RFC 3927 §2.7). 0/8 and 240/4 are not among them, but for their ends.
-static __always_inline bool never_from4(__be32 saddr)
-{
-	__u32 from = bpf_ntohl(saddr);
-
-	return !from || from >> 24 == 127 || from >> 28 == 0xe || from == 0xffffffff || from >> 16 == 0xa9fe;
-}
-
-// The same of IPv6 (ip6_rcv_core, ip6_forward; RFC 4291 §2.5.6).
+// What nothing of IPv6 is routed from (ip6_rcv_core, ip6_forward; RFC 4291 §2.5.6).
 static __always_inline bool never_from6(const union addr *a)
 {
 	__u32 from = bpf_ntohl(a->w[0]);
@@ -88,7 +79,7 @@ static __noinline bool never_routed(const struct packet *p)
 
 	if (p->family == FAMILY_6)
 		return to >> 24 == 0xff || to >> 22 == 0x3fa || never_from6(&p->tuple.saddr);
-	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || never_from4(p->tuple.saddr.w[0]);
+	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || nowhere4(p->tuple.saddr.w[0]);
 }
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
@@ -388,11 +379,13 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan, 
 
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
-	if (!may_open(p))
-		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;
 	plan->to.daddr.d[0] = extract(&p->tuple.daddr, rule->prefix_len);
 	plan->to.daddr.d[1] = 0;
+	if (nowhere4(plan->to.daddr.w[0]))
+		return REASON_UNTRANSLATABLE;
+	if (!may_open(p))
+		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to.l4_proto = proto_in(p->tuple.l4_proto, FAMILY_4);
 	plan->family = FAMILY_4;
 	plan->gateway = plan->to.daddr;

@@ -167,7 +167,7 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
-	if (!d || (d->ifindex && d->ifindex != ifindex) || never_from4(ip->saddr))
+	if (!d || (d->ifindex && d->ifindex != ifindex) || nowhere4(ip->saddr))
 		return false;
 	s->length = bpf_ntohs(ip->tot_len);
 	header = ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);

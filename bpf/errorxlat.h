@@ -256,7 +256,8 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 	if (by && by->kind != PREFIX_NAT64) {
 		*from = p->tuple.saddr;
 		cross_address(from, by, true);
-		return;
+		if (!nowhere4(from->w[0]))
+			return;
 	}
 	own = bpf_map_lookup_elem(&interfaces, &ifindex);
 	if (own && own->v4.w[0])

@@ -120,6 +120,8 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	cross_address(&plan->to.daddr, dest, true);
 	if (excepts(by, &p->tuple.daddr, true) || excepts(by, &plan->to.daddr, false))
 		return REASON_EXCEPTED;
+	if (nowhere4(plan->to.saddr.w[0]) || nowhere4(plan->to.daddr.w[0]))
+		return REASON_UNTRANSLATABLE; // RFC 7915 §5.1, RFC 1812 §5.3.7
 	if (dest->kind == PREFIX_SIIT)
 		siit_hairpin(plan, by);
 	count_prefix(by, p);

@@ -83,7 +83,7 @@ enum reason {
 	REASON_HELD_FRAGMENT,	     // later fragment that waits for its first one, and is then looked at again
 	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen, and nobody or no room to hold it
 	REASON_LOOP,		     // IPv6 source inside the translation prefix
-	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version; or a fragment, or several segments in one, where a whole one has to change
+	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version, or is for or from an IPv4 address that nothing is routed to; or a fragment, or several segments in one, where a whole one has to change
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
 	REASON_TO_FRAGMENT6,	     // IPv4 packet without DF that is too large for the next link, and becomes IPv6 or leaves with an address of this host: the daemon translates it and sends it in fragments

@@ -191,6 +191,9 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
 	}
+	if r.Type == config.NATNAT64 && nowhere(to.Addr()) {
+		return drop(ReasonUntranslatable)
+	}
 	if reason := opens(v); reason != "" {
 		return drop(reason)
 	}

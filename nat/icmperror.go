@@ -184,7 +184,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {
 	case crossing:
-		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok {
+		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && nowhere(own)) {
 			src = own
 		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
 			if own, ok := next.Interface.address(false); ok {

@@ -143,6 +143,9 @@ func (m *Model) receive(in Arrival) Outcome {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
+// nowhere reports whether nothing is routed from a, nor translated to it.
+func nowhere(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
+
 // martian reports whether Linux routes nothing that comes from a.
 func martian(a netip.Addr) bool {
 	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == broadcast || a.Is4In6()
@@ -151,8 +154,8 @@ func martian(a netip.Addr) bool {
 // decide finds what is to be done with a packet. The order matters: what is known
 // goes before what is new, the published before the private.
 func (m *Model) decide(in Arrival, v *view) plan {
-	if m.session(v) == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() || v.src.Addr().IsLinkLocalUnicast() ||
-		v.dst.Addr() == broadcast || martian(v.src.Addr()) || v.kind == icmpLink) {
+	if m.session(v) == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() ||
+		v.dst.Addr() == broadcast || nowhere(v.src.Addr()) || v.kind == icmpLink) {
 		return pass(ReasonNotRouted)
 	}
 	if v.later {

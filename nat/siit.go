@@ -20,6 +20,9 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	if contains(r.Except, v.dst.Addr()) || contains(r.Except, dst) {
 		return pass(ReasonExcepted), true
 	}
+	if v.v6 && (nowhere(src) || nowhere(dst)) {
+		return drop(ReasonUntranslatable), true // RFC 7915 §5.1, RFC 1812 §5.3.7
+	}
 	dst, src = m.siitHairpin(r, v, dst, src)
 	protocol := v.protocol
 	switch {
