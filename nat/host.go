@@ -50,11 +50,12 @@ func (h *Host) Interface(name string) (Interface, bool) {
 	return Interface{}, false
 }
 
-// Owns reports whether a is an address of the host itself.
+// Owns reports whether a is an address of the host itself; of IPv6 also the subnet-router
+// anycast address of one of its networks (RFC 4291 §2.6.1), which one of /127 has not (RFC 6164).
 func (h *Host) Owns(a netip.Addr) bool {
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {
-			if p.Addr() == a {
+			if p.Addr() == a || a.Is6() && p.Bits() < 127 && p.Masked().Addr() == a {
 				return true
 			}
 		}

@@ -72,6 +72,7 @@ func Scenarios() []Scenario {
 	clients4, clients6 := addresses("203.0.113.%d", 1, 40), addresses("2001:db8:5::%x", 1, 40)
 	inside4, inside6 := addresses("10.0.2.%d", 2, 9), addresses("fd00:2::%x", 2, 9)
 	far4, far6 := addresses("198.18.0.%d", 1, 5), addresses("2001:db8:9::%x", 1, 5)
+	nowhere := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
 	all := []Kind{TCP, UDP, Ping, TCP, UDP}
 	return []Scenario{
 		{"dnat-hash", dnatHash, []Opening{
@@ -114,9 +115,9 @@ func Scenarios() []Scenario {
 			{"wan0", clients4, addresses("198.51.100.%d", 130, 140), []uint16{53}, append(all, Other)},
 			{"lan0", addresses("fd00:a:1:1::%x", 1, 9), far6, []uint16{53}, all},
 			{"wan0", far6, addresses("2001:db8:1:d550::%x", 1, 9), []uint16{53}, all}}},
-		{"nat64", nat64, []Opening{{"lan0", inside6, addresses("64:ff9b::c612:%x", 1, 5), []uint16{53, 80}, all}}},
-		{"siit", siit, []Opening{{"lan0", inside6, addresses("64:ff9b::c612:%x", 1, 5), []uint16{53, 80}, all},
-			{"wan0", far4, addresses("203.0.113.%d", 18, 23), []uint16{53, 80}, all}}},
+		{"nat64", nat64, []Opening{{"lan0", inside6, append(addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all}}},
+		{"siit", siit, []Opening{{"lan0", inside6, append(addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all},
+			{"wan0", far4, addresses("203.0.113.%d", 16, 23), []uint16{53, 80}, all}}},
 	}
 }
 
