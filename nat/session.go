@@ -134,7 +134,7 @@ func (m *Model) expire() {
 		}
 	}
 	for key, until := range m.ports {
-		if m.now > until {
+		if until != forever && m.now > until {
 			delete(m.ports, key)
 		}
 	}
