@@ -124,3 +124,19 @@ func (m *Model) catchUp(v *view, h *half) *half {
 func (m *Model) maybeFiltered(b, target *binding) bool {
 	return m.actual != nil && b.unseen && m.actual.Reason == ReasonFiltered && target.rule.Filtering == config.AddressDependent
 }
+
+// answersSYN reports whether a backend's packet answers a SYN that left without a session.
+// A datapath under judgement may have forgotten that one for a later one, which has its place in
+// a table of synPlaces by chance: the answer is nobody's then.
+func (m *Model) answersSYN(answer flow.Tuple) bool {
+	syn := answer.Reverse()
+	nth := m.synsSent[syn]
+	if nth > 0 && nth < m.syns && m.actual != nil && m.actual.Reason == ReasonNotOurs && m.forgotten < 5+m.syns*m.syns/synPlaces {
+		m.forgotten++
+		delete(m.synsSent, syn)
+	}
+	return m.synsSent[syn] > 0
+}
+
+// synPlaces is how many SYNs without a session a datapath remembers at least.
+const synPlaces = 1 << 20

@@ -148,7 +148,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		if s.Mode != config.ModeStateless && !s.recognised(m) {
 			continue
 		}
-		if s.Mode != config.ModeStateless && !m.synsSent[v.quoted.tuple()] {
+		if s.Mode != config.ModeStateless && !m.answersSYN(answering) {
 			continue // about a connection of the backend's own
 		}
 		if from, _, ok := s.virtual(about.protocol, about.src); ok {

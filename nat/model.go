@@ -41,7 +41,9 @@ type Model struct {
 	rules     []*rule
 	prefixes  []*prefix
 	sessions  map[flow.Tuple]*half
-	synsSent  map[flow.Tuple]bool // as they left, without a session
+	syns      int                 // that left without a session
+	forgotten int                 // of these, by the datapath under judgement
+	synsSent  map[flow.Tuple]int  // as they left, and in which place of these
 	synsCame  map[flow.Tuple]bool // the same, as they came
 	given     map[flow.Tuple][]*cookie
 	bindings  map[bindingKey]*binding
@@ -58,7 +60,7 @@ type Model struct {
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
-		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]bool{}, synsCame: map[flow.Tuple]bool{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]bool{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{}, ruleCredit: map[*config.FirewallRule]time.Duration{},
 	}
 	for i := range c.Services {

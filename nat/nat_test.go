@@ -333,3 +333,29 @@ func TestSwap(t *testing.T) {
 		}
 	}
 }
+
+// TestForgottenSYNs lets a datapath forget SYNs for later ones, now and then and for good.
+func TestForgottenSYNs(t *testing.T) {
+	const n = 10
+	m := &Model{synsSent: map[flow.Tuple]int{}, actual: &Outcome{Action: Pass, Reason: ReasonNotOurs}}
+	answer := func(i int) flow.Tuple {
+		return flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("10.0.2.2:80"),
+			Dest: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.5"), uint16(i))}
+	}
+	for i := 1; i <= n; i++ {
+		m.syns++
+		m.synsSent[answer(i).Reverse()] = m.syns
+	}
+	if !m.answersSYN(answer(n)) {
+		t.Error("the last SYN may be forgotten")
+	}
+	for i := 1; i < n; i++ {
+		if remembers := m.answersSYN(answer(i)); remembers != (i > 5) {
+			t.Errorf("after %d forgotten SYNs: remembers %t", i-1, remembers)
+		}
+	}
+	m.actual.Reason = ReasonSYNACK
+	if m.answersSYN(answer(1)) {
+		t.Error("a forgotten SYN comes back to mind")
+	}
+}

@@ -251,7 +251,8 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		}
 		p := s.withoutSession(v, i, reason)
 		if reason == ReasonSYN {
-			m.synsSent[p.to], m.synsCame[v.tuple()] = true, true
+			m.syns++
+			m.synsSent[p.to], m.synsCame[v.tuple()] = m.syns, true
 		}
 		return p
 	}
@@ -406,7 +407,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		}
 		reason := ReasonStateless
 		if s.Mode != config.ModeStateless {
-			if !m.synsSent[v.tuple().Reverse()] {
+			if !m.answersSYN(v.tuple()) {
 				continue // a connection of the backend's own
 			}
 			reason = ReasonSYNACK

@@ -179,6 +179,9 @@ func (w *world) open(r *rand.Rand) []arrival {
 		}
 		p = append(p, u, payload(r))
 	case Ping:
+		if r.IntN(4) == 0 {
+			sport = 0 // as of a message without an identifier
+		}
 		m := &packet.ICMP{Type: 8, Rest: uint32(sport)<<16 | 1}
 		if src.Is6() {
 			m.V6, m.Type = true, 128

@@ -206,7 +206,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		return base
 	}
 	a.Frame = slices.Clone(a.Frame)
-	switch r.IntN(6) {
+	switch r.IntN(7) {
 	case 0: // cut off
 		least := 14 + 20 // BPF_PROG_TEST_RUN takes no frames for TC that end within the IP header
 		if a.Frame[12] == 0x86 {
@@ -247,6 +247,14 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		if a.Frame[12] == 8 && len(a.Frame) >= 34 {
 			a.Frame[20], a.Frame[21] = byte(r.Uint32())&0x3f, byte(r.Uint32())
 			fixHeader(a.Frame)
+		}
+	case 6: // neither query nor error, as it is or quoted
+		p := withoutLink(packet.Parse(a.Frame))
+		for i, l := range p {
+			if m, ok := l.(*packet.ICMP); ok && m.IsQuery() && m.ID() == 0 {
+				p[i] = &packet.ICMP{V6: m.V6, Type: pick(r, []uint8{4, 13, 139, 200})}
+				a.Arrival = w.frame(a.Interface, p)
+			}
 		}
 	}
 	return []arrival{a}
