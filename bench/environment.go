@@ -110,14 +110,24 @@ func commit() string {
 	return rev[:min(12, len(rev))] + dirty
 }
 
+// cpuModel is what the kernel calls the CPU. Virtual machines hide the model of it,
+// families tell apart what is called the same.
 func cpuModel() string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range bytes.Lines(b) {
-		if k, v, ok := strings.Cut(string(line), ":"); ok && strings.TrimSpace(k) == "model name" {
-			return strings.TrimSpace(v)
-		}
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	facts := map[string]string{}
+	for line := range strings.Lines(string(first)) {
+		k, v, _ := strings.Cut(line, ":")
+		facts[strings.TrimSpace(k)] = strings.TrimSpace(v)
 	}
-	return runtime.GOARCH
+	switch name, family := facts["model name"], facts["cpu family"]; {
+	case name == "":
+		return runtime.GOARCH
+	case family == "":
+		return name
+	default:
+		return name + ", family " + family
+	}
 }
 
 func readLine(path string) string {

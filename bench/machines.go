@@ -150,9 +150,10 @@ func (e Environment) cpu() string {
 	return s
 }
 
-// shortCPU is the model without what every model's name has.
+// shortCPU is the model without what every model's name has, and without its family.
 func (e Environment) shortCPU() string {
-	model, _, _ := strings.Cut(strings.NewReplacer("(R)", "", "(TM)", "", "(tm)", "").Replace(e.Machine), "@")
+	model, _, _ := strings.Cut(e.Machine, ", family")
+	model, _, _ = strings.Cut(strings.NewReplacer("(R)", "", "(TM)", "", "(tm)", "").Replace(model), "@")
 	words := slices.DeleteFunc(strings.Fields(model), func(w string) bool { return w == "CPU" || w == "Processor" })
 	return strings.Join(words, " ")
 }
