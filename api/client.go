@@ -242,7 +242,8 @@ func (c *Client) explain(err error) error {
 			return fmt.Errorf("%w on %s: run one there with --listen ADDRESS:PORT", ErrNoDaemon, c.at)
 		}
 		return fmt.Errorf("%w on %s: start one with 'sluice run -c FILE', or name its socket with --socket", ErrNoDaemon, c.at)
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
+		strings.HasSuffix(err.Error(), "server closed idle connection"): // before the request was written; net/http exports no such error
 		return fmt.Errorf("daemon on %s: it closed the connection without an answer: it has too many, or it is ending; its log says which", c.at)
 	case c.remote:
 		return c.explainRemote(err)
