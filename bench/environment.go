@@ -4,6 +4,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,7 +23,8 @@ import (
 
 // Environment is what a reader must know of the machine.
 type Environment struct {
-	Machine     string            `json:"machine"`
+	Machine     string            `json:"machine"`              // what the kernel calls the CPU
+	Family      string            `json:"cpu_family,omitempty"` // tells apart what virtual machines call the same
 	CPUs        int               `json:"cpus"`
 	MemoryBytes uint64            `json:"memory_bytes"`
 	Kernel      string            `json:"kernel"`
@@ -40,13 +42,14 @@ var readEnvironment = sync.OnceValue(lookAround)
 
 func lookAround() Environment {
 	e := Environment{
-		Machine: cpuModel(), CPUs: runtime.NumCPU(),
+		CPUs:        runtime.NumCPU(),
 		Clock:       readLine("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
 		Governor:    readLine("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
 		Virtual:     readLine("/sys/class/dmi/id/product_name"),
 		Mitigations: map[string]string{}, Sysctls: map[string]string{}, Versions: map[string]string{},
 		Commit: commit(),
 	}
+	e.Machine, e.Family = cpuModel()
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
@@ -110,24 +113,19 @@ func commit() string {
 	return rev[:min(12, len(rev))] + dirty
 }
 
-// cpuModel is what the kernel calls the CPU. Virtual machines hide the model of it,
-// families tell apart what is called the same.
-func cpuModel() string {
+// cpuModel returns the model and the family of the first CPU, as the kernel tells them.
+func cpuModel() (model, family string) {
 	b, _ := os.ReadFile("/proc/cpuinfo")
 	first, _, _ := bytes.Cut(b, []byte("\n\n"))
-	facts := map[string]string{}
 	for line := range strings.Lines(string(first)) {
-		k, v, _ := strings.Cut(line, ":")
-		facts[strings.TrimSpace(k)] = strings.TrimSpace(v)
+		switch k, v, _ := strings.Cut(line, ":"); strings.TrimSpace(k) {
+		case "model name":
+			model = strings.TrimSpace(v)
+		case "cpu family":
+			family = strings.TrimSpace(v)
+		}
 	}
-	switch name, family := facts["model name"], facts["cpu family"]; {
-	case name == "":
-		return runtime.GOARCH
-	case family == "":
-		return name
-	default:
-		return name + ", family " + family
-	}
+	return cmp.Or(model, runtime.GOARCH), family
 }
 
 func readLine(path string) string {

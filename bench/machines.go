@@ -143,17 +143,20 @@ func allRatios(runs []machineRun) (all []Ratio) {
 func (e Environment) sameMachine(o Environment) bool { return e.cpu() == o.cpu() }
 
 func (e Environment) cpu() string {
-	s := fmt.Sprintf("%s, %d CPUs", e.Machine, e.CPUs)
+	s := e.Machine
+	if e.Family != "" {
+		s += ", family " + e.Family
+	}
+	s += fmt.Sprintf(", %d CPUs", e.CPUs)
 	if e.Virtual != "" {
 		s += " (" + e.Virtual + ")"
 	}
 	return s
 }
 
-// shortCPU is the model without what every model's name has, and without its family.
+// shortCPU is the model without what every model's name has.
 func (e Environment) shortCPU() string {
-	model, _, _ := strings.Cut(e.Machine, ", family")
-	model, _, _ = strings.Cut(strings.NewReplacer("(R)", "", "(TM)", "", "(tm)", "").Replace(model), "@")
+	model, _, _ := strings.Cut(strings.NewReplacer("(R)", "", "(TM)", "", "(tm)", "").Replace(e.Machine), "@")
 	words := slices.DeleteFunc(strings.Fields(model), func(w string) bool { return w == "CPU" || w == "Processor" })
 	return strings.Join(words, " ")
 }
