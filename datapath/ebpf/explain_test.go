@@ -40,9 +40,9 @@ firewall:
   rules: [{action: drop, source: "@banned"}]
 `
 
-// TestExplain asks about packets of every mode, rule and refusal, and leaves
-// nothing behind.
-func TestExplain(t *testing.T) {
+// explained is a datapath with all of explainYAML in force.
+func explained(t *testing.T) *subject {
+	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	c, err := config.Decode("test.yaml", []byte(explainYAML))
 	if err != nil {
@@ -52,6 +52,13 @@ func TestExplain(t *testing.T) {
 	if err := s.Reset(c, golden.StandardHost()); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// TestExplain asks about packets of every mode, rule and refusal, and leaves
+// nothing behind.
+func TestExplain(t *testing.T) {
+	s := explained(t)
 	at := netip.MustParseAddrPort
 	tcp, udp := flow.TCP, flow.UDP
 	for _, c := range []struct {
@@ -134,16 +141,8 @@ func TestExplain(t *testing.T) {
 // TestExplainForwardingOff: where the kernel forwards nothing, the answer says how that is
 // changed, and only where it is the cause.
 func TestExplainForwardingOff(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.BPF)
-	c, err := config.Decode("test.yaml", []byte(explainYAML))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSubject(t, "xdp")
-	if err := s.Reset(c, golden.StandardHost()); err != nil {
-		t.Fatal(err)
-	}
-	err = s.d.inside(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
+	s := explained(t)
+	err := s.d.inside(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,15 +169,7 @@ func TestExplainForwardingOff(t *testing.T) {
 // TestExplainFlows asks about packets of flows that there are: they become what they
 // became when they were sent.
 func TestExplainFlows(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.BPF)
-	c, err := config.Decode("test.yaml", []byte(explainYAML))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSubject(t, "xdp")
-	if err := s.Reset(c, golden.StandardHost()); err != nil {
-		t.Fatal(err)
-	}
+	s := explained(t)
 	host := golden.StandardHost()
 	for _, in := range []struct{ iface, source, dest, owner string }{
 		{"wan0", "198.18.0.9:4000", "192.0.2.10:80", "web"},
