@@ -138,13 +138,13 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 		if (!put(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
 			return ~0ULL;
 	}
-	if (q->no_l4)
+	if (q->no_l4 && !(v6 && q->no_l4 == QUOTE_OTHER_ICMP)) // ICMPv6 covers its addresses, whatever the message is
 		return fold32(delta);
-	if (is_icmp(q->l4_proto)) {
+	if (!q->no_l4 && is_icmp(q->l4_proto)) {
 		covered = change(q->sport, plan->to.dport);
 		if (!put(ctx, q->l4_at + 4, &plan->to.dport, 2, xdp))
 			return ~0ULL;
-	} else {
+	} else if (!q->no_l4) {
 		covered = change(q->sport, ports.source) + change(q->dport, ports.dest);
 		if (!put(ctx, q->l4_at, &ports, sizeof(ports), xdp))
 			return ~0ULL;

@@ -135,8 +135,10 @@ static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, st
 	if (is_icmp(q->l4_proto)) {
 		if (icmp_is_error(head.type, v6))
 			return false;
-		if (!icmp_is_echo(head.type, v6))
+		if (!icmp_is_echo(head.type, v6)) {
+			q->no_l4 = QUOTE_OTHER_ICMP;
 			return true;
+		}
 		q->sport = head.id;
 		q->dport = head.id;
 	} else {
@@ -168,7 +170,7 @@ static __always_inline bool read_quote(void *ctx, const struct packet *p, struct
 	about->tuple.sport = q->dport;
 	about->tuple.dport = q->sport;
 	about->tuple.l4_proto = q->l4_proto;
-	about->tuple.kind = q->no_l4 && is_icmp(q->l4_proto) ? KIND_NONE : KIND_FLOW;
+	about->tuple.kind = q->no_l4 == QUOTE_OTHER_ICMP ? KIND_NONE : KIND_FLOW;
 	about->tuple.state = ENTRY_LIVE;
 	about->tcp_flags = TCP_SYN | TCP_ACK; // as the answer of a backend
 	about->family = p->family;

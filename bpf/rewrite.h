@@ -220,7 +220,8 @@ static __always_inline int rewrite_headers(void *data, void *end, const struct p
 		if (!v6 && plan->to.dport == p->tuple.dport) // nothing that it covers; of nothing but zeros the sum would become the other zero
 			return REASON_NONE;
 		icmp->check = check_after(icmp->check, (v6 ? d.addrs : 0) + change(p->tuple.dport, plan->to.dport));
-		icmp->id = plan->to.dport;
+		if (plan->to.dport != p->tuple.dport) // not every message has an identifier there
+			icmp->id = plan->to.dport;
 		return REASON_NONE;
 	}
 	if (l4 + 8 > end)
@@ -283,7 +284,8 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 		if (l4 + 8 > end)
 			return REASON_INTERNAL;
 		if (icmp) {
-			((struct icmp_header *)l4)->id = plan->to.dport;
+			if (plan->to.dport != p->tuple.dport)
+				((struct icmp_header *)l4)->id = plan->to.dport;
 			d.ports = change(p->tuple.dport, plan->to.dport);
 		} else {
 			((struct ports *)l4)->source = plan->to.sport;

@@ -236,7 +236,8 @@ static __always_inline int stateless(const struct packet *p, struct plan *plan)
 	plan->owner_nat = 3;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = plan->family;
-	if (p->flags & (PACKET_LATER_FRAGMENT | PACKET_NO_FLOW))
+	// The checksum of an ICMPv6 message covers its addresses, whatever the message is.
+	if (p->flags & PACKET_LATER_FRAGMENT || (p->flags & PACKET_NO_FLOW && p->tuple.kind != KIND_NONE))
 		plan->flags |= PLAN_NO_L4;
 	return REASON_STATIC;
 }

@@ -174,6 +174,7 @@ _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");
 
 #define QUOTE_FRAGMENT 1 // a first fragment, or an atomic one of IPv6
 #define QUOTE_MORE 2	 // more follow
+#define QUOTE_OTHER_ICMP 2 // no_l4 of an ICMP message of its IP version that is neither query, reply nor error
 
 // The packet that an ICMP error quotes.
 struct quote {
@@ -189,7 +190,7 @@ struct quote {
 	__u8 bad;     // its IP header's checksum is wrong
 	__be16 len;   // of the header: total or payload length
 	__u8 fragment; // QUOTE_*
-	__u8 no_l4;   // a protocol without ports: only addresses change
+	__u8 no_l4;   // a protocol without ports: only addresses change; or QUOTE_OTHER_ICMP
 	__be32 frag_id; // of IPv4 in the high half of the word
 	__u16 end;    // of the quotation in the frame, as far as it is there
 	__u16 field;  // bytes that stand for it before an extension (RFC 4884); 0: there is none

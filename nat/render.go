@@ -71,6 +71,9 @@ func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Rea
 		binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
 		return adjust(v, p, protocol, r, before, slices.Clone(p[:4]))
 	case flow.ICMP, flow.ICMPv6:
+		if v.kind == notICMP { // the other family's
+			return ""
+		}
 		if v.kind == icmpError && r.quote != nil {
 			return renderError(v, r, p)
 		}
@@ -233,13 +236,13 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	if v.later { // of what its first fragment says it is (RFC 8200 §4.5)
 		return p, r.to.Protocol, ""
 	}
-	switch v.protocol {
-	case flow.TCP, flow.UDP:
+	switch {
+	case v.protocol == flow.TCP, v.protocol == flow.UDP:
 		if v.protocol == flow.UDP && !v.v6 && binary.BigEndian.Uint16(p[6:]) == 0 {
 			return zeroChecksum(v, r, p)
 		}
 		return p, v.protocol, renderTransport(v, r, p, v.protocol)
-	case flow.ICMP, flow.ICMPv6:
+	case v.kind != notICMP:
 		return translateICMP(v, r, p)
 	}
 	return p, v.protocol, "" // RFC 7915 §4.5, §5.5: every other protocol goes on as it is

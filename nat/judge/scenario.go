@@ -114,7 +114,9 @@ func Scenarios() []Scenario {
 		{"prefixes", prefixes, []Opening{{"lan0", addresses("10.1.9.%d", 130, 140), far4, []uint16{53}, append(all, Other)},
 			{"wan0", clients4, addresses("198.51.100.%d", 130, 140), []uint16{53}, append(all, Other)},
 			{"lan0", addresses("fd00:a:1:1::%x", 1, 9), far6, []uint16{53}, all},
-			{"wan0", far6, addresses("2001:db8:1:d550::%x", 1, 9), []uint16{53}, all}}},
+			{"wan0", far6, addresses("2001:db8:1:d550::%x", 1, 9), []uint16{53}, all},
+			{"lan0", addresses("fd00:a:77::%x", 1, 9), far6, []uint16{53}, append(all, Other)},
+			{"wan0", far6, addresses("2001:db8:77::%x", 1, 9), []uint16{53}, append(all, Other)}}},
 		{"nat64", nat64, []Opening{{"lan0", inside6, append(addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all}}},
 		{"siit", siit, []Opening{{"lan0", inside6, append(addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all},
 			{"wan0", far4, addresses("203.0.113.%d", 16, 23), []uint16{53, 80}, all}}},
@@ -258,6 +260,7 @@ nat:
 const prefixes = `
 nat:
   - {name: dmz, type: static, external: 198.51.100.128/25, internal: 10.1.9.128/25}
+  - {name: dmz6, type: static, external: "2001:db8:77::/64", internal: "fd00:a:77::/64"}
   - {name: renumber, type: npt66, external: "2001:db8:1::/48", internal: "fd00:a:1::/48"}
 `
 

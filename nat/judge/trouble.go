@@ -251,7 +251,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 	case 6: // neither query nor error, as it is or quoted
 		p := withoutLink(packet.Parse(a.Frame))
 		for i, l := range p {
-			if m, ok := l.(*packet.ICMP); ok && m.IsQuery() && m.ID() == 0 {
+			if m, ok := l.(*packet.ICMP); ok && m.IsQuery() {
 				p[i] = &packet.ICMP{V6: m.V6, Type: pick(r, []uint8{4, 13, 139, 200})}
 				a.Arrival = w.frame(a.Interface, p)
 			}
