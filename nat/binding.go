@@ -318,7 +318,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	c.guessed = b.unseen && (c.guessed || c.ports == 0)
 	c.ports++
 	m.bindings[key] = b
-	m.outside[endpoint] = b
+	m.take(endpoint, b)
 	return b, plan{}
 }
 

@@ -55,9 +55,40 @@ func (m *Model) learn(b *binding, v *view, to netip.AddrPort) {
 		key = was
 	}
 	b.outside, b.unseen, b.client.guessed = key, false, false
-	m.outside[key] = b
+	m.take(key, b)
 	for _, h := range m.sessionsOf(b) {
 		m.rename(h, was.endpoint, key.endpoint)
+	}
+}
+
+// mistaken reports whether the endpoint that the model has guessed for a binding shows
+// now as another's.
+func (m *Model) mistaken(b *binding) bool {
+	a, ok := m.actualSource()
+	return ok && b.unseen && a == b.outside.endpoint
+}
+
+// take gives an endpoint to a binding; the one that it was guessed for gets another.
+func (m *Model) take(key outsideKey, b *binding) {
+	was := m.outside[key]
+	m.outside[key] = b
+	if was == nil || was == b {
+		return
+	}
+	actual := m.actual
+	m.actual = nil // it is not what that binding has
+	defer func() { m.actual = actual }()
+	sessions := m.sessionsOf(was)
+	if len(sessions) == 0 {
+		return
+	}
+	other, ok := m.outsideFor(was.rule, was.client, &view{v6: was.inside.Addr().Is6(), protocol: was.protocol, src: was.inside}, sessions[0].tuple[1].Source)
+	if !ok {
+		return
+	}
+	was.outside, m.outside[other] = other, was
+	for _, s := range sessions {
+		m.rename(s, key.endpoint, other.endpoint)
 	}
 }
 

@@ -4,6 +4,7 @@ package nat
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -184,6 +185,77 @@ func TestPairedUnderExhaustion(t *testing.T) {
 	}
 }
 
+// shown is what a datapath makes of a packet that it gives that source.
+func shown(t *testing.T, in Arrival, reason Reason, source string) Outcome {
+	t.Helper()
+	ap := netip.MustParseAddrPort(source)
+	q, err := packet.Parse(in.Frame).Edit(fmt.Sprintf("ip4(src=%s,ttl=63)/udp(sport=%d)", ap.Addr(), ap.Port()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q[0].(*packet.Ethernet).Src, q[0].(*packet.Ethernet).Dst = packet.MAC{2, 1}, packet.MAC{2, 3}
+	return Outcome{Forward, reason, []Departure{{"wan0", q.Build()}}}
+}
+
+// TestJudgeGuesses: an endpoint that no packet has shown yet is the model's guess, and
+// gives way to what the datapath shows, also where the model has guessed it for another.
+func TestJudgeGuesses(t *testing.T) {
+	for _, port := range []int{2000, 2002} {
+		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1))
+		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
+			in := udp(src, 4000)
+			in.Frame[22] = 1 // TTL
+			if o := m.Judge(in, Outcome{Action: Drop, Reason: ReasonTTLExceeded}); o.Reason != ReasonTTLExceeded {
+				t.Fatal(o.Reason)
+			}
+		}
+		for src, port := range map[string]int{"10.0.0.9": port, "10.0.0.2": 4002 - port} {
+			in := udp(src, 4000)
+			actual := shown(t, in, ReasonFlow, fmt.Sprintf("203.0.113.1:%d", port))
+			if d := packet.Diff(m.Judge(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
+				t.Errorf("%s has %d: %s", src, port, d)
+			}
+		}
+	}
+}
+
+// TestJudgeClash: a new binding may get the port of a peer that is gone, but to which the
+// host still talks that it is for.
+func TestJudgeClash(t *testing.T) {
+	clashes := 0
+	for seed := range 40 {
+		r := snatRule(flow.Ports{First: 2000, Last: 2005}, "203.0.113.1", 1)
+		r.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
+		m := model(t, r)
+		send := func(src, dst string, port uint16) Outcome {
+			p := packet.Parse(udp(src, 4000).Frame)
+			p[1].(*packet.IPv4).Dst, p[2].(*packet.UDP).DstPort = netip.MustParseAddr(dst), port
+			in := Arrival{"lan0", p.Build()}
+			if src == "10.0.0.4" {
+				return m.Judge(in, Outcome{Action: Drop, Reason: ReasonClash})
+			}
+			return m.Receive(in)
+		}
+		port := func(o Outcome) uint16 {
+			v, _, _ := read(o.Out[0].Frame)
+			return v.src.Port()
+		}
+		m.random = rand.New(rand.NewPCG(uint64(seed), 1))
+		gone := port(send("10.0.0.3", "192.0.2.9", 53))
+		host := port(send("10.0.0.2", "203.0.113.1", gone))
+		for range 20 {
+			m.Advance(time.Minute)
+			send("10.0.0.2", "203.0.113.1", gone)
+		}
+		if o := send("10.0.0.4", "203.0.113.1", host); o.Reason == ReasonClash {
+			clashes++
+		}
+	}
+	if clashes != 40 {
+		t.Errorf("%d of 40 clashes are legal", clashes)
+	}
+}
+
 // TestJudgeRefusesWhatIsNotLegal: the model takes over a free port and none that
 // somebody else has, is outside of the rule's range, or has the wrong parity.
 func TestJudgeRefusesWhatIsNotLegal(t *testing.T) {
@@ -193,20 +265,9 @@ func TestJudgeRefusesWhatIsNotLegal(t *testing.T) {
 	}{{"203.0.113.1:2002", true}, {"203.0.113.1:2004", true}, {"203.0.113.1:2000", false}, {"203.0.113.1:2003", false},
 		{"203.0.113.1:3000", false}, {"203.0.113.2:2002", false}} {
 		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2009}, "203.0.113.1", 1))
-		show := func(in Arrival, source string) Outcome {
-			p := packet.Parse(in.Frame)
-			ap := netip.MustParseAddrPort(source)
-			q, err := p.Edit(fmt.Sprintf("ip4(src=%s,ttl=63)/udp(sport=%d)", ap.Addr(), ap.Port()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			copy(q[0].(*packet.Ethernet).Src[:], []byte{2, 1})
-			q[0].(*packet.Ethernet).Src, q[0].(*packet.Ethernet).Dst = packet.MAC{2, 1}, packet.MAC{2, 3}
-			return Outcome{Forward, ReasonNewFlow, []Departure{{"wan0", q.Build()}}}
-		}
-		m.Judge(udp("10.0.0.9", 4000), show(udp("10.0.0.9", 4000), "203.0.113.1:2000"))
+		m.Judge(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), ReasonNewFlow, "203.0.113.1:2000"))
 		in := udp("10.0.0.2", 4000)
-		actual := show(in, tc.source)
+		actual := shown(t, in, ReasonNewFlow, tc.source)
 		want := m.Judge(in, actual)
 		if same := packet.Diff(want.Out[0].Frame, actual.Out[0].Frame) == ""; same != tc.legal {
 			t.Errorf("%s: legal %v, want %v: %s", tc.source, same, tc.legal, packet.Diff(want.Out[0].Frame, actual.Out[0].Frame))

@@ -199,7 +199,7 @@ func within(spans []flow.Ports, port uint16) bool {
 // free reports whether nobody has the endpoint: no binding, no session, no
 // listener, and it is not held for who had it before (RFC 6888 REQ-8).
 func (m *Model) free(key outsideKey) bool {
-	if m.outside[key] != nil {
+	if b := m.outside[key]; b != nil && !m.mistaken(b) {
 		return false
 	}
 	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {

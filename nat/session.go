@@ -59,7 +59,22 @@ func (m *Model) session(v *view) *half {
 func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
 // clashes tells whether the session's answers would look like packets of another.
-func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil }
+func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil || m.mayClash(s) }
+
+// mayClash tells whether they would with another endpoint of the pool, which a datapath under
+// judgement took for a new binding and has not shown: it dropped the packet for it.
+func (m *Model) mayClash(s *session) bool {
+	if m.actual == nil || m.actual.Reason != ReasonClash || s.binding == nil || !s.binding.unseen {
+		return false
+	}
+	for t := range m.sessions {
+		_, taken := m.outside[outsideKey{portClass(t.Protocol), t.Dest}]
+		if t.Protocol == s.tuple[1].Protocol && t.Source == s.tuple[1].Source && t.Dest.Addr() == s.tuple[1].Dest.Addr() && !taken {
+			return true
+		}
+	}
+	return false
+}
 
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
