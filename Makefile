@@ -18,9 +18,10 @@ PREFIX ?= /usr/local
 install: build ## install program, manual, completions and unit below PREFIX (default /usr/local)
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/sluice
 	$(BIN) docs man $(DESTDIR)$(PREFIX)/share/man/man1
-	$(BIN) completion bash | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
-	$(BIN) completion zsh | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_sluice
-	$(BIN) completion fish | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/sluice.fish
+	for shell in bash zsh fish; do $(BIN) completion $$shell > bin/completion.$$shell || exit 1; done
+	install -D -m 644 bin/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
+	install -D -m 644 bin/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_sluice
+	install -D -m 644 bin/completion.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/sluice.fish
 	sed 's,/usr/local,$(PREFIX),' packaging/sluice.service | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.service
 
 uninstall: ## remove what install put there; the configuration and the state stay
