@@ -73,7 +73,11 @@ func checkFiles(_ context.Context, c *Case) Finding {
 			if p.Hard >= 4*p.Limit {
 				raised += ":" // the soft limit alone: the other one would be lowered
 			}
-			host.Remedy = &Remedy{Do: fmt.Sprintf("prlimit --pid %d --nofile=%s, and LimitNOFILE of its service", p.PID, raised),
+			do := fmt.Sprintf("prlimit --pid %d --nofile=%s, and LimitNOFILE of its service", p.PID, raised)
+			if most, there := vitals.Number(c.After.Sysctl, "fs.nr_open"); there && 4*p.Limit > uint64(most) { // proc_sys_fs(5): no limit may be above it
+				do = fmt.Sprintf("sysctl -w fs.nr_open=%d, then %s", 4*p.Limit, do)
+			}
+			host.Remedy = &Remedy{Do: do,
 				Cost: "memory for each open file", Risk: "a leak of files shows later"}
 		}
 	}

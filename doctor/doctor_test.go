@@ -457,14 +457,20 @@ func TestBlind(t *testing.T) {
 	}
 }
 
-// TestOpenFilesRemedy: it raises limits, and lowers none.
+// TestOpenFilesRemedy: it raises limits, and lowers none; above fs.nr_open there are none.
 func TestOpenFilesRemedy(t *testing.T) {
-	for hard, want := range map[uint64]string{1024: "--nofile=4096,", 4095: "--nofile=4096,", 4096: "--nofile=4096:,", math.MaxUint64: "--nofile=4096:,"} {
+	for _, tc := range []struct {
+		hard uint64
+		most string
+		want string
+	}{{1024, "1048576", "prlimit --pid 7 --nofile=4096, "}, {4095, "4096", "prlimit --pid 7 --nofile=4096, "}, {4096, "1048576", "prlimit --pid 7 --nofile=4096:, "},
+		{math.MaxUint64, "", "prlimit --pid 7 --nofile=4096:, "}, {1024, "4095", "sysctl -w fs.nr_open=4096, then prlimit --pid 7 --nofile=4096, "}} {
 		s := examined(t)
-		s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: hard}
+		s.After.Sysctl["fs.nr_open"] = tc.most
+		s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: tc.hard}
 		for _, f := range Judge(context.Background(), s).Findings {
-			if f.Check == "LS03" && !strings.Contains(f.Remedy.Do, want) {
-				t.Errorf("hard limit %d: %s, want %s", hard, f.Remedy.Do, want)
+			if f.Check == "LS03" && !strings.HasPrefix(f.Remedy.Do, tc.want) {
+				t.Errorf("hard limit %d, at most %s: %s, want %s", tc.hard, tc.most, f.Remedy.Do, tc.want)
 			}
 		}
 	}

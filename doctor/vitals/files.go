@@ -47,7 +47,7 @@ func ReadHostFiles(root fs.FS) HostReading {
 		Memory:  parseMeminfo(text(root, "proc/meminfo")),
 		Slab:    parseSlab(text(root, "proc/slabinfo")),
 		Sysctl: readSysctl(root, []string{"net/core/*", "net/netfilter/nf_conntrack_*", "net/ipv4/neigh/default/gc_thresh*",
-			"net/ipv6/neigh/default/gc_thresh*", "net/ipv4/ip_forward", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans", "fs/file-nr"}),
+			"net/ipv6/neigh/default/gc_thresh*", "net/ipv4/ip_forward", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans", "fs/file-nr", "fs/nr_open"}),
 		Mitigations: map[string]string{},
 	}
 	for i, name := range []string{"arp_cache", "ndisc_cache"} {
