@@ -95,9 +95,11 @@ func reportFlows(t *Trial, n *network, c connections) error {
 }
 
 // setRedirectBoth makes the gateway a wire, both ways.
-func setRedirectBoth(t *Trial, n *network) error {
+func setRedirectBoth(t *Trial, n *network) error { return setReferenceBoth(t, n, load.Redirect) }
+
+func setReferenceBoth(t *Trial, n *network, kind load.ReferenceKind) error {
 	for _, way := range [][2]string{{"wan0", "lan0"}, {"lan0", "wan0"}} {
-		ref, err := load.NewReference(n.gateway, load.Redirect, load.ReferenceOptions{In: way[0], Out: way[1]})
+		ref, err := load.NewReference(n.gateway, kind, load.ReferenceOptions{In: way[0], Out: way[1]})
 		if err != nil {
 			return err
 		}

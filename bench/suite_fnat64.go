@@ -9,6 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
+const crossRow = "limit: header of the other family and redirect"
+
 // connectionsPoint of the suite measures connections, the others packets.
 const connectionsPoint = "connections"
 
@@ -40,6 +42,24 @@ func fnat64Suite() Suite {
 					return err
 				}
 				return fullnatDrive(vip4)(t, n)
+			},
+		}, {
+			Name: crossRow, About: "XDP programs that swap the MAC addresses, put a header of the other family with constant addresses before the payload, and redirect: what a frame that changes its length costs by itself",
+			Run: func(t *Trial) error {
+				n, err := newNetwork(t)
+				if err != nil {
+					return err
+				}
+				if err := setReferenceBoth(t, n, load.Cross); err != nil {
+					return err
+				}
+				return fullnatDrive(vip6)(t, n)
+			},
+			Absent: func(p Point) string {
+				if p.Name != connectionsPoint {
+					return ""
+				}
+				return "nobody answers to constant addresses"
 			},
 		}},
 		NotShown: []string{

@@ -38,6 +38,7 @@ type forwardBareKey struct {
 const (
 	forwardMapBareFlows       = "bare_flows"
 	forwardProgLoadBareDnat   = "load_bare_dnat"
+	forwardProgLoadCross      = "load_cross"
 	forwardProgLoadDrop       = "load_drop"
 	forwardProgLoadFib        = "load_fib"
 	forwardProgLoadRedirect   = "load_redirect"
@@ -88,6 +89,7 @@ type forwardSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type forwardProgramSpecs struct {
 	LoadBareDnat   *ebpf.ProgramSpec `ebpf:"load_bare_dnat"`
+	LoadCross      *ebpf.ProgramSpec `ebpf:"load_cross"`
 	LoadDrop       *ebpf.ProgramSpec `ebpf:"load_drop"`
 	LoadFib        *ebpf.ProgramSpec `ebpf:"load_fib"`
 	LoadRedirect   *ebpf.ProgramSpec `ebpf:"load_redirect"`
@@ -149,6 +151,7 @@ type forwardVariables struct {
 // It can be passed to loadForwardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type forwardPrograms struct {
 	LoadBareDnat   *ebpf.Program `ebpf:"load_bare_dnat"`
+	LoadCross      *ebpf.Program `ebpf:"load_cross"`
 	LoadDrop       *ebpf.Program `ebpf:"load_drop"`
 	LoadFib        *ebpf.Program `ebpf:"load_fib"`
 	LoadRedirect   *ebpf.Program `ebpf:"load_redirect"`
@@ -158,6 +161,7 @@ type forwardPrograms struct {
 func (p *forwardPrograms) Close() error {
 	return _ForwardClose(
 		p.LoadBareDnat,
+		p.LoadCross,
 		p.LoadDrop,
 		p.LoadFib,
 		p.LoadRedirect,

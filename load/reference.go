@@ -30,6 +30,10 @@ const (
 	Redirect ReferenceKind = "redirect"
 	// RedirectTC is the same on TC (TCX, Linux 6.6).
 	RedirectTC ReferenceKind = "redirect-tc"
+	// Cross does what Redirect does and puts a header of the other family, with constant
+	// addresses, before the payload: the limit of translation between the families. No
+	// checksum is right after it.
+	Cross ReferenceKind = "cross"
 	// BareDNAT looks a UDP flow up in a hash map and rewrites its destination.
 	BareDNAT ReferenceKind = "bare-dnat"
 	// FIB asks the kernel's routing table for every packet.
@@ -82,7 +86,7 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 	}
 	progs := map[ReferenceKind]*ebpf.Program{
 		Redirect: r.objects.LoadRedirect, RedirectTC: r.objects.LoadRedirectTc, BareDNAT: r.objects.LoadBareDnat,
-		FIB: r.objects.LoadFib, Drop: r.objects.LoadDrop,
+		Cross: r.objects.LoadCross, FIB: r.objects.LoadFib, Drop: r.objects.LoadDrop,
 	}
 	prog := progs[kind]
 	if prog == nil {
