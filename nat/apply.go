@@ -20,6 +20,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		c.packets++
 		c.bytes += uint64(len(v.ip))
 	}
+	if v.kind == icmpOther && p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6 {
+		return Outcome{Action: Drop, Reason: ReasonUntranslatable} // it has no counterpart (RFC 7915 §4.2, §5.2), whatever its hop limit
+	}
 	if v.ttl <= 1 {
 		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}
