@@ -167,11 +167,14 @@ static __always_inline bool move_down(void *ctx, __u32 from, __u32 n)
 // by the place of the transport header, which must stay where it is.
 static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, const bool xdp)
 {
+	__u32 frame;
+
 	if (at > end)
 		return false;
 	if (xdp)
 		return !bpf_xdp_adjust_head(ctx, -(int)len) && move_down(ctx, len, at);
-	return !bpf_skb_change_tail(ctx, end + len, 0) && move_up(ctx, at, end - at, len);
+	frame = ((struct __sk_buff *)ctx)->len; // with what stands behind the packet
+	return !bpf_skb_change_tail(ctx, frame + len, 0) && move_up(ctx, at, frame - at, len);
 }
 
 __noinline int xdp_open_gap(struct xdp_md *ctx, __u32 at, __u32 end, __u32 len)
