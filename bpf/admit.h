@@ -22,7 +22,7 @@ static __always_inline enum reason service_lists(const struct packet *p, const s
 }
 
 // Numbers and rates of a service's connections. The rates were asked at the SYN already of a
-// handshake that left no flow.
+// handshake that left no flow, and at the first fragment of a packet.
 __noinline int service_admit(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -31,7 +31,7 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 
 	if (!p || !s || !l)
 		return REASON_INTERNAL;
-	if (dry_run)
+	if (dry_run || p->flags & PACKET_LATER_FRAGMENT)
 		return REASON_NONE;
 	if (s->max_flows && l->active >= (__s64)s->max_flows)
 		return REASON_LIMIT_CONNECTIONS;
@@ -177,6 +177,12 @@ __noinline int log_connection(const struct packet *p, __u32 id)
 	e->owner = id;
 	bpf_ringbuf_submit(e, 0);
 	return 0;
+}
+
+// A reset, of whose fragments the first one counts.
+static __always_inline bool resets(const struct packet *p)
+{
+	return p->tcp_flags & TCP_RST && !(p->flags & PACKET_LATER_FRAGMENT);
 }
 
 // Limit on resets from clients: true when this one is too many.

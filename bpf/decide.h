@@ -345,8 +345,7 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
 		return REASON_NO_FLOW; // of an older connection of the backend's
-	if (have_resets && p->tcp_flags & TCP_RST && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
-	    reset_refused(m->owner)) {
+	if (have_resets && resets(p) && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && reset_refused(m->owner)) {
 		plan->owner = m->owner;
 		plan->owner_nat = 0;
 		return REASON_LIMIT_RESETS;

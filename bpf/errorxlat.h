@@ -287,8 +287,13 @@ static __always_inline void error_source(union addr *from, const struct packet *
 			return;
 		}
 		by = prefix_of(&plan->to.saddr, ROLE_CROSSING, true);
-		if (by && by->embed_len)
-			embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
+		if (by && by->embed_len) {
+			union addr seen = *from; // as an outside host is; an inside one stays hidden
+
+			embed(&seen, &by->embed, by->embed_len, about->tuple.saddr.w[0]);
+			if (!__builtin_memcmp(&seen, from, sizeof(seen)))
+				embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
+		}
 		return;
 	}
 	if (plan->owner_nat == 3)

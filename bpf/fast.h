@@ -55,8 +55,21 @@ static __always_inline __be16 fast_id(__u32 index, __u64 packets)
 	return (index * hash_multiplier >> 48) + packets;
 }
 
+// Whether a datagram in IPv4 has a checksum, or can be given one in IPv6: see udp_checksum.
+static __always_inline bool summable(const struct packet *p, void *data, void *end)
+{
+	struct udphdr *udp = data + ETH_HLEN + sizeof(struct iphdr);
+
+	if (p->tuple.l4_proto != IPPROTO_UDP)
+		return true;
+	if ((void *)(udp + 1) > end)
+		return false;
+	return udp->check || (bpf_ntohs(udp->len) == p->l3_len - sizeof(struct iphdr) && p->l3_len <= SUM_MOST);
+}
+
 // Finds flow and next hop of a packet. The flow counts it: after this it is sent.
-static __always_inline bool fast_flow(const struct packet *p, struct settled *s, const bool v6, const bool xdp)
+static __always_inline bool fast_flow(const struct packet *p, struct settled *s, void *data, void *end, const bool v6,
+				      const bool xdp)
 {
 	const __u8 other = v6 ? FAMILY_4 : FAMILY_6;
 	__u32 index, size = p->segment;
@@ -74,6 +87,8 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_takes(s->hop, xdp))
 		return false;
 	s->cross = m->flags & ENTRY_CROSS;
+	if (s->cross && !v6 && !summable(p, data, end))
+		return false;
 	if (s->cross)
 		size += v6 ? -20 : 20;
 	if (size > largest(p, s->cross ? other : p->family, s->hop->mtu))
@@ -112,7 +127,7 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 	if (p->frame_len < ETH_HLEN + p->l3_len)
 		return false;
 	p->segment = segment_of(p, data, end, gso_size);
-	return fast_flow(p, s, v6, xdp);
+	return fast_flow(p, s, data, end, v6, xdp);
 }
 
 // Into the other family, as translate does it, and on to the next hop: plain headers

@@ -98,6 +98,7 @@ static __always_inline bool kernel_takes(void *ctx, const struct packet *p, cons
 	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED: // on TC the packet is measured against the way back too
 		return true;
 	}
 	return false;

@@ -31,9 +31,10 @@ static __always_inline __u32 service_of(const struct packet *p)
 
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	l = listener_find(&key);
-	// Of ICMP a service of every protocol has the pings.
+	// Of ICMP a service of every protocol has the pings. What comes later of a packet is decided
+	// on only where its first fragment went on.
 	if (!l && have_any &&
-	    (p->flags & PACKET_QUERY || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
+	    (p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT) || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
 		key.l4_proto = 0;
 		key.port = 0;
 		l = listener_find(&key);
@@ -265,7 +266,7 @@ static __always_inline bool by_hash(const struct service *s)
 // a scheduler that finds the same backend again: nothing is remembered.
 static __always_inline bool service_stateless(const struct service *s)
 {
-	return s->mode >= MODE_DSR && by_hash(s) && !s->sticky_ticks && !s->max_client_flows;
+	return s->mode >= MODE_DSR && by_hash(s) && !(s->flags & SERVICE_KEEPS_FLOWS);
 }
 
 static __always_inline enum answer when_down(const struct packet *p, const struct service *s)
@@ -393,9 +394,12 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	plan->owner_nat = 0;
 	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 	stateless = service_stateless(s);
+	reason = service_lists(p, s); // who may not connect learns nothing of the backends
+	if (reason != REASON_NONE)
+		return reason;
 	if (p->flags & PACKET_NO_FLOW && checksums_addresses(p, s))
 		return REASON_UNSUPPORTED_PROTOCOL;
-	if (have_resets && p->tcp_flags & TCP_RST && stateless && reset_refused(id))
+	if (have_resets && resets(p) && stateless && reset_refused(id))
 		return REASON_LIMIT_RESETS;
 	reason = p->tuple.l4_proto == IPPROTO_TCP ? tcp_begins(p, s, syn, stateless) : REASON_NONE;
 	if (reason != REASON_NONE)
@@ -404,16 +408,13 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		refuse(plan, REASON_NO_BACKEND, when_down(p, s));
 		return REASON_NO_BACKEND;
 	}
-	reason = service_lists(p, s);
-	if (reason != REASON_NONE)
-		return reason;
 	reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
 	if (reason != REASON_NONE)
 		return reason;
 	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn), !stateless);
 	b = bpf_map_lookup_elem(&backends, &backend);
-	if (!b)
-		return REASON_LIMIT_BACKEND;
+	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !backend_room(id, backend)))
+		return REASON_LIMIT_BACKEND; // what goes on elsewhere breaks off: it gets this backend or none
 	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
 	aim(p, plan, s, b, backend);
@@ -436,6 +437,17 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return syn_remember(p, backend);
 	}
 	return reason;
+}
+
+// Whether the service listens on the port that a backend has kept in its answer.
+static __always_inline bool listens_on(struct listener_key *key, const union addr *vip, __be16 port, __u32 service)
+{
+	struct listener *l;
+
+	key->port = port;
+	__builtin_memcpy(key->addr, vip, sizeof(key->addr));
+	l = listener_find(key);
+	return l && l->service == service;
 }
 
 // Answer of a backend for which no flow is kept: the virtual endpoint is put
@@ -474,8 +486,9 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 	plan->to.saddr = r->vip;
 	if (r->port)
 		plan->to.sport = r->port;
-	if (s->mode != MODE_STATELESS && !answers_syn(p, &plan->to))
-		return REASON_NONE;
+	if (s->mode == MODE_STATELESS ? key.l4_proto && !listens_on(&key, &r->vip, plan->to.sport, id) :
+					!answers_syn(p, &plan->to))
+		return REASON_NONE; // of the backend's own
 	count_stateless(r->backend, p->l3_len);
 	plan->owner = id;
 	plan->owner_nat = 0;

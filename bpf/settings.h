@@ -50,6 +50,7 @@ ASSERT_SIZE(struct reverse, 24);
 #define SERVICE_PROXY 0x200	   // fullnat: the client's address in a PROXY protocol header
 #define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
 #define SERVICE_COOKIES 0x400	   // SYNs are answered by cookies when handshakes pile up
+#define SERVICE_KEEPS_FLOWS 0x800  // persistence or a limit of connections needs them, whatever the mode
 
 // What every packet without a flow looks at stands in the first cache line.
 struct service {

@@ -68,17 +68,17 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if m.host.Owns(via) { // for this host: no MTU, no neighbour
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
 	}
-	if most := m.largest(v, b, next); len(b)+p.grow > most {
+	mac, known := next.mac, next.known
+	if p.mac != (packet.MAC{}) {
+		mac, known = p.mac, true
+	}
+	if most := m.largest(v, b, next); known && len(b)+p.grow > most {
 		return m.tooBig(in, v, p, b, next, most)
 	}
 	if p.edit != nil {
 		if b, reason = p.edit(b, next.MTU); reason != "" {
 			return Outcome{Action: Drop, Reason: reason}
 		}
-	}
-	mac, known := next.mac, next.known
-	if p.mac != (packet.MAC{}) {
-		mac, known = p.mac, true
 	}
 	if !known {
 		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
@@ -115,8 +115,9 @@ func (m *Model) largest(v *view, b []byte, next hop) int {
 // handedMax is the longest frame that a datapath's user space takes over.
 const handedMax = 2048
 
-// tooBig handles a packet that is larger than the most that may leave: an ICMP error
-// where it must not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the
+// tooBig handles a packet that is larger than the most that may leave by a next hop which is
+// known (the kernel measures what it resolves the next hop for): an ICMP error where it must
+// not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the
 // kernel fragments it, and user space what becomes IPv6 or the kernel would not take.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
 	crossed := b[0]>>4 == 6 && !v.v6
@@ -129,6 +130,12 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 		a := tooBig
 		a.mtu = uint32(most - (len(b) - len(v.ip) + p.grow))
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
+	}
+	if p.edit != nil {
+		var reason Reason
+		if b, reason = p.edit(b, next.MTU); reason != "" {
+			return Outcome{Action: Drop, Reason: reason}
+		}
 	}
 	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
 }

@@ -197,6 +197,13 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	if reason := opens(v); reason != "" {
 		return drop(reason)
 	}
+	var target *binding // of another inside host
+	if r.Type == config.NATNAT64 && m.pooled(to.Addr()) {
+		target = m.outside[outsideKey{portClass(v.protocol), to}]
+		if target == nil || target.rule.Type != config.NATNAT64 {
+			return drop(ReasonNoBinding)
+		}
+	}
 	b, refusal := m.bindingFor(r, v, to)
 	if b == nil {
 		return refusal
@@ -213,10 +220,10 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: protocol, Source: to, Dest: outside}
-	if r.Type == config.NATNAT64 && m.pooled(to.Addr()) {
-		if reason := m.turn64(r, s, to, outside); reason != "" {
+	if target != nil {
+		if !m.turn64(r, s, target) {
 			m.dropUnused(b)
-			return drop(reason)
+			return drop(ReasonFiltered)
 		}
 	}
 	if m.clashes(s) {
@@ -229,18 +236,15 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 
 // turn64 turns a packet of an IPv6 host to the outside endpoint of another one
 // round (RFC 6146 §3.8): the receiver sees the sender's outside endpoint in the
-// prefix.
-func (m *Model) turn64(r *rule, s *session, to, outside netip.AddrPort) Reason {
-	target := m.outside[outsideKey{portClass(s.tuple[0].Protocol), to}]
-	switch {
-	case target == nil || target.rule.Type != config.NATNAT64:
-		return ReasonNoBinding
-	case !target.admits(outside) || m.maybeFiltered(s.binding, target):
-		return ReasonFiltered
+// prefix. False: its filter is against it.
+func (m *Model) turn64(r *rule, s *session, target *binding) bool {
+	outside := s.binding.outside.endpoint
+	if !target.admits(outside) || m.maybeFiltered(s.binding, target) {
+		return false
 	}
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target.inside,
 		Dest: netip.AddrPortFrom(embed(r.Prefix, outside.Addr()), outside.Port())}
-	return ""
+	return true
 }
 
 // dropUnused takes a binding back that got no session.
@@ -409,6 +413,13 @@ func (m *Model) pooled(a netip.Addr) bool {
 			if p.Contains(a) {
 				return true
 			}
+		}
+		if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 && slices.ContainsFunc(s.Backends, func(b config.Backend) bool {
+			next, ok := m.host.route(b.Address)
+			own, _ := next.address(b.Address.Is6())
+			return ok && own == a
+		}) {
+			return true
 		}
 	}
 	return false

@@ -57,7 +57,7 @@ func (m *Model) crowded() bool {
 // goes on as every other, as does the proof of a cookie, which is the SYN then.
 func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	open := v.flags & tcpOpening
-	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.closed(m, v) != "" {
+	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.excludes(m, v) != "" || s.crowded() {
 		return plan{}, false
 	}
 	switch {

@@ -32,7 +32,7 @@ func (m *Model) conceals(s *service, n *session, v *view) bool {
 	if n.port != nil && m.hides(*n.port) {
 		return true
 	}
-	if s.hashes() {
+	if s.hashes() || v.goesOn() {
 		return false
 	}
 	_, ok := s.actualBackend(m, v)
@@ -130,8 +130,8 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	if was.port != nil {
 		delete(m.ports, *was.port)
 	}
-	i, reason := was.service.choose(m, v, false)
-	if reason != "" {
+	i, ok := was.service.actualBackend(m, v)
+	if !ok || was.service.hashes() {
 		i = was.backend
 	}
 	was.service.connections--
@@ -147,6 +147,9 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	}
 	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
 	now.spliced, now.halfOpen = was.spliced, was.halfOpen
+	if now.closed = was.closed; now.closed {
+		now.count(-1)
+	}
 	return now
 }
 

@@ -21,11 +21,15 @@ type fragment struct {
 	plan plan
 	seen time.Duration
 	half *half // of the session that it belongs to, nil for none
+	of   flow.Tuple
 }
 
 // laterFragment follows the first one (RFC 4787 REQ-14, RFC 6146 §3.4).
 func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
+	if f != nil && f.plan.action == Forward && v.like(f.of).firewalled(m, in.Interface) { // rates count every packet
+		return drop(ReasonDenied)
+	}
 	if f != nil {
 		p := f.plan
 		p.clamp, p.room, p.grow, p.edit, p.answer = false, 0, 0, nil, noAnswer // it has no TCP header
@@ -40,6 +44,9 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	if v.firewalled(m, in.Interface) { // by a rule that names no ports
 		return drop(ReasonDenied)
 	}
+	if v.neverRouted() {
+		return pass(ReasonNotRouted)
+	}
 	if p, ok := m.stateless(in, v); ok { // ports do not matter there
 		p.neutral = true
 		if p.action == Forward {
@@ -51,6 +58,11 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 		return pass(ReasonNotOurs)
 	}
 	return drop(ReasonHeldFragment)
+}
+
+// like is a later fragment with the ports of its first one.
+func (v *view) like(t flow.Tuple) *view {
+	return &view{v6: v.v6, protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
 // concerns tells whether a fragment without ports could be for a service, a pool or
@@ -80,5 +92,5 @@ func (v *view) fragmentKey() fragmentKey {
 }
 
 func (m *Model) rememberFragment(v *view, p plan) {
-	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.session(v)}
+	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.session(v), of: v.tuple()}
 }

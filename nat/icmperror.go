@@ -128,10 +128,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.hashes() && s.Mode != config.ModeFullNAT {
 		i, ok := s.pinned(about)
 		if !ok {
-			i, ok = s.scheduled(m, about)
-		}
-		if !ok {
-			return plan{}, false
+			i = s.byHash(about)
 		}
 		to := s.endpoint(i, about.dst.Port())
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}

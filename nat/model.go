@@ -41,10 +41,10 @@ type Model struct {
 	rules     []*rule
 	prefixes  []*prefix
 	sessions  map[flow.Tuple]*half
-	syns      int                 // that left without a session
-	forgotten int                 // of these, by the datapath under judgement
-	synsSent  map[flow.Tuple]int  // as they left, and in which place of these
-	synsCame  map[flow.Tuple]bool // the same, as they came
+	syns      int                // that left without a session
+	forgotten int                // of these, by the datapath under judgement
+	synsSent  map[flow.Tuple]int // as they left, and in which place of these
+	synsCame  map[flow.Tuple]syn // the same, as they came
 	given     map[flow.Tuple][]*cookie
 	bindings  map[bindingKey]*binding
 	outside   map[outsideKey]*binding
@@ -60,7 +60,7 @@ type Model struct {
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
-		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]bool{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{}, ruleCredit: map[*config.FirewallRule]time.Duration{},
 	}
 	for i := range c.Services {
@@ -156,21 +156,27 @@ func martian(a netip.Addr) bool {
 // decide finds what is to be done with a packet. The order matters: what is known
 // goes before what is new, the published before the private.
 func (m *Model) decide(in Arrival, v *view) plan {
-	if m.session(v) == nil && (v.dst.Addr().IsMulticast() || v.dst.Addr().IsLinkLocalUnicast() ||
-		v.dst.Addr() == broadcast || nowhere(v.src.Addr()) || v.kind == icmpLink) {
-		return pass(ReasonNotRouted)
-	}
 	if v.later {
 		return m.laterFragment(in, v)
 	}
 	p := drop(ReasonDenied)
-	if !v.firewalled(m, in.Interface) {
+	switch {
+	case v.firewalled(m, in.Interface):
+	case m.session(v) == nil && (v.neverRouted() || v.kind == icmpLink):
+		p = pass(ReasonNotRouted)
+	default:
 		p = m.decideWhole(in, v)
 	}
 	if v.first {
 		m.rememberFragment(v, p)
 	}
 	return p
+}
+
+// neverRouted reports whether the packet stays on its link, or comes from nowhere.
+func (v *view) neverRouted() bool {
+	to := v.dst.Addr()
+	return to.IsMulticast() || to.IsLinkLocalUnicast() || to == broadcast || nowhere(v.src.Addr())
 }
 
 func (m *Model) decideWhole(in Arrival, v *view) plan {

@@ -16,24 +16,25 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// refuses checks what is looked at only for new connections: sets and limits.
-func (s *service) refuses(m *Model, v *view) Reason {
-	if reason := s.closed(m, v); reason != "" {
-		return reason
-	}
+// refuses checks the limits of new connections. What one client has too many of is not
+// counted for all; the rates of a handshake were asked at its SYN.
+func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
 	switch {
-	case s.Limits.ConnectionsPerClient > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= s.Limits.ConnectionsPerClient:
-		return ReasonClientFlows
-	case !s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
-		return ReasonLimitRate
+	case s.crowded():
+		return ReasonLimitConnections
+	case handshake:
 	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
+	case !s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+		return ReasonLimitRate
 	}
 	return ""
 }
 
-// closed checks what refuses a client without counting it.
-func (s *service) closed(m *Model, v *view) Reason {
+func (s *service) crowded() bool { return s.Limits.Connections > 0 && s.active >= s.Limits.Connections }
+
+// excludes checks the sets of clients.
+func (s *service) excludes(m *Model, v *view) Reason {
 	in := func(names []string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
 	}
@@ -42,8 +43,6 @@ func (s *service) closed(m *Model, v *view) Reason {
 		return ReasonDenied
 	case len(s.Allow) > 0 && !in(s.Allow):
 		return ReasonNotAllowed
-	case s.Limits.Connections > 0 && s.active >= s.Limits.Connections:
-		return ReasonLimitConnections
 	}
 	return ""
 }
@@ -84,23 +83,33 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 // choose picks a backend: a pinned or persistent client's own, else the
 // scheduler's.
 func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
+	goesOn := v.goesOn()
+	if came := m.synsCame[v.tuple()]; goesOn && s.Mode == config.ModeDNAT && came.service == s && s.state[came.backend] != datapath.Down {
+		return came.backend, s.room(came.backend)
+	}
 	if i, ok := s.pinned(v); ok {
+		if goesOn {
+			return i, s.room(i)
+		}
 		return i, ""
 	}
 	key := s.stickyKey(v)
-	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && s.state[k.backend] != datapath.Down {
+	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && s.state[k.backend] == datapath.Up && !s.full(k.backend) {
 		s.sticky[key] = sticky{k.backend, m.now}
 		return k.backend, ""
 	}
-	if len(s.table) == 0 {
-		return 0, ReasonNoBackend
+	i, ok := s.byHash(v), true
+	if !goesOn {
+		i, ok = s.scheduled(m, v)
 	}
-	i, ok := s.scheduled(m, v)
 	if !ok {
 		return 0, ReasonLimitBackend
 	}
 	if key != "" && remember {
 		s.sticky[key] = sticky{i, m.now}
+	}
+	if goesOn && remember {
+		return i, s.room(i)
 	}
 	return i, ""
 }
@@ -140,6 +149,23 @@ func (s *service) stickyKey(v *view) string {
 		}
 	}
 	return key
+}
+
+// goesOn reports whether a packet of no session is one of a connection that was opened before:
+// it breaks off on another backend.
+func (v *view) goesOn() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
+
+// room tells whether one more connection is too many for the backend.
+func (s *service) room(i int) Reason {
+	if s.full(i) {
+		return ReasonLimitBackend
+	}
+	return ""
+}
+
+// byHash is the backend that every packet of a connection gets when nothing is remembered.
+func (s *service) byHash(v *view) int {
+	return int(s.table[balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))])
 }
 
 // scheduled asks the scheduler. A backend that has all its connections is passed

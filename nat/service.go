@@ -4,6 +4,7 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/balance"
@@ -155,7 +156,7 @@ const (
 // hash gives the same backend again, and the backend's answer is recognised by
 // its endpoint.
 func (s *service) statelessSYN(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.unambiguous(m)
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
 }
 
 // recognised reports whether what a backend answers to a SYN is known by its
@@ -208,55 +209,80 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if p, done := m.cookies(in, v, s); done {
 		return p
 	}
-	syn := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
-	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()] // its SYN was admitted
-	refuses := s.refuses
-	if handshake {
-		refuses = s.closed
-	}
-	if reason := refuses(m, v); reason != "" {
-		s.refused++
-		return drop(reason)
-	}
-	stateless := s.Mode == config.ModeStateless || s.bypassed() && s.hashes()
-	keepsNone := stateless || s.statelessSYN(m) && syn
-	if keepsNone && s.resets(m, v) {
-		s.refused++
-		return drop(ReasonLimitResets)
-	}
-	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !keepsNone {
-		return drop(ReasonNoFlow)
-	}
-	odd := !syn && !handshake || syn && v.flags&packet.FIN != 0
-	if v.protocol == flow.TCP && odd && (s.Limits.StrictTCP || s.ClientAddress == config.ClientAddressProxyV2) && !stateless {
-		s.refused++
-		return drop(ReasonStrictTCP)
+	opens := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
+	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // its SYN was admitted
+	refuse := func(reason Reason) plan { s.refused++; return drop(reason) }
+	stateless := s.keepsNone()
+	if reason := s.excludes(m, v); reason != "" {
+		return refuse(reason)
 	}
 	if s.checksumsAddresses(v) {
 		return drop(ReasonUnsupportedProtocol)
 	}
-	i, reason := s.choose(m, v, !stateless)
-	if reason != "" {
-		s.refused++
-		p := drop(reason)
-		if reason == ReasonNoBackend {
-			p.answer = map[config.WhenDown]answer{config.WhenDownReset: reset, config.WhenDownReject: portUnreachable}[s.WhenDown]
-		}
+	if stateless && s.resets(m, v) {
+		return refuse(ReasonLimitResets)
+	}
+	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !stateless {
+		return drop(ReasonNoFlow)
+	}
+	odd := !opens && !handshake && !stateless || opens && v.flags&packet.FIN != 0
+	if v.protocol == flow.TCP && odd && (s.Limits.StrictTCP || s.ClientAddress == config.ClientAddressProxyV2) {
+		return refuse(ReasonStrictTCP)
+	}
+	if len(s.table) == 0 {
+		p := refuse(ReasonNoBackend)
+		p.answer = map[config.WhenDown]answer{config.WhenDownReset: reset, config.WhenDownReject: portUnreachable}[s.WhenDown]
 		return p
 	}
-	if keepsNone {
+	if !stateless || opens {
+		if reason := s.refuses(m, v, handshake); reason != "" {
+			return refuse(reason)
+		}
+	}
+	i, reason := s.choose(m, v, !stateless)
+	if reason != "" {
+		return refuse(reason)
+	}
+	if stateless || s.statelessSYN(m) && opens {
 		reason := ReasonStateless
-		if syn && !stateless {
+		if opens && !stateless {
 			reason = ReasonSYN
 		}
 		p := s.withoutSession(v, i, reason)
 		if reason == ReasonSYN {
-			m.syns++
-			m.synsSent[p.to], m.synsCame[v.tuple()] = m.syns, true
+			m.rememberSYN(v.tuple(), syn{s, i, p.to})
 		}
 		return p
 	}
 	return m.openService(in, v, s, i)
+}
+
+// syn is one that left without a session.
+type syn struct {
+	service *service
+	backend int
+	to      flow.Tuple // as it left
+}
+
+// rememberSYN notes where a SYN without a session went, in the place of an earlier one of its
+// tuple.
+func (m *Model) rememberSYN(came flow.Tuple, s syn) {
+	delete(m.synsSent, m.synsCame[came].to)
+	m.syns++
+	m.synsSent[s.to], m.synsCame[came] = m.syns, s
+}
+
+// keepsNone reports whether nothing is remembered of the service's connections: no
+// answer comes back this way, or none needs it, the hash gives the same backend again,
+// and nothing else asks for it.
+func (s *service) keepsNone() bool {
+	if s.Mode == config.ModeStateless {
+		return true
+	}
+	l := &s.Limits
+	counts := l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
+		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
+	return s.bypassed() && s.hashes() && s.Persistence == nil && !counts
 }
 
 // checksumsAddresses reports whether a transport that is left alone would have a
@@ -299,6 +325,10 @@ func (s *service) withoutSession(v *view, i int, reason Reason) plan {
 // openService makes the session of a packet to backend i.
 func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 	to := s.endpoint(i, v.dst.Port())
+	if most := s.Limits.ConnectionsPerClient; most > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= most {
+		s.refused++
+		return drop(ReasonClientFlows)
+	}
 	n := &session{service: s, backend: i, rule: s.rule}
 	n.tuple[0] = v.tuple()
 	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}

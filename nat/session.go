@@ -23,6 +23,7 @@ type session struct {
 	heard   [2]heard
 	// settled flows outlive the transitory timeout: the handshake is complete.
 	settled bool
+	closed  bool             // by both sides, or a reset: not counted as a connection of its service
 	seen    [2]time.Duration // last packet of each direction
 	packets [2]uint64
 	bytes   [2]uint64
@@ -83,13 +84,42 @@ func (m *Model) addSession(s *session) {
 	if s.binding != nil {
 		s.binding.sessions++
 	}
+	s.count(1)
+}
+
+// count adds to the connections of the session's client, service and backend.
+func (s *session) count(n int) {
 	if s.client != nil {
-		s.client.flows++
+		s.client.flows += n
 	}
 	if s.service != nil {
-		s.service.active++
-		s.service.backends[s.backend].active++
+		s.service.active += n
+		s.service.backends[s.backend].active += n
 	}
+}
+
+// closes stops counting a session that the packet of that direction has closed; what it holds
+// besides stays until it expires (RFC 5382 REQ-5).
+func (s *session) closes(d flow.Direction) {
+	over := s.heard[d].fin && (s.heard[1-d].fin || s.oneWay())
+	if s.service == nil || s.binding != nil || s.closed || !over && !s.heard[d].rst {
+		return
+	}
+	s.closed = true
+	s.count(-1)
+}
+
+// recount counts a closed session again that a SYN opens once more; or tells why not.
+func (m *Model) recount(v *view, s *session) Reason {
+	if reason := s.service.refuses(m, v, false); reason != "" {
+		return reason
+	}
+	if most := s.service.Limits.ConnectionsPerClient; most > 0 && s.client.flows >= most {
+		return ReasonClientFlows
+	}
+	s.closed = false
+	s.count(1)
+	return ""
 }
 
 // index makes both directions known. An endpoint that talks to itself by a hairpin
@@ -109,16 +139,12 @@ func (m *Model) removeSession(s *session) {
 	if !s.oneWay() {
 		delete(m.sessions, s.tuple[1])
 	}
-	if s.client != nil {
-		s.client.flows--
+	if !s.closed {
+		s.count(-1)
 	}
-	if s.service != nil {
-		s.service.active--
-		s.service.backends[s.backend].active--
-		if s.guess() {
-			s.service.guesses--
-			s.service.guessed = true
-		}
+	if s.service != nil && s.guess() {
+		s.service.guesses--
+		s.service.guessed = true
 	}
 	if s.port != nil { // of a pool that the backends see: nobody's packets could go astray (RFC 6888 REQ-8)
 		delete(m.ports, *s.port)
@@ -130,10 +156,14 @@ func (m *Model) removeSession(s *session) {
 	}
 }
 
-// expire forgets the sessions that were idle for longer than their timeout, and
-// with a binding's last session the binding.
+// expire forgets the sessions that were idle for longer than their timeout, or whose backend is
+// down, and with a binding's last session the binding.
 func (m *Model) expire() {
 	for _, h := range m.sessions {
+		if h.direction == flow.Original && h.service != nil && h.service.state[h.backend] == datapath.Down {
+			m.removeSession(h.session)
+			continue
+		}
 		if h.direction != flow.Original || m.now-max(h.seen[0], h.seen[1]) <= m.timeout(h.session) {
 			continue
 		}
@@ -239,6 +269,12 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 
 // known handles a packet of a session.
 func (m *Model) known(v *view, h *half) plan {
+	if h.closed && h.direction == flow.Original && v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN {
+		if reason := m.recount(v, h.session); reason != "" {
+			h.service.refused++
+			return drop(reason)
+		}
+	}
 	if reopens(h.session, h.direction, v) {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
 		// session begins again.
@@ -258,6 +294,7 @@ func (m *Model) known(v *view, h *half) plan {
 	}
 	h.seen[h.direction] = m.now
 	h.hear(h.direction, v.flags)
+	h.closes(h.direction)
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
 	return h.planFor(v, ReasonFlow)

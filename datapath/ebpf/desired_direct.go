@@ -22,7 +22,7 @@ const (
 // edit looks at single packets. The service's words are w.
 func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
 	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
-	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && s.Persistence == nil &&
+	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
 		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&serviceMSSClamp == 0 &&
 		(c.t.loads == nil || c.t.loads.values[id].Active == 0)
 }

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/balance"
@@ -26,6 +27,7 @@ const (
 	serviceTOA          = 0x100
 	serviceProxy        = 0x200
 	serviceCookies      = 0x400
+	serviceKeepsFlows   = 0x800
 
 	backendDown  = 0
 	backendUp    = 1
@@ -121,6 +123,9 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	if len(s.Sessions) > 0 {
 		w.Flags |= serviceSessions
 	}
+	if keepsFlows(s) {
+		w.Flags |= serviceKeepsFlows
+	}
 	switch s.WhenDown {
 	case config.WhenDownReset, "":
 		w.Flags |= serviceAnswerReset
@@ -163,6 +168,13 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 		w.Deny |= bit
 	}
 	return w, nil
+}
+
+// keepsFlows reports whether the service asks for what only flows can give.
+func keepsFlows(s *config.Service) bool {
+	l := &s.Limits
+	return s.Persistence != nil || l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
+		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
 }
 
 // sourcePool numbers the addresses that fullnat takes towards a backend: of the
@@ -214,6 +226,9 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		}
 		w := wireBackend{Addr: addrOf(b.Address), Port: portOf(b.Port), Family: familyOf(b.Address), Service: uint16(id),
 			Weight: weight, MaxFlows: uint32(b.MaxConnections)}
+		if each := s.Limits.ConnectionsPerBackend; b.MaxConnections > 0 && each > 0 {
+			w.MaxFlows = uint32(min(b.MaxConnections, each))
+		}
 		if s.Mode == config.ModeDSR {
 			w.Mac = b.MAC
 		}
