@@ -287,7 +287,7 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 	switch {
 	case sent && r.Action == nat.Drop:
 		r.Out = []nat.Departure{{Interface: in.Interface, Frame: o.DataOut}}
-	case sent:
+	case sent, passed && r.Reason == nat.ReasonToFragment:
 		by, err := s.d.t.hopOf(&w)
 		if err != nil {
 			return r, err
@@ -325,7 +325,7 @@ func (s *subject) Advance(d time.Duration) error {
 		*seen += now - s.advanced - ticks
 	}
 	s.older(back)
-	s.olderLimits(ticks)
+	s.olderLimits(ticks, now-s.advanced)
 	s.advanced = now
 	if err := s.sweep(); err != nil {
 		return err
@@ -374,17 +374,21 @@ func (s *subject) older(back func(*uint32)) {
 	each(t.maps["fragments"], func(v *wireFragment) { back(&v.Seen) })
 }
 
-func (s *subject) olderLimits(ticks uint32) {
-	ns := uint64(ticks) * uint64(time.Second) / uint64(s.d.hz)
-	for i := range s.snapshot.Services {
-		if l := &s.d.t.loads.values[i]; l.Tat > ns {
-			l.Tat -= ns
-		}
-		if l := &s.d.t.loads.values[i]; l.ResetTat > ns {
-			l.ResetTat -= ns
+// olderLimits makes rates older. Here, too, the time that packets took does not count, but
+// for that since time last passed.
+func (s *subject) olderLimits(ticks, took uint32) {
+	ns := func(ticks uint32) uint64 { return uint64(ticks) * uint64(time.Second) / uint64(s.d.hz) }
+	back := func(tat *uint64) {
+		if *tat > 0 {
+			*tat += ns(took) - min(*tat, ns(ticks))
 		}
 	}
-	each(s.d.t.maps["client_rates"], func(v *wireClient) { v.Tat -= min(v.Tat, ns) })
+	for i := range s.snapshot.Services {
+		back(&s.d.t.loads.values[i].Tat)
+		back(&s.d.t.loads.values[i].ResetTat)
+	}
+	each(s.d.t.maps["client_rates"], func(v *wireClient) { back(&v.Tat) })
+	each(s.d.t.maps["firewall_rules"], func(v *wireFirewallRule) { back(&v.Tat) })
 }
 
 func each[V any](m *ebpf.Map, change func(*V)) {

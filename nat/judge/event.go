@@ -32,13 +32,14 @@ const (
 	hairpin
 	stray
 	hostile
+	changing // the state of a backend, where the scenario has them change
 	waiting
 	eventKinds
 )
 
 // weights of the kinds.
 var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, stranger: 4,
-	hairpin: 3, stray: 2, hostile: 8, waiting: 2}
+	hairpin: 3, stray: 2, hostile: 8, changing: 1, waiting: 2}
 
 func randomEvent(r *rand.Rand) event {
 	total := 0
@@ -149,6 +150,10 @@ func payload(r *rand.Rand) *packet.Data {
 	if r.IntN(30) == 0 {
 		n = r.IntN(1200)
 	}
+	return random(r, n)
+}
+
+func random(r *rand.Rand, n int) *packet.Data {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(r.Uint32())
@@ -187,14 +192,11 @@ func (w *world) open(r *rand.Rand) []arrival {
 			m.V6, m.Type = true, 128
 		}
 		p = append(p, m, payload(r))
+	case SCTP:
+		p = append(p, &packet.SCTP{SrcPort: sport, DstPort: dport, Tag: r.Uint32()}, payload(r))
 	case Other:
 		p = append(p, payload(r))
-		switch ip := p[0].(type) {
-		case *packet.IPv4:
-			ip.Protocol = packet.Force(47)
-		case *packet.IPv6:
-			ip.NextHeader = packet.Force(47)
-		}
+		setProtocol(p[0], pick(r, withoutPorts))
 	}
 	if ip, ok := p[0].(*packet.IPv6); ok && r.IntN(20) == 0 && !ip.NextHeader.Set {
 		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: r.IntN(2) == 0}))
@@ -205,6 +207,20 @@ func (w *world) open(r *rand.Rand) []arrival {
 		w.conversations = w.conversations[1:]
 	}
 	return []arrival{{w.frame(o.Interface, p), c, 0}}
+}
+
+// withoutPorts are GRE, ESP, DCCP and UDP-Lite: the last two have ports that nobody reads, and
+// checksums over the addresses.
+var withoutPorts = []uint32{47, 50, 33, 136}
+
+// setProtocol gives an IP header the number of a protocol that no layer stands for.
+func setProtocol(header packet.Layer, protocol uint32) {
+	switch ip := header.(type) {
+	case *packet.IPv4:
+		ip.Protocol = packet.Force(protocol)
+	case *packet.IPv6:
+		ip.NextHeader = packet.Force(protocol)
+	}
 }
 
 // again sends another packet of the opener.
@@ -219,8 +235,29 @@ func (w *world) again(r *rand.Rand, c *conversation) []arrival {
 	if t, ok := packet.Find[*packet.TCP](p); ok && r.IntN(6) > 0 {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: t.Seq + 1, Ack: r.Uint32(), Window: 1000, Flags: nextFlags(r)}
 	}
+	p = w.refill(r, p, c)
 	w.wear(r, p, c)
 	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
+}
+
+// settled reports whether a packet of the conversation surely belongs to a flow. One that opens
+// a flow and goes no further would hide which port or backend was chosen for it.
+func (w *world) settled(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
+
+// refill gives a packet of a conversation other data: now and then none, or about as much as
+// a link takes, if it surely belongs to a flow.
+func (w *world) refill(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+	p = slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Data); return is })
+	if u, ok := packet.Find[*packet.UDP](p); ok && u.Checksum.Value > 0 {
+		u.Checksum = packet.Forced{}
+	}
+	switch n := r.IntN(24); {
+	case n == 0 && w.settled(c):
+		return append(p, random(r, 1380+r.IntN(120)))
+	case n < 4:
+		return p
+	}
+	return append(p, payload(r))
 }
 
 // prove acknowledges a cookie, now and then with another number near it.
@@ -245,11 +282,10 @@ func nextFlags(r *rand.Rand) packet.TCPFlags {
 }
 
 // wear gives the packet another time to live; now and then none, if it surely
-// belongs to a flow: a packet that opens one and goes no further would hide which
-// port was chosen for it.
+// belongs to a flow.
 func (w *world) wear(r *rand.Rand, p packet.Packet, c *conversation) {
 	ttl := uint8(64)
-	if r.IntN(20) == 0 && c.out[0] != nil && c.age == w.age {
+	if r.IntN(20) == 0 && w.settled(c) {
 		ttl = uint8(r.IntN(3))
 	}
 	for _, l := range p {
@@ -284,8 +320,11 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 				flags = packet.SYN | packet.ACK
 			}
 			q = append(q, &packet.TCP{SrcPort: l.DstPort, DstPort: l.SrcPort, Flags: flags, Seq: r.Uint32(), Ack: l.Seq + 1, Window: 500})
+			if flags&packet.SYN == 0 {
+				q = w.refill(r, q, c)
+			}
 		case *packet.UDP:
-			q = append(q, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort}, payload(r))
+			q = w.refill(r, append(q, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort}), c)
 		case *packet.ICMP:
 			if !l.IsQuery() {
 				return w.again(r, c)
@@ -295,9 +334,30 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 				m.Type = 129
 			}
 			q = append(q, m, payload(r))
+		case *packet.SCTP:
+			q = append(q, &packet.SCTP{SrcPort: l.DstPort, DstPort: l.SrcPort, Tag: r.Uint32()}, payload(r))
 		}
 	}
+	if len(q) == 1 { // of a protocol without ports
+		if !sameProtocol(q[0], p[0]) {
+			return w.again(r, c)
+		}
+		q = append(q, payload(r))
+	}
 	return []arrival{{w.frame(c.out[0].Interface, q), c, 1}}
+}
+
+// sameProtocol gives a header the protocol of another, if that is one of withoutPorts.
+func sameProtocol(header, as packet.Layer) bool {
+	var protocol uint32
+	switch ip := as.(type) {
+	case *packet.IPv4:
+		protocol = ip.Protocol.Value
+	case *packet.IPv6:
+		protocol = ip.NextHeader.Value
+	}
+	setProtocol(header, protocol)
+	return slices.Contains(withoutPorts, protocol)
 }
 
 // innermost strips tunnel headers: the backend answers what was inside.

@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -75,9 +76,11 @@ func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 		sent += t.packets
 		if d := t.disagreement; d != nil {
 			d.Packet = sent
-			if !o.NoShrink {
-				events = shrink(s, sc, seed, events[:t.at+1], o.Ignore)
+			if o.NoShrink {
+				d.Case = t.text(sc)
+				return d, sent, nil
 			}
+			events = shrink(s, sc, seed, events[:t.at+1], o.Ignore)
 			if t, err = replay(s, sc, seed, events, o.Ignore); err != nil {
 				return nil, sent, err
 			}
@@ -142,10 +145,11 @@ type trace struct {
 }
 
 type step struct {
-	in   nat.Arrival
-	want nat.Outcome
-	got  nat.Outcome
-	wait time.Duration
+	in     nat.Arrival
+	want   nat.Outcome
+	got    nat.Outcome
+	wait   time.Duration
+	change string // of a backend, as a line of a packet case
 }
 
 // replay runs events on a fresh subject and a fresh model.
@@ -179,6 +183,12 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 			t.steps = append(t.steps, step{wait: d})
 			continue
 		}
+		if e.kind == changing {
+			if err := t.change(s, model, w, e); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		for _, a := range w.arrivals(e) {
 			if err := t.packet(s, model, w, seed, a, ignore); err != nil || t.disagreement != nil {
 				return t, err
@@ -189,6 +199,19 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 		return t, err
 	}
 	return t, t.counters(s, model, sc, seed)
+}
+
+// change gives a backend another state, in scenarios where they change.
+func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event) error {
+	if len(w.scenario.Changing) == 0 {
+		return nil
+	}
+	r := rand.New(rand.NewPCG(e.seed, 2))
+	service, backend, _ := strings.Cut(pick(r, w.scenario.Changing), "/")
+	state := pick(r, []datapath.State{datapath.Up, datapath.Up, datapath.Drain, datapath.Down})
+	w.age++ // flows may have ended
+	t.steps = append(t.steps, step{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
+	return errors.Join(model.SetState(service, backend, state), s.SetState(service, backend, state))
 }
 
 // packet sends one packet and compares.

@@ -18,6 +18,10 @@ func (t *trace) text(sc Scenario) string {
 	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- packets --\n", sc.Name, sc.YAML)
 	names := &chosen{names: map[string]string{}}
 	for _, s := range t.steps {
+		if s.change != "" {
+			fmt.Fprintln(&b, s.change)
+			continue
+		}
 		if s.wait > 0 {
 			fmt.Fprintf(&b, "wait %s\n", s.wait)
 			continue

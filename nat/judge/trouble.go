@@ -15,6 +15,9 @@ import (
 // on: from its receiver or a router before it, with all of it or the least.
 func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arrival {
 	out := c.out[direction]
+	if out == nil && c.out[0] != nil { // the answer went past the gateway, or was lost
+		out = &nat.Departure{Interface: c.in[0].Interface, Frame: w.answer(r, c)[0].Frame}
+	}
 	if out == nil {
 		return w.again(r, c)
 	}
@@ -65,13 +68,17 @@ func router(a netip.Addr) netip.Addr {
 	return out
 }
 
-// fragmented sends the opener's packet in pieces: mostly in order, sometimes not,
-// sometimes overlapping or without an end.
+// fragmented sends the last packet of a side in pieces: mostly in order, sometimes
+// not, sometimes overlapping or without an end.
 func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil {
 		return w.open(r)
 	}
-	p := withoutLink(packet.Parse(c.in[0].Frame))
+	d := 0
+	if c.in[1].Frame != nil {
+		d = r.IntN(2)
+	}
+	p := withoutLink(packet.Parse(c.in[d].Frame))
 	w.wear(r, p, &conversation{})
 	if u, ok := packet.Find[*packet.UDP](p); ok {
 		u.Checksum, u.Length = packet.Forced{}, packet.Forced{}
@@ -83,7 +90,7 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	}
 	data := make([]byte, 100+r.IntN(400))
 	p = append(p, &packet.Data{Bytes: data})
-	frame := w.frame(c.in[0].Interface, p).Frame
+	frame := w.frame(c.in[d].Interface, p).Frame
 	pieces, err := packet.Fragments(frame, 8*(4+r.IntN(20)), r.Uint32())
 	if err != nil {
 		return w.again(r, c)
@@ -98,7 +105,7 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	}
 	var out []arrival
 	for _, b := range pieces {
-		out = append(out, arrival{nat.Arrival{Interface: c.in[0].Interface, Frame: b}, c, 0})
+		out = append(out, arrival{nat.Arrival{Interface: c.in[d].Interface, Frame: b}, c, d})
 	}
 	return out
 }
@@ -121,6 +128,8 @@ func (w *world) stranger(r *rand.Rand, c *conversation) []arrival {
 			l.SrcPort, l.Flags, l.Checksum = uint16(r.Uint32()), pick(r, []packet.TCPFlags{packet.SYN, packet.ACK, packet.RST}), packet.Forced{}
 		case *packet.UDP:
 			l.SrcPort = uint16(r.Uint32())
+		case *packet.Data:
+			l.Bytes = l.Bytes[:min(len(l.Bytes), 1200)] // see settled
 		}
 	}
 	n := &conversation{}
@@ -202,7 +211,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		base = w.fragmented(r, c)
 	}
 	a := base[r.IntN(len(base))]
-	if len(a.Frame) < 34 {
+	if len(a.Frame) < 34 || len(a.Frame) > 1300 { // see settled
 		return base
 	}
 	a.Frame = slices.Clone(a.Frame)
