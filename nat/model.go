@@ -156,13 +156,16 @@ func martian(a netip.Addr) bool {
 // decide finds what is to be done with a packet. The order matters: what is known
 // goes before what is new, the published before the private.
 func (m *Model) decide(in Arrival, v *view) plan {
+	if v.kind == icmpLink { // also past the firewall, which would leave the host without neighbours
+		return pass(ReasonNotRouted)
+	}
 	if v.later {
 		return m.laterFragment(in, v)
 	}
 	p := drop(ReasonDenied)
 	switch {
 	case v.firewalled(m, in.Interface):
-	case m.session(v) == nil && (v.neverRouted() || v.kind == icmpLink):
+	case m.session(v) == nil && v.neverRouted():
 		p = pass(ReasonNotRouted)
 	default:
 		p = m.decideWhole(in, v)

@@ -110,6 +110,14 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	return out
 }
 
+// fragmentary reports whether a frame carries a fragment.
+func fragmentary(frame []byte) bool {
+	p := packet.Parse(frame)
+	ip, _ := packet.Find[*packet.IPv4](p)
+	_, is := packet.Find[*packet.Fragment](p)
+	return is || ip != nil && (ip.MF || ip.Offset > 0)
+}
+
 // stranger sends from another remote endpoint to where the opener was seen.
 func (w *world) stranger(r *rand.Rand, c *conversation) []arrival {
 	out := w.answer(r, c)
