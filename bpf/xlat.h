@@ -253,8 +253,16 @@ static __always_inline bool source_routed(void *ctx, __u32 header, const bool xd
 	return false;
 }
 
-// The whole packet into the other family. A source route has no counterpart
-// (RFC 7915 §4.1, §5.1).
+// Whether a packet has a source route that is not used up, which has no counterpart in the
+// other family (RFC 7915 §4.1, §5.1).
+static __always_inline bool untranslatable_route(void *ctx, const struct packet *p, const bool to_v6, const bool xdp)
+{
+	__u32 header = header_now(p);
+
+	return to_v6 ? header > sizeof(struct iphdr) && source_routed(ctx, header, xdp) : p->source_route;
+}
+
+// The whole packet into the other family.
 static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6, const bool xdp)
 {
 	__u32 now = header_now(p), then = header_then(p, plan), payload = p->l3_len - now;
@@ -266,7 +274,7 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 	// 7915 §1.2).
 	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
 		return REASON_UNTRANSLATABLE;
-	if (to_v6 ? now > sizeof(struct iphdr) && source_routed(ctx, now, xdp) : p->source_route) {
+	if (untranslatable_route(ctx, p, to_v6, xdp)) {
 		plan->answer = ANSWER_SOURCE_ROUTE;
 		plan->mtu = p->source_route;
 		return REASON_UNTRANSLATABLE;
