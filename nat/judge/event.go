@@ -68,7 +68,8 @@ type world struct {
 	scenario      Scenario
 	host          nat.Host
 	conversations []*conversation
-	age           int // grows when time passes
+	age           int            // grows when time passes
+	prefixes      []netip.Prefix // of the rules that translate between the families
 }
 
 // maxConversations bounds the memory of a run; the oldest are forgotten.
@@ -237,7 +238,7 @@ func (w *world) again(r *rand.Rand, c *conversation) []arrival {
 	}
 	p = w.refill(r, p, c)
 	w.wear(r, p, c)
-	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
+	return []arrival{{w.frame(c.in[0].Interface, w.odd(r, p, c)), c, 0}}
 }
 
 // settled reports whether a packet of the conversation surely belongs to a flow. One that opens
@@ -344,7 +345,7 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 		}
 		q = append(q, payload(r))
 	}
-	return []arrival{{w.frame(c.out[0].Interface, q), c, 1}}
+	return []arrival{{w.frame(c.out[0].Interface, w.odd(r, q, c)), c, 1}}
 }
 
 // sameProtocol gives a header the protocol of another, if that is one of withoutPorts.

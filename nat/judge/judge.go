@@ -167,6 +167,11 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
 	w := &world{scenario: sc, host: host}
+	for _, n := range c.NAT {
+		if n.Prefix.IsValid() {
+			w.prefixes = append(w.prefixes, n.Prefix)
+		}
+	}
 	t := &trace{}
 	for i, e := range events {
 		t.at = i

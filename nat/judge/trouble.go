@@ -27,9 +27,7 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 	if !ok {
 		return w.again(r, c)
 	}
-	if r.IntN(2) == 0 {
-		src = router(src)
-	}
+	src = w.reporter(r, src)
 	m := &packet.ICMP{V6: src.Is6()}
 	if m.V6 {
 		m.Type, m.Code = uint8(1+r.IntN(4)), uint8(r.IntN(6))
@@ -82,6 +80,9 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	w.wear(r, p, &conversation{})
 	if u, ok := packet.Find[*packet.UDP](p); ok {
 		u.Checksum, u.Length = packet.Forced{}, packet.Forced{}
+		if _, ok := p[0].(*packet.IPv4); ok && w.alive(c) && r.IntN(8) == 0 {
+			u.Checksum = packet.Force(0)
+		}
 	}
 	for _, l := range p {
 		if _, ok := l.(*packet.Fragment); ok {
@@ -165,11 +166,8 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 	case *packet.IPv6:
 		dst = ip.Src
 	}
-	if src.Is6() && dst.Is4() { // through the prefix of nat64
-		b := netip.MustParseAddr("64:ff9b::").As16()
-		v := dst.As4()
-		copy(b[12:], v[:])
-		dst = netip.AddrFrom16(b)
+	if src.Is6() && dst.Is4() {
+		dst = w.through(r, dst)
 	}
 	if src.Is4() != dst.Is4() {
 		return w.open(r)

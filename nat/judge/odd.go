@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// options4 are of IPv4 headers: a recorded route, a source route that is used up, two that are
+// not, and what ends too early.
+var options4 = [][]byte{{1, 7, 7, 4, 0, 0, 0, 0}, {131, 7, 8, 198, 18, 9, 9, 0}, {131, 7, 4, 198, 18, 9, 9, 0}, {1, 137, 7, 4, 198, 18, 9, 9}, {7, 9, 4, 0}}
+
+// odd makes something rare of a packet that surely belongs to a flow, and takes it from others:
+// one that opens a flow and goes no further would hide which port was chosen for it.
+func (w *world) odd(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+	if !w.alive(c) {
+		return plain(p)
+	}
+	if r.IntN(12) > 0 {
+		return p
+	}
+	switch ip := p[0].(type) {
+	case *packet.IPv4:
+		if u, ok := p[min(1, len(p)-1)].(*packet.UDP); ok && r.IntN(2) == 0 {
+			u.Checksum = packet.Force(0)
+		} else {
+			ip.Options = pick(r, options4)
+		}
+	case *packet.IPv6:
+		if _, ok := packet.Find[*packet.Routing](p); ok || ip.NextHeader.Set {
+			return p
+		}
+		return slices.Insert(p, 1, pick(r, []packet.Layer{&packet.Routing{Data: make([]byte, 20)},
+			&packet.Routing{SegmentsLeft: 1, Data: make([]byte, 20)}, &packet.Fragment{ID: r.Uint32()}}))
+	}
+	return p
+}
+
+// alive reports whether a conversation surely has a flow.
+func (w *world) alive(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
+
+// plain takes routes and other options from a packet.
+func plain(p packet.Packet) packet.Packet {
+	if ip, ok := p[0].(*packet.IPv4); ok {
+		ip.Options = nil
+	}
+	return slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Routing); return is })
+}
+
+// reporter is who sends an error about a packet to an address: its receiver, a router before it,
+// or one that has an address of this host, which anybody may claim.
+func (w *world) reporter(r *rand.Rand, receiver netip.Addr) netip.Addr {
+	switch r.IntN(16) {
+	case 0:
+		for _, p := range pick(r, w.host.Interfaces).Addresses {
+			if p.Addr().Is6() == receiver.Is6() {
+				return p.Addr()
+			}
+		}
+	case 1, 2, 3, 4, 5, 6, 7:
+		return router(receiver)
+	}
+	return receiver
+}
+
+// through writes an IPv4 address in the prefix of a rule that translates between the families,
+// if the scenario has one; bits 64 to 71 stay zero (RFC 6052 §2.2).
+func (w *world) through(r *rand.Rand, a netip.Addr) netip.Addr {
+	if len(w.prefixes) == 0 {
+		return a
+	}
+	prefix := pick(r, w.prefixes)
+	b, at := prefix.Addr().As16(), prefix.Bits()/8
+	for _, octet := range a.As4() {
+		if at == 8 {
+			at++
+		}
+		b[at] = octet
+		at++
+	}
+	return netip.AddrFrom16(b)
+}
