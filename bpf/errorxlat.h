@@ -289,13 +289,12 @@ static __always_inline void error_source(union addr *from, const struct packet *
 			return;
 		}
 		by = prefix_of(&plan->to.saddr, ROLE_CROSSING, true);
-		if (by && by->embed_len) {
-			union addr seen = *from; // as an outside host is; an inside one stays hidden
-
-			embed(&seen, &by->embed, by->embed_len, about->tuple.saddr.w[0]);
-			if (!__builtin_memcmp(&seen, from, sizeof(seen)))
-				embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
-		}
+		if (!by || !by->embed_len)
+			return;
+		// A host behind another rule: the receiver knows its outside address alone.
+		if (plan->owner_nat != 3 && extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
+			return;
+		embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
 		return;
 	}
 	if (plan->owner_nat == 3)

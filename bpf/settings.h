@@ -370,7 +370,8 @@ struct prefix {
 	__u8 to_len;   // bits of the replacement
 	__u8 embed_len; // 0: the rule has no such prefix
 	__u8 except;   // the rule leaves some destinations alone
-	__u8 pad[7];
+	__u8 clamp;    // the rule lowers the MSS
+	__u8 pad[6];
 };
 ASSERT_SIZE(struct prefix, 72);
 

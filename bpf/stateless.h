@@ -71,9 +71,14 @@ static __always_inline bool excepts(const struct prefix *by, const union addr *a
 	return by->except && member_of(a, LIST_PREFIX | (__u32)by->rule << 16, v6);
 }
 
-static __always_inline void count_prefix(struct prefix *by, const struct packet *p)
+// A packet that a rule translates.
+static __always_inline void take_prefix(struct prefix *by, const struct packet *p, struct plan *plan)
 {
-	if (dry_run || !p->l3_len) // an error's quotation
+	if (!p->l3_len) // an error's quotation
+		return;
+	if (by->clamp && p->tcp_flags & TCP_SYN && !(p->flags & PACKET_LATER_FRAGMENT))
+		plan->edits |= EDIT_MSS;
+	if (dry_run)
 		return;
 	__sync_fetch_and_add(&by->packets, 1);
 	__sync_fetch_and_add(&by->bytes, p->l3_len);
@@ -124,7 +129,7 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 		return REASON_UNTRANSLATABLE; // RFC 7915 §5.1, RFC 1812 §5.3.7
 	if (dest->kind == PREFIX_SIIT)
 		siit_hairpin(plan, by);
-	count_prefix(by, p);
+	take_prefix(by, p, plan);
 	plan->owner = by->rule;
 	return REASON_STATIC;
 }
@@ -148,7 +153,7 @@ static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	if (excepts(by, &p->tuple.daddr, false) || excepts(by, &plan->to.daddr, true))
 		return REASON_EXCEPTED;
-	count_prefix(by, p);
+	take_prefix(by, p, plan);
 	plan->owner = by->rule;
 	return REASON_STATIC;
 }
@@ -205,7 +210,7 @@ __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 		reason = map_address(&plan->to.saddr, source);
 		if (reason != REASON_NONE)
 			return reason;
-		count_prefix(source, p);
+		take_prefix(source, p, plan);
 		plan->owner = source->rule;
 	}
 	dest = by_dest;
@@ -214,7 +219,7 @@ __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 	reason = map_address(&plan->to.daddr, dest);
 	if (reason != REASON_NONE)
 		return reason;
-	count_prefix(dest, p);
+	take_prefix(dest, p, plan);
 	plan->owner = dest->rule;
 	return REASON_STATIC;
 }

@@ -180,6 +180,7 @@ func (c *compiler) finish() {
 		s.Prefixes = s.Prefixes || kind != wirePrefixKindPREFIX_NAT64
 		s.Crossing = s.Crossing || kind == wirePrefixKindPREFIX_SIIT || kind == wirePrefixKindPREFIX_EAM
 		s.ByEgress = s.ByEgress || p.Out != 0
+		s.Edits = s.Edits || p.Clamp != 0
 	}
 	s.Pools = len(c.pools) > 0
 	if c.t.allOn {

@@ -209,6 +209,9 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wirePrefix, err error) {
 	c.names.prefix[id] = n.Name
 	w.Rule = uint16(id)
 	w.In, w.Out = c.iface(n.In), c.iface(n.Out)
+	if n.MSSClamp {
+		w.Clamp = 1
+	}
 	for _, p := range n.Except {
 		w.Except = 1
 		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_PREFIX | uint32(familyOf(p.Addr()))<<8 | id<<16,

@@ -587,7 +587,8 @@ type wirePrefix struct {
 	ToLen    uint8
 	EmbedLen uint8
 	Except   uint8
-	Pad      [7]uint8
+	Clamp    uint8
+	Pad      [6]uint8
 }
 
 type wirePrefixKey struct {
