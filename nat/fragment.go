@@ -4,8 +4,10 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -80,7 +82,17 @@ func (m *Model) concerns(in Arrival, v *view) bool {
 			}
 		}
 	}
-	return m.pooled(v.dst.Addr()) || m.translates(in, v)
+	return m.pooled(v.dst.Addr()) || m.masquerades(v.dst.Addr()) || m.translates(in, v)
+}
+
+// masquerades tells whether the address is the host's own one that inside hosts are seen by.
+func (m *Model) masquerades(a netip.Addr) bool {
+	for _, r := range m.rules {
+		if out, ok := m.host.Interface(r.Out); ok && r.Type == config.NATMasquerade && slices.Contains(r.pool(out, a.Is6()), a) {
+			return true
+		}
+	}
+	return false
 }
 
 func (v *view) fragmentKey() fragmentKey {

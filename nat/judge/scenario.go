@@ -78,7 +78,7 @@ func Scenarios() []Scenario {
 	nowhere := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
 	all := []Kind{TCP, UDP, Ping, TCP, UDP}
 	sites6 := addresses("2001:db8:5:%x::1", 1, 20) // clients with a /64 each
-	return []Scenario{
+	return append([]Scenario{
 		{Name: "dnat-hash", YAML: dnatHash, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 8001, 8002, 9}, []Kind{TCP, UDP}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 9}, []Kind{TCP, UDP}}}},
@@ -145,7 +145,7 @@ func Scenarios() []Scenario {
 			{"wan0", clients6, append(one("2001:db8:77::10"), one("2001:db8:ab::1")...), []uint16{80, 53, 9}, all},
 			{"lan0", inside4, append(addresses("203.0.113.%d", 200, 204), far4...), []uint16{80, 53, 9}, all},
 			{"lan0", inside6, append(one("2001:db8:77::10"), append(addresses("64:ff9b::cb00:71%x", 0xc8, 0xcc), far6...)...), []uint16{80, 53, 9}, all}}},
-	}
+	}, natScenarios()...)
 }
 
 const dnatHash = `
