@@ -143,6 +143,28 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 		release4(t, index);
 }
 
+#define RIVAL_LOOKS 16 // longer than a CPU takes from publishing its flow to giving it up
+
+// The flow that goes before one that was just published, when another CPU has made one of the
+// same key at the same time; else its own index. Of two that see each other that one stays
+// which searches find first. The other one gives itself up then; if it does not, it looked
+// before this one could be seen, and packets may have gone its way.
+static __always_inline __u32 who_was_first(const struct tuple *key, __u32 mine, bool v6)
+{
+	__u32 other = NO_ENTRY, first;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < RIVAL_LOOKS; i++) {
+		other = rival(key, mine, v6);
+		if (other == NO_ENTRY)
+			return mine;
+		first = find(key, v6);
+		if (first != mine && first != NO_ENTRY)
+			return first;
+	}
+	return other;
+}
+
 // Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
 // another CPU was faster (index is the winner's), REASON_CLASH or
 // REASON_TABLE_FULL.
@@ -182,8 +204,8 @@ __noinline int make_flow(struct birth *b)
 	b->index = mine;
 	if (b->ref == NO_ENTRY)
 		return REASON_NEW_FLOW; // binding_hold looks who was faster
-	found = find(&b->key, v6);
-	if (found != mine && found != NO_ENTRY) {
+	found = who_was_first(&b->key, mine, v6);
+	if (found != mine) {
 		kill_index(mine, b->now, ENTRY_DEAD, v6);
 		if (twin != NO_ENTRY)
 			kill_index(twin, b->now, ENTRY_DEAD, to_v6);

@@ -270,6 +270,30 @@ static __always_inline __u32 find(const struct tuple *t, bool v6)
 	return v6 ? find6(t) : find4(t);
 }
 
+// Another live entry of a tuple, or NO_ENTRY.
+__noinline __u32 rival4(const struct tuple *t, __u32 index)
+{
+	__u32 other = NO_ENTRY;
+
+	if (t)
+		search_by(t, &other, index, key_equal, false);
+	return other;
+}
+
+__noinline __u32 rival6(const struct tuple *t, __u32 index)
+{
+	__u32 other = NO_ENTRY;
+
+	if (t)
+		search_by(t, &other, index, key_equal, true);
+	return other;
+}
+
+static __always_inline __u32 rival(const struct tuple *t, __u32 index, bool v6)
+{
+	return v6 ? rival6(t, index) : rival4(t, index);
+}
+
 // Touches the entries that the next flow is likely to be given: they are freed, and
 // first used, in order.
 static __always_inline void touch_entries(const bool v6)

@@ -111,18 +111,29 @@ func TestRaceForFlow(t *testing.T) {
 				back[way{addr4From(e.Key.Daddr), addr4From(e.Key.Saddr), portOf(e.Key.Dport)}] = true
 			}
 		}
-		lost := 0
-		for cpu := range sent {
-			for _, p := range sent[cpu] {
-				ip, _ := packet.Find[*packet.IPv4](p)
-				udp, _ := packet.Find[*packet.UDP](p)
-				if ip.Dst.String() != "192.0.2.10" && !back[way{ip.Src, ip.Dst, udp.SrcPort}] {
+		lost, parted := 0, 0
+		for client := range sent[0] {
+			var ways [2]way
+			for cpu := range sent {
+				ip, _ := packet.Find[*packet.IPv4](sent[cpu][client])
+				udp, _ := packet.Find[*packet.UDP](sent[cpu][client])
+				if ip.Dst.String() == "192.0.2.10" {
+					continue // dropped
+				}
+				ways[cpu] = way{ip.Src, ip.Dst, udp.SrcPort}
+				if !back[ways[cpu]] {
 					lost++
 				}
+			}
+			if ways[0] != ways[1] && ways[0] != (way{}) && ways[1] != (way{}) {
+				parted++
 			}
 		}
 		if lost > 0 {
 			t.Errorf("%s: %d packets went a way that no answer comes back", mode, lost)
+		}
+		if parted > 0 {
+			t.Errorf("%s: %d clients have two flows of one tuple", mode, parted)
 		}
 		for range 2 {
 			if err := s.Advance(301 * time.Second); err != nil {
