@@ -200,8 +200,8 @@ __noinline int cookie_flow(const struct packet *p, struct plan *plan, __u32 reas
 	a.cookie = bpf_ntohl(tcp->ack_seq) - 1;
 	a.window = tcp->window;
 	a.mss = w->cookie.mss;
-	if (!c->spliced)
-		c->spliced = 1;
+	if (!(c->spliced & SPLICED_COOKIE))
+		__sync_fetch_and_or(&c->spliced, SPLICED_COOKIE);
 	return bpf_map_update_elem(&adjusts, &key, &a, BPF_ANY) ? REASON_TABLE_FULL : REASON_NEW_FLOW;
 }
 
@@ -222,7 +222,7 @@ static __always_inline bool splice_edits(const struct packet *p, struct plan *pl
 	if (first && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 	    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
 		if (!dry_run)
-			a->flags = 0; // the ports are used again, and this time the ends shake hands themselves
+			a->flags = ADJUST_PLAIN; // this time the ends shake hands themselves
 		return false;
 	}
 	if (!first && !(a->flags & ADJUST_HEARD) && !(p->tcp_flags & (TCP_SYN | TCP_RST)))

@@ -235,33 +235,58 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 	return REASON_FLOW;
 }
 
+// Whether a PROXY header stands in a flow's client bytes, or is to: the flow was made with
+// one, whatever its service does now. A connection that opens again in its ports has one if
+// the service asks for it.
+static __always_inline bool proxied(const struct packet *p, const struct plan *plan, const struct service *s, bool first,
+				    const struct entry_meta *m, const struct entry_meta *twin)
+{
+	__u32 key = plan->record;
+	struct adjust *a;
+
+	if (!((first ? twin : m)->heard & HEARD_EDITED))
+		return false;
+	a = bpf_map_lookup_elem(&adjusts, &key);
+	if (!first || (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN ||
+	    !tcp_over(m->heard, m->seen, twin->heard, twin->seen))
+		return !a || !(a->flags & ADJUST_PLAIN);
+	if (s->flags & SERVICE_PROXY)
+		return true;
+	if (a && !dry_run)
+		a->flags = ADJUST_PLAIN;
+	return false;
+}
+
 // What the service of a flow changes in the packet of an entry. first: it is the
-// opener's direction, whose answers are heard by "answers". A PROXY header is only for a
-// flow that was made with it: its answers are looked at too.
-static __always_inline __u32 service_edits(const struct packet *p, __u32 id, bool first, struct entry_meta *m, __u8 answers)
+// opener's direction. A PROXY header is only for a flow that was made with it: its
+// answers are looked at too.
+static __always_inline __u32 service_edits(const struct packet *p, const struct plan *plan, __u32 id, bool first,
+					   struct entry_meta *m, const struct entry_meta *twin)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	__u32 edits = 0;
+	bool proxy;
 
 	if (!s)
 		return 0;
+	proxy = proxied(p, plan, s, first, m, twin);
 	if (p->tcp_flags & TCP_SYN) {
 		if (s->flags & SERVICE_MSS_CLAMP)
 			edits |= EDIT_MSS;
-		if (!first && s->flags & (SERVICE_TOA | SERVICE_PROXY))
+		if (!first && (proxy || s->flags & (SERVICE_TOA | SERVICE_PROXY)))
 			edits |= EDIT_ROOM;
 	}
-	if (s->flags & SERVICE_PROXY && (first ? answers : m->heard) & HEARD_EDITED)
+	if (proxy)
 		return edits | (first ? EDIT_PROXY : EDIT_ANSWER);
 	if (!first || !(s->flags & SERVICE_TOA) || dry_run)
 		return edits;
 	// The option stands in all that may complete the handshake: once the backend
 	// has sent more than its SYN, it knows the client.
-	if (!(answers & HEARD_ACK))
+	if (!(twin->heard & HEARD_ACK))
 		edits |= EDIT_TOA;
 	if (p->tcp_flags & TCP_SYN)
 		__sync_fetch_and_or(flags_word(m), HEARD_EDITED << HEARD_SHIFT);
-	else if (answers & HEARD_ACK)
+	else if (twin->heard & HEARD_ACK)
 		__sync_fetch_and_and(flags_word(m), ~(HEARD_EDITED << HEARD_SHIFT));
 	return edits;
 }
@@ -297,7 +322,7 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 		plan->record |= ADJUST_6;
 	if (have_cookies && splice_edits(p, plan, first, m, twin))
 		return 0;
-	plan->edits |= service_edits(p, owner, first, m, twin->heard);
+	plan->edits |= service_edits(p, plan, owner, first, m, twin);
 	return 0;
 }
 

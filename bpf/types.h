@@ -301,12 +301,16 @@ struct hop {
 };
 ASSERT_SIZE(struct hop, 32);
 
+// control.spliced
+#define SPLICED_COOKIE 0x01 // opened by a cookie
+#define SPLICED_PROXY 0x02  // with a PROXY header; set by user space
+
 // Words of the datapath as a whole; one element. Every packet reads the first
 // cache line, which is seldom written.
 struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
 	__u32 lost_logs;  // lines of the log that the ring had no room for
-	__u32 spliced;	  // not 0: a flow was opened by a cookie, so that programs must know how to go on with it
+	__u32 spliced;	  // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
 	__u32 nat_order;  // which of nat_orders is in force: one word, so that all places change at once
 	__u32 pad[12];
 	__u32 half_open;  // handshakes in progress

@@ -213,6 +213,7 @@ ASSERT_SIZE(struct adjust, 20);
 #define ADJUST_LOST 0x02 // the backend still waits for it
 #define ADJUST_COOKIE 0x04 // a cookie opened the flow
 #define ADJUST_HEARD 0x08  // the backend has answered the SYN
+#define ADJUST_PLAIN 0x10  // the ports are used again, by a connection whose numbers stay as they are
 
 // A handshake that is answered, or checked, by a cookie.
 struct cookie {

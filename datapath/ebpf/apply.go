@@ -141,6 +141,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	for id, v := range d.t.services.values {
 		if v.Active != 0 {
 			d.regions[uint32(id)] = regionOf(v.Slots)
+			d.noteProxy(v.Flags)
 		}
 	}
 	return nil

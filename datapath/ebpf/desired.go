@@ -166,7 +166,11 @@ func (c *compiler) finish() {
 		s.Resets = s.Resets || w.ResetNs != 0
 		s.Forwards = s.Forwards || w.Flags&servicePortForward != 0
 	}
-	s.Cookies = s.Cookies || c.t.control != nil && c.t.control.values[0].Spliced != 0
+	if c.t.control != nil {
+		spliced := c.t.control.values[0].Spliced
+		s.Cookies = s.Cookies || spliced&splicedCookie != 0
+		s.Edits = s.Edits || spliced != 0
+	}
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
 	s.Forwards = s.Forwards && s.NAT

@@ -29,6 +29,9 @@ const (
 	serviceCookies      = 0x400
 	serviceKeepsFlows   = 0x800
 
+	splicedCookie = 0x01 // SPLICED_* of bpf/types.h
+	splicedProxy  = 0x02
+
 	backendDown  = 0
 	backendUp    = 1
 	backendDrain = 2

@@ -420,6 +420,55 @@ func TestClientAddressComes(t *testing.T) {
 	}
 }
 
+// TestClientAddressGoes takes the PROXY header from a service with a connection that has
+// one: its numbers stay shifted, and only what opens again in its ports goes without.
+func TestClientAddressGoes(t *testing.T) {
+	yaml := func(options string) string {
+		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100]" + options +
+			", backends: [{name: a, address: 10.0.2.2}]}\n"
+	}
+	const client = "ip4(src=203.0.113.5,dst=192.0.2.10)/tcp(sport=4000,dport=80,"
+	for _, then := range []string{"", ", client-address: toa"} {
+		s := changing(t, yaml(", client-address: proxy-v2"))
+		segment := func(iface, text string) *packet.TCP {
+			t.Helper()
+			out := send(t, s, iface, text)
+			if len(out.Out) != 1 {
+				t.Fatalf("%q, %s: %s %s", then, text, out.Action, out.Reason)
+			}
+			tcp, _ := packet.Find[*packet.TCP](packet.Parse(out.Out[0].Frame))
+			return tcp
+		}
+		server := fmt.Sprintf("ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=80,dport=%d,", segment("wan0", client+"flags=S,seq=100)").SrcPort)
+		segment("lan0", server+"flags=SA,seq=900,ack=101)")
+		segment("wan0", client+"flags=A,seq=101,ack=901)")
+		for process := range 2 { // the same one, and another
+			if process > 0 {
+				if err := s.restart(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.mustChange(yaml(then))
+			if seq := segment("wan0", client+"flags=A,seq=111,ack=901)/data(10)").Seq; seq != 139 {
+				t.Errorf("%q: byte 111 of the client is %d to the server, want 139", then, seq)
+			}
+			if ack := segment("lan0", server+"flags=A,seq=901,ack=149)").Ack; ack != 121 {
+				t.Errorf("%q: the server has byte 149, the client is told %d, want 121", then, ack)
+			}
+		}
+		segment("wan0", client+"flags=FA,seq=121,ack=901)")
+		segment("lan0", server+"flags=FA,seq=901,ack=150)")
+		segment("wan0", client+"flags=S,seq=5000)")
+		segment("lan0", server+"flags=SA,seq=700,ack=5001)")
+		if again := segment("wan0", client+"flags=A,seq=5001,ack=701)/data(10)"); again.Seq != 5001 {
+			t.Errorf("%q: byte 5001 of the next connection is %d to the server", then, again.Seq)
+		}
+		if ack := segment("lan0", server+"flags=A,seq=701,ack=5011)").Ack; ack != 5011 {
+			t.Errorf("%q: of the next connection the server has byte 5011, the client is told %d", then, ack)
+		}
+	}
+}
+
 // TestModeChanges gives a service whose flows have one direction a mode with two, and
 // another family: the next packet of its client opens a flow of the new mode.
 func TestModeChanges(t *testing.T) {

@@ -33,6 +33,7 @@ func (d *Datapath) putServices(want *desired) error {
 			fresh[id] = r
 			now = r
 		}
+		d.noteProxy(w.Flags)
 		w.Slots = now.word()
 		v := &d.t.services.values[id]
 		if v.Active == 0 {
@@ -49,6 +50,14 @@ func (d *Datapath) putServices(want *desired) error {
 		d.regions[id] = r
 	}
 	return nil
+}
+
+// noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
+// becomes of the service.
+func (d *Datapath) noteProxy(flags uint16) {
+	if flags&serviceProxy != 0 {
+		atomic.OrUint32(&d.t.control.values[0].Spliced, splicedProxy)
+	}
 }
 
 func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
