@@ -158,12 +158,9 @@ func (d *Datapath) describe(s, twin side, now uint32) flow.Flow {
 		Packets: [2]uint64{s.packets, twin.packets}, Bytes: [2]uint64{s.bytes, twin.bytes},
 		Replied: twin.packets > 0, Assured: true,
 	}
-	seen := s.seen
-	if int32(twin.seen-seen) > 0 {
-		seen = twin.seen
-	}
-	timeout := d.timeout(s, twin)
-	f.Timeout = max(0, time.Duration(int32(seen+timeout-now))*time.Second/time.Duration(d.hz))
+	idle := time.Duration(min(now+d.hz-s.seen, now+d.hz-twin.seen)) // and a second: see elapsed of bpf/parse.h
+	left := time.Duration(d.timeout(s, twin)) + time.Duration(d.hz) - idle
+	f.Timeout = max(0, left) * time.Second / time.Duration(d.hz)
 	if s.key.Protocol == flow.TCP {
 		f.State = tcpState(s, twin)
 	}

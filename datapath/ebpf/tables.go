@@ -26,6 +26,10 @@ import (
 // layout is LAYOUT of bpf/types.h: what the pinned maps mean.
 const layout = 9
 
+// mostPool is how many pool addresses a table can have: each has three classes of ports, and
+// 16 bits number them (port_slot of bpf/binding.h).
+const mostPool = 1 << 16 / 3
+
 // sizes of the tables that are chosen when they are made.
 type sizes struct {
 	entries4, entries6 uint32 // flow table entries
@@ -83,7 +87,7 @@ func sizesFor(c config.Tables, slots, pool, hosts int) sizes {
 	return sizes{
 		entries4: entries(flows4), entries6: entries(flows6), clients: uint32(clients),
 		slots: uint32(max(1<<18, slots/2)),
-		pool:  uint32(max(16, pool+pool/2)), // 16 addresses take 13 MB and let a later configuration bring a pool
+		pool:  uint32(min(max(16, pool+pool/2), mostPool)), // 16 addresses take 13 MB and let a later configuration bring a pool
 		hosts: uint32(min(max(65536, hosts*3/2), 1<<21)),
 	}
 }
