@@ -116,8 +116,14 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	key = &w->key;
 	v6 = bound->outside_family == FAMILY_6;
 	permit_key(key, &to->daddr, &bound->outside, bound->port, to->l4_proto);
-	if (find(key, v6) != NO_ENTRY)
+	index = find(key, v6);
+	if (index != NO_ENTRY) {
+		struct entry_meta *m = meta_at(index, v6);
+
+		if (m)
+			m->seen = bound->now;
 		return REASON_NONE;
+	}
 	index = claim(key, v6);
 	if (index == NO_ENTRY)
 		return REASON_TABLE_FULL;

@@ -86,12 +86,23 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 	}
 }
 
-// A permit lives as long as its binding: longer than a sweep nobody gets its port.
+// Whether more than three quarters of a table were in use when it was last swept.
+static __always_inline bool crowded(const bool v6)
+{
+	__u32 most = v6 ? entries6 : entries4;
+	struct control *c = the_control();
+
+	return c && (v6 ? c->used6 : c->used4) > most - most / 4;
+}
+
+// A permit lives as long as its binding: longer than a sweep nobody gets its port. A binding
+// may live for weeks and be used towards millions: when the table fills up, those go to
+// which no flow was opened for the time that one of UDP lives without packets.
 static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 {
 	__u32 slot = meta_of(e, v6)->twin, *owner = bpf_map_lookup_elem(&port_owners, &slot);
 
-	if (!owner || !*owner)
+	if (!owner || !*owner || (elapsed(now, meta_of(e, v6)->seen, timeout_udp) && crowded(v6)))
 		kill(e, now, ENTRY_DEAD, v6);
 }
 
