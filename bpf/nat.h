@@ -397,6 +397,26 @@ __noinline int bind_foresee(struct bind *b)
 	return 0;
 }
 
+// The binding that goes before one that was just published, when another CPU has mapped the
+// same endpoint at the same time; else NO_ENTRY. As who_was_first does it with flows.
+__noinline __u32 first_binding(const struct tuple *key, __u32 index, __u32 v6)
+{
+	__u32 other = NO_ENTRY, first;
+
+	if (!key)
+		return NO_ENTRY;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < RIVAL_LOOKS; i++) {
+		other = find_binding(key, index, v6);
+		if (other == NO_ENTRY)
+			break;
+		first = find_binding(key, NO_ENTRY, v6);
+		if (first != index && first != NO_ENTRY)
+			return first;
+	}
+	return other;
+}
+
 // The entry of a new binding. REASON_NEW_FLOW, REASON_FLOW when another CPU was
 // faster, REASON_TABLE_FULL.
 static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
@@ -431,7 +451,7 @@ static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
 	set_owner(b->slot, owner_of(index, v6));
 	publish_index(index, v6);
 	b->index = index;
-	other = find_binding(key, index, v6);
+	other = first_binding(key, index, v6);
 	if (other == NO_ENTRY || bind_existing(b, other) != REASON_FLOW) {
 		b->index = index;
 		return REASON_NEW_FLOW;

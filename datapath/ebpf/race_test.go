@@ -92,6 +92,43 @@ func TestRaceForBinding(t *testing.T) {
 	held{}.want(t, s, "all flows ended, all ports have rested")
 }
 
+// TestRaceForHairpin lets two CPUs send to two inside hosts by their outside endpoints, from
+// the same inside endpoints at once: each of these has one outside endpoint.
+func TestRaceForHairpin(t *testing.T) {
+	s := office(t, "")
+	var to [2]int
+	for i := range to {
+		out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.%d,dst=198.18.0.1)/udp(sport=5000,dport=53)", 3+i))
+		if _, err := fmt.Sscanf(sentFrom(t, out), "203.0.113.1:%d", &to[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	race(t, s, "lan0", 1000, func(cpu, client int) string {
+		return fmt.Sprintf("ip4(src=10.0.2.2,dst=203.0.113.1)/udp(sport=%d,dport=%d)", 4000+client, to[cpu])
+	})
+	bindings := map[uint16]int{}
+	for i := range s.d.t.flows4.values {
+		if e := &s.d.t.flows4.values[i]; e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_BINDING) {
+			bindings[e.Key.Sport]++
+		}
+	}
+	several := 0
+	for _, n := range bindings {
+		if n > 1 {
+			several++
+		}
+	}
+	if several > 0 || len(bindings) != 1000 {
+		t.Errorf("%d of %d endpoints have several bindings", several, len(bindings))
+	}
+	for range 3 {
+		if err := s.Advance(301 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held{}.want(t, s, "all flows ended, all ports have rested")
+}
+
 // TestRaceForFlow lets two CPUs open the same flows of services at once: who was slower
 // sends its packet the way of the flow that is there, so that the answer finds back.
 func TestRaceForFlow(t *testing.T) {
