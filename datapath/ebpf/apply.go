@@ -197,17 +197,13 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	d.putRules(want)
 	d.putOrder(want)
 	directs := placeDirects(want.directs)
-	for i, r := range want.firewall {
-		if err := t.maps["firewall_rules"].Put(uint32(i), &r); err != nil {
-			return fmt.Errorf("firewall rule %d: %w", i+1, err)
-		}
-	}
 	programs, err := d.load(want.switches)
 	if err != nil {
 		return err
 	}
 	err = errors.Join(
-		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil), equalise(t.maps["sessions"], want.sessions, nil),
+		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
+		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
 		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
@@ -224,6 +220,7 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		}
 		return err
 	}
+	d.putLists(want)
 	if programs != d.programs {
 		if d.programs != nil {
 			d.programs.Close()
@@ -399,6 +396,25 @@ func equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(
 		}
 		if err := m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("map %s: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// putFirewall writes the firewall rules, behind the sets that they name and shortly before
+// the programs that know how many there are: until then those in force look at as many as
+// there were. A rule that stays as it is keeps what its rate has let through.
+func putFirewall(m *ebpf.Map, rules []wireFirewallRule) error {
+	for i, r := range rules {
+		var was wireFirewallRule
+		if err := m.Lookup(uint32(i), &was); err != nil {
+			return fmt.Errorf("firewall rule %d: %w", i+1, err)
+		}
+		if was.Tat = 0; was == r {
+			continue
+		}
+		if err := m.Put(uint32(i), &r); err != nil {
+			return fmt.Errorf("firewall rule %d: %w", i+1, err)
 		}
 	}
 	return nil

@@ -41,6 +41,9 @@ func (d *Datapath) putServices(want *desired) error {
 			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
 			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
 		}
+		if v.Active != 0 { // until putLists
+			w.Allow, w.Deny = v.Allow, v.Deny
+		}
 		slots := w.Slots
 		w.Slots = v.Slots
 		*v = w
@@ -57,6 +60,17 @@ func (d *Datapath) putServices(want *desired) error {
 func (d *Datapath) noteProxy(flags uint16) {
 	if flags&serviceProxy != 0 {
 		atomic.OrUint32(&d.t.control.values[0].Spliced, splicedProxy)
+	}
+}
+
+// putLists has services that were there before look at the lists of sources that are wanted
+// from now on. It comes behind the lists, and the programs that look them up: nobody is
+// refused because a list is not there yet.
+func (d *Datapath) putLists(want *desired) {
+	for id, w := range want.services {
+		v := &d.t.services.values[id]
+		atomic.StoreUint64(&v.Allow, w.Allow)
+		atomic.StoreUint64(&v.Deny, w.Deny)
 	}
 }
 

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// TestFirewallRateGoesOn applies a configuration once more, as each change of a backend
+// does: what a rule lets through in a minute is not let through again.
+func TestFirewallRateGoesOn(t *testing.T) {
+	const yaml = "firewall: {rules: [{name: pings, protocol: icmp, hook: ingress, rate: 1/hour, burst: 1, action: drop}]}\n" +
+		"nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n"
+	s := changing(t, yaml)
+	ping := "ip4(src=10.0.2.2,dst=198.18.0.1)/icmp(type=echo,id=7)"
+	for i, want := range []nat.Reason{nat.ReasonNewFlow, nat.ReasonDenied, nat.ReasonDenied} {
+		if out := send(t, s, "lan0", ping); out.Reason != want {
+			t.Errorf("ping %d: %s, want %s", i+1, out.Reason, want)
+		}
+		if i > 0 {
+			s.mustChange(yaml)
+		}
+	}
+}
+
+// whileLoading applies a configuration whose programs cannot be loaded, and watches until
+// that has been noticed, which takes as long as it does to look at programs.
+func (s *subject) whileLoading(yaml string, watch func()) {
+	s.t.Helper()
+	adjusts := s.d.t.maps["adjusts"]
+	s.d.t.maps["adjusts"] = s.d.t.maps["control"] // has another shape
+	var done atomic.Bool
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		for !done.Load() && !s.t.Failed() {
+			watch()
+		}
+	})
+	err := s.change(yaml)
+	done.Store(true)
+	watcher.Wait()
+	s.d.t.maps["adjusts"] = adjusts
+	if err == nil {
+		s.t.Error("programs were loaded with a wrong map")
+	}
+}
+
+// TestFirewallBeforePrograms: while programs are loaded, which may take seconds, those in
+// force, which know how many rules there were, have them all.
+func TestFirewallBeforePrograms(t *testing.T) {
+	const nat, old = "nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n",
+		"{name: second, hook: ingress, protocol: udp, ports: [2], action: drop}"
+	s := changing(t, nat+"firewall: {rules: ["+old+"]}\n")
+	rules := s.d.t.maps["firewall_rules"]
+	s.whileLoading(nat+"firewall: {rules: [{name: first, hook: ingress, protocol: udp, ports: [1], action: drop}, "+old+"]}\n", func() {
+		var is wireFirewallRule
+		if err := rules.Lookup(uint32(0), &is); err != nil || is.First != 2 {
+			t.Errorf("the only rule that programs in force know of has become that of port %d, %v", is.First, err)
+		}
+	})
+}
+
+// TestListsBeforePrograms: a service that gets its first list of sources refuses nobody
+// before there are programs that look sources up.
+func TestListsBeforePrograms(t *testing.T) {
+	const before = "services:\n" +
+		"  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]"
+	const after = "firewall: {sets: {office: [198.18.0.0/24]}}\n" + before + ", allow: [office]}\n"
+	s := changing(t, before+"}\n")
+	s.whileLoading(after, func() {
+		if allow := atomic.LoadUint64(&s.d.t.services.values[0].Allow); allow != 0 {
+			t.Errorf("the service in force allows the sets %b", allow)
+		}
+	})
+	s.mustChange(after)
+	for from, want := range map[string]nat.Reason{"198.18.0.1": nat.ReasonNewFlow, "198.18.1.1": nat.ReasonNotAllowed} {
+		if out := send(t, s, "wan0", "ip4(src="+from+",dst=192.0.2.10)/udp(sport=4000,dport=53)"); out.Reason != want {
+			t.Errorf("from %s: %s, want %s", from, out.Reason, want)
+		}
+	}
+}
