@@ -169,52 +169,15 @@ func (d *Datapath) back(h *host) error {
 	return nil
 }
 
-// put writes a desired state: first what others refer to, then the services that
-// refer to it, then the listeners, and at last takes away what is not wanted.
+// put brings a desired state into force. Programs come first: to load them takes up to
+// seconds, in which those in force would meet what is written for others.
 func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	t := d.t
-	for k, n := range want.draft.fresh {
-		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
-			continue
-		}
-		if err := t.forget(k.Kind, n); err != nil {
-			return err
-		}
-	}
-	if err := want.draft.keep(); err != nil {
-		return err
-	}
-	if err := d.putPools(want); err != nil {
-		return err
-	}
-	d.putRuns(want)
-	for n, b := range want.backends {
-		t.backends.values[n] = b
-	}
-	if err := d.putServices(want); err != nil {
-		return err
-	}
-	d.putRules(want)
-	d.putOrder(want)
-	directs := placeDirects(want.directs)
 	programs, err := d.load(want.switches)
 	if err != nil {
 		return err
 	}
-	err = errors.Join(
-		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
-		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
-		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
-		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
-		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
-	if err == nil {
-		d.putDirects(directs)
-		err = d.attach(s.Config, want.switches.Paired, h, programs)
-	}
-	if err == nil && programs != d.programs {
-		err = startSweeper(programs)
-	}
-	if err != nil {
+	if err := d.write(want, s, h, programs); err != nil {
 		if programs != d.programs {
 			programs.Close()
 		}
@@ -250,6 +213,50 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	}
 	d.resolveBackends(want)
 	return d.readBack(want)
+}
+
+// write writes a desired state: first what others refer to, then the services that
+// refer to it, then the listeners, and at last has packets meet its programs.
+func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs *ebpf.Collection) error {
+	t := d.t
+	for k, n := range want.draft.fresh {
+		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
+			continue
+		}
+		if err := t.forget(k.Kind, n); err != nil {
+			return err
+		}
+	}
+	if err := want.draft.keep(); err != nil {
+		return err
+	}
+	if err := d.putPools(want); err != nil {
+		return err
+	}
+	d.putRuns(want)
+	for n, b := range want.backends {
+		t.backends.values[n] = b
+	}
+	if err := d.putServices(want); err != nil {
+		return err
+	}
+	d.putRules(want)
+	d.putOrder(want)
+	directs := placeDirects(want.directs)
+	err := errors.Join(
+		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
+		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
+		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
+		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
+		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
+	if err == nil {
+		d.putDirects(directs)
+		err = d.attach(s.Config, want.switches.Paired, h, programs)
+	}
+	if err == nil && programs != d.programs {
+		err = startSweeper(programs)
+	}
+	return err
 }
 
 // bump makes every flow look up its next hop again.

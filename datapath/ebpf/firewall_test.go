@@ -83,3 +83,15 @@ func TestListsBeforePrograms(t *testing.T) {
 		}
 	}
 }
+
+// TestRulesBeforePrograms: a nat64 rule that is bound to an interface takes what it took
+// before there are programs that ask for the way out.
+func TestRulesBeforePrograms(t *testing.T) {
+	const yaml = "nat: [{name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1]"
+	s := changing(t, yaml+"}]\n")
+	s.whileLoading(yaml+", out: wan0}]\n", func() {
+		if out := atomic.LoadUint32(&s.d.t.rules.values[0].Out); out != 0 {
+			t.Errorf("programs in force look for a way out by interface %d", out)
+		}
+	})
+}
