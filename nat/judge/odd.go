@@ -17,7 +17,7 @@ var options4 = [][]byte{{1, 7, 7, 4, 0, 0, 0, 0}, {131, 7, 8, 198, 18, 9, 9, 0},
 // odd makes something rare of a packet that surely belongs to a flow, and takes it from others:
 // one that opens a flow and goes no further would hide which port was chosen for it.
 func (w *world) odd(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
-	if !w.alive(c) {
+	if !w.settled(c) {
 		return plain(p)
 	}
 	if r.IntN(12) > 0 {
@@ -39,9 +39,6 @@ func (w *world) odd(r *rand.Rand, p packet.Packet, c *conversation) packet.Packe
 	}
 	return p
 }
-
-// alive reports whether a conversation surely has a flow.
-func (w *world) alive(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
 
 // plain takes routes and other options from a packet.
 func plain(p packet.Packet) packet.Packet {
@@ -68,19 +65,10 @@ func (w *world) reporter(r *rand.Rand, receiver netip.Addr) netip.Addr {
 }
 
 // through writes an IPv4 address in the prefix of a rule that translates between the families,
-// if the scenario has one; bits 64 to 71 stay zero (RFC 6052 §2.2).
+// if the scenario has one.
 func (w *world) through(r *rand.Rand, a netip.Addr) netip.Addr {
 	if len(w.prefixes) == 0 {
 		return a
 	}
-	prefix := pick(r, w.prefixes)
-	b, at := prefix.Addr().As16(), prefix.Bits()/8
-	for _, octet := range a.As4() {
-		if at == 8 {
-			at++
-		}
-		b[at] = octet
-		at++
-	}
-	return netip.AddrFrom16(b)
+	return embed(pick(r, w.prefixes), a)
 }

@@ -80,7 +80,7 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	w.wear(r, p, &conversation{})
 	if u, ok := packet.Find[*packet.UDP](p); ok {
 		u.Checksum, u.Length = packet.Forced{}, packet.Forced{}
-		if _, ok := p[0].(*packet.IPv4); ok && w.alive(c) && r.IntN(8) == 0 {
+		if _, ok := p[0].(*packet.IPv4); ok && w.settled(c) && r.IntN(8) == 0 {
 			u.Checksum = packet.Force(0)
 		}
 	}
