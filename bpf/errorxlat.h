@@ -18,7 +18,7 @@ static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *pl
 	__u16 check, was;
 
 	if (is_icmp(q->l4_proto)) {
-		__u32 len = bpf_ntohs(q->len) - (to_v6 ? q->l4_at - q->at : 0);
+		__u32 len = bpf_ntohs(q->len) - (q->l4_at - q->at) + (to_v6 ? 0 : sizeof(struct ipv6hdr));
 		__u64 pseudo = bpf_htons(len) + bpf_htons(IPPROTO_ICMPV6);
 
 		if (!get(ctx, q->l4_at, &icmp, sizeof(icmp), xdp))
