@@ -149,14 +149,15 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 // same key at the same time; else its own index. Of two that see each other that one stays
 // which searches find first. The other one gives itself up then; if it does not, it looked
 // before this one could be seen, and packets may have gone its way.
-static __always_inline __u32 who_was_first(const struct tuple *key, __u32 mine, bool v6)
+// twin: the flow's other entry, of the same key where a host talks to itself.
+static __always_inline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
 {
 	__u32 other = NO_ENTRY, first;
 
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < RIVAL_LOOKS; i++) {
 		other = rival(key, mine, v6);
-		if (other == NO_ENTRY)
+		if (other == NO_ENTRY || other == twin)
 			return mine;
 		first = find(key, v6);
 		if (first != mine && first != NO_ENTRY)
@@ -204,7 +205,7 @@ __noinline int make_flow(struct birth *b)
 	b->index = mine;
 	if (b->ref == NO_ENTRY)
 		return REASON_NEW_FLOW; // binding_hold looks who was faster
-	found = who_was_first(&b->key, mine, v6);
+	found = who_was_first(&b->key, mine, v6 == to_v6 ? twin : NO_ENTRY, v6);
 	if (found != mine) {
 		kill_index(mine, b->now, ENTRY_DEAD, v6);
 		if (twin != NO_ENTRY)

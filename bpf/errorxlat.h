@@ -255,7 +255,7 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 	__u32 ifindex = leaves_by(p, plan);
 	struct interface_addr *own;
 
-	if (by && by->kind != PREFIX_NAT64) {
+	if (by && by->kind != PREFIX_NAT64 && by->rule == plan->owner) {
 		*from = p->tuple.saddr;
 		cross_address(from, by, true);
 		if (!nowhere4(from->w[0]))

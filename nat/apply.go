@@ -13,15 +13,12 @@ import (
 
 // apply carries a plan out: hop limit, rewriting, route, MTU, link header.
 func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
-	if p.action != Forward {
-		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
-	}
 	for _, c := range p.count {
 		c.packets++
 		c.bytes += uint64(len(v.ip))
 	}
-	if v.kind == icmpOther && p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6 {
-		return Outcome{Action: Drop, Reason: ReasonUntranslatable} // it has no counterpart (RFC 7915 §4.2, §5.2), whatever its hop limit
+	if p.action != Forward {
+		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
 	if v.ttl <= 1 {
 		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
@@ -41,9 +38,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return Outcome{Action: Drop, Reason: ReasonNoRoute}
 	}
 	crossing := p.to.Source.Addr().Is6() != v.v6
-	if crossing && v.sourceRoute {
-		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
-	}
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the error is written anew
 	}
@@ -65,15 +59,19 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	if m.host.Owns(via) { // for this host: no MTU, no neighbour
+	sourceRouted := crossing && v.sourceRoute
+	if m.host.Owns(via) && !sourceRouted { // for this host: no MTU, no neighbour
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
 	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
 		mac, known = p.mac, true
 	}
-	if most := m.largest(v, b, next); known && len(b)+p.grow > most {
+	if most := m.largest(v, b, next); known && !m.host.Owns(via) && len(b)+p.grow > most {
 		return m.tooBig(in, v, p, b, next, most)
+	}
+	if sourceRouted {
+		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 	}
 	if p.edit != nil {
 		if b, reason = p.edit(b, next.MTU); reason != "" {

@@ -40,6 +40,8 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 			if f.half != nil {
 				f.half.seen[f.half.direction] = m.now
 			}
+		} else {
+			p.count = nil // the first one alone is counted
 		}
 		return p
 	}

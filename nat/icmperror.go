@@ -170,7 +170,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	about.src, about.dst, about.ttl = q.dst, q.src, v.ttl
 	p, ok := m.stateless(in, &about)
 	if ok && p.reason == ReasonUntranslatable {
-		return p, true
+		return drop(ReasonUntranslatable), true
 	}
 	if !ok || p.action != Forward {
 		return plan{}, false

@@ -34,6 +34,9 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	}
 	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}}
 	p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
+	if v.kind == icmpOther && protocol != v.protocol { // it has no counterpart (RFC 7915 §4.2, §5.2)
+		p.action, p.reason = Drop, ReasonUntranslatable
+	}
 	return p, true
 }
 
