@@ -104,7 +104,7 @@ func verifyPayload(protocol byte, src, dst netip.Addr, b []byte, whole, inner bo
 			return errors.New("tcp: checksum is wrong")
 		}
 	case protoUDP:
-		return verifyUDP(src, dst, b, whole)
+		return verifyUDP(src, dst, b, whole, inner)
 	case protoICMP, protoICMPv6:
 		if len(b) < 8 {
 			return nil
@@ -125,14 +125,14 @@ func verifyPayload(protocol byte, src, dst netip.Addr, b []byte, whole, inner bo
 	return nil
 }
 
-func verifyUDP(src, dst netip.Addr, b []byte, whole bool) error {
+func verifyUDP(src, dst netip.Addr, b []byte, whole, inner bool) error {
 	switch {
 	case len(b) < 8 || !whole:
 		return nil
 	case int(binary.BigEndian.Uint16(b[4:])) != len(b):
 		return fmt.Errorf("udp: length %d of %d bytes", binary.BigEndian.Uint16(b[4:]), len(b))
 	case binary.BigEndian.Uint16(b[6:]) == 0:
-		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE {
+		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE && !inner { // of a quoted one a translator has none to tell
 			return errors.New("udp: no checksum over IPv6")
 		}
 	case TransportChecksum(src, dst, protoUDP, b) != 0:
