@@ -31,7 +31,7 @@ func number(t *testing.T, variable string, otherwise int) int {
 // others.
 func TestModelAgrees(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	packets := number(t, "SLUICE_MODEL_PACKETS", 20000)
+	packets := number(t, "SLUICE_MODEL_PACKETS", 10000)
 	o := judge.Options{Packets: packets, PerReset: 10000, Seed: uint64(number(t, "SLUICE_MODEL_SEED", 1)),
 		NoShrink: os.Getenv("SLUICE_MODEL_SHRINK") == "no"}
 	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
