@@ -73,7 +73,7 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 mos
 		}
 		if (option[0] == TCP_OPTION_MSS && option[1] == TCP_OPTION_MSS_SIZE)
 			break;
-		if (option[1] < 2)
+		if (option[1] < 2 || at + option[1] > end)
 			return REASON_NONE;
 		at = (at + option[1]) & 63; // within the longest header, which the verifier must know
 	}

@@ -152,8 +152,8 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 	delta += covered;
 	if (!at || !get(ctx, at, &check, 2, xdp))
 		return fold32(delta);
-	if (q->l4_proto == IPPROTO_UDP && !check && !v6)
-		return fold32(delta);
+	if (!v6 && (q->l4_proto == IPPROTO_UDP ? !check : is_icmp(q->l4_proto) && q->sport == plan->to.dport))
+		return fold32(delta); // no checksum, or nothing that it covers: of nothing but zeros it would become the other zero
 	was = check;
 	check = check_after(check, covered + (is_icmp(q->l4_proto) && !v6 ? 0 : addrs));
 	if (q->l4_proto == IPPROTO_UDP && !check)
