@@ -243,7 +243,7 @@ func (m *Model) turn64(r *rule, s *session, target *binding) bool {
 		return false
 	}
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target.inside,
-		Dest: netip.AddrPortFrom(embed(r.Prefix, outside.Addr()), outside.Port())}
+		Dest: netip.AddrPortFrom(Embed(r.Prefix, outside.Addr()), outside.Port())}
 	return true
 }
 
@@ -371,7 +371,7 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	}
 	remote := v.src
 	if b.rule.Type == config.NATNAT64 {
-		remote = netip.AddrPortFrom(embed(b.rule.Prefix, v.src.Addr()), v.src.Port())
+		remote = netip.AddrPortFrom(Embed(b.rule.Prefix, v.src.Addr()), v.src.Port())
 	}
 	if portClass(v.protocol) == flow.ICMP {
 		remote = netip.AddrPortFrom(remote.Addr(), b.inside.Port())
@@ -455,7 +455,7 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	}
 	remote := b.outside.endpoint
 	if target.rule.Type == config.NATNAT64 {
-		remote = netip.AddrPortFrom(embed(target.rule.Prefix, remote.Addr()), remote.Port())
+		remote = netip.AddrPortFrom(Embed(target.rule.Prefix, remote.Addr()), remote.Port())
 	}
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()

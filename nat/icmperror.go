@@ -114,7 +114,7 @@ func (v *view) unspliced(ahead uint32) *view {
 func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 	switch {
 	case h.rule != nil && h.rule.Type == config.NATNAT64 && !v.v6:
-		return embed(h.rule.Prefix, v.src.Addr())
+		return Embed(h.rule.Prefix, v.src.Addr())
 	case out.Source.Addr() != h.tuple[h.direction].Source.Addr():
 		return out.Source.Addr()
 	}

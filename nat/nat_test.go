@@ -27,7 +27,7 @@ func TestEmbed(t *testing.T) {
 		"64:ff9b::/96":          "64:ff9b::c000:221",
 	} {
 		p := netip.MustParsePrefix(prefix)
-		got := embed(p, v4)
+		got := Embed(p, v4)
 		if got != netip.MustParseAddr(want) {
 			t.Errorf("%s in %s: want %s, got %s", v4, prefix, want, got)
 		}

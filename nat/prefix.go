@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// embed writes an IPv4 address into an RFC 6052 prefix (§2.2). Bits 64 to 71 stay
+// Embed writes an IPv4 address into an RFC 6052 prefix (§2.2). Bits 64 to 71 stay
 // zero.
-func embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
+func Embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
 	b := prefix.Masked().Addr().As16()
 	at := prefix.Bits() / 8
 	for _, octet := range a.As4() {

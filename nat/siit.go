@@ -76,7 +76,7 @@ func (m *Model) siitHairpin(r *rule, v *view, dst, src netip.Addr) (netip.Addr, 
 		return dst, src
 	}
 	if back := m.explicit(r, dst); back != nil {
-		return swap(back.from, back.to, dst), embed(r.Prefix, src)
+		return swap(back.from, back.to, dst), Embed(r.Prefix, src)
 	}
 	return dst, src
 }
@@ -108,7 +108,7 @@ func (m *Model) siitAddress(r *rule, a netip.Addr) (netip.Addr, bool) {
 	case !r.Prefix.IsValid():
 		return a, false
 	case a.Is4():
-		return embed(r.Prefix, a), true
+		return Embed(r.Prefix, a), true
 	}
 	return extract(r.Prefix, a)
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -70,5 +71,5 @@ func (w *world) through(r *rand.Rand, a netip.Addr) netip.Addr {
 	if len(w.prefixes) == 0 {
 		return a
 	}
-	return embed(pick(r, w.prefixes), a)
+	return nat.Embed(pick(r, w.prefixes), a)
 }

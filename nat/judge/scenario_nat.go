@@ -5,28 +5,17 @@ package judge
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/sluice-lb/sluice/nat"
 )
 
 // embedded writes IPv4 addresses in an RFC 6052 prefix.
 func embedded(prefix string, addresses ...netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addresses {
-		out = append(out, embed(netip.MustParsePrefix(prefix), a))
+		out = append(out, nat.Embed(netip.MustParsePrefix(prefix), a))
 	}
 	return out
-}
-
-// embed writes an IPv4 address behind a prefix; bits 64 to 71 stay zero (RFC 6052 §2.2).
-func embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
-	b, at := prefix.Addr().As16(), prefix.Bits()/8
-	for _, octet := range a.As4() {
-		if at == 8 {
-			at++
-		}
-		b[at] = octet
-		at++
-	}
-	return netip.AddrFrom16(b)
 }
 
 // natScenarios are those of NAT rules that differ in more than their type.
