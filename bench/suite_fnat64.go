@@ -31,37 +31,11 @@ func fnat64Suite() Suite {
 		},
 		Metrics: []Metric{mpps, kflows},
 		Limit:   redirectRow,
-		Rows: []Row{{
-			Name: redirectRow, About: "XDP programs that swap the MAC addresses and redirect, both ways",
-			Run: func(t *Trial) error {
-				n, err := newNetwork(t)
-				if err != nil {
-					return err
-				}
-				if err := setRedirectBoth(t, n); err != nil {
-					return err
-				}
-				return fullnatDrive(vip4)(t, n)
-			},
-		}, {
-			Name: crossRow, About: "XDP programs that swap the MAC addresses, put a header of the other family with constant addresses before the payload, and redirect: what a frame that changes its length costs by itself",
-			Run: func(t *Trial) error {
-				n, err := newNetwork(t)
-				if err != nil {
-					return err
-				}
-				if err := setReferenceBoth(t, n, load.Cross); err != nil {
-					return err
-				}
-				return fullnatDrive(vip6)(t, n)
-			},
-			Absent: func(p Point) string {
-				if p.Name != connectionsPoint {
-					return ""
-				}
-				return "nobody answers to constant addresses"
-			},
-		}},
+		Rows: []Row{
+			wireRow(redirectRow, "XDP programs that swap the MAC addresses and redirect, both ways", load.Redirect, vip4, ""),
+			wireRow(crossRow, "XDP programs that swap the MAC addresses, put a header of the other family with constant addresses before the payload, "+
+				"and redirect: what a frame that changes its length costs by itself", load.Cross, vip6, "nobody answers to constant addresses"),
+		},
 		NotShown: []string{
 			"DPVS itself: it needs DPDK and a network card of its own; its figures are 76 % for FNAT64 against FNAT44 before, and 84 % after, the change.",
 			"Real clients and servers: nobody has a TCP stack here.",
@@ -108,6 +82,30 @@ func fnat64Suite() Suite {
 		})
 	}
 	return s
+}
+
+// wireRow is a reference program both ways in the place of a service. unconnected: why it has
+// no connections, "" where it has.
+func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconnected string) Row {
+	return Row{
+		Name: name, About: about,
+		Run: func(t *Trial) error {
+			n, err := newNetwork(t)
+			if err != nil {
+				return err
+			}
+			if err := setReferenceBoth(t, n, kind); err != nil {
+				return err
+			}
+			return fullnatDrive(vip)(t, n)
+		},
+		Absent: func(p Point) string {
+			if p.Name == connectionsPoint {
+				return unconnected
+			}
+			return ""
+		},
+	}
 }
 
 // fullnatDrive sends to the service, and has the server answer at the points

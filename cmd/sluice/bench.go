@@ -216,6 +216,9 @@ func benchVerdict(r *bench.Result) error {
 func (f benchFlags) checkKept() error {
 	profile := f.profile
 	if profile != "" {
+		if s, err := os.Stat(profile); err != nil || !s.IsDir() {
+			return fmt.Errorf("--profile %s: is no directory: make it first", profile)
+		}
 		profile = filepath.Join(profile, "stacks")
 	}
 	return cmp.Or(checkKept("--save", f.save), checkKept("--chart", f.chart), checkKept("--profile", profile))
