@@ -5,6 +5,8 @@ package trace
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -20,17 +22,46 @@ import (
 // by no probe, but by this. Other kernels' probes count as many as this does.
 type eventCount []int
 
+const kfreeSkbID = "events/skb/kfree_skb/id"
+
 // tracefs is where it may be mounted: by itself, or as a part of debugfs.
 var tracefs = []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"}
 
-// eventID reads the number of the event for drops.
+// eventID reads the number of the event for drops. Where tracefs is not mounted it is
+// read from a mount that no directory shows and that ends with its file descriptor.
 func eventID(tracefs []string) (text []byte, err error) {
 	for _, dir := range tracefs {
-		if text, err = os.ReadFile(dir + "/events/skb/kfree_skb/id"); !errors.Is(err, os.ErrNotExist) {
+		if text, err = os.ReadFile(dir + "/" + kfreeSkbID); !errors.Is(err, os.ErrNotExist) {
 			return text, err
 		}
 	}
-	return nil, errors.New("tracefs is not mounted here: mount -t tracefs tracefs " + tracefs[0])
+	if text, err = detachedEventID(); err != nil {
+		return nil, fmt.Errorf("tracefs is not mounted here (mount -t tracefs tracefs /sys/kernel/tracing): %w", err)
+	}
+	return text, nil
+}
+
+func detachedEventID() ([]byte, error) {
+	context, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return nil, os.NewSyscallError("fsconfig", err)
+	}
+	root, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat(root, kfreeSkbID, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("openat", err)
+	}
+	file := os.NewFile(uintptr(fd), kfreeSkbID)
+	defer file.Close()
+	return io.ReadAll(file)
 }
 
 // openEventCount begins at zero.
