@@ -124,13 +124,13 @@ static __always_inline void backend_route(struct plan *plan)
 // before the next hop is known.
 static __always_inline void kernel_mtu(struct plan *plan)
 {
-	struct work *w = the_work();
+	struct hop *h = hop_of(plan);
 	struct interface_addr *out;
 	__u32 ifindex;
 
-	if (!plan->edits || !w)
+	if (!plan->edits || !h)
 		return;
-	ifindex = ((struct bpf_fib_lookup *)w->fib)->ifindex;
+	ifindex = h->ifindex;
 	out = bpf_map_lookup_elem(&interfaces, &ifindex);
 	if (out && out->mtu)
 		plan->mtu = out->mtu;

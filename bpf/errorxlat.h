@@ -266,6 +266,16 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 		*from = own->v4;
 }
 
+// Who an error comes from when it goes on within a family: the translated address where
+// the packet that it is about was translated, else the router.
+static __always_inline const union addr *error_source_within(const struct packet *p, const struct plan *plan,
+							     const struct packet *about)
+{
+	bool same = !__builtin_memcmp(&about->tuple.saddr, &plan->to.saddr, sizeof(about->tuple.saddr));
+
+	return same ? &p->tuple.saddr : &plan->to.saddr;
+}
+
 // Who an error comes from when it goes on. A router on a side that is translated
 // must not show: the flow's translated address stands for it (RFC 5508 REQ-5c).
 // Between the families a router with a translated address keeps it (RFC 7915 §4.1,
@@ -274,12 +284,11 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 static __always_inline void error_source(union addr *from, const struct packet *p, const struct plan *plan,
 					 const struct packet *about)
 {
-	*from = plan->to.saddr;
 	if (plan->family == p->family) {
-		if (!__builtin_memcmp(&about->tuple.saddr, &plan->to.saddr, sizeof(*from)))
-			*from = p->tuple.saddr;
+		*from = *error_source_within(p, plan, about);
 		return;
 	}
+	*from = plan->to.saddr;
 	if (plan->family == FAMILY_6) {
 		struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false);
 

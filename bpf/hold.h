@@ -7,7 +7,7 @@
 #ifndef SLUICE_HOLD_H
 #define SLUICE_HOLD_H
 
-#include "rewrite.h"
+#include "errorxlat.h"
 
 #define HELD_PER_SECOND 4096 // a flood costs no more than this (RFC 4787 REQ-14a)
 
@@ -89,12 +89,16 @@ __noinline int tc_fragment6(struct __sk_buff *ctx, const struct packet *p)
 static __always_inline bool kernel_takes(void *ctx, const struct packet *p, const struct plan *plan)
 {
 	struct bpf_fib_lookup back = {};
+	const union addr *from = &plan->to.saddr;
+	struct work *w = the_work();
 
-	if (plan->encap)
+	if (plan->encap || !w)
 		return false;
+	if (plan->flags & PLAN_ERROR)
+		from = error_source_within(p, plan, &w->about);
 	back.family = AF_INET;
 	back.ifindex = p->ifindex;
-	back.ipv4_dst = plan->to.saddr.w[0];
+	back.ipv4_dst = from->w[0];
 	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:

@@ -20,7 +20,7 @@ static __always_inline struct hop *hop_of(const struct plan *plan)
 // The interface whose address a packet of the gateway itself has.
 static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
 {
-	struct hop *h = plan->flags & PLAN_KERNEL ? (void *)0 : hop_of(plan);
+	struct hop *h = hop_of(plan);
 
 	return h ? h->ifindex : p->ifindex;
 }
@@ -262,6 +262,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	if (reason != REASON_NONE) {
 		if (reason == REASON_NO_NEIGHBOUR)
 			ask_neighbour(fib);
+		plan->hop = 0;
+		w->hop.ifindex = fib->ifindex; // where the kernel sends it, if the table says that much
 		return reason;
 	}
 	if (plan->flags & PLAN_ROUTED && before) {
