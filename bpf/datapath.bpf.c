@@ -83,12 +83,8 @@ static __always_inline bool before_flow_needed(const struct packet *p)
 }
 
 // What a plan's route decides. REASON_NONE: send.
-static __always_inline enum reason after_route(const struct packet *p, struct plan *plan, enum reason routed)
+static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
 {
-	if (routed == REASON_NOT_ROUTED && plan->flags & PLAN_REPLY) {
-		plan->to = p->tuple; // the host itself asked the backend: a health check
-		plan->flags |= PLAN_NO_L4;
-	}
 	if (routed != REASON_NONE && routed != REASON_NO_ROUTE)
 		plan->flags |= PLAN_KERNEL; // the kernel knows more
 	return routed;
@@ -175,12 +171,12 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 {
 	enum reason reason = REASON_NONE;
 
-	if (p->ttl <= 1)
-		return REASON_TTL_EXCEEDED;
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
 	if (!hop_current(plan, p->now))
-		reason = after_route(p, plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
+		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
+	if (p->ttl <= 1 && (plan->flags & PLAN_HERE) != PLAN_HERE)
+		return REASON_TTL_EXCEEDED;
 	return ready(p, plan, reason);
 }
 
@@ -221,7 +217,7 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 	if (reason == REASON_TO_FRAGMENT)
 		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
-	if (dry_run || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
+	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->flags & PLAN_ERROR)
 		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);

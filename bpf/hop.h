@@ -243,6 +243,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	struct bpf_fib_lookup *fib;
 	__u32 gen, before = plan->hop;
 	enum reason reason = REASON_NONE;
+	int found = BPF_FIB_LKUP_RET_SUCCESS;
 
 	if (!c || !w)
 		return REASON_INTERNAL;
@@ -255,7 +256,12 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
-		reason = fib_reason(bpf_fib_lookup(ctx, fib, sizeof(*fib), 0));
+		found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+		reason = fib_reason(found);
+	}
+	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {
+		plan->to = p->tuple;
+		plan->flags |= PLAN_SAME;
 	}
 	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
 		reason = hop_configured(plan, fib, reason);

@@ -74,6 +74,8 @@ ASSERT_SIZE(struct packet, 96);
 #define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
 #define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
 #define PLAN_REPLY 0x80	     // of a backend, without a flow
+// A reply to this host, which has asked the backend (a health check): left as it is.
+#define PLAN_HERE (PLAN_REPLY | PLAN_SAME)
 
 // plan.edits: changes to a TCP header beyond its ports.
 #define EDIT_MSS 0x01	 // of a SYN: lower the MSS option to what the next link carries
