@@ -312,6 +312,9 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 	if !ok {
 		return w.again(r, c)
 	}
+	if r.IntN(60) == 0 {
+		dst = w.gateway(r, dst) // which has asked, as for a health check
+	}
 	q := packet.Packet{header(r, src, dst)}
 	for _, l := range p[1:] {
 		switch l := l.(type) {
@@ -346,6 +349,19 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 		q = append(q, payload(r))
 	}
 	return []arrival{{w.frame(c.out[0].Interface, w.odd(r, q, c)), c, 1}}
+}
+
+// gateway is one of the host's own addresses, of the family of like.
+func (w *world) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
+	var own []netip.Addr
+	for _, i := range w.host.Interfaces {
+		for _, p := range i.Addresses {
+			if p.Addr().Is4() == like.Is4() {
+				own = append(own, p.Addr())
+			}
+		}
+	}
+	return pick(r, own)
 }
 
 // sameProtocol gives a header the protocol of another, if that is one of withoutPorts.
