@@ -53,7 +53,7 @@ func (m Machine) Run(ctx context.Context) ([]int, error) {
 	if memory == "" {
 		memory = "2G"
 	}
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", memory,
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg,tb-size=512", "-cpu", "qemu64", "-smp", "2", "-m", memory,
 		"-display", "none", "-nodefaults", "-serial", "stdio", "-no-reboot", "-kernel", m.Kernel, "-initrd", initramfs,
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off")
 	out, err := cmd.StdoutPipe()
