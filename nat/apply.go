@@ -20,6 +20,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.action != Forward {
 		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
+	if p.here {
+		return Outcome{Action: Pass, Reason: ReasonNotRouted}
+	}
 	if v.ttl <= 1 {
 		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}

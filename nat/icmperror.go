@@ -149,13 +149,11 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 			continue // about a connection of the backend's own
 		}
 		if from, _, ok := s.virtual(about.protocol, about.src); ok {
-			if m.host.Owns(about.dst.Addr()) { // about what this host has asked the backend
-				return pass(ReasonNotRouted), true
-			}
 			quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
 			p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 			p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
 			p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whoever the error itself names
+			p.here = m.host.Owns(about.dst.Addr())
 			return p, true
 		}
 	}

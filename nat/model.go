@@ -121,6 +121,7 @@ type plan struct {
 	clamp  bool     // lower the MSS option of a SYN
 	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries
 	grow   int      // bytes that edit may add
+	here   bool     // for this host, which has asked a backend (a health check): left as it is
 	// edit changes the packet that is otherwise ready to leave by a link of that MTU, or
 	// tells why it cannot go.
 	edit    func(b []byte, mtu int) ([]byte, Reason)

@@ -444,9 +444,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		}
 		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &s.backends[i].tally}, clamp: s.MSSClamp}
 		p.to.Source = from
-		if m.host.Owns(v.dst.Addr()) { // this host has asked the backend: a health check
-			p = plan{action: Pass, reason: ReasonNotRouted, count: p.count}
-		}
+		p.here = m.host.Owns(v.dst.Addr())
 		return p, true
 	}
 	return plan{}, false
