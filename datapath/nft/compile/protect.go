@@ -26,9 +26,6 @@ func (p *part) refuse() {
 
 // access are the rules of the service's allow and deny sets.
 func (p *part) access() []rs.Rule {
-	if len(p.active) == 0 {
-		return nil
-	}
 	var rules []rs.Rule
 	source := rs.Source(p.family)
 	for _, list := range p.svc.Deny {

@@ -65,7 +65,7 @@ func (p *part) compile() error {
 	mode := p.svc.Mode
 	if len(p.active) == 0 && (mode == config.ModeDSR || mode == config.ModeStateless) {
 		p.refuse()
-		p.chain(p.table, p.prefix, p.down()...)
+		p.chain(p.table, p.prefix, append(p.access(), p.down()...)...)
 		p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 		return nil
 	}
