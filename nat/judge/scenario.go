@@ -338,8 +338,8 @@ firewall:
   rules:
     - {name: friend, action: accept, hook: ingress, source: 203.0.113.9, destination: 192.0.2.10}
     - {name: bad, action: drop, hook: ingress, source: "@bad"}
-    - {name: flood, action: drop, hook: ingress, protocol: udp, destination: 192.0.2.10, ports: [53], rate: 1/hour, burst: 400}
-    - {name: flood6, action: drop, hook: ingress, protocol: tcp, source: "2001:db8:5::/64", in: wan0, rate: 1/hour, burst: 400}
+    - {name: flood, action: drop, hook: ingress, protocol: udp, destination: 192.0.2.10, ports: [53], rate: 1/day, burst: 400}
+    - {name: flood6, action: drop, hook: ingress, protocol: tcp, source: "2001:db8:5::/64", in: wan0, rate: 1/day, burst: 400}
     - {name: closed, action: drop, hook: ingress, protocol: tcp, destination: "@served", ports: [22, 81-89]}
     - {name: pings, action: drop, hook: ingress, protocol: icmp, source: 203.0.113.16/28}
     - {name: mail, action: drop, hook: ingress, in: lan0, protocol: tcp, ports: [25]}
