@@ -343,6 +343,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outs
 		q.fixed = &block
 	case r.PortBlock > 0:
 		c.blocks = m.blocksOf(c)
+		m.learnBlock(c)
 		q.blocks = &c.blocks
 	}
 	return m.allocate(q)

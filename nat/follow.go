@@ -4,6 +4,7 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -58,6 +59,23 @@ func (m *Model) learn(b *binding, v *view, to netip.AddrPort) {
 	m.take(key, b)
 	for _, h := range m.sessionsOf(b) {
 		m.rename(h, was.endpoint, key.endpoint)
+	}
+}
+
+// learnBlock sets a block right that the model has guessed for a client, now that the
+// datapath shows a port of its block.
+func (m *Model) learnBlock(c *client) {
+	a, ok := m.actualSource()
+	if !ok {
+		return
+	}
+	at := slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.has(a) })
+	if at >= 0 {
+		c.blocks[at].guessed = false
+		return
+	}
+	if at = slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.guessed }); at >= 0 {
+		c.blocks = slices.Delete(c.blocks, at, at+1)
 	}
 }
 

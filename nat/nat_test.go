@@ -200,8 +200,10 @@ func shown(t *testing.T, in Arrival, reason Reason, source string) Outcome {
 // TestJudgeGuesses: an endpoint that no packet has shown yet is the model's guess, and
 // gives way to what the datapath shows, also where the model has guessed it for another.
 func TestJudgeGuesses(t *testing.T) {
-	for _, port := range []int{2000, 2002} {
-		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1))
+	for i, port := range []int{2000, 2002, 2000, 2002} {
+		r := snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1)
+		r.PortBlock = i / 2 * 2 // the block is a guess as well
+		m := model(t, r)
 		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
 			in := udp(src, 4000)
 			in.Frame[22] = 1 // TTL

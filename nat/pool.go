@@ -52,6 +52,11 @@ type request struct {
 type portBlock struct {
 	address netip.Addr
 	ports   flow.Ports
+	guessed bool // no packet has shown yet that the datapath under judgement chose it
+}
+
+func (b portBlock) has(a netip.AddrPort) bool {
+	return b.address == a.Addr() && b.ports.Contains(a.Port())
 }
 
 // allocate gives out an endpoint. RFC 6888 REQ-2: a client that has an address
@@ -220,19 +225,22 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		return portBlock{}, false
 	}
 	start := m.random.IntN(n)
-	if a, ok := m.actualSource(); ok && a.Addr() == address && r.ports.Contains(a.Port()) {
+	a, ok := m.actualSource()
+	if ok && a.Addr() == address && r.ports.Contains(a.Port()) {
 		start = int(a.Port()-r.ports.First) / r.block
 	}
-	taken := map[portBlock]bool{}
+	taken := map[netip.AddrPort]bool{}
 	for _, c := range m.clients {
-		for _, b := range m.blocksOf(c) {
-			taken[b] = true
+		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.guessed && ok && b.has(a) })
+		for _, b := range c.blocks {
+			taken[netip.AddrPortFrom(b.address, b.ports.First)] = true
 		}
 	}
 	for i := range n {
 		first := r.ports.First + uint16((start+i)%n*r.block)
-		b := portBlock{address, flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
-		if !taken[b] {
+		b := portBlock{address: address, ports: flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
+		if !taken[netip.AddrPortFrom(address, first)] {
+			b.guessed = m.actual != nil && !(ok && b.has(a))
 			return b, true
 		}
 	}
@@ -261,7 +269,7 @@ func deterministicBlock(sources []netip.Prefix, pool []netip.Addr, ports flow.Po
 				return portBlock{}, false
 			}
 			first := ports.First + uint16(index%perAddress*block)
-			return portBlock{pool[index/perAddress], flow.Ports{First: first, Last: first + uint16(block) - 1}}, true
+			return portBlock{address: pool[index/perAddress], ports: flow.Ports{First: first, Last: first + uint16(block) - 1}}, true
 		}
 		index += 1 << min(p.Addr().BitLen()-p.Bits(), 24)
 	}
