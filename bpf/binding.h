@@ -134,29 +134,7 @@ static __always_inline bool leads_to(void *e, const struct tuple *t, const bool 
 	return joinable((id >> 8 & 0xff) == KIND_FLOW ? m->backend : (m->twin >> 16) / PORT_CLASSES, zone);
 }
 
-// The entry that leads to a binding, or NO_ENTRY. other: one to pass over.
-__noinline __u32 find_binding4(const struct tuple *t, __u32 other)
-{
-	__u32 index = NO_ENTRY;
-
-	if (t)
-		search_by(t, &index, other, leads_to, false);
-	return index;
-}
-
-__noinline __u32 find_binding6(const struct tuple *t, __u32 other)
-{
-	__u32 index = NO_ENTRY;
-
-	if (t)
-		search_by(t, &index, other, leads_to, true);
-	return index;
-}
-
-static __always_inline __u32 find_binding(const struct tuple *t, __u32 other, bool v6)
-{
-	return v6 ? find_binding6(t, other) : find_binding4(t, other);
-}
+SEARCH_FUNCTION(find_binding, leads_to) // that leads to a binding
 
 // The key of the binding that an entry was made with.
 static __always_inline void key_of_binding(struct tuple *key, void *e, const bool v6)

@@ -270,29 +270,32 @@ static __always_inline __u32 find(const struct tuple *t, bool v6)
 	return v6 ? find6(t) : find4(t);
 }
 
-// Another live entry of a tuple, or NO_ENTRY.
-__noinline __u32 rival4(const struct tuple *t, __u32 index)
-{
-	__u32 other = NO_ENTRY;
+// Makes name(t, except, v6): the live entry that matches a tuple and is not except; or NO_ENTRY.
+#define SEARCH_FUNCTION(name, matches)                                                                                 \
+	__noinline __u32 name##4(const struct tuple *t, __u32 except)                                                  \
+	{                                                                                                              \
+		__u32 index = NO_ENTRY;                                                                                \
+                                                                                                                       \
+		if (t)                                                                                                 \
+			search_by(t, &index, except, matches, false);                                                  \
+		return index;                                                                                          \
+	}                                                                                                              \
+                                                                                                                       \
+	__noinline __u32 name##6(const struct tuple *t, __u32 except)                                                  \
+	{                                                                                                              \
+		__u32 index = NO_ENTRY;                                                                                \
+                                                                                                                       \
+		if (t)                                                                                                 \
+			search_by(t, &index, except, matches, true);                                                   \
+		return index;                                                                                          \
+	}                                                                                                              \
+                                                                                                                       \
+	static __always_inline __u32 name(const struct tuple *t, __u32 except, bool v6)                                \
+	{                                                                                                              \
+		return v6 ? name##6(t, except) : name##4(t, except);                                                   \
+	}
 
-	if (t)
-		search_by(t, &other, index, key_equal, false);
-	return other;
-}
-
-__noinline __u32 rival6(const struct tuple *t, __u32 index)
-{
-	__u32 other = NO_ENTRY;
-
-	if (t)
-		search_by(t, &other, index, key_equal, true);
-	return other;
-}
-
-static __always_inline __u32 rival(const struct tuple *t, __u32 index, bool v6)
-{
-	return v6 ? rival6(t, index) : rival4(t, index);
-}
+SEARCH_FUNCTION(rival, key_equal) // of the same tuple
 
 // Touches the entries that the next flow is likely to be given: they are freed, and
 // first used, in order.
