@@ -270,15 +270,15 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 
 	if (p->l3_len < now)
 		return REASON_TRUNCATED;
-	// Of fragmented ICMP the length, and with it the checksum, is not known (RFC
-	// 7915 §1.2).
-	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
-		return REASON_UNTRANSLATABLE;
 	if (untranslatable_route(ctx, p, to_v6, xdp)) {
 		plan->answer = ANSWER_SOURCE_ROUTE;
 		plan->mtu = p->source_route;
 		return REASON_UNTRANSLATABLE;
 	}
+	// Of fragmented ICMP the length, and with it the checksum, is not known (RFC
+	// 7915 §1.2).
+	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
+		return REASON_UNTRANSLATABLE;
 	if (!(plan->flags & PLAN_NO_L4)) {
 		reason = translate_l4(ctx, p, plan, payload, to_v6, xdp);
 		if (reason != REASON_NONE)

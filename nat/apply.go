@@ -46,6 +46,10 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.identification(v),
 		mtu: m.translatedMTU(in, v, next)})
+	sourceRouted := crossing && v.sourceRoute
+	if reason != "" && sourceRouted { // whatever else is in the way
+		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+	}
 	if reason != "" {
 		return Outcome{Action: Drop, Reason: reason}
 	}
@@ -62,7 +66,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	sourceRouted := crossing && v.sourceRoute
 	if m.host.Owns(via) && !sourceRouted { // for this host: no MTU, no neighbour
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
 	}
