@@ -71,7 +71,9 @@ func (m *Model) removeBinding(b *binding) {
 		}
 	}
 	delete(m.outside, b.outside)
-	if !b.unseen {
+	if b.unseen {
+		m.ghosts = append(m.ghosts, ghost{b.outside.protocol, b.outside.endpoint.Addr(), m.now + PortHold})
+	} else {
 		m.ports[b.outside] = m.now + PortHold
 	}
 	if b.client.ports--; b.client.ports == 0 {

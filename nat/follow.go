@@ -5,6 +5,7 @@ package nat
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -77,6 +78,40 @@ func (m *Model) learnBlock(c *client) {
 	if at = slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.guessed }); at >= 0 {
 		c.blocks = slices.Delete(c.blocks, at, at+1)
 	}
+}
+
+// ghost is a port of a binding that has ended before any packet showed it: the datapath
+// under judgement still holds it, and which one it is nobody knows.
+type ghost struct {
+	protocol flow.Protocol
+	address  netip.Addr
+	until    time.Duration
+}
+
+// heldUnseen reports whether the datapath may hold all the ports that suit, of which key is
+// one, as ghosts: it has taken another one, or has found none.
+func (m *Model) heldUnseen(key outsideKey, suits func(uint16) bool, spans []flow.Ports) bool {
+	m.ghosts = slices.DeleteFunc(m.ghosts, func(g ghost) bool { return g.until < m.now })
+	ghosts := 0
+	for _, g := range m.ghosts {
+		if g.protocol == key.protocol && g.address == key.endpoint.Addr() {
+			ghosts++
+		}
+	}
+	a, ok := m.actualSource()
+	other := ok && a.Addr() == key.endpoint.Addr() && within(spans, a.Port()) && !suits(a.Port())
+	if ghosts == 0 || m.actual == nil || !other && m.actual.Reason != ReasonNoPort {
+		return false
+	}
+	for _, span := range spans {
+		for n := range span.Len() {
+			port := span.First + uint16(n)
+			if k := (outsideKey{key.protocol, netip.AddrPortFrom(key.endpoint.Addr(), port)}); suits(port) && m.free(k) {
+				ghosts--
+			}
+		}
+	}
+	return ghosts >= 0
 }
 
 // mistaken reports whether the endpoint that the model has guessed for a binding shows

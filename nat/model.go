@@ -53,6 +53,7 @@ type Model struct {
 	fragments map[fragmentKey]*fragment
 	// ruleCredit is when the next packet of a firewall rule conforms to its rate.
 	ruleCredit map[*config.FirewallRule]time.Duration
+	ghosts     []ghost
 }
 
 // New returns a model of the configuration on the host. The seed decides what

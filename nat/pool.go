@@ -174,9 +174,13 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 			for i := range n {
 				port := span.First + uint16((start+i)%n)
 				key.endpoint = netip.AddrPortFrom(address, port)
-				if suits(port) && m.free(key) {
-					return key, true
+				if !suits(port) || !m.free(key) {
+					continue
 				}
+				if m.heldUnseen(key, suits, spans) {
+					break
+				}
+				return key, true
 			}
 		}
 	}
