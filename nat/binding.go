@@ -34,7 +34,7 @@ type bindingKey struct {
 	rule     *rule
 	protocol flow.Protocol
 	inside   netip.AddrPort
-	remote   netip.AddrPort // zero with endpoint-independent mapping
+	remote   netip.AddrPort // zero with endpoint-independent mapping; of nat64 as the IPv6 host names it
 }
 
 // client is an inside address with what it has of a rule.
@@ -298,7 +298,7 @@ func (r *rule) refuse(reason Reason) plan {
 func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan) {
 	key := bindingKey{rule: r, protocol: v.protocol, inside: v.src}
 	if r.Mapping == config.AddressAndPortDependent {
-		key.remote = to
+		key.remote = v.dst // as the inside host names it: the unused bits of an embedded address count
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
 	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }
