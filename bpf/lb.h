@@ -19,6 +19,27 @@ static __always_inline struct listener *listener_find(const struct listener_key 
 	return bpf_map_lookup_elem(&listener_ranges, &prefix);
 }
 
+// The service of an address with listeners of different interfaces that listens at one of
+// them, or NO_ENTRY.
+static __always_inline __u32 listens_at(const struct listener_key *key, __u32 ifindex)
+{
+	struct door_key door = { .prefix_len = (sizeof(door) - sizeof(door.prefix_len)) * 8, .ifindex = ifindex, .key = *key };
+	__u32 *service = bpf_map_lookup_elem(&doors, &door);
+
+	return service ? *service : NO_ENTRY;
+}
+
+static __always_inline __u32 listening(const struct listener_key *key, __u32 ifindex)
+{
+	__u32 service = have_doors ? listens_at(key, ifindex) : NO_ENTRY;
+	struct listener *l;
+
+	if (service != NO_ENTRY)
+		return service;
+	l = listener_find(key);
+	return l && (!l->ifindex || l->ifindex == ifindex) ? l->service : NO_ENTRY;
+}
+
 // The service that listens on a packet's destination, or NO_ENTRY.
 static __always_inline __u32 service_of(const struct packet *p)
 {
@@ -27,21 +48,19 @@ static __always_inline __u32 service_of(const struct packet *p)
 		.family = p->family,
 		.port = p->tuple.dport,
 	};
-	struct listener *l;
+	__u32 service;
 
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
-	l = listener_find(&key);
+	service = listening(&key, p->ifindex);
 	// Of ICMP a service of every protocol has the pings. What comes later of a packet is decided
 	// on only where its first fragment went on.
-	if (!l && have_any &&
+	if (service == NO_ENTRY && have_any &&
 	    (p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT) || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
 		key.l4_proto = 0;
 		key.port = 0;
-		l = listener_find(&key);
+		service = listening(&key, p->ifindex);
 	}
-	if (!l || (l->ifindex && l->ifindex != p->ifindex))
-		return NO_ENTRY;
-	return l->service;
+	return service;
 }
 
 // Whether a packet is for a port-forward that inside hosts may use; then plan->gateway
@@ -446,6 +465,8 @@ static __always_inline bool listens_on(struct listener_key *key, const union add
 
 	key->port = port;
 	__builtin_memcpy(key->addr, vip, sizeof(key->addr));
+	if (have_doors && listens_at(key, DOOR_OF_SERVICE | service) == service)
+		return true;
 	l = listener_find(key);
 	return l && l->service == service;
 }

@@ -123,6 +123,16 @@ struct {
 	__type(value, struct listener);
 } listener_ranges SEC(".maps");
 
+// Listeners by interface, where that is not the same one for all of an address. Its number
+// of a service.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct door_key);
+	__type(value, __u32);
+} doors SEC(".maps");
+
 // Listeners without flows, in pairs: a key stands at the place of its hash or
 // beside it, and one cache line tells. What finds no place goes the long way,
 // with the same outcome. Written by user space through mmap, the key last.

@@ -27,6 +27,17 @@ struct listener {
 	__u32 ifindex; // 0: any
 };
 
+// A listener of an address that listeners are bound to by different interfaces. ifindex:
+// where packets come in; or DOOR_OF_SERVICE and the service, for all that it listens on.
+struct door_key {
+	__u32 prefix_len; // bits of what follows that count
+	__u32 ifindex;
+	struct listener_key key;
+};
+ASSERT_SIZE(struct door_key, 28);
+
+#define DOOR_OF_SERVICE 0xc0000000U // no interface's index
+
 // A backend's endpoint, back to the virtual endpoint that it answers for.
 struct reverse {
 	union addr vip;

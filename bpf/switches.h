@@ -32,6 +32,7 @@ const volatile bool have_rules = false;	   // firewall rules at the first hook
 const volatile __u32 rule_count = 0;
 const volatile bool have_services = true;
 const volatile bool have_ranges = false;   // listeners with port ranges, or with every port
+const volatile bool have_doors = false;	   // addresses with listeners of different interfaces
 const volatile bool have_any = false;	   // services of every protocol
 const volatile bool have_direct = false;   // IPv4 listeners whose packets are sent on at once
 const volatile bool have_mac_keys = false; // persistence by hardware address

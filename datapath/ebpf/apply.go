@@ -248,7 +248,7 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
 		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
-		equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
+		equalise(t.maps["doors"], want.doors, nil), equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
 		d.putDirects(directs)
 		err = d.attach(s.Config, want.switches.Paired, h, programs)
@@ -446,7 +446,7 @@ func (d *Datapath) readBack(want *desired) error {
 		}
 	}
 	return errors.Join(
-		same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
+		same(d.t.maps["doors"], want.doors), same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
 		same(d.t.maps["hosts"], want.hosts), same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
 }
 

@@ -88,6 +88,7 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 	}
 	tally(&c.Elements, have.listeners, want.listeners, nil)
 	tally(&c.Elements, have.ranges, want.ranges, nil)
+	tally(&c.Elements, have.doors, want.doors, nil)
 	tally(&c.Elements, have.members, want.members, nil)
 	tally(&c.Elements, have.hosts, want.hosts, nil)
 	tally(&c.Elements, have.prefixes, want.prefixes, nil)

@@ -24,6 +24,7 @@ type desired struct {
 
 	listeners map[wireListenerKey]wireListener
 	ranges    map[wireListenerPrefix]wireListener
+	doors     map[wireDoorKey]uint32
 	directs   []wireDirect
 	reverses  map[wireListenerKey]wireReverse
 	sessions  map[wireSessionKey]uint32
@@ -64,8 +65,9 @@ type compiler struct {
 	snapshot *datapath.Snapshot
 	lists    [4]map[netip.Prefix]uint64
 	pooled   map[netip.Addr]uint32
-	places   []uint64 // what is to stand in the map of runs
-	held     []bool   // of them: that something in force, or this state, relies on
+	places   []uint64                       // what is to stand in the map of runs
+	held     []bool                         // of them: that something in force, or this state, relies on
+	doorsOf  map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
 }
 
 // compile makes the desired state of a snapshot. When there are not enough ids it does
@@ -85,7 +87,7 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {
 	c := &compiler{t: t, host: h, snapshot: s, pooled: map[netip.Addr]uint32{}, desired: &desired{
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
-		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{},
+		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
 		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
@@ -149,7 +151,7 @@ func (c *compiler) finish() {
 	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
 	s.Services = len(c.services) > 0
 	s.Reverse = len(c.reverses) > 0
-	s.Ranges = len(c.ranges) > 0
+	s.Ranges, s.Doors = len(c.ranges) > 0, len(c.doors) > 0
 	for k := range c.ranges {
 		s.Any = s.Any || k.Key.L4Proto == 0
 	}
@@ -232,6 +234,8 @@ const (
 	wireLIST_SERVED  = 3
 	wireLIST_PREFIX  = 4
 	wireLIST_BLOCKS  = 5
+
+	wireDOOR_OF_SERVICE = 0xc0000000
 )
 
 // inherit writes a list with the bits of every covering prefix joined in.

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -315,29 +316,80 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 		v := wireListener{Service: id, Ifindex: c.iface(l.Interface)}
 		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= 1
 		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(l.Address), Addr: bytesOf(l.Address)}
+		door := l.Interface != "" && c.hasDoors(l.Address)
 		for _, p := range l.Ports {
-			if p.First == p.Last {
-				k.Port = portOf(p.First)
-				if old, taken := c.listeners[k]; taken && old != v {
-					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
-				}
-				c.listeners[k] = v
-				if direct && l.Address.Is4() {
-					c.directs = append(c.directs, wireDirect{Key: directKey(k), Service: id, Ifindex: v.Ifindex, Mode: w.Mode,
-						Scheduler: w.Scheduler, Encap: w.Encap})
-				}
-				continue
-			}
 			for _, q := range portPrefixes(p) {
 				k.Port = portOf(q.port)
-				c.ranges[wireListenerPrefix{PrefixLen: (2+16)*8 + q.bits, Key: k}] = v
+				if door {
+					c.door(k, q.bits, v)
+				}
+				if p.First != p.Last {
+					put(c.ranges, wireListenerPrefix{PrefixLen: (2+16)*8 + q.bits, Key: k}, v)
+				} else if !put(c.listeners, k, v) && !door {
+					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
+				}
+			}
+			if direct && l.Address.Is4() && p.First == p.Last {
+				c.directs = append(c.directs, wireDirect{Key: directKey(k), Service: id, Ifindex: v.Ifindex, Mode: w.Mode,
+					Scheduler: w.Scheduler, Encap: w.Encap})
 			}
 		}
 		if len(l.Ports) == 0 {
-			c.ranges[wireListenerPrefix{PrefixLen: (2 + 16) * 8, Key: k}] = v
+			if door {
+				c.door(k, 0, v)
+			}
+			put(c.ranges, wireListenerPrefix{PrefixLen: (2 + 16) * 8, Key: k}, v)
 		}
 	}
 	return nil
+}
+
+// put gives a key a value if it has none; false: it has another.
+func put[K, V comparable](m map[K]V, k K, v V) bool {
+	if old, taken := m[k]; taken {
+		return old == v
+	}
+	m[k] = v
+	return true
+}
+
+// hasDoors reports whether the listeners of an address differ in the interface that they are
+// bound to. The first one of an endpoint is then found without the interface as well: programs
+// in force before the second one came do not know of doors.
+func (c *compiler) hasDoors(a netip.Addr) bool {
+	if c.doorsOf == nil {
+		c.doorsOf = map[netip.Addr]map[string]bool{}
+		note := func(l *config.Listen, in string) {
+			if c.doorsOf[l.Address] == nil {
+				c.doorsOf[l.Address] = map[string]bool{}
+			}
+			if in = cmp.Or(in, l.Interface); in != "" {
+				c.doorsOf[l.Address][in] = true
+			}
+		}
+		for _, s := range c.snapshot.Services {
+			for i := range s.Listen {
+				note(&s.Listen[i], "")
+			}
+		}
+		for _, n := range c.snapshot.NAT {
+			if n.Listen != nil {
+				note(n.Listen, n.In)
+			}
+		}
+	}
+	return len(c.doorsOf[a]) > 1
+}
+
+// door writes a bound listener: by its interface, and by its service.
+func (c *compiler) door(k wireListenerKey, bits uint32, v wireListener) {
+	at := wireDoorKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wireDOOR_OF_SERVICE | v.Service, Key: k}
+	c.doors[at] = v.Service
+	if v.Ifindex == absent {
+		return
+	}
+	at.Ifindex = v.Ifindex
+	c.doors[at] = v.Service
 }
 
 type portPrefix struct {

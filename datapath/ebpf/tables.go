@@ -332,7 +332,7 @@ func (t *tables) close() error {
 type switches struct {
 	Attach                                                                               config.Attach
 	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
-	Ranges, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare         bool
+	Ranges, Doors, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare  bool
 	HostLists, TrieLists                                                                 uint32 // bits LIST_*
 	LocalPortLast                                                                        uint32
 	RuleCount                                                                            uint32
@@ -345,7 +345,7 @@ type switches struct {
 // have programs of their own, rules close the straight path.
 func (s *switches) allOn() {
 	for _, on := range []*bool{&s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards} {
+		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards} {
 		*on = true
 	}
 	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)
@@ -370,7 +370,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "have_mappings": s.Mappings, "host_lists": s.HostLists,
 		"trie_lists": s.TrieLists, "have_rules": s.Rules,
-		"have_ranges": s.Ranges, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
+		"have_ranges": s.Ranges, "have_doors": s.Doors, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "tc_behind": s.Paired && !dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
 		"lowest_ipv6_mtu": s.LowestIPv6MTU, "summed_at": summedAt(), "observed": t.observed, "straight_off": t.fullPath,

@@ -149,6 +149,13 @@ type wireDirect struct {
 	Pad2      uint64
 }
 
+type wireDoorKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Ifindex   uint32
+	Key       wireListenerKey
+}
+
 type wireEncap uint32
 
 const (
@@ -974,6 +981,7 @@ const (
 	wireMapClients              = "clients"
 	wireMapControl              = "control"
 	wireMapDirects              = "directs"
+	wireMapDoors                = "doors"
 	wireMapEarly                = "early"
 	wireMapEvents               = "events"
 	wireMapFirewallRules        = "firewall_rules"
@@ -1054,6 +1062,7 @@ const (
 	wireVarHaveCookies          = "have_cookies"
 	wireVarHaveCrossing         = "have_crossing"
 	wireVarHaveDirect           = "have_direct"
+	wireVarHaveDoors            = "have_doors"
 	wireVarHaveEdits            = "have_edits"
 	wireVarHaveForwards         = "have_forwards"
 	wireVarHaveMacKeys          = "have_mac_keys"
@@ -1155,6 +1164,7 @@ type wireMapSpecs struct {
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Directs        *ebpf.MapSpec `ebpf:"directs"`
+	Doors          *ebpf.MapSpec `ebpf:"doors"`
 	Early          *ebpf.MapSpec `ebpf:"early"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	FirewallRules  *ebpf.MapSpec `ebpf:"firewall_rules"`
@@ -1232,6 +1242,7 @@ type wireVariableSpecs struct {
 	HaveCookies          *ebpf.VariableSpec `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
+	HaveDoors            *ebpf.VariableSpec `ebpf:"have_doors"`
 	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
 	HaveForwards         *ebpf.VariableSpec `ebpf:"have_forwards"`
 	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
@@ -1296,6 +1307,7 @@ type wireMaps struct {
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Directs        *ebpf.Map `ebpf:"directs"`
+	Doors          *ebpf.Map `ebpf:"doors"`
 	Early          *ebpf.Map `ebpf:"early"`
 	Events         *ebpf.Map `ebpf:"events"`
 	FirewallRules  *ebpf.Map `ebpf:"firewall_rules"`
@@ -1348,6 +1360,7 @@ func (m *wireMaps) Close() error {
 		m.Clients,
 		m.Control,
 		m.Directs,
+		m.Doors,
 		m.Early,
 		m.Events,
 		m.FirewallRules,
@@ -1426,6 +1439,7 @@ type wireVariables struct {
 	HaveCookies          *ebpf.Variable `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
+	HaveDoors            *ebpf.Variable `ebpf:"have_doors"`
 	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
 	HaveForwards         *ebpf.Variable `ebpf:"have_forwards"`
 	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`

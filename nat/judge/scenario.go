@@ -136,6 +136,11 @@ func Scenarios() []Scenario {
 		{Name: "families", YAML: families, Opens: []Opening{
 			{"wan0", clients4, addresses("192.0.2.%d", 10, 11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}},
 			{"wan0", clients6, addresses("2001:db8::%x", 0x10, 0x11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}}}},
+		{Name: "doors", YAML: doors, Opens: []Opening{
+			{"wan0", clients4, append(addresses("192.0.2.%d", 10, 11), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}},
+			{"lan0", inside4, append(append(far4, addresses("192.0.2.%d", 10, 11)...), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
+			{"lan0", inside6, append(far6, netip.MustParseAddr("2001:db8::10")), []uint16{80, 81}, []Kind{TCP, UDP}}}},
 		{Name: "states", YAML: states, Opens: []Opening{
 			{"wan0", clients4, addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Kind{TCP, UDP, Ping}},
 			{"wan0", clients6, addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Kind{TCP, UDP, Ping}}},
@@ -451,4 +456,26 @@ nat:
   - {name: office6, type: snat, source: ["fd00:2::8/125"], out: wan0, to: ["2001:db8:ab::1"]}
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.203]}
   - {name: http, type: port-forward, listen: {address: 203.0.113.203, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
+`
+
+// doors has endpoints that are one service or another by the interface of arrival.
+const doors = `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80], interface: wan0}], protocol: tcp, mode: dnat, scheduler: rr,
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}
+  - {name: inner, listen: [{address: 192.0.2.10, ports: [80], interface: lan0}], protocol: tcp, mode: fullnat, scheduler: maglev,
+     source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.4, port: 8080}, {name: b, address: 10.0.2.5, port: 8080}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53], interface: wan0}], protocol: udp, mode: dnat, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.6, port: 5353}]}
+  - {name: rest, listen: [{address: 192.0.2.10, interface: lan0}, {address: 192.0.2.11}], protocol: udp, mode: dnat, scheduler: source-hash,
+     backends: [{name: a, address: 10.0.2.7}]}
+  - {name: direct, listen: [{address: 192.0.2.11, ports: [80], interface: wan0}], protocol: tcp, mode: dsr, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.8}]}
+  - {name: six, listen: [{address: "2001:db8::10", ports: [80], interface: wan0}, {address: "2001:db8::10", ports: [81], interface: lan0}], protocol: tcp, mode: dnat, scheduler: maglev,
+     backends: [{name: a, address: "fd00:2::2", port: 8080}]}
+nat:
+  - {name: http, type: port-forward, listen: {address: 203.0.113.203, ports: [80], interface: wan0}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
+  - {name: http-in, type: port-forward, listen: {address: 203.0.113.203, ports: [80], interface: lan0}, protocol: tcp, to: {address: 10.0.2.9, port: 8081}}
+  - {name: office, type: snat, source: [10.0.2.0/24], in: lan0, out: wan0, to: [203.0.113.203, 203.0.113.204]}
+  - {name: never, type: snat, source: ["fd00:2::/64"], in: wan0, out: wan0, to: ["2001:db8:ab::1"]}
 `
