@@ -152,10 +152,13 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 	delta += covered;
 	if (!at || !get(ctx, at, &check, 2, xdp))
 		return fold32(delta);
-	if (!v6 && (q->l4_proto == IPPROTO_UDP ? !check : is_icmp(q->l4_proto) && q->sport == plan->to.dport))
-		return fold32(delta); // no checksum, or nothing that it covers: of nothing but zeros it would become the other zero
+	if (!is_icmp(q->l4_proto) || v6)
+		covered += addrs;
+	// No checksum, or nothing that it covers (RFC 6296): it would become the other zero.
+	if ((!v6 && q->l4_proto == IPPROTO_UDP && !check) || fold16(covered) == 0 || fold16(covered) == 0xffff)
+		return fold32(delta);
 	was = check;
-	check = check_after(check, covered + (is_icmp(q->l4_proto) && !v6 ? 0 : addrs));
+	check = check_after(check, covered);
 	if (q->l4_proto == IPPROTO_UDP && !check)
 		check = 0xffff;
 	if (!put(ctx, at, &check, 2, xdp))

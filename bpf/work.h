@@ -69,7 +69,6 @@ ASSERT_SIZE(struct packet, 96);
 #define PLAN_ROUTED 0x01     // hop is valid
 #define PLAN_SAME 0x02	     // the packet goes on unchanged
 #define PLAN_NO_L4 0x04	     // no transport header to touch (later fragment, other protocol)
-#define PLAN_KEEP_L4 0x08    // checksum-neutral: leave the transport checksum alone
 #define PLAN_EXISTING 0x10   // a flow was there before
 #define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
 #define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
