@@ -44,7 +44,8 @@ type client struct {
 	ports   int
 	flows   int
 	blocks  []portBlock
-	rest    time.Duration // until when its blocks are held, once it has no ports
+	rest    time.Duration   // until when its blocks are held, once it has no ports
+	resting []time.Duration // until when each freed port is held
 }
 
 type clientKey struct {
@@ -64,6 +65,7 @@ func (m *Model) client(key clientKey) *client {
 
 const forever = time.Duration(-1)
 
+// removeBinding takes a binding back. Its port rests.
 func (m *Model) removeBinding(b *binding) {
 	for key, other := range m.bindings {
 		if other == b {
@@ -71,14 +73,22 @@ func (m *Model) removeBinding(b *binding) {
 		}
 	}
 	delete(m.outside, b.outside)
+	c, until := b.client, m.now+PortHold
 	if b.unseen {
-		m.ghosts = append(m.ghosts, ghost{b.outside.protocol, b.outside.endpoint.Addr(), m.now + PortHold})
+		m.ghosts = append(m.ghosts, ghost{b.outside.protocol, b.outside.endpoint.Addr(), until})
 	} else {
-		m.ports[b.outside] = m.now + PortHold
+		m.ports[b.outside] = until
 	}
-	if b.client.ports--; b.client.ports == 0 {
-		b.client.rest = m.now + PortHold
-	}
+	c.ports--
+	c.rest = until
+	c.resting = append(c.resting, until)
+}
+
+// portsOf is how many ports count against a client's quota: those that are freed do as long
+// as nobody else gets them.
+func (m *Model) portsOf(c *client) int {
+	c.resting = slices.DeleteFunc(c.resting, func(until time.Duration) bool { return until < m.now })
+	return c.ports + len(c.resting)
 }
 
 // rule is a NAT rule with its state.
@@ -312,7 +322,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		m.learn(b, v, to)
 		return b, plan{}
 	}
-	if r.PortsPerClient > 0 && c.ports >= r.PortsPerClient {
+	if r.PortsPerClient > 0 && m.portsOf(c) >= r.PortsPerClient {
 		return refuse(ReasonClientPorts)
 	}
 	endpoint, ok := m.outsideFor(r, c, v, to)

@@ -114,6 +114,17 @@ func (m *Model) heldUnseen(key outsideKey, suits func(uint16) bool, spans []flow
 	return ghosts >= 0
 }
 
+// Guesses reports whether an endpoint of the datapath under judgement is known by a guess
+// alone.
+func (m *Model) Guesses() bool {
+	for _, b := range m.bindings {
+		if b.unseen {
+			return true
+		}
+	}
+	return len(m.ghosts) > 0
+}
+
 // mistaken reports whether the endpoint that the model has guessed for a binding shows
 // now as another's.
 func (m *Model) mistaken(b *binding) bool {

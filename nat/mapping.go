@@ -21,9 +21,9 @@ func (m *Model) Map(w datapath.Mapping) error {
 		switch {
 		case b != nil && b.outside != endpoint:
 			return datapath.ErrNoPort
-		case b == nil && r.PortsPerClient > 0 && c.ports >= r.PortsPerClient:
+		case b == nil && r.PortsPerClient > 0 && m.portsOf(c) >= r.PortsPerClient:
 			return datapath.ErrQuota
-		case b == nil && (m.outside[endpoint] != nil || m.ports[endpoint] > m.now || c.address.IsValid() && c.address != w.Outside.Addr()):
+		case b == nil && (m.outside[endpoint] != nil || m.ports[endpoint] > m.now || c.address.IsValid() && c.address != w.Outside.Addr() && m.portsOf(c) > 0):
 			return datapath.ErrNoPort
 		case b == nil:
 			c.address = w.Outside.Addr()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -32,7 +33,7 @@ const (
 	hairpin
 	stray
 	hostile
-	changing // the state of a backend, where the scenario has them change
+	changing // a mapping or the state of a backend, where the scenario has them change
 	waiting
 	eventKinds
 )
@@ -70,6 +71,7 @@ type world struct {
 	conversations []*conversation
 	age           int            // grows when time passes
 	prefixes      []netip.Prefix // of the rules that translate between the families
+	mapped        []datapath.Mapping
 }
 
 // maxConversations bounds the memory of a run; the oldest are forgotten.

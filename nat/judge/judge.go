@@ -142,6 +142,7 @@ type trace struct {
 	packets      int
 	at           int // the event of the disagreement
 	disagreement *Disagreement
+	doubtful     bool // the model's guesses cannot tell which of two outcomes is right
 }
 
 type step struct {
@@ -189,8 +190,8 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 			continue
 		}
 		if e.kind == changing {
-			if err := t.change(s, model, w, e); err != nil {
-				return nil, err
+			if err := t.change(s, model, w, e, seed); err != nil || t.disagreement != nil || t.doubtful {
+				return t, err
 			}
 			continue
 		}
@@ -206,13 +207,16 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 	return t, t.counters(s, model, sc, seed)
 }
 
-// change gives a backend another state, in scenarios where they change. A packet whose fragments
+// change makes or ends a mapping, or gives a backend another state, in scenarios where these change. A packet whose fragments
 // come before and after it is nobody's: where no flow is kept the later ones go to another backend.
-func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event) error {
+func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
+	r := rand.New(rand.NewPCG(e.seed, 2))
+	if len(w.scenario.Wishes) > 0 {
+		return t.map_(s, model, w, r, seed)
+	}
 	if len(w.scenario.Changing) == 0 {
 		return nil
 	}
-	r := rand.New(rand.NewPCG(e.seed, 2))
 	service, backend, _ := strings.Cut(pick(r, w.scenario.Changing), "/")
 	state := pick(r, []datapath.State{datapath.Up, datapath.Up, datapath.Drain, datapath.Down})
 	w.age++ // flows may have ended

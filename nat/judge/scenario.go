@@ -16,6 +16,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
@@ -29,6 +30,7 @@ type Scenario struct {
 	Opens []Opening
 	// Changing lists backends, SERVICE/BACKEND, whose state changes now and then.
 	Changing []string
+	Wishes   []Wishes
 }
 
 // Opening is one kind of conversation.
@@ -136,6 +138,13 @@ func Scenarios() []Scenario {
 		{Name: "families", YAML: families, Opens: []Opening{
 			{"wan0", clients4, addresses("192.0.2.%d", 10, 11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}},
 			{"wan0", clients6, addresses("2001:db8::%x", 0x10, 0x11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}}}},
+		{Name: "mapped", YAML: mapped, Opens: []Opening{
+			{"wan0", far4, addresses("203.0.113.%d", 201, 203), []uint16{2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}, []Kind{TCP, UDP, Ping}},
+			{"lan0", inside4, append(far4, addresses("203.0.113.%d", 201, 203)...), []uint16{53, 2000, 2001, 2002, 2003}, all},
+			{"lan0", inside6, append(addresses("64:ff9b::c612:%x", 1, 5), netip.MustParseAddr("64:ff9b::203.0.113.203")), []uint16{53, 2000, 2001, 2002}, all}},
+			Wishes: []Wishes{{"office", inside4[:4], addresses("203.0.113.%d", 201, 202), flow.Ports{First: 2000, Last: 2007}},
+				{"v6only", inside6, one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}},
+				{"strict", inside4[4:], one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}}}},
 		{Name: "doors", YAML: doors, Opens: []Opening{
 			{"wan0", clients4, append(addresses("192.0.2.%d", 10, 11), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}},
@@ -478,4 +487,12 @@ nat:
   - {name: http-in, type: port-forward, listen: {address: 203.0.113.203, ports: [80], interface: lan0}, protocol: tcp, to: {address: 10.0.2.9, port: 8081}}
   - {name: office, type: snat, source: [10.0.2.0/24], in: lan0, out: wan0, to: [203.0.113.203, 203.0.113.204]}
   - {name: never, type: snat, source: ["fd00:2::/64"], in: wan0, out: wan0, to: ["2001:db8:ab::1"]}
+`
+
+// mapped has rules whose hosts ask for mappings.
+const mapped = `
+nat:
+  - {name: office, type: snat, source: [10.0.2.2/31, 10.0.2.4/31], out: wan0, to: [203.0.113.201, 203.0.113.202], ports: 2000-2063, ports-per-client: 6, filtering: address-dependent, pcp: true}
+  - {name: strict, type: snat, source: [10.0.2.6/31, 10.0.2.8/31], in: lan0, to: [203.0.113.203], filtering: address-and-port-dependent, pcp: true}
+  - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], in: lan0, pool: [203.0.113.203], pcp: true}
 `

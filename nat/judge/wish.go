@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet/golden"
+)
+
+// Wishes are mappings that inside hosts ask a rule for, now and then (RFC 6887).
+type Wishes struct {
+	Rule    string
+	Inside  []netip.Addr
+	Outside []netip.Addr
+	Ports   flow.Ports // of the outside endpoint
+}
+
+func (w *world) wish(r *rand.Rand) (m datapath.Mapping, again bool) {
+	if n := len(w.mapped); n > 0 && r.IntN(3) == 0 {
+		return w.mapped[r.IntN(n)], true
+	}
+	wish := pick(r, w.scenario.Wishes)
+	m = datapath.Mapping{Rule: wish.Rule, Protocol: pick(r, []flow.Protocol{flow.TCP, flow.UDP}),
+		Inside:  netip.AddrPortFrom(pick(r, wish.Inside), uint16(4000+r.IntN(20))),
+		Outside: netip.AddrPortFrom(pick(r, wish.Outside), wish.Ports.First+uint16(r.IntN(wish.Ports.Len())))}
+	for _, old := range w.mapped {
+		if old.Rule == m.Rule && old.Protocol == m.Protocol && old.Inside == m.Inside {
+			return old, true
+		}
+	}
+	return m, false
+}
+
+// map_ makes a mapping, or ends one.
+func (t *trace) map_(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
+	m, again := w.wish(r)
+	line := fmt.Sprintf("map %s %s %s %s", m.Rule, m.Protocol, m.Inside, m.Outside)
+	w.age++ // what was one flow may be another now
+	if again {
+		t.steps = append(t.steps, step{change: "un" + line})
+		w.mapped = slices.DeleteFunc(w.mapped, func(x datapath.Mapping) bool { return x == m })
+		model.Unmap(m)
+		return s.Unmap(m)
+	}
+	got, want := s.Map(m), model.Map(m)
+	switch {
+	case got == nil && want == nil:
+		w.mapped = append(w.mapped, m)
+	case want != nil:
+		line += " refused"
+	}
+	t.steps = append(t.steps, step{change: line})
+	if (got == nil) == (want == nil) {
+		return nil
+	}
+	if want == nil {
+		model.Unmap(m)
+	}
+	if t.doubtful = model.Guesses(); !t.doubtful {
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: w.scenario.Name, Seed: seed,
+			Problem: fmt.Sprintf("%s: the model says %v, the datapath %v", line, want, got)}
+	}
+	return nil
+}
