@@ -56,10 +56,36 @@ func (m *Model) learn(b *binding, v *view, to netip.AddrPort) {
 	if !ok || key.endpoint != a {
 		key = was
 	}
+	m.reveal(b, key)
+}
+
+// reveal gives a binding the endpoint that the datapath has shown.
+func (m *Model) reveal(b *binding, key outsideKey) {
+	was := b.outside
+	delete(m.outside, was)
 	b.outside, b.unseen, b.client.guessed = key, false, false
 	m.take(key, b)
 	for _, h := range m.sessionsOf(b) {
 		m.rename(h, was.endpoint, key.endpoint)
+	}
+}
+
+// learnInbound exchanges the unseen endpoint of the binding that a packet from outside has
+// reached by the datapath's, where the model knows nobody.
+func (m *Model) learnInbound(v *view) {
+	key := outsideKey{portClass(v.protocol), v.dst}
+	if m.actual == nil || m.actual.Action != Forward || len(m.actual.Out) != 1 || !m.pooled(v.dst.Addr()) || !m.free(key) {
+		return
+	}
+	out, _, _ := read(m.actual.Out[0].Frame)
+	if out == nil {
+		return
+	}
+	for _, b := range m.bindings {
+		if b.unseen && b.protocol == out.protocol && b.inside == out.dst && b.outside.endpoint.Addr() == v.dst.Addr() && b.rule.gives(v.protocol, v.dst.Port()) {
+			m.reveal(b, key)
+			return
+		}
 	}
 }
 

@@ -188,6 +188,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
+	m.learnInbound(v)
 	if h := m.session(v); h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
 	}

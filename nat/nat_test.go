@@ -221,6 +221,28 @@ func TestJudgeGuesses(t *testing.T) {
 	}
 }
 
+// TestJudgeGuessesInbound: a packet from outside may show which endpoint it was, but none that
+// is not the rule's. The host of the test knows no inside neighbour.
+func TestJudgeGuessesInbound(t *testing.T) {
+	for port, want := range map[uint16]Reason{2000: ReasonNoNeighbour, 2001: ReasonNoNeighbour, 2002: ReasonNoNeighbour, 2003: ReasonNoNeighbour, 2004: ReasonNoBinding} {
+		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1))
+		in := udp("10.0.0.9", 4000)
+		in.Frame[22] = 1 // TTL
+		m.Judge(in, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
+		answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
+			&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64},
+			&packet.UDP{SrcPort: 53, DstPort: port}}
+		out, err := answer.Edit("ip4(dst=10.0.0.9,ttl=63)/udp(dport=4000)")
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := m.Judge(Arrival{"wan0", answer.Build()}, Outcome{Forward, ReasonFlow, []Departure{{"lan0", out.Build()}}})
+		if o.Reason != want {
+			t.Errorf("port %d: %s, want %s", port, o.Reason, want)
+		}
+	}
+}
+
 // TestJudgeClash: a new binding may get the port of a peer that is gone, but to which the
 // host still talks that it is for.
 func TestJudgeClash(t *testing.T) {

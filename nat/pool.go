@@ -222,6 +222,11 @@ func (m *Model) free(key outsideKey) bool {
 	return true
 }
 
+// gives reports whether a port may be one of the rule's; identifiers have no privileged range.
+func (r *rule) gives(p flow.Protocol, port uint16) bool {
+	return r.Ports.Contains(port) || portClass(p) == flow.ICMP && r.PortBlock == 0
+}
+
 // freeBlock finds a block of ports in which nobody has any.
 func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 	n := r.ports.Len() / r.block
