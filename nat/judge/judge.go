@@ -212,7 +212,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
 	if len(w.scenario.Wishes) > 0 {
-		return t.map_(s, model, w, r, seed)
+		return t.mapping(s, model, w, r, seed)
 	}
 	if len(w.scenario.Changing) == 0 {
 		return nil

@@ -38,8 +38,8 @@ func (w *world) wish(r *rand.Rand) (m datapath.Mapping, again bool) {
 	return m, false
 }
 
-// map_ makes a mapping, or ends one.
-func (t *trace) map_(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
+// mapping makes a mapping, or ends one.
+func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
 	m, again := w.wish(r)
 	line := fmt.Sprintf("map %s %s %s %s", m.Rule, m.Protocol, m.Inside, m.Outside)
 	w.age++ // what was one flow may be another now
