@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -140,15 +141,15 @@ func (m *Model) heldUnseen(key outsideKey, suits func(uint16) bool, spans []flow
 	return ghosts >= 0
 }
 
-// Guesses reports whether an endpoint of the datapath under judgement is known by a guess
-// alone.
-func (m *Model) Guesses() bool {
+// Guesses reports whether what stands in the way of a mapping is known by a guess alone: an
+// endpoint of its outside address, or of its host.
+func (m *Model) Guesses(w datapath.Mapping) bool {
 	for _, b := range m.bindings {
-		if b.unseen {
+		if b.unseen && (b.outside.endpoint.Addr() == w.Outside.Addr() || b.inside.Addr() == w.Inside.Addr()) {
 			return true
 		}
 	}
-	return len(m.ghosts) > 0
+	return slices.ContainsFunc(m.ghosts, func(g ghost) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
 }
 
 // mistaken reports whether the endpoint that the model has guessed for a binding shows

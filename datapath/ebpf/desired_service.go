@@ -308,7 +308,9 @@ func schedule(s *datapath.Service) []int {
 	return order
 }
 
-// listens writes the listeners of a service.
+// listens writes the listeners of a service. Of those that have doors the first one of an
+// endpoint is found without the interface as well: programs in force before the second one
+// came do not know of doors.
 func (c *compiler) listens(id uint32, s *config.Service) error {
 	w := c.services[id]
 	direct := c.direct(id, s, &w)
@@ -354,8 +356,7 @@ func put[K, V comparable](m map[K]V, k K, v V) bool {
 }
 
 // hasDoors reports whether the listeners of an address differ in the interface that they are
-// bound to. The first one of an endpoint is then found without the interface as well: programs
-// in force before the second one came do not know of doors.
+// bound to.
 func (c *compiler) hasDoors(a netip.Addr) bool {
 	if c.doorsOf == nil {
 		c.doorsOf = map[netip.Addr]map[string]bool{}

@@ -207,8 +207,9 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 	return t, t.counters(s, model, sc, seed)
 }
 
-// change makes or ends a mapping, or gives a backend another state, in scenarios where these change. A packet whose fragments
-// come before and after it is nobody's: where no flow is kept the later ones go to another backend.
+// change makes or ends a mapping, or gives a backend another state, in scenarios where these
+// change. A packet whose fragments come before and after that is nobody's: where no flow is
+// kept the later ones go to another backend.
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
 	if len(w.scenario.Wishes) > 0 {

@@ -60,10 +60,7 @@ func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Ra
 	if (got == nil) == (want == nil) {
 		return nil
 	}
-	if want == nil {
-		model.Unmap(m)
-	}
-	if t.doubtful = model.Guesses(); !t.doubtful {
+	if t.doubtful = model.Guesses(m); !t.doubtful {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: w.scenario.Name, Seed: seed,
 			Problem: fmt.Sprintf("%s: the model says %v, the datapath %v", line, want, got)}
 	}
