@@ -1,67 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Services: which one a packet is for, what it may do, where it goes.
+// Services: what a packet may do, where it goes.
 #ifndef SLUICE_LB_H
 #define SLUICE_LB_H
 
 #include "admit.h"
 #include "hairpin.h"
+#include "listener.h"
 #include "syn.h"
-
-static __always_inline struct listener *listener_find(const struct listener_key *key)
-{
-	struct listener *l = bpf_map_lookup_elem(&listeners, key);
-	struct listener_prefix prefix;
-
-	if (l || !have_ranges)
-		return l;
-	prefix.prefix_len = sizeof(*key) * 8;
-	prefix.key = *key;
-	return bpf_map_lookup_elem(&listener_ranges, &prefix);
-}
-
-// The service of an address with listeners of different interfaces that listens at one of
-// them, or NO_ENTRY.
-static __always_inline __u32 listens_at(const struct listener_key *key, __u32 ifindex)
-{
-	struct door_key door = { .prefix_len = (sizeof(door) - sizeof(door.prefix_len)) * 8, .ifindex = ifindex, .key = *key };
-	__u32 *service = bpf_map_lookup_elem(&doors, &door);
-
-	return service ? *service : NO_ENTRY;
-}
-
-static __always_inline __u32 listening(const struct listener_key *key, __u32 ifindex)
-{
-	__u32 service = have_doors ? listens_at(key, ifindex) : NO_ENTRY;
-	struct listener *l;
-
-	if (service != NO_ENTRY)
-		return service;
-	l = listener_find(key);
-	return l && (!l->ifindex || l->ifindex == ifindex) ? l->service : NO_ENTRY;
-}
-
-// The service that listens on a packet's destination, or NO_ENTRY.
-static __always_inline __u32 service_of(const struct packet *p)
-{
-	struct listener_key key = {
-		.l4_proto = p->tuple.l4_proto,
-		.family = p->family,
-		.port = p->tuple.dport,
-	};
-	__u32 service;
-
-	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
-	service = listening(&key, p->ifindex);
-	// Of ICMP a service of every protocol has the pings. What comes later of a packet is decided
-	// on only where its first fragment went on.
-	if (service == NO_ENTRY && have_any &&
-	    (p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT) || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
-		key.l4_proto = 0;
-		key.port = 0;
-		service = listening(&key, p->ifindex);
-	}
-	return service;
-}
 
 // Whether a packet is for a port-forward that inside hosts may use; then plan->gateway
 // is its server.
@@ -456,19 +401,6 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return syn_remember(p, backend);
 	}
 	return reason;
-}
-
-// Whether the service listens on the port that a backend has kept in its answer.
-static __always_inline bool listens_on(struct listener_key *key, const union addr *vip, __be16 port, __u32 service)
-{
-	struct listener *l;
-
-	key->port = port;
-	__builtin_memcpy(key->addr, vip, sizeof(key->addr));
-	if (have_doors && listens_at(key, DOOR_OF_SERVICE | service) == service)
-		return true;
-	l = listener_find(key);
-	return l && l->service == service;
 }
 
 // Answer of a backend for which no flow is kept: the virtual endpoint is put

@@ -123,8 +123,8 @@ struct {
 	__type(value, struct listener);
 } listener_ranges SEC(".maps");
 
-// Listeners by interface, where that is not the same one for all of an address. Its number
-// of a service.
+// Numbers of services by interface and listener, where an address has listeners of different
+// interfaces. Written and deleted by user space; as many as there can be of ranges.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 262144);
