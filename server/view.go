@@ -4,6 +4,7 @@ package server
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -90,8 +91,12 @@ func serviceOf(sv engine.ServiceView, counters map[string]*datapath.Counters) ap
 }
 
 func listenText(l config.Listen) string {
+	on := ""
+	if l.Interface != "" {
+		on = " on " + l.Interface
+	}
 	if len(l.Ports) == 0 {
-		return l.Address.String()
+		return l.Address.String() + on
 	}
 	ports := make([]string, len(l.Ports))
 	for i, p := range l.Ports {
@@ -101,7 +106,7 @@ func listenText(l config.Listen) string {
 	if l.Address.Is6() {
 		address = "[" + address + "]"
 	}
-	return address + ":" + strings.Join(ports, ",")
+	return address + ":" + strings.Join(ports, ",") + on
 }
 
 type serviceInput struct {
@@ -191,7 +196,7 @@ func summary(n *config.NATRule) string {
 	case config.NATSNAT:
 		return fmt.Sprintf("%s -> %s", join(n.Source), join(n.To.Addresses))
 	}
-	return fmt.Sprintf("%s out %s", join(n.Source), n.Out)
+	return fmt.Sprintf("%s out %s", join(n.Source), cmp.Or(n.Out, "of any interface"))
 }
 
 // places lists where everything of a view is carried.

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// TestInterfacesAreTold: what is bound to an interface, or to none, says so.
+func TestInterfacesAreTold(t *testing.T) {
+	address, ports := netip.MustParseAddr("2001:db8::1"), []flow.Ports{{First: 80, Last: 80}}
+	for want, l := range map[string]config.Listen{
+		"2001:db8::1":            {Address: address},
+		"2001:db8::1 on wan0":    {Address: address, Interface: "wan0"},
+		"[2001:db8::1]:80 on lo": {Address: address, Ports: ports, Interface: "lo"},
+	} {
+		if got := listenText(l); got != want {
+			t.Errorf("want %q, got %q", want, got)
+		}
+	}
+	inside := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}
+	for want, out := range map[string]string{"10.0.2.0/24 out wan0": "wan0", "10.0.2.0/24 out of any interface": ""} {
+		if got := summary(&config.NATRule{Type: config.NATMasquerade, Source: inside, Out: out}); got != want {
+			t.Errorf("want %q, got %q", want, got)
+		}
+	}
+}
