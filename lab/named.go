@@ -106,9 +106,15 @@ func Balancer() Topology {
 	return t
 }
 
+// standardServers are what the servers of the examples offer.
+func standardServers() []ServerSpec {
+	return []ServerSpec{{"echo", 7}, {"dns", 53}, {"web", 80}, {"web", 8000}, {"web", 8080}}
+}
+
 func balancerServer(name string) NodeSpec {
 	return NodeSpec{
 		Name:      name,
+		Servers:   standardServers(),
 		Addresses: []string{"192.0.2.30/32", "2001:db8::30/128"},
 		Routes: []Route{
 			{To: "default", Via: "10.0.2.1"},
@@ -150,6 +156,7 @@ func Office() Topology {
 				Addresses: []string{"203.0.113.10/32", "198.51.100.10/32", "2001:db8:f::10/128", "2001:db8:bad::10/128"},
 				Owns:      []string{"203.0.113.0/24", "198.51.100.0/24", "2001:db8:f::/64", "2001:db8:bad::/48"},
 				Routes:    []Route{{To: "2001:db8:10::/64", Via: "2001:db8:e::2"}},
+				Servers:   standardServers(),
 			},
 		},
 		Links: []LinkSpec{
@@ -167,10 +174,14 @@ func Office() Topology {
 		name string
 		host int
 	}{{"web", 2}, {"ftp", 3}, {"pc", 20}} {
-		t.Nodes = append(t.Nodes, NodeSpec{Name: h.name, Routes: []Route{
+		node := NodeSpec{Name: h.name, Routes: []Route{
 			{To: "default", Via: "10.1.10.1"},
 			{To: "default6", Via: "2001:db8:10::1"},
-		}})
+		}}
+		if h.name == "web" {
+			node.Servers = standardServers()
+		}
+		t.Nodes = append(t.Nodes, node)
 		t.Links = append(t.Links, LinkSpec{
 			A: End{Node: h.name, Iface: "eth0", Addresses: []string{
 				fmt.Sprintf("10.1.10.%d/24", h.host), fmt.Sprintf("2001:db8:10::%d/64", h.host),
@@ -227,7 +238,7 @@ func TwoGateways() Topology {
 	}
 	for i := 1; i <= 3; i++ {
 		name := fmt.Sprintf("s%d", i)
-		t.Nodes = append(t.Nodes, NodeSpec{Name: name, Routes: []Route{
+		t.Nodes = append(t.Nodes, NodeSpec{Name: name, Servers: standardServers(), Routes: []Route{
 			{To: "default", Via: "10.0.2.1"},
 			{To: "default6", Via: "fd00:2::1"},
 		}})
@@ -264,7 +275,7 @@ func IPv6Only() Topology {
 			},
 			{Name: "lan", Switch: true},
 			{
-				Name: "outside",
+				Name: "outside", Servers: standardServers(),
 				Routes: []Route{
 					{To: "203.0.113.0/28", Via: "192.0.2.1"},
 					{To: "198.51.100.0/24", Via: "192.0.2.1"},
@@ -273,8 +284,8 @@ func IPv6Only() Topology {
 				},
 			},
 			{Name: "client", Routes: []Route{{To: "default6", Via: "2001:db8:1::1"}}},
-			{Name: "dmz", Routes: []Route{{To: "default", Via: "10.9.0.1"}}},
-			{Name: "old", Routes: []Route{{To: "default6", Via: "fd00:a::1"}}},
+			{Name: "dmz", Servers: standardServers(), Routes: []Route{{To: "default", Via: "10.9.0.1"}}},
+			{Name: "old", Servers: standardServers(), Routes: []Route{{To: "default6", Via: "fd00:a::1"}}},
 		},
 		Links: []LinkSpec{
 			{

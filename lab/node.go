@@ -47,6 +47,14 @@ func (n *Node) Do(f func() error) error {
 	return nil
 }
 
+// End ends every process that runs in the namespace: SIGTERM, two seconds, SIGKILL.
+func (n *Node) End() error {
+	if err := endProcesses([]string{n.Path()}); err != nil {
+		return fmt.Errorf("node %s: %w", n.spec.Name, err)
+	}
+	return nil
+}
+
 // Handle returns a netlink handle of the namespace; the caller closes it.
 func (n *Node) Handle() (*netlink.Handle, error) {
 	ns, err := netns.GetFromPath(n.Path())
@@ -128,4 +136,11 @@ func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.C
 		cmd.Err = fmt.Errorf("node %s: %w", n.spec.Name, lookErr)
 	}
 	return cmd
+}
+
+// Contains reports whether a process runs in the namespace.
+func (n *Node) Contains(pid int) bool {
+	own, ok := namespaceInode(n.Path())
+	its, ok2 := namespaceInode(fmt.Sprintf("/proc/%d/ns/net", pid))
+	return ok && ok2 && own == its
 }

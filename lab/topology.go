@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 )
 
 // Topology describes a network to build: plain data that can be printed, compared and changed
@@ -38,7 +39,21 @@ type NodeSpec struct {
 	// Sysctls are written after the interfaces are there, for example
 	// "net.ipv4.conf.all.arp_ignore": "1".
 	Sysctls map[string]string `json:"sysctls,omitempty"`
+	// Servers are what "sluice lab up" starts in the node. [Up] does not: tests and the demo start
+	// their own.
+	Servers []ServerSpec `json:"servers,omitempty"`
 }
+
+// ServerSpec describes a small server. It listens on every address of its node and answers with the
+// node's name and the client's address as it saw them.
+type ServerSpec struct {
+	// Kind is "web" (HTTP), "echo" (an answer for each TCP line and each UDP datagram) or "dns" (a TXT
+	// record for every question, over UDP).
+	Kind string `json:"kind"`
+	Port uint16 `json:"port"`
+}
+
+func (s ServerSpec) String() string { return fmt.Sprintf("%s:%d", s.Kind, s.Port) }
 
 // LinkSpec describes a veth pair between two nodes.
 type LinkSpec struct {
@@ -76,6 +91,30 @@ type Route struct {
 	// From limits the route to packets that the node sends from this address or prefix
 	// (a policy rule with a routing table of its own); empty means all.
 	From string `json:"from,omitempty"`
+}
+
+// AddressesOf returns the addresses of a node: those of its links, then those on lo.
+func (t Topology) AddressesOf(node string) []netip.Addr {
+	var cidrs []string
+	for _, l := range t.Links {
+		for _, e := range []End{l.A, l.B} {
+			if e.Node == node {
+				cidrs = append(cidrs, e.Addresses...)
+			}
+		}
+	}
+	for _, n := range t.Nodes {
+		if n.Name == node {
+			cidrs = append(cidrs, n.Addresses...)
+		}
+	}
+	var addrs []netip.Addr
+	for _, c := range cidrs {
+		if p, err := netip.ParsePrefix(c); err == nil { // Validate refuses others
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
 }
 
 var nodeName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
@@ -120,6 +159,11 @@ func (t Topology) Validate() error {
 func (n NodeSpec) validate() error {
 	if n.Switch && (n.Forward || len(n.Addresses) > 0 || len(n.Routes) > 0 || len(n.Owns) > 0) {
 		return fmt.Errorf("a switch has no addresses, no routes and does not forward packets")
+	}
+	for _, s := range n.Servers {
+		if !slices.Contains([]string{"web", "echo", "dns"}, s.Kind) || s.Port == 0 {
+			return fmt.Errorf("server %s: must be web, echo or dns on a port", s)
+		}
 	}
 	for _, a := range append(append([]string(nil), n.Addresses...), n.Owns...) {
 		if _, err := netip.ParsePrefix(a); err != nil {

@@ -23,13 +23,15 @@ func newLab(a *app) *cobra.Command {
 		Use:     "lab",
 		Short:   "Build a network of namespaces to play in",
 		GroupID: "measure",
-		Long: "Lab builds a small network out of network namespaces: clients, gateways and servers. It\n" +
-			"leaves the rest of the machine alone and is removed without a trace.",
+		Long: "Lab builds a small network out of network namespaces: clients, gateways and servers, which\n" +
+			"answer HTTP, DNS and echo. It leaves the rest of the machine alone and is removed without a\n" +
+			"trace.",
 		Example: "  sluice lab up balancer\n" +
-			"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml\n" +
+			"  sluice lab exec balancer gateway -- sluice run -c examples/lb-dnat.yaml &\n" +
+			"  sluice lab exec balancer client -- curl http://192.0.2.10/\n" +
 			"  sluice lab down balancer",
 	}
-	cmd.AddCommand(tidy(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), tidy(a, newCaseStudy(a)))
+	cmd.AddCommand(tidy(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), tidy(a, newLabServe(a)), newLabKill(a), tidy(a, newCaseStudy(a)))
 	return cmd
 }
 
@@ -46,8 +48,9 @@ type labView struct {
 }
 
 type labNodeView struct {
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
+	Name      string           `json:"name"`
+	Namespace string           `json:"namespace"`
+	Servers   []lab.ServerSpec `json:"servers"`
 	// Interfaces holds the addresses by interface; "lo" only where it has more than its own.
 	Interfaces []labIfaceView `json:"interfaces"`
 }
@@ -67,7 +70,8 @@ func viewLab(l *lab.Lab) labView {
 		v.Owner = "process"
 	}
 	for _, n := range l.Nodes() {
-		node := labNodeView{Name: n.Short(), Namespace: n.Name(), Interfaces: []labIfaceView{}}
+		node := labNodeView{Name: n.Short(), Namespace: n.Name(), Servers: []lab.ServerSpec{}, Interfaces: []labIfaceView{}}
+		node.Servers = append(node.Servers, n.Spec().Servers...)
 		for _, link := range r.Topology.Links {
 			for _, e := range []lab.End{link.A, link.B} {
 				if e.Node == n.Short() && len(e.Addresses) > 0 {
@@ -93,12 +97,14 @@ func (v labView) nodeNames() []string {
 
 func newLabUp(a *app) *cobra.Command {
 	var names []string
-	long := "Up builds a network and leaves it up until \"sluice lab down\". The topologies:\n\n"
+	var bare bool
+	long := "Up builds a network, starts its servers, and leaves it up until \"sluice lab down\". A server\n" +
+		"answers with the name of its node and the client's address as it sees it. The topologies:\n\n"
 	for _, t := range lab.All() {
 		names = append(names, t.Name)
 		long += fmt.Sprintf("  %-12s  %s\n", t.Name, t.About)
 	}
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:               "up TOPOLOGY",
 		Short:             "Build a network",
 		Long:              long,
@@ -117,16 +123,24 @@ func newLabUp(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := l.Detach(); err != nil {
+			if !bare {
+				err = startServers(cmd.Context(), l)
+			}
+			if err == nil {
+				err = l.Detach()
+			}
+			if err != nil {
 				return errors.Join(err, l.Down())
 			}
 			v := viewLab(l)
-			return a.print(v, func(w io.Writer) error { return printLabUp(w, v) })
+			return a.print(v, func(w io.Writer) error { return printLabUp(w, v, bare) })
 		},
 	}
+	cmd.Flags().BoolVar(&bare, "no-servers", false, "start no servers")
+	return cmd
 }
 
-func printLabUp(w io.Writer, v labView) error {
+func printLabUp(w io.Writer, v labView, bare bool) error {
 	fmt.Fprintf(w, "lab %s is up: %s\n\n", v.ID, v.About)
 	t := table.New("NODE", "INTERFACE", "ADDRESSES")
 	for _, n := range v.Nodes {
@@ -141,6 +155,14 @@ func printLabUp(w io.Writer, v labView) error {
 	}
 	if err := t.Write(w); err != nil {
 		return err
+	}
+	if !bare {
+		fmt.Fprintln(w)
+		for _, n := range v.Nodes {
+			if len(n.Servers) > 0 {
+				fmt.Fprintf(w, "%s serves %s\n", n.Name, joinServers(n.Servers))
+			}
+		}
 	}
 	_, err := fmt.Fprintf(w, "\nA shell in a node:  sluice lab exec %s %s -- bash\nRemove it:          sluice lab down %s\n",
 		v.ID, v.Nodes[0].Name, v.ID)
@@ -248,6 +270,19 @@ func findLab(name string) (*lab.Lab, error) {
 	return nil, fmt.Errorf("lab %q: up more than once, say which: %s", name, strings.Join(matches, ", "))
 }
 
+// lookupNode finds a node of a lab, both by name.
+func lookupNode(labName, node string) (*lab.Lab, *lab.Node, error) {
+	l, err := findLab(labName)
+	if err != nil {
+		return nil, nil, err
+	}
+	n, ok := l.Lookup(node)
+	if !ok {
+		return nil, nil, fmt.Errorf("lab %s: no node %q; its nodes are %s", l.ID(), node, strings.Join(viewLab(l).nodeNames(), ", "))
+	}
+	return l, n, nil
+}
+
 func newLabList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
@@ -305,13 +340,9 @@ func newLabExec(_ *app) *cobra.Command {
 			if os.Geteuid() != 0 {
 				return errNoRoot
 			}
-			l, err := findLab(args[0])
+			_, n, err := lookupNode(args[0], args[1])
 			if err != nil {
 				return err
-			}
-			n, ok := l.Lookup(args[1])
-			if !ok {
-				return fmt.Errorf("lab %s: no node %q; its nodes are %s", l.ID(), args[1], strings.Join(viewLab(l).nodeNames(), ", "))
 			}
 			program := args[2]
 			if program == "sluice" {
