@@ -81,9 +81,10 @@ type NATRule struct {
 	// opens (RFC 6888 REQ-4C).
 	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
 	// PCP lets the hosts of source ask for mappings of outside ports by the Port
-	// Control Protocol (RFC 6887, RFC 6888 REQ-9) on UDP port 5351 of the gateway's
-	// inside interfaces: in, else those with a network of source, but for out, and
-	// there to the hosts of that network. Needs in or out. eBPF datapath.
+	// Control Protocol (RFC 6887, RFC 6888 REQ-9) or NAT-PMP (RFC 6886) on UDP port
+	// 5351 of the gateway's inside interfaces: in, else those with a network of
+	// source, but for out, and there to the hosts of that network. Needs in or out.
+	// eBPF datapath.
 	PCP bool `yaml:"pcp,omitempty" json:"pcp,omitempty"`
 	// Unreachable is the ICMP code sent when no port is left: host (RFC 6888
 	// REQ-11B, default) or prohibited (RFC 5508 REQ-8).

@@ -136,7 +136,7 @@ var (
 	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
-	pcpRequests = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887) since the daemon began, by their result.", "opcode", "result")
+	pcpRequests = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
 	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused, since the daemon began: too many, or without proof of who the client is.")

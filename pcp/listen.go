@@ -39,6 +39,7 @@ func (s *Server) Run(ctx context.Context) {
 	}()
 	s.Kick()
 	var failed error // what does not work is said once, and tried again every second
+	var news announcer
 	for {
 		before := failed
 		select {
@@ -46,11 +47,17 @@ func (s *Server) Run(ctx context.Context) {
 			return
 		case <-s.kicked:
 			failed = s.follow(ctx, sockets)
+			news.notice(s.currentRules(), s.mapper.Epoch(), s.now())
+		case <-news.due(s.now()):
+			s.announceAll(sockets)
+			news.next(s.now())
+			continue
 		case <-s.tick(failed != nil):
 			if failed == nil {
 				failed = s.expire()
 			} else {
 				failed = s.follow(ctx, sockets)
+				news.notice(s.currentRules(), s.mapper.Epoch(), s.now())
 			}
 		}
 		if failed != nil && (before == nil || before.Error() != failed.Error()) {
@@ -67,6 +74,12 @@ func (s *Server) follow(ctx context.Context, sockets map[link]*net.UDPConn) erro
 	return errors.Join(s.listen(ctx, sockets), s.expire())
 }
 
+func (s *Server) currentRules() []datapath.MappingRule {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rules
+}
+
 // tick fires in a second, or never when there is nothing to try again and nothing that
 // could expire.
 func (s *Server) tick(again bool) <-chan time.Time {
@@ -81,10 +94,7 @@ func (s *Server) tick(again bool) <-chan time.Time {
 // listen opens and closes sockets so that there is one on each interface that the
 // rules' sources live on. It is bound to the interface: nobody else finds it.
 func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) error {
-	s.mu.Lock()
-	rules := s.rules
-	s.mu.Unlock()
-	want, err := inside(rules)
+	want, err := inside(s.currentRules())
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcp answers the Port Control Protocol, version 2 (RFC 6887): hosts behind
-// a NAT rule ask for outside ports, and the datapath maps them.
+// Package pcp answers the Port Control Protocol, version 2 (RFC 6887), and its
+// predecessor NAT-PMP (RFC 6886): hosts behind a NAT rule ask for outside ports, and
+// the datapath maps them.
 package pcp
 
 import (
@@ -99,6 +100,9 @@ type request struct {
 func parse(b []byte, from netip.Addr) (r request, res result, isRequest bool) {
 	if len(b) < minMessage || b[1]&0x80 != 0 {
 		return r, success, false
+	}
+	if b[0] == natpmpVersion {
+		return r, success, true
 	}
 	r.opcode = opcode(b[1])
 	if b[0] != version {

@@ -175,8 +175,11 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 	if !ok {
 		return nil
 	}
-	rules := s.rulesOf(client, iface)
 	now := s.now()
+	if b[0] == natpmpVersion {
+		return s.answerNATPMP(b, client, iface, now)
+	}
+	rules := s.rulesOf(client, iface)
 	switch {
 	case len(rules) == 0:
 		s.counts[Count{r.opcode.String(), "not-a-client"}]++
@@ -190,12 +193,17 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 		g, res = s.mapRequest(&r, client, rules, now)
 	}
 	s.counts[Count{r.opcode.String(), res.String()}]++
-	epoch := uint32(max(now-s.mapper.Epoch(), 0) / time.Second)
+	epoch := s.epochSeconds(now)
 	if res != success {
 		s.log.Debug("pcp request refused", "client", client, "request", &r, "result", res)
 		return refusal(b, res, cmp.Or(g.lifetime, res.lifetime()), epoch)
 	}
 	return r.reply(g.external, g.lifetime, epoch)
+}
+
+// epochSeconds is for how many seconds no mapping was lost.
+func (s *Server) epochSeconds(now time.Duration) uint32 {
+	return uint32(max(now-s.mapper.Epoch(), 0) / time.Second)
 }
 
 // rulesOf lists the rules under which a client that is met on an interface may ask.
@@ -230,7 +238,11 @@ func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.Mapp
 	if r.internal == 0 || (r.protocol != flow.TCP && r.protocol != flow.UDP) {
 		return grant{}, unsuppProtocol // nor are all ports or all protocols of a client mapped
 	}
-	lifetime := min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime)
+	return s.grant(r, client, rules, now, min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime))
+}
+
+// grant makes or renews a mapping for a lifetime.
+func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (grant, result) {
 	m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
 	if there {
 		if m.Nonce != r.nonce {

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Clients are told by multicast that their mappings may be gone, or that their outside
+// address is another one (RFC 6886 §3.2.1, RFC 6887 §14.1.3): ten times, the first
+// again after 250 ms, and each after twice the time before.
+const (
+	announceTimes = 10
+	announceFirst = 250 * time.Millisecond
+	clientPort    = 5350
+)
+
+var allHosts4, allNodes6 = netip.AddrFrom4([4]byte{224, 0, 0, 1}), netip.MustParseAddr("ff02::1")
+
+// announcer says when to announce next.
+type announcer struct {
+	said  map[string][]netip.Addr // outside addresses of each rule as they were last announced; nil before the first time
+	epoch time.Duration
+	left  int
+	wait  time.Duration
+	at    time.Duration // when, as SinceBoot counts
+}
+
+// notice begins to announce when the rules' addresses or the epoch are not what they were.
+func (a *announcer) notice(rules []datapath.MappingRule, epoch, now time.Duration) {
+	current := map[string][]netip.Addr{}
+	same := a.said != nil && len(rules) == len(a.said) && epoch == a.epoch
+	for _, r := range rules {
+		current[r.Name] = r.Outside
+		same = same && slices.Equal(a.said[r.Name], r.Outside)
+	}
+	if a.said, a.epoch = current, epoch; same {
+		return
+	}
+	a.left, a.wait, a.at = announceTimes, announceFirst, now
+	if len(rules) == 0 {
+		a.left = 0
+	}
+}
+
+// due fires when the next announcement is to be sent, nil for never.
+func (a *announcer) due(now time.Duration) <-chan time.Time {
+	if a.left == 0 {
+		return nil
+	}
+	return time.After(max(a.at-now, 0))
+}
+
+// next counts an announcement.
+func (a *announcer) next(now time.Duration) {
+	a.left--
+	a.at, a.wait = now+a.wait, 2*a.wait
+}
+
+// announceAll sends an announcement of both protocols on each interface that is listened on.
+func (s *Server) announceAll(sockets map[link]*net.UDPConn) {
+	for l, c := range sockets {
+		for _, m := range s.announcements(l.name) {
+			// Whoever misses it learns it from the epoch of the next answer.
+			_, _ = c.WriteToUDPAddrPort(m.bytes, m.to)
+		}
+	}
+}
+
+type announcement struct {
+	bytes []byte
+	to    netip.AddrPort
+}
+
+// announcements are the messages for the hosts of an interface.
+func (s *Server) announcements(iface string) (list []announcement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	epoch := s.epochSeconds(s.now())
+	announced := request{opcode: announce}
+	pcp := announced.reply(netip.AddrPort{}, 0, epoch)
+	public := netip.Addr{}
+	families := map[bool]bool{} // of the hosts that may ask here, by whether it is IPv4
+	for _, r := range s.rules {
+		for _, source := range r.Source {
+			here := r.In == iface || r.In == "" && slices.ContainsFunc(s.networks[iface], source.Overlaps)
+			if !here || r.Out == iface {
+				continue
+			}
+			families[source.Addr().Is4()] = true
+			if list := four(r); source.Addr().Is4() && len(list) == 1 && !public.IsValid() {
+				public = list[0]
+			}
+		}
+	}
+	if public.IsValid() { // of a pool of several each host has its own, and asks for it
+		a := public.As4()
+		message := append(natpmpHead(natpmpAddress, success, epoch), a[:]...)
+		list = append(list, announcement{message, netip.AddrPortFrom(allHosts4, clientPort)})
+	}
+	if families[true] {
+		list = append(list, announcement{pcp, netip.AddrPortFrom(allHosts4, clientPort)})
+	}
+	if families[false] {
+		list = append(list, announcement{pcp, netip.AddrPortFrom(allNodes6.WithZone(iface), clientPort)})
+	}
+	return list
+}
