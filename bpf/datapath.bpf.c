@@ -304,17 +304,15 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 
 // Another CPU has made the flow of a packet just now: the packet goes the way of that one,
 // not the one that was planned for a flow of its own.
-__noinline int decide_again(const struct packet *p, struct plan *plan)
+static __always_inline enum reason decide_again(const struct packet *p, struct plan *plan, const bool v6)
 {
 	int reason;
 
-	if (!p || !plan)
-		return REASON_INTERNAL;
 	plan->flags = 0;
 	plan->edits = 0;
 	plan->asked = 0;
 	plan->backend_hop = NO_ENTRY;
-	reason = p->family == FAMILY_6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+	reason = decide_flow(p, plan, v6);
 	return reason == REASON_NONE ? REASON_CLASH : reason; // and it is gone: what is sent again will pass
 }
 
@@ -346,12 +344,14 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 		if (p->flags & PACKET_ERROR)
 			reason = xdp ? xdp_error(ctx, p, plan) : tc_error(ctx, p, plan);
 		else
-			reason = v6 ? decide_flow6(p, plan) : decide_flow4(p, plan);
+			reason = decide_flow(p, plan, v6);
 	}
 	if (reason == REASON_NONE) {
 		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
+		if (reason == REASON_NONE)
+			reason = decide_miss(p, plan);
 		if (reason == REASON_FLOW)
-			reason = decide_again(p, plan);
+			reason = decide_again(p, plan, v6);
 	}
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_first(p, reason);

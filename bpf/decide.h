@@ -329,8 +329,10 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 int sweep_one4(__u32 index, __u32 now); // sweep.h
 int sweep_one6(__u32 index, __u32 now);
 
+#define FLOW_OVER REASON_COUNT // plan->entry is to be swept; otherwise as if there were none
+
 // Searches the flow of a packet; REASON_NONE when there is none.
-static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, const bool v6)
+static __always_inline int search_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
 	struct work *w = the_work();
 	struct entry_meta *m;
@@ -347,9 +349,8 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
 	if ((opens && unserved(m->owner, m->backend)) || estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
-		if (!dry_run)
-			v6 ? sweep_one6(index, p->now) : sweep_one4(index, p->now);
-		return REASON_NONE;
+		plan->entry = index;
+		return FLOW_OVER;
 	}
 	plan_flow(plan, e, index, v6);
 	plan->flags |= PLAN_EXISTING;
@@ -384,15 +385,29 @@ static __always_inline enum reason decide_flow(const struct packet *p, struct pl
 	return REASON_FLOW;
 }
 
-// Frames of their own: what the search spills is gone when a miss goes deeper.
-static __noinline int decide_flow4(const struct packet *p, struct plan *plan)
+static __noinline int search_flow4(const struct packet *p, struct plan *plan)
 {
-	return decide_flow(p, plan, false);
+	return search_flow(p, plan, false);
 }
 
-static __noinline int decide_flow6(const struct packet *p, struct plan *plan)
+static __noinline int search_flow6(const struct packet *p, struct plan *plan)
 {
-	return decide_flow(p, plan, true);
+	return search_flow(p, plan, true);
+}
+
+// The same, and sweeps a flow that is over. Each step has a frame of its own: what the
+// search spills is gone when a flow is swept, or a miss goes deeper.
+static __always_inline int decide_flow(const struct packet *p, struct plan *plan, bool v6)
+{
+	int reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
+	__u32 index = plan->entry;
+
+	if (reason != FLOW_OVER)
+		return reason;
+	plan->entry = NO_ENTRY;
+	if (!dry_run)
+		v6 ? sweep_one6(index, p->now) : sweep_one4(index, p->now);
+	return REASON_NONE;
 }
 
 // nat64: to the IPv4 destination inside the IPv6 one.
@@ -453,25 +468,36 @@ static __always_inline int decide_pool(const struct packet *p, struct plan *plan
 	return reason == REASON_NO_BINDING && address->local ? REASON_NOT_OURS : reason;
 }
 
-// Everything behind the flow table.
-static __always_inline int decide_miss(struct packet *p, struct plan *plan)
+// A packet of no flow that is for a service. REASON_NONE: it is for none. In steps, as deep
+// calls follow each of them (Linux 6.1).
+static __always_inline int decide_service(struct packet *p, struct plan *plan)
+{
+	__u32 service = service_of(p);
+	int reason;
+
+	if (service == NO_ENTRY)
+		return REASON_NONE;
+	if (have_cookies) {
+		reason = cookie_new(p, plan, service);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+	reason = service_new(p, plan, service);
+	if (reason == KEEPS_FLOW) {
+		reason = service_keep(p, plan);
+		if (reason == REASON_SYN) // no state: the hash decides, as for what follows
+			reason = service_syn(p, plan);
+	}
+	return have_cookies && plan->edits & EDIT_SPLICE ? cookie_flow(p, plan, reason) : reason;
+}
+
+// Everything behind the flow table and the services.
+__noinline int decide_rest(const struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;
-	__u32 service;
 
-	plan->owner_nat = 2;
-	if (have_services && !(p->flags & PACKET_ERROR)) {
-		service = service_of(p);
-		if (have_cookies && service != NO_ENTRY) {
-			reason = cookie_new(p, plan, service);
-			if (reason != REASON_NONE)
-				return reason;
-			reason = service_new(p, plan, service);
-			return plan->edits & EDIT_SPLICE ? cookie_flow(p, plan, reason) : reason;
-		}
-		if (service != NO_ENTRY)
-			return service_new(p, plan, service);
-	}
+	if (!p || !plan)
+		return REASON_INTERNAL;
 	if (have_reverse) {
 		reason = service_reply(p, plan);
 		if (reason != REASON_NONE)
@@ -490,6 +516,17 @@ static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 	if (have_nat)
 		reason = decide_nat(p, plan);
 	return reason == REASON_NONE ? REASON_NOT_OURS : reason;
+}
+
+// Everything behind the flow table.
+static __always_inline int decide_miss(struct packet *p, struct plan *plan)
+{
+	int reason = REASON_NONE;
+
+	plan->owner_nat = 2;
+	if (have_services && !(p->flags & PACKET_ERROR))
+		reason = decide_service(p, plan);
+	return reason == REASON_NONE ? decide_rest(p, plan) : reason;
 }
 
 #endif

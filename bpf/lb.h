@@ -62,24 +62,20 @@ static __always_inline void refuse(struct plan *plan, enum reason reason, enum a
 	plan->answer = answer;
 }
 
-// Makes the flow of a service, with everything that counts it.
-__noinline int service_flow(const struct packet *p, struct plan *plan, __u32 flags, __u32 ref)
+// What the flow of a service is to be, with its client's quota. REASON_NONE: it may be made.
+__noinline int service_birth(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
 {
-	struct load *l, *bl;
 	struct work *w = the_work();
 	struct service *s;
-	__u32 id, backend;
 	struct birth *b;
 	int reason;
+	__u32 id;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
 	id = plan->owner;
-	backend = plan->backend;
 	s = bpf_map_lookup_elem(&services, &id);
-	l = bpf_map_lookup_elem(&service_loads, &id);
-	bl = bpf_map_lookup_elem(&backend_loads, &backend);
-	if (!s || !l || !bl)
+	if (!s)
 		return REASON_INTERNAL;
 	b = birth_of(w, p, plan);
 	b->flags = flags;
@@ -90,42 +86,77 @@ __noinline int service_flow(const struct packet *p, struct plan *plan, __u32 fla
 		b->back_edited = HEARD_EDITED;
 	if (plan->edits & EDIT_SPLICE)
 		b->edited = b->back_edited = HEARD_EDITED;
-	if (s->max_client_flows) {
-		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
-		reason = client_flow_get(&w->who, s->max_client_flows);
-		if (reason != REASON_NONE)
-			return reason;
+	if (!s->max_client_flows)
+		return REASON_NONE;
+	client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
+	reason = client_flow_get(&w->who, s->max_client_flows);
+	if (reason == REASON_NONE)
 		b->flags |= ENTRY_CLIENT;
-	}
-	reason = make_flow(b);
-	if (reason == REASON_NEW_FLOW) {
-		__sync_fetch_and_add(&l->flows, 1);
-		__sync_fetch_and_add(&l->active, 1);
-		__sync_fetch_and_add(&bl->flows, 1);
-		__sync_fetch_and_add(&bl->active, 1);
-		if (s->log_ns)
-			log_connection(p, id);
-		plan->entry = b->index;
-		plan->record = b->index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
-		if (s->flags & SERVICE_TOA)
-			plan->edits |= EDIT_TOA;
-		if (s->flags & SERVICE_PROXY)
-			plan->edits |= EDIT_PROXY;
-	} else if (b->flags & ENTRY_CLIENT) {
+	return reason;
+}
+
+// Counts the flow of a service that was made, and notes what its packets are changed by.
+__noinline int service_made(const struct packet *p, struct plan *plan)
+{
+	struct load *l, *bl;
+	struct work *w = the_work();
+	struct service *s;
+	__u32 id, backend;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	id = plan->owner;
+	backend = plan->backend;
+	s = bpf_map_lookup_elem(&services, &id);
+	l = bpf_map_lookup_elem(&service_loads, &id);
+	bl = bpf_map_lookup_elem(&backend_loads, &backend);
+	if (!s || !l || !bl)
+		return REASON_INTERNAL;
+	__sync_fetch_and_add(&l->flows, 1);
+	__sync_fetch_and_add(&l->active, 1);
+	__sync_fetch_and_add(&bl->flows, 1);
+	__sync_fetch_and_add(&bl->active, 1);
+	if (s->log_ns)
+		log_connection(p, id);
+	plan->entry = w->birth.index;
+	plan->record = w->birth.index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
+	if (s->flags & SERVICE_TOA)
+		plan->edits |= EDIT_TOA;
+	if (s->flags & SERVICE_PROXY)
+		plan->edits |= EDIT_PROXY;
+	return REASON_NEW_FLOW;
+}
+
+// Makes the flow of a service, with everything that counts it. In steps, as deep calls follow
+// each of them (Linux 6.1).
+static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags, __u32 ref)
+{
+	int reason = service_birth(p, plan, flags, ref);
+
+	if (reason != REASON_NONE)
+		return reason;
+	reason = make_flow(&w->birth);
+	if (reason == REASON_NEW_FLOW)
+		return service_made(p, plan);
+	if (w->birth.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
-	}
 	return reason;
 }
 
 // fullnat: a port of the backend's pool. On an address of this host only those
 // that its own sockets are not given.
-static __always_inline enum reason service_source(const struct packet *p, struct plan *plan, struct port_request *r)
+__noinline int service_source(const struct packet *p, struct plan *plan, struct port_request *r)
 {
-	__u32 class = port_class(plan->to.l4_proto), id = plan->backend, at, first, len;
-	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+	__u32 class, id, at, first, len;
 	struct pool_addr *address;
 	int reason = REASON_NO_PORT;
+	struct backend *b;
 
+	if (!p || !plan || !r)
+		return REASON_INTERNAL;
+	class = port_class(plan->to.l4_proto);
+	id = plan->backend;
+	b = bpf_map_lookup_elem(&backends, &id);
 	if (!b)
 		return REASON_INTERNAL;
 	first = b->pool;
@@ -240,24 +271,31 @@ static __always_inline enum answer when_down(const struct packet *p, const struc
 	return s->flags & SERVICE_ANSWER_REJECT ? ANSWER_UNREACHABLE_PORT : ANSWER_NONE;
 }
 
-// A flow for what has been aimed: its ports, its half-open quota.
-static __always_inline enum reason service_keep(const struct packet *p, struct plan *plan, const struct service *s)
+#define KEEPS_FLOW REASON_COUNT // what has been aimed is to have a flow
+
+// A flow for what has been aimed: its ports, its half-open quota. REASON_SYN: it can have
+// none, see service_syn.
+__noinline int service_keep(const struct packet *p, struct plan *plan)
 {
-	bool half_open = p->tuple.l4_proto == IPPROTO_TCP && !(plan->edits & EDIT_SPLICE); // a cookie's client is there
-	__u32 flags = half_open ? ENTRY_HALF_OPEN : 0, ref = 0;
 	struct control *c = the_control();
 	struct work *w = the_work();
+	__u32 flags, ref = 0, id;
+	struct service *s;
 	int reason;
 
-	if (!c || !w)
+	if (!p || !plan || !c || !w)
 		return REASON_INTERNAL;
+	id = plan->owner;
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s)
+		return REASON_INTERNAL;
+	// The client of a cookie is there.
+	flags = p->tuple.l4_proto == IPPROTO_TCP && !(plan->edits & EDIT_SPLICE) && !dry_run ? ENTRY_HALF_OPEN : 0;
 	__builtin_memset(&w->request, 0, sizeof(w->request));
-	if (half_open && !dry_run && !half_open_take(c)) {
+	if (flags && !half_open_take(c)) {
 		// Without state the hash finds the backend again (bounded state
 		// under a SYN flood); what needs a port is refused.
-		if (s->mode == MODE_FULLNAT)
-			return REASON_HALF_OPEN_FULL;
-		return REASON_SYN;
+		return s->mode == MODE_FULLNAT ? REASON_HALF_OPEN_FULL : REASON_SYN;
 	}
 	if (s->mode == MODE_FULLNAT) {
 		reason = service_source(p, plan, &w->request);
@@ -278,7 +316,7 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;
-	reason = service_flow(p, plan, flags, ref);
+	reason = service_flow(p, plan, w, flags, ref);
 	if (reason == REASON_NEW_FLOW)
 		return reason;
 	if (flags & ENTRY_PORT)
@@ -286,7 +324,7 @@ static __always_inline enum reason service_keep(const struct packet *p, struct p
 	if (flags & ENTRY_BOUND)
 		binding_put(ref, p->family == FAMILY_6, p->now);
 refused:
-	if (half_open && !dry_run)
+	if (flags & ENTRY_HALF_OPEN)
 		half_open_give(c);
 	return reason;
 }
@@ -343,7 +381,7 @@ static __always_inline enum reason tcp_begins(const struct packet *p, const stru
 	return strict && (s->mode != MODE_DNAT || !shakes_hands(p)) ? REASON_STRICT_TCP : REASON_NONE;
 }
 
-// First packet of a flow, or every packet of what keeps none.
+// First packet of a flow, or every packet of what keeps none. KEEPS_FLOW: service_keep goes on.
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -390,17 +428,29 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return syn_remember(p, backend);
 	}
-	reason = service_keep(p, plan, s);
-	if (reason == REASON_SYN) { // no state: the hash decides, as for what follows
-		backend = service_pick(p, s, id, true, false);
-		b = bpf_map_lookup_elem(&backends, &backend);
-		if (!b)
-			return REASON_NO_BACKEND;
-		aim(p, plan, s, b, backend);
-		count_stateless(backend, p->l3_len);
-		return syn_remember(p, backend);
-	}
-	return reason;
+	return KEEPS_FLOW;
+}
+
+// A SYN for which no flow can be kept: the hash decides, as for what follows.
+__noinline int service_syn(const struct packet *p, struct plan *plan)
+{
+	struct service *s;
+	struct backend *b;
+	__u32 id, backend;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	id = plan->owner;
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s)
+		return REASON_INTERNAL;
+	backend = service_pick(p, s, id, true, false);
+	b = bpf_map_lookup_elem(&backends, &backend);
+	if (!b)
+		return REASON_NO_BACKEND;
+	aim(p, plan, s, b, backend);
+	count_stateless(backend, p->l3_len);
+	return syn_remember(p, backend);
 }
 
 // Answer of a backend for which no flow is kept: the virtual endpoint is put

@@ -39,15 +39,16 @@ static __always_inline __u32 listening(const struct listener_key *key, __u32 ifi
 }
 
 // The service that listens on a packet's destination, or NO_ENTRY.
-static __always_inline __u32 service_of(const struct packet *p)
+__noinline __u32 service_of(const struct packet *p)
 {
-	struct listener_key key = {
-		.l4_proto = p->tuple.l4_proto,
-		.family = p->family,
-		.port = p->tuple.dport,
-	};
+	struct listener_key key = {};
 	__u32 service;
 
+	if (!p)
+		return NO_ENTRY;
+	key.l4_proto = p->tuple.l4_proto;
+	key.family = p->family;
+	key.port = p->tuple.dport;
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	service = listening(&key, p->ifindex);
 	// Of ICMP a service of every protocol has the pings. What comes later of a packet is decided

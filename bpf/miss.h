@@ -46,8 +46,8 @@ static __always_inline bool to_local_pool(const struct packet *p)
 	return address && address->local;
 }
 
-// Everything that happens once a flow: sockets and routes of the untranslated
-// packet, then the decision.
+// What is asked once a flow: sockets and routes of the untranslated packet. REASON_NONE: it
+// may be decided on.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 {
 	if (never_routed(p))
@@ -56,7 +56,7 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
 		return REASON_LOCAL_SOCKET;
 	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan)))
 		return REASON_INTERNAL;
-	return decide_miss(p, plan);
+	return REASON_NONE;
 }
 
 // The TCP header of a packet that may have to do with a cookie. What cannot be

@@ -6,17 +6,16 @@
 #include "lb.h"
 #include "mapping.h"
 
-// Makes the flow of a NAT rule, which holds a binding that has no entry. The client
-// of bound->inside pays for it.
-__noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
+// What the flow of a NAT rule is to be, with its share of the quotas. REASON_NONE: it may be
+// made. The client of bound->inside pays for it.
+__noinline int nat_birth(const struct packet *p, struct plan *plan, const struct bind *bound)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
 	struct nat_rule *rule;
 	struct birth *b;
-	bool half_open;
-	__u32 id;
 	int reason;
+	__u32 id;
 
 	if (!p || !plan || !bound || !c || !w)
 		return REASON_INTERNAL;
@@ -24,8 +23,7 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 	rule = bpf_map_lookup_elem(&nat_rules, &id);
 	if (!rule)
 		return REASON_INTERNAL;
-	half_open = p->tuple.l4_proto == IPPROTO_TCP;
-	if (half_open && !half_open_take(c))
+	if (p->tuple.l4_proto == IPPROTO_TCP && !half_open_take(c))
 		return REASON_HALF_OPEN_FULL;
 	plan->owner = id;
 	plan->owner_nat = 1;
@@ -34,32 +32,53 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 	b = birth_of(w, p, plan);
 	b->ref = bound->index | (bound->family == FAMILY_4 && plan->family == FAMILY_6 ? REF_4 : 0);
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
-	b->flags = ENTRY_BOUND | ENTRY_NAT | (half_open ? ENTRY_HALF_OPEN : 0);
+	b->flags = ENTRY_BOUND | ENTRY_NAT | (p->tuple.l4_proto == IPPROTO_TCP ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {
 		b->flags |= ENTRY_PORT;
 		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
 	}
-	if (rule->max_flows) {
-		client_of(&w->who, &bound->inside.saddr, CLIENT_NAT | id, bound->family == FAMILY_6);
-		reason = client_flow_get(&w->who, rule->max_flows);
-		if (reason != REASON_NONE)
-			goto refused;
+	if (!rule->max_flows)
+		return REASON_NONE;
+	client_of(&w->who, &bound->inside.saddr, CLIENT_NAT | id, bound->family == FAMILY_6);
+	reason = client_flow_get(&w->who, rule->max_flows);
+	if (reason == REASON_NONE)
 		b->flags |= ENTRY_CLIENT;
-	}
-	reason = make_flow(b);
+	else if (b->flags & ENTRY_HALF_OPEN)
+		half_open_give(c);
+	return reason;
+}
+
+// Makes the flow of a NAT rule, which holds a binding that has no entry. In steps, as deep
+// calls follow each of them (Linux 6.1).
+__noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
+{
+	struct control *c = the_control();
+	struct work *w = the_work();
+	struct nat_rule *rule;
+	int reason;
+	__u32 id;
+
+	if (!p || !plan || !bound || !c || !w)
+		return REASON_INTERNAL;
+	reason = nat_birth(p, plan, bound);
+	if (reason != REASON_NONE)
+		return reason;
+	reason = make_flow(&w->birth);
 	if (reason == REASON_NEW_FLOW && bound->index == NO_ENTRY) {
-		bound->index = b->index; // from now on the port is the flow's
-		reason = binding_hold(bound, b->index);
+		bound->index = w->birth.index; // from now on the port is the flow's
+		reason = binding_hold(bound, w->birth.index);
 	}
-	plan->entry = b->index;
+	plan->entry = w->birth.index;
 	if (reason == REASON_NEW_FLOW) {
-		__sync_fetch_and_add(&rule->flows, 1);
+		id = bound->rule;
+		rule = bpf_map_lookup_elem(&nat_rules, &id);
+		if (rule)
+			__sync_fetch_and_add(&rule->flows, 1);
 		return reason;
 	}
-	if (b->flags & ENTRY_CLIENT)
+	if (w->birth.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
-refused:
-	if (half_open)
+	if (w->birth.flags & ENTRY_HALF_OPEN)
 		half_open_give(c);
 	return reason;
 }

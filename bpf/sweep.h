@@ -117,11 +117,15 @@ static __always_inline void sweep_port(void *e, const struct tuple *key, const b
 	give_port(slot >> 16, slot & 0xffff);
 }
 
-static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, enum entry_state state, const bool v6)
+static __always_inline void sweep_dead(__u32 index, __u32 now, __u32 state, const bool v6)
 {
-	struct entry_meta *m = meta_of(e, v6);
+	void *e = entry_at(index, v6);
 	struct tuple key = {};
+	struct entry_meta *m;
 
+	if (!e)
+		return;
+	m = meta_of(e, v6);
 	if (!later(now, m->seen + (state == ENTRY_HOLD && hold_ticks > hz ? hold_ticks : hz)))
 		return;
 	if (v6) {
@@ -145,6 +149,19 @@ static __always_inline void sweep_dead(void *e, __u32 index, __u32 now, enum ent
 	give(index, v6);
 }
 
+// Frames of their own, beside that of the end of a flow.
+__noinline int sweep_dead4(__u32 index, __u32 now, __u32 state)
+{
+	sweep_dead(index, now, state, false);
+	return 0;
+}
+
+__noinline int sweep_dead6(__u32 index, __u32 now, __u32 state)
+{
+	sweep_dead(index, now, state, true);
+	return 0;
+}
+
 static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 {
 	void *e = entry_at(index, v6);
@@ -164,7 +181,10 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 		break;
 	case ENTRY_DEAD:
 	case ENTRY_HOLD:
-		sweep_dead(e, index, now, word >> STATE_SHIFT, v6);
+		if (v6)
+			sweep_dead6(index, now, word >> STATE_SHIFT);
+		else
+			sweep_dead4(index, now, word >> STATE_SHIFT);
 		break;
 	case ENTRY_LOOSE:
 		give(index, v6);
