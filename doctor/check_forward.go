@@ -21,22 +21,23 @@ func forwardChecks() []Check {
 	return []Check{
 		{ID: "FW01", Name: "ip-forward", About: "forwarding where packets are translated", Weight: 98, Run: checkForwarding,
 			Symptom: "nothing passes the gateway",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.forwarding=1", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
+			Remedy:  Remedy{Do: "let the interface forward", Commands: []string{"sysctl -w net.ipv4.conf.IFACE.forwarding=1"}, Risk: "resets the per-interface settings to those of a router: set rp_filter again"}},
 		{ID: "FW02", Name: "rp-filter", About: "packets refused by reverse path filtering", Weight: 92, Run: checkRPFilter,
 			Symptom: "traffic from some networks is lost in one direction",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.rp_filter=2 where the route back to the source leads over another interface; where there is none, add it", Risk: "loose mode checks less against spoofing (RFC 3704)"}},
+			Remedy: Remedy{Do: "check loosely where the route back to the source leads over another interface; where there is no route back, add it",
+				Commands: []string{"sysctl -w net.ipv4.conf.IFACE.rp_filter=2"}, Risk: "loose mode checks less against spoofing (RFC 3704)"}},
 		{ID: "FW03", Name: "mtu", About: "packets too large for the next link", Weight: 91, Run: checkMTU,
 			Symptom: "small requests work, large transfers hang",
-			Remedy:  Remedy{Do: "let ICMP \"fragmentation needed\" through; align MTUs; for TCP " + clampMSS, Risk: "none for the clamp"}},
+			Remedy:  Remedy{Do: "let ICMP \"fragmentation needed\" through and align MTUs; for TCP a clamp of the segment size is enough", Commands: []string{clampMSS}, Risk: "none for the clamp"}},
 		{ID: "FW04", Name: "icmp-rate-limit", About: "ICMP errors that were not sent", Weight: 38, Run: checkICMPLimit,
 			Symptom: "clients of hosts and ports that refuse them wait instead of failing at once; traceroute shows stars",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.icmp_ratelimit=10 (milliseconds between errors to one host), or take types out of icmp_ratemask", Risk: "more ICMP under attack"}},
+			Remedy:  Remedy{Do: "let 10 ms pass between errors to one host instead of a second", Commands: []string{"sysctl -w net.ipv4.icmp_ratelimit=10"}, Risk: "more ICMP under attack"}},
 		{ID: "FW05", Name: "mss-clamp", About: "links of different MTU without a clamp", Weight: 21, Run: checkMSSClamp,
 			Symptom: "large transfers hang where ICMP is filtered",
-			Remedy:  Remedy{Do: clampMSS, Cost: "a rule for each SYN", Risk: "none for TCP; UDP still needs ICMP"}},
+			Remedy:  Remedy{Do: "clamp the TCP segment size to what the route takes", Commands: []string{clampMSS}, Cost: "a rule for each SYN", Risk: "none for TCP; UDP still needs ICMP"}},
 		{ID: "FW06", Name: "neighbour-table", About: "next hops against gc_thresh3", Host: true, Weight: 94, Run: checkNeighbours,
 			Symptom: "hosts that were not talked to recently cannot be reached",
-			Remedy: Remedy{Do: "in the host's own namespace sysctl -w THRESHOLDS",
+			Remedy: Remedy{Do: "raise the thresholds, in the host's own namespace", Commands: []string{"sysctl -w THRESHOLDS"},
 				Cost: "some 400 bytes a neighbour"}},
 		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
 			Symptom: "one backend or host cannot be reached",
@@ -46,16 +47,16 @@ func forwardChecks() []Check {
 			Remedy:  Remedy{Do: "add the route, or correct the client's", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW09", Name: "ttl", About: "packets whose TTL ran out", Weight: 79, Run: checkTTL,
 			Symptom: "a destination cannot be reached, traceroute goes in circles",
-			Remedy:  Remedy{Do: "traceroute to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
+			Remedy:  Remedy{Do: "trace the route to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW10", Name: "offloads", About: "LRO and GRO on a router", Weight: 37, Run: checkOffloads,
 			Symptom: "packets too large to forward, or one CPU's worth of work for each packet",
-			Remedy:  Remedy{Do: "ethtool -K IFACE lro off gro on", Risk: "a moment without traffic on some drivers"}},
+			Remedy:  Remedy{Do: "turn LRO off and GRO on", Commands: []string{"ethtool -K IFACE lro off gro on"}, Risk: "a moment without traffic on some drivers"}},
 		{ID: "FW12", Name: "impossible-addresses", About: "packets with a source or destination that cannot be", Weight: 36, Run: checkMartians,
 			Symptom: "DNAT to 127.0.0.1 does not work",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.conf.IFACE.route_localnet=1, or let the program listen on another address", Risk: "local services open to the network"}},
+			Remedy:  Remedy{Do: "let the program listen on another address, or let the interface lead to 127.0.0.0/8", Commands: []string{"sysctl -w net.ipv4.conf.IFACE.route_localnet=1"}, Risk: "local services open to the network"}},
 		{ID: "FW13", Name: "other-drops", About: "packets dropped by TC, XDP, IPsec policies, for broken headers, or for a reason that no other check looks at", Weight: 35, Run: checkOtherDrops,
 			Symptom: "connections to some destinations hang, and no rule, route or counter of connection tracking says why",
-			Remedy:  Remedy{Do: "sluice drops --stack shows packets, and where in the kernel they end", Cost: "a few hundred ns of CPU for each drop while it runs"}},
+			Remedy:  Remedy{Do: "look at packets, and where in the kernel they end", Commands: []string{"sluice drops --stack"}, Cost: "a few hundred ns of CPU for each drop while it runs"}},
 	}
 }
 
@@ -132,7 +133,7 @@ func (c *Case) forwardingOff(family, setting string, own, either int, both bool,
 }
 
 func switchForwarding(setting string) *Remedy {
-	return &Remedy{Do: "sysctl -w " + setting + "=1, if this host is to be a router", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
+	return &Remedy{Do: "switch forwarding on, if this host is to be a router", Commands: []string{"sysctl -w " + setting + "=1"}, Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
 }
 
 // interfacesForward looks for interfaces on which forwarding alone is off.
@@ -236,7 +237,7 @@ func checkICMPLimit(_ context.Context, c *Case) Finding {
 	f := found(max(Info, grade(c.perSecond(n), 10, 1e9)), "%d ICMP errors were held back by the rate limit", n).with("ΔOutRateLimit", c.inWindow(n), fromSNMP)
 	if all := c.delta("Icmp.OutRateLimitGlobal"); all > n/2 {
 		limit, _ := c.sysctl("net.ipv4.icmp_msgs_per_sec")
-		f.Remedy = &Remedy{Do: fmt.Sprintf("sysctl -w net.ipv4.icmp_msgs_per_sec=%d, which is for all destinations together", 10*max(limit, 1000)), Risk: "more ICMP under attack"}
+		f.Remedy = &Remedy{Do: "raise the limit for all destinations together", Commands: []string{fmt.Sprintf("sysctl -w net.ipv4.icmp_msgs_per_sec=%d", 10*max(limit, 1000))}, Risk: "more ICMP under attack"}
 	}
 	return f
 }
@@ -373,8 +374,8 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 		return ok("every packet had a route")
 	case g.Packets > n/2: // IPv6 counts them there, too
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
-		f.Remedy = &Remedy{Do: fmt.Sprintf("if the packets are wanted, delete the route or rule: ip route show table all match %s and ip rule show it", c.sampleDest(trace.CauseBlackhole)), Risk: "it may be there for a reason"}
-		return c.withDrops(f, trace.CauseBlackhole)
+		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule that these show", Commands: []string{"ip route show table all match DESTINATION", "ip rule"}, Risk: "it may be there for a reason"}
+		return c.withDrops(f.filling("DESTINATION", c.sampleDest(trace.CauseBlackhole)), trace.CauseBlackhole)
 	}
 	f := found(Info, "%d packets had no route%s", n, c.towards(trace.CauseNoRoute)).with("ΔInNoRoutes", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
 	if c.perSecond(n) >= 1 {
@@ -433,7 +434,7 @@ func checkMartians(_ context.Context, c *Case) Finding {
 	f := found(Info, "%d packets had an impossible address%s", g.Packets, c.fromWhere(trace.CauseMartian)).filling("IFACE", c.arrivedOn(trace.CauseMartian))
 	if to, err := netip.ParseAddr(c.sampleDest(trace.CauseMartian)); err == nil && !to.IsLoopback() {
 		f.Symptom = "somebody's packets are not answered"
-		f.Remedy = &Remedy{Do: "find who sends them: sluice drops --pcap FILE keeps packets with their hardware addresses", Risk: "they may be forged"}
+		f.Remedy = &Remedy{Do: "find who sends them by their hardware addresses", Commands: []string{"sluice drops --seconds 10 --pcap martians.pcap"}, Risk: "they may be forged"}
 	}
 	if g.PerSecond > 1 {
 		f.Verdict = Warn

@@ -18,31 +18,31 @@ func linkChecks() []Check {
 	return []Check{
 		{ID: "RX01", Name: "receive-backlog", About: "packets that found a CPU's backlog full", Host: true, Weight: 95, Run: checkBacklog,
 			Symptom: "loss although CPUs are idle on average",
-			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.core.netdev_max_backlog=LIMIT; spread over CPUs with RPS", Cost: "memory", Risk: "latency while a long queue drains"}},
+			Remedy:  Remedy{Do: "lengthen the backlog, in the host's own namespace, or spread packets over CPUs with RPS", Commands: []string{"sysctl -w net.core.netdev_max_backlog=LIMIT"}, Cost: "memory", Risk: "latency while a long queue drains"}},
 		{ID: "RX02", Name: "softirq-squeezed", About: "rounds of packet processing cut short", Host: true, Weight: 17, Run: checkSqueeze,
 			Symptom: "latency, and drops in the interface's ring",
-			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.core.netdev_budget=BUDGET net.core.netdev_budget_usecs=MICROSECONDS", Risk: "programs get less CPU time"}},
+			Remedy:  Remedy{Do: "raise the budget, in the host's own namespace", Commands: []string{"sysctl -w net.core.netdev_budget=BUDGET net.core.netdev_budget_usecs=MICROSECONDS"}, Risk: "programs get less CPU time"}},
 		{ID: "RX03", Name: "receive-steering", About: "receive queues against CPUs", Weight: 19, Run: checkSteering,
 			Symptom: "one CPU is full, the others idle",
-			Remedy:  Remedy{Do: "ethtool -L IFACE combined CPUS, or rps_cpus with the other CPUs of the node", Risk: "packets of a flow may be reordered once"}},
+			Remedy:  Remedy{Do: "have a receive queue for each CPU, or set rps_cpus to the other CPUs of the node", Commands: []string{"ethtool -L IFACE combined CPUS"}, Risk: "packets of a flow may be reordered once"}},
 		{ID: "RX04", Name: "interrupt-affinity", About: "where network interrupts go", Host: true, Weight: 16, Run: checkAffinity,
 			Symptom: "one CPU is full, the others idle",
 			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity, and sends with XPS", Risk: "irqbalance undoes what was set by hand"}},
 		{ID: "RX05", Name: "ring-drops", About: "packets that found the interface's ring full", Weight: 85, Run: checkRing,
 			Symptom: "bursts are lost before the kernel sees them",
-			Remedy:  Remedy{Do: "ethtool -G IFACE rx MAX (ethtool -g IFACE shows it)", Cost: "memory, cache misses", Risk: "a moment without traffic"}},
+			Remedy:  Remedy{Do: "lengthen the ring to the most that the interface takes (ethtool -G), which this shows", Commands: []string{"ethtool -g IFACE"}, Cost: "memory, cache misses", Risk: "a moment without traffic"}},
 		{ID: "RX06", Name: "link-errors", About: "errors and drops of interfaces", Weight: 78, Run: checkLinkErrors,
-			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver, look at ethtool -S", Risk: "the link is down meanwhile"}},
+			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver; the driver's counters may tell which", Commands: []string{"ethtool -S IFACE"}, Risk: "the link is down meanwhile"}},
 		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
 			Symptom: "loss and jitter on the way out",
-			Remedy:  Remedy{Do: "tc -s qdisc show dev IFACE names it: raise its limit or rate, or tc qdisc replace dev IFACE root fq_codel", Risk: "a longer queue is more latency; fq_codel limits no rate"}},
+			Remedy:  Remedy{Do: "raise the limit or rate of the discipline that this shows, or replace it by fq_codel", Commands: []string{"tc -s qdisc show dev IFACE"}, Risk: "a longer queue is more latency; fq_codel limits no rate"}},
 		{ID: "RX08", Name: "xdp", About: "XDP programs, and frames that they redirect in vain", Weight: 60, Run: checkXDP,
 			Symptom: "connections through an XDP program stall, and no counter says why",
 			Remedy:  Remedy{Do: trace.CauseXDPRedirect.Remedy, Risk: "GRO holds packets back for microseconds"}},
 		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
 		{ID: "RX10", Name: "softirq-load", About: "CPU time in softirq", Host: true, Weight: 42, Run: checkSoftirq,
 			Symptom: "latency and loss; ksoftirqd is at the top of the list of programs",
-			Remedy:  Remedy{Do: "sluice profile shows where it goes; spread queues over CPUs; use the eBPF datapath", Cost: "1,000 samples a second of each CPU while it runs", Risk: "packets of connections that change queues are reordered for a moment"}},
+			Remedy:  Remedy{Do: "see where it goes; spread queues over CPUs; use the eBPF datapath", Commands: []string{"sluice profile"}, Cost: "1,000 samples a second of each CPU while it runs", Risk: "packets of connections that change queues are reordered for a moment"}},
 	}
 }
 
@@ -173,14 +173,14 @@ func checkLinkErrors(_ context.Context, c *Case) Finding {
 		// node_exporter's mixin: more than one percent.
 		if errs > 0 && float64(errs) > 0.01*float64(packets) {
 			f = found(Warn, "%s: %s of the packets are errors", a.Name, percent(float64(errs)/float64(packets+errs))).
-				with("Δerrors", c.inWindow(errs), fromLinks).losing(c.perSecond(errs))
+				with("Δerrors", c.inWindow(errs), fromLinks).losing(c.perSecond(errs)).filling("IFACE", a.Name)
 			if a.Kind != "device" {
-				f.Remedy = &Remedy{Do: fmt.Sprintf("ip -s -s -d link show %s tells which errors, and of a tunnel its far end: is there a route to it?", a.Name), Cost: "none: it only looks"}
+				f.Remedy = &Remedy{Do: "see which errors, and of a tunnel its far end: is there a route to it?", Commands: []string{"ip -s -s -d link show IFACE"}, Cost: "none: it only looks"}
 			}
 		}
 		// Drops of hardware only: virtual links count what their far end refused.
 		if n := added(b.RxDropped, a.RxDropped); a.Kind == "device" && packets > 10000 && float64(n) > 0.02*float64(packets) {
-			f = found(Warn, "%s dropped %s of the packets", a.Name, percent(float64(n)/float64(packets))).with("Δrx_dropped", c.inWindow(n), fromLinks)
+			f = found(Warn, "%s dropped %s of the packets", a.Name, percent(float64(n)/float64(packets))).with("Δrx_dropped", c.inWindow(n), fromLinks).filling("IFACE", a.Name)
 		}
 	})
 	return f

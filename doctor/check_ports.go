@@ -31,18 +31,18 @@ func portChecks() []Check {
 			Symptom: "CPU time in nf_conntrack_tuple_taken, latency of new connections", Remedy: morePorts},
 		{ID: "PT04", Name: "snat-port-race", About: "random ports on kernels before 5.0", Weight: 8, Run: checkPortRace,
 			Symptom: "parallel connections to one destination take 1 or 3 s",
-			Remedy:  Remedy{Do: "masquerade fully-random (iptables --random-fully)", Risk: "source ports are not preserved"}},
+			Remedy:  Remedy{Do: "let the rules take ports at random: masquerade random,fully-random (iptables --random-fully)", Risk: "source ports are not preserved"}},
 		{ID: "PT05", Name: "privileged-source-ports", About: "translated clients with ports below 1024", Weight: 7, Run: checkPrivilegedPorts},
 		{ID: "PT06", Name: "local-ports", About: "local connections against ip_local_port_range", Weight: 46, Run: checkLocalPorts,
 			Symptom: "a proxy reports EADDRNOTAVAIL",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\", reserve listening ports, use more source addresses", Risk: "listeners above 1024 need ip_local_reserved_ports"}},
+			Remedy:  Remedy{Do: "widen the range of ports, or use more source addresses", Commands: []string{"sysctl -w net.ipv4.ip_local_port_range=\"1024 65535\""}, Risk: "listeners above 1024 need ip_local_reserved_ports"}},
 		{ID: "PT07", Name: "reserved-ports", About: "ports of services and of port forwards inside the range of ephemeral ports", Weight: 2, Run: checkReservedPorts,
 			Symptom: "a service cannot bind its port after a restart",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.ip_local_reserved_ports=PORTS", Risk: "a write replaces the whole list"}},
+			Remedy:  Remedy{Do: "keep the kernel from giving them to other programs", Commands: []string{"sysctl -w net.ipv4.ip_local_reserved_ports=PORTS"}, Risk: "a write replaces the whole list"}},
 		{ID: "PT08", Name: "tcp-tw-reuse", About: "reuse of ports in TIME_WAIT", Weight: 1, Run: checkTWReuse},
 		{ID: "PT09", Name: "time-wait-buckets", About: "TIME_WAIT sockets against their limit", Weight: 26, Run: checkTWBuckets,
 			Symptom: "TIME_WAIT ends early; old packets may reach new connections",
-			Remedy:  Remedy{Do: "sysctl -w net.ipv4.tcp_max_tw_buckets=LIMIT", Cost: "some 250 bytes a socket"}},
+			Remedy:  Remedy{Do: "raise the limit", Commands: []string{"sysctl -w net.ipv4.tcp_max_tw_buckets=LIMIT"}, Cost: "some 250 bytes a socket"}},
 	}
 }
 

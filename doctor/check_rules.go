@@ -23,24 +23,24 @@ func ruleChecks() []Check {
 			Remedy:  Remedy{Do: "kube-proxy in nftables mode, or a replacement with maps", Risk: "a restart of kube-proxy"}},
 		{ID: "RL03", Name: "mixed-iptables", About: "iptables-legacy and iptables-nft at once", Weight: 25, Run: checkMixed,
 			Symptom: "a rule is there but does nothing; both sets run and cost",
-			Remedy: Remedy{Do: "let all programs use one of them (update-alternatives --config iptables), and move the rules, those of ip6tables likewise: iptables-legacy-save | iptables-nft-restore --noflush && " +
-				"iptables-legacy-save | grep -v ^-A | sed 's/ DROP / ACCEPT /' | iptables-legacy-restore", Risk: "save both rule sets first"}},
+			Remedy: Remedy{Do: "let all programs use one of them (update-alternatives --config iptables), and move the rules, those of ip6tables likewise",
+				Commands: []string{"iptables-legacy-save | iptables-nft-restore --noflush && iptables-legacy-save | grep -v ^-A | sed 's/ DROP / ACCEPT /' | iptables-legacy-restore"}, Risk: "save both rule sets first"}},
 		{ID: "RL04", Name: "late-established-accept", About: "where established connections are accepted", Weight: 24, Run: checkLateAccept,
 			Symptom: "every packet walks the list, not only the first of a connection",
-			Remedy:  Remedy{Do: "accept established connections first: RULE", Risk: "rules above it no longer see packets of known connections: counters, marks, bans"}},
+			Remedy:  Remedy{Do: "accept established connections first", Commands: []string{"RULE"}, Risk: "rules above it no longer see packets of known connections: counters, marks, bans"}},
 		{ID: "RL05", Name: "notrack-candidates", About: "entries of traffic that NAT never touches", Weight: 9, Run: checkNotrack},
 		{ID: "RL06", Name: "tracking-without-need", About: "connection tracking without NAT or ct rules", Weight: 11, Run: checkNeedless,
 			Symptom: "a plain router drops new connections when the table is full",
 			Remedy:  Remedy{Do: "delete what switches tracking on: rules of iptables with -j CT, IPVS, Open vSwitch; before kernel 4.10 iptables -t nat -L alone does: modprobe -r iptable_nat nf_nat nf_conntrack", Risk: "rules that use it then fail to load"}},
 		{ID: "RL07", Name: "automatic-helpers", About: "helpers assigned without a rule, or by rules without a port", Weight: 10, Run: checkHelpers,
 			Symptom: "clients open holes in the firewall by what they write into connections of any kind; entries are larger",
-			Remedy:  Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_helper=0 and assign helpers by rule", Risk: "FTP and SIP need such rules"}},
+			Remedy:  Remedy{Do: "assign helpers by rules, and none by itself", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_helper=0"}, Risk: "FTP and SIP need such rules"}},
 		{ID: "RL08", Name: "tracing-left-on", About: "trace and log rules", Weight: 32, Run: checkTracing,
 			Symptom: "a storm of kernel messages, CPU time",
-			Remedy:  Remedy{Do: "delete the trace rule, put a limit before log (nft -a list chain CHAIN shows the numbers of rules)", Risk: "what is not logged cannot be looked up"}},
+			Remedy:  Remedy{Do: "delete the trace rule, put a limit before log; this shows the numbers of rules", Commands: []string{"nft -a list chain CHAIN"}, Risk: "what is not logged cannot be looked up"}},
 		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
 			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
-			Remedy:  Remedy{Do: "sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0", Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
+			Remedy:  Remedy{Do: "let bridged frames pass without iptables", Commands: []string{"sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0"}, Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
 		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners,
 			Symptom: "fewer new connections a second; the program misses events",
 			Remedy: Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB",
@@ -300,7 +300,7 @@ func checkTracing(_ context.Context, c *Case) Finding {
 			with("log rules", fmt.Sprintf("%d, the first in %s", r.Logs, r.LogIn), fromRules).filling("CHAIN", r.LogIn)
 	case invalid == 255:
 		f := found(Warn, "every invalid packet is logged").with("nf_conntrack_log_invalid", "255", fromSysctl)
-		f.Remedy = &Remedy{Do: "sysctl -w net.netfilter.nf_conntrack_log_invalid=0", Risk: "what is not logged cannot be looked up"}
+		f.Remedy = &Remedy{Do: "log no invalid packets", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_log_invalid=0"}, Risk: "what is not logged cannot be looked up"}
 		return f
 	case invalid > 0:
 		return found(Info, "invalid packets are logged (protocol %d)", invalid).with("nf_conntrack_log_invalid", fmt.Sprint(invalid), fromSysctl)

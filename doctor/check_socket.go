@@ -47,7 +47,7 @@ func checkSYNQueue(_ context.Context, c *Case) Finding {
 	n := c.delta("TcpExt.TCPReqQFullDoCookies") + c.delta("TcpExt.TCPReqQFullDrop")
 	f := found(grade(c.perSecond(n), 1, 1e9), "%d SYNs met a full queue", n).with("ΔTCPReqQFull", c.inWindow(n), fromSNMP)
 	if cookies, there := c.sysctl("net.ipv4.tcp_syncookies"); there && cookies == 0 && f.Verdict >= Warn { // else nothing asks for tcp_max_syn_backlog
-		f.Remedy = &Remedy{Do: "sysctl -w net.ipv4.tcp_syncookies=1, or raise net.ipv4.tcp_max_syn_backlog with the program's listen backlog",
+		f.Remedy = &Remedy{Do: "answer by SYN cookies, or raise net.ipv4.tcp_max_syn_backlog with the program's listen backlog", Commands: []string{"sysctl -w net.ipv4.tcp_syncookies=1"},
 			Cost: "memory for each half-open connection", Risk: "a connection that began with a cookie may lack TCP options"}
 	}
 	return f
@@ -73,11 +73,11 @@ func checkFiles(_ context.Context, c *Case) Finding {
 			if p.Hard >= 4*p.Limit {
 				raised += ":" // the soft limit alone: the other one would be lowered
 			}
-			do := fmt.Sprintf("prlimit --pid %d --nofile=%s, and LimitNOFILE of its service", p.PID, raised)
+			commands := []string{fmt.Sprintf("prlimit --pid %d --nofile=%s", p.PID, raised)}
 			if most, there := vitals.Number(c.After.Sysctl, "fs.nr_open"); there && 4*p.Limit > uint64(most) { // proc_sys_fs(5): no limit may be above it
-				do = fmt.Sprintf("sysctl -w fs.nr_open=%d, then %s", 4*p.Limit, do)
+				commands = append([]string{fmt.Sprintf("sysctl -w fs.nr_open=%d", 4*p.Limit)}, commands...)
 			}
-			host.Remedy = &Remedy{Do: do,
+			host.Remedy = &Remedy{Do: "raise the limit of the process, and LimitNOFILE of its service", Commands: commands,
 				Cost: "memory for each open file", Risk: "a leak of files shows later"}
 		}
 	}

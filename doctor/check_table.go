@@ -17,9 +17,10 @@ import (
 
 // raiseTable is the treatment of a table that is too small.
 var raiseTable = Remedy{
-	Do:   "sluice tune, or in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=LARGER net.netfilter.nf_conntrack_max=LARGER",
-	Cost: "384 bytes of kernel memory an entry with NAT, 8 bytes a bucket",
-	Risk: "the limit rules all namespaces of the host; buckets are rehashed once under all locks",
+	Do:       "raise the limit, in the host's own namespace; sluice tune does it and can take it back",
+	Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=LARGER net.netfilter.nf_conntrack_max=LARGER"},
+	Cost:     "384 bytes of kernel memory an entry with NAT, 8 bytes a bucket",
+	Risk:     "the limit rules all namespaces of the host; buckets are rehashed once under all locks",
 }
 
 // tableChecks look at the size of the connection table and what was refused.
@@ -39,14 +40,15 @@ func tableChecks() []Check {
 			Symptom: "slow handshakes die, answers to UDP become invalid", Remedy: raiseTable},
 		{ID: "CT07", Name: "conntrack-buckets", About: "nf_conntrack_max against hash buckets", Host: true, Weight: 15, Run: checkBuckets,
 			Symptom: "every packet searches longer chains: CPU time in __nf_conntrack_find_get",
-			Remedy: Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS (or /sys/module/nf_conntrack/parameters/hashsize)",
+			Remedy: Remedy{Do: "have more buckets, in the host's own namespace", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"},
 				Cost: "8 bytes a bucket", Risk: "rehashing takes all locks once"}},
 		{ID: "CT08", Name: "conntrack-memory", About: "memory of a full table against RAM", Host: true, Weight: 12, Run: checkTableMemory,
 			Symptom: "under a flood the host runs out of memory instead of refusing connections",
-			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_max=SMALLER, which takes a tenth of RAM, or limit connections of each source (nft ct count)", Risk: "fewer connections"}},
+			Remedy: Remedy{Do: "lower the limit to what takes a tenth of RAM, in the host's own namespace, or limit connections of each source (nft ct count)",
+				Commands: []string{"sysctl -w net.netfilter.nf_conntrack_max=SMALLER"}, Risk: "fewer connections"}},
 		{ID: "CT09", Name: "conntrack-chain-too-long", About: "connections refused for a full hash chain", Weight: 90, Run: checkChainTooLong,
 			Symptom: "random new connections are lost although the table is not full",
-			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS; if there are as many, suspect a collision attack", Cost: "8 bytes a bucket"}},
+			Remedy:  Remedy{Do: "have more buckets, in the host's own namespace; if there are as many, suspect a collision attack", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"}, Cost: "8 bytes a bucket"}},
 		{ID: "CT10", Name: "conntrack-search-restart", About: "lookups begun again", Weight: 5, Run: checkSearchRestart,
 			Symptom: "CPU time; harmless alone"},
 		{ID: "CT11", Name: "conntrack-insert-failed", About: "connections whose tuple was taken at the end", Weight: 60, Run: checkInsertFailed,
@@ -55,10 +57,10 @@ func tableChecks() []Check {
 		{ID: "CT12", Name: "conntrack-clash-resolved", About: "equal UDP connections merged", Weight: 4, Run: checkClash},
 		{ID: "CT13", Name: "conntrack-expectations", About: "expectations of helpers against their limit", Weight: 44, Run: checkExpectations,
 			Symptom: "FTP or SIP data connections fail while the connection table has room",
-			Remedy:  Remedy{Do: "in the host's own namespace sysctl -w net.netfilter.nf_conntrack_expect_max=LIMIT, or remove the helper", Cost: "some 200 bytes each"}},
+			Remedy:  Remedy{Do: "raise the limit, in the host's own namespace, or remove the helper", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_expect_max=LIMIT"}, Cost: "some 200 bytes each"}},
 		{ID: "CT14", Name: "conntrack-other-namespaces", About: "entries that the host's own counters do not show", Host: true, Weight: 3, Run: checkBlindSpot,
 			Symptom: "the host's graphs show no drops while a router in a namespace refuses connections",
-			Remedy: Remedy{Do: "run the exporter in that namespace, too (ip netns exec NAMESPACE EXPORTER), or export sluice top --once --json, which reads all of them",
+			Remedy: Remedy{Do: "run EXPORTER in NAMESPACE, too, or export what this prints, which reads all of them", Commands: []string{"sluice top --once --json"},
 				Cost: "a process for each namespace"}},
 		{ID: "CT15", Name: "conntrack-max-for-role", About: "nf_conntrack_max of a NAT gateway", Weight: 20, Run: checkMaxForRole,
 			Symptom: "none until the table is full", Remedy: raiseTable},

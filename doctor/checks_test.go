@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,7 +49,7 @@ func TestForwardingRemedy(t *testing.T) {
 			forwards(0, 0, 0)(s)
 		}
 		for _, f := range Judge(context.Background(), s).Findings {
-			if f.Check == "FW01" && (f.Verdict < Info || !strings.Contains(f.Remedy.Do, tc.setting)) {
+			if f.Check == "FW01" && (f.Verdict < Info || !slices.Contains(f.Remedy.Commands, "sysctl -w "+tc.setting)) {
 				t.Errorf("%s: %s %+v, want %s", f.Summary, f.Verdict, f.Remedy, tc.setting)
 			}
 		}
@@ -66,7 +67,7 @@ func TestNotVisible(t *testing.T) {
 	}
 	r.Findings = append(r.Findings, Finding{Check: "RL03", Namespace: "a", Verdict: Unknown, Summary: "no program"},
 		Finding{Check: "KV01", Verdict: Unknown, Summary: "no release"})
-	r.Conclusion = []string{""}
+	r.Conclusion = []Conclusion{{}}
 	var text strings.Builder
 	if err := r.Write(&text, Style{}); err != nil {
 		t.Fatal(err)

@@ -61,10 +61,10 @@ func (r *Report) conclude(s *vitals.Sample) {
 		named[first].namespaces = append(named[first].namespaces, f.Namespace)
 	}
 	for _, n := range named {
-		r.Conclusion = append(r.Conclusion, n.sentence(s))
+		r.Conclusion = append(r.Conclusion, n.concluded(s))
 	}
 	if len(r.Conclusion) == 0 {
-		r.Conclusion = []string{healthyText(r, s)}
+		r.Conclusion = []Conclusion{{Summary: healthyText(r, s), Commands: []string{}}}
 	}
 }
 
@@ -89,23 +89,50 @@ type namedCause struct {
 	namespaces []string
 }
 
-// sentence words a cause and what to do about it.
-func (n namedCause) sentence(s *vitals.Sample) string {
-	text := upperFirst(n.Summary)
+// Conclusion is a cause and what to do about it.
+type Conclusion struct {
+	Check     string `json:"check"`     // empty: no check found anything
+	Namespace string `json:"namespace"` // empty: the whole host
+	// Namespaces are all in which it was found alike, where there are several.
+	Namespaces []string `json:"namespaces,omitempty"`
+	Severity   Verdict  `json:"severity"`
+	Summary    string   `json:"summary"`
+	Do         string   `json:"do,omitempty"`
+	Commands   []string `json:"commands"` // as in Remedy
+}
+
+// concluded is a cause as the conclusion names it.
+func (n namedCause) concluded(s *vitals.Sample) Conclusion {
+	c := Conclusion{Check: n.Check, Namespace: n.namespaces[0], Severity: n.Verdict, Summary: upperFirst(n.Summary), Commands: []string{}}
 	switch where := n.namespaces; {
 	case len(where) > 1:
-		text = fmt.Sprintf("In %d namespaces (%s): %s", len(where), strings.Join(where[:min(len(where), 4)], ", "), n.Summary)
+		c.Namespaces = where
+		c.Summary = fmt.Sprintf("In %d namespaces (%s): %s", len(where), strings.Join(where[:min(len(where), 4)], ", "), n.Summary)
 	case where[0] != "" && len(s.Namespaces) > 1:
-		text = fmt.Sprintf("In namespace %s: %s", where[0], n.Summary)
+		c.Summary = fmt.Sprintf("In namespace %s: %s", where[0], n.Summary)
 	}
-	text += "."
 	if extra := table(n.Finding, s); extra != "" {
-		text += " " + extra
+		c.Summary += "; " + extra
 	}
-	if n.Remedy != nil && n.Remedy.Do != "" {
-		text += " To do: " + n.Remedy.Do + "."
+	if n.Remedy != nil {
+		c.Do, c.Commands = n.Remedy.Do, n.Remedy.Commands
 	}
-	return text + " [" + n.Check + "]"
+	return c
+}
+
+// String is the conclusion in one line, without its commands.
+func (c Conclusion) String() string {
+	text := c.Summary
+	if !strings.HasSuffix(text, ".") {
+		text += "."
+	}
+	if c.Do != "" {
+		text += " To do: " + c.Do + "."
+	}
+	if c.Check != "" {
+		text += " [" + c.Check + "]"
+	}
+	return text
 }
 
 // table adds what fills the connection table when that is the cause.
@@ -119,7 +146,7 @@ func table(f Finding, s *vitals.Sample) string {
 		}
 		states := n.Table.States()
 		share := float64(states[0].Entries) / float64(n.Table.Total.Entries)
-		return fmt.Sprintf("%s of the entries are %s.", percent(share), states[0].Key)
+		return fmt.Sprintf("%s of the entries are %s", percent(share), states[0].Key)
 	}
 	return ""
 }

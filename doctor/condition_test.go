@@ -131,7 +131,7 @@ func said(f doctor.Finding) string {
 		text += fmt.Sprintf("%s: %s (%s)\n", e.What, e.Value, e.Source)
 	}
 	if f.Remedy != nil {
-		text += f.Remedy.Do
+		text += f.Remedy.Do + "\n" + strings.Join(f.Remedy.Commands, "\n")
 	}
 	return text
 }

@@ -7,6 +7,7 @@ package doctor
 
 import (
 	"context"
+	"regexp"
 	"strings"
 	"time"
 
@@ -51,9 +52,12 @@ type Check struct {
 
 // Remedy is a treatment.
 type Remedy struct {
-	Do   string `json:"do"`
-	Cost string `json:"cost,omitempty"`
-	Risk string `json:"risk,omitempty"`
+	Do string `json:"do"` // in words
+	// Commands do it. Each runs as it stands in a shell of the namespace of the finding, or of
+	// the host's own where Do says so. Empty where no command can know what is wanted.
+	Commands []string `json:"commands"`
+	Cost     string   `json:"cost,omitempty"`
+	Risk     string   `json:"risk,omitempty"`
 }
 
 // Case is what a check looks at: the host, and one of its namespaces.
@@ -94,12 +98,12 @@ type Report struct {
 	Host     string        `json:"kernel"`
 	Window   time.Duration `json:"window_ns"`
 	Findings []Finding     `json:"findings"`
-	// Conclusion names the most likely causes in the order in which to act; the
-	// first line is the most likely one.
-	Conclusion []string `json:"conclusion"`
-	Worst      Verdict  `json:"worst"`
-	Limits     []string `json:"limits,omitempty"`
-	Namespaces []string `json:"namespaces"`
+	// Conclusion names the most likely causes in the order in which to act, the worst
+	// first. It is never empty.
+	Conclusion []Conclusion `json:"conclusion"`
+	Worst      Verdict      `json:"worst"`
+	Limits     []string     `json:"limits,omitempty"`
+	Namespaces []string     `json:"namespaces"`
 }
 
 // ExitCode is 2 for a critical finding, 1 for a warning, else 0.
@@ -154,13 +158,31 @@ func (r *Report) add(check Check, c *Case, f Finding) {
 			f.Symptom = check.Symptom
 		}
 		if f.Remedy == nil {
-			remedy := check.Remedy
-			remedy.Do = strings.NewReplacer(append(f.fill, c.tableSizes()...)...).Replace(remedy.Do)
-			f.Remedy = &remedy
+			f.Remedy = &check.Remedy
 		}
+	}
+	if f.Remedy != nil {
+		f.Remedy = f.Remedy.filled(append(f.fill, c.tableSizes()...))
 	}
 	r.Worst = max(r.Worst, f.Verdict)
 	r.Findings = append(r.Findings, f)
+}
+
+// unfilled matches a word of a remedy for which this finding has nothing to put.
+var unfilled = regexp.MustCompile(`\b(ADDRESS|BUDGET|BUCKETS|CHAIN|CPUS|DESTINATION|EXPORTER|IFACE|LARGER|LIMIT|MAX|MICROSECONDS|NAMESPACE|PORTS|RULE|SHARE|SMALLER|THRESHOLDS)\b`)
+
+// filled puts what stands for the words of a remedy in their places. Commands of which a
+// word is not known would not run, and are left out.
+func (m Remedy) filled(pairs []string) *Remedy {
+	fill := strings.NewReplacer(pairs...)
+	commands := []string{}
+	for _, command := range m.Commands {
+		if command = fill.Replace(command); !unfilled.MatchString(command) {
+			commands = append(commands, command)
+		}
+	}
+	m.Do, m.Commands = fill.Replace(m.Do), commands
+	return &m
 }
 
 // List finds checks whose ID or name begins with one of the words; none: all.

@@ -27,8 +27,8 @@ func TestHealthyTree(t *testing.T) {
 			t.Errorf("%s %s: %s: %s", f.Check, f.Name, f.Verdict, f.Summary)
 		}
 	}
-	if r.ExitCode() != 0 || !strings.HasPrefix(r.Conclusion[0], "Nothing is wrong in 1 namespace") {
-		t.Errorf("exit code %d, conclusion %q", r.ExitCode(), r.Conclusion)
+	if r.ExitCode() != 0 || !strings.HasPrefix(r.Conclusion[0].Summary, "Nothing is wrong in 1 namespace") {
+		t.Errorf("exit code %d, conclusion %v", r.ExitCode(), r.Conclusion)
 	}
 }
 
@@ -425,6 +425,13 @@ func TestChecks(t *testing.T) {
 				if f.Check == c.check && f.Verdict != c.want {
 					t.Errorf("%s: %s, want %s", f.Summary, f.Verdict, c.want)
 				}
+				if f.Remedy != nil {
+					for _, command := range append(f.Remedy.Commands, f.Remedy.Do) {
+						if strings.HasSuffix(command, ".") || unfilled.MatchString(command) {
+							t.Errorf("%s: %q is not complete, or ends with a full stop", f.Check, command)
+						}
+					}
+				}
 				if f.Check == c.check && f.Verdict >= Warn && (f.Symptom == "" || f.Remedy == nil || f.Remedy.Do == "" || f.Remedy.Cost+f.Remedy.Risk == "") {
 					t.Errorf("%s has no symptom, remedy, or cost and risk of it: %+v", f.Check, f.Remedy)
 				}
@@ -463,14 +470,14 @@ func TestOpenFilesRemedy(t *testing.T) {
 		hard uint64
 		most string
 		want string
-	}{{1024, "1048576", "prlimit --pid 7 --nofile=4096, "}, {4095, "4096", "prlimit --pid 7 --nofile=4096, "}, {4096, "1048576", "prlimit --pid 7 --nofile=4096:, "},
-		{math.MaxUint64, "", "prlimit --pid 7 --nofile=4096:, "}, {1024, "4095", "sysctl -w fs.nr_open=4096, then prlimit --pid 7 --nofile=4096, "}} {
+	}{{1024, "1048576", "prlimit --pid 7 --nofile=4096"}, {4095, "4096", "prlimit --pid 7 --nofile=4096"}, {4096, "1048576", "prlimit --pid 7 --nofile=4096:"},
+		{math.MaxUint64, "", "prlimit --pid 7 --nofile=4096:"}, {1024, "4095", "sysctl -w fs.nr_open=4096; prlimit --pid 7 --nofile=4096"}} {
 		s := examined(t)
 		s.After.Sysctl["fs.nr_open"] = tc.most
 		s.After.Files = vitals.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: tc.hard}
 		for _, f := range Judge(context.Background(), s).Findings {
-			if f.Check == "LS03" && !strings.HasPrefix(f.Remedy.Do, tc.want) {
-				t.Errorf("hard limit %d, at most %s: %s, want %s", tc.hard, tc.most, f.Remedy.Do, tc.want)
+			if f.Check == "LS03" && strings.Join(f.Remedy.Commands, "; ") != tc.want {
+				t.Errorf("hard limit %d, at most %s: %s, want %s", tc.hard, tc.most, f.Remedy.Commands, tc.want)
 			}
 		}
 	}
@@ -487,16 +494,16 @@ func TestConclusionOrder(t *testing.T) {
 	n.Delta["IpExt.InNoRoutes"] = 30
 	r := Judge(context.Background(), s)
 	var got []string
-	for _, line := range r.Conclusion {
-		got = append(got, line[strings.LastIndexByte(line, '['):])
+	for _, c := range r.Conclusion {
+		got = append(got, c.Check)
 	}
-	if want := []string{"[CT05]", "[FW08]", "[FW05]"}; !slices.Equal(got, want) {
-		t.Errorf("order %v, want %v:\n%s", got, want, strings.Join(r.Conclusion, "\n"))
+	if want := []string{"CT05", "FW08", "FW05"}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v:\n%v", got, want, r.Conclusion)
 	}
 	if r.ExitCode() != 2 {
 		t.Errorf("exit code %d", r.ExitCode())
 	}
-	if !strings.Contains(r.Conclusion[0], "90 % of the entries are tcp TIME_WAIT") {
+	if !strings.Contains(r.Conclusion[0].Summary, "90 % of the entries are tcp TIME_WAIT") {
 		t.Errorf("the conclusion does not say what fills the table: %s", r.Conclusion[0])
 	}
 }

@@ -104,6 +104,7 @@ func (p *printer) full(f Finding) {
 	}
 	if m := f.Remedy; m != nil && m.Do != "" {
 		p.printf("%sremedy: %s\n", bullet, m.Do)
+		p.commands(bullet, m.Commands)
 		if m.Cost != "" {
 			p.printf("%scost: %s\n", bullet, m.Cost)
 		}
@@ -194,10 +195,25 @@ func (p *printer) unknown(r *Report) {
 
 func (p *printer) conclusion(r *Report) {
 	p.title("Conclusion")
-	for i, line := range r.Conclusion {
+	for i, c := range r.Conclusion {
+		line, indent := c.String(), "   "
 		if len(r.Conclusion) > 1 {
 			line = fmt.Sprintf("%d. %s", i+1, line)
 		}
-		p.printf("%s\n", p.style.Paint(r.Worst, line))
+		if p.style.Markdown {
+			indent += "- "
+		}
+		p.printf("%s\n", p.style.Paint(c.Severity, line))
+		p.commands(indent, c.Commands)
+	}
+}
+
+// commands prints each on a line of its own, to be copied.
+func (p *printer) commands(indent string, list []string) {
+	for _, command := range list {
+		if p.style.Markdown {
+			command = "`" + command + "`"
+		}
+		p.printf("%srun: %s\n", indent, command)
 	}
 }

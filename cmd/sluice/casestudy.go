@@ -99,8 +99,8 @@ func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 		return err
 	}
 	fmt.Fprintf(w, "\nthe doctor, during the collapse:\n")
-	for _, line := range r.Conclusion {
-		fmt.Fprintf(w, "  %s\n", a.paint(w, bold, line))
+	for _, cause := range r.Conclusion {
+		fmt.Fprintf(w, "  %s\n", a.paint(w, bold, cause.String()))
 	}
 	i := r.Identity
 	verdict := a.paint(w, green, "all equal")

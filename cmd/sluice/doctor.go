@@ -44,7 +44,7 @@ func newDoctor(a *app) *cobra.Command {
 		Example: "  sluice doctor\n" +
 			"  sluice doctor --netns office --seconds 10\n" +
 			"  sluice doctor --markdown > report.md\n" +
-			"  sluice doctor --watch --json | jq -r '.conclusion[0]'",
+			"  sluice doctor --watch --json | jq -r '.conclusion[0].summary'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkSeconds(f.seconds); err != nil {
 				return usageError(cmd, "%w", err)

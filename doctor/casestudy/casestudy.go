@@ -58,14 +58,14 @@ type Options struct {
 
 // Report is what was measured.
 type Report struct {
-	Server     string            `json:"server"` // "nginx", or what stands in for it
-	Runs       []Run             `json:"runs"`
-	Conclusion []string          `json:"doctor"` // the doctor's, during the collapse
-	FoundFirst bool              `json:"cause_named_first"`
-	Identity   Identity          `json:"identity"`
-	Cure       []tune.Change     `json:"cure"`
-	Notes      []string          `json:"notes,omitempty"`
-	Drops      *trace.DropReport `json:"drops"`
+	Server     string              `json:"server"` // "nginx", or what stands in for it
+	Runs       []Run               `json:"runs"`
+	Conclusion []doctor.Conclusion `json:"doctor"` // the doctor's, during the collapse
+	FoundFirst bool                `json:"cause_named_first"`
+	Identity   Identity            `json:"identity"`
+	Cure       []tune.Change       `json:"cure"`
+	Notes      []string            `json:"notes,omitempty"`
+	Drops      *trace.DropReport   `json:"drops"`
 }
 
 // Run is one measurement.
@@ -268,7 +268,7 @@ func (s *study) sick(ctx context.Context) error {
 		return err
 	}
 	s.report.Conclusion = r.Conclusion
-	s.report.FoundFirst = strings.HasSuffix(r.Conclusion[0], "[CT05]")
+	s.report.FoundFirst = r.Conclusion[0].Check == "CT05"
 	client, server := clientAfter.Sub(clientBefore), serverAfter.Sub(serverBefore)
 	s.report.Identity = Identity{
 		Hidden: s.report.Drops.Hidden,

@@ -50,7 +50,7 @@ func TestCaseStudy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !r.FoundFirst {
-		t.Errorf("the doctor did not name the full table first:\n%s", strings.Join(r.Conclusion, "\n"))
+		t.Errorf("the doctor did not name the full table first:\n%v", r.Conclusion)
 	}
 	if !r.Identity.Exact() || r.Identity.Dropped == 0 {
 		t.Errorf("the same packets were counted differently: %+v; every drop: %s", r.Identity, everyDrop(t, r.Drops))
