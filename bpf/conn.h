@@ -206,14 +206,17 @@ __noinline int make_flow(struct birth *b)
 	if (b->ref == NO_ENTRY)
 		return REASON_NEW_FLOW; // binding_hold looks who was faster
 	found = who_was_first(&b->key, mine, v6 == to_v6 ? twin : NO_ENTRY, v6);
-	if (found != mine) {
-		kill_index(mine, b->now, ENTRY_DEAD, v6);
-		if (twin != NO_ENTRY)
-			kill_index(twin, b->now, ENTRY_DEAD, to_v6);
-		b->index = found;
-		return REASON_FLOW;
-	}
-	return REASON_NEW_FLOW;
+	// No port keeps the answers of a portless flow of NAT from being another's, of two CPUs' at once.
+	if (found == mine && (b->flags & (ENTRY_NAT | ENTRY_BOUND)) == ENTRY_NAT &&
+	    who_was_first(&b->back, twin, mine, to_v6) != twin)
+		found = NO_ENTRY;
+	if (found == mine)
+		return REASON_NEW_FLOW;
+	kill_index(mine, b->now, ENTRY_DEAD, v6);
+	if (twin != NO_ENTRY)
+		kill_index(twin, b->now, ENTRY_DEAD, to_v6);
+	b->index = found;
+	return found == NO_ENTRY ? REASON_CLASH : REASON_FLOW;
 }
 
 // Two sides of a half-open quota.

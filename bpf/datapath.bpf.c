@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, work.h, maps.h, parse.h, table.h, conn.h,
-// binding.h, block.h, port.h, nat.h, schedule.h, syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h,
+// binding.h, block.h, port.h, nat.h, portless.h, schedule.h, syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h,
 // hop.h, rewrite.h, miss.h, xlat.h, edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h,
 // direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan -> apply, and leaves through one exit that counts
 // why; plain packets of settled flows go the straight path of fast.h, those of services without flows that of direct.h.

@@ -446,13 +446,13 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	if (rule->prefix_len)
 		return nat64_out(p, plan, rule, id);
-	if (!may_open(p))
+	if (!may_open(p) && !portless(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;
 	plan->family = p->family;
 	plan->gateway = p->tuple.daddr;
 	plan->gateway_family = p->family;
-	return nat_out(p, plan, id);
+	return portless(p) ? nat_portless(p, plan, id) : nat_out(p, plan, id);
 }
 
 static __always_inline int decide_pool(const struct packet *p, struct plan *plan)

@@ -197,7 +197,9 @@ static __always_inline void pay_nat(const struct ending *end)
 		__sync_fetch_and_add(&r->bytes, end->bytes);
 	}
 	if (end->flags & ENTRY_CLIENT) {
-		if (bound_in6(end)) {
+		if (!(end->flags & ENTRY_BOUND)) { // it held its binding alone, or has none: its opener is inside
+			who.addr = end->client;
+		} else if (bound_in6(end)) {
 			struct flow6 *f = entry_at(index, true);
 
 			if (f)

@@ -3,7 +3,7 @@
 #ifndef SLUICE_HAIRPIN_H
 #define SLUICE_HAIRPIN_H
 
-#include "nat.h"
+#include "portless.h"
 
 // Whether a packet may open a flow of a NAT rule, by its protocol.
 static __always_inline bool may_open(const struct packet *p)
@@ -55,7 +55,7 @@ static __always_inline int hairpin_source(const struct packet *p, struct plan *p
 		rule = hairpin_rule(p, own);
 	if (rule == NO_ENTRY)
 		return REASON_NONE;
-	if (!may_open(p))
+	if (!may_open(p) && !portless(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	source->inside = p->tuple;
 	source->family = p->family;
@@ -64,6 +64,10 @@ static __always_inline int hairpin_source(const struct packet *p, struct plan *p
 	source->now = p->now;
 	if (dry_run)
 		return REASON_NONE;
+	if (portless(p)) {
+		reason = take_address(plan, source);
+		return reason == REASON_NONE ? REASON_FLOW : reason;
+	}
 	reason = bind(source);
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		return reason;

@@ -307,11 +307,11 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
 		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
-		if (reason == REASON_FLOW) {
+		if (reason != REASON_FLOW && reason != REASON_NONE)
+			goto refused;
+		if (reason == REASON_FLOW && !portless(p)) {
 			flags |= ENTRY_BOUND;
 			ref = w->source.index;
-		} else if (reason != REASON_NONE) {
-			goto refused;
 		}
 	}
 	if (dry_run)
@@ -354,9 +354,6 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 		sticky_put(backend, p->now);
 	return backend;
 }
-
-#define PROTO_DCCP 33
-#define PROTO_UDPLITE 136
 
 // Whether a packet whose transport is left alone would have a wrong checksum with
 // the service's addresses in it.

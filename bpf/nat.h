@@ -252,20 +252,13 @@ static __always_inline int take_blocked(const struct bind *b, struct port_reques
 
 // RFC 7422: pool address and block follow from the client's address, its place
 // among the rule's sources. Such a list's value is 1 << 63 | place of the prefix's
-// first address << 8 | host bits.
-__noinline int take_computed(const struct bind *b, struct port_request *r)
+// first address << 8 | host bits. False: the rule has no block for it.
+static __always_inline bool compute_block(const struct bind *b, struct port_request *r, const struct nat_rule *rule, __u32 id)
 {
-	__u32 low, bits, count, id;
-	struct nat_rule *rule;
+	__u32 low, bits, count;
 	__u64 value, place;
 	bool v6, out6;
 
-	if (!b || !r)
-		return REASON_INTERNAL;
-	id = b->rule;
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
-	if (!rule)
-		return REASON_INTERNAL;
 	v6 = b->family == FAMILY_6;
 	out6 = b->outside_family == FAMILY_6;
 	value = member_of(&b->inside.saddr, LIST_BLOCKS | id << 16, v6);
@@ -274,12 +267,26 @@ __noinline int take_computed(const struct bind *b, struct port_request *r)
 	count = blocks_of(rule);
 	place = (value << 1 >> 9) + (bits < 32 ? low & ((1U << bits) - 1) : low);
 	if (!value || !count || place / count >= (out6 ? rule->pool6_len : rule->pool_len))
-		return REASON_NO_PORT;
+		return false;
 	r->first = rule->port_first + (__u32)(place % count) * rule->block;
 	r->last = r->first + rule->block - 1;
 	r->map = pool_number((out6 ? rule->pool6 : rule->pool) + (__u32)(place / count)) * PORT_CLASSES +
 		 port_class(b->inside.l4_proto);
-	return take_port(r);
+	return true;
+}
+
+__noinline int take_computed(const struct bind *b, struct port_request *r)
+{
+	struct nat_rule *rule;
+	__u32 id;
+
+	if (!b || !r)
+		return REASON_INTERNAL;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule)
+		return REASON_INTERNAL;
+	return compute_block(b, r, rule, id) ? take_port(r) : REASON_NO_PORT;
 }
 
 static __always_inline void port_range(const struct nat_rule *rule, const struct bind *b, struct port_request *r)

@@ -22,6 +22,9 @@
 #define ICMP6_ECHO 128
 #define ICMP6_ECHO_REPLY 129
 
+#define PROTO_DCCP 33
+#define PROTO_UDPLITE 136
+
 #define NEXT_HOP_BY_HOP 0
 #define NEXT_ROUTING 43
 #define NEXT_FRAGMENT 44

@@ -7,7 +7,7 @@
 #include "mapping.h"
 
 // What the flow of a NAT rule is to be, with its share of the quotas. REASON_NONE: it may be
-// made. The client of bound->inside pays for it.
+// made; of a protocol without ports it has no binding. The client of bound->inside pays for it.
 __noinline int nat_birth(const struct packet *p, struct plan *plan, const struct bind *bound)
 {
 	struct control *c = the_control();
@@ -32,7 +32,7 @@ __noinline int nat_birth(const struct packet *p, struct plan *plan, const struct
 	b = birth_of(w, p, plan);
 	b->ref = bound->index | (bound->family == FAMILY_4 && plan->family == FAMILY_6 ? REF_4 : 0);
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
-	b->flags = ENTRY_BOUND | ENTRY_NAT | (p->tuple.l4_proto == IPPROTO_TCP ? ENTRY_HALF_OPEN : 0);
+	b->flags = ENTRY_NAT | (portless(p) ? 0 : ENTRY_BOUND) | (p->tuple.l4_proto == IPPROTO_TCP ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {
 		b->flags |= ENTRY_PORT;
 		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
@@ -294,6 +294,34 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 	}
 	if (reason == REASON_FLOW && bound->alone)
 		return REASON_CLASH; // twice another CPU was as fast: what is sent again will pass
+	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
+		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
+	return reason;
+}
+
+// The same of a protocol without ports: see portless.h.
+__noinline int nat_portless(const struct packet *p, struct plan *plan, __u32 id)
+{
+	struct nat_rule *rule = bpf_map_lookup_elem(&nat_rules, &id);
+	struct work *w = the_work();
+	struct bind *bound;
+	int reason;
+
+	if (!p || !plan || !w || !rule)
+		return REASON_INTERNAL;
+	bound = &w->bound;
+	__builtin_memset(bound, 0, sizeof(*bound));
+	bound->inside = p->tuple;
+	bound->family = p->family;
+	bound->outside_family = plan->family;
+	bound->rule = id;
+	bound->now = p->now;
+	plan->owner = id;
+	plan->owner_nat = 1;
+	plan->flags |= PLAN_NO_L4;
+	reason = take_address(plan, bound);
+	if (reason == REASON_NONE)
+		reason = dry_run ? REASON_NEW_FLOW : nat_flow(p, plan, bound);
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 	return reason;

@@ -206,6 +206,9 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && nowhere(to.Addr()) {
 		return drop(ReasonUntranslatable)
 	}
+	if v.portless() && r.Type != config.NATNAT64 {
+		return m.openPortless(r, v)
+	}
 	if reason := opens(v); reason != "" {
 		return drop(reason)
 	}

@@ -74,6 +74,7 @@ func (m *Model) reveal(b *binding, key outsideKey) {
 // learnInbound exchanges the unseen endpoint of the binding that a packet from outside has
 // reached by the datapath's, where the model knows nobody.
 func (m *Model) learnInbound(v *view) {
+	m.learnPortlessInbound(v)
 	key := outsideKey{portClass(v.protocol), v.dst}
 	if m.actual == nil || m.actual.Action != Forward || len(m.actual.Out) != 1 || !m.pooled(v.dst.Addr()) || !m.free(key) {
 		return
@@ -212,7 +213,11 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	if b := h.binding; b != nil && b.unseen && b.inside == v.src {
 		m.learn(b, v, h.tuple[1].Source)
 	}
-	if _, ok := m.actualSource(); !h.unseen || !ok {
+	a, ok := m.actualSource()
+	if h.unshown && ok {
+		m.learnPortless(h.session, a)
+	}
+	if !h.unseen || !ok {
 		return h
 	}
 	was, guessed := h.session, h.service.guessed

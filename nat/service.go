@@ -342,6 +342,13 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 			return drop(reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
+	case s.rule != nil && v.portless():
+		n.tuple[1] = reply
+		if reason := m.portlessHairpin(in, v, n, s.rule, to); reason != "" {
+			s.refused++
+			return drop(reason)
+		}
+		reply = n.tuple[1]
 	case s.rule != nil:
 		b, refusal, hairpin := m.forwardHairpin(in, v, s.rule, to)
 		if hairpin && b == nil {

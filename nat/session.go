@@ -30,6 +30,7 @@ type session struct {
 	// unseen: the datapath under judgement has not shown yet which backend and port
 	// it took.
 	unseen  bool
+	unshown bool     // the same of the address of a session without ports
 	proxied *proxied // PROXY header of client-address, once the SYN was seen
 	spliced *spliced // a cookie opened it
 	// halfOpen counts against the quota of handshakes, until it is settled.
