@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -156,4 +157,35 @@ type Stop struct {
 // BackendState changes a backend by hand.
 type BackendState struct {
 	State string `json:"state" enum:"up,drain,down,auto" doc:"auto gives it back to configuration and check"`
+}
+
+// ConfigChanges is what was changed at run time.
+type ConfigChanges struct {
+	File     string           `json:"file" doc:"the daemon's file, which the changes stand on top of"`
+	Revision uint64           `json:"revision" doc:"number of the last change that is kept, 0 for none"`
+	Edits    []config.Edit    `json:"edits" doc:"what makes the configuration in force of the file's"`
+	States   []OperatorState  `json:"states" doc:"what the operator made of backends"`
+	History  []ConfigRevision `json:"history" doc:"the last 20 revisions, oldest first"`
+}
+
+// OperatorState is the state that the operator gave a backend.
+type OperatorState struct {
+	Service string `json:"service"`
+	Backend string `json:"backend"`
+	State   string `json:"state" enum:"up,drain,down"`
+}
+
+// ConfigRevision is one change.
+type ConfigRevision struct {
+	Revision uint64        `json:"revision"`
+	At       time.Time     `json:"at"`
+	Who      string        `json:"who" doc:"process and user at the socket, certificate and address over TCP, or the file"`
+	What     string        `json:"what" doc:"what was asked for"`
+	Edits    []config.Edit `json:"edits" doc:"what it changed; a path that ends in /@state is the state of a backend"`
+}
+
+// Revert asks to go back.
+type Revert struct {
+	Revision uint64 `json:"revision,omitempty" doc:"a revision of the history"`
+	All      bool   `json:"all,omitempty" doc:"to the daemon's file, without anything that was changed at run time"`
 }

@@ -153,6 +153,36 @@ func (c *Client) Reload(ctx context.Context) (*Outcome, error) {
 	return send[Outcome](ctx, c, http.MethodPost, "/reload", "", nil)
 }
 
+// Changes returns what was changed at run time, and the last revisions.
+func (c *Client) Changes(ctx context.Context) (*ConfigChanges, error) {
+	return get[ConfigChanges](ctx, c, "/config/changes", nil)
+}
+
+// Revert goes back to an earlier revision, or to the daemon's file.
+func (c *Client) Revert(ctx context.Context, to Revert) (*Outcome, error) {
+	body, err := json.Marshal(to)
+	if err != nil {
+		return nil, err
+	}
+	return send[Outcome](ctx, c, http.MethodPost, "/config/revert", "application/json", body)
+}
+
+// Save writes the configuration in force into the daemon's file.
+func (c *Client) Save(ctx context.Context) error {
+	_, err := send[struct{}](ctx, c, http.MethodPost, "/config/save", "", nil)
+	return err
+}
+
+// Config returns the configuration in force as YAML.
+func (c *Client) Config(ctx context.Context) ([]byte, error) {
+	resp, err := c.do(ctx, http.MethodGet, "/config", "", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
 // Stop ends the daemon; it returns when the daemon has accepted.
 func (c *Client) Stop(ctx context.Context, stop Stop) error {
 	body, err := json.Marshal(stop)

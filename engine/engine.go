@@ -133,6 +133,33 @@ func (e *Engine) Refuse(err error) {
 func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.applyIf(ctx, cfg, expected)
+}
+
+// Override is the state that the operator gave a backend.
+type Override struct {
+	Service, Backend string
+	State            datapath.State
+}
+
+// ApplyStates is Apply of a configuration together with all states that the operator gives to
+// backends; others have none from then on.
+func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []Override) (Applied, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before := e.override
+	e.override = map[backendKey]datapath.State{}
+	for _, o := range states {
+		e.override[backendKey{o.Service, o.Backend}] = o.State
+	}
+	applied, err := e.applyIf(ctx, cfg, nil)
+	if err != nil {
+		e.override = before
+	}
+	return applied, err
+}
+
+func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
 	if expected != nil && !expected(e.config) {
 		return Applied{}, ErrChanged
 	}

@@ -63,7 +63,7 @@ func (l *limited) Accept() (net.Conn, error) {
 			continue
 		}
 		return &counted{
-			Conn: c, patience: l.patience,
+			Conn: c, client: client, patience: l.patience,
 			deaf:    func() { l.refused(name(c, client), "it does not read its answer") },
 			release: sync.OnceFunc(func() { l.give(client) }),
 		}, nil
@@ -117,6 +117,7 @@ func (l *limited) give(client string) {
 // counted gives its place back when it is closed, and ends where the other end does not read.
 type counted struct {
 	net.Conn
+	client   string
 	patience time.Duration
 	deaf     func()
 	release  func()

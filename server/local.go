@@ -26,7 +26,7 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
 	limited.client, limited.surplus = processOf, refuser(l.Addr())
 	return &Local{listener: limited, http: &http.Server{
-		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
 }
 

@@ -6,7 +6,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"os"
 	"slices"
@@ -25,8 +24,6 @@ import (
 
 // Daemon is what the server asks of the process it runs in.
 type Daemon interface {
-	// Reload reads the configuration file again and applies it.
-	Reload(context.Context) (engine.Applied, error)
 	// Stop ends the process soon after it returned.
 	Stop(keep bool)
 }
@@ -34,6 +31,7 @@ type Daemon interface {
 // Options of a server.
 type Options struct {
 	Engine    *engine.Engine
+	Control   Control
 	Daemon    Daemon
 	Version   string
 	File      string   // configuration file that the daemon watches
@@ -112,6 +110,7 @@ func (s *server) register(g huma.API) {
 	huma.Post(g, "/plan", s.plan, describe("plan", "What a configuration would change"), bounded)
 	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
 	huma.Post(g, "/stop", s.stop, describe("stop", "End the daemon"))
+	s.registerChanges(g)
 	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
 }
 
@@ -174,12 +173,9 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	if in.IfMatch != "" {
 		expected = func(inForce *config.Config) bool { return inForce != nil && matches(in.IfMatch, s.etag(inForce)) }
 	}
-	applied, err := s.opt.Engine.ApplyIf(ctx, cfg, expected)
-	if errors.Is(err, engine.ErrChanged) {
-		return nil, huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
-	}
+	applied, err := s.opt.Control.Apply(ctx, by(ctx, "apply "+in.Name), cfg, expected)
 	if err != nil {
-		return nil, huma.Error409Conflict(err.Error())
+		return nil, statusError(err)
 	}
 	return &body[api.Outcome]{s.outcome(applied)}, nil
 }
@@ -211,7 +207,7 @@ func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome],
 }
 
 func (s *server) reload(ctx context.Context, _ *struct{}) (*body[api.Outcome], error) {
-	applied, err := s.opt.Daemon.Reload(ctx)
+	applied, err := s.opt.Control.Reload(ctx)
 	if err != nil {
 		return nil, huma.Error409Conflict(err.Error())
 	}
@@ -239,12 +235,4 @@ func (s *server) config(context.Context, *struct{}) (*configOutput, error) {
 		return nil, err
 	}
 	return &configOutput{ContentType: "application/yaml", ETag: s.etag(v.Config), Body: raw}, nil
-}
-
-// statusError maps the engine's errors to HTTP.
-func statusError(err error) error {
-	if errors.Is(err, engine.ErrNotFound) {
-		return huma.Error404NotFound(err.Error())
-	}
-	return huma.Error409Conflict(err.Error())
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,9 +22,11 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/store"
 )
 
 // still is a datapath that accepts everything and does nothing.
@@ -59,8 +62,21 @@ func (*still) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 type stops struct{ kept []bool }
 
 func (s *stops) Stop(keep bool) { s.kept = append(s.kept, keep) }
-func (s *stops) Reload(context.Context) (engine.Applied, error) {
+
+// kept is a control whose store ends with the test, and whose file is never read again.
+type kept struct{ *control.Control }
+
+func (kept) Reload(context.Context) (engine.Applied, error) {
 	return engine.Applied{Revision: 7}, nil
+}
+
+func keeps(t testing.TB, e *engine.Engine) kept {
+	t.Helper()
+	s, err := store.Open(t.TempDir(), "/etc/sluice/sluice.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kept{control.New("/etc/sluice/sluice.yaml", s, e, slog.New(slog.DiscardHandler))}
 }
 
 const web = `
@@ -80,7 +96,7 @@ func start(t *testing.T) (*httptest.Server, *stops) {
 		Services: []datapath.ServiceCounters{{Name: "web", Connections: 12, Backends: []datapath.BackendCounters{{Name: "b", Connections: 5}}}},
 	}}}})
 	d := &stops{}
-	s := httptest.NewServer(New(Options{Engine: e, Daemon: d, Version: "test", File: "sluice.yaml", Datapaths: []string{"nftables"}}))
+	s := httptest.NewServer(New(Options{Engine: e, Control: keeps(t, e), Daemon: d, Version: "test", File: "sluice.yaml", Datapaths: []string{"nftables"}}))
 	t.Cleanup(s.Close)
 	return s, d
 }
@@ -213,7 +229,7 @@ func TestOpenAPIDescribesEveryHandler(t *testing.T) {
 	if code != 200 || !strings.Contains(text, `"openapi":"3.1`) {
 		t.Fatalf("%d %.200s", code, text)
 	}
-	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/interfaces", "/mappings", "/flows", "/explain", "/config", "/plan", "/reload", "/stop"} {
+	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/interfaces", "/mappings", "/flows", "/explain", "/config", "/config/changes", "/config/revert", "/config/save", "/plan", "/reload", "/stop"} {
 		if !bytes.Contains([]byte(text), []byte(`"/api/v1`+path+`"`)) {
 			t.Errorf("%s is not described", path)
 		}
@@ -343,5 +359,50 @@ func TestInterfaces(t *testing.T) {
 	want := `[{"name":"eth0","kind":"device","hooks":["xdp","tc"],"why":"docker0"},{"name":"eth1","kind":"device","hooks":[]}]`
 	if code, got := call(t, s, "GET", "/api/v1/interfaces", ""); code != 200 || strings.TrimSpace(got) != want {
 		t.Errorf("%d: %s\nwant %s", code, got, want)
+	}
+}
+
+// TestChanges: what is changed by the API is listed with who did it, and can be taken back.
+func TestChanges(t *testing.T) {
+	s, _ := start(t)
+	two := strings.Replace(web, "port: 8080}]", "port: 9090}]", 1)
+	for _, text := range []string{web, two} {
+		if code, got := call(t, s, "PUT", "/api/v1/config?name=web.yaml", text, yaml...); code != 200 {
+			t.Fatalf("%d: %s", code, got)
+		}
+	}
+	if code, got := call(t, s, "PUT", "/api/v1/services/web/backends/a/state", `{"state": "drain"}`); code != 204 {
+		t.Fatalf("%d: %s", code, got)
+	}
+	changes := func() (v api.ConfigChanges) {
+		code, got := call(t, s, "GET", "/api/v1/config/changes", "")
+		if err := json.Unmarshal([]byte(got), &v); err != nil || code != 200 {
+			t.Fatalf("%d, %v: %s", code, err, got)
+		}
+		return v
+	}
+	v := changes()
+	if v.Revision != 3 || len(v.History) != 3 || v.History[1].What != "apply web.yaml" || v.History[2].What != "backend web a drain" {
+		t.Errorf("%+v", v)
+	}
+	if e := v.History[1].Edits; len(e) != 1 || e[0] != (config.Edit{Path: "services/web/backends/b/port", Before: "8080", After: "9090"}) {
+		t.Errorf("edits %v", e)
+	}
+	if len(v.States) != 1 || v.States[0] != (api.OperatorState{Service: "web", Backend: "a", State: "drain"}) {
+		t.Errorf("states %v", v.States)
+	}
+	if code, got := call(t, s, "POST", "/api/v1/config/revert", `{"revision": 1}`); code != 200 {
+		t.Fatalf("%d: %s", code, got)
+	}
+	if _, got := call(t, s, "GET", "/api/v1/config", ""); strings.Contains(got, "9090") {
+		t.Errorf("revision 1 is not in force:\n%s", got)
+	}
+	if v := changes(); v.Revision != 4 || len(v.States) != 0 {
+		t.Errorf("after going back: %+v", v)
+	}
+	for body, want := range map[string]int{`{"revision": 99}`: 404, `{}`: 422, `{"revision": 1, "all": true}`: 422, `{"revision": -1}`: 422} {
+		if code, got := call(t, s, "POST", "/api/v1/config/revert", body); code != want {
+			t.Errorf("%s: %d, want %d: %s", body, code, want, got)
+		}
 	}
 }

@@ -203,11 +203,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 			return
 		}
 		if !reads(r) && t.opt.Changes {
-			who := ""
-			if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-				who = r.TLS.PeerCertificates[0].Subject.String()
-			}
-			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", who, "method", r.Method, "path", r.URL.Path)
+			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "method", r.Method, "path", r.URL.Path)
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			select {
@@ -219,7 +215,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 				return
 			}
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, withClient(r))
 	})
 }
 

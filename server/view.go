@@ -394,14 +394,8 @@ type backendInput struct {
 }
 
 func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, error) {
-	states := map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
-	var err error
-	if state, ok := states[in.Body.State]; ok {
-		err = s.opt.Engine.SetState(ctx, in.Service, in.Backend, state)
-	} else {
-		err = s.opt.Engine.ClearState(ctx, in.Service, in.Backend)
-	}
-	if err != nil {
+	what := fmt.Sprintf("backend %s %s %s", in.Service, in.Backend, in.Body.State)
+	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, in.Body.State); err != nil {
 		return nil, statusError(err)
 	}
 	return nil, nil

@@ -135,10 +135,22 @@ func (a *app) directory() string {
 	return usualDirectory()
 }
 
+// storeDirectory returns where changes made at run time are kept: what is to survive a restart of the
+// machine, but for gateways in network namespaces, which do not.
+func (a *app) storeDirectory() string {
+	if a.stateDir == "" && usualDirectory() == stateBase {
+		return "/var/lib/sluice"
+	}
+	return filepath.Join(a.directory(), "changes")
+}
+
+// stateBase is the state directory of the host's own network namespace.
+const stateBase = "/run/sluice"
+
 // usualDirectory returns the state directory of the network namespace where nobody
 // names another.
 func usualDirectory() string {
-	const base = "/run/sluice"
+	const base = stateBase
 	if name, ok := namespaceName(); ok {
 		return filepath.Join(base, "netns", name)
 	}

@@ -28,7 +28,8 @@ func newApply(a *app) *cobra.Command {
 		GroupID: "gateway",
 		Short:   "Put a configuration in force in the running daemon",
 		Long: `Send a configuration to the running daemon, which puts all of it in force or
-nothing. It stays until the next change of the daemon's own file.`,
+nothing. It is kept over restarts, on top of the daemon's own file: 'sluice config
+diff' shows the difference, 'sluice config revert' takes it back.`,
 		Example:           "  sluice apply lb-dnat.yaml",
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,

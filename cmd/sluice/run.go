@@ -20,10 +20,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/pcp"
 	"github.com/sluice-lb/sluice/server"
+	"github.com/sluice-lb/sluice/store"
 )
 
 func newRun(a *app) *cobra.Command {
@@ -36,6 +38,8 @@ func newRun(a *app) *cobra.Command {
 commands, in the foreground.
 
 SIGHUP and a change of the file reload it; a file with errors changes nothing.
+What apply, backend and config have changed stands on top of the file, and is
+there again after a restart; 'sluice config diff' shows it.
 SIGTERM and Ctrl-C end the daemon and leave the host as it was found; with
 --keep the rules stay in the kernel and traffic goes on. After kill -9 the rules
 stay too, and the next start adopts them without a gap.
@@ -93,14 +97,14 @@ type daemon struct {
 	verbose bool
 	tcpOpt  server.TCPOptions
 
-	log    *slog.Logger
-	tcp    *server.TCP // nil without --listen
-	engine *engine.Engine
-	mapper *pcp.Server // nil on a host without a datapath that makes mappings
-	end    context.CancelFunc
+	log     *slog.Logger
+	tcp     *server.TCP // nil without --listen
+	engine  *engine.Engine
+	control *control.Control
+	mapper  *pcp.Server // nil on a host without a datapath that makes mappings
+	end     context.CancelFunc
 
 	hup      chan os.Signal // SIGHUP, from the start on: one that comes early is a reload too
-	mu       sync.Mutex     // serialises reloads
 	keepOnce sync.Once
 }
 
@@ -126,6 +130,10 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer lock.release()
+	changes, err := store.Open(d.storeDirectory(), abs)
+	if err != nil {
+		return err
+	}
 	// Before the kernel is touched: a daemon that cannot be asked must not end what an earlier one left.
 	listener, err := listen(d.socketPath())
 	if err != nil {
@@ -153,7 +161,8 @@ func (d *daemon) run(ctx context.Context) error {
 		applies = d.mapper.Kick
 	}
 	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies})
-	if _, err := d.engine.Apply(ctx, cfg); err != nil {
+	d.control = control.New(abs, changes, d.engine, d.log)
+	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
 			d.log.Info("ending before anything was applied")
 			err = nil
@@ -188,7 +197,7 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 // serve answers the API and follows health, signals and the file until the
 // context ends.
 func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths *datapaths, metrics http.Handler) error {
-	opt := server.Options{Engine: d.engine, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics}
+	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}
@@ -240,21 +249,9 @@ func (d *daemon) watch(ctx context.Context, changes <-chan struct{}, failed <-ch
 }
 
 func (d *daemon) reloadAndLog(ctx context.Context) {
-	if _, err := d.Reload(ctx); err != nil {
+	if _, err := d.control.Reload(ctx); err != nil {
 		d.log.Error("reload refused, the configuration in force stays", "file", d.file, "error", err)
 	}
-}
-
-// Reload reads the file again and applies it.
-func (d *daemon) Reload(ctx context.Context) (engine.Applied, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	cfg, err := config.Load(d.file)
-	if err != nil {
-		d.engine.Refuse(err)
-		return engine.Applied{}, err
-	}
-	return d.engine.Apply(ctx, cfg)
 }
 
 // Stop ends the daemon; keep adds to the flag of the command line.

@@ -17,7 +17,7 @@ func TestUsageErrors(t *testing.T) {
 		"apply":                        "apply: which file?\nUsage: sluice apply FILE",
 		"apply a b":                    "apply: argument \"b\" is one too many\nUsage: sluice apply FILE",
 		"backend web":                  "backend: which backend?\nUsage: sluice backend SERVICE BACKEND up|drain|down|auto",
-		"config show":                  "config show: which file?\nUsage: sluice config show FILE",
+		"config show --origin x":       "--origin is about the running daemon: leave the file out; see 'sluice config show --help'",
 		"load http":                    "load http: which URL?\nUsage: sluice load http [--from [LAB/]NODE] URL [flags]",
 		"load packets --from lo":       "load packets: --dest and --source are missing\nUsage: sluice load packets --from PLACE",
 		"plan x":                       "plan: argument \"x\" is one too many\nUsage: sluice plan [flags]",

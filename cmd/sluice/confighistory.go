@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/table"
+)
+
+func newConfigDiff(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "diff",
+		Short: "Show what was changed at run time, against the daemon's file",
+		Long: `Diff lists each value that was changed at run time: + added, - removed, ~ replaced.
+A path consists of keys and of the names of services, backends, rules and sets. 'sluice
+diff FILE' shows what another file would change.`,
+		Example: "  sluice config diff\n  sluice config diff --json | jq .edits",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			changes, err := c.Changes(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(changes, func(w io.Writer) error {
+				edits := append(slices.Clone(changes.Edits), stateEdits(changes.States)...)
+				if len(edits) == 0 {
+					fmt.Fprintf(w, "nothing: what is in force is %s\n", changes.File)
+				}
+				return writeEdits(w, "", edits)
+			})
+		},
+	}
+}
+
+func newConfigHistory(a *app) *cobra.Command {
+	var edits bool
+	cmd := &cobra.Command{
+		Use:     "history",
+		Short:   "List the last 20 changes: who, when and what",
+		Long:    "History lists the last 20 revisions, the newest first. With --edits it shows the values, too.",
+		Example: "  sluice config history\n  sluice config history --edits",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			changes, err := c.Changes(cmd.Context())
+			if err != nil {
+				return err
+			}
+			slices.Reverse(changes.History)
+			return a.print(changes.History, func(w io.Writer) error { return writeHistory(w, changes.History, edits) })
+		},
+	}
+	cmd.Flags().BoolVar(&edits, "edits", false, "show the values that each revision changed")
+	return cmd
+}
+
+func writeHistory(w io.Writer, history []api.ConfigRevision, edits bool) error {
+	if len(history) == 0 {
+		_, err := fmt.Fprintln(w, "nothing was changed yet")
+		return err
+	}
+	if edits {
+		for _, r := range history {
+			fmt.Fprintf(w, "revision %d, %s, %s: %s\n", r.Revision, r.At.Local().Format(time.DateTime), r.Who, r.What)
+			if err := writeEdits(w, "  ", r.Edits); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := table.New(">REVISION", "WHEN", ">VALUES", "WHAT", "WHO")
+	for _, r := range history {
+		t.Row(r.Revision, r.At.Local().Format(time.DateTime), len(r.Edits), r.What, r.Who)
+	}
+	return t.Write(w)
+}
+
+func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
+	for _, e := range edits {
+		if _, err := fmt.Fprintf(w, "%s%s\n", indent, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stateEdits are the states that the operator gave backends, in the form of edits.
+func stateEdits(states []api.OperatorState) []config.Edit {
+	var edits []config.Edit
+	for _, s := range states {
+		edits = append(edits, config.Edit{Path: "services/" + s.Service + "/backends/" + s.Backend + "/@state", After: s.State})
+	}
+	return edits
+}
+
+func newConfigRevert(a *app) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "revert REVISION | --all",
+		Short: "Go back to an earlier revision, or to the daemon's file",
+		Long: `Revert puts in force what was in force after a revision of 'sluice config history'.
+With --all it drops everything that was changed at run time. Either is a new revision,
+which can be reverted too.`,
+		Example: "  sluice config revert 12\n  sluice config revert --all",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := api.Revert{All: all}
+			switch {
+			case all && len(args) == 0:
+			case !all && len(args) == 1:
+				n, err := strconv.ParseUint(args[0], 10, 64)
+				if err != nil || n == 0 {
+					return usageError(cmd, "revision %q: write a number of 'sluice config history'", args[0])
+				}
+				to.Revision = n
+			default:
+				return usageError(cmd, "name one revision, or --all")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			out, err := c.Revert(cmd.Context(), to)
+			if err != nil {
+				return err
+			}
+			return a.print(out, func(w io.Writer) error { return writeOutcome(w, out, "applied") })
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "drop everything that was changed at run time")
+	return cmd
+}
+
+func newConfigSave(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "save",
+		Short: "Write the configuration in force into the daemon's file",
+		Long: `Save replaces the daemon's file by the configuration in force, in full and without
+comments. The states of backends ('sluice backend') stay what they are; no file has them.`,
+		Example: "  sluice config save",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.Save(cmd.Context()); err != nil {
+				return err
+			}
+			changes, err := c.Changes(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(map[string]string{"file": changes.File}, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s is what is in force\n", changes.File)
+				return err
+			})
+		},
+	}
+}
+
+// originRow says where a value comes from that is not the file's.
+type originRow struct {
+	Path     string    `json:"path"`
+	Value    string    `json:"value"`
+	File     string    `json:"file"` // what the file has; empty: nothing
+	Revision uint64    `json:"revision,omitempty"`
+	At       time.Time `json:"at,omitzero"`
+	Who      string    `json:"who,omitempty"`
+}
+
+// origins finds the last revision that changed each value. One that is older than the history has
+// none.
+func origins(c *api.ConfigChanges) []originRow {
+	rows := []originRow{}
+	for _, e := range append(slices.Clone(c.Edits), stateEdits(c.States)...) {
+		row := originRow{Path: e.Path, Value: e.After, File: e.Before}
+		for _, r := range slices.Backward(c.History) {
+			if slices.ContainsFunc(r.Edits, func(made config.Edit) bool { return overlap(made.Path, e.Path) }) {
+				row.Revision, row.At, row.Who = r.Revision, r.At, r.Who
+				break
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// overlap reports whether one of two paths is, or leads to, the other.
+func overlap(a, b string) bool {
+	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
+}
+
+func writeOrigins(w io.Writer, file string, rows []originRow) error {
+	if len(rows) == 0 {
+		_, err := fmt.Fprintf(w, "everything comes from %s\n", file)
+		return err
+	}
+	for _, r := range rows {
+		from := "older than the history"
+		if r.Revision > 0 {
+			from = fmt.Sprintf("revision %d, %s, %s", r.Revision, r.At.Local().Format(time.DateTime), r.Who)
+		}
+		value, inFile := r.Value, r.File
+		if value == "" {
+			value = "removed"
+		}
+		if inFile == "" {
+			inFile = "nothing"
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n    %s; the file has %s\n", r.Path, value, from, inFile); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "everything else comes from %s\n", file)
+	return err
+}

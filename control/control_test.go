@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/store"
+)
+
+// fake is a datapath that remembers the last snapshot.
+type fake struct {
+	refuse error
+	last   *datapath.Snapshot
+}
+
+func (*fake) Name() string                           { return "fake" }
+func (*fake) CarriesService(*config.Service) error   { return nil }
+func (*fake) CarriesNAT(*config.NATRule) error       { return nil }
+func (*fake) CarriesRule(*config.FirewallRule) error { return nil }
+func (*fake) Remove(context.Context) error           { return nil }
+func (*fake) Close() error                           { return nil }
+func (*fake) Counters(context.Context) (*datapath.Counters, error) {
+	return &datapath.Counters{}, nil
+}
+func (*fake) Plan(context.Context, *datapath.Snapshot) (*datapath.Change, error) {
+	return &datapath.Change{}, nil
+}
+func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	if f.refuse != nil {
+		return nil, f.refuse
+	}
+	f.last = s
+	return &datapath.Change{}, nil
+}
+func (*fake) Flows(context.Context, func(flow.Flow) bool) error { return nil }
+
+// state is what the datapath has: "address:port state" of each backend.
+func (f *fake) state() string {
+	var words []string
+	for _, s := range f.last.Services {
+		for i, b := range s.Backends {
+			words = append(words, b.Address.String()+" "+s.State[i].String())
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+type gateway struct {
+	*Control
+	path     *fake
+	file, at string // the operator's file, and the directory of the store
+}
+
+const one = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.0.1}]}\n"
+
+var two = strings.Replace(one, "10.0.0.1}", "10.0.0.1}, {name: b, address: 10.0.0.2}", 1)
+
+func decode(t *testing.T, text string) *config.Config {
+	t.Helper()
+	c, err := config.Decode("f.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// begin starts a daemon's part that is under test, as after a restart where the directories are
+// those of an earlier one.
+func begin(t *testing.T, file, at string) *gateway {
+	t.Helper()
+	s, err := store.Open(at, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{}
+	log := slog.New(slog.DiscardHandler)
+	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{f}, Log: log}), log), f, file, at}
+	cfg, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Start(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var me = Author{"tester", "test"}
+
+func (g *gateway) want(t *testing.T, want string) {
+	t.Helper()
+	if got := g.path.state(); got != want {
+		t.Errorf("in force: %s, want %s", got, want)
+	}
+}
+
+// TestRestart: what apply and backend changed is in force after a restart, and goes with revert.
+func TestRestart(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file, one)
+	g := begin(t, file, filepath.Join(dir, "store"))
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.SetState(t.Context(), me, "web", "a", "drain"); err != nil {
+		t.Fatal(err)
+	}
+	g = begin(t, file, g.at)
+	g.want(t, "10.0.0.1 drain, 10.0.0.2 up")
+	if _, err := g.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.want(t, "10.0.0.1 drain, 10.0.0.2 up")
+	if _, err := g.RevertAll(t.Context(), me); err != nil {
+		t.Fatal(err)
+	}
+	g = begin(t, file, g.at)
+	g.want(t, "10.0.0.1 up")
+}
+
+// TestConflicts: a file that contradicts what was changed at run time is refused with both values,
+// and nothing changes.
+func TestConflicts(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file, two)
+	g := begin(t, file, filepath.Join(dir, "store"))
+	if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(two, "10.0.0.2", "10.0.0.22", 1)), nil); err != nil {
+		t.Fatal(err)
+	}
+	write(t, file, strings.Replace(two, "10.0.0.2", "10.0.0.33", 1))
+	if _, err := g.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "services/web/backends/b/address: changed at run time from 10.0.0.2 to 10.0.0.22, and in the file to 10.0.0.33") {
+		t.Errorf("error %v", err)
+	}
+	g.want(t, "10.0.0.1 up, 10.0.0.22 up")
+	write(t, file, strings.Replace(two, "10.0.0.1}", "10.0.0.11}", 1)) // another value
+	if _, err := g.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.want(t, "10.0.0.11 up, 10.0.0.22 up")
+}
+
+// TestRefused: what the datapath refuses is not kept.
+func TestRefused(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file, one)
+	g := begin(t, file, filepath.Join(dir, "store"))
+	g.path.refuse = errors.New("no room")
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err == nil {
+		t.Error("a refusal is accepted")
+	}
+	if err := g.SetState(t.Context(), me, "web", "a", "down"); err == nil {
+		t.Error("a refusal is accepted")
+	}
+	if c := g.Changes(); len(c.Edits)+len(c.States) > 0 || c.Revision != 1 {
+		t.Errorf("kept: %+v", c)
+	}
+}
+
+// TestNoRoom: on a full disk, and on a file system that is read-only, a change is refused and not
+// made; the gateway goes on.
+func TestNoRoom(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	for name, spoil := range map[string]func(t *testing.T, at string){
+		"full": func(t *testing.T, at string) {
+			f, err := os.Create(filepath.Join(at, "filler"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for err == nil {
+				_, err = f.Write(bytes.Repeat([]byte{1}, 4096))
+			}
+		},
+		"read-only": func(t *testing.T, at string) {
+			if err := unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file, at := filepath.Join(dir, "sluice.yaml"), filepath.Join(dir, "store")
+			write(t, file, one)
+			if err := os.Mkdir(at, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64k"); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+			g := begin(t, file, at)
+			spoil(t, at)
+			if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err == nil || !strings.Contains(err.Error(), "cannot be kept") {
+				t.Errorf("error %v", err)
+			}
+			g.want(t, "10.0.0.1 up")
+			write(t, file, two) // the file is the operator's, and on another disk
+			if _, err := g.Reload(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			g.want(t, "10.0.0.1 up, 10.0.0.2 up")
+		})
+	}
+}
+
+// TestSave: the file is what is in force, with the mode that it had, and nothing is left to merge.
+func TestSave(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file+".real", one)
+	if err := os.Symlink("sluice.yaml.real", file); err != nil {
+		t.Fatal(err)
+	}
+	g := begin(t, file, filepath.Join(dir, "store"))
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Save(me); err != nil {
+		t.Fatal(err)
+	}
+	if c := g.Changes(); len(c.Edits) != 0 {
+		t.Errorf("edits %v are left", c.Edits)
+	}
+	cfg, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cfg.Services[0].Backends) != 2 {
+		t.Errorf("the file has %v", cfg.Services[0].Backends)
+	}
+	info, err := os.Lstat(file)
+	if err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the symbolic link is gone: %v", err)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	g = begin(t, file, g.at)
+	g.want(t, "10.0.0.1 up, 10.0.0.2 up")
+}

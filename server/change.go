@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/engine"
+)
+
+// Control makes changes, and keeps what was changed at run time; see [control.Control].
+type Control interface {
+	Reload(context.Context) (engine.Applied, error)
+	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool) (engine.Applied, error)
+	SetState(ctx context.Context, by control.Author, service, backend, state string) error
+	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
+	RevertAll(context.Context, control.Author) (engine.Applied, error)
+	Save(control.Author) error
+	Changes() control.Changes
+}
+
+// clientKey is where the context of a request holds who sent it.
+type clientKey struct{}
+
+// by is who sent a request, and what for.
+func by(ctx context.Context, what string) control.Author {
+	who, _ := ctx.Value(clientKey{}).(string)
+	if who == "" {
+		who = "unknown"
+	}
+	return control.Author{Who: who, What: what}
+}
+
+// withPeer is the ConnContext of the socket: who opened the connection.
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if counted, ok := c.(*counted); ok {
+		ctx = context.WithValue(ctx, clientKey{}, counted.client)
+	}
+	return ctx
+}
+
+// withClient notes who sent a request over TCP: the subject of the certificate, if it showed one,
+// and the address.
+func withClient(r *http.Request) *http.Request {
+	who := r.RemoteAddr
+	if subject := certificateOf(r); subject != "" {
+		who = subject + " at " + who
+	}
+	return r.WithContext(context.WithValue(r.Context(), clientKey{}, who))
+}
+
+// certificateOf is the subject of the certificate that the client showed, "" for none.
+func certificateOf(r *http.Request) string {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return ""
+	}
+	return r.TLS.PeerCertificates[0].Subject.String()
+}
+
+func (s *server) registerChanges(g huma.API) {
+	huma.Get(g, "/config/changes", s.changes, describe("get-changes", "What was changed at run time, against the daemon's file, and the last revisions"))
+	huma.Post(g, "/config/revert", s.revert, describe("revert", "Go back to an earlier revision, or to the daemon's file"))
+	huma.Post(g, "/config/save", s.save, describe("save", "Write the configuration in force into the daemon's file"))
+}
+
+func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], error) {
+	c := s.opt.Control.Changes()
+	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}}
+	for _, st := range c.States {
+		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, State: st.State})
+	}
+	for _, r := range c.History {
+		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})
+	}
+	return &body[api.ConfigChanges]{v}, nil
+}
+
+func (s *server) revert(ctx context.Context, in *body[api.Revert]) (*body[api.Outcome], error) {
+	var applied engine.Applied
+	var err error
+	switch to := in.Body; {
+	case to.All == (to.Revision != 0):
+		return nil, huma.Error422UnprocessableEntity("say which revision to go back to, or all for the daemon's file: one of the two")
+	case to.All:
+		applied, err = s.opt.Control.RevertAll(ctx, by(ctx, "revert --all"))
+	default:
+		applied, err = s.opt.Control.Revert(ctx, by(ctx, "revert to an earlier revision"), to.Revision)
+	}
+	if err != nil {
+		return nil, statusError(err)
+	}
+	return &body[api.Outcome]{s.outcome(applied)}, nil
+}
+
+func (s *server) save(ctx context.Context, _ *struct{}) (*struct{}, error) {
+	if err := s.opt.Control.Save(by(ctx, "save")); err != nil {
+		return nil, statusError(err)
+	}
+	return nil, nil
+}
+
+// statusError maps errors of a change to HTTP.
+func statusError(err error) error {
+	switch {
+	case errors.Is(err, engine.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return huma.Error404NotFound(err.Error())
+	case errors.Is(err, engine.ErrChanged):
+		return huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
+	}
+	return huma.Error409Conflict(err.Error())
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store keeps on disk what was changed at run time: the difference between the operator's
+// file and the configuration in force, the states that the operator gave to backends, and who
+// changed what. It is one document, replaced as a whole: a crash leaves the old one or the new one.
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// layout is the version of the document's form.
+const layout = 1
+
+// MaxHistory is how many revisions are kept.
+const MaxHistory = 20
+
+// document is the form on disk.
+type document struct {
+	Layout   int           `json:"layout"`
+	File     string        `json:"file"` // the operator's file
+	Base     string        `json:"base"` // what the edits begin from: a file of the same directory
+	Revision uint64        `json:"revision"`
+	Edits    []config.Edit `json:"edits"` // that make the configuration of the file's
+	States   []State       `json:"states"`
+	History  []Revision    `json:"history"` // oldest first
+}
+
+// State is what the operator made of a backend: up, drain or down.
+type State struct {
+	Service string `json:"service"`
+	Backend string `json:"backend"`
+	State   string `json:"state"`
+}
+
+// path is how an edit names the state of a backend, which is no key of the file.
+func (s State) path() string {
+	escape := strings.NewReplacer("~", "~0", "/", "~1")
+	return "services/" + escape.Replace(s.Service) + "/backends/" + escape.Replace(s.Backend) + "/@state"
+}
+
+// Revision is one change, as it is kept.
+type Revision struct {
+	Number uint64    `json:"number"`
+	At     time.Time `json:"at"`
+	Who    string    `json:"who" doc:"the process and user at the socket, the client over TCP, or file"`
+	What   string    `json:"what" doc:"what was asked for"`
+	// Undo leads from this revision back to the one before.
+	Undo []config.Edit `json:"undo" doc:"the edits that lead back to the revision before"`
+}
+
+// Edits returns what the revision changed.
+func (r Revision) Edits() []config.Edit {
+	edits := slices.Clone(r.Undo)
+	for i := range edits {
+		edits[i].Before, edits[i].After = edits[i].After, edits[i].Before
+	}
+	return edits
+}
+
+// Content is what is to be in force.
+type Content struct {
+	Config *config.Config
+	States []State
+}
+
+// Store is the document of one configuration file. It is not safe for concurrent use.
+type Store struct {
+	dir string
+	doc document
+	now func() time.Time
+	// base and content are what doc stands for; without a configuration before the first Commit.
+	base    *config.Config
+	content Content
+}
+
+// Open reads the document that belongs to a configuration file, given by its absolute path, from
+// the directory, which it makes. A document that cannot be read is an error: what it holds would be
+// lost by the next change.
+func Open(dir, file string) (*Store, error) {
+	sum := sha256.Sum256([]byte(file))
+	s := &Store{dir: filepath.Join(dir, hex.EncodeToString(sum[:4])), now: time.Now, doc: document{Layout: layout, File: file}}
+	raw, err := os.ReadFile(s.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err == nil {
+		err = s.read(raw)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("changes made at run time: %s: %w; move the file away to start without them", s.path(), err)
+	}
+	return s, nil
+}
+
+func (s *Store) read(raw []byte) error {
+	if err := json.Unmarshal(raw, &s.doc); err != nil {
+		return err
+	}
+	if s.doc.Layout != layout {
+		return fmt.Errorf("layout %d, this version reads %d", s.doc.Layout, layout)
+	}
+	base := filepath.Join(s.dir, filepath.Base(s.doc.Base))
+	text, err := os.ReadFile(base)
+	if err != nil {
+		return err
+	}
+	if s.base, err = config.Decode(base, text); err != nil {
+		return err
+	}
+	merged, _, conflicts, err := config.Merge(s.base, s.doc.Edits)
+	if err == nil && len(conflicts) > 0 {
+		err = fmt.Errorf("does not fit %s: %s", base, conflicts[0])
+	}
+	s.content = Content{merged, s.doc.States}
+	return err
+}
+
+func (s *Store) path() string { return filepath.Join(s.dir, "changes.json") }
+
+// Path is where the document is.
+func (s *Store) Path() string { return s.path() }
+
+// Revision is the number of the last change, 0 before the first.
+func (s *Store) Revision() uint64 { return s.doc.Revision }
+
+// Edits are what was changed at run time, against the file.
+func (s *Store) Edits() []config.Edit { return slices.Clone(s.doc.Edits) }
+
+// States are what the operator made of backends.
+func (s *Store) States() []State { return slices.Clone(s.doc.States) }
+
+// History returns the last revisions, oldest first.
+func (s *Store) History() []Revision { return slices.Clone(s.doc.History) }
+
+// ConflictError says that a file and what was changed at run time do not go together.
+type ConflictError struct{ Conflicts []config.Conflict }
+
+func (e *ConflictError) Error() string {
+	lines := []string{"the file and what was changed at run time contradict each other; " +
+		"write the wanted value into the file, or drop the changes by 'sluice config revert --all'"}
+	for _, c := range e.Conflicts {
+		lines = append(lines, "  "+c.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Merge returns what is to be in force with this content of the file: the file, and what was changed
+// at run time.
+func (s *Store) Merge(file *config.Config) (Content, error) {
+	merged, _, conflicts, err := config.Merge(file, s.doc.Edits)
+	if err != nil {
+		return Content{}, fmt.Errorf("the file with what was changed at run time: %w", err)
+	}
+	if len(conflicts) > 0 {
+		return Content{}, &ConflictError{conflicts}
+	}
+	return Content{merged, present(merged, s.doc.States)}, nil
+}
+
+// present leaves out the states of backends that the configuration does not have.
+func present(c *config.Config, states []State) []State {
+	have := map[State]bool{}
+	for _, sv := range c.Services {
+		for _, b := range sv.Backends {
+			have[State{Service: sv.Name, Backend: b.Name}] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(states), func(s State) bool { return !have[State{Service: s.Service, Backend: s.Backend}] })
+}
+
+// At returns the content as of one of the revisions of the history.
+func (s *Store) At(number uint64) (Content, error) {
+	h := s.doc.History
+	switch {
+	case len(h) == 0:
+		return Content{}, fmt.Errorf("revision %d: %w: nothing was changed yet", number, fs.ErrNotExist)
+	case number < h[0].Number || number > s.doc.Revision:
+		return Content{}, fmt.Errorf("revision %d: %w: known are %d to %d", number, fs.ErrNotExist, h[0].Number, s.doc.Revision)
+	}
+	c := s.content
+	for _, r := range slices.Backward(h) {
+		if r.Number == number {
+			break
+		}
+		edits, states := split(r.Undo)
+		merged, _, conflicts, err := config.Merge(c.Config, edits)
+		if err == nil && len(conflicts) > 0 {
+			err = &ConflictError{conflicts}
+		}
+		if err != nil {
+			return Content{}, fmt.Errorf("revision %d: %w", r.Number, err)
+		}
+		c = Content{merged, undo(c.States, states)}
+	}
+	return c, nil
+}
+
+// Pending is a change that is on disk, but does not count yet.
+type Pending struct {
+	s       *Store
+	doc     document
+	base    *config.Config
+	content Content
+	temp    string // "": nothing changes
+}
+
+// Prepare writes a change to the disk: file is what the operator's file says now, wanted what is to
+// be in force. It counts after Commit.
+func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (*Pending, error) {
+	p := &Pending{s: s, doc: s.doc, base: file, content: Content{wanted.Config, present(wanted.Config, wanted.States)}}
+	p.doc.Edits = config.Diff(file, wanted.Config)
+	p.doc.States = p.content.States
+	undo, first := []config.Edit{}, s.content.Config == nil
+	if !first {
+		undo = append(config.Diff(wanted.Config, s.content.Config), stateEdits(p.content.States, s.content.States)...)
+		if len(undo) == 0 && len(config.Diff(file, s.base)) == 0 {
+			return p, nil
+		}
+	}
+	if first || len(undo) > 0 {
+		p.doc.Revision++
+		p.doc.History = append(slices.Clone(s.doc.History), Revision{p.doc.Revision, s.now().UTC(), who, what, undo})
+		p.doc.History = p.doc.History[max(0, len(p.doc.History)-MaxHistory):]
+	}
+	if err := p.write(); err != nil {
+		p.Discard()
+		return nil, fmt.Errorf("the change cannot be kept: %w", err)
+	}
+	return p, nil
+}
+
+func (p *Pending) write() error {
+	if err := os.MkdirAll(p.s.dir, 0o700); err != nil {
+		return err
+	}
+	base, err := config.Marshal(p.base)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(base)
+	p.doc.Base = "base-" + hex.EncodeToString(sum[:8]) + ".yaml"
+	if _, err := os.Stat(filepath.Join(p.s.dir, p.doc.Base)); err != nil {
+		temp, err := p.s.writeTemp(base)
+		if err != nil {
+			return err
+		}
+		if err := os.Rename(temp, filepath.Join(p.s.dir, p.doc.Base)); err != nil {
+			return err
+		}
+	}
+	text, err := json.MarshalIndent(p.doc, "", " ")
+	if err != nil {
+		return err
+	}
+	p.temp, err = p.s.writeTemp(append(text, '\n'))
+	return err
+}
+
+// writeTemp writes a new file that a crash of the machine does not lose once it has its name.
+func (s *Store) writeTemp(text []byte) (string, error) {
+	f, err := os.CreateTemp(s.dir, "new-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}
+
+// Commit makes the change count.
+func (p *Pending) Commit() error {
+	if p.temp == "" {
+		return nil
+	}
+	if err := os.Rename(p.temp, p.s.path()); err != nil {
+		return fmt.Errorf("the change cannot be kept: %w", err)
+	}
+	err := syncDir(p.s.dir)
+	p.s.doc, p.s.base, p.s.content = p.doc, p.base, p.content
+	p.s.sweep()
+	return err
+}
+
+// Discard forgets the change.
+func (p *Pending) Discard() {
+	if p.temp != "" {
+		os.Remove(p.temp)
+	}
+}
+
+// sweep removes what the document does not name: older bases, and what a crash left unfinished.
+func (s *Store) sweep() {
+	entries, _ := os.ReadDir(s.dir)
+	for _, e := range entries {
+		if e.Name() != s.doc.Base && e.Name() != filepath.Base(s.path()) {
+			os.Remove(filepath.Join(s.dir, e.Name()))
+		}
+	}
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
