@@ -19,7 +19,7 @@ __noinline int hairpins(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
 
-	return p && r && r->active && r->flags & NAT_HAIRPIN && (!r->in || r->in == p->ifindex) &&
+	return p && r && r->active && r->flags & NAT_HAIRPIN && includes(r->in, p->ifindex) &&
 	       (p->family == FAMILY_6 ? r->pool6_len : r->pool_len);
 }
 

@@ -5,6 +5,20 @@
 
 #include "maps.h"
 
+// Whether an interface is one of a list.
+__noinline int listed(__u32 list, __u32 ifindex)
+{
+	struct interface_addr *i = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	return i && i->lists >> (list & 63) & 1;
+}
+
+// Whether the interfaces of a rule, 0 for every one, include the one with this index.
+static __always_inline bool includes(__u32 of, __u32 ifindex)
+{
+	return !of || of == ifindex || (of & INTERFACE_LIST && listed(of, ifindex));
+}
+
 // With a frame of its own, so that the keys are not in those of all callers.
 __noinline __u64 member_find(const union addr *a, __u32 list, __u32 v6)
 {

@@ -286,10 +286,13 @@ ASSERT_SIZE(struct firewall_rule, 64);
 #define NAT_MSS_CLAMP 0x10
 #define NAT_RANDOM 0x20	     // no port preservation
 
+// In the place of an interface's index: the rest is the number of a list of interfaces.
+#define INTERFACE_LIST 0x40000000
+
 // A rule that translates sources: snat, masquerade, nat64.
 struct nat_rule {
-	__u32 out;	// egress interface, 0 for any
-	__u32 in;	// ingress interface, 0 for any
+	__u32 out;	// egress interface or INTERFACE_LIST, 0 for any
+	__u32 in;	// ingress interface or INTERFACE_LIST, 0 for any
 	__u16 pool;	// where its pool addresses begin in runs
 	__u16 pool_len;
 	__u16 pool6;
@@ -372,7 +375,7 @@ struct prefix {
 	union addr embed; // between families: the rule's RFC 6052 prefix
 	__u64 packets;
 	__u64 bytes;
-	__u32 in;      // leaving packets come in here, 0 for any interface
+	__u32 in;      // leaving packets come in here, or INTERFACE_LIST; 0 for any interface
 	__u32 out;     // and would go out here
 	__u16 rule;
 	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296)

@@ -159,7 +159,7 @@ __noinline int takes(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
 
-	if (!p || !r || !r->active || (r->out && r->out != p->out) || (r->in && r->in != p->ifindex))
+	if (!p || !r || !r->active || !includes(r->out, p->out) || !includes(r->in, p->ifindex))
 		return 0;
 	return r->prefix_len ? in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) : p->out != NO_ENTRY;
 }

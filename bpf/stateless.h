@@ -118,7 +118,7 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	if (source->kind == PREFIX_EAM && dest->kind == PREFIX_EAM ? source->rule != dest->rule :
 								       !same_embedding(source, dest))
 		return REASON_NONE;
-	if (by->in && by->in != p->ifindex)
+	if (!includes(by->in, p->ifindex))
 		return REASON_NONE;
 	plan->family = FAMILY_4;
 	cross_address(&plan->to.saddr, source, true);
@@ -199,9 +199,9 @@ __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 	source = by_source;
 	plan->to = p->tuple;
 	if (source) {
-		if (source->in && source->in != p->ifindex)
+		if (!includes(source->in, p->ifindex))
 			source = 0;
-		else if (source->out && p->out && source->out != p->out && !dest)
+		else if (p->out && !dest && !includes(source->out, p->out))
 			source = 0;
 	}
 	if (source) {

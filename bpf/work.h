@@ -28,8 +28,9 @@ struct interface_addr {
 	__u16 pad;
 	__u32 mtu;
 	__u32 flags;
+	__u64 lists; // bit n: it is one of the list of interfaces with that number
 };
-ASSERT_SIZE(struct interface_addr, 48);
+ASSERT_SIZE(struct interface_addr, 56);
 
 // A parsed packet.
 struct packet {

@@ -93,6 +93,8 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 	switch {
 	case t == targetType:
 		d.target(n, v.Addr().Interface().(*Target))
+	case t == interfacesType:
+		d.interfaces(n, v.Addr().Interface().(*Interfaces))
 	case t.Kind() == reflect.Pointer:
 		v.Set(reflect.New(t.Elem()))
 		d.value(n, v.Elem(), f)
@@ -378,6 +380,26 @@ func (d *decoder) target(n *yaml.Node, t *Target) {
 		d.errorf(n, "write [192.0.2.1] for snat, {address: 10.0.0.2, port: 80} for port-forward",
 			"%s where a list or a mapping belongs", describe(n))
 	}
+}
+
+// interfaces reads one word, or a list of them.
+func (d *decoder) interfaces(n *yaml.Node, i *Interfaces) {
+	var words []string
+	switch n.Kind {
+	case yaml.SequenceNode:
+		d.sequence(n, reflect.ValueOf(&words).Elem())
+	case yaml.ScalarNode:
+		words = []string{n.Value}
+	default:
+		d.errorf(n, "write wan0, or [wan0, ppp*]", "%s where an interface or a list of them belongs", describe(n))
+	}
+	for _, w := range words {
+		if strings.Contains(w, ",") {
+			d.errorf(n, fmt.Sprintf("write [%s], if several are meant", w), "%q: the name of an interface cannot have a comma here", w)
+			return
+		}
+	}
+	*i = InterfacesOf(words...)
 }
 
 // endpoint is Target's form as a mapping.

@@ -63,10 +63,15 @@ func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 	}
 }
 
-// plainly takes pointers and the two shapes of Target away.
+// plainly takes pointers and the two shapes of Target and Interfaces away.
 func plainly(v reflect.Value) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
+	}
+	if v.Type() == interfacesType {
+		if words := v.Interface().(Interfaces).Words(); len(words) > 1 {
+			return reflect.ValueOf(words)
+		}
 	}
 	if v.Type() != targetType {
 		return v

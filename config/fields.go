@@ -98,6 +98,7 @@ var (
 	addrType        = reflect.TypeFor[netip.Addr]()
 	prefixType      = reflect.TypeFor[netip.Prefix]()
 	targetType      = reflect.TypeFor[Target]()
+	interfacesType  = reflect.TypeFor[Interfaces]()
 )
 
 // isText reports whether values of t are written as one scalar by their own

@@ -23,10 +23,12 @@ type NATRule struct {
 	Source []netip.Prefix `yaml:"source,omitempty" json:"source,omitempty" jsonschema:"maxItems=4096"`
 	// Except lists destinations that are not translated (RFC 6888 REQ-6).
 	Except []netip.Prefix `yaml:"except,omitempty" json:"except,omitempty" jsonschema:"maxItems=4096"`
-	// Out is the interface that the traffic leaves by.
-	Out string `yaml:"out,omitempty" json:"out,omitempty"`
-	// In is the interface that the traffic arrives by.
-	In string `yaml:"in,omitempty" json:"in,omitempty"`
+	// Out is the interface that the traffic leaves by: one, a list of them, or all with
+	// names that begin alike (ppp*), whenever they come. A masquerade rule gives each
+	// its own address.
+	Out Interfaces `yaml:"out,omitempty" json:"out,omitempty"`
+	// In is the interface that the traffic arrives by, or several, as for out.
+	In Interfaces `yaml:"in,omitempty" json:"in,omitempty"`
 	// To holds the addresses of snat (a list), or the inside endpoint of
 	// port-forward (a mapping with address and port).
 	To Target `yaml:"to,omitempty" json:"to,omitzero"`

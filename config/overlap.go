@@ -113,11 +113,11 @@ func (v *validator) prefixes() {
 			}
 		}
 		slices.SortStableFunc(all, func(a, b owned) int { return a.First.Compare(b.First) })
-		reach := map[string]int{} // interface → element of all that reaches furthest
+		reach := map[Interfaces]int{} // out → element of all that reaches furthest
 		for n, o := range all {
 			r := &v.c.NAT[o.index]
-			for _, iface := range reached(r.Out, reach) {
-				if e := all[reach[iface]]; o.overlaps(e.AddressRange) {
+			for _, out := range reached(r.Out, reach) {
+				if e := all[reach[out]]; o.overlaps(e.AddressRange) {
 					first, second := &v.c.NAT[min(e.index, o.index)], max(e.index, o.index)
 					v.errorf(path{{key: "nat"}, {index: second}, {key: key}}, "write prefixes that share no address, or give each rule another out",
 						"%s overlaps that of NAT rule %s", key, first.Name)
@@ -131,10 +131,10 @@ func (v *validator) prefixes() {
 	}
 }
 
-// reached returns the keys of reach whose rules can meet those of an interface.
-func reached(iface string, reach map[string]int) (met []string) {
+// reached returns the keys of reach whose rules can meet those of out.
+func reached(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
 	for k := range reach {
-		if k == iface || k == "" || iface == "" {
+		if k.Meets(out) {
 			met = append(met, k)
 		}
 	}

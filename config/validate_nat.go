@@ -40,8 +40,8 @@ func (v *validator) nat() {
 			continue
 		}
 		v.natApplies(p, r, keys)
-		v.ifname(p.key("in"), r.In)
-		v.ifname(p.key("out"), r.Out)
+		v.interfaces(p.key("in"), r.In)
+		v.interfaces(p.key("out"), r.Out)
 		switch r.Type {
 		case NATMasquerade, NATSNAT:
 			v.sourceNAT(p, r)
@@ -73,6 +73,9 @@ func (v *validator) pcp(p path, r *NATRule) {
 	case r.Mapping == AddressAndPortDependent:
 		v.errorf(p.key("pcp"), "write mapping: endpoint-independent, or remove pcp",
 			"pcp maps an endpoint for every remote one, mapping %s for a single one", r.Mapping).atKey = true
+	case r.Type == NATMasquerade && r.Out.Several():
+		v.errorf(p.key("pcp"), "make a rule for each interface, with pcp in one of them, or remove pcp",
+			"pcp maps a port of one outside address, and out %s may have several", r.Out).atKey = true
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 // Waiting tells what of a snapshot waits for the network, in words, each interface once:
 // PPP links, VLANs and containers come and go, and what names one that is not there is
 // taken, does nothing, and takes force when it comes. there reports whether an interface is
-// there, addressed whether it has an address.
+// there, or one whose name begins as before the * at the end; addressed whether it has an
+// address.
 func Waiting(s *Snapshot, there, addressed func(name string) bool) (out []string) {
 	told := map[string]bool{"": true, "lo": true}
 	note := func(name, kind, owner string) {
@@ -26,14 +27,17 @@ func Waiting(s *Snapshot, there, addressed func(name string) bool) (out []string
 		}
 	}
 	for _, n := range s.NAT {
-		note(n.In, "nat", n.Name)
-		note(n.Out, "nat", n.Name)
+		for _, name := range append(n.In.Words(), n.Out.Words()...) {
+			note(name, "nat", n.Name)
+		}
 		if n.Listen != nil {
 			note(n.Listen.Interface, "nat", n.Name)
 		}
-		if n.Type == config.NATMasquerade && !told[n.Out] && !addressed(n.Out) {
-			out = append(out, fmt.Sprintf("nat %s: interface %s has no address: what it is to translate is dropped until there is one", n.Name, n.Out))
-			told[n.Out] = true
+		for _, name := range n.Out.Names() {
+			if n.Type == config.NATMasquerade && !told[name] && !addressed(name) {
+				out = append(out, fmt.Sprintf("nat %s: interface %s has no address: what it is to translate is dropped until there is one", n.Name, name))
+				told[name] = true
+			}
 		}
 	}
 	for _, r := range s.Rules {

@@ -100,8 +100,23 @@ type rule struct {
 }
 
 // addRule takes in a rule of the configuration: port-forwards become services of
-// one backend, prefix rules go to the table of prefixes.
+// one backend, prefix rules go to the table of prefixes. A masquerade rule with several
+// interfaces is one for each: its bindings have the address of the one they leave by.
 func (m *Model) addRule(n *config.NATRule) {
+	if n.Type == config.NATMasquerade && n.Out.Several() {
+		some := false
+		for _, i := range m.host.Interfaces {
+			if n.Out.Has(i.Name) {
+				one := *n
+				one.Out = config.Interfaces(i.Name)
+				m.addRule(&one)
+				some = true
+			}
+		}
+		if some {
+			return
+		}
+	}
 	r := &rule{NATRule: n, credit: credits{}}
 	ranges := append(slices.Clone(n.To.Addresses), n.Pool...)
 	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
@@ -158,7 +173,7 @@ func (m *Model) translates(in Arrival, v *view) bool {
 // wants tells whether a source translating rule takes the packet, and what its
 // destination becomes: itself, for nat64 the IPv4 address in it.
 func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
-	if r.In != "" && r.In != in.Interface || !r.inside(v.src.Addr()) {
+	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
 		return to, false
 	}
 	switch r.Type {
@@ -170,7 +185,7 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 		return netip.AddrPortFrom(a, v.dst.Port()), ok
 	case config.NATMasquerade, config.NATSNAT:
 		next, routed := m.host.route(v.dst.Addr())
-		if !routed || m.host.Owns(v.dst.Addr()) || r.Out != "" && r.Out != next.Name {
+		if !routed || m.host.Owns(v.dst.Addr()) || !r.Out.Has(next.Name) {
 			return to, false
 		}
 		return v.dst, len(r.pool(next.Interface, v.v6)) > 0
@@ -447,7 +462,7 @@ func (m *Model) pooled(a netip.Addr) bool {
 func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
 	for _, r := range append([]*rule{own}, m.rules...) {
 		if r != nil && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&
-			(r.In == "" || r.In == in.Interface) && r.Type != config.NATNAT64 {
+			r.In.Has(in.Interface) && r.Type != config.NATNAT64 {
 			return r
 		}
 	}

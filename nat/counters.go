@@ -44,6 +44,10 @@ func (m *Model) Counters() *datapath.Counters {
 				}
 			}
 		}
+		if last := len(c.NAT) - 1; last >= 0 && c.NAT[last].Name == r.Name { // one rule with several interfaces
+			rc.Packets, rc.Bytes = rc.Packets+c.NAT[last].Packets, rc.Bytes+c.NAT[last].Bytes
+			c.NAT = c.NAT[:last]
+		}
 		c.NAT = append(c.NAT, rc)
 	}
 	return c

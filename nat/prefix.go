@@ -110,11 +110,11 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 // an entering one comes in there.
 func (r *rule) applies(m *Model, in Arrival, other netip.Addr, leaving bool) bool {
 	switch {
-	case leaving && r.In != "" && r.In != in.Interface:
+	case leaving && !r.In.Has(in.Interface):
 		return false
 	case leaving && r.Out != "":
 		next, ok := m.host.route(other)
-		return ok && (next.Name == r.Out || m.translate(other, false) != nil)
+		return ok && (r.Out.Has(next.Name) || m.translate(other, false) != nil)
 	}
 	return true
 }

@@ -129,7 +129,7 @@ func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
 	var wide *service
 	var listen config.Listen
 	for _, s := range m.services {
-		if s.rule != nil && s.rule.In != "" && s.rule.In != iface {
+		if s.rule != nil && !s.rule.In.Has(iface) {
 			continue
 		}
 		if (v.protocol == flow.ICMP || v.protocol == flow.ICMPv6) && v.kind != icmpQuery {

@@ -43,7 +43,7 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 // siitRule returns the rule that handles a packet and what its two ends become, or nil.
 func (m *Model) siitRule(in Arrival, v *view) (r *rule, src, dst netip.Addr) {
 	for _, r := range m.rules {
-		if r.Type != config.NATSIIT || v.v6 && r.In != "" && r.In != in.Interface {
+		if r.Type != config.NATSIIT || v.v6 && !r.In.Has(in.Interface) {
 			continue
 		}
 		if src, dst, ok := m.siitAddresses(r, v); ok {

@@ -88,8 +88,8 @@ func (s *Server) announcements(iface string) (list []announcement) {
 	families := map[bool]bool{} // of the hosts that may ask here, by whether it is IPv4
 	for _, r := range s.rules {
 		for _, source := range r.Source {
-			here := r.In == iface || r.In == "" && slices.ContainsFunc(s.networks[iface], source.Overlaps)
-			if !here || r.Out == iface {
+			here := r.In != "" && r.In.Has(iface) || r.In == "" && slices.ContainsFunc(s.networks[iface], source.Overlaps)
+			if !here || leavesBy(r, iface) {
 				continue
 			}
 			families[source.Addr().Is4()] = true

@@ -151,13 +151,16 @@ func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 		}
 		for _, r := range rules {
 			lives := func(n netip.Prefix) bool { return slices.ContainsFunc(r.Source, n.Overlaps) }
-			if r.Out != i.Name && (r.In == i.Name || r.In == "" && slices.ContainsFunc(networks, lives)) {
+			if !leavesBy(r, i.Name) && (r.In != "" && r.In.Has(i.Name) || r.In == "" && slices.ContainsFunc(networks, lives)) {
 				want[link{i.Index, i.Name}] = networks
 			}
 		}
 	}
 	return want, nil
 }
+
+// leavesBy reports whether the interface is on the outside of the rule.
+func leavesBy(r datapath.MappingRule, name string) bool { return r.Out != "" && r.Out.Has(name) }
 
 // open returns a socket for both families, or on a host without IPv6 for IPv4. The
 // family is named: package net would choose it by whether the loopback has IPv6.

@@ -212,7 +212,7 @@ func (s *Server) epochSeconds(now time.Duration) uint32 {
 func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.MappingRule) {
 	onLink := slices.ContainsFunc(s.networks[iface], func(p netip.Prefix) bool { return p.Contains(client) })
 	for _, r := range s.rules {
-		if (r.In == iface || r.In == "" && onLink) && r.Out != iface &&
+		if (r.In != "" && r.In.Has(iface) || r.In == "" && onLink) && !leavesBy(r, iface) &&
 			slices.ContainsFunc(r.Source, func(p netip.Prefix) bool { return p.Contains(client) }) {
 			list = append(list, r)
 		}

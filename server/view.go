@@ -196,7 +196,7 @@ func summary(n *config.NATRule) string {
 	case config.NATSNAT:
 		return fmt.Sprintf("%s -> %s", join(n.Source), join(n.To.Addresses))
 	}
-	return fmt.Sprintf("%s out %s", join(n.Source), cmp.Or(n.Out, "of any interface"))
+	return fmt.Sprintf("%s out %s", join(n.Source), cmp.Or(string(n.Out), "of any interface"))
 }
 
 // places lists where everything of a view is carried.

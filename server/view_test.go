@@ -24,7 +24,7 @@ func TestInterfacesAreTold(t *testing.T) {
 	}
 	inside := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}
 	for want, out := range map[string]string{"10.0.2.0/24 out wan0": "wan0", "10.0.2.0/24 out of any interface": ""} {
-		if got := summary(&config.NATRule{Type: config.NATMasquerade, Source: inside, Out: out}); got != want {
+		if got := summary(&config.NATRule{Type: config.NATMasquerade, Source: inside, Out: config.Interfaces(out)}); got != want {
 			t.Errorf("want %q, got %q", want, got)
 		}
 	}

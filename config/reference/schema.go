@@ -85,6 +85,9 @@ func textual(t reflect.Type) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "65535"}
 	case reflect.TypeFor[uint32]():
 		return &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "4294967295"}
+	case reflect.TypeFor[config.Interfaces]():
+		word := &jsonschema.Schema{Type: "string", Pattern: `^[^/: \t\n*,]{1,15}\*?$`, Examples: []any{"wan0", "ppp*"}}
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, {Type: "array", Items: word}}}
 	case reflect.TypeFor[config.Target]():
 		endpoint := jsonschema.NewProperties()
 		endpoint.Set("address", textual(reflect.TypeFor[netip.Addr]()))

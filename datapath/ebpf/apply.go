@@ -234,6 +234,9 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 		return err
 	}
 	d.putRuns(want)
+	if err := equalise(t.maps["interfaces"], want.ifaces, nil); err != nil { // rules name lists of them
+		return err
+	}
 	for n, b := range want.backends {
 		t.backends.values[n] = b
 	}
@@ -247,7 +250,7 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
 		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
-		equalise(t.maps["interfaces"], want.ifaces, nil), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
+		equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["doors"], want.doors, nil), equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
 		d.putDirects(directs)

@@ -336,7 +336,7 @@ func TestBare(t *testing.T) {
 		t.Errorf("%d packets of the interface are taken for broken ones, and %d read", n, counted(t, d, "not-ours")-before)
 	}
 	for _, name := range []string{"tun0", "wan0", "later0"} {
-		if err := d.CarriesNAT(&config.NATRule{Name: "out", Type: config.NATMasquerade, Out: name}); err != nil {
+		if err := d.CarriesNAT(&config.NATRule{Name: "out", Type: config.NATMasquerade, Out: config.Interfaces(name)}); err != nil {
 			t.Errorf("masquerade out of %s: %v", name, err)
 		}
 	}

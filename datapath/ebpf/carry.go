@@ -33,7 +33,7 @@ func (d *Datapath) CarriesService(s *config.Service) error {
 
 // CarriesNAT returns nil when this datapath can carry all of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error {
-	return cmp.Or(carriesNAT(n), d.takes(n.In, n.Out))
+	return cmp.Or(carriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...))
 }
 
 // CarriesRule returns nil when this datapath can carry all of the firewall rule.
@@ -43,7 +43,8 @@ func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"
 
-// takes returns nil when programs can stand on the interfaces that are named; "" is none.
+// takes returns nil when programs can stand on the interfaces that are named, or whose names begin
+// as before a *; "" is none.
 func (d *Datapath) takes(names ...string) error {
 	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
 	if len(names) == 0 {
@@ -51,12 +52,29 @@ func (d *Datapath) takes(names ...string) error {
 	}
 	return d.inside(func() error {
 		for _, name := range names {
-			if i, there := netdev.ByName(name); there && !i.Ethernet() && !i.Bare() { // one that is to come may be
-				return fmt.Errorf("interface %s %s", name, unknownHeaders)
+			for _, i := range there(config.Interfaces(name)) { // one that is to come may be another
+				if !i.Ethernet() && !i.Bare() {
+					return fmt.Errorf("interface %s %s", i.Name, unknownHeaders)
+				}
 			}
 		}
 		return nil
 	})
+}
+
+// there lists the interfaces of a word that are there.
+func there(word config.Interfaces) (list []netdev.Interface) {
+	if !word.Several() {
+		if i, ok := netdev.ByName(string(word)); ok {
+			list = append(list, i)
+		}
+		return list
+	}
+	all, err := netdev.Interfaces()
+	if err != nil {
+		return nil // compile reads them again, and says so
+	}
+	return slices.DeleteFunc(all, func(i netdev.Interface) bool { return !word.Has(i.Name) })
 }
 
 func carriesService(s *config.Service) error {

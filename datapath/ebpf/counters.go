@@ -99,9 +99,13 @@ func (d *Datapath) owned(c *datapath.Counters) {
 		}
 		c.Services = append(c.Services, sc)
 	}
+	sources := map[string]traffic{} // one rule may be several here
 	for id, name := range d.inForce.names.source {
 		r, live := d.t.rules.values[id], rules[uint16(id)]
-		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: r.Packets + live.packets, Bytes: r.Bytes + live.bytes})
+		sources[name] = plus(sources[name], traffic{r.Packets + live.packets, r.Bytes + live.bytes})
+	}
+	for name, t := range sources {
+		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: t.packets, Bytes: t.bytes})
 	}
 	prefixes := map[uint32]traffic{}
 	var k wirePrefixKey

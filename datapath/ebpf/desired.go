@@ -40,8 +40,10 @@ type desired struct {
 	ports     map[uint32][]flow.Ports // usable ones, by pool address
 	block     map[uint32]int          // ports of a block, by pool address
 	ifaces    map[uint32]wireInterfaceAddr
-	switches  switches
-	tables    config.Tables // sizes asked for
+	// interfaceLists are the lists of interfaces of rules, by their numbers.
+	interfaceLists map[uint32]config.Interfaces
+	switches       switches
+	tables         config.Tables // sizes asked for
 
 	draft *draft
 }
@@ -90,7 +92,7 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{},
+		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
 		draft: ids, tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
@@ -135,6 +137,11 @@ func (c *compiler) finish() {
 			v.Flags = interfaceXDP
 		}
 		copy(v.Mac[:], i.MAC)
+		for n, list := range c.interfaceLists {
+			if list.Has(i.Name) {
+				v.Lists |= 1 << n
+			}
+		}
 		for _, a := range c.host.addresses[i.Index] {
 			if a.Is4() && v.V4 == (wireAddr{}) {
 				v.V4 = addrOf(a)

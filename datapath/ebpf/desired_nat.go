@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -33,7 +34,7 @@ var filterings = map[config.Behaviour]wireFiltering{
 func (c *compiler) nat(n *config.NATRule) error {
 	switch n.Type {
 	case config.NATSNAT, config.NATMasquerade, config.NATNAT64:
-		return c.source(n)
+		return c.sources(n)
 	case config.NATPortForward:
 		return c.portForward(n)
 	case config.NATStatic, config.NATNPT66:
@@ -48,6 +49,48 @@ func (c *compiler) nat(n *config.NATRule) error {
 // the programs have NO_ENTRY for packets that leave by none.
 const absent = 1 << 31
 
+// maxLists is how many lists of interfaces there may be: bits of interface_addr.lists.
+const maxLists = 64
+
+// interfaceList of bpf/settings.h stands in the place of an interface's index.
+const interfaceList = 0x40000000
+
+// interfaces returns what stands for the interfaces of a rule: the index of a single one, 0 for every
+// one, or the number of a list.
+func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
+	if !which.Several() {
+		return c.iface(string(which)), nil
+	}
+	id, err := c.draft.id(idList, string(which), maxLists, nil)
+	if err != nil {
+		return 0, err
+	}
+	c.interfaceLists[id] = which
+	c.resolve(which)
+	return interfaceList | id, nil
+}
+
+// resolve lists the names of the interfaces that are meant: those that are there, and those that
+// are to come as they are written. What waits is counted.
+func (c *compiler) resolve(which config.Interfaces) (names []string) {
+	if !which.Several() {
+		return []string{string(which)}
+	}
+	for _, w := range which.Words() {
+		there := c.host.named(config.Interfaces(w))
+		for _, i := range there {
+			if !slices.Contains(names, i.Name) {
+				names = append(names, i.Name)
+			}
+		}
+		if len(there) == 0 {
+			names = append(names, w)
+			c.waits++
+		}
+	}
+	return names
+}
+
 // iface returns the index of an interface, 0 for none.
 func (c *compiler) iface(name string) uint32 {
 	if name == "" {
@@ -60,13 +103,30 @@ func (c *compiler) iface(name string) uint32 {
 	return absent
 }
 
-// source compiles a rule that translates sources.
-func (c *compiler) source(n *config.NATRule) (err error) {
+// sources compiles a rule that translates sources. Of masquerade one with several interfaces is a
+// rule for each: what leaves by it has its address.
+func (c *compiler) sources(n *config.NATRule) error {
+	if n.Type != config.NATMasquerade || !n.Out.Several() {
+		return c.source(n, n.Name)
+	}
+	for _, name := range c.resolve(n.Out) {
+		one := *n
+		one.Out = config.Interfaces(name)
+		if err := c.source(&one, n.Name+"\x00"+name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// source compiles such a rule with the interfaces that it leaves by as one, or with one address.
+// key is what it is known by to its flows.
+func (c *compiler) source(n *config.NATRule, key string) (err error) {
 	ports := n.Ports
 	if ports == (flow.Ports{}) {
 		ports = flow.Ports{First: 1024, Last: 65535}
 	}
-	id, err := c.draft.id(idSource, n.Name+geometry(ports, n.PortBlock), maxSources, nil)
+	id, err := c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {
 		return fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}
@@ -88,7 +148,12 @@ func (c *compiler) source(n *config.NATRule) (err error) {
 	if n.Unreachable == "prohibited" {
 		w.Flags |= natProhibited
 	}
-	w.Out, w.In = c.iface(n.Out), c.iface(n.In)
+	if w.Out, err = c.interfaces(n.Out); err != nil {
+		return err
+	}
+	if w.In, err = c.interfaces(n.In); err != nil {
+		return err
+	}
 	pool := n.To.Addresses
 	bare := false // what is to be translated has no port, and does not leave as it came
 	switch n.Type {
@@ -172,7 +237,11 @@ func (c *compiler) portForward(n *config.NATRule) error {
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
 	if n.In != "" {
-		s.Listen[0].Interface = n.In
+		l := s.Listen[0]
+		s.Listen = nil
+		for _, l.Interface = range c.resolve(n.In) {
+			s.Listen = append(s.Listen, l)
+		}
 	}
 	id, err := c.draft.id(idService, "\x01"+n.Name, maxServices, nil)
 	if err != nil {
@@ -208,7 +277,12 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wirePrefix, err error) {
 	}
 	c.names.prefix[id] = n.Name
 	w.Rule = uint16(id)
-	w.In, w.Out = c.iface(n.In), c.iface(n.Out)
+	if w.In, err = c.interfaces(n.In); err != nil {
+		return w, err
+	}
+	if w.Out, err = c.interfaces(n.Out); err != nil {
+		return w, err
+	}
 	if n.MSSClamp {
 		w.Clamp = 1
 	}

@@ -375,11 +375,20 @@ func (c *compiler) hasDoors(a netip.Addr) bool {
 		}
 		for _, n := range c.snapshot.NAT {
 			if n.Listen != nil {
-				note(n.Listen, n.In)
+				for _, name := range c.namesOf(n.In) {
+					note(n.Listen, name)
+				}
 			}
 		}
 	}
 	return len(c.doorsOf[a]) > 1
+}
+
+// namesOf is resolve for those who only want to know.
+func (c *compiler) namesOf(which config.Interfaces) []string {
+	waits := c.waits
+	defer func() { c.waits = waits }()
+	return c.resolve(which)
 }
 
 // door writes a bound listener: by its interface, and by its service.
@@ -424,7 +433,8 @@ func (c *compiler) replies(id uint32, s *config.Service) bool {
 		v := wireReverse{Service: uint16(id), Backend: uint16(c.names.backends[id][i])}
 		var vips []config.Listen
 		for _, l := range s.Listen {
-			if l.Address.Is4() == b.Address.Is4() {
+			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // at another interface
+			if l.Address.Is4() == b.Address.Is4() && !slices.ContainsFunc(vips, same) {
 				vips = append(vips, l)
 			}
 		}

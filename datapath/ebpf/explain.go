@@ -191,8 +191,8 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 		if r.Out == "" || len(r.Source) > 0 && !within(r.Source, from) {
 			continue
 		}
-		out, err := netlink.LinkByName(r.Out)
-		if err == nil && out.Attrs().Index == index && !within(r.Except, to) {
+		out, err := netlink.LinkByIndex(index)
+		if err == nil && r.Out.Has(out.Attrs().Name) && !within(r.Except, to) {
 			return r.Name + " would translate it, but " + off
 		}
 	}

@@ -77,6 +77,16 @@ func (h *host) byName(name string) (netdev.Interface, bool) {
 	return netdev.Interface{}, false
 }
 
+// named lists the interfaces that are named, or whose names begin as before a *.
+func (h *host) named(which config.Interfaces) (list []netdev.Interface) {
+	for _, i := range h.interfaces {
+		if which.Has(i.Name) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
 func (h *host) owns(a netip.Addr) bool {
 	for _, list := range h.addresses {
 		for _, b := range list {

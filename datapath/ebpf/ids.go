@@ -27,11 +27,12 @@ const (
 	idSet
 	idPool
 	idMeta // words of the tables: hash keys, sizes, layout
+	idList // list of interfaces
 )
 
 func (k idKind) String() string {
 	return [...]string{idService: "services", idBackend: "backends", idSource: "rules that translate sources", idPrefix: "rules without state",
-		idSet: "sets and prefixes of the firewall", idPool: "pool addresses", idMeta: "words"}[k]
+		idSet: "sets and prefixes of the firewall", idPool: "pool addresses", idMeta: "words", idList: "lists of interfaces"}[k]
 }
 
 const idNameLen = 127

@@ -26,7 +26,7 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.away != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
 	}
-	there := func(name string) bool { _, ok := d.seen.byName(name); return ok }
+	there := func(name string) bool { return len(d.seen.named(config.Interfaces(name))) > 0 }
 	addressed := func(name string) bool {
 		i, _ := d.seen.byName(name)
 		return len(d.seen.outside(uint32(i.Index))) > 0

@@ -375,6 +375,7 @@ type wireInterfaceAddr struct {
 	Pad   uint16
 	Mtu   uint32
 	Flags uint32
+	Lists uint64
 }
 
 type wireListener struct {

@@ -50,7 +50,7 @@ func (d *Datapath) Warnings() []string {
 		out = append(out, d.uncut.Error())
 	}
 	there := func(name string) bool {
-		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return i.Name == name })
+		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })
 	}
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
 }

@@ -159,7 +159,7 @@ func Scenarios() []Scenario {
 			{"wan0", clients6, append(one("2001:db8:77::10"), one("2001:db8:ab::1")...), []uint16{80, 53, 9}, all},
 			{"lan0", inside4, append(addresses("203.0.113.%d", 200, 204), far4...), []uint16{80, 53, 9}, all},
 			{"lan0", inside6, append(one("2001:db8:77::10"), append(addresses("64:ff9b::cb00:71%x", 0xc8, 0xcc), far6...)...), []uint16{80, 53, 9}, all}}},
-	}, natScenarios()...)
+	}, append(natScenarios(), edgeScenarios()...)...)
 }
 
 const dnatHash = `

@@ -330,8 +330,9 @@ func endpoints(s *Service, table rs.Family, name string, l endpoint, v rs.Verdic
 		suffix := ranges
 		if l.iface != "" {
 			suffix = interfaces
-			key = append([]rs.Value{rs.Iface(l.iface)}, key...)
-			end = append([]rs.Value{rs.Iface(l.iface)}, end...)
+			first, last := rs.IfaceSpan(l.iface)
+			key = append([]rs.Value{first}, key...)
+			end = append([]rs.Value{last}, end...)
 		}
 		s.element(rs.Element{Set: rs.ID{Table: table, Name: name + suffix}, Key: rs.Concat(key...), End: rs.Concat(end...), Verdict: v})
 	}
@@ -342,7 +343,7 @@ type endpoint struct {
 	addr     netip.Addr
 	protocol flow.Protocol
 	ports    []flow.Ports
-	iface    string
+	iface    string // or the beginning of names, and a *; "" for every one
 }
 
 // element puts an element into a shared map, or a member, which leads nowhere, into a

@@ -44,25 +44,39 @@ func staticFirst(a, b *config.NATRule) int {
 	return 0
 }
 
-// leaving starts a rule for what leaves by the NAT rule's interfaces.
-func leaving(n *config.NATRule) *rs.Builder {
-	r := rs.NewRule()
-	if n.In != "" {
-		r.Is(rs.InName, rs.Iface(n.In))
+// leaving starts the rules for what comes in and leaves by the interfaces that are named: one
+// for each pair of their words.
+func leaving(in, out config.Interfaces) (list []*rs.Builder) {
+	for _, i := range wordsOrAny(in) {
+		for _, o := range wordsOrAny(out) {
+			r := rs.NewRule()
+			if i != "" {
+				r.Is(rs.InName, rs.Ifaces(i))
+			}
+			if o != "" {
+				r.Is(rs.OutName, rs.Ifaces(o))
+			}
+			list = append(list, r)
+		}
 	}
-	if n.Out != "" {
-		r.Is(rs.OutName, rs.Iface(n.Out))
+	return list
+}
+
+// wordsOrAny are the words of a list of interfaces, "" for every one.
+func wordsOrAny(i config.Interfaces) []string {
+	if i == "" {
+		return []string{""}
 	}
-	return r
+	return i.Words()
 }
 
 // ways starts a rule for each direction of the connections that leave by the NAT
 // rule's interfaces.
 func ways(n *config.NATRule) []*rs.Builder {
 	if n.In == n.Out {
-		return []*rs.Builder{leaving(n)}
+		return leaving(n.In, n.Out)
 	}
-	return []*rs.Builder{leaving(n), leaving(&config.NATRule{In: n.Out, Out: n.In})}
+	return append(leaving(n.In, n.Out), leaving(n.Out, n.In)...)
 }
 
 // sourceNAT compiles masquerade and snat. Without a source an IPv4 rule is
@@ -97,17 +111,20 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 			return err
 		}
 		base := rs.ID{Table: f, Name: "postrouting"}
-		r := leaving(n)
-		switch len(sources) {
-		case 0:
-		case 1:
-			r.Within(rs.Source(f), sources[0])
-		default:
-			set := rs.ID{Table: f, Name: chain + "/source"}
+		set := rs.ID{Table: f, Name: chain + "/source"}
+		if len(sources) > 1 {
 			s.intervals(set, f, sources)
-			r.InSet(set.Name, rs.Source(f))
 		}
-		b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
+		for _, r := range leaving(n.In, n.Out) {
+			switch len(sources) {
+			case 0:
+			case 1:
+				r.Within(rs.Source(f), sources[0])
+			default:
+				r.InSet(set.Name, rs.Source(f))
+			}
+			b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
+		}
 		b.clamp(n, f)
 	}
 	return nil
@@ -184,15 +201,17 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	rules = append(rules, c.giveTimeouts(s, f, n.Protocol)...)
 	rules = append(rules, rs.NewRule().Counter().DNAT(f, n.To.Address, n.To.Port).Rule(""))
 	s.chain(f, chain, rules...)
-	iface := n.Listen.Interface
-	if iface == "" {
-		iface = n.In
+	at := []string{n.Listen.Interface}
+	if at[0] == "" {
+		at = wordsOrAny(n.In)
 	}
 	if n.Hairpin == config.SwitchOn {
-		iface = ""
+		at = []string{""}
 	}
-	e := endpoint{n.Listen.Address, n.Protocol, portsOf(*n.Listen), iface}
-	endpoints(s, f, mapServices, e, rs.Verdict{Code: rs.Goto, Chain: chain})
+	e := endpoint{addr: n.Listen.Address, protocol: n.Protocol, ports: portsOf(*n.Listen)}
+	for _, e.iface = range at {
+		endpoints(s, f, mapServices, e, rs.Verdict{Code: rs.Goto, Chain: chain})
+	}
 	if n.Hairpin != config.SwitchOff {
 		e.iface = ""
 		endpoints(s, f, mapHairpin, e, rs.Verdict{})
@@ -212,18 +231,24 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 		// To an inside host by its outside address: the answer must come back this way.
 		for i := range c.snapshot.NAT {
 			if o := c.snapshot.NAT[i]; o.Type == config.NATStatic && familyOf(o.External.Addr()) == f {
-				turned := leaving(&config.NATRule{In: n.In}).Within(rs.OriginalDest(f), o.External).Within(rs.Source(f), n.Internal)
-				b.chains[post] = append(b.chains[post], turned.Goto(chain+"/out").Rule(""))
+				for _, turned := range leaving(n.In, "") {
+					turned.Within(rs.OriginalDest(f), o.External).Within(rs.Source(f), n.Internal)
+					b.chains[post] = append(b.chains[post], turned.Goto(chain+"/out").Rule(""))
+				}
 			}
 		}
 	}
 	if len(n.Except) > 0 {
 		set := rs.ID{Table: f, Name: chain + "/except"}
 		s.intervals(set, f, n.Except)
-		except := leaving(n).Within(rs.Source(f), n.Internal).InSet(set.Name, rs.Dest(f))
-		b.chains[post] = append(b.chains[post], except.Accept().Rule(""))
+		for _, except := range leaving(n.In, n.Out) {
+			except.Within(rs.Source(f), n.Internal).InSet(set.Name, rs.Dest(f))
+			b.chains[post] = append(b.chains[post], except.Accept().Rule(""))
+		}
 	}
-	b.chains[post] = append(b.chains[post], leaving(n).Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
+	for _, out := range leaving(n.In, n.Out) {
+		b.chains[post] = append(b.chains[post], out.Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
+	}
 	b.clamp(n, f)
 	mark := func(r *rs.Builder) *rs.Builder {
 		if n.Mark != 0 {

@@ -25,13 +25,16 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	raw, post := rs.ID{Table: rs.IP6, Name: "raw"}, rs.ID{Table: rs.IP6, Name: "translate"}
 
 	in, notrack := rs.NewRule().Within(dest, outside), rs.NewRule()
-	track := leaving(&config.NATRule{In: n.In}).Within(source, inside).NotWithin(dest, inside)
-	out := leaving(n).Within(source, inside).NotWithin(dest, inside)
+	tracks, outs := leaving(n.In, ""), leaving(n.In, n.Out)
+	for _, r := range slices.Concat(tracks, outs) {
+		r.Within(source, inside).NotWithin(dest, inside)
+	}
 	if len(n.Except) > 0 {
 		set := rs.ID{Table: rs.IP6, Name: chain + "/except"}
 		s.intervals(set, rs.IP6, n.Except)
-		track.NotInSet(set.Name, dest)
-		out.NotInSet(set.Name, dest)
+		for _, r := range slices.Concat(tracks, outs) {
+			r.NotInSet(set.Name, dest)
+		}
 	}
 	// What connection tracking translates must stay tracked, the answers too.
 	if listeners, servers := c.tracked6(); len(listeners) > 0 {
@@ -39,11 +42,18 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 		s.intervals(to, rs.IP6, listeners)
 		s.intervals(from, rs.IP6, servers)
 		in.NotInSet(to.Name, dest)
-		track.NotInSet(to.Name, dest).NotInSet(from.Name, source)
+		for _, track := range tracks {
+			track.NotInSet(to.Name, dest).NotInSet(from.Name, source)
+		}
 		notrack.NotInSet(from.Name, dest) // both ways of a connection or none
 	}
-	b.chains[raw] = append(b.chains[raw], in.Goto(chain+"/in").Rule(""), track.Notrack().Rule("nat "+n.Name))
-	b.chains[post] = append(b.chains[post], out.Goto(chain+"/out").Rule(""))
+	b.chains[raw] = append(b.chains[raw], in.Goto(chain+"/in").Rule(""))
+	for _, track := range tracks {
+		b.chains[raw] = append(b.chains[raw], track.Notrack().Rule("nat "+n.Name))
+	}
+	for _, out := range outs {
+		b.chains[post] = append(b.chains[post], out.Goto(chain+"/out").Rule(""))
+	}
 	b.clamp(n, rs.IP6)
 
 	word := 3

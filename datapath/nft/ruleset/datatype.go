@@ -100,6 +100,25 @@ func Iface(name string) Value {
 	return Value{string(b), strconv.Quote(name)}
 }
 
+// Ifaces is the constant by which the interfaces of a word are told: one name, or with a
+// "*" at its end the beginning of names, of which no more is compared.
+func Ifaces(word string) Value {
+	if start, wild := strings.CutSuffix(word, "*"); wild {
+		return Value{start, strconv.Quote(word)}
+	}
+	return Iface(word)
+}
+
+// IfaceSpan is the first and the last key of the interfaces of a word, for an interval map.
+func IfaceSpan(word string) (first, last Value) {
+	start, wild := strings.CutSuffix(word, "*")
+	first, last = Iface(start), Iface(start)
+	if wild {
+		last.Raw = start + strings.Repeat("\xff", len(last.Raw)-len(start))
+	}
+	return first, last
+}
+
 // Concat joins constants to a key; a single one stays unpadded.
 func Concat(values ...Value) string {
 	if len(values) == 1 {
