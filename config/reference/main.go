@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"strings"
 )
 
@@ -55,11 +54,14 @@ func write(dir string) error {
 	return nil
 }
 
-// sourceDir is the directory of package config, found from where this file was
-// compiled.
+// sourceDir is the directory of package config in the module that the working directory is in:
+// where this file was compiled is not known with -trimpath.
 func sourceDir() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(filepath.Dir(file))
+	for dir := "."; ; dir = filepath.Join(dir, "..") {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil || len(dir) > 64 {
+			return filepath.Join(dir, "config")
+		}
+	}
 }
 
 // comments are doc comments by type ("Service") and field ("Service.Name").
