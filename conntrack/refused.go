@@ -23,18 +23,31 @@ func triesTell(pool uint32) uint64 {
 	return min(least, uint64(pool-min(pool, 32))/2)
 }
 
+// Use is how many ports of a pool are in use towards the destination that connections were
+// refused to. A Pool of 0: not known.
+type Use struct{ Used, Pool uint32 }
+
+// short tells whether so many are in use that a search may find none: the first were
+// refused between 90 and 95 % of a pool of 1,000, and of small pools all may be tried.
+func (u Use) short() bool { return 5*uint64(u.Used) >= 4*uint64(u.Pool) }
+
 // Refused tells by the counters of a window why connections were refused. A packet
-// that lost a race, as DNS queries for A and AAAA may that leave at once, is dropped
-// at the same place and counted in the same way as one without a port; only the search
-// for a port tells them apart. pool is the smallest range of ports that a rule names;
-// 0: none does.
-func (c Counters) Refused(pool uint32) Refused {
+// that lost a race, as those of two hosts with equal source ports may that leave at once, is
+// dropped at the same place and counted in the same way as one without a port. The ports in
+// use towards the destination tell them apart; where they are not known, the search for a
+// port does, which other connections add to, those that found one in the end. pool is the
+// smallest range of ports that a rule names; 0: none does.
+func (c Counters) Refused(pool uint32, use Use) Refused {
 	r := Refused{Chain: uint64(c.ChainTooLong)}
 	// A long chain counts as failed, without a drop; so does a clash that was resolved.
 	failed := uint64(c.InsertFailed) - min(r.Chain, uint64(c.InsertFailed))
 	lost := min(failed, uint64(c.Drop))
 	r.Full = uint64(c.Drop) - lost
-	if uint64(c.Found) < triesTell(pool)*lost {
+	race := uint64(c.Found) < triesTell(pool)*lost
+	if use.Pool > 0 {
+		race = !use.short()
+	}
+	if race {
 		r.Race = lost
 	} else {
 		r.Ports = lost

@@ -367,6 +367,19 @@ func (s *Summary) Fullest(pool func(public netip.Addr) uint32) (worst Occupancy,
 	return worst, found
 }
 
+// PortsInUse is how many ports of an SNAT address are in use towards a remote endpoint.
+func (s *Summary) PortsInUse(public netip.Addr, protocol flow.Protocol, remote netip.AddrPort) uint32 {
+	port := remote.Port()
+	if !protocol.HasPorts() {
+		port = 0
+	}
+	i := slices.Index(s.outsides.keys, Outside{AddrOf(public), Service{AddrOf(remote.Addr()), port, protocol}})
+	if i < 0 {
+		return 0
+	}
+	return s.outsides.counts[i].Entries
+}
+
 func addrString(a Addr) string { return a.Netip().String() }
 
 // rank sorts rows by entries, then by key, so that equal tables print equally.

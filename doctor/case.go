@@ -117,7 +117,30 @@ func (c *Case) refused() conntrack.Refused {
 		pool = c.NS.Rules.Pools.Smallest
 	}
 	count := func(name string) uint32 { return uint32(c.delta("conntrack." + name)) }
-	return conntrack.Counters{Drop: count("drop"), InsertFailed: count("insert_failed"), Found: count("found"), ChainTooLong: count("chain_too_long")}.Refused(pool)
+	return conntrack.Counters{Drop: count("drop"), InsertFailed: count("insert_failed"), Found: count("found"), ChainTooLong: count("chain_too_long")}.Refused(pool, c.portUse())
+}
+
+// portUse is how many ports are in use towards the destination of a refused packet, or where
+// the largest share is.
+func (c *Case) portUse() (use conntrack.Use) {
+	if c.NS.Table == nil || c.NS.TableAge > 0 {
+		return use
+	}
+	pools := vitals.Pools{}
+	if c.NS.Rules != nil {
+		pools = c.NS.Rules.Pools
+	}
+	if g, seen := c.drops(trace.CausePortsExhausted); seen {
+		for _, s := range g.Sampled {
+			if public := s.Reply.Dest.Addr(); s.Reply.IsValid() {
+				return conntrack.Use{Used: c.NS.Table.PortsInUse(public, s.Reply.Protocol, s.Reply.Source), Pool: pools.Of(public)}
+			}
+		}
+	}
+	if o, there := c.NS.Table.Fullest(pools.Of); there {
+		use = conntrack.Use{Used: o.Used, Pool: o.Pool}
+	}
+	return use
 }
 
 // table tells whether the connection table was read; the finding says why not.

@@ -57,8 +57,7 @@ func checkPortsExhausted(_ context.Context, c *Case) Finding {
 	case failed == 0:
 		return ok("every translated connection found a port")
 	case refused.Race > 0:
-		return c.withDrops(found(Info, "%d new connections met an equal one; ports were not short", failed).
-			with("Δinsert_failed", c.inWindow(failed), fromCtnetlink).with("Δfound", c.inWindow(tries), fromCtnetlink), trace.CausePortsExhausted)
+		return c.lostRace(failed, g)
 	}
 	n := failed
 	if seen {
@@ -66,6 +65,26 @@ func checkPortsExhausted(_ context.Context, c *Case) Finding {
 	}
 	f := found(Critical, "no source port is left for SNAT%s: %d new connections were refused in %.1f s", destinationOf(g), n, c.Window.Seconds()).
 		with("Δinsert_failed = Δdrop", c.inWindow(failed), fromCtnetlink).with("Δfound (ports tried)", c.inWindow(tries), fromCtnetlink).losing(c.perSecond(n))
+	return c.withDrops(f, trace.CausePortsExhausted)
+}
+
+// lostRace words connections that were refused although ports are not short: two packets at
+// once had chosen the same one, which masquerading keeps where it is free when it looks.
+func (c *Case) lostRace(n uint64, g trace.DropGroup) Finding {
+	f := found(Info, "%s lost a race with one of an equal source port that left at once%s; ports are not short", plural(int(n), "new connection"), destinationOf(g)).
+		with("Δinsert_failed = Δdrop", c.inWindow(n), fromCtnetlink)
+	if use := c.portUse(); use.Pool > 0 {
+		f = f.with("ports in use", fmt.Sprintf("%d of %d", use.Used, use.Pool), c.dumped())
+	}
+	if n >= 5 && c.perSecond(n) > 0.5 {
+		f.Verdict = Warn
+		f = f.losing(c.perSecond(n))
+	}
+	f.Symptom = "some connections to a service that many ask take 1 or 3 s, DNS answers 5 s; ports are free"
+	f.Remedy = &Remedy{Do: "let the rules take ports at random: masquerade random,fully-random (iptables --random-fully)", Risk: "source ports are not preserved"}
+	if c.NS.Rules != nil && c.NS.Rules.SourceNAT > 0 && c.NS.Rules.InOrder == 0 {
+		f.Remedy = &Remedy{Do: "for DNS, options single-request-reopen in resolv.conf or a cache on each node: the rules take ports at random already", Cost: "a cache takes a process and memory"}
+	}
 	return c.withDrops(f, trace.CausePortsExhausted)
 }
 
@@ -160,7 +179,7 @@ func checkPrivilegedPorts(_ context.Context, c *Case) Finding {
 	if f, there := c.table(); !there {
 		return f
 	}
-	n := c.NS.PrivilegedPorts
+	n := c.NS.Entries.Privileged
 	if n < 300 {
 		return ok("%d translated connections from ports below 1024", n)
 	}

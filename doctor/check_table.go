@@ -292,6 +292,10 @@ func checkInsertFailed(_ context.Context, c *Case) Finding {
 	if drop == 0 {
 		return found(Info, "%d clashes of equal UDP connections, all resolved", n).with("Δinsert_failed", c.inWindow(n), fromCtnetlink)
 	}
+	if c.refused().Race > 0 { // PT01 tells of them
+		return found(Info, "%d new connections were refused because their tuple was taken", n).
+			with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
+	}
 	return found(grade(c.perSecond(n), 0, 1), "%d new connections were refused because their tuple was taken", n).
 		with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 }

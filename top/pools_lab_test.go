@@ -31,7 +31,7 @@ func TestSmallestPool(t *testing.T) {
 	if got := h.smallestPool(t.Context(), ns, conntrack.Counters{Drop: 5}, time.Now()); got != 0 || h.pools != nil {
 		t.Errorf("pool of %d read for a full table", got)
 	}
-	if got := failed.Refused(h.smallestPool(t.Context(), ns, failed, time.Now())); got != (conntrack.Refused{Ports: 5}) {
+	if got := failed.Refused(h.smallestPool(t.Context(), ns, failed, time.Now()), conntrack.Use{}); got != (conntrack.Refused{Ports: 5}) {
 		t.Errorf("%+v, want no ports for 5", got)
 	}
 }

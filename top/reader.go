@@ -94,7 +94,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 			continue
 		}
 		c.Fills = append(c.Fills, f)
-		refused := f.Counted.Refused(h.smallestPool(ctx, ns, f.Counted, c.Time))
+		refused := f.Counted.Refused(h.smallestPool(ctx, ns, f.Counted, c.Time), conntrack.Use{})
 		c.DropsPerSecond += float64(f.Counted.Drop) / seconds
 		c.FullPerSecond += float64(refused.Full) / seconds
 		c.PortsPerSecond += float64(refused.Ports) / seconds
@@ -127,7 +127,7 @@ const poolsEvery = time.Minute
 // smallestPool is the smallest range of ports that a rule of the namespace names. Rules
 // are read only when it matters: when the counters alone say that a race was lost.
 func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted conntrack.Counters, now time.Time) uint32 {
-	if counted.Refused(0).Race == 0 {
+	if counted.Refused(0, conntrack.Use{}).Race == 0 {
 		return 0
 	}
 	last := h.pools[ns.Inode]

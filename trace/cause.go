@@ -28,7 +28,7 @@ var (
 		Remedy:  "add public addresses, widen the port range, or reuse connections (keep-alive)"}
 	CauseConfirmRace = Cause{ID: "confirm-race", Title: "two packets made the same flow", Counter: "conntrack.insert_failed",
 		Meaning: "another packet entered the same connection into the table first",
-		Remedy:  "harmless when rare; for DNS use a local cache or single-request-reopen"}
+		Remedy:  "let SNAT take ports at random (masquerade random,fully-random); for DNS use a local cache or single-request-reopen"}
 	CauseLongChain = Cause{ID: "long-chain", Title: "hash chain of the connection table too long", Counter: "conntrack.chain_too_long",
 		Meaning: "too many connections share a bucket of the table, which is not full, so new ones were refused",
 		Remedy:  "raise net.netfilter.nf_conntrack_buckets to nf_conntrack_max; if it is, suspect a collision attack"}
@@ -85,7 +85,17 @@ var (
 		Meaning: "a program reads its socket too slowly",
 		Remedy:  "raise net.core.rmem_max and the program's buffer"}
 	CauseChecksum = Cause{ID: "checksum", Title: "wrong checksum",
-		Meaning: "the packet was damaged, or rewritten without a new checksum"}
+		Meaning: "the packet was damaged, or its sender left the checksum to hardware that did not write it",
+		Remedy:  "turn transmit checksum offload off at the sender: ethtool -K DEV tx-checksum-ip-generic off"}
+	CauseFragment = Cause{ID: "fragments", Title: "fragments that were not put together",
+		Meaning: "the fragments of a packet did not all come in time, or the memory for fragments was full",
+		Remedy:  "raise net.ipv4.ipfrag_high_thresh (net.ipv6.ip6frag_high_thresh), or send packets that fit the path"}
+	CauseFarEnd = Cause{ID: "far-end", Title: "frame that the far end of a virtual link does not take",
+		Meaning: "the frame is larger than the MTU of the link's other end, or that end is down; no ICMP error is sent",
+		Remedy:  "give both ends of the link the same MTU"}
+	CauseBridgePort = Cause{ID: "bridge-port", Title: "bridge port that does not forward",
+		Meaning: "spanning tree (STP) holds the port in a state in which its frames are dropped",
+		Remedy:  "wait for twice the forward delay, or turn STP off on the bridge (ip link set BRIDGE type bridge stp_state 0)"}
 	CauseMartian = Cause{ID: "martian", Title: "impossible address",
 		Meaning: "the source or destination cannot occur on this link (loopback, own or broadcast source), or may not leave it",
 		Remedy:  "for DNAT to 127.0.0.1 see net.ipv4.conf.*.route_localnet"}
@@ -145,6 +155,21 @@ var rules = []rule{
 	{"ip_error", "", &CauseBlackhole},
 	{"ip6_pkt_prohibit*", "", &CauseBlackhole},
 	{"dst_discard*", "", &CauseBlackhole}, // of IPv6
+	{"", "BRIDGE_INGRESS_STP_STATE", &CauseBridgePort},
+	{"br_handle_frame", "NOT_SPECIFIED", &CauseBridgePort}, // before 6.14
+	{"", "FRAG_*", &CauseFragment},
+	{"", "DUP_FRAG", &CauseFragment},
+	{"ip_defrag", "", &CauseFragment},
+	{"ip_expire", "", &CauseFragment},
+	{"ip_frag_*", "", &CauseFragment},
+	{"inet_frag*", "", &CauseFragment},
+	{"ipv6_frag_rcv", "", &CauseFragment},
+	{"ip6frag_*", "", &CauseFragment},
+	{"nf_ct_frag6_*", "", &CauseFragment},
+	{"__dev_forward_skb*", "", &CauseFarEnd},
+	{"dev_forward_skb*", "", &CauseFarEnd},
+	{"veth_forward_skb", "", &CauseFarEnd},
+	{"veth_xmit", "", &CauseFarEnd},
 	{"", "IP_RPFILTER", &CauseRPFilter},
 	{"", "PKT_TOO_BIG", &CauseMTU},
 	{"ip_forward", "IP_INHDR", &CauseTTL},

@@ -46,6 +46,8 @@ type DropGroup struct {
 	Places  []DropPlace   `json:"places"`
 	Rules   []Rule        `json:"rules,omitempty"` // for firewall rules: one is the rule, more are candidates
 	Samples []*DropSample `json:"samples,omitempty"`
+	// Sampled are all of the packets that were sampled; Samples are the few to show.
+	Sampled []*DropSample `json:"-"`
 }
 
 // DropPlace is where in the kernel packets were dropped.
@@ -112,6 +114,9 @@ type Watcher struct {
 	// the next: they are listed only where one dropped something, because the program that
 	// lists them is dear. nil: they are listed in every namespace when the watch begins.
 	Listed map[uint64][]Rule
+	// PortsInUse asks for the connection table where packets were dropped for want of a source
+	// port, to tell them from those that lost a race.
+	PortsInUse bool
 	// OnSample, when set, sees every sample as it comes, with its cause.
 	OnSample func(*DropSample, Cause)
 
@@ -302,6 +307,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 	if n := delta["TcpExt.ListenOverflows"]; n > 0 && w.Options.Filter.Empty() {
 		groups[CauseAcceptQueue.ID] = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: CauseAcceptQueue, Packets: n}
 	}
+	w.raced(ctx, ns, groups)
 	for _, g := range groups {
 		g.finish(r.Window)
 		switch g.Cause.ID {
@@ -363,6 +369,7 @@ func (g *DropGroup) finish(window time.Duration) {
 	slices.SortFunc(g.Places, func(a, b DropPlace) int {
 		return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.Function, b.Function))
 	})
+	g.Sampled = g.Samples
 	var kept []*DropSample
 	seen := map[string]bool{}
 	for _, s := range g.Samples {

@@ -4,8 +4,11 @@ package trace
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -30,6 +33,62 @@ type DropSample struct {
 	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
 
 	whole int // length of the packet from where Data begins
+}
+
+// transport is what follows the IP header of a first fragment, with its protocol.
+func (s *DropSample) transport() (flow.Protocol, []byte) {
+	if len(s.Data) <= s.L3Offset {
+		return 0, nil
+	}
+	b := s.Data[s.L3Offset:]
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4 && binary.BigEndian.Uint16(b[6:])&0x1fff == 0:
+		return flow.Protocol(b[9]), b[min(int(b[0]&0xf)*4, len(b)):]
+	case len(b) >= 40 && b[0]>>4 == 6:
+		return flow.Protocol(b[6]), b[40:]
+	}
+	return 0, nil
+}
+
+// TCPFlags are those of a TCP segment (RFC 9293 §3.1).
+func (s *DropSample) TCPFlags() (flags byte, there bool) {
+	if protocol, b := s.transport(); protocol == flow.TCP && len(b) >= 14 {
+		return b[13], true
+	}
+	return 0, false
+}
+
+// ICMP is the type and code of an ICMP or ICMPv6 message.
+func (s *DropSample) ICMP() (kind, code byte, there bool) {
+	if protocol, b := s.transport(); (protocol == flow.ICMP || protocol == flow.ICMPv6) && len(b) >= 2 {
+		return b[0], b[1], true
+	}
+	return 0, 0, false
+}
+
+// TooBig tells whether it is the ICMP error by which a sender learns the MTU of the path.
+func (s *DropSample) TooBig() bool {
+	kind, code, there := s.ICMP()
+	if protocol, _ := s.transport(); protocol == flow.ICMPv6 {
+		return there && kind == 2
+	}
+	return there && kind == 3 && code == 4
+}
+
+// Error tells whether it is an ICMP error about another packet.
+func (s *DropSample) Error() bool {
+	kind, _, there := s.ICMP()
+	if protocol, _ := s.transport(); protocol == flow.ICMPv6 {
+		return there && kind < 128
+	}
+	return there && (kind == 3 || kind == 11 || kind == 12)
+}
+
+// Bridged tells whether a frame was dropped on its way through a bridge.
+func (s *DropSample) Bridged() bool {
+	return slices.ContainsFunc(s.Stack, func(f Symbol) bool {
+		return strings.HasPrefix(f.Name, "br_nf_") || strings.HasPrefix(f.Name, "br_forward")
+	})
 }
 
 // Samples calls visit for every sampled packet until ctx ends.

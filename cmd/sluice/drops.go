@@ -85,7 +85,7 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	if err != nil {
 		return err
 	}
-	w := trace.Watcher{Namespaces: namespaces, Options: trace.DropOptions{Filter: filter, Stacks: true, SamplesPerSecond: 20}}
+	w := trace.Watcher{Namespaces: namespaces, PortsInUse: true, Options: trace.DropOptions{Filter: filter, Stacks: true, SamplesPerSecond: 20}}
 	if f.netns != "all" {
 		w.Options.Netns = namespaces[0].Inode
 	}

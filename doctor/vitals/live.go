@@ -175,6 +175,7 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace, known *Soc
 			return err
 		}
 		r.Links, err = readLinks()
+		r.Routing = readRouting(l.root, r.Links)
 		r.Failed = failedNeighbours()
 		r.Uplinks = uplinks()
 		r.Generation, _ = rulesetGeneration()
@@ -215,6 +216,7 @@ func readLinks() ([]Link, error) {
 		indexes[i] = l.Attrs().Index
 	}
 	features := netdev.XDPFeatures(indexes)
+	own, peers := linkAddresses(), map[int]peer{}
 	var out []Link
 	for _, l := range list {
 		a := l.Attrs()
@@ -223,6 +225,10 @@ func readLinks() ([]Link, error) {
 			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1, UDPForwarding: -1,
 		}
 		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0
+		link.Master, link.Addresses = a.MasterIndex, own[a.Index]
+		if link.Kind == "veth" && a.ParentIndex > 0 {
+			peers[a.Index] = peer{a.ParentIndex, a.NetNsID}
+		}
 		if s := a.Statistics; s != nil {
 			link.RxPackets, link.TxPackets, link.RxErrors, link.TxErrors = s.RxPackets, s.TxPackets, s.RxErrors, s.TxErrors
 			link.RxDropped, link.TxDropped, link.RxMissed, link.RxFifo = s.RxDropped, s.TxDropped, s.RxMissedErrors, s.RxFifoErrors
@@ -239,6 +245,7 @@ func readLinks() ([]Link, error) {
 		link.XDPFeatures, link.XDPKnown = features[a.Index]
 		out = append(out, link)
 	}
+	readPorts(out, peers)
 	return out, nil
 }
 
@@ -308,29 +315,28 @@ func rulesetGeneration() (uint32, error) {
 }
 
 // Table implements Reader.
-func (l *Live) Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error) {
+func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error) {
 	if limits, err := conntrack.ReadLimits(ns); err == nil && limits.Count == 0 {
-		return nil, 0, nil // even an empty namespace's dump walks the whole host's table
+		return nil, nil, nil // even an empty namespace's dump walks the whole host's table
 	}
 	c, err := conntrack.OpenIn(ns)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	defer c.Close()
 	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	s.Enter(ns.Name, 0)
-	privileged := uint32(0)
+	single, where := &Entries{}, placingOf(links)
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
 		s.Add(e)
-		if e.Original.SourcePort < 1024 && e.Protocol.HasPorts() && e.SourceTranslated() {
-			privileged++
-		}
+		single.add(e, where)
 		return nil
 	})
+	_ = ns.Do(func() error { single.routes(links); return nil })
 	if errors.Is(err, conntrack.ErrInterrupted) {
 		err = nil // a busy table changes while it is read; shares stay right
 	}
-	return s, privileged, err
+	return s, single, err
 }
 
 // NewRate implements Reader.

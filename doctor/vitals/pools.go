@@ -22,6 +22,9 @@ type Pools struct {
 	Smallest uint32
 	// ByAddress is the widest range of the rules that name the address.
 	ByAddress map[netip.Addr]uint32
+	// Unclear counts source NAT to addresses that are not known one by one: ranges, whole
+	// networks, maps.
+	Unclear int
 	// Other is the widest range of the rules that name no single address, and so may
 	// mean any; 0: there is no such rule.
 	Other uint32
@@ -61,7 +64,15 @@ func (p *Pools) nat(rule *nftables.Rule, e *expr.NAT) {
 	if b := loaded(rule, e.RegAddrMin); e.RegAddrMin != 0 && (e.RegAddrMax == 0 || e.RegAddrMax == e.RegAddrMin) && !e.Prefix {
 		addr, _ = netip.AddrFromSlice(b)
 	}
+	p.named(addr)
 	p.registers(rule, addr, e.RegProtoMin, e.RegProtoMax)
+}
+
+// named notes whether a rule for source NAT names one address.
+func (p *Pools) named(addr netip.Addr) {
+	if !addr.IsValid() || addr.IsUnspecified() {
+		p.Unclear++
+	}
 }
 
 // masquerade adds a rule that names no address.
@@ -91,6 +102,9 @@ func loaded(rule *nftables.Rule, register uint32) []byte {
 
 // target adds a rule of iptables-nft.
 func (p *Pools) target(e *expr.Target) {
+	if e.Name == "NETMAP" {
+		p.Unclear++
+	}
 	if e.Name != "SNAT" && e.Name != "MASQUERADE" {
 		return
 	}
@@ -114,6 +128,9 @@ func (p *Pools) target(e *expr.Target) {
 	if from != to {
 		from = netip.Addr{}
 	}
+	if e.Name == "SNAT" {
+		p.named(from)
+	}
 	p.add(from, low, high)
 }
 
@@ -133,6 +150,8 @@ func (p *Pools) legacy(words []string) {
 		return ""
 	}
 	switch after("-j") {
+	case "NETMAP":
+		p.Unclear++
 	case "MASQUERADE":
 		low, high := portRange(after("--to-ports"))
 		p.add(netip.Addr{}, low, high)
@@ -145,6 +164,7 @@ func (p *Pools) legacy(words []string) {
 			addr, _ = netip.ParseAddr(strings.Trim(value[:at], "[]"))
 		}
 		low, high := portRange(ports)
+		p.named(addr)
 		p.add(addr, low, high)
 	}
 }

@@ -27,6 +27,8 @@ type Sample struct {
 	Limits     []string // what could not be read, in words
 	// Partial tells that some namespaces of the host were left out on purpose.
 	Partial bool
+
+	dropsErr error // why drop events could not be watched
 }
 
 // HostCounters are what all namespaces share and what grows in a window.
@@ -113,10 +115,10 @@ type Namespace struct {
 	// NewErr tells why there is none.
 	NewPerSecond float64
 	NewErr       error
-	// PrivilegedPorts are translated flows whose client port is below 1024.
-	PrivilegedPorts uint32
-	Rules           *Ruleset
-	RulesErr        error
+	// Entries is what single entries of the table show; never nil.
+	Entries  *Entries
+	Rules    *Ruleset
+	RulesErr error
 	// Drops are the causes seen in the window; DropsErr tells why none could be.
 	Drops    []trace.DropGroup
 	DropsErr error
@@ -140,6 +142,7 @@ type NamespaceReading struct {
 	LegacyTables   []string
 	Failed         []netip.Addr // neighbours in state FAILED
 	Uplinks        int          // interfaces with a default route of IPv4
+	Routing        Routing
 }
 
 // Sockets is what the lists of a namespace's sockets show.
@@ -163,8 +166,13 @@ type Link struct {
 	Loopback bool
 	Up       bool
 	MTU      int
+	PeerMTU  int // of the other end of a veth; 0: not known
 	Queues   int // receive queues
 	XDP      bool
+	Master   int // index of the bridge or bond that it belongs to; 0: none
+	STP      STPState
+	// Addresses are the interface's own, with their networks.
+	Addresses []netip.Prefix
 
 	RxPackets, TxPackets, RxErrors, TxErrors, RxDropped, TxDropped, RxMissed, RxFifo uint64
 	QdiscDrops, QdiscPackets                                                         uint64
@@ -191,9 +199,9 @@ type Reader interface {
 	// Namespace takes one reading of a namespace. Its sockets, whose lists are long, are not
 	// read again where they are known.
 	Namespace(ctx context.Context, ns conntrack.Namespace, known *Sockets) (NamespaceReading, error)
-	// Table sums up the connection table of a namespace, nil when it is empty, and
-	// counts the translated flows from privileged ports.
-	Table(ctx context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error)
+	// Table sums up the connection table of a namespace, nil when it is empty. links are
+	// those of the namespace.
+	Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
 	Rules(ctx context.Context, ns conntrack.Namespace) (*Ruleset, error)
 	// NewRate samples the new connections a second.
 	NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error)
@@ -205,7 +213,7 @@ var netSysctl = []string{
 	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports", "net/ipv4/tcp_tw_reuse",
 	"net/ipv4/tcp_max_tw_buckets", "net/ipv4/tcp_max_syn_backlog", "net/ipv4/icmp_ratelimit", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans",
 	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet",
-	"net/ipv6/conf/all/forwarding", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget", "net/core/netdev_budget_usecs",
+	"net/ipv6/conf/all/forwarding", "net/ipv6/conf/*/accept_ra", "net/ipv4/ipfrag_*", "net/ipv6/ip6frag_*", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget", "net/core/netdev_budget_usecs",
 	"net/core/rmem_max", "net/bridge/bridge-nf-call-ip*tables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
 	"net/ipv4/icmp_msgs_per_sec", "net/ipv4/tcp_syncookies",
 }

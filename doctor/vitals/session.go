@@ -47,10 +47,10 @@ const firstCredit = 500 * time.Millisecond
 var errLater = errors.New("not read yet: tables before it used up the CPU time that watching may take")
 
 type tableReading struct {
-	at         time.Time
-	summary    *conntrack.Summary
-	privileged uint32
-	err        error
+	at      time.Time
+	summary *conntrack.Summary
+	entries *Entries
+	err     error
 }
 
 type rulesReading struct {
@@ -142,6 +142,7 @@ func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace,
 			s.growth[n.Inode] = &conntrack.Growth{}
 		}
 		n.Growth, n.GrowthOver = s.growth[n.Inode].Add(n.Before.At, n.Before.Limits.Count)
+		n.Entries = &Entries{}
 		if n.TableSkipped = n.Before.Limits.Fill() < lightFill; n.TableSkipped {
 			continue
 		}
@@ -152,11 +153,11 @@ func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace,
 		if s.credit > 0 {
 			before := s.cpuTime()
 			last = tableReading{at: now}
-			last.summary, last.privileged, last.err = reader.Table(ctx, n.Namespace)
+			last.summary, last.entries, last.err = reader.Table(ctx, n.Namespace, n.Before.Links)
 			s.tables[n.Inode] = last
 			s.credit -= s.cpuTime() - before
 		}
-		n.Table, n.PrivilegedPorts, n.TableErr, n.TableAge = last.summary, last.privileged, last.err, now.Sub(last.at)
+		n.Table, n.Entries, n.TableErr, n.TableAge = last.summary, cmp.Or(last.entries, &Entries{}), last.err, now.Sub(last.at)
 	}
 }
 

@@ -20,10 +20,10 @@ type counting struct {
 	used          time.Duration
 }
 
-func (c *counting) Table(_ context.Context, ns conntrack.Namespace) (*conntrack.Summary, uint32, error) {
+func (c *counting) Table(_ context.Context, ns conntrack.Namespace, _ []Link) (*conntrack.Summary, *Entries, error) {
 	c.tables[ns.Inode]++
 	c.used += firstCredit
-	return conntrack.NewSummary(0), 0, nil
+	return conntrack.NewSummary(0), nil, nil
 }
 
 func (c *counting) Rules(_ context.Context, ns conntrack.Namespace) (*Ruleset, error) {

@@ -89,6 +89,9 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		return fail(err)
 	}
 	gone += s.readAgain(ctx, reader)
+	if o.Session == nil {
+		s.tablesAgain(ctx, reader)
+	}
 	if len(s.Namespaces) == 0 {
 		return fail(fmt.Errorf("no network namespace could be examined: %w", cmp.Or(failed, errGone)))
 	}
@@ -139,6 +142,19 @@ func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 	return gone
 }
 
+// tablesAgain reads the tables of namespaces again where new connections were refused for their
+// tuple: whether ports are short, the table tells at that time.
+func (s *Sample) tablesAgain(ctx context.Context, reader Reader) {
+	for _, n := range s.Namespaces {
+		if n.Delta["conntrack.drop"] == 0 || n.Delta["conntrack.insert_failed"] == 0 {
+			continue
+		}
+		if table, entries, err := reader.Table(ctx, n.Namespace, n.After.Links); err == nil && table != nil {
+			n.Table, n.Entries = table, entries
+		}
+	}
+}
+
 // goneAway tells whether a namespace could not be entered because it, or the
 // mount that was its name, is no more.
 func goneAway(err error) bool {
@@ -154,7 +170,8 @@ func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
 	for _, n := range s.Namespaces {
 		n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace)
 		n.Rules = cmp.Or(n.Rules, &Ruleset{})
-		n.Table, n.PrivilegedPorts, n.TableErr = reader.Table(ctx, n.Namespace)
+		n.Table, n.Entries, n.TableErr = reader.Table(ctx, n.Namespace, n.Before.Links)
+		n.Entries = cmp.Or(n.Entries, &Entries{})
 	}
 }
 
@@ -176,6 +193,7 @@ func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o O
 	}
 	if err != nil {
 		s.Limits = append(s.Limits, fmt.Sprintf("drop events are not seen, causes come from counters alone: %v", err))
+		s.dropsErr = fmt.Errorf("%w: %w", errNoEvents, err)
 		return nil
 	}
 	return w
@@ -185,7 +203,7 @@ func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o O
 func (s *Sample) collectDrops(ctx context.Context, w *trace.Watcher) {
 	if w == nil {
 		for _, n := range s.Namespaces {
-			n.DropsErr = errNoEvents
+			n.DropsErr = cmp.Or(s.dropsErr, errNoEvents)
 		}
 		return
 	}

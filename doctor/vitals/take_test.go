@@ -27,8 +27,8 @@ func (c *closed) Counters(context.Context) HostCounters { return HostCounters{} 
 func (c *closed) Rules(context.Context, conntrack.Namespace) (*Ruleset, error) {
 	return nil, c.err
 }
-func (c *closed) Table(context.Context, conntrack.Namespace) (*conntrack.Summary, uint32, error) {
-	return nil, 0, c.err
+func (c *closed) Table(context.Context, conntrack.Namespace, []Link) (*conntrack.Summary, *Entries, error) {
+	return nil, nil, c.err
 }
 func (c *closed) Namespace(context.Context, conntrack.Namespace, *Sockets) (NamespaceReading, error) {
 	if c.readings--; c.readings < 0 {

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Entries is what single entries of a connection table show, for checks that ask for more
+// than its sums.
+type Entries struct {
+	// Privileged are translated flows whose client port is below 1024.
+	Privileged uint32
+	// Hairpin are connections that are sent to a server in the client's own network with the
+	// client's address, and that saw no answer.
+	Hairpin Odd
+	// Leaks are connections other than TCP from private to public addresses that are not
+	// translated, and saw no answer.
+	Leaks Odd
+	// Unanswered are connections of TCP of which only packets of one side came by, of TCP in all.
+	Unanswered, TCP uint32
+	// OldSources are those with a source that this host has not, by that address.
+	OldSources map[netip.Addr]*Odd
+	// ToHost are connections other than TCP to the host's own addresses that are not
+	// translated and saw no answer, by port.
+	ToHost map[TrackedPort]*Odd
+	// Handshakes are connections of TCP by the address of this host that they were made to.
+	Handshakes map[netip.Addr]*Handshakes
+	// FTP are control connections without a helper.
+	FTP []Pair
+}
+
+// Odd is a group of entries that should not be, with one of them.
+type Odd struct {
+	Entries uint32
+	First   conntrack.Entry
+}
+
+func (o *Odd) add(e *conntrack.Entry) {
+	if o.Entries++; o.Entries == 1 {
+		o.First = *e
+	}
+}
+
+// TrackedPort is a port of a protocol.
+type TrackedPort struct {
+	Protocol flow.Protocol
+	Port     uint16
+}
+
+// Handshakes are connections of TCP that the host's own address was asked for.
+type Handshakes struct {
+	Stuck  Odd // answered, and the answer never acknowledged
+	Others uint32
+	// Out is the interface by which answers to the first of them leave, Gateway a router on the
+	// link of the address. Both are looked up where many are stuck.
+	Out     string
+	Gateway netip.Addr
+}
+
+// manyStuck is from how many handshakes on it is asked where their answers go: some are never
+// finished, of scans and of clients that gave up.
+const manyStuck = 5
+
+// routes looks up where the answers of handshakes go.
+func (s *Entries) routes(links []Link) {
+	for own, h := range s.Handshakes {
+		if h.Stuck.Entries < manyStuck {
+			continue
+		}
+		h.Out = wayTo(h.Stuck.First.Original.Source.Netip(), h.Stuck.First.Mark)
+		for _, l := range links {
+			if slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == own }) {
+				h.Gateway = gatewayOn(l.Index)
+			}
+		}
+	}
+}
+
+// Pair is a client and its server.
+type Pair struct{ Client, Server netip.Addr }
+
+// Bounds on what is kept of a table, which may be a flood's.
+const (
+	oddKeys  = 256
+	ftpPairs = 64
+	ftpPort  = 21
+)
+
+// placing tells of an entry's addresses where they are.
+type placing struct {
+	own   map[netip.Addr]bool
+	links []netip.Prefix // networks of the host's links
+}
+
+func placingOf(links []Link) *placing {
+	p := &placing{own: map[netip.Addr]bool{}}
+	for _, l := range links {
+		for _, a := range l.Addresses {
+			p.own[a.Addr()] = true
+			if !l.Loopback && !a.IsSingleIP() {
+				p.links = append(p.links, a.Masked())
+			}
+		}
+	}
+	return p
+}
+
+// together tells whether a network of the host's links holds both.
+func (p *placing) together(a, b netip.Addr) bool {
+	for _, n := range p.links {
+		if n.Contains(a) && n.Contains(b) {
+			return true
+		}
+	}
+	return false
+}
+
+// public tells whether an address may be one of the Internet.
+func public(a netip.Addr) bool { return a.IsGlobalUnicast() && !a.IsPrivate() }
+
+// add looks at one entry.
+func (s *Entries) add(e *conntrack.Entry, p *placing) {
+	if e.Original.SourcePort < 1024 && e.Protocol.HasPorts() && e.SourceTranslated() {
+		s.Privileged++
+	}
+	source, dest := e.Original.Source.Netip(), e.Original.Dest.Netip()
+	server, outside := e.Reply.Source.Netip(), e.Reply.Dest.Netip()
+	answered := e.Status&conntrack.SeenReply != 0
+	if e.Protocol == flow.TCP {
+		s.addTCP(e, p, answered)
+	}
+	switch {
+	case e.Status&conntrack.Expected != 0: // a helper's: by no rule
+	case e.SourceTranslated() && source != outside && !p.own[outside]:
+		s.oldSource(outside, e)
+	case e.DestTranslated() && source == outside && !p.own[server] && p.together(source, server):
+		if !answered || e.Protocol == flow.TCP && conntrack.TCPState(e.State) == conntrack.TCPSynSent {
+			s.Hairpin.add(e)
+		}
+	case e.SourceTranslated() || e.DestTranslated() || answered || e.Protocol == flow.TCP || !e.Protocol.HasPorts():
+	case p.own[dest]:
+		s.toHost(TrackedPort{e.Protocol, e.Original.DestPort}, e)
+	case source.IsPrivate() && !p.own[source] && public(dest):
+		s.Leaks.add(e)
+	}
+}
+
+func (s *Entries) addTCP(e *conntrack.Entry, p *placing, answered bool) {
+	s.TCP++
+	if !answered {
+		s.Unanswered++
+	}
+	if e.Original.DestPort == ftpPort && !e.Helped && conntrack.TCPState(e.State) == conntrack.TCPEstablished && len(s.FTP) < ftpPairs {
+		s.FTP = append(s.FTP, Pair{e.Original.Source.Netip(), e.Reply.Source.Netip()})
+	}
+	dest := e.Original.Dest.Netip()
+	if !p.own[dest] {
+		return
+	}
+	if s.Handshakes == nil {
+		s.Handshakes = map[netip.Addr]*Handshakes{}
+	}
+	h := s.Handshakes[dest]
+	if h == nil {
+		h = &Handshakes{}
+		s.Handshakes[dest] = h
+	}
+	if conntrack.TCPState(e.State) == conntrack.TCPSynRecv {
+		h.Stuck.add(e)
+	} else if answered {
+		h.Others++
+	}
+}
+
+func (s *Entries) oldSource(a netip.Addr, e *conntrack.Entry) {
+	if s.OldSources == nil {
+		s.OldSources = map[netip.Addr]*Odd{}
+	}
+	if s.OldSources[a] == nil {
+		if len(s.OldSources) == oddKeys {
+			return
+		}
+		s.OldSources[a] = &Odd{}
+	}
+	s.OldSources[a].add(e)
+}
+
+func (s *Entries) toHost(port TrackedPort, e *conntrack.Entry) {
+	if s.ToHost == nil {
+		s.ToHost = map[TrackedPort]*Odd{}
+	}
+	if s.ToHost[port] == nil {
+		if len(s.ToHost) == oddKeys {
+			return
+		}
+		s.ToHost[port] = &Odd{}
+	}
+	s.ToHost[port].add(e)
+}

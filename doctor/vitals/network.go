@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vitals
+
+import (
+	"encoding/binary"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// Routing is what a namespace's routes say of the ways out of it.
+type Routing struct {
+	// Default6 tells of a default route of IPv6, Learned6 over which interfaces router
+	// advertisements gave one.
+	Default6 bool
+	Learned6 []string
+	// Marked counts the rules that choose a table by a packet's mark.
+	Marked int
+	// Advertised counts the router advertisements that an interface has ever received.
+	Advertised map[string]uint64
+}
+
+// STPState is the state of a bridge's port (BR_STATE_DISABLED and on).
+type STPState uint8
+
+// The states, of which STPNone is that of interfaces on no bridge.
+const (
+	STPNone STPState = iota
+	STPDisabled
+	STPListening
+	STPLearning
+	STPForwarding
+	STPBlocking
+)
+
+var stpStates = [...]string{"none", "disabled", "listening", "learning", "forwarding", "blocking"}
+
+// String returns the state in lower case.
+func (s STPState) String() string { return stpStates[min(int(s), len(stpStates)-1)] }
+
+// readRouting reads the routes of the calling thread's namespace.
+func readRouting(root fs.FS, links []Link) (r Routing) {
+	names := map[int]string{}
+	r.Advertised = map[string]uint64{}
+	for _, l := range links {
+		names[l.Index] = l.Name
+		for line := range strings.Lines(text(root, threadNet+"dev_snmp6/"+l.Name)) {
+			if f := strings.Fields(line); len(f) == 2 && f[0] == "Icmp6InRouterAdvertisements" {
+				r.Advertised[l.Name], _ = strconv.ParseUint(f[1], 10, 64)
+			}
+		}
+	}
+	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(unix.AF_INET6, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	for _, route := range routes {
+		if route.Dst != nil && !route.Dst.IP.IsUnspecified() || route.Type != unix.RTN_UNICAST {
+			continue
+		}
+		r.Default6 = true
+		if route.Protocol == unix.RTPROT_RA {
+			r.Learned6 = append(r.Learned6, names[route.LinkIndex])
+		}
+	}
+	rules, _ := netdev.Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(unix.AF_UNSPEC) })
+	for _, rule := range rules {
+		if rule.Mark > 0 {
+			r.Marked++
+		}
+	}
+	return r
+}
+
+// wayTo is the interface by which the calling thread's namespace sends to an address; "" when
+// there is none.
+func wayTo(to netip.Addr, mark uint32) string {
+	routes, err := netlink.RouteGetWithOptions(net.IP(to.AsSlice()), &netlink.RouteGetOptions{Mark: mark})
+	if err != nil || len(routes) == 0 {
+		return ""
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return ""
+	}
+	return link.Attrs().Name
+}
+
+// gatewayOn finds a router on a link: the next hop of a route by it, in any table, or else the
+// only neighbour there.
+func gatewayOn(index int) netip.Addr {
+	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+	})
+	for _, r := range routes {
+		if addr, ok := netip.AddrFromSlice(r.Gw); ok {
+			return addr.Unmap()
+		}
+	}
+	neighbours, _ := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(index, unix.AF_INET) })
+	if len(neighbours) != 1 {
+		return netip.Addr{}
+	}
+	addr, _ := netip.AddrFromSlice(neighbours[0].IP)
+	return addr.Unmap()
+}
+
+// linkAddresses are those of the interfaces, by index.
+func linkAddresses() map[int][]netip.Prefix {
+	out := map[int][]netip.Prefix{}
+	list, _ := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, unix.AF_UNSPEC) })
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.IPNet != nil {
+			bits, _ := a.Mask.Size()
+			out[a.LinkIndex] = append(out[a.LinkIndex], netip.PrefixFrom(addr.Unmap(), bits))
+		}
+	}
+	return out
+}
+
+// Attributes of links that the library does not read (linux/if_link.h).
+const (
+	iflaInfoSlaveKind = 4
+	iflaInfoSlaveData = 5
+	iflaBrportState   = 1
+)
+
+// readPorts adds the states of bridge ports, and the MTUs of the other ends of veth, which
+// may be in other namespaces.
+func readPorts(links []Link, peers map[int]peer) {
+	conn, err := mdnetlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	for i := range links {
+		l := &links[i]
+		if l.Master != 0 {
+			l.STP = portState(linkMessage(conn, l.Index, -1))
+		}
+		if p, there := peers[l.Index]; there && l.Kind == "veth" {
+			l.PeerMTU = mtuOf(linkMessage(conn, p.index, p.netns))
+		}
+	}
+}
+
+// peer is the other end of a veth; netns is the number of its namespace here, -1: this one.
+type peer struct{ index, netns int }
+
+// linkMessage asks for one link, of another namespace where netns is not negative.
+func linkMessage(conn *mdnetlink.Conn, index, netns int) []byte {
+	data := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(data[4:], uint32(index))
+	if netns >= 0 {
+		a := mdnetlink.NewAttributeEncoder()
+		a.Int32(unix.IFLA_TARGET_NETNSID, int32(netns))
+		attributes, err := a.Encode()
+		if err != nil {
+			return nil
+		}
+		data = append(data, attributes...)
+	}
+	messages, err := conn.Execute(mdnetlink.Message{
+		Header: mdnetlink.Header{Type: unix.RTM_GETLINK, Flags: mdnetlink.Request}, Data: data})
+	if err != nil || len(messages) == 0 || len(messages[0].Data) < unix.SizeofIfInfomsg {
+		return nil
+	}
+	return messages[0].Data[unix.SizeofIfInfomsg:]
+}
+
+// attribute finds one among others; nil: it is not there.
+func attribute(b []byte, kind uint16) []byte {
+	a, err := mdnetlink.NewAttributeDecoder(b)
+	if err != nil {
+		return nil
+	}
+	for a.Next() {
+		if a.Type() == kind {
+			return a.Bytes()
+		}
+	}
+	return nil
+}
+
+func portState(message []byte) STPState {
+	info := attribute(message, unix.IFLA_LINKINFO)
+	if strings.TrimRight(string(attribute(info, iflaInfoSlaveKind)), "\x00") != "bridge" {
+		return STPNone
+	}
+	if state := attribute(attribute(info, iflaInfoSlaveData), iflaBrportState); len(state) == 1 {
+		return STPState(state[0]) + STPDisabled
+	}
+	return STPNone
+}
+
+func mtuOf(message []byte) int {
+	if mtu := attribute(message, unix.IFLA_MTU); len(mtu) == 4 {
+		return int(binary.NativeEndian.Uint32(mtu))
+	}
+	return 0
+}
