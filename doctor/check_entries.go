@@ -6,9 +6,12 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 // limitSources is a rule that keeps each source to a share of the table.
@@ -54,6 +57,9 @@ func entryChecks() []Check {
 		{ID: "ST10", Name: "stale-nat", About: "entries translated to backends that are gone", Weight: 10, Run: checkStaleNAT,
 			Symptom: "clients are sent to backends that are gone",
 			Remedy:  Remedy{Do: "remove the backend from the rules where it stands there, then its entries", Commands: []string{"conntrack -D --reply-src ADDRESS"}, Cost: "one pass over the table for each delete"}},
+		{ID: "ST12", Name: "entries-before-rules", About: "entries that the rules of today would translate otherwise", Weight: 71, Run: checkOldEntries,
+			Symptom: "a phone, tunnel or game that never falls silent gets no answer after the address or the rules changed, while new ones work",
+			Remedy:  Remedy{Do: "remove the entries: the next packet makes new ones", Risk: "the connections begin anew"}},
 		{ID: "ST11", Name: "one-way-connections", About: "established connections without a reply", Weight: 28, Run: checkOneWay,
 			Symptom: "asymmetric routing: answers take another way, some connections hang",
 			Remedy:  Remedy{Do: "route both directions through this host, or notrack the traffic", Risk: "notrack takes NAT and ct state from it"}},
@@ -141,12 +147,23 @@ func checkEstablishedTimeout(_ context.Context, c *Case) Finding {
 	switch {
 	case seconds >= 432000 && c.fill() > 0.50 && c.NS.Rules.NAT():
 		f.Verdict = Warn
-	case seconds < 7440 && c.NS.Rules.NAT():
+	case seconds < minEstablished && c.NS.Rules.NAT():
 		f.Verdict = Info
 		f.Summary += ", less than the 2 h 4 min of RFC 5382 REQ-5"
+		if n := c.delta("conntrack.invalid"); n >= invalidStragglers && !c.asymmetric() {
+			f.Verdict = grade(c.shareOf(n), 0.001, 0.01)
+			f.Summary = fmt.Sprintf("idle TCP connections are forgotten after %d s, and %d packets came of connections that are not known (any more)", seconds, n)
+			f = f.with("Δinvalid", c.inWindow(n), fromCtnetlink)
+			f.Symptom = "a database or SSH session that was silent for a while hangs, or is reset"
+			f.Remedy = &Remedy{Do: "keep idle connections for as long as RFC 5382 wants", Commands: []string{fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=%d", minEstablished)},
+				Cost: "more entries"}
+		}
 	}
 	return f
 }
+
+// minEstablished is the least that RFC 5382 REQ-5 allows, in seconds.
+const minEstablished = 7440
 
 // silentUDP are ports whose connections are long and often silent: SIP, IKE,
 // IPsec NAT-T, OpenVPN, WireGuard.
@@ -212,6 +229,9 @@ func checkCloseWait(_ context.Context, c *Case) Finding {
 	return f.with("nf_conntrack_tcp_timeout_close_wait", fmt.Sprint(seconds), fromSysctl)
 }
 
+// invalidStragglers are invalid packets that belong to closed connections, as on every gateway.
+const invalidStragglers = 20
+
 func checkInvalid(_ context.Context, c *Case) Finding {
 	if f, there := c.conntrackCounters(); !there {
 		return f
@@ -220,10 +240,83 @@ func checkInvalid(_ context.Context, c *Case) Finding {
 	packets := max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1)
 	share := float64(n) / float64(packets)
 	f := found(OK, "%d invalid packets, %.2f %% of those received", n, 100*share).with("Δinvalid", c.inWindow(n), fromCtnetlink)
-	if n >= 20 { // fewer are stragglers of closed connections
+	if n >= invalidStragglers {
 		f.Verdict = grade(share, 0.001, 0.01)
 	}
+	cut := c.cutOff()
+	if n > 0 && len(cut) > 0 && c.NS.Rules.NAT() {
+		f.Verdict = max(f.Verdict, Warn)
+	}
+	if f.Verdict < Warn {
+		return f
+	}
+	timeout, known := c.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established")
+	switch {
+	case c.asymmetric() && c.harmless():
+		f.Verdict = Info
+		f.Summary += "; routes are asymmetric, and nothing here translates or drops what is forwarded"
+	case c.asymmetric():
+		f.Summary = fmt.Sprintf("routes are asymmetric: of %d of %d TCP connections packets of one direction only come by, and %s fit none", c.NS.Entries.Unanswered, c.NS.Entries.TCP, plural(int(n), "packet"))
+		f.Symptom = "connections never open, or hang after the handshake: answers take another way past this host"
+		f.Remedy = &Remedy{Do: "route both directions through this host; else let it pass that traffic without looking at its state (notrack)", Risk: "notrack takes NAT and ct state from it"}
+	case c.harmless():
+		f.Verdict = Info
+		f.Summary += "; nothing here translates or drops what is forwarded, so that they harm nobody"
+	case c.wrongChecksums() > n/2:
+		f.Verdict = Info
+		f.Summary += "; their checksums are wrong, see FW15"
+	case known && timeout < minEstablished && c.NS.Rules.NAT():
+		f.Verdict = Info
+		f.Summary += "; idle connections are forgotten soon, see ST05"
+	case len(cut) > 0:
+		f.Summary = fmt.Sprintf("%s fit no connection and reached this host instead of its client, for example %s: each is answered by a reset, which ends the connection", plural(int(n), "packet"), cut[0].Packet)
+		f.Symptom = "long downloads and uploads through the NAT end with \"connection reset\""
+		f.Remedy = &Remedy{Do: "let tracking accept segments outside the window, or drop invalid packets in input, where they arrive untranslated",
+			Commands: []string{"sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1"}, Risk: "less protection against forged packets"}
+	}
 	return f
+}
+
+// cutOff are samples of TCP segments without a connection that this host answers by a reset: no
+// SYN, which a scan sends, and no reset.
+func (c *Case) cutOff() (samples []*trace.DropSample) {
+	g, _ := c.drops(trace.CauseClosedTCP)
+	for _, s := range g.Sampled {
+		if flags, there := s.TCPFlags(); there && s.Tracked == trace.TrackedNone && flags&(tcpSYN|tcpRST) == 0 && flags&tcpACK != 0 && c.NS.Table != nil {
+			samples = append(samples, s)
+		}
+	}
+	return samples
+}
+
+// Bits of the TCP header.
+const (
+	tcpSYN = 1 << 1
+	tcpRST = 1 << 2
+	tcpACK = 1 << 4
+)
+
+// asymmetric tells whether most connections of TCP show packets of one direction only, which
+// acknowledge what never came by.
+func (c *Case) asymmetric() bool {
+	return c.NS.Entries.Unanswered >= 10 && 2*c.NS.Entries.Unanswered > c.NS.Entries.TCP && c.delta("conntrack.invalid") >= invalidStragglers
+}
+
+// harmless tells whether nothing depends on the state of forwarded connections: none is
+// translated, and no rule drops what is forwarded.
+func (c *Case) harmless() bool {
+	r := c.NS.Rules
+	if r == nil || c.NS.RulesErr != nil || r.NAT() {
+		return false
+	}
+	for _, cause := range []trace.Cause{trace.CauseNftRule, trace.CauseLegacyRule, trace.CauseHookRule} {
+		if g, seen := c.drops(cause); seen && g.PerSecond > 1 {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(r.Chains, func(chain vitals.Chain) bool {
+		return (chain.Hook == "forward" || chain.Hook == "prerouting") && (chain.Drops > 0 || chain.PolicyDrop)
+	})
 }
 
 func checkLiberal(_ context.Context, c *Case) Finding {
@@ -237,6 +330,9 @@ func checkLiberal(_ context.Context, c *Case) Finding {
 	case liberal == 1:
 	case c.NS.Table != nil && c.NS.Table.OneWay > 100 && c.share(c.NS.Table.OneWay) > 0.01:
 		f.Verdict = Warn
+		if c.harmless() {
+			f.Verdict = Info
+		}
 		f.Summary += ": routes are asymmetric, and packets outside the window that tracking saw become invalid"
 	case c.NS.Rules != nil && c.NS.Rules.Offload:
 		f.Verdict = Warn
@@ -321,6 +417,10 @@ func checkOneWay(_ context.Context, c *Case) Finding {
 	f := ok("%s of the entries are established without a reply", percent(c.share(n))).with("ESTABLISHED without SEEN_REPLY", fmt.Sprint(n), c.dumped())
 	if c.share(n) > 0.01 && n > 20 {
 		f.Verdict = Warn
+		if c.harmless() {
+			f.Verdict = Info
+			f.Summary += "; nothing here translates or drops what is forwarded"
+		}
 	}
 	return f
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
@@ -92,7 +93,7 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 	case seen && has6 && six == 0 && c.perSecond(refused6) > strays:
 		f := found(Warn, "%d IPv6 packets for other hosts arrived; forwarding is off, and no rule needs it", refused6).
 			with("net.ipv6.conf.all.forwarding", "0", fromSysctl).with("ΔIp6InAddrErrors", c.inWindow(refused6), fromSNMP)
-		f.Remedy = switchForwarding("net.ipv6.conf.all.forwarding")
+		f.Remedy = c.switchForwarding("net.ipv6.conf.all.forwarding")
 		return c.withDrops(f, trace.CauseForwardOff)
 	case four == 1:
 		return c.interfacesForward(refused)
@@ -103,7 +104,7 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 		with("net.ipv4.ip_forward", "0", fromSysctl).with("ΔInAddrErrors", c.inWindow(refused), fromSNMP)
 	if g.PerSecond > strays {
 		f.Verdict = Warn
-		f.Remedy = switchForwarding("net.ipv4.ip_forward")
+		f.Remedy = c.switchForwarding("net.ipv4.ip_forward")
 	}
 	return c.withDrops(f, trace.CauseForwardOff)
 }
@@ -120,7 +121,7 @@ func (c *Case) forwardingOff(family, setting string, own, either int, both bool,
 	}
 	f := found(Warn, "%s packets that are to be forwarded, but %s forwarding is off", pluralVerb(n, "rule translates", "rules translate"), family).
 		with(setting, "0", fromSysctl)
-	f.Remedy = switchForwarding(setting)
+	f.Remedy = c.switchForwarding(setting)
 	if refused == 0 && !both {
 		f.Verdict = Info // such as kube-proxy's rules for IPv6 on a node of IPv4
 	}
@@ -132,8 +133,32 @@ func (c *Case) forwardingOff(family, setting string, own, either int, both bool,
 	return f
 }
 
-func switchForwarding(setting string) *Remedy {
-	return &Remedy{Do: "switch forwarding on, if this host is to be a router", Commands: []string{"sysctl -w " + setting + "=1"}, Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
+// switchForwarding keeps default routes that router advertisements gave: with accept_ra=1 a
+// host that becomes a router forgets them, and takes no more.
+func (c *Case) switchForwarding(setting string) *Remedy {
+	m := &Remedy{Do: "switch forwarding on, if this host is to be a router", Risk: "resets the per-interface settings to those of a router: set rp_filter again"}
+	if strings.HasPrefix(setting, "net.ipv6.") {
+		m.Risk = "interfaces that are to learn routes from router advertisements later need accept_ra=2, too"
+		for _, name := range c.learners() {
+			m.Commands = append(m.Commands, "sysctl -w net.ipv6.conf."+name+".accept_ra=2")
+			m.Do = "let the interfaces whose routes come from router advertisements keep them, then switch forwarding on, if this host is to be a router"
+		}
+	}
+	m.Commands = append(m.Commands, "sysctl -w "+setting+"=1")
+	return m
+}
+
+// learners are interfaces whose IPv6 routes come from router advertisements, and would not any
+// more when the host forwards.
+func (c *Case) learners() (names []string) {
+	r := c.NS.After.Routing
+	for _, l := range c.NS.After.Links {
+		accept, there := c.sysctl("net.ipv6.conf." + l.Name + ".accept_ra")
+		if there && accept == 1 && (r.Advertised[l.Name] > 0 || slices.Contains(r.Learned6, l.Name)) {
+			names = append(names, l.Name)
+		}
+	}
+	return names
 }
 
 // interfacesForward looks for interfaces on which forwarding alone is off.
@@ -377,9 +402,30 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule that these show", Commands: []string{"ip route show table all match DESTINATION", "ip rule"}, Risk: "it may be there for a reason"}
 		return c.withDrops(f.filling("DESTINATION", c.sampleDest(trace.CauseBlackhole)), trace.CauseBlackhole)
 	}
+	if ignoring := c.learners(); len(ignoring) > 0 && c.forwards6() && !c.NS.After.Routing.Default6 && c.delta("Ip6InNoRoutes") > 0 {
+		return c.adverts(ignoring, n)
+	}
 	f := found(Info, "%d packets had no route%s", n, c.towards(trace.CauseNoRoute)).with("ΔInNoRoutes", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
 	if c.perSecond(n) >= 1 {
 		f.Verdict = Warn
+	}
+	return c.withDrops(f, trace.CauseNoRoute)
+}
+
+func (c *Case) forwards6() bool {
+	six, _ := c.sysctl("net.ipv6.conf.all.forwarding")
+	return six == 1
+}
+
+// adverts words a default route of IPv6 that a host lost when it began to forward.
+func (c *Case) adverts(ignoring []string, n uint64) Finding {
+	f := found(Critical, "router advertisements that arrive on %s are ignored, because forwarding is on and accept_ra is 1, and there is no default route of IPv6: %d packets had no route%s",
+		strings.Join(ignoring, ", "), n, c.towards(trace.CauseNoRoute)).
+		with("ΔIp6InNoRoutes", c.inWindow(c.delta("Ip6InNoRoutes")), fromSNMP).losing(c.perSecond(n))
+	f.Remedy = &Remedy{Do: "let a router learn its routes from advertisements (accept_ra=2); the next one brings the route", Risk: "whoever can send advertisements on that link chooses the route"}
+	for _, name := range ignoring {
+		f = f.with("net.ipv6.conf."+name+".accept_ra", "1", fromSysctl)
+		f.Remedy.Commands = append(f.Remedy.Commands, "sysctl -w net.ipv6.conf."+name+".accept_ra=2")
 	}
 	return c.withDrops(f, trace.CauseNoRoute)
 }
@@ -443,23 +489,40 @@ func checkMartians(_ context.Context, c *Case) Finding {
 	return c.withDrops(f, trace.CauseMartian)
 }
 
+// unknownDropsShare is the share of the received packets from which on drops without a reason
+// are no accident.
+const unknownDropsShare = 0.05
+
+// shareOf is a part of the packets that the namespace received.
+func (c *Case) shareOf(n uint64) float64 {
+	return float64(n) / float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), n, 1))
+}
+
 // checkOtherDrops looks at the causes that no other check has: somebody set most of them up.
 func checkOtherDrops(_ context.Context, c *Case) Finding {
 	if c.NS.DropsErr != nil {
 		return unknown("%v", c.NS.DropsErr)
 	}
 	worst := ok("nothing was dropped for another reason")
-	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseXDPAborted, trace.CauseIPsec, trace.CauseHeader, trace.CauseChecksum, trace.CauseOther} {
+	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseXDPAborted, trace.CauseIPsec, trace.CauseHeader, trace.CauseOther} {
 		g, seen := c.drops(cause)
 		if !seen || c.unwanted(g) < Warn || g.PerSecond <= worst.LostPerSecond {
 			continue
 		}
 		what := g.Cause.Title
 		if cause.ID == trace.CauseOther.ID {
-			if len(g.Places) == 0 || g.Places[0].Reason == "NOT_SPECIFIED" { // may be anything: a socket's filter, the end of a driver's queue
+			if len(g.Places) == 0 {
 				continue
 			}
 			what = fmt.Sprintf("%s at %s", g.Places[0].Reason, g.Places[0].Function)
+			if g.Places[0].Reason == "NOT_SPECIFIED" {
+				// May be anything: a socket's filter, the end of a driver's queue. Only more than
+				// a share of the traffic is said.
+				if c.shareOf(g.Packets) < unknownDropsShare {
+					continue
+				}
+				what = "dropped by " + g.Places[0].Function + " without a reason"
+			}
 		}
 		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)
 		if g.Cause.Remedy != "" {

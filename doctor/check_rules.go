@@ -5,6 +5,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
@@ -272,6 +274,8 @@ func checkHelpers(_ context.Context, c *Case) Finding {
 	}
 	r := c.NS.Rules
 	switch {
+	case r.Helpers == 0 && len(c.NS.Entries.FTP) > 0:
+		return c.unhelpedFTP()
 	case r.WideHelpers > 0:
 		f := found(Warn, "%s a helper to connections of any port, as the old automatic assignment did", pluralVerb(r.WideHelpers, "rule assigns", "rules assign")).
 			with("rules with ct helper and without a port", fmt.Sprint(r.WideHelpers), fromRules)
@@ -319,11 +323,14 @@ func checkBridge(_ context.Context, c *Case) Finding {
 	four, there := c.sysctl("net.bridge.bridge-nf-call-iptables")
 	six, _ := c.sysctl("net.bridge.bridge-nf-call-ip6tables")
 	value := fmt.Sprintf("%d, %d", four, six)
-	bridges, containers := 0, c.NS.Rules != nil && c.NS.Rules.KubeServices > 0
+	// A bridge on which this host has an address is one that it routes for: containers, virtual
+	// machines, a local network. NAT between two of its ports, as of a port forward that its own
+	// hosts use, needs the frames to pass.
+	bridges, routed := 0, c.NS.Rules != nil && c.NS.Rules.KubeServices > 0
 	for _, l := range c.NS.After.Links {
 		if l.Kind == "bridge" {
 			bridges++
-			containers = containers || strings.HasPrefix(l.Name, "docker") || strings.HasPrefix(l.Name, "br-") || strings.HasPrefix(l.Name, "cni") || strings.HasPrefix(l.Name, "cbr")
+			routed = routed || slices.ContainsFunc(l.Addresses, func(a netip.Prefix) bool { return !a.Addr().IsLinkLocalUnicast() })
 		}
 	}
 	switch {
@@ -333,10 +340,10 @@ func checkBridge(_ context.Context, c *Case) Finding {
 		return ok("no bridge")
 	case c.NS.Rules != nil && c.NS.RulesErr == nil && len(c.NS.Rules.Chains) == 0:
 		return ok("bridged frames pass iptables, where no rule is")
-	case containers:
-		return found(Info, "bridged frames pass iptables; containers need it").with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
+	case routed:
+		return found(Info, "bridged frames pass iptables; NAT between hosts of one bridge, containers among them, needs it").with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
 	}
-	return found(Warn, "frames on %s pass iptables and connection tracking", plural(bridges, "bridge")).with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
+	return found(Warn, "frames on %s, none of which this host routes for, pass iptables and connection tracking", plural(bridges, "bridge")).with("bridge-nf-call-iptables, -ip6tables", value, fromSysctl)
 }
 
 func checkListeners(_ context.Context, c *Case) Finding {
@@ -437,7 +444,7 @@ func checkRuleDrops(_ context.Context, c *Case) Finding {
 		if !seen {
 			continue
 		}
-		f := found(c.unwanted(g), "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
+		f := c.ruleDrops(g)
 		for _, r := range g.Rules[:min(len(g.Rules), 3)] {
 			f = f.with("rule", r.String(), fromRules)
 		}

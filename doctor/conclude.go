@@ -23,7 +23,15 @@ var consequences = map[string][]string{
 	"FW06": {"FW07", "CT04"},
 	"FW07": {"FW06", "FW04"},
 	"FW08": {"FW04"},
+	"FW15": {"FW13"},
+	"FW16": {"FW04"},
+	"FW17": {"ST02", "ST11"},
 	"RL15": {"FW04"},
+	"RX11": {"FW13", "FW04"},
+	"RX12": {"FW13", "FW03"},
+	"ST05": {"ST08"},
+	"ST08": {"ST02", "ST09", "ST11"},
+	"ST12": {"FW04"},
 	"RX01": {"RX02", "RX10", "RX03", "RX04"},
 	"RX10": {"RX02", "RX03", "RX04"},
 	"RL01": {"RL04", "RX10", "RX03"},
@@ -64,7 +72,7 @@ func (r *Report) conclude(s *vitals.Sample) {
 		r.Conclusion = append(r.Conclusion, n.concluded(s))
 	}
 	if len(r.Conclusion) == 0 {
-		r.Conclusion = []Conclusion{{Summary: healthyText(r, s), Commands: []string{}}}
+		r.Conclusion = []Conclusion{r.nothingFound(s)}
 	}
 }
 
@@ -151,20 +159,37 @@ func table(f Finding, s *vitals.Sample) string {
 	return ""
 }
 
-// healthyText is the conclusion when nothing is wrong; it says when much could
-// not be seen, so that silence is not taken for health.
-func healthyText(r *Report, s *vitals.Sample) string {
-	unknowns := 0
+// nothingFound is the conclusion when no check found anything: that nothing is wrong, or, where
+// checks that look at dropped packets, rules or the table could not look, that nobody can tell.
+func (r *Report) nothingFound(s *vitals.Sample) Conclusion {
+	blind := map[string]bool{}
 	for _, f := range r.Findings {
 		if f.Verdict == Unknown {
-			unknowns++
+			blind[f.Check] = true
 		}
 	}
-	text := fmt.Sprintf("Nothing is wrong in %s, watched for %.1f s.", plural(len(s.Namespaces), "namespace"), s.Window.Seconds())
-	if unknowns > 0 {
-		text += fmt.Sprintf(" %s could not look; see their reasons.", upperFirst(plural(unknowns, "check")))
+	where := fmt.Sprintf("%s, watched for %.1f s", plural(len(s.Namespaces), "namespace"), s.Window.Seconds())
+	if r.blinded(blind) {
+		r.CannotTell = true
+		c := Conclusion{Severity: Unknown, Commands: []string{}, Summary: fmt.Sprintf("Cannot tell whether anything is wrong in %s: %d of %d checks could not look; the others found nothing",
+			where, len(blind), len(Checks()))}
+		if len(r.Missing) > 0 {
+			c.Do = "run it as root, or give it the capabilities " + strings.Join(r.Missing, ", ")
+		}
+		return c
 	}
-	return text
+	c := Conclusion{Summary: "Nothing is wrong in " + where + ".", Commands: []string{"sluice drops --seconds 10", "sluice conns --list --top 20"}}
+	if n := len(blind); n > 0 {
+		c.Summary += fmt.Sprintf(" %s could not look; see their reasons.", plural(n, "check"))
+	}
+	c.Do = "if something fails all the same, look at its packets and its connections (sluice conns --list --src ADDRESS)"
+	return c
+}
+
+// blinded tells whether so much could not be seen that silence says nothing: more than one check in
+// ten, or something for want of a right.
+func (r *Report) blinded(blind map[string]bool) bool {
+	return len(r.Missing) > 0 || 10*len(blind) > len(Checks())
 }
 
 func upperFirst(s string) string {

@@ -7,7 +7,10 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,15 +107,26 @@ type Report struct {
 	Worst      Verdict      `json:"worst"`
 	Limits     []string     `json:"limits,omitempty"`
 	Namespaces []string     `json:"namespaces"`
+	// CannotTell: nothing was found, but too many checks could not look. Missing are the
+	// capabilities for want of which some could not.
+	CannotTell bool     `json:"cannot_tell"`
+	Missing    []string `json:"missing_capabilities,omitempty"`
 }
 
-// ExitCode is 2 for a critical finding, 1 for a warning, else 0.
+// exitCannotTell is of reports that found nothing where too much could not be seen; 3 is
+// that of examinations that failed.
+const exitCannotTell = 4
+
+// ExitCode is 2 for a critical finding, 1 for a warning, 4 where nobody can tell, else 0.
 func (r *Report) ExitCode() int {
 	switch r.Worst {
 	case Critical:
 		return 2
 	case Warn:
 		return 1
+	}
+	if r.CannotTell {
+		return exitCannotTell
 	}
 	return 0
 }
@@ -143,8 +157,30 @@ func Judge(ctx context.Context, s *vitals.Sample) *Report {
 			r.add(check, c, check.Run(ctx, c))
 		}
 	}
+	r.Missing = missing(s)
 	r.conclude(s)
 	return r
+}
+
+// missing are the capabilities for want of which something could not be read.
+func missing(s *vitals.Sample) (names []string) {
+	lack := func(err error, capabilities ...string) {
+		if !errors.Is(err, os.ErrPermission) {
+			return
+		}
+		for _, name := range capabilities {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	for _, n := range s.Namespaces {
+		lack(n.TableErr, "CAP_NET_ADMIN")
+		lack(n.RulesErr, "CAP_NET_ADMIN")
+		lack(n.After.ConntrackErr, "CAP_NET_ADMIN")
+		lack(n.DropsErr, "CAP_BPF", "CAP_PERFMON")
+	}
+	return names
 }
 
 // add completes a finding with what its check knows.

@@ -104,10 +104,11 @@ func TestChecks(t *testing.T) {
 		{"CT08", "a quarter of the memory", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 6000000 }, Critical},
 		{"CT09", "chain too long", set("conntrack.chain_too_long", 1), Critical},
 		{"CT11", "resolved clash", set("conntrack.insert_failed", 1), Info},
-		{"CT11", "failed", all(set("conntrack.insert_failed", 30), set("conntrack.drop", 30)), Critical},
+		{"CT11", "failed in a race", all(set("conntrack.insert_failed", 30), set("conntrack.drop", 30)), Info},
+		{"CT11", "failed", all(usedPorts(99), set("conntrack.insert_failed", 30), set("conntrack.drop", 30)), Critical},
 		{"CT10", "many come and go", all(set("conntrack.search_restart", 300), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), Info},
 		{"CT10", "one in a thousand", all(set("conntrack.search_restart", 3), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), OK},
-		{"CT11", "one failed", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1)), Warn},
+		{"CT11", "one failed", all(usedPorts(99), set("conntrack.insert_failed", 1), set("conntrack.drop", 1)), Warn},
 		{"CT08", "a tenth of the memory", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 3000000 }, Warn},
 		{"CT08", "unreadable", func(s *vitals.Sample) { s.After.Memory = nil }, Unknown},
 		{"CT07", "no buckets", func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Buckets = 0 }, Unknown},
@@ -171,15 +172,62 @@ func TestChecks(t *testing.T) {
 		})), OK},
 		{"ST10", "UDP where the targets are not all known", all(targets("10.9.0.9"), rules(func(r *vitals.Ruleset) { r.Targets.Unclear = 1 }), translated(17)), OK},
 		{"ST11", "asymmetric", oneWay(200), Warn},
-		{"PT01", "ports exhausted", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
+		{"ST11", "asymmetric, on a router that asks for no state", all(oneWay(200), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), Info},
+		{"ST05", "idle connections that are forgotten", all(sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "300"), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
+		{"ST08", "idle connections that are forgotten", all(sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "300"), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Info},
+		{"ST08", "asymmetric routes, on a router that asks for no state", all(half(40), set("conntrack.invalid", 200), set("Ip.InReceives", 10000), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), Info},
+		{"ST08", "asymmetric routes", all(half(40), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
+		{"ST08", "one segment that the gateway resets", all(set("conntrack.invalid", 1), cutOff), Warn},
+		{"ST08", "wrong checksums", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000), set("Udp.InCsumErrors", 200)), Info},
+		{"ST12", "a source that this host has no more", old(func(e *vitals.Entries) {
+			e.OldSources = map[netip.Addr]*vitals.Odd{netip.MustParseAddr("203.0.113.1"): {Entries: 1, First: conntrack.Entry{Protocol: flow.UDP}}}
+		}), Warn},
+		{"ST12", "a source that a rule names", all(usedPorts(1), old(func(e *vitals.Entries) {
+			e.OldSources = map[netip.Addr]*vitals.Odd{netip.MustParseAddr("203.0.113.1"): {Entries: 1, First: conntrack.Entry{Protocol: flow.UDP}}}
+		})), OK},
+		{"ST12", "TCP from an old source", old(func(e *vitals.Entries) {
+			e.OldSources = map[netip.Addr]*vitals.Odd{netip.MustParseAddr("203.0.113.1"): {Entries: 1, First: conntrack.Entry{Protocol: flow.TCP}}}
+		}), Info},
+		{"ST12", "to the host, where a port forward is", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1194, High: 1194}} }), toHost(1194)), Warn},
+		{"ST12", "to the host, where no port forward is", toHost(1194), OK},
+		{"ST12", "to a service of the host", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1194, High: 1194}} }), listens(17, 1194), toHost(1194)), OK},
+		{"ST12", "a phone without NAT on no router", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "0"), old(func(e *vitals.Entries) { e.Leaks = vitals.Odd{Entries: 1, First: fourEntry} })), OK},
+		{"ST12", "a phone without NAT on a router", all(sysctl("net.ipv4.ip_forward", "1"), old(func(e *vitals.Entries) { e.Leaks = vitals.Odd{Entries: 1, First: fourEntry} })), Warn},
+		{"FW14", "fragments", all(set("Ip.ReasmFails", 40), set("Ip.ReasmReqds", 100)), Critical},
+		{"FW14", "a few fragments", all(set("Ip.ReasmFails", 5), set("Ip.ReasmReqds", 100)), Warn},
+		{"FW14", "one in a thousand", all(set("Ip.ReasmFails", 1), set("Ip.ReasmReqds", 1000)), Info},
+		{"FW15", "wrong checksums", all(set("Udp.InCsumErrors", 100), set("Ip.InReceives", 200)), Critical},
+		{"FW15", "a few of many", all(set("Udp.InCsumErrors", 2), set("Ip.InReceives", 20000)), Info},
+		{"FW16", "hairpin", old(func(e *vitals.Entries) { e.Hairpin = vitals.Odd{Entries: 5, First: fourEntry} }), Warn},
+		{"FW16", "one", old(func(e *vitals.Entries) { e.Hairpin = vitals.Odd{Entries: 1, First: fourEntry} }), Info},
+		{"FW17", "a handshake that is never finished", handshakes(3, 9, "lan0"), OK},
+		{"FW17", "answers by another uplink", handshakes(9, 3, "lan0"), Warn},
+		{"FW17", "answers by the same uplink, to a flood of SYNs", handshakes(9, 3, "wan0"), OK},
+		{"RX11", "a port that listens", link(func(l *vitals.Link) { l.STP = vitals.STPListening }), Warn},
+		{"RX11", "a port that forwards", link(func(l *vitals.Link) { l.STP = vitals.STPForwarding }), OK},
+		{"RX12", "unequal MTUs", link(func(l *vitals.Link) { l.PeerMTU = 1400 }), Info},
+		{"RX12", "unequal MTUs, and frames that are lost", all(link(func(l *vitals.Link) { l.PeerMTU = 1400 }), dropped(trace.CauseFarEnd, 9)), Warn},
+		{"RL07", "FTP without a helper", old(func(e *vitals.Entries) {
+			e.FTP = []vitals.Pair{{Client: netip.MustParseAddr("10.0.0.2"), Server: netip.MustParseAddr("203.0.113.2")}}
+		}), Info},
+		{"RL07", "FTP without a helper, whose data is dropped", all(old(func(e *vitals.Entries) {
+			e.FTP = []vitals.Pair{{Client: netip.MustParseAddr("10.0.0.2"), Server: netip.MustParseAddr("203.0.113.2")}}
+		}), sampled("tcp", trace.TrackedNew, nil)), Warn},
+		{"RL15", "one ICMP error that says too big", sampled("icmp", trace.TrackedConfirmed, []byte{3, 4}), Warn},
+		{"RL15", "one ICMPv6 error that says too big", sampled("icmpv6", trace.TrackedNone, []byte{2, 0}), Warn},
+		{"RL15", "one ICMP error about a known connection", sampled("icmp", trace.TrackedConfirmed, []byte{3, 1}), Warn},
+		{"RL15", "one ICMP error about none", sampled("icmp", trace.TrackedNone, []byte{3, 1}), Info},
+		{"PT01", "ports exhausted", all(usedPorts(99), set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
 		{"PT01", "chains too long", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480), set("conntrack.chain_too_long", 10)), OK},
-		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Info},
-		{"PT01", "ports exhausted, beside clashes that were resolved", all(set("conntrack.insert_failed", 20), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
+		{"PT01", "a race", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 10)), Warn},
+		{"PT01", "a race beside connections that collided", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 9000)), Warn},
+		{"PT01", "ports exhausted, beside clashes that were resolved", all(usedPorts(99), set("conntrack.insert_failed", 20), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
 		{"PT01", "a race, with events", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1), dropped(trace.CausePortsExhausted, 1)), Info},
-		{"PT01", "ports exhausted, with events", all(set("conntrack.insert_failed", 1), set("conntrack.drop", 1), set("conntrack.found", 248), dropped(trace.CausePortsExhausted, 1)), Critical},
-		{"PT01", "a pool of one port", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 1 })), Critical},
-		{"PT01", "a pool of 20 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 20 })), Critical},
-		{"PT01", "a pool of 40 ports", all(set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 80), rules(func(r *vitals.Ruleset) { r.Pools.Smallest = 40 })), Critical},
+		{"PT01", "ports exhausted, with events", all(usedPorts(99), set("conntrack.insert_failed", 1), set("conntrack.drop", 1), set("conntrack.found", 248), dropped(trace.CausePortsExhausted, 1)), Critical},
+		{"PT01", "a pool of one port", all(usedPorts(1), pool(1), set("conntrack.insert_failed", 10), set("conntrack.drop", 10)), Critical},
+		{"PT01", "a pool of one port, the table unreadable", all(pool(1), unread, set("conntrack.insert_failed", 10), set("conntrack.drop", 10)), Critical},
+		{"PT01", "a pool of 20 ports", all(usedPorts(20), pool(20), set("conntrack.insert_failed", 10), set("conntrack.drop", 10)), Critical},
+		{"PT01", "a pool of 40 ports, the table unreadable", all(pool(40), unread, set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 80)), Critical},
 		{"PT02", "95 of 100 ports", usedPorts(95), Critical},
 		{"PT02", "95 ports of masquerade beside another address with few", all(usedPorts(95), rules(func(r *vitals.Ruleset) {
 			r.Pools = vitals.Pools{Smallest: 1, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.5"): 1}, Other: 64512}
@@ -197,7 +245,7 @@ func TestChecks(t *testing.T) {
 		{"PT04", "kernel 4.19", all(func(s *vitals.Sample) { s.After.Release = "4.19.0" }, rules(func(r *vitals.Ruleset) { r.InOrder = 1 })), Warn},
 		{"PT04", "kernel 4.19, fully-random", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, OK},
 		{"PT04", "no release", func(s *vitals.Sample) { s.After.Release = "" }, Unknown},
-		{"PT05", "an NFS client", func(s *vitals.Sample) { s.Namespaces[0].PrivilegedPorts = 400 }, Info},
+		{"PT05", "an NFS client", func(s *vitals.Sample) { s.Namespaces[0].Entries.Privileged = 400 }, Info},
 		{"PT06", "all but all to one", connections(28000), Critical},
 		{"PT06", "as many from two addresses", all(connections(20000), connections(20000)), OK},
 		{"PT06", "no range", sysctl("net.ipv4.ip_local_port_range", ""), Unknown},
@@ -273,7 +321,11 @@ func TestChecks(t *testing.T) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "br0", Kind: "bridge"})
 		}), OK},
 		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
-			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge"})
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "docker0", Kind: "bridge", Addresses: []netip.Prefix{netip.MustParsePrefix("172.17.0.1/16")}})
+		}), Info},
+		{"RL09", "any bridge that is routed for", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "br0", Kind: "bridge"},
+				vitals.Link{Name: "virbr0", Kind: "bridge", Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.122.1/24")}})
 		}), Info},
 		{"RL09", "a node of Kubernetes", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "kube-bridge", Kind: "bridge"})
@@ -354,7 +406,8 @@ func TestChecks(t *testing.T) {
 		{"FW13", "few", dropped(trace.CauseTC, 9), OK},
 		{"FW13", "few of many", all(set("Ip.InReceives", 100_000), dropped(trace.CauseTC, 300)), OK},
 		{"FW13", "another reason", other("IPV6_BAD_EXTHDR"), Warn},
-		{"FW13", "no reason", other("NOT_SPECIFIED"), OK},
+		{"FW13", "no reason, one in a hundred", all(set("Ip.InReceives", 30000), other("NOT_SPECIFIED")), OK},
+		{"FW13", "no reason, most of them", other("NOT_SPECIFIED"), Warn},
 		{"FW13", "no events", func(s *vitals.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},
 		{"FW08", "a lost packet", set("IpExt.InNoRoutes", 1), Info},
 		{"FW08", "no route", set("IpExt.InNoRoutes", 100), Warn},

@@ -36,7 +36,7 @@ func examined(t *testing.T) *vitals.Sample {
 	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
 		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
-	n.Delta = trace.Counters{}
+	n.Delta, n.Entries = trace.Counters{}, &vitals.Entries{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	fill(n.Table, 100, conntrack.TCPEstablished)
 	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostCounters(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
@@ -257,5 +257,75 @@ func xdp(features uint64) func(*vitals.Sample) {
 		links := s.Namespaces[0].After.Links
 		links[1].XDP, links[1].XDPKnown, links[1].XDPFeatures = true, true, features
 		links[2].XDPKnown, links[2].XDPFeatures = true, 7
+	}
+}
+
+// pool has the rules use so many ports of the address of usedPorts.
+func pool(n uint32) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		s.Namespaces[0].Rules.Pools = vitals.Pools{Smallest: n, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): n}}
+	}
+}
+
+func unread(s *vitals.Sample) {
+	s.Namespaces[0].Table, s.Namespaces[0].TableErr = nil, errors.New("no")
+}
+
+// old changes what single entries show.
+func old(change func(*vitals.Entries)) func(*vitals.Sample) {
+	return func(s *vitals.Sample) { change(s.Namespaces[0].Entries) }
+}
+
+// fourEntry is of UDP and IPv4.
+var fourEntry = conntrack.Entry{Protocol: flow.UDP, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1"))}}
+
+func toHost(port uint16) func(*vitals.Sample) {
+	return old(func(e *vitals.Entries) {
+		e.ToHost = map[vitals.TrackedPort]*vitals.Odd{{Protocol: flow.UDP, Port: port}: {Entries: 1, First: fourEntry}}
+	})
+}
+
+// half has so many connections of TCP show packets of one direction only.
+func half(n uint32) func(*vitals.Sample) {
+	return old(func(e *vitals.Entries) { e.Unanswered, e.TCP = n, n+1 })
+}
+
+// cutOff is a segment of a connection that the host does not know and resets.
+func cutOff(s *vitals.Sample) {
+	data := make([]byte, 40)
+	data[0], data[9], data[33] = 0x45, byte(flow.TCP), tcpACK
+	packet := &trace.DropSample{Data: data}
+	packet.Tracked = trace.TrackedNone
+	s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: trace.CauseClosedTCP, Packets: 1, PerSecond: 0.3, Samples: []*trace.DropSample{packet}, Sampled: []*trace.DropSample{packet}})
+}
+
+// sampled has a rule drop one packet, among thousands that pass, whose transport header begins so.
+func sampled(protocol string, tracked trace.Tracked, begins []byte) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		data := make([]byte, 48)
+		packet := &trace.DropSample{Data: data, Packet: flow.Tuple{Source: netip.MustParseAddrPort("10.0.0.2:40000"), Dest: netip.MustParseAddrPort("203.0.113.2:50000")}}
+		packet.Tracked = tracked
+		switch protocol {
+		case "icmpv6":
+			data[0], data[6], packet.Packet.Protocol = 0x60, byte(flow.ICMPv6), flow.ICMPv6
+			copy(data[40:], begins)
+		case "icmp":
+			data[0], data[9], packet.Packet.Protocol = 0x45, byte(flow.ICMP), flow.ICMP
+			copy(data[20:], begins)
+		case "tcp":
+			data[0], data[9], packet.Packet.Protocol = 0x45, byte(flow.TCP), flow.TCP
+		}
+		s.Namespaces[0].Delta["Ip.InReceives"] = 100_000
+		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: trace.CauseNftRule, Packets: 1, PerSecond: 0.3, Sampled: []*trace.DropSample{packet}})
+	}
+}
+
+// handshakes are answered to an address of wan0, by an interface; others were finished.
+func handshakes(stuck, others uint32, out string) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		n := s.Namespaces[0]
+		n.After.Links[1].Addresses = []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}
+		n.Entries.Handshakes = map[netip.Addr]*vitals.Handshakes{netip.MustParseAddr("203.0.113.1"): {
+			Stuck: vitals.Odd{Entries: stuck, First: fourEntry}, Others: others, Out: out, Gateway: netip.MustParseAddr("203.0.113.2")}}
 	}
 }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// ruleDrops judges what a firewall rule drops: not by rate alone, for one packet may be a fault.
+func (c *Case) ruleDrops(g trace.DropGroup) Finding {
+	f := found(c.unwanted(g), "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
+	if g.PerSecond < 1 {
+		f.Summary = fmt.Sprintf("a firewall rule dropped %s%s", plural(int(g.Packets), "packet"), ruleText(g))
+	}
+	// RFC 2979 §3.1.1: a firewall must not drop the errors by which path MTU discovery works.
+	for _, s := range g.Sampled {
+		switch kind, code, _ := s.ICMP(); {
+		case s.TooBig():
+			f.Verdict = max(f.Verdict, Warn)
+			f.Summary = fmt.Sprintf("a firewall rule drops ICMP errors that say \"packet too big\" (type %d code %d, from %s)%s: senders do not learn the MTU of the path", kind, code, s.Packet.Source.Addr(), ruleText(g))
+			f.Symptom = "small requests work, large transfers hang"
+			f.Remedy = &Remedy{Do: "accept them before the rule named above: in nftables icmp type destination-unreachable and icmpv6 type packet-too-big, or ct state related", Risk: "none: tracking lets only errors about known connections be related"}
+			return f
+		case s.Error() && s.Tracked == trace.TrackedConfirmed:
+			f.Verdict = max(f.Verdict, Warn)
+			f.Summary = fmt.Sprintf("a firewall rule drops ICMP errors about known connections (type %d code %d, from %s)%s: their clients wait instead of failing at once", kind, code, s.Packet.Source.Addr(), ruleText(g))
+			f.Remedy = &Remedy{Do: "accept ct state related before the rule named above", Risk: "none: only errors about known connections are related"}
+		}
+	}
+	if pair, seen := c.dataOfFTP(g); seen && f.Verdict >= Warn && len(c.NS.Rules.Chains) > 0 && c.NS.Rules.Helpers == 0 {
+		f.Verdict = Info
+		f.Summary += fmt.Sprintf("; among them data connections of FTP to %s, see RL07", pair.Server)
+	}
+	if c.asymmetric() && strings.Contains(ruleText(g), "invalid") {
+		f.Verdict = Info
+		f.Summary += "; routes are asymmetric, see ST08"
+		return f
+	}
+	if target, n := c.deadPublished(g); n >= 2 && !bySource(g) {
+		f.Verdict = max(f.Verdict, Warn)
+		if len(g.Rules) == 1 && strings.HasPrefix(g.Rules[0].Text, "policy") {
+			f.Verdict = Critical
+		}
+		f.Summary = fmt.Sprintf("a firewall rule drops every new connection to %s, to which another rule forwards a port%s", target, ruleText(g))
+		f.Symptom = "a published port is dead"
+		f.Remedy = &Remedy{Do: "accept what is forwarded by DNAT before the rule named above (Docker: in DOCKER-USER), or delete the port forward", Risk: "the service is open to whoever reaches the port"}
+		if chain, is := nftChain(g); is {
+			f.Remedy.Commands = []string{fmt.Sprintf("nft insert rule %s ct status dnat accept", chain)}
+		}
+	}
+	return c.bridged(f, g)
+}
+
+// bridged says that dropped packets are frames between ports of a bridge.
+func (c *Case) bridged(f Finding, g trace.DropGroup) Finding {
+	i := slices.IndexFunc(g.Sampled, (*trace.DropSample).Bridged)
+	if i < 0 {
+		return f
+	}
+	bridge := g.Sampled[i].Interface
+	for _, l := range c.NS.After.Links {
+		if l.Name == bridge && l.Master != 0 {
+			bridge = c.linkName(l.Master)
+		}
+	}
+	f.Summary += fmt.Sprintf("; these are frames between ports of the bridge %s, which pass iptables (bridge-nf-call-iptables)", bridge)
+	if f.Verdict < Warn {
+		return f
+	}
+	f.Symptom = "virtual machines or containers of one bridge lose each other"
+	f.Remedy = &Remedy{Do: "accept what stays on the bridge, or let bridged frames pass without iptables (bridge-nf-call-iptables=0) where no NAT between its hosts needs it", Risk: "its hosts reach each other at every port"}
+	if chain, is := nftChain(g); is {
+		f.Remedy.Commands = []string{fmt.Sprintf("nft insert rule %s iifname %q oifname %q accept", chain, bridge, bridge)}
+	} else if program, rest, legacy := strings.Cut(ruleChain(g), "tables "); legacy {
+		table, name, _ := strings.Cut(rest, " ")
+		f.Remedy.Commands = []string{fmt.Sprintf("%stables-legacy -t %s -I %s -i %s -o %s -j ACCEPT", program, table, name, bridge, bridge)}
+	}
+	return f
+}
+
+func ruleChain(g trace.DropGroup) string {
+	if len(g.Rules) != 1 {
+		return ""
+	}
+	return g.Rules[0].Chain
+}
+
+// nftChain is the chain of nftables that holds the rule of a group, as commands name it.
+func nftChain(g trace.DropGroup) (string, bool) {
+	family, _, _ := strings.Cut(ruleChain(g), " ")
+	return ruleChain(g), slices.Contains([]string{"ip", "ip6", "inet"}, family)
+}
+
+// bySource tells whether the rule of a group asks who sends: such a rule is meant.
+func bySource(g trace.DropGroup) bool {
+	return len(g.Rules) == 1 && (strings.Contains(g.Rules[0].Text, "saddr") || strings.Contains(g.Rules[0].Text, "-s ") || strings.Contains(g.Rules[0].Text, "--match-set"))
+}
+
+// deadPublished is the target of a port forward to which no connection gets through, and how many
+// samples were on their way there.
+func (c *Case) deadPublished(g trace.DropGroup) (target netip.AddrPort, n int) {
+	dropped := map[netip.AddrPort]int{}
+	for _, s := range g.Sampled {
+		if s.Tracked == trace.TrackedNew && s.Original.IsValid() && s.Original.Dest != s.Packet.Dest && s.Reply.Source == s.Packet.Dest {
+			dropped[s.Packet.Dest]++
+		}
+	}
+	for to, count := range dropped {
+		if count > n && !c.reached(to) {
+			target, n = to, count
+		}
+	}
+	return target, n
+}
+
+// reached tells whether a connection is translated to a backend.
+func (c *Case) reached(backend netip.AddrPort) bool {
+	if c.NS.Table == nil {
+		return false
+	}
+	for _, row := range c.NS.Table.Backends(0) {
+		_, endpoint, _ := strings.Cut(row.Key, " ")
+		if endpoint == backend.String() {
+			return true
+		}
+	}
+	return false
+}
+
+// dataOfFTP finds a dropped data connection of FTP: new, between the ends of a control connection.
+func (c *Case) dataOfFTP(g trace.DropGroup) (pair vitals.Pair, seen bool) {
+	for _, s := range g.Sampled {
+		if s.Packet.Protocol != flow.TCP || s.Tracked == trace.TrackedConfirmed {
+			continue
+		}
+		from, to := s.Packet.Source.Addr(), s.Packet.Dest.Addr()
+		for _, p := range c.NS.Entries.FTP {
+			if from == p.Client && to == p.Server || from == p.Server && to == p.Client {
+				return p, true
+			}
+		}
+	}
+	return pair, false
+}
+
+// helpFTP is the rule that assigns the helper of FTP.
+const helpFTP = `nft 'add table inet ftp; add ct helper inet ftp ftp { type "ftp" protocol tcp; }; ` +
+	`add chain inet ftp pre { type filter hook prerouting priority filter; }; add rule inet ftp pre tcp dport 21 ct helper set "ftp"'`
+
+// unhelpedFTP judges control connections of FTP that no helper watches, so that nothing expects
+// their data connections.
+func (c *Case) unhelpedFTP() Finding {
+	first := c.NS.Entries.FTP[0]
+	f := found(Info, "FTP control connections pass, for example %s to %s, and no helper is assigned: their data connections are new ones to the rules", first.Client, first.Server)
+	for _, cause := range []trace.Cause{trace.CauseNftRule, trace.CauseLegacyRule, trace.CauseHookRule} {
+		g, there := c.drops(cause)
+		if !there {
+			continue
+		}
+		if pair, seen := c.dataOfFTP(g); seen {
+			f = found(Warn, "a firewall rule drops the data connections of FTP between %s and %s: no helper is assigned, which would announce them%s", pair.Client, pair.Server, ruleText(g)).losing(g.PerSecond)
+			f.Symptom = "FTP logs in, and listings and transfers hang"
+			f.Remedy = &Remedy{Do: "assign the helper to port 21, and accept related connections (ct state related)", Commands: []string{helpFTP}, Cost: "an entry of 448 bytes for each control connection",
+				Risk: "clients open ports in the firewall by what they write into such a connection"}
+			return c.withDrops(f, cause)
+		}
+	}
+	return f.with("control connections without a helper", fmt.Sprint(len(c.NS.Entries.FTP)), fromDump)
+}
