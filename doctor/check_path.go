@@ -75,7 +75,7 @@ func checkChecksums(_ context.Context, c *Case) Finding {
 	if n == 0 {
 		return ok("no wrong checksum")
 	}
-	f := found(Info, "%s had a wrong checksum%s, as with checksum offload (ethtool) that the sender's card does not do", plural(int(n), "packet"), c.fromWhere(trace.CauseChecksum)).
+	f := found(Info, "%s had a wrong checksum%s: checksum offload (ethtool) that the sender's card does not do, or a device that rewrites packets", plural(int(n), "packet"), c.fromWhere(trace.CauseChecksum)).
 		with("ΔInCsumErrors", c.inWindow(n), fromSNMP)
 	if share := c.shareOf(n); n >= 10 && share > 0.01 {
 		f.Verdict = max(Warn, grade(share, 0.01, 0.20))

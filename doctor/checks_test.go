@@ -4,6 +4,8 @@ package doctor
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -53,6 +55,54 @@ func TestForwardingRemedy(t *testing.T) {
 				t.Errorf("%s: %s %+v, want %s", f.Summary, f.Verdict, f.Remedy, tc.setting)
 			}
 		}
+	}
+}
+
+// TestForwardingKeepsRoutes: a host that learns its IPv6 routes is told to go on with it first.
+func TestForwardingKeepsRoutes(t *testing.T) {
+	s := examined(t)
+	n := s.Namespaces[0]
+	n.After.Sysctl["net.ipv6.conf.all.forwarding"], n.After.Sysctl["net.ipv6.conf.wan0.accept_ra"] = "0", "1"
+	n.After.Routing.Learned6 = []string{"wan0"}
+	n.Delta["Ip6InAddrErrors"] = 30
+	forwards(0, 1, 0)(s)
+	find := func(check string) Finding {
+		r := Judge(context.Background(), s)
+		return r.Findings[slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Check == check })]
+	}
+	want := []string{"sysctl -w net.ipv6.conf.wan0.accept_ra=2", "sysctl -w net.ipv6.conf.all.forwarding=1"}
+	if f := find("FW01"); f.Verdict != Critical || !slices.Equal(f.Remedy.Commands, want) {
+		t.Errorf("%s %s: %q, want %q", f.Verdict, f.Summary, f.Remedy.Commands, want)
+	}
+	// The same host after forwarding=1 alone.
+	n.After.Sysctl["net.ipv6.conf.all.forwarding"] = "1"
+	n.After.Routing = vitals.Routing{Advertised: map[string]uint64{"wan0": 7}}
+	n.Delta["Ip6InNoRoutes"] = 30
+	if f := find("FW08"); f.Verdict != Critical || !strings.Contains(f.Summary, "router advertisements that arrive on wan0 are ignored") || !slices.Equal(f.Remedy.Commands, want[:1]) {
+		t.Errorf("%s %s: %+v", f.Verdict, f.Summary, f.Remedy)
+	}
+	n.After.Routing.Default6 = true
+	if f := find("FW08"); strings.Contains(f.Summary, "advertisements") {
+		t.Errorf("with a default route: %s", f.Summary)
+	}
+}
+
+// TestCannotTell wants no report to say that nothing is wrong when much could not be seen.
+func TestCannotTell(t *testing.T) {
+	s := examined(t)
+	n := s.Namespaces[0]
+	n.RulesErr, n.TableErr = fmt.Errorf("netlink: %w", os.ErrPermission), fmt.Errorf("dump: %w", os.ErrPermission)
+	n.DropsErr = fmt.Errorf("drops: %w", os.ErrPermission)
+	n.Rules, n.Table = &vitals.Ruleset{}, nil
+	r := Judge(context.Background(), s)
+	c := r.Conclusion[0]
+	if r.ExitCode() != exitCannotTell || !strings.HasPrefix(c.Summary, "Cannot tell") || !strings.Contains(c.Do, "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON") {
+		t.Errorf("exit code %d: %s", r.ExitCode(), c)
+	}
+	n.Delta["IpExt.InNoRoutes"] = 30
+	r = Judge(context.Background(), s)
+	if last := r.Conclusion[len(r.Conclusion)-1]; r.ExitCode() != 1 || r.Conclusion[0].Check != "FW08" || last.Severity != Unknown {
+		t.Errorf("exit code %d: %v", r.ExitCode(), r.Conclusion)
 	}
 }
 

@@ -71,8 +71,8 @@ func (r *Report) conclude(s *vitals.Sample) {
 	for _, n := range named {
 		r.Conclusion = append(r.Conclusion, n.concluded(s))
 	}
-	if len(r.Conclusion) == 0 {
-		r.Conclusion = []Conclusion{r.nothingFound(s)}
+	if last := r.nothingFound(s); len(r.Conclusion) == 0 || r.CannotTell {
+		r.Conclusion = append(r.Conclusion, last)
 	}
 }
 
@@ -161,6 +161,7 @@ func table(f Finding, s *vitals.Sample) string {
 
 // nothingFound is the conclusion when no check found anything: that nothing is wrong, or, where
 // checks that look at dropped packets, rules or the table could not look, that nobody can tell.
+// The latter stands behind causes, too.
 func (r *Report) nothingFound(s *vitals.Sample) Conclusion {
 	blind := map[string]bool{}
 	for _, f := range r.Findings {
@@ -171,8 +172,8 @@ func (r *Report) nothingFound(s *vitals.Sample) Conclusion {
 	where := fmt.Sprintf("%s, watched for %.1f s", plural(len(s.Namespaces), "namespace"), s.Window.Seconds())
 	if r.blinded(blind) {
 		r.CannotTell = true
-		c := Conclusion{Severity: Unknown, Commands: []string{}, Summary: fmt.Sprintf("Cannot tell whether anything is wrong in %s: %d of %d checks could not look; the others found nothing",
-			where, len(blind), len(Checks()))}
+		c := Conclusion{Severity: Unknown, Commands: []string{}, Summary: fmt.Sprintf("Cannot tell whether anything %s wrong in %s: %d of %d checks could not look",
+			map[bool]string{true: "is", false: "else is"}[len(r.Conclusion) == 0], where, len(blind), len(Checks()))}
 		if len(r.Missing) > 0 {
 			c.Do = "run it as root, or give it the capabilities " + strings.Join(r.Missing, ", ")
 		}

@@ -40,7 +40,7 @@ func TestConditions(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for _, c := range sick.Conditions() {
+		for _, c := range slices.Concat(sick.Conditions(), sick.PathConditions()) {
 			t.Run(c.Name, func(t *testing.T) {
 				t.Parallel()
 				treat(t, c)
@@ -49,6 +49,29 @@ func TestConditions(t *testing.T) {
 	})
 	for _, c := range sick.HostConditions() {
 		t.Run(c.Name, func(t *testing.T) { treat(t, c) })
+	}
+}
+
+// TestHealthyConditions wants no warning for routers that look ill to simple rules.
+func TestHealthyConditions(t *testing.T) {
+	needs(t)
+	for _, c := range sick.HealthyConditions() {
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			l := labtest.New(t, sick.Topology("well"))
+			for _, step := range []func(context.Context, *lab.Lab) error{sick.Acquaint, c.Sicken} {
+				if err := step(ctx, l); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, f := range watched(ctx, t, l, c.Traffic).Findings {
+				if f.Verdict >= doctor.Warn && f.Namespace != "" {
+					t.Errorf("false alarm: %s %s", f.Check, said(f))
+				}
+			}
+		})
 	}
 }
 

@@ -107,7 +107,7 @@ type Report struct {
 	Worst      Verdict      `json:"worst"`
 	Limits     []string     `json:"limits,omitempty"`
 	Namespaces []string     `json:"namespaces"`
-	// CannotTell: nothing was found, but too many checks could not look. Missing are the
+	// CannotTell: too many checks could not look to say what is not wrong. Missing are the
 	// capabilities for want of which some could not.
 	CannotTell bool     `json:"cannot_tell"`
 	Missing    []string `json:"missing_capabilities,omitempty"`

@@ -90,6 +90,8 @@ var (
 	CauseFragment = Cause{ID: "fragments", Title: "fragments that were not put together",
 		Meaning: "the fragments of a packet did not all come in time, or the memory for fragments was full",
 		Remedy:  "raise net.ipv4.ipfrag_high_thresh (net.ipv6.ip6frag_high_thresh), or send packets that fit the path"}
+	CauseDuplicate = Cause{ID: "duplicate-fragment", Title: "fragment that came twice", Benign: true,
+		Meaning: "the same part of a packet was there already"}
 	CauseFarEnd = Cause{ID: "far-end", Title: "frame that the far end of a virtual link does not take",
 		Meaning: "the frame is larger than the MTU of the link's other end, or that end is down; no ICMP error is sent",
 		Remedy:  "give both ends of the link the same MTU"}
@@ -158,7 +160,7 @@ var rules = []rule{
 	{"", "BRIDGE_INGRESS_STP_STATE", &CauseBridgePort},
 	{"br_handle_frame", "NOT_SPECIFIED", &CauseBridgePort}, // before 6.14
 	{"", "FRAG_*", &CauseFragment},
-	{"", "DUP_FRAG", &CauseFragment},
+	{"", "DUP_FRAG", &CauseDuplicate},
 	{"ip_defrag", "", &CauseFragment},
 	{"ip_expire", "", &CauseFragment},
 	{"ip_frag_*", "", &CauseFragment},

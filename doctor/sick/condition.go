@@ -97,9 +97,9 @@ func Conditions() []Condition {
 			Do: `sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close_wait=\d+`},
 		{Name: "invalid", Wants: []Want{{"ST08", "critical", "30 invalid packets"}}, Sicken: nft(natRules), Traffic: sending(sendInvalid(30)),
 			Do: `sysctl -w net.netfilter.nf_conntrack_log_invalid=255`, After: web},
-		{Name: "asymmetric", Wants: []Want{{"ST11", "warn", "100 % of the entries"}}, Sicken: all(nft(tracked), otherWayBack),
+		{Name: "asymmetric", Wants: []Want{{"ST11", "warn", "100 % of the entries"}}, Sicken: all(nft(strict), otherWayBack),
 			Traffic: spray("client", flow.TCP, tcpACK, 150, Client, 0, Server, 9), Cure: all(command("server", "ip", "route", "del", "192.0.2.0/24"), gateway("conntrack -F"))},
-		{Name: "window-checks", Wants: []Want{{"ST09", "warn", "asymmetric"}}, Sicken: all(nft(tracked), otherWayBack),
+		{Name: "window-checks", Wants: []Want{{"ST09", "warn", "asymmetric"}}, Sicken: all(nft(strict), otherWayBack),
 			Traffic: spray("client", flow.TCP, tcpACK, 150, Client, 0, Server, 9), Do: `sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1`},
 		{Name: "backend-without-a-rule", Wants: []Want{{"ST10", "warn", Server}},
 			Sicken: all(nft(forwardTo(Server)), spray("client", flow.UDP, 0, 20, Client, 0, Gateway, 53), gateway("nft flush ruleset"), nft(forwardTo("198.51.100.77"))),
@@ -246,6 +246,9 @@ func HostConditions() []Condition {
 
 // tracked has rules that look at connections and translate none.
 const tracked = "table inet filter { chain forward {\n type filter hook forward priority filter\n ct state new counter\n}\n}"
+
+// strict has a rule that drops what tracking does not know.
+const strict = "table inet filter { chain forward {\n type filter hook forward priority filter\n ct state invalid drop\n}\n}"
 
 const denyRule = `table inet filter { chain forward {
 	type filter hook forward priority filter; policy accept

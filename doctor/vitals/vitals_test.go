@@ -237,6 +237,7 @@ func TestPools(t *testing.T) {
 		}
 		return p
 	}
+	unclear := func(p Pools) Pools { p.Unclear = 1; return p }
 	const all = 64512
 	for _, tc := range []struct {
 		rules string
@@ -245,9 +246,9 @@ func TestPools(t *testing.T) {
 		{"udp sport 5060 snat to 203.0.113.5:5060; masquerade", pools(1, all, map[string]uint32{"203.0.113.5": 1})},
 		{"ip protocol tcp masquerade to :2000-2019", pools(20, 20, nil)},
 		{"ip protocol tcp snat to 203.0.113.5:2000-2019; snat to 203.0.113.5", pools(20, 0, map[string]uint32{"203.0.113.5": all})},
-		{"snat to 203.0.113.5-203.0.113.6", pools(0, all, nil)},
-		{"ip protocol tcp snat to 203.0.113.5-203.0.113.6:2000-2019", pools(20, 20, nil)},
-		{"snat to ip saddr map { 10.0.0.1 : 203.0.113.5 }", pools(0, all, nil)},
+		{"snat to 203.0.113.5-203.0.113.6", unclear(pools(0, all, nil))},
+		{"ip protocol tcp snat to 203.0.113.5-203.0.113.6:2000-2019", unclear(pools(20, 20, nil))},
+		{"snat to ip saddr map { 10.0.0.1 : 203.0.113.5 }", unclear(pools(0, all, nil))},
 	} {
 		got := readRules(t, "nft", "table ip nat { chain post { type nat hook postrouting priority srcnat; "+tc.rules+"; }\n}\n").Pools
 		if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -256,7 +257,7 @@ func TestPools(t *testing.T) {
 	}
 	const lines = "-A POSTROUTING -p tcp -j SNAT --to-source 203.0.113.5:2000-2019\n-A POSTROUTING -j SNAT --to-source 203.0.113.6\n" +
 		"-A POSTROUTING -p tcp -j SNAT --to-source 203.0.113.7-203.0.113.8:2000-2009\n-A POSTROUTING -p udp -j MASQUERADE --to-ports 3000-3099\n"
-	want := pools(10, 100, map[string]uint32{"203.0.113.5": 20, "203.0.113.6": all})
+	want := unclear(pools(10, 100, map[string]uint32{"203.0.113.5": 20, "203.0.113.6": all}))
 	if diff := cmp.Diff(want, readRules(t, "iptables-nft-restore", "*nat\n"+lines+"COMMIT\n").Pools); diff != "" {
 		t.Errorf("iptables: %s", diff)
 	}
@@ -339,7 +340,7 @@ func TestLegacyRules(t *testing.T) {
 		"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j LOG\n-A KUBE-SERVICES -j X\nCOMMIT\n", nil)
 	targets := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1")
 	targets.Unclear = 3
-	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, LogIn: "iptables filter FORWARD", KubeServices: 1,
+	want := &Ruleset{SourceNAT: 3, DestNAT: 6, Forwards: Forwards{IPv4: 8}, Pools: Pools{Other: 64512, Unclear: 1}, Targets: targets, InOrder: 2, Tracking: 1, Logs: 1, LogIn: "iptables filter FORWARD", KubeServices: 1,
 		Legacy: 12, Chains: []Chain{
 			{Name: "iptables nat POSTROUTING", Hook: "postrouting", NAT: true, Longest: 2, Established: -1},
 			{Name: "iptables nat PREROUTING", Hook: "prerouting", NAT: true, Longest: 7, Established: -1},
