@@ -78,7 +78,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 		route := &netlink.Route{LinkIndex: ifaces[r.Interface],
 			Dst: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), r.To.Addr().BitLen())}}
 		if r.Via.IsValid() {
-			route.Gw = r.Via.AsSlice()
+			route.Gw, route.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // by unnumbered interfaces too
 		}
 		if err := netlink.RouteAdd(route); err != nil {
 			errs = append(errs, fmt.Errorf("route %v: %w", r, err))

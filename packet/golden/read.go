@@ -5,6 +5,7 @@ package golden
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -138,16 +139,27 @@ func prefixes(ss ...string) []netip.Prefix {
 }
 
 // readHost changes the host by one line: "mtu IFACE N", "address IFACE CIDR",
-// "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
+// "unnumbered IFACE" (takes its addresses), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
 // via ADDRESS dev IFACE".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
 	switch {
 	case len(w) == 3 && (w[0] == "mtu" || w[0] == "address"):
 		for i := range h.Interfaces {
 			if h.Interfaces[i].Name == w[1] {
-				return changeInterface(&h.Interfaces[i], w[0], w[2])
+				err := changeInterface(&h.Interfaces[i], w[0], w[2])
+				if h.Interfaces[i].MTU < 1280 {
+					withoutIPv6(h, &h.Interfaces[i])
+				}
+				return err
+			}
+		}
+	case len(w) == 2 && w[0] == "unnumbered":
+		for i := range h.Interfaces {
+			if h.Interfaces[i].Name == w[1] {
+				h.Interfaces[i].Addresses = nil
+				return nil
 			}
 		}
 	case len(w) == 4 && w[0] == "neighbour":
@@ -180,6 +192,14 @@ func readHost(h *nat.Host, s string) error {
 		return err
 	}
 	return bad
+}
+
+// withoutIPv6 takes from an interface what the kernel does: no link with a smaller MTU than 1280
+// bytes has IPv6.
+func withoutIPv6(h *nat.Host, i *nat.Interface) {
+	i.Addresses = slices.DeleteFunc(slices.Clone(i.Addresses), func(p netip.Prefix) bool { return p.Addr().Is6() })
+	h.Neighbours = slices.DeleteFunc(h.Neighbours, func(n nat.Neighbour) bool { return n.Interface == i.Name && n.Address.Is6() })
+	h.Routes = slices.DeleteFunc(h.Routes, func(r nat.Route) bool { return r.Interface == i.Name && r.To.Addr().Is6() })
 }
 
 func changeInterface(i *nat.Interface, what, value string) (err error) {
