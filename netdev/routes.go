@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Destination is where the routing table leads.
+type Destination struct {
+	Prefix netip.Prefix
+	Here   bool // an address of this host
+}
+
+// Destinations lists what the main table leads to and the addresses of this host. It reads
+// no more of a route than that: a full table has a million.
+func Destinations(v6 bool) ([]Destination, error) {
+	family := unix.AF_INET
+	if v6 {
+		family = unix.AF_INET6
+	}
+	return Whole(func() (list []Destination, err error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+		req.AddData(nl.NewRtMsg())
+		req.Data[0].(*nl.RtMsg).Family = uint8(family)
+		err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
+			if d, ok := destination(m); ok && (d.Prefix.Addr().Is6() == v6) {
+				list = append(list, d)
+			}
+			return true
+		})
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		return list, nil
+	})
+}
+
+// destination decodes struct rtmsg and the attributes that tell where a route leads.
+func destination(m []byte) (d Destination, ok bool) {
+	if len(m) < unix.SizeofRtMsg {
+		return d, false
+	}
+	family, bits, table, kind, flags := m[0], int(m[1]), uint32(m[4]), m[7], binary.NativeEndian.Uint32(m[8:])
+	a := netip.IPv4Unspecified()
+	if family == unix.AF_INET6 {
+		a = netip.IPv6Unspecified()
+	}
+	for b := m[unix.SizeofRtMsg:]; len(b) >= unix.SizeofRtAttr; {
+		size, attribute := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
+		if size < unix.SizeofRtAttr || size > len(b) {
+			return d, false
+		}
+		value := b[unix.SizeofRtAttr:size]
+		switch attribute {
+		case unix.RTA_DST:
+			if to, valid := netip.AddrFromSlice(value); valid {
+				a = to
+			}
+		case unix.RTA_TABLE:
+			if len(value) >= 4 {
+				table = binary.NativeEndian.Uint32(value)
+			}
+		}
+		b = b[min((size+3)&^3, len(b)):]
+	}
+	d = Destination{Prefix: netip.PrefixFrom(a, bits), Here: kind == unix.RTN_LOCAL || kind == unix.RTN_ANYCAST}
+	main := table == unix.RT_TABLE_MAIN && kind == unix.RTN_UNICAST && flags&unix.RTM_F_CLONED == 0
+	return d, main || table == unix.RT_TABLE_LOCAL && d.Here
+}
