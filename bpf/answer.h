@@ -6,7 +6,7 @@
 #include "errorxlat.h"
 #include "hold.h"
 
-#define ANSWERS_PER_SECOND 1000 // RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)
+#define RESETS_PER_SECOND 1000
 #define QUOTE4_MAX (576 - 28)   // RFC 1812 §4.3.2.3
 #define QUOTE6_MAX (1280 - 48)  // RFC 4443 §2.4 (c)
 
@@ -40,8 +40,8 @@ static __always_inline bool answerable(const struct packet *p)
 	return first != 0 && first != 127 && first < 224 && dest < 224;
 }
 
-// At most so many a second, over all CPUs.
-static __always_inline bool answer_credit(__u32 now)
+// At most so many a second, over all CPUs (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)).
+static __always_inline bool answer_credit(__u32 now, __u32 most)
 {
 	struct control *c = the_control();
 
@@ -51,7 +51,7 @@ static __always_inline bool answer_credit(__u32 now)
 		c->answer_tick = now;
 		c->answers = 0;
 	}
-	return __sync_fetch_and_add(&c->answers, 1) < ANSWERS_PER_SECOND;
+	return __sync_fetch_and_add(&c->answers, 1) < most;
 }
 
 static __always_inline void icmp_words(struct icmp_header *icmp, const struct plan *plan, __u8 answer, const bool v6)
@@ -259,7 +259,7 @@ static __always_inline int answer(void *ctx, const struct packet *p, const struc
 		return 0;
 	if (have_cookies && kind == ANSWER_COOKIE)
 		return p->family == FAMILY_6 ? answer_cookie(ctx, p, plan, true, xdp) : answer_cookie(ctx, p, plan, false, xdp);
-	if (!answer_credit(p->now))
+	if (!answer_credit(p->now, kind == ANSWER_RESET ? RESETS_PER_SECOND : errors_per_second))
 		return 0;
 	if (kind == ANSWER_RESET)
 		return p->family == FAMILY_6 ? answer_reset(ctx, p, true, xdp) : answer_reset(ctx, p, false, xdp);

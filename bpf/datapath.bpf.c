@@ -46,16 +46,26 @@ __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 
 __noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {
-	int reason = p && plan && egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	int reason;
 
-	return p && reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, true) : reason;
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	if (cross_by_egress)
+		xdp_cross_egress(ctx, p);
+	reason = egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, true) : reason;
 }
 
 __noinline int tc_orphan(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
 {
-	int reason = p && plan && egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	int reason;
 
-	return p && reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, false) : reason;
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	if (cross_by_egress)
+		tc_cross_egress(ctx, p);
+	reason = egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
+	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, false) : reason;
 }
 
 // Firewall and fragments: what comes before the flow table, when it comes.
@@ -132,6 +142,15 @@ static __always_inline void kernel_mtu(struct plan *plan)
 		plan->mtu = out->mtu;
 }
 
+// Whether a packet may leave in fragments: one without DF, and one that loses its IPv6 header
+// and leaves without DF (RFC 7915 §5.1, §5.1.1). "len" is its length then.
+static __always_inline bool fragmentable(const struct packet *p, const struct plan *plan, __u32 len)
+{
+	if (p->family == FAMILY_6 && plan->family == FAMILY_4)
+		return p->fragment_at || len <= SMALL_PACKET;
+	return !(p->flags & PACKET_DF);
+}
+
 // The common part of both hooks' preparation: next hop and size. A frame of its own: what it
 // spills is gone when the packet goes on.
 static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
@@ -157,11 +176,13 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	if ((int)p->segment + more <= most)
 		return REASON_NONE;
 	plan->mtu = most - more;
-	if (p->flags & PACKET_DF || (plan->encap && plan->gateway_family == FAMILY_6))
+	if (p->family == FAMILY_6 && plan->family == FAMILY_4 && plan->mtu < LOWEST_IPV6_MTU)
+		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); what they send then has no DF
+	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
 	if (!hold_fragments && !dry_run) // user space fragments what comes out of its own program
 		return REASON_NONE;
-	if (plan->family == FAMILY_6)
+	if (plan->family == FAMILY_6 || p->family == FAMILY_6)
 		return REASON_TO_FRAGMENT6;
 	plan->flags |= PLAN_KERNEL;
 	return REASON_TO_FRAGMENT;
@@ -219,6 +240,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
 	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
+	if (plan->choices & CHOICE_CLASS && plan->family != p->family)
+		p->tos = plan->tos;
 	if (plan->flags & PLAN_ERROR)
 		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
 	else if (plan->family != p->family)

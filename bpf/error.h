@@ -343,17 +343,34 @@ static __always_inline bool message4(struct icmp_header *m, const struct quote *
 	return false;
 }
 
+// Whether nothing but its source keeps an IPv4 error from being routed: between the families
+// it is translated all the same, for those who look for faults (RFC 7915 §4.1).
+static __always_inline bool odd_source(const struct packet *p)
+{
+	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
+
+	return p->family == FAMILY_4 && to >> 28 != 0xe && to != 0xffffffff && to >> 16 != 0xa9fe;
+}
+
 // Decides about an ICMP error: the plan is the one of an answer to the quoted
 // packet.
 static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w,
 					const bool xdp)
 {
+	bool odd = never_routed(p);
 	int reason = REASON_NONE;
 
-	if (never_routed(p))
+	if (odd && !odd_source(p))
 		return REASON_NOT_ROUTED;
-	if (read_quote(ctx, p, w, xdp))
+	if (read_quote(ctx, p, w, xdp)) {
+		if (cross_by_egress)
+			xdp ? xdp_cross_egress(ctx, &w->about) : tc_cross_egress(ctx, &w->about);
 		reason = error_plan(&w->about, plan);
+	}
+	if (odd && (plan->family == p->family || (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)))
+		return REASON_NOT_ROUTED;
+	if (cross_by_egress)
+		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
 	if (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)
 		return egress(ctx, p, plan, false) ? error_stray(p) : REASON_INTERNAL;
 	if (!error_sound(ctx, p, &w->quote, xdp))

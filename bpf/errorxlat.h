@@ -249,6 +249,19 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	return cut(ctx, have, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
+// The address of a pool that stands for an IPv6 router: each keeps its own, and neighbours
+// have others, so that a path does not look like a loop (RFC 6791 §3.2).
+static __always_inline union addr pool_source(const union addr *router, const struct plan *plan)
+{
+	__u32 place = 0;
+	union addr a = {};
+
+	for (int i = 0; i < 4; i++)
+		place += bpf_ntohl(router->w[i]);
+	a.w[0] = bpf_htonl(bpf_ntohl(plan->pool) + place % plan->pool_len);
+	return a;
+}
+
 static __always_inline void error_source_siit(union addr *from, const struct packet *p, const struct plan *plan)
 {
 	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
@@ -260,6 +273,10 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 		cross_address(from, by, true);
 		if (!nowhere4(from->w[0]))
 			return;
+	}
+	if (plan->pool_len) {
+		*from = pool_source(&p->tuple.saddr, plan);
+		return;
 	}
 	own = bpf_map_lookup_elem(&interfaces, &ifindex);
 	if (own && own->v4.w[0])

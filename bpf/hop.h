@@ -135,6 +135,25 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 	}
 }
 
+#define LOOPBACK_IFINDEX 1
+
+// Asks the routing table for a packet that has changed its family. A link of less than 1280
+// bytes has no IPv6, and no setting that forwards it: what came in by one is routed as what
+// came in by the loopback is.
+static __always_inline int fib_crossed(void *ctx, struct bpf_fib_lookup *fib)
+{
+	__u32 ifindex = fib->ifindex;
+	int found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+
+	if (found != BPF_FIB_LKUP_RET_FWD_DISABLED || fib->family != AF_INET6)
+		return found;
+	fib->ifindex = LOOPBACK_IFINDEX;
+	found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	if (fib->ifindex == LOOPBACK_IFINDEX)
+		fib->ifindex = ifindex;
+	return found;
+}
+
 // The generation of next hops that is in force, 0 if none can be read.
 static __noinline __u32 generation_now(void)
 {
@@ -175,6 +194,49 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	}
 	plan->asked = 0;
 	return true;
+}
+
+// Finds out where a packet would leave in the other family, when a rule between the families
+// asks. Before egress, whose answer stays in the working memory.
+static __always_inline void cross_egress(void *ctx, struct packet *p)
+{
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+
+	if (!cross_by_egress || !w || !crossed_dest(p, &w->from))
+		return;
+	fib = (void *)w->fib;
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = p->ifindex;
+	fib->tot_len = 1; // or TC measures the packet as it is
+	if (p->family == FAMILY_6) {
+		fib->family = AF_INET;
+		fib->ipv4_dst = w->from.w[0];
+	} else {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_dst, &w->from, 16);
+	}
+	switch (fib_crossed(ctx, fib)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		p->cross_out = fib->ifindex;
+		return;
+	}
+	p->cross_out = NO_ENTRY;
+}
+
+__noinline int xdp_cross_egress(struct xdp_md *ctx, struct packet *p)
+{
+	if (p)
+		cross_egress(ctx, p);
+	return 0;
+}
+
+__noinline int tc_cross_egress(struct __sk_buff *ctx, struct packet *p)
+{
+	if (p)
+		cross_egress(ctx, p);
+	return 0;
 }
 
 static __always_inline enum reason fib_reason(int ret)
@@ -256,7 +318,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
-		found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+		found = plan->family == p->family ? (int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : fib_crossed(ctx, fib);
 		reason = fib_reason(found);
 	}
 	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {

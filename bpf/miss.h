@@ -48,12 +48,14 @@ static __always_inline bool to_local_pool(const struct packet *p)
 
 // What is asked once a flow: sockets and routes of the untranslated packet. REASON_NONE: it
 // may be decided on.
-static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan)
+static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
 	if (never_routed(p))
 		return REASON_NOT_ROUTED;
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
+	if (cross_by_egress)
+		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
 	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan)))
 		return REASON_INTERNAL;
 	return REASON_NONE;
@@ -97,7 +99,7 @@ __noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 		return REASON_INTERNAL;
 	if (have_cookies && may_prove(p))
 		xdp_read_tcp(ctx, p);
-	return miss(ctx, p, plan);
+	return miss(ctx, p, plan, true);
 }
 
 __noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
@@ -106,7 +108,7 @@ __noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *pla
 		return REASON_INTERNAL;
 	if (have_cookies && may_prove(p))
 		tc_read_tcp(ctx, p);
-	return miss(ctx, p, plan);
+	return miss(ctx, p, plan, false);
 }
 
 #endif

@@ -227,6 +227,7 @@ static __always_inline enum reason parse_ipv6(void *data, void *end, struct pack
 static __always_inline void parse_fragment(const struct fragment_header *f, __u32 off, struct packet *p)
 {
 	p->fragment_at = off - ETH_HLEN;
+	p->fragment_next = f->next;
 	p->frag_id = f->id;
 	p->frag_off = bpf_ntohs(f->offset) & 0xfff8;
 	if (f->offset & bpf_htons(1))

@@ -259,6 +259,8 @@ _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a memb
 #define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
 #define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
 #define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
+#define LIST_ROUTED 6  // length of the most specific route to this destination inside a mapping between the families
+#define ROUTED_HERE 0x100 // of LIST_ROUTED: an address of this host
 
 // A firewall rule at the first hook.
 struct firewall_rule {
@@ -378,16 +380,22 @@ struct prefix {
 	__u32 in;      // leaving packets come in here, or INTERFACE_LIST; 0 for any interface
 	__u32 out;     // and would go out here
 	__u16 rule;
-	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296)
+	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296); siit: traffic class, with CHOICE_CLASS
 	__u8 kind;     // enum prefix_kind
 	__u8 len;      // bits of the matched prefix
 	__u8 to_len;   // bits of the replacement
 	__u8 embed_len; // 0: the rule has no such prefix
 	__u8 except;   // the rule leaves some destinations alone
 	__u8 clamp;    // the rule lowers the MSS
-	__u8 pad[6];
+	__u8 pool_len; // siit: addresses from pool on
+	__u8 choices;  // siit: CHOICE_*
+	__u8 pool[4];  // siit: sources of errors from IPv6 routers without an IPv4 address (RFC 6791), the first
 };
 ASSERT_SIZE(struct prefix, 72);
+
+// prefix.choices, plan.choices: what RFC 7915 leaves to the operator.
+#define CHOICE_CLASS 0x01 // every packet gets one traffic class (§4.1, §5.1)
+#define CHOICE_SUMMED 0x02 // UDP without a checksum is dropped (§4.5)
 
 // First fragment seen: where the later ones go.
 struct fragment_key {

@@ -153,15 +153,34 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	return REASON_NONE;
 }
 
+// Whether a nat64 rule translates a packet for its prefix: where the packet leaves is asked for
+// its IPv4 destination, but for addresses of pools, which are turned round (RFC 6146
+// §3.8); a more specific route than the prefix leads to it untranslated (RFC 7915 §5.6).
+static __always_inline bool takes64(const struct packet *p, const struct nat_rule *r)
+{
+	__u64 route = member_of(&p->tuple.daddr, LIST_ROUTED, true);
+	union addr four = {};
+	__u32 number;
+
+	if ((route & 0xff) > r->prefix_len)
+		return false;
+	if (includes(r->out, p->cross_out))
+		return true;
+	four.w[0] = extract(&p->tuple.daddr, r->prefix_len);
+	return pool_of(&four, &number);
+}
+
 // Whether a rule translates a packet, which is of a source of the rule's. Verified on its
 // own, not for each of the rules.
 __noinline int takes(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
 
-	if (!p || !r || !r->active || !includes(r->out, p->out) || !includes(r->in, p->ifindex))
+	if (!p || !r || !r->active || !includes(r->in, p->ifindex))
 		return 0;
-	return r->prefix_len ? in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) : p->out != NO_ENTRY;
+	if (r->prefix_len)
+		return in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) && takes64(p, r);
+	return p->out != NO_ENTRY && includes(r->out, p->out);
 }
 
 // Whether a rule leaves a packet's destination alone; of nat64 also the IPv4 one in it.

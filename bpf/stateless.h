@@ -42,22 +42,53 @@ static __always_inline enum reason map_address(union addr *a, const struct prefi
 	return npt_adjust(a, by->adjust, by->to_len) ? REASON_NONE : REASON_UNTRANSLATABLE;
 }
 
+// 32 bits of an IPv6 address, from bit "at" on; behind its end stand zeros.
+static __always_inline __u32 bits_at(const union addr *a, __u32 at)
+{
+	__u64 high = bpf_be64_to_cpu(a->d[0]), low = bpf_be64_to_cpu(a->d[1]);
+
+	if (at >= 64)
+		return (low << (at & 63)) >> 32;
+	return (at ? high << at | low >> (64 - at) : high) >> 32;
+}
+
+// Puts 32 bits there, where zeros are.
+static __always_inline void put_bits(union addr *a, __u32 at, __u32 bits)
+{
+	__u64 high = (__u64)bits << 32, low = 0;
+
+	if (at >= 64) {
+		low = high >> (at & 63);
+		high = 0;
+	} else if (at) {
+		low = high << (64 - at);
+		high >>= at;
+	}
+	a->d[0] |= bpf_cpu_to_be64(high);
+	a->d[1] |= bpf_cpu_to_be64(low);
+}
+
 // An address through the mapping that covers it, into the other family (RFC 7757
-// §3.3, RFC 6052 §2.3).
+// §3.3, RFC 6052 §2.3). The suffix of the IPv6 prefix may be the longer one: the bits of
+// the IPv4 one stand first in it.
 static __always_inline void cross_address(union addr *a, const struct prefix *by, bool v6)
 {
 	union addr was = *a;
 
-	if (by->kind == PREFIX_SIIT) {
-		a->d[0] = extract(&was, by->len);
-		a->d[1] = 0;
+	if (by->kind != PREFIX_EAM) {
+		if (v6) {
+			a->d[0] = extract(&was, by->len);
+			a->d[1] = 0;
+		} else {
+			embed(a, &by->embed, by->embed_len, was.w[0]);
+		}
 		return;
 	}
-	*a = by->to; // the suffixes are of equal length
-	if (v6)
-		a->w[0] |= was.w[3] & (by->to_len < 32 ? bpf_htonl(0xffffffffU >> by->to_len) : 0);
-	else
-		a->w[3] |= was.w[0] & (by->len < 32 ? bpf_htonl(0xffffffffU >> by->len) : 0);
+	*a = by->to;
+	if (v6 && by->to_len < 32)
+		a->w[0] |= bpf_htonl(bits_at(&was, by->len) >> by->to_len);
+	else if (!v6 && by->len < 32)
+		put_bits(a, by->to_len, bpf_ntohl(was.w[0]) << by->len);
 }
 
 static __always_inline bool same_embedding(const struct prefix *a, const struct prefix *b)
@@ -84,19 +115,65 @@ static __always_inline void take_prefix(struct prefix *by, const struct packet *
 	__sync_fetch_and_add(&by->bytes, p->l3_len);
 }
 
+// What keeps a packet from being translated although a mapping has its destination: it is
+// for this host, or the routing table has a more specific route to it than the mapping, of
+// "len" bits (RFC 7915 §4.6, §5.6). Then other rules may take it. REASON_FLOW: nothing.
+static __always_inline enum reason untranslated(const union addr *dest, __u32 len, bool v6)
+{
+	__u64 route = member_of(dest, LIST_ROUTED, v6);
+
+	if (route & ROUTED_HERE)
+		return REASON_NOT_ROUTED;
+	return (route & 0xff) > len ? REASON_NONE : REASON_FLOW;
+}
+
+// Whether a packet is of a rule's traffic, which comes in by its "in" and leaves by its
+// "out", or of the answers. turned: it goes back into the network that it came from.
+static __always_inline bool of_interfaces(const struct prefix *by, const struct packet *p, bool turned)
+{
+	__u32 in = by->in, out = by->out;
+
+	if (!cross_by_egress || (includes(in, p->ifindex) && (turned || includes(out, p->cross_out))))
+		return true;
+	return includes(out, p->ifindex) && includes(in, p->cross_out);
+}
+
+// Addresses that a siit rule leaves alone, at either end and in either family.
+static __always_inline bool siit_excepts(const struct prefix *by, const struct packet *p, const struct plan *plan)
+{
+	bool v6 = p->family == FAMILY_6;
+
+	return by->except && (excepts(by, &p->tuple.daddr, v6) || excepts(by, &plan->to.daddr, !v6) ||
+			      excepts(by, &p->tuple.saddr, v6) || excepts(by, &plan->to.saddr, !v6));
+}
+
+// A packet that a siit rule translates, and what the rule says of how.
+static __always_inline int siit_take(struct prefix *by, const struct packet *p, struct plan *plan)
+{
+	if (siit_excepts(by, p, plan))
+		return REASON_EXCEPTED;
+	__builtin_memcpy(&plan->pool, by->pool, sizeof(plan->pool));
+	plan->pool_len = by->pool_len;
+	plan->choices = by->choices;
+	plan->tos = by->adjust;
+	plan->owner = by->rule;
+	return REASON_STATIC;
+}
+
 // RFC 7757 §4.2.2: an address in the prefix that stands for a host with an
 // explicit mapping. The packet stays in IPv6, and its source is seen in the prefix,
 // so that the answers come back this way. plan->to holds the IPv4 addresses.
-static __always_inline void siit_hairpin(struct plan *plan, const struct prefix *by)
+static __always_inline bool siit_hairpin(struct plan *plan, const struct prefix *by)
 {
 	struct prefix *back = prefix_of(&plan->to.daddr, ROLE_CROSSING, false);
 	__be32 source = plan->to.saddr.w[0];
 
-	if (!back || back->rule != by->rule)
-		return;
+	if (!back || back->kind != PREFIX_EAM || back->rule != by->rule)
+		return false;
 	cross_address(&plan->to.daddr, back, false);
 	embed(&plan->to.saddr, &by->embed, by->embed_len, source);
 	plan->family = FAMILY_6;
+	return true;
 }
 
 // siit from IPv6: both addresses by their explicit mapping, else by the RFC 6052
@@ -108,6 +185,9 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	struct prefix *volatile by_source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
 	struct prefix *volatile by_dest = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
 	struct prefix *source = by_source, *dest, *by;
+	enum reason reason;
+	bool turned;
+	int taken;
 
 	if (!source || source->kind == PREFIX_NAT64)
 		return REASON_NONE;
@@ -118,44 +198,74 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	if (source->kind == PREFIX_EAM && dest->kind == PREFIX_EAM ? source->rule != dest->rule :
 								       !same_embedding(source, dest))
 		return REASON_NONE;
-	if (!includes(by->in, p->ifindex))
-		return REASON_NONE;
+	reason = untranslated(&p->tuple.daddr, dest->len, true);
+	if (reason != REASON_FLOW)
+		return reason;
 	plan->family = FAMILY_4;
 	cross_address(&plan->to.saddr, source, true);
 	cross_address(&plan->to.daddr, dest, true);
-	if (excepts(by, &p->tuple.daddr, true) || excepts(by, &plan->to.daddr, false))
-		return REASON_EXCEPTED;
-	if (nowhere4(plan->to.saddr.w[0]) || nowhere4(plan->to.daddr.w[0]))
-		return REASON_UNTRANSLATABLE; // RFC 7915 §5.1, RFC 1812 §5.3.7
-	if (dest->kind == PREFIX_SIIT)
-		siit_hairpin(plan, by);
-	take_prefix(by, p, plan);
-	plan->owner = by->rule;
-	return REASON_STATIC;
+	taken = siit_take(by, p, plan);
+	if (taken == REASON_STATIC && (nowhere4(plan->to.saddr.w[0]) || nowhere4(plan->to.daddr.w[0])))
+		taken = REASON_UNTRANSLATABLE; // RFC 7915 §5.1, RFC 1812 §5.3.7
+	turned = taken == REASON_STATIC && dest->kind == PREFIX_SIIT && siit_hairpin(plan, by);
+	if (!of_interfaces(by, p, turned))
+		return REASON_NONE;
+	if (taken == REASON_STATIC)
+		take_prefix(by, p, plan);
+	return taken;
 }
 
-// siit from IPv4, where the prefix has a place for every address: a packet is the
-// rule's when an explicit mapping names its destination.
+// The destination of an IPv4 packet: by its explicit mapping; else by the prefix of the rule
+// that maps the source, or of the one that translates all between its interfaces. The
+// rule, or null.
+static __always_inline struct prefix *siit_dest4(const struct packet *p, const struct prefix *source, union addr *to, __u32 *len)
+{
+	struct prefix *dest = prefix_of(&p->tuple.daddr, ROLE_CROSSING, false);
+	const struct prefix *by = dest;
+
+	*to = p->tuple.daddr;
+	*len = 0;
+	if (dest && dest->kind == PREFIX_EAM) {
+		*len = dest->len;
+		cross_address(to, dest, false);
+		return dest;
+	}
+	if (source && source->kind == PREFIX_EAM && source->embed_len)
+		by = source;
+	if (!by || nowhere4(p->tuple.daddr.w[0]))
+		return 0;
+	embed(to, &by->embed, by->embed_len, p->tuple.daddr.w[0]);
+	return (struct prefix *)by;
+}
+
+// siit from IPv4. An address at one end has an explicit mapping, or the rule has none and
+// names its interfaces: the prefix alone has a place for every address.
 static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
 {
-	struct prefix *by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, false);
-	struct prefix *source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false);
+	struct prefix *source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false), *by;
+	enum reason reason;
+	__u32 len;
+	int taken;
 
+	by = siit_dest4(p, source, &plan->to.daddr, &len);
 	if (!by)
 		return REASON_NONE;
+	reason = untranslated(&p->tuple.daddr, len, false);
+	if (reason != REASON_FLOW)
+		return reason;
 	plan->family = FAMILY_6;
-	cross_address(&plan->to.daddr, by, false);
-	if (source && source->rule == by->rule)
+	if (source && source->kind == PREFIX_EAM && source->rule == by->rule)
 		cross_address(&plan->to.saddr, source, false);
 	else if (by->embed_len)
 		embed(&plan->to.saddr, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
 	else
 		return REASON_NONE;
-	if (excepts(by, &p->tuple.daddr, false) || excepts(by, &plan->to.daddr, true))
-		return REASON_EXCEPTED;
-	take_prefix(by, p, plan);
-	plan->owner = by->rule;
-	return REASON_STATIC;
+	if (!of_interfaces(by, p, false))
+		return REASON_NONE;
+	taken = siit_take(by, p, plan);
+	if (taken == REASON_STATIC)
+		take_prefix(by, p, plan);
+	return taken;
 }
 
 // Between the families (RFC 7915 §1.2: what of ICMP has no counterpart is dropped
@@ -172,12 +282,32 @@ __noinline int siit(const struct packet *p, struct plan *plan)
 	reason = v6 ? siit_from6(p, plan) : siit_from4(p, plan);
 	if (reason != REASON_STATIC || plan->family == p->family)
 		return reason;
+	if (!v6 && p->tuple.l4_proto == IPPROTO_IGMP) // of one link, or of routers (RFC 7915 §4.2)
+		return REASON_UNTRANSLATABLE;
 	if (p->tuple.l4_proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
 		if (p->flags & PACKET_NO_FLOW)
 			return REASON_UNTRANSLATABLE;
 		plan->to.l4_proto = v6 ? IPPROTO_ICMP : IPPROTO_ICMPV6;
 	}
 	return reason;
+}
+
+// The destination that a packet gets in the other family, of siit or nat64; 0: there is none.
+__noinline int crossed_dest(const struct packet *p, union addr *to)
+{
+	struct prefix *by;
+	__u32 len;
+
+	if (!p || !to)
+		return 0;
+	if (p->family == FAMILY_4)
+		return !!siit_dest4(p, prefix_of(&p->tuple.saddr, ROLE_CROSSING, false), to, &len);
+	by = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
+	if (!by)
+		return 0;
+	*to = p->tuple.daddr;
+	cross_address(to, by, true);
+	return 1;
 }
 
 // static and npt66. A leaving packet goes out of the rule's interface, unless it is

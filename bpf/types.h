@@ -46,7 +46,7 @@ enum reason {
 	REASON_FRAGMENT,	     // later fragment that follows its first one
 	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind a VLAN tag
 	REASON_NOT_OURS,	     // no service, binding or rule wants it
-	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, or another protocol of the host's own: the kernel decides, and routes none of it
+	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, an address of this host inside a mapping of siit, or another protocol of the host's own: the kernel decides, and routes none of it
 	REASON_EXCEPTED,	     // destination that the rule's "except" leaves alone
 	REASON_LOCAL_SOCKET,	     // a socket of this host owns the port
 	REASON_NO_NEIGHBOUR,	     // next hop's hardware address unknown: the kernel resolves it and sends the packet
@@ -83,10 +83,10 @@ enum reason {
 	REASON_HELD_FRAGMENT,	     // later fragment that waits for its first one, and is then looked at again
 	REASON_ORPHAN_FRAGMENT,	     // later fragment whose first one was never seen, and nobody or no room to hold it
 	REASON_LOOP,		     // IPv6 source inside the translation prefix
-	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version, or is for or from an IPv4 address that nothing is routed to; or a fragment, or several segments in one, where a whole one has to change
+	REASON_UNTRANSLATABLE,	     // has no meaning in the other IP version, or is for or from an IPv4 address that nothing is routed to; or a fragment, or several segments in one, where a whole one has to change; or UDP without a checksum that a rule drops
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
-	REASON_TO_FRAGMENT6,	     // IPv4 packet without DF that is too large for the next link, and becomes IPv6 or leaves with an address of this host: the daemon translates it and sends it in fragments
+	REASON_TO_FRAGMENT6,	     // packet that may be fragmented, is too large for the next link, and changes its IP version or leaves with an address of this host: the daemon translates it and sends it in fragments
 	REASON_COUNT,		     // number of reasons
 };
 

@@ -38,6 +38,7 @@ struct packet {
 	__u32 l3_len;	 // bytes from the network header on
 	__u32 ifindex;	 // where it came in
 	__u32 out;	 // where its untranslated destination, or the server of a port-forward, is routed; 0 if not known, NO_ENTRY if nowhere, as what is for this host
+	__u32 cross_out; // where the packet is routed once it has changed its family; 0 and NO_ENTRY as in out
 	__be32 frag_id;
 	__u32 segment;	 // largest network packet it will be on the wire (GSO), else l3_len
 	__u16 l4_off;	 // from the start of the frame
@@ -56,8 +57,10 @@ struct packet {
 	__u32 frame_len; // bytes of the whole frame
 	__u16 source_route; // where a routing header with segments left says so, from the network header; else 0
 	__u16 fragment_at; // IPv6 fragment header, from the network header; 0: there is none
+	__u8 fragment_next; // what it says that follows
+	__u8 pad[3];
 };
-ASSERT_SIZE(struct packet, 96);
+ASSERT_SIZE(struct packet, 104);
 
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -110,8 +113,14 @@ struct plan {
 	__u32 edits;	    // EDIT_*
 	__u32 record;	    // key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie
 	__u32 asked;	    // generation in which work.fib was the answer for the packet's own destination; 0: it is not
+	// Of a siit rule:
+	__be32 pool;	    // first source of errors from routers without an IPv4 address
+	__u8 pool_len;	    // 0: there is none
+	__u8 choices;	    // CHOICE_*
+	__u8 tos;	    // of CHOICE_CLASS
+	__u8 pad;
 };
-ASSERT_SIZE(struct plan, 104);
+ASSERT_SIZE(struct plan, 112);
 
 // What a new flow is to be.
 struct birth {
@@ -225,7 +234,7 @@ struct cookie {
 };
 ASSERT_SIZE(struct cookie, 104);
 
-#define EXTENSION_MAX 256 // of an ICMP error that changes its family; longer ones are left out
+#define EXTENSION_MAX 2048 // of an ICMP error that changes its family, rounded up: 1280 bytes hold the error
 
 // What the next packet may be like, by those before it: what it needs is read early.
 struct guess {

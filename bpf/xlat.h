@@ -7,6 +7,7 @@
 #include "rewrite.h"
 
 #define SMALL_PACKET 1260 // RFC 7915 §5.1: larger ones get DF
+#define LOWEST_IPV6_MTU 1280 // RFC 8200 §5
 
 #define SUM_MOST 9216U
 
@@ -214,6 +215,8 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 	if (to_v6 && p->tuple.l4_proto == IPPROTO_UDP) {
 		if (!get(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp))
 			return REASON_INTERNAL;
+		if (!check && plan->choices & CHOICE_SUMMED)
+			return REASON_UNTRANSLATABLE;
 		if (!check)
 			return udp_checksum(ctx, p, plan, &ports, payload, xdp);
 	}
@@ -262,6 +265,13 @@ static __always_inline bool untranslatable_route(void *ctx, const struct packet 
 	return to_v6 ? header > sizeof(struct iphdr) && source_routed(ctx, header, xdp) : p->source_route;
 }
 
+// A packet that cannot be translated: its sender is told (RFC 7915 §4.4, §5.4).
+static __always_inline int not_translated(struct plan *plan)
+{
+	plan->answer = ANSWER_PROHIBITED;
+	return REASON_UNTRANSLATABLE;
+}
+
 // The whole packet into the other family.
 static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6, const bool xdp)
 {
@@ -278,9 +288,15 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 	// Of fragmented ICMP the length, and with it the checksum, is not known (RFC
 	// 7915 §1.2).
 	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
-		return REASON_UNTRANSLATABLE;
+		return not_translated(plan);
+	// The offsets of fragments count the extension headers behind the fragment header,
+	// which are left out (RFC 7915 §5.1.1).
+	if (p->fragment_at && is_extension(p->fragment_next))
+		return not_translated(plan);
 	if (!(plan->flags & PLAN_NO_L4)) {
 		reason = translate_l4(ctx, p, plan, payload, to_v6, xdp);
+		if (reason == REASON_UNTRANSLATABLE)
+			return not_translated(plan);
 		if (reason != REASON_NONE)
 			return reason;
 	}

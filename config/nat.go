@@ -21,13 +21,16 @@ type NATRule struct {
 
 	// Source limits masquerade, snat and nat64 to these inside prefixes.
 	Source []netip.Prefix `yaml:"source,omitempty" json:"source,omitempty" jsonschema:"maxItems=4096"`
-	// Except lists destinations that are not translated (RFC 6888 REQ-6).
+	// Except lists destinations that are not translated (RFC 6888 REQ-6). Of siit they
+	// are addresses at either end, in either family.
 	Except []netip.Prefix `yaml:"except,omitempty" json:"except,omitempty" jsonschema:"maxItems=4096"`
 	// Out is the interface that the traffic leaves by: one, a list of them, or all with
 	// names that begin alike (ppp*), whenever they come. A masquerade rule gives each
-	// its own address.
+	// its own address. Of nat64 and siit it is where the translated packet leaves; of
+	// siit the answers arrive by it.
 	Out Interfaces `yaml:"out,omitempty" json:"out,omitempty"`
-	// In is the interface that the traffic arrives by, or several, as for out.
+	// In is the interface that the traffic arrives by, or several, as for out. Of siit the
+	// answers leave by it.
 	In Interfaces `yaml:"in,omitempty" json:"in,omitempty"`
 	// To holds the addresses of snat (a list), or the inside endpoint of
 	// port-forward (a mapping with address and port).
@@ -54,11 +57,24 @@ type NATRule struct {
 
 	// Prefix of nat64 and siit: an RFC 6052 prefix of length 32, 40, 48, 56, 64 or 96.
 	Prefix netip.Prefix `yaml:"prefix,omitempty" json:"prefix,omitzero" jsonschema:"type=string"`
-	// Pool of IPv4 addresses of nat64.
+	// Pool of IPv4 addresses of nat64. Of siit one address, range or prefix of at most
+	// 255, the sources of ICMP errors from IPv6 routers without an IPv4 address
+	// (RFC 6791); without a pool they come from the gateway's own address.
 	Pool []AddressRange `yaml:"pool,omitempty" json:"pool,omitempty" jsonschema:"maxItems=256"`
 	// EAM is the explicit address mapping table of siit (RFC 7757). An IPv4
-	// packet is translated when an entry names its destination.
+	// packet is translated when an entry names its destination; with a prefix also when
+	// one names its source, as on a customer's router (RFC 6877). A rule with a prefix
+	// and without entries translates all IPv4 packets between its in and out.
+	// What the routing table leads to by a more specific route is not translated
+	// (RFC 7915 §4.6, §5.6), nor what is for this host.
 	EAM []EAMEntry `yaml:"eam,omitempty" json:"eam,omitempty" jsonschema:"maxItems=65536"`
+	// TrafficClass of siit is copied from the packet (copy, default), or the same octet
+	// for all, 0 to 255 (RFC 7915 §4.1, §5.1).
+	TrafficClass TrafficClass `yaml:"traffic-class,omitempty" json:"traffic-class,omitzero"`
+	// UDPZeroChecksum is what siit does with IPv4 UDP datagrams without a checksum
+	// (RFC 7915 §4.5): compute (default) it, or drop them. First fragments of such are
+	// dropped in any case.
+	UDPZeroChecksum string `yaml:"udp-zero-checksum,omitempty" json:"udp-zero-checksum,omitempty" jsonschema:"enum=compute,enum=drop,default=compute"`
 
 	// Mapping behaviour (RFC 4787); default endpoint-independent on the eBPF
 	// datapath. The kernel's NAT (nftables) maps and filters by
@@ -131,11 +147,12 @@ type Target struct {
 	Port      uint16 // 0 keeps the port
 }
 
-// EAMEntry maps an IPv4 prefix to an IPv6 prefix with equally many suffix bits.
+// EAMEntry maps an IPv4 prefix to an IPv6 prefix whose suffix is as long, or longer:
+// then the bits of the IPv4 suffix stand first in it (RFC 7757 §3.3).
 type EAMEntry struct {
 	// IPv4 is an IPv4 address or prefix.
 	IPv4 netip.Prefix `yaml:"ipv4" json:"ipv4" jsonschema:"type=string,required"`
-	// IPv6 is an IPv6 address or prefix with as many addresses.
+	// IPv6 is an IPv6 address or prefix with as many addresses, or more.
 	IPv6 netip.Prefix `yaml:"ipv6" json:"ipv6" jsonschema:"type=string,required"`
 }
 

@@ -24,7 +24,7 @@ var natKeys = map[NATType][]string{
 	NATNPT66:       {"external", "internal", "in", "out", "except", "mss-clamp"},
 	NATNAT64: {"source", "except", "in", "out", "prefix", "pool", "ports", "hairpin", "mapping", "filtering", "port-block",
 		"deterministic", "ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
-	NATSIIT: {"prefix", "eam", "in", "out", "except", "mss-clamp"},
+	NATSIIT: {"prefix", "eam", "in", "out", "except", "pool", "traffic-class", "udp-zero-checksum", "mss-clamp"},
 }
 
 func (v *validator) nat() {
@@ -231,6 +231,14 @@ func (v *validator) siit(p path, r *NATRule) {
 		v.errorf(p.key("prefix"), "write prefix: 2001:db8:64::/96, or eam: [{ipv4: ..., ipv6: ...}]", "neither prefix nor eam").depends = []path{p.key("eam")}
 	}
 	v.rfc6052(p, r.Prefix)
+	switch n := len(r.Pool); {
+	case n > 1:
+		v.errorf(p.key("pool").index(1), "write one address, range or prefix", "siit takes one pool for errors, these are %d", n)
+	case n == 1 && r.Pool[0].First.IsValid() && !r.Pool[0].Is4():
+		v.errorf(p.key("pool").index(0), "write IPv4 addresses", "%s is not IPv4", r.Pool[0])
+	case n == 1 && r.Pool[0].First.IsValid() && len(poolOf(r.Pool[0])) == 0:
+		v.errorf(p.key("pool").index(0), "write at most 255 addresses", "%s has more addresses than the sources of errors need", r.Pool[0])
+	}
 	four, six := duplicates{}, duplicates{}
 	for i, e := range r.EAM {
 		ep := p.key("eam").index(i)
@@ -242,9 +250,9 @@ func (v *validator) siit(p path, r *NATRule) {
 			v.errorf(ep.key("ipv4"), "write an IPv4 prefix", "%s is not IPv4", e.IPv4)
 		case e.IPv6.Addr().Is4():
 			v.errorf(ep.key("ipv6"), "write an IPv6 prefix", "%s is not IPv6", e.IPv6)
-		case 32-e.IPv4.Bits() != 128-e.IPv6.Bits():
-			v.errorf(ep.key("ipv6"), fmt.Sprintf("write a prefix of /%d", e.IPv4.Bits()+96),
-				"%s and %s have not equally many addresses", e.IPv6, e.IPv4)
+		case 32-e.IPv4.Bits() > 128-e.IPv6.Bits():
+			v.errorf(ep.key("ipv6"), fmt.Sprintf("write a prefix of /%d or shorter", e.IPv4.Bits()+96),
+				"%s has fewer addresses than %s (RFC 7757 §3.1)", e.IPv6, e.IPv4)
 		}
 		if first := four.seen(e.IPv4.String(), i); first >= 0 {
 			v.errorf(ep.key("ipv4"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv4, first)
@@ -253,6 +261,61 @@ func (v *validator) siit(p path, r *NATRule) {
 			v.errorf(ep.key("ipv6"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv6, first)
 		}
 	}
+}
+
+// poolOf lists up to 255 addresses of a range; none of a longer one.
+func poolOf(r AddressRange) (list []netip.Addr) {
+	for a := r.First; r.Contains(a); a = a.Next() {
+		if list = append(list, a); len(list) > 255 {
+			return nil
+		}
+	}
+	return list
+}
+
+// crossings checks siit rules beside others: one alone can translate all IPv4 packets, and a
+// packet is translated once.
+func (v *validator) crossings() {
+	first := ""
+	var mapped []AddressRange
+	var of []string
+	for i := range v.c.NAT {
+		r := &v.c.NAT[i]
+		if r.Type != NATSIIT {
+			continue
+		}
+		for _, e := range r.EAM {
+			if e.IPv4.IsValid() && e.IPv4.Addr().Is4() {
+				mapped, of = append(mapped, rangeOf(e.IPv4)), append(of, r.Name)
+			}
+		}
+		if !r.Default4() {
+			continue
+		}
+		if first != "" {
+			v.errorf(at("nat").index(i).key("prefix"), "write eam: [{ipv4: ..., ipv6: ...}], the hosts that are the rule's",
+				"NAT rule %s takes every IPv4 packet already: eam is missing here", first)
+		}
+		first = r.Name
+	}
+	all := spansOf(mapped)
+	for i := range v.c.NAT {
+		r := &v.c.NAT[i]
+		if r.Type != NATSNAT {
+			continue
+		}
+		for j, a := range r.To.Addresses {
+			if n := all.meeting(a); n >= 0 && a.First.Is4() {
+				v.errorf(at("nat").index(i).key("to").index(j), "remove the snat rule, and map its sources themselves in eam",
+					"%s is mapped by eam of NAT rule %s: a packet is translated once, by snat or by siit", a, of[n])
+			}
+		}
+	}
+}
+
+// Default4 reports whether a siit rule translates every IPv4 packet between its interfaces.
+func (r *NATRule) Default4() bool {
+	return r.Type == NATSIIT && r.Prefix.IsValid() && len(r.EAM) == 0 && (r.In != "" || r.Out != "")
 }
 
 // shares checks how outside ports are given to inside addresses.

@@ -93,6 +93,37 @@ func (r *Rate) UnmarshalText(b []byte) error {
 	return nil
 }
 
+// TrafficClass is the octet of translated packets; the zero value copies the packet's.
+type TrafficClass struct {
+	Fixed bool
+	Octet uint8
+}
+
+// String returns "copy" or the octet.
+func (c TrafficClass) String() string {
+	if !c.Fixed {
+		return "copy"
+	}
+	return strconv.Itoa(int(c.Octet))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (c TrafficClass) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (c *TrafficClass) UnmarshalText(b []byte) error {
+	if len(b) == 0 || string(b) == "copy" {
+		*c = TrafficClass{}
+		return nil
+	}
+	n, err := strconv.ParseUint(string(b), 0, 8)
+	if err != nil {
+		return fmt.Errorf("traffic class %q: write copy, or a number from 0 to 255", b)
+	}
+	*c = TrafficClass{Fixed: true, Octet: uint8(n)}
+	return nil
+}
+
 // AddressRange is an address, a range "10.0.2.100-10.0.2.103" or a prefix, as
 // first and last address inclusive.
 type AddressRange struct {

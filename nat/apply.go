@@ -45,10 +45,13 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		v.trailer = nil // the error is written anew
 	}
 	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.identification(v),
-		mtu: m.translatedMTU(in, v, next)})
+		class: p.class, summed: p.summed, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
 	if reason != "" && sourceRouted { // whatever else is in the way
 		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+	}
+	if reason == ReasonUntranslatable { // RFC 7915 §4.4, §5.4
+		return m.untold(in, v, p, next)
 	}
 	if reason != "" {
 		return Outcome{Action: Drop, Reason: reason}
@@ -91,6 +94,22 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
 }
 
+// untold drops what cannot be translated, and tells its sender, who learns first whether it is
+// too large.
+func (m *Model) untold(in Arrival, v *view, p plan, next hop) Outcome {
+	if p.quote == nil && p.to.Source.Addr().Is6() != v.v6 && next.known && !m.host.Owns(p.to.Dest.Addr()) {
+		write := header6
+		if v.v6 {
+			write = header4
+		}
+		b := write(v, rendering{to: p.to}, v.payload(), p.to.Protocol)
+		if most := m.largest(v, b, next); len(b) > most {
+			return m.tooBig(in, v, p, b, next, most)
+		}
+	}
+	return m.answered(in, v, prohibited, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+}
+
 // link puts an Ethernet header in front of an IP packet.
 func link(src, dst packet.MAC, b []byte) []byte {
 	out := append(slices.Clone(dst[:]), src[:]...)
@@ -130,9 +149,15 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= handedMax && !full {
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
 	}
+	if v.v6 && b[0]>>4 == 4 && binary.BigEndian.Uint16(b[6:])&0x4000 == 0 && len(in.Frame) <= handedMax && !full && p.encap == nil { // RFC 7915 §5.1
+		return Outcome{Action: Drop, Reason: ReasonToFragment6}
+	}
 	if v.df || !taken || b[0]>>4 == 6 { // routers do not fragment IPv6
 		a := tooBig
 		a.mtu = uint32(most - (len(b) - len(v.ip) + p.grow))
+		if v.v6 && b[0]>>4 == 4 {
+			a.mtu = max(a.mtu, 1280) // hosts discard less (RFC 8201 §4)
+		}
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
 	}
 	if p.edit != nil {
@@ -225,7 +250,7 @@ func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
 	case a.reset:
 		return m.answered(in, v, portUnreachable, o)
 	default:
-		src, ok := iface.address(v.v6)
+		src, ok := m.address(iface, v.v6)
 		if !ok {
 			return o
 		}

@@ -182,6 +182,12 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 			return to, false
 		}
 		a, ok := extract(r.Prefix, v.dst.Addr())
+		if m.host.specific(v.dst.Addr()) > r.Prefix.Bits() { // routed untranslated (RFC 7915 §5.6)
+			return to, false
+		}
+		if next, routed := m.host.route(a); r.Out != "" && !m.pooled(a) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
+			return to, false
+		}
 		return netip.AddrPortFrom(a, v.dst.Port()), ok
 	case config.NATMasquerade, config.NATSNAT:
 		next, routed := m.host.route(v.dst.Addr())

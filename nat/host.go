@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -107,6 +108,27 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 	return next, true
 }
 
+// specific returns the length of the most specific route to dst, -1 when there is none.
+func (h *Host) specific(dst netip.Addr) int {
+	if h.Owns(dst) {
+		return dst.BitLen()
+	}
+	best := -1
+	for _, i := range h.Interfaces {
+		for _, p := range i.Addresses {
+			if p.Masked().Contains(dst) {
+				best = max(best, p.Bits())
+			}
+		}
+	}
+	for _, r := range h.Routes {
+		if r.To.Contains(dst) {
+			best = max(best, r.To.Bits())
+		}
+	}
+	return best
+}
+
 // NextHop returns the interface and MAC address that a packet to dst leaves by;
 // false when there is no route or the neighbour is not known.
 func (h *Host) NextHop(dst netip.Addr) (iface Interface, mac packet.MAC, ok bool) {
@@ -123,6 +145,25 @@ func (i Interface) address(v6 bool) (netip.Addr, bool) {
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// address returns the source of what the host itself sends by an interface; by one without an
+// address of the family it has that of another (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A
+// host without any of IPv4 has the first of siit's pool, or the reserved one (RFC 7600 §4.8).
+func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
+	for _, i := range append([]Interface{i}, m.host.Interfaces...) {
+		if a, ok := i.address(v6); ok {
+			return a, true
+		}
+	}
+	crosses := false
+	for _, r := range m.rules {
+		if r.Type == config.NATSIIT && len(r.Pool) > 0 && !v6 {
+			return r.Pool[0].First, true
+		}
+		crosses = crosses || r.Type == config.NATSIIT || r.Type == config.NATNAT64
+	}
+	return netip.AddrFrom4([4]byte{192, 0, 0, 8}), crosses && !v6
 }
 
 // Arrival is a frame that comes in.

@@ -81,8 +81,7 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 
 // Extensions of ICMP errors (RFC 4884 §3, §4).
 const (
-	fieldMin     = 128 // bytes before an extension, at least
-	extensionMax = 256 // a longer one is left out of an error that changes its family
+	fieldMin = 128 // bytes before an extension, at least
 )
 
 // lengthByte returns where an ICMP error says how much stands before its extension,
@@ -122,7 +121,7 @@ func extend(v *view, b, inner, p []byte, limit int) []byte {
 		b = append(b, 0)
 	}
 	b = b[:8+(len(b)-8)/unit*unit]
-	if len(extension) > extensionMax || len(b)+len(extension) > limit {
+	if len(b)+len(extension) > limit {
 		return nil
 	}
 	b[at] = byte((len(b) - 8) / unit)

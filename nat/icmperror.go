@@ -20,15 +20,7 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 	if q == nil {
 		return m.strayError(in, v)
 	}
-	// The error travels the way of the packets that answer the quoted one.
-	answering := q.tuple().Reverse()
-	p, ok := m.errorOfSession(v, answering)
-	if !ok {
-		p, ok = m.errorOfService(in, v, answering)
-	}
-	if !ok {
-		p, ok = m.errorOfPrefix(in, v)
-	}
+	p, ok := m.errorOf(in, v)
 	if !ok {
 		return m.strayError(in, v)
 	}
@@ -36,6 +28,20 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 		return drop(ReasonBadChecksum)
 	}
 	return p
+}
+
+// errorOf finds what becomes of an error by the packet that it quotes: it travels the way of
+// those that answer it.
+func (m *Model) errorOf(in Arrival, v *view) (plan, bool) {
+	answering := v.quoted.tuple().Reverse()
+	p, ok := m.errorOfSession(v, answering)
+	if !ok {
+		p, ok = m.errorOfService(in, v, answering)
+	}
+	if !ok {
+		p, ok = m.errorOfPrefix(in, v)
+	}
+	return p, ok
 }
 
 // strayError drops an error about a flow of ours that is not there (RFC 5508 REQ-4,
@@ -185,7 +191,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && nowhere(own)) {
 			src = own
 		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
-			if own, ok := next.Interface.address(false); ok {
+			if own, ok := m.address(next.Interface, false); ok {
 				src = own
 			}
 		}

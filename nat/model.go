@@ -126,7 +126,9 @@ type plan struct {
 	// edit changes the packet that is otherwise ready to leave by a link of that MTU, or
 	// tells why it cannot go.
 	edit    func(b []byte, mtu int) ([]byte, Reason)
-	instead *view // of the packet, when not nil
+	instead *view               // of the packet, when not nil
+	class   config.TrafficClass // siit: of a packet that changes its family
+	summed  bool                // siit: UDP without a checksum is dropped
 	// neutral leaves the transport checksum alone (RFC 6296).
 	neutral bool
 }
@@ -168,12 +170,29 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	switch {
 	case v.firewalled(m, in.Interface):
 	case m.session(v) == nil && v.neverRouted():
-		p = pass(ReasonNotRouted)
+		p = m.oddError(in, v)
 	default:
 		p = m.decideWhole(in, v)
 	}
 	if v.first {
 		m.rememberFragment(v, p)
+	}
+	return p
+}
+
+// oddError handles what is never routed: an IPv4 error that nothing but its source keeps from
+// it is translated between the families, for those who look for faults (RFC 7915 §4.1).
+func (m *Model) oddError(in Arrival, v *view) plan {
+	to := v.dst.Addr()
+	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to.IsLinkLocalUnicast() || to == broadcast {
+		return pass(ReasonNotRouted)
+	}
+	p, ok := m.errorOf(in, v)
+	if !ok || p.action == Forward && (p.quote == nil || p.quote.Source.Addr().Is4()) || p.action == Pass {
+		return pass(ReasonNotRouted)
+	}
+	if !soundError(v) {
+		return drop(ReasonBadChecksum)
 	}
 	return p
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -19,6 +20,8 @@ type rendering struct {
 	neutral bool        // leave the transport checksum
 	quoted  bool        // v is itself the packet inside an ICMP error
 	id      uint16      // identification of an IPv4 packet made of an IPv6 one
+	class   config.TrafficClass
+	summed  bool // UDP without a checksum is not translated
 	// mtu turns the MTU of a "too big" error into the other family's (RFC 7915
 	// §4.2, §5.2).
 	mtu func(uint32) uint32
@@ -159,10 +162,19 @@ func renderOther(v *view, r rendering) ([]byte, Reason) {
 	return header6(v, r, payload, protocol), ""
 }
 
+// tos is the traffic class of a packet that changes its family (RFC 7915 §4.1, §5.1).
+func (r rendering) tos(v *view) uint8 {
+	if r.class.Fixed && !r.quoted {
+		return r.class.Octet
+	}
+	return v.tos
+}
+
 // header6 puts an IPv6 header in the place of an IPv4 one (RFC 7915 §4.1).
 func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 40, 48+len(payload))
-	b[0], b[1] = 6<<4|v.tos>>4, v.tos<<4
+	tos := r.tos(v)
+	b[0], b[1] = 6<<4|tos>>4, tos<<4
 	b[6], b[7] = byte(protocol), v.ttl
 	if !r.quoted {
 		b[7]--
@@ -197,7 +209,7 @@ const smallPacket = 1260
 // header4 puts an IPv4 header in the place of an IPv6 one (RFC 7915 §5.1).
 func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 20, 20+len(payload))
-	b[0], b[1] = 4<<4|5, v.tos
+	b[0], b[1] = 4<<4|5, r.tos(v)
 	length := 20 + len(payload)
 	if r.quoted {
 		length = 20 + 40 + int(binary.BigEndian.Uint16(v.ip[4:])) - v.header
@@ -233,6 +245,9 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	if (v.first || v.later) && !r.quoted && portClass(r.to.Protocol) == flow.ICMP {
 		return nil, 0, ReasonUntranslatable // the length of the message is not known (RFC 7915 §1.2)
 	}
+	if v.fragmentAt > 0 && isExtension(v.ip[v.fragmentAt]) && !r.quoted {
+		return nil, 0, ReasonUntranslatable // the offsets count what is left out (RFC 7915 §5.1.1)
+	}
 	if v.later { // of what its first fragment says it is (RFC 8200 §4.5)
 		return p, r.to.Protocol, ""
 	}
@@ -257,7 +272,7 @@ func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason
 	switch {
 	case r.quoted:
 		return p, flow.UDP, "" // nobody checks it (RFC 5508 REQ-3c)
-	case v.first, length < 8, length > len(p):
+	case v.first, r.summed, length < 8, length > len(p):
 		return nil, 0, ReasonUntranslatable
 	}
 	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p[:length])

@@ -3,27 +3,32 @@
 package nat
 
 import (
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
+const igmp flow.Protocol = 2
+
 // siit handles packets between the families without state: each address by the
 // explicit mapping with the longest prefix, else by the RFC 6052 prefix (RFC 7757
 // §3.2, RFC 7915).
 func (m *Model) siit(in Arrival, v *view) (plan, bool) {
-	r, src, dst := m.siitRule(in, v)
-	if r == nil {
+	x, ok := m.siitRule(in, v)
+	if !ok {
 		return plan{}, false
 	}
-	if contains(r.Except, v.dst.Addr()) || contains(r.Except, dst) {
+	r, src, dst := x.rule, x.src, x.dst
+	switch {
+	case x.here:
+		return pass(ReasonNotRouted), true
+	case x.excepted:
 		return pass(ReasonExcepted), true
-	}
-	if v.v6 && (nowhere(src) || nowhere(dst)) {
+	case x.nowhere:
 		return drop(ReasonUntranslatable), true // RFC 7915 §5.1, RFC 1812 §5.3.7
 	}
-	dst, src = m.siitHairpin(r, v, dst, src)
 	protocol := v.protocol
 	switch {
 	case src.Is6() == v.v6:
@@ -32,61 +37,143 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	case !v.v6 && protocol == flow.ICMP:
 		protocol = flow.ICMPv6
 	}
-	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}}
+	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}, class: r.TrafficClass, summed: r.UDPZeroChecksum == "drop"}
 	p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
 	if v.kind == icmpOther && protocol != v.protocol { // it has no counterpart (RFC 7915 §4.2, §5.2)
+		p.action, p.reason = Drop, ReasonUntranslatable
+	}
+	if !v.v6 && protocol == igmp && src.Is6() { // of one link, or of routers (RFC 7915 §4.2)
 		p.action, p.reason = Drop, ReasonUntranslatable
 	}
 	return p, true
 }
 
-// siitRule returns the rule that handles a packet and what its two ends become, or nil.
-func (m *Model) siitRule(in Arrival, v *view) (r *rule, src, dst netip.Addr) {
-	for _, r := range m.rules {
-		if r.Type != config.NATSIIT || v.v6 && !r.In.Has(in.Interface) {
-			continue
-		}
-		if src, dst, ok := m.siitAddresses(r, v); ok {
-			return r, src, dst
-		}
-	}
-	return nil, src, dst
+// crossing is what a siit rule makes of a packet's ends, or why it does not.
+type crossing struct {
+	rule     *rule
+	src, dst netip.Addr
+	here     bool // for this host
+	excepted bool
+	nowhere  bool // an end that nothing is routed to or from
 }
 
-// siitAddresses returns what the two ends become, if the rule knows both.
-func (m *Model) siitAddresses(r *rule, v *view) (src, dst netip.Addr, ok bool) {
-	src, ok = m.siitAddress(r, v.src.Addr())
-	if !ok {
-		return
+// siitRule finds the rule that handles a packet.
+func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
+	for _, named := range []func(*rule) bool{
+		func(r *rule) bool { return v.v6 || m.explicit(r, v.dst.Addr()) != nil },
+		func(r *rule) bool { return !v.v6 && r.Prefix.IsValid() && m.explicit(r, v.src.Addr()) != nil },
+		func(r *rule) bool { return !v.v6 && r.Default4() },
+	} {
+		for _, r := range m.rules {
+			if r.Type != config.NATSIIT || !named(r) {
+				continue
+			}
+			if x, ok := m.cross(r, in, v); ok {
+				return x, true
+			}
+		}
+		if !v.v6 && m.anyNamed(named) { // the first that names an end decides
+			return crossing{}, false
+		}
 	}
-	dst, ok = m.siitAddress(r, v.dst.Addr())
-	// An IPv4 packet is for us only when its destination stands for an IPv6 host;
-	// every IPv4 address has a place in the prefix.
-	if ok && !v.v6 && r.Prefix.IsValid() && m.explicit(r, v.dst.Addr()) == nil {
-		ok = false
+	return crossing{}, false
+}
+
+func (m *Model) anyNamed(named func(*rule) bool) bool {
+	for _, r := range m.rules {
+		if r.Type == config.NATSIIT && named(r) {
+			return true
+		}
 	}
-	return
+	return false
+}
+
+// cross returns what a rule makes of a packet: if it knows both ends, no more specific route
+// leads to the destination (RFC 7915 §4.6, §5.6), and the interfaces are the rule's.
+func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
+	x.rule = r
+	if x.src, ok = m.siitAddress(r, v.src.Addr()); !ok {
+		return x, false
+	}
+	if x.dst, ok = m.siitAddress(r, v.dst.Addr()); !ok {
+		return x, false
+	}
+	if !v.v6 && m.explicit(r, v.dst.Addr()) == nil && nowhere(v.dst.Addr()) {
+		return x, false
+	}
+	if m.host.Owns(v.dst.Addr()) {
+		x.here = true
+		return x, true
+	}
+	if m.host.specific(v.dst.Addr()) > m.mappedBits(r, v.dst.Addr()) {
+		return x, false
+	}
+	dst := x.dst
+	x.excepted = contains(r.Except, v.dst.Addr()) || contains(r.Except, x.dst) || contains(r.Except, v.src.Addr()) || contains(r.Except, x.src)
+	x.nowhere = v.v6 && (nowhere(x.src) || nowhere(x.dst))
+	turned := false
+	if !x.excepted && !x.nowhere {
+		turned = m.siitHairpin(r, v, &x)
+	}
+	return x, m.ofInterfaces(r, in, dst, turned)
+}
+
+// mappedBits is the length of what maps a destination.
+func (m *Model) mappedBits(r *rule, a netip.Addr) int {
+	if p := m.explicit(r, a); p != nil {
+		return p.from.Bits()
+	}
+	if a.Is6() {
+		return r.Prefix.Bits()
+	}
+	return 0
+}
+
+// ofInterfaces tells whether a packet is of the rule's traffic, which comes in by its in and
+// leaves by its out, or of the answers. What is turned round leaves where it came from.
+func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, turned bool) bool {
+	leaves := ""
+	if next, ok := m.host.route(dst); ok && !m.host.Owns(dst) {
+		leaves = next.Name
+	}
+	if r.In.Has(in.Interface) && (turned || r.Out.Has(leaves)) {
+		return true
+	}
+	return r.Out.Has(in.Interface) && r.In.Has(leaves)
 }
 
 // siitHairpin turns a packet of an IPv6 host round that it sent to the place in the
 // prefix of a host with an explicit mapping: it stays in IPv6, and its source is
 // seen in the prefix too (RFC 7757 §4.2.2).
-func (m *Model) siitHairpin(r *rule, v *view, dst, src netip.Addr) (netip.Addr, netip.Addr) {
+func (m *Model) siitHairpin(r *rule, v *view, x *crossing) bool {
 	if !v.v6 || m.explicit(r, v.dst.Addr()) != nil {
-		return dst, src
+		return false
 	}
-	if back := m.explicit(r, dst); back != nil {
-		return swap(back.from, back.to, dst), Embed(r.Prefix, src)
+	back := m.explicit(r, x.dst)
+	if back == nil {
+		return false
 	}
-	return dst, src
+	x.dst, x.src = swap(back.from, back.to, x.dst), Embed(r.Prefix, x.src)
+	return true
 }
 
-// siitSource maps another address by the rule that handles a packet.
+// siitSource maps the sender of an error by the rule that handles the packet in it. An IPv6
+// router without an IPv4 address has one of the rule's pool (RFC 6791 §3.2).
 func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool) {
-	if r, _, _ := m.siitRule(in, v); r != nil {
-		return m.siitAddress(r, a)
+	x, ok := m.siitRule(in, v)
+	if !ok {
+		return a, false
 	}
-	return a, false
+	own, ok := m.siitAddress(x.rule, a)
+	if pool := x.rule.Pool; a.Is6() && len(pool) > 0 && (!ok || nowhere(own)) {
+		b, place := a.As16(), uint32(0)
+		for i := 0; i < 16; i += 4 {
+			place += binary.BigEndian.Uint32(b[i:])
+		}
+		list := expand(pool, false)
+		return list[place%uint32(len(list))], true
+	}
+	return own, ok
 }
 
 func (m *Model) explicit(r *rule, a netip.Addr) *prefix {

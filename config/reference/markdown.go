@@ -131,6 +131,7 @@ var names = map[reflect.Type]string{
 	reflect.TypeFor[config.AddressRange]():   "address range",
 	reflect.TypeFor[config.Duration]():       "duration",
 	reflect.TypeFor[config.Rate]():           "rate",
+	reflect.TypeFor[config.TrafficClass]():   "copy, or a number",
 	reflect.TypeFor[config.MAC]():            "MAC address",
 	reflect.TypeFor[config.Match]():          "match",
 	reflect.TypeFor[config.Interfaces]():     "interface, or list of them",

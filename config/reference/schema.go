@@ -61,6 +61,11 @@ func textual(t reflect.Type) *jsonschema.Schema {
 		return text(`^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$`, "5m")
 	case reflect.TypeFor[config.Rate]():
 		return text(`^ *[0-9]+ */ *(s|sec|second|m|min|minute|h|hour|d|day) *$`, "1000/s")
+	case reflect.TypeFor[config.TrafficClass]():
+		return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+			{Type: "integer", Minimum: "0", Maximum: "255"},
+			{Type: "string", Pattern: `^(copy|[0-9]+|0x[0-9a-fA-F]+)$`, Examples: []any{"copy"}},
+		}}
 	case reflect.TypeFor[config.MAC]():
 		return text(`^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}$|^([0-9a-fA-F]{4}\.){2}[0-9a-fA-F]{4}$`, "02:00:00:00:00:01")
 	case reflect.TypeFor[config.Match]():

@@ -148,8 +148,6 @@ func carriesNAT(n *config.NATRule) error {
 		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 	}
 	switch {
-	case n.Type == config.NATSIIT && n.Out != "":
-		return errors.New("out is not available for siit in the ebpf datapath: the destination decides what is translated")
 	case n.Type == config.NATMasquerade && n.Out == "":
 		return errors.New("masquerade without out would give one inside endpoint the address of every interface that its packets leave by: not available in the ebpf datapath; name the interface in out")
 	case n.Helper != "":

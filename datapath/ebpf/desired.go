@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 // desired is what the maps are to hold: a snapshot in the datapath's own words.
 type desired struct {
+	specific int                    // more specific ones than mappings between the families have, with those that found no room
 	waits    int                    // names of interfaces, and addresses of masquerade rules, that are not there
 	services map[uint32]wireService // slots not filled in
 	slots    map[uint32][]uint16    // by service
@@ -119,6 +121,9 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 			return nil, fmt.Errorf("firewall rule %s: %w", r.Name, err)
 		}
 	}
+	if err := c.routes(); err != nil {
+		return nil, err
+	}
 	c.finish()
 	return c.desired, nil
 }
@@ -151,8 +156,10 @@ func (c *compiler) finish() {
 		}
 		c.ifaces[uint32(i.Index)] = v
 	}
+	c.unnumbered()
 	s, t := &c.switches, c.snapshot.Config.Timeouts
 	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
+	s.Errors = uint32(max(0, cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000)))
 	s.Paired = c.host.paired(c.snapshot.Config)
 	wanted, _ := c.host.attachTo(c.snapshot.Config)
 	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
@@ -185,14 +192,20 @@ func (c *compiler) finish() {
 	s.Forwards = s.Forwards && s.NAT
 	s.Mappings = len(c.mappable) > 0
 	for _, r := range c.rules {
-		s.ByEgress = s.ByEgress || r.Out != 0 || r.PrefixLen == 0 // what is for this host is left alone
+		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // what is for this host is left alone
+		s.CrossByEgress = s.CrossByEgress || r.PrefixLen != 0 && r.Out != 0
 		s.Edits = s.Edits || r.Flags&natMSSClamp != 0
 	}
 	for _, p := range c.prefixes {
 		kind := wirePrefixKind(p.Kind)
 		s.Prefixes = s.Prefixes || kind != wirePrefixKindPREFIX_NAT64
 		s.Crossing = s.Crossing || kind == wirePrefixKindPREFIX_SIIT || kind == wirePrefixKindPREFIX_EAM
-		s.ByEgress = s.ByEgress || p.Out != 0
+		switch kind {
+		case wirePrefixKindPREFIX_SIIT, wirePrefixKindPREFIX_EAM:
+			s.CrossByEgress = s.CrossByEgress || p.In != 0 || p.Out != 0
+		default:
+			s.ByEgress = s.ByEgress || p.Out != 0
+		}
 		s.Edits = s.Edits || p.Clamp != 0
 	}
 	s.Pools = len(c.pools) > 0
@@ -241,6 +254,9 @@ const (
 	wireLIST_SERVED  = 3
 	wireLIST_PREFIX  = 4
 	wireLIST_BLOCKS  = 5
+	wireLIST_ROUTED  = 6
+
+	routedHere = 0x100 // ROUTED_HERE
 
 	wireDOOR_OF_SERVICE = 0xc0000000
 )

@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -323,38 +322,6 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 		return err
 	}
 	return put(wirePrefixRoleROLE_DEST, out, in)
-}
-
-// siit compiles a rule between the families: its explicit mappings and its RFC 6052
-// prefix, which rules may share.
-func (c *compiler) siit(n *config.NATRule) error {
-	w, err := c.prefixRule(n)
-	if err != nil {
-		return err
-	}
-	if n.Prefix.IsValid() {
-		w.Embed, w.EmbedLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
-		k := prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)
-		v := w
-		v.Kind, v.Len = uint8(wirePrefixKindPREFIX_SIIT), w.EmbedLen
-		if old, taken := c.prefixes[k]; taken && old.Kind != v.Kind {
-			return fmt.Errorf("prefix %s is translated by another rule already", n.Prefix)
-		}
-		c.prefixes[k] = v
-	}
-	w.Kind = uint8(wirePrefixKindPREFIX_EAM)
-	for _, e := range n.EAM {
-		four, six := e.IPv4.Masked(), e.IPv6.Masked()
-		there, back := w, w
-		there.To, there.Len, there.ToLen = addrOf(six.Addr()), uint8(four.Bits()), uint8(six.Bits())
-		back.To, back.Len, back.ToLen = addrOf(four.Addr()), uint8(six.Bits()), uint8(four.Bits())
-		err := errors.Join(c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, four), four, there),
-			c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, six), six, back))
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // adjustment is what RFC 6296 adds to one word so that an address keeps its sum:

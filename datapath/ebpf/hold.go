@@ -336,15 +336,21 @@ func (h *holder) forward(f heldFrame) error {
 	return nil
 }
 
-// pieces cuts what became of an IPv4 packet without DF and is too large for a link of that
+// pieces cuts what became of an IPv6 packet and has no DF, or of an IPv4 packet without DF, and is too large for a link of that
 // MTU, or for the path in IPv6, into fragments; in IPv6 those that every path carries (RFC
 // 7915 §4.1). They keep the identification of the IPv4 packet, but for a tunnel's, whose
 // header has none because of its DF: that was for packets that are not fragmented (RFC
 // 2003 §3.1).
 func (h *holder) pieces(was, is []byte, mtu int) ([][]byte, error) {
 	const ethernet, ipv4, fragmentHeader = 14, 0x0800, 40 + 8
-	if len(is) < ethernet+20 || binary.BigEndian.Uint16(was[12:]) != ipv4 {
+	if len(is) < ethernet+20 {
 		return [][]byte{is}, nil
+	}
+	if binary.BigEndian.Uint16(was[12:]) != ipv4 {
+		if binary.BigEndian.Uint16(is[12:]) != ipv4 || int(binary.BigEndian.Uint16(is[ethernet+2:])) <= mtu {
+			return [][]byte{is}, nil
+		}
+		return packet.Fragments(is, (mtu-int(is[ethernet]&15)*4)&^7, uint32(binary.BigEndian.Uint16(is[ethernet+4:])))
 	}
 	id := uint32(binary.BigEndian.Uint16(was[ethernet+4:]))
 	if binary.BigEndian.Uint16(is[12:]) == ipv4 {

@@ -22,6 +22,8 @@ type host struct {
 	addresses  map[int][]netip.Addr      // by interface
 	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
 	programmed map[int]bool              // interfaces that have a program already
+	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
+	routed     [2]bool                   // they were
 }
 
 // readHost looks at the calling thread's network namespace.
@@ -51,7 +53,8 @@ func readHost() (*host, error) {
 // with returns what h and an earlier reading tell together: what is not there any more is
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
-	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources)}
+	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources),
+		routes: h.routes, routed: h.routed}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {
@@ -66,6 +69,21 @@ func (h *host) with(before *host) *host {
 		all.addresses[now.Index] = list
 	}
 	return all
+}
+
+// destinations lists where the routing table leads, when it is asked for.
+func (h *host) destinations(v6 bool) (list []netdev.Destination, err error) {
+	n := 0
+	if v6 {
+		n = 1
+	}
+	if !h.routed[n] {
+		if h.routes[n], err = netdev.Destinations(v6); err != nil {
+			return nil, err
+		}
+		h.routed[n] = true
+	}
+	return h.routes[n], nil
 }
 
 func (h *host) byName(name string) (netdev.Interface, bool) {

@@ -339,13 +339,15 @@ type switches struct {
 	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
 	HalfOpen                                                                             uint32 // handshakes in progress
 	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
+	CrossByEgress                                                                        bool
+	Errors                                                                               uint32 // a second
 }
 
 // allOn turns all features on that do nothing where no map has anything for them. Mappings
 // have programs of their own, rules close the straight path.
 func (s *switches) allOn() {
 	for _, on := range []*bool{&s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards} {
+		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress} {
 		*on = true
 	}
 	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)
@@ -373,7 +375,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"have_ranges": s.Ranges, "have_doors": s.Doors, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "tc_behind": s.Paired && !dryRun, "cache_hops": !t.routeEvery, "hold_fragments": len(only) == 0,
-		"lowest_ipv6_mtu": s.LowestIPv6MTU, "summed_at": summedAt(), "observed": t.observed, "straight_off": t.fullPath,
+		"lowest_ipv6_mtu": s.LowestIPv6MTU, "cross_by_egress": s.CrossByEgress, "errors_per_second": s.Errors, "summed_at": summedAt(), "observed": t.observed, "straight_off": t.fullPath,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

@@ -32,6 +32,7 @@ func (d *Datapath) Warnings() (out []string) {
 		return len(d.seen.outside(uint32(i.Index))) > 0
 	}
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
+	out = append(out, d.crossingWarnings()...)
 	for _, i := range d.seen.interfaces {
 		if err := d.without[i.Index]; err != nil {
 			by := "the kernel"
@@ -85,6 +86,29 @@ func (d *Datapath) Warnings() (out []string) {
 	slices.Sort(out)
 	if d.fleeting != nil {
 		out = append(out, fmt.Sprintf("flows and programs end with this process: %v; mount a bpffs at /sys/fs/bpf in this mount namespace", d.fleeting))
+	}
+	return out
+}
+
+// crossingWarnings tells of siit rules what they do not translate although it may be meant.
+func (d *Datapath) crossingWarnings() (out []string) {
+	for _, n := range d.snapshot.NAT {
+		if n.Type != config.NATSIIT {
+			continue
+		}
+		if len(n.EAM) == 0 && n.In == "" && n.Out == "" {
+			out = append(out, fmt.Sprintf("nat %s: one way: IPv6 packets are translated, and of IPv4 none, for the prefix has a place for every address; "+
+				"write in or out, the interfaces between which all are translated, or eam, the hosts", n.Name))
+		}
+		for _, e := range n.EAM {
+			if e.IPv4.IsSingleIP() && d.seen.owns(e.IPv4.Addr()) {
+				out = append(out, fmt.Sprintf("nat %s: %s is an address of this host: what comes for it stays here, and does not reach %s", n.Name, e.IPv4.Addr(), e.IPv6))
+			}
+		}
+	}
+	if n := d.inForce.specific; n > mostRoutes {
+		out = append(out, fmt.Sprintf("%d routes lead into what siit and nat64 map, and %d of them are looked at: destinations of the others are translated; "+
+			"write eam with the prefixes of the hosts", n, mostRoutes))
 	}
 	return out
 }

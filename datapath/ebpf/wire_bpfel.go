@@ -503,27 +503,30 @@ type wirePacket struct {
 		Zone    uint8
 		State   uint8
 	}
-	L3Len       uint32
-	Ifindex     uint32
-	Out         uint32
-	FragId      uint32
-	Segment     uint32
-	L4Off       uint16
-	FragOff     uint16
-	Family      uint8
-	Flags       uint8
-	TcpFlags    uint8
-	Ttl         uint8
-	Tos         uint8
-	IcmpType    uint8
-	IcmpCode    uint8
-	InnerProto  uint8
-	Dmac        [6]uint8
-	Smac        [6]uint8
-	Now         uint32
-	FrameLen    uint32
-	SourceRoute uint16
-	FragmentAt  uint16
+	L3Len        uint32
+	Ifindex      uint32
+	Out          uint32
+	CrossOut     uint32
+	FragId       uint32
+	Segment      uint32
+	L4Off        uint16
+	FragOff      uint16
+	Family       uint8
+	Flags        uint8
+	TcpFlags     uint8
+	Ttl          uint8
+	Tos          uint8
+	IcmpType     uint8
+	IcmpCode     uint8
+	InnerProto   uint8
+	Dmac         [6]uint8
+	Smac         [6]uint8
+	Now          uint32
+	FrameLen     uint32
+	SourceRoute  uint16
+	FragmentAt   uint16
+	FragmentNext uint8
+	Pad          [3]uint8
 }
 
 type wirePlan struct {
@@ -560,6 +563,11 @@ type wirePlan struct {
 	Edits         uint32
 	Record        uint32
 	Asked         uint32
+	Pool          uint32
+	PoolLen       uint8
+	Choices       uint8
+	Tos           uint8
+	Pad           uint8
 }
 
 type wirePoolAddr struct {
@@ -596,7 +604,9 @@ type wirePrefix struct {
 	EmbedLen uint8
 	Except   uint8
 	Clamp    uint8
-	Pad      [6]uint8
+	PoolLen  uint8
+	Choices  uint8
+	Pool     [4]uint8
 }
 
 type wirePrefixKey struct {
@@ -955,7 +965,7 @@ type wireWork struct {
 		Field    uint16
 	}
 	From      wireAddr
-	Extension [256]uint8
+	Extension [2048]uint8
 	Cookie    struct {
 		_   structs.HostLayout
 		Ip  [5]uint64
@@ -1034,11 +1044,13 @@ const (
 	wireVarBuckets4             = "buckets4"
 	wireVarBuckets6             = "buckets6"
 	wireVarCacheHops            = "cache_hops"
+	wireVarCrossByEgress        = "cross_by_egress"
 	wireVarDryRun               = "dry_run"
 	wireVarEntries4             = "entries4"
 	wireVarEntries6             = "entries6"
 	wireVarEntryMask4           = "entry_mask4"
 	wireVarEntryMask6           = "entry_mask6"
+	wireVarErrorsPerSecond      = "errors_per_second"
 	wireVarExportAction         = "export_action"
 	wireVarExportAnswer         = "export_answer"
 	wireVarExportBlockEvent     = "export_block_event"
@@ -1214,11 +1226,13 @@ type wireVariableSpecs struct {
 	Buckets4             *ebpf.VariableSpec `ebpf:"buckets4"`
 	Buckets6             *ebpf.VariableSpec `ebpf:"buckets6"`
 	CacheHops            *ebpf.VariableSpec `ebpf:"cache_hops"`
+	CrossByEgress        *ebpf.VariableSpec `ebpf:"cross_by_egress"`
 	DryRun               *ebpf.VariableSpec `ebpf:"dry_run"`
 	Entries4             *ebpf.VariableSpec `ebpf:"entries4"`
 	Entries6             *ebpf.VariableSpec `ebpf:"entries6"`
 	EntryMask4           *ebpf.VariableSpec `ebpf:"entry_mask4"`
 	EntryMask6           *ebpf.VariableSpec `ebpf:"entry_mask6"`
+	ErrorsPerSecond      *ebpf.VariableSpec `ebpf:"errors_per_second"`
 	ExportAction         *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer         *ebpf.VariableSpec `ebpf:"export_answer"`
 	ExportBlockEvent     *ebpf.VariableSpec `ebpf:"export_block_event"`
@@ -1411,11 +1425,13 @@ type wireVariables struct {
 	Buckets4             *ebpf.Variable `ebpf:"buckets4"`
 	Buckets6             *ebpf.Variable `ebpf:"buckets6"`
 	CacheHops            *ebpf.Variable `ebpf:"cache_hops"`
+	CrossByEgress        *ebpf.Variable `ebpf:"cross_by_egress"`
 	DryRun               *ebpf.Variable `ebpf:"dry_run"`
 	Entries4             *ebpf.Variable `ebpf:"entries4"`
 	Entries6             *ebpf.Variable `ebpf:"entries6"`
 	EntryMask4           *ebpf.Variable `ebpf:"entry_mask4"`
 	EntryMask6           *ebpf.Variable `ebpf:"entry_mask6"`
+	ErrorsPerSecond      *ebpf.Variable `ebpf:"errors_per_second"`
 	ExportAction         *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer         *ebpf.Variable `ebpf:"export_answer"`
 	ExportBlockEvent     *ebpf.Variable `ebpf:"export_block_event"`
