@@ -189,3 +189,10 @@ type Revert struct {
 	Revision uint64 `json:"revision,omitempty" doc:"a revision of the history"`
 	All      bool   `json:"all,omitempty" doc:"to the daemon's file, without anything that was changed at run time"`
 }
+
+// ObjectChange is one of several changes.
+type ObjectChange struct {
+	Op    string `json:"op" enum:"add,put,patch,remove,add-elements,remove-elements" doc:"add: the object must be new; put: add or replace; patch: a JSON merge patch; the last two are for sets, and add-elements makes one"`
+	Path  string `json:"path" minLength:"1" doc:"services/web/backends/a, nat/office, firewall/sets/banned, timeouts/udp; for add that of the list, as services/web/backends. In names ~ is written ~0, / is written ~1"`
+	Value any    `json:"value,omitempty" doc:"the object, in the words of the configuration file; for patch the keys that change"`
+}

@@ -173,6 +173,25 @@ func (c *Client) Save(ctx context.Context) error {
 	return err
 }
 
+// Change makes several changes, of which all hold or none, or with dryRun says what they would do.
+func (c *Client) Change(ctx context.Context, changes []ObjectChange, dryRun bool) (*Outcome, error) {
+	body, err := json.Marshal(changes)
+	if err != nil {
+		return nil, err
+	}
+	return send[Outcome](ctx, c, http.MethodPost, fmt.Sprintf("/changes?dry-run=%t", dryRun), "application/json", body)
+}
+
+// Object returns an object of the configuration in force, or a list of them, as JSON: services,
+// services/NAME, services/NAME/backends, nat, firewall/sets.
+func (c *Client) Object(ctx context.Context, path string) (json.RawMessage, error) {
+	v, err := get[json.RawMessage](ctx, c, "/config/"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return *v, nil
+}
+
 // Config returns the configuration in force as YAML.
 func (c *Client) Config(ctx context.Context) ([]byte, error) {
 	resp, err := c.do(ctx, http.MethodGet, "/config", "", nil)

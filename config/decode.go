@@ -26,7 +26,9 @@ type decoder struct {
 	errs   Errors
 	failed map[string]bool // paths of errs
 	// budget is how many nodes may still be visited.
-	budget    int
+	budget int
+	// named tells that the value is an object whose name the path says: it may lack it.
+	named     bool
 	truncated bool // there were more errors than maxErrors
 }
 
@@ -164,6 +166,9 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 		d.path = d.path[:len(d.path)-1]
 	}
 	for _, f := range l.required {
+		if d.named && len(d.path) == 0 && f.key == "name" {
+			continue
+		}
 		absent := seen[f.nth] == nil && !slices.Contains(unknown, f.key) // a misspelt key is reported already
 		empty := seen[f.nth] != nil && !f.zeroCounts && v.Field(f.index).IsZero() && !d.below(step{key: f.key})
 		if absent || empty {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 )
 
 // Edit is one difference between two configurations: a value that is added, removed or replaced.
@@ -44,11 +43,7 @@ func Diff(a, b *Config) []Edit {
 type differ struct{ edits []Edit }
 
 func (d *differ) add(path []string, before, after string) {
-	escaped := make([]string, len(path))
-	for i, s := range path {
-		escaped[i] = strings.NewReplacer("~", "~0", "/", "~1").Replace(s)
-	}
-	d.edits = append(d.edits, Edit{Path: strings.Join(escaped, "/"), Before: before, After: after})
+	d.edits = append(d.edits, Edit{Path: Join(path...), Before: before, After: after})
 }
 
 // values compares two values of the same type.
@@ -203,11 +198,7 @@ func Merge(c *Config, edits []Edit) (merged *Config, needed []Edit, conflicts []
 
 // edit makes one edit. Where c has another value than the edit begins from, that is returned.
 func (c *Config) edit(e Edit) (done bool, now string, err error) {
-	steps := strings.Split(e.Path, "/")
-	for i, s := range steps {
-		steps[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(s)
-	}
-	return change(reflect.ValueOf(c).Elem(), steps, e)
+	return change(reflect.ValueOf(c).Elem(), Split(e.Path), e)
 }
 
 // change makes an edit below v, which can be set.

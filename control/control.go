@@ -112,6 +112,23 @@ func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expe
 	})
 }
 
+// Change is Apply of what make makes of the configuration in force. An error of make changes nothing.
+func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	inForce := c.engine.View().Config
+	if inForce == nil {
+		inForce = c.file
+	}
+	next, err := make(inForce)
+	if err != nil {
+		return engine.Applied{}, err
+	}
+	return c.keep(by, store.Content{Config: next, States: c.store.States()}, func() (engine.Applied, error) {
+		return c.engine.Apply(ctx, next)
+	})
+}
+
 // SetState gives a backend a state, up, drain or down, until auto takes it back. It survives
 // restarts.
 func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) error {

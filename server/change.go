@@ -21,6 +21,7 @@ import (
 type Control interface {
 	Reload(context.Context) (engine.Applied, error)
 	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool) (engine.Applied, error)
+	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)
 	SetState(ctx context.Context, by control.Author, service, backend, state string) error
 	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
 	RevertAll(context.Context, control.Author) (engine.Applied, error)
@@ -108,11 +109,29 @@ func (s *server) save(ctx context.Context, _ *struct{}) (*struct{}, error) {
 	return nil, nil
 }
 
+// unprocessable is a problem document that names each value that is wrong.
+func unprocessable(errs config.Errors) error {
+	var details []error
+	for _, e := range errs {
+		where := "body"
+		if e.Path != "" {
+			where += "." + e.Path
+		}
+		details = append(details, &huma.ErrorDetail{Location: where, Message: e.Error()})
+	}
+	return huma.Error422UnprocessableEntity("the configuration would not be valid", details...)
+}
+
 // statusError maps errors of a change to HTTP.
 func statusError(err error) error {
+	var invalid config.Errors
 	switch {
-	case errors.Is(err, engine.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+	case errors.As(err, &invalid):
+		return unprocessable(invalid)
+	case errors.Is(err, engine.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, config.ErrNoObject):
 		return huma.Error404NotFound(err.Error())
+	case errors.Is(err, config.ErrExists):
+		return huma.Error409Conflict(err.Error())
 	case errors.Is(err, engine.ErrChanged):
 		return huma.Error412PreconditionFailed("the configuration in force was changed by somebody else: read it again, then send yours with its new ETag")
 	}

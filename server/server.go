@@ -111,6 +111,7 @@ func (s *server) register(g huma.API) {
 	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
 	huma.Post(g, "/stop", s.stop, describe("stop", "End the daemon"))
 	s.registerChanges(g)
+	s.registerObjects(g)
 	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
 }
 

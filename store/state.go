@@ -45,10 +45,9 @@ func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 
 // undo makes edits of states.
 func undo(states []State, edits []config.Edit) []State {
-	plain := strings.NewReplacer("~1", "/", "~0", "~")
 	for _, e := range edits {
-		steps := strings.Split(e.Path, "/")
-		s := State{plain.Replace(steps[1]), plain.Replace(steps[3]), e.After}
+		steps := config.Split(e.Path)
+		s := State{steps[1], steps[3], e.After}
 		states = slices.DeleteFunc(slices.Clone(states), func(old State) bool { return old.path() == s.path() })
 		if e.After != "" {
 			states = append(states, s)

@@ -47,8 +47,7 @@ type State struct {
 
 // path is how an edit names the state of a backend, which is no key of the file.
 func (s State) path() string {
-	escape := strings.NewReplacer("~", "~0", "/", "~1")
-	return "services/" + escape.Replace(s.Service) + "/backends/" + escape.Replace(s.Backend) + "/@state"
+	return config.Join("services", s.Service, "backends", s.Backend, "@state")
 }
 
 // Revision is one change, as it is kept.

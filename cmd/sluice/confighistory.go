@@ -105,7 +105,7 @@ func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 func stateEdits(states []api.OperatorState) []config.Edit {
 	var edits []config.Edit
 	for _, s := range states {
-		edits = append(edits, config.Edit{Path: "services/" + s.Service + "/backends/" + s.Backend + "/@state", After: s.State})
+		edits = append(edits, config.Edit{Path: config.Join("services", s.Service, "backends", s.Backend, "@state"), After: s.State})
 	}
 	return edits
 }

@@ -95,7 +95,9 @@ func newRoot(a *app) *cobra.Command {
 func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newRun(a), asksRemote(a, newStop(a)), asksRemote(a, newApply(a)), asksRemote(a, newDiff(a)),
-		asksRemote(a, newShow(a)), asksRemote(a, newBackend(a)), asksRemote(a, newExplain(a)),
+		asksRemote(a, newShow(a)),
+		asksRemote(a, newService(a)), asksRemote(a, withBackendObjects(a, newBackend(a))), asksRemote(a, newNAT(a)), asksRemote(a, newSet(a)),
+		asksRemote(a, newExplain(a)),
 		newCheck(a), newConfig(a),
 		newDoctor(a), newDrops(a), newProfile(a),
 		newDocs(a),

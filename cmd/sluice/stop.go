@@ -128,11 +128,14 @@ func newBackend(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "backend SERVICE BACKEND up|drain|down|auto",
 		GroupID: "gateway",
-		Short:   "Take a backend out of a service, or back in, by hand",
+		Short:   "Take a backend out of a service or back in; add, change, remove",
 		Long: `Override the state of one backend in the running daemon: drain sends it no new
 flows and keeps those it has, down gives up on it, up uses it whatever its check
-says, auto gives it back to configuration and check.`,
-		Example:           "  sluice backend web a drain\n  sluice backend web a auto",
+says, auto gives it back to configuration and check.
+
+The subcommands change which backends there are: applied as a whole or not at all,
+answered when the kernel has them, and kept over restarts.`,
+		Example:           "  sluice backend web a drain\n  sluice backend web a auto\n  sluice backend add web d address=10.0.2.5 port=8080",
 		Args:              exactly("service", "backend", "state"),
 		ValidArgsFunction: a.completeBackend,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -22,9 +22,9 @@ func TestBackendCompletes(t *testing.T) {
 	})}
 	go srv.Serve(l)
 	defer srv.Close()
-	for args, want := range map[string]string{"": "web dns", "web": "a b", "dns": "c", "web a": "up drain down auto", "web a up": ""} {
-		command := append([]string{"__complete", "--socket", socket, "backend"}, strings.Fields(args)...)
-		code, out, stderr := sluiceCommand("", append(command, "")...)
+	for args, want := range map[string]string{"w": "web dns", "web ": "a b", "dns ": "c", "web a ": "up drain down auto", "web a up ": ""} {
+		command := append([]string{"__complete", "--socket", socket, "backend"}, strings.Split(args, " ")...)
+		code, out, stderr := sluiceCommand("", command...)
 		offered, _, _ := strings.Cut(out, ":4")
 		if got := strings.Join(strings.Fields(offered), " "); code != exitOK || got != want {
 			t.Errorf("backend %s TAB: exit %d, %q, want %q\n%s", args, code, got, want, stderr)

@@ -46,7 +46,7 @@ func badUsage(cmd *cobra.Command, err error) error {
 	if path := strings.Fields(cmd.CommandPath())[1:]; len(path) > 0 {
 		err = fmt.Errorf("%s: %w", strings.Join(path, " "), err)
 	}
-	if cmd.HasAvailableSubCommands() {
+	if cmd.HasAvailableSubCommands() && !strings.Contains(cmd.Use, " ") { // takes nothing but them
 		return usageError(cmd, "%w", err)
 	}
 	return exitError{exitUsage, fmt.Errorf("%w\nUsage: %s", err, useLine(cmd, "       "))}

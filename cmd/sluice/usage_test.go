@@ -21,7 +21,7 @@ func TestUsageErrors(t *testing.T) {
 		"load http":                    "load http: which URL?\nUsage: sluice load http [--from [LAB/]NODE] URL [flags]",
 		"load packets --from lo":       "load packets: --dest and --source are missing\nUsage: sluice load packets --from PLACE",
 		"plan x":                       "plan: argument \"x\" is one too many\nUsage: sluice plan [flags]",
-		"tune router x":                "tune: argument \"x\" is one too many; see 'sluice tune --help'",
+		"tune router x":                "tune: argument \"x\" is one too many\nUsage: sluice tune [PROFILE] [flags]",
 		"completion zsh x":             "completion zsh: argument \"x\" is one too many\nUsage: sluice completion zsh",
 		"aply":                         "unknown command \"aply\": did you mean apply?; see 'sluice --help'",
 		"rnu -c x":                     "unknown command \"rnu\": did you mean run?; see 'sluice --help'",

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// ErrNoObject is wrapped by errors about an object that a configuration does not have.
+var ErrNoObject = errors.New("not found")
+
+// ErrExists is wrapped by errors about an object that a configuration has already.
+var ErrExists = errors.New("exists already")
+
+// Join makes the path of an [Edit] of its steps.
+func Join(steps ...string) string {
+	escaped := make([]string, len(steps))
+	for i, s := range steps {
+		escaped[i] = strings.NewReplacer("~", "~0", "/", "~1").Replace(s)
+	}
+	return strings.Join(escaped, "/")
+}
+
+// Split is the inverse of [Join].
+func Split(path string) []string {
+	steps := strings.Split(path, "/")
+	for i, s := range steps {
+		steps[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(s)
+	}
+	return steps
+}
+
+// Object returns the value at a path as JSON, and as YAML in one line, as it stands in an [Edit].
+func (c *Config) Object(path string) (asJSON []byte, asYAML string, err error) {
+	v, err := find(reflect.ValueOf(c).Elem(), Split(path))
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", path, err)
+	}
+	asJSON, err = json.Marshal(v.Interface())
+	return asJSON, inline(v), err
+}
+
+// find returns the value that the steps lead to.
+func find(v reflect.Value, steps []string) (reflect.Value, error) {
+	for _, step := range steps {
+		if v.Kind() == reflect.Pointer {
+			if v.IsNil() {
+				return v, ErrNoObject
+			}
+			v = v.Elem()
+		}
+		switch t := v.Type(); {
+		case t.Kind() == reflect.Struct && !isText(t) && t != targetType:
+			f := layoutOf(t).byKey[step]
+			if f == nil {
+				return v, fmt.Errorf("unknown key %q: %w", step, ErrNoObject)
+			}
+			v = v.Field(f.index)
+		case t.Kind() == reflect.Map:
+			if v = v.MapIndex(reflect.ValueOf(step)); !v.IsValid() {
+				return v, ErrNoObject
+			}
+		default:
+			i := slices.Index(namesOf(v), step)
+			if i < 0 {
+				return v, ErrNoObject
+			}
+			v = v.Index(i)
+		}
+	}
+	return v, nil
+}
+
+// typeAt returns the type of the values at a path.
+func typeAt(t reflect.Type, steps []string) (reflect.Type, error) {
+	for _, step := range steps {
+		if t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		switch {
+		case t.Kind() == reflect.Struct && !isText(t) && t != targetType:
+			f := layoutOf(t).byKey[step]
+			if f == nil {
+				return nil, fmt.Errorf("unknown key %q: %w", step, ErrNoObject)
+			}
+			t = t.Field(f.index).Type
+		case t.Kind() == reflect.Map, t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
+			t = t.Elem()
+		default:
+			return nil, fmt.Errorf("%q leads into a value that has no parts: %w", step, ErrNoObject)
+		}
+	}
+	return t, nil
+}
+
+// Put returns c with another value at a path, in YAML or JSON: an object is added where there is none
+// of that name. The value's own name must be that of the path, or be left out.
+func (c *Config) Put(path string, value []byte) (*Config, error) {
+	steps := Split(path)
+	t, err := typeAt(reflect.TypeOf(c).Elem(), steps)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	root, syntax := parse(value)
+	if syntax != nil {
+		return nil, Errors{syntax}
+	}
+	v := reflect.New(t).Elem()
+	if root != nil {
+		d := decoder{budget: maxNodes, named: true}
+		d.value(root, v, nil)
+		if len(d.errs) > 0 {
+			for _, e := range d.errs {
+				e.Path, e.Object = e.path.String(), path
+			}
+			return nil, d.errs
+		}
+	}
+	if name, ok := nameOf(v); ok {
+		switch last := steps[len(steps)-1]; name.String() {
+		case "":
+			name.SetString(last)
+		case last:
+		default:
+			return nil, Errors{{Path: "name", Object: path, Cause: fmt.Sprintf("the name is %q", name), Hint: "write " + last + ", or leave it out; names do not change"}}
+		}
+	}
+	return c.with(path, v)
+}
+
+// nameOf returns the name of an object of a list, which can be set.
+func nameOf(v reflect.Value) (reflect.Value, bool) {
+	if v.Kind() != reflect.Struct {
+		return v, false
+	}
+	name := v.FieldByName("Name")
+	return name, name.IsValid() && name.Kind() == reflect.String
+}
+
+// with returns c with v at the path.
+func (c *Config) with(path string, v reflect.Value) (*Config, error) {
+	completed := &Config{}
+	clone(reflect.ValueOf(completed).Elem(), reflect.ValueOf(c).Elem())
+	_, before, err := c.Object(path)
+	if err != nil && !errors.Is(err, ErrNoObject) {
+		return nil, err
+	}
+	after := inline(v)
+	done, now, err := completed.edit(Edit{Path: path, Before: before, After: after})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	case !done && now != after: // what the path leads through is not there
+		return nil, fmt.Errorf("%s: %w", path, ErrNoObject)
+	}
+	completed.SetDefaults()
+	if err := completed.Validate(); err != nil {
+		return nil, err
+	}
+	return completed, nil
+}
+
+// Add is [Config.Put] of an object that must not exist. The path is that of its list, or of the
+// mapping that holds it; the name is the value's own where name is empty.
+func (c *Config) Add(path, name string, value []byte) (next *Config, at string, err error) {
+	if name == "" {
+		var named struct{ Name, Address string }
+		root, syntax := parse(value)
+		if syntax != nil {
+			return nil, "", Errors{syntax}
+		}
+		if root != nil {
+			_ = root.Decode(&named) // what is wrong with it, Put says
+		}
+		if name = named.Name; name == "" && strings.HasSuffix(path, "/backends") {
+			name = named.Address // the default of a backend's name
+		}
+	}
+	if name == "" {
+		return nil, "", Errors{{Path: "name", Object: path, Cause: "name is missing", Hint: "write name: ..."}}
+	}
+	at = path + "/" + Join(name)
+	if _, _, err := c.Object(at); err == nil {
+		return nil, at, fmt.Errorf("%s: %w", at, ErrExists)
+	}
+	next, err = c.Put(at, value)
+	return next, at, err
+}
+
+// Patch is [Config.Put] of the object at the path after a JSON merge patch (RFC 7396), in YAML or
+// JSON: the keys of the patch replace those of the object, null takes a key away.
+func (c *Config) Patch(path string, patch []byte) (*Config, error) {
+	object, _, err := c.Object(path)
+	if err != nil {
+		return nil, err
+	}
+	root, syntax := parse(patch)
+	if syntax != nil {
+		return nil, Errors{syntax}
+	}
+	var was, change any
+	if err := json.Unmarshal(object, &was); err != nil {
+		return nil, err
+	}
+	if root != nil {
+		if err := root.Decode(&change); err != nil {
+			return nil, Errors{{Object: path, Cause: err.Error(), Hint: "write a mapping of keys to new values"}}
+		}
+	}
+	if _, ok := change.(map[string]any); !ok {
+		return nil, Errors{{Object: path, Cause: "not a mapping", Hint: "write a mapping of keys to new values"}}
+	}
+	merged, err := json.Marshal(mergePatch(was, change))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c.Put(path, merged)
+}
+
+// mergePatch is the function of RFC 7396 §2.
+func mergePatch(target, patch any) any {
+	keys, ok := patch.(map[string]any)
+	if !ok {
+		return patch
+	}
+	object, ok := target.(map[string]any)
+	if !ok {
+		object = map[string]any{}
+	}
+	for k, v := range keys {
+		if v == nil {
+			delete(object, k)
+		} else {
+			object[k] = mergePatch(object[k], v)
+		}
+	}
+	return object
+}
+
+// Remove returns c without the object at the path.
+func (c *Config) Remove(path string) (*Config, error) {
+	_, before, err := c.Object(path)
+	if err != nil {
+		return nil, err
+	}
+	next, _, _, err := Merge(c, []Edit{{Path: path, Before: before}})
+	return next, err
+}
+
+// Elements returns c with elements of a set added and removed. To add one that is there is no
+// error; to remove one that is not there is.
+func (c *Config) Elements(set string, add, remove []string) (*Config, error) {
+	path := Join("firewall", "sets", set)
+	v, err := find(reflect.ValueOf(c).Elem(), Split(path))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	list := reflect.New(v.Type()).Elem()
+	clone(list, v)
+	of := func(text string) (reflect.Value, error) {
+		e := reflect.New(v.Type().Elem()).Elem()
+		if err := read(e, quote(text)); err != nil {
+			var errs Errors
+			if errors.As(err, &errs) {
+				errs[0].Object, errs[0].Line, errs[0].Column = "set "+set, 0, 0
+			}
+			return e, err
+		}
+		return e, nil
+	}
+	index := func(e reflect.Value) int {
+		for i := range list.Len() {
+			if list.Index(i).Interface() == e.Interface() {
+				return i
+			}
+		}
+		return -1
+	}
+	for _, text := range add {
+		e, err := of(text)
+		if err != nil {
+			return nil, err
+		}
+		if index(e) < 0 {
+			list = reflect.Append(list, e)
+		}
+	}
+	for _, text := range remove {
+		e, err := of(text)
+		if err != nil {
+			return nil, err
+		}
+		i := index(e)
+		if i < 0 {
+			return nil, fmt.Errorf("%s: element %s: %w", path, text, ErrNoObject)
+		}
+		list = reflect.AppendSlice(list.Slice3(0, i, i), list.Slice(i+1, list.Len()))
+	}
+	if list.IsNil() {
+		list = reflect.MakeSlice(v.Type(), 0, 0)
+	}
+	return c.with(path, list)
+}
