@@ -122,8 +122,8 @@ func (c *Case) deadPublished(g trace.DropGroup) (target netip.AddrPort, n int) {
 
 // reached tells whether a connection is translated to a backend.
 func (c *Case) reached(backend netip.AddrPort) bool {
-	if c.NS.Table == nil {
-		return false
+	if c.NS.Table == nil { // not known, but for an empty one
+		return c.NS.TableSkipped || c.NS.TableErr != nil
 	}
 	for _, row := range c.NS.Table.Backends(0) {
 		_, endpoint, _ := strings.Cut(row.Key, " ")

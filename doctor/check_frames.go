@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
@@ -33,7 +34,11 @@ func checkBridgePorts(_ context.Context, c *Case) Finding {
 	}
 	switch {
 	case waiting != nil:
-		f := found(Warn, "port %s of bridge %s does not forward yet: spanning tree (STP) keeps it %s", waiting.Name, c.linkName(waiting.Master), waiting.STP).
+		v := Info // a short delay, as libvirt's of 2 s, is over before anything asks for an address again
+		if delay := c.delayOf(waiting.Master); delay == 0 || delay > shortDelay {
+			v = Warn
+		}
+		f := found(v, "port %s of bridge %s does not forward yet: spanning tree (STP) keeps it %s", waiting.Name, c.linkName(waiting.Master), waiting.STP).
 			with("state of "+waiting.Name, waiting.STP.String(), fromLinks)
 		if dropping {
 			f.Summary += fmt.Sprintf("; %s were dropped", plural(int(g.Packets), "frame"))
@@ -47,6 +52,19 @@ func checkBridgePorts(_ context.Context, c *Case) Finding {
 		return c.withDrops(found(Info, "a bridge port that spanning tree (STP) blocks dropped %s: one of two ways to another bridge", plural(int(g.Packets), "frame")), trace.CauseBridgePort)
 	}
 	return ok("every port of a bridge forwards, or is blocked for good")
+}
+
+// shortDelay is the forward delay that a client's repetition of a question outlasts.
+const shortDelay = 3 * time.Second
+
+// delayOf is the forward delay of a bridge; 0: not known.
+func (c *Case) delayOf(bridge int) time.Duration {
+	for _, l := range c.NS.After.Links {
+		if l.Index == bridge {
+			return l.ForwardDelay
+		}
+	}
+	return 0
 }
 
 func (c *Case) linkName(index int) string {
@@ -68,7 +86,7 @@ func checkVethMTU(_ context.Context, c *Case) Finding {
 	}
 	if dropping {
 		f := found(grade(g.PerSecond, 0, 5), "%s were larger than the MTU of the far end of their link, or it is down; no ICMP error is sent", plural(int(g.Packets), "frame")).losing(g.PerSecond)
-		if g.Packets < 5 {
+		if g.Packets < 5 || len(unequal) == 0 && c.unwanted(g) < Warn { // what a bridge floods to an end that is down
 			f.Verdict = Info
 		}
 		if len(unequal) > 0 {

@@ -19,7 +19,7 @@ type Entries struct {
 	// client's address, and that saw no answer.
 	Hairpin Odd
 	// Leaks are connections other than TCP from private to public addresses that are not
-	// translated, and saw no answer.
+	// translated, and saw no answer, from networks of which others are translated.
 	Leaks Odd
 	// Unanswered are connections of TCP of which only packets of one side came by, of TCP in all.
 	Unanswered, TCP uint32
@@ -32,6 +32,33 @@ type Entries struct {
 	Handshakes map[netip.Addr]*Handshakes
 	// FTP are control connections without a helper.
 	FTP []Pair
+
+	leaks      map[netip.Prefix]*Odd // by the sources' networks
+	translated map[netip.Prefix]bool // networks of which sources are translated
+}
+
+// networkOf is the network of 256 addresses of IPv4, or of 64 bits of IPv6, of an address: whom
+// a rule translates, others of it are, too.
+func networkOf(a netip.Addr) netip.Prefix {
+	bits := 64
+	if a.Is4() {
+		bits = 24
+	}
+	p, _ := a.Prefix(bits)
+	return p
+}
+
+// finish adds up the leaks of networks that are translated, or of all where none is yet.
+func (s *Entries) finish() {
+	for network, odd := range s.leaks {
+		if len(s.translated) > 0 && !s.translated[network] {
+			continue
+		}
+		if s.Leaks.Entries == 0 {
+			s.Leaks.First = odd.First
+		}
+		s.Leaks.Entries += odd.Entries
+	}
 }
 
 // Odd is a group of entries that should not be, with one of them.
@@ -75,7 +102,7 @@ func (s *Entries) routes(links []Link) {
 		h.Out = wayTo(h.Stuck.First.Original.Source.Netip(), h.Stuck.First.Mark)
 		for _, l := range links {
 			if slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == own }) {
-				h.Gateway = gatewayOn(l.Index)
+				h.Gateway = gatewayOn(&l)
 			}
 		}
 	}
@@ -134,8 +161,11 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 	if e.Protocol == flow.TCP {
 		s.addTCP(e, p, answered)
 	}
+	if e.SourceTranslated() {
+		s.translates(networkOf(source))
+	}
 	switch {
-	case e.Status&conntrack.Expected != 0: // a helper's: by no rule
+	case e.Status&conntrack.Expected != 0 || e.Zone != 0: // a helper's, or Open vSwitch's: by no rule
 	case e.SourceTranslated() && source != outside && !p.own[outside]:
 		s.oldSource(outside, e)
 	case e.DestTranslated() && source == outside && !p.own[server] && p.together(source, server):
@@ -146,8 +176,30 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 	case p.own[dest]:
 		s.toHost(TrackedPort{e.Protocol, e.Original.DestPort}, e)
 	case source.IsPrivate() && !p.own[source] && public(dest):
-		s.Leaks.add(e)
+		s.leak(networkOf(source), e)
 	}
+}
+
+func (s *Entries) translates(network netip.Prefix) {
+	if s.translated == nil {
+		s.translated = map[netip.Prefix]bool{}
+	}
+	if len(s.translated) < oddKeys {
+		s.translated[network] = true
+	}
+}
+
+func (s *Entries) leak(network netip.Prefix, e *conntrack.Entry) {
+	if s.leaks == nil {
+		s.leaks = map[netip.Prefix]*Odd{}
+	}
+	if s.leaks[network] == nil {
+		if len(s.leaks) == oddKeys {
+			return
+		}
+		s.leaks[network] = &Odd{}
+	}
+	s.leaks[network].add(e)
 }
 
 func (s *Entries) addTCP(e *conntrack.Entry, p *placing, answered bool) {

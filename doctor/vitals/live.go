@@ -332,6 +332,7 @@ func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) 
 		single.add(e, where)
 		return nil
 	})
+	single.finish()
 	_ = ns.Do(func() error { single.routes(links); return nil })
 	if errors.Is(err, conntrack.ErrInterrupted) {
 		err = nil // a busy table changes while it is read; shares stay right

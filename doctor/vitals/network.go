@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
@@ -47,6 +49,10 @@ var stpStates = [...]string{"none", "disabled", "listening", "learning", "forwar
 // String returns the state in lower case.
 func (s STPState) String() string { return stpStates[min(int(s), len(stpStates)-1)] }
 
+// nowhere is an address for which there is no route but a default one: no block of 2000::/16
+// is assigned.
+var nowhere = net.ParseIP("2000::1")
+
 // readRouting reads the routes of the calling thread's namespace.
 func readRouting(root fs.FS, links []Link) (r Routing) {
 	names := map[int]string{}
@@ -59,11 +65,10 @@ func readRouting(root fs.FS, links []Link) (r Routing) {
 			}
 		}
 	}
-	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(unix.AF_INET6, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	})
+	// A lookup, because a table may hold all routes of the Internet.
+	routes, _ := netlink.RouteGetWithOptions(nowhere, &netlink.RouteGetOptions{FIBMatch: true})
 	for _, route := range routes {
-		if route.Dst != nil && !route.Dst.IP.IsUnspecified() || route.Type != unix.RTN_UNICAST {
+		if route.Type != unix.RTN_UNICAST {
 			continue
 		}
 		r.Default6 = true
@@ -96,7 +101,8 @@ func wayTo(to netip.Addr, mark uint32) string {
 
 // gatewayOn finds a router on a link: the next hop of a route by it, in any table, or else the
 // only neighbour there.
-func gatewayOn(index int) netip.Addr {
+func gatewayOn(link *Link) netip.Addr {
+	index := link.Index
 	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 	})
@@ -110,7 +116,11 @@ func gatewayOn(index int) netip.Addr {
 		return netip.Addr{}
 	}
 	addr, _ := netip.AddrFromSlice(neighbours[0].IP)
-	return addr.Unmap()
+	addr = addr.Unmap()
+	if !slices.ContainsFunc(link.Addresses, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		return netip.Addr{}
+	}
+	return addr
 }
 
 // linkAddresses are those of the interfaces, by index.
@@ -131,6 +141,7 @@ const (
 	iflaInfoSlaveKind = 4
 	iflaInfoSlaveData = 5
 	iflaBrportState   = 1
+	iflaForwardDelay  = 1 // of a bridge, in hundredths of a second (USER_HZ)
 )
 
 // readPorts adds the states of bridge ports, and the MTUs of the other ends of veth, which
@@ -145,6 +156,12 @@ func readPorts(links []Link, peers map[int]peer) {
 		l := &links[i]
 		if l.Master != 0 {
 			l.STP = portState(linkMessage(conn, l.Index, -1))
+		}
+		if l.Kind == "bridge" {
+			data := attribute(attribute(linkMessage(conn, l.Index, -1), unix.IFLA_LINKINFO), unix.IFLA_INFO_DATA)
+			if delay := attribute(data, iflaForwardDelay); len(delay) == 4 {
+				l.ForwardDelay = time.Duration(binary.NativeEndian.Uint32(delay)) * 10 * time.Millisecond
+			}
 		}
 		if p, there := peers[l.Index]; there && l.Kind == "veth" {
 			l.PeerMTU = mtuOf(linkMessage(conn, p.index, p.netns))

@@ -171,6 +171,8 @@ type Link struct {
 	XDP      bool
 	Master   int // index of the bridge or bond that it belongs to; 0: none
 	STP      STPState
+	// ForwardDelay is how long a bridge keeps a port listening, and then learning.
+	ForwardDelay time.Duration
 	// Addresses are the interface's own, with their networks.
 	Addresses []netip.Prefix
 
