@@ -37,6 +37,9 @@ func PathConditions() []Condition {
 			Cure: gateway("conntrack -D --reply-dst 198.51.100.9")},
 		{Name: "hairpin", Wants: []Want{{"FW16", "warn", "hairpin"}}, Sicken: all(command("client", "ip", "addr", "add", "192.0.2.77/24", "dev", "eth0"), nft(forwardTo("192.0.2.77"))),
 			Traffic: spray("client", flow.UDP, 0, 10, Client, 0, Gateway, 53), Do: `nft 'add table ip hairpin.*'`, Cure: gateway("conntrack -F")},
+		{Name: "answers-by-another-uplink", Wants: []Want{{"FW17", "warn", "come in by up1 leave by wan0"}},
+			Sicken:  all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet deaf { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
+			Traffic: spray("client", flow.TCP, tcpSYN, 10, Stranger, 0, "10.8.0.1", 8090), Do: `(?s)ip route add default via 10.8.0.2 dev up1 .*meta mark set ct mark'`},
 		{Name: "fragment-memory", Wants: []Want{{"FW14", "critical", "net.ipv4.ipfrag_high_thresh 20000"}},
 			Sicken:  all(nft(natRules), sysctl("net.ipv4.ipfrag_low_thresh", "10000"), sysctl("net.ipv4.ipfrag_high_thresh", "20000")),
 			Traffic: raw("client", fragments(60, 1000)...), After: raw("client", fragments(60, 2000)...), Do: `sysctl -w net.ipv4.ipfrag_high_thresh=\d+`},
@@ -59,6 +62,14 @@ func HealthyConditions() []Condition {
 		{Name: "scan-of-a-published-port", Sicken: all(nft(natRules), nft("table inet filter { chain forward {\n type filter hook forward priority filter\n iifname \"wan0\" ip saddr != 192.0.2.0/24 drop\n}\n}")),
 			Traffic: all(spray("client", flow.TCP, tcpSYN, 3, Stranger, 0, Gateway, 8080), sending(dialTCP(20, 10)))},
 	}
+}
+
+// secondUplink gives client and router another link, and has them meet; the route to the stranger leads over the first.
+func secondUplink(ctx context.Context, l *lab.Lab) error {
+	return all(command("client", "ip", "link", "add", "up1", "type", "veth", "peer", "name", "up1", "netns", l.Node("gateway").Name()),
+		command("client", "sh", "-ec", "ip addr add 10.8.0.2/24 dev up1; ip link set up1 up"),
+		gateway("ip addr add 10.8.0.1/24 dev up1; ip link set up1 up; ip route add "+Stranger+" via "+Client),
+		sending(sendUDP(1, "10.8.0.2", "10.8.0.1", 9, 10, false)))(ctx, l)
 }
 
 // snatFrom translates to one address.
