@@ -119,6 +119,8 @@ var (
 		Remedy:  "ip xfrm policy shows the policies, /proc/net/xfrm_stat counts"}
 	CauseDetach = Cause{ID: "teardown", Title: "device or socket goes away", Benign: true,
 		Meaning: "packets that waited in something that was removed"}
+	CauseTestRun = Cause{ID: "test-run", Title: "test run of a BPF program", Benign: true,
+		Meaning: "a packet that a program made for BPF_PROG_TEST_RUN and no link ever carried"}
 	CauseTCPHousekeeping = Cause{ID: "tcp-housekeeping", Title: "end of TCP connections", Benign: true,
 		Meaning: "last segments of connections that are already over"}
 	CauseMulticast = Cause{ID: "multicast", Title: "multicast nobody joined", Benign: true,
@@ -229,6 +231,8 @@ var rules = []rule{
 	{"__neigh_event_send", "", &CauseNeighbour},
 	{"arp_*", "", &CauseUnwantedProtocol},
 	{"unix_*", "", &CauseDetach},
+	{"bpf_prog_test_run*", "", &CauseTestRun},
+	{"bpf_test_run*", "", &CauseTestRun},
 	{"netlink_*", "", &CauseDetach},
 }
 
