@@ -174,3 +174,30 @@ func (c *Case) unhelpedFTP() Finding {
 	}
 	return f.with("control connections without a helper", fmt.Sprint(len(c.NS.Entries.FTP)), fromDump)
 }
+
+// closedService finds a port of this host where nothing listens and to which much of the traffic
+// goes: scans go to many ports.
+func (c *Case) closedService() Finding {
+	for _, cause := range []trace.Cause{trace.CauseClosedPort, trace.CauseClosedTCP} {
+		g, _ := c.drops(cause)
+		if len(g.Sampled) < 3 || c.unwanted(g) < Warn || c.shareOf(g.Packets) < closedShare {
+			continue
+		}
+		to := g.Sampled[0].Packet
+		// Segments without a connection are ST08's, entries older than a port forward ST12's.
+		if slices.ContainsFunc(g.Sampled, func(s *trace.DropSample) bool {
+			return s.Packet.Dest != to.Dest || to.Protocol == flow.TCP && s.Tracked == trace.TrackedNone
+		}) || c.NS.Rules != nil && slices.ContainsFunc(c.NS.Rules.Forwarded, func(r vitals.PortRange) bool { return r.Low <= to.Dest.Port() && to.Dest.Port() <= r.High }) {
+			continue
+		}
+		f := found(Warn, "nothing listens on %s %s, to which %.0f packets/s go", to.Protocol, to.Dest, g.PerSecond).losing(g.PerSecond)
+		f.Symptom = "a service of this host cannot be reached, or a port forward to it is missing"
+		f.Remedy = &Remedy{Do: "start the service, or correct who sends there", Commands: []string{fmt.Sprintf("ss -lnp '( sport = :%d )'", to.Dest.Port())}, Cost: "none: it only looks"}
+		return c.withDrops(f, cause)
+	}
+	return Finding{}
+}
+
+// closedShare is the share of the received packets from which on packets to one closed port are
+// no scan.
+const closedShare = 0.10

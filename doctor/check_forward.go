@@ -529,5 +529,8 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 			worst.Remedy = &Remedy{Do: g.Cause.Remedy, Risk: "who made the filter or policy may have meant it"}
 		}
 	}
+	if f := c.closedService(); f.LostPerSecond > worst.LostPerSecond {
+		return f
+	}
 	return worst
 }

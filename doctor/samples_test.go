@@ -329,3 +329,16 @@ func handshakes(stuck, others uint32, out string) func(*vitals.Sample) {
 			Stuck: vitals.Odd{Entries: stuck, First: fourEntry}, Others: others, Out: out, Gateway: netip.MustParseAddr("203.0.113.2")}}
 	}
 }
+
+// closed has 300 packets go to two ports where nothing listens.
+func closed(ports ...string) func(*vitals.Sample) {
+	return func(s *vitals.Sample) {
+		g := trace.DropGroup{Cause: trace.CauseClosedPort, Packets: 300, PerSecond: 100}
+		for _, port := range append(ports, ports...) {
+			packet := &trace.DropSample{Packet: flow.Tuple{Protocol: flow.UDP, Source: netip.MustParseAddrPort("10.0.0.2:4000"), Dest: netip.MustParseAddrPort(port)}}
+			packet.Tracked = trace.TrackedNew
+			g.Sampled = append(g.Sampled, packet)
+		}
+		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, g)
+	}
+}
