@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -201,3 +202,49 @@ func (c *Case) closedService() Finding {
 // closedShare is the share of the received packets from which on packets to one closed port are
 // no scan.
 const closedShare = 0.10
+
+// unknownDropsShare is the share of the received packets from which on drops without a reason
+// are no accident.
+const unknownDropsShare = 0.05
+
+// shareOf is a part of the packets that the namespace received.
+func (c *Case) shareOf(n uint64) float64 {
+	return float64(n) / float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), n, 1))
+}
+
+// checkOtherDrops looks at the causes that no other check has: somebody set most of them up.
+func checkOtherDrops(_ context.Context, c *Case) Finding {
+	if c.NS.DropsErr != nil {
+		return unknown("%v", c.NS.DropsErr)
+	}
+	worst := ok("nothing was dropped for another reason")
+	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseXDPAborted, trace.CauseIPsec, trace.CauseHeader, trace.CauseOther} {
+		g, seen := c.drops(cause)
+		if !seen || c.unwanted(g) < Warn || g.PerSecond <= worst.LostPerSecond {
+			continue
+		}
+		what := g.Cause.Title
+		if cause.ID == trace.CauseOther.ID {
+			if len(g.Places) == 0 {
+				continue
+			}
+			what = fmt.Sprintf("%s at %s", g.Places[0].Reason, g.Places[0].Function)
+			if g.Places[0].Reason == "NOT_SPECIFIED" {
+				// May be anything: a socket's filter, the end of a driver's queue. Only more than
+				// a share of the traffic is said.
+				if c.shareOf(g.Packets) < unknownDropsShare {
+					continue
+				}
+				what = "dropped by " + g.Places[0].Function + " without a reason"
+			}
+		}
+		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)
+		if g.Cause.Remedy != "" {
+			worst.Remedy = &Remedy{Do: g.Cause.Remedy, Risk: "who made the filter or policy may have meant it"}
+		}
+	}
+	if f := c.closedService(); f.LostPerSecond > worst.LostPerSecond {
+		return f
+	}
+	return worst
+}

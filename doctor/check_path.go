@@ -27,7 +27,7 @@ func pathChecks() []Check {
 			Remedy:  Remedy{Do: "masquerade what is sent back into the network that it came from", Risk: "the server sees the router's address instead of the client's"}},
 		{ID: "FW17", Name: "reply-uplink", About: "answers that leave by another uplink than their connection came by", Weight: 73, Run: checkReplyUplink,
 			Symptom: "a service works by the address of one uplink, and by the other one's connections never open",
-			Remedy:  Remedy{Do: "route answers by the uplink of their connection: a mark for each uplink, kept in the connection, and a routing table for each mark", Risk: "test it from outside before the console is far"}},
+			Remedy:  Remedy{Do: "route answers by the uplink of their connection: a mark for each uplink, kept in the connection, and a routing table for each mark", Risk: "other rules that set marks may be in the way: test from outside"}},
 	}
 }
 
