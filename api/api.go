@@ -95,6 +95,16 @@ type Interface struct {
 	Why   string   `json:"why,omitempty" doc:"why it is not native XDP alone"`
 }
 
+// Address is one of a service or a pool, or several in a row, and who answers for it.
+type Address struct {
+	Address   string   `json:"address" doc:"one, or the first and the last with a dash between them"`
+	Owners    []string `json:"owners" doc:"services and NAT rules, such as \"service web\""`
+	State     string   `json:"state" enum:"held,probing,own,routed,foreign,absent" doc:"held on an interface by Sluice; probing: about to be; own: the host's by somebody else's doing; routed: in no connected network; foreign: another station answers; absent: nobody answers"`
+	Interface string   `json:"interface,omitempty" doc:"that has it, or has its network"`
+	Station   string   `json:"station,omitempty" doc:"hardware address that answers for a foreign one"`
+	Why       string   `json:"why,omitempty" doc:"why it is not held"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`

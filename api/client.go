@@ -92,6 +92,11 @@ func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
 	return list[Interface](ctx, c, "/interfaces")
 }
 
+// Addresses lists the addresses of services and pools.
+func (c *Client) Addresses(ctx context.Context) ([]Address, error) {
+	return list[Address](ctx, c, "/addresses")
+}
+
 // Mappings lists the mappings that inside hosts have asked for.
 func (c *Client) Mappings(ctx context.Context) ([]Mapping, error) {
 	return list[Mapping](ctx, c, "/mappings")

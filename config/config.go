@@ -38,6 +38,13 @@ type Config struct {
 	// Flowtable offloads established flows of the nftables datapath where the
 	// kernel has flowtables: auto uses them when present, on fails without them.
 	Flowtable Switch `yaml:"flowtable,omitempty" json:"flowtable,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+	// HoldAddresses holds the addresses of services, port-forwards and pools that lie
+	// in a connected network of this host and are nobody's: Sluice looks for duplicates,
+	// puts them on the interface of that network, so that the host answers for them by
+	// ARP and neighbour discovery, announces them and gives them back at the end. off
+	// leaves that to others, such as VRRP. Outside the connected networks routers send
+	// packets for them here, and nothing is held.
+	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
 	// LowestIPv6MTU is the largest packet, in bytes, that every IPv6 path behind this
 	// gateway carries. IPv4 packets without DF that would become larger leave in
 	// fragments of that size (RFC 7915 §4.1). Zero takes the MTU of the link that a

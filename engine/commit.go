@@ -46,6 +46,9 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		}
 		applied.Changes = append(applied.Changes, change)
 	}
+	if change := e.holdAddresses(cfg); change != nil && !change.Empty() {
+		applied.Changes = append(applied.Changes, change)
+	}
 	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()

@@ -37,6 +37,8 @@ type Options struct {
 	Health    Health       // nil: every backend is up
 	Log       *slog.Logger // nil: slog.Default()
 	Verbose   bool         // log every change of every object
+	// Addresses holds the addresses of services and pools; nil for nobody.
+	Addresses Addresses
 	// Settle is how long the first Apply waits for the first probes, so that a
 	// restarted daemon does not take working backends out; 0 means 5 s.
 	Settle time.Duration
@@ -409,6 +411,9 @@ func (e *Engine) Stop(ctx context.Context, keep bool) error {
 	defer e.mu.Unlock()
 	e.stopped = true // what waits for the lock must not put back what is removed
 	var errs []error
+	if e.opt.Addresses != nil { // first, so that nobody is sent to a host that does not serve any more
+		errs = append(errs, e.opt.Addresses.Release(keep))
+	}
 	for _, d := range e.opt.Datapaths {
 		if !keep {
 			if err := d.Remove(ctx); err != nil {

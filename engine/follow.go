@@ -18,6 +18,9 @@ import (
 // snapshot depends on the host's interfaces, addresses and routes. What waited for an
 // interface that its datapath turns out not to carry moves to another.
 func (e *Engine) reapply(ctx context.Context) error {
+	if e.opt.Addresses != nil {
+		e.opt.Addresses.Kick()
+	}
 	err := e.move(ctx)
 	if errors.Is(err, ErrStopped) {
 		return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -23,6 +24,8 @@ type View struct {
 	Rules    []Place // parallel to Config.Firewall.Rules
 	// Warnings are things on this host that keep the rules from working.
 	Warnings []string
+	// Addresses are those of services and pools, and who answers for them.
+	Addresses []announce.Status
 	// Attachments are where datapaths meet the packets of the host's interfaces.
 	Attachments []datapath.Attachment
 }
@@ -42,6 +45,9 @@ func (e *Engine) View() View {
 	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
 	if v.Applied.Err == nil {
 		v.Applied.Err = e.refused
+	}
+	if e.opt.Addresses != nil {
+		v.Addresses = e.opt.Addresses.Statuses()
 	}
 	for _, d := range e.opt.Datapaths {
 		if a, ok := d.(datapath.Attacher); ok {
@@ -81,7 +87,7 @@ func (e *Engine) warnings() []string {
 			list = append(list, w.Warnings()...)
 		}
 	}
-	return list
+	return append(list, e.addressWarnings()...)
 }
 
 func (e *Engine) why(s *config.Service, i int) string {
@@ -204,6 +210,15 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 			return nil, fmt.Errorf("%s: %w", d.Name(), err)
 		}
 		f.Changes = append(f.Changes, change)
+	}
+	if e.opt.Addresses != nil {
+		change, statuses, err := e.opt.Addresses.Plan(wantedAddresses(cfg))
+		if err != nil {
+			return nil, err
+		}
+		if f.Places.Addresses = statuses; !change.Empty() {
+			f.Changes = append(f.Changes, change)
+		}
 	}
 	kept := owners(next)
 	err = e.Flows(ctx, "", func(fl flow.Flow) bool {

@@ -60,6 +60,8 @@ type Sources struct {
 	Datapaths []Datapath
 	Health    Health
 	PCP       PCP
+	// Addresses counts those of services and pools by who answers for them; nil for nobody.
+	Addresses func() map[string]int
 	API       API
 	LastApply func() Apply
 }
@@ -136,8 +138,9 @@ var (
 	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
-	pcpRequests = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
-	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
+	pcpRequests  = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
+	addressCount = family(gauge, "addresses", "Addresses of services and pools by who answers for them: held, probing, own, routed, foreign or absent; a range outside the connected networks counts once.", "state")
+	pcpMappings  = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused, since the daemon began: too many, or without proof of who the client is.")
 	apiExpires = family(gauge, "api_certificate_expiry_timestamp_seconds", "When the certificate of the API over TCP expires, in seconds since 1970.")
@@ -165,6 +168,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if c.src.Health != nil {
 		for _, s := range c.src.Health.Snapshot() {
 			p.status(s)
+		}
+	}
+	if c.src.Addresses != nil {
+		for state, n := range c.src.Addresses() {
+			p.put(addressCount, float64(n), state)
 		}
 	}
 	if c.src.PCP != nil {

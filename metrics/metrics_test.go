@@ -81,8 +81,9 @@ func sources() metrics.Sources {
 			{Service: "web", Backend: "a", Check: config.CheckHTTP, Up: true, Known: true, Since: since, Probes: 100, Failures: 1, Latency: 3 * time.Millisecond},
 			{Service: "web", Backend: "b", Check: config.CheckHTTP, Since: since},
 		},
-		PCP: asked{},
-		API: listens{},
+		PCP:       asked{},
+		Addresses: func() map[string]int { return map[string]int{"held": 5, "foreign": 1} },
+		API:       listens{},
 		LastApply: func() metrics.Apply {
 			return metrics.Apply{Revision: 12, At: since, Err: errors.New("refused"), Changes: []*datapath.Change{{Datapath: "ebpf", Duration: 1500 * time.Microsecond}}}
 		},

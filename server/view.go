@@ -171,6 +171,14 @@ func (s *server) interfaces(context.Context, *struct{}) (*body[[]api.Interface],
 	return &body[[]api.Interface]{list}, nil
 }
 
+func (s *server) addresses(context.Context, *struct{}) (*body[[]api.Address], error) {
+	list := []api.Address{}
+	for _, a := range s.opt.Engine.View().Addresses {
+		list = append(list, api.Address{Address: a.Range(), Owners: a.Owners, State: string(a.State), Interface: a.Interface, Station: a.Station, Why: a.Why})
+	}
+	return &body[[]api.Address]{list}, nil
+}
+
 func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], error) {
 	list := []api.Mapping{}
 	if s.opt.Mappings != nil {

@@ -105,7 +105,11 @@ func (a *app) forecast(ctx context.Context, file string) (*api.Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := engine.New(engine.Options{Datapaths: paths.list})
+	holder, err := newHolder(a.directory(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	e := engine.New(engine.Options{Datapaths: paths.list, Addresses: holder})
 	f, err := e.Forecast(ctx, cfg)
 	if err != nil {
 		return nil, errors.Join(err, e.Stop(ctx, true))

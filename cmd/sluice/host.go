@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
@@ -55,6 +56,11 @@ func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	return d, nil
 }
 
+// newHolder returns who holds addresses on this host's interfaces.
+func newHolder(dir string, log *slog.Logger) (*announce.Holder, error) {
+	return announce.New(announce.Options{StateDir: dir, Log: log})
+}
+
 // left reports whether an earlier process left something in the kernel.
 func (d *datapaths) left() (bool, error) {
 	for _, p := range d.list {
@@ -98,6 +104,7 @@ func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Hand
 		a := d.engine.View().Applied
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
+	src.Addresses = func() map[string]int { return announce.Count(d.engine.View().Addresses) }
 	if d.mapper != nil {
 		src.PCP = d.mapper
 	}

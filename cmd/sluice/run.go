@@ -156,11 +156,15 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
 	}
+	holder, err := newHolder(d.directory(), d.log)
+	if err != nil {
+		return errors.Join(err, monitor.Close())
+	}
 	applies := func() {}
 	if d.mapper = newMapper(paths, d.log); d.mapper != nil {
 		applies = d.mapper.Kick
 	}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies})
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies, Addresses: holder})
 	d.control = control.New(abs, changes, d.engine, d.log)
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
@@ -175,6 +179,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.mapper != nil {
 		go d.mapper.Run(ctx)
 	}
+	go holder.Run(ctx)
 	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())

@@ -48,6 +48,9 @@ func newShow(a *app) *cobra.Command {
 	sub("interfaces", "Interfaces, and the hooks of the eBPF datapath there", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Interfaces, writeInterfaces)
 	})
+	sub("addresses", "Addresses of services and pools, and who answers for them", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Addresses, writeAddresses)
+	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
@@ -189,6 +192,22 @@ func writeInterfaces(w io.Writer, interfaces []api.Interface) error {
 	for _, i := range interfaces {
 		if i.Why != "" {
 			fmt.Fprintf(w, "%s: %s\n", i.Name, i.Why)
+		}
+	}
+	return nil
+}
+
+func writeAddresses(w io.Writer, addresses []api.Address) error {
+	t := table.New("ADDRESS", "OF", "STATE", "INTERFACE")
+	for _, a := range addresses {
+		t.Row(a.Address, strings.Join(a.Owners, ", "), a.State, cmp.Or(a.Interface, "-"))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		if a.Why != "" {
+			fmt.Fprintf(w, "%s: %s\n", a.Address, a.Why)
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/health"
@@ -89,9 +90,11 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	}
 	e := engine.New(engine.Options{Datapaths: paths.list})
 	left, err := paths.left()
-	if err != nil {
+	held, unread := announce.Left(a.directory())
+	if err := errors.Join(err, unread); err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
+	left = left || held
 	if !left {
 		rules, err := health.RemovePaths()
 		return rules > 0, errors.Join(err, e.Stop(ctx, true))
@@ -102,7 +105,7 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	}
 	defer lock.release()
 	_, err = health.RemovePaths()
-	err = errors.Join(err, e.Stop(ctx, false))
+	err = errors.Join(err, announce.Remove(a.directory()), e.Stop(ctx, false))
 	lock.leave(err)
 	return true, err
 }

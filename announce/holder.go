@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package announce
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+const (
+	announceTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
+	announceEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
+	// askAgain is after how long it is tried again to take what another station had.
+	// Up to as much again is added at random: two that lose an address at once must not
+	// ask for it at once for ever (RFC 5227 §2.1.1).
+	askAgain = 5 * time.Second
+)
+
+// Options of a holder.
+type Options struct {
+	// StateDir is where it writes down what it holds.
+	StateDir string
+	Log      *slog.Logger // nil: slog.Default()
+}
+
+// Holder holds addresses. Its methods are to be called in the network namespace of the
+// host, and may be called by several goroutines.
+type Holder struct {
+	opt    Options
+	kicked chan struct{}
+
+	work   sync.Mutex     // held while the kernel's addresses are changed; protects what follows
+	record map[key]string // what is on interfaces, or is about to be, with their names
+	up     map[int]bool   // interfaces that had a carrier at the last look
+	sure   map[key]bool   // probed since the interface's carrier came
+	ended  bool
+
+	mu      sync.Mutex // protects what follows
+	wants   []Want
+	list    []placed
+	foreign map[key]foreign
+	news    []news
+}
+
+// foreign is what another station was found to have.
+type foreign struct {
+	mac   string
+	again time.Time // when it is asked for again
+}
+
+// news is what is still to be announced.
+type news struct {
+	key
+	left int
+	due  time.Time
+}
+
+// New returns a holder of nothing. What an earlier process left on interfaces is adopted,
+// or given back, when it knows what is wanted.
+func New(opt Options) (*Holder, error) {
+	opt.Log = cmp.Or(opt.Log, slog.Default())
+	record, err := readRecord(opt.StateDir)
+	return &Holder{opt: opt, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, foreign: map[key]foreign{}}, err
+}
+
+// Plan returns what Set would change, and changes nothing.
+func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
+	h.work.Lock()
+	defer h.work.Unlock()
+	host, err := readHost(h.keys())
+	if err != nil {
+		return nil, nil, err
+	}
+	list := place(wants, host.view)
+	return h.change(list), statuses(list), nil
+}
+
+// Set says which addresses are wanted. It returns what will change; that happens in the
+// background, for looking for duplicates takes a while.
+func (h *Holder) Set(wants []Want) (*datapath.Change, error) {
+	change, err := h.settle(wants)
+	h.Kick()
+	return change, err
+}
+
+func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
+	h.work.Lock()
+	defer h.work.Unlock()
+	host, err := readHost(h.keys())
+	if err != nil {
+		return nil, err
+	}
+	list := place(wants, host.view)
+	change := h.change(list)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.wants = wants
+	h.show(list)
+	return change, nil
+}
+
+// Kick makes the holder look at the host again. It never blocks.
+func (h *Holder) Kick() {
+	select {
+	case h.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// Statuses lists the wanted addresses, in their order.
+func (h *Holder) Statuses() []Status {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return statuses(h.list)
+}
+
+func statuses(list []placed) []Status {
+	out := make([]Status, len(list))
+	for i, p := range list {
+		out[i] = p.Status
+		out[i].Owners = slices.Clone(p.Owners)
+	}
+	return collapse(out)
+}
+
+// Release gives everything back and ends the holder; with keep it leaves everything.
+func (h *Holder) Release(keep bool) error {
+	h.work.Lock()
+	defer h.work.Unlock()
+	h.ended = true
+	if keep {
+		return nil
+	}
+	return giveBack(h.opt.StateDir, h.record, func(key) bool { return true })
+}
+
+func (h *Holder) keys() map[key]bool {
+	keys := map[key]bool{}
+	for k := range h.record {
+		keys[k] = true
+	}
+	return keys
+}
+
+// change compares what is to be held with what is.
+func (h *Holder) change(list []placed) *datapath.Change {
+	c := &datapath.Change{Datapath: "addresses"}
+	want := map[key]bool{}
+	for _, p := range list {
+		k := key{p.ifindex, p.First}
+		if p.State != Probing {
+			continue
+		}
+		want[k] = true
+		if _, held := h.record[k]; !held {
+			c.Objects.Added++
+			c.Lines = append(c.Lines, fmt.Sprintf("hold address %s on %s", p.First, p.Interface))
+		}
+	}
+	for k, name := range h.record {
+		if !want[k] && h.lost(k, list) {
+			c.Objects.Removed++
+			c.Lines = append(c.Lines, fmt.Sprintf("give back address %s of %s", k.at, name))
+		}
+	}
+	slices.Sort(c.Lines)
+	const most = 200
+	if n := len(c.Lines) - most; n > 0 {
+		c.Lines, c.Truncated = c.Lines[:most], n
+	}
+	return c
+}
+
+// show makes the list the one that is told. h.work and h.mu are held.
+func (h *Holder) show(list []placed) {
+	for i := range list {
+		p := &list[i]
+		k := key{p.ifindex, p.First}
+		if p.State != Probing {
+			continue
+		}
+		if _, held := h.record[k]; held {
+			p.State = Held
+		} else if f, taken := h.foreign[k]; taken {
+			p.State, p.Station = Foreign, f.mac
+			p.Why = fmt.Sprintf("station %s answers for it; asked again every %s or so", f.mac, 2*askAgain)
+		}
+	}
+	h.list = list
+}
+
+// Run holds until the context ends. It leaves what is held on the interfaces: Release
+// gives it back.
+func (h *Holder) Run(ctx context.Context) {
+	said := ""
+	for {
+		again, err := h.step(time.Now())
+		text := ""
+		if err != nil {
+			text, again = err.Error(), askAgain
+			if text != said {
+				h.opt.Log.Error("addresses are not held; trying again", "after", again, "error", err)
+			}
+		}
+		said = text
+		var timer <-chan time.Time
+		if again > 0 {
+			timer = time.After(again)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.kicked:
+		case <-timer:
+		}
+	}
+}
+
+// step brings the host to where it is to be and returns after how long there is more to
+// do, 0 for when something changes.
+func (h *Holder) step(now time.Time) (time.Duration, error) {
+	h.work.Lock()
+	defer h.work.Unlock()
+	if h.ended {
+		return 0, nil
+	}
+	host, err := readHost(h.keys())
+	if err != nil {
+		return 0, err
+	}
+	h.look(host)
+	h.mu.Lock()
+	list := place(h.wants, host.view)
+	due := map[int][]netip.Addr{} // to be asked for, by interface
+	want := map[key]string{}
+	for _, p := range list {
+		k := key{p.ifindex, p.First}
+		if p.State != Probing {
+			continue
+		}
+		want[k] = p.Interface
+		if f, taken := h.foreign[k]; !(h.sure[k] && h.has(k, host)) && (!taken || !now.Before(f.again)) {
+			due[p.ifindex] = append(due[p.ifindex], p.First)
+		}
+	}
+	for k := range h.foreign {
+		if want[k] == "" {
+			delete(h.foreign, k)
+		}
+	}
+	h.mu.Unlock()
+
+	errs := []error{giveBack(h.opt.StateDir, h.record, func(k key) bool { return want[k] == "" && h.lost(k, list) })}
+	for ifindex, addresses := range due {
+		errs = append(errs, h.take(host, host.stations[ifindex], addresses))
+	}
+	h.announce(host)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.show(list)
+	return h.next(), errors.Join(errs...)
+}
+
+// look notes which interfaces have a carrier. Where it has come back, another station may
+// have taken an address in the meantime.
+func (h *Holder) look(host *host) {
+	for _, n := range host.networks {
+		if before, known := h.up[n.ifindex]; known && !before && n.carrier {
+			for k := range h.sure {
+				if k.ifindex == n.ifindex {
+					delete(h.sure, k)
+				}
+			}
+		}
+		h.up[n.ifindex] = n.carrier
+	}
+}
+
+// has reports whether an address is held and on its interface.
+func (h *Holder) has(k key, host *host) bool {
+	_, ours := h.record[k]
+	return ours && slices.ContainsFunc(host.addresses, func(a address) bool { return a.index == k.ifindex && a.at == k.at && !a.failed })
+}
+
+// lost reports whether an address that is not to be held now is to be given back: one
+// whose interface has only lost its carrier stays.
+func (h *Holder) lost(k key, list []placed) bool {
+	return !slices.ContainsFunc(list, func(p placed) bool {
+		return p.First == k.at && p.State == Absent && p.Interface == h.record[k] && p.Why == noCarrier
+	})
+}
+
+// take asks for addresses on an interface and holds those that nobody has.
+func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
+	taken, err := probe(s, addresses, host.macs)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	var free, gone []key
+	for _, a := range addresses {
+		k := key{s.ifindex, a}
+		if mac := taken[a]; mac != "" {
+			if _, before := h.foreign[k]; !before {
+				h.opt.Log.Warn("address is not held: another station answers for it", "address", a, "interface", s.name, "station", mac)
+			}
+			h.foreign[k] = foreign{mac, time.Now().Add(askAgain + rand.N(askAgain))}
+			gone = append(gone, k)
+		} else {
+			delete(h.foreign, k)
+			free = append(free, k)
+		}
+	}
+	h.mu.Unlock()
+	errs := []error{giveBack(h.opt.StateDir, h.record, func(k key) bool { return slices.Contains(gone, k) })}
+	return errors.Join(append(errs, h.hold(host, s, free))...)
+}
+
+// hold puts addresses that nobody has on an interface.
+func (h *Holder) hold(host *host, s station, free []key) error {
+	fresh := slices.DeleteFunc(slices.Clone(free), func(k key) bool { return h.has(k, host) })
+	for _, k := range fresh {
+		h.record[k] = s.name
+	}
+	if len(fresh) > 0 {
+		if err := writeRecord(h.opt.StateDir, h.record); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, k := range fresh {
+		if err := add(k); err != nil {
+			if delete(h.record, k); !errors.Is(err, unix.EEXIST) { // somebody else was faster: the next look shows it
+				errs = append(errs, fmt.Errorf("address %s on interface %s: %w", k.at, s.name, err))
+			}
+			continue
+		}
+		h.opt.Log.Info("address is held", "address", k.at, "interface", s.name)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, k := range free {
+		if _, held := h.record[k]; held {
+			h.sure[k] = true
+			h.news = append(h.news, news{k, announceTimes, time.Now()})
+		}
+	}
+	return errors.Join(append(errs, writeRecord(h.opt.StateDir, h.record))...)
+}
+
+// announce tells the network of what is held.
+func (h *Holder) announce(host *host) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	wires := map[int]*wire{}
+	now := time.Now()
+	h.news = slices.DeleteFunc(h.news, func(n news) bool {
+		_, there := host.stations[n.ifindex]
+		_, held := h.record[n.key]
+		return !there || !held
+	})
+	for i := range h.news {
+		n := &h.news[i]
+		if n.due.After(now) {
+			continue
+		}
+		s := host.stations[n.ifindex]
+		if wires[n.ifindex] == nil {
+			w, err := openWire(s, 0)
+			if err != nil {
+				h.opt.Log.Warn("held addresses are not announced", "error", err)
+				continue
+			}
+			defer w.close()
+			wires[n.ifindex] = w
+		}
+		router := n.at.Is6() && datapath.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
+		// What is lost is sent again, and stations that missed all ask by themselves in the end.
+		_ = wires[n.ifindex].send(announceFrame(s.mac, n.at, router))
+		n.left, n.due = n.left-1, now.Add(announceEach)
+	}
+	h.news = slices.DeleteFunc(h.news, func(n news) bool { return n.left == 0 })
+}
+
+// next is after how long there is something to announce or to ask for again.
+func (h *Holder) next() time.Duration {
+	var first time.Time
+	sooner := func(t time.Time) {
+		if first.IsZero() || t.Before(first) {
+			first = t
+		}
+	}
+	for _, n := range h.news {
+		sooner(n.due)
+	}
+	for _, f := range h.foreign {
+		sooner(f.again)
+	}
+	if first.IsZero() {
+		return 0
+	}
+	return max(time.Until(first), time.Millisecond)
+}

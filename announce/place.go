@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package announce holds addresses on the host's interfaces: those of services and
+// pools that lie in a connected network, where stations ask for them by ARP or
+// neighbour discovery and nobody else answers. It looks for duplicates before it takes
+// one, tells the network that it has it, writes down what it took, and gives it back.
+package announce
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// MaxHeld bounds the addresses that are held at once: the kernel's list of an
+// interface's addresses is searched from end to end.
+const MaxHeld = 1024
+
+// Want is a range of addresses that a service or a rule needs packets for to come here.
+type Want struct {
+	First, Last netip.Addr
+	// Owner is "service NAME" or "nat NAME".
+	Owner string
+	// Leave says why the addresses are not to be held; "" when they are.
+	Leave string
+}
+
+// State of an address.
+type State string
+
+// States.
+const (
+	Held    State = "held"    // on an interface, put there by Sluice
+	Probing State = "probing" // about to be held: duplicates are looked for
+	Own     State = "own"     // the host's already, by somebody else's doing
+	Routed  State = "routed"  // in no connected network: routers send it here
+	Foreign State = "foreign" // another station answers for it
+	Absent  State = "absent"  // in a connected network, and nobody answers for it; Why says why it is not held
+)
+
+// Status is what became of a range of addresses.
+type Status struct {
+	First, Last netip.Addr
+	Owners      []string
+	State       State
+	Interface   string
+	// Station is the hardware address that answers for a foreign one.
+	Station string
+	Why     string
+}
+
+const noCarrier = "the interface has no carrier"
+
+// network is one that an interface is connected to, as far as stations there find each
+// other by ARP or neighbour discovery.
+type network struct {
+	prefix  netip.Prefix
+	ifindex int
+	name    string
+	carrier bool
+}
+
+// view is what placing depends on of the host.
+type view struct {
+	networks []network
+	own      map[netip.Addr]string // the host's addresses, but for those that are held, with their interfaces
+	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for all of them
+}
+
+// placed is where one address belongs. An address with an interface is to be held there.
+type placed struct {
+	Status
+	ifindex int
+}
+
+// place decides for every wanted address whether it is to be held. Ranges outside the
+// connected networks stay whole; those inside are taken apart.
+func place(wants []Want, v view) (list []placed) {
+	seen := map[netip.Addr]int{} // index in list
+	held := 0
+	for _, w := range wants {
+		if !w.First.IsValid() || w.First.IsLoopback() || w.First.IsLinkLocalUnicast() || w.First.IsUnspecified() {
+			continue
+		}
+		whole := Status{First: w.First, Last: w.Last, Owners: []string{w.Owner}}
+		met := slices.ContainsFunc(v.networks, func(n network) bool { return overlaps(n.prefix, w) })
+		size, few := count(w.First, w.Last)
+		switch {
+		case !met && size != 1: // of single ones it is told that they are own
+			whole.State = Routed
+			list = append(list, placed{Status: whole})
+			continue
+		case !few:
+			whole.State = Absent
+			whole.Why = fmt.Sprintf("more than %d addresses are not held one by one: have the prefix routed here, or of IPv4 add a local route for it (ip route add local PREFIX dev INTERFACE)", MaxHeld)
+			list = append(list, placed{Status: whole})
+			continue
+		}
+		for a := w.First; ; a = a.Next() {
+			if i, known := seen[a]; known {
+				list[i].own(w)
+			} else {
+				p := v.single(a, w)
+				if p.State == Probing {
+					if held++; held > MaxHeld {
+						p.State, p.ifindex = Absent, 0
+						p.Why = fmt.Sprintf("%d addresses are held already, which is the limit: have the prefix routed here", MaxHeld)
+					}
+				}
+				seen[a] = len(list)
+				list = append(list, p)
+			}
+			if a == w.Last {
+				break
+			}
+		}
+	}
+	return list
+}
+
+// own notes that an address has another owner.
+func (p *placed) own(w Want) {
+	if !slices.Contains(p.Owners, w.Owner) {
+		p.Owners = append(p.Owners, w.Owner)
+	}
+	if w.Leave != "" && p.State == Probing {
+		p.State, p.Why, p.ifindex = Absent, w.Leave, 0
+	}
+}
+
+// single places one address.
+func (v view) single(a netip.Addr, w Want) placed {
+	s := Status{First: a, Last: a, Owners: []string{w.Owner}}
+	n, met := v.networkOf(a)
+	name, own := v.own[a]
+	switch {
+	case own:
+		s.State, s.Interface = Own, name
+	case slices.ContainsFunc(v.local, func(p netip.Prefix) bool { return p.Contains(a) }):
+		s.State, s.Why = Own, "by a local route"
+	case !met:
+		s.State = Routed
+	case n.isEnd(a):
+		s.State, s.Interface, s.Why = Absent, n.name, fmt.Sprintf("the first and the last address of %s are no host's", n.prefix)
+	case w.Leave != "":
+		s.State, s.Interface, s.Why = Absent, n.name, w.Leave
+	case !n.carrier:
+		s.State, s.Interface, s.Why = Absent, n.name, noCarrier
+	default:
+		s.State, s.Interface = Probing, n.name
+		return placed{Status: s, ifindex: n.ifindex}
+	}
+	return placed{Status: s}
+}
+
+// networkOf returns the smallest network that has the address.
+func (v view) networkOf(a netip.Addr) (best network, met bool) {
+	for _, n := range v.networks {
+		if n.prefix.Contains(a) && (!met || n.prefix.Bits() > best.prefix.Bits()) {
+			best, met = n, true
+		}
+	}
+	return best, met
+}
+
+// isEnd reports whether an address is the network's own or its broadcast address, or
+// of IPv6 the anycast address of its routers (RFC 4291 §2.6.1).
+func (n network) isEnd(a netip.Addr) bool {
+	if n.prefix.Bits() >= a.BitLen()-1 {
+		return false
+	}
+	return a == n.prefix.Masked().Addr() || a.Is4() && !n.prefix.Contains(a.Next())
+}
+
+func overlaps(p netip.Prefix, w Want) bool {
+	first := p.Masked().Addr()
+	return first.BitLen() == w.First.BitLen() && (p.Contains(w.First) || w.First.Less(first) && !w.Last.Less(first))
+}
+
+// count returns how many addresses a range has; few is false when there are more than MaxHeld.
+func count(first, last netip.Addr) (n int, few bool) {
+	a, b := first.As16(), last.As16()
+	if [12]byte(a[:12]) != [12]byte(b[:12]) {
+		return 0, false
+	}
+	low := func(x [16]byte) uint64 {
+		return uint64(x[12])<<24 | uint64(x[13])<<16 | uint64(x[14])<<8 | uint64(x[15])
+	}
+	size := low(b) - low(a) + 1
+	return int(min(size, MaxHeld+1)), size <= MaxHeld
+}
+
+// collapse joins neighbours that have everything but the address in common.
+func collapse(list []Status) (out []Status) {
+	slices.SortStableFunc(list, func(a, b Status) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
+	for _, s := range list {
+		if n := len(out); n > 0 {
+			if p := &out[n-1]; p.Last.Next() == s.First && p.State == s.State && p.Interface == s.Interface && p.Station == s.Station && p.Why == s.Why &&
+				slices.Equal(p.Owners, s.Owners) {
+				p.Last = s.Last
+				continue
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// Count counts addresses by their states. A range that is routed counts once.
+func Count(list []Status) map[string]int {
+	n := map[string]int{}
+	for _, s := range list {
+		size, few := count(s.First, s.Last)
+		if !few || s.State == Routed {
+			size = 1
+		}
+		n[string(s.State)] += size
+	}
+	return n
+}
+
+// On names the interface in whose network the addresses lie.
+func (s Status) On() string {
+	if s.Interface == "" {
+		return "any interface"
+	}
+	return s.Interface
+}
+
+// Range writes the addresses of a status.
+func (s Status) Range() string {
+	if s.First == s.Last {
+		return s.First.String()
+	}
+	return s.First.String() + "-" + s.Last.String()
+}

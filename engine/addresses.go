@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/sluice-lb/sluice/announce"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Addresses holds the addresses of services and pools on the host's interfaces; it is
+// an announce.Holder, but for tests.
+type Addresses interface {
+	// Plan returns what Set would change, and changes nothing.
+	Plan([]announce.Want) (*datapath.Change, []announce.Status, error)
+	// Set says which addresses are wanted and returns what will change.
+	Set([]announce.Want) (*datapath.Change, error)
+	// Kick has the host looked at again.
+	Kick()
+	Statuses() []announce.Status
+	// Release gives all back, but with keep, and ends it.
+	Release(keep bool) error
+}
+
+// wantedAddresses lists the addresses of a configuration whose packets must come to this
+// host. What siit maps is left out: the configuration does not say which side of a
+// mapping is a host of its own.
+func wantedAddresses(c *config.Config) (list []announce.Want) {
+	leave := ""
+	if c.HoldAddresses == config.SwitchOff {
+		leave = LeftByKey
+	}
+	add := func(owner, leave string, first, last netip.Addr) {
+		if first.IsValid() {
+			list = append(list, announce.Want{First: first, Last: last, Owner: owner, Leave: leave})
+		}
+	}
+	for i := range c.Services {
+		s := &c.Services[i]
+		owner, leave := "service "+s.Name, leave
+		if leave == "" && s.Check != nil && s.Check.Via == "service" {
+			leave = "probes via the service cannot leave a host that has its address: write via: direct, or have the address routed here"
+		}
+		for _, l := range s.Listen {
+			add(owner, leave, l.Address, l.Address)
+		}
+		for _, r := range s.SourcePool {
+			add(owner, leave, r.First, r.Last)
+		}
+	}
+	for i := range c.NAT {
+		n := &c.NAT[i]
+		owner := "nat " + n.Name
+		if n.Listen != nil {
+			add(owner, leave, n.Listen.Address, n.Listen.Address)
+		}
+		for _, r := range append(n.To.Addresses[:len(n.To.Addresses):len(n.To.Addresses)], n.Pool...) {
+			add(owner, leave, r.First, r.Last)
+		}
+		if n.External.IsValid() {
+			add(owner, leave, n.External.Masked().Addr(), lastOf(n.External))
+		}
+	}
+	return list
+}
+
+// LeftByKey is why nothing is held where the configuration says so.
+const LeftByKey = "hold-addresses is off"
+
+// lastOf returns the last address of a prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < 8*len(b); bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// holdAddresses tells who holds addresses which ones are wanted now, and returns what changes.
+func (e *Engine) holdAddresses(cfg *config.Config) *datapath.Change {
+	if e.opt.Addresses == nil {
+		return nil
+	}
+	change, err := e.opt.Addresses.Set(wantedAddresses(cfg))
+	if err != nil {
+		e.opt.Log.Warn("the host's addresses cannot be read: those of services and pools are not held before it is looked at again", "error", err)
+		return nil
+	}
+	return change
+}
+
+// addressWarnings are about the addresses that packets cannot come to.
+func (e *Engine) addressWarnings() (list []string) {
+	if e.opt.Addresses == nil {
+		return nil
+	}
+	for _, s := range e.opt.Addresses.Statuses() {
+		if s.State == announce.Foreign || s.State == announce.Absent && s.Why != LeftByKey {
+			list = append(list, fmt.Sprintf("%s: address %s on %s is not held: %s", strings.Join(s.Owners, ", "), s.Range(), s.On(), s.Why))
+		}
+	}
+	return list
+}
