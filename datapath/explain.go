@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -54,8 +55,12 @@ func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 		p = append(p, &packet.ICMP{V6: t.Protocol == flow.ICMPv6, Type: kind, Rest: uint32(t.Source.Port()) << 16})
 	case flow.SCTP:
 		return append(p, &packet.SCTP{SrcPort: t.Source.Port(), DstPort: t.Dest.Port()}, &packet.Data{Bytes: initChunk}), nil
+	case flow.Any:
+		return nil, errors.New("protocol any: name one, as in tcp, esp or 47")
 	default:
-		return nil, fmt.Errorf("protocol %s: tcp, udp, sctp, icmp and icmpv6 can be explained", t.Protocol)
+		if p = q.other(p); t.Protocol == flow.UDPLite {
+			return p, nil
+		}
 	}
 	size := q.Size
 	if size == 0 {
@@ -65,6 +70,26 @@ func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 		p = append(p, &packet.Data{Bytes: make([]byte, rest)})
 	}
 	return p, nil
+}
+
+// Portless reports whether packets of a protocol have neither ports nor an identifier.
+func Portless(p flow.Protocol) bool { return !p.HasPorts() && p != flow.ICMP && p != flow.ICMPv6 }
+
+// other gives a packet another protocol, and if that is UDP-Lite its header (RFC 3828).
+func (q Question) other(p packet.Packet) packet.Packet {
+	switch ip := p[0].(type) {
+	case *packet.IPv4:
+		ip.Protocol = packet.Force(uint32(q.Tuple.Protocol))
+	case *packet.IPv6:
+		ip.NextHeader = packet.Force(uint32(q.Tuple.Protocol))
+	}
+	if q.Tuple.Protocol != flow.UDPLite {
+		return p
+	}
+	head := binary.BigEndian.AppendUint16(nil, q.Tuple.Source.Port())
+	head = append(binary.BigEndian.AppendUint16(head, q.Tuple.Dest.Port()), 0, 8, 0, 0) // the checksum covers the header
+	binary.BigEndian.PutUint16(head[6:], packet.TransportChecksum(q.Tuple.Source.Addr(), q.Tuple.Dest.Addr(), uint8(flow.UDPLite), head))
+	return append(p, &packet.Data{Bytes: head})
 }
 
 // Met is a rule that the packet met.

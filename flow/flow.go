@@ -64,6 +64,22 @@ func ParseEndpoint(s string) (netip.AddrPort, error) {
 	return a, nil
 }
 
+// ParseEnd is ParseEndpoint for a packet of a protocol: one without ports has an address alone,
+// and a port that is named all the same is left out.
+func (p Protocol) ParseEnd(s string) (netip.AddrPort, error) {
+	if p.HasPorts() || p == ICMP || p == ICMPv6 { // whose identifier stands for a port
+		return ParseEndpoint(s)
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
+	}
+	a, err := ParseEndpoint(s)
+	if err != nil {
+		return a, fmt.Errorf("%q: not an address, as in 192.0.2.10 or 2001:db8::1: protocol %s has no ports", s, p)
+	}
+	return netip.AddrPortFrom(a.Addr(), 0), nil
+}
+
 // Flow is one tracked connection as a datapath or the kernel's connection table
 // reports it. The original tuple is what the initiator sent; the reply tuple is
 // what the responder sends back, before it is translated. For an untranslated

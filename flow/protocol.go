@@ -15,17 +15,22 @@ type Protocol uint8
 const (
 	Any     Protocol = 0
 	ICMP    Protocol = 1
+	IPIP    Protocol = 4
 	TCP     Protocol = 6
 	UDP     Protocol = 17
+	IPv6    Protocol = 41 // in IPv4: 6in4
 	GRE     Protocol = 47
+	ESP     Protocol = 50
+	AH      Protocol = 51
 	ICMPv6  Protocol = 58
+	L2TP    Protocol = 115 // version 3 over IP
 	SCTP    Protocol = 132
 	UDPLite Protocol = 136
 )
 
 var protocolNames = map[Protocol]string{
-	Any: "any", ICMP: "icmp", TCP: "tcp", UDP: "udp", GRE: "gre",
-	ICMPv6: "icmpv6", SCTP: "sctp", UDPLite: "udplite",
+	Any: "any", ICMP: "icmp", IPIP: "ipip", TCP: "tcp", UDP: "udp", IPv6: "ipv6", GRE: "gre", ESP: "esp", AH: "ah",
+	ICMPv6: "icmpv6", L2TP: "l2tp", SCTP: "sctp", UDPLite: "udplite",
 }
 
 // String returns the lower-case name, or the number where there is none.
@@ -51,7 +56,7 @@ func ParseProtocol(s string) (Protocol, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 8)
 	if err != nil {
-		return 0, fmt.Errorf("protocol %q: not one of tcp, udp, sctp, icmp, icmpv6, gre, udplite, any or a number up to 255", s)
+		return 0, fmt.Errorf("protocol %q: not one of tcp, udp, sctp, icmp, icmpv6, esp, gre, ah, ipip, ipv6, l2tp, udplite, any or a number up to 255", s)
 	}
 	return Protocol(n), nil
 }

@@ -370,8 +370,8 @@ func prefix(s string) (netip.Prefix, error) {
 
 type explainInput struct {
 	Protocol  string `query:"protocol" required:"true"`
-	Source    string `query:"source" required:"true" doc:"address:port"`
-	Dest      string `query:"destination" required:"true" doc:"address:port"`
+	Source    string `query:"source" required:"true" doc:"address:port; of a protocol without ports an address"`
+	Dest      string `query:"destination" required:"true" doc:"the same"`
 	Interface string `query:"interface" doc:"where the packet arrives; default the one by which its source would be answered"`
 	Size      int    `query:"size" minimum:"0" maximum:"65535"`
 }
@@ -382,10 +382,10 @@ func (s *server) explain(ctx context.Context, in *explainInput) (*body[*datapath
 	if q.Tuple.Protocol, err = flow.ParseProtocol(in.Protocol); err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
-	if q.Tuple.Source, err = flow.ParseEndpoint(in.Source); err != nil {
+	if q.Tuple.Source, err = q.Tuple.Protocol.ParseEnd(in.Source); err != nil {
 		return nil, huma.Error422UnprocessableEntity("source " + err.Error())
 	}
-	if q.Tuple.Dest, err = flow.ParseEndpoint(in.Dest); err != nil {
+	if q.Tuple.Dest, err = q.Tuple.Protocol.ParseEnd(in.Dest); err != nil {
 		return nil, huma.Error422UnprocessableEntity("destination " + err.Error())
 	}
 	answer, err := s.opt.Engine.Explain(ctx, q)

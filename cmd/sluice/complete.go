@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	protocolWords = []string{"tcp", "udp", "sctp", "icmp", "icmpv6", "gre", "udplite"}
+	protocolWords = []string{"tcp", "udp", "sctp", "icmp", "icmpv6", "esp", "gre", "ah", "ipip", "ipv6", "l2tp", "udplite"}
 	// stateWords are states of the kernel's connection table that a filter may name.
 	stateWords = []string{"SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE",
 		"UNREPLIED", "REPLIED", "ASSURED"}

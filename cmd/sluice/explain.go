@@ -19,7 +19,7 @@ func newExplain(a *app) *cobra.Command {
 	var in string
 	var bytes int
 	cmd := &cobra.Command{
-		Use:     "explain PROTO SRC:PORT DST:PORT",
+		Use:     "explain PROTO SRC[:PORT] DST[:PORT]",
 		GroupID: "gateway",
 		Short:   "Say what the gateway would do with a packet, without sending it",
 		Long: `Say what the gateway would do with a packet that arrives: the service or rule, the
@@ -29,8 +29,11 @@ The eBPF datapath runs the packet through its program, which changes nothing. Fo
 the nftables datapath the packet is replayed in a network namespace of its own,
 with the host's interfaces, addresses, routes and the rules in force: the answer
 names every rule that the packet met. A connection that is tracked already is
-taken along. Where both carry something, eBPF meets the packet first.`,
-		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0",
+taken along. Where both carry something, eBPF meets the packet first.
+
+PROTO is a name or a number; one without ports (esp, gre, 41) takes addresses alone.
+Of icmp and icmpv6, which mean a ping, the source's port is the identifier.`,
+		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0\n  sluice explain esp 10.0.2.2 198.51.100.7",
 		Args:    exactly("protocol", "source", "destination"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
@@ -39,11 +42,12 @@ taken along. Where both carry something, eBPF meets the packet first.`,
 			return protocolWords, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := flow.ParseProtocol(args[0]); err != nil {
+			protocol, err := flow.ParseProtocol(args[0])
+			if err != nil {
 				return usageError(cmd, "%w", err)
 			}
 			for i, end := range []string{"source", "destination"} {
-				if _, err := flow.ParseEndpoint(args[1+i]); err != nil {
+				if _, err := protocol.ParseEnd(args[1+i]); err != nil {
 					return usageError(cmd, "%s %w", end, err)
 				}
 			}

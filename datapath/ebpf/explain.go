@@ -203,7 +203,7 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 func (d *Datapath) chosenLater(e *datapath.Explanation) string {
 	source := e.After.Source
 	switch {
-	case source == e.Before.Source || source.Port() != 0:
+	case source == e.Before.Source || source.Port() != 0, !source.Addr().IsUnspecified() && datapath.Portless(e.Before.Protocol):
 		return ""
 	case !source.Addr().IsUnspecified():
 		return "port 0 stands for one that is chosen when a packet is really sent"

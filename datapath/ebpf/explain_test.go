@@ -83,6 +83,8 @@ func TestExplain(t *testing.T) {
 		{"static", tcp, "wan0", "198.18.0.9:4000", "203.0.113.70:22", "one", "", "198.18.0.9:4000 -> 10.1.7.70:22", "lan0", "10.0.2.9", "forward static", 0},
 		{"nat64", tcp, "lan0", "[fd00:2::5]:4000", "[64:ff9b::c612:9]:443", "six", "", "203.0.113.2:* -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
 		{"a pool of several", tcp, "lan0", "[fd00:2::8000:0:0:5]:4000", "[64:ff9b::c612:9]:443", "many", "", "0.0.0.0:0 -> 198.18.0.9:443", "wan0", "198.51.100.2", "forward new-flow", 0},
+		{"a protocol without ports", flow.ESP, "lan0", "10.0.2.3:0", "198.18.0.9:0", "office", "", "203.0.113.1:0 -> 198.18.0.9:0", "wan0", "198.51.100.2", "forward new-flow", 0},
+		{"one that cannot be translated", flow.UDPLite, "lan0", "10.0.2.3:4000", "198.18.0.9:443", "", "", "", "", "", "drop unsupported-protocol", 0},
 		{"denied", tcp, "wan0", "192.0.2.200:4000", "192.0.2.10:80", "", "", "", "", "", "drop denied", 0},
 		{"no backend", tcp, "wan0", "198.18.0.9:4000", "192.0.2.60:80", "drained", "", "", "", "", "drop no-backend", 0},
 		{"no binding", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:9999", "", "", "", "", "", "drop no-binding", 0},
@@ -113,7 +115,7 @@ func TestExplain(t *testing.T) {
 			if got := e.After.String(); got != before && (!any || !strings.HasPrefix(got, before) || !strings.HasSuffix(got, rest)) {
 				t.Errorf("becomes %s, want %s", got, after)
 			}
-			if notes := strings.Join(e.Notes, "\n"); (e.After.Source.Port() == 0) != (notes != "") || c.owner == "many" && !strings.Contains(notes, "an address of 203.0.113.4/31") {
+			if notes := strings.Join(e.Notes, "\n"); (e.After.Source.Port() == 0 && c.protocol != flow.ESP) != (notes != "") || c.owner == "many" && !strings.Contains(notes, "an address of 203.0.113.4/31") {
 				t.Errorf("notes %q", e.Notes)
 			}
 			if last := e.Steps[len(e.Steps)-1]; last != e.Action+": "+e.Reason {

@@ -185,6 +185,14 @@ func (x *explainer) same(p packet.Packet) bool {
 			return l.V6 == (x.q.Tuple.Protocol == flow.ICMPv6) && l.IsQuery()
 		}
 	}
+	for i, l := range p {
+		switch b := p[i:].Build(); l.(type) {
+		case *packet.IPv4:
+			return flow.Protocol(b[9]) == x.q.Tuple.Protocol
+		case *packet.IPv6:
+			return flow.Protocol(b[6]) == x.q.Tuple.Protocol
+		}
+	}
 	return false
 }
 
