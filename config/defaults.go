@@ -158,10 +158,20 @@ func (k *Check) setDefaults() {
 	}
 }
 
+// DefaultPorts are the outside ports of a rule that names none. Some below 1024 are among them,
+// for those inside below 1024 (RFC 4787 REQ-3a): NFS, rsh and some NTP servers answer no others.
+// With blocks there are none, as a block would be one of low ports alone.
+func DefaultPorts(block int) flow.Ports {
+	if block > 0 {
+		return flow.Ports{First: 1024, Last: 65535}
+	}
+	return flow.Ports{First: 512, Last: 65535}
+}
+
 func (r *NATRule) setDefaults() {
 	switch r.Type {
 	case NATMasquerade, NATSNAT, NATNAT64:
-		orElse(&r.Ports, flow.Ports{First: 1024, Last: 65535})
+		orElse(&r.Ports, DefaultPorts(r.PortBlock))
 		orElse(&r.Unreachable, "host")
 	}
 	switch r.Type {

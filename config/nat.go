@@ -36,7 +36,9 @@ type NATRule struct {
 	// port-forward (a mapping with address and port).
 	To Target `yaml:"to,omitempty" json:"to,omitzero"`
 	// Ports of the outside addresses that snat, masquerade and nat64 may use;
-	// default 1024-65535.
+	// default 512-65535, with port-block 1024-65535. Those below 1024 are for inside
+	// ports below 1024, which NFS servers and NTP peers may insist on, and the others
+	// for those above; nftables chooses as the kernel does.
 	Ports flow.Ports `yaml:"ports,omitempty" json:"ports,omitzero"`
 	// FullyRandom picks outside ports at random (nftables fully-random).
 	FullyRandom bool `yaml:"fully-random,omitempty" json:"fully-random,omitempty"`

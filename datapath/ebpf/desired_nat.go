@@ -123,7 +123,7 @@ func (c *compiler) sources(n *config.NATRule) error {
 func (c *compiler) source(n *config.NATRule, key string) (err error) {
 	ports := n.Ports
 	if ports == (flow.Ports{}) {
-		ports = flow.Ports{First: 1024, Last: 65535}
+		ports = config.DefaultPorts(n.PortBlock)
 	}
 	id, err := c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {

@@ -173,9 +173,9 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 }
 
 // narrowed returns the ports only where they differ from the default, which is
-// also how the kernel chooses: it keeps a free port and stays above 1023.
+// also how the kernel chooses: it keeps a free port, and on its side of 1024.
 func narrowed(p flow.Ports) flow.Ports {
-	if p == (flow.Ports{First: 1024, Last: 65535}) {
+	if p == config.DefaultPorts(0) {
 		return flow.Ports{}
 	}
 	return p
