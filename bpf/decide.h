@@ -446,6 +446,12 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	if (rule->prefix_len)
 		return nat64_out(p, plan, rule, id);
+	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside address
+		plan->owner = id;
+		plan->owner_nat = 1;
+		refuse(plan, REASON_NO_ADDRESS, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
+		return REASON_NO_ADDRESS;
+	}
 	if (!may_open(p) && !portless(p))
 		return REASON_UNSUPPORTED_PROTOCOL;
 	plan->to = p->tuple;

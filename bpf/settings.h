@@ -257,6 +257,7 @@ _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a memb
 #define LIST_SOURCES 1 // bit n: the NAT rule with id n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
 #define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
+#define LIST_TOWARDS 7 // | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6 destination
 #define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
 #define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
 #define LIST_ROUTED 6  // length of the most specific route to this destination inside a mapping between the families
@@ -313,7 +314,8 @@ struct nat_rule {
 	__u64 flows;
 	__u8 active;
 	__u8 prefix_len; // nat64: length of prefix, 0 for other rules
-	__u8 pad[6];
+	__u8 group;	 // of a part of a masquerade rule: id + 1 of the rule, see LIST_TOWARDS
+	__u8 pad[5];
 	union addr prefix; // nat64
 };
 ASSERT_SIZE(struct nat_rule, 96);

@@ -170,6 +170,25 @@ static __always_inline bool takes64(const struct packet *p, const struct nat_rul
 	return pool_of(&four, &number);
 }
 
+// Whether the part of a masquerade rule that is for a packet is that of an id: for IPv4 the next
+// hop decides, as it was just looked up, and for IPv6 the destination.
+__noinline int part_for(const struct packet *p, __u32 id, __u32 group)
+{
+	struct work *w = the_work();
+	struct bpf_fib_lookup *fib;
+	union addr hop = {};
+
+	if (!p || !w)
+		return 0;
+	if (p->family == FAMILY_6)
+		return member_of(&p->tuple.daddr, LIST_TOWARDS | group << 16, true) == id + 1;
+	fib = (void *)w->fib;
+	if (fib->family != AF_INET) // an IPv6 next hop is in no network of IPv4
+		return 0;
+	hop.w[0] = fib->ipv4_dst;
+	return member_of(&hop, LIST_TOWARDS | group << 16, false) == id + 1;
+}
+
 // Whether a rule translates a packet, which is of a source of the rule's. Verified on its
 // own, not for each of the rules.
 __noinline int takes(const struct packet *p, __u32 id)
@@ -180,7 +199,9 @@ __noinline int takes(const struct packet *p, __u32 id)
 		return 0;
 	if (r->prefix_len)
 		return in_prefix(&p->tuple.daddr, &r->prefix, r->prefix_len) && takes64(p, r);
-	return p->out != NO_ENTRY && includes(r->out, p->out);
+	if (p->out == NO_ENTRY || !includes(r->out, p->out))
+		return 0;
+	return !r->group || part_for(p, id, r->group - 1);
 }
 
 // Whether a rule leaves a packet's destination alone; of nat64 also the IPv4 one in it.

@@ -63,6 +63,7 @@ enum reason {
 	REASON_TABLE_FULL,	     // no room for another flow
 	REASON_HALF_OPEN_FULL,	     // quota of handshakes in progress is used up
 	REASON_NO_PORT,		     // no port left on the pool's addresses
+	REASON_NO_ADDRESS,	     // the interface that a masquerade rule's packet would leave by has no address of its family
 	REASON_CLASH,		     // the answers would look like packets of another flow
 	REASON_CLIENT_PORTS,	     // the client's quota of ports is used up
 	REASON_CLIENT_FLOWS,	     // the client's quota of flows is used up

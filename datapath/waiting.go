@@ -12,8 +12,8 @@ import (
 // PPP links, VLANs and containers come and go, and what names one that is not there is
 // taken, does nothing, and takes force when it comes. there reports whether an interface is
 // there, or one whose name begins as before the * at the end; addressed whether it has an
-// address.
-func Waiting(s *Snapshot, there, addressed func(name string) bool) (out []string) {
+// address of a family.
+func Waiting(s *Snapshot, there func(name string) bool, addressed func(name string, v6 bool) bool) (out []string) {
 	told := map[string]bool{"": true, "lo": true}
 	note := func(name, kind, owner string) {
 		if !told[name] && !there(name) {
@@ -34,8 +34,11 @@ func Waiting(s *Snapshot, there, addressed func(name string) bool) (out []string
 			note(n.Listen.Interface, "nat", n.Name)
 		}
 		for _, name := range n.Out.Names() {
-			if n.Type == config.NATMasquerade && !told[name] && !addressed(name) {
-				out = append(out, fmt.Sprintf("nat %s: interface %s has no address: what it is to translate is dropped until there is one", n.Name, name))
+			if told[name] || n.Type != config.NATMasquerade {
+				continue
+			}
+			if lacks := lacking(n, name, addressed); lacks != "" {
+				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: what it is to translate is dropped (no-address) until there is one", n.Name, name, lacks))
 				told[name] = true
 			}
 		}
@@ -45,4 +48,24 @@ func Waiting(s *Snapshot, there, addressed func(name string) bool) (out []string
 		note(r.Out, "firewall rule", r.Name)
 	}
 	return out
+}
+
+// lacking says which addresses an interface lacks for a masquerade rule, "" when it has them.
+func lacking(n *config.NATRule, name string, addressed func(name string, v6 bool) bool) string {
+	four, six := len(n.Source) == 0, false // nobody masks IPv6 by accident
+	for _, p := range n.Source {
+		four, six = four || p.Addr().Is4(), six || p.Addr().Is6()
+	}
+	four, six = four && !addressed(name, false), six && !addressed(name, true)
+	switch {
+	case four && (six || !addressed(name, true)):
+		return "address"
+	case four:
+		return "IPv4 address"
+	case six && !addressed(name, false):
+		return "address"
+	case six:
+		return "IPv6 address"
+	}
+	return ""
 }

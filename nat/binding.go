@@ -194,7 +194,9 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 		if !routed || m.host.Owns(v.dst.Addr()) || !r.Out.Has(next.Name) {
 			return to, false
 		}
-		return v.dst, len(r.pool(next.Interface, v.v6)) > 0
+		// Masquerade drops what it names and has no address for; nobody masks IPv6 by accident.
+		masked := r.Type == config.NATMasquerade && (len(r.Source) > 0 || !v.v6)
+		return v.dst, masked || len(r.pool(next.Interface, v.v6)) > 0
 	}
 	return to, false
 }
@@ -226,6 +228,9 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	}
 	if r.Type == config.NATNAT64 && nowhere(to.Addr()) {
 		return drop(ReasonUntranslatable)
+	}
+	if next, _ := m.host.route(to.Addr()); len(r.pool(next.Interface, v.v6)) == 0 && r.Type != config.NATNAT64 {
+		return r.refuse(ReasonNoAddress)
 	}
 	if v.portless() && r.Type != config.NATNAT64 {
 		return m.openPortless(r, v)

@@ -33,6 +33,7 @@ const (
 	ReasonTTLExceeded         Reason = "ttl-exceeded"
 	ReasonTooBig              Reason = "too-big"
 	ReasonNoPort              Reason = "no-port"
+	ReasonNoAddress           Reason = "no-address"
 	ReasonClash               Reason = "clash"
 	ReasonClientPorts         Reason = "client-ports"
 	ReasonClientFlows         Reason = "client-flows"

@@ -117,7 +117,7 @@ firewall:
 	if !warned("nat office: interface later0 has no address") || warned("no interface later0") {
 		t.Errorf("without an address the warnings are %q", s.d.Warnings())
 	}
-	if out := send(t, s, "lan0", asked); out.Action != nat.Drop || out.Reason != "no-port" {
+	if out := send(t, s, "lan0", asked); out.Action != nat.Drop || out.Reason != "no-address" {
 		t.Errorf("without an address: %v %v", out.Action, out.Reason)
 	}
 	err = s.inside(func() error {

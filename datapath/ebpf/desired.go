@@ -255,6 +255,7 @@ const (
 	wireLIST_PREFIX  = 4
 	wireLIST_BLOCKS  = 5
 	wireLIST_ROUTED  = 6
+	wireLIST_TOWARDS = 7
 
 	routedHere = 0x100 // ROUTED_HERE
 

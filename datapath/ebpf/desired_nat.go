@@ -105,29 +105,109 @@ func (c *compiler) iface(name string) uint32 {
 // sources compiles a rule that translates sources. Of masquerade one with several interfaces is a
 // rule for each: what leaves by it has its address.
 func (c *compiler) sources(n *config.NATRule) error {
-	if n.Type != config.NATMasquerade || !n.Out.Several() {
-		return c.source(n, n.Name)
+	switch {
+	case n.Type == config.NATNAT64:
+		_, err := c.source(n, n.Name, n.Pool, 0)
+		return err
+	case n.Type == config.NATSNAT:
+		_, err := c.source(n, n.Name, n.To.Addresses, 0)
+		return err
+	case !n.Out.Several():
+		return c.masquerade(n, n.Name)
 	}
 	for _, name := range c.resolve(n.Out) {
 		one := *n
 		one.Out = config.Interfaces(name)
-		if err := c.source(&one, n.Name+"\x00"+name); err != nil {
+		if err := c.masquerade(&one, n.Name+"\x00"+name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// masquerade compiles a masquerade rule with one interface. An inside endpoint has one outside
+// endpoint for each address that the interface's routes lead to: where the packets for a second
+// network, or of a second prefix, leave with another address, that is a rule of its own before the
+// one for all others. So the modem at 192.168.100.1 is asked from an address that it can answer.
+func (c *compiler) masquerade(n *config.NATRule, key string) error {
+	index := 0
+	if i, ok := c.host.byName(string(n.Out)); ok {
+		index = i.Index
+	}
+	var pool []config.AddressRange
+	var parts []choice
+	for _, v6 := range []bool{false, true} {
+		if list := c.host.choices(index, v6, c.given); len(list) > 0 {
+			pool = append(pool, config.AddressRange{First: list[0].Addr, Last: list[0].Addr})
+			if len(list) > 1 {
+				parts = append(parts, list...)
+			}
+		}
+	}
+	if len(pool) == 0 {
+		c.waits++
+	}
+	id, err := c.source(n, key, pool, 0)
+	if err != nil {
+		return err
+	}
+	c.order = c.order[:len(c.order)-1]
+	// Also those that nothing goes to now: their flows go on when the routes choose another.
+	for _, o := range parts {
+		if len(c.rules) >= maxSources/2 { // rules of the configuration go first
+			break
+		}
+		one := *n
+		one.Hairpin, one.PCP = config.SwitchOff, false
+		sub, err := c.source(&one, key+"\x00"+o.String(), []config.AddressRange{{First: o.Addr, Last: o.Addr}}, id+1)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(pool, config.AddressRange{First: o.Addr, Last: o.Addr}) {
+			sub = id
+		}
+		for _, p := range o.towards {
+			c.towards(id, p, sub)
+		}
+	}
+	c.order = append(c.order, id)
+	return nil
+}
+
+// towards notes which rule of a masquerade rule's translates what goes to a prefix.
+func (c *compiler) towards(group uint32, p netip.Prefix, id uint32) {
+	c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_TOWARDS | uint32(familyOf(p.Addr()))<<8 | group<<16,
+		Addr: bytesOf(p.Masked().Addr())}] = uint64(id) + 1
+}
+
+// given reports whether the configuration gives an address to a listener or a pool.
+func (c *compiler) given(a netip.Addr) bool {
+	within := func(r config.AddressRange) bool { return r.Contains(a) }
+	for _, s := range c.snapshot.Services {
+		if slices.ContainsFunc(s.Listen, func(l config.Listen) bool { return l.Address == a }) || slices.ContainsFunc(s.SourcePool, within) {
+			return true
+		}
+	}
+	for _, n := range c.snapshot.NAT {
+		if n.Listen != nil && n.Listen.Address == a || n.External.IsValid() && n.External.Contains(a) ||
+			slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within) {
+			return true
+		}
+	}
+	return false
+}
+
 // source compiles such a rule with the interfaces that it leaves by as one, or with one address.
-// key is what it is known by to its flows.
-func (c *compiler) source(n *config.NATRule, key string) (err error) {
+// key is what it is known by to its flows; group is the id + 1 of the masquerade rule of which it
+// is the part for some destinations.
+func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRange, group uint32) (id uint32, err error) {
 	ports := n.Ports
 	if ports == (flow.Ports{}) {
 		ports = config.DefaultPorts(n.PortBlock)
 	}
-	id, err := c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
+	id, err = c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {
-		return fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
+		return 0, fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
 		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.First, PortLast: ports.Last}
@@ -148,48 +228,27 @@ func (c *compiler) source(n *config.NATRule, key string) (err error) {
 		w.Flags |= natProhibited
 	}
 	if w.Out, err = c.interfaces(n.Out); err != nil {
-		return err
+		return 0, err
 	}
 	if w.In, err = c.interfaces(n.In); err != nil {
-		return err
+		return 0, err
 	}
-	pool := n.To.Addresses
-	bare := false // what is to be translated has no port, and does not leave as it came
-	switch n.Type {
-	case config.NATNAT64:
-		pool = n.Pool
+	w.Group = uint8(group)
+	if n.Type == config.NATNAT64 {
 		w.Prefix, w.PrefixLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
 		// Not the rule's own: several may share a prefix, and the source decides.
 		c.prefixes[prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64),
 			Embed: w.Prefix, EmbedLen: w.PrefixLen, Len: w.PrefixLen}
-	case config.NATMasquerade:
-		pool = c.host.outside(w.Out)
-		if bare = len(pool) == 0; bare {
-			c.waits++
-		}
 	}
 	first, count, err := c.poolRun(pool, ports, n.PortBlock)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := c.blocks(id, n, ports, &w); err != nil {
-		return err
+		return 0, err
 	}
 	w.Pool, w.Pool6, w.PoolLen, w.Pool6Len = first[0], first[1], count[0], count[1]
-	sources := n.Source
-	if len(sources) == 0 {
-		if (count[0] > 0 || bare) && n.Type != config.NATNAT64 {
-			sources = append(sources, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-		}
-		if count[1] > 0 || n.Type == config.NATNAT64 {
-			sources = append(sources, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
-		}
-	}
-	for _, p := range sources {
-		// A rule without a pool of a family leaves that family alone.
-		if n.Type != config.NATNAT64 && !bare && (p.Addr().Is4() && count[0] == 0 || p.Addr().Is6() && count[1] == 0) {
-			continue
-		}
+	for _, p := range sourcesOf(n, count, group > 0) {
 		c.lists[wireLIST_SOURCES][p.Masked()] |= 1 << id
 	}
 	for _, p := range n.Except {
@@ -201,7 +260,35 @@ func (c *compiler) source(n *config.NATRule, key string) (err error) {
 	if n.PCP {
 		c.mappable[id] = n
 	}
-	return nil
+	return id, nil
+}
+
+// sourcesOf lists the sources of a rule, with so many pool addresses of either family. What a
+// masquerade rule names leaves with an address of the interface or not at all (no-address), and
+// without names that is IPv4. part: others go by another rule.
+func sourcesOf(n *config.NATRule, count [2]uint16, part bool) (list []netip.Prefix) {
+	drops := n.Type == config.NATMasquerade && !part
+	if len(n.Source) == 0 {
+		if (count[0] > 0 || drops) && n.Type != config.NATNAT64 {
+			list = append(list, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+		}
+		if count[1] > 0 || n.Type == config.NATNAT64 {
+			list = append(list, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+		}
+	}
+	for _, p := range n.Source {
+		if n.Type == config.NATNAT64 || drops || count[familyIndex(p.Addr())] > 0 {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func familyIndex(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
 }
 
 // blocks checks that the blocks of a rule have room in the tables, and enters the

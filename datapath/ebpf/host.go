@@ -20,6 +20,7 @@ type host struct {
 	interfaces []netdev.Interface
 	xdp        map[int]uint64            // netdev.XDPFeatures
 	addresses  map[int][]netip.Addr      // by interface
+	details    map[int][]hostAddress     // the same
 	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
 	programmed map[int]bool              // interfaces that have a program already
 	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
@@ -28,7 +29,7 @@ type host struct {
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*host, error) {
-	h := &host{addresses: map[int][]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
+	h := &host{addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
@@ -38,14 +39,8 @@ func readHost() (*host, error) {
 		indexes[n] = i.Index
 	}
 	h.xdp = netdev.XDPFeatures(indexes)
-	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
+	if err := h.readAddresses(); err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
-	}
-	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok {
-			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], ip.Unmap())
-		}
 	}
 	return h, nil
 }
@@ -53,8 +48,8 @@ func readHost() (*host, error) {
 // with returns what h and an earlier reading tell together: what is not there any more is
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
-	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), sources: maps.Clone(before.sources),
-		routes: h.routes, routed: h.routed}
+	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), details: maps.Clone(h.details),
+		sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {
@@ -67,6 +62,13 @@ func (h *host) with(before *host) *host {
 			}
 		}
 		all.addresses[now.Index] = list
+		kept := slices.Clone(all.details[now.Index])
+		for _, a := range before.details[i.Index] {
+			if !slices.ContainsFunc(kept, func(k hostAddress) bool { return k.Addr == a.Addr }) {
+				kept = append(kept, a)
+			}
+		}
+		all.details[now.Index] = kept
 	}
 	return all
 }
@@ -116,23 +118,6 @@ func (h *host) owns(a netip.Addr) bool {
 	return false
 }
 
-// outside returns the first global address of each family of an interface.
-func (h *host) outside(ifindex uint32) (out []config.AddressRange) {
-	var have4, have6 bool
-	for _, a := range h.addresses[int(ifindex)] {
-		switch {
-		case a.Is4() && !have4:
-			have4 = true
-		case a.Is6() && !have6 && !a.IsLinkLocalUnicast():
-			have6 = true
-		default:
-			continue
-		}
-		out = append(out, config.AddressRange{First: a, Last: a})
-	}
-	return out
-}
-
 // sourceTowards returns the host's own address on the interface that leads to an
 // address.
 func (h *host) sourceTowards(to netip.Addr) (netip.Addr, error) {
@@ -153,10 +138,9 @@ func (h *host) sourceNow(to netip.Addr) (netip.Addr, error) {
 	if own, ok := netip.AddrFromSlice(routes[0].Src); ok && own.Unmap().Is4() == to.Is4() && !own.IsLinkLocalUnicast() {
 		return own.Unmap(), nil
 	}
-	for _, r := range h.outside(uint32(routes[0].LinkIndex)) {
-		if r.Is4() == to.Is4() {
-			return r.First, nil
-		}
+	nobodys := func(netip.Addr) bool { return false }
+	if list := h.choices(routes[0].LinkIndex, to.Is6(), nobodys); len(list) > 0 {
+		return list[0].Addr, nil
 	}
 	return netip.Addr{}, fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)
 }

@@ -27,9 +27,9 @@ func (d *Datapath) Warnings() (out []string) {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
 	}
 	there := func(name string) bool { return len(d.seen.named(config.Interfaces(name))) > 0 }
-	addressed := func(name string) bool {
+	addressed := func(name string, v6 bool) bool {
 		i, _ := d.seen.byName(name)
-		return len(d.seen.outside(uint32(i.Index))) > 0
+		return slices.ContainsFunc(d.seen.details[i.Index], func(a hostAddress) bool { return a.Is6() == v6 && !a.unusable })
 	}
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
 	out = append(out, d.crossingWarnings()...)

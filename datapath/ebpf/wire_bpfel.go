@@ -486,7 +486,8 @@ type wireNatRule struct {
 	Flows     uint64
 	Active    uint8
 	PrefixLen uint8
-	Pad       [6]uint8
+	Group     uint8
+	Pad       [5]uint8
 	Prefix    wireAddr
 }
 
@@ -667,31 +668,32 @@ const (
 	wireReasonREASON_TABLE_FULL           wireReason = 25
 	wireReasonREASON_HALF_OPEN_FULL       wireReason = 26
 	wireReasonREASON_NO_PORT              wireReason = 27
-	wireReasonREASON_CLASH                wireReason = 28
-	wireReasonREASON_CLIENT_PORTS         wireReason = 29
-	wireReasonREASON_CLIENT_FLOWS         wireReason = 30
-	wireReasonREASON_CLIENTS_FULL         wireReason = 31
-	wireReasonREASON_NO_BACKEND           wireReason = 32
-	wireReasonREASON_LIMIT_RATE           wireReason = 33
-	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 34
-	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 35
-	wireReasonREASON_LIMIT_BACKEND        wireReason = 36
-	wireReasonREASON_LIMIT_RESETS         wireReason = 37
-	wireReasonREASON_STRICT_TCP           wireReason = 38
-	wireReasonREASON_COOKIE               wireReason = 39
-	wireReasonREASON_BAD_COOKIE           wireReason = 40
-	wireReasonREASON_FILTERED             wireReason = 41
-	wireReasonREASON_NO_BINDING           wireReason = 42
-	wireReasonREASON_NO_FLOW              wireReason = 43
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 44
-	wireReasonREASON_HELD_FRAGMENT        wireReason = 45
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 46
-	wireReasonREASON_LOOP                 wireReason = 47
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 48
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 49
-	wireReasonREASON_INTERNAL             wireReason = 50
-	wireReasonREASON_TO_FRAGMENT6         wireReason = 51
-	wireReasonREASON_COUNT                wireReason = 52
+	wireReasonREASON_NO_ADDRESS           wireReason = 28
+	wireReasonREASON_CLASH                wireReason = 29
+	wireReasonREASON_CLIENT_PORTS         wireReason = 30
+	wireReasonREASON_CLIENT_FLOWS         wireReason = 31
+	wireReasonREASON_CLIENTS_FULL         wireReason = 32
+	wireReasonREASON_NO_BACKEND           wireReason = 33
+	wireReasonREASON_LIMIT_RATE           wireReason = 34
+	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 35
+	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 36
+	wireReasonREASON_LIMIT_BACKEND        wireReason = 37
+	wireReasonREASON_LIMIT_RESETS         wireReason = 38
+	wireReasonREASON_STRICT_TCP           wireReason = 39
+	wireReasonREASON_COOKIE               wireReason = 40
+	wireReasonREASON_BAD_COOKIE           wireReason = 41
+	wireReasonREASON_FILTERED             wireReason = 42
+	wireReasonREASON_NO_BINDING           wireReason = 43
+	wireReasonREASON_NO_FLOW              wireReason = 44
+	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 45
+	wireReasonREASON_HELD_FRAGMENT        wireReason = 46
+	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 47
+	wireReasonREASON_LOOP                 wireReason = 48
+	wireReasonREASON_UNTRANSLATABLE       wireReason = 49
+	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 50
+	wireReasonREASON_INTERNAL             wireReason = 51
+	wireReasonREASON_TO_FRAGMENT6         wireReason = 52
+	wireReasonREASON_COUNT                wireReason = 53
 )
 
 type wireReverse struct {

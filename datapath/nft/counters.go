@@ -104,7 +104,7 @@ func (r *retired) merge(ended retired) {
 func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
 	name, isService := strings.CutPrefix(owner, "service ")
 	if !isService {
-		return meter{owner, ""}, strings.HasPrefix(owner, "nat ")
+		return meter{owner, ""}, strings.HasPrefix(owner, "nat ") && !compile.DropsWithoutAddress(c.Name)
 	}
 	s := d.compiled.Services[name]
 	if s == nil {

@@ -250,6 +250,9 @@ var reasonWords = []struct{ text, reason string }{
 // dropReason says why the last of the steps dropped the packet.
 func dropReason(steps []replay.Step) string {
 	last := steps[len(steps)-1]
+	if compile.DropsWithoutAddress(last.Chain.Name) {
+		return "no-address"
+	}
 	if last.Rule.Comment == "no backend is usable" {
 		return "no-backend"
 	}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -47,10 +46,16 @@ func (h *host) env() (compile.Env, error) {
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("interfaces: %w", err)
 	}
+	has, err := h.usable()
+	if err != nil {
+		return compile.Env{}, fmt.Errorf("addresses: %w", err)
+	}
 	env := compile.Env{Route: h.neighbour}
 	for _, l := range links {
 		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
-			env.Interfaces = append(env.Interfaces, describeLink(a))
+			i := describeLink(a)
+			i.Bare4, i.Bare6 = !has[address{a.Index, false}], !has[address{a.Index, true}]
+			env.Interfaces = append(env.Interfaces, i)
 		}
 	}
 	return env, nil
@@ -64,15 +69,34 @@ func describeLink(a *netlink.LinkAttrs) compile.Interface {
 	return i
 }
 
-// addressed reports whether an interface has an address by which others are reached. One
-// that cannot be asked is not accused.
-func (h *host) addressed(name string) bool {
+// address stands for those of one family that an interface has.
+type address struct {
+	index int
+	v6    bool
+}
+
+// usable tells which interfaces have addresses that others can answer to.
+func (h *host) usable() (map[address]bool, error) {
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	has := map[address]bool{}
+	for _, a := range list {
+		v6 := a.IP.To4() == nil
+		if a.Scope < unix.RT_SCOPE_LINK && !(v6 && a.IP.IsLinkLocalUnicast()) {
+			has[address{a.LinkIndex, v6}] = true
+		}
+	}
+	return has, err
+}
+
+// addressed reports whether an interface has an address of a family by which others are
+// reached. One that cannot be asked is not accused.
+func (h *host) addressed(name string, v6 bool) bool {
 	l, err := h.handle.LinkByName(name)
 	if err != nil {
 		return true
 	}
-	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(l, netlink.FAMILY_ALL) })
-	return err != nil || slices.ContainsFunc(list, func(a netlink.Addr) bool { return !a.IP.IsLinkLocalUnicast() })
+	has, err := h.usable()
+	return err != nil || has[address{l.Attrs().Index, v6}]
 }
 
 // neighbour returns the interface on whose network the address is.

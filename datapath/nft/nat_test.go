@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -403,5 +404,37 @@ func TestMSSClamp(t *testing.T) {
 				t.Errorf("%s, clamp %v: the client sends segments of %d, the server of %d", c.name, clamp, client, server)
 			}
 		}
+	}
+}
+
+// TestMasqueradeWithoutAddress: what would leave by an interface without an address of its family
+// is dropped; the kernel would take that of another interface.
+func TestMasqueradeWithoutAddress(t *testing.T) {
+	b := newBench(t, lab.Office())
+	c := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0"}}}
+	b.apply(c)
+	if e := b.explain(flow.UDP, "lan0", "10.1.10.20:4000", "203.0.113.1:53"); e.Action != "forward" {
+		t.Errorf("with an address: %s %s", e.Action, e.Reason)
+	}
+	if err := b.gateway.Do(func() error {
+		wan, err := netlink.LinkByName("wan0")
+		if err != nil {
+			return err
+		}
+		list, err := netlink.AddrList(wan, netlink.FAMILY_V4)
+		for _, a := range list {
+			err = errors.Join(err, netlink.AddrDel(wan, &a))
+		}
+		to := net.IPNet{IP: net.IP{203, 0, 113, 0}, Mask: net.CIDRMask(24, 32)}
+		return errors.Join(err, netlink.RouteReplace(&netlink.Route{LinkIndex: wan.Attrs().Index, Dst: &to, Scope: netlink.SCOPE_LINK}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.apply(c)
+	if e := b.explain(flow.UDP, "lan0", "10.1.10.20:4001", "203.0.113.1:53"); e.Action+" "+e.Reason != "drop no-address" {
+		t.Errorf("without an address: %s %s: %s", e.Action, e.Reason, e.After)
+	}
+	if told := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(told, "nat office: interface wan0 has no") {
+		t.Errorf("the warnings do not tell of it: %s", told)
 	}
 }

@@ -42,6 +42,8 @@ type Interface struct {
 	Name  string
 	Index int
 	MAC   config.MAC
+	// Bare4 and Bare6 say that it has no address of the family that others could answer to.
+	Bare4, Bare6 bool
 }
 
 // Result is a compiled snapshot. Hand it to the next Compile: fragments of

@@ -5,6 +5,7 @@ package compile
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/sluice-lb/sluice/config"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
@@ -164,6 +165,9 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
 	}
 	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
+	if n.Type == config.NATMasquerade {
+		rules = append(rules, c.withoutAddress(s, n, f, chain)...)
+	}
 	translate, err := c.snat(s, f, chain, pool, narrowed(n.Ports), n.FullyRandom)
 	if err != nil {
 		return err
@@ -171,6 +175,27 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	s.chain(f, chain, append(rules, translate...)...)
 	return nil
 }
+
+// noAddress ends the names of chains that drop what has no address to leave with.
+const noAddress = "/no-address"
+
+// withoutAddress returns rules for what would leave by an interface without an address of the
+// family. The kernel's masquerade takes one of another interface for it, which nobody there may
+// know the way to.
+func (c *compiler) withoutAddress(s *Service, n *config.NATRule, f rs.Family, chain string) (rules []rs.Rule) {
+	for _, i := range c.env.Interfaces {
+		if bare := f == rs.IP && i.Bare4 || f == rs.IP6 && i.Bare6; bare && n.Out != "" && n.Out.Has(i.Name) {
+			rules = append(rules, rs.NewRule().Is(rs.OutName, rs.Iface(i.Name)).Goto(chain+noAddress).Rule(""))
+		}
+	}
+	if len(rules) > 0 {
+		s.chain(f, chain+noAddress, rs.NewRule().Counter().Drop().Rule(""))
+	}
+	return rules
+}
+
+// DropsWithoutAddress reports whether a chain of a NAT rule drops what has no address to leave with.
+func DropsWithoutAddress(chain string) bool { return strings.HasSuffix(chain, noAddress) }
 
 // narrowed returns the ports only where they differ from the default, which is
 // also how the kernel chooses: it keeps a free port, and on its side of 1024.

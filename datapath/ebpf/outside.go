@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// hostAddress is an address of the host with what the kernel goes by when it chooses a source.
+type hostAddress struct {
+	netip.Addr
+	network    netip.Prefix // whose neighbours see it as one of theirs
+	deprecated bool         // RFC 6724 rule 3: only where there is no other
+	secondary  bool         // IPv4: another one of the same network comes first; IPv6: a temporary one
+	unusable   bool         // of link or host scope, or not unique (yet)
+}
+
+func hostAddressOf(a netlink.Addr) (h hostAddress, ok bool) {
+	ip, ok := netip.AddrFromSlice(a.IP)
+	if !ok {
+		return h, false
+	}
+	h.Addr = ip.Unmap()
+	near := a.IPNet
+	if a.Peer != nil { // of a point-to-point link
+		near = a.Peer
+	}
+	if net, ok := netip.AddrFromSlice(near.IP); ok {
+		bits, _ := near.Mask.Size()
+		h.network = netip.PrefixFrom(net.Unmap(), bits).Masked()
+	}
+	h.deprecated = a.Flags&unix.IFA_F_DEPRECATED != 0
+	h.secondary = a.Flags&unix.IFA_F_SECONDARY != 0 // the same bit as IFA_F_TEMPORARY
+	h.unusable = a.Scope >= unix.RT_SCOPE_LINK || h.IsLinkLocalUnicast() && h.Is6() ||
+		a.Flags&unix.IFA_F_DADFAILED != 0 || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE
+	return h, true
+}
+
+// choice is an address that packets leave with by an interface. The first one of a family is for
+// all that no other one is for; one that is for nothing now may have flows.
+type choice struct {
+	netip.Addr
+	// towards: of IPv4 next hops, of IPv6 destinations that it is for.
+	towards []netip.Prefix
+}
+
+// maxChoices is how many addresses of one family an interface's packets leave with at most: each
+// takes a rule and the memory of a pool address.
+const maxChoices = 4
+
+// choices returns the addresses of a family that what leaves by an interface may have, as the kernel
+// chooses its own: for IPv4 by the next hop's network (inet_select_addr), for IPv6 by RFC 6724; what
+// the routing table prefers for a far destination comes first. Addresses that the configuration
+// gives to others (held) are taken where there are no others.
+func (h *host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choice {
+	var all []hostAddress
+	for _, a := range h.details[ifindex] {
+		if a.Is6() == v6 && !a.unusable {
+			all = append(all, a)
+		}
+	}
+	for _, worse := range []func(hostAddress) bool{
+		func(a hostAddress) bool { return a.network.IsSingleIP() && held(a.Addr) },
+		func(a hostAddress) bool { return a.deprecated },
+		func(a hostAddress) bool { return a.secondary },
+	} {
+		if some := slices.DeleteFunc(slices.Clone(all), worse); len(some) > 0 {
+			all = some
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	if far := h.far(ifindex, v6); far.IsValid() {
+		// Also a secondary one, where a route names it.
+		at := slices.IndexFunc(all, func(a hostAddress) bool { return a.Addr == far })
+		if at < 0 {
+			if i := slices.IndexFunc(h.details[ifindex], func(a hostAddress) bool { return a.Addr == far && a.secondary && !a.unusable }); i >= 0 {
+				all = append(all, h.details[ifindex][i])
+				at = len(all) - 1
+			}
+		}
+		if at > 0 {
+			first := all[at]
+			all = slices.Insert(slices.Delete(all, at, at+1), 0, first)
+		}
+	}
+	if v6 {
+		return byDestination(all)
+	}
+	return byNextHop(all)
+}
+
+// byNextHop gives each network to the first of its addresses.
+func byNextHop(all []hostAddress) []choice {
+	list := []choice{{Addr: all[0].Addr}}
+	known := map[netip.Prefix]bool{all[0].network: true}
+	for _, a := range all[1:] {
+		if len(list) == maxChoices {
+			break
+		}
+		c := choice{Addr: a.Addr}
+		if !known[a.network] {
+			known[a.network] = true
+			c.towards = []netip.Prefix{a.network}
+		}
+		list = append(list, c)
+		if a.network.Overlaps(all[0].network) && a.network.Bits() < all[0].network.Bits() {
+			list[0].towards = []netip.Prefix{all[0].network} // a narrower one in that
+		}
+	}
+	return list
+}
+
+var uniqueLocal = netip.MustParsePrefix("fc00::/7")
+
+// byDestination gives each destination to the address that shares the longest prefix with it, no
+// longer than the address's network (RFC 6724 rule 8), and unique local ones to each other
+// (rule 6). Of the prefixes that addresses share the first one has them.
+func byDestination(all []hostAddress) []choice {
+	if i := slices.IndexFunc(all, func(a hostAddress) bool { return !uniqueLocal.Contains(a.Addr) }); i > 0 {
+		all = append([]hostAddress{all[i]}, slices.Delete(slices.Clone(all), i, i+1)...)
+	}
+	all = all[:min(len(all), maxChoices)]
+	owner := map[netip.Prefix]int{}
+	list := make([]choice, len(all))
+	for i, a := range all {
+		list[i].Addr = a.Addr
+		least := 1
+		if uniqueLocal.Contains(a.Addr) {
+			least = uniqueLocal.Bits()
+		}
+		above := 0 // who has the prefix that is one bit shorter
+		for bits := least; bits <= a.network.Bits(); bits++ {
+			p := netip.PrefixFrom(a.Addr, bits).Masked()
+			if _, taken := owner[p]; !taken {
+				owner[p] = i
+				if above != i {
+					list[i].towards = append(list[i].towards, p)
+				}
+			}
+			above = owner[p]
+		}
+	}
+	return list
+}
+
+// far is the source that the kernel gives to what goes by an interface to a destination that is
+// near to nothing; the zero Addr when it has none.
+func (h *host) far(ifindex int, v6 bool) netip.Addr {
+	to := netip.AddrFrom4([4]byte{240, 0, 0, 1}) // reserved, and routed as any other
+	if v6 {
+		to = netip.MustParseAddr("3fff:ffff::1")
+	}
+	name := ""
+	for _, i := range h.interfaces {
+		if i.Index == ifindex {
+			name = i.Name
+		}
+	}
+	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Oif: name})
+	if err != nil || len(routes) == 0 || name == "" {
+		return netip.Addr{}
+	}
+	src, _ := netip.AddrFromSlice(routes[0].Src)
+	return src.Unmap()
+}
+
+// readAddresses fills in the addresses of the interfaces.
+func (h *host) readAddresses() error {
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	for _, a := range list {
+		if d, ok := hostAddressOf(a); ok {
+			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], d.Addr)
+			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)
+		}
+	}
+	return nil
+}

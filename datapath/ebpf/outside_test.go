@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// ip runs commands of ip(8), one a line, in the subject's network.
+func (s *subject) ip(commands string) error {
+	return s.inside(func() (err error) {
+		for line := range strings.Lines(commands) {
+			if words := strings.Fields(line); len(words) > 0 {
+				if out, failed := exec.Command("ip", words...).CombinedOutput(); failed != nil {
+					err = errors.Join(err, fmt.Errorf("ip %s: %w: %s", strings.Join(words, " "), failed, out))
+				}
+			}
+		}
+		return err
+	})
+}
+
+const uplink = `
+link add later0 type veth peer name peer0
+link set later0 up
+link set peer0 up
+addr add 192.168.100.2/24 dev later0
+addr add 203.0.113.2/24 dev later0
+addr add 203.0.113.7/24 dev later0
+addr add 203.0.113.199/32 dev later0
+-6 addr add 2001:db8:a::2/64 dev later0 nodad preferred_lft 0
+-6 addr add 2001:db8:b::2/64 dev later0 nodad
+-6 addr add 2001:db8:c::2/64 dev later0 nodad
+-6 addr add 2001:db8:c::3/128 dev later0 nodad
+-6 addr add fd00:99::2/64 dev later0 nodad
+neigh add 192.168.100.1 lladdr 02:00:00:00:09:01 dev later0
+neigh add 203.0.113.1 lladdr 02:00:00:00:09:02 dev later0
+-6 neigh add fe80::9 lladdr 02:00:00:00:09:03 dev later0
+-6 neigh add 2001:db8:c::77 lladdr 02:00:00:00:09:04 dev later0
+route add 198.18.0.0/24 via 203.0.113.1
+route add 198.19.0.0/24 via 192.168.100.1
+-6 route add 2600::/16 via fe80::9 dev later0
+-6 route add 2001:db8:b::/40 via fe80::9 dev later0
+-6 route add fd12::/16 via fe80::9 dev later0
+`
+
+// TestMasqueradeSource has an interface with several networks and prefixes, a deprecated address
+// and ones that the configuration gives away: inside hosts leave with the address that the kernel
+// takes itself.
+func TestMasqueradeSource(t *testing.T) {
+	s := changingAt(t, "tc", `
+nat:
+  - {name: office, type: masquerade, source: [10.0.2.0/24, "fd00:2::/64"], out: later0}
+  - {name: web, type: port-forward, protocol: tcp, listen: {address: 203.0.113.199, ports: [80]}, to: {address: 10.0.2.2}}
+  - {name: web6, type: port-forward, protocol: tcp, listen: {address: "2001:db8:c::3", ports: [80]}, to: {address: "fd00:2::2"}}
+`)
+	if err := errors.Join(s.ip(uplink), s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	port, vip := 4000, netip.MustParseAddr("2001:db8:c::3")
+	check := func(to ...string) {
+		t.Helper()
+		for _, to := range to {
+			dst, want := netip.MustParseAddr(to), netip.Addr{}
+			if err := s.inside(func() error {
+				routes, err := netlink.RouteGet(dst.AsSlice())
+				if err == nil {
+					want, _ = netip.AddrFromSlice(routes[0].Src)
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			port++
+			frame := fmt.Sprintf("ip4(src=10.0.2.2,dst=%s)/udp(sport=%d,dport=53)", to, port)
+			if dst.Is6() {
+				frame = fmt.Sprintf("ip6(src=fd00:2::2,dst=%s)/udp(sport=%d,dport=53)", to, port)
+			}
+			got := sourceOf(send(t, s, "lan0", frame))
+			if want == vip {
+				want = netip.MustParseAddr("2001:db8:c::2") // what the configuration gives away is nobody's source
+			}
+			if got != want.Unmap() {
+				t.Errorf("towards %s: %s, the kernel takes %s", to, got, want)
+			}
+		}
+	}
+	check("198.18.0.2", "198.19.0.2", "192.168.100.1", "203.0.113.1", "2600::1", "2001:db8:b:1::5", "2001:db8:c::77", "fd12::1")
+	// One endpoint that talks by both networks has an outside endpoint in each.
+	for _, c := range [][2]string{{"198.18.0.3", "203.0.113.2"}, {"198.19.0.3", "192.168.100.2"}, {"198.18.0.4", "203.0.113.2"}} {
+		if got := sourceOf(send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.3,dst=%s)/udp(sport=4000,dport=53)", c[0]))); got.String() != c[1] {
+			t.Errorf("towards %s: %s, not %s", c[0], got, c[1])
+		}
+	}
+	// The default route names a source, and the first prefix is not deprecated any more.
+	if err := errors.Join(s.ip("route replace default via 203.0.113.1 dev later0 src 203.0.113.7\n-6 addr change 2001:db8:a::2/64 dev later0 preferred_lft forever"),
+		s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	check("9.9.9.9", "198.19.0.9", "2600::9", "2001:db8:b:1::9")
+	c, err := s.d.Counters(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := slices.DeleteFunc(c.NAT, func(r datapath.RuleCounters) bool { return r.Name != "office" }); len(n) != 1 || n[0].Packets != uint64(port-4000+3) {
+		t.Errorf("of %d packets the rule has counted %+v", port-4000+3, n)
+	}
+}
+
+// TestMasqueradeWithoutAddress: a family that the interface has no address of is dropped, and told of.
+func TestMasqueradeWithoutAddress(t *testing.T) {
+	s := changingAt(t, "tc", "nat: [{name: office, type: masquerade, source: [10.0.2.0/24, 'fd00:2::/64'], out: wan0}]")
+	if err := errors.Join(s.ip(`
+-6 addr flush dev wan0 scope global
+-6 route replace default via fe80::9 dev wan0
+-6 neigh add fe80::9 lladdr 02:00:00:00:09:03 dev wan0`), s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	for _, layers := range []string{"udp(sport=4000,dport=53)", "icmp6(type=echo,id=9)", "tcp(sport=4000,dport=80,flags=S)"} {
+		if out := send(t, s, "lan0", "ip6(src=fd00:2::2,dst=2600::1)/"+layers); out.Action != nat.Drop || out.Reason != "no-address" {
+			t.Errorf("%s: %v %v", layers, out.Action, out.Reason)
+		}
+	}
+	if out := send(t, s, "lan0", "ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)"); out.Action != nat.Forward {
+		t.Errorf("IPv4: %v %v", out.Action, out.Reason)
+	}
+	if !slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, "nat office: interface wan0 has no IPv6 address") }) {
+		t.Errorf("the warnings %q do not tell of it", s.d.Warnings())
+	}
+}
+
+func sourceOf(out nat.Outcome) netip.Addr {
+	if len(out.Out) != 1 {
+		return netip.Addr{}
+	}
+	p := packet.Parse(out.Out[0].Frame)
+	if ip, ok := packet.Find[*packet.IPv4](p); ok {
+		return ip.Src
+	}
+	if ip, ok := packet.Find[*packet.IPv6](p); ok {
+		return ip.Src
+	}
+	return netip.Addr{}
+}
