@@ -50,17 +50,19 @@ func gcd(a, b int) int {
 	return a
 }
 
-// Moved counts the slots whose owner differs between two tables of the same
-// length; tables of different lengths differ everywhere.
+// Moved counts the slots of the table after, or before if that is the only one, whose
+// owner differs. Tables of different TableSize are compared by groups of slots, as a hash
+// finds the same group in both; others of different lengths differ everywhere.
 func Moved(before, after []string) int {
-	if len(before) != len(after) {
-		return max(len(before), len(after))
-	}
-	moved := 0
-	for i := range before {
-		if before[i] != after[i] {
-			moved++
+	fine := max(len(before), len(after))
+	if len(before) == len(after) || len(before)*len(after) != 0 && len(before)%groups+len(after)%groups == 0 {
+		moved := 0
+		for i := range fine {
+			if before[i*len(before)/fine] != after[i*len(after)/fine] {
+				moved++
+			}
 		}
+		return (moved*len(after) + fine - 1) / max(fine, 1)
 	}
-	return moved
+	return fine
 }

@@ -34,18 +34,107 @@ func owners(table []uint16, m []Member) []string {
 	return o
 }
 
-func TestMaglevMovesLittleWhenOneBackendLeaves(t *testing.T) {
-	for _, n := range []int{2, 3, 4, 5, 8, 10, 12, 13, 20, 40, 60, 61, 100} {
-		size := TableSize(n)
-		m := backends(n)
-		before := owners(Maglev(m, size), m)
-		for _, gone := range []int{0, n / 3, n / 2, n - 1} {
-			rest := slices.Delete(slices.Clone(m), gone, gone+1)
-			moved := Moved(before, owners(Maglev(rest, size), rest))
-			if limit := 1/float64(n) + 0.02; float64(moved)/float64(size) > limit {
-				t.Errorf("%d backends, one removed: %.4f of the slots moved, limit %.4f", n, float64(moved)/float64(size), limit)
+// moved returns the share of clients that two tables give to different backends; of after,
+// the backend gone of before is missing.
+func moved(before, after []uint16, gone int) float64 {
+	fine, n := max(len(before), len(after)), 0
+	for i := range fine {
+		b := int(after[i*len(after)/fine])
+		if b >= gone {
+			b++
+		}
+		if b != int(before[i*len(before)/fine]) {
+			n++
+		}
+	}
+	return float64(n) / float64(fine)
+}
+
+// TestMaglevMovesLittle adds a backend to each number of them up to 1,000, whatever size the
+// table has before and after, and takes away others: 1/n + 2 % of the clients move at most.
+func TestMaglevMovesLittle(t *testing.T) {
+	all := backends(1001)
+	last := Maglev(all[:1], TableSize(1))
+	for n := 1; n <= 1000; n++ {
+		limit := 1/float64(n) + 0.02
+		before := last
+		last = Maglev(all[:n+1], TableSize(n+1))
+		if got := moved(last, before, n); got > limit {
+			t.Errorf("%d backends, one added: %.4f of the clients moved, limit %.4f", n, got, limit)
+		}
+		step := 1
+		if n > 20 {
+			step = n / 2
+		}
+		for gone := 0; gone < n && n > 1; gone += step {
+			rest := slices.Delete(slices.Clone(all[:n]), gone, gone+1)
+			for _, configured := range slices.Compact([]int{TableSize(n), TableSize(n - 1)}) { // down, removed
+				if got := moved(before, Maglev(rest, configured), gone); got > limit {
+					t.Errorf("%d backends without number %d: %.4f of the clients moved, limit %.4f", n, gone, got, limit)
+				}
 			}
 		}
+	}
+}
+
+// TestMaglevSharesAreEqual: no backend has more than a slot more than another one.
+func TestMaglevSharesAreEqual(t *testing.T) {
+	for _, n := range []int{1, 3, 4, 12, 31, 32, 127, 128, 500, 1000} {
+		m := backends(n)
+		count := make([]int, n)
+		for _, b := range Maglev(m, TableSize(n)) {
+			count[b]++
+		}
+		if slices.Max(count)-slices.Min(count) > 1 {
+			t.Errorf("%d backends: from %d to %d slots each", n, slices.Min(count), slices.Max(count))
+		}
+	}
+}
+
+// TestSmallTables bounds the memory of many services: 4,093 slots up to 31 backends, two
+// bytes each on eBPF.
+func TestSmallTables(t *testing.T) {
+	if got := TableSize(31); got > 4093 {
+		t.Errorf("%d slots for 31 backends", got)
+	}
+	for n := 1; n < 1000; n++ {
+		if a, b := TableSize(n), TableSize(n+1); b%a != 0 {
+			t.Errorf("%d slots for %d backends, %d for one more: they do not nest", a, n, b)
+		}
+	}
+}
+
+// TestMaglevWeights: the end of a backend of any weight moves its share and little else.
+func TestMaglevWeights(t *testing.T) {
+	for _, n := range []int{2, 3, 5, 10, 30, 100} {
+		m := backends(n)
+		total := 0
+		for i := range m {
+			m[i].Weight = 1 + i*7%13
+			total += m[i].Weight
+		}
+		before := Maglev(m, TableSize(n))
+		for gone := range m {
+			rest := slices.Delete(slices.Clone(m), gone, gone+1)
+			got, limit := moved(before, Maglev(rest, TableSize(n-1)), gone), float64(m[gone].Weight)/float64(total)+0.02
+			if got > limit {
+				t.Errorf("%d backends, one of weight %d of %d removed: %.4f moved, limit %.4f", n, m[gone].Weight, total, got, limit)
+			}
+		}
+	}
+}
+
+func TestMovedComparesTablesOfDifferentSizes(t *testing.T) {
+	m := backends(31)
+	small, large := owners(Maglev(m, TableSize(31)), m), owners(Maglev(m, TableSize(32)), m)
+	if n := Moved(small, large); n > len(large)/50 {
+		t.Errorf("%d of %d slots moved when the table grew", n, len(large))
+	}
+	if n := Moved(large, small); n > len(small)/50 {
+		t.Errorf("%d of %d slots moved when the table shrank", n, len(small))
+	}
+	if n := Moved([]string{"a", "b"}, []string{"a", "b", "c"}); n != 3 {
+		t.Errorf("%d slots of sequences of different lengths moved, want 3", n)
 	}
 }
 
