@@ -21,9 +21,9 @@ static __always_inline enum reason service_lists(const struct packet *p, const s
 	return s->allow && !(sets & s->allow) ? REASON_NOT_ALLOWED : REASON_NONE;
 }
 
-// Numbers and rates of a service's connections. The rates were asked at the SYN already of a
-// handshake that left no flow, and at the first fragment of a packet.
-__noinline int service_admit(const struct packet *p, __u32 id)
+// Why a service has no room for one more connection of a client now. It only looks: what a
+// SYN that leaves no flow is admitted by is the same that refuses the next one.
+__noinline int service_full(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
@@ -31,20 +31,48 @@ __noinline int service_admit(const struct packet *p, __u32 id)
 
 	if (!p || !s || !l)
 		return REASON_INTERNAL;
-	if (dry_run || p->flags & PACKET_LATER_FRAGMENT)
-		return REASON_NONE;
 	if (s->max_flows && l->active >= (__s64)s->max_flows)
 		return REASON_LIMIT_CONNECTIONS;
-	if (!(s->client_rate_ns | s->rate_ns) || (s->mode == MODE_DNAT && shakes_hands(p)))
+	if (!s->max_client_flows)
 		return REASON_NONE;
+	client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
+	return client_full(&who, s->max_client_flows) ? REASON_CLIENT_FLOWS : REASON_NONE;
+}
+
+// Takes one connection of a service's rates. What was admitted before is counted where there is
+// still room, and not refused.
+__noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &id);
+	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
+	struct client_key who = {};
+
+	if (!p || !s || !l)
+		return REASON_INTERNAL;
 	if (s->client_rate_ns) {
 		client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
-		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns, true))
+		if (!client_may(&who, s->client_rate_ns, s->client_burst_ns, true) && !admitted)
 			return REASON_LIMIT_CLIENT_RATE;
 	}
-	if (s->rate_ns && !rate_take(&l->tat, s->rate_ns, s->burst_ns))
+	if (s->rate_ns && !rate_take(&l->tat, s->rate_ns, s->burst_ns) && !admitted)
 		return REASON_LIMIT_RATE;
 	return REASON_NONE;
+}
+
+// Numbers and rates of a service's connections. A connection is refused at its SYN or not at
+// all: whoever has been answered takes the connection for open. The rates were asked at the SYN
+// already of a handshake that left no flow, and are only charged by the proof of a cookie.
+static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s, __u32 id)
+{
+	bool admitted = plan->flags & PLAN_ADMITTED, cookie = plan->edits & EDIT_SPLICE;
+	int reason;
+
+	if (dry_run || p->flags & PACKET_LATER_FRAGMENT || (admitted && !cookie))
+		return REASON_NONE;
+	reason = admitted ? REASON_NONE : service_full(p, id);
+	if (reason != REASON_NONE || !(s->client_rate_ns | s->rate_ns))
+		return reason;
+	return service_rates(p, id, admitted);
 }
 
 // A connection of a service is no more: it has closed, or its flow has expired.
@@ -104,54 +132,6 @@ __noinline int flow_closed(const struct packet *p, __u32 index)
 	return 0;
 }
 
-// Counts a flow again that a SYN with the given entry, its opener's, opens once more after
-// it was closed. REASON_NONE, or why it may not.
-__noinline int flow_reopened(const struct packet *p, __u32 index)
-{
-	__u32 owner, backend, was, *state;
-	struct client_key who = {};
-	struct load *l, *b;
-	struct entry_meta *m;
-	struct service *s;
-	void *e;
-	int reason;
-	bool v6;
-
-	if (!p)
-		return REASON_INTERNAL;
-	v6 = p->family == FAMILY_6;
-	e = v6 ? entry_at(index, true) : entry_at(index, false);
-	if (!e)
-		return REASON_INTERNAL;
-	m = v6 ? meta_of(e, true) : meta_of(e, false);
-	state = v6 ? state_word(e, true) : state_word(e, false);
-	owner = m->owner;
-	backend = m->backend;
-	s = bpf_map_lookup_elem(&services, &owner);
-	l = bpf_map_lookup_elem(&service_loads, &owner);
-	b = bpf_map_lookup_elem(&backend_loads, &backend);
-	if (!s || !l || !b)
-		return REASON_INTERNAL;
-	reason = service_admit(p, owner);
-	if (reason != REASON_NONE)
-		return reason;
-	if (m->flags & ENTRY_CLIENT) {
-		client_of(&who, &p->tuple.saddr, owner, v6);
-		reason = client_flow_get(&who, s->max_client_flows ? s->max_client_flows : CLIENT_GONE);
-		if (reason != REASON_NONE)
-			return reason;
-	}
-	__sync_fetch_and_add(&l->active, 1);
-	__sync_fetch_and_add(&b->active, 1);
-	was = __sync_fetch_and_and(flags_word(m), ~(HEARD_CLOSED << HEARD_SHIFT));
-	// Another CPU may have counted it, or the sweeper just ended it: who changes the bit owes.
-	if (!(was & HEARD_CLOSED << HEARD_SHIFT) ||
-	    (*(volatile __u32 *)state >> STATE_SHIFT != ENTRY_LIVE &&
-	     !(__sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT)))
-		service_uncount(&p->tuple.saddr, owner, backend, m->flags, p->family);
-	return REASON_NONE;
-}
-
 // Tells user space of a new connection, as often as the service's log may.
 __noinline int log_connection(const struct packet *p, __u32 id)
 {
@@ -201,6 +181,20 @@ static __always_inline bool unserved(__u32 owner, __u32 backend)
 	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
 
 	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != owner;
+}
+
+// Whether a SYN in the tuple of a flow opens another connection (RFC 9293 §3.6.1): the old one has
+// ended, or was never answered by a backend that takes no more. It is scheduled like any other.
+static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen, bool answers)
+{
+	struct backend *b;
+
+	if (tcp_over(heard, seen, twin_heard, twin_seen))
+		return true;
+	if (answers ? twin_heard & HEARD_ANY : heard & HEARD_ACK)
+		return false;
+	b = bpf_map_lookup_elem(&backends, &backend);
+	return b && b->state != BACKEND_UP;
 }
 
 // Whether a flow of one direction, which does not know what its packets become, is of a

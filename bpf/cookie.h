@@ -161,6 +161,24 @@ static __always_inline int cookie_take(struct packet *p, struct plan *plan, cons
 	return REASON_NONE;
 }
 
+// Whether the connection that a SYN asks for may be opened by the proof of a cookie: the proof
+// comes from a client that takes it for open. It only looks; the proof is what counts.
+static __always_inline bool cookie_room(const struct packet *p, const struct service *s, const struct load *l, __u32 id)
+{
+	struct client_key who = {};
+	struct client *c;
+
+	if (service_full(p, id) != REASON_NONE || (s->rate_ns && rate_used_up(&l->tat, s->burst_ns)))
+		return false;
+	if (s->client_rate_ns) {
+		client_of(&who, &p->tuple.saddr, id, p->family == FAMILY_6);
+		c = bpf_map_lookup_elem(&client_rates, &who);
+		if (c && rate_used_up(&c->tat, s->client_burst_ns))
+			return false;
+	}
+	return schedule(p, id, HASH_ROOM) != NO_ENTRY;
+}
+
 // What a service with cookies does before it makes a flow of a packet. REASON_NONE:
 // it does, or refuses in its own way.
 __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
@@ -171,8 +189,8 @@ __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
 
 	if (!have_cookies || !p || !plan || !s || !l || !w || !(s->flags & SERVICE_COOKIES) || !may_prove(p))
 		return REASON_NONE;
-	if (!(__u32)s->slots || service_lists(p, s) != REASON_NONE || (s->max_flows && l->active >= (__s64)s->max_flows))
-		return REASON_NONE;
+	if (!(__u32)s->slots || service_lists(p, s) != REASON_NONE || (p->tcp_flags & TCP_SYN && !cookie_room(p, s, l, id)))
+		return REASON_NONE; // service_new refuses it
 	plan->owner = id;
 	plan->owner_nat = 0;
 	cookie_ends(&w->cookie, p);
@@ -219,12 +237,6 @@ static __always_inline bool splice_edits(const struct packet *p, struct plan *pl
 	a = bpf_map_lookup_elem(&adjusts, &key);
 	if (!a || !(a->flags & ADJUST_COOKIE))
 		return false;
-	if (first && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
-	    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
-		if (!dry_run)
-			a->flags = ADJUST_PLAIN; // this time the ends shake hands themselves
-		return false;
-	}
 	if (!first && !(a->flags & ADJUST_HEARD) && !(p->tcp_flags & (TCP_SYN | TCP_RST)))
 		plan->answer = ANSWER_RESET;
 	plan->edits |= first ? EDIT_SPLICE : EDIT_SPLICED;

@@ -271,16 +271,45 @@ static __always_inline bool by_policy(__u32 reason)
 	       (reason >= REASON_TABLE_FULL && reason <= REASON_STRICT_TCP);
 }
 
+// Whether a refused packet is a SYN that was refused before, and is sent again.
+static __always_inline bool sent_again(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+{
+	bool syn = (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && !(plan->edits & EDIT_SPLICE);
+	__u32 number, mark, slot, *seen;
+	__u64 h;
+
+	if (!syn || p->flags & PACKET_LATER_FRAGMENT || !get(ctx, p->l4_off + 4, &number, 4, xdp))
+		return false;
+	h = p->family == FAMILY_6 ? tuple_hash(&p->tuple, true) : tuple_hash(&p->tuple, false);
+	slot = h & (REFUSED_SYNS - 1);
+	mark = (h >> 32 ^ number) | 1; // 0: none yet
+	seen = bpf_map_lookup_elem(&refused_syns, &slot);
+	if (!seen || *seen == mark)
+		return seen;
+	*seen = mark;
+	return false;
+}
+
+static __noinline int xdp_sent_again(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return sent_again(ctx, p, plan, true);
+}
+
+static __noinline int tc_sent_again(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return sent_again(ctx, p, plan, false);
+}
+
 // Counts a refusal for the service it belongs to, and tells whether it has an
 // answer.
-static __always_inline bool refused(const struct plan *plan, __u32 reason)
+static __always_inline bool refused(void *ctx, const struct packet *p, const struct plan *plan, __u32 reason, const bool xdp)
 {
 	__u32 owner = plan->owner;
 	struct load *l;
 
 	if (dry_run)
 		return false;
-	if (plan->owner_nat == 0 && by_policy(reason)) {
+	if (plan->owner_nat == 0 && by_policy(reason) && !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
 		l = bpf_map_lookup_elem(&service_loads, &owner);
 		if (l)
 			__sync_fetch_and_add(&l->refused, 1);
@@ -393,7 +422,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	}
 	if (action == ACTION_PASS)
 		verdict = pass;
-	else if (action == ACTION_DROP && refused(plan, reason) &&
+	else if (action == ACTION_DROP && refused(ctx, p, plan, reason, xdp) &&
 		 (xdp ? xdp_answer(ctx, p, plan, answer_of(plan, reason)) : tc_answer(ctx, p, plan, answer_of(plan, reason))))
 		verdict = bpf_redirect(ifindex, 0);
 	plan->action = action;

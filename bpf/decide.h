@@ -236,32 +236,17 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 }
 
 // Whether a PROXY header stands in a flow's client bytes, or is to: the flow was made with
-// one, whatever its service does now. A connection that opens again in its ports has one if
-// the service asks for it.
-static __always_inline bool proxied(const struct packet *p, const struct plan *plan, const struct service *s, bool first,
-				    const struct entry_meta *m, const struct entry_meta *twin)
+// one, whatever its service does now.
+static __always_inline bool proxied(bool first, const struct entry_meta *m, const struct entry_meta *twin)
 {
-	__u32 key = plan->record;
-	struct adjust *a;
-
-	if (!((first ? twin : m)->heard & HEARD_EDITED))
-		return false;
-	a = bpf_map_lookup_elem(&adjusts, &key);
-	if (!first || (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN ||
-	    !tcp_over(m->heard, m->seen, twin->heard, twin->seen))
-		return !a || !(a->flags & ADJUST_PLAIN);
-	if (s->flags & SERVICE_PROXY)
-		return true;
-	if (a && !dry_run)
-		a->flags = ADJUST_PLAIN;
-	return false;
+	return (first ? twin : m)->heard & HEARD_EDITED;
 }
 
 // What the service of a flow changes in the packet of an entry. first: it is the
 // opener's direction. A PROXY header is only for a flow that was made with it: its
 // answers are looked at too.
-static __always_inline __u32 service_edits(const struct packet *p, const struct plan *plan, __u32 id, bool first,
-					   struct entry_meta *m, const struct entry_meta *twin)
+static __always_inline __u32 service_edits(const struct packet *p, __u32 id, bool first, struct entry_meta *m,
+					   const struct entry_meta *twin)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	__u32 edits = 0;
@@ -269,7 +254,7 @@ static __always_inline __u32 service_edits(const struct packet *p, const struct 
 
 	if (!s)
 		return 0;
-	proxy = proxied(p, plan, s, first, m, twin);
+	proxy = proxied(first, m, twin);
 	if (p->tcp_flags & TCP_SYN) {
 		if (s->flags & SERVICE_MSS_CLAMP)
 			edits |= EDIT_MSS;
@@ -322,12 +307,20 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 		plan->record |= ADJUST_6;
 	if (have_cookies && splice_edits(p, plan, first, m, twin))
 		return 0;
-	plan->edits |= service_edits(p, plan, owner, first, m, twin);
+	plan->edits |= service_edits(p, owner, first, m, twin);
 	return 0;
 }
 
-int sweep_one4(__u32 index, __u32 now); // sweep.h
-int sweep_one6(__u32 index, __u32 now);
+int sweep_one4(__u32 index, __u32 now, __u32 opens); // sweep.h
+int sweep_one6(__u32 index, __u32 now, __u32 opens);
+
+// Whether a SYN with the entry of a service's flow, its opener's, is of another connection.
+static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
+{
+	struct entry_meta *twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+
+	return twin && used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
+}
 
 #define FLOW_OVER REASON_COUNT // plan->entry is to be swept; otherwise as if there were none
 
@@ -348,7 +341,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	m = meta_of(e, v6);
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
-	if ((opens && unserved(m->owner, m->backend)) || estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
+	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) || estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
 		plan->entry = index;
 		return FLOW_OVER;
 	}
@@ -358,15 +351,6 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
 		aim_again(p, plan, m->owner, m->backend);
-	if (opens && m->heard & HEARD_CLOSED && !dry_run) {
-		int reason = flow_reopened(p, index);
-
-		if (reason != REASON_NONE) {
-			plan->owner = m->owner;
-			plan->owner_nat = 0;
-			return reason;
-		}
-	}
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT) && !conn_plain(p, m))
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
@@ -406,7 +390,7 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 		return reason;
 	plan->entry = NO_ENTRY;
 	if (!dry_run)
-		v6 ? sweep_one6(index, p->now) : sweep_one4(index, p->now);
+		v6 ? sweep_one6(index, p->now, true) : sweep_one4(index, p->now, true);
 	return REASON_NONE;
 }
 

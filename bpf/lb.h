@@ -89,10 +89,10 @@ __noinline int service_birth(const struct packet *p, const struct plan *plan, __
 	if (!s->max_client_flows)
 		return REASON_NONE;
 	client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
-	reason = client_flow_get(&w->who, s->max_client_flows);
+	reason = client_flow_get(&w->who, plan->flags & PLAN_ADMITTED ? CLIENT_GONE : s->max_client_flows);
 	if (reason == REASON_NONE)
 		b->flags |= ENTRY_CLIENT;
-	return reason;
+	return plan->flags & PLAN_ADMITTED ? REASON_NONE : reason;
 }
 
 // Counts the flow of a service that was made, and notes what its packets are changed by.
@@ -365,7 +365,8 @@ static __always_inline bool checksums_addresses(const struct packet *p, const st
 }
 
 // Whether a TCP packet of no flow may begin one.
-static __always_inline enum reason tcp_begins(const struct packet *p, const struct service *s, bool syn, bool stateless)
+static __always_inline enum reason tcp_begins(const struct packet *p, const struct plan *plan, const struct service *s, bool syn,
+					      bool stateless)
 {
 	const bool strict = s->flags & SERVICE_STRICT_TCP;
 
@@ -375,7 +376,23 @@ static __always_inline enum reason tcp_begins(const struct packet *p, const stru
 		return REASON_NONE;
 	if (p->tcp_flags & TCP_RST)
 		return REASON_NO_FLOW;
-	return strict && (s->mode != MODE_DNAT || !shakes_hands(p)) ? REASON_STRICT_TCP : REASON_NONE;
+	return strict && !(plan->flags & PLAN_ADMITTED) ? REASON_STRICT_TCP : REASON_NONE;
+}
+
+// Whether the SYN of what a packet goes on with was admitted, and left no flow.
+static __always_inline bool was_admitted(const struct packet *p, const struct plan *plan, const struct service *s, bool syn)
+{
+	return plan->edits & EDIT_SPLICE || (!syn && s->mode == MODE_DNAT && shakes_hands(p));
+}
+
+// A SYN that leaves no flow: where it went is remembered, if there is room for the flow that its
+// handshake will make.
+static __always_inline int syn_passes(const struct packet *p, __u32 backend)
+{
+	if (!table_has_room(p->family == FAMILY_6))
+		return REASON_TABLE_FULL;
+	count_stateless(backend, p->l3_len);
+	return syn_remember(p, backend);
 }
 
 // First packet of a flow, or every packet of what keeps none. KEEPS_FLOW: service_keep goes on.
@@ -400,19 +417,23 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		return REASON_UNSUPPORTED_PROTOCOL;
 	if (have_resets && resets(p) && stateless && reset_refused(id))
 		return REASON_LIMIT_RESETS;
-	reason = p->tuple.l4_proto == IPPROTO_TCP ? tcp_begins(p, s, syn, stateless) : REASON_NONE;
+	if (was_admitted(p, plan, s, syn))
+		plan->flags |= PLAN_ADMITTED;
+	reason = p->tuple.l4_proto == IPPROTO_TCP ? tcp_begins(p, plan, s, syn, stateless) : REASON_NONE;
 	if (reason != REASON_NONE)
 		return reason;
 	if (!(__u32)s->slots) {
 		refuse(plan, REASON_NO_BACKEND, when_down(p, s));
 		return REASON_NO_BACKEND;
 	}
-	reason = stateless && !syn ? REASON_NONE : service_admit(p, id);
+	reason = stateless && !syn ? REASON_NONE : service_admit(p, plan, s, id);
 	if (reason != REASON_NONE)
 		return reason;
 	backend = service_pick(p, s, id, stateless || (p->tuple.l4_proto == IPPROTO_TCP && !syn), !stateless);
+	if (backend == NO_ENTRY && plan->flags & PLAN_ADMITTED)
+		backend = service_pick(p, s, id, true, false);
 	b = bpf_map_lookup_elem(&backends, &backend);
-	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !backend_room(id, backend)))
+	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !(plan->flags & PLAN_ADMITTED) && !backend_room(id, backend)))
 		return REASON_LIMIT_BACKEND; // what goes on elsewhere breaks off: it gets this backend or none
 	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
@@ -421,10 +442,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	if (syn && s->flags & SERVICE_SYN_STATELESS) {
-		count_stateless(backend, p->l3_len);
-		return syn_remember(p, backend);
-	}
+	if (syn && s->flags & SERVICE_SYN_STATELESS)
+		return syn_passes(p, backend);
 	return KEEPS_FLOW;
 }
 
@@ -445,9 +464,10 @@ __noinline int service_syn(const struct packet *p, struct plan *plan)
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b)
 		return REASON_NO_BACKEND;
+	if (!backend_room(id, backend))
+		return REASON_LIMIT_BACKEND;
 	aim(p, plan, s, b, backend);
-	count_stateless(backend, p->l3_len);
-	return syn_remember(p, backend);
+	return syn_passes(p, backend);
 }
 
 // Answer of a backend for which no flow is kept: the virtual endpoint is put

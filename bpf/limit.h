@@ -37,6 +37,14 @@ static __always_inline struct client *client_get(const struct client_key *key)
 	return bpf_map_lookup_elem(&clients, key);
 }
 
+// Whether rate_take would refuse an event now.
+static __always_inline bool rate_used_up(const __u64 *tat, __u64 burst_ns)
+{
+	__u64 now = bpf_ktime_get_ns(), was = *(volatile const __u64 *)tat;
+
+	return was > now && was - now > burst_ns;
+}
+
 // Who a flow is counted for.
 static __always_inline void client_of(struct client_key *key, const union addr *a, __u32 owner, bool v6)
 {
@@ -128,6 +136,18 @@ static __always_inline enum reason client_flow_get(const struct client_key *key,
 	}
 	__sync_fetch_and_sub(&c->flows, 1);
 	return REASON_CLIENTS_FULL;
+}
+
+// Whether a client has all the flows it may have.
+static __always_inline bool client_full(const struct client_key *key, __u32 max)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key);
+	__u32 flows;
+
+	if (!c)
+		return false;
+	flows = *(volatile __u32 *)&c->flows;
+	return !(flows & CLIENT_GONE) && flows >= max;
 }
 
 __noinline int client_port_put(const union addr *addr, __u32 rule)

@@ -421,6 +421,17 @@ struct {
 	__type(value, __u64); // fingerprint << 32 | backend
 } recent_syns SEC(".maps");
 
+// SYNs to services that were refused: a fingerprint of the tuple and its first number, so that what
+// is sent again for want of an answer is counted as one connection. A slot holds the last one
+// that hashed to it.
+#define REFUSED_SYNS (1 << 16)
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, REFUSED_SYNS);
+	__type(key, __u32);
+	__type(value, __u32);
+} refused_syns SEC(".maps");
+
 // Flows whose sequence numbers are changed, by the index of their primary entry;
 // bit 31: in flows6. Made by the client's SYN or cookie, deleted by the sweeper. Set at load.
 struct {

@@ -180,8 +180,10 @@ __noinline __u32 slot_roomy(__u32 service, __u32 first, __u32 count, __u32 slot)
 	return NO_ENTRY;
 }
 
-// Picks the backend of a new flow; NO_ENTRY when all are full or there is none.
-// by_hash: without state, so that every packet of the flow gets the same.
+#define HASH_ONLY 1 // schedule: without state, so that every packet of the flow gets the same
+#define HASH_ROOM 2 // the same, but one that has room
+
+// Picks the backend of a new flow; NO_ENTRY when all are full or there is none. by_hash: HASH_*.
 __noinline __u32 schedule(const struct packet *p, __u32 service, __u32 by_hash)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -216,7 +218,7 @@ __noinline __u32 schedule(const struct packet *p, __u32 service, __u32 by_hash)
 	}
 	slot = p->family == FAMILY_6 ? hash_of(&p->tuple, s->scheduler, true) : hash_of(&p->tuple, s->scheduler, false);
 	slot = (__u64)slot * count >> 32;
-	return by_hash ? slot_at(first + slot) : slot_roomy(service, first, count, slot);
+	return by_hash == HASH_ONLY ? slot_at(first + slot) : slot_roomy(service, first, count, slot);
 }
 
 static __always_inline void sticky_key_of(struct sticky_key *key, const struct packet *p, const struct service *s,

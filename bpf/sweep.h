@@ -29,6 +29,12 @@ static __always_inline bool silent(const struct ending *end, __u32 timeout)
 	return elapsed(end->now, end->own_seen, timeout) && elapsed(end->now, end->twin_seen, timeout);
 }
 
+static __always_inline bool opened_again(const struct ending *end)
+{
+	return end->l4_proto == IPPROTO_TCP && !(end->flags & ENTRY_NAT) &&
+	       used_again(end->backend, end->heard, end->own_seen, end->twin_heard, end->twin_seen, end->twin != NO_ENTRY);
+}
+
 // Who takes the life of a flow gives back what it held: the sweeper, or a packet that opens
 // another one in its place.
 static __always_inline bool take_life(void *e, __u32 now, enum entry_state state, const bool v6)
@@ -40,7 +46,8 @@ static __always_inline bool take_life(void *e, __u32 now, enum entry_state state
 	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
-static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bool v6)
+// opens: a SYN has come with the flow's key (used_again).
+static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, bool opens, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
 	struct ending end = {};
@@ -63,7 +70,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, const bo
 		}
 	}
 	end.now = now;
-	if (!owner_gone(&end) && (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
+	if (!owner_gone(&end) && !(opens && opened_again(&end)) && (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
 		return;
 	if (bore_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);
@@ -162,7 +169,7 @@ __noinline int sweep_dead6(__u32 index, __u32 now, __u32 state)
 	return 0;
 }
 
-static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
+static __always_inline void sweep_entry(__u32 index, __u32 now, bool opens, const bool v6)
 {
 	void *e = entry_at(index, v6);
 	__u32 word;
@@ -175,7 +182,7 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 	switch (word >> STATE_SHIFT) {
 	case ENTRY_LIVE:
 		if (kind == KIND_FLOW)
-			sweep_flow(e, index, now, v6);
+			sweep_flow(e, index, now, opens, v6);
 		else if (kind == KIND_PERMIT)
 			sweep_permit(e, now, v6);
 		break;
@@ -192,15 +199,15 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, const bool v6)
 	}
 }
 
-__noinline int sweep_one4(__u32 index, __u32 now)
+__noinline int sweep_one4(__u32 index, __u32 now, __u32 opens)
 {
-	sweep_entry(index, now, false);
+	sweep_entry(index, now, opens, false);
 	return 0;
 }
 
-__noinline int sweep_one6(__u32 index, __u32 now)
+__noinline int sweep_one6(__u32 index, __u32 now, __u32 opens)
 {
-	sweep_entry(index, now, true);
+	sweep_entry(index, now, opens, true);
 	return 0;
 }
 
@@ -221,9 +228,9 @@ static __always_inline int sweep_nth(__u32 i, struct sweep *s, const bool v6)
 		return 0;
 	s->used++;
 	if (v6)
-		sweep_one6(index, s->now);
+		sweep_one6(index, s->now, false);
 	else
-		sweep_one4(index, s->now);
+		sweep_one4(index, s->now, false);
 	return 0;
 }
 

@@ -346,6 +346,15 @@ static __always_inline __u32 take_entry(const bool v6)
 	return fresh < limit ? fresh : NO_ENTRY;
 }
 
+// Whether two entries are left: one for each direction of a flow. It only looks.
+static __always_inline bool table_has_room(bool v6)
+{
+	__u32 zero = 0, limit = v6 ? entries6 : entries4;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	return stock && ((__u32)*(volatile __u64 *)&stock->top || *(volatile __u32 *)&stock->fresh + 1 < limit);
+}
+
 // Gives back an entry that nothing points at. One that many CPUs at once keep from the
 // stack is left to the sweeper.
 static __always_inline void give_entry(void *e, __u32 index, const bool v6)

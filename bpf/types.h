@@ -212,6 +212,7 @@ ASSERT_SIZE(struct tuple4, 16);
 #define HEARD_FIN 0x02
 #define HEARD_RST 0x04
 #define HEARD_ACK 0x08 // anything that is neither SYN nor RST
+#define HEARD_ANY 0x0f // any of these
 #define HEARD_CLOSED 0x10 // primary: closed, and no longer counted as a connection
 #define HEARD_EDITED 0x20 // every packet of this direction is looked at: its TCP header is changed
 // Of a primary entry that was made with its binding:

@@ -73,6 +73,7 @@ ASSERT_SIZE(struct packet, 104);
 #define PLAN_ROUTED 0x01     // hop is valid
 #define PLAN_SAME 0x02	     // the packet goes on unchanged
 #define PLAN_NO_L4 0x04	     // no transport header to touch (later fragment, other protocol)
+#define PLAN_ADMITTED 0x08   // its SYN was admitted, without a flow: no limit refuses the rest of the handshake
 #define PLAN_EXISTING 0x10   // a flow was there before
 #define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
 #define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
@@ -224,7 +225,6 @@ ASSERT_SIZE(struct adjust, 20);
 #define ADJUST_LOST 0x02 // the backend still waits for it
 #define ADJUST_COOKIE 0x04 // a cookie opened the flow
 #define ADJUST_HEARD 0x08  // the backend has answered the SYN
-#define ADJUST_PLAIN 0x10  // the ports are used again, by a connection whose numbers stay as they are
 
 // A handshake that is answered, or checked, by a cookie.
 struct cookie {

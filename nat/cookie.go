@@ -57,11 +57,11 @@ func (m *Model) crowded() bool {
 // goes on as every other, as does the proof of a cookie, which is the SYN then.
 func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	open := v.flags & tcpOpening
-	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.excludes(m, v) != "" || s.crowded() {
+	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.excludes(m, v) != "" {
 		return plan{}, false
 	}
 	switch {
-	case open == packet.SYN && v.flags&packet.FIN == 0 && m.crowded():
+	case open == packet.SYN && v.flags&packet.FIN == 0 && m.crowded() && s.roomy(m, v):
 		return m.giveCookie(in, v, s), true
 	case open == packet.ACK && s.cookieAt > 0 && m.now+1-s.cookieAt <= cookieLife:
 		if v.cookie = m.proven(v); v.cookie != nil {

@@ -18,6 +18,17 @@ func (m *Model) Guessed(service string) bool {
 	return false
 }
 
+// SentAgain returns how many SYNs to refused connections of a service were sent again. A datapath
+// may have forgotten the first one, and count a few of them as connections.
+func (m *Model) SentAgain(service string) uint64 {
+	for _, s := range m.services {
+		if s.Name == service {
+			return s.sentAgain
+		}
+	}
+	return 0
+}
+
 // Counters returns what was counted since New: packets by the service, backend and
 // rule that they belong to, with their bytes from the network header on as they came
 // in. ICMP errors belong to none; what goes no further (TTL, MTU) has been counted.

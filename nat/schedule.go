@@ -17,12 +17,16 @@ import (
 )
 
 // refuses checks the limits of new connections. What one client has too many of is not
-// counted for all; the rates of a handshake were asked at its SYN.
+// counted for all. A connection is refused at its SYN or not at all: the rates of a handshake
+// were asked there, and are only charged by the proof of a cookie.
 func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
-	switch {
-	case s.crowded():
-		return ReasonLimitConnections
+	switch reason := s.crowded(m, v); {
 	case handshake:
+	case v.cookie != nil:
+		s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient)
+		s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections)
+	case reason != "":
+		return reason
 	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
 	case !s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
@@ -31,7 +35,41 @@ func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
 	return ""
 }
 
-func (s *service) crowded() bool { return s.Limits.Connections > 0 && s.active >= s.Limits.Connections }
+// crowded tells why there is no room for one more connection of the client now.
+func (s *service) crowded(m *Model, v *view) Reason {
+	if s.Limits.Connections > 0 && s.active >= s.Limits.Connections {
+		return ReasonLimitConnections
+	}
+	c := m.clients[clientKey{service: s, address: clientAddress(v.src.Addr())}]
+	if most := s.Limits.ConnectionsPerClient; most > 0 && c != nil && c.flows >= most {
+		return ReasonClientFlows
+	}
+	return ""
+}
+
+// roomy reports whether a connection that is asked for now may be opened by the proof of a
+// cookie: its client takes it for open then.
+func (s *service) roomy(m *Model, v *view) bool {
+	return s.crowded(m, v) == "" && !s.credit.usedUp(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
+		!s.credit.usedUp(m.now, netip.Addr{}, s.Limits.NewConnections) &&
+		slices.ContainsFunc(s.table, func(i uint16) bool { return s.guesses > 0 || !s.full(int(i)) })
+}
+
+// refuse counts a refused connection, once for all SYNs of it.
+func (m *Model) refuse(s *service, v *view, reason Reason) plan {
+	if v.protocol != flow.TCP || v.flags&tcpOpening != tcpSYN || v.cookie != nil {
+		s.refused++
+		return drop(reason)
+	}
+	number := binary.BigEndian.Uint32(v.payload()[4:])
+	if last, ok := s.synsRefused[v.tuple()]; ok && last == number {
+		s.sentAgain++
+		return drop(reason)
+	}
+	s.synsRefused[v.tuple()] = number
+	s.refused++
+	return drop(reason)
+}
 
 // excludes checks the sets of clients.
 func (s *service) excludes(m *Model, v *view) Reason {
@@ -64,6 +102,12 @@ func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool
 	return ok
 }
 
+// usedUp reports whether one more would not conform now.
+func (c credits) usedUp(now time.Duration, who netip.Addr, r config.Rate) bool {
+	credit := c[who]
+	return !conforms(&credit, now, r)
+}
+
 // conforms is a leaky bucket that takes one second's worth at once. credit is when
 // the next one conforms.
 func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
@@ -81,15 +125,18 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 }
 
 // choose picks a backend: a pinned or persistent client's own, else the
-// scheduler's.
-func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
-	goesOn := v.goesOn()
+// scheduler's. admitted: its SYN was, and no limit refuses it any more.
+func (s *service) choose(m *Model, v *view, remember, admitted bool) (int, Reason) {
+	goesOn, room := v.goesOn(), s.room
+	if admitted {
+		room = func(int) Reason { return "" }
+	}
 	if came := m.synsCame[v.tuple()]; goesOn && s.Mode == config.ModeDNAT && came.service == s && s.state[came.backend] != datapath.Down {
-		return came.backend, s.room(came.backend)
+		return came.backend, room(came.backend)
 	}
 	if i, ok := s.pinned(v); ok {
 		if goesOn {
-			return i, s.room(i)
+			return i, room(i)
 		}
 		return i, ""
 	}
@@ -102,14 +149,17 @@ func (s *service) choose(m *Model, v *view, remember bool) (int, Reason) {
 	if !goesOn {
 		i, ok = s.scheduled(m, v)
 	}
-	if !ok {
+	switch {
+	case !ok && admitted:
+		return s.byHash(v), ""
+	case !ok:
 		return 0, ReasonLimitBackend
 	}
 	if key != "" && remember {
 		s.sticky[key] = sticky{i, m.now}
 	}
 	if goesOn && remember {
-		return i, s.room(i)
+		return i, room(i)
 	}
 	return i, ""
 }

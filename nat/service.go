@@ -28,6 +28,8 @@ type service struct {
 	guessed     bool // one of them has ended so
 	connections uint64
 	refused     uint64
+	sentAgain   uint64 // SYNs of refused connections beyond the first
+	synsRefused map[flow.Tuple]uint32
 	sticky      map[string]sticky
 	cookieAt    time.Duration // when it last gave a cookie, plus 1; 0 for never
 	reset       time.Duration // when the next reset conforms
@@ -47,7 +49,7 @@ type sticky struct {
 
 func newService(c *config.Service) *service {
 	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
-		sticky: map[string]sticky{}, credit: credits{}}
+		sticky: map[string]sticky{}, credit: credits{}, synsRefused: map[flow.Tuple]uint32{}}
 	for i, b := range c.Backends {
 		if b.Drain {
 			s.state[i] = datapath.Drain
@@ -62,7 +64,7 @@ func portForward(r *rule) *service {
 	c := &config.Service{Name: r.Name, Listen: []config.Listen{*r.Listen}, Protocol: r.Protocol, Mode: config.ModeDNAT,
 		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp,
 		Backends: []config.Backend{{Name: r.Name, Address: r.To.Address, Port: r.To.Port, Weight: 1, Priority: 1}}}
-	s := &service{Service: c, rule: r, state: make([]datapath.State, 1), backends: make([]backend, 1)}
+	s := &service{Service: c, rule: r, state: make([]datapath.State, 1), backends: make([]backend, 1), synsRefused: map[flow.Tuple]uint32{}}
 	s.schedule()
 	return s
 }
@@ -211,7 +213,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	}
 	opens := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
 	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // its SYN was admitted
-	refuse := func(reason Reason) plan { s.refused++; return drop(reason) }
+	refuse := func(reason Reason) plan { return m.refuse(s, v, reason) }
 	stateless := s.keepsNone()
 	if reason := s.excludes(m, v); reason != "" {
 		return refuse(reason)
@@ -239,7 +241,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 			return refuse(reason)
 		}
 	}
-	i, reason := s.choose(m, v, !stateless)
+	i, reason := s.choose(m, v, !stateless, handshake || v.cookie != nil)
 	if reason != "" {
 		return refuse(reason)
 	}
@@ -325,10 +327,6 @@ func (s *service) withoutSession(v *view, i int, reason Reason) plan {
 // openService makes the session of a packet to backend i.
 func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 	to := s.endpoint(i, v.dst.Port())
-	if most := s.Limits.ConnectionsPerClient; most > 0 && m.client(clientKey{service: s, address: clientAddress(v.src.Addr())}).flows >= most {
-		s.refused++
-		return drop(ReasonClientFlows)
-	}
 	n := &session{service: s, backend: i, rule: s.rule}
 	n.tuple[0] = v.tuple()
 	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}
@@ -338,8 +336,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 	case s.Mode == config.ModeFullNAT:
 		key, reason := m.fullnatSource(s, v, to)
 		if reason != "" {
-			s.refused++
-			return drop(reason)
+			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
 	case s.rule != nil && v.portless():
@@ -366,8 +363,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		if n.binding != nil {
 			m.dropUnused(n.binding)
 		}
-		s.refused++
-		return drop(ReasonClash)
+		return m.refuse(s, v, ReasonClash)
 	}
 	n.unseen = m.conceals(s, n, v)
 	if n.guess() {

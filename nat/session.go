@@ -110,19 +110,6 @@ func (s *session) closes(d flow.Direction) {
 	s.count(-1)
 }
 
-// recount counts a closed session again that a SYN opens once more; or tells why not.
-func (m *Model) recount(v *view, s *session) Reason {
-	if reason := s.service.refuses(m, v, false); reason != "" {
-		return reason
-	}
-	if most := s.service.Limits.ConnectionsPerClient; most > 0 && s.client.flows >= most {
-		return ReasonClientFlows
-	}
-	s.closed = false
-	s.count(1)
-	return ""
-}
-
 // index makes both directions known. An endpoint that talks to itself by a hairpin
 // has only one, and so has a session whose answers do not come this way.
 func (m *Model) index(s *session) {
@@ -270,23 +257,16 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 
 // known handles a packet of a session.
 func (m *Model) known(v *view, h *half) plan {
-	if h.closed && h.direction == flow.Original && v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN {
-		if reason := m.recount(v, h.session); reason != "" {
-			h.service.refused++
-			return drop(reason)
-		}
-	}
 	if reopens(h.session, h.direction, v) {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
 		// session begins again.
-		h.heard, h.settled, h.spliced = [2]heard{}, false, nil
+		h.heard, h.settled = [2]heard{}, false
 	}
 	if m.actual != nil && h.direction == flow.Original {
 		h = m.catchUp(v, h)
 	}
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
-		h.service.refused++
-		return drop(ReasonLimitResets)
+		return m.refuse(h.service, v, ReasonLimitResets)
 	}
 	if s := h.spliced; s != nil && !s.heard && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
 		p := drop(ReasonNoFlow) // of an older connection of the backend's
@@ -301,11 +281,20 @@ func (m *Model) known(v *view, h *half) plan {
 	return h.planFor(v, ReasonFlow)
 }
 
-// deserted ends a session whose backend is down when its tuple opens a connection: that one
-// gets another backend.
+// deserted ends a session of a service when its tuple opens another connection: it has closed,
+// its backend is down, or was never heard and takes no new connections. That one is scheduled
+// like any other.
 func (m *Model) deserted(v *view, h *half) bool {
 	opens := v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && h.direction == flow.Original
-	if !opens || h.service == nil || h.service.state[h.backend] != datapath.Down {
+	if !opens || h.service == nil {
+		return false
+	}
+	answered := h.heard[1] != heard{}
+	if h.oneWay() {
+		answered = h.heard[0].ack
+	}
+	state := h.service.state[h.backend]
+	if !reopens(h.session, h.direction, v) && state != datapath.Down && (answered || state == datapath.Up) {
 		return false
 	}
 	m.removeSession(h.session)

@@ -1022,6 +1022,7 @@ const (
 	wireMapPrefixes             = "prefixes"
 	wireMapReasons              = "reasons"
 	wireMapRecentSyns           = "recent_syns"
+	wireMapRefusedSyns          = "refused_syns"
 	wireMapReverses             = "reverses"
 	wireMapRuns                 = "runs"
 	wireMapServiceLoads         = "service_loads"
@@ -1207,6 +1208,7 @@ type wireMapSpecs struct {
 	Prefixes       *ebpf.MapSpec `ebpf:"prefixes"`
 	Reasons        *ebpf.MapSpec `ebpf:"reasons"`
 	RecentSyns     *ebpf.MapSpec `ebpf:"recent_syns"`
+	RefusedSyns    *ebpf.MapSpec `ebpf:"refused_syns"`
 	Reverses       *ebpf.MapSpec `ebpf:"reverses"`
 	Runs           *ebpf.MapSpec `ebpf:"runs"`
 	ServiceLoads   *ebpf.MapSpec `ebpf:"service_loads"`
@@ -1352,6 +1354,7 @@ type wireMaps struct {
 	Prefixes       *ebpf.Map `ebpf:"prefixes"`
 	Reasons        *ebpf.Map `ebpf:"reasons"`
 	RecentSyns     *ebpf.Map `ebpf:"recent_syns"`
+	RefusedSyns    *ebpf.Map `ebpf:"refused_syns"`
 	Reverses       *ebpf.Map `ebpf:"reverses"`
 	Runs           *ebpf.Map `ebpf:"runs"`
 	ServiceLoads   *ebpf.Map `ebpf:"service_loads"`
@@ -1405,6 +1408,7 @@ func (m *wireMaps) Close() error {
 		m.Prefixes,
 		m.Reasons,
 		m.RecentSyns,
+		m.RefusedSyns,
 		m.Reverses,
 		m.Runs,
 		m.ServiceLoads,

@@ -165,7 +165,9 @@ func inPrefixes(list []netip.Prefix, a netip.Addr) bool {
 
 // cut ends the tracked connections of backends that went down with a snapshot:
 // their packets would go on being sent there for as long as clients keep the
-// same port, as DNS resolvers and SIP telephones do. The table is read once, however
+// same port, as DNS resolvers and SIP telephones do. Of a backend that is drained those end that
+// are closed or were never answered: a SYN of the same port would go on with them, where it opens
+// another connection. The table is read once, however
 // many backends there are: a rack that fails must not keep the next change waiting.
 func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) error {
 	if before == nil {
@@ -175,7 +177,7 @@ func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) er
 	for _, s := range before.Services {
 		was[s.Name] = s
 	}
-	ways := make(map[conntrack.Addr][]conntrack.Filter) // by the backend's address
+	ways := make(map[conntrack.Addr][]way) // by the backend's address
 	listeners := make(map[netip.Addr]bool)
 	for _, s := range after.Services {
 		old, ok := was[s.Name]
@@ -183,12 +185,13 @@ func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) er
 			continue
 		}
 		for i, b := range s.Backends {
-			if s.State[i] != datapath.Down || stateOf(old, b) == datapath.Down {
+			state, was := s.State[i], stateOf(old, b)
+			if state == datapath.Up || state == was || was == datapath.Down {
 				continue
 			}
 			for _, f := range waysTo(s, b) {
 				at := conntrack.AddrOf(b.Address)
-				ways[at] = append(ways[at], f)
+				ways[at] = append(ways[at], way{f, state})
 				listeners[f.Dest.Addr()] = true
 			}
 		}
@@ -208,12 +211,25 @@ func (d *Datapath) cut(ctx context.Context, before, after *datapath.Snapshot) er
 		}
 	}
 	_, err = c.DeleteIf(ctx, all, func(e *conntrack.Entry) bool {
-		return slices.ContainsFunc(ways[e.Reply.Source], func(f conntrack.Filter) bool { return f.Matches(e) })
+		return slices.ContainsFunc(ways[e.Reply.Source], func(w way) bool { return w.ends(e) })
 	})
 	if err != nil {
-		return fmt.Errorf("connections of backends that went down: %w", err)
+		return fmt.Errorf("connections of backends that went down or were drained: %w", err)
 	}
 	return nil
+}
+
+// way are the connections by one listener to a backend of that state.
+type way struct {
+	conntrack.Filter
+	state datapath.State
+}
+
+func (w *way) ends(e *conntrack.Entry) bool {
+	if w.state == datapath.Drain && (e.Protocol != flow.TCP || !slices.Contains([]string{"SYN_SENT", "LAST_ACK", "TIME_WAIT", "CLOSE"}, e.StateName())) {
+		return false
+	}
+	return w.Matches(e)
 }
 
 func equalStates(a, b []datapath.State) bool {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -219,6 +220,12 @@ func (s *subject) Advance(time.Duration) error { return errors.ErrUnsupported }
 
 // SetState implements golden.Subject.
 func (s *subject) SetState(service, backend string, state datapath.State) error {
+	next := *s.snapshot // the one in force is never modified
+	next.Services = slices.Clone(next.Services)
+	for i := range next.Services {
+		next.Services[i].State = slices.Clone(next.Services[i].State)
+	}
+	s.snapshot = &next
 	golden.SetState(s.snapshot, service, backend, state)
 	return s.inside(s.apply)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Defaults of persistence, as the configuration documents them.
@@ -66,6 +67,26 @@ func (p *part) remembered() []int {
 	return list
 }
 
+// recall are the rules that send a packet to its client's backend. Where flows outlive a drain, a
+// SYN is a new connection, and goes to a backend that takes some.
+func (p *part) recall() []rs.Rule {
+	from := func(when *rs.Builder, set string) rs.Rule {
+		return when.Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
+	}
+	if !p.opensApart() {
+		return []rs.Rule{from(p.rule(), "/backends")}
+	}
+	const mask, syn, text = 0x16, 0x02, "tcp flags & (syn|rst|ack) == syn"
+	return []rs.Rule{from(p.rule().TCPFlags(mask, syn, text), "/open"),
+		from(p.rule().TCPFlagsNot(mask, syn, "tcp flags & (syn|rst|ack) != syn"), "/backends")}
+}
+
+// opensApart reports whether new connections of remembered clients go to fewer backends than the
+// others.
+func (p *part) opensApart() bool {
+	return p.svc.Protocol == flow.TCP && len(p.remembered()) > len(p.active)
+}
+
 // memory makes the map of clients and the entries by which the number of a
 // backend leads to its chain.
 func (p *part) memory() {
@@ -82,10 +103,19 @@ func (p *part) memory() {
 	})
 	backends := rs.ID{Table: p.table, Name: p.prefix + "/backends"}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: backends, Key: []rs.Type{rs.Mark}, Verdicts: true})
-	for _, i := range p.remembered() {
+	p.lead(backends, p.remembered())
+	if p.opensApart() {
+		open := rs.ID{Table: p.table, Name: p.prefix + "/open"}
+		p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: open, Key: []rs.Type{rs.Mark}, Verdicts: true})
+		p.lead(open, p.active)
+	}
+}
+
+// lead has the numbers of backends lead to their chains.
+func (p *part) lead(set rs.ID, backends []int) {
+	for _, i := range backends {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
-			Set: backends, Key: rs.Number(p.backendID(i)).Raw,
-			Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
+			Set: set, Key: rs.Number(p.backendID(i)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
 		})
 	}
 }

@@ -27,8 +27,8 @@ func (p *part) choose() []rs.Rule {
 		rules = append(rules, r)
 	}
 	if p.persist != nil {
+		rules = append(rules, p.recall()...)
 		rules = append(rules,
-			p.rule().Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""),
 			p.rule().Forget(p.prefix+"/clients", p.persistKey()...).Rule(""))
 	}
 	if p.plain {
