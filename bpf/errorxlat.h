@@ -190,7 +190,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	struct extended e;
 	__u64 sum;
 
-	if (untranslatable_route(ctx, p, to_v6, xdp))
+	if (untranslatable_route(ctx, p, to_v6, xdp) || extended_fragment(p))
 		return REASON_UNTRANSLATABLE;
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;

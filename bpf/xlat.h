@@ -265,6 +265,13 @@ static __always_inline bool untranslatable_route(void *ctx, const struct packet 
 	return to_v6 ? header > sizeof(struct iphdr) && source_routed(ctx, header, xdp) : p->source_route;
 }
 
+// The offsets of fragments count the extension headers behind the fragment header, which would
+// be left out (RFC 7915 §5.1.1).
+static __always_inline bool extended_fragment(const struct packet *p)
+{
+	return p->fragment_at && is_extension(p->fragment_next);
+}
+
 // A packet that cannot be translated: its sender is told (RFC 7915 §4.4, §5.4).
 static __always_inline int not_translated(struct plan *plan)
 {
@@ -289,9 +296,7 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 	// 7915 §1.2).
 	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
 		return not_translated(plan);
-	// The offsets of fragments count the extension headers behind the fragment header,
-	// which are left out (RFC 7915 §5.1.1).
-	if (p->fragment_at && is_extension(p->fragment_next))
+	if (extended_fragment(p))
 		return not_translated(plan);
 	if (!(plan->flags & PLAN_NO_L4)) {
 		reason = translate_l4(ctx, p, plan, payload, to_v6, xdp);

@@ -50,10 +50,13 @@ type Config struct {
 	// fragments of that size (RFC 7915 §4.1). Zero takes the MTU of the link that a
 	// packet leaves by, and fragments of 1280 bytes.
 	LowestIPv6MTU int `yaml:"lowest-ipv6-mtu,omitempty" json:"lowest-ipv6-mtu,omitempty" jsonschema:"minimum=0,maximum=65535"`
-	// ICMPErrorsPerSecond is how many ICMP errors of its own the eBPF datapath sends in
-	// a second, on all CPUs together (RFC 1812 §4.3.2.8, RFC 7915 §4.4); 0 is 1000, and
-	// -1 sends none, which hides the path's MTU from hosts.
-	ICMPErrorsPerSecond int `yaml:"icmp-errors-per-second,omitempty" json:"icmp-errors-per-second,omitempty" jsonschema:"minimum=-1,maximum=1000000"`
+	// ICMPErrors are those that the eBPF datapath sends of its own: about packets that are
+	// too large, whose TTL is used up, or that cannot be translated (RFC 7915 §4.4). Without
+	// them hosts do not learn the path's MTU; auto is on.
+	ICMPErrors Switch `yaml:"icmp-errors,omitempty" json:"icmp-errors,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+	// ICMPErrorsPerSecond is how many of them it sends in a second, on all CPUs together
+	// (RFC 1812 §4.3.2.8); 0 is 1000.
+	ICMPErrorsPerSecond int `yaml:"icmp-errors-per-second,omitempty" json:"icmp-errors-per-second,omitempty" jsonschema:"minimum=0,maximum=1000000"`
 }
 
 // DatapathChoice names a datapath or leaves the choice to Sluice.

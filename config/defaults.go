@@ -34,6 +34,7 @@ func (c *Config) SetDefaults() {
 	orElse(&c.Datapath, DatapathAuto)
 	orElse(&c.Attach, AttachAuto)
 	orElse(&c.Flowtable, SwitchAuto)
+	orElse(&c.ICMPErrors, SwitchAuto)
 	c.Timeouts.setDefaults()
 	for i := range c.Services {
 		c.Services[i].setDefaults()

@@ -58,8 +58,8 @@ func (c *Config) validate() *validator {
 	if mtu := v.c.LowestIPv6MTU; mtu > 0 && mtu < 1280 {
 		v.errorf(path{{key: "lowest-ipv6-mtu"}}, "write 1280 or more", "%d is less than every IPv6 link carries, RFC 8200 §5", mtu)
 	}
-	if n := v.c.ICMPErrorsPerSecond; n < -1 || n > 1000000 {
-		v.errorf(path{{key: "icmp-errors-per-second"}}, "write a number up to 1000000, or -1 for none", "%d ICMP errors a second", n)
+	if n := v.c.ICMPErrorsPerSecond; n > 1000000 {
+		v.errorf(path{{key: "icmp-errors-per-second"}}, "write a number up to 1000000", "%d ICMP errors a second", n)
 	}
 	v.overlaps()
 	v.prefixes()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -234,7 +235,7 @@ var (
 // above a rate of its own (RFC 1812 §4.3.2.8): under judgement the model then
 // leaves them out too.
 func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
-	if a == noAnswer || !answerable(v) {
+	if a == noAnswer || !answerable(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
 		return o
 	}
 	if m.actual != nil && len(m.actual.Out) == 0 && m.actual.Reason == o.Reason {

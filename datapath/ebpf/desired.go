@@ -159,7 +159,10 @@ func (c *compiler) finish() {
 	c.unnumbered()
 	s, t := &c.switches, c.snapshot.Config.Timeouts
 	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
-	s.Errors = uint32(max(0, cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000)))
+	s.Errors = uint32(cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000))
+	if c.snapshot.Config.ICMPErrors == config.SwitchOff {
+		s.Errors = 0
+	}
 	s.Paired = c.host.paired(c.snapshot.Config)
 	wanted, _ := c.host.attachTo(c.snapshot.Config)
 	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)

@@ -125,3 +125,25 @@ func TestPiecesFitTheLink(t *testing.T) {
 		})
 	}
 }
+
+// TestPiecesOfIPv6 cuts what was IPv6 and has no DF in IPv4 (RFC 7915 §5.1, §5.1.1), and nothing else.
+func TestPiecesOfIPv6(t *testing.T) {
+	const eth = "eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/"
+	was := packet.MustText(eth + "ip6(src=fd00:2::2,dst=64:ff9b::c612:1)/udp(sport=1,dport=2)/data(1200)").Build()
+	for is, want := range map[string]int{
+		"ip4(src=198.51.100.1,dst=192.0.2.1,id=9)/udp(sport=1,dport=2)/data(1200)": 2,
+		"ip4(src=198.51.100.1,dst=192.0.2.1,id=9)/udp(sport=1,dport=2)/data(972)":  1,
+		"ip4(src=198.51.100.1,dst=192.0.2.1,id=9,off=1200,mf)/data(1200)":          2,
+		"ip6(src=fd00:2::2,dst=fd00:2::3)/udp(sport=1,dport=2)/data(1200)":         1,
+	} {
+		pieces, err := (&holder{}).pieces(was, packet.MustText(eth+is).Build(), 1000)
+		if err != nil || len(pieces) != want {
+			t.Errorf("%s: %d pieces, want %d: %v", is, len(pieces), want, err)
+		}
+		for _, b := range pieces {
+			if ip, ok := packet.Find[*packet.IPv4](packet.Parse(b)); ok && (ip.ID != 9 || len(b) > 1014) {
+				t.Errorf("%s: piece %s", is, packet.Parse(b))
+			}
+		}
+	}
+}

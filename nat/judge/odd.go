@@ -53,6 +53,10 @@ func plain(p packet.Packet) packet.Packet {
 // or one that has an address of this host, which anybody may claim.
 func (w *world) reporter(r *rand.Rand, receiver netip.Addr) netip.Addr {
 	switch r.IntN(16) {
+	case 15: // of nowhere: errors are translated all the same (RFC 7915 §4.1)
+		if receiver.Is4() && r.IntN(4) == 0 {
+			return netip.AddrFrom4(pick(r, [][4]byte{{169, 254, 3, 4}, {224, 0, 0, 1}}))
+		}
 	case 0:
 		for _, p := range pick(r, w.host.Interfaces).Addresses {
 			if p.Addr().Is6() == receiver.Is6() {

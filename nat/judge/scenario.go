@@ -31,6 +31,8 @@ type Scenario struct {
 	// Changing lists backends, SERVICE/BACKEND, whose state changes now and then.
 	Changing []string
 	Wishes   []Wishes
+	// HostLines change the standard host, as the section "host" of a packet case does.
+	HostLines []string
 }
 
 // Opening is one kind of conversation.
@@ -59,8 +61,14 @@ func (s Scenario) Config() (*config.Config, error) {
 	return config.Decode("scenario "+s.Name, []byte(s.YAML))
 }
 
-// Host is the host that every scenario runs on.
-func (Scenario) Host() nat.Host { return golden.StandardHost() }
+// Host is the host that the scenario runs on.
+func (s Scenario) Host() nat.Host {
+	h, err := golden.HostWith(s.HostLines...)
+	if err != nil {
+		panic("scenario " + s.Name + ": " + err.Error())
+	}
+	return h
+}
 
 func addresses(format string, first, last int) []netip.Addr {
 	var out []netip.Addr

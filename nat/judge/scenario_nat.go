@@ -37,6 +37,21 @@ func natScenarios() []Scenario {
 			{"wan0", far4, addresses("203.0.113.%d", 14, 60), []uint16{53, 80}, all},
 			{"wan0", one("198.51.100.2"), addresses("203.0.113.%d", 14, 60), []uint16{53, 80}, all},
 			{"wan0", append(addresses("2001:db8:5::%x", 1, 5), embedded("2001:db8:4000::/40", far4...)...), inside6, []uint16{53}, all}}},
+		{Name: "customer", YAML: customer, HostLines: customerHost, Opens: []Opening{
+			{"lan0", slices.Concat(inside4, addresses("10.1.9.%d", 2, 4)), slices.Concat(far4, one("10.0.2.1"), one("10.1.9.9"), one("198.51.100.1"), addresses("203.0.113.%d", 64, 76)), []uint16{53, 80}, all},
+			{"wan0", embedded("64:ff9b::/96", far4...), addresses("2001:db8:c:464::%x", 0, 9), []uint16{53, 80}, all},
+			{"wan0", append(far4, inside4[0]), slices.Concat(addresses("203.0.113.%d", 64, 76), addresses("203.0.113.%d", 128, 140), one("198.51.100.1"), far4), []uint16{53, 80}, all},
+			{"lan0", slices.Concat(addresses("fd00:a:9:0:%x00::", 0, 40), addresses("fd00:b:%x::", 0, 40), inside6), slices.Concat(embedded("2001:db8:6464:1::/64", far4...),
+				embedded("2001:db8:6464:1::/64", addresses("203.0.113.%d", 64, 70)...), embedded("2001:db8:4000::/40", far4...)), []uint16{53, 80}, all},
+			{"lan0", embedded("2001:db8:6448::/48", addresses("203.0.113.%d", 220, 229)...), embedded("2001:db8:6448::/48", far4...), []uint16{53, 80}, all},
+			{"lan0", addresses("2001:db8:c:464::%x", 1, 4), embedded("64:ff9b::/96", far4...), []uint16{53}, all}}},
+		{Name: "small-link", YAML: smallLink, HostLines: []string{"mtu wan0 1000", "route ::/0 via fd00:2::9 dev lan0"}, Opens: []Opening{
+			{"lan0", inside6, embedded("64:ff9b::/96", append(far4, netip.MustParseAddr("203.0.113.18"))...), []uint16{53, 80}, all},
+			{"lan0", deep6, embedded("2001:db8:4000::/40", far4...), []uint16{53, 80}, all},
+			{"wan0", far4, addresses("203.0.113.%d", 16, 25), []uint16{53, 80}, all}}},
+		{Name: "unnumbered", YAML: smallLink, HostLines: []string{"unnumbered wan0"}, Opens: []Opening{
+			{"lan0", inside6, embedded("64:ff9b::/96", far4...), []uint16{53, 80}, all},
+			{"wan0", far4, addresses("203.0.113.%d", 16, 25), []uint16{53, 80}, all}}},
 		{Name: "precedence", YAML: precedence, Opens: []Opening{
 			{"lan0", slices.Concat(inside4, addresses("10.1.9.%d", 2, 9)), slices.Concat(far4, addresses("198.51.100.%d", 130, 144), addresses("198.18.7.%d", 1, 3)), []uint16{53, 80}, all},
 			{"wan0", clients4, slices.Concat(addresses("198.51.100.%d", 130, 144), addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9}, all},
@@ -77,6 +92,30 @@ nat:
   - {name: both, type: siit, prefix: "2001:db8:6464:1::/64", except: [198.18.0.4/32], mss-clamp: true, eam: [{ipv4: 203.0.113.16/28, ipv6: "fd00:2::/124"},
      {ipv4: 203.0.113.17/32, ipv6: "fd00:2::3/128"}, {ipv4: 203.0.113.20/30, ipv6: "fd00:2::8/126"}]}
   - {name: bare, type: siit, prefix: "2001:db8:4000::/40"}
+`
+
+// A customer's router beside mappings of other suffixes, a prefix alone and nat64, with routes
+// into all of them and addresses of the gateway inside.
+const customer = `
+nat:
+  - {name: clat, type: siit, prefix: "64:ff9b::/96", in: lan0, out: wan0, pool: [192.0.2.8/30], traffic-class: 0, udp-zero-checksum: drop, except: [198.18.0.4/32],
+     eam: [{ipv4: 10.0.2.0/24, ipv6: "2001:db8:c:464::/120"}]}
+  - {name: wide, type: siit, prefix: "2001:db8:6464:1::/64", in: wan0, traffic-class: 184, eam: [{ipv4: 203.0.113.64/26, ipv6: "fd00:a:9::/64"},
+     {ipv4: 203.0.113.128/26, ipv6: "fd00:b::/40"}]}
+  - {name: outward, type: siit, prefix: "2001:db8:6448::/48", out: wan0, pool: [192.0.2.1]}
+  - {name: plat, type: nat64, prefix: "2001:db8:4000::/40", source: ["fd00:2::/64"], pool: [203.0.113.201], out: wan0}
+`
+
+var customerHost = []string{"address wan0 203.0.113.66/32", "address lan0 fd00:a:9:0:1c00::1/128", "route 203.0.113.70/31 via 10.0.2.9 dev lan0",
+	"route 64:ff9b::198.18.0.2/128 via 2001:db8:ff::2 dev wan0", "route 2001:db8:4000::/40 via fd00:2::9 dev lan0",
+	"route 2001:db8:40c6:1200:3::/80 via fd00:2::9 dev lan0", "route 198.18.0.5/32 via 10.0.2.9 dev lan0", "route fd00:b::/32 via fd00:2::9 dev lan0",
+	"route 2001:db8:6448::/48 via fd00:2::9 dev lan0", "route 2001:db8:c:464::8/128 via fd00:2::9 dev lan0"}
+
+// siit and nat64 on hosts whose outside link is not as usual.
+const smallLink = `
+nat:
+  - {name: bih, type: siit, prefix: "64:ff9b::/96", eam: [{ipv4: 203.0.113.16/28, ipv6: "fd00:2::/124"}]}
+  - {name: v6only, type: nat64, prefix: "2001:db8:4000::/40", source: ["fd00:a:1:1::/64"], pool: [203.0.113.201]}
 `
 
 // Rules without state before and beside such with state, for the same hosts.

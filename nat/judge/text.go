@@ -16,6 +16,10 @@ import (
 func (t *trace) text(sc Scenario) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- packets --\n", sc.Name, sc.YAML)
+	if len(sc.HostLines) > 0 {
+		b.Reset()
+		fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- host --\n%s\n-- packets --\n", sc.Name, sc.YAML, strings.Join(sc.HostLines, "\n"))
+	}
 	names := &chosen{names: map[string]string{}}
 	for _, s := range t.steps {
 		if s.change != "" {

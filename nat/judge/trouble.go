@@ -51,11 +51,29 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 		}
 		quoted = quoted[:min(len(quoted), 548)]
 	}
+	body := extended(r, m, quoted)
 	if r.IntN(20) == 0 {
 		m.Checksum = packet.Force(r.Uint32() & 0xffff)
 	}
-	q := packet.Packet{header(r, src, dst), m, &packet.Data{Bytes: slices.Clone(quoted)}}
+	q := packet.Packet{header(r, src, dst), m, &packet.Data{Bytes: body}}
 	return []arrival{{w.frame(out.Interface, q), c, 1 - direction}}
+}
+
+// extended pads what an error quotes and puts an extension behind it (RFC 4884), now and then: of
+// any length, and where the error has none.
+func extended(r *rand.Rand, m *packet.ICMP, quoted []byte) []byte {
+	body := slices.Clone(quoted)
+	if r.IntN(12) > 0 {
+		return body
+	}
+	unit, shift := 4, 16
+	if m.V6 {
+		unit, shift = 8, 24
+	}
+	field := max(128, (len(body)+unit-1)/unit*unit)
+	body = append(body, make([]byte, field-len(body))...)
+	m.Rest |= uint32(field/unit&0xff) << shift
+	return append(body, random(r, 4*(1+r.IntN(100))).Bytes...)
 }
 
 // router is a router on the way to an address: another one of its network.
@@ -91,6 +109,9 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	}
 	data := make([]byte, 100+r.IntN(400))
 	p = append(p, &packet.Data{Bytes: data})
+	if _, v6 := p[0].(*packet.IPv6); v6 && w.settled(c) && r.IntN(6) == 0 { // behind the fragment header
+		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: true}))
+	}
 	frame := w.frame(c.in[d].Interface, p).Frame
 	pieces, err := packet.Fragments(frame, 8*(4+r.IntN(20)), r.Uint32())
 	if err != nil {

@@ -122,6 +122,17 @@ func StandardHost() nat.Host {
 	return h
 }
 
+// HostWith is the standard host changed by lines of the section "host".
+func HostWith(lines ...string) (nat.Host, error) {
+	h := StandardHost()
+	for _, l := range lines {
+		if err := readHost(&h, l); err != nil {
+			return h, err
+		}
+	}
+	return h, nil
+}
+
 func mac(s string) packet.MAC {
 	m, err := packet.ParseMAC(s)
 	if err != nil {
