@@ -5,6 +5,7 @@ package engine
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/announce"
@@ -29,7 +30,7 @@ type Addresses interface {
 // wantedAddresses lists the addresses of a configuration whose packets must come to this
 // host. What siit maps is left out: the configuration does not say which side of a
 // mapping is a host of its own.
-func wantedAddresses(c *config.Config) (list []announce.Want) {
+func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 	leave := ""
 	if c.HoldAddresses == config.SwitchOff {
 		leave = LeftByKey
@@ -46,7 +47,11 @@ func wantedAddresses(c *config.Config) (list []announce.Want) {
 			leave = "probes via the service cannot leave a host that has its address: write via: direct, or have the address routed here"
 		}
 		for _, l := range s.Listen {
-			add(owner, leave, l.Address, l.Address)
+			why := leave
+			if why == "" && s.Mode == config.ModeStateless && l.Address.Is4() && slices.Contains(plan.services[i].Datapaths, "nftables") {
+				why = "on nftables answers of a stateless service get its address before they are routed, and the kernel drops packets from an address of its own: have the address routed here, or write datapath: ebpf"
+			}
+			add(owner, why, l.Address, l.Address)
 		}
 		for _, r := range s.SourcePool {
 			add(owner, leave, r.First, r.Last)
@@ -82,11 +87,11 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // holdAddresses tells who holds addresses which ones are wanted now, and returns what changes.
-func (e *Engine) holdAddresses(cfg *config.Config) *datapath.Change {
+func (e *Engine) holdAddresses(cfg *config.Config, plan placement) *datapath.Change {
 	if e.opt.Addresses == nil {
 		return nil
 	}
-	change, err := e.opt.Addresses.Set(wantedAddresses(cfg))
+	change, err := e.opt.Addresses.Set(wantedAddresses(cfg, plan))
 	if err != nil {
 		e.opt.Log.Warn("the host's addresses cannot be read: those of services and pools are not held before it is looked at again", "error", err)
 		return nil

@@ -46,7 +46,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		}
 		applied.Changes = append(applied.Changes, change)
 	}
-	if change := e.holdAddresses(cfg); change != nil && !change.Empty() {
+	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}
 	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
@@ -62,7 +62,7 @@ func (e *Engine) report(a Applied) {
 		if c.Empty() {
 			continue
 		}
-		e.opt.Log.Info("applied", "datapath", c.Datapath, "revision", a.Revision, "rules", c.Rules, "elements", c.Elements, "took", c.Duration)
+		e.opt.Log.Info("applied", "datapath", c.Datapath, "revision", a.Revision, "rules", c.Rules, "elements", c.Elements, "objects", c.Objects, "took", c.Duration)
 		if e.opt.Verbose {
 			for _, line := range c.Lines {
 				e.opt.Log.Info(line, "datapath", c.Datapath)

@@ -212,7 +212,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		f.Changes = append(f.Changes, change)
 	}
 	if e.opt.Addresses != nil {
-		change, statuses, err := e.opt.Addresses.Plan(wantedAddresses(cfg))
+		change, statuses, err := e.opt.Addresses.Plan(wantedAddresses(cfg, plan))
 		if err != nil {
 			return nil, err
 		}
