@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -35,6 +36,9 @@ func (p path) with(s step) path {
 	q[len(p)] = s
 	return q
 }
+
+// within reports whether p is q or lies inside it.
+func (p path) within(q path) bool { return len(p) >= len(q) && slices.Equal(p[:len(q)], q) }
 
 // String renders "services[0].backends[1].weight".
 func (p path) String() string {

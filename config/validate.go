@@ -37,6 +37,9 @@ type validator struct {
 	c    *Config
 	path path // of the value that walk looks at; reused
 	errs Errors
+	// malformed are the addresses and prefixes whose form is wrong: what else there is to
+	// say of them is of no use until they are written otherwise.
+	malformed []path
 	// truncated tells that there were more errors than maxErrors.
 	truncated bool
 }
@@ -44,6 +47,7 @@ type validator struct {
 func (c *Config) validate() *validator {
 	v := &validator{c: c}
 	v.walk(reflect.ValueOf(c).Elem())
+	formal := len(v.errs)
 	for i, name := range c.Interfaces {
 		p := at("interfaces").index(i)
 		v.ifname(p, name)
@@ -65,7 +69,22 @@ func (c *Config) validate() *validator {
 	v.prefixes()
 	v.crossings()
 	v.pools()
+	v.errs = append(v.errs[:formal:formal], slices.DeleteFunc(v.errs[formal:], v.ofMalformed)...)
 	return v
+}
+
+// ofMalformed reports whether an error is about a value of wrong form, or depends on one.
+func (v *validator) ofMalformed(e *Error) bool {
+	return slices.ContainsFunc(v.malformed, func(m path) bool {
+		return e.path.within(m) || slices.ContainsFunc(e.depends, m.within)
+	})
+}
+
+// form records that an address or prefix is written in a form that is not taken.
+func (v *validator) form(hint, format string, args ...any) {
+	p := slices.Clone(v.path)
+	v.malformed = append(v.malformed, p)
+	v.errorf(p, hint, format, args...)
 }
 
 // errorf records that the value at p is wrong; hint says what to write instead.
@@ -158,9 +177,9 @@ func (v *validator) address(a netip.Addr) {
 	switch {
 	case !a.IsValid():
 	case a.Zone() != "":
-		v.errorf(slices.Clone(v.path), "write "+a.WithZone("").String(), "address %s has a zone", a)
+		v.form("write an address that is reached by a route, without %", "address %s has a zone", a)
 	case a.Is4In6():
-		v.errorf(slices.Clone(v.path), "write "+a.Unmap().String(), "address %s is an IPv4 address in IPv6 form", a)
+		v.form("write "+a.Unmap().String(), "address %s is an IPv4 address in IPv6 form", a)
 	}
 }
 
@@ -168,7 +187,11 @@ func (v *validator) prefix(p netip.Prefix) {
 	switch {
 	case !p.IsValid():
 	case p.Addr().Is4In6():
-		v.errorf(slices.Clone(v.path), "write "+p.Addr().Unmap().String(), "prefix %s is one of IPv4 addresses in IPv6 form", p)
+		hint := p.Addr().Unmap().String()
+		if p.Bits() >= 96 {
+			hint = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96).String()
+		}
+		v.form("write "+hint, "prefix %s is one of IPv4 addresses in IPv6 form", p)
 	case p != p.Masked():
 		v.errorf(slices.Clone(v.path), fmt.Sprintf("write %s for the network, %s for the one address", p.Masked(), p.Addr()),
 			"prefix %s has bits set behind its length", p)

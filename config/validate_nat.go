@@ -120,7 +120,7 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 	sources := spansOf(inside)
 	for i, pool := range r.To.Addresses {
 		if n := sources.meeting(pool); n >= 0 {
-			v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[n])
+			v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[n]).depends = []path{p.key("source")}
 		}
 	}
 	for i, s := range r.Source {
@@ -139,7 +139,7 @@ func (v *validator) portForward(p path, r *NATRule) {
 		v.errorf(p.key("to"), fmt.Sprintf("write to: {address: %s}, or make a service to spread over several", r.To.Addresses[0].First),
 			"port-forward takes one endpoint, not a list")
 	}
-	v.endpointAddress(p.key("to").key("address"), r.To.Address)
+	v.serverAddress(p.key("to").key("address"), r.To.Address)
 	v.helper(p, r.Helper, r.Protocol)
 	if r.Listen == nil {
 		return
@@ -152,7 +152,7 @@ func (v *validator) portForward(p path, r *NATRule) {
 		switch {
 		case r.To.Address.Is4() != l.Address.Is4():
 			v.errorf(p.key("to").key("address"), "make it a service of mode fullnat, which translates between the families",
-				"%s is %s, but the rule listens on %s", r.To.Address, familyOf(r.To.Address), l.Address)
+				"%s is %s, but the rule listens on %s", r.To.Address, familyOf(r.To.Address), l.Address).depends = []path{lp}
 		case r.To.Address == l.Address:
 			v.errorf(p.key("to").key("address"), "write the inside address", "%s is the address that the rule listens on", r.To.Address)
 		}
@@ -173,6 +173,10 @@ func (v *validator) portForward(p path, r *NATRule) {
 func (v *validator) prefixNAT(p path, r *NATRule) {
 	v.missing(p, !r.External.IsValid(), "external", "write external: 198.51.100.0/24, the outside prefix")
 	v.missing(p, !r.Internal.IsValid(), "internal", "write internal: 10.9.0.0/24, the inside prefix")
+	if r.In != "" && r.In == r.Out {
+		v.errorf(p.key("out"), "write in, the interface of the inside hosts, and out, the one towards the outside; of a gateway with one interface write out alone",
+			"in and out are both %s: only what leaves by the interface that it came by would be translated", r.Out)
+	}
 	e, n := r.External, r.Internal
 	if !e.IsValid() || !n.IsValid() {
 		return
@@ -182,9 +186,9 @@ func (v *validator) prefixNAT(p path, r *NATRule) {
 	case r.Type == NATNPT66 && (e.Addr().Is4() || n.Addr().Is4()):
 		v.errorf(ip, "write IPv6 prefixes, or type: static", "npt66 translates IPv6 prefixes")
 	case e.Addr().Is4() != n.Addr().Is4():
-		v.errorf(ip, "write two prefixes of one family; siit translates between them", "internal %s and external %s are of two families", n, e)
+		v.errorf(ip, "write two prefixes of one family; siit translates between them", "internal %s and external %s are of two families", n, e).depends = []path{p.key("external")}
 	case e.Bits() != n.Bits():
-		v.errorf(ip, fmt.Sprintf("write a prefix of /%d", e.Bits()), "internal %s and external %s are not equally long", n, e)
+		v.errorf(ip, fmt.Sprintf("write a prefix of /%d", e.Bits()), "internal %s and external %s are not equally long", n, e).depends = []path{p.key("external")}
 	case r.Type == NATNPT66 && e.Bits() > 64:
 		v.errorf(p.key("external"), "write prefixes of /64 or shorter", "npt66 needs an interface identifier of 64 bits (RFC 6296 §3.5)")
 	case e.Overlaps(n):
@@ -221,7 +225,7 @@ func (v *validator) nat64(p path, r *NATRule) {
 		if s.IsValid() && s.Addr().Is4() {
 			v.errorf(p.key("source").index(i), "write the IPv6 prefixes of the inside", "source %s is not IPv6", s)
 		} else if s.IsValid() && r.Prefix.IsValid() && s.Overlaps(r.Prefix) {
-			v.errorf(p.key("source").index(i), "write the prefixes of the inside hosts", "source %s overlaps the prefix %s (RFC 6146 §3.5)", s, r.Prefix)
+			v.errorf(p.key("source").index(i), "write the prefixes of the inside hosts", "source %s overlaps the prefix %s (RFC 6146 §3.5)", s, r.Prefix).depends = []path{p.key("prefix")}
 		}
 	}
 }
@@ -252,7 +256,7 @@ func (v *validator) siit(p path, r *NATRule) {
 			v.errorf(ep.key("ipv6"), "write an IPv6 prefix", "%s is not IPv6", e.IPv6)
 		case 32-e.IPv4.Bits() > 128-e.IPv6.Bits():
 			v.errorf(ep.key("ipv6"), fmt.Sprintf("write a prefix of /%d or shorter", e.IPv4.Bits()+96),
-				"%s has fewer addresses than %s (RFC 7757 §3.1)", e.IPv6, e.IPv4)
+				"%s has fewer addresses than %s (RFC 7757 §3.1)", e.IPv6, e.IPv4).depends = []path{ep.key("ipv4")}
 		}
 		if first := four.seen(e.IPv4.String(), i); first >= 0 {
 			v.errorf(ep.key("ipv4"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv4, first)

@@ -45,6 +45,17 @@ func (v *validator) endpointAddress(p path, a netip.Addr) {
 	}
 }
 
+// serverAddress refuses what endpointAddress does, and addresses of IPv6 that only their own
+// link reaches: nothing is routed to or from them (RFC 4291 §2.5.6). The kernel routes
+// those of IPv4 all the same, and virtual networks use them for that.
+func (v *validator) serverAddress(p path, a netip.Addr) {
+	if a.Is6() && a.IsLinkLocalUnicast() {
+		v.errorf(p, "write the server's global or unique local address", "address %s is link-local: packets to and from it are not routed", a)
+		return
+	}
+	v.endpointAddress(p, a)
+}
+
 func (v *validator) listeners(p path, s *Service) {
 	if s.Listen != nil && len(s.Listen) == 0 {
 		v.errorf(p.key("listen"), "write - {address: 192.0.2.10, ports: [80]}", "no listener")
@@ -68,7 +79,7 @@ func (v *validator) backends(p path, s *Service) {
 		if first := names.seen(b.Name, i); first >= 0 && b.Name != "" {
 			v.errorf(bp.key("name"), "give each backend of a service a name of its own", "name %s is taken by backends[%d]", b.Name, first)
 		}
-		v.endpointAddress(bp.key("address"), b.Address)
+		v.serverAddress(bp.key("address"), b.Address)
 		if !b.Address.IsValid() {
 			continue
 		}
@@ -168,9 +179,9 @@ func (v *validator) families(p path, s *Service) {
 				hint += ", or make a service for each family"
 			}
 			v.errorf(bp, hint, "%s is %s, but the service listens on %s and mode %s keeps the family",
-				b.Address, familyOf(b.Address), other, s.Mode)
+				b.Address, familyOf(b.Address), other, s.Mode).depends = []path{p.key("listen")}
 		case ipip && b.Address.Is4():
-			v.errorf(bp, "write tunnel: {type: gue}", "%s is IPv4, but the service listens on %s and ipip carries no IPv6 packets over IPv4", b.Address, other)
+			v.errorf(bp, "write tunnel: {type: gue}", "%s is IPv4, but the service listens on %s and ipip carries no IPv6 packets over IPv4", b.Address, other).depends = []path{p.key("listen")}
 		}
 	}
 	if len(s.SourcePool) == 0 {
@@ -180,7 +191,7 @@ func (v *validator) families(p path, s *Service) {
 		a := s.Backends[i].Address
 		if a.IsValid() && !slices.ContainsFunc(s.SourcePool, func(r AddressRange) bool { return r.Is4() == a.Is4() }) {
 			v.errorf(p.key("source-pool"), "add an address of that family, or remove the pool",
-				"no %s address, but backend %s is %s", familyOf(a), s.Backends[i].Name, a).depends = []path{p.key("source-pool")}
+				"no %s address, but backend %s is %s", familyOf(a), s.Backends[i].Name, a).depends = []path{p.key("source-pool"), p.key("backends").index(i)}
 			break
 		}
 	}

@@ -194,17 +194,32 @@ func summary(n *config.NATRule) string {
 	join := func(list any) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ","), "[]") }
 	switch n.Type {
 	case config.NATPortForward:
-		return fmt.Sprintf("%s %s -> %s", n.Protocol, listenText(*n.Listen), netip.AddrPortFrom(n.To.Address, n.To.Port))
+		to := n.To.Address.String()
+		if n.To.Port != 0 {
+			to = netip.AddrPortFrom(n.To.Address, n.To.Port).String()
+		}
+		return fmt.Sprintf("%s %s -> %s", n.Protocol, listenText(*n.Listen), to)
 	case config.NATStatic, config.NATNPT66:
 		return fmt.Sprintf("%s <-> %s", n.Internal, n.External)
 	case config.NATNAT64:
-		return fmt.Sprintf("%s via %s -> %s", join(n.Source), n.Prefix, join(n.Pool))
+		return fmt.Sprintf("%s via %s -> %s", cmp.Or(join(n.Source), "any source"), n.Prefix, join(n.Pool))
 	case config.NATSIIT:
-		return fmt.Sprintf("%s, %d explicit mappings", n.Prefix, len(n.EAM))
+		if !n.Prefix.IsValid() {
+			return explicit(len(n.EAM))
+		}
+		return fmt.Sprintf("%s, %s", n.Prefix, explicit(len(n.EAM)))
 	case config.NATSNAT:
-		return fmt.Sprintf("%s -> %s", join(n.Source), join(n.To.Addresses))
+		return fmt.Sprintf("%s -> %s", cmp.Or(join(n.Source), "any source"), join(n.To.Addresses))
 	}
-	return fmt.Sprintf("%s out %s", join(n.Source), cmp.Or(string(n.Out), "of any interface"))
+	return fmt.Sprintf("%s out %s", cmp.Or(join(n.Source), "any source"), cmp.Or(string(n.Out), "of any interface"))
+}
+
+// explicit counts the explicit address mappings of a siit rule.
+func explicit(n int) string {
+	if n == 1 {
+		return "1 explicit mapping"
+	}
+	return fmt.Sprintf("%d explicit mappings", n)
 }
 
 // places lists where everything of a view is carried.

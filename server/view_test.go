@@ -22,6 +22,15 @@ func TestInterfacesAreTold(t *testing.T) {
 			t.Errorf("want %q, got %q", want, got)
 		}
 	}
+	for want, n := range map[string]config.NATRule{
+		"1 explicit mapping":                {EAM: make([]config.EAMEntry, 1)},
+		"64:ff9b::/96, 0 explicit mappings": {Prefix: netip.MustParsePrefix("64:ff9b::/96")},
+	} {
+		n.Type = config.NATSIIT
+		if got := summary(&n); got != want {
+			t.Errorf("want %q, got %q", want, got)
+		}
+	}
 	inside := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}
 	for want, out := range map[string]string{"10.0.2.0/24 out wan0": "wan0", "10.0.2.0/24 out of any interface": ""} {
 		if got := summary(&config.NATRule{Type: config.NATMasquerade, Source: inside, Out: config.Interfaces(out)}); got != want {

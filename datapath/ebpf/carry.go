@@ -81,6 +81,11 @@ func carriesService(s *config.Service) error {
 	if err := carriesProtocol(s); err != nil {
 		return err
 	}
+	for _, l := range s.Listen {
+		if err := carriesListener(l); err != nil {
+			return err
+		}
+	}
 	switch {
 	case s.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
@@ -92,6 +97,15 @@ func carriesService(s *config.Service) error {
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}
 	return carriesMode(s)
+}
+
+// carriesListener refuses addresses that packets are left to the kernel for (never_routed of
+// bpf/decide.h).
+func carriesListener(l config.Listen) error {
+	if l.Address.IsLinkLocalUnicast() {
+		return fmt.Errorf("listener %s is link-local: the ebpf datapath leaves packets to such addresses to the kernel", l.Address)
+	}
+	return nil
 }
 
 // carriesProtocol refuses what would have to change ports that it cannot.
@@ -146,6 +160,11 @@ func carriesNAT(n *config.NATRule) error {
 	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward, config.NATNAT64, config.NATSIIT:
 	default:
 		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
+	}
+	if n.Listen != nil {
+		if err := carriesListener(*n.Listen); err != nil {
+			return err
+		}
 	}
 	switch {
 	case n.Type == config.NATMasquerade && n.Out == "":

@@ -22,6 +22,7 @@ func TestNotCarried(t *testing.T) {
 		"mark":                      {Type: config.NATMasquerade, Source: inside, Out: "wan0", Mark: 1},
 		"protocol sctp":             {Type: config.NATPortForward, Protocol: flow.SCTP},
 		"not available in the ebpf": {Type: "redirect"},
+		"fe80::1 is link-local":     {Type: config.NATPortForward, Protocol: flow.TCP, Listen: &config.Listen{Address: netip.MustParseAddr("fe80::1")}},
 		"":                          {Type: config.NATMasquerade, Source: inside, Out: "wan0"},
 	} {
 		err := anywhere{}.CarriesNAT(&n)
