@@ -3,7 +3,9 @@
 package nft
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/datapath"
@@ -18,11 +20,14 @@ type retired map[meter]nfnl.Counts
 
 // meter names what is counted: a backend of a service, or what it refused.
 type meter struct {
-	owner   string // "service web", "nat office"
-	backend string // key of the backend; "refused"; "" for NAT rules
+	owner   string // "service web", "nat office"; of what no rule translates the reason: "reason invalid"
+	backend string // key of the backend; "refused"; "" for NAT rules; of a reason the family
 }
 
-const refusedMeter = "refused"
+const (
+	refusedMeter = "refused"
+	reasonPrefix = "reason "
+)
 
 // retire reads the counts that a delta is about to end. Counts are not worth an
 // apply that fails: what cannot be read is left out.
@@ -102,6 +107,9 @@ func (r *retired) merge(ended retired) {
 
 // chainMeter tells what the counters of a chain mean.
 func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
+	if reason := compile.StrayReason(c.ID); owner == "" && reason != "" {
+		return meter{reasonPrefix + reason, map[ruleset.Family]string{ruleset.IP: "ipv4", ruleset.IP6: "ipv6"}[c.ID.Table]}, true
+	}
 	name, isService := strings.CutPrefix(owner, "service ")
 	if !isService {
 		return meter{owner, ""}, strings.HasPrefix(owner, "nat ") && !compile.DropsWithoutAddress(c.Name)
@@ -157,6 +165,14 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 		c := counts[meter{"nat " + n.Name, ""}]
 		out.NAT = append(out.NAT, datapath.RuleCounters{Name: n.Name, Packets: c.Packets, Bytes: c.Bytes})
 	}
+	for m, n := range counts {
+		if reason, ok := strings.CutPrefix(m.owner, reasonPrefix); ok {
+			out.Reasons = append(out.Reasons, datapath.ReasonCounter{Family: m.backend, Action: "drop", Reason: reason, Packets: n.Packets})
+		}
+	}
+	slices.SortFunc(out.Reasons, func(a, b datapath.ReasonCounter) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Reason, b.Reason))
+	})
 	return out, d.ruleCounters(out)
 }
 

@@ -54,6 +54,10 @@ type Datapath struct {
 	// flowtables and timeouts tell whether the kernel has flowtables, and timeouts
 	// of single connections.
 	flowtables, timeouts bool
+	// defragments tells whether it puts fragments together without connection tracking.
+	defragments bool
+	// fib tells whether rules can ask what an address is to the host.
+	fib bool
 }
 
 var _ datapath.Datapath = (*Datapath)(nil)
@@ -72,6 +76,16 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	var takes [2]bool
+	for i, rule := range []ruleset.Rule{ruleset.Defragment(ruleset.IP), ruleset.NewRule().ToLocal().Rule("")} {
+		takes[i], err = conn.Takes(&ruleset.Chain{
+			ID:   ruleset.ID{Table: ruleset.IP, Name: "probe"},
+			Hook: &ruleset.Hook{Type: "filter", Point: "prerouting"}, Rules: []ruleset.Rule{rule},
+		})
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+	}
 	h, err := openHost()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -80,7 +94,7 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), h.close())
 	}
-	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables, timeouts: timeouts}, nil
+	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables, timeouts: timeouts, defragments: takes[0], fib: takes[1]}, nil
 }
 
 // Name returns "nftables".
@@ -132,7 +146,8 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 	if err := d.refresh(); err != nil {
 		return nil, nil, nil, err
 	}
-	env.Flowtable, env.Timeouts = d.wantsFlowtable(s), d.timeouts
+	env.Flowtable, env.Timeouts, env.Defragments = d.wantsFlowtable(s), d.timeouts, d.defragments
+	env.FIB = d.fib
 	result, err = compile.Compile(s, env, d.compiled)
 	if err != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
 		env.Route, away = d.host.lastNeighbour, err

@@ -256,6 +256,9 @@ func dropReason(steps []replay.Step) string {
 	if last.Rule.Comment == "no backend is usable" {
 		return "no-backend"
 	}
+	if reason := compile.CommentReason(last.Rule.Comment); reason != "" {
+		return reason
+	}
 	if strings.HasSuffix(last.Chain.Name, "/refused") && len(steps) > 1 {
 		last = steps[len(steps)-2]
 		for _, w := range reasonWords {

@@ -439,27 +439,37 @@ func (b *bench) eventually(what string, condition func() bool) {
 	})
 }
 
-// segment sends one TCP segment over IPv4 that belongs to no connection.
+// segment sends one TCP segment that belongs to no connection.
 func (b *bench) segment(node, from, to string, flags byte) error {
 	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
 	h := make([]byte, 20)
 	binary.BigEndian.PutUint16(h[0:], src.Port())
 	binary.BigEndian.PutUint16(h[2:], dst.Port())
 	h[12], h[13], h[15] = 5<<4, flags, 100
-	pseudo := append(append(src.Addr().AsSlice(), dst.Addr().AsSlice()...), 0, 6, 0, 20)
-	sum := uint32(0)
-	for _, part := range [][]byte{pseudo, h} {
-		for i := 0; i < len(part); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(part[i:]))
-		}
+	return b.raw(node, "tcp", src.Addr(), dst.Addr(), h, 16)
+}
+
+// datagram sends one UDP datagram from a port that may be in use.
+func (b *bench) datagram(node, from, to string) error {
+	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
+	h := append(make([]byte, 8), "hello!"...)
+	binary.BigEndian.PutUint16(h[0:], src.Port())
+	binary.BigEndian.PutUint16(h[2:], dst.Port())
+	h[5] = byte(len(h))
+	return b.raw(node, "udp", src.Addr(), dst.Addr(), h, 6)
+}
+
+// raw sends a packet of TCP or UDP and fills in the checksum of its pseudo header and its words.
+func (b *bench) raw(node, protocol string, src, dst netip.Addr, h []byte, check int) error {
+	number, network := map[string]byte{"tcp": 6, "udp": 17}[protocol], "ip4:"+protocol
+	if src.Is6() {
+		network = "ip6:" + protocol
 	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	binary.BigEndian.PutUint16(h[16:], ^uint16(sum))
+	pseudo := append(append(src.AsSlice(), dst.AsSlice()...), 0, number, 0, byte(len(h)))
+	binary.BigEndian.PutUint16(h[check:], ^onesSum(append(pseudo, h...)))
 	var c *net.IPConn
 	err := b.lab.Node(node).Do(func() (err error) {
-		c, err = net.DialIP("ip4:tcp", &net.IPAddr{IP: src.Addr().AsSlice()}, &net.IPAddr{IP: dst.Addr().AsSlice()})
+		c, err = net.DialIP(network, &net.IPAddr{IP: src.AsSlice()}, &net.IPAddr{IP: dst.AsSlice()})
 		return err
 	})
 	if err != nil {

@@ -20,11 +20,14 @@ const (
 	mapGuards    = "guards"            // destination -> checks of every packet (strict-tcp, reset-rate)
 	mapStateless = "stateless"         // destination -> stateless service
 	mapReplies   = "stateless-replies" // source of a stateless service's answers
-	mapClamp     = "mss-clamp"         // original destination of connections whose MSS is clamped
-	mapTargets   = "targets"           // slot -> address and port of a backend
-	mapHosts     = "hosts"             // slot -> address of a backend, the port stays
-	setMarks     = "marks"             // marks to put on every packet of a connection
-	setSameLink  = "same-interface"    // pairs of an interface with itself
+	// ICMP errors about packets of a stateless service, by what they quote
+	mapServerErrors = "stateless-server-errors" // destination of a packet that a server got
+	mapClientErrors = "stateless-client-errors" // source of an answer
+	mapClamp        = "mss-clamp"               // original destination of connections whose MSS is clamped
+	mapTargets      = "targets"                 // slot -> address and port of a backend
+	mapHosts        = "hosts"                   // slot -> address of a backend, the port stays
+	setMarks        = "marks"                   // marks to put on every packet of a connection
+	setSameLink     = "same-interface"          // pairs of an interface with itself
 )
 
 // Suffixes of a dispatch map: ranges and whole addresses; listeners of one interface.
@@ -109,6 +112,8 @@ type dispatch struct {
 	by func(rs.Family) []rs.Selector
 	// set instead of verdict map: members are handled by the rule itself.
 	set bool
+	// errors are ICMP errors: by is of what they quote.
+	errors bool
 }
 
 func byDest(f rs.Family) []rs.Selector {
@@ -119,6 +124,30 @@ func bySource(f rs.Family) []rs.Selector {
 	return []rs.Selector{rs.Source(f), rs.L4Proto, rs.SourcePort}
 }
 
+// Of the packet that an ICMP error quotes: what was sent to a server, and what was
+// sent to a client.
+func byQuotedDest(f rs.Family) []rs.Selector {
+	q := rs.QuotedIn(f)
+	return []rs.Selector{q.Dest, q.Protocol, q.DestPort}
+}
+
+func byQuotedSource(f rs.Family) []rs.Selector {
+	q := rs.QuotedIn(f)
+	return []rs.Selector{q.Source, q.Protocol, q.SourcePort}
+}
+
+// icmpErrors start the rules for ICMP errors that quote a packet without options: destination
+// unreachable, time exceeded, parameter problem; of ICMPv6 too big as well.
+func icmpErrors(f rs.Family) []*rs.Builder {
+	kind := rs.Field("@th,0,8", rs.Integer8, 0)
+	start := func() *rs.Builder { return rs.NewRule().Is(rs.L4Proto, icmpOf(f)) }
+	if f == rs.IP6 {
+		return []*rs.Builder{start().Between(kind, rs.Uint8(1), rs.Uint8(4))}
+	}
+	whole := func(r *rs.Builder) *rs.Builder { return r.Is(rs.QuotedIn(f).First, rs.Uint8(0x45)) }
+	return []*rs.Builder{whole(start().Is(kind, rs.Uint8(3))), whole(start().Between(kind, rs.Uint8(11), rs.Uint8(12)))}
+}
+
 func byOriginal(f rs.Family) []rs.Selector {
 	return []rs.Selector{rs.OriginalDest(f), rs.L4Proto, rs.OriginalPort}
 }
@@ -127,13 +156,15 @@ func byOriginal(f rs.Family) []rs.Selector {
 // before connection tracking (-200) but behind its defragmentation (-400), so
 // that ports are there to be looked at.
 var baseChains = map[string]rs.Hook{
-	"raw":         {Type: "filter", Point: "prerouting", Priority: -300},
-	"mangle":      {Type: "filter", Point: "prerouting", Priority: -150},
-	"prerouting":  {Type: "nat", Point: "prerouting", Priority: -100},
-	"output":      {Type: "nat", Point: "output", Priority: -100},
-	"forward":     {Type: "filter", Point: "forward", Priority: -150},
-	"translate":   {Type: "filter", Point: "postrouting", Priority: -150},
-	"postrouting": {Type: "nat", Point: "postrouting", Priority: 100},
+	"raw":        {Type: "filter", Point: "prerouting", Priority: -300},
+	"mangle":     {Type: "filter", Point: "prerouting", Priority: -150},
+	"prerouting": {Type: "nat", Point: "prerouting", Priority: -100},
+	// Behind the translation of destinations.
+	"untranslated": {Type: "filter", Point: "prerouting", Priority: -90},
+	"output":       {Type: "nat", Point: "output", Priority: -100},
+	"forward":      {Type: "filter", Point: "forward", Priority: -150},
+	"translate":    {Type: "filter", Point: "postrouting", Priority: -150},
+	"postrouting":  {Type: "nat", Point: "postrouting", Priority: 100},
 }
 
 // Base chains of the table inet, for firewall rules that speak of no family.
@@ -148,6 +179,8 @@ var filterChains = map[string]rs.Hook{
 }
 
 var dispatches = []dispatch{
+	{name: mapServerErrors, chain: "raw", by: byQuotedDest, errors: true},
+	{name: mapClientErrors, chain: "raw", by: byQuotedSource, errors: true},
 	{name: mapStateless, chain: "raw", by: byDest},
 	{name: mapReplies, chain: "raw", by: bySource},
 	{name: mapGuards, chain: "mangle", by: byDest},
@@ -159,10 +192,13 @@ var dispatches = []dispatch{
 }
 
 // shared builds the fragment that belongs to no one: shared maps and base chains.
-func (c *compiler) shared(b *base) *rs.Fragment {
+func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 	f := &rs.Fragment{Objects: b.objects, Sets: b.sets}
 	head := make(map[rs.ID][]rs.Rule)
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
+		if p.used[rs.ID{Table: table, Name: mapOwnedBound}] {
+			c.sameLinks(b, table)
+		}
 		c.markRules(b, f, table, head)
 		c.dispatchRules(b, f, table, head)
 	}
@@ -179,6 +215,9 @@ func (c *compiler) shared(b *base) *rs.Fragment {
 	for id, rules := range b.chains {
 		head[id] = append(head[id], rules...)
 	}
+	for _, table := range []rs.Family{rs.IP, rs.IP6} {
+		c.stray(b, p, table, head)
+	}
 	for _, id := range sortedIDs(head) {
 		chain := &rs.Chain{ID: id, Rules: head[id]}
 		hooks := baseChains
@@ -194,6 +233,10 @@ func (c *compiler) shared(b *base) *rs.Fragment {
 }
 
 func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
+	if b.used[rs.ID{Table: table, Name: mapReplies}] || b.used[rs.ID{Table: table, Name: mapReplies + ranges}] {
+		raw := rs.ID{Table: table, Name: "raw"}
+		head[raw] = append(head[raw], c.defragment(table))
+	}
 	for _, d := range dispatches {
 		chain := rs.ID{Table: table, Name: d.chain}
 		if b.used[rs.ID{Table: table, Name: d.name + interfaces}] && d.chain != "output" {
@@ -202,6 +245,10 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 		}
 		for _, name := range []string{d.name, d.name + ranges} {
 			if !b.used[rs.ID{Table: table, Name: name}] {
+				continue
+			}
+			if d.errors {
+				c.errorRules(chain, name, d.by(table), head)
 				continue
 			}
 			r := rs.NewRule()
@@ -218,6 +265,28 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 			head[chain] = append(head[chain], r.Rule(""))
 		}
 	}
+}
+
+// chainErrors is where ICMP errors find the stateless service that they are about.
+const chainErrors = "errors"
+
+// errorRules look up what ICMP errors quote, in a chain that nothing else goes to.
+func (c *compiler) errorRules(from rs.ID, name string, by []rs.Selector, head map[rs.ID][]rs.Rule) {
+	to := rs.ID{Table: from.Table, Name: chainErrors}
+	if len(head[to]) == 0 {
+		head[from] = append(head[from], rs.NewRule().Is(rs.L4Proto, icmpOf(from.Table)).Jump(chainErrors).Rule(""))
+	}
+	for _, r := range icmpErrors(from.Table) {
+		head[to] = append(head[to], r.VerdictFrom(name, by...).Rule(""))
+	}
+}
+
+// icmpOf is the ICMP of a family.
+func icmpOf(f rs.Family) rs.Value {
+	if f == rs.IP6 {
+		return rs.Proto(flow.ICMPv6)
+	}
+	return rs.Proto(flow.ICMP)
 }
 
 // sameLinks makes the set that tells whether a packet leaves by the interface
@@ -287,9 +356,11 @@ func sharedSet(id rs.ID) *rs.Set {
 		s.Key = append([]rs.Type{rs.IfName}, s.Key...)
 	}
 	switch name {
-	case mapHairpin, mapClamp:
+	case mapHairpin, mapClamp, setListeners, setServers:
 		s.Verdicts = false
-	case mapServices, mapFullNAT, mapGuards, mapStateless, mapReplies:
+	case mapOwned, mapOwnedBound, setOwnedPools:
+		s.Key, s.Verdicts, s.Interval = []rs.Type{addr}, name != setOwnedPools, name == setOwnedPools
+	case mapServices, mapFullNAT, mapGuards, mapStateless, mapReplies, mapServerErrors, mapClientErrors:
 	default:
 		return nil
 	}

@@ -31,8 +31,15 @@ type Env struct {
 	// Route finds the interface by which an address is reached without a router
 	// in between; only dsr services ask.
 	Route func(netip.Addr) (Interface, error)
+	// Networks are those that the host is connected to.
+	Networks []netip.Prefix
 	// Flowtable says that established flows shall be handed to a flowtable.
 	Flowtable bool
+	// Defragments says that the kernel puts fragments together without connection tracking
+	// where a rule asks for it (tproxy).
+	Defragments bool
+	// FIB says that rules can ask for the type of an address.
+	FIB bool
 	// Timeouts says that the kernel has timeouts of single connections.
 	Timeouts bool
 }
@@ -53,6 +60,7 @@ type Result struct {
 	// Services by name.
 	Services map[string]*Service
 	base     *base
+	peers    *peers
 	ids      map[string]uint32
 }
 
@@ -81,7 +89,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
 	r := &Result{Services: make(map[string]*Service, len(s.Services))}
 	ids := previous.numbers(s.Services)
-	fragments := make([]*rs.Fragment, 1, 1+len(s.Services)+len(s.NAT))
+	fragments := make([]*rs.Fragment, 2, 2+len(s.Services)+len(s.NAT))
 	b := newBase()
 	setsChanged := previous == nil || !sameSets(previous.base.lists, c.sets)
 	for i := range s.Services {
@@ -122,12 +130,13 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	}
 	c.flowtable(b)
 	c.timeouts(b)
-	fragments[0] = c.shared(b)
+	p := c.peers(previous)
+	fragments[0], fragments[1] = c.shared(b, p), p.fragment
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]
 	}
 	b.lists = c.sets
-	r.Ruleset, r.base, r.ids = &rs.Ruleset{Fragments: fragments}, b, ids
+	r.Ruleset, r.base, r.peers, r.ids = &rs.Ruleset{Fragments: fragments}, b, p, ids
 	return r, nil
 }
 

@@ -112,23 +112,36 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 			return err
 		}
 		base := rs.ID{Table: f, Name: "postrouting"}
-		set := rs.ID{Table: f, Name: chain + "/source"}
 		if len(sources) > 1 {
-			s.intervals(set, f, sources)
+			s.intervals(rs.ID{Table: f, Name: chain + "/source"}, f, sources)
 		}
-		for _, r := range leaving(n.In, n.Out) {
-			switch len(sources) {
-			case 0:
-			case 1:
-				r.Within(rs.Source(f), sources[0])
-			default:
-				r.InSet(set.Name, rs.Source(f))
-			}
+		for _, r := range c.outward(n, f, sources, chain) {
 			b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
+		}
+		for _, stays := range c.outward(n, f, sources, chain) {
+			if len(except) > 0 {
+				stays.NotInSet(chain+"/except", rs.Dest(f))
+			}
+			b.leavesOnly(f, stays)
 		}
 		b.clamp(n, f)
 	}
 	return nil
+}
+
+// outward starts the rules for what a source translation is asked for.
+func (c *compiler) outward(n *config.NATRule, f rs.Family, sources []netip.Prefix, chain string) []*rs.Builder {
+	rules := leaving(n.In, n.Out)
+	for _, r := range rules {
+		switch len(sources) {
+		case 0:
+		case 1:
+			r.Within(rs.Source(f), sources[0])
+		default:
+			r.InSet(chain+"/source", rs.Source(f))
+		}
+	}
+	return rules
 }
 
 // clamp lowers the MSS of the connections that a rule translates.
@@ -274,6 +287,15 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 	for _, out := range leaving(n.In, n.Out) {
 		b.chains[post] = append(b.chains[post], out.Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
 	}
+	for _, stays := range leaving(n.In, n.Out) {
+		stays.Within(rs.Source(f), n.Internal)
+		if len(n.Except) > 0 {
+			stays.NotInSet(chain+"/except", rs.Dest(f))
+		}
+		b.leavesOnly(f, stays)
+	}
+	strays := rs.ID{Table: f, Name: chainInvalid}
+	b.chains[strays] = append(b.chains[strays], rs.NewRule().Within(rs.Dest(f), n.External).Counter().Drop().Rule(commentInvalid))
 	b.clamp(n, f)
 	mark := func(r *rs.Builder) *rs.Builder {
 		if n.Mark != 0 {

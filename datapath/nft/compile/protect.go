@@ -89,31 +89,33 @@ func (c *compiler) list(f *rs.Fragment, id rs.ID, n needed) {
 // prefixElements are the prefixes of one family as ranges that neither overlap
 // nor touch: the kernel's interval sets do not take overlaps.
 func prefixElements(id rs.ID, f rs.Family, prefixes []netip.Prefix) []rs.Element {
-	type span struct{ first, last netip.Addr }
-	var spans []span
+	var all []config.AddressRange
 	for _, p := range prefixes {
-		if familyOf(p.Addr()) == f {
-			spans = append(spans, span{p.Masked().Addr(), rs.LastAddr(p)})
-		}
+		all = append(all, config.AddressRange{First: p.Masked().Addr(), Last: rs.LastAddr(p)})
 	}
-	slices.SortFunc(spans, func(a, b span) int { return a.first.Compare(b.first) })
-	var merged []span
-	for _, s := range spans {
+	var list []rs.Element
+	for _, s := range spans(f, all) {
+		list = append(list, rs.Element{Set: id, Key: rs.Addr(s.First).Raw, End: rs.Addr(s.Last).Raw})
+	}
+	return list
+}
+
+// spans are the ranges of one family in order, none of which overlap or touch.
+func spans(f rs.Family, all []config.AddressRange) (merged []config.AddressRange) {
+	all = slices.DeleteFunc(slices.Clone(all), func(r config.AddressRange) bool { return familyOf(r.First) != f })
+	slices.SortFunc(all, func(a, b config.AddressRange) int { return a.First.Compare(b.First) })
+	for _, s := range all {
 		if n := len(merged); n > 0 {
-			if next := merged[n-1].last.Next(); !next.IsValid() || s.first.Compare(next) <= 0 {
-				if merged[n-1].last.Less(s.last) {
-					merged[n-1].last = s.last
+			if next := merged[n-1].Last.Next(); !next.IsValid() || s.First.Compare(next) <= 0 {
+				if merged[n-1].Last.Less(s.Last) {
+					merged[n-1].Last = s.Last
 				}
 				continue
 			}
 		}
 		merged = append(merged, s)
 	}
-	list := make([]rs.Element, len(merged))
-	for i, s := range merged {
-		list[i] = rs.Element{Set: id, Key: rs.Addr(s.first).Raw, End: rs.Addr(s.last).Raw}
-	}
-	return list
+	return merged
 }
 
 // limits writes the chain of the service's limits and returns the jump to it.

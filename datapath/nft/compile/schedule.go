@@ -42,7 +42,7 @@ func (p *part) choose() []rs.Rule {
 			Set: set, Key: rs.Number(uint32(n)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
 		})
 	}
-	for _, pick := range p.picks(rs.Slots{Count: len(owners)}) {
+	for _, pick := range p.picks(rs.Slots{Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.VerdictFrom(set.Name, pick.slot).Rule(""))
 	}
 	return rules
@@ -69,7 +69,7 @@ func (p *part) choosePlain() []rs.Rule {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(p.id + uint32(n)).Raw, Value: value})
 	}
 	var rules []rs.Rule
-	for _, pick := range p.picks(rs.Slots{First: p.id, Count: len(owners)}) {
+	for _, pick := range p.picks(rs.Slots{First: p.id, Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.DNATFrom(p.family, set.Name, ports, pick.slot).Rule(""))
 	}
 	return rules
@@ -114,21 +114,34 @@ type pick struct {
 	slot rs.Selector
 }
 
+// fields are where a client's packet to a service has its parts.
+type fields struct{ source, sourcePort, dest, destPort, protocol rs.Selector }
+
+func packetFields(f rs.Family) fields {
+	return fields{rs.Source(f), rs.SourcePort, rs.Dest(f), rs.DestPort, rs.L4Proto}
+}
+
+// quotedFields are those of a client's packet, by the answer to it that an ICMP error quotes.
+func quotedFields(f rs.Family) fields {
+	q := rs.QuotedIn(f)
+	return fields{q.Dest, q.DestPort, q.Source, q.SourcePort, q.Protocol}
+}
+
 // picks returns the ways to a slot, of which the first that fits a packet is taken.
-func (p *part) picks(slots rs.Slots) []pick {
-	source, dest := rs.Source(p.family), rs.Dest(p.family)
-	forward := rs.Hash(slots, balance.Seed, source, rs.SourcePort, dest, rs.DestPort)
+func (p *part) picks(slots rs.Slots, at fields) []pick {
+	source, dest := at.source, at.dest
+	forward := rs.Hash(slots, balance.Seed, source, at.sourcePort, dest, at.destPort)
 	switch p.svc.Scheduler {
 	case config.SchedulerRandom:
 		return []pick{{p.rule(), rs.Random(slots)}}
 	case config.SchedulerSourceHash:
 		return []pick{{p.rule(), rs.Hash(slots, balance.Seed, source)}}
 	case config.SchedulerMaglev:
-		return p.picksByPort([]pick{{p.rule(), forward}}, slots)
+		return p.picksByPort([]pick{{p.rule(), forward}}, slots, at)
 	case config.SchedulerSymmetricHash:
 		// The smaller endpoint goes first, so that both directions agree. The kernel
 		// cannot compare two fields, but the destination is one of few addresses.
-		backward := rs.Hash(slots, balance.Seed, dest, rs.DestPort, source, rs.SourcePort)
+		backward := rs.Hash(slots, balance.Seed, dest, at.destPort, source, at.sourcePort)
 		var ways []pick
 		for _, l := range p.svc.Listen {
 			if next := l.Address.Next(); familyOf(l.Address) == p.family && next.IsValid() {
@@ -136,22 +149,22 @@ func (p *part) picks(slots rs.Slots) []pick {
 				ways = append(ways, pick{p.rule().Is(dest, rs.Addr(l.Address)).Between(source, rs.Addr(next), rs.Addr(last)), backward})
 			}
 		}
-		return p.picksByPort(append(ways, pick{p.rule(), forward}), slots)
+		return p.picksByPort(append(ways, pick{p.rule(), forward}), slots, at)
 	}
 	return []pick{{p.rule(), rs.Next(slots)}}
 }
 
 // picksByPort gives packets of a service of any protocol a way without ports,
 // before the others, when theirs has none.
-func (p *part) picksByPort(ways []pick, slots rs.Slots) []pick {
+func (p *part) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
 	if p.svc.Protocol != flow.Any {
 		return ways
 	}
 	none := p.rule()
 	for _, proto := range []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP, flow.UDPLite} {
-		none.IsNot(rs.L4Proto, rs.Proto(proto))
+		none.IsNot(at.protocol, rs.Proto(proto))
 	}
-	return append([]pick{{none, rs.Hash(slots, balance.Seed, rs.Source(p.family), rs.Dest(p.family))}}, ways...)
+	return append([]pick{{none, rs.Hash(slots, balance.Seed, at.source, at.dest)}}, ways...)
 }
 
 // capacity is how many slots a service may come to have while its

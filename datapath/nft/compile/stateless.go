@@ -5,6 +5,7 @@ package compile
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
@@ -31,7 +32,52 @@ func (p *part) stateless() error {
 		}
 		p.stateslessBackend(i)
 	}
+	p.clientErrors()
 	return p.replies()
+}
+
+// clientErrors send ICMP errors about answers to the backend that gave them: the one that
+// the client's packets go to.
+func (p *part) clientErrors() {
+	at, chain := quotedFields(p.family), p.prefix+"/errors"
+	var rules []rs.Rule
+	if slices.ContainsFunc(p.svc.Sessions, func(s config.Session) bool { return familyOf(s.Client.Addr()) == p.family }) {
+		rules = append(rules, p.rule().VerdictFrom(p.prefix+"/sessions", at.source).Rule(""))
+	}
+	for _, pick := range p.picks(rs.Slots{Count: len(p.Slots[p.family])}, at) {
+		rules = append(rules, pick.when.VerdictFrom(p.prefix+"/slots", pick.slot).Rule(""))
+	}
+	p.chain(p.table, chain, rules...)
+	for _, l := range p.svc.Listen {
+		if familyOf(l.Address) == p.family {
+			endpoints(p.Service, p.table, mapClientErrors, endpoint{l.Address, p.svc.Protocol, portsOf(l), ""}, rs.Verdict{Code: rs.Goto, Chain: chain})
+		}
+	}
+}
+
+// errorTo are the rules that translate an ICMP error: its own address, and address and port of
+// the packet that it quotes; port 0 stays as it is.
+func (p *part) errorTo(outer rs.Selector, to netip.Addr, quoted, quotedPort rs.Selector, port uint16) []rs.Rule {
+	rule := func(r *rs.Builder, summed bool) rs.Rule {
+		r.Counter().Notrack().SetQuoted(p.family, quoted, to, quotedPort, port, summed)
+		return r.SetField(outer, rs.Addr(to), 0, true).Accept().Rule("")
+	}
+	q := rs.QuotedIn(p.family)
+	summed := rs.NewRule().Is(q.Protocol, rs.Proto(flow.UDP)).IsNot(q.UDPChecksum, rs.Port(0))
+	switch p.svc.Protocol {
+	case flow.UDP, flow.Any:
+		return []rs.Rule{rule(summed, true), rule(rs.NewRule(), false)}
+	}
+	return []rs.Rule{rule(rs.NewRule(), false)}
+}
+
+// defragment is the rule that has fragments put together where nothing is tracked: a later
+// fragment has no ports.
+func (c *compiler) defragment(table rs.Family) rs.Rule {
+	if c.env.Defragments {
+		return rs.Defragment(table)
+	}
+	return rs.NewRule().State("untracked").Accept().Rule("puts fragments together") // connection tracking does
 }
 
 // Hashes reports whether the scheduler gives all packets of a connection the
@@ -68,6 +114,19 @@ func (p *part) stateslessBackend(i int) {
 	if p.persist != nil {
 		rules = append(rules, p.remember(i))
 	}
+	errors := []*rs.Builder{rs.NewRule().Is(rs.L4Proto, icmpOf(p.family))} // packets of the service are of another protocol
+	if p.svc.Protocol == flow.Any {
+		errors = icmpErrors(p.family)
+	}
+	for _, r := range errors {
+		rules = append(rules, r.Goto(p.backendChain(i)+"/error").Rule(""))
+	}
+	port := uint16(0)
+	if p.svc.Protocol != flow.Any {
+		port = b.Port
+	}
+	q := rs.QuotedIn(p.family)
+	p.chain(p.table, p.backendChain(i)+"/error", p.errorTo(rs.Dest(p.family), b.Address, q.Source, q.SourcePort, port)...)
 	if b.Port != 0 && p.svc.Protocol != flow.Any {
 		rules = append(rules, setPort(rs.DestPort, b.Port, p.svc.Protocol)...)
 	}
@@ -120,8 +179,12 @@ func (p *part) replyFrom(b config.Backend, vip netip.Addr, ports flow.Ports, cha
 		}
 		rules = append(rules, rs.NewRule().Counter().Notrack().SetField(rs.Source(p.family), rs.Addr(vip), 0, true).Accept().Rule(""))
 		p.chain(p.table, name, rules...)
+		q := rs.QuotedIn(p.family)
+		p.chain(p.table, name+"/error", p.errorTo(rs.Source(p.family), vip, q.Dest, q.DestPort, to)...)
 	}
-	endpoints(p.Service, p.table, mapReplies, endpoint{b.Address, p.svc.Protocol, []flow.Ports{from}, ""}, rs.Verdict{Code: rs.Goto, Chain: name})
+	e := endpoint{b.Address, p.svc.Protocol, []flow.Ports{from}, ""}
+	endpoints(p.Service, p.table, mapReplies, e, rs.Verdict{Code: rs.Goto, Chain: name})
+	endpoints(p.Service, p.table, mapServerErrors, e, rs.Verdict{Code: rs.Goto, Chain: name + "/error"})
 	p.reply = append(p.reply, replyKey{b.Address, p.svc.Protocol, from, "service " + p.svc.Name})
 	return nil
 }

@@ -129,11 +129,26 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 // transaction that makes it and then fails on purpose, so that nothing is ever
 // in force.
 func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
-	err := c.Apply(&ruleset.Delta{
+	return c.takes(&ruleset.Delta{
 		AddTables:  []ruleset.Family{o.Table},
-		DelSets:    []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: o.Table, Name: "probe"}}}},
-		AddObjects: []ruleset.Item[*ruleset.Object]{{Of: o}},
+		AddObjects: []ruleset.Item[*ruleset.Object]{{Owner: probe, Of: o}},
 	})
+}
+
+// Takes asks the kernel in the same way whether it takes a chain with its rules.
+func (c *Conn) Takes(chain *ruleset.Chain) (bool, error) {
+	item := []ruleset.Item[*ruleset.Chain]{{Owner: probe, Of: chain}}
+	return c.takes(&ruleset.Delta{AddTables: []ruleset.Family{chain.Table}, AddChains: item, AddRules: item})
+}
+
+// probe owns what is made only to see whether it can be made.
+const probe = "probe"
+
+// takes reports whether the kernel refuses nothing of a delta that probe owns; a set that
+// is not there is removed with it, which it refuses always.
+func (c *Conn) takes(d *ruleset.Delta) (bool, error) {
+	d.DelSets = []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: d.AddTables[0], Name: "probe"}}}}
+	err := c.Apply(d)
 	refusals, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return false, err
@@ -143,7 +158,7 @@ func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
 		if !errors.As(err, &r) {
 			return false, err
 		}
-		if r.Made != nil {
+		if r.Owner == probe {
 			return false, nil
 		}
 	}

@@ -10,6 +10,9 @@ import (
 // include/uapi/linux/netfilter/nf_tables.h.
 const (
 	fwdSregDev, fwdSregAddr, fwdNFProto = 1, 2, 3
+	tproxyFamily, tproxyPort            = 1, 3
+	fibDreg, fibResult, fibFlags        = 1, 2, 3
+	fibAddressType, fibDaddr            = 3, 2 // NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR
 	connlimitCount, connlimitFlags      = 1, 2
 	dynsetExpr                          = unix.NFTA_DYNSET_EXPR
 	flowTableName                       = 1

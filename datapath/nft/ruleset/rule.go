@@ -146,6 +146,26 @@ func (b *Builder) State(name string) *Builder {
 	return b.say("ct state " + name)
 }
 
+// Known goes on for packets of connections that both sides have spoken in, or that follow
+// from such.
+func (b *Builder) Known() *Builder {
+	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
+	b.attrs.bitwise(0, 0, Number(2|4).Raw, Number(0).Raw) // established, related
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
+	return b.say("ct state established,related")
+}
+
+// ToLocal goes on for packets to an address of the host.
+func (b *Builder) ToLocal() *Builder {
+	b.attrs.expr("fib", func(a *Attrs) {
+		a.Uint32(fibDreg, register(0))
+		a.Uint32(fibResult, fibAddressType)
+		a.Uint32(fibFlags, fibDaddr)
+	})
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(unix.RTN_LOCAL).Raw)
+	return b.say("fib daddr type local")
+}
+
 // TCPFlags goes on when, of the flags in mask, exactly those of value are set.
 func (b *Builder) TCPFlags(mask, value uint8, text string) *Builder {
 	b.attrs.metaLoad(unix.NFT_META_L4PROTO, 0)

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Sets of endpoints and addresses that a packet must not pass by untranslated; stray says
+// what looks them up.
+const (
+	setListeners  = "listeners"   // where clients of tracked services and port-forwards send
+	setServers    = "servers"     // who answers them
+	mapOwned      = "owned"       // virtual address -> answer where nothing listens
+	mapOwnedBound = "owned-bound" // of addresses whose listeners are all bound to interfaces
+	setOwnedPools = "owned-pools" // outside addresses of source translation
+)
+
+// peers is the fragment of these sets. It follows from the configuration and the host's
+// networks, not from the states of backends, so that it is taken over while these change.
+type peers struct {
+	fragment *rs.Fragment
+	used     map[rs.ID]bool
+	// What it was compiled from.
+	services []*config.Service
+	nat      []*config.NATRule
+	networks []netip.Prefix
+}
+
+// peer is an address with its protocol: what the ports of one set are merged by, since
+// the kernel takes no ranges that overlap.
+type peer struct {
+	addr     netip.Addr
+	protocol flow.Protocol
+	iface    string
+}
+
+// peers compiles the fragment, or takes over that of the previous result.
+func (c *compiler) peers(previous *Result) *peers {
+	p := &peers{used: map[rs.ID]bool{}, nat: c.snapshot.NAT, networks: c.env.Networks}
+	for _, s := range c.snapshot.Services {
+		p.services = append(p.services, s.Service)
+	}
+	if previous != nil && slices.Equal(previous.peers.services, p.services) && slices.Equal(previous.peers.nat, p.nat) &&
+		slices.Equal(previous.peers.networks, p.networks) {
+		return previous.peers
+	}
+	s := &Service{Fragment: &rs.Fragment{}}
+	listeners, servers := c.tracked()
+	s.peers(setListeners, listeners)
+	s.peers(setServers, servers)
+	c.owned(s)
+	s.Fragment.Elements = append(s.Fragment.Elements, s.members...)
+	for _, id := range s.uses {
+		p.used[id] = true
+	}
+	for _, id := range sortedIDs(p.used) {
+		if set := sharedSet(id); set != nil {
+			s.Fragment.Sets = append(s.Fragment.Sets, set)
+		}
+	}
+	p.fragment = s.Fragment
+	return p
+}
+
+// tracked are the ends of services and port-forwards whose connections the kernel tracks.
+func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
+	listeners, servers = map[peer][]flow.Ports{}, map[peer][]flow.Ports{}
+	add := func(to map[peer][]flow.Ports, p peer, ports ...flow.Ports) { to[p] = append(to[p], ports...) }
+	server := func(a netip.Addr, port uint16, l config.Listen, protocol flow.Protocol) {
+		ports := portsOf(l)
+		if port != 0 && protocol != flow.Any {
+			ports = []flow.Ports{{First: port, Last: port}}
+		}
+		if a.Is4() == l.Address.Is4() {
+			add(servers, peer{a, protocol, ""}, ports...)
+		}
+	}
+	for _, s := range c.snapshot.Services {
+		if s.Mode != config.ModeDNAT && s.Mode != config.ModeFullNAT {
+			continue
+		}
+		for _, l := range s.Listen {
+			add(listeners, peer{l.Address, s.Protocol, l.Interface}, portsOf(l)...)
+			for _, b := range s.Backends {
+				server(b.Address, b.Port, l, s.Protocol)
+			}
+		}
+	}
+	for _, n := range c.snapshot.NAT {
+		if n.Type == config.NATPortForward {
+			at := []string{n.Listen.Interface}
+			if n.Listen.Interface == "" {
+				at = wordsOrAny(n.In)
+			}
+			for _, iface := range at {
+				add(listeners, peer{n.Listen.Address, n.Protocol, iface}, portsOf(*n.Listen)...)
+			}
+			server(n.To.Address, n.To.Port, *n.Listen, n.Protocol)
+		}
+	}
+	return listeners, servers
+}
+
+// peers writes endpoints into a set: single ports into the exact one, ranges merged into
+// the other.
+func (s *Service) peers(name string, all map[peer][]flow.Ports) {
+	order := slices.SortedFunc(maps.Keys(all), func(a, b peer) int {
+		return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.iface, b.iface), cmp.Compare(a.protocol, b.protocol))
+	})
+	for _, p := range order {
+		if _, every := all[peer{p.addr, flow.Any, p.iface}]; every && p.protocol != flow.Any {
+			continue
+		}
+		e := endpoint{p.addr, p.protocol, merged(all[p]), p.iface}
+		endpoints(s, familyOf(p.addr), name, e, rs.Verdict{})
+	}
+}
+
+// merged returns port ranges in order, none of which meet.
+func merged(ports []flow.Ports) []flow.Ports {
+	all := make([]flow.Ports, len(ports))
+	for i, p := range ports {
+		if all[i] = p; p == (flow.Ports{}) {
+			all[i].Last = 65535
+		}
+	}
+	slices.SortFunc(all, func(a, b flow.Ports) int { return cmp.Compare(a.First, b.First) })
+	out := all[:0]
+	for _, p := range all {
+		if n := len(out); n > 0 && int(p.First) <= int(out[n-1].Last)+1 {
+			out[n-1].Last = max(out[n-1].Last, p.Last)
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// owned writes the addresses that the gateway owns.
+func (c *compiler) owned(s *Service) {
+	near := func(a netip.Addr) bool {
+		return slices.ContainsFunc(c.env.Networks, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	pools := datapath.OwnedPools(c.snapshot)
+	for _, o := range datapath.OwnedAddresses(c.snapshot, near) {
+		name := mapOwned
+		if o.Bound {
+			name = mapOwnedBound
+		}
+		if slices.ContainsFunc(pools, func(r config.AddressRange) bool { return r.Contains(o.Address) }) {
+			continue // a pool's address is dropped for whatever it has no mapping
+		}
+		s.element(rs.Element{Set: rs.ID{Table: familyOf(o.Address), Name: name}, Key: rs.Addr(o.Address).Raw,
+			Verdict: rs.Verdict{Code: rs.Goto, Chain: ownedPrefix + string(o.Answer)}})
+	}
+	for _, f := range []rs.Family{rs.IP, rs.IP6} {
+		for _, r := range spans(f, pools) {
+			s.element(rs.Element{Set: rs.ID{Table: f, Name: setOwnedPools}, Key: rs.Addr(r.First).Raw, End: rs.Addr(r.Last).Raw})
+		}
+	}
+}

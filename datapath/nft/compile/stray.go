@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Chains for packets that no rule translates.
+const (
+	chainInvalid = "invalid" // of no connection, from and to endpoints whose packets are translated
+	chainLeaving = "leaving" // the same of inside hosts, towards the outside
+	ownedPrefix  = "owned/"  // + the answer
+	ownedPool    = ownedPrefix + "pool"
+)
+
+// Reasons of packets that these chains drop. Comments of rules, from which explain has them.
+const (
+	commentInvalid = "no connection that it belongs to"
+	commentOwned   = "no service listens there"
+	commentPool    = "no mapping of this outside address"
+)
+
+// StrayReason is why the chain drops packets; "" for other chains.
+func StrayReason(id rs.ID) string {
+	switch {
+	case id.Table != rs.IP && id.Table != rs.IP6:
+		return ""
+	case id.Name == chainInvalid, id.Name == chainLeaving:
+		return "invalid"
+	case id.Name == ownedPool:
+		return "no-binding"
+	case len(id.Name) > len(ownedPrefix) && id.Name[:len(ownedPrefix)] == ownedPrefix:
+		return "unserved"
+	}
+	return ""
+}
+
+// CommentReason is the reason that a rule's comment stands for; "" for others.
+func CommentReason(comment string) string {
+	return map[string]string{commentInvalid: "invalid", commentOwned: "unserved", commentPool: "no-binding"}[comment]
+}
+
+// stray adds what meets packets that no rule has translated:
+//
+//   - Segments that connection tracking calls invalid, such as a late retransmission outside
+//     of the window, meet no NAT. From a server they would reach the client under the
+//     server's own address, and to the host itself (a reply of mode fullnat, a virtual
+//     address that it holds) they would be answered by a reset of its stack: either ends
+//     the connection. So they are dropped.
+//   - Packets to addresses of the gateway that nothing listens on; see datapath.Owned. They are
+//     answered before they are routed, where the kernel can tell which addresses are local:
+//     behind that it sends ICMP redirects, and counts them against the rate of its errors.
+func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
+	early, forward := rs.ID{Table: table, Name: "untranslated"}, rs.ID{Table: table, Name: "forward"}
+	invalid, leaving := rs.ID{Table: table, Name: chainInvalid}, rs.ID{Table: table, Name: chainLeaving}
+	rules := append(c.invalid(p, table), head[invalid]...)
+	tracked := len(rules)+len(head[leaving]) > 0
+	known := rs.NewRule().Known().Accept().Rule("")
+	strange := func(chain string) rs.Rule { return rs.NewRule().State("invalid").Goto(chain).Rule("") }
+	add := func(to rs.ID, rule rs.Rule) {
+		first := len(head[to]) == 0 || to == forward && !slices.ContainsFunc(head[forward], known.Equal)
+		if first && tracked {
+			head[to] = append(head[to], known)
+		}
+		head[to] = append(head[to], rule)
+	}
+	if len(rules) > 0 {
+		head[invalid] = rules
+		add(early, strange(chainInvalid))
+	}
+	if len(head[leaving]) > 0 {
+		add(forward, strange(chainLeaving))
+	}
+	to, at := rs.Dest(table), early
+	if !c.env.FIB {
+		at = forward
+	}
+	if p.used[rs.ID{Table: table, Name: setOwnedPools}] {
+		add(at, rs.NewRule().InSet(setOwnedPools, to).Goto(ownedPool).Rule(""))
+		head[rs.ID{Table: table, Name: ownedPool}] = c.notLocal(rs.NewRule().Counter().Drop().Rule(commentPool))
+	}
+	if p.used[rs.ID{Table: table, Name: mapOwned}] {
+		add(at, rs.NewRule().VerdictFrom(mapOwned, to).Rule(""))
+	}
+	if p.used[rs.ID{Table: table, Name: mapOwnedBound}] {
+		add(forward, rs.NewRule().InSet(setSameLink, rs.InName, rs.OutName).VerdictFrom(mapOwnedBound, to).Rule(""))
+	}
+	for _, answer := range p.answers(table) {
+		head[rs.ID{Table: table, Name: ownedPrefix + string(answer)}] = c.notLocal(refusal(table, answer)...)
+	}
+}
+
+// notLocal keeps rules from packets to the host itself.
+func (c *compiler) notLocal(rules ...rs.Rule) []rs.Rule {
+	if !c.env.FIB {
+		return rules
+	}
+	return append([]rs.Rule{rs.NewRule().ToLocal().Accept().Rule("")}, rules...)
+}
+
+// answers are those that virtual addresses have.
+func (p *peers) answers(table rs.Family) (answers []config.WhenDown) {
+	for _, e := range p.fragment.Elements {
+		for _, a := range []config.WhenDown{config.WhenDownReset, config.WhenDownReject, config.WhenDownDrop} {
+			if e.Set.Table == table && e.Verdict.Chain == ownedPrefix+string(a) && !slices.Contains(answers, a) {
+				answers = append(answers, a)
+			}
+		}
+	}
+	return answers
+}
+
+// refusal is the answer to what is sent to a port of the gateway that nothing listens on.
+func refusal(table rs.Family, answer config.WhenDown) []rs.Rule {
+	switch answer {
+	case config.WhenDownDrop:
+		return []rs.Rule{rs.NewRule().Counter().Drop().Rule(commentOwned)}
+	case config.WhenDownReject:
+		return []rs.Rule{rs.NewRule().Counter().RejectPort(table).Rule(commentOwned)}
+	}
+	return []rs.Rule{
+		rs.NewRule().Is(rs.L4Proto, rs.Proto(flow.TCP)).Counter().RejectReset().Rule(commentOwned),
+		rs.NewRule().Counter().RejectPort(table).Rule(commentOwned),
+	}
+}
+
+// invalid are the rules for packets of no connection from and to tracked endpoints. An ICMP
+// error of a server is known by the packet that it quotes, which was sent to the server.
+func (c *compiler) invalid(p *peers, table rs.Family) (rules []rs.Rule) {
+	drop := func(r *rs.Builder) { rules = append(rules, r.Counter().Drop().Rule(commentInvalid)) }
+	all := func(rs.Family) []*rs.Builder { return []*rs.Builder{rs.NewRule()} }
+	sets := func(name string, key []rs.Selector, start func(rs.Family) []*rs.Builder) {
+		for _, set := range []string{name, name + ranges} {
+			if p.used[rs.ID{Table: table, Name: set}] {
+				for _, r := range start(table) {
+					drop(r.InSet(set, key...))
+				}
+			}
+		}
+	}
+	sets(setListeners, byDest(table), all)
+	if p.used[rs.ID{Table: table, Name: setListeners + interfaces}] {
+		drop(rs.NewRule().InSet(setListeners+interfaces, append([]rs.Selector{rs.InName}, byDest(table)...)...))
+	}
+	sets(setServers, bySource(table), all)
+	sets(setServers, byQuotedDest(table), icmpErrors)
+	return rules
+}
+
+// leavesOnly adds to the rule of a source translation its counterpart for packets of no
+// connection, which it does not translate: they must not leave with their inside address.
+func (b *base) leavesOnly(f rs.Family, r *rs.Builder) {
+	id := rs.ID{Table: f, Name: chainLeaving}
+	b.chains[id] = append(b.chains[id], r.Counter().Drop().Rule(commentInvalid))
+}

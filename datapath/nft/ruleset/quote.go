@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// An ICMP error quotes the packet that it is about behind 8 bytes of its own (RFC 792,
+// RFC 4443 §3). The offsets are from the start of the ICMP header, which nf_tables takes
+// for the transport header, and for packets without options.
+const (
+	icmpChecksum   = 2
+	quoteAt        = 8
+	quotedChecksum = quoteAt + 10 // of the IPv4 header
+	udpChecksumAt  = 6
+)
+
+// Quoted are the fields of the packet that an ICMP error quotes.
+type Quoted struct {
+	Source, Dest, Protocol, SourcePort, DestPort Selector
+	// UDPChecksum is 0 in a datagram without one.
+	UDPChecksum Selector
+	// First is the first byte: version, and of IPv4 the header's length.
+	First Selector
+}
+
+// QuotedIn returns the fields of what errors of a family quote.
+func QuotedIn(f Family) Quoted {
+	if f == IP6 {
+		return Quoted{
+			Source: Field("@th,128,128", IPv6Addr, quoteAt+8), Dest: Field("@th,256,128", IPv6Addr, quoteAt+24),
+			Protocol:   Field("@th,112,8", InetProto, quoteAt+6),
+			SourcePort: Field("@th,384,16", InetService, quoteAt+40), DestPort: Field("@th,400,16", InetService, quoteAt+42),
+			UDPChecksum: Field("@th,432,16", InetService, quoteAt+46), First: Field("@th,64,8", Integer8, quoteAt),
+		}
+	}
+	return Quoted{
+		Source: Field("@th,160,32", IPv4Addr, quoteAt+12), Dest: Field("@th,192,32", IPv4Addr, quoteAt+16),
+		Protocol:   Field("@th,136,8", InetProto, quoteAt+9),
+		SourcePort: Field("@th,224,16", InetService, quoteAt+20), DestPort: Field("@th,240,16", InetService, quoteAt+22),
+		UDPChecksum: Field("@th,272,16", InetService, quoteAt+26), First: Field("@th,64,8", Integer8, quoteAt),
+	}
+}
+
+// SetQuoted overwrites an address and, unless it is 0, a port of the packet that an ICMP
+// error quotes. summed says that the packet is UDP with a checksum, which is mended; the
+// quotation of a TCP segment may end before its checksum, which nobody looks at. The
+// checksum of the error itself stays right: what is changed in the quotation is made up for
+// by a checksum in there, or by the error's own.
+func (b *Builder) SetQuoted(f Family, address Selector, to netip.Addr, portField Selector, port uint16, summed bool) *Builder {
+	size, header := uint32(address.Type.Len), uint32(20)
+	if f == IP6 {
+		header = 40
+	}
+	of := func(offset uint32) checksum { return checksum{unix.NFT_PAYLOAD_CSUM_INET, offset, false} }
+	inner := of(icmpChecksum)
+	if summed {
+		inner = of(quoteAt + header + udpChecksumAt)
+	}
+	store := func(s Selector, size uint32, from int, c checksum) {
+		b.attrs.payloadStore(s.base, s.offset, size, from, c)
+	}
+	const was = 8 // register of the address as it stands there
+	address.load(&b.attrs, was)
+	b.attrs.immediate(0, string(to.AsSlice()))
+	if f == IP {
+		store(address, size, 0, of(quotedChecksum))
+		if summed { // a checksum at a time: back by the error's own, and again by that of UDP
+			store(address, size, was, of(icmpChecksum))
+			store(address, size, 0, inner)
+		}
+	} else {
+		store(address, size, 0, inner)
+	}
+	b.say("%s set %s", address.Text, Addr(to).Text)
+	if port != 0 {
+		b.attrs.immediate(0, Port(port).Raw)
+		store(portField, 2, 0, inner)
+		b.say("%s set %s", portField.Text, Port(port).Text)
+	}
+	return b
+}
+
+// Defragment starts a rule that no packet matches and that makes the kernel put fragments
+// together before they meet the rules of the table, as connection tracking would have it
+// do: it does so where packets may be taken for a local proxy.
+func Defragment(f Family) Rule {
+	nobody := Addr(netip.IPv4Unspecified())
+	if f == IP6 {
+		nobody = Addr(netip.IPv6Unspecified())
+	}
+	b := NewRule().Is(Source(f), nobody).Is(Dest(f), nobody).Is(L4Proto, Proto(flow.UDP))
+	b.attrs.immediate(0, Port(1).Raw)
+	b.attrs.expr("tproxy", func(a *Attrs) {
+		a.Uint32(tproxyFamily, uint32(f))
+		a.Uint32(tproxyPort, register(0))
+	})
+	return b.say("tproxy to :1").Rule("puts fragments together")
+}

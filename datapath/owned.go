@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// Owned is a virtual address of the gateway: what is sent there to a port that nothing
+// listens on is answered or dropped, and not routed on. Else it would follow the
+// default route back to the router that routes the address here, and so on until its
+// TTL is used up.
+type Owned struct {
+	Address netip.Addr
+	// Answer is the most telling of the when-down settings of the services on the address;
+	// of a port-forward it is reset.
+	Answer config.WhenDown
+	// Bound says that every listener is bound to an interface: elsewhere the address may be
+	// another host's. Only what would leave by the interface that it came by is refused.
+	Bound bool
+	// Shared says that another datapath has listeners on the address too.
+	Shared bool
+}
+
+// OwnedAddresses returns the addresses that services and port-forwards of a snapshot listen
+// on, in order, but those that near knows: hosts on the gateway's own networks are reached
+// without a router, and one of them may have the address.
+func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
+	o := owners{mine: map[any]bool{}, of: map[netip.Addr]*Owned{}, here: map[netip.Addr]bool{}}
+	for _, svc := range s.Services {
+		o.mine[svc.Service] = true
+	}
+	for _, n := range s.NAT {
+		o.mine[n] = true
+	}
+	for i := range s.Config.Services {
+		svc := &s.Config.Services[i]
+		for _, l := range svc.Listen {
+			o.add(l.Address, cmp.Or(svc.WhenDown, config.WhenDownReset), l.Interface != "", o.mine[svc])
+		}
+	}
+	for i := range s.Config.NAT {
+		if n := &s.Config.NAT[i]; n.Type == config.NATPortForward && n.Listen != nil {
+			o.add(n.Listen.Address, config.WhenDownReset, n.Listen.Interface != "" || n.In != "", o.mine[n])
+		}
+	}
+	var list []Owned
+	for a, owned := range o.of {
+		if o.here[a] && !near(a) {
+			list = append(list, *owned)
+		}
+	}
+	slices.SortFunc(list, func(a, b Owned) int { return a.Address.Compare(b.Address) })
+	return list
+}
+
+// owners gathers the listeners of a configuration by their addresses.
+type owners struct {
+	mine map[any]bool // services and NAT rules of the snapshot
+	of   map[netip.Addr]*Owned
+	here map[netip.Addr]bool // addresses of mine
+}
+
+// telling orders answers by how much they tell a client.
+var telling = []config.WhenDown{config.WhenDownDrop, config.WhenDownReject, config.WhenDownReset}
+
+func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
+	was := o.of[a]
+	if was == nil {
+		was = &Owned{Address: a, Answer: answer, Bound: true}
+		o.of[a] = was
+	}
+	if slices.Index(telling, answer) > slices.Index(telling, was.Answer) {
+		was.Answer = answer
+	}
+	was.Bound = was.Bound && bound
+	if mine {
+		o.here[a] = true
+	} else {
+		was.Shared = true
+	}
+}
+
+// OwnedPools returns the outside addresses that a snapshot translates sources to: what is
+// sent there and belongs to no mapping is dropped.
+func OwnedPools(s *Snapshot) (pools []config.AddressRange) {
+	for _, svc := range s.Services {
+		pools = append(pools, svc.SourcePool...)
+	}
+	for _, n := range s.NAT {
+		pools = append(pools, n.To.Addresses...)
+		pools = append(pools, n.Pool...)
+	}
+	return pools
+}
