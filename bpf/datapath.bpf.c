@@ -8,6 +8,7 @@
 #include "direct.h"
 #include "fast.h"
 #include "miss.h"
+#include "owned.h"
 #include "sweep.h"
 
 // Bytes of headers that the parser wants in one piece; with extension headers
@@ -405,6 +406,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 		if (reason == REASON_FLOW)
 			reason = decide_again(p, plan, v6);
 	}
+	if (have_owned && reason == REASON_NOT_OURS)
+		reason = xdp ? xdp_unserved(ctx, p, plan) : tc_unserved(ctx, p, plan);
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_first(p, reason);
 	action = action_of(reason);

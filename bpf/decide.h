@@ -147,8 +147,8 @@ __noinline int fragment_orphan(const struct packet *p, struct plan *plan)
 		if (address)
 			return REASON_ORPHAN_FRAGMENT;
 	}
-	if (have_services && (member_of(&p->tuple.daddr, LIST_SERVED, v6) & 1 ||
-			      member_of(&p->tuple.saddr, LIST_SERVED, v6) & 2))
+	if (have_services && (member_of(&p->tuple.daddr, LIST_SERVED, v6) & SERVED_LISTENER ||
+			      member_of(&p->tuple.saddr, LIST_SERVED, v6) & SERVED_BACKEND))
 		return REASON_ORPHAN_FRAGMENT;
 	return have_nat && translates(p) ? REASON_ORPHAN_FRAGMENT : REASON_NOT_OURS;
 }

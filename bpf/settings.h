@@ -253,10 +253,17 @@ struct host_key {
 };
 _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a member_key ends in a host_key");
 
+#define SERVED_LISTENER 0x01 // address of a listener
+#define SERVED_BACKEND 0x02  // of a backend
+#define SERVED_OWNED 0x04    // of a listener: what nothing listens for is refused
+#define SERVED_RESET 0x08    // answered by a TCP reset or port unreachable
+#define SERVED_REJECT 0x10   // answered by port unreachable
+#define SERVED_BOUND 0x20    // only what would leave by the interface that it came by is refused
+
 #define LIST_SETS 0    // bit n: firewall set n
 #define LIST_SOURCES 1 // bit n: the NAT rule with id n translates this source
 #define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
-#define LIST_SERVED 3  // 1: address of a listener, 2: of a backend
+#define LIST_SERVED 3  // SERVED_*
 #define LIST_TOWARDS 7 // | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6 destination
 #define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
 #define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone

@@ -31,6 +31,7 @@ const volatile bool cache_hops = true;	   // flows and backends remember their n
 const volatile bool have_rules = false;	   // firewall rules at the first hook
 const volatile __u32 rule_count = 0;
 const volatile bool have_services = true;
+const volatile bool have_owned = false;	   // addresses that are not left to the kernel where no service takes a packet
 const volatile bool have_ranges = false;   // listeners with port ranges, or with every port
 const volatile bool have_doors = false;	   // addresses with listeners of different interfaces
 const volatile bool have_any = false;	   // services of every protocol

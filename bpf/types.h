@@ -88,6 +88,7 @@ enum reason {
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
 	REASON_TO_FRAGMENT6,	     // packet that may be fragmented, is too large for the next link, and changes its IP version or leaves with an address of this host: the daemon translates it and sends it in fragments
+	REASON_UNSERVED,	     // for a virtual address of the gateway, and a port or protocol that no service takes there; answered as when-down says
 	REASON_COUNT,		     // number of reasons
 };
 

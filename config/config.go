@@ -152,8 +152,10 @@ type Service struct {
 	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"required,maxItems=4096"`
 	// Check finds out which backends work. Without it all are up.
 	Check *Check `yaml:"check,omitempty" json:"check,omitempty"`
-	// WhenDown is the answer to clients while no backend is usable; default reset
-	// (TCP RST, ICMP port unreachable for the rest).
+	// WhenDown is the answer to clients while no backend is usable, and to what is sent
+	// to other ports of the service's addresses, unless these are the host's own or on
+	// a network that it is connected to; default reset (TCP RST, ICMP port unreachable
+	// for the rest).
 	WhenDown WhenDown `yaml:"when-down,omitempty" json:"when-down,omitempty" jsonschema:"enum=reset,enum=reject,enum=drop,default=reset"`
 	// Limits protect the service and its backends.
 	Limits Limits `yaml:"limits,omitempty" json:"limits,omitzero"`
@@ -189,7 +191,8 @@ type Listen struct {
 	// Ports the address is served on; empty means every port (protocol any, or a
 	// service that takes all ports of its protocol).
 	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty" jsonschema:"maxItems=1024"`
-	// Interface limits the listener to packets that arrive there.
+	// Interface limits the listener to packets that arrive there. Other ports of the
+	// address are then left to whoever has it.
 	Interface string `yaml:"interface,omitempty" json:"interface,omitempty"`
 }
 

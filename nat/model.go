@@ -174,6 +174,9 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	default:
 		p = m.decideWhole(in, v)
 	}
+	if p.action == Pass && p.reason == ReasonNotOurs {
+		p = m.unserved(in, v)
+	}
 	if v.first {
 		m.rememberFragment(v, p)
 	}

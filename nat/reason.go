@@ -56,4 +56,5 @@ const (
 	ReasonLoop                Reason = "loop"
 	ReasonUntranslatable      Reason = "untranslatable"
 	ReasonUnsupportedProtocol Reason = "unsupported-protocol"
+	ReasonUnserved            Reason = "unserved"
 )

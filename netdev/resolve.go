@@ -73,6 +73,21 @@ func Whole[T any](read func() ([]T, error)) (list []T, err error) {
 	return list, err
 }
 
+// Network is the network that an address of an interface is on: of a link between two
+// hosts it is that of the other end.
+func Network(a netlink.Addr) (netip.Prefix, bool) {
+	n := a.IPNet
+	if a.Peer != nil {
+		n = a.Peer
+	}
+	ip, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), true
+}
+
 // Interfaces lists those of the calling thread's network namespace.
 func Interfaces() ([]Interface, error) {
 	links, err := Whole(netlink.LinkList)

@@ -124,8 +124,44 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 	if err := c.routes(); err != nil {
 		return nil, err
 	}
+	c.owned()
 	c.finish()
 	return c.desired, nil
+}
+
+// SERVED_* of bpf/settings.h.
+const (
+	servedListener = 1 << iota
+	servedBackend
+	servedOwned
+	servedReset
+	servedReject
+	servedBound
+)
+
+// owned marks the addresses that the gateway owns. Where another datapath has listeners
+// on one of them, that one, which meets packets later, refuses what nobody takes.
+func (c *compiler) owned() {
+	near := func(a netip.Addr) bool {
+		return slices.ContainsFunc(c.host.networks, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, o := range datapath.OwnedAddresses(c.snapshot, near) {
+		if o.Shared {
+			continue
+		}
+		bits := uint64(servedOwned)
+		switch o.Answer {
+		case config.WhenDownReset:
+			bits |= servedReset
+		case config.WhenDownReject:
+			bits |= servedReject
+		}
+		if o.Bound {
+			bits |= servedBound
+		}
+		c.lists[wireLIST_SERVED][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
+		c.switches.Owned = true
+	}
 }
 
 const interfaceXDP = 0x01 // INTERFACE_XDP of bpf/work.h

@@ -251,7 +251,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		}
 		c.backends[n] = w
 		c.names.backend[n] = b.Name
-		c.lists[wireLIST_SERVED][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= 2
+		c.lists[wireLIST_SERVED][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= servedBackend
 	}
 	c.names.backends[id] = numbers
 	for _, pin := range s.Sessions {
@@ -316,7 +316,7 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 	direct := c.direct(id, s, &w)
 	for _, l := range s.Listen {
 		v := wireListener{Service: id, Ifindex: c.iface(l.Interface)}
-		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= 1
+		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= servedListener
 		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(l.Address), Addr: bytesOf(l.Address)}
 		door := l.Interface != "" && c.hasDoors(l.Address)
 		for _, p := range l.Ports {

@@ -21,6 +21,7 @@ type host struct {
 	xdp        map[int]uint64            // netdev.XDPFeatures
 	addresses  map[int][]netip.Addr      // by interface
 	details    map[int][]hostAddress     // the same
+	networks   []netip.Prefix            // that the host is connected to
 	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
 	programmed map[int]bool              // interfaces that have a program already
 	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
@@ -49,7 +50,7 @@ func readHost() (*host, error) {
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
 	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), details: maps.Clone(h.details),
-		sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
+		networks: h.networks, sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {

@@ -179,6 +179,9 @@ func (h *host) readAddresses() error {
 		return err
 	}
 	for _, a := range list {
+		if n, ok := netdev.Network(a); ok {
+			h.networks = append(h.networks, n)
+		}
 		if d, ok := hostAddressOf(a); ok {
 			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], d.Addr)
 			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)

@@ -339,14 +339,14 @@ type switches struct {
 	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
 	HalfOpen                                                                             uint32 // handshakes in progress
 	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
-	CrossByEgress                                                                        bool
+	Owned, CrossByEgress                                                                 bool
 	Errors                                                                               uint32 // a second
 }
 
 // allOn turns all features on that do nothing where no map has anything for them. Mappings
 // have programs of their own, rules close the straight path.
 func (s *switches) allOn() {
-	for _, on := range []*bool{&s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
+	for _, on := range []*bool{&s.Owned, &s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
 		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress} {
 		*on = true
 	}
@@ -369,7 +369,7 @@ func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collect
 		"hint_mask4": hints(t.entries4) - 1, "hint_mask6": hints(t.entries6) - 1,
 		"hz": t.hz, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
-		"timeout_other": s.Other, "have_services": s.Services, "have_reverse": s.Reverse, "have_nat": s.NAT,
+		"timeout_other": s.Other, "have_services": s.Services, "have_owned": s.Owned, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_pools": s.Pools, "have_blocks": s.Blocks, "have_mappings": s.Mappings, "host_lists": s.HostLists,
 		"trie_lists": s.TrieLists, "have_rules": s.Rules,
 		"have_ranges": s.Ranges, "have_doors": s.Doors, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,

@@ -63,27 +63,12 @@ func (h *host) env() (compile.Env, error) {
 		return compile.Env{}, fmt.Errorf("addresses: %w", err)
 	}
 	for _, a := range addresses {
-		if p, ok := network(a); ok && !slices.Contains(env.Networks, p) {
+		if p, ok := netdev.Network(a); ok && !slices.Contains(env.Networks, p) {
 			env.Networks = append(env.Networks, p)
 		}
 	}
 	slices.SortFunc(env.Networks, netip.Prefix.Compare)
 	return env, nil
-}
-
-// network is the network that an address of an interface is on: of a link between two
-// hosts it is that of the other end.
-func network(a netlink.Addr) (netip.Prefix, bool) {
-	n := a.IPNet
-	if a.Peer != nil {
-		n = a.Peer
-	}
-	ip, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return netip.Prefix{}, false
-	}
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), true
 }
 
 func describeLink(a *netlink.LinkAttrs) compile.Interface {

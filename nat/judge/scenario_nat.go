@@ -123,9 +123,9 @@ const precedence = `
 nat:
   - {name: dmz, type: static, external: 198.51.100.128/28, internal: 10.1.9.0/28, in: wan0, except: [198.18.7.0/24], mss-clamp: true}
   - {name: single, type: static, external: 198.51.100.144/32, internal: 10.0.2.3/32, hairpin: off}
-  - {name: half, type: static, external: "2001:db8:72::8/125", internal: "fd00:2::8/125", in: wan0, out: wan0}
+  - {name: half, type: static, external: "2001:db8:72::8/125", internal: "fd00:2::8/125", in: wan0, out: lan0}
   - {name: n56, type: npt66, external: "2001:db8:56:200::/56", internal: "fd00:a:56:100::/56", except: ["2001:db8:9:1::/64"], mss-clamp: true}
-  - {name: n60, type: npt66, external: "2001:db8:60:10::/60", internal: "fd00:a:60::/60", in: wan0, out: wan0}
+  - {name: n60, type: npt66, external: "2001:db8:60:10::/60", internal: "fd00:a:60::/60", in: wan0, out: lan0}
   - {name: n64, type: npt66, external: "2001:db8:64:2::/64", internal: "fd00:a:64:1::/64"}
   - {name: office, type: snat, source: [10.0.2.0/24, 10.1.0.0/16], except: [198.18.7.1/32], to: [203.0.113.201]}
   - {name: office6, type: snat, source: ["fd00::/16"], out: wan0, to: ["2001:db8:ab::1"], mss-clamp: true}
