@@ -143,7 +143,25 @@ func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) b
 
 // Explain asks the datapaths, in the order in which a packet meets them, what they
 // would do with it: eBPF stands before nftables, which sees what eBPF leaves alone.
+//
+// Of a packet that none wants it names the service or rule that came nearest.
 func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
+	answer, err := e.explain(ctx, q)
+	if err != nil || answer.Reason != "not-ours" && answer.Reason != "unserved" {
+		return answer, err
+	}
+	e.mu.Lock()
+	cfg := e.config
+	e.mu.Unlock()
+	if cfg != nil {
+		if near := datapath.Nearest(cfg, q.Tuple, answer.Interface, answer.Out); near != "" {
+			answer.Notes = append(answer.Notes, near)
+		}
+	}
+	return answer, nil
+}
+
+func (e *Engine) explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	var answer *datapath.Explanation
 	for _, d := range e.inOrder() {
 		x, ok := d.(datapath.Explainer)

@@ -161,11 +161,30 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
+	if e.Reason == nameOf(reasonNames(), int(wireReasonREASON_NOT_OURS)) {
+		e.Out, e.NextHop = d.untouched(q.Tuple.Dest.Addr())
+	}
+	if note := datapath.AnswersBypass(d.snapshot, d.seen.networks, e); note != "" {
+		e.Notes = append(e.Notes, note)
+	}
 	if off := d.forwardingOff(e); off != "" {
 		step("%s", off)
 	}
 	step("%s: %s", e.Action, e.Reason)
 	return e
+}
+
+// untouched is where the kernel sends what is left to it; nothing for the host itself.
+func (d *Datapath) untouched(to netip.Addr) (string, netip.Addr) {
+	index, hop, err := netdev.NextHop(to)
+	if err != nil {
+		return "", netip.Addr{}
+	}
+	name := fmt.Sprint(index)
+	if l, err := netlink.LinkByIndex(index); err == nil {
+		name = l.Attrs().Name
+	}
+	return name, hop
 }
 
 // forwardingOff says how the kernel's forwarding is turned on, where it is what keeps a

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -38,6 +39,8 @@ type Datapath struct {
 	inForce *ruleset.Ruleset
 	// interfaces are those that the last ruleset was compiled for.
 	interfaces []compile.Interface
+	// networks are those that the host was connected to then.
+	networks []netip.Prefix
 	// compiled is what inForce was compiled from; nil when it was read.
 	compiled *compile.Result
 	snapshot *datapath.Snapshot
@@ -143,6 +146,7 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 		// count that as a generation.
 		d.interfaces, d.generation = env.Interfaces, 0
 	}
+	d.networks = env.Networks
 	if err := d.refresh(); err != nil {
 		return nil, nil, nil, err
 	}

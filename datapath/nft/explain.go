@@ -28,7 +28,7 @@ var _ datapath.Explainer = (*Datapath)(nil)
 // force and, when the host tracks its connection already, with that.
 func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	d.mu.Lock()
-	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl}
+	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl, networks: d.networks}
 	compiled := d.compiled
 	d.mu.Unlock()
 	if compiled == nil || x.snapshot == nil || !slices.ContainsFunc(compiled.Ruleset.Fragments, func(f *ruleset.Fragment) bool { return len(f.Chains) > 0 }) {
@@ -80,6 +80,7 @@ type explainer struct {
 	snapshot *datapath.Snapshot
 	labels   *labels
 	sysctl   func(key string) string // of the host
+	networks []netip.Prefix          // that the host is connected to
 	entry    *conntrack.Entry        // that the host tracks; nil for none
 	answer   *replay.Answer
 	e        *datapath.Explanation
@@ -355,7 +356,13 @@ func (x *explainer) forwardReason() string {
 func (x *explainer) doubts() {
 	e := x.e
 	note := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
-	if e.Action != "forward" || x.entry != nil {
+	if e.Action != "forward" {
+		return
+	}
+	if text := datapath.AnswersBypass(x.snapshot, x.networks, e); text != "" {
+		note("%s", text)
+	}
+	if x.entry != nil {
 		return
 	}
 	if x.service != nil && !compile.Hashes(x.service.Scheduler) && len(x.service.Backends) > 1 {

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Nearest names the service or NAT rule of a configuration that came nearest to taking a packet
+// that none takes, and the first of its conditions that the packet does not meet. in is the
+// interface that the packet arrives by; out the one that it would leave by, "" when
+// that is not known. "" when none has its address.
+func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
+	n := nearest{t: t, in: in, out: out}
+	for i := range c.Services {
+		for _, l := range c.Services[i].Listen {
+			n.listener("service "+c.Services[i].Name, l, c.Services[i].Protocol, "")
+		}
+	}
+	for i := range c.NAT {
+		n.rule(&c.NAT[i])
+	}
+	return n.text
+}
+
+// nearest keeps the best candidate: of those that have the packet's address the one with
+// most conditions met, and of these the first.
+type nearest struct {
+	t       flow.Tuple
+	in, out string
+	met     int
+	text    string
+}
+
+// condition is one thing that a rule asks of a packet.
+type condition struct {
+	met bool
+	why string // it is not
+}
+
+// consider looks at a candidate by its conditions, in the order in which they are told. The
+// first is its address: without that it is no candidate.
+func (n *nearest) consider(who string, list ...condition) {
+	met := 0
+	for _, c := range list {
+		if !c.met {
+			break
+		}
+		met++
+	}
+	if met > n.met && met < len(list) {
+		n.met, n.text = met, who+" is nearest: "+list[met].why
+	}
+}
+
+func (n *nearest) listener(who string, l config.Listen, protocol flow.Protocol, in config.Interfaces) {
+	port, have := n.t.Dest.Port(), "no port"
+	if n.t.Protocol.HasPorts() {
+		have = fmt.Sprintf("%d", port)
+	}
+	ports := len(l.Ports) == 0 || n.t.Protocol.HasPorts() && slices.ContainsFunc(l.Ports, func(p flow.Ports) bool { return p.First <= port && port <= p.Last })
+	at := in
+	if l.Interface != "" {
+		at = config.Interfaces(l.Interface)
+	}
+	n.consider(who,
+		condition{l.Address == n.t.Dest.Addr(), ""},
+		condition{protocol == flow.Any || protocol == n.t.Protocol, fmt.Sprintf("it takes protocol %s, not %s", protocol, n.t.Protocol)},
+		condition{ports, fmt.Sprintf("on %s it takes ports %v, not %s", l.Address, l.Ports, have)},
+		condition{at.Has(n.in), fmt.Sprintf("it takes packets that arrive by %s, not by %s", at, n.in)})
+}
+
+func (n *nearest) rule(r *config.NATRule) {
+	who, source, dest := "nat rule "+r.Name, n.t.Source.Addr(), n.t.Dest.Addr()
+	within := func(list []netip.Prefix, a netip.Addr) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	in := condition{r.In.Has(n.in), fmt.Sprintf("it takes packets that arrive by %s, not by %s", r.In, n.in)}
+	out := condition{n.out == "" || r.Out.Has(n.out), fmt.Sprintf("it takes packets that leave by %s, and this one leaves by %s", r.Out, n.out)}
+	except := condition{!within(r.Except, dest), fmt.Sprintf("%s is among its exceptions", dest)}
+	switch r.Type {
+	case config.NATPortForward:
+		n.listener(who, *r.Listen, r.Protocol, r.In)
+	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
+		any := len(r.Source) == 0 && source.Is4() == (r.Type != config.NATNAT64)
+		list := []condition{{any || within(r.Source, source), ""}}
+		if r.Type == config.NATNAT64 {
+			list = append(list, condition{r.Prefix.Contains(dest), fmt.Sprintf("it translates what is sent to %s, not to %s", r.Prefix, dest)})
+		}
+		n.consider(who, append(list, in, out, except)...)
+	case config.NATStatic, config.NATNPT66:
+		n.consider(who, condition{r.Internal.Contains(source), ""}, in, out, except)
+	case config.NATSIIT:
+		n.consider(who, condition{r.Prefix.Contains(dest) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
+			return e.IPv4.Contains(dest) || e.IPv6.Contains(dest)
+		}), ""}, in, except, condition{r.Prefix.Contains(source) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
+			return e.IPv4.Contains(source) || e.IPv6.Contains(source)
+		}), fmt.Sprintf("it has no mapping for the source %s", source)})
+	}
+}
+
+// OneNetwork returns the network that both addresses are on, of those that the host is
+// connected to: hosts there reach each other without it.
+func OneNetwork(networks []netip.Prefix, a, b netip.Addr) (netip.Prefix, bool) {
+	for _, p := range networks {
+		if !p.IsSingleIP() && p.Contains(a) && p.Contains(b) {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// AnswersBypass says in a note of explain that a server would answer its client directly,
+// without the gateway, under its own address, which the client refuses. "" where it does not.
+func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string {
+	at := slices.IndexFunc(s.Services, func(svc Service) bool { return svc.Name == e.Owner })
+	client, server := e.Before.Source.Addr(), e.After.Dest.Addr()
+	if at < 0 || e.After.Source.Addr() != client || server == e.Before.Dest.Addr() {
+		return ""
+	}
+	if mode := s.Services[at].Mode; mode != config.ModeDNAT && mode != config.ModeStateless {
+		return ""
+	}
+	p, one := OneNetwork(networks, client, server)
+	switch {
+	case !one:
+		return ""
+	case client == server:
+		return fmt.Sprintf("the client is the backend itself, which answers itself under its own address: the connection does not open; use mode fullnat for clients on %s", p)
+	}
+	return fmt.Sprintf("the backend is on the client's own network %s and answers it directly, under its own address: the connection does not open; use mode fullnat", p)
+}
+
+// Bypassed warns of services whose backends are on the network of an address that they
+// listen on: clients on that network get no answer by the gateway.
+func Bypassed(s *Snapshot, networks []netip.Prefix) (out []string) {
+	for _, svc := range s.Services {
+		if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless {
+			continue
+		}
+		if w := bypassed(svc.Service, networks); w != "" {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func bypassed(svc *config.Service, networks []netip.Prefix) string {
+	for _, l := range svc.Listen {
+		for _, b := range svc.Backends {
+			if p, one := OneNetwork(networks, l.Address, b.Address); one {
+				return fmt.Sprintf("service %s: backend %s is on the network %s of the address %s: it answers clients on that network directly, under its own "+
+					"address, and their connections do not open; use mode fullnat for them, or put backends on a network of their own", svc.Name, b.Name, p, l.Address)
+			}
+		}
+	}
+	return ""
+}
