@@ -693,7 +693,8 @@ const (
 	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 50
 	wireReasonREASON_INTERNAL             wireReason = 51
 	wireReasonREASON_TO_FRAGMENT6         wireReason = 52
-	wireReasonREASON_COUNT                wireReason = 53
+	wireReasonREASON_UNSERVED             wireReason = 53
+	wireReasonREASON_COUNT                wireReason = 54
 )
 
 type wireReverse struct {
@@ -1084,6 +1085,7 @@ const (
 	wireVarHaveMacKeys          = "have_mac_keys"
 	wireVarHaveMappings         = "have_mappings"
 	wireVarHaveNat              = "have_nat"
+	wireVarHaveOwned            = "have_owned"
 	wireVarHavePools            = "have_pools"
 	wireVarHavePrefixes         = "have_prefixes"
 	wireVarHaveRanges           = "have_ranges"
@@ -1267,6 +1269,7 @@ type wireVariableSpecs struct {
 	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.VariableSpec `ebpf:"have_mappings"`
 	HaveNat              *ebpf.VariableSpec `ebpf:"have_nat"`
+	HaveOwned            *ebpf.VariableSpec `ebpf:"have_owned"`
 	HavePools            *ebpf.VariableSpec `ebpf:"have_pools"`
 	HavePrefixes         *ebpf.VariableSpec `ebpf:"have_prefixes"`
 	HaveRanges           *ebpf.VariableSpec `ebpf:"have_ranges"`
@@ -1468,6 +1471,7 @@ type wireVariables struct {
 	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.Variable `ebpf:"have_mappings"`
 	HaveNat              *ebpf.Variable `ebpf:"have_nat"`
+	HaveOwned            *ebpf.Variable `ebpf:"have_owned"`
 	HavePools            *ebpf.Variable `ebpf:"have_pools"`
 	HavePrefixes         *ebpf.Variable `ebpf:"have_prefixes"`
 	HaveRanges           *ebpf.Variable `ebpf:"have_ranges"`

@@ -46,7 +46,7 @@ func TestEveryReasonIsReached(t *testing.T) {
 	for _, r := range []nat.Reason{nat.ReasonFlow, nat.ReasonNewFlow, nat.ReasonStateless, nat.ReasonSYN, nat.ReasonSYNACK, nat.ReasonStatic,
 		nat.ReasonICMPError, nat.ReasonFragment, nat.ReasonNotIP, nat.ReasonNotOurs, nat.ReasonNotRouted, nat.ReasonTruncated,
 		nat.ReasonBadHeader, nat.ReasonBadChecksum, nat.ReasonTTLExceeded, nat.ReasonFiltered, nat.ReasonNoBinding, nat.ReasonNoFlow,
-		nat.ReasonErrorWithoutFlow, nat.ReasonHeldFragment, nat.ReasonUntranslatable, nat.ReasonUnsupportedProtocol, nat.ReasonStrictTCP} {
+		nat.ReasonErrorWithoutFlow, nat.ReasonHeldFragment, nat.ReasonUntranslatable, nat.ReasonUnsupportedProtocol, nat.ReasonStrictTCP, nat.ReasonUnserved} {
 		if seen[r] == 0 {
 			t.Errorf("no packet ended as %s", r)
 		}
