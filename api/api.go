@@ -144,7 +144,7 @@ type Outcome struct {
 	Revision uint64             `json:"revision,omitempty"`
 	Changes  []*datapath.Change `json:"changes"`
 	Places   []Placement        `json:"places,omitempty"`
-	// FlowsMoved is how many live flows lose their backend or rule; only in a plan.
+	// FlowsMoved is how many live flows the change ends, as far as the present ones tell; only in a plan.
 	FlowsMoved int `json:"flows_moved"`
 	FlowsTotal int `json:"flows_total"`
 	// Warnings are what on this host keeps it from working; not in a plan.

@@ -174,6 +174,13 @@ __noinline int reset_refused(__u32 id)
 	return s && l && s->reset_ns && !dry_run && !rate_take(&l->reset_tat, s->reset_ns, s->reset_burst_ns);
 }
 
+// Why an entry is swept.
+enum sweep_why {
+	SWEEP_PASS,  // the sweeper comes by
+	SWEEP_OPENS, // a SYN has come with the flow's key (used_again)
+	SWEEP_END,   // user space ends the flow
+};
+
 // Whether nobody serves a flow any more: its service or backend has been taken away, or is down.
 static __always_inline bool unserved(__u32 owner, __u32 backend)
 {

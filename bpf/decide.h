@@ -311,8 +311,8 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 	return 0;
 }
 
-int sweep_one4(__u32 index, __u32 now, __u32 opens); // sweep.h
-int sweep_one6(__u32 index, __u32 now, __u32 opens);
+int sweep_one4(__u32 index, __u32 now, __u32 why); // sweep.h
+int sweep_one6(__u32 index, __u32 now, __u32 why);
 
 // Whether a SYN with the entry of a service's flow, its opener's, is of another connection.
 static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
@@ -390,7 +390,7 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 		return reason;
 	plan->entry = NO_ENTRY;
 	if (!dry_run)
-		v6 ? sweep_one6(index, p->now, true) : sweep_one4(index, p->now, true);
+		v6 ? sweep_one6(index, p->now, SWEEP_OPENS) : sweep_one4(index, p->now, SWEEP_OPENS);
 	return REASON_NONE;
 }
 

@@ -46,8 +46,7 @@ static __always_inline bool take_life(void *e, __u32 now, enum entry_state state
 	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
-// opens: a SYN has come with the flow's key (used_again).
-static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, bool opens, const bool v6)
+static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 why, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
 	struct ending end = {};
@@ -70,7 +69,8 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, bool ope
 		}
 	}
 	end.now = now;
-	if (!owner_gone(&end) && !(opens && opened_again(&end)) && (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
+	if (why != SWEEP_END && !owner_gone(&end) && !(why == SWEEP_OPENS && opened_again(&end)) &&
+	    (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
 		return;
 	if (bore_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);
@@ -169,7 +169,7 @@ __noinline int sweep_dead6(__u32 index, __u32 now, __u32 state)
 	return 0;
 }
 
-static __always_inline void sweep_entry(__u32 index, __u32 now, bool opens, const bool v6)
+static __always_inline void sweep_entry(__u32 index, __u32 now, __u32 why, const bool v6)
 {
 	void *e = entry_at(index, v6);
 	__u32 word;
@@ -182,7 +182,7 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, bool opens, cons
 	switch (word >> STATE_SHIFT) {
 	case ENTRY_LIVE:
 		if (kind == KIND_FLOW)
-			sweep_flow(e, index, now, opens, v6);
+			sweep_flow(e, index, now, why, v6);
 		else if (kind == KIND_PERMIT)
 			sweep_permit(e, now, v6);
 		break;
@@ -199,15 +199,15 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, bool opens, cons
 	}
 }
 
-__noinline int sweep_one4(__u32 index, __u32 now, __u32 opens)
+__noinline int sweep_one4(__u32 index, __u32 now, __u32 why)
 {
-	sweep_entry(index, now, opens, false);
+	sweep_entry(index, now, why, false);
 	return 0;
 }
 
-__noinline int sweep_one6(__u32 index, __u32 now, __u32 opens)
+__noinline int sweep_one6(__u32 index, __u32 now, __u32 why)
 {
-	sweep_entry(index, now, opens, true);
+	sweep_entry(index, now, why, true);
 	return 0;
 }
 
@@ -228,9 +228,9 @@ static __always_inline int sweep_nth(__u32 i, struct sweep *s, const bool v6)
 		return 0;
 	s->used++;
 	if (v6)
-		sweep_one6(index, s->now, false);
+		sweep_one6(index, s->now, SWEEP_PASS);
 	else
-		sweep_one4(index, s->now, false);
+		sweep_one4(index, s->now, SWEEP_PASS);
 	return 0;
 }
 
@@ -330,6 +330,22 @@ int sweep_all(void *ctx)
 	(void)ctx;
 	bpf_loop(entries_used(false), sweep_nth4, &s4, 0);
 	bpf_loop(entries_used(true), sweep_nth6, &s6, 0);
+	return 0;
+}
+
+struct victim {
+	__u32 index; // of the opener's entry
+	__u32 v6;
+};
+
+// Run by user space: ends a flow, whatever its time, and gives back what it held.
+SEC("syscall")
+int sweep_end(struct victim *ctx)
+{
+	if (ctx->v6)
+		sweep_one6(ctx->index, now_ticks(), SWEEP_END);
+	else
+		sweep_one4(ctx->index, now_ticks(), SWEEP_END);
 	return 0;
 }
 

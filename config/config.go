@@ -31,6 +31,13 @@ type Config struct {
 	NAT []NATRule `yaml:"nat,omitempty" json:"nat,omitempty" jsonschema:"maxItems=10000"`
 	// Firewall holds deny and allow sets, logging and notrack rules.
 	Firewall Firewall `yaml:"firewall,omitempty" json:"firewall,omitzero"`
+	// Established says what becomes of open TCP and SCTP connections that a new
+	// configuration would treat otherwise (another backend, another address, a service
+	// or rule where there was none): keep lets them end by themselves, end ends them
+	// when it is applied. Connections of other protocols, which would go on for as long
+	// as somebody sends, always end. On eBPF those of a service or rule that is taken
+	// away end in any case.
+	Established Established `yaml:"established,omitempty" json:"established,omitempty" jsonschema:"enum=keep,enum=end,default=keep"`
 	// Timeouts of flows. Zero fields mean the default.
 	Timeouts Timeouts `yaml:"timeouts,omitempty" json:"timeouts,omitzero"`
 	// Tables sizes the eBPF datapath's tables.
@@ -78,6 +85,15 @@ const (
 	AttachXDP        Attach = "xdp"
 	AttachXDPGeneric Attach = "xdp-generic"
 	AttachTC         Attach = "tc"
+)
+
+// Established is what becomes of open connections when the configuration changes.
+type Established string
+
+// What may become of them.
+const (
+	EstablishedKeep Established = "keep"
+	EstablishedEnd  Established = "end"
 )
 
 // Switch is a three-way switch.

@@ -35,6 +35,7 @@ func (c *Config) SetDefaults() {
 	orElse(&c.Attach, AttachAuto)
 	orElse(&c.Flowtable, SwitchAuto)
 	orElse(&c.ICMPErrors, SwitchAuto)
+	orElse(&c.Established, EstablishedKeep)
 	c.Timeouts.setDefaults()
 	for i := range c.Services {
 		c.Services[i].setDefaults()

@@ -123,6 +123,9 @@ type Change struct {
 	// Slots is how many scheduler slots change their backend, of SlotsTotal.
 	Slots      int `json:"slots"`
 	SlotsTotal int `json:"slots_total"`
+	// Ended is how many live flows it ends because they would be treated otherwise, as far
+	// as the flows of that moment tell.
+	Ended int `json:"ended"`
 	// Duration of the kernel transaction with its read-back; 0 for a plan.
 	Duration time.Duration `json:"duration,omitempty"`
 }

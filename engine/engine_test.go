@@ -32,6 +32,7 @@ type fake struct {
 	touched bool // by another program, until the next Apply
 	change  datapath.Change
 	flows   []flow.Flow
+	ends    int // flows, by the next change
 }
 
 func (f *fake) Touched() (bool, error) { return f.touched, nil }
@@ -55,7 +56,7 @@ func (f *fake) Counters(context.Context) (*datapath.Counters, error) {
 	return &datapath.Counters{}, nil
 }
 func (f *fake) Plan(context.Context, *datapath.Snapshot) (*datapath.Change, error) {
-	return &datapath.Change{Datapath: f.name}, f.planned
+	return &datapath.Change{Datapath: f.name, Ended: f.ends}, f.planned
 }
 
 func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
@@ -335,16 +336,17 @@ func TestSparesServeOnlyWhileNothingBetterIsUp(t *testing.T) {
 	}
 }
 
-func TestForecastCountsFlowsThatLoseTheirBackend(t *testing.T) {
+func TestForecastCountsFlowsThatEnd(t *testing.T) {
 	fast, _ := pair()
 	fast.flows = []flow.Flow{{Owner: "web", Backend: "a", Datapath: "ebpf"}, {Owner: "web", Backend: "b", Datapath: "ebpf"}, {Datapath: "ebpf"}}
+	fast.ends = 1
 	e := New(Options{Datapaths: []datapath.Datapath{fast}})
 	f, err := e.Forecast(t.Context(), &config.Config{Services: []config.Service{service("web", "a")}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f.Flows != 1 || f.FlowsTotal != 3 {
-		t.Errorf("%d of %d flows move, want 1 of 3", f.Flows, f.FlowsTotal)
+		t.Errorf("%d of %d flows end, want 1 of 3", f.Flows, f.FlowsTotal)
 	}
 	if len(fast.applied) != 0 {
 		t.Error("a forecast applied something")

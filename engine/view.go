@@ -201,7 +201,7 @@ func (e *Engine) inOrder() []datapath.Datapath {
 // Forecast is what an Apply would do.
 type Forecast struct {
 	Changes []*datapath.Change
-	// Flows is how many live flows lose their backend or their rule.
+	// Flows is how many live flows the change ends.
 	Flows int
 	// FlowsTotal is how many live flows were looked at.
 	FlowsTotal int
@@ -228,6 +228,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 			return nil, fmt.Errorf("%s: %w", d.Name(), err)
 		}
 		f.Changes = append(f.Changes, change)
+		f.Flows += change.Ended
 	}
 	if e.opt.Addresses != nil {
 		change, statuses, err := e.opt.Addresses.Plan(wantedAddresses(cfg, plan))
@@ -238,35 +239,9 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 			f.Changes = append(f.Changes, change)
 		}
 	}
-	kept := owners(next)
-	err = e.Flows(ctx, "", func(fl flow.Flow) bool {
+	err = e.Flows(ctx, "", func(flow.Flow) bool {
 		f.FlowsTotal++
-		if fl.Owner != "" && !kept[fl.Datapath][backendKey{fl.Owner, fl.Backend}] {
-			f.Flows++
-		}
 		return true
 	})
 	return f, err
-}
-
-// owners lists, by datapath, the owner and backend of every flow that can live
-// on under the snapshots.
-func owners(next map[string]*datapath.Snapshot) map[string]map[backendKey]bool {
-	all := map[string]map[backendKey]bool{}
-	for name, snapshot := range next {
-		keep := map[backendKey]bool{}
-		for _, s := range snapshot.Services {
-			keep[backendKey{s.Name, ""}] = true
-			for i, b := range s.Backends {
-				if s.State[i] != datapath.Down {
-					keep[backendKey{s.Name, b.Name}] = true
-				}
-			}
-		}
-		for _, n := range snapshot.NAT {
-			keep[backendKey{n.Name, ""}] = true
-		}
-		all[name] = keep
-	}
-	return all
 }

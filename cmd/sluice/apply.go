@@ -58,7 +58,7 @@ func newDiff(a *app) *cobra.Command {
 		GroupID: "gateway",
 		Short:   "Show what applying a configuration would change",
 		Long: `Show what applying a configuration would change in the kernel: rules, elements,
-scheduler slots, and how many live flows would lose their backend. Nothing is
+scheduler slots, and how many live flows it would end. Nothing is
 changed. With a running daemon the comparison is with what it has in force,
 without one with what the kernel holds.`,
 		Example:           "  sluice diff lb-dnat.yaml\n  sluice diff --exit-code new.yaml && echo no change",
@@ -155,8 +155,15 @@ func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
 			fmt.Fprintf(w, "... and %d more changes on %s\n", c.Truncated, c.Datapath)
 		}
 	}
-	if out.FlowsTotal > 0 {
-		fmt.Fprintf(w, "%d of %d live flows lose their backend\n", out.FlowsMoved, out.FlowsTotal)
+	ended := 0
+	for _, c := range out.Changes {
+		ended += c.Ended
+	}
+	switch {
+	case out.FlowsTotal > 0:
+		fmt.Fprintf(w, "%d of %d live flows end\n", out.FlowsMoved, out.FlowsTotal)
+	case ended > 0:
+		fmt.Fprintf(w, "%d live flows ended, which would be treated otherwise now\n", ended)
 	}
 	for _, warning := range out.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)

@@ -44,6 +44,7 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 			return err
 		}
 		change = d.compare(want)
+		change.Ended = t.count(d.staleAfter(want, s))
 		return nil
 	})
 	return change, err
@@ -89,8 +90,12 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			return err
 		}
 		change = d.compare(want)
+		old := d.staleAfter(want, s)
 		if err := d.put(want, s, h); err != nil {
 			return errors.Join(err, d.back(h))
+		}
+		if change.Ended, err = d.end(old); err != nil {
+			return err
 		}
 		d.fits, d.away = fits, away
 		return nil

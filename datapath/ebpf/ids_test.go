@@ -306,6 +306,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 		c := web(t, 0, "")
 		backends := &c.Services[0].Backends
 		(*backends)[0].Address = netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + g)})
+		c.Services[0].Protocol = flow.TCP // whose connections outlive their backend's place in the configuration
 		for i := range each {
 			*backends = append(*backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
 				Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Port: uint16(1000 + g)})
@@ -316,7 +317,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 	}
 	reaches := func(client, server int) {
 		t.Helper()
-		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.10)/udp(sport=%d,dport=80)", client))
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=192.0.2.10)/tcp(sport=%d,dport=80,flags=A)", client))
 		if len(out.Out) != 1 {
 			t.Fatalf("client %d: %v %v", client, out.Action, out.Reason)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 const remote1, remote2 = "198.51.100.2", "198.51.100.3"
@@ -67,32 +68,40 @@ func TestMasqueradeFollowsItsAddress(t *testing.T) {
 	}
 }
 
-// TestAddressStaysWithItsFlows takes an address out of a snat pool that the host never
-// had, and one that it keeps: their flows go on, and no new flow is given them.
-func TestAddressStaysWithItsFlows(t *testing.T) {
+// TestAddressLeavesItsFlows takes an address out of a snat pool that the host never had, and one
+// that it keeps: connections of TCP go on with it, whoever sends on by UDP is given another one, and
+// nothing is left behind.
+func TestAddressLeavesItsFlows(t *testing.T) {
 	yaml := func(pool string) string {
 		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + pool + "]}\n"
 	}
 	for _, first := range []string{"203.0.113.1", "198.51.100.1"} {
 		t.Run(first, func(t *testing.T) {
 			s := changing(t, yaml(first))
+			connection := func(why string) {
+				t.Helper()
+				out := send(t, s, "lan0", "ip4(src=10.0.2.3,dst="+remote1+")/tcp(sport=4000,dport=80,flags=A)")
+				if len(out.Out) != 1 {
+					t.Fatalf("%s: %v %v", why, out.Action, out.Reason)
+				}
+				if ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame)); ip.Src.String() != first {
+					t.Errorf("%s leaves from %s, want %s", why, ip.Src, first)
+				}
+			}
 			was := s.from(first, "10.0.2.2", remote1, 4000, "before")
+			connection("before")
 			s.mustChange(yaml("203.0.113.7"))
-			if err := s.sweep(); err != nil {
-				t.Fatal(err)
-			}
-			if is := s.from(first, "10.0.2.2", remote1, 4000, "a flow that was there"); is != was {
-				t.Errorf("a flow leaves from %s and from %s", was, is)
-			}
+			connection("a connection that was there")
 			out := send(t, s, "wan0", fmt.Sprintf("ip4(src=%s,dst=%s)/udp(sport=53,dport=%d)", remote1, was.Addr(), was.Port()))
-			if len(out.Out) != 1 {
-				t.Errorf("its answer: %v %v", out.Action, out.Reason)
+			if len(out.Out) != 0 {
+				t.Errorf("an answer to the address that left: %v %v", out.Action, out.Reason)
 			}
+			s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "a flow that sends on")
 			s.from("203.0.113.7", "10.0.2.2", remote2, 4000, "a new flow of the same endpoint")
 			// It comes back: what is there goes on.
 			s.mustChange(yaml(first + ", 203.0.113.7"))
-			s.from(first, "10.0.2.2", remote1, 4000, "the first flow")
-			s.from("203.0.113.7", "10.0.2.2", remote2, 4000, "the second flow")
+			s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "the first flow")
+			connection("the connection of before")
 			s.expire()
 			held{}.want(t, s, "all flows ended, all ports have rested")
 		})

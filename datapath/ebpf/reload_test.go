@@ -458,7 +458,7 @@ func TestClientAddressGoes(t *testing.T) {
 		}
 		segment("wan0", client+"flags=FA,seq=121,ack=901)")
 		segment("lan0", server+"flags=FA,seq=901,ack=150)")
-		segment("wan0", client+"flags=S,seq=5000)")
+		server = fmt.Sprintf("ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=80,dport=%d,", segment("wan0", client+"flags=S,seq=5000)").SrcPort)
 		segment("lan0", server+"flags=SA,seq=700,ack=5001)")
 		if again := segment("wan0", client+"flags=A,seq=5001,ack=701)/data(10)"); again.Seq != 5001 {
 			t.Errorf("%q: byte 5001 of the next connection is %d to the server", then, again.Seq)

@@ -42,9 +42,9 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 			return nil, err
 		}
 	}
-	before := d.snapshot
+	old := d.staleAfter(d.snapshot, s)
 	d.inForce, d.compiled, d.snapshot, d.away = result.Ruleset, result, s, away
-	d.uncut = d.cut(ctx, before, s)
+	change.Ended, d.uncut = d.end(ctx, old)
 	change.Duration = time.Since(start)
 	return change, nil
 }

@@ -51,7 +51,7 @@ type Datapath struct {
 	// away is why the snapshot does not fit the host any more, as it did when its
 	// configuration was applied; nil when it does.
 	away error
-	// uncut is why connections of backends that went down could not be ended with
+	// uncut is why connections that are treated otherwise now could not be ended with
 	// the last Apply, which succeeded all the same.
 	uncut error
 	// flowtables and timeouts tell whether the kernel has flowtables, and timeouts
@@ -127,7 +127,9 @@ func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Ch
 	if err != nil {
 		return nil, err
 	}
-	return d.describe(result, delta), nil
+	change := d.describe(result, delta)
+	change.Ended, err = d.count(ctx, d.staleAfter(d.snapshot, s))
+	return change, err
 }
 
 // prepare brings the model up to date, compiles and compares. A configuration that is in

@@ -127,6 +127,19 @@ func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	return h.met[a], nil
 }
 
+// leaves returns the interface that an address is routed by; "lo" for the host's own.
+func (h *host) leaves(a netip.Addr) string {
+	routes, err := h.handle.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return ""
+	}
+	l, err := h.handle.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return ""
+	}
+	return l.Attrs().Name
+}
+
 // lastNeighbour is neighbour, but for an address whose network has gone away: that was
 // on the interface where it was met last.
 func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"iter"
+	"net/netip"
+	"reflect"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Listener is what takes packets to an endpoint: a service, or a port-forward rule.
+type Listener struct {
+	Service *Service
+	Forward *config.NATRule
+	// Bound says that it listens on one interface only.
+	Bound bool
+}
+
+// Name tells listeners apart.
+func (l Listener) Name() string {
+	if l.Service != nil {
+		return "service " + l.Service.Name
+	}
+	return "nat " + l.Forward.Name
+}
+
+// Listeners finds the listener of an endpoint in a snapshot.
+type Listeners struct {
+	exact  map[listenerKey]Listener
+	ranged map[netip.Addr][]rangedListener
+}
+
+type listenerKey struct {
+	protocol flow.Protocol
+	to       netip.AddrPort
+}
+
+type rangedListener struct {
+	protocol flow.Protocol
+	ports    flow.Ports
+	Listener
+}
+
+// NewListeners indexes a snapshot; nil has no listeners.
+func NewListeners(s *Snapshot) *Listeners {
+	l := &Listeners{exact: map[listenerKey]Listener{}, ranged: map[netip.Addr][]rangedListener{}}
+	if s == nil {
+		return l
+	}
+	for i := range s.Services {
+		for _, at := range s.Services[i].Listen {
+			l.add(s.Services[i].Protocol, at, Listener{Service: &s.Services[i], Bound: at.Interface != ""})
+		}
+	}
+	for _, n := range s.NAT {
+		if n.Type == config.NATPortForward && n.Listen != nil {
+			l.add(n.Protocol, *n.Listen, Listener{Forward: n, Bound: n.In != "" || n.Listen.Interface != ""})
+		}
+	}
+	return l
+}
+
+func (l *Listeners) add(protocol flow.Protocol, at config.Listen, what Listener) {
+	ports := at.Ports
+	if len(ports) == 0 {
+		ports = []flow.Ports{{}}
+	}
+	for _, p := range ports {
+		key := listenerKey{protocol, netip.AddrPortFrom(at.Address, p.First)}
+		if _, taken := l.exact[key]; !taken && p.First == p.Last && p != (flow.Ports{}) && protocol != flow.Any {
+			l.exact[key] = what
+			continue
+		}
+		l.ranged[at.Address] = append(l.ranged[at.Address], rangedListener{protocol, p, what})
+	}
+}
+
+// Find returns what may take a packet of the protocol to the endpoint: those that listen on one
+// interface, and before any other the first that listens everywhere, where one that names the port
+// goes before one that takes a range.
+func (l *Listeners) Find(protocol flow.Protocol, to netip.AddrPort) (found []Listener) {
+	everywhere := false
+	note := func(at Listener) {
+		if at.Bound || !everywhere {
+			found = append(found, at)
+			everywhere = everywhere || !at.Bound
+		}
+	}
+	if at, ok := l.exact[listenerKey{protocol, to}]; ok {
+		note(at)
+	}
+	for _, r := range l.ranged[to.Addr()] {
+		if (r.protocol == flow.Any || r.protocol == protocol) && r.ports.Contains(to.Port()) {
+			note(r.Listener)
+		}
+	}
+	return found
+}
+
+// Addresses calls yield for the addresses of the listeners that are named.
+func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for at, what := range l.exact {
+			if named[what.Name()] && !yield(at.to.Addr()) {
+				return
+			}
+		}
+		for a, list := range l.ranged {
+			for _, r := range list {
+				if named[r.Name()] && !yield(a) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Differing returns the names, as of Listener, of services and NAT rules that are in one of two
+// snapshots only, or not alike in both. The states of backends count. before may be nil.
+func Differing(before, after *Snapshot) map[string]bool {
+	differ := map[string]bool{}
+	if before == nil {
+		before = &Snapshot{}
+	}
+	if before == after {
+		return differ
+	}
+	services := make(map[string]*Service, len(before.Services))
+	for i := range before.Services {
+		services[before.Services[i].Name] = &before.Services[i]
+		differ["service "+before.Services[i].Name] = true
+	}
+	for i := range after.Services {
+		s := &after.Services[i]
+		old := services[s.Name]
+		if old == nil || !reflect.DeepEqual(old.State, s.State) || old.Service != s.Service && !reflect.DeepEqual(old.Service, s.Service) {
+			differ["service "+s.Name] = true
+			continue
+		}
+		delete(differ, "service "+s.Name)
+	}
+	rules := make(map[string]*config.NATRule, len(before.NAT))
+	for _, n := range before.NAT {
+		rules[n.Name] = n
+		differ["nat "+n.Name] = true
+	}
+	for _, n := range after.NAT {
+		if old := rules[n.Name]; old == nil || old != n && !reflect.DeepEqual(old, n) {
+			differ["nat "+n.Name] = true
+			continue
+		}
+		delete(differ, "nat "+n.Name)
+	}
+	return differ
+}
+
+// Keeps reports whether a connection of the protocol that is open outlives a change by which
+// it would be treated otherwise.
+func (s *Snapshot) Keeps(protocol flow.Protocol) bool {
+	return (protocol == flow.TCP || protocol == flow.SCTP) && s.Config.Established != config.EstablishedEnd
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// Connection tracking asks the rules once, for the first packet of a connection. Whoever sends
+// without a pause from one port (syslog, SNMP traps, VPN keepalives, resolvers, SIP) never opens
+// another one: it would keep the backend that has been replaced, or the source that has no
+// translation, for ever. So an apply ends the tracked connections that its snapshot would treat
+// otherwise.
+
+// stale tells which tracked connections a snapshot treats otherwise than they are.
+type stale struct {
+	before, after   *datapath.Listeners
+	rulesWas, rules []*config.NATRule
+	differ          map[string]bool // services and rules, as of datapath.Listener; nobody else's connections are looked at
+	snapshot        *datapath.Snapshot
+	leaves          func(netip.Addr) string // the interface that an address is routed by
+}
+
+func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
+	s := &stale{differ: datapath.Differing(before, after), snapshot: after, rules: after.NAT}
+	if len(s.differ) == 0 {
+		return s
+	}
+	s.before, s.after = datapath.NewListeners(before), datapath.NewListeners(after)
+	if before != nil {
+		s.rulesWas = before.NAT
+	}
+	routed := map[netip.Addr]string{}
+	s.leaves = func(a netip.Addr) string {
+		name, known := routed[a]
+		if !known {
+			name = d.host.leaves(a)
+			routed[a] = name
+		}
+		return name
+	}
+	return s
+}
+
+// ends reports whether an entry is ended. Those that helpers have made live with the one that
+// they were made for.
+func (s *stale) ends(e *conntrack.Entry) bool {
+	if e.Status&conntrack.Expected != 0 {
+		return false
+	}
+	f := e.Flow()
+	now, was := s.after.Find(f.Original.Protocol, f.Original.Dest), s.before.Find(f.Original.Protocol, f.Original.Dest)
+	differs := func(l datapath.Listener) bool { return s.differ[l.Name()] }
+	switch {
+	case len(now)+len(was) == 0:
+		return s.source(&f)
+	case !slices.ContainsFunc(now, differs) && !slices.ContainsFunc(was, differs):
+		return false
+	case len(now) == 0:
+		return f.DestTranslated() && s.may(&f)
+	}
+	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.misled(&f, l) })
+}
+
+// misled reports whether a connection is not as the listener would have it, and is to be ended.
+func (s *stale) misled(f *flow.Flow, l datapath.Listener) bool {
+	if l.Service != nil {
+		return s.service(f, l.Service)
+	}
+	return !reaches(f, netip.AddrPortFrom(l.Forward.To.Address, l.Forward.To.Port)) && s.may(f)
+}
+
+// service judges a connection to a service.
+func (s *stale) service(f *flow.Flow, to *datapath.Service) bool {
+	if !tracked(to.Mode) {
+		return false // its packets meet rules before connection tracking
+	}
+	i := slices.IndexFunc(to.Backends, func(b config.Backend) bool { return reaches(f, netip.AddrPortFrom(b.Address, b.Port)) })
+	switch {
+	case i < 0:
+		return s.may(f)
+	case to.State[i] == datapath.Down:
+		return true // however it stands: nobody answers there
+	case to.State[i] == datapath.Drain && closed(f):
+		return true // a SYN of the same port would go on with it, where it opens another one
+	case to.Mode != config.ModeFullNAT:
+		return false
+	}
+	return (!f.SourceTranslated() || len(to.SourcePool) > 0 && !holds(to.SourcePool, f.Reply.Dest.Addr())) && s.may(f)
+}
+
+// reaches reports whether a connection goes to that endpoint; port 0 keeps the client's.
+func reaches(f *flow.Flow, to netip.AddrPort) bool {
+	port := to.Port()
+	if port == 0 {
+		port = f.Original.Dest.Port()
+	}
+	return f.Reply.Source == netip.AddrPortFrom(to.Addr(), port)
+}
+
+func holds(pool []config.AddressRange, a netip.Addr) bool {
+	return slices.ContainsFunc(pool, func(r config.AddressRange) bool { return r.Contains(a) })
+}
+
+// closed reports whether a TCP connection has ended, or was never answered.
+func closed(f *flow.Flow) bool {
+	return f.Original.Protocol == flow.TCP && slices.Contains([]string{"SYN_SENT", "LAST_ACK", "TIME_WAIT", "CLOSE"}, f.State)
+}
+
+// may reports whether the policy lets a connection be ended.
+func (s *stale) may(f *flow.Flow) bool { return !s.snapshot.Keeps(f.Original.Protocol) || closed(f) }
+
+// source judges a connection to no listener by the rules that translate sources, and one to one.
+func (s *stale) source(f *flow.Flow) bool {
+	if !slices.ContainsFunc(s.rules, s.differs) && !slices.ContainsFunc(s.rulesWas, s.differs) {
+		return false
+	}
+	if i := slices.IndexFunc(s.rules, func(n *config.NATRule) bool { return s.translates(n, f) }); i >= 0 {
+		return s.differs(s.rules[i]) && !owns(s.rules[i], f) && s.may(f)
+	}
+	i := slices.IndexFunc(s.rulesWas, func(n *config.NATRule) bool { return owns(n, f) })
+	return i >= 0 && s.differs(s.rulesWas[i]) && s.may(f)
+}
+
+func (s *stale) differs(n *config.NATRule) bool { return s.differ["nat "+n.Name] }
+
+// translates reports whether a rule is for the first packet of a connection. What the host itself
+// sends has its address already.
+func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
+	from, to := f.Original.Source.Addr(), f.Original.Dest.Addr()
+	switch n.Type {
+	case config.NATStatic:
+		return n.External.Contains(to) || n.Internal.Contains(from) && s.by(n.Out, to)
+	case config.NATMasquerade, config.NATSNAT:
+	default:
+		return false
+	}
+	if len(n.To.Addresses) > 0 && !slices.ContainsFunc(n.To.Addresses, func(r config.AddressRange) bool { return r.Is4() == from.Is4() }) {
+		return false
+	}
+	if !inPrefixes(n.Source, from) || len(n.Except) > 0 && inPrefixes(n.Except, to) {
+		return false
+	}
+	return s.by(n.Out, to) && s.by(n.In, from) && s.leaves(from) != "lo" && s.leaves(to) != "lo"
+}
+
+// by reports whether an address is routed by one of these interfaces; "" is any.
+func (s *stale) by(names config.Interfaces, a netip.Addr) bool { return names.Has(s.leaves(a)) }
+
+// sift is what the kernel can leave out of a dump: one address is looked for, or all.
+func (s *stale) sift() *conntrack.Filter {
+	only := netip.Addr{}
+	for _, l := range []*datapath.Listeners{s.before, s.after} {
+		for a := range l.Addresses(s.differ) {
+			if only.IsValid() && only != a {
+				return nil
+			}
+			only = a
+		}
+	}
+	if !only.IsValid() || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
+		return nil
+	}
+	return &conntrack.Filter{Dest: netip.PrefixFrom(only, only.BitLen())}
+}
+
+// end ends the connections that the snapshot in force would treat otherwise, and tells how many
+// there were. The table is read once, and not at all where nothing differs.
+func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
+	if len(s.differ) == 0 {
+		return 0, nil
+	}
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	n, err := c.DeleteIf(ctx, s.sift(), s.ends)
+	if err != nil {
+		return n, fmt.Errorf("connections that are treated otherwise now: %w", err)
+	}
+	return n, nil
+}
+
+// count tells how many connections end would end.
+func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
+	if len(s.differ) == 0 {
+		return 0, nil
+	}
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	err = c.Dump(ctx, s.sift(), func(e *conntrack.Entry) error {
+		if s.ends(e) {
+			n++
+		}
+		return nil
+	})
+	if errors.Is(err, conntrack.ErrInterrupted) {
+		err = nil
+	}
+	return n, err
+}
