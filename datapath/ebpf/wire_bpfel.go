@@ -1043,6 +1043,7 @@ const (
 	wireProgSluiceTc            = "sluice_tc"
 	wireProgSluiceXdp           = "sluice_xdp"
 	wireProgSweepAll            = "sweep_all"
+	wireProgSweepEnd            = "sweep_end"
 	wireProgSweepStart          = "sweep_start"
 	wireProgSweepStop           = "sweep_stop"
 	wireVarBuckets4             = "buckets4"
@@ -1165,6 +1166,7 @@ type wireProgramSpecs struct {
 	SluiceTc   *ebpf.ProgramSpec `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.ProgramSpec `ebpf:"sluice_xdp"`
 	SweepAll   *ebpf.ProgramSpec `ebpf:"sweep_all"`
+	SweepEnd   *ebpf.ProgramSpec `ebpf:"sweep_end"`
 	SweepStart *ebpf.ProgramSpec `ebpf:"sweep_start"`
 	SweepStop  *ebpf.ProgramSpec `ebpf:"sweep_stop"`
 }
@@ -1513,6 +1515,7 @@ type wirePrograms struct {
 	SluiceTc   *ebpf.Program `ebpf:"sluice_tc"`
 	SluiceXdp  *ebpf.Program `ebpf:"sluice_xdp"`
 	SweepAll   *ebpf.Program `ebpf:"sweep_all"`
+	SweepEnd   *ebpf.Program `ebpf:"sweep_end"`
 	SweepStart *ebpf.Program `ebpf:"sweep_start"`
 	SweepStop  *ebpf.Program `ebpf:"sweep_stop"`
 }
@@ -1526,6 +1529,7 @@ func (p *wirePrograms) Close() error {
 		p.SluiceTc,
 		p.SluiceXdp,
 		p.SweepAll,
+		p.SweepEnd,
 		p.SweepStart,
 		p.SweepStop,
 	)

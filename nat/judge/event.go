@@ -33,6 +33,7 @@ const (
 	hairpin
 	stray
 	hostile
+	reusing  // both ends close, and the opener uses its port again
 	changing // a mapping or the state of a backend, where the scenario has them change
 	waiting
 	eventKinds
@@ -40,7 +41,7 @@ const (
 
 // weights of the kinds.
 var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, stranger: 4,
-	hairpin: 3, stray: 2, hostile: 8, changing: 1, waiting: 2}
+	hairpin: 3, stray: 2, hostile: 8, reusing: 1, changing: 1, waiting: 2}
 
 func randomEvent(r *rand.Rand) event {
 	total := 0
@@ -111,6 +112,8 @@ func (w *world) arrivals(e event) []arrival {
 		return w.stranger(r, c)
 	case hairpin:
 		return w.hairpin(r, c)
+	case reusing:
+		return w.reuse(r, c)
 	}
 	return w.hostile(r, c)
 }
@@ -241,6 +244,28 @@ func (w *world) again(r *rand.Rand, c *conversation) []arrival {
 	p = w.refill(r, p, c)
 	w.wear(r, p, c)
 	return []arrival{{w.frame(c.in[0].Interface, w.odd(r, p, c)), c, 0}}
+}
+
+// reuse ends a connection in order, and opens another one in its tuple.
+func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
+	if c.in[0].Frame == nil || c.out[0] == nil {
+		return w.again(r, c)
+	}
+	there, back := withoutLink(packet.Parse(c.in[0].Frame)), innermost(withoutLink(packet.Parse(c.out[0].Frame)))
+	t, isTCP := packet.Find[*packet.TCP](there)
+	u, came := packet.Find[*packet.TCP](back)
+	dst, src, ok := turned(there)
+	from, to, known := turned(back)
+	if !isTCP || !came || !ok || !known {
+		return w.again(r, c)
+	}
+	opener := func(flags packet.TCPFlags, seq uint32) arrival {
+		return arrival{w.frame(c.in[0].Interface, packet.Packet{header(r, src, dst),
+			&packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Flags: flags, Seq: seq, Ack: r.Uint32(), Window: 1000}}), c, 0}
+	}
+	answer := arrival{w.frame(c.out[0].Interface, packet.Packet{header(r, from, to),
+		&packet.TCP{SrcPort: u.DstPort, DstPort: u.SrcPort, Flags: packet.FIN | packet.ACK, Seq: r.Uint32(), Ack: t.Seq + 2, Window: 500}}), c, 1}
+	return []arrival{opener(packet.FIN|packet.ACK, t.Seq+1), answer, opener(packet.ACK, t.Seq+2), opener(packet.SYN, r.Uint32())}
 }
 
 // settled reports whether a packet of the conversation surely belongs to a flow. One that opens
