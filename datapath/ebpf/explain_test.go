@@ -88,7 +88,8 @@ func TestExplain(t *testing.T) {
 		{"denied", tcp, "wan0", "192.0.2.200:4000", "192.0.2.10:80", "", "", "", "", "", "drop denied", 0},
 		{"no backend", tcp, "wan0", "198.18.0.9:4000", "192.0.2.60:80", "drained", "", "", "", "", "drop no-backend", 0},
 		{"no binding", tcp, "wan0", "198.18.0.9:4000", "203.0.113.1:9999", "", "", "", "", "", "drop no-binding", 0},
-		{"not ours", tcp, "wan0", "198.18.0.9:4000", "192.0.2.99:80", "", "", "", "", "", "pass not-ours", 0},
+		{"not ours", tcp, "wan0", "198.18.0.9:4000", "192.0.2.99:80", "", "", "", "wan0", "198.51.100.2", "pass not-ours", 0},
+		{"unserved port", tcp, "wan0", "198.18.0.9:4000", "192.0.2.60:81", "", "", "", "", "", "drop unserved", 0},
 		{"larger than the MTU", udp, "wan0", "198.18.0.9:4000", "192.0.2.40:53", "tunnel", "a", "198.18.0.9:4000 -> 192.0.2.40:53", "lan0", "10.0.2.5", "drop to-fragment6", 1490},
 	} {
 		t.Run(c.name, func(t *testing.T) {
