@@ -35,6 +35,7 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
 	__u8 inner = p->family == FAMILY_6 ? IPPROTO_IPV6 : IPPROTO_IPIP, outer = inner;
 	bool v6 = plan->gateway_family == FAMILY_6;
+	__u8 outer_hops = plan->flags & PLAN_KERNEL ? 65 : 64; // 64 when it leaves: the kernel takes one off
 	__u32 at = ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), backend = plan->backend_hop;
 	struct backend_hop *b;
 
@@ -61,14 +62,14 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 		*(__u32 *)&ip = bpf_htonl(6U << 28);
 		ip.payload_len = bpf_htons(payload);
 		ip.nexthdr = outer;
-		ip.hop_limit = 64;
+		ip.hop_limit = outer_hops;
 		__builtin_memcpy(&ip.saddr, &own->v6, 16);
 		__builtin_memcpy(&ip.daddr, &plan->gateway, 16);
 		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 	}
 	struct iphdr ip = {
 		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(IP_DF),
-		.ttl = 64, .protocol = outer, .saddr = own->v4.w[0], .daddr = plan->gateway.w[0],
+		.ttl = outer_hops, .protocol = outer, .saddr = own->v4.w[0], .daddr = plan->gateway.w[0],
 	};
 	__u32 *w = (__u32 *)&ip;
 

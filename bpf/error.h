@@ -172,7 +172,7 @@ static __always_inline int rewrite_error(void *ctx, const struct packet *p, cons
 {
 	__u64 outer = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6)) + sum_addr(from, v6) +
 		      sum_addr(&plan->to.daddr, v6), delta;
-	__u8 ttl = p->ttl - 1;
+	__u8 down = hops_down(plan), ttl = p->ttl - down;
 	__u16 check;
 
 	delta = rewrite_quote(ctx, plan, q, v6, xdp);
@@ -191,7 +191,7 @@ static __always_inline int rewrite_error(void *ctx, const struct packet *p, cons
 
 	if (!get(ctx, ETH_HLEN + IPV4_CHECK, &check, 2, xdp))
 		return REASON_INTERNAL;
-	check = check_after(check, outer + (__u16)~bpf_htons(0x0100));
+	check = check_after(check, outer + ttl_change(down));
 	if (!put(ctx, ETH_HLEN + 8, &ttl, 1, xdp) || !put(ctx, ETH_HLEN + IPV4_CHECK, &check, 2, xdp) ||
 	    !put(ctx, ETH_HLEN + 12, ends, sizeof(ends), xdp))
 		return REASON_INTERNAL;

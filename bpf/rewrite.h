@@ -178,23 +178,38 @@ static __always_inline void deltas_of(struct deltas *d, const struct packet *p, 
 	d->ports = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);
 }
 
+// What the hop limit goes down by. The kernel takes one off what it sends on itself, and off a
+// tunnel's outer header.
+static __always_inline __u8 hops_down(const struct plan *plan)
+{
+	return plan->flags & PLAN_KERNEL && !plan->encap ? 0 : 1;
+}
+
+// The change of a TTL as a change of its word, of which it is the high byte: one less is
+// ~0x0100 + 0 in wire order.
+static __always_inline __u32 ttl_change(__u8 down)
+{
+	return down ? (__u16)~bpf_htons(0x0100) : 0;
+}
+
 static __always_inline void write_ip(void *l3, const struct plan *plan, __u64 addrs, const bool v6)
 {
+	__u8 down = hops_down(plan);
+
 	if (v6) {
 		struct ipv6hdr *ip = l3;
 
 		__builtin_memcpy(&ip->saddr, &plan->to.saddr, 16);
 		__builtin_memcpy(&ip->daddr, &plan->to.daddr, 16);
-		ip->hop_limit--;
+		ip->hop_limit -= down;
 		return;
 	}
 	struct iphdr *ip = l3;
 
 	ip->saddr = plan->to.saddr.w[0];
 	ip->daddr = plan->to.daddr.w[0];
-	ip->ttl--;
-	// TTL is the high byte of its word: one less is ~0x0100 + 0 in wire order.
-	ip->check = check_after(ip->check, addrs + (__u16)~bpf_htons(0x0100));
+	ip->ttl -= down;
+	ip->check = check_after(ip->check, addrs + ttl_change(down));
 }
 
 // Rewrites a packet whose sums all stand in its headers.
@@ -304,7 +319,7 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 	if (v6) {
 		__u64 header = minus(sum_addr(&p->tuple.saddr, true)) + minus(sum_addr(&p->tuple.daddr, true)) +
 			       sum_addr(&plan->to.saddr, true) + sum_addr(&plan->to.daddr, true) +
-			       (__u16)~bpf_htons(0x0001);
+			       (hops_down(plan) ? (__u16)~bpf_htons(0x0001) : 0);
 
 		bpf_csum_update(ctx, fold32(header));
 	}

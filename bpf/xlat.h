@@ -97,7 +97,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 	__u32 len = sizeof(*ip) + payload, check;
 	__u32 w[5] = {
 		[0] = bpf_htonl(0x45U << 24 | (__u32)p->tos << 16 | (len & 0xffff)),
-		[2] = (__u8)(p->ttl - 1) | (__u32)plan->to.l4_proto << 8,
+		[2] = (__u8)(p->ttl - hops_down(plan)) | (__u32)plan->to.l4_proto << 8,
 		[3] = plan->to.saddr.w[0],
 		[4] = plan->to.daddr.w[0],
 	};
@@ -120,7 +120,7 @@ static __always_inline void header6(struct ipv6hdr *ip, const struct packet *p, 
 	*(__u32 *)ip = bpf_htonl(6U << 28 | (__u32)p->tos << 20);
 	ip->payload_len = bpf_htons(payload);
 	ip->nexthdr = plan->to.l4_proto;
-	ip->hop_limit = p->ttl - 1;
+	ip->hop_limit = p->ttl - hops_down(plan);
 	__builtin_memcpy(&ip->saddr, &plan->to.saddr, 16);
 	__builtin_memcpy(&ip->daddr, &plan->to.daddr, 16);
 }

@@ -71,7 +71,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		b = p.encap.wrap(m, b, next)
 	}
 	if m.host.Owns(via) && !sourceRouted { // for this host: no MTU, no neighbour
-		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, relink(in.Frame, append(b, v.trailer...))}}}
+		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, handUp(in.Frame, b, v.trailer)}}}
 	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
@@ -89,7 +89,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 	}
 	if !known {
-		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
+		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, handUp(in.Frame, b, v.trailer)}}}
 	}
 	b = append(b, v.trailer...) // padding stays where it is: no length counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
@@ -121,10 +121,19 @@ func link(src, dst packet.MAC, b []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(out, kind), b...)
 }
 
-// relink keeps the addresses of the frame that came in: the kernel looks for the
-// next hop itself.
-func relink(frame, b []byte) []byte {
-	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), b)
+// handUp is the frame of a packet that the kernel is to send on: with the addresses of the
+// frame that came in, because the kernel looks for the next hop itself, and with a hop limit
+// that is one more than it leaves with, because the kernel takes one off (RFC 5508 REQ-10a,
+// RFC 7915 §4.1).
+func handUp(frame, b, trailer []byte) []byte {
+	if b[0]>>4 == 6 {
+		b[7]++
+	} else {
+		was := slices.Clone(b[8:10])
+		b[8]++
+		binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[8:10]))
+	}
+	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), append(b, trailer...))
 }
 
 // largest is how large the packet b that v became may leave. What was sent without DF
@@ -167,7 +176,7 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
-	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, relink(in.Frame, append(b, v.trailer...))}}}
+	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, handUp(in.Frame, b, v.trailer)}}}
 }
 
 // kernelTakes tells whether the kernel forwards the packet b that came in: not one with an

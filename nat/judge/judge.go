@@ -138,6 +138,7 @@ func randomEvents(seed uint64, n int) []event {
 
 // trace is what happened in a run.
 type trace struct {
+	strangers    []string // neighbours that the host does not know
 	steps        []step
 	packets      int
 	at           int // the event of the disagreement
@@ -159,7 +160,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 	if err != nil {
 		return nil, err
 	}
-	host := sc.Host()
+	host, strangers := sc.hostOf(seed)
 	model, err := nat.New(c, host, seed)
 	if err != nil {
 		return nil, err
@@ -173,7 +174,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 			w.prefixes = append(w.prefixes, n.Prefix)
 		}
 	}
-	t := &trace{}
+	t := &trace{strangers: strangers}
 	for i, e := range events {
 		t.at = i
 		if e.kind == waiting {

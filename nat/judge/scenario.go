@@ -13,7 +13,9 @@ package judge
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -68,6 +70,25 @@ func (s Scenario) Host() nat.Host {
 		panic("scenario " + s.Name + ": " + err.Error())
 	}
 	return h
+}
+
+// hostOf is the host of a run, which does not know some neighbours: what goes to them is left
+// to the kernel.
+func (s Scenario) hostOf(seed uint64) (h nat.Host, unknown []string) {
+	h = s.Host()
+	r := rand.New(rand.NewPCG(seed, 3))
+	h.Neighbours = slices.DeleteFunc(h.Neighbours, func(n nat.Neighbour) bool {
+		odds := 8
+		if n.Interface == "wan0" { // nothing goes out
+			odds = 16
+		}
+		if r.IntN(odds) > 0 {
+			return false
+		}
+		unknown = append(unknown, n.Address.String())
+		return true
+	})
+	return h, unknown
 }
 
 func addresses(format string, first, last int) []netip.Addr {

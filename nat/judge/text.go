@@ -5,6 +5,7 @@ package judge
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/nat"
@@ -15,11 +16,15 @@ import (
 // that the subject chose become $names.
 func (t *trace) text(sc Scenario) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- packets --\n", sc.Name, sc.YAML)
-	if len(sc.HostLines) > 0 {
-		b.Reset()
-		fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s-- host --\n%s\n-- packets --\n", sc.Name, sc.YAML, strings.Join(sc.HostLines, "\n"))
+	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s", sc.Name, sc.YAML)
+	host := slices.Clone(sc.HostLines)
+	for _, a := range t.strangers {
+		host = append(host, "forget "+a)
 	}
+	if len(host) > 0 {
+		fmt.Fprintf(&b, "-- host --\n%s\n", strings.Join(host, "\n"))
+	}
+	fmt.Fprint(&b, "-- packets --\n")
 	names := &chosen{names: map[string]string{}}
 	for _, s := range t.steps {
 		if s.change != "" {
