@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, work.h, maps.h, parse.h, table.h, conn.h,
-// binding.h, block.h, port.h, nat.h, portless.h, schedule.h, syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h,
+// binding.h, block.h, port.h, nat.h, portless.h, schedule.h, syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h, station.h,
 // hop.h, rewrite.h, miss.h, xlat.h, edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h,
 // direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan -> apply, and leaves through one exit that counts
 // why; plain packets of settled flows go the straight path of fast.h, those of services without flows that of direct.h.
@@ -9,6 +9,7 @@
 #include "fast.h"
 #include "miss.h"
 #include "owned.h"
+#include "station.h"
 #include "sweep.h"
 
 // Bytes of headers that the parser wants in one piece; with extension headers
@@ -86,6 +87,17 @@ static __always_inline enum reason before_flow(struct packet *p, struct plan *pl
 			return reason;
 	}
 	return known;
+}
+
+// A broadcast or multicast frame: the host may want its packet, and nobody else.
+static __always_inline enum reason to_group(struct packet *p)
+{
+	enum reason reason = have_rules ? firewall(p) : REASON_NONE;
+
+	p->flags &= ~PACKET_FIRST_FRAGMENT; // it leaves no trace
+	if (reason != REASON_NONE)
+		return reason;
+	return never_routed(p) ? REASON_NOT_ROUTED : REASON_OTHER_STATION;
 }
 
 static __always_inline bool before_flow_needed(const struct packet *p)
@@ -371,7 +383,7 @@ static __always_inline enum reason decide_again(const struct packet *p, struct p
 
 // The full path of a packet. drop and pass are the hook's verdicts: on TC, what
 // passes goes on to other programs and then to the kernel.
-static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const bool xdp)
+static __always_inline int full(void *ctx, __u32 ifindex, int station, const bool v6, const bool xdp)
 {
 	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_UNSPEC;
 	struct work *w = the_work();
@@ -389,6 +401,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it speaks for no other one
+	else if (station == STATION_GROUP)
+		reason = to_group(p);
 	else if (before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_ORPHAN_FRAGMENT)
@@ -435,67 +449,88 @@ static __always_inline int full(void *ctx, __u32 ifindex, const bool v6, const b
 }
 
 // What is not looked at: counted as the others are.
-static __always_inline void other(void)
+static __always_inline void other(enum family family, enum reason reason)
 {
 	struct work *w = the_work();
 
 	if (w) {
 		w->plan.action = ACTION_PASS;
-		w->plan.reason = REASON_NOT_IP;
+		w->plan.reason = reason;
 	}
-	count(FAMILY_OTHER, ACTION_PASS, REASON_NOT_IP);
+	count(family, ACTION_PASS, reason);
 }
 
 // What does not go straight. Until now nothing was written of it, so that TC, where it stands
 // behind, meets it as it came.
-static __always_inline int xdp_rest(struct xdp_md *ctx, const bool v6)
+static __always_inline int xdp_rest(struct xdp_md *ctx, int station, const bool v6)
 {
-	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, v6, true);
+	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, station, v6, true);
 }
 
 SEC("xdp")
 int sluice_xdp(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
-	int verdict;
+	int verdict = NOT_DIRECT, station;
+	__be16 type;
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_PASS;
-	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		verdict = have_direct && !have_rules && !dry_run ? xdp_direct(ctx) : NOT_DIRECT;
-		if (verdict == NOT_DIRECT)
-			verdict = xdp_fast4(ctx);
-		return verdict >= 0 ? verdict : xdp_rest(ctx, false);
+	type = eth->h_proto;
+	station = xdp_station(ctx, eth);
+	if (!is_ip(type)) {
+		type = tc_behind || station == STATION_OTHER ? 0 : xdp_untag(ctx);
+		if (!type) {
+			if (!tc_behind)
+				other(FAMILY_OTHER, REASON_NOT_IP);
+			return XDP_PASS;
+		}
 	}
-	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+	if (station == STATION_OTHER) {
+		if (!tc_behind)
+			other(type == bpf_htons(ETH_P_IP) ? FAMILY_4 : FAMILY_6, REASON_OTHER_STATION);
+		return XDP_PASS;
+	}
+	if (type == bpf_htons(ETH_P_IP)) {
+		if (station == STATION_OWN) {
+			verdict = have_direct && !have_rules && !dry_run ? xdp_direct(ctx) : NOT_DIRECT;
+			if (verdict == NOT_DIRECT)
+				verdict = xdp_fast4(ctx);
+		}
+		return verdict >= 0 ? verdict : xdp_rest(ctx, station, false);
+	}
+	if (station == STATION_OWN)
 		verdict = xdp_fast6(ctx);
-		return verdict >= 0 ? verdict : xdp_rest(ctx, true);
-	}
-	if (!tc_behind)
-		other();
-	return XDP_PASS;
+	return verdict >= 0 ? verdict : xdp_rest(ctx, station, true);
 }
 
 static __always_inline int tc_packet(struct __sk_buff *ctx)
 {
-	int verdict;
+	int verdict = NOT_DIRECT, station = tc_station(ctx);
+	__be16 type = ctx->protocol;
 
-	if (ctx->vlan_present) { // a tag that a card has taken off the frame: it is met again at the VLAN's interface
-		other();
+	if (ctx->vlan_present || !is_ip(type)) {
+		type = station == STATION_OTHER ? 0 : tc_untag(ctx);
+		if (!type) { // of a VLAN: it is met again at the VLAN's interface
+			other(FAMILY_OTHER, REASON_NOT_IP);
+			return TC_ACT_UNSPEC;
+		}
+	}
+	if (station == STATION_OTHER) {
+		other(type == bpf_htons(ETH_P_IP) ? FAMILY_4 : FAMILY_6, REASON_OTHER_STATION);
 		return TC_ACT_UNSPEC;
 	}
-	if (ctx->protocol == bpf_htons(ETH_P_IP)) {
-		verdict = have_direct && !have_rules && !dry_run ? tc_direct(ctx) : NOT_DIRECT;
-		if (verdict == NOT_DIRECT)
-			verdict = tc_fast4(ctx);
-		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, false, false);
+	if (type == bpf_htons(ETH_P_IP)) {
+		if (station == STATION_OWN) {
+			verdict = have_direct && !have_rules && !dry_run ? tc_direct(ctx) : NOT_DIRECT;
+			if (verdict == NOT_DIRECT)
+				verdict = tc_fast4(ctx);
+		}
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, false, false);
 	}
-	if (ctx->protocol == bpf_htons(ETH_P_IPV6)) {
+	if (station == STATION_OWN)
 		verdict = tc_fast6(ctx);
-		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, true, false);
-	}
-	other();
-	return TC_ACT_UNSPEC;
+	return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, true, false);
 }
 
 SEC("tc")

@@ -8,14 +8,14 @@
 #include "snat.h"
 #include "stateless.h"
 
-// Reasons stand in the order of their actions.
+// Reasons stand in the order of their actions, but for later ones: a pinned map counts by number.
 static __always_inline __u8 action_of(__u32 reason)
 {
 	if (reason <= REASON_NONE)
 		return ACTION_DROP;
 	if (reason <= REASON_FRAGMENT)
 		return ACTION_FORWARD;
-	return reason <= REASON_FORWARDING_OFF ? ACTION_PASS : ACTION_DROP;
+	return reason <= REASON_FORWARDING_OFF || reason == REASON_OTHER_STATION ? ACTION_PASS : ACTION_DROP;
 }
 
 // Deny and allow rules of the first hook, in order. REASON_NONE: go on.

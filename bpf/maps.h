@@ -407,6 +407,26 @@ struct {
 	__type(value, struct interface_addr);
 } interfaces SEC(".maps");
 
+// Hardware addresses at which frames are for this host: all of them, and those of the interfaces
+// themselves at the place of their index, with the low 16 bits of it (0: another interface
+// has the place). Written by user space.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct station_key);
+	__type(value, __u32);
+} stations SEC(".maps");
+
+#define STATIONS 512
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STATIONS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} own_stations SEC(".maps");
+
 // SYNs that were sent on without a flow: a fingerprint of client and service and
 // the backend, so that the answer is told from other connections of the backend,
 // and the rest of the handshake stays on it when the scheduler's table changes.

@@ -426,6 +426,14 @@ struct fragment {
 
 // A later fragment for user space to hold; without a frame, the first one that it
 // waits for. Without a key it is a packet that user space is to fragment.
+// A hardware address at which frames are for this host. Written by user space.
+struct station_key {
+	__u64 destination; // in the high six bytes, as it stands in a frame
+	__u32 ifindex;	   // where they come in
+	__u32 pad;
+};
+ASSERT_SIZE(struct station_key, 16);
+
 #define HELD_FRAME 2048
 #define HELD_UNSUMMED 0x80000000 // in len: the checksum of the segment is to be filled in
 struct held {

@@ -44,7 +44,7 @@ enum reason {
 	REASON_STATIC,		     // rewritten by a static, npt66 or siit rule
 	REASON_ICMP_ERROR,	     // ICMP error translated with the packet quoted in it
 	REASON_FRAGMENT,	     // later fragment that follows its first one
-	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind a VLAN tag
+	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind the tag of a VLAN (VLAN 0 is none)
 	REASON_NOT_OURS,	     // no service, binding or rule wants it
 	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, an address of this host inside a mapping of siit, or another protocol of the host's own: the kernel decides, and routes none of it
 	REASON_EXCEPTED,	     // destination that the rule's "except" leaves alone
@@ -89,6 +89,7 @@ enum reason {
 	REASON_INTERNAL,	     // a helper of the kernel refused its work
 	REASON_TO_FRAGMENT6,	     // packet that may be fragmented, is too large for the next link, and changes its IP version or leaves with an address of this host: the daemon translates it and sends it in fragments
 	REASON_UNSERVED,	     // for a virtual address of the gateway, and a port or protocol that no service takes there; answered as when-down says
+	REASON_OTHER_STATION,	     // frame for another station's hardware address, or for all of a group (broadcast, multicast) with a packet for one host: the kernel forwards neither
 	REASON_COUNT,		     // number of reasons
 };
 

@@ -4,6 +4,7 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -24,7 +25,13 @@ type Interface struct {
 	MAC       packet.MAC
 	MTU       int            // bytes of the largest IP packet
 	Addresses []netip.Prefix // the host's own, with the length of their network
+	// Stations are hardware addresses besides MAC at which frames are for this host: of links
+	// that stand on the interface (macvlan, VRRP).
+	Stations []packet.MAC
 }
+
+// takes reports whether a frame with that destination is for this host alone.
+func (i Interface) takes(to packet.MAC) bool { return to == i.MAC || slices.Contains(i.Stations, to) }
 
 // Neighbour is a resolved neighbour.
 type Neighbour struct {

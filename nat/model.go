@@ -140,11 +140,37 @@ func pass(r Reason) plan { return plan{action: Pass, reason: r} }
 type tally struct{ packets, bytes uint64 }
 
 func (m *Model) receive(in Arrival) Outcome {
+	group := len(in.Frame) > 0 && in.Frame[0]&1 == 1
+	i, known := m.host.Interface(in.Interface)
+	foreign := known && !group && len(in.Frame) >= 6 && !i.takes(packet.MAC(in.Frame[:6]))
+	if foreign && isIP(in.Frame) {
+		return Outcome{Action: Pass, Reason: ReasonOtherStation}
+	}
+	if !foreign {
+		in.Frame = Untagged(in.Frame)
+	}
 	v, action, reason := read(in.Frame)
 	if v == nil {
 		return Outcome{Action: action, Reason: reason}
 	}
+	if group {
+		return m.toGroup(in, v)
+	}
 	return m.apply(in, v, m.decide(in, v))
+}
+
+// toGroup decides about a broadcast or multicast frame, which the host may want and nobody
+// forwards (RFC 1812 §5.3.4).
+func (m *Model) toGroup(in Arrival, v *view) Outcome {
+	switch {
+	case v.kind == icmpLink:
+		return Outcome{Action: Pass, Reason: ReasonNotRouted}
+	case v.firewalled(m, in.Interface):
+		return Outcome{Action: Drop, Reason: ReasonDenied}
+	case v.neverRouted():
+		return Outcome{Action: Pass, Reason: ReasonNotRouted}
+	}
+	return Outcome{Action: Pass, Reason: ReasonOtherStation}
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -24,6 +24,7 @@ const (
 	ReasonExcepted            Reason = "excepted"
 	ReasonNoNeighbour         Reason = "no-neighbour"
 	ReasonToFragment          Reason = "to-fragment"
+	ReasonOtherStation        Reason = "other-station"
 	ReasonNoRoute             Reason = "no-route"
 	ReasonDenied              Reason = "denied"
 	ReasonNotAllowed          Reason = "not-allowed"

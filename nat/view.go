@@ -57,6 +57,31 @@ func (v *view) tuple() flow.Tuple {
 // payload is what follows the IP header.
 func (v *view) payload() []byte { return v.ip[v.header:] }
 
+// Untagged takes a priority tag off a frame of IP: VLAN 0 is the interface itself (IEEE 802.1Q
+// §9.6). What leaves has none.
+func Untagged(frame []byte) []byte {
+	if len(frame) < 18 {
+		return frame
+	}
+	tpid, tci := binary.BigEndian.Uint16(frame[12:]), binary.BigEndian.Uint16(frame[14:])
+	if tpid != packet.TypeVLAN && tpid != packet.TypeQinQ || tci&0xfff != 0 {
+		return frame
+	}
+	inner := append(append([]byte(nil), frame[:12]...), frame[16:]...)
+	if !isIP(inner) {
+		return frame
+	}
+	return inner
+}
+
+func isIP(frame []byte) bool {
+	if len(frame) < 14 {
+		return false
+	}
+	kind := binary.BigEndian.Uint16(frame[12:])
+	return kind == packet.TypeIPv4 || kind == packet.TypeIPv6
+}
+
 // read parses a frame. The reason is empty when there is a packet to decide on.
 func read(frame []byte) (*view, Action, Reason) {
 	if len(frame) < 14 {

@@ -29,6 +29,8 @@ type Interface struct {
 	// Parent is the index of the link that a VLAN, a macvlan and the like stand on, in this
 	// namespace or another one; of a veth it is the other end's. 0 for none.
 	Parent int
+	// Lower is Parent where that is in this namespace and not a veth's other end, else 0.
+	Lower int
 }
 
 // joins are the kinds of links that take their ports' packets as their own. A
@@ -111,9 +113,12 @@ func ByName(name string) (Interface, bool) {
 }
 
 func interfaceOf(l netlink.Link) Interface {
-	a := l.Attrs()
+	a, lower := l.Attrs(), 0
+	if a.NetNsID < 0 && l.Type() != "veth" { // IFLA_LINK_NETNSID is there where the link is in another namespace
+		lower = a.ParentIndex
+	}
 	return Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
-		Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex, Parent: a.ParentIndex}
+		Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex, Parent: a.ParentIndex, Lower: lower}
 }
 
 // ErrNoNextHop is wrapped by NextHop when nothing would have to be resolved.

@@ -255,7 +255,7 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
 		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
-		equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
+		t.putStations(h), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["doors"], want.doors, nil), equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
 		d.putDirects(directs)

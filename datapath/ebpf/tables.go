@@ -153,6 +153,7 @@ type tables struct {
 	flows6   *memory[wireFlow6]
 	control  *memory[wireControl]
 	directs  *memory[wireDirect]
+	stations *memory[uint64]
 	services *memory[wireService]
 	backends *memory[wireBackend]
 	slotMem  *memory[uint64]
@@ -299,6 +300,7 @@ func (t *tables) size(spec *ebpf.CollectionSpec) {
 func (t *tables) mapAll() (err error) {
 	return errors.Join(
 		mapInto(&t.flows4, t.maps["flows4"]), mapInto(&t.flows6, t.maps["flows6"]), mapInto(&t.directs, t.maps["directs"]),
+		mapInto(&t.stations, t.maps["own_stations"]),
 		mapInto(&t.control, t.maps["control"]), mapInto(&t.services, t.maps["services"]),
 		mapInto(&t.backends, t.maps["backends"]), mapInto(&t.slotMem, t.maps["slots"]),
 		mapInto(&t.loads, t.maps["service_loads"]), mapInto(&t.loadsB, t.maps["backend_loads"]),
@@ -317,7 +319,7 @@ func mapInto[T any](into **memory[T], m *ebpf.Map) (err error) {
 }
 
 func (t *tables) close() error {
-	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.services.close(), t.backends.close(),
+	errs := []error{t.flows4.close(), t.flows6.close(), t.control.close(), t.directs.close(), t.stations.close(), t.services.close(), t.backends.close(),
 		t.slotMem.close(), t.loads.close(), t.loadsB.close(), t.rules.close(), t.orders.close(), t.ports.close(), t.owners.close(), t.blocks.close(),
 		t.runs.close(), t.pooled.close()}
 	for _, m := range t.maps {

@@ -15,20 +15,12 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestVLANTag has a client's frames tagged beside the frame, as cards do that take tags
-// off: they are left for the VLAN's interface, and make no flow of the one below it.
-func TestVLANTag(t *testing.T) {
-	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
-	l := labFor(t, lab.Balancer(), config.AttachTC)
-	echo(t, l.Node("s1"), ":5353")
-	d := gateway(t, l.Node("gateway"), config.AttachTC, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, "+
-		"backends: [{name: a, address: 10.0.2.2, port: 5353}]}\ntables: {flows: 4096, flows6: 4096}\n")
-	if _, _, err := ask(l.Node("client"), "udp", "192.0.2.10:53"); err != nil {
-		t.Fatalf("without a tag: %v\n%s", err, describeReasons(d))
-	}
+// tagging has a client's frames tagged beside the frame, as cards do that take tags off.
+func tagging(t *testing.T, l *lab.Lab, vlan int32) {
+	t.Helper()
 	tag, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R2, 0x0081), // 802.1Q, as on the wire
-		asm.Mov.Imm(asm.R3, 7),
+		asm.Mov.Imm(asm.R3, vlan),
 		asm.FnSkbVlanPush.Call(),
 		asm.Mov.Imm(asm.R0, 0),
 		asm.Return(),
@@ -36,7 +28,7 @@ func TestVLANTag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tag.Close()
+	t.Cleanup(func() { tag.Close() })
 	out, err := l.Node("client").Interface("eth0")
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +40,39 @@ func TestVLANTag(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	defer tagging.Close()
+	t.Cleanup(func() { tagging.Close() })
+}
+
+// TestPriorityTag has a client's frames tagged with a priority alone (VLAN 0), beside the frame:
+// they are the interface's own.
+func TestPriorityTag(t *testing.T) {
+	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
+	for _, attach := range []config.Attach{config.AttachTC, config.AttachXDP} {
+		t.Run(string(attach), func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), attach)
+			echo(t, l.Node("s1"), ":5353")
+			d := gateway(t, l.Node("gateway"), attach, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, "+
+				"backends: [{name: a, address: 10.0.2.2, port: 5353}]}\ntables: {flows: 4096, flows6: 4096}\n")
+			tagging(t, l, 6<<13)
+			if _, _, err := ask(l.Node("client"), "udp", "192.0.2.10:53"); err != nil {
+				t.Errorf("with a priority tag: %v\n%s", err, describeReasons(d))
+			}
+		})
+	}
+}
+
+// TestVLANTag has a client's frames tagged beside the frame: they are left for the VLAN's
+// interface, and make no flow of the one below it.
+func TestVLANTag(t *testing.T) {
+	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	echo(t, l.Node("s1"), ":5353")
+	d := gateway(t, l.Node("gateway"), config.AttachTC, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, "+
+		"backends: [{name: a, address: 10.0.2.2, port: 5353}]}\ntables: {flows: 4096, flows6: 4096}\n")
+	if _, _, err := ask(l.Node("client"), "udp", "192.0.2.10:53"); err != nil {
+		t.Fatalf("without a tag: %v\n%s", err, describeReasons(d))
+	}
+	tagging(t, l, 7)
 	before, flows := counted(t, d, "not-ip"), counted(t, d, "new-flow")
 	c, err := l.Node("client").Dial(t.Context(), nil, "udp", "192.0.2.10:53")
 	if err != nil {

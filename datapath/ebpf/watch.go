@@ -49,10 +49,19 @@ func (d *Datapath) watch() {
 			events.Close()
 		}
 	}
-	generation := d.t.control
+	generation, changed := d.t.control, make(chan struct{}, 1)
 	if w != nil {
+		d.watching.Go(func() { d.followStations(ctx, changed) })
 		d.watching.Go(func() {
-			err := w.Run(ctx, func(netdev.Event) { bumpGeneration(generation) })
+			err := w.Run(ctx, func(e netdev.Event) {
+				bumpGeneration(generation)
+				if e.Kind == netdev.Link || e.Kind == netdev.Lost {
+					select {
+					case changed <- struct{}{}:
+					default:
+					}
+				}
+			})
 			if err != nil && !errors.Is(err, context.Canceled) {
 				d.opt.Log.Warn("changes of next hops are not watched any more; flows notice them within a second", "error", err)
 			}

@@ -694,7 +694,8 @@ const (
 	wireReasonREASON_INTERNAL             wireReason = 51
 	wireReasonREASON_TO_FRAGMENT6         wireReason = 52
 	wireReasonREASON_UNSERVED             wireReason = 53
-	wireReasonREASON_COUNT                wireReason = 54
+	wireReasonREASON_OTHER_STATION        wireReason = 54
+	wireReasonREASON_COUNT                wireReason = 55
 )
 
 type wireReverse struct {
@@ -751,6 +752,13 @@ type wireSessionKey struct {
 	PrefixLen uint32
 	Service   uint32
 	Addr      [16]uint8
+}
+
+type wireStationKey struct {
+	_           structs.HostLayout
+	Destination uint64
+	Ifindex     uint32
+	Pad         uint32
 }
 
 type wireSticky struct {
@@ -1015,6 +1023,7 @@ const (
 	wireMapMembers              = "members"
 	wireMapNatOrders            = "nat_orders"
 	wireMapNatRules             = "nat_rules"
+	wireMapOwnStations          = "own_stations"
 	wireMapPoolNumbers          = "pool_numbers"
 	wireMapPoolRules            = "pool_rules"
 	wireMapPools                = "pools"
@@ -1030,6 +1039,7 @@ const (
 	wireMapServices             = "services"
 	wireMapSessions             = "sessions"
 	wireMapSlots                = "slots"
+	wireMapStations             = "stations"
 	wireMapStickies             = "stickies"
 	wireMapStock4               = "stock4"
 	wireMapStock6               = "stock6"
@@ -1204,6 +1214,7 @@ type wireMapSpecs struct {
 	Members        *ebpf.MapSpec `ebpf:"members"`
 	NatOrders      *ebpf.MapSpec `ebpf:"nat_orders"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
+	OwnStations    *ebpf.MapSpec `ebpf:"own_stations"`
 	PoolNumbers    *ebpf.MapSpec `ebpf:"pool_numbers"`
 	PoolRules      *ebpf.MapSpec `ebpf:"pool_rules"`
 	Pools          *ebpf.MapSpec `ebpf:"pools"`
@@ -1219,6 +1230,7 @@ type wireMapSpecs struct {
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	Stations       *ebpf.MapSpec `ebpf:"stations"`
 	Stickies       *ebpf.MapSpec `ebpf:"stickies"`
 	Stock4         *ebpf.MapSpec `ebpf:"stock4"`
 	Stock6         *ebpf.MapSpec `ebpf:"stock6"`
@@ -1351,6 +1363,7 @@ type wireMaps struct {
 	Members        *ebpf.Map `ebpf:"members"`
 	NatOrders      *ebpf.Map `ebpf:"nat_orders"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
+	OwnStations    *ebpf.Map `ebpf:"own_stations"`
 	PoolNumbers    *ebpf.Map `ebpf:"pool_numbers"`
 	PoolRules      *ebpf.Map `ebpf:"pool_rules"`
 	Pools          *ebpf.Map `ebpf:"pools"`
@@ -1366,6 +1379,7 @@ type wireMaps struct {
 	Services       *ebpf.Map `ebpf:"services"`
 	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
+	Stations       *ebpf.Map `ebpf:"stations"`
 	Stickies       *ebpf.Map `ebpf:"stickies"`
 	Stock4         *ebpf.Map `ebpf:"stock4"`
 	Stock6         *ebpf.Map `ebpf:"stock6"`
@@ -1405,6 +1419,7 @@ func (m *wireMaps) Close() error {
 		m.Members,
 		m.NatOrders,
 		m.NatRules,
+		m.OwnStations,
 		m.PoolNumbers,
 		m.PoolRules,
 		m.Pools,
@@ -1420,6 +1435,7 @@ func (m *wireMaps) Close() error {
 		m.Services,
 		m.Sessions,
 		m.Slots,
+		m.Stations,
 		m.Stickies,
 		m.Stock4,
 		m.Stock6,

@@ -65,6 +65,16 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			errs = append(errs, netlink.AddrAdd(link, a))
 		}
 	}
+	for _, i := range h.Interfaces {
+		for n, mac := range i.Stations {
+			link := &netlink.Macvlan{Mode: netlink.MACVLAN_MODE_PRIVATE, LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("vrrp%d-%s", n, i.Name),
+				ParentIndex: ifaces[i.Name], HardwareAddr: net.HardwareAddr(mac[:])}}
+			if err := netlink.LinkAdd(link); err != nil {
+				return nil, nil, err
+			}
+			errs = append(errs, netlink.LinkSetUp(link))
+		}
+	}
 	if far.IsOpen() {
 		for name, index := range ifaces {
 			errs = append(errs, lab.SetTXChecksum(name, false), awaitUp(index))

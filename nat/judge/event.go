@@ -136,6 +136,30 @@ func (w *world) frame(iface string, p packet.Packet) nat.Arrival {
 	return nat.Arrival{Interface: iface, Frame: append(packet.Packet{e}, p...).Build()}
 }
 
+// wire makes something rare of a frame: one for another station or for all, as an interface gets
+// it that is promiscuous or flooded by its switch, or one with a priority tag.
+func (w *world) wire(r *rand.Rand, a nat.Arrival) nat.Arrival {
+	if len(a.Frame) < 34 {
+		return a
+	}
+	switch n := r.IntN(120); {
+	case n < 3:
+		other := pick(r, w.host.Interfaces).MAC
+		to := pick(r, []packet.MAC{other, {2, 9, 9, 9, 9, byte(r.Uint32())}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, {1, 0, 0x5e, 0, 0, 0xfb}, {0x33, 0x33, 0, 0, 0, 1}})
+		a.Frame = append(to[:], a.Frame[6:]...)
+		if n > 0 {
+			return a
+		}
+		fallthrough
+	case n < 6:
+		tpid := pick(r, []byte{0x81, 0x88})
+		low := map[byte]byte{0x81: 0, 0x88: 0xa8}[tpid]
+		tag := []byte{tpid, low, byte(r.Uint32()) & 0xf0, 0}
+		a.Frame = slices.Concat(a.Frame[:12], tag, a.Frame[12:])
+	}
+	return a
+}
+
 // header makes the IP header of a packet.
 func header(r *rand.Rand, src, dst netip.Addr) packet.Layer {
 	if src.Is4() {

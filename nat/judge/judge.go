@@ -196,8 +196,9 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 			}
 			continue
 		}
+		wire := rand.New(rand.NewPCG(e.seed, 5))
 		for _, a := range w.arrivals(e) {
-			if err := t.packet(s, model, w, seed, a, ignore); err != nil || t.disagreement != nil {
+			if err := t.packet(s, model, w, seed, a, w.wire(wire, a.Arrival), ignore); err != nil || t.disagreement != nil {
 				return t, err
 			}
 		}
@@ -227,22 +228,22 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 	return errors.Join(model.SetState(service, backend, state), s.SetState(service, backend, state))
 }
 
-// packet sends one packet and compares.
-func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64, a arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
+// packet sends one packet, which is on the wire as "in", and compares.
+func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64, a arrival, in nat.Arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
 	sc := w.scenario
-	got, err := s.Step(a.Arrival)
+	got, err := s.Step(in)
 	if err != nil {
-		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(a.Frame), err)
+		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(in.Frame), err)
 	}
 	t.packets++
-	want := model.Judge(a.Arrival, got)
-	t.steps = append(t.steps, step{in: a.Arrival, want: want, got: got})
-	if p := describe(want, got); p != "" && (ignore == nil || !ignore(a.Arrival, want, got)) {
-		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: a.Arrival, Want: want, Got: got, Problem: p}
+	want := model.Judge(in, got)
+	t.steps = append(t.steps, step{in: in, want: want, got: got})
+	if p := describe(want, got); p != "" && (ignore == nil || !ignore(in, want, got)) {
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
-	if p := unsound(a.Frame, got); p != "" {
-		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: a.Arrival, Want: want, Got: got, Problem: p}
+	if p := unsound(in.Frame, got); p != "" {
+		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
 	if a.conversation != nil && got.Reason == nat.ReasonCookie && len(got.Out) == 1 {
@@ -334,7 +335,7 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	}
 	for _, st := range t.steps {
 		if st.in.Frame != nil && c.Reasons != nil {
-			want[fmt.Sprintf("reason %s %s %s", golden.Family(st.in.Frame), st.got.Action, st.got.Reason)]++
+			want[fmt.Sprintf("reason %s %s %s", golden.Family(st.in.Frame, st.got.Reason), st.got.Action, st.got.Reason)]++
 		}
 	}
 	var diff []string

@@ -150,11 +150,11 @@ func prefixes(ss ...string) []netip.Prefix {
 }
 
 // readHost changes the host by one line: "mtu IFACE N", "address IFACE CIDR",
-// "unnumbered IFACE" (takes its addresses), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
+// "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
 // via ADDRESS dev IFACE".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
 	switch {
 	case len(w) == 3 && (w[0] == "mtu" || w[0] == "address"):
 		for i := range h.Interfaces {
@@ -171,6 +171,14 @@ func readHost(h *nat.Host, s string) error {
 			if h.Interfaces[i].Name == w[1] {
 				h.Interfaces[i].Addresses = nil
 				return nil
+			}
+		}
+	case len(w) == 3 && w[0] == "station":
+		m, err := packet.ParseMAC(w[2])
+		for i := range h.Interfaces {
+			if h.Interfaces[i].Name == w[1] {
+				h.Interfaces[i].Stations = append(h.Interfaces[i].Stations, m)
+				return err
 			}
 		}
 	case len(w) == 4 && w[0] == "neighbour":

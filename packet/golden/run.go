@@ -76,9 +76,9 @@ func (r *run) counted() error {
 	return errors.Join(errs...)
 }
 
-// Family is what a frame is counted under.
-func Family(frame []byte) string {
-	if len(frame) >= 14 {
+// Family is what a frame is counted under when it was treated for that reason.
+func Family(frame []byte, reason nat.Reason) string {
+	if frame = nat.Untagged(frame); len(frame) >= 14 && reason != nat.ReasonNotIP {
 		switch binary.BigEndian.Uint16(frame[12:]) {
 		case packet.TypeIPv4:
 			return "ipv4"
@@ -129,7 +129,7 @@ func (r *run) packet(s Step) error {
 	}
 	var errs []error
 	if got.Action != "" {
-		r.reasons[datapath.ReasonCounter{Family: Family(frame), Action: string(got.Action), Reason: string(got.Reason)}]++
+		r.reasons[datapath.ReasonCounter{Family: Family(frame, got.Reason), Action: string(got.Action), Reason: string(got.Reason)}]++
 	}
 	if s.passed {
 		return nil

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"net"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// ownStations is how many places own_stations has (STATIONS of bpf/maps.h).
+const ownStations = 512
+
+// destination is a hardware address as it stands in a frame, in the high six bytes.
+func destination(mac net.HardwareAddr) uint64 {
+	var b [8]byte
+	copy(b[2:], mac)
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// stations are the hardware addresses at which frames are for this host: those of the
+// interfaces, of links that stand on them in this namespace (macvlan, as keepalived makes them
+// for VRRP), and of the bridge or bond for its ports.
+func (h *host) stations() map[wireStationKey]uint32 {
+	all := map[wireStationKey]uint32{}
+	add := func(ifindex int, mac net.HardwareAddr) {
+		if len(mac) == 6 && mac[0]&1 == 0 {
+			all[wireStationKey{Destination: destination(mac), Ifindex: uint32(ifindex)}] = 1
+		}
+	}
+	for _, i := range h.interfaces {
+		add(i.Index, i.MAC)
+		if i.Kind == "macvlan" && i.Up && i.Lower != 0 {
+			add(i.Lower, i.MAC)
+		}
+		if master, ok := i.PortOf(h.interfaces); ok {
+			add(i.Index, master.MAC)
+		}
+	}
+	return all
+}
+
+// own are the interfaces' addresses at the places of their indices, hardware first. Indices
+// whose low 16 bits are the same have no place: the programs could not tell them apart.
+func (h *host) own() (places [ownStations]uint64) {
+	order := slices.Clone(h.interfaces)
+	rank := func(i netdev.Interface) int {
+		if i.Virtual() {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(order, func(a, b netdev.Interface) int { return cmp.Compare(rank(a), rank(b)) })
+	tags := map[uint16]int{}
+	for _, i := range order {
+		tags[uint16(i.Index)]++
+	}
+	for _, i := range order {
+		at, tag := i.Index%ownStations, uint16(i.Index)
+		if len(i.MAC) == 6 && places[at] == 0 && tags[tag] == 1 {
+			places[at] = destination(i.MAC) | uint64(tag)
+		}
+	}
+	return places
+}
+
+// putStations tells the programs which frames are for this host. Those that are new come before
+// those that are gone.
+func (t *tables) putStations(h *host) error {
+	for at, v := range h.own() {
+		atomic.StoreUint64(&t.stations.values[at], v)
+	}
+	return equalise(t.maps["stations"], h.stations(), nil)
+}
+
+// stationsPause is how long changes of links are collected before the programs are told.
+const stationsPause = 10 * time.Millisecond
+
+// followStations tells the programs at once when a link or its hardware address changes: until
+// then frames to a new one (VRRP) are left to the kernel, which resets their connections.
+func (d *Datapath) followStations(ctx context.Context, changed <-chan struct{}) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := netns.Set(d.ns); err != nil {
+		d.opt.Log.Warn("changes of hardware addresses are not followed before the next apply", "error", err)
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+		time.Sleep(stationsPause)
+		h, err := netdev.Interfaces()
+		if err == nil {
+			err = d.t.putStations(&host{interfaces: h})
+		}
+		if err != nil {
+			d.opt.Log.Warn("hardware addresses of interfaces are not known to the programs", "error", err)
+		}
+	}
+}
