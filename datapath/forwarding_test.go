@@ -3,8 +3,11 @@
 package datapath
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/config"
 )
 
 // TestForwardingOff asks the settings that the kernel asks.
@@ -39,5 +42,42 @@ func TestForwardingOff(t *testing.T) {
 	}
 	if got := Sysctl("net.ipv4.conf.lo.forwarding"); got != "0" && got != "1" {
 		t.Errorf("of lo: %q", got)
+	}
+}
+
+// TestUnforwarded warns once of a family that is off altogether, of each interface that the
+// configuration names, and of others when none of them forwards.
+func TestUnforwarded(t *testing.T) {
+	office := config.NATRule{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}
+	s := &Snapshot{NAT: []*config.NATRule{&office}}
+	for _, c := range []struct {
+		zero          string // settings that are 0
+		named, others string
+		want          string // beginnings of the warnings
+	}{
+		{"", "wan0", "wan0 lan0", ""},
+		{"net.ipv6.conf.all.forwarding", "", "wan0 lan0", ""}, // nothing of IPv6 is translated
+		{"net.ipv4.ip_forward net.ipv4.conf.wan0.forwarding net.ipv4.conf.lan0.forwarding", "wan0", "wan0 lan0", "net.ipv4.ip_forward"},
+		{"net.ipv4.ip_forward net.ipv4.conf.wan0.forwarding net.ipv4.conf.lan0.forwarding", "", "wan0 lan0", "net.ipv4.ip_forward"},
+		{"net.ipv4.ip_forward", "", "", "net.ipv4.ip_forward"},
+		{"net.ipv4.conf.lan0.forwarding", "lan0 wan0", "wan0 lan0", "net.ipv4.conf.lan0.forwarding"},
+		{"net.ipv4.conf.mgmt.forwarding", "", "mgmt wan0", ""},
+	} {
+		read := func(key string) string {
+			for zero := range strings.FieldsSeq(c.zero) {
+				if key == zero {
+					return "0"
+				}
+			}
+			return "1"
+		}
+		var got []string
+		for _, w := range Unforwarded(s, read, strings.Fields(c.named), strings.Fields(c.others)) {
+			key, _, _ := strings.Cut(w, " is 0")
+			got = append(got, key)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("0 are %q, named %q, others %q: %q, want %q", c.zero, c.named, c.others, got, c.want)
+		}
 	}
 }

@@ -19,8 +19,9 @@ import (
 // lock keeps a second daemon out of the same state directory. The kernel drops
 // it with the process, so a crash leaves nothing to clean.
 type lock struct {
-	file *os.File
-	also *lock // of the usual state directory, for a daemon with another one
+	file  *os.File
+	keeps bool  // the file tells who waits in freed how the end went
+	also  *lock // of the usual state directory, for a daemon with another one
 }
 
 // errHeld is wrapped when another daemon holds a lock.
@@ -68,7 +69,30 @@ func acquire(dir, command string) (*lock, error) {
 		}
 		return nil, fmt.Errorf("state directory %s: %w", dir, err)
 	}
-	path := filepath.Join(dir, "lock")
+	for path := filepath.Join(dir, "lock"); ; {
+		f, err := lockFile(path)
+		if err != nil {
+			return nil, err
+		}
+		// Whoever had the lock may have taken the file away before this process got it.
+		mine, err := f.Stat()
+		there, gone := os.Stat(path)
+		if err != nil || gone != nil || !os.SameFile(mine, there) {
+			f.Close()
+			if err == nil && (gone == nil || errors.Is(gone, os.ErrNotExist)) {
+				continue
+			}
+			return nil, fmt.Errorf("lock %s: %w", path, errors.Join(err, gone))
+		}
+		// Where there is no room for who holds it, it is held all the same.
+		_ = f.Truncate(0)
+		_, _ = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command)
+		return &lock{file: f}, nil
+	}
+}
+
+// lockFile opens a lock's file, making it if need be, and locks it.
+func lockFile(path string) (*os.File, error) {
 	// Whoever may read the file may lock it, and keep every daemon from starting: not everybody.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o640)
 	if err != nil {
@@ -89,13 +113,14 @@ func acquire(dir, command string) (*lock, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	// Where there is no room for who holds it, it is held all the same.
-	_ = f.Truncate(0)
-	_, _ = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command)
-	return &lock{file: f}, nil
+	return f, nil
 }
 
+// release takes the file away as long as nobody else can have the lock.
 func (l *lock) release() {
+	if !l.keeps {
+		_ = os.Remove(l.file.Name())
+	}
 	l.file.Close()
 	if l.also != nil {
 		l.also.release()
@@ -109,6 +134,7 @@ func (l *lock) leave(err error) {
 	text := ""
 	if err != nil {
 		text = failed + err.Error() + "\n"
+		l.keeps = true
 	}
 	_ = l.file.Truncate(0)
 	_, _ = l.file.WriteAt([]byte(text), 0)

@@ -57,6 +57,9 @@ func TestOneDaemonOfANamespace(t *testing.T) {
 			t.Errorf("a second daemon with the state directory %s: %v", dir, err)
 		}
 	}
+	if i, err := os.Stat(filepath.Join(usual, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
+		t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
+	}
 	first.release()
 	link := filepath.Join(own, "link") // as /var/run is one to /run
 	if err := os.Symlink(usual, link); err != nil {
@@ -69,7 +72,36 @@ func TestOneDaemonOfANamespace(t *testing.T) {
 		}
 		l.release()
 	}
-	if i, err := os.Stat(filepath.Join(usual, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
-		t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
+	for _, dir := range []string{usual, own, other} {
+		if _, err := os.Stat(filepath.Join(dir, "lock")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a lock is left in %s: %v", dir, err)
+		}
+	}
+}
+
+// TestLockOfAFileTakenAway: who waits for a lock whose file its holder takes away gets the lock
+// of a new one, not that of a file which nobody else will find.
+func TestLockOfAFileTakenAway(t *testing.T) {
+	dir := t.TempDir()
+	for range 200 {
+		held, err := acquire(dir, "first")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan *lock)
+		go func() {
+			for {
+				if l, err := acquire(dir, "second"); err == nil {
+					got <- l
+					return
+				}
+			}
+		}()
+		held.release()
+		second := <-got
+		if _, err := acquire(dir, "third"); !errors.Is(err, errHeld) {
+			t.Fatalf("a third beside the second: %v", err)
+		}
+		second.release()
 	}
 }

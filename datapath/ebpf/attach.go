@@ -182,12 +182,41 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 		return fmt.Errorf("%s: take it off with 'ip link set dev %s xdp off', or choose attach: tc, which runs behind it", foreignXDP(a.ifindex), a.name)
 	}
 	if err != nil {
-		return err
+		return a.refused(err)
 	}
 	if err := a.link.Pin(a.pin); err != nil {
 		return errors.Join(fmt.Errorf("pin: %w", err), a.link.Close())
 	}
 	return nil
+}
+
+// vethXDPMost is the largest MTU of a veth's other end with a program on this one (veth_xdp_set):
+// a packet has to fit a page, behind XDP_PACKET_HEADROOM and before struct skb_shared_info.
+func vethXDPMost() int { return os.Getpagesize() - 256 - 320 - 14 }
+
+// refused says what a driver's refusal of XDP means, as far as the kernel's number tells, and
+// what to do.
+func (a *attachment) refused(err error) error {
+	l, gone := netlink.LinkByIndex(a.ifindex)
+	if gone != nil || a.hook == config.AttachTC {
+		return err
+	}
+	const instead = "choose attach: tc"
+	mtu, most, large := l.Attrs().MTU, "about 3500 bytes with most drivers", l.Attrs().MTU > 1500
+	if l.Type() == "veth" {
+		most = fmt.Sprintf("%d bytes at its other end with veth", vethXDPMost())
+	}
+	switch {
+	case errors.Is(err, unix.ERANGE), large && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
+		return fmt.Errorf("the driver takes no XDP program at an MTU of %d, because a packet has to fit one page (%s): %w; lower the MTU, or %s", mtu, most, err, instead)
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("the driver has no memory or no spare queues for XDP: %w; give %s fewer queues with 'ethtool -L %s combined N', or %s", err, a.name, a.name, instead)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("the driver has no XDP: %w; %s", err, instead)
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("the driver takes no XDP program as the interface is set up (LRO, queues, header split): %w; the kernel's log may say more; %s", err, instead)
+	}
+	return err
 }
 
 // foreignXDP names the program that stands in the way.

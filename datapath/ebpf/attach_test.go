@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +87,49 @@ func TestForeignXDP(t *testing.T) {
 	}
 	if info, err := foreign.Info(); err != nil || info.XDP().Ifindex != uint32(wan.Index) {
 		t.Errorf("the foreign program is not attached any more: %+v %v", info, err)
+	}
+}
+
+// TestRefusedAttach has the driver refuse XDP because of the MTU: the refusal says so and what to
+// do, and nothing is in force. Left to choose, it is TC, and the reason is told.
+func TestRefusedAttach(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachXDP)
+	mirror(t, l.Node("s1"), ":8080")
+	gw := l.Node("gateway")
+	for node, iface := range map[string]string{"client": "eth0", "gateway": "wan0"} {
+		if err := l.Node(node).Do(func() error {
+			link, err := netlink.LinkByName(iface)
+			return errors.Join(err, netlink.LinkSetMTU(link, 9000))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := openIn(t, gw, pinsOf(t))
+	defer func() { d.Remove(context.Background()); d.Close() }()
+	_, err := d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer))
+	for _, want := range []string{"interface wan0: xdp: ", "MTU of 9000", "3506 bytes", "attach: tc"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("XDP with jumbo frames: %v; want %q in it", err, want)
+		}
+	}
+	if a := attachedTo(d, "wan0"); a != nil {
+		t.Errorf("wan0 has a program: %v", a)
+	}
+}
+
+// TestForwardingOffIsSaid: what the kernel does not forward is not forwarded by eBPF either.
+func TestForwardingOffIsSaid(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	gw := l.Node("gateway")
+	d := gateway(t, gw, config.AttachTC, oneServer)
+	if told := strings.Join(d.Warnings(), "\n"); strings.Contains(told, "forward") {
+		t.Errorf("while it forwards: %s", told)
+	}
+	if err := gw.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) }); err != nil {
+		t.Fatal(err)
+	}
+	if told := strings.Join(d.Warnings(), "\n"); !strings.Contains(told, "net.ipv4.ip_forward is 0") || !strings.Contains(told, "sysctl -w net.ipv4.ip_forward=1") {
+		t.Errorf("forwarding that is off is not said: %s", told)
 	}
 }
 

@@ -26,6 +26,11 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.away != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
 	}
+	_ = d.inside(func() error { // else a namespace that nobody can enter has nothing to be warned of
+		named, others := d.entrances()
+		out = append(out, datapath.Unforwarded(d.snapshot, datapath.Sysctl, named, others)...)
+		return nil
+	})
 	there := func(name string) bool { return len(d.seen.named(config.Interfaces(name))) > 0 }
 	addressed := func(name string, v6 bool) bool {
 		i, _ := d.seen.byName(name)
@@ -112,6 +117,31 @@ func (d *Datapath) crossingWarnings() (out []string) {
 			"write eam with the prefixes of the hosts", n, mostRoutes))
 	}
 	return out
+}
+
+// entrances are the interfaces that the configuration names and that are there, and all with
+// a program.
+func (d *Datapath) entrances() (named, all []string) {
+	for _, r := range d.snapshot.NAT {
+		for _, which := range []config.Interfaces{r.In, r.Out} {
+			for _, i := range d.seen.named(which) {
+				if which != "" { // any
+					named = append(named, i.Name)
+				}
+			}
+		}
+	}
+	for _, name := range d.snapshot.Config.Interfaces {
+		if _, there := d.seen.byName(name); there {
+			named = append(named, name)
+		}
+	}
+	for _, a := range d.attached {
+		all = append(all, a.name)
+	}
+	slices.Sort(named)
+	slices.Sort(all)
+	return slices.Compact(named), slices.Compact(all)
 }
 
 // some names interfaces with their kinds, three at most.

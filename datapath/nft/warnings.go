@@ -21,25 +21,14 @@ func (d *Datapath) Warnings() []string {
 	if d.snapshot == nil {
 		return nil
 	}
-	four, six := families(d.snapshot)
-	var out []string
-	for _, c := range []struct {
-		needed      bool
-		key, effect string
-	}{
-		{four, "net.ipv4.ip_forward", "IPv4 packets to backends are dropped"},
-		{six, "net.ipv6.conf.all.forwarding", "IPv6 packets to backends are dropped"},
-	} {
-		if c.needed && d.host.sysctl(c.key) == "0" {
-			out = append(out, fmt.Sprintf("%s is 0: %s; write 1 with \"sysctl -w %s=1\"", c.key, c.effect, c.key))
-		}
-	}
-	if !d.flowtables && d.snapshot.Config.Flowtable != config.SwitchOff {
+	out := datapath.Unforwarded(d.snapshot, d.host.sysctl, nil, nil)
+	carries := len(d.snapshot.Services)+len(d.snapshot.NAT) > 0
+	if !d.flowtables && carries && d.snapshot.Config.Flowtable != config.SwitchOff {
 		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
-	} else if what := compile.SeesEveryPacket(d.snapshot); what != "" && d.snapshot.Config.Flowtable == config.SwitchAuto {
+	} else if what := compile.SeesEveryPacket(d.snapshot); what != "" && carries && d.snapshot.Config.Flowtable == config.SwitchAuto {
 		out = append(out, "flowtable auto: established flows take the whole path, as "+what+" has to see every packet")
 	}
-	if !d.timeouts {
+	if !d.timeouts && carries {
 		out = append(out, "the kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT): timeouts: is not applied, "+
 			"the sysctls net.netfilter.nf_conntrack_*_timeout are in force")
 	}
@@ -54,28 +43,6 @@ func (d *Datapath) Warnings() []string {
 	}
 	out = append(out, datapath.Bypassed(d.snapshot, d.networks)...)
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
-}
-
-// families tells which families of packets a snapshot forwards.
-func families(s *datapath.Snapshot) (four, six bool) {
-	note := func(is4 bool) { four, six = four || is4, six || !is4 }
-	for _, svc := range s.Services {
-		for _, l := range svc.Listen {
-			note(l.Address.Is4())
-		}
-	}
-	for _, n := range s.NAT {
-		for _, p := range n.Source {
-			note(p.Addr().Is4())
-		}
-		if n.Listen != nil {
-			note(n.Listen.Address.Is4())
-		}
-		if n.External.IsValid() {
-			note(n.External.Addr().Is4())
-		}
-	}
-	return four, six
 }
 
 // sysctl reads a setting of the datapath's network namespace: /proc/sys shows
