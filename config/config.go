@@ -327,6 +327,27 @@ type Limits struct {
 // Helper is a connection tracking helper (application layer gateway).
 type Helper string
 
+// Helpers are one or several helpers, separated by commas: "ftp,tftp". In YAML and JSON one word,
+// or a list of words.
+type Helpers string
+
+// Each lists the helpers.
+func (h Helpers) Each() (list []Helper) {
+	for _, w := range splitWords(string(h)) {
+		list = append(list, Helper(w))
+	}
+	return list
+}
+
+// MarshalJSON writes one word, or a list.
+func (h Helpers) MarshalJSON() ([]byte, error) { return marshalWords(string(h)) }
+
+// UnmarshalJSON is the inverse of MarshalJSON.
+func (h *Helpers) UnmarshalJSON(b []byte) (err error) {
+	*(*string)(h), err = unmarshalWords("helper", b)
+	return err
+}
+
 // Log logs new connections of a service.
 type Log struct {
 	// Prefix of each line, up to 127 bytes.

@@ -96,7 +96,9 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 	case t == targetType:
 		d.target(n, v.Addr().Interface().(*Target))
 	case t == interfacesType:
-		d.interfaces(n, v.Addr().Interface().(*Interfaces))
+		d.words(n, v, "an interface or a list of them", "wan0, or [wan0, ppp*]")
+	case t == helpersType:
+		d.words(n, v, "a helper or a list of them", "ftp, or [ftp, tftp]")
 	case t.Kind() == reflect.Pointer:
 		v.Set(reflect.New(t.Elem()))
 		d.value(n, v.Elem(), f)
@@ -387,8 +389,8 @@ func (d *decoder) target(n *yaml.Node, t *Target) {
 	}
 }
 
-// interfaces reads one word, or a list of them.
-func (d *decoder) interfaces(n *yaml.Node, i *Interfaces) {
+// words reads one word, or a list of them, to what keeps them separated by commas.
+func (d *decoder) words(n *yaml.Node, v reflect.Value, what, example string) {
 	var words []string
 	switch n.Kind {
 	case yaml.SequenceNode:
@@ -396,15 +398,15 @@ func (d *decoder) interfaces(n *yaml.Node, i *Interfaces) {
 	case yaml.ScalarNode:
 		words = []string{n.Value}
 	default:
-		d.errorf(n, "write wan0, or [wan0, ppp*]", "%s where an interface or a list of them belongs", describe(n))
+		d.errorf(n, "write "+example, "%s where %s belongs", describe(n), what)
 	}
 	for _, w := range words {
 		if strings.Contains(w, ",") {
-			d.errorf(n, fmt.Sprintf("write [%s], if several are meant", w), "%q: the name of an interface cannot have a comma here", w)
+			d.errorf(n, fmt.Sprintf("write [%s], if several are meant", w), "%q: a comma in one word", w)
 			return
 		}
 	}
-	*i = InterfacesOf(words...)
+	v.SetString(strings.Join(words, ","))
 }
 
 // endpoint is Target's form as a mapping.

@@ -63,13 +63,13 @@ func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 	}
 }
 
-// plainly takes pointers and the two shapes of Target and Interfaces away.
+// plainly takes pointers and the two shapes of Target, Interfaces and Helpers away.
 func plainly(v reflect.Value) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
 	}
-	if v.Type() == interfacesType {
-		if words := v.Interface().(Interfaces).Words(); len(words) > 1 {
+	if v.Type() == interfacesType || v.Type() == helpersType {
+		if words := splitWords(v.String()); len(words) > 1 {
 			return reflect.ValueOf(words)
 		}
 	}

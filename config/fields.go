@@ -99,6 +99,7 @@ var (
 	prefixType      = reflect.TypeFor[netip.Prefix]()
 	targetType      = reflect.TypeFor[Target]()
 	interfacesType  = reflect.TypeFor[Interfaces]()
+	helpersType     = reflect.TypeFor[Helpers]()
 )
 
 // isText reports whether values of t are written as one scalar by their own

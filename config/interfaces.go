@@ -19,10 +19,7 @@ func InterfacesOf(words ...string) Interfaces { return Interfaces(strings.Join(w
 
 // Words are the names and wildcards one by one; none for every interface.
 func (i Interfaces) Words() []string {
-	if i == "" {
-		return nil
-	}
-	return strings.Split(string(i), ",")
+	return splitWords(string(i))
 }
 
 // Names are the words that are whole names.
@@ -75,26 +72,39 @@ func (i Interfaces) Covers(other Interfaces) bool {
 func wildcard(word string) bool { return strings.HasSuffix(word, "*") }
 
 // MarshalJSON writes one word, or a list.
-func (i Interfaces) MarshalJSON() ([]byte, error) {
-	if words := i.Words(); len(words) > 1 {
-		return json.Marshal(words)
-	}
-	return json.Marshal(string(i))
-}
+func (i Interfaces) MarshalJSON() ([]byte, error) { return marshalWords(string(i)) }
 
 // UnmarshalJSON is the inverse of MarshalJSON.
-func (i *Interfaces) UnmarshalJSON(b []byte) error {
+func (i *Interfaces) UnmarshalJSON(b []byte) (err error) {
+	*(*string)(i), err = unmarshalWords("interfaces", b)
+	return err
+}
+
+// Words that are separated by commas, none in "".
+func splitWords(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func marshalWords(s string) ([]byte, error) {
+	if words := splitWords(s); len(words) > 1 {
+		return json.Marshal(words)
+	}
+	return json.Marshal(s)
+}
+
+func unmarshalWords(what string, b []byte) (string, error) {
 	var one string
 	if json.Unmarshal(b, &one) == nil {
-		*i = Interfaces(one)
-		return nil
+		return one, nil
 	}
 	var list []string
 	if json.Unmarshal(b, &list) != nil {
-		return errors.New("interfaces: neither a name nor a list of names")
+		return "", errors.New(what + ": neither a word nor a list of words")
 	}
-	*i = InterfacesOf(list...)
-	return nil
+	return strings.Join(list, ","), nil
 }
 
 // interfaces checks each word, and that none is written twice.

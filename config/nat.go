@@ -47,8 +47,11 @@ type NATRule struct {
 	Listen *Listen `yaml:"listen,omitempty" json:"listen,omitempty"`
 	// Protocol of port-forward; default any, which takes no ports.
 	Protocol flow.Protocol `yaml:"protocol,omitempty" json:"protocol,omitempty"`
-	// Helper is the connection tracking helper of a port-forward.
-	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
+	// Helper is the connection tracking helper of a port-forward; of masquerade and snat one or
+	// a list of them, for the connections that inside hosts open to the protocol's
+	// own port: ftp 21, tftp 69, sip 5060, pptp 1723, snmp (traps) 162, amanda 10080,
+	// irc 6667. The kernel's, so that the rule goes to nftables.
+	Helper Helpers `yaml:"helper,omitempty" json:"helper,omitempty"`
 	// Hairpin lets inside hosts use the outside address; auto is on.
 	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
 

@@ -16,9 +16,9 @@ import (
 // mark and datapath.
 var natKeys = map[NATType][]string{
 	NATMasquerade: {"source", "except", "in", "out", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
+		"ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp", "helper"},
 	NATSNAT: {"source", "except", "in", "out", "to", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
-		"deterministic", "ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp"},
+		"deterministic", "ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp", "helper"},
 	NATPortForward: {"listen", "protocol", "to", "in", "helper", "hairpin", "mss-clamp"},
 	NATStatic:      {"external", "internal", "in", "out", "except", "hairpin", "mss-clamp"},
 	NATNPT66:       {"external", "internal", "in", "out", "except", "mss-clamp"},
@@ -45,6 +45,7 @@ func (v *validator) nat() {
 		switch r.Type {
 		case NATMasquerade, NATSNAT:
 			v.sourceNAT(p, r)
+			v.helpers(p, r.Helper)
 		case NATPortForward:
 			v.portForward(p, r)
 		case NATStatic, NATNPT66:
@@ -140,7 +141,12 @@ func (v *validator) portForward(p path, r *NATRule) {
 			"port-forward takes one endpoint, not a list")
 	}
 	v.serverAddress(p.key("to").key("address"), r.To.Address)
-	v.helper(p, r.Helper, r.Protocol)
+	if v.helpers(p, r.Helper) {
+		v.helper(p, Helper(r.Helper), r.Protocol)
+	}
+	if len(r.Helper.Each()) > 1 {
+		v.errorf(p.key("helper"), "keep the one that reads what the server speaks", "a port-forward takes one helper")
+	}
 	if r.Listen == nil {
 		return
 	}

@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -313,6 +314,30 @@ func hintName(name string, names []string, what string) string {
 var helperProtocols = map[Helper][]flow.Protocol{
 	"ftp": {flow.TCP}, "tftp": {flow.UDP}, "sip": {flow.UDP, flow.TCP}, "pptp": {flow.TCP},
 	"snmp": {flow.UDP}, "amanda": {flow.UDP}, "irc": {flow.TCP},
+}
+
+// helpers checks that each word is a helper, and is written once.
+func (v *validator) helpers(p path, all Helpers) (known bool) {
+	list := all.Each()
+	known = true
+	for i, h := range list {
+		hp := p.key("helper")
+		if len(list) > 1 {
+			hp = hp.index(i)
+		}
+		if _, ok := helperProtocols[h]; !ok {
+			names := slices.Sorted(maps.Keys(helperProtocols))
+			words := make([]string, len(names))
+			for n, name := range names {
+				words[n] = string(name)
+			}
+			v.errorf(hp, hintOneOf(string(h), words), "unknown helper %q", h)
+			known = false
+		} else if slices.Index(list, h) < i {
+			v.errorf(hp, "remove it", "helper %s is named twice", h)
+		}
+	}
+	return known
 }
 
 func (v *validator) helper(p path, h Helper, proto flow.Protocol) {

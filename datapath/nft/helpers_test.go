@@ -61,7 +61,7 @@ func TestHelpers(t *testing.T) {
 				}
 				return &config.Config{NAT: []config.NATRule{{
 					Name: "published", Type: config.NATPortForward, Listen: &l, Protocol: c.protocol,
-					To: config.Target{Address: addr(helped), Port: c.port}, Helper: h,
+					To: config.Target{Address: addr(helped), Port: c.port}, Helper: config.Helpers(h),
 				}}}
 			}
 			for _, h := range []config.Helper{"", c.helper} {
@@ -83,6 +83,80 @@ func TestHelpers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHelpersOfInsideHosts: behind masquerade and snat a server outside answers from another port
+// (TFTP), or opens a connection to what the client has named (FTP's PORT), with a helper only.
+func TestHelpersOfInsideHosts(t *testing.T) {
+	b := newBench(t, lab.Office())
+	snat := config.NATRule{Name: "office", Type: config.NATSNAT, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", To: snatTo("211.155.226.121")}
+	masquerade := snat
+	masquerade.Type, masquerade.To = config.NATMasquerade, config.Target{}
+	for _, n := range []config.NATRule{masquerade, snat} {
+		for _, helper := range []config.Helpers{"", "tftp,ftp"} {
+			t.Run(string(n.Type)+" "+string(helper), func(t *testing.T) {
+				n.Helper = helper
+				b.apply(&config.Config{NAT: []config.NATRule{n}})
+				p := &peers{bench: b, patience: trafficTimeout}
+				if helper == "" {
+					p.patience = silence
+				}
+				defer p.close()
+				for name, talk := range map[string]func() error{"tftp": p.tftpOut, "ftp": p.ftpOut} {
+					if err := talk(); (err == nil) != (helper != "") {
+						t.Errorf("%s: %v\n%s", name, err, b.ruleset())
+					}
+				}
+			})
+		}
+	}
+}
+
+// tftpOut reads a file of a server outside, which answers from another port.
+func (p *peers) tftpOut() error {
+	server, err := p.packet("outside", "udp", hostPort(caller, 69))
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	client, err := p.packet("ftp", "udp", helped+":0")
+	if err != nil {
+		return err
+	}
+	_, seen, err := pass(client, udpAddr(hostPort(caller, 69)), []byte("\x00\x01file\x00octet\x00"), server)
+	if err != nil {
+		return err
+	}
+	transfer, err := p.packet("outside", "udp", caller+":0")
+	if err == nil {
+		_, _, err = pass(transfer, seen, []byte("\x00\x03\x00\x01data"), client)
+	}
+	return err
+}
+
+// ftpOut has the server outside connect to the port that the client has named.
+func (p *peers) ftpOut() error {
+	client, server, err := p.connect("ftp", helped, hostPort(caller, 21), "outside", hostPort(caller, 21))
+	if err != nil {
+		return err
+	}
+	var line string
+	lines := bufio.NewReader(server)
+	for _, say := range []string{"USER anonymous\r\n", "PORT 10,1,10,3,156,66\r\n"} { // the kernel's helper looks at what follows a line
+		if _, err = client.Write([]byte(say)); err != nil {
+			return err
+		}
+		if line, err = lines.ReadString('\n'); err != nil {
+			return err
+		}
+	}
+	var a, b, c, d, high, low int
+	if _, err = fmt.Sscanf(line, "PORT %d,%d,%d,%d,%d,%d", &a, &b, &c, &d, &high, &low); err != nil {
+		return fmt.Errorf("%q: %w", line, err)
+	}
+	to := hostPort(fmt.Sprintf("%d.%d.%d.%d", a, b, c, d), uint16(high<<8|low))
+	_, _, err = p.connect("outside", caller, to, "ftp", hostPort(helped, 40002))
+	return err
 }
 
 // peers are the two ends of an exchange: the client at caller, the server at helped.

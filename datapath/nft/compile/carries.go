@@ -147,7 +147,7 @@ func CarriesNAT(n *config.NATRule) error {
 		if n.Listen.Address.Is4() != n.To.Address.Is4() {
 			return errNot("a target of the other family")
 		}
-		if n.Helper != "" && len(helperProtocols(n.Helper, n.Protocol)) == 0 {
+		if n.Helper != "" && len(helperProtocols(config.Helper(n.Helper), n.Protocol)) == 0 {
 			return fmt.Errorf("helper %s does not know protocol %s", n.Helper, n.Protocol)
 		}
 	case config.NATStatic, config.NATNPT66:
@@ -197,6 +197,12 @@ func helperProtocols(h config.Helper, p flow.Protocol) []flow.Protocol {
 	}
 	return out
 }
+
+// helperPorts are the ports that the protocols of helpers are spoken to.
+var helperPorts = map[config.Helper]uint16{"ftp": 21, "tftp": 69, "sip": 5060, "pptp": 1723, "snmp": 162, "amanda": 10080, "irc": 6667}
+
+// helpsIPv6 tells whether the kernel has a helper for IPv6 too.
+func helpsIPv6(h config.Helper) bool { return h == "ftp" || h == "tftp" || h == "sip" || h == "amanda" }
 
 // kernelHelper is the name under which the kernel registers a helper.
 func kernelHelper(h config.Helper) string {

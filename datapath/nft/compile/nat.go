@@ -177,6 +177,12 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		s.marks = append(s.marks, n.Mark)
 		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
 	}
+	// Before the translation, which makes room for what a helper changes of a packet's length.
+	for _, h := range n.Helper.Each() {
+		if f == rs.IP || helpsIPv6(h) {
+			rules = append(rules, c.helpersTo(s, f, chain, h, flow.Any, helperPorts[h])...)
+		}
+	}
 	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
 	if n.Type == config.NATMasquerade {
 		rules = append(rules, c.withoutAddress(s, n, f, chain)...)
@@ -234,7 +240,7 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
 	}
 	if n.Helper != "" {
-		rules = append(rules, c.helpers(s, f, chain, n.Helper, n.Protocol)...)
+		rules = append(rules, c.helpers(s, f, chain, config.Helper(n.Helper), n.Protocol)...)
 	}
 	rules = append(rules, c.giveTimeouts(s, f, n.Protocol)...)
 	rules = append(rules, rs.NewRule().Counter().DNAT(f, n.To.Address, n.To.Port).Rule(""))

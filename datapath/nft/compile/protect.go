@@ -247,11 +247,20 @@ func logLevel(l config.LogLevel) (uint32, string) {
 // helpers gives connections a helper: one object per protocol that the helper
 // knows and the rules take.
 func (c *compiler) helpers(s *Service, f rs.Family, prefix string, h config.Helper, protocol flow.Protocol) []rs.Rule {
+	return c.helpersTo(s, f, prefix, h, protocol, 0)
+}
+
+// helpersTo is helpers for connections to one port, 0 for any.
+func (c *compiler) helpersTo(s *Service, f rs.Family, prefix string, h config.Helper, protocol flow.Protocol, port uint16) []rs.Rule {
 	var rules []rs.Rule
 	for _, p := range helperProtocols(h, protocol) {
 		o := &rs.Object{ID: rs.ID{Table: f, Name: prefix + "/" + string(h) + "-" + p.String()}, Kind: rs.ObjectHelper, Helper: kernelHelper(h), Protocol: uint8(p)}
 		s.Fragment.Objects = append(s.Fragment.Objects, o)
-		rules = append(rules, rs.NewRule().Is(rs.L4Proto, rs.Proto(p)).Helper(o.Name).Rule(""))
+		r := rs.NewRule().Is(rs.L4Proto, rs.Proto(p))
+		if port != 0 {
+			r.Is(rs.DestPort, rs.Port(port))
+		}
+		rules = append(rules, r.Helper(o.Name).Rule(""))
 	}
 	return rules
 }
