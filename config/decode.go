@@ -97,6 +97,9 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
 		d.target(n, v.Addr().Interface().(*Target))
 	case t == interfacesType:
 		d.words(n, v, "an interface or a list of them", "wan0, or [wan0, ppp*]")
+	case t == portSetType && n.Kind == yaml.ScalarNode:
+		v.Set(reflect.MakeSlice(t, 1, 1))
+		d.value(n, v.Index(0), nil)
 	case t == helpersType:
 		d.words(n, v, "a helper or a list of them", "ftp, or [ftp, tftp]")
 	case t.Kind() == reflect.Pointer:

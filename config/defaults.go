@@ -173,7 +173,9 @@ func DefaultPorts(block int) flow.Ports {
 func (r *NATRule) setDefaults() {
 	switch r.Type {
 	case NATMasquerade, NATSNAT, NATNAT64:
-		orElse(&r.Ports, DefaultPorts(r.PortBlock))
+		if len(r.Ports) == 0 {
+			r.Ports = PortSet{DefaultPorts(r.PortBlock)}
+		}
 		orElse(&r.Unreachable, "host")
 	}
 	switch r.Type {

@@ -63,10 +63,13 @@ func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 	}
 }
 
-// plainly takes pointers and the two shapes of Target, Interfaces and Helpers away.
+// plainly takes pointers and the two shapes of Target, PortSet, Interfaces and Helpers away.
 func plainly(v reflect.Value) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
+	}
+	if v.Type() == portSetType && v.Len() == 1 {
+		return v.Index(0)
 	}
 	if v.Type() == interfacesType || v.Type() == helpersType {
 		if words := splitWords(v.String()); len(words) > 1 {

@@ -99,6 +99,7 @@ var (
 	prefixType      = reflect.TypeFor[netip.Prefix]()
 	targetType      = reflect.TypeFor[Target]()
 	interfacesType  = reflect.TypeFor[Interfaces]()
+	portSetType     = reflect.TypeFor[PortSet]()
 	helpersType     = reflect.TypeFor[Helpers]()
 )
 

@@ -35,11 +35,12 @@ type NATRule struct {
 	// To holds the addresses of snat (a list), or the inside endpoint of
 	// port-forward (a mapping with address and port).
 	To Target `yaml:"to,omitempty" json:"to,omitzero"`
-	// Ports of the outside addresses that snat, masquerade and nat64 may use;
-	// default 512-65535, with port-block 1024-65535. Those below 1024 are for inside
-	// ports below 1024, which NFS servers and NTP peers may insist on, and the others
-	// for those above; nftables chooses as the kernel does.
-	Ports flow.Ports `yaml:"ports,omitempty" json:"ports,omitzero"`
+	// Ports of the outside addresses that snat, masquerade and nat64 may use: a range, or a
+	// list of ranges, as a customer of MAP-E has them (RFC 7597), which hold for
+	// the identifiers of ICMP too; default 512-65535, with port-block 1024-65535. Those
+	// below 1024 are for inside ports below 1024, which NFS servers and NTP peers
+	// may insist on, and the others for those above; nftables chooses as the kernel does.
+	Ports PortSet `yaml:"ports,omitempty" json:"ports,omitzero"`
 	// FullyRandom picks outside ports at random (nftables fully-random).
 	FullyRandom bool `yaml:"fully-random,omitempty" json:"fully-random,omitempty"`
 

@@ -8,8 +8,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-
-	"github.com/sluice-lb/sluice/flow"
 )
 
 // natKeys lists the keys that apply to each type of NAT rule, beside name, type,
@@ -56,6 +54,7 @@ func (v *validator) nat() {
 			v.siit(p, r)
 		}
 		v.shares(p, r)
+		v.portSet(p, r)
 		if slices.Contains(keys, "pcp") {
 			v.pcp(p, r)
 		}
@@ -332,7 +331,8 @@ func (r *NATRule) Default4() bool {
 func (v *validator) shares(p path, r *NATRule) {
 	usable := r.Ports.Len()
 	switch {
-	case r.PortBlock > usable && r.Ports != flow.Ports{}:
+	case len(r.Ports) > 1: // portSet says so
+	case r.PortBlock > usable && len(r.Ports) > 0:
 		v.errorf(p.key("port-block"), fmt.Sprintf("write up to %d", usable), "a block of %d ports is larger than ports %s", r.PortBlock, r.Ports)
 	case r.PortBlock > 0 && r.PortsPerClient > 0 && r.PortsPerClient < r.PortBlock:
 		v.errorf(p.key("ports-per-client"), fmt.Sprintf("write %d or more", r.PortBlock), "%d ports are less than one block of %d", r.PortsPerClient, r.PortBlock)

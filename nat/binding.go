@@ -370,14 +370,14 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 // outsideFor asks the rule's pool for an outside endpoint.
 func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
 	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, ports: r.Ports, block: r.PortBlock}
-	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 { // identifiers have no privileged range
-		q.ports = flow.Ports{First: 0, Last: 65535}
+	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // identifiers have no privileged range
+		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}
 	next, _ := m.host.route(to.Addr())
 	q.addresses = r.pool(next.Interface, v.v6)
 	switch {
 	case r.Deterministic:
-		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports, r.PortBlock, v.src.Addr())
+		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports.Span(), r.PortBlock, v.src.Addr())
 		if !ok {
 			return outsideKey{}, false
 		}

@@ -141,7 +141,7 @@ func snatRule(ports flow.Ports, pool string, n int) config.NATRule {
 	for range n - 1 {
 		last = last.Next()
 	}
-	return config.NATRule{Name: "office", Type: config.NATSNAT, Out: "wan0", Ports: ports,
+	return config.NATRule{Name: "office", Type: config.NATSNAT, Out: "wan0", Ports: config.PortSet{ports},
 		To: config.Target{Addresses: []config.AddressRange{{First: first, Last: last}}}}
 }
 

@@ -42,7 +42,7 @@ type request struct {
 	protocol  flow.Protocol
 	wanted    uint16  // the inside port: its parity and range are kept if possible
 	client    *client // nil without paired pooling
-	ports     flow.Ports
+	ports     config.PortSet
 	block     int
 	blocks    *[]portBlock // of the client, when ports are given out in blocks
 	fixed     *portBlock   // deterministic: the only block
@@ -121,7 +121,7 @@ func (m *Model) actualSource() (netip.AddrPort, bool) {
 // allocateOn gives out a port of one address: with the parity and the range of
 // the wanted one if there is any (RFC 4787 REQ-3a, REQ-4), else any.
 func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
-	spans := []flow.Ports{r.ports}
+	spans := []flow.Ports(r.ports)
 	switch {
 	case r.fixed != nil:
 		spans = []flow.Ports{r.fixed.ports}
@@ -224,19 +224,20 @@ func (m *Model) free(key outsideKey) bool {
 
 // gives reports whether a port may be one of the rule's; identifiers have no privileged range.
 func (r *rule) gives(p flow.Protocol, port uint16) bool {
-	return r.Ports.Contains(port) || portClass(p) == flow.ICMP && r.PortBlock == 0
+	return r.Ports.Contains(port) || portClass(p) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1
 }
 
 // freeBlock finds a block of ports in which nobody has any.
 func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
-	n := r.ports.Len() / r.block
+	ports := r.ports.Span()
+	n := ports.Len() / r.block
 	if n == 0 {
 		return portBlock{}, false
 	}
 	start := m.random.IntN(n)
 	a, ok := m.actualSource()
-	if ok && a.Addr() == address && r.ports.Contains(a.Port()) {
-		start = int(a.Port()-r.ports.First) / r.block
+	if ok && a.Addr() == address && ports.Contains(a.Port()) {
+		start = int(a.Port()-ports.First) / r.block
 	}
 	taken := map[netip.AddrPort]bool{}
 	for _, c := range m.clients {
@@ -246,7 +247,7 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		}
 	}
 	for i := range n {
-		first := r.ports.First + uint16((start+i)%n*r.block)
+		first := ports.First + uint16((start+i)%n*r.block)
 		b := portBlock{address: address, ports: flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
 		if !taken[netip.AddrPortFrom(address, first)] {
 			b.guessed = m.actual != nil && !(ok && b.has(a))

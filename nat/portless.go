@@ -45,7 +45,7 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 	next, _ := m.host.route(peer.Addr())
 	addresses, c := r.pool(next.Interface, v.v6), m.client(clientKey{rule: r, address: v.src.Addr()})
 	if r.Deterministic {
-		block, ok := deterministicBlock(r.Source, addresses, r.Ports, r.PortBlock, v.src.Addr())
+		block, ok := deterministicBlock(r.Source, addresses, r.Ports.Span(), r.PortBlock, v.src.Addr())
 		if !ok {
 			return ReasonNoPort
 		}

@@ -404,7 +404,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 		}
 	}
 	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
-		ports: flow.Ports{First: 1024, Last: 65535}})
+		ports: config.PortSet{{First: 1024, Last: 65535}}})
 	if !ok {
 		return key, ReasonNoPort
 	}

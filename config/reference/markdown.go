@@ -135,6 +135,7 @@ var names = map[reflect.Type]string{
 	reflect.TypeFor[config.MAC]():            "MAC address",
 	reflect.TypeFor[config.Match]():          "match",
 	reflect.TypeFor[config.Interfaces]():     "interface, or list of them",
+	reflect.TypeFor[config.PortSet]():        "ports, or list of them",
 	reflect.TypeFor[config.Helpers]():        "ftp, tftp, sip, pptp, snmp, amanda, irc, or list of them",
 	reflect.TypeFor[config.Target]():         "list of address ranges, or endpoint",
 	reflect.TypeFor[flow.Protocol]():         "protocol",

@@ -93,6 +93,9 @@ func textual(t reflect.Type) *jsonschema.Schema {
 	case reflect.TypeFor[config.Interfaces]():
 		word := &jsonschema.Schema{Type: "string", Pattern: `^[^/: \t\n*,]{1,15}\*?$`, Examples: []any{"wan0", "ppp*"}}
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, {Type: "array", Items: word}}}
+	case reflect.TypeFor[config.PortSet]():
+		ports := textual(reflect.TypeFor[flow.Ports]())
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{{AnyOf: ports.AnyOf}, {Type: "array", Items: ports}}}
 	case reflect.TypeFor[config.Helpers]():
 		word := &jsonschema.Schema{Type: "string", Enum: []any{"ftp", "tftp", "sip", "pptp", "snmp", "amanda", "irc"}}
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, {Type: "array", Items: word}}}

@@ -38,9 +38,10 @@ type desired struct {
 	mappable  map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
 	prefixes  map[wirePrefixKey]wirePrefix
 	pools     map[uint32]wirePoolAddr
-	runs      map[[2]uint16][]uint32  // numbers of a pool's addresses, by where they begin and how many they are
-	ports     map[uint32][]flow.Ports // usable ones, by pool address
-	block     map[uint32]int          // ports of a block, by pool address
+	runs      map[[2]uint16][]uint32    // numbers of a pool's addresses, by where they begin and how many they are
+	ports     map[uint32][]flow.Ports   // usable ones, by pool address
+	block     map[uint32]int            // ports of a block, by pool address
+	sets      map[uint32]config.PortSet // of several ranges, by pool address: no other port is given out
 	ifaces    map[uint32]wireInterfaceAddr
 	// interfaceLists are the lists of interfaces of rules, by their numbers.
 	interfaceLists map[uint32]config.Interfaces
@@ -94,7 +95,7 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
+		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
 		draft: ids, tables: s.Config.Tables,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
@@ -340,7 +341,7 @@ func (c *compiler) split() {
 // pool gives an address of a pool its number. usable are the ports that may be
 // allocated, in addition to those of other rules; block is the size of the blocks
 // that they are given out in, which all rules of the address must agree on.
-func (c *compiler) pool(a netip.Addr, usable flow.Ports, block int) (uint32, error) {
+func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32, error) {
 	n, ok := c.pooled[a]
 	if !ok {
 		var err error
@@ -355,18 +356,22 @@ func (c *compiler) pool(a netip.Addr, usable flow.Ports, block int) (uint32, err
 		}
 		c.pools[n] = v
 	}
-	if size, shared := c.block[n]; shared && (size != block || block != 0 && !slices.Contains(c.ports[n], usable)) {
-		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks: let both have the same ports and port-block, or give each its own addresses", a)
+	set := usable
+	if len(usable) == 1 {
+		set = nil
 	}
-	c.block[n] = block
-	c.ports[n] = append(c.ports[n], usable)
+	if size, shared := c.block[n]; shared && (size != block || block != 0 && !slices.Contains(c.ports[n], usable.Span()) || !slices.Equal(c.sets[n], set)) {
+		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks or ranges: let both have the same ports and port-block, or give each its own addresses", a)
+	}
+	c.block[n], c.sets[n] = block, set
+	c.ports[n] = append(c.ports[n], usable.Span())
 	return n, nil
 }
 
-// geometry of blocks is part of the names of what is divided into them: other
-// blocks begin anew, beside the flows that still end.
-func geometry(ports flow.Ports, block int) string {
-	if block == 0 {
+// geometry of blocks, and of several ranges of ports, is part of the names of what is divided into
+// them: other ones begin anew, beside the flows that still end.
+func geometry(ports config.PortSet, block int) string {
+	if block == 0 && len(ports) == 1 {
 		return ""
 	}
 	return fmt.Sprintf("\x00%s/%d", ports, block)
@@ -374,7 +379,7 @@ func geometry(ports flow.Ports, block int) string {
 
 // poolRun numbers the addresses of ranges, and returns where in the map of runs the
 // numbers of each family stand one behind the other, and how many they are.
-func (c *compiler) poolRun(ranges []config.AddressRange, usable flow.Ports, block int) (first, count [2]uint16, err error) {
+func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, block int) (first, count [2]uint16, err error) {
 	for family := range 2 {
 		var list []netip.Addr
 		for _, r := range ranges {

@@ -202,15 +202,15 @@ func (c *compiler) given(a netip.Addr) bool {
 // is the part for some destinations.
 func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRange, group uint32) (id uint32, err error) {
 	ports := n.Ports
-	if ports == (flow.Ports{}) {
-		ports = config.DefaultPorts(n.PortBlock)
+	if len(ports) == 0 {
+		ports = config.PortSet{config.DefaultPorts(n.PortBlock)}
 	}
 	id, err = c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
 	if err != nil {
 		return 0, fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
-		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.First, PortLast: ports.Last}
+		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.Span().First, PortLast: ports.Span().Last}
 	w.RateNs, w.BurstNs = rateWords(n.NewConnectionsPerClient)
 	if n.Mapping == config.AddressAndPortDependent {
 		w.Flags |= natMapRemote
@@ -293,7 +293,7 @@ func familyIndex(a netip.Addr) int {
 
 // blocks checks that the blocks of a rule have room in the tables, and enters the
 // places of inside addresses from which deterministic ones are computed.
-func (c *compiler) blocks(id uint32, n *config.NATRule, ports flow.Ports, w *wireNatRule) error {
+func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w *wireNatRule) error {
 	if n.PortBlock == 0 {
 		return nil
 	}

@@ -193,7 +193,7 @@ func (c *compiler) sourcePool(s *config.Service, to netip.Addr) (first, count ui
 		}
 		ranges = []config.AddressRange{{First: own, Last: own}}
 	}
-	firsts, counts, err := c.poolRun(ranges, flow.Ports{First: 1024, Last: 65535}, 0)
+	firsts, counts, err := c.poolRun(ranges, config.PortSet{{First: 1024, Last: 65535}}, 0)
 	if to.Is4() {
 		return firsts[0], counts[0], err
 	}

@@ -221,7 +221,10 @@ func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
 func (t *tables) forget(kind idKind, id uint32) error {
 	switch kind {
 	case idPool:
-		t.blocks.values[id] = wireBlockMap{} // it may have had other blocks
+		t.blocks.values[id] = wireBlockMap{} // it may have had other blocks, or ranges of ports
+		for class := range uint32(portClasses) {
+			t.ports.values[id*portClasses+class] = wirePortMap{}
+		}
 	case idService:
 		t.loads.values[id] = wireLoad{}
 	case idBackend:

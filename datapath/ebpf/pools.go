@@ -5,7 +5,11 @@ package ebpf
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/sluice-lb/sluice/config"
 )
+
+const portClasses = 3 // PORT_CLASSES of bpf/binding.h: TCP, UDP, ICMP
 
 // putPools writes pool addresses and the rules that may use them from now on, and marks
 // the ports that no rule may use as taken.
@@ -17,6 +21,9 @@ func (d *Datapath) putPools(want *desired) error {
 		if err := d.t.maps["pools"].Put(n, &v); err != nil {
 			return fmt.Errorf("pools: %w", err)
 		}
+		if len(want.sets[n]) > 0 {
+			d.t.reserve(n, want.sets[n])
+		}
 		if size := want.block[n]; size > 0 {
 			for b := want.ports[n][0].Len() / size; b < maxBlocks; b++ { // there are no such blocks
 				atomic.OrUint64(&d.t.blocks.values[n].Words[b/64], 1<<(b%64))
@@ -24,6 +31,27 @@ func (d *Datapath) putPools(want *desired) error {
 		}
 	}
 	return nil
+}
+
+// reserve marks all ports of a pool address but those of a set as taken, without counting them as
+// used: so the programs find the set's ports as they find any. ICMP's identifiers are its
+// third class.
+func (t *tables) reserve(number uint32, set config.PortSet) {
+	var open [len(wirePortMap{}.Words)]uint64
+	for _, r := range set {
+		for port := int(r.First); port <= int(r.Last); port++ {
+			bit := port&1<<15 | port>>1 // bit_of of bpf/port.h
+			open[bit/64] |= 1 << (bit % 64)
+		}
+	}
+	for class := range uint32(portClasses) {
+		m := &t.ports.values[number*portClasses+class]
+		for w := range m.Words {
+			if atomic.OrUint64(&m.Words[w], ^open[w])|^open[w] == ^uint64(0) {
+				atomic.OrUint64(&m.Full[w/64], 1<<(w%64))
+			}
+		}
+	}
 }
 
 // retirePools takes the addresses that left a pool from its rule, when that has others.

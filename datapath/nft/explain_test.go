@@ -288,7 +288,7 @@ func TestExplainNAT(t *testing.T) {
 	}{
 		{config.NATRule{Type: config.NATMasquerade, Source: inside, Out: "wan0"},
 			explained{node: "pc", from: "10.1.10.20:4000", to: "203.0.113.1:80", after: "211.155.226.121:4000 -> 203.0.113.1:80", verdict: "forward new-flow", out: "wan0", hop: "211.155.226.1", rule: "masquerade"}},
-		{config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121"), Ports: flow.Ports{First: 50000, Last: 50010}},
+		{config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121"), Ports: config.PortSet{{First: 50000, Last: 50010}}},
 			explained{node: "pc", from: "10.1.10.20:4001", to: "203.0.113.1:80", after: "211.155.226.121:0 -> 203.0.113.1:80", verdict: "forward new-flow", out: "wan0", hop: "211.155.226.1", rule: "snat", note: "the source port is chosen"}},
 		{config.NATRule{Type: config.NATPortForward, Listen: &l, Protocol: flow.TCP, To: config.Target{Address: addr("10.1.10.2"), Port: 80}},
 			explained{node: "outside", from: "203.0.113.1:4002", to: "211.155.226.121:8080", after: "203.0.113.1:4002 -> 10.1.10.2:80", verdict: "forward new-flow", out: "lan0", hop: "10.1.10.2", rule: "dnat"}},

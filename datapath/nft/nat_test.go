@@ -35,7 +35,7 @@ func TestSourceNAT(t *testing.T) {
 		{"masquerade from anywhere", config.NATRule{Type: config.NATMasquerade, Out: "wan0", FullyRandom: true}, nil},
 		{"snat", config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121")}, nil},
 		{
-			"snat with ports", config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121"), Ports: flow.Ports{First: 50000, Last: 50010}, FullyRandom: true},
+			"snat with ports", config.NATRule{Type: config.NATSNAT, Source: inside, Out: "wan0", To: snatTo("211.155.226.121"), Ports: config.PortSet{{First: 50000, Last: 50010}}, FullyRandom: true},
 			func(a answer) bool { return a.client.Port() >= 50000 && a.client.Port() <= 50010 },
 		},
 		{"two sources", config.NATRule{Type: config.NATSNAT, Source: append(inside, prefix("10.1.20.0/24")), Out: "wan0", To: snatTo("211.155.226.121")}, nil},

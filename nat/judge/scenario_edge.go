@@ -16,8 +16,21 @@ func edgeScenarios() []Scenario {
 			{"lan0", inside4, slices.Concat(far4, near4, one("198.51.100.1"), one("10.0.2.1")), []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, near6), []uint16{53, 80}, all},
 			{"wan0", clients4, slices.Concat(one("203.0.113.202"), one("203.0.113.201")), []uint16{80, 53, 9}, all}}},
+		{Name: "port-sets", YAML: portSets, Opens: []Opening{
+			{"lan0", inside4, slices.Concat(far4, addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9232}, append(all, Other)},
+			{"lan0", inside6, slices.Concat(far6, addresses("64:ff9b::c612:%x", 1, 5)), []uint16{53, 80}, all},
+			{"wan0", clients4, addresses("203.0.113.%d", 201, 203), []uint16{80, 5136, 9232, 13330}, all}}},
 	}
 }
+
+// portSets has rules whose outside addresses are shared with other gateways.
+const portSets = `
+nat:
+  - {name: set, type: snat, source: [10.0.2.0/30], out: wan0, to: [203.0.113.201], ports: [5136-5151, 9232-9247, 13328-13343], filtering: address-dependent}
+  - {name: few, type: snat, source: [10.0.2.4/30], out: wan0, to: [203.0.113.202], ports: [700-703, 9232, 65535], ports-per-client: 4}
+  - {name: six, type: snat, source: ["fd00:2::/64"], out: wan0, to: ["2001:db8:ab::1"], ports: [1024-1039, 2048-2063], mapping: address-and-port-dependent}
+  - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.203], ports: [5136-5151, 9232-9247]}
+`
 
 // several has rules of more than one interface.
 const several = `

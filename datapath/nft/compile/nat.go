@@ -218,9 +218,9 @@ func DropsWithoutAddress(chain string) bool { return strings.HasSuffix(chain, no
 
 // narrowed returns the ports only where they differ from the default, which is
 // also how the kernel chooses: it keeps a free port, and on its side of 1024.
-func narrowed(p flow.Ports) flow.Ports {
-	if p == config.DefaultPorts(0) {
-		return flow.Ports{}
+func narrowed(p config.PortSet) config.PortSet {
+	if len(p) == 1 && p[0] == config.DefaultPorts(0) {
+		return nil
 	}
 	return p
 }

@@ -218,7 +218,7 @@ func (p *part) source() error {
 			pool = append(pool, r)
 		}
 	}
-	rule, err := p.c.snat(p.Service, p.table, chain, pool, flow.Ports{}, false)
+	rule, err := p.c.snat(p.Service, p.table, chain, pool, nil, false)
 	if err != nil {
 		return err
 	}
@@ -237,13 +237,59 @@ func (p *part) listenAnywhere(name string, v rs.Verdict) {
 	}
 }
 
+// maxPortSlots is how many slots share out connections to ranges of ports.
+const maxPortSlots = 4096
+
+// portSlots makes the map that leads a connection to one of several ranges of ports: in turn, or
+// by chance, each as often as it has ports.
+func (s *Service) portSlots(f rs.Family, chain string, ports config.PortSet, random bool) (string, rs.Selector) {
+	set := rs.ID{Table: f, Name: chain + "/ports"}
+	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Verdicts: true})
+	unit := ports[0].Len()
+	for _, r := range ports {
+		for a := r.Len(); a != 0; {
+			unit, a = a, unit%a
+		}
+	}
+	unit = max(unit, ports.Len()/maxPortSlots)
+	share := make([]int, len(ports))
+	for i, r := range ports {
+		share[i] = max(r.Len()/unit, 1)
+	}
+	n := uint32(0)
+	for left := true; left; { // one of each in turn
+		left = false
+		for i := range ports {
+			if share[i] == 0 {
+				continue
+			}
+			share[i]--
+			left = true
+			s.Fragment.Elements = append(s.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(n).Raw,
+				Verdict: rs.Verdict{Code: rs.Goto, Chain: fmt.Sprintf("%s/ports-%d", chain, i)}})
+			n++
+		}
+	}
+	if random {
+		return set.Name, rs.Random(rs.Slots{Count: int(n)})
+	}
+	return set.Name, rs.Next(rs.Slots{Count: int(n)})
+}
+
+func icmpOf(f rs.Family) flow.Protocol {
+	if f == rs.IP6 {
+		return flow.ICMPv6
+	}
+	return flow.ICMP
+}
+
 // maxPool is how many addresses a pool of several ranges may have: they become
 // elements of a map.
 const maxPool = 4096
 
 // snat returns the rules that give connections a source of the pool; an empty
 // pool is the address of the interface.
-func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.AddressRange, ports flow.Ports, random bool) ([]rs.Rule, error) {
+func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.AddressRange, ports config.PortSet, random bool) ([]rs.Rule, error) {
 	rules := []rs.Rule{}
 	translate := func(ports flow.Ports, r *rs.Builder) rs.Rule {
 		if len(pool) == 0 {
@@ -263,16 +309,25 @@ func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.Add
 				n++
 			}
 		}
-		if ports != (flow.Ports{}) {
+		if len(ports) > 0 {
 			return nil, fmt.Errorf("ports %s with a pool of several ranges: nftables takes ports with one contiguous range only", ports)
 		}
 		s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Data: []rs.Type{addrType(f)}})
 		by := rs.Hash(rs.Slots{Count: n}, balance.Seed, rs.Source(f))
 		return append(rules, rs.NewRule().Counter().SNATFrom(f, set.Name, random, by).Rule("")), nil
 	}
-	if ports != (flow.Ports{}) {
-		for _, p := range []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP} {
-			rules = append(rules, translate(ports, rs.NewRule().Is(rs.L4Proto, rs.Proto(p))))
+	switch protocols := []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP}; {
+	case len(ports) == 1:
+		for _, p := range protocols {
+			rules = append(rules, translate(ports[0], rs.NewRule().Is(rs.L4Proto, rs.Proto(p))))
+		}
+	case len(ports) > 1:
+		for i, r := range ports {
+			s.chain(f, fmt.Sprintf("%s/ports-%d", chain, i), translate(r, rs.NewRule()))
+		}
+		set, slot := s.portSlots(f, chain, ports, random)
+		for _, p := range append(protocols, icmpOf(f)) { // the others of the address have the other identifiers
+			rules = append(rules, rs.NewRule().Is(rs.L4Proto, rs.Proto(p)).VerdictFrom(set, slot).Rule(""))
 		}
 	}
 	return append(rules, translate(flow.Ports{}, rs.NewRule())), nil
