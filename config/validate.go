@@ -69,6 +69,7 @@ func (c *Config) validate() *validator {
 	v.prefixes()
 	v.crossings()
 	v.pools()
+	v.shadows()
 	v.errs = append(v.errs[:formal:formal], slices.DeleteFunc(v.errs[formal:], v.ofMalformed)...)
 	return v
 }

@@ -276,13 +276,6 @@ func (s *Service) portSlots(f rs.Family, chain string, ports config.PortSet, ran
 	return set.Name, rs.Next(rs.Slots{Count: int(n)})
 }
 
-func icmpOf(f rs.Family) flow.Protocol {
-	if f == rs.IP6 {
-		return flow.ICMPv6
-	}
-	return flow.ICMP
-}
-
 // maxPool is how many addresses a pool of several ranges may have: they become
 // elements of a map.
 const maxPool = 4096
@@ -326,8 +319,12 @@ func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.Add
 			s.chain(f, fmt.Sprintf("%s/ports-%d", chain, i), translate(r, rs.NewRule()))
 		}
 		set, slot := s.portSlots(f, chain, ports, random)
-		for _, p := range append(protocols, icmpOf(f)) { // the others of the address have the other identifiers
-			rules = append(rules, rs.NewRule().Is(rs.L4Proto, rs.Proto(p)).VerdictFrom(set, slot).Rule(""))
+		kinds := []rs.Value{icmpOf(f)} // the others of the address have the other identifiers
+		for _, p := range protocols {
+			kinds = append(kinds, rs.Proto(p))
+		}
+		for _, kind := range kinds {
+			rules = append(rules, rs.NewRule().Is(rs.L4Proto, kind).VerdictFrom(set, slot).Rule(""))
 		}
 	}
 	return append(rules, translate(flow.Ports{}, rs.NewRule())), nil
