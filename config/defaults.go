@@ -33,6 +33,7 @@ const (
 func (c *Config) SetDefaults() {
 	orElse(&c.Datapath, DatapathAuto)
 	orElse(&c.Attach, AttachAuto)
+	orElse(&c.HoldAddresses, SwitchOn)
 	orElse(&c.Flowtable, SwitchAuto)
 	orElse(&c.ICMPErrors, SwitchAuto)
 	orElse(&c.Established, EstablishedKeep)

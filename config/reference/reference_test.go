@@ -184,7 +184,7 @@ func TestDefaultsOfTheTags(t *testing.T) {
 				if want := strings.Trim(fallback(f.Tag.Get("jsonschema")), "`"); want != "" && want != "required" {
 					n++
 					out, err := yaml.Marshal(v.Field(i).Interface())
-					if got := strings.TrimSpace(string(out)); err != nil || got != want {
+					if got := strings.Trim(strings.TrimSpace(string(out)), `"`); err != nil || got != want {
 						t.Errorf("%s.%s: default %s, the tag says %s", v.Type().Name(), f.Name, got, want)
 					}
 				}

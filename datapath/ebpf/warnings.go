@@ -112,6 +112,9 @@ func (d *Datapath) crossingWarnings() (out []string) {
 			}
 		}
 	}
+	if d.inForce == nil {
+		return out // nothing was applied yet
+	}
 	if n := d.inForce.specific; n > mostRoutes {
 		out = append(out, fmt.Sprintf("%d routes lead into what siit and nat64 map, and %d of them are looked at: destinations of the others are translated; "+
 			"write eam with the prefixes of the hosts", n, mostRoutes))
