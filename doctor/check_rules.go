@@ -429,7 +429,8 @@ const (
 // unwanted judges drops by a rule or route, which may be there for a reason.
 func (c *Case) unwanted(g trace.DropGroup) Verdict {
 	received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
-	if g.PerSecond > askedDropsPerSecond && float64(g.Packets)/received > askedDropsShare {
+	rate := float64(g.Packets) / max(c.Window, vitals.DefaultWindow).Seconds() // a short window tells nothing of one
+	if rate > askedDropsPerSecond && float64(g.Packets)/received > askedDropsShare {
 		return Warn
 	}
 	return Info

@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/packet"
 	"github.com/sluice-lb/sluice/packet/golden"
 )
 
@@ -99,8 +98,7 @@ func TestSegmentsTooBig(t *testing.T) {
 		send(t, s, "lan0", "ip4(src=10.0.2.2,dst=203.0.113.5)/tcp(sport=80,dport=4000,flags=SA,seq=1,ack=2)")
 		send(t, s, "wan0", ends+"flags=A,seq=2,ack=2)")
 		for payload, fits := range map[int]bool{1440: true, 1441: false} {
-			frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + ends +
-				fmt.Sprintf("flags=A,seq=2,ack=2,opts=[nop;nop;ts:1:2])/data(%d)", 2*payload)).Build()
+			frame := s.frame("wan0", ends+fmt.Sprintf("flags=A,seq=2,ack=2,opts=[nop;nop;ts:1:2])/data(%d)", 2*payload))
 			o := s.options(nat.Arrival{Interface: "wan0", Frame: frame})
 			meta := o.Context.(skbMeta)
 			meta.GSOSegs, meta.GSOSize = 2, uint32(payload)

@@ -17,7 +17,6 @@ func TestNotCarried(t *testing.T) {
 	inside := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}
 	for want, n := range map[string]config.NATRule{
 		"name the interface in out": {Type: config.NATMasquerade, Source: inside},
-		"the destination decides":   {Type: config.NATSIIT, Out: "wan0"},
 		"connection tracking":       {Type: config.NATMasquerade, Source: inside, Out: "wan0", Helper: "ftp"},
 		"mark":                      {Type: config.NATMasquerade, Source: inside, Out: "wan0", Mark: 1},
 		"protocol sctp":             {Type: config.NATPortForward, Protocol: flow.SCTP},

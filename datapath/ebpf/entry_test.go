@@ -21,7 +21,7 @@ import (
 // send gives the gateway a packet.
 func send(t testing.TB, s *subject, iface, text string) nat.Outcome {
 	t.Helper()
-	out, err := s.Step(nat.Arrival{Interface: iface, Frame: packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text).Build()})
+	out, err := s.Step(nat.Arrival{Interface: iface, Frame: s.frame(iface, text)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,8 +321,8 @@ func TestRemovedRule(t *testing.T) {
 	held{}.want(t, s, "the rule is gone")
 }
 
-// TestServiceThatLeft takes a fullnat service away with its pool: flows count on when it is back
-// at once, and their ports are free when they have ended.
+// TestServiceThatLeft takes a fullnat service of UDP away with its pool: its flows end at once, are
+// not counted when it is back, and their ports are free.
 func TestServiceThatLeft(t *testing.T) {
 	s := office(t, "")
 	with, err := config.Decode("fullnat", []byte(`
@@ -357,8 +357,11 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 	}
 	apply(without)
 	apply(golden.Snapshot(with)) // before a sweep
-	if c, err := s.Counters(); err != nil || c.Services[0].Active != 10 {
-		t.Errorf("counters of a service that came back: %v, %v; want 10 connections", c, err)
+	if c, err := s.Counters(); err != nil || c.Services[0].Active != 0 {
+		t.Errorf("counters of a service that came back: %v, %v; want no connections: those of UDP ended with it", c, err)
+	}
+	for i := range 10 {
+		send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.0.%d,dst=192.0.2.10)/udp(sport=4001,dport=80)", i+1))
 	}
 	apply(without)
 	if err := s.Advance(time.Second); err != nil {
@@ -377,8 +380,8 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 func TestRuleOrder(t *testing.T) {
 	s := office(t, "")
 	const wide, one, more = "office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]",
-		"one, type: snat, source: [10.0.2.3/32], out: wan0, to: [203.0.113.2]",
-		"more, type: snat, source: [10.0.2.0/29], out: wan0, to: [203.0.113.3]"
+		"one, type: snat, source: [10.0.2.3/32, 10.9.0.0/24], out: wan0, to: [203.0.113.2]",
+		"more, type: snat, source: [10.0.2.0/29, 10.8.0.0/24], out: wan0, to: [203.0.113.3]"
 	for i, c := range []struct {
 		rules    []string
 		from     string // what 10.0.2.3 leaves as

@@ -225,7 +225,7 @@ func TestHostilePackets(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, seed := range hostileSeeds {
-				h.known = append(h.known, seen{seed.iface, packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + seed.text).Build()})
+				h.known = append(h.known, seen{seed.iface, h.s.frame(seed.iface, seed.text)})
 			}
 			err := h.s.inside(func() (err error) {
 				for sent := 0; sent < packets/3 && err == nil; sent += 1000 {

@@ -30,7 +30,7 @@ func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, cl
 	program := s.d.programs.Programs["sluice_xdp"]
 	var ready atomic.Int64
 	run := func(cpu, client int) error {
-		frame := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text(cpu, client)).Build()
+		frame := s.frame(iface, text(cpu, client))
 		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.ifaces[iface])}}
 		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // spinning: both CPUs are there
 		}
@@ -210,7 +210,7 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 	if again := to(send(t, s, "wan0", fmt.Sprintf(query, 4001))); again != backend {
 		t.Errorf("the client of %s is sent to %s", backend, again)
 	}
-	fragments := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)/data(2000)").Build()
+	fragments := s.frame("lan0", "ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)/data(2000)")
 	parts, err := packet.Fragments(fragments, 1480, 77)
 	if err != nil {
 		t.Fatal(err)

@@ -209,7 +209,8 @@ func (c *crowd) frame(iface string, src, dst netip.Addr, l4 packet.Layer) nat.Ar
 	if src.Is4() {
 		ip = &packet.IPv4{Src: src, Dst: dst, TTL: uint8(1 + c.r.IntN(20)), DF: c.r.IntN(2) == 0}
 	}
-	e := &packet.Ethernet{Dst: packet.MAC{2, 0, 0, 0, 1, 1}, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
+	at, _ := c.host.Interface(iface)
+	e := &packet.Ethernet{Dst: at.MAC, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
 	return nat.Arrival{Interface: iface, Frame: packet.Packet{e, ip, l4}.Build()}
 }
 

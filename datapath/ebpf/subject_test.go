@@ -190,6 +190,12 @@ func (s *subject) build(h nat.Host) (err error) {
 	return err
 }
 
+// frame builds a frame that comes in by an interface: to its hardware address.
+func (s *subject) frame(iface, text string) []byte {
+	at, _ := s.host.Interface(iface)
+	return append(packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 0, 0, 0, 1, 2}, Dst: at.MAC}}, packet.MustText(text)...).Build()
+}
+
 // xdpContext is struct xdp_md.
 type xdpContext struct {
 	Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32
