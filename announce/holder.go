@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -42,10 +43,12 @@ type Holder struct {
 	opt    Options
 	kicked chan struct{}
 
-	work   sync.Mutex     // held while the kernel's addresses are changed; protects what follows
-	record map[key]string // what is on interfaces, or is about to be, with their names
-	up     map[int]bool   // interfaces that had a carrier at the last look
-	sure   map[key]bool   // probed since the interface's carrier came
+	work   sync.Mutex            // held while the kernel's addresses are changed; protects what follows
+	record map[key]string        // what is on interfaces, or is about to be, with their names
+	up     map[int]bool          // interfaces that had a carrier at the last look
+	sure   map[key]bool          // probed since the interface's carrier came
+	was    map[netip.Addr]string // wanted addresses that were the host's own, with their interfaces
+	told   map[netip.Addr]bool   // lost ones that the log names
 	ended  bool
 
 	mu      sync.Mutex // protects what follows
@@ -73,7 +76,7 @@ type news struct {
 func New(opt Options) (*Holder, error) {
 	opt.Log = cmp.Or(opt.Log, slog.Default())
 	record, err := readRecord(opt.StateDir)
-	return &Holder{opt: opt, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, foreign: map[key]foreign{}}, err
+	return &Holder{opt: opt, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, was: map[netip.Addr]string{}, told: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
 }
 
 // Plan returns what Set would change, and changes nothing.
@@ -84,6 +87,7 @@ func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	host.was = h.was
 	list := place(wants, host.view)
 	return h.change(list), statuses(list), nil
 }
@@ -103,13 +107,34 @@ func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := place(wants, host.view)
+	maps.DeleteFunc(h.was, func(a netip.Addr, _ string) bool {
+		return !slices.ContainsFunc(wants, func(w Want) bool { return !a.Less(w.First) && !w.Last.Less(a) })
+	})
+	list := h.place(wants, host.view)
 	change := h.change(list)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.wants = wants
 	h.show(list)
 	return change, nil
+}
+
+// place places what is wanted, and remembers what is the host's own: its owner may take it
+// away, and whoever has it then is not Sluice. h.work is held.
+func (h *Holder) place(wants []Want, v view) []placed {
+	v.was = h.was
+	list := place(wants, v)
+	for _, p := range list {
+		switch {
+		case p.State == Own:
+			h.was[p.First] = p.Interface
+			delete(h.told, p.First)
+		case p.State == Lost && !h.told[p.First]:
+			h.told[p.First] = true
+			h.opt.Log.Warn("address is lost", "address", p.First, "interface", p.Interface, "owners", strings.Join(p.Owners, ", "), "why", p.Why)
+		}
+	}
+	return list
 }
 
 // Kick makes the holder look at the host again. It never blocks.
@@ -243,7 +268,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	}
 	h.look(host)
 	h.mu.Lock()
-	list := place(h.wants, host.view)
+	list := h.place(h.wants, host.view)
 	due := map[int][]netip.Addr{} // to be asked for, by interface
 	want := map[key]string{}
 	for _, p := range list {

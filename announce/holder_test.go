@@ -176,6 +176,24 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// TestLost has the host lose an address of its own: it is not taken over, before it has been
+// the host's again and wanted anew.
+func TestLost(t *testing.T) {
+	l := segment(t)
+	g := open(t, l.Node("g1"), t.TempDir(), one("a", "192.0.2.1"))
+	g.becomes("192.0.2.1 own")
+	g.ip("address del 192.0.2.1/24 dev eth0")
+	g.ip("address add 192.0.2.77/24 dev eth0")
+	g.Kick()
+	g.becomes("192.0.2.1 lost")
+	g.set(one("a", "192.0.2.1"), one("b", "198.51.100.1"))
+	g.becomes("192.0.2.1 lost; 198.51.100.1 routed")
+	g.holds()
+	g.ip("address add 192.0.2.1/24 dev eth0")
+	g.Kick()
+	g.becomes("192.0.2.1 own; 198.51.100.1 routed")
+}
+
 // TestDuplicates has two gateways want the same addresses: one gets them, and the other
 // when it has given them back.
 func TestDuplicates(t *testing.T) {

@@ -24,6 +24,8 @@ type Want struct {
 	Owner string
 	// Leave says why the addresses are not to be held; "" when they are.
 	Leave string
+	// Listens says that the owner listens there and could follow an interface's address.
+	Listens bool
 }
 
 // State of an address.
@@ -35,6 +37,7 @@ const (
 	Probing State = "probing" // about to be held: duplicates are looked for
 	Own     State = "own"     // the host's already, by somebody else's doing
 	Routed  State = "routed"  // in no connected network: routers send it here
+	Lost    State = "lost"    // was the host's by somebody else's doing, who took it away: never held
 	Foreign State = "foreign" // another station answers for it
 	Absent  State = "absent"  // in a connected network, and nobody answers for it; Why says why it is not held
 )
@@ -66,6 +69,7 @@ type view struct {
 	networks []network
 	own      map[netip.Addr]string // the host's addresses, but for those that are held, with their interfaces
 	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for all of them
+	was      map[netip.Addr]string // wanted addresses that were in own or local before, with their interfaces
 }
 
 // placed is where one address belongs. An address with an interface is to be held there.
@@ -134,11 +138,14 @@ func (v view) single(a netip.Addr, w Want) placed {
 	s := Status{First: a, Last: a, Owners: []string{w.Owner}}
 	n, met := v.networkOf(a)
 	name, own := v.own[a]
+	before, was := v.was[a]
 	switch {
 	case own:
 		s.State, s.Interface = Own, name
 	case slices.ContainsFunc(v.local, func(p netip.Prefix) bool { return p.Contains(a) }):
 		s.State, s.Why = Own, "by a local route"
+	case was:
+		s.State, s.Interface, s.Why = Lost, before, "it was the host's own, and Sluice does not take it over: "+w.remedy(before)
 	case !met:
 		s.State = Routed
 	case n.isEnd(a):
@@ -152,6 +159,15 @@ func (v view) single(a netip.Addr, w Want) placed {
 		return placed{Status: s, ifindex: n.ifindex}
 	}
 	return placed{Status: s}
+}
+
+// remedy says what to do about an address that the host had on an interface, "" for one that a
+// route gave it, and has no longer.
+func (w Want) remedy(iface string) string {
+	if w.Listens && iface != "" {
+		return fmt.Sprintf("write listen: {interface: %s} to follow the interface's address, or give the host this one again", iface)
+	}
+	return "give it to the host again, or write another"
 }
 
 // networkOf returns the smallest network that has the address.

@@ -25,6 +25,8 @@ func TestPlace(t *testing.T) {
 			{p("10.0.2.0/24"), 3, "lan0", true}, {p("10.0.0.0/8"), 4, "big0", true}, {p("10.9.0.0/31"), 5, "pair0", true}, {p("10.7.0.0/24"), 6, "dark0", false}},
 		own:   map[netip.Addr]string{netip.MustParseAddr("198.51.100.1"): "wan0", netip.MustParseAddr("203.0.113.7"): "lo"},
 		local: []netip.Prefix{p("198.51.100.128/28")},
+		was: map[netip.Addr]string{netip.MustParseAddr("198.51.100.9"): "wan0", netip.MustParseAddr("192.0.2.9"): "wan0",
+			netip.MustParseAddr("10.0.2.77"): "lan0", netip.MustParseAddr("198.51.100.1"): "wan0"},
 	}
 	for _, c := range []struct {
 		name  string
@@ -52,6 +54,10 @@ func TestPlace(t *testing.T) {
 		{"left to others", []Want{left(one("a", "198.51.100.20"), "off")}, "198.51.100.20 a absent wan0: off"},
 		{"left by one owner", []Want{one("a", "198.51.100.20"), left(one("b", "198.51.100.20"), "off")}, "198.51.100.20 a,b absent wan0: off"},
 		{"no addresses", []Want{{Owner: "a"}, one("a", "fe80::1"), one("a", "0.0.0.0"), one("a", "127.0.0.1")}, ""},
+		{"an address taken away", []Want{one("a", "198.51.100.9"), {netip.MustParseAddr("10.0.2.77"), netip.MustParseAddr("10.0.2.77"), "b", "", true}},
+			"10.0.2.77 b lost lan0: it was the host's own, and Sluice does not take it over: write listen: {interface: lan0} to follow the interface's address, or give the host this one again; " +
+				"198.51.100.9 a lost wan0: it was the host's own, and Sluice does not take it over: give it to the host again, or write another"},
+		{"taken away with its network", []Want{one("a", "192.0.2.9")}, "192.0.2.9 a lost wan0: it was the host's own, and Sluice does not take it over: give it to the host again, or write another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := describe(place(c.wants, v)); got != c.want {

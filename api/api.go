@@ -99,7 +99,7 @@ type Interface struct {
 type Address struct {
 	Address   string   `json:"address" doc:"one, or the first and the last with a dash between them"`
 	Owners    []string `json:"owners" doc:"services and NAT rules, such as \"service web\""`
-	State     string   `json:"state" enum:"held,probing,own,routed,foreign,absent" doc:"held on an interface by Sluice; probing: about to be; own: the host's by somebody else's doing; routed: in no connected network; foreign: another station answers; absent: nobody answers"`
+	State     string   `json:"state" enum:"held,probing,own,routed,lost,foreign,absent" doc:"held on an interface by Sluice; probing: about to be; own: the host's by somebody else's doing; routed: in no connected network; lost: was own, and its owner took it away; foreign: another station answers; absent: nobody answers"`
 	Interface string   `json:"interface,omitempty" doc:"that has it, or has its network"`
 	Station   string   `json:"station,omitempty" doc:"hardware address that answers for a foreign one"`
 	Why       string   `json:"why,omitempty" doc:"why it is not held"`

@@ -40,6 +40,11 @@ func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 			list = append(list, announce.Want{First: first, Last: last, Owner: owner, Leave: leave})
 		}
 	}
+	listen := func(owner, leave string, a netip.Addr, follows bool) {
+		if a.IsValid() {
+			list = append(list, announce.Want{First: a, Last: a, Owner: owner, Leave: leave, Listens: follows})
+		}
+	}
 	for i := range c.Services {
 		s := &c.Services[i]
 		owner, leave := "service "+s.Name, leave
@@ -51,7 +56,7 @@ func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 			if why == "" && s.Mode == config.ModeStateless && l.Address.Is4() && slices.Contains(plan.services[i].Datapaths, "nftables") {
 				why = "on nftables answers of a stateless service get its address before they are routed, and the kernel drops packets from an address of its own: have the address routed here, or write datapath: ebpf"
 			}
-			add(owner, why, l.Address, l.Address)
+			listen(owner, why, l.Address, s.Mode == config.ModeDNAT || s.Mode == config.ModeFullNAT)
 		}
 		for _, r := range s.SourcePool {
 			add(owner, leave, r.First, r.Last)
@@ -61,7 +66,7 @@ func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 		n := &c.NAT[i]
 		owner := "nat " + n.Name
 		if n.Listen != nil {
-			add(owner, leave, n.Listen.Address, n.Listen.Address)
+			listen(owner, leave, n.Listen.Address, true)
 		}
 		for _, r := range append(n.To.Addresses[:len(n.To.Addresses):len(n.To.Addresses)], n.Pool...) {
 			add(owner, leave, r.First, r.Last)
@@ -105,6 +110,9 @@ func (e *Engine) addressWarnings() (list []string) {
 		return nil
 	}
 	for _, s := range e.opt.Addresses.Statuses() {
+		if s.State == announce.Lost {
+			list = append(list, fmt.Sprintf("%s: address %s on %s is lost: %s", strings.Join(s.Owners, ", "), s.Range(), s.On(), s.Why))
+		}
 		if s.State == announce.Foreign || s.State == announce.Absent && s.Why != LeftByKey {
 			list = append(list, fmt.Sprintf("%s: address %s on %s is not held: %s", strings.Join(s.Owners, ", "), s.Range(), s.On(), s.Why))
 		}

@@ -139,7 +139,7 @@ var (
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
 	pcpRequests  = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
-	addressCount = family(gauge, "addresses", "Addresses of services and pools by who answers for them: held, probing, own, routed, foreign or absent; a range outside the connected networks counts once.", "state")
+	addressCount = family(gauge, "addresses", "Addresses of services and pools by who answers for them: held, probing, own, routed, lost, foreign or absent; a range outside the connected networks counts once.", "state")
 	pcpMappings  = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused, since the daemon began: too many, or without proof of who the client is.")
