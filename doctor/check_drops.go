@@ -241,6 +241,9 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)
 		if g.Cause.Remedy != "" {
 			worst.Remedy = &Remedy{Do: g.Cause.Remedy, Risk: "who made the filter or policy may have meant it"}
+			if cause.ID == trace.CauseIPsec.ID {
+				worst.Remedy.Commands = []string{"ip xfrm policy"}
+			}
 		}
 	}
 	if f := c.closedService(); f.LostPerSecond > worst.LostPerSecond {

@@ -42,7 +42,7 @@ func forwardChecks() []Check {
 				Cost: "some 400 bytes a neighbour"}},
 		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
 			Symptom: "one backend or host cannot be reached",
-			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right", Cost: "none: it only looks"}},
+			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right", Risk: "none: it only looks"}},
 		{ID: "FW08", Name: "no-route", About: "packets without a route", Weight: 81, Run: checkNoRoute,
 			Symptom: "some destinations answer \"network unreachable\"",
 			Remedy:  Remedy{Do: "add the route, or correct the client's", Risk: "a route that is wrong takes other traffic along"}},
@@ -189,7 +189,12 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		if c.perSecond(n) < 1 {
 			f.Verdict = Warn
 		}
-		return c.withDrops(f.filling("IFACE", c.arrivedOn(trace.CauseRPFilter)), trace.CauseRPFilter)
+		all, _ := c.sysctl("net.ipv4.conf.all.rp_filter")
+		arrived := c.arrivedOn(trace.CauseRPFilter)
+		if one, _ := c.sysctl("net.ipv4.conf." + arrived + ".rp_filter"); max(all, one) == 2 {
+			f.Remedy = &Remedy{Do: "add a route that leads to the source: the filter is loose already and asks for any", Risk: "a route that is wrong takes other traffic along"}
+		}
+		return c.withDrops(f.filling("IFACE", arrived), trace.CauseRPFilter)
 	}
 	all, _ := c.sysctl("net.ipv4.conf.all.rp_filter")
 	var strict []string

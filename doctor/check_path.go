@@ -17,11 +17,11 @@ func pathChecks() []Check {
 	return []Check{
 		{ID: "FW14", Name: "fragments", About: "packets whose fragments could not be put together", Weight: 90, Run: checkFragments,
 			Symptom: "large UDP answers (DNS, NFS, VPN) are lost, small ones arrive",
-			Remedy:  Remedy{Do: "give fragments more memory, or send packets that fit the path", Cost: "memory while fragments wait"}},
+			Remedy:  Remedy{Do: "give fragments more memory, or send packets that fit the path", Cost: "memory while fragments wait", Risk: "a flood of fragments may fill it"}},
 		{ID: "FW15", Name: "checksums", About: "packets whose checksum is wrong", Weight: 93, Run: checkChecksums,
 			Symptom: "everything through a tunnel or from one host is lost, although it arrives",
 			Remedy: Remedy{Do: "at the sender, have the checksum written by software: turn transmit checksum offload off on its interface (ethtool -K DEV tx-checksum-ip-generic off); if it comes from many, look for a device that rewrites packets",
-				Cost: "CPU time of the sender"}},
+				Cost: "CPU time of the sender", Risk: "none: only who writes the checksum changes"}},
 		{ID: "FW16", Name: "hairpin", About: "port forwards to servers in the client's own network", Weight: 72, Run: checkHairpin,
 			Symptom: "a port forward works from outside, and from the inside network it does not",
 			Remedy:  Remedy{Do: "masquerade what is sent back into the network that it came from", Risk: "the server sees the router's address instead of the client's"}},
@@ -53,7 +53,7 @@ func checkFragments(_ context.Context, c *Case) Finding {
 		}
 		f = f.with("memory for fragments, "+family.setting, fmt.Sprintf("%d of %d bytes", used, limit), fromProc)
 		if f.Remedy == nil {
-			f.Remedy = &Remedy{Do: "give fragments more memory, or send packets that fit the path", Cost: "memory while fragments wait"}
+			f.Remedy = &Remedy{Do: "give fragments more memory, or send packets that fit the path", Cost: "memory while fragments wait", Risk: "a flood of fragments may fill it"}
 		}
 		f.Remedy.Commands = append(f.Remedy.Commands, fmt.Sprintf("sysctl -w %s=%d", family.setting, max(4*limit, 4<<20)))
 		if 4*used > 3*uint64(limit) || limit < 1<<20 {

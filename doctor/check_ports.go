@@ -83,7 +83,7 @@ func (c *Case) lostRace(n uint64, g trace.DropGroup) Finding {
 	f.Symptom = "some connections to a service that many ask take 1 or 3 s, DNS answers 5 s; ports are free"
 	f.Remedy = &Remedy{Do: "let the rules take ports at random: masquerade random,fully-random (iptables --random-fully)", Risk: "source ports are not preserved"}
 	if c.NS.Rules != nil && c.NS.Rules.SourceNAT > 0 && c.NS.Rules.InOrder == 0 {
-		f.Remedy = &Remedy{Do: "for DNS, options single-request-reopen in resolv.conf or a cache on each node: the rules take ports at random already", Cost: "a cache takes a process and memory"}
+		f.Remedy = &Remedy{Do: "for DNS, options single-request-reopen in resolv.conf or a cache on each node: the rules take ports at random already", Cost: "a cache takes a process and memory", Risk: "with single-request-reopen each name takes two sockets"}
 	}
 	return c.withDrops(f, trace.CausePortsExhausted)
 }
@@ -294,8 +294,10 @@ func checkTWReuse(_ context.Context, c *Case) Finding {
 		return unknown("net.ipv4.tcp_tw_reuse is not readable")
 	}
 	if v != 1 && c.NS.After.Sockstat["TCP.tw"] > 10000 {
-		return found(Info, "%d sockets in TIME_WAIT and tcp_tw_reuse is %d: sysctl -w net.ipv4.tcp_tw_reuse=1 lets clients reuse their ports (needs TCP timestamps end to end)",
+		f := found(Info, "%d sockets in TIME_WAIT and tcp_tw_reuse is %d: sysctl -w net.ipv4.tcp_tw_reuse=1 lets clients reuse their ports (needs TCP timestamps end to end)",
 			c.NS.After.Sockstat["TCP.tw"], v).with("TCP tw", fmt.Sprint(c.NS.After.Sockstat["TCP.tw"]), "/proc/net/sockstat")
+		f.Remedy = &Remedy{Do: "let clients reuse their ports", Commands: []string{"sysctl -w net.ipv4.tcp_tw_reuse=1"}, Risk: "without TCP timestamps an old segment may meet the new connection"}
+		return f
 	}
 	return ok("tcp_tw_reuse is %d", v)
 }

@@ -366,7 +366,9 @@ func checkAccounting(_ context.Context, c *Case) Finding {
 		return f
 	}
 	if v, there := c.sysctl("net.netfilter.nf_conntrack_acct"); there && v == 0 {
-		return found(Info, "no byte counters of connections: sysctl -w net.netfilter.nf_conntrack_acct=1 costs nothing measurable")
+		f := found(Info, "no byte counters of connections: sysctl -w net.netfilter.nf_conntrack_acct=1 costs nothing measurable")
+		f.Remedy = &Remedy{Do: "count the bytes of connections", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_acct=1"}, Risk: "none: connections that are there already stay without"}
+		return f
 	}
 	return ok("connections count bytes")
 }

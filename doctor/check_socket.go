@@ -16,7 +16,7 @@ func socketChecks() []Check {
 	return []Check{
 		{ID: "LS01", Name: "accept-queue", About: "connections that a program did not accept in time", Weight: 96, Run: checkAcceptQueue,
 			Symptom: "connects take 1 or 3 s although connection tracking drops nothing; no drop event shows it",
-			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection"}},
+			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection", Risk: "clients of a program that is too slow wait instead of being turned away"}},
 		{ID: "LS02", Name: "syn-cookies", About: "SYN queues that overflowed", Weight: 43, Run: checkSYNQueue,
 			Symptom: "TCP options are lost, or SYNs",
 			Remedy:  Remedy{Do: "look for a SYN flood; else raise the program's listen backlog and net.core.somaxconn", Cost: "memory for each half-open connection", Risk: "syncookies are for floods, not for want of capacity"}},
@@ -25,10 +25,10 @@ func socketChecks() []Check {
 			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service", Cost: "memory for each open file", Risk: "a leak of files shows later"}},
 		{ID: "LS04", Name: "tcp-memory", About: "memory of sockets against tcp_mem", Weight: 34, Run: checkTCPMemory,
 			Symptom: "windows shrink, connections are aborted",
-			Remedy:  Remedy{Do: "raise net.ipv4.tcp_mem, or find the program that does not read", Cost: "memory"}},
+			Remedy:  Remedy{Do: "raise net.ipv4.tcp_mem, or find the program that does not read", Cost: "memory", Risk: "sockets may take memory that programs need"}},
 		{ID: "LS05", Name: "udp-receive-buffer", About: "datagrams that found a socket's buffer full", Weight: 41, Run: checkUDPBuffer,
 			Symptom: "DNS and QUIC lose packets",
-			Remedy:  Remedy{Do: "raise net.core.rmem_max and the program's receive buffer", Cost: "memory for each socket"}},
+			Remedy:  Remedy{Do: "raise net.core.rmem_max and the program's receive buffer", Cost: "memory for each socket", Risk: "datagrams wait longer in a longer queue"}},
 	}
 }
 

@@ -5,10 +5,13 @@ package doctor_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -113,20 +116,7 @@ func treat(t *testing.T, c sick.Condition) {
 	if t.Failed() {
 		return
 	}
-	if c.Do != "" {
-		prescribed := regexp.MustCompile(c.Do).FindString(said(finding(r, c.Wants[0].Check)))
-		if prescribed == "" {
-			t.Fatalf("%s is no remedy in\n%s", c.Do, said(finding(r, c.Wants[0].Check)))
-		}
-		cmd := l.Node("gateway").Command(ctx, "sh", "-c", prescribed)
-		if c.OnHost {
-			cmd = exec.CommandContext(ctx, "sh", "-c", prescribed)
-		}
-		text, err := cmd.CombinedOutput()
-		if t.Logf("$ %s\n%s", prescribed, text); err != nil {
-			t.Fatal(err)
-		}
-	}
+	prescribe(ctx, t, l, c, finding(r, c.Wants[0].Check))
 	step(c.Cure)
 	traffic := c.Traffic
 	if c.After != nil {
@@ -141,6 +131,86 @@ func treat(t *testing.T, c sick.Condition) {
 			t.Errorf("%s after the treatment: %s\n%s", w.Check, f.Verdict, said(f))
 		}
 	}
+}
+
+// prescribe runs the commands of a finding's remedy as they stand, and wants what worked
+// before to work afterwards.
+func prescribe(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Condition, f doctor.Finding) {
+	t.Helper()
+	commands := prescribed(t, f)
+	script := strings.Join(commands, "\n")
+	if c.Do == "" && script != "" || !regexp.MustCompile(c.Do).MatchString(script) {
+		t.Fatalf("the commands of %s are %q, want %q", f.Check, script, c.Do)
+	}
+	if script == "" {
+		return
+	}
+	beside, err := sick.Stand(ctx, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worked := beside.Working(ctx)
+	cmd := l.Node("gateway").Command(ctx, "sh", "-ec", script)
+	if c.OnHost {
+		cmd = exec.CommandContext(ctx, "sh", "-ec", script)
+	}
+	cmd.Dir = t.TempDir()
+	if strings.Contains(script, "sluice ") {
+		cmd.Env = append(os.Environ(), "PATH="+sluiceDir(t)+":"+os.Getenv("PATH"))
+	}
+	text, err := cmd.CombinedOutput()
+	if t.Logf("answered before the remedy: %q\n$ %s\n%s", worked, script, text); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, 10*time.Second, "answers after the remedy", func() error { return beside.Stopped(ctx, worked) })
+}
+
+// program is where the program stands that some remedies run, once one has asked for it.
+var program struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// sluiceDir is the directory of the program, which is built for the first that asks.
+func sluiceDir(t *testing.T) string {
+	t.Helper()
+	labtest.Require(t, labtest.Tool("go"))
+	program.once.Do(func() {
+		if program.dir, program.err = os.MkdirTemp("", "doctor"); program.err != nil {
+			return
+		}
+		text, err := exec.Command("go", "build", "-o", filepath.Join(program.dir, "sluice"), "github.com/sluice-lb/sluice/cmd/sluice").CombinedOutput()
+		if err != nil {
+			program.err = fmt.Errorf("build: %w: %s", err, text)
+		}
+	})
+	if program.err != nil {
+		t.Fatal(program.err)
+	}
+	return program.dir
+}
+
+// TestMain removes the program that remedies ran.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if program.dir != "" {
+		os.RemoveAll(program.dir)
+	}
+	os.Exit(code)
+}
+
+// prescribed are the commands of the remedy of a finding. A remedy without any, which cannot
+// be tried, says in a sentence what it risks.
+func prescribed(t *testing.T, f doctor.Finding) []string {
+	t.Helper()
+	switch {
+	case f.Remedy == nil:
+		return nil
+	case len(f.Remedy.Commands) == 0 && f.Remedy.Risk == "" && f.Verdict >= doctor.Warn:
+		t.Errorf("%s: the remedy has neither commands nor a risk: %s", f.Check, f.Remedy.Do)
+	}
+	return f.Remedy.Commands
 }
 
 func finding(r *doctor.Report, check string) doctor.Finding {

@@ -491,6 +491,9 @@ func TestChecks(t *testing.T) {
 				if f.Check == c.check && f.Verdict >= Warn && (f.Symptom == "" || f.Remedy == nil || f.Remedy.Do == "" || f.Remedy.Cost+f.Remedy.Risk == "") {
 					t.Errorf("%s has no symptom, remedy, or cost and risk of it: %+v", f.Check, f.Remedy)
 				}
+				if f.Verdict >= Warn && len(f.Remedy.Commands) == 0 && f.Remedy.Risk == "" {
+					t.Errorf("%s: the remedy has neither commands nor a risk: %s", f.Check, f.Remedy.Do)
+				}
 			}
 		})
 	}

@@ -30,6 +30,9 @@ func TestSickRouters(t *testing.T) {
 			if r.ExitCode() == 0 {
 				t.Error("exit code 0 for a sick router")
 			}
+			for _, f := range r.Findings {
+				prescribed(t, f)
+			}
 		})
 	}
 }

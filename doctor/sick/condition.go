@@ -28,9 +28,9 @@ type Condition struct {
 	// Sicken makes the router ill, and Traffic passes while it is examined. What they open
 	// is closed when their ctx ends. nil: nothing.
 	Sicken, Traffic func(ctx context.Context, l *lab.Lab) error
-	// Do is a regular expression. What it matches in what the first check says is a command
-	// of the treatment, run as it stands there in the router, or OnHost in the host's
-	// namespace.
+	// Do is a regular expression that matches the commands of the first check's remedy. All of
+	// them are run as they stand, in the router or, OnHost, in the host's namespace. Empty: it
+	// has none.
 	Do     string
 	OnHost bool
 	// Cure is the rest of the treatment, where the doctor's words are no commands.
@@ -172,7 +172,7 @@ func Conditions() []Condition {
 			Traffic: sending(sendUDP(50, Stranger, Server, 9, 100, false)), Do: `sysctl -w net.ipv4.conf.wan0.rp_filter=2`},
 		{Name: "no-route-back", Wants: []Want{{"FW02", "critical", Stranger + " on wan0"}}, Sicken: sysctl("net.ipv4.conf.wan0.rp_filter", "2"),
 			Traffic: sending(sendUDP(50, Stranger, Server, 9, 100, false)), Cure: gateway("ip route add 203.0.113.0/24 via " + Client)},
-		{Name: "mtu", Wants: []Want{{"FW03", "critical", "towards " + Server}}, Sicken: mtu(1280), Traffic: sending(sendUDP(50, Client, Server, 9, 1400, true)), Cure: mtu(1500)},
+		{Name: "mtu", Wants: []Want{{"FW03", "critical", "towards " + Server}}, Sicken: mtu(1280), Traffic: sending(sendUDP(50, Client, Server, 9, 1400, true)), Do: `^nft '.*set rt mtu'$`, Cure: mtu(1500)},
 		{Name: "icmp-limit", Wants: []Want{{"FW04", "warn", "held back"}}, Traffic: paced(40, Gateway, 9), Do: `sysctl -w net.ipv4.icmp_ratelimit=\d+`},
 		{Name: "no-clamp", Wants: []Want{{"FW05", "warn", "lan0 takes 1280 bytes"}}, Sicken: mtu(1280), Traffic: web, Do: `nft '.*set rt mtu'`},
 		{Name: "next-hop-dead", Wants: []Want{{"FW07", "warn", "198.51.100.77"}}, Sicken: impatient, Traffic: all(sending(sendUDP(10, Client, "198.51.100.77", 9, 100, false)), sending(untilGivenUp)),
@@ -186,7 +186,7 @@ func Conditions() []Condition {
 			Cure: command("client", "sysctl", "-qw", "net.ipv4.ip_default_ttl=64")},
 		{Name: "localnet", Wants: []Want{{"FW12", "warn", "127.0.0.1"}}, Sicken: nft(forwardTo("127.0.0.1")), Traffic: sending(sendUDP(30, Client, Gateway, 53, 100, false)),
 			Do: `sysctl -w net.ipv4.conf.wan0.route_localnet=1`},
-		{Name: "forged-source", Wants: []Want{{"FW12", "warn", "from 127.0.0.9 on wan0"}}, Traffic: spray("client", flow.UDP, 0, 30, "127.0.0.9", 0, Server, 9),
+		{Name: "forged-source", Wants: []Want{{"FW12", "warn", "from 127.0.0.9 on wan0"}}, Traffic: spray("client", flow.UDP, 0, 30, "127.0.0.9", 0, Server, 9), Do: `^sluice drops --seconds 10 --pcap`,
 			After: dns},
 		{Name: "ipsec-policy", Wants: []Want{{"FW13", "warn", "IPsec policy"}}, Sicken: gateway("ip xfrm policy add dir fwd src 192.0.2.0/24 dst 198.51.100.0/24 action block"), Traffic: dns,
 			Do: `ip xfrm policy`, Cure: gateway("ip xfrm policy flush")},
@@ -205,7 +205,7 @@ func Conditions() []Condition {
 			Do: `prlimit --pid \d+ --nofile=\d+:?`},
 		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(deaf(54, 4096), sending(sendUDP(50, Client, Gateway, 54, 1000, false))),
 			After: all(deaf(54, 4<<20), sending(sendUDP(50, Client, Gateway, 54, 1000, false)))},
-		{Name: "unseen-namespace", Wants: []Want{{"CT14", "warn", "node_exporter on the host"}}, Sicken: all(nft(natRules), exporter(false)), Traffic: web, Cure: exporter(true)},
+		{Name: "unseen-namespace", Wants: []Want{{"CT14", "warn", "node_exporter on the host"}}, Sicken: all(nft(natRules), exporter(false)), Traffic: web, Do: `^sluice top --once --json$`, Cure: exporter(true)},
 	}
 }
 
