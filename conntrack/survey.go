@@ -69,6 +69,13 @@ func (f Fill) TimeToFull() time.Duration {
 	return time.Duration(min(left*float64(time.Second), math.MaxInt64/2))
 }
 
+// Foreseeable tells whether TimeToFull says something: a table that is hardly in use grows for
+// a moment whenever a client begins.
+func (f Fill) Foreseeable() bool { return f.Over >= GrowthWindow || f.Fill() > foreseeableFill }
+
+// foreseeableFill is from which fill on the growth of a moment counts.
+const foreseeableFill = 0.1
+
 // Survey is one look at the tables of a host.
 type Survey struct {
 	Fills   []Fill

@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -221,7 +222,7 @@ func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
 		f = f.with("dropped packets", fmt.Sprintf("%d in %.1f s at %s, %s", g.Packets, c.Window.Seconds(), p.Function, p.Reason), fromEvents)
 	}
 	for _, s := range g.Samples[:min(len(g.Samples), 1)] {
-		value := s.Packet.String()
+		value := s.Text()
 		if s.Original.IsValid() && s.Original != s.Packet {
 			value += fmt.Sprintf(" (before NAT %s)", s.Original)
 		}
@@ -250,6 +251,22 @@ func ago(d time.Duration) string {
 		return fmt.Sprintf("%d min ago", int(d.Minutes()))
 	}
 	return fmt.Sprintf("%d h ago", int(d.Hours()))
+}
+
+// counted matches one of something that is worded as if there were more.
+var counted = regexp.MustCompile(`(^|[^\w.,:/+-])1 ((?:new|invalid|dropped|translated|other|ICMP|TCP|UDP|next) )?(packet|connection|entr|rule|datagram|socket|change|clash|handshake|hop|interface|line|message|object|orphan|page|port)(?:ies|es|s)\b( were| are| have| had)?`)
+
+// agree puts what is counted into the singular where there is one: "1 packet was".
+func agree(text string) string {
+	return counted.ReplaceAllStringFunc(text, func(match string) string {
+		m := counted.FindStringSubmatch(match)
+		noun := m[3]
+		if noun == "entr" {
+			noun = "entry"
+		}
+		verb := map[string]string{" were": " was", " are": " is", " have": " has", " had": " had"}[m[4]]
+		return m[1] + "1 " + m[2] + noun + verb
+	})
 }
 
 // plural words a number of things: "1 packet", "2 packets".

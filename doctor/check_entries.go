@@ -269,7 +269,7 @@ func checkInvalid(_ context.Context, c *Case) Finding {
 		f.Verdict = Info
 		f.Summary += "; idle connections are forgotten soon, see ST05"
 	case len(cut) > 0:
-		f.Summary = fmt.Sprintf("%s fit no connection and reached this host instead of its client, for example %s: each is answered by a reset, which ends the connection", plural(int(n), "packet"), cut[0].Packet)
+		f.Summary = fmt.Sprintf("%s fit no connection and reached this host instead of its client, for example %s: each is answered by a reset, which ends the connection", plural(int(n), "packet"), cut[0].Text())
 		f.Symptom = "long downloads and uploads through the NAT end with \"connection reset\""
 		f.Remedy = &Remedy{Do: "let tracking accept segments outside the window, or drop invalid packets in input, where they arrive untranslated",
 			Commands: []string{"sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1"}, Risk: "less protection against forged packets"}

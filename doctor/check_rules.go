@@ -201,6 +201,9 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 	}
 	plain := c.NS.Table.Translated[0]
 	if c.share(plain) > 0.2 && plain > 1000 {
+		if c.ownTraffic() {
+			return ok("%s of the entries are not translated, most of this host's own connections", percent(c.share(plain)))
+		}
 		f := found(Info, "%s of the entries are not translated; notrack in raw prerouting would free them", percent(c.share(plain))).
 			with("not translated", fmt.Sprint(plain), c.dumped())
 		for _, service := range c.NS.Table.Services(1) {
@@ -209,6 +212,29 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 		return f
 	}
 	return ok("%s of the entries are not translated", percent(c.share(plain)))
+}
+
+// ownTraffic tells whether this host itself is the largest source or destination, as a DNS
+// forwarder is: rules that accept what is established need its connections tracked.
+func (c *Case) ownTraffic() bool {
+	var largest []string
+	for _, row := range c.NS.Table.Sources(1) {
+		largest = append(largest, row.Key)
+	}
+	for _, row := range c.NS.Table.Services(1) { // "udp 192.0.2.1:53"
+		_, end, _ := strings.Cut(row.Key, " ")
+		if a, err := netip.ParseAddrPort(end); err == nil {
+			largest = append(largest, a.Addr().String())
+		}
+	}
+	for _, l := range c.NS.After.Links {
+		for _, a := range l.Addresses {
+			if slices.Contains(largest, a.Addr().String()) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // strayPackets are forwarded packets of a moment that say nothing of where all the others go.

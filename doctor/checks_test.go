@@ -5,11 +5,13 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -144,5 +146,56 @@ func TestKernelFeatures(t *testing.T) {
 		if !strings.HasSuffix(f.Summary, c.want) {
 			t.Errorf("%v: %s, want %s", c.symbols, f.Summary, c.want)
 		}
+	}
+}
+
+// TestAgree wants the singular for one.
+func TestAgree(t *testing.T) {
+	for text, want := range map[string]string{
+		"1 packets were too large":                         "1 packet was too large",
+		"1 new connections were refused":                   "1 new connection was refused",
+		"1 entries are in 2 namespaces":                    "1 entry is in 2 namespaces",
+		"11 packets had no route":                          "11 packets had no route",
+		"0.1 packets/s, 10.0.0.1 packets, CPU 1 takes all": "0.1 packets/s, 10.0.0.1 packets, CPU 1 takes all",
+		"lost 1 packets for want of room":                  "lost 1 packet for want of room",
+	} {
+		if got := agree(text); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestFoldedNotes wants the notes of every report on one line, and each where all is asked for.
+func TestFoldedNotes(t *testing.T) {
+	r := Report{Conclusion: []Conclusion{{}}}
+	for _, check := range []string{"ST06", "CT14", "RX08", "RL11", "RL11"} {
+		r.Findings = append(r.Findings, Finding{Check: check, Name: "x", Verdict: Info, Summary: "said"})
+	}
+	for all, want := range map[bool]string{
+		false: "Notes\n  RX08 x: said\n  As on most hosts: CT14 x, RL11 x, ST06 x (--all shows each)\n\n",
+		true:  "Notes\n  ST06 x: said\n  CT14 x: said\n",
+	} {
+		var text strings.Builder
+		if err := r.Write(&text, Style{All: all}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("want %q:\n%s", want, &text)
+		}
+	}
+}
+
+// TestOwnTraffic: a forwarder's own connections are no candidates for notrack.
+func TestOwnTraffic(t *testing.T) {
+	s := examined(t)
+	n := s.Namespaces[0]
+	own := netip.MustParsePrefix("198.51.100.2/24") // where the entries go
+	entries(1100, func(_ int, e *conntrack.Entry) { e.Original.DestPort, e.Reply.SourcePort = 53, 53 })(s)
+	if f := checkNotrack(context.Background(), &Case{Sample: s, NS: n}); f.Verdict != Info {
+		t.Errorf("to another host: %s: %s", f.Verdict, f.Summary)
+	}
+	n.After.Links[1].Addresses = append(n.After.Links[1].Addresses, own)
+	if f := checkNotrack(context.Background(), &Case{Sample: s, NS: n}); f.Verdict != OK || !strings.Contains(f.Summary, "own connections") {
+		t.Errorf("%s: %s", f.Verdict, f.Summary)
 	}
 }

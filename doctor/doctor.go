@@ -200,6 +200,10 @@ func (r *Report) add(check Check, c *Case, f Finding) {
 	if f.Remedy != nil {
 		f.Remedy = f.Remedy.filled(append(f.fill, c.tableSizes()...))
 	}
+	f.Summary = agree(f.Summary)
+	for i := range f.Evidence {
+		f.Evidence[i].Value = agree(f.Evidence[i].Value)
+	}
 	r.Worst = max(r.Worst, f.Verdict)
 	r.Findings = append(r.Findings, f)
 }

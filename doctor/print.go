@@ -38,7 +38,11 @@ func (r *Report) Write(w io.Writer, s Style) error {
 		}
 	}
 	p.lines("Explained by the above", Warn, effects)
-	p.lines("Notes", Info, r.of(Info))
+	notes := r.of(Info)
+	if !s.All {
+		notes = folded(notes)
+	}
+	p.lines("Notes", Info, notes)
 	p.unknown(r)
 	if s.All {
 		p.lines("Good", OK, r.of(OK))
@@ -59,6 +63,27 @@ func (r *Report) of(v Verdict) []Finding {
 	}
 	slices.SortStableFunc(out, compareCauses)
 	return out
+}
+
+// usual are the checks whose notes stand in the report of nearly every gateway: what the
+// kernel does unless told otherwise.
+var usual = []string{"CT14", "ST06", "RL11"}
+
+// folded puts the usual notes into one.
+func folded(notes []Finding) (kept []Finding) {
+	var names []string
+	for _, f := range notes {
+		if !slices.Contains(usual, f.Check) {
+			kept = append(kept, f)
+		} else if name := f.Check + " " + f.Name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) < 2 {
+		return notes
+	}
+	slices.Sort(names)
+	return append(kept, Finding{Check: "As on most hosts", Name: "", Summary: strings.Join(names, ", ") + " (--all shows each)"})
 }
 
 type printer struct {
@@ -123,7 +148,7 @@ func (p *printer) lines(title string, v Verdict, findings []Finding) {
 	where := map[string][]string{}
 	var order []string
 	for _, f := range findings {
-		key := fmt.Sprintf("%s %s: %s", f.Check, f.Name, f.Summary)
+		key := strings.TrimSuffix(f.Check+" "+f.Name, " ") + ": " + f.Summary
 		if where[key] == nil {
 			order = append(order, key)
 		}

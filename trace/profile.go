@@ -36,6 +36,9 @@ type Profile struct {
 	Phases  []PhaseShare   `json:"phases"`
 	Stacks  []ProfileStack `json:"-"`
 	Limits  []string       `json:"limits,omitempty"`
+	// divisor are the packets that all namespaces forwarded: samples do not tell for which one
+	// they were taken, so each namespace has the part of its packets.
+	divisor uint64
 	// Busiest is the CPU that worked most, and its share of the window.
 	Busiest      int     `json:"busiest_cpu"`
 	BusiestShare float64 `json:"busiest_share"`
@@ -48,7 +51,8 @@ type PhaseShare struct {
 	Network bool    `json:"network"` // a part of the network stack
 	Samples uint64  `json:"samples"`
 	Share   float64 `json:"share"` // of all CPUs' time in the window
-	// MicrosPerPacket is CPU time per packet of Profile.Packets; 0 without packets.
+	// MicrosPerPacket is CPU time per packet: of a namespace, its part of the time by its part
+	// of all packets. 0 without packets.
 	MicrosPerPacket float64 `json:"us_per_packet"`
 }
 
@@ -90,7 +94,11 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 	}
 	defer objects.Close()
 	p := &Profile{Rate: SamplesPerSecond}
-	before := readForwarded(ctx, namespaces)
+	var everywhere []conntrack.Namespace
+	if len(namespaces) > 0 {
+		everywhere, _ = conntrack.Namespaces()
+	}
+	before, elsewhere := readForwarded(ctx, namespaces), readForwarded(ctx, everywhere)
 	stop, cpus, err := sampleCPUs(objects.ProfileCpu)
 	if err != nil {
 		return nil, err
@@ -104,7 +112,7 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 	}
 	p.busiest(CPUsBetween(times, cpuTimes()))
 	p.Window = time.Since(start)
-	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before)
+	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before, readForwarded(context.WithoutCancel(ctx), everywhere).Sub(elsewhere))
 	symbols, err := recentSymbols(programID(objects.ProfileCpu)) // of what was loaded meanwhile, too
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
@@ -193,8 +201,9 @@ func readForwarded(ctx context.Context, namespaces []conntrack.Namespace) Counte
 	return sum
 }
 
-func (p *Profile) countPackets(after, before Counters) {
+func (p *Profile) countPackets(after, before, all Counters) {
 	delta := after.Sub(before)
+	p.divisor = all["forwarded"]
 	p.Packets, p.Counted = delta["forwarded"], "forwarded packets"
 	if p.Packets == 0 {
 		p.Packets, p.Counted = delta["received"], "packets received by the network stack"
@@ -267,7 +276,7 @@ func (p *Profile) finish(shares map[string]*PhaseShare) {
 	for _, s := range shares {
 		s.Share = float64(s.Samples) / total
 		if p.Packets > 0 {
-			s.MicrosPerPacket = float64(s.Samples) / float64(p.Rate) / float64(p.Packets) * 1e6
+			s.MicrosPerPacket = float64(s.Samples) / float64(p.Rate) / float64(max(p.Packets, p.divisor)) * 1e6
 		}
 		p.Phases = append(p.Phases, *s)
 	}

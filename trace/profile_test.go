@@ -92,6 +92,15 @@ func TestSharesAndMicroseconds(t *testing.T) {
 	}
 }
 
+// TestNamespaceShare: a namespace that forwards a tenth of the packets has a tenth of the time.
+func TestNamespaceShare(t *testing.T) {
+	p := &Profile{Rate: 1000, CPUs: 1, Window: time.Second, Samples: 250, Packets: 100, divisor: 1000}
+	p.finish(map[string]*PhaseShare{"receive": {Phase: "receive", Network: true, Samples: 250}})
+	if got := p.Phases[1].MicrosPerPacket; got != 250 {
+		t.Errorf("%g µs/packet, want 250: %+v", got, p.Phases)
+	}
+}
+
 // TestLostSamples: what found no room was work, and not idle time.
 func TestLostSamples(t *testing.T) {
 	p := &Profile{Rate: 1000, CPUs: 1, Window: time.Second, Samples: 250, Lost: 500}

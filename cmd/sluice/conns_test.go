@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -209,6 +210,23 @@ func TestConnsCheckVerdict(t *testing.T) {
 	} {
 		if got := (&connsReport{Namespaces: tc.list}).verdict(); got != tc.want {
 			t.Errorf("%s: exit code %d, want %d", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestFullIn wants no forecast from a moment of a table that is hardly in use.
+func TestFullIn(t *testing.T) {
+	for _, c := range []struct {
+		count, most uint32
+		over        time.Duration
+		want        string
+	}{{37, 262144, time.Second, "-"}, {37, 262144, time.Hour, ">2d"}, {600, 1000, time.Second, "40s"}} {
+		f := conntrack.Fill{Limits: conntrack.Limits{Count: c.count, Max: c.most}, Growth: 10, Over: c.over}
+		if c.over == time.Hour {
+			f.Growth = 1
+		}
+		if got := fullIn(f); got != c.want {
+			t.Errorf("%d of %d over %s: %s, want %s", c.count, c.most, c.over, got, c.want)
 		}
 	}
 }

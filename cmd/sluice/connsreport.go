@@ -57,7 +57,7 @@ func newConnsReport(s *conntrack.Survey, f *connsFlags) *connsReport {
 		SNAT: sum.Translated[1], DNAT: sum.Translated[2], FullNAT: sum.Translated[3]}
 	for _, fill := range s.Fills {
 		c := connsFill{Fill: fill, Raw: fill.Fill(), Effective: fill.Effective()}
-		if d := fill.TimeToFull(); d >= 0 {
+		if d := fill.TimeToFull(); d >= 0 && fill.Foreseeable() {
 			c.FullInSecs = d.Seconds()
 		}
 		r.Namespaces = append(r.Namespaces, c)
@@ -219,7 +219,7 @@ func wrap(s string, width int, newline string) string {
 
 func fullIn(f conntrack.Fill) string {
 	switch d := f.TimeToFull(); {
-	case d < 0:
+	case d < 0 || !f.Foreseeable():
 		return "-"
 	case d == 0:
 		return "full"

@@ -258,7 +258,7 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 		}
 	}
 	for _, s := range g.Samples {
-		fmt.Fprintf(w, "  packet  %s%s%s\n", packetText(s), prefixed(" on ", s.Interface), natText(s))
+		fmt.Fprintf(w, "  packet  %s%s%s\n", s.Text(), prefixed(" on ", s.Interface), natText(s))
 		if f.stack && len(s.Stack) > 0 {
 			names := make([]string, len(s.Stack))
 			for i, frame := range s.Stack {
@@ -271,13 +271,6 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 		fmt.Fprintf(w, "  remedy  %s\n", g.Cause.Remedy)
 	}
 	fmt.Fprintln(w)
-}
-
-func packetText(s *trace.DropSample) string {
-	if s.Packet.IsValid() {
-		return s.Packet.String()
-	}
-	return fmt.Sprintf("ethertype %#04x, %d bytes", s.EthType, s.Length)
 }
 
 // natText names the client before and the endpoint after NAT where they differ.

@@ -186,10 +186,18 @@ func writeProposal(w io.Writer, p *tune.Proposal) error {
 	for _, line := range reasons(p.Pending()) {
 		fmt.Fprintf(w, "- %s\n", wrap(line, reportWidth-2, "\n  "))
 	}
+	var hostWide []string
 	for _, c := range p.Changes {
+		if c.WholeHost {
+			hostWide = append(hostWide, shortKey(c.Key))
+			continue
+		}
 		if c.Skipped != "" {
 			fmt.Fprintf(w, "kept: %s\n", wrap(fmt.Sprintf("%s = %s (%s)", c.Key, c.Now, c.Skipped), reportWidth-6, "\n      "))
 		}
+	}
+	if len(hostWide) > 0 {
+		fmt.Fprintf(w, "kept: %s\n", wrap(strings.Join(hostWide, ", ")+" (of the whole host: run it without --netns)", reportWidth-6, "\n      "))
 	}
 	for _, n := range p.Notes {
 		fmt.Fprintf(w, "note: %s\n", wrap(n, reportWidth-6, "\n      "))

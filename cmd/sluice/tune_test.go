@@ -117,3 +117,20 @@ func TestNegativeSeconds(t *testing.T) {
 		}
 	}
 }
+
+// TestProposalFoldsHostWide: what the tuned namespace cannot set is one line.
+func TestProposalFoldsHostWide(t *testing.T) {
+	p := &tune.Proposal{Changes: []tune.Change{
+		{Setting: tune.Setting{Key: "net.netfilter.nf_conntrack_max"}, Skipped: "of the host", WholeHost: true},
+		{Setting: tune.Setting{Key: "net.core.netdev_budget"}, Skipped: "set already", WholeHost: true},
+		{Setting: tune.Setting{Key: "net.ipv4.ip_forward"}, Now: "1", Skipped: "set already"},
+	}}
+	var text strings.Builder
+	if err := writeProposal(&text, p); err != nil {
+		t.Fatal(err)
+	}
+	const want = "kept: net.ipv4.ip_forward = 1 (set already)\nkept: nf_conntrack_max, netdev_budget (of the whole host: run it without\n      --netns)\n"
+	if text.String() != want {
+		t.Errorf("%q, want %q", text.String(), want)
+	}
+}

@@ -19,6 +19,8 @@ type Change struct {
 	Now string `json:"now"`
 	// Skipped says why the setting is left alone; empty when it is changed.
 	Skipped string `json:"skipped,omitempty"`
+	// WholeHost: it rules all namespaces, and cannot be set from the one that is tuned.
+	WholeHost bool `json:"whole_host,omitempty"`
 }
 
 // Proposal is what Apply would do.
@@ -125,7 +127,7 @@ func order(list []Setting) []Setting {
 
 // change compares a wanted setting with what is there.
 func (s *System) change(w Setting) Change {
-	c := Change{Setting: w}
+	c := Change{Setting: w, WholeHost: errors.Is(s.writable(w.Key), errHostWide)}
 	now, err := s.Get(w.Key)
 	c.Now = now
 	switch {
