@@ -103,8 +103,8 @@ func TestSegmentsTooBig(t *testing.T) {
 			meta := o.Context.(skbMeta)
 			meta.GSOSegs, meta.GSOSize = 2, uint32(payload)
 			o.Context = meta
-			ret, err := s.program().Run(o)
-			if err != nil {
+			var ret uint32
+			if err := s.inside(func() (err error) { ret, err = s.program().Run(o); return err }); err != nil {
 				t.Fatal(err)
 			}
 			if sent := ret == tcRedirect; sent != fits {
