@@ -176,6 +176,13 @@ type ConfigChanges struct {
 	Edits    []config.Edit    `json:"edits" doc:"what makes the configuration in force of the file's"`
 	States   []OperatorState  `json:"states" doc:"what the operator made of backends"`
 	History  []ConfigRevision `json:"history" doc:"the last 20 revisions, oldest first"`
+	Trial    *Trial           `json:"trial,omitempty" doc:"the last change waits to be confirmed"`
+}
+
+// Trial says that the last change is taken back unless it is confirmed.
+type Trial struct {
+	Until time.Time `json:"until"`
+	Back  uint64    `json:"back" doc:"revision to go back to"`
 }
 
 // OperatorState is the state that the operator gave a backend.

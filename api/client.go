@@ -148,6 +148,17 @@ func (c *Client) Apply(ctx context.Context, name string, yaml []byte) (*Outcome,
 	return send[Outcome](ctx, c, http.MethodPut, "/config?name="+url.QueryEscape(name), "application/yaml", yaml)
 }
 
+// ApplyTrial is Apply of a change that is taken back after some seconds, unless Confirm comes.
+func (c *Client) ApplyTrial(ctx context.Context, name string, yaml []byte, seconds int) (*Outcome, error) {
+	return send[Outcome](ctx, c, http.MethodPut, fmt.Sprintf("/config?confirm=%d&name=%s", seconds, url.QueryEscape(name)), "application/yaml", yaml)
+}
+
+// Confirm keeps the change that is on trial.
+func (c *Client) Confirm(ctx context.Context) error {
+	_, err := send[struct{}](ctx, c, http.MethodPost, "/config/confirm", "", nil)
+	return err
+}
+
 // Plan returns what Apply would change.
 func (c *Client) Plan(ctx context.Context, name string, yaml []byte) (*Outcome, error) {
 	return send[Outcome](ctx, c, http.MethodPost, "/plan?name="+url.QueryEscape(name), "application/yaml", yaml)

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -26,9 +27,14 @@ type Control struct {
 	path   string // of the operator's file, absolute
 	log    *slog.Logger
 
-	mu   sync.Mutex     // serialises changes; protects file
-	file *config.Config // the operator's file as it was last accepted
+	mu      sync.Mutex     // serialises changes; protects all below
+	file    *config.Config // the operator's file as it was last accepted
+	trial   *time.Timer    // ends the trial of the last change; nil for none
+	changed bool           // the file changed during the trial
 }
+
+// ErrTrial is returned for changes while the last one waits for its confirmation.
+var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config confirm' keeps it; without that it is taken back, and then others can follow")
 
 // New returns one for the file at the absolute path; nothing is in force yet.
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
@@ -50,7 +56,14 @@ var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drai
 func (c *Control) Start(ctx context.Context, file *config.Config) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.follow(ctx, file, "start")
+	what := "start"
+	if trial := c.store.Trial(); trial != nil {
+		what = fmt.Sprintf("start: nobody confirmed the last change, back to revision %d", trial.Back)
+		if err := c.store.GoBack(); err != nil {
+			return err
+		}
+	}
+	_, err := c.follow(ctx, file, what)
 	return err
 }
 
@@ -59,6 +72,14 @@ func (c *Control) Start(ctx context.Context, file *config.Config) error {
 func (c *Control) Reload(ctx context.Context) (engine.Applied, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.trial != nil {
+		c.changed = true
+		return engine.Applied{}, fmt.Errorf("%s is read again after that: %w", c.path, ErrTrial)
+	}
+	return c.reload(ctx)
+}
+
+func (c *Control) reload(ctx context.Context) (engine.Applied, error) {
 	file, err := config.Load(c.path)
 	if err != nil {
 		c.engine.Refuse(err)
@@ -103,13 +124,78 @@ func overrides(of []store.State) []engine.Override {
 }
 
 // Apply puts a configuration in force in place of what is, and keeps it over restarts. It returns
-// [engine.ErrChanged] when expected, which may be nil, does not accept what is in force.
-func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expected func(*config.Config) bool) (engine.Applied, error) {
+// [engine.ErrChanged] when expected, which may be nil, does not accept what is in force. With a
+// trial of more than 0 the change is taken back after that time, unless [Control.Confirm] was called;
+// a daemon that ends meanwhile starts without it.
+func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.keep(by, store.Content{Config: cfg, States: c.store.States()}, func() (engine.Applied, error) {
-		return c.engine.ApplyIf(ctx, cfg, expected)
-	})
+	wanted := store.Content{Config: cfg, States: c.store.States()}
+	if trial > 0 {
+		wanted.Until = time.Now().Add(trial)
+	}
+	return c.keep(by, wanted, func() (engine.Applied, error) { return c.engine.ApplyIf(ctx, cfg, expected) })
+}
+
+// Confirm keeps the change that is on trial.
+func (c *Control) Confirm(ctx context.Context, by Author) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.trial == nil {
+		return fmt.Errorf("nothing waits to be confirmed: %w", engine.ErrNotFound)
+	}
+	pending, err := c.store.Prepare(c.file, store.Content{Config: c.engine.View().Config, States: c.store.States()}, by.Who, by.What)
+	if err == nil {
+		err = pending.Commit()
+	}
+	if err != nil {
+		return err
+	}
+	c.log.Info("the change is confirmed", "revision", c.store.Revision(), "by", by.Who)
+	c.endTrial(ctx)
+	return nil
+}
+
+// endTrial lets other changes follow, first that of the file.
+func (c *Control) endTrial(ctx context.Context) {
+	c.trial.Stop()
+	c.trial = nil
+	if c.changed {
+		c.changed = false
+		if _, err := c.reload(ctx); err != nil {
+			c.log.Error("reload refused, the configuration in force stays", "file", c.path, "error", err)
+		}
+	}
+}
+
+// retryBack is the wait between two attempts to take a change back.
+const retryBack = 5 * time.Second
+
+// takeBack goes back to what was in force before a change that nobody confirmed.
+func (c *Control) takeBack(revision uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	trial := c.store.Trial()
+	if trial == nil || c.trial == nil || c.store.Revision() != revision {
+		return // confirmed meanwhile
+	}
+	by := Author{"sluice", fmt.Sprintf("not confirmed in time: back to revision %d", trial.Back)}
+	wanted, err := c.store.At(trial.Back)
+	if err == nil {
+		_, err = c.commit(by, wanted, func() (engine.Applied, error) {
+			return c.engine.ApplyStates(context.Background(), wanted.Config, overrides(wanted.States))
+		})
+	}
+	if errors.Is(err, engine.ErrStopped) {
+		return // the next start goes back
+	}
+	if err != nil {
+		c.log.Error("the change was not confirmed, and could not be taken back; trying again", "after", retryBack, "error", err)
+		c.trial = time.AfterFunc(retryBack, func() { c.takeBack(revision) })
+		return
+	}
+	c.log.Warn("the change was not confirmed in time: what was before is in force again", "revision", c.store.Revision(), "as", trial.Back)
+	c.endTrial(context.Background())
 }
 
 // Change is Apply of what make makes of the configuration in force. An error of make changes nothing.
@@ -183,6 +269,18 @@ func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) 
 // not made, and one that is refused is not kept. When it turns out at last that it cannot be kept,
 // what was before is in force again.
 func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
+	if c.trial != nil {
+		return engine.Applied{}, ErrTrial
+	}
+	applied, err := c.commit(by, wanted, change)
+	if err == nil && !wanted.Until.IsZero() {
+		revision := c.store.Revision()
+		c.trial = time.AfterFunc(time.Until(wanted.Until), func() { c.takeBack(revision) })
+	}
+	return applied, err
+}
+
+func (c *Control) commit(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
 	before := store.Content{Config: c.engine.View().Config, States: c.store.States()}
 	pending, err := c.store.Prepare(c.file, wanted, by.Who, by.What)
 	if err != nil {
@@ -210,6 +308,9 @@ func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Ap
 func (c *Control) Save(by Author) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.trial != nil {
+		return ErrTrial
+	}
 	inForce := c.engine.View().Config
 	if inForce == nil {
 		return errors.New("no configuration is in force yet")
@@ -233,11 +334,12 @@ type Changes struct {
 	Edits    []config.Edit
 	States   []store.State
 	History  []store.Revision
+	Trial    *store.Trial // nil: nothing waits to be confirmed
 }
 
 // Changes returns what was changed at run time, and the last revisions.
 func (c *Control) Changes() Changes {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Changes{c.path, c.store.Revision(), c.store.Edits(), c.store.States(), c.store.History()}
+	return Changes{c.path, c.store.Revision(), c.store.Edits(), c.store.States(), c.store.History(), c.store.Trial()}
 }

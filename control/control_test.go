@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -122,7 +123,7 @@ func TestRestart(t *testing.T) {
 	file := filepath.Join(dir, "sluice.yaml")
 	write(t, file, one)
 	g := begin(t, file, filepath.Join(dir, "store"))
-	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err != nil {
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.SetState(t.Context(), me, "web", "a", "drain"); err != nil {
@@ -148,7 +149,7 @@ func TestConflicts(t *testing.T) {
 	file := filepath.Join(dir, "sluice.yaml")
 	write(t, file, two)
 	g := begin(t, file, filepath.Join(dir, "store"))
-	if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(two, "10.0.0.2", "10.0.0.22", 1)), nil); err != nil {
+	if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(two, "10.0.0.2", "10.0.0.22", 1)), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	write(t, file, strings.Replace(two, "10.0.0.2", "10.0.0.33", 1))
@@ -170,7 +171,7 @@ func TestRefused(t *testing.T) {
 	write(t, file, one)
 	g := begin(t, file, filepath.Join(dir, "store"))
 	g.path.refuse = errors.New("no room")
-	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err == nil {
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err == nil {
 		t.Error("a refusal is accepted")
 	}
 	if err := g.SetState(t.Context(), me, "web", "a", "down"); err == nil {
@@ -215,7 +216,7 @@ func TestNoRoom(t *testing.T) {
 			t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
 			g := begin(t, file, at)
 			spoil(t, at)
-			if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err == nil || !strings.Contains(err.Error(), "cannot be kept") {
+			if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err == nil || !strings.Contains(err.Error(), "cannot be kept") {
 				t.Errorf("error %v", err)
 			}
 			g.want(t, "10.0.0.1 up")
@@ -237,7 +238,7 @@ func TestSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := begin(t, file, filepath.Join(dir, "store"))
-	if _, err := g.Apply(t.Context(), me, decode(t, two), nil); err != nil {
+	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.Save(me); err != nil {
@@ -262,4 +263,53 @@ func TestSave(t *testing.T) {
 	}
 	g = begin(t, file, g.at)
 	g.want(t, "10.0.0.1 up, 10.0.0.2 up")
+}
+
+// TestTrial: a change on trial is taken back when nobody confirms it, or when the daemon ends, and
+// stays when somebody does; meanwhile other changes are refused, and a changed file waits.
+func TestTrial(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file, one)
+	g := begin(t, file, filepath.Join(dir, "store"))
+	try := func(trial time.Duration) {
+		t.Helper()
+		if _, err := g.Apply(t.Context(), me, decode(t, two), nil, trial); err != nil {
+			t.Fatal(err)
+		}
+		g.want(t, "10.0.0.1 up, 10.0.0.2 up")
+	}
+	try(20 * time.Millisecond)
+	labtest.Eventually(t, 10*time.Second, "the change is taken back", func() error {
+		if g.Changes().Trial != nil {
+			return errors.New("the change is still on trial")
+		}
+		return nil
+	})
+	g.want(t, "10.0.0.1 up")
+
+	try(time.Hour)
+	if err := g.SetState(t.Context(), me, "web", "a", "down"); !errors.Is(err, ErrTrial) {
+		t.Errorf("another change: %v", err)
+	}
+	write(t, file, strings.Replace(one, "10.0.0.1", "10.0.0.9", 1))
+	if _, err := g.Reload(t.Context()); !errors.Is(err, ErrTrial) {
+		t.Errorf("a changed file: %v", err)
+	}
+	if err := g.Confirm(t.Context(), me); err != nil {
+		t.Fatal(err)
+	}
+	g.want(t, "10.0.0.9 up, 10.0.0.2 up") // the file follows
+	if err := g.Confirm(t.Context(), me); !errors.Is(err, engine.ErrNotFound) {
+		t.Errorf("confirmed twice: %v", err)
+	}
+
+	if _, err := g.Apply(t.Context(), me, decode(t, one), nil, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	g = begin(t, file, g.at) // as after kill -9
+	g.want(t, "10.0.0.9 up, 10.0.0.2 up")
+	if g.Changes().Trial != nil {
+		t.Error("the trial goes on after a restart")
+	}
 }

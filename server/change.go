@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -20,7 +21,8 @@ import (
 // Control makes changes, and keeps what was changed at run time; see [control.Control].
 type Control interface {
 	Reload(context.Context) (engine.Applied, error)
-	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool) (engine.Applied, error)
+	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error)
+	Confirm(context.Context, control.Author) error
 	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)
 	SetState(ctx context.Context, by control.Author, service, backend, state string) error
 	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
@@ -69,6 +71,7 @@ func certificateOf(r *http.Request) string {
 
 func (s *server) registerChanges(g huma.API) {
 	huma.Get(g, "/config/changes", s.changes, describe("get-changes", "What was changed at run time, against the daemon's file, and the last revisions"))
+	huma.Post(g, "/config/confirm", s.confirm, describe("confirm", "Keep the change that is on trial"))
 	huma.Post(g, "/config/revert", s.revert, describe("revert", "Go back to an earlier revision, or to the daemon's file"))
 	huma.Post(g, "/config/save", s.save, describe("save", "Write the configuration in force into the daemon's file"))
 }
@@ -76,6 +79,9 @@ func (s *server) registerChanges(g huma.API) {
 func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], error) {
 	c := s.opt.Control.Changes()
 	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}}
+	if c.Trial != nil {
+		v.Trial = &api.Trial{Until: c.Trial.Until, Back: c.Trial.Back}
+	}
 	for _, st := range c.States {
 		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, State: st.State})
 	}
@@ -83,6 +89,13 @@ func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], 
 		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})
 	}
 	return &body[api.ConfigChanges]{v}, nil
+}
+
+func (s *server) confirm(ctx context.Context, _ *struct{}) (*struct{}, error) {
+	if err := s.opt.Control.Confirm(ctx, by(ctx, "confirm")); err != nil {
+		return nil, statusError(err)
+	}
+	return nil, nil
 }
 
 func (s *server) revert(ctx context.Context, in *body[api.Revert]) (*body[api.Outcome], error) {

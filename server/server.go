@@ -157,6 +157,13 @@ type configInput struct {
 	RawBody []byte `contentType:"application/yaml"`
 }
 
+type applyInput struct {
+	Name    string `query:"name" doc:"name of the file, for messages" default:"request"`
+	Confirm int    `query:"confirm" minimum:"0" maximum:"86400" doc:"take the change back after this many seconds unless POST /config/confirm came; 0: never"`
+	IfMatch string `header:"If-Match" doc:"refuse unless the ETag of the configuration in force is among these; * is any"`
+	RawBody []byte `contentType:"application/yaml"`
+}
+
 // decode reads a configuration and turns its errors into a problem document.
 func decode(in *configInput) (*config.Config, error) {
 	cfg, err := config.Decode(in.Name, in.RawBody)
@@ -166,8 +173,8 @@ func decode(in *configInput) (*config.Config, error) {
 	return cfg, nil
 }
 
-func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
-	cfg, err := decode(in)
+func (s *server) apply(ctx context.Context, in *applyInput) (*body[api.Outcome], error) {
+	cfg, err := decode(&configInput{Name: in.Name, RawBody: in.RawBody})
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +182,7 @@ func (s *server) apply(ctx context.Context, in *configInput) (*body[api.Outcome]
 	if in.IfMatch != "" {
 		expected = func(inForce *config.Config) bool { return inForce != nil && matches(in.IfMatch, s.etag(inForce)) }
 	}
-	applied, err := s.opt.Control.Apply(ctx, by(ctx, "apply "+in.Name), cfg, expected)
+	applied, err := s.opt.Control.Apply(ctx, by(ctx, "apply "+in.Name), cfg, expected, time.Duration(in.Confirm)*time.Second)
 	if err != nil {
 		return nil, statusError(err)
 	}

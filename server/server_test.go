@@ -229,7 +229,7 @@ func TestOpenAPIDescribesEveryHandler(t *testing.T) {
 	if code != 200 || !strings.Contains(text, `"openapi":"3.1`) {
 		t.Fatalf("%d %.200s", code, text)
 	}
-	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/interfaces", "/addresses", "/mappings", "/flows", "/explain", "/config", "/config/changes", "/config/revert", "/config/save", "/plan", "/reload", "/stop"} {
+	for _, path := range []string{"/status", "/services", "/services/{service}", "/backends", "/nat", "/interfaces", "/addresses", "/mappings", "/flows", "/explain", "/config", "/config/changes", "/config/confirm", "/config/revert", "/config/save", "/plan", "/reload", "/stop"} {
 		if !bytes.Contains([]byte(text), []byte(`"/api/v1`+path+`"`)) {
 			t.Errorf("%s is not described", path)
 		}

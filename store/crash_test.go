@@ -97,7 +97,7 @@ func changeForEver(t *testing.T, dir string) {
 		if n%2 == 1 {
 			states = []State{{"web", "a", "drain"}}
 		}
-		change(t, s, file, Content{c, states}, "change")
+		change(t, s, file, Content{Config: c, States: states}, "change")
 		fmt.Println(n)
 	}
 }

@@ -36,6 +36,13 @@ type document struct {
 	Edits    []config.Edit `json:"edits"` // that make the configuration of the file's
 	States   []State       `json:"states"`
 	History  []Revision    `json:"history"` // oldest first
+	Trial    *Trial        `json:"trial,omitempty"`
+}
+
+// Trial says that the last change is taken back unless it is confirmed.
+type Trial struct {
+	Back  uint64    `json:"back"` // revision to go back to
+	Until time.Time `json:"until"`
 }
 
 // State is what the operator made of a backend: up, drain or down.
@@ -73,6 +80,8 @@ func (r Revision) Edits() []config.Edit {
 type Content struct {
 	Config *config.Config
 	States []State
+	// Until is when the change is taken back unless it is confirmed; zero: never.
+	Until time.Time
 }
 
 // Store is the document of one configuration file. It is not safe for concurrent use.
@@ -123,7 +132,7 @@ func (s *Store) read(raw []byte) error {
 	if err == nil && len(conflicts) > 0 {
 		err = fmt.Errorf("does not fit %s: %s", base, conflicts[0])
 	}
-	s.content = Content{merged, s.doc.States}
+	s.content = Content{Config: merged, States: s.doc.States}
 	return err
 }
 
@@ -143,6 +152,22 @@ func (s *Store) States() []State { return slices.Clone(s.doc.States) }
 
 // History returns the last revisions, oldest first.
 func (s *Store) History() []Revision { return slices.Clone(s.doc.History) }
+
+// Trial returns what is to be confirmed, nil for nothing.
+func (s *Store) Trial() *Trial { return s.doc.Trial }
+
+// GoBack forgets a change that nobody confirmed before the daemon ended: the next Merge is without it.
+func (s *Store) GoBack() error {
+	if s.doc.Trial == nil {
+		return nil
+	}
+	c, err := s.At(s.doc.Trial.Back)
+	if err != nil {
+		return err
+	}
+	s.doc.Edits, s.doc.States = config.Diff(s.base, c.Config), c.States
+	return nil
+}
 
 // ConflictError says that a file and what was changed at run time do not go together.
 type ConflictError struct{ Conflicts []config.Conflict }
@@ -166,7 +191,7 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 	if len(conflicts) > 0 {
 		return Content{}, &ConflictError{conflicts}
 	}
-	return Content{merged, present(merged, s.doc.States)}, nil
+	return Content{Config: merged, States: present(merged, s.doc.States)}, nil
 }
 
 // present leaves out the states of backends that the configuration does not have.
@@ -202,7 +227,7 @@ func (s *Store) At(number uint64) (Content, error) {
 		if err != nil {
 			return Content{}, fmt.Errorf("revision %d: %w", r.Number, err)
 		}
-		c = Content{merged, undo(c.States, states)}
+		c = Content{Config: merged, States: undo(c.States, states)}
 	}
 	return c, nil
 }
@@ -219,13 +244,17 @@ type Pending struct {
 // Prepare writes a change to the disk: file is what the operator's file says now, wanted what is to
 // be in force. It counts after Commit.
 func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (*Pending, error) {
-	p := &Pending{s: s, doc: s.doc, base: file, content: Content{wanted.Config, present(wanted.Config, wanted.States)}}
+	p := &Pending{s: s, doc: s.doc, base: file, content: Content{Config: wanted.Config, States: present(wanted.Config, wanted.States)}}
 	p.doc.Edits = config.Diff(file, wanted.Config)
 	p.doc.States = p.content.States
+	p.doc.Trial = nil
+	if !wanted.Until.IsZero() {
+		p.doc.Trial = &Trial{s.doc.Revision, wanted.Until}
+	}
 	undo, first := []config.Edit{}, s.content.Config == nil
 	if !first {
 		undo = append(config.Diff(wanted.Config, s.content.Config), stateEdits(p.content.States, s.content.States)...)
-		if len(undo) == 0 && len(config.Diff(file, s.base)) == 0 {
+		if len(undo) == 0 && p.doc.Trial == nil && s.doc.Trial == nil && len(config.Diff(file, s.base)) == 0 {
 			return p, nil
 		}
 	}

@@ -65,9 +65,9 @@ func TestSurvives(t *testing.T) {
 	dir := t.TempDir()
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	s := open(t, dir)
-	change(t, s, file, Content{file, nil}, "start")
+	change(t, s, file, Content{Config: file}, "start")
 	drained := []State{{"web", "b", "drain"}, {"web", "gone", "down"}}
-	change(t, s, file, Content{decode(t, "services:\n"+service("web", 5, 1)+service("shop", 1, 1)), drained}, "apply")
+	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)+service("shop", 1, 1)), States: drained}, "apply")
 
 	s = open(t, dir)
 	if s.Revision() != 2 || len(s.History()) != 2 || s.History()[1].Who != "tester" {
@@ -92,7 +92,7 @@ func TestSurvives(t *testing.T) {
 func TestConflict(t *testing.T) {
 	s := open(t, t.TempDir())
 	file := decode(t, "services:\n"+service("web", 1, 1))
-	change(t, s, file, Content{decode(t, "services:\n"+service("web", 5, 1)), nil}, "apply")
+	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1))}, "apply")
 	_, err := s.Merge(decode(t, "services:\n"+service("web", 7, 1)))
 	var conflict *ConflictError
 	if !errors.As(err, &conflict) || !strings.Contains(err.Error(), "services/web/backends/a/weight: changed at run time from 1 to 5, and in the file to 7") {
@@ -123,7 +123,7 @@ func TestHistory(t *testing.T) {
 		if i%2 == 0 {
 			states = []State{{"web", "a", "drain"}}
 		}
-		change(t, s, file, Content{decode(t, "services:\n"+services), states}, fmt.Sprint("change ", i))
+		change(t, s, file, Content{Config: decode(t, "services:\n"+services), States: states}, fmt.Sprint("change ", i))
 	}
 	s = open(t, dir)
 	if n := len(s.History()); n != MaxHistory {
@@ -158,8 +158,8 @@ func TestDiscard(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	file := decode(t, "services:\n"+service("web", 1, 1))
-	change(t, s, file, Content{file, nil}, "start")
-	p, err := s.Prepare(file, Content{decode(t, "services:\n"+service("web", 9, 1)), nil}, "tester", "apply")
+	change(t, s, file, Content{Config: file}, "start")
+	p, err := s.Prepare(file, Content{Config: decode(t, "services:\n"+service("web", 9, 1))}, "tester", "apply")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestDiscard(t *testing.T) {
 	if entries, _ := os.ReadDir(filepath.Dir(s.Path())); len(entries) != 2 {
 		t.Errorf("left: %v", entries)
 	}
-	change(t, s, file, Content{file, nil}, "nothing")
+	change(t, s, file, Content{Config: file}, "nothing")
 	if s.Revision() != 1 {
 		t.Error("a change that changes nothing is a revision")
 	}
@@ -181,7 +181,7 @@ func TestBroken(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	file := decode(t, "services:\n"+service("web", 1, 1))
-	change(t, s, file, Content{file, nil}, "start")
+	change(t, s, file, Content{Config: file}, "start")
 	for name, text := range map[string]string{"not JSON": "{", "of another layout": `{"layout": 99}`, "without base": `{"layout": 1, "base": "base-1.yaml"}`} {
 		if err := os.WriteFile(s.Path(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,14 +24,18 @@ import (
 )
 
 func newApply(a *app) *cobra.Command {
-	return &cobra.Command{
+	var confirm time.Duration
+	cmd := &cobra.Command{
 		Use:     "apply FILE",
 		GroupID: "gateway",
 		Short:   "Put a configuration in force in the running daemon",
 		Long: `Send a configuration to the running daemon, which puts all of it in force or
 nothing. It is kept over restarts, on top of the daemon's own file: 'sluice config
-diff' shows the difference, 'sluice config revert' takes it back.`,
-		Example:           "  sluice apply lb-dnat.yaml",
+diff' shows the difference, 'sluice config revert' takes it back.
+
+With --confirm the change is taken back after that time, unless 'sluice config
+confirm' comes: whoever cuts off the own connection by a change gets it back.`,
+		Example:           "  sluice apply lb-dnat.yaml\n  sluice apply new.yaml --confirm 60s && sluice config confirm",
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,13 +47,24 @@ diff' shows the difference, 'sluice config revert' takes it back.`,
 			if err != nil {
 				return err
 			}
-			out, err := c.Apply(cmd.Context(), args[0], raw)
+			if confirm != 0 && (confirm < time.Second || confirm > 24*time.Hour) {
+				return usageError(cmd, "--confirm %s: write a time from 1s to 24h", confirm)
+			}
+			out, err := c.ApplyTrial(cmd.Context(), args[0], raw, int(confirm/time.Second))
 			if err != nil {
 				return err
 			}
-			return a.print(out, func(w io.Writer) error { return writeOutcome(w, out, "applied") })
+			return a.print(out, func(w io.Writer) error {
+				if err := writeOutcome(w, out, "applied"); err != nil || confirm == 0 {
+					return err
+				}
+				_, err := fmt.Fprintf(w, "taken back in %s unless you run: sluice config confirm\n", confirm)
+				return err
+			})
 		},
 	}
+	cmd.Flags().DurationVar(&confirm, "confirm", 0, "take the change back after this time unless it is confirmed")
+	return cmd
 }
 
 func newDiff(a *app) *cobra.Command {

@@ -33,7 +33,7 @@ same value, nothing is applied, and the conflict is named.`,
 			return err
 		},
 	}, asksRemote(a, newConfigShow(a)), asksRemote(a, newConfigDiff(a)), asksRemote(a, newConfigHistory(a)),
-		asksRemote(a, newConfigRevert(a)), asksRemote(a, newConfigSave(a)))
+		asksRemote(a, newConfigRevert(a)), asksRemote(a, newConfigSave(a)), asksRemote(a, newConfigConfirm(a)))
 	return cmd
 }
 

@@ -147,6 +147,29 @@ which can be reverted too.`,
 	return cmd
 }
 
+func newConfigConfirm(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "confirm",
+		Short:   "Keep the change of 'sluice apply --confirm'",
+		Long:    "Confirm keeps a change that would be taken back otherwise. Until then other changes are refused, and a\nchanged file waits.",
+		Example: "  sluice apply new.yaml --confirm 60s && sluice config confirm",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.Confirm(cmd.Context()); err != nil {
+				return err
+			}
+			return a.print(map[string]bool{"confirmed": true}, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "confirmed: the change stays")
+				return err
+			})
+		},
+	}
+}
+
 func newConfigSave(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "save",
