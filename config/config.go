@@ -202,15 +202,22 @@ type Service struct {
 
 // Listen is one virtual address with its ports.
 type Listen struct {
-	// Address is one virtual address, IPv4 or IPv6.
-	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
+	// Address is one virtual address, IPv4 or IPv6. Without it the listener follows the
+	// address of interface as it changes: its first global one of each family of the
+	// backends, or of a port-forward's target. Other ports of it stay the host's, and
+	// listeners that name the address go first.
+	Address netip.Addr `yaml:"address,omitempty" json:"address,omitzero" jsonschema:"type=string"`
 	// Ports the address is served on; empty means every port (protocol any, or a
 	// service that takes all ports of its protocol).
 	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty" jsonschema:"maxItems=1024"`
 	// Interface limits the listener to packets that arrive there. Other ports of the
-	// address are then left to whoever has it.
+	// address are then left to whoever has it. Without address it names the interface
+	// whose address is listened on, wherever packets arrive.
 	Interface string `yaml:"interface,omitempty" json:"interface,omitempty"`
 }
+
+// Follows reports whether it listens on whatever address its interface has.
+func (l Listen) Follows() bool { return !l.Address.IsValid() && l.Interface != "" }
 
 // Mode is how a service's packets reach a backend.
 type Mode string

@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -18,9 +19,21 @@ type claim struct {
 	iface    string        // empty claims every interface
 	path     path
 	owner    string
+	follows  string // the interface whose address it is; address stands for it
 }
 
 func (c claim) String() string {
+	if c.follows != "" {
+		family := "IPv4"
+		if c.address == followed6(c.follows) {
+			family = "IPv6"
+		}
+		s := "the " + family + " address of " + c.follows
+		if c.protocol != flow.Any {
+			s = fmt.Sprintf("%s port %s of %s", c.protocol, c.ports, s)
+		}
+		return s
+	}
 	s := c.address.String()
 	if c.protocol != flow.Any {
 		s = c.protocol.String() + " " + netip.AddrPortFrom(c.address, c.ports.First).String()
@@ -34,28 +47,49 @@ func (c claim) String() string {
 	return s
 }
 
+// followed4 and followed6 stand for the address of an interface, which is not known.
+func followed4(iface string) netip.Addr { return netip.IPv6Unspecified().WithZone(iface) }
+func followed6(iface string) netip.Addr { return netip.IPv6LinkLocalAllNodes().WithZone(iface) }
+
 // claims lists what the services and port forwards listen on.
 func (v *validator) claims() []claim {
 	var out []claim
-	add := func(l *Listen, proto flow.Protocol, p path, owner string) {
-		if !l.Address.IsValid() {
-			return
-		}
+	add := func(l *Listen, proto flow.Protocol, p path, owner string, to ...netip.Addr) {
 		c := claim{address: l.Address, protocol: proto, iface: l.Interface, path: p, owner: owner}
-		for _, r := range portsOrAll(l.Ports) {
-			c.ports = r
-			out = append(out, c)
+		at := []netip.Addr{l.Address}
+		if l.Follows() {
+			c.follows, c.iface, at = l.Interface, "", nil
+			for _, a := range to {
+				one := followed6(l.Interface)
+				if a.Is4() {
+					one = followed4(l.Interface)
+				}
+				if a.IsValid() && !slices.Contains(at, one) {
+					at = append(at, one)
+				}
+			}
+		}
+		for _, c.address = range at {
+			for _, c.ports = range portsOrAll(l.Ports) {
+				if c.address.IsValid() {
+					out = append(out, c)
+				}
+			}
 		}
 	}
 	for i := range v.c.Services {
 		s := &v.c.Services[i]
+		var to []netip.Addr
+		for _, b := range s.Backends {
+			to = append(to, b.Address)
+		}
 		for j := range s.Listen {
-			add(&s.Listen[j], s.Protocol, path{{key: "services"}, {index: i}, {key: "listen"}, {index: j}}, "service "+s.Name)
+			add(&s.Listen[j], s.Protocol, path{{key: "services"}, {index: i}, {key: "listen"}, {index: j}}, "service "+s.Name, to...)
 		}
 	}
 	for i := range v.c.NAT {
 		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
-			add(r.Listen, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name)
+			add(r.Listen, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name, r.To.Address)
 		}
 	}
 	return out

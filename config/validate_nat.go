@@ -150,7 +150,7 @@ func (v *validator) portForward(p path, r *NATRule) {
 		return
 	}
 	l, lp := r.Listen, p.key("listen")
-	v.endpointAddress(lp.key("address"), l.Address)
+	v.listenAddress(lp, l)
 	v.ifname(lp.key("interface"), l.Interface)
 	depends := []path{p.key("protocol"), lp}
 	if r.To.Address.IsValid() && l.Address.IsValid() {

@@ -57,13 +57,22 @@ func (v *validator) serverAddress(p path, a netip.Addr) {
 	v.endpointAddress(p, a)
 }
 
+// listenAddress checks that a listener has an address, or an interface whose address it is.
+func (v *validator) listenAddress(p path, l *Listen) {
+	v.missing(p, !l.Address.IsValid() && l.Interface == "", "address", "write address: 192.0.2.10, or interface: wan0, whose address is to be followed")
+	v.endpointAddress(p.key("address"), l.Address)
+}
+
 func (v *validator) listeners(p path, s *Service) {
 	if s.Listen != nil && len(s.Listen) == 0 {
 		v.errorf(p.key("listen"), "write - {address: 192.0.2.10, ports: [80]}", "no listener")
 	}
 	for i := range s.Listen {
 		l, lp := &s.Listen[i], p.key("listen").index(i)
-		v.endpointAddress(lp.key("address"), l.Address)
+		v.listenAddress(lp, l)
+		if l.Follows() && s.Mode != "" && s.Mode != ModeDNAT && s.Mode != ModeFullNAT {
+			v.errorf(lp.key("interface"), "write an address, or mode: dnat or fullnat", "mode %s cannot listen on an address that is this host's own", s.Mode).depends = []path{p.key("mode")}
+		}
 		v.ifname(lp.key("interface"), l.Interface)
 		if len(l.Ports) > 0 && s.Protocol == flow.Any {
 			e := v.errorf(lp.key("ports"), "write protocol: tcp, udp or sctp, or remove the ports", "protocol any has no ports")

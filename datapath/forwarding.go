@@ -79,7 +79,13 @@ func families(s *Snapshot) (four, six bool) {
 	note := func(is4 bool) { four, six = four || is4, six || !is4 }
 	for _, svc := range s.Services {
 		for _, l := range svc.Listen {
-			note(l.Address.Is4())
+			if !l.Follows() {
+				note(l.Address.Is4())
+				continue
+			}
+			for _, b := range svc.Backends {
+				note(b.Address.Is4())
+			}
 		}
 	}
 	for _, n := range s.NAT {
@@ -90,7 +96,7 @@ func families(s *Snapshot) (four, six bool) {
 			note(p.Addr().Is4())
 		}
 		if n.Listen != nil {
-			note(n.Listen.Address.Is4())
+			note(n.To.Address.Is4())
 		}
 		if n.External.IsValid() {
 			note(n.External.Addr().Is4())

@@ -28,24 +28,25 @@ type Owned struct {
 
 // OwnedAddresses returns the addresses that services and port-forwards of a snapshot listen
 // on, in order, but those that near knows: hosts on the gateway's own networks are reached
-// without a router, and one of them may have the address.
+// without a router, and one of them may have the address. The address that an interface has is the
+// host's own, and so are its ports that nothing listens on.
 func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
-	o := owners{mine: map[any]bool{}, of: map[netip.Addr]*Owned{}, here: map[netip.Addr]bool{}}
+	o := owners{mine: map[string]bool{}, of: map[netip.Addr]*Owned{}, here: map[netip.Addr]bool{}}
 	for _, svc := range s.Services {
-		o.mine[svc.Service] = true
+		o.mine["service "+svc.Name] = true
 	}
 	for _, n := range s.NAT {
-		o.mine[n] = true
+		o.mine["nat "+n.Name] = true
 	}
 	for i := range s.Config.Services {
 		svc := &s.Config.Services[i]
 		for _, l := range svc.Listen {
-			o.add(l.Address, cmp.Or(svc.WhenDown, config.WhenDownReset), l.Interface != "", o.mine[svc])
+			o.add(l.Address, cmp.Or(svc.WhenDown, config.WhenDownReset), l.Interface != "", o.mine["service "+svc.Name])
 		}
 	}
 	for i := range s.Config.NAT {
 		if n := &s.Config.NAT[i]; n.Type == config.NATPortForward && n.Listen != nil {
-			o.add(n.Listen.Address, config.WhenDownReset, n.Listen.Interface != "" || n.In != "", o.mine[n])
+			o.add(n.Listen.Address, config.WhenDownReset, n.Listen.Interface != "" || n.In != "", o.mine["nat "+n.Name])
 		}
 	}
 	var list []Owned
@@ -60,7 +61,7 @@ func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
 
 // owners gathers the listeners of a configuration by their addresses.
 type owners struct {
-	mine map[any]bool // services and NAT rules of the snapshot
+	mine map[string]bool // services and NAT rules of the snapshot
 	of   map[netip.Addr]*Owned
 	here map[netip.Addr]bool // addresses of mine
 }
@@ -69,6 +70,9 @@ type owners struct {
 var telling = []config.WhenDown{config.WhenDownDrop, config.WhenDownReject, config.WhenDownReset}
 
 func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
+	if !a.IsValid() { // of an interface
+		return
+	}
 	was := o.of[a]
 	if was == nil {
 		was = &Owned{Address: a, Answer: answer, Bound: true}

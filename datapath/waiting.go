@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Waiting tells what of a snapshot waits for the network, in words, each interface once:
+// Waiting tells what of a snapshot waits for the network, in words, each interface once for
+// what leaves by it and once for what listens on its address:
 // PPP links, VLANs and containers come and go, and what names one that is not there is
 // taken, does nothing, and takes force when it comes. there reports whether an interface is
 // there, or one whose name begins as before the * at the end; addressed whether it has an
@@ -21,9 +22,24 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 			told[name] = true
 		}
 	}
+	follows := func(l config.Listen, kind, owner string, v6 bool) {
+		family := "IPv4"
+		if v6 {
+			family = "IPv6"
+		}
+		if l.Follows() && there(l.Interface) && !told[l.Interface+" "+family] && !addressed(l.Interface, v6) {
+			out = append(out, fmt.Sprintf("%s %s: interface %s has no %s address: nothing listens on it until there is one", kind, owner, l.Interface, family))
+			told[l.Interface+" "+family] = true
+		}
+	}
 	for _, svc := range s.Services {
 		for _, l := range svc.Listen {
 			note(l.Interface, "service", svc.Name)
+			for _, v6 := range []bool{false, true} {
+				if serves(svc.Service, v6) {
+					follows(l, "service", svc.Name, v6)
+				}
+			}
 		}
 	}
 	for _, n := range s.NAT {
@@ -32,6 +48,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 		}
 		if n.Listen != nil {
 			note(n.Listen.Interface, "nat", n.Name)
+			follows(*n.Listen, "nat", n.Name, n.To.Address.Is6())
 		}
 		for _, name := range n.Out.Names() {
 			if told[name] || n.Type != config.NATMasquerade {

@@ -173,6 +173,17 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 	return netip.AddrFrom4([4]byte{192, 0, 0, 8}), crosses && !v6
 }
 
+// listenAddress returns the first global address of a family that an interface has.
+func (h *Host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
+	i, _ := h.Interface(iface)
+	for _, p := range i.Addresses {
+		if a := p.Addr(); a.Is6() == v6 && !a.IsLinkLocalUnicast() {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
 // Arrival is a frame that comes in.
 type Arrival struct {
 	Interface string

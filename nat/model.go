@@ -64,11 +64,19 @@ func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{}, ruleCredit: map[*config.FirewallRule]time.Duration{},
 	}
+	s := &datapath.Snapshot{Config: c}
 	for i := range c.Services {
-		m.services = append(m.services, newService(&c.Services[i]))
+		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i]})
 	}
 	for i := range c.NAT {
-		m.addRule(&c.NAT[i])
+		s.NAT = append(s.NAT, &c.NAT[i])
+	}
+	s = datapath.Resolve(s, host.listenAddress)
+	for _, svc := range s.Services {
+		m.services = append(m.services, newService(svc.Service))
+	}
+	for _, n := range s.NAT {
+		m.addRule(n)
 	}
 	return m, nil
 }

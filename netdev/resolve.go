@@ -90,6 +90,35 @@ func Network(a netlink.Addr) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), true
 }
 
+// Global returns the address of a family by which others know an interface, of those that it has: the
+// first one that is not of its link alone, nor held, nor a second or temporary one where there are
+// others, nor deprecated.
+func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
+	least := 4
+	for _, a := range list {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		bits, _ := a.Mask.Size()
+		deprecated := a.Flags&unix.IFA_F_DEPRECATED != 0
+		switch {
+		case ip.Is6() != v6, a.Scope >= unix.RT_SCOPE_LINK, v6 && ip.IsLinkLocalUnicast(), v6 && deprecated && bits == 128,
+			a.Flags&unix.IFA_F_DADFAILED != 0, a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE:
+			continue
+		}
+		worse := 0
+		if a.Flags&unix.IFA_F_SECONDARY != 0 { // the same bit as IFA_F_TEMPORARY
+			worse = 1
+		}
+		if deprecated {
+			worse += 2
+		}
+		if worse < least {
+			first, ok, least = ip, true, worse
+		}
+	}
+	return first, ok
+}
+
 // Interfaces lists those of the calling thread's network namespace.
 func Interfaces() ([]Interface, error) {
 	links, err := Whole(netlink.LinkList)

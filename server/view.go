@@ -90,8 +90,23 @@ func serviceOf(sv engine.ServiceView, counters map[string]*datapath.Counters) ap
 	return out
 }
 
+// followedText is a listener on whatever address an interface has.
+func followedText(l config.Listen) string {
+	ports := make([]string, len(l.Ports))
+	for i, p := range l.Ports {
+		ports[i] = p.String()
+	}
+	if len(ports) == 0 {
+		return "address of " + l.Interface
+	}
+	return fmt.Sprintf("address of %s:%s", l.Interface, strings.Join(ports, ","))
+}
+
 func listenText(l config.Listen) string {
 	on := ""
+	if !l.Address.IsValid() {
+		return followedText(l)
+	}
 	if l.Interface != "" {
 		on = " on " + l.Interface
 	}

@@ -144,7 +144,9 @@ func carriesMode(s *config.Service) error {
 	}
 	families := map[bool]bool{}
 	for _, l := range s.Listen {
-		families[l.Address.Is4()] = true
+		if l.Address.IsValid() { // else it gets one of the backends' families
+			families[l.Address.Is4()] = true
+		}
 	}
 	for _, b := range s.Backends {
 		families[b.Address.Is4()] = true

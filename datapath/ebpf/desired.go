@@ -48,7 +48,8 @@ type desired struct {
 	switches       switches
 	tables         config.Tables // sizes asked for
 
-	draft *draft
+	draft    *draft
+	resolved *datapath.Snapshot // what it was compiled from, with the addresses of interfaces
 }
 
 // names gives the operator's words for ids.
@@ -67,7 +68,8 @@ type compiler struct {
 	*desired
 	t        *tables
 	host     *host
-	snapshot *datapath.Snapshot
+	snapshot *datapath.Snapshot // with the addresses that interfaces have
+	asked    *datapath.Snapshot // as it was given
 	lists    [4]map[netip.Prefix]uint64
 	pooled   map[netip.Addr]uint32
 	places   []uint64                       // what is to stand in the map of runs
@@ -90,13 +92,15 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 }
 
 func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {
-	c := &compiler{t: t, host: h, snapshot: s, pooled: map[netip.Addr]uint32{}, desired: &desired{
+	asked := s
+	s = datapath.Resolve(s, h.listenAddress)
+	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, desired: &desired{
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
 		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
-		draft: ids, tables: s.Config.Tables,
+		draft: ids, tables: s.Config.Tables, resolved: s,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
 	for i := range c.lists {

@@ -180,15 +180,16 @@ func (c *compiler) towards(group uint32, p netip.Prefix, id uint32) {
 		Addr: bytesOf(p.Masked().Addr())}] = uint64(id) + 1
 }
 
-// given reports whether the configuration gives an address to a listener or a pool.
+// given reports whether the configuration gives an address to a listener or a pool. One that a
+// listener follows is the interface's, which has it for its own packets too.
 func (c *compiler) given(a netip.Addr) bool {
 	within := func(r config.AddressRange) bool { return r.Contains(a) }
-	for _, s := range c.snapshot.Services {
+	for _, s := range c.asked.Services {
 		if slices.ContainsFunc(s.Listen, func(l config.Listen) bool { return l.Address == a }) || slices.ContainsFunc(s.SourcePool, within) {
 			return true
 		}
 	}
-	for _, n := range c.snapshot.NAT {
+	for _, n := range c.asked.NAT {
 		if n.Listen != nil && n.Listen.Address == a || n.External.IsValid() && n.External.Contains(a) ||
 			slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within) {
 			return true

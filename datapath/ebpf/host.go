@@ -21,6 +21,7 @@ type host struct {
 	xdp        map[int]uint64            // netdev.XDPFeatures
 	addresses  map[int][]netip.Addr      // by interface
 	details    map[int][]hostAddress     // the same
+	global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface
 	networks   []netip.Prefix            // that the host is connected to
 	sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
 	programmed map[int]bool              // interfaces that have a program already
@@ -30,7 +31,7 @@ type host struct {
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*host, error) {
-	h := &host{addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, sources: map[netip.Addr]netip.Addr{}}
+	h := &host{addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func readHost() (*host, error) {
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
 	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), details: maps.Clone(h.details),
-		networks: h.networks, sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
+		global: maps.Clone(h.global), networks: h.networks, sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {
@@ -70,16 +71,20 @@ func (h *host) with(before *host) *host {
 			}
 		}
 		all.details[now.Index] = kept
+		both, was := all.global[now.Index], before.global[i.Index]
+		for n := range both {
+			if !both[n].IsValid() {
+				both[n] = was[n]
+			}
+		}
+		all.global[now.Index] = both
 	}
 	return all
 }
 
 // destinations lists where the routing table leads, when it is asked for.
 func (h *host) destinations(v6 bool) (list []netdev.Destination, err error) {
-	n := 0
-	if v6 {
-		n = 1
-	}
+	n := familySlot(v6)
 	if !h.routed[n] {
 		if h.routes[n], err = netdev.Destinations(v6); err != nil {
 			return nil, err
@@ -117,6 +122,23 @@ func (h *host) owns(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// listenAddress returns the address of a family by which others know an interface.
+func (h *host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
+	i, ok := h.byName(iface)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	a := h.global[i.Index][familySlot(v6)]
+	return a, a.IsValid()
+}
+
+func familySlot(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
 }
 
 // sourceTowards returns the host's own address on the interface that leads to an

@@ -146,7 +146,11 @@ const mapTries = 4 // ports that are given up because something else answers the
 // port-forward, or on an address of this host a socket.
 func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 	listens := func(protocol flow.Protocol, l *config.Listen) bool {
-		return (protocol == p || protocol == flow.Any) && l.Address == at.Addr() && (len(l.Ports) == 0 ||
+		a := l.Address
+		if l.Follows() {
+			a, _ = d.seen.listenAddress(l.Interface, at.Addr().Is6())
+		}
+		return (protocol == p || protocol == flow.Any) && a == at.Addr() && (len(l.Ports) == 0 ||
 			slices.ContainsFunc(l.Ports, func(r flow.Ports) bool { return r.Contains(at.Port()) }))
 	}
 	c := d.snapshot.Config

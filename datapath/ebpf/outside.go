@@ -187,5 +187,11 @@ func (h *host) readAddresses() error {
 			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)
 		}
 	}
+	for index := range h.addresses {
+		own := slices.DeleteFunc(slices.Clone(list), func(a netlink.Addr) bool { return a.LinkIndex != index })
+		four, _ := netdev.Global(own, false)
+		six, _ := netdev.Global(own, true)
+		h.global[index] = [2]netip.Addr{four, six}
+	}
 	return nil
 }

@@ -34,7 +34,7 @@ func (d *Datapath) staleAfter(want *desired, s *datapath.Snapshot) *stale {
 	if d.snapshot != nil && (d.snapshot.Config == s.Config || len(datapath.Differing(d.snapshot, s)) == 0) {
 		return nil
 	}
-	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(s),
+	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.resolved),
 		services: map[string]*config.Service{}, rules: map[string]*config.NATRule{}}
 	for _, x := range s.Services {
 		st.services[x.Name] = x.Service

@@ -52,7 +52,7 @@ type labels struct {
 
 // labels indexes the snapshot in force.
 func (d *Datapath) labels() *labels {
-	l := &labels{listeners: datapath.NewListeners(d.snapshot)}
+	l := &labels{listeners: datapath.NewListeners(d.resolved(d.snapshot))}
 	if d.snapshot != nil {
 		l.nat = d.snapshot.NAT
 	}
@@ -90,7 +90,7 @@ func (l *labels) set(f *flow.Flow) {
 func owns(n *config.NATRule, f *flow.Flow) bool {
 	switch n.Type {
 	case config.NATPortForward:
-		return n.Listen.Address == f.Original.Dest.Addr() && f.DestTranslated() &&
+		return (n.Listen.Address == f.Original.Dest.Addr() || !n.Listen.Address.IsValid() && n.To.Address == f.Reply.Source.Addr()) && f.DestTranslated() &&
 			(n.Protocol == flow.Any || n.Protocol == f.Original.Protocol) && inPorts(n.Listen.Ports, f.Original.Dest.Port())
 	case config.NATStatic:
 		return n.External.Contains(f.Original.Dest.Addr()) && f.DestTranslated() ||

@@ -51,7 +51,7 @@ func (h *host) env() (compile.Env, error) {
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("addresses: %w", err)
 	}
-	env := compile.Env{Route: h.neighbour}
+	env := compile.Env{Route: h.neighbour, Address: h.listenAddress}
 	for _, l := range links {
 		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
 			i := describeLink(a)
@@ -108,6 +108,19 @@ func (h *host) addressed(name string, v6 bool) bool {
 	}
 	has, err := h.usable()
 	return err != nil || has[address{l.Attrs().Index, v6}]
+}
+
+// listenAddress returns the address of a family by which others know an interface.
+func (h *host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
+	l, err := h.handle.LinkByName(iface)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(l, netlink.FAMILY_ALL) })
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	return netdev.Global(list, v6)
 }
 
 // neighbour returns the interface on whose network the address is.

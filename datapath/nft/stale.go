@@ -35,7 +35,7 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
 	if len(s.differ) == 0 {
 		return s
 	}
-	s.before, s.after = datapath.NewListeners(before), datapath.NewListeners(after)
+	s.before, s.after = datapath.NewListeners(d.resolved(before)), datapath.NewListeners(d.resolved(after))
 	if before != nil {
 		s.rulesWas = before.NAT
 	}
@@ -49,6 +49,14 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
 		return name
 	}
 	return s
+}
+
+// resolved returns a snapshot with the addresses that interfaces have now.
+func (d *Datapath) resolved(s *datapath.Snapshot) *datapath.Snapshot {
+	if s == nil {
+		return nil
+	}
+	return datapath.Resolve(s, d.host.listenAddress)
 }
 
 // ends reports whether an entry is ended. Those that helpers have made live with the one that

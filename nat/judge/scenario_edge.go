@@ -16,12 +16,28 @@ func edgeScenarios() []Scenario {
 			{"lan0", inside4, slices.Concat(far4, near4, one("198.51.100.1"), one("10.0.2.1")), []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, near6), []uint16{53, 80}, all},
 			{"wan0", clients4, slices.Concat(one("203.0.113.202"), one("203.0.113.201")), []uint16{80, 53, 9}, all}}},
+		{Name: "followed", YAML: followed, Opens: []Opening{
+			{"wan0", clients4, one("198.51.100.1"), []uint16{80, 53, 8443, 9}, all},
+			{"wan0", addresses("2001:db8:5::%x", 1, 40), one("2001:db8:ff::1"), []uint16{80, 53, 8443, 9}, []Kind{TCP, UDP}},
+			{"lan0", inside4, slices.Concat(far4, one("198.51.100.1")), []uint16{53, 80, 8443}, all}}},
 		{Name: "port-sets", YAML: portSets, Opens: []Opening{
 			{"lan0", inside4, slices.Concat(far4, addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9232}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, addresses("64:ff9b::c612:%x", 1, 5)), []uint16{53, 80}, all},
 			{"wan0", clients4, addresses("203.0.113.%d", 201, 203), []uint16{80, 5136, 9232, 13330}, all}}},
 	}
 }
+
+// followed has listeners on whatever address an interface has.
+const followed = `
+services:
+  - {name: web, listen: [{interface: wan0, ports: [8443]}], protocol: tcp, mode: dnat, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}
+nat:
+  - {name: http, type: port-forward, listen: {interface: wan0, ports: [80]}, protocol: tcp, to: {address: 10.0.2.9, port: 8080}}
+  - {name: dns6, type: port-forward, listen: {interface: wan0, ports: [53]}, protocol: udp, to: {address: "fd00:2::8"}}
+  - {name: away, type: port-forward, listen: {interface: ppp0, ports: [80]}, protocol: tcp, to: {address: 10.0.2.8}}
+  - {name: home, type: masquerade, source: [10.0.2.0/24], out: wan0}
+`
 
 // portSets has rules whose outside addresses are shared with other gateways.
 const portSets = `

@@ -47,7 +47,13 @@ func Carries(s *config.Service) error {
 func carriesFamilies(s *config.Service) error {
 	clients, servers := make(map[rs.Family]bool), make(map[rs.Family]string)
 	for _, l := range s.Listen {
-		clients[familyOf(l.Address)] = true
+		if l.Address.IsValid() {
+			clients[familyOf(l.Address)] = true
+			continue
+		}
+		for _, b := range s.Backends { // it gets addresses of their families
+			clients[familyOf(b.Address)] = true
+		}
 	}
 	for _, b := range s.Backends {
 		servers[familyOf(b.Address)] = backendName(b)
@@ -144,7 +150,7 @@ func CarriesNAT(n *config.NATRule) error {
 		if n.Listen == nil {
 			return errors.New("listen: missing")
 		}
-		if n.Listen.Address.Is4() != n.To.Address.Is4() {
+		if n.Listen.Address.IsValid() && n.Listen.Address.Is4() != n.To.Address.Is4() {
 			return errNot("a target of the other family")
 		}
 		if n.Helper != "" && len(helperProtocols(config.Helper(n.Helper), n.Protocol)) == 0 {

@@ -33,6 +33,8 @@ type Env struct {
 	Route func(netip.Addr) (Interface, error)
 	// Networks are those that the host is connected to.
 	Networks []netip.Prefix
+	// Address returns the first global address of a family that an interface has.
+	Address func(iface string, v6 bool) (netip.Addr, bool)
 	// Flowtable says that established flows shall be handed to a flowtable.
 	Flowtable bool
 	// Defragments says that the kernel puts fragments together without connection tracking
@@ -86,6 +88,9 @@ type Service struct {
 // Compile returns the ruleset for a snapshot. The previous result may be nil;
 // it saves work and does not change the outcome.
 func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
+	if env.Address != nil {
+		s = datapath.Resolve(s, env.Address)
+	}
 	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
 	r := &Result{Services: make(map[string]*Service, len(s.Services))}
 	ids := previous.numbers(s.Services)
