@@ -4,20 +4,25 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/flow"
 )
 
 func newExplain(a *app) *cobra.Command {
 	var in string
 	var bytes int
+	var host bool
 	cmd := &cobra.Command{
 		Use:     "explain PROTO SRC[:PORT] DST[:PORT]",
 		GroupID: "gateway",
@@ -30,6 +35,10 @@ the nftables datapath the packet is replayed in a network namespace of its own,
 with the host's interfaces, addresses, routes and the rules in force: the answer
 names every rule that the packet met. A connection that is tracked already is
 taken along. Where both carry something, eBPF meets the packet first.
+
+With --host all rules of this network namespace are replayed instead, of nftables,
+iptables-nft and iptables-legacy, whoever made them. This needs root and no daemon,
+and is what explain does where none answers (as root, without --socket).
 
 PROTO is a name or a number; one without ports (esp, gre, 41) takes addresses alone.
 Of icmp and icmpv6, which mean a ping, the source's port is the identifier.`,
@@ -46,20 +55,49 @@ Of icmp and icmpv6, which mean a ping, the source's port is the identifier.`,
 			if err != nil {
 				return usageError(cmd, "%w", err)
 			}
+			var ends [2]netip.AddrPort
 			for i, end := range []string{"source", "destination"} {
-				if _, err := protocol.ParseEnd(args[1+i]); err != nil {
+				if ends[i], err = protocol.ParseEnd(args[1+i]); err != nil {
 					return usageError(cmd, "%s %w", end, err)
 				}
 			}
+			question := datapath.Question{Tuple: flow.Tuple{Protocol: protocol, Source: ends[0], Dest: ends[1]}, Interface: in, Size: bytes}
+			if host {
+				return explainHost(cmd.Context(), a, question)
+			}
 			query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}, "interface": {in}, "size": {fmt.Sprint(bytes)}}
 			fetch := func(c *api.Client, ctx context.Context) (*datapath.Explanation, error) { return c.Explain(ctx, query) }
-			return show(cmd.Context(), a, fetch, writeExplanation)
+			err = show(cmd.Context(), a, fetch, func(w io.Writer, x *datapath.Explanation) error {
+				if err := writeExplanation(w, x); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(w, "%-10s Sluice's own rules; --host traces all rules of the host\n", "knows")
+				return err
+			})
+			if errors.Is(err, api.ErrNoDaemon) && os.Geteuid() == 0 && a.socket == "" && a.remote.Server == "" {
+				a.progress("no daemon runs: tracing the host's own rules")
+				return explainHost(cmd.Context(), a, question)
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&in, "in", "", "interface that the packet arrives on (default the one by which its source would be answered)")
 	offerFrom(cmd, "in", interfaces)
+	cmd.Flags().BoolVar(&host, "host", false, "trace the packet through all rules of this network namespace; needs no daemon")
 	cmd.Flags().IntVar(&bytes, "size", 60, "bytes of the network packet")
 	return cmd
+}
+
+// explainHost replays the packet with the rules of this network namespace.
+func explainHost(ctx context.Context, a *app, q datapath.Question) error {
+	if os.Geteuid() != 0 {
+		return errNoRoot
+	}
+	x, err := nft.ExplainHost(ctx, q)
+	if err != nil {
+		return err
+	}
+	return a.print(x, func(w io.Writer) error { return writeExplanation(w, x) })
 }
 
 func writeExplanation(w io.Writer, x *datapath.Explanation) error {

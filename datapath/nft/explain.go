@@ -103,7 +103,9 @@ func (x *explainer) explanation() *datapath.Explanation {
 		x.e.Rules = append(x.e.Rules, metOf(s))
 	}
 	x.outcome()
-	x.owner()
+	if x.labels != nil {
+		x.owner()
+	}
 	if x.e.Reason == "" {
 		x.e.Reason = x.forwardReason()
 	}
@@ -292,7 +294,7 @@ func (x *explainer) kernelReason(answers []string) string {
 		x.step("the kernel does not forward it: %v", a.NoRoute)
 		return "no-route"
 	}
-	x.step("the kernel drops it, and no rule of Sluice: sluice drops shows where such packets end")
+	x.step("the kernel drops it, and no rule that was replayed: sluice drops shows where such packets end")
 	return "kernel"
 }
 
@@ -340,6 +342,8 @@ func (x *explainer) met(owner string) bool {
 
 func (x *explainer) forwardReason() string {
 	switch {
+	case x.labels == nil: // all rules of the host are known, and no owners
+		return "host-rules"
 	case x.entry != nil:
 		return "flow"
 	case x.service != nil && !tracked(x.service.Mode):

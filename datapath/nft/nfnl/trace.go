@@ -16,6 +16,7 @@ const (
 	traceTable, traceChain, traceHandle, traceType, traceVerdict = 1, 2, 3, 4, 5
 	traceNetwork, traceTransport, traceOut                       = 8, 9, 12
 	traceMark                                                    = 14
+	tracePolicy                                                  = 16
 
 	traceGroup = 9 // NFNLGRP_NFTRACE
 )
@@ -32,11 +33,12 @@ const (
 
 // Trace is one step of a packet whose nftrace is set.
 type Trace struct {
+	Table   string // its name; Chain has the family
 	Chain   ruleset.ID
 	Kind    TraceKind
-	Handle  uint64 // of the rule
-	Verdict ruleset.Verdict
-	Out     uint32 // index of the interface that it leaves by; 0 where that is not known yet
+	Handle  uint64          // of the rule
+	Verdict ruleset.Verdict // of a rule, or the policy
+	Out     uint32          // index of the interface that it leaves by; 0 where that is not known yet
 	Mark    uint32
 	// Network and Transport are the first bytes of the headers, as they are at this
 	// step; the kernel tells them once for each base chain.
@@ -61,7 +63,7 @@ func OpenTrace() (*Tracer, error) {
 // Close ends listening.
 func (t *Tracer) Close() error { return t.conn.Close() }
 
-// Read returns the traces of table sluice that have come, and does not wait.
+// Read returns the traces that have come, and does not wait.
 func (t *Tracer) Read() (list []Trace, err error) {
 	for {
 		b, err := t.conn.receive(unix.MSG_DONTWAIT)
@@ -77,20 +79,18 @@ func (t *Tracer) Read() (list []Trace, err error) {
 				break
 			}
 			if b = rest; m.kind == kind(unix.NFT_MSG_TRACE) && len(m.body) >= genHeader {
-				if one, ours := decodeTrace(m.body[0], m.body[genHeader:]); ours {
-					list = append(list, one)
-				}
+				list = append(list, decodeTrace(m.body[0], m.body[genHeader:]))
 			}
 		}
 	}
 }
 
-func decodeTrace(family uint8, attrs []byte) (t Trace, ours bool) {
+func decodeTrace(family uint8, attrs []byte) (t Trace) {
 	t.Chain.Table = ruleset.Family(family)
 	attrsOf(attrs, func(k uint16, v []byte) {
 		switch k {
 		case traceTable:
-			ours = cstring(v) == ruleset.TableName
+			t.Table = cstring(v)
 		case traceChain:
 			t.Chain.Name = cstring(v)
 		case traceHandle:
@@ -99,6 +99,8 @@ func decodeTrace(family uint8, attrs []byte) (t Trace, ours bool) {
 			t.Kind = TraceKind(be32(v))
 		case traceVerdict:
 			t.Verdict = decodeVerdict(v)
+		case tracePolicy:
+			t.Verdict.Code = int32(be32(v))
 		case traceNetwork:
 			t.Network = append([]byte(nil), v...)
 		case traceTransport:
@@ -109,7 +111,7 @@ func decodeTrace(family uint8, attrs []byte) (t Trace, ours bool) {
 			t.Mark = be32(v)
 		}
 	})
-	return t, ours
+	return t
 }
 
 // Handles returns the kernel's numbers of a chain's rules, in their order.

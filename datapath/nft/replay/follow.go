@@ -31,7 +31,7 @@ func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Rules
 	}
 	handles := map[ruleset.ID][]uint64{}
 	for _, t := range list {
-		if a.point(t) || t.Kind != nfnl.TraceRule {
+		if t.Table != ruleset.TableName || a.point(t) || t.Kind != nfnl.TraceRule {
 			continue
 		}
 		if handles[t.Chain] == nil {

@@ -30,6 +30,8 @@ import (
 type Question struct {
 	Home    int // descriptor of the host's network namespace
 	Ruleset *ruleset.Ruleset
+	// Host are all rules of the host, to be met instead of Ruleset; nil for none.
+	Host *Rules
 	// In is the interface where the packet arrives; empty: the one by which the
 	// host would answer Source.
 	In     string
@@ -153,6 +155,9 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 	if err := conn.Apply(ruleset.Diff(nil, rules)); err != nil {
 		return nil, err
 	}
+	if q.Host != nil {
+		a.Omitted = append(a.Omitted, q.Host.load(ctx)...)
+	}
 	_ = write(quiet[4:])
 	tracked, err := conntrack.Open()
 	if err != nil {
@@ -178,6 +183,9 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 	}
 	if err := a.follow(list, conn, rules); err != nil {
 		return nil, err
+	}
+	if q.Host != nil {
+		q.Host.met(ctx, list, a)
 	}
 	a.route(in)
 	err = tracked.Dump(ctx, nil, func(e *conntrack.Entry) error {
