@@ -5,6 +5,7 @@ package ebpf
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 
@@ -72,13 +73,7 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 			note("remove backend %s/%s", have.names.service[uint32(w.Service)], have.names.backend[n])
 		}
 	}
-	tally(&c.Rules, have.rules, want.rules, func(verb string, id uint32) {
-		n := want.names.source[id]
-		if n == "" {
-			n = have.names.source[id]
-		}
-		note("%s nat %s", verb, n)
-	})
+	sourceChange(&c.Rules, have, want, note)
 	common := func(x, y *desired) []uint32 {
 		return slices.DeleteFunc(slices.Clone(x.order), func(id uint32) bool { return !slices.Contains(y.order, id) })
 	}
@@ -100,6 +95,41 @@ func (d *Datapath) compare(want *desired) *datapath.Change {
 	}
 	c.Lines = lines
 	return c
+}
+
+// sourceChange tells which rules that translate sources change. A masquerade rule may be several
+// in the table, one for each interface and outside address: it is one for whom is told.
+func sourceChange(c *datapath.Count, have, want *desired, note func(format string, args ...any)) {
+	was, is := have.sourceParts(), want.sourceParts()
+	for name, parts := range is {
+		switch before, ok := was[name]; {
+		case !ok:
+			c.Added++
+			note("add nat %s", name)
+		case !maps.Equal(before, parts):
+			c.Changed++
+			note("change nat %s", name)
+		}
+	}
+	for name := range was {
+		if _, ok := is[name]; !ok {
+			c.Removed++
+			note("remove nat %s", name)
+		}
+	}
+}
+
+// sourceParts lists the entries of each such rule by its name.
+func (d *desired) sourceParts() map[string]map[uint32]wireNatRule {
+	out := map[string]map[uint32]wireNatRule{}
+	for id, r := range d.rules {
+		name := d.names.source[id]
+		if out[name] == nil {
+			out[name] = map[uint32]wireNatRule{}
+		}
+		out[name][id] = r
+	}
+	return out
 }
 
 func (d *Datapath) slotChange(c *datapath.Change, want, have *desired, id uint32) {
