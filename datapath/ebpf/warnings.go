@@ -36,7 +36,7 @@ func (d *Datapath) Warnings() (out []string) {
 		i, _ := d.seen.byName(name)
 		return slices.ContainsFunc(d.seen.details[i.Index], func(a hostAddress) bool { return a.Is6() == v6 && !a.unusable })
 	}
-	out = append(out, datapath.Bypassed(d.snapshot, d.seen.networks)...)
+	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.seen.listenAddress), d.seen.networks)...)
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
 	out = append(out, d.crossingWarnings()...)
 	for _, i := range d.seen.interfaces {

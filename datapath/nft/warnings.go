@@ -41,7 +41,7 @@ func (d *Datapath) Warnings() []string {
 	there := func(name string) bool {
 		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })
 	}
-	out = append(out, datapath.Bypassed(d.snapshot, d.networks)...)
+	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
 }
 
