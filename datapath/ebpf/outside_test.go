@@ -174,3 +174,37 @@ func sourceOf(out nat.Outcome) netip.Addr {
 	}
 	return netip.Addr{}
 }
+
+// TestListenersFollowTheirAddress gives an interface another address, and then none: what listens
+// there takes packets to the address of the time, and leaves other ports of it to the host.
+func TestListenersFollowTheirAddress(t *testing.T) {
+	s := changingAt(t, "tc", `
+services: [{name: svc, protocol: tcp, mode: dnat, listen: [{interface: wan0, ports: [443]}], backends: [{address: 10.0.2.2}]}]
+nat: [{name: web, type: port-forward, protocol: tcp, listen: {interface: wan0, ports: [80]}, to: {address: 10.0.2.2}}]
+`)
+	port := 4000
+	check := func(to string, want nat.Action, ports ...int) {
+		t.Helper()
+		for _, dport := range ports {
+			port++
+			frame := fmt.Sprintf("ip4(src=198.18.0.1,dst=%s)/tcp(sport=%d,dport=%d,flags=S)", to, port, dport)
+			if out := send(t, s, "wan0", frame); out.Action != want {
+				t.Errorf("%s port %d: %v %v, not %v", to, dport, out.Action, out.Reason, want)
+			}
+		}
+	}
+	check("198.51.100.1", nat.Forward, 80, 443)
+	if err := errors.Join(s.readdress("wan0", "198.51.100.1/24", "198.51.100.9/24"), s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	check("198.51.100.9", nat.Forward, 80, 443)
+	check("198.51.100.9", nat.Pass, 81)
+	check("198.51.100.1", nat.Pass, 80, 443)
+	if err := errors.Join(s.ip("addr flush dev wan0 scope global"), s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	check("198.51.100.9", nat.Pass, 80, 443)
+	if !slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, "service svc: interface wan0 has no IPv4 address") }) {
+		t.Errorf("the warnings %q do not tell of it", s.d.Warnings())
+	}
+}
