@@ -118,7 +118,10 @@ func (m *Model) addRule(n *config.NATRule) {
 		}
 	}
 	r := &rule{NATRule: n, credit: credits{}}
-	ranges := append(slices.Clone(n.To.Addresses), n.Pool...)
+	ranges := slices.Clone(n.To.Addresses)
+	if n.Type != config.NATSIIT { // whose pool only names routers in ICMP errors (RFC 6791)
+		ranges = append(ranges, n.Pool...)
+	}
 	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
 	m.rules = append(m.rules, r)
 	switch n.Type {
