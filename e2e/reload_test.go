@@ -136,7 +136,11 @@ func TestFileAndSignalReload(t *testing.T) {
 	if err := d.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	awaitBackends(3, "SIGHUP, which goes back to the file")
+	awaitBackends(4, "SIGHUP, which leaves what was applied on top of the file")
+	if _, err := d.Revert(t.Context(), api.Revert{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	awaitBackends(3, "going back to the file")
 	if err := os.WriteFile(d.File, []byte("services: [nonsense]\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -156,8 +156,12 @@ func TestBlocksKeepOneMapping(t *testing.T) {
 		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + pool + "], ports: 2000-2999, port-block: 10}\n"
 	}
 	s := changing(t, yaml("203.0.113.1"))
+	client := s.outsideOf("10.0.2.2", remote1, 4000).Addr()
+	s.mustChange(yaml("203.0.113.7")) // which ends flows of UDP
 	before := s.outsideOf("10.0.2.2", remote1, 4000)
-	s.mustChange(yaml("203.0.113.7"))
+	if before.Addr() != client {
+		t.Errorf("the client of %s has %s, while its block rests", client, before)
+	}
 	if got := s.outsideOf("10.0.2.2", remote2, 4000); got != before {
 		t.Errorf("an endpoint has %s and %s", before, got)
 	}

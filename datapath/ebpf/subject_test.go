@@ -307,7 +307,8 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 			return r, err
 		}
 		r.Out = []nat.Departure{{Interface: s.names[int(by.Ifindex)], Frame: o.DataOut}}
-	case passed && string(o.DataOut) != string(in.Frame) && string(o.DataOut) != string(nat.Untagged(in.Frame)):
+	case passed && r.Reason == nat.ReasonNoNeighbour, // of dsr: as it came
+		passed && string(o.DataOut) != string(in.Frame) && string(o.DataOut) != string(nat.Untagged(in.Frame)):
 		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
 	}
 	return r, nil
