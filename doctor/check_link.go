@@ -77,13 +77,16 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 		return found(Info, "a CPU's backlog was full, for packets of other namespaces").with("Δdropped", c.inWindow(n), fromSoftnet)
 	}
 	// netdata warns above 10 a second, averaged over a minute.
-	backlog, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
+	backlog, there := vitals.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
 	v := grade(c.perSecond(n), 1, 10)
 	if _, share := c.busiest(); v == OK && share < 0.10 {
 		v = Warn // on an idle host every one is a burst that found no room
 	}
 	f := found(v, "a CPU's receive backlog was full: %d packets were dropped in %.1f s (netdev_max_backlog %d)", n, c.Window.Seconds(), backlog).
-		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n)).filling("LIMIT", fmt.Sprint(max(4*backlog, 10000)))
+		with("Δdropped", c.inWindow(n), fromSoftnet).losing(c.perSecond(n))
+	if there { // a new value could be less than one that cannot be read
+		f = f.filling("LIMIT", fmt.Sprint(max(4*backlog, 10000)))
+	}
 	if sample != nil {
 		f = sample.withDrops(f, trace.CauseBacklog)
 	}
@@ -92,8 +95,12 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 
 func checkSqueeze(_ context.Context, c *Case) Finding {
 	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Squeezed })
-	budget, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_budget")
-	time, _ := vitals.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
+	budget, there := vitals.Number(c.After.Sysctl, "net.core.netdev_budget")
+	time, too := vitals.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
+	if !there || !too { // in a container: a new value could be less than what is there
+		return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget cannot be read here)", c.perSecond(n)).
+			with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
+	}
 	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget %d, %d µs)", c.perSecond(n), budget, time).
 		with("Δtime_squeeze", c.inWindow(n), fromSoftnet).filling("BUDGET", fmt.Sprint(max(2*budget, 600)), "MICROSECONDS", fmt.Sprint(max(2*time, 4000)))
 }

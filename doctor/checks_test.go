@@ -199,3 +199,15 @@ func TestOwnTraffic(t *testing.T) {
 		t.Errorf("%s: %s", f.Verdict, f.Summary)
 	}
 }
+
+// TestUnreadableBudget: no command sets what cannot be read, which may be larger already.
+func TestUnreadableBudget(t *testing.T) {
+	s := examined(t)
+	delete(s.After.Sysctl, "net.core.netdev_budget")
+	s.After.Softnet[0].Squeezed += 1000
+	for _, f := range Judge(context.Background(), s).Findings {
+		if f.Check == "RX02" && (f.Verdict != Warn || len(f.Remedy.Commands) > 0 || !strings.Contains(f.Summary, "cannot be read here")) {
+			t.Errorf("%s %s: %q", f.Verdict, f.Summary, f.Remedy)
+		}
+	}
+}
