@@ -306,7 +306,7 @@ func TestFits(t *testing.T) {
 		{"meta l4proto ipv6-icmp drop", ping, true},
 		{"meta l4proto != ipv6-icmp drop", ping, false},
 		{"meta l4proto { tcp, udp } drop", ping, false},
-		{"meta l4proto { esp, udp } drop", tcp, true}, // esp is not known here
+		{"meta l4proto { esp, udp } drop", tcp, false},
 		{"ip saddr . tcp dport { 192.0.2.2 . 80, 192.0.2.3 . 81 } drop", tcp, true},
 		{"ip protocol . tcp dport { tcp . 80 } drop", tcp, true},
 		{"ip daddr vmap { 198.51.100.9 : drop }", tcp, true},
