@@ -33,9 +33,9 @@ var suites = []suite{
 }
 
 var modules = []string{
-	"veth", "dummy", "bridge", "tun", "sch_ingress", "cls_bpf", "act_bpf", "sch_tbf",
+	"veth", "dummy", "bridge", "br_netfilter", "macvlan", "tun", "sch_ingress", "cls_bpf", "act_bpf", "sch_tbf",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat",
-	"nft_numgen", "nft_hash", "nft_log", "nft_limit", "nft_connlimit", "nft_reject", "nft_reject_inet", "nft_fib", "nft_fib_inet", "nft_objref",
+	"nft_numgen", "nft_hash", "nft_log", "nft_limit", "nft_connlimit", "nft_reject", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_tproxy", "nft_fib", "nft_fib_inet", "nft_objref",
 	"nft_fwd_netdev", "nft_dup_netdev", "nft_flow_offload", "nf_flow_table_inet", "nft_synproxy", "nf_log_syslog",
 	"nf_nat_ftp", "nf_nat_tftp", "nf_nat_sip", "nf_nat_irc", "ts_kmp", "nf_nat_amanda", "nf_nat_pptp", "nf_nat_snmp_basic",
 	"ipip", "ip6_tunnel", "fou", "fou6",
