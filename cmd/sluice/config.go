@@ -59,17 +59,17 @@ with who changed it and when; everything else comes from the daemon's file.`,
 				}
 				return a.printConfig(c)
 			}
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
 			if origin {
-				changes, err := c.Changes(cmd.Context())
+				changes, err := a.changes(cmd)
 				if err != nil {
 					return err
 				}
 				rows := origins(changes)
 				return a.print(map[string]any{"file": changes.File, "changed": rows}, func(w io.Writer) error { return writeOrigins(w, changes.File, rows) })
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
 			}
 			text, err := c.Config(cmd.Context())
 			if err != nil {

@@ -27,11 +27,7 @@ diff FILE' shows what another file would change.`,
 		Example: "  sluice config diff\n  sluice config diff --json | jq .edits",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			changes, err := c.Changes(cmd.Context())
+			changes, err := a.changes(cmd)
 			if err != nil {
 				return err
 			}
@@ -46,6 +42,15 @@ diff FILE' shows what another file would change.`,
 	}
 }
 
+// changes asks the daemon what was changed at run time.
+func (a *app) changes(cmd *cobra.Command) (*api.ConfigChanges, error) {
+	c, err := a.client()
+	if err != nil {
+		return nil, err
+	}
+	return c.Changes(cmd.Context())
+}
+
 func newConfigHistory(a *app) *cobra.Command {
 	var edits bool
 	cmd := &cobra.Command{
@@ -55,11 +60,7 @@ func newConfigHistory(a *app) *cobra.Command {
 		Example: "  sluice config history\n  sluice config history --edits",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			changes, err := c.Changes(cmd.Context())
+			changes, err := a.changes(cmd)
 			if err != nil {
 				return err
 			}
