@@ -34,7 +34,8 @@ type Datapath struct {
 	tracking *conntrack.Conn
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
-	mu sync.Mutex
+	mu     sync.Mutex
+	closed bool
 	// inForce is the ruleset in the kernel; nil when it must be read.
 	inForce *ruleset.Ruleset
 	// interfaces are those that the last ruleset was compiled for.
@@ -116,6 +117,10 @@ func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return compile.Ca
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.closed { // the numbers of its files may be others' by now
+		return nil
+	}
+	d.closed = true
 	return errors.Join(d.conn.Close(), d.tracking.Close(), d.host.close())
 }
 
