@@ -53,7 +53,7 @@ func Maglev(members []Member, size int) []uint16 {
 		count = size
 	}
 	each := size / count
-	order := make([]int, len(members)) // by key: the position in the file has no say
+	order := make([]int, len(members)) // by key: the position in the file does not matter
 	for i := range order {
 		order[i] = i
 	}

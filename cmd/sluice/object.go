@@ -104,7 +104,7 @@ func (k objectKind) changing(a *app, op string, cmd *cobra.Command) *cobra.Comma
 		case op == "remove" && len(rest) > 0:
 			return usageError(cmd, "argument %q is one too many", rest[0])
 		case op != "remove" && len(rest) == 0:
-			return usageError(cmd, "%s: which keys? Write KEY=VALUE, as in: sluice %s", cmd.Name(), strings.TrimSpace(cmd.Example))
+			return usageError(cmd, "%s: which keys? write KEY=VALUE, or - to read them from standard input", cmd.Name())
 		case op != "remove":
 			value, err := a.keys(cmd, rest)
 			if err != nil {
