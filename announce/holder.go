@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/kernel"
 )
 
 const (
@@ -412,7 +413,7 @@ func (h *Holder) announce(host *host) {
 			defer w.close()
 			wires[n.ifindex] = w
 		}
-		router := n.at.Is6() && datapath.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
+		router := n.at.Is6() && kernel.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
 		// What is lost is sent again, and stations that missed all ask by themselves in the end.
 		_ = wires[n.ifindex].send(announceFrame(s.mac, n.at, router))
 		n.left, n.due = n.left-1, now.Add(announceEach)

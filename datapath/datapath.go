@@ -22,12 +22,7 @@ type Datapath interface {
 	// Name returns "nftables" or "ebpf".
 	Name() string
 
-	// CarriesService, CarriesNAT and CarriesRule return nil when the datapath can
-	// carry all of the object on this host, otherwise the reason why not, in
-	// words for the operator ("persistence by MAC address is not available at XDP").
-	CarriesService(*config.Service) error
-	CarriesNAT(*config.NATRule) error
-	CarriesRule(*config.FirewallRule) error
+	Carrier
 
 	// Plan returns what Apply would change, and changes nothing.
 	Plan(context.Context, *Snapshot) (*Change, error)
@@ -47,6 +42,15 @@ type Datapath interface {
 	Remove(context.Context) error
 	// Close lets go of the kernel objects without removing them: traffic goes on.
 	Close() error
+}
+
+// Carrier says what a datapath can carry. Each method returns nil when it can carry all of the
+// object on this host, otherwise the reason why not, for the operator ("persistence by MAC address
+// is not available at XDP").
+type Carrier interface {
+	CarriesService(*config.Service) error
+	CarriesNAT(*config.NATRule) error
+	CarriesRule(*config.FirewallRule) error
 }
 
 // Snapshot is the complete desired state at one instant of one datapath: only

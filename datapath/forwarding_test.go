@@ -4,80 +4,34 @@ package datapath
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/config"
 )
 
-// TestForwardingOff asks the settings that the kernel asks.
-func TestForwardingOff(t *testing.T) {
-	for _, c := range []struct {
-		iface string
-		v6    bool
-		zero  string // settings that are 0
-		want  string // to be written
-	}{
-		{"lan0", false, "", ""},
-		{"lan0", false, "net.ipv4.ip_forward net.ipv4.conf.lan0.forwarding", "net.ipv4.ip_forward=1"},
-		{"lan0", false, "net.ipv4.conf.lan0.forwarding", "net.ipv4.conf.lan0.forwarding=1"},
-		{"lan0.5", false, "net.ipv4.conf.lan0/5.forwarding", "net.ipv4.conf.lan0/5.forwarding=1"},
-		{"lan0", false, "net.ipv4.ip_forward net.ipv4.conf.wan0.forwarding", ""},
-		{"lan0", false, "net.ipv6.conf.all.forwarding net.ipv6.conf.lan0.forwarding", ""},
-		{"lan0", true, "net.ipv6.conf.all.forwarding", "net.ipv6.conf.all.forwarding=1"},
-		{"lan0", true, "net.ipv6.conf.lan0.forwarding", "net.ipv6.conf.lan0.forwarding=1"},
-	} {
-		read := func(key string) string {
-			for zero := range strings.FieldsSeq(c.zero) {
-				if key == zero {
-					return "0"
-				}
-			}
-			return "1"
-		}
-		got := ForwardingOff(read, c.iface, c.v6)
-		if (got == "") != (c.want == "") || !strings.HasSuffix(got, c.want+map[bool]string{true: "\""}[c.want != ""]) {
-			t.Errorf("%s, 0 are %q: %s, want %s", c.iface, c.zero, got, c.want)
-		}
+// TestForwards: a snapshot needs forwarding of the families of its listeners and sources; nat64
+// needs both, and an empty one none.
+func TestForwards(t *testing.T) {
+	masquerade := func(source string) *config.NATRule {
+		return &config.NATRule{Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix(source)}}
 	}
-	if got := Sysctl("net.ipv4.conf.lo.forwarding"); got != "0" && got != "1" {
-		t.Errorf("of lo: %q", got)
+	service := func(listen config.Listen, backend string) Service {
+		return Service{Service: &config.Service{Listen: []config.Listen{listen}, Backends: []config.Backend{{Address: netip.MustParseAddr(backend)}}}}
 	}
-}
-
-// TestUnforwarded warns once of a family that is off altogether, of each interface that the
-// configuration names, and of others when none of them forwards.
-func TestUnforwarded(t *testing.T) {
-	office := config.NATRule{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}
-	s := &Snapshot{NAT: []*config.NATRule{&office}}
 	for _, c := range []struct {
-		zero          string // settings that are 0
-		named, others string
-		want          string // beginnings of the warnings
+		name   string
+		s      Snapshot
+		v4, v6 bool
 	}{
-		{"", "wan0", "wan0 lan0", ""},
-		{"net.ipv6.conf.all.forwarding", "", "wan0 lan0", ""}, // nothing of IPv6 is translated
-		{"net.ipv4.ip_forward net.ipv4.conf.wan0.forwarding net.ipv4.conf.lan0.forwarding", "wan0", "wan0 lan0", "net.ipv4.ip_forward"},
-		{"net.ipv4.ip_forward net.ipv4.conf.wan0.forwarding net.ipv4.conf.lan0.forwarding", "", "wan0 lan0", "net.ipv4.ip_forward"},
-		{"net.ipv4.ip_forward", "", "", "net.ipv4.ip_forward"},
-		{"net.ipv4.conf.lan0.forwarding", "lan0 wan0", "wan0 lan0", "net.ipv4.conf.lan0.forwarding"},
-		{"net.ipv4.conf.mgmt.forwarding", "", "mgmt wan0", ""},
+		{"nothing", Snapshot{}, false, false},
+		{"masquerade IPv4", Snapshot{NAT: []*config.NATRule{masquerade("10.0.2.0/24")}}, true, false},
+		{"masquerade IPv6", Snapshot{NAT: []*config.NATRule{masquerade("2001:db8::/64")}}, false, true},
+		{"nat64", Snapshot{NAT: []*config.NATRule{{Type: config.NATNAT64}}}, true, true},
+		{"listener IPv6, backend IPv4", Snapshot{Services: []Service{service(config.Listen{Address: netip.MustParseAddr("2001:db8::1")}, "10.0.2.2")}}, false, true},
+		{"listener on an interface", Snapshot{Services: []Service{service(config.Listen{Interface: "wan0"}, "10.0.2.2")}}, true, false},
 	} {
-		read := func(key string) string {
-			for zero := range strings.FieldsSeq(c.zero) {
-				if key == zero {
-					return "0"
-				}
-			}
-			return "1"
-		}
-		var got []string
-		for _, w := range Unforwarded(s, read, strings.Fields(c.named), strings.Fields(c.others)) {
-			key, _, _ := strings.Cut(w, " is 0")
-			got = append(got, key)
-		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("0 are %q, named %q, others %q: %q, want %q", c.zero, c.named, c.others, got, c.want)
+		if v4, v6 := c.s.Forwards(); v4 != c.v4 || v6 != c.v6 {
+			t.Errorf("%s: IPv4 %t, IPv6 %t; want %t, %t", c.name, v4, v6, c.v4, c.v6)
 		}
 	}
 }

@@ -7,13 +7,11 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Mapper is a datapath that maps outside ports to inside endpoints at the wish of
+// Mapper is a datapath that maps outside ports to inside endpoints at the request of
 // inside hosts (PCP, RFC 6887). Mappings survive the process; those whose rule or
 // outside address an Apply takes away end with it.
 type Mapper interface {
@@ -28,16 +26,8 @@ type Mapper interface {
 	Renew(Mapping) error
 	// Unmap ends a mapping. Its flows live on.
 	Unmap(Mapping) error
-	// Epoch is since when no mapping was lost, as SinceBoot counts.
+	// Epoch is since when no mapping was lost, as kernel.SinceBoot counts.
 	Epoch() time.Duration
-}
-
-// SinceBoot is the clock that mappings expire by: it goes on while the machine sleeps
-// and no matter what the time of day is set to.
-func SinceBoot() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux 2.6.39
-	return time.Duration(t.Nano())
 }
 
 // Why a mapping is not made.
@@ -53,7 +43,7 @@ type Mapping struct {
 	Inside   netip.AddrPort
 	Outside  netip.AddrPort
 	Nonce    [12]byte // what the client proves by that the mapping is its own
-	// Expires is when, as SinceBoot counts.
+	// Expires is when the mapping ends, as kernel.SinceBoot counts.
 	Expires time.Duration
 }
 

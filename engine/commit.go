@@ -85,7 +85,7 @@ func (e *Engine) report(a Applied) {
 func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
 	e.left = map[string]bool{}
 	for _, d := range e.opt.Datapaths {
-		l, ok := d.(interface{ Left() (bool, error) })
+		l, ok := d.(datapath.Adopter)
 		if !ok {
 			continue
 		}

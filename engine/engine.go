@@ -30,9 +30,10 @@ type Health interface {
 	Why(service, backend string) string
 }
 
-// Options of an engine. Datapaths are in order of preference, the fast one
-// first.
+// Options of an engine.
 type Options struct {
+	// Datapaths in the order in which a packet meets them: eBPF, then nftables. The engine
+	// prefers the first that can carry a service or rule.
 	Datapaths []datapath.Datapath
 	Health    Health       // nil: every backend is up
 	Log       *slog.Logger // nil: slog.Default()

@@ -30,8 +30,8 @@ func (d *teller) Explain(_ context.Context, q datapath.Question) (*datapath.Expl
 	return &e, nil
 }
 
-// TestExplainOrder: eBPF stands first whatever the order of the list, nftables is asked
-// about what it leaves alone, and who carries nothing is not heard.
+// TestExplainOrder: the datapaths are asked in the order of the list, the second one only about
+// packets that the first does not handle. One that carries nothing is skipped.
 func TestExplainOrder(t *testing.T) {
 	broken := errors.New("broken")
 	pass := datapath.Explanation{Action: "pass", Interface: "wan0", Steps: []string{"passes"}}
@@ -55,7 +55,7 @@ func TestExplainOrder(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ebpf, nft := &teller{answer: c.ebpf, err: c.ebpfErr}, &teller{answer: c.nft, err: c.nftErr}
 			ebpf.name, nft.name = "ebpf", "nftables"
-			e := New(Options{Datapaths: []datapath.Datapath{nft, ebpf}})
+			e := New(Options{Datapaths: []datapath.Datapath{ebpf, nft}})
 			answer, err := e.Explain(t.Context(), datapath.Question{})
 			if c.path == "" {
 				if err == nil || !strings.Contains(err.Error(), c.want) {

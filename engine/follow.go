@@ -73,7 +73,7 @@ func (e *Engine) misplaced() bool {
 // others can write to.
 func (e *Engine) repair(ctx context.Context) error {
 	return e.again(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
-		t, ok := d.(interface{ Touched() (bool, error) })
+		t, ok := d.(datapath.ChangeDetector)
 		if !ok {
 			return false, nil
 		}

@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,7 +82,7 @@ func (e *Engine) View() View {
 func (e *Engine) warnings() []string {
 	list := slices.Clone(e.plan.warnings)
 	for _, d := range e.opt.Datapaths {
-		if w, ok := d.(interface{ Warnings() []string }); ok {
+		if w, ok := d.(datapath.Warner); ok {
 			list = append(list, w.Warnings()...)
 		}
 	}
@@ -163,7 +162,7 @@ func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Ex
 
 func (e *Engine) explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	var answer *datapath.Explanation
-	for _, d := range e.inOrder() {
+	for _, d := range e.opt.Datapaths {
 		x, ok := d.(datapath.Explainer)
 		if !ok {
 			continue
@@ -189,13 +188,6 @@ func (e *Engine) explain(ctx context.Context, q datapath.Question) (*datapath.Ex
 		return nil, fmt.Errorf("no datapath carries anything that could explain packets: %w", ErrNotFound)
 	}
 	return answer, nil
-}
-
-// inOrder returns the datapaths as packets meet them.
-func (e *Engine) inOrder() []datapath.Datapath {
-	list := slices.Clone(e.opt.Datapaths)
-	slices.SortStableFunc(list, func(a, b datapath.Datapath) int { return cmp.Compare(a.Name(), b.Name()) }) // "ebpf", "nftables"
-	return list
 }
 
 // Forecast is what an Apply would do.

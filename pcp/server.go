@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 )
 
 // Bounds of what clients get.
@@ -31,7 +32,7 @@ const (
 type Server struct {
 	mapper datapath.Mapper
 	log    *slog.Logger
-	now    func() time.Duration // datapath.SinceBoot
+	now    func() time.Duration // kernel.SinceBoot
 	kicked chan struct{}
 
 	mu       sync.Mutex // protects what follows
@@ -56,7 +57,7 @@ type Count struct{ Opcode, Result string }
 // New returns a server for the mappings of a datapath. It answers nothing before
 // Run.
 func New(mapper datapath.Mapper, log *slog.Logger) *Server {
-	return newServer(mapper, log, datapath.SinceBoot)
+	return newServer(mapper, log, kernel.SinceBoot)
 }
 
 func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duration) *Server {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/pcp"
 )
 
-// datapaths are those that this host can run, preferred first.
+// datapaths are those that this host can run, in the order in which a packet meets them.
 type datapaths struct{ list []datapath.Datapath }
 
 func (d *datapaths) names() []string {
@@ -64,7 +64,7 @@ func newHolder(dir string, log *slog.Logger) (*announce.Holder, error) {
 // left reports whether an earlier process left something in the kernel.
 func (d *datapaths) left() (bool, error) {
 	for _, p := range d.list {
-		l, ok := p.(interface{ Left() (bool, error) })
+		l, ok := p.(datapath.Adopter)
 		if !ok {
 			continue
 		}

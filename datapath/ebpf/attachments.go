@@ -10,7 +10,12 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-var _ datapath.Attacher = (*Datapath)(nil)
+var (
+	_ datapath.Attacher       = (*Datapath)(nil)
+	_ datapath.Warner         = (*Datapath)(nil)
+	_ datapath.Adopter        = (*Datapath)(nil)
+	_ datapath.ChangeDetector = (*Datapath)(nil)
+)
 
 // Attachments implements datapath.Attacher.
 func (d *Datapath) Attachments() (list []datapath.Attachment) {

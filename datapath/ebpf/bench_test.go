@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // BenchmarkPacket measures every packet of the packet cases, once its case has run

@@ -13,9 +13,10 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // twoUplinks is a datapath on a gateway with two interfaces of two networks each, for which a
@@ -70,7 +71,7 @@ func TestMappingsOfTwoNetworks(t *testing.T) {
 		t.Fatalf("rules %v, want office at %s", rules, want)
 	}
 	m, err := d.Map(datapath.Mapping{Rule: "office", Protocol: flow.TCP, Inside: netip.MustParseAddrPort("10.0.0.2:3000"),
-		Outside: netip.MustParseAddrPort("0.0.0.0:0"), Expires: datapath.SinceBoot() + time.Hour}, false)
+		Outside: netip.MustParseAddrPort("0.0.0.0:0"), Expires: kernel.SinceBoot() + time.Hour}, false)
 	if err != nil || m.Outside != netip.AddrPortFrom(want, 3000) {
 		t.Errorf("%v, %v; want %s:3000", m, err, want)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -114,7 +115,7 @@ func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
 	defer c.Close()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cpu, restore, err := datapath.OneCPU()
+	cpu, restore, err := kernel.OneCPU()
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +193,7 @@ func (d *Datapath) untouched(to netip.Addr) (string, netip.Addr) {
 // nothing leaves.
 func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	from, to := e.Before.Source.Addr(), e.Before.Dest.Addr()
-	off := datapath.ForwardingOff(datapath.Sysctl, e.Interface, !from.Is4())
+	off := kernel.ForwardingOff(kernel.Sysctl, e.Interface, !from.Is4())
 	switch {
 	case off == "" || e.Reason == nameOf(reasonNames(), int(wireReasonREASON_FORWARDING_OFF)):
 		return off

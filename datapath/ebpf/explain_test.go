@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 const explainYAML = `

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // TestPacketCases runs every packet case on XDP, on TC, on TC with a checksum over the

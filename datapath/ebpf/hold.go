@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -118,7 +118,7 @@ func (h *holder) enter() (err error) {
 	if err := netns.Set(h.d.ns); err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
-	if h.cpu, _, err = datapath.OneCPU(); err != nil {
+	if h.cpu, _, err = kernel.OneCPU(); err != nil {
 		return err
 	}
 	h.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 )
 
 var _ datapath.Mapper = (*Datapath)(nil)
@@ -278,7 +279,7 @@ func (d *Datapath) retireMappings(want *desired) error {
 		return nil
 	}
 	draft := d.t.ids.draft()
-	draft.fresh[epoch] = uint32(datapath.SinceBoot() / time.Second)
+	draft.fresh[epoch] = uint32(kernel.SinceBoot() / time.Second)
 	return draft.keep()
 }
 
@@ -287,7 +288,7 @@ func (d *Datapath) Epoch() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.t == nil {
-		return datapath.SinceBoot()
+		return kernel.SinceBoot()
 	}
 	return time.Duration(d.t.ids.known[idKeyOf(idMeta, "pcp-epoch")]) * time.Second
 }

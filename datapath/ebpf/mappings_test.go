@@ -18,9 +18,10 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // mapping is one wish of TestMappings: inside endpoint and outside one, and what
@@ -194,7 +195,7 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 		want = append(want, m)
 	}
 	epoch := d.Epoch()
-	if now := datapath.SinceBoot(); epoch > now || epoch < now-time.Hour {
+	if now := kernel.SinceBoot(); epoch > now || epoch < now-time.Hour {
 		t.Errorf("the epoch began at %v, now is %v", epoch, now)
 	}
 	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]region{}, attached: map[attachPoint]*attachment{}}

@@ -17,10 +17,11 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // oneOf picks one of some texts.
@@ -268,7 +269,7 @@ func (c *crowd) talk(packets int) error {
 	}
 	c.seen = c.seen[max(0, len(c.seen)-40):]
 	for range 3 {
-		m := datapath.Mapping{Rule: "office", Protocol: flow.Protocol(6 + 11*c.r.IntN(2)), Expires: datapath.SinceBoot() + time.Hour,
+		m := datapath.Mapping{Rule: "office", Protocol: flow.Protocol(6 + 11*c.r.IntN(2)), Expires: kernel.SinceBoot() + time.Hour,
 			Inside:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + c.r.IntN(8))}), uint16(4000+c.r.IntN(6))),
 			Outside: netip.AddrPortFrom(netip.IPv4Unspecified(), 0)}
 		if c.Map(m) == nil { // where the rule lets it

@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // subject runs packets through a loaded program with BPF_PROG_TEST_RUN, in a

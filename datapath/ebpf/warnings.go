@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -28,7 +29,8 @@ func (d *Datapath) Warnings() (out []string) {
 	}
 	_ = d.inside(func() error { // else a namespace that nobody can enter has nothing to be warned of
 		named, others := d.entrances()
-		out = append(out, datapath.Unforwarded(d.snapshot, datapath.Sysctl, named, others)...)
+		v4, v6 := d.snapshot.Forwards()
+		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
 		return nil
 	})
 	there := func(name string) bool { return len(d.seen.named(config.Interfaces(name))) > 0 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // TestPacketCases sends the packets of every case whose rules nftables carries through

@@ -64,7 +64,12 @@ type Datapath struct {
 	fib bool
 }
 
-var _ datapath.Datapath = (*Datapath)(nil)
+var (
+	_ datapath.Datapath       = (*Datapath)(nil)
+	_ datapath.Warner         = (*Datapath)(nil)
+	_ datapath.Adopter        = (*Datapath)(nil)
+	_ datapath.ChangeDetector = (*Datapath)(nil)
+)
 
 // Open opens the datapath of the network namespace of the calling thread.
 func Open() (*Datapath, error) {

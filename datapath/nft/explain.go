@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/replay"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -286,7 +287,7 @@ func (x *explainer) kernelReason(answers []string) string {
 		x.step("the kernel drops it: %s cannot be the source of a packet that arrives, or its destination is a blackhole", x.q.Tuple.Source.Addr())
 		return "martian"
 	}
-	if off := datapath.ForwardingOff(x.sysctl, a.In, !x.q.Tuple.Source.Addr().Is4()); off != "" {
+	if off := kernel.ForwardingOff(x.sysctl, a.In, !x.q.Tuple.Source.Addr().Is4()); off != "" {
 		x.step("%s", off)
 		return "forwarding-off"
 	}

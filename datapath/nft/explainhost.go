@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/replay"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -31,7 +32,7 @@ func ExplainHost(ctx context.Context, q datapath.Question) (*datapath.Explanatio
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
-	x := explainer{q: q, snapshot: &datapath.Snapshot{}, sysctl: datapath.Sysctl}
+	x := explainer{q: q, snapshot: &datapath.Snapshot{}, sysctl: kernel.Sysctl}
 	x.answer, err = replay.Run(ctx, replay.Question{Home: home, Ruleset: &ruleset.Ruleset{}, Host: rules, In: q.Interface, Source: q.Tuple.Source.Addr(), Packet: p})
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)

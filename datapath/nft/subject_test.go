@@ -19,10 +19,11 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // subject lets packets arrive on the far ends of a host's interfaces, and sees what
@@ -92,7 +93,7 @@ func (s *subject) enter() error {
 // unshare moves the thread to a new namespace, and makes one for the far ends, on whose
 // interfaces packets are sent and no rule may stand.
 func (s *subject) unshare() (err error) {
-	if _, _, err := datapath.OneCPU(); err != nil {
+	if _, _, err := kernel.OneCPU(); err != nil {
 		return err
 	}
 	if s.far, err = netns.New(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
+	"github.com/sluice-lb/sluice/kernel"
 )
 
 // Warnings returns what on this host keeps the snapshot in force from working
@@ -21,7 +22,8 @@ func (d *Datapath) Warnings() []string {
 	if d.snapshot == nil {
 		return nil
 	}
-	out := datapath.Unforwarded(d.snapshot, d.host.sysctl, nil, nil)
+	v4, v6 := d.snapshot.Forwards()
+	out := kernel.ForwardingWarnings(d.host.sysctl, v4, v6, nil, nil)
 	carries := len(d.snapshot.Services)+len(d.snapshot.NAT) > 0
 	if !d.flowtables && carries && d.snapshot.Config.Flowtable != config.SwitchOff {
 		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
@@ -54,7 +56,7 @@ func (h *host) sysctl(key string) string {
 		if err := h.enter(); err != nil {
 			return
 		}
-		answer <- datapath.Sysctl(key)
+		answer <- kernel.Sysctl(key)
 	}()
 	return <-answer
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // Tick is the unit of time that passes in a run. No sum of ticks comes within

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
-	"github.com/sluice-lb/sluice/packet/golden"
 )
 
 // TestModelAgreesWithItself runs every scenario on a second model with other

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/packet/golden"
+	"github.com/sluice-lb/sluice/nat/golden"
 )
 
 // Scenario is a configuration with what talks through it.

@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -246,7 +246,7 @@ const patience = 5 * time.Second
 // pass lets the packet arrive and collects what leaves. The kernel works off the
 // frames that one CPU sends to a pair in order, and on that CPU.
 func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
-	_, restore, err := datapath.OneCPU()
+	_, restore, err := kernel.OneCPU()
 	if err != nil {
 		return err
 	}

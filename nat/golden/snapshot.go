@@ -40,15 +40,8 @@ func SetState(s *datapath.Snapshot, service, backend string, state datapath.Stat
 	}
 }
 
-// Carrier is a datapath that says what it cannot carry.
-type Carrier interface {
-	CarriesService(*config.Service) error
-	CarriesNAT(*config.NATRule) error
-	CarriesRule(*config.FirewallRule) error
-}
-
 // Refusal returns why a datapath would not be given all of a configuration.
-func Refusal(d Carrier, c *config.Config) error {
+func Refusal(d datapath.Carrier, c *config.Config) error {
 	for i := range c.Services {
 		if err := d.CarriesService(&c.Services[i]); err != nil {
 			return err

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SinceBoot returns the time since the machine started. It includes the time that the machine
+// was suspended, and no change of the wall clock affects it.
+func SinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux 2.6.39
+	return time.Duration(t.Nano())
+}
