@@ -68,6 +68,11 @@ func TestImportsPointOneWay(t *testing.T) {
 			t.Errorf("flow imports %s; it imports only the standard library", imp)
 		}
 	}
+	for _, imp := range all["event"].Imports {
+		if !standard(imp) {
+			t.Errorf("event imports %s; it imports only the standard library", imp)
+		}
+	}
 	// Pure packages link nothing that talks to a kernel.
 	impure := regexp.MustCompile(`cilium/ebpf|vishvananda|google/nftables|mdlayher|` + module + `/(datapath/|kernel|lab|netdev|conntrack|engine|server|health)`)
 	for _, name := range []string{"config", "balance", "packet", "datapath", "nat", "nat/golden", "nat/judge", "capacity", "datapath/nft/compile"} {

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/store"
 )
 
@@ -26,6 +27,8 @@ type Control struct {
 	store  *store.Store
 	path   string // of the operator's file, absolute
 	log    *slog.Logger
+	// Events is told of every change that was made or refused; nil for nobody. Set it before Start.
+	Events *event.Log
 
 	mu      sync.Mutex     // serialises changes; protects all below
 	file    *config.Config // the operator's file as it was last accepted
@@ -52,52 +55,69 @@ type Author struct {
 // states that an operator can give to a backend; auto takes it back.
 var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
 
+// tell tells how a change ended; the caller holds the lock.
+func (c *Control) tell(by Author, err error) {
+	e := event.Event{Kind: event.Apply, Who: by.Who, What: by.What, Revision: c.store.Revision()}
+	if err != nil {
+		e.Error = err.Error()
+		e.Text = fmt.Sprintf("refused: %s, by %s: %v", by.What, by.Who, err)
+	} else {
+		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
+	}
+	c.Events.Add(e)
+}
+
 // Start puts the file, with what was changed at run time, in force for the first time.
-func (c *Control) Start(ctx context.Context, file *config.Config) error {
+func (c *Control) Start(ctx context.Context, file *config.Config) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	what := "start"
+	by := Author{c.path, "start"}
+	defer func() { c.tell(by, err) }()
 	if trial := c.store.Trial(); trial != nil {
-		what = fmt.Sprintf("start: nobody confirmed the last change, back to revision %d", trial.Back)
+		by.What = fmt.Sprintf("start: nobody confirmed the last change, back to revision %d", trial.Back)
 		if err := c.store.GoBack(); err != nil {
 			return err
 		}
 	}
-	_, err := c.follow(ctx, file, what)
+	_, err = c.follow(ctx, by, file)
 	return err
 }
 
+// FileChanged is who changes the configuration when its file changes.
+func (c *Control) FileChanged() Author { return Author{c.path, "the file changed"} }
+
 // Reload reads the file again and puts it in force, with what was changed at run time. Where the two
 // contradict each other, nothing changes.
-func (c *Control) Reload(ctx context.Context) (engine.Applied, error) {
+func (c *Control) Reload(ctx context.Context, by Author) (engine.Applied, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.trial != nil {
 		c.changed = true
 		return engine.Applied{}, fmt.Errorf("%s is read again after that: %w", c.path, ErrTrial)
 	}
-	return c.reload(ctx)
+	return c.reload(ctx, by)
 }
 
-func (c *Control) reload(ctx context.Context) (engine.Applied, error) {
+func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied, err error) {
+	defer func() { c.tell(by, err) }()
 	file, err := config.Load(c.path)
 	if err != nil {
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
-	return c.follow(ctx, file, "the file changed")
+	return c.follow(ctx, by, file)
 }
 
 // follow puts a new content of the file in force. The file is on disk already: a change that cannot
 // be noted is a warning.
-func (c *Control) follow(ctx context.Context, file *config.Config, what string) (engine.Applied, error) {
+func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
 	wanted, err := c.store.Merge(file)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", c.path, err)
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
-	pending, keepErr := c.store.Prepare(file, wanted, c.path, what)
+	pending, keepErr := c.store.Prepare(file, wanted, by.Who, by.What)
 	applied, err := c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	if err != nil {
 		if keepErr == nil {
@@ -127,9 +147,10 @@ func overrides(of []store.State) []engine.Override {
 // [engine.ErrChanged] when expected, which may be nil, does not accept what is in force. With a
 // trial of more than 0 the change is taken back after that time, unless [Control.Confirm] was called;
 // a daemon that ends meanwhile starts without it.
-func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error) {
+func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	wanted := store.Content{Config: cfg, States: c.store.States()}
 	if trial > 0 {
 		wanted.Until = time.Now().Add(trial)
@@ -141,6 +162,15 @@ func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expe
 func (c *Control) Confirm(ctx context.Context, by Author) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	err := c.confirm(by)
+	c.tell(by, err)
+	if err == nil {
+		c.endTrial(ctx)
+	}
+	return err
+}
+
+func (c *Control) confirm(by Author) error {
 	if c.trial == nil {
 		return fmt.Errorf("nothing waits to be confirmed: %w", engine.ErrNotFound)
 	}
@@ -152,7 +182,6 @@ func (c *Control) Confirm(ctx context.Context, by Author) error {
 		return err
 	}
 	c.log.Info("the change is confirmed", "revision", c.store.Revision(), "by", by.Who)
-	c.endTrial(ctx)
 	return nil
 }
 
@@ -162,7 +191,7 @@ func (c *Control) endTrial(ctx context.Context) {
 	c.trial = nil
 	if c.changed {
 		c.changed = false
-		if _, err := c.reload(ctx); err != nil {
+		if _, err := c.reload(ctx, c.FileChanged()); err != nil {
 			c.log.Error("reload refused, the configuration in force stays", "file", c.path, "error", err)
 		}
 	}
@@ -189,6 +218,7 @@ func (c *Control) takeBack(revision uint64) {
 	if errors.Is(err, engine.ErrStopped) {
 		return // the next start goes back
 	}
+	c.tell(by, err)
 	if err != nil {
 		c.log.Error("the change was not confirmed, and could not be taken back; trying again", "after", retryBack, "error", err)
 		c.trial = time.AfterFunc(retryBack, func() { c.takeBack(revision) })
@@ -199,9 +229,10 @@ func (c *Control) takeBack(revision uint64) {
 }
 
 // Change is Apply of what make makes of the configuration in force. An error of make changes nothing.
-func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
+func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	inForce := c.engine.View().Config
 	if inForce == nil {
 		inForce = c.file
@@ -217,9 +248,10 @@ func (c *Control) Change(ctx context.Context, by Author, make func(*config.Confi
 
 // SetState gives a backend a state, up, drain or down, until auto takes it back. It survives
 // restarts.
-func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) error {
+func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	wanted := slices.DeleteFunc(c.store.States(), func(s store.State) bool { return s.Service == service && s.Backend == backend })
 	_, known := states[state]
 	if known {
@@ -227,7 +259,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend, sta
 	} else if state != "auto" {
 		return fmt.Errorf("state %q: not one of up, drain, down, auto", state)
 	}
-	_, err := c.keep(by, store.Content{Config: c.engine.View().Config, States: wanted}, func() (engine.Applied, error) {
+	_, err = c.keep(by, store.Content{Config: c.engine.View().Config, States: wanted}, func() (engine.Applied, error) {
 		if known {
 			return engine.Applied{}, c.engine.SetState(ctx, service, backend, states[state])
 		}
@@ -237,9 +269,10 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend, sta
 }
 
 // Revert goes back to a revision of the history, which is a change of its own.
-func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (engine.Applied, error) {
+func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	wanted, err := c.store.At(revision)
 	if err != nil {
 		return engine.Applied{}, err
@@ -248,9 +281,10 @@ func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (engin
 }
 
 // RevertAll goes back to what the file says, without anything that was changed at run time.
-func (c *Control) RevertAll(ctx context.Context, by Author) (engine.Applied, error) {
+func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	file, err := config.Load(c.path)
 	if err != nil {
 		return engine.Applied{}, err
@@ -305,9 +339,10 @@ func (c *Control) commit(by Author, wanted store.Content, change func() (engine.
 
 // Save writes the configuration in force into the operator's file: from then on nothing is changed
 // at run time but the states of backends. Comments of the file are lost.
-func (c *Control) Save(by Author) error {
+func (c *Control) Save(by Author) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer func() { c.tell(by, err) }()
 	if c.trial != nil {
 		return ErrTrial
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/store"
@@ -91,6 +92,7 @@ func begin(t *testing.T, file, at string) *gateway {
 	f := &fake{}
 	log := slog.New(slog.DiscardHandler)
 	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{f}, Log: log}), log), f, file, at}
+	g.Events = event.New(100)
 	cfg, err := config.Load(file)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +133,7 @@ func TestRestart(t *testing.T) {
 	}
 	g = begin(t, file, g.at)
 	g.want(t, "10.0.0.1 drain, 10.0.0.2 up")
-	if _, err := g.Reload(t.Context()); err != nil {
+	if _, err := g.Reload(t.Context(), g.FileChanged()); err != nil {
 		t.Fatal(err)
 	}
 	g.want(t, "10.0.0.1 drain, 10.0.0.2 up")
@@ -153,12 +155,12 @@ func TestConflicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, file, strings.Replace(two, "10.0.0.2", "10.0.0.33", 1))
-	if _, err := g.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "services/web/backends/b/address: changed at run time from 10.0.0.2 to 10.0.0.22, and in the file to 10.0.0.33") {
+	if _, err := g.Reload(t.Context(), g.FileChanged()); err == nil || !strings.Contains(err.Error(), "services/web/backends/b/address: changed at run time from 10.0.0.2 to 10.0.0.22, and in the file to 10.0.0.33") {
 		t.Errorf("error %v", err)
 	}
 	g.want(t, "10.0.0.1 up, 10.0.0.22 up")
 	write(t, file, strings.Replace(two, "10.0.0.1}", "10.0.0.11}", 1)) // another value
-	if _, err := g.Reload(t.Context()); err != nil {
+	if _, err := g.Reload(t.Context(), g.FileChanged()); err != nil {
 		t.Fatal(err)
 	}
 	g.want(t, "10.0.0.11 up, 10.0.0.22 up")
@@ -179,6 +181,42 @@ func TestRefused(t *testing.T) {
 	}
 	if c := g.Changes(); len(c.Edits)+len(c.States) > 0 || c.Revision != 1 {
 		t.Errorf("kept: %+v", c)
+	}
+}
+
+// TestChangesAreTold: who changed what, and what was refused to whom.
+func TestChangesAreTold(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	write(t, file, one)
+	g := begin(t, file, filepath.Join(dir, "store"))
+	if _, err := g.Apply(t.Context(), Author{"anna", "apply two.yaml"}, decode(t, two), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	g.path.refuse = errors.New("no room")
+	_ = g.SetState(t.Context(), Author{"ben", "backend web a down"}, "web", "a", "down")
+	g.path.refuse = nil
+	write(t, file, "services: [")
+	_, _ = g.Reload(t.Context(), g.FileChanged())
+	write(t, file, one)
+	if _, err := g.RevertAll(t.Context(), Author{"anna", "revert --all"}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"revision 1: start, by " + file,
+		"revision 2: apply two.yaml, by anna",
+		"refused: backend web a down, by ben: fake: no room",
+		"refused: the file changed, by " + file,
+		"revision 3: revert --all, by anna",
+	}
+	events, _, _ := g.Events.After(0, 100)
+	for i, e := range events {
+		if i >= len(want) || !strings.HasPrefix(e.Text, want[i]) || e.Who == "" || (e.Error == "") == strings.HasPrefix(e.Text, "refused") {
+			t.Errorf("event %d: %+v", i+1, e)
+		}
+	}
+	if len(events) != len(want) {
+		t.Errorf("%d events, want %d", len(events), len(want))
 	}
 }
 
@@ -221,7 +259,7 @@ func TestNoRoom(t *testing.T) {
 			}
 			g.want(t, "10.0.0.1 up")
 			write(t, file, two) // the file is the operator's, and on another disk
-			if _, err := g.Reload(t.Context()); err != nil {
+			if _, err := g.Reload(t.Context(), g.FileChanged()); err != nil {
 				t.Fatal(err)
 			}
 			g.want(t, "10.0.0.1 up, 10.0.0.2 up")
@@ -293,7 +331,7 @@ func TestTrial(t *testing.T) {
 		t.Errorf("another change: %v", err)
 	}
 	write(t, file, strings.Replace(one, "10.0.0.1", "10.0.0.9", 1))
-	if _, err := g.Reload(t.Context()); !errors.Is(err, ErrTrial) {
+	if _, err := g.Reload(t.Context(), g.FileChanged()); !errors.Is(err, ErrTrial) {
 		t.Errorf("a changed file: %v", err)
 	}
 	if err := g.Confirm(t.Context(), me); err != nil {

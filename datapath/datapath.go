@@ -53,6 +53,12 @@ type Carrier interface {
 	CarriesRule(*config.FirewallRule) error
 }
 
+// Gauger is a Datapath that tells at little cost how full its tables are and what it drops.
+type Gauger interface {
+	// Gauges returns counters of reasons and tables alone.
+	Gauges(context.Context) (*Counters, error)
+}
+
 // Snapshot is the complete desired state at one instant of one datapath: only
 // the services and rules that the engine gave to it. It is never modified after
 // it was handed out.

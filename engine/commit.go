@@ -49,6 +49,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}
+	e.tellStates(e.inForce, next)
 	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/event"
 )
 
 // Health tells which backends work.
@@ -46,6 +47,8 @@ type Options struct {
 	// Applied is called after the datapaths took a snapshot, even one that was taken
 	// back, or followed the network; nil for nobody. It must not call the engine.
 	Applied func()
+	// Events is told of backends that change their state, and of rules that were put back; nil for nobody.
+	Events *event.Log
 }
 
 // Engine holds what is in force.

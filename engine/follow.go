@@ -9,6 +9,7 @@ import (
 	"log/slog"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/event"
 )
 
 // What the engine does when the host, or a backend, is not as it was when the
@@ -101,6 +102,7 @@ func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs 
 			var change *datapath.Change
 			if change, err = d.Apply(ctx, s); err == nil && !change.Empty() {
 				e.opt.Log.Log(ctx, level, why, "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
+				e.opt.Events.Add(event.Event{Kind: event.Apply, Object: d.Name(), Who: "sluice", What: why, Text: fmt.Sprintf("%s: %s", d.Name(), why)})
 			}
 			done = true
 		}

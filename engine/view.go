@@ -58,12 +58,7 @@ func (e *Engine) View() View {
 	}
 	// The states that the datapaths have: what the checks have found since is not in force
 	// before the next Apply has returned.
-	inForce := map[string]datapath.Service{}
-	for _, snapshot := range e.inForce {
-		for _, s := range snapshot.Services {
-			inForce[s.Name] = s
-		}
-	}
+	inForce := servicesOf(e.inForce)
 	for i := range e.config.Services {
 		s, ok := inForce[e.config.Services[i].Name]
 		if !ok {

@@ -20,7 +20,7 @@ import (
 
 // Control makes changes, and keeps what was changed at run time; see [control.Control].
 type Control interface {
-	Reload(context.Context) (engine.Applied, error)
+	Reload(context.Context, control.Author) (engine.Applied, error)
 	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error)
 	Confirm(context.Context, control.Author) error
 	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)

@@ -121,13 +121,40 @@ type counted struct {
 	patience time.Duration
 	deaf     func()
 	release  func()
+
+	mu       sync.Mutex // protects the rest
+	deadline time.Time  // of writing, that a handler set; zero: none
+}
+
+// SetWriteDeadline implements net.Conn.
+func (c *counted) SetWriteDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = t
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// SetDeadline implements net.Conn.
+func (c *counted) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// allow gives the next piece its time: what a handler has set, and patience at most.
+func (c *counted) allow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	end := time.Now().Add(c.patience)
+	if !c.deadline.IsZero() && c.deadline.Before(end) {
+		end = c.deadline
+	}
+	_ = c.Conn.SetWriteDeadline(end) // fails on a closed connection, as Write does
 }
 
 // Write implements net.Conn.
 func (c *counted) Write(b []byte) (written int, err error) {
 	for err == nil && written < len(b) {
 		var n int
-		_ = c.SetWriteDeadline(time.Now().Add(c.patience)) // fails on a closed connection, as Write does
+		c.allow()
 		n, err = c.Conn.Write(b[written:min(written+writePiece, len(b))])
 		written += n
 	}

@@ -5,6 +5,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -161,6 +162,26 @@ func (c *paced) Write(b []byte) (int, error) {
 	}
 	c.allowed, c.longest, c.written = false, max(c.longest, len(b)), c.written+len(b)
 	return len(b), nil
+}
+
+// TestDeadlineOfAHandler: what a handler allows is less than what a listener does, and not more.
+func TestDeadlineOfAHandler(t *testing.T) {
+	one, other := net.Pipe() // on which nobody reads
+	defer other.Close()
+	cut := 0
+	c := &counted{Conn: one, patience: 200 * time.Millisecond, deaf: func() { cut++ }, release: func() {}}
+	defer c.Close()
+	for _, handler := range []time.Duration{time.Millisecond, time.Hour} {
+		if err := c.SetWriteDeadline(time.Now().Add(handler)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte{1}); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a handler that allows %v: %v", handler, err)
+		}
+	}
+	if cut != 2 {
+		t.Errorf("cut off %d times", cut)
+	}
 }
 
 // TestSlowReaders: an answer may take as long as it likes while pieces of it are read.

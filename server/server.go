@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/event"
 )
 
 // Daemon is what the server asks of the process it runs in.
@@ -38,6 +39,7 @@ type Options struct {
 	Datapaths []string // available, preferred first
 	Metrics   http.Handler
 	Mappings  func() []datapath.Mapping // nil: none can be made
+	Events    *event.Log
 }
 
 // maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
@@ -79,6 +81,9 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	}
 	// None on the Unix socket, whose permissions decide; both where the daemon has both.
 	cfg.Security = []map[string][]string{{}, {"token": {}}, {"certificate": {}}, {"token": {}, "certificate": {}}}
+	if opt.Events == nil {
+		opt.Events = event.New(1)
+	}
 	s := &server{opt: opt, started: time.Now(), streams: make(chan struct{}, maxStreams)}
 	hapi := humago.New(mux, cfg)
 	s.register(huma.NewGroup(hapi, "/api/v1"))
@@ -111,6 +116,7 @@ func (s *server) register(g huma.API) {
 	huma.Post(g, "/plan", s.plan, describe("plan", "What a configuration would change"), bounded)
 	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
 	huma.Post(g, "/stop", s.stop, describe("stop", "End the daemon"))
+	s.registerEvents(g)
 	s.registerChanges(g)
 	s.registerObjects(g)
 	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
@@ -216,7 +222,7 @@ func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome],
 }
 
 func (s *server) reload(ctx context.Context, _ *struct{}) (*body[api.Outcome], error) {
-	applied, err := s.opt.Control.Reload(ctx)
+	applied, err := s.opt.Control.Reload(ctx, by(ctx, "reload"))
 	if err != nil {
 		return nil, huma.Error409Conflict(err.Error())
 	}

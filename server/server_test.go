@@ -66,7 +66,7 @@ func (s *stops) Stop(keep bool) { s.kept = append(s.kept, keep) }
 // kept is a control whose store ends with the test, and whose file is never read again.
 type kept struct{ *control.Control }
 
-func (kept) Reload(context.Context) (engine.Applied, error) {
+func (kept) Reload(context.Context, control.Author) (engine.Applied, error) {
 	return engine.Applied{Revision: 7}, nil
 }
 

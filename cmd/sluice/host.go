@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,9 +11,11 @@ import (
 	"os"
 
 	"github.com/sluice-lb/sluice/announce"
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
+	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/metrics"
 	"github.com/sluice-lb/sluice/pcp"
@@ -96,6 +99,18 @@ func newMapper(paths *datapaths, log *slog.Logger) *pcp.Server {
 		}
 	}
 	return nil
+}
+
+// reading is how full the tables are, the kernel's own included, and what is dropped.
+func (d *daemon) reading(ctx context.Context) event.Reading {
+	r := d.engine.Reading(ctx)
+	limits, counters, err := conntrack.ReadNumbers(ctx, conntrack.CurrentNamespace())
+	if err != nil { // without connection tracking
+		return r
+	}
+	r.Gauges = append(r.Gauges, event.Gauge{Kind: event.Table, Object: "kernel/conntrack", Used: int(limits.Count), Size: int(limits.Max)})
+	r.Drops = append(r.Drops, event.Dropped{Object: "kernel/conntrack", Packets: uint64(counters.Drop)})
+	return r
 }
 
 // metricsPage is the Prometheus page of a daemon.

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/casestudy"
 	"github.com/sluice-lb/sluice/doctor/tune"
+	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/lab/demo"
 	"github.com/sluice-lb/sluice/load"
 	"github.com/sluice-lb/sluice/server"
@@ -60,7 +61,7 @@ func TestKeysOfOutput(t *testing.T) {
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
 		doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
-		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, planReport{}, labView{}, checked{},
+		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, planReport{}, labView{}, checked{},
 	} {
 		walk(reflect.TypeOf(v))
 	}

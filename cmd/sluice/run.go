@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/pcp"
 	"github.com/sluice-lb/sluice/server"
@@ -101,6 +102,7 @@ type daemon struct {
 	tcp     *server.TCP // nil without --listen
 	engine  *engine.Engine
 	control *control.Control
+	events  *event.Log
 	mapper  *pcp.Server // nil on a host without a datapath that makes mappings
 	end     context.CancelFunc
 
@@ -164,8 +166,10 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.mapper = newMapper(paths, d.log); d.mapper != nil {
 		applies = d.mapper.Kick
 	}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies, Addresses: holder})
+	d.events = event.New(event.Held)
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies, Addresses: holder, Events: d.events})
 	d.control = control.New(abs, changes, d.engine, d.log)
+	d.control.Events = d.events
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
 			d.log.Info("ending before anything was applied")
@@ -180,6 +184,7 @@ func (d *daemon) run(ctx context.Context) error {
 		go d.mapper.Run(ctx)
 	}
 	go holder.Run(ctx)
+	go (&event.Watch{Log: d.events, Read: d.reading}).Run(ctx)
 	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
@@ -202,7 +207,7 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 // serve answers the API and follows health, signals and the file until the
 // context ends.
 func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths *datapaths, metrics http.Handler) error {
-	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics}
+	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics, Events: d.events}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}
@@ -243,18 +248,18 @@ func (d *daemon) watch(ctx context.Context, changes <-chan struct{}, failed <-ch
 		case err := <-failed:
 			return err
 		case <-d.hup:
-			d.reloadAndLog(ctx)
+			d.reloadAndLog(ctx, control.Author{Who: d.file, What: "SIGHUP"})
 			if d.tcp != nil {
 				d.tcp.Reread()
 			}
 		case <-changes:
-			d.reloadAndLog(ctx)
+			d.reloadAndLog(ctx, d.control.FileChanged())
 		}
 	}
 }
 
-func (d *daemon) reloadAndLog(ctx context.Context) {
-	if _, err := d.control.Reload(ctx); err != nil {
+func (d *daemon) reloadAndLog(ctx context.Context, by control.Author) {
+	if _, err := d.control.Reload(ctx, by); err != nil {
 		d.log.Error("reload refused, the configuration in force stays", "file", d.file, "error", err)
 	}
 }

@@ -16,15 +16,28 @@ const reasonsStride = 64 // REASONS_STRIDE of bpf/event.h
 func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := &datapath.Counters{Missed: d.missed.Load()}
+	c, err := d.gauges()
+	if err == nil && d.t != nil && d.inForce != nil {
+		d.owned(c)
+	}
+	return c, err
+}
+
+// Gauges implements datapath.Gauger: without a look at every flow.
+func (d *Datapath) Gauges(context.Context) (*datapath.Counters, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gauges()
+}
+
+func (d *Datapath) gauges() (c *datapath.Counters, err error) {
+	c = &datapath.Counters{Missed: d.missed.Load()}
 	if d.t == nil || d.inForce == nil {
 		return c, nil
 	}
-	var err error
 	if c.Reasons, err = d.t.reasons(); err != nil {
 		return nil, err
 	}
-	d.owned(c)
 	c.Tables = d.t.use(d.switches.HalfOpen)
 	return c, nil
 }

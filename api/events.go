@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/sluice-lb/sluice/event"
+)
+
+// Events calls visit for each event as it happens; the query's keys are those of GET /api/v1/events.
+// The first one has the kind begin. An error of visit ends the stream and is returned. Without one
+// Events returns when the daemon ends the stream.
+func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event.Event) error) error {
+	resp, err := c.do(ctx, http.MethodGet, "/events?"+query.Encode(), "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
+		if !ok {
+			continue // the ID is in the data too
+		}
+		var e event.Event
+		if err := json.Unmarshal(data, &e); err != nil {
+			return fmt.Errorf("events of the daemon on %s: %w", c.at, err)
+		}
+		if err := visit(&e); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("events of the daemon on %s: cut off: %w", c.at, err)
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package event
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Gauge is how full a table or pool is.
+type Gauge struct {
+	Kind   Kind   // Table or Ports
+	Object string // DATAPATH/TABLE
+	Used   int
+	Size   int
+}
+
+// Dropped is how many packets were dropped for one cause since some beginning.
+type Dropped struct {
+	Object  string // DATAPATH/REASON
+	Packets uint64
+}
+
+// Reading is the state of the gateway at one instant.
+type Reading struct {
+	Gauges   []Gauge
+	Drops    []Dropped
+	Warnings []string
+}
+
+// Watch reads the state of the gateway again and again, and tells of what begins and ends.
+type Watch struct {
+	Log  *Log
+	Read func(context.Context) Reading
+
+	levels  map[string]int // of gauges, by kind and object: index of the highest level reached, plus 1
+	dropped map[string]*dropping
+	warned  map[string]bool
+	at      time.Time // of the last reading
+}
+
+// Full levels: an event tells when a gauge reaches one, and when it is back to less than the lowest by
+// leave, so that a table that stays near a level is told once.
+var fullLevels = []float64{0.80, 0.95}
+
+const leave = 0.10
+
+// Drops for one cause are told from dropBegin packets a second on, and are over after dropQuiet readings
+// with less than dropEnd.
+const (
+	dropBegin = 10.0
+	dropEnd   = 1.0
+	dropQuiet = 3
+)
+
+// readEvery is the time between two readings. They take at most 5 % of one CPU.
+const readEvery = 2 * time.Second
+
+// Run watches until the context ends.
+func (w *Watch) Run(ctx context.Context) {
+	for {
+		start := time.Now()
+		w.look(start, w.Read(ctx))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(readEvery, 20*time.Since(start))):
+		}
+	}
+}
+
+// look compares a reading with those before.
+func (w *Watch) look(now time.Time, r Reading) {
+	if w.levels == nil {
+		w.levels, w.dropped, w.warned = map[string]int{}, map[string]*dropping{}, map[string]bool{}
+	}
+	for _, g := range r.Gauges {
+		w.gauge(g)
+	}
+	for _, d := range r.Drops {
+		w.drops(d, now.Sub(w.at).Seconds())
+	}
+	w.warnings(r.Warnings)
+	w.at = now
+}
+
+func (w *Watch) gauge(g Gauge) {
+	if g.Size <= 0 {
+		return
+	}
+	key, fill := string(g.Kind)+" "+g.Object, float64(g.Used)/float64(g.Size)
+	was := w.levels[key]
+	is := 0
+	for i, level := range fullLevels {
+		if fill >= level || i < was && fill >= level-leave {
+			is = i + 1
+		}
+	}
+	if is == was {
+		return
+	}
+	w.levels[key] = is
+	what := "entries"
+	if g.Kind == Ports {
+		what = "ports"
+	}
+	text := fmt.Sprintf("%s: %d of %d %s are in use, %.0f %%", g.Object, g.Used, g.Size, what, 100*fill)
+	w.Log.Add(Event{Kind: g.Kind, Object: g.Object, Text: text, Used: g.Used, Size: g.Size, Ended: is == 0})
+}
+
+// dropping is what is known of one cause of drops.
+type dropping struct {
+	packets uint64
+	active  bool
+	quiet   int // readings in a row with few drops
+}
+
+func (w *Watch) drops(d Dropped, seconds float64) {
+	was := w.dropped[d.Object]
+	if was == nil { // of what was dropped before nobody knows when
+		was = &dropping{packets: d.Packets}
+		if !w.at.IsZero() {
+			was.packets = 0 // the first packets since the last reading
+		}
+		w.dropped[d.Object] = was
+	}
+	rate := 0.0
+	if d.Packets > was.packets && seconds > 0 && !w.at.IsZero() {
+		rate = float64(d.Packets-was.packets) / seconds
+	}
+	was.packets = d.Packets
+	switch {
+	case !was.active && rate >= dropBegin:
+		was.active, was.quiet = true, 0
+		w.Log.Add(Event{Kind: Drops, Object: d.Object, Text: fmt.Sprintf("%s: %.0f packets a second are dropped", d.Object, rate), Rate: rate})
+	case was.active && rate >= dropEnd:
+		was.quiet = 0
+	case was.active:
+		if was.quiet++; was.quiet == dropQuiet {
+			was.active = false
+			w.Log.Add(Event{Kind: Drops, Object: d.Object, Text: d.Object + ": packets are dropped no more", Rate: rate, Ended: true})
+		}
+	}
+}
+
+func (w *Watch) warnings(list []string) {
+	now := map[string]bool{}
+	for _, text := range list {
+		if now[text] = true; !w.warned[text] {
+			w.Log.Add(Event{Kind: Warning, Text: text})
+		}
+	}
+	for text := range w.warned {
+		if !now[text] {
+			w.Log.Add(Event{Kind: Warning, Text: text, Ended: true})
+		}
+	}
+	w.warned = now
+}

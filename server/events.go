@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sluice-lb/sluice/event"
+)
+
+// maxEventStreams bounds how many clients follow the events at a time, eventPiece how many events are
+// taken from the list at once.
+const (
+	maxEventStreams = 128
+	eventPiece      = 64
+)
+
+type eventsInput struct {
+	Kind   []string `query:"kind" enum:"apply,backend,table,ports,drops,warning" doc:"only these kinds"`
+	Since  uint64   `query:"since" doc:"begin with what came after this ID; 0: with the oldest event that is kept. Without it: with what comes from now on"`
+	Follow bool     `query:"follow" default:"true" doc:"false: end with the newest event, and begin with the oldest one where since is not given"`
+	Last   uint64   `header:"Last-Event-ID" doc:"as since, which it goes before; sent by clients that connect again"`
+
+	from uint64
+}
+
+// Resolve implements huma.Resolver.
+func (in *eventsInput) Resolve(ctx huma.Context) []error {
+	switch {
+	case ctx.Header("Last-Event-ID") != "":
+		in.from = in.Last
+	case ctx.Query("since") != "" || !in.Follow:
+		in.from = in.Since
+	default:
+		in.from = math.MaxUint64
+	}
+	return nil
+}
+
+func (s *server) registerEvents(g huma.API) {
+	huma.Register(g, huma.Operation{
+		OperationID: "stream-events", Method: http.MethodGet, Path: "/events",
+		Summary: "What happens in the gateway, as server-sent events",
+		Description: "The first message has the kind begin and the ID that the stream begins after. A client that connects again sends the last ID that it got as Last-Event-ID. " +
+			"The daemon keeps the last 8192 events: a client that is slower than that gets a message of the kind missed with their number, and one that reads nothing for 5 s is cut off.",
+		Middlewares: huma.Middlewares{s.eventPlace(g)},
+		Responses: map[string]*huma.Response{"200": {Description: "Messages whose data is an event",
+			Content: map[string]*huma.MediaType{"text/event-stream": {Schema: g.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[event.Event](), true, "Event")}}}},
+	}, s.events)
+}
+
+// eventPlace lets so many clients follow the events, and tells the others.
+func (s *server) eventPlace(g huma.API) func(huma.Context, func(huma.Context)) {
+	places := make(chan struct{}, maxEventStreams)
+	return func(ctx huma.Context, next func(huma.Context)) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			next(ctx)
+		default:
+			_ = huma.WriteErr(g, ctx, http.StatusServiceUnavailable, fmt.Sprintf("%d clients follow the events: try again in a moment", maxEventStreams))
+		}
+	}
+}
+
+func (s *server) events(_ context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	return &huma.StreamResponse{Body: func(answer huma.Context) {
+		answer.SetHeader("Content-Type", "text/event-stream")
+		answer.SetHeader("Cache-Control", "no-store")
+		w := answer.BodyWriter().(http.ResponseWriter)
+		stream := &eventStream{w: w, control: http.NewResponseController(w), kinds: in.Kind}
+		_ = stream.run(answer.Context(), s.opt.Events, in) // who has gone is told nothing
+	}}, nil
+}
+
+// eventStream is one client that follows the events.
+type eventStream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	kinds   []string // none: all
+}
+
+// eventPatience is how long one waits for a client to read, eventIdle how often an empty line tells it,
+// and what is between, that the daemon is still there.
+const (
+	eventPatience = 5 * time.Second
+	eventIdle     = 30 * time.Second
+)
+
+func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) error {
+	from := in.from
+	if from == math.MaxUint64 {
+		from = log.Last()
+	}
+	var first []byte
+	strange := !log.Knows(from)
+	if strange {
+		from = 0
+	}
+	first = append(first, event.Event{ID: from, At: time.Now(), Kind: event.Begin, Text: "events from here on"}.Message()...)
+	if strange && in.from != 0 {
+		first = append(first, event.Event{ID: from, At: time.Now(), Kind: event.Missed, Text: "the daemon has begun anew: events between may be missing"}.Message()...)
+	}
+	if err := s.send(first); err != nil {
+		return err
+	}
+	idle := time.NewTicker(eventIdle)
+	defer idle.Stop()
+	for anew := strange; ; anew = false { // of what was before the daemon began, the number is not known
+		events, missed, added := log.After(from, eventPiece)
+		if len(events) > 0 {
+			from = events[len(events)-1].ID
+		}
+		if anew {
+			missed = 0
+		}
+		if err := s.send(s.messages(events, missed)); err != nil {
+			return err
+		}
+		switch {
+		case len(events) == eventPiece:
+			continue
+		case !in.Follow:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-idle.C:
+			if err := s.send([]byte(":\n\n")); err != nil {
+				return err
+			}
+		case <-added:
+		}
+	}
+}
+
+// messages joins those of the kinds that the client wants.
+func (s *eventStream) messages(events []event.Sent, missed uint64) (out []byte) {
+	if missed > 0 {
+		out = event.Event{ID: events[0].ID - 1, At: time.Now(), Kind: event.Missed, Missed: missed, Text: fmt.Sprintf("%d events were missed", missed)}.Message()
+	}
+	for _, e := range events {
+		if len(s.kinds) == 0 || slices.Contains(s.kinds, string(e.Kind)) {
+			out = append(out, e.Bytes...)
+		}
+	}
+	return out
+}
+
+// send writes to the client, who has some time to read it.
+func (s *eventStream) send(messages []byte) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	_ = s.control.SetWriteDeadline(time.Now().Add(eventPatience)) // fails on a closed connection, as Write does
+	if _, err := s.w.Write(messages); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+var _ huma.Resolver = (*eventsInput)(nil)

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/engine"
+	"github.com/sluice-lb/sluice/event"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// streamed returns what a request for events is answered, a line for each message.
+func streamed(t *testing.T, s *httptest.Server, query string, header ...string) string {
+	t.Helper()
+	status, text := call(t, s, "GET", "/api/v1/events?follow=false"+query, "", header...)
+	if status != http.StatusOK {
+		t.Fatalf("%d %s", status, text)
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			_, text, _ := strings.Cut(data, `"text":"`)
+			text, _, _ = strings.Cut(text, `"`)
+			lines = append(lines, text)
+		}
+	}
+	return strings.Join(lines, "; ")
+}
+
+// TestEvents: a client gets what it has not got yet, and is told what it cannot get any more.
+func TestEvents(t *testing.T) {
+	events := event.New(4)
+	s := httptest.NewServer(New(Options{Engine: engine.New(engine.Options{}), Events: events}))
+	t.Cleanup(s.Close)
+	first := events.Last()
+	for i := range 6 {
+		events.Add(event.Event{Kind: []event.Kind{event.Apply, event.Backend}[i%2], Text: fmt.Sprint("event ", i)})
+	}
+	id := func(n uint64) string { return fmt.Sprint(first + n) }
+	const begin = "events from here on; "
+	for _, c := range []struct {
+		query, last, want string
+	}{
+		{"", "", begin + "event 2; event 3; event 4; event 5"},
+		{"&since=0", "", begin + "event 2; event 3; event 4; event 5"},
+		{"&kind=backend", "", begin + "event 3; event 5"},
+		{"&kind=apply,backend&since=" + id(4), "", begin + "event 4; event 5"},
+		{"", id(5), begin + "event 5"},
+		{"&since=" + id(3), id(5), begin + "event 5"},
+		{"", id(1), begin + "1 events were missed; event 2; event 3; event 4; event 5"},
+		{"", "17", begin + "the daemon has begun anew: events between may be missing; event 2; event 3; event 4; event 5"},
+	} {
+		var header []string
+		if c.last != "" {
+			header = []string{"Last-Event-ID", c.last}
+		}
+		if got := streamed(t, s, c.query, header...); got != c.want {
+			t.Errorf("%q, last %q:\n got %s\nwant %s", c.query, c.last, got, c.want)
+		}
+	}
+	for _, query := range []string{"kind=nosuch", "since=x", "follow=perhaps"} {
+		if status, text := call(t, s, "GET", "/api/v1/events?"+query, ""); status != http.StatusUnprocessableEntity || !strings.Contains(text, "query.") {
+			t.Errorf("%s: %d %s", query, status, text)
+		}
+	}
+}
+
+// serveEvents serves the events at a socket, whose name it returns.
+func serveEvents(t *testing.T, events *event.Log) (string, *logged) {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := &logged{}
+	local := NewLocal(l, slog.New(slog.NewTextHandler(said, nil)))
+	local.listener.each = maxConnections // all are of this process
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}}})
+	go func() { _ = local.Serve(context.Background(), New(Options{Engine: e, Events: events})) }()
+	t.Cleanup(func() { local.http.Close() })
+	return at, said
+}
+
+// TestEventsOfManyClients: of 100 clients 10 read nothing. The others get every event, in order; those
+// ten are cut off, and one that comes again gets the rest.
+func TestEventsOfManyClients(t *testing.T) {
+	const clients, dumb, n, bytes = 100, 10, 600, 1000
+	events := event.New(n)
+	at, said := serveEvents(t, events)
+	for range dumb {
+		if answer := ask(t, dialLocal(t, at), "/api/v1/events"); answer.StatusCode != http.StatusOK {
+			t.Fatal(answer.Status)
+		}
+	}
+	var mu sync.Mutex
+	var late []time.Duration
+	ready, done := make(chan uint64, clients), make(chan error, clients)
+	for range clients - dumb {
+		go func() {
+			var last uint64
+			got := 0
+			err := api.NewClient(at).Events(t.Context(), url.Values{}, func(e *event.Event) error {
+				switch {
+				case e.Kind == event.Begin:
+					ready <- e.ID
+				case e.ID != last+1:
+					return fmt.Errorf("event %d follows %d: %s", e.ID, last, e.Text)
+				default:
+					got++
+				}
+				last = e.ID
+				if e.Kind != event.Begin {
+					mu.Lock()
+					late = append(late, time.Since(e.At))
+					mu.Unlock()
+				}
+				if got == n {
+					return errEnough
+				}
+				return nil
+			})
+			done <- err
+		}()
+	}
+	var first uint64
+	for range clients - dumb {
+		first = <-ready
+	}
+	for range n {
+		events.Add(event.Event{Kind: event.Apply, Text: strings.Repeat("x", bytes)})
+		time.Sleep(5 * time.Millisecond)
+	}
+	for range clients - dumb {
+		if err := <-done; !errors.Is(err, errEnough) {
+			t.Error(err)
+		}
+	}
+	slices.Sort(late)
+	t.Logf("%d events for %d clients: half within %v, 99 %% within %v, all within %v", n, clients-dumb, late[len(late)/2], late[len(late)*99/100], late[len(late)-1])
+	labtest.Eventually(t, 30*time.Second, "who does not read is cut off", func() error {
+		if !strings.Contains(said.take(), "it does not read its answer") {
+			return errors.New("nobody is")
+		}
+		return nil
+	})
+	rest := 0
+	query := url.Values{"since": {fmt.Sprint(first + 10)}, "follow": {"false"}}
+	err := api.NewClient(at).Events(t.Context(), query, func(e *event.Event) error {
+		if e.Kind == event.Apply {
+			rest++
+		}
+		return nil
+	})
+	if err != nil || rest != n-10 {
+		t.Errorf("who comes again gets %d events, %v", rest, err)
+	}
+}
+
+var errEnough = errors.New("enough")
+
+// TestEventStreamsAreBounded: more than that many are refused, and told why.
+func TestEventStreamsAreBounded(t *testing.T) {
+	at, _ := serveEvents(t, event.New(1))
+	for range maxEventStreams {
+		if answer := ask(t, dialLocal(t, at), "/api/v1/events"); answer.StatusCode != http.StatusOK {
+			t.Fatal(answer.Status)
+		}
+	}
+	err := api.NewClient(at).Events(t.Context(), url.Values{}, func(*event.Event) error { return nil })
+	if want := "128 clients follow the events: try again in a moment"; err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+}
