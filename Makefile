@@ -32,7 +32,7 @@ demo: build ## balance and translate real traffic in namespaces; ends by itself,
 	$(BIN) demo
 
 test: deps ## every test floor, privileged ones included (root); skips say why
-	$(GO) test -p 1 -timeout 20m ./...
+	@.ci/test
 
 test-unit: ## the tests that need no rights, with the race detector off
 	$(GO) test -short ./...
