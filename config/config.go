@@ -64,6 +64,8 @@ type Config struct {
 	// ICMPErrorsPerSecond is how many of them it sends in a second, on all CPUs together
 	// (RFC 1812 §4.3.2.8); 0 is 1000.
 	ICMPErrorsPerSecond int `yaml:"icmp-errors-per-second,omitempty" json:"icmp-errors-per-second,omitempty" jsonschema:"minimum=0,maximum=1000000"`
+
+	draft bool // changes are made in place; see Draft
 }
 
 // DatapathChoice names a datapath or leaves the choice to Sluice.

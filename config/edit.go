@@ -35,7 +35,7 @@ const order = "@order"
 // Diff returns the edits that make b of a, both with their defaults. [Merge] of a with them is b.
 func Diff(a, b *Config) []Edit {
 	var d differ
-	d.values(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
 	return d.edits
 }
 
@@ -49,18 +49,25 @@ func (d *differ) add(path []string, before, after string) {
 // values compares two values of the same type.
 func (d *differ) values(path []string, a, b reflect.Value) {
 	t := a.Type()
+	if was, is := namesOf(a), namesOf(b); was != nil && is != nil {
+		d.objects(path, a, b, was, is)
+		return
+	}
 	switch {
 	case reflect.DeepEqual(a.Interface(), b.Interface()):
 	case t.Kind() == reflect.Struct && !isText(t) && t != targetType:
-		for _, f := range layoutOf(t).fields {
-			d.values(append(path[:len(path):len(path)], f.key), a.Field(f.index), b.Field(f.index))
-		}
+		d.parts(path, a, b)
 	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
 		d.members(path, a, b)
-	case namesOf(a) != nil && namesOf(b) != nil:
-		d.objects(path, a, b)
 	default:
 		d.add(path, inline(a), inline(b))
+	}
+}
+
+// parts compares the fields of two structs.
+func (d *differ) parts(path []string, a, b reflect.Value) {
+	for _, f := range layoutOf(a.Type()).fields {
+		d.values(append(path[:len(path):len(path)], f.key), a.Field(f.index), b.Field(f.index))
 	}
 }
 
@@ -87,21 +94,31 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 }
 
 // objects compares two lists whose elements have names.
-func (d *differ) objects(path []string, a, b reflect.Value) {
-	was, is := namesOf(a), namesOf(b)
+func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
+	element := func(name string, i, j int) {
+		if !identical(a.Index(i), b.Index(j)) {
+			d.values(append(path[:len(path):len(path)], name), a.Index(i), b.Index(j))
+		}
+	}
+	if slices.Equal(was, is) {
+		for i, name := range was {
+			element(name, i, i)
+		}
+		return
+	}
+	wasAt, isAt := places(was), places(is)
 	rest := []string{} // the order that the edits before @order leave
 	for i, name := range was {
-		at := append(path[:len(path):len(path)], name)
-		j := slices.Index(is, name)
-		if j < 0 {
-			d.add(at, inline(a.Index(i)), "")
+		j, ok := isAt[name]
+		if !ok {
+			d.add(append(path[:len(path):len(path)], name), inline(a.Index(i)), "")
 			continue
 		}
 		rest = append(rest, name)
-		d.values(at, a.Index(i), b.Index(j))
+		element(name, i, j)
 	}
 	for j, name := range is {
-		if !slices.Contains(was, name) {
+		if _, ok := wasAt[name]; !ok {
 			rest = append(rest, name)
 			d.add(append(path[:len(path):len(path)], name), "", inline(b.Index(j)))
 		}
@@ -117,20 +134,44 @@ func namesOf(v reflect.Value) []string {
 	if v.Kind() != reflect.Slice || v.Type().Elem().Kind() != reflect.Struct {
 		return nil
 	}
-	if f, ok := v.Type().Elem().FieldByName("Name"); !ok || f.Type.Kind() != reflect.String {
+	f, ok := v.Type().Elem().FieldByName("Name")
+	if !ok || f.Type.Kind() != reflect.String {
 		return nil
 	}
-	names := make([]string, 0, v.Len())
-	seen := make(map[string]bool, v.Len())
-	for i := range v.Len() {
-		name := v.Index(i).FieldByName("Name").String()
-		if name == "" || name == order || seen[name] {
+	names := make([]string, v.Len())
+	for i := range names {
+		names[i] = v.Index(i).FieldByIndex(f.Index).String()
+		if names[i] == "" || names[i] == order {
 			return nil
 		}
-		seen[name] = true
-		names = append(names, name)
+	}
+	if len(places(names)) < len(names) {
+		return nil
 	}
 	return names
+}
+
+// indexOf returns where the object of that name stands in a list, -1 for nowhere.
+func indexOf(v reflect.Value, name string) int {
+	f, ok := v.Type().Elem().FieldByName("Name")
+	if !ok || f.Type.Kind() != reflect.String {
+		return -1
+	}
+	for i := range v.Len() {
+		if v.Index(i).FieldByIndex(f.Index).String() == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// places returns where each name stands in a list.
+func places(names []string) map[string]int {
+	at := make(map[string]int, len(names))
+	for i, name := range names {
+		at[name] = i
+	}
+	return at
 }
 
 // inline writes a value as YAML in one line; "" when it has none to write.
@@ -265,12 +306,7 @@ func changeObject(v reflect.Value, steps []string, e Edit) (done bool, now strin
 	if steps[0] == order {
 		return reorder(v, e)
 	}
-	at := -1
-	for i := range v.Len() {
-		if v.Index(i).FieldByName("Name").String() == steps[0] {
-			at = i
-		}
-	}
+	at := indexOf(v, steps[0])
 	switch {
 	case at < 0 && (len(steps) > 1 || e.Before != ""):
 		return false, "", nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 )
 
@@ -65,12 +64,14 @@ func find(v reflect.Value, steps []string) (reflect.Value, error) {
 			if v = v.MapIndex(reflect.ValueOf(step)); !v.IsValid() {
 				return v, ErrNoObject
 			}
-		default:
-			i := slices.Index(namesOf(v), step)
+		case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
+			i := indexOf(v, step)
 			if i < 0 {
 				return v, ErrNoObject
 			}
 			v = v.Index(i)
+		default:
+			return v, ErrNoObject
 		}
 	}
 	return v, nil
@@ -144,25 +145,15 @@ func nameOf(v reflect.Value) (reflect.Value, bool) {
 
 // with returns c with v at the path.
 func (c *Config) with(path string, v reflect.Value) (*Config, error) {
-	completed := &Config{}
-	clone(reflect.ValueOf(completed).Elem(), reflect.ValueOf(c).Elem())
-	_, before, err := c.Object(path)
-	if err != nil && !errors.Is(err, ErrNoObject) {
-		return nil, err
-	}
-	after := inline(v)
-	done, now, err := completed.edit(Edit{Path: path, Before: before, After: after})
+	before := ""
+	old, err := find(reflect.ValueOf(c).Elem(), Split(path))
 	switch {
-	case err != nil:
+	case err == nil:
+		before = inline(old)
+	case !errors.Is(err, ErrNoObject):
 		return nil, fmt.Errorf("%s: %w", path, err)
-	case !done && now != after: // what the path leads through is not there
-		return nil, fmt.Errorf("%s: %w", path, ErrNoObject)
 	}
-	completed.SetDefaults()
-	if err := completed.Validate(); err != nil {
-		return nil, err
-	}
-	return completed, nil
+	return c.edited(Edit{Path: path, Before: before, After: inline(v)})
 }
 
 // Add is [Config.Put] of an object that must not exist. The path is that of its list, or of the
@@ -244,12 +235,11 @@ func mergePatch(target, patch any) any {
 
 // Remove returns c without the object at the path.
 func (c *Config) Remove(path string) (*Config, error) {
-	_, before, err := c.Object(path)
+	old, err := find(reflect.ValueOf(c).Elem(), Split(path))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	next, _, _, err := Merge(c, []Edit{{Path: path, Before: before}})
-	return next, err
+	return c.edited(Edit{Path: path, Before: inline(old)})
 }
 
 // Elements returns c with elements of a set added and removed. To add one that is there is no

@@ -326,20 +326,18 @@ func (v *validator) pools() {
 		address netip.Addr
 		owner   string
 	}
+	if !slices.ContainsFunc(v.c.Services, func(s Service) bool { return len(s.SourcePool) > 0 }) {
+		return
+	}
 	var taken []owned
-	pooled := false
 	for i := range v.c.Services {
 		s := &v.c.Services[i]
-		pooled = pooled || len(s.SourcePool) > 0
 		for _, l := range s.Listen {
 			taken = append(taken, owned{l.Address, "the listener of service " + s.Name})
 		}
 		for _, b := range s.Backends {
 			taken = append(taken, owned{b.Address, "backend " + b.Name + " of service " + s.Name})
 		}
-	}
-	if !pooled {
-		return
 	}
 	for i := range v.c.NAT {
 		if r := &v.c.NAT[i]; r.Listen != nil {

@@ -21,13 +21,17 @@ const (
 // Validate reports everything that is wrong with c as an Errors without
 // positions, nil when nothing is. It expects the defaults to be set.
 func (c *Config) Validate() error {
-	v := c.validate()
+	return c.validate().result()
+}
+
+// result is what was found, as an Errors without positions.
+func (v *validator) result() error {
 	if len(v.errs) == 0 {
 		return nil
 	}
 	for _, e := range v.errs {
 		e.Path = e.path.String()
-		e.Object = objectName(c, e.path)
+		e.Object = objectName(v.c, e.path)
 	}
 	return v.errs
 }
@@ -70,8 +74,13 @@ func (c *Config) validate() *validator {
 	v.crossings()
 	v.pools()
 	v.shadows()
-	v.errs = append(v.errs[:formal:formal], slices.DeleteFunc(v.errs[formal:], v.ofMalformed)...)
+	v.dropUseless(formal)
 	return v
+}
+
+// dropUseless drops, behind the first errors, those about values of wrong form.
+func (v *validator) dropUseless(formal int) {
+	v.errs = append(v.errs[:formal:formal], slices.DeleteFunc(v.errs[formal:], v.ofMalformed)...)
 }
 
 // ofMalformed reports whether an error is about a value of wrong form, or depends on one.

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"unsafe"
+)
+
+// A gateway may have 10,000 services, of which one changes. So a configuration that is made of another
+// one by an edit shares with it all that stays, and what compares the two finds at once that it is
+// the same.
+
+// Is reports whether o is s, or a copy that shares with s all that it leads to. It is cheap, and says
+// yes only of services that are equal.
+func (s *Service) Is(o *Service) bool {
+	const size = unsafe.Sizeof(*s)
+	return s == o || bytes.Equal(unsafe.Slice((*byte)(unsafe.Pointer(s)), size), unsafe.Slice((*byte)(unsafe.Pointer(o)), size))
+}
+
+// Equal reports whether both say the same.
+func (s *Service) Equal(o *Service) bool { return s.Is(o) || reflect.DeepEqual(s, o) }
+
+// identical reports whether two variables of one type hold the same bytes: what they lead to is the
+// same then.
+func identical(a, b reflect.Value) bool {
+	size := a.Type().Size()
+	memory := func(v reflect.Value) []byte { return unsafe.Slice((*byte)(v.Addr().UnsafePointer()), size) }
+	return bytes.Equal(memory(a), memory(b))
+}
+
+// Share puts the services of an older configuration in the place of those of c that are equal to them.
+// Nobody else may have c yet.
+func (c *Config) Share(old *Config) {
+	at := make(map[string]int, len(old.Services))
+	for i := range old.Services {
+		at[old.Services[i].Name] = i
+	}
+	for i := range c.Services {
+		if j, ok := at[c.Services[i].Name]; ok && c.Services[i].Equal(&old.Services[j]) {
+			c.Services[i] = old.Services[j]
+		}
+	}
+}
+
+// Draft returns a configuration that is equal to c, and that Put, Add, Patch, Remove and Elements
+// change in place and return: many changes one after the other cost no copy each. One that is refused
+// changes nothing. Others may have it when the last change was made and [Config.Finish] was called.
+func (c *Config) Draft() *Config {
+	d := c.copy()
+	d.draft = true
+	return d
+}
+
+// Finish ends the changes of a draft.
+func (c *Config) Finish() { c.draft = false }
+
+// copy returns a configuration with lists of its own, of the same objects.
+func (c *Config) copy() *Config {
+	d := *c
+	d.draft = false
+	d.Services, d.NAT = slices.Clone(c.Services), slices.Clone(c.NAT)
+	d.Firewall.Rules, d.Firewall.Sets = slices.Clone(c.Firewall.Rules), maps.Clone(c.Firewall.Sets)
+	return &d
+}
+
+// edited returns c after an edit, which says rightly what c has there now.
+func (c *Config) edited(e Edit) (*Config, error) {
+	steps := Split(e.Path)
+	if steps[0] == "services" && len(steps) > 1 {
+		if at := slices.IndexFunc(c.Services, func(s Service) bool { return s.Name == steps[1] }); at >= 0 {
+			return c.editedService(at, e)
+		}
+	}
+	next := c.copy()
+	if f := layoutOf(reflect.TypeFor[Config]()).byKey[steps[0]]; f != nil && f.key != "services" { // of these only the list changes
+		clone(reflect.ValueOf(next).Elem().Field(f.index), reflect.ValueOf(c).Elem().Field(f.index))
+	}
+	if err := next.mustEdit(e); err != nil {
+		return nil, err
+	}
+	next.SetDefaults()
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	if !c.draft {
+		return next, nil
+	}
+	*c = *next
+	c.draft = true
+	return c, nil
+}
+
+// editedService is edited of a path that leads to or into the service at an index.
+func (c *Config) editedService(at int, e Edit) (*Config, error) {
+	part := &Config{Services: make([]Service, 1)}
+	clone(reflect.ValueOf(&part.Services[0]).Elem(), reflect.ValueOf(&c.Services[at]).Elem())
+	if err := part.mustEdit(e); err != nil {
+		return nil, err
+	}
+	part.SetDefaults()
+	next := c
+	if !c.draft {
+		next = c.copy()
+	}
+	if len(part.Services) == 0 {
+		if next.Services = slices.Delete(next.Services, at, at+1); len(next.Services) == 0 {
+			next.Services = nil // as in a file without the key
+		}
+		return next, nil // nothing else is wrong because a service is gone
+	}
+	was := next.Services[at]
+	next.Services[at] = part.Services[0]
+	if err := next.validateService(at, &was); err != nil {
+		next.Services[at] = was
+		return nil, err
+	}
+	return next, nil
+}
+
+// mustEdit makes an edit that fits.
+func (c *Config) mustEdit(e Edit) error {
+	done, now, err := c.edit(e)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", e.Path, err)
+	case !done && now != e.After: // what the path leads through is not there
+		return fmt.Errorf("%s: %w", e.Path, ErrNoObject)
+	}
+	return nil
+}
+
+// validateService is Validate of a configuration that was valid when the service at an index was
+// another one.
+func (c *Config) validateService(at int, was *Service) error {
+	s := &c.Services[at]
+	if s.Name != was.Name {
+		return c.Validate()
+	}
+	v := &validator{c: c, path: path{{key: "services"}, {index: at}}}
+	v.walk(reflect.ValueOf(s).Elem())
+	v.path = nil
+	formal := len(v.errs)
+	p := path{{key: "services"}, {index: at}}
+	v.name(p.key("name"), s.Name)
+	v.service(p, s)
+	if s.Mode == ModeStateless || was.Mode == ModeStateless || s.Protocol != was.Protocol || !reflect.DeepEqual(s.Listen, was.Listen) ||
+		slices.ContainsFunc(s.Listen, Listen.Follows) {
+		v.overlaps()
+	}
+	v.pools()
+	v.dropUseless(formal)
+	return v.result()
+}
