@@ -30,6 +30,8 @@ type Control struct {
 	// Events is told of every change that was made or refused; nil for nobody. Set it before Start.
 	Events *event.Log
 
+	waiting queue // of changes
+
 	mu      sync.Mutex     // serialises changes; protects all below
 	file    *config.Config // the operator's file as it was last accepted
 	trial   *time.Timer    // ends the trial of the last change; nil for none
@@ -111,12 +113,15 @@ func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied
 // follow puts a new content of the file in force. The file is on disk already: a change that cannot
 // be noted is a warning.
 func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
+	file.Share(c.file)
 	wanted, err := c.store.Merge(file)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", c.path, err)
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
+	wanted.Config.Share(file)
+	c.share(wanted.Config)
 	pending, keepErr := c.store.Prepare(file, wanted, by.Who, by.What)
 	applied, err := c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	if err != nil {
@@ -135,6 +140,14 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 	return applied, nil
 }
 
+// share makes what a configuration that nobody else has yet has in common with the one in force
+// the same.
+func (c *Control) share(cfg *config.Config) {
+	if inForce := c.engine.Config(); inForce != nil {
+		cfg.Share(inForce)
+	}
+}
+
 func overrides(of []store.State) []engine.Override {
 	var list []engine.Override
 	for _, s := range of {
@@ -143,7 +156,7 @@ func overrides(of []store.State) []engine.Override {
 	return list
 }
 
-// Apply puts a configuration in force in place of what is, and keeps it over restarts. It returns
+// Apply puts a configuration that nobody else uses in force in place of what is, and keeps it over restarts. It returns
 // [engine.ErrChanged] when expected, which may be nil, does not accept what is in force. With a
 // trial of more than 0 the change is taken back after that time, unless [Control.Confirm] was called;
 // a daemon that ends meanwhile starts without it.
@@ -151,6 +164,7 @@ func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expe
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer func() { c.tell(by, err) }()
+	c.share(cfg)
 	wanted := store.Content{Config: cfg, States: c.store.States()}
 	if trial > 0 {
 		wanted.Until = time.Now().Add(trial)
@@ -174,7 +188,7 @@ func (c *Control) confirm(by Author) error {
 	if c.trial == nil {
 		return fmt.Errorf("nothing waits to be confirmed: %w", engine.ErrNotFound)
 	}
-	pending, err := c.store.Prepare(c.file, store.Content{Config: c.engine.View().Config, States: c.store.States()}, by.Who, by.What)
+	pending, err := c.store.Prepare(c.file, store.Content{Config: c.engine.Config(), States: c.store.States()}, by.Who, by.What)
 	if err == nil {
 		err = pending.Commit()
 	}
@@ -228,43 +242,32 @@ func (c *Control) takeBack(revision uint64) {
 	c.endTrial(context.Background())
 }
 
-// Change is Apply of what make makes of the configuration in force. An error of make changes nothing.
-func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (applied engine.Applied, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
-	inForce := c.engine.View().Config
-	if inForce == nil {
-		inForce = c.file
-	}
-	next, err := make(inForce)
-	if err != nil {
-		return engine.Applied{}, err
-	}
-	return c.keep(by, store.Content{Config: next, States: c.store.States()}, func() (engine.Applied, error) {
-		return c.engine.Apply(ctx, next)
-	})
+// Change is Apply of what make makes of the configuration in force, which may be a draft
+// ([config.Config.Draft]). An error of make changes nothing.
+func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
+	return c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+		next, err := make(now.Config)
+		return store.Content{Config: next, States: now.States}, err
+	}})
 }
 
 // SetState gives a backend a state, up, drain or down, until auto takes it back. It survives
 // restarts.
-func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) (err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
-	wanted := slices.DeleteFunc(c.store.States(), func(s store.State) bool { return s.Service == service && s.Backend == backend })
+func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) error {
 	_, known := states[state]
-	if known {
-		wanted = append(wanted, store.State{Service: service, Backend: backend, State: state})
-	} else if state != "auto" {
+	if !known && state != "auto" {
 		return fmt.Errorf("state %q: not one of up, drain, down, auto", state)
 	}
-	_, err = c.keep(by, store.Content{Config: c.engine.View().Config, States: wanted}, func() (engine.Applied, error) {
-		if known {
-			return engine.Applied{}, c.engine.SetState(ctx, service, backend, states[state])
+	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+		if err := engine.MustHave(now.Config, service, backend); err != nil {
+			return now, err
 		}
-		return engine.Applied{}, c.engine.ClearState(ctx, service, backend)
-	})
+		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.State) bool { return s.Service == service && s.Backend == backend })
+		if known {
+			now.States = append(now.States, store.State{Service: service, Backend: backend, State: state})
+		}
+		return now, nil
+	}})
 	return err
 }
 
@@ -294,6 +297,9 @@ func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Appl
 }
 
 func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) (engine.Applied, error) {
+	if wanted.Config != c.engine.Config() {
+		c.share(wanted.Config)
+	}
 	return c.keep(by, wanted, func() (engine.Applied, error) {
 		return c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	})
@@ -315,7 +321,7 @@ func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Ap
 }
 
 func (c *Control) commit(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
-	before := store.Content{Config: c.engine.View().Config, States: c.store.States()}
+	before := store.Content{Config: c.engine.Config(), States: c.store.States()}
 	pending, err := c.store.Prepare(c.file, wanted, by.Who, by.What)
 	if err != nil {
 		return engine.Applied{}, err
@@ -346,7 +352,7 @@ func (c *Control) Save(by Author) (err error) {
 	if c.trial != nil {
 		return ErrTrial
 	}
-	inForce := c.engine.View().Config
+	inForce := c.engine.Config()
 	if inForce == nil {
 		return errors.New("no configuration is in force yet")
 	}

@@ -85,13 +85,21 @@ func decode(t *testing.T, text string) *config.Config {
 // those of an earlier one.
 func begin(t *testing.T, file, at string) *gateway {
 	t.Helper()
+	f := &fake{}
+	g := beginOn(t, f, file, at)
+	g.path = f
+	return g
+}
+
+// beginOn is begin on a datapath.
+func beginOn(t *testing.T, path datapath.Datapath, file, at string) *gateway {
+	t.Helper()
 	s, err := store.Open(at, file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fake{}
 	log := slog.New(slog.DiscardHandler)
-	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{f}, Log: log}), log), f, file, at}
+	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{path}, Log: log}), log), nil, file, at}
 	g.Events = event.New(100)
 	cfg, err := config.Load(file)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -148,8 +149,15 @@ type Override struct {
 	State            datapath.State
 }
 
+// Config returns the configuration in force, nil before the first Apply.
+func (e *Engine) Config() *config.Config {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.config
+}
+
 // ApplyStates is Apply of a configuration together with all states that the operator gives to
-// backends; others have none from then on.
+// backends; others have none from then on. Of the configuration in force it changes only the states.
 func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []Override) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,11 +166,23 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	for _, o := range states {
 		e.override[backendKey{o.Service, o.Backend}] = o.State
 	}
-	applied, err := e.applyIf(ctx, cfg, nil)
+	apply := func() (Applied, error) { return e.applyIf(ctx, cfg, nil) }
+	if cfg == e.config {
+		apply = func() (Applied, error) { return e.applyStates(ctx) }
+	}
+	applied, err := apply()
 	if err != nil {
 		e.override = before
 	}
 	return applied, err
+}
+
+// applyStates has the datapaths follow the operator's states.
+func (e *Engine) applyStates(ctx context.Context) (Applied, error) {
+	if !e.stale() {
+		return Applied{Revision: e.lastApply.Revision, At: e.lastApply.At}, nil
+	}
+	return e.commit(ctx, e.config, e.plan)
 }
 
 func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
@@ -376,8 +396,8 @@ func (e *Engine) ClearState(ctx context.Context, service, backend string) error 
 func (e *Engine) changeOverride(ctx context.Context, service, backend, to string, change func(backendKey)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.config == nil || !hasBackend(e.config, service, backend) {
-		return fmt.Errorf("service %s has no backend %s: %w in force; 'sluice show backends' lists those that are", service, backend, ErrNotFound)
+	if err := MustHave(e.config, service, backend); err != nil {
+		return err
 	}
 	before := maps.Clone(e.override)
 	change(backendKey{service, backend})
@@ -394,18 +414,17 @@ func (e *Engine) changeOverride(ctx context.Context, service, backend, to string
 // ErrNotFound is wrapped by errors about objects that do not exist.
 var ErrNotFound = errors.New("not found")
 
-func hasBackend(cfg *config.Config, service, backend string) bool {
-	for _, s := range cfg.Services {
-		if s.Name != service {
-			continue
-		}
-		for _, b := range s.Backends {
-			if b.Name == backend {
-				return true
+// MustHave returns why a backend is not one of the configuration's, which may be nil.
+func MustHave(cfg *config.Config, service, backend string) error {
+	if cfg != nil {
+		for i := range cfg.Services {
+			s := &cfg.Services[i]
+			if s.Name == service && slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.Name == backend }) {
+				return nil
 			}
 		}
 	}
-	return false
+	return fmt.Errorf("service %s has no backend %s: %w in force; 'sluice show backends' lists those that are", service, backend, ErrNotFound)
 }
 
 // Stop ends the engine. With keep the rules stay in the kernel and traffic goes

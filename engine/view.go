@@ -59,6 +59,7 @@ func (e *Engine) View() View {
 	// The states that the datapaths have: what the checks have found since is not in force
 	// before the next Apply has returned.
 	inForce := servicesOf(e.inForce)
+	v.Services = make([]ServiceView, 0, len(e.config.Services))
 	for i := range e.config.Services {
 		s, ok := inForce[e.config.Services[i].Name]
 		if !ok {
@@ -69,6 +70,25 @@ func (e *Engine) View() View {
 			view.Why[b] = e.why(s.Service, b)
 		}
 		v.Services = append(v.Services, view)
+	}
+	return v
+}
+
+// ViewOf is the part of View about some services, with the places of the firewall rules: of thousands
+// of services that did not change nobody asks after a change.
+func (e *Engine) ViewOf(services map[string]bool) View {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := View{Applied: e.lastApply, Warnings: e.warnings()}
+	if e.config == nil {
+		return v
+	}
+	v.Config, v.Rules = &config.Config{Firewall: e.config.Firewall}, e.plan.rules
+	for i := range e.config.Services {
+		if s := &e.config.Services[i]; services[s.Name] {
+			v.Config.Services = append(v.Config.Services, *s)
+			v.Services = append(v.Services, ServiceView{Service: datapath.Service{Service: s}, Place: e.plan.services[i]})
+		}
 	}
 	return v
 }

@@ -157,11 +157,11 @@ func etagOf(yaml string) string {
 }
 
 func (s *server) getObject(_ context.Context, in *objectInput) (*object, error) {
-	v := s.opt.Engine.View()
-	if v.Config == nil {
+	inForce := s.opt.Engine.Config()
+	if inForce == nil {
 		return nil, huma.Error404NotFound("no configuration is in force yet")
 	}
-	raw, yaml, err := v.Config.Object(in.path)
+	raw, yaml, err := inForce.Object(in.path)
 	if err != nil {
 		return nil, statusError(err)
 	}
@@ -260,15 +260,15 @@ func (s *server) change(ctx context.Context, in *objectInput, verb string, make 
 	if at != nil {
 		path = at()
 	}
-	out := &changed{Status: http.StatusOK, Body: s.outcome(applied)}
-	if _, yaml, err := s.opt.Engine.View().Config.Object(path); err == nil {
+	out := &changed{Status: http.StatusOK, Body: s.outcomeOf(applied, path)}
+	if _, yaml, err := s.opt.Engine.Config().Object(path); err == nil {
 		out.ETag = etagOf(yaml)
 	}
 	return out, nil
 }
 
 func (s *server) wouldChange(ctx context.Context, make func(*config.Config) (*config.Config, error)) (*api.Outcome, error) {
-	inForce := s.opt.Engine.View().Config
+	inForce := s.opt.Engine.Config()
 	if inForce == nil {
 		return nil, huma.Error409Conflict("no configuration is in force yet")
 	}
@@ -291,18 +291,18 @@ type batchInput struct {
 
 // batch makes several changes at once.
 func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome], error) {
-	make := func(c *config.Config) (*config.Config, error) {
+	all := func(c *config.Config) (*config.Config, error) {
+		draft := c.Draft()
 		for i, change := range in.Body {
-			next, err := applyChange(c, change)
-			if err != nil {
+			if _, err := applyChange(draft, change); err != nil {
 				return nil, fmt.Errorf("change %d: %w", i+1, err)
 			}
-			c = next
 		}
-		return c, nil
+		draft.Finish()
+		return draft, nil
 	}
 	if in.DryRun {
-		out, err := s.wouldChange(ctx, make)
+		out, err := s.wouldChange(ctx, all)
 		if err != nil {
 			return nil, err
 		}
@@ -312,11 +312,15 @@ func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome],
 	if len(in.Body) == 1 {
 		what = in.Body[0].Op + " " + in.Body[0].Path
 	}
-	applied, err := s.opt.Control.Change(ctx, by(ctx, what), make)
+	applied, err := s.opt.Control.Change(ctx, by(ctx, what), all)
 	if err != nil {
 		return nil, statusError(err)
 	}
-	return &body[api.Outcome]{s.outcome(applied)}, nil
+	paths := make([]string, len(in.Body))
+	for i, change := range in.Body {
+		paths[i] = change.Path
+	}
+	return &body[api.Outcome]{s.outcomeOf(applied, paths...)}, nil
 }
 
 func applyChange(c *config.Config, change api.ObjectChange) (*config.Config, error) {

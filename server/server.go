@@ -209,6 +209,21 @@ func (s *server) outcome(a engine.Applied) api.Outcome {
 	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: v.Warnings}
 }
 
+// outcomeOf is outcome of a change of the objects at these paths: of services it tells only the places
+// of those.
+func (s *server) outcomeOf(a engine.Applied, paths ...string) api.Outcome {
+	services := map[string]bool{}
+	for _, path := range paths {
+		steps := config.Split(path)
+		if steps[0] != "services" || len(steps) < 2 {
+			return s.outcome(a)
+		}
+		services[steps[1]] = true
+	}
+	v := s.opt.Engine.ViewOf(services)
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: v.Warnings}
+}
+
 func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
 	cfg, err := decode(in)
 	if err != nil {
@@ -241,13 +256,13 @@ type configOutput struct {
 }
 
 func (s *server) config(context.Context, *struct{}) (*configOutput, error) {
-	v := s.opt.Engine.View()
-	if v.Config == nil {
+	inForce := s.opt.Engine.Config()
+	if inForce == nil {
 		return nil, huma.Error404NotFound("no configuration is in force yet")
 	}
-	raw, err := config.Marshal(v.Config)
+	raw, err := config.Marshal(inForce)
 	if err != nil {
 		return nil, err
 	}
-	return &configOutput{ContentType: "application/yaml", ETag: s.etag(v.Config), Body: raw}, nil
+	return &configOutput{ContentType: "application/yaml", ETag: s.etag(inForce), Body: raw}, nil
 }

@@ -52,14 +52,29 @@ func (s *server) services(ctx context.Context, _ *struct{}) (*body[[]api.Service
 	if err != nil {
 		return nil, err
 	}
-	list := []api.Service{}
+	count := byName(counters)
+	list := make([]api.Service, 0, len(v.Services))
 	for _, sv := range v.Services {
-		list = append(list, serviceOf(sv, counters))
+		list = append(list, serviceOf(sv, count))
 	}
 	return &body[[]api.Service]{list}, nil
 }
 
-func serviceOf(sv engine.ServiceView, counters map[string]*datapath.Counters) api.Service {
+// serviceKey names a service of a datapath.
+type serviceKey struct{ datapath, service string }
+
+// byName finds the counters of services.
+func byName(counters map[string]*datapath.Counters) map[serviceKey]*datapath.ServiceCounters {
+	all := map[serviceKey]*datapath.ServiceCounters{}
+	for name, c := range counters {
+		for i := range c.Services {
+			all[serviceKey{name, c.Services[i].Name}] = &c.Services[i]
+		}
+	}
+	return all
+}
+
+func serviceOf(sv engine.ServiceView, counters map[serviceKey]*datapath.ServiceCounters) api.Service {
 	out := api.Service{
 		Name: sv.Name, Protocol: sv.Protocol.String(), Mode: string(sv.Mode), Scheduler: string(sv.Scheduler),
 		Datapath: strings.Join(sv.Place.Datapaths, ","), Why: sv.Place.Why, Active: -1,
@@ -68,14 +83,10 @@ func serviceOf(sv engine.ServiceView, counters map[string]*datapath.Counters) ap
 		out.Listen = append(out.Listen, listenText(l))
 	}
 	count := map[string]datapath.BackendCounters{}
-	if c := counters[out.Datapath]; c != nil {
-		i := slices.IndexFunc(c.Services, func(sc datapath.ServiceCounters) bool { return sc.Name == sv.Name })
-		if i >= 0 {
-			sc := c.Services[i]
-			out.Connections, out.Packets, out.Bytes, out.Refused, out.Active = sc.Connections, sc.Packets, sc.Bytes, sc.Refused, sc.Active
-			for _, b := range sc.Backends {
-				count[b.Name] = b
-			}
+	if sc := counters[serviceKey{out.Datapath, sv.Name}]; sc != nil {
+		out.Connections, out.Packets, out.Bytes, out.Refused, out.Active = sc.Connections, sc.Packets, sc.Bytes, sc.Refused, sc.Active
+		for _, b := range sc.Backends {
+			count[b.Name] = b
 		}
 	}
 	active := sv.Service.Active()

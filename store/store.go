@@ -196,10 +196,19 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 
 // present leaves out the states of backends that the configuration does not have.
 func present(c *config.Config, states []State) []State {
-	have := map[State]bool{}
-	for _, sv := range c.Services {
-		for _, b := range sv.Backends {
-			have[State{Service: sv.Name, Backend: b.Name}] = true
+	if len(states) == 0 {
+		return nil
+	}
+	of := make(map[string]bool, len(states))
+	for _, s := range states {
+		of[s.Service] = true
+	}
+	have := make(map[State]bool, len(states))
+	for i := range c.Services {
+		if sv := &c.Services[i]; of[sv.Name] {
+			for _, b := range sv.Backends {
+				have[State{Service: sv.Name, Backend: b.Name}] = true
+			}
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(states), func(s State) bool { return !have[State{Service: s.Service, Backend: s.Backend}] })
@@ -274,18 +283,8 @@ func (p *Pending) write() error {
 	if err := os.MkdirAll(p.s.dir, 0o700); err != nil {
 		return err
 	}
-	base, err := config.Marshal(p.base)
-	if err != nil {
-		return err
-	}
-	sum := sha256.Sum256(base)
-	p.doc.Base = "base-" + hex.EncodeToString(sum[:8]) + ".yaml"
-	if _, err := os.Stat(filepath.Join(p.s.dir, p.doc.Base)); err != nil {
-		temp, err := p.s.writeTemp(base)
-		if err != nil {
-			return err
-		}
-		if err := os.Rename(temp, filepath.Join(p.s.dir, p.doc.Base)); err != nil {
+	if p.base != p.s.base || !p.s.there(p.doc.Base) {
+		if err := p.writeBase(); err != nil {
 			return err
 		}
 	}
@@ -295,6 +294,29 @@ func (p *Pending) write() error {
 	}
 	p.temp, err = p.s.writeTemp(append(text, '\n'))
 	return err
+}
+
+// there reports whether the store has a file of that name.
+func (s *Store) there(name string) bool {
+	_, err := os.Stat(filepath.Join(s.dir, name))
+	return name != "" && err == nil
+}
+
+// writeBase writes what the edits begin from, if it is not there.
+func (p *Pending) writeBase() error {
+	base, err := config.Marshal(p.base)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(base)
+	if p.doc.Base = "base-" + hex.EncodeToString(sum[:8]) + ".yaml"; p.s.there(p.doc.Base) {
+		return nil
+	}
+	temp, err := p.s.writeTemp(base)
+	if err != nil {
+		return err
+	}
+	return os.Rename(temp, filepath.Join(p.s.dir, p.doc.Base))
 }
 
 // writeTemp writes a new file that a crash of the machine does not lose once it has its name.
