@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -128,33 +129,40 @@ func Differing(before, after *Snapshot) map[string]bool {
 	if before == after {
 		return differ
 	}
-	services := make(map[string]*Service, len(before.Services))
-	for i := range before.Services {
-		services[before.Services[i].Name] = &before.Services[i]
-		differ["service "+before.Services[i].Name] = true
-	}
-	for i := range after.Services {
-		s := &after.Services[i]
-		old := services[s.Name]
-		if old == nil || !reflect.DeepEqual(old.State, s.State) || old.Service != s.Service && !reflect.DeepEqual(old.Service, s.Service) {
-			differ["service "+s.Name] = true
-			continue
-		}
-		delete(differ, "service "+s.Name)
-	}
-	rules := make(map[string]*config.NATRule, len(before.NAT))
-	for _, n := range before.NAT {
-		rules[n.Name] = n
-		differ["nat "+n.Name] = true
-	}
-	for _, n := range after.NAT {
-		if old := rules[n.Name]; old == nil || old != n && !reflect.DeepEqual(old, n) {
-			differ["nat "+n.Name] = true
-			continue
-		}
-		delete(differ, "nat "+n.Name)
-	}
+	differing(differ, before.Services, after.Services,
+		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).Alike)
+	differing(differ, before.NAT, after.NAT,
+		func(n **config.NATRule) string { return "nat " + (*n).Name }, func(a, b **config.NATRule) bool { return (*a).Name == (*b).Name },
+		func(a, b **config.NATRule) bool { return *a == *b || reflect.DeepEqual(*a, *b) })
 	return differ
+}
+
+// Alike reports whether two services and the states of their backends are.
+func (s *Service) Alike(o *Service) bool {
+	return slices.Equal(s.State, o.State) && (s.Service == o.Service || s.Service.Equal(o.Service))
+}
+
+// differing notes the names of what is in one of two lists only, or not alike in both. Most lists have
+// the same objects in the same places.
+func differing[T any](differ map[string]bool, before, after []T, name func(*T) string, same, alike func(a, b *T) bool) {
+	for len(before) > 0 && len(after) > 0 && same(&before[0], &after[0]) {
+		if !alike(&before[0], &after[0]) {
+			differ[name(&before[0])] = true
+		}
+		before, after = before[1:], after[1:]
+	}
+	was := make(map[string]*T, len(before))
+	for i := range before {
+		was[name(&before[i])] = &before[i]
+		differ[name(&before[i])] = true
+	}
+	for i := range after {
+		if old := was[name(&after[i])]; old == nil || !alike(old, &after[i]) {
+			differ[name(&after[i])] = true
+		} else {
+			delete(differ, name(&after[i]))
+		}
+	}
 }
 
 // Keeps reports whether a connection of the protocol that is open outlives a change by which

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/sluice-lb/sluice/config"
@@ -74,7 +73,7 @@ type Service struct {
 	Slots     map[rs.Family][]string
 	SlotCount int // of all families
 
-	source *config.Service
+	source config.Service // a copy, which holds no whole configuration
 	state  []datapath.State
 	id     uint32
 	uses   []rs.ID // shared sets that the fragment has elements in
@@ -105,7 +104,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		}
 		reuse := compiled != nil && !compiled.routed && compiled.id == ids[svc.Name] &&
 			slices.Equal(compiled.state, svc.State) && (!setsChanged || len(svc.Allow)+len(svc.Deny) == 0) &&
-			(compiled.source == svc.Service || reflect.DeepEqual(compiled.source, svc.Service))
+			compiled.source.Equal(svc.Service)
 		if !reuse {
 			var err error
 			if compiled, err = c.service(svc, ids[svc.Name]); err != nil {
@@ -176,13 +175,13 @@ func sameFragment(a, b *rs.Fragment) bool {
 }
 
 // numbers returns the numbers of services: those of the previous result when it
-// had the very same services.
+// had the same services, with as many slots.
 func (r *Result) numbers(services []datapath.Service) map[string]uint32 {
 	if r == nil || len(r.ids) != len(services) {
 		return serviceIDs(services)
 	}
 	for _, s := range services {
-		if was := r.Services[s.Name]; was == nil || was.source != s.Service {
+		if was := r.Services[s.Name]; was == nil || !was.source.Is(s.Service) && capacity(&was.source) != capacity(s.Service) {
 			return serviceIDs(services)
 		}
 	}

@@ -41,7 +41,7 @@ func (s *Service) ChainOwner(chain string) (string, bool) {
 // IsDown reports whether the chain is the service's own while no backend is
 // usable: then its rules count what they refuse.
 func (s *Service) IsDown(c *rs.Chain) bool {
-	svc := datapath.Service{Service: s.source, State: s.state}
+	svc := datapath.Service{Service: &s.source, State: s.state}
 	return len(svc.Active()) == 0 && strings.HasSuffix(c.Name, "/"+identifier(s.Name))
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/sluice-lb/sluice/config"
@@ -30,6 +31,7 @@ type peers struct {
 	fragment *rs.Fragment
 	used     map[rs.ID]bool
 	// What it was compiled from.
+	config   *config.Config // whose other services may have the same addresses
 	services []*config.Service
 	nat      []*config.NATRule
 	networks []netip.Prefix
@@ -45,13 +47,13 @@ type peer struct {
 
 // peers compiles the fragment, or takes over that of the previous result.
 func (c *compiler) peers(previous *Result) *peers {
-	p := &peers{used: map[rs.ID]bool{}, nat: c.snapshot.NAT, networks: c.env.Networks}
+	p := &peers{used: map[rs.ID]bool{}, config: c.snapshot.Config, nat: c.snapshot.NAT, networks: c.env.Networks}
 	for _, s := range c.snapshot.Services {
 		p.services = append(p.services, s.Service)
 	}
-	if previous != nil && slices.Equal(previous.peers.services, p.services) && slices.Equal(previous.peers.nat, p.nat) &&
-		slices.Equal(previous.peers.networks, p.networks) {
-		return previous.peers
+	if previous != nil && p.sameAs(previous.peers) {
+		p.fragment, p.used = previous.peers.fragment, previous.peers.used
+		return p
 	}
 	s := &Service{Fragment: &rs.Fragment{}}
 	listeners, servers := c.tracked()
@@ -69,6 +71,34 @@ func (c *compiler) peers(previous *Result) *peers {
 	}
 	p.fragment = s.Fragment
 	return p
+}
+
+// sameAs reports whether both are compiled from the same.
+func (p *peers) sameAs(o *peers) bool {
+	if !slices.Equal(p.networks, o.networks) || !slices.EqualFunc(p.services, o.services, samePeers) ||
+		!slices.EqualFunc(p.nat, o.nat, func(a, b *config.NATRule) bool { return a == b || reflect.DeepEqual(a, b) }) {
+		return false
+	}
+	if p.config == o.config {
+		return true
+	}
+	if len(p.config.Services) != len(o.config.Services) || !reflect.DeepEqual(p.config.NAT, o.config.NAT) {
+		return false
+	}
+	for i := range p.config.Services {
+		if !samePeers(&p.config.Services[i], &o.config.Services[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// samePeers reports whether two services are the same to these sets.
+func samePeers(a, b *config.Service) bool {
+	return a.Is(b) || a.Mode == b.Mode && a.Protocol == b.Protocol && a.WhenDown == b.WhenDown && slices.Equal(a.SourcePool, b.SourcePool) &&
+		reflect.DeepEqual(a.Listen, b.Listen) && slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
+		return x.Address == y.Address && x.Port == y.Port
+	})
 }
 
 // tracked are the ends of services and port-forwards whose connections the kernel tracks.
