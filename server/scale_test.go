@@ -86,7 +86,9 @@ func daemonOf(b testing.TB, n *lab.Node, force string, services int) *api.Client
 		b.Fatal(err)
 	}
 	local := server.NewLocal(l, log)
-	go func() { _ = local.Serve(b.Context(), server.New(server.Options{Engine: e, Control: c, Version: "test", File: file})) }()
+	go func() {
+		_ = local.Serve(b.Context(), server.New(server.Options{Engine: e, Control: c, Version: "test", File: file}))
+	}()
 	b.Cleanup(func() { _ = l.Close() })
 	return api.NewClient(socket)
 }
