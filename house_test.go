@@ -88,6 +88,9 @@ func TestImportsPointOneWay(t *testing.T) {
 			if strings.HasPrefix(imp, "github.com/cilium/ebpf") && !under(name, "datapath/ebpf", "trace", "load") {
 				t.Errorf("%s imports %s; only datapath/ebpf, trace and load do", name, imp)
 			}
+			if strings.HasPrefix(imp, "github.com/google/nftables") && !under(name, "firewall", "lab/labtest") {
+				t.Errorf("%s imports %s; only firewall reads the rules of others", name, imp)
+			}
 			if slices.Contains(top, imp) && !under(name, "server", "control", "cmd", "e2e", "top", "lab/daemon", "lab/demo") {
 				t.Errorf("%s imports %s, which is above it", name, imp)
 			}

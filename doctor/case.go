@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/severity"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -64,13 +66,7 @@ func (f Finding) losing(perSecond float64) Finding {
 
 // grade compares a value with two limits; more is worse.
 func grade(value, warn, critical float64) Verdict {
-	switch {
-	case value > critical:
-		return Critical
-	case value > warn:
-		return Warn
-	}
-	return OK
+	return severity.Limits{Warn: warn, Critical: critical}.Of(value)
 }
 
 // delta is what a counter of the namespace did in the window.
@@ -127,7 +123,7 @@ func (c *Case) portUse() (use conntrack.Use) {
 	if c.NS.Table == nil || c.NS.TableAge > 0 {
 		return use
 	}
-	pools := vitals.Pools{}
+	pools := firewall.Pools{}
 	if c.NS.Rules != nil {
 		pools = c.NS.Rules.Pools
 	}
@@ -233,12 +229,7 @@ func (c *Case) withDrops(f Finding, cause trace.Cause) Finding {
 
 // busiest returns the CPU with the highest share of its time in softirq.
 func (c *Case) busiest() (cpu int, share float64) {
-	for _, t := range trace.CPUsBetween(c.Before.CPUs, c.After.CPUs) {
-		if v := float64(t.Softirq) / float64(t.Total); v > share {
-			cpu, share = t.CPU, v
-		}
-	}
-	return cpu, share
+	return trace.BusiestInSoftirq(trace.CPUsBetween(c.Before.CPUs, c.After.CPUs))
 }
 
 func percent(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }

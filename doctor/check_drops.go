@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -188,7 +189,7 @@ func (c *Case) closedService() Finding {
 		// Segments without a connection are ST08's, entries older than a port forward ST12's.
 		if slices.ContainsFunc(g.Sampled, func(s *trace.DropSample) bool {
 			return s.Packet.Dest != to.Dest || to.Protocol == flow.TCP && s.Tracked == trace.TrackedNone
-		}) || c.NS.Rules != nil && slices.ContainsFunc(c.NS.Rules.Forwarded, func(r vitals.PortRange) bool { return r.Low <= to.Dest.Port() && to.Dest.Port() <= r.High }) {
+		}) || c.NS.Rules != nil && slices.ContainsFunc(c.NS.Rules.Forwarded, func(r firewall.PortRange) bool { return r.Low <= to.Dest.Port() && to.Dest.Port() <= r.High }) {
 			continue
 		}
 		f := found(Warn, "nothing listens on %s %s, to which %.0f packets/s go", to.Protocol, to.Dest, g.PerSecond).losing(g.PerSecond)

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -314,7 +314,7 @@ func (c *Case) harmless() bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(r.Chains, func(chain vitals.Chain) bool {
+	return !slices.ContainsFunc(r.Chains, func(chain firewall.Chain) bool {
 		return (chain.Hook == "forward" || chain.Hook == "prerouting") && (chain.Drops > 0 || chain.PolicyDrop)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -71,7 +72,7 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 		return unknown("net.ipv4.ip_forward is not readable")
 	}
 	six, has6 := c.sysctl("net.ipv6.conf.all.forwarding")
-	var rules vitals.Forwards
+	var rules firewall.Forwards
 	if c.NS.Rules != nil {
 		rules = c.NS.Rules.Forwards
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/doctor/severity"
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
@@ -51,7 +52,7 @@ func added(before, after uint64) uint64 { return after - min(before, after) }
 
 // softnet adds up a counter of all CPUs, which are 32 bits wide. A line for each CPU
 // that is there does not say which it is: when one came or went, nothing is known.
-func (c *Case) softnet(of func(vitals.SoftnetCPU) uint64) (n uint64) {
+func (c *Case) softnet(of func(trace.SoftnetCPU) uint64) (n uint64) {
 	if len(c.Before.Softnet) != len(c.After.Softnet) {
 		return 0
 	}
@@ -62,7 +63,7 @@ func (c *Case) softnet(of func(vitals.SoftnetCPU) uint64) (n uint64) {
 }
 
 func checkBacklog(_ context.Context, c *Case) Finding {
-	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Dropped })
+	n := c.softnet(func(cpu trace.SoftnetCPU) uint64 { return cpu.Dropped })
 	var sample *Case
 	for _, ns := range c.Sample.Namespaces {
 		one := &Case{Sample: c.Sample, NS: ns}
@@ -94,7 +95,7 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 }
 
 func checkSqueeze(_ context.Context, c *Case) Finding {
-	n := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.Squeezed })
+	n := c.softnet(func(cpu trace.SoftnetCPU) uint64 { return cpu.Squeezed })
 	budget, there := vitals.Number(c.After.Sysctl, "net.core.netdev_budget")
 	time, too := vitals.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
 	if !there || !too { // in a container: a new value could be less than what is there
@@ -110,7 +111,7 @@ func checkSteering(_ context.Context, c *Case) Finding {
 	if share < 0.70 {
 		return ok("no CPU is full of softirq work")
 	}
-	steered := c.softnet(func(cpu vitals.SoftnetCPU) uint64 { return cpu.RPS })
+	steered := c.softnet(func(cpu trace.SoftnetCPU) uint64 { return cpu.RPS })
 	if steered > 0 {
 		return ok("packets are steered to other CPUs (RPS)").with("Δreceived_rps", c.inWindow(steered), fromSoftnet)
 	}
@@ -256,7 +257,7 @@ func checkMitigations(_ context.Context, c *Case) Finding {
 
 func checkSoftirq(_ context.Context, c *Case) Finding {
 	cpu, share := c.busiest()
-	v := grade(share, 0.60, 0.85)
+	v := severity.Softirq.Of(share)
 	if c.Window < time.Second {
 		v = min(v, Warn) // any burst fills a moment
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -57,7 +58,7 @@ func (c *Case) oldSource() Finding {
 // packets come to a port where nothing listens.
 func (c *Case) undirected() Finding {
 	for port, odd := range c.NS.Entries.ToHost {
-		if !slices.ContainsFunc(c.NS.Rules.Forwarded, func(r vitals.PortRange) bool { return r.Low <= port.Port && port.Port <= r.High }) ||
+		if !slices.ContainsFunc(c.NS.Rules.Forwarded, func(r firewall.PortRange) bool { return r.Low <= port.Port && port.Port <= r.High }) ||
 			slices.ContainsFunc(c.NS.After.Listeners, func(l vitals.Listener) bool { return l.Protocol == port.Protocol && l.Port == port.Port }) {
 			continue
 		}

@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-lb/sluice/doctor/severity"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -102,7 +104,7 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	if f, there := c.table(); !there {
 		return f
 	}
-	pools := vitals.Pools{}
+	pools := firewall.Pools{}
 	if c.NS.Rules != nil {
 		pools = c.NS.Rules.Pools
 	}
@@ -116,7 +118,7 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	if !there {
 		return ok("no source is translated to more than one port")
 	}
-	return found(grade(o.Share(), 0.80, 0.90), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
+	return found(severity.Ports.Of(o.Share()), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
 		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), c.dumped())
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -95,7 +96,7 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 
 // longestWay is how many rules a packet of a known connection walks through at a hook,
 // in all the chains there but those of NAT, which it does not meet.
-func longestWay(chains []vitals.Chain) (longest int, name string) {
+func longestWay(chains []firewall.Chain) (longest int, name string) {
 	type way struct {
 		rules, most, chains int
 		name                string
@@ -131,7 +132,7 @@ func longestWay(chains []vitals.Chain) (longest int, name string) {
 }
 
 // families are those whose packets meet a chain.
-func families(chain vitals.Chain) []string {
+func families(chain firewall.Chain) []string {
 	switch family, _, _ := strings.Cut(chain.Name, " "); family {
 	case "inet":
 		return []string{"ip", "ip6"}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/severity"
 	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -67,12 +68,6 @@ func tableChecks() []Check {
 	}
 }
 
-// Fill thresholds: node_exporter's mixin warns at 75 %, netdata at 90 % and 95 %.
-const (
-	fillWarn     = 0.75
-	fillCritical = 0.90
-)
-
 func (c *Case) fillText() string {
 	l := c.NS.After.Limits
 	return fmt.Sprintf("%d of %d entries", l.Count, l.Max)
@@ -82,9 +77,9 @@ func checkFill(_ context.Context, c *Case) Finding {
 	if f, there := c.tracking(); !there {
 		return f
 	}
-	v := grade(c.fill(), fillWarn, fillCritical)
+	v := severity.TableFill.Of(c.fill())
 	// A table full of entries that the kernel gives up by itself is no outage.
-	if v == Critical && c.NS.Table != nil && c.effectiveFill() <= fillWarn {
+	if v == Critical && c.NS.Table != nil && c.effectiveFill() <= severity.TableFill.Warn {
 		v = Warn
 	}
 	f := found(v, "the connection table is %s full (%s)", percent(c.fill()), c.fillText())
@@ -102,7 +97,7 @@ func checkEffectiveFill(_ context.Context, c *Case) Finding {
 		return f
 	}
 	held := c.NS.Table.Total.Held()
-	v := grade(c.effectiveFill(), fillWarn, fillCritical)
+	v := severity.TableFill.Of(c.effectiveFill())
 	return found(v, "%s of the limit are entries that nothing makes room for", percent(c.effectiveFill())).
 		with("assured and not closing", fmt.Sprint(held), c.dumped())
 }
@@ -122,14 +117,7 @@ func checkTimeToFull(_ context.Context, c *Case) Finding {
 	}
 	left := time.Duration(float64(a.Limits.Max-min(a.Limits.Count, a.Limits.Max)) / growth * float64(time.Second))
 	f := ok("full in %s at the present growth of %.0f entries/s", left.Round(time.Second), growth)
-	// Below half, growth says nothing about minutes to come, and a burst of some seconds
-	// hardly anything until the table is all but full.
-	if c.fill() > 0.5 {
-		f.Verdict = grade(-left.Minutes(), -15, -2)
-	}
-	if over < conntrack.GrowthWindow && c.fill() <= 0.9 {
-		f.Verdict = min(f.Verdict, Info)
-	}
+	f.Verdict = severity.TimeToFull(left, c.fill(), over >= conntrack.GrowthWindow)
 	return f.with("growth", fmt.Sprintf("%.0f entries/s over %s", growth, over.Round(time.Second)), fromSysctl)
 }
 
@@ -170,12 +158,7 @@ func checkConntrackDrop(_ context.Context, c *Case) Finding {
 	if full == 0 {
 		return ok("the refused packets are not for want of entries; see PT01").with("Δdrop", c.inWindow(drop), fromCtnetlink)
 	}
-	// More than one a second is beyond chance.
-	v := Warn
-	if c.perSecond(full) > 1 {
-		v = Critical
-	}
-	f := found(v, "the connection table is full: %d new connections were refused in %.1f s (%s)", full, c.Window.Seconds(), c.fillText()).
+	f := found(severity.Refused.Of(c.perSecond(full)), "the connection table is full: %d new connections were refused in %.1f s (%s)", full, c.Window.Seconds(), c.fillText()).
 		with("Δdrop", c.inWindow(drop), fromCtnetlink).with("Δinsert_failed", c.inWindow(failed), fromCtnetlink).losing(c.perSecond(full))
 	return c.withDrops(f, trace.CauseTableFull)
 }
@@ -296,7 +279,7 @@ func checkInsertFailed(_ context.Context, c *Case) Finding {
 		return found(Info, "%d new connections were refused because their tuple was taken", n).
 			with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 	}
-	return found(grade(c.perSecond(n), 0, 1), "%d new connections were refused because their tuple was taken", n).
+	return found(severity.Refused.Of(c.perSecond(n)), "%d new connections were refused because their tuple was taken", n).
 		with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -95,7 +96,7 @@ func TestCannotTell(t *testing.T) {
 	n := s.Namespaces[0]
 	n.RulesErr, n.TableErr = fmt.Errorf("netlink: %w", os.ErrPermission), fmt.Errorf("dump: %w", os.ErrPermission)
 	n.DropsErr = fmt.Errorf("drops: %w", os.ErrPermission)
-	n.Rules, n.Table = &vitals.Ruleset{}, nil
+	n.Rules, n.Table = &firewall.Ruleset{}, nil
 	r := Judge(context.Background(), s)
 	c := r.Conclusion[0]
 	if r.ExitCode() != exitCannotTell || !strings.HasPrefix(c.Summary, "Cannot tell") || !strings.Contains(c.Do, "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON") {

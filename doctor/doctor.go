@@ -14,28 +14,21 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/doctor/severity"
 	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // Verdict is how bad a finding is.
-type Verdict uint8
+type Verdict = severity.Level
 
 // The verdicts, from good to bad. Unknown says that the check could not look.
 const (
-	OK Verdict = iota
-	Unknown
-	Info
-	Warn
-	Critical
+	OK       = severity.OK
+	Unknown  = severity.Unknown
+	Info     = severity.Info
+	Warn     = severity.Warn
+	Critical = severity.Critical
 )
-
-var verdictNames = [...]string{"ok", "unknown", "info", "warn", "critical"}
-
-// String returns the verdict in lower case.
-func (v Verdict) String() string { return verdictNames[min(int(v), len(verdictNames)-1)] }
-
-// MarshalText writes the same.
-func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // Check is one thing that the doctor looks at.
 type Check struct {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -40,7 +41,7 @@ func TestChecks(t *testing.T) {
 	sysctl := func(name, value string) func(*vitals.Sample) {
 		return func(s *vitals.Sample) { s.Namespaces[0].After.Sysctl[name] = value; s.After.Sysctl[name] = value }
 	}
-	rules := func(change func(*vitals.Ruleset)) func(*vitals.Sample) {
+	rules := func(change func(*firewall.Ruleset)) func(*vitals.Sample) {
 		return func(s *vitals.Sample) { change(s.Namespaces[0].Rules) }
 	}
 	link := func(change func(*vitals.Link)) func(*vitals.Sample) {
@@ -130,7 +131,7 @@ func TestChecks(t *testing.T) {
 		{"CT15", "kernel default, in use", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Limits.Max, s.Namespaces[0].After.Limits.Count = 65536, 20000
 		}, Warn},
-		{"CT15", "no gateway", all(func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), OK},
+		{"CT15", "no gateway", all(func(s *vitals.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 })), OK},
 		{"ST01", "TIME_WAIT in a full table", all(count(200000), func(s *vitals.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }), Warn},
 		{"ST01", "TIME_WAIT in an empty table", func(s *vitals.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }, OK},
 		{"ST05", "five days", all(count(200000), sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "432000")), Warn},
@@ -144,16 +145,16 @@ func TestChecks(t *testing.T) {
 		{"ST06", "Linux's default", sysctl("net.netfilter.nf_conntrack_udp_timeout", "30"), Info},
 		{"ST06", "SIP forgotten early", all(sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "60"),
 			entries(5, func(_ int, e *conntrack.Entry) { e.Protocol, e.Original.DestPort = 17, 5060 })), Warn},
-		{"ST07", "Kubernetes", rules(func(r *vitals.Ruleset) { r.KubeServices = 10 }), Info},
+		{"ST07", "Kubernetes", rules(func(r *firewall.Ruleset) { r.KubeServices = 10 }), Info},
 		{"ST07", "half-closed connections", fills(200, conntrack.TCPCloseWait), Warn},
 		{"ST08", "one in two hundred invalid", all(set("conntrack.invalid", 50), set("Ip.InReceives", 10000)), Warn},
 		{"ST08", "one in fifty invalid", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
 		{"ST08", "a few stragglers", all(set("conntrack.invalid", 5), set("Ip.InReceives", 100)), OK},
 		{"ST09", "asymmetric", oneWay(200), Warn},
 		{"ST09", "asymmetric and liberal", all(oneWay(200), sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1")), OK},
-		{"ST09", "offloaded", rules(func(r *vitals.Ruleset) { r.Offload = true }), Warn},
-		{"ST09", "strict and loose", rules(func(r *vitals.Ruleset) {
-			r.Chains = append(r.Chains, vitals.Chain{Hook: "forward", PolicyDrop: true})
+		{"ST09", "offloaded", rules(func(r *firewall.Ruleset) { r.Offload = true }), Warn},
+		{"ST09", "strict and loose", rules(func(r *firewall.Ruleset) {
+			r.Chains = append(r.Chains, firewall.Chain{Hook: "forward", PolicyDrop: true})
 		}), Info},
 		{"ST10", "a dead backend", func(s *vitals.Sample) {
 			s.Namespaces[0].After.Failed = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
@@ -170,12 +171,12 @@ func TestChecks(t *testing.T) {
 		{"ST10", "a ping whose identifier SNAT changed", all(targets("10.9.0.9"), entries(1, func(_ int, e *conntrack.Entry) {
 			e.Protocol, e.Reply.SourcePort, e.Reply.DestPort = flow.ICMP, 7, 7
 		})), OK},
-		{"ST10", "UDP where the targets are not all known", all(targets("10.9.0.9"), rules(func(r *vitals.Ruleset) { r.Targets.Unclear = 1 }), translated(17)), OK},
+		{"ST10", "UDP where the targets are not all known", all(targets("10.9.0.9"), rules(func(r *firewall.Ruleset) { r.Targets.Unclear = 1 }), translated(17)), OK},
 		{"ST11", "asymmetric", oneWay(200), Warn},
-		{"ST11", "asymmetric, on a router that asks for no state", all(oneWay(200), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), Info},
+		{"ST11", "asymmetric, on a router that asks for no state", all(oneWay(200), rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 })), Info},
 		{"ST05", "idle connections that are forgotten", all(sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "300"), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
 		{"ST08", "idle connections that are forgotten", all(sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "300"), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Info},
-		{"ST08", "asymmetric routes, on a router that asks for no state", all(half(40), set("conntrack.invalid", 200), set("Ip.InReceives", 10000), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 })), Info},
+		{"ST08", "asymmetric routes, on a router that asks for no state", all(half(40), set("conntrack.invalid", 200), set("Ip.InReceives", 10000), rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 })), Info},
 		{"ST08", "asymmetric routes", all(half(40), set("conntrack.invalid", 200), set("Ip.InReceives", 10000)), Critical},
 		{"ST08", "one segment that the gateway resets", all(set("conntrack.invalid", 1), cutOff), Warn},
 		{"ST08", "wrong checksums", all(set("conntrack.invalid", 200), set("Ip.InReceives", 10000), set("Udp.InCsumErrors", 200)), Info},
@@ -188,9 +189,9 @@ func TestChecks(t *testing.T) {
 		{"ST12", "TCP from an old source", old(func(e *vitals.Entries) {
 			e.OldSources = map[netip.Addr]*vitals.Odd{netip.MustParseAddr("203.0.113.1"): {Entries: 1, First: conntrack.Entry{Protocol: flow.TCP}}}
 		}), Info},
-		{"ST12", "to the host, where a port forward is", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1194, High: 1194}} }), toHost(1194)), Warn},
+		{"ST12", "to the host, where a port forward is", all(rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 1194, High: 1194}} }), toHost(1194)), Warn},
 		{"ST12", "to the host, where no port forward is", toHost(1194), OK},
-		{"ST12", "to a service of the host", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1194, High: 1194}} }), listens(17, 1194), toHost(1194)), OK},
+		{"ST12", "to a service of the host", all(rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 1194, High: 1194}} }), listens(17, 1194), toHost(1194)), OK},
 		{"ST12", "a phone without NAT on no router", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "0"), old(func(e *vitals.Entries) { e.Leaks = vitals.Odd{Entries: 1, First: fourEntry} })), OK},
 		{"ST12", "a phone without NAT on a router", all(sysctl("net.ipv4.ip_forward", "1"), old(func(e *vitals.Entries) { e.Leaks = vitals.Odd{Entries: 1, First: fourEntry} })), Warn},
 		{"FW14", "fragments", all(set("Ip.ReasmFails", 40), set("Ip.ReasmReqds", 100)), Critical},
@@ -229,12 +230,12 @@ func TestChecks(t *testing.T) {
 		{"PT01", "a pool of 20 ports", all(usedPorts(20), pool(20), set("conntrack.insert_failed", 10), set("conntrack.drop", 10)), Critical},
 		{"PT01", "a pool of 40 ports, the table unreadable", all(pool(40), unread, set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 80)), Critical},
 		{"PT02", "95 of 100 ports", usedPorts(95), Critical},
-		{"PT02", "95 ports of masquerade beside another address with few", all(usedPorts(95), rules(func(r *vitals.Ruleset) {
-			r.Pools = vitals.Pools{Smallest: 1, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.5"): 1}, Other: 64512}
+		{"PT02", "95 ports of masquerade beside another address with few", all(usedPorts(95), rules(func(r *firewall.Ruleset) {
+			r.Pools = firewall.Pools{Smallest: 1, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.5"): 1}, Other: 64512}
 		})), OK},
-		{"PT02", "95 ports of the same address by several rules", all(usedPorts(95), rules(func(r *vitals.Ruleset) { r.Pools.Other = 64512 })), OK},
-		{"PT02", "masquerade to 100 ports", all(usedPorts(95), rules(func(r *vitals.Ruleset) { r.Pools = vitals.Pools{Smallest: 100, Other: 100} })), Critical},
-		{"PT02", "a fixed port in use", all(usedPorts(1), rules(func(r *vitals.Ruleset) {
+		{"PT02", "95 ports of the same address by several rules", all(usedPorts(95), rules(func(r *firewall.Ruleset) { r.Pools.Other = 64512 })), OK},
+		{"PT02", "masquerade to 100 ports", all(usedPorts(95), rules(func(r *firewall.Ruleset) { r.Pools = firewall.Pools{Smallest: 100, Other: 100} })), Critical},
+		{"PT02", "a fixed port in use", all(usedPorts(1), rules(func(r *firewall.Ruleset) {
 			r.Pools.ByAddress[netip.MustParseAddr("203.0.113.1")] = 1
 		})), OK},
 		{"PT03", "a search of 10 ports", all(set("conntrack.found", 3000), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 100 }), Warn},
@@ -242,7 +243,7 @@ func TestChecks(t *testing.T) {
 		{"PT03", "half a port each", all(set("conntrack.found", 1500), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 1000 }), OK},
 		{"PT03", "new ones unknown, more tries than entries", all(set("conntrack.found", 6000), uncounted), Critical},
 		{"PT03", "new ones and entries unknown", all(set("conntrack.found", 6000), uncounted, func(s *vitals.Sample) { s.Namespaces[0].Table = nil }), Unknown},
-		{"PT04", "kernel 4.19", all(func(s *vitals.Sample) { s.After.Release = "4.19.0" }, rules(func(r *vitals.Ruleset) { r.InOrder = 1 })), Warn},
+		{"PT04", "kernel 4.19", all(func(s *vitals.Sample) { s.After.Release = "4.19.0" }, rules(func(r *firewall.Ruleset) { r.InOrder = 1 })), Warn},
 		{"PT04", "kernel 4.19, fully-random", func(s *vitals.Sample) { s.After.Release = "4.19.0" }, OK},
 		{"PT04", "no release", func(s *vitals.Sample) { s.After.Release = "" }, Unknown},
 		{"PT05", "an NFS client", func(s *vitals.Sample) { s.Namespaces[0].Entries.Privileged = 400 }, Info},
@@ -269,55 +270,55 @@ func TestChecks(t *testing.T) {
 		{"PT07", "who chose TCP is not known", all(listens(6, 40000), unasked), Warn},
 		{"PT07", "who chose UDP is not known", all(listens(17, 40000), unasked), Unknown},
 		{"PT07", "reserved", all(listens(6, 40000), listens(17, 40001), sysctl("net.ipv4.ip_local_reserved_ports", "8080,39000-41000")), OK},
-		{"PT07", "a port forward in the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 40000, High: 40000}} }), Warn},
-		{"PT07", "a port forward that begins below the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 30000, High: 32768}} }), Warn},
-		{"PT07", "a port forward below the range", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 30000, High: 32767}} }), OK},
-		{"PT07", "a port forward of all ports", rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 1024, High: 65535}} }), OK},
-		{"PT07", "a port forward that is reserved", all(rules(func(r *vitals.Ruleset) { r.Forwarded = []vitals.PortRange{{Low: 40000, High: 40010}} }), sysctl("net.ipv4.ip_local_reserved_ports", "40000-40010")), OK},
+		{"PT07", "a port forward in the range", rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 40000, High: 40000}} }), Warn},
+		{"PT07", "a port forward that begins below the range", rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 30000, High: 32768}} }), Warn},
+		{"PT07", "a port forward below the range", rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 30000, High: 32767}} }), OK},
+		{"PT07", "a port forward of all ports", rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 1024, High: 65535}} }), OK},
+		{"PT07", "a port forward that is reserved", all(rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 40000, High: 40010}} }), sysctl("net.ipv4.ip_local_reserved_ports", "40000-40010")), OK},
 		{"PT08", "many in TIME_WAIT", func(s *vitals.Sample) { s.Namespaces[0].After.Sockstat["TCP.tw"] = 20000 }, Info},
 		{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
-		{"RL01", "500 rules", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
-		{"RL01", "chains of one hook add up", rules(func(r *vitals.Ruleset) {
+		{"RL01", "500 rules", rules(func(r *firewall.Ruleset) { r.Chains[0].Longest = 500 }), Warn},
+		{"RL01", "chains of one hook add up", rules(func(r *firewall.Ruleset) {
 			for _, name := range []string{"ip filter forward", "inet firewall forward", "iptables filter FORWARD"} {
-				r.Chains = append(r.Chains, vitals.Chain{Name: name, Hook: "forward", Longest: 60, Established: -1})
+				r.Chains = append(r.Chains, firewall.Chain{Name: name, Hook: "forward", Longest: 60, Established: -1})
 			}
 		}), Warn},
-		{"RL01", "chains of several hooks and families do not", rules(func(r *vitals.Ruleset) {
-			r.Chains = append(r.Chains, vitals.Chain{Name: "ip filter forward", Hook: "forward", Longest: 60, Established: -1},
-				vitals.Chain{Name: "ip6 filter forward", Hook: "forward", Longest: 60, Established: -1},
-				vitals.Chain{Name: "inet filter output", Hook: "output", Longest: 60, Established: -1})
+		{"RL01", "chains of several hooks and families do not", rules(func(r *firewall.Ruleset) {
+			r.Chains = append(r.Chains, firewall.Chain{Name: "ip filter forward", Hook: "forward", Longest: 60, Established: -1},
+				firewall.Chain{Name: "ip6 filter forward", Hook: "forward", Longest: 60, Established: -1},
+				firewall.Chain{Name: "inet filter output", Hook: "output", Longest: 60, Established: -1})
 		}), OK},
-		{"RL01", "5000 rules of NAT", rules(func(r *vitals.Ruleset) { r.Chains[0].Longest, r.Chains[0].NAT = 5000, true }), Info},
-		{"RL01", "established first", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 0, UpTo: 1} }), Info},
-		{"RL01", "established behind 50", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 20, UpTo: 51} }), Info},
-		{"RL01", "established behind 500", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 20, UpTo: 501} }), Warn},
-		{"RL01", "established behind 2000", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Longest: 5000, Established: 1999, UpTo: 2000} }), Critical},
+		{"RL01", "5000 rules of NAT", rules(func(r *firewall.Ruleset) { r.Chains[0].Longest, r.Chains[0].NAT = 5000, true }), Info},
+		{"RL01", "established first", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Longest: 5000, Established: 0, UpTo: 1} }), Info},
+		{"RL01", "established behind 50", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Longest: 5000, Established: 20, UpTo: 51} }), Info},
+		{"RL01", "established behind 500", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Longest: 5000, Established: 20, UpTo: 501} }), Warn},
+		{"RL01", "established behind 2000", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Longest: 5000, Established: 1999, UpTo: 2000} }), Critical},
 		{"RL01", "unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules, s.Namespaces[0].RulesErr = nil, fs.ErrPermission }, Unknown},
-		{"RL02", "many services", rules(func(r *vitals.Ruleset) { r.KubeServices = 2000 }), Warn},
-		{"RL03", "both iptables", all(rules(func(r *vitals.Ruleset) { r.Compat, r.Legacy = true, 1 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
-		{"RL03", "tables of iptables-legacy that something has looked at", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), OK},
-		{"RL03", "rules of iptables-legacy that could not be read", all(rules(func(r *vitals.Ruleset) { r.Compat = true }), func(s *vitals.Sample) {
+		{"RL02", "many services", rules(func(r *firewall.Ruleset) { r.KubeServices = 2000 }), Warn},
+		{"RL03", "both iptables", all(rules(func(r *firewall.Ruleset) { r.Compat, r.Legacy = true, 1 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), Warn},
+		{"RL03", "tables of iptables-legacy that something has looked at", all(rules(func(r *firewall.Ruleset) { r.Compat = true }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"filter"} }), OK},
+		{"RL03", "rules of iptables-legacy that could not be read", all(rules(func(r *firewall.Ruleset) { r.Compat = true }), func(s *vitals.Sample) {
 			s.Namespaces[0].After.LegacyTables, s.Namespaces[0].RulesErr = []string{"filter"}, errors.New("no iptables-legacy-save")
 		}), Unknown},
-		{"RL04", "late", rules(func(r *vitals.Ruleset) { r.Chains[0] = vitals.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
+		{"RL04", "late", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
 		{"RL05", "what NAT never touches", plain(2000), Info},
-		{"RL06", "no rule needs it", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 10 }), Warn},
-		{"RL06", "no rule needs it, and no event was counted", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), uncounted), Warn},
-		{"RL06", "entries of rules that are gone", rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), Info},
-		{"RL06", "an empty nat table of iptables-legacy", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"nat"} }, uncounted), Warn},
-		{"RL06", "rules of iptables-legacy that could not be read", all(rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].RulesErr = errors.New("no iptables-legacy-save") }), Unknown},
-		{"RL06", "a rule looks at states", rules(func(r *vitals.Ruleset) { r.SourceNAT, r.Tracking = 0, 1 }), OK},
-		{"RL07", "a helper by rule", rules(func(r *vitals.Ruleset) { r.Helpers = 1 }), Info},
-		{"RL07", "a helper by a rule for all ports", rules(func(r *vitals.Ruleset) { r.Helpers, r.WideHelpers = 2, 1 }), Warn},
+		{"RL06", "no rule needs it", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].NewPerSecond = 10 }), Warn},
+		{"RL06", "no rule needs it, and no event was counted", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), uncounted), Warn},
+		{"RL06", "entries of rules that are gone", rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), Info},
+		{"RL06", "an empty nat table of iptables-legacy", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].After.LegacyTables = []string{"nat"} }, uncounted), Warn},
+		{"RL06", "rules of iptables-legacy that could not be read", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), func(s *vitals.Sample) { s.Namespaces[0].RulesErr = errors.New("no iptables-legacy-save") }), Unknown},
+		{"RL06", "a rule looks at states", rules(func(r *firewall.Ruleset) { r.SourceNAT, r.Tracking = 0, 1 }), OK},
+		{"RL07", "a helper by rule", rules(func(r *firewall.Ruleset) { r.Helpers = 1 }), Info},
+		{"RL07", "a helper by a rule for all ports", rules(func(r *firewall.Ruleset) { r.Helpers, r.WideHelpers = 2, 1 }), Warn},
 		{"RL07", "automatic helpers", sysctl("net.netfilter.nf_conntrack_helper", "1"), Warn},
-		{"RL08", "trace", rules(func(r *vitals.Ruleset) { r.Traces = 1 }), Critical},
-		{"RL08", "log", rules(func(r *vitals.Ruleset) { r.Logs = 2 }), Warn},
+		{"RL08", "trace", rules(func(r *firewall.Ruleset) { r.Traces = 1 }), Critical},
+		{"RL08", "log", rules(func(r *firewall.Ruleset) { r.Logs = 2 }), Warn},
 		{"RL08", "invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "6"), Info},
 		{"RL08", "all invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "255"), Warn},
 		{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "virbr0", Kind: "bridge"})
 		}), Warn},
-		{"RL09", "a bridge and no rules", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), rules(func(r *vitals.Ruleset) { *r = vitals.Ruleset{} }), func(s *vitals.Sample) {
+		{"RL09", "a bridge and no rules", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), rules(func(r *firewall.Ruleset) { *r = firewall.Ruleset{} }), func(s *vitals.Sample) {
 			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: "br0", Kind: "bridge"})
 		}), OK},
 		{"RL09", "docker", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *vitals.Sample) {
@@ -339,13 +340,13 @@ func TestChecks(t *testing.T) {
 		{"RL11", "no accounting", sysctl("net.netfilter.nf_conntrack_acct", "0"), Info},
 		{"RL12", "flowtables unused", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished)), Info},
 		{"RL12", "flowtables unused, few connections", func(s *vitals.Sample) { s.After.Flowtables = true }, OK},
-		{"RL12", "flowtables used", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished), rules(func(r *vitals.Ruleset) { r.Flowtables = 1 })), OK},
+		{"RL12", "flowtables used", all(func(s *vitals.Sample) { s.After.Flowtables = true }, fills(2000, conntrack.TCPEstablished), rules(func(r *firewall.Ruleset) { r.Flowtables = 1 })), OK},
 		{"RL12", "symbols hidden", func(s *vitals.Sample) { s.After.FlowtablesErr = fs.ErrPermission }, Unknown},
 		{"RL13", "checksums on the CPU", all(sysctl("net.netfilter.nf_conntrack_checksum", "1"), link(func(l *vitals.Link) { l.RxChecksum = 0 })), Info},
 		{"RL14", "two changes in half a second", func(s *vitals.Sample) { s.Window = time.Second / 2; s.Namespaces[0].After.Generation += 2 }, OK},
 		{"RL14", "churn", func(s *vitals.Sample) { s.Namespaces[0].After.Generation += 30 }, Warn},
 		{"RL15", "a rule drops", func(s *vitals.Sample) {
-			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []trace.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
+			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []firewall.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
 		}, Warn},
 		{"RL15", "scans at the door", func(s *vitals.Sample) {
 			s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 3, PerSecond: 1}}
@@ -358,8 +359,8 @@ func TestChecks(t *testing.T) {
 		{"RL16", "rules unreadable", func(s *vitals.Sample) { s.Namespaces[0].Rules = nil }, Unknown},
 		{"FW01", "off, refusing", all(sysctl("net.ipv4.ip_forward", "0"), set("Ip.InAddrErrors", 30)), Critical},
 		{"FW01", "off, and nobody sends", sysctl("net.ipv4.ip_forward", "0"), Warn},
-		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.SourceNAT = 0 }), forwards(0, 0, 0)), OK},
-		{"FW01", "off on a host that only redirects", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *vitals.Ruleset) { r.DestNAT = 1 }), forwards(0, 0, 0)), OK},
+		{"FW01", "off on a host", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), forwards(0, 0, 0)), OK},
+		{"FW01", "off on a host that only redirects", all(sysctl("net.ipv4.ip_forward", "0"), rules(func(r *firewall.Ruleset) { r.DestNAT = 1 }), forwards(0, 0, 0)), OK},
 		{"FW01", "off on a host that only redirects, with strays", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 3), dropped(trace.CauseForwardOff, 3)), Info},
 		{"FW01", "off on a host without rules, with much traffic", all(sysctl("net.ipv4.ip_forward", "0"), forwards(0, 0, 0), set("Ip.InAddrErrors", 300), dropped(trace.CauseForwardOff, 300)), Warn},
 		{"FW01", "IPv6 off on a host without rules, with much traffic", all(sysctl("net.ipv6.conf.all.forwarding", "0"), forwards(0, 0, 0), set("Ip6InAddrErrors", 300), dropped(trace.CauseForwardOff, 300)), Warn},
@@ -385,7 +386,7 @@ func TestChecks(t *testing.T) {
 		{"FW05", "a tunnel beside containers", mtus(map[string]int{"device": 1500, "wireguard": 1420, "bridge": 1450}), Warn},
 		{"FW05", "a tunnel, and containers of the uplink's MTU", mtus(map[string]int{"device": 1500, "wireguard": 1420, "veth": 1500}), Warn},
 		{"FW05", "a tunnel without containers", mtus(map[string]int{"device": 1500, "gre": 1476}), Warn},
-		{"FW05", "tunnel with clamp", all(link(func(l *vitals.Link) { l.MTU = 1420 }), rules(func(r *vitals.Ruleset) { r.MSSClamp = true })), OK},
+		{"FW05", "tunnel with clamp", all(link(func(l *vitals.Link) { l.MTU = 1420 }), rules(func(r *firewall.Ruleset) { r.MSSClamp = true })), OK},
 		{"FW06", "full", func(s *vitals.Sample) { s.After.Neighbours["neigh.table_fulls"] = 5 }, Critical},
 		{"FW06", "near full", func(s *vitals.Sample) { s.After.Entries[0] = 900 }, Warn},
 		{"FW06", "unreadable", func(s *vitals.Sample) { delete(s.After.Sysctl, "net.ipv4.neigh.default.gc_thresh3") }, Unknown},
@@ -436,9 +437,9 @@ func TestChecks(t *testing.T) {
 		{"RX07", "counters that began anew", all(before(vitals.Link{QdiscPackets: 5000}), link(func(l *vitals.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 })), Warn},
 		{"RX01", "a counter that wrapped", func(s *vitals.Sample) { s.Before.Softnet[1].Dropped, s.After.Softnet[1].Dropped = 0xffffffff, 0 }, Warn},
 		{"RX01", "a CPU that went away", func(s *vitals.Sample) {
-			s.Before.Softnet[0].Dropped, s.After.Softnet = 0, []vitals.SoftnetCPU{{Dropped: 100}}
+			s.Before.Softnet[0].Dropped, s.After.Softnet = 0, []trace.SoftnetCPU{{Dropped: 100}}
 		}, OK},
-		{"RX02", "a CPU that went away", func(s *vitals.Sample) { s.After.Softnet = []vitals.SoftnetCPU{{Squeezed: 100}} }, OK},
+		{"RX02", "a CPU that went away", func(s *vitals.Sample) { s.After.Softnet = []trace.SoftnetCPU{{Squeezed: 100}} }, OK},
 		{"RX08", "no xdp", func(*vitals.Sample) {}, OK},
 		{"RX08", "xdp", link(func(l *vitals.Link) { l.XDP = true }), Info},
 		{"RX08", "xdp, and all can send", all(xdp(3), link(func(l *vitals.Link) { l.XDPFeatures = 7 })), Info},
@@ -510,7 +511,7 @@ func TestBlind(t *testing.T) {
 	n := s.Namespaces[0]
 	no := errors.New("not permitted")
 	n.After.ConntrackErr, n.TableErr, n.RulesErr, n.DropsErr, n.NewErr, s.After.LogErr = no, no, no, no, no, no
-	n.Rules, n.Table = &vitals.Ruleset{}, nil
+	n.Rules, n.Table = &firewall.Ruleset{}, nil
 	blind := map[string]bool{}
 	for _, f := range Judge(context.Background(), s).Findings {
 		blind[f.Check] = f.Verdict == Unknown

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -34,7 +35,7 @@ func examined(t *testing.T) *vitals.Sample {
 		return r
 	}
 	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
-		Rules: &vitals.Ruleset{Tables: 1, SourceNAT: 1, Forwards: vitals.Forwards{IPv4: 1}, Chains: []vitals.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
+		Rules: &firewall.Ruleset{Tables: 1, SourceNAT: 1, Forwards: firewall.Forwards{IPv4: 1}, Chains: []firewall.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta, n.Entries = trace.Counters{}, &vitals.Entries{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
@@ -112,14 +113,14 @@ func translated(protocol flow.Protocol) func(*vitals.Sample) {
 func targets(address string) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
 		r := s.Namespaces[0].Rules
-		r.DestNAT, r.Targets = 1, vitals.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
+		r.DestNAT, r.Targets = 1, firewall.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
 	}
 }
 
 // untracked has so many rules keep packets of IPv4, of IPv6, and of either, from being tracked.
 func untracked(four, six, either int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Untracked = vitals.Forwards{IPv4: four, IPv6: six, Either: either}
+		s.Namespaces[0].Rules.Untracked = firewall.Forwards{IPv4: four, IPv6: six, Either: either}
 	}
 }
 
@@ -132,7 +133,7 @@ func noEntries(s *vitals.Sample) {
 // forwards has so many rules need forwarding of IPv4, of IPv6, and of either.
 func forwards(four, six, either int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Forwards = vitals.Forwards{IPv4: four, IPv6: six, Either: either}
+		s.Namespaces[0].Rules.Forwards = firewall.Forwards{IPv4: four, IPv6: six, Either: either}
 	}
 }
 
@@ -154,7 +155,7 @@ func oneSource(percent int) func(*vitals.Sample) {
 
 func usedPorts(n int) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Pools = vitals.Pools{Smallest: 100, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 100}}
+		s.Namespaces[0].Rules.Pools = firewall.Pools{Smallest: 100, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 100}}
 		entries(n, func(i int, e *conntrack.Entry) {
 			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.0.0.1"))
 			e.Reply = conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.9")), SourcePort: 443,
@@ -263,7 +264,7 @@ func xdp(features uint64) func(*vitals.Sample) {
 // pool has the rules use so many ports of the address of usedPorts.
 func pool(n uint32) func(*vitals.Sample) {
 	return func(s *vitals.Sample) {
-		s.Namespaces[0].Rules.Pools = vitals.Pools{Smallest: n, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): n}}
+		s.Namespaces[0].Rules.Pools = firewall.Pools{Smallest: n, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): n}}
 	}
 }
 

@@ -565,9 +565,6 @@ func TestParsers(t *testing.T) {
 			t.Errorf("%s: %s, %s", key, got, f.Protocol)
 		}
 	}
-	if n := parseSoftnet("00000001 0000000a 0\n00000001 00000001 0\n"); n != 11 {
-		t.Errorf("backlog drops %d", n)
-	}
 	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1,000", 1048576: "1,048,576"} {
 		if got := group(n); got != want {
 			t.Errorf("%d is written %s", n, got)

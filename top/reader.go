@@ -11,8 +11,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -312,37 +310,15 @@ func (h *Host) softirq(c *Counts, first bool, seconds float64) {
 	text, err := os.ReadFile("/proc/stat")
 	if err == nil {
 		now := trace.ParseCPUs(string(text))
-		c.HottestCPU, c.Softirq = hottest(trace.CPUsBetween(h.lastSoft, now))
+		c.HottestCPU, c.Softirq = trace.BusiestInSoftirq(trace.CPUsBetween(h.lastSoft, now))
 		h.lastSoft = now
 	}
-	if text, err = os.ReadFile("/proc/net/softnet_stat"); err != nil {
+	drops, err := trace.BacklogDrops()
+	if err != nil {
 		return
 	}
-	drops := parseSoftnet(string(text))
 	if !first && drops >= h.lastDrops {
 		c.BacklogPerSecond = float64(drops-h.lastDrops) / seconds
 	}
 	h.lastDrops = drops
-}
-
-// hottest is the CPU that spent the most of a window in softirqs.
-func hottest(window []trace.CPUTime) (cpu int, share float64) {
-	for _, c := range window {
-		if s := float64(c.Softirq) / float64(c.Total); s > share {
-			cpu, share = c.CPU, s
-		}
-	}
-	return cpu, share
-}
-
-// parseSoftnet adds the second column of /proc/net/softnet_stat: packets that
-// found a CPU's backlog full.
-func parseSoftnet(text string) (sum uint64) {
-	for line := range strings.Lines(text) {
-		if f := strings.Fields(line); len(f) > 1 {
-			n, _ := strconv.ParseUint(f[1], 16, 64)
-			sum += n
-		}
-	}
-	return sum
 }

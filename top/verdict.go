@@ -7,34 +7,18 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/severity"
 )
 
 // Level is how bad a verdict is.
-type Level int
+type Level = severity.Level
 
-// The levels; their names are printed, so that nothing depends on colour.
+// The levels that verdicts have.
 const (
-	OK Level = iota
-	Warn
-	Critical
+	OK       = severity.OK
+	Warn     = severity.Warn
+	Critical = severity.Critical
 )
-
-// String returns "ok", "WARN" or "CRITICAL".
-func (l Level) String() string { return [...]string{"ok", "WARN", "CRITICAL"}[l] }
-
-// MarshalText implements encoding.TextMarshaler.
-func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
-
-// UnmarshalText is the inverse of MarshalText.
-func (l *Level) UnmarshalText(text []byte) error {
-	for level := OK; level <= Critical; level++ {
-		if level.String() == string(text) {
-			*l = level
-			return nil
-		}
-	}
-	return fmt.Errorf("verdict %q: not ok, WARN or CRITICAL", text)
-}
 
 // Verdict is the one line that says what is short.
 type Verdict struct {
@@ -43,9 +27,7 @@ type Verdict struct {
 }
 
 // judge looks at the numbers in the order in which one has to act: what is lost
-// now, then what will be lost soon. Thresholds: 75 and 90 % of the table by
-// entries that cannot be evicted, 80 and 90 % of an SNAT address's ports
-// (refusals were measured from 90 %), 15 and 2 minutes to a full table.
+// now, then what will be lost soon.
 func judge(c *Counts, t *Table) Verdict {
 	if c == nil {
 		return Verdict{OK, "reading"}
@@ -60,45 +42,54 @@ func judge(c *Counts, t *Table) Verdict {
 	if c.DropsPerSecond > 0 || c.BacklogPerSecond > 1 {
 		return judgeDrops(c, fullest, occupied)
 	}
-	left := fullest.TimeToFull()
-	// Below half, and over less than a minute, growth says nothing of minutes to come.
-	steady := fullest.Fill() > 0.5 && fullest.Over >= conntrack.GrowthWindow || fullest.Fill() > 0.9
-	growing := left >= 0 && fullest.Growth > 1 && steady
-	switch {
-	case fullest.Effective() > 0.90:
-		return Verdict{Critical, fmt.Sprintf("%s%.0f%% of the table is held: new connections fail soon; sluice tune", fullest.Namespace, 100*fullest.Effective())}
-	case growing && left < 2*time.Minute:
-		return Verdict{Critical, fmt.Sprintf("%sthe table is full in %v at this growth", fullest.Namespace, left.Round(time.Second))}
-	case occupied != nil && occupied.Share() > 0.90:
-		return Verdict{Critical, occupancyText(occupied) + ": connections are refused"}
-	case c.Softirq > 0.85:
-		return Verdict{Critical, fmt.Sprintf("CPU %d spends %.0f%% in softirqs: packets will be lost", c.HottestCPU, 100*c.Softirq)}
-	case fullest.Effective() > 0.75:
-		return Verdict{Warn, fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
-	case growing && left < 15*time.Minute:
-		return Verdict{Warn, fmt.Sprintf("%sthe table is full in %v at this growth", fullest.Namespace, left.Round(time.Minute))}
-	case occupied != nil && occupied.Share() > 0.80:
-		return Verdict{Warn, occupancyText(occupied)}
-	case fullest.MeanChain() > 16:
-		return Verdict{Warn, fmt.Sprintf("hash chains of %.0f entries: raise nf_conntrack_buckets to nf_conntrack_max", fullest.MeanChain())}
-	case c.Softirq > 0.60:
-		return Verdict{Warn, fmt.Sprintf("CPU %d spends %.0f%% in softirqs", c.HottestCPU, 100*c.Softirq)}
+	worst := Verdict{OK, "nothing is short"}
+	for _, v := range shortages(c, fullest, occupied) {
+		if v.Level >= Warn && v.Level > worst.Level {
+			worst = v
+		}
 	}
-	return Verdict{OK, "nothing is short"}
+	return worst
+}
+
+// shortages are what will be lost soon, the first to act on first.
+func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) []Verdict {
+	held := Verdict{severity.TableFill.Of(fullest.Effective()), fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
+	if held.Level == Critical {
+		held.Text += ": new connections fail soon; sluice tune"
+	}
+	left, growing := fullest.TimeToFull(), Verdict{}
+	if fullest.Growth > 1 {
+		growing.Level = severity.TimeToFull(left, fullest.Fill(), fullest.Over >= conntrack.GrowthWindow)
+		unit := time.Minute
+		if growing.Level == Critical {
+			unit = time.Second
+		}
+		growing.Text = fmt.Sprintf("%sthe table is full in %v at this growth", fullest.Namespace, left.Round(unit))
+	}
+	list := []Verdict{held, growing}
+	if occupied != nil {
+		ports := Verdict{severity.Ports.Of(occupied.Share()), occupancyText(occupied)}
+		if ports.Level == Critical {
+			ports.Text += ": connections are refused"
+		}
+		list = append(list, ports)
+	}
+	if chain := fullest.MeanChain(); chain > 16 {
+		list = append(list, Verdict{Warn, fmt.Sprintf("hash chains of %.0f entries: raise nf_conntrack_buckets to nf_conntrack_max", chain)})
+	}
+	softirq := Verdict{severity.Softirq.Of(c.Softirq), fmt.Sprintf("CPU %d spends %.0f%% in softirqs", c.HottestCPU, 100*c.Softirq)}
+	if softirq.Level == Critical {
+		softirq.Text += ": packets will be lost"
+	}
+	return append(list, softirq)
 }
 
 // judgeDrops names the worst cause of drops. conntrack.Counters.Refused tells them
 // apart, here and in the doctor's CT05, CT09, CT11 and PT01, whose limits these are.
 func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) Verdict {
-	beyondChance := func(perSecond float64) Level {
-		if perSecond > 1 {
-			return Critical
-		}
-		return Warn
-	}
 	switch {
 	case c.FullPerSecond > 1 || c.FullPerSecond > 0 && c.PortsPerSecond+c.ChainsPerSecond+c.RacesPerSecond == 0 && c.BacklogPerSecond <= 1:
-		return Verdict{beyondChance(c.FullPerSecond), fmt.Sprintf("%sthe table is full, %s new connections/s are dropped; sluice tune", fullest.Namespace, decimal(c.FullPerSecond))}
+		return Verdict{severity.Refused.Of(c.FullPerSecond), fmt.Sprintf("%sthe table is full, %s new connections/s are dropped; sluice tune", fullest.Namespace, decimal(c.FullPerSecond))}
 	case c.PortsPerSecond > 0 && occupied != nil:
 		return Verdict{Critical, fmt.Sprintf("SNAT %s -> %s %s: %d ports of %s taken, %s/s find none", occupied.Public,
 			occupied.Protocol, occupied.Remote, occupied.Used, occupied.Range, decimal(c.PortsPerSecond))}
@@ -109,7 +100,7 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 	case c.BacklogPerSecond > 1:
 		return Verdict{Critical, fmt.Sprintf("%.0f packets/s find the backlog of their CPU full", c.BacklogPerSecond)}
 	}
-	return Verdict{beyondChance(c.RacesPerSecond), fmt.Sprintf("%s new connections/s met an equal one and were dropped; ports are not short", decimal(c.RacesPerSecond))}
+	return Verdict{severity.Refused.Of(c.RacesPerSecond), fmt.Sprintf("%s new connections/s met an equal one and were dropped; ports are not short", decimal(c.RacesPerSecond))}
 }
 
 // worstOccupancy is the fullest range of SNAT ports, searched once for a table.

@@ -139,12 +139,20 @@ func (m *Model) rateLine() string {
 		decimal(c.DropsPerSecond+c.BacklogPerSecond), decimal(c.PortsPerSecond), decimal(c.BacklogPerSecond), c.HottestCPU, percent(c.Softirq))
 }
 
+// levelText stands out by capitals where something is wrong: colours may be missing.
+func levelText(l Level) string {
+	if l == OK {
+		return l.String()
+	}
+	return strings.ToUpper(l.String())
+}
+
 func (m *Model) verdictLine() string {
 	if err := cmp.Or(m.errs[fetchCounts], m.errs[fetchTable]); err != nil {
 		return styleLevels[Warn].Render("cannot see: " + err.Error())
 	}
 	v := judge(m.counts, m.table)
-	line := styleLevels[v.Level].Render(v.Level.String() + ": " + v.Text)
+	line := styleLevels[v.Level].Render(levelText(v.Level) + ": " + v.Text)
 	if blind := m.blind(); len(blind) > 0 {
 		line += "  (not seen: " + strings.Join(blind, "; ") + ")"
 	}

@@ -117,19 +117,13 @@ func (c Counters) addPairs(text string) {
 	}
 }
 
-// addSoftnet adds the columns that every kernel since 2.6 has: packets taken,
-// dropped for a full backlog, and rounds cut short.
+// addSoftnet adds up what all CPUs did.
 func (c Counters) addSoftnet(text string) {
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		for i, name := range []string{"softnet.processed", "softnet.dropped", "softnet.squeezed"} {
-			if i < len(f) {
-				c.add(name, f[i], 16)
-			}
-		}
-		if len(f) > 9 {
-			c.add("softnet.received_rps", f[9], 16)
-		}
+	for _, cpu := range ParseSoftnet(text) {
+		c["softnet.processed"] += cpu.Processed
+		c["softnet.dropped"] += cpu.Dropped
+		c["softnet.squeezed"] += cpu.Squeezed
+		c["softnet.received_rps"] += cpu.RPS
 	}
 }
 

@@ -3,6 +3,7 @@
 package trace
 
 import (
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,4 +58,47 @@ func CPUsBetween(before, after []CPUTime) []CPUTime {
 		cpus = append(cpus, CPUTime{a.CPU, a.Total - b.Total, added(b.Softirq, a.Softirq), added(b.Idle, a.Idle)})
 	}
 	return cpus
+}
+
+// BusiestInSoftirq is the CPU that spent the largest share of a window in softirqs.
+func BusiestInSoftirq(window []CPUTime) (cpu int, share float64) {
+	for _, c := range window {
+		if s := float64(c.Softirq) / float64(c.Total); s > share {
+			cpu, share = c.CPU, s
+		}
+	}
+	return cpu, share
+}
+
+// SoftnetCPU is a line of /proc/net/softnet_stat: packets that a CPU took, that found its backlog
+// full, rounds that were cut short, and packets that other CPUs sent it (RPS).
+type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
+
+// ParseSoftnet reads 9 to 15 hexadecimal columns; their number depends on the kernel.
+func ParseSoftnet(text string) []SoftnetCPU {
+	var cpus []SoftnetCPU
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 3 {
+			continue
+		}
+		var c SoftnetCPU
+		for i, at := range map[int]*uint64{0: &c.Processed, 1: &c.Dropped, 2: &c.Squeezed, 9: &c.RPS} {
+			if i < len(f) {
+				*at, _ = strconv.ParseUint(f[i], 16, 64)
+			}
+		}
+		cpus = append(cpus, c)
+	}
+	return cpus
+}
+
+// BacklogDrops is how many packets of the whole host have found the backlog of a CPU full. The
+// sum falls when a CPU goes offline.
+func BacklogDrops() (sum uint64, err error) {
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	for _, c := range ParseSoftnet(string(text)) {
+		sum += c.Dropped
+	}
+	return sum, err
 }

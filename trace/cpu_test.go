@@ -21,3 +21,12 @@ func TestCPUs(t *testing.T) {
 		t.Errorf("CPU %d is the busiest, with %g", p.Busiest, p.BusiestShare)
 	}
 }
+
+func TestParseSoftnet(t *testing.T) {
+	got := ParseSoftnet("00000010 00000002 00000003\n" + // nine and fewer columns: old kernels
+		"0000000a 00000000 00000001 0 0 0 0 0 0 00000007 00000000 00000000 00000001 00000000 00000000\n")
+	want := []SoftnetCPU{{Processed: 16, Dropped: 2, Squeezed: 3}, {Processed: 10, Squeezed: 1, RPS: 7}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}

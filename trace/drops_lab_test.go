@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
@@ -131,8 +132,8 @@ func TestListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed := map[uint64][]trace.Rule{}
-	watch := func(traffic func(context.Context, *lab.Lab) (int, error)) (rules []trace.Rule) {
+	listed := map[uint64][]firewall.Rule{}
+	watch := func(traffic func(context.Context, *lab.Lab) (int, error)) (rules []firewall.Rule) {
 		w := trace.Watcher{Namespaces: []conntrack.Namespace{ns}, Listed: listed,
 			Options: trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true}}
 		if err := w.Start(ctx); err != nil {
@@ -157,7 +158,7 @@ func TestListed(t *testing.T) {
 	}
 	for range 2 {
 		rules := watch(c.Traffic)
-		if len(rules) == 0 || !slices.ContainsFunc(listed[ns.Inode], func(r trace.Rule) bool { return r.Text == rules[0].Text }) {
+		if len(rules) == 0 || !slices.ContainsFunc(listed[ns.Inode], func(r firewall.Rule) bool { return r.ID() == rules[0].ID() }) {
 			t.Errorf("rules %v are blamed, %v are kept", rules, listed)
 		}
 	}

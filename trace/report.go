@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 )
 
 // samplesKept is how many packets a report shows for each cause.
@@ -43,9 +44,9 @@ type DropGroup struct {
 	Bytes     uint64  `json:"bytes"`
 	PerSecond float64 `json:"per_second"`
 	// Places are the kinds of drops that make up the group.
-	Places  []DropPlace   `json:"places"`
-	Rules   []Rule        `json:"rules,omitempty"` // for firewall rules: one is the rule, more are candidates
-	Samples []*DropSample `json:"samples,omitempty"`
+	Places  []DropPlace     `json:"places"`
+	Rules   []firewall.Rule `json:"rules,omitempty"` // for firewall rules: one is the rule, more are candidates
+	Samples []*DropSample   `json:"samples,omitempty"`
 	// Sampled are all of the packets that were sampled; Samples are the few to show.
 	Sampled []*DropSample `json:"-"`
 }
@@ -100,7 +101,7 @@ var counterCauses = []struct {
 type snapshot struct {
 	counters Counters
 	counts   map[dropsDropKey]DropCount // this namespace's
-	rules    []Rule
+	rules    []firewall.Rule
 }
 
 // Watcher runs one observation of drops over a window.
@@ -111,9 +112,9 @@ type Watcher struct {
 	// pauses it again.
 	Probe *Drops
 	// Listed, when set, keeps the dropping rules of namespaces, by inode, from one watch to
-	// the next: they are listed only where one dropped something, because the program that
-	// lists them is dear. nil: they are listed in every namespace when the watch begins.
-	Listed map[uint64][]Rule
+	// the next: they are listed only where one dropped something, because a list of thousands
+	// costs time. nil: they are listed in every namespace when the watch begins.
+	Listed map[uint64][]firewall.Rule
 	// PortsInUse asks for the connection table where packets were dropped for want of a source
 	// port, to tell them from those that lost a race.
 	PortsInUse bool
@@ -158,7 +159,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 	for _, ns := range w.Namespaces {
 		before := w.snapshot(ctx, ns)
 		if before.rules = w.Listed[ns.Inode]; w.Listed == nil {
-			before.rules, _ = DropRules(ctx, ns)
+			before.rules, _ = dropRules(ctx, ns)
 		}
 		w.before[ns.Inode] = before
 	}
@@ -271,7 +272,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 	delta := after.counters.Sub(before.counters)
 	groups := map[string]*DropGroup{}
 	names := sync.OnceValue(func() map[uint32]string { return interfaceNames(ns) })
-	listed := sync.OnceValue(func() []Rule { return w.list(ctx, ns) })
+	listed := sync.OnceValue(func() []firewall.Rule { return w.list(ctx, ns) })
 	for key, c := range after.counts {
 		c.Packets -= before.counts[key].Packets
 		c.Bytes -= before.counts[key].Bytes
@@ -287,7 +288,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 		if w.Options.Filter.Empty() {
 			cause = refine(cause, delta, w.drops.nftSeen)
 		}
-		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(listed(), Rule.legacy) {
+		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(listed(), func(r firewall.Rule) bool { return r.Legacy }) {
 			cause = CauseHookRule // nftables on a kernel without a place of its own for that
 		}
 		g := groups[cause.ID]
@@ -312,7 +313,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namesp
 		g.finish(r.Window)
 		switch g.Cause.ID {
 		case CauseNftRule.ID, CauseHookRule.ID, CauseLegacyRule.ID:
-			g.blame(before.rules, listed())
+			w.blame(ctx, ns, g, before.rules, listed())
 		}
 		r.Groups = append(r.Groups, *g)
 	}
@@ -382,24 +383,29 @@ func (g *DropGroup) finish(window time.Duration) {
 }
 
 // list reads the dropping rules of a namespace at the end of the watch.
-func (w *Watcher) list(ctx context.Context, ns conntrack.Namespace) []Rule {
-	rules, err := DropRules(ctx, ns)
+func (w *Watcher) list(ctx context.Context, ns conntrack.Namespace) []firewall.Rule {
+	rules, err := dropRules(ctx, ns)
 	if err != nil {
 		w.problem(err)
 	}
 	if w.Listed != nil {
-		w.Listed[ns.Inode] = rules
+		w.Listed[ns.Inode] = firewall.Counters(rules)
 	}
 	return rules
 }
 
 // blame finds the rules of the group between two listings.
-func (g *DropGroup) blame(before, after []Rule) {
+func (w *Watcher) blame(ctx context.Context, ns conntrack.Namespace, g *DropGroup, before, after []firewall.Rule) {
 	hooks := map[Hook]bool{}
 	for _, p := range g.Places {
 		hooks[p.Hook] = true
 	}
-	g.Rules = blame(before, after, hooks, g.Samples)
+	if err := ns.Do(func() error {
+		g.Rules = blame(before, after, hooks, g.Samples)
+		return firewall.Describe(ctx, g.Rules)
+	}); err != nil {
+		w.problem(err)
+	}
 }
 
 // reconcile compares events with counters where either is not zero.

@@ -13,7 +13,6 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -170,98 +169,6 @@ func TestFilterWords(t *testing.T) {
 	}
 }
 
-const ruleset = `table inet filter { # handle 1
-	set banned { # handle 2
-		type ipv4_addr
-		elements = { 192.0.2.66 }
-	}
-
-	chain forward { # handle 3
-		type filter hook forward priority filter; policy drop;
-		ct state established,related accept # handle 4
-		ip saddr @banned counter packets 7 bytes 420 drop # handle 5
-		tcp dport { 25, 465 } drop # handle 6
-		iifname "wan0" udp dport 53 jump dns # handle 7
-	}
-
-	chain dns { # handle 8
-		ip daddr 198.51.100.0/24 reject # handle 9
-	}
-}
-table ip other { # handle 2
-	chain input { # handle 1
-		type filter hook input priority filter; policy accept;
-		drop # handle 2
-	}
-}
-`
-
-func TestParseNft(t *testing.T) {
-	want := []Rule{
-		{Chain: "inet filter forward", Hook: "forward", Text: "policy drop"},
-		{Chain: "inet filter forward", Hook: "forward", Text: "ip saddr @banned drop", Handle: "5", Packets: 7, Counted: true},
-		{Chain: "inet filter forward", Hook: "forward", Text: "tcp dport { 25, 465 } drop", Handle: "6"},
-		{Chain: "inet filter dns", Hook: "forward", Text: "ip daddr 198.51.100.0/24 reject", Handle: "9"},
-		{Chain: "ip other input", Hook: "input", Text: "drop", Handle: "2"},
-	}
-	if diff := cmp.Diff(want, parseNft(ruleset), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestParseLegacy(t *testing.T) {
-	saved := "*filter\n:INPUT ACCEPT [1:2]\n:FORWARD DROP [12:720]\n:mine - [0:0]\n" +
-		"[3:180] -A FORWARD -p tcp --dport 25 -j DROP\n[5:1] -A mine -j REJECT\n[9:9] -A INPUT -j ACCEPT\nCOMMIT\n"
-	want := []Rule{
-		{Chain: "iptables filter FORWARD", Hook: "forward", Text: "policy DROP", Packets: 12, Counted: true},
-		{Chain: "iptables filter FORWARD", Hook: "forward", Text: "-A FORWARD -p tcp --dport 25 -j DROP", Packets: 3, Counted: true},
-		{Chain: "iptables filter mine", Text: "-A mine -j REJECT", Packets: 5, Counted: true},
-	}
-	if diff := cmp.Diff(want, parseLegacy("iptables", saved), cmpopts.IgnoreUnexported(Rule{})); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// TestBlame wants the rule that fits the packet, by its counter or its conditions.
-func TestBlame(t *testing.T) {
-	packet := func(proto flow.Protocol, from, to string) []*DropSample {
-		return []*DropSample{{DropCount: DropCount{Hook: HookForward}, Interface: "wan0",
-			Packet: flow.Tuple{Protocol: proto, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}}}
-	}
-	rules := parseNft(ruleset)
-	for _, c := range []struct {
-		name    string
-		before  []Rule
-		samples []*DropSample
-		want    []string // handles; "" is the policy
-	}{
-		{"ports in a set", rules, packet(flow.TCP, "192.0.2.2:1024", "198.51.100.9:465"), []string{"6"}},
-		{"in a chain jumped to", rules, packet(flow.UDP, "192.0.2.2:1024", "198.51.100.9:53"), []string{"9"}},
-		{"only the policy fits", rules, packet(flow.UDP, "192.0.2.2:1024", "203.0.113.9:99"), []string{""}},
-		{"a counter that moved", []Rule{}, packet(flow.UDP, "192.0.2.66:1024", "203.0.113.9:99"), []string{"5", ""}},
-	} {
-		var got []string
-		for _, r := range blame(c.before, rules, map[Hook]bool{HookForward: true}, c.samples) {
-			got = append(got, r.Handle)
-		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: handles %q, want %q", c.name, got, c.want)
-		}
-	}
-}
-
-// TestBlameWithoutListing wants the counters of rules that were not listed before to tell
-// nothing but that the rule has dropped at some time.
-func TestBlameWithoutListing(t *testing.T) {
-	rule := func(text string, packets uint64) Rule { return Rule{Text: text, Counted: true, Packets: packets} }
-	want := rule("ip saddr 192.0.2.2 counter drop", 5)
-	got := blame(nil, []Rule{rule("ip saddr 192.0.2.3 counter drop", 9), want, rule("ip saddr 192.0.2.0/24 counter drop", 0)}, nil,
-		[]*DropSample{{Packet: flow.Tuple{Source: netip.MustParseAddrPort("192.0.2.2:1")}}})
-	if len(got) != 1 || got[0].Text != want.Text {
-		t.Errorf("got %v, want %v", got, want)
-	}
-}
-
 // TestEventID wants the older place of tracefs to be tried; where it is mounted nowhere, the
 // number comes from the kernel all the same, or the message says what to mount.
 func TestEventID(t *testing.T) {
@@ -282,43 +189,6 @@ func TestEventID(t *testing.T) {
 		}
 	} else if !strings.Contains(err.Error(), "mount -t tracefs") {
 		t.Errorf("without rights: %q, %v", id, err)
-	}
-}
-
-// TestFits: conditions as nft prints them; what cannot be judged from the packet is no
-// reason to leave the rule out.
-func TestFits(t *testing.T) {
-	sample := func(p flow.Protocol, from, to string) *DropSample {
-		return &DropSample{DropCount: DropCount{Hook: HookForward}, Interface: "veth7",
-			Packet: flow.Tuple{Protocol: p, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}}
-	}
-	tcp := sample(flow.TCP, "192.0.2.2:1024", "198.51.100.9:80")
-	ping := sample(flow.ICMPv6, "[2001:db8::2]:7", "[2001:db8::9]:7")
-	for _, c := range []struct {
-		rule   string
-		sample *DropSample
-		want   bool
-	}{
-		{`iifname "veth*" drop`, tcp, true},
-		{`iifname { "wan0", "veth*" } drop`, tcp, true},
-		{`iifname "eth*" drop`, tcp, false},
-		{`iifname != "veth*" drop`, tcp, false},
-		{"meta l4proto ipv6-icmp drop", ping, true},
-		{"meta l4proto != ipv6-icmp drop", ping, false},
-		{"meta l4proto { tcp, udp } drop", ping, false},
-		{"meta l4proto { esp, udp } drop", tcp, false},
-		{"ip saddr . tcp dport { 192.0.2.2 . 80, 192.0.2.3 . 81 } drop", tcp, true},
-		{"ip protocol . tcp dport { tcp . 80 } drop", tcp, true},
-		{"ip daddr vmap { 198.51.100.9 : drop }", tcp, true},
-		{"ip saddr & 255.255.0.255 == 192.0.0.2 drop", tcp, true},
-		{"ip saddr { 192.0.2.0/31, 192.0.2.2-192.0.2.7 } drop", tcp, true},
-		{"ip saddr 192.0.2.3 drop", tcp, false},
-		{"ip6 saddr 2001:db8::/64 drop", tcp, false},
-		{"ip6 saddr 2001:db8::/64 drop", ping, true},
-	} {
-		if got := fits(c.rule, c.sample); got != c.want {
-			t.Errorf("%s: fits %s: %v, want %v", c.rule, c.sample.Packet, got, c.want)
-		}
 	}
 }
 

@@ -4,11 +4,9 @@ package tune
 
 import (
 	"context"
-	"os"
-	"strconv"
-	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 // Drops returns a counter of the packets that the settings of this package can
@@ -36,8 +34,8 @@ func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, erro
 			last[ns.Inode] = now
 		}
 		// Where it is not readable the connection trackers remain.
-		if text, err := os.ReadFile("/proc/net/softnet_stat"); err == nil {
-			sum += backlog.to(backlogDrops(string(text)))
+		if drops, err := trace.BacklogDrops(); err == nil {
+			sum += backlog.to(drops)
 		}
 		return sum, nil
 	}
@@ -56,18 +54,4 @@ func (g *growth) to(now uint64) (grown uint64) {
 	}
 	g.last, g.known = now, true
 	return grown
-}
-
-// backlogDrops adds the second column of /proc/net/softnet_stat.
-func backlogDrops(text string) (sum uint64) {
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		if len(f) < 2 {
-			continue
-		}
-		if n, err := strconv.ParseUint(f[1], 16, 64); err == nil {
-			sum += n
-		}
-	}
-	return sum
 }

@@ -29,7 +29,7 @@ func text(root fs.FS, name string) string {
 func ReadHostCounters(root fs.FS) HostCounters {
 	c := HostCounters{
 		CPUs:       trace.ParseCPUs(text(root, "proc/stat")),
-		Softnet:    parseSoftnet(text(root, threadNet+"softnet_stat")),
+		Softnet:    trace.ParseSoftnet(text(root, threadNet+"softnet_stat")),
 		Interrupts: parseInterrupts(text(root, "proc/interrupts")),
 	}
 	if counters, err := trace.ParseCounters(root); err == nil {
@@ -133,25 +133,6 @@ func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 		r.Sockstat[name] = n
 	}
 	return r, nil
-}
-
-// parseSoftnet reads 9 to 15 hexadecimal columns; their number depends on the kernel.
-func parseSoftnet(s string) []SoftnetCPU {
-	var cpus []SoftnetCPU
-	for line := range strings.Lines(s) {
-		f := strings.Fields(line)
-		if len(f) < 3 {
-			continue
-		}
-		var c SoftnetCPU
-		for i, at := range map[int]*uint64{0: &c.Processed, 1: &c.Dropped, 2: &c.Squeezed, 9: &c.RPS} {
-			if i < len(f) {
-				*at, _ = strconv.ParseUint(f[i], 16, 64)
-			}
-		}
-		cpus = append(cpus, c)
-	}
-	return cpus
 }
 
 func parseMeminfo(s string) map[string]uint64 {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -70,7 +71,7 @@ func (r *NamespaceReading) LocalRange() (low, high int, there bool) {
 func (r *NamespaceReading) Exposed(port uint16) bool {
 	low, high, there := r.LocalRange()
 	return there && low <= int(port) && int(port) <= high &&
-		!slices.ContainsFunc(r.reserved(), func(p PortRange) bool { return p.Low <= port && port <= p.High })
+		!slices.ContainsFunc(r.reserved(), func(p firewall.PortRange) bool { return p.Low <= port && port <= p.High })
 }
 
 // LocalPorts counts the ports that the kernel gives to sockets that name none: those of
@@ -88,10 +89,10 @@ func (r *NamespaceReading) LocalPorts() int {
 }
 
 // reserved reads ip_local_reserved_ports, such as "8080,9000-9010".
-func (r *NamespaceReading) reserved() (list []PortRange) {
+func (r *NamespaceReading) reserved() (list []firewall.PortRange) {
 	for part := range strings.SplitSeq(r.Sysctl["net.ipv4.ip_local_reserved_ports"], ",") {
-		if low, high := portRange(strings.TrimSpace(part)); high > 0 {
-			list = append(list, PortRange{low, high})
+		if low, high := firewall.ParsePorts(strings.TrimSpace(part)); high > 0 {
+			list = append(list, firewall.PortRange{Low: low, High: high})
 		}
 	}
 	return list

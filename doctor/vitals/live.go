@@ -6,25 +6,21 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/nftables"
-	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -178,7 +174,7 @@ func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace, known *Soc
 		r.Routing = readRouting(l.root, r.Links)
 		r.Failed = failedNeighbours()
 		r.Uplinks = uplinks()
-		r.Generation, _ = rulesetGeneration()
+		r.Generation, _ = firewall.Generation()
 		if known != nil {
 			r.Sockets = *known
 			return err
@@ -287,33 +283,6 @@ func uplinks() int {
 	return len(links)
 }
 
-// rulesetGeneration reads the number that every nftables transaction raises.
-func rulesetGeneration() (uint32, error) {
-	conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	messages, err := conn.Execute(mdnetlink.Message{
-		Header: mdnetlink.Header{Type: mdnetlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdnetlink.Request},
-		Data:   []byte{unix.AF_UNSPEC, 0, 0, 0},
-	})
-	if err != nil || len(messages) == 0 || len(messages[0].Data) < 4 {
-		return 0, fmt.Errorf("nftables generation: %w", err)
-	}
-	attributes, err := mdnetlink.NewAttributeDecoder(messages[0].Data[4:])
-	if err != nil {
-		return 0, err
-	}
-	attributes.ByteOrder = binary.BigEndian
-	for attributes.Next() {
-		if attributes.Type() == unix.NFTA_GEN_ID {
-			return attributes.Uint32(), nil
-		}
-	}
-	return 0, attributes.Err()
-}
-
 // Table implements Reader.
 func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error) {
 	if limits, err := conntrack.ReadLimits(ns); err == nil && limits.Count == 0 {
@@ -353,40 +322,10 @@ const (
 )
 
 // Rules implements Reader.
-func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *Ruleset, err error) {
+func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *firewall.Ruleset, err error) {
 	err = ns.Do(func() (err error) {
-		r, err = readNft()
-		if err != nil {
-			r = &Ruleset{}
-		}
-		r.Targets.ipvs(l.root)
-		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-			name := familyName(family)
-			if len(strings.Fields(text(l.root, threadNet+name+"_tables_names"))) == 0 {
-				continue
-			}
-			saved, saveErr := legacySave(ctx, name)
-			if saveErr != nil {
-				err = errors.Join(err, saveErr)
-				continue
-			}
-			r.addLegacy(family, saved, localAddresses())
-		}
+		r, err = firewall.Read(ctx)
 		return err
 	})
 	return r, err
-}
-
-// legacySave runs the program that prints the old iptables' rules.
-func legacySave(ctx context.Context, family string) (string, error) {
-	name := family + "tables-legacy-save"
-	path, err := exec.LookPath(name)
-	if err != nil {
-		path = "/usr/sbin/" + name
-	}
-	out, err := exec.CommandContext(ctx, path).Output()
-	if err != nil {
-		return "", fmt.Errorf("legacy iptables rules: %w; install iptables to have them counted", err)
-	}
-	return string(out), nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -34,7 +35,7 @@ type Sample struct {
 // HostCounters are what all namespaces share and what grows in a window.
 type HostCounters struct {
 	CPUs       []trace.CPUTime
-	Softnet    []SoftnetCPU
+	Softnet    []trace.SoftnetCPU
 	Neighbours trace.Counters // "neigh.table_fulls" and others, all namespaces
 	// Interrupts counts by line of /proc/interrupts and CPU, for network devices.
 	Interrupts map[string][]uint64
@@ -69,9 +70,6 @@ type Monitor struct {
 	Netns uint64 // inode of the network namespace that it sees
 	Host  bool   // which is that of process 1
 }
-
-// SoftnetCPU is a line of /proc/net/softnet_stat.
-type SoftnetCPU struct{ Processed, Dropped, Squeezed, RPS uint64 }
 
 // SlabInfo is a line of /proc/slabinfo. ObjectBytes is 0 when it is not readable.
 type SlabInfo struct{ Active, ObjectBytes uint64 }
@@ -117,7 +115,7 @@ type Namespace struct {
 	NewErr       error
 	// Entries is what single entries of the table show; never nil.
 	Entries  *Entries
-	Rules    *Ruleset
+	Rules    *firewall.Ruleset
 	RulesErr error
 	// Drops are the causes seen in the window; DropsErr tells why none could be.
 	Drops    []trace.DropGroup
@@ -204,7 +202,7 @@ type Reader interface {
 	// Table sums up the connection table of a namespace, nil when it is empty. links are
 	// those of the namespace.
 	Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
-	Rules(ctx context.Context, ns conntrack.Namespace) (*Ruleset, error)
+	Rules(ctx context.Context, ns conntrack.Namespace) (*firewall.Ruleset, error)
 	// NewRate samples the new connections a second.
 	NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -28,8 +29,8 @@ type Session struct {
 	probeNetns uint64 // that the probe was made for
 	tables     map[uint64]tableReading
 	rules      map[uint64]rulesReading
-	lists      map[uint64]*Sockets     // the last ones of each namespace, the next window's first
-	listed     map[uint64][]trace.Rule // those that drop, as the probe's watcher keeps them
+	lists      map[uint64]*Sockets        // the last ones of each namespace, the next window's first
+	listed     map[uint64][]firewall.Rule // those that drop, as the probe's watcher keeps them
 	growth     map[uint64]*conntrack.Growth
 	credit     time.Duration // CPU time that may be spent on tables now; negative: debt
 	credited   time.Time
@@ -55,7 +56,7 @@ type tableReading struct {
 
 type rulesReading struct {
 	generation uint32
-	rules      *Ruleset
+	rules      *firewall.Ruleset
 	err        error
 }
 
@@ -74,7 +75,7 @@ func (s *Session) Close() error {
 // lend gives a watcher the probe, and the rules that were listed before.
 func (s *Session) lend(w *trace.Watcher) (err error) {
 	if s.listed == nil {
-		s.listed = map[uint64][]trace.Rule{}
+		s.listed = map[uint64][]firewall.Rule{}
 	}
 	w.Listed = s.listed
 	w.Probe, err = s.drops(w.Options)
@@ -171,7 +172,7 @@ func (s *Session) readRules(ctx context.Context, reader Reader, n *Namespace) {
 		last.rules, last.err = reader.Rules(ctx, n.Namespace)
 		s.rules[n.Inode] = last
 	}
-	n.Rules, n.RulesErr = cmp.Or(last.rules, &Ruleset{}), last.err
+	n.Rules, n.RulesErr = cmp.Or(last.rules, &firewall.Ruleset{}), last.err
 }
 
 // forget drops what is known of namespaces that are gone.
@@ -180,7 +181,7 @@ func (s *Session) forget(list []*Namespace) {
 	for _, n := range list {
 		here[n.Inode] = true
 	}
-	maps.DeleteFunc(s.listed, func(inode uint64, _ []trace.Rule) bool { return !here[inode] })
+	maps.DeleteFunc(s.listed, func(inode uint64, _ []firewall.Rule) bool { return !here[inode] })
 	for inode := range s.rules {
 		if !here[inode] {
 			delete(s.rules, inode)

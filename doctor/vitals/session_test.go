@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 )
 
 // counting is a reader whose tables cost CPU time.
@@ -26,9 +27,9 @@ func (c *counting) Table(_ context.Context, ns conntrack.Namespace, _ []Link) (*
 	return conntrack.NewSummary(0), nil, nil
 }
 
-func (c *counting) Rules(_ context.Context, ns conntrack.Namespace) (*Ruleset, error) {
+func (c *counting) Rules(_ context.Context, ns conntrack.Namespace) (*firewall.Ruleset, error) {
 	c.rules[ns.Inode]++
-	return &Ruleset{}, nil
+	return &firewall.Ruleset{}, nil
 }
 
 func full(inode uint64, generation uint32) *Namespace {
@@ -149,10 +150,12 @@ type lists struct {
 func (r *lists) Namespaces() ([]conntrack.Namespace, int) {
 	return []conntrack.Namespace{{Name: "one", Inode: 1}}, 0
 }
-func (r *lists) Partial() bool                                                { return true }
-func (r *lists) Host(context.Context) (h HostReading)                         { return h }
-func (r *lists) Counters(context.Context) (c HostCounters)                    { return c }
-func (r *lists) Rules(context.Context, conntrack.Namespace) (*Ruleset, error) { return nil, nil }
+func (r *lists) Partial() bool                             { return true }
+func (r *lists) Host(context.Context) (h HostReading)      { return h }
+func (r *lists) Counters(context.Context) (c HostCounters) { return c }
+func (r *lists) Rules(context.Context, conntrack.Namespace) (*firewall.Ruleset, error) {
+	return nil, nil
+}
 
 func (r *lists) Namespace(_ context.Context, _ conntrack.Namespace, known *Sockets) (n NamespaceReading, err error) {
 	if n.At = time.Now(); known == nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -84,6 +85,11 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		}
 	}
 	s.inspect(ctx, reader, o.Session)
+	for _, n := range s.Namespaces {
+		if strange := n.Rules.NotUnderstood; len(strange) > 0 {
+			s.Limits = append(s.Limits, fmt.Sprintf("namespace %s: %d firewall rules are not understood in full; the first is %s", n.Name, len(strange), strange[0]))
+		}
+	}
 	s.sampleNew(ctx, reader)
 	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
 		return fail(err)
@@ -169,7 +175,7 @@ func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
 	}
 	for _, n := range s.Namespaces {
 		n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace)
-		n.Rules = cmp.Or(n.Rules, &Ruleset{})
+		n.Rules = cmp.Or(n.Rules, &firewall.Ruleset{})
 		n.Table, n.Entries, n.TableErr = reader.Table(ctx, n.Namespace, n.Before.Links)
 		n.Entries = cmp.Or(n.Entries, &Entries{})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/firewall"
 )
 
 // closed is a host with one namespace, of which some readings are let through.
@@ -24,7 +25,7 @@ func (c *closed) Namespaces() ([]conntrack.Namespace, int) {
 }
 func (c *closed) Partial() bool                         { return true }
 func (c *closed) Counters(context.Context) HostCounters { return HostCounters{} }
-func (c *closed) Rules(context.Context, conntrack.Namespace) (*Ruleset, error) {
+func (c *closed) Rules(context.Context, conntrack.Namespace) (*firewall.Ruleset, error) {
 	return nil, c.err
 }
 func (c *closed) Table(context.Context, conntrack.Namespace, []Link) (*conntrack.Summary, *Entries, error) {

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+// Package firewall reads the rules of a host, whoever made them: nf_tables over netlink, those of
+// iptables-nft among them, and iptables-legacy by the text of its own program. It says what
+// they do to packets, and which of them may have dropped one.
+package firewall
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -13,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ruleset is what the checks want to know of a namespace's firewall.
+// Ruleset sums up a namespace's firewall: what its rules do, and what a packet meets.
 type Ruleset struct {
 	Chains    []Chain
 	Tables    int
@@ -44,7 +51,10 @@ type Ruleset struct {
 	Forwarded []PortRange
 	// Unread counts verdict maps whose chains are not in Chain.Longest.
 	Unread int
-	Legacy int // rules of iptables-legacy
+	// NotUnderstood names rules with an expression that could not be decoded; what else they
+	// do counts.
+	NotUnderstood []string
+	Legacy        int // rules of iptables-legacy
 }
 
 // Chain is a base chain with what a packet meets in it.
@@ -83,56 +93,48 @@ func (r *Ruleset) Strict() bool {
 	})
 }
 
-// hooks of nftables by number, for the ip families.
-var hookNames = map[nftables.ChainHook]string{0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
+// Read reads the firewall of the calling thread's namespace: nf_tables, and the rules of
+// iptables-legacy where there are any. The ruleset is never nil; an error says what is
+// missing in it.
+func Read(ctx context.Context) (*Ruleset, error) {
+	local := localAddresses()
+	n, err := readTables()
+	r := &Ruleset{}
+	if err == nil {
+		r.addNft(n, local)
+	}
+	if _, ipvs := os.Stat("/proc/thread-self/net/ip_vs"); ipvs == nil {
+		r.Targets.Unclear++ // IPVS, the kernel's load balancer, whose translations stand in no rule
+	}
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		saved, saveErr := legacySave(ctx, family)
+		if saveErr != nil {
+			err = errors.Join(err, saveErr)
+			continue
+		}
+		r.addLegacy(family, saved, local)
+	}
+	return r, err
+}
 
-// readNft reads the rules of the calling thread's namespace.
-func readNft() (*Ruleset, error) {
-	conn, err := nftables.New(nftables.AsLasting()) // one socket for all that is asked
-	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	defer conn.CloseLasting()
-	tables, err := conn.ListTables()
-	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	chains, err := conn.ListChains()
-	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	r := &Ruleset{Tables: len(tables)}
-	rules := map[string][]*nftables.Rule{}
-	for _, c := range chains {
-		list, err := conn.GetRules(c.Table, c)
-		if err == nil {
-			err = typeObjects(c, list)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("nftables: chain %s: %w", c.Name, err)
-		}
-		rules[chainKey(c.Table, c.Name)] = list
+// addNft adds what nf_tables holds.
+func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
+	r.Tables, r.NotUnderstood = len(n.tables), n.strange
+	r.Flowtables, r.Offload = n.flow, n.hardware
+	for _, c := range n.chains {
+		list := n.rules[chainKey(c.Table, c.Name)]
 		r.Compat = r.Compat || len(list) > 0 && builtIn(c)
 		r.scan(c, list)
 	}
-	maps := &mapReader{}
 	ways := newWays()
-	ways.readNft(rules, maps)
+	ways.readNft(n.rules, n.sets)
 	r.Unread = ways.unread
-	r.Targets.readNft(maps, rules)
-	local := localAddresses()
-	outside := fromOutside(chains, rules, ways)
+	r.Targets.readNft(n.sets, n.rules)
+	outside := fromOutside(n.chains, n.rules, ways)
 	r.Forwards.readNft(outside, local)
 	r.Untracked.readUntracked(outside)
-	r.Forwarded = nftForwarded(chains, rules, maps, local)
-	for _, t := range tables {
-		flowtables, _ := conn.ListFlowtables(t)
-		r.Flowtables += len(flowtables)
-		for _, f := range flowtables {
-			r.Offload = r.Offload || f.Flags&nftables.FlowtableFlagsHWOffload != 0
-		}
-	}
-	for _, c := range chains {
+	r.Forwarded = nftForwarded(n.chains, n.rules, n.sets, local)
+	for _, c := range n.chains {
 		if c.Hooknum == nil || c.Type == "" {
 			continue
 		}
@@ -141,11 +143,10 @@ func readNft() (*Ruleset, error) {
 		r.Chains = append(r.Chains, Chain{
 			Name: chainName(c.Table, c.Name), Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
-			Established: known.at, UpTo: known.walked, Drops: drops(rules[key], c),
-			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
+			Established: known.at, UpTo: known.walked, Drops: drops(n.rules[key], c),
+			PolicyDrop: policyDrops(c),
 		})
 	}
-	return r, nil
 }
 
 func chainKey(t *nftables.Table, name string) string {
@@ -168,15 +169,33 @@ func familyName(f nftables.TableFamily) string {
 		return "bridge"
 	case nftables.TableFamilyNetdev:
 		return "netdev"
+	case nftables.TableFamilyARP:
+		return "arp"
 	}
 	return fmt.Sprint("family ", byte(f))
 }
 
+// hookNames are those of nftables, by number.
+var hookNames = map[nftables.TableFamily][]string{
+	nftables.TableFamilyIPv4:   {"prerouting", "input", "forward", "output", "postrouting"},
+	nftables.TableFamilyIPv6:   {"prerouting", "input", "forward", "output", "postrouting"},
+	nftables.TableFamilyINet:   {"prerouting", "input", "forward", "output", "postrouting", "ingress"},
+	nftables.TableFamilyBridge: {"prerouting", "input", "forward", "output", "postrouting"},
+	nftables.TableFamilyARP:    {"input", "output", "forward"},
+	nftables.TableFamilyNetdev: {"ingress", "egress"},
+}
+
+// hookName is where packets meet a base chain; "" where it cannot be told.
 func hookName(c *nftables.Chain) string {
-	if c.Table.Family == nftables.TableFamilyNetdev {
-		return "ingress"
+	names := hookNames[c.Table.Family]
+	if c.Hooknum == nil || int(*c.Hooknum) >= len(names) {
+		return ""
 	}
-	return hookNames[*c.Hooknum]
+	return names[*c.Hooknum]
+}
+
+func policyDrops(c *nftables.Chain) bool {
+	return c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 }
 
 // builtIn tells whether iptables has a chain and table of these names. Rules that need no
@@ -348,10 +367,6 @@ func unconditional(rule *nftables.Rule) bool {
 	})
 }
 
-// The bit of established connections in what "ct state" loads (NF_CT_STATE_BIT,
-// linux/netfilter/nf_conntrack_common.h).
-const stateEstablished = 1 << 1
-
 // acceptsKnown tells whether a rule accepts all packets of known connections: by their
 // state, and by nothing else.
 func acceptsKnown(rule *nftables.Rule) bool {
@@ -364,7 +379,7 @@ func acceptsKnown(rule *nftables.Rule) bool {
 				return false
 			}
 		case *expr.Bitwise:
-			if len(e.Mask) == 0 || e.Mask[0]&stateEstablished == 0 {
+			if len(e.Mask) == 0 || e.Mask[0]&StateEstablished == 0 {
 				return false
 			}
 		case *expr.Match:
@@ -393,7 +408,7 @@ func returns(rule *nftables.Rule) bool {
 
 func drops(rules []*nftables.Rule, c *nftables.Chain) int {
 	n := 0
-	if c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
+	if policyDrops(c) {
 		n++
 	}
 	for _, rule := range rules {

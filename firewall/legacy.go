@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+package firewall
 
 import (
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -23,34 +22,26 @@ var legacyHooks = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUT
 
 // addLegacy reads the text of iptables-legacy-save, or ip6tables'.
 func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
-	chains, order, table := map[string]*legacyChain{}, []string{}, ""
+	chains, order := map[string]*legacyChain{}, []string{}
 	ways := newWays()
-	chain := func(name string) *legacyChain {
-		key := table + " " + name
-		if chains[key] == nil {
-			chains[key] = &legacyChain{}
+	for _, line := range parseSave(saved) {
+		key := line.table + " " + line.chain
+		c := chains[key]
+		if c == nil {
+			c = &legacyChain{}
+			chains[key] = c
 			order = append(order, key)
 		}
-		return chains[key]
-	}
-	for line := range strings.Lines(saved) {
-		line = strings.TrimSpace(line)
-		f := strings.Fields(line)
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-		case strings.HasPrefix(line, ":") && len(f) > 1:
-			chain(f[0][1:]).policyDrop = f[1] == "DROP"
-		case len(f) > 1 && f[0] == "-A":
-			c := chain(f[1])
-			key := table + " " + f[1]
-			ways.steps[key] = append(ways.steps[key], c.add(table, f, line, local))
-			traces, logs := r.Traces, r.Logs
-			r.addLegacyRule(family, f, line, local)
-			r.notes(legacyProgram(family)+" "+key, traces, logs)
-			if f[1] == "KUBE-SERVICES" {
-				r.KubeServices = max(r.KubeServices, len(c.rules))
-			}
+		if line.policy != "" {
+			c.policyDrop = line.policy == "DROP"
+			continue
+		}
+		ways.steps[key] = append(ways.steps[key], c.add(&line, local))
+		traces, logs := r.Traces, r.Logs
+		r.addLegacyRule(family, &line, local)
+		r.notes(legacyProgram(family)+" "+key, traces, logs)
+		if line.chain == "KUBE-SERVICES" {
+			r.KubeServices = max(r.KubeServices, len(c.rules))
 		}
 	}
 	for _, key := range order {
@@ -74,35 +65,41 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 	})...)
 }
 
-func legacyProgram(family nftables.TableFamily) string {
-	if family == nftables.TableFamilyIPv6 {
-		return "ip6tables"
-	}
-	return "iptables"
-}
-
 // add notes a rule, and returns it as a step of a packet's way.
-func (c *legacyChain) add(table string, words []string, line string, local []netip.Addr) step {
-	w := legacyWay(table, words, local)
-	at := max(slices.Index(words, "-j"), slices.Index(words, "-g"))
-	target := ""
-	if at > 0 && at+1 < len(words) {
-		target = words[at+1]
-	}
-	some := slices.ContainsFunc([]string{"!", "-i", "-o", "-s", "-d", "-p"}, func(option string) bool { return slices.Contains(words, option) })
-	known := target == "ACCEPT" && strings.Contains(line, "ESTABLISHED") && !some
+func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
+	w := legacyWay(line.table, line.words, local)
+	target := line.target()
+	some := slices.ContainsFunc([]string{"!", "-i", "-o", "-s", "-d", "-p"}, func(option string) bool { return slices.Contains(line.words, option) })
+	known := target == "ACCEPT" && slices.Contains(strings.Split(line.option("--ctstate", "--state"), ","), "ESTABLISHED") && !some
 	if target == "DROP" || target == "REJECT" {
 		c.drops++
 	}
 	c.rules = append(c.rules, w)
-	return step{every: everyPacket.MatchString(line), known: known, returns: target == "RETURN", to: []string{w.to}}
+	return step{every: line.unconditional(), known: known, returns: target == "RETURN", to: []string{w.to}}
 }
 
-// everyPacket is a rule without a match but a comment.
-var everyPacket = regexp.MustCompile(`^-A \S+ (-m comment --comment ("([^"\\]|\\.)*"|\S+) )*-[jg] `)
+// unconditional tells whether every packet matches a rule: it has no match but comments.
+func (r *savedRule) unconditional() bool {
+	for i := 2; i < len(r.words); i++ {
+		switch r.words[i] {
+		case "-j", "-g":
+			return true
+		case "-m":
+			if i++; i >= len(r.words) || r.words[i] != "comment" {
+				return false
+			}
+		case "--comment":
+			i++
+		default:
+			return false
+		}
+	}
+	return false // it only counts
+}
 
 // addLegacyRule counts what a rule does.
-func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line string, local []netip.Addr) {
+func (r *Ruleset) addLegacyRule(family nftables.TableFamily, line *savedRule, local []netip.Addr) {
+	f := line.words
 	r.Legacy++
 	r.Targets.legacy(f)
 	r.Forwards.legacy(family, f, local)
@@ -119,10 +116,10 @@ func (r *Ruleset) addLegacyRule(family nftables.TableFamily, f []string, line st
 		if word == "-j" && i+1 < len(f) {
 			compat := r.Compat
 			if f[i+1] == "CT" && slices.Contains(f, "--helper") {
-				r.helper(f[1] == "PREROUTING" && !strings.Contains(line, "port"))
+				r.helper(f[1] == "PREROUTING" && line.option("--dport", "--dports", "--sport", "--sports", "--ports") == "")
 				continue
 			}
-			r.target(f[i+1], strings.Contains(line, "--random-fully"))
+			r.target(f[i+1], slices.Contains(f, "--random-fully"))
 			r.Compat = compat // these are the legacy tables themselves
 			if f[i+1] == "LOG" && !limited {
 				r.Logs++

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+package firewall
 
 import (
 	"encoding/binary"
@@ -153,7 +153,7 @@ func (p *Pools) legacy(words []string) {
 	case "NETMAP":
 		p.Unclear++
 	case "MASQUERADE":
-		low, high := portRange(after("--to-ports"))
+		low, high := ParsePorts(after("--to-ports"))
 		p.add(netip.Addr{}, low, high)
 	case "SNAT":
 		value := after("--to-source")
@@ -163,14 +163,14 @@ func (p *Pools) legacy(words []string) {
 			ports = value[at+1:]
 			addr, _ = netip.ParseAddr(strings.Trim(value[:at], "[]"))
 		}
-		low, high := portRange(ports)
+		low, high := ParsePorts(ports)
 		p.named(addr)
 		p.add(addr, low, high)
 	}
 }
 
-// portRange reads "1024-2047" or "5060".
-func portRange(s string) (low, high uint16) {
+// ParsePorts reads "1024-2047" or "5060".
+func ParsePorts(s string) (low, high uint16) {
 	from, to, found := strings.Cut(s, "-")
 	if !found {
 		to = from

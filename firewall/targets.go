@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+package firewall
 
 import (
-	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -31,7 +30,7 @@ func (t *Targets) add(from, to netip.Addr) {
 }
 
 // readNft adds the targets of nftables rules, iptables-nft's among them.
-func (t *Targets) readNft(maps *mapReader, rules map[string][]*nftables.Rule) {
+func (t *Targets) readNft(maps *setReader, rules map[string][]*nftables.Rule) {
 	for _, list := range rules {
 		for _, rule := range list {
 			for i, e := range rule.Exprs {
@@ -52,7 +51,7 @@ func (t *Targets) readNft(maps *mapReader, rules map[string][]*nftables.Rule) {
 
 // nat adds the target of a rule: its address stands in a register that an
 // immediate or a map has filled.
-func (t *Targets) nat(maps *mapReader, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
+func (t *Targets) nat(maps *setReader, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
 	if e.RegAddrMin == 0 || e.RegAddrMax != 0 && e.RegAddrMax != e.RegAddrMin {
 		t.Unclear++
 		return
@@ -79,7 +78,7 @@ func (t *Targets) nat(maps *mapReader, rule *nftables.Rule, before []expr.Any, e
 }
 
 // readMap adds what the elements of a map begin with.
-func (t *Targets) readMap(maps *mapReader, table *nftables.Table, name string, size int) {
+func (t *Targets) readMap(maps *setReader, table *nftables.Table, name string, size int) {
 	elements, read := maps.elements(table, name)
 	if !read {
 		t.Unclear++
@@ -118,11 +117,4 @@ func (t *Targets) legacy(words []string) {
 		return
 	}
 	t.add(legacyTarget(words), netip.Addr{})
-}
-
-// ipvs notes a load balancer of the kernel whose translations stand in no rule.
-func (t *Targets) ipvs(root fs.FS) {
-	if _, err := fs.Stat(root, threadNet+"ip_vs"); err == nil {
-		t.Unclear++
-	}
 }

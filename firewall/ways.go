@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+package firewall
 
 import (
 	"encoding/binary"
@@ -13,19 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verdictChain is the chain that the verdict of an element sends packets to; "": none.
-func verdictChain(e nftables.SetElement) string {
-	attributes, err := mdnetlink.NewAttributeDecoder(e.Val) // the library leaves it as it came
+// verdictOf reads the verdict of an element of a verdict map, and the chain that it sends
+// packets to; "": none.
+func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
+	a, err := mdnetlink.NewAttributeDecoder(e.Val) // as it came
 	if err != nil {
-		return ""
+		return expr.VerdictContinue, ""
 	}
-	attributes.ByteOrder = binary.BigEndian
-	for attributes.Next() {
-		if attributes.Type() == unix.NFTA_VERDICT_CHAIN {
-			return attributes.String()
+	a.ByteOrder = binary.BigEndian
+	for a.Next() {
+		switch a.Type() {
+		case unix.NFTA_VERDICT_CODE:
+			kind = expr.VerdictKind(int32(a.Uint32()))
+		case unix.NFTA_VERDICT_CHAIN:
+			chain = a.String()
 		}
 	}
-	return ""
+	return kind, chain
 }
 
 // step is a rule on the way of a packet.
@@ -56,7 +60,7 @@ type accepted struct {
 }
 
 // readNft adds the rules of nftables.
-func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *mapReader) {
+func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *setReader) {
 	for _, key := range slices.Sorted(maps.Keys(rules)) {
 		for _, rule := range rules[key] {
 			w.steps[key] = append(w.steps[key], step{unconditional(rule), acceptsKnown(rule), returns(rule), w.from(rule, reader)})
@@ -65,7 +69,7 @@ func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *mapReader) {
 }
 
 // from is where a rule jumps to, by its own verdict or by one of a map.
-func (w *ways) from(rule *nftables.Rule, reader *mapReader) (to []string) {
+func (w *ways) from(rule *nftables.Rule, reader *setReader) (to []string) {
 	noted := map[string]bool{"": true} // of thousands, in the maps of many services
 	note := func(chain string) {
 		if !noted[chain] {
@@ -86,7 +90,8 @@ func (w *ways) from(rule *nftables.Rule, reader *mapReader) (to []string) {
 				w.unread++
 			}
 			for _, element := range elements {
-				note(verdictChain(element))
+				_, chain := verdictOf(element)
+				note(chain)
 			}
 		}
 	}

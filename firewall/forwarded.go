@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package vitals
+package firewall
 
 import (
 	"bytes"
@@ -71,7 +71,7 @@ func forwardedPorts(roots []string, ways func(chain string) []way) (ports []Port
 }
 
 // nftForwarded are the ports that the rules of nftables forward, iptables-nft's too.
-func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *mapReader, local []netip.Addr) []PortRange {
+func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *setReader, local []netip.Addr) []PortRange {
 	var roots []string
 	for _, c := range chains {
 		if c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPrerouting &&
@@ -102,7 +102,7 @@ type field struct {
 // ruleReader follows what a rule asks of destinations.
 type ruleReader struct {
 	rule   *nftables.Rule
-	maps   *mapReader
+	maps   *setReader
 	local  []netip.Addr
 	fields map[uint32]field // by place among the registers, in bytes
 	asks   way
@@ -323,7 +323,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 		}
 		w := r.then(one.asks)
 		if verdicts {
-			if chain := verdictChain(element); chain != "" {
+			if _, chain := verdictOf(element); chain != "" {
 				w.to = chainKey(r.rule.Table, chain)
 				list = append(list, w)
 			}
@@ -407,7 +407,7 @@ func legacyWay(table string, words []string, local []netip.Addr) way {
 			w.away = w.away || err == nil && !inverted && !slices.ContainsFunc(local, prefix.Contains)
 		case "--dport", "--dports", "--ports":
 			for part := range strings.SplitSeq(value, ",") {
-				low, high := portRange(strings.ReplaceAll(part, ":", "-"))
+				low, high := ParsePorts(strings.ReplaceAll(part, ":", "-"))
 				if high > 0 && !inverted {
 					w.ports = append(w.ports, PortRange{low, high})
 				}
