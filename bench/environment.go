@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 )
 
 // Environment is what a reader must know of the machine.
@@ -232,7 +232,7 @@ func (t *Trial) setConntrackMax(n int) error {
 // has it restored even when this program is killed, and returns it.
 func (t *Trial) borrowConntrack() (int, error) {
 	if !t.borrowed {
-		restore, err := sick.Borrow(t, map[string]string{conntrackMax: ""})
+		restore, err := faults.Borrow(t, map[string]string{conntrackMax: ""})
 		if err != nil {
 			return 0, err
 		}

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/severity"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -86,7 +86,7 @@ func (c *Case) inWindow(n uint64) string {
 }
 
 // sysctl reads a number; ok is false when this kernel does not have it.
-func (c *Case) sysctl(name string) (int, bool) { return vitals.Number(c.NS.After.Sysctl, name) }
+func (c *Case) sysctl(name string) (int, bool) { return observe.Number(c.NS.After.Sysctl, name) }
 
 // tracking tells whether connection tracking is there; the finding says why not.
 func (c *Case) tracking() (Finding, bool) {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
@@ -137,7 +137,7 @@ func (c *Case) reached(backend netip.AddrPort) bool {
 }
 
 // dataOfFTP finds a dropped data connection of FTP: new, between the ends of a control connection.
-func (c *Case) dataOfFTP(g trace.DropGroup) (pair vitals.Pair, seen bool) {
+func (c *Case) dataOfFTP(g trace.DropGroup) (pair observe.Pair, seen bool) {
 	for _, s := range g.Sampled {
 		if s.Packet.Protocol != flow.TCP || s.Tracked == trace.TrackedConfirmed {
 			continue

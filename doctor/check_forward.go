@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -278,7 +278,7 @@ func checkMSSClamp(_ context.Context, c *Case) Finding {
 		return ok("not a router")
 	}
 	low, high, lowName := 0, 0, ""
-	var links []vitals.Link
+	var links []observe.Link
 	for _, l := range c.NS.After.Links {
 		if l.Loopback || !l.Up || l.RxPackets+l.TxPackets == 0 {
 			continue
@@ -304,7 +304,7 @@ func checkMSSClamp(_ context.Context, c *Case) Finding {
 
 // ofContainers tells whether the smallest MTU is that of the host's containers and of all that
 // they talk over but the uplinks, as on a node of Kubernetes: both ends know of it.
-func ofContainers(links []vitals.Link, low int) bool {
+func ofContainers(links []observe.Link, low int) bool {
 	containers := false
 	for _, l := range links {
 		switch {
@@ -332,7 +332,7 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 	}
 	var larger []string
 	for _, family := range []string{"ipv4", "ipv6"} {
-		if limit, there := vitals.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3"); there {
+		if limit, there := observe.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3"); there {
 			for i, share := range []int{1, 4, 8} { // the kernel's own proportions
 				larger = append(larger, fmt.Sprintf("net.%s.neigh.default.gc_thresh%d=%d", family, i+1, share*limit))
 			}
@@ -349,7 +349,7 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 	}
 	worst := ok("no neighbour table is near its limit")
 	for i, family := range []string{"ipv4", "ipv6"} {
-		limit, there := vitals.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3")
+		limit, there := observe.Number(c.After.Sysctl, "net."+family+".neigh.default.gc_thresh3")
 		if !there {
 			return unknown("net.%s.neigh.default.gc_thresh3 is not readable", family)
 		}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -26,9 +26,9 @@ func frameChecks() []Check {
 
 func checkBridgePorts(_ context.Context, c *Case) Finding {
 	g, dropping := c.drops(trace.CauseBridgePort)
-	var waiting *vitals.Link
+	var waiting *observe.Link
 	for i, l := range c.NS.After.Links {
-		if l.Up && (l.STP == vitals.STPListening || l.STP == vitals.STPLearning) {
+		if l.Up && (l.STP == observe.STPListening || l.STP == observe.STPLearning) {
 			waiting = &c.NS.After.Links[i]
 		}
 	}
@@ -78,7 +78,7 @@ func (c *Case) linkName(index int) string {
 
 func checkVethMTU(_ context.Context, c *Case) Finding {
 	g, dropping := c.drops(trace.CauseFarEnd)
-	var unequal []vitals.Link
+	var unequal []observe.Link
 	for _, l := range c.NS.After.Links {
 		if l.Up && l.PeerMTU > 0 && l.MTU > l.PeerMTU {
 			unequal = append(unequal, l)
@@ -108,7 +108,7 @@ func checkVethMTU(_ context.Context, c *Case) Finding {
 }
 
 // dropsOn is the one of some links by which a dropped frame was to leave.
-func (c *Case) dropsOn(links []vitals.Link, g trace.DropGroup) vitals.Link {
+func (c *Case) dropsOn(links []observe.Link, g trace.DropGroup) observe.Link {
 	for _, p := range g.Places {
 		for _, l := range links {
 			if l.Name == p.Interface {

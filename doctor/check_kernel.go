@@ -6,7 +6,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 )
 
 // kernelChecks tell what the kernel lets the doctor see.
@@ -42,7 +42,7 @@ func checkKernel(_ context.Context, c *Case) Finding {
 		f = ok("kernel %s: drop reasons, namespaces and nftables drops are all visible", c.After.Release)
 	}
 	// Nothing here uses them; other tools do.
-	for _, feature := range []struct{ what, symbol string }{{"kprobes", vitals.SymbolKprobes}, {"BPF netfilter programs", vitals.SymbolBPFNetfilter}} {
+	for _, feature := range []struct{ what, symbol string }{{"kprobes", observe.SymbolKprobes}, {"BPF netfilter programs", observe.SymbolBPFNetfilter}} {
 		value := "not known"
 		if c.After.Symbols != nil {
 			value = map[bool]string{true: "yes", false: "no"}[c.After.Symbols[feature.symbol]]

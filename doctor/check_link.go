@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/severity"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -78,7 +78,7 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 		return found(Info, "a CPU's backlog was full, for packets of other namespaces").with("Δdropped", c.inWindow(n), fromSoftnet)
 	}
 	// netdata warns above 10 a second, averaged over a minute.
-	backlog, there := vitals.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
+	backlog, there := observe.Number(c.After.Sysctl, "net.core.netdev_max_backlog")
 	v := grade(c.perSecond(n), 1, 10)
 	if _, share := c.busiest(); v == OK && share < 0.10 {
 		v = Warn // on an idle host every one is a burst that found no room
@@ -96,8 +96,8 @@ func checkBacklog(_ context.Context, c *Case) Finding {
 
 func checkSqueeze(_ context.Context, c *Case) Finding {
 	n := c.softnet(func(cpu trace.SoftnetCPU) uint64 { return cpu.Squeezed })
-	budget, there := vitals.Number(c.After.Sysctl, "net.core.netdev_budget")
-	time, too := vitals.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
+	budget, there := observe.Number(c.After.Sysctl, "net.core.netdev_budget")
+	time, too := observe.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
 	if !there || !too { // in a container: a new value could be less than what is there
 		return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget cannot be read here)", c.perSecond(n)).
 			with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
@@ -145,7 +145,7 @@ func checkAffinity(_ context.Context, c *Case) Finding {
 }
 
 // eachLink compares both readings of every interface that is up and was not made anew.
-func (c *Case) eachLink(visit func(before, after vitals.Link)) {
+func (c *Case) eachLink(visit func(before, after observe.Link)) {
 	for _, a := range c.NS.After.Links {
 		if a.Loopback || !a.Up {
 			continue
@@ -160,7 +160,7 @@ func (c *Case) eachLink(visit func(before, after vitals.Link)) {
 
 func checkRing(_ context.Context, c *Case) Finding {
 	f := ok("no ring was full")
-	c.eachLink(func(b, a vitals.Link) {
+	c.eachLink(func(b, a observe.Link) {
 		// Drivers count the same packet in several places.
 		kernels, own := added(b.RxMissed, a.RxMissed)+added(b.RxFifo, a.RxFifo), added(b.RingLost, a.RingLost)
 		n := max(kernels, own)
@@ -175,7 +175,7 @@ func checkRing(_ context.Context, c *Case) Finding {
 
 func checkLinkErrors(_ context.Context, c *Case) Finding {
 	f := ok("no errors to speak of")
-	c.eachLink(func(b, a vitals.Link) {
+	c.eachLink(func(b, a observe.Link) {
 		packets := added(b.RxPackets, a.RxPackets) + added(b.TxPackets, a.TxPackets)
 		errs := added(b.RxErrors, a.RxErrors) + added(b.TxErrors, a.TxErrors)
 		// node_exporter's mixin: more than one percent.
@@ -196,7 +196,7 @@ func checkLinkErrors(_ context.Context, c *Case) Finding {
 
 func checkQdisc(_ context.Context, c *Case) Finding {
 	f := ok("no queueing discipline dropped much")
-	c.eachLink(func(b, a vitals.Link) {
+	c.eachLink(func(b, a observe.Link) {
 		n, packets := added(b.QdiscDrops, a.QdiscDrops), added(b.QdiscPackets, a.QdiscPackets)
 		if n > 10 && float64(n) > 0.001*float64(packets) {
 			f = found(Warn, "the queue of %s dropped %d packets, %.1f %%", a.Name, n, 100*float64(n)/float64(packets+n)).

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -59,7 +59,7 @@ func (c *Case) oldSource() Finding {
 func (c *Case) undirected() Finding {
 	for port, odd := range c.NS.Entries.ToHost {
 		if !slices.ContainsFunc(c.NS.Rules.Forwarded, func(r firewall.PortRange) bool { return r.Low <= port.Port && port.Port <= r.High }) ||
-			slices.ContainsFunc(c.NS.After.Listeners, func(l vitals.Listener) bool { return l.Protocol == port.Protocol && l.Port == port.Port }) {
+			slices.ContainsFunc(c.NS.After.Listeners, func(l observe.Listener) bool { return l.Protocol == port.Protocol && l.Port == port.Port }) {
 			continue
 		}
 		f := found(Warn, "%s to port %d %s not translated, although a port forward says so: older than the rule, and kept as long as packets come",

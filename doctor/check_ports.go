@@ -10,13 +10,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/severity"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// morePorts is the treatment of a SNAT address without free ports.
+// morePorts is the remedy for a SNAT address without free ports.
 var morePorts = Remedy{
 	Do:   "give SNAT more addresses, widen the rule's port range, or keep connections alive",
 	Cost: "public addresses", Risk: "services that know the old address must learn the new ones",
@@ -193,7 +193,7 @@ func checkLocalPorts(_ context.Context, c *Case) Finding {
 	if _, _, there := c.NS.After.LocalRange(); !there {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
-	most, to := 0, vitals.Remote{}
+	most, to := 0, observe.Remote{}
 	for remote, n := range c.NS.After.Remotes {
 		if n > most || n == most && remote.To.Compare(to.To) < 0 {
 			most, to = n, remote
@@ -257,10 +257,10 @@ func shorten(ports []string) string {
 // any other socket. unjudged is how many UDP ports were left out because it is not known
 // who chose them.
 func (c *Case) exposedListeners() (ports []string, unjudged int) {
-	exposed := func(r *vitals.NamespaceReading) vitals.Sockets {
-		return vitals.Sockets{Listeners: r.ExposedListeners(), Asked: r.Asked, AskedErr: r.AskedErr}
+	exposed := func(r *observe.NamespaceReading) observe.Sockets {
+		return observe.Sockets{Listeners: r.ExposedListeners(), Asked: r.Asked, AskedErr: r.AskedErr}
 	}
-	list, unknown := vitals.Lasting(exposed(&c.NS.Before), exposed(&c.NS.After))
+	list, unknown := observe.Lasting(exposed(&c.NS.Before), exposed(&c.NS.After))
 	for _, l := range list {
 		if name := fmt.Sprintf("%d/%s", l.Port, l.Protocol); !slices.Contains(ports, name) {
 			ports = append(ports, name)

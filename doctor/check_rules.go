@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -444,7 +444,7 @@ func checkChurn(_ context.Context, c *Case) Finding {
 	}
 	n := c.NS.After.Generation - c.NS.Before.Generation
 	// A start of a container makes a burst of them: a short window tells nothing of a rate.
-	rate := float64(n) / max(c.Window, vitals.DefaultWindow).Seconds()
+	rate := float64(n) / max(c.Window, observe.DefaultWindow).Seconds()
 	return found(grade(rate, 1, 1e9), "%d changes of the nftables rules in %.1f s", n, c.Window.Seconds()).
 		with("Δgeneration", c.inWindow(uint64(n)), fromRules)
 }
@@ -458,7 +458,7 @@ const (
 // unwanted judges drops by a rule or route, which may be there for a reason.
 func (c *Case) unwanted(g trace.DropGroup) Verdict {
 	received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
-	rate := float64(g.Packets) / max(c.Window, vitals.DefaultWindow).Seconds() // a short window tells nothing of one
+	rate := float64(g.Packets) / max(c.Window, observe.DefaultWindow).Seconds() // a short window tells nothing of one
 	if rate > askedDropsPerSecond && float64(g.Packets)/received > askedDropsShare {
 		return Warn
 	}

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 )
 
 // socketChecks look at programs on the host itself: proxies, load balancers.
@@ -74,7 +74,7 @@ func checkFiles(_ context.Context, c *Case) Finding {
 				raised += ":" // the soft limit alone: the other one would be lowered
 			}
 			commands := []string{fmt.Sprintf("prlimit --pid %d --nofile=%s", p.PID, raised)}
-			if most, there := vitals.Number(c.After.Sysctl, "fs.nr_open"); there && 4*p.Limit > uint64(most) { // proc_sys_fs(5): no limit may be above it
+			if most, there := observe.Number(c.After.Sysctl, "fs.nr_open"); there && 4*p.Limit > uint64(most) { // proc_sys_fs(5): no limit may be above it
 				commands = append([]string{fmt.Sprintf("sysctl -w fs.nr_open=%d", 4*p.Limit)}, commands...)
 			}
 			host.Remedy = &Remedy{Do: "raise the limit of the process, and LimitNOFILE of its service", Commands: commands,
@@ -98,7 +98,7 @@ func checkTCPMemory(_ context.Context, c *Case) Finding {
 	f := found(grade(float64(pages), pressure, 0.9*high), "TCP uses %d pages", pages).
 		with("pages / pressure / high", fmt.Sprintf("%d / %s / %s", pages, limits[1], limits[2]), "/proc/net/sockstat")
 	orphans := c.NS.After.Sockstat["TCP.orphan"]
-	if limit, there := vitals.Number(c.After.Sysctl, "net.ipv4.tcp_max_orphans"); there && limit > 0 {
+	if limit, there := observe.Number(c.After.Sysctl, "net.ipv4.tcp_max_orphans"); there && limit > 0 {
 		if v := grade(float64(orphans)/float64(limit), 0.25, 0.50); v > f.Verdict {
 			f.Verdict = v
 			f.Summary += fmt.Sprintf(", %d orphans of %d", orphans, limit)

@@ -11,12 +11,12 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/severity"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// raiseTable is the treatment of a table that is too small.
+// raiseTable is the remedy for a table that is too small.
 var raiseTable = Remedy{
 	Do:       "raise the limit, in the host's own namespace; sluice tune does it and can take it back",
 	Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=LARGER net.netfilter.nf_conntrack_max=LARGER"},
@@ -128,7 +128,7 @@ func checkTableLog(_ context.Context, c *Case) Finding {
 	lines, last := 0, time.Duration(0)
 	born, _ := c.NS.Born() // the number may have been another namespace's before
 	for _, l := range c.After.Log {
-		if l.At.Before(born) || !vitals.TableFull.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
+		if l.At.Before(born) || !observe.TableFull.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
 			continue
 		}
 		if lines++; lines == 1 || l.Age < last {
@@ -327,7 +327,7 @@ func checkBlindSpot(_ context.Context, c *Case) Finding {
 			outside += n.After.Limits.Count
 			spaces++
 		}
-		if (&Case{Sample: c.Sample, NS: n}).routes() && !slices.ContainsFunc(c.After.Monitors, func(m vitals.Monitor) bool { return m.Netns == n.Inode }) {
+		if (&Case{Sample: c.Sample, NS: n}).routes() && !slices.ContainsFunc(c.After.Monitors, func(m observe.Monitor) bool { return m.Netns == n.Inode }) {
 			unseen = append(unseen, n.Name)
 		}
 	}
@@ -336,7 +336,7 @@ func checkBlindSpot(_ context.Context, c *Case) Finding {
 	}
 	f := found(Info, "%d entries are in %s; conntrack -S and node_exporter on the host show only the %d of its own",
 		outside, plural(spaces, "other namespace"), inside)
-	if i := slices.IndexFunc(c.After.Monitors, func(m vitals.Monitor) bool { return m.Host }); i >= 0 && len(unseen) > 0 {
+	if i := slices.IndexFunc(c.After.Monitors, func(m observe.Monitor) bool { return m.Host }); i >= 0 && len(unseen) > 0 {
 		f = found(Warn, "%s on the host exports nothing of %s, which %s: %s", c.After.Monitors[i].Name, plural(len(unseen), "namespace"),
 			map[bool]string{true: "translates and forwards", false: "translate and forward"}[len(unseen) == 1], strings.Join(unseen[:min(len(unseen), 4)], ", ")).
 			with("exporters", exporterText(c.After.Monitors), fromProc).filling("NAMESPACE", unseen[0], "EXPORTER", c.After.Monitors[i].Name)
@@ -350,7 +350,7 @@ func (c *Case) routes() bool {
 	return c.NS.After.Limits.Count > 0 && c.NS.Rules.NAT() && c.delta("Ip.ForwDatagrams")+c.delta("Ip6OutForwDatagrams") > 0
 }
 
-func exporterText(list []vitals.Monitor) string {
+func exporterText(list []observe.Monitor) string {
 	var words []string
 	for _, m := range list {
 		where := fmt.Sprintf("namespace %d", m.Netns)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -39,11 +39,11 @@ func TestIDs(t *testing.T) {
 func TestForwardingRemedy(t *testing.T) {
 	for _, tc := range []struct {
 		setting string
-		make    func(*vitals.Sample)
+		make    func(*observe.Sample)
 	}{
-		{"net.ipv4.ip_forward=1", func(*vitals.Sample) {}},
+		{"net.ipv4.ip_forward=1", func(*observe.Sample) {}},
 		{"net.ipv4.ip_forward=1", dropped(trace.CauseForwardOff, 300)}, // counted by no SNMP counter
-		{"net.ipv6.conf.all.forwarding=1", func(s *vitals.Sample) {
+		{"net.ipv6.conf.all.forwarding=1", func(s *observe.Sample) {
 			s.Namespaces[0].After.Sysctl["net.ipv4.ip_forward"], s.Namespaces[0].After.Sysctl["net.ipv6.conf.all.forwarding"] = "1", "0"
 			forwards(0, 1, 0)(s)
 		}},
@@ -79,7 +79,7 @@ func TestForwardingKeepsRoutes(t *testing.T) {
 	}
 	// The same host after forwarding=1 alone.
 	n.After.Sysctl["net.ipv6.conf.all.forwarding"] = "1"
-	n.After.Routing = vitals.Routing{Advertised: map[string]uint64{"wan0": 7}}
+	n.After.Routing = observe.Routing{Advertised: map[string]uint64{"wan0": 7}}
 	n.Delta["Ip6InNoRoutes"] = 30
 	if f := find("FW08"); f.Verdict != Critical || !strings.Contains(f.Summary, "router advertisements that arrive on wan0 are ignored") || !slices.Equal(f.Remedy.Commands, want[:1]) {
 		t.Errorf("%s %s: %+v", f.Verdict, f.Summary, f.Remedy)
@@ -138,8 +138,8 @@ func TestKernelFeatures(t *testing.T) {
 		want    string
 	}{
 		{nil, "; kprobes: not known; BPF netfilter programs: not known"},
-		{map[string]bool{vitals.SymbolKprobes: true}, "; kprobes: yes; BPF netfilter programs: no"},
-		{map[string]bool{vitals.SymbolBPFNetfilter: true}, "; kprobes: no; BPF netfilter programs: yes"},
+		{map[string]bool{observe.SymbolKprobes: true}, "; kprobes: yes; BPF netfilter programs: no"},
+		{map[string]bool{observe.SymbolBPFNetfilter: true}, "; kprobes: no; BPF netfilter programs: yes"},
 	} {
 		s := examined(t)
 		s.After.Symbols = c.symbols

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 )
 
 // consequences lists, for a cause, the checks that only show its effects: they
-// are not treated when the cause is, and are not named beside it.
+// go when the cause does, and are not named beside it.
 var consequences = map[string][]string{
 	"CT05": {"CT01", "CT02", "CT03", "CT04", "CT06", "CT15", "ST01", "ST03", "ST05", "ST08", "CT11", "CT10"},
 	"CT09": {"CT07", "CT10"},
@@ -39,7 +39,7 @@ var consequences = map[string][]string{
 
 // conclude names causes in the order in which to act on them: what loses packets
 // now before what may, causes before consequences, more loss before less.
-func (r *Report) conclude(s *vitals.Sample) {
+func (r *Report) conclude(s *observe.Sample) {
 	var causes []*Finding
 	for i := range r.Findings {
 		if r.Findings[i].Verdict >= Warn {
@@ -110,7 +110,7 @@ type Conclusion struct {
 }
 
 // concluded is a cause as the conclusion names it.
-func (n namedCause) concluded(s *vitals.Sample) Conclusion {
+func (n namedCause) concluded(s *observe.Sample) Conclusion {
 	c := Conclusion{Check: n.Check, Namespace: n.namespaces[0], Severity: n.Verdict, Summary: upperFirst(n.Summary), Commands: []string{}}
 	switch where := n.namespaces; {
 	case len(where) > 1:
@@ -144,7 +144,7 @@ func (c Conclusion) String() string {
 }
 
 // table adds what fills the connection table when that is the cause.
-func table(f Finding, s *vitals.Sample) string {
+func table(f Finding, s *observe.Sample) string {
 	if f.Check != "CT05" && f.Check != "CT01" {
 		return ""
 	}
@@ -162,7 +162,7 @@ func table(f Finding, s *vitals.Sample) string {
 // nothingFound is the conclusion when no check found anything: that nothing is wrong, or, where
 // checks that look at dropped packets, rules or the table could not look, that nobody can tell.
 // The latter stands behind causes, too.
-func (r *Report) nothingFound(s *vitals.Sample) Conclusion {
+func (r *Report) nothingFound(s *observe.Sample) Conclusion {
 	blind := map[string]bool{}
 	for _, f := range r.Findings {
 		if f.Verdict == Unknown {

@@ -17,15 +17,15 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
-	"github.com/sluice-lb/sluice/doctor/sick"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/faults"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestConditions makes routers ill in real namespaces, wants the checks to find it and to
-// name it, treats the router as the doctor says, word for word where those are commands,
-// and wants the same checks to find it well.
+// TestConditions makes faults in real namespaces, wants the checks to find it and to
+// name it, applies the remedy, word for word where it has commands,
+// and wants the same checks to pass.
 func TestConditions(t *testing.T) {
 	needs(t)
 	for _, tool := range []string{"conntrack", "iptables-legacy", "iptables-nft", "tc", "prlimit"} {
@@ -34,7 +34,7 @@ func TestConditions(t *testing.T) {
 	t.Run("router", func(t *testing.T) { // while nobody has settings of the host changed
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
-		giveBack, err := sick.Borrow(ctx, nil)
+		giveBack, err := faults.Borrow(ctx, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,28 +43,28 @@ func TestConditions(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for _, c := range slices.Concat(sick.Conditions(), sick.PathConditions()) {
+		for _, c := range slices.Concat(faults.Conditions(), faults.PathConditions()) {
 			t.Run(c.Name, func(t *testing.T) {
 				t.Parallel()
-				treat(t, c)
+				testCondition(t, c)
 			})
 		}
 	})
-	for _, c := range sick.HostConditions() {
-		t.Run(c.Name, func(t *testing.T) { treat(t, c) })
+	for _, c := range faults.HostConditions() {
+		t.Run(c.Name, func(t *testing.T) { testCondition(t, c) })
 	}
 }
 
-// TestHealthyConditions wants no warning for routers that look ill to simple rules.
+// TestHealthyConditions wants no warning for routers that look faulty to simple rules.
 func TestHealthyConditions(t *testing.T) {
 	needs(t)
-	for _, c := range sick.HealthyConditions() {
+	for _, c := range faults.HealthyConditions() {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
-			l := labtest.New(t, sick.Topology("well"))
-			for _, step := range []func(context.Context, *lab.Lab) error{sick.Acquaint, c.Sicken} {
+			l := labtest.New(t, faults.Topology("healthy"))
+			for _, step := range []func(context.Context, *lab.Lab) error{faults.ResolveNeighbours, c.Fault} {
 				if err := step(ctx, l); err != nil {
 					t.Fatal(err)
 				}
@@ -78,10 +78,10 @@ func TestHealthyConditions(t *testing.T) {
 	}
 }
 
-func treat(t *testing.T, c sick.Condition) {
+func testCondition(t *testing.T, c faults.Condition) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	l := labtest.New(t, sick.Topology("treat"))
+	l := labtest.New(t, faults.Topology("remedy"))
 	for key, value := range c.Host {
 		if value == "" {
 			value = hostSysctl(t, key)
@@ -99,8 +99,8 @@ func treat(t *testing.T, c sick.Condition) {
 			t.Fatal(err)
 		}
 	}
-	step(sick.Acquaint)
-	step(c.Sicken)
+	step(faults.ResolveNeighbours)
+	step(c.Fault)
 	r := watched(ctx, t, l, c.Traffic)
 	for _, w := range c.Wants {
 		f := finding(r, w.Check)
@@ -116,7 +116,7 @@ func treat(t *testing.T, c sick.Condition) {
 	if t.Failed() {
 		return
 	}
-	prescribe(ctx, t, l, c, finding(r, c.Wants[0].Check))
+	runRemedy(ctx, t, l, c, finding(r, c.Wants[0].Check))
 	step(c.Cure)
 	traffic := c.Traffic
 	if c.After != nil {
@@ -128,16 +128,16 @@ func treat(t *testing.T, c sick.Condition) {
 			continue
 		}
 		if f := finding(r, w.Check); f.Verdict >= doctor.Warn || f.Verdict == doctor.Unknown || w.Verdict == "info" && f.Verdict != doctor.OK {
-			t.Errorf("%s after the treatment: %s\n%s", w.Check, f.Verdict, said(f))
+			t.Errorf("%s after the remedy: %s\n%s", w.Check, f.Verdict, said(f))
 		}
 	}
 }
 
-// prescribe runs the commands of a finding's remedy as they stand, and wants what worked
+// runRemedy runs the commands of a finding's remedy as they stand, and wants what worked
 // before to work afterwards.
-func prescribe(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Condition, f doctor.Finding) {
+func runRemedy(ctx context.Context, t *testing.T, l *lab.Lab, c faults.Condition, f doctor.Finding) {
 	t.Helper()
-	commands := prescribed(t, f)
+	commands := remedyCommands(t, f)
 	script := strings.Join(commands, "\n")
 	if c.Do == "" && script != "" || !regexp.MustCompile(c.Do).MatchString(script) {
 		t.Fatalf("the commands of %s are %q, want %q", f.Check, script, c.Do)
@@ -145,7 +145,7 @@ func prescribe(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Condition, 
 	if script == "" {
 		return
 	}
-	beside, err := sick.Stand(ctx, l)
+	beside, err := faults.StartOtherTraffic(ctx, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,9 +200,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// prescribed are the commands of the remedy of a finding. A remedy without any, which cannot
+// remedyCommands are the commands of the remedy of a finding. A remedy without any, which cannot
 // be tried, says in a sentence what it risks.
-func prescribed(t *testing.T, f doctor.Finding) []string {
+func remedyCommands(t *testing.T, f doctor.Finding) []string {
 	t.Helper()
 	switch {
 	case f.Remedy == nil:
@@ -247,7 +247,7 @@ func watched(ctx context.Context, t *testing.T, l *lab.Lab, traffic func(context
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{ns}), vitals.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{ns}), observe.Options{
 		Window: 100 * time.Millisecond,
 		During: func(ctx context.Context) error {
 			if traffic == nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/load"
@@ -328,7 +328,7 @@ func (w *watching) mark(counts []count) {
 	defer w.mu.Unlock()
 	for i := range counts {
 		for _, end := range w.ends {
-			if at := counts[i].at; at.After(end.Add(-vitals.DefaultWindow-time.Second)) && at.Before(end.Add(slice)) {
+			if at := counts[i].at; at.After(end.Add(-observe.DefaultWindow-time.Second)) && at.Before(end.Add(slice)) {
 				counts[i].probed = true
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -40,18 +40,18 @@ func TestDocker(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			l := labtest.New(t, sick.Topology("docker"))
+			l := labtest.New(t, faults.Topology("docker"))
 			docker := dockerd(ctx, t, l, kind)
 			docker("run", "-d", "-p", "8080:8080", "own", "/bin/busybox", "httpd", "-f", "-p", "8080")
 			ask := func(ctx context.Context, l *lab.Lab) error {
 				for range 20 {
 					// Nobody answers where the rule is.
-					_ = l.Node("client").Command(ctx, "curl", "-s", "-o", "/dev/null", "-m", "0.5", "http://"+sick.Gateway+":8080/").Run()
+					_ = l.Node("client").Command(ctx, "curl", "-s", "-o", "/dev/null", "-m", "0.5", "http://"+faults.Gateway+":8080/").Run()
 				}
 				return nil
 			}
 			labtest.Eventually(t, 10*time.Second, "an answer of the container", func() error {
-				return l.Node("client").Command(ctx, "curl", "-s", "-o", "/dev/null", "-m", "1", "http://"+sick.Gateway+":8080/").Run()
+				return l.Node("client").Command(ctx, "curl", "-s", "-o", "/dev/null", "-m", "1", "http://"+faults.Gateway+":8080/").Run()
 			})
 			healthy := func(when string) {
 				for _, f := range watched(ctx, t, l, ask).Findings {

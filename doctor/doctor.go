@@ -2,7 +2,7 @@
 
 // Package doctor finds out why NAT on a host is slow or loses packets. It reads
 // the host twice over a window, runs a list of named checks on what it read, and
-// concludes in plain words which cause to treat first. It changes nothing.
+// concludes in plain words which cause to act on first. It changes nothing.
 package doctor
 
 import (
@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/severity"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 )
 
 // Verdict is how bad a finding is.
@@ -46,7 +46,7 @@ type Check struct {
 	Run    func(ctx context.Context, c *Case) Finding `json:"-"`
 }
 
-// Remedy is a treatment.
+// Remedy is what to do about a finding.
 type Remedy struct {
 	Do string `json:"do"` // in words
 	// Commands do it. Each runs as it stands in a shell of the namespace of the finding, or of
@@ -58,8 +58,8 @@ type Remedy struct {
 
 // Case is what a check looks at: the host, and one of its namespaces.
 type Case struct {
-	*vitals.Sample
-	NS *vitals.Namespace // nil for host checks
+	*observe.Sample
+	NS *observe.Namespace // nil for host checks
 }
 
 // Finding is the answer of a check.
@@ -125,8 +125,8 @@ func (r *Report) ExitCode() int {
 }
 
 // Examine reads the host, waits, reads it again, and judges.
-func Examine(ctx context.Context, reader vitals.Reader, o vitals.Options) (*Report, error) {
-	sample, err := vitals.Take(ctx, reader, o)
+func Examine(ctx context.Context, reader observe.Reader, o observe.Options) (*Report, error) {
+	sample, err := observe.Take(ctx, reader, o)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func Examine(ctx context.Context, reader vitals.Reader, o vitals.Options) (*Repo
 }
 
 // Judge runs all checks on a sample and concludes.
-func Judge(ctx context.Context, s *vitals.Sample) *Report {
+func Judge(ctx context.Context, s *observe.Sample) *Report {
 	r := &Report{At: time.Now(), Host: s.After.Release, Window: s.Window, Limits: s.Limits}
 	for _, n := range s.Namespaces {
 		r.Namespaces = append(r.Namespaces, n.Name)
@@ -156,7 +156,7 @@ func Judge(ctx context.Context, s *vitals.Sample) *Report {
 }
 
 // missing are the capabilities for want of which something could not be read.
-func missing(s *vitals.Sample) (names []string) {
+func missing(s *observe.Sample) (names []string) {
 	lack := func(err error, capabilities ...string) {
 		if !errors.Is(err, os.ErrPermission) {
 			return

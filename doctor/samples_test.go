@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
@@ -19,28 +19,28 @@ import (
 
 // examined is a sample of one router read from testdata/healthy, a few seconds
 // apart, with nothing wrong; tests then make one thing wrong.
-func examined(t *testing.T) *vitals.Sample {
+func examined(t *testing.T) *observe.Sample {
 	t.Helper()
 	root := os.DirFS("testdata/healthy")
-	reading := func() vitals.NamespaceReading {
-		r, err := vitals.ReadNamespaceFiles(root)
+	reading := func() observe.NamespaceReading {
+		r, err := observe.ReadNamespaceFiles(root)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.ReadSockets(root)
 		r.Counters.AddConntrack(conntrack.Counters{})
-		r.Links = []vitals.Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
+		r.Links = []observe.Link{{Name: "lo", Loopback: true, Up: true, MTU: 65536}, {Name: "wan0", Kind: "device", Up: true, MTU: 1500, Queues: 2, GRO: 1, RxChecksum: 1, RxPackets: 1000},
 			{Name: "lan0", Kind: "veth", Up: true, MTU: 1500, RxPackets: 1000}}
 		r.Generation = 7
 		return r
 	}
-	n := &vitals.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
+	n := &observe.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
 		Rules: &firewall.Ruleset{Tables: 1, SourceNAT: 1, Forwards: firewall.Forwards{IPv4: 1}, Chains: []firewall.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
-	n.Delta, n.Entries = trace.Counters{}, &vitals.Entries{}
+	n.Delta, n.Entries = trace.Counters{}, &observe.Entries{}
 	n.Table = conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	fill(n.Table, 100, conntrack.TCPEstablished)
-	s := &vitals.Sample{Window: 3 * time.Second, Before: vitals.ReadHostCounters(root), After: vitals.ReadHostFiles(root), Namespaces: []*vitals.Namespace{n}}
+	s := &observe.Sample{Window: 3 * time.Second, Before: observe.ReadHostCounters(root), After: observe.ReadHostFiles(root), Namespaces: []*observe.Namespace{n}}
 	return s
 }
 
@@ -55,28 +55,28 @@ func fill(table *conntrack.Summary, n int, state conntrack.TCPState) {
 }
 
 // before makes the first reading of an interface.
-func before(l vitals.Link) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func before(l observe.Link) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		l.Name, l.Kind, l.Up = "wan0", "device", true
 		s.Namespaces[0].Before.Links[1] = l
 	}
 }
 
 // counts has so many entries at the two ends of a window.
-func counts(before, after uint32, window time.Duration) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func counts(before, after uint32, window time.Duration) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		n := s.Namespaces[0]
 		n.Before.Limits.Count, n.After.Limits.Count, n.Before.At = before, after, n.After.At.Add(-window)
 	}
 }
 
-func fills(n int, state conntrack.TCPState) func(*vitals.Sample) {
-	return func(s *vitals.Sample) { fill(s.Namespaces[0].Table, n, state) }
+func fills(n int, state conntrack.TCPState) func(*observe.Sample) {
+	return func(s *observe.Sample) { fill(s.Namespaces[0].Table, n, state) }
 }
 
 // entries adds n entries of one client each, changed by change.
-func entries(n int, change func(i int, e *conntrack.Entry)) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func entries(n int, change func(i int, e *conntrack.Entry)) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		for i := range n {
 			client := conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
 			server := conntrack.AddrOf(netip.MustParseAddr("198.51.100.2"))
@@ -89,20 +89,20 @@ func entries(n int, change func(i int, e *conntrack.Entry)) func(*vitals.Sample)
 	}
 }
 
-func unanswered(without, with int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func unanswered(without, with int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		fill(s.Namespaces[0].Table, with, conntrack.TCPEstablished)
 		entries(without, func(_ int, e *conntrack.Entry) { e.Status, e.State = 0, uint8(conntrack.TCPSynSent) })(s)
 	}
 }
 
-func oneWay(n int) func(*vitals.Sample) {
+func oneWay(n int) func(*observe.Sample) {
 	return entries(n, func(_ int, e *conntrack.Entry) { e.Status = conntrack.Assured })
 }
 
 // translated adds an entry of a protocol that goes to 10.9.0.2 instead.
-func translated(protocol flow.Protocol) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func translated(protocol flow.Protocol) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: protocol, Status: conntrack.Assured | conntrack.SeenReply,
 			Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1")), DestPort: 80},
 			Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.9.0.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.7"))}})
@@ -110,42 +110,42 @@ func translated(protocol flow.Protocol) func(*vitals.Sample) {
 }
 
 // targets has the rules translate destinations to one address.
-func targets(address string) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func targets(address string) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		r := s.Namespaces[0].Rules
 		r.DestNAT, r.Targets = 1, firewall.Targets{Addresses: map[netip.Addr]bool{netip.MustParseAddr(address): true}}
 	}
 }
 
 // untracked has so many rules keep packets of IPv4, of IPv6, and of either, from being tracked.
-func untracked(four, six, either int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func untracked(four, six, either int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Rules.Untracked = firewall.Forwards{IPv4: four, IPv6: six, Either: either}
 	}
 }
 
 // noEntries empties the connection table.
-func noEntries(s *vitals.Sample) {
+func noEntries(s *observe.Sample) {
 	n := s.Namespaces[0]
 	n.Table, n.Before.Limits.Count, n.After.Limits.Count = nil, 0, 0
 }
 
 // forwards has so many rules need forwarding of IPv4, of IPv6, and of either.
-func forwards(four, six, either int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func forwards(four, six, either int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Rules.Forwards = firewall.Forwards{IPv4: four, IPv6: six, Either: either}
 	}
 }
 
-func plain(n int) func(*vitals.Sample) { return entries(n, func(int, *conntrack.Entry) {}) }
+func plain(n int) func(*observe.Sample) { return entries(n, func(int, *conntrack.Entry) {}) }
 
-func fillOne(n int) func(*vitals.Sample) {
+func fillOne(n int) func(*observe.Sample) {
 	return entries(n, func(_ int, e *conntrack.Entry) { e.Original.DestPort = 443 })
 }
 
 // oneSource has one client hold a share of the limit, in percent.
-func oneSource(percent int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func oneSource(percent int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].After.Limits.Max = 10000
 		entries(percent*100, func(i int, e *conntrack.Entry) {
 			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.2.0.1"))
@@ -153,8 +153,8 @@ func oneSource(percent int) func(*vitals.Sample) {
 	}
 }
 
-func usedPorts(n int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func usedPorts(n int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Rules.Pools = firewall.Pools{Smallest: 100, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): 100}}
 		entries(n, func(i int, e *conntrack.Entry) {
 			e.Original.Source = conntrack.AddrOf(netip.MustParseAddr("10.0.0.1"))
@@ -165,10 +165,10 @@ func usedPorts(n int) func(*vitals.Sample) {
 }
 
 // listens has a service wait at a port that it asked for, as long as it is watched.
-func listens(protocol flow.Protocol, port uint16) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func listens(protocol flow.Protocol, port uint16) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		n := s.Namespaces[0]
-		l := vitals.Listener{LocalPort: trace.LocalPort{Protocol: protocol, Port: port}, User: 53, Socket: uint64(port)}
+		l := observe.Listener{LocalPort: trace.LocalPort{Protocol: protocol, Port: port}, User: 53, Socket: uint64(port)}
 		n.Before.Listeners, n.After.Listeners = append(n.Before.Listeners, l), append(n.After.Listeners, l)
 		if n.After.Asked == nil {
 			n.After.Asked = map[trace.LocalPort]bool{}
@@ -178,72 +178,72 @@ func listens(protocol flow.Protocol, port uint16) func(*vitals.Sample) {
 	}
 }
 
-func unasked(s *vitals.Sample) {
+func unasked(s *observe.Sample) {
 	n := s.Namespaces[0]
 	n.Before.Asked, n.After.Asked, n.After.AskedErr = nil, nil, errors.New("not permitted")
 }
 
 // router forwards in its namespace, while monitors look at the host's and at another.
-func router(host bool, other uint64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func router(host bool, other uint64) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Delta["Ip.ForwDatagrams"] = 100
 		if host {
-			s.After.Monitors = append(s.After.Monitors, vitals.Monitor{Name: "node_exporter", Netns: 1, Host: true})
+			s.After.Monitors = append(s.After.Monitors, observe.Monitor{Name: "node_exporter", Netns: 1, Host: true})
 		}
 		if other != 0 {
-			s.After.Monitors = append(s.After.Monitors, vitals.Monitor{Name: "node_exporter", Netns: other})
+			s.After.Monitors = append(s.After.Monitors, observe.Monitor{Name: "node_exporter", Netns: other})
 		}
 	}
 }
 
-func uncounted(s *vitals.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
+func uncounted(s *observe.Sample) { s.Namespaces[0].NewErr = errors.New("no events") }
 
 // mtus has a busy link of each kind.
-func mtus(of map[string]int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func mtus(of map[string]int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].After.Links = nil
 		for kind, mtu := range of {
-			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, vitals.Link{Name: kind + "0", Kind: kind, Up: true, MTU: mtu, RxPackets: 1000})
+			s.Namespaces[0].After.Links = append(s.Namespaces[0].After.Links, observe.Link{Name: kind + "0", Kind: kind, Up: true, MTU: mtu, RxPackets: 1000})
 		}
 	}
 }
 
 // other drops packets for a reason that no cause is known for.
-func other(reason string) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func other(reason string) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseOther, Packets: 300, PerSecond: 100, Places: []trace.DropPlace{{Function: "somewhere", Reason: reason, Packets: 300}}}}
 	}
 }
 
 // dropped makes drop events of a cause in the window of three seconds.
-func dropped(cause trace.Cause, n uint64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func dropped(cause trace.Cause, n uint64) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: cause, Packets: n, PerSecond: float64(n) / 3})
 	}
 }
 
 // connections adds n from one more local address to the same remote endpoint.
-func connections(n int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func connections(n int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		remotes := s.Namespaces[0].After.Remotes
 		from := netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + len(remotes))})
-		remotes[vitals.Remote{From: from, To: netip.MustParseAddrPort("192.0.2.9:443")}] = n
+		remotes[observe.Remote{From: from, To: netip.MustParseAddrPort("192.0.2.9:443")}] = n
 	}
 }
 
 // listeners has programs that hear every event all the time, of so many new connections.
-func listeners(n int, perSecond float64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func listeners(n int, perSecond float64) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		ns := s.Namespaces[0]
 		ns.Before.EventListeners, ns.After.EventListeners, ns.NewPerSecond = n, n, perSecond
 	}
 }
 
-func busy(s *vitals.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
+func busy(s *observe.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
 
 // cores makes a host of n CPUs of which the first is that of the tree.
-func cores(n int) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func cores(n int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Before.CPUs, s.After.CPUs = s.Before.CPUs[:1:1], s.After.CPUs[:1:1]
 		for cpu := range n - 1 {
 			s.Before.CPUs = append(s.Before.CPUs, trace.CPUTime{CPU: cpu + 1})
@@ -253,8 +253,8 @@ func cores(n int) func(*vitals.Sample) {
 }
 
 // xdp puts a program on an interface whose neighbour has the given features.
-func xdp(features uint64) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func xdp(features uint64) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		links := s.Namespaces[0].After.Links
 		links[1].XDP, links[1].XDPKnown, links[1].XDPFeatures = true, true, features
 		links[2].XDPKnown, links[2].XDPFeatures = true, 7
@@ -262,37 +262,37 @@ func xdp(features uint64) func(*vitals.Sample) {
 }
 
 // pool has the rules use so many ports of the address of usedPorts.
-func pool(n uint32) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func pool(n uint32) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		s.Namespaces[0].Rules.Pools = firewall.Pools{Smallest: n, ByAddress: map[netip.Addr]uint32{netip.MustParseAddr("203.0.113.1"): n}}
 	}
 }
 
-func unread(s *vitals.Sample) {
+func unread(s *observe.Sample) {
 	s.Namespaces[0].Table, s.Namespaces[0].TableErr = nil, errors.New("no")
 }
 
 // old changes what single entries show.
-func old(change func(*vitals.Entries)) func(*vitals.Sample) {
-	return func(s *vitals.Sample) { change(s.Namespaces[0].Entries) }
+func old(change func(*observe.Entries)) func(*observe.Sample) {
+	return func(s *observe.Sample) { change(s.Namespaces[0].Entries) }
 }
 
 // fourEntry is of UDP and IPv4.
 var fourEntry = conntrack.Entry{Protocol: flow.UDP, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1"))}}
 
-func toHost(port uint16) func(*vitals.Sample) {
-	return old(func(e *vitals.Entries) {
-		e.ToHost = map[vitals.TrackedPort]*vitals.Odd{{Protocol: flow.UDP, Port: port}: {Entries: 1, First: fourEntry}}
+func toHost(port uint16) func(*observe.Sample) {
+	return old(func(e *observe.Entries) {
+		e.ToHost = map[observe.TrackedPort]*observe.Odd{{Protocol: flow.UDP, Port: port}: {Entries: 1, First: fourEntry}}
 	})
 }
 
 // half has so many connections of TCP show packets of one direction only.
-func half(n uint32) func(*vitals.Sample) {
-	return old(func(e *vitals.Entries) { e.Unanswered, e.TCP = n, n+1 })
+func half(n uint32) func(*observe.Sample) {
+	return old(func(e *observe.Entries) { e.Unanswered, e.TCP = n, n+1 })
 }
 
 // cutOff is a segment of a connection that the host does not know and resets.
-func cutOff(s *vitals.Sample) {
+func cutOff(s *observe.Sample) {
 	data := make([]byte, 40)
 	data[0], data[9], data[33] = 0x45, byte(flow.TCP), tcpACK
 	packet := &trace.DropSample{Data: data}
@@ -301,8 +301,8 @@ func cutOff(s *vitals.Sample) {
 }
 
 // sampled has a rule drop one packet, among thousands that pass, whose transport header begins so.
-func sampled(protocol string, tracked trace.Tracked, begins []byte) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func sampled(protocol string, tracked trace.Tracked, begins []byte) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		data := make([]byte, 48)
 		packet := &trace.DropSample{Data: data, Packet: flow.Tuple{Source: netip.MustParseAddrPort("10.0.0.2:40000"), Dest: netip.MustParseAddrPort("203.0.113.2:50000")}}
 		packet.Tracked = tracked
@@ -322,18 +322,18 @@ func sampled(protocol string, tracked trace.Tracked, begins []byte) func(*vitals
 }
 
 // handshakes are answered to an address of wan0, by an interface; others were finished.
-func handshakes(stuck, others uint32, out string) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func handshakes(stuck, others uint32, out string) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		n := s.Namespaces[0]
 		n.After.Links[1].Addresses = []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}
-		n.Entries.Handshakes = map[netip.Addr]*vitals.Handshakes{netip.MustParseAddr("203.0.113.1"): {
-			Stuck: vitals.Odd{Entries: stuck, First: fourEntry}, Others: others, Out: out, Gateway: netip.MustParseAddr("203.0.113.2")}}
+		n.Entries.Handshakes = map[netip.Addr]*observe.Handshakes{netip.MustParseAddr("203.0.113.1"): {
+			Stuck: observe.Odd{Entries: stuck, First: fourEntry}, Others: others, Out: out, Gateway: netip.MustParseAddr("203.0.113.2")}}
 	}
 }
 
 // closed has 300 packets go to two ports where nothing listens.
-func closed(ports ...string) func(*vitals.Sample) {
-	return func(s *vitals.Sample) {
+func closed(ports ...string) func(*observe.Sample) {
+	return func(s *observe.Sample) {
 		g := trace.DropGroup{Cause: trace.CauseClosedPort, Packets: 300, PerSecond: 100}
 		for _, port := range append(ports, ports...) {
 			packet := &trace.DropSample{Packet: flow.Tuple{Protocol: flow.UDP, Source: netip.MustParseAddrPort("10.0.0.2:4000"), Dest: netip.MustParseAddrPort(port)}}

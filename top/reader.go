@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -131,7 +131,7 @@ func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted
 	last := h.pools[ns.Inode]
 	if last.at.IsZero() || now.Sub(last.at) > poolsEvery {
 		last = poolReading{at: now}
-		if rules, _ := vitals.NewLive(nil).Rules(ctx, ns); rules != nil {
+		if rules, _ := observe.NewLive(nil).Rules(ctx, ns); rules != nil {
 			last.smallest = rules.Pools.Smallest
 		}
 		if h.pools == nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
 
@@ -27,8 +27,8 @@ func BenchmarkDrops(b *testing.B) {
 		"samples": {SamplesPerSecond: 50, Stacks: true},
 	} {
 		b.Run(name, func(b *testing.B) {
-			l := labtest.New(b, sick.Topology("tracecost"))
-			if err := sick.DenyAll(b.Context(), l); err != nil {
+			l := labtest.New(b, faults.Topology("tracecost"))
+			if err := faults.DenyAll(b.Context(), l); err != nil {
 				b.Fatal(err)
 			}
 			ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
@@ -58,7 +58,7 @@ func BenchmarkDrops(b *testing.B) {
 
 // flood sends n UDP packets towards the server.
 func flood(n int) error {
-	c, err := net.Dial("udp4", sick.Server+":9")
+	c, err := net.Dial("udp4", faults.Server+":9")
 	if err != nil {
 		return err
 	}

@@ -11,18 +11,18 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestDropCauses makes every illness of the sick set and wants its cause as the
+// TestDropCauses makes every fault and wants its cause as the
 // first of the report, with events and kernel counters equal.
 func TestDropCauses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
-	for _, c := range append(sick.Cases(), sick.Drops()...) {
+	for _, c := range append(faults.Cases(), faults.Drops()...) {
 		if c.Cause == "" {
 			continue
 		}
@@ -30,12 +30,12 @@ func TestDropCauses(t *testing.T) {
 	}
 }
 
-func dropCause(t *testing.T, c sick.Case) {
+func dropCause(t *testing.T, c faults.Case) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	l := labtest.New(t, sick.Topology("trace"))
+	l := labtest.New(t, faults.Topology("trace"))
 	// Also a router that needs no host-wide setting waits until nobody has one changed.
-	restore, err := sick.Borrow(ctx, c.Host)
+	restore, err := faults.Borrow(ctx, c.Host)
 	if err != nil {
 		labtest.Lacks(t, "host-wide settings cannot be changed: %v", err)
 	}
@@ -118,13 +118,13 @@ func TestListed(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	var c sick.Case
-	for _, c = range sick.Cases() {
+	var c faults.Case
+	for _, c = range faults.Cases() {
 		if c.Name == "deny-rule" {
 			break
 		}
 	}
-	l := labtest.New(t, sick.Topology("trace"))
+	l := labtest.New(t, faults.Topology("trace"))
 	if err := c.Setup(ctx, l); err != nil {
 		t.Fatal(err)
 	}

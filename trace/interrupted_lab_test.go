@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -24,7 +24,7 @@ import (
 // them have to be counted.
 func TestInterruptedDrops(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
-	l := labtest.New(t, sick.Topology("traceint"))
+	l := labtest.New(t, faults.Topology("traceint"))
 	nft := func(args ...string) string {
 		cmd := l.Node("gateway").Command(t.Context(), "nft", args...)
 		cmd.Stdin = strings.NewReader(denyCounted)
@@ -49,14 +49,14 @@ func TestInterruptedDrops(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 3000 {
 		wg.Go(func() {
-			if c, err := l.Node("client").Dial(ctx, &net.Dialer{}, "tcp", sick.Server+":80"); err == nil {
+			if c, err := l.Node("client").Dial(ctx, &net.Dialer{}, "tcp", faults.Server+":80"); err == nil {
 				c.Close()
 				t.Error("a connection that every rule denies")
 			}
 		})
 	}
 	err = l.Node("gateway").Do(func() error {
-		c, err := net.Dial("udp4", sick.Client+":9")
+		c, err := net.Dial("udp4", faults.Client+":9")
 		if err != nil {
 			return err
 		}

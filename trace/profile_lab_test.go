@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -19,8 +19,8 @@ import (
 // wants the rules to be the largest part of its network stack.
 func TestProfile(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
-	l := labtest.New(t, sick.Topology("traceprof"))
-	if err := sick.ManyRules(t.Context(), l); err != nil {
+	l := labtest.New(t, faults.Topology("traceprof"))
+	if err := faults.ManyRules(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
 	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())

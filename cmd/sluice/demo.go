@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/demo"
 	"github.com/sluice-lb/sluice/table"
@@ -57,7 +57,7 @@ func newDemo(a *app) *cobra.Command {
 
 // interrupted is the end of a play whose context has ended; err is the play's own.
 func interrupted(what string, err error) error {
-	if errors.Is(err, lab.ErrDown) || errors.Is(err, sick.ErrRestore) {
+	if errors.Is(err, lab.ErrDown) || errors.Is(err, faults.ErrRestore) {
 		return fmt.Errorf("%s was interrupted, and not all is as it was before: %w", what, err)
 	}
 	return fmt.Errorf("%s was interrupted; everything is as it was before", what)

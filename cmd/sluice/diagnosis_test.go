@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -39,13 +39,13 @@ func (c *console) String() string {
 	return c.text.String()
 }
 
-// sickRouter makes a router of the sick set that needs no setting of the host.
-func sickRouter(t *testing.T, name string) (*lab.Lab, sick.Case) {
+// faultyRouter makes a router of those with faults that needs no setting of the host.
+func faultyRouter(t *testing.T, name string) (*lab.Lab, faults.Case) {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
-	for _, c := range sick.Cases() {
+	for _, c := range faults.Cases() {
 		if c.Name == name && c.Host == nil {
-			l := labtest.New(t, sick.Topology("cli"))
+			l := labtest.New(t, faults.Topology("cli"))
 			if err := c.Setup(t.Context(), l); err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func sickRouter(t *testing.T, name string) (*lab.Lab, sick.Case) {
 		}
 	}
 	t.Fatalf("there is no case %s", name)
-	return nil, sick.Case{}
+	return nil, faults.Case{}
 }
 
 // during runs a command that goes on until Ctrl-C, and traffic once it watches.
@@ -83,7 +83,7 @@ func during(t *testing.T, traffic func(context.Context) error, args ...string) (
 // TestDrops watches a router whose SNAT ports run out: cause, both sides of NAT,
 // the line that reconciles events and counter, and the capture.
 func TestDrops(t *testing.T) {
-	l, c := sickRouter(t, "snat-ports")
+	l, c := faultyRouter(t, "snat-ports")
 	capture := filepath.Join(t.TempDir(), "drops.pcapng")
 	refused := 0
 	text := during(t, func(ctx context.Context) (err error) {
@@ -117,7 +117,7 @@ func TestDrops(t *testing.T) {
 
 // TestProfileFiles wants a flame graph that stands alone, with search and zoom.
 func TestProfileFiles(t *testing.T) {
-	l, c := sickRouter(t, "linear-rules")
+	l, c := faultyRouter(t, "linear-rules")
 	svg := filepath.Join(t.TempDir(), "flame.svg")
 	folded := filepath.Join(t.TempDir(), "folded")
 	text := during(t, func(ctx context.Context) error { _, err := c.Traffic(ctx, l); return err },
@@ -142,10 +142,10 @@ func TestProfileFiles(t *testing.T) {
 	}
 }
 
-// TestDoctorForms reads the report of a sick router in each form; all have the
+// TestDoctorForms reads the report of a faulty router in each form; all have the
 // same cause first.
 func TestDoctorForms(t *testing.T) {
-	l, c := sickRouter(t, "deny-rule")
+	l, c := faultyRouter(t, "deny-rule")
 	run := func(args ...string) (string, int) {
 		t.Helper()
 		stop := make(chan struct{})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -63,7 +63,7 @@ func newDoctor(a *app) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.Float64Var(&f.seconds, "seconds", vitals.DefaultWindow.Seconds(), "how long to watch")
+	flags.Float64Var(&f.seconds, "seconds", observe.DefaultWindow.Seconds(), "how long to watch")
 	flags.StringVar(&f.netns, "netns", "all", "network namespace: a name under /run/netns, a path, host, or all")
 	flags.BoolVar(&f.watch, "watch", false, "examine again and again until Ctrl-C")
 	flags.DurationVar(&f.every, "every", 15*time.Second, "with --watch: time from one examination to the next")
@@ -101,12 +101,12 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 		}
 		only = []conntrack.Namespace{ns}
 	}
-	options := vitals.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
+	options := observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
 	if f.watch {
-		options.Progress, options.Session = nil, &vitals.Session{}
+		options.Progress, options.Session = nil, &observe.Session{}
 		defer options.Session.Close()
 	}
-	reader := vitals.NewLive(only)
+	reader := observe.NewLive(only)
 	for {
 		next := time.After(f.every)
 		report, err := doctor.Examine(ctx, reader, options)

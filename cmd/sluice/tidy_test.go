@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 )
 
@@ -98,7 +98,7 @@ func TestInterruptedSaysWhatIsLeft(t *testing.T) {
 	if err := interrupted("the demo", fmt.Errorf("client: %w", context.Canceled)); !strings.Contains(err.Error(), fine) {
 		t.Error(err)
 	}
-	for _, left := range []error{fmt.Errorf("lab 1: %w: busy", lab.ErrDown), fmt.Errorf("host settings: %w: refused", sick.ErrRestore)} {
+	for _, left := range []error{fmt.Errorf("lab 1: %w: busy", lab.ErrDown), fmt.Errorf("host settings: %w: refused", faults.ErrRestore)} {
 		err := interrupted("the demo", errors.Join(context.Canceled, left))
 		if strings.Contains(err.Error(), fine) || !strings.Contains(err.Error(), left.Error()) {
 			t.Error(err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -20,7 +20,7 @@ func TestBorrowWaitsBeforeItLooks(t *testing.T) {
 	if st, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil || st.Mode()&0o200 == 0 {
 		labtest.Lacks(t, "nf_conntrack_max can be written only in the host's first network namespace")
 	}
-	other, err := sick.Borrow(t.Context(), map[string]string{tableMax: ""})
+	other, err := faults.Borrow(t.Context(), map[string]string{tableMax: ""})
 	if err != nil {
 		t.Fatal(err)
 	}

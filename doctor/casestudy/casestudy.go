@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package casestudy plays a famous illness from beginning to end: a web server
+// Package casestudy plays a famous incident from beginning to end: a web server
 // behind NAT collapses under load because the connection table is full. It
-// measures the server without NAT, makes it ill, lets the doctor find the cause,
-// cures it with the tuner, and measures again.
+// measures the server without NAT, makes the table too small, lets the doctor find the cause,
+// repairs it with the tuner, and measures again.
 package casestudy
 
 import (
@@ -22,21 +22,21 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/tune"
-	"github.com/sluice-lb/sluice/doctor/vitals"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/load"
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// The illness: a limit that the load exceeds at once.
+// The fault: a limit that the load exceeds at once.
 const (
-	sickEntries = 1000
-	tableMax    = "net.netfilter.nf_conntrack_max"
-	buckets     = "net.netfilter.nf_conntrack_buckets"
-	backlog     = "net.core.netdev_max_backlog"
+	smallTable = 1000
+	tableMax   = "net.netfilter.nf_conntrack_max"
+	buckets    = "net.netfilter.nf_conntrack_buckets"
+	backlog    = "net.core.netdev_max_backlog"
 )
 
 // HostSettings are the settings of the whole host that Play changes and gives back.
@@ -50,8 +50,8 @@ type Options struct {
 	Connections int
 	// Requests of each run; 0 means 30,000.
 	Requests int
-	// SickFor bounds the run with the full table, which does not end by itself; 0 means 8 s.
-	SickFor time.Duration
+	// CollapseFor bounds the run with the full table, which does not end by itself; 0 means 8 s.
+	CollapseFor time.Duration
 	// Progress is told what is going on; it may be nil.
 	Progress func(format string, args ...any)
 }
@@ -113,8 +113,8 @@ func Play(ctx context.Context, o Options) (*Report, error) {
 	if o.Requests == 0 {
 		o.Requests = 30000
 	}
-	if o.SickFor == 0 {
-		o.SickFor = 8 * time.Second
+	if o.CollapseFor == 0 {
+		o.CollapseFor = 8 * time.Second
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
@@ -128,9 +128,9 @@ func Play(ctx context.Context, o Options) (*Report, error) {
 	return s.report, errors.Join(err, l.Down())
 }
 
-// topology is that of the sick routers, with room for many connections at both ends.
+// topology is that of the routers with faults, with room for many connections at both ends.
 func topology() lab.Topology {
-	t := sick.Topology("casestudy")
+	t := faults.Topology("casestudy")
 	for i := range t.Nodes {
 		if t.Nodes[i].Sysctls == nil {
 			t.Nodes[i].Sysctls = map[string]string{}
@@ -158,7 +158,7 @@ func (s *study) play(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, restore()) }()
 
 	s.Progress("before: %d connections at once to %s, without NAT", s.Connections, s.report.Server)
-	before, err := s.measure(ctx, "before", "routed, no NAT", "http://"+sick.Server+"/", 0)
+	before, err := s.measure(ctx, "before", "routed, no NAT", "http://"+faults.Server+"/", 0)
 	if err != nil {
 		return err
 	}
@@ -180,13 +180,13 @@ func (s *study) play(ctx context.Context) (err error) {
 const backendPort = "8081"
 
 // url is the forwarded port.
-const url = "http://" + sick.Gateway + ":8080/"
+const url = "http://" + faults.Gateway + ":8080/"
 
 // portForward is the DNAT of the story.
 const portForward = `table ip story {
 	chain pre {
 		type nat hook prerouting priority dstnat
-		ip daddr ` + sick.Gateway + ` tcp dport 8080 dnat to ` + sick.Server + `:` + backendPort + `
+		ip daddr ` + faults.Gateway + ` tcp dport 8080 dnat to ` + faults.Server + `:` + backendPort + `
 	}
 }
 `
@@ -203,14 +203,14 @@ func (s *study) rules(ctx context.Context, script string) error {
 
 // borrow takes the host's settings that the study changes. All clients begin at
 // the same instant on the few CPUs of one machine: without room for that burst in
-// the backlog the runs would show a second illness.
+// the backlog the runs would show a second fault.
 func borrow(ctx context.Context) (restore func() error, err error) {
 	settings := map[string]string{}
 	for _, key := range HostSettings {
 		settings[key] = "" // changed later
 	}
 	settings[backlog] = "30000"
-	if restore, err = sick.Borrow(ctx, settings); err != nil {
+	if restore, err = faults.Borrow(ctx, settings); err != nil {
 		return nil, fmt.Errorf("case study: %w", err)
 	}
 	return restore, nil
@@ -220,17 +220,17 @@ func borrow(ctx context.Context) (restore func() error, err error) {
 var host = &tune.System{Namespace: conntrack.HostNamespace()}
 
 // collapse makes the table too small, watches the server go down, asks the
-// doctor, cures and measures again.
+// doctor, applies the remedy and measures again.
 func (s *study) collapse(ctx context.Context) error {
-	if err := host.Set(tableMax, strconv.Itoa(sickEntries)); err != nil {
+	if err := host.Set(tableMax, strconv.Itoa(smallTable)); err != nil {
 		return fmt.Errorf("case study: %w", err)
 	}
-	s.Progress("sick: DNAT with %s = %d; the doctor watches", tableMax, sickEntries)
-	if err := s.sick(ctx); err != nil {
+	s.Progress("collapse: DNAT with %s = %d; the doctor watches", tableMax, smallTable)
+	if err := s.watchCollapse(ctx); err != nil {
 		return err
 	}
-	s.Progress("cure: sluice tune")
-	if err := s.cure(ctx); err != nil {
+	s.Progress("remedy: sluice tune")
+	if err := s.tuneTable(ctx); err != nil {
 		return err
 	}
 	s.Progress("after: the same load through the same rule")
@@ -238,9 +238,9 @@ func (s *study) collapse(ctx context.Context) error {
 	return err
 }
 
-// sick runs the load against the full table, with the doctor and the drop
+// watchCollapse runs the load against the full table, with the doctor and the drop
 // events watching.
-func (s *study) sick(ctx context.Context) error {
+func (s *study) watchCollapse(ctx context.Context) error {
 	watcher := trace.Watcher{Namespaces: []conntrack.Namespace{s.gateway},
 		Options: trace.DropOptions{Netns: s.gateway.Inode, SamplesPerSecond: 10, Stacks: true}}
 	if err := watcher.Start(ctx); err != nil {
@@ -250,10 +250,10 @@ func (s *study) sick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{s.gateway}), vitals.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{s.gateway}), observe.Options{
 		Window: time.Millisecond, // the load decides
 		During: func(ctx context.Context) error {
-			_, err := s.measure(ctx, "sick", fmt.Sprintf("DNAT, table of %d", sickEntries), url, s.SickFor)
+			_, err := s.measure(ctx, "collapse", fmt.Sprintf("DNAT, table of %d", smallTable), url, s.CollapseFor)
 			return err
 		},
 	})
@@ -301,9 +301,9 @@ func (s *study) tcpCounters(ctx context.Context) (client, server trace.Counters,
 	return client, server, nil
 }
 
-// cure applies the part of the tuner's proposal for a router that concerns the
+// tuneTable applies the part of the tuner's proposal for a router that concerns the
 // table; the rest would outlive the case study.
-func (s *study) cure(ctx context.Context) error {
+func (s *study) tuneTable(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "sluice-casestudy-")
 	if err != nil {
 		return err
@@ -343,13 +343,13 @@ func (s *study) beyond(ctx context.Context) error {
 	if err := s.rules(ctx, trackOnly); err != nil {
 		return err
 	}
-	if err := host.Set(tableMax, strconv.Itoa(sickEntries)); err != nil {
+	if err := host.Set(tableMax, strconv.Itoa(smallTable)); err != nil {
 		return fmt.Errorf("case study: %w", err)
 	}
 	if err := s.forget(ctx); err != nil {
 		return fmt.Errorf("case study: empty the gateway's table: %w", err)
 	}
-	s.Progress("beyond: the same service on the eBPF datapath, with %s = %d again", tableMax, sickEntries)
+	s.Progress("beyond: the same service on the eBPF datapath, with %s = %d again", tableMax, smallTable)
 	d, err := daemon.Start(ctx, gateway, s.Sluice, "casestudy.yaml", []byte(serviceConfig))
 	if err != nil {
 		if ctx.Err() != nil {
@@ -358,7 +358,7 @@ func (s *study) beyond(ctx context.Context) error {
 		s.report.Notes = append(s.report.Notes, fmt.Sprintf("no run on the eBPF datapath: %v", oneLine(err)))
 		return nil
 	}
-	_, err = s.measure(ctx, "beyond", fmt.Sprintf("DNAT by eBPF, table of %d", sickEntries), url, 0)
+	_, err = s.measure(ctx, "beyond", fmt.Sprintf("DNAT by eBPF, table of %d", smallTable), url, 0)
 	if err == nil {
 		s.report.Runs[len(s.report.Runs)-1].Flows, err = flowsOf(ctx, d)
 	}
@@ -416,11 +416,11 @@ const serviceConfig = `datapath: ebpf
 services:
   - name: web
     listen:
-      - {address: ` + sick.Gateway + `, ports: [8080]}
+      - {address: ` + faults.Gateway + `, ports: [8080]}
     protocol: tcp
     mode: dnat
     backends:
-      - {name: server, address: ` + sick.Server + `, port: ` + backendPort + `}
+      - {name: server, address: ` + faults.Server + `, port: ` + backendPort + `}
 `
 
 func oneLine(err error) string {

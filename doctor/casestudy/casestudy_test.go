@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/casestudy"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/trace"
@@ -45,7 +45,7 @@ func TestCaseStudy(t *testing.T) {
 	binary := program(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	r, err := casestudy.Play(ctx, casestudy.Options{Sluice: binary, Connections: 1500, Requests: 4000, SickFor: 4 * time.Second, Progress: t.Logf})
+	r, err := casestudy.Play(ctx, casestudy.Options{Sluice: binary, Connections: 1500, Requests: 4000, CollapseFor: 4 * time.Second, Progress: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,8 +64,8 @@ func TestCaseStudy(t *testing.T) {
 			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused; notes %q", name, run.Complete, run.Failed, run.Refused, r.Notes)
 		}
 	}
-	if run := runs["sick"]; run.Complete > 1100 {
-		t.Errorf("sick: %d requests complete with a table of 1000", run.Complete)
+	if run := runs["collapse"]; run.Complete > 1100 {
+		t.Errorf("collapse: %d requests complete with a table of 1000", run.Complete)
 	}
 	if after, beyond := runs["after"].Entries, runs["beyond"].Entries; after < 1000 || beyond != 0 {
 		t.Errorf("%d entries after DNAT by nftables, %d after that by eBPF, want more than 1000 and none", after, beyond)
@@ -97,7 +97,7 @@ func TestKilledCaseStudy(t *testing.T) {
 		return strings.TrimSpace(string(b))
 	}
 	// The same lock as the command's: what is read is nobody's loan.
-	restore, err := sick.Borrow(t.Context(), nil)
+	restore, err := faults.Borrow(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestKilledCaseStudy(t *testing.T) {
 		}
 		return nil
 	})
-	next := labtest.New(t, sick.Topology("afterkill"))
+	next := labtest.New(t, faults.Topology("afterkill"))
 	records, err := lab.List()
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 )
 
 // nginxConfig answers every request at once, from one worker. The directory is
@@ -49,7 +49,7 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 		return nil, err
 	}
 	config := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, sick.Server, backendPort), 0o644); err != nil {
+	if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, dir, faults.Server, backendPort), 0o644); err != nil {
 		return nil, err
 	}
 	var log bytes.Buffer
@@ -65,7 +65,7 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 		os.RemoveAll(dir)
 	}
 	for deadline := time.Now().Add(time.Minute); ; {
-		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", sick.Server+":80")
+		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", faults.Server+":80")
 		if err == nil {
 			c.Close()
 			return stop, nil
@@ -85,7 +85,7 @@ func (s *study) plainServer() (stop func(), err error) {
 		ReadHeaderTimeout: time.Minute,
 	}
 	for _, port := range []string{"80", backendPort} {
-		l, err := s.lab.Node("server").Listen(sick.Server + ":" + port)
+		l, err := s.lab.Node("server").Listen(faults.Server + ":" + port)
 		if err != nil {
 			return nil, errors.Join(err, server.Close())
 		}

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -17,7 +17,7 @@ import (
 func TestNginxIsNobodyElses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nginx"))
 	t.Setenv("TMPDIR", t.TempDir())
-	s := &study{lab: labtest.New(t, sick.Topology("nginx")), report: &Report{}}
+	s := &study{lab: labtest.New(t, faults.Topology("nginx")), report: &Report{}}
 	stop, err := s.nginx(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/doctor/sick"
+	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -127,9 +127,9 @@ func TestReservesServices(t *testing.T) {
 // trial is watched: the kernel's own counter takes the values back.
 func TestRealDropsTakeBack(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Nftables, labtest.Tool("nft"))
-	cases := sick.Cases()
-	c := cases[slices.IndexFunc(cases, func(c sick.Case) bool { return c.Name == "snat-ports" })]
-	l := labtest.New(t, sick.Topology("tunedrops"))
+	cases := faults.Cases()
+	c := cases[slices.IndexFunc(cases, func(c faults.Case) bool { return c.Name == "snat-ports" })]
+	l := labtest.New(t, faults.Topology("tunedrops"))
 	if err := c.Setup(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}

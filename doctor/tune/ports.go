@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -95,12 +95,12 @@ func (s *System) listening() (ports []uint16, err error) {
 		time.Sleep(socketsApart)
 	}
 	after, err := s.sockets()
-	list, _ := vitals.Lasting(before, after)
+	list, _ := observe.Lasting(before, after)
 	for _, l := range list {
 		ports = append(ports, l.Port)
 	}
 	if err = errors.Join(err, after.AskedErr); after.Cut {
-		err = errors.Join(err, vitals.ErrSocketsCut)
+		err = errors.Join(err, observe.ErrSocketsCut)
 	}
 	return ports, err
 }
@@ -109,9 +109,9 @@ func (s *System) listening() (ports []uint16, err error) {
 const socketsApart = 500 * time.Millisecond
 
 // sockets reads the listeners of the namespace.
-func (s *System) sockets() (now vitals.Sockets, err error) {
+func (s *System) sockets() (now observe.Sockets, err error) {
 	err = s.Namespace.Do(func() error {
-		if now.Listeners, now.Cut = vitals.ReadListeners(os.DirFS("/")); len(now.Listeners) > 0 {
+		if now.Listeners, now.Cut = observe.ReadListeners(os.DirFS("/")); len(now.Listeners) > 0 {
 			now.Asked, now.AskedErr = trace.AskedPorts()
 		}
 		return nil

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// TestDiagnosisOnOldestKernel runs the diagnosis of one sick router and the
+// TestDiagnosisOnOldestKernel runs the diagnosis of one faulty router and the
 // commands themselves on Debian's 6.1 kernel, which lacks much of what they use
 // on newer ones: each has to work, or to say in a sentence what it cannot see.
 func TestDiagnosisOnOldestKernel(t *testing.T) {

@@ -26,7 +26,7 @@ var suites = []suite{
 	{"doctor/tune", "."},
 	// iptables-legacy is not in the machine.
 	{"trace", "TestDropCauses/^[^l]|TestAskedPorts"},
-	// All but TestConditions, which makes seventy hosts sick: that takes an hour here.
+	// All but TestConditions, which makes seventy faults: that takes an hour here.
 	{"doctor", "^Test([^C]|C[^o]|Co[^n]|Con[^d])"},
 	{"datapath/ebpf", "TestProgramsLoad|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},

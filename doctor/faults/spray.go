@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sick
+package faults
 
 import (
 	"context"
@@ -263,9 +263,9 @@ func startConnect(ctx context.Context, to string, port int) error {
 	return nil
 }
 
-// Acquaint has the nodes find each other's hardware addresses, so that no packet waits
+// ResolveNeighbours has the nodes find each other's hardware addresses, so that no packet waits
 // for them later. Nothing is tracked yet.
-func Acquaint(ctx context.Context, l *lab.Lab) error {
+func ResolveNeighbours(ctx context.Context, l *lab.Lab) error {
 	for node, address := range map[string]string{"client": Gateway, "gateway": Server} {
 		c, err := l.Node(node).Dial(ctx, nil, "tcp", address+":9")
 		if err == nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sick
+package faults
 
 import (
 	"context"
@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Bystanders are connections beside those that suffer: new ones through the router in both
+// OtherTraffic are connections beside those that the fault concerns: new ones through the router in both
 // directions and to the router itself, and one that stays. They show whether a remedy
 // breaks what worked.
-type Bystanders struct {
+type OtherTraffic struct {
 	lab  *lab.Lab
 	held net.Conn // from client to server; nil where none could be made
 }
@@ -25,7 +25,7 @@ type Bystanders struct {
 // echoPort is where the nodes echo; no condition has rules for it.
 const echoPort = ":4242"
 
-// patience is how long a bystander waits for an answer. A SYN that is lost is sent again
+// patience is how long one of them waits for an answer. A SYN that is lost is sent again
 // after a second.
 const patience = 1500 * time.Millisecond
 
@@ -36,8 +36,8 @@ func (w way) String() string { return w.network + " " + w.from + " to " + w.to }
 
 var ways = []way{{"tcp", "client", Server}, {"udp", "client", Server}, {"tcp", "server", Client}, {"tcp", "client", Gateway}, {"tcp", "gateway", Server}}
 
-// Stand has the nodes echo until ctx ends, and makes the connection that stays.
-func Stand(ctx context.Context, l *lab.Lab) (*Bystanders, error) {
+// StartOtherTraffic has the nodes echo until ctx ends, and makes the connection that stays.
+func StartOtherTraffic(ctx context.Context, l *lab.Lab) (*OtherTraffic, error) {
 	for _, node := range []string{"client", "gateway", "server"} {
 		tcp, err := l.Node(node).Listen(echoPort)
 		if err != nil {
@@ -52,7 +52,7 @@ func Stand(ctx context.Context, l *lab.Lab) (*Bystanders, error) {
 		go echoStreams(tcp)
 		go echoPackets(udp)
 	}
-	b := &Bystanders{lab: l}
+	b := &OtherTraffic{lab: l}
 	if held, err := l.Node("client").Dial(ctx, &net.Dialer{Timeout: patience}, "tcp", Server+echoPort); err == nil {
 		context.AfterFunc(ctx, func() { held.Close() })
 		if b.held = held; echoed(held) != nil {
@@ -99,7 +99,7 @@ func echoed(c net.Conn) error {
 }
 
 // Working names the bystanders that are answered.
-func (b *Bystanders) Working(ctx context.Context) []string {
+func (b *OtherTraffic) Working(ctx context.Context) []string {
 	answers := make(chan string, len(ways)+1)
 	for _, w := range ways {
 		go func() {
@@ -125,7 +125,7 @@ func (b *Bystanders) Working(ctx context.Context) []string {
 }
 
 // Stopped is nil when all that worked does so still.
-func (b *Bystanders) Stopped(ctx context.Context, worked []string) error {
+func (b *OtherTraffic) Stopped(ctx context.Context, worked []string) error {
 	now := b.Working(ctx)
 	stopped := slices.DeleteFunc(slices.Clone(worked), func(name string) bool { return slices.Contains(now, name) })
 	if len(stopped) == 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sick
+package faults
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Drops are causes that the drops view knows beyond the doctor's sick set.
+// Drops are causes that the drops view knows beyond those of the doctor.
 func Drops() []Case {
 	return []Case{
 		{Name: "table-full-local", Cause: "table-full", Host: map[string]string{tableMax: "1000"}, Setup: nft(natRules), Traffic: sendLocally(1200)},

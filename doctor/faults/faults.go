@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sick builds routers that are ill in one known way, and the traffic
-// that makes them suffer. The tests of trace and doctor use them to show that the
-// illness is found and named, and the healthy one that nothing is named.
-package sick
+// Package faults builds routers with one known fault, and the traffic
+// that shows it. The tests of trace and doctor use them to show that the
+// fault is found and named, and the healthy one that nothing is named.
+package faults
 
 import (
 	"context"
@@ -57,24 +57,24 @@ func Topology(name string) lab.Topology {
 	}
 }
 
-// Case is one illness.
+// Case is one fault.
 type Case struct {
 	Name string
-	// Cause is the ID of the cause that trace finds; empty where the illness
+	// Cause is the ID of the cause that trace finds; empty where the fault
 	// drops nothing.
 	Cause string
 	// Check is the ID of the doctor's check that must come first.
 	Check string
-	// Host are host-wide settings that the illness needs, to be borrowed.
+	// Host are host-wide settings that the fault needs, to be borrowed.
 	Host map[string]string
-	// Setup makes the router ill.
+	// Setup makes the fault.
 	Setup func(ctx context.Context, l *lab.Lab) error
 	// Traffic sends, and returns how many packets were refused. It opens what it
 	// needs under open, and closes nothing before release is called.
 	Traffic func(ctx context.Context, l *lab.Lab) (refused int, err error)
 }
 
-// Cases lists the illnesses.
+// Cases lists the faults.
 func Cases() []Case {
 	return []Case{
 		{Name: "table-full", Cause: "table-full", Check: "CT05", Host: map[string]string{"net.netfilter.nf_conntrack_max": "1000"},
@@ -202,7 +202,7 @@ func nftOn(node, rules string) setup {
 // countSYNs counts the TCP connections that a node asks for (hook output) or is asked
 // for (hook input), every repetition of a SYN anew.
 func countSYNs(node, hook string) setup {
-	return nftOn(node, `table inet sick {
+	return nftOn(node, `table inet faults {
 		counter syns {}
 		chain syns {
 			type filter hook `+hook+` priority filter
@@ -212,7 +212,7 @@ func countSYNs(node, hook string) setup {
 }
 
 func countedSYNs(ctx context.Context, l *lab.Lab, node string) (packets int, err error) {
-	text, err := l.Node(node).Command(ctx, "nft", "list", "counter", "inet", "sick", "syns").Output()
+	text, err := l.Node(node).Command(ctx, "nft", "list", "counter", "inet", "faults", "syns").Output()
 	if err != nil {
 		return 0, err
 	}

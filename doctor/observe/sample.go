@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vitals reads what the doctor judges: a host and its network namespaces,
+// Package observe reads what the doctor judges: a host and its network namespaces,
 // at both ends of a window. What stands in files is read from a tree that tests
 // can replace; the rest comes from netlink, ioctl and the kernel's log.
-package vitals
+package observe
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sick
+package faults
 
 import (
 	"context"
@@ -22,44 +22,44 @@ func PathConditions() []Condition {
 	one := spray("client", flow.UDP, 0, 1, Client, 5000, Gateway, 53)
 	return []Condition{
 		{Name: "published-port-dead", Wants: []Want{{"RL15", "critical", "every new connection to " + Server + ":53"}},
-			Sicken:  all(nft(forwardTo(Server)), nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n}\n}")),
+			Fault:   all(nft(forwardTo(Server)), nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n}\n}")),
 			Traffic: spray("client", flow.UDP, 0, 20, Client, 0, Gateway, 53), Do: `nft insert rule inet filter forward ct status dnat accept`},
 		{Name: "too-big-dropped", Wants: []Want{{"RL15", "warn", "type 3 code 4"}},
-			Sicken:  nft("table inet filter { chain forward {\n type filter hook forward priority filter\n icmp type destination-unreachable drop\n}\n}"),
+			Fault:   nft("table inet filter { chain forward {\n type filter hook forward priority filter\n icmp type destination-unreachable drop\n}\n}"),
 			Traffic: raw("server", tooBig()), Cure: gateway("nft delete rule inet filter forward handle 2")},
 		{Name: "ftp-without-helper", Wants: []Want{{"RL07", "warn", "FTP between " + Client + " and " + Server}},
-			Sicken:  all(nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n ct state established,related accept\n tcp dport 21 accept\n}\n}"), announce(1)),
+			Fault:   all(nft("table inet filter { chain forward {\n type filter hook forward priority filter; policy drop\n ct state established,related accept\n tcp dport 21 accept\n}\n}"), announce(1)),
 			Traffic: spray("client", flow.TCP, tcpSYN, 3, Client, 0, Server, 50_000), Do: `nft 'add table inet ftp.*'`},
-		{Name: "older-than-port-forward", Wants: []Want{{"ST12", "warn", "port 53"}}, Sicken: all(nft(tracked), one, nft(forwardTo(Server))), Traffic: one, Do: `^sluice conns delete .*--port 53 `},
+		{Name: "older-than-port-forward", Wants: []Want{{"ST12", "warn", "port 53"}}, Fault: all(nft(tracked), one, nft(forwardTo(Server))), Traffic: one, Do: `^sluice conns delete .*--port 53 `},
 		{Name: "older-than-address", Wants: []Want{{"ST12", "warn", "the source 198.51.100.9"}},
-			Sicken: all(gateway("ip addr add 198.51.100.9/24 dev lan0"), nft(snatFrom("198.51.100.9")), spray("client", flow.UDP, 0, 1, Client, 5000, Server, 5060),
+			Fault: all(gateway("ip addr add 198.51.100.9/24 dev lan0"), nft(snatFrom("198.51.100.9")), spray("client", flow.UDP, 0, 1, Client, 5000, Server, 5060),
 				gateway("nft flush ruleset; ip addr del 198.51.100.9/24 dev lan0"), nft(snatFrom(GatewayLAN))),
 			Do: `^sluice conns delete .*--nat-src 198.51.100.9 `},
-		{Name: "hairpin", Wants: []Want{{"FW16", "warn", "hairpin"}}, Sicken: all(command("client", "ip", "addr", "add", "192.0.2.77/24", "dev", "eth0"), nft(forwardTo("192.0.2.77"))),
+		{Name: "hairpin", Wants: []Want{{"FW16", "warn", "hairpin"}}, Fault: all(command("client", "ip", "addr", "add", "192.0.2.77/24", "dev", "eth0"), nft(forwardTo("192.0.2.77"))),
 			Traffic: spray("client", flow.UDP, 0, 10, Client, 0, Gateway, 53), Do: `nft 'add table ip hairpin.*'`, Cure: gateway("conntrack -F")},
 		{Name: "answers-by-another-uplink", Wants: []Want{{"FW17", "warn", "come in by up1 leave by wan0"}},
-			Sicken:  all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet deaf { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
+			Fault:   all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet deaf { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
 			Traffic: spray("client", flow.TCP, tcpSYN, 10, Stranger, 0, "10.8.0.1", 8090), Do: `(?s)ip route add default via 10.8.0.2 dev up1 .*meta mark set ct mark'`},
 		{Name: "fragment-memory", Wants: []Want{{"FW14", "critical", "net.ipv4.ipfrag_high_thresh 20000"}},
-			Sicken:  all(nft(natRules), sysctl("net.ipv4.ipfrag_low_thresh", "10000"), sysctl("net.ipv4.ipfrag_high_thresh", "20000")),
+			Fault:   all(nft(natRules), sysctl("net.ipv4.ipfrag_low_thresh", "10000"), sysctl("net.ipv4.ipfrag_high_thresh", "20000")),
 			Traffic: raw("client", fragments(60, 1000)...), After: raw("client", fragments(60, 2000)...), Do: `sysctl -w net.ipv4.ipfrag_high_thresh=\d+`},
 		{Name: "checksums", Wants: []Want{{"FW15", "critical", "wrong checksum"}}, Traffic: raw("client", spoiled(50)...), After: spray("client", flow.UDP, 0, 50, Client, 0, Gateway, 9)},
 		{Name: "bridge-port-listens", Wants: []Want{{"RX11", "warn", "v0 of bridge br0"}},
-			Sicken: gateway("ip link add br0 type bridge stp_state 1 forward_delay 1500; ip link add v0 type veth peer name v1; ip link set v0 master br0; ip link set br0 up; ip link set v1 up; ip link set v0 up"),
-			Do:     `(?s)ip link set br0 type bridge stp_state 0\nip link set v0 type bridge_slave state 3`},
-		{Name: "far-end-mtu", Wants: []Want{{"RX12", "critical", "1280 instead of 1500"}}, Sicken: command("server", "ip", "link", "set", "eth0", "mtu", "1280"),
+			Fault: gateway("ip link add br0 type bridge stp_state 1 forward_delay 1500; ip link add v0 type veth peer name v1; ip link set v0 master br0; ip link set br0 up; ip link set v1 up; ip link set v0 up"),
+			Do:    `(?s)ip link set br0 type bridge stp_state 0\nip link set v0 type bridge_slave state 3`},
+		{Name: "far-end-mtu", Wants: []Want{{"RX12", "critical", "1280 instead of 1500"}}, Fault: command("server", "ip", "link", "set", "eth0", "mtu", "1280"),
 			Traffic: sending(sendUDP(30, Client, Server, 9, 1400, false)), Do: `ip link set dev lan0 mtu 1280`},
 	}
 }
 
-// HealthyConditions lists routers that look ill to simple rules and are not.
+// HealthyConditions lists routers that look faulty to simple rules and are not.
 func HealthyConditions() []Condition {
 	return []Condition{
-		{Name: "asymmetric-edge", Sicken: all(nft("table inet filter { chain input {\n type filter hook input priority filter\n ct state established,related accept\n}\n}"), otherWayBack),
+		{Name: "asymmetric-edge", Fault: all(nft("table inet filter { chain input {\n type filter hook input priority filter\n ct state established,related accept\n}\n}"), otherWayBack),
 			Traffic: all(spray("client", flow.TCP, tcpSYN, 60, Client, 4000, Server, 9), spray("client", flow.TCP, tcpACK, 60, Client, 4000, Server, 9))},
-		{Name: "routed-bridge", Sicken: all(nft(natRules), gateway("ip link add virbr0 type bridge; ip addr add 192.168.122.1/24 dev virbr0; ip link set virbr0 up; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),
+		{Name: "routed-bridge", Fault: all(nft(natRules), gateway("ip link add virbr0 type bridge; ip addr add 192.168.122.1/24 dev virbr0; ip link set virbr0 up; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),
 			Traffic: sending(dialTCP(20, 10))},
-		{Name: "scan-of-a-published-port", Sicken: all(nft(natRules), nft("table inet filter { chain forward {\n type filter hook forward priority filter\n iifname \"wan0\" ip saddr != 192.0.2.0/24 drop\n}\n}")),
+		{Name: "scan-of-a-published-port", Fault: all(nft(natRules), nft("table inet filter { chain forward {\n type filter hook forward priority filter\n iifname \"wan0\" ip saddr != 192.0.2.0/24 drop\n}\n}")),
 			Traffic: all(spray("client", flow.TCP, tcpSYN, 3, Stranger, 0, Gateway, 8080), sending(dialTCP(20, 10)))},
 	}
 }

@@ -10,17 +10,17 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
-	"github.com/sluice-lb/sluice/doctor/sick"
-	"github.com/sluice-lb/sluice/doctor/vitals"
+	"github.com/sluice-lb/sluice/doctor/faults"
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSickRouters wants the first line of the conclusion to name the illness of
-// every sick router.
-func TestSickRouters(t *testing.T) {
+// TestFaultyRouters wants the first line of the conclusion to name the illness of
+// every faulty router.
+func TestFaultyRouters(t *testing.T) {
 	needs(t)
-	for _, c := range sick.Cases() {
+	for _, c := range faults.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			r := examine(t, c)
 			first := r.Conclusion[0]
@@ -28,10 +28,10 @@ func TestSickRouters(t *testing.T) {
 				t.Errorf("the first line is not about %s (%s):\n%v", c.Check, c.Name, r.Conclusion)
 			}
 			if r.ExitCode() == 0 {
-				t.Error("exit code 0 for a sick router")
+				t.Error("exit code 0 for a faulty router")
 			}
 			for _, f := range r.Findings {
-				prescribed(t, f)
+				remedyCommands(t, f)
 			}
 		})
 	}
@@ -40,7 +40,7 @@ func TestSickRouters(t *testing.T) {
 // TestHealthyRouter wants no warning for a busy router with nothing wrong.
 func TestHealthyRouter(t *testing.T) {
 	needs(t)
-	r := examine(t, sick.Healthy())
+	r := examine(t, faults.Healthy())
 	for _, f := range r.Findings {
 		if f.Verdict < doctor.Warn {
 			continue
@@ -59,13 +59,13 @@ func needs(t *testing.T) {
 }
 
 // examine makes the router of the case and watches it while traffic passes.
-func examine(t *testing.T, c sick.Case) *doctor.Report {
+func examine(t *testing.T, c faults.Case) *doctor.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	l := labtest.New(t, sick.Topology("doctor"))
+	l := labtest.New(t, faults.Topology("doctor"))
 	// Also a router that needs no host-wide setting waits until nobody has one changed.
-	restore, err := sick.Borrow(ctx, c.Host)
+	restore, err := faults.Borrow(ctx, c.Host)
 	if err != nil {
 		labtest.Lacks(t, "host-wide settings cannot be changed: %v", err)
 	}
@@ -80,13 +80,13 @@ func examine(t *testing.T, c sick.Case) *doctor.Report {
 	return watch(ctx, t, l, c)
 }
 
-func watch(ctx context.Context, t *testing.T, l *lab.Lab, c sick.Case) *doctor.Report {
+func watch(ctx context.Context, t *testing.T, l *lab.Lab, c faults.Case) *doctor.Report {
 	t.Helper()
 	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := doctor.Examine(ctx, vitals.NewLive([]conntrack.Namespace{ns}), vitals.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{ns}), observe.Options{
 		Window: 100 * time.Millisecond,
 		During: func(ctx context.Context) error {
 			_, err := c.Traffic(ctx, l)
