@@ -45,6 +45,7 @@ var completions = map[string]string{
 	"sluice explain tcp 1:2 3:4 --in ":   "lo",
 	"sluice apply ":                      "gateway.yaml",
 	"sluice run --config ":               "gateway.yaml",
+	"sluice import ":                     "iptables !notes.txt",
 	"sluice completion ":                 "bash zsh fish",
 	"sluice doctor --netns all --second": "--seconds",
 }

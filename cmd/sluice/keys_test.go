@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/bench"
 	"github.com/sluice-lb/sluice/capacity"
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/casestudy"
@@ -32,7 +33,8 @@ var jsonKey = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 // TestKeysOfOutput walks the types of all that --json prints and the API sends, down to those
 // that no tag names: keys are written_like_this.
 func TestKeysOfOutput(t *testing.T) {
-	seen := map[reflect.Type]bool{reflect.TypeFor[bench.Metric](): true} // results that are kept have its keys as they are
+	// Results that are kept have their keys as they are, and a configuration those of its file.
+	seen := map[reflect.Type]bool{reflect.TypeFor[bench.Metric](): true, reflect.TypeFor[config.Config](): true}
 	var walk func(r reflect.Type)
 	walk = func(r reflect.Type) {
 		for r.Kind() == reflect.Pointer || r.Kind() == reflect.Slice || r.Kind() == reflect.Array || r.Kind() == reflect.Map {
@@ -61,7 +63,7 @@ func TestKeysOfOutput(t *testing.T) {
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
 		doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
-		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, planReport{}, labView{}, checked{},
+		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, planReport{}, labView{}, checked{}, imported{},
 	} {
 		walk(reflect.TypeOf(v))
 	}

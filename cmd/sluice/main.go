@@ -98,7 +98,7 @@ func subcommands(a *app) []*cobra.Command {
 		asksRemote(a, newShow(a)), asksRemote(a, newEvents(a)),
 		asksRemote(a, newService(a)), asksRemote(a, withBackendObjects(a, newBackend(a))), asksRemote(a, newNAT(a)), asksRemote(a, newSet(a)),
 		asksRemote(a, newExplain(a)),
-		newCheck(a), newConfig(a),
+		newCheck(a), newConfig(a), newImport(a),
 		newDoctor(a), newDrops(a), newProfile(a),
 		newDocs(a),
 		newLab(a),

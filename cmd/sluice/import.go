@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/importer"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// exitLossy says that the import has lost something, or that something acts otherwise.
+const exitLossy = 2
+
+// imported is what import says with --json.
+type imported struct {
+	Source string `json:"source"`
+	File   string `json:"file"`
+	// Lost and Changed count the notes of these kinds.
+	Lost    int `json:"lost"`
+	Changed int `json:"changed"`
+	*draft.Result
+}
+
+func newImport(a *app) *cobra.Command {
+	var o importer.Options
+	var all bool
+	var rest string
+	cmd := &cobra.Command{
+		Use:     "import " + strings.Join(importSources(), "|") + " FILE",
+		GroupID: "gateway",
+		Short:   "Turn another program's configuration into ours",
+		Long: `Import reads what another program has configured and prints a configuration of
+Sluice that does the same, with comments: which line each part comes from, and what
+has no equal. A report of the latter goes to standard error, with the line, the
+reason and the next step. FILE may be - for standard input. It needs no root and no
+daemon, and changes nothing.
+
+` + sourceTable() + `
+The exit code is 0 when everything has its equal, 2 when something was lost or acts
+otherwise, and 1 when the file could not be read as that program's.`,
+		Example: `  iptables-save | sluice import iptables - > sluice.yaml
+  sluice import iptables saved.rules --outside wan0 --rest keep.rules
+  sluice check sluice.yaml`,
+		Args: exactly("source", "file"),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			switch len(args) {
+			case 0:
+				return importSources(), cobra.ShellCompDirectiveNoFileComp
+			case 1:
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if near := config.Nearest(args[0], importSources()); !knownSource(args[0]) {
+				hint := "there are " + strings.Join(importSources(), ", ")
+				if near != "" {
+					hint = "did you mean " + near + "?"
+				}
+				return usageError(cmd, "unknown source %q: %s", args[0], hint)
+			}
+			return a.importFile(args[0], args[1], o, rest, all)
+		},
+	}
+	cmd.Flags().StringSliceVar(&o.Outside, "outside", nil, "interface whose address is meant where the source takes what is sent to any address of the host; several with commas")
+	cmd.Flags().StringVar(&rest, "rest", "", "file for the rules that have no equal, in the source's own form, to be loaded beside Sluice (iptables)")
+	cmd.Flags().BoolVar(&all, "all", false, "also list the lines that Sluice needs no rule for")
+	offerFrom(cmd, "outside", interfaces)
+	_ = cmd.MarkFlagFilename("rest")
+	return cmd
+}
+
+func importSources() (names []string) {
+	for _, s := range importer.Sources {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func knownSource(name string) bool {
+	for _, s := range importer.Sources {
+		if s.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// sourceTable lists the sources, for the help.
+func sourceTable() string {
+	var b strings.Builder
+	for _, s := range importer.Sources {
+		fmt.Fprintf(&b, "  %-11s %s\n", s.Name, s.What)
+		fmt.Fprintf(&b, "  %-11s   from: %s\n", "", s.Command)
+	}
+	return b.String()
+}
+
+func (a *app) importFile(source, file string, o importer.Options, rest string, all bool) error {
+	text, err := a.text(file)
+	if err != nil {
+		return err
+	}
+	r, err := importer.Import(source, text, o)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if rest != "" {
+		if err := os.WriteFile(rest, []byte(r.Rest), 0o600); err != nil {
+			return fmt.Errorf("rest of the rules: %w", err)
+		}
+	}
+	err = a.print(imported{source, file, r.Count(draft.Lost), r.Count(draft.Changed), r}, func(w io.Writer) error {
+		if _, err := io.WriteString(w, r.YAML); err != nil {
+			return err
+		}
+		return r.Report(a.stderr, all)
+	})
+	if err == nil && r.Lossy() {
+		return exitError{code: exitLossy}
+	}
+	return err
+}
+
+// text reads a file, or standard input for "-".
+func (a *app) text(file string) (string, error) {
+	in := a.stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, importer.MaxSize+1))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", file, err)
+	}
+	return string(data), nil
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package importer_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/importer"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output of testdata")
+
+// sample is one file below testdata/SOURCE: what a program has configured.
+type sample struct {
+	source, name, path string
+	options            importer.Options
+	text               string
+}
+
+// samples reads all. An option of the import stands in the file beside it: NAME.outside.
+func samples(t *testing.T) (list []sample) {
+	t.Helper()
+	for _, s := range importer.Sources {
+		files, err := filepath.Glob(filepath.Join("testdata", s.Name, "*.in"))
+		if err != nil || len(files) == 0 {
+			t.Fatal("no samples of ", s.Name, err)
+		}
+		for _, f := range files {
+			list = append(list, readSample(t, s.Name, strings.TrimSuffix(filepath.Base(f), ".in")))
+		}
+	}
+	return list
+}
+
+func readSample(t *testing.T, source, name string) sample {
+	t.Helper()
+	s := sample{source: source, name: name, path: filepath.Join("testdata", source, name)}
+	data, err := os.ReadFile(s.path + ".in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.text = string(data)
+	if outside, err := os.ReadFile(s.path + ".outside"); err == nil {
+		s.options.Outside = strings.Fields(string(outside))
+	}
+	return s
+}
+
+// TestSamples imports each sample: the configuration, which must be valid, and the report are those
+// beside it. -update writes them anew.
+func TestSamples(t *testing.T) {
+	for _, s := range samples(t) {
+		t.Run(s.source+"/"+s.name, func(t *testing.T) {
+			r, err := importer.Import(s.source, s.text, s.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := config.Decode(s.name, []byte(r.YAML)); err != nil {
+				t.Errorf("not valid: %v\n%s", err, r.YAML)
+			}
+			everyLine(t, s, r)
+			var report strings.Builder
+			if err := r.Report(&report, true); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range strings.Split(report.String(), "\n") {
+				if len([]rune(l)) > 80 {
+					t.Errorf("more than 80 columns: %s", l)
+				}
+			}
+			expect(t, s.path+".yaml", r.YAML)
+			expect(t, s.path+".report", report.String())
+			if r.Rest != "" {
+				expect(t, s.path+".rest", r.Rest)
+			}
+		})
+	}
+}
+
+// everyLine wants each rule to be where something comes from, or to have a note.
+func everyLine(t *testing.T, s sample, r *draft.Result) {
+	said := map[int]bool{}
+	for _, n := range r.Notes {
+		said[n.Line] = true
+	}
+	for _, o := range r.Objects {
+		for _, n := range o.Lines {
+			said[n] = true
+		}
+	}
+	for i, l := range strings.Split(s.text, "\n") {
+		if strings.HasPrefix(l, "-A ") && !strings.Contains(l, "-j ") && !strings.Contains(l, "-g ") && !said[i+1] {
+			t.Errorf("nothing is said of line %d: %s", i+1, l)
+		}
+	}
+}
+
+func expect(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s (-want +got):\n%s", path, d)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tc := range []struct{ source, text, want string }{
+		{"iptables", "", "it is empty: give what 'iptables-save' prints"},
+		{"iptables", "a\x00b", "it is no text"},
+		{"iptables", "Chain INPUT (policy ACCEPT)\ntarget prot opt source destination\n", "no table in it: give what iptables-save prints"},
+		{"nosuch", "x", "unknown source"},
+	} {
+		_, err := importer.Import(tc.source, tc.text, importer.Options{})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s %q: got %v, want %q", tc.source, tc.text, err, tc.want)
+		}
+	}
+}
+
+// FuzzImport: no text makes an import panic or write a configuration that is not valid.
+func FuzzImport(f *testing.F) {
+	for i, s := range importer.Sources {
+		files, _ := filepath.Glob(filepath.Join("testdata", s.Name, "*.in"))
+		for _, file := range files {
+			if data, err := os.ReadFile(file); err == nil {
+				f.Add(uint8(i), string(data))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, n uint8, text string) {
+		if len(text) > 1<<16 {
+			t.Skip("larger than what is tried")
+		}
+		s := importer.Sources[int(n)%len(importer.Sources)]
+		r, err := importer.Import(s.Name, text, importer.Options{Outside: []string{"wan0"}})
+		if err != nil {
+			if strings.Contains(err.Error(), "fault of sluice") {
+				t.Error(err)
+			}
+			return
+		}
+		if _, err := config.Decode("imported", []byte(r.YAML)); err != nil {
+			t.Errorf("not valid: %v\n%s", err, r.YAML)
+		}
+	})
+}

@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// forward is a destination that was taken over, to recognise the rules for its hairpin.
+type forward struct {
+	object string
+	listen []config.Listen
+	proto  flow.Protocol
+	target netip.Addr
+	port   uint16 // 0: kept
+	nat    int    // index of a port-forward, or -1
+	// hairpin: a rule for it was found.
+	hairpin bool
+}
+
+// group are the paths to the backends of one destination.
+type group struct {
+	match match
+	paths []*path
+	// exempt are interfaces whose packets the rules leave alone.
+	exempt []string
+	// closed: every packet goes to one of the paths already.
+	closed bool
+}
+
+// destinations takes over the translations of a prerouting chain.
+func (t *translator) destinations(w *walker) {
+	groups, index := []*group{}, map[string]*group{}
+	for _, p := range w.paths {
+		switch p.rule.do {
+		case doDNAT, doReject, doDrop:
+			m := p.match
+			m.share, m.inOrder, m.remember = 0, false, 0
+			key := fmt.Sprintf("%+v", m)
+			g := index[key]
+			switch {
+			case g == nil:
+				g = &group{match: m}
+				index[key] = g
+				groups = append(groups, g)
+			case g.closed:
+				t.implied(p, "another rule takes these packets before")
+				continue
+			}
+			g.paths = append(g.paths, p)
+			g.closed = p.match.share == 0 && p.match.remember == 0
+		case doNetmap:
+			t.netmapIn(p)
+		case doAccept, doReturn:
+			t.d.Know(p.rule.line)
+		case doMark:
+			if t.masquerades(p.rule) {
+				t.implied(p, "marks packets to have their source translated")
+			} else {
+				t.lose(p, "marks in a nat chain have no equal", "use mark of the service or NAT rule")
+			}
+		case doRedirect:
+			t.lose(p, "no equal for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
+		default:
+			t.lose(p, "no equal for "+what(p.rule), "keep it in "+t.program)
+		}
+	}
+	// Rules for certain clients may be the hairpin of a rule for all.
+	for _, clients := range []bool{false, true} {
+		for _, g := range groups {
+			if (len(g.match.src) > 0) == clients {
+				t.group(g)
+			}
+		}
+	}
+}
+
+// what names what a rule does, in the program's words.
+func what(r *rule) string {
+	if r.to != "" {
+		return r.to
+	}
+	return string(r.do)
+}
+
+// unequal lists the conditions of a match that no listener has.
+func (m match) unequal() (list []string) {
+	list = append(list, m.other...)
+	add := func(is bool, what string) {
+		if is {
+			list = append(list, what)
+		}
+	}
+	add(len(m.sport) > 0, "source ports")
+	add(m.dstSet != "", "a set of destinations")
+	add(m.rate != "", "a rate")
+	add(m.mark != nil || m.notMark != nil, "marks")
+	add(m.srcLocal, "connections of the host itself")
+	add(len(m.out) > 0 || len(m.notOut) > 0, "the interface that the packet leaves by")
+	return list
+}
+
+// group makes one object, or one for each listener, of the paths to a destination.
+func (t *translator) group(g *group) {
+	loseAll := func(reason, next string) {
+		for _, p := range g.paths {
+			t.lose(p, reason, next)
+		}
+	}
+	first := g.paths[0]
+	if first.rule.do != doDNAT {
+		loseAll("a nat chain that drops has no equal", "keep it in "+t.program)
+		return
+	}
+	if list := g.match.unequal(); len(list) > 0 {
+		loseAll("no equal for "+strings.Join(list, ", "), nextFor(list, t.program))
+		return
+	}
+	for _, p := range g.paths {
+		if !p.rule.first.IsValid() {
+			loseAll("no equal for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
+			return
+		}
+		if p.rule.ports.First != p.rule.ports.Last {
+			loseAll("no equal for a range of target ports", "write one port-forward for each port")
+			return
+		}
+	}
+	listen, in, problem, next := t.listeners(g.match, first.rule.first)
+	if problem != "" {
+		loseAll(problem, next)
+		return
+	}
+	g.exempt = slices.Clone(g.match.notIn)
+	for _, p := range g.paths {
+		p.except = slices.DeleteFunc(p.except, func(e exception) bool {
+			bare := e.match
+			bare.in, bare.dstLocal = nil, false
+			if len(e.match.in) == 0 || !bare.covers(p.match) {
+				return false
+			}
+			g.exempt = union(g.exempt, e.match.in)
+			return true
+		})
+	}
+	masquerade, said := t.masqueraded(g)
+	single := len(g.paths) == 1 && first.rule.first == first.rule.last && len(t.masquerading) == 0
+	clients := len(g.match.src) > 0 || len(g.match.notSrc) > 0 || g.match.srcSet != ""
+	var names []made
+	if single && !clients {
+		if t.isHairpinOf(g.match, first) {
+			return
+		}
+		names = t.portForwards(g, listen, in)
+	} else if single && t.isReflection(g, first) {
+		return
+	} else {
+		names = []made{t.service(g, listen, in, masquerade)}
+	}
+	for _, o := range names {
+		for _, p := range g.paths {
+			t.take(p, o)
+			t.exceptions(p, o.name, map[*rule]bool{})
+		}
+		for _, s := range said {
+			t.d.Changed(o.name, s.line, s.text, s.reason, s.next)
+		}
+		t.differences(g, o.name, listen)
+	}
+}
+
+// listeners are where the packets of a match are sent to.
+func (t *translator) listeners(m match, target netip.Addr) (list []config.Listen, in config.Interfaces, problem, next string) {
+	in = interfaces(m.in)
+	ports := slices.Clone(m.dport)
+	if len(ports) == 1 && ports[0] == (flow.Ports{First: 0, Last: 65535}) {
+		ports = nil
+	}
+	for _, p := range m.dst {
+		if !p.IsSingleIP() {
+			return nil, "", "no equal for a whole network as the destination: " + p.String(), "write a port-forward for each address, or type: static for all ports of all"
+		}
+		if p.Addr().Is4() == target.Is4() {
+			list = append(list, config.Listen{Address: p.Addr(), Ports: ports})
+		}
+	}
+	if len(list) > 0 {
+		return list, in, "", ""
+	}
+	if len(m.in) > 0 && !slices.ContainsFunc(m.in, func(s string) bool { return strings.HasSuffix(s, "*") }) {
+		for _, name := range m.in {
+			list = append(list, config.Listen{Interface: name, Ports: ports})
+		}
+		return list, in, "", ""
+	}
+	for _, name := range t.Outside {
+		list = append(list, config.Listen{Interface: name, Ports: ports})
+	}
+	if len(list) == 0 {
+		return nil, "", "the rule takes what is sent to any address of the host, and does not say which", "import again with --outside INTERFACE, the one whose address is meant"
+	}
+	return list, in, "", ""
+}
+
+// differences notes where listeners take other packets than the match did.
+func (t *translator) differences(g *group, object string, listen []config.Listen) {
+	p, m := g.paths[0], g.match
+	changed := func(reason, next string) { t.d.Changed(object, p.rule.line, p.rule.text, reason, next) }
+	switch byInterface := listen[0].Interface != "" && !listen[0].Address.IsValid(); {
+	case !byInterface:
+	case m.dstLocal:
+		changed("the rule takes every address of the host, the object that of interface "+listen[0].Interface, "give --outside several interfaces for more")
+	default:
+		changed("the rule takes packets to any address, the object those to the address of interface "+listen[0].Interface, "write address: for another one")
+	}
+	var other []string
+	for _, n := range g.exempt {
+		if n != "lo" {
+			other = append(other, n)
+		}
+	}
+	if len(other) > 0 {
+		changed("packets that arrive by "+strings.Join(other, ", ")+" are translated too", "write in: with the other interfaces, or leave it: hosts there reach the published port as others do")
+	}
+	if len(m.src) > 0 || m.srcSet != "" || len(m.notSrc) > 0 {
+		changed("clients that the rule does not name were not translated; here they are refused", "")
+	}
+	for _, d := range m.notDst {
+		if len(m.dst) == 0 && !d.Addr().IsLoopback() {
+			changed("packets to "+d.String()+" were not translated", "")
+		}
+	}
+}
+
+func (t *translator) portForwards(g *group, listen []config.Listen, in config.Interfaces) (names []made) {
+	p := g.paths[0]
+	r := p.rule
+	name := defaultName(g.match)
+	for _, l := range listen {
+		n := config.NATRule{Name: named(p, name), Type: config.NATPortForward, Listen: &l, Protocol: g.match.proto, In: in,
+			To: config.Target{Address: r.first, Port: targetPort(r, l.Ports)}}
+		o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
+		names = append(names, o)
+		t.forwards = append(t.forwards, &forward{object: o.name, listen: []config.Listen{l}, proto: g.match.proto, target: r.first, port: n.To.Port, nat: o.nat})
+	}
+	return names
+}
+
+// targetPort is the port of a target, 0 where it is the one that was asked for.
+func targetPort(r *rule, asked []flow.Ports) uint16 {
+	if len(asked) == 1 && asked[0].First == r.ports.First && asked[0].Last == r.ports.First {
+		return 0
+	}
+	return r.ports.First
+}
+
+func defaultName(m match) string {
+	name := m.proto.String()
+	if m.proto == flow.Any {
+		name = "forward"
+	}
+	if len(m.dport) > 0 {
+		name += "-" + m.dport[0].String()
+	}
+	return name
+}
+
+// service makes a service of several targets, or of one for certain clients.
+func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, masquerade bool) made {
+	p, m := g.paths[0], g.match
+	s := config.Service{Name: named(p, defaultName(m)), Listen: listen, Protocol: m.proto, Mode: config.ModeDNAT}
+	if masquerade {
+		s.Mode = config.ModeFullNAT
+	}
+	for i := range s.Listen {
+		if names := in.Words(); len(names) == 1 && s.Listen[i].Interface == "" {
+			s.Listen[i].Interface = names[0]
+		}
+	}
+	t.backends(&s, g)
+	if len(m.src) > 0 {
+		s.Allow = []string{t.d.Set(s.Name+"-clients", m.src)}
+	}
+	if m.srcSet != "" {
+		s.Allow = []string{t.useSet(m.srcSet, p.rule)}
+	}
+	if len(m.notSrc) > 0 {
+		s.Deny = []string{t.d.Set(s.Name+"-others", m.notSrc)}
+	}
+	o := made{t.d.Service(s, linesOf(g.paths)...), len(t.d.Config.Services) - 1, -1}
+	for _, b := range s.Backends {
+		t.forwards = append(t.forwards, &forward{object: o.name, listen: listen, proto: m.proto, target: b.Address, port: b.Port, nat: -1})
+	}
+	return o
+}
+
+// backends fills in the backends of a service, their weights, the scheduler and persistence.
+func (t *translator) backends(s *config.Service, g *group) {
+	left, inOrder, equal := 1.0, false, true
+	var shares []float64
+	seconds := 0
+	for _, p := range g.paths {
+		r := p.rule
+		seconds = max(seconds, p.match.remember)
+		if p.match.remember > 0 {
+			continue // leads a known client to its backend again
+		}
+		share := left
+		if p.match.share > 0 {
+			share = left * p.match.share
+			inOrder = p.match.inOrder
+		}
+		left -= share
+		addresses := 0
+		for a := r.first; a.IsValid() && a.Compare(r.last) <= 0 && addresses < 4096; a = a.Next() {
+			s.Backends = append(s.Backends, config.Backend{Address: a, Port: targetPort(r, s.Listen[0].Ports)})
+			addresses++
+		}
+		for range addresses {
+			shares = append(shares, share/float64(addresses))
+		}
+	}
+	for _, x := range shares {
+		equal = equal && math.Abs(x-shares[0]) < 0.001
+	}
+	switch {
+	case len(s.Backends) == 1:
+	case len(g.paths) == 1:
+		s.Scheduler = config.SchedulerSourceHash
+		t.d.Changed("service "+s.Name, g.paths[0].rule.line, "", "the kernel spreads clients over the range by its own hash, the service by source-hash", "")
+	case inOrder && equal:
+		s.Scheduler = config.SchedulerRR
+	case inOrder:
+		s.Scheduler = config.SchedulerWRR
+	default:
+		s.Scheduler = config.SchedulerRandom
+	}
+	if !equal {
+		weights(s.Backends, shares)
+	}
+	if seconds > 0 {
+		s.Persistence = &config.Persistence{Timeout: config.Duration(time.Duration(seconds) * time.Second)}
+	}
+}
+
+// weights gives backends the whole numbers that come closest to their shares.
+func weights(list []config.Backend, shares []float64) {
+	scale, best := 1.0, math.Inf(1)
+	smallest := slices.Min(shares)
+	for n := 1; n <= 100; n++ {
+		k, off := float64(n)/smallest, 0.0
+		for _, x := range shares {
+			off = max(off, math.Abs(x*k-math.Round(x*k)))
+		}
+		if off < best-1e-6 && slices.Max(shares)*k <= 256 {
+			scale, best = k, off
+		}
+	}
+	for i := range list {
+		list[i].Weight = min(max(int(math.Round(shares[i]*scale)), 1), 256)
+	}
+}
+
+// said is a difference that is to be noted.
+type said struct {
+	line               int
+	text, reason, next string
+}
+
+// findMarks finds the marks by which a postrouting chain knows what to masquerade, as kube-proxy
+// sets them.
+func (t *translator) findMarks(w *walker) {
+	for _, p := range w.paths {
+		if p.rule.do != doMasq {
+			continue
+		}
+		if k := p.match.mark; k != nil && k.value == k.mask {
+			t.masquerading = append(t.masquerading, *k)
+		}
+		for _, e := range p.except {
+			if k := e.match.notMark; k != nil && k.value == k.mask {
+				t.masquerading = append(t.masquerading, *k)
+			}
+		}
+	}
+}
+
+func (t *translator) masquerades(r *rule) bool {
+	return slices.ContainsFunc(t.masquerading, func(k marked) bool { return r.do == doMark && r.mark&k.mask == k.value && k.mask != 0 })
+}
+
+// masqueraded reports whether the sources of all packets of a group are masqueraded, and what is to
+// be said where those of some are.
+func (t *translator) masqueraded(g *group) (all bool, list []said) {
+	seen := map[*rule]bool{}
+	for _, p := range g.paths {
+		for _, k := range p.marks {
+			if !t.masquerades(k.rule) || seen[k.by] {
+				continue
+			}
+			switch {
+			case k.match.covers(g.match):
+				return true, nil
+			case len(k.match.src) == 1 && k.match.src[0].IsSingleIP() && k.match.src[0].Addr() == p.rule.first:
+				list = append(list, said{k.by.line, k.by.text, "a backend that is a client of its own service gets no answer if it is led to itself", "write mode: fullnat, where backends see the gateway as the client"})
+			default:
+				list = append(list, said{k.by.line, k.by.text, "some clients had their address replaced by the host's; here none have", "write mode: fullnat, which replaces it for all, where backends do not route their answers through this host"})
+			}
+			seen[k.by] = true
+		}
+	}
+	return false, list
+}
+
+// isHairpinOf recognises a rule that leads inside hosts to a port that is published already.
+func (t *translator) isHairpinOf(m match, p *path) bool {
+	for _, f := range t.forwards {
+		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
+			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			return true
+		}
+	}
+	return false
+}
+
+// isReflection recognises the same for certain clients.
+func (t *translator) isReflection(g *group, p *path) bool {
+	for _, f := range t.forwards {
+		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
+			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			return true
+		}
+	}
+	return false
+}
+
+// sameListen reports whether a match asks for the ports of a forward, at its address or at one that
+// the forward follows.
+func sameListen(f *forward, m match) bool {
+	return slices.ContainsFunc(f.listen, func(l config.Listen) bool {
+		address := len(m.dst) == 1 && m.dst[0].IsSingleIP() && (!l.Address.IsValid() || l.Address == m.dst[0].Addr())
+		return address && slices.Equal(l.Ports, m.dport)
+	})
+}
+
+// ownConnections looks at the translations of connections that the host itself opens.
+func (t *translator) ownConnections(w *walker) {
+	for _, p := range w.paths {
+		objects := t.made[p.rule]
+		switch {
+		case p.rule.do == doAccept || p.rule.do == doReturn:
+			t.d.Know(p.rule.line)
+		case len(objects) > 0 && len(p.match.unequal()) == 0:
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+			for _, o := range objects {
+				if o.service >= 0 {
+					t.d.Config.Services[o.service].Datapath = config.DatapathNftables
+				} else {
+					t.d.Config.NAT[o.nat].Datapath = config.DatapathNftables
+				}
+				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did; remove it where there are none.")
+			}
+		case t.taken[p.rule] && !t.lost[p.rule]:
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+		case p.rule.do == doMark && t.masquerades(p.rule):
+			t.implied(p, "marks packets to have their source translated")
+		case t.lost[p.rule]: // noted
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+		default:
+			t.lose(p, "no equal for translations of connections that the host itself opens alone", "let the host's programs ask for the other address, or keep it in "+t.program)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// filter takes over what a chain filters, logs, marks or does not track. A firewall rule knows no
+// state of connections, no source ports and no negations. A rule is taken over only where it
+// meets the same packets as in its chain: no rule that has no equal may have accepted some before.
+func (t *translator) filter(w *walker) {
+	var accepted, ended []match // by rules that stay where they are
+	var rules []config.FirewallRule
+	var of []*path
+	exact := true
+	for _, p := range w.paths {
+		r := p.rule
+		at, why := w.base.firewallHook()
+		list, next := []config.FirewallRule(nil), "keep the chain in "+t.program+", which Sluice leaves alone"
+		if why == "" {
+			list, why, next = t.firewallRules(p, at)
+		}
+		blocked := accepted
+		if r.do == doLog || r.do == doMark || r.do == doNotrack {
+			blocked = ended
+		}
+		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.meets) {
+			why, next = "rules before it that have no equal let some of its packets pass", "keep the chain in "+t.program+", which Sluice leaves alone"
+		}
+		if why == "" && len(p.except) > 0 && slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
+			why, next = "an earlier rule of its chain exempts packets", "keep the chain in "+t.program+", which Sluice leaves alone"
+		}
+		if why != "" {
+			if r.do == doClamp && t.clamp(p) {
+				continue
+			}
+			exact = exact && r.do != doAccept && r.do != doReturn
+			if r.do == doAccept || r.do == doReturn {
+				accepted = append(accepted, p.match)
+			}
+			if r.do == doAccept || r.do == doReturn || r.do == doDrop || r.do == doReject {
+				ended = append(ended, p.match)
+			}
+			t.loseFilter(p, w, why, next)
+			continue
+		}
+		for range list {
+			of = append(of, p)
+		}
+		rules = append(rules, list...)
+	}
+	t.policy(w, exact, &rules, &of)
+	t.needed(rules, of, w)
+}
+
+// firewallHook is where rules of the chain stand in the configuration.
+func (c *chain) firewallHook() (config.Hook, string) {
+	switch c.hook {
+	case hookPrerouting:
+		return config.HookPrerouting, ""
+	case hookInput:
+		return config.HookInput, ""
+	case hookForward:
+		return config.HookForward, ""
+	case hookOutput:
+		return config.HookOutput, ""
+	}
+	return "", "no equal for rules that filter or change packets at hook " + string(c.hook)
+}
+
+// loseFilter notes a rule that stays in its program, where it holds as before.
+func (t *translator) loseFilter(p *path, w *walker, why, next string) {
+	if w.base.hook == hookForward || w.base.hook == hookPrerouting || w.base.hook == hookPostrouting {
+		t.stays = true
+	}
+	t.lose(p, why, next)
+}
+
+// policy takes over the policy drop of a chain whose rules were all taken over.
+func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule, of *[]*path) {
+	c := w.base
+	if !c.drops {
+		return
+	}
+	at, why := c.firewallHook()
+	if why == "" && !exact {
+		why = "policy drop of " + c.id.name + " with rules before it that have no equal"
+	}
+	if why != "" {
+		t.stays = t.stays || c.hook == hookForward
+		t.d.Lost(c.line, "", why, "keep the chain in "+t.program+", which Sluice leaves alone")
+		return
+	}
+	end := &path{base: c, rule: &rule{line: c.line, text: t.d.Line(c.line), do: doDrop}, match: match{family: c.family}}
+	list, why, next := t.firewallRules(end, at)
+	if why != "" {
+		t.d.Lost(c.line, "", why, next)
+		return
+	}
+	*rules = append(*rules, list...)
+	for range list {
+		*of = append(*of, end)
+	}
+	c.drops = false
+}
+
+// needed adds the rules that have an effect: those that accept only where a rule behind them does
+// not, and these only up to there.
+func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) {
+	last := -1
+	for i, p := range of {
+		if p.rule.do != doAccept && p.rule.do != doReturn {
+			last = i
+		}
+	}
+	stays := w.base.drops || slices.ContainsFunc(w.paths, func(o *path) bool {
+		return t.lost[o.rule] && o.rule.do != doAccept && o.rule.do != doReturn
+	})
+	for i := range rules {
+		p := of[i]
+		if i > last {
+			if stays {
+				t.loseFilter(p, w, "accepts what a later rule or the policy of its chain drops, which stays", "keep the chain in "+t.program+", which Sluice leaves alone")
+			} else {
+				t.implied(p, "accepts what no rule behind it drops")
+			}
+			continue
+		}
+		name := rules[i].Name
+		if name == "" {
+			rules[i].Name = fmt.Sprintf("%s-%d", w.base.hook, p.rule.line)
+		}
+		object := t.d.Rule(rules[i], p.rule.line)
+		t.take(p, made{object, -1, -1})
+		if p.rule.do == doAccept || p.rule.do == doReturn {
+			t.lost[p.rule] = stays // it is needed there too
+		}
+		t.rejects(p, object)
+	}
+}
+
+// rejects notes an answer that differs.
+func (t *translator) rejects(p *path, object string) {
+	r := p.rule
+	if r.do != doReject {
+		return
+	}
+	tcp, other := r.reset, r.unreachable
+	if p.match.proto == flow.TCP && !tcp || p.match.proto != flow.TCP && p.match.proto != flow.Any && !other || p.match.proto == flow.Any && (tcp || !other) {
+		t.d.Changed(object, r.line, r.text, "reject answers TCP by a reset and the rest by ICMP port unreachable", "")
+	} else if p.match.proto == flow.Any {
+		t.d.Changed(object, r.line, r.text, "reject answers TCP by a reset, not by ICMP", "")
+	}
+}
+
+// firewallRules writes a path as firewall rules: one for each pair of its prefixes.
+func (t *translator) firewallRules(p *path, at config.Hook) (list []config.FirewallRule, why, next string) {
+	m, r := p.match, p.rule
+	base := config.FirewallRule{Hook: at, Protocol: m.proto, Ports: m.dport}
+	if n := named(p, ""); n != "" {
+		base.Name = n
+	}
+	switch r.do {
+	case doAccept, doReturn:
+		base.Action = config.ActionAccept
+	case doDrop:
+		base.Action = config.ActionDrop
+	case doReject:
+		base.Action = config.ActionReject
+	case doLog:
+		base.Action, base.Prefix, base.Level = config.ActionLog, r.log.prefix, config.LogLevel(r.log.level)
+	case doMark:
+		base.Action, base.Mark = config.ActionMark, r.mark
+	case doNotrack:
+		base.Action = config.ActionNotrack
+	default:
+		return nil, "no equal for " + what(r), "keep it in " + t.program
+	}
+	if list := unequalFilter(m, r); len(list) > 0 {
+		return nil, "no equal for " + strings.Join(list, ", "), nextFor(list, t.program)
+	}
+	if m.rate != "" {
+		if err := base.Rate.UnmarshalText([]byte(m.rate)); err != nil {
+			return nil, "no equal for the rate " + m.rate, "write rate: by hand"
+		}
+		base.Burst = m.burst
+	}
+	if len(m.in) > 0 {
+		base.In = m.in[0]
+	}
+	if len(m.out) > 0 {
+		base.Out = m.out[0]
+	}
+	src := m.src
+	if len(m.src)+len(m.dst) == 0 && m.srcSet+m.dstSet == "" && m.family != 0 {
+		src = []netip.Prefix{everything(m.family)} // rules without addresses are for both families
+	}
+	for _, s := range t.matches(src, m.srcSet, r) {
+		for _, d := range t.matches(m.dst, m.dstSet, r) {
+			one := base
+			one.Source, one.Destination = s, d
+			list = append(list, one)
+		}
+	}
+	return list, "", ""
+}
+
+// everything is the prefix of all addresses of a family.
+func everything(family int) netip.Prefix {
+	if family == 6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+// matches writes alternatives of addresses: each by itself, a set, or all of the family.
+func (t *translator) matches(prefixes []netip.Prefix, set string, r *rule) (list []config.Match) {
+	if set != "" {
+		return []config.Match{{Set: t.useSet(set, r)}}
+	}
+	for _, p := range prefixes {
+		list = append(list, config.Match{Prefix: p})
+	}
+	if len(list) == 0 {
+		list = append(list, config.Match{})
+	}
+	return list
+}
+
+// unequalFilter lists the conditions of a match that no firewall rule has.
+func unequalFilter(m match, r *rule) (list []string) {
+	add := func(is bool, what string) {
+		if is {
+			list = append(list, what)
+		}
+	}
+	wild := func(names []string) bool {
+		return len(names) > 1 || len(names) == 1 && strings.HasSuffix(names[0], "*")
+	}
+	list = append(list, m.other...)
+	add(m.srcLocal || m.dstLocal, "addresses of the host")
+	add(len(m.notIn)+len(m.notOut) > 0, "every interface but some")
+	add(wild(m.in) || wild(m.out), "several interfaces in one rule")
+	add(len(m.notSrc)+len(m.notDst) > 0, "every address but some")
+	add(len(m.src)*len(m.dst) > 64 || len(m.src) > 64 || len(m.dst) > 64, "that many addresses in one rule")
+	add(len(m.sport) > 0, "source ports")
+	add(len(m.dport) > 0 && !m.proto.HasPorts(), "ports without a protocol")
+	add(m.mark != nil || m.notMark != nil, "marks")
+	add(m.share != 0, "a share of the packets")
+	add(m.remember != 0, "clients seen before")
+	add(m.rate != "" && r.do != doLog, "a rate up to which packets match")
+	add(r.do == doMark && (r.mask != 0xffffffff && r.mask != 0 || r.mark == 0), "a part of the mark")
+	return list
+}
+
+// clamp takes over the clamping of the MSS where a source translation leaves by the same interface.
+func (t *translator) clamp(p *path) bool {
+	done := false
+	for _, s := range t.sourced {
+		n := &t.d.Config.NAT[s.object.nat]
+		if len(p.match.out) == 0 || slices.Equal(p.match.out, s.path.match.out) {
+			n.MSSClamp, done = true, true
+			t.d.Changed(s.object.name, p.rule.line, p.rule.text, "mss-clamp lowers the option in both directions, and adds none to SYNs without it", "")
+			t.take(p, s.object)
+		}
+	}
+	return done
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"errors"
+	"slices"
+)
+
+// Bounds of what is followed: the rules of a large Kubernetes node are 100,000, and a chain may
+// be reached by several ways.
+const (
+	maxDepth = 32
+	maxPaths = 200_000
+)
+
+// path is one way of a packet through the rules, to something that is done with it.
+type path struct {
+	base *chain
+	via  []*rule // the jumps
+	rule *rule   // the last one
+	// match holds for all of it together; except are packets that left before: by a return or
+	// accept.
+	match  match
+	except []exception
+	marks  []marking // by rules that it met before
+}
+
+// exception is a rule that lets packets leave a chain before others see them.
+type exception struct {
+	rule  *rule
+	match match
+	ends  bool // all of the base chain, and there is a path for it
+}
+
+// marking is a mark that a rule gives to packets that match.
+type marking struct {
+	rule  *rule
+	match match
+	by    *rule // what led to it: the rule itself, or the last jump
+}
+
+// lines lists the lines of the path, the last one first.
+func (p *path) lines() []int {
+	list := []int{p.rule.line}
+	for _, r := range p.via {
+		list = append(list, r.line)
+	}
+	return list
+}
+
+// name returns the name that the path's rules have from a comment: the last one's.
+func (p *path) name() string {
+	if p.rule.name != "" {
+		return p.rule.name
+	}
+	for _, r := range slices.Backward(p.via) {
+		if r.name != "" {
+			return r.name
+		}
+	}
+	return ""
+}
+
+// walker follows chains.
+type walker struct {
+	set   *ruleset
+	base  *chain
+	paths []*path
+	// ended are packets that an accept took out of the base chain.
+	ended []exception
+	marks []marking
+	open  []*chain // against loops
+	// barren are jumps to chains without a rule for them.
+	barren []*rule
+	// never are rules that no packet can reach.
+	never []*rule
+	err   error
+}
+
+// follow returns the paths of a base chain, in the order in which a packet meets their ends.
+func (s *ruleset) follow(base *chain) (*walker, error) {
+	w := &walker{set: s, base: base}
+	w.walk(base, match{family: base.family}, nil, nil)
+	return w, w.err
+}
+
+var errTooMany = errors.New("the chains have more than 200,000 ways through them, or call each other more than 32 deep: import a part of the rules")
+
+// walk follows a chain for packets that match m and did not leave by one of except.
+func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
+	if len(via) > maxDepth || len(w.paths)+len(w.barren)+len(w.never) > maxPaths || slices.Contains(w.open, c) {
+		w.err = errTooMany
+	}
+	if w.err != nil {
+		return
+	}
+	w.open = append(w.open, c)
+	defer func() { w.open = w.open[:len(w.open)-1] }()
+	c.called = true
+	for _, r := range c.rules {
+		mm, possible := m.and(r.match)
+		if !possible {
+			w.never = append(w.never, r)
+			continue
+		}
+		switch r.do {
+		case doJump, doGoto:
+			to := w.set.chains[chainID{c.id.table, r.to}]
+			if to == nil || len(to.rules) == 0 {
+				w.barren = append(w.barren, r)
+				break
+			}
+			w.walk(to, mm, except, append(slices.Clip(via), r))
+			if r.do == doGoto {
+				except = append(slices.Clip(except), exception{r, mm, false})
+			}
+		case doReturn:
+			if c == w.base {
+				w.emit(r, mm, except, via)
+				w.ended = append(w.ended, exception{r, mm, true})
+			} else {
+				except = append(slices.Clip(except), exception{r, mm, false})
+			}
+		case doAccept:
+			w.emit(r, mm, except, via)
+			w.ended = append(w.ended, exception{r, mm, true})
+		case doNothing:
+			w.never = append(w.never, r) // a counter
+		default:
+			w.emit(r, mm, except, via)
+			if r.do == doMark {
+				by := r
+				if len(via) > 0 {
+					by = via[len(via)-1]
+				}
+				w.marks = append(w.marks, marking{r, mm, by})
+			}
+		}
+	}
+}
+
+func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
+	all := append(slices.Clip(except), w.ended...)
+	relevant := all[:0:0]
+	for _, e := range all {
+		if e.match.meets(m) {
+			relevant = append(relevant, e)
+		}
+	}
+	var marks []marking
+	for _, k := range w.marks {
+		if k.match.meets(m) {
+			marks = append(marks, k)
+		}
+	}
+	w.paths = append(w.paths, &path{base: w.base, via: via, rule: r, match: m, except: relevant, marks: marks})
+}

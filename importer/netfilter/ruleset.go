@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netfilter imports the rules of iptables and nftables: both are read into one form,
+// chains are followed as a packet would follow them, and what a packet meets becomes NAT rules,
+// services and firewall rules. It is pure.
+package netfilter
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// ruleset is what either program wrote.
+type ruleset struct {
+	chains map[chainID]*chain
+	order  []*chain // as they were declared
+	sets   map[string][]netip.Prefix
+	// setLines are the lines of the sets.
+	setLines map[string][]int
+}
+
+// chainID names a chain.
+type chainID struct {
+	table string // with its family: "nat", "ip6 nat", "inet fw4"
+	name  string
+}
+
+// hook is where a base chain stands.
+type hook string
+
+const (
+	hookIngress     hook = "ingress"
+	hookPrerouting  hook = "prerouting"
+	hookInput       hook = "input"
+	hookForward     hook = "forward"
+	hookOutput      hook = "output"
+	hookPostrouting hook = "postrouting"
+)
+
+// chain is a list of rules.
+type chain struct {
+	id     chainID
+	line   int
+	family int  // 4, 6, or 0 for both
+	hook   hook // empty: other rules lead to it
+	nat    bool // of type nat
+	early  bool // before connection tracking
+	drops  bool // its policy is drop
+	device string
+	rules  []*rule
+	called bool
+}
+
+// verdict is what a rule does with a packet that matches.
+type verdict string
+
+const (
+	doNothing  verdict = ""
+	doAccept   verdict = "accept"
+	doDrop     verdict = "drop"
+	doReject   verdict = "reject"
+	doReturn   verdict = "return"
+	doJump     verdict = "jump"
+	doGoto     verdict = "goto"
+	doDNAT     verdict = "dnat"
+	doSNAT     verdict = "snat"
+	doMasq     verdict = "masquerade"
+	doNetmap   verdict = "netmap"
+	doRedirect verdict = "redirect"
+	doLog      verdict = "log"
+	doMark     verdict = "mark"
+	doNotrack  verdict = "notrack"
+	doClamp    verdict = "mss-clamp"
+	doHelper   verdict = "helper"
+	doOther    verdict = "other" // something that has no equal
+)
+
+// rule is one rule.
+type rule struct {
+	line int
+	text string
+	name string // from a comment
+	// match is what a packet must be like.
+	match match
+	do    verdict
+	to    string // the chain of jump and goto
+	// target of a translation.
+	addresses []netip.Prefix // of netmap
+	first     netip.Addr
+	last      netip.Addr
+	ports     flow.Ports // zero: kept
+	random    bool
+	// reset tells that reject answers TCP by a reset, unreachable by port unreachable.
+	reset       bool
+	unreachable bool
+	log         logLine
+	mark        uint32
+	mask        uint32 // of mark: 0 is all bits
+	helper      string
+	// lost are parts of the rule that have no equal and do not change which packets match:
+	// each with what to write instead.
+	lost []part
+}
+
+// part is a part of a rule that has no equal.
+type part struct {
+	text, next string
+	// effect is what comes of leaving it out.
+	effect string
+}
+
+type logLine struct {
+	prefix string
+	level  string
+	rate   string
+	burst  int
+}
+
+// match is a conjunction of conditions; the zero value matches all.
+type match struct {
+	family int // 4 or 6, 0 for both
+	// in and out are alternatives of interface names, with a final * for all that begin so;
+	// nil is any. notIn and notOut are none of these.
+	in, out       []string
+	notIn, notOut []string
+	// src and dst are alternatives of prefixes, nil is any; the packet is in none of notSrc, notDst.
+	src, dst       []netip.Prefix
+	notSrc, notDst []netip.Prefix
+	srcSet, dstSet string
+	// dstLocal: the destination is an address of the host; srcLocal: the source is.
+	dstLocal, srcLocal bool
+	proto              flow.Protocol
+	sport, dport       []flow.Ports // alternatives, nil is any
+	mark, notMark      *marked
+	rate               string // at most that much, of limit
+	burst              int
+	// share is which part of the packets match, of statistic and numgen; 0 is all.
+	share    float64
+	inOrder  bool // of share: by turns, not at random
+	remember int  // seconds: clients that were seen within that time (recent --rcheck)
+	// other are conditions that have no equal.
+	other []string
+}
+
+// marked is a packet mark and the bits of it that count.
+type marked struct{ value, mask uint32 }
+
+// and returns the conjunction of both; possible is false when no packet matches.
+func (m match) and(o match) (_ match, possible bool) {
+	r := m
+	possible = true
+	unless := func(ok bool) { possible = possible && ok }
+	if m.family != 0 && o.family != 0 {
+		unless(m.family == o.family)
+	} else {
+		r.family = m.family + o.family
+	}
+	r.in, r.out = both(m.in, o.in, narrowName, unless), both(m.out, o.out, narrowName, unless)
+	r.notIn, r.notOut = union(m.notIn, o.notIn), union(m.notOut, o.notOut)
+	r.in, r.out = without(r.in, r.notIn, unless), without(r.out, r.notOut, unless)
+	r.src, r.dst = both(m.src, o.src, narrowPrefix, unless), both(m.dst, o.dst, narrowPrefix, unless)
+	r.notSrc, r.notDst = union(m.notSrc, o.notSrc), union(m.notDst, o.notDst)
+	r.src, r.dst = outside(r.src, r.notSrc, unless), outside(r.dst, r.notDst, unless)
+	r.srcSet, r.dstSet = oneOf(&r, m.srcSet, o.srcSet, "source set "), oneOf(&r, m.dstSet, o.dstSet, "destination set ")
+	r.dstLocal, r.srcLocal = m.dstLocal || o.dstLocal, m.srcLocal || o.srcLocal
+	if m.proto != flow.Any && o.proto != flow.Any {
+		unless(m.proto == o.proto)
+	} else {
+		r.proto = m.proto + o.proto
+	}
+	r.sport, r.dport = both(m.sport, o.sport, narrowPorts, unless), both(m.dport, o.dport, narrowPorts, unless)
+	if r.mark == nil {
+		r.mark = o.mark
+	} else if o.mark != nil && *o.mark != *r.mark {
+		r.other = append(slices.Clone(r.other), "two marks")
+	}
+	if r.notMark == nil {
+		r.notMark = o.notMark
+	}
+	if r.rate == "" {
+		r.rate, r.burst = o.rate, o.burst
+	} else if o.rate != "" {
+		r.other = append(slices.Clone(r.other), "limit "+o.rate)
+	}
+	if r.share == 0 {
+		r.share, r.inOrder = o.share, o.inOrder
+	} else if o.share != 0 {
+		r.share *= o.share
+	}
+	r.remember = max(m.remember, o.remember)
+	r.other = union(r.other, o.other)
+	return r, possible
+}
+
+func oneOf(r *match, a, b, what string) string {
+	if a != "" && b != "" && a != b {
+		r.other = append(slices.Clone(r.other), what+b)
+	}
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// both returns what is in one of each of two lists of alternatives, of which nil is everything.
+func both[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)) []T {
+	if len(a) == 0 {
+		return b
+	}
+	if len(b) == 0 {
+		return a
+	}
+	var list []T
+	for _, x := range a {
+		for _, y := range b {
+			if z, ok := narrow(x, y); ok && !slices.Contains(list, z) {
+				list = append(list, z)
+			}
+		}
+	}
+	unless(len(list) > 0)
+	return list
+}
+
+// outside takes the prefixes that lie in one of not out of a list of alternatives.
+func outside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
+	if len(list) == 0 || len(not) == 0 {
+		return list
+	}
+	var kept []netip.Prefix
+	for _, p := range list {
+		if !slices.ContainsFunc(not, func(n netip.Prefix) bool { return inside(p, n) }) {
+			kept = append(kept, p)
+		}
+	}
+	unless(len(kept) > 0)
+	return kept
+}
+
+// without takes the names out of a list of alternatives.
+func without(list, not []string, unless func(bool)) []string {
+	if len(list) == 0 || len(not) == 0 {
+		return list
+	}
+	var kept []string
+	for _, n := range list {
+		if !slices.ContainsFunc(not, func(x string) bool { return nameWithin(n, x) }) {
+			kept = append(kept, n)
+		}
+	}
+	unless(len(kept) > 0)
+	return kept
+}
+
+func union[T comparable](a, b []T) []T {
+	if len(b) == 0 {
+		return a
+	}
+	list := slices.Clone(a)
+	for _, x := range b {
+		if !slices.Contains(list, x) {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// nameWithin reports whether every interface that a names is also named by b.
+func nameWithin(a, b string) bool {
+	if n := len(b); n > 0 && b[n-1] == '*' {
+		return len(a) >= n-1 && a[:n-1] == b[:n-1]
+	}
+	return a == b
+}
+
+func narrowName(a, b string) (string, bool) {
+	switch {
+	case nameWithin(a, b):
+		return a, true
+	case nameWithin(b, a):
+		return b, true
+	}
+	return "", false
+}
+
+func inside(a, b netip.Prefix) bool { return a.Bits() >= b.Bits() && b.Contains(a.Addr()) }
+
+func narrowPrefix(a, b netip.Prefix) (netip.Prefix, bool) {
+	switch {
+	case inside(a, b):
+		return a, true
+	case inside(b, a):
+		return b, true
+	}
+	return netip.Prefix{}, false
+}
+
+func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
+	r := flow.Ports{First: max(a.First, b.First), Last: min(a.Last, b.Last)}
+	return r, r.First <= r.Last
+}
+
+// meets reports whether a packet may match both, as far as it is seen: conditions that have no
+// equal are taken for such as may hold.
+func (m match) meets(o match) bool {
+	_, possible := m.and(o)
+	return possible
+}
+
+// covers reports whether every packet that o matches is matched by m. Whoever is not sure says no.
+func (m match) covers(o match) bool {
+	within := func(a, b []netip.Prefix) bool { // a within b
+		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x netip.Prefix) bool {
+			return !slices.ContainsFunc(b, func(y netip.Prefix) bool { return inside(x, y) })
+		})
+	}
+	names := func(a, b []string) bool {
+		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x string) bool {
+			return !slices.ContainsFunc(b, func(y string) bool { return nameWithin(x, y) })
+		})
+	}
+	ports := func(a, b []flow.Ports) bool {
+		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x flow.Ports) bool {
+			return !slices.ContainsFunc(b, func(y flow.Ports) bool { return y.First <= x.First && x.Last <= y.Last })
+		})
+	}
+	subset := func(need, have []netip.Prefix) bool {
+		return !slices.ContainsFunc(need, func(x netip.Prefix) bool { return !slices.Contains(have, x) })
+	}
+	return (m.family == 0 || m.family == o.family) && names(o.in, m.in) && names(o.out, m.out) &&
+		namesIn(m.notIn, o.notIn) && namesIn(m.notOut, o.notOut) &&
+		within(o.src, m.src) && within(o.dst, m.dst) && subset(m.notSrc, o.notSrc) && subset(m.notDst, o.notDst) &&
+		(m.srcSet == "" || m.srcSet == o.srcSet) && (m.dstSet == "" || m.dstSet == o.dstSet) &&
+		(!m.dstLocal || o.dstLocal) && (!m.srcLocal || o.srcLocal) && (m.proto == flow.Any || m.proto == o.proto) &&
+		ports(o.sport, m.sport) && ports(o.dport, m.dport) && m.mark == nil && m.notMark == nil && m.rate == "" && m.share == 0 &&
+		m.remember == 0 && len(m.other) == 0
+}
+
+func namesIn(need, have []string) bool {
+	return !slices.ContainsFunc(need, func(x string) bool { return !slices.Contains(have, x) })
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// sourceRule is a source translation that was taken over.
+type sourceRule struct {
+	path   *path
+	object made
+}
+
+// sources takes over the translations of a postrouting chain.
+func (t *translator) sources(w *walker) {
+	for i, p := range w.paths {
+		switch p.rule.do {
+		case doMasq, doSNAT:
+			t.source(p, w.paths[i+1:])
+		case doNetmap:
+			t.netmapOut(p)
+		case doAccept, doReturn:
+		case doMark:
+			t.implied(p, "clears the mark that asked for the translation")
+		default:
+			t.lose(p, "no equal for "+what(p.rule), "keep it in "+t.program)
+		}
+	}
+	for _, p := range w.paths { // those that no object took for its exceptions
+		if (p.rule.do == doAccept || p.rule.do == doReturn) && !t.taken[p.rule] && !t.lost[p.rule] {
+			t.implied(p, "exempts packets that no rule behind it translates")
+		}
+	}
+}
+
+// source makes a masquerade or snat rule of a path. Later are the paths behind it.
+func (t *translator) source(p *path, later []*path) {
+	m, r := p.match, p.rule
+	if t.byMark(p) {
+		t.implied(p, "services in mode fullnat translate the source of what the mark asks for")
+		return
+	}
+	if t.hairpin(p) {
+		return
+	}
+	if list := unequalSource(m); len(list) > 0 {
+		t.lose(p, "no equal for "+strings.Join(list, ", "), nextFor(list, t.program))
+		return
+	}
+	if m.proto != flow.Any && !t.oneOfAll(p, later) {
+		t.lose(p, "no equal for a source translation of one protocol alone", "write it for all protocols, or keep it in "+t.program)
+		return
+	}
+	if m.proto != flow.Any {
+		return
+	}
+	if len(m.notSrc) > 0 {
+		t.lose(p, "no equal for all sources but some", "name the inside networks in source:")
+		return
+	}
+	n := config.NATRule{Name: named(p, ""), Type: config.NATMasquerade, Source: m.src, In: interfaces(m.in), Out: interfaces(m.out), FullyRandom: r.random}
+	if r.do == doSNAT {
+		n.Type = config.NATSNAT
+		n.To.Addresses = []config.AddressRange{{First: r.first, Last: r.last}}
+		if !r.first.IsValid() {
+			t.lose(p, "no equal for a source translation that changes the port alone", "keep it in "+t.program)
+			return
+		}
+	}
+	if r.ports != (flow.Ports{}) {
+		n.Ports = config.PortSet{r.ports}
+	}
+	if n.Name == "" {
+		n.Name = string(n.Type)
+	}
+	if len(n.Source) == 0 && m.family == 6 {
+		n.Source = []netip.Prefix{everything(6)} // without a source IPv4 is meant
+	}
+	if !t.outExcept(p, &n) {
+		return
+	}
+	var exempt []*rule
+	exempt, left := t.exempt(p, &n)
+	for _, d := range m.notDst {
+		n.Except = append(n.Except, d)
+	}
+	o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
+	t.take(p, o)
+	t.sourced = append(t.sourced, &sourceRule{p, o})
+	for _, e := range exempt {
+		t.taken[e] = true
+		t.d.AlsoFrom(o.name, e.line)
+	}
+	p.except = left
+	t.exceptions(p, o.name, map[*rule]bool{})
+	t.sourceDifferences(p, o.name, n, later)
+}
+
+// unequalSource lists the conditions of a match that no source translation has.
+func unequalSource(m match) (list []string) {
+	add := func(is bool, what string) {
+		if is {
+			list = append(list, what)
+		}
+	}
+	list = append(list, m.other...)
+	add(m.srcLocal, "connections of the host itself")
+	add(m.dstLocal, "destinations of the host itself")
+	add(len(m.dst) > 0, "a destination of a source translation")
+	add(m.srcSet != "" || m.dstSet != "", "a set in a source translation")
+	add(len(m.sport) > 0 || len(m.dport) > 0, "ports that a source translation is for")
+	add(m.mark != nil || m.notMark != nil, "marks")
+	add(m.rate != "" || m.share != 0, "a rate or share")
+	return list
+}
+
+// byMark reports whether a path translates what a mark asks for, which services in mode fullnat do.
+func (t *translator) byMark(p *path) bool {
+	is := func(k *marked) bool { return k != nil && slices.Contains(t.masquerading, *k) }
+	return is(p.match.mark) || slices.ContainsFunc(p.except, func(e exception) bool { return is(e.match.notMark) })
+}
+
+// hairpin recognises the translation of inside hosts that use a published port, or a backend that
+// uses its own service.
+func (t *translator) hairpin(p *path) (found bool) {
+	m := p.match
+	for _, f := range t.forwards {
+		if len(m.dst) != 1 || !m.dst[0].IsSingleIP() || m.dst[0].Addr() != f.target || m.proto != flow.Any && m.proto != f.proto {
+			continue
+		}
+		if len(m.dport) > 0 && f.port != 0 && (len(m.dport) != 1 || m.dport[0] != flow.Ports{First: f.port, Last: f.port}) {
+			continue
+		}
+		f.hairpin = true
+		t.implied(p, "hairpin of "+f.object+" does this")
+		found = true
+	}
+	if found {
+		return true
+	}
+	if m.srcLocal && len(m.out) > 0 && len(m.src)+len(m.dst) == 0 { // Docker without its proxy
+		t.implied(p, "the host's own connections have an address of the interface that they leave by already")
+		return true
+	}
+	return false
+}
+
+// withoutHairpin turns the hairpin of port-forwards off for which there was no rule.
+func (t *translator) withoutHairpin() {
+	for _, f := range t.forwards {
+		if f.nat >= 0 && !f.hairpin {
+			t.d.Config.NAT[f.nat].Hairpin = config.SwitchOff
+			t.d.Remark("hairpin: off stands where no rule translated the source of inside hosts that use the published address; remove it to let them.")
+		}
+	}
+}
+
+// oneOfAll reports whether a path is that of one protocol of a rule that follows for all, as libvirt
+// writes them: with ports for TCP and UDP.
+func (t *translator) oneOfAll(p *path, later []*path) bool {
+	want := p.match
+	want.proto = flow.Any
+	for _, l := range later {
+		if l.rule.do == p.rule.do && l.rule.first == p.rule.first && l.rule.last == p.rule.last && fmt.Sprintf("%+v", l.match) == fmt.Sprintf("%+v", want) {
+			if l.rule.ports == (flow.Ports{}) {
+				l.rule.ports = p.rule.ports
+			}
+			t.implied(p, "a rule for all protocols follows, and its object has these ports")
+			return true
+		}
+	}
+	return false
+}
+
+// outExcept writes "by every interface but" as an exception of that interface's own network, which
+// is what the source names.
+func (t *translator) outExcept(p *path, n *config.NATRule) bool {
+	var not []string
+	for _, name := range p.match.notOut {
+		if name != "lo" {
+			not = append(not, name)
+		}
+	}
+	switch {
+	case len(not) == 0 || n.Out != "":
+	case len(n.Source) > 0 && len(not) == 1:
+		n.Except = append(n.Except, n.Source...)
+	default:
+		t.lose(p, "no equal for every interface but "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
+		return false
+	}
+	return true
+}
+
+// exempt writes earlier exceptions as except, and returns those that are so, and those that cannot be.
+func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []exception) {
+	for _, e := range p.except {
+		if e.match.notMark != nil && slices.Contains(t.masquerading, *e.match.notMark) {
+			continue
+		}
+		wide := e.match
+		wide.dst, wide.dstLocal = nil, false
+		if len(e.match.dst) > 0 && wide.covers(p.match) && !e.match.dstLocal {
+			for _, d := range e.match.dst {
+				if !slices.Contains(n.Except, d) {
+					n.Except = append(n.Except, d)
+				}
+			}
+			done = append(done, e.rule)
+		} else {
+			left = append(left, e)
+		}
+	}
+	return done, left
+}
+
+// sourceDifferences notes what an object translates otherwise than the path did.
+func (t *translator) sourceDifferences(p *path, object string, n config.NATRule, later []*path) {
+	m := p.match
+	for _, name := range m.notOut {
+		if name != "lo" && n.Out == "" {
+			t.d.Implied(p.rule.line, "! -o "+name, "except: names the network behind "+name+", which the source is")
+		}
+	}
+	if n.Out == "" && len(n.Source) == 0 {
+		return // refused by validation, with the next step
+	}
+	for _, d := range m.notDst {
+		other := m
+		other.notDst, other.dst = nil, []netip.Prefix{d}
+		for _, l := range later {
+			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.meets(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
+				t.d.Changed(object, p.rule.line, p.rule.text, "packets to "+d.String()+" went on to a rule behind; except: ends the search", "order the rules by hand")
+				break
+			}
+		}
+	}
+}
+
+// netmapIn keeps the way in of a one-to-one mapping for its way out.
+func (t *translator) netmapIn(p *path) {
+	if len(p.match.dst) != 1 || len(p.rule.addresses) != 1 || p.match.dst[0].Bits() != p.rule.addresses[0].Bits() || len(p.match.unequal()) > 0 ||
+		p.match.proto != flow.Any || len(p.match.dport) > 0 || len(p.match.src) > 0 {
+		t.lose(p, "no equal for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		return
+	}
+	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.match.dst[0], Internal: p.rule.addresses[0]}
+	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+	t.take(p, o)
+	if len(p.match.in) > 0 {
+		t.d.Implied(p.rule.line, "-i "+strings.Join(p.match.in, ","), "external addresses are routed to the host from there")
+	}
+	t.exceptions(p, o.name, map[*rule]bool{})
+}
+
+// netmapOut recognises the way out of a mapping whose way in was taken over, or makes one.
+func (t *translator) netmapOut(p *path) {
+	m := p.match
+	if len(m.src) != 1 || len(p.rule.addresses) != 1 || m.src[0].Bits() != p.rule.addresses[0].Bits() || len(unequalSource(m)) > 0 || m.proto != flow.Any {
+		t.lose(p, "no equal for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		return
+	}
+	for i := range t.d.Config.NAT {
+		n := &t.d.Config.NAT[i]
+		if n.Type == config.NATStatic && n.External == p.rule.addresses[0] && n.Internal == m.src[0] {
+			n.Out = interfaces(m.out)
+			t.take(p, made{"nat " + n.Name, -1, i})
+			return
+		}
+	}
+	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.rule.addresses[0], Internal: m.src[0], Out: interfaces(m.out)}
+	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+	t.take(p, o)
+	t.d.Changed(o.name, p.rule.line, p.rule.text, "connections from outside are translated too, where the original had no rule for them", "add a firewall rule that drops them")
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// Options are what the rules do not tell.
+type Options struct {
+	// Outside are the interfaces whose addresses are meant where a rule takes what is sent to
+	// any address of the host.
+	Outside []string
+}
+
+// translator makes objects of paths.
+type translator struct {
+	Options
+	d   *draft.Draft
+	set *ruleset
+	// program is what the rules stay in: "iptables".
+	program string
+	// taken are rules that the configuration has, lost those that it does not have in full.
+	taken, lost map[*rule]bool
+	// made are the objects that were made of a rule.
+	made     map[*rule][]made
+	forwards []*forward
+	// masquerading marks tell that a packet's source is translated where it leaves.
+	masquerading []marked
+	sourced      []*sourceRule
+	// stays tells that rules stay in the program that forwarded packets have to meet.
+	stays bool
+}
+
+// made is an object of the draft.
+type made struct {
+	name    string
+	service int // index, or -1
+	nat     int
+}
+
+// IPTables imports what iptables-save prints.
+func IPTables(text string, o Options) (*draft.Result, error) {
+	d := draft.New("iptables", text, "#")
+	set, err := readIPTables(d)
+	if err != nil {
+		return nil, err
+	}
+	t := newTranslator(d, set, "iptables", o)
+	if err := t.translate(); err != nil {
+		return nil, err
+	}
+	r, err := d.Finish()
+	if err != nil {
+		return nil, err
+	}
+	r.Rest = t.rest()
+	return r, nil
+}
+
+func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *translator {
+	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}}
+}
+
+// translate follows every base chain: what changes addresses first, then what filters.
+func (t *translator) translate() error {
+	walks := map[hook][]*walker{}
+	var filters []*walker
+	for _, c := range t.set.order {
+		if c.hook == "" {
+			continue
+		}
+		w, err := t.set.follow(c)
+		if err != nil {
+			return err
+		}
+		if c.nat {
+			walks[c.hook] = append(walks[c.hook], w)
+		} else {
+			filters = append(filters, w)
+		}
+	}
+	if len(t.set.order) == 0 && len(t.set.setLines) == 0 {
+		return fmt.Errorf("no rules in it")
+	}
+	t.sets()
+	for _, w := range walks[hookPostrouting] {
+		t.findMarks(w)
+	}
+	for _, w := range walks[hookPrerouting] {
+		t.destinations(w)
+	}
+	for _, w := range walks[hookOutput] {
+		t.ownConnections(w)
+	}
+	for _, w := range walks[hookPostrouting] {
+		t.sources(w)
+	}
+	t.withoutHairpin()
+	for _, w := range walks[hookInput] {
+		for _, p := range w.paths {
+			t.lose(p, "nothing translates what is for the host itself", "keep it in "+t.program)
+		}
+	}
+	for _, w := range filters {
+		t.filter(w)
+	}
+	t.remaining(walks, filters)
+	if t.stays && len(t.d.Config.NAT)+len(t.d.Config.Services) > 0 {
+		t.d.Config.Datapath = config.DatapathNftables
+		t.d.Remark("datapath: nftables is set because rules stay in " + t.program + " that forwarded packets have to meet: what eBPF carries never reaches them.")
+	}
+	return nil
+}
+
+// sets takes over the sets of addresses that rules use; objects that use one come from its lines too.
+func (t *translator) sets() {
+	used := map[string]bool{}
+	for _, c := range t.set.order {
+		for _, r := range c.rules {
+			used[r.match.srcSet], used[r.match.dstSet] = true, true
+		}
+	}
+	for name, lines := range t.set.setLines {
+		for _, n := range lines {
+			if used[name] {
+				t.d.Know(n)
+			} else {
+				t.d.Implied(n, "", "no rule uses the set")
+			}
+		}
+	}
+}
+
+// useSet adds a set to the configuration for an object, and returns its name.
+func (t *translator) useSet(name string, r *rule) string {
+	list, known := t.set.sets[name]
+	if !known {
+		t.d.Lost(r.line, "set "+name, "the elements of the set are not in the file", "append what 'ipset save' prints, or write them under firewall: sets:")
+	}
+	return t.d.Set(name, list)
+}
+
+// lose notes that a path has no equal.
+func (t *translator) lose(p *path, reason, next string) {
+	t.lost[p.rule] = true
+	t.d.Lost(p.rule.line, p.rule.text, reason, next)
+	for _, r := range p.via {
+		t.d.Know(r.line)
+	}
+}
+
+// take notes that an object holds a path.
+func (t *translator) take(p *path, o made) {
+	t.taken[p.rule] = true
+	t.made[p.rule] = append(t.made[p.rule], o)
+	t.d.AlsoFrom(o.name, p.rule.line)
+	for _, r := range p.via {
+		t.d.Know(r.line)
+	}
+	for _, l := range p.rule.lost {
+		t.d.LostOf(o.name, p.rule.line, l.text, "no equal: "+l.effect, l.next)
+	}
+}
+
+// implied notes that a path needs no object.
+func (t *translator) implied(p *path, reason string) {
+	t.taken[p.rule] = true
+	t.d.Implied(p.rule.line, p.rule.text, reason)
+	for _, r := range p.via {
+		t.d.Know(r.line)
+	}
+}
+
+// remaining speaks for the rules that no object holds and nothing was said of.
+func (t *translator) remaining(walks map[hook][]*walker, filters []*walker) {
+	all := filters
+	for _, list := range walks {
+		all = append(all, list...)
+	}
+	met := map[*rule]bool{}
+	for _, w := range all {
+		for _, p := range w.paths {
+			met[p.rule] = true
+			for _, r := range p.via {
+				met[r] = true
+			}
+		}
+	}
+	for _, w := range all {
+		for _, r := range w.barren {
+			if !met[r] {
+				t.d.Implied(r.line, r.text, "leads to a chain without rules")
+			}
+		}
+		for _, r := range w.never {
+			switch {
+			case met[r] || t.taken[r] || t.lost[r]:
+			case r.do == doNothing && len(r.match.other) > 0:
+				t.d.Lost(r.line, r.text, "no equal for "+strings.Join(r.match.other, ", "), nextFor(r.match.other, t.program))
+			case r.do == doNothing:
+				t.d.Implied(r.line, r.text, "counts only; metrics count every object")
+			default:
+				t.d.Implied(r.line, r.text, "no packet that is led here matches it")
+			}
+		}
+	}
+	for _, c := range t.set.order {
+		for _, r := range c.rules {
+			switch {
+			case !c.called:
+				t.d.Implied(r.line, r.text, "nothing leads to chain "+c.id.name)
+			case r.do == doReturn && !t.taken[r] && !t.lost[r]:
+				t.d.Implied(r.line, r.text, "leaves the chain for packets that no object is about")
+			}
+			t.d.Know(r.line)
+		}
+		t.d.Know(c.line)
+	}
+}
+
+// nextFor proposes what to write instead of conditions without an equal.
+func nextFor(conditions []string, program string) string {
+	for _, c := range conditions {
+		switch {
+		case strings.Contains(c, "recent") || strings.Contains(c, "hashlimit"):
+			return "use limits.new-connections-per-client of a service, or keep it in " + program
+		case strings.Contains(c, "connlimit"):
+			return "use limits.connections-per-client of a service, or keep it in " + program
+		case strings.Contains(c, "state"):
+			return "keep the chain in " + program + ", which Sluice leaves alone"
+		}
+	}
+	return "keep it in " + program + ", which Sluice leaves alone"
+}
+
+// exceptions notes in an object what packets an earlier rule kept from the original.
+func (t *translator) exceptions(p *path, object string, said map[*rule]bool) {
+	for _, e := range p.except {
+		if !said[e.rule] {
+			said[e.rule] = true
+			t.d.Changed(object, e.rule.line, e.rule.text, "an earlier rule exempts packets, and the object has no such exception", "write a narrower object, or keep both in "+t.program)
+			t.lost[e.rule] = true
+		}
+	}
+}
+
+// interfaces writes names as the configuration does.
+func interfaces(names []string) config.Interfaces { return config.Interfaces(strings.Join(names, ",")) }
+
+// names of an object: from the rule's comment, else the one given.
+func named(p *path, otherwise string) string {
+	if n := strings.TrimPrefix(p.name(), "!fw4: "); n != "" && !strings.ContainsAny(n, " \t") {
+		return strings.ReplaceAll(n, "/", "-")
+	}
+	return otherwise
+}
+
+// rest returns the iptables lines that are to stay, "" when none are.
+func (t *translator) rest() string {
+	gone, stays := map[int]bool{}, false
+	for _, c := range t.set.order {
+		for _, r := range c.rules {
+			if t.taken[r] && !t.lost[r] {
+				gone[r.line] = true
+			} else if r.do != doJump && r.do != doGoto && r.do != doReturn && (r.do != doAccept || c.drops || c.hook == "") {
+				stays = true
+			}
+		}
+		stays = stays || c.drops
+	}
+	if !stays {
+		return ""
+	}
+	var b strings.Builder
+	for i, l := range t.d.Lines() {
+		if !gone[i+1] {
+			b.WriteString(l + "\n")
+		}
+	}
+	return b.String()
+}
+
+// linesOf lists the lines of several paths' last rules.
+func linesOf(paths []*path) (lines []int) {
+	for _, p := range paths {
+		if !slices.Contains(lines, p.rule.line) {
+			lines = append(lines, p.rule.line)
+		}
+	}
+	return lines
+}
