@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/event"
 )
 
@@ -42,4 +44,13 @@ func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event
 		return fmt.Errorf("events of the daemon on %s: cut off: %w", c.at, err)
 	}
 	return nil
+}
+
+// Audit lists the last changes that were asked for, at most limit, the oldest first.
+func (c *Client) Audit(ctx context.Context, limit int) ([]audit.Entry, error) {
+	v, err := get[[]audit.Entry](ctx, c, "/audit", url.Values{"limit": {strconv.Itoa(limit)}})
+	if err != nil {
+		return nil, err
+	}
+	return *v, nil
 }

@@ -44,7 +44,7 @@ func NewRemote(r Remote) (*Client, error) {
 		if len(tokens) != 1 {
 			return nil, fmt.Errorf("token file %s: it holds %d tokens: a client has one", r.Tokens, len(tokens))
 		}
-		c.token = tokens[0]
+		c.token = tokens[0].Secret
 	}
 	conf := &tls.Config{MinVersion: tls.VersionTLS13}
 	if r.CA != "" {

@@ -22,23 +22,47 @@ const maxSecret = 1 << 20
 // token is what may stand behind "Bearer" (RFC 6750 §2.1, b64token).
 var token = regexp.MustCompile(`^[A-Za-z0-9._~+/-]+=*$`)
 
-// ReadTokens reads a file of tokens, separated by white space, for "Authorization: Bearer".
+// Token is one of a file of tokens. The name is for the log alone.
+type Token struct{ Name, Secret string }
+
+// String is the token as it stands in the file.
+func (t Token) String() string {
+	if t.Name == "" {
+		return t.Secret
+	}
+	return t.Name + ":" + t.Secret
+}
+
+// ParseTokens splits the content of a file of tokens: separated by white space, each with or without its
+// name, as in "NAME:TOKEN".
+func ParseTokens(text string) (tokens []Token) {
+	for word := range strings.FieldsSeq(text) {
+		name, secret, named := strings.Cut(word, ":")
+		if !named {
+			name, secret = "", word
+		}
+		tokens = append(tokens, Token{name, secret})
+	}
+	return tokens
+}
+
+// ReadTokens reads a file of tokens for "Authorization: Bearer".
 // As ssh does with keys, it refuses a file that anybody but its owner may use. There is at
 // least one token, and each has 16 bytes at least.
-func ReadTokens(file string) ([]string, error) {
+func ReadTokens(file string) ([]Token, error) {
 	raw, err := ReadSecret(file, 0o077)
 	if err != nil {
 		return nil, fmt.Errorf("token file %w", err)
 	}
-	tokens := strings.Fields(string(raw))
+	tokens := ParseTokens(string(raw))
 	if len(tokens) == 0 {
 		return nil, fmt.Errorf("token file %s: it is empty: write a token of %d bytes or more into it, as 'openssl rand -hex 32' makes them", file, minToken)
 	}
 	for i, t := range tokens {
-		if len(t) < minToken {
-			return nil, fmt.Errorf("token file %s: token %d has %d bytes, at least %d keep it from being guessed: 'openssl rand -hex 32' makes one", file, i+1, len(t), minToken)
+		if len(t.Secret) < minToken {
+			return nil, fmt.Errorf("token file %s: token %d has %d bytes, at least %d keep it from being guessed: 'openssl rand -hex 32' makes one", file, i+1, len(t.Secret), minToken)
 		}
-		if !token.MatchString(t) {
+		if !token.MatchString(t.Secret) {
 			return nil, fmt.Errorf("token file %s: token %d has characters that no header carries: use letters, digits and -._~+/", file, i+1)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
@@ -29,6 +30,7 @@ type Control struct {
 	log    *slog.Logger
 	// Events is told of every change that was made or refused; nil for nobody. Set it before Start.
 	Events *event.Log
+	Audit  *audit.Log // records them; nil for nobody
 
 	waiting queue // of changes
 
@@ -67,6 +69,14 @@ func (c *Control) tell(by Author, err error) {
 		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
 	}
 	c.Events.Add(e)
+	result := audit.Done
+	if err != nil {
+		result = audit.Refused
+		if by != c.FileChanged() { // of the file the daemon tells
+			c.log.Warn("a change was refused", "by", by.Who, "what", by.What, "error", err)
+		}
+	}
+	c.Audit.Add(audit.Entry{Who: by.Who, What: by.What, Result: result, Revision: e.Revision, Error: e.Error})
 }
 
 // Start puts the file, with what was changed at run time, in force for the first time.

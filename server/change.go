@@ -36,27 +36,35 @@ type clientKey struct{}
 
 // by is who sent a request, and what for.
 func by(ctx context.Context, what string) control.Author {
-	who, _ := ctx.Value(clientKey{}).(string)
-	if who == "" {
-		who = "unknown"
+	asked(ctx)
+	return control.Author{Who: whoAsks(ctx), What: what}
+}
+
+// whoAsks is who sent a request.
+func whoAsks(ctx context.Context) string {
+	if who, _ := ctx.Value(clientKey{}).(string); who != "" {
+		return who
 	}
-	return control.Author{Who: who, What: what}
+	return "unknown"
 }
 
 // withPeer is the ConnContext of the socket: who opened the connection.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	if counted, ok := c.(*counted); ok {
-		ctx = context.WithValue(ctx, clientKey{}, counted.client)
+		ctx = context.WithValue(ctx, clientKey{}, peerOf(counted.Conn))
 	}
 	return ctx
 }
 
-// withClient notes who sent a request over TCP: the subject of the certificate, if it showed one,
-// and the address.
-func withClient(r *http.Request) *http.Request {
+// withClient notes who sent a request over TCP: the subject of the certificate and the name of the
+// token, if there are any, and the address.
+func withClient(r *http.Request, token string) *http.Request {
 	who := r.RemoteAddr
-	if subject := certificateOf(r); subject != "" {
-		who = subject + " at " + who
+	switch subject := certificateOf(r); {
+	case subject != "" && token != "":
+		who = subject + ", " + token + " at " + who
+	case subject != "" || token != "":
+		who = subject + token + " at " + who
 	}
 	return r.WithContext(context.WithValue(r.Context(), clientKey{}, who))
 }
@@ -71,6 +79,7 @@ func certificateOf(r *http.Request) string {
 
 func (s *server) registerChanges(g huma.API) {
 	huma.Get(g, "/config/changes", s.changes, describe("get-changes", "What was changed at run time, against the daemon's file, and the last revisions"))
+	huma.Get(g, "/audit", s.auditLog, describe("get-audit", "Who asked for which change, and what came of it; the oldest first"))
 	huma.Post(g, "/config/confirm", s.confirm, describe("confirm", "Keep the change that is on trial"))
 	huma.Post(g, "/config/revert", s.revert, describe("revert", "Go back to an earlier revision, or to the daemon's file"))
 	huma.Post(g, "/config/save", s.save, describe("save", "Write the configuration in force into the daemon's file"))

@@ -10,8 +10,6 @@ import (
 	"net"
 	"net/http"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Local serves the API at a Unix socket, whose permissions say who may use it.
@@ -43,10 +41,7 @@ func (l *Local) Shutdown(ctx context.Context) error { return l.http.Shutdown(ctx
 
 // processOf names the process that opened the other end of a Unix socket.
 func processOf(c net.Conn) string {
-	var peer *unix.Ucred
-	if raw, err := c.(*net.UnixConn).SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { peer, _ = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	}
+	peer := credentials(c)
 	if peer == nil {
 		return "an unknown process"
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -28,9 +29,15 @@ type Files struct {
 
 // proofs are what the files say.
 type proofs struct {
-	cert    *tls.Certificate    // nil: without TLS
-	clients *x509.CertPool      // nil: no certificate is asked for
-	tokens  [][sha256.Size]byte // nil: no token is asked for
+	cert    *tls.Certificate // nil: without TLS
+	clients *x509.CertPool   // nil: no certificate is asked for
+	tokens  []namedToken     // nil: no token is asked for
+}
+
+// namedToken is a token that is known, by its hash.
+type namedToken struct {
+	name string // as it is called in the log
+	hash [sha256.Size]byte
 }
 
 // content is what the files hold.
@@ -51,7 +58,10 @@ func (f Files) read() (content, error) {
 	}
 	if f.Tokens != "" {
 		tokens, tokenErr := api.ReadTokens(f.Tokens)
-		c.tokens, err = strings.Join(tokens, " "), errors.Join(err, tokenErr)
+		for _, t := range tokens {
+			c.tokens += t.String() + " "
+		}
+		err = errors.Join(err, tokenErr)
 	}
 	return c, err
 }
@@ -78,43 +88,50 @@ func (f Files) parse(c content) (*proofs, error) {
 			return nil, fmt.Errorf("client CA %s: it holds no certificate in PEM", f.ClientCA)
 		}
 	}
-	for token := range strings.FieldsSeq(c.tokens) {
-		p.tokens = append(p.tokens, sha256.Sum256([]byte(token)))
+	for i, token := range api.ParseTokens(c.tokens) {
+		name := token.Name
+		if name == "" {
+			name = strconv.Itoa(i + 1)
+		}
+		p.tokens = append(p.tokens, namedToken{"token " + name, sha256.Sum256([]byte(token.Secret))})
 	}
 	return p, nil
 }
 
-// admit returns why a request is refused, or nil. What a certificate was worth when its
+// admit returns the name of the token that a request brings, "" where none is asked for, or why it is
+// refused. What a certificate was worth when its
 // connection began does not count: files may have changed since.
-func (p *proofs) admit(r *http.Request) error {
+func (p *proofs) admit(r *http.Request) (token string, err error) {
 	if p.clients != nil {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-			return errors.New("no client certificate was shown")
+			return "", errors.New("no client certificate was shown")
 		}
 		chain := x509.VerifyOptions{Roots: p.clients, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 		for _, c := range r.TLS.PeerCertificates[1:] {
 			chain.Intermediates.AddCert(c)
 		}
 		if _, err := r.TLS.PeerCertificates[0].Verify(chain); err != nil {
-			return fmt.Errorf("the client certificate is not in force any more: %w", err)
+			return "", fmt.Errorf("the client certificate is not in force any more: %w", err)
 		}
 	}
 	if p.tokens == nil {
-		return nil
+		return "", nil
 	}
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
-		return errors.New("no token was sent: Authorization: Bearer TOKEN")
+		return "", errors.New("no token was sent: Authorization: Bearer TOKEN")
 	}
 	// Hashes have one length: the time tells nothing about the token's, nor which one it is near.
-	sent, known := sha256.Sum256([]byte(strings.TrimSpace(token))), 0
+	sent := sha256.Sum256([]byte(strings.TrimSpace(secret)))
 	for _, t := range p.tokens {
-		known |= subtle.ConstantTimeCompare(sent[:], t[:])
+		if subtle.ConstantTimeCompare(sent[:], t.hash[:]) == 1 {
+			token = t.name
+		}
 	}
-	if known == 0 {
-		return errors.New("the token is not known")
+	if token == "" {
+		return "", errors.New("the token is not known")
 	}
-	return nil
+	return token, nil
 }
 
 // keeper has the proofs in force. It reads the files whenever they are needed, so that a

@@ -17,6 +17,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
@@ -40,6 +41,7 @@ type Options struct {
 	Metrics   http.Handler
 	Mappings  func() []datapath.Mapping // nil: none can be made
 	Events    *event.Log
+	Audit     *audit.Log // nil: nothing is recorded
 }
 
 // maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
@@ -60,7 +62,7 @@ func New(opt Options) http.Handler {
 	if opt.Metrics != nil {
 		mux.Handle("GET /metrics", opt.Metrics)
 	}
-	return withProblems(mux)
+	return audited(withProblems(mux), opt.Audit)
 }
 
 // OpenAPI returns the OpenAPI 3.1 document of the API as YAML.
@@ -244,7 +246,12 @@ func (s *server) reload(ctx context.Context, _ *struct{}) (*body[api.Outcome], e
 	return &body[api.Outcome]{s.outcome(applied)}, nil
 }
 
-func (s *server) stop(_ context.Context, in *body[api.Stop]) (*struct{}, error) {
+func (s *server) stop(ctx context.Context, in *body[api.Stop]) (*struct{}, error) {
+	what := "stop"
+	if in.Body.Keep {
+		what = "stop --keep"
+	}
+	s.opt.Audit.Add(audit.Entry{Who: by(ctx, what).Who, What: what, Result: audit.Done})
 	s.opt.Daemon.Stop(in.Body.Keep)
 	return nil, nil
 }

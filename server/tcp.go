@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/audit"
 )
 
 // Bounds of a request over TCP. The handlers bound the size of bodies.
@@ -32,7 +34,8 @@ const (
 type TCPOptions struct {
 	Address string // ADDRESS:PORT, or :PORT for all addresses
 	Files   Files
-	Changes bool // else clients may only read
+	Changes bool       // else clients may only read
+	Audit   *audit.Log // nil: nothing is recorded
 	Log     *slog.Logger
 }
 
@@ -178,7 +181,7 @@ func (t *TCP) Reread() { t.keeper.reread() }
 // contexts of requests end with ctx.
 func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 	if !t.opt.Changes {
-		h = ReadOnly(h)
+		h = audited(ReadOnly(h), t.opt.Audit)
 	}
 	origin := http.NewCrossOriginProtection() // a browser that holds a certificate shows it for any page
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -193,7 +196,8 @@ func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 func (t *TCP) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := t.keeper.current()
-		if err := p.admit(r); err != nil {
+		token, err := p.admit(r)
+		if err != nil {
 			t.refusals.tell(r.RemoteAddr, err.Error())
 			if p.tokens != nil {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice"`)
@@ -203,7 +207,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 			return
 		}
 		if !reads(r) && t.opt.Changes {
-			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "method", r.Method, "path", r.URL.Path)
+			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token, "method", r.Method, "path", r.URL.Path)
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			select {
@@ -215,7 +219,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 				return
 			}
 		}
-		next.ServeHTTP(w, withClient(r))
+		next.ServeHTTP(w, withClient(r, token))
 	})
 }
 

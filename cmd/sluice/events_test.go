@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/server"
@@ -81,6 +83,37 @@ func TestEventsCommand(t *testing.T) {
 		if code, _, stderr := sluiceCommand("", append(strings.Fields(args), "--socket", at)...); code != exitUsage || !strings.HasPrefix(stderr, want) {
 			t.Errorf("sluice %s: exit %d, %s", args, code, stderr)
 		}
+	}
+}
+
+// TestAuditCommand: by the daemon, or without one by the record itself.
+func TestAuditCommand(t *testing.T) {
+	state := t.TempDir()
+	record, err := audit.Open(filepath.Join(state, "changes"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer record.Close()
+	record.Add(audit.Entry{Who: "process 7 (sluice) of user 0", What: "backend web a drain", Result: audit.Done, Revision: 12})
+	record.Add(audit.Entry{Who: "CN=admin at 192.0.2.7:4711", What: "PUT /api/v1/config", Result: audit.Refused, Error: "not YAML"})
+	at := answering(t, server.Options{Audit: record})
+	for _, where := range [][]string{{"--socket", at}, {"--state-dir", state}} {
+		code, out, stderr := sluiceCommand("", append([]string{"audit"}, where...)...)
+		want := "  revision 12: backend web a drain\n    by process 7 (sluice) of user 0\n"
+		if code != exitOK || stderr != "" || !strings.Contains(out, want) || !strings.HasSuffix(out, "  refused: PUT /api/v1/config\n    by CN=admin at 192.0.2.7:4711\n    not YAML\n") {
+			t.Errorf("%v: exit %d, %s%s", where, code, out, stderr)
+		}
+		code, out, _ = sluiceCommand("", append([]string{"audit", "--json", "--limit", "1"}, where...)...)
+		var entries []audit.Entry
+		if err := json.Unmarshal([]byte(out), &entries); code != exitOK || err != nil || len(entries) != 1 || entries[0].Error != "not YAML" {
+			t.Errorf("%v: exit %d, %s", where, code, out)
+		}
+	}
+	if code, out, stderr := sluiceCommand("", "audit", "--state-dir", t.TempDir()); code != exitOK || out != "nobody has asked for a change\n" {
+		t.Errorf("without a record: exit %d, %s%s", code, out, stderr)
+	}
+	if code, _, stderr := sluiceCommand("", "audit", "--limit", "0"); code != exitUsage {
+		t.Errorf("exit %d, %s", code, stderr)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/engine"
@@ -103,6 +104,7 @@ type daemon struct {
 	engine  *engine.Engine
 	control *control.Control
 	events  *event.Log
+	audit   *audit.Log
 	mapper  *pcp.Server // nil on a host without a datapath that makes mappings
 	end     context.CancelFunc
 
@@ -142,8 +144,12 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer listener.Close()
+	if d.audit, err = audit.Open(d.storeDirectory(), d.log); err != nil {
+		return err
+	}
+	defer d.audit.Close()
 	if d.tcpOpt.Address != "" {
-		d.tcpOpt.Log = d.log
+		d.tcpOpt.Log, d.tcpOpt.Audit = d.log, d.audit
 		if d.tcp, err = server.ListenTCP(ctx, d.tcpOpt); err != nil {
 			return err
 		}
@@ -169,7 +175,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.events = event.New(event.Held)
 	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies, Addresses: holder, Events: d.events})
 	d.control = control.New(abs, changes, d.engine, d.log)
-	d.control.Events = d.events
+	d.control.Events, d.control.Audit = d.events, d.audit
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
 			d.log.Info("ending before anything was applied")
@@ -207,7 +213,7 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 // serve answers the API and follows health, signals and the file until the
 // context ends.
 func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths *datapaths, metrics http.Handler) error {
-	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics, Events: d.events}
+	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics, Events: d.events, Audit: d.audit}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}
@@ -248,7 +254,7 @@ func (d *daemon) watch(ctx context.Context, changes <-chan struct{}, failed <-ch
 		case err := <-failed:
 			return err
 		case <-d.hup:
-			d.reloadAndLog(ctx, control.Author{Who: d.file, What: "SIGHUP"})
+			d.reloadAndLog(ctx, control.Author{Who: "SIGHUP", What: "reload"})
 			if d.tcp != nil {
 				d.tcp.Reread()
 			}

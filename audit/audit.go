@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package audit keeps a record of every change that somebody asked the gateway for: who, when, what, and
+// what came of it. It is a file of JSON lines, to which is only added, and some older ones.
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Results of a change.
+const (
+	Done    = "done"
+	Refused = "refused"
+)
+
+// Entry is one change that was asked for.
+type Entry struct {
+	At       time.Time `json:"at"`
+	Who      string    `json:"who" doc:"process, program and user at the socket; certificate, token and address over TCP; the file; or sluice itself"`
+	What     string    `json:"what" doc:"what was asked for"`
+	Result   string    `json:"result" enum:"done,refused"`
+	Revision uint64    `json:"revision,omitempty" doc:"the revision in force afterwards"`
+	Error    string    `json:"error,omitempty" doc:"why it was refused"`
+}
+
+// Bounds of the record: a file is put away when it has maxSize bytes, of which maxFiles are kept, the
+// present one included. An entry is not longer than a few maxText.
+const (
+	maxSize  = 4 << 20
+	maxFiles = 5
+	maxText  = 2048
+)
+
+// Log is the record in one directory. The nil Log keeps nothing.
+type Log struct {
+	path string
+	log  *slog.Logger
+	size int64 // from which a file is put away
+
+	mu     sync.Mutex // protects the rest
+	file   *os.File
+	length int64
+	failed bool // the last entry could not be written; the log has it
+}
+
+// Name is that of the present file in the directory; older ones are Name.1 to Name.4.
+const Name = "audit.jsonl"
+
+// Open opens the record in a directory, which it makes.
+func Open(dir string, log *slog.Logger) (*Log, error) {
+	l := &Log{path: filepath.Join(dir, Name), log: log, size: maxSize}
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = l.open()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("record of changes: %w", err)
+	}
+	return l, nil
+}
+
+// open opens the present file, and ends a line that a crash has cut off.
+func (l *Log) open() error {
+	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.file, l.length = f, info.Size()
+	last := make([]byte, 1)
+	if l.length > 0 {
+		if _, err := f.ReadAt(last, l.length-1); err == nil && last[0] != '\n' {
+			_, err = f.WriteString("\n")
+			l.length++
+			return err
+		}
+	}
+	return nil
+}
+
+// Add records a change. What cannot be written is told the daemon's log, and ends nothing.
+func (l *Log) Add(e Entry) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.At.IsZero() {
+		e.At = time.Now().UTC()
+	}
+	for _, text := range []*string{&e.Who, &e.What, &e.Error} {
+		if len(*text) > maxText {
+			*text = (*text)[:maxText-3] + "..."
+		}
+	}
+	err := l.write(e)
+	if err != nil && !l.failed {
+		l.log.Error("changes are not recorded", "file", l.path, "error", err)
+	}
+	l.failed = err != nil
+}
+
+func (l *Log) write(e Entry) error {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	if l.file == nil { // could not be opened the last time
+		if err := l.open(); err != nil {
+			return err
+		}
+	}
+	if l.length >= l.size {
+		if err := l.putAway(); err != nil {
+			return err
+		}
+	}
+	n, err := l.file.Write(append(line, '\n'))
+	l.length += int64(n)
+	if err != nil && n > 0 {
+		_ = l.file.Truncate(l.length - int64(n)) // no half a line; the next Open ends it where this fails
+		l.length -= int64(n)
+	}
+	return err
+}
+
+// putAway makes the present file the newest of the older ones, and drops the oldest.
+func (l *Log) putAway() error {
+	err := l.file.Close()
+	l.file = nil
+	for i := maxFiles - 1; i > 0; i-- {
+		if e := os.Rename(name(l.path, i-1), name(l.path, i)); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return errors.Join(err, l.open())
+}
+
+func name(path string, age int) string {
+	if age == 0 {
+		return path
+	}
+	return fmt.Sprintf("%s.%d", path, age)
+}
+
+// Close closes the file.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return nil
+	}
+	err := l.file.Close()
+	l.file = nil
+	return err
+}
+
+// Last returns the last entries of the record, the oldest first, at most limit.
+func (l *Log) Last(limit int) ([]Entry, error) {
+	if l == nil {
+		return nil, nil
+	}
+	l.mu.Lock() // no file is put away meanwhile
+	defer l.mu.Unlock()
+	return Read(filepath.Dir(l.path), limit)
+}
+
+// Read returns the last entries of the record in a directory, the oldest first, at most limit. A line
+// that is none, as a full disk leaves one, is left out.
+func Read(dir string, limit int) ([]Entry, error) {
+	var list []Entry
+	for age := 0; age < maxFiles && len(list) < limit; age++ {
+		entries, err := readFile(name(filepath.Join(dir, Name), age))
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("record of changes: %w", err)
+		}
+		list = append(entries, list...)
+	}
+	return list[max(0, len(list)-limit):], nil
+}
+
+func readFile(path string) ([]Entry, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var list []Entry
+	lines := bufio.NewReader(f)
+	for {
+		line, err := lines.ReadBytes('\n')
+		var e Entry
+		if len(bytes.TrimSpace(line)) > 0 && json.Unmarshal(line, &e) == nil {
+			list = append(list, e)
+		}
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/audit"
+)
+
+// askedKey is where the context of a request holds whether a change was asked for that is recorded
+// elsewhere, a *bool.
+type askedKey struct{}
+
+// asked notes that whoever is asked next records the change.
+func asked(ctx context.Context) {
+	if noted, ok := ctx.Value(askedKey{}).(*bool); ok {
+		*noted = true
+	}
+}
+
+// audited records the requests for a change that are refused before anybody is asked for it: what is
+// not valid, is not allowed, or does not exist.
+func audited(next http.Handler, record *audit.Log) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if reads(r) || r.URL.Query().Has("dry-run") {
+			next.ServeHTTP(w, r)
+			return
+		}
+		var elsewhere bool
+		answer := &answered{ResponseWriter: w}
+		r = r.WithContext(context.WithValue(r.Context(), askedKey{}, &elsewhere))
+		next.ServeHTTP(answer, r)
+		if answer.status >= 400 && !elsewhere {
+			record.Add(audit.Entry{Who: whoAsks(r.Context()), What: r.Method + " " + r.URL.Path, Result: audit.Refused, Error: answer.why()})
+		}
+	})
+}
+
+// maxReason bounds what is kept of an answer to find out why a request was refused.
+const maxReason = 8 << 10
+
+// answered is an answer whose status, and of a refusal whose beginning, is kept.
+type answered struct {
+	http.ResponseWriter
+	status int
+	body   []byte
+}
+
+func (a *answered) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answered) Write(b []byte) (int, error) {
+	if a.status >= 400 {
+		a.body = append(a.body, b[:min(len(b), maxReason-len(a.body))]...)
+	}
+	return a.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController find the writer.
+func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// why is what the problem document says.
+func (a *answered) why() string {
+	var p huma.ErrorModel
+	if json.Unmarshal(a.body, &p) != nil {
+		return http.StatusText(a.status)
+	}
+	lines := []string{p.Detail}
+	for _, e := range p.Errors {
+		lines = append(lines, e.Error())
+	}
+	return strings.Join(lines, "; ")
+}
+
+// peerOf names who opened the other end of a Unix socket: its process, program and user.
+func peerOf(c net.Conn) string {
+	peer := credentials(c)
+	if peer == nil {
+		return "an unknown process"
+	}
+	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid)) // empty when it has gone already
+	if name := strings.TrimSpace(string(program)); name != "" {
+		return fmt.Sprintf("process %d (%s) of user %d", peer.Pid, name, peer.Uid)
+	}
+	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid)
+}
+
+// credentials are those of the process that opened the other end of a Unix socket; nil: not known.
+func credentials(c net.Conn) (peer *unix.Ucred) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	if raw, err := u.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { peer, _ = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	}
+	return peer
+}
+
+type auditInput struct {
+	Limit int `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"at most so many, the newest"`
+}
+
+func (s *server) auditLog(_ context.Context, in *auditInput) (*body[[]audit.Entry], error) {
+	list, err := s.opt.Audit.Last(in.Limit)
+	return &body[[]audit.Entry]{append([]audit.Entry{}, list...)}, err
+}
