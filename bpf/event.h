@@ -8,8 +8,6 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-#define REASONS_STRIDE 64
-
 _Static_assert(REASON_COUNT <= REASONS_STRIDE, "counters have room for every reason");
 
 static __always_inline void count_one(__u32 family, __u32 action, __u32 reason)

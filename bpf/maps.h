@@ -97,7 +97,8 @@ struct {
 } hops SEC(".maps");
 
 // Packets by [family][action][reason]. Read by user space.
-#define COUNTERS (FAMILY_COUNT * 3 * 64)
+#define REASONS_STRIDE 64
+#define COUNTERS (FAMILY_COUNT * 3 * REASONS_STRIDE)
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, COUNTERS);

@@ -11,8 +11,7 @@
 // round robin), the model predicts one of its own in Receive, and in Judge takes
 // over the choice of the datapath under judgement when it is a legal one.
 //
-// The order of decisions for one packet is that of design.md §4 and is written
-// down in [Model.decide].
+// The order of decisions for one packet is written down in [Model.decide].
 package nat
 
 import (

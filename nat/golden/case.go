@@ -59,7 +59,7 @@ type Subject interface {
 	Advance(time.Duration) error
 	// SetState changes the state of a backend.
 	SetState(service, backend string, s datapath.State) error
-	// Map makes a mapping at the wish of an inside host, Unmap ends it.
+	// Map makes a mapping that an inside host requests, Unmap ends it.
 	Map(datapath.Mapping) error
 	Unmap(datapath.Mapping) error
 	// Flows lists the flows alive.

@@ -319,7 +319,6 @@ func (r *run) learn(text string, got packet.Packet) {
 	}
 }
 
-// backend handles "backend SERVICE/NAME STATE".
 // mapping handles "map RULE PROTOCOL INSIDE OUTSIDE" and "unmap" the same. A mapping
 // must be made as it is asked for, unless "refused" follows.
 func mapping(w []string, do func(datapath.Mapping) error) error {
@@ -346,6 +345,7 @@ func mapping(w []string, do func(datapath.Mapping) error) error {
 	return nil
 }
 
+// backend handles "backend SERVICE/NAME STATE".
 func (r *run) backend(w []string) error {
 	if len(w) != 2 {
 		return fmt.Errorf("backend SERVICE/NAME up|drain|down")
