@@ -195,7 +195,7 @@ func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
 	flags := cmd.PersistentFlags()
 	flags.Var((*serverFlag)(&a.remote.Server), "server", "ask the daemon at https://HOST:PORT over TCP instead of its socket")
 	flags.StringVar(&a.remote.Tokens, "token-file", "", "with --server: file that holds the token")
-	flags.StringVar(&a.remote.CA, "ca", "", "with --server: who signed its certificate, PEM (default the system's CAs)")
+	flags.StringVar(&a.remote.CA, "ca", "", "with --server: CA that signed the daemon's certificate, PEM (default the system's CAs)")
 	flags.StringVar(&a.remote.Cert, "cert", "", "with --server: own certificate, PEM")
 	flags.StringVar(&a.remote.Key, "key", "", "with --server: its key, PEM")
 	for _, name := range []string{"token-file", "ca", "cert", "key"} {

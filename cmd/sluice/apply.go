@@ -29,12 +29,12 @@ func newApply(a *app) *cobra.Command {
 		Use:     "apply FILE",
 		GroupID: "gateway",
 		Short:   "Put a configuration in force in the running daemon",
-		Long: `Send a configuration to the running daemon, which puts all of it in force or
-nothing. It is kept over restarts, on top of the daemon's own file: 'sluice config
-diff' shows the difference, 'sluice config revert' takes it back.
+		Long: `Send a configuration to the running daemon, which applies all of it or nothing.
+The change survives restarts and does not modify the daemon's own file: 'sluice
+config diff' shows the difference, 'sluice config revert' undoes it.
 
-With --confirm the change is taken back after that time, unless 'sluice config
-confirm' comes: whoever cuts off the own connection by a change gets it back.`,
+With --confirm the daemon undoes the change after that time unless 'sluice config
+confirm' is run. So a change that cuts your own connection is undone by itself.`,
 		Example:           "  sluice apply lb-dnat.yaml\n  sluice apply new.yaml --confirm 60s && sluice config confirm",
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,

@@ -40,7 +40,7 @@ func newBench(a *app) *cobra.Command {
 		Use:     "bench [SUITE]",
 		GroupID: "measure",
 		Short:   "Measure datapaths side by side and compare with published figures",
-		Long: "bench builds a network of namespaces, sets up each row of the suite (reference programs, peers,\n" +
+		Long: "bench builds a network of namespaces, sets up each row of the suite (reference programs, other products,\n" +
 			"Sluice's datapaths), loads it and prints medians of interleaved repetitions. Without a suite it\n" +
 			"lists them. Where CPU time is measured, the redirect-only loop runs beside each row on the same CPU,\n" +
 			"and what is compared is the quotient. nf_conntrack_max of the host is raised where a row needs it, and\n" +

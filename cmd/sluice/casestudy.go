@@ -28,9 +28,9 @@ func newCaseStudy(a *app) *cobra.Command {
 	var o casestudy.Options
 	cmd := &cobra.Command{
 		Use:   "case-study",
-		Short: "Play the collapse of a NAT gateway, its diagnosis and its cure",
+		Short: "Overload a NAT gateway, diagnose it, repair it and measure",
 		Args:  noArgs,
-		Long: "Case-study puts a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
+		Long: "Case-study runs a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
 			"the cause, cures it with sluice tune, and measures again; at last the table is small again and the\n" +
 			"eBPF datapath translates, which makes no entry in it.\n\n" +

@@ -15,8 +15,8 @@ func newConfig(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "config",
 		GroupID: "gateway",
-		Short:   "The configuration: its form, run-time changes, history",
-		Long: `The configuration in force is the daemon's file, and on top of it what was
+		Short:   "The configuration: schema, changes at run time, history",
+		Long: `The configuration in force is the daemon's file, merged with what was
 changed at run time by 'sluice apply', 'sluice backend' or the API. These changes
 are kept over restarts. A changed file is merged with them; where both changed the
 same value, nothing is applied, and the conflict is named.`,

@@ -116,7 +116,7 @@ func newConfigRevert(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revert REVISION | --all",
 		Short: "Go back to an earlier revision, or to the daemon's file",
-		Long: `Revert puts in force what was in force after a revision of 'sluice config history'.
+		Long: `Revert applies the configuration that was in force after a revision of 'sluice config history'.
 With --all it drops everything that was changed at run time. Either is a new revision,
 which can be reverted too.`,
 		Example: "  sluice config revert 12\n  sluice config revert --all",
@@ -152,7 +152,7 @@ func newConfigConfirm(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "confirm",
 		Short:   "Keep the change of 'sluice apply --confirm'",
-		Long:    "Confirm keeps a change that would be taken back otherwise. Until then other changes are refused, and a\nchanged file waits.",
+		Long:    "Confirm keeps a change of 'sluice apply --confirm' that the daemon would undo otherwise. Until then other\nchanges are refused, and a changed file is read afterwards.",
 		Example: "  sluice apply new.yaml --confirm 60s && sluice config confirm",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -176,7 +176,7 @@ func newConfigSave(a *app) *cobra.Command {
 		Use:   "save",
 		Short: "Write the configuration in force into the daemon's file",
 		Long: `Save replaces the daemon's file by the configuration in force, in full and without
-comments. The states of backends ('sluice backend') stay what they are; no file has them.`,
+comments. The states of backends ('sluice backend') do not change; they are not part of the file.`,
 		Example: "  sluice config save",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

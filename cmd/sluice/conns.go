@@ -50,11 +50,11 @@ func newConns(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "conns",
 		GroupID: "diagnosis",
-		Short:   "Show who fills the connection table, what can go, when it is full",
+		Short:   "Show who fills the connection table, and when it is full",
 		Long: `Reads the kernel's connection table of every network namespace in one pass and
-adds it up: fill (all entries, and those that nothing makes room for), growth and
-time to full, states, the largest sources and services, the occupancy of each SNAT
-address towards each destination, and what to free first.
+prints sums: fill (all entries, and those that the kernel does not evict), growth
+and time to full, states, the largest sources and services, the occupancy of each SNAT
+address towards each destination, and what to delete first.
 
 HELD counts entries that are assured and not closing. The kernel evicts the others
 by itself when the table is full, so that a table full of them is no outage.`,
@@ -70,9 +70,9 @@ by itself when the table is full, so that a table full of them is no outage.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.by, "by", "", "group by "+strings.Join(connsKeys, ", ")+" (default: an overview)")
 	flags.IntVar(&f.top, "top", 10, "rows of each ranking; 0 for all")
-	flags.DurationVar(&f.window, "window", time.Second, "time between the two looks that give growth and drops")
+	flags.DurationVar(&f.window, "window", time.Second, "time between the two readings that growth and drops are computed from")
 	flags.BoolVar(&f.list, "list", false, "print every connection instead of sums, as it is read")
-	flags.BoolVar(&f.check, "check", false, "exit with 1 when a table is held by 75 %, with 2 by 90 %, or when it dropped in the window")
+	flags.BoolVar(&f.check, "check", false, "exit with 1 when 75 % of a table is held, with 2 when 90 % is, or when it dropped packets in the window")
 	flags.Uint32Var(&f.pool, "pool", capacity.MasqueradePorts, "ports that SNAT may use on one address")
 	for _, sums := range []string{"by", "top", "window", "check", "pool"} {
 		cmd.MarkFlagsMutuallyExclusive("list", sums)
@@ -384,9 +384,9 @@ func newConnsDelete(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete",
 		Short: "Remove the connections that the filters choose",
-		Long: `Removes entries from the kernel's connection table. The connections that they
-stand for are cut when they were translated: their packets no longer find the way.
-Without --yes it only counts what would go. At least one filter is needed.`,
+		Long: `Removes entries from the kernel's connection table. Translated connections of these
+entries break, because their packets are no longer translated. Without --yes it only
+counts the entries. At least one filter is needed.`,
 		Example: "  sluice conns delete --src 10.0.0.7\n" +
 			"  sluice conns delete --src 10.0.0.7 --yes",
 		Args: noArgs,

@@ -24,8 +24,8 @@ func newDemo(a *app) *cobra.Command {
 		Short:   "Show the gateway at work on real traffic, in under two minutes",
 		GroupID: "measure",
 		Long: "Demo builds a lab of network namespaces, runs this program as the gateway with the example\n" +
-			"configurations, sends thousands of requests through, kills a server, the daemon and a few\n" +
-			"expectations, and says which promises were kept. The exit code is 1 when one was broken.\n" +
+			"configurations, sends thousands of requests through it, kills a server and the daemon, and\n" +
+			"reports which checks passed. The exit code is 1 when one failed.\n" +
 			"Nothing is left behind, not even after Ctrl-C. Needs root.",
 		Example: "  sluice demo\n  sluice demo --json > demo.json",
 		Args:    noArgs,

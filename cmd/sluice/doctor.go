@@ -40,7 +40,7 @@ func newDoctor(a *app) *cobra.Command {
 			"its evidence and remedy, and concludes with the causes in the order in which to act on them.\n" +
 			"It changes nothing; sluice tune does.\n\n" +
 			"Exit code: 2 when something is critical, 1 with warnings, else 0; 4 when nothing was found but too\n" +
-			"many checks could not look, 3 when the examination itself failed or was interrupted, and 64 for\n" +
+			"many checks could not read what they need, 3 when the examination itself failed or was interrupted, and 64 for\n" +
 			"mistakes in the command line.",
 		Example: "  sluice doctor\n" +
 			"  sluice doctor --netns office --seconds 10\n" +

@@ -33,15 +33,16 @@ backend, the packet as it leaves, the next hop, and why. Nothing is sent.
 The eBPF datapath runs the packet through its program, which changes nothing. For
 the nftables datapath the packet is replayed in a network namespace of its own,
 with the host's interfaces, addresses, routes and the rules in force: the answer
-names every rule that the packet met. A connection that is tracked already is
-taken along. Where both carry something, eBPF meets the packet first.
+names every rule that the packet met. If the kernel already tracks the
+connection, the replay has that entry too. If both datapaths carry something, the
+packet meets eBPF first.
 
 With --host all rules of this network namespace are replayed instead, of nftables,
-iptables-nft and iptables-legacy, whoever made them. This needs root and no daemon,
-and is what explain does where none answers (as root, without --socket).
+iptables-nft and iptables-legacy, of all programs. This needs root and no daemon.
+Explain does it by itself when no daemon answers (as root, without --socket).
 
-PROTO is a name or a number; one without ports (esp, gre, 41) takes addresses alone.
-Of icmp and icmpv6, which mean a ping, the source's port is the identifier.`,
+PROTO is a name or a number. Protocols without ports (esp, gre, 41) take addresses
+only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0\n  sluice explain esp 10.0.2.2 198.51.100.7",
 		Args:    exactly("protocol", "source", "destination"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -86,7 +86,7 @@ func newMonitor(d *daemon) *health.Monitor {
 			d.engine.Kick()
 		}
 	}, OnLack: func(lack string) {
-		d.log.Warn("checks tell nothing of backends, whose states stay", "lack", lack)
+		d.log.Warn("health checks cannot run; keeping the last known states", "cause", lack)
 	}})
 }
 

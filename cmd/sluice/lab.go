@@ -21,7 +21,7 @@ import (
 func newLab(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "lab",
-		Short:   "Build a network of namespaces to play in",
+		Short:   "Build a network of namespaces for experiments",
 		GroupID: "measure",
 		Long: "Lab builds a small network out of network namespaces: clients, gateways and servers, which\n" +
 			"answer HTTP, DNS and echo. It leaves the rest of the machine alone and is removed without a\n" +
@@ -175,7 +175,7 @@ func newLabDown(a *app) *cobra.Command {
 		Use:   "down [LAB | --all]",
 		Short: "Remove a network and end what runs in it",
 		Long: "Down ends the processes inside the lab's namespaces and removes the lab. LAB is an id, or the\n" +
-			"name of a topology that is up once. Without it, the only lab of yours is meant; with --all,\n" +
+			"name of a topology that is up once. Without it, your only lab is meant; with --all,\n" +
 			"every lab except those that another running program uses.",
 		Example:           "  sluice lab down 3fa9c1\n  sluice lab down --all",
 		ValidArgsFunction: completeLabs,

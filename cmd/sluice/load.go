@@ -31,7 +31,7 @@ func newLoad(a *app) *cobra.Command {
 			"A place is written NODE/INTERFACE or LAB/NODE/INTERFACE; an interface alone means the namespace\n" +
 			"that the command runs in. On veth links one CPU carries the whole way of a packet: sender, gateway\n" +
 			"and far end. That is what \"per CPU\" means here.\n\n" +
-			"It exits 1, after the summary, when nothing at all got through.",
+			"It exits with 1, after the summary, when no packet arrived.",
 	}
 	cmd.AddCommand(newLoadPackets(a), newLoadFlows(a), newLoadHTTP(a))
 	return cmd

@@ -40,7 +40,7 @@ func newLoadFlows(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flows --from PLACE --source RANGE --dest ADDRESS:PORT --to PLACE",
 		Short: "Make whole TCP connections with an HTTP request and response each",
-		Long: "flows has XDP programs at both ends answer each packet with the next one: no TCP stack, and nearly all the\n" +
+		Long: "flows runs XDP programs at both ends that answer each packet with the next one: no TCP stack, and nearly all the\n" +
 			"CPU is the gateway's. What is lost is sent again by a timer. With --rate the schedule is held whatever the\n" +
 			"gateway does, and a slow gateway shows as latency; latency counts from when a connection was due.",
 		Example: "  sluice lab up balancer\n" +

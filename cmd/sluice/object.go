@@ -66,7 +66,7 @@ func (k objectKind) command(a *app, cmd *cobra.Command) *cobra.Command {
 		k.changing(a, "patch", &cobra.Command{
 			Use:     "set " + names + " KEY=VALUE... | -",
 			Short:   "Change keys of a " + k.word,
-			Long:    "Set changes keys of a " + k.word + "; the others stay. VALUE is YAML; null takes a key away. - reads the\nkeys as YAML or JSON from standard input.",
+			Long:    "Set changes keys of a " + k.word + "; the other keys stay. VALUE is YAML; null removes a key. - reads the\nkeys as YAML or JSON from standard input.",
 			Example: "  sluice " + word + " set " + k.example[1],
 		}),
 		k.changing(a, "remove", &cobra.Command{
@@ -191,8 +191,8 @@ func (k objectKind) listing(a *app, word string) *cobra.Command {
 	}
 	return &cobra.Command{
 		Use:     use,
-		Short:   "List the " + k.word + "s as they stand in the configuration",
-		Long:    "List prints the " + k.word + "s of the configuration in force, one a line, as YAML. 'sluice show' prints\nwhat they do.",
+		Short:   "List the " + k.word + "s of the configuration in force",
+		Long:    "List prints the " + k.word + "s of the configuration in force, one a line, as YAML. 'sluice show' prints\ntheir state and counters.",
 		Example: example,
 		Args:    args,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -252,19 +252,19 @@ func newSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "set",
 		GroupID: "gateway",
-		Short:   "Add to and take from the firewall sets of the running daemon",
+		Short:   "Add and remove elements of firewall sets of the running daemon",
 		Long: "Sets hold addresses and prefixes, which services and firewall rules name in allow, deny and\n" +
 			"\"@NAME\". Each change is applied as a whole or not at all, and kept over restarts.",
 		Example: "  sluice set add banned 198.51.100.0/24 2001:db8:bad::/48\n  sluice set rm banned 198.51.100.0/24\n  sluice set list",
 	}
 	add := &cobra.Command{
-		Use: "add SET [ELEMENT...]", Short: "Add elements to a set, which is made where there is none",
-		Long:    "Add adds addresses and prefixes to a set. Where there is no set of that name, it is made.",
+		Use: "add SET [ELEMENT...]", Short: "Add elements to a set, and create the set if it does not exist",
+		Long:    "Add adds addresses and prefixes to a set. If there is no set of that name, it is created.",
 		Example: "  sluice set add banned 198.51.100.7 203.0.113.0/24",
 	}
 	rm := &cobra.Command{
 		Use: "rm SET [ELEMENT...]", Short: "Remove elements of a set, or all of it",
-		Long:    "Rm removes addresses and prefixes of a set; without any it removes the set.",
+		Long:    "Rm removes addresses and prefixes from a set; without elements it removes the set.",
 		Example: "  sluice set rm banned 198.51.100.7\n  sluice set rm banned",
 	}
 	for _, sub := range []*cobra.Command{add, rm} {

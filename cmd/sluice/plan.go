@@ -34,7 +34,7 @@ func newPlan(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "plan",
 		GroupID: "diagnosis",
-		Short:   "Plan a gateway for a load, or tell what a host can carry",
+		Short:   "Plan a gateway for a load, or compute what load a host can carry",
 		Long: `Computes what a load needs: tracked connections, hash buckets and bytes, ports and
 public addresses, port blocks, cores for the packets, bandwidth of each client;
 and with --reverse what a host of that memory and those cores can carry.
@@ -64,7 +64,7 @@ The load comes from flags or from a YAML file:
 	flags.Float64Var(&f.load.Headroom, "headroom", 0, "factor on the entries (default 2)")
 	flags.Var(&f.load.Bandwidth, "bandwidth", "of the line, in one direction: 100Mbit, 10Gbit")
 	flags.IntVar(&f.load.Frame, "frame", 0, "mean length of frames in bytes (default 512)")
-	flags.IntVar(&f.load.Rules, "rules", 0, "rules that each packet walks past")
+	flags.IntVar(&f.load.Rules, "rules", 0, "rules that each packet is compared with")
 	flags.Uint64Var(&f.load.BusiestDestination, "busiest-destination", 0, "connections to the busiest address and port (default all)")
 	flags.BoolVar(&f.load.EndpointIndependent, "endpoint-independent", false, "a mapping keeps its port for every destination (RFC 4787)")
 	flags.Uint64Var(&f.load.PublicAddresses, "public-addresses", 0, "public addresses that exist")
@@ -73,7 +73,7 @@ The load comes from flags or from a YAML file:
 	flags.BoolVar(&f.load.Helper, "helper", false, "a helper such as FTP watches the connections")
 	flags.Var(&f.load.Host.Memory, "memory", "of the host: 512MiB, 4GiB")
 	flags.IntVar(&f.load.Host.Cores, "cores", 0, "of the host")
-	flags.BoolVar(&f.reverse, "reverse", false, "tell what the host can carry")
+	flags.BoolVar(&f.reverse, "reverse", false, "compute what load the host can carry")
 	flags.Uint64Var(&f.habits.Connections, "connections", 0, "connections of each client, for --reverse")
 	flags.DurationVar(&f.habits.Lifetime, "lifetime", 0, "of a connection, for --reverse")
 	flags.DurationVar(&f.habits.Linger, "linger", 0, "of the entry after the last packet, for --reverse (default 2m)")

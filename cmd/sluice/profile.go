@@ -32,7 +32,7 @@ func newProfile(a *app) *cobra.Command {
 		Short:   "Show where the network stack spends CPU time",
 		GroupID: "diagnosis",
 		Args:    noArgs,
-		Long: "Profile looks at every CPU about 1,000 times a second and sorts what it sees into the phases of\n" +
+		Long: "Profile samples every CPU about 1,000 times a second and sorts the samples by the phases of\n" +
 			"the network stack: receive, conntrack lookup, NAT, rules, routing and so on, in percent of all\n" +
 			"CPUs and in microseconds for each packet. It needs neither perf nor debug symbols.",
 		Example: "  sluice profile --seconds 10\n" +

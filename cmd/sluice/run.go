@@ -36,23 +36,23 @@ func newRun(a *app) *cobra.Command {
 		Use:     "run -c FILE",
 		GroupID: "gateway",
 		Short:   "Run the gateway in the foreground",
-		Long: `Apply a configuration, check the backends, watch the file and answer the other
-commands, in the foreground.
+		Long: `Run in the foreground: apply a configuration, check the backends, watch the file
+and serve the other commands.
 
 SIGHUP and a change of the file reload it; a file with errors changes nothing.
-What apply, backend and config have changed stands on top of the file, and is
-there again after a restart; 'sluice config diff' shows it.
-SIGTERM and Ctrl-C end the daemon and leave the host as it was found; with
---keep the rules stay in the kernel and traffic goes on. After kill -9 the rules
-stay too, and the next start adopts them without a gap.
+Changes made by apply, backend and config are merged with the file and survive a
+restart; 'sluice config diff' shows them.
+SIGTERM and Ctrl-C end the daemon and restore the host; with --keep the rules stay
+in the kernel and traffic continues. After kill -9 the rules stay too, and the
+next start takes them over without an interruption.
 
-With --listen the daemon answers over TCP too, Prometheus and 'sluice show
---server', and there only clients that prove who they are: by a certificate that
-the CA of --client-ca has signed, by a token of --token-file, or by both where
-both are named. They may read everything, and change nothing without
---listen-changes. Without --tls-cert and --tls-key it listens on loopback
-addresses alone. Files that change are in force with the next request; while they
-are broken, those of before stay. The socket is as it is without --listen.`,
+With --listen the daemon also listens on TCP, for Prometheus and 'sluice show
+--server'. It serves only clients that authenticate there: by a certificate signed
+by the CA of --client-ca, by a token of --token-file, or by both if both are
+given. They may read everything, and change something only with --listen-changes.
+Without --tls-cert and --tls-key it listens on loopback addresses only. A changed
+file takes effect with the next request; if it has an error, the previous content
+stays in force. --listen does not change who may use the socket.`,
 		Example: `  sluice run -c /etc/sluice/sluice.yaml
   ip netns exec gateway sluice run -c lb-dnat.yaml
   sluice run -c sluice.yaml --listen 127.0.0.1:9443 --token-file token
@@ -78,12 +78,12 @@ are broken, those of before stay. The socket is as it is without --listen.`,
 	flags.StringVarP(&d.file, "config", "c", "", "configuration file")
 	flags.BoolVar(&d.keep, "keep", false, "leave the rules in the kernel at the end")
 	flags.BoolVar(&d.verbose, "verbose", false, "log every change of every object")
-	flags.StringVar(&d.tcpOpt.Address, "listen", "", "answer over TCP too, at ADDRESS:PORT, :PORT for all addresses")
-	flags.StringVar(&d.tcpOpt.Files.Cert, "tls-cert", "", "with --listen: the daemon's certificate and those that lead to its CA, PEM")
-	flags.StringVar(&d.tcpOpt.Files.Key, "tls-key", "", "with --listen: its key, PEM")
-	flags.StringVar(&d.tcpOpt.Files.ClientCA, "client-ca", "", "with --listen: who signs the certificates that clients have to show, PEM")
-	flags.StringVar(&d.tcpOpt.Files.Tokens, "token-file", "", "with --listen: file of tokens, of which clients have to send one")
-	flags.BoolVar(&d.tcpOpt.Changes, "listen-changes", false, "with --listen: let these clients change and stop the gateway too")
+	flags.StringVar(&d.tcpOpt.Address, "listen", "", "listen on TCP too, at ADDRESS:PORT, or :PORT for all addresses")
+	flags.StringVar(&d.tcpOpt.Files.Cert, "tls-cert", "", "with --listen: the daemon's certificate and its chain to the CA, PEM")
+	flags.StringVar(&d.tcpOpt.Files.Key, "tls-key", "", "with --listen: key of that certificate, PEM")
+	flags.StringVar(&d.tcpOpt.Files.ClientCA, "client-ca", "", "with --listen: CA of the certificates that clients must present, PEM")
+	flags.StringVar(&d.tcpOpt.Files.Tokens, "token-file", "", "with --listen: file of tokens; clients must send one of them")
+	flags.BoolVar(&d.tcpOpt.Changes, "listen-changes", false, "with --listen: clients over TCP may also change and stop the gateway")
 	for _, name := range []string{"tls-cert", "tls-key", "client-ca", "token-file"} {
 		_ = cmd.MarkFlagFilename(name)
 	}

@@ -25,7 +25,7 @@ func newShow(a *app) *cobra.Command {
 		Use:     "show",
 		GroupID: "gateway",
 		Short:   "Show what is in force: services, backends, NAT rules, flows",
-		Long:    "Show the running gateway. Without an argument: the daemon at a glance.",
+		Long:    "Show the running gateway. Without an argument it prints an overview.",
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,7 +48,7 @@ func newShow(a *app) *cobra.Command {
 	sub("interfaces", "Interfaces, and the hooks of the eBPF datapath there", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Interfaces, writeInterfaces)
 	})
-	sub("addresses", "Addresses of services and pools, and who answers for them", func(ctx context.Context) error {
+	sub("addresses", "Addresses of services and pools, and which host answers for them", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Addresses, writeAddresses)
 	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {

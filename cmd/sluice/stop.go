@@ -25,8 +25,8 @@ func newStop(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "stop",
 		GroupID: "gateway",
-		Short:   "End the running daemon and leave the host as it was found",
-		Long: `End the running daemon and leave the host as it was found.
+		Short:   "End the running daemon and restore the host",
+		Long: `End the running daemon and remove everything that it added to the host.
 
 With --force, rules and flows that a daemon left behind are removed too, when
 none runs: after kill -9, after --keep, or when a new version refuses the tables
@@ -133,11 +133,11 @@ func newBackend(a *app) *cobra.Command {
 		GroupID: "gateway",
 		Short:   "Take a backend out of a service or back in; add, change, remove",
 		Long: `Override the state of one backend in the running daemon: drain sends it no new
-flows and keeps those it has, down gives up on it, up uses it whatever its check
-says, auto gives it back to configuration and check.
+flows and keeps those it has, down ends its flows too, up uses it whatever its
+check says, auto returns to the configuration and the check.
 
-The subcommands change which backends there are: applied as a whole or not at all,
-answered when the kernel has them, and kept over restarts.`,
+The subcommands add, change and remove backends. Each change is applied as a whole
+or not at all, and survives restarts; the command ends when the kernel has it.`,
 		Example:           "  sluice backend web a drain\n  sluice backend web a auto\n  sluice backend add web d address=10.0.2.5 port=8080",
 		Args:              exactly("service", "backend", "state"),
 		ValidArgsFunction: a.completeBackend,

@@ -27,9 +27,9 @@ func newTop(a *app) *cobra.Command {
 		GroupID: "diagnosis",
 		Short:   "Watch the connection table, ports, drops and CPU in the terminal",
 		Long: `Shows how full the connection table is and when it overflows, new connections,
-drops, the hottest CPU and what is short, above pages of sources, destinations,
+drops, the busiest CPU and the scarcest resource, above pages of sources, destinations,
 services and backends, SNAT ports, states, drops by cause, CPU phases and network
-namespaces. Enter goes into a row, '?' shows the keys.
+namespaces. Enter opens a row, '?' shows the keys.
 
 It only reads, and costs at most about 5 % of one core: a table of a million
 connections is read about once a minute from six cores on, every three minutes with two.
@@ -60,7 +60,7 @@ NO_COLOR is honoured.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&once, "once", false, "print one picture and stop; with --json everything that the pages show")
+	flags.BoolVar(&once, "once", false, "print once and stop; with --json everything that the pages show")
 	flags.StringSliceVar(&netns, "netns", nil, "network namespaces: names, paths, 'host' or 'all' (default all)")
 	flags.IntVar(&rows, "rows", 20, "rows of each ranking with --once --json")
 	offerFrom(cmd, "netns", namespaces)

@@ -42,8 +42,8 @@ func newTune(a *app) *cobra.Command {
 		Short:   "Set the kernel's limits and timeouts for a role, with rollback",
 		Long: `Computes kernel settings for a profile or a planned load, shows each value now and
 then with its memory and risk, writes them, reads them back, and watches the drop
-counters for a trial. If drops rise, or the terminal is lost, everything is taken
-back. Values that passed are kept in /etc/sysctl.d for the next boot.
+counters for a trial time. If drops rise, or the terminal is lost, everything is
+undone. Values that passed are kept in /etc/sysctl.d for the next boot.
 
 Profiles (default: chosen by whether the host forwards):
 ` + about + `
@@ -61,7 +61,7 @@ Sizes are never lowered. Timeouts below the floors of the RFCs are refused witho
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.load, "for-load", "", "size for the load in this YAML file (see 'sluice plan')")
-	flags.StringArrayVar(&f.set, "set", nil, "KEY=VALUE instead of, or beside, the profile's")
+	flags.StringArrayVar(&f.set, "set", nil, "KEY=VALUE that replaces, or is added to, those of the profile")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "show what would change and stop")
 	flags.BoolVar(&f.force, "force", false, "accept timeouts below the floors of the RFCs, and limits below what is in use")
 	flags.DurationVar(&f.trial, "trial", 10*time.Second, "how long drops are watched before the values are kept; 0 for no trial")
@@ -332,7 +332,7 @@ func writeTuneStatus(w io.Writer, list []tunedEntry) error {
 func newTuneRollback(a *app, f *tuneFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback",
-		Short: "Take back the latest run, or all of them",
+		Short: "Undo the latest run, or all of them",
 		Long: `Writes back every value that was there before, last one first, and restores or
 removes the file in /etc/sysctl.d. A value that someone else changed in the
 meantime is left alone and named.`,
@@ -365,6 +365,6 @@ meantime is left alone and named.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&f.all, "all", false, "take back every run that is in force, newest first")
+	cmd.Flags().BoolVar(&f.all, "all", false, "undo every run that is in force, newest first")
 	return cmd
 }
