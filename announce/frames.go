@@ -24,7 +24,7 @@ var (
 	allNodes  = netip.MustParseAddr("ff02::1")
 )
 
-// probeFrame asks whether anybody has an address: an ARP probe (RFC 5227 §2.1.1) or a
+// probeFrame asks which station has an address: an ARP probe (RFC 5227 §2.1.1) or a
 // neighbour solicitation from the unspecified address (RFC 4862 §5.4.2).
 func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 	src := packet.MAC(mac)
@@ -38,7 +38,7 @@ func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 		&packet.ICMP{V6: true, Type: solicitation}, &packet.Data{Bytes: a.AsSlice()}}.Build()
 }
 
-// announceFrame tells everybody that a station has an address now: an ARP announcement
+// announceFrame announces that a station has an address: an ARP announcement
 // (RFC 5227 §2.3) or an unsolicited neighbour advertisement (RFC 4861 §7.2.6).
 func announceFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
 	src := packet.MAC(mac)

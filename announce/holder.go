@@ -25,15 +25,15 @@ import (
 const (
 	announceTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
 	announceEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
-	// askAgain is after how long it is tried again to take what another station had.
-	// Up to as much again is added at random: two that lose an address at once must not
-	// ask for it at once for ever (RFC 5227 §2.1.1).
+	// askAgain is the time until the next attempt to take an address that another station had. Up to
+	// the same time again is added at random, so that two gateways do not probe at the same time
+	// again and again (RFC 5227 §2.1.1).
 	askAgain = 5 * time.Second
 )
 
 // Options of a holder.
 type Options struct {
-	// StateDir is where it writes down what it holds.
+	// StateDir is the directory of its record of held addresses.
 	StateDir string
 	Log      *slog.Logger // nil: slog.Default()
 }
@@ -45,11 +45,11 @@ type Holder struct {
 	kicked chan struct{}
 
 	work   sync.Mutex            // held while the kernel's addresses are changed; protects what follows
-	record map[key]string        // what is on interfaces, or is about to be, with their names
-	up     map[int]bool          // interfaces that had a carrier at the last look
+	record map[key]string        // addresses on interfaces, or about to be added, with the interface names
+	up     map[int]bool          // interfaces that had a carrier when last read
 	sure   map[key]bool          // probed since the interface's carrier came
 	was    map[netip.Addr]string // wanted addresses that were the host's own, with their interfaces
-	told   map[netip.Addr]bool   // lost ones that the log names
+	told   map[netip.Addr]bool   // lost addresses that were logged
 	ended  bool
 
 	mu      sync.Mutex // protects what follows
@@ -59,21 +59,21 @@ type Holder struct {
 	news    []news
 }
 
-// foreign is what another station was found to have.
+// foreign is an address that another station has.
 type foreign struct {
 	mac   string
-	again time.Time // when it is asked for again
+	again time.Time // time of the next probe
 }
 
-// news is what is still to be announced.
+// news is an announcement that is still to be sent.
 type news struct {
 	key
 	left int
 	due  time.Time
 }
 
-// New returns a holder of nothing. What an earlier process left on interfaces is adopted,
-// or given back, when it knows what is wanted.
+// New returns a Holder without addresses. After the first Set it adopts the addresses that an earlier
+// process left on interfaces, or removes them.
 func New(opt Options) (*Holder, error) {
 	opt.Log = cmp.Or(opt.Log, slog.Default())
 	record, err := readRecord(opt.StateDir)
@@ -93,8 +93,8 @@ func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 	return h.change(list), statuses(list), nil
 }
 
-// Set says which addresses are wanted. It returns what will change; that happens in the
-// background, for looking for duplicates takes a while.
+// Set sets which addresses are wanted, and returns what will change. The change happens in the
+// background, because duplicate address detection takes time.
 func (h *Holder) Set(wants []Want) (*datapath.Change, error) {
 	change, err := h.settle(wants)
 	h.Kick()
@@ -120,8 +120,8 @@ func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
 	return change, nil
 }
 
-// place places what is wanted, and remembers what is the host's own: its owner may take it
-// away, and whoever has it then is not Sluice. h.work is held.
+// place decides about every wanted address, and remembers those that are the host's own. If their owner
+// removes one later, Sluice does not take it. h.work is held.
 func (h *Holder) place(wants []Want, v view) []placed {
 	v.was = h.was
 	list := place(wants, v)
@@ -138,7 +138,7 @@ func (h *Holder) place(wants []Want, v view) []placed {
 	return list
 }
 
-// Kick makes the holder look at the host again. It never blocks.
+// Kick makes the holder read the host again. It never blocks.
 func (h *Holder) Kick() {
 	select {
 	case h.kicked <- struct{}{}:
@@ -162,7 +162,7 @@ func statuses(list []placed) []Status {
 	return collapse(out)
 }
 
-// Release gives everything back and ends the holder; with keep it leaves everything.
+// Release removes all held addresses and ends the holder; with keep it leaves them.
 func (h *Holder) Release(keep bool) error {
 	h.work.Lock()
 	defer h.work.Unlock()
@@ -181,7 +181,7 @@ func (h *Holder) keys() map[key]bool {
 	return keys
 }
 
-// change compares what is to be held with what is.
+// change compares the addresses to be held with those that are held.
 func (h *Holder) change(list []placed) *datapath.Change {
 	c := &datapath.Change{Datapath: "addresses"}
 	want := map[key]bool{}
@@ -210,7 +210,7 @@ func (h *Holder) change(list []placed) *datapath.Change {
 	return c
 }
 
-// show makes the list the one that is told. h.work and h.mu are held.
+// show makes the list the one that Statuses returns. h.work and h.mu are held.
 func (h *Holder) show(list []placed) {
 	for i := range list {
 		p := &list[i]
@@ -228,8 +228,8 @@ func (h *Holder) show(list []placed) {
 	h.list = list
 }
 
-// Run holds until the context ends. It leaves what is held on the interfaces: Release
-// gives it back.
+// Run holds the addresses until the context ends, and leaves them on the interfaces. Release removes
+// them.
 func (h *Holder) Run(ctx context.Context) {
 	said := ""
 	for {
@@ -255,8 +255,8 @@ func (h *Holder) Run(ctx context.Context) {
 	}
 }
 
-// step brings the host to where it is to be and returns after how long there is more to
-// do, 0 for when something changes.
+// step changes the host as wanted, and returns after how long there is more to do; 0: only when
+// something changes.
 func (h *Holder) step(now time.Time) (time.Duration, error) {
 	h.work.Lock()
 	defer h.work.Unlock()
@@ -300,8 +300,8 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	return h.next(), errors.Join(errs...)
 }
 
-// look notes which interfaces have a carrier. Where it has come back, another station may
-// have taken an address in the meantime.
+// look reads which interfaces have a carrier. While an interface had none, another station may have taken
+// an address.
 func (h *Holder) look(host *host) {
 	for _, n := range host.networks {
 		if before, known := h.up[n.ifindex]; known && !before && n.carrier {
@@ -315,21 +315,21 @@ func (h *Holder) look(host *host) {
 	}
 }
 
-// has reports whether an address is held and on its interface.
+// has reports whether an address is recorded as held and on its interface.
 func (h *Holder) has(k key, host *host) bool {
 	_, ours := h.record[k]
 	return ours && slices.ContainsFunc(host.addresses, func(a address) bool { return a.index == k.ifindex && a.at == k.at && !a.failed })
 }
 
-// lost reports whether an address that is not to be held now is to be given back: one
-// whose interface has only lost its carrier stays.
+// lost reports whether an address that is not to be held now is to be removed. It stays if its interface
+// has only lost its carrier.
 func (h *Holder) lost(k key, list []placed) bool {
 	return !slices.ContainsFunc(list, func(p placed) bool {
 		return p.First == k.at && p.State == Absent && p.Interface == h.record[k] && p.Why == noCarrier
 	})
 }
 
-// take asks for addresses on an interface and holds those that nobody has.
+// take probes for addresses on an interface and holds those that no other station has.
 func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 	taken, err := probe(s, addresses, host.macs)
 	if err != nil {
@@ -355,7 +355,7 @@ func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 	return errors.Join(append(errs, h.hold(host, s, free))...)
 }
 
-// hold puts addresses that nobody has on an interface.
+// hold adds addresses that no station has to an interface.
 func (h *Holder) hold(host *host, s station, free []key) error {
 	fresh := slices.DeleteFunc(slices.Clone(free), func(k key) bool { return h.has(k, host) })
 	for _, k := range fresh {
@@ -369,7 +369,7 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	var errs []error
 	for _, k := range fresh {
 		if err := add(k); err != nil {
-			if delete(h.record, k); !errors.Is(err, unix.EEXIST) { // somebody else was faster: the next look shows it
+			if delete(h.record, k); !errors.Is(err, unix.EEXIST) { // another program added it first: the next read shows it
 				errs = append(errs, fmt.Errorf("address %s on interface %s: %w", k.at, s.name, err))
 			}
 			continue
@@ -387,7 +387,7 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	return errors.Join(append(errs, writeRecord(h.opt.StateDir, h.record))...)
 }
 
-// announce tells the network of what is held.
+// announce sends the announcements that are due.
 func (h *Holder) announce(host *host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -414,14 +414,14 @@ func (h *Holder) announce(host *host) {
 			wires[n.ifindex] = w
 		}
 		router := n.at.Is6() && kernel.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
-		// What is lost is sent again, and stations that missed all ask by themselves in the end.
+		// Each announcement is sent several times; a station that missed all of them asks in the end.
 		_ = wires[n.ifindex].send(announceFrame(s.mac, n.at, router))
 		n.left, n.due = n.left-1, now.Add(announceEach)
 	}
 	h.news = slices.DeleteFunc(h.news, func(n news) bool { return n.left == 0 })
 }
 
-// next is after how long there is something to announce or to ask for again.
+// next returns the time until the next announcement or probe.
 func (h *Holder) next() time.Duration {
 	var first time.Time
 	sooner := func(t time.Time) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package announce holds addresses on the host's interfaces: those of services and
-// pools that lie in a connected network, where stations ask for them by ARP or
-// neighbour discovery and nobody else answers. It looks for duplicates before it takes
-// one, tells the network that it has it, writes down what it took, and gives it back.
+// Package announce adds addresses of services and pools to the host's interfaces, so that the host
+// answers ARP and neighbour discovery for them. It does so for addresses in a connected network that no
+// other station has. It runs duplicate address detection first, announces the address, keeps a record
+// of what it added, and removes it at the end.
 package announce
 
 import (
@@ -17,7 +17,7 @@ import (
 // interface's addresses is searched from end to end.
 const MaxHeld = 1024
 
-// Want is a range of addresses that a service or a rule needs packets for to come here.
+// Want is a range of addresses of a service or rule: packets to them must reach this host.
 type Want struct {
 	First, Last netip.Addr
 	// Owner is "service NAME" or "nat NAME".
@@ -35,14 +35,14 @@ type State string
 const (
 	Held    State = "held"    // on an interface, put there by Sluice
 	Probing State = "probing" // about to be held: duplicates are looked for
-	Own     State = "own"     // the host's already, by somebody else's doing
+	Own     State = "own"     // the host's already; another program added it
 	Routed  State = "routed"  // in no connected network: routers send it here
-	Lost    State = "lost"    // was the host's by somebody else's doing, who took it away: never held
+	Lost    State = "lost"    // was Own, and the other program removed it: never held
 	Foreign State = "foreign" // another station answers for it
 	Absent  State = "absent"  // in a connected network, and nobody answers for it; Why says why it is not held
 )
 
-// Status is what became of a range of addresses.
+// Status is the state of a range of addresses.
 type Status struct {
 	First, Last netip.Addr
 	Owners      []string
@@ -64,7 +64,7 @@ type network struct {
 	carrier bool
 }
 
-// view is what placing depends on of the host.
+// view is the part of the host that placing depends on.
 type view struct {
 	networks []network
 	own      map[netip.Addr]string // the host's addresses, but for those that are held, with their interfaces
@@ -72,14 +72,14 @@ type view struct {
 	was      map[netip.Addr]string // wanted addresses that were in own or local before, with their interfaces
 }
 
-// placed is where one address belongs. An address with an interface is to be held there.
+// placed is the decision about one address. An address with an interface is to be held there.
 type placed struct {
 	Status
 	ifindex int
 }
 
-// place decides for every wanted address whether it is to be held. Ranges outside the
-// connected networks stay whole; those inside are taken apart.
+// place decides for every wanted address whether it is to be held. Ranges in connected networks are split
+// into single addresses, others are not.
 func place(wants []Want, v view) (list []placed) {
 	seen := map[netip.Addr]int{} // index in list
 	held := 0
@@ -123,7 +123,7 @@ func place(wants []Want, v view) (list []placed) {
 	return list
 }
 
-// own notes that an address has another owner.
+// own records that an address has another owner.
 func (p *placed) own(w Want) {
 	if !slices.Contains(p.Owners, w.Owner) {
 		p.Owners = append(p.Owners, w.Owner)
@@ -133,7 +133,7 @@ func (p *placed) own(w Want) {
 	}
 }
 
-// single places one address.
+// single decides about one address.
 func (v view) single(a netip.Addr, w Want) placed {
 	s := Status{First: a, Last: a, Owners: []string{w.Owner}}
 	n, met := v.networkOf(a)
@@ -236,7 +236,7 @@ func Count(list []Status) map[string]int {
 	return n
 }
 
-// On names the interface in whose network the addresses lie.
+// On returns the interface whose network has the addresses.
 func (s Status) On() string {
 	if s.Interface == "" {
 		return "any interface"

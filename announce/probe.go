@@ -100,9 +100,9 @@ func (w *wire) receive(b []byte) []byte {
 	return b[:n]
 }
 
-// probe asks on an interface whether anybody has one of the addresses, and returns those
-// that somebody has, with the station's hardware address. Frames of the host's own
-// interfaces, whose hardware addresses are given, do not count.
+// probe asks on an interface which of the addresses another station has, and returns these with the
+// hardware address of the station. own are the host's own hardware addresses: frames from them do not
+// count.
 func probe(s station, addresses []netip.Addr, own map[string]bool) (map[netip.Addr]string, error) {
 	asked := map[netip.Addr]bool{}
 	types := map[uint16]bool{}
@@ -149,7 +149,7 @@ func etherTypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// hear gives all frames that come in within a time to a function.
+// hear calls a function for each frame that arrives within a time.
 func hear(wires []*wire, wait time.Duration, frame func([]byte)) {
 	polls := make([]unix.PollFd, len(wires))
 	for i, w := range wires {

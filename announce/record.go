@@ -13,9 +13,9 @@ import (
 	"slices"
 )
 
-// recordFile is what Sluice has put on interfaces, so that the next process, or "sluice
-// stop --force", gives it back when this one is killed. It is written before an
-// address is added and after one is removed.
+// recordFile lists the addresses that Sluice has added to interfaces. If this process is killed, the next
+// one, or "sluice stop --force", removes them. The file is written before an address is added and after
+// one is removed.
 const recordFile = "addresses.json"
 
 type recorded struct {
@@ -24,8 +24,8 @@ type recorded struct {
 	Address   netip.Addr `json:"address"`
 }
 
-// readRecord returns what a process has put on interfaces of this network namespace, and
-// under which names.
+// readRecord returns the addresses that a process added in this network namespace, with the names of the
+// interfaces.
 func readRecord(dir string) (map[key]string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -45,7 +45,7 @@ func readRecord(dir string) (map[key]string, error) {
 	return record, nil
 }
 
-// writeRecord replaces the file; without any address there is none.
+// writeRecord replaces the file; without addresses it removes it.
 func writeRecord(dir string, record map[key]string) error {
 	path := filepath.Join(dir, recordFile)
 	if len(record) == 0 {
@@ -77,7 +77,7 @@ func Left(dir string) (bool, error) {
 	return len(record) > 0, err
 }
 
-// Remove gives back what an earlier process has left.
+// Remove removes the addresses that an earlier process has left.
 func Remove(dir string) error {
 	record, err := readRecord(dir)
 	if err != nil {
@@ -86,8 +86,8 @@ func Remove(dir string) error {
 	return giveBack(dir, record, func(key) bool { return true })
 }
 
-// giveBack takes the chosen addresses off their interfaces. Those that another program has
-// put in place of them stay.
+// giveBack removes the chosen addresses from their interfaces, except those that another program has
+// added again since.
 func giveBack(dir string, record map[key]string, chosen func(key) bool) error {
 	var errs []error
 	there, err := readAddresses()

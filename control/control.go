@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control decides what is to be in force: the operator's file, and on top of it what was
-// changed at run time, which it keeps on disk. It hands the result to the engine. Every change, from
-// the file, the API or a command, goes through it, one at a time.
+// Package control decides which configuration is in force: the operator's file, merged with the changes
+// made at run time, which it stores on disk. It gives the result to the engine. Every change from the
+// file, the API or a command goes through it, one at a time.
 package control
 
 import (
@@ -224,7 +224,7 @@ func (c *Control) endTrial(ctx context.Context) {
 // retryBack is the wait between two attempts to take a change back.
 const retryBack = 5 * time.Second
 
-// takeBack goes back to what was in force before a change that nobody confirmed.
+// takeBack applies the configuration from before a change that was not confirmed.
 func (c *Control) takeBack(revision uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,8 +252,8 @@ func (c *Control) takeBack(revision uint64) {
 	c.endTrial(context.Background())
 }
 
-// Change is Apply of what make makes of the configuration in force, which may be a draft
-// ([config.Config.Draft]). An error of make changes nothing.
+// Change calls make with the configuration in force, which may be a draft ([config.Config.Draft]), and
+// applies the result. An error of make changes nothing.
 func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
 	return c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		next, err := make(now.Config)
@@ -315,9 +315,9 @@ func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) 
 	})
 }
 
-// keep writes a change to the disk, makes it, and lets it count: so a change that cannot be kept is
-// not made, and one that is refused is not kept. When it turns out at last that it cannot be kept,
-// what was before is in force again.
+// keep writes a change to the disk, applies it, and then commits it on the disk. So a change that cannot
+// be stored is not applied, and one that is refused is not stored. If the commit fails, the previous
+// configuration is applied again.
 func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
 	if c.trial != nil {
 		return engine.Applied{}, ErrTrial

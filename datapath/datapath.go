@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datapath defines what a datapath is asked to be (Snapshot) and how it
-// answers (Datapath). datapath/nft and datapath/ebpf implement it; only engine
+// Package datapath is the contract between the engine and the datapaths: the desired state (Snapshot)
+// and the interface that applies it (Datapath). datapath/nft and datapath/ebpf implement it; only engine
 // calls Apply.
 package datapath
 
@@ -28,7 +28,7 @@ type Datapath interface {
 	Plan(context.Context, *Snapshot) (*Change, error)
 	// Apply makes the kernel's state equal to the snapshot in one transaction and
 	// returns after reading it back. On error the previous state is in force and
-	// has been read back; the error names the rule and the kernel's word.
+	// has been read back; the error names the rule and the kernel's error.
 	// State found from an earlier process is adopted, not flushed.
 	Apply(context.Context, *Snapshot) (*Change, error)
 
@@ -40,7 +40,7 @@ type Datapath interface {
 	// Remove takes everything of Sluice's out of the kernel and leaves the host as
 	// it was found.
 	Remove(context.Context) error
-	// Close lets go of the kernel objects without removing them: traffic goes on.
+	// Close closes the kernel objects without removing them: traffic continues.
 	Close() error
 }
 
@@ -88,7 +88,7 @@ type State uint8
 const (
 	Up    State = iota // takes new flows
 	Drain              // keeps its flows, takes no new ones
-	Down               // its flows are not worth keeping
+	Down               // its flows end
 )
 
 var stateNames = [...]string{"up", "drain", "down"}
@@ -121,7 +121,7 @@ func (s Service) Active() []int {
 type Change struct {
 	Datapath string `json:"datapath"`
 	// Objects are tables, chains, sets, maps, programs and links; Rules are rules
-	// in chains; Elements are set, map and table entries.
+	// in chains; Elements are entries of sets, maps and tables.
 	Objects  Count `json:"objects"`
 	Rules    Count `json:"rules"`
 	Elements Count `json:"elements"`
@@ -133,8 +133,8 @@ type Change struct {
 	// Slots is how many scheduler slots change their backend, of SlotsTotal.
 	Slots      int `json:"slots"`
 	SlotsTotal int `json:"slots_total"`
-	// Ended is how many live flows it ends because they would be treated otherwise, as far
-	// as the flows of that moment tell.
+	// Ended is how many live flows it ends because the new configuration treats them differently. For
+	// a plan it is counted from the flows of that moment.
 	Ended int `json:"ended"`
 	// Duration of the kernel transaction with its read-back; 0 for a plan.
 	Duration time.Duration `json:"duration,omitempty"`
@@ -164,8 +164,8 @@ type Counters struct {
 	Reasons []ReasonCounter `json:"reasons,omitempty"`
 	// Tables tells how full the datapath's own tables are.
 	Tables []TableUse `json:"tables,omitempty"`
-	// Missed counts packets and events that the kernel handed to the daemon and that
-	// it could not handle, since it began.
+	// Missed counts packets and events that the kernel passed to the daemon and that the daemon could
+	// not handle, since it started.
 	Missed uint64 `json:"missed,omitempty"`
 }
 

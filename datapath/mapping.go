@@ -19,8 +19,8 @@ type Mapper interface {
 	MappingRules() []MappingRule
 	// Mappings lists the mappings.
 	Mappings() ([]Mapping, error)
-	// Map makes a mapping. Outside is the endpoint that is wanted, as far as it is
-	// given; the one that was assigned is returned. exact: no other will do.
+	// Map makes a mapping. Outside is the suggested endpoint; its address and port may be zero. The
+	// result has the assigned one. exact: fail rather than assign another one.
 	Map(m Mapping, exact bool) (Mapping, error)
 	// Renew sets the time at which a mapping expires; fs.ErrNotExist when there is none.
 	Renew(Mapping) error
@@ -42,7 +42,7 @@ type Mapping struct {
 	Protocol flow.Protocol // TCP or UDP
 	Inside   netip.AddrPort
 	Outside  netip.AddrPort
-	Nonce    [12]byte // what the client proves by that the mapping is its own
+	Nonce    [12]byte // by which the client proves that the mapping is its own
 	// Expires is when the mapping ends, as kernel.SinceBoot counts.
 	Expires time.Duration
 }

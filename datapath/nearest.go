@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Nearest names the service or NAT rule of a configuration that came nearest to taking a packet
-// that none takes, and the first of its conditions that the packet does not meet. in is the
-// interface that the packet arrives by; out the one that it would leave by, "" when
-// that is not known. "" when none has its address.
+// Nearest is for a packet that matches no service or NAT rule. It returns the one that matches most of
+// the packet, and the first condition that the packet does not meet; "" if none has its address. in is
+// the interface by which the packet arrives, out the one by which it would leave, "" if unknown.
 func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
 	n := nearest{t: t, in: in, out: out}
 	for i := range c.Services {
@@ -37,14 +36,14 @@ type nearest struct {
 	text    string
 }
 
-// condition is one thing that a rule asks of a packet.
+// condition is one condition of a rule.
 type condition struct {
 	met bool
 	why string // it is not
 }
 
-// consider looks at a candidate by its conditions, in the order in which they are told. The
-// first is its address: without that it is no candidate.
+// consider compares a candidate by its conditions, in the order in which they are given. The first is
+// its address: without a match of that it is no candidate.
 func (n *nearest) consider(who string, list ...condition) {
 	met := 0
 	for _, c := range list {

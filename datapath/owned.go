@@ -10,14 +10,13 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Owned is a virtual address of the gateway: what is sent there to a port that nothing
-// listens on is answered or dropped, and not routed on. Else it would follow the
-// default route back to the router that routes the address here, and so on until its
-// TTL is used up.
+// Owned is a virtual address of the gateway. A packet to one of its ports without a listener is refused
+// or dropped, and not routed. Otherwise it would follow the default route back to the router that sent
+// it here, in a loop until its TTL is 0.
 type Owned struct {
 	Address netip.Addr
-	// Answer is the most telling of the when-down settings of the services on the address;
-	// of a port-forward it is reset.
+	// Answer is the most informative when-down setting of the services on the address; for a
+	// port-forward it is reset.
 	Answer config.WhenDown
 	// Bound says that every listener is bound to an interface: elsewhere the address may be
 	// another host's. Only what would leave by the interface that it came by is refused.
@@ -66,7 +65,7 @@ type owners struct {
 	here map[netip.Addr]bool // addresses of mine
 }
 
-// telling orders answers by how much they tell a client.
+// telling lists the answers from the least to the most informative.
 var telling = []config.WhenDown{config.WhenDownDrop, config.WhenDownReject, config.WhenDownReset}
 
 func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
@@ -89,8 +88,8 @@ func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
 	}
 }
 
-// OwnedPools returns the outside addresses that a snapshot translates sources to: what is
-// sent there and belongs to no mapping is dropped.
+// OwnedPools returns the outside addresses of source translation. Packets to them that match no mapping
+// are dropped.
 func OwnedPools(s *Snapshot) (pools []config.AddressRange) {
 	for _, svc := range s.Services {
 		pools = append(pools, svc.SourcePool...)

@@ -8,17 +8,15 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Waiting tells what of a snapshot waits for the network, in words, each interface once for
-// what leaves by it and once for what listens on its address:
-// PPP links, VLANs and containers come and go, and what names one that is not there is
-// taken, does nothing, and takes force when it comes. there reports whether an interface is
-// there, or one whose name begins as before the * at the end; addressed whether it has an
-// address of a family.
+// Waiting returns a warning for each interface that rules of a snapshot name and that does not exist, or
+// that has no address that a listener or masquerade rule needs. Such a rule is accepted and takes effect
+// when the interface comes, because PPP links, VLANs and containers come and go. there reports whether
+// an interface exists; a name may end in *. addressed reports whether it has an address of a family.
 func Waiting(s *Snapshot, there func(name string) bool, addressed func(name string, v6 bool) bool) (out []string) {
 	told := map[string]bool{"": true, "lo": true}
 	note := func(name, kind, owner string) {
 		if !told[name] && !there(name) {
-			out = append(out, fmt.Sprintf("%s %s: there is no interface %s: nothing meets it until one comes; \"ip link\" shows those that are there", kind, owner, name))
+			out = append(out, fmt.Sprintf("%s %s: there is no interface %s: no packet matches it until one comes; \"ip link\" shows those that are there", kind, owner, name))
 			told[name] = true
 		}
 	}
@@ -67,9 +65,9 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 	return out
 }
 
-// lacking says which addresses an interface lacks for a masquerade rule, "" when it has them.
+// lacking returns which addresses an interface lacks for a masquerade rule, "" if none.
 func lacking(n *config.NATRule, name string, addressed func(name string, v6 bool) bool) string {
-	four, six := len(n.Source) == 0, false // nobody masks IPv6 by accident
+	four, six := len(n.Source) == 0, false // without a source a rule means IPv4 only
 	for _, p := range n.Source {
 		four, six = four || p.Addr().Is4(), six || p.Addr().Is6()
 	}

@@ -212,14 +212,14 @@ func checkQdisc(_ context.Context, c *Case) Finding {
 }
 
 func checkXDP(_ context.Context, c *Case) Finding {
-	var names, deaf []string
+	var names, cannotTransmit []string
 	known := false
 	for _, l := range c.NS.After.Links {
 		if l.XDP {
 			names = append(names, l.Name)
 		}
 		if known = known || l.XDPKnown; l.XDPKnown && l.Up && !l.Loopback && (l.Kind == "device" || l.Kind == "veth") && l.XDPFeatures&netdev.XDPTransmit == 0 {
-			deaf = append(deaf, l.Name)
+			cannotTransmit = append(cannotTransmit, l.Name)
 		}
 	}
 	if g, seen := c.drops(trace.CauseXDPRedirect); seen && c.unwanted(g) >= Warn {
@@ -234,10 +234,10 @@ func checkXDP(_ context.Context, c *Case) Finding {
 		return ok("no XDP program")
 	case !known:
 		return found(Info, "XDP programs on %s; whether the other interfaces take what they redirect is not known before kernel 6.3", strings.Join(names, ", "))
-	case len(deaf) > 0:
+	case len(cannotTransmit) > 0:
 		// Nothing says that a program redirects there: most, Sluice's own too, do not.
-		return found(Info, "XDP programs on %s; should one redirect frames to %s, they would be lost", strings.Join(names, ", "), strings.Join(deaf, ", ")).
-			with("without NETDEV_XDP_ACT_NDO_XMIT", strings.Join(deaf, ", "), "generic netlink, family netdev")
+		return found(Info, "XDP programs on %s; should one redirect frames to %s, they would be lost", strings.Join(names, ", "), strings.Join(cannotTransmit, ", ")).
+			with("without NETDEV_XDP_ACT_NDO_XMIT", strings.Join(cannotTransmit, ", "), "generic netlink, family netdev")
 	}
 	return found(Info, "XDP programs on %s: what they drop or redirect is seen by no rule and, on hardware, by no drop event", strings.Join(names, ", "))
 }

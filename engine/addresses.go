@@ -13,17 +13,17 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Addresses holds the addresses of services and pools on the host's interfaces; it is
-// an announce.Holder, but for tests.
+// Addresses holds the addresses of services and pools on the host's interfaces: an announce.Holder,
+// except in tests.
 type Addresses interface {
 	// Plan returns what Set would change, and changes nothing.
 	Plan([]announce.Want) (*datapath.Change, []announce.Status, error)
 	// Set says which addresses are wanted and returns what will change.
 	Set([]announce.Want) (*datapath.Change, error)
-	// Kick has the host looked at again.
+	// Kick makes it read the host's addresses again.
 	Kick()
 	Statuses() []announce.Status
-	// Release gives all back, but with keep, and ends it.
+	// Release removes all held addresses, unless keep is set, and ends it.
 	Release(keep bool) error
 }
 
@@ -78,7 +78,7 @@ func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 	return list
 }
 
-// LeftByKey is why nothing is held where the configuration says so.
+// LeftByKey is the reason when the configuration turns holding off.
 const LeftByKey = "hold-addresses is off"
 
 // lastOf returns the last address of a prefix.
@@ -91,7 +91,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// holdAddresses tells who holds addresses which ones are wanted now, and returns what changes.
+// holdAddresses passes on which addresses are wanted now, and returns what changes.
 func (e *Engine) holdAddresses(cfg *config.Config, plan placement) *datapath.Change {
 	if e.opt.Addresses == nil {
 		return nil

@@ -23,7 +23,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	applied := Applied{Revision: e.revision, At: time.Now()}
 	order := e.opt.Datapaths
 	if e.config == nil {
-		left, err := e.rehearse(ctx, next)
+		left, err := e.planAll(ctx, next)
 		if err != nil {
 			applied.Err, e.lastApply = err, applied
 			return applied, err
@@ -41,7 +41,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 				applied.Err = errors.Join(applied.Err, undo)
 			}
 			e.lastApply = applied
-			e.opt.Applied() // what was taken back may have taken mappings along
+			e.opt.Applied() // the undone change may have ended mappings
 			return applied, applied.Err
 		}
 		applied.Changes = append(applied.Changes, change)
@@ -50,14 +50,13 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		applied.Changes = append(applied.Changes, change)
 	}
 	e.tellStates(e.inForce, next)
-	e.config, e.plan, e.inForce, e.stood = cfg, plan, next, nil
+	e.config, e.plan, e.inForce, e.prior = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()
 	return applied, nil
 }
 
-// report logs what an apply that somebody asked for has changed, and what on this host
-// keeps it from working, once.
+// report logs what a requested apply changed, and each new warning once.
 func (e *Engine) report(a Applied) {
 	for _, c := range a.Changes {
 		if c.Empty() {
@@ -79,11 +78,11 @@ func (e *Engine) report(a Applied) {
 	e.warned = warnings
 }
 
-// rehearse finds out before the first apply whether an earlier daemon has left something
-// in the kernel. That carries traffic and is not known here, so that it could not be
-// put back: all datapaths are asked whether they can do what they are to do before it
-// is touched, and nftables, which takes all or nothing, goes before eBPF.
-func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
+// planAll is called before the first apply. It reports whether an earlier daemon left rules in the
+// kernel. These carry traffic, and this process could not restore them after a failed apply. So every
+// datapath plans its snapshot first, and nftables, which applies everything or nothing, is applied
+// before eBPF.
+func (e *Engine) planAll(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
 	e.left = map[string]bool{}
 	for _, d := range e.opt.Datapaths {
 		l, ok := d.(datapath.Adopter)
@@ -108,9 +107,9 @@ func (e *Engine) rehearse(ctx context.Context, next map[string]*datapath.Snapsho
 	return true, nil
 }
 
-// restore puts the snapshots in force back on datapaths that had taken newer ones, and
-// on the one that failed: it may have found out only after its transaction, and may have
-// made tables for what it refused. It must happen even when the caller's context has ended.
+// restore applies the snapshots in force again, on the datapaths that already had the newer ones and
+// on the one that failed: it may have failed after its transaction, or may have created tables. It
+// runs even when the caller's context has ended.
 func (e *Engine) restore(taken []datapath.Datapath, failed datapath.Datapath) error {
 	var errs []error
 	for _, d := range append(slices.Clone(taken), failed) {

@@ -40,13 +40,13 @@ type Options struct {
 	Health    Health       // nil: every backend is up
 	Log       *slog.Logger // nil: slog.Default()
 	Verbose   bool         // log every change of every object
-	// Addresses holds the addresses of services and pools; nil for nobody.
+	// Addresses holds the addresses of services and pools; nil: they are not held.
 	Addresses Addresses
-	// Settle is how long the first Apply waits for the first probes, so that a
-	// restarted daemon does not take working backends out; 0 means 5 s.
+	// Settle is how long the first Apply waits for the first probes, so that a restarted daemon
+	// does not declare working backends down; 0 means 5 s.
 	Settle time.Duration
-	// Applied is called after the datapaths took a snapshot, even one that was taken
-	// back, or followed the network; nil for nobody. It must not call the engine.
+	// Applied is called after the datapaths applied a snapshot, even if it was undone, or followed a
+	// change of the network; nil: nobody is called. It must not call the engine.
 	Applied func()
 	// Events is told of backends that change their state, and of rules that were put back; nil for nobody.
 	Events *event.Log
@@ -54,16 +54,16 @@ type Options struct {
 
 // Engine holds what is in force.
 type Engine struct {
-	opt   Options
-	dirty chan struct{} // has one element when a backend changed
-	moved chan struct{} // has one element when the network changed
+	opt            Options
+	backendChanged chan struct{} // has one element when a backend changed
+	networkChanged chan struct{} // has one element when the network changed
 
 	mu        sync.Mutex // serialises every Apply; protects all below
 	config    *config.Config
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
 	override  map[backendKey]datapath.State // by the operator, until cleared
-	stood     map[backendKey]stood          // what backends are in inForce; nil until it is asked for
+	prior     map[backendKey]priorState     // backends of inForce; nil until needed
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
@@ -94,20 +94,20 @@ func New(opt Options) *Engine {
 		opt.Settle = 5 * time.Second
 	}
 	return &Engine{
-		opt:      opt,
-		dirty:    make(chan struct{}, 1),
-		moved:    make(chan struct{}, 1),
-		inForce:  map[string]*datapath.Snapshot{},
-		override: map[backendKey]datapath.State{},
+		opt:            opt,
+		backendChanged: make(chan struct{}, 1),
+		networkChanged: make(chan struct{}, 1),
+		inForce:        map[string]*datapath.Snapshot{},
+		override:       map[backendKey]datapath.State{},
 	}
 }
 
 // Kick tells the engine that the health of a backend changed. It never blocks.
-func (e *Engine) Kick() { signal(e.dirty) }
+func (e *Engine) Kick() { signal(e.backendChanged) }
 
 // NetworkChanged tells the engine that an interface, address or route came, went
 // or changed. It never blocks.
-func (e *Engine) NetworkChanged() { signal(e.moved) }
+func (e *Engine) NetworkChanged() { signal(e.networkChanged) }
 
 func signal(c chan<- struct{}) {
 	select {
@@ -125,10 +125,10 @@ func (e *Engine) Apply(ctx context.Context, cfg *config.Config) (Applied, error)
 // ErrChanged is what ApplyIf returns when it must not apply.
 var ErrChanged = errors.New("another configuration is in force")
 
-// ErrStopped is returned by what comes after Stop.
+// ErrStopped is returned by every change after Stop.
 var ErrStopped = errors.New("the daemon is ending")
 
-// Refuse notes why a configuration was not even given to Apply.
+// Refuse records why a configuration was refused before Apply.
 func (e *Engine) Refuse(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +224,7 @@ func (e *Engine) check(cfg *config.Config) {
 	e.opt.Health.Configure(cfg)
 }
 
-// settle waits until every checked backend was probed once.
+// settle waits until every backend with a check was probed once.
 func (e *Engine) settle(ctx context.Context, cfg *config.Config) {
 	if e.opt.Health == nil {
 		return
@@ -257,67 +257,67 @@ func (e *Engine) allKnown(cfg *config.Config) bool {
 	return true
 }
 
-// Changes of the network come in bunches, such as a link with its addresses and
-// routes, or a whole routing table: what comes within quiet is answered at once,
-// and a stream of changes once every busy. Every look the datapaths are asked
-// whether another program was at their rules, which "nft flush ruleset" is.
+// Changes of the network come in groups, for example a link with its addresses and routes, or a whole
+// routing table. The engine collects them for settleDelay and applies at most once every
+// followInterval. Every repairInterval it asks the datapaths whether another program changed their
+// rules, for example by "nft flush ruleset".
 const (
-	quiet = 100 * time.Millisecond
-	busy  = time.Second
-	retry = time.Second
-	look  = 2 * time.Second
+	settleDelay    = 100 * time.Millisecond
+	followInterval = time.Second
+	retryInterval  = time.Second
+	repairInterval = 2 * time.Second
 )
 
 // Run follows the health of the backends and the network, and repairs what other
 // programs do to the rules, until the context ends.
 func (e *Engine) Run(ctx context.Context) {
 	var again, network <-chan time.Time
-	var answered time.Time // when the datapaths last followed the network
-	said := ""             // what was last logged about their not following it
-	lost := ""             // and about a repair
-	looks := time.NewTicker(look)
-	defer looks.Stop()
+	var followed time.Time // when the datapaths last followed the network
+	followError := ""      // last one logged
+	repairError := ""      // last one logged
+	repairs := time.NewTicker(repairInterval)
+	defer repairs.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-looks.C:
+		case <-repairs.C:
 			text, start := "", time.Now()
 			err := e.repair(ctx)
-			// Programs that write rules all the time must not keep this one reading: 5 % of it.
-			looks.Reset(max(look, 20*time.Since(start)))
+			// A program that changes rules all the time must not make this one read them all the time: at most 5 %.
+			repairs.Reset(max(repairInterval, 20*time.Since(start)))
 			if errors.Is(err, ErrStopped) {
 				return
 			}
 			if err != nil {
-				if text = err.Error(); text != lost {
-					e.opt.Log.Error("another program may have changed the rules, and they could not be put back; trying again", "every", look, "error", err)
+				if text = err.Error(); text != repairError {
+					e.opt.Log.Error("another program may have changed the rules, and they could not be put back; trying again", "every", repairInterval, "error", err)
 				}
 			}
-			lost = text
+			repairError = text
 			continue
-		case <-e.moved:
+		case <-e.networkChanged:
 			if network == nil {
-				network = time.After(max(quiet, busy-time.Since(answered)))
+				network = time.After(max(settleDelay, followInterval-time.Since(followed)))
 			}
 			continue
 		case <-network:
-			network, answered = nil, time.Now()
+			network, followed = nil, time.Now()
 			err := e.reapply(ctx)
 			if errors.Is(err, ErrStopped) {
 				return
 			}
 			if err == nil {
-				said = ""
+				followError = ""
 				continue
 			}
-			if err.Error() != said {
-				said = err.Error()
-				e.opt.Log.Error("the network changed, but the datapath did not follow; trying again", "every", retry, "error", err)
+			if err.Error() != followError {
+				followError = err.Error()
+				e.opt.Log.Error("the network changed, but the datapath did not follow; trying again", "every", retryInterval, "error", err)
 			}
-			network = time.After(retry)
+			network = time.After(retryInterval)
 			continue
-		case <-e.dirty:
+		case <-e.backendChanged:
 		case <-again:
 		}
 		again = nil
@@ -326,14 +326,14 @@ func (e *Engine) Run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			e.opt.Log.Error("backends changed, but the datapath did not follow; trying again", "after", retry, "error", err)
-			again = time.After(retry)
+			e.opt.Log.Error("backends changed, but the datapath did not follow; trying again", "after", retryInterval, "error", err)
+			again = time.After(retryInterval)
 		}
 	}
 }
 
-// state of one backend: the operator's word first, then the file's, then the
-// check's.
+// state of one backend. The operator's override comes first, then the health check, then "drain" of
+// the configuration.
 func (e *Engine) state(s *config.Service, i int) datapath.State {
 	b := &s.Backends[i]
 	if state, ok := e.override[backendKey{s.Name, b.Name}]; ok {
@@ -342,7 +342,7 @@ func (e *Engine) state(s *config.Service, i int) datapath.State {
 	if s.Check != nil && e.opt.Health != nil {
 		healthy, known := e.opt.Health.Healthy(s.Name, b.Name)
 		if !known {
-			healthy = e.stoodUp(s, b)
+			healthy = e.priorUp(s, b)
 		}
 		if !healthy {
 			return datapath.Down
@@ -354,29 +354,29 @@ func (e *Engine) state(s *config.Service, i int) datapath.State {
 	return datapath.Up
 }
 
-// stood is what a backend was in the snapshots in force.
-type stood struct {
+// priorState is a backend as the snapshots in force have it.
+type priorState struct {
 	address netip.Addr
 	port    uint16
 	up      bool
 }
 
-// stoodUp tells whether a backend that was not probed yet is taken for healthy: as it
-// stood, when it is in force already, for a new or changed check must not cut the
-// connections of every backend; else as the check's "initial" says.
-func (e *Engine) stoodUp(s *config.Service, b *config.Backend) bool {
-	if e.stood == nil {
-		e.stood = map[backendKey]stood{}
+// priorUp reports whether a backend that was not probed yet counts as healthy. A backend that is
+// already in force keeps its state, because a new or changed check must not end the connections of
+// every backend. A new backend has the state that the check's "initial" gives.
+func (e *Engine) priorUp(s *config.Service, b *config.Backend) bool {
+	if e.prior == nil {
+		e.prior = map[backendKey]priorState{}
 		for _, snapshot := range e.inForce {
 			for _, in := range snapshot.Services {
 				for i := range in.Backends {
 					b := &in.Backends[i]
-					e.stood[backendKey{in.Name, b.Name}] = stood{b.Address, b.Port, in.State[i] != datapath.Down}
+					e.prior[backendKey{in.Name, b.Name}] = priorState{b.Address, b.Port, in.State[i] != datapath.Down}
 				}
 			}
 		}
 	}
-	if was, ok := e.stood[backendKey{s.Name, b.Name}]; ok && was.address == b.Address && was.port == b.Port {
+	if was, ok := e.prior[backendKey{s.Name, b.Name}]; ok && was.address == b.Address && was.port == b.Port {
 		return was.up
 	}
 	return s.Check.Initial == "up"
@@ -432,9 +432,9 @@ func MustHave(cfg *config.Config, service, backend string) error {
 func (e *Engine) Stop(ctx context.Context, keep bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.stopped = true // what waits for the lock must not put back what is removed
+	e.stopped = true // a change that waits for the lock must not put back what is removed
 	var errs []error
-	if e.opt.Addresses != nil { // first, so that nobody is sent to a host that does not serve any more
+	if e.opt.Addresses != nil { // first, so that clients are not sent to a host that no longer serves them
 		errs = append(errs, e.opt.Addresses.Release(keep))
 	}
 	for _, d := range e.opt.Datapaths {

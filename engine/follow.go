@@ -12,12 +12,11 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// What the engine does when the host, or a backend, is not as it was when the
-// configuration in force was applied.
+// What the engine does when the host or a backend changed since the last apply.
 
-// reapply asks the datapaths to be again what they are: what they make of a
-// snapshot depends on the host's interfaces, addresses and routes. What waited for an
-// interface that its datapath turns out not to carry moves to another.
+// reapply applies the snapshots in force again, because their result depends on the host's interfaces,
+// addresses and routes. A rule that waited for an interface moves to another datapath if its own cannot
+// carry that interface.
 func (e *Engine) reapply(ctx context.Context) error {
 	if e.opt.Addresses != nil {
 		e.opt.Addresses.Kick()
@@ -29,8 +28,8 @@ func (e *Engine) reapply(ctx context.Context) error {
 	return errors.Join(err, e.again(ctx, slog.LevelInfo, "the network changed", func(datapath.Datapath) (bool, error) { return true, nil }))
 }
 
-// move places the configuration in force anew when something stands where it is not
-// carried any more. Where there is no other place all stays as it is.
+// move places the configuration in force again when a datapath can no longer carry one of its services
+// or rules. If there is no other place, nothing changes.
 func (e *Engine) move(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -49,7 +48,7 @@ func (e *Engine) move(ctx context.Context) error {
 	return err
 }
 
-// misplaced reports whether a datapath does not carry what stands on it.
+// misplaced reports whether a datapath can no longer carry a service or rule that it has.
 func (e *Engine) misplaced() bool {
 	for _, d := range e.opt.Datapaths {
 		s := e.inForce[d.Name()]
@@ -70,8 +69,7 @@ func (e *Engine) misplaced() bool {
 	return false
 }
 
-// repair puts back what other programs took away or changed, on the datapaths that
-// others can write to.
+// repair restores what other programs removed or changed, on datapaths whose objects they can change.
 func (e *Engine) repair(ctx context.Context) error {
 	return e.again(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
 		t, ok := d.(datapath.ChangeDetector)
@@ -82,8 +80,8 @@ func (e *Engine) repair(ctx context.Context) error {
 	})
 }
 
-// again applies what is in force once more to the datapaths that need it, and says
-// why where that changes something.
+// again applies the snapshots in force again to the datapaths that need it, and logs the reason when
+// that changed something.
 func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -19,7 +19,7 @@ type placement struct {
 	services []Place
 	nat      []Place
 	rules    []Place
-	warnings []string // what stands where it does harm, because nothing else can carry it
+	warnings []string // rules that affect traffic of a later datapath, because no other datapath can carry them
 }
 
 // Place is where one object was put, and why not on the others.
@@ -27,7 +27,7 @@ type Place struct {
 	// Datapaths that carry the object; a service or NAT rule has one, a firewall
 	// rule may stand on several.
 	Datapaths []string
-	// Why says why a datapath that would have been preferred does not carry it.
+	// Why says, by datapath, why a preferred one does not carry it.
 	Why map[string]string
 }
 
@@ -41,29 +41,29 @@ func (p Place) on(name string) bool {
 }
 
 // place decides which datapath carries what. A service goes to the first
-// datapath that carries all of it. NAT rules stay together where one datapath
-// carries them all, because helpers, hairpin and exceptions look across rules, and
-// behind no service whose servers' answers they would take for new connections.
-// Traffic that a firewall rule must see goes where that rule can stand.
+// datapath that can carry all of it. NAT rules stay together if one datapath can carry them all,
+// because helpers, hairpinning and exceptions depend on other rules. They are not placed where they
+// would translate the answers of a service on a later datapath as new connections. Traffic that a
+// firewall rule must see goes to a datapath that can carry the rule.
 func (e *Engine) place(cfg *config.Config) (placement, error) {
 	var p placement
 	var errs []error
-	barred := e.barred(cfg)
+	excluded := e.excluded(cfg)
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		place, err := e.choose(choice(s.Datapath, cfg.Datapath), barred, func(d datapath.Datapath) error { return d.CarriesService(s) })
+		place, err := e.choose(choice(s.Datapath, cfg.Datapath), excluded, func(d datapath.Datapath) error { return d.CarriesService(s) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("service %s: %w", s.Name, err))
 		}
 		p.services = append(p.services, place)
 	}
-	nat, err := e.placeNAT(cfg, barred, p.services)
+	nat, err := e.placeNAT(cfg, excluded, p.services)
 	if err != nil {
 		errs = append(errs, err)
 	}
 	p.nat = nat
 	for i := range cfg.NAT {
-		if why := e.misleads(cfg, i, p.services, nat); why != "" {
+		if why := e.interference(cfg, i, p.services, nat); why != "" {
 			p.warnings = append(p.warnings, fmt.Sprintf("nat rule %s is on %s, but %s; put both on one datapath", cfg.NAT[i].Name, nat[i].Datapaths[0], why))
 		}
 	}
@@ -82,10 +82,10 @@ func choice(own, global config.DatapathChoice) config.DatapathChoice {
 	return global
 }
 
-// barred returns, for each datapath that cannot carry one of the firewall's
-// rules while another can, why it must carry no traffic.
-func (e *Engine) barred(cfg *config.Config) map[string]string {
-	barred := map[string]string{}
+// excluded returns why a datapath must carry no traffic: it cannot carry a firewall rule that another
+// datapath can.
+func (e *Engine) excluded(cfg *config.Config) map[string]string {
+	excluded := map[string]string{}
 	for i := range cfg.Firewall.Rules {
 		r := &cfg.Firewall.Rules[i]
 		carried := false
@@ -101,16 +101,16 @@ func (e *Engine) barred(cfg *config.Config) map[string]string {
 			continue // placeRules reports it
 		}
 		for name, reason := range why {
-			if barred[name] == "" {
-				barred[name] = reason
+			if excluded[name] == "" {
+				excluded[name] = reason
 			}
 		}
 	}
-	return barred
+	return excluded
 }
 
 // choose returns the first datapath that carries an object.
-func (e *Engine) choose(want config.DatapathChoice, barred map[string]string, carries func(datapath.Datapath) error) (Place, error) {
+func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, carries func(datapath.Datapath) error) (Place, error) {
 	place := Place{Why: map[string]string{}}
 	var errs []error
 	for _, d := range e.opt.Datapaths {
@@ -122,7 +122,7 @@ func (e *Engine) choose(want config.DatapathChoice, barred map[string]string, ca
 			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
 			continue
 		}
-		if reason := barred[d.Name()]; reason != "" {
+		if reason := excluded[d.Name()]; reason != "" {
 			place.Why[d.Name()] = reason
 			errs = append(errs, fmt.Errorf("%s: %s", d.Name(), reason))
 			continue
@@ -136,13 +136,13 @@ func (e *Engine) choose(want config.DatapathChoice, barred map[string]string, ca
 	return place, fmt.Errorf("no datapath carries it: %w", errors.Join(errs...))
 }
 
-func (e *Engine) placeNAT(cfg *config.Config, barred map[string]string, services []Place) ([]Place, error) {
+func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, services []Place) ([]Place, error) {
 	var errs []error
 	alone := make([]Place, len(cfg.NAT))
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		var err error
-		alone[i], err = e.choose(choice(n.Datapath, cfg.Datapath), barred, func(d datapath.Datapath) error { return d.CarriesNAT(n) })
+		alone[i], err = e.choose(choice(n.Datapath, cfg.Datapath), excluded, func(d datapath.Datapath) error { return d.CarriesNAT(n) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("nat rule %s: %w", n.Name, err))
 		}
@@ -151,27 +151,27 @@ func (e *Engine) placeNAT(cfg *config.Config, barred map[string]string, services
 		return alone, errors.Join(errs...)
 	}
 	for i := range cfg.NAT {
-		why := e.misleads(cfg, i, services, alone)
+		why := e.interference(cfg, i, services, alone)
 		if why == "" {
 			continue
 		}
-		n, others := &cfg.NAT[i], maps.Clone(barred)
+		n, others := &cfg.NAT[i], maps.Clone(excluded)
 		others[alone[i].Datapaths[0]] = why
 		if place, err := e.choose(choice(n.Datapath, cfg.Datapath), others, func(d datapath.Datapath) error { return d.CarriesNAT(n) }); err == nil {
 			alone[i] = place
 		}
 	}
 	for _, d := range e.opt.Datapaths {
-		if together, ok := e.natTogether(cfg, d, barred, alone); ok {
+		if together, ok := e.natTogether(cfg, d, excluded, alone); ok {
 			return together, nil
 		}
 	}
 	return alone, nil
 }
 
-// misleads tells what keeps a NAT rule from its place: packets for what a datapath behind it carries,
-// which the rule would meet first and take for its own. "" for nothing.
-func (e *Engine) misleads(cfg *config.Config, rule int, services, nat []Place) string {
+// interference says why a NAT rule must not be on its datapath: it would translate packets of a service
+// or rule on a later datapath. "" if it would not.
+func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Place) string {
 	n := &cfg.NAT[rule]
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
@@ -180,12 +180,12 @@ func (e *Engine) misleads(cfg *config.Config, rule int, services, nat []Place) s
 		}
 		for _, l := range s.Listen {
 			if holds(n, l.Address) {
-				return misled("service "+s.Name, services[i], "packets to %s", l.Address)
+				return interferes("service "+s.Name, services[i], "packets to %s", l.Address)
 			}
 		}
 		for _, b := range s.Backends {
 			if (s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless) && translatesSource(n, b.Address) {
-				return misled("service "+s.Name, services[i], "answers of %s", b.Address)
+				return interferes("service "+s.Name, services[i], "answers of %s", b.Address)
 			}
 		}
 	}
@@ -194,25 +194,25 @@ func (e *Engine) misleads(cfg *config.Config, rule int, services, nat []Place) s
 		switch {
 		case o.Type != config.NATPortForward || !e.before(nat[rule], nat[i]):
 		case holds(n, o.Listen.Address):
-			return misled("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
+			return interferes("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
 		case translatesSource(n, o.To.Address):
-			return misled("nat rule "+o.Name, nat[i], "answers of %s", o.To.Address)
+			return interferes("nat rule "+o.Name, nat[i], "answers of %s", o.To.Address)
 		}
 	}
 	return ""
 }
 
-func misled(who string, on Place, packets string, a netip.Addr) string {
+func interferes(who string, on Place, packets string, a netip.Addr) string {
 	return fmt.Sprintf("%s is on %s: "+packets+" may be taken before they get there", who, on.Datapaths[0], a)
 }
 
-// holds tells whether an address is one of the outside addresses of a rule.
+// holds reports whether an address is one of the outside addresses of a rule.
 func holds(n *config.NATRule, a netip.Addr) bool {
 	within := func(r config.AddressRange) bool { return r.Contains(a) }
 	return n.External.Contains(a) || slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within)
 }
 
-// before tells whether packets meet the datapath of one object before that of another.
+// before reports whether packets meet the datapath of one object before that of another.
 func (e *Engine) before(one, other Place) bool {
 	for _, d := range e.opt.Datapaths {
 		if one.on(d.Name()) || other.on(d.Name()) {
@@ -222,7 +222,7 @@ func (e *Engine) before(one, other Place) bool {
 	return false
 }
 
-// translatesSource tells whether a rule gives connections that an address opens another source.
+// translatesSource reports whether a rule changes the source of connections that an address opens.
 func translatesSource(n *config.NATRule, a netip.Addr) bool {
 	switch n.Type {
 	case config.NATMasquerade, config.NATSNAT:
@@ -234,9 +234,9 @@ func translatesSource(n *config.NATRule, a netip.Addr) bool {
 	return false
 }
 
-// natTogether places every NAT rule on d, if d carries them all.
-func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, barred map[string]string, alone []Place) ([]Place, bool) {
-	if barred[d.Name()] != "" {
+// natTogether places every NAT rule on d, if d can carry them all.
+func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, excluded map[string]string, alone []Place) ([]Place, bool) {
+	if excluded[d.Name()] != "" {
 		return nil, false
 	}
 	together := make([]Place, len(cfg.NAT))
@@ -244,7 +244,7 @@ func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, barred map
 		n := &cfg.NAT[i]
 		want := choice(n.Datapath, cfg.Datapath)
 		if want != "" && want != config.DatapathAuto && string(want) != d.Name() || d.CarriesNAT(n) != nil ||
-			e.before(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved
+			e.before(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved away from d
 			return nil, false
 		}
 		together[i] = Place{Datapaths: []string{d.Name()}, Why: alone[i].Why}
@@ -256,7 +256,7 @@ func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, barred map
 }
 
 // placeRules puts every firewall rule on each datapath that carries traffic, so
-// that no packet passes it by; without traffic, on the first that carries it.
+// that every packet meets it; without traffic, on the first that can carry it.
 func (e *Engine) placeRules(cfg *config.Config, p placement) ([]Place, error) {
 	busy := map[string]bool{}
 	for _, place := range append(append([]Place{}, p.services...), p.nat...) {

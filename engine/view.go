@@ -93,7 +93,7 @@ func (e *Engine) ViewOf(services map[string]bool) View {
 	return v
 }
 
-// warnings are what on this host keeps the rules from working.
+// warnings say why, on this host, rules may not work.
 func (e *Engine) warnings() []string {
 	list := slices.Clone(e.plan.warnings)
 	for _, d := range e.opt.Datapaths {

@@ -29,12 +29,11 @@ type Options struct {
 	// OnChange is called when a backend goes up or down, and when its first probe
 	// decides. Calls for one backend are in order; calls for several may overlap.
 	OnChange func(Event)
-	// OnLack is called with words such as "no local port free: cannot assign requested
-	// address" when a probe told of this host and not of the server, and none of any
-	// backend had for a minute.
+	// OnLack is called when a probe failed because of this host and not because of the server, with
+	// the cause ("no local port free: cannot assign requested address"), at most once a minute.
 	OnLack func(string)
-	// TableDrops counts the packets that connection tracking dropped for want of room in
-	// the namespace of the probes, and may wrap. Nil asks the kernel.
+	// TableDrops returns how many packets connection tracking dropped because its table was full, in
+	// the namespace of the probes. It may wrap. Nil: the kernel's counter.
 	TableDrops func() (uint32, error)
 	// Dial opens the connections of tcp, http, https, udp and dns probes. Nil
 	// dials by the kernel.
@@ -74,7 +73,7 @@ type Status struct {
 	// Probes and Failures count since the backend was configured.
 	Probes   uint64 `json:"probes"`
 	Failures uint64 `json:"failures"`
-	// Unknown are the probes that told of this host and nothing of the backend.
+	// Unknown counts the probes that failed because of this host.
 	Unknown uint64 `json:"unknown"`
 	// Late is by how much the last probe began after its time because too many
 	// others were in flight; 0 in health.
@@ -125,7 +124,7 @@ type Monitor struct {
 	generation uint64
 	queue      queue // watches that wait for their next probe
 	inFlight   int
-	lastLack   time.Time // when a probe told of this host
+	lastLack   time.Time // when a probe failed because of this host
 }
 
 // New returns a monitor that probes nothing yet. Close ends it.

@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
-// A probe may fail for want of something on this host: a local port, a file, memory, a place
-// in the connection table. That tells nothing of the server, and must not take every backend
-// down at once, so such a probe is not counted.
+// A probe may fail because this host lacks something: a local port, a file descriptor, memory, or an
+// entry in the connection table. Such a failure says nothing about the server and would take every
+// backend down at once. So it is not counted.
 
-// wants are the errors by which the kernel says what this host lacks, in words.
+// wants describes the errors of the kernel that mean that this host lacks something.
 var wants = []struct {
 	errno syscall.Errno
 	lack  string
@@ -34,7 +34,7 @@ var wants = []struct {
 	{syscall.EPERM, "packets dropped on this host, by a full connection table or a rule"},
 }
 
-// lacking returns what of this host err tells, in words, and "" when it tells of the server.
+// lacking returns what this host lacks according to err, and "" when err is about the server.
 func lacking(err error) string {
 	for _, w := range wants {
 		if errors.Is(err, w.errno) {
@@ -44,14 +44,14 @@ func lacking(err error) string {
 	return ""
 }
 
-// silence is a probe that had no answer before its timeout.
+// silence is the error of a probe that got no answer before its timeout.
 type silence struct{ timeout config.Duration }
 
 // Error implements error.
 func (s silence) Error() string { return fmt.Sprintf("no answer within %s", s.timeout) }
 
-// losses counts the packets that connection tracking has dropped in this network namespace
-// for want of a place in its table. The kernel tells nobody of a SYN that went so.
+// losses counts the packets that connection tracking dropped in this network namespace because its
+// table was full. The sender of a SYN that was dropped so gets no error.
 type losses struct {
 	mu   sync.Mutex // protects what is below
 	at   time.Time  // of the reading
@@ -81,10 +81,10 @@ func tableDrops() (uint32, error) {
 	return conntrack.Total(list).Drop, err
 }
 
-// quiet is how long no probe has lacked anything before the next that does is told of again.
+// quiet is how long no probe may have lacked anything before the next one that does is reported.
 const quiet = time.Minute
 
-// lacked notes at end that a probe lacked something, and reports whether that is news.
+// lacked records that a probe lacked something at the time end, and returns whether to report it.
 // m.mu is held.
 func (m *Monitor) lacked(end time.Time) bool {
 	news := m.lastLack.IsZero() || end.Sub(m.lastLack) >= quiet

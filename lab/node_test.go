@@ -219,12 +219,12 @@ func TestOffloads(t *testing.T) {
 func TestDownEndsProcesses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("sh"))
 	l := up(t, lab.IPv6Only())
-	deaf := l.Node("client").Command(t.Context(), "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 60; done")
-	out, err := deaf.StdoutPipe()
+	stubborn := l.Node("client").Command(t.Context(), "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 60; done")
+	out, err := stubborn.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := deaf.Start(); err != nil {
+	if err := stubborn.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := out.Read(make([]byte, 6)); err != nil {
@@ -233,7 +233,7 @@ func TestDownEndsProcesses(t *testing.T) {
 	if err := l.Down(); err != nil {
 		t.Fatal(err)
 	}
-	if err := deaf.Wait(); err == nil {
+	if err := stubborn.Wait(); err == nil {
 		t.Error("a process that ignores SIGTERM ended by itself")
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface is what Sluice wants to know of one.
+// Interface is a network interface, with the properties that Sluice needs.
 type Interface struct {
 	Index    int
 	Name     string
@@ -64,8 +64,9 @@ var bare = map[string]bool{"tuntap": true, "wireguard": true, "ppp": true}
 // packets may show programs the outer header that was taken off.
 func (i Interface) Bare() bool { return !i.Ethernet() && bare[i.Kind] }
 
-// Whole reads a list of the kernel's again while the kernel says that it changed under the
-// reading, so that entries may lack: containers that come and go interrupt every tenth.
+// Whole reads a list from the kernel, and reads it again while the kernel reports that it changed during
+// the dump (NLM_F_DUMP_INTR), because entries may be missing then. On a host whose containers start and
+// stop this is every tenth dump.
 func Whole[T any](read func() ([]T, error)) (list []T, err error) {
 	for range 100 {
 		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -90,9 +91,8 @@ func Network(a netlink.Addr) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), true
 }
 
-// Global returns the address of a family by which others know an interface, of those that it has: the
-// first one that is not of its link alone, nor held, nor a second or temporary one where there are
-// others, nor deprecated.
+// Global returns the global address of an interface for a family: the first one that is neither
+// link-local, held by Sluice nor deprecated, and, if there are others, neither secondary nor temporary.
 func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
 	least := 4
 	for _, a := range list {
@@ -195,8 +195,8 @@ func Kept() (map[Hop]bool, error) {
 	return kept, nil
 }
 
-// NextHop returns the interface and the address that packets to an address are
-// handed to: the router's, or the address itself when it is on the link.
+// NextHop returns the interface by which packets to an address leave, and the neighbour that they are
+// sent to: the router's, or the address itself when it is on the link.
 func NextHop(to netip.Addr) (ifindex int, hop netip.Addr, err error) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil {

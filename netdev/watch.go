@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev looks at the interfaces, routes and neighbours of a network
-// namespace and tells when something changes that decides where a packet goes.
+// Package netdev reads the interfaces, routes and neighbours of a network namespace, and reports
+// changes that affect where packets are sent.
 package netdev
 
 import (
@@ -40,7 +40,7 @@ type Event struct {
 	Address netip.Addr
 }
 
-// groups of the routing family that tell of next hops.
+// groups are the multicast groups of NETLINK_ROUTE about next hops.
 var groups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
@@ -63,7 +63,7 @@ type neighbour struct {
 }
 
 // Open begins to watch the network namespace of the calling thread. Every change
-// after it returned will be told.
+// after it returned is reported.
 func Open() (*Watcher, error) {
 	here, err := netns.Get()
 	if err != nil {

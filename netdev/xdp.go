@@ -24,7 +24,7 @@ const (
 )
 
 // XDPFeatures reads what interfaces of the calling thread's network namespace can do with XDP,
-// by index; nil before Linux 6.3, which does not tell. They are asked one by one: the parts of
+// by index; nil before Linux 6.3, which does not report it. They are asked one by one: the parts of
 // a list are not marked as such (NLM_F_MULTI), so that its end is not seen.
 func XDPFeatures(interfaces []int) map[int]uint64 {
 	family, err := netlink.GenlFamilyGet("netdev")

@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Clients are told by multicast that their mappings may be gone, or that their outside
-// address is another one (RFC 6886 §3.2.1, RFC 6887 §14.1.3): ten times, the first
-// again after 250 ms, and each after twice the time before.
+// When mappings may be lost, or an outside address has changed, the server announces it by multicast
+// (RFC 6886 §3.2.1, RFC 6887 §14.1.3): ten times, the second one after 250 ms, and then each time after
+// twice the time before.
 const (
 	announceTimes = 10
 	announceFirst = 250 * time.Millisecond
@@ -28,7 +28,7 @@ type announcer struct {
 	epoch time.Duration
 	left  int
 	wait  time.Duration
-	at    time.Duration // when, as SinceBoot counts
+	at    time.Duration // when, as kernel.SinceBoot counts
 }
 
 // notice begins to announce when the rules' addresses or the epoch are not what they were.
@@ -66,7 +66,7 @@ func (a *announcer) next(now time.Duration) {
 func (s *Server) announceAll(sockets map[link]*net.UDPConn) {
 	for l, c := range sockets {
 		for _, m := range s.announcements(l.name) {
-			// Whoever misses it learns it from the epoch of the next answer.
+			// A client that misses it sees the epoch in the next answer.
 			_, _ = c.WriteToUDPAddrPort(m.bytes, m.to)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// table stands for a datapath: it gives ports from 40000 on where a wish cannot be met.
+// table stands for a datapath: it gives ports from 40000 on where a suggested cannot be met.
 type table struct {
 	allowed  []datapath.MappingRule
 	mappings map[endpoint]datapath.Mapping
@@ -45,13 +45,13 @@ func (t *table) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
 	if r := t.allowed[i]; r.PortsPerClient > 0 && len(t.mappings) >= r.PortsPerClient {
 		return m, datapath.ErrQuota
 	}
-	wish := m.Outside
-	m.Outside = netip.AddrPortFrom(t.allowed[i].Outside[0], wish.Port())
-	if wish.Port() == 0 || t.taken[m.Outside] {
+	suggested := m.Outside
+	m.Outside = netip.AddrPortFrom(t.allowed[i].Outside[0], suggested.Port())
+	if suggested.Port() == 0 || t.taken[m.Outside] {
 		t.next++
 		m.Outside = netip.AddrPortFrom(m.Outside.Addr(), 40000+t.next)
 	}
-	if exact && !suits(m.Outside, wish) {
+	if exact && !suits(m.Outside, suggested) {
 		return m, datapath.ErrNoPort
 	}
 	t.taken[m.Outside] = true

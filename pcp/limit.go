@@ -8,18 +8,16 @@ import (
 	"time"
 )
 
-// Requests that a source may send at once, and after that in a second: a client with
-// every mapping that it may have renews them all well within a lifetime. IPv6 sources
-// count by /64. Sources beyond the last number are not answered until one of
-// them has been silent.
+// Limits of requests: a source may send burst at once and rate each second. That is enough for a client
+// with the maximum of mappings to renew them all in time. IPv6 sources count by /64. At most maxSources
+// sources are served at a time; others get no answer until one of these has sent nothing for a while.
 const (
 	burst      = 64
 	perSecond  = 16
 	maxSources = 4096
 )
 
-// subscriber is what a client counts as: an IPv6 host has as many addresses as it
-// likes, all of its /64.
+// subscriber is the prefix that counts as one client. An IPv6 host can use any address of its /64.
 func subscriber(client netip.Addr) netip.Addr {
 	if client.Is6() {
 		p, _ := client.Prefix(64)
@@ -28,9 +26,9 @@ func subscriber(client netip.Addr) netip.Addr {
 	return client
 }
 
-// limiter holds back the sources that ask too often. The zero value is ready.
+// limiter limits the rate of requests per source. The zero value is ready.
 type limiter struct {
-	conforms map[netip.Addr]time.Duration // when the source's whole burst is there again
+	conforms map[netip.Addr]time.Duration // when the source may send its whole burst again
 	full     time.Duration                // until then none of maxSources has been silent for long enough
 }
 

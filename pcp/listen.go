@@ -38,7 +38,7 @@ func (s *Server) Run(ctx context.Context) {
 		}
 	}()
 	s.Kick()
-	var failed error // what does not work is said once, and tried again every second
+	var failed error // failures are logged once, and tried again every second
 	var news announcer
 	for {
 		before := failed
@@ -66,7 +66,7 @@ func (s *Server) Run(ctx context.Context) {
 	}
 }
 
-// follow makes the server what the datapath and the interfaces are now.
+// follow updates the server from the datapath's rules and the host's interfaces.
 func (s *Server) follow(ctx context.Context, sockets map[link]*net.UDPConn) error {
 	if err := s.load(); err != nil {
 		return err

@@ -70,7 +70,7 @@ func TestNATPMPRequests(t *testing.T) {
 		{"§3.5: a neighbour that no rule lets ask", "10.0.1.9", "lan0", natpmp(natpmpMapTCP, 80, 0, hour), "2 80 0 0"},
 		{"§3.5: and its question for the address", "10.0.1.9", "lan0", []byte{0, 0}, "2 0.0.0.0"},
 		{"§3.3: MUST NOT: by the outside interface", alice, "wan0", natpmp(natpmpMapTCP, 80, 0, hour), "2 80 0 0"},
-		{"a stranger", "192.0.2.1", "lan0", []byte{0, 0}, "silence"},
+		{"a host of no rule", "192.0.2.1", "lan0", []byte{0, 0}, "silence"},
 		{"IPv6", six, "lan0", []byte{0, 0}, "silence"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestNATPMPLife(t *testing.T) {
 		left         int // mappings
 	}{
 		{"a mapping", alice, natpmp(natpmpMapTCP, 80, 8080, hour), "0 80 8080 3600", 1},
-		{"renewed with another wish", alice, natpmp(natpmpMapTCP, 80, 9, 7200), "0 80 8080 7200", 1},
+		{"renewed with another suggested port", alice, natpmp(natpmpMapTCP, 80, 9, 7200), "0 80 8080 7200", 1},
 		{"UDP beside it", alice, natpmp(natpmpMapUDP, 80, 8080, hour), "0 80 40001 3600", 2},
 		{"the same port for another host", bob, natpmp(natpmpMapTCP, 80, 8080, hour), "0 80 40002 3600", 3},
 		{"another host's port taken back", bob, natpmp(natpmpMapTCP, 80, 0, 0), "0 80 0 0", 2},

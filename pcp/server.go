@@ -18,13 +18,13 @@ import (
 	"github.com/sluice-lb/sluice/kernel"
 )
 
-// Bounds of what clients get.
+// Limits.
 const (
 	minLifetime = 2 * time.Minute // RFC 6887 §15
 	maxLifetime = 24 * time.Hour
 	perClient   = 256         // mappings of one client at once, of IPv6 those of a /64
 	perTick     = 1024        // expired mappings that are taken away in a second
-	over        = time.Minute // without a complaint after which it is made again
+	over        = time.Minute // without a refusal after which the next one is logged again
 )
 
 // Server answers requests. Its mappings are the datapath's, which keeps them
@@ -345,8 +345,8 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 	return m, success
 }
 
-// complain logs what the datapath refuses, once until it has not for a while: clients
-// ask again and again.
+// complain logs a refusal of the datapath, and then no other one until none came for a while, because
+// clients repeat their requests.
 func (s *Server) complain(what string, m datapath.Mapping, err error, now time.Duration) {
 	text := what + err.Error()
 	last, known := s.failed[text]

@@ -52,7 +52,7 @@ func TestSingleRequests(t *testing.T) {
 		{"§13.2: PREFER_FAILURE with data", with(2, 0, 0, 1, 0, 0, 0, 0), "malformed-option 1800"},
 		{"§13.2: PREFER_FAILURE of ANNOUNCE", append(announcement, 2, 0, 0, 0), "unsupp-option 1800"},
 		{"§13.3: FILTER", with(filter...), "unsupp-option 1800"},
-		{"§11.3: no wish", plain(hour), "success 3600 203.0.113.1:40001"},
+		{"§11.3: nothing suggested", plain(hour), "success 3600 203.0.113.1:40001"},
 		{"§15: shorter than two minutes", plain(1), "success 120 203.0.113.1:40001"},
 		{"§15: longer than a day", plain(1 << 31), "success 86400 203.0.113.1:40001"},
 		{"§11.1: a port of all protocols", message(alice, 1, 0, 80, hour, anyPort), "malformed-request 1800"},
@@ -70,7 +70,7 @@ func TestSingleRequests(t *testing.T) {
 	}
 }
 
-// TestLife follows mappings through renewals, strangers' attempts, deletion and expiry.
+// TestLife follows mappings through renewals, attempts by other clients, deletion and expiry.
 func TestLife(t *testing.T) {
 	b := newBench(t)
 	exact := func(client string, n byte, port uint16) []byte {
@@ -89,7 +89,7 @@ func TestLife(t *testing.T) {
 		{"a port that is taken", 0, bob, message(bob, 1, flow.TCP, 80, 600, outer+":8080"), "success 600 203.0.113.1:40002", 3},
 		{"nothing but a port that is taken", 0, bob, exact(bob, 1, 81), "cannot-provide-external 30", 3},
 		{"nothing but what another mapping has", 0, bob, exact(bob, 1, 80), "cannot-provide-external 30", 3},
-		{"a renewal in which the wish does not matter", time.Minute, alice, message(alice, 1, flow.TCP, 80, 7200, outer+":9"), "success 7200 203.0.113.1:8080", 3},
+		{"a renewal with another suggested port", time.Minute, alice, message(alice, 1, flow.TCP, 80, 7200, outer+":9"), "success 7200 203.0.113.1:8080", 3},
 		{"a renewal that insists on what there is", 0, alice, exact(alice, 1, 80), "success 3600 203.0.113.1:8080", 3},
 		{"another nonce", time.Minute, alice, message(alice, 2, flow.TCP, 80, hour, anyPort), "not-authorized 3540", 3},
 		{"a deletion with another nonce", 0, alice, message(alice, 2, flow.TCP, 80, 0, anyPort), "not-authorized 3540", 3},

@@ -122,7 +122,7 @@ func TestWhoOverTCP(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, changes := range []bool{true, false} {
-				d, record := newDoor(t), newRecord(t)
+				d, record := newTCPDaemon(t), newRecord(t)
 				d.write("tokens", []byte("anna:"+secret+"\n"+second), 0o600)
 				d.audit = record
 				d.open(c.files, changes, New(Options{Daemon: &stops{}, Audit: record, Engine: engine.New(engine.Options{})}))

@@ -34,7 +34,7 @@ type Control interface {
 // clientKey is where the context of a request holds who sent it.
 type clientKey struct{}
 
-// by is who sent a request, and what for.
+// by returns the author of a request, with a description of the change.
 func by(ctx context.Context, what string) control.Author {
 	asked(ctx)
 	return control.Author{Who: whoAsks(ctx), What: what}

@@ -12,29 +12,29 @@ import (
 	"time"
 )
 
-// Bounds of what clients can hold open, over TCP and at the socket each: together less than
-// the 1,024 files that a process may have open where nobody raised it. Who has proved
-// nothing keeps a connection for readHeaderTimeout at most.
+// Limits of open connections, for TCP and for the socket each. Together they are below 1,024, the
+// usual limit of open files of a process. A client that has not authenticated keeps a connection for
+// at most readHeaderTimeout.
 const (
-	maxConnections = 256 // in all
-	maxOfClient    = 32  // of one process, IPv4 address or IPv6 /64, so that none of them can have them all
+	maxConnections = 256 // of all clients
+	maxOfClient    = 32  // of one process, IPv4 address or IPv6 /64
 )
 
-// writeTimeout bounds the wait for a client that does not read its answer: 64 KiB are to be
-// gone in this time. Who pages through 'sluice conns --list' looks at a page for a while.
+// writeTimeout is how long a client may take to read 64 KiB of its answer. It is long because a user
+// may look at one page of 'sluice conns --list' in a pager for a while.
 const (
 	writeTimeout = 2 * time.Minute
 	writePiece   = 64 << 10
 )
 
-// limited is a listener that serves what is within the bounds, and cuts off who does not read.
+// limited is a listener that enforces the limits and closes connections whose client does not read.
 type limited struct {
 	net.Listener
-	total, each int
-	patience    time.Duration                  // with a client that does not read
-	client      func(net.Conn) string          // whose connection it is
-	surplus     func(c net.Conn, cause string) // ends a connection beyond the bounds
-	refused     func(client, cause string)     // tells of it
+	total, each  int
+	stallTimeout time.Duration                  // how long a client may read nothing
+	client       func(net.Conn) string          // the client of a connection, for counting
+	surplus      func(c net.Conn, cause string) // closes a connection beyond the limits
+	refused      func(client, cause string)     // reports a refused client
 
 	mu   sync.Mutex // protects the rest
 	open int
@@ -43,9 +43,9 @@ type limited struct {
 
 func newLimited(l net.Listener, total, each int, refused func(client, cause string)) *limited {
 	return &limited{
-		Listener: l, total: total, each: each, patience: writeTimeout, refused: refused, of: map[string]int{},
+		Listener: l, total: total, each: each, stallTimeout: writeTimeout, refused: refused, of: map[string]int{},
 		client:  func(c net.Conn) string { return clientOf(c.RemoteAddr()).String() },
-		surplus: func(c net.Conn, _ string) { c.Close() }, // strangers are told nothing
+		surplus: func(c net.Conn, _ string) { c.Close() }, // no answer to a client that has not authenticated
 	}
 }
 
@@ -63,14 +63,14 @@ func (l *limited) Accept() (net.Conn, error) {
 			continue
 		}
 		return &counted{
-			Conn: c, client: client, patience: l.patience,
-			deaf:    func() { l.refused(name(c, client), "it does not read its answer") },
-			release: sync.OnceFunc(func() { l.give(client) }),
+			Conn: c, client: client, stallTimeout: l.stallTimeout,
+			slowReader: func() { l.refused(name(c, client), "it does not read its answer") },
+			release:    sync.OnceFunc(func() { l.give(client) }),
 		}, nil
 	}
 }
 
-// name is what the log calls the other end: its address, or the client where it has none.
+// name is the client in the log: its address, or the process at the socket.
 func name(c net.Conn, client string) string {
 	if _, unix := c.(*net.UnixConn); unix {
 		return client
@@ -78,7 +78,7 @@ func name(c net.Conn, client string) string {
 	return c.RemoteAddr().String()
 }
 
-// clientOf returns what one host has: an IPv4 address or an IPv6 /64.
+// clientOf returns the prefix that counts as one client: an IPv4 address or an IPv6 /64.
 func clientOf(a net.Addr) netip.Prefix {
 	ap, err := netip.ParseAddrPort(a.String())
 	if err != nil {
@@ -114,13 +114,13 @@ func (l *limited) give(client string) {
 	}
 }
 
-// counted gives its place back when it is closed, and ends where the other end does not read.
+// counted is a connection that is counted until it is closed, and that fails when the client does not read.
 type counted struct {
 	net.Conn
-	client   string
-	patience time.Duration
-	deaf     func()
-	release  func()
+	client       string
+	stallTimeout time.Duration
+	slowReader   func()
+	release      func()
 
 	mu       sync.Mutex // protects the rest
 	deadline time.Time  // of writing, that a handler set; zero: none
@@ -139,11 +139,11 @@ func (c *counted) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// allow gives the next piece its time: what a handler has set, and patience at most.
+// allow gives the next piece its time: what a handler has set, and at most stallTimeout.
 func (c *counted) allow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	end := time.Now().Add(c.patience)
+	end := time.Now().Add(c.stallTimeout)
 	if !c.deadline.IsZero() && c.deadline.Before(end) {
 		end = c.deadline
 	}
@@ -159,7 +159,7 @@ func (c *counted) Write(b []byte) (written int, err error) {
 		written += n
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		c.deaf()
+		c.slowReader()
 	}
 	return written, err
 }
@@ -169,17 +169,17 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// refusalsEvery is how often the log tells of refusals.
+// refusalsEvery is the least time between two log lines about refusals.
 const refusalsEvery = 10 * time.Second
 
-// refusals tells the log who was refused: a line in ten seconds, with the number of those
-// that it has not named.
+// refusals logs refused clients: at most one line in ten seconds, with the number of refusals that were
+// not logged.
 type refusals struct {
 	log *slog.Logger
 	now func() time.Time
 
 	mu     sync.Mutex // protects the rest
-	next   time.Time  // when there may be another line
+	next   time.Time  // time of the next log line, at the earliest
 	untold int
 	total  uint64
 }

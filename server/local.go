@@ -48,13 +48,13 @@ func processOf(c net.Conn) string {
 	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid)
 }
 
-// Bounds of the answers to those who are not served.
+// Limits of the answers to refused clients.
 const (
-	maxRefusing   = 64 // at a time; who comes then finds the connection closed
+	maxRefusing   = 64 // at a time; further connections are closed without an answer
 	refuseTimeout = time.Second
 )
 
-// refuser returns what answers a connection beyond the bounds by its cause.
+// refuser returns a function that tells the client of a connection beyond the limits why it is refused.
 func refuser(at net.Addr) func(net.Conn, string) {
 	places := make(chan struct{}, maxRefusing)
 	return func(c net.Conn, cause string) {
@@ -68,12 +68,12 @@ func refuser(at net.Addr) func(net.Conn, string) {
 			defer func() { <-places }()
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(refuseTimeout))
-			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // answers to nothing confuse clients
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // a client expects no answer before its request
 				return
 			}
 			w := &unsaid{header: http.Header{}}
 			writeProblem(w, http.StatusServiceUnavailable, fmt.Sprintf("daemon on %s: %s: try again in a moment", at, cause))
-			_ = w.send(c) // who has gone needs no answer
+			_ = w.send(c) // fails if the client has closed the connection
 		}()
 	}
 }

@@ -39,7 +39,7 @@ func (d *endless) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 }
 
 // serveLocal serves the datapath's flows at a socket, whose name it returns.
-func serveLocal(t *testing.T, d datapath.Datapath, patience time.Duration) (string, *logged) {
+func serveLocal(t *testing.T, d datapath.Datapath, stallTimeout time.Duration) (string, *logged) {
 	t.Helper()
 	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{d}})
 	cfg, err := config.Decode("test.yaml", []byte(web))
@@ -56,7 +56,7 @@ func serveLocal(t *testing.T, d datapath.Datapath, patience time.Duration) (stri
 	}
 	said := &logged{}
 	local := NewLocal(l, slog.New(slog.NewTextHandler(said, nil)))
-	local.listener.patience = patience
+	local.listener.stallTimeout = stallTimeout
 	go func() { _ = local.Serve(context.Background(), New(Options{Engine: e})) }()
 	t.Cleanup(func() { local.http.Close() })
 	return at, said
@@ -169,7 +169,7 @@ func TestDeadlineOfAHandler(t *testing.T) {
 	one, other := net.Pipe() // on which nobody reads
 	defer other.Close()
 	cut := 0
-	c := &counted{Conn: one, patience: 200 * time.Millisecond, deaf: func() { cut++ }, release: func() {}}
+	c := &counted{Conn: one, stallTimeout: 200 * time.Millisecond, slowReader: func() { cut++ }, release: func() {}}
 	defer c.Close()
 	for _, handler := range []time.Duration{time.Millisecond, time.Hour} {
 		if err := c.SetWriteDeadline(time.Now().Add(handler)); err != nil {
@@ -187,7 +187,7 @@ func TestDeadlineOfAHandler(t *testing.T) {
 // TestSlowReaders: an answer may take as long as it likes while pieces of it are read.
 func TestSlowReaders(t *testing.T) {
 	c := &paced{}
-	n, err := (&counted{Conn: c, deaf: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
+	n, err := (&counted{Conn: c, slowReader: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
 	if err != nil || n != 10*writePiece+1 || c.written != n || c.longest != writePiece {
 		t.Errorf("%d bytes, %v: %+v", n, err, c)
 	}

@@ -16,7 +16,7 @@ import (
 func writeProblem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail)) // who has gone needs no answer
+	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail)) // fails if the client has closed the connection
 }
 
 // withProblems answers like the mux, and with error documents where the mux itself would
@@ -43,7 +43,7 @@ func withProblems(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// unsaid is an answer that is looked at before it is sent, if it is.
+// unsaid is an answer that is held back until it is checked.
 type unsaid struct {
 	header http.Header
 	status int

@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/api"
 )
 
-// Files are those by which the daemon and its clients prove to each other who they are. An
-// empty name is left out.
+// Files are the credentials of the daemon and of its clients. An empty name means none.
 type Files struct {
 	Cert, Key string // the daemon's, PEM; both or neither
 	ClientCA  string // who signs the clients' certificates, PEM
@@ -134,7 +133,7 @@ func (p *proofs) admit(r *http.Request) (token string, err error) {
 	return token, nil
 }
 
-// keeper has the proofs in force. It reads the files whenever they are needed, so that a
+// keeper holds the proofs in force. It reads the files whenever they are needed, so that a
 // renewal takes effect with the next connection or request.
 type keeper struct {
 	files Files

@@ -39,8 +39,8 @@ type TCPOptions struct {
 	Log     *slog.Logger
 }
 
-// Check returns what is missing for nobody but clients who prove who they are to be served,
-// and for their token to be kept secret.
+// Check returns an error unless only clients that authenticate are served and tokens are sent encrypted
+// or on loopback.
 func (o TCPOptions) Check() error {
 	f := o.Files
 	at, err := parseListen(o.Address)
@@ -72,7 +72,7 @@ func parseListen(s string) (netip.AddrPort, error) {
 	return at, nil
 }
 
-// TCP serves the API to clients that prove who they are.
+// TCP serves the API to clients that authenticate.
 type TCP struct {
 	opt      TCPOptions
 	keeper   *keeper
@@ -109,8 +109,7 @@ func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
 	return t, nil
 }
 
-// freebind lets the listener stand before its address is there, as at boot: a gateway does
-// not wait for it.
+// freebind lets the daemon listen before its address exists, for example at boot.
 func freebind(network, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {
@@ -123,7 +122,7 @@ func freebind(network, _ string, c syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// present tells whether this host has the address.
+// present reports whether this host has the address.
 func present(ip net.IP) bool {
 	if ip.IsUnspecified() || ip.IsLoopback() {
 		return true // all of 127.0.0.0/8 is there
@@ -144,8 +143,8 @@ func cause(err error) error {
 }
 
 // tls is the configuration of one connection. Sessions are not resumed, so that every
-// connection shows a certificate that counts now; HTTP/2 is left out for what it lets
-// strangers do.
+// connection shows a certificate that counts now. HTTP/2 is off, because it lets clients that have not
+// authenticated use more resources.
 func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
 	p := t.keeper.current()
 	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.cert}, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
@@ -158,8 +157,8 @@ func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
 // Addr returns where it listens.
 func (t *TCP) Addr() net.Addr { return t.listener.Addr() }
 
-// Refused returns how many connections and requests were refused: those that were too many,
-// and those of clients that did not prove who they are.
+// Refused returns how many connections and requests were refused: beyond the limits, or of clients that
+// did not authenticate.
 func (t *TCP) Refused() uint64 {
 	t.refusals.mu.Lock()
 	defer t.refusals.mu.Unlock()
@@ -174,7 +173,7 @@ func (t *TCP) Expires() time.Time {
 	return time.Time{}
 }
 
-// Reread reads the files again, which happens by itself when they are needed next.
+// Reread reads the files again now. They are also read whenever they are needed.
 func (t *TCP) Reread() { t.keeper.reread() }
 
 // Serve answers by the handler until Shutdown or Close, and always returns an error. The
@@ -192,7 +191,7 @@ func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 	return t.http.Serve(t.listener)
 }
 
-// admit serves who proves who it is, and ends the connection of everybody else.
+// admit serves clients that authenticate and closes the connection of others.
 func (t *TCP) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := t.keeper.current()

@@ -28,7 +28,8 @@ const (
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 
-// TestTCPNeedsProofs: what would serve strangers, or show them the token, does not begin.
+// TestTCPNeedsProofs: settings that would serve clients without authentication, or send the token in
+// the clear, are refused.
 func TestTCPNeedsProofs(t *testing.T) {
 	both := Files{Cert: "c", Key: "k"}
 	with := func(f Files, ca, tokens string) Files {
@@ -73,27 +74,27 @@ func TestTCPNeedsProofs(t *testing.T) {
 func TestTCPRefusesFiles(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		wrong func(d *door)
+		wrong func(d *tcpDaemon)
 		says  string
 	}{
-		{"others read the token", func(d *door) { d.write("tokens", []byte(secret), 0o604) }, "tokens: its mode 0604 lets others than its owner use it: chmod 0600 "},
-		{"a group reads the token", func(d *door) { d.write("tokens", []byte(secret), 0o640) }, "tokens: its mode 0640"},
-		{"short", func(d *door) { d.write("tokens", []byte(secret+"\nfifteen-letters"), 0o600) }, "tokens: token 2 has 15 bytes, at least 16"},
-		{"empty", func(d *door) { d.write("tokens", []byte(" \n"), 0o600) }, "tokens: it is empty: write a token"},
-		{"no header carries it", func(d *door) { d.write("tokens", []byte("grüße-aus-der-ferne"), 0o600) }, "no header carries"},
-		{"huge", func(d *door) { d.write("tokens", bytes.Repeat([]byte("x"), 1<<20+1), 0o600) }, "larger than"},
-		{"no token", func(d *door) { os.Remove(d.at("tokens")) }, "tokens: no such file"},
-		{"a pipe", func(d *door) { os.Remove(d.at("tokens")); _ = syscall.Mkfifo(d.at("tokens"), 0o600) }, "no regular file"},
-		{"others read the key", func(d *door) { os.Chmod(d.at("key"), 0o644) }, "key " /* the object */},
-		{"no certificate", func(d *door) { os.Remove(d.at("cert")) }, "certificate "},
-		{"another key", func(d *door) {
+		{"others read the token", func(d *tcpDaemon) { d.write("tokens", []byte(secret), 0o604) }, "tokens: its mode 0604 lets others than its owner use it: chmod 0600 "},
+		{"a group reads the token", func(d *tcpDaemon) { d.write("tokens", []byte(secret), 0o640) }, "tokens: its mode 0640"},
+		{"short", func(d *tcpDaemon) { d.write("tokens", []byte(secret+"\nfifteen-letters"), 0o600) }, "tokens: token 2 has 15 bytes, at least 16"},
+		{"empty", func(d *tcpDaemon) { d.write("tokens", []byte(" \n"), 0o600) }, "tokens: it is empty: write a token"},
+		{"no header carries it", func(d *tcpDaemon) { d.write("tokens", []byte("grüße-aus-der-ferne"), 0o600) }, "no header carries"},
+		{"huge", func(d *tcpDaemon) { d.write("tokens", bytes.Repeat([]byte("x"), 1<<20+1), 0o600) }, "larger than"},
+		{"no token", func(d *tcpDaemon) { os.Remove(d.at("tokens")) }, "tokens: no such file"},
+		{"a pipe", func(d *tcpDaemon) { os.Remove(d.at("tokens")); _ = syscall.Mkfifo(d.at("tokens"), 0o600) }, "no regular file"},
+		{"others read the key", func(d *tcpDaemon) { os.Chmod(d.at("key"), 0o644) }, "key " /* the object */},
+		{"no certificate", func(d *tcpDaemon) { os.Remove(d.at("cert")) }, "certificate "},
+		{"another key", func(d *tcpDaemon) {
 			_, key := d.servers.issue(3, time.Hour)
 			d.write("key", key, 0o640)
 		}, "private key does not match public key"},
-		{"no CA in PEM", func(d *door) { d.write("ca", d.clients.cert.Raw, 0o644) }, "ca: it holds no certificate in PEM"},
+		{"no CA in PEM", func(d *tcpDaemon) { d.write("ca", d.clients.cert.Raw, 0o644) }, "ca: it holds no certificate in PEM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := newDoor(t)
+			d := newTCPDaemon(t)
 			c.wrong(d)
 			tcp, err := ListenTCP(t.Context(), TCPOptions{Address: "127.0.0.1:0", Files: d.files("tls ca tokens"), Log: slog.New(slog.DiscardHandler)})
 			if err == nil {
@@ -112,24 +113,24 @@ func TestTCPServesWhoProves(t *testing.T) {
 	bearer := func(token string) []string { return []string{"Authorization", "Bearer " + token} }
 	none := func(*tls.Config) {}
 	old := func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }
-	mine := func(d *door) func(*tls.Config) { return shows(d.clients.pair(x509.ExtKeyUsageClientAuth)) }
-	strange := func(d *door) func(*tls.Config) {
+	mine := func(d *tcpDaemon) func(*tls.Config) { return shows(d.clients.pair(x509.ExtKeyUsageClientAuth)) }
+	strange := func(d *tcpDaemon) func(*tls.Config) {
 		return shows(newSigner(d.t, "clients").pair(x509.ExtKeyUsageClientAuth))
 	}
-	server := func(d *door) func(*tls.Config) { return shows(d.clients.pair(x509.ExtKeyUsageServerAuth)) }
-	late := func(d *door) func(*tls.Config) {
+	server := func(d *tcpDaemon) func(*tls.Config) { return shows(d.clients.pair(x509.ExtKeyUsageServerAuth)) }
+	late := func(d *tcpDaemon) func(*tls.Config) {
 		pair, err := tls.X509KeyPair(d.clients.issue(9, -time.Minute, x509.ExtKeyUsageClientAuth))
 		if err != nil {
 			d.t.Fatal(err)
 		}
 		return shows(pair)
 	}
-	plain := func(f func(*tls.Config)) func(*door) func(*tls.Config) {
-		return func(*door) func(*tls.Config) { return f }
+	plain := func(f func(*tls.Config)) func(*tcpDaemon) func(*tls.Config) {
+		return func(*tcpDaemon) func(*tls.Config) { return f }
 	}
 	for _, c := range []struct {
 		name, files string
-		tls         func(*door) func(*tls.Config)
+		tls         func(*tcpDaemon) func(*tls.Config)
 		header      []string
 		code        int // 0: no TLS connection comes about
 		says        string
@@ -155,7 +156,7 @@ func TestTCPServesWhoProves(t *testing.T) {
 		{"TLS 1.2", "tls tokens", plain(old), bearer(secret), 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := newDoor(t)
+			d := newTCPDaemon(t)
 			d.open(c.files, false, hello)
 			resp, text, err := d.ask(d.client(c.tls(d)), "GET", "/metrics", c.header...)
 			if c.code == 0 {
@@ -195,7 +196,7 @@ func TestTCPReadsOnly(t *testing.T) {
 		t.Fatalf("%d requests", len(requests))
 	}
 	for _, changes := range []bool{false, true} {
-		d := newDoor(t)
+		d := newTCPDaemon(t)
 		d.open("tokens", changes, hello)
 		c := d.client()
 		for request, reads := range requests {
@@ -222,7 +223,7 @@ func TestTCPReadsOnly(t *testing.T) {
 
 // TestTCPFollowsFiles renews everything under an open connection.
 func TestTCPFollowsFiles(t *testing.T) {
-	d := newDoor(t)
+	d := newTCPDaemon(t)
 	d.open("tls ca tokens", false, hello)
 	mine := shows(d.clients.pair(x509.ExtKeyUsageClientAuth))
 	kept := d.client(mine)
@@ -298,16 +299,16 @@ func TestTCPFollowsFiles(t *testing.T) {
 	}
 }
 
-// TestTCPBounds: what strangers may send and hold.
+// TestTCPBounds: limits for clients that have not authenticated.
 func TestTCPBounds(t *testing.T) {
 	t.Run("header", func(t *testing.T) {
-		d := newDoor(t)
+		d := newTCPDaemon(t)
 		d.open("tls tokens", false, hello)
 		if resp, _, err := d.ask(d.client(), "GET", "/", "Authorization", "Bearer "+strings.Repeat("x", 64<<10)); err != nil || resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 			t.Errorf("64 KiB of header: %v %v", resp, err)
 		}
 	})
-	silent := func(d *door) net.Conn {
+	silent := func(d *tcpDaemon) net.Conn {
 		c, err := net.Dial("tcp", d.tcp.Addr().String())
 		if err != nil {
 			d.t.Fatal(err)
@@ -316,7 +317,7 @@ func TestTCPBounds(t *testing.T) {
 		return c
 	}
 	t.Run("connections", func(t *testing.T) {
-		d := newDoor(t)
+		d := newTCPDaemon(t)
 		d.silence = time.Hour
 		d.open("tls tokens", false, hello)
 		var held []net.Conn
@@ -341,7 +342,7 @@ func TestTCPBounds(t *testing.T) {
 		}
 	})
 	t.Run("bodies", func(t *testing.T) {
-		d := newDoor(t)
+		d := newTCPDaemon(t)
 		begun, end := make(chan bool, maxBodies+1), make(chan bool)
 		d.open("tokens", false, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			if r.Method == "POST" {
@@ -377,12 +378,12 @@ func TestTCPBounds(t *testing.T) {
 	})
 	for kind, files := range map[string]string{"silence before the handshake": "tls tokens", "silence before the request": "tokens"} {
 		t.Run(kind, func(t *testing.T) {
-			d := newDoor(t)
+			d := newTCPDaemon(t)
 			d.open(files, false, hello)
 			if d.tcp.http.ReadHeaderTimeout <= 0 || d.tcp.http.IdleTimeout <= 0 {
 				t.Fatal("silent clients may stay")
 			}
-			d = newDoor(t)
+			d = newTCPDaemon(t)
 			d.silence = 10 * time.Millisecond
 			d.open(files, false, hello)
 			c := silent(d)

@@ -22,6 +22,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/audit"
 )
 
 // signer is a certificate authority.
@@ -107,6 +109,7 @@ type tcpDaemon struct {
 	servers *signer // of the daemon's certificate
 	clients *signer
 	silence time.Duration // how long clients may be silent; 0: as usual
+	audit   *audit.Log
 }
 
 // newTCPDaemon makes the files; open listens.
@@ -154,7 +157,7 @@ func (d *tcpDaemon) files(kinds string) Files {
 func (d *tcpDaemon) open(kinds string, changes bool, h http.Handler) {
 	d.t.Helper()
 	var err error
-	d.tcp, err = ListenTCP(d.t.Context(), TCPOptions{Address: "127.0.0.1:0", Files: d.files(kinds), Changes: changes, Log: slog.New(slog.NewTextHandler(d.log, nil))})
+	d.tcp, err = ListenTCP(d.t.Context(), TCPOptions{Address: "127.0.0.1:0", Files: d.files(kinds), Changes: changes, Log: slog.New(slog.NewTextHandler(d.log, nil)), Audit: d.audit})
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -291,8 +291,8 @@ type FlowFilter struct {
 	Datapath string `query:"datapath" doc:"nftables, ebpf, or kernel: tracked, but of no service or rule"`
 }
 
-// source is the datapath whose flows are read: those that the kernel tracks for
-// nobody's sake ("kernel") are read with nftables'.
+// source is the datapath whose flows are read. Connections that the kernel tracks and that belong to no
+// rule ("kernel") are read by the nftables datapath.
 func (in *FlowFilter) source() string {
 	if in.Datapath == "kernel" {
 		return "nftables"
@@ -354,7 +354,7 @@ func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamRes
 			end.End.Error = err.Error()
 		}
 		if lost == nil {
-			_ = lines.Encode(end) // a client that went away is told nothing
+			_ = lines.Encode(end) // the client may have closed the connection
 			_ = w.Flush()
 		}
 	}}, nil

@@ -341,7 +341,7 @@ func TestCardWithoutProgram(t *testing.T) {
 	h := &host{xdp: map[int]uint64{3: netdev.XDPBasic}, interfaces: []netdev.Interface{eth1,
 		{Index: 4, Name: "eth1.7", Kind: "vlan", Parent: 3, Up: true, MAC: mac}}}
 	for hook, want := range map[config.Attach]string{config.AttachAuto: "eth1 (device), eth1.7 (vlan)", config.AttachXDP: "eth1.7 (vlan)"} {
-		if got := some(h.deaf(&config.Config{Attach: hook})); got != want {
+		if got := some(h.withoutTransmit(&config.Config{Attach: hook})); got != want {
 			t.Errorf("attach: %s: frames are lost towards %s, want %s", hook, got, want)
 		}
 	}

@@ -55,7 +55,7 @@ func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	case len(hooks) == 0:
 		return "not among the interfaces of the configuration"
 	case len(hooks) > 1:
-		return "TC carries new flows and what leaves by " + some(d.seen.deaf(c)) + ", where frames from XDP would be lost"
+		return "TC carries new flows and what leaves by " + some(d.seen.withoutTransmit(c)) + ", where frames from XDP would be lost"
 	case tc == nil || c.Attach == config.AttachTC:
 		return ""
 	case i.Bare():

@@ -176,10 +176,10 @@ func (c *compiler) finish() {
 		c.inherit(uint32(list))
 	}
 	c.split()
-	deaf := c.host.deaf(c.snapshot.Config)
+	withoutTransmit := c.host.withoutTransmit(c.snapshot.Config)
 	for _, i := range c.host.interfaces {
 		v := wireInterfaceAddr{Mtu: uint32(i.MTU)}
-		if !slices.ContainsFunc(deaf, func(x netdev.Interface) bool { return x.Index == i.Index }) {
+		if !slices.ContainsFunc(withoutTransmit, func(x netdev.Interface) bool { return x.Index == i.Index }) {
 			v.Flags = interfaceXDP
 		}
 		copy(v.Mac[:], i.MAC)

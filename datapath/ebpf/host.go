@@ -226,9 +226,9 @@ func (h *host) vlansOf(i netdev.Interface) (list []netdev.Interface) {
 	return list
 }
 
-// deaf lists the interfaces that packets may leave by and to which XDP, on another one,
+// withoutTransmit lists the interfaces that packets may leave by and to which XDP, on another one,
 // cannot hand them: such frames are lost.
-func (h *host) deaf(c *config.Config) (list []netdev.Interface) {
+func (h *host) withoutTransmit(c *config.Config) (list []netdev.Interface) {
 	wanted, _ := h.attachTo(c)
 	for _, i := range h.interfaces {
 		_, port := i.PortOf(h.interfaces)
@@ -266,7 +266,7 @@ func (h *host) takes(i netdev.Interface, attach config.Attach, ours bool) bool {
 // to interfaces that take its frames, and leaves the rest to TC.
 func (h *host) paired(c *config.Config) bool {
 	wanted, _ := h.attachTo(c)
-	return len(h.deaf(c)) > 0 && slices.ContainsFunc(wanted, func(i netdev.Interface) bool {
+	return len(h.withoutTransmit(c)) > 0 && slices.ContainsFunc(wanted, func(i netdev.Interface) bool {
 		return h.hooksFor(c.Attach, i)[0] == config.AttachXDP
 	})
 }

@@ -77,9 +77,9 @@ func (d *Datapath) Warnings() (out []string) {
 		}
 	}
 	if d.snapshot.Config.Attach == config.AttachXDP {
-		if deaf := d.seen.deaf(d.snapshot.Config); len(deaf) > 0 {
+		if withoutTransmit := d.seen.withoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
 			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
-				"set links down that nothing uses", some(deaf)))
+				"set links down that nothing uses", some(withoutTransmit)))
 		}
 		for _, a := range d.attached {
 			i, _ := d.seen.byName(a.name)

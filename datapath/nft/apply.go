@@ -23,7 +23,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	start := time.Now()
-	result, delta, away, err := d.prepare(ctx, s)
+	result, delta, mismatch, err := d.prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +43,8 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 		}
 	}
 	old := d.staleAfter(d.snapshot, s)
-	d.inForce, d.compiled, d.snapshot, d.away = result.Ruleset, result, s, away
-	change.Ended, d.uncut = d.end(ctx, old)
+	d.inForce, d.compiled, d.snapshot, d.mismatch = result.Ruleset, result, s, mismatch
+	change.Ended, d.endError = d.end(ctx, old)
 	change.Duration = time.Since(start)
 	return change, nil
 }
@@ -205,13 +205,13 @@ func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.
 	if len(missing) == 0 || set.Interval {
 		return missing, nil
 	}
-	return d.conn.Has(set, missing) // one by one, for a dump may miss some: see readTries
+	return d.conn.Has(set, missing) // one by one, because a dump may miss some: see difference
 }
 
 // maxLines bounds the lines of a described change.
 const maxLines = 300
 
-// describe turns a delta into what people and counters are told.
+// describe turns a delta into a datapath.Change.
 func (d *Datapath) describe(result *compile.Result, delta *ruleset.Delta) *datapath.Change {
 	c := &datapath.Change{Datapath: d.Name(), Lines: describe(delta, maxLines)}
 	c.Objects.Added = len(delta.AddTables) + len(delta.AddChains) + len(delta.AddSets) + len(delta.AddObjects)

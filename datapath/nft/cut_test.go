@@ -64,7 +64,7 @@ func TestARackGoesDown(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || left != len(entries)-stay || b.d.uncut != nil {
-		t.Errorf("%d connections are left, want %d; %v, %v", left, len(entries)-stay, err, b.d.uncut)
+	if err != nil || left != len(entries)-stay || b.d.endError != nil {
+		t.Errorf("%d connections are left, want %d; %v, %v", left, len(entries)-stay, err, b.d.endError)
 	}
 }

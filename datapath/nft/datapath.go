@@ -49,12 +49,12 @@ type Datapath struct {
 	generation uint32
 	// retired counts what objects had counted that are no more.
 	retired retired
-	// away is why the snapshot does not fit the host any more, as it did when its
-	// configuration was applied; nil when it does.
-	away error
-	// uncut is why connections that are treated otherwise now could not be ended with
-	// the last Apply, which succeeded all the same.
-	uncut error
+	// mismatch is why the snapshot no longer matches the host, as it did when its configuration was
+	// applied; nil when it does.
+	mismatch error
+	// endError is why the last Apply, which succeeded, could not end connections that the new rules
+	// treat differently; nil when it could.
+	endError error
 	// flowtables and timeouts tell whether the kernel has flowtables, and timeouts
 	// of single connections.
 	flowtables, timeouts bool
@@ -144,8 +144,8 @@ func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Ch
 
 // prepare brings the model up to date, compiles and compares. A configuration that is in
 // force stays so when a network goes away that it needs, for the other services have
-// backends that come and go: then away tells why it would not be taken anew.
-func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *compile.Result, delta *ruleset.Delta, away, err error) {
+// backends that come and go: then mismatch says why it would be refused if it were new.
+func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *compile.Result, delta *ruleset.Delta, mismatch, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, nil, err
 	}
@@ -166,13 +166,13 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 	env.FIB = d.fib
 	result, err = compile.Compile(s, env, d.compiled)
 	if err != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-		env.Route, away = d.host.lastNeighbour, err
+		env.Route, mismatch = d.host.lastNeighbour, err
 		result, err = compile.Compile(s, env, d.compiled)
 	}
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return result, ruleset.Diff(d.inForce, result.Ruleset), away, nil
+	return result, ruleset.Diff(d.inForce, result.Ruleset), mismatch, nil
 }
 
 // refresh makes sure that inForce is what the kernel holds: it reads our tables
@@ -197,7 +197,7 @@ func (d *Datapath) refresh() error {
 			return err
 		}
 		if left.Empty() {
-			d.generation = generation // the other transaction was none of our business
+			d.generation = generation // the other transaction did not change our tables
 			return nil
 		}
 	}

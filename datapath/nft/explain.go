@@ -75,7 +75,7 @@ func (d *Datapath) entry(ctx context.Context, t flow.Tuple) (*conntrack.Entry, e
 	return c.Get(ctx, t)
 }
 
-// explainer puts the answer of a replay into words.
+// explainer turns the answer of a replay into an Explanation.
 type explainer struct {
 	q        datapath.Question
 	snapshot *datapath.Snapshot
@@ -138,7 +138,7 @@ func metOf(s replay.Step) datapath.Met {
 // stolen is NF_STOLEN: the rule sent the packet itself.
 const stolen = 2
 
-// outcome finds what became of the packet.
+// outcome finds whether the packet was forwarded, dropped or passed to the host.
 func (x *explainer) outcome() {
 	a, e := x.answer, x.e
 	var answers []string
@@ -357,7 +357,7 @@ func (x *explainer) forwardReason() string {
 	return "not-ours"
 }
 
-// doubts say what may be otherwise when the packet is really sent.
+// doubts say what may differ when the packet is really sent.
 func (x *explainer) doubts() {
 	e := x.e
 	note := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }

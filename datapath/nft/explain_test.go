@@ -104,11 +104,11 @@ func (b *bench) check(t *testing.T, c explained) {
 // really sends the packet, and holds what happens against what was foretold.
 func (b *bench) really(t *testing.T, c explained, e *datapath.Explanation) {
 	t.Helper()
-	network, patience := c.protocol.String(), silence
+	network, timeout := c.protocol.String(), silence
 	if e.Action == "forward" {
-		patience = trafficTimeout
+		timeout = trafficTimeout
 	}
-	conn, err := b.dialWithin(patience, network, c.node, c.from, c.to)
+	conn, err := b.dialWithin(timeout, network, c.node, c.from, c.to)
 	if err == nil {
 		defer conn.Close()
 		if network == "udp" {

@@ -66,9 +66,9 @@ func TestHelpers(t *testing.T) {
 			}
 			for _, h := range []config.Helper{"", c.helper} {
 				b.apply(conf(h))
-				p := &peers{bench: b, port: c.port, patience: trafficTimeout}
+				p := &peers{bench: b, port: c.port, timeout: trafficTimeout}
 				if h == "" {
-					p.patience = silence
+					p.timeout = silence
 				}
 				err := c.talk(p)
 				p.close()
@@ -97,9 +97,9 @@ func TestHelpersOfInsideHosts(t *testing.T) {
 			t.Run(string(n.Type)+" "+string(helper), func(t *testing.T) {
 				n.Helper = helper
 				b.apply(&config.Config{NAT: []config.NATRule{n}})
-				p := &peers{bench: b, patience: trafficTimeout}
+				p := &peers{bench: b, timeout: trafficTimeout}
 				if helper == "" {
-					p.patience = silence
+					p.timeout = silence
 				}
 				defer p.close()
 				for name, talk := range map[string]func() error{"tftp": p.tftpOut, "ftp": p.ftpOut} {
@@ -162,9 +162,9 @@ func (p *peers) ftpOut() error {
 // peers are the two ends of an exchange: the client at caller, the server at helped.
 type peers struct {
 	*bench
-	port     uint16
-	patience time.Duration
-	open     []io.Closer
+	port    uint16
+	timeout time.Duration
+	open    []io.Closer
 }
 
 func (p *peers) close() {
@@ -173,7 +173,7 @@ func (p *peers) close() {
 	}
 }
 
-// mortal makes a socket give up after the peers' patience and end with them.
+// mortal makes a socket give up after the peers' timeout and end with them.
 func mortal[C interface {
 	io.Closer
 	SetDeadline(time.Time) error
@@ -182,7 +182,7 @@ func mortal[C interface {
 		return c, err
 	}
 	p.open = append(p.open, c)
-	return c, c.SetDeadline(time.Now().Add(p.patience))
+	return c, c.SetDeadline(time.Now().Add(p.timeout))
 }
 
 // packet opens a datagram or raw socket in a node.
@@ -215,11 +215,11 @@ func (p *peers) connect(node, from, to, atNode, at string) (client, server net.C
 		return nil, nil, err
 	}
 	defer l.Close()
-	client, err = p.dialFor(p.patience, "tcp", node, from, to)
+	client, err = p.dialFor(p.timeout, "tcp", node, from, to)
 	if client, err = mortal(p, client, err); err != nil {
 		return nil, nil, err
 	}
-	if err = l.(*net.TCPListener).SetDeadline(time.Now().Add(p.patience)); err == nil {
+	if err = l.(*net.TCPListener).SetDeadline(time.Now().Add(p.timeout)); err == nil {
 		server, err = l.Accept()
 	}
 	server, err = mortal(p, server, err)

@@ -15,13 +15,12 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Connection tracking asks the rules once, for the first packet of a connection. Whoever sends
-// without a pause from one port (syslog, SNMP traps, VPN keepalives, resolvers, SIP) never opens
-// another one: it would keep the backend that has been replaced, or the source that has no
-// translation, for ever. So an apply ends the tracked connections that its snapshot would treat
-// otherwise.
+// Connection tracking evaluates the NAT rules once, for the first packet of a connection. A host that
+// sends from one port without a pause (syslog, SNMP traps, VPN keepalives, resolvers, SIP) never opens a
+// new connection, and would keep a replaced backend or an untranslated source for ever. So an apply ends
+// the tracked connections that its snapshot treats differently.
 
-// stale tells which tracked connections a snapshot treats otherwise than they are.
+// stale finds the tracked connections that a snapshot treats differently.
 type stale struct {
 	before, after   *datapath.Listeners
 	rulesWas, rules []*config.NATRule
@@ -76,11 +75,11 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 	case len(now) == 0:
 		return f.DestTranslated() && s.may(&f)
 	}
-	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.misled(&f, l) })
+	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.mismatched(&f, l) })
 }
 
-// misled reports whether a connection is not as the listener would have it, and is to be ended.
-func (s *stale) misled(f *flow.Flow, l datapath.Listener) bool {
+// mismatched reports whether the listener would treat a connection differently, so that it is to be ended.
+func (s *stale) mismatched(f *flow.Flow, l datapath.Listener) bool {
 	if l.Service != nil {
 		return s.service(f, l.Service)
 	}
@@ -97,7 +96,7 @@ func (s *stale) service(f *flow.Flow, to *datapath.Service) bool {
 	case i < 0:
 		return s.may(f)
 	case to.State[i] == datapath.Down:
-		return true // however it stands: nobody answers there
+		return true // in any state: no server answers there
 	case to.State[i] == datapath.Drain && closed(f):
 		return true // a SYN of the same port would go on with it, where it opens another one
 	case to.Mode != config.ModeFullNAT:

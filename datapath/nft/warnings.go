@@ -34,11 +34,11 @@ func (d *Datapath) Warnings() []string {
 		out = append(out, "the kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT): timeouts: is not applied, "+
 			"the sysctls net.netfilter.nf_conntrack_*_timeout are in force")
 	}
-	if d.away != nil {
-		out = append(out, fmt.Sprintf("%v; its packets go on being sent to where it was", d.away))
+	if d.mismatch != nil {
+		out = append(out, fmt.Sprintf("%v; its packets go on being sent to where it was", d.mismatch))
 	}
-	if d.uncut != nil {
-		out = append(out, d.uncut.Error())
+	if d.endError != nil {
+		out = append(out, d.endError.Error())
 	}
 	there := func(name string) bool {
 		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })

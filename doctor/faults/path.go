@@ -38,7 +38,7 @@ func PathConditions() []Condition {
 		{Name: "hairpin", Wants: []Want{{"FW16", "warn", "hairpin"}}, Fault: all(command("client", "ip", "addr", "add", "192.0.2.77/24", "dev", "eth0"), nft(forwardTo("192.0.2.77"))),
 			Traffic: spray("client", flow.UDP, 0, 10, Client, 0, Gateway, 53), Do: `nft 'add table ip hairpin.*'`, Cure: gateway("conntrack -F")},
 		{Name: "answers-by-another-uplink", Wants: []Want{{"FW17", "warn", "come in by up1 leave by wan0"}},
-			Fault:   all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet deaf { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
+			Fault:   all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet noreply { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
 			Traffic: spray("client", flow.TCP, tcpSYN, 10, Stranger, 0, "10.8.0.1", 8090), Do: `(?s)ip route add default via 10.8.0.2 dev up1 .*meta mark set ct mark'`},
 		{Name: "fragment-memory", Wants: []Want{{"FW14", "critical", "net.ipv4.ipfrag_high_thresh 20000"}},
 			Fault:   all(nft(natRules), sysctl("net.ipv4.ipfrag_low_thresh", "10000"), sysctl("net.ipv4.ipfrag_high_thresh", "20000")),

@@ -150,9 +150,9 @@ func listening(port, backlog int) setup {
 	}
 }
 
-// deaf has a program on the router hold a UDP socket with a receive buffer of so many
+// unreadSocket has a program on the router hold a UDP socket with a receive buffer of so many
 // bytes, and read nothing, until ctx ends.
-func deaf(port, buffer int) setup {
+func unreadSocket(port, buffer int) setup {
 	return func(ctx context.Context, l *lab.Lab) error {
 		return l.Node("gateway").Do(func() error {
 			c, err := (&net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {

@@ -94,10 +94,10 @@ func Hashes(s config.Scheduler) bool {
 var udpChecksum = rs.Field("udp checksum", rs.InetService, 6)
 
 // setPort are the rules that overwrite a port. A UDP packet without a checksum
-// must stay without: the kernel would mend the 0 into a wrong one.
+// must stay without: the kernel would change the 0 into a wrong one.
 func setPort(s rs.Selector, port uint16, protocol flow.Protocol) []rs.Rule {
-	set := func(r *rs.Builder, mend bool) rs.Rule {
-		return r.SetField(s, rs.Port(port), protocol, mend).Rule("")
+	set := func(r *rs.Builder, fixChecksum bool) rs.Rule {
+		return r.SetField(s, rs.Port(port), protocol, fixChecksum).Rule("")
 	}
 	if protocol != flow.UDP {
 		return []rs.Rule{set(rs.NewRule(), true)}

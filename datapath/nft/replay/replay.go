@@ -240,8 +240,8 @@ func (h *host) arrival(q Question, a *Answer) (*link, error) {
 // has come in, everything that was sent before it is through.
 const marker = 0x88b5
 
-// patience is how long a packet may take through an idle kernel.
-const patience = 5 * time.Second
+// replayTimeout is how long a packet may take through the scratch namespace.
+const replayTimeout = 5 * time.Second
 
 // pass lets the packet arrive and collects what leaves. The kernel works off the
 // frames that one CPU sends to a pair in order, and on that CPU.
@@ -256,7 +256,7 @@ func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 		return fmt.Errorf("packet socket: %w", err)
 	}
 	defer unix.Close(watch)
-	tv := unix.NsecToTimeval(int64(patience))
+	tv := unix.NsecToTimeval(int64(replayTimeout))
 	if err := unix.SetsockoptTimeval(watch, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return err
 	}
@@ -268,13 +268,13 @@ func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 		names[l.index] = l.name
 	}
 	buf := make([]byte, 1<<16)
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(replayTimeout); ; {
 		n, from, err := unix.Recvfrom(watch, buf, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
-			return fmt.Errorf("the packet did not come through the scratch namespace in %s", patience)
+			return fmt.Errorf("the packet did not come through the scratch namespace in %s", replayTimeout)
 		}
 		if err != nil {
 			return fmt.Errorf("packet socket: %w", err)

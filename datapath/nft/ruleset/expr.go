@@ -50,7 +50,7 @@ func (a *Attrs) payloadLoad(base, offset, length uint32, dst int) {
 	})
 }
 
-// checksum tells the kernel which checksums to mend when a header field changes.
+// checksum tells the kernel which checksums to update when a header field changes.
 type checksum struct {
 	kind   uint32 // NFT_PAYLOAD_CSUM_*
 	offset uint32 // of the checksum, from the same base

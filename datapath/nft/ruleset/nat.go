@@ -215,17 +215,17 @@ func portRange(p flow.Ports) string {
 	return p.String()
 }
 
-// SetField overwrites a header field without any connection tracking and mends
+// SetField overwrites a header field without any connection tracking and updates
 // the checksums that cover it. Protocol is the packet's layer 4 where the field
 // is a port; a UDP packet without a checksum (fixUDP false) keeps none.
-func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, mend bool) *Builder {
+func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, fixChecksum bool) *Builder {
 	c := checksum{}
 	switch {
 	case s.Type == IPv4Addr:
 		c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 10, true}
 	case s.Type == IPv6Addr:
 		c = checksum{unix.NFT_PAYLOAD_CSUM_NONE, 0, true}
-	case s.Type == InetService && mend:
+	case s.Type == InetService && fixChecksum:
 		switch p {
 		case flow.TCP:
 			c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 16, false}
@@ -242,14 +242,14 @@ func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, mend bool) *Bui
 
 // SetPrefix overwrites the leading bits of an address and leaves the rest,
 // without any connection tracking.
-func (b *Builder) SetPrefix(s Selector, to netip.Prefix, mend bool) *Builder {
+func (b *Builder) SetPrefix(s Selector, to netip.Prefix, fixChecksum bool) *Builder {
 	mask := Netmask(to)
 	for i := range mask {
 		mask[i] = ^mask[i]
 	}
-	c := checksum{unix.NFT_PAYLOAD_CSUM_NONE, 0, mend}
+	c := checksum{unix.NFT_PAYLOAD_CSUM_NONE, 0, fixChecksum}
 	if s.Type == IPv4Addr {
-		c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 10, mend}
+		c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 10, fixChecksum}
 	}
 	s.load(&b.attrs, 0)
 	b.attrs.bitwise(0, 0, string(mask), string(to.Masked().Addr().AsSlice()))
@@ -303,7 +303,7 @@ func (b *Builder) ClampMSS() *Builder {
 	return b.say("tcp option maxseg size set rt mtu")
 }
 
-// SetFrom overwrites a header field with what a map holds for the selectors, and mends no
+// SetFrom overwrites a header field with what a map holds for the selectors, and updates no
 // checksum but that of the IPv4 header for the TTL.
 func (b *Builder) SetFrom(s Selector, set string, by ...Selector) *Builder {
 	concatLoad(&b.attrs, by, hashScratch)

@@ -48,7 +48,7 @@ func QuotedIn(f Family) Quoted {
 }
 
 // SetQuoted overwrites an address and, unless it is 0, a port of the packet that an ICMP
-// error quotes. summed says that the packet is UDP with a checksum, which is mended; the
+// error quotes. summed says that the packet is UDP with a checksum, which is updated; the
 // quotation of a TCP segment may end before its checksum, which nobody looks at. The
 // checksum of the error itself stays right: what is changed in the quotation is made up for
 // by a checksum in there, or by the error's own.
