@@ -28,12 +28,28 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	}}
 }
 
+// NewPlain returns one for a TCP listener, with the same bounds, for an API whose handler asks its
+// clients itself who they are.
+func NewPlain(l net.Listener, log *slog.Logger) *Local {
+	refusals := &refusals{log: log, now: time.Now}
+	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), http: &http.Server{
+		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: configTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+	}}
+}
+
 // Serve answers by the handler until Shutdown, and always returns an error. The contexts of
 // requests end with ctx.
 func (l *Local) Serve(ctx context.Context, h http.Handler) error {
 	l.http.Handler = h
 	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return l.http.Serve(l.listener)
+}
+
+// Close closes everything at once, also before Serve.
+func (l *Local) Close() error {
+	_ = l.listener.Close() // the server knows it from Serve on only, and may have closed it
+	return l.http.Close()
 }
 
 // Shutdown waits until ctx ends for requests that are being answered, and closes everything.

@@ -41,7 +41,8 @@ type Options struct {
 	Metrics   http.Handler
 	Mappings  func() []datapath.Mapping // nil: none can be made
 	Events    *event.Log
-	Audit     *audit.Log // nil: nothing is recorded
+	Audit     *audit.Log      // nil: nothing is recorded
+	Warnings  func() []string // beside those of the engine; nil: none
 }
 
 // maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
@@ -124,6 +125,14 @@ func (s *server) register(g huma.API) {
 	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
 }
 
+// warnings are what keeps the rules from working, and what is not in force.
+func (s *server) warnings(v engine.View) []string {
+	if s.opt.Warnings == nil {
+		return v.Warnings
+	}
+	return append(v.Warnings, s.opt.Warnings()...)
+}
+
 func describe(id, summary string) func(*huma.Operation) {
 	return func(o *huma.Operation) { o.OperationID, o.Summary = id, summary }
 }
@@ -140,7 +149,7 @@ func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	v := s.opt.Engine.View()
 	st := api.Status{
 		Version: s.opt.Version, PID: os.Getpid(), Started: s.started, Uptime: time.Since(s.started).Seconds(), File: s.opt.File,
-		Revision: v.Applied.Revision, AppliedAt: v.Applied.At, Datapaths: s.opt.Datapaths, Warnings: v.Warnings,
+		Revision: v.Applied.Revision, AppliedAt: v.Applied.At, Datapaths: s.opt.Datapaths, Warnings: s.warnings(v),
 	}
 	if v.Applied.Err != nil {
 		st.Error = v.Applied.Err.Error()
@@ -208,7 +217,7 @@ func matches(header, tag string) bool {
 
 func (s *server) outcome(a engine.Applied) api.Outcome {
 	v := s.opt.Engine.View()
-	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: v.Warnings}
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
 }
 
 // outcomeOf is outcome of a change of the objects at these paths: of services it tells only the places
@@ -223,7 +232,7 @@ func (s *server) outcomeOf(a engine.Applied, paths ...string) api.Outcome {
 		services[steps[1]] = true
 	}
 	v := s.opt.Engine.ViewOf(services)
-	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: v.Warnings}
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
 }
 
 func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome], error) {

@@ -19,6 +19,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -52,12 +53,17 @@ by the CA of --client-ca, by a token of --token-file, or by both if both are
 given. They may read everything, and change something only with --listen-changes.
 Without --tls-cert and --tls-key it listens on loopback addresses only. A changed
 file takes effect with the next request; if it has an error, the previous content
-stays in force. --listen does not change who may use the socket.`,
+stays in force. --listen does not change who may use the socket.
+
+With --nftlb-api clients of nftlb, the nftables load balancer, manage farms,
+backends and policies here as they do there. Their farms become services whose
+names begin with nftlb-.`,
 		Example: `  sluice run -c /etc/sluice/sluice.yaml
   ip netns exec gateway sluice run -c lb-dnat.yaml
   sluice run -c sluice.yaml --listen 127.0.0.1:9443 --token-file token
   sluice run -c sluice.yaml --listen :9443 --tls-cert cert.pem \
-      --tls-key key.pem --client-ca ca.pem`,
+      --tls-key key.pem --client-ca ca.pem
+  sluice run -c sluice.yaml --nftlb-api 127.0.0.1:5555 --nftlb-key key`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.file == "" {
@@ -68,6 +74,9 @@ stays in force. --listen does not change who may use the socket.`,
 					return usageError(cmd, "--tls-cert, --tls-key, --client-ca, --token-file and --listen-changes go with --listen ADDRESS:PORT")
 				}
 			} else if err := d.tcpOpt.Check(); err != nil {
+				return usageError(cmd, "%w", err)
+			}
+			if err := d.nftlbOpt.check(); err != nil {
 				return usageError(cmd, "%w", err)
 			}
 			d.app = a
@@ -84,7 +93,8 @@ stays in force. --listen does not change who may use the socket.`,
 	flags.StringVar(&d.tcpOpt.Files.ClientCA, "client-ca", "", "with --listen: CA of the certificates that clients must present, PEM")
 	flags.StringVar(&d.tcpOpt.Files.Tokens, "token-file", "", "with --listen: file of tokens; clients must send one of them")
 	flags.BoolVar(&d.tcpOpt.Changes, "listen-changes", false, "with --listen: clients over TCP may also change and stop the gateway")
-	for _, name := range []string{"tls-cert", "tls-key", "client-ca", "token-file"} {
+	d.nftlbOpt.addFlags(flags)
+	for _, name := range []string{"nftlb-key", "tls-cert", "tls-key", "client-ca", "token-file"} {
 		_ = cmd.MarkFlagFilename(name)
 	}
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
@@ -99,13 +109,16 @@ type daemon struct {
 	verbose bool
 	tcpOpt  server.TCPOptions
 
+	nftlbOpt nftlbOptions
+
 	log     *slog.Logger
 	tcp     *server.TCP // nil without --listen
 	engine  *engine.Engine
 	control *control.Control
 	events  *event.Log
 	audit   *audit.Log
-	mapper  *pcp.Server // nil on a host without a datapath that makes mappings
+	nftlb   *nftlbServer // nil without --nftlb-api
+	mapper  *pcp.Server  // nil on a host without a datapath that makes mappings
 	end     context.CancelFunc
 
 	hup      chan os.Signal // SIGHUP, from the start on: one that comes early is a reload too
@@ -148,12 +161,9 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer d.audit.Close()
-	if d.tcpOpt.Address != "" {
-		d.tcpOpt.Log, d.tcpOpt.Audit = d.log, d.audit
-		if d.tcp, err = server.ListenTCP(ctx, d.tcpOpt); err != nil {
-			return err
-		}
-		defer d.tcp.Close()
+	defer d.closeTCP()
+	if err := d.listenTCP(ctx); err != nil {
+		return err
 	}
 	paths, err := openDatapaths(d.directory(), d.log)
 	if err != nil {
@@ -183,19 +193,51 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 		return errors.Join(err, d.engine.Stop(context.Background(), true), monitor.Close())
 	}
+	d.accompany(ctx, network, holder)
+	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
+	d.log.Info("ending", "keep", d.keep)
+	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
+	lock.leave(stopped)
+	return errors.Join(err, stopped)
+}
+
+// listenTCP listens where flags say so. Connections wait until serve.
+func (d *daemon) listenTCP(ctx context.Context) (err error) {
+	if d.tcpOpt.Address != "" {
+		d.tcpOpt.Log, d.tcpOpt.Audit = d.log, d.audit
+		if d.tcp, err = server.ListenTCP(ctx, d.tcpOpt); err != nil {
+			return err
+		}
+	}
+	if d.nftlbOpt.address != "" {
+		d.nftlb, err = d.newNftlb(ctx)
+	}
+	return err
+}
+
+func (d *daemon) closeTCP() {
+	if d.tcp != nil {
+		d.tcp.Close()
+	}
+	if d.nftlb != nil {
+		d.nftlb.server.Close()
+	}
+}
+
+// accompany starts what runs beside the engine until the context ends.
+func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder *announce.Holder) {
 	if network != nil {
 		go d.follow(ctx, network)
+	}
+	if d.nftlb != nil {
+		d.nftlb.api.Start(ctx)
+		go d.nftlb.api.Run(ctx)
 	}
 	if d.mapper != nil {
 		go d.mapper.Run(ctx)
 	}
 	go holder.Run(ctx)
 	go (&event.Watch{Log: d.events, Read: d.reading}).Run(ctx)
-	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
-	d.log.Info("ending", "keep", d.keep)
-	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
-	lock.leave(stopped)
-	return errors.Join(err, stopped)
 }
 
 // follow tells the engine of changes of the network until the context ends.
@@ -217,14 +259,23 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}
+	if d.nftlb != nil {
+		opt.Warnings = d.nftlb.api.Warnings
+	}
 	handler := server.New(opt)
 	local := server.NewLocal(listener, d.log)
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() { failed <- fmt.Errorf("socket %s: %w", d.socketPath(), local.Serve(ctx, handler)) }()
 	ready := []any{"socket", d.socketPath(), "pid", os.Getpid()}
 	if d.tcp != nil {
 		go func() { failed <- fmt.Errorf("listen on %s: %w", d.tcp.Addr(), d.tcp.Serve(ctx, handler)) }()
 		ready = append(ready, "listen", d.tcp.Addr())
+	}
+	if d.nftlb != nil {
+		go func() {
+			failed <- fmt.Errorf("nftlb API on %s: %w", d.nftlb.addr, d.nftlb.server.Serve(ctx, d.nftlb.api))
+		}()
+		ready = append(ready, "nftlb", d.nftlb.addr)
 	}
 	go d.engine.Run(ctx)
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // no supervisor is not an error
@@ -236,6 +287,9 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched
 	shut := []error{local.Shutdown(closing)}
 	if d.tcp != nil {
 		shut = append(shut, d.tcp.Shutdown(closing))
+	}
+	if d.nftlb != nil {
+		shut = append(shut, d.nftlb.server.Shutdown(closing))
 	}
 	for _, e := range shut {
 		if !errors.Is(e, context.DeadlineExceeded) {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/nftlb"
+	"github.com/sluice-lb/sluice/server"
+)
+
+// nftlbOptions say where the API of nftlb is answered, and by what key.
+type nftlbOptions struct {
+	address string
+	key     string // file
+}
+
+func (o *nftlbOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.address, "nftlb-api", "", "answer the API of nftlb too, at ADDRESS:PORT")
+	flags.StringVar(&o.key, "nftlb-key", "", "with --nftlb-api: file of the key that its clients have to send")
+}
+
+// check returns what is missing for nobody but clients with the key to be served.
+func (o nftlbOptions) check() error {
+	if o.address == "" {
+		if o.key != "" {
+			return errors.New("--nftlb-key goes with --nftlb-api ADDRESS:PORT")
+		}
+		return nil
+	}
+	if _, err := netip.ParseAddrPort(o.address); err != nil {
+		return fmt.Errorf("--nftlb-api %s: write ADDRESS:PORT as in 127.0.0.1:5555 or [::1]:5555", o.address)
+	}
+	if o.key == "" {
+		return fmt.Errorf("--nftlb-api %s: whoever reaches it would be served: name --nftlb-key FILE, with the key that clients have to send", o.address)
+	}
+	return nil
+}
+
+// keyFile is a file with a key. A change counts with the next request; while the file is broken,
+// the key of before stays.
+type keyFile struct {
+	file string
+	log  *slog.Logger
+
+	mu  sync.Mutex
+	key string
+	bad string // what was last logged about it
+}
+
+func (k *keyFile) read() error {
+	raw, err := api.ReadSecret(k.file, 0o077)
+	if err != nil {
+		return fmt.Errorf("nftlb key %w", err)
+	}
+	key := strings.TrimRight(string(raw), "\r\n")
+	if key == "" || strings.ContainsAny(key, "\r\n") {
+		return fmt.Errorf("nftlb key %s: write one line with the key, as 'openssl rand -hex 16' makes one", k.file)
+	}
+	k.key = key
+	return nil
+}
+
+// current returns the key in force.
+func (k *keyFile) current() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	text := ""
+	if err := k.read(); err != nil {
+		if text = err.Error(); text != k.bad {
+			k.log.Error("the key of before stays", "error", err)
+		}
+	}
+	k.bad = text
+	return k.key
+}
+
+// nftlbServer answers the API of nftlb.
+type nftlbServer struct {
+	api    *nftlb.API
+	server *server.Local
+	addr   net.Addr
+}
+
+// newNftlb listens; nothing is answered or changed before serve.
+func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
+	o := d.nftlbOpt
+	key := &keyFile{file: o.key, log: d.log}
+	if err := key.read(); err != nil {
+		return nil, err
+	}
+	handler, err := nftlb.New(nftlb.Options{
+		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.storeDirectory(), "nftlb.json"), Log: d.log,
+		InForce: func() *config.Config { return d.engine.View().Config },
+		Change: func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error {
+			_, err := d.control.Change(ctx, control.Author{Who: who, What: what}, make)
+			return err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.address)
+	if err != nil {
+		return nil, fmt.Errorf("--nftlb-api: %w", err)
+	}
+	if at := l.Addr().(*net.TCPAddr); !at.IP.IsLoopback() {
+		d.log.Warn("the API of nftlb has no encryption: whoever is on the way reads the key", "address", at)
+	}
+	return &nftlbServer{api: handler, server: server.NewPlain(l, d.log), addr: l.Addr()}, nil
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftlb
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// maxBody bounds the size of a document in bytes: a list of 100,000 networks takes about 3 MiB.
+const maxBody = 16 << 20
+
+// Options of an API.
+type Options struct {
+	// Network of the host.
+	Network Network
+	// Key returns what clients have to send in the header of that name.
+	Key func() string
+	// InForce returns the configuration in force, nil for none.
+	InForce func() *config.Config
+	// Change puts what the function makes of the configuration in force in its place.
+	Change func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error
+	// Path of the file that keeps the objects over restarts; "" keeps none.
+	Path string
+	Log  *slog.Logger
+}
+
+// API is the handler of the whole API.
+type API struct {
+	opt Options
+
+	mu       sync.Mutex // protects all below
+	store    *store
+	unserved []string // what the objects ask for that is not in force
+	late     bool     // the objects changed, and the configuration did not follow yet
+}
+
+// New returns an API with the objects that an earlier one kept. Nothing of them is in force
+// before [API.Start].
+func New(opt Options) (*API, error) {
+	a := &API{opt: opt, store: newStore(opt.Network)}
+	if err := a.read(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Warnings say what the objects ask for that is not in force.
+func (a *API) Warnings() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.unserved)
+}
+
+// retry is how long the configuration may be behind the objects before the next attempt.
+const retry = 5 * time.Second
+
+// Start puts the objects in force.
+func (a *API) Start(ctx context.Context) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.follow(ctx, "start")
+}
+
+// Run looks for what farms wait for, such as the hardware address of a backend, and brings the
+// configuration to what the objects ask for where it could not follow them, until the context ends.
+func (a *API) Run(ctx context.Context) {
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		a.mu.Lock()
+		if a.store.refresh() || a.late {
+			a.follow(ctx, "what farms waited for")
+		}
+		a.mu.Unlock()
+	}
+}
+
+func (a *API) follow(ctx context.Context, what string) {
+	if err := a.apply(ctx, "nftlb API", what); err != nil && ctx.Err() == nil {
+		a.opt.Log.Error("the configuration does not follow the objects of the nftlb API; trying again", "every", retry, "error", err)
+	}
+}
+
+// ServeHTTP implements [http.Handler].
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if key := a.opt.Key(); key == "" || subtle.ConstantTimeCompare([]byte(key), []byte(r.Header.Get("Key"))) != 1 {
+		a.opt.Log.Warn("nftlb API: a client without the key", "client", r.RemoteAddr)
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	if !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}, r.Method) {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		answer := reply{status: http.StatusBadRequest, body: sentence("the document did not arrive")}
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			answer = reply{status: http.StatusRequestEntityTooLarge, body: sentence("the document is larger than 16 MiB")}
+		}
+		answer.write(w)
+		return
+	}
+	a.answer(r, body).write(w)
+}
+
+func (r reply) write(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(r.status)
+	_, _ = w.Write(r.body)
+}
+
+func (a *API) answer(r *http.Request, body []byte) reply {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	path, s := r.URL.EscapedPath(), a.store
+	var answer reply
+	switch r.Method {
+	case http.MethodGet:
+		answer = s.get(path)
+		a.late = a.late || answer.found
+		return answer
+	case http.MethodPost, http.MethodPut:
+		answer = s.post(path, body)
+	case http.MethodPatch:
+		answer = s.patch(path, body)
+	case http.MethodDelete:
+		answer = s.delete(path, body)
+	}
+	if err := a.apply(r.Context(), "nftlb client "+r.RemoteAddr, r.Method+" "+path); err != nil {
+		a.opt.Log.Error("the objects of the nftlb API changed, but the configuration did not follow; trying again", "every", retry, "error", err)
+		if answer.status == http.StatusOK {
+			return reply{status: http.StatusInternalServerError, body: sentence("error generating rules. " + strings.ReplaceAll(err.Error(), "\n", ". "))}
+		}
+	}
+	return answer
+}

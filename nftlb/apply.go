@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftlb
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// apply keeps the objects, and makes the configuration follow them.
+func (a *API) apply(ctx context.Context, who, what string) error {
+	if err := a.write(); err != nil {
+		a.late = true
+		return err
+	}
+	used, err := a.put(ctx, who, what, a.store.portions())
+	if err != nil {
+		used, err = a.each(ctx, who, what, err)
+	}
+	a.tell(used)
+	a.late = err != nil
+	return err
+}
+
+// put puts the portions in force in place of those before, and returns them with the warnings about
+// them.
+func (a *API) put(ctx context.Context, who, what string, all []*portion) (used []*portion, err error) {
+	now := a.opt.InForce()
+	if now != nil {
+		var next *config.Config
+		if next, used = assemble(now, all); len(config.Diff(now, next)) == 0 {
+			return used, nil
+		}
+	}
+	err = a.opt.Change(ctx, who, what, func(now *config.Config) (*config.Config, error) {
+		var next *config.Config
+		next, used = assemble(now, all)
+		return next, nil
+	})
+	return used, err
+}
+
+// each puts one portion after the other in force, after all together were refused: what one farm asks
+// for must not keep others from being served. It fails when none can be.
+func (a *API) each(ctx context.Context, who, what string, cause error) (used []*portion, err error) {
+	var good []*portion
+	for _, p := range a.store.portions() {
+		if _, err := a.put(ctx, who, what, append(slices.Clone(good), p)); err != nil {
+			p.warn("it is not in force: %v", err)
+			used = append(used, &portion{warnings: p.warnings})
+			continue
+		}
+		good, cause = append(good, p), nil
+		used = append(used, p)
+	}
+	return used, cause
+}
+
+// tell logs warnings that are new.
+func (a *API) tell(used []*portion) {
+	var all []string
+	for _, p := range used {
+		for _, w := range p.warnings {
+			if !slices.Contains(a.unserved, w) {
+				a.opt.Log.Warn(w)
+			}
+			all = append(all, w)
+		}
+	}
+	a.unserved = all
+}
+
+// assemble returns a configuration with the portions in place of those that it had, and the
+// portions with the warnings about them. One that would not be valid is left out.
+func assemble(inForce *config.Config, all []*portion) (*config.Config, []*portion) {
+	for _, p := range all {
+		alone := &config.Config{}
+		p.into(alone)
+		alone.SetDefaults()
+		if err := alone.Validate(); err != nil {
+			p.leaveOut(err)
+			continue
+		}
+		p.services, p.rules = alone.Services, alone.Firewall.Rules
+	}
+	for {
+		next := others(inForce)
+		for _, p := range all {
+			p.into(next)
+		}
+		err := next.Validate()
+		if err == nil {
+			return next, all
+		}
+		if !blame(all, err) {
+			return next, all // which is refused with the reason
+		}
+	}
+}
+
+// blame leaves out the portions that errors are about, and tells whether there were any.
+func blame(all []*portion, err error) bool {
+	found := false
+	var list config.Errors
+	_ = errors.As(err, &list)
+	for _, p := range all {
+		for _, e := range list {
+			if !p.empty() && p.has(e.Object) {
+				p.leaveOut(e)
+				found = true
+			}
+		}
+	}
+	return found
+}
+
+// has tells whether an error about an object is about a part of the portion.
+func (p *portion) has(object string) bool {
+	object, _, _ = strings.Cut(object, ":")
+	return slices.ContainsFunc(p.services, func(s config.Service) bool { return object == "service "+s.Name }) ||
+		slices.ContainsFunc(p.rules, func(r config.FirewallRule) bool { return object == "firewall rule "+r.Name })
+}
+
+func (p *portion) leaveOut(err error) {
+	p.warn("it is not in force: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	p.services, p.rules, p.sets = nil, nil, nil
+}
+
+func (p *portion) into(c *config.Config) {
+	c.Services = append(c.Services, p.services...)
+	c.Firewall.Rules = append(c.Firewall.Rules, p.rules...)
+	if len(p.sets) > 0 && c.Firewall.Sets == nil {
+		c.Firewall.Sets = map[string][]netip.Prefix{}
+	}
+	maps.Copy(c.Firewall.Sets, p.sets)
+}
+
+// others returns the configuration without what the API made.
+func others(c *config.Config) *config.Config {
+	next := *c
+	next.Services = slices.DeleteFunc(slices.Clone(c.Services), func(s config.Service) bool { return strings.HasPrefix(s.Name, owned) })
+	next.Firewall.Rules = slices.DeleteFunc(slices.Clone(c.Firewall.Rules), func(r config.FirewallRule) bool { return strings.HasPrefix(r.Name, owned) })
+	next.Firewall.Sets = maps.Clone(c.Firewall.Sets)
+	maps.DeleteFunc(next.Firewall.Sets, func(name string, _ []netip.Prefix) bool { return strings.HasPrefix(name, owned) })
+	return &next
+}

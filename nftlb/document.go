@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftlb
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// node is a part of a document; the order of keys counts.
+type node struct {
+	kind    byte // '{', '[', 's' for text, 0 for numbers and the like, which nftlb passes over
+	text    string
+	members []named
+	items   []node
+}
+
+type named struct {
+	key  string
+	node node
+}
+
+// maxDepth bounds how deep a document is nested; the API needs 5.
+const maxDepth = 100
+
+var errDocument = errors.New("not a JSON document")
+
+// read parses a document: one object or list, and nothing behind it.
+func read(raw []byte) (node, error) {
+	if !utf8.Valid(raw) {
+		return node{}, errDocument
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	n, err := readNode(d, 0)
+	if err != nil {
+		return node{}, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) || n.kind != '{' && n.kind != '[' {
+		return node{}, errDocument
+	}
+	return n, nil
+}
+
+func readNode(d *json.Decoder, depth int) (node, error) {
+	if depth > maxDepth {
+		return node{}, errDocument
+	}
+	token, err := d.Token()
+	if err != nil {
+		return node{}, err
+	}
+	switch t := token.(type) {
+	case string:
+		text, _, _ := strings.Cut(t, "\x00") // nftlb is written in C
+		return node{kind: 's', text: text}, nil
+	case json.Delim:
+		n := node{kind: byte(t)}
+		for d.More() {
+			if t == '[' {
+				item, err := readNode(d, depth+1)
+				if err != nil {
+					return node{}, err
+				}
+				n.items = append(n.items, item)
+				continue
+			}
+			key, err := d.Token()
+			if err != nil {
+				return node{}, err
+			}
+			value, err := readNode(d, depth+1)
+			if err != nil {
+				return node{}, err
+			}
+			n.put(key.(string), value)
+		}
+		_, err := d.Token()
+		return n, err
+	}
+	return node{}, nil
+}
+
+// put adds a member; one that is there keeps its place and gets the new value.
+func (n *node) put(key string, value node) {
+	for i := range n.members {
+		if n.members[i].key == key {
+			n.members[i].node = value
+			return
+		}
+	}
+	n.members = append(n.members, named{key, value})
+}
+
+// indent is that of every level of an answer.
+const indent = "        "
+
+// text prints a list of objects under its name, as nftlb prints its answers.
+func text(name string, list []object) []byte {
+	var b bytes.Buffer
+	writeObject(&b, object{{name, list}}, "")
+	return b.Bytes()
+}
+
+func writeObject(b *bytes.Buffer, o object, margin string) {
+	b.WriteString("{")
+	for i, m := range o {
+		if i > 0 {
+			b.WriteString(",")
+		}
+		b.WriteString("\n" + margin + indent)
+		b.Write(quoted(m.key))
+		b.WriteString(": ")
+		if s, is := m.value.(string); is {
+			b.Write(quoted(s))
+			continue
+		}
+		list := m.value.([]object)
+		b.WriteString("[")
+		for j, item := range list {
+			if j > 0 {
+				b.WriteString(",")
+			}
+			b.WriteString("\n" + margin + indent + indent)
+			writeObject(b, item, margin+indent+indent)
+		}
+		if len(list) > 0 {
+			b.WriteString("\n" + margin + indent)
+		}
+		b.WriteString("]")
+	}
+	b.WriteString("\n" + margin + "}")
+}
+
+// quoted returns a JSON string without escaping what HTML would need.
+func quoted(s string) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(s) // text never fails
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}

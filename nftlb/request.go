@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftlb
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// reply is an answer: objects, or a sentence about what was done.
+type reply struct {
+	status int
+	body   []byte
+	// found tells that a farm got what it waited for.
+	found bool
+}
+
+// say is a reply of one sentence, with the notes that were made.
+func (s *store) say(r result, message string) reply {
+	return reply{status: r.status(), body: sentence(message + s.takeNotes())}
+}
+
+// sentence is the form of replies without objects.
+func sentence(message string) []byte {
+	b := []byte(`{"response": `)
+	return append(append(b, quoted(message)...), '}')
+}
+
+// parts returns up to n parts of a path, the last one with all that follows. Behind an empty part
+// nothing counts.
+func parts(path string, n int) []string {
+	all := strings.SplitN(strings.TrimPrefix(path, "/"), "/", n)
+	if end := slices.Index(all, ""); end >= 0 {
+		all = all[:end]
+	}
+	return append(all, make([]string, n-len(all))...)
+}
+
+// get answers with objects.
+func (s *store) get(path string) reply {
+	found := s.refresh()
+	answer := s.look(path)
+	answer.found = found
+	return answer
+}
+
+func (s *store) look(path string) reply {
+	p := parts(path, 4)
+	kind, name, list := p[0], p[1], p[2]
+	r := structure
+	switch {
+	case kind == "farms" && list == "sessions":
+		f := s.farmNamed(name)
+		if name != "" && f != nil {
+			return reply{status: 200, body: text("sessions", f.printSessions())}
+		}
+		if name != "" {
+			r = unknown
+		}
+	case kind == "farms" && list == "":
+		if name == "" || s.farmNamed(name) != nil {
+			return reply{status: 200, body: text("farms", printed(s.farms, name, func(f *farm) string { return f.Name }, (*farm).print))}
+		}
+		r = wrong
+	case kind == "policies":
+		return reply{status: 200, body: text("policies", printed(s.policies, name, func(p *policy) string { return p.Name }, s.printPolicy))}
+	case kind == "addresses":
+		return reply{status: 200, body: text("addresses", printed(s.addresses, name, func(a *address) string { return a.Name }, (*address).print))}
+	}
+	return s.say(r, "invalid request")
+}
+
+// printPolicy prints a list. Reading its elements has the farms that use it made anew with the
+// next change.
+func (s *store) printPolicy(p *policy) object {
+	if len(p.Elements) > 0 {
+		s.setPolicyAction(p, reload)
+	}
+	return p.print()
+}
+
+// printed prints the objects with a name, or all.
+func printed[T any](all []T, name string, nameOf func(T) string, print func(T) object) []object {
+	list := []object{}
+	for _, o := range all {
+		if name == "" || nameOf(o) == name {
+			list = append(list, print(o))
+		}
+	}
+	return list
+}
+
+// post takes a document with objects that are new, or are to be changed.
+func (s *store) post(path string, body []byte) reply {
+	if !slices.Contains([]string{"farms", "policies", "addresses"}, strings.TrimPrefix(path, "/")) {
+		return s.say(unknown, "invalid request")
+	}
+	if r := s.load(body, start); r != ok {
+		return s.refuse(r)
+	}
+	s.settle()
+	return s.say(ok, "success")
+}
+
+// refuse says why a document was not taken.
+func (s *store) refuse(r result) reply {
+	switch r {
+	case structure:
+		return s.say(r, "the structure is invalid")
+	case unknown:
+		return s.say(r, "the object to modify is unknown")
+	}
+	return s.say(r, "error parsing buffer")
+}
+
+// patch replaces the lists of a farm, or the elements of a list.
+func (s *store) patch(path string, body []byte) reply {
+	p := parts(path, 3)
+	kind, name, list := p[0], p[1], p[2]
+	switch {
+	case kind == "farms" && list == "policies":
+		f := s.farmNamed(name)
+		if f == nil {
+			if name != "" {
+				s.note(". Unknown farm '%s'", name)
+			}
+			return s.say(unknown, "the object to modify is unknown")
+		}
+		s.setFarmAction(f, reload)
+		s.setFarmPolicies(f, stop)
+		s.settle()
+		s.setFarmPolicies(f, remove)
+		s.setFarmPolicies(f, none)
+		if r := s.load(body, start); r != ok {
+			return s.refuse(r)
+		}
+	case kind == "policies":
+		p := s.policyNamed(name)
+		if p == nil {
+			if name != "" {
+				s.note(". Unknown policy '%s'", name)
+			}
+			return s.say(unknown, "the object to modify is unknown")
+		}
+		if r := s.load(body, start); r != ok {
+			return s.refuse(r)
+		}
+		s.setPolicyAction(p, flush)
+	default:
+		return s.say(unknown, "invalid request")
+	}
+	s.settle()
+	return s.say(ok, "success")
+}
+
+// delete takes objects away: what the path names, or the elements of the document.
+func (s *store) delete(path string, body []byte) reply {
+	p := parts(path, 5)
+	kind, name, list, item, more := p[0], p[1], p[2], p[3], p[4]
+	if !slices.Contains([]string{"farms", "policies", "addresses"}, kind) {
+		return s.say(unknown, "invalid request")
+	}
+	if len(body) > 0 {
+		if r := s.load(body, stop); r != ok {
+			return s.refuse(r)
+		}
+		s.settle()
+		return s.say(ok, "success")
+	}
+	switch {
+	case kind == "farms" && list == "backends" && more == "sessions":
+		return s.outcome(s.deleteBackendSessions(name, item), "error deleting sessions from backend")
+	case kind == "farms" && list == "backends":
+		return s.outcome(s.deleteBackends(name, item), "error deleting backend")
+	case kind == "farms" && list == "sessions":
+		return s.outcome(s.deleteSessions(name, item), "error deleting session")
+	case kind == "farms" && list == "addresses":
+		return s.outcome(s.deleteFarmAddresses(name, item), "error deleting farm address")
+	case kind == "farms" && list == "policies":
+		return s.outcome(s.deleteFarmPolicies(name, item), "error deleting farm policy")
+	case kind == "policies" && list == "elements":
+		if more != "" { // of a network
+			item += "/" + more
+		}
+		return s.deleteElements(name, item)
+	case kind == "farms" && list == "":
+		return s.outcome(s.deleteFarms(name), "error deleting farm")
+	case kind == "policies" && list == "":
+		return s.outcome(s.deletePolicies(name), "error stopping policy")
+	case kind == "addresses" && list == "":
+		return s.outcome(s.deleteAddresses(name), "error stopping address")
+	}
+	return s.say(structure, "invalid request")
+}
+
+func (s *store) outcome(r result, trouble string) reply {
+	if r != ok {
+		return s.say(r, trouble)
+	}
+	return s.say(ok, "success")
+}
+
+func (s *store) deleteFarms(name string) result {
+	list := slices.Clone(s.farms)
+	if name != "" {
+		f := s.farmNamed(name)
+		if f == nil {
+			s.note(". Unknown farm '%s'", name)
+			return unknown
+		}
+		list = []*farm{f}
+	}
+	for _, f := range list {
+		s.setFarmAction(f, stop)
+	}
+	s.settle()
+	for _, f := range list {
+		s.setFarmAction(f, remove)
+	}
+	return ok
+}
+
+func (s *store) deletePolicies(name string) result {
+	list := slices.Clone(s.policies)
+	if name != "" {
+		p := s.policyNamed(name)
+		if p == nil {
+			s.note(". Unknown policy '%s'", name)
+			return unknown
+		}
+		list = []*policy{p}
+	}
+	for _, p := range list {
+		s.setPolicyAction(p, stop)
+	}
+	s.settleBackwards()
+	for _, p := range list {
+		s.setPolicyAction(p, remove)
+	}
+	return ok
+}
+
+func (s *store) deleteAddresses(name string) result {
+	list := slices.Clone(s.addresses)
+	if name != "" {
+		a := s.addressNamed(name)
+		if a == nil {
+			s.note(". Unknown address '%s'", name)
+			return unknown
+		}
+		list = []*address{a}
+	}
+	for _, a := range list {
+		s.setAddressAction(a, stop)
+	}
+	s.settleBackwards()
+	for _, a := range list {
+		s.setAddressAction(a, remove)
+	}
+	return ok
+}
+
+func (s *store) deleteBackends(farm, name string) result {
+	if farm == "" {
+		return structure
+	}
+	f := s.farmNamed(farm)
+	if f == nil {
+		s.note(". Unknown farm '%s'", farm)
+		return unknown
+	}
+	list := slices.Clone(f.Backends)
+	if name != "" {
+		b := f.backend(name)
+		if b == nil {
+			s.note(". Unknown backend '%s' in farm '%s'", name, farm)
+			return unknown
+		}
+		list = []*backend{b}
+	}
+	for _, b := range list {
+		s.deleteBackend(b)
+	}
+	return ok
+}
+
+func (s *store) deleteBackendSessions(farm, name string) result {
+	if farm == "" || name == "" {
+		return structure
+	}
+	f := s.farmNamed(farm)
+	if f == nil {
+		s.note(". Unknown farm '%s'", farm)
+		return unknown
+	}
+	if f.Attributes["persistence"] == "none" {
+		s.note(". Farm '%s' without session persistence", farm)
+		return invalid
+	}
+	b := f.backend(name)
+	if b == nil {
+		s.note(". Unknown backend '%s' in farm '%s'", name, farm)
+		return unknown
+	}
+	s.setFarmAction(f, reload)
+	s.settle()
+	f.dropSessions(b)
+	return ok
+}
+
+func (s *store) deleteSessions(farm, client string) result {
+	f := s.farmNamed(farm)
+	switch {
+	case farm == "":
+		s.note(". Please select a valid farm")
+		return structure
+	case f == nil:
+		s.note(". Unknown farm '%s'", farm)
+		return unknown
+	}
+	client = strings.ReplaceAll(client, "_", " ") // of a client of several values
+	if client != "" && f.session(client) == nil {
+		return ok
+	}
+	s.setFarmAction(f, reload)
+	s.settle()
+	f.Sessions = slices.DeleteFunc(f.Sessions, func(s *session) bool { return client == "" || s.Client == client })
+	return ok
+}
+
+// reloadFarm has a farm made anew, all with no name.
+func (s *store) reloadFarm(name string) {
+	if name == "" {
+		for _, f := range slices.Clone(s.farms) {
+			s.setFarmAction(f, reload)
+		}
+		return
+	}
+	f := s.farmNamed(name)
+	if f == nil {
+		s.note(". Unknown farm '%s'", name)
+		return
+	}
+	s.setFarmAction(f, reload)
+}
+
+// farmFor returns the farm that a part is to be taken from.
+func (s *store) farmFor(name string) (*farm, result) {
+	f := s.farmNamed(name)
+	switch {
+	case name == "":
+		s.note(". Please select a valid farm")
+		return nil, structure
+	case f == nil:
+		s.note(". Unknown farm '%s'", name)
+		return nil, unknown
+	}
+	return f, ok
+}
+
+func (s *store) deleteFarmAddresses(farm, name string) result {
+	s.reloadFarm(farm)
+	f, r := s.farmFor(farm)
+	if r != ok {
+		return r
+	}
+	if name == "" {
+		f.setAddresses(stop)
+		s.settle()
+		for _, fa := range slices.Clone(f.addresses) {
+			if fa.action > remove {
+				s.leave(fa)
+			}
+		}
+		return ok
+	}
+	fa := f.address(name)
+	if fa == nil {
+		s.note(". Unknown farm address '%s' in farm '%s'", name, farm)
+		return unknown
+	}
+	s.setFarmAddress(fa, stop)
+	s.settle()
+	s.leave(fa)
+	return ok
+}
+
+func (s *store) deleteFarmPolicies(farm, name string) result {
+	s.reloadFarm(farm)
+	f, r := s.farmFor(farm)
+	if r != ok {
+		return r
+	}
+	list := slices.Clone(f.policies)
+	if name != "" {
+		fp := f.policy(name)
+		if fp == nil {
+			s.note(". Unknown farm policy '%s' in farm '%s'", name, farm)
+			return unknown
+		}
+		list = []*farmPolicy{fp}
+	}
+	set := func(a action) {
+		for _, fp := range list {
+			s.setFarmPolicy(fp, a)
+		}
+		if name == "" {
+			f.policiesAction = a
+		}
+	}
+	set(stop)
+	s.settle()
+	s.setFarmAction(f, reload)
+	set(remove)
+	return ok
+}
+
+func (s *store) deleteElements(policy, data string) reply {
+	p := s.policyNamed(policy)
+	if p == nil {
+		s.note(". Unknown policy '%s'", policy)
+		return s.say(unknown, "could not get the policy elements")
+	}
+	if data == "" {
+		s.setPolicyAction(p, flush)
+		p.Elements = nil
+		s.settle()
+		return s.say(ok, "success")
+	}
+	if !slices.ContainsFunc(p.Elements, func(r config.AddressRange) bool { return r.String() == data }) {
+		s.note(". Unknown element '%s' in policy '%s'", data, policy)
+		return s.say(unknown, "error deleting policy element")
+	}
+	p.pending = append(p.pending, element{data, stop})
+	s.setPolicyAction(p, reload)
+	s.settle()
+	return s.say(ok, "success")
+}
