@@ -77,6 +77,13 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 				return err
 			}
 		}
+		if a := d.amendment(s, h); a != nil {
+			change = d.describeAmendment(a)
+			if change.Ended, err = d.amend(a, s); err != nil {
+				return errors.Join(err, d.back(h))
+			}
+			return nil
+		}
 		fits := h
 		want, err := compile(s, d.t, h)
 		away := err
@@ -178,6 +185,7 @@ func (d *Datapath) back(h *host) error {
 // seconds, in which those in force would meet what is written for others.
 func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	t := d.t
+	d.settled, d.uses = false, uses{}
 	programs, err := d.load(want.switches)
 	if err != nil {
 		return err
@@ -216,21 +224,18 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	if d.stop == nil && !d.opt.NoAttach {
 		d.watch()
 	}
-	d.resolveBackends(want)
-	return d.readBack(want)
+	d.resolveBackends(want.backends, true)
+	err = d.readBack(want)
+	d.settled = err == nil
+	return err
 }
 
 // write writes a desired state: first what others refer to, then the services that
 // refer to it, then the listeners, and at last has packets meet its programs.
 func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs *ebpf.Collection) error {
 	t := d.t
-	for k, n := range want.draft.fresh {
-		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
-			continue
-		}
-		if err := t.forget(k.Kind, n); err != nil {
-			return err
-		}
+	if err := t.forgetOthers(want.draft); err != nil {
+		return err
 	}
 	if err := want.draft.keep(); err != nil {
 		return err
@@ -441,6 +446,13 @@ func keepPrefixCounts(old wirePrefix, v *wirePrefix) {
 
 // readBack compares what the kernel holds with what it was given.
 func (d *Datapath) readBack(want *desired) error {
+	return errors.Join(d.readBackWords(want),
+		same(d.t.maps["doors"], want.doors), same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
+		same(d.t.maps["hosts"], want.hosts), same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
+}
+
+// readBackWords is readBack of services and backends.
+func (d *Datapath) readBackWords(want *desired) error {
 	for id, w := range want.services {
 		v := d.t.services.values[id]
 		v.Slots = 0
@@ -453,9 +465,7 @@ func (d *Datapath) readBack(want *desired) error {
 			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.names.backend[n])
 		}
 	}
-	return errors.Join(
-		same(d.t.maps["doors"], want.doors), same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
-		same(d.t.maps["hosts"], want.hosts), same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
+	return nil
 }
 
 func same[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {

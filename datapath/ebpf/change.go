@@ -133,6 +133,10 @@ func (d *desired) sourceParts() map[string]map[uint32]wireNatRule {
 }
 
 func (d *Datapath) slotChange(c *datapath.Change, want, have *desired, id uint32) {
+	if slices.Equal(want.slots[id], have.slots[id]) {
+		c.SlotsTotal += len(want.slots[id])
+		return
+	}
 	slots := func(x *desired) []string {
 		out := make([]string, len(x.slots[id]))
 		for i, n := range x.slots[id] {

@@ -68,6 +68,8 @@ type Datapath struct {
 	seen     *host             // when inForce was made
 	fits     *host             // that inForce was made for: the same, and what has gone away since the configuration came
 	away     error             // why the configuration does not fit seen; nil when it does
+	settled  bool              // the kernel holds inForce: it was read back
+	uses     uses              // of inForce, once asked for
 	regions  map[uint32]region // of services in the slots map
 	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
 	attached map[attachPoint]*attachment

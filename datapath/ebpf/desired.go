@@ -92,20 +92,8 @@ func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
 }
 
 func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {
-	asked := s
-	s = datapath.Resolve(s, h.listenAddress)
-	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, desired: &desired{
-		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
-		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
-		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
-		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
-		draft: ids, tables: s.Config.Tables, resolved: s,
-		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
-	}}
-	for i := range c.lists {
-		c.lists[i] = map[netip.Prefix]uint64{}
-	}
+	c := newCompiler(s, datapath.Resolve(s, h.listenAddress), t, h, ids)
+	s = c.snapshot
 	for name, prefixes := range s.Config.Firewall.Sets {
 		if _, err := c.set(name, prefixes); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
@@ -132,6 +120,23 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 	c.owned()
 	c.finish()
 	return c.desired, nil
+}
+
+// newCompiler returns one that has compiled nothing yet.
+func newCompiler(asked, s *datapath.Snapshot, t *tables, h *host, ids *draft) *compiler {
+	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, desired: &desired{
+		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
+		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
+		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
+		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
+		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
+		draft: ids, tables: s.Config.Tables, resolved: s,
+		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
+	}}
+	for i := range c.lists {
+		c.lists[i] = map[netip.Prefix]uint64{}
+	}
+	return c
 }
 
 // SERVED_* of bpf/settings.h.

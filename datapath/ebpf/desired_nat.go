@@ -316,13 +316,18 @@ func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w 
 	return nil
 }
 
-// portForward compiles a port-forward as a service with one backend.
-func (c *compiler) portForward(n *config.NATRule) error {
-	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
+// forwardService is the service with one backend that a port-forward is.
+func forwardService(n *config.NATRule) *datapath.Service {
+	return &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
 		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
 		MSSClamp: n.MSSClamp,
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
+}
+
+// portForward compiles a port-forward as a service with one backend.
+func (c *compiler) portForward(n *config.NATRule) error {
+	s := forwardService(n)
 	if n.In != "" {
 		l := s.Listen[0]
 		s.Listen = nil

@@ -216,10 +216,15 @@ func rateWords(r config.Rate) (interval, burst uint64) {
 // memberKey identifies a backend for consistent hashing, as on nftables.
 func memberKey(b config.Backend) string { return netip.AddrPortFrom(b.Address, b.Port).String() }
 
+// backendName is the name by which a backend has its number.
+func backendName(s *datapath.Service, i int) string {
+	return s.Name + "\x00" + s.Backends[i].Name + "\x00" + memberKey(s.Backends[i])
+}
+
 func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	numbers := make([]uint32, len(s.Backends))
 	for i, b := range s.Backends {
-		n, err := c.draft.id(idBackend, s.Name+"\x00"+b.Name+"\x00"+memberKey(b), maxBackends, c.backendBusy)
+		n, err := c.draft.id(idBackend, backendName(s, i), maxBackends, c.backendBusy)
 		if err != nil {
 			return err
 		}

@@ -216,6 +216,19 @@ func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
 	return err
 }
 
+// forgetOthers clears what the tables know of names whose numbers others get.
+func (t *tables) forgetOthers(d *draft) error {
+	for k, n := range d.fresh {
+		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
+			continue
+		}
+		if err := t.forget(k.Kind, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // forget clears what the tables know of the name that had an id before, which nothing
 // refers to any more.
 func (t *tables) forget(kind idKind, id uint32) error {
@@ -269,6 +282,9 @@ func (d *draft) keep() error {
 		}
 	}
 	for k, v := range d.from.known {
+		if len(taken) == 0 {
+			break
+		}
 		if !taken[number{k.Kind, v}] {
 			continue
 		}

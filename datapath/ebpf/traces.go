@@ -5,6 +5,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -120,6 +121,7 @@ func forget(list []netdev.Hop) error {
 type neighbours struct {
 	mu       sync.Mutex
 	backends map[netdev.Hop]bool
+	sought   map[netip.Addr]bool      // of the backends that are not down; of who applies alone
 	asked    map[netdev.Hop]time.Time // when programs last did
 	ours     map[netdev.Hop]bool      // of both: that others had not set already; nil before they are read
 }
@@ -186,13 +188,17 @@ func (n *neighbours) drop(ids *ebpf.Map) error {
 	return err
 }
 
-// want sets the neighbours on the way to backends, and forgets those that no backend
-// has any more: also those of an earlier process, whose programs ask again.
-func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool) error {
+// want sets the neighbours on the way to backends: all there are, where it forgets those that
+// no backend has any more, also those of an earlier process, whose programs ask again; or some more.
+func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.read(ids); err != nil {
 		return err
+	}
+	if !all {
+		maps.Copy(n.backends, backends)
+		return n.resolve(ids, backends)
 	}
 	n.backends = backends
 	return errors.Join(n.resolve(ids, backends), n.drop(ids))

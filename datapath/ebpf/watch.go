@@ -166,14 +166,17 @@ func connectionLine(prefix string, e wireEvent) string {
 	return line
 }
 
-// resolveBackends keeps the next hops to all backends resolved, so that the first
-// packet to one finds its way, and no others.
-func (d *Datapath) resolveBackends(want *desired) {
+// resolveBackends keeps the next hops to backends resolved, so that the first packet to one
+// finds its way: of all there are, and no others, or of some more.
+func (d *Datapath) resolveBackends(backends map[uint32]wireBackend, all bool) {
 	if d.opt.NoAttach {
 		return
 	}
-	done, hops := map[netip.Addr]bool{}, map[netdev.Hop]bool{}
-	for _, b := range want.backends {
+	if all {
+		d.near.sought = map[netip.Addr]bool{}
+	}
+	done, hops := d.near.sought, map[netdev.Hop]bool{}
+	for _, b := range backends {
 		a := addrFrom(b.Addr, b.Family == uint8(wireFamilyFAMILY_6))
 		if b.State == backendDown || done[a] {
 			continue
@@ -186,7 +189,10 @@ func (d *Datapath) resolveBackends(want *desired) {
 			d.opt.Log.Debug("next hop is not kept resolved", "backend", a, "error", err)
 		}
 	}
-	if err := d.near.want(d.t.maps["ids"], hops); err != nil {
+	if !all && len(hops) == 0 {
+		return
+	}
+	if err := d.near.want(d.t.maps["ids"], hops, all); err != nil {
 		d.opt.Log.Debug("next hops of backends are not kept resolved", "error", err)
 	}
 }
