@@ -304,6 +304,28 @@ func (s *Summary) Services(n int) []Row { return s.services.top(n, Service.Strin
 // Backends returns the top n translated destinations.
 func (s *Summary) Backends(n int) []Row { return s.backends.top(n, Service.String) }
 
+// From counts the connections whose source is translated to an address.
+func (s *Summary) From(public netip.Addr) (n Count) {
+	for i, key := range s.outsides.keys {
+		if key.Public == AddrOf(public) {
+			n.Entries += s.outsides.counts[i].Entries
+			n.Unassured += s.outsides.counts[i].Unassured
+			n.Closing += s.outsides.counts[i].Closing
+		}
+	}
+	return n
+}
+
+// Toward counts the connections that are sent to an address.
+func (s *Summary) Toward(dest netip.Addr) (entries uint32) {
+	for i, key := range s.services.keys {
+		if key.Addr == AddrOf(dest) {
+			entries += s.services.counts[i].Entries
+		}
+	}
+	return entries
+}
+
 // Namespaces returns the counts by namespace.
 func (s *Summary) Namespaces(n int) []Row {
 	return s.namespaces.top(n, func(name string) string { return name })

@@ -122,18 +122,13 @@ func (c *Case) deadPublished(g trace.DropGroup) (target netip.AddrPort, n int) {
 	return target, n
 }
 
-// reached tells whether a connection is translated to a backend.
+// reached tells whether a connection is translated to a backend, or was lately. Entries of those
+// that ended stay for minutes, and say nothing of now.
 func (c *Case) reached(backend netip.AddrPort) bool {
 	if c.NS.Table == nil { // not known, but for an empty one
 		return c.NS.TableSkipped || c.NS.TableErr != nil
 	}
-	for _, row := range c.NS.Table.Backends(0) {
-		_, endpoint, _ := strings.Cut(row.Key, " ")
-		if endpoint == backend.String() {
-			return true
-		}
-	}
-	return false
+	return c.NS.Entries.Reached[backend] || len(c.NS.Entries.Reached) == observe.MostReached
 }
 
 // dataOfFTP finds a dropped data connection of FTP: new, between the ends of a control connection.

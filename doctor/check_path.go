@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -28,7 +29,54 @@ func pathChecks() []Check {
 		{ID: "FW17", Name: "reply-uplink", About: "answers that leave by another uplink than their connection came by", Weight: 73, Run: checkReplyUplink,
 			Symptom: "a service works by the address of one uplink, and by the other one's connections never open",
 			Remedy:  Remedy{Do: "route answers by the uplink of their connection: a mark for each uplink, kept in the connection, and a routing table for each mark", Risk: "other rules that set marks may be in the way: test from outside"}},
+		{ID: "FW18", Name: "unanswered-address", About: "addresses of NAT rules in networks of this host for which nobody answers ARP or neighbour discovery", Weight: 74, Run: checkSilent,
+			Symptom: "a virtual address is dead, or what is translated to an address of a pool gets no answer; everything else works",
+			Remedy: Remedy{Do: "have this host answer for it: add it to the interface; in Sluice's own configuration it is held without that", Commands: []string{"ip addr add ADDRESS dev IFACE"},
+				Risk: "another host that is to take the address over (VRRP) would find it in use: then let that program hold it"}},
 	}
+}
+
+// checkSilent looks at addresses that only their rules know. What is sent to one, or came back to
+// it, shows that somebody brings its packets here all the same, as a router by a route.
+func checkSilent(_ context.Context, c *Case) Finding {
+	if c.NS.Rules == nil || c.NS.RulesErr != nil {
+		return unknown("firewall rules: %v", c.NS.RulesErr)
+	}
+	worst := ok("somebody answers for each address of a NAT rule")
+	for _, s := range c.NS.Silent {
+		if c.owns(s.Address) {
+			continue
+		}
+		unanswered := uint32(0)
+		if c.NS.Table != nil {
+			from := c.NS.Table.From(s.Address)
+			if from.Entries > from.Unassured || c.NS.Table.Toward(s.Address) > 0 {
+				continue
+			}
+			unanswered = from.Unassured
+		}
+		v := Warn
+		if unanswered >= manyUnanswered {
+			v = Critical
+		}
+		if v <= worst.Verdict {
+			continue
+		}
+		worst = found(v, "%s, which a NAT rule names, is an address of the network on %s, and nobody answers for it there, this host included: packets to it get lost before they come here", s.Address, s.Interface).
+			with("unanswered connections with this source", fmt.Sprint(unanswered), c.dumped()).
+			filling("ADDRESS", netip.PrefixFrom(s.Address, s.Address.BitLen()).String(), "IFACE", s.Interface)
+	}
+	return worst
+}
+
+// manyUnanswered is from how many connections on it is no accident that none got an answer.
+const manyUnanswered = 5
+
+// owns tells whether an address is on one of the namespace's interfaces.
+func (c *Case) owns(a netip.Addr) bool {
+	return slices.ContainsFunc(c.NS.After.Links, func(l observe.Link) bool {
+		return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
+	})
 }
 
 func checkFragments(_ context.Context, c *Case) Finding {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
@@ -341,5 +342,22 @@ func closed(ports ...string) func(*observe.Sample) {
 			g.Sampled = append(g.Sampled, packet)
 		}
 		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, g)
+	}
+}
+
+// silent has a rule translate to an address that nobody answers for, and connections that got
+// no answer, and that did.
+func silent(without, with int) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		n := s.Namespaces[0]
+		n.Silent = []announce.Silent{{Address: netip.MustParseAddr("198.51.100.50"), Interface: "lan0"}}
+		for i := range without + with {
+			e := conntrack.Entry{Protocol: 17, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("192.0.2.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), SourcePort: uint16(i), DestPort: 53},
+				Reply: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.50")), SourcePort: 53, DestPort: uint16(i)}}
+			if i >= without {
+				e.Status = conntrack.SeenReply | conntrack.Assured
+			}
+			n.Table.Add(&e)
+		}
 	}
 }

@@ -31,9 +31,10 @@ func (p PortRange) String() string {
 // way is what a rule does with packets to some ports: it translates their destination,
 // or sends them to another chain.
 type way struct {
-	ports []PortRange // nil: any
-	away  bool        // the rule names destinations, and the host has none of them
-	to    string      // a chain
+	ports []PortRange  // nil: any
+	away  bool         // the rule names destinations, and the host has none of them
+	named []netip.Addr // single ones of them
+	to    string       // a chain
 	dnat  bool
 }
 
@@ -41,9 +42,13 @@ type way struct {
 // many others jump to are walked through once for each of them.
 const mostWays = 50_000
 
+// mostNamed bounds how many addresses of port forwards are kept.
+const mostNamed = 64
+
 // forwardedPorts are the ports of the host's own addresses that rules translate to
-// others. A rule for all ports, as for a host that gets whatever comes, names none.
-func forwardedPorts(roots []string, ways func(chain string) []way) (ports []PortRange) {
+// others, and the single addresses, the host's or not, that such rules name. A rule for all
+// ports, as for a host that gets whatever comes, names none.
+func forwardedPorts(roots []string, ways func(chain string) []way) (ports []PortRange, named []netip.Addr) {
 	left := mostWays
 	var walk func(chain string, from way, depth int)
 	walk = func(chain string, from way, depth int) {
@@ -53,6 +58,9 @@ func forwardedPorts(roots []string, ways func(chain string) []way) (ports []Port
 			}
 			if w.ports == nil {
 				w.ports = from.ports
+			}
+			if w.dnat && len(named) < mostNamed {
+				named = append(named, w.named...)
 			}
 			switch {
 			case w.away:
@@ -67,11 +75,12 @@ func forwardedPorts(roots []string, ways func(chain string) []way) (ports []Port
 		walk(root, way{}, 0)
 	}
 	slices.SortFunc(ports, func(a, b PortRange) int { return int(a.Low)<<16 + int(a.High) - int(b.Low)<<16 - int(b.High) })
-	return slices.Compact(ports)
+	slices.SortFunc(named, netip.Addr.Compare)
+	return slices.Compact(ports), slices.Compact(named)
 }
 
 // nftForwarded are the ports that the rules of nftables forward, iptables-nft's too.
-func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *setReader, local []netip.Addr) []PortRange {
+func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *setReader, local []netip.Addr) ([]PortRange, []netip.Addr) {
 	var roots []string
 	for _, c := range chains {
 		if c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPrerouting &&
@@ -192,6 +201,7 @@ func (r *ruleReader) then(w way) way {
 		w.ports = r.asks.ports
 	}
 	w.away = w.away || r.asks.away
+	w.named = append(w.named, r.asks.named...)
 	return w
 }
 
@@ -231,6 +241,14 @@ func (r *ruleReader) compare(e *expr.Cmp) {
 func (r *ruleReader) ask(f field, low, high []byte) {
 	if !f.port {
 		r.asks.away = r.asks.away || !r.holds(f, low, high)
+		size := 4
+		if f.six {
+			size = 16
+		}
+		if len(f.mask) == 0 && len(low) == size && bytes.Equal(low, high) && len(r.asks.named) < mostNamed {
+			addr, _ := netip.AddrFromSlice(low)
+			r.asks.named = append(r.asks.named, addr)
+		}
 		return
 	}
 	if len(low) < 2 || len(high) < 2 {
@@ -340,6 +358,9 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 	r.asks.away = r.asks.away || !slices.ContainsFunc(all, func(w way) bool { return !w.away })
 	var ports []PortRange
 	for _, w := range all {
+		if len(r.asks.named) < mostNamed {
+			r.asks.named = append(r.asks.named, w.named...)
+		}
 		if !w.away {
 			ports = append(ports, w.ports...)
 		}
@@ -405,6 +426,9 @@ func legacyWay(table string, words []string, local []netip.Addr) way {
 		case "-d":
 			prefix, err := netip.ParsePrefix(value)
 			w.away = w.away || err == nil && !inverted && !slices.ContainsFunc(local, prefix.Contains)
+			if err == nil && !inverted && prefix.IsSingleIP() {
+				w.named = append(w.named, prefix.Addr())
+			}
 		case "--dport", "--dports", "--ports":
 			for part := range strings.SplitSeq(value, ",") {
 				low, high := ParsePorts(strings.ReplaceAll(part, ":", "-"))

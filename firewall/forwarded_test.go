@@ -67,3 +67,25 @@ func TestForwarded(t *testing.T) {
 		t.Errorf("iptables-legacy: %s, want %s", got, want)
 	}
 }
+
+// TestNamed: the addresses of port forwards, whether the host has them or not.
+func TestNamed(t *testing.T) {
+	for rules, want := range map[string]string{
+		"ip daddr 203.0.113.1 tcp dport 80 dnat to 10.0.0.1":                                            "203.0.113.1",
+		"ip daddr { 203.0.113.2, 192.0.2.1 } dnat to 10.0.0.1":                                          "192.0.2.1 203.0.113.2",
+		"ip daddr 203.0.113.0/24 dnat to 10.0.0.1":                                                      "",
+		"dnat to ip daddr map { 203.0.113.3 : 10.0.0.3 }":                                               "203.0.113.3",
+		"dnat to ip daddr . tcp dport map { 203.0.113.3 . 80 : 10.0.0.3, 203.0.113.4 . 80 : 10.0.0.4 }": "203.0.113.3 203.0.113.4",
+		"ip daddr 203.0.113.1 drop":                                                                     "",
+	} {
+		got := readRules(t, "nft", "table ip nat {\nchain pre { type nat hook prerouting priority dstnat; "+rules+"; }\n}\n").Named
+		if text := strings.Trim(fmt.Sprint(got), "[]"); text != want {
+			t.Errorf("%s: %s, want %s", rules, text, want)
+		}
+	}
+	var legacy Ruleset
+	legacy.addLegacy(nftables.TableFamilyIPv4, "*nat\n-A PREROUTING -d 203.0.113.1/32 -p tcp -j DNAT --to-destination 10.0.0.1\nCOMMIT\n", nil)
+	if len(legacy.Named) != 1 {
+		t.Errorf("iptables-legacy: %v", legacy.Named)
+	}
+}

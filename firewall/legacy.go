@@ -57,12 +57,13 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			Drops: c.drops, PolicyDrop: c.policyDrop,
 		})
 	}
-	r.Forwarded = append(r.Forwarded, forwardedPorts([]string{"nat PREROUTING"}, func(key string) []way {
+	ports, named := forwardedPorts([]string{"nat PREROUTING"}, func(key string) []way {
 		if c := chains[key]; c != nil {
 			return c.rules
 		}
 		return nil
-	})...)
+	})
+	r.Forwarded, r.Named = append(r.Forwarded, ports...), append(r.Named, named...)
 }
 
 // add notes a rule, and returns it as a step of a packet's way.

@@ -49,6 +49,8 @@ type Ruleset struct {
 	// Forwarded are ports of the host's own addresses whose packets are translated to
 	// other destinations.
 	Forwarded []PortRange
+	// Named are single addresses, not all of the host, whose packets rules translate to others.
+	Named []netip.Addr
 	// Unread counts verdict maps whose chains are not in Chain.Longest.
 	Unread int
 	// NotUnderstood names rules with an expression that could not be decoded; what else they
@@ -76,6 +78,19 @@ type Chain struct {
 
 // NAT tells whether anything is translated.
 func (r *Ruleset) NAT() bool { return r != nil && r.SourceNAT+r.DestNAT > 0 }
+
+// Addresses are the single ones that rules for NAT name on the outside, which somebody has to
+// answer for: sources that packets get, and destinations that they have.
+func (r *Ruleset) Addresses() []netip.Addr {
+	list := slices.Clone(r.Named)
+	for a := range r.Pools.ByAddress {
+		if len(list) < 2*mostNamed {
+			list = append(list, a)
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
 
 // Walked is how many rules of the chain packets of known connections walk through at most.
 func (c *Chain) Walked() int {
@@ -133,7 +148,7 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 	outside := fromOutside(n.chains, n.rules, ways)
 	r.Forwards.readNft(outside, local)
 	r.Untracked.readUntracked(outside)
-	r.Forwarded = nftForwarded(n.chains, n.rules, n.sets, local)
+	r.Forwarded, r.Named = nftForwarded(n.chains, n.rules, n.sets, local)
 	for _, c := range n.chains {
 		if c.Hooknum == nil || c.Type == "" {
 			continue

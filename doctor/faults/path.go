@@ -49,12 +49,15 @@ func PathConditions() []Condition {
 			Do:    `(?s)ip link set br0 type bridge stp_state 0\nip link set v0 type bridge_slave state 3`},
 		{Name: "far-end-mtu", Wants: []Want{{"RX12", "critical", "1280 instead of 1500"}}, Fault: command("server", "ip", "link", "set", "eth0", "mtu", "1280"),
 			Traffic: sending(sendUDP(30, Client, Server, 9, 1400, false)), Do: `ip link set dev lan0 mtu 1280`},
+		{Name: "unanswered-address", Wants: []Want{{"FW18", "critical", "198.51.100.50"}}, Fault: nft(snatFrom("198.51.100.50")),
+			Traffic: spray("client", flow.UDP, 0, 10, Client, 0, Server, 9), Do: `^ip addr add 198.51.100.50/32 dev lan0$`},
 	}
 }
 
 // HealthyConditions lists routers that look faulty to simple rules and are not.
 func HealthyConditions() []Condition {
 	return []Condition{
+		{Name: "address-of-another-host", Fault: all(nft(snatFrom("198.51.100.50")), command("server", "ip", "addr", "add", "198.51.100.50/24", "dev", "eth0"))},
 		{Name: "asymmetric-edge", Fault: all(nft("table inet filter { chain input {\n type filter hook input priority filter\n ct state established,related accept\n}\n}"), otherWayBack),
 			Traffic: all(spray("client", flow.TCP, tcpSYN, 60, Client, 4000, Server, 9), spray("client", flow.TCP, tcpACK, 60, Client, 4000, Server, 9))},
 		{Name: "routed-bridge", Fault: all(nft(natRules), gateway("ip link add virbr0 type bridge; ip addr add 192.168.122.1/24 dev virbr0; ip link set virbr0 up; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),

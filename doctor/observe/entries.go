@@ -3,8 +3,11 @@
 package observe
 
 import (
+	"io/fs"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
@@ -30,6 +33,8 @@ type Entries struct {
 	ToHost map[TrackedPort]*Odd
 	// Handshakes are connections of TCP by the address of this host that they were made to.
 	Handshakes map[netip.Addr]*Handshakes
+	// Reached are the targets of port forwards to which connections are open, or were lately.
+	Reached map[netip.AddrPort]bool
 	// FTP are control connections without a helper.
 	FTP []Pair
 
@@ -122,6 +127,34 @@ const (
 type placing struct {
 	own   map[netip.Addr]bool
 	links []netip.Prefix // networks of the host's links
+	// lingers is how many seconds the entry of a closed connection stays, by its state.
+	lingers map[conntrack.TCPState]uint32
+}
+
+// MostReached is how many targets of port forwards are kept; what is not among them may have been
+// reached.
+const MostReached = 16_384
+
+// lately is how many seconds ago a connection may have ended that counts as one of now.
+const lately = 5
+
+// over tells whether a connection ended some time ago, and its entry only lingers.
+func (p *placing) over(e *conntrack.Entry) bool {
+	if !e.Closing() {
+		return false
+	}
+	whole := p.lingers[conntrack.TCPState(e.State)]
+	return e.Protocol != flow.TCP || whole == 0 || e.Timeout+lately < whole
+}
+
+// lingering reads how long entries of closed connections stay in the calling thread's namespace.
+func (p *placing) lingering(root fs.FS) {
+	p.lingers = map[conntrack.TCPState]uint32{}
+	for state, name := range map[conntrack.TCPState]string{conntrack.TCPFinWait: "fin_wait", conntrack.TCPCloseWait: "close_wait",
+		conntrack.TCPLastAck: "last_ack", conntrack.TCPTimeWait: "time_wait", conntrack.TCPClose: "close"} {
+		n, _ := strconv.ParseUint(strings.TrimSpace(text(root, "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"+name)), 10, 32)
+		p.lingers[state] = uint32(n)
+	}
 }
 
 func placingOf(links []Link) *placing {
@@ -163,6 +196,12 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 	}
 	if e.SourceTranslated() {
 		s.translates(networkOf(source))
+	}
+	if e.DestTranslated() && !p.over(e) && len(s.Reached) < MostReached {
+		if s.Reached == nil {
+			s.Reached = map[netip.AddrPort]bool{}
+		}
+		s.Reached[netip.AddrPortFrom(server, e.Reply.SourcePort)] = true
 	}
 	switch {
 	case e.Status&conntrack.Expected != 0 || e.Zone != 0: // a helper's, or Open vSwitch's: by no rule

@@ -52,6 +52,27 @@ func TestEntries(t *testing.T) {
 	}
 }
 
+// TestReached: entries of closed connections linger, and count for some seconds only.
+func TestReached(t *testing.T) {
+	p := &placing{lingers: map[conntrack.TCPState]uint32{conntrack.TCPTimeWait: 120}}
+	for _, tc := range []struct {
+		state conntrack.TCPState
+		left  uint32
+		want  bool
+	}{
+		{conntrack.TCPEstablished, 10, true}, {conntrack.TCPSynSent, 100, true}, {conntrack.TCPTimeWait, 118, true},
+		{conntrack.TCPTimeWait, 100, false}, {conntrack.TCPClose, 9, false}, // not known how long those stay
+	} {
+		var s Entries
+		s.add(&conntrack.Entry{Protocol: flow.TCP, State: uint8(tc.state), Timeout: tc.left, Status: conntrack.DestNAT,
+			Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("192.0.2.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("192.0.2.1")), DestPort: 8080},
+			Reply:    conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), SourcePort: 80, Dest: conntrack.AddrOf(netip.MustParseAddr("192.0.2.2"))}}, p)
+		if got := s.Reached[netip.MustParseAddrPort("198.51.100.2:80")]; got != tc.want {
+			t.Errorf("state %d, %d s left: %v", tc.state, tc.left, got)
+		}
+	}
+}
+
 // TestLeaksOfOthers: a network that no rule translates may be routed as it is.
 func TestLeaksOfOthers(t *testing.T) {
 	where := placingOf([]Link{{Name: "wan0", Addresses: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}})

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/netdev"
@@ -296,6 +297,7 @@ func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) 
 	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	s.Enter(ns.Name, 0)
 	single, where := &Entries{}, placingOf(links)
+	_ = ns.Do(func() error { where.lingering(l.root); return nil })
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
 		s.Add(e)
 		single.add(e, where)
@@ -328,4 +330,17 @@ func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *firewall.R
 		return err
 	})
 	return r, err
+}
+
+// Silent implements Reader.
+func (l *Live) Silent(_ context.Context, ns conntrack.Namespace, addresses []netip.Addr) (list []announce.Silent) {
+	if len(addresses) == 0 {
+		return nil
+	}
+	// Where nobody may ask (CAP_NET_RAW) nothing is known to be silent.
+	_ = ns.Do(func() (err error) {
+		list, err = announce.Unanswered(addresses)
+		return err
+	})
+	return list
 }

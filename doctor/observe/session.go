@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
@@ -57,6 +58,7 @@ type tableReading struct {
 type rulesReading struct {
 	generation uint32
 	rules      *firewall.Ruleset
+	silent     []announce.Silent
 	err        error
 }
 
@@ -170,9 +172,14 @@ func (s *Session) readRules(ctx context.Context, reader Reader, n *Namespace) {
 	if !known || generation == 0 || generation != last.generation || len(n.Before.LegacyTables) > 0 || last.err != nil {
 		last = rulesReading{generation: generation}
 		last.rules, last.err = reader.Rules(ctx, n.Namespace)
-		s.rules[n.Inode] = last
+		known = false
 	}
-	n.Rules, n.RulesErr = cmp.Or(last.rules, &firewall.Ruleset{}), last.err
+	last.rules = cmp.Or(last.rules, &firewall.Ruleset{})
+	if !known || len(last.silent) > 0 { // somebody may answer meanwhile
+		last.silent = reader.Silent(ctx, n.Namespace, last.rules.Addresses())
+	}
+	s.rules[n.Inode] = last
+	n.Rules, n.RulesErr, n.Silent = last.rules, last.err, last.silent
 }
 
 // forget drops what is known of namespaces that are gone.

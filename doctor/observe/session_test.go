@@ -5,11 +5,13 @@ package observe
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 )
@@ -183,4 +185,12 @@ func TestSocketsOnce(t *testing.T) {
 			t.Errorf("limits %v", s.Limits)
 		}
 	}
+}
+
+func (*counting) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+	return nil
+}
+
+func (*lists) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+	return nil
 }

@@ -176,6 +176,7 @@ func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
 	for _, n := range s.Namespaces {
 		n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace)
 		n.Rules = cmp.Or(n.Rules, &firewall.Ruleset{})
+		n.Silent = reader.Silent(ctx, n.Namespace, n.Rules.Addresses())
 		n.Table, n.Entries, n.TableErr = reader.Table(ctx, n.Namespace, n.Before.Links)
 		n.Entries = cmp.Or(n.Entries, &Entries{})
 	}

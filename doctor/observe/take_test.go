@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 )
@@ -50,4 +52,8 @@ func TestTakeNothing(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, s, err)
 		}
 	}
+}
+
+func (*closed) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+	return nil
 }
