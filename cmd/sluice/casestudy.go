@@ -32,8 +32,9 @@ func newCaseStudy(a *app) *cobra.Command {
 		Args:  noArgs,
 		Long: "Case-study runs a real nginx behind a gateway made of namespaces, sends 5,000 connections at once,\n" +
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
-			"the cause, cures it with sluice tune, and measures again; at last the table is small again and the\n" +
-			"eBPF datapath translates, which makes no entry in it.\n\n" +
+			"the cause, repairs it with sluice tune, and measures again; at last the table is small again and the\n" +
+			"eBPF datapath translates, which makes no entry in it. With --docker the server is a container of a Docker\n" +
+			"daemon of its own, published with -p 8080:8080, and there is no run on the eBPF datapath.\n\n" +
 			"It " + hostChange + "\nAll of them come back in any case, also when it is killed.",
 		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -67,6 +68,7 @@ func newCaseStudy(a *app) *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVar(&allow, "allow-host-sysctl", false, "do not ask before changing settings of the host")
 	flags.IntVar(&o.Connections, "connections", 5000, "connections at once")
+	flags.BoolVar(&o.Docker, "docker", false, "publish the server by a Docker daemon in the gateway")
 	flags.IntVar(&o.Requests, "requests", 30000, "requests of each run")
 	return cmd
 }
@@ -112,8 +114,8 @@ func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 	}
 	fmt.Fprintf(w, "\nthe same packets, counted three times: kernel's drop counter %d, drop events %d, SYNs never answered %d: %s\n",
 		i.Dropped, i.Events, i.SYNs, verdict)
-	fmt.Fprintf(w, "\nthe cure:\n")
-	for _, c := range r.Cure {
+	fmt.Fprintf(w, "\nthe remedy:\n")
+	for _, c := range r.Changes {
 		if c.Skipped != "" {
 			fmt.Fprintf(w, "  %s stays %s (%s)\n", c.Key, c.Now, c.Skipped)
 			continue

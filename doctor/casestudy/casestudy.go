@@ -52,6 +52,9 @@ type Options struct {
 	Requests int
 	// CollapseFor bounds the run with the full table, which does not end by itself; 0 means 8 s.
 	CollapseFor time.Duration
+	// Docker puts the server into a container of a real Docker daemon in the gateway, which
+	// publishes port 8080.
+	Docker bool
 	// Progress is told what is going on; it may be nil.
 	Progress func(format string, args ...any)
 }
@@ -63,7 +66,7 @@ type Report struct {
 	Conclusion []doctor.Conclusion `json:"doctor"` // the doctor's, during the collapse
 	FoundFirst bool                `json:"cause_named_first"`
 	Identity   Identity            `json:"identity"`
-	Cure       []tune.Change       `json:"cure"`
+	Changes    []tune.Change       `json:"changes"` // of the tuner
 	Notes      []string            `json:"notes,omitempty"`
 	Drops      *trace.DropReport   `json:"drops"`
 }
@@ -102,6 +105,7 @@ type study struct {
 	Options
 	lab     *lab.Lab
 	gateway conntrack.Namespace
+	server  string // path of the namespace where the server runs
 	report  *Report
 }
 
@@ -144,6 +148,10 @@ func topology() lab.Topology {
 func (s *study) play(ctx context.Context) (err error) {
 	if s.gateway, err = conntrack.NamespaceAt(s.lab.Node("gateway").Path()); err != nil {
 		return err
+	}
+	s.server = s.lab.Node("server").Path()
+	if s.Docker {
+		return s.playDocker(ctx)
 	}
 	stop, err := s.serve(ctx)
 	if err != nil {
@@ -289,8 +297,8 @@ func (s *study) watchCollapse(ctx context.Context) error {
 
 // tcpCounters reads both ends.
 func (s *study) tcpCounters(ctx context.Context) (client, server trace.Counters, err error) {
-	for name, at := range map[string]*trace.Counters{"client": &client, "server": &server} {
-		ns, err := conntrack.NamespaceAt(s.lab.Node(name).Path())
+	for path, at := range map[string]*trace.Counters{s.lab.Node("client").Path(): &client, s.server: &server} {
+		ns, err := conntrack.NamespaceAt(path)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -332,7 +340,7 @@ func (s *study) tuneTable(ctx context.Context) error {
 	if result.RolledBack != "" {
 		return fmt.Errorf("case study: tune took its changes back: %s", result.RolledBack)
 	}
-	s.report.Cure = table
+	s.report.Changes = table
 	return nil
 }
 

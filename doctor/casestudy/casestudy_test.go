@@ -75,6 +75,46 @@ func TestCaseStudy(t *testing.T) {
 	}
 }
 
+// TestDocker plays the story of a port that a real Docker daemon publishes: the first line names
+// the full table, the tuner's limit cures it, and most of the rate before comes back.
+func TestDocker(t *testing.T) {
+	if os.Getenv("SLUICE_DOCKER") == "" {
+		t.Skip("SLUICE_DOCKER=1 starts a Docker daemon")
+	}
+	for _, tool := range []string{"dockerd", "docker", "iptables-nft", "nginx"} {
+		labtest.Require(t, labtest.Tool(tool))
+	}
+	binary := program(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	r, err := casestudy.Play(ctx, casestudy.Options{Sluice: binary, Docker: true, Connections: 1500, Requests: 4000, CollapseFor: 4 * time.Second, Progress: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.FoundFirst {
+		t.Errorf("the doctor did not name the full table first:\n%v", r.Conclusion)
+	}
+	if !r.Identity.Exact() || r.Identity.Dropped == 0 {
+		t.Errorf("the same packets were counted differently: %+v; every drop: %s", r.Identity, everyDrop(t, r.Drops))
+	}
+	runs := map[string]casestudy.Run{}
+	for _, run := range r.Runs {
+		runs[run.Name] = run
+	}
+	before, after := runs["before"], runs["after"]
+	for _, run := range []casestudy.Run{before, after} {
+		if run.Complete != 4000 || run.Failed != 0 || run.Refused != 0 {
+			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused", run.Name, run.Complete, run.Failed, run.Refused)
+		}
+	}
+	if run := runs["collapse"]; run.Complete > 2000 || run.Refused == 0 {
+		t.Errorf("collapse: %d requests complete with a table of 1000, %d refused", run.Complete, run.Refused)
+	}
+	if after.RequestsPerSecond < before.RequestsPerSecond/2 {
+		t.Errorf("%.0f requests/s after the remedy, %.0f before the collapse", after.RequestsPerSecond, before.RequestsPerSecond)
+	}
+}
+
 // everyDrop is what to read when the counts differ.
 func everyDrop(t *testing.T, r *trace.DropReport) string {
 	t.Helper()

@@ -64,15 +64,22 @@ func (s *study) nginx(ctx context.Context) (stop func(), err error) {
 		_ = cmd.Wait()
 		os.RemoveAll(dir)
 	}
+	if err := s.answers(ctx, faults.Server+":80", log.String); err != nil {
+		stop()
+		return nil, fmt.Errorf("case study: nginx: %w", err)
+	}
+	return stop, nil
+}
+
+// answers waits until a server takes connections of the client.
+func (s *study) answers(ctx context.Context, address string, log func() string) error {
 	for deadline := time.Now().Add(time.Minute); ; {
-		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", faults.Server+":80")
+		c, err := s.lab.Node("client").Dial(ctx, &net.Dialer{Timeout: time.Second}, "tcp", address)
 		if err == nil {
-			c.Close()
-			return stop, nil
+			return c.Close()
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			stop()
-			return nil, fmt.Errorf("case study: nginx does not answer: %w: %s", err, log.String())
+			return fmt.Errorf("no answer of %s: %w: %s", address, err, log())
 		}
 		time.Sleep(10 * time.Millisecond) // between two looks
 	}
