@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-lb/sluice/importer/balancer"
 	"github.com/sluice-lb/sluice/importer/draft"
 	"github.com/sluice-lb/sluice/importer/netfilter"
 )
@@ -31,9 +32,31 @@ type Source struct {
 
 // Sources lists all.
 var Sources = []Source{
-	{"iptables", "rules of iptables and ip6tables, and sets of ipset", "iptables-save", func(text string, o Options) (*draft.Result, error) {
+	{"nftlb", "farms, addresses and policies of nftlb", "curl -H 'Key: KEY' http://localhost:5555/farms", loadBalancer(balancer.NFTLB)},
+	{"ipvs", "virtual services of IPVS", "ipvsadm-save -n", loadBalancer(balancer.IPVS)},
+	{"keepalived", "virtual servers and their checkers", "/etc/keepalived/keepalived.conf", loadBalancer(balancer.Keepalived)},
+	{"iptables", "rules of iptables and ip6tables, sets of ipset", "iptables-save", func(text string, o Options) (*draft.Result, error) {
 		return netfilter.IPTables(text, netfilter.Options{Outside: o.Outside})
 	}},
+	{"nftables", "rules of nftables", "nft -j list ruleset", func(text string, o Options) (*draft.Result, error) {
+		return netfilter.Nftables(text, netfilter.Options{Outside: o.Outside})
+	}},
+	{"haproxy", "what HAProxy does in mode tcp", "/etc/haproxy/haproxy.cfg", loadBalancer(balancer.HAProxy)},
+	{"docker", "published ports and bridges", "docker inspect $(docker ps -q)", readDocker},
+}
+
+func loadBalancer(read func(string, balancer.Options) (*draft.Result, error)) func(string, Options) (*draft.Result, error) {
+	return func(text string, o Options) (*draft.Result, error) {
+		return read(text, balancer.Options{Outside: o.Outside})
+	}
+}
+
+// give says what to give: a file, or what a command prints.
+func (s Source) give() string {
+	if strings.HasPrefix(s.Command, "/") {
+		return s.Command
+	}
+	return "what '" + s.Command + "' prints"
 }
 
 // MaxSize is the largest text that is read, in bytes.
@@ -49,9 +72,9 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 		case len(text) > MaxSize:
 			return nil, fmt.Errorf("larger than %d MiB: import it in parts", MaxSize>>20)
 		case strings.TrimSpace(text) == "":
-			return nil, fmt.Errorf("it is empty: give what '%s' prints", s.Command)
+			return nil, fmt.Errorf("it is empty: give %s", s.give())
 		case strings.Contains(text, "\x00"):
-			return nil, fmt.Errorf("it is no text: give what '%s' prints", s.Command)
+			return nil, fmt.Errorf("it is no text: give %s", s.give())
 		}
 		return s.read(text, o)
 	}

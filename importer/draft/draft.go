@@ -61,6 +61,8 @@ type Result struct {
 	// Rest is what has no equal in the source's own form, to be loaded beside Sluice;
 	// empty when nothing is left, or the source has no such form.
 	Rest string `json:"rest,omitempty"`
+
+	unit unit
 }
 
 // Lossy reports whether something was lost, or acts otherwise.
@@ -89,6 +91,7 @@ type Draft struct {
 	refused []string // objects that the configuration does not take, as YAML
 	names   map[string]bool
 	remarks []string
+	unit    unit
 	// commentMarks begin lines that say nothing.
 	commentMarks []string
 }
@@ -98,8 +101,20 @@ func New(source, text string, commentMarks ...string) *Draft {
 	lines := strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	return &Draft{
 		Source: source, lines: lines, known: make([]bool, len(lines)+1),
+		unit:   unit{"line", "lines"},
 		origin: map[string][]int{}, names: map[string]bool{}, commentMarks: commentMarks,
 	}
+}
+
+// Entries makes a draft of a list whose entries stand for lines, where the text's own lines say
+// nothing: a document on one line.
+func Entries(source string, entries []string) *Draft {
+	for i, e := range entries {
+		entries[i] = printable(strings.ReplaceAll(e, "\n", " "))
+	}
+	d := New(source, strings.Join(entries, "\n"))
+	d.unit = unit{"entry", "entries"}
+	return d
 }
 
 // Lines returns the text's lines; the first has the index 0.

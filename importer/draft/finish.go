@@ -27,7 +27,7 @@ func (d *Draft) Finish() (*Result, error) {
 		return nil, err
 	}
 	slices.SortStableFunc(d.notes, func(a, b Note) int { return a.Line - b.Line })
-	r := &Result{Config: &d.Config, Notes: d.notes, Objects: d.objects()}
+	r := &Result{Config: &d.Config, Notes: d.notes, Objects: d.objects(), unit: d.unit}
 	body, err := marshal(&d.Config)
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (d *Draft) refuse(section string, n int, e *config.Error) {
 		one.Firewall.Rules, object = d.Config.Firewall.Rules[n:n+1], "rule "+d.Config.Firewall.Rules[n].Name
 	}
 	if text, err := config.Marshal(one); err == nil {
-		d.refused = append(d.refused, fmt.Sprintf("%s is refused: %s; %s\n%s", object, e.Cause, e.Hint, text))
+		d.refused = append(d.refused, strings.TrimSuffix(object+" is refused: "+e.Cause+"; "+e.Hint, "; ")+"\n"+string(text))
 	}
 	lines := d.origin[object]
 	if len(lines) == 0 {

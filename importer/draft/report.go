@@ -18,7 +18,7 @@ const width = 80
 func (d *Draft) comment(body string, r *Result) string {
 	var b strings.Builder
 	for _, l := range wrap(fmt.Sprintf("Imported from %s: %s of %s; %s. Read the comments, then: sluice check FILE",
-		d.Source, plural(len(r.Objects), "object"), plural(d.spoken(), "line"), r.summary()), width-2) {
+		d.Source, plural(len(r.Objects), "object"), d.unit.count(d.spoken()), r.summary()), width-2) {
 		b.WriteString("# " + l + "\n")
 	}
 	for _, remark := range d.remarks {
@@ -49,7 +49,7 @@ func (d *Draft) comment(body string, r *Result) string {
 		b.WriteString("\n# Not taken over:\n")
 	}
 	for _, g := range group(rest) {
-		for _, l := range wrap(g.lines()+": "+g.words(), width-2) {
+		for _, l := range wrap(g.lines(d.unit)+": "+g.words(), width-2) {
 			b.WriteString("# " + l + "\n")
 		}
 		for _, t := range g.texts {
@@ -70,10 +70,14 @@ func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []
 			b.WriteString(margin + l + "\n")
 		}
 	}
+	text := ""
 	if len(o.Lines) == 1 {
-		b.WriteString(margin + fmt.Sprintf("from line %d: %s\n", o.Lines[0], printable(d.Line(o.Lines[0]))))
-	} else if len(o.Lines) > 1 {
-		say("from " + lineList(o.Lines))
+		text = printable(d.Line(o.Lines[0]))
+	}
+	if len(text) > 2 { // not a bracket of JSON alone
+		b.WriteString(margin + "from " + d.unit.list(o.Lines) + ": " + text + "\n")
+	} else if len(o.Lines) > 0 {
+		say("from " + d.unit.list(o.Lines))
 	}
 	for _, g := range group(notes) {
 		say(string(g.Kind) + ": " + g.words())
@@ -122,7 +126,7 @@ func (r *Result) Report(w io.Writer, all bool) error {
 			implied += len(g.numbers)
 			continue
 		}
-		head := g.lines() + ": " + string(g.Kind)
+		head := g.lines(r.unit) + ": " + string(g.Kind)
 		if g.Object != "" {
 			head += " in " + g.Object
 		}
@@ -178,15 +182,25 @@ func (g *grouped) words() string {
 	return g.Reason + "; " + g.Next
 }
 
-func (g *grouped) lines() string {
+func (g *grouped) lines(u unit) string {
 	if len(g.numbers) == 0 {
 		return "the whole"
 	}
-	return lineList(g.numbers)
+	return u.list(g.numbers)
 }
 
-// lineList writes "line 3", or "lines 3, 5-8".
-func lineList(numbers []int) string {
+// unit is what a text is counted in.
+type unit struct{ one, more string }
+
+func (u unit) count(n int) string {
+	if n == 1 {
+		return "1 " + u.one
+	}
+	return fmt.Sprintf("%d %s", n, u.more)
+}
+
+// list writes "line 3", or "lines 3, 5-8".
+func (u unit) list(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); i++ {
 		first := numbers[i]
@@ -199,11 +213,11 @@ func lineList(numbers []int) string {
 			parts = append(parts, fmt.Sprintf("%d-%d", first, numbers[i]))
 		}
 	}
-	word := "lines "
+	word := u.more
 	if len(numbers) == 1 {
-		word = "line "
+		word = u.one
 	}
-	return word + strings.Join(parts, ", ")
+	return word + " " + strings.Join(parts, ", ")
 }
 
 func plural(n int, what string) string { return strings.TrimSuffix(hasOrHave(n, what, "", ""), " ") }

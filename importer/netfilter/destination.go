@@ -22,8 +22,8 @@ type forward struct {
 	target netip.Addr
 	port   uint16 // 0: kept
 	nat    int    // index of a port-forward, or -1
-	// hairpin: a rule for it was found.
-	hairpin bool
+	// hairpin: a rule for its source was found; reflected: one for its destination.
+	hairpin, reflected bool
 }
 
 // group are the paths to the backends of one destination.
@@ -424,6 +424,7 @@ func (t *translator) masqueraded(g *group) (all bool, list []said) {
 func (t *translator) isHairpinOf(m match, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
+			f.reflected = true
 			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
 			return true
 		}
@@ -435,6 +436,7 @@ func (t *translator) isHairpinOf(m match, p *path) bool {
 func (t *translator) isReflection(g *group, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
+			f.reflected = true
 			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
 			return true
 		}

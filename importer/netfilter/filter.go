@@ -63,6 +63,8 @@ func (t *translator) filter(w *walker) {
 // firewallHook is where rules of the chain stand in the configuration.
 func (c *chain) firewallHook() (config.Hook, string) {
 	switch c.hook {
+	case hookIngress:
+		return config.HookIngress, ""
 	case hookPrerouting:
 		return config.HookPrerouting, ""
 	case hookInput:

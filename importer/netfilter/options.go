@@ -373,7 +373,7 @@ func portOf(s string, empty uint16) (uint16, error) {
 func otherPorts(list []flow.Ports) (rest []flow.Ports) {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b flow.Ports) int { return int(a.First) - int(b.First) })
-	next := 0
+	next := 1 // nobody uses port 0
 	for _, r := range list {
 		if int(r.First) > next {
 			rest = append(rest, flow.Ports{First: uint16(next), Last: r.First - 1})

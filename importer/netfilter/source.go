@@ -61,6 +61,14 @@ func (t *translator) source(p *path, later []*path) {
 	if m.proto != flow.Any {
 		return
 	}
+	if m.family == 0 && len(m.src) == 0 { // of table inet: without a source one family is meant
+		for _, family := range []int{4, 6} {
+			one := *p
+			one.match.family = family
+			t.source(&one, later)
+		}
+		return
+	}
 	if len(m.notSrc) > 0 {
 		t.lose(p, "no equal for all sources but some", "name the inside networks in source:")
 		return
@@ -88,6 +96,7 @@ func (t *translator) source(p *path, later []*path) {
 	}
 	var exempt []*rule
 	exempt, left := t.exempt(p, &n)
+	left = t.exemptSources(p, n, left)
 	for _, d := range m.notDst {
 		n.Except = append(n.Except, d)
 	}
@@ -152,12 +161,17 @@ func (t *translator) hairpin(p *path) (found bool) {
 	return false
 }
 
-// withoutHairpin turns the hairpin of port-forwards off for which there was no rule.
-func (t *translator) withoutHairpin() {
+// hairpins turns the hairpin of port-forwards off for which there was no rule, and on where one of
+// certain interfaces has rules for inside hosts beside it.
+func (t *translator) hairpins() {
 	for _, f := range t.forwards {
-		if f.nat >= 0 && !f.hairpin {
+		switch {
+		case f.nat < 0:
+		case !f.hairpin:
 			t.d.Config.NAT[f.nat].Hairpin = config.SwitchOff
 			t.d.Remark("hairpin: off stands where no rule translated the source of inside hosts that use the published address; remove it to let them.")
+		case f.reflected && t.d.Config.NAT[f.nat].In != "":
+			t.d.Config.NAT[f.nat].Hairpin = config.SwitchOn
 		}
 	}
 }
@@ -219,6 +233,28 @@ func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []ex
 		}
 	}
 	return done, left
+}
+
+// exemptSources writes exceptions of some of the sources as a rule of these alone before the one for
+// all, and returns those that cannot be written so.
+func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) (left []exception) {
+	for _, e := range list {
+		both, _ := e.match.and(p.match)
+		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.match.covers(both) }) {
+			continue // a rule before takes all of them
+		}
+		wide := e.match
+		wide.dst, wide.src = nil, nil
+		if len(e.match.dst) == 0 || len(e.match.src) == 0 || e.match.dstLocal || !wide.covers(p.match) {
+			left = append(left, e)
+			continue
+		}
+		n.Source, n.Except = both.src, append(slices.Clone(n.Except), e.match.dst...)
+		o := made{t.d.NAT(n, e.rule.line, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+		t.take(p, o)
+		t.taken[e.rule] = true
+	}
+	return left
 }
 
 // sourceDifferences notes what an object translates otherwise than the path did.

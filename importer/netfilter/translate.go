@@ -101,7 +101,7 @@ func (t *translator) translate() error {
 	for _, w := range walks[hookPostrouting] {
 		t.sources(w)
 	}
-	t.withoutHairpin()
+	t.hairpins()
 	for _, w := range walks[hookInput] {
 		for _, p := range w.paths {
 			t.lose(p, "nothing translates what is for the host itself", "keep it in "+t.program)

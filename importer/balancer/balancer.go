@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package balancer imports the configurations of load balancers: IPVS, keepalived, HAProxy in TCP
+// mode and nftlb. It is pure.
+package balancer
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// Options are what the text of a source does not tell.
+type Options struct {
+	// Outside are the interfaces whose addresses are meant where a listener takes all.
+	Outside []string
+}
+
+// object is a service in the making. What is said about it is noted once it has its final name.
+type object struct {
+	d       *draft.Draft
+	service config.Service
+	lines   []int
+	notes   []func(name string)
+	// lost is why the whole service has no equal; next what to do.
+	lost, next string
+}
+
+// changed notes that a line acts otherwise.
+func (o *object) changed(line int, text, reason, next string) {
+	o.notes = append(o.notes, func(name string) { o.d.Changed(name, line, text, reason, next) })
+}
+
+// without notes that a part of a line has no equal.
+func (o *object) without(line int, text, reason, next string) {
+	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
+}
+
+// from says that the service comes from the lines.
+func (o *object) from(lines ...int) { o.lines = append(o.lines, lines...) }
+
+// add adds the service to the draft with all that is said of it, or notes that it has no equal.
+func (o *object) add() {
+	if o.lost != "" {
+		for _, n := range o.lines {
+			o.d.Lost(n, "", o.lost, o.next)
+		}
+		return
+	}
+	o.weights()
+	name := o.d.Service(o.service, o.lines...)
+	for _, say := range o.notes {
+		say(name)
+	}
+}
+
+// weights brings weights that are larger than 256 down, and leaves out those that are all one.
+func (o *object) weights() {
+	most, common, uneven := 1, 0, false
+	for _, b := range o.service.Backends {
+		most = max(most, b.Weight)
+		common = divisor(common, b.Weight)
+		uneven = uneven || b.Weight > 1
+	}
+	if !uneven || most <= 256 {
+		return
+	}
+	exact := most/common <= 256
+	for i := range o.service.Backends {
+		b := &o.service.Backends[i]
+		if exact {
+			b.Weight /= common
+		} else if b.Weight > 0 {
+			b.Weight = max(1, (b.Weight*256+most/2)/most)
+		}
+	}
+	if !exact && len(o.lines) > 0 {
+		o.changed(o.lines[0], "", fmt.Sprintf("weights up to %d are brought down to 256 and rounded", most), "")
+	}
+}
+
+// divisor returns the greatest common divisor.
+func divisor(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// weighted reports whether the backends have different weights.
+func (o *object) weighted() bool {
+	seen := 0
+	for _, b := range o.service.Backends {
+		w := max(b.Weight, 1)
+		if seen != 0 && w != seen {
+			return true
+		}
+		seen = w
+	}
+	return false
+}
+
+// hostPort reads "192.0.2.1:80", "[2001:db8::1]:80" and addresses without a port, which is then 0.
+func hostPort(s string) (netip.AddrPort, error) {
+	if ap, err := netip.ParseAddrPort(s); err == nil {
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
+	}
+	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
+	if err != nil || a.Zone() != "" {
+		return netip.AddrPort{}, fmt.Errorf("%q is no address", s)
+	}
+	return netip.AddrPortFrom(a.Unmap(), 0), nil
+}
+
+// listen makes a listener; port 0 is all.
+func listen(a netip.AddrPort) config.Listen {
+	l := config.Listen{Address: a.Addr()}
+	if a.Port() != 0 {
+		l.Ports = []flow.Ports{{First: a.Port(), Last: a.Port()}}
+	}
+	return l
+}
+
+// portFor leaves the port of a backend out where it is the one that was asked for.
+func portFor(s *config.Service, port uint16) uint16 {
+	for _, l := range s.Listen {
+		if len(l.Ports) != 1 || l.Ports[0].First != port || l.Ports[0].Last != port {
+			return port
+		}
+	}
+	if len(s.Listen) == 0 {
+		return port
+	}
+	return 0
+}
+
+// seconds reads a number of seconds, maybe with a fraction.
+func seconds(s string) (config.Duration, bool) {
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(f > 0 && f < 30*24*3600) {
+		return 0, false
+	}
+	return config.Duration(time.Duration(f * float64(time.Second)).Round(time.Millisecond)), true
+}
+
+// number reads a whole number of at least 0.
+func number(s string) (int, bool) {
+	n, err := strconv.ParseUint(s, 0, 31)
+	return int(n), err == nil
+}
+
+// probe brings interval and timeout of a check into what is taken, and says so.
+func (o *object) probe(k *config.Check, line int) {
+	const shortest = config.Duration(100 * time.Millisecond)
+	if k.Interval != 0 && k.Interval < shortest {
+		o.changed(line, "", "checks begin every 100ms at most", "")
+		k.Interval = shortest
+	}
+	interval := k.Interval
+	if interval == 0 {
+		interval = config.Duration(2 * time.Second)
+	}
+	if k.Timeout >= interval {
+		o.changed(line, "", fmt.Sprintf("a check has less than its interval of %s to answer, not %s", interval, k.Timeout), "write a longer interval")
+		k.Timeout = 0
+	}
+	k.Rise, k.Fall = min(k.Rise, 100), min(k.Fall, 100)
+}
+
+// schedulers are those of IPVS; Changed says what is otherwise.
+var schedulers = map[string]struct {
+	ours    config.Scheduler
+	changed string
+}{
+	"rr": {config.SchedulerRR, ""}, "wrr": {config.SchedulerWRR, ""}, "lc": {config.SchedulerLC, ""}, "wlc": {config.SchedulerWLC, ""},
+	"sh": {config.SchedulerSourceHash, "clients are spread by another hash and move once"}, "mh": {config.SchedulerSourceHash, "clients are spread by another hash and move once"},
+	"lblc":  {config.SchedulerLC, "lblc keeps a destination on one server; lc does not"},
+	"lblcr": {config.SchedulerLC, "lblcr keeps a destination on a set of servers; lc does not"},
+	"dh":    {config.SchedulerSourceHash, "dh spreads by the destination address; source-hash by that of the client"},
+	"sed":   {config.SchedulerWLC, "sed counts the connection to come as well; wlc does not"},
+	"nq":    {config.SchedulerWLC, "nq asks an idle server first; wlc the one with the fewest flows per weight"},
+	"fo":    {config.SchedulerRR, ""}, "ovf": {config.SchedulerRR, ""},
+}
+
+// schedule sets the scheduler of IPVS, once the backends are there. withPort tells that its hash is
+// over the client's port too.
+func (o *object) schedule(name string, line int, withPort bool) {
+	if name == "" {
+		name = "wlc"
+	}
+	s, known := schedulers[name]
+	if !known {
+		o.changed(line, name, "unknown scheduler; rr stands for it", "write another scheduler")
+		return
+	}
+	o.service.Scheduler = s.ours
+	if withPort && (name == "sh" || name == "mh") {
+		o.service.Scheduler = config.SchedulerMaglev
+	}
+	if s.changed != "" {
+		o.changed(line, name, s.changed, "")
+	}
+	if !o.weighted() && s.ours == config.SchedulerWRR {
+		o.service.Scheduler = config.SchedulerRR
+	}
+	if name == "fo" || name == "ovf" {
+		o.failover(name, line)
+	}
+}
+
+// failover gives the highest weight the first priority, as fo and ovf do.
+func (o *object) failover(name string, line int) {
+	rank := map[int]int{}
+	for _, b := range o.service.Backends {
+		higher := map[int]bool{}
+		for _, other := range o.service.Backends {
+			if other.Weight > b.Weight {
+				higher[other.Weight] = true
+			}
+		}
+		rank[b.Weight] = len(higher) + 1
+	}
+	for i := range o.service.Backends {
+		b := &o.service.Backends[i]
+		b.Priority = min(rank[b.Weight], 9)
+		b.Weight = 0
+	}
+	if len(rank) > 9 {
+		o.changed(line, name, "there are nine priorities; the lowest weights share the last", "")
+	}
+	if name == "ovf" {
+		o.changed(line, name, "a server that is full does not overflow to the next one: its new connections are refused", "write limits and priorities by hand")
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// realServer adds a real server of keepalived as a backend, and takes its checker for the service's.
+func (s *server) realServer(b *block) {
+	a, err := hostPort(b.arg(1))
+	port, perr := strconv.ParseUint(b.arg(2), 10, 16)
+	if b.arg(2) == "" {
+		port, perr = 0, nil
+	}
+	if err != nil || perr != nil {
+		s.d.Lost(b.line, "", "the server's address is not understood", "write an address and a port")
+		return
+	}
+	backend := config.Backend{Address: a.Addr(), Port: uint16(port)}
+	var check *config.Check
+	var host string
+	for _, i := range b.inner {
+		if i.words[0] == "virtualhost" {
+			host = i.arg(1)
+		}
+	}
+	for _, i := range b.inner {
+		value := i.arg(1)
+		switch i.words[0] {
+		case "weight":
+			n, ok := number(value)
+			if !ok {
+				s.without(i.line, i.text(), "not understood", "write weight:")
+			} else if n == 0 {
+				backend.Drain = true
+			} else if n > 1 {
+				backend.Weight = n
+			}
+		case "uthreshold":
+			backend.MaxConnections, _ = number(value)
+		case "lthreshold":
+			s.without(i.line, i.text(), "no equal for a lower threshold: a backend takes connections again as soon as one ends", "")
+		case "inhibit_on_failure":
+			s.changed(i.line, i.text(), "a backend that is down leaves the choice, and its open connections go on", "")
+		case "notify_up", "notify_down":
+			s.without(i.line, i.text(), "no equal for programs that are run as states change", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+		case "lvs_method":
+			if mode, _ := s.lvsMethod(i); s.method != "" && mode != s.method {
+				s.d.Lost(b.line, "", "the service is in mode "+string(s.method)+", this server would need mode "+string(mode), "make a service for each mode, or reach all servers in the same way")
+				return
+			}
+		case "delay_loop", "retry", "delay_before_retry", "connect_timeout", "warmup", "alpha", "smtp_alert", "snmp_name":
+			s.without(i.line, i.text(), "no equal for a setting of one server", "")
+		case "virtualhost":
+		default:
+			if k := s.checker(i, host); k != nil && check == nil {
+				check = k
+			} else if k != nil {
+				s.without(i.line, i.words[0], "a service has one check", "put both into a program: check: {type: exec}")
+			}
+		}
+	}
+	s.from(b.line)
+	s.service.Backends = append(s.service.Backends, backend)
+	s.useCheck(b, check)
+}
+
+// useCheck makes a server's check that of the service, or notes that it is another one.
+func (s *server) useCheck(b *block, k *config.Check) {
+	switch {
+	case k == nil:
+		s.unchecked = append(s.unchecked, b)
+	case s.checkOf == nil:
+		s.checkOf, s.service.Check = b, k
+		s.probe(k, b.line)
+	default:
+		same := *k
+		s2 := &server{} // what there is to say of the first one was said
+		s2.probe(&same, b.line)
+		if !reflect.DeepEqual(same, *s.service.Check) {
+			s.changed(b.line, b.text(), "the service has one check for all backends, that of "+s.checkOf.arg(1), "make a service of its own for what is checked otherwise")
+		}
+	}
+}
+
+var checkTypes = map[string]config.CheckType{
+	"TCP_CHECK": config.CheckTCP, "HTTP_GET": config.CheckHTTP, "SSL_GET": config.CheckHTTPS, "UDP_CHECK": config.CheckUDP,
+	"DNS_CHECK": config.CheckDNS, "PING_CHECK": config.CheckICMP, "MISC_CHECK": config.CheckExec, "SMTP_CHECK": config.CheckTCP,
+}
+
+// checker reads a checker's block. It returns nil, with a note, for one that has no equal.
+func (s *server) checker(b *block, host string) *config.Check {
+	kind, known := checkTypes[b.words[0]]
+	if !known {
+		s.without(b.line, b.text(), "no equal", "write a program for it: check: {type: exec}")
+		return nil
+	}
+	if host == "" {
+		host = s.virtualhost
+	}
+	k := &config.Check{Type: kind, Interval: s.interval, Rise: 1, Fall: 2, Initial: "up"}
+	if s.alpha {
+		k.Initial = "down"
+	}
+	k.Timeout = config.Duration(5e9)
+	s.tries(k, s.retry)
+	if t, ok := seconds(s.timeout); ok {
+		k.Timeout = t
+	}
+	switch b.words[0] {
+	case "SSL_GET":
+		k.InsecureSkipVerify = true // keepalived looks at no certificate
+	case "SMTP_CHECK":
+		k.Expect = "220"
+		s.changed(b.line, b.text(), "the check waits for the server's greeting, and says nothing to it", "")
+	case "DNS_CHECK":
+		k.QueryType = "SOA"
+	}
+	if kind == config.CheckHTTP || kind == config.CheckHTTPS {
+		k.Host, k.Status = host, []string{"200-299"}
+	}
+	urls := 0
+	for _, i := range b.inner {
+		if i.words[0] == "url" {
+			if urls++; urls > 1 {
+				s.without(i.line, "url", "a check asks one URL, the first", "let one URL of the server check the others")
+				continue
+			}
+			s.url(k, i)
+			continue
+		}
+		s.checkerLine(k, i)
+	}
+	if kind == config.CheckExec && len(k.Command) == 0 {
+		s.without(b.line, b.text(), "the checker names no program", "write command:")
+		return nil
+	}
+	return k
+}
+
+// tries writes retries: a server is down after one more failure.
+func (s *server) tries(k *config.Check, retry string) {
+	if n, ok := number(retry); ok {
+		k.Fall = min(n+1, 100)
+	}
+}
+
+// checkerLine reads one line of a checker.
+func (s *server) checkerLine(k *config.Check, b *block) {
+	value := b.arg(1)
+	no := func(reason, next string) { s.without(b.line, b.text(), reason, next) }
+	switch b.words[0] {
+	case "connect_port":
+		port, _ := strconv.ParseUint(value, 10, 16)
+		k.Port = uint16(port)
+	case "connect_timeout", "misc_timeout":
+		if t, ok := seconds(value); ok {
+			k.Timeout = t
+		}
+	case "retry", "nb_get_retry":
+		s.tries(k, value)
+	case "delay_before_retry":
+		if t, ok := seconds(value); !ok || t != k.Interval {
+			s.changed(b.line, b.text(), "a failed check is repeated after the interval", "write a shorter interval")
+		}
+	case "delay_loop":
+		if t, ok := seconds(value); ok {
+			k.Interval = t
+		}
+	case "virtualhost":
+		k.Host = value
+	case "fwmark":
+		mark, _ := strconv.ParseUint(value, 0, 32)
+		k.Mark = uint32(mark)
+	case "type":
+		k.QueryType = value
+	case "name":
+		k.Query = value
+	case "misc_path":
+		k.Command = strings.Fields(strings.Join(b.words[1:], " "))
+	case "misc_dynamic":
+		no("no equal for weights by the program's exit code: 0 is good, all else is bad", "change the weight by 'sluice backend set'")
+	case "alpha":
+		k.Initial = "down"
+	case "payload", "require_reply", "max_reply_length", "min_reply_length":
+		no("no equal for payloads from files", "write send: and expect:")
+	case "connect_ip", "bindto", "bind_if", "bind_port":
+		no("no equal: the backend itself is asked, from the address that the kernel takes", "")
+	case "warmup", "log_all_failures", "http_protocol", "ssl_protocol", "enable_sni", "tls_compliant", "user", "fast_recovery":
+		if b.words[0] != "log_all_failures" && b.words[0] != "warmup" && b.words[0] != "enable_sni" && b.words[0] != "tls_compliant" {
+			no("no equal for "+b.words[0], "")
+		}
+	default:
+		no("no equal", "")
+	}
+}
+
+// url reads the URL of HTTP_GET and SSL_GET.
+func (s *server) url(k *config.Check, b *block) {
+	for _, i := range b.inner {
+		switch i.words[0] {
+		case "path":
+			k.Path = i.arg(1)
+		case "status_code":
+			k.Status = i.words[1:]
+		case "virtualhost":
+			k.Host = i.arg(1)
+		case "digest":
+			s.without(i.line, i.text(), "no equal for a digest of the answer", "write body:, a text that is in it")
+		case "regex":
+			s.without(i.line, i.text(), "no equal for a regular expression", "write body:, a text that is in the answer")
+		default:
+			s.without(i.line, i.text(), "no equal", "")
+		}
+	}
+}

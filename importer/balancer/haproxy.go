@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// section is a part of haproxy.cfg: a frontend, backend or listen, with the defaults before it.
+type section struct {
+	kind, name string
+	line       int
+	lines      []statement
+	defaults   *section
+	used       bool
+}
+
+// statement is one line of a section.
+type statement struct {
+	line  int
+	words []string
+}
+
+func (s statement) text() string { return strings.Join(s.words, " ") }
+
+// get returns the last line of a section, or else of its defaults, that begins with the words.
+func (s *section) get(words ...string) (statement, bool) {
+	for at := s; at != nil; at = at.defaults {
+		for _, l := range slices.Backward(at.lines) {
+			if len(l.words) >= len(words) && slices.Equal(l.words[:len(words)], words) {
+				return l, true
+			}
+		}
+	}
+	return statement{}, false
+}
+
+// haproxy imports one file.
+type haproxy struct {
+	Options
+	d        *draft.Draft
+	sections []*section
+}
+
+// HAProxy imports a haproxy.cfg: what is in mode tcp.
+func HAProxy(text string, o Options) (*draft.Result, error) {
+	h := &haproxy{Options: o, d: draft.New("haproxy", text, "#")}
+	if err := h.read(); err != nil {
+		return nil, err
+	}
+	for _, s := range h.sections {
+		switch s.kind {
+		case "defaults":
+			h.plain(s)
+		case "listen":
+			h.balance(s, s)
+		case "frontend":
+			h.frontend(s)
+		case "backend":
+		case "global":
+			h.d.Know(s.line)
+			for _, l := range s.lines {
+				h.d.Implied(l.line, "", "is about HAProxy itself")
+			}
+		default:
+			h.loseAll(s, "no equal for section "+s.kind, "")
+		}
+	}
+	for _, s := range h.sections {
+		if s.kind == "backend" && !s.used {
+			h.loseAll(s, "no frontend that was taken over leads to the backend", "")
+		}
+	}
+	return h.d.Finish()
+}
+
+var sectionKinds = []string{"global", "defaults", "frontend", "backend", "listen", "userlist", "peers", "resolvers", "mailers", "program", "ring", "cache",
+	"http-errors", "fcgi-app", "log-forward", "crt-store", "traces"}
+
+// read breaks the file into sections.
+func (h *haproxy) read() error {
+	var at, defaults *section
+	for i, line := range h.d.Lines() {
+		w := haproxyWords(line)
+		if len(w) == 0 {
+			continue
+		}
+		if slices.Contains(sectionKinds, w[0]) {
+			at = &section{kind: w[0], line: i + 1, defaults: defaults}
+			if len(w) > 1 {
+				at.name = w[1]
+			}
+			if w[0] == "defaults" {
+				at.defaults, defaults = nil, at
+			}
+			h.sections = append(h.sections, at)
+			continue
+		}
+		if at == nil {
+			return fmt.Errorf("line %d: %q stands in no section: give a haproxy.cfg", i+1, w[0])
+		}
+		at.lines = append(at.lines, statement{i + 1, w})
+	}
+	if len(h.sections) == 0 {
+		return errors.New("no section in it: give a haproxy.cfg, with frontend, backend or listen")
+	}
+	return nil
+}
+
+// haproxyWords breaks a line into words: quotes and backslashes keep spaces, # begins a comment.
+func haproxyWords(line string) (words []string) {
+	var b strings.Builder
+	in, escaped := false, false
+	var quote rune
+	for _, r := range line {
+		switch {
+		case escaped:
+			if r == 'r' || r == 'n' {
+				b.WriteByte('\\')
+			}
+			b.WriteRune(r)
+			escaped = false
+		case r == '\\' && quote != '\'':
+			escaped, in = true, true
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote != 0:
+			b.WriteRune(r)
+		case r == '"' || r == '\'':
+			quote, in = r, true
+		case r == '#':
+			if in {
+				words = append(words, b.String())
+			}
+			return words
+		case r == ' ' || r == '\t' || r == '\r':
+			if in {
+				words = append(words, b.String())
+				b.Reset()
+			}
+			in = false
+		default:
+			b.WriteRune(r)
+			in = true
+		}
+	}
+	if in {
+		words = append(words, b.String())
+	}
+	return words
+}
+
+func (h *haproxy) loseAll(s *section, reason, next string) {
+	h.d.Lost(s.line, "", reason, next)
+	for _, l := range s.lines {
+		h.d.Lost(l.line, "", reason, next)
+	}
+}
+
+// plain speaks for the lines of a defaults section, which sections behind it have too.
+func (h *haproxy) plain(s *section) {
+	h.d.Know(s.line)
+	for _, l := range s.lines {
+		switch verdict, reason, next := common(l.words); verdict {
+		case draft.Lost:
+			h.d.Lost(l.line, "", reason, next)
+		case draft.Implied:
+			h.d.Implied(l.line, "", reason)
+		default:
+			if !slices.Contains([]string{"mode", "balance", "default-server", "source"}, l.words[0]) && !isCheckLine(l.words) {
+				h.d.Lost(l.line, "", "no equal", "")
+			} else {
+				h.d.Implied(l.line, "", "holds for the sections behind it, and stands there")
+			}
+		}
+	}
+}
+
+// frontend makes a service of a frontend and the backend that it leads to.
+func (h *haproxy) frontend(f *section) {
+	to, ok := f.get("default_backend")
+	if mode, _ := f.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
+		h.loseAll(f, "mode "+mode.words[1]+" is the work of a proxy", "keep HAProxy for it")
+		return
+	}
+	if !ok || len(to.words) < 2 {
+		h.loseAll(f, "the frontend has no default_backend: what decides is the contents of connections", "keep HAProxy for it")
+		return
+	}
+	for _, s := range h.sections {
+		if s.kind == "backend" && s.name == to.words[1] {
+			s.used = true
+			h.balance(f, s)
+			return
+		}
+	}
+	h.loseAll(f, "there is no backend "+to.words[1], "")
+}
+
+// proxied is a service in the making.
+type proxied struct {
+	object
+	h            *haproxy
+	f, b         *section // the same of a listen section
+	checked, all int      // servers
+}
+
+// balance makes a service of the listeners of one section and the servers of another.
+func (h *haproxy) balance(f, b *section) {
+	p := &proxied{object: object{d: h.d}, h: h, f: f, b: b}
+	p.service = config.Service{Name: f.name, Protocol: flow.TCP, Mode: config.ModeFullNAT, Backends: []config.Backend{}}
+	p.from(f.line)
+	for _, s := range []*section{f, b} {
+		if mode, _ := s.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
+			p.lost, p.next = "mode "+mode.words[1]+" is the work of a proxy", "keep HAProxy for it"
+		}
+	}
+	sections := []*section{f}
+	if f != b {
+		p.from(b.line)
+		sections = append(sections, b)
+	}
+	for _, s := range sections {
+		for _, l := range s.lines {
+			if p.lost != "" {
+				p.from(l.line)
+				continue
+			}
+			p.statement(s, l)
+		}
+	}
+	if len(p.service.Listen) == 0 && p.lost == "" {
+		p.lost, p.next = "the section listens on nothing that is understood", "write listen: by hand"
+	}
+	if p.lost != "" {
+		for _, s := range sections {
+			for _, l := range s.lines {
+				p.from(l.line)
+			}
+		}
+	}
+	p.scheduler()
+	p.check()
+	p.sourceAddress()
+	p.add()
+}
+
+// statement reads one line of a frontend, backend or listen section.
+func (p *proxied) statement(s *section, l statement) {
+	w := l.words
+	switch {
+	case w[0] == "bind":
+		p.bind(l)
+		return
+	case w[0] == "server":
+		p.server(l)
+		return
+	case w[0] == "mode" || w[0] == "default_backend" || w[0] == "balance" || w[0] == "source" || w[0] == "default-server" || isCheckLine(w):
+		p.d.Know(l.line)
+		p.from(l.line)
+		return
+	case w[0] == "maxconn" && len(w) > 1 && s == p.f:
+		p.service.Limits.Connections, _ = number(w[1])
+		p.from(l.line)
+		return
+	case w[0] == "stick-table" || w[0] == "stick":
+		p.stick(l)
+		return
+	}
+	switch verdict, reason, next := common(w); verdict {
+	case draft.Implied:
+		p.d.Implied(l.line, "", reason)
+	case draft.Lost:
+		p.without(l.line, l.text(), reason, next)
+	default:
+		p.without(l.line, l.text(), "no equal", "keep HAProxy for this service where it depends on it")
+	}
+	p.d.Know(l.line)
+}
+
+// bind reads a listener.
+func (p *proxied) bind(l statement) {
+	if len(l.words) < 2 {
+		return
+	}
+	device := ""
+	for i := 2; i < len(l.words); i++ {
+		value := ""
+		if i+1 < len(l.words) {
+			value = l.words[i+1]
+		}
+		switch l.words[i] {
+		case "ssl":
+			p.lost, p.next = "TLS ends in HAProxy, which Sluice has no equal for", "let the servers end it, or keep HAProxy behind a service of Sluice"
+		case "interface":
+			device = value
+			i++
+		case "name", "backlog", "maxconn", "id", "process", "thread", "tcp-ut", "nice", "mss", "crt", "alpn", "ca-file", "verify", "ciphers":
+			i++
+		case "transparent", "v4v6", "v6only", "defer-accept", "tfo":
+		default:
+			p.without(l.line, l.words[i], "no equal for this option of bind", "")
+		}
+	}
+	for _, part := range strings.Split(l.words[1], ",") {
+		list, err := p.h.binds(part, device)
+		if err != nil {
+			p.without(l.line, part, err.Error(), "write listen: by hand")
+			if strings.Contains(err.Error(), "--outside") {
+				p.lost, p.next = "the section listens on every address of the host", "import again with --outside INTERFACE, the one whose address is meant"
+			}
+			continue
+		}
+		for _, l := range list {
+			if !slices.ContainsFunc(p.service.Listen, func(o config.Listen) bool { return reflect.DeepEqual(o, l) }) {
+				p.service.Listen = append(p.service.Listen, l)
+			}
+		}
+	}
+	p.from(l.line)
+}
+
+// binds reads "192.0.2.1:80", ":8000-8010", "*:80" or "[::]:80".
+func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
+	s = strings.TrimPrefix(strings.TrimPrefix(s, "ipv4@"), "ipv6@")
+	at := strings.LastIndex(s, ":")
+	if at < 0 || strings.HasPrefix(s, "/") || strings.Contains(s, "@") {
+		return nil, fmt.Errorf("%q is no address with a port", s)
+	}
+	host, ports := strings.Trim(s[:at], "[]"), s[at+1:]
+	low, high, ranged := strings.Cut(ports, "-")
+	if !ranged {
+		high = low
+	}
+	first, err1 := strconv.ParseUint(low, 10, 16)
+	last, err2 := strconv.ParseUint(high, 10, 16)
+	if err1 != nil || err2 != nil || last < first {
+		return nil, fmt.Errorf("%q are no ports", ports)
+	}
+	l := config.Listen{Ports: []flow.Ports{{First: uint16(first), Last: uint16(last)}}, Interface: device}
+	if host == "" || host == "*" || host == "0.0.0.0" || host == "::" {
+		names := h.Outside
+		if device != "" {
+			names = []string{device}
+		}
+		for _, name := range names {
+			l.Interface = name
+			list = append(list, l)
+		}
+		if len(list) == 0 {
+			return nil, errors.New("every address of the host is meant: --outside names the interface")
+		}
+		return list, nil
+	}
+	if l.Address, err = netip.ParseAddr(host); err != nil || l.Address.Zone() != "" {
+		return nil, fmt.Errorf("%q is no address", host)
+	}
+	l.Address = l.Address.Unmap()
+	return []config.Listen{l}, nil
+}
+
+// stick reads what keeps a client on its server.
+func (p *proxied) stick(l statement) {
+	w := l.words
+	if w[0] == "stick" {
+		if len(w) < 3 || w[1] != "on" || w[2] != "src" || len(w) > 3 {
+			p.without(l.line, l.text(), "persistence is by addresses and ports of the client", "write persistence: {key: [source-address]}")
+		} else if p.service.Persistence == nil {
+			p.service.Persistence = &config.Persistence{}
+		}
+		p.from(l.line)
+		return
+	}
+	k := &config.Persistence{}
+	for i := 1; i+1 < len(w); i++ {
+		switch w[i] {
+		case "size":
+			k.Size = size(w[i+1])
+		case "expire":
+			k.Timeout, _ = haproxyTime(w[i+1])
+		}
+	}
+	p.service.Persistence = k
+	p.from(l.line)
+}
+
+// size reads a number with k, m or g.
+func size(s string) int {
+	factor := 1
+	switch {
+	case strings.HasSuffix(s, "k"):
+		factor = 1 << 10
+	case strings.HasSuffix(s, "m"):
+		factor = 1 << 20
+	case strings.HasSuffix(s, "g"):
+		factor = 1 << 30
+	}
+	n, _ := number(strings.TrimRight(s, "kmg"))
+	return min(n, (1<<28)/factor) * factor
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// virtual is a virtual service of IPVS.
+type virtual struct {
+	object
+	key       string
+	line      int
+	scheduler string
+	method    config.Mode
+	tunnel    *config.Tunnel
+	withPort  bool // of sh and mh
+}
+
+// IPVS imports what "ipvsadm-save -n" prints.
+func IPVS(text string, _ Options) (*draft.Result, error) {
+	d := draft.New("ipvs", text, "#")
+	var list []*virtual
+	index := map[string]*virtual{}
+	for i, line := range d.Lines() {
+		w := strings.Fields(line)
+		if len(w) > 0 && strings.HasSuffix(w[0], "ipvsadm") {
+			w = w[1:]
+		}
+		if len(w) < 3 || strings.HasPrefix(w[0], "#") {
+			continue // an unknown line is noted at the end
+		}
+		switch w[0] {
+		case "-A", "--add-service":
+			v := newVirtual(d, i+1, w[1:])
+			if index[v.key] == nil {
+				index[v.key] = v
+				list = append(list, v)
+			} else {
+				d.Lost(i+1, "", "the service stands there already", "keep one of them")
+			}
+		case "-a", "--add-server":
+			if v := index[w[1]+" "+w[2]]; v != nil {
+				v.server(i+1, w[3:])
+			} else {
+				d.Lost(i+1, "", "no line -A makes the service before it", "give all that ipvsadm-save prints")
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil, errors.New("no virtual service in it: give what 'ipvsadm-save -n' prints, lines such as -A -t 192.0.2.1:80 -s wlc; ipvsadm -L is another form")
+	}
+	for _, v := range list {
+		v.finish()
+	}
+	return d.Finish()
+}
+
+var virtualProtocols = map[string]flow.Protocol{
+	"-t": flow.TCP, "--tcp-service": flow.TCP, "-u": flow.UDP, "--udp-service": flow.UDP, "--sctp-service": flow.SCTP,
+}
+
+func newVirtual(d *draft.Draft, line int, w []string) *virtual {
+	v := &virtual{object: object{d: d}, line: line, key: w[0] + " " + w[1]}
+	v.from(line)
+	v.service.WhenDown = config.WhenDownReject // the answer of IPVS
+	proto, known := virtualProtocols[w[0]]
+	a, err := hostPort(w[1])
+	switch {
+	case w[0] == "-f" || w[0] == "--fwmark-service":
+		v.lost, v.next = "the service is for packets with a firewall mark, and the file does not say which get it", "look for mark "+w[1]+" in iptables-save, and write a service that listens on these addresses and ports"
+	case !known:
+		v.lost, v.next = "not understood", "write by hand what it stands for"
+	case err != nil:
+		v.lost, v.next = "the listener is a name", "save with ipvsadm-save -n, which writes numbers"
+	default:
+		v.service.Protocol, v.service.Listen = proto, []config.Listen{listen(a)}
+		v.service.Name = strings.ReplaceAll(proto.String()+"-"+w[1], "[", "")
+		v.service.Name = strings.ReplaceAll(v.service.Name, "]", "")
+	}
+	v.options(w[2:])
+	return v
+}
+
+// options reads what stands behind the address of a virtual service.
+func (v *virtual) options(w []string) {
+	for i := 0; i < len(w); i++ {
+		word, value := w[i], ""
+		if i+1 < len(w) {
+			value = w[i+1]
+		}
+		switch word {
+		case "-s", "--scheduler":
+			v.scheduler = value
+			i++
+		case "-p", "--persistent":
+			p := &config.Persistence{}
+			if t, ok := seconds(value); ok {
+				p.Timeout = t
+				i++
+			}
+			v.service.Persistence = p
+		case "-M", "--netmask":
+			if value != "255.255.255.255" && value != "128" {
+				v.changed(v.line, word+" "+value, "persistence is for single clients, not for networks of them", "")
+			}
+			i++
+		case "-b", "--sched-flags":
+			for _, flag := range strings.Split(value, ",") {
+				v.flag(flag, v.line)
+			}
+			i++
+		case "-o", "--ops":
+			v.changed(v.line, word, "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
+		case "--pe":
+			v.without(v.line, word+" "+value, "no equal for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
+			i++
+		default:
+			v.without(v.line, word, "not understood", "write by hand what it stands for")
+		}
+	}
+}
+
+// flag reads a flag of the scheduler.
+func (v *virtual) flag(flag string, line int) {
+	switch flag {
+	case "sh-port", "mh-port":
+		v.withPort = true
+	case "sh-fallback", "mh-fallback":
+		v.d.Implied(line, flag, "clients of a backend that is down go to another one")
+	default:
+		v.without(line, flag, "no equal for this flag of the scheduler", "")
+	}
+}
+
+// server reads the options of a real server.
+func (v *virtual) server(line int, w []string) {
+	b := config.Backend{Weight: 1}
+	method := config.ModeDSR
+	tunnel := &config.Tunnel{}
+	var err error
+	for i := 0; i < len(w); i++ {
+		word, value := w[i], ""
+		if i+1 < len(w) {
+			value = w[i+1]
+		}
+		switch word {
+		case "-r", "--real-server":
+			var a netip.AddrPort
+			a, err = hostPort(value)
+			b.Address, b.Port = a.Addr(), a.Port()
+			i++
+		case "-g", "--gatewaying":
+			method = config.ModeDSR
+		case "-i", "--ipip":
+			method = config.ModeTunnel
+		case "-m", "--masquerading":
+			method = config.ModeDNAT
+		case "-w", "--weight":
+			b.Weight, _ = number(value)
+			i++
+		case "-x", "--u-threshold":
+			b.MaxConnections, _ = number(value)
+			i++
+		case "-y", "--l-threshold":
+			if value != "0" {
+				v.without(line, word+" "+value, "no equal for a lower threshold: a backend takes connections again as soon as one ends", "")
+			}
+			i++
+		case "--tun-type":
+			tunnel.Type = config.TunnelType(value)
+			if value == "gre" {
+				v.lost, v.next = "no equal for GRE tunnels", "use ipip or gue at the servers"
+			}
+			i++
+		case "--tun-port":
+			port, _ := number(value)
+			tunnel.Port = uint16(port)
+			i++
+		default:
+			v.without(line, word, "not understood", "write by hand what it stands for")
+		}
+	}
+	if err != nil || !b.Address.IsValid() {
+		v.d.Lost(line, "", "the server's address is not understood", "save with ipvsadm-save -n, which writes numbers")
+		return
+	}
+	if tunnel.Type == config.TunnelGUE {
+		v.tunnel = tunnel
+	}
+	v.backend(line, b, method)
+}
+
+// backend adds a real server, unless its packets go another way than those of the first one.
+func (v *virtual) backend(line int, b config.Backend, method config.Mode) {
+	if v.method == "" {
+		v.method = method
+	} else if v.method != method && v.lost == "" {
+		v.d.Lost(line, "", "the service is in mode "+string(v.method)+", this server would need mode "+string(method), "make a service for each mode, or reach all servers in the same way")
+		return
+	}
+	if b.Weight == 0 {
+		b.Drain, b.Weight = true, 1
+	}
+	if b.Weight == 1 {
+		b.Weight = 0 // the default
+	}
+	v.from(line)
+	v.service.Backends = append(v.service.Backends, b)
+}
+
+func (v *virtual) finish() {
+	s := &v.service
+	s.Mode = v.method
+	if s.Mode == "" {
+		s.Mode = config.ModeDNAT // without servers
+	}
+	if s.Mode == config.ModeTunnel {
+		s.Tunnel = v.tunnel
+	}
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+			b.Port = 0 // the packets keep theirs
+		} else {
+			b.Port = portFor(s, b.Port)
+		}
+	}
+	if s.Backends == nil {
+		s.Backends = []config.Backend{}
+	}
+	v.schedule(v.scheduler, v.line, v.withPort)
+	v.add()
+}

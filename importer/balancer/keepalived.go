@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// keepalived imports one file.
+type keepalived struct {
+	d      *draft.Draft
+	groups map[string]*block
+	vrrp   bool
+}
+
+// Keepalived imports a keepalived.conf.
+func Keepalived(text string, _ Options) (*draft.Result, error) {
+	k := &keepalived{d: draft.New("keepalived", text, "#", "!"), groups: map[string]*block{}}
+	list, err := blocks(k.d.Lines())
+	if err != nil {
+		return nil, err
+	}
+	seen := false
+	for _, b := range list {
+		if b.words[0] == "virtual_server_group" && b.braces {
+			k.groups[b.arg(1)] = b
+			seen = true
+		}
+		seen = seen || b.braces
+	}
+	if !seen {
+		return nil, errors.New("no block in it: give a keepalived.conf, with virtual_server ADDRESS PORT { ... }")
+	}
+	for _, b := range list {
+		k.top(b)
+	}
+	for name, g := range k.groups {
+		if g != nil {
+			k.know(g)
+			k.d.Implied(g.line, "", "no virtual_server uses group "+name)
+		}
+	}
+	if k.vrrp {
+		k.d.Config.HoldAddresses = config.SwitchOff
+		k.d.Remark("hold-addresses: off leaves the addresses to VRRP, which keepalived goes on to do.")
+	}
+	return k.d.Finish()
+}
+
+// top reads a statement outside of all blocks.
+func (k *keepalived) top(b *block) {
+	switch b.words[0] {
+	case "virtual_server":
+		k.virtualServer(b)
+	case "virtual_server_group":
+		k.d.Know(b.line)
+	case "global_defs":
+		k.know(b)
+		k.d.Implied(b.line, "", "is about keepalived itself")
+	case "vrrp_instance", "vrrp_sync_group", "vrrp_script", "vrrp_track_process", "vrrp_track_file", "static_ipaddress", "static_routes", "static_rules",
+		"virtual_ipaddress_group", "bfd_instance", "interface_up_down_delays", "linkbeat_interfaces":
+		k.know(b)
+		k.vrrp = k.vrrp || b.words[0] == "vrrp_instance"
+		k.d.Lost(b.line, "", "no equal for VRRP and what belongs to it", "keep a keepalived.conf without the virtual servers")
+	case "include", "includer", "includem":
+		k.d.Lost(b.line, "", "the other file was not read", "import it by itself, or put all in one file")
+	default:
+		k.know(b)
+		k.d.Lost(b.line, "", "not understood", "write by hand what it stands for")
+	}
+}
+
+// know marks all lines of a block.
+func (k *keepalived) know(b *block) {
+	for n := b.line; n <= b.end; n++ {
+		k.d.Know(n)
+	}
+	for _, i := range b.inner {
+		k.know(i)
+	}
+}
+
+// server is a virtual server in the making.
+type server struct {
+	object
+	k         *keepalived
+	block     *block
+	scheduler string
+	at        int // line of the scheduler
+	method    config.Mode
+	tunnel    *config.Tunnel
+	interval  config.Duration
+	// defaults of the checkers.
+	retry, timeout, virtualhost, delay string
+	alpha                              bool
+	withPort                           bool // of sh and mh
+	sorry                              *block
+	checkOf                            *block // the real server that the check is of
+	unchecked                          []*block
+}
+
+var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDSR, "TUN": config.ModeTunnel}
+
+// virtualServer makes a service of a block.
+func (k *keepalived) virtualServer(b *block) {
+	k.know(b)
+	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), scheduler: "wlc"}
+	s.from(b.line)
+	s.service.Protocol = flow.TCP
+	s.service.WhenDown = config.WhenDownReject
+	s.address()
+	for _, i := range b.inner {
+		s.statement(i)
+	}
+	for _, i := range b.inner { // after the settings, wherever these stand
+		if i.words[0] == "real_server" && i.braces {
+			s.realServer(i)
+		}
+	}
+	s.finish()
+}
+
+// address reads what the virtual server listens on.
+func (s *server) address() {
+	b := s.block
+	switch b.arg(1) {
+	case "fwmark":
+		s.lost = "the virtual server is for packets with a firewall mark, and the file does not say which get it"
+		s.next = "look for mark " + b.arg(2) + " in iptables-save, and write a service that listens on these addresses and ports"
+		return
+	case "group":
+		s.group(b.arg(2))
+		s.service.Name = b.arg(2)
+		return
+	}
+	list, err := addresses(b.arg(1), b.arg(2))
+	if err != nil {
+		s.lost, s.next = err.Error(), "write an address and a port"
+		return
+	}
+	s.service.Listen = list
+	s.service.Name = b.arg(1) + ":" + b.arg(2)
+}
+
+// group reads the addresses of a virtual_server_group.
+func (s *server) group(name string) {
+	g := s.k.groups[name]
+	if g == nil {
+		s.lost, s.next = "there is no virtual_server_group "+name, "write the group into the file"
+		return
+	}
+	s.k.know(g)
+	s.from(g.line)
+	for _, e := range g.inner {
+		if e.words[0] == "fwmark" {
+			s.without(e.line, e.text(), "the file does not say which packets get the mark", "look for it in iptables-save, and add their addresses to listen:")
+			continue
+		}
+		list, err := addresses(e.arg(0), e.arg(1))
+		if err != nil {
+			s.without(e.line, e.text(), err.Error(), "add the address to listen:")
+			continue
+		}
+		s.from(e.line)
+		s.service.Listen = append(s.service.Listen, list...)
+	}
+	if len(s.service.Listen) == 0 {
+		s.lost, s.next = "group "+name+" has no address that is understood", "look for its marks in iptables-save, and write a service that listens on these addresses and ports"
+	}
+}
+
+// addresses reads an address or a range of them ("192.0.2.1-9") and a port.
+func addresses(address, port string) (list []config.Listen, err error) {
+	n := uint64(0)
+	if port != "" {
+		if n, err = strconv.ParseUint(port, 10, 16); err != nil {
+			return nil, fmt.Errorf("%q is no port", port)
+		}
+	}
+	low, high, ranged := strings.Cut(address, "-")
+	first, err := hostPort(low)
+	if err != nil {
+		return nil, err
+	}
+	last := first.Addr()
+	if ranged {
+		base, tail := 10, low[:strings.LastIndexAny(low, ".:")+1]
+		if first.Addr().Is6() {
+			base = 16
+		}
+		if _, err := strconv.ParseUint(high, base, 16); err != nil {
+			return nil, fmt.Errorf("%q is no range", address)
+		}
+		if last, err = netip.ParseAddr(tail + high); err != nil {
+			return nil, fmt.Errorf("%q is no range", address)
+		}
+	}
+	for a := first.Addr(); a.IsValid() && a.Compare(last) <= 0; a = a.Next() {
+		if list = append(list, listen(netip.AddrPortFrom(a, uint16(n)))); len(list) > 1024 {
+			return nil, fmt.Errorf("%q are more than 1024 addresses", address)
+		}
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%q is reversed", address)
+	}
+	return list, nil
+}
+
+// statement reads one line of a virtual server.
+func (s *server) statement(b *block) {
+	value := b.arg(1)
+	switch b.words[0] {
+	case "real_server": // later
+	case "lb_algo", "lvs_sched":
+		s.scheduler, s.at = value, b.line
+	case "lb_kind", "lvs_method":
+		s.method, s.tunnel = s.lvsMethod(b)
+	case "protocol":
+		if err := s.service.Protocol.UnmarshalText([]byte(strings.ToLower(value))); err != nil || !s.service.Protocol.HasPorts() {
+			s.lost, s.next = "protocol "+value+" has no equal", "write protocol: tcp, udp, sctp or any"
+		}
+	case "persistence_timeout":
+		t, ok := seconds(value)
+		if value == "" {
+			t, ok = config.Duration(6*time.Minute), true
+		}
+		if !ok {
+			s.without(b.line, b.text(), "not understood", "write persistence: {timeout: 5m}")
+			return
+		}
+		s.service.Persistence = &config.Persistence{Timeout: t}
+	case "persistence_granularity":
+		if value != "255.255.255.255" && value != "128" {
+			s.changed(b.line, b.text(), "persistence is for single clients, not for networks of them", "")
+		}
+	case "delay_loop":
+		if t, ok := seconds(value); ok {
+			s.interval = t
+		}
+	case "retry":
+		s.retry = value
+	case "connect_timeout":
+		s.timeout = value
+	case "delay_before_retry":
+		s.delay = value
+	case "virtualhost":
+		s.virtualhost = value
+	case "sh-port", "mh-port":
+		s.withPort = true
+	case "sh-fallback", "mh-fallback":
+		s.d.Implied(b.line, b.text(), "clients of a backend that is down go to another one")
+	case "alpha":
+		s.alpha = value == "" || value == "on" || value == "true" || value == "yes"
+	case "sorry_server":
+		s.sorry = b
+	case "sorry_server_lvs_method", "sorry_server_inhibit":
+		s.without(b.line, b.text(), "no equal for options of the sorry server", "")
+	case "ops":
+		s.changed(b.line, b.text(), "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
+	case "ha_suspend", "ip_family", "hashed", "smtp_alert", "no_alpha":
+		s.without(b.line, b.text(), "no equal", "")
+	case "omega", "quorum_up", "quorum_down":
+		s.without(b.line, b.text(), "no equal for programs that are run as states change", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+	case "quorum", "hysteresis":
+		if value != "1" && value != "0" {
+			s.changed(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a number of them", "")
+		}
+	case "weight", "inhibit_on_failure":
+		s.without(b.line, b.text(), "no equal for a default of all real servers", "write it at each backend")
+	default:
+		s.without(b.line, b.text(), "no equal", "")
+	}
+}
+
+// lvsMethod reads NAT, DR or TUN, and the type of the tunnel.
+func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
+	mode, known := methods[b.arg(1)]
+	if !known {
+		s.lost, s.next = "no equal for lvs_method "+b.arg(1), "write mode: dnat, dsr or tunnel"
+	}
+	t := &config.Tunnel{}
+	for i := 2; i < len(b.words); i++ {
+		switch b.words[i] {
+		case "type":
+			t.Type = config.TunnelType(strings.ToLower(b.arg(i + 1)))
+			i++
+		case "port":
+			port, _ := strconv.ParseUint(b.arg(i+1), 10, 16)
+			t.Port = uint16(port)
+			i++
+		default:
+			s.without(b.line, b.words[i], "no equal for an option of the tunnel", "")
+		}
+	}
+	if t.Type != config.TunnelGUE {
+		if t.Type == "gre" {
+			s.lost, s.next = "no equal for GRE tunnels", "use ipip or gue at the servers"
+		}
+		return mode, nil
+	}
+	return mode, t
+}
+
+// finish puts the service together and adds it.
+func (s *server) finish() {
+	v := &s.service
+	v.Mode = s.method
+	if v.Mode == "" {
+		v.Mode = config.ModeDNAT
+	}
+	if v.Mode == config.ModeTunnel {
+		v.Tunnel = s.tunnel
+	}
+	s.sorryServer()
+	for i := range v.Backends {
+		b := &v.Backends[i]
+		if v.Mode == config.ModeDSR || v.Mode == config.ModeTunnel {
+			b.Port = 0
+		} else {
+			b.Port = portFor(v, b.Port)
+		}
+	}
+	if v.Backends == nil {
+		v.Backends = []config.Backend{}
+	}
+	if v.Check != nil {
+		for _, b := range s.unchecked {
+			s.changed(b.line, b.text(), "the server has no checker, and is checked as the others are", "make a service of its own for it")
+		}
+	}
+	if s.at == 0 {
+		s.at = s.block.line
+	}
+	s.schedule(s.scheduler, s.at, s.withPort)
+	s.add()
+}
+
+// sorryServer adds the server that answers while no other one does.
+func (s *server) sorryServer() {
+	if s.sorry == nil {
+		return
+	}
+	a, err := hostPort(s.sorry.arg(1))
+	port, perr := strconv.ParseUint(s.sorry.arg(2), 10, 16)
+	if s.sorry.arg(2) == "" {
+		port, perr = 0, nil
+	}
+	if err != nil || perr != nil {
+		s.without(s.sorry.line, s.sorry.text(), "not understood", "write a backend with priority: 2")
+		return
+	}
+	s.from(s.sorry.line)
+	s.service.Backends = append(s.service.Backends, config.Backend{Name: "sorry", Address: a.Addr(), Port: uint16(port), Priority: 2})
+	if s.service.Check != nil {
+		s.changed(s.sorry.line, s.sorry.text(), "the sorry server is checked as the others are", "let it answer the check")
+	}
+}

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// common speaks for lines of HAProxy that mean the same in every section.
+func common(w []string) (draft.Kind, string, string) {
+	switch w[0] {
+	case "description", "id", "enabled", "hash-type", "guid":
+		return draft.Implied, "has no effect on packets, or Sluice does so by itself", ""
+	case "log", "log-format", "log-tag", "unique-id-format":
+		return draft.Lost, "no equal for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
+	case "timeout":
+		if len(w) > 1 && (w[1] == "client" || w[1] == "server" || w[1] == "tunnel") {
+			return draft.Lost, "idle connections end by timeouts.tcp-established, which holds for all services", "write timeouts: {tcp-established: ...}; less than 2h4m needs force: true"
+		}
+		if len(w) > 1 && w[1] == "check" {
+			return "", "", ""
+		}
+		return draft.Implied, "the client's and the server's own TCP wait for each other", ""
+	case "retries", "maxconn", "fullconn", "backlog", "rate-limit":
+		return draft.Lost, "no equal: nothing waits in a queue", "write limits:"
+	case "option":
+		if len(w) > 1 && slices.Contains([]string{"dontlognull", "dontlog-normal", "redispatch", "tcp-smart-accept", "tcp-smart-connect", "splice-auto",
+			"splice-request", "splice-response", "clitcpka", "srvtcpka", "tcpka", "nolinger", "log-health-checks", "log-separate-errors", "contstats",
+			"logasap", "socket-stats", "external-check", "persist"}, w[1]) {
+			return draft.Implied, "has no effect on packets, or Sluice does so by itself", ""
+		}
+		if len(w) > 1 && (w[1] == "tcplog" || w[1] == "httplog") {
+			return draft.Lost, "no equal for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
+		}
+	case "acl", "use_backend", "use-server", "tcp-request", "tcp-response", "http-request", "http-response", "filter":
+		return draft.Lost, "decisions by the contents of connections are the work of a proxy", "keep HAProxy for it, or write allow: and deny: for lists of clients"
+	}
+	return "", "", ""
+}
+
+// isCheckLine reports whether a line is about how servers are checked.
+func isCheckLine(w []string) bool {
+	switch w[0] {
+	case "http-check", "tcp-check":
+		return true
+	case "timeout":
+		return len(w) > 1 && w[1] == "check"
+	case "option":
+		return len(w) > 1 && slices.Contains([]string{"httpchk", "tcp-check", "smtpchk", "mysql-check", "pgsql-check", "redis-check", "ldap-check", "ssl-hello-chk", "spop-check"}, w[1])
+	}
+	return false
+}
+
+// haproxyTime reads a time: milliseconds without a unit.
+func haproxyTime(s string) (config.Duration, bool) {
+	digits := strings.TrimRight(s, "usmhd")
+	n, err := strconv.ParseUint(digits, 10, 31)
+	unit := map[string]time.Duration{"": time.Millisecond, "ms": time.Millisecond, "us": time.Microsecond, "s": time.Second, "m": time.Minute, "h": time.Hour,
+		"d": 24 * time.Hour}[s[len(digits):]]
+	if err != nil || unit == 0 || n > uint64(30*24*time.Hour/unit) {
+		return 0, false
+	}
+	return config.Duration(time.Duration(n) * unit), true
+}
+
+// server reads a server line as a backend.
+func (p *proxied) server(l statement) {
+	w := l.words
+	if len(w) < 3 {
+		return
+	}
+	host, port := w[2], ""
+	if ap, err := netip.ParseAddrPort(w[2]); err == nil {
+		host, port = ap.Addr().String(), strconv.Itoa(int(ap.Port()))
+	} else if at := strings.LastIndex(w[2], ":"); at >= 0 && strings.Count(w[2], ":") == 1 {
+		host, port = w[2][:at], w[2][at+1:]
+	}
+	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	n, perr := strconv.ParseUint("0"+port, 10, 16)
+	if err != nil || perr != nil || a.Zone() != "" {
+		p.without(l.line, w[1]+" "+w[2], "the server is a name or a socket, or its port is relative", "write its address as a backend")
+		return
+	}
+	b := config.Backend{Name: w[1], Address: a.Unmap(), Port: uint16(n)}
+	p.all++
+	words := w[3:]
+	if d, ok := p.b.get("default-server"); ok {
+		words = append(slices.Clone(d.words[1:]), words...)
+	}
+	checked := p.serverOptions(&b, l, words)
+	if checked {
+		p.checked++
+	}
+	if b.Port != 0 {
+		b.Port = portFor(&p.service, b.Port)
+	}
+	p.from(l.line)
+	p.service.Backends = append(p.service.Backends, b)
+}
+
+// serverOptions reads what stands behind the address of a server, and reports whether it is checked.
+func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (checked bool) {
+	for i := 0; i < len(w); i++ {
+		value := ""
+		if i+1 < len(w) {
+			value = w[i+1]
+		}
+		switch w[i] {
+		case "check":
+			checked = true
+		case "no-check":
+			checked = false
+		case "weight":
+			i++
+			if n, ok := number(value); ok && n == 0 {
+				b.Drain = true
+			} else if ok && n > 1 {
+				b.Weight = n
+			}
+		case "backup":
+			b.Priority = 2
+		case "disabled":
+			b.Drain = true
+			p.changed(l.line, w[i], "a disabled server is one that drains", "remove it, or sluice backend SERVICE NAME down")
+		case "maxconn":
+			i++
+			b.MaxConnections, _ = number(value)
+			p.changed(l.line, w[i-1]+" "+value, "connections above the limit go to other servers or are refused; none waits", "")
+		case "inter", "rise", "fall", "port":
+			i++ // of the check
+		case "send-proxy-v2":
+			p.service.ClientAddress = config.ClientAddressProxyV2
+		case "send-proxy":
+			p.service.ClientAddress = config.ClientAddressProxyV2
+			p.changed(l.line, w[i], "the header is that of version 2", "let the servers take it")
+		case "ssl", "check-ssl":
+			p.without(l.line, w[i], "no equal for TLS towards the servers", "let clients speak TLS with the servers themselves")
+		case "on-error", "on-marked-down", "on-marked-up", "error-limit", "observe", "fastinter", "downinter", "slowstart", "cookie", "id", "minconn", "maxqueue",
+			"source", "addr", "track", "resolvers", "init-addr", "resolve-prefer", "verify", "ca-file", "crt", "sni", "check-sni", "alpn", "pool-max-conn", "verifyhost":
+			i++
+			p.without(l.line, w[i-1]+" "+value, "no equal for this option of a server", "")
+		case "enabled":
+		default:
+			p.without(l.line, w[i], "no equal for this option of a server", "")
+		}
+	}
+	return checked
+}
+
+// scheduler writes what balance says.
+func (p *proxied) scheduler() {
+	l, ok := p.b.get("balance")
+	name := "roundrobin"
+	if ok && len(l.words) > 1 {
+		name = l.words[1]
+	}
+	s := &p.service
+	switch name {
+	case "roundrobin", "static-rr":
+		s.Scheduler = config.SchedulerRR
+		if p.weighted() {
+			s.Scheduler = config.SchedulerWRR
+		}
+	case "leastconn":
+		s.Scheduler = config.SchedulerLC
+		if p.weighted() {
+			s.Scheduler = config.SchedulerWLC
+		}
+	case "source":
+		s.Scheduler = config.SchedulerSourceHash
+		p.changed(l.line, l.text(), "clients are spread by another hash and move once", "")
+	case "first":
+		p.changed(l.line, l.text(), "first fills one server before the next; rr deals out evenly", "write priorities and max-connections")
+		s.Scheduler = config.SchedulerRR
+	default:
+		if strings.HasPrefix(name, "random") {
+			s.Scheduler = config.SchedulerRandom
+			return
+		}
+		p.changed(l.line, l.text(), "the contents of connections do not choose the backend; rr stands for it", "keep HAProxy for it")
+		s.Scheduler = config.SchedulerRR
+	}
+}
+
+// check writes how servers are checked.
+func (p *proxied) check() {
+	if p.checked == 0 || p.lost != "" {
+		return
+	}
+	k := &config.Check{Type: config.CheckTCP, Initial: "up"}
+	line := p.b.line
+	for at := p.b; at != nil; at = at.defaults {
+		for _, l := range at.lines {
+			if isCheckLine(l.words) && (at == p.b || !p.overridden(l)) {
+				p.checkLine(k, l)
+			}
+		}
+	}
+	p.checkOptions(k)
+	if p.checked < p.all {
+		p.changed(line, "", "servers without check are checked as the others are", "make a service of its own for them")
+	}
+	if k.Type == config.CheckHTTP && p.tlsChecks() {
+		k.Type = config.CheckHTTPS
+	}
+	p.probe(k, line)
+	p.service.Check = k
+}
+
+// overridden reports whether the section itself says how it is checked.
+func (p *proxied) overridden(statement) bool {
+	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "option" && isCheckLine(l.words) })
+}
+
+func (p *proxied) tlsChecks() bool {
+	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "server" && slices.Contains(l.words, "check-ssl") })
+}
+
+// checkOptions takes interval, rise, fall and port of the first server that is checked.
+func (p *proxied) checkOptions(k *config.Check) {
+	defaults, _ := p.b.get("default-server")
+	var first []string
+	for _, l := range p.b.lines {
+		if l.words[0] != "server" || len(l.words) < 3 || !slices.ContainsFunc(p.service.Backends, func(b config.Backend) bool { return b.Name == l.words[1] }) {
+			continue
+		}
+		w := append(slices.Clone(defaults.words), l.words[3:]...)
+		if !slices.Contains(w, "check") {
+			continue
+		}
+		var mine []string
+		for i := 0; i+1 < len(w); i++ {
+			if slices.Contains([]string{"inter", "rise", "fall", "port"}, w[i]) {
+				mine = append(mine, w[i], w[i+1])
+			}
+		}
+		if first == nil {
+			first = append(mine, "")
+			for i := 0; i+1 < len(mine); i += 2 {
+				setOption(k, mine[i], mine[i+1])
+			}
+		} else if !slices.Equal(append(mine, ""), first) {
+			p.changed(l.line, l.text(), "the service has one check for all backends, that of the first server", "make a service of its own for what is checked otherwise")
+		}
+	}
+}
+
+func setOption(k *config.Check, name, value string) {
+	switch name {
+	case "inter":
+		k.Interval, _ = haproxyTime(value)
+	case "rise":
+		k.Rise, _ = number(value)
+	case "fall":
+		k.Fall, _ = number(value)
+	case "port":
+		n, _ := strconv.ParseUint(value, 10, 16)
+		k.Port = uint16(n)
+	}
+}
+
+// checkLine reads option httpchk, http-check, tcp-check and the like.
+func (p *proxied) checkLine(k *config.Check, l statement) {
+	w := l.words
+	arg := func(n int) string {
+		if n < len(w) {
+			return w[n]
+		}
+		return ""
+	}
+	switch {
+	case w[0] == "timeout":
+		k.Timeout, _ = haproxyTime(arg(2))
+	case w[0] == "option" && arg(1) == "httpchk":
+		k.Type, k.Method = config.CheckHTTP, "OPTIONS"
+		if uri := arg(2); strings.HasPrefix(uri, "/") {
+			k.Path = uri
+		} else if uri != "" {
+			k.Method, k.Path = uri, arg(3)
+		}
+		if _, host, ok := strings.Cut(l.text(), "Host:"); ok {
+			k.Host = strings.TrimSpace(strings.ReplaceAll(host, "\\", ""))
+		}
+	case w[0] == "option" && arg(1) == "tcp-check", w[0] == "tcp-check" && arg(1) == "connect":
+	case w[0] == "option" && arg(1) == "smtpchk":
+		k.Expect = "220"
+		p.changed(l.line, l.text(), "the check waits for the server's greeting, and says nothing to it", "")
+	case w[0] == "tcp-check" && arg(1) == "send":
+		k.Send = strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(arg(2))
+	case w[0] == "tcp-check" && arg(1) == "expect" && (arg(2) == "string" || arg(2) == "rstring"):
+		k.Expect = arg(3)
+		if arg(2) == "rstring" {
+			p.changed(l.line, l.text(), "the answer must begin with the text; it is no regular expression", "")
+		} else {
+			p.changed(l.line, l.text(), "the answer must begin with the text, not hold it anywhere", "")
+		}
+	case w[0] == "http-check":
+		p.httpCheck(k, l)
+	default:
+		p.changed(l.line, l.text(), "the check opens a connection, and speaks no protocol on it", "write check: {type: exec} with a program that does")
+	}
+}
+
+// httpCheck reads http-check expect and send.
+func (p *proxied) httpCheck(k *config.Check, l statement) {
+	w := l.words
+	for i := 1; i < len(w); i++ {
+		value := ""
+		if i+1 < len(w) {
+			value = w[i+1]
+		}
+		switch w[i] {
+		case "expect", "send", "connect":
+		case "status":
+			k.Status = strings.Split(value, ",")
+			i++
+		case "string":
+			k.Body = value
+			i++
+		case "meth":
+			k.Method = value
+			i++
+		case "uri":
+			k.Path = value
+			i++
+		case "ver":
+			i++
+		case "hdr":
+			if i+2 < len(w) && strings.EqualFold(value, "host") {
+				k.Host = w[i+2]
+			} else if i+2 < len(w) {
+				if k.Headers == nil {
+					k.Headers = map[string]string{}
+				}
+				k.Headers[value] = w[i+2]
+			}
+			i += 2
+		default:
+			p.without(l.line, l.text(), "no equal for "+w[i]+" of http-check", "write body:, a text that is in the answer")
+			return
+		}
+	}
+}
+
+// sourceAddress reads what address the servers see.
+func (p *proxied) sourceAddress() {
+	l, ok := p.b.get("source")
+	if !ok || len(l.words) < 2 {
+		return
+	}
+	if i := slices.Index(l.words, "usesrc"); i >= 0 && i+1 < len(l.words) && strings.HasPrefix(l.words[i+1], "client") {
+		p.service.Mode = config.ModeDNAT
+		return
+	}
+	if a, err := hostPort(l.words[1]); err == nil {
+		if !a.Addr().IsUnspecified() {
+			p.service.SourcePool = []config.AddressRange{{First: a.Addr(), Last: a.Addr()}}
+		}
+		return
+	}
+	p.without(l.line, l.text(), "not understood", "write source-pool:")
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package draft
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Value is a JSON value that knows the line where it begins.
+type Value struct {
+	Line int
+	// Text of a string, a number, true, false or null; empty for others.
+	Text string
+	// IsString tells a string from a number.
+	IsString bool
+	// Fields of an object in the order of the text, Items of an array.
+	Fields []Field
+	Items  []*Value
+	kind   byte // '{', '[', or 0
+}
+
+// Field is one key of an object.
+type Field struct {
+	Key   string
+	Value *Value
+}
+
+// maxDepth is how deep values may lie in each other.
+const maxDepth = 64
+
+// JSON reads all values of a text, one behind the other.
+func JSON(text string) (list []*Value, err error) {
+	p := &jsonReader{Decoder: json.NewDecoder(strings.NewReader(text)), text: text, line: 1}
+	p.UseNumber()
+	for {
+		t, err := p.Token()
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
+		if err != nil {
+			return nil, p.failed(err)
+		}
+		v, err := p.value(t, 0)
+		if err != nil {
+			return nil, p.failed(err)
+		}
+		list = append(list, v)
+	}
+}
+
+type jsonReader struct {
+	*json.Decoder
+	text     string
+	at, line int // what has been counted
+}
+
+func (p *jsonReader) failed(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("it ends in the middle")
+	}
+	return fmt.Errorf("line %d: not JSON: %w", p.here(), err)
+}
+
+// here returns the line that has been read to.
+func (p *jsonReader) here() int {
+	to := min(int(p.InputOffset()), len(p.text))
+	p.line += strings.Count(p.text[p.at:to], "\n")
+	p.at = to
+	return p.line
+}
+
+func (p *jsonReader) value(t json.Token, depth int) (*Value, error) {
+	if depth > maxDepth {
+		return nil, fmt.Errorf("values lie in each other more than %d deep", maxDepth)
+	}
+	v := &Value{Line: p.here()}
+	switch t := t.(type) {
+	case json.Delim:
+		v.kind = byte(t)
+		for p.More() {
+			key := ""
+			if v.kind == '{' {
+				k, err := p.Token()
+				if err != nil {
+					return nil, err
+				}
+				key, _ = k.(string)
+			}
+			next, err := p.Token()
+			if err != nil {
+				return nil, err
+			}
+			inner, err := p.value(next, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			if v.kind == '{' {
+				v.Fields = append(v.Fields, Field{key, inner})
+			} else {
+				v.Items = append(v.Items, inner)
+			}
+		}
+		_, err := p.Token() // the closing bracket
+		return v, err
+	case string:
+		v.Text, v.IsString = t, true
+	case nil:
+		v.Text = "null"
+	default:
+		v.Text = fmt.Sprint(t)
+	}
+	return v, nil
+}
+
+// Get returns the value of a key, nil when there is none, also of a nil or other value.
+func (v *Value) Get(keys ...string) *Value {
+	for _, key := range keys {
+		if v == nil {
+			return nil
+		}
+		var next *Value
+		for _, f := range v.Fields {
+			if f.Key == key {
+				next = f.Value
+			}
+		}
+		v = next
+	}
+	return v
+}
+
+// Str returns the text of a string, a number or a truth value, "" for null and others.
+func (v *Value) Str() string {
+	if v == nil || v.Text == "null" && !v.IsString {
+		return ""
+	}
+	return v.Text
+}
+
+// IsObject and IsArray tell what a value is.
+func (v *Value) IsObject() bool { return v != nil && v.kind == '{' }
+
+// IsArray reports whether the value is an array.
+func (v *Value) IsArray() bool { return v != nil && v.kind == '[' }
+
+// List returns the items of an array, or a value that is none as the only item.
+func (v *Value) List() []*Value {
+	switch {
+	case v == nil:
+		return nil
+	case v.IsArray():
+		return v.Items
+	}
+	return []*Value{v}
+}
