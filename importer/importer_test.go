@@ -124,6 +124,17 @@ func TestRefusals(t *testing.T) {
 		{"iptables", "", "it is empty: give what 'iptables-save' prints"},
 		{"iptables", "a\x00b", "it is no text"},
 		{"iptables", "Chain INPUT (policy ACCEPT)\ntarget prot opt source destination\n", "no table in it: give what iptables-save prints"},
+		{"nftables", "table ip nat {\n}\n", "unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'"},
+		{"nftables", `{"nftables": []}`, "no rules in it"},
+		{"ipvs", "IP Virtual Server version 1.2.1 (size=4096)\n", "ipvsadm -L is another form"},
+		{"keepalived", "global_defs", "no block in it"},
+		{"keepalived", "virtual_server 192.0.2.1 80 {\n", "line 1: the brace is not closed"},
+		{"keepalived", "}\n", "line 1: a brace closes nothing"},
+		{"haproxy", "bind :80\n", "line 1: \"bind\" stands in no section"},
+		{"nftlb", "{\"farms\": [\n", "line 1: not JSON: it ends in the middle"},
+		{"nftlb", "{}", "no farm in it"},
+		{"docker", "[]", "docker ps does not tell the addresses"},
+		{"docker", "CONTAINER ID   IMAGE\n", "give what 'docker inspect $(docker ps -q)' prints"},
 		{"nosuch", "x", "unknown source"},
 	} {
 		_, err := importer.Import(tc.source, tc.text, importer.Options{})

@@ -36,6 +36,9 @@ func IPVS(text string, _ Options) (*draft.Result, error) {
 		if len(w) < 3 || strings.HasPrefix(w[0], "#") {
 			continue // an unknown line is noted at the end
 		}
+		if _, known := virtualProtocols[w[1]]; !known && w[1] != "-f" && w[1] != "--fwmark-service" {
+			continue
+		}
 		switch w[0] {
 		case "-A", "--add-service":
 			v := newVirtual(d, i+1, w[1:])
@@ -70,13 +73,11 @@ func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	v := &virtual{object: object{d: d}, line: line, key: w[0] + " " + w[1]}
 	v.from(line)
 	v.service.WhenDown = config.WhenDownReject // the answer of IPVS
-	proto, known := virtualProtocols[w[0]]
+	proto := virtualProtocols[w[0]]
 	a, err := hostPort(w[1])
 	switch {
 	case w[0] == "-f" || w[0] == "--fwmark-service":
 		v.lost, v.next = "the service is for packets with a firewall mark, and the file does not say which get it", "look for mark "+w[1]+" in iptables-save, and write a service that listens on these addresses and ports"
-	case !known:
-		v.lost, v.next = "not understood", "write by hand what it stands for"
 	case err != nil:
 		v.lost, v.next = "the listener is a name", "save with ipvsadm-save -n, which writes numbers"
 	default:

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+const (
+	equalRules = "*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -s 10.1.0.0/16 -o wan0 -j MASQUERADE\nCOMMIT\n"
+	lossyRules = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\nCOMMIT\n"
+)
+
+// TestImport: what is imported is valid, and the exit code tells whether something was lost.
+func TestImport(t *testing.T) {
+	for _, tc := range []struct {
+		name, source, text string
+		code               int
+		out, err           string
+	}{
+		{"equal", "iptables", equalRules, exitOK, "type: masquerade", "1 object: everything has its equal"},
+		{"lossy", "iptables", lossyRules, exitLossy, "# line 3: no equal for a redirect", "line 3: lost\n    -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\n"},
+		{"not of that program", "ipvs", equalRules, exitFailure, "", "sluice: -: no virtual service in it"},
+		{"empty", "haproxy", "", exitFailure, "", "sluice: -: it is empty: give /etc/haproxy/haproxy.cfg"},
+	} {
+		code, out, stderr := sluiceCommand(tc.text, "import", tc.source, "-")
+		if code != tc.code || !strings.Contains(out, tc.out) || !strings.Contains(stderr, tc.err) || tc.out == "" && out != "" {
+			t.Errorf("%s: exit %d\n%s\n%s", tc.name, code, out, stderr)
+		}
+		if tc.out == "" {
+			continue
+		}
+		if _, err := config.Decode(tc.name, []byte(out)); err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+	if code, _, stderr := sluiceCommand("", "import", "iptables", filepath.Join(t.TempDir(), "nosuch")); code != exitFailure || !strings.Contains(stderr, "no such file") {
+		t.Errorf("no file: exit %d, %s", code, stderr)
+	}
+}
+
+// TestImportJSON: --json prints one document with the configuration, its text and the notes.
+func TestImportJSON(t *testing.T) {
+	code, out, stderr := sluiceCommand(lossyRules, "import", "--json", "iptables", "-")
+	var got struct {
+		Source, File, YAML string
+		Lost, Changed      int
+		Config             map[string]any
+		Notes              []struct {
+			Kind, Text, Reason, Next string
+			Line                     int
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitLossy || stderr != "" {
+		t.Fatalf("exit %d, %v: %s%s", code, err, out, stderr)
+	}
+	if got.Source != "iptables" || got.Lost != 1 || len(got.Notes) != 1 || got.Notes[0].Line != 3 || got.Notes[0].Kind != "lost" || got.Notes[0].Next == "" {
+		t.Errorf("%s", out)
+	}
+	if _, err := config.Decode("import", []byte(got.YAML)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestImportRest: --rest writes the rules that are to stay.
+func TestImportRest(t *testing.T) {
+	rest := filepath.Join(t.TempDir(), "keep.rules")
+	for _, tc := range []struct{ text, want string }{
+		{equalRules, ""},
+		{strings.Replace(lossyRules, "COMMIT\n", "-A PREROUTING -d 192.0.2.1/32 -p tcp -m tcp --dport 25 -j DNAT --to-destination 10.0.0.2\nCOMMIT\n", 1), lossyRules},
+	} {
+		sluiceCommand(tc.text, "import", "iptables", "-", "--rest", rest)
+		got, err := os.ReadFile(rest)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%v: got %q, want %q", err, got, tc.want)
+		}
+	}
+	code, _, stderr := sluiceCommand(equalRules, "import", "iptables", "-", "--rest", filepath.Join(rest, "below"))
+	if code != exitFailure || !strings.Contains(stderr, "rest of the rules") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
