@@ -30,6 +30,7 @@ type Status struct {
 	NATRules   int       `json:"nat_rules"`
 	BackendsUp int       `json:"backends_up"`
 	Backends   int       `json:"backends"`
+	Drain      *Drain    `json:"drain,omitempty" doc:"while the whole gateway takes no new connections"`
 }
 
 // Service is a service as it is in force.
@@ -60,6 +61,7 @@ type Backend struct {
 	State       string         `json:"state" enum:"up,drain,down"`
 	InUse       bool           `json:"in_use" doc:"takes new flows now"`
 	Why         string         `json:"why,omitempty"`
+	Drain       *Drain         `json:"drain,omitempty" doc:"while its state is drain: how far it is"`
 	Connections uint64         `json:"connections"`
 	Active      int            `json:"active"`
 	Packets     uint64         `json:"packets"`
@@ -166,7 +168,31 @@ type Stop struct {
 
 // BackendState changes a backend by hand.
 type BackendState struct {
-	State string `json:"state" enum:"up,drain,down,auto" doc:"auto gives it back to configuration and check"`
+	State    string `json:"state" enum:"up,drain,down,auto" doc:"auto gives it back to configuration and check"`
+	Deadline int    `json:"deadline,omitempty" minimum:"0" maximum:"2592000" doc:"of drain: seconds until it ends; 0: never"`
+	Then     string `json:"then,omitempty" enum:"keep,reset" doc:"with a deadline: what becomes of the connections that are left then; default keep"`
+}
+
+// StartDrain lets the whole gateway take no new connections.
+type StartDrain struct {
+	Deadline int    `json:"deadline,omitempty" minimum:"0" maximum:"2592000" doc:"seconds until it ends; 0: never"`
+	Then     string `json:"then,omitempty" enum:"keep,reset" doc:"with a deadline: what becomes of the connections that are left then; default keep"`
+}
+
+// Drain is how far a backend is, or the whole gateway, that takes no new connections.
+type Drain struct {
+	Until    time.Time `json:"until,omitzero" doc:"when it ends; absent: never"`
+	Then     string    `json:"then,omitempty" enum:"keep,reset" doc:"what becomes of the connections that are left then"`
+	Left     int       `json:"left" doc:"connections; -1: not known yet, or not at all as of services that keep none"`
+	Counted  time.Time `json:"counted,omitzero" doc:"when they were counted; absent: not yet"`
+	Estimate float64   `json:"estimate,omitempty" doc:"seconds until none is left, if they go on ending as they have since the drain began; absent: not known"`
+}
+
+// GatewayDrain is the drain of the whole gateway.
+type GatewayDrain struct {
+	Draining bool   `json:"draining"`
+	Drain    *Drain `json:"drain,omitempty"`
+	Backends int    `json:"backends" doc:"that take no new connections"`
 }
 
 // ConfigChanges is what was changed at run time.
@@ -187,9 +213,12 @@ type Trial struct {
 
 // OperatorState is the state that the operator gave a backend.
 type OperatorState struct {
-	Service string `json:"service"`
-	Backend string `json:"backend"`
-	State   string `json:"state" enum:"up,drain,down"`
+	Service string    `json:"service"`
+	Backend string    `json:"backend" doc:"with service empty: the whole gateway"`
+	State   string    `json:"state" enum:"up,drain,down"`
+	Until   time.Time `json:"until,omitzero" doc:"of a drain: when it ends"`
+	Then    string    `json:"then,omitempty" enum:"keep,reset"`
+	Text    string    `json:"text" doc:"all of it, as edits have it"`
 }
 
 // ConfigRevision is one change.

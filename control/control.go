@@ -10,13 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
-	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/store"
@@ -38,6 +36,8 @@ type Control struct {
 	file    *config.Config // the operator's file as it was last accepted
 	trial   *time.Timer    // ends the trial of the last change; nil for none
 	changed bool           // the file changed during the trial
+
+	drains drains
 }
 
 // ErrTrial is returned for changes while the last one waits for its confirmation.
@@ -47,7 +47,7 @@ var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config 
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
 	nothing := &config.Config{}
 	nothing.SetDefaults()
-	return &Control{engine: e, store: s, path: path, log: log, file: nothing}
+	return &Control{engine: e, store: s, path: path, log: log, file: nothing, drains: drains{begun: make(chan struct{}, 1)}}
 }
 
 // Author says who makes a change, and how it is called in the history.
@@ -55,9 +55,6 @@ type Author struct {
 	Who  string
 	What string
 }
-
-// states that an operator can give to a backend; auto takes it back.
-var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
 
 // tell tells how a change ended; the caller holds the lock.
 func (c *Control) tell(by Author, err error) {
@@ -158,14 +155,6 @@ func (c *Control) share(cfg *config.Config) {
 	}
 }
 
-func overrides(of []store.State) []engine.Override {
-	var list []engine.Override
-	for _, s := range of {
-		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, State: states[s.State]})
-	}
-	return list
-}
-
 // Apply puts a configuration that nobody else uses in force in place of what is, and keeps it over restarts. It returns
 // [engine.ErrChanged] when expected, which may be nil, does not accept what is in force. With a
 // trial of more than 0 the change is taken back after that time, unless [Control.Confirm] was called;
@@ -259,26 +248,6 @@ func (c *Control) Change(ctx context.Context, by Author, make func(*config.Confi
 		next, err := make(now.Config)
 		return store.Content{Config: next, States: now.States}, err
 	}})
-}
-
-// SetState gives a backend a state, up, drain or down, until auto takes it back. It survives
-// restarts.
-func (c *Control) SetState(ctx context.Context, by Author, service, backend, state string) error {
-	_, known := states[state]
-	if !known && state != "auto" {
-		return fmt.Errorf("state %q: not one of up, drain, down, auto", state)
-	}
-	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
-		if err := engine.MustHave(now.Config, service, backend); err != nil {
-			return now, err
-		}
-		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.State) bool { return s.Service == service && s.Backend == backend })
-		if known {
-			now.States = append(now.States, store.State{Service: service, Backend: backend, State: state})
-		}
-		return now, nil
-	}})
-	return err
 }
 
 // Revert goes back to a revision of the history, which is a change of its own.

@@ -28,6 +28,7 @@ import (
 type fake struct {
 	refuse error
 	last   *datapath.Snapshot
+	flows  []flow.Flow
 }
 
 func (*fake) Name() string                           { return "fake" }
@@ -49,7 +50,14 @@ func (f *fake) Apply(_ context.Context, s *datapath.Snapshot) (*datapath.Change,
 	f.last = s
 	return &datapath.Change{}, nil
 }
-func (*fake) Flows(context.Context, func(flow.Flow) bool) error { return nil }
+func (f *fake) Flows(_ context.Context, yield func(flow.Flow) bool) error {
+	for _, one := range f.flows {
+		if !yield(one) {
+			break
+		}
+	}
+	return nil
+}
 
 // state is what the datapath has: "address:port state" of each backend.
 func (f *fake) state() string {
@@ -136,7 +144,7 @@ func TestRestart(t *testing.T) {
 	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.SetState(t.Context(), me, "web", "a", "drain"); err != nil {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "drain"}); err != nil {
 		t.Fatal(err)
 	}
 	g = begin(t, file, g.at)
@@ -184,7 +192,7 @@ func TestRefused(t *testing.T) {
 	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err == nil {
 		t.Error("a refusal is accepted")
 	}
-	if err := g.SetState(t.Context(), me, "web", "a", "down"); err == nil {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}); err == nil {
 		t.Error("a refusal is accepted")
 	}
 	if c := g.Changes(); len(c.Edits)+len(c.States) > 0 || c.Revision != 1 {
@@ -202,7 +210,7 @@ func TestChangesAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.path.refuse = errors.New("no room")
-	_ = g.SetState(t.Context(), Author{"ben", "backend web a down"}, "web", "a", "down")
+	_ = g.SetState(t.Context(), Author{"ben", "backend web a down"}, "web", "a", State{State: "down"})
 	g.path.refuse = nil
 	write(t, file, "services: [")
 	_, _ = g.Reload(t.Context(), g.FileChanged())
@@ -335,7 +343,7 @@ func TestTrial(t *testing.T) {
 	g.want(t, "10.0.0.1 up")
 
 	try(time.Hour)
-	if err := g.SetState(t.Context(), me, "web", "a", "down"); !errors.Is(err, ErrTrial) {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}); !errors.Is(err, ErrTrial) {
 		t.Errorf("another change: %v", err)
 	}
 	write(t, file, strings.Replace(one, "10.0.0.1", "10.0.0.9", 1))

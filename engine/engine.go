@@ -62,7 +62,7 @@ type Engine struct {
 	config    *config.Config
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
-	override  map[backendKey]datapath.State // by the operator, until cleared
+	override  map[backendKey]Override       // by the operator, until cleared; of no backend: of the whole gateway
 	prior     map[backendKey]priorState     // backends of inForce; nil until needed
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
@@ -98,7 +98,7 @@ func New(opt Options) *Engine {
 		backendChanged: make(chan struct{}, 1),
 		networkChanged: make(chan struct{}, 1),
 		inForce:        map[string]*datapath.Snapshot{},
-		override:       map[backendKey]datapath.State{},
+		override:       map[backendKey]Override{},
 	}
 }
 
@@ -143,10 +143,12 @@ func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(
 	return e.applyIf(ctx, cfg, expected)
 }
 
-// Override is the state that the operator gave a backend.
+// Override is the state that the operator gave a backend, or without a name the whole gateway: no
+// backend is in a better one.
 type Override struct {
 	Service, Backend string
 	State            datapath.State
+	Why              string // "": set by the operator
 }
 
 // Config returns the configuration in force, nil before the first Apply.
@@ -162,9 +164,9 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	before := e.override
-	e.override = map[backendKey]datapath.State{}
+	e.override = map[backendKey]Override{}
 	for _, o := range states {
-		e.override[backendKey{o.Service, o.Backend}] = o.State
+		e.override[backendKey{o.Service, o.Backend}] = o
 	}
 	apply := func() (Applied, error) { return e.applyIf(ctx, cfg, nil) }
 	if cfg == e.config {
@@ -333,11 +335,15 @@ func (e *Engine) Run(ctx context.Context) {
 }
 
 // state of one backend. The operator's override comes first, then the health check, then "drain" of
-// the configuration.
+// the configuration. While the whole gateway drains, none is up.
 func (e *Engine) state(s *config.Service, i int) datapath.State {
+	return max(e.ownState(s, i), e.override[backendKey{}].State)
+}
+
+func (e *Engine) ownState(s *config.Service, i int) datapath.State {
 	b := &s.Backends[i]
-	if state, ok := e.override[backendKey{s.Name, b.Name}]; ok {
-		return state
+	if o, ok := e.override[backendKey{s.Name, b.Name}]; ok {
+		return o.State
 	}
 	if s.Check != nil && e.opt.Health != nil {
 		healthy, known := e.opt.Health.Healthy(s.Name, b.Name)
@@ -385,7 +391,7 @@ func (e *Engine) priorUp(s *config.Service, b *config.Backend) bool {
 // SetState overrides the state of a backend until ClearState; the change is
 // applied before it returns.
 func (e *Engine) SetState(ctx context.Context, service, backend string, state datapath.State) error {
-	return e.changeOverride(ctx, service, backend, state.String(), func(k backendKey) { e.override[k] = state })
+	return e.changeOverride(ctx, service, backend, state.String(), func(k backendKey) { e.override[k] = Override{State: state} })
 }
 
 // ClearState gives a backend back to its configuration and its check.

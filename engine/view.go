@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,8 +107,11 @@ func (e *Engine) warnings() []string {
 
 func (e *Engine) why(s *config.Service, i int) string {
 	b := &s.Backends[i]
-	if _, ok := e.override[backendKey{s.Name, b.Name}]; ok {
-		return "set by the operator"
+	if whole, ok := e.override[backendKey{}]; ok && whole.State > e.ownState(s, i) {
+		return whole.Why
+	}
+	if o, ok := e.override[backendKey{s.Name, b.Name}]; ok {
+		return cmp.Or(o.Why, "set by the operator")
 	}
 	if s.Check != nil && e.opt.Health != nil {
 		if why := e.opt.Health.Why(s.Name, b.Name); why != "" {

@@ -24,7 +24,8 @@ type Control interface {
 	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error)
 	Confirm(context.Context, control.Author) error
 	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)
-	SetState(ctx context.Context, by control.Author, service, backend, state string) error
+	SetState(ctx context.Context, by control.Author, service, backend string, to control.State) error
+	Drains() map[engine.Backend]control.Drain
 	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
 	RevertAll(context.Context, control.Author) (engine.Applied, error)
 	Save(control.Author) error
@@ -92,7 +93,7 @@ func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], 
 		v.Trial = &api.Trial{Until: c.Trial.Until, Back: c.Trial.Back}
 	}
 	for _, st := range c.States {
-		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, State: st.State})
+		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, State: st.State, Until: st.Until, Then: st.Then, Text: st.String()})
 	}
 	for _, r := range c.History {
 		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})
@@ -150,6 +151,8 @@ func statusError(err error) error {
 	switch {
 	case errors.As(err, &invalid):
 		return unprocessable(invalid)
+	case errors.Is(err, control.ErrState):
+		return huma.Error422UnprocessableEntity(err.Error())
 	case errors.Is(err, engine.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, config.ErrNoObject):
 		return huma.Error404NotFound(err.Error())
 	case errors.Is(err, config.ErrExists):

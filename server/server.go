@@ -122,7 +122,7 @@ func (s *server) register(g huma.API) {
 	s.registerEvents(g)
 	s.registerChanges(g)
 	s.registerObjects(g)
-	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
+	s.registerStates(g)
 }
 
 // warnings are what keeps the rules from working, and what is not in force.
@@ -164,6 +164,9 @@ func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 				st.BackendsUp++
 			}
 		}
+	}
+	if d, ok := s.drains()[engine.Backend{}]; ok {
+		st.Drain = drainOf(d)
 	}
 	return &body[api.Status]{st}, nil
 }

@@ -388,7 +388,7 @@ func TestChanges(t *testing.T) {
 	if e := v.History[1].Edits; len(e) != 1 || e[0] != (config.Edit{Path: "services/web/backends/b/port", Before: "8080", After: "9090"}) {
 		t.Errorf("edits %v", e)
 	}
-	if len(v.States) != 1 || v.States[0] != (api.OperatorState{Service: "web", Backend: "a", State: "drain"}) {
+	if len(v.States) != 1 || v.States[0] != (api.OperatorState{Service: "web", Backend: "a", State: "drain", Text: "drain"}) {
 		t.Errorf("states %v", v.States)
 	}
 	if code, got := call(t, s, "POST", "/api/v1/config/revert", `{"revision": 1}`); code != 200 {

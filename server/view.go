@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
@@ -52,10 +53,10 @@ func (s *server) services(ctx context.Context, _ *struct{}) (*body[[]api.Service
 	if err != nil {
 		return nil, err
 	}
-	count := byName(counters)
+	count, drains := byName(counters), s.drains()
 	list := make([]api.Service, 0, len(v.Services))
 	for _, sv := range v.Services {
-		list = append(list, serviceOf(sv, count))
+		list = append(list, serviceOf(sv, count, drains))
 	}
 	return &body[[]api.Service]{list}, nil
 }
@@ -74,7 +75,7 @@ func byName(counters map[string]*datapath.Counters) map[serviceKey]*datapath.Ser
 	return all
 }
 
-func serviceOf(sv engine.ServiceView, counters map[serviceKey]*datapath.ServiceCounters) api.Service {
+func serviceOf(sv engine.ServiceView, counters map[serviceKey]*datapath.ServiceCounters, drains map[engine.Backend]control.Drain) api.Service {
 	out := api.Service{
 		Name: sv.Name, Protocol: sv.Protocol.String(), Mode: string(sv.Mode), Scheduler: string(sv.Scheduler),
 		Datapath: strings.Join(sv.Place.Datapaths, ","), Why: sv.Place.Why, Active: -1,
@@ -97,6 +98,9 @@ func serviceOf(sv engine.ServiceView, counters map[serviceKey]*datapath.ServiceC
 			State: sv.State[i].String(), InUse: slices.Contains(active, i), Why: sv.Why[i],
 			Connections: bc.Connections, Active: bc.Active, Packets: bc.Packets, Bytes: bc.Bytes,
 		})
+		if d, ok := drains[engine.Backend{Service: sv.Name, Name: b.Name}]; ok {
+			out.Backends[i].Drain = drainOf(d)
+		}
 	}
 	return out
 }
@@ -434,18 +438,4 @@ func (s *server) explain(ctx context.Context, in *explainInput) (*body[*datapath
 		return nil, statusError(err)
 	}
 	return &body[*datapath.Explanation]{answer}, nil
-}
-
-type backendInput struct {
-	Service string `path:"service"`
-	Backend string `path:"backend"`
-	Body    api.BackendState
-}
-
-func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, error) {
-	what := fmt.Sprintf("backend %s %s %s", in.Service, in.Backend, in.Body.State)
-	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, in.Body.State); err != nil {
-		return nil, statusError(err)
-	}
-	return nil, nil
 }

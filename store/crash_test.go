@@ -95,7 +95,7 @@ func changeForEver(t *testing.T, dir string) {
 		}
 		var states []State
 		if n%2 == 1 {
-			states = []State{{"web", "a", "drain"}}
+			states = []State{{Service: "web", Backend: "a", State: "drain"}}
 		}
 		change(t, s, file, Content{Config: c, States: states}, "change")
 		fmt.Println(n)

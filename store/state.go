@@ -5,9 +5,38 @@ package store
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
 )
+
+// String is the state as an edit has it: "drain until 2026-11-25T20:00:00Z then reset".
+func (s State) String() string {
+	text := s.State
+	if !s.Until.IsZero() {
+		text += " until " + s.Until.UTC().Format(time.RFC3339)
+	}
+	if s.Then != "" {
+		text += " then " + s.Then
+	}
+	return text
+}
+
+// parseState reads what String has written.
+func parseState(text string) (s State) {
+	words := strings.Fields(text)
+	for i, word := range words {
+		switch {
+		case i == 0:
+			s.State = word
+		case words[i-1] == "until":
+			s.Until, _ = time.Parse(time.RFC3339, word) // no other program writes it
+		case words[i-1] == "then":
+			s.Then = word
+		}
+	}
+	return s
+}
 
 // stateEdits returns the edits that make the states to of the states from.
 func stateEdits(from, to []State) []config.Edit {
@@ -16,7 +45,7 @@ func stateEdits(from, to []State) []config.Edit {
 	for i, states := range [][]State{from, to} {
 		for _, s := range states {
 			v := values[s.path()]
-			v[i] = s.State
+			v[i] = s.String()
 			values[s.path()] = v
 			paths = append(paths, s.path())
 		}
@@ -34,7 +63,7 @@ func stateEdits(from, to []State) []config.Edit {
 // split separates edits of the configuration from those of states.
 func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	for _, e := range edits {
-		if strings.HasSuffix(e.Path, "/@state") {
+		if e.Path == "@state" || strings.HasSuffix(e.Path, "/@state") {
 			ofStates = append(ofStates, e)
 		} else {
 			ofConfig = append(ofConfig, e)
@@ -46,8 +75,10 @@ func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 // undo makes edits of states.
 func undo(states []State, edits []config.Edit) []State {
 	for _, e := range edits {
-		steps := config.Split(e.Path)
-		s := State{steps[1], steps[3], e.After}
+		s := parseState(e.After)
+		if steps := config.Split(e.Path); len(steps) == 5 {
+			s.Service, s.Backend = steps[1], steps[3]
+		}
 		states = slices.DeleteFunc(slices.Clone(states), func(old State) bool { return old.path() == s.path() })
 		if e.After != "" {
 			states = append(states, s)

@@ -45,15 +45,21 @@ type Trial struct {
 	Until time.Time `json:"until"`
 }
 
-// State is what the operator made of a backend: up, drain or down.
+// State is what the operator made of a backend, or of the whole gateway where both names are empty: up,
+// drain or down.
 type State struct {
-	Service string `json:"service"`
-	Backend string `json:"backend"`
-	State   string `json:"state"`
+	Service string    `json:"service"`
+	Backend string    `json:"backend"`
+	State   string    `json:"state"`
+	Until   time.Time `json:"until,omitzero"` // when a drain ends; zero: never
+	Then    string    `json:"then,omitempty"` // what becomes of the connections that are left: keep or reset
 }
 
 // path is how an edit names the state of a backend, which is no key of the file.
 func (s State) path() string {
+	if s.Service == "" {
+		return "@state"
+	}
 	return config.Join("services", s.Service, "backends", s.Backend, "@state")
 }
 
@@ -203,7 +209,7 @@ func present(c *config.Config, states []State) []State {
 	for _, s := range states {
 		of[s.Service] = true
 	}
-	have := make(map[State]bool, len(states))
+	have := map[State]bool{{}: true} // the whole gateway
 	for i := range c.Services {
 		if sv := &c.Services[i]; of[sv.Name] {
 			for _, b := range sv.Backends {

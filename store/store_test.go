@@ -66,7 +66,7 @@ func TestSurvives(t *testing.T) {
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	s := open(t, dir)
 	change(t, s, file, Content{Config: file}, "start")
-	drained := []State{{"web", "b", "drain"}, {"web", "gone", "down"}}
+	drained := []State{{Service: "web", Backend: "b", State: "drain"}, {Service: "web", Backend: "gone", State: "down"}}
 	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)+service("shop", 1, 1)), States: drained}, "apply")
 
 	s = open(t, dir)
@@ -121,7 +121,7 @@ func TestHistory(t *testing.T) {
 		}
 		var states []State
 		if i%2 == 0 {
-			states = []State{{"web", "a", "drain"}}
+			states = []State{{Service: "web", Backend: "a", State: "drain"}}
 		}
 		change(t, s, file, Content{Config: decode(t, "services:\n"+services), States: states}, fmt.Sprint("change ", i))
 	}

@@ -106,7 +106,11 @@ func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 func stateEdits(states []api.OperatorState) []config.Edit {
 	var edits []config.Edit
 	for _, s := range states {
-		edits = append(edits, config.Edit{Path: config.Join("services", s.Service, "backends", s.Backend, "@state"), After: s.State})
+		if s.Service == "" {
+			edits = append(edits, config.Edit{Path: "@state", After: s.Text})
+			continue
+		}
+		edits = append(edits, config.Edit{Path: config.Join("services", s.Service, "backends", s.Backend, "@state"), After: s.Text})
 	}
 	return edits
 }

@@ -237,6 +237,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder 
 		go d.mapper.Run(ctx)
 	}
 	go holder.Run(ctx)
+	go d.control.Run(ctx)
 	go (&event.Watch{Log: d.events, Read: d.reading}).Run(ctx)
 }
 

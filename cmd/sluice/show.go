@@ -110,6 +110,9 @@ func writeStatus(w io.Writer, s *api.Status) error {
 	fmt.Fprintf(w, "configuration %s, revision %d, applied %s\n", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
 	fmt.Fprintf(w, "datapaths %s\n", strings.Join(s.Datapaths, ", "))
 	fmt.Fprintf(w, "%s, %d of %s up, %s\n", plural(s.Services, "service"), s.BackendsUp, plural(s.Backends, "backend"), plural(s.NATRules, "NAT rule"))
+	if s.Drain != nil {
+		fmt.Fprintf(w, "the gateway drains: %s\n", drainText(s.Drain))
+	}
 	if s.Error != "" {
 		fmt.Fprintf(w, "the last change was refused: %s\n", s.Error)
 	}
@@ -149,7 +152,7 @@ func (a *app) writeBackends(w io.Writer, backends []api.Backend) error {
 		if b.InUse {
 			used = "yes"
 		}
-		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), a.paint(w, color[b.State], b.State), used, b.Connections, known(b.Active), b.Why)
+		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), a.paint(w, color[b.State], b.State), used, b.Connections, known(b.Active), joined(b.Why, leftText(b.Drain)))
 	}
 	return t.Write(w)
 }

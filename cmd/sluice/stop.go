@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -124,39 +123,5 @@ func waitGone(ctx context.Context, c *api.Client) error {
 		case <-ctx.Done():
 		case <-time.After(20 * time.Millisecond):
 		}
-	}
-}
-
-func newBackend(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "backend SERVICE BACKEND up|drain|down|auto",
-		GroupID: "gateway",
-		Short:   "Take a backend out of a service or back in; add, change, remove",
-		Long: `Override the state of one backend in the running daemon: drain sends it no new
-flows and keeps those it has, down ends its flows too, up uses it whatever its
-check says, auto returns to the configuration and the check.
-
-The subcommands add, change and remove backends. Each change is applied as a whole
-or not at all, and survives restarts; the command ends when the kernel has it.`,
-		Example:           "  sluice backend web a drain\n  sluice backend web a auto\n  sluice backend add web d address=10.0.2.5 port=8080",
-		Args:              exactly("service", "backend", "state"),
-		ValidArgsFunction: a.completeBackend,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			state := api.BackendState{State: args[2]}
-			if !strings.Contains(" up drain down auto ", " "+args[2]+" ") {
-				return usageError(cmd, "state %q: write up, drain, down or auto", args[2])
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			if err := c.SetBackend(cmd.Context(), args[0], args[1], state); err != nil {
-				return err
-			}
-			return a.print(state, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s/%s: %s\n", args[0], args[1], args[2])
-				return err
-			})
-		},
 	}
 }

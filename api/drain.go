@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+)
+
+// Service returns one service.
+func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
+	return get[Service](ctx, c, "/services/"+url.PathEscape(name), nil)
+}
+
+// Drain lets the whole gateway take no new connections.
+func (c *Client) Drain(ctx context.Context, drain StartDrain) (*GatewayDrain, error) {
+	body, err := json.Marshal(drain)
+	if err != nil {
+		return nil, err
+	}
+	return send[GatewayDrain](ctx, c, http.MethodPut, "/drain", "application/json", body)
+}
+
+// DrainState tells whether the whole gateway drains, and how far it is.
+func (c *Client) DrainState(ctx context.Context) (*GatewayDrain, error) {
+	return get[GatewayDrain](ctx, c, "/drain", nil)
+}
+
+// CancelDrain lets the gateway take new connections again.
+func (c *Client) CancelDrain(ctx context.Context) (*GatewayDrain, error) {
+	return send[GatewayDrain](ctx, c, http.MethodDelete, "/drain", "", nil)
+}

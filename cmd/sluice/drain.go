@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/control"
+)
+
+// drainFlags are those of a drain.
+type drainFlags struct {
+	deadline time.Duration
+	then     string
+	wait     bool
+}
+
+func (f *drainFlags) add(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&f.deadline, "deadline", 0, "with drain: it ends after this time; 0: never")
+	cmd.Flags().StringVar(&f.then, "then", "", "with --deadline: keep the connections that are left then, or reset them (default keep)")
+	cmd.Flags().BoolVar(&f.wait, "wait", false, "with drain: return when no connection is left, or at the deadline")
+	offer(cmd, "then", control.Keep, control.Reset)
+}
+
+// check returns what is wrong with the flags; drains tells whether they belong to a drain.
+func (f *drainFlags) check(cmd *cobra.Command, drains bool) error {
+	switch {
+	case !drains && (f.deadline != 0 || f.then != "" || f.wait):
+		return usageError(cmd, "--deadline, --then and --wait go with drain")
+	case f.then != "" && f.then != control.Keep && f.then != control.Reset:
+		return usageError(cmd, "--then %q: write keep or reset", f.then)
+	case f.then != "" && f.deadline == 0:
+		return usageError(cmd, "--then goes with --deadline: without one a drain never ends")
+	case f.deadline != 0 && (f.deadline < time.Second || f.deadline > control.MaxDeadline || f.deadline%time.Second != 0):
+		return usageError(cmd, "--deadline %v: write whole seconds, from 1s to 720h", f.deadline)
+	}
+	return nil
+}
+
+func newBackend(a *app) *cobra.Command {
+	var f drainFlags
+	cmd := &cobra.Command{
+		Use:     "backend SERVICE BACKEND up|drain|down|auto",
+		GroupID: "gateway",
+		Short:   "Take a backend out of a service or back in; add, change, remove",
+		Long: `Override the state of one backend in the running daemon: drain sends it no new
+flows and keeps those it has, down gives up on it, up uses it whatever its check
+says, auto gives it back to configuration and check.
+
+A drain with --deadline ends then, also over a restart of the daemon: the connections
+that are left go on, or with --then reset they end and the backend is down. It takes
+no new ones before 'auto'. 'sluice show backends' tells how many are left.
+
+The subcommands change which backends there are: applied as a whole or not at all,
+answered when the kernel has them, and kept over restarts.`,
+		Example:           "  sluice backend web a drain --deadline 5m --then reset\n  sluice backend web a auto\n  sluice backend add web d address=10.0.2.5 port=8080",
+		Args:              exactly("service", "backend", "state"),
+		ValidArgsFunction: a.completeBackend,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			service, backend, state := args[0], args[1], args[2]
+			if !slices.Contains([]string{"up", "drain", "down", "auto"}, state) {
+				return usageError(cmd, "state %q: write up, drain, down or auto", state)
+			}
+			if err := f.check(cmd, state == "drain"); err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			to := api.BackendState{State: state, Deadline: int(f.deadline / time.Second), Then: f.then}
+			if err := c.SetBackend(cmd.Context(), service, backend, to); err != nil {
+				return err
+			}
+			if state != "drain" {
+				return a.print(to, func(w io.Writer) error {
+					_, err := fmt.Fprintf(w, "%s/%s: %s\n", service, backend, state)
+					return err
+				})
+			}
+			d, err := a.awaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) { return drainOf(ctx, c, service, backend) })
+			if err != nil {
+				return err
+			}
+			return a.print(drained{Draining: d != nil, Drain: d}, func(w io.Writer) error {
+				text := "its drain is over"
+				if d != nil {
+					text = joined("drain", drainText(d))
+				}
+				_, err := fmt.Fprintf(w, "%s/%s: %s\n", service, backend, text)
+				return err
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// drained is what 'sluice backend ... drain --json' prints.
+type drained struct {
+	Draining bool       `json:"draining"` // it was not waited for, or connections are left
+	Drain    *api.Drain `json:"drain,omitempty"`
+}
+
+// drainOf is how far a backend is, nil when it does not drain any more.
+func drainOf(ctx context.Context, c *api.Client, service, backend string) (*api.Drain, error) {
+	s, err := c.Service(ctx, service)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range s.Backends {
+		if b.Name == backend {
+			return b.Drain, nil
+		}
+	}
+	return nil, nil
+}
+
+func newDrain(a *app) *cobra.Command {
+	var f drainFlags
+	var cancel bool
+	cmd := &cobra.Command{
+		Use:     "drain",
+		GroupID: "gateway",
+		Short:   "Let the whole gateway take no new connections to services",
+		Long: `Drain lets no backend of any service take new connections, as before the gateway is
+taken out: those that are open go on. It holds over restarts, until --cancel or the
+deadline. New connections are answered as 'when-down' says, so first lead them to
+another gateway: GET /api/v1/ready answers 503 while this one drains. NAT rules go on.
+
+A drain with --deadline ends then: the connections that are left go on, or with --then
+reset they end. The gateway takes no new ones before --cancel.`,
+		Example: "  sluice drain --deadline 10m --then reset --wait\n  sluice drain --cancel",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(cmd, !cancel); err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if cancel {
+				_, err := c.CancelDrain(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return a.print(api.GatewayDrain{}, func(w io.Writer) error {
+					_, err := fmt.Fprintln(w, "the gateway takes new connections")
+					return err
+				})
+			}
+			now, err := c.Drain(cmd.Context(), api.StartDrain{Deadline: int(f.deadline / time.Second), Then: f.then})
+			if err != nil {
+				return err
+			}
+			_, err = a.awaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) {
+				now, err = c.DrainState(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return now.Drain, nil
+			})
+			if err != nil {
+				return err
+			}
+			return a.print(now, func(w io.Writer) error {
+				if !now.Draining {
+					_, err := fmt.Fprintln(w, "somebody has cancelled the drain: the gateway takes new connections")
+					return err
+				}
+				_, err := fmt.Fprintf(w, "the gateway drains: %s\n", joined(plural(now.Backends, "backend"), drainText(now.Drain)))
+				return err
+			})
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().BoolVar(&cancel, "cancel", false, "take new connections again")
+	return cmd
+}
+
+// Times of a command that follows a drain.
+const (
+	countedWithin = 4 * time.Second        // the daemon counts connections soon after a drain begins
+	drainLook     = 200 * time.Millisecond // between two looks
+	drainTell     = 5 * time.Second        // between two lines about a drain that is waited for
+)
+
+// awaitDrain returns how far a drain is once the connections were counted, or with wait once none is left
+// or the deadline has come. A nil drain is over.
+func (a *app) awaitDrain(ctx context.Context, wait bool, look func(context.Context) (*api.Drain, error)) (*api.Drain, error) {
+	began, told, timed := time.Now(), time.Now(), false
+	for {
+		d, err := look(ctx)
+		if err != nil || d == nil {
+			return d, err
+		}
+		timed = timed || !d.Until.IsZero()
+		counted := !d.Counted.Before(began.Add(-time.Second)) || time.Since(began) > countedWithin
+		over := d.Left == 0 || timed && d.Until.IsZero()
+		if counted && (over || !wait) {
+			return d, nil
+		}
+		if counted && time.Since(told) > drainTell {
+			a.progress("%s", drainText(d))
+			told = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(drainLook):
+		}
+	}
+}
+
+// leftText is how many connections a drain has left, "" for none that drains.
+func leftText(d *api.Drain) string {
+	switch {
+	case d == nil || d.Left < 0:
+		return ""
+	case d.Estimate == 0:
+		return fmt.Sprintf("%d left", d.Left)
+	}
+	return fmt.Sprintf("%d left, about %s", d.Left, time.Duration(d.Estimate)*time.Second)
+}
+
+// drainText is how far a drain is, and how it ends.
+func drainText(d *api.Drain) string {
+	if d == nil {
+		return ""
+	}
+	left := "connections are not counted"
+	if d.Left >= 0 {
+		left = plural(d.Left, "connection") + " left"
+	}
+	if d.Estimate > 0 {
+		left += fmt.Sprintf(", none in about %s", time.Duration(d.Estimate)*time.Second)
+	}
+	if d.Until.IsZero() {
+		return left
+	}
+	end := "then they go on"
+	if d.Then == control.Reset {
+		end = "then they are ended"
+	}
+	return fmt.Sprintf("%s; until %s, %s", left, d.Until.Local().Format(time.DateTime), end)
+}
+
+// joined joins the texts that there are.
+func joined(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/engine"
+)
+
+func (s *server) registerStates(g huma.API) {
+	huma.Put(g, "/services/{service}/backends/{backend}/state", s.setBackend, describe("set-backend", "Change a backend by hand"))
+	huma.Get(g, "/drain", s.gatewayDrain, describe("get-drain", "Whether the whole gateway takes new connections, and how far its drain is"))
+	huma.Put(g, "/drain", s.startDrain, describe("start-drain", "Let the whole gateway take no new connections to services"))
+	huma.Delete(g, "/drain", s.cancelDrain, describe("cancel-drain", "Let the gateway take new connections again"))
+	huma.Get(g, "/ready", s.ready, describe("ready", "Whether new connections are to come here: 204, or 503 while the gateway drains"), func(o *huma.Operation) {
+		o.Errors = append(o.Errors, http.StatusServiceUnavailable)
+	})
+}
+
+type backendInput struct {
+	Service string `path:"service" minLength:"1"`
+	Backend string `path:"backend" minLength:"1"`
+	Body    api.BackendState
+}
+
+func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, error) {
+	to := stateOf(in.Body.State, in.Body.Deadline, in.Body.Then)
+	what := fmt.Sprintf("backend %s %s %s", in.Service, in.Backend, stateText(to))
+	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, to); err != nil {
+		return nil, statusError(err)
+	}
+	return nil, nil
+}
+
+func stateOf(state string, deadline int, then string) control.State {
+	return control.State{State: state, Deadline: time.Duration(deadline) * time.Second, Then: then}
+}
+
+// stateText is a change of a state in the words of the command line.
+func stateText(to control.State) string {
+	text := to.State
+	if to.Deadline > 0 {
+		text += " --deadline " + to.Deadline.String()
+	}
+	if to.Then != "" {
+		text += " --then " + to.Then
+	}
+	return text
+}
+
+func (s *server) gatewayDrain(context.Context, *struct{}) (*body[api.GatewayDrain], error) {
+	drains := s.drains()
+	whole, draining := drains[engine.Backend{}]
+	out := api.GatewayDrain{Draining: draining, Backends: len(drains)}
+	if draining {
+		out.Drain = drainOf(whole)
+		out.Backends--
+	}
+	return &body[api.GatewayDrain]{out}, nil
+}
+
+func (s *server) startDrain(ctx context.Context, in *body[api.StartDrain]) (*body[api.GatewayDrain], error) {
+	to := stateOf("drain", in.Body.Deadline, in.Body.Then)
+	if err := s.opt.Control.SetState(ctx, by(ctx, stateText(to)), "", "", to); err != nil {
+		return nil, statusError(err)
+	}
+	return s.gatewayDrain(ctx, nil)
+}
+
+func (s *server) cancelDrain(ctx context.Context, _ *struct{}) (*body[api.GatewayDrain], error) {
+	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.State{State: "auto"}); err != nil {
+		return nil, statusError(err)
+	}
+	return s.gatewayDrain(ctx, nil)
+}
+
+func (s *server) ready(context.Context, *struct{}) (*struct{}, error) {
+	if _, draining := s.drains()[engine.Backend{}]; draining {
+		return nil, huma.Error503ServiceUnavailable("the gateway drains: it takes no new connections")
+	}
+	if s.opt.Engine.Config() == nil {
+		return nil, huma.Error503ServiceUnavailable("no configuration is in force yet")
+	}
+	return nil, nil
+}
+
+// drains are the backends that drain; the document of the API is made without a control.
+func (s *server) drains() map[engine.Backend]control.Drain {
+	if s.opt.Control == nil {
+		return nil
+	}
+	return s.opt.Control.Drains()
+}
+
+func drainOf(d control.Drain) *api.Drain {
+	return &api.Drain{Until: d.Until, Then: d.Then, Left: d.Left, Counted: d.Counted, Estimate: d.Estimate.Seconds()}
+}

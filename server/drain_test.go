@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestDrainRequests: a drain of a backend and of the whole gateway, what is told of them, and what is
+// refused.
+func TestDrainRequests(t *testing.T) {
+	s, _ := start(t)
+	ask := func(method, path, body string, code int, want string) {
+		t.Helper()
+		got, text := call(t, s, method, "/api/v1"+path, body)
+		if got != code || !strings.Contains(text, want) {
+			t.Errorf("%s %s %s: %d %s\nwant %d %s", method, path, body, got, text, code, want)
+		}
+	}
+	ask("GET", "/ready", "", 503, "no configuration is in force yet")
+	if code, text := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {
+		t.Fatalf("%d: %s", code, text)
+	}
+	ask("GET", "/ready", "", 204, "")
+	const state = "/services/web/backends/a/state"
+	ask("PUT", state, `{"state":"drain","deadline":300,"then":"reset"}`, 204, "")
+	ask("GET", "/services/web", "", 200, `"then":"reset","left":-1}`)
+	ask("GET", "/services/web", "", 200, `"why":"set by the operator until `)
+	ask("GET", "/config/changes", "", 200, `"text":"drain until `)
+	ask("GET", "/config/changes", "", 200, `"what":"backend web a drain --deadline 5m0s --then reset"`)
+	ask("PUT", state, `{"state":"drain","then":"reset"}`, 422, "without a deadline a drain never ends")
+	ask("PUT", state, `{"state":"down","deadline":3}`, 422, "only drain has a deadline")
+	ask("PUT", state, `{"state":"drain","deadline":3,"then":"explode"}`, 422, "body.then")
+	ask("PUT", state, `{"state":"drain","deadline":-3}`, 422, "body.deadline")
+
+	ask("GET", "/drain", "", 200, `{"draining":false,"backends":1}`)
+	ask("PUT", "/drain", `{"deadline":60}`, 200, `"draining":true`)
+	ask("GET", "/drain", "", 200, `"then":"keep"`)
+	ask("GET", "/drain", "", 200, `"backends":2`)
+	ask("GET", "/ready", "", 503, "it takes no new connections")
+	ask("GET", "/status", "", 200, `"drain":{"until":`)
+	ask("PUT", "/drain", `{"then":"reset"}`, 422, "without a deadline")
+	ask("DELETE", "/drain", "", 200, `{"draining":false,"backends":1}`)
+	ask("GET", "/ready", "", 204, "")
+}
