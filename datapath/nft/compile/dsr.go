@@ -92,6 +92,10 @@ func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 	if len(b.chains[rs.ID{Table: rs.Netdev, Name: "filter"}]) > 0 {
 		head[chain] = append(head[chain], rs.NewRule().Jump("filter").Rule(""))
 	}
+	filtered := len(head[chain])
+	// The kernel looks at this behind the hook, and forwards neither what is for another station
+	// nor what is for a group.
+	head[chain] = append(head[chain], rs.NewRule().IsNot(rs.PacketType, rs.ToHost).Return().Rule(""))
 	for _, fam := range []rs.Family{rs.IP, rs.IP6} {
 		name := mapServices
 		if fam == rs.IP6 {
@@ -107,7 +111,10 @@ func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 			}
 		}
 	}
-	if len(head[chain]) == 0 {
+	if len(head[chain]) == filtered+1 {
+		head[chain] = head[chain][:filtered]
+	}
+	if filtered == 0 && len(head[chain]) == 0 {
 		delete(head, chain)
 		return
 	}

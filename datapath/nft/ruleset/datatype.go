@@ -71,6 +71,9 @@ type Value struct {
 // Addr is an address constant.
 func Addr(a netip.Addr) Value { return Value{string(a.AsSlice()), a.String()} }
 
+// ToHost is the PacketType of a frame that is for this host alone.
+var ToHost = Value{"\x00", "host"}
+
 // Port is a port constant.
 func Port(p uint16) Value {
 	return Value{string([]byte{byte(p >> 8), byte(p)}), strconv.Itoa(int(p))}

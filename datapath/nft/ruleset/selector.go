@@ -64,6 +64,8 @@ var (
 	InName     = meta("iifname", IfName, unix.NFT_META_IIFNAME)
 	OutName    = meta("oifname", IfName, unix.NFT_META_OIFNAME)
 	PacketMark = meta("meta mark", Mark, unix.NFT_META_MARK)
+	// PacketType tells frames for this host from those for others and for groups.
+	PacketType = meta("meta pkttype", Integer8, unix.NFT_META_PKTTYPE)
 	Priority   = meta("meta priority", Mark, unix.NFT_META_PRIORITY)
 	CtMark     = Selector{Text: "ct mark", Type: Mark, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_MARK, -1, dst) }}
 	// OriginalPort is the destination port that the connection was opened to.
