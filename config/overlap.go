@@ -16,7 +16,7 @@ type claim struct {
 	address  netip.Addr
 	protocol flow.Protocol // Any claims every protocol
 	ports    flow.Ports    // of a protocol without ports: 0-65535
-	iface    string        // empty claims every interface
+	iface    Interfaces    // empty claims every interface
 	path     path
 	owner    string
 	follows  string // the interface whose address it is; address stands for it
@@ -42,7 +42,7 @@ func (c claim) String() string {
 		}
 	}
 	if c.iface != "" {
-		s += " on " + c.iface
+		s += " on " + string(c.iface)
 	}
 	return s
 }
@@ -54,11 +54,14 @@ func followed6(iface string) netip.Addr { return netip.IPv6LinkLocalAllNodes().W
 // claims lists what the services and port forwards listen on.
 func (v *validator) claims() []claim {
 	var out []claim
-	add := func(l *Listen, proto flow.Protocol, p path, owner string, to ...netip.Addr) {
-		c := claim{address: l.Address, protocol: proto, iface: l.Interface, path: p, owner: owner}
+	add := func(l *Listen, in Interfaces, proto flow.Protocol, p path, owner string, to ...netip.Addr) {
+		c := claim{address: l.Address, protocol: proto, iface: Interfaces(l.Interface), path: p, owner: owner}
+		if c.iface == "" {
+			c.iface = in
+		}
 		at := []netip.Addr{l.Address}
 		if l.Follows() {
-			c.follows, c.iface, at = l.Interface, "", nil
+			c.follows, c.iface, at = l.Interface, in, nil
 			for _, a := range to {
 				one := followed6(l.Interface)
 				if a.Is4() {
@@ -84,12 +87,16 @@ func (v *validator) claims() []claim {
 			to = append(to, b.Address)
 		}
 		for j := range s.Listen {
-			add(&s.Listen[j], s.Protocol, path{{key: "services"}, {index: i}, {key: "listen"}, {index: j}}, "service "+s.Name, to...)
+			add(&s.Listen[j], "", s.Protocol, path{{key: "services"}, {index: i}, {key: "listen"}, {index: j}}, "service "+s.Name, to...)
 		}
 	}
 	for i := range v.c.NAT {
 		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
-			add(r.Listen, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name, r.To.Address)
+			in := r.In
+			if r.Hairpin == SwitchOn { // also from elsewhere
+				in = ""
+			}
+			add(r.Listen, in, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name, r.To.Address)
 		}
 	}
 	return out
@@ -205,24 +212,42 @@ func (s *Service) returns(index int) []claim {
 // collision is a claim that another one, earlier in the file, has taken.
 type collision struct{ earlier, later claim }
 
-// lane is a protocol and an interface; "*" stands for all of them taken together.
+// lane is a protocol and a word for interfaces; "*" stands for all of them taken together.
 type lane struct{ protocol, iface string }
 
 // files lists the lanes under which a claim is found by others.
-func (c *claim) files() [4]lane {
+func (c *claim) files() []lane {
 	p := c.protocol.String()
-	return [4]lane{{p, c.iface}, {"*", c.iface}, {p, "*"}, {"*", "*"}}
+	lanes := []lane{{p, "*"}, {"*", "*"}}
+	for _, w := range c.words() {
+		lanes = append(lanes, lane{p, w}, lane{"*", w})
+	}
+	return lanes
+}
+
+// words are those of the claim's interfaces; "" for every one.
+func (c *claim) words() []string {
+	if c.iface == "" {
+		return []string{""}
+	}
+	return c.iface.Words()
 }
 
 // meets lists the lanes in which a claim can meet others: those of its protocol
-// and of any protocol, on its interface and on every interface.
-func (c *claim) meets() []lane {
-	protocols, ifaces := []string{c.protocol.String(), flow.Any.String()}, []string{c.iface, ""}
+// and of any protocol, on its interfaces and on every interface. known are the words
+// of all claims.
+func (c *claim) meets(known []string) []lane {
+	protocols, ifaces := []string{c.protocol.String(), flow.Any.String()}, []string{""}
 	if c.protocol == flow.Any {
 		protocols = []string{"*"}
 	}
 	if c.iface == "" {
 		ifaces = []string{"*"}
+	}
+	for _, w := range known {
+		if c.iface != "" && w != "" && c.iface.Meets(Interfaces(w)) {
+			ifaces = append(ifaces, w)
+		}
 	}
 	lanes := make([]lane, 0, 4)
 	for _, p := range protocols {
@@ -245,6 +270,14 @@ func collisions(claims []claim) []collision {
 		a, b := &claims[i], &claims[j]
 		return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.ports.First, b.ports.First))
 	})
+	var known []string
+	for i := range claims {
+		for _, w := range claims[i].words() {
+			if !slices.Contains(known, w) {
+				known = append(known, w)
+			}
+		}
+	}
 	var out []collision
 	var furthest map[lane]int
 	for n, i := range order {
@@ -252,7 +285,7 @@ func collisions(claims []claim) []collision {
 		if n == 0 || claims[order[n-1]].address != c.address {
 			furthest = map[lane]int{}
 		}
-		for _, l := range c.meets() {
+		for _, l := range c.meets(known) {
 			if j, ok := furthest[l]; ok && claims[j].ports.Last >= c.ports.First {
 				out = append(out, collision{claims[min(i, j)], claims[max(i, j)]})
 				break

@@ -16,7 +16,7 @@ import (
 func overlap(a, b claim) bool {
 	return a.address == b.address && a.ports.First <= b.ports.Last && b.ports.First <= a.ports.Last &&
 		(a.protocol == b.protocol || a.protocol == flow.Any || b.protocol == flow.Any) &&
-		(a.iface == b.iface || a.iface == "" || b.iface == "")
+		a.iface.Meets(b.iface)
 }
 
 // TestCollisionsAgreeWithComparingAll: the sweep reports only claims that overlap,
@@ -28,7 +28,7 @@ func TestCollisionsAgreeWithComparingAll(t *testing.T) {
 			return claim{
 				address:  netip.AddrFrom4([4]byte{192, 0, 2, rapid.Uint8Range(1, 2).Draw(t, "address")}),
 				protocol: rapid.SampledFrom([]flow.Protocol{flow.Any, flow.TCP, flow.UDP}).Draw(t, "protocol"),
-				iface:    rapid.SampledFrom([]string{"", "wan0", "lan0"}).Draw(t, "interface"),
+				iface:    rapid.SampledFrom([]Interfaces{"", "wan0", "lan0", "wan*,ppp0", "ppp*"}).Draw(t, "interface"),
 				ports:    flow.Ports{First: first, Last: first + rapid.Uint16Range(0, 5).Draw(t, "more")},
 			}
 		}), 0, 12).Draw(t, "claims")
