@@ -398,7 +398,8 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 static __always_inline int nat64_out(const struct packet *p, struct plan *plan, const struct nat_rule *rule, __u32 id)
 {
 	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
-	__u32 number;
+	__u32 number = NO_ENTRY;
+	int reason;
 
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
@@ -413,8 +414,11 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan, 
 	plan->family = FAMILY_4;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = FAMILY_4;
-	if (pool_of(&plan->to.daddr, &number))
-		return nat64_hairpin(p, plan, id, number);
+	if (pool_of(&plan->to.daddr, &number) || have_forwards) {
+		reason = nat64_hairpin(p, plan, id, number);
+		if (reason != REASON_NOT_OURS)
+			return reason;
+	}
 	return nat_out(p, plan, id);
 }
 

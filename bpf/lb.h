@@ -24,7 +24,7 @@ __noinline int to_server(const struct packet *p, struct plan *plan)
 		return 0;
 	id = slot_at(s->slots >> 32);
 	b = bpf_map_lookup_elem(&backends, &id);
-	if (!b)
+	if (!b || b->family != p->family)
 		return 0;
 	plan->gateway = b->addr;
 	return 1;
@@ -201,6 +201,32 @@ static __always_inline __u8 proto_in(__u8 l4_proto, __u8 family)
 	return l4_proto;
 }
 
+// The IPv4 client of a port-forward as an IPv6 host sees it: behind the prefix of a nat64 rule.
+__noinline int embed_client(struct plan *plan, __u32 rule)
+{
+	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &rule);
+
+	if (!plan || !r)
+		return 0;
+	embed(&plan->to.saddr, &r->prefix, r->prefix_len, plan->to.saddr.w[0]);
+	return 1;
+}
+
+static __always_inline __be16 server_port(const struct service *s, const struct backend *b, __be16 port)
+{
+	if (b->port)
+		return b->port;
+	return bpf_htons(bpf_ntohs(port) + s->shift);
+}
+
+// Whether a backend would answer a client directly, under its own address: they are on one
+// network, or one host.
+static __always_inline bool answers_directly(const struct packet *p, const struct backend *b)
+{
+	return b->network_len && (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP) &&
+	       in_prefix(&p->tuple.saddr, &b->addr, b->network_len);
+}
+
 // Rewrites a plan towards a backend, in the way of the service's mode.
 static __always_inline void aim(const struct packet *p, struct plan *plan, const struct service *s,
 				const struct backend *b, __u32 id)
@@ -228,10 +254,11 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 	if (p->flags & PACKET_NO_FLOW)
 		plan->flags |= PLAN_NO_L4;
 	plan->to.daddr = b->addr;
-	if (b->port)
-		plan->to.dport = b->port;
+	plan->to.dport = server_port(s, b, p->tuple.dport);
 	plan->family = b->family;
 	plan->to.l4_proto = proto_in(p->tuple.l4_proto, b->family);
+	if (s->nat_rule != NO_RULE && p->family != b->family)
+		embed_client(plan, s->nat_rule);
 }
 
 static __always_inline void tally(__u32 backend, __u32 bytes)
@@ -281,30 +308,35 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	struct work *w = the_work();
 	__u32 flags, ref = 0, id;
 	struct service *s;
+	struct backend *b;
+	bool sourced; // gets a source of its backend's pool
 	int reason;
 
 	if (!p || !plan || !c || !w)
 		return REASON_INTERNAL;
 	id = plan->owner;
 	s = bpf_map_lookup_elem(&services, &id);
-	if (!s)
+	id = plan->backend;
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (!s || !b)
 		return REASON_INTERNAL;
+	sourced = s->mode == MODE_FULLNAT || answers_directly(p, b);
 	// The client of a cookie is there.
 	flags = p->tuple.l4_proto == IPPROTO_TCP && !(plan->edits & EDIT_SPLICE) && !dry_run ? ENTRY_HALF_OPEN : 0;
 	__builtin_memset(&w->request, 0, sizeof(w->request));
 	if (flags && !half_open_take(c)) {
 		// Without state the hash finds the backend again (bounded state
 		// under a SYN flood); what needs a port is refused.
-		return s->mode == MODE_FULLNAT ? REASON_HALF_OPEN_FULL : REASON_SYN;
+		return sourced || plan->family != p->family ? REASON_HALF_OPEN_FULL : REASON_SYN;
 	}
-	if (s->mode == MODE_FULLNAT) {
+	if (sourced) {
 		reason = service_source(p, plan, &w->request);
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_PORT;
 		ref = w->request.map << 16 | w->request.port;
 	}
-	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex) { // else the server's answer comes back anyway
+	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex && plan->family == p->family) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
 		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
 		if (reason != REASON_FLOW && reason != REASON_NONE)
@@ -442,7 +474,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	if (syn && s->flags & SERVICE_SYN_STATELESS)
+	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b))
 		return syn_passes(p, backend);
 	return KEEPS_FLOW;
 }
@@ -504,8 +536,10 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	plan->to = p->tuple;
 	plan->to.saddr = r->vip;
-	if (r->port)
+	if (key.port)
 		plan->to.sport = r->port;
+	else if (r->port)
+		plan->to.sport = bpf_htons(bpf_ntohs(p->tuple.sport) + bpf_ntohs(r->port));
 	if (s->mode == MODE_STATELESS ? key.l4_proto && !listens_on(&key, &r->vip, plan->to.sport, id) :
 					!answers_syn(p, &plan->to))
 		return REASON_NONE; // of the backend's own

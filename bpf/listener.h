@@ -44,17 +44,17 @@ __noinline __u32 service_of(const struct packet *p)
 	struct listener_key key = {};
 	__u32 service;
 
-	if (!p)
+	// Of ICMP a service has the pings. What comes later of a packet is decided on only where its
+	// first fragment went on.
+	if (!p || ((p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6) &&
+		   !(p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT))))
 		return NO_ENTRY;
 	key.l4_proto = p->tuple.l4_proto;
 	key.family = p->family;
 	key.port = p->tuple.dport;
 	__builtin_memcpy(key.addr, &p->tuple.daddr, sizeof(key.addr));
 	service = listening(&key, p->ifindex);
-	// Of ICMP a service of every protocol has the pings. What comes later of a packet is decided
-	// on only where its first fragment went on.
-	if (service == NO_ENTRY && have_any &&
-	    (p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT) || (p->tuple.l4_proto != IPPROTO_ICMP && p->tuple.l4_proto != IPPROTO_ICMPV6))) {
+	if (service == NO_ENTRY && have_any) {
 		key.l4_proto = 0;
 		key.port = 0;
 		service = listening(&key, p->ifindex);

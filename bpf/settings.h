@@ -41,7 +41,7 @@ ASSERT_SIZE(struct door_key, 28);
 // A backend's endpoint, back to the virtual endpoint that it answers for.
 struct reverse {
 	union addr vip;
-	__be16 port; // 0 keeps the port
+	__be16 port; // of an entry without a port: added to that of the answer
 	__u16 service;
 	__u16 ambiguous; // several services share the backend: only a flow can tell
 	__u16 backend;
@@ -63,6 +63,8 @@ ASSERT_SIZE(struct reverse, 24);
 #define SERVICE_COOKIES 0x400	   // SYNs are answered by cookies when handshakes pile up
 #define SERVICE_KEEPS_FLOWS 0x800  // persistence or a limit of connections needs them, whatever the mode
 
+#define NO_RULE 0xffff
+
 // What every packet without a flow looks at stands in the first cache line.
 struct service {
 	__u64 slots;	 // first slot << 32 | number of slots: one word, so that a table is switched at once
@@ -74,7 +76,7 @@ struct service {
 	__be16 encap_port;
 	__u32 sticky_ticks; // persistence, 0 for none
 	__u16 sticky_keys;  // STICKY_*
-	__u16 nat_rule;	 // of a port-forward, else 0xffff
+	__u16 nat_rule;	 // of a port-forward to an IPv6 host: the nat64 rule whose prefix IPv4 clients get; else NO_RULE
 	__u64 allow;	 // sets that may connect, 0 for all
 	__u64 deny;	 // sets that may not
 	__u32 max_flows; // 0 for no limit
@@ -89,7 +91,8 @@ struct service {
 	__u64 client_burst_ns;
 	__u64 log_ns;	 // one new connection in this time is logged, 0 for none
 	__u64 log_burst_ns;
-	__u64 pad;
+	__u16 shift;	 // of a port-forward of a range: added to each port
+	__u8 pad[6];
 };
 ASSERT_SIZE(struct service, 128);
 
@@ -113,9 +116,10 @@ struct backend {
 	__u16 weight;
 	__u32 max_flows;
 	__u8 mac[ETH_ALEN]; // of mode dsr; 0: from the neighbour table
-	__u16 pool;	    // mode fullnat: where the pool addresses of its family begin in runs
+	__u16 pool;	    // where the pool addresses of its family begin in runs: of mode fullnat, and of clients of network_len
 	__u16 pool_len;
-	__u16 pad;
+	__u8 network_len;   // mode dnat: clients with so many bits of its address get a source of the pool; 0: none do
+	__u8 pad;
 };
 ASSERT_SIZE(struct backend, 40);
 

@@ -153,12 +153,41 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	return REASON_NONE;
 }
 
+// The service that stands for a port-forward from an IPv4 address to an IPv6 host, by which other
+// IPv6 hosts may reach it; or NO_ENTRY.
+__noinline __u32 forward64_of(const struct packet *p, const union addr *four)
+{
+	struct listener_key key = {};
+	struct service *s;
+	__u32 id;
+
+	if (!p || !four)
+		return NO_ENTRY;
+	key.l4_proto = proto_in(p->tuple.l4_proto, FAMILY_4);
+	key.family = FAMILY_4;
+	key.port = p->tuple.dport;
+	__builtin_memcpy(key.addr, four, sizeof(key.addr));
+	id = listening(&key, p->ifindex);
+	s = bpf_map_lookup_elem(&services, &id);
+	return s && s->nat_rule != NO_RULE && s->flags & SERVICE_PORT_FORWARD ? id : NO_ENTRY;
+}
+
+// Whether the outside endpoint with a packet's port is an IPv6 host's.
+static __always_inline bool bound64(const struct packet *p, __u32 number)
+{
+	__u32 slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport), *owner;
+
+	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	return owner && *owner & OWNER_6;
+}
+
 // Whether a nat64 rule translates a packet for its prefix: where the packet leaves is asked for
-// its IPv4 destination, but for addresses of pools, which are turned round (RFC 6146
-// §3.8); a more specific route than the prefix leads to it untranslated (RFC 7915 §5.6).
+// its IPv4 destination, but for endpoints of pools, which are turned round (RFC 6146
+// §3.8), and of this host's own addresses those that an IPv6 host has; a more specific route than the prefix leads to it untranslated (RFC 7915 §5.6).
 static __always_inline bool takes64(const struct packet *p, const struct nat_rule *r)
 {
 	__u64 route = member_of(&p->tuple.daddr, LIST_ROUTED, true);
+	struct pool_addr *address;
 	union addr four = {};
 	__u32 number;
 
@@ -167,7 +196,10 @@ static __always_inline bool takes64(const struct packet *p, const struct nat_rul
 	if (includes(r->out, p->cross_out))
 		return true;
 	four.w[0] = extract(&p->tuple.daddr, r->prefix_len);
-	return pool_of(&four, &number);
+	address = pool_of(&four, &number);
+	if (address && (!address->local || bound64(p, number)))
+		return true;
+	return have_forwards && forward64_of(p, &four) != NO_ENTRY;
 }
 
 // Whether the part of a masquerade rule that is for a packet is that of an id: for IPv4 the next
@@ -431,36 +463,85 @@ static __always_inline void towards_inside(const struct packet *p, struct plan *
 	plan->gateway_family = b->family;
 }
 
-// nat64 to an address of its own pool: from one inside host to another, both seen
-// under the pool's addresses behind the prefix (RFC 6146 §3.8). plan->to.daddr is
-// the pool address.
-__noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
+// Points a packet of nat64 that is for a port-forward to another IPv6 host at that one.
+// plan->to.daddr is the IPv4 address.
+__noinline int forward64(const struct packet *p, struct plan *plan)
 {
-	struct tuple *seen; // the packet as it would be outside
-	struct nat_rule *rule, *target;
+	struct service *s;
+	struct backend *b;
+	__u32 id;
+
+	if (!p || !plan)
+		return 0;
+	id = forward64_of(p, &plan->to.daddr);
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s)
+		return 0;
+	id = slot_at(s->slots >> 32);
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (!b)
+		return 0;
+	plan->to.daddr = b->addr;
+	plan->to.dport = server_port(s, b, p->tuple.dport);
+	return 1;
+}
+
+#define FORWARDED REASON_COUNT
+
+// Points a packet of nat64 at the IPv6 host that has its IPv4 destination, plan->to.daddr, outside:
+// FORWARDED by a port-forward, or REASON_NONE by the binding that work.bound is then of.
+// REASON_NOT_OURS: it is for nobody inside. number: of the pool address, or NO_ENTRY.
+__noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 number)
+{
 	struct work *w = the_work();
-	__u32 slot, zone, *owner;
-	int reason;
+	struct pool_addr *address;
+	__u32 slot, *owner;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
+	if (have_forwards && forward64(p, plan))
+		return FORWARDED;
+	address = bpf_map_lookup_elem(&pools, &number);
+	if (!address || (address->local && !bound64(p, number))) // for this host itself
+		return REASON_NOT_OURS;
 	slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport);
-	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
-		return REASON_NO_FLOW;
-	rule = bpf_map_lookup_elem(&nat_rules, &id);
 	owner = bpf_map_lookup_elem(&port_owners, &slot);
-	if (!rule || !owner || !(*owner & OWNER_6))
+	if (!owner || !(*owner & OWNER_6))
 		return REASON_NO_BINDING;
-	seen = &w->source.inside;
-	*seen = plan->to;
-	if (bound_to(*owner, &seen->daddr, p->tuple.dport, &w->bound) != REASON_NONE)
+	if (bound_to(*owner, &plan->to.daddr, p->tuple.dport, &w->bound) != REASON_NONE)
 		return REASON_NO_BINDING;
-	zone = w->bound.rule;
 	plan->to.daddr = w->bound.inside.saddr;
 	plan->to.dport = w->bound.inside.sport;
+	return REASON_NONE;
+}
+
+// nat64 to an endpoint that an IPv6 host has outside: from one inside host to another, both seen
+// behind the prefix (RFC 6146 §3.8). plan->to.daddr is the IPv4 address, number that of the
+// pool address or NO_ENTRY. REASON_NOT_OURS: it is for nobody inside.
+__noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
+{
+	struct nat_rule *rule, *target;
+	struct work *w = the_work();
+	int reason, found;
+	struct tuple *seen; // the packet as it would be outside
+	__u32 zone;
+
+	if (!p || !plan || !w)
+		return REASON_INTERNAL;
+	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
+		return REASON_NO_FLOW;
+	seen = &w->source.inside;
+	*seen = plan->to;
+	found = nat64_target(p, plan, number);
+	if (found != FORWARDED && found != REASON_NONE)
+		return found;
+	zone = w->bound.rule;
 	plan->to.l4_proto = p->tuple.l4_proto;
 	plan->owner = id;
 	plan->owner_nat = 1;
+	plan->family = FAMILY_6;
+	plan->gateway = plan->to.daddr;
+	plan->gateway_family = FAMILY_6;
 	__builtin_memset(&w->bound, 0, sizeof(w->bound));
 	w->bound.inside = p->tuple;
 	w->bound.family = FAMILY_6;
@@ -473,19 +554,21 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		return reason;
 	reason = permit(seen, &w->bound);
-	target = bpf_map_lookup_elem(&nat_rules, &zone);
-	if (reason == REASON_NONE && (!target || (!admitted(&w->bound.outside, seen, target, &w->key, false) &&
-						  !mapped(&plan->to, zone, FAMILY_6))))
-		reason = REASON_FILTERED;
+	if (reason == REASON_NONE && found != FORWARDED) {
+		target = bpf_map_lookup_elem(&nat_rules, &zone);
+		if (!target || (!admitted(&w->bound.outside, seen, target, &w->key, false) && !mapped(&plan->to, zone, FAMILY_6)))
+			reason = REASON_FILTERED;
+	}
 	if (reason != REASON_NONE) {
 		binding_put(w->bound.index, true, p->now);
 		return reason;
 	}
-	embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (rule)
+		embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
 	plan->to.sport = w->bound.port;
-	plan->family = FAMILY_6;
-	plan->gateway = plan->to.daddr;
-	plan->gateway_family = FAMILY_6;
+	if (found == FORWARDED && plan->to.l4_proto == IPPROTO_ICMPV6)
+		plan->to.dport = w->bound.port; // the identifier stands for both
 	reason = nat_flow(p, plan, &w->bound);
 	if (reason != REASON_NEW_FLOW)
 		binding_put(w->bound.index, true, p->now);

@@ -46,7 +46,7 @@ enum reason {
 	REASON_FRAGMENT,	     // later fragment that follows its first one
 	REASON_NOT_IP,		     // neither IPv4 nor IPv6, or behind the tag of a VLAN (VLAN 0 is none)
 	REASON_NOT_OURS,	     // no service, binding or rule wants it
-	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, an address of this host inside a mapping of siit, or another protocol of the host's own: the kernel decides, and routes none of it
+	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, one that no route leads to, an address of this host inside a mapping of siit, or another protocol of the host's own: the kernel decides, and routes none of it
 	REASON_EXCEPTED,	     // destination that the rule's "except" leaves alone
 	REASON_LOCAL_SOCKET,	     // a socket of this host owns the port
 	REASON_NO_NEIGHBOUR,	     // next hop's hardware address unknown: the kernel resolves it and sends the packet

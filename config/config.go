@@ -162,6 +162,11 @@ type Service struct {
 	// SourcePool are the addresses that fullnat puts in place of the client's.
 	// Empty means the address of the interface that the packet leaves by.
 	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty" jsonschema:"maxItems=256"`
+	// Hairpin lets clients on the network of a backend of mode dnat, and the backend
+	// itself, use the service: they get the address of the gateway's interface there as
+	// their source, because the server would answer them directly otherwise; auto is on.
+	// eBPF: TCP and UDP.
+	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
 	// Persistence keeps a client on its backend for longer than one flow.
 	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
 	// Sessions pins clients to backends for good.

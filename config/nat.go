@@ -4,6 +4,7 @@ package config
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -33,7 +34,10 @@ type NATRule struct {
 	// answers leave by it.
 	In Interfaces `yaml:"in,omitempty" json:"in,omitempty"`
 	// To holds the addresses of snat (a list), or the inside endpoint of
-	// port-forward (a mapping with address and port).
+	// port-forward (a mapping with address and port). Of a rule that listens on one
+	// range of ports the port is that for the first of them: 8000-8009 to port
+	// 9000 leads 8001 to 9001. An IPv6 address for an IPv4 listener needs a nat64
+	// rule for that host, whose prefix its clients appear in (RFC 6146).
 	To Target `yaml:"to,omitempty" json:"to,omitzero"`
 	// Ports of the outside addresses that snat, masquerade and nat64 may use: a range, or a
 	// list of ranges, as a customer of MAP-E has them (RFC 7597), which hold for
@@ -151,6 +155,53 @@ type Target struct {
 	Addresses []AddressRange
 	Address   netip.Addr
 	Port      uint16 // 0 keeps the port
+}
+
+// Range returns the range of ports that a port-forward listens on, when that is all of them.
+func (r *NATRule) Range() (flow.Ports, bool) {
+	if r.Listen == nil || len(r.Listen.Ports) != 1 || r.Listen.Ports[0].Len() == 1 {
+		return flow.Ports{}, false
+	}
+	return r.Listen.Ports[0], true
+}
+
+// Shift returns what a port-forward adds to each port of the range that it listens on; 0 when
+// it keeps the port, or has a single one for all.
+func (r *NATRule) Shift() uint16 {
+	if p, ranged := r.Range(); ranged && r.To.Port != 0 {
+		return r.To.Port - p.First
+	}
+	return 0
+}
+
+// Target returns where a port-forward sends what is for a port that it listens on.
+func (r *NATRule) Target(port uint16) netip.AddrPort {
+	_, ranged := r.Range()
+	switch {
+	case r.To.Port == 0:
+	case ranged:
+		port += r.Shift()
+	default:
+		port = r.To.Port
+	}
+	return netip.AddrPortFrom(r.To.Address, port)
+}
+
+// Crosses reports whether the target of a port-forward is an IPv6 host that listens at an IPv4
+// address.
+func (r *NATRule) Crosses() bool {
+	return r.Type == NATPortForward && r.Listen != nil && r.Listen.Address.Is4() && r.To.Address.Is6()
+}
+
+// Translator returns the nat64 rule by which the target of such a port-forward speaks to IPv4
+// hosts: the first that translates what it sends; nil when none does.
+func (r *NATRule) Translator(rules []*NATRule) *NATRule {
+	for _, n := range rules {
+		if n.Type == NATNAT64 && n.Prefix.IsValid() && (len(n.Source) == 0 || slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(r.To.Address) })) {
+			return n
+		}
+	}
+	return nil
 }
 
 // EAMEntry maps an IPv4 prefix to an IPv6 prefix whose suffix is as long, or longer:

@@ -155,6 +155,10 @@ func (v *validator) portForward(p path, r *NATRule) {
 	depends := []path{p.key("protocol"), lp}
 	if r.To.Address.IsValid() && l.Address.IsValid() {
 		switch {
+		case r.Crosses() && r.Translator(v.natRules()) != nil:
+		case r.Crosses():
+			v.errorf(p.key("to").key("address"), "add a nat64 rule with this host in source, whose prefix its clients get addresses in, or make it a service of mode fullnat",
+				"%s is IPv6, but the rule listens on %s, and no nat64 rule translates for it", r.To.Address, l.Address).depends = []path{lp, at("nat")}
 		case r.To.Address.Is4() != l.Address.Is4():
 			v.errorf(p.key("to").key("address"), "make it a service of mode fullnat, which translates between the families",
 				"%s is %s, but the rule listens on %s", r.To.Address, familyOf(r.To.Address), l.Address).depends = []path{lp}
@@ -168,11 +172,25 @@ func (v *validator) portForward(p path, r *NATRule) {
 	case !r.Protocol.HasPorts() && r.To.Port != 0:
 		v.errorf(p.key("to").key("port"), "write protocol: tcp, udp or sctp, or remove the port", "protocol %s has no ports", r.Protocol).depends = depends
 	case r.To.Port != 0:
-		if _, ranged := (&Service{Listen: []Listen{*l}}).portSpan(); ranged {
-			v.errorf(p.key("to").key("port"), "remove the port so that each is kept, or list single ports",
-				"port %d cannot stand for a range of ports", r.To.Port).depends = depends
+		span, one := r.Range()
+		_, ranged := (&Service{Listen: []Listen{*l}}).portSpan()
+		switch {
+		case one && int(r.To.Port)+span.Len() > 1<<16:
+			v.errorf(p.key("to").key("port"), fmt.Sprintf("write a port up to %d", 1<<16-span.Len()),
+				"port %d is for %d, the first of %s: there are not as many ports from there on", r.To.Port, span.First, span).depends = depends
+		case ranged && !one:
+			v.errorf(p.key("to").key("port"), "write a rule for each range, list single ports, or remove the port so that each is kept",
+				"port %d can stand for one range of ports, or for single ones", r.To.Port).depends = depends
 		}
 	}
+}
+
+// natRules lists the NAT rules of the configuration.
+func (v *validator) natRules() (list []*NATRule) {
+	for i := range v.c.NAT {
+		list = append(list, &v.c.NAT[i])
+	}
+	return list
 }
 
 func (v *validator) prefixNAT(p path, r *NATRule) {

@@ -230,6 +230,7 @@ func (v *validator) mode(p path, s *Service) {
 	tcp := s.Protocol == flow.TCP
 	v.rules(p, []rule{
 		{len(s.SourcePool) > 0 && m != ModeFullNAT, "source-pool", "remove it, or write mode: fullnat", "source-pool applies to mode fullnat only"},
+		{s.Hairpin != "" && s.Hairpin != SwitchAuto && m != ModeDNAT, "hairpin", "remove it", "hairpin applies to mode dnat only: " + string(m) + " keeps the client's address or replaces it for all"},
 		{s.Tunnel != nil && m != ModeTunnel, "tunnel", "remove it, or write mode: tunnel", "tunnel applies to mode tunnel only"},
 		{s.ClientAddress != ClientAddressNone && s.ClientAddress != "" && (m != ModeFullNAT || !tcp), "client-address", "remove it",
 			"client-address applies to mode fullnat and protocol tcp only"},

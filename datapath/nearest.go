@@ -114,6 +114,26 @@ func OneNetwork(networks []netip.Prefix, a, b netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
+// Connected returns the longest of the networks that a host is connected to that an address is
+// on; of an address on none the address alone.
+func Connected(networks []netip.Prefix, a netip.Addr) (best netip.Prefix, ok bool) {
+	for _, p := range networks {
+		if p.Contains(a) && (!ok || p.Bits() > best.Bits()) {
+			best, ok = p, true
+		}
+	}
+	if !ok {
+		best = netip.PrefixFrom(a, a.BitLen())
+	}
+	return best, ok
+}
+
+// Turns reports whether clients on the network of a service's backend get an address of the
+// gateway as their source, so that the backend answers by the gateway.
+func Turns(s *config.Service) bool {
+	return s.Mode == config.ModeDNAT && s.Hairpin != config.SwitchOff
+}
+
 // AnswersBypass says in a note of explain that a server would answer its client directly,
 // without the gateway, under its own address, which the client refuses. "" where it does not.
 func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string {
@@ -122,24 +142,34 @@ func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string 
 	if at < 0 || e.After.Source.Addr() != client || server == e.Before.Dest.Addr() {
 		return ""
 	}
-	if mode := s.Services[at].Mode; mode != config.ModeDNAT && mode != config.ModeStateless {
+	svc := s.Services[at]
+	if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless {
 		return ""
 	}
 	p, one := OneNetwork(networks, client, server)
-	switch {
-	case !one:
+	if !one {
 		return ""
-	case client == server:
-		return fmt.Sprintf("the client is the backend itself, which answers itself under its own address: the connection does not open; use mode fullnat for clients on %s", p)
 	}
-	return fmt.Sprintf("the backend is on the client's own network %s and answers it directly, under its own address: the connection does not open; use mode fullnat", p)
+	note := fmt.Sprintf("the backend is on the client's own network %s and answers it directly, under its own address: the connection does not open; use %s", p, turning(svc.Service))
+	if client == server {
+		note = fmt.Sprintf("the client is the backend itself, which answers itself under its own address: the connection does not open; use %s for clients on %s", turning(svc.Service), p)
+	}
+	return note
+}
+
+// turning is what makes backends answer their neighbours by the gateway.
+func turning(s *config.Service) string {
+	if s.Mode == config.ModeDNAT && !Turns(s) {
+		return "hairpin: auto, or mode fullnat,"
+	}
+	return "mode fullnat"
 }
 
 // Bypassed warns of services whose backends are on the network of an address that they
 // listen on: clients on that network get no answer by the gateway.
 func Bypassed(s *Snapshot, networks []netip.Prefix) (out []string) {
 	for _, svc := range s.Services {
-		if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless {
+		if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless || Turns(svc.Service) {
 			continue
 		}
 		if w := bypassed(svc.Service, networks); w != "" {
@@ -154,7 +184,7 @@ func bypassed(svc *config.Service, networks []netip.Prefix) string {
 		for _, b := range svc.Backends {
 			if p, one := OneNetwork(networks, l.Address, b.Address); one {
 				return fmt.Sprintf("service %s: backend %s is on the network %s of the address %s: it answers clients on that network directly, under its own "+
-					"address, and their connections do not open; use mode fullnat for them, or put backends on a network of their own", svc.Name, b.Name, p, l.Address)
+					"address, and their connections do not open; use %s for them, or put backends on a network of their own", svc.Name, b.Name, p, l.Address, turning(svc))
 			}
 		}
 	}

@@ -51,7 +51,7 @@ func TestNearest(t *testing.T) {
 
 // TestBypass: a backend on its client's own network answers it without the gateway.
 func TestBypass(t *testing.T) {
-	web := config.Service{Name: "web", Mode: config.ModeDNAT, Listen: []config.Listen{{Address: netip.MustParseAddr("192.0.2.10")}},
+	web := config.Service{Name: "web", Mode: config.ModeDNAT, Hairpin: config.SwitchOff, Listen: []config.Listen{{Address: netip.MustParseAddr("192.0.2.10")}},
 		Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.2")}}}
 	s := &Snapshot{Services: []Service{{Service: &web}}}
 	networks := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24"), netip.MustParsePrefix("192.0.2.10/32")}
@@ -72,8 +72,10 @@ func TestBypass(t *testing.T) {
 	if w := Bypassed(s, networks); len(w) != 1 || !strings.Contains(w[0], "backend a is on the network 10.0.2.0/24") {
 		t.Errorf("warnings %v", w)
 	}
-	web.Mode = config.ModeFullNAT
-	if w := Bypassed(s, networks); len(w) != 0 {
-		t.Errorf("mode fullnat needs no warning: %v", w)
+	for _, turned := range []config.Service{{Mode: config.ModeFullNAT}, {Mode: config.ModeDNAT}} {
+		web.Mode, web.Hairpin = turned.Mode, turned.Hairpin
+		if w := Bypassed(s, networks); len(w) != 0 {
+			t.Errorf("mode %s needs no warning: %v", web.Mode, w)
+		}
 	}
 }

@@ -37,10 +37,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.via.IsValid() {
 		via = p.via
 	}
-	next, ok := m.host.route(via)
-	if !ok {
-		return Outcome{Action: Drop, Reason: ReasonNoRoute}
-	}
+	next, routed := m.host.route(via)
 	crossing := p.to.Source.Addr().Is6() != v.v6
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the error is written anew
@@ -57,7 +54,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if reason != "" {
 		return Outcome{Action: Drop, Reason: reason}
 	}
-	if p.clamp {
+	if p.clamp && routed {
 		clampMSS(b, next.MTU-p.encap.size())
 	}
 	if arrival, ok := m.host.Interface(in.Interface); ok && p.room > 0 {
@@ -70,7 +67,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	if m.host.Owns(via) && !sourceRouted { // for this host: no MTU, no neighbour
+	if (!routed || m.host.Owns(via)) && !sourceRouted { // for this host, or for nowhere: no MTU, no neighbour
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, handUp(in.Frame, b, v.trailer)}}}
 	}
 	mac, known := next.mac, next.known

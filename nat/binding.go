@@ -157,7 +157,7 @@ func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 		if contains(r.Except, v.dst.Addr()) || contains(r.Except, to.Addr()) {
 			return pass(ReasonExcepted), true
 		}
-		return m.open(r, v, to), true
+		return m.open(r, in, v, to), true
 	}
 	return plan{}, false
 }
@@ -188,7 +188,7 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 		if m.host.specific(v.dst.Addr()) > r.Prefix.Bits() { // routed untranslated (RFC 7915 §5.6)
 			return to, false
 		}
-		if next, routed := m.host.route(a); r.Out != "" && !m.pooled(a) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
+		if next, routed := m.host.route(a); r.Out != "" && !m.turned64(in, v, netip.AddrPortFrom(a, v.dst.Port())) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
 			return to, false
 		}
 		return netip.AddrPortFrom(a, v.dst.Port()), ok
@@ -225,7 +225,7 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 
 // open makes a session, and where there is none yet a binding, for the first
 // packet of an inside host to the destination to.
-func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
+func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
 	}
@@ -242,9 +242,13 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 		return drop(reason)
 	}
 	var target *binding // of another inside host
-	if r.Type == config.NATNAT64 && m.pooled(to.Addr()) {
-		target = m.outside[outsideKey{portClass(v.protocol), to}]
-		if target == nil || target.rule.Type != config.NATNAT64 {
+	forward, forwarded := netip.AddrPort{}, false
+	if r.Type == config.NATNAT64 {
+		forward, forwarded = m.forward64(in, v, to)
+	}
+	if r.Type == config.NATNAT64 && !forwarded && m.pooled(to.Addr()) {
+		target = m.bound64(v, to)
+		if target == nil && !m.host.Owns(to.Addr()) { // else it may be for the host itself
 			return drop(ReasonNoBinding)
 		}
 	}
@@ -265,10 +269,17 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: protocol, Source: to, Dest: outside}
 	if target != nil {
-		if !m.turn64(r, s, target) {
+		if !target.admits(outside) || m.maybeFiltered(b, target) {
 			m.dropUnused(b)
 			return drop(ReasonFiltered)
 		}
+		forward, forwarded = target.inside, true
+	}
+	if forwarded {
+		if target == nil && v.protocol == flow.ICMPv6 {
+			forward = netip.AddrPortFrom(forward.Addr(), outside.Port())
+		}
+		s.turn64(r, forward)
 	}
 	if m.clashes(s) {
 		m.dropUnused(b)
@@ -278,17 +289,32 @@ func (m *Model) open(r *rule, v *view, to netip.AddrPort) plan {
 	return m.first(v, s)
 }
 
+// bound64 returns the binding of an IPv6 host that has an outside endpoint, or nil.
+func (m *Model) bound64(v *view, to netip.AddrPort) *binding {
+	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type == config.NATNAT64 {
+		return b
+	}
+	return nil
+}
+
+// turned64 reports whether a packet of an IPv6 host to an IPv4 endpoint is for one inside, or for
+// nobody: the address is of a pool, and if it is the host's own as well the endpoint is one that
+// an IPv6 host has.
+func (m *Model) turned64(in Arrival, v *view, to netip.AddrPort) bool {
+	if !m.host.Owns(to.Addr()) {
+		return m.pooled(to.Addr())
+	}
+	_, forwarded := m.forward64(in, v, to)
+	return m.bound64(v, to) != nil || forwarded
+}
+
 // turn64 turns a packet of an IPv6 host to the outside endpoint of another one
 // round (RFC 6146 §3.8): the receiver sees the sender's outside endpoint in the
-// prefix. False: its filter is against it.
-func (m *Model) turn64(r *rule, s *session, target *binding) bool {
+// prefix.
+func (s *session) turn64(r *rule, target netip.AddrPort) {
 	outside := s.binding.outside.endpoint
-	if !target.admits(outside) || m.maybeFiltered(s.binding, target) {
-		return false
-	}
-	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target.inside,
+	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target,
 		Dest: netip.AddrPortFrom(Embed(r.Prefix, outside.Addr()), outside.Port())}
-	return true
 }
 
 // dropUnused takes a binding back that got no session.

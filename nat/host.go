@@ -115,6 +115,16 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 	return next, true
 }
 
+// networks are those that the host is connected to.
+func (h *Host) networks() (list []netip.Prefix) {
+	for _, i := range h.Interfaces {
+		for _, p := range i.Addresses {
+			list = append(list, p.Masked())
+		}
+	}
+	return list
+}
+
 // specific returns the length of the most specific route to dst, -1 when there is none.
 func (h *Host) specific(dst netip.Addr) int {
 	if h.Owns(dst) {

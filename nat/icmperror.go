@@ -121,6 +121,8 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 	switch {
 	case h.rule != nil && h.rule.Type == config.NATNAT64 && !v.v6:
 		return Embed(h.rule.Prefix, v.src.Addr())
+	case h.rule != nil && h.rule.Crosses() && !v.v6:
+		return Embed(m.translator(h.rule).Prefix, v.src.Addr())
 	case out.Source.Addr() != h.tuple[h.direction].Source.Addr():
 		return out.Source.Addr()
 	}

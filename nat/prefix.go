@@ -114,7 +114,7 @@ func (r *rule) applies(m *Model, in Arrival, other netip.Addr, leaving bool) boo
 		return false
 	case leaving && r.Out != "":
 		next, ok := m.host.route(other)
-		return ok && (r.Out.Has(next.Name) || m.translate(other, false) != nil)
+		return ok && (r.Out.Has(next.Name) && !m.host.Owns(other) || m.translate(other, false) != nil)
 	}
 	return true
 }

@@ -245,7 +245,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if reason != "" {
 		return refuse(reason)
 	}
-	if stateless || s.statelessSYN(m) && opens {
+	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, s.Backends[i].Address) {
 		reason := ReasonStateless
 		if opens && !stateless {
 			reason = ReasonSYN
@@ -299,6 +299,9 @@ func (s *service) checksumsAddresses(v *view) bool {
 
 // endpoint returns where a packet to the service goes on backend i.
 func (s *service) endpoint(i int, port uint16) netip.AddrPort {
+	if s.rule != nil {
+		return s.rule.Target(port)
+	}
 	if b := s.Backends[i]; b.Port != 0 {
 		return netip.AddrPortFrom(b.Address, b.Port)
 	}
@@ -339,6 +342,14 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
+	case s.turns(m, v, to.Addr()):
+		key, reason := m.fullnatSource(s, v, to)
+		if reason != "" {
+			return m.refuse(s, v, reason)
+		}
+		reply.Dest, n.port = key.endpoint, &key
+	case s.rule != nil && s.rule.Crosses():
+		reply = m.crossed(s.rule, v, to)
 	case s.rule != nil && v.portless():
 		n.tuple[1] = reply
 		if reason := m.portlessHairpin(in, v, n, s.rule, to); reason != "" {
@@ -428,6 +439,51 @@ func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.Addr
 		b.remotes[v.dst.Addr()] = true
 	}
 	return b, refusal, true
+}
+
+// turns reports whether a client gets an address of this host as its source: the backend would
+// answer it directly, under its own address, as they are on one network or one host.
+func (s *service) turns(m *Model, v *view, backend netip.Addr) bool {
+	if s.rule != nil || !datapath.Turns(s.Service) || v.protocol != flow.TCP && v.protocol != flow.UDP {
+		return false
+	}
+	near, _ := datapath.Connected(m.host.networks(), backend)
+	next, routed := m.host.route(backend)
+	_, sourced := next.address(backend.Is6())
+	return routed && sourced && near.Contains(v.src.Addr())
+}
+
+// crossed returns the answers of an IPv6 host to an IPv4 client of a port-forward, which it
+// knows behind the prefix of its nat64 rule.
+func (m *Model) crossed(forward *rule, v *view, to netip.AddrPort) flow.Tuple {
+	t := flow.Tuple{Protocol: v.protocol, Source: to, Dest: netip.AddrPortFrom(Embed(m.translator(forward).Prefix, v.src.Addr()), v.src.Port())}
+	if t.Protocol == flow.ICMP {
+		t.Protocol = flow.ICMPv6
+	}
+	return t
+}
+
+// translator is the nat64 rule of the target of such a port-forward.
+func (m *Model) translator(forward *rule) *config.NATRule {
+	var rules []*config.NATRule
+	for _, r := range m.rules {
+		rules = append(rules, r.NATRule)
+	}
+	return forward.Translator(rules)
+}
+
+// forward64 returns the IPv6 host that a port-forward leads to from an IPv4 endpoint, which a
+// packet of another one is for.
+func (m *Model) forward64(in Arrival, v *view, to netip.AddrPort) (netip.AddrPort, bool) {
+	about := *v
+	if about.dst = to; v.protocol == flow.ICMPv6 {
+		about.protocol = flow.ICMP
+	}
+	s, _ := m.serviceOf(&about, in.Interface)
+	if s == nil || s.rule == nil || !s.rule.Crosses() || s.rule.Hairpin == config.SwitchOff {
+		return netip.AddrPort{}, false
+	}
+	return s.endpoint(0, to.Port()), true
 }
 
 // serviceReply handles what a backend sends that belongs to no session: replies of

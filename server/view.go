@@ -228,6 +228,9 @@ func summary(n *config.NATRule) string {
 		if n.To.Port != 0 {
 			to = netip.AddrPortFrom(n.To.Address, n.To.Port).String()
 		}
+		if n.Shift() != 0 {
+			to += fmt.Sprintf("-%d", n.Target(n.Listen.Ports[0].Last).Port())
+		}
 		return fmt.Sprintf("%s %s -> %s", n.Protocol, listenText(*n.Listen), to)
 	case config.NATStatic, config.NATNPT66:
 		return fmt.Sprintf("%s <-> %s", n.Internal, n.External)

@@ -75,7 +75,10 @@ func (d *Datapath) amendment(s *datapath.Snapshot, h *host) *amendment {
 		if was[i].Alike(&is[i]) {
 			continue
 		}
-		if !sameButBackends(was[i].Service, is[i].Service) || c.service(&is[i]) != nil || !d.amends(a, &was[i], &is[i]) {
+		if !sameButBackends(was[i].Service, is[i].Service) || c.service(&is[i]) != nil {
+			return nil
+		}
+		if c.neighbours(); !d.amends(a, &was[i], &is[i]) {
 			return nil
 		}
 	}
@@ -170,7 +173,7 @@ func (d *Datapath) amends(a *amendment, was, is *datapath.Service) bool {
 
 // within reports whether what packets find services by is in force already.
 func (d *Datapath) within(small *desired) bool {
-	return contains(d.inForce.listeners, small.listeners) && contains(d.inForce.ranges, small.ranges) && contains(d.inForce.doors, small.doors) &&
+	return contains(d.inForce.pools, small.pools) && contains(d.inForce.listeners, small.listeners) && contains(d.inForce.ranges, small.ranges) && contains(d.inForce.doors, small.doors) &&
 		!slices.ContainsFunc(small.directs, func(x wireDirect) bool { return !slices.Contains(d.inForce.directs, x) })
 }
 

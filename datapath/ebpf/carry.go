@@ -175,7 +175,7 @@ func carriesNAT(n *config.NATRule) error {
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
 	case n.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
-	case n.Type == config.NATPortForward && n.Protocol != flow.TCP && n.Protocol != flow.UDP:
+	case n.Type == config.NATPortForward && n.Protocol != flow.TCP && n.Protocol != flow.UDP && !(n.Protocol == flow.ICMP && n.Crosses()):
 		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", n.Protocol)
 	}
 	return nil

@@ -42,6 +42,7 @@ type desired struct {
 	ports     map[uint32][]flow.Ports   // usable ones, by pool address
 	block     map[uint32]int            // ports of a block, by pool address
 	sets      map[uint32]config.PortSet // of several ranges, by pool address: no other port is given out
+	unlisted  map[uint32]bool           // pool addresses that no packet is looked up in a pool for
 	ifaces    map[uint32]wireInterfaceAddr
 	// interfaceLists are the lists of interfaces of rules, by their numbers.
 	interfaceLists map[uint32]config.Interfaces
@@ -66,15 +67,18 @@ type names struct {
 // compiler collects a desired state.
 type compiler struct {
 	*desired
-	t        *tables
-	host     *host
-	snapshot *datapath.Snapshot // with the addresses that interfaces have
-	asked    *datapath.Snapshot // as it was given
-	lists    [4]map[netip.Prefix]uint64
-	pooled   map[netip.Addr]uint32
-	places   []uint64                       // what is to stand in the map of runs
-	held     []bool                         // of them: that something in force, or this state, relies on
-	doorsOf  map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
+	t          *tables
+	host       *host
+	snapshot   *datapath.Snapshot // with the addresses that interfaces have
+	asked      *datapath.Snapshot // as it was given
+	lists      [4]map[netip.Prefix]uint64
+	pooled     map[netip.Addr]uint32
+	places     []uint64                       // what is to stand in the map of runs
+	held       []bool                         // of them: that something in force, or this state, relies on
+	doorsOf    map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
+	turning    []uint32                       // numbers of services whose neighbours are still to be looked at
+	towardsNet map[netip.Prefix]netip.Addr    // addresses of this host, towards backends there
+	crosses    map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by the numbers of their services
 }
 
 // compile makes the desired state of a snapshot. When there are not enough ids it does
@@ -109,6 +113,10 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 			return nil, fmt.Errorf("nat %s: %w", n.Name, err)
 		}
 	}
+	if err := c.crossing(); err != nil {
+		return nil, err
+	}
+	c.neighbours()
 	for _, r := range s.Rules {
 		if err := c.rule(r); err != nil {
 			return nil, fmt.Errorf("firewall rule %s: %w", r.Name, err)
@@ -124,12 +132,12 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 
 // newCompiler returns one that has compiled nothing yet.
 func newCompiler(asked, s *datapath.Snapshot, t *tables, h *host, ids *draft) *compiler {
-	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, desired: &desired{
+	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, desired: &desired{
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
 		members: map[wireMemberKey]uint64{}, hosts: map[wireHostKey]uint64{}, rules: map[uint32]wireNatRule{}, mappable: map[uint32]*config.NATRule{}, prefixes: map[wirePrefixKey]wirePrefix{},
-		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
+		pools: map[uint32]wirePoolAddr{}, runs: map[[2]uint16][]uint32{}, ports: map[uint32][]flow.Ports{}, block: map[uint32]int{}, sets: map[uint32]config.PortSet{}, unlisted: map[uint32]bool{}, ifaces: map[uint32]wireInterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
 		draft: ids, tables: s.Config.Tables, resolved: s,
 		names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
 	}}
@@ -257,7 +265,7 @@ func (c *compiler) finish() {
 		}
 		s.Edits = s.Edits || p.Clamp != 0
 	}
-	s.Pools = len(c.pools) > 0
+	s.Pools = len(c.pools) > len(c.unlisted)
 	if c.t.allOn {
 		s.allOn()
 	}

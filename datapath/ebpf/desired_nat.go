@@ -318,11 +318,15 @@ func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w 
 
 // forwardService is the service with one backend that a port-forward is.
 func forwardService(n *config.NATRule) *datapath.Service {
-	return &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
+	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
 		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
 		MSSClamp: n.MSSClamp,
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
+	if _, ranged := n.Range(); ranged && n.To.Port != 0 { // see Shift; another port is another server
+		s.Backends[0].Name, s.Backends[0].Port = netip.AddrPortFrom(n.To.Address, n.To.Port).String(), 0
+	}
+	return s
 }
 
 // portForward compiles a port-forward as a service with one backend.
@@ -352,8 +356,34 @@ func (c *compiler) portForward(n *config.NATRule) error {
 		return err
 	}
 	c.replies(id, s.Service)
+	if w.Shift = n.Shift(); w.Shift != 0 {
+		k := wireListenerKey{L4Proto: uint8(n.Protocol), Family: familyOf(n.To.Address), Addr: bytesOf(n.To.Address)}
+		v := c.reverses[k]
+		v.Port = portOf(-w.Shift)
+		c.reverses[k] = v
+	}
+	if n.Crosses() {
+		c.crosses[id] = n
+	}
 	c.services[id] = w
 	return c.listens(id, s.Service)
+}
+
+// crossing enters the nat64 rules of port-forwards to IPv6 hosts that listen at IPv4 addresses.
+func (c *compiler) crossing() error {
+	for id, n := range c.crosses {
+		by := n.Translator(c.snapshot.NAT)
+		if by == nil {
+			return fmt.Errorf("nat %s: %s is IPv6, and no nat64 rule of the ebpf datapath translates for it", n.Name, n.To.Address)
+		}
+		for rule, name := range c.names.source {
+			if w := c.services[id]; name == by.Name {
+				w.NatRule = uint16(rule)
+				c.services[id] = w
+			}
+		}
+	}
+	return nil
 }
 
 func prefixKey(role wirePrefixRole, p netip.Prefix) wirePrefixKey {

@@ -78,6 +78,9 @@ func (c *compiler) service(s *datapath.Service) error {
 	if err := c.serviceBackends(id, s); err != nil {
 		return err
 	}
+	if datapath.Turns(s.Service) {
+		c.turning = append(c.turning, id)
+	}
 	unambiguous := true
 	if s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless {
 		unambiguous = c.replies(id, s.Service)

@@ -110,7 +110,9 @@ func (d *Datapath) putRuns(want *desired) {
 func poolNumbers(want *desired) map[wireAddr]uint32 {
 	out := map[wireAddr]uint32{}
 	for n, v := range want.pools {
-		out[v.Addr] = n
+		if !want.unlisted[n] {
+			out[v.Addr] = n
+		}
 	}
 	return out
 }

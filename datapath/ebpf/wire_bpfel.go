@@ -51,18 +51,19 @@ const (
 )
 
 type wireBackend struct {
-	_        structs.HostLayout
-	Addr     wireAddr
-	Port     uint16
-	Family   uint8
-	State    uint8
-	Service  uint16
-	Weight   uint16
-	MaxFlows uint32
-	Mac      [6]uint8
-	Pool     uint16
-	PoolLen  uint16
-	Pad      uint16
+	_          structs.HostLayout
+	Addr       wireAddr
+	Port       uint16
+	Family     uint8
+	State      uint8
+	Service    uint16
+	Weight     uint16
+	MaxFlows   uint32
+	Mac        [6]uint8
+	Pool       uint16
+	PoolLen    uint16
+	NetworkLen uint8
+	Pad        uint8
 }
 
 type wireBackendHop struct {
@@ -744,7 +745,8 @@ type wireService struct {
 	ClientBurstNs   uint64
 	LogNs           uint64
 	LogBurstNs      uint64
-	Pad             uint64
+	Shift           uint16
+	Pad             [6]uint8
 }
 
 type wireSessionKey struct {

@@ -83,7 +83,7 @@ func (s *stale) mismatched(f *flow.Flow, l datapath.Listener) bool {
 	if l.Service != nil {
 		return s.service(f, l.Service)
 	}
-	return !reaches(f, netip.AddrPortFrom(l.Forward.To.Address, l.Forward.To.Port)) && s.may(f)
+	return !reaches(f, l.Forward.Target(f.Original.Dest.Port())) && s.may(f)
 }
 
 // service judges a connection to a service.

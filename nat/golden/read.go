@@ -150,11 +150,11 @@ func prefixes(ss ...string) []netip.Prefix {
 }
 
 // readHost changes the host by one line: "mtu IFACE N", "address IFACE CIDR",
-// "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour) or "route CIDR
+// "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour), "unroute CIDR" or "route CIDR
 // via ADDRESS dev IFACE".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS or route CIDR via ADDRESS dev IFACE", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE", s)
 	switch {
 	case len(w) == 3 && (w[0] == "mtu" || w[0] == "address"):
 		for i := range h.Interfaces {
@@ -173,6 +173,13 @@ func readHost(h *nat.Host, s string) error {
 				return nil
 			}
 		}
+	case len(w) == 2 && w[0] == "unroute":
+		to, err := netip.ParsePrefix(w[1])
+		n := len(h.Routes)
+		if h.Routes = slices.DeleteFunc(h.Routes, func(r nat.Route) bool { return r.To == to }); err == nil && len(h.Routes) == n {
+			err = fmt.Errorf("%s: no such route", w[1])
+		}
+		return err
 	case len(w) == 3 && w[0] == "station":
 		m, err := packet.ParseMAC(w[2])
 		for i := range h.Interfaces {

@@ -20,6 +20,16 @@ func edgeScenarios() []Scenario {
 			{"wan0", clients4, one("198.51.100.1"), []uint16{80, 53, 8443, 9}, all},
 			{"wan0", addresses("2001:db8:5::%x", 1, 40), one("2001:db8:ff::1"), []uint16{80, 53, 8443, 9}, []Kind{TCP, UDP}},
 			{"lan0", inside4, slices.Concat(far4, one("198.51.100.1")), []uint16{53, 80, 8443}, all}}},
+		{Name: "published", YAML: published, Opens: []Opening{
+			{"wan0", clients4, addresses("203.0.113.%d", 201, 204), []uint16{80, 7000, 7003, 7009, 7010, 8000, 8001, 8999, 9}, all},
+			{"wan0", addresses("2001:db8:5::%x", 1, 40), one("2001:db8:ab::1"), []uint16{7000, 7001, 7099}, []Kind{TCP, UDP}},
+			{"lan0", inside4, slices.Concat(far4, addresses("203.0.113.%d", 201, 203)), []uint16{80, 7000, 8001, 53}, all},
+			{"lan0", inside6, slices.Concat(addresses("64:ff9b::c612:%x", 1, 5), addresses("64:ff9b::cb00:71%x", 0xc9, 0xcc), one("64:ff9b::198.51.100.1")), []uint16{80, 7000, 7003, 53}, all}}},
+		{Name: "neighbours", YAML: neighbours, Opens: []Opening{
+			{"wan0", clients4, addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
+			{"lan0", inside4, addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
+			{"lan0", near4, addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
+			{"lan0", inside6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP, UDP}}}},
 		{Name: "port-sets", YAML: portSets, Opens: []Opening{
 			{"lan0", inside4, slices.Concat(far4, addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9232}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, addresses("64:ff9b::c612:%x", 1, 5)), []uint16{53, 80}, all},
@@ -37,6 +47,37 @@ nat:
   - {name: dns6, type: port-forward, listen: {interface: wan0, ports: [53]}, protocol: udp, to: {address: "fd00:2::8"}}
   - {name: away, type: port-forward, listen: {interface: ppp0, ports: [80]}, protocol: tcp, to: {address: 10.0.2.8}}
   - {name: home, type: masquerade, source: [10.0.2.0/24], out: wan0}
+`
+
+// published has port-forwards of ranges at other ports, to IPv6 hosts, and of one port by interface.
+const published = `
+nat:
+  - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.202-203.0.113.203], ports: 10000-60000, filtering: address-dependent}
+  - {name: web, type: port-forward, listen: {address: 203.0.113.202, ports: [80]}, protocol: tcp, to: {address: "fd00:2::2", port: 8080}}
+  - {name: game, type: port-forward, listen: {address: 203.0.113.202, ports: [7000-7009]}, protocol: udp, to: {address: "fd00:2::3", port: 9000}, mss-clamp: true}
+  - {name: same, type: port-forward, listen: {address: 203.0.113.203, ports: [7000-7009]}, protocol: udp, to: {address: "fd00:2::4"}, hairpin: off}
+  - {name: pings, type: port-forward, listen: {address: 203.0.113.204}, protocol: icmp, to: {address: "fd00:2::2"}}
+  - {name: up, type: port-forward, listen: {address: 203.0.113.201, ports: [7000-7009]}, protocol: tcp, to: {address: 10.0.2.2, port: 9000}}
+  - {name: down, type: port-forward, listen: {address: 203.0.113.201, ports: [8000-8999]}, protocol: udp, to: {address: 10.0.2.3, port: 1}}
+  - {name: six, type: port-forward, listen: {address: "2001:db8:ab::1", ports: [7000-7099]}, protocol: tcp, to: {address: "fd00:2::2", port: 65000}}
+  - {name: outer, type: port-forward, in: wan0, listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2.4, port: 8080}}
+  - {name: inner, type: port-forward, in: [lan*, ppp0], listen: {address: 203.0.113.201, ports: [80]}, protocol: tcp, to: {address: 10.0.2.5}}
+  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201], ports: 10000-60000}
+`
+
+// neighbours has services whose clients are on the networks of their backends, and are these.
+const neighbours = `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, scheduler: rr,
+     backends: [{name: a, address: 10.0.2.4}, {name: b, address: 10.1.0.2, port: 5353}, {name: c, address: 10.1.0.3}]}
+  - {name: cookies, listen: [{address: 192.0.2.11, ports: [80]}], protocol: tcp, mode: dnat, scheduler: source-hash, syn-cookies: true, limits: {connections-per-client: 20},
+     backends: [{name: a, address: 10.0.2.5, port: 8080}, {name: b, address: 10.0.2.6, port: 8080}]}
+  - {name: off, listen: [{address: 192.0.2.11, ports: [81]}], protocol: tcp, mode: dnat, hairpin: off, backends: [{name: a, address: 10.0.2.7}]}
+  - {name: every, listen: [{address: 192.0.2.12}], protocol: any, mode: dnat, scheduler: source-hash, backends: [{name: a, address: 10.0.2.8}, {name: b, address: 10.0.2.9}]}
+  - {name: six, listen: [{address: "2001:db8::10", ports: [80, 81]}], protocol: tcp, mode: dnat, scheduler: rr, persistence: {timeout: 5m},
+     backends: [{name: a, address: "fd00:2::2", port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
 `
 
 // portSets has rules whose outside addresses are shared with other gateways.

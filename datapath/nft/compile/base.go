@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -16,6 +17,7 @@ import (
 const (
 	mapServices  = "services"          // destination of a new connection -> service or port forward
 	mapFullNAT   = "fullnat"           // original destination -> how the source is translated
+	mapTurned    = "turned"            // original destination of services that neighbours of their backends may use
 	mapHairpin   = "hairpin"           // original destination of port forwards that inside hosts may use
 	mapGuards    = "guards"            // destination -> checks of every packet (strict-tcp, reset-rate)
 	mapStateless = "stateless"         // destination -> stateless service
@@ -28,6 +30,7 @@ const (
 	mapHosts        = "hosts"                   // slot -> address of a backend, the port stays
 	setMarks        = "marks"                   // marks to put on every packet of a connection
 	setSameLink     = "same-interface"          // pairs of an interface with itself
+	setSameNet      = "same-network"            // pairs of a network of backends with itself
 )
 
 // Suffixes of a dispatch map: ranges and whole addresses; listeners of one interface.
@@ -187,6 +190,7 @@ var dispatches = []dispatch{
 	{name: mapServices, chain: "prerouting", by: byDest},
 	{name: mapServices, chain: "output", by: byDest},
 	{name: mapHairpin, chain: "postrouting", by: byOriginal, set: true},
+	{name: mapTurned, chain: "postrouting", by: byOriginal, set: true},
 	{name: mapFullNAT, chain: "postrouting", by: byOriginal},
 	{name: mapClamp, chain: "forward", by: byOriginal, set: true},
 }
@@ -256,6 +260,9 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 			case d.name == mapHairpin:
 				r.InSet(setSameLink, rs.InName, rs.OutName).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
 				c.sameLinks(b, table)
+			case d.name == mapTurned:
+				r.InSet(setSameNet, rs.Source(table), rs.Dest(table)).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
+				c.sameNetworks(b, table)
 			case d.name == mapClamp:
 				const syn, rst = 0x02, 0x04
 				r.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").InSet(name, d.by(table)...).ClampMSS()
@@ -302,6 +309,43 @@ func (c *compiler) sameLinks(b *base, table rs.Family) {
 	}
 }
 
+// sameNetworks makes the set of the networks that backends are on, each paired with itself: a
+// client there would be answered directly, under the backend's address. A backend beyond
+// a router has itself as its only such client.
+func (c *compiler) sameNetworks(b *base, table rs.Family) {
+	id := rs.ID{Table: table, Name: setSameNet}
+	if b.used[id] {
+		return
+	}
+	b.used[id] = true
+	var networks []netip.Prefix
+	for i := range c.snapshot.Services {
+		if svc := &c.snapshot.Services[i]; datapath.Turns(svc.Service) {
+			for _, to := range svc.Backends {
+				if familyOf(to.Address) == table {
+					p, _ := datapath.Connected(c.env.Networks, to.Address)
+					networks = append(networks, p)
+				}
+			}
+		}
+	}
+	for _, p := range apart(networks) {
+		first, last := rs.Addr(p.Addr()), rs.Addr(rs.LastAddr(p))
+		b.extra = append(b.extra, rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
+	}
+}
+
+// apart returns prefixes without those that lie in others of them, in order.
+func apart(list []netip.Prefix) (out []netip.Prefix) {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	for _, p := range list {
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // markRules put the marks of services and backends on every packet of their
 // connections: NAT chains see only the first. A mark that the packet has already, by
 // an earlier rule, is not overwritten.
@@ -342,6 +386,10 @@ func sharedSet(id rs.ID) *rs.Set {
 		return s
 	}
 	addr := addrType(id.Table)
+	if name == setSameNet {
+		s.Key, s.Verdicts, s.Interval = []rs.Type{addr, addr}, false, true
+		return s
+	}
 	if id.Table == rs.Netdev {
 		base, six := strings.CutPrefix(name, "ip6-")
 		if addr = rs.IPv4Addr; six {
@@ -356,7 +404,7 @@ func sharedSet(id rs.ID) *rs.Set {
 		s.Key = append([]rs.Type{rs.IfName}, s.Key...)
 	}
 	switch name {
-	case mapHairpin, mapClamp, setListeners, setServers:
+	case mapHairpin, mapTurned, mapClamp, setListeners, setServers:
 		s.Verdicts = false
 	case mapOwned, mapOwnedBound, setOwnedPools:
 		s.Key, s.Verdicts, s.Interval = []rs.Type{addr}, name != setOwnedPools, name == setOwnedPools

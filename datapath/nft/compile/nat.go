@@ -243,7 +243,7 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 		rules = append(rules, c.helpers(s, f, chain, config.Helper(n.Helper), n.Protocol)...)
 	}
 	rules = append(rules, c.giveTimeouts(s, f, n.Protocol)...)
-	rules = append(rules, rs.NewRule().Counter().DNAT(f, n.To.Address, n.To.Port).Rule(""))
+	rules = append(rules, s.toTarget(f, n, chain))
 	s.chain(f, chain, rules...)
 	at := []string{n.Listen.Interface}
 	if at[0] == "" {
@@ -264,6 +264,27 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 		e.iface = ""
 		endpoints(s, f, mapClamp, e, rs.Verdict{})
 	}
+}
+
+// toTarget is the rule that leads to the target of a port-forward. No expression adds to a port:
+// a map has each port of a range.
+func (s *Service) toTarget(f rs.Family, n *config.NATRule, chain string) rs.Rule {
+	p, ranged := n.Range()
+	if n.Shift() == 0 {
+		port := n.To.Port
+		if ranged {
+			port = 0 // each is kept
+		}
+		return rs.NewRule().Counter().DNAT(f, n.To.Address, port).Rule("")
+	}
+	set := rs.ID{Table: f, Name: chain + "/ports"}
+	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.InetService}, Data: []rs.Type{addrType(f), rs.InetService}})
+	for port := int(p.First); port <= int(p.Last); port++ {
+		to := n.Target(uint16(port))
+		s.Fragment.Elements = append(s.Fragment.Elements, rs.Element{Set: set, Key: rs.Port(uint16(port)).Raw,
+			Value: rs.Concat(rs.Addr(to.Addr()), rs.Port(to.Port()))})
+	}
+	return rs.NewRule().Counter().DNATFrom(f, set.Name, true, rs.DestPort).Rule("")
 }
 
 // static compiles a one-to-one mapping of prefixes, for connections from either side.

@@ -130,6 +130,9 @@ func (p *part) dnat() error {
 	if p.svc.MSSClamp {
 		p.listenAnywhere(mapClamp, rs.Verdict{})
 	}
+	if datapath.Turns(p.svc.Service) {
+		p.listenAnywhere(mapTurned, rs.Verdict{})
+	}
 	if p.svc.Mode == config.ModeFullNAT {
 		return p.source()
 	}
