@@ -237,6 +237,35 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 	return nil
 }
 
+// replayCommand is what traces a sampled packet through the rules, so that the one that drops it
+// is known among several; "" where no packet can be named.
+func replayCommand(g *trace.DropGroup) string {
+	for _, s := range g.Samples {
+		packet := s.Packet
+		if s.Original.IsValid() { // as it arrived
+			packet = s.Original
+		}
+		if !packet.IsValid() || s.InIfIndex == 0 {
+			continue
+		}
+		from, to := packet.Source.String(), packet.Dest.String()
+		if !packet.Protocol.HasPorts() {
+			from, to = packet.Source.Addr().String(), packet.Dest.Addr().String()
+		}
+		command := fmt.Sprintf("sluice explain --host %s %s %s", packet.Protocol, from, to)
+		if s.Hook != trace.HookPostrouting && s.Hook != trace.HookHairpin && s.Interface != "" {
+			command += " --in " + s.Interface
+		}
+		if g.Netns == conntrack.HostNamespace().Inode {
+			return command
+		}
+		if _, err := os.Stat("/run/netns/" + g.Namespace); err == nil {
+			return "ip netns exec " + g.Namespace + " " + command
+		}
+	}
+	return ""
+}
+
 func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 	fmt.Fprintf(w, "%s  %d packets, %.0f/s, in %s\n", a.paint(w, bold, g.Cause.Title), g.Packets, g.PerSecond, g.Namespace)
 	fmt.Fprintf(w, "  %s\n", g.Cause.Meaning)
@@ -255,6 +284,9 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 		fmt.Fprintf(w, "  one of these rules:\n")
 		for _, r := range g.Rules[:min(len(g.Rules), 5)] {
 			fmt.Fprintf(w, "    %s\n", r)
+		}
+		if command := replayCommand(g); command != "" {
+			fmt.Fprintf(w, "  to tell which: %s\n", command)
 		}
 	}
 	for _, s := range g.Samples {
