@@ -361,3 +361,36 @@ func silent(without, with int) func(*observe.Sample) {
 		}
 	}
 }
+
+// set is what a counter did in the window.
+func set(name string, n uint64) func(*observe.Sample) {
+	return func(s *observe.Sample) { s.Namespaces[0].Delta[name] = n }
+}
+
+func sysctl(name, value string) func(*observe.Sample) {
+	return func(s *observe.Sample) { s.Namespaces[0].After.Sysctl[name] = value; s.After.Sysctl[name] = value }
+}
+
+func rules(change func(*firewall.Ruleset)) func(*observe.Sample) {
+	return func(s *observe.Sample) { change(s.Namespaces[0].Rules) }
+}
+
+func link(change func(*observe.Link)) func(*observe.Sample) {
+	return func(s *observe.Sample) { change(&s.Namespaces[0].After.Links[1]) }
+}
+
+// count has so many entries at both ends of the window.
+func count(n uint32) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		s.Namespaces[0].After.Limits.Count = n
+		s.Namespaces[0].Before.Limits.Count = n
+	}
+}
+
+func all(changes ...func(*observe.Sample)) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		for _, change := range changes {
+			change(s)
+		}
+	}
+}

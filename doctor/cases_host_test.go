@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"time"
+
+	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// hostCases are those of checks on interfaces, sockets and the kernel.
+var hostCases = []checkCase{
+	{"RX11", "a port that listens", link(func(l *observe.Link) { l.STP = observe.STPListening }), Warn},
+	{"RX11", "a port that forwards", link(func(l *observe.Link) { l.STP = observe.STPForwarding }), OK},
+	{"RX12", "unequal MTUs", link(func(l *observe.Link) { l.PeerMTU = 1400 }), Info},
+	{"RX12", "unequal MTUs, and frames that are lost", all(link(func(l *observe.Link) { l.PeerMTU = 1400 }), dropped(trace.CauseFarEnd, 9)), Warn},
+	{"RX01", "one packet on an idle host", func(s *observe.Sample) { s.After.Softnet[1].Dropped = 1 }, Warn},
+	{"RX01", "backlog", func(s *observe.Sample) { s.After.Softnet[1].Dropped = 100 }, Critical},
+	{"RX02", "squeezed", func(s *observe.Sample) { s.After.Softnet[1].Squeezed = 100 }, Warn},
+	{"RX03", "one queue and a full CPU", all(busy, link(func(l *observe.Link) { l.Queues = 1 }), cores(4)), Warn},
+	{"RX03", "one queue, steered", all(busy, link(func(l *observe.Link) { l.Queues = 1 }), cores(4), func(s *observe.Sample) { s.After.Softnet[0].RPS = 1000 }), OK},
+	{"RX04", "all on one CPU", all(busy, cores(4), func(s *observe.Sample) {
+		s.Before.Interrupts = map[string][]uint64{"wan0 30:": {0, 0, 0, 0}}
+		s.After.Interrupts = map[string][]uint64{"wan0 30:": {9900, 100, 0, 0}}
+	}), Warn},
+	{"RX05", "by the driver's counters", link(func(l *observe.Link) { l.RingLost = 1000 }), Critical},
+	{"RX05", "ring", link(func(l *observe.Link) { l.RxMissed = 10 }), Warn},
+	{"RX06", "errors", link(func(l *observe.Link) { l.RxErrors, l.RxPackets = 100, 2000 }), Warn},
+	{"RX07", "qdisc", link(func(l *observe.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 }), Warn},
+	{"RX05", "counters that began anew", before(observe.Link{RxMissed: 50, RxFifo: 50}), OK},
+	{"RX06", "counters that began anew", before(observe.Link{RxErrors: 50, TxErrors: 50, RxDropped: 50, RxPackets: 5000, TxPackets: 5000}), OK},
+	{"RX06", "an interface made anew", all(before(observe.Link{Index: 7}), link(func(l *observe.Link) { l.Index, l.RxErrors, l.RxPackets = 8, 100, 2000 })), OK},
+	{"RX07", "counters that began anew", all(before(observe.Link{QdiscPackets: 5000}), link(func(l *observe.Link) { l.QdiscDrops, l.QdiscPackets = 100, 1000 })), Warn},
+	{"RX01", "a counter that wrapped", func(s *observe.Sample) { s.Before.Softnet[1].Dropped, s.After.Softnet[1].Dropped = 0xffffffff, 0 }, Warn},
+	{"RX01", "a CPU that went away", func(s *observe.Sample) {
+		s.Before.Softnet[0].Dropped, s.After.Softnet = 0, []trace.SoftnetCPU{{Dropped: 100}}
+	}, OK},
+	{"RX02", "a CPU that went away", func(s *observe.Sample) { s.After.Softnet = []trace.SoftnetCPU{{Squeezed: 100}} }, OK},
+	{"RX08", "no xdp", func(*observe.Sample) {}, OK},
+	{"RX08", "xdp", link(func(l *observe.Link) { l.XDP = true }), Info},
+	{"RX08", "xdp, and all can send", all(xdp(3), link(func(l *observe.Link) { l.XDPFeatures = 7 })), Info},
+	{"RX08", "xdp, and one cannot send, to which nothing may be redirected", xdp(3), Info},
+	{"RX08", "xdp, and one cannot send what is redirected", all(xdp(3), dropped(trace.CauseXDPRedirect, 300)), Warn},
+	{"RX08", "xdp, and one frame was lost", all(xdp(3), dropped(trace.CauseXDPRedirect, 1)), Info},
+	{"RX09", "slow calls and a full CPU", all(busy, func(s *observe.Sample) {
+		s.After.Mitigations = map[string]string{"spectre_v2": "Mitigation: Retpolines"}
+	}), Info},
+	{"RX09", "unreadable", func(s *observe.Sample) { s.After.Mitigations = nil }, Unknown},
+	{"RX10", "full CPU", busy, Critical},
+	{"RX10", "a moment of a full CPU", all(busy, func(s *observe.Sample) { s.Window = 100 * time.Millisecond }), Warn},
+	{"RX10", "busy CPU", func(s *observe.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 200 }, Warn},
+	{"LS01", "overflow", set("TcpExt.ListenOverflows", 60), Critical},
+	{"LS01", "a few", set("TcpExt.ListenOverflows", 6), Warn},
+	{"LS01", "one", set("TcpExt.ListenOverflows", 1), OK},
+	{"LS02", "cookies", set("TcpExt.TCPReqQFullDoCookies", 60), Warn},
+	{"LS03", "files", func(s *observe.Sample) { s.After.Sysctl["fs.file-nr"] = "95000 0 100000" }, Critical},
+	{"LS03", "some files", func(s *observe.Sample) { s.After.Sysctl["fs.file-nr"] = "75000 0 100000" }, Warn},
+	{"LS03", "a process at its limit", func(s *observe.Sample) {
+		s.After.Files = observe.ProcessFiles{Name: "nginx", PID: 7, Open: 1000, Limit: 1024, Hard: 4096}
+	}, Warn},
+	{"LS03", "unreadable", func(s *observe.Sample) { delete(s.After.Sysctl, "fs.file-nr") }, Unknown},
+	{"LS04", "near the end", func(s *observe.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 1 << 40 }, Critical},
+	{"LS04", "orphans", func(s *observe.Sample) { s.Namespaces[0].After.Sockstat["TCP.orphan"] = 1 << 30 }, Critical},
+	{"LS04", "unreadable", func(s *observe.Sample) { delete(s.After.Sysctl, "net.ipv4.tcp_mem") }, Unknown},
+	{"LS04", "pressure", func(s *observe.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 140000 }, Warn},
+	{"LS05", "buffer", set("Udp.RcvbufErrors", 100), Warn},
+	{"KV01", "kernel 6.1", func(s *observe.Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
+	{"KV01", "no BTF", func(s *observe.Sample) { s.After.BTF = false }, Info},
+}
