@@ -23,13 +23,13 @@ type Counters struct {
 	Found         uint32 `json:"found"`          // NAT found the wanted tuple taken and tried another
 	Invalid       uint32 `json:"invalid"`        // packets that fit no connection
 	Insert        uint32 `json:"insert"`         // direct insertions, by ctnetlink
-	InsertFailed  uint32 `json:"insert_failed"`  // new connections whose tuple was taken at the end
+	InsertFailed  uint32 `json:"insert_failed"`  // new connections refused because their tuple was in the table already
 	Drop          uint32 `json:"drop"`           // packets dropped: table full or insert failed
-	EarlyDrop     uint32 `json:"early_drop"`     // entries that were not assured, sacrificed for new ones
+	EarlyDrop     uint32 `json:"early_drop"`     // entries that were not assured, evicted to make room for new ones
 	Error         uint32 `json:"error"`          // malformed packets (icmp and others)
-	SearchRestart uint32 `json:"search_restart"` // lookups begun again because an entry moved
+	SearchRestart uint32 `json:"search_restart"` // table lookups that had to start again because an entry moved
 	ClashResolve  uint32 `json:"clash_resolve"`  // equal UDP connections merged
-	ChainTooLong  uint32 `json:"chain_too_long"` // new connections refused for a full hash chain
+	ChainTooLong  uint32 `json:"chain_too_long"` // new connections refused because a hash chain was full
 }
 
 // fields lists the counters with the names that conntrack -S and

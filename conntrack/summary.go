@@ -19,7 +19,7 @@ type Count struct {
 	Closing   uint32 `json:"closing"`   // assured but over: given up by the collector
 }
 
-// Held is the number of entries that nothing makes room for.
+// Held is the number of entries that the kernel does not evict.
 func (c Count) Held() uint32 { return c.Entries - c.Unassured - c.Closing }
 
 func (c *Count) add(e *Entry) {

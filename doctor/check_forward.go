@@ -47,13 +47,13 @@ func forwardChecks() []Check {
 		{ID: "FW08", Name: "no-route", About: "packets without a route", Weight: 81, Run: checkNoRoute,
 			Symptom: "some destinations answer \"network unreachable\"",
 			Remedy:  Remedy{Do: "add the route, or correct the client's", Risk: "a route that is wrong takes other traffic along"}},
-		{ID: "FW09", Name: "ttl", About: "packets whose TTL ran out", Weight: 79, Run: checkTTL,
+		{ID: "FW09", Name: "ttl", About: "packets whose TTL expired", Weight: 79, Run: checkTTL,
 			Symptom: "a destination cannot be reached, traceroute goes in circles",
 			Remedy:  Remedy{Do: "trace the route to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW10", Name: "offloads", About: "LRO and GRO on a router", Weight: 37, Run: checkOffloads,
 			Symptom: "packets too large to forward, or one CPU's worth of work for each packet",
 			Remedy:  Remedy{Do: "turn LRO off and GRO on", Commands: []string{"ethtool -K IFACE lro off gro on"}, Risk: "a moment without traffic on some drivers"}},
-		{ID: "FW12", Name: "impossible-addresses", About: "packets with a source or destination that cannot be", Weight: 36, Run: checkMartians,
+		{ID: "FW12", Name: "impossible-addresses", About: "packets with an impossible (martian) source or destination", Weight: 36, Run: checkMartians,
 			Symptom: "DNAT to 127.0.0.1 does not work",
 			Remedy:  Remedy{Do: "let the program listen on another address, or let the interface lead to 127.0.0.0/8", Commands: []string{"sysctl -w net.ipv4.conf.IFACE.route_localnet=1"}, Risk: "local services open to the network"}},
 		{ID: "FW13", Name: "other-drops", About: "packets dropped by TC, XDP, IPsec policies, for broken headers, or for a reason that no other check looks at", Weight: 35, Run: checkOtherDrops,
@@ -372,7 +372,7 @@ func checkDeadNextHop(_ context.Context, c *Case) Finding {
 	}
 	if n+queued > 0 {
 		// Somebody always asks for a host that is switched off.
-		f := found(max(Info, grade(c.perSecond(n+queued), 1, 100)), "%d packets waited in vain for a next hop%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
+		f := found(max(Info, grade(c.perSecond(n+queued), 1, 100)), "%d packets were dropped because their next hop did not answer%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
 		return c.withDrops(f, trace.CauseNeighbour)
 	}
 	if c.NS.DropsErr != nil && len(c.NS.After.Failed) == 0 {
@@ -440,10 +440,10 @@ func checkTTL(_ context.Context, c *Case) Finding {
 	g, seen := c.drops(trace.CauseTTL)
 	n := c.delta("Ip.InHdrErrors") + c.delta("Ip6InHdrErrors")
 	if !seen && (n == 0 || c.NS.DropsErr == nil) {
-		return ok("no TTL ran out")
+		return ok("no TTL expired")
 	}
 	n = max(g.Packets, n)
-	f := found(Info, "the TTL of %d packets ran out%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
+	f := found(Info, "the TTL of %d packets expired%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
 	if c.perSecond(n) > 10 { // a traceroute makes some
 		f.Verdict = Warn
 		f = f.losing(c.perSecond(n))
@@ -481,9 +481,9 @@ func checkMartians(_ context.Context, c *Case) Finding {
 	}
 	g, seen := c.drops(trace.CauseMartian)
 	if !seen {
-		return ok("no packet with an impossible address")
+		return ok("no packet with an impossible (martian) address")
 	}
-	f := found(Info, "%d packets had an impossible address%s", g.Packets, c.fromWhere(trace.CauseMartian)).filling("IFACE", c.arrivedOn(trace.CauseMartian))
+	f := found(Info, "%d packets had an impossible (martian) address%s", g.Packets, c.fromWhere(trace.CauseMartian)).filling("IFACE", c.arrivedOn(trace.CauseMartian))
 	if to, err := netip.ParseAddr(c.sampleDest(trace.CauseMartian)); err == nil && !to.IsLoopback() {
 		f.Symptom = "somebody's packets are not answered"
 		f.Remedy = &Remedy{Do: "find who sends them by their hardware addresses", Commands: []string{"sluice drops --seconds 10 --pcap martians.pcap"}, Risk: "they may be forged"}

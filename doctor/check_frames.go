@@ -17,7 +17,7 @@ func frameChecks() []Check {
 	return []Check{
 		{ID: "RX11", Name: "bridge-ports", About: "ports of bridges that do not forward", Weight: 88, Run: checkBridgePorts,
 			Symptom: "what was plugged in or started just now gets no address by DHCP, and answers after half a minute",
-			Remedy:  Remedy{Do: "turn spanning tree off on a bridge that has no second way to another one", Risk: "two ways between bridges are a loop without it"}},
+			Remedy:  Remedy{Do: "turn spanning tree off on a bridge without a second path to another one", Risk: "without it two paths between bridges are a loop"}},
 		{ID: "RX12", Name: "veth-mtu", About: "the MTUs of both ends of a virtual cable", Weight: 89, Run: checkVethMTU,
 			Symptom: "large answers over UDP are lost without an ICMP error; TCP works where it announces its segment size",
 			Remedy:  Remedy{Do: "give both ends of the cable the same MTU", Risk: "a bridge takes the smallest MTU of its ports"}},
@@ -44,9 +44,9 @@ func checkBridgePorts(_ context.Context, c *Case) Finding {
 			f.Summary += fmt.Sprintf("; %s were dropped", plural(int(g.Packets), "frame"))
 			f = f.losing(g.PerSecond)
 		}
-		f.Remedy = &Remedy{Do: "wait for twice the forward delay, or turn spanning tree off on a bridge that has no second way to another one",
+		f.Remedy = &Remedy{Do: "wait for twice the forward delay, or turn spanning tree off on a bridge without a second path to another one",
 			Commands: []string{fmt.Sprintf("ip link set %s type bridge stp_state 0", c.linkName(waiting.Master)), fmt.Sprintf("ip link set %s type bridge_slave state 3", waiting.Name)},
-			Risk:     "two ways between bridges are a loop without it"}
+			Risk:     "without it two paths between bridges are a loop"}
 		return c.withDrops(f, trace.CauseBridgePort)
 	case dropping && c.unwanted(g) >= Warn:
 		return c.withDrops(found(Info, "a bridge port that spanning tree (STP) blocks dropped %s: one of two ways to another bridge", plural(int(g.Packets), "frame")), trace.CauseBridgePort)

@@ -17,10 +17,10 @@ import (
 // linkChecks look at interfaces, queues and the CPUs that serve them.
 func linkChecks() []Check {
 	return []Check{
-		{ID: "RX01", Name: "receive-backlog", About: "packets that found a CPU's backlog full", Host: true, Weight: 95, Run: checkBacklog,
+		{ID: "RX01", Name: "receive-backlog", About: "packets dropped because a CPU's receive backlog was full", Host: true, Weight: 95, Run: checkBacklog,
 			Symptom: "loss although CPUs are idle on average",
 			Remedy:  Remedy{Do: "lengthen the backlog, in the host's own namespace, or spread packets over CPUs with RPS", Commands: []string{"sysctl -w net.core.netdev_max_backlog=LIMIT"}, Cost: "memory", Risk: "latency while a long queue drains"}},
-		{ID: "RX02", Name: "softirq-squeezed", About: "rounds of packet processing cut short", Host: true, Weight: 17, Run: checkSqueeze,
+		{ID: "RX02", Name: "softirq-squeezed", About: "rounds of packet processing that ended before the work was done (time_squeeze)", Host: true, Weight: 17, Run: checkSqueeze,
 			Symptom: "latency, and drops in the interface's ring",
 			Remedy:  Remedy{Do: "raise the budget, in the host's own namespace", Commands: []string{"sysctl -w net.core.netdev_budget=BUDGET net.core.netdev_budget_usecs=MICROSECONDS"}, Risk: "programs get less CPU time"}},
 		{ID: "RX03", Name: "receive-steering", About: "receive queues against CPUs", Weight: 19, Run: checkSteering,
@@ -29,15 +29,15 @@ func linkChecks() []Check {
 		{ID: "RX04", Name: "interrupt-affinity", About: "where network interrupts go", Host: true, Weight: 16, Run: checkAffinity,
 			Symptom: "one CPU is full, the others idle",
 			Remedy:  Remedy{Do: "spread with irqbalance or /proc/irq/N/smp_affinity, and sends with XPS", Risk: "irqbalance undoes what was set by hand"}},
-		{ID: "RX05", Name: "ring-drops", About: "packets that found the interface's ring full", Weight: 85, Run: checkRing,
+		{ID: "RX05", Name: "ring-drops", About: "packets lost because an interface's receive ring was full", Weight: 85, Run: checkRing,
 			Symptom: "bursts are lost before the kernel sees them",
 			Remedy:  Remedy{Do: "lengthen the ring to the most that the interface takes (ethtool -G), which this shows", Commands: []string{"ethtool -g IFACE"}, Cost: "memory, cache misses", Risk: "a moment without traffic"}},
 		{ID: "RX06", Name: "link-errors", About: "errors and drops of interfaces", Weight: 78, Run: checkLinkErrors,
 			Symptom: "retransmissions", Remedy: Remedy{Do: "change cable or transceiver; the driver's counters may tell which", Commands: []string{"ethtool -S IFACE"}, Risk: "the link is down meanwhile"}},
 		{ID: "RX07", Name: "queue-drops", About: "packets that queueing disciplines dropped", Weight: 82, Run: checkQdisc,
 			Symptom: "loss and jitter on the way out",
-			Remedy:  Remedy{Do: "raise the limit or rate of the discipline that this shows, or replace it by fq_codel", Commands: []string{"tc -s qdisc show dev IFACE"}, Risk: "a longer queue is more latency; fq_codel limits no rate"}},
-		{ID: "RX08", Name: "xdp", About: "XDP programs, and frames that they redirect in vain", Weight: 60, Run: checkXDP,
+			Remedy:  Remedy{Do: "raise the limit or rate of the discipline that this shows, or replace it by fq_codel", Commands: []string{"tc -s qdisc show dev IFACE"}, Risk: "a longer queue adds latency; fq_codel limits no rate"}},
+		{ID: "RX08", Name: "xdp", About: "XDP programs, and frames that are lost when they redirect them", Weight: 60, Run: checkXDP,
 			Symptom: "connections through an XDP program stall, and no counter says why",
 			Remedy:  Remedy{Do: trace.CauseXDPRedirect.Remedy, Risk: "GRO holds packets back for microseconds"}},
 		{ID: "RX09", Name: "cpu-mitigations", About: "mitigations that make indirect calls slow", Host: true, Weight: 1, Run: checkMitigations},
@@ -99,10 +99,10 @@ func checkSqueeze(_ context.Context, c *Case) Finding {
 	budget, there := observe.Number(c.After.Sysctl, "net.core.netdev_budget")
 	time, too := observe.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
 	if !there || !too { // in a container: a new value could be less than what is there
-		return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget cannot be read here)", c.perSecond(n)).
+		return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds of packet processing a second ended before the work was done (netdev_budget cannot be read here)", c.perSecond(n)).
 			with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
 	}
-	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds a second were cut short (netdev_budget %d, %d µs)", c.perSecond(n), budget, time).
+	return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds of packet processing a second ended before the work was done (netdev_budget %d, %d µs)", c.perSecond(n), budget, time).
 		with("Δtime_squeeze", c.inWindow(n), fromSoftnet).filling("BUDGET", fmt.Sprint(max(2*budget, 600)), "MICROSECONDS", fmt.Sprint(max(2*time, 4000)))
 }
 
@@ -121,7 +121,7 @@ func checkSteering(_ context.Context, c *Case) Finding {
 				with("queues", fmt.Sprint(l.Queues), fromLinks).filling("IFACE", l.Name, "CPUS", fmt.Sprint(len(c.After.CPUs)))
 		}
 	}
-	return ok("queues for the CPUs there are")
+	return ok("there are receive queues for the CPUs")
 }
 
 func checkAffinity(_ context.Context, c *Case) Finding {
@@ -165,7 +165,7 @@ func checkRing(_ context.Context, c *Case) Finding {
 		kernels, own := added(b.RxMissed, a.RxMissed)+added(b.RxFifo, a.RxFifo), added(b.RingLost, a.RingLost)
 		n := max(kernels, own)
 		if n > 0 {
-			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets for want of room in its ring", a.Name, n).
+			f = found(grade(c.perSecond(n), 0, 100), "%s lost %d packets because its receive ring was full", a.Name, n).
 				with("Δrx_missed + Δrx_fifo", c.inWindow(kernels), fromLinks).
 				with("the driver's own counters", c.inWindow(own), "ethtool -S").losing(c.perSecond(n)).filling("IFACE", a.Name)
 		}

@@ -62,7 +62,7 @@ func (c *Case) undirected() Finding {
 			slices.ContainsFunc(c.NS.After.Listeners, func(l observe.Listener) bool { return l.Protocol == port.Protocol && l.Port == port.Port }) {
 			continue
 		}
-		f := found(Warn, "%s to port %d %s not translated, although a port forward says so: older than the rule, and kept as long as packets come",
+		f := found(Warn, "%s to port %d %s not translated, although a port forward matches it: older than the rule, and kept as long as packets come",
 			plural(int(odd.Entries), "connection"), port.Port, map[bool]string{true: "is", false: "are"}[odd.Entries == 1]).
 			with("for example", entryText(&odd.First), c.dumped())
 		f.Remedy = c.deleteEntries(fmt.Sprintf("--proto %s --dst %s --port %d --state UNREPLIED", port.Protocol, odd.First.Original.Dest.Netip(), port.Port))

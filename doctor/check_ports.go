@@ -25,7 +25,7 @@ var morePorts = Remedy{
 // portChecks look at the ports of SNAT and of local programs.
 func portChecks() []Check {
 	return []Check{
-		{ID: "PT01", Name: "snat-ports-exhausted", About: "connections refused for want of a source port", Weight: 99, Run: checkPortsExhausted,
+		{ID: "PT01", Name: "snat-ports-exhausted", About: "connections refused because no source port was free", Weight: 99, Run: checkPortsExhausted,
 			Symptom: "one destination fails while others work, and no log says why", Remedy: morePorts},
 		{ID: "PT02", Name: "snat-port-occupancy", About: "ports of each SNAT address in use towards one destination", Weight: 47, Run: checkOccupancy,
 			Symptom: "none yet; the first connections fail between 90 and 95 %", Remedy: morePorts},
@@ -223,7 +223,7 @@ func checkReservedPorts(_ context.Context, c *Case) Finding {
 			f.Summary += "; rules forward " + shorten(forwarded) + " there"
 		}
 	case len(forwarded) > 0:
-		f = found(Warn, "rules forward ports %s of the ephemeral range: a local program that is given one hears nothing from outside", shorten(forwarded))
+		f = found(Warn, "rules forward ports %s of the ephemeral range: a local program that gets one receives nothing from outside", shorten(forwarded))
 		f.Symptom = "now and then a local program that listens on a port of the kernel's choice (FTP data, RPC) cannot be reached"
 	case unjudged > 0:
 		return unknown("whether programs asked for %s of the ephemeral range, or the kernel chose them: %v", plural(unjudged, "UDP port"), c.NS.After.AskedErr)

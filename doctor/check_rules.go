@@ -44,7 +44,7 @@ func ruleChecks() []Check {
 		{ID: "RL09", Name: "bridge-netfilter", About: "bridged frames sent through iptables", Weight: 22, Run: checkBridge,
 			Symptom: "br_nf_pre_routing in profiles; frames between virtual machines meet the host's forward rules",
 			Remedy:  Remedy{Do: "let bridged frames pass without iptables", Commands: []string{"sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0"}, Risk: "Docker and Kubernetes need it for services between containers of one bridge"}},
-		{ID: "RL10", Name: "event-listeners", About: "programs that hear every conntrack event", Weight: 13, Run: checkListeners,
+		{ID: "RL10", Name: "event-listeners", About: "programs that receive every conntrack event", Weight: 13, Run: checkListeners,
 			Symptom: "fewer new connections a second; the program misses events",
 			Remedy: Remedy{Do: "let the program listen for DESTROY only, with a filter on its socket and a buffer of 8 MiB",
 				Cost: "8 MiB of memory", Risk: "the program no longer sees connections begin"}},
@@ -53,7 +53,7 @@ func ruleChecks() []Check {
 		{ID: "RL13", Name: "checksum-check", About: "checksums verified by connection tracking", Weight: 1, Run: checkChecksum},
 		{ID: "RL14", Name: "ruleset-churn", About: "how often the rules are replaced", Weight: 14, Run: checkChurn,
 			Symptom: "rule updates take long, programs wait for the xtables lock",
-			Remedy:  Remedy{Do: "collect changes and apply them together; change set elements instead of rules", Risk: "changes are in force later"}},
+			Remedy:  Remedy{Do: "collect changes and apply them together; change set elements instead of rules", Risk: "changes take effect later"}},
 		{ID: "RL15", Name: "rule-drops", About: "packets that firewall rules drop", Weight: 70, Run: checkRuleDrops,
 			Symptom: "connections to some destinations hang; with reject they fail at once",
 			Remedy:  Remedy{Do: "if the packets are wanted, change or delete the rule named above", Risk: "the rule may be there for a reason"}},
@@ -78,7 +78,7 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	// 3.0 ns a rule and packet in nftables, 2.3 ns in iptables-legacy; 1,000 cost
 	// a quarter of the requests a second.
 	v := grade(float64(longest), 100, 1000)
-	f := found(v, "at most %s in a row (%s)", plural(longest, "rule"), name)
+	f := found(v, "at most %s one after the other (%s)", plural(longest, "rule"), name)
 	switch {
 	case v == OK && first > 100:
 		return found(Info, "the first packet of a connection walks through %d rules one by one in %s", first, firstName).
@@ -91,7 +91,7 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	if n := c.NS.Rules.Unread; n > 0 {
 		f.Summary += fmt.Sprintf("; where %s to is not known", pluralVerb(n, "verdict map leads", "verdict maps lead"))
 	}
-	return f.with("longest way", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
+	return f.with("most rules on one path", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
 }
 
 // longestWay is how many rules a packet of a known connection walks through at a hook,
@@ -311,7 +311,7 @@ func checkHelpers(_ context.Context, c *Case) Finding {
 		return f
 	case r.Helpers > 0:
 		// That is what the remedy asks for: a router that serves FTP has to have it.
-		return found(Info, "%s a helper, each for a port: larger entries, and holes for what its clients announce", pluralVerb(r.Helpers, "rule assigns", "rules assign")).
+		return found(Info, "%s a helper, each for a port: larger entries, and ports opened for what its clients announce", pluralVerb(r.Helpers, "rule assigns", "rules assign")).
 			with("rules with ct helper", fmt.Sprint(r.Helpers), fromRules)
 	}
 	return ok("no helpers")
@@ -377,14 +377,14 @@ func checkListeners(_ context.Context, c *Case) Finding {
 	// Those that listen for a moment, as top does for its samples, are seen at one end only.
 	n := min(c.NS.Before.EventListeners, c.NS.After.EventListeners)
 	if n == 0 {
-		return ok("nobody hears all conntrack events")
+		return ok("no program receives all conntrack events")
 	}
 	// An all-events listener cost 31 % of the connections a second at 15,000/s.
 	v := Info
 	if c.NS.NewErr == nil && c.NS.NewPerSecond > 5000 {
 		v = Warn
 	}
-	return found(v, "%s every conntrack event: up to a third of the connections a second when busy", pluralVerb(n, "program hears", "programs hear")).
+	return found(v, "%s every conntrack event: up to a third of the connections a second when busy", pluralVerb(n, "program receives", "programs receive")).
 		with("netfilter netlink groups", fmt.Sprint(n), "/proc/net/netlink")
 }
 

@@ -16,17 +16,17 @@ func socketChecks() []Check {
 	return []Check{
 		{ID: "LS01", Name: "accept-queue", About: "connections that a program did not accept in time", Weight: 96, Run: checkAcceptQueue,
 			Symptom: "connects take 1 or 3 s although connection tracking drops nothing; no drop event shows it",
-			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection", Risk: "clients of a program that is too slow wait instead of being turned away"}},
+			Remedy:  Remedy{Do: "raise the program's listen backlog and net.core.somaxconn; give the program more workers", Cost: "memory for each waiting connection", Risk: "clients of a program that is too slow wait instead of being refused"}},
 		{ID: "LS02", Name: "syn-cookies", About: "SYN queues that overflowed", Weight: 43, Run: checkSYNQueue,
 			Symptom: "TCP options are lost, or SYNs",
 			Remedy:  Remedy{Do: "look for a SYN flood; else raise the program's listen backlog and net.core.somaxconn", Cost: "memory for each half-open connection", Risk: "syncookies are for floods, not for want of capacity"}},
 		{ID: "LS03", Name: "open-files", About: "open files against fs.file-max, and of each process against its limit", Host: true, Weight: 39, Run: checkFiles,
 			Symptom: "programs report \"too many open files\"",
-			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service", Cost: "memory for each open file", Risk: "a leak of files shows later"}},
+			Remedy:  Remedy{Do: "raise fs.file-max, and LimitNOFILE of the service", Cost: "memory for each open file", Risk: "a leak of file descriptors is noticed later"}},
 		{ID: "LS04", Name: "tcp-memory", About: "memory of sockets against tcp_mem", Weight: 34, Run: checkTCPMemory,
 			Symptom: "windows shrink, connections are aborted",
 			Remedy:  Remedy{Do: "raise net.ipv4.tcp_mem, or find the program that does not read", Cost: "memory", Risk: "sockets may take memory that programs need"}},
-		{ID: "LS05", Name: "udp-receive-buffer", About: "datagrams that found a socket's buffer full", Weight: 41, Run: checkUDPBuffer,
+		{ID: "LS05", Name: "udp-receive-buffer", About: "datagrams dropped because a socket's receive buffer was full", Weight: 41, Run: checkUDPBuffer,
 			Symptom: "DNS and QUIC lose packets",
 			Remedy:  Remedy{Do: "raise net.core.rmem_max and the program's receive buffer", Cost: "memory for each socket", Risk: "datagrams wait longer in a longer queue"}},
 	}
@@ -39,7 +39,7 @@ func checkAcceptQueue(_ context.Context, c *Case) Finding {
 	}
 	// netdata: 1 and 5 a second.
 	somaxconn, _ := c.sysctl("net.core.somaxconn")
-	return found(grade(c.perSecond(n), 1, 5), "a program's accept queue was full: %d connections were turned away in %.1f s (somaxconn %d)", n, c.Window.Seconds(), somaxconn).
+	return found(grade(c.perSecond(n), 1, 5), "a program's accept queue was full: %d connections were refused in %.1f s (somaxconn %d)", n, c.Window.Seconds(), somaxconn).
 		with("ΔListenOverflows", c.inWindow(c.delta("TcpExt.ListenOverflows")), fromSNMP).losing(c.perSecond(n))
 }
 
@@ -78,7 +78,7 @@ func checkFiles(_ context.Context, c *Case) Finding {
 				commands = append([]string{fmt.Sprintf("sysctl -w fs.nr_open=%d", 4*p.Limit)}, commands...)
 			}
 			host.Remedy = &Remedy{Do: "raise the limit of the process, and LimitNOFILE of its service", Commands: commands,
-				Cost: "memory for each open file", Risk: "a leak of files shows later"}
+				Cost: "memory for each open file", Risk: "a leak of file descriptors is noticed later"}
 		}
 	}
 	return host

@@ -29,33 +29,33 @@ func tableChecks() []Check {
 	return []Check{
 		{ID: "CT01", Name: "conntrack-fill", About: "entries against nf_conntrack_max, in every namespace", Weight: 50, Run: checkFill,
 			Symptom: "none yet; at 100 % new connections fail while old ones go on", Remedy: raiseTable},
-		{ID: "CT02", Name: "conntrack-effective-fill", About: "entries that nothing makes room for", Weight: 49, Run: checkEffectiveFill,
-			Symptom: "none yet; these entries stay until their timeouts", Remedy: raiseTable},
+		{ID: "CT02", Name: "conntrack-effective-fill", About: "entries that the kernel does not evict", Weight: 49, Run: checkEffectiveFill,
+			Symptom: "none yet; these entries stay until they time out", Remedy: raiseTable},
 		{ID: "CT03", Name: "conntrack-time-to-full", About: "growth of the table over the window", Weight: 48, Run: checkTimeToFull,
 			Symptom: "none yet", Remedy: raiseTable},
 		{ID: "CT04", Name: "conntrack-kernel-log", About: "messages that the table was full", Weight: 40, Run: checkTableLog,
 			Symptom: "new connections failed at that time", Remedy: raiseTable},
 		{ID: "CT05", Name: "conntrack-drop", About: "packets that connection tracking refused", Weight: 100, Run: checkConntrackDrop,
 			Symptom: "new connections hang and are repeated after 1, 3 and 7 seconds; old ones go on", Remedy: raiseTable},
-		{ID: "CT06", Name: "conntrack-early-drop", About: "entries sacrificed for new ones", Weight: 45, Run: checkEarlyDrop,
+		{ID: "CT06", Name: "conntrack-early-drop", About: "entries evicted early to make room for new ones", Weight: 45, Run: checkEarlyDrop,
 			Symptom: "slow handshakes die, answers to UDP become invalid", Remedy: raiseTable},
 		{ID: "CT07", Name: "conntrack-buckets", About: "nf_conntrack_max against hash buckets", Host: true, Weight: 15, Run: checkBuckets,
 			Symptom: "every packet searches longer chains: CPU time in __nf_conntrack_find_get",
-			Remedy: Remedy{Do: "have more buckets, in the host's own namespace", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"},
+			Remedy: Remedy{Do: "raise the number of hash buckets, in the host's own namespace", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"},
 				Cost: "8 bytes a bucket", Risk: "rehashing takes all locks once"}},
 		{ID: "CT08", Name: "conntrack-memory", About: "memory of a full table against RAM", Host: true, Weight: 12, Run: checkTableMemory,
 			Symptom: "under a flood the host runs out of memory instead of refusing connections",
 			Remedy: Remedy{Do: "lower the limit to what takes a tenth of RAM, in the host's own namespace, or limit connections of each source (nft ct count)",
 				Commands: []string{"sysctl -w net.netfilter.nf_conntrack_max=SMALLER"}, Risk: "fewer connections"}},
-		{ID: "CT09", Name: "conntrack-chain-too-long", About: "connections refused for a full hash chain", Weight: 90, Run: checkChainTooLong,
+		{ID: "CT09", Name: "conntrack-chain-too-long", About: "connections refused because a hash chain was full", Weight: 90, Run: checkChainTooLong,
 			Symptom: "random new connections are lost although the table is not full",
-			Remedy:  Remedy{Do: "have more buckets, in the host's own namespace; if there are as many, suspect a collision attack", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"}, Cost: "8 bytes a bucket"}},
-		{ID: "CT10", Name: "conntrack-search-restart", About: "lookups begun again", Weight: 5, Run: checkSearchRestart,
+			Remedy:  Remedy{Do: "raise the number of hash buckets, in the host's own namespace; if there are as many, suspect a collision attack", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_buckets=BUCKETS"}, Cost: "8 bytes a bucket"}},
+		{ID: "CT10", Name: "conntrack-search-restart", About: "table lookups that had to start again", Weight: 5, Run: checkSearchRestart,
 			Symptom: "CPU time; harmless alone"},
-		{ID: "CT11", Name: "conntrack-insert-failed", About: "connections whose tuple was taken at the end", Weight: 60, Run: checkInsertFailed,
+		{ID: "CT11", Name: "conntrack-insert-failed", About: "connections refused because their tuple was in the table already", Weight: 60, Run: checkInsertFailed,
 			Symptom: "DNS answers after 5 s, connects after 1 or 3 s", Remedy: Remedy{Do: "where PT01 names no lack of ports: options single-request-reopen in resolv.conf, a DNS cache on each node, or notrack for DNS; else see PT01 to PT04",
 				Cost: "a cache takes a process and memory", Risk: "notrack takes NAT and ct state from that traffic"}},
-		{ID: "CT12", Name: "conntrack-clash-resolved", About: "equal UDP connections merged", Weight: 4, Run: checkClash},
+		{ID: "CT12", Name: "conntrack-clash-resolved", About: "two first packets of one UDP connection, merged by the kernel", Weight: 4, Run: checkClash},
 		{ID: "CT13", Name: "conntrack-expectations", About: "expectations of helpers against their limit", Weight: 44, Run: checkExpectations,
 			Symptom: "FTP or SIP data connections fail while the connection table has room",
 			Remedy:  Remedy{Do: "raise the limit, in the host's own namespace, or remove the helper", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_expect_max=LIMIT"}, Cost: "some 200 bytes each"}},
@@ -87,7 +87,7 @@ func checkFill(_ context.Context, c *Case) Finding {
 }
 
 // effectiveFill counts only assured entries that are not closing: the kernel
-// sacrifices the others (early_drop, and gc above 95 %).
+// evicts the others (early_drop, and gc above 95 %).
 func (c *Case) effectiveFill() float64 {
 	return float64(c.NS.Table.Total.Held()) / float64(max(c.NS.After.Limits.Max, 1))
 }
@@ -98,7 +98,7 @@ func checkEffectiveFill(_ context.Context, c *Case) Finding {
 	}
 	held := c.NS.Table.Total.Held()
 	v := severity.TableFill.Of(c.effectiveFill())
-	return found(v, "%s of the limit are entries that nothing makes room for", percent(c.effectiveFill())).
+	return found(v, "%s of the limit are entries that the kernel does not evict", percent(c.effectiveFill())).
 		with("assured and not closing", fmt.Sprint(held), c.dumped())
 }
 
@@ -169,7 +169,7 @@ func checkEarlyDrop(_ context.Context, c *Case) Finding {
 	}
 	n := c.delta("conntrack.early_drop")
 	if n == 0 {
-		return ok("no entry was sacrificed")
+		return ok("no entry was evicted early")
 	}
 	return found(Warn, "%d entries without an answer were removed to make room", n).
 		with("Δearly_drop", c.inWindow(n), fromCtnetlink)

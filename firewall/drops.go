@@ -86,7 +86,7 @@ func Counters(rules []Rule) []Rule {
 // verdictMask is NF_VERDICT_MASK: the rest of a verdict is the number of a queue.
 const verdictMask = 0xff
 
-// dropsBy tells whether a verdict of this kind takes a packet off its way.
+// dropsBy tells whether a verdict of this kind drops a packet.
 func dropsBy(kind expr.VerdictKind) bool {
 	return kind == expr.VerdictDrop || kind > 0 && kind&verdictMask == expr.VerdictQueue
 }
@@ -159,7 +159,7 @@ func (n *nft) mayDrop(rule *nftables.Rule) bool {
 }
 
 // leadsTo are the chains that a rule sends packets to.
-func (n *nft) leadsTo(rule *nftables.Rule) []string { return newWays().from(rule, n.sets) }
+func (n *nft) leadsTo(rule *nftables.Rule) []string { return newChainGraph().from(rule, n.sets) }
 
 // book is what a ruleset looks like from below: where chains are called from.
 type book struct {

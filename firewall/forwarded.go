@@ -28,9 +28,9 @@ func (p PortRange) String() string {
 	return fmt.Sprintf("%d-%d", p.Low, p.High)
 }
 
-// way is what a rule does with packets to some ports: it translates their destination,
+// portRule is what a rule does with packets to some ports: it translates their destination,
 // or sends them to another chain.
-type way struct {
+type portRule struct {
 	ports []PortRange  // nil: any
 	away  bool         // the rule names destinations, and the host has none of them
 	named []netip.Addr // single ones of them
@@ -38,9 +38,9 @@ type way struct {
 	dnat  bool
 }
 
-// mostWays bounds how many rules are walked through for forwarded ports: chains that
+// mostRules bounds how many rules are walked through for forwarded ports: chains that
 // many others jump to are walked through once for each of them.
-const mostWays = 50_000
+const mostRules = 50_000
 
 // mostNamed bounds how many addresses of port forwards are kept.
 const mostNamed = 64
@@ -48,11 +48,11 @@ const mostNamed = 64
 // forwardedPorts are the ports of the host's own addresses that rules translate to
 // others, and the single addresses, the host's or not, that such rules name. A rule for all
 // ports, as for a host that gets whatever comes, names none.
-func forwardedPorts(roots []string, ways func(chain string) []way) (ports []PortRange, named []netip.Addr) {
-	left := mostWays
-	var walk func(chain string, from way, depth int)
-	walk = func(chain string, from way, depth int) {
-		for _, w := range ways(chain) {
+func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (ports []PortRange, named []netip.Addr) {
+	left := mostRules
+	var walk func(chain string, from portRule, depth int)
+	walk = func(chain string, from portRule, depth int) {
+		for _, w := range rulesOf(chain) {
 			if left--; left < 0 || depth > 16 {
 				return
 			}
@@ -72,7 +72,7 @@ func forwardedPorts(roots []string, ways func(chain string) []way) (ports []Port
 		}
 	}
 	for _, root := range roots {
-		walk(root, way{}, 0)
+		walk(root, portRule{}, 0)
 	}
 	slices.SortFunc(ports, func(a, b PortRange) int { return int(a.Low)<<16 + int(a.High) - int(b.Low)<<16 - int(b.High) })
 	slices.SortFunc(named, netip.Addr.Compare)
@@ -88,13 +88,13 @@ func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, m
 			roots = append(roots, chainKey(c.Table, c.Name))
 		}
 	}
-	known := map[string][]way{}
-	return forwardedPorts(roots, func(chain string) []way {
+	known := map[string][]portRule{}
+	return forwardedPorts(roots, func(chain string) []portRule {
 		if _, there := known[chain]; !there {
-			known[chain] = []way{}
+			known[chain] = []portRule{}
 			for _, rule := range rules[chain] {
 				r := ruleReader{rule: rule, maps: maps, local: local, fields: map[uint32]field{}}
-				known[chain] = append(known[chain], r.ways()...)
+				known[chain] = append(known[chain], r.read()...)
 			}
 		}
 		return known[chain]
@@ -114,7 +114,7 @@ type ruleReader struct {
 	maps   *setReader
 	local  []netip.Addr
 	fields map[uint32]field // by place among the registers, in bytes
-	asks   way
+	asks   portRule
 }
 
 // place is where a register begins: the kernel names the same bytes as one of four
@@ -126,8 +126,8 @@ func place(register uint32) uint32 {
 	return 16 * (register - 1)
 }
 
-// ways reads the rule from left to right.
-func (r *ruleReader) ways() (list []way) {
+// read reads the rule from left to right.
+func (r *ruleReader) read() (list []portRule) {
 	for _, e := range r.rule.Exprs {
 		if register, other := loads(e); other {
 			delete(r.fields, place(register))
@@ -152,17 +152,17 @@ func (r *ruleReader) ways() (list []way) {
 			list = append(list, r.lookup(e)...)
 		case *expr.Verdict:
 			if e.Chain != "" {
-				list = append(list, r.then(way{to: chainKey(r.rule.Table, e.Chain)}))
+				list = append(list, r.then(portRule{to: chainKey(r.rule.Table, e.Chain)}))
 			}
 		case *expr.NAT:
 			if e.Type == expr.NATTypeDestNAT {
-				list = append(list, r.then(way{dnat: true}))
+				list = append(list, r.then(portRule{dnat: true}))
 			}
 		case *expr.Redir:
-			list = append(list, r.then(way{dnat: true}))
+			list = append(list, r.then(portRule{dnat: true}))
 		case *expr.Target:
 			if e.Name == "DNAT" || e.Name == "REDIRECT" {
-				list = append(list, r.then(way{dnat: true}))
+				list = append(list, r.then(portRule{dnat: true}))
 			}
 		}
 	}
@@ -196,7 +196,7 @@ func loads(e expr.Any) (register uint32, other bool) {
 }
 
 // then is what the rule does, with what it has asked so far.
-func (r *ruleReader) then(w way) way {
+func (r *ruleReader) then(w portRule) portRule {
 	if w.ports == nil {
 		w.ports = r.asks.ports
 	}
@@ -314,8 +314,8 @@ func (r *ruleReader) multiport(b []byte) {
 }
 
 // lookup narrows what the rule asks to the keys of a set or map; of a verdict map each
-// element is a way of its own.
-func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
+// element is a rule of its own.
+func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 	verdicts := e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
 	asked := false // for destinations: sets of sources may be large, and say nothing here
 	for at := range r.fields {
@@ -331,7 +331,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 	if !read || e.Invert {
 		return nil
 	}
-	var all []way
+	var all []portRule
 	for _, element := range keyRanges(elements) {
 		one := ruleReader{local: r.local}
 		for at, f := range r.fields {
@@ -355,7 +355,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []way) {
 	if len(all) == 0 {
 		return list
 	}
-	r.asks.away = r.asks.away || !slices.ContainsFunc(all, func(w way) bool { return !w.away })
+	r.asks.away = r.asks.away || !slices.ContainsFunc(all, func(w portRule) bool { return !w.away })
 	var ports []PortRange
 	for _, w := range all {
 		if len(r.asks.named) < mostNamed {
@@ -417,9 +417,9 @@ func before(key []byte) []byte {
 	return key
 }
 
-// legacyWay reads a line of iptables-legacy-save.
-func legacyWay(table string, words []string, local []netip.Addr) way {
-	var w way
+// legacyPortRule reads a line of iptables-legacy-save.
+func legacyPortRule(table string, words []string, local []netip.Addr) portRule {
+	var w portRule
 	for i := 2; i+1 < len(words); i++ {
 		value, inverted := words[i+1], words[i-1] == "!"
 		switch words[i] {

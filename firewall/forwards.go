@@ -35,7 +35,7 @@ func (f *Forwards) add(family nftables.TableFamily) {
 }
 
 // fromOutside are the rules of chains that packets from outside may meet.
-func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *ways) (met []*nftables.Rule) {
+func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *chainGraph) (met []*nftables.Rule) {
 	sent, others := map[string]bool{}, map[string]bool{}
 	for _, c := range chains {
 		switch {

@@ -12,7 +12,7 @@ import (
 
 // legacyChain is a chain of iptables-legacy while its rules are read.
 type legacyChain struct {
-	rules      []way
+	rules      []portRule
 	drops      int
 	policyDrop bool
 }
@@ -23,7 +23,7 @@ var legacyHooks = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUT
 // addLegacy reads the text of iptables-legacy-save, or ip6tables'.
 func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
 	chains, order := map[string]*legacyChain{}, []string{}
-	ways := newWays()
+	graph := newChainGraph()
 	for _, line := range parseSave(saved) {
 		key := line.table + " " + line.chain
 		c := chains[key]
@@ -36,7 +36,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			c.policyDrop = line.policy == "DROP"
 			continue
 		}
-		ways.steps[key] = append(ways.steps[key], c.add(&line, local))
+		graph.steps[key] = append(graph.steps[key], c.add(&line, local))
 		traces, logs := r.Traces, r.Logs
 		r.addLegacyRule(family, &line, local)
 		r.notes(legacyProgram(family)+" "+key, traces, logs)
@@ -50,14 +50,14 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		if len(c.rules) == 0 || !slices.Contains(legacyHooks, name) {
 			continue
 		}
-		known := ways.accepts(key)
+		known := graph.accepts(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: legacyProgram(family) + " " + key, Hook: strings.ToLower(name), NAT: table == "nat",
-			Longest: ways.longest(key), Established: known.at, UpTo: known.walked,
+			Longest: graph.longest(key), Established: known.at, UpTo: known.walked,
 			Drops: c.drops, PolicyDrop: c.policyDrop,
 		})
 	}
-	ports, named := forwardedPorts([]string{"nat PREROUTING"}, func(key string) []way {
+	ports, named := forwardedPorts([]string{"nat PREROUTING"}, func(key string) []portRule {
 		if c := chains[key]; c != nil {
 			return c.rules
 		}
@@ -66,9 +66,9 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 	r.Forwarded, r.Named = append(r.Forwarded, ports...), append(r.Named, named...)
 }
 
-// add notes a rule, and returns it as a step of a packet's way.
+// add notes a rule, and returns it as a step of a packet's path.
 func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
-	w := legacyWay(line.table, line.words, local)
+	w := legacyPortRule(line.table, line.words, local)
 	target := line.target()
 	some := slices.ContainsFunc([]string{"!", "-i", "-o", "-s", "-d", "-p"}, func(option string) bool { return slices.Contains(line.words, option) })
 	known := target == "ACCEPT" && slices.Contains(strings.Split(line.option("--ctstate", "--state"), ","), "ESTABLISHED") && !some

@@ -141,11 +141,11 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 		r.Compat = r.Compat || len(list) > 0 && builtIn(c)
 		r.scan(c, list)
 	}
-	ways := newWays()
-	ways.readNft(n.rules, n.sets)
-	r.Unread = ways.unread
+	graph := newChainGraph()
+	graph.readNft(n.rules, n.sets)
+	r.Unread = graph.unread
 	r.Targets.readNft(n.sets, n.rules)
-	outside := fromOutside(n.chains, n.rules, ways)
+	outside := fromOutside(n.chains, n.rules, graph)
 	r.Forwards.readNft(outside, local)
 	r.Untracked.readUntracked(outside)
 	r.Forwarded, r.Named = nftForwarded(n.chains, n.rules, n.sets, local)
@@ -154,10 +154,10 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 			continue
 		}
 		key := chainKey(c.Table, c.Name)
-		known := ways.accepts(key)
+		known := graph.accepts(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: chainName(c.Table, c.Name), Hook: hookName(c),
-			NAT: c.Type == nftables.ChainTypeNAT, Longest: ways.longest(key),
+			NAT: c.Type == nftables.ChainTypeNAT, Longest: graph.longest(key),
 			Established: known.at, UpTo: known.walked, Drops: drops(n.rules[key], c),
 			PolicyDrop: policyDrops(c),
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestRuleset reads rules of the kernel back: how long the way through them is,
+// TestRuleset reads rules of the kernel back: how many rules a packet meets,
 // and what they do.
 func TestRuleset(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))

@@ -23,7 +23,7 @@ var helpLines = []string{
 	"q, ctrl+c               quit",
 	"",
 	"FILL counts all entries. HELD are those that are assured and not closing:",
-	"nothing makes room for others there. new/s is sampled from the kernel's",
+	"the kernel evicts none of them to make room. new/s is sampled from its",
 	"events for 60 ms every four seconds.",
 	"The view only reads. Drops and CPU are traced while their page is open.",
 }

@@ -197,7 +197,7 @@ func TestScreenFits(t *testing.T) {
 func TestHeader(t *testing.T) {
 	s := show(t)
 	s.want("table 1,000 of 4,000  fill 25% [##......]  held 19%  full in 25m00s", "fullest: host; 1,000 in 2 netns",
-		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing is short", "[1 Sources]", "every "+pace(400*time.Millisecond, dumpShare, dumpMinimum).Round(time.Second).String())
+		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing runs short", "[1 Sources]", "every "+pace(400*time.Millisecond, dumpShare, dumpMinimum).Round(time.Second).String())
 }
 
 func TestPages(t *testing.T) {
@@ -433,7 +433,7 @@ func TestRowOpenedWhileAnotherIsRead(t *testing.T) {
 func TestNotSeen(t *testing.T) {
 	s := show(t)
 	s.counts.Blind, s.table.Blind = []string{"8 network namespaces may not be entered"}, []string{"8 network namespaces may not be entered", "flows of ebpf: gone"}
-	s.want("nothing is short  (not seen: 8 network namespaces may not be entered")
+	s.want("nothing runs short  (not seen: 8 network namespaces may not be entered")
 	s.keys("?")
 	s.want("not seen: 8 network namespaces may not be entered\n", "not seen: flows of ebpf: gone\n")
 }

@@ -280,7 +280,7 @@ func explain(f *Flow) []string {
 	case f.Entry.Closing():
 		lines = append(lines, "closing: goes when the table is over 95 % full")
 	default:
-		lines = append(lines, "assured: nothing makes room for others here")
+		lines = append(lines, "assured: the kernel evicts none of them to make room")
 	}
 	if f.Counted {
 		lines = append(lines, fmt.Sprintf("%s packets, %s out; %s packets, %s back", group(f.Packets[0]), size(f.Bytes[0]), group(f.Packets[1]), size(f.Bytes[1])))

@@ -67,7 +67,7 @@ type Table struct {
 	Took    time.Duration // wall clock
 	CPU     time.Duration // of this process, kernel included
 	Summary *conntrack.Summary
-	// Held are the entries of each namespace that nothing makes room for.
+	// Held are the entries of each namespace that the kernel does not evict.
 	Held  map[string]uint32
 	Blind []string
 

@@ -42,7 +42,7 @@ func judge(c *Counts, t *Table) Verdict {
 	if c.DropsPerSecond > 0 || c.BacklogPerSecond > 1 {
 		return judgeDrops(c, fullest, occupied)
 	}
-	worst := Verdict{OK, "nothing is short"}
+	worst := Verdict{OK, "nothing runs short"}
 	for _, v := range shortages(c, fullest, occupied) {
 		if v.Level >= Warn && v.Level > worst.Level {
 			worst = v

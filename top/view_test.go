@@ -99,7 +99,7 @@ func TestVerdict(t *testing.T) {
 		level Level
 		want  string
 	}{
-		{"healthy", Counts{Fills: fill(500, 400, 0)}, OK, "nothing is short"},
+		{"healthy", Counts{Fills: fill(500, 400, 0)}, OK, "nothing runs short"},
 		{"full of what can go", Counts{Fills: fill(990, 100, 0)}, OK, "nothing"},
 		{"held", Counts{Fills: fill(990, 950, 0)}, Critical, "95% of the table is held"},
 		{"filling", Counts{Fills: fill(600, 100, 10)}, Critical, "full in 40s"},

@@ -33,11 +33,11 @@ var (
 		Meaning: "too many connections share a bucket of the table, which is not full, so new ones were refused",
 		Remedy:  "raise net.netfilter.nf_conntrack_buckets to nf_conntrack_max; if it is, suspect a collision attack"}
 	CauseNftRule = Cause{ID: "nft-rule", Title: "nftables rule",
-		Meaning: "a rule or a chain policy of nftables (or iptables-nft) says drop"}
+		Meaning: "a rule or a chain policy of nftables (or iptables-nft) drops the packet"}
 	CauseLegacyRule = Cause{ID: "legacy-rule", Title: "firewall rule (iptables-legacy)",
-		Meaning: "a rule of a netfilter hook says drop; the kernel does not tell which"}
+		Meaning: "a rule of a netfilter hook drops the packet; the kernel does not tell which"}
 	CauseHookRule = Cause{ID: "hook-rule", Title: "firewall rule (nftables or iptables)",
-		Meaning: "a rule of a netfilter hook says drop; this kernel does not tell nftables and iptables apart"}
+		Meaning: "a rule of a netfilter hook drops the packet; this kernel does not tell nftables and iptables apart"}
 	CauseForwardOff = Cause{ID: "forwarding-off", Title: "forwarding is off", Counter: "Ip.InAddrErrors",
 		Meaning: "packets for other hosts arrive, but this host is not set to forward",
 		Remedy:  "sysctl -w net.ipv4.ip_forward=1"}
@@ -47,14 +47,14 @@ var (
 	CauseMTU = Cause{ID: "mtu", Title: "packet larger than the next link's MTU", Counter: "Ip.FragFails",
 		Meaning: "the packet may not be fragmented and does not fit; the sender was told by ICMP, if that gets through",
 		Remedy:  "clamp the TCP segment size (tcp option maxseg size set rt mtu) or align the MTUs"}
-	CauseTTL = Cause{ID: "ttl", Title: "TTL ran out", Counter: "Ip.InHdrErrors",
+	CauseTTL = Cause{ID: "ttl", Title: "TTL expired", Counter: "Ip.InHdrErrors",
 		Meaning: "the packet passed too many routers, usually a routing loop",
 		Remedy:  "look for two routers that point at each other for this destination"}
 	CauseHeader = Cause{ID: "bad-header", Title: "broken IP header", Counter: "Ip.InHdrErrors",
 		Meaning: "version, length or checksum of the IP header is wrong",
 		Remedy:  "look for a device that truncates or rewrites packets"}
 	CauseNoRoute = Cause{ID: "no-route", Title: "no route", Counter: "IpExt.InNoRoutes",
-		Meaning: "the routing table has no way to the destination",
+		Meaning: "the routing table has no route to the destination",
 		Remedy:  "add the missing route"}
 	CauseBlackhole = Cause{ID: "blackhole-route", Title: "route says drop",
 		Meaning: "a blackhole, unreachable or prohibit route covers the destination",
@@ -69,7 +69,7 @@ var (
 		Meaning: "there is no room for another next hop in the ARP or neighbour table",
 		Remedy:  "raise net.ipv4.neigh.default.gc_thresh1/2/3"}
 	CauseQdisc = Cause{ID: "qdisc", Title: "queueing discipline",
-		Meaning: "the transmit queue was full or the shaper said no",
+		Meaning: "the transmit queue was full, or the shaper refused the packet",
 		Remedy:  "tc -s qdisc shows which; raise the limit or use fq_codel"}
 	CauseBacklog = Cause{ID: "backlog", Title: "receive backlog full", Counter: "softnet.dropped",
 		Meaning: "packets arrived faster than one CPU took them from its backlog",
@@ -90,7 +90,7 @@ var (
 	CauseFragment = Cause{ID: "fragments", Title: "fragments that were not put together",
 		Meaning: "the fragments of a packet did not all come in time, or the memory for fragments was full",
 		Remedy:  "raise net.ipv4.ipfrag_high_thresh (net.ipv6.ip6frag_high_thresh), or send packets that fit the path"}
-	CauseDuplicate = Cause{ID: "duplicate-fragment", Title: "fragment that came twice", Benign: true,
+	CauseDuplicate = Cause{ID: "duplicate-fragment", Title: "duplicate fragment", Benign: true,
 		Meaning: "the same part of a packet was there already"}
 	CauseFarEnd = Cause{ID: "far-end", Title: "frame that the far end of a virtual link does not take",
 		Meaning: "the frame is larger than the MTU of the link's other end, or that end is down; no ICMP error is sent",
@@ -98,7 +98,7 @@ var (
 	CauseBridgePort = Cause{ID: "bridge-port", Title: "bridge port that does not forward",
 		Meaning: "spanning tree (STP) holds the port in a state in which its frames are dropped",
 		Remedy:  "wait for twice the forward delay, or turn STP off on the bridge (ip link set BRIDGE type bridge stp_state 0)"}
-	CauseMartian = Cause{ID: "martian", Title: "impossible address",
+	CauseMartian = Cause{ID: "martian", Title: "impossible (martian) address",
 		Meaning: "the source or destination cannot occur on this link (loopback, own or broadcast source), or may not leave it",
 		Remedy:  "for DNAT to 127.0.0.1 see net.ipv4.conf.*.route_localnet"}
 	CauseOtherHost = Cause{ID: "other-host", Title: "frame for another host", Benign: true,
@@ -107,18 +107,18 @@ var (
 		Meaning: "no protocol handler is registered for the frame"}
 	CauseXDP = Cause{ID: "xdp", Title: "dropped by an XDP program",
 		Meaning: "an XDP program on a virtual link returned XDP_DROP"}
-	CauseXDPRedirect = Cause{ID: "xdp-redirect", Title: "lost on the way that an XDP program sent them",
+	CauseXDPRedirect = Cause{ID: "xdp-redirect", Title: "lost when an XDP program redirected them",
 		Meaning: "an XDP program redirected frames to an interface that does not take them; no other drop event or counter tells of it",
 		Remedy:  "of a veth, turn GRO on at its other end or attach an XDP program there; else redirect by TC"}
 	CauseXDPAborted = Cause{ID: "xdp-aborted", Title: "aborted by an XDP program",
 		Meaning: "an XDP program failed (XDP_ABORTED, or a verdict that the driver does not know), or XDP_TX found no room"}
 	CauseTC = Cause{ID: "tc", Title: "dropped by a TC program or filter",
-		Meaning: "a TC filter or BPF program said drop"}
+		Meaning: "a TC filter or BPF program dropped the packet"}
 	CauseIPsec = Cause{ID: "ipsec-policy", Title: "IPsec policy",
 		Meaning: "an IPsec policy forbids the packet, or wants it encrypted",
 		Remedy:  "ip xfrm policy shows the policies, /proc/net/xfrm_stat counts"}
 	CauseDetach = Cause{ID: "teardown", Title: "device or socket goes away", Benign: true,
-		Meaning: "packets that waited in something that was removed"}
+		Meaning: "packets that waited in a queue of something that was removed"}
 	CauseTestRun = Cause{ID: "test-run", Title: "test run of a BPF program", Benign: true,
 		Meaning: "a packet that a program made for BPF_PROG_TEST_RUN and no link ever carried"}
 	CauseTCPHousekeeping = Cause{ID: "tcp-housekeeping", Title: "end of TCP connections", Benign: true,
@@ -126,7 +126,7 @@ var (
 	CauseMulticast = Cause{ID: "multicast", Title: "multicast nobody joined", Benign: true,
 		Meaning: "neighbour discovery and group membership of addresses that are not used here"}
 	CauseOther = Cause{ID: "other", Title: "other",
-		Meaning: "dropped by the function named; no everyday cause is known for it"}
+		Meaning: "dropped by the function named; no common cause is known for it"}
 )
 
 // place is what identifies a kind of drop to the rules below.

@@ -149,7 +149,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 		return nil, fmt.Errorf("drops: samples: %w", err)
 	}
 	if d.losses, err = openLosses(); err != nil {
-		d.limits = append(d.limits, fmt.Sprintf("frames that XDP programs redirect in vain: %v", err))
+		d.limits = append(d.limits, fmt.Sprintf("frames that are lost when XDP programs redirect them: %v", err))
 	}
 	if err := d.Resume(); err != nil {
 		d.Close()

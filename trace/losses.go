@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
-// losses counts the frames that XDP programs of the whole host redirect in vain, or
+// losses counts the frames that XDP programs of the whole host redirect and that are lost, or
 // abort. No socket buffer was made of them, so that no drop event tells of them.
 type losses struct {
 	objects lossesObjects

@@ -152,7 +152,7 @@ func Conditions() []Condition {
 			Do: `sysctl -w net.netfilter.nf_conntrack_log_invalid=0`},
 		{Name: "bridge", Wants: []Want{{"RL09", "warn", "1 bridge"}}, Fault: all(nft(natRules), gateway("ip link add br0 type bridge; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),
 			Do: `sysctl -w net.bridge.bridge-nf-call-iptables=0.*`},
-		{Name: "event-listener", Wants: []Want{{"RL10", "info", "1 program hears"}}, Fault: all(nft(natRules), hearing.start), Traffic: web,
+		{Name: "event-listener", Wants: []Want{{"RL10", "info", "1 program receives"}}, Fault: all(nft(natRules), hearing.start), Traffic: web,
 			Cure: all(func(ctx context.Context, l *lab.Lab) error { return hearing.stop(ctx, l) }, listener("-e", "DESTROY").start)},
 		{Name: "no-byte-counters", Wants: []Want{{"RL11", "info", "no byte counters"}}, Fault: nft(natRules), Do: `sysctl -w net.netfilter.nf_conntrack_acct=1`},
 		{Name: "churn", Wants: []Want{{"RL14", "warn", "20 changes"}}, Traffic: gateway("for i in 1 2 3 4 5 6 7 8 9 10; do nft add table inet churn; nft delete table inet churn; done"),
@@ -212,12 +212,12 @@ func Conditions() []Condition {
 // HostConditions lists those that settings of the host make.
 func HostConditions() []Condition {
 	return []Condition{
-		{Name: "table-of-held-connections", Host: smallTable(400), Wants: []Want{{"CT01", "critical", "of 400 entries"}, {"CT02", "critical", "nothing makes room for"}, {"CT15", "warn", "nf_conntrack_max is 400"}},
+		{Name: "table-of-held-connections", Host: smallTable(400), Wants: []Want{{"CT01", "critical", "of 400 entries"}, {"CT02", "critical", "does not evict"}, {"CT15", "warn", "nf_conntrack_max is 400"}},
 			Fault: all(nft(natRules), hold("client", 380, nil)), Do: larger, OnHost: true},
 		{Name: "filling", Host: smallTable(400), Wants: []Want{{"CT03", "critical", "full in"}}, Fault: nft(natRules), Traffic: hold("client", 380, nil), Do: larger, OnHost: true},
 		{Name: "table-full", Host: smallTable(400), Wants: []Want{{"CT05", "critical", "the connection table is full"}, {"CT04", "critical", "table full"}}, Fault: all(nft(natRules), hold("client", 380, nil)),
 			Traffic: spray("client", flow.UDP, 0, 60, Client, 0, Server, 9), Do: larger, OnHost: true, Lasts: "CT04"},
-		{Name: "sacrificed", Host: map[string]string{tableMax: "400", tableBuckets: "512"}, Wants: []Want{{"CT06", "warn", "removed to make room"}}, Fault: nft(natRules),
+		{Name: "early-drop", Host: map[string]string{tableMax: "400", tableBuckets: "512"}, Wants: []Want{{"CT06", "warn", "removed to make room"}}, Fault: nft(natRules),
 			Traffic: spray("client", flow.UDP, 0, 600, Client, 0, Server, 9), Do: larger, OnHost: true},
 		{Name: "few-buckets", Host: map[string]string{tableMax: "20000", tableBuckets: "1024"}, Wants: []Want{{"CT07", "warn", "20000 / 1024"}}, Fault: nft(natRules),
 			Do: `sysctl -w net.netfilter.nf_conntrack_buckets=\d+`, OnHost: true},
@@ -289,7 +289,7 @@ func impatient(ctx context.Context, l *lab.Lab) error {
 	return sysctl("net.ipv4.neigh.lan0.retrans_time_ms", "50")(ctx, l)
 }
 
-// connecting connects n times to a program on the router; some are turned away.
+// connecting connects n times to a program on the router; some are refused.
 func connecting(n int) setup {
 	return func(ctx context.Context, l *lab.Lab) error {
 		return l.Node("client").Do(func() error {

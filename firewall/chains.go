@@ -32,7 +32,7 @@ func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
 	return kind, chain
 }
 
-// step is a rule on the way of a packet.
+// step is a rule on the path of a packet.
 type step struct {
 	every   bool     // whether every packet matches it
 	known   bool     // whether it accepts all packets of known connections
@@ -40,17 +40,17 @@ type step struct {
 	to      []string // the chains that it sends packets to
 }
 
-// ways are the rules of each chain and where they lead, of nftables or of
+// chainGraph are the rules of each chain and where they lead, of nftables or of
 // iptables-legacy.
-type ways struct {
+type chainGraph struct {
 	steps  map[string][]step
 	known  map[string]int      // longest
 	accept map[string]accepted // accepts
 	unread int                 // verdict maps that are not followed
 }
 
-func newWays() *ways {
-	return &ways{steps: map[string][]step{}, known: map[string]int{}, accept: map[string]accepted{}}
+func newChainGraph() *chainGraph {
+	return &chainGraph{steps: map[string][]step{}, known: map[string]int{}, accept: map[string]accepted{}}
 }
 
 // accepted is where packets of known connections are accepted.
@@ -60,7 +60,7 @@ type accepted struct {
 }
 
 // readNft adds the rules of nftables.
-func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *setReader) {
+func (w *chainGraph) readNft(rules map[string][]*nftables.Rule, reader *setReader) {
 	for _, key := range slices.Sorted(maps.Keys(rules)) {
 		for _, rule := range rules[key] {
 			w.steps[key] = append(w.steps[key], step{unconditional(rule), acceptsKnown(rule), returns(rule), w.from(rule, reader)})
@@ -69,7 +69,7 @@ func (w *ways) readNft(rules map[string][]*nftables.Rule, reader *setReader) {
 }
 
 // from is where a rule jumps to, by its own verdict or by one of a map.
-func (w *ways) from(rule *nftables.Rule, reader *setReader) (to []string) {
+func (w *chainGraph) from(rule *nftables.Rule, reader *setReader) (to []string) {
 	noted := map[string]bool{"": true} // of thousands, in the maps of many services
 	note := func(chain string) {
 		if !noted[chain] {
@@ -98,10 +98,10 @@ func (w *ways) from(rule *nftables.Rule, reader *setReader) (to []string) {
 	return to
 }
 
-// longest counts the rules on the longest way through a chain, and keeps it in known.
+// longest counts the rules on the longest path through a chain, and keeps it in known.
 // A packet takes one of the branches behind matches and in verdict maps, as those of
 // services.
-func (w *ways) longest(key string) int {
+func (w *chainGraph) longest(key string) int {
 	if n, there := w.known[key]; there {
 		return n
 	}
@@ -110,8 +110,8 @@ func (w *ways) longest(key string) int {
 	return w.known[key]
 }
 
-// through counts the rules on the longest way through the first so many of a chain.
-func (w *ways) through(key string, first int) (n int) {
+// through counts the rules on the longest path through the first so many of a chain.
+func (w *chainGraph) through(key string, first int) (n int) {
 	branch := 0
 	for _, s := range w.steps[key][:first] {
 		n++
@@ -128,7 +128,7 @@ func (w *ways) through(key string, first int) (n int) {
 
 // accepts finds where a chain accepts packets of known connections. Behind a rule by which
 // some packets leave the chain it is not known of all of them.
-func (w *ways) accepts(key string) accepted {
+func (w *chainGraph) accepts(key string) accepted {
 	if a, there := w.accept[key]; there {
 		return a
 	}
@@ -154,7 +154,7 @@ func (w *ways) accepts(key string) accepted {
 }
 
 // reach notes a chain and those that its rules jump to.
-func (w *ways) reach(key string, reached map[string]bool) {
+func (w *chainGraph) reach(key string, reached map[string]bool) {
 	if reached[key] {
 		return
 	}
