@@ -167,7 +167,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	if (quoted > most)
 		quoted = most;
 	room = header + ICMP_SIZE;
-	later = summed_later(ctx, p, xdp);
+	later = summed_later(ctx, p, p->l4_off, xdp);
 	if (xdp ? bpf_xdp_adjust_head(ctx, -(int)room) :
 		  bpf_skb_adjust_room(ctx, room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
 		return false;
@@ -191,7 +191,7 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	__u32 now = header_now(p), want = header + sizeof(struct tcphdr), len;
-	bool later = summed_later(ctx, p, xdp);
+	bool later = summed_later(ctx, p, p->l4_off, xdp);
 	struct tcphdr tcp, out = {};
 	__u8 macs[2 * ETH_ALEN];
 	__u64 sum;
@@ -225,7 +225,7 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	struct syn_segment out = { .kind = TCP_OPTION_MSS, .size = TCP_OPTION_MSS_SIZE, .mss = bpf_htons(plan->mtu) };
-	bool later = summed_later(ctx, p, xdp);
+	bool later = summed_later(ctx, p, p->l4_off, xdp);
 	__u32 size = sizeof(out);
 	struct tcphdr tcp;
 	__u8 macs[2 * ETH_ALEN];

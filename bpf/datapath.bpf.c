@@ -268,6 +268,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
 	if (done != REASON_NONE)
 		return done;
+	if (reason == REASON_NO_NEIGHBOUR)
+		return xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
 	if (plan->flags & PLAN_KERNEL)
 		return reason;
 	h = hop_of(plan);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // Packets for user space. Later fragments that come before their first one (RFC 4787
 // REQ-14, RFC 6146 §3.4): no program can send a packet later on, so user space keeps
-// them, within bounds of its own, and is told when the first one comes. And packets
-// that go on in fragments only, which the kernel does not make: of what becomes IPv6, and
-// of what has an address of this host.
+// them, within bounds of its own, and is told when the first one comes. Packets that go
+// on in fragments only, which the kernel does not make: of what becomes IPv6, and of
+// what has an address of this host. And translated packets that wait for the hardware
+// address of their next hop, where the kernel would not take them.
 #ifndef SLUICE_HOLD_H
 #define SLUICE_HOLD_H
 
@@ -20,13 +21,13 @@ static __always_inline bool held_credit(struct control *c, __u32 now)
 	return __sync_fetch_and_add(&c->held, 1) < HELD_PER_SECOND;
 }
 
-// Whether the kernel, or a card, is still to fill in the checksum of a segment
-// (CHECKSUM_PARTIAL): packets of a local sender, or those that were joined on arrival (GRO),
-// are such, and stay it whatever is made of them. bpf_l4_csum_replace leaves their
+// Whether the kernel, or a card, is still to fill in the checksum of the segment that begins at
+// l4_off (CHECKSUM_PARTIAL): packets of a local sender, or those that were joined on arrival
+// (GRO), are such, and stay it whatever is made of them. bpf_l4_csum_replace leaves their
 // checksums alone, where the addresses stay.
-static __always_inline bool summed_later(void *ctx, const struct packet *p, const bool xdp)
+static __always_inline bool summed_later(void *ctx, const struct packet *p, __u32 l4_off, const bool xdp)
 {
-	__u32 at = p->l4_off + check_offset(p->tuple.l4_proto);
+	__u32 at = l4_off + check_offset(p->tuple.l4_proto);
 	__u16 was, is;
 
 	if (xdp || (p->tuple.l4_proto != IPPROTO_TCP && p->tuple.l4_proto != IPPROTO_UDP) || !get(ctx, at, &was, 2, false) ||
@@ -35,25 +36,47 @@ static __always_inline bool summed_later(void *ctx, const struct packet *p, cons
 	return is == was || bpf_skb_store_bytes(ctx, at, &was, 2, 0);
 }
 
-// Hands a packet to user space. False when there is nobody or no room.
-static __always_inline bool hand_over(void *ctx, const struct packet *p, bool too_large, const bool xdp)
+// Writes the next hop that the routing table has named.
+static __always_inline void next_hop_of(struct held *h, const struct bpf_fib_lookup *fib)
+{
+	h->out = fib->ifindex;
+	if (fib->family == AF_INET6) { // of an IPv4 packet too, when its route is via IPv6
+		h->next_family = FAMILY_6;
+		__builtin_memcpy(&h->next_hop, fib->ipv6_dst, 16);
+	} else {
+		h->next_family = FAMILY_4;
+		h->next_hop.w[0] = fib->ipv4_dst;
+	}
+}
+
+// What user space does with a packet.
+enum hand {
+	HAND_FRAGMENT,	 // waits for the first fragment
+	HAND_LARGE,	 // translates it and sends it in fragments
+	HAND_UNRESOLVED, // waits for the next hop's hardware address
+};
+
+// Hands a packet of len bytes to user space. False when there is nobody or no room.
+static __always_inline bool hand_over(void *ctx, const struct packet *p, enum hand hand, __u32 len, bool unsummed, const bool xdp)
 {
 	struct control *c = the_control();
-	__u32 len = p->frame_len;
+	struct work *w = the_work();
 	struct held *h;
 	long failed;
 
-	if (!hold_fragments || !c || len > HELD_FRAME || len < ETH_HLEN || !held_credit(c, p->now))
+	if (!hold_fragments || !c || !w || len > HELD_FRAME || len < ETH_HLEN || !held_credit(c, p->now))
 		return false;
 	h = bpf_ringbuf_reserve(&early, sizeof(*h), 0);
 	if (!h)
 		return false;
-	__builtin_memset(&h->key, 0, sizeof(h->key));
-	if (!too_large)
+	__builtin_memset(h, 0, __builtin_offsetof(struct held, frame));
+	if (hand == HAND_FRAGMENT)
 		fragment_key_of(&h->key, p);
+	else if (hand == HAND_UNRESOLVED)
+		next_hop_of(h, (void *)w->fib);
 	h->at = bpf_ktime_get_ns();
 	h->ifindex = p->ifindex;
-	h->len = len | (too_large && summed_later(ctx, p, xdp) ? HELD_UNSUMMED : 0);
+	h->len = len | (unsummed ? HELD_UNSUMMED : 0);
 	bounded(len);
 	len = ((len - 1) & (HELD_FRAME - 1)) + 1; // as it was: Linux 6.1 loses sight of both bounds otherwise
 	failed = xdp ? bpf_xdp_load_bytes(ctx, 0, h->frame, len) : bpf_skb_load_bytes(ctx, 0, h->frame, len);
@@ -68,19 +91,25 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, bool to
 // A later fragment without a first one.
 static __always_inline int hold(void *ctx, const struct packet *p, const bool xdp)
 {
-	return dry_run || hand_over(ctx, p, false, xdp) ? REASON_HELD_FRAGMENT : REASON_ORPHAN_FRAGMENT;
+	return dry_run || hand_over(ctx, p, HAND_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT : REASON_ORPHAN_FRAGMENT;
+}
+
+// A packet that is to go on in fragments.
+static __always_inline bool large(void *ctx, const struct packet *p, const bool xdp)
+{
+	return hand_over(ctx, p, HAND_LARGE, p->frame_len, summed_later(ctx, p, p->l4_off, xdp), xdp);
 }
 
 // RFC 7915 §4: what an IPv4 host sends without DF must not become too large for the
 // path in IPv6. No program can make two packets of one.
 __noinline int xdp_fragment6(struct xdp_md *ctx, const struct packet *p)
 {
-	return p && hand_over(ctx, p, true, true) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
+	return p && large(ctx, p, true) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
 
 __noinline int tc_fragment6(struct __sk_buff *ctx, const struct packet *p)
 {
-	return p && hand_over(ctx, p, true, false) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
+	return p && large(ctx, p, false) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
 
 // Whether the kernel takes a packet with the source that it is to get. One that comes in
@@ -114,7 +143,7 @@ static __always_inline int fragment4(void *ctx, const struct packet *p, const st
 {
 	if (kernel_takes(ctx, p, plan))
 		return REASON_TO_FRAGMENT;
-	return dry_run || hand_over(ctx, p, true, xdp) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
+	return dry_run || large(ctx, p, xdp) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
 
 __noinline int xdp_fragment4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
@@ -125,6 +154,31 @@ __noinline int xdp_fragment4(struct xdp_md *ctx, const struct packet *p, const s
 __noinline int tc_fragment4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
 {
 	return p && plan ? fragment4(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+// A translated packet of len bytes whose next hop's hardware address is unknown: the kernel
+// asks for it and sends the packet, or user space does.
+static __always_inline int unresolved(void *ctx, const struct packet *p, const struct plan *plan, __u32 len, const bool xdp)
+{
+	bool unsummed;
+
+	if ((plan->encap ? plan->gateway_family : plan->family) == FAMILY_6 || kernel_takes(ctx, p, plan))
+		return REASON_NO_NEIGHBOUR;
+	unsummed = !(plan->flags & PLAN_ERROR) &&
+		   summed_later(ctx, p, p->l4_off + header_then(p, plan) - header_now(p) + encap_size(plan), xdp);
+	if (unsummed && plan->encap)
+		return REASON_NO_NEIGHBOUR; // user space fills in the sums of outer segments
+	return hand_over(ctx, p, HAND_UNRESOLVED, len, unsummed, xdp) ? REASON_UNRESOLVED : REASON_NO_NEIGHBOUR;
+}
+
+__noinline int xdp_unresolved(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? unresolved(ctx, p, plan, bpf_xdp_get_buff_len(ctx), true) : REASON_INTERNAL;
+}
+
+__noinline int tc_unresolved(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? unresolved(ctx, p, plan, ctx->len, false) : REASON_INTERNAL;
 }
 
 #endif

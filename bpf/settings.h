@@ -428,8 +428,6 @@ struct fragment {
 	__u8 pad;
 };
 
-// A later fragment for user space to hold; without a frame, the first one that it
-// waits for. Without a key it is a packet that user space is to fragment.
 // A hardware address at which frames are for this host. Written by user space.
 struct station_key {
 	__u64 destination; // in the high six bytes, as it stands in a frame
@@ -439,15 +437,22 @@ struct station_key {
 ASSERT_SIZE(struct station_key, 16);
 
 #define HELD_FRAME 2048
+
+// A packet for user space to send later: with a key a later fragment, which waits for its first
+// one; with an "out" one that is translated and waits for the hardware address of its next hop;
+// with neither one that is to be fragmented. A key alone is a first fragment that has come.
 #define HELD_UNSUMMED 0x80000000 // in len: the checksum of the segment is to be filled in
 struct held {
 	struct fragment_key key;
-	__u64 at; // ns of the monotonic clock
-	__u32 ifindex;
+	__u64 at;	// ns of the monotonic clock
+	__u32 ifindex;	// where it came in
 	__u32 len;
+	union addr next_hop;
+	__u32 out;	   // interface of the next hop
+	__u32 next_family; // FAMILY_4 or FAMILY_6, of the next hop
 	__u8 frame[HELD_FRAME];
 };
-ASSERT_SIZE(struct held, 2104);
+ASSERT_SIZE(struct held, 2128);
 
 enum event_kind {
 	EVENT_NEIGHBOUR,  // addr wants to be resolved

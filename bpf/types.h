@@ -90,6 +90,7 @@ enum reason {
 	REASON_TO_FRAGMENT6,	     // packet that may be fragmented, is too large for the next link, and changes its IP version or leaves with an address of this host: the daemon translates it and sends it in fragments
 	REASON_UNSERVED,	     // for a virtual address of the gateway, and a port or protocol that no service takes there; answered as when-down says
 	REASON_OTHER_STATION,	     // frame for another station's hardware address, or for all of a group (broadcast, multicast) with a packet for one host: the kernel forwards neither
+	REASON_UNRESOLVED,	     // next hop's hardware address unknown, and the packet leaves with an address of this host, so that the kernel would not forward it: the daemon sends it as soon as the address is known
 	REASON_COUNT,		     // number of reasons
 };
 

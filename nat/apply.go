@@ -85,6 +85,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
+	if !known && b[0]>>4 == 4 && !m.kernelTakes(b) && len(in.Frame) <= handedMax && (m.actual == nil || m.actual.Reason != ReasonNoNeighbour) {
+		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends it when the next hop answers
+	}
 	if !known {
 		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, handUp(in.Frame, b, v.trailer)}}}
 	}

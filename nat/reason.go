@@ -58,4 +58,5 @@ const (
 	ReasonUntranslatable      Reason = "untranslatable"
 	ReasonUnsupportedProtocol Reason = "unsupported-protocol"
 	ReasonUnserved            Reason = "unserved"
+	ReasonUnresolved          Reason = "unresolved"
 )

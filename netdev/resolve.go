@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -176,6 +177,30 @@ func manage(n Hop, extended int) error {
 		return fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
 	}
 	return nil
+}
+
+// HardwareAddr returns the MAC of a neighbour; nil while the kernel does not know it.
+func HardwareAddr(n Hop) (net.HardwareAddr, error) {
+	family := netlink.FAMILY_V4
+	if n.Addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	request := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
+	request.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(n.Ifindex)})
+	request.AddData(nl.NewRtAttr(netlink.NDA_DST, n.Addr.AsSlice()))
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil // nobody has asked for it yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
+	}
+	for _, a := range answers {
+		if e, err := netlink.NeighDeserialize(a); err == nil && e.State&usable != 0 && len(e.HardwareAddr) == 6 {
+			return e.HardwareAddr, nil
+		}
+	}
+	return nil, nil
 }
 
 // Kept lists the neighbours that do not age: those that the kernel keeps fresh (true), and

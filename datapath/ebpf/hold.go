@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/kernel"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -35,16 +36,17 @@ const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 
 // holder keeps fragments that came before their first one, and sends them through
 // a program of its own when it has come. What is too large for IPv6 goes through it at
-// once, and on in fragments, and so does what the kernel would not fragment. It belongs to
-// one goroutine.
+// once, and on in fragments, and so does what the kernel would not fragment. Translated
+// packets that the kernel would not take wait for their next hop. It belongs to one goroutine.
 type holder struct {
-	d       *Datapath
-	waiting map[wireFragmentKey][]heldFrame
-	senders map[wireAddr]int
-	frames  int
-	due     []wireFragmentKey // whose first fragment has come
-	large   []heldFrame       // to be fragmented
-	expired time.Duration     // of the monotonic clock: when expire last ran
+	d          *Datapath
+	waiting    map[wireFragmentKey][]heldFrame
+	senders    map[wireAddr]int
+	frames     int
+	due        []wireFragmentKey // whose first fragment has come
+	large      []heldFrame       // to be fragmented
+	unresolved map[netdev.Hop]*unresolved
+	expired    time.Duration // of the monotonic clock: when expire last ran
 
 	failed   int // packets that could not be sent on and that the log does not tell of yet
 	failure  error
@@ -67,7 +69,7 @@ type heldFrame struct {
 
 // hold handles the fragments that the programs hand over, until the ring is closed.
 func (d *Datapath) hold(ring *ringbuf.Reader) {
-	h := &holder{d: d, waiting: map[wireFragmentKey][]heldFrame{}, senders: map[wireAddr]int{}}
+	h := &holder{d: d, waiting: map[wireFragmentKey][]heldFrame{}, senders: map[wireAddr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
 	if err := h.enter(); err != nil {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 		return
@@ -88,8 +90,12 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 	var r ringbuf.Record
 	for {
 		*holding = uint32(h.frames)
+		wait, some := h.nextLook(monotonic())
 		if h.frames+len(h.large)+h.failed > 0 {
-			ring.SetDeadline(time.Now().Add(expireEvery))
+			wait, some = min(wait, expireEvery), true
+		}
+		if some {
+			ring.SetDeadline(time.Now().Add(wait))
 		} else {
 			ring.SetDeadline(time.Time{})
 		}
@@ -108,6 +114,7 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 			h.expire(now)
 		}
 		h.release()
+		h.resolve(monotonic())
 		h.report()
 	}
 }
@@ -155,6 +162,10 @@ func (h *holder) take(b []byte) {
 		fillSum(f.frame)
 	}
 	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
+		return
+	}
+	if w.Out != 0 {
+		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: addrFrom(w.NextHop, wireFamily(w.NextFamily) == wireFamilyFAMILY_6)}, f)
 		return
 	}
 	if w.Key == (wireFragmentKey{}) {

@@ -337,12 +337,15 @@ type wireFragmentKey struct {
 }
 
 type wireHeld struct {
-	_       structs.HostLayout
-	Key     wireFragmentKey
-	At      uint64
-	Ifindex uint32
-	Len     uint32
-	Frame   [2048]uint8
+	_          structs.HostLayout
+	Key        wireFragmentKey
+	At         uint64
+	Ifindex    uint32
+	Len        uint32
+	NextHop    wireAddr
+	Out        uint32
+	NextFamily uint32
+	Frame      [2048]uint8
 }
 
 type wireHint struct {
@@ -696,7 +699,8 @@ const (
 	wireReasonREASON_TO_FRAGMENT6         wireReason = 52
 	wireReasonREASON_UNSERVED             wireReason = 53
 	wireReasonREASON_OTHER_STATION        wireReason = 54
-	wireReasonREASON_COUNT                wireReason = 55
+	wireReasonREASON_UNRESOLVED           wireReason = 55
+	wireReasonREASON_COUNT                wireReason = 56
 )
 
 type wireReverse struct {

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab"
+)
+
+// TestFirstPacketToAnUnknownNeighbour sends one packet to each of several hosts that the
+// gateway has not heard of, with an address of the gateway: the kernel drops such packets, so
+// that only what the daemon sends on is answered without being sent again.
+func TestFirstPacketToAnUnknownNeighbour(t *testing.T) {
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), hook)
+			for _, to := range []struct{ node, addr string }{{"s1", "10.0.2.2:5353"}, {"s1", "[fd00:2::2]:5353"}, {"s2", "10.0.2.3:5353"}} {
+				echo(t, l.Node(to.node), to.addr)
+			}
+			serve(t, l.Node("s3"), "10.0.2.4:8080")
+			d := gateway(t, l.Node("gateway"), hook, "nat: [{name: m, type: masquerade, source: [10.0.1.0/24, \"fd00:1::/64\"], out: lan0}]\n"+
+				"tables: {flows: 4096, flows6: 4096}\n")
+			for _, to := range []struct{ network, addr, server string }{
+				{"udp", "10.0.2.2:5353", "s1"}, {"udp", "[fd00:2::2]:5353", "s1"}, {"tcp", "10.0.2.4:8080", "s3"},
+			} {
+				started := time.Now()
+				server, client, err := ask(l.Node("client"), to.network, to.addr)
+				if err != nil || server != to.server || strings.HasPrefix(client, "10.0.1.") {
+					t.Errorf("%s %s: %q sees %q: %v\n%s", to.network, to.addr, server, client, err, describeReasons(d))
+				}
+				t.Logf("%s %s is answered after %v", to.network, to.addr, time.Since(started))
+			}
+			if n := counted(t, d, "unresolved"); n != 2 {
+				t.Errorf("%d packets waited for their next hop, want those of IPv4: 2\n%s", n, describeReasons(d))
+			}
+			shorten(t, l.Node("gateway"), "lan0", 1000)
+			if n, err := large(t, l.Node("client"), "10.0.2.3:5353", 1200); err != nil || n == 0 {
+				t.Errorf("a datagram that goes on in fragments is not answered: %v\n%s", err, describeReasons(d))
+			}
+		})
+	}
+}
+
+// shorten gives an interface of a node another MTU.
+func shorten(t *testing.T, n *lab.Node, name string, mtu int) {
+	t.Helper()
+	if err := n.Do(func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(link, mtu)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// large sends one datagram that may be fragmented, and returns the length of the answer.
+func large(t *testing.T, n *lab.Node, to string, size int) (int, error) {
+	t.Helper()
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if e := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+		}); e != nil {
+			return e
+		}
+		return err
+	}}
+	c, err := n.Dial(t.Context(), &d, "udp", to)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write(make([]byte, size)); err != nil {
+		return 0, err
+	}
+	return c.Read(make([]byte, size))
+}
