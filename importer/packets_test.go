@@ -48,8 +48,11 @@ func TestPackets(t *testing.T) {
 	}
 	for _, f := range files {
 		source, name := filepath.Base(filepath.Dir(f)), strings.TrimSuffix(filepath.Base(f), ".packets")
-		for _, program := range map[string][]string{"iptables": {"iptables-nft-restore", "iptables-legacy-restore"}, "nftables": {"nft"}}[source] {
+		for _, program := range map[string][]string{"iptables": {"iptables-nft-restore", "iptables-legacy-restore"}, "nftables": {"nft"}, "nftlb": {"nftlb"}}[source] {
 			t.Run(source+"/"+name+"/"+program, func(t *testing.T) {
+				if _, err := exec.LookPath(program); program == "nftlb" && err != nil {
+					t.Skip("needs the program nftlb") // of the packages for comparisons
+				}
 				labtest.Require(t, labtest.Tool(program))
 				s := readSample(t, source, name)
 				r, err := importer.Import(s.source, s.text, s.options)
@@ -337,8 +340,20 @@ func restore(program, rules string) error {
 			continue
 		}
 		cmd := exec.Command(part.program)
-		if program == "nft" {
+		switch program {
+		case "nft":
 			cmd = exec.Command("nft", "-j", "-f", "-")
+		case "nftlb":
+			file, err := os.CreateTemp("", "nftlb") // it takes no pipe
+			if err != nil {
+				return err
+			}
+			defer os.Remove(file.Name())
+			if _, err := file.WriteString(rules); err != nil {
+				return err
+			}
+			file.Close()
+			cmd = exec.Command("nftlb", "-e", "-L", "1", "-c", file.Name())
 		}
 		cmd.Stdin = strings.NewReader(part.rules)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -317,6 +317,9 @@ func (f *farm) balance() {
 	switch v.Str() {
 	case "", "rr":
 		s.Scheduler = config.SchedulerRR
+		if f.weighted() {
+			s.Scheduler = config.SchedulerWRR
+		}
 	case "weight":
 		s.Scheduler = config.SchedulerRandom
 	case "symhash":
@@ -391,7 +394,7 @@ func (f *farm) backend(v *draft.Value) {
 	f.service.Backends = append(f.service.Backends, b)
 }
 
-// policy takes a list of clients as a set that is allowed or denied.
+// policy takes a list of clients as a set that is denied.
 func (f *farm) policy(v *draft.Value) {
 	name := v.Get("name").Str()
 	of := f.n.policies[name]
@@ -410,12 +413,11 @@ func (f *farm) policy(v *draft.Value) {
 			f.without(e.Line, data, "the element is no address or network", "write it in the set")
 		}
 	}
-	name = f.d.Set(name, prefixes)
 	if of.Get("type").Str() == "whitelist" {
-		f.service.Allow = append(f.service.Allow, name)
-	} else {
-		f.service.Deny = append(f.service.Deny, name)
+		f.without(v.Line, "policy "+name, "a whitelist of nftlb lets its clients pass the blacklists behind it; allow: would refuse all others", "take its addresses out of the sets in deny:")
+		return
 	}
+	f.service.Deny = append(f.service.Deny, f.d.Set(name, prefixes))
 }
 
 // session pins a client to a backend.

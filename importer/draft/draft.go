@@ -88,6 +88,7 @@ type Draft struct {
 	known   []bool // lines that somebody has spoken for
 	origin  map[string][]int
 	notes   []Note
+	noted   map[Note]bool
 	refused []string // objects that the configuration does not take, as YAML
 	names   map[string]bool
 	remarks []string
@@ -101,8 +102,8 @@ func New(source, text string, commentMarks ...string) *Draft {
 	lines := strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	return &Draft{
 		Source: source, lines: lines, known: make([]bool, len(lines)+1),
-		unit:   unit{"line", "lines"},
-		origin: map[string][]int{}, names: map[string]bool{}, commentMarks: commentMarks,
+		unit:  unit{"line", "lines"},
+		noted: map[Note]bool{}, origin: map[string][]int{}, names: map[string]bool{}, commentMarks: commentMarks,
 	}
 }
 
@@ -226,7 +227,8 @@ func (d *Draft) note(n Note) {
 	}
 	n.Text = printable(n.Text)
 	d.Know(n.Line)
-	if !slices.Contains(d.notes, n) {
+	if !d.noted[n] {
+		d.noted[n] = true
 		d.notes = append(d.notes, n)
 	}
 }

@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 )
 
@@ -68,8 +69,8 @@ type walker struct {
 	base  *chain
 	paths []*path
 	// ended are packets that an accept took out of the base chain.
-	ended []exception
-	marks []marking
+	ended byDestination[exception]
+	marks byDestination[marking]
 	open  []*chain // against loops
 	// barren are jumps to chains without a rule for them.
 	barren []*rule
@@ -118,13 +119,13 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 		case doReturn:
 			if c == w.base {
 				w.emit(r, mm, except, via)
-				w.ended = append(w.ended, exception{r, mm, true})
+				w.ended.add(mm, exception{r, mm, true})
 			} else {
 				except = append(slices.Clip(except), exception{r, mm, false})
 			}
 		case doAccept:
 			w.emit(r, mm, except, via)
-			w.ended = append(w.ended, exception{r, mm, true})
+			w.ended.add(mm, exception{r, mm, true})
 		case doNothing:
 			w.never = append(w.never, r) // a counter
 		default:
@@ -134,25 +135,54 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 				if len(via) > 0 {
 					by = via[len(via)-1]
 				}
-				w.marks = append(w.marks, marking{r, mm, by})
+				w.marks.add(mm, marking{r, mm, by})
 			}
 		}
 	}
 }
 
 func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
-	all := append(slices.Clip(except), w.ended...)
-	relevant := all[:0:0]
-	for _, e := range all {
+	var relevant []exception
+	for _, e := range append(slices.Clip(except), w.ended.near(m)...) {
 		if e.match.meets(m) {
 			relevant = append(relevant, e)
 		}
 	}
 	var marks []marking
-	for _, k := range w.marks {
+	for _, k := range w.marks.near(m) {
 		if k.match.meets(m) {
 			marks = append(marks, k)
 		}
 	}
 	w.paths = append(w.paths, &path{base: w.base, via: via, rule: r, match: m, except: relevant, marks: marks})
 }
+
+// byDestination is a list that finds quickly what a packet to one address may meet: Kubernetes has
+// thousands of addresses with rules of their own.
+type byDestination[T any] struct {
+	single map[netip.Prefix][]T
+	others []T
+	all    []T
+}
+
+func (l *byDestination[T]) add(m match, x T) {
+	l.all = append(l.all, x)
+	if !m.oneAddress() {
+		l.others = append(l.others, x)
+		return
+	}
+	if l.single == nil {
+		l.single = map[netip.Prefix][]T{}
+	}
+	l.single[m.dst[0]] = append(l.single[m.dst[0]], x)
+}
+
+// near returns what is about the destination of a match, and what is about no single one.
+func (l *byDestination[T]) near(m match) []T {
+	if !m.oneAddress() {
+		return l.all
+	}
+	return append(slices.Clip(l.single[m.dst[0]]), l.others...)
+}
+
+func (m match) oneAddress() bool { return len(m.dst) == 1 && m.dst[0].IsSingleIP() }
