@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/importer"
 	"github.com/sluice-lb/sluice/importer/draft"
 )
@@ -67,6 +68,7 @@ func TestSamples(t *testing.T) {
 				t.Errorf("not valid: %v\n%s", err, r.YAML)
 			}
 			everyLine(t, s, r)
+			carried(t, s.name, r.YAML)
 			var report strings.Builder
 			if err := r.Report(&report, true); err != nil {
 				t.Fatal(err)
@@ -82,6 +84,34 @@ func TestSamples(t *testing.T) {
 				expect(t, s.path+".rest", r.Rest)
 			}
 		})
+	}
+}
+
+// carried wants nftables to take what is forced on it, and the firewall rules.
+func carried(t *testing.T, name, yaml string) {
+	t.Helper()
+	c, err := config.Decode(name, []byte(yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := (*nft.Datapath)(nil)
+	forced := func(own config.DatapathChoice) bool {
+		return own == config.DatapathNftables || own == "" && c.Datapath == config.DatapathNftables
+	}
+	for i := range c.Services {
+		if err := n.CarriesService(&c.Services[i]); err != nil && forced(c.Services[i].Datapath) {
+			t.Errorf("service %s: %v", c.Services[i].Name, err)
+		}
+	}
+	for i := range c.NAT {
+		if err := n.CarriesNAT(&c.NAT[i]); err != nil && forced(c.NAT[i].Datapath) {
+			t.Errorf("nat %s: %v", c.NAT[i].Name, err)
+		}
+	}
+	for i := range c.Firewall.Rules {
+		if err := n.CarriesRule(&c.Firewall.Rules[i]); err != nil {
+			t.Errorf("rule %s: %v", c.Firewall.Rules[i].Name, err)
+		}
 	}
 }
 

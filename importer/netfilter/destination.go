@@ -170,6 +170,7 @@ func (t *translator) group(g *group) {
 			t.take(p, o)
 			t.exceptions(p, o.name, map[*rule]bool{})
 		}
+		t.overtakes(g.paths[0], o.name)
 		for _, s := range said {
 			t.d.Changed(o.name, s.line, s.text, s.reason, s.next)
 		}

@@ -20,7 +20,7 @@ func (t *translator) filter(w *walker) {
 	var rules []config.FirewallRule
 	var of []*path
 	exact := true
-	for _, p := range w.paths {
+	for i, p := range w.paths {
 		r := p.rule
 		at, why := w.base.firewallHook()
 		list, next := []config.FirewallRule(nil), "keep the chain in "+t.program+", which Sluice leaves alone"
@@ -38,7 +38,11 @@ func (t *translator) filter(w *walker) {
 			why, next = "an earlier rule of its chain exempts packets", "keep the chain in "+t.program+", which Sluice leaves alone"
 		}
 		if why != "" {
-			if r.do == doClamp && t.clamp(p) {
+			if r.do == doClamp && t.clamp(p) || r.do == doHelper && t.help(p) {
+				continue
+			}
+			if (r.do == doAccept || r.do == doReturn) && !w.base.drops && !slices.ContainsFunc(w.paths[i+1:], p.isFollowedBy) {
+				t.implied(p, "accepts what no rule behind it drops")
 				continue
 			}
 			exact = exact && r.do != doAccept && r.do != doReturn
@@ -181,7 +185,11 @@ func (t *translator) firewallRules(p *path, at config.Hook) (list []config.Firew
 	case doMark:
 		base.Action, base.Mark = config.ActionMark, r.mark
 	case doNotrack:
-		base.Action = config.ActionNotrack
+		if base.Action = config.ActionNotrack; at != config.HookPrerouting {
+			return nil, "no equal for what is not tracked of the host's own packets", "keep it in " + t.program
+		}
+	case doHelper:
+		return nil, "a helper belongs to the object whose connections it reads", "write helper: " + r.helper + " at the service, port-forward, masquerade or snat"
 	default:
 		return nil, "no equal for " + what(r), "keep it in " + t.program
 	}
@@ -271,6 +279,39 @@ func (t *translator) clamp(p *path) bool {
 			n.MSSClamp, done = true, true
 			t.d.Changed(s.object.name, p.rule.line, p.rule.text, "mss-clamp lowers the option in both directions, and adds none to SYNs without it", "")
 			t.take(p, s.object)
+		}
+	}
+	return done
+}
+
+// isFollowedBy reports whether a rule behind does anything but accept with packets that a path accepts.
+func (p *path) isFollowedBy(later *path) bool {
+	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.meets(p.match)
+}
+
+// helperPorts are the ports of the protocols that helpers read for inside hosts.
+var helperPorts = map[string]uint16{"ftp": 21, "tftp": 69, "sip": 5060, "pptp": 1723, "snmp": 162, "amanda": 10080, "irc": 6667}
+
+// help gives a helper to the source translations, and to port-forwards of its port.
+func (t *translator) help(p *path) (done bool) {
+	m, helper := p.match, p.rule.helper
+	port := helperPorts[helper]
+	if port == 0 || len(m.dport) != 1 || m.dport[0] != (flow.Ports{First: port, Last: port}) || len(m.src)+len(m.dst)+len(m.other)+len(m.in) > 0 {
+		return false
+	}
+	for _, s := range t.sourced {
+		n := &t.d.Config.NAT[s.object.nat]
+		if !slices.Contains(n.Helper.Each(), config.Helper(helper)) {
+			n.Helper = config.Helpers(strings.TrimPrefix(string(n.Helper)+","+helper, ","))
+		}
+		t.take(p, s.object)
+		done = true
+	}
+	for _, f := range t.forwards {
+		if f.nat >= 0 && f.proto == m.proto && len(f.listen[0].Ports) == 1 && f.listen[0].Ports[0] == m.dport[0] {
+			t.d.Config.NAT[f.nat].Helper = config.Helpers(helper)
+			t.take(p, made{f.object, -1, f.nat})
+			done = true
 		}
 	}
 	return done

@@ -17,9 +17,10 @@ const (
 
 // path is one way of a packet through the rules, to something that is done with it.
 type path struct {
-	base *chain
-	via  []*rule // the jumps
-	rule *rule   // the last one
+	base  *chain
+	place int     // among the paths of the chain
+	via   []*rule // the jumps
+	rule  *rule   // the last one
 	// match holds for all of it together; except are packets that left before: by a return or
 	// accept.
 	match  match
@@ -154,7 +155,7 @@ func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
 			marks = append(marks, k)
 		}
 	}
-	w.paths = append(w.paths, &path{base: w.base, via: via, rule: r, match: m, except: relevant, marks: marks})
+	w.paths = append(w.paths, &path{base: w.base, place: len(w.paths), via: via, rule: r, match: m, except: relevant, marks: marks})
 }
 
 // byDestination is a list that finds quickly what a packet to one address may meet: Kubernetes has

@@ -103,13 +103,14 @@ func (p *iptables) ipset(n int, w []string) {
 			if p.set.sets[name] == nil {
 				p.set.sets[name] = []netip.Prefix{}
 			}
-		default:
-			p.d.Lost(n, "", "sets of type "+w[2]+" have no equal", "write the addresses of the set under firewall: sets:")
 		}
 		return
 	}
+	if p.set.sets[name] == nil {
+		return // of a type without an equal
+	}
 	list, err := prefixesOf(w[2])
-	if _, known := p.set.sets[name]; err != nil || !known || len(w) > 3 && w[3] == "nomatch" {
+	if err != nil || len(w) > 3 && w[3] == "nomatch" {
 		p.d.Lost(n, "", "the element has no equal", "write the addresses of the set under firewall: sets:")
 		return
 	}

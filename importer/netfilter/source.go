@@ -109,6 +109,7 @@ func (t *translator) source(p *path, later []*path) {
 	}
 	p.except = left
 	t.exceptions(p, o.name, map[*rule]bool{})
+	t.overtakes(p, o.name)
 	t.sourceDifferences(p, o.name, n, later)
 }
 

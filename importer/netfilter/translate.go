@@ -33,6 +33,8 @@ type translator struct {
 	// masquerading marks tell that a packet's source is translated where it leaves.
 	masquerading []marked
 	sourced      []*sourceRule
+	// missed are translations that have no equal.
+	missed []*path
 	// stays tells that rules stay in the program that forwarded packets have to meet.
 	stays bool
 }
@@ -128,10 +130,13 @@ func (t *translator) sets() {
 	}
 	for name, lines := range t.set.setLines {
 		for _, n := range lines {
-			if used[name] {
-				t.d.Know(n)
-			} else {
+			switch {
+			case !used[name]:
 				t.d.Implied(n, "", "no rule uses the set")
+			case t.set.sets[name] == nil:
+				t.d.Lost(n, "", "no equal for a set of this type", "write its addresses under firewall: sets:")
+			default:
+				t.d.Know(n)
 			}
 		}
 	}
@@ -140,7 +145,7 @@ func (t *translator) sets() {
 // useSet adds a set to the configuration for an object, and returns its name.
 func (t *translator) useSet(name string, r *rule) string {
 	list, known := t.set.sets[name]
-	if !known {
+	if !known && len(t.set.setLines[name]) == 0 {
 		t.d.Lost(r.line, "set "+name, "the elements of the set are not in the file", "append what 'ipset save' prints, or write them under firewall: sets:")
 	}
 	return t.d.Set(name, list)
@@ -149,6 +154,9 @@ func (t *translator) useSet(name string, r *rule) string {
 // lose notes that a path has no equal.
 func (t *translator) lose(p *path, reason, next string) {
 	t.lost[p.rule] = true
+	if p.base.nat {
+		t.missed = append(t.missed, p)
+	}
 	t.d.Lost(p.rule.line, p.rule.text, reason, next)
 	for _, r := range p.via {
 		t.d.Know(r.line)
@@ -246,6 +254,15 @@ func (t *translator) exceptions(p *path, object string, said map[*rule]bool) {
 			said[e.rule] = true
 			t.d.Changed(object, e.rule.line, e.rule.text, "an earlier rule exempts packets, and the object has no such exception", "write a narrower object, or keep both in "+t.program)
 			t.lost[e.rule] = true
+		}
+	}
+}
+
+// overtakes notes in an object that translations without an equal came before it.
+func (t *translator) overtakes(p *path, object string) {
+	for _, q := range t.missed {
+		if q.base == p.base && q.place < p.place && q.match.meets(p.match) {
+			t.d.Changed(object, q.rule.line, q.rule.text, "a rule that has no equal took some of the object's packets before", "see to it that one of both alone is for them")
 		}
 	}
 }
