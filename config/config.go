@@ -159,6 +159,10 @@ type Service struct {
 	// Scheduler picks the backend of a new flow; default rr, in mode stateless
 	// source-hash.
 	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc"`
+	// SlowStart is the time in which a backend that comes up, or is added, gets to its full
+	// share of new flows, in ten steps, 1s to 1h; 0: at once. It needs a scheduler that
+	// goes by weight.
+	SlowStart Duration `yaml:"slow-start,omitempty" json:"slow-start,omitzero"`
 	// SourcePool are the addresses that fullnat puts in place of the client's.
 	// Empty means the address of the interface that the packet leaves by.
 	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty" jsonschema:"maxItems=256"`

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -242,6 +243,10 @@ func (v *validator) mode(p path, s *Service) {
 			"mode stateless remembers no clients"},
 		{stateless && slices.Contains([]Scheduler{SchedulerRR, SchedulerWRR, SchedulerRandom, SchedulerLC, SchedulerWLC}, s.Scheduler), "scheduler",
 			"write source-hash, symmetric-hash or maglev", fmt.Sprintf("mode stateless remembers no flows, and %s would send the packets of one flow to several backends", s.Scheduler)},
+		{s.SlowStart < 0 || s.SlowStart > 0 && (s.SlowStart.D() < time.Second || s.SlowStart.D() > time.Hour), "slow-start",
+			"write 1s to 1h", fmt.Sprintf("slow-start %s is out of range", s.SlowStart)},
+		{s.SlowStart > 0 && slices.Contains([]Scheduler{SchedulerRR, SchedulerLC}, s.Scheduler), "slow-start",
+			"write scheduler: wrr, wlc, random, source-hash, symmetric-hash or maglev", fmt.Sprintf("slow-start works by weights, which scheduler %s does not look at", s.Scheduler)},
 		{stateless && s.severalAddresses(), "listen", "make one service for each address",
 			"mode stateless cannot tell which of several addresses a reply belongs to"},
 		{stateless && s.Protocol == flow.Any && len(s.Listen) > 1, "listen", "write one listener", "mode stateless with protocol any takes one listener"},

@@ -79,6 +79,9 @@ type Service struct {
 	*config.Service
 	// State of each of Service.Backends, by index.
 	State []State
+	// Weights of the backends while some of them come (slow-start), by index; nil: those of the
+	// configuration. Beside each other they count, not beside those of the configuration.
+	Weights []int
 }
 
 // State of a backend.

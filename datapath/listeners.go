@@ -130,16 +130,16 @@ func Differing(before, after *Snapshot) map[string]bool {
 		return differ
 	}
 	differing(differ, before.Services, after.Services,
-		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).Alike)
+		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).sameStates)
 	differing(differ, before.NAT, after.NAT,
 		func(n **config.NATRule) string { return "nat " + (*n).Name }, func(a, b **config.NATRule) bool { return (*a).Name == (*b).Name },
 		func(a, b **config.NATRule) bool { return *a == *b || reflect.DeepEqual(*a, *b) })
 	return differ
 }
 
-// Alike reports whether two services and the states of their backends are.
+// Alike reports whether two services, the states and the weights of their backends are.
 func (s *Service) Alike(o *Service) bool {
-	return slices.Equal(s.State, o.State) && (s.Service == o.Service || s.Service.Equal(o.Service))
+	return slices.Equal(s.Weights, o.Weights) && s.sameStates(o)
 }
 
 // differing notes the names of what is in one of two lists only, or not alike in both. Most lists have

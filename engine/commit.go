@@ -19,8 +19,8 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		return Applied{}, ErrStopped
 	}
 	e.revision++
-	next := e.snapshots(cfg, plan)
 	applied := Applied{Revision: e.revision, At: time.Now()}
+	next := e.snapshots(cfg, plan, applied.At)
 	order := e.opt.Datapaths
 	if e.config == nil {
 		left, err := e.planAll(ctx, next)
@@ -50,6 +50,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		applied.Changes = append(applied.Changes, change)
 	}
 	e.tellStates(e.inForce, next)
+	e.noteComing(next, applied.At)
 	e.config, e.plan, e.inForce, e.prior = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()

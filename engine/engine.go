@@ -64,6 +64,7 @@ type Engine struct {
 	inForce   map[string]*datapath.Snapshot // by datapath
 	override  map[backendKey]Override       // by the operator, until cleared; of no backend: of the whole gateway
 	prior     map[backendKey]priorState     // backends of inForce; nil until needed
+	since     map[backendKey]time.Time      // backends that come by slow-start, and since when
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
@@ -277,6 +278,7 @@ func (e *Engine) Run(ctx context.Context) {
 	var followed time.Time // when the datapaths last followed the network
 	followError := ""      // last one logged
 	repairError := ""      // last one logged
+	go e.slowStarts(ctx)
 	repairs := time.NewTicker(repairInterval)
 	defer repairs.Stop()
 	for {

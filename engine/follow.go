@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/event"
@@ -130,12 +132,17 @@ func (e *Engine) refresh(ctx context.Context) error {
 }
 
 func (e *Engine) stale() bool {
+	now := time.Now()
 	for _, snapshot := range e.inForce {
-		for _, s := range snapshot.Services {
+		for k := range snapshot.Services {
+			s := &snapshot.Services[k]
 			for i := range s.Backends {
 				if e.state(s.Service, i) != s.State[i] {
 					return true
 				}
+			}
+			if s.SlowStart > 0 && !slices.Equal(e.weights(s.Service, s.State, s, now), s.Weights) {
+				return true
 			}
 		}
 	}

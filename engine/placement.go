@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -295,14 +296,15 @@ func ruleName(r *config.FirewallRule, i int) string {
 }
 
 // snapshots builds what each datapath is asked to be.
-func (e *Engine) snapshots(cfg *config.Config, p placement) map[string]*datapath.Snapshot {
+func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
 	all := map[string]*datapath.Snapshot{}
+	inForce := e.finder()
 	for _, d := range e.opt.Datapaths {
 		name := d.Name()
 		s := &datapath.Snapshot{Revision: e.revision, Config: cfg}
 		for i := range cfg.Services {
 			if p.services[i].on(name) {
-				s.Services = append(s.Services, e.service(&cfg.Services[i]))
+				s.Services = append(s.Services, e.service(&cfg.Services[i], inForce, now))
 			}
 		}
 		for i := range cfg.NAT {
@@ -320,10 +322,13 @@ func (e *Engine) snapshots(cfg *config.Config, p placement) map[string]*datapath
 	return all
 }
 
-func (e *Engine) service(s *config.Service) datapath.Service {
-	state := make([]datapath.State, len(s.Backends))
-	for i := range state {
-		state[i] = e.state(s, i)
+func (e *Engine) service(s *config.Service, inForce func(string) *datapath.Service, now time.Time) datapath.Service {
+	out := datapath.Service{Service: s, State: make([]datapath.State, len(s.Backends))}
+	for i := range out.State {
+		out.State[i] = e.state(s, i)
 	}
-	return datapath.Service{Service: s, State: state}
+	if s.SlowStart > 0 {
+		out.Weights = e.weights(s, out.State, inForce(s.Name), now)
+	}
+	return out
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
@@ -64,11 +65,11 @@ func (e *Engine) View() View {
 	for i := range e.config.Services {
 		s, ok := inForce[e.config.Services[i].Name]
 		if !ok {
-			s = e.service(&e.config.Services[i])
+			s = e.service(&e.config.Services[i], e.finder(), time.Now())
 		}
 		view := ServiceView{Service: s, Place: e.plan.services[i], Why: make([]string, len(s.Backends))}
 		for b := range s.Backends {
-			view.Why[b] = e.why(s.Service, b)
+			view.Why[b] = joined(e.why(s.Service, b), slowWhy(&s, b))
 		}
 		v.Services = append(v.Services, view)
 	}
@@ -103,6 +104,14 @@ func (e *Engine) warnings() []string {
 		}
 	}
 	return append(list, e.addressWarnings()...)
+}
+
+// joined joins two texts, of which each may be empty.
+func joined(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
 }
 
 func (e *Engine) why(s *config.Service, i int) string {
@@ -227,7 +236,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		e.mu.Unlock()
 		return nil, err
 	}
-	next := e.snapshots(cfg, plan)
+	next := e.snapshots(cfg, plan, time.Now())
 	e.mu.Unlock()
 	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}
 	for i := range cfg.Services {

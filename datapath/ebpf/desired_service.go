@@ -232,7 +232,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 			return err
 		}
 		numbers[i] = n
-		weight := uint16(max(b.Weight, 1))
+		weight := uint16(s.Weight(i))
 		if s.Scheduler == config.SchedulerLC {
 			weight = 1
 		}
@@ -292,7 +292,7 @@ func schedule(s *datapath.Service) []int {
 	members := make([]balance.Member, len(active))
 	for n, i := range active {
 		b := s.Backends[i]
-		members[n] = balance.Member{Key: memberKey(b), Weight: max(b.Weight, 1)}
+		members[n] = balance.Member{Key: memberKey(b), Weight: s.Weight(i)}
 		if s.Scheduler == config.SchedulerRR || s.Scheduler == "" || s.Scheduler == config.SchedulerLC {
 			members[n].Weight = 1
 		}

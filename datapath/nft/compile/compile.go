@@ -75,6 +75,7 @@ type Service struct {
 
 	source config.Service // a copy, which holds no whole configuration
 	state  []datapath.State
+	weight []int // of datapath.Service
 	id     uint32
 	uses   []rs.ID // shared sets that the fragment has elements in
 	routed bool    // depends on routes, so it is compiled anew each time
@@ -103,7 +104,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 			compiled = previous.Services[svc.Name]
 		}
 		reuse := compiled != nil && !compiled.routed && compiled.id == ids[svc.Name] &&
-			slices.Equal(compiled.state, svc.State) && (!setsChanged || len(svc.Allow)+len(svc.Deny) == 0) &&
+			slices.Equal(compiled.state, svc.State) && slices.Equal(compiled.weight, svc.Weights) && (!setsChanged || len(svc.Allow)+len(svc.Deny) == 0) &&
 			compiled.source.Equal(svc.Service)
 		if !reuse {
 			var err error

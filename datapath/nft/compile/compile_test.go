@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -259,5 +260,52 @@ func TestSharedMembersStay(t *testing.T) {
 	none, err := Compile(&datapath.Snapshot{Config: &config.Config{}}, testEnv(), left)
 	if err != nil || members(both) != 4 || members(left) != 4 || members(none) != 0 {
 		t.Errorf("%d, %d, %d members of two rules, one and none; %v", members(both), members(left), members(none), err)
+	}
+}
+
+// TestWeightsOfBackendsThatCome: the weights of a snapshot go before those of the configuration, and leave
+// the numbers of all services as they are.
+func TestWeightsOfBackendsThatCome(t *testing.T) {
+	of := func(name, listen string) config.Service {
+		return config.Service{Name: name, Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerWRR, SlowStart: config.Duration(time.Minute),
+			Listen:   []config.Listen{{Address: netip.MustParseAddr(listen), Ports: []flow.Ports{{First: 80, Last: 80}}}},
+			Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.2"), Weight: 1, Priority: 1}, {Name: "b", Address: netip.MustParseAddr("10.0.2.3"), Weight: 1, Priority: 1}}}
+	}
+	c := &config.Config{Services: []config.Service{of("one", "192.0.2.1"), of("two", "192.0.2.2")}}
+	s := snapshotOf(c)
+	full, err := Compile(s, testEnv(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, weights := range [][]int{{10, 1}, {10, 9}, nil} {
+		s = snapshotOf(c)
+		s.Services[0].Weights = weights
+		again, err := Compile(s, testEnv(), full)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots := again.Services["one"].Slots[rs.IP]
+		b := 0
+		for _, key := range slots {
+			if strings.HasPrefix(key, "10.0.2.3") {
+				b++
+			}
+		}
+		want, of := 1, 2
+		if weights != nil {
+			want, of = weights[1], weights[0]+weights[1]
+		}
+		if b != want || len(slots) != of {
+			t.Errorf("weights %v: %d of %d slots", weights, b, len(slots))
+		}
+		for name, id := range full.ids {
+			if again.ids[name] != id {
+				t.Errorf("weights %v: %s has number %d, had %d", weights, name, again.ids[name], id)
+			}
+		}
+		if again.Services["two"] != full.Services["two"] {
+			t.Errorf("weights %v: the other service is compiled again", weights)
+		}
+		full = again
 	}
 }

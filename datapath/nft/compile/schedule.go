@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -83,7 +84,7 @@ func (p *part) schedule() []int {
 	members := make([]balance.Member, len(p.active))
 	for n, i := range p.active {
 		b := p.svc.Backends[i]
-		members[n] = balance.Member{Key: Key(b), Weight: max(b.Weight, 1)}
+		members[n] = balance.Member{Key: Key(b), Weight: p.svc.Weight(i)}
 		if p.svc.Scheduler == config.SchedulerRR || p.svc.Scheduler == "" {
 			members[n].Weight = 1
 		}
@@ -177,5 +178,6 @@ func capacity(s *config.Service) int {
 	for _, b := range s.Backends {
 		n += max(b.Weight, 1)
 	}
+	n *= datapath.SlowScale(s)
 	return max(n, 1)
 }

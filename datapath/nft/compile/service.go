@@ -37,7 +37,7 @@ func (c *compiler) service(svc datapath.Service, id uint32) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		Name: svc.Name, source: *svc.Service, state: slices.Clone(svc.State), id: id,
+		Name: svc.Name, source: *svc.Service, state: slices.Clone(svc.State), weight: svc.Weights, id: id,
 		Fragment: &rs.Fragment{Owner: "service " + svc.Name},
 		Slots:    make(map[rs.Family][]string),
 	}

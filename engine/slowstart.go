@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// slowTick is how often the weights of backends that come are looked at: so often are they applied at
+// most, however many come.
+const slowTick = time.Second
+
+// weights returns those of a service's backends while some of them come, else nil: those of the
+// configuration. was is the service in force, nil for none: all backends of a new service begin alike.
+func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapath.Service, now time.Time) []int {
+	if s.SlowStart == 0 || was == nil {
+		return nil
+	}
+	coming := false
+	steps := make([]int, len(s.Backends))
+	for i := range s.Backends {
+		since, ok := e.came(s, i, state[i], was, now)
+		if steps[i] = datapath.SlowSteps; ok {
+			steps[i] = datapath.SlowStep(now.Sub(since), s)
+		}
+		coming = coming || steps[i] < datapath.SlowSteps
+	}
+	if !coming {
+		return nil
+	}
+	scale := datapath.SlowScale(s)
+	weights := make([]int, len(s.Backends))
+	for i := range weights {
+		weights[i] = max(1, max(s.Backends[i].Weight, 1)*scale*steps[i]/datapath.SlowSteps)
+	}
+	return weights
+}
+
+// finder returns what finds services in force by their names, nil for none. It makes its index when it is
+// asked first.
+func (e *Engine) finder() func(name string) *datapath.Service {
+	var index map[string]datapath.Service
+	return func(name string) *datapath.Service {
+		if index == nil {
+			index = servicesOf(e.inForce)
+		}
+		if s, ok := index[name]; ok {
+			return &s
+		}
+		return nil
+	}
+}
+
+// came returns since when a backend has taken new flows, if that was while its service was in force.
+func (e *Engine) came(s *config.Service, i int, state datapath.State, was *datapath.Service, now time.Time) (time.Time, bool) {
+	b := &s.Backends[i]
+	if state != datapath.Up {
+		return time.Time{}, false
+	}
+	for j := range was.Backends {
+		if o := &was.Backends[j]; o.Name == b.Name && o.Address == b.Address && o.Port == b.Port && was.State[j] == datapath.Up {
+			since, ok := e.since[backendKey{s.Name, b.Name}]
+			return since, ok
+		}
+	}
+	return now, true
+}
+
+// noteComing remembers since when backends take new flows: those of snapshots that come in force.
+func (e *Engine) noteComing(next map[string]*datapath.Snapshot, now time.Time) {
+	since := map[backendKey]time.Time{}
+	before := e.finder()
+	for _, snapshot := range next {
+		for k := range snapshot.Services {
+			s := &snapshot.Services[k]
+			if s.Weights == nil {
+				continue
+			}
+			was := before(s.Name) // it is there, for else there are no weights
+			for i := range s.Backends {
+				if at, ok := e.came(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
+					since[backendKey{s.Name, s.Backends[i].Name}] = at
+				}
+			}
+		}
+	}
+	e.since = since
+}
+
+// slowStarts gives backends that come more and more of their weight, until the context ends.
+func (e *Engine) slowStarts(ctx context.Context) {
+	tick := time.NewTicker(slowTick)
+	defer tick.Stop()
+	told := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err, text := e.step(ctx), ""
+		if err != nil {
+			if text = err.Error(); text != told && !errors.Is(err, ErrStopped) {
+				e.opt.Log.Error("weights of backends that come could not be changed; trying again", "every", slowTick, "error", err)
+			}
+		}
+		told = text
+	}
+}
+
+// step applies the weights that backends have now, when they are others than in force.
+func (e *Engine) step(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.since) == 0 || e.config == nil || !e.stale() {
+		return nil
+	}
+	_, err := e.commit(ctx, e.config, e.plan)
+	return err
+}
+
+// slowWhy tells how much of its weight a backend has, "" for all of it.
+func slowWhy(s *datapath.Service, i int) string {
+	full := max(s.Backends[i].Weight, 1) * datapath.SlowScale(s.Service)
+	if s.Weights == nil || s.State[i] != datapath.Up || s.Weights[i] == full {
+		return ""
+	}
+	return fmt.Sprintf("slow start: %d %% of its weight", 100*s.Weights[i]/full)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// slow is a service with slow-start whose backends have these weights.
+func slow(weights ...int) config.Service {
+	s := service("web")
+	s.Scheduler, s.SlowStart = config.SchedulerWRR, config.Duration(30*time.Second)
+	for i, w := range weights {
+		s.Backends = append(s.Backends, config.Backend{Name: string(rune('a' + i)), Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Weight: w, Priority: 1})
+	}
+	return s
+}
+
+func all(names ...string) health {
+	h := health{}
+	for _, n := range names {
+		h[n] = true
+	}
+	return h
+}
+
+// TestSlowStart: a backend that comes gets its weight in ten steps; those that are there keep their shares,
+// and nothing is applied when nothing comes.
+func TestSlowStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, h := &fake{name: "ebpf"}, all("a", "b", "c")
+		e := New(Options{Datapaths: []datapath.Datapath{d}, Health: h})
+		apply := func(s config.Service) {
+			t.Helper()
+			if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{s}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(slow(1, 2))
+		if w := d.last().Services[0].Weights; w != nil {
+			t.Errorf("the first apply starts slowly: %v", w)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go e.Run(ctx)
+		time.Sleep(time.Minute)
+		if n := len(d.applied); n != 1 {
+			t.Errorf("%d applies while nothing comes", n)
+		}
+		h["b"] = false
+		e.Kick()
+		time.Sleep(time.Second)
+		h["b"] = true
+		e.Kick()
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		var steps []string
+		for _, s := range d.applied[2:] {
+			steps = append(steps, fmt.Sprint(s.Services[0].Weights))
+		}
+		want := "[10 2] [10 4] [10 6] [10 8] [10 10] [10 12] [10 14] [10 16] [10 18] []"
+		if got := strings.Join(steps, " "); got != want {
+			t.Errorf("steps %s\nwant  %s", got, want)
+		}
+
+		h["c"] = true
+		apply(slow(1, 2, 1)) // c is added
+		if w := d.last().Services[0].Weights; !slices.Equal(w, []int{10, 20, 1}) {
+			t.Errorf("a new backend begins with %v", w)
+		}
+		if why := e.View().Services[0].Why[2]; why != "slow start: 10 % of its weight" {
+			t.Errorf("why: %s", why)
+		}
+		time.Sleep(15 * time.Second)
+		moved := slow(1, 2, 1)
+		moved.Backends[0].Address = netip.MustParseAddr("10.0.0.9") // another server under the same name
+		apply(moved)
+		if w := d.last().Services[0].Weights; !slices.Equal(w, []int{1, 20, 6}) {
+			t.Errorf("while one comes, another begins: %v", w)
+		}
+		moved.SlowStart = 0
+		moved.Backends = slices.Clone(moved.Backends)
+		apply(moved)
+		time.Sleep(5 * time.Second)
+		if w := d.last().Services[0].Weights; w != nil {
+			t.Errorf("without slow-start: %v", w)
+		}
+	})
+}
+
+// TestSlowStartOfMany: a hundred backends that come one after the other cost an apply a second at most.
+func TestSlowStartOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, h := &fake{name: "ebpf"}, health{}
+		e := New(Options{Datapaths: []datapath.Datapath{d}, Health: h, Settle: time.Millisecond})
+		s := slow(slices.Repeat([]int{1}, 100)...)
+		for i := range s.Backends {
+			s.Backends[i].Name = fmt.Sprint("b", i)
+			h[s.Backends[i].Name] = false
+		}
+		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{s}}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go e.Run(ctx)
+		for i := range s.Backends {
+			h[s.Backends[i].Name] = true
+			e.Kick()
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(d.applied); n > 1+100+40 { // the first, one for each that came, and the steps
+			t.Errorf("%d applies", n)
+		}
+		if w := d.last().Services[0].Weights; w != nil {
+			t.Errorf("in the end %v", w)
+		}
+	})
+}
+
+// TestSlowScale: each step is there for light backends, and tables stay small with many heavy ones.
+func TestSlowScale(t *testing.T) {
+	for _, c := range []struct {
+		weights []int
+		want    int
+	}{{[]int{1}, 10}, {[]int{1, 256}, 10}, {[]int{3, 4}, 4}, {[]int{10, 20}, 1}, {slices.Repeat([]int{256, 1}, 100), 2}, {slices.Repeat([]int{256}, 4096), 1}} {
+		s := slow(c.weights...)
+		if got := datapath.SlowScale(&s); got != c.want {
+			t.Errorf("%d backends, the first of weight %d: %d, want %d", len(c.weights), c.weights[0], got, c.want)
+		}
+	}
+}
