@@ -45,9 +45,9 @@ func HiddenText(processes int) string {
 	return text
 }
 
-// Born is when the namespace was made, as far as that can be told: of those with a name,
-// whose file holds on to the time.
-func (n Namespace) Born() (at time.Time, known bool) {
+// Created is when the namespace was made. It is known of those with a name,
+// whose file was made at the same time.
+func (n Namespace) Created() (at time.Time, known bool) {
 	if !slices.Contains(namedDirs, filepath.Dir(n.Path)) {
 		return at, false
 	}

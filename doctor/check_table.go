@@ -126,9 +126,9 @@ func checkTableLog(_ context.Context, c *Case) Finding {
 		return unknown("kernel log: %v", c.After.LogErr)
 	}
 	lines, last := 0, time.Duration(0)
-	born, _ := c.NS.Born() // the number may have been another namespace's before
+	created, _ := c.NS.Created() // the number may have been another namespace's before
 	for _, l := range c.After.Log {
-		if l.At.Before(born) || !observe.TableFull.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
+		if l.At.Before(created) || !observe.TableFull.MatchString(l.Text) || l.Netns != c.NS.Inode && !(l.Netns == 0 && c.NS.IsHost) {
 			continue
 		}
 		if lines++; lines == 1 || l.Age < last {

@@ -115,7 +115,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	d := &Drops{}
 	var err error
 	if d.symbols, err = recentSymbols(); err != nil {
-		d.limits = append(d.limits, fmt.Sprintf("functions are shown as addresses and causes cannot be told: %v", err))
+		d.limits = append(d.limits, fmt.Sprintf("functions are shown as addresses and causes are not known: %v", err))
 	}
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// Session keeps from one examination to the next what is dear to get: the probe
+// Session keeps from one examination to the next what is expensive to read: the probe
 // for drop events, rules that did not change, and connection tables. Examinations
 // of a session run one after the other. The zero value is ready.
 //
@@ -74,8 +74,8 @@ func (s *Session) Close() error {
 	return s.probe.Close()
 }
 
-// lend gives a watcher the probe, and the rules that were listed before.
-func (s *Session) lend(w *trace.Watcher) (err error) {
+// share gives a watcher the probe, and the rules that were listed before.
+func (s *Session) share(w *trace.Watcher) (err error) {
 	if s.listed == nil {
 		s.listed = map[uint64][]firewall.Rule{}
 	}

@@ -193,7 +193,7 @@ func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o O
 	}
 	var err error
 	if o.Session != nil {
-		err = o.Session.lend(w)
+		err = o.Session.share(w)
 	}
 	if err == nil {
 		err = w.Start(ctx)

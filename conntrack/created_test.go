@@ -24,20 +24,20 @@ func filesClock(t *testing.T) time.Time {
 	return time.Unix(now.Unix())
 }
 
-// TestBorn: a namespace with a name tells since when it is there.
-func TestBorn(t *testing.T) {
+// TestCreated: a namespace with a name tells since when it is there.
+func TestCreated(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	before := filesClock(t)
-	l := labtest.New(t, lab.Topology{Name: "born", Nodes: []lab.NodeSpec{{Name: "node"}}})
+	l := labtest.New(t, lab.Topology{Name: "created", Nodes: []lab.NodeSpec{{Name: "node"}}})
 	after := time.Now()
 	ns, err := conntrack.NamespaceAt(l.Node("node").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if born, known := ns.Born(); !known || born.Before(before) || born.After(after) {
-		t.Errorf("born %v (%v), want between %v and %v", born, known, before, after)
+	if created, known := ns.Created(); !known || created.Before(before) || created.After(after) {
+		t.Errorf("created %v (%v), want between %v and %v", created, known, before, after)
 	}
-	if born, known := conntrack.HostNamespace().Born(); known {
-		t.Errorf("the host's own was born %v", born)
+	if created, known := conntrack.HostNamespace().Created(); known {
+		t.Errorf("the host's own was created %v", created)
 	}
 }
