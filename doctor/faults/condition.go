@@ -157,7 +157,7 @@ func Conditions() []Condition {
 		{Name: "no-byte-counters", Wants: []Want{{"RL11", "info", "no byte counters"}}, Fault: nft(natRules), Do: `sysctl -w net.netfilter.nf_conntrack_acct=1`},
 		{Name: "churn", Wants: []Want{{"RL14", "warn", "20 changes"}}, Traffic: gateway("for i in 1 2 3 4 5 6 7 8 9 10; do nft add table inet churn; nft delete table inet churn; done"),
 			After: nft(strings.Repeat("add table inet churn\ndelete table inet churn\n", 10))},
-		{Name: "deny-rule", Wants: []Want{{"RL15", "warn", "ip daddr 198.51.100.2 udp dport 53 drop # handle 3"}}, Fault: nft(denyRule), Traffic: dns, Cure: gateway("nft delete rule inet filter forward handle 3")},
+		{Name: "deny-rule", Wants: []Want{{"RL15", "warn", "ip daddr 198.51.100.2 udp dport 53 drop # handle 3"}}, Fault: nft(denyRule), Traffic: sending(sendUDP(200, Client, Server, 53, 100, false)), Cure: gateway("nft delete rule inet filter forward handle 3")},
 		{Name: "notrack", Wants: []Want{{"RL16", "warn", "were forwarded and none was translated"}}, Fault: all(nft(natRules), nft(notrackRule)),
 			Traffic: sending(sendUDP(100, Client, Server, 9, 100, false)), Cure: gateway("nft delete table inet raw")},
 
@@ -203,8 +203,8 @@ func Conditions() []Condition {
 		{Name: "open-files", Wants: []Want{{"LS03", "warn", "of its 64 files open"}}, Fault: (&program{node: "gateway", name: "sleep", words: []string{"bash", "-c",
 			"ulimit -Sn 64; for i in {3..61}; do eval \"exec $i</dev/null\"; done; exec sleep 1000"}}).start,
 			Do: `prlimit --pid \d+ --nofile=\d+:?`},
-		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(unreadSocket(54, 4096), sending(sendUDP(50, Client, Gateway, 54, 1000, false))),
-			After: all(unreadSocket(54, 4<<20), sending(sendUDP(50, Client, Gateway, 54, 1000, false)))},
+		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(unreadSocket(54, 4096), sending(sendUDP(300, Client, Gateway, 54, 1000, false))),
+			After: all(unreadSocket(54, 4<<20), sending(sendUDP(300, Client, Gateway, 54, 1000, false)))},
 		{Name: "unseen-namespace", Wants: []Want{{"CT14", "warn", "node_exporter on the host"}}, Fault: all(nft(natRules), exporter(false)), Traffic: web, Do: `^sluice top --once --json$`, Cure: exporter(true)},
 	}
 }
