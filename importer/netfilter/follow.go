@@ -143,8 +143,12 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 }
 
 func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
+	all := except
+	if w.base.nat { // of a filter the order of its rules says the same
+		all = append(slices.Clip(except), w.ended.near(m)...)
+	}
 	var relevant []exception
-	for _, e := range append(slices.Clip(except), w.ended.near(m)...) {
+	for _, e := range all {
 		if e.match.meets(m) {
 			relevant = append(relevant, e)
 		}

@@ -284,7 +284,8 @@ func (n *nftables) statement(r *rule, key string, v *draft.Value) {
 	case "ct helper":
 		r.do, r.helper = doHelper, v.Str()
 	case "xt":
-		r.do, r.to = doOther, "rules of iptables in nftables' form; import iptables-save"
+		r.do, r.to = doOther, "a rule of iptables in nftables' form"
+		n.d.Remark("Some rules are those of iptables: sluice import iptables reads what iptables-save prints.")
 		r.match.other = append(r.match.other, "a match of iptables")
 	default:
 		r.do, r.to = doOther, key
