@@ -5,27 +5,22 @@ package importer_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/importer"
 	"github.com/sluice-lb/sluice/importer/draft"
-	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/nat/golden"
@@ -37,6 +32,9 @@ import (
 // the same frames must leave by the same interfaces, and they must be those that the file expects.
 // A packet for which the file says "differs LINE" must leave otherwise, and the report must say so
 // of that line.
+//
+// TestPackets runs what was imported on nftables. Files with the line "-- ebpf --" are run on eBPF too,
+// which chooses other source ports for translated sources than the kernel does.
 //
 // The file is a packet case (package golden) without a configuration. A first section "names" gives
 // the interfaces of the standard host other names: "lan0 docker0".
@@ -64,10 +62,17 @@ func TestPackets(t *testing.T) {
 					t.Fatal(err)
 				}
 				c, differs := packetCase(t, f, string(text), r.YAML)
-				b := &both{t: t, program: program, sample: s, imported: r, differs: differs}
-				t.Cleanup(b.drop)
-				if err := c.OnTheWire(0).Run(b); err != nil {
-					t.Error(err)
+				for _, name := range []string{"nftables", "ebpf"} {
+					if name == "ebpf" && !strings.Contains(string(text), "\n-- ebpf --\n") {
+						continue
+					}
+					t.Run(name, func(t *testing.T) {
+						b := &both{t: t, program: program, sample: s, imported: r, differs: differs, ebpf: name == "ebpf"}
+						t.Cleanup(b.drop)
+						if err := c.OnTheWire(0).Run(b); err != nil {
+							t.Error(err)
+						}
+					})
 				}
 			})
 		}
@@ -78,7 +83,7 @@ func TestPackets(t *testing.T) {
 // packets differ by, by the number of the packet.
 func packetCase(t *testing.T, path, text, yaml string) (*golden.Case, map[int]int) {
 	t.Helper()
-	about, rest, _ := strings.Cut(text, "-- ")
+	about, rest, _ := strings.Cut(strings.Replace(text, "-- ebpf --\n", "", 1), "-- ")
 	names := []string{}
 	if after, ok := strings.CutPrefix(rest, "names --\n"); ok {
 		section, more, _ := strings.Cut(after, "-- ")
@@ -135,9 +140,14 @@ type both struct {
 	imported *draft.Result
 	differs  map[int]int
 	packets  int
+	ebpf     bool
 
 	original, copied *wire
-	d                *nft.Datapath
+	d                interface {
+		Apply(context.Context, *datapath.Snapshot) (*datapath.Change, error)
+		Remove(context.Context) error
+		Close() error
+	}
 }
 
 var _ golden.Subject = (*both)(nil)
@@ -146,7 +156,8 @@ func (b *both) Name() string { return "import" }
 
 func (b *both) drop() {
 	if b.d != nil {
-		if err := b.d.Close(); err != nil {
+		err := b.copied.inside(func() error { return b.d.Remove(context.Background()) })
+		if err := errors.Join(err, b.d.Close()); err != nil {
 			b.t.Error(err)
 		}
 	}
@@ -169,7 +180,14 @@ func (b *both) Reset(c *config.Config, h nat.Host) (err error) {
 		return err
 	}
 	return b.copied.inside(func() error {
-		if b.d, err = nft.Open(); err != nil {
+		if b.ebpf {
+			c.Attach, c.HoldAddresses = config.AttachTC, config.SwitchOff
+			b.copied.atFarEnds = true
+			b.d, err = ebpf.Open(ebpf.Options{StateDir: b.t.TempDir()})
+		} else {
+			b.d, err = nft.Open()
+		}
+		if err != nil {
 			return err
 		}
 		if _, err := b.d.Apply(context.Background(), golden.Snapshot(c)); err != nil {
@@ -242,167 +260,3 @@ func (b *both) Map(datapath.Mapping) error                    { return errors.Er
 func (b *both) Unmap(datapath.Mapping) error                  { return errors.ErrUnsupported }
 func (b *both) Flows() ([]flow.Flow, error)                   { return nil, errors.ErrUnsupported }
 func (b *both) Counters() (*datapath.Counters, error)         { return nil, errors.ErrUnsupported }
-
-// wire is a network namespace that is a case's host, with the far ends of its interfaces in another.
-type wire struct {
-	thread      chan func() // runs what it is given in the namespace, on one CPU
-	names       map[int]string
-	peers       map[string]int
-	far         netns.NsHandle
-	send, watch int
-}
-
-func newWire(h nat.Host) (*wire, error) {
-	w := &wire{thread: make(chan func()), send: -1, watch: -1}
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		made <- w.build(h)
-		for f := range w.thread {
-			f()
-		}
-		w.far.Close()
-	}()
-	err := <-made
-	if err != nil {
-		w.close()
-		return nil, err
-	}
-	return w, nil
-}
-
-func (w *wire) close() {
-	unix.Close(w.send)
-	unix.Close(w.watch)
-	close(w.thread)
-}
-
-func (w *wire) build(h nat.Host) (err error) {
-	if _, _, err := kernel.OneCPU(); err != nil {
-		return err
-	}
-	if w.far, err = netns.New(); err != nil {
-		return err
-	}
-	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644); err != nil {
-		return err
-	}
-	if w.send, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
-		return err
-	}
-	if err := unix.SetsockoptInt(w.send, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
-		return err
-	}
-	home, err := netns.New()
-	if err != nil {
-		return err
-	}
-	home.Close() // the thread is in it
-	ifaces, peers, err := labtest.CaseHost(h, w.far)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile("/proc/sys/net/ipv6/auto_flowlabels", []byte("0"), 0o644); err != nil {
-		return err
-	}
-	w.names, w.peers = map[int]string{}, peers
-	for name, index := range ifaces {
-		w.names[index] = name
-	}
-	every := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
-	if w.watch, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(every)); err != nil {
-		return err
-	}
-	tv := unix.NsecToTimeval(int64(10 * time.Second))
-	return unix.SetsockoptTimeval(w.watch, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
-}
-
-// inside runs f in the namespace.
-func (w *wire) inside(f func() error) error {
-	done := make(chan error)
-	w.thread <- func() { done <- f() }
-	return <-done
-}
-
-func (w *wire) load(program, rules string) error {
-	return w.inside(func() error { return restore(program, rules) })
-}
-
-// restore loads rules in the calling thread's namespace. Those of ip6tables stand behind those of
-// iptables.
-func restore(program, rules string) error {
-	v4, v6 := rules, ""
-	if at := strings.Index(rules, "# Generated by ip6tables-save"); at >= 0 {
-		v4, v6 = rules[:at], rules[at:]
-	}
-	for _, part := range []struct{ program, rules string }{{program, v4}, {"ip6" + strings.TrimPrefix(program, "ip"), v6}} {
-		if strings.TrimSpace(part.rules) == "" {
-			continue
-		}
-		cmd := exec.Command(part.program)
-		switch program {
-		case "nft":
-			cmd = exec.Command("nft", "-j", "-f", "-")
-		case "nftlb":
-			file, err := os.CreateTemp("", "nftlb") // it takes no pipe
-			if err != nil {
-				return err
-			}
-			defer os.Remove(file.Name())
-			if _, err := file.WriteString(rules); err != nil {
-				return err
-			}
-			file.Close()
-			cmd = exec.Command("nftlb", "-e", "-L", "1", "-c", file.Name())
-		}
-		cmd.Stdin = strings.NewReader(part.rules)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", part.program, err, out)
-		}
-	}
-	return nil
-}
-
-// marker is the type of a frame that follows a packet: when it has come in, the packet is through.
-const marker = 0x88b5
-
-// step sends a frame and returns what left until the marker has arrived.
-func (w *wire) step(in nat.Arrival) (out []nat.Departure, err error) {
-	mark := packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
-	for _, frame := range [][]byte{in.Frame, mark} {
-		if err := unix.Sendto(w.send, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.peers[in.Interface]}); err != nil {
-			return nil, err
-		}
-	}
-	buf := make([]byte, 1<<16)
-	for {
-		n, from, err := unix.Recvfrom(w.watch, buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("await the marker: %w", err)
-		}
-		l, ok := from.(*unix.SockaddrLinklayer)
-		if !ok || n < 14 {
-			continue
-		}
-		name, ours := w.names[l.Ifindex]
-		switch own := buf[0] == 0x33; { // multicast of the host's own IPv6
-		case !ours || own:
-		case l.Pkttype == unix.PACKET_OUTGOING:
-			out = append(out, nat.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
-		case binary.BigEndian.Uint16(buf[12:]) == marker:
-			return out, nil
-		}
-	}
-}
-
-// plain builds a packet. Of what the kernel itself makes, which has a new identification each time,
-// it leaves that out.
-func plain(p packet.Packet) []byte {
-	if ip, ok := packet.Find[*packet.IPv4](p); ok && ip.TTL == 64 {
-		ip.ID, ip.Checksum = 0, packet.Forced{}
-	}
-	return p.Build()
-}

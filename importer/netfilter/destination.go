@@ -21,7 +21,7 @@ type forward struct {
 	proto  flow.Protocol
 	target netip.Addr
 	port   uint16 // 0: kept
-	nat    int    // index of a port-forward, or -1
+	made   made
 	// hairpin: a rule for its source was found; reflected: one for its destination.
 	hairpin, reflected bool
 }
@@ -129,12 +129,12 @@ func (t *translator) group(g *group) {
 			loseAll("no equal for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
 			return
 		}
-		if p.rule.ports.First != p.rule.ports.Last {
-			loseAll("no equal for a range of target ports", "write one port-forward for each port")
+		if !p.rule.targetsOnePort(g.match.dport) {
+			loseAll("no equal for a range of target ports of which the kernel takes any", "write to: with the port for the first of the range; the others follow")
 			return
 		}
 	}
-	listen, in, problem, next := t.listeners(g.match, first.rule.first)
+	listen, in, problem, next := t.listeners(g.match, first.rule.first, first.rule.ports.First != 0 && first.rule.shift == 0 && first.rule.ports.Len() == 1)
 	if problem != "" {
 		loseAll(problem, next)
 		return
@@ -178,12 +178,18 @@ func (t *translator) group(g *group) {
 	}
 }
 
-// listeners are where the packets of a match are sent to.
-func (t *translator) listeners(m match, target netip.Addr) (list []config.Listen, in config.Interfaces, problem, next string) {
+// listeners are where the packets of a match are sent to. One tells that all ports lead to one, which
+// a range of ports cannot: its ports lead to as many.
+func (t *translator) listeners(m match, target netip.Addr, one bool) (list []config.Listen, in config.Interfaces, problem, next string) {
 	in = interfaces(m.in)
 	ports := slices.Clone(m.dport)
-	if len(ports) == 1 && ports[0] == (flow.Ports{First: 0, Last: 65535}) {
+	if len(ports) == 1 && ports[0].Last == 65535 && ports[0].First <= 1 {
 		ports = nil
+	}
+	if one {
+		if ports = singles(ports); ports == nil {
+			return nil, "", "no equal for one target port of so many", "write a port-forward for each range"
+		}
 	}
 	for _, p := range m.dst {
 		if !p.IsSingleIP() {
@@ -250,13 +256,49 @@ func (t *translator) portForwards(g *group, listen []config.Listen, in config.In
 			To: config.Target{Address: r.first, Port: targetPort(r, l.Ports)}}
 		o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
 		names = append(names, o)
-		t.forwards = append(t.forwards, &forward{object: o.name, listen: []config.Listen{l}, proto: g.match.proto, target: r.first, port: n.To.Port, nat: o.nat})
+		t.forwards = append(t.forwards, &forward{object: o.name, listen: []config.Listen{l}, proto: g.match.proto, target: r.first, port: n.To.Port, made: o})
 	}
 	return names
 }
 
+// targetsOnePort reports whether each port that is asked for leads to one port: a single one, the
+// port itself because the kernel keeps what lies in the range, or the one at the same place of the
+// range (iptables: 9000-9010/8000).
+func (r *rule) targetsOnePort(asked []flow.Ports) bool {
+	switch {
+	case r.ports.First == r.ports.Last:
+		return true
+	case len(asked) != 1:
+		return false
+	case r.shift != 0:
+		return asked[0].First >= r.shift && int(r.ports.First)+int(asked[0].Last-r.shift) <= int(r.ports.Last)
+	}
+	return r.ports.First <= asked[0].First && asked[0].Last <= r.ports.Last
+}
+
+// maxSingles is how many single ports are written in place of a range.
+const maxSingles = 256
+
+// singles writes ranges as single ports, nil when there are too many, or none.
+func singles(ports []flow.Ports) (list []flow.Ports) {
+	for _, r := range ports {
+		for n := int(r.First); n <= int(r.Last); n++ {
+			if list = append(list, flow.Ports{First: uint16(n), Last: uint16(n)}); len(list) > maxSingles {
+				return nil
+			}
+		}
+	}
+	return list
+}
+
 // targetPort is the port of a target, 0 where it is the one that was asked for.
 func targetPort(r *rule, asked []flow.Ports) uint16 {
+	switch {
+	case r.shift != 0 && len(asked) == 1: // of the first port
+		return r.ports.First + asked[0].First - r.shift
+	case r.ports.First != r.ports.Last:
+		return 0
+	}
 	if len(asked) == 1 && asked[0].First == r.ports.First && asked[0].Last == r.ports.First {
 		return 0
 	}
@@ -298,7 +340,7 @@ func (t *translator) service(g *group, listen []config.Listen, in config.Interfa
 	}
 	o := made{t.d.Service(s, linesOf(g.paths)...), len(t.d.Config.Services) - 1, -1}
 	for _, b := range s.Backends {
-		t.forwards = append(t.forwards, &forward{object: o.name, listen: listen, proto: m.proto, target: b.Address, port: b.Port, nat: -1})
+		t.forwards = append(t.forwards, &forward{object: o.name, listen: listen, proto: m.proto, target: b.Address, port: b.Port, made: o})
 	}
 	return o
 }

@@ -308,9 +308,9 @@ func (t *translator) help(p *path) (done bool) {
 		done = true
 	}
 	for _, f := range t.forwards {
-		if f.nat >= 0 && f.proto == m.proto && len(f.listen[0].Ports) == 1 && f.listen[0].Ports[0] == m.dport[0] {
-			t.d.Config.NAT[f.nat].Helper = config.Helpers(helper)
-			t.take(p, made{f.object, -1, f.nat})
+		if f.made.nat >= 0 && f.proto == m.proto && len(f.listen[0].Ports) == 1 && f.listen[0].Ports[0] == m.dport[0] {
+			t.d.Config.NAT[f.made.nat].Helper = config.Helpers(helper)
+			t.take(p, f.made)
 			done = true
 		}
 	}

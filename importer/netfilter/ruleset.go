@@ -91,6 +91,7 @@ type rule struct {
 	first     netip.Addr
 	last      netip.Addr
 	ports     flow.Ports // zero: kept
+	shift     uint16     // the port that leads to the first of ports, the next to the next; 0 is none
 	random    bool
 	// reset tells that reject answers TCP by a reset, unreachable by port unreachable.
 	reset       bool

@@ -166,15 +166,38 @@ func (t *translator) hairpin(p *path) (found bool) {
 // certain interfaces has rules for inside hosts beside it.
 func (t *translator) hairpins() {
 	for _, f := range t.forwards {
-		switch {
-		case f.nat < 0:
-		case !f.hairpin:
-			t.d.Config.NAT[f.nat].Hairpin = config.SwitchOff
+		switch of := t.hairpinOf(f); {
+		case of == nil:
+		case !f.hairpin && *of == "":
+			*of = config.SwitchOff
 			t.d.Remark("hairpin: off stands where no rule translated the source of inside hosts that use the published address; remove it to let them.")
-		case f.reflected && t.d.Config.NAT[f.nat].In != "":
-			t.d.Config.NAT[f.nat].Hairpin = config.SwitchOn
+		case f.hairpin && f.reflected && f.made.nat >= 0 && t.d.Config.NAT[f.made.nat].In != "":
+			*of = config.SwitchOn
+		case f.hairpin:
+			*of = config.SwitchAuto
 		}
 	}
+	for i := range t.d.Config.Services {
+		if s := &t.d.Config.Services[i]; s.Hairpin == config.SwitchAuto {
+			s.Hairpin = "" // the default
+		}
+	}
+	for i := range t.d.Config.NAT {
+		if n := &t.d.Config.NAT[i]; n.Hairpin == config.SwitchAuto {
+			n.Hairpin = ""
+		}
+	}
+}
+
+// hairpinOf returns the switch of the object of a forward, nil where it has none.
+func (t *translator) hairpinOf(f *forward) *config.Switch {
+	if f.made.nat >= 0 {
+		return &t.d.Config.NAT[f.made.nat].Hairpin
+	}
+	if s := &t.d.Config.Services[f.made.service]; s.Mode == config.ModeDNAT {
+		return &s.Hairpin
+	}
+	return nil
 }
 
 // oneOfAll reports whether a path is that of one protocol of a rule that follows for all, as libvirt

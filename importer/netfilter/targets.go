@@ -148,9 +148,12 @@ func (o *options) endpoint(word, text string) {
 		return
 	}
 	if port != "" {
-		port, _, shifted := strings.Cut(port, "/")
+		port, base, shifted := strings.Cut(port, "/")
 		list, err := portsOf(port)
-		if err != nil || len(list) != 1 || shifted {
+		if shifted && err == nil {
+			r.shift, err = portOf(base, 0)
+		}
+		if err != nil || len(list) != 1 {
 			r.do, r.to = doOther, word+" "+text
 			return
 		}
