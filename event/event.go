@@ -6,6 +6,7 @@
 package event
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -23,6 +24,7 @@ const (
 	Ports   Kind = "ports"   // the ports of the address pools run out
 	Drops   Kind = "drops"   // packets are dropped for one cause
 	Warning Kind = "warning" // something on this host keeps the rules from working
+	Flow    Kind = "flow"    // a connection that a client asked to be told of; only in streams
 	Begin   Kind = "begin"   // where a stream begins; only in streams
 	Missed  Kind = "missed"  // events that this reader did not get; only in streams
 )
@@ -34,7 +36,7 @@ var Kinds = []Kind{Apply, Backend, Table, Ports, Drops, Warning}
 type Event struct {
 	ID     uint64    `json:"id" doc:"grows with every event, over restarts too; send it as Last-Event-ID to get what came after it"`
 	At     time.Time `json:"at"`
-	Kind   Kind      `json:"kind" enum:"apply,backend,table,ports,drops,warning,begin,missed"`
+	Kind   Kind      `json:"kind" enum:"apply,backend,table,ports,drops,warning,flow,begin,missed"`
 	Text   string    `json:"text" doc:"what happened, for people"`
 	Ended  bool      `json:"ended,omitempty" doc:"what an earlier event of the same kind and object told is over"`
 	Object string    `json:"object,omitempty" doc:"what it is about: SERVICE/BACKEND, DATAPATH/TABLE, DATAPATH/REASON"`
@@ -53,11 +55,13 @@ type Event struct {
 
 // Message is the event as a message of a stream of server-sent events (HTML, section 9.2.6).
 func (e Event) Message() []byte {
-	text, err := json.Marshal(e)
-	if err != nil {
+	var text bytes.Buffer
+	line := json.NewEncoder(&text)
+	line.SetEscapeHTML(false) // people read it too
+	if err := line.Encode(e); err != nil {
 		return nil // a time out of range; the log has the present one
 	}
-	return fmt.Appendf(nil, "id: %d\ndata: %s\n\n", e.ID, text)
+	return fmt.Appendf(nil, "id: %d\ndata: %s\n", e.ID, text.Bytes())
 }
 
 // Sent is an event with its message, which is made once for all readers.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
 )
 
@@ -24,10 +25,11 @@ const (
 )
 
 type eventsInput struct {
-	Kind   []string `query:"kind" enum:"apply,backend,table,ports,drops,warning" doc:"only these kinds"`
+	Kind   []string `query:"kind" enum:"apply,backend,table,ports,drops,warning,flow" doc:"only these kinds; flow needs one of the filters from protocol on, and is told to those alone who ask for it"`
 	Since  uint64   `query:"since" doc:"begin with what came after this ID; 0: with the oldest event that is kept. Without it: with what comes from now on"`
 	Follow bool     `query:"follow" default:"true" doc:"false: end with the newest event, and begin with the oldest one where since is not given"`
-	Last   uint64   `header:"Last-Event-ID" doc:"as since, which it goes before; sent by clients that connect again"`
+	FlowFilter
+	Last uint64 `header:"Last-Event-ID" doc:"as since, which it goes before; sent by clients that connect again"`
 
 	from uint64
 }
@@ -72,11 +74,18 @@ func (s *server) eventPlace(g huma.API) func(huma.Context, func(huma.Context)) {
 }
 
 func (s *server) events(_ context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	flows, err := s.flowWatch(in)
+	if err != nil {
+		return nil, err
+	}
 	return &huma.StreamResponse{Body: func(answer huma.Context) {
 		answer.SetHeader("Content-Type", "text/event-stream")
 		answer.SetHeader("Cache-Control", "no-store")
 		w := answer.BodyWriter().(http.ResponseWriter)
-		stream := &eventStream{w: w, control: http.NewResponseController(w), kinds: in.Kind}
+		stream := &eventStream{w: w, control: http.NewResponseController(w), kinds: in.Kind, engine: s.opt.Engine, flows: flows}
+		if flows != nil {
+			defer func() { <-s.streams }()
+		}
 		_ = stream.run(answer.Context(), s.opt.Events, in) // who has gone is told nothing
 	}}, nil
 }
@@ -86,6 +95,29 @@ type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	kinds   []string // none: all
+	engine  *engine.Engine
+	flows   *flowWatch // nil: no flows are wanted
+}
+
+// flowWatch returns what watches the flows that a client wants to be told of, nil for none. It has a place
+// among the streams of flows.
+func (s *server) flowWatch(in *eventsInput) (*flowWatch, error) {
+	if !slices.Contains(in.Kind, string(event.Flow)) {
+		return nil, nil
+	}
+	if in.FlowFilter == (FlowFilter{}) {
+		return nil, huma.Error422UnprocessableEntity("flows of interest: say which, as by client=198.51.100.7 or port=443")
+	}
+	match, err := in.matcher()
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	select {
+	case s.streams <- struct{}{}:
+	default:
+		return nil, huma.Error503ServiceUnavailable(fmt.Sprintf("%d streams of flows are being read: try again in a moment", maxStreams))
+	}
+	return &flowWatch{match: match, source: in.source()}, nil
 }
 
 // eventPatience is how long one waits for a client to read, eventIdle how often an empty line tells it,
@@ -112,6 +144,9 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 	if err := s.send(first); err != nil {
 		return err
 	}
+	var look time.Time // for flows
+	again := time.NewTimer(0)
+	defer again.Stop()
 	idle := time.NewTicker(eventIdle)
 	defer idle.Stop()
 	for anew := strange; ; anew = false { // of what was before the daemon began, the number is not known
@@ -125,10 +160,18 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 		if err := s.send(s.messages(events, missed)); err != nil {
 			return err
 		}
-		switch {
-		case len(events) == eventPiece:
+		if len(events) == eventPiece {
 			continue
-		case !in.Follow:
+		}
+		if s.flows != nil && !time.Now().Before(look) {
+			wait, err := s.sendFlows(ctx, from)
+			if err != nil {
+				return err
+			}
+			look = time.Now().Add(wait)
+			again.Reset(wait)
+		}
+		if !in.Follow {
 			return nil
 		}
 		select {
@@ -138,9 +181,25 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 			if err := s.send([]byte(":\n\n")); err != nil {
 				return err
 			}
+		case <-again.C:
 		case <-added:
 		}
 	}
+}
+
+// sendFlows tells which flows have come and gone since the last time, and returns when to look again. They
+// have the ID of the event before, so that a client that connects again misses none of the list.
+func (s *eventStream) sendFlows(ctx context.Context, last uint64) (time.Duration, error) {
+	events, wait, err := s.flows.look(ctx, s.engine)
+	if err != nil {
+		return 0, err
+	}
+	var messages []byte
+	for _, e := range events {
+		e.ID = last
+		messages = append(messages, e.Message()...)
+	}
+	return wait, s.send(messages)
 }
 
 // messages joins those of the kinds that the client wants.

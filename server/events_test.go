@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -171,6 +172,92 @@ func TestEventsOfManyClients(t *testing.T) {
 	if err != nil || rest != n-10 {
 		t.Errorf("who comes again gets %d events, %v", rest, err)
 	}
+}
+
+// flowing is a datapath whose flows can be changed.
+type flowing struct {
+	still
+	mu    sync.Mutex // protects flows
+	flows []flow.Flow
+}
+
+func (d *flowing) set(ports ...uint16) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.flows = nil
+	for _, port := range ports {
+		t := flow.Tuple{Protocol: flow.TCP, Source: addrPort("198.51.100.7", port), Dest: addrPort("192.0.2.10", 80)}
+		d.flows = append(d.flows, flow.Flow{Original: t, Reply: t.Reverse(), Owner: "web", Backend: "a", Datapath: "nftables"})
+	}
+}
+
+func (d *flowing) Flows(_ context.Context, yield func(flow.Flow) bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, f := range d.flows {
+		if !yield(f) {
+			break
+		}
+	}
+	return nil
+}
+
+// TestFlowsOfInterest: a client is told of the flows that it asked for as they come and go, and nobody else.
+func TestFlowsOfInterest(t *testing.T) {
+	d := &flowing{}
+	d.set(1000, 1001)
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{d}})
+	s := httptest.NewServer(New(Options{Engine: e, Events: event.New(4)}))
+	t.Cleanup(s.Close)
+	const begin = "events from here on; "
+	sorted := func(query string) string {
+		texts := strings.Split(streamed(t, s, query), "; ")
+		slices.Sort(texts[1:])
+		return strings.Join(texts, "; ")
+	}
+	const one, other = "flow tcp 198.51.100.7:1000 -> 192.0.2.10:80 by web/a", "flow tcp 198.51.100.7:1001 -> 192.0.2.10:80 by web/a"
+	for query, want := range map[string]string{
+		"&kind=flow&client=198.51.100.7":  begin + one + "; " + other,
+		"&kind=flow&client=198.51.100.8":  "events from here on",
+		"&client=198.51.100.7":            "events from here on",
+		"&kind=apply&client=198.51.100.7": "events from here on",
+	} {
+		if got := sorted(query); got != want {
+			t.Errorf("%s: %s, want %s", query, got, want)
+		}
+	}
+	for query, want := range map[string]string{"kind=flow": "say which", "kind=flow&client=x": "client: "} {
+		if status, text := call(t, s, "GET", "/api/v1/events?"+query, ""); status != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s", query, status, text)
+		}
+	}
+
+	w := &flowWatch{match: func(*flow.Flow) bool { return true }}
+	look := func(want ...string) {
+		t.Helper()
+		events, _, err := w.look(t.Context(), e)
+		var got []string
+		for _, e := range events {
+			got = append(got, fmt.Sprintf("%t %s", e.Ended, e.Text))
+		}
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q, %v, want %q", got, err, want)
+		}
+	}
+	look("false "+one, "false "+other)
+	look()
+	d.set(1001)
+	look("true " + one)
+	var many []uint16
+	for i := range maxFlowsOfInterest + 5 {
+		many = append(many, uint16(2000+i))
+	}
+	d.set(many...)
+	if events, _, _ := w.look(t.Context(), e); len(events) != maxFlowsOfInterest+1 || !strings.HasPrefix(events[0].Text, "more than 1000 flows match") {
+		t.Errorf("%d events of too many flows", len(events))
+	}
+	look()
 }
 
 var errEnough = errors.New("enough")

@@ -24,6 +24,13 @@ type eventsFlags struct {
 	follow bool
 	kinds  []string
 	since  string
+	flows  map[string]*string // filters of the kind flow
+}
+
+// flowFilters are those of the kind flow, and what their flags say.
+var flowFilters = []struct{ name, help string }{
+	{"protocol", "protocol of flows"}, {"client", "address or prefix of their original source"}, {"destination", "address or prefix of their original destination"},
+	{"port", "their original destination port"}, {"owner", "their service or NAT rule"}, {"backend", "their backend"},
 }
 
 // eventsAgain is the wait before a daemon that ended is asked again.
@@ -32,7 +39,7 @@ const eventsAgain = time.Second
 func newEvents(a *app) *cobra.Command {
 	var f eventsFlags
 	var kinds []string
-	for _, k := range event.Kinds {
+	for _, k := range append(slices.Clone(event.Kinds), event.Flow) {
 		kinds = append(kinds, string(k))
 	}
 	cmd := &cobra.Command{
@@ -48,11 +55,14 @@ func newEvents(a *app) *cobra.Command {
   ports    the same of the ports of the address pools on eBPF
   drops    10 packets a second or more are dropped for one cause
   warning  what keeps rules from working, as in 'sluice show'
+  flow     connections that come and go, which --client, --port and so on choose;
+           looked for every two seconds, with --kind flow alone
 
 With --follow it prints what comes from now on until Ctrl-C, and waits for a daemon
 that is restarted. With --json each event is a line.`,
 		Example: `  sluice events
   sluice events --since 10m --kind backend,drops
+  sluice events --follow --kind flow --client 198.51.100.7
   sluice events --follow --json | jq -r 'select(.state == "down") | .object'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,6 +76,10 @@ that is restarted. With --json each event is a line.`,
 	cmd.Flags().BoolVarP(&f.follow, "follow", "f", false, "print what comes, until Ctrl-C")
 	cmd.Flags().StringSliceVar(&f.kinds, "kind", nil, "only these kinds: "+strings.Join(kinds, ", "))
 	cmd.Flags().StringVar(&f.since, "since", "", "begin after the event with this ID, or with those of a time such as 10m; 0 is all")
+	f.flows = map[string]*string{}
+	for _, filter := range flowFilters {
+		f.flows[filter.name] = cmd.Flags().String(filter.name, "", "with --kind flow: "+filter.help)
+	}
 	offer(cmd, "kind", kinds...)
 	return cmd
 }
@@ -80,6 +94,20 @@ func (f *eventsFlags) query(cmd *cobra.Command, kinds []string) (query url.Value
 	}
 	if len(f.kinds) > 0 {
 		query.Set("kind", strings.Join(f.kinds, ","))
+	}
+	interest := slices.Contains(f.kinds, string(event.Flow))
+	filtered := false
+	for name, value := range f.flows {
+		if *value != "" {
+			query.Set(name, *value)
+			filtered = true
+		}
+	}
+	switch {
+	case interest && !filtered:
+		return nil, after, usageError(cmd, "--kind flow: say which flows, as by --client 198.51.100.7 or --port 443")
+	case filtered && !interest:
+		return nil, after, usageError(cmd, "--client, --port and the like go with --kind flow")
 	}
 	if f.since == "" {
 		return query, after, nil

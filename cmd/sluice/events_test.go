@@ -3,7 +3,10 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -78,11 +81,56 @@ func TestEventsCommand(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"events --kind nosuch": "sluice: kind \"nosuch\": not one of apply, backend,",
+		"events --kind flow":   "sluice: --kind flow: say which flows, as by --client",
+		"events --port 80":     "sluice: --client, --port and the like go with --kind flow",
 		"events --since never": "sluice: --since \"never\": write the ID of an event, or a time such as 10m",
 	} {
 		if code, _, stderr := sluiceCommand("", append(strings.Fields(args), "--socket", at)...); code != exitUsage || !strings.HasPrefix(stderr, want) {
 			t.Errorf("sluice %s: exit %d, %s", args, code, stderr)
 		}
+	}
+}
+
+// TestEventsOverARestart: who follows gets what happens after a daemon has ended and another has begun, once.
+func TestEventsOverARestart(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "s")
+	log := event.New(10)
+	serve := func() (end func()) {
+		t.Helper()
+		l, err := net.Listen("unix", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{Handler: server.New(server.Options{Engine: engine.New(engine.Options{}), Events: log})}
+		go func() { _ = s.Serve(l) }()
+		return func() { s.Close() }
+	}
+	end := serve()
+	ctx, cancel := context.WithCancel(t.Context())
+	read, write := io.Pipe()
+	done := make(chan int)
+	go func() {
+		done <- execute(ctx, []string{"events", "--follow", "--since", "0", "--socket", at}, strings.NewReader(""), write, io.Discard)
+	}()
+	lines := bufio.NewScanner(read)
+	expect := func(want string) {
+		t.Helper()
+		if !lines.Scan() || !strings.HasSuffix(lines.Text(), want) {
+			t.Errorf("%q, want %s", lines.Text(), want)
+		}
+	}
+	log.Add(event.Event{Kind: event.Apply, Text: "one"})
+	expect("one")
+	end()
+	log.Add(event.Event{Kind: event.Apply, Text: "two"})
+	end = serve()
+	defer end()
+	expect("two")
+	log.Add(event.Event{Kind: event.Apply, Text: "three"})
+	expect("three")
+	cancel()
+	if code := <-done; code != exitOK {
+		t.Errorf("exit %d", code)
 	}
 }
 
