@@ -3,15 +3,12 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
 	"sort"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -56,17 +53,18 @@ func reverseKey(s *config.Service, b *config.Backend) wireListenerKey {
 	return wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(b.Address), Addr: bytesOf(b.Address), Port: portOf(b.Port)}
 }
 
-// amendment returns nil where a snapshot has to be compiled as a whole.
-func (d *Datapath) amendment(s *datapath.Snapshot, h *host) *amendment {
-	if !d.settled || d.away != nil || d.fits != d.seen || !h.sameAs(d.seen) || !sameButServices(d.snapshot, s) {
+// amend returns the amendment that makes of the state in force, compiled for the snapshot before, the
+// one for another snapshot; nil where that has to be compiled as a whole. u is the index of inForce.
+func amend(inForce *desired, u *uses, before, s *datapath.Snapshot, st *state, h *host) *amendment {
+	if !sameButServices(before, s) {
 		return nil
 	}
 	a := &amendment{resolved: datapath.Resolve(s, h.listenAddress), gone: map[uint32]idKey{}, hosts: map[wireHostKey]uint64{}, reverses: map[wireListenerKey]wireReverse{}, uses: newUses()}
-	was, is := d.inForce.resolved.Services, a.resolved.Services
+	was, is := inForce.resolved.Services, a.resolved.Services
 	if len(was) != len(is) {
 		return nil
 	}
-	c := newCompiler(s, a.resolved, d.t, h, d.t.ids.draft())
+	c := newCompiler(s, a.resolved, st, h, st.ids.draft())
 	a.small = c.desired
 	for i := range is {
 		if was[i].Name != is[i].Name {
@@ -78,11 +76,11 @@ func (d *Datapath) amendment(s *datapath.Snapshot, h *host) *amendment {
 		if !sameButBackends(was[i].Service, is[i].Service) || c.service(&is[i]) != nil {
 			return nil
 		}
-		if c.neighbours(); !d.amends(a, &was[i], &is[i]) {
+		if c.neighbours(); !a.amends(inForce, &was[i], &is[i]) {
 			return nil
 		}
 	}
-	if len(a.small.services) == 0 || a.small.draft.short || !d.within(a.small) || a.endpoints && !d.shared(a) {
+	if len(a.small.services) == 0 || a.small.draft.short || !inForce.finds(a.small) || a.endpoints && !a.shared(inForce, u, st.hosts) {
 		return nil
 	}
 	return a
@@ -127,16 +125,16 @@ func sameButBackends(was, is *config.Service) bool {
 }
 
 // amends notes what one service changes; false where that is not for an amendment.
-func (d *Datapath) amends(a *amendment, was, is *datapath.Service) bool {
+func (a *amendment) amends(inForce *desired, was, is *datapath.Service) bool {
 	id, ok := a.small.draft.from.known[idKeyOf(idService, is.Name)]
 	if !ok {
 		return false
 	}
-	now, before := a.small.names.backends[id], d.inForce.names.backends[id]
-	w, old := a.small.services[id], d.inForce.services[id]
+	now, before := a.small.names.backends[id], inForce.names.backends[id]
+	w, old := a.small.services[id], inForce.services[id]
 	same := slices.Equal(now, before)
 	for _, n := range now {
-		x, there := d.inForce.backends[n]
+		x, there := inForce.backends[n]
 		y := a.small.backends[n]
 		x.State, x.Weight = y.State, y.Weight
 		same = same && there && x == y
@@ -171,10 +169,10 @@ func (d *Datapath) amends(a *amendment, was, is *datapath.Service) bool {
 	return true
 }
 
-// within reports whether what packets find services by is in force already.
-func (d *Datapath) within(small *desired) bool {
-	return contains(d.inForce.pools, small.pools) && contains(d.inForce.listeners, small.listeners) && contains(d.inForce.ranges, small.ranges) && contains(d.inForce.doors, small.doors) &&
-		!slices.ContainsFunc(small.directs, func(x wireDirect) bool { return !slices.Contains(d.inForce.directs, x) })
+// finds reports whether a state has all by which packets find the services of another one.
+func (d *desired) finds(small *desired) bool {
+	return contains(d.pools, small.pools) && contains(d.listeners, small.listeners) && contains(d.ranges, small.ranges) && contains(d.doors, small.doors) &&
+		!slices.ContainsFunc(small.directs, func(x wireDirect) bool { return !slices.Contains(d.directs, x) })
 }
 
 func contains[K, V comparable](all, part map[K]V) bool {
@@ -188,42 +186,42 @@ func contains[K, V comparable](all, part map[K]V) bool {
 
 // shared works out the entries of addresses and endpoints that come or go; false where another service
 // has to do with them, or there is no room.
-func (d *Datapath) shared(a *amendment) bool {
-	if d.uses.addresses == nil {
-		d.uses = newUses()
-		for i := range d.inForce.resolved.Services {
-			d.uses.add(d.inForce.resolved.Services[i].Service, 1)
+func (a *amendment) shared(inForce *desired, u *uses, room uint32) bool {
+	if u.addresses == nil {
+		*u = newUses()
+		for i := range inForce.resolved.Services {
+			u.add(inForce.resolved.Services[i].Service, 1)
 		}
-		for _, n := range d.inForce.resolved.NAT {
+		for _, n := range inForce.resolved.NAT {
 			if n.Type == config.NATPortForward {
-				d.uses.add(forwardService(n).Service, 1)
+				u.add(forwardService(n).Service, 1)
 			}
 		}
 	}
 	for k, v := range a.reverses {
 		// Before and after at most one service that changes has it, and no other.
-		before, after := d.uses.reverses[k], d.uses.reverses[k]+a.uses.reverses[k]
-		_, there := d.inForce.reverses[k]
+		before, after := u.reverses[k], u.reverses[k]+a.uses.reverses[k]
+		_, there := inForce.reverses[k]
 		if before > 1 || after > 1 || there != (before == 1) || (v != wireReverse{}) != (after == 1) {
 			return false
 		}
 	}
-	if left := len(d.inForce.reverses); left > 0 != (left+growth(a.reverses, d.inForce.reverses) > 0) {
+	if left := len(inForce.reverses); left > 0 != (left+growth(a.reverses, inForce.reverses) > 0) {
 		return false // the programs change
 	}
 	for at, n := range a.uses.addresses {
-		before, after := d.uses.addresses[at] > 0, d.uses.addresses[at]+n > 0
+		before, after := u.addresses[at] > 0, u.addresses[at]+n > 0
 		if before == after {
 			continue
 		}
 		k := wireHostKey{List: wireLIST_SERVED | uint32(familyOf(at))<<8, Addr: bytesOf(at)}
-		bits := d.inForce.hosts[k]&^servedBackend | map[bool]uint64{true: servedBackend}[after]
-		if before && d.inForce.hosts[k]&servedBackend == 0 {
+		bits := inForce.hosts[k]&^servedBackend | map[bool]uint64{true: servedBackend}[after]
+		if before && inForce.hosts[k]&servedBackend == 0 {
 			return false // it found no room among the hosts
 		}
 		a.hosts[k] = bits
 	}
-	return uint32(len(d.inForce.hosts)+growth(a.hosts, d.inForce.hosts)) < d.t.hosts
+	return uint32(len(inForce.hosts)+growth(a.hosts, inForce.hosts)) < room
 }
 
 // growth is by how much a map grows with changes of which the zero value takes an entry away.
@@ -240,43 +238,8 @@ func growth[K, V comparable](changes, have map[K]V) (n int) {
 	return n
 }
 
-// amend brings an amendment into force.
-func (d *Datapath) amend(a *amendment, s *datapath.Snapshot) (ended int, err error) {
-	d.settled = false
-	if err := errors.Join(d.t.forgetOthers(a.small.draft), a.small.draft.keep()); err != nil {
-		return 0, err
-	}
-	for n, b := range a.small.backends {
-		d.t.backends.values[n] = b
-	}
-	if err := d.putServices(a.small); err != nil {
-		return 0, err
-	}
-	d.putLists(a.small)
-	if err := errors.Join(putChanges(d.t.maps["hosts"], a.hosts), putChanges(d.t.maps["reverses"], a.reverses)); err != nil {
-		return 0, err
-	}
-	for n := range a.gone {
-		d.leave(n)
-	}
-	d.bump()
-	err = errors.Join(d.readBackWords(a.small), sameChanges(d.t.maps["hosts"], a.hosts), sameChanges(d.t.maps["reverses"], a.reverses))
-	if err != nil {
-		return 0, err
-	}
-	d.keepAmendment(a)
-	old := (*stale)(nil)
-	if a.endpoints {
-		old = d.staleAfter(d.inForce, s)
-	}
-	d.snapshot, d.settled = s, true
-	d.resolveBackends(a.small.backends, false)
-	return d.end(old)
-}
-
-// keepAmendment notes it in the state in force.
-func (d *Datapath) keepAmendment(a *amendment) {
-	f := d.inForce
+// keepIn notes an amendment in the state in force and its index.
+func (a *amendment) keepIn(f *desired, u *uses) {
 	for n, k := range a.gone {
 		delete(f.draft.want, k)
 		delete(f.backends, n)
@@ -296,12 +259,12 @@ func (d *Datapath) keepAmendment(a *amendment) {
 	keepChanges(f.hosts, a.hosts)
 	keepChanges(f.reverses, a.reverses)
 	f.resolved = a.resolved
-	if d.uses.addresses != nil {
+	if u.addresses != nil {
 		for k, n := range a.uses.addresses {
-			d.uses.addresses[k] += n
+			u.addresses[k] += n
 		}
 		for k, n := range a.uses.reverses {
-			d.uses.reverses[k] += n
+			u.reverses[k] += n
 		}
 	}
 }
@@ -317,41 +280,9 @@ func keepChanges[K, V comparable](have, changes map[K]V) {
 	}
 }
 
-// putChanges writes entries of a map; the zero value takes one away.
-func putChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
-	var none V
-	for k, v := range changes {
-		var err error
-		if v != none {
-			err = m.Put(&k, &v)
-		} else if err = m.Delete(&k); errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-		if err != nil {
-			return fmt.Errorf("map %s: %w", m, err)
-		}
-	}
-	return nil
-}
-
-// sameChanges reads back what putChanges has written.
-func sameChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
-	for k, v := range changes {
-		var held V
-		if err := m.Lookup(&k, &held); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("map %s: %w", m, err)
-		}
-		if held != v {
-			return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
-		}
-	}
-	return nil
-}
-
-// describe tells what an amendment changes, as compare does.
-func (d *Datapath) describeAmendment(a *amendment) *datapath.Change {
-	c := &datapath.Change{Datapath: d.Name()}
-	have, want := d.inForce, a.small
+// describe tells what an amendment changes of a state, as changes does.
+func (a *amendment) describe(have *desired) *datapath.Change {
+	c, want := &datapath.Change{}, a.small
 	name := func(n uint32, of *desired, w wireBackend) string {
 		return have.names.service[uint32(w.Service)] + "/" + of.names.backend[n]
 	}
@@ -360,7 +291,7 @@ func (d *Datapath) describeAmendment(a *amendment) *datapath.Change {
 	}
 	for id, w := range want.services {
 		c.SlotsTotal -= len(have.slots[id])
-		d.slotChange(c, want, have, id)
+		slotChange(c, want, have, id)
 		if have.services[id] != w {
 			c.Rules.Changed++
 			c.Lines = append(c.Lines, "change service "+want.names.service[id])

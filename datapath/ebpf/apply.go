@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,24 +26,20 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 		if err != nil {
 			return err
 		}
-		t := d.t
-		if t == nil && d.idle(s) {
+		if d.t == nil && d.idle(s) {
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
 		}
-		if t == nil { // numbers as they would be in new tables
-			t = &tables{ids: &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}, hz: d.hz,
-				sizes: sizes{pool: maxPool, hosts: 1 << 21}, loadsB: &memory[wireLoad]{values: make([]wireLoad, maxBackends)},
-				rules: &memory[wireNatRule]{}, services: &memory[wireService]{}, backends: &memory[wireBackend]{},
-				ports: &memory[wirePortMap]{}, flows4: &memory[wireFlow4]{}, flows6: &memory[wireFlow6]{}}
-			t.runs = &memory[uint64]{values: make([]uint64, t.places())}
+		st := emptyState(d.hz, s)
+		if d.t != nil {
+			st = stateOf(d.t, s)
 		}
-		want, err := compile(s, t, h)
+		want, err := compile(s, st, h)
 		if err != nil {
 			return err
 		}
 		change = d.compare(want)
-		change.Ended = t.count(d.staleAfter(want, s))
+		change.Ended = d.staleAfter(want, s).countIn(d.t)
 		return nil
 	})
 	return change, err
@@ -78,18 +73,20 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			}
 		}
 		if a := d.amendment(s, h); a != nil {
-			change = d.describeAmendment(a)
-			if change.Ended, err = d.amend(a, s); err != nil {
+			change = a.describe(d.inForce)
+			change.Datapath = d.Name()
+			if change.Ended, err = d.putAmendment(a, s); err != nil {
 				return errors.Join(err, d.back(h))
 			}
 			return nil
 		}
 		fits := h
-		want, err := compile(s, d.t, h)
+		st := stateOf(d.t, s)
+		want, err := compile(s, st, h)
 		away := err
 		if (err != nil || want.waits > 0) && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
 			all := h.with(d.fits)
-			if as, asErr := compile(s, d.t, all); err != nil || asErr == nil && as.waits < want.waits {
+			if as, asErr := compile(s, st, all); err != nil || asErr == nil && as.waits < want.waits {
 				fits, want, err = all, as, asErr
 			}
 		}
@@ -260,7 +257,7 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
 		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
 		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
-		t.putStations(h), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
+		putStations(t, h), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
 		equalise(t.maps["doors"], want.doors, nil), equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
 	if err == nil {
 		d.putDirects(directs)
@@ -373,54 +370,6 @@ func (d *Datapath) leave(n uint32) {
 	b.State, b.PoolLen = backendDrain, 0
 }
 
-// content reads a whole map.
-func content[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
-	all := map[K]V{}
-	keys, values := make([]K, 4096), make([]V, 4096)
-	var cursor ebpf.MapBatchCursor
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		for i, k := range keys[:n] {
-			all[k] = values[i]
-		}
-		if errors.Is(err, ebpf.ErrKeyNotExist) { // that was the last part
-			return all, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("map %s: %w", m, err)
-		}
-	}
-}
-
-// equalise makes a map equal to what is wanted: additions and changes first.
-func equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(old V, v *V)) error {
-	have, err := content[K, V](m)
-	if err != nil {
-		return err
-	}
-	for k, v := range want {
-		old, ok := have[k]
-		if ok && merge != nil {
-			merge(old, &v)
-		}
-		if ok && old == v {
-			continue
-		}
-		if err := m.Put(&k, &v); err != nil {
-			return fmt.Errorf("map %s: %w", m, err)
-		}
-	}
-	for k := range have {
-		if _, ok := want[k]; ok {
-			continue
-		}
-		if err := m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("map %s: %w", m, err)
-		}
-	}
-	return nil
-}
-
 // putFirewall writes the firewall rules, behind the sets that they name and shortly before
 // the programs that know how many there are: until then those in force look at as many as
 // there were. A rule that stays as it is keeps what its rate has let through.
@@ -464,17 +413,6 @@ func (d *Datapath) readBackWords(want *desired) error {
 		if d.t.backends.values[n] != w {
 			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.names.backend[n])
 		}
-	}
-	return nil
-}
-
-func same[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
-	have, err := content[K, V](m)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(have, want) {
-		return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
 	}
 	return nil
 }

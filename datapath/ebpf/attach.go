@@ -376,7 +376,7 @@ func (d *Datapath) adoptLinks(h *host) error {
 // adoptFilters enters the clsact filters of an earlier process, which no pin tells of. One
 // beside a TCX link is what an attachment by filter has left.
 func (d *Datapath) adoptFilters(h *host) error {
-	for _, f := range h.filters() {
+	for _, f := range filtersOn(h.interfaces) {
 		i := slices.IndexFunc(h.interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
 		a := &attachment{attachPoint: attachPoint{h.interfaces[i].Index, config.AttachTC}, noTCX: d.opt.NoTCX, name: h.interfaces[i].Name}
 		if d.t != nil {
@@ -410,9 +410,9 @@ func (d *Datapath) detachAll() (err error) {
 	return err
 }
 
-// filters are the clsact filters of Sluice, which live without pins.
-func (h *host) filters() (ours []netlink.Filter) {
-	for _, i := range h.interfaces {
+// filtersOn returns the clsact filters of Sluice, which live without pins.
+func filtersOn(list []netdev.Interface) (ours []netlink.Filter) {
+	for _, i := range list {
 		ours = append(ours, filtersOf(i.Index)...)
 	}
 	return ours
@@ -446,7 +446,7 @@ func (d *Datapath) Left() (left bool, err error) {
 		if err != nil {
 			return err
 		}
-		left = len(h.filters()) > 0
+		left = len(filtersOn(h.interfaces)) > 0
 		return nil
 	})
 	return left, err

@@ -3,43 +3,27 @@
 package ebpf
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"sort"
 
 	"github.com/sluice-lb/sluice/balance"
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
 const maxLines = 300 // of a change that is told line by line
 
-// compare describes what putting want in force changes.
-func (d *Datapath) compare(want *desired) *datapath.Change {
-	c := &datapath.Change{Datapath: d.Name()}
-	have := d.inForce
+// changes describes what differs between two desired states; have may be nil. lines are told too.
+func changes(have, want *desired, lines []string) *datapath.Change {
+	c := &datapath.Change{}
 	if have == nil {
 		have = &desired{}
 	}
-	var lines []string
 	note := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	if d.t != nil {
-		if differs := d.t.differs(want.tables); differs != "" {
-			note("%s", differs)
-		}
-	}
-	if d.programs == nil {
-		c.Objects.Added++
-		note("load programs for attach: %s", cmp.Or(want.switches.Attach, config.AttachAuto))
-	} else if d.switches != want.switches {
-		c.Objects.Changed++
-		note("load programs anew: their switches change")
-	}
 	for id, w := range want.services {
 		old, ok := have.services[id]
-		d.slotChange(c, want, have, id)
+		slotChange(c, want, have, id)
 		switch {
 		case !ok:
 			c.Rules.Added++
@@ -132,7 +116,7 @@ func (d *desired) sourceParts() map[string]map[uint32]wireNatRule {
 	return out
 }
 
-func (d *Datapath) slotChange(c *datapath.Change, want, have *desired, id uint32) {
+func slotChange(c *datapath.Change, want, have *desired, id uint32) {
 	if slices.Equal(want.slots[id], have.slots[id]) {
 		c.SlotsTotal += len(want.slots[id])
 		return

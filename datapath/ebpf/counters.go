@@ -4,13 +4,10 @@ package ebpf
 
 import (
 	"context"
-	"fmt"
 	"sort"
 
 	"github.com/sluice-lb/sluice/datapath"
 )
-
-const reasonsStride = 64 // REASONS_STRIDE of bpf/event.h
 
 // Counters reads what was counted since the tables were made.
 func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
@@ -41,35 +38,6 @@ func (d *Datapath) gauges() (c *datapath.Counters, err error) {
 	c.Tables = d.t.use(d.switches.HalfOpen)
 	return c, nil
 }
-
-// reasons sums the per-CPU counts.
-func (t *tables) reasons() (out []datapath.ReasonCounter, err error) {
-	m := t.maps["reasons"]
-	var perCPU []uint64
-	for family := range familyNames {
-		for action, actionName := range actionNames() {
-			for reason, name := range reasonNames() {
-				if name == "count" {
-					break
-				}
-				key := uint32((family*3+action)*reasonsStride + reason)
-				if err := m.Lookup(key, &perCPU); err != nil {
-					return nil, fmt.Errorf("map reasons: %w", err)
-				}
-				sum := uint64(0)
-				for _, n := range perCPU {
-					sum += n
-				}
-				if sum > 0 {
-					out = append(out, datapath.ReasonCounter{Family: familyNames[family], Action: actionName, Reason: name, Packets: sum})
-				}
-			}
-		}
-	}
-	return out, nil
-}
-
-type traffic struct{ packets, bytes uint64 }
 
 // owned joins what has been counted of ended flows with what live ones hold.
 func (d *Datapath) owned(c *datapath.Counters) {
@@ -132,35 +100,4 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	}
 	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
 	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })
-}
-
-func plus(a, b traffic) traffic { return traffic{a.packets + b.packets, a.bytes + b.bytes} }
-
-// tally sums what a backend got without flows.
-func (t *tables) tally(backend uint32) (sum traffic) {
-	var perCPU []wireTally
-	if t.maps["tallies"].Lookup(backend, &perCPU) != nil {
-		return sum
-	}
-	for _, v := range perCPU {
-		sum = plus(sum, traffic{v.Packets, v.Bytes})
-	}
-	return sum
-}
-
-// use tells how full the tables are, as of the last sweep.
-func (t *tables) use(halfOpen uint32) []datapath.TableUse {
-	c := t.control.values[0]
-	out := []datapath.TableUse{
-		{Name: "flows4", Used: int(c.Used4), Size: int(t.entries4), Bytes: uint64(t.entries4)*64 + indexBytes(t.entries4)},
-		{Name: "flows6", Used: int(c.Used6), Size: int(t.entries6), Bytes: uint64(t.entries6)*128 + indexBytes(t.entries6)},
-		{Name: "half-open", Used: int(c.HalfOpen), Size: int(halfOpen)},
-	}
-	ports := datapath.TableUse{Name: "ports"}
-	for i := range t.ports.values {
-		ports.Used += int(t.ports.values[i].Used)
-	}
-	ports.Size = len(t.ports.values) << 16
-	ports.Bytes = uint64(len(t.ports.values)) * (8448 + 4<<16)
-	return append(out, ports)
 }

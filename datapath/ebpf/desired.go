@@ -67,7 +67,7 @@ type names struct {
 // compiler collects a desired state.
 type compiler struct {
 	*desired
-	t          *tables
+	state      *state
 	host       *host
 	snapshot   *datapath.Snapshot // with the addresses that interfaces have
 	asked      *datapath.Snapshot // as it was given
@@ -83,20 +83,20 @@ type compiler struct {
 
 // compile makes the desired state of a snapshot. When there are not enough ids it does
 // so again, with those that neither the snapshot nor any flow has a use for.
-func compile(s *datapath.Snapshot, t *tables, h *host) (*desired, error) {
-	d, err := compileWith(s, t, h, t.ids.draft())
+func compile(s *datapath.Snapshot, st *state, h *host) (*desired, error) {
+	d, err := compileWith(s, st, h, st.ids.draft())
 	if err != nil || !d.draft.short {
 		return d, err
 	}
-	spare, err := t.spare(d.draft.want)
+	referred, err := st.referred()
 	if err != nil {
 		return nil, err
 	}
-	return compileWith(s, t, h, spare)
+	return compileWith(s, st, h, st.ids.spare(d.draft.want, referred))
 }
 
-func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired, error) {
-	c := newCompiler(s, datapath.Resolve(s, h.listenAddress), t, h, ids)
+func compileWith(s *datapath.Snapshot, st *state, h *host, ids *draft) (*desired, error) {
+	c := newCompiler(s, datapath.Resolve(s, h.listenAddress), st, h, ids)
 	s = c.snapshot
 	for name, prefixes := range s.Config.Firewall.Sets {
 		if _, err := c.set(name, prefixes); err != nil {
@@ -131,8 +131,8 @@ func compileWith(s *datapath.Snapshot, t *tables, h *host, ids *draft) (*desired
 }
 
 // newCompiler returns one that has compiled nothing yet.
-func newCompiler(asked, s *datapath.Snapshot, t *tables, h *host, ids *draft) *compiler {
-	c := &compiler{t: t, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, desired: &desired{
+func newCompiler(asked, s *datapath.Snapshot, st *state, h *host, ids *draft) *compiler {
+	c := &compiler{state: st, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, desired: &desired{
 		services: map[uint32]wireService{}, slots: map[uint32][]uint16{}, backends: map[uint32]wireBackend{},
 		listeners: map[wireListenerKey]wireListener{}, ranges: map[wireListenerPrefix]wireListener{}, doors: map[wireDoorKey]uint32{},
 		reverses: map[wireListenerKey]wireReverse{}, sessions: map[wireSessionKey]uint32{},
@@ -229,7 +229,7 @@ func (c *compiler) finish() {
 	for k := range c.listeners {
 		s.Any = s.Any || k.L4Proto == 0
 	}
-	s.LocalPortLast = localPortLast()
+	s.LocalPortLast = c.host.localPortLast
 	c.directs = slices.DeleteFunc(c.directs, c.sharesPool)
 	s.Direct = len(c.directs) > 0
 	for _, w := range c.services {
@@ -239,11 +239,8 @@ func (c *compiler) finish() {
 		s.Resets = s.Resets || w.ResetNs != 0
 		s.Forwards = s.Forwards || w.Flags&servicePortForward != 0
 	}
-	if c.t.control != nil {
-		spliced := c.t.control.values[0].Spliced
-		s.Cookies = s.Cookies || spliced&splicedCookie != 0
-		s.Edits = s.Edits || spliced != 0
-	}
+	s.Cookies = s.Cookies || c.state.spliced&splicedCookie != 0
+	s.Edits = s.Edits || c.state.spliced != 0
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
 	s.Forwards = s.Forwards && s.NAT
@@ -266,7 +263,7 @@ func (c *compiler) finish() {
 		s.Edits = s.Edits || p.Clamp != 0
 	}
 	s.Pools = len(c.pools) > len(c.unlisted)
-	if c.t.allOn {
+	if c.state.allOn {
 		s.allOn()
 	}
 	s.Rules = len(c.firewall) > 0
@@ -277,7 +274,7 @@ func (c *compiler) finish() {
 	s.ICMP = c.ticks(t.ICMP, time.Minute)
 	s.Other = c.ticks(t.Other, 10*time.Minute)
 	s.Hold = min(c.ticks(config.Duration(holdTime), holdTime), s.UDP)
-	s.HalfOpen = halfOpenFor(c.snapshot.Config.Tables)
+	s.HalfOpen = c.state.halfOpen
 }
 
 // holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never
@@ -289,7 +286,7 @@ func (c *compiler) ticks(d config.Duration, def time.Duration) uint32 {
 	if v == 0 {
 		v = def
 	}
-	return max(uint32(v.Seconds()*float64(c.t.hz)), 1)
+	return max(uint32(v.Seconds()*float64(c.state.hz)), 1)
 }
 
 // set gives a named list of prefixes its bit.
@@ -345,7 +342,7 @@ func (c *compiler) split() {
 		if k.List>>8&0xff == uint32(wireFamilyFAMILY_4) {
 			full = 32 + 32
 		}
-		if k.PrefixLen == full && uint32(len(c.hosts)) < c.t.hosts {
+		if k.PrefixLen == full && uint32(len(c.hosts)) < c.state.hosts {
 			c.hosts[wireHostKey{List: k.List, Addr: k.Addr}] = bits
 			delete(c.members, k)
 			c.switches.HostLists |= 1 << (k.List & 0xff)
@@ -353,142 +350,4 @@ func (c *compiler) split() {
 			c.switches.TrieLists |= 1 << (k.List & 0xff)
 		}
 	}
-}
-
-// pool gives an address of a pool its number. usable are the ports that may be
-// allocated, in addition to those of other rules; block is the size of the blocks
-// that they are given out in, which all rules of the address must agree on.
-func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32, error) {
-	n, ok := c.pooled[a]
-	if !ok {
-		var err error
-		if n, err = c.draft.id(idPool, a.String()+geometry(usable, block), c.t.pool, nil); err != nil {
-			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and those of before count while they are in force or their ports in use: take these out first, or %s",
-				a, c.t.pool, wayOut)
-		}
-		c.pooled[a] = n
-		v := wirePoolAddr{Addr: addrOf(a), Family: familyOf(a)}
-		if c.host.owns(a) {
-			v.Local = 1
-		}
-		c.pools[n] = v
-	}
-	set := usable
-	if len(usable) == 1 {
-		set = nil
-	}
-	if size, shared := c.block[n]; shared && (size != block || block != 0 && !slices.Contains(c.ports[n], usable.Span()) || !slices.Equal(c.sets[n], set)) {
-		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks or ranges: let both have the same ports and port-block, or give each its own addresses", a)
-	}
-	c.block[n], c.sets[n] = block, set
-	c.ports[n] = append(c.ports[n], usable.Span())
-	return n, nil
-}
-
-// geometry of blocks, and of several ranges of ports, is part of the names of what is divided into
-// them: other ones begin anew, beside the flows that still end.
-func geometry(ports config.PortSet, block int) string {
-	if block == 0 && len(ports) == 1 {
-		return ""
-	}
-	return fmt.Sprintf("\x00%s/%d", ports, block)
-}
-
-// poolRun numbers the addresses of ranges, and returns where in the map of runs the
-// numbers of each family stand one behind the other, and how many they are.
-func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, block int) (first, count [2]uint16, err error) {
-	for family := range 2 {
-		var list []netip.Addr
-		for _, r := range ranges {
-			if r.Is4() != (family == 0) {
-				continue
-			}
-			for a := r.First; ; a = a.Next() {
-				if list = append(list, a); len(list) > maxPool {
-					return first, count, fmt.Errorf("more than %d pool addresses", maxPool)
-				}
-				if a == r.Last {
-					break
-				}
-			}
-		}
-		var numbers []uint32
-		for _, a := range list {
-			n, err := c.pool(a, usable, block)
-			if err != nil {
-				return first, count, err
-			}
-			numbers = append(numbers, n)
-		}
-		if first[family], err = c.run(numbers); err != nil {
-			return first, count, err
-		}
-		count[family] = uint16(len(list))
-		c.runs[[2]uint16{first[family], count[family]}] = numbers
-	}
-	return first, count, nil
-}
-
-// run finds a place for the numbers of a pool: where they are neighbours the one that
-// each number has, else one where they stand already, else one that nobody uses.
-func (c *compiler) run(numbers []uint32) (uint16, error) {
-	scattered := false
-	for i, n := range numbers {
-		scattered = scattered || n != numbers[0]+uint32(i)
-	}
-	switch {
-	case len(numbers) == 0 || c.draft.short: // the latter has ids that are none
-		return 0, nil
-	case !scattered:
-		return uint16(numbers[0]), nil
-	}
-	if c.places == nil {
-		c.places, c.held = slices.Clone(c.t.runs.values), c.t.runsHeld()
-	}
-	room := -1
-	for first := int(c.t.pool); first+len(numbers) <= len(c.places); first++ {
-		same, free := true, true
-		for i, n := range numbers {
-			same = same && c.places[first+i] == uint64(n)
-			if free = free && !c.held[first+i]; !same && !free {
-				break
-			}
-		}
-		if same {
-			room = first
-			break
-		}
-		if free && room < 0 {
-			room = first
-		}
-	}
-	if room < 0 {
-		return 0, fmt.Errorf("pools of addresses that have come one by one find no room in the tables: %s", wayOut)
-	}
-	for i, n := range numbers {
-		c.places[room+i], c.held[room+i] = uint64(n), true
-	}
-	return uint16(room), nil
-}
-
-// runsHeld tells which places of the map of runs the rules and backends in force use.
-func (t *tables) runsHeld() []bool {
-	held := make([]bool, len(t.runs.values))
-	hold := func(first, count uint16) {
-		for i := int(first); i < min(int(first)+int(count), len(held)); i++ {
-			held[i] = true
-		}
-	}
-	for _, r := range t.rules.values {
-		if r.Active != 0 {
-			hold(r.Pool, r.PoolLen)
-			hold(r.Pool6, r.Pool6Len)
-		}
-	}
-	for _, b := range t.backends.values {
-		if b.PoolLen > 0 && t.services.values[b.Service].Active != 0 {
-			hold(b.Pool, b.PoolLen)
-		}
-	}
-	return held
 }

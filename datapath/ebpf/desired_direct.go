@@ -5,7 +5,6 @@ package ebpf
 import (
 	"cmp"
 	"slices"
-	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -24,7 +23,7 @@ func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
 	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
 	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
 		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&serviceMSSClamp == 0 &&
-		(c.t.loads == nil || c.t.loads.values[id].Active == 0)
+		c.state.serviceFlows(id) == 0
 }
 
 // sharesPool reports whether a listener's address is also one that flows are given
@@ -58,21 +57,4 @@ func placeDirects(list []wireDirect) map[uint32]wireDirect {
 		}
 	}
 	return out
-}
-
-// putDirects makes the table equal to what is wanted. A key is taken away first and
-// written last: in between its packets go the long way.
-func (d *Datapath) putDirects(want map[uint32]wireDirect) {
-	for i := range d.t.directs.values {
-		v := &d.t.directs.values[i]
-		w := want[uint32(i)]
-		if *v == w {
-			continue
-		}
-		atomic.StoreUint64(&v.Key, 0)
-		key := w.Key
-		w.Key = 0
-		*v = w
-		atomic.StoreUint64(&v.Key, key)
-	}
 }

@@ -275,7 +275,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	return nil
 }
 
-func (c *compiler) backendBusy(n uint32) bool { return c.t.loadsB.values[n].Active > 0 }
+func (c *compiler) backendBusy(n uint32) bool { return c.state.backendFlows(n) > 0 }
 
 func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
 	k := wireSessionKey{PrefixLen: 32 + uint32(client.Bits()), Service: service, Addr: bytesOf(client.Addr())}

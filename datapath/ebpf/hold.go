@@ -385,23 +385,3 @@ func (h *holder) pieces(was, is []byte, mtu int) ([][]byte, error) {
 	size := min(max(lowest, 1280), mtu) - fragmentHeader
 	return packet.Fragments(is, size&^7, id)
 }
-
-// bare reports whether an interface has no hardware address, and its frames no headers then.
-func (t *tables) bare(ifindex uint32) (bool, error) {
-	var own wireInterfaceAddr
-	if err := t.maps["interfaces"].Lookup(ifindex, &own); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return false, fmt.Errorf("map interfaces: %w", err)
-	}
-	return own.Mtu != 0 && own.Mac == [6]uint8{}, nil
-}
-
-// hopOf returns the next hop to which a plan sends.
-func (t *tables) hopOf(w *wireWork) (wireHop, error) {
-	h := wireHop(w.Hop)
-	if w.Plan.Hop != 0 {
-		if err := t.maps["hops"].Lookup(uint32(w.Plan.Hop), &h); err != nil {
-			return h, fmt.Errorf("map hops: %w", err)
-		}
-	}
-	return h, nil
-}

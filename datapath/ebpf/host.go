@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/netdev"
@@ -27,31 +24,28 @@ type host struct {
 	programmed map[int]bool              // interfaces that have a program already
 	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
 	routed     [2]bool                   // they were
+	// localPortLast is the last port that is given out on the host's own addresses: below those that
+	// its sockets get.
+	localPortLast uint32
+	ask           hostQueries
 }
 
-// readHost looks at the calling thread's network namespace.
-func readHost() (*host, error) {
-	h := &host{addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
-	var err error
-	if h.interfaces, err = netdev.Interfaces(); err != nil {
-		return nil, err
-	}
-	indexes := make([]int, len(h.interfaces))
-	for n, i := range h.interfaces {
-		indexes[n] = i.Index
-	}
-	h.xdp = netdev.XDPFeatures(indexes)
-	if err := h.readAddresses(); err != nil {
-		return nil, fmt.Errorf("addresses: %w", err)
-	}
-	return h, nil
+// hostQueries are what is asked of the host only when a configuration needs it.
+type hostQueries struct {
+	// route returns the host's own address and the interface for packets to an address.
+	route func(to netip.Addr) (source netip.Addr, ifindex int, err error)
+	// source returns the host's own address for packets to an address by an interface; the zero Addr
+	// when there is none.
+	source func(to netip.Addr, iface string) netip.Addr
+	// destinations reads the routing table.
+	destinations func(v6 bool) ([]netdev.Destination, error)
 }
 
 // with returns what h and an earlier reading tell together: what is not there any more is
 // as it was, behind what is.
 func (h *host) with(before *host) *host {
 	all := &host{interfaces: slices.Clone(h.interfaces), xdp: h.xdp, addresses: maps.Clone(h.addresses), details: maps.Clone(h.details),
-		global: maps.Clone(h.global), networks: h.networks, sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed}
+		global: maps.Clone(h.global), networks: h.networks, sources: maps.Clone(before.sources), routes: h.routes, routed: h.routed, localPortLast: h.localPortLast, ask: h.ask}
 	for _, i := range before.interfaces {
 		now, there := h.byName(i.Name)
 		if !there {
@@ -86,7 +80,7 @@ func (h *host) with(before *host) *host {
 func (h *host) destinations(v6 bool) (list []netdev.Destination, err error) {
 	n := familySlot(v6)
 	if !h.routed[n] {
-		if h.routes[n], err = netdev.Destinations(v6); err != nil {
+		if h.routes[n], err = h.ask.destinations(v6); err != nil {
 			return nil, err
 		}
 		h.routed[n] = true
@@ -154,29 +148,18 @@ func (h *host) sourceTowards(to netip.Addr) (netip.Addr, error) {
 }
 
 func (h *host) sourceNow(to netip.Addr) (netip.Addr, error) {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil || len(routes) == 0 {
+	own, ifindex, err := h.ask.route(to)
+	if err != nil {
 		return netip.Addr{}, fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)
 	}
-	if own, ok := netip.AddrFromSlice(routes[0].Src); ok && own.Unmap().Is4() == to.Is4() && !own.IsLinkLocalUnicast() {
-		return own.Unmap(), nil
+	if own.IsValid() && own.Is4() == to.Is4() && !own.IsLinkLocalUnicast() {
+		return own, nil
 	}
-	nobodys := func(netip.Addr) bool { return false }
-	if list := h.choices(routes[0].LinkIndex, to.Is6(), nobodys); len(list) > 0 {
+	notHeld := func(netip.Addr) bool { return false }
+	if list := h.choices(ifindex, to.Is6(), notHeld); len(list) > 0 {
 		return list[0].Addr, nil
 	}
 	return netip.Addr{}, fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)
-}
-
-// localPortLast is the last port that is given out on the host's own addresses:
-// below those that its sockets get.
-func localPortLast() uint32 {
-	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	first := uint32(0)
-	if _, scan := fmt.Sscan(string(b), &first); err != nil || scan != nil || first <= 2048 {
-		return 65535
-	}
-	return first - 1
 }
 
 // attachTo lists the interfaces of a configuration: those it names, else all that

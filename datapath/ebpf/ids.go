@@ -4,11 +4,8 @@ package ebpf
 
 import (
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/cilium/ebpf"
 )
 
 // Ids of services, backends, rules, sets and pool addresses stay the same from
@@ -53,28 +50,22 @@ func idKeyOf(kind idKind, name string) idKey {
 	return k
 }
 
-var idSpec = &ebpf.MapSpec{
-	Name: "sluice_ids", Type: ebpf.Hash, KeySize: idNameLen + 1, ValueSize: 4, MaxEntries: 1 << 17, Flags: 1, // BPF_F_NO_PREALLOC
-}
-
 // ids is the content of the map.
 type ids struct {
-	m       *ebpf.Map
+	store   idStore
 	known   map[idKey]uint32
 	used    map[idKind]map[uint32]bool
 	inForce map[idKey]bool // wanted by the snapshot in force; nil before this process has applied one
 }
 
-func loadIDs(m *ebpf.Map) (*ids, error) {
-	t := &ids{m: m, known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}}
-	var k idKey
-	var v uint32
-	it := m.Iterate()
-	for it.Next(&k, &v) {
-		t.note(k, v)
-	}
-	return t, it.Err()
+// idStore keeps ids from one process to the next.
+type idStore interface {
+	Put(key, value any) error
+	// Delete removes a key; one that is not there is no error.
+	Delete(key any) error
 }
+
+func newIDs() *ids { return &ids{known: map[idKey]uint32{}, used: map[idKind]map[uint32]bool{}} }
 
 func (t *ids) note(k idKey, v uint32) {
 	t.known[k] = v
@@ -132,21 +123,17 @@ func (d *draft) id(kind idKind, name string, limit uint32, busy func(uint32) boo
 	return d.fresh[k], nil
 }
 
-// spare is a draft that may give the ids of names that are not wanted to others, as far
-// as nothing refers to them. Names that are not in force go first: while a change is
-// made, packets still meet what was before, and only of a set that does no harm.
-func (t *tables) spare(want map[idKey]bool) (*draft, error) {
-	d := t.ids.draft()
+// spare is a draft that may give the ids of names that are not wanted to others, unless something
+// refers to them. Names that are not in force go first: while a change is made, packets still meet
+// the previous state. Of names in force only a set can lose its id without harm.
+func (t *ids) spare(want map[idKey]bool, referred map[idKind]map[uint32]bool) *draft {
+	d := t.draft()
 	d.last, d.spare = true, map[idKind][]uint32{}
-	referred, err := t.referred()
-	if err != nil {
-		return nil, err
-	}
 	var inForce []uint32 // sets
-	for k, v := range t.ids.known {
+	for k, v := range t.known {
 		switch {
 		case want[k] || k.Kind == idMeta:
-		case !t.ids.inForce[k] && !referred[k.Kind][v]:
+		case !t.inForce[k] && !referred[k.Kind][v]:
 			d.spare[k.Kind] = append(d.spare[k.Kind], v)
 		case k.Kind == idSet:
 			inForce = append(inForce, v)
@@ -156,117 +143,7 @@ func (t *tables) spare(want map[idKey]bool) (*draft, error) {
 		slices.Sort(list) // neighbours need no run of their own
 	}
 	d.spare[idSet] = append(d.spare[idSet], inForce...)
-	return d, nil
-}
-
-// referred lists, for all kinds but sets, the ids that something in the tables refers to:
-// what is in force, whoever put it there, flows, bindings, and ports that rest.
-func (t *tables) referred() (map[idKind]map[uint32]bool, error) {
-	services, backends, sources, prefixes := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
-	for id, r := range t.rules.values {
-		if r.Active != 0 {
-			sources[uint32(id)] = true
-		}
-	}
-	for id, s := range t.services.values {
-		if s.Active == 0 {
-			continue
-		}
-		services[uint32(id)] = true
-		for r, i := regionOf(s.Slots), uint32(0); i < r.count; i++ {
-			backends[uint32(t.slot(r.first+i))] = true
-		}
-	}
-	note := func(kind, state, zone, flags uint8, owner, backend uint16) {
-		switch {
-		case state == uint8(wireEntryStateENTRY_FREE) || state == uint8(wireEntryStateENTRY_LOOSE):
-		case kind == uint8(wireEntryKindKIND_BINDING):
-			sources[uint32(zone)] = true
-		case flags&entryPrimary == 0:
-		case flags&entryNAT != 0:
-			sources[uint32(owner)] = true
-		default:
-			services[uint32(owner)], backends[uint32(backend)] = true, true
-		}
-	}
-	for i := range t.flows4.values {
-		e := &t.flows4.values[i]
-		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
-	}
-	for i := range t.flows6.values {
-		e := &t.flows6.values[i]
-		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
-	}
-	err := errors.Join(
-		eachIn(t.maps["sessions"], func(_ wireSessionKey, backend uint32) { backends[backend] = true }),
-		eachIn(t.maps["reverses"], func(_ wireListenerKey, r wireReverse) { backends[uint32(r.Backend)] = true }),
-		eachIn(t.maps["prefixes"], func(_ wirePrefixKey, p wirePrefix) { prefixes[uint32(p.Rule)] = true }))
-	return map[idKind]map[uint32]bool{idService: services, idBackend: backends, idSource: sources, idPrefix: prefixes, idPool: t.addressesInUse()}, err
-}
-
-// eachIn calls f for what a map holds; for nothing of one that is not made yet.
-func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
-	if m == nil {
-		return nil
-	}
-	all, err := content[K, V](m)
-	for k, v := range all {
-		f(k, v)
-	}
-	return err
-}
-
-// forgetOthers clears what the tables know of names whose numbers others get.
-func (t *tables) forgetOthers(d *draft) error {
-	for k, n := range d.fresh {
-		if _, known := t.ids.known[k]; known || !t.ids.used[k.Kind][n] {
-			continue
-		}
-		if err := t.forget(k.Kind, n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// forget clears what the tables know of the name that had an id before, which nothing
-// refers to any more.
-func (t *tables) forget(kind idKind, id uint32) error {
-	switch kind {
-	case idPool:
-		t.blocks.values[id] = wireBlockMap{} // it may have had other blocks, or ranges of ports
-		for class := range uint32(portClasses) {
-			t.ports.values[id*portClasses+class] = wirePortMap{}
-		}
-	case idService:
-		t.loads.values[id] = wireLoad{}
-	case idBackend:
-		t.loadsB.values[id] = wireLoad{}
-		if err := t.maps["backend_hops"].Put(id, wireBackendHop{}); err != nil {
-			return fmt.Errorf("backend_hops: %w", err)
-		}
-		if err := t.maps["tallies"].Put(id, make([]wireTally, ebpf.MustPossibleCPU())); err != nil {
-			return fmt.Errorf("tallies: %w", err)
-		}
-	}
-	return nil
-}
-
-// addressesInUse lists the pool addresses that have ports that are used or rest, or
-// belong to a rule or backend in force.
-func (t *tables) addressesInUse() map[uint32]bool {
-	busy := map[uint32]bool{}
-	for i := range t.ports.values {
-		if t.ports.values[i].Used != 0 {
-			busy[uint32(i/3)] = true
-		}
-	}
-	for place, held := range t.runsHeld() {
-		if held {
-			busy[uint32(t.runs.values[place])] = true
-		}
-	}
-	return busy
+	return d
 }
 
 // keep writes the new ids. One that another name had is taken from it.
@@ -288,13 +165,13 @@ func (d *draft) keep() error {
 		if !taken[number{k.Kind, v}] {
 			continue
 		}
-		if err := d.from.m.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := d.from.store.Delete(&k); err != nil {
 			return fmt.Errorf("ids: %w", err)
 		}
 		delete(d.from.known, k)
 	}
 	for k, v := range d.fresh {
-		if err := d.from.m.Put(&k, v); err != nil {
+		if err := d.from.store.Put(&k, v); err != nil {
 			return fmt.Errorf("ids: %w", err)
 		}
 		d.from.note(k, v)

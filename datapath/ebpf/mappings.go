@@ -40,18 +40,6 @@ func (d *Datapath) MappingRules() (list []datapath.MappingRule) {
 	return list
 }
 
-// outside lists the pool addresses of a rule.
-func (d *desired) outside(id uint32) (list []netip.Addr) {
-	r := d.rules[id]
-	for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
-		for _, n := range d.runs[run] {
-			p := d.pools[n]
-			list = append(list, addrFrom(p.Addr, p.Family == uint8(wireFamilyFAMILY_6)))
-		}
-	}
-	return list
-}
-
 // Mappings lists the mappings of the rules in force.
 func (d *Datapath) Mappings() (list []datapath.Mapping, err error) {
 	d.mu.Lock()

@@ -5,11 +5,6 @@ package ebpf
 import (
 	"net/netip"
 	"slices"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"github.com/sluice-lb/sluice/netdev"
 )
 
 // hostAddress is an address of the host with what the kernel goes by when it chooses a source.
@@ -19,27 +14,6 @@ type hostAddress struct {
 	deprecated bool         // RFC 6724 rule 3: only where there is no other
 	secondary  bool         // IPv4: another one of the same network comes first; IPv6: a temporary one
 	unusable   bool         // of link or host scope, or not unique (yet)
-}
-
-func hostAddressOf(a netlink.Addr) (h hostAddress, ok bool) {
-	ip, ok := netip.AddrFromSlice(a.IP)
-	if !ok {
-		return h, false
-	}
-	h.Addr = ip.Unmap()
-	near := a.IPNet
-	if a.Peer != nil { // of a point-to-point link
-		near = a.Peer
-	}
-	if net, ok := netip.AddrFromSlice(near.IP); ok {
-		bits, _ := near.Mask.Size()
-		h.network = netip.PrefixFrom(net.Unmap(), bits).Masked()
-	}
-	h.deprecated = a.Flags&unix.IFA_F_DEPRECATED != 0
-	h.secondary = a.Flags&unix.IFA_F_SECONDARY != 0 // the same bit as IFA_F_TEMPORARY
-	h.unusable = a.Scope >= unix.RT_SCOPE_LINK || h.IsLinkLocalUnicast() && h.Is6() ||
-		a.Flags&unix.IFA_F_DADFAILED != 0 || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE
-	return h, true
 }
 
 // choice is an address that packets leave with by an interface. The first one of a family is for
@@ -164,34 +138,8 @@ func (h *host) far(ifindex int, v6 bool) netip.Addr {
 			name = i.Name
 		}
 	}
-	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Oif: name})
-	if err != nil || len(routes) == 0 || name == "" {
+	if name == "" {
 		return netip.Addr{}
 	}
-	src, _ := netip.AddrFromSlice(routes[0].Src)
-	return src.Unmap()
-}
-
-// readAddresses fills in the addresses of the interfaces.
-func (h *host) readAddresses() error {
-	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return err
-	}
-	for _, a := range list {
-		if n, ok := netdev.Network(a); ok {
-			h.networks = append(h.networks, n)
-		}
-		if d, ok := hostAddressOf(a); ok {
-			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], d.Addr)
-			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)
-		}
-	}
-	for index := range h.addresses {
-		own := slices.DeleteFunc(slices.Clone(list), func(a netlink.Addr) bool { return a.LinkIndex != index })
-		four, _ := netdev.Global(own, false)
-		six, _ := netdev.Global(own, true)
-		h.global[index] = [2]netip.Addr{four, six}
-	}
-	return nil
+	return h.ask.source(to, name)
 }

@@ -5,11 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"sync/atomic"
-
-	"github.com/sluice-lb/sluice/config"
 )
-
-const portClasses = 3 // PORT_CLASSES of bpf/binding.h: TCP, UDP, ICMP
 
 // putPools writes pool addresses and the rules that may use them from now on, and marks
 // the ports that no rule may use as taken.
@@ -31,27 +27,6 @@ func (d *Datapath) putPools(want *desired) error {
 		}
 	}
 	return nil
-}
-
-// reserve marks all ports of a pool address but those of a set as taken, without counting them as
-// used: so the programs find the set's ports as they find any. ICMP's identifiers are its
-// third class.
-func (t *tables) reserve(number uint32, set config.PortSet) {
-	var open [len(wirePortMap{}.Words)]uint64
-	for _, r := range set {
-		for port := int(r.First); port <= int(r.Last); port++ {
-			bit := port&1<<15 | port>>1 // bit_of of bpf/port.h
-			open[bit/64] |= 1 << (bit % 64)
-		}
-	}
-	for class := range uint32(portClasses) {
-		m := &t.ports.values[number*portClasses+class]
-		for w := range m.Words {
-			if atomic.OrUint64(&m.Words[w], ^open[w])|^open[w] == ^uint64(0) {
-				atomic.OrUint64(&m.Full[w/64], 1<<(w%64))
-			}
-		}
-	}
 }
 
 // retirePools takes the addresses that left a pool from its rule, when that has others.
@@ -85,19 +60,6 @@ func (d *Datapath) retirePools(want *desired, h *host) error {
 	return nil
 }
 
-// poolRules are the rules of each pool address, bit n for rule n.
-func (d *desired) poolRules() map[uint32]uint64 {
-	all := map[uint32]uint64{}
-	for id, r := range d.rules {
-		for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
-			for _, n := range d.runs[run] {
-				all[n] |= 1 << id
-			}
-		}
-	}
-	return all
-}
-
 // putRuns writes the runs of pool addresses, where nothing in force has one.
 func (d *Datapath) putRuns(want *desired) {
 	for place, run := range want.runs {
@@ -105,14 +67,4 @@ func (d *Datapath) putRuns(want *desired) {
 			d.t.runs.values[int(place[0])+i] = uint64(n)
 		}
 	}
-}
-
-func poolNumbers(want *desired) map[wireAddr]uint32 {
-	out := map[wireAddr]uint32{}
-	for n, v := range want.pools {
-		if !want.unlisted[n] {
-			out[v.Addr] = n
-		}
-	}
-	return out
 }

@@ -74,7 +74,7 @@ func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (_ *shared, err
 	if err != nil {
 		return nil, err
 	}
-	c, err := compile(snapshot, s.t, h)
+	c, err := compile(snapshot, stateOf(s.t, snapshot), h)
 	if err != nil { // more addresses, say, than these tables have room for
 		return nil, fmt.Errorf("%w: %w", errOtherConstants, err)
 	}

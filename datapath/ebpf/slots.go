@@ -9,13 +9,6 @@ import (
 	"sync/atomic"
 )
 
-// region of the slots map.
-type region struct{ first, count uint32 }
-
-func regionOf(word uint64) region { return region{uint32(word >> 32), uint32(word)} }
-
-func (r region) word() uint64 { return uint64(r.first)<<32 | uint64(r.count) }
-
 // putServices writes the scheduler tables that changed into free regions and
 // then switches the services to them.
 func (d *Datapath) putServices(want *desired) error {
@@ -86,8 +79,6 @@ func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
 	return true
 }
 
-func (t *tables) slot(at uint32) uint16 { return uint16(t.slotMem.values[at/4] >> (at % 4 * 16)) }
-
 func (d *Datapath) writeSlots(r region, slots []uint16) {
 	for i := 0; i < len(slots); i += 4 {
 		var word uint64
@@ -135,4 +126,21 @@ func place(gaps []region, count uint32) (region, bool) {
 		}
 	}
 	return region{}, false
+}
+
+// putDirects makes the table equal to what is wanted. A key is taken away first and
+// written last: in between its packets go the long way.
+func (d *Datapath) putDirects(want map[uint32]wireDirect) {
+	for i := range d.t.directs.values {
+		v := &d.t.directs.values[i]
+		w := want[uint32(i)]
+		if *v == w {
+			continue
+		}
+		atomic.StoreUint64(&v.Key, 0)
+		key := w.Key
+		w.Key = 0
+		*v = w
+		atomic.StoreUint64(&v.Key, key)
+	}
 }

@@ -103,9 +103,9 @@ func holds(pool []config.AddressRange, a netip.AddrPort) bool {
 // may reports whether the policy lets a flow be ended.
 func (s *stale) may(f side) bool { return !s.snapshot.Keeps(f.key.Protocol) }
 
-// count tells how many flows end would end.
-func (t *tables) count(s *stale) (n int) {
-	if s == nil {
+// countIn returns how many flows end would end.
+func (s *stale) countIn(t *tables) (n int) {
+	if s == nil || t == nil {
 		return 0
 	}
 	t.primaries(func(f side) bool {

@@ -27,10 +27,10 @@ func destination(mac net.HardwareAddr) uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// stations are the hardware addresses at which frames are for this host: those of the
+// stationsOf returns the hardware addresses at which frames are for this host: those of the
 // interfaces, of links that stand on them in this namespace (macvlan, as keepalived makes them
 // for VRRP), and of the bridge or bond for its ports.
-func (h *host) stations() map[wireStationKey]uint32 {
+func stationsOf(h *host) map[wireStationKey]uint32 {
 	all := map[wireStationKey]uint32{}
 	add := func(ifindex int, mac net.HardwareAddr) {
 		if len(mac) == 6 && mac[0]&1 == 0 {
@@ -49,9 +49,9 @@ func (h *host) stations() map[wireStationKey]uint32 {
 	return all
 }
 
-// own are the interfaces' addresses at the places of their indices, hardware first. Indices
+// ownStationsOf returns the interfaces' addresses at the places of their indices, hardware first. Indices
 // whose low 16 bits are the same have no place: the programs could not tell them apart.
-func (h *host) own() (places [ownStations]uint64) {
+func ownStationsOf(h *host) (places [ownStations]uint64) {
 	order := slices.Clone(h.interfaces)
 	rank := func(i netdev.Interface) int {
 		if i.Virtual() {
@@ -75,11 +75,11 @@ func (h *host) own() (places [ownStations]uint64) {
 
 // putStations tells the programs which frames are for this host. Those that are new come before
 // those that are gone.
-func (t *tables) putStations(h *host) error {
-	for at, v := range h.own() {
+func putStations(t *tables, h *host) error {
+	for at, v := range ownStationsOf(h) {
 		atomic.StoreUint64(&t.stations.values[at], v)
 	}
-	return equalise(t.maps["stations"], h.stations(), nil)
+	return equalise(t.maps["stations"], stationsOf(h), nil)
 }
 
 // stationsPause is how long changes of links are collected before the programs are told.
@@ -102,7 +102,7 @@ func (d *Datapath) followStations(ctx context.Context, changed <-chan struct{}) 
 		time.Sleep(stationsPause)
 		h, err := netdev.Interfaces()
 		if err == nil {
-			err = d.t.putStations(&host{interfaces: h})
+			err = putStations(d.t, &host{interfaces: h})
 		}
 		if err != nil {
 			d.opt.Log.Warn("hardware addresses of interfaces are not known to the programs", "error", err)

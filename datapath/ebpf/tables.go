@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -177,8 +178,6 @@ type tables struct {
 // ErrLayout is wrapped when pinned tables are of another version of Sluice.
 var ErrLayout = errors.New("tables of another version of Sluice, which forward on as they are")
 
-const wayOut = "'sluice stop --force' removes them with their flows, and the next start makes new ones"
-
 // openTables adopts the maps pinned in dir, or makes them.
 func openTables(dir string, want sizes, hz uint32) (_ *tables, err error) {
 	t := &tables{dir: dir, maps: map[string]*ebpf.Map{}, sizes: want, hz: hz}
@@ -329,32 +328,6 @@ func (t *tables) close() error {
 	return errors.Join(errs...)
 }
 
-// switches are the constants of the programs that follow from a snapshot, and the
-// hooks that they are loaded for.
-type switches struct {
-	Attach                                                                               config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
-	Ranges, Doors, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare  bool
-	HostLists, TrieLists                                                                 uint32 // bits LIST_*
-	LocalPortLast                                                                        uint32
-	RuleCount                                                                            uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
-	HalfOpen                                                                             uint32 // handshakes in progress
-	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
-	Owned, CrossByEgress                                                                 bool
-	Errors                                                                               uint32 // a second
-}
-
-// allOn turns all features on that do nothing where no map has anything for them. Mappings
-// have programs of their own, rules close the straight path.
-func (s *switches) allOn() {
-	for _, on := range []*bool{&s.Owned, &s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress} {
-		*on = true
-	}
-	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)
-}
-
 // program loads the programs with their constants set; or only some of them, as a
 // gateway of their own on the same tables, which holds no fragments.
 func (t *tables) program(s switches, dryRun bool, only ...string) (*ebpf.Collection, error) {
@@ -464,4 +437,27 @@ func abs(x float64) float64 {
 		return -x
 	}
 	return x
+}
+
+const portClasses = 3 // PORT_CLASSES of bpf/binding.h: TCP, UDP, ICMP
+
+// reserve marks all ports of a pool address but those of a set as taken, without counting them as
+// used: so the programs find the set's ports as they find any. ICMP's identifiers are its
+// third class.
+func (t *tables) reserve(number uint32, set config.PortSet) {
+	var open [len(wirePortMap{}.Words)]uint64
+	for _, r := range set {
+		for port := int(r.First); port <= int(r.Last); port++ {
+			bit := port&1<<15 | port>>1 // bit_of of bpf/port.h
+			open[bit/64] |= 1 << (bit % 64)
+		}
+	}
+	for class := range uint32(portClasses) {
+		m := &t.ports.values[number*portClasses+class]
+		for w := range m.Words {
+			if atomic.OrUint64(&m.Words[w], ^open[w])|^open[w] == ^uint64(0) {
+				atomic.OrUint64(&m.Full[w/64], 1<<(w%64))
+			}
+		}
+	}
 }

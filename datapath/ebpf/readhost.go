@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// readHost looks at the calling thread's network namespace.
+func readHost() (*host, error) {
+	h := &host{localPortLast: localPortLast(), ask: hostQueries{routeTo, sourceBy, netdev.Destinations}, addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
+	var err error
+	if h.interfaces, err = netdev.Interfaces(); err != nil {
+		return nil, err
+	}
+	indexes := make([]int, len(h.interfaces))
+	for n, i := range h.interfaces {
+		indexes[n] = i.Index
+	}
+	h.xdp = netdev.XDPFeatures(indexes)
+	if err := readAddresses(h); err != nil {
+		return nil, fmt.Errorf("addresses: %w", err)
+	}
+	return h, nil
+}
+
+// readAddresses fills in the addresses of the interfaces.
+func readAddresses(h *host) error {
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	for _, a := range list {
+		if n, ok := netdev.Network(a); ok {
+			h.networks = append(h.networks, n)
+		}
+		if d, ok := hostAddressOf(a); ok {
+			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], d.Addr)
+			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)
+		}
+	}
+	for index := range h.addresses {
+		own := slices.DeleteFunc(slices.Clone(list), func(a netlink.Addr) bool { return a.LinkIndex != index })
+		four, _ := netdev.Global(own, false)
+		six, _ := netdev.Global(own, true)
+		h.global[index] = [2]netip.Addr{four, six}
+	}
+	return nil
+}
+
+func hostAddressOf(a netlink.Addr) (h hostAddress, ok bool) {
+	ip, ok := netip.AddrFromSlice(a.IP)
+	if !ok {
+		return h, false
+	}
+	h.Addr = ip.Unmap()
+	near := a.IPNet
+	if a.Peer != nil { // of a point-to-point link
+		near = a.Peer
+	}
+	if net, ok := netip.AddrFromSlice(near.IP); ok {
+		bits, _ := near.Mask.Size()
+		h.network = netip.PrefixFrom(net.Unmap(), bits).Masked()
+	}
+	h.deprecated = a.Flags&unix.IFA_F_DEPRECATED != 0
+	h.secondary = a.Flags&unix.IFA_F_SECONDARY != 0 // the same bit as IFA_F_TEMPORARY
+	h.unusable = a.Scope >= unix.RT_SCOPE_LINK || h.IsLinkLocalUnicast() && h.Is6() ||
+		a.Flags&unix.IFA_F_DADFAILED != 0 || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE
+	return h, true
+}
+
+func routeTo(to netip.Addr) (source netip.Addr, ifindex int, err error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		return source, 0, err
+	}
+	if len(routes) == 0 {
+		return source, 0, errors.New("the kernel returned none")
+	}
+	source, _ = netip.AddrFromSlice(routes[0].Src)
+	return source.Unmap(), routes[0].LinkIndex, nil
+}
+
+func sourceBy(to netip.Addr, iface string) netip.Addr {
+	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Oif: iface})
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}
+	}
+	source, _ := netip.AddrFromSlice(routes[0].Src)
+	return source.Unmap()
+}
+
+// localPortLast is the last port that is given out on the host's own addresses:
+// below those that its sockets get.
+func localPortLast() uint32 {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	first := uint32(0)
+	if _, scan := fmt.Sscan(string(b), &first); err != nil || scan != nil || first <= 2048 {
+		return 65535
+	}
+	return first - 1
+}
