@@ -247,6 +247,42 @@ func TestPlainWords(t *testing.T) {
 	}
 }
 
+// TestNoMirroredConstants: what the programs and Go share is written down in bpf/ and generated
+// (wire_constants.go). No constant in Go repeats the number of one there under the same name.
+func TestNoMirroredConstants(t *testing.T) {
+	number := regexp.MustCompile(`(?m)^(?:#define (\w+) |\t(\w+) = )\(?(?:0x)?[0-9]`)
+	plain := func(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "")) }
+	shared := map[string]string{}
+	walk(t, ".h", func(path string, text []byte) {
+		for _, m := range number.FindAllSubmatch(text, -1) {
+			name := string(m[1]) + string(m[2])
+			shared[plain(name)] = name + " of " + path
+		}
+	})
+	walk(t, ".go", func(path string, text []byte) {
+		if !under(path, "datapath/ebpf") || generated(text) {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			s, ok := n.(*ast.ValueSpec)
+			if !ok || len(s.Values) != len(s.Names) {
+				return true
+			}
+			for i, name := range s.Names {
+				_, literal := s.Values[i].(*ast.BasicLit)
+				if c := shared[plain(name.Name)]; literal && c != "" {
+					t.Errorf("%s: %s repeats %s: add it to an enumeration in bpf/export.h", path, name.Name, c)
+				}
+			}
+			return true
+		})
+	})
+}
+
 // snakeCase is how keys of JSON are written.
 var snakeCase = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 

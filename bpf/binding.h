@@ -17,7 +17,9 @@
 #include "conn.h"
 #include "limit.h"
 
-#define PORT_CLASSES 3
+enum port_classes {
+	PORT_CLASSES = 3,
+};
 
 static __always_inline __u32 port_class(__u8 l4_proto)
 {

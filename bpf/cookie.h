@@ -192,7 +192,7 @@ __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
 	if (!(__u32)s->slots || service_lists(p, s) != REASON_NONE || (p->tcp_flags & TCP_SYN && !cookie_room(p, s, l, id)))
 		return REASON_NONE; // service_new refuses it
 	plan->owner = id;
-	plan->owner_nat = 0;
+	plan->owner_nat = OWNER_SERVICE;
 	cookie_ends(&w->cookie, p);
 	return p->tcp_flags & TCP_SYN ? cookie_give(p, plan, s, l, &w->cookie) : cookie_take(p, plan, s, l, &w->cookie);
 }

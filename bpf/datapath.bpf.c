@@ -6,6 +6,7 @@
 // why; plain packets of settled flows go the straight path of fast.h, those of services without flows that of direct.h.
 #include "answer.h"
 #include "direct.h"
+#include "export.h"
 #include "fast.h"
 #include "miss.h"
 #include "owned.h"
@@ -31,7 +32,7 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 	plan->entry = NO_ENTRY;
 	plan->backend_hop = NO_ENTRY;
 	plan->verdict = drop;
-	plan->owner_nat = 2;
+	plan->owner_nat = OWNER_NONE;
 }
 
 __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
@@ -324,7 +325,7 @@ static __always_inline bool refused(void *ctx, const struct packet *p, const str
 
 	if (dry_run)
 		return false;
-	if (plan->owner_nat == 0 && by_policy(reason) && !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
+	if (plan->owner_nat == OWNER_SERVICE && by_policy(reason) && !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
 		l = bpf_map_lookup_elem(&service_loads, &owner);
 		if (l)
 			__sync_fetch_and_add(&l->refused, 1);

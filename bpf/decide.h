@@ -230,7 +230,7 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 	if (!p || !plan || !s || !b)
 		return REASON_INTERNAL;
 	plan->owner = service;
-	plan->owner_nat = 0;
+	plan->owner_nat = OWNER_SERVICE;
 	aim(p, plan, s, b, backend);
 	return REASON_FLOW;
 }
@@ -357,7 +357,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 		return REASON_NO_FLOW; // of an older connection of the backend's
 	if (have_resets && resets(p) && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && reset_refused(m->owner)) {
 		plan->owner = m->owner;
-		plan->owner_nat = 0;
+		plan->owner_nat = OWNER_SERVICE;
 		return REASON_LIMIT_RESETS;
 	}
 	if (!dry_run) {
@@ -436,7 +436,7 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 		return nat64_out(p, plan, rule, id);
 	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside address
 		plan->owner = id;
-		plan->owner_nat = 1;
+		plan->owner_nat = OWNER_SOURCE;
 		refuse(plan, REASON_NO_ADDRESS, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 		return REASON_NO_ADDRESS;
 	}
@@ -517,7 +517,7 @@ static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;
 
-	plan->owner_nat = 2;
+	plan->owner_nat = OWNER_NONE;
 	if (have_services && !(p->flags & PACKET_ERROR))
 		reason = decide_service(p, plan);
 	return reason == REASON_NONE ? decide_rest(p, plan) : reason;

@@ -309,7 +309,7 @@ static __always_inline void error_source(union addr *from, const struct packet *
 	if (plan->family == FAMILY_6) {
 		struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false);
 
-		if (plan->owner_nat == 3 && by && by->rule == plan->owner) {
+		if (plan->owner_nat == OWNER_STATELESS && by && by->rule == plan->owner) {
 			*from = p->tuple.saddr;
 			cross_address(from, by, false);
 			return;
@@ -318,12 +318,12 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		if (!by || !by->embed_len)
 			return;
 		// A host behind another rule: the receiver knows its outside address alone.
-		if (plan->owner_nat != 3 && extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
+		if (plan->owner_nat != OWNER_STATELESS && extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
 			return;
 		embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
 		return;
 	}
-	if (plan->owner_nat == 3)
+	if (plan->owner_nat == OWNER_STATELESS)
 		error_source_siit(from, p, plan);
 }
 

@@ -8,7 +8,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-_Static_assert(REASON_COUNT <= REASONS_STRIDE, "counters have room for every reason");
+_Static_assert((int)REASON_COUNT <= (int)REASONS_STRIDE, "counters have room for every reason");
 
 static __always_inline void count_one(__u32 family, __u32 action, __u32 reason)
 {

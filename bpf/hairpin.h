@@ -32,9 +32,9 @@ __noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
 	if (!p || !order)
 		return NO_ENTRY;
 	rules = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
-	if (own < NAT_RULES && rules >> own & 1 && hairpins(p, own))
+	if (own < MAX_NAT_RULES && rules >> own & 1 && hairpins(p, own))
 		return own;
-	for (int i = 0; i < NAT_RULES && rules && order->rules[i]; i++) {
+	for (int i = 0; i < MAX_NAT_RULES && rules && order->rules[i]; i++) {
 		__u32 id = order->rules[i] - 1;
 
 		if (rules >> (id & 63) & 1 && hairpins(p, id))

@@ -112,7 +112,7 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 // routes it: by its own source, which is translated on the way out.
 static __always_inline bool routed_by_own(const struct packet *p, const struct plan *plan)
 {
-	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == 1)) && plan->backend_hop == NO_ENTRY && plan->family == p->family;
+	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == OWNER_SOURCE)) && plan->backend_hop == NO_ENTRY && plan->family == p->family;
 }
 
 static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)

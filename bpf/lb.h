@@ -439,7 +439,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	if (!p || !plan || !s)
 		return REASON_INTERNAL;
 	plan->owner = id;
-	plan->owner_nat = 0;
+	plan->owner_nat = OWNER_SERVICE;
 	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 	stateless = service_stateless(s);
 	reason = service_lists(p, s); // who may not connect learns nothing of the backends
@@ -545,7 +545,7 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		return REASON_NONE; // of the backend's own
 	count_stateless(r->backend, p->l3_len);
 	plan->owner = id;
-	plan->owner_nat = 0;
+	plan->owner_nat = OWNER_SERVICE;
 	plan->flags |= PLAN_REPLY;
 	if (p->flags & PACKET_NO_FLOW)
 		plan->flags |= PLAN_NO_L4;

@@ -97,7 +97,6 @@ struct {
 } hops SEC(".maps");
 
 // Packets by [family][action][reason]. Read by user space.
-#define REASONS_STRIDE 64
 #define COUNTERS (FAMILY_COUNT * 3 * REASONS_STRIDE)
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -137,8 +136,10 @@ struct {
 // Listeners without flows, in pairs: a key stands at the place of its hash or
 // beside it, and one cache line tells. What finds no place goes the long way,
 // with the same outcome. Written by user space through mmap, the key last.
-#define DIRECT_BITS 13
-#define DIRECT_MULTIPLIER 0x9e3779b97f4a7c15ULL
+enum direct_place {
+	DIRECT_BITS = 13,
+	DIRECT_MULTIPLIER = 0x9e3779b97f4a7c15ULL,
+};
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1 << DIRECT_BITS);
@@ -157,19 +158,17 @@ struct {
 } reverses SEC(".maps");
 
 // Services and backends by id. Written by user space through mmap.
-#define SERVICES 16384
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SERVICES);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct service);
 } services SEC(".maps");
 
-#define BACKENDS 65536
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, BACKENDS);
+	__uint(max_entries, MAX_BACKENDS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct backend);
@@ -177,7 +176,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, BACKENDS);
+	__uint(max_entries, MAX_BACKENDS);
 	__type(key, __u32);
 	__type(value, struct backend_hop);
 } backend_hops SEC(".maps");
@@ -195,7 +194,7 @@ struct {
 // Counts of services and of backends. Written by the programs.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SERVICES);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct load);
@@ -203,7 +202,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, BACKENDS);
+	__uint(max_entries, MAX_BACKENDS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct load);
@@ -212,7 +211,7 @@ struct {
 // Packets and bytes that keep no flow, by backend and CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, BACKENDS);
+	__uint(max_entries, MAX_BACKENDS);
 	__type(key, __u32);
 	__type(value, struct tally);
 } tallies SEC(".maps");
@@ -293,7 +292,7 @@ struct {
 // Rules that translate sources. User space writes all but the counts.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, NAT_RULES);
+	__uint(max_entries, MAX_NAT_RULES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct nat_rule);
@@ -419,10 +418,9 @@ struct {
 	__type(value, __u32);
 } stations SEC(".maps");
 
-#define STATIONS 512
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, STATIONS);
+	__uint(max_entries, MAX_STATIONS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);

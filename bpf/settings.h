@@ -36,7 +36,9 @@ struct door_key {
 };
 ASSERT_SIZE(struct door_key, 28);
 
-#define DOOR_OF_SERVICE 0xc0000000U // no interface's index
+enum iface_key {
+	DOOR_OF_SERVICE = 0xc0000000U, // no interface's index
+};
 
 // A backend's endpoint, back to the virtual endpoint that it answers for.
 struct reverse {
@@ -49,21 +51,24 @@ struct reverse {
 ASSERT_SIZE(struct reverse, 24);
 
 // service.flags
-#define SERVICE_SYN_STATELESS 0x01 // hash scheduler and unambiguous replies
-#define SERVICE_STRICT_TCP 0x02
-#define SERVICE_ANSWER_RESET 0x04  // when no backend is usable
-#define SERVICE_ANSWER_REJECT 0x08
-#define SERVICE_SESSIONS 0x10	   // has pinned clients
-#define SERVICE_PORT_FORWARD 0x20  // stands for a port-forward rule that inside hosts may use
-#define SERVICE_MSS_CLAMP 0x40
+enum service_flag {
+	SERVICE_SYN_STATELESS = 0x01, // hash scheduler and unambiguous replies
+	SERVICE_STRICT_TCP = 0x02,
+	SERVICE_ANSWER_RESET = 0x04, // when no backend is usable
+	SERVICE_ANSWER_REJECT = 0x08,
+	SERVICE_SESSIONS = 0x10, // has pinned clients
+	SERVICE_PORT_FORWARD = 0x20, // stands for a port-forward rule that inside hosts may use
+	SERVICE_MSS_CLAMP = 0x40,
+	SERVICE_TOA = 0x100, // fullnat: the client's address in a TCP option
+	SERVICE_PROXY = 0x200, // fullnat: the client's address in a PROXY protocol header
+	SERVICE_MAC_KEYS = 0x80, // persistence looks at hardware addresses
+	SERVICE_COOKIES = 0x400, // SYNs are answered by cookies when handshakes pile up
+	SERVICE_KEEPS_FLOWS = 0x800, // persistence or a limit of connections needs them, whatever the mode
+};
 
-#define SERVICE_TOA 0x100	   // fullnat: the client's address in a TCP option
-#define SERVICE_PROXY 0x200	   // fullnat: the client's address in a PROXY protocol header
-#define SERVICE_MAC_KEYS 0x80	   // persistence looks at hardware addresses
-#define SERVICE_COOKIES 0x400	   // SYNs are answered by cookies when handshakes pile up
-#define SERVICE_KEEPS_FLOWS 0x800  // persistence or a limit of connections needs them, whatever the mode
-
-#define NO_RULE 0xffff
+enum no_rule {
+	NO_RULE = 0xffff,
+};
 
 // What every packet without a flow looks at stands in the first cache line.
 struct service {
@@ -96,16 +101,20 @@ struct service {
 };
 ASSERT_SIZE(struct service, 128);
 
-#define STICKY_SADDR 0x01
-#define STICKY_SPORT 0x02
-#define STICKY_DADDR 0x04
-#define STICKY_DPORT 0x08
-#define STICKY_SMAC 0x10
-#define STICKY_DMAC 0x20
+enum sticky_field {
+	STICKY_SADDR = 0x01,
+	STICKY_SPORT = 0x02,
+	STICKY_DADDR = 0x04,
+	STICKY_DPORT = 0x08,
+	STICKY_SMAC = 0x10,
+	STICKY_DMAC = 0x20,
+};
 
-#define BACKEND_UP 1
-#define BACKEND_DRAIN 2
-#define BACKEND_DOWN 0
+enum backend_state {
+	BACKEND_UP = 1,
+	BACKEND_DRAIN = 2,
+	BACKEND_DOWN = 0,
+};
 
 struct backend {
 	union addr addr;
@@ -257,22 +266,28 @@ struct host_key {
 };
 _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a member_key ends in a host_key");
 
-#define SERVED_LISTENER 0x01 // address of a listener
-#define SERVED_BACKEND 0x02  // of a backend
-#define SERVED_OWNED 0x04    // of a listener: what nothing listens for is refused
-#define SERVED_RESET 0x08    // answered by a TCP reset or port unreachable
-#define SERVED_REJECT 0x10   // answered by port unreachable
-#define SERVED_BOUND 0x20    // only what would leave by the interface that it came by is refused
+enum served {
+	SERVED_LISTENER = 0x01, // address of a listener
+	SERVED_BACKEND = 0x02, // of a backend
+	SERVED_OWNED = 0x04, // of a listener: what nothing listens for is refused
+	SERVED_RESET = 0x08, // answered by a TCP reset or port unreachable
+	SERVED_REJECT = 0x10, // answered by port unreachable
+	SERVED_BOUND = 0x20, // only what would leave by the interface that it came by is refused
+};
 
-#define LIST_SETS 0    // bit n: firewall set n
-#define LIST_SOURCES 1 // bit n: the NAT rule with id n translates this source
-#define LIST_EXCEPT 2  // bit n: NAT rule n leaves this destination alone
-#define LIST_SERVED 3  // SERVED_*
-#define LIST_TOWARDS 7 // | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6 destination
-#define LIST_BLOCKS 5  // | rule << 16: sources of a rule with deterministic blocks, see take_computed
-#define LIST_PREFIX 4  // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
-#define LIST_ROUTED 6  // length of the most specific route to this destination inside a mapping between the families
-#define ROUTED_HERE 0x100 // of LIST_ROUTED: an address of this host
+enum list {
+	LIST_SETS = 0, // bit n: firewall set n
+	LIST_SOURCES = 1, // bit n: the NAT rule with id n translates this source
+	LIST_EXCEPT = 2, // bit n: NAT rule n leaves this destination alone
+	LIST_SERVED = 3, // SERVED_*
+	LIST_TOWARDS = 7, // | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6 destination
+	LIST_BLOCKS = 5, // | rule << 16: sources of a rule with deterministic blocks, see take_computed
+	LIST_PREFIX = 4, // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
+	LIST_ROUTED = 6, // length of the most specific route to this destination inside a mapping between the families
+};
+enum routed {
+	ROUTED_HERE = 0x100, // of LIST_ROUTED: an address of this host
+};
 
 // A firewall rule at the first hook.
 struct firewall_rule {
@@ -293,15 +308,19 @@ struct firewall_rule {
 ASSERT_SIZE(struct firewall_rule, 64);
 
 // nat_rule.flags
-#define NAT_MAP_REMOTE 0x01  // address-and-port-dependent mapping: a binding for each remote endpoint
-#define NAT_HAIRPIN 0x02     // its sources are inside, and may use outside endpoints of each other
-#define NAT_PROHIBITED 0x04  // answer 3/13 rather than 3/1 when no port is left
-#define NAT_DETERMINISTIC 0x08
-#define NAT_MSS_CLAMP 0x10
-#define NAT_RANDOM 0x20	     // no port preservation
+enum nat_flag {
+	NAT_MAP_REMOTE = 0x01, // address-and-port-dependent mapping: a binding for each remote endpoint
+	NAT_HAIRPIN = 0x02, // its sources are inside, and may use outside endpoints of each other
+	NAT_PROHIBITED = 0x04, // answer 3/13 rather than 3/1 when no port is left
+	NAT_DETERMINISTIC = 0x08,
+	NAT_MSS_CLAMP = 0x10,
+	NAT_RANDOM = 0x20, // no port preservation
+};
 
 // In the place of an interface's index: the rest is the number of a list of interfaces.
-#define INTERFACE_LIST 0x40000000
+enum interface_key {
+	INTERFACE_LIST = 0x40000000,
+};
 
 // A rule that translates sources: snat, masquerade, nat64.
 struct nat_rule {
@@ -333,9 +352,8 @@ ASSERT_SIZE(struct nat_rule, 96);
 
 // The rules in the order of the configuration, of which the first that takes a packet
 // translates it: id + 1 of each, then 0.
-#define NAT_RULES 64
 struct nat_order {
-	__u8 rules[NAT_RULES];
+	__u8 rules[MAX_NAT_RULES];
 };
 
 // An address whose ports are allocated.
@@ -407,8 +425,10 @@ struct prefix {
 ASSERT_SIZE(struct prefix, 72);
 
 // prefix.choices, plan.choices: what RFC 7915 leaves to the operator.
-#define CHOICE_CLASS 0x01 // every packet gets one traffic class (§4.1, §5.1)
-#define CHOICE_SUMMED 0x02 // UDP without a checksum is dropped (§4.5)
+enum choice {
+	CHOICE_CLASS = 0x01, // every packet gets one traffic class (§4.1, §5.1)
+	CHOICE_SUMMED = 0x02, // UDP without a checksum is dropped (§4.5)
+};
 
 // First fragment seen: where the later ones go.
 struct fragment_key {
@@ -438,10 +458,13 @@ ASSERT_SIZE(struct station_key, 16);
 
 #define HELD_FRAME 2048
 
+enum held_flag {
+	HELD_UNSUMMED = 0x80000000, // in len: the checksum of the segment is to be filled in
+};
+
 // A packet for user space to send later: with a key a later fragment, which waits for its first
 // one; with an "out" one that is translated and waits for the hardware address of its next hop;
 // with neither one that is to be fragmented. A key alone is a first fragment that has come.
-#define HELD_UNSUMMED 0x80000000 // in len: the checksum of the segment is to be filled in
 struct held {
 	struct fragment_key key;
 	__u64 at;	// ns of the monotonic clock
@@ -491,22 +514,4 @@ struct block_event {
 	__u8 pad[17];
 };
 ASSERT_SIZE(struct block_event, sizeof(struct event));
-
-// Keeps the enumerations in the BTF that user space reads their names from.
-const enum action *export_action __attribute__((unused));
-const enum reason *export_reason __attribute__((unused));
-const enum family *export_family __attribute__((unused));
-const enum mode *export_mode __attribute__((unused));
-const enum scheduler *export_scheduler __attribute__((unused));
-const enum filtering *export_filtering __attribute__((unused));
-const enum entry_kind *export_entry_kind __attribute__((unused));
-const enum entry_state *export_entry_state __attribute__((unused));
-const enum encap *export_encap __attribute__((unused));
-const enum answer *export_answer __attribute__((unused));
-const enum prefix_kind *export_prefix_kind __attribute__((unused));
-const enum prefix_role *export_prefix_role __attribute__((unused));
-const enum event_kind *export_event_kind __attribute__((unused));
-const struct block_event *export_block_event __attribute__((unused));
-const struct mapping_request *export_mapping_request __attribute__((unused));
-
 #endif

@@ -26,7 +26,7 @@ __noinline int nat_birth(const struct packet *p, struct plan *plan, const struct
 	if (p->tuple.l4_proto == IPPROTO_TCP && !half_open_take(c))
 		return REASON_HALF_OPEN_FULL;
 	plan->owner = id;
-	plan->owner_nat = 1;
+	plan->owner_nat = OWNER_SOURCE;
 	if (rule->flags & NAT_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
 	b = birth_of(w, p, plan);
@@ -252,7 +252,7 @@ __noinline int excepted(const struct packet *p, __u32 id)
 	return member_of(&four, LIST_EXCEPT, false) >> (id & 63) & 1;
 }
 
-#define EXCEPTED NAT_RULES // no rule's id
+#define EXCEPTED MAX_NAT_RULES // no rule's id
 
 // The first rule that translates a packet's source, or NO_ENTRY; EXCEPTED: it would, but leaves
 // the destination alone.
@@ -264,7 +264,7 @@ __noinline __u32 nat_rule_of(const struct packet *p)
 	if (!p || !order)
 		return NO_ENTRY;
 	rules = member_of(&p->tuple.saddr, LIST_SOURCES, p->family == FAMILY_6);
-	for (int i = 0; i < NAT_RULES && rules && order->rules[i]; i++) {
+	for (int i = 0; i < MAX_NAT_RULES && rules && order->rules[i]; i++) {
 		__u32 id = order->rules[i] - 1;
 
 		if (rules >> (id & 63) & 1 && takes(p, id))
@@ -343,7 +343,7 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 	if (!rule)
 		return REASON_INTERNAL;
 	plan->owner = id;
-	plan->owner_nat = 1;
+	plan->owner_nat = OWNER_SOURCE;
 	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))
 		return REASON_NO_FLOW;
 	bound->inside = p->tuple;
@@ -389,7 +389,7 @@ __noinline int nat_portless(const struct packet *p, struct plan *plan, __u32 id)
 	bound->rule = id;
 	bound->now = p->now;
 	plan->owner = id;
-	plan->owner_nat = 1;
+	plan->owner_nat = OWNER_SOURCE;
 	plan->flags |= PLAN_NO_L4;
 	reason = take_address(plan, bound);
 	if (reason == REASON_NONE)
@@ -538,7 +538,7 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	zone = w->bound.rule;
 	plan->to.l4_proto = p->tuple.l4_proto;
 	plan->owner = id;
-	plan->owner_nat = 1;
+	plan->owner_nat = OWNER_SOURCE;
 	plan->family = FAMILY_6;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = FAMILY_6;
@@ -625,7 +625,7 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	if (!rule)
 		return REASON_INTERNAL;
 	plan->owner = id;
-	plan->owner_nat = 1;
+	plan->owner_nat = OWNER_SOURCE;
 	towards_inside(p, plan, bound, rule);
 	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding

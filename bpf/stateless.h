@@ -368,7 +368,7 @@ static __always_inline int stateless(const struct packet *p, struct plan *plan)
 	}
 	if (reason != REASON_STATIC)
 		return reason;
-	plan->owner_nat = 3;
+	plan->owner_nat = OWNER_STATELESS;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = plan->family;
 	// The checksum of an ICMPv6 message covers its addresses, whatever the message is.

@@ -43,7 +43,7 @@ __noinline int further_station(__u64 destination, __u32 ifindex)
 static __always_inline int xdp_station(struct xdp_md *ctx, const void *data)
 {
 	__u64 destination = destination_of(data), *own;
-	__u32 ifindex = ctx->ingress_ifindex, at = ifindex & (STATIONS - 1);
+	__u32 ifindex = ctx->ingress_ifindex, at = ifindex & (MAX_STATIONS - 1);
 
 	own = bpf_map_lookup_elem(&own_stations, &at);
 	if (dry_run || (own && *own == (destination | (ifindex & 0xffff))))

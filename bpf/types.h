@@ -22,7 +22,18 @@
 
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
-#define LAYOUT 9
+enum layout {
+	LAYOUT = 9,
+};
+
+// Sizes that user space has to know too.
+enum map_size {
+	MAX_SERVICES = 16384,
+	MAX_BACKENDS = 65536, // the last one stands for none
+	MAX_NAT_RULES = 64,   // that translate sources: bits of a word
+	MAX_STATIONS = 512,   // places of own_stations
+	REASONS_STRIDE = 64,  // room for each action in the map reasons
+};
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
@@ -200,27 +211,31 @@ struct tuple4 {
 ASSERT_SIZE(struct tuple4, 16);
 
 // entry_meta.flags
-#define ENTRY_PRIMARY 0x01  // direction of the packet that opened the flow
-#define ENTRY_CROSS 0x02    // the twin is in the other family's table
-#define ENTRY_SETTLED 0x04  // both sides were heard (TCP: handshake complete)
-#define ENTRY_PORT 0x08	    // the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's (bore_binding)
-#define ENTRY_BOUND 0x10    // the flow refers to a binding (ref_of its reply)
-#define ENTRY_HALF_OPEN 0x20 // counted against the half-open quota
-#define ENTRY_CLIENT 0x40   // counted in the clients map
-#define ENTRY_NAT 0x80	    // owner is a NAT rule, not a service
+enum entry_flag {
+	ENTRY_PRIMARY = 0x01, // direction of the packet that opened the flow
+	ENTRY_CROSS = 0x02, // the twin is in the other family's table
+	ENTRY_SETTLED = 0x04, // both sides were heard (TCP: handshake complete)
+	ENTRY_PORT = 0x08, // the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's (bore_binding)
+	ENTRY_BOUND = 0x10, // the flow refers to a binding (ref_of its reply)
+	ENTRY_HALF_OPEN = 0x20, // counted against the half-open quota
+	ENTRY_CLIENT = 0x40, // counted in the clients map
+	ENTRY_NAT = 0x80, // owner is a NAT rule, not a service
+};
 
 // entry_meta.heard: what packets of this direction have said. Each direction
 // writes only its own, so no two CPUs write the same byte of a flow.
-#define HEARD_SYN 0x01
-#define HEARD_FIN 0x02
-#define HEARD_RST 0x04
-#define HEARD_ACK 0x08 // anything that is neither SYN nor RST
-#define HEARD_ANY 0x0f // any of these
-#define HEARD_CLOSED 0x10 // primary: closed, and no longer counted as a connection
-#define HEARD_EDITED 0x20 // every packet of this direction is looked at: its TCP header is changed
-// Of a primary entry that was made with its binding:
-#define HEARD_CHARGED 0x40 // the binding is counted in the clients map
-#define HEARD_REMOTE 0x80  // its key has the remote endpoint (NAT_MAP_REMOTE)
+enum heard {
+	HEARD_SYN = 0x01,
+	HEARD_FIN = 0x02,
+	HEARD_RST = 0x04,
+	HEARD_ACK = 0x08, // anything that is neither SYN nor RST
+	HEARD_ANY = 0x0f, // any of these
+	HEARD_CLOSED = 0x10, // primary: closed, and no longer counted as a connection
+	HEARD_EDITED = 0x20, // every packet of this direction is looked at: its TCP header is changed
+	// Of a primary entry that was made with its binding:
+	HEARD_CHARGED = 0x40, // the binding is counted in the clients map
+	HEARD_REMOTE = 0x80, // its key has the remote endpoint (NAT_MAP_REMOTE)
+};
 #define HEARD_KEPT (HEARD_CLOSED | HEARD_EDITED | HEARD_CHARGED | HEARD_REMOTE) // when the ports are used again
 
 // What an entry keeps beside its key and rewrite.
@@ -307,8 +322,10 @@ struct hop {
 ASSERT_SIZE(struct hop, 32);
 
 // control.spliced
-#define SPLICED_COOKIE 0x01 // opened by a cookie
-#define SPLICED_PROXY 0x02  // with a PROXY header; set by user space
+enum spliced {
+	SPLICED_COOKIE = 0x01, // opened by a cookie
+	SPLICED_PROXY = 0x02, // with a PROXY header; set by user space
+};
 
 // Words of the datapath as a whole; one element. Every packet reads the first
 // cache line, which is seldom written.

@@ -17,7 +17,9 @@
 #define PACKET_NO_FLOW 0x40	   // protocol whose ports cannot be changed, or ICMP that is neither query, reply nor error
 
 // interface_addr.flags
-#define INTERFACE_XDP 0x01 // frames that XDP hands to it arrive
+enum interface_flag {
+	INTERFACE_XDP = 0x01, // frames that XDP hands to it arrive
+};
 
 // What is known of an interface: sources of the errors sent there, and what the
 // routing table does not tell while a neighbour is unknown. Written by user space.
@@ -67,17 +69,29 @@ ASSERT_SIZE(struct packet, 104);
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
-#define NO_ENTRY 0xffffffff
+enum no_entry {
+	NO_ENTRY = 0xffffffff,
+};
+
+// plan.owner_nat
+enum plan_owner {
+	OWNER_SERVICE,
+	OWNER_SOURCE, // a NAT rule that translates sources
+	OWNER_NONE,
+	OWNER_STATELESS, // a NAT rule without flows
+};
 
 // plan.flags
-#define PLAN_ROUTED 0x01     // hop is valid
-#define PLAN_SAME 0x02	     // the packet goes on unchanged
-#define PLAN_NO_L4 0x04	     // no transport header to touch (later fragment, other protocol)
-#define PLAN_ADMITTED 0x08   // its SYN was admitted, without a flow: no limit refuses the rest of the handshake
-#define PLAN_EXISTING 0x10   // a flow was there before
-#define PLAN_KERNEL 0x20     // rewritten, then left to the kernel to send
-#define PLAN_ERROR 0x40	     // an ICMP error: what is quoted in it is rewritten too
-#define PLAN_REPLY 0x80	     // of a backend, without a flow
+enum plan_flag {
+	PLAN_ROUTED = 0x01, // hop is valid
+	PLAN_SAME = 0x02, // the packet goes on unchanged
+	PLAN_NO_L4 = 0x04, // no transport header to touch (later fragment, other protocol)
+	PLAN_ADMITTED = 0x08, // its SYN was admitted, without a flow: no limit refuses the rest of the handshake
+	PLAN_EXISTING = 0x10, // a flow was there before
+	PLAN_KERNEL = 0x20, // rewritten, then left to the kernel to send
+	PLAN_ERROR = 0x40, // an ICMP error: what is quoted in it is rewritten too
+	PLAN_REPLY = 0x80, // of a backend, without a flow
+};
 // A reply to this host, which has asked the backend (a health check): left as it is.
 #define PLAN_HERE (PLAN_REPLY | PLAN_SAME)
 
@@ -109,7 +123,7 @@ struct plan {
 	__u8 encap;
 	__u8 answer;
 	__u8 flags;
-	__u8 owner_nat;	    // 1: owner is a NAT rule; 0: service; 2: nobody; 3: a stateless rule
+	__u8 owner_nat;	    // enum plan_owner: what owner is
 	__s32 verdict;	    // of the hook
 	__u32 edits;	    // EDIT_*
 	__u32 record;	    // key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie

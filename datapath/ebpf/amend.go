@@ -140,7 +140,7 @@ func (a *amendment) amends(inForce *desired, was, is *datapath.Service) bool {
 		same = same && there && x == y
 	}
 	if same { // who else has its endpoints is as it was
-		w.Flags = w.Flags&^serviceSynStateless | old.Flags&serviceSynStateless
+		w.Flags = w.Flags&^ServiceSYNStateless | old.Flags&ServiceSYNStateless
 		a.small.services[id] = w
 		return true
 	}
@@ -214,9 +214,9 @@ func (a *amendment) shared(inForce *desired, u *uses, room uint32) bool {
 		if before == after {
 			continue
 		}
-		k := wireHostKey{List: wireLIST_SERVED | uint32(familyOf(at))<<8, Addr: bytesOf(at)}
-		bits := inForce.hosts[k]&^servedBackend | map[bool]uint64{true: servedBackend}[after]
-		if before && inForce.hosts[k]&servedBackend == 0 {
+		k := wireHostKey{List: ListServed | uint32(familyOf(at))<<8, Addr: bytesOf(at)}
+		bits := inForce.hosts[k]&^ServedBackend | map[bool]uint64{true: ServedBackend}[after]
+		if before && inForce.hosts[k]&ServedBackend == 0 {
 			return false // it found no room among the hosts
 		}
 		a.hosts[k] = bits

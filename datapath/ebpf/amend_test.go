@@ -115,7 +115,7 @@ func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, wh
 		return err
 	}
 	d.mu.Lock()
-	want, err := compile(s, d.t, h)
+	want, err := compile(s, stateOf(d.t, s), h)
 	if err != nil {
 		d.mu.Unlock()
 		return fmt.Errorf("refused: %w", err)
@@ -138,7 +138,7 @@ func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, wh
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if want, err = compile(s, d.t, h); err != nil {
+	if want, err = compile(s, stateOf(d.t, s), h); err != nil {
 		return err
 	}
 	change.Duration, change.Ended = 0, 0

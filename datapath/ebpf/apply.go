@@ -367,7 +367,7 @@ func (d *Datapath) retire(want *desired) {
 // them, and its pool addresses may go to others.
 func (d *Datapath) leave(n uint32) {
 	b := &d.t.backends.values[n]
-	b.State, b.PoolLen = backendDrain, 0
+	b.State, b.PoolLen = BackendDrain, 0
 }
 
 // putFirewall writes the firewall rules, behind the sets that they name and shortly before

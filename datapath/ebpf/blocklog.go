@@ -23,8 +23,8 @@ func (d *Datapath) logBlock(raw []byte) {
 	if names := d.sourceNames.Load(); names != nil && (*names)[e.Rule] != "" {
 		rule = (*names)[e.Rule]
 	}
-	d.opt.Log.Info(text, "rule", rule, "client", addrFrom(e.Client, e.ClientFamily == uint8(wireFamilyFAMILY_6)),
-		"address", addrFrom(e.Outside, e.OutsideFamily == uint8(wireFamilyFAMILY_6)), "ports", flow.Ports{First: e.First, Last: e.Last})
+	d.opt.Log.Info(text, "rule", rule, "client", addrFrom(e.Client, e.ClientFamily == Family6),
+		"address", addrFrom(e.Outside, e.OutsideFamily == Family6), "ports", flow.Ports{First: e.First, Last: e.Last})
 }
 
 // warnLost tells, once for each loss, that the log has gaps: the ring was full.

@@ -10,12 +10,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Limits of the maps in bpf/maps.h.
+// Limits of ids.
 const (
-	maxServices = 16384
-	maxBackends = 65535
-	maxSources  = 64 // rules that translate sources
-	maxSets     = 64
+	maxBackends = MaxBackends - 1 // the last number stands for none
+	maxSets     = 64              // bits of a word
 )
 
 func carriesService(s *config.Service) error {

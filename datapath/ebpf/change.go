@@ -134,9 +134,9 @@ func slotChange(c *datapath.Change, want, have *desired, id uint32) {
 
 func stateName(s uint8) string {
 	switch s {
-	case backendUp:
+	case BackendUp:
 		return "up"
-	case backendDrain:
+	case BackendDrain:
 		return "drain"
 	}
 	return "down"

@@ -50,7 +50,7 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	}
 	d.t.primaries(func(s side) bool {
 		twin := d.t.twin(s)
-		if s.flags&entryNAT != 0 {
+		if s.flags&EntryNAT != 0 {
 			add(rules, s.owner, s, twin)
 		} else {
 			add(services, s.owner, s, twin)
@@ -83,7 +83,7 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	sources := map[string]traffic{} // one rule may be several here
 	for id, name := range d.inForce.names.source {
 		r, live := d.t.rules.values[id], rules[uint16(id)]
-		sources[name] = plus(sources[name], traffic{r.Packets + live.packets, r.Bytes + live.bytes})
+		sources[name] = plus(sources[name], traffic{packets: r.Packets + live.packets, bytes: r.Bytes + live.bytes})
 	}
 	for name, t := range sources {
 		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: t.packets, Bytes: t.bytes})
@@ -93,7 +93,7 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	var v wirePrefix
 	for it := d.t.maps["prefixes"].Iterate(); it.Next(&k, &v); {
 		t := prefixes[uint32(v.Rule)]
-		prefixes[uint32(v.Rule)] = traffic{t.packets + v.Packets, t.bytes + v.Bytes}
+		prefixes[uint32(v.Rule)] = traffic{packets: t.packets + v.Packets, bytes: t.bytes + v.Bytes}
 	}
 	for id, name := range d.inForce.names.prefix {
 		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: prefixes[id].packets, Bytes: prefixes[id].bytes})

@@ -147,16 +147,6 @@ func newCompiler(asked, s *datapath.Snapshot, st *state, h *host, ids *draft) *c
 	return c
 }
 
-// SERVED_* of bpf/settings.h.
-const (
-	servedListener = 1 << iota
-	servedBackend
-	servedOwned
-	servedReset
-	servedReject
-	servedBound
-)
-
 // owned marks the addresses that the gateway owns. Where another datapath has listeners
 // on one of them, that one, which meets packets later, refuses what nobody takes.
 func (c *compiler) owned() {
@@ -167,22 +157,20 @@ func (c *compiler) owned() {
 		if o.Shared {
 			continue
 		}
-		bits := uint64(servedOwned)
+		bits := uint64(ServedOwned)
 		switch o.Answer {
 		case config.WhenDownReset:
-			bits |= servedReset
+			bits |= ServedReset
 		case config.WhenDownReject:
-			bits |= servedReject
+			bits |= ServedReject
 		}
 		if o.Bound {
-			bits |= servedBound
+			bits |= ServedBound
 		}
-		c.lists[wireLIST_SERVED][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
+		c.lists[ListServed][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
 		c.switches.Owned = true
 	}
 }
-
-const interfaceXDP = 0x01 // INTERFACE_XDP of bpf/work.h
 
 func (c *compiler) finish() {
 	for list := range c.lists {
@@ -193,7 +181,7 @@ func (c *compiler) finish() {
 	for _, i := range c.host.interfaces {
 		v := wireInterfaceAddr{Mtu: uint32(i.MTU)}
 		if !slices.ContainsFunc(withoutTransmit, func(x netdev.Interface) bool { return x.Index == i.Index }) {
-			v.Flags = interfaceXDP
+			v.Flags = InterfaceXDP
 		}
 		copy(v.Mac[:], i.MAC)
 		for n, list := range c.interfaceLists {
@@ -233,13 +221,13 @@ func (c *compiler) finish() {
 	c.directs = slices.DeleteFunc(c.directs, c.sharesPool)
 	s.Direct = len(c.directs) > 0
 	for _, w := range c.services {
-		s.MACKeys = s.MACKeys || w.Flags&serviceMACKeys != 0
-		s.Edits = s.Edits || w.Flags&(serviceMSSClamp|serviceTOA|serviceProxy) != 0
-		s.Cookies = s.Cookies || w.Flags&serviceCookies != 0
+		s.MACKeys = s.MACKeys || w.Flags&ServiceMACKeys != 0
+		s.Edits = s.Edits || w.Flags&(ServiceMSSClamp|ServiceTOA|ServiceProxy) != 0
+		s.Cookies = s.Cookies || w.Flags&ServiceCookies != 0
 		s.Resets = s.Resets || w.ResetNs != 0
-		s.Forwards = s.Forwards || w.Flags&servicePortForward != 0
+		s.Forwards = s.Forwards || w.Flags&ServicePortForward != 0
 	}
-	s.Cookies = s.Cookies || c.state.spliced&splicedCookie != 0
+	s.Cookies = s.Cookies || c.state.spliced&SplicedCookie != 0
 	s.Edits = s.Edits || c.state.spliced != 0
 	s.Edits = s.Edits || s.Cookies
 	s.NAT = len(c.rules) > 0
@@ -248,14 +236,14 @@ func (c *compiler) finish() {
 	for _, r := range c.rules {
 		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // what is for this host is left alone
 		s.CrossByEgress = s.CrossByEgress || r.PrefixLen != 0 && r.Out != 0
-		s.Edits = s.Edits || r.Flags&natMSSClamp != 0
+		s.Edits = s.Edits || r.Flags&NATMSSClamp != 0
 	}
 	for _, p := range c.prefixes {
-		kind := wirePrefixKind(p.Kind)
-		s.Prefixes = s.Prefixes || kind != wirePrefixKindPREFIX_NAT64
-		s.Crossing = s.Crossing || kind == wirePrefixKindPREFIX_SIIT || kind == wirePrefixKindPREFIX_EAM
+		kind := p.Kind
+		s.Prefixes = s.Prefixes || kind != PrefixNAT64
+		s.Crossing = s.Crossing || kind == PrefixSIIT || kind == PrefixEAM
 		switch kind {
-		case wirePrefixKindPREFIX_SIIT, wirePrefixKindPREFIX_EAM:
+		case PrefixSIIT, PrefixEAM:
 			s.CrossByEgress = s.CrossByEgress || p.In != 0 || p.Out != 0
 		default:
 			s.ByEgress = s.ByEgress || p.Out != 0
@@ -296,25 +284,10 @@ func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
 		return 0, err
 	}
 	for _, p := range prefixes {
-		c.lists[wireLIST_SETS][p.Masked()] |= 1 << id
+		c.lists[ListSets][p.Masked()] |= 1 << id
 	}
 	return 1 << id, nil
 }
-
-const (
-	wireLIST_SETS    = 0 // LIST_* of bpf/settings.h
-	wireLIST_SOURCES = 1
-	wireLIST_EXCEPT  = 2
-	wireLIST_SERVED  = 3
-	wireLIST_PREFIX  = 4
-	wireLIST_BLOCKS  = 5
-	wireLIST_ROUTED  = 6
-	wireLIST_TOWARDS = 7
-
-	routedHere = 0x100 // ROUTED_HERE
-
-	wireDOOR_OF_SERVICE = 0xc0000000
-)
 
 // inherit writes a list with the bits of every covering prefix joined in.
 func (c *compiler) inherit(list uint32) {
@@ -339,7 +312,7 @@ func (c *compiler) inherit(list uint32) {
 func (c *compiler) split() {
 	for k, bits := range c.members {
 		full := uint32(32 + 128)
-		if k.List>>8&0xff == uint32(wireFamilyFAMILY_4) {
+		if k.List>>8&0xff == Family4 {
 			full = 32 + 32
 		}
 		if k.PrefixLen == full && uint32(len(c.hosts)) < c.state.hosts {

@@ -10,19 +10,13 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Of bpf/maps.h.
-const (
-	directBits       = 13
-	directMultiplier = 0x9e3779b97f4a7c15
-)
-
 // direct reports whether the packets of a service may be sent on before anything
 // else is asked: no flow is kept, none is left from before, and no list, limit or
 // edit looks at single packets. The service's words are w.
 func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
 	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
 	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
-		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&serviceMSSClamp == 0 &&
+		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&ServiceMSSClamp == 0 &&
 		c.state.serviceFlows(id) == 0
 }
 
@@ -30,7 +24,7 @@ func (c *compiler) direct(id uint32, s *config.Service, w *wireService) bool {
 // ports of: then the flow table has to be asked first.
 func (c *compiler) sharesPool(d wireDirect) bool {
 	for _, p := range c.pools {
-		if p.Family == uint8(wireFamilyFAMILY_4) && p.Addr.W[0] == uint32(d.Key) {
+		if p.Family == Family4 && p.Addr.W[0] == uint32(d.Key) {
 			return true
 		}
 	}
@@ -48,7 +42,7 @@ func placeDirects(list []wireDirect) map[uint32]wireDirect {
 	slices.SortFunc(list, func(a, b wireDirect) int { return cmp.Compare(a.Key, b.Key) })
 	out := map[uint32]wireDirect{}
 	for _, d := range list {
-		at := uint32(d.Key * directMultiplier >> (64 - directBits))
+		at := uint32(d.Key * DirectMultiplier >> (64 - DirectBits))
 		for _, at := range []uint32{at, at ^ 1} {
 			if _, taken := out[at]; !taken {
 				out[at] = d

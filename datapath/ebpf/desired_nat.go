@@ -13,21 +13,12 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// nat_rule.flags of bpf/settings.h.
-const (
-	natMapRemote     = 0x01
-	natHairpin       = 0x02
-	natProhibited    = 0x04
-	natDeterministic = 0x08
-	natMSSClamp      = 0x10
-)
+const maxBlocks = len(wireBlockMap{}.Words) * 64 // of a pool address
 
-const maxBlocks = 16 * 64 // of a pool address: struct block_map
-
-var filterings = map[config.Behaviour]wireFiltering{
-	"": wireFilteringFILTERING_ENDPOINT_INDEPENDENT, config.EndpointIndependent: wireFilteringFILTERING_ENDPOINT_INDEPENDENT,
-	config.AddressDependent:        wireFilteringFILTERING_ADDRESS,
-	config.AddressAndPortDependent: wireFilteringFILTERING_ADDRESS_PORT,
+var filterings = map[config.Behaviour]uint8{
+	"": FilteringEndpointIndependent, config.EndpointIndependent: FilteringEndpointIndependent,
+	config.AddressDependent:        FilteringAddress,
+	config.AddressAndPortDependent: FilteringAddressPort,
 }
 
 func (c *compiler) nat(n *config.NATRule) error {
@@ -51,9 +42,6 @@ const absent = 1 << 31
 // maxLists is how many lists of interfaces there may be: bits of interface_addr.lists.
 const maxLists = 64
 
-// interfaceList of bpf/settings.h stands in the place of an interface's index.
-const interfaceList = 0x40000000
-
 // interfaces returns what stands for the interfaces of a rule: the index of a single one, 0 for every
 // one, or the number of a list.
 func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
@@ -66,7 +54,7 @@ func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
 	}
 	c.interfaceLists[id] = which
 	c.resolve(which)
-	return interfaceList | id, nil
+	return InterfaceList | id, nil
 }
 
 // resolve lists the names of the interfaces that are meant: those that are there, and those that
@@ -154,7 +142,7 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	c.order = c.order[:len(c.order)-1]
 	// Also those that nothing goes to now: their flows go on when the routes choose another.
 	for _, o := range parts {
-		if len(c.rules) >= maxSources/2 { // rules of the configuration go first
+		if len(c.rules) >= MaxNATRules/2 { // rules of the configuration go first
 			break
 		}
 		one := *n
@@ -176,7 +164,7 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 
 // towards notes which rule of a masquerade rule's translates what goes to a prefix.
 func (c *compiler) towards(group uint32, p netip.Prefix, id uint32) {
-	c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_TOWARDS | uint32(familyOf(p.Addr()))<<8 | group<<16,
+	c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: ListTowards | uint32(familyOf(p.Addr()))<<8 | group<<16,
 		Addr: bytesOf(p.Masked().Addr())}] = uint64(id) + 1
 }
 
@@ -206,27 +194,27 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	if len(ports) == 0 {
 		ports = config.PortSet{config.DefaultPorts(n.PortBlock)}
 	}
-	id, err = c.draft.id(idSource, key+geometry(ports, n.PortBlock), maxSources, nil)
+	id, err = c.draft.id(idSource, key+geometry(ports, n.PortBlock), MaxNATRules, nil)
 	if err != nil {
 		return 0, fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}
 	w := wireNatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
-		Block: uint16(n.PortBlock), Filtering: uint8(filterings[n.Filtering]), PortFirst: ports.Span().First, PortLast: ports.Span().Last}
+		Block: uint16(n.PortBlock), Filtering: filterings[n.Filtering], PortFirst: ports.Span().First, PortLast: ports.Span().Last}
 	w.RateNs, w.BurstNs = rateWords(n.NewConnectionsPerClient)
 	if n.Mapping == config.AddressAndPortDependent {
-		w.Flags |= natMapRemote
-		if wireFiltering(w.Filtering) == wireFilteringFILTERING_ENDPOINT_INDEPENDENT {
-			w.Filtering = uint8(wireFilteringFILTERING_ADDRESS_PORT) // a mapping for one remote endpoint lets in that one
+		w.Flags |= NATMapRemote
+		if w.Filtering == FilteringEndpointIndependent {
+			w.Filtering = FilteringAddressPort // a mapping for one remote endpoint lets in that one
 		}
 	}
 	if n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0 { // else every address would be inside
-		w.Flags |= natHairpin
+		w.Flags |= NATHairpin
 	}
 	if n.MSSClamp {
-		w.Flags |= natMSSClamp
+		w.Flags |= NATMSSClamp
 	}
 	if n.Unreachable == "prohibited" {
-		w.Flags |= natProhibited
+		w.Flags |= NATProhibited
 	}
 	if w.Out, err = c.interfaces(n.Out); err != nil {
 		return 0, err
@@ -238,7 +226,7 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	if n.Type == config.NATNAT64 {
 		w.Prefix, w.PrefixLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
 		// Not the rule's own: several may share a prefix, and the source decides.
-		c.prefixes[prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)] = wirePrefix{Kind: uint8(wirePrefixKindPREFIX_NAT64),
+		c.prefixes[prefixKey(RoleCrossing, n.Prefix)] = wirePrefix{Kind: PrefixNAT64,
 			Embed: w.Prefix, EmbedLen: w.PrefixLen, Len: w.PrefixLen}
 	}
 	first, count, err := c.poolRun(pool, ports, n.PortBlock)
@@ -250,10 +238,10 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	}
 	w.Pool, w.Pool6, w.PoolLen, w.Pool6Len = first[0], first[1], count[0], count[1]
 	for _, p := range sourcesOf(n, count, group > 0) {
-		c.lists[wireLIST_SOURCES][p.Masked()] |= 1 << id
+		c.lists[ListSources][p.Masked()] |= 1 << id
 	}
 	for _, p := range n.Except {
-		c.lists[wireLIST_EXCEPT][p.Masked()] |= 1 << id
+		c.lists[ListExcept][p.Masked()] |= 1 << id
 	}
 	c.names.source[id] = n.Name
 	c.rules[id] = w
@@ -305,11 +293,11 @@ func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w 
 	if !n.Deterministic {
 		return nil
 	}
-	w.Flags |= natDeterministic
+	w.Flags |= NATDeterministic
 	place := uint64(0)
 	for _, p := range n.Source {
 		host := min(p.Addr().BitLen()-p.Bits(), 32)
-		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_BLOCKS | uint32(familyOf(p.Addr()))<<8 | id<<16,
+		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: ListBlocks | uint32(familyOf(p.Addr()))<<8 | id<<16,
 			Addr: bytesOf(p.Masked().Addr())}] = 1<<63 | place<<8 | uint64(host)
 		place += 1 << host
 	}
@@ -339,7 +327,7 @@ func (c *compiler) portForward(n *config.NATRule) error {
 			s.Listen = append(s.Listen, l)
 		}
 	}
-	id, err := c.draft.id(idService, "\x01"+n.Name, maxServices, nil)
+	id, err := c.draft.id(idService, "\x01"+n.Name, MaxServices, nil)
 	if err != nil {
 		return err
 	}
@@ -348,7 +336,7 @@ func (c *compiler) portForward(n *config.NATRule) error {
 		return err
 	}
 	if n.Hairpin != config.SwitchOff {
-		w.Flags |= servicePortForward
+		w.Flags |= ServicePortForward
 	}
 	c.names.service[id] = n.Name
 	c.names.portRule[id] = true
@@ -386,8 +374,8 @@ func (c *compiler) crossing() error {
 	return nil
 }
 
-func prefixKey(role wirePrefixRole, p netip.Prefix) wirePrefixKey {
-	return wirePrefixKey{PrefixLen: 32 + uint32(p.Bits()), Role: uint8(role), Family: familyOf(p.Addr()), Addr: bytesOf(p.Masked().Addr())}
+func prefixKey(role uint8, p netip.Prefix) wirePrefixKey {
+	return wirePrefixKey{PrefixLen: 32 + uint32(p.Bits()), Role: role, Family: familyOf(p.Addr()), Addr: bytesOf(p.Masked().Addr())}
 }
 
 // prefixRule numbers a rule without state, enters its exceptions and returns what
@@ -410,7 +398,7 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wirePrefix, err error) {
 	}
 	for _, p := range n.Except {
 		w.Except = 1
-		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wireLIST_PREFIX | uint32(familyOf(p.Addr()))<<8 | id<<16,
+		c.members[wireMemberKey{PrefixLen: 32 + uint32(p.Bits()), List: ListPrefix | uint32(familyOf(p.Addr()))<<8 | id<<16,
 			Addr: bytesOf(p.Masked().Addr())}] = 1
 	}
 	return w, nil
@@ -431,20 +419,20 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 	if err != nil {
 		return err
 	}
-	w.Kind = uint8(wirePrefixKindPREFIX_STATIC)
+	w.Kind = PrefixStatic
 	if n.Type == config.NATNPT66 {
-		w.Kind = uint8(wirePrefixKindPREFIX_NPT66)
+		w.Kind = PrefixNPT66
 	}
-	put := func(role wirePrefixRole, from, to netip.Prefix) error {
+	put := func(role uint8, from, to netip.Prefix) error {
 		v := w
 		v.To, v.Len, v.ToLen, v.Adjust = addrOf(to.Addr()), uint8(from.Bits()), uint8(to.Bits()), adjustment(from, to)
 		return c.putPrefix(prefixKey(role, from), from, v)
 	}
 	in, out := n.Internal.Masked(), n.External.Masked()
-	if err := put(wirePrefixRoleROLE_SOURCE, in, out); err != nil {
+	if err := put(RoleSource, in, out); err != nil {
 		return err
 	}
-	return put(wirePrefixRoleROLE_DEST, out, in)
+	return put(RoleDest, out, in)
 }
 
 // adjustment is what RFC 6296 adds to one word so that an address keeps its sum:
@@ -464,9 +452,9 @@ func adjustment(from, to netip.Prefix) uint16 {
 
 // rule compiles a firewall rule of the first hook.
 func (c *compiler) rule(r *config.FirewallRule) (err error) {
-	w := wireFirewallRule{L4Proto: uint8(r.Protocol), Action: uint8(wireActionACTION_PASS)}
+	w := wireFirewallRule{L4Proto: uint8(r.Protocol), Action: ActionPass}
 	if r.Action == config.ActionDrop {
-		w.Action = uint8(wireActionACTION_DROP)
+		w.Action = ActionDrop
 	}
 	w.Ifindex = c.iface(r.In)
 	if w.Sources, err = c.match(r.Source); err != nil {

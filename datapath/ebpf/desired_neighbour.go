@@ -19,7 +19,7 @@ func (c *compiler) neighbours() {
 	for _, id := range c.turning {
 		for _, n := range c.names.backends[id] {
 			w := c.backends[n]
-			a := addrFrom(wireAddr(w.Addr), w.Family == uint8(wireFamilyFAMILY_6))
+			a := addrFrom(wireAddr(w.Addr), w.Family == Family6)
 			near, connected := datapath.Connected(c.host.networks, a)
 			group := near
 			if !connected { // the backend alone is a client beside itself

@@ -39,7 +39,7 @@ func (d *desired) outside(id uint32) (list []netip.Addr) {
 	for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
 		for _, n := range d.runs[run] {
 			p := d.pools[n]
-			list = append(list, addrFrom(p.Addr, p.Family == uint8(wireFamilyFAMILY_6)))
+			list = append(list, addrFrom(p.Addr, p.Family == Family6))
 		}
 	}
 	return list

@@ -15,41 +15,16 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Flags of bpf/settings.h.
-const (
-	serviceSynStateless = 0x01
-	serviceStrictTCP    = 0x02
-	serviceAnswerReset  = 0x04
-	serviceAnswerReject = 0x08
-	serviceSessions     = 0x10
-	servicePortForward  = 0x20
-	serviceMSSClamp     = 0x40
-	serviceMACKeys      = 0x80
-	serviceTOA          = 0x100
-	serviceProxy        = 0x200
-	serviceCookies      = 0x400
-	serviceKeepsFlows   = 0x800
-
-	splicedCookie = 0x01 // SPLICED_* of bpf/types.h
-	splicedProxy  = 0x02
-
-	backendDown  = 0
-	backendUp    = 1
-	backendDrain = 2
-
-	noRule = 0xffff
-)
-
-var modes = map[config.Mode]wireMode{
-	config.ModeDNAT: wireModeMODE_DNAT, config.ModeFullNAT: wireModeMODE_FULLNAT, config.ModeDSR: wireModeMODE_DSR,
-	config.ModeTunnel: wireModeMODE_TUNNEL, config.ModeStateless: wireModeMODE_STATELESS,
+var modes = map[config.Mode]uint8{
+	config.ModeDNAT: ModeDNAT, config.ModeFullNAT: ModeFullnat, config.ModeDSR: ModeDSR,
+	config.ModeTunnel: ModeTunnel, config.ModeStateless: ModeStateless,
 }
 
-var schedulers = map[config.Scheduler]wireScheduler{
-	"": wireSchedulerSCHEDULER_SEQUENCE, config.SchedulerRR: wireSchedulerSCHEDULER_SEQUENCE, config.SchedulerWRR: wireSchedulerSCHEDULER_SEQUENCE,
-	config.SchedulerRandom: wireSchedulerSCHEDULER_RANDOM, config.SchedulerSourceHash: wireSchedulerSCHEDULER_SOURCE,
-	config.SchedulerSymmetricHash: wireSchedulerSCHEDULER_SYMMETRIC, config.SchedulerMaglev: wireSchedulerSCHEDULER_MAGLEV,
-	config.SchedulerLC: wireSchedulerSCHEDULER_LEAST, config.SchedulerWLC: wireSchedulerSCHEDULER_LEAST,
+var schedulers = map[config.Scheduler]uint8{
+	"": SchedulerSequence, config.SchedulerRR: SchedulerSequence, config.SchedulerWRR: SchedulerSequence,
+	config.SchedulerRandom: SchedulerRandom, config.SchedulerSourceHash: SchedulerSource,
+	config.SchedulerSymmetricHash: SchedulerSymmetric, config.SchedulerMaglev: SchedulerMaglev,
+	config.SchedulerLC: SchedulerLeast, config.SchedulerWLC: SchedulerLeast,
 }
 
 func hashes(s config.Scheduler) bool {
@@ -63,7 +38,7 @@ var stickyBits = map[config.PersistenceKey]uint16{
 
 // service compiles one service with its backends, slots and listeners.
 func (c *compiler) service(s *datapath.Service) error {
-	id, err := c.draft.id(idService, s.Name, maxServices, nil)
+	id, err := c.draft.id(idService, s.Name, MaxServices, nil)
 	if err != nil {
 		return err
 	}
@@ -89,7 +64,7 @@ func (c *compiler) service(s *datapath.Service) error {
 		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
 	}
 	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 && !s.SYNCookies {
-		w.Flags |= serviceSynStateless
+		w.Flags |= ServiceSYNStateless
 	}
 	c.services[id] = w
 	return c.listens(id, s.Service)
@@ -97,7 +72,7 @@ func (c *compiler) service(s *datapath.Service) error {
 
 func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	w := wireService{
-		Active: 1, Mode: uint8(modes[s.Mode]), Scheduler: uint8(schedulers[s.Scheduler]), NatRule: noRule, Mark: s.Mark,
+		Active: 1, Mode: modes[s.Mode], Scheduler: schedulers[s.Scheduler], NatRule: NoRule, Mark: s.Mark,
 		MaxFlows: uint32(s.Limits.Connections), MaxClientFlows: uint32(s.Limits.ConnectionsPerClient),
 		MaxBackendFlows: uint32(s.Limits.ConnectionsPerBackend),
 	}
@@ -105,10 +80,10 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 	w.ClientRateNs, w.ClientBurstNs = rateWords(s.Limits.NewConnectionsPerClient)
 	w.ResetNs, w.ResetBurstNs = rateWords(s.Limits.ResetRate)
 	if s.MSSClamp {
-		w.Flags |= serviceMSSClamp
+		w.Flags |= ServiceMSSClamp
 	}
 	if s.SYNCookies {
-		w.Flags |= serviceCookies
+		w.Flags |= ServiceCookies
 	}
 	if l := s.Log; l != nil {
 		rate := l.Rate
@@ -119,25 +94,25 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 		w.LogBurstNs = w.LogNs * uint64(max(l.Burst, 1)-1)
 	}
 	if s.Limits.StrictTCP {
-		w.Flags |= serviceStrictTCP
+		w.Flags |= ServiceStrictTCP
 	}
 	switch s.ClientAddress {
 	case config.ClientAddressTOA:
-		w.Flags |= serviceTOA
+		w.Flags |= ServiceTOA
 	case config.ClientAddressProxyV2:
-		w.Flags |= serviceProxy | serviceStrictTCP // the first byte's number is known from the SYN alone
+		w.Flags |= ServiceProxy | ServiceStrictTCP // the first byte's number is known from the SYN alone
 	}
 	if len(s.Sessions) > 0 {
-		w.Flags |= serviceSessions
+		w.Flags |= ServiceSessions
 	}
 	if keepsFlows(s) {
-		w.Flags |= serviceKeepsFlows
+		w.Flags |= ServiceKeepsFlows
 	}
 	switch s.WhenDown {
 	case config.WhenDownReset, "":
-		w.Flags |= serviceAnswerReset
+		w.Flags |= ServiceAnswerReset
 	case config.WhenDownReject:
-		w.Flags |= serviceAnswerReject
+		w.Flags |= ServiceAnswerReject
 	}
 	if p := s.Persistence; p != nil {
 		timeout := p.Timeout
@@ -149,14 +124,14 @@ func (c *compiler) serviceWords(s *config.Service) (wireService, error) {
 		for _, k := range keys {
 			w.StickyKeys |= stickyBits[k]
 			if k == config.KeySourceMAC || k == config.KeyDestMAC {
-				w.Flags |= serviceMACKeys
+				w.Flags |= ServiceMACKeys
 			}
 		}
 	}
 	if t := s.Tunnel; s.Mode == config.ModeTunnel {
-		w.Encap = uint8(wireEncapENCAP_IPIP)
+		w.Encap = EncapIPIP
 		if t != nil && t.Type == config.TunnelGUE {
-			w.Encap = uint8(wireEncapENCAP_GUE)
+			w.Encap = EncapGUE
 			w.EncapPort = portOf(t.Port)
 		}
 	}
@@ -251,15 +226,15 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		}
 		switch s.State[i] {
 		case datapath.Up:
-			w.State = backendUp
+			w.State = BackendUp
 		case datapath.Drain:
-			w.State = backendDrain
+			w.State = BackendDrain
 		default:
-			w.State = backendDown
+			w.State = BackendDown
 		}
 		c.backends[n] = w
 		c.names.backend[n] = b.Name
-		c.lists[wireLIST_SERVED][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= servedBackend
+		c.lists[ListServed][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= ServedBackend
 	}
 	c.names.backends[id] = numbers
 	for _, pin := range s.Sessions {
@@ -324,7 +299,7 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 	direct := c.direct(id, s, &w)
 	for _, l := range s.Listen {
 		v := wireListener{Service: id, Ifindex: c.iface(l.Interface)}
-		c.lists[wireLIST_SERVED][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= servedListener
+		c.lists[ListServed][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= ServedListener
 		k := wireListenerKey{L4Proto: uint8(s.Protocol), Family: familyOf(l.Address), Addr: bytesOf(l.Address)}
 		door := l.Interface != "" && c.hasDoors(l.Address)
 		for _, p := range l.Ports {
@@ -401,7 +376,7 @@ func (c *compiler) namesOf(which config.Interfaces) []string {
 
 // door writes a bound listener: by its interface, and by its service.
 func (c *compiler) door(k wireListenerKey, bits uint32, v wireListener) {
-	at := wireDoorKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wireDOOR_OF_SERVICE | v.Service, Key: k}
+	at := wireDoorKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: DoorOfService | v.Service, Key: k}
 	c.doors[at] = v.Service
 	if v.Ifindex == absent {
 		return
@@ -463,7 +438,7 @@ func (c *compiler) replies(id uint32, s *config.Service) bool {
 			v.Ambiguous = 1
 			// The other service must not rely on it either.
 			other := c.services[uint32(old.Service)]
-			other.Flags &^= serviceSynStateless
+			other.Flags &^= ServiceSYNStateless
 			if uint32(old.Service) != id {
 				c.services[uint32(old.Service)] = other
 			}

@@ -11,12 +11,6 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// CHOICE_* of bpf/settings.h.
-const (
-	choiceClass  = 0x01
-	choiceSummed = 0x02
-)
-
 // siit compiles a rule between the families: its explicit mappings and its RFC 6052
 // prefix, which rules may share.
 func (c *compiler) siit(n *config.NATRule) error {
@@ -29,16 +23,16 @@ func (c *compiler) siit(n *config.NATRule) error {
 		w.Pool, w.PoolLen = first, uint8(last[3]-first[3]+1)
 	}
 	if n.TrafficClass.Fixed {
-		w.Choices, w.Adjust = w.Choices|choiceClass, uint16(n.TrafficClass.Octet)
+		w.Choices, w.Adjust = w.Choices|ChoiceClass, uint16(n.TrafficClass.Octet)
 	}
 	if n.UDPZeroChecksum == "drop" {
-		w.Choices |= choiceSummed
+		w.Choices |= ChoiceSummed
 	}
 	if n.Prefix.IsValid() {
 		w.Embed, w.EmbedLen = addrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
-		k := prefixKey(wirePrefixRoleROLE_CROSSING, n.Prefix)
+		k := prefixKey(RoleCrossing, n.Prefix)
 		v := w
-		v.Kind, v.Len = uint8(wirePrefixKindPREFIX_SIIT), w.EmbedLen
+		v.Kind, v.Len = PrefixSIIT, w.EmbedLen
 		if old, taken := c.prefixes[k]; taken && old.Kind != v.Kind {
 			return fmt.Errorf("prefix %s is translated by another rule already", n.Prefix)
 		}
@@ -46,19 +40,19 @@ func (c *compiler) siit(n *config.NATRule) error {
 		if n.Default4() {
 			v.Len = 0
 			everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-			if err := c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, everything), everything, v); err != nil {
+			if err := c.putPrefix(prefixKey(RoleCrossing, everything), everything, v); err != nil {
 				return err
 			}
 		}
 	}
-	w.Kind = uint8(wirePrefixKindPREFIX_EAM)
+	w.Kind = PrefixEAM
 	for _, e := range n.EAM {
 		four, six := e.IPv4.Masked(), e.IPv6.Masked()
 		there, back := w, w
 		there.To, there.Len, there.ToLen = addrOf(six.Addr()), uint8(four.Bits()), uint8(six.Bits())
 		back.To, back.Len, back.ToLen = addrOf(four.Addr()), uint8(six.Bits()), uint8(four.Bits())
-		err := errors.Join(c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, four), four, there),
-			c.putPrefix(prefixKey(wirePrefixRoleROLE_CROSSING, six), six, back))
+		err := errors.Join(c.putPrefix(prefixKey(RoleCrossing, four), four, there),
+			c.putPrefix(prefixKey(RoleCrossing, six), six, back))
 		if err != nil {
 			return err
 		}
@@ -76,9 +70,9 @@ func (c *compiler) routes() error {
 	var lengths [2][129]bool // of the mappings of IPv4 and IPv6
 	everything := false      // a rule has a place for every IPv4 address
 	for k, p := range c.prefixes {
-		if wirePrefixRole(k.Role) == wirePrefixRoleROLE_CROSSING {
-			lengths[k.Family-uint8(wireFamilyFAMILY_4)][p.Len] = true
-			everything = everything || wirePrefixKind(p.Kind) == wirePrefixKindPREFIX_EAM && p.EmbedLen > 0
+		if k.Role == RoleCrossing {
+			lengths[k.Family-Family4][p.Len] = true
+			everything = everything || p.Kind == PrefixEAM && p.EmbedLen > 0
 		}
 	}
 	for family, mapped := range lengths {
@@ -106,7 +100,7 @@ func (c *compiler) inside(d netdev.Destination, mapped *[129]bool) bool {
 			continue
 		}
 		shorter, _ := d.Prefix.Addr().Prefix(bits)
-		if _, ok := c.prefixes[prefixKey(wirePrefixRoleROLE_CROSSING, shorter)]; ok {
+		if _, ok := c.prefixes[prefixKey(RoleCrossing, shorter)]; ok {
 			return true
 		}
 	}
@@ -119,9 +113,9 @@ func (c *compiler) route(d netdev.Destination) {
 	}
 	value := uint64(d.Prefix.Bits())
 	if d.Here {
-		value |= routedHere
+		value |= RoutedHere
 	}
-	k := wireMemberKey{PrefixLen: 32 + uint32(d.Prefix.Bits()), List: wireLIST_ROUTED | uint32(familyOf(d.Prefix.Addr()))<<8,
+	k := wireMemberKey{PrefixLen: 32 + uint32(d.Prefix.Bits()), List: ListRouted | uint32(familyOf(d.Prefix.Addr()))<<8,
 		Addr: bytesOf(d.Prefix.Masked().Addr())}
 	c.members[k] = max(c.members[k], value)
 }
@@ -149,7 +143,7 @@ func (c *compiler) unnumbered() {
 		}
 	}
 	for k := range c.prefixes {
-		if !four.IsValid() && wirePrefixRole(k.Role) == wirePrefixRoleROLE_CROSSING {
+		if !four.IsValid() && k.Role == RoleCrossing {
 			four = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 		}
 	}

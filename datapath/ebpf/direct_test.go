@@ -12,7 +12,7 @@ import (
 func TestPlaceDirects(t *testing.T) {
 	var list []wireDirect
 	a := netip.MustParseAddr("192.0.2.1")
-	for i := range 1 << (directBits - 2) {
+	for i := range 1 << (DirectBits - 2) {
 		k := wireListenerKey{L4Proto: 17, Addr: bytesOf(a), Port: portOf(uint16(1 + i%9))}
 		list = append(list, wireDirect{Key: directKey(k), Service: uint32(i)})
 		if i%9 == 8 {
@@ -21,7 +21,7 @@ func TestPlaceDirects(t *testing.T) {
 	}
 	placed := placeDirects(list)
 	for at, d := range placed {
-		if home := uint32(d.Key * directMultiplier >> (64 - directBits)); at != home && at != home^1 {
+		if home := uint32(d.Key * DirectMultiplier >> (64 - DirectBits)); at != home && at != home^1 {
 			t.Errorf("key %#x stands at %d, and is looked for at %d", d.Key, at, home)
 		}
 	}

@@ -11,20 +11,6 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Flags of entries, of bpf/types.h.
-const (
-	entryPrimary = 0x01
-	entryCross   = 0x02
-	entrySettled = 0x04
-	entryNAT     = 0x80
-
-	heardSYN = 0x01
-	heardFIN = 0x02
-	heardRST = 0x04
-
-	noEntry = ^uint32(0)
-)
-
 // side is one direction of a flow, taken from either table.
 type side struct {
 	key              flow.Tuple
@@ -38,22 +24,22 @@ type side struct {
 func side4(e *wireFlow4) side {
 	return side{key: tupleOf(addr4From(e.Key.Saddr), addr4From(e.Key.Daddr), e.Key.Sport, e.Key.Dport, e.Key.L4Proto),
 		packets: e.Packets, bytes: e.Bytes, twin: e.Meta.Twin, seen: e.Meta.Seen, flags: e.Meta.Flags, heard: e.Meta.Heard,
-		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == uint8(wireEntryStateENTRY_LIVE),
-		isFlow: e.Key.Kind == uint8(wireEntryKindKIND_FLOW)}
+		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == EntryLive,
+		isFlow: e.Key.Kind == KindFlow}
 }
 
 func side6(e *wireFlow6) side {
 	return side{key: tupleOf(addrFrom(e.Key.Saddr, true), addrFrom(e.Key.Daddr, true), e.Key.Sport, e.Key.Dport, e.Key.L4Proto),
 		packets: e.Packets, bytes: e.Bytes, twin: e.Meta.Twin, seen: e.Meta.Seen, flags: e.Meta.Flags, heard: e.Meta.Heard,
-		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == uint8(wireEntryStateENTRY_LIVE),
-		isFlow: e.Key.Kind == uint8(wireEntryKindKIND_FLOW), v6: true}
+		owner: e.Meta.Owner, backend: e.Meta.Backend, live: e.Key.State == EntryLive,
+		isFlow: e.Key.Kind == KindFlow, v6: true}
 }
 
 func (t *tables) twin(s side) side {
-	if s.twin == noEntry {
-		return side{key: s.key.Reverse(), seen: s.seen, heard: s.heard & heardFIN} // one direction speaks for both
+	if s.twin == NoEntry {
+		return side{key: s.key.Reverse(), seen: s.seen, heard: s.heard & HeardFIN} // one direction speaks for both
 	}
-	if s.v6 != (s.flags&entryCross != 0) {
+	if s.v6 != (s.flags&EntryCross != 0) {
 		if int(s.twin) < len(t.flows6.values) {
 			return side6(&t.flows6.values[s.twin])
 		}
@@ -66,16 +52,16 @@ func (t *tables) twin(s side) side {
 // primary returns entry i of both tables, one behind the other, when it is the
 // opening direction of a live flow.
 func (t *tables) primary(i int) (side, bool) {
-	const live, isFlow = uint8(wireEntryStateENTRY_LIVE), uint8(wireEntryKindKIND_FLOW)
+	const live, isFlow = EntryLive, KindFlow
 	if i < len(t.flows4.values) {
 		e := &t.flows4.values[i]
-		if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&entryPrimary == 0 {
+		if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&EntryPrimary == 0 {
 			return side{}, false
 		}
 		return side4(e), true
 	}
 	e := &t.flows6.values[i-len(t.flows4.values)]
-	if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&entryPrimary == 0 {
+	if e.Key.State != live || e.Key.Kind != isFlow || e.Meta.Flags&EntryPrimary == 0 {
 		return side{}, false
 	}
 	return side6(e), true

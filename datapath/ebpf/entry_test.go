@@ -44,20 +44,20 @@ func TestLooseEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &s.d.t.flows6.values[loose]
-	e.Key.State = uint8(wireEntryStateENTRY_LOOSE)
+	e.Key.State = EntryLoose
 	if err := s.sweep(); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.d.t.maps["stock6"].Lookup(uint32(0), &stock); err != nil {
 		t.Fatal(err)
 	}
-	if uint32(stock.Top) != loose+1 || e.Key.State != uint8(wireEntryStateENTRY_FREE) {
+	if uint32(stock.Top) != loose+1 || e.Key.State != EntryFree {
 		t.Errorf("top of the stock %d, state %d; want entry %d + 1, free", uint32(stock.Top), e.Key.State, loose)
 	}
 }
 
 // count says how many entries of the table of IPv4 are of a kind and in a state.
-func count(s *subject, kind wireEntryKind, state wireEntryState) (n int) {
+func count(s *subject, kind, state uint8) (n int) {
 	for i := range s.d.t.flows4.values {
 		if k := s.d.t.flows4.values[i].Key; k.Kind == uint8(kind) && k.State == uint8(state) {
 			n++
@@ -69,8 +69,8 @@ func count(s *subject, kind wireEntryKind, state wireEntryState) (n int) {
 // want compares what the tables hold with what they should.
 func (w held) want(t *testing.T, s *subject, when string) {
 	t.Helper()
-	have := held{flows: count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_LIVE), bindings: count(s, wireEntryKindKIND_BINDING, wireEntryStateENTRY_LIVE),
-		resting: count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD) + count(s, wireEntryKindKIND_BINDING, wireEntryStateENTRY_HOLD),
+	have := held{flows: count(s, KindFlow, EntryLive), bindings: count(s, KindBinding, EntryLive),
+		resting: count(s, KindFlow, EntryHold) + count(s, KindBinding, EntryHold),
 		slots:   slots(t, s), ports: ports(s)}
 	for i := range s.d.t.owners.values {
 		if s.d.t.owners.values[i].entry != 0 {
@@ -195,7 +195,7 @@ func TestStrangersShareNoBinding(t *testing.T) {
 	if err := s.Advance(301 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if n := count(s, wireEntryKindKIND_PERMIT, wireEntryStateENTRY_LIVE); n != 0 {
+	if n := count(s, KindPermit, EntryLive); n != 0 {
 		t.Errorf("%d permits outlive their binding", n)
 	}
 }
@@ -214,7 +214,7 @@ nat:
 	if out.Action != nat.Forward || out.Reason != nat.ReasonNewFlow {
 		t.Fatalf("from IPv4: %s %s", out.Action, out.Reason)
 	}
-	binding := slices.IndexFunc(s.d.t.flows4.values, func(e wireFlow4) bool { return e.Key.Kind == uint8(wireEntryKindKIND_BINDING) })
+	binding := slices.IndexFunc(s.d.t.flows4.values, func(e wireFlow4) bool { return e.Key.Kind == KindBinding })
 	if binding < 0 {
 		t.Fatal("the IPv4 host has no binding")
 	}
@@ -294,7 +294,7 @@ timeouts: {tcp-established: 720h}
 		case e.Key.State == 0:
 		case e.Key.L4Proto == 6:
 			e.Meta.Seen = now - 719*3600*s.d.hz
-		case e.Meta.Flags&entryPrimary == 0:
+		case e.Meta.Flags&EntryPrimary == 0:
 			e.Meta.Seen = now - 1<<31 - 5*s.d.hz
 		default:
 			e.Meta.Seen = now

@@ -23,17 +23,6 @@ import (
 
 var _ datapath.Explainer = (*Datapath)(nil)
 
-// Flags of a plan, of bpf/work.h.
-const (
-	planRouted   = 0x01
-	planExisting = 0x10
-	planKernel   = 0x20
-
-	ownerService   = 0
-	ownerSource    = 1
-	ownerStateless = 3
-)
-
 // xdpMeta is struct xdp_md of linux/bpf.h.
 type xdpMeta struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
@@ -134,7 +123,7 @@ func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
 func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wireWork) *datapath.Explanation {
 	p := w.Plan
 	e := &datapath.Explanation{Datapath: d.Name(), Interface: in.Name, Before: q.Tuple, After: q.Tuple,
-		Action: nameOf(actionNames(), int(p.Action)), Reason: nameOf(reasonNames(), int(p.Reason)), Existing: p.Flags&planExisting != 0}
+		Action: nameOf(actionNames(), int(p.Action)), Reason: nameOf(reasonNames(), int(p.Reason)), Existing: p.Flags&PlanExisting != 0}
 	step := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	step("arrives on %s: %s", in.Name, q.Tuple)
 	d.owner(e, w)
@@ -145,7 +134,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		step("backend %s", e.Backend)
 	}
 	if forwarded(&p) {
-		v6 := p.Family == uint8(wireFamilyFAMILY_6)
+		v6 := p.Family == Family6
 		e.After = tupleOf(addrFrom(wireAddr(p.To.Saddr), v6), addrFrom(wireAddr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
 		if e.After != e.Before {
 			step("becomes %s", e.After)
@@ -154,7 +143,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 			e.Notes = append(e.Notes, n)
 		}
 	}
-	if forwarded(&p) && p.Flags&planRouted != 0 {
+	if forwarded(&p) && p.Flags&PlanRouted != 0 {
 		h := wireHop(w.Hop)
 		if p.Hop != 0 {
 			_ = d.t.maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
@@ -162,7 +151,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
-	if e.Reason == nameOf(reasonNames(), int(wireReasonREASON_NOT_OURS)) {
+	if e.Reason == nameOf(reasonNames(), int(ReasonNotOurs)) {
 		e.Out, e.NextHop = d.untouched(q.Tuple.Dest.Addr())
 	}
 	if note := datapath.AnswersBypass(d.snapshot, d.seen.networks, e); note != "" {
@@ -195,9 +184,9 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	from, to := e.Before.Source.Addr(), e.Before.Dest.Addr()
 	off := kernel.ForwardingOff(kernel.Sysctl, e.Interface, !from.Is4())
 	switch {
-	case off == "" || e.Reason == nameOf(reasonNames(), int(wireReasonREASON_FORWARDING_OFF)):
+	case off == "" || e.Reason == nameOf(reasonNames(), int(ReasonForwardingOff)):
 		return off
-	case e.Reason != nameOf(reasonNames(), int(wireReasonREASON_NOT_OURS)):
+	case e.Reason != nameOf(reasonNames(), int(ReasonNotOurs)):
 		return ""
 	}
 	index, _, err := netdev.NextHop(to)
@@ -255,44 +244,44 @@ func (d *Datapath) poolOf(owner string) []config.AddressRange {
 // forwarded reports whether a packet goes on as its plan says, be it that the
 // kernel sends it.
 func forwarded(p *wirePlan) bool {
-	return p.Action == uint8(wireActionACTION_FORWARD) || p.Flags&planKernel != 0
+	return p.Action == ActionForward || p.Flags&PlanKernel != 0
 }
 
 // owner names who decided: of a known flow, the entry tells.
 func (d *Datapath) owner(e *datapath.Explanation, w *wireWork) {
 	owner, backend, kind := w.Plan.Owner, w.Plan.Backend, w.Plan.OwnerNat
-	if e.Existing && w.Plan.Entry != noEntry {
+	if e.Existing && w.Plan.Entry != NoEntry {
 		s := side{}
-		if w.Packet.Family == uint8(wireFamilyFAMILY_6) {
+		if w.Packet.Family == Family6 {
 			s = side6(&d.t.flows6.values[w.Plan.Entry])
 		} else {
 			s = side4(&d.t.flows4.values[w.Plan.Entry])
 		}
-		if s.flags&entryPrimary == 0 {
+		if s.flags&EntryPrimary == 0 {
 			s = d.t.twin(s)
 		}
-		owner, backend, kind = s.owner, s.backend, ownerService
-		if s.flags&entryNAT != 0 {
-			kind = ownerSource
+		owner, backend, kind = s.owner, s.backend, OwnerService
+		if s.flags&EntryNAT != 0 {
+			kind = OwnerSource
 		}
 	}
 	n := d.inForce.names
 	switch kind {
-	case ownerService:
+	case OwnerService:
 		e.Owner = n.service[uint32(owner)]
 		if forwarded(&w.Plan) && !n.portRule[uint32(owner)] {
 			e.Backend = n.backend[uint32(backend)]
 		}
-	case ownerSource:
+	case OwnerSource:
 		e.Owner = n.source[uint32(owner)]
-	case ownerStateless:
+	case OwnerStateless:
 		e.Owner = n.prefix[uint32(owner)]
 	}
 }
 
 // leaves names the interface and asks the kernel for the next hop's address.
 func (d *Datapath) leaves(w *wireWork, ifindex int) (string, netip.Addr) {
-	to := addrFrom(wireAddr(w.Plan.Gateway), w.Plan.GatewayFamily == uint8(wireFamilyFAMILY_6))
+	to := addrFrom(wireAddr(w.Plan.Gateway), w.Plan.GatewayFamily == Family6)
 	name := fmt.Sprint(ifindex)
 	if l, err := netlink.LinkByIndex(ifindex); err == nil {
 		name = l.Attrs().Name

@@ -61,8 +61,8 @@ tables: {flows: %d, flows6: 4096}
 	for i := range 2 * flows {
 		e := &entries[i]
 		e.Key.Saddr, e.Key.Daddr, e.Key.L4Proto = uint32(i), 0x0a02000a, uint8(flow.TCP)
-		e.Meta.Twin, e.Meta.Seen, e.Meta.Flags = uint32(i^1), now, entrySettled|entryPrimary&^uint8(i)
-		e.Key.Kind, e.Key.State = uint8(wireEntryKindKIND_FLOW), uint8(wireEntryStateENTRY_LIVE)
+		e.Meta.Twin, e.Meta.Seen, e.Meta.Flags = uint32(i^1), now, EntrySettled|EntryPrimary&^uint8(i)
+		e.Key.Kind, e.Key.State = KindFlow, EntryLive
 	}
 	debug.FreeOSMemory()
 	before, most, n := resident(t), 0, 0

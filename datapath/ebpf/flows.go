@@ -82,7 +82,7 @@ func (d *Datapath) describe(s, twin side, now uint32) flow.Flow {
 	if s.key.Protocol == flow.TCP {
 		f.State = tcpState(s, twin)
 	}
-	if s.flags&entryNAT != 0 {
+	if s.flags&EntryNAT != 0 {
 		f.Owner = d.inForce.names.source[uint32(s.owner)]
 		return f
 	}
@@ -95,11 +95,11 @@ func (d *Datapath) describe(s, twin side, now uint32) flow.Flow {
 
 func transitory(s, twin side, hz uint32) bool {
 	switch {
-	case (s.flags|twin.flags)&entrySettled == 0, s.heard&twin.heard&heardFIN != 0:
+	case (s.flags|twin.flags)&EntrySettled == 0, s.heard&twin.heard&HeardFIN != 0:
 		return true
-	case s.heard&heardRST != 0:
+	case s.heard&HeardRST != 0:
 		return int32(twin.seen-s.seen-hz) <= 0
-	case twin.heard&heardRST != 0:
+	case twin.heard&HeardRST != 0:
 		return int32(s.seen-twin.seen-hz) <= 0
 	}
 	return false
@@ -124,15 +124,15 @@ func (d *Datapath) timeout(s, twin side) uint32 {
 // tcpState is the nearest of conntrack's names.
 func tcpState(s, twin side) string {
 	switch {
-	case (s.heard|twin.heard)&heardRST != 0:
+	case (s.heard|twin.heard)&HeardRST != 0:
 		return "CLOSE"
-	case s.heard&twin.heard&heardFIN != 0:
+	case s.heard&twin.heard&HeardFIN != 0:
 		return "TIME_WAIT"
-	case (s.heard|twin.heard)&heardFIN != 0:
+	case (s.heard|twin.heard)&HeardFIN != 0:
 		return "FIN_WAIT"
-	case (s.flags|twin.flags)&entrySettled != 0:
+	case (s.flags|twin.flags)&EntrySettled != 0:
 		return "ESTABLISHED"
-	case twin.heard&heardSYN != 0:
+	case twin.heard&HeardSYN != 0:
 		return "SYN_RECV"
 	}
 	return "SYN_SENT"

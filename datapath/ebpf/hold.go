@@ -156,16 +156,15 @@ func (h *holder) take(b []byte) {
 		return
 	}
 	w := (*wireHeld)(unsafe.Pointer(&b[0]))
-	const unsummed = 1 << 31 // HELD_UNSUMMED
-	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len&^unsummed), len(w.Frame))]...)}
-	if w.Len&unsummed != 0 {
+	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len&^HeldUnsummed), len(w.Frame))]...)}
+	if w.Len&HeldUnsummed != 0 {
 		fillSum(f.frame)
 	}
 	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
 		return
 	}
 	if w.Out != 0 {
-		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: addrFrom(w.NextHop, wireFamily(w.NextFamily) == wireFamilyFAMILY_6)}, f)
+		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: addrFrom(w.NextHop, w.NextFamily == Family6)}, f)
 		return
 	}
 	if w.Key == (wireFragmentKey{}) {

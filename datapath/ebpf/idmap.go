@@ -57,11 +57,11 @@ func (t *tables) referred() (map[idKind]map[uint32]bool, error) {
 	}
 	note := func(kind, state, zone, flags uint8, owner, backend uint16) {
 		switch {
-		case state == uint8(wireEntryStateENTRY_FREE) || state == uint8(wireEntryStateENTRY_LOOSE):
-		case kind == uint8(wireEntryKindKIND_BINDING):
+		case state == EntryFree || state == EntryLoose:
+		case kind == KindBinding:
 			sources[uint32(zone)] = true
-		case flags&entryPrimary == 0:
-		case flags&entryNAT != 0:
+		case flags&EntryPrimary == 0:
+		case flags&EntryNAT != 0:
 			sources[uint32(owner)] = true
 		default:
 			services[uint32(owner)], backends[uint32(backend)] = true, true
@@ -113,8 +113,8 @@ func (t *tables) forget(kind idKind, id uint32) error {
 	switch kind {
 	case idPool:
 		t.blocks.values[id] = wireBlockMap{} // it may have had other blocks, or ranges of ports
-		for class := range uint32(portClasses) {
-			t.ports.values[id*portClasses+class] = wirePortMap{}
+		for class := range uint32(PortClasses) {
+			t.ports.values[id*PortClasses+class] = wirePortMap{}
 		}
 	case idService:
 		t.loads.values[id] = wireLoad{}

@@ -235,7 +235,7 @@ func TestNamesComeAndGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, limit := range map[idKind]int{idSet: maxSets, idSource: maxSources} {
+	for kind, limit := range map[idKind]int{idSet: maxSets, idSource: MaxNATRules} {
 		uniqueNumbers(t, again, kind, limit)
 	}
 }
@@ -377,7 +377,7 @@ func TestServicesComeAndGo(t *testing.T) {
 		if err := s.changeTo(web(t, each, prefix)); err != nil {
 			t.Fatal(err)
 		}
-		uniqueNumbers(t, s.d.t.ids, idService, maxServices)
+		uniqueNumbers(t, s.d.t.ids, idService, MaxServices)
 		for i := range each {
 			if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, fmt.Sprint(prefix, i))]]; l != (wireLoad{}) {
 				t.Fatalf("change %d: a new service has the counts %+v", g, l)

@@ -50,14 +50,14 @@ func (d *Datapath) Mappings() (list []datapath.Mapping, err error) {
 	all, err := content[wireMappingKey, wireMapping](d.t.maps["mappings"])
 	for k, v := range all {
 		list = append(list, datapath.Mapping{Rule: d.inForce.names.source[uint32(k.Rule)], Protocol: flow.Protocol(k.L4Proto),
-			Inside:  netip.AddrPortFrom(addrFrom(k.Addr, k.Family == uint32(wireFamilyFAMILY_6)), portOf(k.Port)),
+			Inside:  netip.AddrPortFrom(addrFrom(k.Addr, k.Family == Family6), portOf(k.Port)),
 			Outside: outsideOf(v), Nonce: v.Nonce, Expires: time.Duration(v.Expires)})
 	}
 	return list, err
 }
 
 func outsideOf(v wireMapping) netip.AddrPort {
-	return netip.AddrPortFrom(addrFrom(v.Outside, v.OutsideFamily == uint8(wireFamilyFAMILY_6)), portOf(v.Port))
+	return netip.AddrPortFrom(addrFrom(v.Outside, v.OutsideFamily == Family6), portOf(v.Port))
 }
 
 // mappingKey finds the rule of a mapping among those in force.
@@ -109,11 +109,11 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 		if err := d.runMapper("map_open", d.switches, &made); err != nil {
 			return m, err
 		}
-		switch wireReason(made.Reason) {
-		case wireReasonREASON_NONE:
-		case wireReasonREASON_CLIENT_PORTS:
+		switch made.Reason {
+		case ReasonNone:
+		case ReasonClientPorts:
 			return m, datapath.ErrQuota
-		case wireReasonREASON_NO_PORT:
+		case ReasonNoPort:
 			return m, datapath.ErrNoPort
 		default:
 			return m, fmt.Errorf("mappings: %s", nameOf(reasonNames(), int(made.Reason)))
@@ -251,7 +251,7 @@ func (d *Datapath) retireMappings(want *desired) error {
 	}
 	lost := false
 	for k, v := range all {
-		inside := addrFrom(k.Addr, k.Family == uint32(wireFamilyFAMILY_6))
+		inside := addrFrom(k.Addr, k.Family == Family6)
 		n := want.mappable[uint32(k.Rule)]
 		if n != nil && slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(inside) }) &&
 			slices.Contains(want.outside(uint32(k.Rule)), outsideOf(v).Addr()) {

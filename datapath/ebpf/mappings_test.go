@@ -225,15 +225,15 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	if second.Epoch() != epoch {
 		t.Errorf("the epoch was %v and is %v, though nothing was lost", epoch, second.Epoch())
 	}
-	if s := bindingOf(second, want[1]); s != wireEntryStateENTRY_HOLD {
+	if s := bindingOf(second, want[1]); s != EntryHold {
 		t.Errorf("the binding of a mapping that was ended is in state %d", s)
 	}
-	if s := bindingOf(second, want[0]); s != wireEntryStateENTRY_LIVE {
+	if s := bindingOf(second, want[0]); s != EntryLive {
 		t.Errorf("the binding of a mapping is in state %d", s)
 	}
 	putConfig(t, second, yaml(""))
 	expect(nil)
-	if s := bindingOf(second, want[0]); s != wireEntryStateENTRY_HOLD {
+	if s := bindingOf(second, want[0]); s != EntryHold {
 		t.Errorf("the binding of a mapping whose rule allows none any more is in state %d", s)
 	}
 	if second.Epoch() == epoch {
@@ -242,12 +242,12 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 }
 
 // bindingOf finds the state of the entry that binds an inside endpoint of IPv4.
-func bindingOf(d *Datapath, m datapath.Mapping) wireEntryState {
+func bindingOf(d *Datapath, m datapath.Mapping) uint8 {
 	for i := range d.t.flows4.values {
 		k := &d.t.flows4.values[i].Key
-		if k.Kind == uint8(wireEntryKindKIND_BINDING) && k.L4Proto == uint8(m.Protocol) && portOf(k.Sport) == m.Inside.Port() {
-			return wireEntryState(k.State)
+		if k.Kind == KindBinding && k.L4Proto == uint8(m.Protocol) && portOf(k.Sport) == m.Inside.Port() {
+			return k.State
 		}
 	}
-	return wireEntryStateENTRY_FREE
+	return EntryFree
 }

@@ -18,7 +18,7 @@ func TestPermitsGiveWay(t *testing.T) {
 	to := func(host int) string {
 		return fmt.Sprintf("ip4(src=10.0.2.2,dst=198.18.%d.%d)/udp(sport=4000,dport=53)", host/250, 1+host%250)
 	}
-	permits := func() int { return count(s, wireEntryKindKIND_PERMIT, wireEntryStateENTRY_LIVE) }
+	permits := func() int { return count(s, KindPermit, EntryLive) }
 	outside := sentFrom(t, send(t, s, "lan0", to(0)))
 	var port int
 	fmt.Sscanf(outside, "203.0.113.1:%d", &port)

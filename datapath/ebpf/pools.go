@@ -48,7 +48,7 @@ func (d *Datapath) retirePools(want *desired, h *host) error {
 			return fmt.Errorf("pools: %w", err)
 		}
 		was := v.Lost
-		if v.Lost = 0; v.Local != 0 && !h.owns(addrFrom(v.Addr, v.Family == uint8(wireFamilyFAMILY_6))) {
+		if v.Lost = 0; v.Local != 0 && !h.owns(addrFrom(v.Addr, v.Family == Family6)) {
 			v.Lost = 1
 		}
 		if v.Lost != was {

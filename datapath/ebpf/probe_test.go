@@ -36,7 +36,7 @@ nat:
 				return out
 			}
 			e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
-			if wireEventKind(e.Kind) == wireEventKindEVENT_PROBE {
+			if e.Kind == EventProbe {
 				out = append(out, fmt.Sprint(netip.AddrPortFrom(addrFrom(e.Addr, true), portOf(e.Sport)), " ",
 					netip.AddrPortFrom(addrFrom(e.To, true), portOf(e.Dport))))
 			}

@@ -69,7 +69,7 @@ func TestRaceForBinding(t *testing.T) {
 	sent := race(t, s, "lan0", 1000, func(cpu, client int) string {
 		return fmt.Sprintf("ip4(src=10.0.2.2,dst=198.18.0.%d)/udp(sport=%d,dport=53)", 1+cpu, 4000+client)
 	})
-	t.Logf("%d races were lost", count(s, wireEntryKindKIND_FLOW, wireEntryStateENTRY_HOLD))
+	t.Logf("%d races were lost", count(s, KindFlow, EntryHold))
 	source := func(p packet.Packet) string {
 		ip, _ := packet.Find[*packet.IPv4](p)
 		udp, _ := packet.Find[*packet.UDP](p)
@@ -108,7 +108,7 @@ func TestRaceForHairpin(t *testing.T) {
 	})
 	bindings := map[uint16]int{}
 	for i := range s.d.t.flows4.values {
-		if e := &s.d.t.flows4.values[i]; e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Key.Kind == uint8(wireEntryKindKIND_BINDING) {
+		if e := &s.d.t.flows4.values[i]; e.Key.State == EntryLive && e.Key.Kind == KindBinding {
 			bindings[e.Key.Sport]++
 		}
 	}
@@ -144,7 +144,7 @@ func TestRaceForFlow(t *testing.T) {
 		}
 		back := map[way]bool{}
 		for i := range s.d.t.flows4.values {
-			if e := &s.d.t.flows4.values[i]; e.Key.State == uint8(wireEntryStateENTRY_LIVE) && e.Meta.Flags&entryPrimary == 0 {
+			if e := &s.d.t.flows4.values[i]; e.Key.State == EntryLive && e.Meta.Flags&EntryPrimary == 0 {
 				back[way{addr4From(e.Key.Daddr), addr4From(e.Key.Saddr), portOf(e.Key.Dport)}] = true
 			}
 		}

@@ -17,7 +17,7 @@ import (
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*host, error) {
-	h := &host{localPortLast: localPortLast(), ask: hostQueries{routeTo, sourceBy, netdev.Destinations}, addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
+	h := &host{localPortLast: localPortLast(), ask: hostQueries{route: routeTo, source: sourceBy, destinations: netdev.Destinations}, addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err

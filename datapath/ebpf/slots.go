@@ -51,8 +51,8 @@ func (d *Datapath) putServices(want *desired) error {
 // noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
 // becomes of the service.
 func (d *Datapath) noteProxy(flags uint16) {
-	if flags&serviceProxy != 0 {
-		atomic.OrUint32(&d.t.control.values[0].Spliced, splicedProxy)
+	if flags&ServiceProxy != 0 {
+		atomic.OrUint32(&d.t.control.values[0].Spliced, SplicedProxy)
 	}
 }
 
@@ -102,12 +102,12 @@ func (d *Datapath) gaps() []region {
 	at := uint32(0)
 	for _, r := range taken {
 		if r.first > at {
-			free = append(free, region{at, r.first - at})
+			free = append(free, region{first: at, count: r.first - at})
 		}
 		at = max(at, r.first+wholeWords(r.count))
 	}
 	if end := d.t.slots * 4; end > at {
-		free = append(free, region{at, end - at})
+		free = append(free, region{first: at, count: end - at})
 	}
 	return free
 }
@@ -119,7 +119,7 @@ func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
 func place(gaps []region, count uint32) (region, bool) {
 	for i := range gaps {
 		if g := &gaps[i]; g.count >= wholeWords(count) {
-			r := region{g.first, count}
+			r := region{first: g.first, count: count}
 			g.first += wholeWords(count)
 			g.count -= wholeWords(count)
 			return r, true

@@ -48,7 +48,7 @@ func (d *Datapath) staleAfter(want *desired, s *datapath.Snapshot) *stale {
 // ends reports whether a flow is ended. twin is its other direction.
 func (s *stale) ends(f, twin side) bool {
 	at := s.listeners.Find(f.key.Protocol, f.key.Dest)
-	if f.flags&entryNAT != 0 {
+	if f.flags&EntryNAT != 0 {
 		return s.source(f, twin, at)
 	}
 	id := uint32(f.owner)
@@ -57,13 +57,13 @@ func (s *stale) ends(f, twin side) bool {
 		return true // as the sweeper does
 	}
 	b, ok := s.want.backends[uint32(f.backend)]
-	bypass := w.Mode == uint8(wireModeMODE_DSR) || w.Mode == uint8(wireModeMODE_TUNNEL)
+	bypass := w.Mode == ModeDSR || w.Mode == ModeTunnel
 	name := "service " + s.want.names.service[id]
 	if s.want.names.portRule[id] {
 		name = "nat " + s.want.names.service[id]
 	}
 	switch {
-	case ok && b.Service == f.owner && b.State == backendDown, f.twin == noEntry && !bypass:
+	case ok && b.Service == f.owner && b.State == BackendDown, f.twin == NoEntry && !bypass:
 		return true
 	case !ok || b.Service != f.owner,
 		!slices.ContainsFunc(at, func(l datapath.Listener) bool { return l.Name() == name }),
@@ -71,7 +71,7 @@ func (s *stale) ends(f, twin side) bool {
 		return s.may(f)
 	}
 	pool := s.services[s.want.names.service[id]]
-	return pool != nil && w.Mode == uint8(wireModeMODE_FULLNAT) && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.key.Dest) && s.may(f)
+	return pool != nil && w.Mode == ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.key.Dest) && s.may(f)
 }
 
 // source judges a flow of a rule that translates sources, whichever end opened it.

@@ -17,9 +17,6 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// ownStations is how many places own_stations has (STATIONS of bpf/maps.h).
-const ownStations = 512
-
 // destination is a hardware address as it stands in a frame, in the high six bytes.
 func destination(mac net.HardwareAddr) uint64 {
 	var b [8]byte
@@ -51,7 +48,7 @@ func stationsOf(h *host) map[wireStationKey]uint32 {
 
 // ownStationsOf returns the interfaces' addresses at the places of their indices, hardware first. Indices
 // whose low 16 bits are the same have no place: the programs could not tell them apart.
-func ownStationsOf(h *host) (places [ownStations]uint64) {
+func ownStationsOf(h *host) (places [MaxStations]uint64) {
 	order := slices.Clone(h.interfaces)
 	rank := func(i netdev.Interface) int {
 		if i.Virtual() {
@@ -65,7 +62,7 @@ func ownStationsOf(h *host) (places [ownStations]uint64) {
 		tags[uint16(i.Index)]++
 	}
 	for _, i := range order {
-		at, tag := i.Index%ownStations, uint16(i.Index)
+		at, tag := i.Index%MaxStations, uint16(i.Index)
 		if len(i.MAC) == 6 && places[at] == 0 && tags[tag] == 1 {
 			places[at] = destination(i.MAC) | uint64(tag)
 		}

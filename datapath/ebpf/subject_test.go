@@ -345,7 +345,7 @@ func (s *subject) Advance(d time.Duration) error {
 	if err := s.sweep(); err != nil {
 		return err
 	}
-	dead := uint8(wireEntryStateENTRY_DEAD)
+	const dead = EntryDead
 	for i := range s.d.t.flows4.values { // a second pass frees what has died in the first
 		if e := &s.d.t.flows4.values[i]; e.Key.State == dead {
 			e.Meta.Seen -= 2 * s.d.hz

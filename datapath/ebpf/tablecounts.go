@@ -8,8 +8,6 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-const reasonsStride = 64 // REASONS_STRIDE of bpf/event.h
-
 // reasons sums the per-CPU counts.
 func (t *tables) reasons() (out []datapath.ReasonCounter, err error) {
 	m := t.maps["reasons"]
@@ -20,7 +18,7 @@ func (t *tables) reasons() (out []datapath.ReasonCounter, err error) {
 				if name == "count" {
 					break
 				}
-				key := uint32((family*3+action)*reasonsStride + reason)
+				key := uint32((family*3+action)*ReasonsStride + reason)
 				if err := m.Lookup(key, &perCPU); err != nil {
 					return nil, fmt.Errorf("map reasons: %w", err)
 				}

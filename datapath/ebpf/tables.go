@@ -24,9 +24,6 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// layout is LAYOUT of bpf/types.h: what the pinned maps mean.
-const layout = 9
-
 // mostPool is how many pool addresses a table can have: each has three classes of ports, and
 // 16 bits number them (port_slot of bpf/binding.h).
 const mostPool = 1 << 16 / 3
@@ -258,9 +255,9 @@ func (t *tables) meta() error {
 		}
 		d.fresh[k] = *v
 	}
-	version := uint32(layout)
-	if word("layout", &version); version != layout {
-		return fmt.Errorf("%s: %w: layout %d, not %d: %s", t.dir, ErrLayout, version, layout, wayOut)
+	version := uint32(Layout)
+	if word("layout", &version); version != Layout {
+		return fmt.Errorf("%s: %w: layout %d, not %d: %s", t.dir, ErrLayout, version, Layout, wayOut)
 	}
 	var random [14]uint32
 	if err := binary.Read(rand.Reader, binary.NativeEndian, &random); err != nil {
@@ -439,8 +436,6 @@ func abs(x float64) float64 {
 	return x
 }
 
-const portClasses = 3 // PORT_CLASSES of bpf/binding.h: TCP, UDP, ICMP
-
 // reserve marks all ports of a pool address but those of a set as taken, without counting them as
 // used: so the programs find the set's ports as they find any. ICMP's identifiers are its
 // third class.
@@ -452,8 +447,8 @@ func (t *tables) reserve(number uint32, set config.PortSet) {
 			open[bit/64] |= 1 << (bit % 64)
 		}
 	}
-	for class := range uint32(portClasses) {
-		m := &t.ports.values[number*portClasses+class]
+	for class := range uint32(PortClasses) {
+		m := &t.ports.values[number*PortClasses+class]
 		for w := range m.Words {
 			if atomic.OrUint64(&m.Words[w], ^open[w])|^open[w] == ^uint64(0) {
 				atomic.OrUint64(&m.Full[w/64], 1<<(w%64))

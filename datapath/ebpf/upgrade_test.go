@@ -220,7 +220,7 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	apply(t, d, config.AttachTC, oneServer)
 	c := transfer(t, l.Node("client"), "192.0.2.10:80")
 	key := idKeyOf(idMeta, "layout")
-	if err := d.t.maps["ids"].Put(&key, uint32(layout+1)); err != nil {
+	if err := d.t.maps["ids"].Put(&key, uint32(Layout+1)); err != nil {
 		t.Fatal(err)
 	}
 	d.Close()

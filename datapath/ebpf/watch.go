@@ -97,22 +97,22 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			continue
 		}
 		e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
-		switch wireEventKind(e.Kind) {
-		case wireEventKindEVENT_CONNECTION:
+		switch e.Kind {
+		case EventConnection:
 			if logs := d.logs.Load(); logs != nil {
 				if l, ok := (*logs)[e.Owner]; ok {
 					d.opt.Log.Log(context.Background(), levelOf(l.Level), connectionLine(l.Prefix, e))
 				}
 			}
-		case wireEventKindEVENT_BLOCK:
+		case EventBlock:
 			d.logBlock(r.RawSample)
 			d.warnLost(&lost)
-		case wireEventKindEVENT_NEIGHBOUR:
-			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: addrFrom(e.Addr, wireFamily(e.Family) == wireFamilyFAMILY_6)}
+		case EventNeighbour:
+			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: addrFrom(e.Addr, e.Family == Family6)}
 			if err := d.near.ask(ids, hop); err != nil {
 				d.missed.Add(1)
 			}
-		case wireEventKindEVENT_PROBE:
+		case EventProbe:
 			if err := probe(e); err != nil {
 				d.missed.Add(1)
 				d.opt.Log.Debug("the host of a silent connection is not probed", "host", addrFrom(e.Addr, true), "error", err)
@@ -153,7 +153,7 @@ func levelOf(l config.LogLevel) slog.Level {
 
 // connectionLine writes a new connection as the kernel's packet log does.
 func connectionLine(prefix string, e wireEvent) string {
-	v6 := wireFamily(e.Family) == wireFamilyFAMILY_6
+	v6 := e.Family == Family6
 	in := ""
 	if i, err := net.InterfaceByIndex(int(e.Ifindex)); err == nil {
 		in = i.Name
@@ -177,8 +177,8 @@ func (d *Datapath) resolveBackends(backends map[uint32]wireBackend, all bool) {
 	}
 	done, hops := d.near.sought, map[netdev.Hop]bool{}
 	for _, b := range backends {
-		a := addrFrom(b.Addr, b.Family == uint8(wireFamilyFAMILY_6))
-		if b.State == backendDown || done[a] {
+		a := addrFrom(b.Addr, b.Family == Family6)
+		if b.State == BackendDown || done[a] {
 			continue
 		}
 		done[a] = true

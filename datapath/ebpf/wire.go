@@ -56,9 +56,9 @@ func portOf(p uint16) uint16 {
 
 func familyOf(a netip.Addr) uint8 {
 	if a.Is4() {
-		return uint8(wireFamilyFAMILY_4)
+		return Family4
 	}
-	return uint8(wireFamilyFAMILY_6)
+	return Family6
 }
 
 func tupleOf(saddr, daddr netip.Addr, sport, dport uint16, proto uint8) flow.Tuple {

@@ -13,14 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type wireAction uint32
-
-const (
-	wireActionACTION_PASS    wireAction = 0
-	wireActionACTION_DROP    wireAction = 1
-	wireActionACTION_FORWARD wireAction = 2
-)
-
 type wireAddr struct {
 	_ structs.HostLayout
 	W [4]uint32
@@ -35,20 +27,6 @@ type wireAdjust struct {
 	Window uint16
 	Mss    uint16
 }
-
-type wireAnswer uint32
-
-const (
-	wireAnswerANSWER_NONE             wireAnswer = 0
-	wireAnswerANSWER_UNREACHABLE_HOST wireAnswer = 1
-	wireAnswerANSWER_UNREACHABLE_PORT wireAnswer = 2
-	wireAnswerANSWER_PROHIBITED       wireAnswer = 3
-	wireAnswerANSWER_TTL_EXCEEDED     wireAnswer = 4
-	wireAnswerANSWER_TOO_BIG          wireAnswer = 5
-	wireAnswerANSWER_RESET            wireAnswer = 6
-	wireAnswerANSWER_SOURCE_ROUTE     wireAnswer = 7
-	wireAnswerANSWER_COOKIE           wireAnswer = 8
-)
 
 type wireBackend struct {
 	_          structs.HostLayout
@@ -157,33 +135,6 @@ type wireDoorKey struct {
 	Key       wireListenerKey
 }
 
-type wireEncap uint32
-
-const (
-	wireEncapENCAP_NONE wireEncap = 0
-	wireEncapENCAP_IPIP wireEncap = 1
-	wireEncapENCAP_GUE  wireEncap = 2
-)
-
-type wireEntryKind uint32
-
-const (
-	wireEntryKindKIND_FLOW    wireEntryKind = 0
-	wireEntryKindKIND_BINDING wireEntryKind = 1
-	wireEntryKindKIND_PERMIT  wireEntryKind = 2
-	wireEntryKindKIND_NONE    wireEntryKind = 3
-)
-
-type wireEntryState uint32
-
-const (
-	wireEntryStateENTRY_FREE  wireEntryState = 0
-	wireEntryStateENTRY_LIVE  wireEntryState = 1
-	wireEntryStateENTRY_DEAD  wireEntryState = 2
-	wireEntryStateENTRY_HOLD  wireEntryState = 3
-	wireEntryStateENTRY_LOOSE wireEntryState = 4
-)
-
 type wireEvent struct {
 	_       structs.HostLayout
 	Kind    uint32
@@ -199,32 +150,6 @@ type wireEvent struct {
 	L4Proto uint8
 	Pad     [3]uint8
 }
-
-type wireEventKind uint32
-
-const (
-	wireEventKindEVENT_NEIGHBOUR  wireEventKind = 0
-	wireEventKindEVENT_CONNECTION wireEventKind = 1
-	wireEventKindEVENT_BLOCK      wireEventKind = 2
-	wireEventKindEVENT_PROBE      wireEventKind = 3
-)
-
-type wireFamily uint32
-
-const (
-	wireFamilyFAMILY_OTHER wireFamily = 0
-	wireFamilyFAMILY_4     wireFamily = 1
-	wireFamilyFAMILY_6     wireFamily = 2
-	wireFamilyFAMILY_COUNT wireFamily = 3
-)
-
-type wireFiltering uint32
-
-const (
-	wireFilteringFILTERING_ENDPOINT_INDEPENDENT wireFiltering = 0
-	wireFilteringFILTERING_ADDRESS              wireFiltering = 1
-	wireFilteringFILTERING_ADDRESS_PORT         wireFiltering = 2
-)
 
 type wireFirewallRule struct {
 	_       structs.HostLayout
@@ -453,16 +378,6 @@ type wireMemberKey struct {
 	Addr      [16]uint8
 }
 
-type wireMode uint32
-
-const (
-	wireModeMODE_DNAT      wireMode = 0
-	wireModeMODE_FULLNAT   wireMode = 1
-	wireModeMODE_DSR       wireMode = 2
-	wireModeMODE_TUNNEL    wireMode = 3
-	wireModeMODE_STATELESS wireMode = 4
-)
-
 type wireNatOrder struct {
 	_     structs.HostLayout
 	Rules [64]uint8
@@ -623,86 +538,6 @@ type wirePrefixKey struct {
 	Addr      [16]uint8
 }
 
-type wirePrefixKind uint32
-
-const (
-	wirePrefixKindPREFIX_STATIC wirePrefixKind = 0
-	wirePrefixKindPREFIX_NPT66  wirePrefixKind = 1
-	wirePrefixKindPREFIX_NAT64  wirePrefixKind = 2
-	wirePrefixKindPREFIX_SIIT   wirePrefixKind = 3
-	wirePrefixKindPREFIX_EAM    wirePrefixKind = 4
-)
-
-type wirePrefixRole uint32
-
-const (
-	wirePrefixRoleROLE_DEST     wirePrefixRole = 0
-	wirePrefixRoleROLE_SOURCE   wirePrefixRole = 1
-	wirePrefixRoleROLE_CROSSING wirePrefixRole = 2
-)
-
-type wireReason uint32
-
-const (
-	wireReasonREASON_NONE                 wireReason = 0
-	wireReasonREASON_FLOW                 wireReason = 1
-	wireReasonREASON_NEW_FLOW             wireReason = 2
-	wireReasonREASON_STATELESS            wireReason = 3
-	wireReasonREASON_SYN                  wireReason = 4
-	wireReasonREASON_SYN_ACK              wireReason = 5
-	wireReasonREASON_STATIC               wireReason = 6
-	wireReasonREASON_ICMP_ERROR           wireReason = 7
-	wireReasonREASON_FRAGMENT             wireReason = 8
-	wireReasonREASON_NOT_IP               wireReason = 9
-	wireReasonREASON_NOT_OURS             wireReason = 10
-	wireReasonREASON_NOT_ROUTED           wireReason = 11
-	wireReasonREASON_EXCEPTED             wireReason = 12
-	wireReasonREASON_LOCAL_SOCKET         wireReason = 13
-	wireReasonREASON_NO_NEIGHBOUR         wireReason = 14
-	wireReasonREASON_TO_FRAGMENT          wireReason = 15
-	wireReasonREASON_FORWARDING_OFF       wireReason = 16
-	wireReasonREASON_NO_ROUTE             wireReason = 17
-	wireReasonREASON_DENIED               wireReason = 18
-	wireReasonREASON_NOT_ALLOWED          wireReason = 19
-	wireReasonREASON_TRUNCATED            wireReason = 20
-	wireReasonREASON_BAD_HEADER           wireReason = 21
-	wireReasonREASON_BAD_CHECKSUM         wireReason = 22
-	wireReasonREASON_TTL_EXCEEDED         wireReason = 23
-	wireReasonREASON_TOO_BIG              wireReason = 24
-	wireReasonREASON_TABLE_FULL           wireReason = 25
-	wireReasonREASON_HALF_OPEN_FULL       wireReason = 26
-	wireReasonREASON_NO_PORT              wireReason = 27
-	wireReasonREASON_NO_ADDRESS           wireReason = 28
-	wireReasonREASON_CLASH                wireReason = 29
-	wireReasonREASON_CLIENT_PORTS         wireReason = 30
-	wireReasonREASON_CLIENT_FLOWS         wireReason = 31
-	wireReasonREASON_CLIENTS_FULL         wireReason = 32
-	wireReasonREASON_NO_BACKEND           wireReason = 33
-	wireReasonREASON_LIMIT_RATE           wireReason = 34
-	wireReasonREASON_LIMIT_CLIENT_RATE    wireReason = 35
-	wireReasonREASON_LIMIT_CONNECTIONS    wireReason = 36
-	wireReasonREASON_LIMIT_BACKEND        wireReason = 37
-	wireReasonREASON_LIMIT_RESETS         wireReason = 38
-	wireReasonREASON_STRICT_TCP           wireReason = 39
-	wireReasonREASON_COOKIE               wireReason = 40
-	wireReasonREASON_BAD_COOKIE           wireReason = 41
-	wireReasonREASON_FILTERED             wireReason = 42
-	wireReasonREASON_NO_BINDING           wireReason = 43
-	wireReasonREASON_NO_FLOW              wireReason = 44
-	wireReasonREASON_ERROR_WITHOUT_FLOW   wireReason = 45
-	wireReasonREASON_HELD_FRAGMENT        wireReason = 46
-	wireReasonREASON_ORPHAN_FRAGMENT      wireReason = 47
-	wireReasonREASON_LOOP                 wireReason = 48
-	wireReasonREASON_UNTRANSLATABLE       wireReason = 49
-	wireReasonREASON_UNSUPPORTED_PROTOCOL wireReason = 50
-	wireReasonREASON_INTERNAL             wireReason = 51
-	wireReasonREASON_TO_FRAGMENT6         wireReason = 52
-	wireReasonREASON_UNSERVED             wireReason = 53
-	wireReasonREASON_OTHER_STATION        wireReason = 54
-	wireReasonREASON_UNRESOLVED           wireReason = 55
-	wireReasonREASON_COUNT                wireReason = 56
-)
-
 type wireReverse struct {
 	_         structs.HostLayout
 	Vip       wireAddr
@@ -711,17 +546,6 @@ type wireReverse struct {
 	Ambiguous uint16
 	Backend   uint16
 }
-
-type wireScheduler uint32
-
-const (
-	wireSchedulerSCHEDULER_SEQUENCE  wireScheduler = 0
-	wireSchedulerSCHEDULER_RANDOM    wireScheduler = 1
-	wireSchedulerSCHEDULER_SOURCE    wireScheduler = 2
-	wireSchedulerSCHEDULER_SYMMETRIC wireScheduler = 3
-	wireSchedulerSCHEDULER_MAGLEV    wireScheduler = 4
-	wireSchedulerSCHEDULER_LEAST     wireScheduler = 5
-)
 
 type wireService struct {
 	_               structs.HostLayout
@@ -1074,19 +898,41 @@ const (
 	wireVarErrorsPerSecond      = "errors_per_second"
 	wireVarExportAction         = "export_action"
 	wireVarExportAnswer         = "export_answer"
+	wireVarExportBackendState   = "export_backend_state"
 	wireVarExportBlockEvent     = "export_block_event"
+	wireVarExportChoice         = "export_choice"
+	wireVarExportDirectPlace    = "export_direct_place"
 	wireVarExportEncap          = "export_encap"
+	wireVarExportEntryFlag      = "export_entry_flag"
 	wireVarExportEntryKind      = "export_entry_kind"
 	wireVarExportEntryState     = "export_entry_state"
 	wireVarExportEventKind      = "export_event_kind"
 	wireVarExportFamily         = "export_family"
 	wireVarExportFiltering      = "export_filtering"
+	wireVarExportHeard          = "export_heard"
+	wireVarExportHeldFlag       = "export_held_flag"
+	wireVarExportIfaceKey       = "export_iface_key"
+	wireVarExportInterfaceFlag  = "export_interface_flag"
+	wireVarExportInterfaceKey   = "export_interface_key"
+	wireVarExportLayout         = "export_layout"
+	wireVarExportList           = "export_list"
+	wireVarExportMapSize        = "export_map_size"
 	wireVarExportMappingRequest = "export_mapping_request"
 	wireVarExportMode           = "export_mode"
+	wireVarExportNatFlag        = "export_nat_flag"
+	wireVarExportNoEntry        = "export_no_entry"
+	wireVarExportPlanFlag       = "export_plan_flag"
+	wireVarExportPlanOwner      = "export_plan_owner"
+	wireVarExportPortClasses    = "export_port_classes"
 	wireVarExportPrefixKind     = "export_prefix_kind"
 	wireVarExportPrefixRole     = "export_prefix_role"
 	wireVarExportReason         = "export_reason"
+	wireVarExportRouted         = "export_routed"
 	wireVarExportScheduler      = "export_scheduler"
+	wireVarExportServed         = "export_served"
+	wireVarExportServiceFlag    = "export_service_flag"
+	wireVarExportSpliced        = "export_spliced"
+	wireVarExportStickyField    = "export_sticky_field"
 	wireVarHalfOpenMax          = "half_open_max"
 	wireVarHashKey              = "hash_key"
 	wireVarHashMultiplier       = "hash_multiplier"
@@ -1261,19 +1107,41 @@ type wireVariableSpecs struct {
 	ErrorsPerSecond      *ebpf.VariableSpec `ebpf:"errors_per_second"`
 	ExportAction         *ebpf.VariableSpec `ebpf:"export_action"`
 	ExportAnswer         *ebpf.VariableSpec `ebpf:"export_answer"`
+	ExportBackendState   *ebpf.VariableSpec `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.VariableSpec `ebpf:"export_block_event"`
+	ExportChoice         *ebpf.VariableSpec `ebpf:"export_choice"`
+	ExportDirectPlace    *ebpf.VariableSpec `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.VariableSpec `ebpf:"export_encap"`
+	ExportEntryFlag      *ebpf.VariableSpec `ebpf:"export_entry_flag"`
 	ExportEntryKind      *ebpf.VariableSpec `ebpf:"export_entry_kind"`
 	ExportEntryState     *ebpf.VariableSpec `ebpf:"export_entry_state"`
 	ExportEventKind      *ebpf.VariableSpec `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.VariableSpec `ebpf:"export_family"`
 	ExportFiltering      *ebpf.VariableSpec `ebpf:"export_filtering"`
+	ExportHeard          *ebpf.VariableSpec `ebpf:"export_heard"`
+	ExportHeldFlag       *ebpf.VariableSpec `ebpf:"export_held_flag"`
+	ExportIfaceKey       *ebpf.VariableSpec `ebpf:"export_iface_key"`
+	ExportInterfaceFlag  *ebpf.VariableSpec `ebpf:"export_interface_flag"`
+	ExportInterfaceKey   *ebpf.VariableSpec `ebpf:"export_interface_key"`
+	ExportLayout         *ebpf.VariableSpec `ebpf:"export_layout"`
+	ExportList           *ebpf.VariableSpec `ebpf:"export_list"`
+	ExportMapSize        *ebpf.VariableSpec `ebpf:"export_map_size"`
 	ExportMappingRequest *ebpf.VariableSpec `ebpf:"export_mapping_request"`
 	ExportMode           *ebpf.VariableSpec `ebpf:"export_mode"`
+	ExportNatFlag        *ebpf.VariableSpec `ebpf:"export_nat_flag"`
+	ExportNoEntry        *ebpf.VariableSpec `ebpf:"export_no_entry"`
+	ExportPlanFlag       *ebpf.VariableSpec `ebpf:"export_plan_flag"`
+	ExportPlanOwner      *ebpf.VariableSpec `ebpf:"export_plan_owner"`
+	ExportPortClasses    *ebpf.VariableSpec `ebpf:"export_port_classes"`
 	ExportPrefixKind     *ebpf.VariableSpec `ebpf:"export_prefix_kind"`
 	ExportPrefixRole     *ebpf.VariableSpec `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.VariableSpec `ebpf:"export_reason"`
+	ExportRouted         *ebpf.VariableSpec `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.VariableSpec `ebpf:"export_scheduler"`
+	ExportServed         *ebpf.VariableSpec `ebpf:"export_served"`
+	ExportServiceFlag    *ebpf.VariableSpec `ebpf:"export_service_flag"`
+	ExportSpliced        *ebpf.VariableSpec `ebpf:"export_spliced"`
+	ExportStickyField    *ebpf.VariableSpec `ebpf:"export_sticky_field"`
 	HalfOpenMax          *ebpf.VariableSpec `ebpf:"half_open_max"`
 	HashKey              *ebpf.VariableSpec `ebpf:"hash_key"`
 	HashMultiplier       *ebpf.VariableSpec `ebpf:"hash_multiplier"`
@@ -1467,19 +1335,41 @@ type wireVariables struct {
 	ErrorsPerSecond      *ebpf.Variable `ebpf:"errors_per_second"`
 	ExportAction         *ebpf.Variable `ebpf:"export_action"`
 	ExportAnswer         *ebpf.Variable `ebpf:"export_answer"`
+	ExportBackendState   *ebpf.Variable `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.Variable `ebpf:"export_block_event"`
+	ExportChoice         *ebpf.Variable `ebpf:"export_choice"`
+	ExportDirectPlace    *ebpf.Variable `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.Variable `ebpf:"export_encap"`
+	ExportEntryFlag      *ebpf.Variable `ebpf:"export_entry_flag"`
 	ExportEntryKind      *ebpf.Variable `ebpf:"export_entry_kind"`
 	ExportEntryState     *ebpf.Variable `ebpf:"export_entry_state"`
 	ExportEventKind      *ebpf.Variable `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.Variable `ebpf:"export_family"`
 	ExportFiltering      *ebpf.Variable `ebpf:"export_filtering"`
+	ExportHeard          *ebpf.Variable `ebpf:"export_heard"`
+	ExportHeldFlag       *ebpf.Variable `ebpf:"export_held_flag"`
+	ExportIfaceKey       *ebpf.Variable `ebpf:"export_iface_key"`
+	ExportInterfaceFlag  *ebpf.Variable `ebpf:"export_interface_flag"`
+	ExportInterfaceKey   *ebpf.Variable `ebpf:"export_interface_key"`
+	ExportLayout         *ebpf.Variable `ebpf:"export_layout"`
+	ExportList           *ebpf.Variable `ebpf:"export_list"`
+	ExportMapSize        *ebpf.Variable `ebpf:"export_map_size"`
 	ExportMappingRequest *ebpf.Variable `ebpf:"export_mapping_request"`
 	ExportMode           *ebpf.Variable `ebpf:"export_mode"`
+	ExportNatFlag        *ebpf.Variable `ebpf:"export_nat_flag"`
+	ExportNoEntry        *ebpf.Variable `ebpf:"export_no_entry"`
+	ExportPlanFlag       *ebpf.Variable `ebpf:"export_plan_flag"`
+	ExportPlanOwner      *ebpf.Variable `ebpf:"export_plan_owner"`
+	ExportPortClasses    *ebpf.Variable `ebpf:"export_port_classes"`
 	ExportPrefixKind     *ebpf.Variable `ebpf:"export_prefix_kind"`
 	ExportPrefixRole     *ebpf.Variable `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.Variable `ebpf:"export_reason"`
+	ExportRouted         *ebpf.Variable `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.Variable `ebpf:"export_scheduler"`
+	ExportServed         *ebpf.Variable `ebpf:"export_served"`
+	ExportServiceFlag    *ebpf.Variable `ebpf:"export_service_flag"`
+	ExportSpliced        *ebpf.Variable `ebpf:"export_spliced"`
+	ExportStickyField    *ebpf.Variable `ebpf:"export_sticky_field"`
 	HalfOpenMax          *ebpf.Variable `ebpf:"half_open_max"`
 	HashKey              *ebpf.Variable `ebpf:"hash_key"`
 	HashMultiplier       *ebpf.Variable `ebpf:"hash_multiplier"`
