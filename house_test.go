@@ -101,6 +101,22 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
+// TestCompilerOfEBPFIsPure: the compiler and the ids import nothing that talks to a kernel. (The types of
+// netdev and wire link it.)
+func TestCompilerOfEBPFIsPure(t *testing.T) {
+	all := packages(t)
+	for _, name := range []string{"datapath/ebpf/compile", "datapath/ebpf/ids"} {
+		if _, there := all[name]; !there {
+			t.Errorf("there is no package %s", name)
+		}
+		for _, imp := range all[name].Imports {
+			if regexp.MustCompile(`cilium/ebpf|vishvananda|x/sys|^os$|^syscall$|/ebpf/table$|` + module + `/kernel`).MatchString(imp) {
+				t.Errorf("%s imports %s", name, imp)
+			}
+		}
+	}
+}
+
 // TestImportsFollowTheTable: docs/architecture.md lists every package, and no package imports one of a
 // later row.
 func TestImportsFollowTheTable(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab"
@@ -115,7 +117,7 @@ func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, wh
 		return err
 	}
 	d.mu.Lock()
-	want, err := compile(s, stateOf(d.t, s), h)
+	want, err := compile.Compile(s, stateOf(d.t, s), h)
 	if err != nil {
 		d.mu.Unlock()
 		return fmt.Errorf("refused: %w", err)
@@ -131,14 +133,14 @@ func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, wh
 	switch {
 	case !amends:
 		*whole++
-	case a.endpoints:
+	case a.Endpoints:
 		*moved++
 	default:
 		*small++
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if want, err = compile(s, stateOf(d.t, s), h); err != nil {
+	if want, err = compile.Compile(s, stateOf(d.t, s), h); err != nil {
 		return err
 	}
 	change.Duration, change.Ended = 0, 0
@@ -146,10 +148,10 @@ func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, wh
 		t.Errorf("told %+v\nof the whole %+v", change, told)
 	}
 	for what, pair := range map[string][2]any{
-		"services": {d.inForce.services, want.services}, "slots": {d.inForce.slots, want.slots}, "backends": {d.inForce.backends, want.backends},
-		"listeners": {d.inForce.listeners, want.listeners}, "ranges": {d.inForce.ranges, want.ranges}, "reverses": {d.inForce.reverses, want.reverses},
-		"hosts": {d.inForce.hosts, want.hosts}, "members": {d.inForce.members, want.members}, "sessions": {d.inForce.sessions, want.sessions},
-		"names": {d.inForce.names, want.names}, "switches": {d.switches, want.switches}, "wanted numbers": {d.inForce.draft.want, want.draft.want},
+		"services": {d.inForce.Services, want.Services}, "slots": {d.inForce.Slots, want.Slots}, "backends": {d.inForce.Backends, want.Backends},
+		"listeners": {d.inForce.Listeners, want.Listeners}, "ranges": {d.inForce.Ranges, want.Ranges}, "reverses": {d.inForce.Reverses, want.Reverses},
+		"hosts": {d.inForce.Hosts, want.Hosts}, "members": {d.inForce.Members, want.Members}, "sessions": {d.inForce.Sessions, want.Sessions},
+		"names": {d.inForce.Names, want.Names}, "switches": {d.switches, want.Switches}, "wanted numbers": {d.inForce.Draft.Want, want.Draft.Want},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {
 			return fmt.Errorf("%s: in force %v\nof the whole %v (an amendment: %t)", what, pair[0], pair[1], amends)

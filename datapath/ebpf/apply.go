@@ -10,6 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
@@ -34,7 +39,7 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 		if d.t != nil {
 			st = stateOf(d.t, s)
 		}
-		want, err := compile(s, st, h)
+		want, err := compile.Compile(s, st, h)
 		if err != nil {
 			return err
 		}
@@ -73,7 +78,7 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			}
 		}
 		if a := d.amendment(s, h); a != nil {
-			change = a.describe(d.inForce)
+			change = a.Describe(d.inForce)
 			change.Datapath = d.Name()
 			if change.Ended, err = d.putAmendment(a, s); err != nil {
 				return errors.Join(err, d.back(h))
@@ -82,11 +87,11 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		}
 		fits := h
 		st := stateOf(d.t, s)
-		want, err := compile(s, st, h)
+		want, err := compile.Compile(s, st, h)
 		away := err
-		if (err != nil || want.waits > 0) && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-			all := h.with(d.fits)
-			if as, asErr := compile(s, st, all); err != nil || asErr == nil && as.waits < want.waits {
+		if (err != nil || want.Waiting > 0) && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
+			all := h.With(d.fits)
+			if as, asErr := compile.Compile(s, st, all); err != nil || asErr == nil && as.Waiting < want.Waiting {
 				fits, want, err = all, as, asErr
 			}
 		}
@@ -125,13 +130,13 @@ func (d *Datapath) pinnedBefore() bool {
 }
 
 // open adopts or makes the tables.
-func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
+func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
 	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}
 	slots, pool, hosts := 0, 0, 0
 	for i := range s.Services {
-		slots += len(schedule(&s.Services[i]))
+		slots += len(compile.Schedule(&s.Services[i]))
 		pool += poolSize(s.Services[i].SourcePool)
 		if s.Services[i].Mode == config.ModeFullNAT && len(s.Services[i].SourcePool) == 0 {
 			pool += 2
@@ -143,13 +148,13 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 	for _, set := range s.Config.Firewall.Sets {
 		hosts += len(set)
 	}
-	if d.t, err = openTables(d.dir, sizesFor(s.Config.Tables, slots, pool, hosts), d.hz); err != nil {
+	if d.t, err = table.Open(d.dir, table.SizesFor(s.Config.Tables, slots, pool, hosts), d.hz); err != nil {
 		return err
 	}
-	d.t.observed, d.t.fullPath = d.opt.NoAttach, d.opt.FullPath
-	for id, v := range d.t.services.values {
+	d.t.Observed, d.t.FullPath = d.opt.NoAttach, d.opt.FullPath
+	for id, v := range d.t.Services.Values {
 		if v.Active != 0 {
-			d.regions[uint32(id)] = regionOf(v.Slots)
+			d.regions[uint32(id)] = table.RegionOf(v.Slots)
 			d.noteProxy(v.Flags)
 		}
 	}
@@ -158,7 +163,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *host) (err error) {
 
 func poolSize(ranges []config.AddressRange) (n int) {
 	for _, r := range ranges {
-		for a := r.First; n <= maxPool; a = a.Next() {
+		for a := r.First; n <= wire.MaxPool; a = a.Next() {
 			if n++; a == r.Last {
 				break
 			}
@@ -168,7 +173,7 @@ func poolSize(ranges []config.AddressRange) (n int) {
 }
 
 // back puts what was in force in force again.
-func (d *Datapath) back(h *host) error {
+func (d *Datapath) back(h *compile.Host) error {
 	if d.inForce == nil {
 		return nil
 	}
@@ -180,10 +185,10 @@ func (d *Datapath) back(h *host) error {
 
 // put brings a desired state into force. Programs come first: to load them takes up to
 // seconds, in which those in force would meet what is written for others.
-func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
+func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.Host) error {
 	t := d.t
-	d.settled, d.uses = false, uses{}
-	programs, err := d.load(want.switches)
+	d.settled, d.uses = false, compile.Uses{}
+	programs, err := d.load(want.Switches)
 	if err != nil {
 		return err
 	}
@@ -198,11 +203,11 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 		if d.programs != nil {
 			d.programs.Close()
 		}
-		d.programs, d.switches = programs, want.switches
+		d.programs, d.switches = programs, want.Switches
 		d.forgetMapper()
 	}
-	if want.switches.Mappings {
-		if err := d.loadMapper(want.switches); err != nil {
+	if want.Switches.Mappings {
+		if err := d.loadMapper(want.Switches); err != nil {
 			return fmt.Errorf("pcp: %w", err)
 		}
 	}
@@ -215,13 +220,13 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 	}
 	d.bump()
 	d.inForce, d.snapshot, d.seen = want, s, h
-	t.ids.inForce = want.draft.want
-	d.logs.Store(&want.names.log)
-	d.sourceNames.Store(&want.names.source)
+	t.IDs.InForce = want.Draft.Want
+	d.logs.Store(&want.Names.Log)
+	d.sourceNames.Store(&want.Names.Source)
 	if d.stop == nil && !d.opt.NoAttach {
 		d.watch()
 	}
-	d.resolveBackends(want.backends, true)
+	d.resolveBackends(want.Backends, true)
 	err = d.readBack(want)
 	d.settled = err == nil
 	return err
@@ -229,39 +234,39 @@ func (d *Datapath) put(want *desired, s *datapath.Snapshot, h *host) error {
 
 // write writes a desired state: first what others refer to, then the services that
 // refer to it, then the listeners, and at last has packets meet its programs.
-func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs *ebpf.Collection) error {
+func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile.Host, programs *ebpf.Collection) error {
 	t := d.t
-	if err := t.forgetOthers(want.draft); err != nil {
+	if err := t.ForgetOthers(want.Draft); err != nil {
 		return err
 	}
-	if err := want.draft.keep(); err != nil {
+	if err := want.Draft.Keep(); err != nil {
 		return err
 	}
 	if err := d.putPools(want); err != nil {
 		return err
 	}
 	d.putRuns(want)
-	if err := equalise(t.maps["interfaces"], want.ifaces, nil); err != nil { // rules name lists of them
+	if err := table.Equalise(t.Maps["interfaces"], want.Ifaces, nil); err != nil { // rules name lists of them
 		return err
 	}
-	for n, b := range want.backends {
-		t.backends.values[n] = b
+	for n, b := range want.Backends {
+		t.Backends.Values[n] = b
 	}
 	if err := d.putServices(want); err != nil {
 		return err
 	}
 	d.putRules(want)
 	d.putOrder(want)
-	directs := placeDirects(want.directs)
+	directs := compile.PlaceDirects(want.Directs)
 	err := errors.Join(
-		equalise(t.maps["hosts"], want.hosts, nil), equalise(t.maps["members"], want.members, nil),
-		putFirewall(t.maps["firewall_rules"], want.firewall), equalise(t.maps["sessions"], want.sessions, nil),
-		equalise(t.maps["reverses"], want.reverses, nil), equalise(t.maps["prefixes"], want.prefixes, keepPrefixCounts),
-		putStations(t, h), equalise(t.maps["pool_numbers"], poolNumbers(want), nil),
-		equalise(t.maps["doors"], want.doors, nil), equalise(t.maps["listeners"], want.listeners, nil), equalise(t.maps["listener_ranges"], want.ranges, nil))
+		table.Equalise(t.Maps["hosts"], want.Hosts, nil), table.Equalise(t.Maps["members"], want.Members, nil),
+		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
+		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], want.Prefixes, keepPrefixCounts),
+		putStations(t, h), table.Equalise(t.Maps["pool_numbers"], compile.PoolNumbers(want), nil),
+		table.Equalise(t.Maps["doors"], want.IfaceListeners, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil), table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil))
 	if err == nil {
 		d.putDirects(directs)
-		err = d.attach(s.Config, want.switches.Paired, h, programs)
+		err = d.attach(s.Config, want.Switches.Paired, h, programs)
 	}
 	if err == nil && programs != d.programs {
 		err = startSweeper(programs)
@@ -270,15 +275,15 @@ func (d *Datapath) write(want *desired, s *datapath.Snapshot, h *host, programs 
 }
 
 // bump makes every flow look up its next hop again.
-func (d *Datapath) bump() { atomic.AddUint32(&d.t.control.values[0].Generation, 1) }
+func (d *Datapath) bump() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
 
 // load returns the programs in force, or new ones when a switch has changed.
-func (d *Datapath) load(s switches) (*ebpf.Collection, error) {
+func (d *Datapath) load(s wire.Switches) (*ebpf.Collection, error) {
 	if d.programs != nil && d.switches == s {
 		return d.programs, nil
 	}
-	d.t.routeEvery = d.opt.RouteEveryPacket
-	return d.t.program(s, false)
+	d.t.RouteEvery = d.opt.RouteEveryPacket
+	return d.t.Program(s, false)
 }
 
 func startSweeper(c *ebpf.Collection) error {
@@ -299,9 +304,9 @@ func startSweeper(c *ebpf.Collection) error {
 }
 
 // putRules writes NAT rules field by field: their counts go on.
-func (d *Datapath) putRules(want *desired) {
-	for id, r := range want.rules {
-		v := &d.t.rules.values[id]
+func (d *Datapath) putRules(want *compile.Desired) {
+	for id, r := range want.Rules {
+		v := &d.t.Rules.Values[id]
 		r.Packets, r.Bytes, r.Flows = v.Packets, v.Bytes, v.Flows
 		if v.Active == 0 {
 			r.Packets, r.Bytes, r.Flows = 0, 0, 0
@@ -313,29 +318,29 @@ func (d *Datapath) putRules(want *desired) {
 // putOrder switches to the order of the configuration, all rules at once. It comes between
 // the rules and the lists of their sources: no source is of a rule that has no place. What
 // is to be retired stands behind, because those lists still name it for a moment.
-func (d *Datapath) putOrder(want *desired) {
-	all := slices.Clone(want.order)
-	for id := range d.t.rules.values {
-		if d.t.rules.values[id].Active != 0 && !slices.Contains(all, uint32(id)) {
+func (d *Datapath) putOrder(want *compile.Desired) {
+	all := slices.Clone(want.Order)
+	for id := range d.t.Rules.Values {
+		if d.t.Rules.Values[id].Active != 0 && !slices.Contains(all, uint32(id)) {
 			all = append(all, uint32(id))
 		}
 	}
-	var order wireNatOrder
+	var order wire.NatOrder
 	for i, id := range all {
 		order.Rules[i] = uint8(id) + 1
 	}
-	now := &d.t.control.values[0].NatOrder
+	now := &d.t.Control.Values[0].NatOrder
 	next := 1 - *now&1
-	d.t.orders.values[next] = order
+	d.t.Orders.Values[next] = order
 	atomic.StoreUint32(now, next)
 }
 
 // retire ends what is not wanted any more. Flows of a backend or rule that is
 // gone are ended by the sweeper.
-func (d *Datapath) retire(want *desired) {
-	for id := range d.t.services.values {
-		v := &d.t.services.values[id]
-		if _, ok := want.services[uint32(id)]; !ok && v.Active != 0 {
+func (d *Datapath) retire(want *compile.Desired) {
+	for id := range d.t.Services.Values {
+		v := &d.t.Services.Values[id]
+		if _, ok := want.Services[uint32(id)]; !ok && v.Active != 0 {
 			v.Active = 0
 			atomic.StoreUint64(&v.Slots, 0)
 			delete(d.regions, uint32(id))
@@ -344,21 +349,21 @@ func (d *Datapath) retire(want *desired) {
 	// A backend that left the configuration keeps its flows, and handshakes that
 	// are under way; the flows of a service that left end with it.
 	if d.inForce != nil {
-		for n := range d.inForce.backends {
-			if _, ok := want.backends[n]; !ok {
+		for n := range d.inForce.Backends {
+			if _, ok := want.Backends[n]; !ok {
 				d.leave(n)
 			}
 		}
 	} else {
-		for k, n := range d.t.ids.known {
-			if _, ok := want.backends[n]; k.Kind == idBackend && !ok {
+		for k, n := range d.t.IDs.Known {
+			if _, ok := want.Backends[n]; k.Kind == ids.Backend && !ok {
 				d.leave(n)
 			}
 		}
 	}
-	for id := range d.t.rules.values {
-		if _, ok := want.rules[uint32(id)]; !ok {
-			d.t.rules.values[id].Active = 0
+	for id := range d.t.Rules.Values {
+		if _, ok := want.Rules[uint32(id)]; !ok {
+			d.t.Rules.Values[id].Active = 0
 		}
 	}
 }
@@ -366,16 +371,16 @@ func (d *Datapath) retire(want *desired) {
 // leave has a backend keep its flows and take no new ones, so that it needs no source for
 // them, and its pool addresses may go to others.
 func (d *Datapath) leave(n uint32) {
-	b := &d.t.backends.values[n]
-	b.State, b.PoolLen = BackendDrain, 0
+	b := &d.t.Backends.Values[n]
+	b.State, b.PoolLen = wire.BackendDrain, 0
 }
 
 // putFirewall writes the firewall rules, behind the sets that they name and shortly before
 // the programs that know how many there are: until then those in force look at as many as
 // there were. A rule that stays as it is keeps what its rate has let through.
-func putFirewall(m *ebpf.Map, rules []wireFirewallRule) error {
+func putFirewall(m *ebpf.Map, rules []wire.FirewallRule) error {
 	for i, r := range rules {
-		var was wireFirewallRule
+		var was wire.FirewallRule
 		if err := m.Lookup(uint32(i), &was); err != nil {
 			return fmt.Errorf("firewall rule %d: %w", i+1, err)
 		}
@@ -389,29 +394,29 @@ func putFirewall(m *ebpf.Map, rules []wireFirewallRule) error {
 	return nil
 }
 
-func keepPrefixCounts(old wirePrefix, v *wirePrefix) {
+func keepPrefixCounts(old wire.Prefix, v *wire.Prefix) {
 	v.Packets, v.Bytes = old.Packets, old.Bytes
 }
 
 // readBack compares what the kernel holds with what it was given.
-func (d *Datapath) readBack(want *desired) error {
+func (d *Datapath) readBack(want *compile.Desired) error {
 	return errors.Join(d.readBackWords(want),
-		same(d.t.maps["doors"], want.doors), same(d.t.maps["listeners"], want.listeners), same(d.t.maps["listener_ranges"], want.ranges),
-		same(d.t.maps["hosts"], want.hosts), same(d.t.maps["members"], want.members), same(d.t.maps["reverses"], want.reverses), same(d.t.maps["sessions"], want.sessions))
+		table.Verify(d.t.Maps["doors"], want.IfaceListeners), table.Verify(d.t.Maps["listeners"], want.Listeners), table.Verify(d.t.Maps["listener_ranges"], want.Ranges),
+		table.Verify(d.t.Maps["hosts"], want.Hosts), table.Verify(d.t.Maps["members"], want.Members), table.Verify(d.t.Maps["reverses"], want.Reverses), table.Verify(d.t.Maps["sessions"], want.Sessions))
 }
 
 // readBackWords is readBack of services and backends.
-func (d *Datapath) readBackWords(want *desired) error {
-	for id, w := range want.services {
-		v := d.t.services.values[id]
+func (d *Datapath) readBackWords(want *compile.Desired) error {
+	for id, w := range want.Services {
+		v := d.t.Services.Values[id]
 		v.Slots = 0
 		if v != w {
-			return fmt.Errorf("service %s: the kernel does not hold what it was given", want.names.service[id])
+			return fmt.Errorf("service %s: the kernel does not hold what it was given", want.Names.Service[id])
 		}
 	}
-	for n, w := range want.backends {
-		if d.t.backends.values[n] != w {
-			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.names.backend[n])
+	for n, w := range want.Backends {
+		if d.t.Backends.Values[n] != w {
+			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.Names.Backend[n])
 		}
 	}
 	return nil

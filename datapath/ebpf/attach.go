@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
@@ -59,7 +62,7 @@ type attachPoint struct {
 
 // attach puts programs on the wanted interfaces and takes them off others. A configuration
 // that is in force stays so when an interface comes that takes no program.
-func (d *Datapath) attach(c *config.Config, paired bool, h *host, programs *ebpf.Collection) error {
+func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, programs *ebpf.Collection) error {
 	if d.opt.NoAttach {
 		return nil
 	}
@@ -67,14 +70,14 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *host, programs *ebpf
 		return err
 	}
 	inForce := d.snapshot != nil && c == d.snapshot.Config
-	h.programmed = map[int]bool{}
+	h.Programmed = map[int]bool{}
 	for at := range d.attached {
-		h.programmed[at.ifindex] = true
+		h.Programmed[at.ifindex] = true
 	}
-	wanted, _ := h.attachTo(c)
+	wanted, _ := h.AttachTo(c)
 	keep, without := map[attachPoint]bool{}, map[int]error{}
 	for _, i := range wanted {
-		hooks, err := d.attachTo(i, h.hooksFor(c.Attach, i), paired, programs)
+		hooks, err := d.attachTo(i, h.HooksFor(c.Attach, i), paired, programs)
 		if err != nil && !onHost(i.Index) {
 			continue // it has gone since the host was read, and the network's change is told
 		}
@@ -152,7 +155,7 @@ func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *e
 		}
 		delete(d.attached, at)
 	}
-	a := &attachment{ids: d.t.maps["ids"], noTCX: d.opt.NoTCX, attachPoint: at, name: i.Name, bare: i.Bare(), pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
+	a := &attachment{ids: d.t.Maps["ids"], noTCX: d.opt.NoTCX, attachPoint: at, name: i.Name, bare: i.Bare(), pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
 	if err := a.make(programs); err != nil {
 		return fmt.Errorf("%s: %w", hook, err)
 	}
@@ -321,7 +324,7 @@ func (a *attachment) detach() error {
 		if err := ignoreGone(netlink.FilterDel(a.bpfFilter())); err != nil || a.ids == nil {
 			return err
 		}
-		k := idKeyOf(idMeta, clsactNote(a.ifindex))
+		k := ids.KeyOf(ids.Meta, clsactNote(a.ifindex))
 		var v uint32
 		if a.ids.Lookup(&k, &v) != nil { // it was there before
 			return nil
@@ -336,7 +339,7 @@ func (a *attachment) detach() error {
 }
 
 // adoptLinks finds what an earlier process left attached.
-func (d *Datapath) adoptLinks(h *host) error {
+func (d *Datapath) adoptLinks(h *compile.Host) error {
 	if d.dir == "" {
 		return d.adoptFilters(h)
 	}
@@ -351,7 +354,7 @@ func (d *Datapath) adoptLinks(h *host) error {
 			continue
 		}
 		name := ""
-		for _, i := range h.interfaces {
+		for _, i := range h.Interfaces {
 			if i.Index == n {
 				name = i.Name
 			}
@@ -375,12 +378,12 @@ func (d *Datapath) adoptLinks(h *host) error {
 
 // adoptFilters enters the clsact filters of an earlier process, which no pin tells of. One
 // beside a TCX link is what an attachment by filter has left.
-func (d *Datapath) adoptFilters(h *host) error {
-	for _, f := range filtersOn(h.interfaces) {
-		i := slices.IndexFunc(h.interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
-		a := &attachment{attachPoint: attachPoint{h.interfaces[i].Index, config.AttachTC}, noTCX: d.opt.NoTCX, name: h.interfaces[i].Name}
+func (d *Datapath) adoptFilters(h *compile.Host) error {
+	for _, f := range filtersOn(h.Interfaces) {
+		i := slices.IndexFunc(h.Interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
+		a := &attachment{attachPoint: attachPoint{h.Interfaces[i].Index, config.AttachTC}, noTCX: d.opt.NoTCX, name: h.Interfaces[i].Name}
 		if d.t != nil {
-			a.ids = d.t.maps["ids"]
+			a.ids = d.t.Maps["ids"]
 		}
 		now := d.attached[a.attachPoint]
 		if now == nil {
@@ -446,7 +449,7 @@ func (d *Datapath) Left() (left bool, err error) {
 		if err != nil {
 			return err
 		}
-		left = len(filtersOn(h.interfaces)) > 0
+		left = len(filtersOn(h.Interfaces)) > 0
 		return nil
 	})
 	return left, err

@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
@@ -266,28 +269,28 @@ func TestLinksThatXDPLoses(t *testing.T) {
 		"container that does not poll": {others: []netdev.Interface{veth}, xdp: map[int]uint64{2: takes, 4: runs}, auto: true, asked: true, told: "veth0 (veth)"},
 		"container that polls":         {others: []netdev.Interface{veth}, xdp: map[int]uint64{2: takes, 4: takes}, auto: true},
 	} {
-		h := &host{interfaces: append([]netdev.Interface{lo, eth0}, c.others...), xdp: c.xdp}
+		h := &compile.Host{Interfaces: append([]netdev.Interface{lo, eth0}, c.others...), XDP: c.xdp}
 		auto := &config.Config{Attach: config.AttachAuto, Interfaces: c.named}
 		want := []config.Attach{config.AttachXDP, config.AttachTC}
 		if c.hidden {
 			want = want[1:]
 		}
-		if got := h.hooksFor(config.AttachAuto, eth0); !slices.Equal(got, want) {
+		if got := h.HooksFor(config.AttachAuto, eth0); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
-		if got := h.paired(auto); got != c.auto {
+		if got := h.Paired(auto); got != c.auto {
 			t.Errorf("%s: paired is %v with attach: auto", name, got)
 		}
 		asked := &config.Config{Attach: config.AttachXDP, Interfaces: c.named}
-		if got := h.paired(asked); got != c.asked {
+		if got := h.Paired(asked); got != c.asked {
 			t.Errorf("%s: paired is %v with attach: xdp", name, got)
 		}
 		for _, hook := range []config.Attach{config.AttachTC, config.AttachXDPGeneric} { // which send to every interface
-			if h.paired(&config.Config{Attach: hook}) {
+			if h.Paired(&config.Config{Attach: hook}) {
 				t.Errorf("%s: paired with attach: %s", name, hook)
 			}
 		}
-		d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: asked}, seen: h,
+		d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: asked}, seen: h,
 			attached: map[attachPoint]*attachment{{2, config.AttachXDP}: {attachPoint: attachPoint{2, config.AttachXDP}, name: "eth0"}}}
 		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
 			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
@@ -303,7 +306,7 @@ func TestAttachments(t *testing.T) {
 	}
 	br0, port, vlan, tun, gre := link(4, "br0", "bridge"), link(5, "port", "device"), link(6, "eth1.7", "vlan"), link(7, "tun0", "tuntap"), link(10, "gre1", "gre")
 	port.Master, vlan.Parent, tun.MAC, gre.MAC = 4, 3, nil, nil
-	h := &host{interfaces: []netdev.Interface{{Index: 1, Name: "lo", Up: true, Loopback: true}, link(2, "eth0", "device"), link(3, "eth1", "device"),
+	h := &compile.Host{Interfaces: []netdev.Interface{{Index: 1, Name: "lo", Up: true, Loopback: true}, link(2, "eth0", "device"), link(3, "eth1", "device"),
 		br0, port, vlan, tun, gre, link(8, "eth2", "device"), {Index: 9, Name: "down", Kind: "device", MAC: mac}}}
 	at := func(list ...attachPoint) map[attachPoint]*attachment {
 		all := map[attachPoint]*attachment{}
@@ -312,7 +315,7 @@ func TestAttachments(t *testing.T) {
 		}
 		return all
 	}
-	d := &Datapath{t: &tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, seen: h,
+	d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, seen: h,
 		attached: at(attachPoint{2, "xdp"}, attachPoint{2, "tc"}, attachPoint{3, "tc"}, attachPoint{4, "tc"}, attachPoint{6, "tc"}, attachPoint{7, "tc"}, attachPoint{8, "tc"})}
 	d.attached[attachPoint{8, "tc"}].instead = errors.New("xdp: not supported")
 	const behind = "behind a virtual link"
@@ -338,10 +341,10 @@ func TestAttachments(t *testing.T) {
 func TestCardWithoutProgram(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	eth1 := netdev.Interface{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}
-	h := &host{xdp: map[int]uint64{3: netdev.XDPBasic}, interfaces: []netdev.Interface{eth1,
+	h := &compile.Host{XDP: map[int]uint64{3: netdev.XDPBasic}, Interfaces: []netdev.Interface{eth1,
 		{Index: 4, Name: "eth1.7", Kind: "vlan", Parent: 3, Up: true, MAC: mac}}}
 	for hook, want := range map[config.Attach]string{config.AttachAuto: "eth1 (device), eth1.7 (vlan)", config.AttachXDP: "eth1.7 (vlan)"} {
-		if got := some(h.withoutTransmit(&config.Config{Attach: hook})); got != want {
+		if got := some(h.WithoutTransmit(&config.Config{Attach: hook})); got != want {
 			t.Errorf("attach: %s: frames are lost towards %s, want %s", hook, got, want)
 		}
 	}

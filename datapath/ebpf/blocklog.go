@@ -5,16 +5,18 @@ package ebpf
 import (
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/flow"
 )
 
 // logBlock writes the line that tells who has a block of ports from now on, or no
 // longer (RFC 6888 REQ-14). It names no destinations (REQ-12).
 func (d *Datapath) logBlock(raw []byte) {
-	if len(raw) < int(unsafe.Sizeof(wireBlockEvent{})) {
+	if len(raw) < int(unsafe.Sizeof(wire.BlockEvent{})) {
 		return
 	}
-	e := *(*wireBlockEvent)(unsafe.Pointer(&raw[0]))
+	e := *(*wire.BlockEvent)(unsafe.Pointer(&raw[0]))
 	text := "ports taken back"
 	if e.Given != 0 {
 		text = "ports given"
@@ -23,13 +25,13 @@ func (d *Datapath) logBlock(raw []byte) {
 	if names := d.sourceNames.Load(); names != nil && (*names)[e.Rule] != "" {
 		rule = (*names)[e.Rule]
 	}
-	d.opt.Log.Info(text, "rule", rule, "client", addrFrom(e.Client, e.ClientFamily == Family6),
-		"address", addrFrom(e.Outside, e.OutsideFamily == Family6), "ports", flow.Ports{First: e.First, Last: e.Last})
+	d.opt.Log.Info(text, "rule", rule, "client", wire.AddrFrom(e.Client, e.ClientFamily == wire.Family6),
+		"address", wire.AddrFrom(e.Outside, e.OutsideFamily == wire.Family6), "ports", flow.Ports{First: e.First, Last: e.Last})
 }
 
 // warnLost tells, once for each loss, that the log has gaps: the ring was full.
 func (d *Datapath) warnLost(known *uint32) {
-	if lost := d.t.control.values[0].LostLogs; lost != *known {
+	if lost := d.t.Control.Values[0].LostLogs; lost != *known {
 		d.opt.Log.Warn("lines about blocks of ports were lost: clients came and went faster than they could be written", "lines", lost-*known)
 		*known = lost
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/netdev"
 )
@@ -17,17 +19,17 @@ func (d *Datapath) CarriesService(s *config.Service) error {
 	for i, l := range s.Listen {
 		names[i] = l.Interface
 	}
-	return cmp.Or(carriesService(s), d.takes(names...))
+	return cmp.Or(compile.CarriesService(s), d.takes(names...))
 }
 
 // CarriesNAT returns nil when this datapath can carry all of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error {
-	return cmp.Or(carriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...))
+	return cmp.Or(compile.CarriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...))
 }
 
 // CarriesRule returns nil when this datapath can carry all of the firewall rule.
 func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
-	return cmp.Or(carriesRule(r), d.takes(r.In))
+	return cmp.Or(compile.CarriesRule(r), d.takes(r.In))
 }
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"

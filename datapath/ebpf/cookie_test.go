@@ -57,8 +57,8 @@ func TestSYNCookies(t *testing.T) {
 			banner(t, server, ":25")
 			d := gateway(t, l.Node("gateway"), hook, cookieYAML("4m"))
 			client.Do(func() error { _, err := net.DialTimeout("tcp", "192.0.2.9:80", time.Second); return err })
-			if d.t.control.values[0].HalfOpen != 1 {
-				t.Fatalf("%d handshakes in progress, want 1: %s", d.t.control.values[0].HalfOpen, describeReasons(d))
+			if d.t.Control.Values[0].HalfOpen != 1 {
+				t.Fatalf("%d handshakes in progress, want 1: %s", d.t.Control.Values[0].HalfOpen, describeReasons(d))
 			}
 			for _, s := range cookieServices {
 				t.Run(s.name, func(t *testing.T) {
@@ -73,12 +73,12 @@ func TestSYNCookies(t *testing.T) {
 			}
 			lostSYN(t, l, d)
 			kept := transfer(t, client, "192.0.2.46:80")
-			if n := d.t.control.values[0].HalfOpen; n != 1 {
+			if n := d.t.Control.Values[0].HalfOpen; n != 1 {
 				t.Errorf("%d handshakes in progress after all, want the one: proofs of cookies are not to count", n)
 			}
 			apply(t, d, hook, cookieYAML("1s"))
 			labtest.Eventually(t, 2*patience, "the end of the handshake", func() error {
-				if n := d.t.control.values[0].HalfOpen; n != 0 {
+				if n := d.t.Control.Values[0].HalfOpen; n != 0 {
 					return fmt.Errorf("%d handshakes in progress", n)
 				}
 				return nil

@@ -6,6 +6,9 @@ import (
 	"context"
 	"sort"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -32,71 +35,71 @@ func (d *Datapath) gauges() (c *datapath.Counters, err error) {
 	if d.t == nil || d.inForce == nil {
 		return c, nil
 	}
-	if c.Reasons, err = d.t.reasons(); err != nil {
+	if c.Reasons, err = d.t.Reasons(); err != nil {
 		return nil, err
 	}
-	c.Tables = d.t.use(d.switches.HalfOpen)
+	c.Tables = d.t.Use(d.switches.HalfOpen)
 	return c, nil
 }
 
 // owned joins what has been counted of ended flows with what live ones hold.
 func (d *Datapath) owned(c *datapath.Counters) {
-	services, backends, rules := map[uint16]traffic{}, map[uint16]traffic{}, map[uint16]traffic{}
-	add := func(m map[uint16]traffic, k uint16, s, twin side) {
+	services, backends, rules := map[uint16]table.Traffic{}, map[uint16]table.Traffic{}, map[uint16]table.Traffic{}
+	add := func(m map[uint16]table.Traffic, k uint16, s, twin table.Entry) {
 		t := m[k]
-		t.packets += s.packets + twin.packets
-		t.bytes += s.bytes + twin.bytes
+		t.Packets += s.Packets + twin.Packets
+		t.Bytes += s.Bytes + twin.Bytes
 		m[k] = t
 	}
-	d.t.primaries(func(s side) bool {
-		twin := d.t.twin(s)
-		if s.flags&EntryNAT != 0 {
-			add(rules, s.owner, s, twin)
+	d.t.Primaries(func(s table.Entry) bool {
+		twin := d.t.Twin(s)
+		if s.Flags&wire.EntryNAT != 0 {
+			add(rules, s.Owner, s, twin)
 		} else {
-			add(services, s.owner, s, twin)
-			add(backends, s.backend, s, twin)
+			add(services, s.Owner, s, twin)
+			add(backends, s.Backend, s, twin)
 		}
 		return true
 	})
-	for id, list := range d.inForce.names.backends {
+	for id, list := range d.inForce.Names.Backends {
 		for _, n := range list {
-			t := d.t.tally(n)
-			services[uint16(id)] = plus(services[uint16(id)], t)
-			backends[uint16(n)] = plus(backends[uint16(n)], t)
+			t := d.t.Tally(n)
+			services[uint16(id)] = table.Plus(services[uint16(id)], t)
+			backends[uint16(n)] = table.Plus(backends[uint16(n)], t)
 		}
 	}
-	for id, name := range d.inForce.names.service {
-		l, live := d.t.loads.values[id], services[uint16(id)]
-		if d.inForce.names.portRule[id] {
-			c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: l.Packets + live.packets, Bytes: l.Bytes + live.bytes})
+	for id, name := range d.inForce.Names.Service {
+		l, live := d.t.ServiceLoads.Values[id], services[uint16(id)]
+		if d.inForce.Names.PortForward[id] {
+			c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: l.Packets + live.Packets, Bytes: l.Bytes + live.Bytes})
 			continue
 		}
-		sc := datapath.ServiceCounters{Name: name, Connections: l.Flows, Packets: l.Packets + live.packets, Bytes: l.Bytes + live.bytes,
+		sc := datapath.ServiceCounters{Name: name, Connections: l.Flows, Packets: l.Packets + live.Packets, Bytes: l.Bytes + live.Bytes,
 			Refused: l.Refused, Active: int(l.Active)}
-		for _, n := range d.inForce.names.backends[id] {
-			b, live := d.t.loadsB.values[n], backends[uint16(n)]
-			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: d.inForce.names.backend[n], Connections: b.Flows,
-				Packets: b.Packets + live.packets, Bytes: b.Bytes + live.bytes, Active: int(b.Active)})
+		for _, n := range d.inForce.Names.Backends[id] {
+			b, live := d.t.BackendLoads.Values[n], backends[uint16(n)]
+			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: d.inForce.Names.Backend[n], Connections: b.Flows,
+				Packets: b.Packets + live.Packets, Bytes: b.Bytes + live.Bytes, Active: int(b.Active)})
 		}
 		c.Services = append(c.Services, sc)
 	}
-	sources := map[string]traffic{} // one rule may be several here
-	for id, name := range d.inForce.names.source {
-		r, live := d.t.rules.values[id], rules[uint16(id)]
-		sources[name] = plus(sources[name], traffic{packets: r.Packets + live.packets, bytes: r.Bytes + live.bytes})
+	sources := map[string]table.Traffic{} // one rule may be several here
+	for id, name := range d.inForce.Names.Source {
+		r, live := d.t.Rules.Values[id], rules[uint16(id)]
+		sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
 	}
 	for name, t := range sources {
-		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: t.packets, Bytes: t.bytes})
+		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: t.Packets, Bytes: t.Bytes})
 	}
-	prefixes := map[uint32]traffic{}
-	var k wirePrefixKey
-	var v wirePrefix
-	for it := d.t.maps["prefixes"].Iterate(); it.Next(&k, &v); {
+	prefixes := map[uint32]table.Traffic{}
+	var k wire.PrefixKey
+	var v wire.Prefix
+	for it := d.t.Maps["prefixes"].Iterate(); it.Next(&k, &v); {
 		t := prefixes[uint32(v.Rule)]
-		prefixes[uint32(v.Rule)] = traffic{packets: t.packets + v.Packets, bytes: t.bytes + v.Bytes}
+		prefixes[uint32(v.Rule)] = table.Traffic{Packets: t.Packets + v.Packets, Bytes: t.Bytes + v.Bytes}
 	}
-	for id, name := range d.inForce.names.prefix {
-		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: prefixes[id].packets, Bytes: prefixes[id].bytes})
+	for id, name := range d.inForce.Names.Prefix {
+		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: prefixes[id].Packets, Bytes: prefixes[id].Bytes})
 	}
 	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
 	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })

@@ -13,6 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netns"
@@ -60,18 +64,18 @@ type Datapath struct {
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu       sync.Mutex
-	t        *tables          // nil before the first Apply
+	t        *table.Tables    // nil before the first Apply
 	programs *ebpf.Collection // in force
-	switches switches
-	inForce  *desired
+	switches wire.Switches
+	inForce  *compile.Desired
 	snapshot *datapath.Snapshot
-	seen     *host             // when inForce was made
-	fits     *host             // that inForce was made for: the same, and what has gone away since the configuration came
-	away     error             // why the configuration does not fit seen; nil when it does
-	settled  bool              // the kernel holds inForce: it was read back
-	uses     uses              // of inForce, once asked for
-	regions  map[uint32]region // of services in the slots map
-	mapper   *ebpf.Collection  // programs that make mappings; nil until they are needed
+	seen     *compile.Host           // when inForce was made
+	fits     *compile.Host           // that inForce was made for: the same, and what has gone away since the configuration came
+	away     error                   // why the configuration does not fit seen; nil when it does
+	settled  bool                    // the kernel holds inForce: it was read back
+	uses     compile.Uses            // of inForce, once asked for
+	regions  map[uint32]table.Region // of services in the slots map
+	mapper   *ebpf.Collection        // programs that make mappings; nil until they are needed
 	attached map[attachPoint]*attachment
 	without  map[int]error // why interfaces that came later, by index, have no program
 	near     neighbours
@@ -107,11 +111,11 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: network namespace: %w", err), ns.Close())
 	}
-	hz, err := tickRate()
+	hz, err := table.TickRate()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]region{}, attached: map[attachPoint]*attachment{}}, nil
+	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}, nil
 }
 
 // netnsCookie is the number that the kernel gave the calling thread's network
@@ -175,7 +179,7 @@ func (d *Datapath) release() (err error) {
 		d.programs = nil
 	}
 	if d.t != nil {
-		err = errors.Join(err, d.t.close())
+		err = errors.Join(err, d.t.Close())
 		d.t = nil
 	}
 	d.inForce, d.snapshot = nil, nil

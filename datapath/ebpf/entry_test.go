@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -39,27 +41,27 @@ func office(t *testing.T, options string) *subject {
 func TestLooseEntry(t *testing.T) {
 	s := office(t, "")
 	const loose = 3
-	stock := wireStock{Fresh: loose + 1} // of entries, the last one taken is loose
-	if err := s.d.t.maps["stock6"].Put(uint32(0), &stock); err != nil {
+	stock := wire.Stock{Fresh: loose + 1} // of entries, the last one taken is loose
+	if err := s.d.t.Maps["stock6"].Put(uint32(0), &stock); err != nil {
 		t.Fatal(err)
 	}
-	e := &s.d.t.flows6.values[loose]
-	e.Key.State = EntryLoose
+	e := &s.d.t.Flows6.Values[loose]
+	e.Key.State = wire.EntryLoose
 	if err := s.sweep(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.d.t.maps["stock6"].Lookup(uint32(0), &stock); err != nil {
+	if err := s.d.t.Maps["stock6"].Lookup(uint32(0), &stock); err != nil {
 		t.Fatal(err)
 	}
-	if uint32(stock.Top) != loose+1 || e.Key.State != EntryFree {
+	if uint32(stock.Top) != loose+1 || e.Key.State != wire.EntryFree {
 		t.Errorf("top of the stock %d, state %d; want entry %d + 1, free", uint32(stock.Top), e.Key.State, loose)
 	}
 }
 
 // count says how many entries of the table of IPv4 are of a kind and in a state.
 func count(s *subject, kind, state uint8) (n int) {
-	for i := range s.d.t.flows4.values {
-		if k := s.d.t.flows4.values[i].Key; k.Kind == uint8(kind) && k.State == uint8(state) {
+	for i := range s.d.t.Flows4.Values {
+		if k := s.d.t.Flows4.Values[i].Key; k.Kind == uint8(kind) && k.State == uint8(state) {
 			n++
 		}
 	}
@@ -69,11 +71,11 @@ func count(s *subject, kind, state uint8) (n int) {
 // want compares what the tables hold with what they should.
 func (w held) want(t *testing.T, s *subject, when string) {
 	t.Helper()
-	have := held{flows: count(s, KindFlow, EntryLive), bindings: count(s, KindBinding, EntryLive),
-		resting: count(s, KindFlow, EntryHold) + count(s, KindBinding, EntryHold),
+	have := held{flows: count(s, wire.KindFlow, wire.EntryLive), bindings: count(s, wire.KindBinding, wire.EntryLive),
+		resting: count(s, wire.KindFlow, wire.EntryHold) + count(s, wire.KindBinding, wire.EntryHold),
 		slots:   slots(t, s), ports: ports(s)}
-	for i := range s.d.t.owners.values {
-		if s.d.t.owners.values[i].entry != 0 {
+	for i := range s.d.t.Owners.Values {
+		if s.d.t.Owners.Values[i].Entry != 0 {
 			have.owned++
 		}
 	}
@@ -88,9 +90,9 @@ type held struct{ flows, bindings, resting, slots, ports, owned int }
 
 func slots(t *testing.T, s *subject) (n int) {
 	t.Helper()
-	var b wireBucket
-	for i := range s.d.t.maps["index4"].MaxEntries() {
-		if err := s.d.t.maps["index4"].Lookup(i, &b); err != nil {
+	var b wire.Bucket
+	for i := range s.d.t.Maps["index4"].MaxEntries() {
+		if err := s.d.t.Maps["index4"].Lookup(i, &b); err != nil {
 			t.Fatal(err)
 		}
 		for _, slot := range b.Slots {
@@ -103,8 +105,8 @@ func slots(t *testing.T, s *subject) (n int) {
 }
 
 func ports(s *subject) (n int) {
-	for i := range s.d.t.ports.values {
-		n += int(s.d.t.ports.values[i].Used)
+	for i := range s.d.t.Ports.Values {
+		n += int(s.d.t.Ports.Values[i].Used)
 	}
 	return n
 }
@@ -195,7 +197,7 @@ func TestStrangersShareNoBinding(t *testing.T) {
 	if err := s.Advance(301 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if n := count(s, KindPermit, EntryLive); n != 0 {
+	if n := count(s, wire.KindPermit, wire.EntryLive); n != 0 {
 		t.Errorf("%d permits outlive their binding", n)
 	}
 }
@@ -214,11 +216,11 @@ nat:
 	if out.Action != nat.Forward || out.Reason != nat.ReasonNewFlow {
 		t.Fatalf("from IPv4: %s %s", out.Action, out.Reason)
 	}
-	binding := slices.IndexFunc(s.d.t.flows4.values, func(e wireFlow4) bool { return e.Key.Kind == KindBinding })
+	binding := slices.IndexFunc(s.d.t.Flows4.Values, func(e wire.Flow4) bool { return e.Key.Kind == wire.KindBinding })
 	if binding < 0 {
 		t.Fatal("the IPv4 host has no binding")
 	}
-	namesake := &s.d.t.flows6.values[binding].Meta
+	namesake := &s.d.t.Flows6.Values[binding].Meta
 	owner, backend := namesake.Owner, namesake.Backend
 	if err := s.Advance(301 * time.Second); err != nil {
 		t.Fatal(err)
@@ -230,7 +232,7 @@ nat:
 		t.Fatal(err)
 	}
 	held{}.want(t, s, "all flows ended, all ports have rested")
-	each(s.d.t.maps["clients"], func(c *wireClient) { t.Errorf("a client that has nothing is counted: %+v", *c) })
+	each(s.d.t.Maps["clients"], func(c *wire.Client) { t.Errorf("a client that has nothing is counted: %+v", *c) })
 }
 
 // TestReopened closes a connection and opens it again: it is counted while it is open, for
@@ -246,8 +248,8 @@ services:
 	counted := func(want int64, when string) {
 		t.Helper()
 		clients := int64(0)
-		each(s.d.t.maps["clients"], func(c *wireClient) { clients += int64(c.Flows) })
-		if n, b := s.d.t.loads.values[0].Active, s.d.t.loadsB.values[0].Active; n != want || b != want || clients != want {
+		each(s.d.t.Maps["clients"], func(c *wire.Client) { clients += int64(c.Flows) })
+		if n, b := s.d.t.ServiceLoads.Values[0].Active, s.d.t.BackendLoads.Values[0].Active; n != want || b != want || clients != want {
 			t.Errorf("%s: %d connections of the service, %d of the backend, %d of clients; want %d", when, n, b, clients, want)
 		}
 	}
@@ -288,13 +290,13 @@ timeouts: {tcp-established: 720h}
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range s.d.t.flows4.values {
-		e := &s.d.t.flows4.values[i]
+	for i := range s.d.t.Flows4.Values {
+		e := &s.d.t.Flows4.Values[i]
 		switch {
 		case e.Key.State == 0:
 		case e.Key.L4Proto == 6:
 			e.Meta.Seen = now - 719*3600*s.d.hz
-		case e.Meta.Flags&EntryPrimary == 0:
+		case e.Meta.Flags&wire.EntryPrimary == 0:
 			e.Meta.Seen = now - 1<<31 - 5*s.d.hz
 		default:
 			e.Meta.Seen = now
@@ -312,7 +314,7 @@ func TestRemovedRule(t *testing.T) {
 	send(t, s, "lan0", question(2, 1))
 	send(t, s, "lan0", question(3, 1))
 	send(t, s, "lan0", question(3, 2))
-	s.d.t.rules.values[0].Active = 0
+	s.d.t.Rules.Values[0].Active = 0
 	for range 2 {
 		if err := s.Advance(121 * time.Second); err != nil {
 			t.Fatal(err)
@@ -343,8 +345,8 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 		}
 	}
 	used := func() (n uint32) {
-		for i := range s.d.t.ports.values {
-			n += s.d.t.ports.values[i].Used
+		for i := range s.d.t.Ports.Values {
+			n += s.d.t.Ports.Values[i].Used
 		}
 		return n
 	}
@@ -422,17 +424,17 @@ func TestRuleOrder(t *testing.T) {
 func TestFlowBytes(t *testing.T) {
 	const flows = 1 << 16
 	s := office(t, "}\ntables: {flows: 65536, flows6: 4096")
-	var table, port float64
+	var one, port float64
 	for _, name := range []string{"flows4", "index4"} {
-		table += float64(s.d.t.maps[name].MaxEntries() * s.d.t.maps[name].ValueSize())
+		one += float64(s.d.t.Maps[name].MaxEntries() * s.d.t.Maps[name].ValueSize())
 	}
 	for _, name := range []string{"port_maps", "port_owners"} {
-		size := (s.d.t.maps[name].ValueSize() + 7) &^ 7 // as the kernel rounds elements up
-		port += float64(size) * float64(s.d.t.maps[name].MaxEntries()) / float64(s.d.t.maps["port_maps"].MaxEntries()) / (1 << 16)
+		size := (s.d.t.Maps[name].ValueSize() + 7) &^ 7 // as the kernel rounds elements up
+		port += float64(size) * float64(s.d.t.Maps[name].MaxEntries()) / float64(s.d.t.Maps["port_maps"].MaxEntries()) / (1 << 16)
 	}
-	each := table/flows + port
-	t.Logf("%.1f bytes in the tables, %.2f of the port", table/flows, port)
-	if each > 192 || table/flows < 2*64+3*4 {
+	each := one/flows + port
+	t.Logf("%.1f bytes in the tables, %.2f of the port", one/flows, port)
+	if each > 192 || one/flows < 2*64+3*4 {
 		t.Errorf("a flow takes %.1f bytes, more than 192 or less than it has", each)
 	}
 }

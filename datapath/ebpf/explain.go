@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
@@ -63,7 +66,7 @@ func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 	if err != nil {
 		return netdev.Interface{}, err
 	}
-	list, _ := h.attachTo(d.snapshot.Config)
+	list, _ := h.AttachTo(d.snapshot.Config)
 	if len(list) == 0 {
 		return netdev.Interface{}, errors.New("no interface is attached")
 	}
@@ -74,7 +77,7 @@ func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 		}
 		return list[0], nil
 	}
-	i, ok := h.byName(q.Interface)
+	i, ok := h.ByName(q.Interface)
 	if !ok {
 		return i, fmt.Errorf("interface %s: there is none of that name", q.Interface)
 	}
@@ -96,8 +99,8 @@ func questionFrame(q datapath.Question) ([]byte, error) {
 
 // dryRun runs a frame through the program and returns what it thought. It stays on
 // one CPU, whose working memory holds the plan.
-func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
-	c, err := d.t.program(d.switches, true, "sluice_xdp")
+func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wire.Work, error) {
+	c, err := d.t.Program(d.switches, true, "sluice_xdp")
 	if err != nil {
 		return nil, err
 	}
@@ -113,17 +116,17 @@ func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wireWork, error) {
 	if _, err := c.Programs["sluice_xdp"].Run(o); err != nil {
 		return nil, err
 	}
-	var works []wireWork
+	var works []wire.Work
 	if err := c.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return nil, err
 	}
 	return &works[cpu], nil
 }
 
-func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wireWork) *datapath.Explanation {
+func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire.Work) *datapath.Explanation {
 	p := w.Plan
 	e := &datapath.Explanation{Datapath: d.Name(), Interface: in.Name, Before: q.Tuple, After: q.Tuple,
-		Action: nameOf(actionNames(), int(p.Action)), Reason: nameOf(reasonNames(), int(p.Reason)), Existing: p.Flags&PlanExisting != 0}
+		Action: wire.NameOf(wire.ActionNames(), int(p.Action)), Reason: wire.NameOf(wire.ReasonNames(), int(p.Reason)), Existing: p.Flags&wire.PlanExisting != 0}
 	step := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	step("arrives on %s: %s", in.Name, q.Tuple)
 	d.owner(e, w)
@@ -134,8 +137,8 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		step("backend %s", e.Backend)
 	}
 	if forwarded(&p) {
-		v6 := p.Family == Family6
-		e.After = tupleOf(addrFrom(wireAddr(p.To.Saddr), v6), addrFrom(wireAddr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
+		v6 := p.Family == wire.Family6
+		e.After = wire.TupleOf(wire.AddrFrom(wire.Addr(p.To.Saddr), v6), wire.AddrFrom(wire.Addr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
 		if e.After != e.Before {
 			step("becomes %s", e.After)
 		}
@@ -143,18 +146,18 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 			e.Notes = append(e.Notes, n)
 		}
 	}
-	if forwarded(&p) && p.Flags&PlanRouted != 0 {
-		h := wireHop(w.Hop)
+	if forwarded(&p) && p.Flags&wire.PlanRouted != 0 {
+		h := wire.Hop(w.Hop)
 		if p.Hop != 0 {
-			_ = d.t.maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
+			_ = d.t.Maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
 		}
 		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
-	if e.Reason == nameOf(reasonNames(), int(ReasonNotOurs)) {
+	if e.Reason == wire.NameOf(wire.ReasonNames(), int(wire.ReasonNotOurs)) {
 		e.Out, e.NextHop = d.untouched(q.Tuple.Dest.Addr())
 	}
-	if note := datapath.AnswersBypass(d.snapshot, d.seen.networks, e); note != "" {
+	if note := datapath.AnswersBypass(d.snapshot, d.seen.Networks, e); note != "" {
 		e.Notes = append(e.Notes, note)
 	}
 	if off := d.forwardingOff(e); off != "" {
@@ -184,9 +187,9 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	from, to := e.Before.Source.Addr(), e.Before.Dest.Addr()
 	off := kernel.ForwardingOff(kernel.Sysctl, e.Interface, !from.Is4())
 	switch {
-	case off == "" || e.Reason == nameOf(reasonNames(), int(ReasonForwardingOff)):
+	case off == "" || e.Reason == wire.NameOf(wire.ReasonNames(), int(wire.ReasonForwardingOff)):
 		return off
-	case e.Reason != nameOf(reasonNames(), int(ReasonNotOurs)):
+	case e.Reason != wire.NameOf(wire.ReasonNames(), int(wire.ReasonNotOurs)):
 		return ""
 	}
 	index, _, err := netdev.NextHop(to)
@@ -243,45 +246,45 @@ func (d *Datapath) poolOf(owner string) []config.AddressRange {
 
 // forwarded reports whether a packet goes on as its plan says, be it that the
 // kernel sends it.
-func forwarded(p *wirePlan) bool {
-	return p.Action == ActionForward || p.Flags&PlanKernel != 0
+func forwarded(p *wire.Plan) bool {
+	return p.Action == wire.ActionForward || p.Flags&wire.PlanKernel != 0
 }
 
 // owner names who decided: of a known flow, the entry tells.
-func (d *Datapath) owner(e *datapath.Explanation, w *wireWork) {
+func (d *Datapath) owner(e *datapath.Explanation, w *wire.Work) {
 	owner, backend, kind := w.Plan.Owner, w.Plan.Backend, w.Plan.OwnerNat
-	if e.Existing && w.Plan.Entry != NoEntry {
-		s := side{}
-		if w.Packet.Family == Family6 {
-			s = side6(&d.t.flows6.values[w.Plan.Entry])
+	if e.Existing && w.Plan.Entry != wire.NoEntry {
+		s := table.Entry{}
+		if w.Packet.Family == wire.Family6 {
+			s = table.FromFlow6(&d.t.Flows6.Values[w.Plan.Entry])
 		} else {
-			s = side4(&d.t.flows4.values[w.Plan.Entry])
+			s = table.FromFlow4(&d.t.Flows4.Values[w.Plan.Entry])
 		}
-		if s.flags&EntryPrimary == 0 {
-			s = d.t.twin(s)
+		if s.Flags&wire.EntryPrimary == 0 {
+			s = d.t.Twin(s)
 		}
-		owner, backend, kind = s.owner, s.backend, OwnerService
-		if s.flags&EntryNAT != 0 {
-			kind = OwnerSource
+		owner, backend, kind = s.Owner, s.Backend, wire.OwnerService
+		if s.Flags&wire.EntryNAT != 0 {
+			kind = wire.OwnerSource
 		}
 	}
-	n := d.inForce.names
+	n := d.inForce.Names
 	switch kind {
-	case OwnerService:
-		e.Owner = n.service[uint32(owner)]
-		if forwarded(&w.Plan) && !n.portRule[uint32(owner)] {
-			e.Backend = n.backend[uint32(backend)]
+	case wire.OwnerService:
+		e.Owner = n.Service[uint32(owner)]
+		if forwarded(&w.Plan) && !n.PortForward[uint32(owner)] {
+			e.Backend = n.Backend[uint32(backend)]
 		}
-	case OwnerSource:
-		e.Owner = n.source[uint32(owner)]
-	case OwnerStateless:
-		e.Owner = n.prefix[uint32(owner)]
+	case wire.OwnerSource:
+		e.Owner = n.Source[uint32(owner)]
+	case wire.OwnerStateless:
+		e.Owner = n.Prefix[uint32(owner)]
 	}
 }
 
 // leaves names the interface and asks the kernel for the next hop's address.
-func (d *Datapath) leaves(w *wireWork, ifindex int) (string, netip.Addr) {
-	to := addrFrom(wireAddr(w.Plan.Gateway), w.Plan.GatewayFamily == Family6)
+func (d *Datapath) leaves(w *wire.Work, ifindex int) (string, netip.Addr) {
+	to := wire.AddrFrom(wire.Addr(w.Plan.Gateway), w.Plan.GatewayFamily == wire.Family6)
 	name := fmt.Sprint(ifindex)
 	if l, err := netlink.LinkByIndex(ifindex); err == nil {
 		name = l.Attrs().Name

@@ -134,9 +134,9 @@ func TestExplain(t *testing.T) {
 	if len(counters.Reasons) > 0 {
 		t.Errorf("explaining was counted: %+v", counters.Reasons)
 	}
-	for _, table := range counters.Tables {
-		if table.Name == "ports" && table.Used > 0 {
-			t.Errorf("explaining took %d ports", table.Used)
+	for _, one := range counters.Tables {
+		if one.Name == "ports" && one.Used > 0 {
+			t.Errorf("explaining took %d ports", one.Used)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // TestHints lets hints outlive their flow, whose entries another one is given, and finds
@@ -13,11 +15,11 @@ import (
 func TestHints(t *testing.T) {
 	const packets = 40
 	s := office(t, "")
-	sets := s.d.t.maps["hints4"].MaxEntries()
+	sets := s.d.t.Maps["hints4"].MaxEntries()
 	hinted := func(what uint32) (n int) {
 		for i := range sets {
-			var h wireHint
-			if err := s.d.t.maps["hints4"].Lookup(i, &h); err != nil {
+			var h wire.Hint
+			if err := s.d.t.Maps["hints4"].Lookup(i, &h); err != nil {
 				t.Fatal(err)
 			}
 			for _, slot := range h.Slots {
@@ -68,7 +70,7 @@ func TestHints(t *testing.T) {
 
 	const nobody = 0xffffffff
 	for i := range sets {
-		if err := s.d.t.maps["hints4"].Put(i, wireHint{Slots: [4]uint32{nobody, nobody, nobody, nobody}}); err != nil {
+		if err := s.d.t.Maps["hints4"].Put(i, wire.Hint{Slots: [4]uint32{nobody, nobody, nobody, nobody}}); err != nil {
 			t.Fatal(err)
 		}
 	}

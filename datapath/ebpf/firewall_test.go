@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/nat"
 )
 
@@ -31,8 +33,8 @@ func TestFirewallRateGoesOn(t *testing.T) {
 // that has been noticed, which takes as long as it does to look at programs.
 func (s *subject) whileLoading(yaml string, watch func()) {
 	s.t.Helper()
-	adjusts := s.d.t.maps["adjusts"]
-	s.d.t.maps["adjusts"] = s.d.t.maps["control"] // has another shape
+	adjusts := s.d.t.Maps["adjusts"]
+	s.d.t.Maps["adjusts"] = s.d.t.Maps["control"] // has another shape
 	var done atomic.Bool
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
@@ -43,7 +45,7 @@ func (s *subject) whileLoading(yaml string, watch func()) {
 	err := s.change(yaml)
 	done.Store(true)
 	watcher.Wait()
-	s.d.t.maps["adjusts"] = adjusts
+	s.d.t.Maps["adjusts"] = adjusts
 	if err == nil {
 		s.t.Error("programs were loaded with a wrong map")
 	}
@@ -55,9 +57,9 @@ func TestFirewallBeforePrograms(t *testing.T) {
 	const nat, old = "nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n",
 		"{name: second, hook: ingress, protocol: udp, ports: [2], action: drop}"
 	s := changing(t, nat+"firewall: {rules: ["+old+"]}\n")
-	rules := s.d.t.maps["firewall_rules"]
+	rules := s.d.t.Maps["firewall_rules"]
 	s.whileLoading(nat+"firewall: {rules: [{name: first, hook: ingress, protocol: udp, ports: [1], action: drop}, "+old+"]}\n", func() {
-		var is wireFirewallRule
+		var is wire.FirewallRule
 		if err := rules.Lookup(uint32(0), &is); err != nil || is.First != 2 {
 			t.Errorf("the only rule that programs in force know of has become that of port %d, %v", is.First, err)
 		}
@@ -72,7 +74,7 @@ func TestListsBeforePrograms(t *testing.T) {
 	const after = "firewall: {sets: {office: [198.18.0.0/24]}}\n" + before + ", allow: [office]}\n"
 	s := changing(t, before+"}\n")
 	s.whileLoading(after, func() {
-		if allow := atomic.LoadUint64(&s.d.t.services.values[0].Allow); allow != 0 {
+		if allow := atomic.LoadUint64(&s.d.t.Services.Values[0].Allow); allow != 0 {
 			t.Errorf("the service in force allows the sets %b", allow)
 		}
 	})
@@ -90,7 +92,7 @@ func TestRulesBeforePrograms(t *testing.T) {
 	const yaml = "nat: [{name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1]"
 	s := changing(t, yaml+"}]\n")
 	s.whileLoading(yaml+", out: wan0}]\n", func() {
-		if out := atomic.LoadUint32(&s.d.t.rules.values[0].Out); out != 0 {
+		if out := atomic.LoadUint32(&s.d.t.Rules.Values[0].Out); out != 0 {
 			t.Errorf("programs in force look for a way out by interface %d", out)
 		}
 	})

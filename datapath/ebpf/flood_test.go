@@ -172,9 +172,9 @@ func TestPinnedUnderFlood(t *testing.T) {
 			want := reaches(3999, "S")
 			for sport := range 8 {
 				quota := s.d.switches.HalfOpen
-				s.d.t.control.values[0].HalfOpen += quota
+				s.d.t.Control.Values[0].HalfOpen += quota
 				syn := reaches(4000+sport, "S")
-				s.d.t.control.values[0].HalfOpen -= quota
+				s.d.t.Control.Values[0].HalfOpen -= quota
 				if ack := reaches(4000+sport, "A"); syn != want || ack != want {
 					t.Errorf("the SYN reaches %s and the acknowledgement %s, want %s", syn, ack, want)
 				}

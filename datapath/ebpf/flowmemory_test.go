@@ -13,6 +13,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
@@ -53,7 +55,7 @@ services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.1.2, port: 8080}]}
 tables: {flows: %d, flows6: 4096}
 `, flows))
-	entries := d.t.flows4.values
+	entries := d.t.Flows4.Values
 	if len(entries) < 2*flows {
 		t.Fatalf("the table has %d entries, not two for each of %d flows", len(entries), flows)
 	}
@@ -61,8 +63,8 @@ tables: {flows: %d, flows6: 4096}
 	for i := range 2 * flows {
 		e := &entries[i]
 		e.Key.Saddr, e.Key.Daddr, e.Key.L4Proto = uint32(i), 0x0a02000a, uint8(flow.TCP)
-		e.Meta.Twin, e.Meta.Seen, e.Meta.Flags = uint32(i^1), now, EntrySettled|EntryPrimary&^uint8(i)
-		e.Key.Kind, e.Key.State = KindFlow, EntryLive
+		e.Meta.Twin, e.Meta.Seen, e.Meta.Flags = uint32(i^1), now, wire.EntrySettled|wire.EntryPrimary&^uint8(i)
+		e.Key.Kind, e.Key.State = wire.KindFlow, wire.EntryLive
 	}
 	debug.FreeOSMemory()
 	before, most, n := resident(t), 0, 0

@@ -7,15 +7,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/flow"
 )
 
 // bumpGeneration makes every flow look up its next hop again.
-func bumpGeneration(c *memory[wireControl]) {
-	if c.values != nil {
-		atomic.AddUint32(&c.values[0].Generation, 1)
+func bumpGeneration(c *table.Memory[wire.Control]) {
+	if c.Values != nil {
+		atomic.AddUint32(&c.Values[0].Generation, 1)
 	}
 }
 
@@ -49,10 +52,10 @@ func (d *Datapath) flowsFrom(list []flow.Flow, at int) (_ []flow.Flow, end int) 
 		return list, 0
 	}
 	now := d.ticks()
-	end = d.t.entries()
+	end = d.t.Entries()
 	for i := at; i < min(at+flowBatch, end); i++ {
-		if s, ok := d.t.primary(i); ok {
-			list = append(list, d.describe(s, d.t.twin(s), now))
+		if s, ok := d.t.Primary(i); ok {
+			list = append(list, d.describe(s, d.t.Twin(s), now))
 		}
 	}
 	return list, end
@@ -70,44 +73,44 @@ func (d *Datapath) ticks() uint32 {
 	return uint32(ticks - 300*uint64(d.hz))
 }
 
-func (d *Datapath) describe(s, twin side, now uint32) flow.Flow {
+func (d *Datapath) describe(s, twin table.Entry, now uint32) flow.Flow {
 	f := flow.Flow{
-		Original: s.key, Reply: twin.key, Counted: true, Datapath: d.Name(),
-		Packets: [2]uint64{s.packets, twin.packets}, Bytes: [2]uint64{s.bytes, twin.bytes},
-		Replied: twin.packets > 0, Assured: true,
+		Original: s.Key, Reply: twin.Key, Counted: true, Datapath: d.Name(),
+		Packets: [2]uint64{s.Packets, twin.Packets}, Bytes: [2]uint64{s.Bytes, twin.Bytes},
+		Replied: twin.Packets > 0, Assured: true,
 	}
-	idle := time.Duration(min(now+d.hz-s.seen, now+d.hz-twin.seen)) // and a second: see elapsed of bpf/parse.h
+	idle := time.Duration(min(now+d.hz-s.Seen, now+d.hz-twin.Seen)) // and a second: see elapsed of bpf/parse.h
 	left := time.Duration(d.timeout(s, twin)) + time.Duration(d.hz) - idle
 	f.Timeout = max(0, left) * time.Second / time.Duration(d.hz)
-	if s.key.Protocol == flow.TCP {
+	if s.Key.Protocol == flow.TCP {
 		f.State = tcpState(s, twin)
 	}
-	if s.flags&EntryNAT != 0 {
-		f.Owner = d.inForce.names.source[uint32(s.owner)]
+	if s.Flags&wire.EntryNAT != 0 {
+		f.Owner = d.inForce.Names.Source[uint32(s.Owner)]
 		return f
 	}
-	f.Owner = d.inForce.names.service[uint32(s.owner)]
-	if !d.inForce.names.portRule[uint32(s.owner)] {
-		f.Backend = d.inForce.names.backend[uint32(s.backend)]
+	f.Owner = d.inForce.Names.Service[uint32(s.Owner)]
+	if !d.inForce.Names.PortForward[uint32(s.Owner)] {
+		f.Backend = d.inForce.Names.Backend[uint32(s.Backend)]
 	}
 	return f
 }
 
-func transitory(s, twin side, hz uint32) bool {
+func transitory(s, twin table.Entry, hz uint32) bool {
 	switch {
-	case (s.flags|twin.flags)&EntrySettled == 0, s.heard&twin.heard&HeardFIN != 0:
+	case (s.Flags|twin.Flags)&wire.EntrySettled == 0, s.Heard&twin.Heard&wire.HeardFIN != 0:
 		return true
-	case s.heard&HeardRST != 0:
-		return int32(twin.seen-s.seen-hz) <= 0
-	case twin.heard&HeardRST != 0:
-		return int32(s.seen-twin.seen-hz) <= 0
+	case s.Heard&wire.HeardRST != 0:
+		return int32(twin.Seen-s.Seen-hz) <= 0
+	case twin.Heard&wire.HeardRST != 0:
+		return int32(s.Seen-twin.Seen-hz) <= 0
 	}
 	return false
 }
 
-func (d *Datapath) timeout(s, twin side) uint32 {
+func (d *Datapath) timeout(s, twin table.Entry) uint32 {
 	w := d.switches
-	switch s.key.Protocol {
+	switch s.Key.Protocol {
 	case flow.TCP:
 		if transitory(s, twin, d.hz) {
 			return w.Transitory
@@ -122,17 +125,17 @@ func (d *Datapath) timeout(s, twin side) uint32 {
 }
 
 // tcpState is the nearest of conntrack's names.
-func tcpState(s, twin side) string {
+func tcpState(s, twin table.Entry) string {
 	switch {
-	case (s.heard|twin.heard)&HeardRST != 0:
+	case (s.Heard|twin.Heard)&wire.HeardRST != 0:
 		return "CLOSE"
-	case s.heard&twin.heard&HeardFIN != 0:
+	case s.Heard&twin.Heard&wire.HeardFIN != 0:
 		return "TIME_WAIT"
-	case (s.heard|twin.heard)&HeardFIN != 0:
+	case (s.Heard|twin.Heard)&wire.HeardFIN != 0:
 		return "FIN_WAIT"
-	case (s.flags|twin.flags)&EntrySettled != 0:
+	case (s.Flags|twin.Flags)&wire.EntrySettled != 0:
 		return "ESTABLISHED"
-	case twin.heard&HeardSYN != 0:
+	case twin.Heard&wire.HeardSYN != 0:
 		return "SYN_RECV"
 	}
 	return "SYN_SENT"

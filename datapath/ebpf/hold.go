@@ -12,6 +12,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
@@ -40,11 +43,11 @@ const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 // packets that the kernel would not take wait for their next hop. It belongs to one goroutine.
 type holder struct {
 	d          *Datapath
-	waiting    map[wireFragmentKey][]heldFrame
-	senders    map[wireAddr]int
+	waiting    map[wire.FragmentKey][]heldFrame
+	senders    map[wire.Addr]int
 	frames     int
-	due        []wireFragmentKey // whose first fragment has come
-	large      []heldFrame       // to be fragmented
+	due        []wire.FragmentKey // whose first fragment has come
+	large      []heldFrame        // to be fragmented
 	unresolved map[netdev.Hop]*unresolved
 	expired    time.Duration // of the monotonic clock: when expire last ran
 
@@ -55,8 +58,8 @@ type holder struct {
 	// The program runs on the tables in force, in working memory of its own, on
 	// one CPU: nobody else's packet comes between a run and its plan.
 	programs *ebpf.Collection
-	switches switches
-	tables   *tables
+	switches wire.Switches
+	tables   *table.Tables
 	cpu      int
 	socket   int
 }
@@ -69,14 +72,14 @@ type heldFrame struct {
 
 // hold handles the fragments that the programs hand over, until the ring is closed.
 func (d *Datapath) hold(ring *ringbuf.Reader) {
-	h := &holder{d: d, waiting: map[wireFragmentKey][]heldFrame{}, senders: map[wireAddr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
+	h := &holder{d: d, waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
 	if err := h.enter(); err != nil {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 		return
 	}
 	defer unix.Close(h.socket)
 	defer h.forget()
-	h.serve(ring, &d.t.control.values[0].Holding)
+	h.serve(ring, &d.t.Control.Values[0].Holding)
 }
 
 // heldRing is a ringbuf.Reader, or what stands for one in a test.
@@ -149,25 +152,25 @@ func monotonic() time.Duration {
 
 // take keeps a fragment, or notes that a first one has come.
 func (h *holder) take(b []byte) {
-	if len(b) < int(unsafe.Sizeof(wireHeld{})) {
-		if len(b) >= int(unsafe.Sizeof(wireFragmentKey{})) {
-			h.due = append(h.due, *(*wireFragmentKey)(unsafe.Pointer(&b[0])))
+	if len(b) < int(unsafe.Sizeof(wire.Held{})) {
+		if len(b) >= int(unsafe.Sizeof(wire.FragmentKey{})) {
+			h.due = append(h.due, *(*wire.FragmentKey)(unsafe.Pointer(&b[0])))
 		}
 		return
 	}
-	w := (*wireHeld)(unsafe.Pointer(&b[0]))
-	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len&^HeldUnsummed), len(w.Frame))]...)}
-	if w.Len&HeldUnsummed != 0 {
+	w := (*wire.Held)(unsafe.Pointer(&b[0]))
+	f := heldFrame{at: time.Duration(w.At), ifindex: w.Ifindex, frame: append([]byte(nil), w.Frame[:min(int(w.Len&^wire.HeldUnsummed), len(w.Frame))]...)}
+	if w.Len&wire.HeldUnsummed != 0 {
 		fillSum(f.frame)
 	}
 	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
 		return
 	}
 	if w.Out != 0 {
-		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: addrFrom(w.NextHop, w.NextFamily == Family6)}, f)
+		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: wire.AddrFrom(w.NextHop, w.NextFamily == wire.Family6)}, f)
 		return
 	}
-	if w.Key == (wireFragmentKey{}) {
+	if w.Key == (wire.FragmentKey{}) {
 		if len(h.large) >= heldFrames {
 			h.d.missed.Add(1)
 			return
@@ -183,9 +186,9 @@ func (h *holder) take(b []byte) {
 	h.senders[w.Key.Saddr]++
 	h.frames++
 	// The first one may have come while nobody asked for it.
-	h.d.t.control.values[0].Holding = uint32(h.frames)
-	var seen wireFragment
-	if h.d.t.maps["fragments"].Lookup(w.Key, &seen) == nil {
+	h.d.t.Control.Values[0].Holding = uint32(h.frames)
+	var seen wire.Fragment
+	if h.d.t.Maps["fragments"].Lookup(w.Key, &seen) == nil {
 		h.due = append(h.due, w.Key)
 	}
 }
@@ -213,7 +216,7 @@ func fillSum(frame []byte) {
 }
 
 // drop lets go of a datagram's fragments.
-func (h *holder) drop(k wireFragmentKey) {
+func (h *holder) drop(k wire.FragmentKey) {
 	n := len(h.waiting[k])
 	h.frames -= n
 	if h.senders[k.Saddr] -= n; h.senders[k.Saddr] == 0 {
@@ -293,7 +296,7 @@ func (h *holder) send(list []heldFrame) {
 	}
 	if h.programs == nil || h.switches != h.d.switches || h.tables != h.d.t {
 		h.forget()
-		c, err := h.d.t.program(h.d.switches, false, "sluice_tc")
+		c, err := h.d.t.Program(h.d.switches, false, "sluice_tc")
 		if err != nil {
 			h.lose(len(list), err)
 			return
@@ -317,11 +320,11 @@ func (h *holder) forward(f heldFrame) error {
 	if verdict != tcRedirect {
 		return nil // counted with its reason
 	}
-	var works []wireWork
+	var works []wire.Work
 	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return fmt.Errorf("map works: %w", err)
 	}
-	out, err := h.d.t.hopOf(&works[h.cpu])
+	out, err := h.d.t.HopOf(&works[h.cpu])
 	if err != nil {
 		return err
 	}
@@ -330,7 +333,7 @@ func (h *holder) forward(f heldFrame) error {
 		return err
 	}
 	to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
-	bare, err := h.d.t.bare(out.Ifindex)
+	bare, err := h.d.t.Bare(out.Ifindex)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
@@ -32,9 +36,9 @@ func (done busyRing) ReadInto(r *ringbuf.Record) error {
 
 // TestHeldExpireWhileBusy: what has waited too long goes, however much comes.
 func TestHeldExpireWhileBusy(t *testing.T) {
-	k := wireFragmentKey{Id: 1}
-	h := &holder{d: &Datapath{}, waiting: map[wireFragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}},
-		senders: map[wireAddr]int{k.Saddr: 1}, frames: 1}
+	k := wire.FragmentKey{Id: 1}
+	h := &holder{d: &Datapath{}, waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}},
+		senders: map[wire.Addr]int{k.Saddr: 1}, frames: 1}
 	h.expired = monotonic()
 	var holding uint32
 	patience := time.Now().Add(10 * time.Second)
@@ -55,7 +59,7 @@ func TestHeldFailEachForItself(t *testing.T) {
 	}
 	defer p.Close()
 	var log strings.Builder
-	d := &Datapath{t: &tables{}, inForce: &desired{}, opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	d := &Datapath{t: &table.Tables{}, inForce: &compile.Desired{}, opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}}}
 	good, bad := heldFrame{ifindex: 1, frame: make([]byte, 64)}, heldFrame{ifindex: 1, frame: make([]byte, 1)} // shorter than Ethernet's header
 	for range 3 {
@@ -113,7 +117,7 @@ func TestPiecesFitTheLink(t *testing.T) {
 				if len(b)-14 > c.mtu || int(ip.Offset) != at || ip.DF || ip.MF != (first.MF || i < len(pieces)-1) || packet.Checksum(b[14:header]) != 0 {
 					t.Errorf("piece %d: %s", i, packet.Parse(b))
 				}
-				if ids, _ := packet.Find[*packet.IPv4](packet.Parse(pieces[0])); ip.ID != ids.ID || !c.tunnel && ip.ID != 9 {
+				if numbers, _ := packet.Find[*packet.IPv4](packet.Parse(pieces[0])); ip.ID != numbers.ID || !c.tunnel && ip.ID != 9 {
 					t.Errorf("piece %d has identification %d", i, ip.ID)
 				}
 				got = append(got, b[header:]...)

@@ -12,6 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
@@ -123,7 +128,7 @@ func TestAddressesChangeForever(t *testing.T) {
 			t.Fatalf("address %s: a flow leaves from %s", fresh, got)
 		}
 	}
-	if n := len(s.d.t.ids.used[idPool]); n > int(s.d.t.pool) {
+	if n := len(s.d.t.IDs.Used[ids.Pool]); n > int(s.d.t.Pool) {
 		t.Errorf("%d numbers of pool addresses are kept", n)
 	}
 }
@@ -138,8 +143,8 @@ func TestAddressInUseKeepsItsNumber(t *testing.T) {
 	var refused error
 	for i := range 20 {
 		if refused = s.change(yaml(i)); refused != nil {
-			if i != int(s.d.t.pool) {
-				t.Errorf("address %d of %d is refused", i+1, s.d.t.pool)
+			if i != int(s.d.t.Pool) {
+				t.Errorf("address %d of %d is refused", i+1, s.d.t.Pool)
 			}
 			break
 		}
@@ -231,20 +236,20 @@ func TestNamesComeAndGo(t *testing.T) {
 			}
 		}
 	}
-	again, err := loadIDs(s.d.t.maps["ids"])
+	again, err := table.LoadIDs(s.d.t.Maps["ids"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, limit := range map[idKind]int{idSet: maxSets, idSource: MaxNATRules} {
+	for kind, limit := range map[ids.Kind]int{ids.Set: compile.MaxSets, ids.Source: wire.MaxNATRules} {
 		uniqueNumbers(t, again, kind, limit)
 	}
 }
 
 // uniqueNumbers returns the names of a kind by their numbers, of which each has one.
-func uniqueNumbers(t *testing.T, list *ids, kind idKind, limit int) map[uint32]string {
+func uniqueNumbers(t *testing.T, list *ids.IDs, kind ids.Kind, limit int) map[uint32]string {
 	t.Helper()
 	names := map[uint32]string{}
-	for k, v := range list.known {
+	for k, v := range list.Known {
 		if k.Kind != kind {
 			continue
 		}
@@ -268,10 +273,10 @@ func TestRuleInUseKeepsItsID(t *testing.T) {
 	}
 	s := changing(t, yaml(0))
 	s.outsideOf("10.0.2.2", "198.51.100.2", 4000)
-	first := s.d.t.ids.known[idKeyOf(idSource, "office0")]
+	first := s.d.t.IDs.Known[ids.KeyOf(ids.Source, "office0")]
 	for i := range 70 {
 		s.mustChange(yaml(i + 1))
-		if id := s.d.t.ids.known[idKeyOf(idSource, fmt.Sprintf("office%d", i+1))]; id == first {
+		if id := s.d.t.IDs.Known[ids.KeyOf(ids.Source, fmt.Sprintf("office%d", i+1))]; id == first {
 			t.Fatalf("office%d has the id of a rule that has a flow", i+1)
 		}
 	}
@@ -328,7 +333,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 		}
 	}
 	name := func(g int) string { return fmt.Sprintf("web\x00up\x0010.0.2.%d:80", 2+g) }
-	number := func(g int) uint32 { return s.d.t.ids.known[idKeyOf(idBackend, name(g))] }
+	number := func(g int) uint32 { return s.d.t.IDs.Known[ids.KeyOf(ids.Backend, name(g))] }
 
 	generation(0)
 	reaches(1, 2)
@@ -336,7 +341,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 	generation(1)
 	reaches(2, 3)
 	idle := number(1)
-	if err := s.d.t.maps["backend_hops"].Put(idle, wireBackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
+	if err := s.d.t.Maps["backend_hops"].Put(idle, wire.BackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
 		t.Fatal(err)
 	}
 	for _, d := range []time.Duration{200 * time.Second, 102 * time.Second} {
@@ -345,25 +350,25 @@ func TestBackendsComeAndGo(t *testing.T) {
 		}
 		reaches(1, 2) // the other flow ends meanwhile
 	}
-	if n := s.d.t.loadsB.values[idle].Flows; n != 1 {
+	if n := s.d.t.BackendLoads.Values[idle].Flows; n != 1 {
 		t.Errorf("a backend with one flow that has ended counts %d", n)
 	}
 	for g := 2; g < 5; g++ {
 		generation(g)
 		reaches(1, 2)
 		reaches(10+g, 2+g)
-		uniqueNumbers(t, s.d.t.ids, idBackend, maxBackends)
+		uniqueNumbers(t, s.d.t.IDs, ids.Backend, compile.MaxBackends)
 	}
-	names := uniqueNumbers(t, s.d.t.ids, idBackend, maxBackends)
+	names := uniqueNumbers(t, s.d.t.IDs, ids.Backend, compile.MaxBackends)
 	if names[busy] != name(0) {
 		t.Errorf("the number of a backend that has a flow went to %q", names[busy])
 	}
 	if names[idle] == name(1) {
 		t.Fatal("the number of the backend without flows was given to nobody: the test proves nothing")
 	}
-	var hop wireBackendHop
-	if err := s.d.t.maps["backend_hops"].Lookup(idle, &hop); err != nil || hop != (wireBackendHop{}) || s.d.t.loadsB.values[idle] != (wireLoad{}) {
-		t.Errorf("the new owner of a number has next hop %v and counts %v (%v)", hop, s.d.t.loadsB.values[idle], err)
+	var hop wire.BackendHop
+	if err := s.d.t.Maps["backend_hops"].Lookup(idle, &hop); err != nil || hop != (wire.BackendHop{}) || s.d.t.BackendLoads.Values[idle] != (wire.Load{}) {
+		t.Errorf("the new owner of a number has next hop %v and counts %v (%v)", hop, s.d.t.BackendLoads.Values[idle], err)
 	}
 }
 
@@ -377,9 +382,9 @@ func TestServicesComeAndGo(t *testing.T) {
 		if err := s.changeTo(web(t, each, prefix)); err != nil {
 			t.Fatal(err)
 		}
-		uniqueNumbers(t, s.d.t.ids, idService, MaxServices)
+		uniqueNumbers(t, s.d.t.IDs, ids.Service, wire.MaxServices)
 		for i := range each {
-			if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, fmt.Sprint(prefix, i))]]; l != (wireLoad{}) {
+			if l := s.d.t.ServiceLoads.Values[s.d.t.IDs.Known[ids.KeyOf(ids.Service, fmt.Sprint(prefix, i))]]; l != (wire.Load{}) {
 				t.Fatalf("change %d: a new service has the counts %+v", g, l)
 			}
 		}
@@ -387,7 +392,7 @@ func TestServicesComeAndGo(t *testing.T) {
 		if len(out.Out) != 1 {
 			t.Fatalf("change %d: %v %v", g, out.Action, out.Reason)
 		}
-		if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, fmt.Sprint(prefix, each-1))]]; l.Flows != 1 || l.Active != 1 {
+		if l := s.d.t.ServiceLoads.Values[s.d.t.IDs.Known[ids.KeyOf(ids.Service, fmt.Sprint(prefix, each-1))]]; l.Flows != 1 || l.Active != 1 {
 			t.Errorf("change %d: a service with one flow counts %d, %d of them now", g, l.Flows, l.Active)
 		}
 	}

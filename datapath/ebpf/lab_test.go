@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab"
@@ -78,7 +80,7 @@ func snapshotOf(t *testing.T, hook config.Attach, yaml string) *datapath.Snapsho
 	c.Attach = hook
 	s := &datapath.Snapshot{Revision: 1, Config: c}
 	for i := range c.Services {
-		if err := carriesService(&c.Services[i]); err != nil {
+		if err := compile.CarriesService(&c.Services[i]); err != nil {
 			t.Fatalf("service %s: %v", c.Services[i].Name, err)
 		}
 		states := make([]datapath.State, len(c.Services[i].Backends))
@@ -90,13 +92,13 @@ func snapshotOf(t *testing.T, hook config.Attach, yaml string) *datapath.Snapsho
 		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i], State: states})
 	}
 	for i := range c.NAT {
-		if err := carriesNAT(&c.NAT[i]); err != nil {
+		if err := compile.CarriesNAT(&c.NAT[i]); err != nil {
 			t.Fatalf("nat %s: %v", c.NAT[i].Name, err)
 		}
 		s.NAT = append(s.NAT, &c.NAT[i])
 	}
 	for i := range c.Firewall.Rules {
-		if err := carriesRule(&c.Firewall.Rules[i]); err != nil {
+		if err := compile.CarriesRule(&c.Firewall.Rules[i]); err != nil {
 			t.Fatalf("rule %s: %v", c.Firewall.Rules[i].Name, err)
 		}
 		s.Rules = append(s.Rules, &c.Firewall.Rules[i])

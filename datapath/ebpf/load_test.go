@@ -6,6 +6,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 
@@ -20,8 +23,8 @@ func TestProgramsLoad(t *testing.T) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	small := &tables{hz: 250, mult: 1, sizes: sizes{entries4: 512, entries6: 512, clients: 64, slots: 64, pool: 2, hosts: 8}}
-	ticks := switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
+	small := &table.Tables{HZ: 250, HashMultiplier: 1, Sizes: table.Sizes{Entries4: 512, Entries6: 512, Clients: 64, Slots: 64, Pool: 2, Hosts: 8}}
+	ticks := wire.Switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
 	all.Crossing, all.Blocks, all.Mappings, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, true, 0xff, 0xff, 1280
@@ -35,13 +38,13 @@ func TestProgramsLoad(t *testing.T) {
 	all.Bare = true
 	for _, c := range []struct {
 		name string
-		switches
+		wire.Switches
 		dry  bool
 		only []string
 	}{{"everything", all, false, nil}, {"services", services, false, nil}, {"explain", all, true, nil}, {"nothing", ticks, false, nil}, {"pair", pair, false, nil},
 		{"mappings", all, false, []string{"map_open", "map_close"}}} {
 		t.Run(c.name, func(t *testing.T) {
-			programs, err := small.program(c.switches, c.dry, c.only...)
+			programs, err := small.Program(c.Switches, c.dry, c.only...)
 			var refused *ebpf.VerifierError
 			if errors.As(err, &refused) {
 				for _, line := range refused.Log[max(0, len(refused.Log)-25):] {

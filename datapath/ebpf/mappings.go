@@ -10,6 +10,11 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
@@ -31,9 +36,9 @@ func (d *Datapath) MappingRules() (list []datapath.MappingRule) {
 		return nil
 	}
 	for _, n := range d.snapshot.NAT {
-		for id, r := range d.inForce.mappable {
+		for id, r := range d.inForce.Mappable {
 			if r == n {
-				list = append(list, datapath.MappingRule{NATRule: n, Outside: d.inForce.outside(id)})
+				list = append(list, datapath.MappingRule{NATRule: n, Outside: d.inForce.Outside(id)})
 			}
 		}
 	}
@@ -47,31 +52,31 @@ func (d *Datapath) Mappings() (list []datapath.Mapping, err error) {
 	if d.t == nil || d.inForce == nil {
 		return nil, nil
 	}
-	all, err := content[wireMappingKey, wireMapping](d.t.maps["mappings"])
+	all, err := table.Content[wire.MappingKey, wire.Mapping](d.t.Maps["mappings"])
 	for k, v := range all {
-		list = append(list, datapath.Mapping{Rule: d.inForce.names.source[uint32(k.Rule)], Protocol: flow.Protocol(k.L4Proto),
-			Inside:  netip.AddrPortFrom(addrFrom(k.Addr, k.Family == Family6), portOf(k.Port)),
+		list = append(list, datapath.Mapping{Rule: d.inForce.Names.Source[uint32(k.Rule)], Protocol: flow.Protocol(k.L4Proto),
+			Inside:  netip.AddrPortFrom(wire.AddrFrom(k.Addr, k.Family == wire.Family6), wire.PortOf(k.Port)),
 			Outside: outsideOf(v), Nonce: v.Nonce, Expires: time.Duration(v.Expires)})
 	}
 	return list, err
 }
 
-func outsideOf(v wireMapping) netip.AddrPort {
-	return netip.AddrPortFrom(addrFrom(v.Outside, v.OutsideFamily == Family6), portOf(v.Port))
+func outsideOf(v wire.Mapping) netip.AddrPort {
+	return netip.AddrPortFrom(wire.AddrFrom(v.Outside, v.OutsideFamily == wire.Family6), wire.PortOf(v.Port))
 }
 
 // mappingKey finds the rule of a mapping among those in force.
-func (d *Datapath) mappingKey(m datapath.Mapping) (wireMappingKey, error) {
+func (d *Datapath) mappingKey(m datapath.Mapping) (wire.MappingKey, error) {
 	if d.inForce != nil {
-		for id, r := range d.inForce.mappable {
+		for id, r := range d.inForce.Mappable {
 			if r.Name == m.Rule {
 				a := m.Inside.Addr()
-				return wireMappingKey{Addr: addrOf(a), Port: portOf(m.Inside.Port()), L4Proto: uint8(m.Protocol), Rule: uint8(id),
-					Family: uint32(familyOf(a))}, nil
+				return wire.MappingKey{Addr: wire.AddrOf(a), Port: wire.PortOf(m.Inside.Port()), L4Proto: uint8(m.Protocol), Rule: uint8(id),
+					Family: uint32(wire.FamilyOf(a))}, nil
 			}
 		}
 	}
-	return wireMappingKey{}, fmt.Errorf("rule %q allows no mappings in the ebpf datapath", m.Rule)
+	return wire.MappingKey{}, fmt.Errorf("rule %q allows no mappings in the ebpf datapath", m.Rule)
 }
 
 // Map makes a mapping.
@@ -82,9 +87,9 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 	if err != nil {
 		return m, err
 	}
-	rule := d.inForce.rules[uint32(k.Rule)]
+	rule := d.inForce.Rules[uint32(k.Rule)]
 	four := m.Inside.Addr().Is4() || rule.PrefixLen > 0
-	outside := slices.DeleteFunc(d.inForce.outside(uint32(k.Rule)), func(a netip.Addr) bool { return a.Is4() != four })
+	outside := slices.DeleteFunc(d.inForce.Outside(uint32(k.Rule)), func(a netip.Addr) bool { return a.Is4() != four })
 	wanted := m.Outside.Addr()
 	if !slices.Contains(outside, wanted) {
 		if len(outside) == 0 || exact && !wanted.IsUnspecified() {
@@ -95,8 +100,8 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 			wanted = netip.IPv4Unspecified()
 		}
 	}
-	request := wireMappingRequest{Key: k, Place: uint32(slices.Index(outside, wanted) + 1)}
-	request.Mapping = wireMapping{Outside: addrOf(wanted), OutsideFamily: familyOf(wanted), Port: portOf(m.Outside.Port()),
+	request := wire.MappingRequest{Key: k, Place: uint32(slices.Index(outside, wanted) + 1)}
+	request.Mapping = wire.Mapping{Outside: wire.AddrOf(wanted), OutsideFamily: wire.FamilyOf(wanted), Port: wire.PortOf(m.Outside.Port()),
 		Nonce: m.Nonce, Expires: uint64(m.Expires)}
 	if m.Outside.Port() == 0 && !exact {
 		request.Mapping.Port = k.Port // the one that is remembered best
@@ -110,13 +115,13 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 			return m, err
 		}
 		switch made.Reason {
-		case ReasonNone:
-		case ReasonClientPorts:
+		case wire.ReasonNone:
+		case wire.ReasonClientPorts:
 			return m, datapath.ErrQuota
-		case ReasonNoPort:
+		case wire.ReasonNoPort:
 			return m, datapath.ErrNoPort
 		default:
-			return m, fmt.Errorf("mappings: %s", nameOf(reasonNames(), int(made.Reason)))
+			return m, fmt.Errorf("mappings: %s", wire.NameOf(wire.ReasonNames(), int(made.Reason)))
 		}
 		m.Outside = outsideOf(made.Mapping)
 		if !d.taken(m.Protocol, m.Outside) {
@@ -137,7 +142,7 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 	listens := func(protocol flow.Protocol, l *config.Listen) bool {
 		a := l.Address
 		if l.Follows() {
-			a, _ = d.seen.listenAddress(l.Interface, at.Addr().Is6())
+			a, _ = d.seen.ListenAddress(l.Interface, at.Addr().Is6())
 		}
 		return (protocol == p || protocol == flow.Any) && a == at.Addr() && (len(l.Ports) == 0 ||
 			slices.ContainsFunc(l.Ports, func(r flow.Ports) bool { return r.Contains(at.Port()) }))
@@ -155,7 +160,7 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 			return true
 		}
 	}
-	return d.seen.owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
+	return d.seen.Owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
 }
 
 // bindable tries to bind a socket as a server does.
@@ -192,12 +197,12 @@ func (d *Datapath) Renew(m datapath.Mapping) error {
 	if err != nil {
 		return err
 	}
-	var v wireMapping
-	if err := d.t.maps["mappings"].Lookup(&k, &v); err != nil {
+	var v wire.Mapping
+	if err := d.t.Maps["mappings"].Lookup(&k, &v); err != nil {
 		return fmt.Errorf("mappings: %w", err)
 	}
 	v.Expires = uint64(m.Expires)
-	return d.t.maps["mappings"].Update(&k, &v, ebpf.UpdateExist)
+	return d.t.Maps["mappings"].Update(&k, &v, ebpf.UpdateExist)
 }
 
 // Unmap ends a mapping.
@@ -208,19 +213,19 @@ func (d *Datapath) Unmap(m datapath.Mapping) error {
 	if err != nil {
 		return err
 	}
-	return d.runMapper("map_close", d.switches, &wireMappingRequest{Key: k})
+	return d.runMapper("map_close", d.switches, &wire.MappingRequest{Key: k})
 }
 
 // loadMapper loads the programs that make and end mappings, when they are not yet.
-func (d *Datapath) loadMapper(s switches) (err error) {
+func (d *Datapath) loadMapper(s wire.Switches) (err error) {
 	if d.mapper == nil {
-		d.mapper, err = d.t.program(s, false, "map_open", "map_close")
+		d.mapper, err = d.t.Program(s, false, "map_open", "map_close")
 	}
 	return err
 }
 
 // runMapper runs one of them.
-func (d *Datapath) runMapper(name string, s switches, request *wireMappingRequest) error {
+func (d *Datapath) runMapper(name string, s wire.Switches, request *wire.MappingRequest) error {
 	if err := d.loadMapper(s); err != nil {
 		return err
 	}
@@ -244,31 +249,31 @@ func (d *Datapath) forgetMapper() {
 
 // retireMappings ends the mappings whose rule, client or outside address is not wanted
 // any more. Their clients learn it from the epoch, which begins anew.
-func (d *Datapath) retireMappings(want *desired) error {
-	all, err := content[wireMappingKey, wireMapping](d.t.maps["mappings"])
+func (d *Datapath) retireMappings(want *compile.Desired) error {
+	all, err := table.Content[wire.MappingKey, wire.Mapping](d.t.Maps["mappings"])
 	if err != nil {
 		return err
 	}
 	lost := false
 	for k, v := range all {
-		inside := addrFrom(k.Addr, k.Family == Family6)
-		n := want.mappable[uint32(k.Rule)]
+		inside := wire.AddrFrom(k.Addr, k.Family == wire.Family6)
+		n := want.Mappable[uint32(k.Rule)]
 		if n != nil && slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(inside) }) &&
-			slices.Contains(want.outside(uint32(k.Rule)), outsideOf(v).Addr()) {
+			slices.Contains(want.Outside(uint32(k.Rule)), outsideOf(v).Addr()) {
 			continue
 		}
 		lost = true
-		if err := d.runMapper("map_close", want.switches, &wireMappingRequest{Key: k}); err != nil {
+		if err := d.runMapper("map_close", want.Switches, &wire.MappingRequest{Key: k}); err != nil {
 			return err
 		}
 	}
-	epoch := idKeyOf(idMeta, "pcp-epoch")
-	if _, known := d.t.ids.known[epoch]; known && !lost || !want.switches.Mappings && !lost {
+	epoch := ids.KeyOf(ids.Meta, "pcp-epoch")
+	if _, known := d.t.IDs.Known[epoch]; known && !lost || !want.Switches.Mappings && !lost {
 		return nil
 	}
-	draft := d.t.ids.draft()
-	draft.fresh[epoch] = uint32(kernel.SinceBoot() / time.Second)
-	return draft.keep()
+	draft := d.t.IDs.Draft()
+	draft.Fresh[epoch] = uint32(kernel.SinceBoot() / time.Second)
+	return draft.Keep()
 }
 
 // Epoch is since when no mapping was lost.
@@ -278,5 +283,5 @@ func (d *Datapath) Epoch() time.Duration {
 	if d.t == nil {
 		return kernel.SinceBoot()
 	}
-	return time.Duration(d.t.ids.known[idKeyOf(idMeta, "pcp-epoch")]) * time.Second
+	return time.Duration(d.t.IDs.Known[ids.KeyOf(ids.Meta, "pcp-epoch")]) * time.Second
 }

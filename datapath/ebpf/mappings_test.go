@@ -15,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -171,8 +174,8 @@ func putConfig(t *testing.T, d *Datapath, yaml string) {
 }
 
 func usedPorts(d *Datapath) (n uint32) {
-	for i := range d.t.ports.values {
-		n += d.t.ports.values[i].Used
+	for i := range d.t.Ports.Values {
+		n += d.t.Ports.Values[i].Used
 	}
 	return n
 }
@@ -198,7 +201,7 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	if now := kernel.SinceBoot(); epoch > now || epoch < now-time.Hour {
 		t.Errorf("the epoch began at %v, now is %v", epoch, now)
 	}
-	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]region{}, attached: map[attachPoint]*attachment{}}
+	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
 	t.Cleanup(func() { second.release() })
 	time.Sleep(1100 * time.Millisecond) // the epoch counts seconds: a new one would be another
 	putConfig(t, second, yaml(", pcp: true"))
@@ -225,15 +228,15 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	if second.Epoch() != epoch {
 		t.Errorf("the epoch was %v and is %v, though nothing was lost", epoch, second.Epoch())
 	}
-	if s := bindingOf(second, want[1]); s != EntryHold {
+	if s := bindingOf(second, want[1]); s != wire.EntryHold {
 		t.Errorf("the binding of a mapping that was ended is in state %d", s)
 	}
-	if s := bindingOf(second, want[0]); s != EntryLive {
+	if s := bindingOf(second, want[0]); s != wire.EntryLive {
 		t.Errorf("the binding of a mapping is in state %d", s)
 	}
 	putConfig(t, second, yaml(""))
 	expect(nil)
-	if s := bindingOf(second, want[0]); s != EntryHold {
+	if s := bindingOf(second, want[0]); s != wire.EntryHold {
 		t.Errorf("the binding of a mapping whose rule allows none any more is in state %d", s)
 	}
 	if second.Epoch() == epoch {
@@ -243,11 +246,11 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 
 // bindingOf finds the state of the entry that binds an inside endpoint of IPv4.
 func bindingOf(d *Datapath, m datapath.Mapping) uint8 {
-	for i := range d.t.flows4.values {
-		k := &d.t.flows4.values[i].Key
-		if k.Kind == KindBinding && k.L4Proto == uint8(m.Protocol) && portOf(k.Sport) == m.Inside.Port() {
+	for i := range d.t.Flows4.Values {
+		k := &d.t.Flows4.Values[i].Key
+		if k.Kind == wire.KindBinding && k.L4Proto == uint8(m.Protocol) && wire.PortOf(k.Sport) == m.Inside.Port() {
 			return k.State
 		}
 	}
-	return EntryFree
+	return wire.EntryFree
 }

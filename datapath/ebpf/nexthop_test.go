@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/lab"
@@ -159,12 +162,12 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 		return all
 	}
 	before := counts()
-	control, err := mapMemory[wireControl](d.t.maps["control"])
+	control, err := table.MapMemory[wire.Control](d.t.Maps["control"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer control.close()
-	generation := func() uint32 { return atomic.LoadUint32(&control.values[0].Generation) }
+	defer control.Close()
+	generation := func() uint32 { return atomic.LoadUint32(&control.Values[0].Generation) }
 	if c.alone {
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
@@ -220,10 +223,10 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 // that a packet has asked in: flows rely on them, and it takes none.
 func TestLaterNextHops(t *testing.T) {
 	s := office(t, "")
-	theirs := wireHop{Ifindex: uint32(s.ifaces["wan0"]), Gen: s.d.t.control.values[0].Generation + 1, Mtu: 1500, Dmac: [6]uint8{2, 0, 0, 0, 9, 9}}
-	places := s.d.t.maps["hops"].MaxEntries()
+	theirs := wire.Hop{Ifindex: uint32(s.ifaces["wan0"]), Gen: s.d.t.Control.Values[0].Generation + 1, Mtu: 1500, Dmac: [6]uint8{2, 0, 0, 0, 9, 9}}
+	places := s.d.t.Maps["hops"].MaxEntries()
 	for i := uint32(1); i < places; i++ {
-		if err := s.d.t.maps["hops"].Put(i, theirs); err != nil {
+		if err := s.d.t.Maps["hops"].Put(i, theirs); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -237,8 +240,8 @@ func TestLaterNextHops(t *testing.T) {
 		}
 	}
 	for i := uint32(1); i < places; i++ {
-		var h wireHop
-		if err := s.d.t.maps["hops"].Lookup(i, &h); err != nil || h != theirs {
+		var h wire.Hop
+		if err := s.d.t.Maps["hops"].Lookup(i, &h); err != nil || h != theirs {
 			t.Fatalf("place %d has %+v, %v", i, h, err)
 		}
 	}

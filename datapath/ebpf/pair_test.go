@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
@@ -24,7 +26,7 @@ func TestPair(t *testing.T) {
 	}
 	d := gateway(t, l.Node("gateway"), config.AttachXDP, bulkYAML)
 	if !d.switches.Paired {
-		t.Fatalf("TC is not behind XDP: features %v", d.seen.xdp)
+		t.Fatalf("TC is not behind XDP: features %v", d.seen.XDP)
 	}
 	for _, addr := range []string{"192.0.2.20:4", "[2001:db8::20]:6", "192.0.2.20:44", "[2001:db8::20]:66", "[2001:db8::20]:64", "192.0.2.20:46"} {
 		if err := sendMuch(transfer(t, l.Node("client"), addr)); err != nil {
@@ -32,12 +34,12 @@ func TestPair(t *testing.T) {
 		}
 	}
 	sends := map[string]bool{}
-	for at := range d.t.maps["hops"].MaxEntries() {
-		var h wireHop
-		if err := d.t.maps["hops"].Lookup(at, &h); err != nil {
+	for at := range d.t.Maps["hops"].MaxEntries() {
+		var h wire.Hop
+		if err := d.t.Maps["hops"].Lookup(at, &h); err != nil {
 			t.Fatal(err)
 		}
-		for _, i := range d.seen.interfaces {
+		for _, i := range d.seen.Interfaces {
 			if i.Index == int(h.Ifindex) {
 				sends[i.Name] = sends[i.Name] || h.Flags != 0
 			}
@@ -68,7 +70,7 @@ func TestPairComesAndGoes(t *testing.T) {
 		}
 		apply(t, d, config.AttachXDP, yaml)
 		load.await(20)
-		i, there := d.seen.byName("br0")
+		i, there := d.seen.ByName("br0")
 		if up := there && i.Up; d.switches.Paired != up || len(d.attached) != map[bool]int{false: 2, true: 4}[up] {
 			t.Errorf("with the bridge up %v: paired %v, attached %v", up, d.switches.Paired, d.attached)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/nat"
 )
 
@@ -18,7 +20,7 @@ func TestPermitsGiveWay(t *testing.T) {
 	to := func(host int) string {
 		return fmt.Sprintf("ip4(src=10.0.2.2,dst=198.18.%d.%d)/udp(sport=4000,dport=53)", host/250, 1+host%250)
 	}
-	permits := func() int { return count(s, KindPermit, EntryLive) }
+	permits := func() int { return count(s, wire.KindPermit, wire.EntryLive) }
 	outside := sentFrom(t, send(t, s, "lan0", to(0)))
 	var port int
 	fmt.Sscanf(outside, "203.0.113.1:%d", &port)
@@ -41,7 +43,7 @@ func TestPermitsGiveWay(t *testing.T) {
 	if n := permits(); n != 101 {
 		t.Fatalf("%d permits while there is room, want 101", n)
 	}
-	s.d.t.control.values[0].Used4 = s.d.t.entries4 * 4 / 5 // as the timer's sweeper counts them
+	s.d.t.Control.Values[0].Used4 = s.d.t.Entries4 * 4 / 5 // as the timer's sweeper counts them
 	send(t, s, "lan0", to(1))                              // a flow to it once more
 	if err := s.sweep(); err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func TestMasqueradeFollowsItsAddress(t *testing.T) {
 			s.from("198.51.100.9", "10.0.2.2", remote1, 4001, "a flow that sends on")
 			s.expire()
 			held{}.want(t, s, "all flows ended, all ports have rested")
-			for n, m := range s.d.t.blocks.values {
+			for n, m := range s.d.t.Blocks.Values {
 				for b := range 10 { // of so many
 					if m.Words[b/64]>>(b%64)&1 != 0 {
 						t.Errorf("block %d of pool address %d is not given back", b, n)

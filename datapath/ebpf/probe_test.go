@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-lb/sluice/nat"
@@ -22,7 +24,7 @@ nat:
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.1]}
   - {name: v4, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.2]}
 `)
-	events, err := ringbuf.NewReader(s.d.t.maps["events"])
+	events, err := ringbuf.NewReader(s.d.t.Maps["events"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,10 +37,10 @@ nat:
 			if err != nil {
 				return out
 			}
-			e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
-			if e.Kind == EventProbe {
-				out = append(out, fmt.Sprint(netip.AddrPortFrom(addrFrom(e.Addr, true), portOf(e.Sport)), " ",
-					netip.AddrPortFrom(addrFrom(e.To, true), portOf(e.Dport))))
+			e := *(*wire.Event)(unsafe.Pointer(&r.RawSample[0]))
+			if e.Kind == wire.EventProbe {
+				out = append(out, fmt.Sprint(netip.AddrPortFrom(wire.AddrFrom(e.Addr, true), wire.PortOf(e.Sport)), " ",
+					netip.AddrPortFrom(wire.AddrFrom(e.To, true), wire.PortOf(e.Dport))))
 			}
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
@@ -69,7 +71,7 @@ func TestRaceForBinding(t *testing.T) {
 	sent := race(t, s, "lan0", 1000, func(cpu, client int) string {
 		return fmt.Sprintf("ip4(src=10.0.2.2,dst=198.18.0.%d)/udp(sport=%d,dport=53)", 1+cpu, 4000+client)
 	})
-	t.Logf("%d races were lost", count(s, KindFlow, EntryHold))
+	t.Logf("%d races were lost", count(s, wire.KindFlow, wire.EntryHold))
 	source := func(p packet.Packet) string {
 		ip, _ := packet.Find[*packet.IPv4](p)
 		udp, _ := packet.Find[*packet.UDP](p)
@@ -107,8 +109,8 @@ func TestRaceForHairpin(t *testing.T) {
 		return fmt.Sprintf("ip4(src=10.0.2.2,dst=203.0.113.1)/udp(sport=%d,dport=%d)", 4000+client, to[cpu])
 	})
 	bindings := map[uint16]int{}
-	for i := range s.d.t.flows4.values {
-		if e := &s.d.t.flows4.values[i]; e.Key.State == EntryLive && e.Key.Kind == KindBinding {
+	for i := range s.d.t.Flows4.Values {
+		if e := &s.d.t.Flows4.Values[i]; e.Key.State == wire.EntryLive && e.Key.Kind == wire.KindBinding {
 			bindings[e.Key.Sport]++
 		}
 	}
@@ -143,9 +145,9 @@ func TestRaceForFlow(t *testing.T) {
 			port     uint16
 		}
 		back := map[way]bool{}
-		for i := range s.d.t.flows4.values {
-			if e := &s.d.t.flows4.values[i]; e.Key.State == EntryLive && e.Meta.Flags&EntryPrimary == 0 {
-				back[way{addr4From(e.Key.Daddr), addr4From(e.Key.Saddr), portOf(e.Key.Dport)}] = true
+		for i := range s.d.t.Flows4.Values {
+			if e := &s.d.t.Flows4.Values[i]; e.Key.State == wire.EntryLive && e.Meta.Flags&wire.EntryPrimary == 0 {
+				back[way{wire.Addr4From(e.Key.Daddr), wire.Addr4From(e.Key.Saddr), wire.PortOf(e.Key.Dport)}] = true
 			}
 		}
 		lost, parted := 0, 0
@@ -178,7 +180,7 @@ func TestRaceForFlow(t *testing.T) {
 			}
 		}
 		held{}.want(t, s, mode+": all flows ended")
-		if n := s.d.t.loads.values[0].Active; n != 0 {
+		if n := s.d.t.ServiceLoads.Values[0].Active; n != 0 {
 			t.Errorf("%s: %d connections are counted that have ended", mode, n)
 		}
 	}
@@ -206,7 +208,7 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 	}
 	query := "ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=%d,dport=53)"
 	backend := to(send(t, s, "wan0", fmt.Sprintf(query, 4000)))
-	each(s.d.t.maps["stickies"], func(v *wireSticky) { v.Seen = soon })
+	each(s.d.t.Maps["stickies"], func(v *wire.Sticky) { v.Seen = soon })
 	if again := to(send(t, s, "wan0", fmt.Sprintf(query, 4001))); again != backend {
 		t.Errorf("the client of %s is sent to %s", backend, again)
 	}
@@ -220,15 +222,15 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 		if err != nil || out.Action != nat.Forward {
 			t.Errorf("fragment %d: %s %s, %v", i+1, out.Action, out.Reason, err)
 		}
-		each(s.d.t.maps["fragments"], func(v *wireFragment) { v.Seen = soon })
+		each(s.d.t.Maps["fragments"], func(v *wire.Fragment) { v.Seen = soon })
 	}
 	segment := "ip4(src=198.18.0.1,dst=192.0.2.10)/tcp(sport=%d,dport=80,flags=%s,seq=1,ack=%d,opts=[mss:1460])"
 	send(t, s, "wan0", fmt.Sprintf(segment, 4000, "S", 0))
 	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "S", 0)); out.Reason != nat.ReasonCookie {
 		t.Fatalf("a SYN when half of the quota is used up: %s", out.Reason)
 	}
-	for i := range s.d.t.loads.values {
-		if l := &s.d.t.loads.values[i]; l.Cookie != 0 {
+	for i := range s.d.t.ServiceLoads.Values {
+		if l := &s.d.t.ServiceLoads.Values[i]; l.Cookie != 0 {
 			l.Cookie = soon &^ 1
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -16,17 +18,17 @@ import (
 )
 
 // readHost looks at the calling thread's network namespace.
-func readHost() (*host, error) {
-	h := &host{localPortLast: localPortLast(), ask: hostQueries{route: routeTo, source: sourceBy, destinations: netdev.Destinations}, addresses: map[int][]netip.Addr{}, details: map[int][]hostAddress{}, global: map[int][2]netip.Addr{}, sources: map[netip.Addr]netip.Addr{}}
+func readHost() (*compile.Host, error) {
+	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
 	var err error
-	if h.interfaces, err = netdev.Interfaces(); err != nil {
+	if h.Interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
 	}
-	indexes := make([]int, len(h.interfaces))
-	for n, i := range h.interfaces {
+	indexes := make([]int, len(h.Interfaces))
+	for n, i := range h.Interfaces {
 		indexes[n] = i.Index
 	}
-	h.xdp = netdev.XDPFeatures(indexes)
+	h.XDP = netdev.XDPFeatures(indexes)
 	if err := readAddresses(h); err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
 	}
@@ -34,30 +36,30 @@ func readHost() (*host, error) {
 }
 
 // readAddresses fills in the addresses of the interfaces.
-func readAddresses(h *host) error {
+func readAddresses(h *compile.Host) error {
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
 	for _, a := range list {
 		if n, ok := netdev.Network(a); ok {
-			h.networks = append(h.networks, n)
+			h.Networks = append(h.Networks, n)
 		}
 		if d, ok := hostAddressOf(a); ok {
-			h.addresses[a.LinkIndex] = append(h.addresses[a.LinkIndex], d.Addr)
-			h.details[a.LinkIndex] = append(h.details[a.LinkIndex], d)
+			h.Addresses[a.LinkIndex] = append(h.Addresses[a.LinkIndex], d.Addr)
+			h.Details[a.LinkIndex] = append(h.Details[a.LinkIndex], d)
 		}
 	}
-	for index := range h.addresses {
+	for index := range h.Addresses {
 		own := slices.DeleteFunc(slices.Clone(list), func(a netlink.Addr) bool { return a.LinkIndex != index })
 		four, _ := netdev.Global(own, false)
 		six, _ := netdev.Global(own, true)
-		h.global[index] = [2]netip.Addr{four, six}
+		h.Global[index] = [2]netip.Addr{four, six}
 	}
 	return nil
 }
 
-func hostAddressOf(a netlink.Addr) (h hostAddress, ok bool) {
+func hostAddressOf(a netlink.Addr) (h compile.HostAddress, ok bool) {
 	ip, ok := netip.AddrFromSlice(a.IP)
 	if !ok {
 		return h, false
@@ -69,11 +71,11 @@ func hostAddressOf(a netlink.Addr) (h hostAddress, ok bool) {
 	}
 	if net, ok := netip.AddrFromSlice(near.IP); ok {
 		bits, _ := near.Mask.Size()
-		h.network = netip.PrefixFrom(net.Unmap(), bits).Masked()
+		h.Network = netip.PrefixFrom(net.Unmap(), bits).Masked()
 	}
-	h.deprecated = a.Flags&unix.IFA_F_DEPRECATED != 0
-	h.secondary = a.Flags&unix.IFA_F_SECONDARY != 0 // the same bit as IFA_F_TEMPORARY
-	h.unusable = a.Scope >= unix.RT_SCOPE_LINK || h.IsLinkLocalUnicast() && h.Is6() ||
+	h.Deprecated = a.Flags&unix.IFA_F_DEPRECATED != 0
+	h.Secondary = a.Flags&unix.IFA_F_SECONDARY != 0 // the same bit as IFA_F_TEMPORARY
+	h.Unusable = a.Scope >= unix.RT_SCOPE_LINK || h.IsLinkLocalUnicast() && h.Is6() ||
 		a.Flags&unix.IFA_F_DADFAILED != 0 || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE
 	return h, true
 }

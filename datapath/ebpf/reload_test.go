@@ -12,6 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
@@ -346,44 +350,44 @@ func (s *subject) left(t *testing.T) (list []string) {
 		}
 	}
 	tb := s.d.t
-	note(int(int32(tb.control.values[0].HalfOpen)), "handshakes")
-	for id, l := range tb.loads.values {
+	note(int(int32(tb.Control.Values[0].HalfOpen)), "handshakes")
+	for id, l := range tb.ServiceLoads.Values {
 		note(int(l.Active), "flows of service %d", id)
 	}
-	for id, l := range tb.loadsB.values {
+	for id, l := range tb.BackendLoads.Values {
 		note(int(l.Active), "flows of backend %d", id)
 	}
 	note(ports(s), "ports")
-	for i, m := range tb.ports.values {
+	for i, m := range tb.Ports.Values {
 		for w, word := range m.Words {
 			if word != 0 {
 				note(1, "port map %d word %d", i, w)
 			}
 		}
 	}
-	for i := range tb.owners.values {
-		note(int(tb.owners.values[i].entry), "owner of port %d", i)
+	for i := range tb.Owners.Values {
+		note(int(tb.Owners.Values[i].Entry), "owner of port %d", i)
 	}
 	used := 0
-	for i := range tb.flows4.values {
-		used += min(int(tb.flows4.values[i].Key.State), 1)
+	for i := range tb.Flows4.Values {
+		used += min(int(tb.Flows4.Values[i].Key.State), 1)
 	}
-	for i := range tb.flows6.values {
-		used += min(int(tb.flows6.values[i].Key.State), 1)
+	for i := range tb.Flows6.Values {
+		used += min(int(tb.Flows6.Values[i].Key.State), 1)
 	}
 	note(used, "entries")
 	for _, name := range []string{"index4", "index6"} {
-		var b wireBucket
-		for i := range tb.maps[name].MaxEntries() {
-			if err := tb.maps[name].Lookup(i, &b); err != nil {
+		var b wire.Bucket
+		for i := range tb.Maps[name].MaxEntries() {
+			if err := tb.Maps[name].Lookup(i, &b); err != nil {
 				t.Fatal(err)
 			}
-			if b != (wireBucket{}) {
+			if b != (wire.Bucket{}) {
 				note(1, "bucket %d of %s %v", i, name, b)
 			}
 		}
 	}
-	for name, m := range map[string]*ebpf.Map{"adjusts": tb.maps["adjusts"], "clients": tb.maps["clients"], "mappings": tb.maps["mappings"]} {
+	for name, m := range map[string]*ebpf.Map{"adjusts": tb.Maps["adjusts"], "clients": tb.Maps["clients"], "mappings": tb.Maps["mappings"]} {
 		var k, v []byte
 		n := 0
 		for it := m.Iterate(); it.Next(&k, &v); {
@@ -417,7 +421,7 @@ func TestClientAddressComes(t *testing.T) {
 			t.Errorf("the acknowledgement becomes %v", out)
 		}
 	}
-	if n, err := content[uint32, wireAdjust](s.d.t.maps["adjusts"]); len(n) > 0 || err != nil {
+	if n, err := table.Content[uint32, wire.Adjust](s.d.t.Maps["adjusts"]); len(n) > 0 || err != nil {
 		t.Errorf("%d records of changed numbers (%v)", len(n), err)
 	}
 }
@@ -497,7 +501,7 @@ func TestModeChanges(t *testing.T) {
 	if out.Reason != nat.ReasonFlow {
 		t.Errorf("the answer: %s %s", out.Action, out.Reason)
 	}
-	if l := s.d.t.loads.values[s.d.t.ids.known[idKeyOf(idService, "web")]]; l.Active != 1 || l.Flows != 2 {
+	if l := s.d.t.ServiceLoads.Values[s.d.t.IDs.Known[ids.KeyOf(ids.Service, "web")]]; l.Active != 1 || l.Flows != 2 {
 		t.Errorf("%d flows of %d are counted as alive, want 1 of 2", l.Active, l.Flows)
 	}
 }

@@ -14,6 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -24,8 +29,8 @@ import (
 // shared are programs and their tables that subjects use one after the other: the verifier
 // looks at those with the same constants once, and not once for each case.
 type shared struct {
-	t      *tables
-	loaded map[switches]*ebpf.Collection
+	t      *table.Tables
+	loaded map[wire.Switches]*ebpf.Collection
 	syns   bool // some were sent on without a flow
 }
 
@@ -74,24 +79,24 @@ func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (_ *shared, err
 	if err != nil {
 		return nil, err
 	}
-	c, err := compile(snapshot, stateOf(s.t, snapshot), h)
+	c, err := compile.Compile(snapshot, stateOf(s.t, snapshot), h)
 	if err != nil { // more addresses, say, than these tables have room for
 		return nil, fmt.Errorf("%w: %w", errOtherConstants, err)
 	}
-	programs := s.loaded[c.switches]
+	programs := s.loaded[c.Switches]
 	if programs == nil {
 		for other := range s.loaded {
-			a, b := other, c.switches
+			a, b := other, c.Switches
 			if l.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings {
 				return nil, errOtherConstants
 			}
 		}
-		if programs, err = s.t.program(c.switches, false); err != nil {
+		if programs, err = s.t.Program(c.Switches, false); err != nil {
 			return nil, err
 		}
-		s.loaded[c.switches] = programs
+		s.loaded[c.Switches] = programs
 	}
-	d.t, d.programs, d.switches = s.t, programs, c.switches
+	d.t, d.programs, d.switches = s.t, programs, c.Switches
 	return s, nil
 }
 
@@ -106,12 +111,12 @@ func (l *lenders) take(hz uint32) (*shared, error) {
 	l.made++
 	dir := filepath.Join(l.dir, fmt.Sprintf("shared-%d", l.made))
 	l.mu.Unlock()
-	t, err := openTables(dir, sizesFor(smallTables, 0, 0, 0), hz)
+	t, err := table.Open(dir, table.SizesFor(smallTables, 0, 0, 0), hz)
 	if err != nil {
 		return nil, err
 	}
-	t.observed, t.allOn, t.fullPath = true, l.allOn, l.full
-	return &shared{t: t, loaded: map[switches]*ebpf.Collection{}}, nil
+	t.Observed, t.AllOn, t.FullPath = true, l.allOn, l.full
+	return &shared{t: t, loaded: map[wire.Switches]*ebpf.Collection{}}, nil
 }
 
 // give takes back what a datapath was lent, and closes that.
@@ -134,14 +139,14 @@ func (l *lenders) close() (err error) {
 		for _, c := range s.loaded {
 			c.Close()
 		}
-		err = errors.Join(err, s.t.close(), os.RemoveAll(s.t.dir))
+		err = errors.Join(err, s.t.Close(), os.RemoveAll(s.t.Dir))
 	}
 	return err
 }
 
 // wipe makes the tables as they were when they were made.
 func (s *shared) wipe() error {
-	for name, m := range s.t.maps {
+	for name, m := range s.t.Maps {
 		if name == "recent_syns" && !s.syns { // a million elements
 			continue
 		}
@@ -149,12 +154,12 @@ func (s *shared) wipe() error {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}
-	for n := range s.t.pool {
-		s.t.runs.values[n] = uint64(n)
+	for n := range s.t.Pool {
+		s.t.Runs.Values[n] = uint64(n)
 	}
 	var err error
 	s.syns = false
-	s.t.ids, err = loadIDs(s.t.maps["ids"])
+	s.t.IDs, err = table.LoadIDs(s.t.Maps["ids"])
 	return err
 }
 
@@ -182,7 +187,7 @@ func (s *shared) clear(name string, m *ebpf.Map) error {
 	var keys [][]byte
 	var k, v []byte
 	for it := m.Iterate(); it.Next(&k, &v); {
-		if name != "ids" || idKind(k[0]) != idMeta {
+		if name != "ids" || ids.Kind(k[0]) != ids.Meta {
 			keys = append(keys, slices.Clone(k))
 		}
 	}

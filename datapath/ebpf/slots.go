@@ -7,30 +7,34 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // putServices writes the scheduler tables that changed into free regions and
 // then switches the services to them.
-func (d *Datapath) putServices(want *desired) error {
-	fresh := map[uint32]region{}
+func (d *Datapath) putServices(want *compile.Desired) error {
+	fresh := map[uint32]table.Region{}
 	gaps := d.gaps()
-	for id, w := range want.services {
+	for id, w := range want.Services {
 		now := d.regions[id]
-		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.slots[id]) {
-			r, ok := place(gaps, uint32(len(want.slots[id])))
+		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.Slots[id]) {
+			r, ok := place(gaps, uint32(len(want.Slots[id])))
 			if !ok {
 				return fmt.Errorf("service %s: its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s",
-					want.names.service[id], len(want.slots[id]), d.t.slots*4, wayOut)
+					want.Names.Service[id], len(want.Slots[id]), d.t.Slots*4, wire.WayOut)
 			}
-			d.writeSlots(r, want.slots[id])
+			d.writeSlots(r, want.Slots[id])
 			fresh[id] = r
 			now = r
 		}
 		d.noteProxy(w.Flags)
-		w.Slots = now.word()
-		v := &d.t.services.values[id]
+		w.Slots = now.Word()
+		v := &d.t.Services.Values[id]
 		if v.Active == 0 {
-			l := &d.t.loads.values[id] // but for Active: flows that have not ended yet still count
+			l := &d.t.ServiceLoads.Values[id] // but for Active: flows that have not ended yet still count
 			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
 			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
 		}
@@ -51,63 +55,63 @@ func (d *Datapath) putServices(want *desired) error {
 // noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
 // becomes of the service.
 func (d *Datapath) noteProxy(flags uint16) {
-	if flags&ServiceProxy != 0 {
-		atomic.OrUint32(&d.t.control.values[0].Spliced, SplicedProxy)
+	if flags&wire.ServiceProxy != 0 {
+		atomic.OrUint32(&d.t.Control.Values[0].Spliced, wire.SplicedProxy)
 	}
 }
 
 // putLists has services that were there before look at the lists of sources that are wanted
 // from now on. It comes behind the lists, and the programs that look them up: nobody is
 // refused because a list is not there yet.
-func (d *Datapath) putLists(want *desired) {
-	for id, w := range want.services {
-		v := &d.t.services.values[id]
+func (d *Datapath) putLists(want *compile.Desired) {
+	for id, w := range want.Services {
+		v := &d.t.Services.Values[id]
 		atomic.StoreUint64(&v.Allow, w.Allow)
 		atomic.StoreUint64(&v.Deny, w.Deny)
 	}
 }
 
-func (d *Datapath) slotsEqual(r region, slots []uint16) bool {
-	if int(r.count) != len(slots) {
+func (d *Datapath) slotsEqual(r table.Region, slots []uint16) bool {
+	if int(r.Count) != len(slots) {
 		return false
 	}
 	for i, s := range slots {
-		if d.t.slot(r.first+uint32(i)) != s {
+		if d.t.Slot(r.First+uint32(i)) != s {
 			return false
 		}
 	}
 	return true
 }
 
-func (d *Datapath) writeSlots(r region, slots []uint16) {
+func (d *Datapath) writeSlots(r table.Region, slots []uint16) {
 	for i := 0; i < len(slots); i += 4 {
 		var word uint64
 		for k := 0; k < 4 && i+k < len(slots); k++ {
 			word |= uint64(slots[i+k]) << (k * 16)
 		}
-		d.t.slotMem.values[int(r.first)/4+i/4] = word
+		d.t.SlotWords.Values[int(r.First)/4+i/4] = word
 	}
 }
 
 // gaps lists the free parts of the slots map, between the tables in force.
-func (d *Datapath) gaps() []region {
-	taken := make([]region, 0, len(d.regions))
+func (d *Datapath) gaps() []table.Region {
+	taken := make([]table.Region, 0, len(d.regions))
 	for _, r := range d.regions {
-		if r.count > 0 {
+		if r.Count > 0 {
 			taken = append(taken, r)
 		}
 	}
-	slices.SortFunc(taken, func(a, b region) int { return cmp.Compare(a.first, b.first) })
-	var free []region
+	slices.SortFunc(taken, func(a, b table.Region) int { return cmp.Compare(a.First, b.First) })
+	var free []table.Region
 	at := uint32(0)
 	for _, r := range taken {
-		if r.first > at {
-			free = append(free, region{first: at, count: r.first - at})
+		if r.First > at {
+			free = append(free, table.Region{First: at, Count: r.First - at})
 		}
-		at = max(at, r.first+wholeWords(r.count))
+		at = max(at, r.First+wholeWords(r.Count))
 	}
-	if end := d.t.slots * 4; end > at {
-		free = append(free, region{first: at, count: end - at})
+	if end := d.t.Slots * 4; end > at {
+		free = append(free, table.Region{First: at, Count: end - at})
 	}
 	return free
 }
@@ -116,23 +120,23 @@ func (d *Datapath) gaps() []region {
 func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
 
 // place takes room for a scheduler table out of the first gap that has it.
-func place(gaps []region, count uint32) (region, bool) {
+func place(gaps []table.Region, count uint32) (table.Region, bool) {
 	for i := range gaps {
-		if g := &gaps[i]; g.count >= wholeWords(count) {
-			r := region{first: g.first, count: count}
-			g.first += wholeWords(count)
-			g.count -= wholeWords(count)
+		if g := &gaps[i]; g.Count >= wholeWords(count) {
+			r := table.Region{First: g.First, Count: count}
+			g.First += wholeWords(count)
+			g.Count -= wholeWords(count)
 			return r, true
 		}
 	}
-	return region{}, false
+	return table.Region{}, false
 }
 
 // putDirects makes the table equal to what is wanted. A key is taken away first and
 // written last: in between its packets go the long way.
-func (d *Datapath) putDirects(want map[uint32]wireDirect) {
-	for i := range d.t.directs.values {
-		v := &d.t.directs.values[i]
+func (d *Datapath) putDirects(want map[uint32]wire.Direct) {
+	for i := range d.t.Directs.Values {
+		v := &d.t.Directs.Values[i]
 		w := want[uint32(i)]
 		if *v == w {
 			continue

@@ -8,6 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
@@ -20,8 +24,8 @@ import (
 
 // stale tells which flows a desired state treats otherwise than they are.
 type stale struct {
-	want      *desired
-	have      *desired // nil when it is not known: an earlier process had it
+	want      *compile.Desired
+	have      *compile.Desired // nil when it is not known: an earlier process had it
 	snapshot  *datapath.Snapshot
 	listeners *datapath.Listeners
 	services  map[string]*config.Service
@@ -30,11 +34,11 @@ type stale struct {
 
 // staleAfter returns nil where nothing differs between the snapshot in force and the next one but
 // states of backends, which the sweeper looks at.
-func (d *Datapath) staleAfter(want *desired, s *datapath.Snapshot) *stale {
+func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot) *stale {
 	if d.snapshot != nil && (d.snapshot.Config == s.Config || len(datapath.Differing(d.snapshot, s)) == 0) {
 		return nil
 	}
-	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.resolved),
+	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.Resolved),
 		services: map[string]*config.Service{}, rules: map[string]*config.NATRule{}}
 	for _, x := range s.Services {
 		st.services[x.Name] = x.Service
@@ -46,40 +50,40 @@ func (d *Datapath) staleAfter(want *desired, s *datapath.Snapshot) *stale {
 }
 
 // ends reports whether a flow is ended. twin is its other direction.
-func (s *stale) ends(f, twin side) bool {
-	at := s.listeners.Find(f.key.Protocol, f.key.Dest)
-	if f.flags&EntryNAT != 0 {
+func (s *stale) ends(f, twin table.Entry) bool {
+	at := s.listeners.Find(f.Key.Protocol, f.Key.Dest)
+	if f.Flags&wire.EntryNAT != 0 {
 		return s.source(f, twin, at)
 	}
-	id := uint32(f.owner)
-	w, ok := s.want.services[id]
+	id := uint32(f.Owner)
+	w, ok := s.want.Services[id]
 	if !ok {
 		return true // as the sweeper does
 	}
-	b, ok := s.want.backends[uint32(f.backend)]
-	bypass := w.Mode == ModeDSR || w.Mode == ModeTunnel
-	name := "service " + s.want.names.service[id]
-	if s.want.names.portRule[id] {
-		name = "nat " + s.want.names.service[id]
+	b, ok := s.want.Backends[uint32(f.Backend)]
+	bypass := w.Mode == wire.ModeDSR || w.Mode == wire.ModeTunnel
+	name := "service " + s.want.Names.Service[id]
+	if s.want.Names.PortForward[id] {
+		name = "nat " + s.want.Names.Service[id]
 	}
 	switch {
-	case ok && b.Service == f.owner && b.State == BackendDown, f.twin == NoEntry && !bypass:
+	case ok && b.Service == f.Owner && b.State == wire.BackendDown, f.Twin == wire.NoEntry && !bypass:
 		return true
-	case !ok || b.Service != f.owner,
+	case !ok || b.Service != f.Owner,
 		!slices.ContainsFunc(at, func(l datapath.Listener) bool { return l.Name() == name }),
-		s.have != nil && s.have.services[id].Active != 0 && s.have.services[id].Mode != w.Mode:
+		s.have != nil && s.have.Services[id].Active != 0 && s.have.Services[id].Mode != w.Mode:
 		return s.may(f)
 	}
-	pool := s.services[s.want.names.service[id]]
-	return pool != nil && w.Mode == ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.key.Dest) && s.may(f)
+	pool := s.services[s.want.Names.Service[id]]
+	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.may(f)
 }
 
 // source judges a flow of a rule that translates sources, whichever end opened it.
-func (s *stale) source(f, twin side, at []datapath.Listener) bool {
-	if _, ok := s.want.rules[uint32(f.owner)]; !ok {
+func (s *stale) source(f, twin table.Entry, at []datapath.Listener) bool {
+	if _, ok := s.want.Rules[uint32(f.Owner)]; !ok {
 		return true
 	}
-	n := s.rules[s.want.names.source[uint32(f.owner)]]
+	n := s.rules[s.want.Names.Source[uint32(f.Owner)]]
 	if n == nil {
 		return false
 	}
@@ -88,11 +92,11 @@ func (s *stale) source(f, twin side, at []datapath.Listener) bool {
 		pool = n.Pool
 	}
 	inside := len(n.Source) == 0 || slices.ContainsFunc(n.Source, func(p netip.Prefix) bool {
-		return p.Contains(f.key.Source.Addr()) || p.Contains(twin.key.Source.Addr())
+		return p.Contains(f.Key.Source.Addr()) || p.Contains(twin.Key.Source.Addr())
 	})
 	taken := slices.ContainsFunc(at, func(l datapath.Listener) bool { return !l.Bound })
-	excepted := slices.ContainsFunc(n.Except, func(p netip.Prefix) bool { return p.Contains(f.key.Dest.Addr()) })
-	outside := len(pool) == 0 || holds(pool, twin.key.Dest) || holds(pool, f.key.Dest)
+	excepted := slices.ContainsFunc(n.Except, func(p netip.Prefix) bool { return p.Contains(f.Key.Dest.Addr()) })
+	outside := len(pool) == 0 || holds(pool, twin.Key.Dest) || holds(pool, f.Key.Dest)
 	return (!inside || taken || excepted || !outside) && s.may(f)
 }
 
@@ -101,15 +105,15 @@ func holds(pool []config.AddressRange, a netip.AddrPort) bool {
 }
 
 // may reports whether the policy lets a flow be ended.
-func (s *stale) may(f side) bool { return !s.snapshot.Keeps(f.key.Protocol) }
+func (s *stale) may(f table.Entry) bool { return !s.snapshot.Keeps(f.Key.Protocol) }
 
 // countIn returns how many flows end would end.
-func (s *stale) countIn(t *tables) (n int) {
+func (s *stale) countIn(t *table.Tables) (n int) {
 	if s == nil || t == nil {
 		return 0
 	}
-	t.primaries(func(f side) bool {
-		if s.ends(f, t.twin(f)) {
+	t.Primaries(func(f table.Entry) bool {
+		if s.ends(f, t.Twin(f)) {
 			n++
 		}
 		return true
@@ -123,10 +127,10 @@ func (d *Datapath) end(s *stale) (n int, err error) {
 	if s == nil {
 		return 0, nil
 	}
-	four := len(d.t.flows4.values)
-	for i := range d.t.entries() {
-		f, ok := d.t.primary(i)
-		if !ok || !s.ends(f, d.t.twin(f)) {
+	four := len(d.t.Flows4.Values)
+	for i := range d.t.Entries() {
+		f, ok := d.t.Primary(i)
+		if !ok || !s.ends(f, d.t.Twin(f)) {
 			continue
 		}
 		victim := make([]byte, 8)
@@ -137,7 +141,7 @@ func (d *Datapath) end(s *stale) (n int, err error) {
 		binary.NativeEndian.PutUint32(victim, uint32(at))
 		binary.NativeEndian.PutUint32(victim[4:], v6)
 		if _, err := d.programs.Programs["sweep_end"].Run(&ebpf.RunOptions{Context: victim}); err != nil {
-			return n, fmt.Errorf("flow %s: end: %w", f.key, err)
+			return n, fmt.Errorf("flow %s: end: %w", f.Key, err)
 		}
 		n++
 	}

@@ -6,6 +6,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -34,7 +36,7 @@ func (s *subject) planned(yaml string) (change *datapath.Change) {
 
 // alive counts the flows in the tables.
 func (s *subject) alive() (n int) {
-	s.d.t.primaries(func(side) bool { n++; return true })
+	s.d.t.Primaries(func(table.Entry) bool { n++; return true })
 	return n
 }
 

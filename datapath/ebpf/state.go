@@ -2,19 +2,34 @@
 
 package ebpf
 
-// state is what the compiler has to know of the tables in force.
-type state struct {
-	ids *ids
-	// referred lists, for all kinds but sets, the ids that something in the tables refers to.
-	referred func() (map[idKind]map[uint32]bool, error)
-	hz       uint32 // ticks of the kernel in a second
-	// pool is how many pool addresses the tables have room for, hosts how many single addresses of lists.
-	pool, hosts uint32
-	halfOpen    uint32 // quota of handshakes in progress
-	spliced     uint32 // SPLICED_*: kinds of flows that live
-	allOn       bool   // for tests: every feature is on, whether the configuration needs it or not
-	// serviceFlows and backendFlows are how many flows one has.
-	serviceFlows, backendFlows func(id uint32) int64
-	// runs returns a copy of the map of runs, and which of its places the rules and backends in force use.
-	runs func() (places []uint64, held []bool)
+import (
+	"slices"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// stateOf returns the state of the tables for a snapshot.
+func stateOf(t *table.Tables, s *datapath.Snapshot) *compile.State {
+	st := &compile.State{IDs: t.IDs, Referred: t.Referred, HZ: t.HZ, Pool: t.Pool, Hosts: t.Hosts, HalfOpen: table.HalfOpenFor(s.Config.Tables), AllOn: t.AllOn,
+		ServiceFlows: func(id uint32) int64 { return t.ServiceLoads.Values[id].Active },
+		BackendFlows: func(id uint32) int64 { return t.BackendLoads.Values[id].Active },
+		Runs:         func() ([]uint64, []bool) { return slices.Clone(t.Runs.Values), t.RunsHeld() }}
+	if t.Control != nil {
+		st.Spliced = t.Control.Values[0].Spliced
+	}
+	return st
+}
+
+// emptyState is the state of tables that are not made yet.
+func emptyState(hz uint32, s *datapath.Snapshot) *compile.State {
+	none := func(uint32) int64 { return 0 }
+	places := (&table.Tables{Sizes: table.Sizes{Pool: wire.MaxPool}}).Places()
+	return &compile.State{IDs: ids.New(), Referred: func() (map[ids.Kind]map[uint32]bool, error) { return nil, nil },
+		HZ: hz, Pool: wire.MaxPool, Hosts: 1 << 21, HalfOpen: table.HalfOpenFor(s.Config.Tables), ServiceFlows: none, BackendFlows: none,
+		Runs: func() ([]uint64, []bool) { return make([]uint64, places), make([]bool, places) }}
 }

@@ -12,6 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-lb/sluice/netdev"
@@ -27,19 +31,19 @@ func destination(mac net.HardwareAddr) uint64 {
 // stationsOf returns the hardware addresses at which frames are for this host: those of the
 // interfaces, of links that stand on them in this namespace (macvlan, as keepalived makes them
 // for VRRP), and of the bridge or bond for its ports.
-func stationsOf(h *host) map[wireStationKey]uint32 {
-	all := map[wireStationKey]uint32{}
+func stationsOf(h *compile.Host) map[wire.StationKey]uint32 {
+	all := map[wire.StationKey]uint32{}
 	add := func(ifindex int, mac net.HardwareAddr) {
 		if len(mac) == 6 && mac[0]&1 == 0 {
-			all[wireStationKey{Destination: destination(mac), Ifindex: uint32(ifindex)}] = 1
+			all[wire.StationKey{Destination: destination(mac), Ifindex: uint32(ifindex)}] = 1
 		}
 	}
-	for _, i := range h.interfaces {
+	for _, i := range h.Interfaces {
 		add(i.Index, i.MAC)
 		if i.Kind == "macvlan" && i.Up && i.Lower != 0 {
 			add(i.Lower, i.MAC)
 		}
-		if master, ok := i.PortOf(h.interfaces); ok {
+		if master, ok := i.PortOf(h.Interfaces); ok {
 			add(i.Index, master.MAC)
 		}
 	}
@@ -48,8 +52,8 @@ func stationsOf(h *host) map[wireStationKey]uint32 {
 
 // ownStationsOf returns the interfaces' addresses at the places of their indices, hardware first. Indices
 // whose low 16 bits are the same have no place: the programs could not tell them apart.
-func ownStationsOf(h *host) (places [MaxStations]uint64) {
-	order := slices.Clone(h.interfaces)
+func ownStationsOf(h *compile.Host) (places [wire.MaxStations]uint64) {
+	order := slices.Clone(h.Interfaces)
 	rank := func(i netdev.Interface) int {
 		if i.Virtual() {
 			return 1
@@ -62,7 +66,7 @@ func ownStationsOf(h *host) (places [MaxStations]uint64) {
 		tags[uint16(i.Index)]++
 	}
 	for _, i := range order {
-		at, tag := i.Index%MaxStations, uint16(i.Index)
+		at, tag := i.Index%wire.MaxStations, uint16(i.Index)
 		if len(i.MAC) == 6 && places[at] == 0 && tags[tag] == 1 {
 			places[at] = destination(i.MAC) | uint64(tag)
 		}
@@ -72,11 +76,11 @@ func ownStationsOf(h *host) (places [MaxStations]uint64) {
 
 // putStations tells the programs which frames are for this host. Those that are new come before
 // those that are gone.
-func putStations(t *tables, h *host) error {
+func putStations(t *table.Tables, h *compile.Host) error {
 	for at, v := range ownStationsOf(h) {
-		atomic.StoreUint64(&t.stations.values[at], v)
+		atomic.StoreUint64(&t.Stations.Values[at], v)
 	}
-	return equalise(t.maps["stations"], stationsOf(h), nil)
+	return table.Equalise(t.Maps["stations"], stationsOf(h), nil)
 }
 
 // stationsPause is how long changes of links are collected before the programs are told.
@@ -99,7 +103,7 @@ func (d *Datapath) followStations(ctx context.Context, changed <-chan struct{}) 
 		time.Sleep(stationsPause)
 		h, err := netdev.Interfaces()
 		if err == nil {
-			err = putStations(d.t, &host{interfaces: h})
+			err = putStations(d.t, &compile.Host{Interfaces: h})
 		}
 		if err != nil {
 			d.opt.Log.Warn("hardware addresses of interfaces are not known to the programs", "error", err)

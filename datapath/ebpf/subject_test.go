@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
@@ -170,9 +173,9 @@ func (s *subject) apply() error {
 // anywhere says what the datapath carries on a host whose interfaces nobody knows.
 type anywhere struct{}
 
-func (anywhere) CarriesService(s *config.Service) error   { return carriesService(s) }
-func (anywhere) CarriesNAT(n *config.NATRule) error       { return carriesNAT(n) }
-func (anywhere) CarriesRule(r *config.FirewallRule) error { return carriesRule(r) }
+func (anywhere) CarriesService(s *config.Service) error   { return compile.CarriesService(s) }
+func (anywhere) CarriesNAT(n *config.NATRule) error       { return compile.CarriesNAT(n) }
+func (anywhere) CarriesRule(r *config.FirewallRule) error { return compile.CarriesRule(r) }
 
 // refusal returns why the datapath would not be given all of a configuration.
 func refusal(c *config.Config) error { return golden.Refusal(anywhere{}, c) }
@@ -287,12 +290,12 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 
 // outcome reads what a program has left behind.
 func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool) (nat.Outcome, error) {
-	var works []wireWork
+	var works []wire.Work
 	if err := s.d.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return nat.Outcome{}, err
 	}
 	w := works[s.cpu]
-	r := nat.Outcome{Action: nat.Action(actionNames()[w.Plan.Action]), Reason: nat.Reason(reasonNames()[w.Plan.Reason])}
+	r := nat.Outcome{Action: nat.Action(wire.ActionNames()[w.Plan.Action]), Reason: nat.Reason(wire.ReasonNames()[w.Plan.Reason])}
 	if r.Reason == nat.ReasonHeldFragment || r.Reason == nat.ReasonToFragment6 { // make room in the ring: nobody holds it here
 		if err := s.forgetHeld(); err != nil {
 			return r, err
@@ -302,7 +305,7 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 	case sent && r.Action == nat.Drop:
 		r.Out = []nat.Departure{{Interface: in.Interface, Frame: o.DataOut}}
 	case sent, passed && r.Reason == nat.ReasonToFragment:
-		by, err := s.d.t.hopOf(&w)
+		by, err := s.d.t.HopOf(&w)
 		if err != nil {
 			return r, err
 		}
@@ -316,7 +319,7 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 
 func (s *subject) forgetHeld() (err error) {
 	if s.early == nil {
-		if s.early, err = ringbuf.NewReader(s.d.t.maps["early"]); err != nil {
+		if s.early, err = ringbuf.NewReader(s.d.t.Maps["early"]); err != nil {
 			return err
 		}
 	}
@@ -345,14 +348,14 @@ func (s *subject) Advance(d time.Duration) error {
 	if err := s.sweep(); err != nil {
 		return err
 	}
-	const dead = EntryDead
-	for i := range s.d.t.flows4.values { // a second pass frees what has died in the first
-		if e := &s.d.t.flows4.values[i]; e.Key.State == dead {
+	const dead = wire.EntryDead
+	for i := range s.d.t.Flows4.Values { // a second pass frees what has died in the first
+		if e := &s.d.t.Flows4.Values[i]; e.Key.State == dead {
 			e.Meta.Seen -= 2 * s.d.hz
 		}
 	}
-	for i := range s.d.t.flows6.values {
-		if e := &s.d.t.flows6.values[i]; e.Key.State == dead {
+	for i := range s.d.t.Flows6.Values {
+		if e := &s.d.t.Flows6.Values[i]; e.Key.State == dead {
 			e.Meta.Seen -= 2 * s.d.hz
 		}
 	}
@@ -374,19 +377,19 @@ func (s *subject) clock() (ticks uint32, err error) {
 
 func (s *subject) older(back func(*uint32)) {
 	t := s.d.t
-	for i := range t.flows4.values {
-		back(&t.flows4.values[i].Meta.Seen)
+	for i := range t.Flows4.Values {
+		back(&t.Flows4.Values[i].Meta.Seen)
 	}
-	for i := range t.flows6.values {
-		back(&t.flows6.values[i].Meta.Seen)
+	for i := range t.Flows6.Values {
+		back(&t.Flows6.Values[i].Meta.Seen)
 	}
 	for i := range s.snapshot.Services {
-		if l := &t.loads.values[i]; l.Cookie != 0 {
+		if l := &t.ServiceLoads.Values[i]; l.Cookie != 0 {
 			back(&l.Cookie)
 		}
 	}
-	each(t.maps["stickies"], func(v *wireSticky) { back(&v.Seen) })
-	each(t.maps["fragments"], func(v *wireFragment) { back(&v.Seen) })
+	each(t.Maps["stickies"], func(v *wire.Sticky) { back(&v.Seen) })
+	each(t.Maps["fragments"], func(v *wire.Fragment) { back(&v.Seen) })
 }
 
 // olderLimits makes rates older. Here, too, the time that packets took does not count, but
@@ -399,11 +402,11 @@ func (s *subject) olderLimits(ticks, took uint32) {
 		}
 	}
 	for i := range s.snapshot.Services {
-		back(&s.d.t.loads.values[i].Tat)
-		back(&s.d.t.loads.values[i].ResetTat)
+		back(&s.d.t.ServiceLoads.Values[i].Tat)
+		back(&s.d.t.ServiceLoads.Values[i].ResetTat)
 	}
-	each(s.d.t.maps["client_rates"], func(v *wireClient) { back(&v.Tat) })
-	each(s.d.t.maps["firewall_rules"], func(v *wireFirewallRule) { back(&v.Tat) })
+	each(s.d.t.Maps["client_rates"], func(v *wire.Client) { back(&v.Tat) })
+	each(s.d.t.Maps["firewall_rules"], func(v *wire.FirewallRule) { back(&v.Tat) })
 }
 
 func each[V any](m *ebpf.Map, change func(*V)) {

@@ -6,6 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -25,10 +29,10 @@ func TestTimeLeft(t *testing.T) {
 		{day, 26 * day, 0, 24 * time.Hour},
 		{day, 0, 26 * day, 24 * time.Hour},
 	} {
-		d := &Datapath{hz: hz, inForce: &desired{}, switches: switches{UDP: c.timeout}}
+		d := &Datapath{hz: hz, inForce: &compile.Desired{}, switches: wire.Switches{UDP: c.timeout}}
 		const now = 12345 // the clock began anew lately
 		key := flow.Tuple{Protocol: flow.UDP}
-		if got := d.describe(side{key: key, seen: now - c.idle}, side{key: key, seen: now - c.twinIdle}, now).Timeout; got != c.want {
+		if got := d.describe(table.Entry{Key: key, Seen: now - c.idle}, table.Entry{Key: key, Seen: now - c.twinIdle}, now).Timeout; got != c.want {
 			t.Errorf("timeout of %d ticks, silent for %d and %d: %s left, want %s", c.timeout, c.idle, c.twinIdle, got, c.want)
 		}
 	}
@@ -37,8 +41,8 @@ func TestTimeLeft(t *testing.T) {
 // TestPoolsHaveNumbers: each port of each pool address has a number of 32 bits.
 func TestPoolsHaveNumbers(t *testing.T) {
 	for _, pool := range []int{0, 4096, 14563, 14564, 100000} {
-		if s := sizesFor(config.Tables{}, 0, pool, 0); uint64(s.pool)*3<<16 > 1<<32 {
-			t.Errorf("%d pool addresses: tables for %d have more ports than numbers", pool, s.pool)
+		if s := table.SizesFor(config.Tables{}, 0, pool, 0); uint64(s.Pool)*3<<16 > 1<<32 {
+			t.Errorf("%d pool addresses: tables for %d have more ports than numbers", pool, s.Pool)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -31,30 +33,30 @@ func neighbourNote(n netdev.Hop) string {
 	return fmt.Sprintf("%sneighbour %d %s", noted, n.Ifindex, n.Addr)
 }
 
-func note(ids *ebpf.Map, name string) error {
-	k := idKeyOf(idMeta, name)
-	if err := ids.Put(&k, uint32(1)); err != nil {
+func note(idMap *ebpf.Map, name string) error {
+	k := ids.KeyOf(ids.Meta, name)
+	if err := idMap.Put(&k, uint32(1)); err != nil {
 		return fmt.Errorf("ids: %w", err)
 	}
 	return nil
 }
 
-func unnote(ids *ebpf.Map, name string) error {
-	k := idKeyOf(idMeta, name)
-	if err := ids.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+func unnote(idMap *ebpf.Map, name string) error {
+	k := ids.KeyOf(ids.Meta, name)
+	if err := idMap.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("ids: %w", err)
 	}
 	return nil
 }
 
 // notes reads all.
-func notes(ids *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
-	var k idKey
+func notes(idMap *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
+	var k ids.Key
 	var v uint32
-	it := ids.Iterate()
+	it := idMap.Iterate()
 	for it.Next(&k, &v) {
 		name, ok := strings.CutPrefix(strings.TrimRight(string(k.Name[:]), "\x00"), noted)
-		if k.Kind != idMeta || !ok {
+		if k.Kind != ids.Meta || !ok {
 			continue
 		}
 		var ifindex int
@@ -72,12 +74,12 @@ func notes(ids *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
 
 // takeBack undoes what is noted in the pins of a directory.
 func takeBack(dir string) error {
-	ids, err := ebpf.LoadPinnedMap(filepath.Join(dir, "ids"), nil)
+	idMap, err := ebpf.LoadPinnedMap(filepath.Join(dir, "ids"), nil)
 	if err != nil {
 		return nil // nothing was ever applied
 	}
-	defer ids.Close()
-	qdiscs, neighbours, err := notes(ids)
+	defer idMap.Close()
+	qdiscs, neighbours, err := notes(idMap)
 	for _, ifindex := range qdiscs {
 		err = errors.Join(err, dropClsact(ifindex))
 	}
@@ -134,11 +136,11 @@ const (
 )
 
 // read learns at first what an earlier process has noted.
-func (n *neighbours) read(ids *ebpf.Map) error {
+func (n *neighbours) read(idMap *ebpf.Map) error {
 	if n.ours != nil {
 		return nil
 	}
-	_, list, err := notes(ids)
+	_, list, err := notes(idMap)
 	if err != nil {
 		return err
 	}
@@ -150,7 +152,7 @@ func (n *neighbours) read(ids *ebpf.Map) error {
 }
 
 // resolve has neighbours kept that are not so yet.
-func (n *neighbours) resolve(ids *ebpf.Map, list map[netdev.Hop]bool) (err error) {
+func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) (err error) {
 	var kept map[netdev.Hop]bool
 	for hop := range list {
 		if !n.ours[hop] {
@@ -162,7 +164,7 @@ func (n *neighbours) resolve(ids *ebpf.Map, list map[netdev.Hop]bool) (err error
 			if _, others := kept[hop]; others {
 				continue
 			}
-			if err := note(ids, neighbourNote(hop)); err != nil {
+			if err := note(idMap, neighbourNote(hop)); err != nil {
 				return err
 			}
 			n.ours[hop] = true
@@ -173,7 +175,7 @@ func (n *neighbours) resolve(ids *ebpf.Map, list map[netdev.Hop]bool) (err error
 }
 
 // drop lets those age that nobody needs any more.
-func (n *neighbours) drop(ids *ebpf.Map) error {
+func (n *neighbours) drop(idMap *ebpf.Map) error {
 	var list []netdev.Hop
 	for hop := range n.ours {
 		if !n.backends[hop] && n.asked[hop].IsZero() {
@@ -182,7 +184,7 @@ func (n *neighbours) drop(ids *ebpf.Map) error {
 	}
 	err := forget(list)
 	for _, hop := range list {
-		err = errors.Join(err, unnote(ids, neighbourNote(hop)))
+		err = errors.Join(err, unnote(idMap, neighbourNote(hop)))
 		delete(n.ours, hop)
 	}
 	return err
@@ -190,33 +192,33 @@ func (n *neighbours) drop(ids *ebpf.Map) error {
 
 // want sets the neighbours on the way to backends: all there are, where it forgets those that
 // no backend has any more, also those of an earlier process, whose programs ask again; or some more.
-func (n *neighbours) want(ids *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
+func (n *neighbours) want(idMap *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.read(ids); err != nil {
+	if err := n.read(idMap); err != nil {
 		return err
 	}
 	if !all {
 		maps.Copy(n.backends, backends)
-		return n.resolve(ids, backends)
+		return n.resolve(idMap, backends)
 	}
 	n.backends = backends
-	return errors.Join(n.resolve(ids, backends), n.drop(ids))
+	return errors.Join(n.resolve(idMap, backends), n.drop(idMap))
 }
 
 // ask keeps a neighbour resolved that a program wants to know.
-func (n *neighbours) ask(ids *ebpf.Map, hop netdev.Hop) error {
+func (n *neighbours) ask(idMap *ebpf.Map, hop netdev.Hop) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	err, now := n.read(ids), time.Now()
+	err, now := n.read(idMap), time.Now()
 	last := n.asked[hop]
 	if err != nil || now.Sub(last) < askAgain {
 		return err
 	}
 	if last.IsZero() && len(n.asked) >= maxAsked {
 		clear(n.asked)
-		err = n.drop(ids)
+		err = n.drop(idMap)
 	}
 	n.asked[hop] = now
-	return errors.Join(err, n.resolve(ids, map[netdev.Hop]bool{hop: true}))
+	return errors.Join(err, n.resolve(idMap, map[netdev.Hop]bool{hop: true}))
 }

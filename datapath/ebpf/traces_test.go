@@ -45,7 +45,7 @@ func hung(t *testing.T, n *lab.Node) (list []string) {
 		if err != nil {
 			return err
 		}
-		for _, i := range h.interfaces {
+		for _, i := range h.Interfaces {
 			l, err := netlink.LinkByIndex(i.Index)
 			if err != nil {
 				return err
@@ -124,7 +124,7 @@ func TestFilterBesideALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	foreign := constant(t, 3, -1) // BPF_PROG_TYPE_SCHED_CLS, TC_ACT_UNSPEC
-	a := &attachment{ids: d.t.maps["ids"], attachPoint: attachPoint{wan.Index, config.AttachTC}, name: "wan0"}
+	a := &attachment{ids: d.t.Maps["ids"], attachPoint: attachPoint{wan.Index, config.AttachTC}, name: "wan0"}
 	if err := errors.Join(gw.Do(func() error { return a.filter(foreign) }), d.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestNeighboursAreAskedForAgain(t *testing.T) {
 			}
 			labtest.Eventually(t, 10*time.Second, address, func() error {
 				return gw.Do(func() error {
-					if err := d.near.ask(d.t.maps["ids"], hop); err != nil {
+					if err := d.near.ask(d.t.Maps["ids"], hop); err != nil {
 						return err
 					}
 					kept, err := netdev.Kept()

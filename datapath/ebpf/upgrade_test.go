@@ -13,6 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
@@ -219,14 +223,14 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	d := openIn(t, l.Node("gateway"), pins)
 	apply(t, d, config.AttachTC, oneServer)
 	c := transfer(t, l.Node("client"), "192.0.2.10:80")
-	key := idKeyOf(idMeta, "layout")
-	if err := d.t.maps["ids"].Put(&key, uint32(Layout+1)); err != nil {
+	key := ids.KeyOf(ids.Meta, "layout")
+	if err := d.t.Maps["ids"].Put(&key, uint32(wire.Layout+1)); err != nil {
 		t.Fatal(err)
 	}
 	d.Close()
 	d = openIn(t, l.Node("gateway"), pins)
 	_, err := d.Apply(context.Background(), snapshotOf(t, config.AttachTC, oneServer))
-	if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "sluice stop --force") {
+	if !errors.Is(err, table.ErrLayout) || !strings.Contains(err.Error(), "sluice stop --force") {
 		t.Fatalf("tables of another layout: %v", err)
 	}
 	if err := roundTrip(c); err != nil {
@@ -268,9 +272,9 @@ func TestOtherSizesAreTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, table := range counters.Tables {
-		if table.Name == "half-open" && table.Size != 7 {
-			t.Errorf("the quota of handshakes needs no other table, but is %d", table.Size)
+	for _, one := range counters.Tables {
+		if one.Name == "half-open" && one.Size != 7 {
+			t.Errorf("the quota of handshakes needs no other table, but is %d", one.Size)
 		}
 	}
 	if err := d.Remove(t.Context()); err != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/kernel"
@@ -21,7 +23,7 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.t == nil || d.snapshot == nil {
 		return nil
 	}
-	if differs := d.t.differs(d.snapshot.Config.Tables); differs != "" {
+	if differs := d.t.Differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
 	if d.away != nil {
@@ -33,15 +35,15 @@ func (d *Datapath) Warnings() (out []string) {
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
 		return nil
 	})
-	there := func(name string) bool { return len(d.seen.named(config.Interfaces(name))) > 0 }
+	there := func(name string) bool { return len(d.seen.Named(config.Interfaces(name))) > 0 }
 	addressed := func(name string, v6 bool) bool {
-		i, _ := d.seen.byName(name)
-		return slices.ContainsFunc(d.seen.details[i.Index], func(a hostAddress) bool { return a.Is6() == v6 && !a.unusable })
+		i, _ := d.seen.ByName(name)
+		return slices.ContainsFunc(d.seen.Details[i.Index], func(a compile.HostAddress) bool { return a.Is6() == v6 && !a.Unusable })
 	}
-	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.seen.listenAddress), d.seen.networks)...)
+	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.seen.ListenAddress), d.seen.Networks)...)
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
 	out = append(out, d.crossingWarnings()...)
-	for _, i := range d.seen.interfaces {
+	for _, i := range d.seen.Interfaces {
 		if err := d.without[i.Index]; err != nil {
 			by := "the kernel"
 			if d.attached[attachPoint{i.Index, config.AttachTC}] != nil {
@@ -50,24 +52,24 @@ func (d *Datapath) Warnings() (out []string) {
 			out = append(out, fmt.Sprintf("interface %s: %v; until then what comes in by it is left to %s", i.Name, err, by))
 		}
 	}
-	_, missing := d.seen.attachTo(d.snapshot.Config)
+	_, missing := d.seen.AttachTo(d.snapshot.Config)
 	for _, name := range missing {
 		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
 	}
 	for _, name := range d.snapshot.Config.Interfaces {
-		i, ok := d.seen.byName(name)
+		i, ok := d.seen.ByName(name)
 		if !ok {
 			continue
 		}
 		if !i.Ethernet() && !i.Bare() {
 			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, unknownHeaders))
 		}
-		if m, port := i.PortOf(d.seen.interfaces); port {
+		if m, port := i.PortOf(d.seen.Interfaces); port {
 			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
 	}
 	for _, a := range d.attached {
-		if i, _ := d.seen.byName(a.name); a.hook != config.AttachTC && i.Virtual() {
+		if i, _ := d.seen.ByName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			large := ""
 			if a.hook == config.AttachXDPGeneric { // native XDP has the driver refuse them
 				large = ", and segments that it leaves to the link to cut (TSO) are lost"
@@ -77,13 +79,13 @@ func (d *Datapath) Warnings() (out []string) {
 		}
 	}
 	if d.snapshot.Config.Attach == config.AttachXDP {
-		if withoutTransmit := d.seen.withoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
+		if withoutTransmit := d.seen.WithoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
 			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
 				"set links down that nothing uses", some(withoutTransmit)))
 		}
 		for _, a := range d.attached {
-			i, _ := d.seen.byName(a.name)
-			for _, v := range d.seen.vlansOf(i) {
+			i, _ := d.seen.ByName(a.name)
+			for _, v := range d.seen.VlansOf(i) {
 				if a.hook == config.AttachXDP && !i.Virtual() {
 					out = append(out, fmt.Sprintf("interface %s has the VLAN %s: XDP takes its frames for those of %s when the card takes the tags off; "+
 						"use attach: auto, or 'ethtool -K %s rxvlan off'", i.Name, v.Name, i.Name, i.Name))
@@ -109,7 +111,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 				"write in or out, the interfaces between which all are translated, or eam, the hosts", n.Name))
 		}
 		for _, e := range n.EAM {
-			if e.IPv4.IsSingleIP() && d.seen.owns(e.IPv4.Addr()) {
+			if e.IPv4.IsSingleIP() && d.seen.Owns(e.IPv4.Addr()) {
 				out = append(out, fmt.Sprintf("nat %s: %s is an address of this host: what comes for it stays here, and does not reach %s", n.Name, e.IPv4.Addr(), e.IPv6))
 			}
 		}
@@ -117,9 +119,9 @@ func (d *Datapath) crossingWarnings() (out []string) {
 	if d.inForce == nil {
 		return out // nothing was applied yet
 	}
-	if n := d.inForce.specific; n > mostRoutes {
+	if n := d.inForce.SpecificRoutes; n > compile.MostRoutes {
 		out = append(out, fmt.Sprintf("%d routes lead into what siit and nat64 map, and %d of them are looked at: destinations of the others are translated; "+
-			"write eam with the prefixes of the hosts", n, mostRoutes))
+			"write eam with the prefixes of the hosts", n, compile.MostRoutes))
 	}
 	return out
 }
@@ -129,7 +131,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 func (d *Datapath) entrances() (named, all []string) {
 	for _, r := range d.snapshot.NAT {
 		for _, which := range []config.Interfaces{r.In, r.Out} {
-			for _, i := range d.seen.named(which) {
+			for _, i := range d.seen.Named(which) {
 				if which != "" { // any
 					named = append(named, i.Name)
 				}
@@ -137,7 +139,7 @@ func (d *Datapath) entrances() (named, all []string) {
 		}
 	}
 	for _, name := range d.snapshot.Config.Interfaces {
-		if _, there := d.seen.byName(name); there {
+		if _, there := d.seen.ByName(name); there {
 			named = append(named, name)
 		}
 	}

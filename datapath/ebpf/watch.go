@@ -14,6 +14,8 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -32,11 +34,11 @@ func (d *Datapath) watch() {
 	if err != nil {
 		d.opt.Log.Warn("changes of next hops are not watched; flows notice them within a second", "error", err)
 	}
-	events, err := ringbuf.NewReader(d.t.maps["events"])
+	events, err := ringbuf.NewReader(d.t.Maps["events"])
 	if err != nil {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 	}
-	early, err := ringbuf.NewReader(d.t.maps["early"])
+	early, err := ringbuf.NewReader(d.t.Maps["early"])
 	if err != nil {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 	}
@@ -49,7 +51,7 @@ func (d *Datapath) watch() {
 			events.Close()
 		}
 	}
-	generation, changed := d.t.control, make(chan struct{}, 1)
+	generation, changed := d.t.Control, make(chan struct{}, 1)
 	if w != nil {
 		d.watching.Go(func() { d.followStations(ctx, changed) })
 		d.watching.Go(func() {
@@ -83,9 +85,9 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 		return
 	}
-	ids := d.t.maps["ids"]
+	idMap := d.t.Maps["ids"]
 	var r ringbuf.Record
-	lost := d.t.control.values[0].LostLogs
+	lost := d.t.Control.Values[0].LostLogs
 	for {
 		if err := events.ReadInto(&r); err != nil {
 			if !errors.Is(err, os.ErrClosed) {
@@ -93,29 +95,29 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			}
 			return
 		}
-		if len(r.RawSample) < int(unsafe.Sizeof(wireEvent{})) {
+		if len(r.RawSample) < int(unsafe.Sizeof(wire.Event{})) {
 			continue
 		}
-		e := *(*wireEvent)(unsafe.Pointer(&r.RawSample[0]))
+		e := *(*wire.Event)(unsafe.Pointer(&r.RawSample[0]))
 		switch e.Kind {
-		case EventConnection:
+		case wire.EventConnection:
 			if logs := d.logs.Load(); logs != nil {
 				if l, ok := (*logs)[e.Owner]; ok {
 					d.opt.Log.Log(context.Background(), levelOf(l.Level), connectionLine(l.Prefix, e))
 				}
 			}
-		case EventBlock:
+		case wire.EventBlock:
 			d.logBlock(r.RawSample)
 			d.warnLost(&lost)
-		case EventNeighbour:
-			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: addrFrom(e.Addr, e.Family == Family6)}
-			if err := d.near.ask(ids, hop); err != nil {
+		case wire.EventNeighbour:
+			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: wire.AddrFrom(e.Addr, e.Family == wire.Family6)}
+			if err := d.near.ask(idMap, hop); err != nil {
 				d.missed.Add(1)
 			}
-		case EventProbe:
+		case wire.EventProbe:
 			if err := probe(e); err != nil {
 				d.missed.Add(1)
-				d.opt.Log.Debug("the host of a silent connection is not probed", "host", addrFrom(e.Addr, true), "error", err)
+				d.opt.Log.Debug("the host of a silent connection is not probed", "host", wire.AddrFrom(e.Addr, true), "error", err)
 			}
 		}
 	}
@@ -124,16 +126,16 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 // probe asks the IPv6 host of a connection whether it still has it, by a segment of its
 // peer's without data and with numbers that no connection has (RFC 6146 §3.5.2.2). What
 // the host answers passes the gateway as any packet of the connection does.
-func probe(e wireEvent) error {
+func probe(e wire.Event) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	host := addrFrom(e.Addr, true)
+	host := wire.AddrFrom(e.Addr, true)
 	p := packet.Packet{
-		&packet.IPv6{Src: addrFrom(e.To, true), Dst: host, HopLimit: 64},
-		&packet.TCP{SrcPort: portOf(e.Dport), DstPort: portOf(e.Sport), Flags: packet.ACK},
+		&packet.IPv6{Src: wire.AddrFrom(e.To, true), Dst: host, HopLimit: 64},
+		&packet.TCP{SrcPort: wire.PortOf(e.Dport), DstPort: wire.PortOf(e.Sport), Flags: packet.ACK},
 	}
 	return unix.Sendto(fd, p.Build(), 0, &unix.SockaddrInet6{Addr: host.As16()})
 }
@@ -152,23 +154,23 @@ func levelOf(l config.LogLevel) slog.Level {
 }
 
 // connectionLine writes a new connection as the kernel's packet log does.
-func connectionLine(prefix string, e wireEvent) string {
-	v6 := e.Family == Family6
+func connectionLine(prefix string, e wire.Event) string {
+	v6 := e.Family == wire.Family6
 	in := ""
 	if i, err := net.InterfaceByIndex(int(e.Ifindex)); err == nil {
 		in = i.Name
 	}
-	line := fmt.Sprintf("%sIN=%s OUT= SRC=%s DST=%s LEN=%d PROTO=%s", prefix, in, addrFrom(e.Addr, v6), addrFrom(e.To, v6), e.Len,
+	line := fmt.Sprintf("%sIN=%s OUT= SRC=%s DST=%s LEN=%d PROTO=%s", prefix, in, wire.AddrFrom(e.Addr, v6), wire.AddrFrom(e.To, v6), e.Len,
 		strings.ToUpper(flow.Protocol(e.L4Proto).String()))
 	if e.Sport|e.Dport != 0 {
-		line += fmt.Sprintf(" SPT=%d DPT=%d", portOf(e.Sport), portOf(e.Dport))
+		line += fmt.Sprintf(" SPT=%d DPT=%d", wire.PortOf(e.Sport), wire.PortOf(e.Dport))
 	}
 	return line
 }
 
 // resolveBackends keeps the next hops to backends resolved, so that the first packet to one
 // finds its way: of all there are, and no others, or of some more.
-func (d *Datapath) resolveBackends(backends map[uint32]wireBackend, all bool) {
+func (d *Datapath) resolveBackends(backends map[uint32]wire.Backend, all bool) {
 	if d.opt.NoAttach {
 		return
 	}
@@ -177,8 +179,8 @@ func (d *Datapath) resolveBackends(backends map[uint32]wireBackend, all bool) {
 	}
 	done, hops := d.near.sought, map[netdev.Hop]bool{}
 	for _, b := range backends {
-		a := addrFrom(b.Addr, b.Family == Family6)
-		if b.State == BackendDown || done[a] {
+		a := wire.AddrFrom(b.Addr, b.Family == wire.Family6)
+		if b.State == wire.BackendDown || done[a] {
 			continue
 		}
 		done[a] = true
@@ -192,7 +194,7 @@ func (d *Datapath) resolveBackends(backends map[uint32]wireBackend, all bool) {
 	if !all && len(hops) == 0 {
 		return
 	}
-	if err := d.near.want(d.t.maps["ids"], hops, all); err != nil {
+	if err := d.near.want(d.t.Maps["ids"], hops, all); err != nil {
 		d.opt.Log.Debug("next hops of backends are not kept resolved", "error", err)
 	}
 }

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// Desired is what the maps are to hold: a snapshot in the datapath's own words.
+type Desired struct {
+	SpecificRoutes int                     // more specific ones than mappings between the families have, with those that found no room
+	Waiting        int                     // names of interfaces, and addresses of masquerade rules, that are not there
+	Services       map[uint32]wire.Service // slots not filled in
+	Slots          map[uint32][]uint16     // by service
+	Backends       map[uint32]wire.Backend
+	Names          names
+
+	Listeners      map[wire.ListenerKey]wire.Listener
+	Ranges         map[wire.ListenerPrefix]wire.Listener
+	IfaceListeners map[wire.DoorKey]uint32
+	Directs        []wire.Direct
+	Reverses       map[wire.ListenerKey]wire.Reverse
+	Sessions       map[wire.SessionKey]uint32
+	Members        map[wire.MemberKey]uint64
+	Hosts          map[wire.HostKey]uint64 // single addresses of the same lists
+	Firewall       []wire.FirewallRule
+	Rules          map[uint32]wire.NatRule
+	Order          []uint32                   // of the rules in the configuration
+	Mappable       map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
+	Prefixes       map[wire.PrefixKey]wire.Prefix
+	Pools          map[uint32]wire.PoolAddr
+	Runs           map[[2]uint16][]uint32    // numbers of a pool's addresses, by where they begin and how many they are
+	Ports          map[uint32][]flow.Ports   // usable ones, by pool address
+	Block          map[uint32]int            // ports of a block, by pool address
+	Sets           map[uint32]config.PortSet // of several ranges, by pool address: no other port is given out
+	unlisted       map[uint32]bool           // pool addresses that no packet is looked up in a pool for
+	Ifaces         map[uint32]wire.InterfaceAddr
+	// interfaceLists are the lists of interfaces of rules, by their numbers.
+	interfaceLists map[uint32]config.Interfaces
+	Switches       wire.Switches
+	Tables         config.Tables // sizes asked for
+
+	Draft    *ids.Draft
+	Resolved *datapath.Snapshot // what it was compiled from, with the addresses of interfaces
+}
+
+// names gives the operator's words for ids.
+type names struct {
+	Service     map[uint32]string
+	Backend     map[uint32]string
+	Backends    map[uint32][]uint32 // of a service, in the order of the configuration
+	Source      map[uint32]string
+	Prefix      map[uint32]string
+	PortForward map[uint32]bool // services that stand for port-forward rules
+	Log         map[uint32]config.Log
+}
+
+// compiler collects a desired state.
+type compiler struct {
+	*Desired
+	state      *State
+	host       *Host
+	snapshot   *datapath.Snapshot // with the addresses that interfaces have
+	asked      *datapath.Snapshot // as it was given
+	lists      [4]map[netip.Prefix]uint64
+	pooled     map[netip.Addr]uint32
+	places     []uint64                       // what is to stand in the map of runs
+	held       []bool                         // of them: that something in force, or this state, relies on
+	doorsOf    map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
+	turning    []uint32                       // numbers of services whose neighbours are still to be looked at
+	towardsNet map[netip.Prefix]netip.Addr    // addresses of this host, towards backends there
+	crosses    map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by the numbers of their services
+}
+
+// Compile makes the desired state of a snapshot. When there are not enough ids it does
+// so again, with those that neither the snapshot nor any flow has a use for.
+func Compile(s *datapath.Snapshot, st *State, h *Host) (*Desired, error) {
+	d, err := compileWith(s, st, h, st.IDs.Draft())
+	if err != nil || !d.Draft.Short {
+		return d, err
+	}
+	referred, err := st.Referred()
+	if err != nil {
+		return nil, err
+	}
+	return compileWith(s, st, h, st.IDs.Spare(d.Draft.Want, referred))
+}
+
+func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (*Desired, error) {
+	c := newCompiler(s, datapath.Resolve(s, h.ListenAddress), st, h, numbers)
+	s = c.snapshot
+	for name, prefixes := range s.Config.Firewall.Sets {
+		if _, err := c.set(name, prefixes); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	for i := range s.Services {
+		if err := c.service(&s.Services[i]); err != nil {
+			return nil, fmt.Errorf("service %s: %w", s.Services[i].Name, err)
+		}
+	}
+	for _, n := range s.NAT {
+		if err := c.nat(n); err != nil {
+			return nil, fmt.Errorf("nat %s: %w", n.Name, err)
+		}
+	}
+	if err := c.crossing(); err != nil {
+		return nil, err
+	}
+	c.neighbours()
+	for _, r := range s.Rules {
+		if err := c.rule(r); err != nil {
+			return nil, fmt.Errorf("firewall rule %s: %w", r.Name, err)
+		}
+	}
+	if err := c.routes(); err != nil {
+		return nil, err
+	}
+	c.owned()
+	c.finish()
+	return c.Desired, nil
+}
+
+// newCompiler returns one that has compiled nothing yet.
+func newCompiler(asked, s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) *compiler {
+	c := &compiler{state: st, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, Desired: &Desired{
+		Services: map[uint32]wire.Service{}, Slots: map[uint32][]uint16{}, Backends: map[uint32]wire.Backend{},
+		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.DoorKey]uint32{},
+		Reverses: map[wire.ListenerKey]wire.Reverse{}, Sessions: map[wire.SessionKey]uint32{},
+		Members: map[wire.MemberKey]uint64{}, Hosts: map[wire.HostKey]uint64{}, Rules: map[uint32]wire.NatRule{}, Mappable: map[uint32]*config.NATRule{}, Prefixes: map[wire.PrefixKey]wire.Prefix{},
+		Pools: map[uint32]wire.PoolAddr{}, Runs: map[[2]uint16][]uint32{}, Ports: map[uint32][]flow.Ports{}, Block: map[uint32]int{}, Sets: map[uint32]config.PortSet{}, unlisted: map[uint32]bool{}, Ifaces: map[uint32]wire.InterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
+		Draft: numbers, Tables: s.Config.Tables, Resolved: s,
+		Names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
+	}}
+	for i := range c.lists {
+		c.lists[i] = map[netip.Prefix]uint64{}
+	}
+	return c
+}
+
+// owned marks the addresses that the gateway owns. Where another datapath has listeners
+// on one of them, that one, which meets packets later, refuses what nobody takes.
+func (c *compiler) owned() {
+	near := func(a netip.Addr) bool {
+		return slices.ContainsFunc(c.host.Networks, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, o := range datapath.OwnedAddresses(c.snapshot, near) {
+		if o.Shared {
+			continue
+		}
+		bits := uint64(wire.ServedOwned)
+		switch o.Answer {
+		case config.WhenDownReset:
+			bits |= wire.ServedReset
+		case config.WhenDownReject:
+			bits |= wire.ServedReject
+		}
+		if o.Bound {
+			bits |= wire.ServedBound
+		}
+		c.lists[wire.ListServed][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
+		c.Switches.Owned = true
+	}
+}
+
+func (c *compiler) finish() {
+	for list := range c.lists {
+		c.inherit(uint32(list))
+	}
+	c.split()
+	withoutTransmit := c.host.WithoutTransmit(c.snapshot.Config)
+	for _, i := range c.host.Interfaces {
+		v := wire.InterfaceAddr{Mtu: uint32(i.MTU)}
+		if !slices.ContainsFunc(withoutTransmit, func(x netdev.Interface) bool { return x.Index == i.Index }) {
+			v.Flags = wire.InterfaceXDP
+		}
+		copy(v.Mac[:], i.MAC)
+		for n, list := range c.interfaceLists {
+			if list.Has(i.Name) {
+				v.Lists |= 1 << n
+			}
+		}
+		for _, a := range c.host.Addresses[i.Index] {
+			if a.Is4() && v.V4 == (wire.Addr{}) {
+				v.V4 = wire.AddrOf(a)
+			} else if a.Is6() && (v.V6 == (wire.Addr{}) || !a.IsLinkLocalUnicast()) {
+				v.V6 = wire.AddrOf(a)
+			}
+		}
+		c.Ifaces[uint32(i.Index)] = v
+	}
+	c.unnumbered()
+	s, t := &c.Switches, c.snapshot.Config.Timeouts
+	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
+	s.Errors = uint32(cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000))
+	if c.snapshot.Config.ICMPErrors == config.SwitchOff {
+		s.Errors = 0
+	}
+	s.Paired = c.host.Paired(c.snapshot.Config)
+	wanted, _ := c.host.AttachTo(c.snapshot.Config)
+	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
+	s.Services = len(c.Services) > 0
+	s.Reverse = len(c.Reverses) > 0
+	s.Ranges, s.Doors = len(c.Ranges) > 0, len(c.IfaceListeners) > 0
+	for k := range c.Ranges {
+		s.Any = s.Any || k.Key.L4Proto == 0
+	}
+	for k := range c.Listeners {
+		s.Any = s.Any || k.L4Proto == 0
+	}
+	s.LocalPortLast = c.host.LocalPortLast
+	c.Directs = slices.DeleteFunc(c.Directs, c.sharesPool)
+	s.Direct = len(c.Directs) > 0
+	for _, w := range c.Services {
+		s.MACKeys = s.MACKeys || w.Flags&wire.ServiceMACKeys != 0
+		s.Edits = s.Edits || w.Flags&(wire.ServiceMSSClamp|wire.ServiceTOA|wire.ServiceProxy) != 0
+		s.Cookies = s.Cookies || w.Flags&wire.ServiceCookies != 0
+		s.Resets = s.Resets || w.ResetNs != 0
+		s.Forwards = s.Forwards || w.Flags&wire.ServicePortForward != 0
+	}
+	s.Cookies = s.Cookies || c.state.Spliced&wire.SplicedCookie != 0
+	s.Edits = s.Edits || c.state.Spliced != 0
+	s.Edits = s.Edits || s.Cookies
+	s.NAT = len(c.Rules) > 0
+	s.Forwards = s.Forwards && s.NAT
+	s.Mappings = len(c.Mappable) > 0
+	for _, r := range c.Rules {
+		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // what is for this host is left alone
+		s.CrossByEgress = s.CrossByEgress || r.PrefixLen != 0 && r.Out != 0
+		s.Edits = s.Edits || r.Flags&wire.NATMSSClamp != 0
+	}
+	for _, p := range c.Prefixes {
+		kind := p.Kind
+		s.Prefixes = s.Prefixes || kind != wire.PrefixNAT64
+		s.Crossing = s.Crossing || kind == wire.PrefixSIIT || kind == wire.PrefixEAM
+		switch kind {
+		case wire.PrefixSIIT, wire.PrefixEAM:
+			s.CrossByEgress = s.CrossByEgress || p.In != 0 || p.Out != 0
+		default:
+			s.ByEgress = s.ByEgress || p.Out != 0
+		}
+		s.Edits = s.Edits || p.Clamp != 0
+	}
+	s.Pools = len(c.Pools) > len(c.unlisted)
+	if c.state.AllOn {
+		s.AllOn()
+	}
+	s.Rules = len(c.Firewall) > 0
+	s.RuleCount = uint32(len(c.Firewall))
+	s.Established = c.ticks(t.TCPEstablished, 2*time.Hour+4*time.Minute)
+	s.Transitory = c.ticks(t.TCPTransitory, 4*time.Minute)
+	s.UDP = c.ticks(t.UDP, 5*time.Minute)
+	s.ICMP = c.ticks(t.ICMP, time.Minute)
+	s.Other = c.ticks(t.Other, 10*time.Minute)
+	s.Hold = min(c.ticks(config.Duration(holdTime), holdTime), s.UDP)
+	s.HalfOpen = c.state.HalfOpen
+}
+
+// holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never
+// longer than the timeout of UDP, for those who force short ones.
+const holdTime = 120 * time.Second
+
+func (c *compiler) ticks(d config.Duration, def time.Duration) uint32 {
+	v := d.D()
+	if v == 0 {
+		v = def
+	}
+	return max(uint32(v.Seconds()*float64(c.state.HZ)), 1)
+}
+
+// set gives a named list of prefixes its bit.
+func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
+	id, err := c.Draft.ID(ids.Set, name, MaxSets, nil)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range prefixes {
+		c.lists[wire.ListSets][p.Masked()] |= 1 << id
+	}
+	return 1 << id, nil
+}
+
+// inherit writes a list with the bits of every covering prefix joined in.
+func (c *compiler) inherit(list uint32) {
+	var lengths [129]bool
+	for p := range c.lists[list] {
+		lengths[p.Bits()] = true
+	}
+	for p, bits := range c.lists[list] {
+		for n := range p.Bits() {
+			if lengths[n] {
+				shorter, _ := p.Addr().Prefix(n)
+				bits |= c.lists[list][shorter]
+			}
+		}
+		k := wire.MemberKey{PrefixLen: 32 + uint32(p.Bits()), List: list | uint32(wire.FamilyOf(p.Addr()))<<8, Addr: wire.BytesOf(p.Addr())}
+		c.Members[k] = bits
+	}
+}
+
+// split puts single addresses into the map that is looked up by one hash, while it
+// has room, and notes which lists have members where.
+func (c *compiler) split() {
+	for k, bits := range c.Members {
+		full := uint32(32 + 128)
+		if k.List>>8&0xff == wire.Family4 {
+			full = 32 + 32
+		}
+		if k.PrefixLen == full && uint32(len(c.Hosts)) < c.state.Hosts {
+			c.Hosts[wire.HostKey{List: k.List, Addr: k.Addr}] = bits
+			delete(c.Members, k)
+			c.Switches.HostLists |= 1 << (k.List & 0xff)
+		} else {
+			c.Switches.TrieLists |= 1 << (k.List & 0xff)
+		}
+	}
+}

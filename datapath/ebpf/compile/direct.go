@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// direct reports whether the packets of a service may be sent on before anything
+// else is asked: no flow is kept, none is left from before, and no list, limit or
+// edit looks at single packets. The service's words are w.
+func (c *compiler) direct(id uint32, s *config.Service, w *wire.Service) bool {
+	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
+	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
+		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&wire.ServiceMSSClamp == 0 &&
+		c.state.ServiceFlows(id) == 0
+}
+
+// sharesPool reports whether a listener's address is also one that flows are given
+// ports of: then the flow table has to be asked first.
+func (c *compiler) sharesPool(d wire.Direct) bool {
+	for _, p := range c.Pools {
+		if p.Family == wire.Family4 && p.Addr.W[0] == uint32(d.Key) {
+			return true
+		}
+	}
+	return false
+}
+
+// directKey is the key of bpf/direct.h.
+func directKey(l wire.ListenerKey) uint64 {
+	return uint64(l.Addr[0]) | uint64(l.Addr[1])<<8 | uint64(l.Addr[2])<<16 | uint64(l.Addr[3])<<24 | uint64(l.Port)<<32 | uint64(l.L4Proto)<<48
+}
+
+// PlaceDirects gives direct listeners their places; in pairs, in the order of
+// their keys. Those that find none are left out.
+func PlaceDirects(list []wire.Direct) map[uint32]wire.Direct {
+	slices.SortFunc(list, func(a, b wire.Direct) int { return cmp.Compare(a.Key, b.Key) })
+	out := map[uint32]wire.Direct{}
+	for _, d := range list {
+		at := uint32(d.Key * wire.DirectMultiplier >> (64 - wire.DirectBits))
+		for _, at := range []uint32{at, at ^ 1} {
+			if _, taken := out[at]; !taken {
+				out[at] = d
+				break
+			}
+		}
+	}
+	return out
+}

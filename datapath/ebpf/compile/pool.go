@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// PoolRules are the rules of each pool address, bit n for rule n.
+func (d *Desired) PoolRules() map[uint32]uint64 {
+	all := map[uint32]uint64{}
+	for id, r := range d.Rules {
+		for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
+			for _, n := range d.Runs[run] {
+				all[n] |= 1 << id
+			}
+		}
+	}
+	return all
+}
+
+func PoolNumbers(want *Desired) map[wire.Addr]uint32 {
+	out := map[wire.Addr]uint32{}
+	for n, v := range want.Pools {
+		if !want.unlisted[n] {
+			out[v.Addr] = n
+		}
+	}
+	return out
+}
+
+// Outside lists the pool addresses of a rule.
+func (d *Desired) Outside(id uint32) (list []netip.Addr) {
+	r := d.Rules[id]
+	for _, run := range [][2]uint16{{r.Pool, r.PoolLen}, {r.Pool6, r.Pool6Len}} {
+		for _, n := range d.Runs[run] {
+			p := d.Pools[n]
+			list = append(list, wire.AddrFrom(p.Addr, p.Family == wire.Family6))
+		}
+	}
+	return list
+}
+
+// pool gives an address of a pool its number. usable are the ports that may be
+// allocated, in addition to those of other rules; block is the size of the blocks
+// that they are given out in, which all rules of the address must agree on.
+func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32, error) {
+	n, ok := c.pooled[a]
+	if !ok {
+		var err error
+		if n, err = c.Draft.ID(ids.Pool, a.String()+geometry(usable, block), c.state.Pool, nil); err != nil {
+			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and those of before count while they are in force or their ports in use: take these out first, or %s",
+				a, c.state.Pool, wire.WayOut)
+		}
+		c.pooled[a] = n
+		v := wire.PoolAddr{Addr: wire.AddrOf(a), Family: wire.FamilyOf(a)}
+		if c.host.Owns(a) {
+			v.Local = 1
+		}
+		c.Pools[n] = v
+	}
+	set := usable
+	if len(usable) == 1 {
+		set = nil
+	}
+	if size, shared := c.Block[n]; shared && (size != block || block != 0 && !slices.Contains(c.Ports[n], usable.Span()) || !slices.Equal(c.Sets[n], set)) {
+		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks or ranges: let both have the same ports and port-block, or give each its own addresses", a)
+	}
+	c.Block[n], c.Sets[n] = block, set
+	c.Ports[n] = append(c.Ports[n], usable.Span())
+	return n, nil
+}
+
+// geometry of blocks, and of several ranges of ports, is part of the names of what is divided into
+// them: other ones begin anew, beside the flows that still end.
+func geometry(ports config.PortSet, block int) string {
+	if block == 0 && len(ports) == 1 {
+		return ""
+	}
+	return fmt.Sprintf("\x00%s/%d", ports, block)
+}
+
+// poolRun numbers the addresses of ranges, and returns where in the map of runs the
+// numbers of each family stand one behind the other, and how many they are.
+func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, block int) (first, count [2]uint16, err error) {
+	for family := range 2 {
+		var list []netip.Addr
+		for _, r := range ranges {
+			if r.Is4() != (family == 0) {
+				continue
+			}
+			for a := r.First; ; a = a.Next() {
+				if list = append(list, a); len(list) > wire.MaxPool {
+					return first, count, fmt.Errorf("more than %d pool addresses", wire.MaxPool)
+				}
+				if a == r.Last {
+					break
+				}
+			}
+		}
+		var numbers []uint32
+		for _, a := range list {
+			n, err := c.pool(a, usable, block)
+			if err != nil {
+				return first, count, err
+			}
+			numbers = append(numbers, n)
+		}
+		if first[family], err = c.run(numbers); err != nil {
+			return first, count, err
+		}
+		count[family] = uint16(len(list))
+		c.Runs[[2]uint16{first[family], count[family]}] = numbers
+	}
+	return first, count, nil
+}
+
+// run finds a place for the numbers of a pool: where they are neighbours the one that
+// each number has, else one where they stand already, else one that nobody uses.
+func (c *compiler) run(numbers []uint32) (uint16, error) {
+	scattered := false
+	for i, n := range numbers {
+		scattered = scattered || n != numbers[0]+uint32(i)
+	}
+	switch {
+	case len(numbers) == 0 || c.Draft.Short: // the latter has ids that are none
+		return 0, nil
+	case !scattered:
+		return uint16(numbers[0]), nil
+	}
+	if c.places == nil {
+		c.places, c.held = c.state.Runs()
+	}
+	room := -1
+	for first := int(c.state.Pool); first+len(numbers) <= len(c.places); first++ {
+		same, free := true, true
+		for i, n := range numbers {
+			same = same && c.places[first+i] == uint64(n)
+			if free = free && !c.held[first+i]; !same && !free {
+				break
+			}
+		}
+		if same {
+			room = first
+			break
+		}
+		if free && room < 0 {
+			room = first
+		}
+	}
+	if room < 0 {
+		return 0, fmt.Errorf("pools of addresses that have come one by one find no room in the tables: %s", wire.WayOut)
+	}
+	for i, n := range numbers {
+		c.places[room+i], c.held[room+i] = uint64(n), true
+	}
+	return uint16(room), nil
+}

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/balance"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+var modes = map[config.Mode]uint8{
+	config.ModeDNAT: wire.ModeDNAT, config.ModeFullNAT: wire.ModeFullnat, config.ModeDSR: wire.ModeDSR,
+	config.ModeTunnel: wire.ModeTunnel, config.ModeStateless: wire.ModeStateless,
+}
+
+var schedulers = map[config.Scheduler]uint8{
+	"": wire.SchedulerSequence, config.SchedulerRR: wire.SchedulerSequence, config.SchedulerWRR: wire.SchedulerSequence,
+	config.SchedulerRandom: wire.SchedulerRandom, config.SchedulerSourceHash: wire.SchedulerSource,
+	config.SchedulerSymmetricHash: wire.SchedulerSymmetric, config.SchedulerMaglev: wire.SchedulerMaglev,
+	config.SchedulerLC: wire.SchedulerLeast, config.SchedulerWLC: wire.SchedulerLeast,
+}
+
+func hashes(s config.Scheduler) bool {
+	return s == config.SchedulerSourceHash || s == config.SchedulerSymmetricHash || s == config.SchedulerMaglev
+}
+
+var stickyBits = map[config.PersistenceKey]uint16{
+	config.KeySourceAddress: 0x01, config.KeySourcePort: 0x02, config.KeyDestAddress: 0x04, config.KeyDestPort: 0x08,
+	config.KeySourceMAC: 0x10, config.KeyDestMAC: 0x20,
+}
+
+// service compiles one service with its backends, slots and listeners.
+func (c *compiler) service(s *datapath.Service) error {
+	id, err := c.Draft.ID(ids.Service, s.Name, wire.MaxServices, nil)
+	if err != nil {
+		return err
+	}
+	w, err := c.serviceWords(s.Service)
+	if err != nil {
+		return err
+	}
+	c.Names.Service[id] = s.Name
+	if s.Log != nil {
+		c.Names.Log[id] = *s.Log
+	}
+	if err := c.serviceBackends(id, s); err != nil {
+		return err
+	}
+	if datapath.Turns(s.Service) {
+		c.turning = append(c.turning, id)
+	}
+	unambiguous := true
+	if s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless {
+		unambiguous = c.replies(id, s.Service)
+	}
+	if s.Mode == config.ModeStateless && !unambiguous {
+		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
+	}
+	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 && !s.SYNCookies {
+		w.Flags |= wire.ServiceSYNStateless
+	}
+	c.Services[id] = w
+	return c.listens(id, s.Service)
+}
+
+func (c *compiler) serviceWords(s *config.Service) (wire.Service, error) {
+	w := wire.Service{
+		Active: 1, Mode: modes[s.Mode], Scheduler: schedulers[s.Scheduler], NatRule: wire.NoRule, Mark: s.Mark,
+		MaxFlows: uint32(s.Limits.Connections), MaxClientFlows: uint32(s.Limits.ConnectionsPerClient),
+		MaxBackendFlows: uint32(s.Limits.ConnectionsPerBackend),
+	}
+	w.RateNs, w.BurstNs = rateWords(s.Limits.NewConnections)
+	w.ClientRateNs, w.ClientBurstNs = rateWords(s.Limits.NewConnectionsPerClient)
+	w.ResetNs, w.ResetBurstNs = rateWords(s.Limits.ResetRate)
+	if s.MSSClamp {
+		w.Flags |= wire.ServiceMSSClamp
+	}
+	if s.SYNCookies {
+		w.Flags |= wire.ServiceCookies
+	}
+	if l := s.Log; l != nil {
+		rate := l.Rate
+		if rate.IsZero() {
+			rate = config.Rate{Count: 10, Per: time.Second}
+		}
+		w.LogNs = uint64(rate.Per) / uint64(rate.Count)
+		w.LogBurstNs = w.LogNs * uint64(max(l.Burst, 1)-1)
+	}
+	if s.Limits.StrictTCP {
+		w.Flags |= wire.ServiceStrictTCP
+	}
+	switch s.ClientAddress {
+	case config.ClientAddressTOA:
+		w.Flags |= wire.ServiceTOA
+	case config.ClientAddressProxyV2:
+		w.Flags |= wire.ServiceProxy | wire.ServiceStrictTCP // the first byte's number is known from the SYN alone
+	}
+	if len(s.Sessions) > 0 {
+		w.Flags |= wire.ServiceSessions
+	}
+	if keepsFlows(s) {
+		w.Flags |= wire.ServiceKeepsFlows
+	}
+	switch s.WhenDown {
+	case config.WhenDownReset, "":
+		w.Flags |= wire.ServiceAnswerReset
+	case config.WhenDownReject:
+		w.Flags |= wire.ServiceAnswerReject
+	}
+	if p := s.Persistence; p != nil {
+		timeout := p.Timeout
+		w.StickyTicks = c.ticks(timeout, 5*time.Minute)
+		keys := p.Key
+		if len(keys) == 0 {
+			keys = []config.PersistenceKey{config.KeySourceAddress}
+		}
+		for _, k := range keys {
+			w.StickyKeys |= stickyBits[k]
+			if k == config.KeySourceMAC || k == config.KeyDestMAC {
+				w.Flags |= wire.ServiceMACKeys
+			}
+		}
+	}
+	if t := s.Tunnel; s.Mode == config.ModeTunnel {
+		w.Encap = wire.EncapIPIP
+		if t != nil && t.Type == config.TunnelGUE {
+			w.Encap = wire.EncapGUE
+			w.EncapPort = wire.PortOf(t.Port)
+		}
+	}
+	for _, name := range s.Allow {
+		bit, err := c.set(name, nil)
+		if err != nil {
+			return w, err
+		}
+		w.Allow |= bit
+	}
+	for _, name := range s.Deny {
+		bit, err := c.set(name, nil)
+		if err != nil {
+			return w, err
+		}
+		w.Deny |= bit
+	}
+	return w, nil
+}
+
+// keepsFlows reports whether the service asks for what only flows can give.
+func keepsFlows(s *config.Service) bool {
+	l := &s.Limits
+	return s.Persistence != nil || l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
+		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
+}
+
+// sourcePool numbers the addresses that fullnat takes towards a backend: of the
+// service's pool those of the backend's family, without a pool the address of the
+// interface that leads to it.
+func (c *compiler) sourcePool(s *config.Service, to netip.Addr) (first, count uint16, err error) {
+	ranges := s.SourcePool
+	if len(ranges) == 0 {
+		own, err := c.host.sourceTowards(to)
+		if err != nil {
+			return 0, 0, err
+		}
+		ranges = []config.AddressRange{{First: own, Last: own}}
+	}
+	firsts, counts, err := c.poolRun(ranges, config.PortSet{{First: 1024, Last: 65535}}, 0)
+	if to.Is4() {
+		return firsts[0], counts[0], err
+	}
+	return firsts[1], counts[1], err
+}
+
+// rateWords turns a rate into the time of one event and a credit of one second.
+func rateWords(r config.Rate) (interval, burst uint64) {
+	if r.IsZero() {
+		return 0, 0
+	}
+	interval = uint64(r.Per) / uint64(r.Count)
+	credit := uint64(time.Second)
+	if credit < interval {
+		return interval, 0
+	}
+	return interval, credit - interval
+}
+
+// memberKey identifies a backend for consistent hashing, as on nftables.
+func memberKey(b config.Backend) string { return netip.AddrPortFrom(b.Address, b.Port).String() }
+
+// backendName is the name by which a backend has its number.
+func backendName(s *datapath.Service, i int) string {
+	return s.Name + "\x00" + s.Backends[i].Name + "\x00" + memberKey(s.Backends[i])
+}
+
+func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
+	numbers := make([]uint32, len(s.Backends))
+	for i, b := range s.Backends {
+		n, err := c.Draft.ID(ids.Backend, backendName(s, i), MaxBackends, c.backendBusy)
+		if err != nil {
+			return err
+		}
+		numbers[i] = n
+		weight := uint16(s.Weight(i))
+		if s.Scheduler == config.SchedulerLC {
+			weight = 1
+		}
+		w := wire.Backend{Addr: wire.AddrOf(b.Address), Port: wire.PortOf(b.Port), Family: wire.FamilyOf(b.Address), Service: uint16(id),
+			Weight: weight, MaxFlows: uint32(b.MaxConnections)}
+		if each := s.Limits.ConnectionsPerBackend; b.MaxConnections > 0 && each > 0 {
+			w.MaxFlows = uint32(min(b.MaxConnections, each))
+		}
+		if s.Mode == config.ModeDSR {
+			w.Mac = b.MAC
+		}
+		if s.Mode == config.ModeFullNAT {
+			if w.Pool, w.PoolLen, err = c.sourcePool(s.Service, b.Address); err != nil {
+				return fmt.Errorf("backend %s: %w", b.Name, err)
+			}
+		}
+		switch s.State[i] {
+		case datapath.Up:
+			w.State = wire.BackendUp
+		case datapath.Drain:
+			w.State = wire.BackendDrain
+		default:
+			w.State = wire.BackendDown
+		}
+		c.Backends[n] = w
+		c.Names.Backend[n] = b.Name
+		c.lists[wire.ListServed][netip.PrefixFrom(b.Address, b.Address.BitLen())] |= wire.ServedBackend
+	}
+	c.Names.Backends[id] = numbers
+	for _, pin := range s.Sessions {
+		for i, b := range s.Backends {
+			if b.Name == pin.Backend {
+				c.pin(id, pin.Client, numbers[i])
+			}
+		}
+	}
+	for _, owner := range Schedule(s) {
+		c.Slots[id] = append(c.Slots[id], uint16(numbers[owner]))
+	}
+	return nil
+}
+
+func (c *compiler) backendBusy(n uint32) bool { return c.state.BackendFlows(n) > 0 }
+
+func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
+	k := wire.SessionKey{PrefixLen: 32 + uint32(client.Bits()), Service: service, Addr: wire.BytesOf(client.Addr())}
+	if client.Addr().Is4() {
+		k.PrefixLen += 96
+		k.Addr = netip.AddrFrom16(client.Masked().Addr().As16()).As16()
+	}
+	c.Sessions[k] = backend
+}
+
+// Schedule returns the backend of every slot, as index into Backends.
+func Schedule(s *datapath.Service) []int {
+	active := s.Active()
+	members := make([]balance.Member, len(active))
+	for n, i := range active {
+		b := s.Backends[i]
+		members[n] = balance.Member{Key: memberKey(b), Weight: s.Weight(i)}
+		if s.Scheduler == config.SchedulerRR || s.Scheduler == "" || s.Scheduler == config.SchedulerLC {
+			members[n].Weight = 1
+		}
+	}
+	var order []int
+	switch {
+	case hashes(s.Scheduler):
+		for _, n := range balance.Maglev(members, balance.TableSize(len(s.Backends))) {
+			order = append(order, int(n))
+		}
+	case s.Scheduler == config.SchedulerLC || s.Scheduler == config.SchedulerWLC:
+		for n := range members {
+			order = append(order, n)
+		}
+	default:
+		order = balance.Smooth(members)
+	}
+	for slot, n := range order {
+		order[slot] = active[n]
+	}
+	return order
+}
+
+// listens writes the listeners of a service. Of those that have doors the first one of an
+// endpoint is found without the interface as well: programs in force before the second one
+// came do not know of doors.
+func (c *compiler) listens(id uint32, s *config.Service) error {
+	w := c.Services[id]
+	direct := c.direct(id, s, &w)
+	for _, l := range s.Listen {
+		v := wire.Listener{Service: id, Ifindex: c.iface(l.Interface)}
+		c.lists[wire.ListServed][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= wire.ServedListener
+		k := wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(l.Address), Addr: wire.BytesOf(l.Address)}
+		door := l.Interface != "" && c.hasDoors(l.Address)
+		for _, p := range l.Ports {
+			for _, q := range portPrefixes(p) {
+				k.Port = wire.PortOf(q.port)
+				if door {
+					c.door(k, q.bits, v)
+				}
+				if p.First != p.Last {
+					put(c.Ranges, wire.ListenerPrefix{PrefixLen: (2+16)*8 + q.bits, Key: k}, v)
+				} else if !put(c.Listeners, k, v) && !door {
+					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
+				}
+			}
+			if direct && l.Address.Is4() && p.First == p.Last {
+				c.Directs = append(c.Directs, wire.Direct{Key: directKey(k), Service: id, Ifindex: v.Ifindex, Mode: w.Mode,
+					Scheduler: w.Scheduler, Encap: w.Encap})
+			}
+		}
+		if len(l.Ports) == 0 {
+			if door {
+				c.door(k, 0, v)
+			}
+			put(c.Ranges, wire.ListenerPrefix{PrefixLen: (2 + 16) * 8, Key: k}, v)
+		}
+	}
+	return nil
+}
+
+// put gives a key a value if it has none; false: it has another.
+func put[K, V comparable](m map[K]V, k K, v V) bool {
+	if old, taken := m[k]; taken {
+		return old == v
+	}
+	m[k] = v
+	return true
+}
+
+// hasDoors reports whether the listeners of an address differ in the interface that they are
+// bound to.
+func (c *compiler) hasDoors(a netip.Addr) bool {
+	if c.doorsOf == nil {
+		c.doorsOf = map[netip.Addr]map[string]bool{}
+		note := func(l *config.Listen, in string) {
+			if c.doorsOf[l.Address] == nil {
+				c.doorsOf[l.Address] = map[string]bool{}
+			}
+			if in = cmp.Or(in, l.Interface); in != "" {
+				c.doorsOf[l.Address][in] = true
+			}
+		}
+		for _, s := range c.snapshot.Services {
+			for i := range s.Listen {
+				note(&s.Listen[i], "")
+			}
+		}
+		for _, n := range c.snapshot.NAT {
+			if n.Listen != nil {
+				for _, name := range c.namesOf(n.In) {
+					note(n.Listen, name)
+				}
+			}
+		}
+	}
+	return len(c.doorsOf[a]) > 1
+}
+
+// namesOf is resolve for those who only want to know.
+func (c *compiler) namesOf(which config.Interfaces) []string {
+	waits := c.Waiting
+	defer func() { c.Waiting = waits }()
+	return c.resolve(which)
+}
+
+// door writes a bound listener: by its interface, and by its service.
+func (c *compiler) door(k wire.ListenerKey, bits uint32, v wire.Listener) {
+	at := wire.DoorKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wire.DoorOfService | v.Service, Key: k}
+	c.IfaceListeners[at] = v.Service
+	if v.Ifindex == absent {
+		return
+	}
+	at.Ifindex = v.Ifindex
+	c.IfaceListeners[at] = v.Service
+}
+
+type portPrefix struct {
+	port uint16
+	bits uint32
+}
+
+// portPrefixes cuts a range into aligned powers of two.
+func portPrefixes(r flow.Ports) (out []portPrefix) {
+	for first := uint32(r.First); first <= uint32(r.Last); {
+		size := uint32(1)
+		for first%(size*2) == 0 && first+size*2-1 <= uint32(r.Last) && size < 1<<16 {
+			size *= 2
+		}
+		bits := uint32(16)
+		for n := size; n > 1; n /= 2 {
+			bits--
+		}
+		out = append(out, portPrefix{uint16(first), bits})
+		first += size
+	}
+	return out
+}
+
+// replies notes which virtual endpoint the backends of a service answer for, and
+// reports whether that is certain for all of them.
+func (c *compiler) replies(id uint32, s *config.Service) bool {
+	certain := true
+	for i, b := range s.Backends {
+		k := wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(b.Address), Addr: wire.BytesOf(b.Address), Port: wire.PortOf(b.Port)}
+		v := wire.Reverse{Service: uint16(id), Backend: uint16(c.Names.Backends[id][i])}
+		var vips []config.Listen
+		for _, l := range s.Listen {
+			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // at another interface
+			if l.Address.Is4() == b.Address.Is4() && !slices.ContainsFunc(vips, same) {
+				vips = append(vips, l)
+			}
+		}
+		if len(vips) != 1 {
+			v.Ambiguous = 1
+		} else {
+			v.Vip = wire.AddrOf(vips[0].Address)
+			if b.Port != 0 {
+				if ports := vips[0].Ports; len(ports) == 1 && ports[0].First == ports[0].Last {
+					v.Port = wire.PortOf(ports[0].First)
+				} else {
+					v.Ambiguous = 1
+				}
+			}
+		}
+		old, taken := c.Reverses[k]
+		if old.Backend = v.Backend; taken && old != v {
+			v.Ambiguous = 1
+			// The other service must not rely on it either.
+			other := c.Services[uint32(old.Service)]
+			other.Flags &^= wire.ServiceSYNStateless
+			if uint32(old.Service) != id {
+				c.Services[uint32(old.Service)] = other
+			}
+		}
+		if v.Ambiguous != 0 {
+			certain = false
+		}
+		c.Reverses[k] = v
+	}
+	return certain
+}

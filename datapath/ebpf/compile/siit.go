@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// siit compiles a rule between the families: its explicit mappings and its RFC 6052
+// prefix, which rules may share.
+func (c *compiler) siit(n *config.NATRule) error {
+	w, err := c.prefixRule(n)
+	if err != nil {
+		return err
+	}
+	if len(n.Pool) > 0 {
+		first, last := n.Pool[0].First.As4(), n.Pool[0].Last.As4()
+		w.Pool, w.PoolLen = first, uint8(last[3]-first[3]+1)
+	}
+	if n.TrafficClass.Fixed {
+		w.Choices, w.Adjust = w.Choices|wire.ChoiceClass, uint16(n.TrafficClass.Octet)
+	}
+	if n.UDPZeroChecksum == "drop" {
+		w.Choices |= wire.ChoiceSummed
+	}
+	if n.Prefix.IsValid() {
+		w.Embed, w.EmbedLen = wire.AddrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
+		k := prefixKey(wire.RoleCrossing, n.Prefix)
+		v := w
+		v.Kind, v.Len = wire.PrefixSIIT, w.EmbedLen
+		if old, taken := c.Prefixes[k]; taken && old.Kind != v.Kind {
+			return fmt.Errorf("prefix %s is translated by another rule already", n.Prefix)
+		}
+		c.Prefixes[k] = v
+		if n.Default4() {
+			v.Len = 0
+			everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+			if err := c.putPrefix(prefixKey(wire.RoleCrossing, everything), everything, v); err != nil {
+				return err
+			}
+		}
+	}
+	w.Kind = wire.PrefixEAM
+	for _, e := range n.EAM {
+		four, six := e.IPv4.Masked(), e.IPv6.Masked()
+		there, back := w, w
+		there.To, there.Len, there.ToLen = wire.AddrOf(six.Addr()), uint8(four.Bits()), uint8(six.Bits())
+		back.To, back.Len, back.ToLen = wire.AddrOf(four.Addr()), uint8(six.Bits()), uint8(four.Bits())
+		err := errors.Join(c.putPrefix(prefixKey(wire.RoleCrossing, four), four, there),
+			c.putPrefix(prefixKey(wire.RoleCrossing, six), six, back))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MostRoutes is how many routes the programs know of those that are more specific than a
+// mapping: a rule that maps all of IPv4 would ask for a full table.
+const MostRoutes = 1 << 16
+
+// routes enters what mappings between the families leave to the routing table: destinations
+// inside them with a more specific route, and addresses of this host (RFC 7915 §4.6, §5.6).
+func (c *compiler) routes() error {
+	var lengths [2][129]bool // of the mappings of IPv4 and IPv6
+	everything := false      // a rule has a place for every IPv4 address
+	for k, p := range c.Prefixes {
+		if k.Role == wire.RoleCrossing {
+			lengths[k.Family-wire.Family4][p.Len] = true
+			everything = everything || p.Kind == wire.PrefixEAM && p.EmbedLen > 0
+		}
+	}
+	for family, mapped := range lengths {
+		v6 := family == 1
+		if mapped == [129]bool{} {
+			continue
+		}
+		list, err := c.host.destinations(v6)
+		if err != nil {
+			return err
+		}
+		for _, d := range list {
+			if !v6 && everything && d.Prefix.Bits() > 0 || c.inside(d, &mapped) {
+				c.route(d)
+			}
+		}
+	}
+	return nil
+}
+
+// inside reports whether a mapping has the destinations of a route, and more.
+func (c *compiler) inside(d netdev.Destination, mapped *[129]bool) bool {
+	for bits := range d.Prefix.Bits() + 1 {
+		if !mapped[bits] || bits == d.Prefix.Bits() && !d.Here {
+			continue
+		}
+		shorter, _ := d.Prefix.Addr().Prefix(bits)
+		if _, ok := c.Prefixes[prefixKey(wire.RoleCrossing, shorter)]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *compiler) route(d netdev.Destination) {
+	if c.SpecificRoutes++; c.SpecificRoutes > MostRoutes {
+		return
+	}
+	value := uint64(d.Prefix.Bits())
+	if d.Here {
+		value |= wire.RoutedHere
+	}
+	k := wire.MemberKey{PrefixLen: 32 + uint32(d.Prefix.Bits()), List: wire.ListRouted | uint32(wire.FamilyOf(d.Prefix.Addr()))<<8,
+		Addr: wire.BytesOf(d.Prefix.Masked().Addr())}
+	c.Members[k] = max(c.Members[k], value)
+}
+
+// unnumbered gives interfaces without an address of a family that of another one, for the ICMP
+// errors that are sent there (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A host without any of IPv4
+// has the first of siit's pool, or the address that is reserved for it (RFC 7600 §4.8).
+func (c *compiler) unnumbered() {
+	var four, six netip.Addr
+	for _, i := range c.host.Interfaces {
+		for _, a := range c.host.Addresses[i.Index] {
+			if !a.IsGlobalUnicast() {
+				continue
+			}
+			if a.Is4() && !four.IsValid() {
+				four = a
+			} else if a.Is6() && !six.IsValid() {
+				six = a
+			}
+		}
+	}
+	for _, p := range c.Prefixes {
+		if !four.IsValid() && p.PoolLen > 0 {
+			four = netip.AddrFrom4(p.Pool)
+		}
+	}
+	for k := range c.Prefixes {
+		if !four.IsValid() && k.Role == wire.RoleCrossing {
+			four = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+		}
+	}
+	for n, v := range c.Ifaces {
+		if four.IsValid() && v.V4 == (wire.Addr{}) {
+			v.V4 = wire.AddrOf(four)
+		}
+		if six.IsValid() && (v.V6 == (wire.Addr{}) || wire.AddrFrom(v.V6, true).IsLinkLocalUnicast()) {
+			v.V6 = wire.AddrOf(six)
+		}
+		c.Ifaces[n] = v
+	}
+}
