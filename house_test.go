@@ -299,6 +299,29 @@ func TestNoMirroredConstants(t *testing.T) {
 	})
 }
 
+// TestLinesOfC: lines have at most 120 columns, as .clang-format has it. The comment of a reason stays on
+// its line, because it is the entry in docs/reasons.md.
+func TestLinesOfC(t *testing.T) {
+	for _, ext := range []string{".c", ".h"} {
+		walk(t, ext, func(path string, text []byte) {
+			for i, line := range strings.Split(string(text), "\n") {
+				if strings.HasPrefix(line, "\tREASON_") {
+					continue
+				}
+				columns := 0
+				for _, c := range line {
+					if columns++; c == '\t' {
+						columns = (columns + 7) / 8 * 8
+					}
+				}
+				if columns > 120 {
+					t.Errorf("%s:%d has %d columns: run clang-format", path, i+1, columns)
+				}
+			}
+		})
+	}
+}
+
 // snakeCase is how keys of JSON are written.
 var snakeCase = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 

@@ -62,7 +62,8 @@ __noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
 // Numbers and rates of a service's connections. A connection is refused at its SYN or not at
 // all: whoever has been answered takes the connection for open. The rates were asked at the SYN
 // already of a handshake that left no flow, and are only charged by the proof of a cookie.
-static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s, __u32 id)
+static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s,
+					 __u32 id)
 {
 	bool admitted = plan->flags & PLAN_ADMITTED, cookie = plan->edits & EDIT_SPLICE;
 	int reason;
@@ -192,7 +193,8 @@ static __always_inline bool unserved(__u32 owner, __u32 backend)
 
 // Whether a SYN in the tuple of a flow opens another connection (RFC 9293 §3.6.1): the old one has
 // ended, or was never answered by a backend that takes no more. It is scheduled like any other.
-static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen, bool answers)
+static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen,
+				       bool answers)
 {
 	struct backend *b;
 

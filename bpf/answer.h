@@ -7,8 +7,8 @@
 #include "hold.h"
 
 #define RESETS_PER_SECOND 1000
-#define QUOTE4_MAX (576 - 28)   // RFC 1812 §4.3.2.3
-#define QUOTE6_MAX (1280 - 48)  // RFC 4443 §2.4 (c)
+#define QUOTE4_MAX (576 - 28)  // RFC 1812 §4.3.2.3
+#define QUOTE6_MAX (1280 - 48) // RFC 4443 §2.4 (c)
 
 // The answer that a reason calls for, where the decision named none.
 static __always_inline __u8 answer_of(const struct plan *plan, __u32 reason)
@@ -35,8 +35,8 @@ static __always_inline bool answerable(const struct packet *p)
 	if (is_icmp(p->tuple.l4_proto) && p->flags & PACKET_NO_FLOW)
 		return false;
 	if (p->family == FAMILY_6)
-		return first != 0xff && dest != 0xff && (p->tuple.saddr.d[0] || p->tuple.saddr.w[2] ||
-							 bpf_ntohl(p->tuple.saddr.w[3]) > 1);
+		return first != 0xff && dest != 0xff &&
+		       (p->tuple.saddr.d[0] || p->tuple.saddr.w[2] || bpf_ntohl(p->tuple.saddr.w[3]) > 1);
 	return first != 0 && first != 127 && first < 224 && dest < 224;
 }
 
@@ -103,9 +103,15 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 	}
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0,
-		.tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(frag), .ttl = 64, .protocol = l4_proto,
-		.saddr = from->w[0], .daddr = to->w[0],
+		.version = 4,
+		.ihl = 5,
+		.tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0,
+		.tot_len = bpf_htons(sizeof(ip) + payload),
+		.frag_off = bpf_htons(frag),
+		.ttl = 64,
+		.protocol = l4_proto,
+		.saddr = from->w[0],
+		.daddr = to->w[0],
 	};
 	__u32 *w = (__u32 *)&ip;
 
@@ -129,7 +135,8 @@ static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v
 
 // The sum of a quotation whose segment is summed later: what is filled in makes the
 // segment's sum, as far as it is quoted, the complement of what stands there now.
-static __always_inline __u64 sum_quoted(void *ctx, const struct packet *p, __u32 at, __u32 quoted, bool later, const bool xdp)
+static __always_inline __u64 sum_quoted(void *ctx, const struct packet *p, __u32 at, __u32 quoted, bool later,
+					const bool xdp)
 {
 	__u32 header = header_now(p), check_at = header + check_offset(p->tuple.l4_proto);
 	__u16 seed;
@@ -181,8 +188,8 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 		       bpf_htons(IPPROTO_ICMPV6);
 	icmp.check = ~fold16(sum);
 	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) &&
-	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, ICMP_SIZE + quoted, 0, v6,
-			      xdp) &&
+	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, ICMP_SIZE + quoted, 0,
+			      v6, xdp) &&
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
 }
 
@@ -231,7 +238,8 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 	__u8 macs[2 * ETH_ALEN];
 	__u64 sum;
 
-	if ((later && header_now(p) != header) || !get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
+	if ((later && header_now(p) != header) || !get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) ||
+	    !get(ctx, 0, macs, sizeof(macs), xdp))
 		return false;
 	if (p->l3_len < header_now(p) + size) {
 		out.kind = out.size = out.mss = 0;
@@ -258,7 +266,8 @@ static __always_inline int answer(void *ctx, const struct packet *p, const struc
 	if (!answerable(p))
 		return 0;
 	if (have_cookies && kind == ANSWER_COOKIE)
-		return p->family == FAMILY_6 ? answer_cookie(ctx, p, plan, true, xdp) : answer_cookie(ctx, p, plan, false, xdp);
+		return p->family == FAMILY_6 ? answer_cookie(ctx, p, plan, true, xdp) :
+					       answer_cookie(ctx, p, plan, false, xdp);
 	if (!answer_credit(p->now, kind == ANSWER_RESET ? RESETS_PER_SECOND : errors_per_second))
 		return 0;
 	if (kind == ANSWER_RESET)

@@ -183,8 +183,8 @@ static __always_inline __u32 slot_of(void *e, const bool v6)
 }
 
 // Fills the entry of a binding but for its outside endpoint.
-static __always_inline void binding_fill(void *e, const struct tuple *key, __u32 slot, __u32 flags, __u32 refs, __u32 now,
-					 const bool v6)
+static __always_inline void binding_fill(void *e, const struct tuple *key, __u32 slot, __u32 flags, __u32 refs,
+					 __u32 now, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
 	struct tuple none = {};

@@ -78,7 +78,8 @@ static __always_inline int add_toa(void *ctx, const struct packet *p, const stru
 	__be16 was, is;
 	__u64 sum;
 
-	if (p->tcp_flags & (TCP_SYN | TCP_RST) || !(p->tcp_flags & TCP_ACK) || !single(p) || end - ETH_HLEN + len > plan->mtu)
+	if (p->tcp_flags & (TCP_SYN | TCP_RST) || !(p->tcp_flags & TCP_ACK) || !single(p) ||
+	    end - ETH_HLEN + len > plan->mtu)
 		return REASON_NONE;
 	if (!get(ctx, off + 12, &was, 2, xdp))
 		return REASON_INTERNAL;
@@ -158,7 +159,8 @@ static __always_inline __u32 without_proxy(__u32 ack, __u32 base, __u32 len)
 
 // Selective acknowledgements (RFC 2018) in the client's numbers. Adds what the
 // checksum changes by to *delta.
-static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base, __u32 len, __u64 *delta, const bool xdp)
+static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base, __u32 len, __u64 *delta,
+				     const bool xdp)
 {
 	__u32 at = sizeof(struct tcphdr), edges = 0;
 
@@ -199,7 +201,8 @@ static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base
 // From the backend towards the client. plan->family is the client's.
 static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack, end;
+	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack,
+	      end;
 	struct tcphdr tcp;
 	struct adjust *a;
 	__u64 delta;

@@ -341,7 +341,8 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 		__sync_fetch_and_or(flags_word(m), set << HEARD_SHIFT);
 	// TCP is settled when both have acknowledged; a flow that was picked up in
 	// the middle when the other side was heard at all. A reset settles nothing.
-	if (!(m->flags & ENTRY_SETTLED) && (heard & (HEARD_ACK | HEARD_RST)) == HEARD_ACK && (twin->heard & (HEARD_ACK | HEARD_SYN)))
+	if (!(m->flags & ENTRY_SETTLED) && (heard & (HEARD_ACK | HEARD_RST)) == HEARD_ACK &&
+	    (twin->heard & (HEARD_ACK | HEARD_SYN)))
 		settle(m, twin);
 	if (p->tuple.l4_proto != IPPROTO_TCP || !(heard & HEARD_RST || heard & twin->heard & HEARD_FIN))
 		return 0;

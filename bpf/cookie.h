@@ -26,7 +26,8 @@ static __always_inline bool may_prove(const struct packet *p)
 {
 	__u8 flags = p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST);
 
-	return p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT | PACKET_ERROR)) &&
+	return p->tuple.l4_proto == IPPROTO_TCP &&
+	       !(p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT | PACKET_ERROR)) &&
 	       (flags == TCP_ACK || (flags == TCP_SYN && !(p->tcp_flags & TCP_FIN)));
 }
 
@@ -75,8 +76,8 @@ static __always_inline __u32 cookie_salt(__u32 isn)
 	return isn * hash_multiplier >> 32;
 }
 
-static __always_inline int cookie_give(const struct packet *p, struct plan *plan, const struct service *s, struct load *l,
-				       struct cookie *k)
+static __always_inline int cookie_give(const struct packet *p, struct plan *plan, const struct service *s,
+				       struct load *l, struct cookie *k)
 {
 	__u32 len = (k->tcp[12] >> 4) * 4;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -134,8 +135,8 @@ static __always_inline __u32 class_mss(__u32 class, const bool v6)
 	return v6 ? mss6[class & 3] : mss4[class & 3];
 }
 
-static __always_inline int cookie_take(struct packet *p, struct plan *plan, const struct service *s, const struct load *l,
-				       struct cookie *k)
+static __always_inline int cookie_take(struct packet *p, struct plan *plan, const struct service *s,
+				       const struct load *l, struct cookie *k)
 {
 	const bool v6 = p->family == FAMILY_6;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -189,7 +190,8 @@ __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
 
 	if (!have_cookies || !p || !plan || !s || !l || !w || !(s->flags & SERVICE_COOKIES) || !may_prove(p))
 		return REASON_NONE;
-	if (!(__u32)s->slots || service_lists(p, s) != REASON_NONE || (p->tcp_flags & TCP_SYN && !cookie_room(p, s, l, id)))
+	if (!(__u32)s->slots || service_lists(p, s) != REASON_NONE ||
+	    (p->tcp_flags & TCP_SYN && !cookie_room(p, s, l, id)))
 		return REASON_NONE; // service_new refuses it
 	plan->owner = id;
 	plan->owner_nat = OWNER_SERVICE;
@@ -226,8 +228,8 @@ __noinline int cookie_flow(const struct packet *p, struct plan *plan, __u32 reas
 // Whether a flow was opened by a cookie; then what is changed in its packet. What
 // a backend says before it has answered the SYN, but for a reset, belongs to an
 // older connection: it is reset, as the client would do.
-static __always_inline bool splice_edits(const struct packet *p, struct plan *plan, bool first, const struct entry_meta *m,
-					 const struct entry_meta *twin)
+static __always_inline bool splice_edits(const struct packet *p, struct plan *plan, bool first,
+					 const struct entry_meta *m, const struct entry_meta *twin)
 {
 	__u32 key = plan->record;
 	struct adjust *a;

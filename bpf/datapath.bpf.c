@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, work.h, maps.h, parse.h, table.h, conn.h,
-// binding.h, block.h, port.h, nat.h, portless.h, schedule.h, syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h, station.h,
-// hop.h, rewrite.h, miss.h, xlat.h, edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h,
-// direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan -> apply, and leaves through one exit that counts
-// why; plain packets of settled flows go the straight path of fast.h, those of services without flows that of direct.h.
+// The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, work.h,
+// maps.h, parse.h, table.h, conn.h, binding.h, block.h, port.h, nat.h, portless.h, schedule.h,
+// syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h, station.h, hop.h,
+// rewrite.h, miss.h, xlat.h, edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h,
+// hold.h, answer.h, direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan
+// -> apply, and leaves through one exit that counts why; plain packets of settled flows go the
+// straight path of fast.h, those of services without flows that of direct.h.
 #include "answer.h"
 #include "direct.h"
 #include "export.h"
@@ -20,8 +22,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifindex, int drop,
-				 const bool v6)
+static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifindex, int drop, const bool v6)
 {
 	__builtin_memset(p, 0, sizeof(*p));
 	__builtin_memset(plan, 0, sizeof(*plan));
@@ -235,7 +236,8 @@ static __noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p,
 	return tc_rewrite(ctx, p, plan, true);
 }
 
-static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6, const bool xdp)
+static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
+				   const bool xdp)
 {
 	if (xdp)
 		return v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
@@ -252,7 +254,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 	if (reason == REASON_TO_FRAGMENT)
 		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
-	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE || (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
+	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE ||
+	    (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->choices & CHOICE_CLASS && plan->family != p->family)
 		p->tos = plan->tos;
@@ -318,14 +321,16 @@ static __noinline int tc_sent_again(struct __sk_buff *ctx, const struct packet *
 
 // Counts a refusal for the service it belongs to, and tells whether it has an
 // answer.
-static __always_inline bool refused(void *ctx, const struct packet *p, const struct plan *plan, __u32 reason, const bool xdp)
+static __always_inline bool refused(void *ctx, const struct packet *p, const struct plan *plan, __u32 reason,
+				    const bool xdp)
 {
 	__u32 owner = plan->owner;
 	struct load *l;
 
 	if (dry_run)
 		return false;
-	if (plan->owner_nat == OWNER_SERVICE && by_policy(reason) && !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
+	if (plan->owner_nat == OWNER_SERVICE && by_policy(reason) &&
+	    !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
 		l = bpf_map_lookup_elem(&service_loads, &owner);
 		if (l)
 			__sync_fetch_and_add(&l->refused, 1);
@@ -443,7 +448,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	if (action == ACTION_PASS)
 		verdict = pass;
 	else if (action == ACTION_DROP && refused(ctx, p, plan, reason, xdp) &&
-		 (xdp ? xdp_answer(ctx, p, plan, answer_of(plan, reason)) : tc_answer(ctx, p, plan, answer_of(plan, reason))))
+		 (xdp ? xdp_answer(ctx, p, plan, answer_of(plan, reason)) :
+			tc_answer(ctx, p, plan, answer_of(plan, reason))))
 		verdict = bpf_redirect(ifindex, 0);
 	plan->action = action;
 	plan->reason = reason;

@@ -68,7 +68,8 @@ static __always_inline bool never_from6(const union addr *a)
 	__u32 from = bpf_ntohl(a->w[0]);
 
 	return from >> 24 == 0xff || from >> 22 == 0x3fa ||
-	       (!a->d[0] && (a->w[2] ? a->w[2] == bpf_htonl(0xffff) : bpf_ntohl(a->w[3]) <= 1)); // mapped; unspecified, loopback
+	       (!a->d[0] &&
+		(a->w[2] ? a->w[2] == bpf_htonl(0xffff) : bpf_ntohl(a->w[3]) <= 1)); // mapped; unspecified, loopback
 }
 
 // Multicast, broadcast, what stays on its link, and what comes from nowhere. A frame of its
@@ -341,7 +342,8 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	m = meta_of(e, v6);
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
-	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) || estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
+	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) ||
+	    estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
 		plan->entry = index;
 		return FLOW_OVER;
 	}
@@ -355,7 +357,8 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
 		return REASON_NO_FLOW; // of an older connection of the backend's
-	if (have_resets && resets(p) && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && reset_refused(m->owner)) {
+	if (have_resets && resets(p) && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
+	    reset_refused(m->owner)) {
 		plan->owner = m->owner;
 		plan->owner_nat = OWNER_SERVICE;
 		return REASON_LIMIT_RESETS;
@@ -437,7 +440,8 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside address
 		plan->owner = id;
 		plan->owner_nat = OWNER_SOURCE;
-		refuse(plan, REASON_NO_ADDRESS, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
+		refuse(plan, REASON_NO_ADDRESS,
+		       rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 		return REASON_NO_ADDRESS;
 	}
 	if (!may_open(p) && !portless(p))

@@ -92,8 +92,14 @@ static __always_inline bool direct_wrap(void *ctx, const struct backend *b, __be
 					const bool xdp)
 {
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(IP_DF),
-		.ttl = 64, .protocol = IPPROTO_IPIP, .saddr = source, .daddr = b->addr.w[0],
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(sizeof(ip) + payload),
+		.frag_off = bpf_htons(IP_DF),
+		.ttl = 64,
+		.protocol = IPPROTO_IPIP,
+		.saddr = source,
+		.daddr = b->addr.w[0],
 	};
 	__be16 type = bpf_htons(ETH_P_IP);
 	__u32 *w = (__u32 *)&ip;
@@ -128,13 +134,14 @@ struct straight {
 	struct backend *far; // mode tunnel: its far end
 	struct hop *hop;
 	__u64 way;
-	__u32 id;     // backend
-	__u32 length; // of the packet
+	__u32 id;      // backend
+	__u32 length;  // of the packet
 	__be32 source; // of the outer header
 };
 
 // What the mode of a packet's service asks for. False: the long way.
-static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way, __u32 *grow)
+static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way,
+					__u32 *grow)
 {
 	struct backend *b;
 	__u32 id = s->id;

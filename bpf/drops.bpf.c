@@ -43,10 +43,10 @@ const volatile __u64 sample_burst_ns;
 const volatile bool sample_stacks;
 const volatile __u32 only_netns; /* 0: all */
 const volatile bool filter_packet;
-const volatile __u8 filter_proto;	/* 0: any */
-const volatile __u16 filter_port;	/* host order, 0: any, matches either side */
-const volatile __u8 filter_family;	/* AF_*, 0: no address filter */
-const volatile __u32 filter_addr[4];	/* network order, matches either side */
+const volatile __u8 filter_proto;    /* 0: any */
+const volatile __u16 filter_port;    /* host order, 0: any, matches either side */
+const volatile __u8 filter_family;   /* AF_*, 0: no address filter */
+const volatile __u32 filter_addr[4]; /* network order, matches either side */
 const volatile __u32 filter_mask[4];
 
 /* One entry per kind of drop; written by the programs below, read and removed
@@ -125,8 +125,7 @@ static __always_inline enum drop_ct classify_ct(unsigned long nfct)
 /* Which hook holds the packet follows from what the stack has done to it so
  * far: a received packet has no route before PREROUTING is over; ip_output()
  * replaces its device by the route's; a local route points to loopback. */
-static __always_inline enum drop_hook classify_hook(struct sk_buff *skb,
-						    struct net_device *dev)
+static __always_inline enum drop_hook classify_hook(struct sk_buff *skb, struct net_device *dev)
 {
 	struct dst_entry *dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_FLAGS);
 	struct net_device *out;
@@ -137,15 +136,13 @@ static __always_inline enum drop_hook classify_hook(struct sk_buff *skb,
 	if (!skb->skb_iif)
 		return dev == out ? DROP_HOOK_POSTROUTING : DROP_HOOK_OUTPUT;
 	if (dev != out)
-		return BPF_CORE_READ(out, flags) & IFF_LOOPBACK ? DROP_HOOK_INPUT :
-								  DROP_HOOK_FORWARD;
+		return BPF_CORE_READ(out, flags) & IFF_LOOPBACK ? DROP_HOOK_INPUT : DROP_HOOK_FORWARD;
 	if (!dev || dev->ifindex != skb->skb_iif)
 		return DROP_HOOK_POSTROUTING;
 	return DROP_HOOK_HAIRPIN;
 }
 
-static __always_inline __u32 skb_netns(struct sk_buff *skb, struct net_device *dev,
-				       struct sock *rx_sk)
+static __always_inline __u32 skb_netns(struct sk_buff *skb, struct net_device *dev, struct sock *rx_sk)
 {
 	struct dst_entry *dst;
 	struct sock *sk;
@@ -191,8 +188,7 @@ static __always_inline bool tuple_matches(const struct drop_tuple *t)
 {
 	if (filter_proto && t->l4_proto != filter_proto)
 		return false;
-	if (filter_port && bpf_ntohs(t->src_port) != filter_port &&
-	    bpf_ntohs(t->dst_port) != filter_port)
+	if (filter_port && bpf_ntohs(t->src_port) != filter_port && bpf_ntohs(t->dst_port) != filter_port)
 		return false;
 	if (!filter_family)
 		return true;
@@ -238,16 +234,14 @@ static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple 
 }
 
 /* Copies one direction of a tracked flow. */
-#define READ_TUPLE(to, ct, dir)                                                             \
-	do {                                                                                \
-		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->src, ct,                     \
-				   tuplehash[dir].tuple.src.u3);                            \
-		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->dst, ct,                     \
-				   tuplehash[dir].tuple.dst.u3);                            \
-		BPF_CORE_READ_INTO(&(to)->src_port, ct, tuplehash[dir].tuple.src.u.all);    \
-		BPF_CORE_READ_INTO(&(to)->dst_port, ct, tuplehash[dir].tuple.dst.u.all);    \
-		BPF_CORE_READ_INTO(&(to)->l4_proto, ct, tuplehash[dir].tuple.dst.protonum); \
-		(to)->family = (__u8)BPF_CORE_READ(ct, tuplehash[dir].tuple.src.l3num);     \
+#define READ_TUPLE(to, ct, dir)                                                                       \
+	do {                                                                                          \
+		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->src, ct, tuplehash[dir].tuple.src.u3); \
+		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->dst, ct, tuplehash[dir].tuple.dst.u3); \
+		BPF_CORE_READ_INTO(&(to)->src_port, ct, tuplehash[dir].tuple.src.u.all);              \
+		BPF_CORE_READ_INTO(&(to)->dst_port, ct, tuplehash[dir].tuple.dst.u.all);              \
+		BPF_CORE_READ_INTO(&(to)->l4_proto, ct, tuplehash[dir].tuple.dst.protonum);           \
+		(to)->family = (__u8)BPF_CORE_READ(ct, tuplehash[dir].tuple.src.l3num);               \
 	} while (0)
 
 static __always_inline bool wanted(struct sk_buff *skb, unsigned long nfct)
@@ -290,8 +284,8 @@ static __always_inline void copy_packet(struct sk_buff *skb, struct drop_sample 
 		s->data_len = (__u16)len;
 }
 
-static __always_inline void describe(void *ctx, struct sk_buff *skb, struct net_device *dev,
-				     unsigned long nfct, const struct drop_key *key)
+static __always_inline void describe(void *ctx, struct sk_buff *skb, struct net_device *dev, unsigned long nfct,
+				     const struct drop_key *key)
 {
 	struct drop_sample *s = bpf_ringbuf_reserve(&samples, sizeof(*s), 0);
 	struct nf_conn *ct = skb_conn(nfct);

@@ -12,8 +12,8 @@
 
 /* Where in the network stack a netfilter drop happened. */
 enum drop_hook {
-	DROP_HOOK_NONE,	       /* not a netfilter drop */
-	DROP_HOOK_PREROUTING,  /* before the route is known: ingress, raw, conntrack, DNAT */
+	DROP_HOOK_NONE,	      /* not a netfilter drop */
+	DROP_HOOK_PREROUTING, /* before the route is known: ingress, raw, conntrack, DNAT */
 	DROP_HOOK_INPUT,
 	DROP_HOOK_FORWARD,
 	DROP_HOOK_OUTPUT,
@@ -57,12 +57,12 @@ struct drop_tuple {
 
 struct drop_sample {
 	struct drop_key key;
-	__u64 time_ns; /* CLOCK_MONOTONIC */
-	__u32 len;     /* skb->len */
+	__u64 time_ns;	 /* CLOCK_MONOTONIC */
+	__u32 len;	 /* skb->len */
 	__u32 frame_len; /* of the packet, from where data[] begins */
 	__u32 mark;
-	__u32 in_ifindex; /* skb->skb_iif: where the packet came in, 0 local */
-	__u32 ct_status;  /* IPS_* bits, valid when key.ct is new or confirmed */
+	__u32 in_ifindex;	 /* skb->skb_iif: where the packet came in, 0 local */
+	__u32 ct_status;	 /* IPS_* bits, valid when key.ct is new or confirmed */
 	struct drop_tuple orig;	 /* conntrack's view before NAT */
 	struct drop_tuple reply; /* the reverse direction, that is after NAT */
 	char ifname[IFNAMSIZ];

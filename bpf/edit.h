@@ -127,7 +127,8 @@ static __always_inline bool move_up(void *ctx, __u32 at, __u32 n, __u32 len)
 
 	for (int i = 0; i < 288 && n >= sizeof(block); i++) { // 9,216 bytes
 		n -= sizeof(block);
-		if (!get(ctx, at + n, block, sizeof(block), false) || !put(ctx, at + n + len, block, sizeof(block), false))
+		if (!get(ctx, at + n, block, sizeof(block), false) ||
+		    !put(ctx, at + n + len, block, sizeof(block), false))
 			return false;
 	}
 	for (int i = 0; i < 8 && n >= 4; i++) {
@@ -204,7 +205,8 @@ static __always_inline __u32 end_then(const struct packet *p, const struct plan 
 
 static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, const bool v6, const bool xdp)
 {
-	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) && grow_header(ctx, len, v6, xdp);
+	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) &&
+	       grow_header(ctx, len, v6, xdp);
 }
 
 // Bytes of a header that checksums cover one way or the other are stored without

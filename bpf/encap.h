@@ -50,7 +50,8 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 		outer = IPPROTO_UDP;
 		payload += sizeof(gue);
 		gue.udp.source = bpf_htons(49152 | (hash_endpoints(&p->tuple.saddr, p->tuple.sport, &p->tuple.daddr,
-								   p->tuple.dport, true) & 0x3fff));
+								   p->tuple.dport, true) &
+						    0x3fff));
 		gue.udp.dest = plan->encap_port;
 		gue.udp.len = bpf_htons(payload);
 		if (!put(ctx, at, &gue, sizeof(gue), xdp))
@@ -68,8 +69,14 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 		return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 	}
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tot_len = bpf_htons(sizeof(ip) + payload), .frag_off = bpf_htons(IP_DF),
-		.ttl = outer_hops, .protocol = outer, .saddr = own->v4.w[0], .daddr = plan->gateway.w[0],
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(sizeof(ip) + payload),
+		.frag_off = bpf_htons(IP_DF),
+		.ttl = outer_hops,
+		.protocol = outer,
+		.saddr = own->v4.w[0],
+		.daddr = plan->gateway.w[0],
 	};
 	__u32 *w = (__u32 *)&ip;
 

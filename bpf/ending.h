@@ -22,7 +22,7 @@ struct ending {
 	__u32 now;
 	__u8 family;
 	__u8 twin_family;
-	__u8 heard;	   // by the opener
+	__u8 heard; // by the opener
 	__u8 twin_heard;
 	__u32 twin_seen;
 	__u32 own_seen;

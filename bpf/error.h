@@ -115,7 +115,8 @@ static __always_inline __u32 quoted_check(const struct quote *q)
 
 // Rewrites the quoted packet in place. Returns what that adds to the sum of the
 // error, or all ones on failure.
-static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, const struct quote *q, const bool v6, const bool xdp)
+static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, const struct quote *q, const bool v6,
+					   const bool xdp)
 {
 	// The quoted packet travelled the other way.
 	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, v6)) + sum_ends(&plan->to.saddr, &plan->to.daddr, v6);
@@ -131,8 +132,7 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 	} else {
 		__be32 ends[2] = { plan->to.daddr.w[0], plan->to.saddr.w[0] };
 
-		if (!put(ctx, q->at + 12, ends, sizeof(ends), xdp) ||
-		    !get(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
+		if (!put(ctx, q->at + 12, ends, sizeof(ends), xdp) || !get(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
 			return ~0ULL;
 		check = check_after(check, addrs); // the header's sum stays what it was
 		if (!put(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
@@ -167,11 +167,12 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 }
 
 // Rewrites an error and what it quotes, within one family.
-static __always_inline int rewrite_error(void *ctx, const struct packet *p, const struct plan *plan, const struct quote *q,
-					 const union addr *from, const bool v6, const bool xdp)
+static __always_inline int rewrite_error(void *ctx, const struct packet *p, const struct plan *plan,
+					 const struct quote *q, const union addr *from, const bool v6, const bool xdp)
 {
 	__u64 outer = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6)) + sum_addr(from, v6) +
-		      sum_addr(&plan->to.daddr, v6), delta;
+		      sum_addr(&plan->to.daddr, v6),
+	      delta;
 	__u8 down = hops_down(plan), ttl = p->ttl - down;
 	__u16 check;
 
@@ -354,8 +355,7 @@ static __always_inline bool odd_source(const struct packet *p)
 
 // Decides about an ICMP error: the plan is the one of an answer to the quoted
 // packet.
-static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w,
-					const bool xdp)
+static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w, const bool xdp)
 {
 	bool odd = never_routed(p);
 	int reason = REASON_NONE;
@@ -367,7 +367,8 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 			xdp ? xdp_cross_egress(ctx, &w->about) : tc_cross_egress(ctx, &w->about);
 		reason = error_plan(&w->about, plan);
 	}
-	if (odd && (plan->family == p->family || (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)))
+	if (odd &&
+	    (plan->family == p->family || (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)))
 		return REASON_NOT_ROUTED;
 	if (cross_by_egress)
 		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);

@@ -8,10 +8,10 @@
 
 // Ports, identifiers and type of the quoted segment. Its checksum follows where
 // it is in the packet; nobody checks it (RFC 5508 REQ-3c).
-static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *plan, const struct quote *q, const bool to_v6, const bool xdp)
+static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *plan, const struct quote *q,
+						const bool to_v6, const bool xdp)
 {
-	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, !to_v6)) +
-		      sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
+	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, !to_v6)) + sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6);
 	struct ports ports = { plan->to.dport, plan->to.sport };
 	struct icmp_header icmp;
 	__u32 at = quoted_check(q);
@@ -30,8 +30,8 @@ static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *pl
 			icmp.type = icmp.type == ICMP6_ECHO ? ICMP4_ECHO : ICMP4_ECHO_REPLY;
 		pseudo = to_v6 ? pseudo + sum_ends(&plan->to.saddr, &plan->to.daddr, true) :
 				 minus(pseudo + sum_ends(&q->saddr, &q->daddr, true));
-		icmp.check = check_after(icmp.check, pseudo + change(was, *(__u16 *)&icmp) +
-							     change(icmp.id, plan->to.dport));
+		icmp.check = check_after(icmp.check,
+					 pseudo + change(was, *(__u16 *)&icmp) + change(icmp.id, plan->to.dport));
 		icmp.id = plan->to.dport;
 		return put(ctx, q->l4_at, &icmp, sizeof(icmp), xdp);
 	}
@@ -52,7 +52,8 @@ static __always_inline __u32 quote6_size(const struct quote *q)
 	return sizeof(struct ipv6hdr) + (q->fragment ? sizeof(struct fragment_header) : 0);
 }
 
-static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
+static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *plan, const struct quote *q,
+				       const bool xdp)
 {
 	struct fragment_header f = { .next = is_icmp(q->l4_proto) ? IPPROTO_ICMPV6 : q->l4_proto };
 	__u32 extra = quote6_size(q) - sizeof(struct ipv6hdr);
@@ -73,13 +74,19 @@ static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *p
 	return put(ctx, at, &ip, sizeof(ip), xdp);
 }
 
-static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *plan, const struct quote *q, const bool xdp)
+static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *plan, const struct quote *q,
+				       const bool xdp)
 {
 	__u32 len = sizeof(struct iphdr) + sizeof(struct ipv6hdr) + bpf_ntohs(q->len) - (q->l4_at - q->at), *w;
 	struct iphdr ip = {
-		.version = 4, .ihl = 5, .tos = q->tos, .tot_len = bpf_htons(len), .ttl = q->ttl,
+		.version = 4,
+		.ihl = 5,
+		.tos = q->tos,
+		.tot_len = bpf_htons(len),
+		.ttl = q->ttl,
 		.protocol = is_icmp(q->l4_proto) ? IPPROTO_ICMP : q->l4_proto,
-		.saddr = plan->to.daddr.w[0], .daddr = plan->to.saddr.w[0],
+		.saddr = plan->to.daddr.w[0],
+		.daddr = plan->to.saddr.w[0],
 	};
 
 	if (q->fragment) {
@@ -119,9 +126,8 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 	len = ((len - 1) & (EXTENSION_MAX - 1)) + 1;
 	if (xdp ? bpf_xdp_load_bytes(ctx, from, w->extension, len) : bpf_skb_load_bytes(ctx, from, w->extension, len))
 		return false;
-	if (to > from &&
-	    (xdp ? bpf_xdp_adjust_tail(ctx, to - from) :
-		    bpf_skb_change_tail(ctx, ((struct __sk_buff *)ctx)->len + to - from, 0)))
+	if (to > from && (xdp ? bpf_xdp_adjust_tail(ctx, to - from) :
+				bpf_skb_change_tail(ctx, ((struct __sk_buff *)ctx)->len + to - from, 0)))
 		return false;
 	for (int i = 0; i < FIELD_MIN / 4 && from < to; i++, from += 4)
 		if (!put(ctx, from, &zero, 4, xdp))
@@ -318,7 +324,8 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		if (!by || !by->embed_len)
 			return;
 		// A host behind another rule: the receiver knows its outside address alone.
-		if (plan->owner_nat != OWNER_STATELESS && extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
+		if (plan->owner_nat != OWNER_STATELESS &&
+		    extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
 			return;
 		embed(from, &by->embed, by->embed_len, p->tuple.saddr.w[0]);
 		return;
@@ -337,7 +344,8 @@ static __always_inline int unsplice(void *ctx, const struct packet *p, const str
 	__u16 check, was = 0, is = 0;
 	__be32 from, to;
 
-	if (!a || (a->flags & (ADJUST_COOKIE | ADJUST_HEARD)) != (ADJUST_COOKIE | ADJUST_HEARD) || q->l4_at + 8 > q->end)
+	if (!a || (a->flags & (ADJUST_COOKIE | ADJUST_HEARD)) != (ADJUST_COOKIE | ADJUST_HEARD) ||
+	    q->l4_at + 8 > q->end)
 		return 1;
 	if (!get(ctx, q->l4_at + 4, &from, 4, xdp))
 		return 0;
@@ -372,15 +380,15 @@ __noinline int tc_unsplice(struct __sk_buff *ctx, const struct packet *p, const 
 }
 
 // One function for each direction: their frames are large.
-#define ERROR_FUNCTION(name, context, call)                                                                            \
-	__noinline int name(context *ctx, struct packet *p, struct plan *plan)                                         \
-	{                                                                                                              \
-		struct work *w = the_work();                                                                           \
-                                                                                                                       \
-		if (!p || !plan || !w)                                                                                 \
-			return REASON_INTERNAL;                                                                        \
-		error_source(&w->from, p, plan, &w->about);                                                            \
-		return call;                                                                                           \
+#define ERROR_FUNCTION(name, context, call)                                    \
+	__noinline int name(context *ctx, struct packet *p, struct plan *plan) \
+	{                                                                      \
+		struct work *w = the_work();                                   \
+                                                                               \
+		if (!p || !plan || !w)                                         \
+			return REASON_INTERNAL;                                \
+		error_source(&w->from, p, plan, &w->about);                    \
+		return call;                                                   \
 	}
 
 ERROR_FUNCTION(xdp_error_in4, struct xdp_md, rewrite_error(ctx, p, plan, &w->quote, &w->from, false, true))
@@ -389,8 +397,10 @@ ERROR_FUNCTION(xdp_error_to6, struct xdp_md, translate_error(ctx, p, plan, &w->q
 ERROR_FUNCTION(xdp_error_to4, struct xdp_md, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, true))
 ERROR_FUNCTION(tc_error_in4, struct __sk_buff, rewrite_error(ctx, p, plan, &w->quote, &w->from, false, false))
 ERROR_FUNCTION(tc_error_in6, struct __sk_buff, rewrite_error(ctx, p, plan, &w->quote, &w->from, true, false))
-ERROR_FUNCTION(tc_error_to6, struct __sk_buff, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, true, false))
-ERROR_FUNCTION(tc_error_to4, struct __sk_buff, translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, false))
+ERROR_FUNCTION(tc_error_to6, struct __sk_buff,
+	       translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, true, false))
+ERROR_FUNCTION(tc_error_to4, struct __sk_buff,
+	       translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, false))
 
 static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {

@@ -30,8 +30,8 @@ static __always_inline bool summed_later(void *ctx, const struct packet *p, __u3
 	__u32 at = l4_off + check_offset(p->tuple.l4_proto);
 	__u16 was, is;
 
-	if (xdp || (p->tuple.l4_proto != IPPROTO_TCP && p->tuple.l4_proto != IPPROTO_UDP) || !get(ctx, at, &was, 2, false) ||
-	    bpf_l4_csum_replace(ctx, at, 0, 1, 0) || !get(ctx, at, &is, 2, false))
+	if (xdp || (p->tuple.l4_proto != IPPROTO_TCP && p->tuple.l4_proto != IPPROTO_UDP) ||
+	    !get(ctx, at, &was, 2, false) || bpf_l4_csum_replace(ctx, at, 0, 1, 0) || !get(ctx, at, &is, 2, false))
 		return false;
 	return is == was || bpf_skb_store_bytes(ctx, at, &was, 2, 0);
 }
@@ -57,7 +57,8 @@ enum hand {
 };
 
 // Hands a packet of len bytes to user space. False when there is nobody or no room.
-static __always_inline bool hand_over(void *ctx, const struct packet *p, enum hand hand, __u32 len, bool unsummed, const bool xdp)
+static __always_inline bool hand_over(void *ctx, const struct packet *p, enum hand hand, __u32 len, bool unsummed,
+				      const bool xdp)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -91,7 +92,8 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, enum ha
 // A later fragment without a first one.
 static __always_inline int hold(void *ctx, const struct packet *p, const bool xdp)
 {
-	return dry_run || hand_over(ctx, p, HAND_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT : REASON_ORPHAN_FRAGMENT;
+	return dry_run || hand_over(ctx, p, HAND_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT :
+										       REASON_ORPHAN_FRAGMENT;
 }
 
 // A packet that is to go on in fragments.
@@ -158,7 +160,8 @@ __noinline int tc_fragment4(struct __sk_buff *ctx, const struct packet *p, const
 
 // A translated packet of len bytes whose next hop's hardware address is unknown: the kernel
 // asks for it and sends the packet, or user space does.
-static __always_inline int unresolved(void *ctx, const struct packet *p, const struct plan *plan, __u32 len, const bool xdp)
+static __always_inline int unresolved(void *ctx, const struct packet *p, const struct plan *plan, __u32 len,
+				      const bool xdp)
 {
 	bool unsummed;
 

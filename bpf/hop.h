@@ -45,7 +45,8 @@ static __always_inline bool hop_same(const struct hop *h, const struct bpf_fib_l
 	       !__builtin_memcmp(h->smac, fib->smac, 6);
 }
 
-static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
+static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now,
+				      __u32 gen)
 {
 	h->flags = flags;
 	h->ifindex = fib->ifindex;
@@ -112,7 +113,8 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 // routes it: by its own source, which is translated on the way out.
 static __always_inline bool routed_by_own(const struct packet *p, const struct plan *plan)
 {
-	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == OWNER_SOURCE)) && plan->backend_hop == NO_ENTRY && plan->family == p->family;
+	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == OWNER_SOURCE)) &&
+	       plan->backend_hop == NO_ENTRY && plan->family == p->family;
 }
 
 static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
@@ -280,7 +282,8 @@ static __always_inline void hop_remember(const struct packet *p, const struct pl
 
 // The hardware address that is configured for a backend goes before the neighbour
 // table's, and needs none.
-static __always_inline enum reason hop_configured(const struct plan *plan, struct bpf_fib_lookup *fib, enum reason reason)
+static __always_inline enum reason hop_configured(const struct plan *plan, struct bpf_fib_lookup *fib,
+						  enum reason reason)
 {
 	__u32 at = plan->backend_hop, ifindex = fib->ifindex;
 	struct backend *b = bpf_map_lookup_elem(&backends, &at);
@@ -318,7 +321,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
-		found = plan->family == p->family ? (int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : fib_crossed(ctx, fib);
+		found = plan->family == p->family ? (int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) :
+						    fib_crossed(ctx, fib);
 		reason = fib_reason(found);
 	}
 	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {

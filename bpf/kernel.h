@@ -10,11 +10,11 @@
 
 #define IFNAMSIZ 16
 #define IFF_LOOPBACK 0x8
-#define IPS_CONFIRMED 0x8	  /* linux/netfilter/nf_conntrack_common.h */
-#define NFCT_INFO_MASK 7UL	  /* low bits of skb->_nfct: enum ip_conntrack_info */
-#define NFCT_UNTRACKED 7UL	  /* IP_CT_UNTRACKED */
-#define SKB_DST_FLAGS 1UL	  /* SKB_DST_NOREF, low bit of skb->_skb_refdst */
-#define MAC_HEADER_UNSET 0xffff	  /* skb_mac_header_was_set() */
+#define IPS_CONFIRMED 0x8	/* linux/netfilter/nf_conntrack_common.h */
+#define NFCT_INFO_MASK 7UL	/* low bits of skb->_nfct: enum ip_conntrack_info */
+#define NFCT_UNTRACKED 7UL	/* IP_CT_UNTRACKED */
+#define SKB_DST_FLAGS 1UL	/* SKB_DST_NOREF, low bit of skb->_skb_refdst */
+#define MAC_HEADER_UNSET 0xffff /* skb_mac_header_was_set() */
 
 struct ns_common {
 	unsigned int inum;

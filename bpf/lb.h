@@ -129,7 +129,8 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 
 // Makes the flow of a service, with everything that counts it. In steps, as deep calls follow
 // each of them (Linux 6.1).
-static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags, __u32 ref)
+static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags,
+					__u32 ref)
 {
 	int reason = service_birth(p, plan, flags, ref);
 
@@ -336,7 +337,8 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 		flags |= ENTRY_PORT;
 		ref = w->request.map << 16 | w->request.port;
 	}
-	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex && plan->family == p->family) { // else the server's answer comes back anyway
+	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex &&
+	    plan->family == p->family) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
 		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
 		if (reason != REASON_FLOW && reason != REASON_NONE)
@@ -397,8 +399,8 @@ static __always_inline bool checksums_addresses(const struct packet *p, const st
 }
 
 // Whether a TCP packet of no flow may begin one.
-static __always_inline enum reason tcp_begins(const struct packet *p, const struct plan *plan, const struct service *s, bool syn,
-					      bool stateless)
+static __always_inline enum reason tcp_begins(const struct packet *p, const struct plan *plan, const struct service *s,
+					      bool syn, bool stateless)
 {
 	const bool strict = s->flags & SERVICE_STRICT_TCP;
 
@@ -412,7 +414,8 @@ static __always_inline enum reason tcp_begins(const struct packet *p, const stru
 }
 
 // Whether the SYN of what a packet goes on with was admitted, and left no flow.
-static __always_inline bool was_admitted(const struct packet *p, const struct plan *plan, const struct service *s, bool syn)
+static __always_inline bool was_admitted(const struct packet *p, const struct plan *plan, const struct service *s,
+					 bool syn)
 {
 	return plan->edits & EDIT_SPLICE || (!syn && s->mode == MODE_DNAT && shakes_hands(p));
 }
@@ -465,7 +468,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	if (backend == NO_ENTRY && plan->flags & PLAN_ADMITTED)
 		backend = service_pick(p, s, id, true, false);
 	b = bpf_map_lookup_elem(&backends, &backend);
-	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !(plan->flags & PLAN_ADMITTED) && !backend_room(id, backend)))
+	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !(plan->flags & PLAN_ADMITTED) &&
+		   !backend_room(id, backend)))
 		return REASON_LIMIT_BACKEND; // what goes on elsewhere breaks off: it gets this backend or none
 	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;

@@ -21,7 +21,9 @@ static __always_inline struct listener *listener_find(const struct listener_key 
 // them, or NO_ENTRY.
 static __always_inline __u32 listens_at(const struct listener_key *key, __u32 ifindex)
 {
-	struct door_key door = { .prefix_len = (sizeof(door) - sizeof(door.prefix_len)) * 8, .ifindex = ifindex, .key = *key };
+	struct door_key door = { .prefix_len = (sizeof(door) - sizeof(door.prefix_len)) * 8,
+				 .ifindex = ifindex,
+				 .key = *key };
 	__u32 *service = bpf_map_lookup_elem(&doors, &door);
 
 	return service ? *service : NO_ENTRY;

@@ -125,8 +125,8 @@ static __always_inline int is_last_request(const struct slot *s)
 	return s->request + 1U >= plan.requests;
 }
 
-static __always_inline int on_established(struct xdp_md *ctx, const int family, const struct arrival *a,
-					  struct slot *s, struct flow_counts *c, __u64 now)
+static __always_inline int on_established(struct xdp_md *ctx, const int family, const struct arrival *a, struct slot *s,
+					  struct flow_counts *c, __u64 now)
 {
 	struct answer r = { .seq = a->ack, .ack = a->seq + 1, .flags = FLAG_ACK };
 
@@ -149,8 +149,8 @@ static __always_inline int on_established(struct xdp_md *ctx, const int family, 
 	return send_back(ctx, family, a, &r, PAYLOAD_REQUEST);
 }
 
-static __always_inline int on_response(struct xdp_md *ctx, const int family, const struct arrival *a,
-				       struct slot *s, struct flow_counts *c, __u64 now)
+static __always_inline int on_response(struct xdp_md *ctx, const int family, const struct arrival *a, struct slot *s,
+				       struct flow_counts *c, __u64 now)
 {
 	struct answer r = { .seq = a->ack, .ack = a->seq + a->payload_len, .flags = FLAG_ACK };
 
@@ -201,8 +201,8 @@ static __always_inline void on_reset(struct slot *s, struct flow_counts *c)
 	s->stage = STAGE_CLOSED;
 }
 
-static __always_inline int receive(struct xdp_md *ctx, const int family, const struct arrival *a,
-				   struct slot *s, struct flow_counts *c)
+static __always_inline int receive(struct xdp_md *ctx, const int family, const struct arrival *a, struct slot *s,
+				   struct flow_counts *c)
 {
 	__u64 now;
 
@@ -277,8 +277,7 @@ int load_client(struct xdp_md *ctx)
 
 // Builds a packet of a connection from nothing: the page holds what an earlier
 // packet left in it.
-static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct answer *r,
-				  const int with_request)
+static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct answer *r, const int with_request)
 {
 	const enum payload p = with_request ? PAYLOAD_REQUEST : PAYLOAD_NONE;
 	struct tcp_fields f = {
@@ -308,8 +307,7 @@ static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct 
 		if ((void *)(s + 1) > end || write_payload((__u8 *)(s + 1), end, p, r->close))
 			return XDP_ABORTED;
 		eth->h_proto = bpf_htons(ETH_P_IP);
-		write_ip4(ip4_of(s), low, *(const volatile __u32 *)(plan.dest + 12),
-			  sizeof(s->tcp) + f.payload_len);
+		write_ip4(ip4_of(s), low, *(const volatile __u32 *)(plan.dest + 12), sizeof(s->tcp) + f.payload_len);
 		sum += sum32(&ip4_of(s)->saddr, 2);
 		write_tcp(tcp4_of(s), &f, sum);
 	} else {
@@ -348,8 +346,7 @@ static __always_inline int may_retry(struct slot *s, __u64 *again, __u64 *gave_u
 }
 
 // Repeats what a connection waits for an answer to.
-static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *s,
-				  struct flow_counts *c, __u64 now)
+static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *s, struct flow_counts *c, __u64 now)
 {
 	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK, .close = (__u8)s->last };
 
@@ -396,8 +393,8 @@ static __always_inline int sweep(struct xdp_md *ctx, struct flow_counts *c, __u6
 }
 
 // Opens the connection of a slot.
-static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slot *s,
-				     struct flow_counts *c, __u64 now, __u64 due)
+static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slot *s, struct flow_counts *c, __u64 now,
+				     __u64 due)
 {
 	struct answer r = { .flags = FLAG_SYN };
 
@@ -417,8 +414,8 @@ static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slo
 }
 
 // Sends the next request on an open connection.
-static __always_inline int next_request(struct xdp_md *ctx, __u32 index, struct slot *s,
-					struct flow_counts *c, __u64 now, __u64 due)
+static __always_inline int next_request(struct xdp_md *ctx, __u32 index, struct slot *s, struct flow_counts *c,
+					__u64 now, __u64 due)
 {
 	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK | FLAG_PSH };
 

@@ -43,7 +43,9 @@ static __always_inline int to_ipv4(struct xdp_md *ctx)
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ipv6hdr *was = data + sizeof(struct ethhdr);
 	struct ethhdr *eth = data + ROOM;
-	struct iphdr ip = { .version = 4, .ihl = 5, .ttl = 64, .saddr = bpf_htonl(0x0a000001), .daddr = bpf_htonl(0x0a000002) };
+	struct iphdr ip = {
+		.version = 4, .ihl = 5, .ttl = 64, .saddr = bpf_htonl(0x0a000001), .daddr = bpf_htonl(0x0a000002)
+	};
 
 	if ((void *)(was + 1) > end)
 		return XDP_PASS;
@@ -59,7 +61,10 @@ static __always_inline int to_ipv6(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data, macs;
 	struct iphdr *was = (void *)(eth + 1);
-	struct ipv6hdr ip = { .version = 6, .hop_limit = 64, .saddr.s6_addr = { 0x20, 1, 0xd, 0xb8, 1 }, .daddr.s6_addr = { 0x20, 1, 0xd, 0xb8, 2 } };
+	struct ipv6hdr ip = { .version = 6,
+			      .hop_limit = 64,
+			      .saddr.s6_addr = { 0x20, 1, 0xd, 0xb8, 1 },
+			      .daddr.s6_addr = { 0x20, 1, 0xd, 0xb8, 2 } };
 
 	if ((void *)(was + 1) > (void *)(long)ctx->data_end)
 		return XDP_PASS;

@@ -13,12 +13,12 @@
 // in the template.
 struct plan {
 	__u64 head[HEAD_MAX / 8]; // template, as on the wire
-	__u32 head_len;           // bytes of it that are written, even
-	__u32 ifindex;            // out through this interface
-	__u32 flows;              // distinct tuples, at least 1
-	__u32 first;              // index of this sender's first tuple
-	__u32 stride;             // step from tuple to tuple, coprime to flows
-	__u32 source;             // lowest source address, low 32 bits, host order
+	__u32 head_len;		  // bytes of it that are written, even
+	__u32 ifindex;		  // out through this interface
+	__u32 flows;		  // distinct tuples, at least 1
+	__u32 first;		  // index of this sender's first tuple
+	__u32 stride;		  // step from tuple to tuple, coprime to flows
+	__u32 source;		  // lowest source address, low 32 bits, host order
 	__u32 source_count;
 	__u32 source_port; // lowest source port (ICMP: identifier), host order
 	__u32 source_port_count;
@@ -35,29 +35,29 @@ struct plan {
 	__u16 l4_csum_off;
 	__u16 stamp_off;
 	__u16 frag_off; // of the 16-bit fragment offset field
-	__u32 ip_sum;   // IPv4 header without checksum and varied fields
-	__u32 l4_sum;   // pseudo header and datagram without varied fields
-	__u16 pseudo;   // addresses are part of the transport checksum
+	__u32 ip_sum;	// IPv4 header without checksum and varied fields
+	__u32 l4_sum;	// pseudo header and datagram without varied fields
+	__u16 pseudo;	// addresses are part of the transport checksum
 	__u16 sender;
-	__u16 senders;    // CPUs that send: datagrams of no two of them are named alike
+	__u16 senders;	  // CPUs that send: datagrams of no two of them are named alike
 	__u16 fragments;  // packets a datagram, 1: not fragmented
 	__u16 frag_words; // 8-byte units of payload in a fragment
-	__u16 frag_v6;    // the fragment field is IPv6's
+	__u16 frag_v6;	  // the fragment field is IPv6's
 	__u16 ident_off;  // of the low 16 bits of the datagram's identification
-	__u64 limit;      // stop after so many packets
-	__u64 interval;   // between packets, in 2^-16 ns; 0: as fast as it goes
+	__u64 limit;	  // stop after so many packets
+	__u64 interval;	  // between packets, in 2^-16 ns; 0: as fast as it goes
 };
 
 const volatile struct plan plan = {};
 
 // State of the one CPU that runs this program.
 struct progress {
-	__u64 sent;     // packets handed to the interface, which may refuse them
-	__u64 check;    // when sent reaches this, is_open looks closer
+	__u64 sent;	// packets handed to the interface, which may refuse them
+	__u64 check;	// when sent reaches this, is_open looks closer
 	__u64 start_ns; // of the first packet, and of the schedule
-	__u64 end_ns;   // of the last one that the plan's limit allows
-	__u32 tuple;    // index of the next tuple
-	__u32 seq;      // next stamp
+	__u64 end_ns;	// of the last one that the plan's limit allows
+	__u32 tuple;	// index of the next tuple
+	__u32 seq;	// next stamp
 	__u32 fragment; // next fragment of the datagram
 	__u32 datagram; // identification of the datagram
 };
@@ -134,15 +134,12 @@ static __always_inline __u64 write_tuple(const struct plan *p, __u8 *frame, __u3
 	if (p->source_port_off)
 		ports += put_port(frame + p->source_port_off,
 				  p->source_port + cut(&rest, p->source_port_count,
-							 p->source_off || p->dest_off ||
-								 p->dest_port_off));
+						       p->source_off || p->dest_off || p->dest_port_off));
 	if (p->source_off)
 		addresses += put_address(frame + p->source_off,
-					 p->source + cut(&rest, p->source_count,
-							   p->dest_off || p->dest_port_off));
+					 p->source + cut(&rest, p->source_count, p->dest_off || p->dest_port_off));
 	if (p->dest_off)
-		addresses += put_address(frame + p->dest_off,
-					 p->dest + cut(&rest, p->dest_count, p->dest_port_off));
+		addresses += put_address(frame + p->dest_off, p->dest + cut(&rest, p->dest_count, p->dest_port_off));
 	if (p->dest_port_off)
 		ports += put_port(frame + p->dest_port_off, p->dest_port + rest);
 	return (__u64)ports << 32 | addresses;

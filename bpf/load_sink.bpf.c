@@ -10,7 +10,7 @@
 // What to do beyond counting. Set before load.
 const volatile struct {
 	__u32 checksums; // verify IPv4 and transport checksums
-	__u32 stamps;    // read sequence numbers and latency
+	__u32 stamps;	 // read sequence numbers and latency
 } settings = {};
 
 // What one CPU received.
@@ -22,7 +22,7 @@ struct received {
 	__u64 fragments; // packets that are a fragment; their datagrams are not checked
 	__u64 unchecked; // of other protocols than TCP, UDP and ICMP
 	__u64 unstamped; // no stamp where one was expected
-	__u64 passed;    // not test traffic, left to the kernel
+	__u64 passed;	 // not test traffic, left to the kernel
 };
 
 struct {

@@ -43,24 +43,24 @@ struct {
 
 // Counters of one CPU.
 struct flow_counts {
-	__u64 started;     // SYNs of new connections
+	__u64 started;	   // SYNs of new connections
 	__u64 established; // SYN ACKs that were awaited
-	__u64 requests;    // first transmissions
+	__u64 requests;	   // first transmissions
 	__u64 responses;
 	__u64 completed; // connections closed in both directions
-	__u64 overdue;   // turns that found their connection still busy
+	__u64 overdue;	 // turns that found their connection still busy
 	__u64 again_syn; // retransmissions
 	__u64 again_request;
 	__u64 again_fin;
 	__u64 gave_up_syn; // max_tries reached
 	__u64 gave_up_request;
 	__u64 gave_up_fin;
-	__u64 resets;         // RST from the other side
+	__u64 resets;	      // RST from the other side
 	__u64 resets_syn;     // those to a SYN
 	__u64 resets_request; // those to a request
 	__u64 unreachable;    // ICMP errors about packets of connections
 	__u64 wrong_length;   // responses of a wrong size
-	__u64 stray;          // packets that belong to nothing under way
+	__u64 stray;	      // packets that belong to nothing under way
 };
 
 struct {

@@ -11,27 +11,27 @@
 
 // What the connections look like. Set before load.
 struct flow_plan {
-	__u32 ifindex;        // the injector sends out of this interface
-	__u32 slots;          // connections at once
-	__u32 first_slot;     // this injector's first slot
-	__u32 own_slots;      // and how many are its own
-	__u32 ports;          // source ports of each source address
-	__u32 source_port;    // lowest
-	__u32 source_low;     // lowest source address, low 32 bits
-	__u32 dest_port;      // of the service
-	__u32 request_len;    // bytes
-	__u32 response_len;   // bytes
-	__u32 request_sum;    // checksum words of the request
-	__u32 window;         // turns under way at most, over all CPUs, when not paced
-	__u32 requests;       // of a connection
-	__u32 hold;           // connections stay open between their turns
-	__u32 max_tries;      // of any one packet
-	__u32 v6;             // family of the client end
-	__u64 interval;       // between turns in 2^-16 ns; 0: as fast as they complete
-	__u64 limit;          // turns
-	__u64 timeout_ns;     // retransmission timer
-	__u8 source[16];      // lowest source address on the wire, IPv4 in the last 4 bytes
-	__u8 dest[16];        // of the service
+	__u32 ifindex;	    // the injector sends out of this interface
+	__u32 slots;	    // connections at once
+	__u32 first_slot;   // this injector's first slot
+	__u32 own_slots;    // and how many are its own
+	__u32 ports;	    // source ports of each source address
+	__u32 source_port;  // lowest
+	__u32 source_low;   // lowest source address, low 32 bits
+	__u32 dest_port;    // of the service
+	__u32 request_len;  // bytes
+	__u32 response_len; // bytes
+	__u32 request_sum;  // checksum words of the request
+	__u32 window;	    // turns under way at most, over all CPUs, when not paced
+	__u32 requests;	    // of a connection
+	__u32 hold;	    // connections stay open between their turns
+	__u32 max_tries;    // of any one packet
+	__u32 v6;	    // family of the client end
+	__u64 interval;	    // between turns in 2^-16 ns; 0: as fast as they complete
+	__u64 limit;	    // turns
+	__u64 timeout_ns;   // retransmission timer
+	__u8 source[16];    // lowest source address on the wire, IPv4 in the last 4 bytes
+	__u8 dest[16];	    // of the service
 	__u8 source_mac[6];
 	__u8 dest_mac[6];
 	__u8 request[REQUEST_MAX];
@@ -167,9 +167,9 @@ struct arrival {
 	__u32 seq, ack;
 	__u16 payload_len;
 	__be16 source, dest; // ports
-	__u32 dest_low;      // low 32 bits of the destination, host order
+	__u32 dest_low;	     // low 32 bits of the destination, host order
 	__u8 flags;
-	__u8 first;          // first byte of the payload that the ends look at
+	__u8 first; // first byte of the payload that the ends look at
 };
 
 enum arrived { ARRIVED_TCP, ARRIVED_ICMP, ARRIVED_OTHER };

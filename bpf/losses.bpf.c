@@ -29,11 +29,11 @@ enum loss_kind {
 };
 
 struct loss_key {
-	__u32 netns; /* inode of the network namespace */
-	__u32 from;  /* interface that the frames arrived by */
-	__u32 to;    /* interface that they were to leave by; 0 not known */
-	__s32 error; /* negative errno, 0 none */
-	__u32 kind;  /* enum loss_kind */
+	__u32 netns;	  /* inode of the network namespace */
+	__u32 from;	  /* interface that the frames arrived by */
+	__u32 to;	  /* interface that they were to leave by; 0 not known */
+	__s32 error;	  /* negative errno, 0 none */
+	__u32 kind;	  /* enum loss_kind */
 	char program[16]; /* that said so; empty where the tracepoint does not tell */
 };
 

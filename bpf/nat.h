@@ -75,7 +75,9 @@ static __always_inline __u32 first_address(const union addr *a, __u32 first, __u
 	__u32 h = (a->w[0] ^ a->w[1] ^ a->w[2] ^ a->w[3]) * 0x9e3779b1U;
 	__u32 one = (__u64)h * len >> 32, two = (__u64)(h * 0x85ebca6bU) * len >> 32;
 
-	return len > 1 && used_ports(pool_number(first + two), class) < used_ports(pool_number(first + one), class) ? two : one;
+	return len > 1 && used_ports(pool_number(first + two), class) < used_ports(pool_number(first + one), class) ?
+		       two :
+		       one;
 }
 
 static __always_inline __u32 first_tried(const struct bind *b, const struct port_request *r)
@@ -253,7 +255,8 @@ static __always_inline int take_blocked(const struct bind *b, struct port_reques
 // RFC 7422: pool address and block follow from the client's address, its place
 // among the rule's sources. Such a list's value is 1 << 63 | place of the prefix's
 // first address << 8 | host bits. False: the rule has no block for it.
-static __always_inline bool compute_block(const struct bind *b, struct port_request *r, const struct nat_rule *rule, __u32 id)
+static __always_inline bool compute_block(const struct bind *b, struct port_request *r, const struct nat_rule *rule,
+					  __u32 id)
 {
 	__u32 low, bits, count;
 	__u64 value, place;
@@ -373,7 +376,8 @@ static __always_inline bool as_wanted(const struct bind *b, const struct nat_rul
 {
 	__u32 first = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
 
-	return (!b->want || r->port == b->want) && (!b->place || r->map / PORT_CLASSES == pool_number(first + b->place - 1));
+	return (!b->want || r->port == b->want) &&
+	       (!b->place || r->map / PORT_CLASSES == pool_number(first + b->place - 1));
 }
 
 // What explain says of a binding that is not made: the outside endpoint of the one

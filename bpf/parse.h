@@ -76,7 +76,8 @@ static __always_inline bool icmp_is_error(__u8 type, const bool v6)
 	if (v6)
 		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
 	// Not source quench, which is nobody's business any more (RFC 5508 REQ-10c, RFC 6633).
-	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER || type == ICMP4_REDIRECT;
+	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER ||
+	       type == ICMP4_REDIRECT;
 }
 
 // ICMP and ICMPv6: which types are queries, answers and errors.

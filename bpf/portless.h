@@ -51,7 +51,8 @@ __noinline __u32 nth_address(struct bind *b, __u32 i)
 	}
 	if (i > r->pool_len)
 		return NO_ENTRY;
-	hash = (b->inside.saddr.w[0] ^ b->inside.saddr.w[1] ^ b->inside.saddr.w[2] ^ b->inside.saddr.w[3]) * 0x9e3779b1U;
+	hash = (b->inside.saddr.w[0] ^ b->inside.saddr.w[1] ^ b->inside.saddr.w[2] ^ b->inside.saddr.w[3]) *
+	       0x9e3779b1U;
 	return pool_number(r->pool + (hash % r->pool_len + i - 1) % r->pool_len);
 }
 

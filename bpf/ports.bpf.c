@@ -32,7 +32,7 @@ const struct asked_port *_export_port __attribute__((unused));
 
 static __always_inline void tell(struct bpf_iter_meta *meta, struct sock *sk, __u8 protocol)
 {
-	struct asked_port asked = {.protocol = protocol};
+	struct asked_port asked = { .protocol = protocol };
 
 	/* A bit field up to Linux 6.1, a byte later. */
 	if (!(BPF_CORE_READ_BITFIELD_PROBED(sk, sk_userlocks) & SOCK_BINDPORT_LOCK))
@@ -60,4 +60,3 @@ int ports_udp(struct bpf_iter__udp *ctx)
 		tell(ctx->meta, sk, IPPROTO_UDP);
 	return 0;
 }
-

@@ -49,7 +49,8 @@ static __always_inline __u32 quoted_field(void *ctx, const struct packet *p, con
 	__u8 length;
 
 	if (v6 ? p->icmp_type != ICMP6_UNREACHABLE && p->icmp_type != ICMP6_TIME_EXCEEDED :
-		 p->icmp_type != ICMP4_UNREACHABLE && p->icmp_type != ICMP4_TIME_EXCEEDED && p->icmp_type != ICMP4_PARAMETER)
+		 p->icmp_type != ICMP4_UNREACHABLE && p->icmp_type != ICMP4_TIME_EXCEEDED &&
+			    p->icmp_type != ICMP4_PARAMETER)
 		return 0;
 	if (!get(ctx, at, &length, 1, xdp))
 		return 0;

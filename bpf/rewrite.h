@@ -232,7 +232,8 @@ static __always_inline int rewrite_headers(void *data, void *end, const struct p
 
 		if ((void *)(icmp + 1) > end)
 			return REASON_INTERNAL;
-		if (!v6 && plan->to.dport == p->tuple.dport) // nothing that it covers; of nothing but zeros the sum would become the other zero
+		// The checksum covers nothing that changes. That of only zeros would become the other zero.
+		if (!v6 && plan->to.dport == p->tuple.dport)
 			return REASON_NONE;
 		icmp->check = check_after(icmp->check, (v6 ? d.addrs : 0) + change(p->tuple.dport, plan->to.dport));
 		if (plan->to.dport != p->tuple.dport) // not every message has an identifier there

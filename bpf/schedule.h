@@ -24,25 +24,44 @@ static __always_inline __u32 jhash(const __u32 *word, int words, __u32 seed)
 		a += word[i];
 		b += word[i + 1];
 		c += word[i + 2];
-		a -= c; a ^= rol32(c, 4); c += b;
-		b -= a; b ^= rol32(a, 6); a += c;
-		c -= b; c ^= rol32(b, 8); b += a;
-		a -= c; a ^= rol32(c, 16); c += b;
-		b -= a; b ^= rol32(a, 19); a += c;
-		c -= b; c ^= rol32(b, 4); b += a;
+		a -= c;
+		a ^= rol32(c, 4);
+		c += b;
+		b -= a;
+		b ^= rol32(a, 6);
+		a += c;
+		c -= b;
+		c ^= rol32(b, 8);
+		b += a;
+		a -= c;
+		a ^= rol32(c, 16);
+		c += b;
+		b -= a;
+		b ^= rol32(a, 19);
+		a += c;
+		c -= b;
+		c ^= rol32(b, 4);
+		b += a;
 	}
 	if (words - i == 3)
 		c += word[i + 2];
 	if (words - i >= 2)
 		b += word[i + 1];
 	a += word[i];
-	c ^= b; c -= rol32(b, 14);
-	a ^= c; a -= rol32(c, 11);
-	b ^= a; b -= rol32(a, 25);
-	c ^= b; c -= rol32(b, 16);
-	a ^= c; a -= rol32(c, 4);
-	b ^= a; b -= rol32(a, 14);
-	c ^= b; c -= rol32(b, 24);
+	c ^= b;
+	c -= rol32(b, 14);
+	a ^= c;
+	a -= rol32(c, 11);
+	b ^= a;
+	b -= rol32(a, 25);
+	c ^= b;
+	c -= rol32(b, 16);
+	a ^= c;
+	a -= rol32(c, 4);
+	b ^= a;
+	b -= rol32(a, 14);
+	c ^= b;
+	c -= rol32(b, 24);
 	return c;
 }
 
@@ -128,8 +147,8 @@ struct least {
 	__u32 first; // slot
 	__u32 count;
 	__u32 start;
-	__u32 best;  // backend
-	__u32 room;  // its flows and one
+	__u32 best; // backend
+	__u32 room; // its flows and one
 	__u32 weight;
 };
 

@@ -56,13 +56,13 @@ enum service_flag {
 	SERVICE_STRICT_TCP = 0x02,
 	SERVICE_ANSWER_RESET = 0x04, // when no backend is usable
 	SERVICE_ANSWER_REJECT = 0x08,
-	SERVICE_SESSIONS = 0x10, // has pinned clients
+	SERVICE_SESSIONS = 0x10,     // has pinned clients
 	SERVICE_PORT_FORWARD = 0x20, // stands for a port-forward rule that inside hosts may use
 	SERVICE_MSS_CLAMP = 0x40,
-	SERVICE_TOA = 0x100, // fullnat: the client's address in a TCP option
-	SERVICE_PROXY = 0x200, // fullnat: the client's address in a PROXY protocol header
-	SERVICE_MAC_KEYS = 0x80, // persistence looks at hardware addresses
-	SERVICE_COOKIES = 0x400, // SYNs are answered by cookies when handshakes pile up
+	SERVICE_TOA = 0x100,	     // fullnat: the client's address in a TCP option
+	SERVICE_PROXY = 0x200,	     // fullnat: the client's address in a PROXY protocol header
+	SERVICE_MAC_KEYS = 0x80,     // persistence looks at hardware addresses
+	SERVICE_COOKIES = 0x400,     // SYNs are answered by cookies when handshakes pile up
 	SERVICE_KEEPS_FLOWS = 0x800, // persistence or a limit of connections needs them, whatever the mode
 };
 
@@ -72,7 +72,7 @@ enum no_rule {
 
 // What every packet without a flow looks at stands in the first cache line.
 struct service {
-	__u64 slots;	 // first slot << 32 | number of slots: one word, so that a table is switched at once
+	__u64 slots; // first slot << 32 | number of slots: one word, so that a table is switched at once
 	__u16 flags;
 	__u8 mode;
 	__u8 scheduler;
@@ -81,22 +81,22 @@ struct service {
 	__be16 encap_port;
 	__u32 sticky_ticks; // persistence, 0 for none
 	__u16 sticky_keys;  // STICKY_*
-	__u16 nat_rule;	 // of a port-forward to an IPv6 host: the nat64 rule whose prefix IPv4 clients get; else NO_RULE
-	__u64 allow;	 // sets that may connect, 0 for all
-	__u64 deny;	 // sets that may not
+	__u16 nat_rule; // of a port-forward to an IPv6 host: the nat64 rule whose prefix IPv4 clients get; else NO_RULE
+	__u64 allow;	// sets that may connect, 0 for all
+	__u64 deny;	// sets that may not
 	__u32 max_flows; // 0 for no limit
 	__u32 max_client_flows;
 	__u32 max_backend_flows;
 	__u32 mark;
-	__u64 reset_ns;	 // one reset from a client in this time, 0 for no limit
+	__u64 reset_ns; // one reset from a client in this time, 0 for no limit
 	__u64 reset_burst_ns;
-	__u64 rate_ns;	 // one new connection in this time, 0 for no limit
-	__u64 burst_ns;	 // credit that may gather
+	__u64 rate_ns;	// one new connection in this time, 0 for no limit
+	__u64 burst_ns; // credit that may gather
 	__u64 client_rate_ns;
 	__u64 client_burst_ns;
-	__u64 log_ns;	 // one new connection in this time is logged, 0 for none
+	__u64 log_ns; // one new connection in this time is logged, 0 for none
 	__u64 log_burst_ns;
-	__u16 shift;	 // of a port-forward of a range: added to each port
+	__u16 shift; // of a port-forward of a range: added to each port
 	__u8 pad[6];
 };
 ASSERT_SIZE(struct service, 128);
@@ -125,9 +125,11 @@ struct backend {
 	__u16 weight;
 	__u32 max_flows;
 	__u8 mac[ETH_ALEN]; // of mode dsr; 0: from the neighbour table
-	__u16 pool;	    // where the pool addresses of its family begin in runs: of mode fullnat, and of clients of network_len
+	// where the pool addresses of its family begin in runs: of mode fullnat, and of clients of
+	// network_len
+	__u16 pool;
 	__u16 pool_len;
-	__u8 network_len;   // mode dnat: clients with so many bits of its address get a source of the pool; 0: none do
+	__u8 network_len; // mode dnat: clients with so many bits of its address get a source of the pool; 0: none do
 	__u8 pad;
 };
 ASSERT_SIZE(struct backend, 40);
@@ -143,7 +145,7 @@ ASSERT_SIZE(struct backend_hop, 16);
 // A listener with one IPv4 port of a service that keeps no flow and asks
 // nothing of a packet but where it goes: its packets are sent on at once.
 struct direct {
-	__u64 key;     // daddr | dport << 32 | l4_proto << 48; 0: free
+	__u64 key; // daddr | dport << 32 | l4_proto << 48; 0: free
 	__u32 service;
 	__u32 ifindex; // 0: any
 	__u8 mode;
@@ -156,15 +158,15 @@ ASSERT_SIZE(struct direct, 32);
 
 // Counts of a service or a backend; of ended flows and packets without one.
 struct load {
-	__u64 flows;	// ever
+	__u64 flows; // ever
 	__u64 packets;
 	__u64 bytes;
 	__u64 refused;
-	__s64 active;	// flows now
-	__u64 tat;	// limit on new connections: when the next one conforms (ns)
+	__s64 active;	 // flows now
+	__u64 tat;	 // limit on new connections: when the next one conforms (ns)
 	__u64 reset_tat; // limit on resets: when the next one conforms (ns)
-	__u32 sequence; // of SCHEDULER_SEQUENCE
-	__u32 cookie;	// of a service: tick of the last SYN that a cookie answered, 0 for none
+	__u32 sequence;	 // of SCHEDULER_SEQUENCE
+	__u32 cookie;	 // of a service: tick of the last SYN that a cookie answered, 0 for none
 };
 ASSERT_SIZE(struct load, 64);
 
@@ -223,9 +225,9 @@ ASSERT_SIZE(struct mapping_key, 24);
 
 struct mapping {
 	union addr outside;
-	__u64 expires; // ns of CLOCK_BOOTTIME; user space sees to it
+	__u64 expires;	// ns of CLOCK_BOOTTIME; user space sees to it
 	__u8 nonce[12]; // who may change it
-	__be16 port;   // outside
+	__be16 port;	// outside
 	__u8 outside_family;
 	__u8 pad;
 	__u32 index; // entry of its binding, in the family of the inside
@@ -268,19 +270,21 @@ _Static_assert(sizeof(struct host_key) == sizeof(struct member_key) - 4, "a memb
 
 enum served {
 	SERVED_LISTENER = 0x01, // address of a listener
-	SERVED_BACKEND = 0x02, // of a backend
-	SERVED_OWNED = 0x04, // of a listener: what nothing listens for is refused
-	SERVED_RESET = 0x08, // answered by a TCP reset or port unreachable
-	SERVED_REJECT = 0x10, // answered by port unreachable
-	SERVED_BOUND = 0x20, // only what would leave by the interface that it came by is refused
+	SERVED_BACKEND = 0x02,	// of a backend
+	SERVED_OWNED = 0x04,	// of a listener: what nothing listens for is refused
+	SERVED_RESET = 0x08,	// answered by a TCP reset or port unreachable
+	SERVED_REJECT = 0x10,	// answered by port unreachable
+	SERVED_BOUND = 0x20,	// only what would leave by the interface that it came by is refused
 };
 
 enum list {
-	LIST_SETS = 0, // bit n: firewall set n
+	LIST_SETS = 0,	  // bit n: firewall set n
 	LIST_SOURCES = 1, // bit n: the NAT rule with id n translates this source
-	LIST_EXCEPT = 2, // bit n: NAT rule n leaves this destination alone
-	LIST_SERVED = 3, // SERVED_*
-	LIST_TOWARDS = 7, // | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6 destination
+	LIST_EXCEPT = 2,  // bit n: NAT rule n leaves this destination alone
+	LIST_SERVED = 3,  // SERVED_*
+	// | rule << 16: which rule's part, id + 1, of a masquerade rule is for an IPv4 next hop or IPv6
+	// destination
+	LIST_TOWARDS = 7,
 	LIST_BLOCKS = 5, // | rule << 16: sources of a rule with deterministic blocks, see take_computed
 	LIST_PREFIX = 4, // | rule << 16: destinations that a static, npt66 or siit rule leaves alone
 	LIST_ROUTED = 6, // length of the most specific route to this destination inside a mapping between the families
@@ -310,7 +314,7 @@ ASSERT_SIZE(struct firewall_rule, 64);
 // nat_rule.flags
 enum nat_flag {
 	NAT_MAP_REMOTE = 0x01, // address-and-port-dependent mapping: a binding for each remote endpoint
-	NAT_HAIRPIN = 0x02, // its sources are inside, and may use outside endpoints of each other
+	NAT_HAIRPIN = 0x02,    // its sources are inside, and may use outside endpoints of each other
 	NAT_PROHIBITED = 0x04, // answer 3/13 rather than 3/1 when no port is left
 	NAT_DETERMINISTIC = 0x08,
 	NAT_MSS_CLAMP = 0x10,
@@ -324,21 +328,21 @@ enum interface_key {
 
 // A rule that translates sources: snat, masquerade, nat64.
 struct nat_rule {
-	__u32 out;	// egress interface or INTERFACE_LIST, 0 for any
-	__u32 in;	// ingress interface or INTERFACE_LIST, 0 for any
-	__u16 pool;	// where its pool addresses begin in runs
+	__u32 out;  // egress interface or INTERFACE_LIST, 0 for any
+	__u32 in;   // ingress interface or INTERFACE_LIST, 0 for any
+	__u16 pool; // where its pool addresses begin in runs
 	__u16 pool_len;
 	__u16 pool6;
 	__u16 pool6_len;
 	__u16 port_first; // inclusive
 	__u16 port_last;
-	__u16 block;	  // ports of a block, 0 for none
+	__u16 block; // ports of a block, 0 for none
 	__u8 flags;
-	__u8 filtering;	  // enum filtering
-	__u32 max_ports;  // per client, 0 for none
-	__u32 max_flows;  // per client, 0 for none
-	__u64 rate_ns;	  // between new connections of a client, 0 for no limit
-	__u64 burst_ns;	  // credit that may gather
+	__u8 filtering;	 // enum filtering
+	__u32 max_ports; // per client, 0 for none
+	__u32 max_flows; // per client, 0 for none
+	__u64 rate_ns;	 // between new connections of a client, 0 for no limit
+	__u64 burst_ns;	 // credit that may gather
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
@@ -408,25 +412,26 @@ struct prefix {
 	union addr embed; // between families: the rule's RFC 6052 prefix
 	__u64 packets;
 	__u64 bytes;
-	__u32 in;      // leaving packets come in here, or INTERFACE_LIST; 0 for any interface
-	__u32 out;     // and would go out here
+	__u32 in;  // leaving packets come in here, or INTERFACE_LIST; 0 for any interface
+	__u32 out; // and would go out here
 	__u16 rule;
-	__u16 adjust;  // npt66: what to add to a checksum-neutral word (RFC 6296); siit: traffic class, with CHOICE_CLASS
-	__u8 kind;     // enum prefix_kind
-	__u8 len;      // bits of the matched prefix
-	__u8 to_len;   // bits of the replacement
+	// npt66: what to add to a checksum-neutral word (RFC 6296); siit: traffic class, with CHOICE_CLASS
+	__u16 adjust;
+	__u8 kind;	// enum prefix_kind
+	__u8 len;	// bits of the matched prefix
+	__u8 to_len;	// bits of the replacement
 	__u8 embed_len; // 0: the rule has no such prefix
-	__u8 except;   // the rule leaves some destinations alone
-	__u8 clamp;    // the rule lowers the MSS
-	__u8 pool_len; // siit: addresses from pool on
-	__u8 choices;  // siit: CHOICE_*
-	__u8 pool[4];  // siit: sources of errors from IPv6 routers without an IPv4 address (RFC 6791), the first
+	__u8 except;	// the rule leaves some destinations alone
+	__u8 clamp;	// the rule lowers the MSS
+	__u8 pool_len;	// siit: addresses from pool on
+	__u8 choices;	// siit: CHOICE_*
+	__u8 pool[4];	// siit: sources of errors from IPv6 routers without an IPv4 address (RFC 6791), the first
 };
 ASSERT_SIZE(struct prefix, 72);
 
 // prefix.choices, plan.choices: what RFC 7915 leaves to the operator.
 enum choice {
-	CHOICE_CLASS = 0x01, // every packet gets one traffic class (§4.1, §5.1)
+	CHOICE_CLASS = 0x01,  // every packet gets one traffic class (§4.1, §5.1)
 	CHOICE_SUMMED = 0x02, // UDP without a checksum is dropped (§4.5)
 };
 
@@ -467,8 +472,8 @@ enum held_flag {
 // with neither one that is to be fragmented. A key alone is a first fragment that has come.
 struct held {
 	struct fragment_key key;
-	__u64 at;	// ns of the monotonic clock
-	__u32 ifindex;	// where it came in
+	__u64 at;      // ns of the monotonic clock
+	__u32 ifindex; // where it came in
 	__u32 len;
 	union addr next_hop;
 	__u32 out;	   // interface of the next hop
@@ -491,7 +496,7 @@ struct event {
 	__u32 len; // EVENT_CONNECTION: bytes of the packet, from the network header on
 	union addr addr;
 	__u32 family;
-	__u32 owner; // EVENT_CONNECTION: service; so to the end
+	__u32 owner;   // EVENT_CONNECTION: service; so to the end
 	union addr to; // with the ports: of EVENT_PROBE too
 	__be16 sport;
 	__be16 dport;

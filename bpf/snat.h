@@ -32,10 +32,12 @@ __noinline int nat_birth(const struct packet *p, struct plan *plan, const struct
 	b = birth_of(w, p, plan);
 	b->ref = bound->index | (bound->family == FAMILY_4 && plan->family == FAMILY_6 ? REF_4 : 0);
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
-	b->flags = ENTRY_NAT | (portless(p) ? 0 : ENTRY_BOUND) | (p->tuple.l4_proto == IPPROTO_TCP ? ENTRY_HALF_OPEN : 0);
+	b->flags = ENTRY_NAT | (portless(p) ? 0 : ENTRY_BOUND) |
+		   (p->tuple.l4_proto == IPPROTO_TCP ? ENTRY_HALF_OPEN : 0);
 	if (bound->index == NO_ENTRY) {
 		b->flags |= ENTRY_PORT;
-		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) | (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
+		b->edited = (bound->client_seen ? HEARD_CHARGED : 0) |
+			    (rule->flags & NAT_MAP_REMOTE ? HEARD_REMOTE : 0);
 	}
 	if (!rule->max_flows)
 		return REASON_NONE;
@@ -181,9 +183,10 @@ static __always_inline bool bound64(const struct packet *p, __u32 number)
 	return owner && *owner & OWNER_6;
 }
 
-// Whether a nat64 rule translates a packet for its prefix: where the packet leaves is asked for
-// its IPv4 destination, but for endpoints of pools, which are turned round (RFC 6146
-// §3.8), and of this host's own addresses those that an IPv6 host has; a more specific route than the prefix leads to it untranslated (RFC 7915 §5.6).
+// Whether a nat64 rule translates a packet for its prefix: where the packet leaves is asked for its
+// IPv4 destination, but for endpoints of pools, which are turned round (RFC 6146 §3.8), and of this
+// host's own addresses those that an IPv6 host has; a more specific route than the prefix leads to
+// it untranslated (RFC 7915 §5.6).
 static __always_inline bool takes64(const struct packet *p, const struct nat_rule *r)
 {
 	__u64 route = member_of(&p->tuple.daddr, LIST_ROUTED, true);
@@ -423,7 +426,8 @@ __noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, str
 		return REASON_INTERNAL;
 	b->index = index;
 	b->family = v6 ? FAMILY_6 : FAMILY_4;
-	if (!bind_outside(b, index) || b->port != port || b->outside.d[0] != outside->d[0] || b->outside.d[1] != outside->d[1])
+	if (!bind_outside(b, index) || b->port != port || b->outside.d[0] != outside->d[0] ||
+	    b->outside.d[1] != outside->d[1])
 		return REASON_NO_BINDING;
 	if (v6) {
 		struct flow6 *f = entry_at(index, true);
@@ -556,7 +560,8 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	reason = permit(seen, &w->bound);
 	if (reason == REASON_NONE && found != FORWARDED) {
 		target = bpf_map_lookup_elem(&nat_rules, &zone);
-		if (!target || (!admitted(&w->bound.outside, seen, target, &w->key, false) && !mapped(&plan->to, zone, FAMILY_6)))
+		if (!target ||
+		    (!admitted(&w->bound.outside, seen, target, &w->key, false) && !mapped(&plan->to, zone, FAMILY_6)))
 			reason = REASON_FILTERED;
 	}
 	if (reason != REASON_NONE) {
@@ -632,8 +637,9 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 		bound = source;
 		reason = permit(&p->tuple, bound); // it may be answered
 	}
-	if (reason == REASON_NONE && !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule,
-					       &w->key, p->family == FAMILY_6) &&
+	if (reason == REASON_NONE &&
+	    !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule, &w->key,
+		      p->family == FAMILY_6) &&
 	    !mapped(&plan->to, w->bound.rule, plan->family))
 		reason = REASON_FILTERED;
 	if (reason == REASON_NONE && dry_run)

@@ -95,7 +95,8 @@ static __always_inline int splice_forward(void *ctx, const struct packet *p, con
 	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
 		return REASON_INTERNAL;
 	if (a->flags & ADJUST_HEARD)
-		return tcp.ack ? put_number(ctx, off, 8, tcp.ack_seq, bpf_ntohl(tcp.ack_seq) - a->ahead, xdp) : REASON_NONE;
+		return tcp.ack ? put_number(ctx, off, 8, tcp.ack_seq, bpf_ntohl(tcp.ack_seq) - a->ahead, xdp) :
+				 REASON_NONE;
 	if (tcp.rst)
 		return REASON_NONE;
 	syn.tcp.source = tcp.source;
@@ -125,7 +126,7 @@ static __always_inline int splice_answer(void *ctx, const struct packet *p, cons
 		return REASON_INTERNAL;
 	if (!tcp.syn && !(a->flags & ADJUST_HEARD) && (!tcp.ack || bpf_ntohl(tcp.ack_seq) != a->base))
 		return REASON_NO_FLOW; // a reset of an older connection (RFC 9293 §3.10.7.3)
-	if (!tcp.syn) // of what comes before the SYN-ACK only a reset gets here
+	if (!tcp.syn)		       // of what comes before the SYN-ACK only a reset gets here
 		return put_number(ctx, off, 4, tcp.seq,
 				  a->flags & ADJUST_HEARD ? bpf_ntohl(tcp.seq) + a->ahead : a->cookie + 1, xdp);
 	if (!tcp.ack || bpf_ntohl(tcp.ack_seq) != a->base)

@@ -196,7 +196,7 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	by = source->kind == PREFIX_EAM ? source : dest;
 	if (source->kind == PREFIX_EAM && dest->kind == PREFIX_EAM ? source->rule != dest->rule :
-								       !same_embedding(source, dest))
+								     !same_embedding(source, dest))
 		return REASON_NONE;
 	reason = untranslated(&p->tuple.daddr, dest->len, true);
 	if (reason != REASON_FLOW)
@@ -218,7 +218,8 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 // The destination of an IPv4 packet: by its explicit mapping; else by the prefix of the rule
 // that maps the source, or of the one that translates all between its interfaces. The
 // rule, or null.
-static __always_inline struct prefix *siit_dest4(const struct packet *p, const struct prefix *source, union addr *to, __u32 *len)
+static __always_inline struct prefix *siit_dest4(const struct packet *p, const struct prefix *source, union addr *to,
+						 __u32 *len)
 {
 	struct prefix *dest = prefix_of(&p->tuple.daddr, ROLE_CROSSING, false);
 	const struct prefix *by = dest;

@@ -32,7 +32,8 @@ static __always_inline bool silent(const struct ending *end, __u32 timeout)
 static __always_inline bool opened_again(const struct ending *end)
 {
 	return end->l4_proto == IPPROTO_TCP && !(end->flags & ENTRY_NAT) &&
-	       used_again(end->backend, end->heard, end->own_seen, end->twin_heard, end->twin_seen, end->twin != NO_ENTRY);
+	       used_again(end->backend, end->heard, end->own_seen, end->twin_heard, end->twin_seen,
+			  end->twin != NO_ENTRY);
 }
 
 // Who takes the life of a flow gives back what it held: the sweeper, or a packet that opens

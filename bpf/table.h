@@ -271,28 +271,28 @@ static __always_inline __u32 find(const struct tuple *t, bool v6)
 }
 
 // Makes name(t, except, v6): the live entry that matches a tuple and is not except; or NO_ENTRY.
-#define SEARCH_FUNCTION(name, matches)                                                                                 \
-	__noinline __u32 name##4(const struct tuple *t, __u32 except)                                                  \
-	{                                                                                                              \
-		__u32 index = NO_ENTRY;                                                                                \
-                                                                                                                       \
-		if (t)                                                                                                 \
-			search_by(t, &index, except, matches, false);                                                  \
-		return index;                                                                                          \
-	}                                                                                                              \
-                                                                                                                       \
-	__noinline __u32 name##6(const struct tuple *t, __u32 except)                                                  \
-	{                                                                                                              \
-		__u32 index = NO_ENTRY;                                                                                \
-                                                                                                                       \
-		if (t)                                                                                                 \
-			search_by(t, &index, except, matches, true);                                                   \
-		return index;                                                                                          \
-	}                                                                                                              \
-                                                                                                                       \
-	static __always_inline __u32 name(const struct tuple *t, __u32 except, bool v6)                                \
-	{                                                                                                              \
-		return v6 ? name##6(t, except) : name##4(t, except);                                                   \
+#define SEARCH_FUNCTION(name, matches)                                                  \
+	__noinline __u32 name##4(const struct tuple *t, __u32 except)                   \
+	{                                                                               \
+		__u32 index = NO_ENTRY;                                                 \
+                                                                                        \
+		if (t)                                                                  \
+			search_by(t, &index, except, matches, false);                   \
+		return index;                                                           \
+	}                                                                               \
+                                                                                        \
+	__noinline __u32 name##6(const struct tuple *t, __u32 except)                   \
+	{                                                                               \
+		__u32 index = NO_ENTRY;                                                 \
+                                                                                        \
+		if (t)                                                                  \
+			search_by(t, &index, except, matches, true);                    \
+		return index;                                                           \
+	}                                                                               \
+                                                                                        \
+	static __always_inline __u32 name(const struct tuple *t, __u32 except, bool v6) \
+	{                                                                               \
+		return v6 ? name##6(t, except) : name##4(t, except);                    \
 	}
 
 SEARCH_FUNCTION(rival, key_equal) // of the same tuple
@@ -352,7 +352,7 @@ static __always_inline bool table_has_room(bool v6)
 	__u32 zero = 0, limit = v6 ? entries6 : entries4;
 	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
 
-	return stock && ((__u32)*(volatile __u64 *)&stock->top || *(volatile __u32 *)&stock->fresh + 1 < limit);
+	return stock && ((__u32) * (volatile __u64 *)&stock->top || *(volatile __u32 *)&stock->fresh + 1 < limit);
 }
 
 // Gives back an entry that nothing points at. One that many CPUs at once keep from the

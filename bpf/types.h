@@ -45,6 +45,7 @@ enum action {
 };
 
 // Why it happens. The comment of each line is its entry in docs/reasons.md.
+// clang-format off
 enum reason {
 	REASON_NONE,		     // no decision was reached; never counted
 	REASON_FLOW,		     // belongs to a flow that was there before
@@ -104,6 +105,7 @@ enum reason {
 	REASON_UNRESOLVED,	     // next hop's hardware address unknown, and the packet leaves with an address of this host, so that the kernel would not forward it: the daemon sends it as soon as the address is known
 	REASON_COUNT,		     // number of reasons
 };
+// clang-format on
 
 enum family {
 	FAMILY_OTHER,
@@ -147,8 +149,8 @@ enum entry_kind {
 enum entry_state {
 	ENTRY_FREE, // also: claimed and being filled
 	ENTRY_LIVE,
-	ENTRY_DEAD, // not found any more; freed one second later at the earliest
-	ENTRY_HOLD, // dead, and keeps the port of its binding (RFC 6888 REQ-8)
+	ENTRY_DEAD,  // not found any more; freed one second later at the earliest
+	ENTRY_HOLD,  // dead, and keeps the port of its binding (RFC 6888 REQ-8)
 	ENTRY_LOOSE, // free, and on its way back to the stock
 };
 
@@ -213,13 +215,15 @@ ASSERT_SIZE(struct tuple4, 16);
 // entry_meta.flags
 enum entry_flag {
 	ENTRY_PRIMARY = 0x01, // direction of the packet that opened the flow
-	ENTRY_CROSS = 0x02, // the twin is in the other family's table
+	ENTRY_CROSS = 0x02,   // the twin is in the other family's table
 	ENTRY_SETTLED = 0x04, // both sides were heard (TCP: handshake complete)
-	ENTRY_PORT = 0x08, // the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's (bore_binding)
-	ENTRY_BOUND = 0x10, // the flow refers to a binding (ref_of its reply)
+	// the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's
+	// (bore_binding)
+	ENTRY_PORT = 0x08,
+	ENTRY_BOUND = 0x10,	// the flow refers to a binding (ref_of its reply)
 	ENTRY_HALF_OPEN = 0x20, // counted against the half-open quota
-	ENTRY_CLIENT = 0x40, // counted in the clients map
-	ENTRY_NAT = 0x80, // owner is a NAT rule, not a service
+	ENTRY_CLIENT = 0x40,	// counted in the clients map
+	ENTRY_NAT = 0x80,	// owner is a NAT rule, not a service
 };
 
 // entry_meta.heard: what packets of this direction have said. Each direction
@@ -228,20 +232,20 @@ enum heard {
 	HEARD_SYN = 0x01,
 	HEARD_FIN = 0x02,
 	HEARD_RST = 0x04,
-	HEARD_ACK = 0x08, // anything that is neither SYN nor RST
-	HEARD_ANY = 0x0f, // any of these
+	HEARD_ACK = 0x08,    // anything that is neither SYN nor RST
+	HEARD_ANY = 0x0f,    // any of these
 	HEARD_CLOSED = 0x10, // primary: closed, and no longer counted as a connection
 	HEARD_EDITED = 0x20, // every packet of this direction is looked at: its TCP header is changed
 	// Of a primary entry that was made with its binding:
 	HEARD_CHARGED = 0x40, // the binding is counted in the clients map
-	HEARD_REMOTE = 0x80, // its key has the remote endpoint (NAT_MAP_REMOTE)
+	HEARD_REMOTE = 0x80,  // its key has the remote endpoint (NAT_MAP_REMOTE)
 };
 #define HEARD_KEPT (HEARD_CLOSED | HEARD_EDITED | HEARD_CHARGED | HEARD_REMOTE) // when the ports are used again
 
 // What an entry keeps beside its key and rewrite.
 struct entry_meta {
-	__u32 twin;  // index of the other direction; of a binding: its outside port owner slot
-	__u32 seen;  // tick of the last packet; of a dead entry: of its death
+	__u32 twin; // index of the other direction; of a binding: its outside port owner slot
+	__u32 seen; // tick of the last packet; of a dead entry: of its death
 	__u8 flags;
 	__u8 heard;
 	__u16 hop;     // index into hops, 0 for none
@@ -324,7 +328,7 @@ ASSERT_SIZE(struct hop, 32);
 // control.spliced
 enum spliced {
 	SPLICED_COOKIE = 0x01, // opened by a cookie
-	SPLICED_PROXY = 0x02, // with a PROXY header; set by user space
+	SPLICED_PROXY = 0x02,  // with a PROXY header; set by user space
 };
 
 // Words of the datapath as a whole; one element. Every packet reads the first
@@ -332,22 +336,22 @@ enum spliced {
 struct control {
 	__u32 generation; // of next hops; grows when a route, neighbour, address or link changes
 	__u32 lost_logs;  // lines of the log that the ring had no room for
-	__u32 spliced;	  // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
-	__u32 nat_order;  // which of nat_orders is in force: one word, so that all places change at once
+	__u32 spliced; // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
+	__u32 nat_order; // which of nat_orders is in force: one word, so that all places change at once
 	__u32 pad[12];
-	__u32 half_open;  // handshakes in progress
-	__u32 sweep4;	  // next entry to sweep
+	__u32 half_open; // handshakes in progress
+	__u32 sweep4;	 // next entry to sweep
 	__u32 sweep6;
-	__u32 holding;	  // user space holds fragments and wants to know of first ones
-	__u64 swept4; // complete sweeps
+	__u32 holding; // user space holds fragments and wants to know of first ones
+	__u64 swept4;  // complete sweeps
 	__u64 swept6;
 	__u32 used4; // entries in use, as of the last complete sweep
 	__u32 used6;
 	__u32 count4; // counted so far in this sweep
 	__u32 count6;
-	__u32 answers;	    // ICMP errors and resets sent in the second "answer_tick"
+	__u32 answers; // ICMP errors and resets sent in the second "answer_tick"
 	__u32 answer_tick;
-	__u32 held;	    // fragments handed over in the second "held_tick"
+	__u32 held; // fragments handed over in the second "held_tick"
 	__u32 held_tick;
 };
 ASSERT_SIZE(struct control, 128);

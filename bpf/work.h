@@ -11,10 +11,10 @@
 #define PACKET_FIRST_FRAGMENT 0x02 // more fragments follow
 #define PACKET_ERROR 0x04	   // ICMP error
 #define PACKET_DF 0x08
-#define PACKET_EXTENDED 0x10	   // IPv6 extension headers
-#define PACKET_QUERY 0x20	   // ICMP echo request
-#define PACKET_MORE 0x80	   // fragment that is not the last one
-#define PACKET_NO_FLOW 0x40	   // protocol whose ports cannot be changed, or ICMP that is neither query, reply nor error
+#define PACKET_EXTENDED 0x10 // IPv6 extension headers
+#define PACKET_QUERY 0x20    // ICMP echo request
+#define PACKET_MORE 0x80     // fragment that is not the last one
+#define PACKET_NO_FLOW 0x40  // protocol whose ports cannot be changed, or ICMP that is neither query, reply nor error
 
 // interface_addr.flags
 enum interface_flag {
@@ -37,17 +37,19 @@ ASSERT_SIZE(struct interface_addr, 56);
 // A parsed packet.
 struct packet {
 	struct tuple tuple;
-	__u32 l3_len;	 // bytes from the network header on
-	__u32 ifindex;	 // where it came in
-	__u32 out;	 // where its untranslated destination, or the server of a port-forward, is routed; 0 if not known, NO_ENTRY if nowhere, as what is for this host
+	__u32 l3_len;  // bytes from the network header on
+	__u32 ifindex; // where it came in
+	// where its untranslated destination, or the server of a port-forward, is routed; 0 if not known,
+	// NO_ENTRY if nowhere, as what is for this host
+	__u32 out;
 	__u32 cross_out; // where the packet is routed once it has changed its family; 0 and NO_ENTRY as in out
 	__be32 frag_id;
-	__u32 segment;	 // largest network packet it will be on the wire (GSO), else l3_len
-	__u16 l4_off;	 // from the start of the frame
-	__u16 frag_off;	 // bytes
+	__u32 segment;	// largest network packet it will be on the wire (GSO), else l3_len
+	__u16 l4_off;	// from the start of the frame
+	__u16 frag_off; // bytes
 	__u8 family;
 	__u8 flags;
-	__u8 tcp_flags;	 // low byte: FIN 1, SYN 2, RST 4, PSH 8, ACK 16
+	__u8 tcp_flags; // low byte: FIN 1, SYN 2, RST 4, PSH 8, ACK 16
 	__u8 ttl;
 	__u8 tos;
 	__u8 icmp_type;
@@ -55,10 +57,10 @@ struct packet {
 	__u8 inner_proto; // protocol number as on the wire
 	__u8 dmac[ETH_ALEN];
 	__u8 smac[ETH_ALEN];
-	__u32 now; // tick
-	__u32 frame_len; // bytes of the whole frame
+	__u32 now;	    // tick
+	__u32 frame_len;    // bytes of the whole frame
 	__u16 source_route; // where a routing header with segments left says so, from the network header; else 0
-	__u16 fragment_at; // IPv6 fragment header, from the network header; 0: there is none
+	__u16 fragment_at;  // IPv6 fragment header, from the network header; 0: there is none
 	__u8 fragment_next; // what it says that follows
 	__u8 pad[3];
 };
@@ -83,25 +85,25 @@ enum plan_owner {
 
 // plan.flags
 enum plan_flag {
-	PLAN_ROUTED = 0x01, // hop is valid
-	PLAN_SAME = 0x02, // the packet goes on unchanged
-	PLAN_NO_L4 = 0x04, // no transport header to touch (later fragment, other protocol)
+	PLAN_ROUTED = 0x01,   // hop is valid
+	PLAN_SAME = 0x02,     // the packet goes on unchanged
+	PLAN_NO_L4 = 0x04,    // no transport header to touch (later fragment, other protocol)
 	PLAN_ADMITTED = 0x08, // its SYN was admitted, without a flow: no limit refuses the rest of the handshake
 	PLAN_EXISTING = 0x10, // a flow was there before
-	PLAN_KERNEL = 0x20, // rewritten, then left to the kernel to send
-	PLAN_ERROR = 0x40, // an ICMP error: what is quoted in it is rewritten too
-	PLAN_REPLY = 0x80, // of a backend, without a flow
+	PLAN_KERNEL = 0x20,   // rewritten, then left to the kernel to send
+	PLAN_ERROR = 0x40,    // an ICMP error: what is quoted in it is rewritten too
+	PLAN_REPLY = 0x80,    // of a backend, without a flow
 };
 // A reply to this host, which has asked the backend (a health check): left as it is.
 #define PLAN_HERE (PLAN_REPLY | PLAN_SAME)
 
 // plan.edits: changes to a TCP header beyond its ports.
-#define EDIT_MSS 0x01	 // of a SYN: lower the MSS option to what the next link carries
-#define EDIT_TOA 0x02	 // add the option that names the client
-#define EDIT_PROXY 0x04	 // from the client: put the PROXY header in front of the first byte, count it
-#define EDIT_ANSWER 0x08 // to the client: do not count the PROXY header
-#define EDIT_ROOM 0x10	 // SYN to the client: leave room for what its segments will grow by
-#define EDIT_SPLICE 0x20 // from the client of a cookie: the SYN until the backend has answered, then its numbers
+#define EDIT_MSS 0x01	  // of a SYN: lower the MSS option to what the next link carries
+#define EDIT_TOA 0x02	  // add the option that names the client
+#define EDIT_PROXY 0x04	  // from the client: put the PROXY header in front of the first byte, count it
+#define EDIT_ANSWER 0x08  // to the client: do not count the PROXY header
+#define EDIT_ROOM 0x10	  // SYN to the client: leave room for what its segments will grow by
+#define EDIT_SPLICE 0x20  // from the client of a cookie: the SYN until the backend has answered, then its numbers
 #define EDIT_SPLICED 0x40 // to that client
 
 // What is to be done with a packet: all that "apply" looks at.
@@ -118,45 +120,45 @@ struct plan {
 	__be16 encap_port;
 	__u8 action;
 	__u8 reason;
-	__u8 family;	    // of the packet that leaves
+	__u8 family; // of the packet that leaves
 	__u8 gateway_family;
 	__u8 encap;
 	__u8 answer;
 	__u8 flags;
-	__u8 owner_nat;	    // enum plan_owner: what owner is
-	__s32 verdict;	    // of the hook
-	__u32 edits;	    // EDIT_*
-	__u32 record;	    // key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie
-	__u32 asked;	    // generation in which work.fib was the answer for the packet's own destination; 0: it is not
+	__u8 owner_nat; // enum plan_owner: what owner is
+	__s32 verdict;	// of the hook
+	__u32 edits;	// EDIT_*
+	__u32 record;	// key in adjusts, of EDIT_PROXY, EDIT_ANSWER and EDIT_SPLICE*; of ANSWER_COOKIE the cookie
+	__u32 asked;	// generation in which work.fib was the answer for the packet's own destination; 0: it is not
 	// Of a siit rule:
-	__be32 pool;	    // first source of errors from routers without an IPv4 address
-	__u8 pool_len;	    // 0: there is none
-	__u8 choices;	    // CHOICE_*
-	__u8 tos;	    // of CHOICE_CLASS
+	__be32 pool;   // first source of errors from routers without an IPv4 address
+	__u8 pool_len; // 0: there is none
+	__u8 choices;  // CHOICE_*
+	__u8 tos;      // of CHOICE_CLASS
 	__u8 pad;
 };
 ASSERT_SIZE(struct plan, 112);
 
 // What a new flow is to be.
 struct birth {
-	struct tuple key; // of the opening packet
-	struct tuple to;  // what it becomes
+	struct tuple key;  // of the opening packet
+	struct tuple to;   // what it becomes
 	struct tuple back; // of the answer: to, turned round
 	struct tuple from; // what the answer becomes: key, turned round
 	__u32 now;
-	__u32 ref;	  // binding of ENTRY_BOUND; NO_ENTRY: the flow is to hold it
+	__u32 ref; // binding of ENTRY_BOUND; NO_ENTRY: the flow is to hold it
 	__u16 owner;
 	__u16 backend;
-	__u8 family;	  // of key
-	__u8 to_family;	  // of to
+	__u8 family;	// of key
+	__u8 to_family; // of to
 	__u8 flags;
 	__u8 heard;
 	__u8 one_way;	  // dsr, tunnel: answers do not come back this way
 	__u8 edited;	  // HEARD_EDITED of the opener
 	__u8 back_edited; // of the answers
 	__u8 pad;
-	__u32 bytes;	  // of the opening packet
-	__u32 index;	  // out: entry of key's direction
+	__u32 bytes; // of the opening packet
+	__u32 index; // out: entry of key's direction
 };
 
 // What port is wanted, and which came out. Host order.
@@ -169,12 +171,12 @@ struct port_request {
 	__u16 whole; // no privileged range: ICMP identifiers
 	__u16 exact; // try want itself before others
 	// Of the search, which has little stack.
-	__u32 odd;      // parity that is searched
-	__u32 from;     // half-ports, inclusive
+	__u32 odd;  // parity that is searched
+	__u32 from; // half-ports, inclusive
 	__u32 to;
-	__u32 pool;     // where the pool begins in runs
+	__u32 pool; // where the pool begins in runs
 	__u32 pool_len;
-	__u32 owned;    // the client's pool address, number + 1; 0: none yet
+	__u32 owned; // the client's pool address, number + 1; 0: none yet
 };
 
 // What a binding is asked for, and what it is.
@@ -198,8 +200,8 @@ struct bind {
 
 _Static_assert(sizeof(struct bpf_fib_lookup) == 64, "work.fib");
 
-#define QUOTE_FRAGMENT 1 // a first fragment, or an atomic one of IPv6
-#define QUOTE_MORE 2	 // more follow
+#define QUOTE_FRAGMENT 1   // a first fragment, or an atomic one of IPv6
+#define QUOTE_MORE 2	   // more follow
 #define QUOTE_OTHER_ICMP 2 // no_l4 of an ICMP message of its IP version that is neither query, reply nor error
 
 // The packet that an ICMP error quotes.
@@ -208,25 +210,25 @@ struct quote {
 	union addr daddr;
 	__be16 sport;
 	__be16 dport;
-	__u16 at;     // of its IP header in the frame
-	__u16 l4_at;  // of its transport header
+	__u16 at;    // of its IP header in the frame
+	__u16 l4_at; // of its transport header
 	__u8 l4_proto;
 	__u8 tos;
 	__u8 ttl;
-	__u8 bad;     // its IP header's checksum is wrong
-	__be16 len;   // of the header: total or payload length
-	__u8 fragment; // QUOTE_*
-	__u8 no_l4;   // a protocol without ports: only addresses change; or QUOTE_OTHER_ICMP
+	__u8 bad;	// its IP header's checksum is wrong
+	__be16 len;	// of the header: total or payload length
+	__u8 fragment;	// QUOTE_*
+	__u8 no_l4;	// a protocol without ports: only addresses change; or QUOTE_OTHER_ICMP
 	__be32 frag_id; // of IPv4 in the high half of the word
-	__u16 end;    // of the quotation in the frame, as far as it is there
-	__u16 field;  // bytes that stand for it before an extension (RFC 4884); 0: there is none
+	__u16 end;	// of the quotation in the frame, as far as it is there
+	__u16 field;	// bytes that stand for it before an extension (RFC 4884); 0: there is none
 };
 ASSERT_SIZE(struct quote, 56);
 
 // What a flow's sequence numbers are changed by.
 struct adjust {
-	__u32 base;    // the client's first byte
-	__u32 flags;   // ADJUST_*
+	__u32 base;  // the client's first byte
+	__u32 flags; // ADJUST_*
 	// Of a flow that a cookie opened:
 	__u32 cookie;  // initial sequence number that the client knows
 	__u32 ahead;   // of the backend's own by so much; from ADJUST_HEARD on
@@ -235,16 +237,16 @@ struct adjust {
 };
 ASSERT_SIZE(struct adjust, 20);
 
-#define ADJUST_SENT 0x01 // the PROXY header has gone to the backend
-#define ADJUST_LOST 0x02 // the backend still waits for it
+#define ADJUST_SENT 0x01   // the PROXY header has gone to the backend
+#define ADJUST_LOST 0x02   // the backend still waits for it
 #define ADJUST_COOKIE 0x04 // a cookie opened the flow
 #define ADJUST_HEARD 0x08  // the backend has answered the SYN
 
 // A handshake that is answered, or checked, by a cookie.
 struct cookie {
 	__u64 ip[sizeof(struct ipv6hdr) / 8]; // an IPv4 or IPv6 header
-	__u8 tcp[60];			       // header and options, as they came
-	__u32 mss; // of a valid one: what the client can take at least
+	__u8 tcp[60];			      // header and options, as they came
+	__u32 mss;			      // of a valid one: what the client can take at least
 };
 ASSERT_SIZE(struct cookie, 104);
 
@@ -271,7 +273,7 @@ struct work {
 	struct tuple key;
 	struct packet about; // what an ICMP error is about, turned round
 	struct quote quote;
-	union addr from; // source that an ICMP error goes on with
+	union addr from;	       // source that an ICMP error goes on with
 	__u8 extension[EXTENSION_MAX]; // of an ICMP error, while it is moved
 	struct cookie cookie;
 	struct guess guess;

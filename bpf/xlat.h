@@ -6,7 +6,7 @@
 
 #include "rewrite.h"
 
-#define SMALL_PACKET 1260 // RFC 7915 §5.1: larger ones get DF
+#define SMALL_PACKET 1260    // RFC 7915 §5.1: larger ones get DF
 #define LOWEST_IPV6_MTU 1280 // RFC 8200 §5
 
 #define SUM_MOST 9216U
@@ -103,7 +103,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 	};
 	__u16 frag = 0;
 
-	if (p->fragment_at) { // an atomic fragment (RFC 6946) keeps its identification too
+	if (p->fragment_at) {	       // an atomic fragment (RFC 6946) keeps its identification too
 		id = p->frag_id >> 16; // the low half of a big endian word
 		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
 	} else if (len > SMALL_PACKET) {
@@ -280,7 +280,8 @@ static __always_inline int not_translated(struct plan *plan)
 }
 
 // The whole packet into the other family.
-static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6, const bool xdp)
+static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6,
+				     const bool xdp)
 {
 	__u32 now = header_now(p), then = header_then(p, plan), payload = p->l3_len - now;
 	int reason;
