@@ -203,6 +203,19 @@ type ConfigChanges struct {
 	States   []OperatorState  `json:"states" doc:"what the operator made of backends"`
 	History  []ConfigRevision `json:"history" doc:"the last 20 revisions, oldest first"`
 	Trial    *Trial           `json:"trial,omitempty" doc:"the last change waits to be confirmed"`
+	// Discovered are neither the file's nor changes, and are not kept as such.
+	Discovered []DiscoveredBackend `json:"discovered" doc:"backends that were found by the backends-from of services"`
+}
+
+// DiscoveredBackend is a backend that was found while the gateway runs.
+type DiscoveredBackend struct {
+	Service string     `json:"service"`
+	Backend string     `json:"backend"`
+	Address netip.Addr `json:"address"`
+	Port    uint16     `json:"port,omitempty" doc:"0: the one that the client asked for"`
+	Weight  int        `json:"weight"`
+	From    string     `json:"from" doc:"the source, as in: dns app.example"`
+	Since   time.Time  `json:"since,omitzero" doc:"of the last change of what is found for the service; absent: before the start"`
 }
 
 // Trial says that the last change is taken back unless it is confirmed.

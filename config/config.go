@@ -175,8 +175,10 @@ type Service struct {
 	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
 	// Sessions pins clients to backends for good.
 	Sessions []Session `yaml:"sessions,omitempty" json:"sessions,omitempty" jsonschema:"maxItems=65536"`
-	// Backends are the real servers.
-	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"required,maxItems=4096"`
+	// Backends are the real servers. With backends-from there may be none.
+	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"maxItems=4096"`
+	// BackendsFrom finds more of them while the gateway runs.
+	BackendsFrom *BackendsFrom `yaml:"backends-from,omitempty" json:"backends-from,omitempty"`
 	// Check finds out which backends work. Without it all are up.
 	Check *Check `yaml:"check,omitempty" json:"check,omitempty"`
 	// WhenDown is the answer to clients while no backend is usable, and to what is sent

@@ -98,6 +98,12 @@ func (s *Service) setDefaults() {
 			orElse(&t.Port, defaultGUEPort)
 		}
 	}
+	if s.BackendsFrom != nil {
+		s.BackendsFrom.setDefaults()
+		if s.Backends == nil {
+			s.Backends = []Backend{} // as it is written
+		}
+	}
 	s.nameBackends()
 	for i := range s.Backends {
 		orElse(&s.Backends[i].Weight, 1)

@@ -39,7 +39,7 @@ var oneLine = []reflect.Type{
 	reflect.TypeFor[Listen](), reflect.TypeFor[Backend](), reflect.TypeFor[Check](),
 	reflect.TypeFor[Persistence](), reflect.TypeFor[Session](), reflect.TypeFor[Limits](),
 	reflect.TypeFor[Log](), reflect.TypeFor[Tunnel](), reflect.TypeFor[FirewallRule](),
-	reflect.TypeFor[EAMEntry](), reflect.TypeFor[endpoint](),
+	reflect.TypeFor[EAMEntry](), reflect.TypeFor[endpoint](), reflect.TypeFor[BackendsFrom](),
 }
 
 // Lists of scalars up to this length are written in one line.

@@ -83,6 +83,10 @@ func (v *validator) listeners(p path, s *Service) {
 }
 
 func (v *validator) backends(p path, s *Service) {
+	v.missing(p, s.Backends == nil && s.BackendsFrom == nil, "backends", "write backends: [{address: 10.1.10.2}], or backends-from: {dns: app.example}")
+	if s.BackendsFrom != nil {
+		v.backendsFrom(p.key("backends-from"), s.BackendsFrom)
+	}
 	names, places := duplicates{}, map[netip.AddrPort]int{}
 	for i := range s.Backends {
 		b, bp := &s.Backends[i], p.key("backends").index(i)

@@ -83,7 +83,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 	}
 	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		if service != "" {
-			if err := engine.MustHave(now.Config, service, backend); err != nil {
+			if err := engine.MustHave(now.Config, service, backend); err != nil && !c.engine.Has(service, backend) {
 				return now, err
 			}
 		}

@@ -58,8 +58,10 @@ type Engine struct {
 	backendChanged chan struct{} // has one element when a backend changed
 	networkChanged chan struct{} // has one element when the network changed
 
-	mu        sync.Mutex // serialises every Apply; protects all below
-	config    *config.Config
+	mu        sync.Mutex                  // serialises every Apply; protects all below
+	given     *config.Config              // as it was given to Apply
+	found     map[string][]config.Backend // by service: joins given
+	config    *config.Config              // both together
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
 	override  map[backendKey]Override       // by the operator, until cleared; of no backend: of the whole gateway
@@ -156,7 +158,7 @@ type Override struct {
 func (e *Engine) Config() *config.Config {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.config
+	return e.given
 }
 
 // ApplyStates is Apply of a configuration together with all states that the operator gives to
@@ -170,7 +172,7 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 		e.override[backendKey{o.Service, o.Backend}] = o
 	}
 	apply := func() (Applied, error) { return e.applyIf(ctx, cfg, nil) }
-	if cfg == e.config {
+	if cfg == e.given {
 		apply = func() (Applied, error) { return e.applyStates(ctx) }
 	}
 	applied, err := apply()
@@ -189,7 +191,7 @@ func (e *Engine) applyStates(ctx context.Context) (Applied, error) {
 }
 
 func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
-	if expected != nil && !expected(e.config) {
+	if expected != nil && !expected(e.given) {
 		return Applied{}, ErrChanged
 	}
 	applied, err := e.apply(ctx, cfg)
@@ -199,7 +201,8 @@ func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(
 	return applied, err
 }
 
-func (e *Engine) apply(ctx context.Context, cfg *config.Config) (Applied, error) {
+func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, error) {
+	cfg := e.withFound(given)
 	plan, err := e.place(cfg)
 	if err != nil {
 		return Applied{}, err
@@ -212,8 +215,10 @@ func (e *Engine) apply(ctx context.Context, cfg *config.Config) (Applied, error)
 	applied, err := e.commit(ctx, cfg, plan)
 	if err != nil {
 		e.check(e.config)
+		return applied, err
 	}
-	return applied, err
+	e.given = given
+	return applied, nil
 }
 
 // check hands the configuration to the health monitor; nil stops all probes.

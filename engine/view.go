@@ -43,7 +43,7 @@ type ServiceView struct {
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := View{Config: e.config, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
+	v := View{Config: e.given, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
 	if v.Applied.Err == nil {
 		v.Applied.Err = e.refused
 	}
@@ -231,6 +231,7 @@ type Forecast struct {
 // Forecast returns what Apply(cfg) would change, and changes nothing.
 func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, error) {
 	e.mu.Lock()
+	cfg = e.withFound(cfg)
 	plan, err := e.place(cfg)
 	if err != nil {
 		e.mu.Unlock()

@@ -88,7 +88,7 @@ func (s *server) registerChanges(g huma.API) {
 
 func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], error) {
 	c := s.opt.Control.Changes()
-	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}}
+	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}, Discovered: s.discovered()}
 	if c.Trial != nil {
 		v.Trial = &api.Trial{Until: c.Trial.Until, Back: c.Trial.Back}
 	}
@@ -99,6 +99,21 @@ func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], 
 		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})
 	}
 	return &body[api.ConfigChanges]{v}, nil
+}
+
+// discovered returns the backends in force that were found.
+func (s *server) discovered() []api.DiscoveredBackend {
+	list := []api.DiscoveredBackend{}
+	if s.opt.Sources == nil {
+		return list
+	}
+	found := s.opt.Engine.Found()
+	for _, source := range s.opt.Sources() {
+		for _, b := range found[source.Service] {
+			list = append(list, api.DiscoveredBackend{Service: source.Service, Backend: b.Name, Address: b.Address, Port: b.Port, Weight: b.Weight, From: source.Origin, Since: source.Since})
+		}
+	}
+	return list
 }
 
 func (s *server) confirm(ctx context.Context, _ *struct{}) (*struct{}, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/discovery"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
 )
@@ -41,8 +42,9 @@ type Options struct {
 	Metrics   http.Handler
 	Mappings  func() []datapath.Mapping // nil: none can be made
 	Events    *event.Log
-	Audit     *audit.Log      // nil: nothing is recorded
-	Warnings  func() []string // beside those of the engine; nil: none
+	Audit     *audit.Log                // nil: nothing is recorded
+	Warnings  func() []string           // beside those of the engine; nil: none
+	Sources   func() []discovery.Status // of backends that are found; nil: none
 }
 
 // maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000

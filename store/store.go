@@ -200,7 +200,8 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 	return Content{Config: merged, States: present(merged, s.doc.States)}, nil
 }
 
-// present leaves out the states of backends that the configuration does not have.
+// present leaves out the states of backends that the configuration does not have, and that nothing
+// may find.
 func present(c *config.Config, states []State) []State {
 	if len(states) == 0 {
 		return nil
@@ -210,14 +211,16 @@ func present(c *config.Config, states []State) []State {
 		of[s.Service] = true
 	}
 	have := map[State]bool{{}: true} // the whole gateway
+	finds := map[string]bool{}       // services whose backends come and go
 	for i := range c.Services {
 		if sv := &c.Services[i]; of[sv.Name] {
+			finds[sv.Name] = sv.BackendsFrom != nil
 			for _, b := range sv.Backends {
 				have[State{Service: sv.Name, Backend: b.Name}] = true
 			}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(states), func(s State) bool { return !have[State{Service: s.Service, Backend: s.Backend}] })
+	return slices.DeleteFunc(slices.Clone(states), func(s State) bool { return !finds[s.Service] && !have[State{Service: s.Service, Backend: s.Backend}] })
 }
 
 // At returns the content as of one of the revisions of the history.

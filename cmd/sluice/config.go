@@ -82,7 +82,7 @@ with who changed it and when; everything else comes from the daemon's file.`,
 			return a.printConfig(inForce)
 		},
 	}
-	cmd.Flags().BoolVar(&origin, "origin", false, "list which values were changed at run time, by whom and when")
+	cmd.Flags().BoolVar(&origin, "origin", false, "list which values were changed at run time, by whom and when, and the backends that were discovered")
 	return cmd
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -211,6 +212,7 @@ type originRow struct {
 	Revision uint64    `json:"revision,omitempty"`
 	At       time.Time `json:"at,omitzero"`
 	Who      string    `json:"who,omitempty"`
+	Found    string    `json:"discovered,omitempty"` // by this source
 }
 
 // origins finds the last revision that changed each value. One that is older than the history has
@@ -227,6 +229,13 @@ func origins(c *api.ConfigChanges) []originRow {
 		}
 		rows = append(rows, row)
 	}
+	for _, b := range c.Discovered {
+		value := b.Address.String()
+		if b.Port != 0 {
+			value = netip.AddrPortFrom(b.Address, b.Port).String()
+		}
+		rows = append(rows, originRow{Path: config.Join("services", b.Service, "backends", b.Backend), Value: value, At: b.Since, Found: b.From})
+	}
 	return rows
 }
 
@@ -242,6 +251,12 @@ func writeOrigins(w io.Writer, file string, rows []originRow) error {
 	}
 	for _, r := range rows {
 		from := "older than the history"
+		if r.Found != "" {
+			if _, err := fmt.Fprintf(w, "%s: %s\n    discovered by %s\n", r.Path, r.Value, r.Found); err != nil {
+				return err
+			}
+			continue
+		}
 		if r.Revision > 0 {
 			from = fmt.Sprintf("revision %d, %s, %s", r.Revision, r.At.Local().Format(time.DateTime), r.Who)
 		}

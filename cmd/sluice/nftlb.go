@@ -104,7 +104,7 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 	}
 	handler, err := nftlb.New(nftlb.Options{
 		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.storeDirectory(), "nftlb.json"), Log: d.log,
-		InForce: func() *config.Config { return d.engine.View().Config },
+		InForce: func() *config.Config { return d.engine.Config() },
 		Change: func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error {
 			_, err := d.control.Change(ctx, control.Author{Who: who, What: what}, make)
 			return err

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/discovery"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/netdev"
@@ -117,8 +118,10 @@ type daemon struct {
 	control *control.Control
 	events  *event.Log
 	audit   *audit.Log
-	nftlb   *nftlbServer // nil without --nftlb-api
-	mapper  *pcp.Server  // nil on a host without a datapath that makes mappings
+	finder  *discovery.Finder
+	applied chan struct{} // has one element after an apply
+	nftlb   *nftlbServer  // nil without --nftlb-api
+	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
 	end     context.CancelFunc
 
 	hup      chan os.Signal // SIGHUP, from the start on: one that comes early is a reload too
@@ -178,14 +181,14 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, monitor.Close())
 	}
-	applies := func() {}
-	if d.mapper = newMapper(paths, d.log); d.mapper != nil {
-		applies = d.mapper.Kick
-	}
+	d.mapper = newMapper(paths, d.log)
 	d.events = event.New(event.Held)
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: applies, Addresses: holder, Events: d.events})
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: holder, Events: d.events})
 	d.control = control.New(abs, changes, d.engine, d.log)
 	d.control.Events, d.control.Audit = d.events, d.audit
+	if err := d.newFinder(ctx); err != nil {
+		return errors.Join(err, monitor.Close())
+	}
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
 			d.log.Info("ending before anything was applied")
@@ -238,6 +241,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder 
 	}
 	go holder.Run(ctx)
 	go d.control.Run(ctx)
+	go d.followSources(ctx)
 	go (&event.Watch{Log: d.events, Read: d.reading}).Run(ctx)
 }
 
@@ -256,12 +260,9 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 // serve answers the API and follows health, signals and the file until the
 // context ends.
 func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths *datapaths, metrics http.Handler) error {
-	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics, Events: d.events, Audit: d.audit}
+	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: version(), File: d.file, Datapaths: paths.names(), Metrics: metrics, Warnings: d.warnings, Sources: d.finder.Statuses, Events: d.events, Audit: d.audit}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
-	}
-	if d.nftlb != nil {
-		opt.Warnings = d.nftlb.api.Warnings
 	}
 	handler := server.New(opt)
 	local := server.NewLocal(listener, d.log)

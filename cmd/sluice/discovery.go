@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/discovery"
+)
+
+// newFinder makes what finds backends, and hands the engine what was found before a restart, so that the
+// first apply has it.
+func (d *daemon) newFinder(ctx context.Context) (err error) {
+	d.applied = make(chan struct{}, 1)
+	d.finder, err = discovery.New(discovery.Options{Path: filepath.Join(d.storeDirectory(), "discovered.json"), Log: d.log,
+		Put: func(ctx context.Context, found map[string][]config.Backend) error {
+			_, err := d.engine.SetFound(ctx, found)
+			return err
+		}})
+	if err == nil {
+		_, err = d.engine.SetFound(ctx, d.finder.Last())
+	}
+	return err
+}
+
+// tellApplied tells those who follow the configuration in force; it never blocks.
+func (d *daemon) tellApplied() {
+	if d.mapper != nil {
+		d.mapper.Kick()
+	}
+	select {
+	case d.applied <- struct{}{}:
+	default:
+	}
+}
+
+// followSources has the finder follow the sources of the configuration in force.
+func (d *daemon) followSources(ctx context.Context) {
+	go d.finder.Run(ctx)
+	for {
+		if cfg := d.engine.Config(); cfg != nil {
+			d.finder.Follow(cfg)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.applied:
+		}
+	}
+}
+
+// warnings are those of what runs beside the engine.
+func (d *daemon) warnings() []string {
+	list := d.finder.Warnings()
+	if d.nftlb != nil {
+		list = append(list, d.nftlb.api.Warnings()...)
+	}
+	return list
+}

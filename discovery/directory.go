@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// Bounds of a directory.
+const (
+	pollEvery   = time.Second
+	mostOfFile  = 1 << 20 // bytes
+	mostOfFiles = 1000
+)
+
+// directory finds backends in files.
+type directory struct {
+	path  string
+	files map[string]*file // by name
+}
+
+// file is one of them, as it was last good.
+type file struct {
+	state    os.FileInfo
+	backends []config.Backend
+	err      error
+}
+
+// changed implements source: look is cheap where nothing changed.
+func (d *directory) changed(ctx context.Context) { <-ctx.Done() }
+
+func (d *directory) look(context.Context) (found []config.Backend, again time.Duration, err error) {
+	names, err := filepath.Glob(filepath.Join(escaped(d.path), "*.yaml"))
+	if err == nil {
+		_, err = os.ReadDir(d.path) // which Glob takes for empty when it cannot be read
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(names) > mostOfFiles {
+		return nil, 0, fmt.Errorf("%s has %d files, at most %d are read", d.path, len(names), mostOfFiles)
+	}
+	there := map[string]bool{}
+	var broken []error
+	for _, name := range names { // in order
+		if strings.HasPrefix(filepath.Base(name), ".") {
+			continue // an editor's, or of somebody who renames it when it is whole
+		}
+		there[name] = true
+		f := d.read(name)
+		if f.err != nil {
+			broken = append(broken, f.err)
+		}
+		found = append(found, f.backends...)
+	}
+	for name := range d.files {
+		if !there[name] {
+			delete(d.files, name)
+		}
+	}
+	if err := errors.Join(broken...); err != nil {
+		return found, pollEvery, &partlyError{err}
+	}
+	return found, pollEvery, nil
+}
+
+// escaped takes the meaning of patterns from a path.
+func escaped(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// read returns a file, from the disk when it changed.
+func (d *directory) read(name string) *file {
+	state, err := os.Stat(name)
+	f := d.files[name]
+	if f == nil {
+		f = &file{}
+		d.files[name] = f
+	}
+	if err == nil && f.state != nil && os.SameFile(state, f.state) && state.ModTime().Equal(f.state.ModTime()) && state.Size() == f.state.Size() {
+		return f
+	}
+	f.state = state
+	var list []config.Backend
+	if err == nil {
+		list, err = backendsOf(name)
+	}
+	if f.err = err; err == nil {
+		f.backends = list
+	}
+	return f
+}
+
+func backendsOf(name string) ([]config.Backend, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, mostOfFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) > mostOfFile {
+		return nil, fmt.Errorf("%s: larger than %d bytes", name, mostOfFile)
+	}
+	if len(strings.TrimSpace(string(raw))) == 0 {
+		return nil, nil
+	}
+	return config.DecodeBackends(name, raw)
+}

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package discovery finds backends while the gateway runs: by the DNS, among Docker containers and in
+// directories of files. What is found last stays while a source does not answer, also over a restart.
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// Bounds of how often sources are asked, and the configuration changes.
+const (
+	rate     = time.Second // between two changes of one service
+	firstTry = time.Second // after a failure; doubled with each one
+	lastTry  = 30 * time.Second
+	most     = 4096 // backends of one service
+)
+
+// Options of a finder.
+type Options struct {
+	// Put puts the backends of services in force.
+	Put func(ctx context.Context, found map[string][]config.Backend) error
+	// Path of the file that keeps what was found over restarts; "" keeps nothing.
+	Path string
+	Log  *slog.Logger
+}
+
+// Finder follows the sources of all services.
+type Finder struct {
+	opt    Options
+	wanted chan *config.Config // has the last configuration that was not looked at yet
+
+	waiting queue
+
+	mu      sync.Mutex // protects all below
+	last    map[string]saved
+	watches map[string]*watch // by service
+}
+
+// New returns a finder, and what was found before a restart.
+func New(opt Options) (*Finder, error) {
+	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}}
+	var err error
+	f.last, err = load(opt.Path)
+	return f, err
+}
+
+// Last returns what was found before a restart.
+func (f *Finder) Last() map[string][]config.Backend {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	found := map[string][]config.Backend{}
+	for service, was := range f.last {
+		found[service] = was.Backends
+	}
+	return found
+}
+
+// Follow has the finder follow the sources of a configuration, in place of those before. It never
+// blocks.
+func (f *Finder) Follow(cfg *config.Config) {
+	for {
+		select {
+		case f.wanted <- cfg:
+			return
+		case <-f.wanted: // which nobody has to look at any more
+		}
+	}
+}
+
+// Run follows the sources until the context ends.
+func (f *Finder) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case cfg := <-f.wanted:
+			f.configure(ctx, &running, cfg)
+		}
+	}
+}
+
+// spec is what a watch depends on.
+type spec struct {
+	service string
+	from    config.BackendsFrom
+	v4, v6  bool // families that the service can use
+}
+
+func specOf(s *config.Service) spec {
+	w := spec{service: s.Name, from: *s.BackendsFrom, v4: true, v6: true}
+	if s.Mode == config.ModeDNAT || s.Mode == config.ModeDSR || s.Mode == config.ModeStateless { // these keep the family
+		w.v4, w.v6 = false, false
+		for _, l := range s.Listen {
+			w.v4 = w.v4 || l.Follows() || l.Address.Is4()
+			w.v6 = w.v6 || l.Follows() || l.Address.Is6()
+		}
+	}
+	if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+		w.from.Port = 0 // these do not change it
+	}
+	return w
+}
+
+func (f *Finder) configure(ctx context.Context, running *sync.WaitGroup, cfg *config.Config) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	wanted := map[string]spec{}
+	for i := range cfg.Services {
+		if s := &cfg.Services[i]; s.BackendsFrom != nil {
+			wanted[s.Name] = specOf(s)
+		}
+	}
+	ended := map[string][]config.Backend{}
+	for name, w := range f.watches {
+		if next, ok := wanted[name]; !ok || !reflect.DeepEqual(next, w.spec) {
+			w.end()
+			delete(f.watches, name)
+			if !ok {
+				ended[name] = []config.Backend{}
+				delete(f.last, name)
+			}
+		}
+	}
+	if len(ended) > 0 {
+		_ = f.opt.Put(ctx, ended) // no service has them any more
+		f.save()
+	}
+	for name, spec := range wanted {
+		if f.watches[name] != nil {
+			continue
+		}
+		w := &watch{spec: spec, finder: f, source: sourceOf(spec)}
+		if was, ok := f.last[name]; ok && was.Origin == spec.from.Origin() {
+			w.before = was.Backends
+		}
+		var own context.Context
+		own, w.end = context.WithCancel(ctx)
+		f.watches[name] = w
+		running.Go(func() { w.run(own) })
+	}
+}
+
+// source is where backends are found.
+type source interface {
+	// look returns all of them, and when to look again at the latest.
+	look(ctx context.Context) (found []config.Backend, again time.Duration, err error)
+	// changed returns when there may be something new; it may return early, and at the end of the
+	// context.
+	changed(ctx context.Context)
+}
+
+// partlyError is returned with what is found all the same.
+type partlyError struct{ error }
+
+func sourceOf(s spec) source {
+	switch {
+	case s.from.DNS != "":
+		return newDNS(s)
+	case s.from.Docker != "":
+		return newDocker(s)
+	}
+	return &directory{path: s.from.Directory, files: map[string]*file{}}
+}
+
+// watch follows the source of one service.
+type watch struct {
+	spec   spec
+	finder *Finder
+	source source
+	before []config.Backend // of an earlier run
+	end    context.CancelFunc
+
+	mu      sync.Mutex // protects all below
+	trouble string     // why what is in force may be old; "" for nothing
+	since   time.Time  // of the last change
+}
+
+func (w *watch) run(ctx context.Context) {
+	k := newKeeper(w.spec.from.Hold.D(), w.spec.from.Least)
+	list, _, next := k.update(w.before, time.Now())
+	inForce, failures := list, 0
+	first := true
+	news := make(chan struct{}, 1)
+	go func() {
+		for ctx.Err() == nil {
+			w.source.changed(ctx)
+			select {
+			case news <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	for {
+		found, again, err := w.source.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		kept := 0
+		partly := (*partlyError)(nil)
+		if errors.As(err, &partly) {
+			err = nil
+		}
+		if err != nil {
+			again = min(firstTry<<min(failures, 8), lastTry)
+			failures++
+			w.tell(fmt.Sprintf("%v: what was found last stays", err))
+		} else {
+			failures = 0
+			list, kept, next = k.update(w.usable(found), time.Now())
+			trouble := keptText(kept, len(list))
+			if partly != nil {
+				trouble = partly.Error()
+			}
+			w.tell(trouble)
+		}
+		if !slices.Equal(list, inForce) || first && err == nil {
+			if w.put(ctx, list) {
+				inForce, first = list, false
+			} else {
+				again = min(again, firstTry)
+			}
+			if !sleep(ctx, rate) {
+				return
+			}
+		}
+		if err == nil && !next.IsZero() {
+			again = min(again, max(time.Until(next), rate))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-news:
+		case <-time.After(again):
+		}
+	}
+}
+
+func keptText(kept, all int) string {
+	if kept == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d backends are not found any more, and stay because of least", kept, all)
+}
+
+// sleep waits, and tells whether the context has not ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// usable leaves out what the service cannot use, and gives the rest what is open.
+func (w *watch) usable(found []config.Backend) []config.Backend {
+	var list []config.Backend
+	names := map[string]bool{}
+	for _, b := range found {
+		if b.Address = b.Address.Unmap(); b.Address.Is4() && !w.spec.v4 || b.Address.Is6() && !w.spec.v6 {
+			continue
+		}
+		if b.Port == 0 {
+			b.Port = w.spec.from.Port
+		}
+		if b.Name == "" {
+			b.Name = b.Address.String()
+		}
+		if names[b.Name] {
+			b.Name = fmt.Sprintf("%s-%d", b.Name, b.Port)
+		}
+		names[b.Name] = true
+		b.Weight, b.Priority = max(b.Weight, 1), max(b.Priority, 1)
+		if list = append(list, b); len(list) == most {
+			break
+		}
+	}
+	return list
+}
+
+// put tells whether the backends are in force.
+func (w *watch) put(ctx context.Context, list []config.Backend) bool {
+	f, name := w.finder, w.spec.service
+	if list == nil {
+		list = []config.Backend{}
+	}
+	if err := f.put(ctx, name, list); err != nil {
+		if ctx.Err() == nil {
+			w.tell(fmt.Sprintf("%v: what was found last stays", err))
+		}
+		return false
+	}
+	f.opt.Log.Info("backends found", "service", name, "from", w.spec.from.Origin(), "backends", len(list))
+	w.mu.Lock()
+	w.since = time.Now()
+	w.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil {
+		f.last = map[string]saved{}
+	}
+	f.last[name] = saved{Origin: w.spec.from.Origin(), Backends: list}
+	f.save()
+	return true
+}
+
+// tell notes why what is in force may be old, and logs it once.
+func (w *watch) tell(trouble string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if trouble != "" && trouble != w.trouble {
+		w.finder.opt.Log.Warn("backends-from", "service", w.spec.service, "from", w.spec.from.Origin(), "trouble", trouble)
+	}
+	w.trouble = trouble
+}
+
+// Status is what was found for a service.
+type Status struct {
+	Service string
+	Origin  string
+	Trouble string    // why it may be old; "" for nothing
+	Since   time.Time // of the last change; zero: before the start
+}
+
+// Statuses returns one for each service with a source, by name.
+func (f *Finder) Statuses() []Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []Status
+	for _, name := range slices.Sorted(maps.Keys(f.watches)) {
+		w := f.watches[name]
+		w.mu.Lock()
+		list = append(list, Status{name, w.spec.from.Origin(), w.trouble, w.since})
+		w.mu.Unlock()
+	}
+	return list
+}
+
+// Warnings say which sources do not answer, and what stays for that.
+func (f *Finder) Warnings() []string {
+	var list []string
+	for _, s := range f.Statuses() {
+		if s.Trouble != "" {
+			list = append(list, fmt.Sprintf("service %s: backends from %s: %s", s.Service, s.Origin, strings.ReplaceAll(s.Trouble, "\n", "; ")))
+		}
+	}
+	return list
+}
+
+// save keeps what was found; the caller holds the lock.
+func (f *Finder) save() {
+	if err := store(f.opt.Path, f.last); err != nil {
+		f.opt.Log.Warn("what was found will not be known after a restart", "error", err)
+	}
+}

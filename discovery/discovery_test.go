@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// sink takes what is found.
+type sink struct {
+	mu    sync.Mutex
+	found map[string][]config.Backend
+	puts  int
+	err   error
+}
+
+func (s *sink) put(_ context.Context, found map[string][]config.Backend) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.puts++
+	for name, list := range found {
+		s.found[name] = list
+	}
+	return nil
+}
+
+// has returns an error when the backends of the service web are others.
+func (s *sink) has(want ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var got []string
+	for _, b := range s.found["web"] {
+		text := b.Address.String()
+		if b.Port != 0 {
+			text = netip.AddrPortFrom(b.Address, b.Port).String()
+		}
+		if b.Name != b.Address.String() {
+			text = b.Name + "=" + text
+		}
+		if b.Weight != 1 || b.Priority != 1 {
+			text += fmt.Sprintf("*%d/%d", b.Weight, b.Priority)
+		}
+		got = append(got, text)
+	}
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("found are %q, want %q", got, want)
+	}
+	return nil
+}
+
+func (s *sink) eventually(t *testing.T, want ...string) {
+	t.Helper()
+	labtest.Eventually(t, 20*time.Second, "these backends", func() error { return s.has(want...) })
+}
+
+// services returns a configuration with the service web.
+func services(t *testing.T, from string) *config.Config {
+	t.Helper()
+	cfg, err := config.Decode("test", []byte(`{services: [{name: web, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.1, ports: [80]}], backends-from: `+from+`}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// following runs a finder that follows the source.
+func following(t *testing.T, path, from string) (*Finder, *sink) {
+	t.Helper()
+	s := &sink{found: map[string][]config.Backend{}}
+	f, err := New(Options{Put: s.put, Path: path, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); f.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	f.Follow(services(t, from))
+	return f, s
+}
+
+func warned(f *Finder, text string) func() error {
+	return func() error {
+		if w := strings.Join(f.Warnings(), "\n"); (text == "") != (w == "") || !strings.Contains(w, text) {
+			return fmt.Errorf("warnings %q, want %q", w, text)
+		}
+		return nil
+	}
+}
+
+func TestKeeper(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	k := newKeeper(30*time.Second, 2)
+	list := func(text string) (l []config.Backend) {
+		for _, last := range strings.Fields(text) {
+			l = append(l, config.Backend{Name: last, Address: netip.MustParseAddr("10.0.0." + last)})
+		}
+		return l
+	}
+	for _, step := range []struct {
+		at    int // seconds
+		found string
+		want  string
+		kept  int
+		next  int // seconds; 0: never
+	}{
+		{0, "1 2 3 4", "1 2 3 4", 0, 0},
+		{10, "4 3 2 1", "1 2 3 4", 0, 0}, // in whatever order
+		{20, "1 3 4", "1 2 3 4", 0, 40},  // 2 is held
+		{30, "1 2 3 4", "1 2 3 4", 0, 0}, // and came back
+		{40, "1 5", "1 2 3 4 5", 0, 60},  // a new one at once
+		{60, "1 5", "1 5", 0, 0},         // the others after their time
+		{89, "", "1 5", 0, 90},           // nothing: held until then
+		{91, "", "1 5", 2, 0},            // and kept, for two stay at least
+		{100, "6", "5 6", 1, 0},          // one may go now: the one that was found first
+		{101, "6 7", "6 7", 0, 0},        // and the other one
+		{200, "6", "6 7", 1, 0},          // 7 stays for the same reason
+		{201, "6 8 9", "6 8 9", 0, 0},    // and goes
+	} {
+		now := start.Add(time.Duration(step.at) * time.Second)
+		got, kept, next := k.update(list(step.found), now)
+		var names []string
+		for _, b := range got {
+			names = append(names, b.Name)
+		}
+		wantNext := time.Time{}
+		if step.next != 0 {
+			wantNext = start.Add(time.Duration(step.next) * time.Second)
+		}
+		if strings.Join(names, " ") != step.want || kept != step.kept {
+			t.Errorf("at %d s, found %q: in force %q, %d kept; want %q, %d", step.at, step.found, names, kept, step.want, step.kept)
+		}
+		if !next.Equal(wantNext) {
+			t.Errorf("at %d s the next goes at %v, want %v", step.at, next, wantNext)
+		}
+	}
+}
+
+// TestDirectory: backends come and go with files; a broken one counts with what it had, and what was
+// found is known after a restart.
+func TestDirectory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "found")
+	memory := filepath.Join(t.TempDir(), "discovered.json")
+	write := func(name, text string) {
+		t.Helper()
+		temp := filepath.Join(dir, "."+name)
+		if err := errors.Join(os.WriteFile(temp, []byte(text), 0o600), os.Rename(temp, filepath.Join(dir, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write("a.yaml", "- {address: 10.0.0.1}\n- {address: 10.0.0.2, weight: 7}\n")
+	write("b.txt", "no list of backends")
+	f, s := following(t, memory, "{directory: "+dir+", port: 8080}")
+	s.eventually(t, "10.0.0.1:8080", "10.0.0.2:8080*7/1")
+	write("c.yaml", `[{"name": "six", "address": "2001:db8::1"}, {"name": "three", "address": "10.0.0.3", "port": 81}]`) // the service has IPv4 alone
+	s.eventually(t, "10.0.0.1:8080", "10.0.0.2:8080*7/1", "three=10.0.0.3:81")
+	write("a.yaml", "- {adress: 10.0.0.9}\n")
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, `a.yaml:1:4: backend 1: unknown key "adress"`))
+	if err := os.Remove(filepath.Join(dir, "c.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(t, "10.0.0.1:8080", "10.0.0.2:8080*7/1") // the broken file's stay
+	write("a.yaml", "- {address: 10.0.0.2}\n")
+	s.eventually(t, "10.0.0.2:8080")
+	labtest.Eventually(t, 10*time.Second, "no warning", warned(f, ""))
+	write("a.yaml", "")
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, "1 of 1 backends are not found any more"))
+	if err := s.has("10.0.0.2:8080"); err != nil {
+		t.Error(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	g, again := following(t, memory, "{directory: "+dir+", port: 8080}")
+	if last := g.Last()["web"]; len(last) != 1 || last[0].Address.String() != "10.0.0.2" {
+		t.Errorf("after a restart: %+v", last)
+	}
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(g, "no such file or directory: what was found last stays"))
+	if again.puts != 0 {
+		t.Error("a source that does not answer changed the backends")
+	}
+	g.Follow(&config.Config{})
+	labtest.Eventually(t, 10*time.Second, "no source", func() error {
+		again.mu.Lock()
+		defer again.mu.Unlock()
+		if list := again.found["web"]; again.puts == 0 || len(list) > 0 || len(g.Statuses()) > 0 {
+			return fmt.Errorf("%d changes, backends %v, sources %v", again.puts, list, g.Statuses())
+		}
+		return nil
+	})
+}
+
+// TestRefused: what cannot be put in force is tried again.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("- {address: 10.0.0.1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &sink{found: map[string][]config.Backend{}, err: errors.New("the kernel refuses")}
+	f, err := New(Options{Put: s.put, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go f.Run(ctx)
+	f.Follow(services(t, "{directory: "+dir+"}"))
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, "the kernel refuses"))
+	s.mu.Lock()
+	s.err = nil
+	s.mu.Unlock()
+	s.eventually(t, "10.0.0.1")
+	labtest.Eventually(t, 10*time.Second, "no warning", warned(f, ""))
+}
+
+// TestTogether: what is found for many services takes a few changes, and one that is refused keeps no
+// other out.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	begun, free := make(chan struct{}), make(chan struct{})
+	var mu sync.Mutex
+	calls, in := 0, map[string]bool{}
+	f, err := New(Options{Log: slog.New(slog.DiscardHandler), Put: func(_ context.Context, found map[string][]config.Backend) error {
+		mu.Lock()
+		calls++
+		first := calls == 1
+		mu.Unlock()
+		if first {
+			close(begun)
+			<-free
+		}
+		if _, bad := found["s7"]; bad {
+			return errors.New("s7 is refused")
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for name := range found {
+			in[name] = true
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make(chan error)
+	put := func(name string) { results <- f.put(context.Background(), name, nil) }
+	go put("first")
+	<-begun
+	for i := range 20 {
+		go put(fmt.Sprintf("s%d", i))
+	}
+	labtest.Eventually(t, 10*time.Second, "20 that wait", func() error {
+		f.waiting.mu.Lock()
+		defer f.waiting.mu.Unlock()
+		if n := len(f.waiting.list); n < 20 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	close(free)
+	refused := 0
+	for range 21 {
+		if err := <-results; err != nil {
+			refused++
+		}
+	}
+	if refused != 1 || len(in) != 20 || in["s7"] || calls != 1+1+20 {
+		t.Errorf("%d refused, %d in force, %d calls", refused, len(in), calls)
+	}
+}
