@@ -329,12 +329,6 @@ func hintName(name string, names []string, what string) string {
 	return fmt.Sprintf("write the name of one of the %d %s", len(names), what)
 }
 
-// helperProtocols are the protocols that each helper of the kernel reads.
-var helperProtocols = map[Helper][]flow.Protocol{
-	"ftp": {flow.TCP}, "tftp": {flow.UDP}, "sip": {flow.UDP, flow.TCP}, "pptp": {flow.TCP},
-	"snmp": {flow.UDP}, "amanda": {flow.UDP}, "irc": {flow.TCP},
-}
-
 // helpers checks that each word is a helper, and is written once.
 func (v *validator) helpers(p path, all Helpers) (known bool) {
 	list := all.Each()
@@ -344,8 +338,8 @@ func (v *validator) helpers(p path, all Helpers) (known bool) {
 		if len(list) > 1 {
 			hp = hp.index(i)
 		}
-		if _, ok := helperProtocols[h]; !ok {
-			names := slices.Sorted(maps.Keys(helperProtocols))
+		if _, ok := helperList[h]; !ok {
+			names := slices.Sorted(maps.Keys(helperList))
 			words := make([]string, len(names))
 			for n, name := range names {
 				words[n] = string(name)
@@ -360,8 +354,8 @@ func (v *validator) helpers(p path, all Helpers) (known bool) {
 }
 
 func (v *validator) helper(p path, h Helper, proto flow.Protocol) {
-	carriers, known := helperProtocols[h]
-	if known && !slices.Contains(carriers, proto) {
+	carriers := h.Protocols()
+	if len(carriers) > 0 && !slices.Contains(carriers, proto) {
 		v.errorf(p.key("helper"), "write protocol: "+carriers[0].String()+", or remove the helper",
 			"helper %s reads %s, not %s", h, carriers[0], proto).depends = []path{p.key("protocol")}
 	}

@@ -157,6 +157,27 @@ func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string 
 	return note
 }
 
+// Unhelped says in a note of explain that a connection opens others, which a rule without the
+// protocol's helper does not translate. "" where there is nothing to say.
+func Unhelped(c *config.Config, e *Explanation) string {
+	at := slices.IndexFunc(c.NAT, func(n config.NATRule) bool { return n.Name == e.Owner })
+	h := config.HelperFor(e.Before.Protocol, e.Before.Dest.Port())
+	if at < 0 || h == "" || e.Action != "forward" || slices.Contains(c.NAT[at].Helper.Each(), h) {
+		return ""
+	}
+	switch n := &c.NAT[at]; n.Type {
+	case config.NATMasquerade, config.NATSNAT:
+		if h == "tftp" && e.Datapath == "ebpf" && n.Filtering != config.AddressAndPortDependent {
+			return "" // the answers come from another port, which may send to the host
+		}
+	case config.NATPortForward:
+	default:
+		return ""
+	}
+	return fmt.Sprintf("%s opens other connections, and those that the other side opens (as in active FTP) are not translated: "+
+		"write helper: %s in nat rule %s, which goes to nftables then", h, h, e.Owner)
+}
+
 // turning is what makes backends answer their neighbours by the gateway.
 func turning(s *config.Service) string {
 	if s.Mode == config.ModeDNAT && !Turns(s) {

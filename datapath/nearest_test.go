@@ -49,6 +49,41 @@ func TestNearest(t *testing.T) {
 	}
 }
 
+// TestUnhelped: what a connection opens besides is told where no helper translates it.
+func TestUnhelped(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+nat:
+  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0}
+  - {name: helped, type: masquerade, source: [10.0.3.0/24], out: wan0, helper: [ftp, tftp]}
+  - {name: strict, type: masquerade, source: [10.0.4.0/24], out: wan0, filtering: address-and-port-dependent}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		owner, datapath string
+		protocol        flow.Protocol
+		port            uint16
+		want            string
+	}{
+		{"office", "nftables", flow.TCP, 21, "write helper: ftp in nat rule office"},
+		{"office", "ebpf", flow.TCP, 21, "write helper: ftp in nat rule office"},
+		{"office", "ebpf", flow.UDP, 69, ""},
+		{"office", "nftables", flow.UDP, 69, "helper: tftp"},
+		{"strict", "ebpf", flow.UDP, 69, "helper: tftp"},
+		{"helped", "nftables", flow.TCP, 21, ""},
+		{"office", "nftables", flow.TCP, 80, ""},
+		{"office", "nftables", flow.UDP, 21, ""},
+		{"other", "nftables", flow.TCP, 21, ""},
+	} {
+		e := &Explanation{Owner: x.owner, Datapath: x.datapath, Action: "forward",
+			Before: flow.Tuple{Protocol: x.protocol, Dest: netip.AddrPortFrom(netip.MustParseAddr("198.18.0.1"), x.port)}}
+		if got := Unhelped(c, e); (got == "") != (x.want == "") || !strings.Contains(got, x.want) {
+			t.Errorf("%s %s %s %d: %q, want %q", x.owner, x.datapath, x.protocol, x.port, got, x.want)
+		}
+	}
+}
+
 // TestBypass: a backend on its client's own network answers it without the gateway.
 func TestBypass(t *testing.T) {
 	web := config.Service{Name: "web", Mode: config.ModeDNAT, Hairpin: config.SwitchOff, Listen: []config.Listen{{Address: netip.MustParseAddr("192.0.2.10")}},

@@ -174,13 +174,19 @@ func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) b
 // Of a packet that none wants it names the service or rule that came nearest.
 func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	answer, err := e.explain(ctx, q)
-	if err != nil || answer.Reason != "not-ours" && answer.Reason != "unserved" {
-		return answer, err
+	if err != nil {
+		return nil, err
 	}
 	e.mu.Lock()
 	cfg := e.config
 	e.mu.Unlock()
-	if cfg != nil {
+	if cfg == nil {
+		return answer, nil
+	}
+	if note := datapath.Unhelped(cfg, answer); note != "" {
+		answer.Notes = append(answer.Notes, note)
+	}
+	if answer.Reason == "not-ours" || answer.Reason == "unserved" {
 		if near := datapath.Nearest(cfg, q.Tuple, answer.Interface, answer.Out); near != "" {
 			answer.Notes = append(answer.Notes, near)
 		}

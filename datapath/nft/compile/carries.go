@@ -191,21 +191,14 @@ func CarriesRule(r *config.FirewallRule) error {
 // helperProtocols returns the protocols that a helper is registered for, out of
 // those that the service or rule takes.
 func helperProtocols(h config.Helper, p flow.Protocol) []flow.Protocol {
-	known := map[config.Helper][]flow.Protocol{
-		"ftp": {flow.TCP}, "tftp": {flow.UDP}, "sip": {flow.TCP, flow.UDP}, "pptp": {flow.TCP},
-		"snmp": {flow.UDP}, "amanda": {flow.UDP}, "irc": {flow.TCP},
-	}[h]
 	var out []flow.Protocol
-	for _, k := range known {
+	for _, k := range h.Protocols() {
 		if p == flow.Any || p == k {
 			out = append(out, k)
 		}
 	}
 	return out
 }
-
-// helperPorts are the ports that the protocols of helpers are spoken to.
-var helperPorts = map[config.Helper]uint16{"ftp": 21, "tftp": 69, "sip": 5060, "pptp": 1723, "snmp": 162, "amanda": 10080, "irc": 6667}
 
 // helpsIPv6 tells whether the kernel has a helper for IPv6 too.
 func helpsIPv6(h config.Helper) bool { return h == "ftp" || h == "tftp" || h == "sip" || h == "amanda" }

@@ -180,7 +180,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	// Before the translation, which makes room for what a helper changes of a packet's length.
 	for _, h := range n.Helper.Each() {
 		if f == rs.IP || helpsIPv6(h) {
-			rules = append(rules, c.helpersTo(s, f, chain, h, flow.Any, helperPorts[h])...)
+			rules = append(rules, c.helpersTo(s, f, chain, h, flow.Any, h.Port())...)
 		}
 	}
 	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
