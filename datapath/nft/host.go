@@ -69,7 +69,53 @@ func (h *host) env() (compile.Env, error) {
 		}
 	}
 	slices.SortFunc(env.Networks, netip.Prefix.Compare)
+	for _, i := range env.Interfaces {
+		if s, ok := h.routeSource(i, addresses); ok {
+			env.Sources = append(env.Sources, s)
+		}
+	}
 	return env, nil
+}
+
+// farAway is a destination that no network is near to: it is reserved, and routed like any other.
+var farAway = netip.AddrFrom4([4]byte{240, 0, 0, 1})
+
+// routeSource returns the IPv4 source that the default route by an interface names, where the
+// kernel's masquerade would take another one. That takes the first primary address on the
+// next hop's network (inet_select_addr), and else the first.
+func (h *host) routeSource(i compile.Interface, addresses []netlink.Addr) (s compile.RouteSource, named bool) {
+	routes, err := h.handle.RouteGetWithOptions(farAway.AsSlice(), &netlink.RouteGetOptions{Oif: i.Name})
+	if err != nil || len(routes) == 0 || routes[0].LinkIndex != i.Index {
+		return s, false
+	}
+	src, ok := netip.AddrFromSlice(routes[0].Src.To4())
+	if !ok {
+		return s, false
+	}
+	s = compile.RouteSource{Interface: i.Name, Address: src}
+	var first, near netip.Addr
+	for _, a := range addresses {
+		at, ok := netip.AddrFromSlice(a.IP.To4())
+		if a.LinkIndex != i.Index || !ok {
+			continue
+		}
+		if p, ok := netdev.Network(a); ok && !p.IsSingleIP() {
+			s.Networks = append(s.Networks, p)
+		}
+		if a.Flags&unix.IFA_F_SECONDARY != 0 || a.Scope != unix.RT_SCOPE_UNIVERSE {
+			continue
+		}
+		if !first.IsValid() {
+			first = at
+		}
+		if !near.IsValid() && (routes[0].Gw == nil || a.IPNet.Contains(routes[0].Gw)) {
+			near = at
+		}
+	}
+	if !near.IsValid() {
+		near = first
+	}
+	return s, near.IsValid() && near != src
 }
 
 func describeLink(a *netlink.LinkAttrs) compile.Interface {

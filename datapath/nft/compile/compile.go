@@ -32,6 +32,9 @@ type Env struct {
 	Route func(netip.Addr) (Interface, error)
 	// Networks are those that the host is connected to.
 	Networks []netip.Prefix
+	// Sources are those that default routes name for an interface (src), where the kernel's
+	// masquerade would take another of its addresses.
+	Sources []RouteSource
 	// Address returns the first global address of a family that an interface has.
 	Address func(iface string, v6 bool) (netip.Addr, bool)
 	// Flowtable says that established flows shall be handed to a flowtable.
@@ -52,6 +55,14 @@ type Interface struct {
 	MAC   config.MAC
 	// Bare4 and Bare6 say that it has no address of the family that others could answer to.
 	Bare4, Bare6 bool
+}
+
+// RouteSource is the source that a default route names. To the networks that the interface is on
+// packets go with the address there.
+type RouteSource struct {
+	Interface string
+	Address   netip.Addr
+	Networks  []netip.Prefix
 }
 
 // Result is a compiled snapshot. Hand it to the next Compile: fragments of

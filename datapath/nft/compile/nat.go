@@ -186,6 +186,11 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
 	if n.Type == config.NATMasquerade {
 		rules = append(rules, c.withoutAddress(s, n, f, chain)...)
+		named, err := c.routeSources(s, n, f, chain)
+		if err != nil {
+			return err
+		}
+		rules = append(rules, named...)
 	}
 	translate, err := c.snat(s, f, chain, pool, narrowed(n.Ports), n.FullyRandom)
 	if err != nil {
@@ -193,6 +198,28 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	}
 	s.chain(f, chain, append(rules, translate...)...)
 	return nil
+}
+
+// routeSources returns rules for interfaces whose default route names its source: the kernel's
+// masquerade heeds the next hop alone.
+func (c *compiler) routeSources(s *Service, n *config.NATRule, f rs.Family, chain string) (rules []rs.Rule, err error) {
+	for _, by := range c.env.Sources {
+		if familyOf(by.Address) != f || !n.Out.Has(by.Interface) {
+			continue
+		}
+		to := chain + "/source-" + identifier(by.Interface)
+		translate, err := c.snat(s, f, to, []config.AddressRange{{First: by.Address, Last: by.Address}}, narrowed(n.Ports), n.FullyRandom)
+		if err != nil {
+			return nil, err
+		}
+		s.chain(f, to, translate...)
+		rule := rs.NewRule().Is(rs.OutName, rs.Iface(by.Interface))
+		for _, p := range apart(by.Networks) {
+			rule.NotWithin(rs.Dest(f), p)
+		}
+		rules = append(rules, rule.Goto(to).Rule(""))
+	}
+	return rules, nil
 }
 
 // noAddress ends the names of chains that drop what has no address to leave with.
