@@ -13,7 +13,7 @@ import (
 
 // amendment returns nil where a snapshot has to be compiled as a whole.
 func (d *Datapath) amendment(s *datapath.Snapshot, h *compile.Host) *compile.Amendment {
-	if !d.settled || d.away != nil || d.fits != d.seen || !h.SameAs(d.seen) {
+	if !d.settled || d.mismatch != nil || d.appliedHost != d.lastHost || !h.SameAs(d.lastHost) {
 		return nil
 	}
 	return compile.Amend(d.inForce, &d.uses, d.snapshot, s, stateOf(d.t, s), h)

@@ -89,8 +89,8 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		st := stateOf(d.t, s)
 		want, err := compile.Compile(s, st, h)
 		away := err
-		if (err != nil || want.Waiting > 0) && d.fits != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-			all := h.With(d.fits)
+		if (err != nil || want.Waiting > 0) && d.appliedHost != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
+			all := h.With(d.appliedHost)
 			if as, asErr := compile.Compile(s, st, all); err != nil || asErr == nil && as.Waiting < want.Waiting {
 				fits, want, err = all, as, asErr
 			}
@@ -106,7 +106,7 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		if change.Ended, err = d.end(old); err != nil {
 			return err
 		}
-		d.fits, d.away = fits, away
+		d.appliedHost, d.mismatch = fits, away
 		return nil
 	})
 	if change != nil {
@@ -219,7 +219,7 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		return err
 	}
 	d.bump()
-	d.inForce, d.snapshot, d.seen = want, s, h
+	d.inForce, d.snapshot, d.lastHost = want, s, h
 	t.IDs.InForce = want.Draft.Want
 	d.logs.Store(&want.Names.Log)
 	d.sourceNames.Store(&want.Names.Source)

@@ -290,7 +290,7 @@ func TestLinksThatXDPLoses(t *testing.T) {
 				t.Errorf("%s: paired with attach: %s", name, hook)
 			}
 		}
-		d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: asked}, seen: h,
+		d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: asked}, lastHost: h,
 			attached: map[attachPoint]*attachment{{2, config.AttachXDP}: {attachPoint: attachPoint{2, config.AttachXDP}, name: "eth0"}}}
 		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
 			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
@@ -315,7 +315,7 @@ func TestAttachments(t *testing.T) {
 		}
 		return all
 	}
-	d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, seen: h,
+	d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, lastHost: h,
 		attached: at(attachPoint{2, "xdp"}, attachPoint{2, "tc"}, attachPoint{3, "tc"}, attachPoint{4, "tc"}, attachPoint{6, "tc"}, attachPoint{7, "tc"}, attachPoint{8, "tc"})}
 	d.attached[attachPoint{8, "tc"}].instead = errors.New("xdp: not supported")
 	const behind = "behind a virtual link"

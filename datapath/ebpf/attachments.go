@@ -24,7 +24,7 @@ func (d *Datapath) Attachments() (list []datapath.Attachment) {
 	if d.t == nil || d.snapshot == nil {
 		return nil
 	}
-	for _, i := range d.seen.Interfaces {
+	for _, i := range d.lastHost.Interfaces {
 		if !i.Up || i.Loopback {
 			continue
 		}
@@ -43,7 +43,7 @@ func (d *Datapath) Attachments() (list []datapath.Attachment) {
 // whyNotXDP says why an interface does not have native XDP alone.
 func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	c := d.snapshot.Config
-	master, port := i.PortOf(d.seen.Interfaces)
+	master, port := i.PortOf(d.lastHost.Interfaces)
 	tc := d.attached[attachPoint{i.Index, config.AttachTC}]
 	switch {
 	case d.without[i.Index] != nil:
@@ -55,7 +55,7 @@ func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	case len(hooks) == 0:
 		return "not among the interfaces of the configuration"
 	case len(hooks) > 1:
-		return "TC carries new flows and what leaves by " + some(d.seen.WithoutTransmit(c)) + ", where frames from XDP would be lost"
+		return "TC carries new flows and what leaves by " + some(d.lastHost.WithoutTransmit(c)) + ", where frames from XDP would be lost"
 	case tc == nil || c.Attach == config.AttachTC:
 		return ""
 	case i.Bare():
@@ -65,5 +65,5 @@ func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	case i.Virtual():
 		return "behind a virtual link local stacks may leave checksums and segments unfinished, which XDP cannot see"
 	}
-	return "cards hide the tags of VLANs from XDP: " + some(d.seen.VlansOf(i))
+	return "cards hide the tags of VLANs from XDP: " + some(d.lastHost.VlansOf(i))
 }

@@ -63,26 +63,26 @@ type Datapath struct {
 	hz       uint32
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
-	mu       sync.Mutex
-	t        *table.Tables    // nil before the first Apply
-	programs *ebpf.Collection // in force
-	switches wire.Switches
-	inForce  *compile.Desired
-	snapshot *datapath.Snapshot
-	seen     *compile.Host           // when inForce was made
-	fits     *compile.Host           // that inForce was made for: the same, and what has gone away since the configuration came
-	away     error                   // why the configuration does not fit seen; nil when it does
-	settled  bool                    // the kernel holds inForce: it was read back
-	uses     compile.Uses            // of inForce, once asked for
-	regions  map[uint32]table.Region // of services in the slots map
-	mapper   *ebpf.Collection        // programs that make mappings; nil until they are needed
-	attached map[attachPoint]*attachment
-	without  map[int]error // why interfaces that came later, by index, have no program
-	near     neighbours
-	stop     context.CancelFunc // of the watcher
-	watching sync.WaitGroup
-	missed   atomic.Uint64                         // events that could not be handled
-	logs     atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
+	mu          sync.Mutex
+	t           *table.Tables    // nil before the first Apply
+	programs    *ebpf.Collection // in force
+	switches    wire.Switches
+	inForce     *compile.Desired
+	snapshot    *datapath.Snapshot
+	lastHost    *compile.Host           // when inForce was made
+	appliedHost *compile.Host           // that inForce was made for: lastHost, and what has gone since the configuration came
+	mismatch    error                   // why the configuration does not match lastHost; nil when it does
+	settled     bool                    // the kernel holds inForce: it was read back
+	uses        compile.Uses            // of inForce, once asked for
+	regions     map[uint32]table.Region // of services in the slots map
+	mapper      *ebpf.Collection        // programs that make mappings; nil until they are needed
+	attached    map[attachPoint]*attachment
+	without     map[int]error // why interfaces that came later, by index, have no program
+	near        neighbours
+	stop        context.CancelFunc // of the watcher
+	watching    sync.WaitGroup
+	missed      atomic.Uint64                         // events that could not be handled
+	logs        atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
 	// sourceNames are those of the rules in force, for the log.
 	sourceNames atomic.Pointer[map[uint32]string]
 }

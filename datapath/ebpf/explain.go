@@ -157,7 +157,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	if e.Reason == wire.NameOf(wire.ReasonNames(), int(wire.ReasonNotOurs)) {
 		e.Out, e.NextHop = d.untouched(q.Tuple.Dest.Addr())
 	}
-	if note := datapath.AnswersBypass(d.snapshot, d.seen.Networks, e); note != "" {
+	if note := datapath.AnswersBypass(d.snapshot, d.lastHost.Networks, e); note != "" {
 		e.Notes = append(e.Notes, note)
 	}
 	if off := d.forwardingOff(e); off != "" {

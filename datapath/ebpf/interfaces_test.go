@@ -74,7 +74,7 @@ func TestInterfaceGoneMeanwhile(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
 			d := gateway(t, labFor(t, lab.Balancer(), hook).Node("gateway"), hook, oneServer)
-			h := *d.seen
+			h := *d.lastHost
 			h.Interfaces = append(slices.Clone(h.Interfaces), netdev.Interface{Index: 9999, Name: "gone0", MAC: make(net.HardwareAddr, 6), Up: true, Kind: "veth"})
 			c := *d.snapshot.Config // another one, of which every interface counts
 			if err := d.inside(func() error { return d.attach(&c, false, &h, d.programs) }); err != nil {

@@ -142,7 +142,7 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 	listens := func(protocol flow.Protocol, l *config.Listen) bool {
 		a := l.Address
 		if l.Follows() {
-			a, _ = d.seen.ListenAddress(l.Interface, at.Addr().Is6())
+			a, _ = d.lastHost.ListenAddress(l.Interface, at.Addr().Is6())
 		}
 		return (protocol == p || protocol == flow.Any) && a == at.Addr() && (len(l.Ports) == 0 ||
 			slices.ContainsFunc(l.Ports, func(r flow.Ports) bool { return r.Contains(at.Port()) }))
@@ -160,7 +160,7 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 			return true
 		}
 	}
-	return d.seen.Owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
+	return d.lastHost.Owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
 }
 
 // bindable tries to bind a socket as a server does.

@@ -26,7 +26,7 @@ func TestPair(t *testing.T) {
 	}
 	d := gateway(t, l.Node("gateway"), config.AttachXDP, bulkYAML)
 	if !d.switches.Paired {
-		t.Fatalf("TC is not behind XDP: features %v", d.seen.XDP)
+		t.Fatalf("TC is not behind XDP: features %v", d.lastHost.XDP)
 	}
 	for _, addr := range []string{"192.0.2.20:4", "[2001:db8::20]:6", "192.0.2.20:44", "[2001:db8::20]:66", "[2001:db8::20]:64", "192.0.2.20:46"} {
 		if err := sendMuch(transfer(t, l.Node("client"), addr)); err != nil {
@@ -39,7 +39,7 @@ func TestPair(t *testing.T) {
 		if err := d.t.Maps["hops"].Lookup(at, &h); err != nil {
 			t.Fatal(err)
 		}
-		for _, i := range d.seen.Interfaces {
+		for _, i := range d.lastHost.Interfaces {
 			if i.Index == int(h.Ifindex) {
 				sends[i.Name] = sends[i.Name] || h.Flags != 0
 			}
@@ -70,7 +70,7 @@ func TestPairComesAndGoes(t *testing.T) {
 		}
 		apply(t, d, config.AttachXDP, yaml)
 		load.await(20)
-		i, there := d.seen.ByName("br0")
+		i, there := d.lastHost.ByName("br0")
 		if up := there && i.Up; d.switches.Paired != up || len(d.attached) != map[bool]int{false: 2, true: 4}[up] {
 			t.Errorf("with the bridge up %v: paired %v, attached %v", up, d.switches.Paired, d.attached)
 		}

@@ -26,8 +26,8 @@ func (d *Datapath) Warnings() (out []string) {
 	if differs := d.t.Differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
-	if d.away != nil {
-		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.away))
+	if d.mismatch != nil {
+		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.mismatch))
 	}
 	_ = d.inside(func() error { // else a namespace that nobody can enter has nothing to be warned of
 		named, others := d.entrances()
@@ -35,15 +35,15 @@ func (d *Datapath) Warnings() (out []string) {
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
 		return nil
 	})
-	there := func(name string) bool { return len(d.seen.Named(config.Interfaces(name))) > 0 }
+	there := func(name string) bool { return len(d.lastHost.Named(config.Interfaces(name))) > 0 }
 	addressed := func(name string, v6 bool) bool {
-		i, _ := d.seen.ByName(name)
-		return slices.ContainsFunc(d.seen.Details[i.Index], func(a compile.HostAddress) bool { return a.Is6() == v6 && !a.Unusable })
+		i, _ := d.lastHost.ByName(name)
+		return slices.ContainsFunc(d.lastHost.Details[i.Index], func(a compile.HostAddress) bool { return a.Is6() == v6 && !a.Unusable })
 	}
-	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.seen.ListenAddress), d.seen.Networks)...)
+	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.lastHost.ListenAddress), d.lastHost.Networks)...)
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
 	out = append(out, d.crossingWarnings()...)
-	for _, i := range d.seen.Interfaces {
+	for _, i := range d.lastHost.Interfaces {
 		if err := d.without[i.Index]; err != nil {
 			by := "the kernel"
 			if d.attached[attachPoint{i.Index, config.AttachTC}] != nil {
@@ -52,24 +52,24 @@ func (d *Datapath) Warnings() (out []string) {
 			out = append(out, fmt.Sprintf("interface %s: %v; until then what comes in by it is left to %s", i.Name, err, by))
 		}
 	}
-	_, missing := d.seen.AttachTo(d.snapshot.Config)
+	_, missing := d.lastHost.AttachTo(d.snapshot.Config)
 	for _, name := range missing {
 		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
 	}
 	for _, name := range d.snapshot.Config.Interfaces {
-		i, ok := d.seen.ByName(name)
+		i, ok := d.lastHost.ByName(name)
 		if !ok {
 			continue
 		}
 		if !i.Ethernet() && !i.Bare() {
 			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, unknownHeaders))
 		}
-		if m, port := i.PortOf(d.seen.Interfaces); port {
+		if m, port := i.PortOf(d.lastHost.Interfaces); port {
 			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
 	}
 	for _, a := range d.attached {
-		if i, _ := d.seen.ByName(a.name); a.hook != config.AttachTC && i.Virtual() {
+		if i, _ := d.lastHost.ByName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			large := ""
 			if a.hook == config.AttachXDPGeneric { // native XDP has the driver refuse them
 				large = ", and segments that it leaves to the link to cut (TSO) are lost"
@@ -79,13 +79,13 @@ func (d *Datapath) Warnings() (out []string) {
 		}
 	}
 	if d.snapshot.Config.Attach == config.AttachXDP {
-		if withoutTransmit := d.seen.WithoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
+		if withoutTransmit := d.lastHost.WithoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
 			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
 				"set links down that nothing uses", some(withoutTransmit)))
 		}
 		for _, a := range d.attached {
-			i, _ := d.seen.ByName(a.name)
-			for _, v := range d.seen.VlansOf(i) {
+			i, _ := d.lastHost.ByName(a.name)
+			for _, v := range d.lastHost.VlansOf(i) {
 				if a.hook == config.AttachXDP && !i.Virtual() {
 					out = append(out, fmt.Sprintf("interface %s has the VLAN %s: XDP takes its frames for those of %s when the card takes the tags off; "+
 						"use attach: auto, or 'ethtool -K %s rxvlan off'", i.Name, v.Name, i.Name, i.Name))
@@ -111,7 +111,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 				"write in or out, the interfaces between which all are translated, or eam, the hosts", n.Name))
 		}
 		for _, e := range n.EAM {
-			if e.IPv4.IsSingleIP() && d.seen.Owns(e.IPv4.Addr()) {
+			if e.IPv4.IsSingleIP() && d.lastHost.Owns(e.IPv4.Addr()) {
 				out = append(out, fmt.Sprintf("nat %s: %s is an address of this host: what comes for it stays here, and does not reach %s", n.Name, e.IPv4.Addr(), e.IPv6))
 			}
 		}
@@ -131,7 +131,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 func (d *Datapath) entrances() (named, all []string) {
 	for _, r := range d.snapshot.NAT {
 		for _, which := range []config.Interfaces{r.In, r.Out} {
-			for _, i := range d.seen.Named(which) {
+			for _, i := range d.lastHost.Named(which) {
 				if which != "" { // any
 					named = append(named, i.Name)
 				}
@@ -139,7 +139,7 @@ func (d *Datapath) entrances() (named, all []string) {
 		}
 	}
 	for _, name := range d.snapshot.Config.Interfaces {
-		if _, there := d.seen.ByName(name); there {
+		if _, there := d.lastHost.ByName(name); there {
 			named = append(named, name)
 		}
 	}
