@@ -296,7 +296,8 @@ func (t *translator) rest() string {
 	}
 	var b strings.Builder
 	for i, l := range t.d.Lines() {
-		if !gone[i+1] {
+		// Sets of ipset, and what is no rule, would stop iptables-restore.
+		if ours := strings.ContainsAny(l[:min(len(l), 1)], "*:-[#") || l == "COMMIT"; ours && !gone[i+1] {
 			b.WriteString(l + "\n")
 		}
 	}
