@@ -225,7 +225,7 @@ func (d *Draft) note(n Note) {
 	if n.Text == "" {
 		n.Text = d.Line(n.Line)
 	}
-	n.Text = printable(n.Text)
+	n.Text, n.Reason, n.Next = printable(n.Text), printable(n.Reason), printable(n.Next) // they may hold words of the source
 	d.Know(n.Line)
 	if !d.noted[n] {
 		d.noted[n] = true
