@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/store"
 )
@@ -101,7 +100,7 @@ func (c *Control) make(list []*request) {
 		return
 	}
 	draft.Finish()
-	if len(config.Diff(before.Config, draft)) == 0 {
+	if before.Config.Same(draft) {
 		wanted.Config = before.Config // only states change
 	}
 	ctx := accepted[0].ctx

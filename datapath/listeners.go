@@ -28,6 +28,14 @@ func (l Listener) Name() string {
 	return "nat " + l.Forward.Name
 }
 
+// in reports whether its name is among some; unlike Name it makes no text of most names.
+func (l Listener) in(names map[string]bool) bool {
+	if l.Service != nil {
+		return names["service "+l.Service.Name]
+	}
+	return names["nat "+l.Forward.Name]
+}
+
 // Listeners finds the listener of an endpoint in a snapshot.
 type Listeners struct {
 	exact  map[listenerKey]Listener
@@ -105,13 +113,13 @@ func (l *Listeners) Find(protocol flow.Protocol, to netip.AddrPort) (found []Lis
 func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for at, what := range l.exact {
-			if named[what.Name()] && !yield(at.to.Addr()) {
+			if what.in(named) && !yield(at.to.Addr()) {
 				return
 			}
 		}
 		for a, list := range l.ranged {
 			for _, r := range list {
-				if named[r.Name()] && !yield(a) {
+				if r.in(named) && !yield(a) {
 					return
 				}
 			}
@@ -120,7 +128,8 @@ func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
 }
 
 // Differing returns the names, as of Listener, of services and NAT rules that are in one of two
-// snapshots only, or not alike in both. The states of backends count. before may be nil.
+// snapshots only, or treat open connections otherwise. The states of backends count, and their weights
+// do not. before may be nil.
 func Differing(before, after *Snapshot) map[string]bool {
 	differ := map[string]bool{}
 	if before == nil {
@@ -130,7 +139,7 @@ func Differing(before, after *Snapshot) map[string]bool {
 		return differ
 	}
 	differing(differ, before.Services, after.Services,
-		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).sameStates)
+		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).treatsAlike)
 	differing(differ, before.NAT, after.NAT,
 		func(n **config.NATRule) string { return "nat " + (*n).Name }, func(a, b **config.NATRule) bool { return (*a).Name == (*b).Name },
 		func(a, b **config.NATRule) bool { return *a == *b || reflect.DeepEqual(*a, *b) })
@@ -140,6 +149,23 @@ func Differing(before, after *Snapshot) map[string]bool {
 // Alike reports whether two services, the states and the weights of their backends are.
 func (s *Service) Alike(o *Service) bool {
 	return slices.Equal(s.Weights, o.Weights) && s.sameStates(o)
+}
+
+// treatsAlike reports whether two services treat open connections alike.
+func (s *Service) treatsAlike(o *Service) bool {
+	if s.sameStates(o) {
+		return true
+	}
+	same := func(a, b config.Backend) bool {
+		a.Weight, a.Priority = b.Weight, b.Priority
+		return a == b
+	}
+	if !slices.Equal(s.State, o.State) || !slices.EqualFunc(s.Backends, o.Backends, same) {
+		return false
+	}
+	x, y := *s.Service, *o.Service
+	x.Backends, y.Backends = nil, nil
+	return reflect.DeepEqual(x, y)
 }
 
 // differing notes the names of what is in one of two lists only, or not alike in both. Most lists have

@@ -112,19 +112,25 @@ func (e *Engine) excluded(cfg *config.Config) map[string]string {
 
 // choose returns the first datapath that carries an object.
 func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, carries func(datapath.Datapath) error) (Place, error) {
-	place := Place{Why: map[string]string{}}
+	var place Place
+	decline := func(d datapath.Datapath, why string) {
+		if place.Why == nil {
+			place.Why = map[string]string{}
+		}
+		place.Why[d.Name()] = why
+	}
 	var errs []error
 	for _, d := range e.opt.Datapaths {
 		if want != "" && want != config.DatapathAuto && string(want) != d.Name() {
 			continue
 		}
 		if err := carries(d); err != nil {
-			place.Why[d.Name()] = err.Error()
+			decline(d, err.Error())
 			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
 			continue
 		}
 		if reason := excluded[d.Name()]; reason != "" {
-			place.Why[d.Name()] = reason
+			decline(d, reason)
 			errs = append(errs, fmt.Errorf("%s: %s", d.Name(), reason))
 			continue
 		}

@@ -140,15 +140,16 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	for m, n := range d.retired {
 		counts[m] = n
 	}
-	owners := make(map[ruleset.ID]string)
-	chains := make(map[ruleset.ID]*ruleset.Chain)
+	total := len(d.compiled.Ruleset.Fragments)
+	owners := make(map[ruleset.ID]string, total)
+	chains := make(map[ruleset.ID]*ruleset.Chain, total)
 	for _, f := range d.compiled.Ruleset.Fragments {
 		for _, c := range f.Chains {
 			owners[c.ID], chains[c.ID] = f.Owner, c
 		}
 	}
 	err := d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
-		if c := chains[id]; c != nil {
+		if c := chains[id]; c != nil && n != (nfnl.Counts{}) {
 			if m, ok := d.chainMeter(owners[id], c); ok {
 				counts.add(m, n)
 			}
@@ -178,11 +179,16 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 
 // slotCounts adds what the elements of the shared maps of slots counted.
 func (d *Datapath) slotCounts(counts retired) error {
-	slots := make(map[ruleset.Element]meter)
+	total := 0
+	for _, s := range d.compiled.Services {
+		total += s.SlotCount
+	}
+	slots := make(map[ruleset.Element]meter, total)
 	for name, s := range d.compiled.Services {
+		owner := "service " + name
 		for _, e := range s.Fragment.Elements {
 			if s.InSlots(e) {
-				slots[e] = meter{"service " + name, s.SlotOwner(e)}
+				slots[e] = meter{owner, s.SlotOwner(e)}
 			}
 		}
 	}
@@ -191,6 +197,9 @@ func (d *Datapath) slotCounts(counts retired) error {
 			continue
 		}
 		err := d.conn.EachElementCount(set, func(e ruleset.Element, n nfnl.Counts) {
+			if n == (nfnl.Counts{}) {
+				return
+			}
 			if m, ok := slots[e]; ok {
 				counts.add(m, n)
 			}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/conntrack"
@@ -22,10 +23,11 @@ import (
 
 // stale finds the tracked connections that a snapshot treats differently.
 type stale struct {
-	before, after   *datapath.Listeners
+	before, after   func() *datapath.Listeners
 	rulesWas, rules []*config.NATRule
 	differ          map[string]bool // services and rules, as of datapath.Listener; nobody else's connections are looked at
 	snapshot        *datapath.Snapshot
+	addresses       map[netip.Addr]bool     // of listeners of these; nil: they follow an interface
 	leaves          func(netip.Addr) string // the interface that an address is routed by
 }
 
@@ -34,7 +36,11 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
 	if len(s.differ) == 0 {
 		return s
 	}
-	s.before, s.after = datapath.NewListeners(d.resolved(before)), datapath.NewListeners(d.resolved(after))
+	listeners := func(of *datapath.Snapshot) func() *datapath.Listeners {
+		return sync.OnceValue(func() *datapath.Listeners { return datapath.NewListeners(d.resolved(of)) })
+	}
+	s.before, s.after = listeners(before), listeners(after)
+	s.addresses = addressesOf(s.differ, before, after)
 	if before != nil {
 		s.rulesWas = before.NAT
 	}
@@ -65,7 +71,7 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return false
 	}
 	f := e.Flow()
-	now, was := s.after.Find(f.Original.Protocol, f.Original.Dest), s.before.Find(f.Original.Protocol, f.Original.Dest)
+	now, was := s.after().Find(f.Original.Protocol, f.Original.Dest), s.before().Find(f.Original.Protocol, f.Original.Dest)
 	differs := func(l datapath.Listener) bool { return s.differ[l.Name()] }
 	switch {
 	case len(now)+len(was) == 0:
@@ -163,21 +169,46 @@ func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
 // by reports whether an address is routed by one of these interfaces; "" is any.
 func (s *stale) by(names config.Interfaces, a netip.Addr) bool { return names.Has(s.leaves(a)) }
 
-// sift is what the kernel can leave out of a dump: one address is looked for, or all.
-func (s *stale) sift() *conntrack.Filter {
-	only := netip.Addr{}
-	for _, l := range []*datapath.Listeners{s.before, s.after} {
-		for a := range l.Addresses(s.differ) {
-			if only.IsValid() && only != a {
-				return nil
+// addressesOf lists the addresses that services and port-forwards of some names listen on; nil where
+// one follows an interface.
+func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[netip.Addr]bool {
+	all, follows := map[netip.Addr]bool{}, false
+	note := func(l config.Listen) {
+		all[l.Address] = true
+		follows = follows || l.Follows()
+	}
+	for _, s := range snapshots {
+		if s == nil {
+			continue
+		}
+		for i := range s.Services {
+			if names["service "+s.Services[i].Name] {
+				for _, l := range s.Services[i].Listen {
+					note(l)
+				}
 			}
-			only = a
+		}
+		for _, n := range s.NAT {
+			if n.Listen != nil && names["nat "+n.Name] {
+				note(*n.Listen)
+			}
 		}
 	}
-	if !only.IsValid() || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
+	if follows {
 		return nil
 	}
-	return &conntrack.Filter{Dest: netip.PrefixFrom(only, only.BitLen())}
+	return all
+}
+
+// sift is what the kernel can leave out of a dump: one address is looked for, or all.
+func (s *stale) sift() *conntrack.Filter {
+	if len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
+		return nil
+	}
+	for only := range s.addresses {
+		return &conntrack.Filter{Dest: netip.PrefixFrom(only, only.BitLen())}
+	}
+	return nil
 }
 
 // end ends the connections that the snapshot in force would treat otherwise, and tells how many

@@ -105,7 +105,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
 	r := &Result{Services: make(map[string]*Service, len(s.Services))}
 	ids := previous.numbers(s.Services)
-	fragments := make([]*rs.Fragment, 2, 2+len(s.Services)+len(s.NAT))
+	fragments := make([]*rs.Fragment, 3, 3+len(s.Services)+len(s.NAT))
 	b := newBase()
 	setsChanged := previous == nil || !sameSets(previous.base.lists, c.sets)
 	for i := range s.Services {
@@ -147,7 +147,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	c.flowtable(b)
 	c.timeouts(b)
 	p := c.peers(previous)
-	fragments[0], fragments[1] = c.shared(b, p), p.fragment
+	fragments[0], fragments[1], fragments[2] = c.shared(b, p), p.fragment, p.servers
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]
 	}

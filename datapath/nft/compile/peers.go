@@ -25,10 +25,11 @@ const (
 	setOwnedPools = "owned-pools" // outside addresses of source translation
 )
 
-// peers is the fragment of these sets. It follows from the configuration and the host's
-// networks, not from the states of backends, so that it is taken over while these change.
+// peers are the fragments of these sets. They follow from the configuration and the host's
+// networks, not from the states of backends, so that they are taken over while these change.
 type peers struct {
-	fragment *rs.Fragment
+	fragment *rs.Fragment // of what is listened on
+	servers  *rs.Fragment
 	used     map[rs.ID]bool
 	// What it was compiled from.
 	config   *config.Config // whose other services may have the same addresses
@@ -51,54 +52,82 @@ func (c *compiler) peers(previous *Result) *peers {
 	for _, s := range c.snapshot.Services {
 		p.services = append(p.services, s.Service)
 	}
-	if previous != nil && p.sameAs(previous.peers) {
-		p.fragment, p.used = previous.peers.fragment, previous.peers.used
-		return p
+	var old *peers
+	if previous != nil && p.sameHost(previous.peers) {
+		old = previous.peers
 	}
+	listened := func(s *Service) {
+		all, _ := c.tracked()
+		s.peers(setListeners, all)
+		c.owned(s)
+	}
+	servers := func(s *Service) {
+		_, all := c.tracked()
+		s.peers(setServers, all)
+	}
+	if old != nil && p.sameServices(old, sameListeners) {
+		p.fragment = old.fragment
+	} else {
+		p.fragment = shared(listened)
+	}
+	if old != nil && p.sameServices(old, samePeers) {
+		p.servers = old.servers
+	} else {
+		p.servers = shared(servers)
+	}
+	for _, set := range append(slices.Clone(p.fragment.Sets), p.servers.Sets...) {
+		p.used[set.ID] = true
+	}
+	return p
+}
+
+// shared makes a fragment of what is written into shared sets.
+func shared(write func(*Service)) *rs.Fragment {
 	s := &Service{Fragment: &rs.Fragment{}}
-	listeners, servers := c.tracked()
-	s.peers(setListeners, listeners)
-	s.peers(setServers, servers)
-	c.owned(s)
+	write(s)
 	s.Fragment.Elements = append(s.Fragment.Elements, s.members...)
+	used := map[rs.ID]bool{}
 	for _, id := range s.uses {
-		p.used[id] = true
+		used[id] = true
 	}
-	for _, id := range sortedIDs(p.used) {
+	for _, id := range sortedIDs(used) {
 		if set := sharedSet(id); set != nil {
 			s.Fragment.Sets = append(s.Fragment.Sets, set)
 		}
 	}
-	p.fragment = s.Fragment
-	return p
+	return s.Fragment
 }
 
-// sameAs reports whether both are compiled from the same.
-func (p *peers) sameAs(o *peers) bool {
-	if !slices.Equal(p.networks, o.networks) || !slices.EqualFunc(p.services, o.services, samePeers) ||
-		!slices.EqualFunc(p.nat, o.nat, func(a, b *config.NATRule) bool { return a == b || reflect.DeepEqual(a, b) }) {
-		return false
-	}
-	if p.config == o.config {
-		return true
-	}
-	if len(p.config.Services) != len(o.config.Services) || !reflect.DeepEqual(p.config.NAT, o.config.NAT) {
+// sameHost reports whether both are compiled for the same networks and NAT rules.
+func (p *peers) sameHost(o *peers) bool {
+	return slices.Equal(p.networks, o.networks) && (p.config == o.config || reflect.DeepEqual(p.config.NAT, o.config.NAT)) &&
+		slices.EqualFunc(p.nat, o.nat, func(a, b *config.NATRule) bool { return a == b || reflect.DeepEqual(a, b) })
+}
+
+// sameServices reports whether both are compiled from services that are the same in some respect.
+func (p *peers) sameServices(o *peers, same func(a, b *config.Service) bool) bool {
+	if !slices.EqualFunc(p.services, o.services, same) || len(p.config.Services) != len(o.config.Services) {
 		return false
 	}
 	for i := range p.config.Services {
-		if !samePeers(&p.config.Services[i], &o.config.Services[i]) {
+		if p.config != o.config && !same(&p.config.Services[i], &o.config.Services[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-// samePeers reports whether two services are the same to these sets.
-func samePeers(a, b *config.Service) bool {
+// sameListeners reports whether two services listen alike.
+func sameListeners(a, b *config.Service) bool {
 	return a.Is(b) || a.Mode == b.Mode && a.Protocol == b.Protocol && a.WhenDown == b.WhenDown && slices.Equal(a.SourcePool, b.SourcePool) &&
-		reflect.DeepEqual(a.Listen, b.Listen) && slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
+		reflect.DeepEqual(a.Listen, b.Listen)
+}
+
+// samePeers reports whether they have the same servers, too.
+func samePeers(a, b *config.Service) bool {
+	return sameListeners(a, b) && (a.Is(b) || slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
 		return x.Address == y.Address && x.Port == y.Port
-	})
+	}))
 }
 
 // tracked are the ends of services and port-forwards whose connections the kernel tracks.

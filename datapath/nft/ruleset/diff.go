@@ -120,18 +120,57 @@ func Diff(old, new *Ruleset) *Delta {
 			d.know(f)
 		}
 	}
-	a, b := flatten(gone), flatten(come)
 	for _, f := range gone {
 		d.know(f)
 	}
 	for _, f := range come {
 		d.know(f)
 	}
+	gone, come = trim(gone, come)
+	a, b := flatten(gone), flatten(come)
 	d.sets(a, b)
 	d.objects(a, b)
 	d.chains(a, b)
 	d.elements(a, b)
 	return d
+}
+
+// trim leaves out elements that the shared fragments of both rulesets hold at about the same place: they
+// may be many, of which one changes.
+func trim(gone, come []*Fragment) (a, b []*Fragment) {
+	a, b = slices.Clone(gone), slices.Clone(come)
+	shared := func(f *Fragment) bool { return f.Owner == "" }
+	i, j := slices.IndexFunc(a, shared), slices.IndexFunc(b, shared)
+	for i >= 0 && j >= 0 {
+		x, y := *a[i], *b[j]
+		if slices.EqualFunc(x.Sets, y.Sets, (*Set).Equal) { // else sets are made anew, with all they hold
+			x.Elements, y.Elements = unlike(x.Elements, y.Elements)
+			a[i], b[j] = &x, &y
+		}
+		next, more := slices.IndexFunc(a[i+1:], shared), slices.IndexFunc(b[j+1:], shared)
+		if next < 0 || more < 0 {
+			break
+		}
+		i, j = i+1+next, j+1+more
+	}
+	return a, b
+}
+
+// unlike drops from two lists what is equal where they go along with each other.
+func unlike(a, b []Element) (x, y []Element) {
+	for len(a) > 0 && len(b) > 0 {
+		switch {
+		case a[0] == b[0]:
+			a, b = a[1:], b[1:]
+		case len(b) > 1 && a[0] == b[1]:
+			y, b = append(y, b[0]), b[1:]
+		case len(a) > 1 && a[1] == b[0]:
+			x, a = append(x, a[0]), a[1:]
+		default:
+			x, y, a, b = append(x, a[0]), append(y, b[0]), a[1:], b[1:]
+		}
+	}
+	return append(x, a...), append(y, b...)
 }
 
 func fragmentsOf(r *Ruleset) []*Fragment {
