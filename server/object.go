@@ -9,9 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"reflect"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -26,14 +24,17 @@ type kind struct {
 	name string       // in operation ids
 	list string       // path of the collection below /api/v1
 	item string       // and of one object
-	form reflect.Type // what bodies are decoded into
+	form *huma.Schema // of one object
+	all  *huma.Schema // of the collection
 }
 
+var prefixes = &huma.Schema{Type: "array", Items: &huma.Schema{Type: "string", Pattern: `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`}}
+
 var kinds = []kind{
-	{"service", "/services", "/services/{service}", reflect.TypeFor[config.Service]()},
-	{"backend", "/services/{service}/backends", "/services/{service}/backends/{backend}", reflect.TypeFor[config.Backend]()},
-	{"nat-rule", "/nat", "/nat/{rule}", reflect.TypeFor[config.NATRule]()},
-	{"set", "/firewall/sets", "/firewall/sets/{set}", reflect.TypeFor[[]netip.Prefix]()},
+	{"service", "/services", "/services/{service}", refTo("Service"), &huma.Schema{Type: "array", Items: refTo("Service")}},
+	{"backend", "/services/{service}/backends", "/services/{service}/backends/{backend}", refTo("Backend"), &huma.Schema{Type: "array", Items: refTo("Backend")}},
+	{"nat-rule", "/nat", "/nat/{rule}", refTo("NATRule"), &huma.Schema{Type: "array", Items: refTo("NATRule")}},
+	{"set", "/firewall/sets", "/firewall/sets/{set}", prefixes, &huma.Schema{Type: "object", AdditionalProperties: prefixes}},
 }
 
 // objectInput is a request about an object. Which one, its path says.
@@ -55,7 +56,7 @@ func (in *objectInput) Resolve(ctx huma.Context) []error {
 type objectWithBody struct {
 	DryRun  bool   `query:"dry-run" doc:"change nothing, and answer what would change, as POST /plan does"`
 	IfMatch string `header:"If-Match" doc:"refuse unless the object's ETag is among these; * is any that exists"`
-	RawBody []byte
+	RawBody []byte `contentType:"application/json"`
 
 	path string
 }
@@ -102,19 +103,19 @@ type object struct {
 func (s *server) registerObjects(g huma.API) {
 	for _, k := range kinds {
 		label := strings.ReplaceAll(k.name, "-", " ")
-		huma.Get(g, "/config"+k.list, s.getObject, k.operation("list-config-"+k.name+"s", "The "+label+"s of the configuration in force", false))
-		huma.Get(g, "/config"+k.item, s.getObject, k.operation("get-config-"+k.name, "One "+label+" of the configuration in force", false))
+		huma.Get(g, "/config"+k.list, s.getObject, k.operation("list-config-"+k.name+"s", "The "+label+"s of the configuration in force", false), answers(k.all))
+		huma.Get(g, "/config"+k.item, s.getObject, k.operation("get-config-"+k.name, "One "+label+" of the configuration in force", false), answers(k.form))
 		if k.name != "set" {
 			huma.Post(g, k.list, s.addObject, k.operation("add-"+k.name, "Add a "+label, true), created)
 		}
 		huma.Put(g, k.item, s.putObject, k.operation("put-"+k.name, "Add a "+label+", or replace it", true), created)
 		if k.name != "set" {
-			huma.Patch(g, k.item, s.patchObject, k.operation("patch-"+k.name, "Change keys of a "+label+" by a JSON merge patch (RFC 7396)", true))
+			huma.Patch(g, k.item, s.patchObject, k.operation("patch-"+k.name, "Change keys of a "+label+" by a JSON merge patch (RFC 7396)", true), mergePatch)
 		}
 		huma.Delete(g, k.item, s.removeObject, k.operation("remove-"+k.name, "Remove a "+label, false))
 	}
 	sets := kinds[len(kinds)-1]
-	sets.item, sets.form = "/firewall/sets/{set}/elements", reflect.TypeFor[[]netip.Prefix]()
+	sets.item = "/firewall/sets/{set}/elements"
 	huma.Post(g, sets.item, s.addElements, sets.operation("add-elements", "Add elements to a set", true))
 	element := kind{item: "/firewall/sets/{set}/elements/{element}"}
 	huma.Delete(g, element.item, s.removeElement, element.operation("remove-element", "Remove an element of a set", false))
@@ -135,13 +136,25 @@ func (k kind) operation(id, summary string, body bool) func(*huma.Operation) {
 		}
 		bounded(o)
 		o.SkipValidateBody = true // the decoder of the configuration does, with better words
-		form := &huma.Schema{Type: "object", AdditionalProperties: true, Description: "in the words of the configuration file: see its JSON Schema"}
-		if k.form.Kind() == reflect.Slice {
-			form = &huma.Schema{Type: "array", Items: &huma.Schema{Type: "string"}}
-		}
-		o.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-			"application/json": {Schema: form}, "application/yaml": {Schema: form},
-		}}
+		o.RequestBody = inWords(k.form)
+	}
+}
+
+// inWords is a body in JSON or YAML, in the words of the configuration file.
+func inWords(form *huma.Schema) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: form}, "application/yaml": {Schema: form}}}
+}
+
+// mergePatch documents a body with some keys of an object.
+func mergePatch(o *huma.Operation) {
+	o.RequestBody = inWords(&huma.Schema{Type: "object", AdditionalProperties: true, Description: "keys of the object with their new values; null takes one away"})
+}
+
+// answers documents an answer with an object of the configuration.
+func answers(form *huma.Schema) func(*huma.Operation) {
+	return func(o *huma.Operation) {
+		o.Responses = map[string]*huma.Response{"200": {Description: "As in the configuration file, with all defaults", Headers: map[string]*huma.Param{"ETag": {Schema: &huma.Schema{Type: "string"}}},
+			Content: map[string]*huma.MediaType{"application/json": {Schema: form}}}}
 	}
 }
 

@@ -91,7 +91,9 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	}
 	s := &server{opt: opt, started: time.Now(), streams: make(chan struct{}, maxStreams)}
 	hapi := humago.New(mux, cfg)
+	addConfigSchemas(hapi.OpenAPI().Components.Schemas)
 	s.register(huma.NewGroup(hapi, "/api/v1"))
+	complete(hapi.OpenAPI())
 	return hapi
 }
 
@@ -116,7 +118,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"))
 	huma.Get(g, "/flows/stream", s.streamFlows, describe("stream-flows", "All tracked connections, a JSON object on each line, the last one with their number"), ndjson)
 	huma.Get(g, "/explain", s.explain, describe("explain", "What would happen to a packet, without sending it"))
-	huma.Get(g, "/config", s.config, describe("get-config", "The configuration in force, as YAML"))
+	huma.Get(g, "/config", s.config, describe("get-config", "The configuration in force, as YAML"), asYAML)
 	huma.Put(g, "/config", s.apply, describe("apply", "Put a configuration in force"), bounded)
 	huma.Post(g, "/plan", s.plan, describe("plan", "What a configuration would change"), bounded)
 	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
@@ -143,6 +145,12 @@ func describe(id, summary string) func(*huma.Operation) {
 func ndjson(o *huma.Operation) {
 	o.Responses = map[string]*huma.Response{"200": {Description: "One flow a line; the last line is {\"end\": {\"total\": N}}, with \"error\" when they are not all",
 		Content: map[string]*huma.MediaType{"application/x-ndjson": {}}}}
+}
+
+// asYAML documents an answer in YAML.
+func asYAML(o *huma.Operation) {
+	o.Responses = map[string]*huma.Response{"200": {Description: "The file, with all defaults", Headers: map[string]*huma.Param{"ETag": {Schema: &huma.Schema{Type: "string"}}},
+		Content: map[string]*huma.MediaType{"application/yaml": {Schema: &huma.Schema{Type: "object"}}}}}
 }
 
 func bounded(o *huma.Operation) { o.MaxBodyBytes, o.BodyReadTimeout = maxConfig, configTimeout }

@@ -417,9 +417,9 @@ func prefix(s string) (netip.Prefix, error) {
 }
 
 type explainInput struct {
-	Protocol  string `query:"protocol" required:"true"`
-	Source    string `query:"source" required:"true" doc:"address:port; of a protocol without ports an address"`
-	Dest      string `query:"destination" required:"true" doc:"the same"`
+	Protocol  string `query:"protocol" required:"true" minLength:"1"`
+	Source    string `query:"source" required:"true" minLength:"1" doc:"address:port; of a protocol without ports an address"`
+	Dest      string `query:"destination" required:"true" minLength:"1" doc:"the same"`
 	Interface string `query:"interface" doc:"where the packet arrives; default the one by which its source would be answered"`
 	Size      int    `query:"size" minimum:"0" maximum:"65535"`
 }
