@@ -22,6 +22,10 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	applied := Applied{Revision: e.revision, At: time.Now()}
 	next := e.snapshots(cfg, plan, applied.At)
 	order := e.opt.Datapaths
+	if e.config != nil && e.leaves(cfg, plan) {
+		order = slices.Clone(order)
+		slices.Reverse(order)
+	}
 	if e.config == nil {
 		left, err := e.planAll(ctx, next)
 		if err != nil {
@@ -55,6 +59,38 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.lastApply = applied
 	e.opt.Applied()
 	return applied, nil
+}
+
+// leaves reports whether a service or NAT rule leaves the first datapath for another one, which has to
+// have it before the first one lets go: in between nobody would.
+func (e *Engine) leaves(cfg *config.Config, plan placement) bool {
+	first := e.opt.Datapaths[0].Name()
+	elsewhere := func(p Place) bool { return !p.on(first) }
+	if !slices.ContainsFunc(plan.services, elsewhere) && !slices.ContainsFunc(plan.nat, elsewhere) {
+		return false
+	}
+	services, rules := map[string]bool{}, map[string]bool{} // that are on the first one
+	for i, p := range e.plan.services {
+		if p.on(first) {
+			services[e.config.Services[i].Name] = true
+		}
+	}
+	for i, p := range e.plan.nat {
+		if p.on(first) {
+			rules[e.config.NAT[i].Name] = true
+		}
+	}
+	for i, p := range plan.services {
+		if !p.on(first) && services[cfg.Services[i].Name] {
+			return true
+		}
+	}
+	for i, p := range plan.nat {
+		if !p.on(first) && rules[cfg.NAT[i].Name] {
+			return true
+		}
+	}
+	return false
 }
 
 // report logs what a requested apply changed, and each new warning once.

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -200,4 +201,36 @@ func TestWhatWaitedMoves(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestWhoTakesGoesFirst: where a service moves from one datapath to the other, that one gets it before
+// the first lets go.
+func TestWhoTakesGoesFirst(t *testing.T) {
+	var order []string
+	fast, slow := &ordered{fake{name: "ebpf"}, &order}, &ordered{fake{name: "nftables"}, &order}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	for _, step := range []struct{ on, want string }{{"ebpf", "ebpf nftables"}, {"nftables", "nftables ebpf"}, {"nftables", "ebpf nftables"}, {"ebpf", "ebpf nftables"}} {
+		c := &config.Config{
+			Services: []config.Service{{Name: "other", Datapath: "nftables"}, {Name: "web", Datapath: config.DatapathChoice(step.on)}},
+			NAT:      []config.NATRule{{Name: "in", Type: config.NATPortForward, Listen: &config.Listen{}, Datapath: config.DatapathChoice(step.on)}},
+		}
+		order = nil
+		if _, err := e.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(order, " "); got != step.want {
+			t.Errorf("to %s: %s, want %s", step.on, got, step.want)
+		}
+	}
+}
+
+// ordered notes when it is applied.
+type ordered struct {
+	fake
+	order *[]string
+}
+
+func (o *ordered) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	*o.order = append(*o.order, o.name)
+	return o.fake.Apply(ctx, s)
 }
