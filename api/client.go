@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -201,11 +202,8 @@ func (c *Client) Change(ctx context.Context, changes []ObjectChange, dryRun bool
 // Object returns an object of the configuration in force, or a list of them, as JSON: services,
 // services/NAME, services/NAME/backends, nat, firewall/sets.
 func (c *Client) Object(ctx context.Context, path string) (json.RawMessage, error) {
-	v, err := get[json.RawMessage](ctx, c, "/config/"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	return *v, nil
+	object, _, err := c.TaggedObject(ctx, path)
+	return object, err
 }
 
 // Config returns the configuration in force as YAML.
@@ -256,6 +254,11 @@ func list[T any](ctx context.Context, c *Client, path string) ([]T, error) {
 
 func send[T any](ctx context.Context, c *Client, method, path, contentType string, body []byte) (*T, error) {
 	resp, err := c.do(ctx, method, path, contentType, body)
+	return decode[T](c, resp, err)
+}
+
+// decode reads an answer, which an error stands for.
+func decode[T any](c *Client, resp *http.Response, err error) (*T, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -272,10 +275,16 @@ func send[T any](ctx context.Context, c *Client, method, path, contentType strin
 
 // do sends a request; an answer of 300 and above is a *Problem.
 func (c *Client) do(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
+	return c.doWith(ctx, method, path, contentType, body, nil)
+}
+
+// doWith is do with some headers more.
+func (c *Client) doWith(ctx context.Context, method, path, contentType string, body []byte, more http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+"/api/v1"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
+	maps.Copy(req.Header, more)
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}
