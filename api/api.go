@@ -6,6 +6,7 @@
 package api
 
 import (
+	"encoding/json"
 	"net/netip"
 	"time"
 
@@ -247,6 +248,17 @@ type ConfigRevision struct {
 type Revert struct {
 	Revision uint64 `json:"revision,omitempty" doc:"a revision of the history"`
 	All      bool   `json:"all,omitempty" doc:"to the daemon's file, without anything that was changed at run time"`
+}
+
+// UnmarshalJSON takes a revision in every form that JSON has for a whole number, as 7.0.
+func (r *Revert) UnmarshalJSON(b []byte) error {
+	var v struct {
+		Revision float64 `json:"revision"`
+		All      bool    `json:"all"`
+	}
+	err := json.Unmarshal(b, &v)
+	r.Revision, r.All = uint64(v.Revision), v.All
+	return err
 }
 
 // ObjectChange is one of several changes.

@@ -66,6 +66,9 @@ func complete(doc *huma.OpenAPI) {
 					p.Example = example
 				}
 			}
+			if o.OperationID == "apply" || o.OperationID == "plan" {
+				o.RequestBody.Content["application/yaml"].Schema = &huma.Schema{Type: "string", MinLength: &one, Description: "a configuration file"}
+			}
 			if o.RequestBody != nil {
 				for _, media := range o.RequestBody.Content {
 					if example, ok := examples[o.OperationID]; ok {
