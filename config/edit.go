@@ -39,8 +39,33 @@ func Diff(a, b *Config) []Edit {
 	return d.edits
 }
 
+// DiffAgain is Diff(a, b) for who knows the edits that make an older configuration of a: services that
+// are the same there are not compared.
+func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
+	d := differ{of: map[string][]Edit{}, same: map[string]bool{}}
+	for _, e := range edits {
+		if steps := Split(e.Path); len(steps) > 1 && steps[0] == "services" {
+			d.of[steps[1]] = append(d.of[steps[1]], e)
+		}
+	}
+	if len(b.Services) == len(older.Services) {
+		for i := range b.Services {
+			if b.Services[i].Is(&older.Services[i]) {
+				d.same[b.Services[i].Name] = true
+			}
+		}
+	}
+	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	return d.edits
+}
+
 // differ collects edits.
-type differ struct{ edits []Edit }
+type differ struct {
+	edits []Edit
+	// of are those of services that are known, same the services of which they are all.
+	of   map[string][]Edit
+	same map[string]bool
+}
 
 func (d *differ) add(path []string, before, after string) {
 	d.edits = append(d.edits, Edit{Path: Join(path...), Before: before, After: after})
@@ -96,6 +121,10 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 // objects compares two lists whose elements have names.
 func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 	element := func(name string, i, j int) {
+		if len(path) == 1 && path[0] == "services" && d.same[name] {
+			d.edits = append(d.edits, d.of[name]...)
+			return
+		}
 		if !identical(a.Index(i), b.Index(j)) {
 			d.values(append(path[:len(path):len(path)], name), a.Index(i), b.Index(j))
 		}

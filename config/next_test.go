@@ -81,7 +81,8 @@ func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		draft := c.Draft()
+		draft, base := c.Draft(), c
+		var edits []Edit // that make c of base
 		for range 20 {
 			path, value := randomEdit(r)
 			e := Edit{Path: path}
@@ -123,6 +124,11 @@ func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 				if !reflect.DeepEqual(got, want) {
 					t.Fatalf("%s: got\n%s\nof the whole:\n%s", e, must(Marshal(got)), must(Marshal(want)))
 				}
+			}
+			if d, again := Diff(base, got), DiffAgain(base, got, c, edits); !reflect.DeepEqual(d, again) {
+				t.Fatalf("%s: differs from the first one by %v, with what was known by %v", e, d, again)
+			} else {
+				edits = d
 			}
 			if d := Diff(draft, got); len(d) > 0 {
 				t.Fatalf("%s: the draft differs by %v", e, d)

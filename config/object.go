@@ -16,20 +16,28 @@ var ErrNoObject = errors.New("not found")
 // ErrExists is wrapped by errors about an object that a configuration has already.
 var ErrExists = errors.New("exists already")
 
+var (
+	escaped = strings.NewReplacer("~", "~0", "/", "~1")
+	plain   = strings.NewReplacer("~1", "/", "~0", "~")
+)
+
 // Join makes the path of an [Edit] of its steps.
 func Join(steps ...string) string {
-	escaped := make([]string, len(steps))
+	list := make([]string, len(steps))
 	for i, s := range steps {
-		escaped[i] = strings.NewReplacer("~", "~0", "/", "~1").Replace(s)
+		list[i] = escaped.Replace(s)
 	}
-	return strings.Join(escaped, "/")
+	return strings.Join(list, "/")
 }
 
 // Split is the inverse of [Join].
 func Split(path string) []string {
 	steps := strings.Split(path, "/")
+	if !strings.Contains(path, "~") {
+		return steps
+	}
 	for i, s := range steps {
-		steps[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(s)
+		steps[i] = plain.Replace(s)
 	}
 	return steps
 }

@@ -59,6 +59,7 @@ expected-statuses = ["2xx", "404", "409", "412", "503"]
 include-operation-id-regex = "^(add|put|patch|remove)-|^(change|apply|plan|explain|list-flows|list-api-v1-flows|stream-flows)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "412", "422", "503"]
 EOF
+cd "$dir" # where schemathesis leaves its notes
 status=0
 "$schemathesis" --config-file "$dir/schemathesis.toml" run http://127.0.0.1:9443/openapi.json -H "Authorization: Bearer $(cat "$dir/token")" \
 	--exclude-path /api/v1/stop --exclude-path /api/v1/events --max-examples "$examples" --phases examples,coverage,fuzzing \

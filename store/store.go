@@ -263,7 +263,11 @@ type Pending struct {
 // be in force. It counts after Commit.
 func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (*Pending, error) {
 	p := &Pending{s: s, doc: s.doc, base: file, content: Content{Config: wanted.Config, States: present(wanted.Config, wanted.States)}}
-	p.doc.Edits = config.Diff(file, wanted.Config)
+	if file == s.base && s.content.Config != nil {
+		p.doc.Edits = config.DiffAgain(file, wanted.Config, s.content.Config, s.doc.Edits)
+	} else {
+		p.doc.Edits = config.Diff(file, wanted.Config)
+	}
 	p.doc.States = p.content.States
 	p.doc.Trial = nil
 	if !wanted.Until.IsZero() {
