@@ -52,3 +52,19 @@ func TestEveryRefusalIsAProblemDocument(t *testing.T) {
 		t.Errorf("a path to clean: %d to %q", w.Code, to)
 	}
 }
+
+// TestOversizedBodies: a body that is larger than its operation takes is refused by a problem document.
+func TestOversizedBodies(t *testing.T) {
+	s, _ := start(t)
+	if code, text := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {
+		t.Fatal(code, text)
+	}
+	large := strings.Repeat(" ", 2<<20) + `{"state": "drain"}`
+	code, text := call(t, s, "PUT", "/api/v1/services/web/backends/a/state", large, "Content-Type", "application/json")
+	if code != http.StatusRequestEntityTooLarge || !strings.Contains(text, `"status":413`) {
+		t.Errorf("2 MiB: %d %.200s", code, text)
+	}
+	if code, text := call(t, s, "PUT", "/api/v1/config", strings.Repeat("#", maxConfig+1), yaml...); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, `"status":413`) {
+		t.Errorf("a configuration that is too large: %d %.200s", code, text)
+	}
+}
