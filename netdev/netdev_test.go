@@ -250,3 +250,42 @@ func TestInterfacesWhileOthersComeAndGo(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLostChangesAreTold: of more changes than the socket holds that is told, and what comes later is, too.
+func TestLostChangesAreTold(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	gw := labtest.New(t, lab.Balancer()).Node("gateway")
+	var w *Watcher
+	do(t, gw, func() (err error) {
+		if w, err = Open(); err == nil {
+			err = w.socket.SetReceiveBufferSize(4096, true)
+		}
+		return err
+	})
+	do(t, gw, func() error { // nobody reads meanwhile
+		lan, err := netlink.LinkByName("lan0")
+		for i := 0; i < 2000 && err == nil; i++ {
+			err = netlink.RouteAdd(&netlink.Route{LinkIndex: lan.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(198, 18, byte(i>>8), byte(i)), Mask: net.CIDRMask(32, 32)}})
+		}
+		return err
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &recorder{}
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx, r.add) }()
+	sawKind(t, r, Lost)
+	labtest.Eventually(t, time.Minute, "the end of what the socket had", func() error {
+		if n := len(r.drain()); n > 0 {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
+	do(t, gw, func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Gw: net.IPv4(10, 0, 2, 2)})
+	})
+	sawKind(t, r, Route)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
