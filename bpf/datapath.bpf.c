@@ -149,7 +149,7 @@ static __always_inline void kernel_mtu(struct plan *plan)
 	struct interface_addr *out;
 	__u32 ifindex;
 
-	if (!plan->edits || !h)
+	if (!(plan->edits || plan->flags & PLAN_ERROR) || !h)
 		return;
 	ifindex = h->ifindex;
 	out = bpf_map_lookup_elem(&interfaces, &ifindex);
