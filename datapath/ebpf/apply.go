@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -258,10 +259,14 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	d.putRules(want)
 	d.putOrder(want)
 	directs := compile.PlaceDirects(want.Directs)
-	err := errors.Join(
+	prefixes, err := d.countedPrefixes(want)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
 		table.Equalise(t.Maps["hosts"], want.Hosts, nil), table.Equalise(t.Maps["members"], want.Members, nil),
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
-		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], want.Prefixes, keepPrefixCounts),
+		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], prefixes, keepPrefixCounts),
 		putStations(t, h), table.Equalise(t.Maps["pool_numbers"], compile.PoolNumbers(want), nil),
 		table.Equalise(t.Maps["doors"], want.IfaceListeners, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil), table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil))
 	if err == nil {
@@ -395,7 +400,32 @@ func putFirewall(m *ebpf.Map, rules []wire.FirewallRule) error {
 }
 
 func keepPrefixCounts(old wire.Prefix, v *wire.Prefix) {
-	v.Packets, v.Bytes = old.Packets, old.Bytes
+	v.Packets, v.Bytes = v.Packets+old.Packets, v.Bytes+old.Bytes
+}
+
+// countedPrefixes are those that are wanted. What those have counted that leave a rule goes on in
+// another one of it.
+func (d *Datapath) countedPrefixes(want *compile.Desired) (map[wire.PrefixKey]wire.Prefix, error) {
+	have, err := table.Content[wire.PrefixKey, wire.Prefix](d.t.Maps["prefixes"])
+	if err != nil {
+		return nil, err
+	}
+	prefixes, of := maps.Clone(want.Prefixes), map[uint16]wire.PrefixKey{}
+	for k, v := range prefixes {
+		if v.Kind != wire.PrefixNAT64 { // those are no rule's
+			of[v.Rule] = k
+		}
+	}
+	for k, v := range have {
+		other, ok := of[v.Rule]
+		if _, stays := prefixes[k]; stays || !ok || v.Kind == wire.PrefixNAT64 {
+			continue
+		}
+		to := prefixes[other]
+		keepPrefixCounts(v, &to)
+		prefixes[other] = to
+	}
+	return prefixes, nil
 }
 
 // readBack compares what the kernel holds with what it was given.

@@ -4,8 +4,12 @@ package ebpf
 
 import (
 	"context"
+	"fmt"
 	"sort"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
@@ -61,10 +65,10 @@ func (d *Datapath) owned(c *datapath.Counters) {
 		}
 		return true
 	})
-	for id, list := range d.inForce.Names.Backends {
-		for _, n := range list {
-			t := d.t.Tally(n)
-			services[uint16(id)] = table.Plus(services[uint16(id)], t)
+	for k, n := range d.t.IDs.Known { // also of backends that have left
+		if k.Kind == ids.Backend {
+			t, id := d.t.Tally(n), d.t.Backends.Values[n].Service
+			services[id] = table.Plus(services[id], t)
 			backends[uint16(n)] = table.Plus(backends[uint16(n)], t)
 		}
 	}
@@ -103,4 +107,25 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	}
 	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
 	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })
+}
+
+// countAnew has the backends of services count from zero, also those that have left.
+func (d *Datapath) countAnew(services map[uint16]bool) error {
+	if len(services) == 0 {
+		return nil
+	}
+	for k, n := range d.t.IDs.Known {
+		if k.Kind != ids.Backend || !services[d.t.Backends.Values[n].Service] || d.t.Backends.Values[n].Family == 0 {
+			continue
+		}
+		l := &d.t.BackendLoads.Values[n]
+		l.Flows, l.Packets, l.Bytes = 0, 0, 0
+		if d.t.Tally(n) == (table.Traffic{}) {
+			continue
+		}
+		if err := d.t.Maps["tallies"].Put(n, make([]wire.Tally, ebpf.MustPossibleCPU())); err != nil {
+			return fmt.Errorf("tallies: %w", err)
+		}
+	}
+	return nil
 }

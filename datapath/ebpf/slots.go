@@ -16,7 +16,7 @@ import (
 // putServices writes the scheduler tables that changed into free regions and
 // then switches the services to them.
 func (d *Datapath) putServices(want *compile.Desired) error {
-	fresh := map[uint32]table.Region{}
+	fresh, again := map[uint32]table.Region{}, map[uint16]bool{}
 	gaps := d.gaps()
 	for id, w := range want.Services {
 		now := d.regions[id]
@@ -37,6 +37,7 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 			l := &d.t.ServiceLoads.Values[id] // but for Active: flows that have not ended yet still count
 			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
 			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
+			again[uint16(id)] = true
 		}
 		if v.Active != 0 { // until putLists
 			w.Allow, w.Deny = v.Allow, v.Deny
@@ -49,7 +50,7 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 	for id, r := range fresh {
 		d.regions[id] = r
 	}
-	return nil
+	return d.countAnew(again)
 }
 
 // noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
