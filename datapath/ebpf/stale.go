@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // A flow decides about its packets until it ends, and whoever sends without a pause from one
@@ -30,16 +31,19 @@ type stale struct {
 	listeners *datapath.Listeners
 	services  map[string]*config.Service
 	rules     map[string]*config.NATRule
+	pools     map[uint32]uint64 // rules of each pool address, as in PoolRules
+	hz        uint32
 }
 
 // staleAfter returns nil where nothing differs between the snapshot in force and the next one but
 // states of backends, which the sweeper looks at.
 func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot) *stale {
-	if d.snapshot != nil && (d.snapshot.Config == s.Config || len(datapath.Differing(d.snapshot, s)) == 0) {
+	if d.snapshot != nil && (d.snapshot.Config == s.Config ||
+		d.snapshot.Config.Established == s.Config.Established && len(datapath.Differing(d.snapshot, s)) == 0) {
 		return nil
 	}
 	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.Resolved),
-		services: map[string]*config.Service{}, rules: map[string]*config.NATRule{}}
+		services: map[string]*config.Service{}, rules: map[string]*config.NATRule{}, pools: want.PoolRules(), hz: d.hz}
 	for _, x := range s.Services {
 		st.services[x.Name] = x.Service
 	}
@@ -72,10 +76,10 @@ func (s *stale) ends(f, twin table.Entry) bool {
 	case !ok || b.Service != f.Owner,
 		!slices.ContainsFunc(at, func(l datapath.Listener) bool { return l.Name() == name }),
 		s.have != nil && s.have.Services[id].Active != 0 && s.have.Services[id].Mode != w.Mode:
-		return s.may(f)
+		return s.may(f, twin)
 	}
 	pool := s.services[s.want.Names.Service[id]]
-	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.may(f)
+	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.may(f, twin)
 }
 
 // source judges a flow of a rule that translates sources, whichever end opened it.
@@ -87,25 +91,31 @@ func (s *stale) source(f, twin table.Entry, at []datapath.Listener) bool {
 	if n == nil {
 		return false
 	}
-	pool := n.To.Addresses
-	if n.Type == config.NATNAT64 {
-		pool = n.Pool
-	}
 	inside := len(n.Source) == 0 || slices.ContainsFunc(n.Source, func(p netip.Prefix) bool {
 		return p.Contains(f.Key.Source.Addr()) || p.Contains(twin.Key.Source.Addr())
 	})
 	taken := slices.ContainsFunc(at, func(l datapath.Listener) bool { return !l.Bound })
 	excepted := slices.ContainsFunc(n.Except, func(p netip.Prefix) bool { return p.Contains(f.Key.Dest.Addr()) })
-	outside := len(pool) == 0 || holds(pool, twin.Key.Dest) || holds(pool, f.Key.Dest)
-	return (!inside || taken || excepted || !outside) && s.may(f)
+	outside := n.Type == config.NATMasquerade || s.pools[uint32(f.Backend)]>>f.Owner&1 == 1
+	return (!inside || taken || excepted || !outside) && s.may(f, twin)
 }
 
 func holds(pool []config.AddressRange, a netip.AddrPort) bool {
 	return slices.ContainsFunc(pool, func(r config.AddressRange) bool { return r.Contains(a.Addr()) })
 }
 
-// may reports whether the policy lets a flow be ended.
-func (s *stale) may(f table.Entry) bool { return !s.snapshot.Keeps(f.Key.Protocol) }
+// may reports whether the policy lets a flow be ended. It keeps connections that are open: not one
+// of TCP that has closed, or was never answered.
+func (s *stale) may(f, twin table.Entry) bool {
+	if !s.snapshot.Keeps(f.Key.Protocol) || f.Key.Protocol != flow.TCP {
+		return !s.snapshot.Keeps(f.Key.Protocol)
+	}
+	if f.Heard&wire.HeardACK == 0 && twin.Heard&wire.HeardAny == 0 {
+		return true
+	}
+	f.Flags |= wire.EntrySettled
+	return transitory(f, twin, s.hz)
+}
 
 // countIn returns how many flows end would end.
 func (s *stale) countIn(t *table.Tables) (n int) {
