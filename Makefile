@@ -6,7 +6,7 @@ BIN     := bin/sluice
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall demo test test-unit test-vm generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
+.PHONY: help build install uninstall demo test test-unit test-vm soak generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,13 @@ test-unit: ## the tests that need no rights, with the race detector off
 
 test-vm: deps-dev ## load and test the eBPF datapath on Debian's 6.1 kernel under QEMU
 	$(GO) test -count=1 -timeout 60m -tags vm ./e2e/vm/...
+
+SOAK ?= 1000000
+SEED ?= 1
+soak: deps ## the long random runs: SOAK packets (default a million) a scenario and hook, others with SEED; takes hours (root)
+	SLUICE_MODEL_PACKETS=$(SOAK) SLUICE_MODEL_SEED=$(SEED) SLUICE_MODEL_PROGRAMS=exact $(GO) test -count=1 -timeout 0 -v -run TestModelAgrees ./datapath/ebpf
+	SLUICE_HOSTILE_PACKETS=$(SOAK)0 SLUICE_HOSTILE_SEED=$(SEED) SLUICE_MODEL_SEED=$(SEED) SLUICE_LEAK_RUNS=50 $(GO) test -count=1 -timeout 0 -v -run 'TestHostilePackets|TestNothingLeaks' ./datapath/ebpf
+	SLUICE_KILLS=200 $(GO) test -count=1 -timeout 0 -v -run TestKillWhileApplying ./e2e
 
 generate: deps-dev ## compile the BPF programs, regenerate schema, docs and man pages
 	$(GO) generate ./...
