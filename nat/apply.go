@@ -54,10 +54,14 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if reason != "" {
 		return Outcome{Action: Drop, Reason: reason}
 	}
-	if p.clamp && routed {
+	arrival, ok := m.host.Interface(in.Interface)
+	switch {
+	case p.clamp && ok && m.host.Owns(via): // the answer leaves by the link that the packet came by
+		clampMSS(b, arrival.MTU)
+	case p.clamp && routed:
 		clampMSS(b, next.MTU-p.encap.size())
 	}
-	if arrival, ok := m.host.Interface(in.Interface); ok && p.room > 0 {
+	if ok && p.room > 0 {
 		headers := 40
 		if v.v6 {
 			headers = 60

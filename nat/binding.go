@@ -23,6 +23,7 @@ type binding struct {
 	sessions int
 	mapped   bool // at the host's wish, see Map: then it counts as a session
 	client   *client
+	counted  bool // among the ports of the client
 	// remotes are the addresses that the inside has sent to: what
 	// address-dependent filtering lets in (RFC 4787 §5).
 	remotes map[netip.Addr]bool
@@ -75,9 +76,12 @@ func (m *Model) removeBinding(b *binding) {
 	delete(m.outside, b.outside)
 	c, until := b.client, m.now+PortHold
 	if b.unseen {
-		m.ghosts = append(m.ghosts, ghost{b.outside.protocol, b.outside.endpoint.Addr(), until})
+		m.releasedUnseen = append(m.releasedUnseen, releasedUnseenPort{b.outside.protocol, b.outside.endpoint.Addr(), until})
 	} else {
 		m.ports[b.outside] = until
+	}
+	if !b.counted {
+		return
 	}
 	c.ports--
 	c.rest = until
@@ -89,138 +93,6 @@ func (m *Model) removeBinding(b *binding) {
 func (m *Model) portsOf(c *client) int {
 	c.resting = slices.DeleteFunc(c.resting, func(until time.Duration) bool { return until < m.now })
 	return c.ports + len(c.resting)
-}
-
-// rule is a NAT rule with its state.
-type rule struct {
-	*config.NATRule
-	tally
-	pool4, pool6 []netip.Addr
-	credit       credits
-}
-
-// addRule takes in a rule of the configuration: port-forwards become services of
-// one backend, prefix rules go to the table of prefixes. A masquerade rule with several
-// interfaces is one for each: its bindings have the address of the one they leave by.
-func (m *Model) addRule(n *config.NATRule) {
-	if n.Type == config.NATMasquerade && n.Out.Several() {
-		some := false
-		for _, i := range m.host.Interfaces {
-			if n.Out.Has(i.Name) {
-				one := *n
-				one.Out = config.Interfaces(i.Name)
-				m.addRule(&one)
-				some = true
-			}
-		}
-		if some {
-			return
-		}
-	}
-	r := &rule{NATRule: n, credit: credits{}}
-	ranges := slices.Clone(n.To.Addresses)
-	if n.Type != config.NATSIIT { // whose pool only names routers in ICMP errors (RFC 6791)
-		ranges = append(ranges, n.Pool...)
-	}
-	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
-	m.rules = append(m.rules, r)
-	switch n.Type {
-	case config.NATPortForward:
-		m.services = append(m.services, portForward(r))
-	case config.NATStatic, config.NATNPT66, config.NATSIIT:
-		m.addPrefixes(r)
-	}
-}
-
-// pool returns the outside addresses for packets that leave by the interface.
-func (r *rule) pool(out Interface, v6 bool) []netip.Addr {
-	if r.Type == config.NATMasquerade {
-		if a, ok := out.address(v6); ok {
-			return []netip.Addr{a}
-		}
-		return nil
-	}
-	if v6 && r.Type != config.NATNAT64 {
-		return r.pool6
-	}
-	return r.pool4
-}
-
-// outbound handles a packet of an inside host that belongs to no session: the
-// first rule that wants it makes one.
-func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
-	for _, r := range m.rules {
-		to, ok := m.wants(r, in, v)
-		if !ok {
-			continue
-		}
-		if contains(r.Except, v.dst.Addr()) || contains(r.Except, to.Addr()) {
-			return pass(ReasonExcepted), true
-		}
-		return m.open(r, in, v, to), true
-	}
-	return plan{}, false
-}
-
-// translates tells whether a rule would translate the packet's source, if it could
-// open a session.
-func (m *Model) translates(in Arrival, v *view) bool {
-	for _, r := range m.rules {
-		if to, ok := m.wants(r, in, v); ok {
-			return !contains(r.Except, v.dst.Addr()) && !contains(r.Except, to.Addr())
-		}
-	}
-	return false
-}
-
-// wants tells whether a source translating rule takes the packet, and what its
-// destination becomes: itself, for nat64 the IPv4 address in it.
-func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
-	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
-		return to, false
-	}
-	switch r.Type {
-	case config.NATNAT64:
-		if !v.v6 || !r.Prefix.Contains(v.dst.Addr()) {
-			return to, false
-		}
-		a, ok := extract(r.Prefix, v.dst.Addr())
-		if m.host.specific(v.dst.Addr()) > r.Prefix.Bits() { // routed untranslated (RFC 7915 §5.6)
-			return to, false
-		}
-		if next, routed := m.host.route(a); r.Out != "" && !m.turned64(in, v, netip.AddrPortFrom(a, v.dst.Port())) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
-			return to, false
-		}
-		return netip.AddrPortFrom(a, v.dst.Port()), ok
-	case config.NATMasquerade, config.NATSNAT:
-		next, routed := m.host.route(v.dst.Addr())
-		if !routed || m.host.Owns(v.dst.Addr()) || !r.Out.Has(next.Name) {
-			return to, false
-		}
-		// Masquerade drops what it names and has no address for; nobody masks IPv6 by accident.
-		masked := r.Type == config.NATMasquerade && (len(r.Source) > 0 || !v.v6)
-		return v.dst, masked || len(r.pool(next.Interface, v.v6)) > 0
-	}
-	return to, false
-}
-
-// inside reports whether the rule translates the source; without a list it takes
-// every address.
-func (r *rule) inside(a netip.Addr) bool {
-	switch r.Type {
-	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
-		return len(r.Source) == 0 || contains(r.Source, a)
-	}
-	return false
-}
-
-func contains(list []netip.Prefix, a netip.Addr) bool {
-	for _, p := range list {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
 }
 
 // open makes a session, and where there is none yet a binding, for the first
@@ -256,7 +128,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if b == nil {
 		return refusal
 	}
-	b.remotes[to.Addr()] = true
+	b.permit(to.Addr())
 	outside := b.outside.endpoint
 	protocol := v.protocol
 	if protocol == flow.ICMPv6 && outside.Addr().Is4() {
@@ -350,16 +222,6 @@ func opens(v *view) Reason {
 	return ReasonUnsupportedProtocol
 }
 
-// refuse drops what would have opened a session and tells its sender.
-func (r *rule) refuse(reason Reason) plan {
-	p := drop(reason)
-	p.answer = hostUnreachable
-	if r.Unreachable == "prohibited" {
-		p.answer = prohibited
-	}
-	return p
-}
-
 // bindingFor finds or makes the binding of the packet's source; nil and what to do
 // with the packet when none can be made. RFC 6888 REQ-11: no mapping is ever
 // deleted to make room.
@@ -376,7 +238,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
 		return refuse(ReasonClientFlows)
 	}
-	if b := m.bindings[key]; b != nil {
+	if b := m.bindings[key]; b != nil && b.joinable() {
 		m.learn(b, v, to)
 		return b, plan{}
 	}
@@ -388,9 +250,11 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		return refuse(ReasonNoPort)
 	}
 	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
-	b.unseen = m.hides(endpoint)
+	b.unseen = m.endpointHidden(endpoint)
 	c.guessed = b.unseen && (c.guessed || c.ports == 0)
-	c.ports++
+	if b.counted = r.counts(); b.counted {
+		c.ports++
+	}
 	m.bindings[key] = b
 	m.take(endpoint, b)
 	return b, plan{}
@@ -398,7 +262,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 
 // outsideFor asks the rule's pool for an outside endpoint.
 func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
-	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, ports: r.Ports, block: r.PortBlock}
+	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
 	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // identifiers have no privileged range
 		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}
@@ -422,7 +286,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outs
 // inbound handles a packet to an outside endpoint that belongs to no session.
 func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	b := m.outside[outsideKey{portClass(v.protocol), v.dst}]
-	if b == nil || v.kind == icmpOther {
+	if b == nil || v.kind == icmpOther || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) {
 		if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 			return drop(ReasonNoBinding), true
 		}
@@ -457,6 +321,20 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	return m.first(v, s), true
 }
 
+// permit lets a remote address in that the inside has sent to, where the rule's filter asks for it.
+func (b *binding) permit(remote netip.Addr) {
+	if b.rule.Filtering == config.AddressDependent {
+		b.remotes[remote] = true
+	}
+}
+
+// joinable reports whether a binding may have more sessions: one to an address that has left the
+// pool only where clients keep the address of their blocks.
+func (b *binding) joinable() bool {
+	a, r := b.outside.endpoint.Addr(), b.rule
+	return r.Type == config.NATMasquerade || r.holds(a) || r.PortBlock > 0 && !r.Deterministic
+}
+
 // admits is the filter of the binding (RFC 4787 §5). What a session lets in never
 // gets here.
 func (b *binding) admits(remote netip.AddrPort) bool {
@@ -472,43 +350,6 @@ func (b *binding) admits(remote netip.AddrPort) bool {
 	return b.rule.Mapping != config.AddressAndPortDependent
 }
 
-// pooled reports whether the address is one of a pool: nobody else's.
-func (m *Model) pooled(a netip.Addr) bool {
-	for _, r := range m.rules {
-		if slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a) {
-			return true
-		}
-	}
-	for _, s := range m.services {
-		for _, p := range s.SourcePool {
-			if p.Contains(a) {
-				return true
-			}
-		}
-		if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 && slices.ContainsFunc(s.Backends, func(b config.Backend) bool {
-			next, ok := m.host.route(b.Address)
-			own, _ := next.address(b.Address.Is6())
-			return ok && own == a
-		}) {
-			return true
-		}
-	}
-	return false
-}
-
-// hairpinRule returns the rule by which an inside host's packet to an outside
-// endpoint gets an outside source (RFC 4787 REQ-9): the endpoint's own rule if it
-// takes the source, otherwise the first that does.
-func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
-	for _, r := range append([]*rule{own}, m.rules...) {
-		if r != nil && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&
-			r.In.Has(in.Interface) && r.Type != config.NATNAT64 {
-			return r
-		}
-	}
-	return nil
-}
-
 // openHairpin turns a packet of an inside host to the outside endpoint of another
 // one round: the receiver sees the sender's outside endpoint (RFC 4787 REQ-9a).
 func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
@@ -519,7 +360,7 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	if b == nil {
 		return refusal
 	}
-	b.remotes[v.dst.Addr()] = true
+	b.permit(v.dst.Addr())
 	if !target.admits(b.outside.endpoint) || m.maybeFiltered(b, target) {
 		m.dropUnused(b)
 		return drop(ReasonFiltered)

@@ -18,6 +18,13 @@ func (m *Model) Guessed(service string) bool {
 	return false
 }
 
+// Uncountable reports whether even the sum over the backends of such a service may be another, because
+// some backends have left.
+func (m *Model) Uncountable(service string) bool {
+	s := m.everyone["service "+service]
+	return m.Guessed(service) && len(s.known) > len(s.backends)
+}
+
 // SentAgain returns how many SYNs to refused connections of a service were sent again. A datapath
 // may have forgotten the first one, and count a few of them as connections.
 func (m *Model) SentAgain(service string) uint64 {
@@ -40,8 +47,8 @@ func (m *Model) Counters() *datapath.Counters {
 		}
 		sc := datapath.ServiceCounters{Name: s.Name, Connections: s.connections, Packets: s.packets, Bytes: s.bytes,
 			Refused: s.refused, Active: s.active}
-		for i, b := range s.backends {
-			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: s.Backends[i].Name, Connections: b.connections,
+		for _, b := range s.backends {
+			sc.Backends = append(sc.Backends, datapath.BackendCounters{Name: b.Name, Connections: b.connections,
 				Packets: b.packets, Bytes: b.bytes, Active: b.active})
 		}
 		c.Services = append(c.Services, sc)

@@ -17,8 +17,8 @@ import (
 // shows only with the next packet that does: until then the model's choice is
 // unseen, and is then exchanged for the datapath's if that one is legal.
 
-// hides reports whether the actual outcome does not show the endpoint.
-func (m *Model) hides(key outsideKey) bool {
+// endpointHidden reports whether the actual outcome does not show the endpoint.
+func (m *Model) endpointHidden(key outsideKey) bool {
 	if m.actual == nil {
 		return false
 	}
@@ -26,20 +26,30 @@ func (m *Model) hides(key outsideKey) bool {
 	return !ok || a != key.endpoint
 }
 
-// conceals reports whether the actual outcome does not show what a new session of
+// choiceHidden reports whether the actual outcome does not show what a new session of
 // a service was given.
-func (m *Model) conceals(s *service, n *session, v *view) bool {
+func (m *Model) choiceHidden(s *service, n *session, v *view) bool {
 	if m.actual == nil {
 		return false
 	}
-	if n.port != nil && m.hides(*n.port) {
+	if n.port != nil && m.endpointHidden(*n.port) {
 		return true
 	}
 	if s.hashes() || v.goesOn() {
 		return false
 	}
 	_, ok := s.actualBackend(m, v)
-	return !ok
+	return !ok || s.Mode == config.ModeDSR && m.actual.Reason == ReasonNoNeighbour && s.unreachable(m) > 1
+}
+
+// unreachable counts the backends whose hardware addresses are not known: packets to them look alike.
+func (s *service) unreachable(m *Model) (n int) {
+	for _, b := range s.backends {
+		if _, _, known := m.host.NextHop(b.Address); !known {
+			n++
+		}
+	}
+	return n
 }
 
 // learn exchanges a binding's unseen endpoint.
@@ -108,38 +118,38 @@ func (m *Model) learnBlock(c *client) {
 	}
 }
 
-// ghost is a port of a binding that has ended before any packet showed it: the datapath
+// releasedUnseenPort is a port of a binding that has ended before any packet showed it: the datapath
 // under judgement still holds it, and which one it is nobody knows.
-type ghost struct {
+type releasedUnseenPort struct {
 	protocol flow.Protocol
 	address  netip.Addr
 	until    time.Duration
 }
 
 // heldUnseen reports whether the datapath may hold all the ports that suit, of which key is
-// one, as ghosts: it has taken another one, or has found none.
+// one, without having shown it: it has taken another one, or has found none.
 func (m *Model) heldUnseen(key outsideKey, suits func(uint16) bool, spans []flow.Ports) bool {
-	m.ghosts = slices.DeleteFunc(m.ghosts, func(g ghost) bool { return g.until < m.now })
-	ghosts := 0
-	for _, g := range m.ghosts {
+	m.releasedUnseen = slices.DeleteFunc(m.releasedUnseen, func(g releasedUnseenPort) bool { return g.until < m.now })
+	released := 0
+	for _, g := range m.releasedUnseen {
 		if g.protocol == key.protocol && g.address == key.endpoint.Addr() {
-			ghosts++
+			released++
 		}
 	}
 	a, ok := m.actualSource()
 	other := ok && a.Addr() == key.endpoint.Addr() && within(spans, a.Port()) && !suits(a.Port())
-	if ghosts == 0 || m.actual == nil || !other && m.actual.Reason != ReasonNoPort {
+	if released == 0 || m.actual == nil || !other && m.actual.Reason != ReasonNoPort {
 		return false
 	}
 	for _, span := range spans {
 		for n := range span.Len() {
 			port := span.First + uint16(n)
 			if k := (outsideKey{key.protocol, netip.AddrPortFrom(key.endpoint.Addr(), port)}); suits(port) && m.free(k) {
-				ghosts--
+				released--
 			}
 		}
 	}
-	return ghosts >= 0
+	return released >= 0
 }
 
 // Guesses reports whether what stands in the way of a mapping is known by a guess alone: an
@@ -150,12 +160,12 @@ func (m *Model) Guesses(w datapath.Mapping) bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(m.ghosts, func(g ghost) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
+	return slices.ContainsFunc(m.releasedUnseen, func(g releasedUnseenPort) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
 }
 
-// mistaken reports whether the endpoint that the model has guessed for a binding shows
+// guessedFor reports whether the endpoint that the model has guessed for a binding shows
 // now as another's.
-func (m *Model) mistaken(b *binding) bool {
+func (m *Model) guessedFor(b *binding) bool {
 	a, ok := m.actualSource()
 	return ok && b.unseen && a == b.outside.endpoint
 }
@@ -208,8 +218,8 @@ func (m *Model) rename(s *session, was, now netip.AddrPort) {
 	m.index(s)
 }
 
-// catchUp brings a session up to what the datapath shows with this packet.
-func (m *Model) catchUp(v *view, h *half) *half {
+// learnSession brings a session up to what the datapath shows with this packet.
+func (m *Model) learnSession(v *view, h *half) *half {
 	if b := h.binding; b != nil && b.unseen && b.inside == v.src {
 		m.learn(b, v, h.tuple[1].Source)
 	}
@@ -226,13 +236,13 @@ func (m *Model) catchUp(v *view, h *half) *half {
 	if was.port != nil {
 		delete(m.ports, *was.port)
 	}
-	i, ok := was.service.actualBackend(m, v)
+	b, ok := was.service.actualBackend(m, v)
 	if !ok || was.service.hashes() {
-		i = was.backend
+		b = was.backend
 	}
 	was.service.connections--
-	was.service.backends[was.backend].connections--
-	m.openService(Arrival{}, v, was.service, i)
+	was.backend.connections--
+	m.openService(Arrival{}, v, was.service, b)
 	now := m.sessions[v.tuple()]
 	if now == nil {
 		m.addSession(was)

@@ -134,14 +134,14 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
 	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
 	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.hashes() && s.Mode != config.ModeFullNAT {
-		i, ok := s.pinned(about)
-		if !ok {
-			i = s.byHash(about)
+		b := s.pinned(about)
+		if b == nil {
+			b = s.byHash(about)
 		}
-		to := s.endpoint(i, about.dst.Port())
+		to := s.endpoint(b, about.dst.Port())
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}
 		if s.bypassed() {
-			s.towards(&p, v, i)
+			s.towards(&p, v, b)
 			return p, true
 		}
 		quote := flow.Tuple{Protocol: answering.Protocol, Source: to, Dest: about.src}
@@ -153,17 +153,16 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		if s.Mode != config.ModeStateless && !s.recognised(m) {
 			continue
 		}
-		if s.Mode != config.ModeStateless && !m.answersSYN(answering) {
+		from, _, ok := s.virtual(about.protocol, about.src)
+		if !ok || s.Mode != config.ModeStateless && !m.answersSYN(answering) {
 			continue // about a connection of the backend's own
 		}
-		if from, _, ok := s.virtual(about.protocol, about.src); ok {
-			quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
-			p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
-			p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
-			p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whoever the error itself names
-			p.here = m.host.Owns(about.dst.Addr())
-			return p, true
-		}
+		quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
+		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
+		p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
+		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whoever the error itself names
+		p.here = m.host.Owns(about.dst.Addr())
+		return p, true
 	}
 	return plan{}, false
 }

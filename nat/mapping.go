@@ -4,6 +4,7 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/datapath"
 )
@@ -12,24 +13,32 @@ import (
 // one that is given: the binding lives without sessions and lets everybody in.
 func (m *Model) Map(w datapath.Mapping) error {
 	for _, r := range m.rules {
-		if r.Name != w.Rule {
+		if r.Name != w.Rule || !r.PCP {
 			continue
 		}
 		key := bindingKey{rule: r, protocol: w.Protocol, inside: w.Inside}
 		b, endpoint := m.bindings[key], outsideKey{portClass(w.Protocol), w.Outside}
 		c := m.client(clientKey{rule: r, address: w.Inside.Addr()})
+		if b != nil && !b.joinable() {
+			b = nil
+		}
+		pinned := c.address.IsValid() && m.portsOf(c) > 0 && (r.holds(c.address) || r.PortBlock > 0)
 		switch {
+		case !r.holds(w.Outside.Addr()):
+			return datapath.ErrNoPort
 		case b != nil && b.outside != endpoint:
 			return datapath.ErrNoPort
 		case b == nil && r.PortsPerClient > 0 && m.portsOf(c) >= r.PortsPerClient:
 			return datapath.ErrQuota
-		case b == nil && (m.outside[endpoint] != nil || m.ports[endpoint] > m.now || c.address.IsValid() && c.address != w.Outside.Addr() && m.portsOf(c) > 0):
+		case b == nil && (m.outside[endpoint] != nil || m.ports[endpoint] > m.now || pinned && c.address != w.Outside.Addr()):
 			return datapath.ErrNoPort
 		case b == nil:
 			c.address = w.Outside.Addr()
-			c.ports++
-			b = &binding{rule: r, protocol: w.Protocol, inside: w.Inside, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
+			b = &binding{counted: r.counts(), rule: r, protocol: w.Protocol, inside: w.Inside, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
 			m.bindings[key], m.outside[endpoint] = b, b
+			if b.counted {
+				c.ports++
+			}
 		}
 		b.sessions++
 		b.mapped = true
@@ -38,11 +47,20 @@ func (m *Model) Map(w datapath.Mapping) error {
 	return datapath.ErrNoPort
 }
 
+// MayAsk reports whether the rule of a mapping lets its host ask for some.
+func (m *Model) MayAsk(w datapath.Mapping) bool {
+	return slices.ContainsFunc(m.rules, func(r *rule) bool { return r.Name == w.Rule && r.PCP && contains(r.Source, w.Inside.Addr()) })
+}
+
 // Unmap takes the wish back. The binding's sessions live on.
 func (m *Model) Unmap(w datapath.Mapping) {
 	if b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]; b != nil && b.mapped {
-		b.mapped = false
-		b.sessions--
-		m.dropUnused(b)
+		m.unmap(b)
 	}
+}
+
+func (m *Model) unmap(b *binding) {
+	b.mapped = false
+	b.sessions--
+	m.dropUnused(b)
 }

@@ -36,47 +36,35 @@ type Model struct {
 	// while the model predicts.
 	actual *Outcome
 
-	services  []*service
-	rules     []*rule
-	prefixes  []*prefix
-	sessions  map[flow.Tuple]*half
-	syns      int                // that left without a session
-	forgotten int                // of these, by the datapath under judgement
-	synsSent  map[flow.Tuple]int // as they left, and in which place of these
-	synsCame  map[flow.Tuple]syn // the same, as they came
-	given     map[flow.Tuple][]*cookie
-	bindings  map[bindingKey]*binding
-	outside   map[outsideKey]*binding
-	ports     map[outsideKey]time.Duration // until when a freed port is held
-	clients   map[clientKey]*client
-	fragments map[fragmentKey]*fragment
-	// ruleCredit is when the next packet of a firewall rule conforms to its rate.
-	ruleCredit map[*config.FirewallRule]time.Duration
-	ghosts     []ghost
+	services       []*service // in force
+	rules          []*rule    // in force
+	prefixes       []*prefix
+	everyone       map[string]*service // by name, also those that were in force before
+	everyRule      map[string]*rule
+	sessions       map[flow.Tuple]*half
+	syns           int                // that left without a session
+	forgotten      int                // of these, by the datapath under judgement
+	synsSent       map[flow.Tuple]int // as they left, and in which place of these
+	synsCame       map[flow.Tuple]syn // the same, as they came
+	given          map[flow.Tuple][]*cookie
+	bindings       map[bindingKey]*binding
+	outside        map[outsideKey]*binding
+	ports          map[outsideKey]time.Duration // until when a freed port is held
+	clients        map[clientKey]*client
+	fragments      map[fragmentKey]*fragment
+	rates          []rated // of firewall rules, by their place among the port ranges of all
+	releasedUnseen []releasedUnseenPort
 }
 
 // New returns a model of the configuration on the host. The seed decides what
 // chance decides.
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
-		host: host, config: c, random: rand.New(rand.NewPCG(seed, 0)),
+		host: host, random: rand.New(rand.NewPCG(seed, 0)), everyone: map[string]*service{}, everyRule: map[string]*rule{},
 		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
-		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{}, ruleCredit: map[*config.FirewallRule]time.Duration{},
+		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
-	s := &datapath.Snapshot{Config: c}
-	for i := range c.Services {
-		s.Services = append(s.Services, datapath.Service{Service: &c.Services[i]})
-	}
-	for i := range c.NAT {
-		s.NAT = append(s.NAT, &c.NAT[i])
-	}
-	s = datapath.Resolve(s, host.listenAddress)
-	for _, svc := range s.Services {
-		m.services = append(m.services, newService(svc.Service))
-	}
-	for _, n := range s.NAT {
-		m.addRule(n)
-	}
+	m.configure(c)
 	return m, nil
 }
 
@@ -89,9 +77,9 @@ func (m *Model) Advance(d time.Duration) {
 // SetState changes the state of a backend.
 func (m *Model) SetState(service, backend string, state datapath.State) error {
 	for _, s := range m.services {
-		for i, b := range s.Backends {
+		for _, b := range s.backends {
 			if s.Name == service && b.Name == backend {
-				s.state[i] = state
+				b.state = state
 				s.schedule()
 				return nil
 			}
@@ -267,15 +255,18 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 
 // firewalled applies the rules of the first hook in their order.
 func (v *view) firewalled(m *Model, iface string) bool {
+	place := 0
 	for i := range m.config.Firewall.Rules {
 		r := &m.config.Firewall.Rules[i]
+		at := place
+		place += max(1, len(r.Ports))
 		if r.Hook != config.HookIngress || r.In != "" && r.In != iface || r.Protocol != flow.Any && r.Protocol != v.protocol ||
 			!m.matches(r.Source, v.src.Addr()) || !m.matches(r.Destination, v.dst.Addr()) || !inPorts(r.Ports, v.dst.Port()) {
 			continue
 		}
 		switch r.Action {
 		case config.ActionDrop:
-			if !r.Rate.IsZero() && m.withinRate(r) {
+			if !r.Rate.IsZero() && m.rates[at].conforms(m.now) {
 				continue
 			}
 			return true
@@ -286,15 +277,21 @@ func (v *view) firewalled(m *Model, iface string) bool {
 	return false
 }
 
-// withinRate reports whether a packet is within the rate above which a rule drops:
+// rated is a firewall rule with when the next packet conforms to its rate.
+type rated struct {
+	rule config.FirewallRule
+	next time.Duration
+}
+
+// conforms reports whether a packet is within the rate above which the rule drops:
 // burst packets at once.
-func (m *Model) withinRate(r *config.FirewallRule) bool {
-	each := r.Rate.Per / time.Duration(r.Rate.Count)
-	next := max(m.ruleCredit[r], m.now)
-	if next-m.now > each*time.Duration(max(r.Burst, 1)-1) {
+func (r *rated) conforms(now time.Duration) bool {
+	each := r.rule.Rate.Per / time.Duration(r.rule.Rate.Count)
+	next := max(r.next, now)
+	if next-now > each*time.Duration(max(r.rule.Burst, 1)-1) {
 		return false
 	}
-	m.ruleCredit[r] = next + each
+	r.next = next + each
 	return true
 }
 

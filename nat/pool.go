@@ -42,6 +42,7 @@ type request struct {
 	protocol  flow.Protocol
 	wanted    uint16  // the inside port: its parity and range are kept if possible
 	client    *client // nil without paired pooling
+	paired    bool    // the client keeps the address
 	ports     config.PortSet
 	block     int
 	blocks    *[]portBlock // of the client, when ports are given out in blocks
@@ -65,7 +66,7 @@ func (m *Model) allocate(r request) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
 			delete(m.ports, key)
-			if r.client != nil {
+			if r.client != nil && r.paired {
 				r.client.address = address
 			}
 			return key, true
@@ -79,7 +80,8 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 	switch {
 	case r.fixed != nil:
 		return []netip.Addr{r.fixed.address}
-	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0 && !r.client.guessed:
+	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0 && !r.client.guessed &&
+		(r.blocks != nil || slices.Contains(r.addresses, r.client.address)):
 		return []netip.Addr{r.client.address}
 	}
 	order := slices.Clone(r.addresses)
@@ -96,7 +98,7 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 // actualSource returns what the datapath under judgement put in the place of the
 // source; of an ICMP error, in the place of the destination of the packet that it quotes.
 func (m *Model) actualSource() (netip.AddrPort, bool) {
-	if m.actual == nil || len(m.actual.Out) == 0 {
+	if m.actual == nil || len(m.actual.Out) == 0 || m.actual.Action == Drop { // whose sender is answered
 		return netip.AddrPort{}, false
 	}
 	v, _, reason := read(m.actual.Out[0].Frame)
@@ -208,7 +210,7 @@ func within(spans []flow.Ports, port uint16) bool {
 // free reports whether nobody has the endpoint: no binding, no session, no
 // listener, and it is not held for who had it before (RFC 6888 REQ-8).
 func (m *Model) free(key outsideKey) bool {
-	if b := m.outside[key]; b != nil && !m.mistaken(b) {
+	if b := m.outside[key]; b != nil && !m.guessedFor(b) {
 		return false
 	}
 	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {

@@ -24,12 +24,12 @@ func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
 	case handshake:
 	case v.cookie != nil:
 		s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient)
-		s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections)
+		s.credit.conforms(m.now, everybody, s.Limits.NewConnections)
 	case reason != "":
 		return reason
 	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
-	case !s.credit.conforms(m.now, netip.Addr{}, s.Limits.NewConnections):
+	case !s.credit.conforms(m.now, everybody, s.Limits.NewConnections):
 		return ReasonLimitRate
 	}
 	return ""
@@ -51,8 +51,8 @@ func (s *service) crowded(m *Model, v *view) Reason {
 // cookie: its client takes it for open then.
 func (s *service) roomy(m *Model, v *view) bool {
 	return s.crowded(m, v) == "" && !s.credit.usedUp(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
-		!s.credit.usedUp(m.now, netip.Addr{}, s.Limits.NewConnections) &&
-		slices.ContainsFunc(s.table, func(i uint16) bool { return s.guesses > 0 || !s.full(int(i)) })
+		!s.credit.usedUp(m.now, everybody, s.Limits.NewConnections) &&
+		slices.ContainsFunc(s.table, func(b *backend) bool { return s.guesses > 0 || !s.full(b) })
 }
 
 // refuse counts a refused connection, once for all SYNs of it.
@@ -93,6 +93,9 @@ func (s *service) resets(m *Model, v *view) bool {
 // credits tells when the next new connection of each client conforms.
 type credits map[netip.Addr]time.Duration
 
+// everybody stands for all clients of a service in its credits.
+var everybody = netip.Addr{}
+
 func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
 	ok := conforms(&credit, now, r)
@@ -126,55 +129,58 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 
 // choose picks a backend: a pinned or persistent client's own, else the
 // scheduler's. admitted: its SYN was, and no limit refuses it any more.
-func (s *service) choose(m *Model, v *view, remember, admitted bool) (int, Reason) {
+func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
 	goesOn, room := v.goesOn(), s.room
 	if admitted {
-		room = func(int) Reason { return "" }
+		room = func(*backend) Reason { return "" }
 	}
-	if came := m.synsCame[v.tuple()]; goesOn && s.Mode == config.ModeDNAT && came.service == s && s.state[came.backend] != datapath.Down {
+	if came := m.synsCame[v.tuple()]; goesOn && s.Mode == config.ModeDNAT && came.service == s && came.backend.state != datapath.Down {
 		return came.backend, room(came.backend)
 	}
-	if i, ok := s.pinned(v); ok {
+	if b := s.pinned(v); b != nil {
 		if goesOn {
-			return i, room(i)
+			return b, room(b)
 		}
-		return i, ""
+		return b, ""
 	}
 	key := s.stickyKey(v)
-	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && s.state[k.backend] == datapath.Up && !s.full(k.backend) {
+	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && k.backend.state == datapath.Up && !s.full(k.backend) {
 		s.sticky[key] = sticky{k.backend, m.now}
 		return k.backend, ""
 	}
-	i, ok := s.byHash(v), true
+	b, ok := s.byHash(v), true
 	if !goesOn {
-		i, ok = s.scheduled(m, v)
+		b, ok = s.scheduled(m, v)
 	}
 	switch {
 	case !ok && admitted:
 		return s.byHash(v), ""
 	case !ok:
-		return 0, ReasonLimitBackend
+		return nil, ReasonLimitBackend
 	}
 	if key != "" && remember {
-		s.sticky[key] = sticky{i, m.now}
+		s.sticky[key] = sticky{b, m.now}
 	}
 	if goesOn && remember {
-		return i, room(i)
+		return b, room(b)
 	}
-	return i, ""
+	return b, ""
 }
 
-// pinned is the backend of the longest prefix that holds the client. A client whose
+// pinned is the backend of the longest prefix that holds the client, or nil. A client whose
 // backend takes no new flows is scheduled like any other.
-func (s *service) pinned(v *view) (int, bool) {
+func (s *service) pinned(v *view) *backend {
 	name, bits := "", -1
 	for _, p := range s.Sessions {
 		if p.Client.Contains(v.src.Addr()) && p.Client.Bits() > bits {
 			name, bits = p.Backend, p.Client.Bits()
 		}
 	}
-	i := slices.IndexFunc(s.Backends, func(b config.Backend) bool { return b.Name == name })
-	return i, i >= 0 && s.state[i] == datapath.Up
+	i := slices.IndexFunc(s.backends, func(b *backend) bool { return b.Name == name && b.state == datapath.Up })
+	if bits < 0 || i < 0 {
+		return nil
+	}
+	return s.backends[i]
 }
 
 func (s *service) stickyKey(v *view) string {
@@ -206,21 +212,21 @@ func (s *service) stickyKey(v *view) string {
 func (v *view) goesOn() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
 
 // room tells whether one more connection is too many for the backend.
-func (s *service) room(i int) Reason {
-	if s.full(i) {
+func (s *service) room(b *backend) Reason {
+	if s.full(b) {
 		return ReasonLimitBackend
 	}
 	return ""
 }
 
 // byHash is the backend that every packet of a connection gets when nothing is remembered.
-func (s *service) byHash(v *view) int {
-	return int(s.table[balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))])
+func (s *service) byHash(v *view) *backend {
+	return s.table[balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))]
 }
 
 // scheduled asks the scheduler. A backend that has all its connections is passed
 // over.
-func (s *service) scheduled(m *Model, v *view) (int, bool) {
+func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	start := 0
 	switch {
 	case s.hashes():
@@ -231,74 +237,72 @@ func (s *service) scheduled(m *Model, v *view) (int, bool) {
 		start = s.sequence % len(s.table)
 		s.sequence++
 	}
-	if i, ok := s.actualBackend(m, v); ok && !s.hashes() {
-		return i, true
+	if b, ok := s.actualBackend(m, v); ok && !s.hashes() {
+		return b, true
 	}
 	for n := range s.table {
-		if i := int(s.table[(start+n)%len(s.table)]); s.takes(i) {
-			return i, true
+		if b := s.table[(start+n)%len(s.table)]; s.takes(b) {
+			return b, true
 		}
 	}
-	return 0, false
+	return nil, false
 }
 
 // takes reports whether the scheduler may give the backend one more flow: it has room,
 // and for lc and wlc nobody has fewer flows for its weight.
-func (s *service) takes(i int) bool {
+func (s *service) takes(b *backend) bool {
 	if s.guesses > 0 { // who has how many is not known
 		return true
 	}
-	if s.full(i) {
+	if s.full(b) {
 		return false
 	}
 	if s.Scheduler != config.SchedulerLC && s.Scheduler != config.SchedulerWLC {
 		return true
 	}
-	weight := func(i int) int {
+	weight := func(b *backend) int {
 		if s.Scheduler == config.SchedulerLC {
 			return 1
 		}
-		return max(s.Backends[i].Weight, 1)
+		return max(b.Weight, 1)
 	}
 	for _, other := range s.table {
-		j := int(other)
-		if !s.full(j) && (s.backends[j].active+1)*weight(i) < (s.backends[i].active+1)*weight(j) {
+		if !s.full(other) && (other.active+1)*weight(b) < (b.active+1)*weight(other) {
 			return false
 		}
 	}
 	return true
 }
 
-func (s *service) full(i int) bool {
-	limit := s.Backends[i].MaxConnections
+func (s *service) full(b *backend) bool {
+	limit := b.MaxConnections
 	if limit == 0 || s.Limits.ConnectionsPerBackend > 0 && s.Limits.ConnectionsPerBackend < limit {
 		limit = s.Limits.ConnectionsPerBackend
 	}
-	return limit > 0 && s.backends[i].active >= limit
+	return limit > 0 && b.active >= limit
 }
 
 // actualBackend returns the backend to which the datapath under judgement sent
 // the packet, when the scheduler may choose it.
-func (s *service) actualBackend(m *Model, v *view) (int, bool) {
+func (s *service) actualBackend(m *Model, v *view) (*backend, bool) {
 	if m.actual == nil || len(m.actual.Out) == 0 {
-		return 0, false
+		return nil, false
 	}
 	out, _, _ := read(m.actual.Out[0].Frame)
 	if out == nil {
-		return 0, false
+		return nil, false
 	}
-	for _, slot := range s.table {
-		i := int(slot)
-		match := out.dst.Addr() == s.Backends[i].Address
+	for _, b := range s.table {
+		match := out.dst.Addr() == b.Address
 		if s.Mode == config.ModeDSR {
-			_, mac, ok := m.host.NextHop(s.Backends[i].Address)
-			match = ok && mac == packet.MAC(m.actual.Out[0].Frame[:6])
+			_, mac, known := m.host.NextHop(b.Address)
+			match = known && mac == packet.MAC(m.actual.Out[0].Frame[:6]) || !known && m.actual.Reason == ReasonNoNeighbour
 		}
-		if match && s.takes(i) {
-			return i, true
+		if match && s.takes(b) {
+			return b, true
 		}
 	}
-	return 0, false
+	return nil, false
 }
 
 // hashed returns the bytes that the service's hash covers, each field padded to

@@ -18,10 +18,11 @@ import (
 type service struct {
 	*config.Service
 	tally
-	rule        *rule // of a port-forward
-	state       []datapath.State
-	backends    []backend
-	table       []uint16 // slots of indices into Backends
+	rule        *rule                   // of a port-forward
+	backends    []*backend              // in the order of the configuration
+	known       map[backendKey]*backend // all that it ever had
+	inForce     bool
+	table       []*backend // the slots of the scheduler
 	sequence    int
 	active      int
 	guesses     int  // live sessions whose backend the datapath under judgement has not shown
@@ -33,45 +34,71 @@ type service struct {
 	sticky      map[string]sticky
 	cookieAt    time.Duration // when it last gave a cookie, plus 1; 0 for never
 	reset       time.Duration // when the next reset conforms
-	credit      credits       // the zero Addr is the whole service
+	credit      credits       // everybody is the whole service
 }
 
+// backend is one of a service, also when it has left the configuration: its flows live on.
 type backend struct {
+	config.Backend
 	tally
+	state       datapath.State
 	active      int
 	connections uint64
 }
 
+// backendKey tells the backends of a service apart: with another address or port it is another one.
+type backendKey struct {
+	name string
+	to   netip.AddrPort
+}
+
 type sticky struct {
-	backend int
+	backend *backend
 	seen    time.Duration
 }
 
-func newService(c *config.Service) *service {
-	s := &service{Service: c, state: make([]datapath.State, len(c.Backends)), backends: make([]backend, len(c.Backends)),
-		sticky: map[string]sticky{}, credit: credits{}, synsRefused: map[flow.Tuple]uint32{}}
-	for i, b := range c.Backends {
-		if b.Drain {
-			s.state[i] = datapath.Drain
-		}
-	}
-	s.schedule()
-	return s
+func newService() *service {
+	return &service{known: map[backendKey]*backend{}, sticky: map[string]sticky{}, credit: credits{}, synsRefused: map[flow.Tuple]uint32{}}
 }
 
-// portForward makes a service of a port-forward rule: one backend, always up.
-func portForward(r *rule) *service {
-	c := &config.Service{Name: r.Name, Listen: []config.Listen{*r.Listen}, Protocol: r.Protocol, Mode: config.ModeDNAT,
-		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp,
-		Backends: []config.Backend{{Name: r.Name, Address: r.To.Address, Port: r.To.Port, Weight: 1, Priority: 1}}}
-	s := &service{Service: c, rule: r, state: make([]datapath.State, 1), backends: make([]backend, 1), synsRefused: map[flow.Tuple]uint32{}}
+// configure gives a service its part of a configuration.
+func (s *service) configure(c *config.Service) {
+	s.Service = c
+	was := s.backends
+	s.backends = nil
+	for _, b := range c.Backends {
+		key := backendKey{b.Name, netip.AddrPortFrom(b.Address, b.Port)}
+		known := s.known[key]
+		if known == nil {
+			known = &backend{}
+			s.known[key] = known
+		}
+		known.Backend, known.state = b, datapath.Up
+		if b.Drain {
+			known.state = datapath.Drain
+		}
+		s.backends = append(s.backends, known)
+	}
+	s.leave(was)
 	s.schedule()
-	return s
+}
+
+// leave has backends that are not configured any more take no new flows.
+func (s *service) leave(was []*backend) {
+	for _, b := range was {
+		if !slices.Contains(s.backends, b) {
+			b.state = datapath.Drain
+		}
+	}
 }
 
 // schedule fills the slots anew after a change of a backend's state.
 func (s *service) schedule() {
-	active := datapath.Service{Service: s.Service, State: s.state}.Active()
+	states := make([]datapath.State, len(s.backends))
+	for i, b := range s.backends {
+		states[i] = b.state
+	}
+	active := datapath.Service{Service: s.Service, State: states}.Active()
 	members := make([]balance.Member, len(active))
 	for i, a := range active {
 		b := s.Backends[a]
@@ -81,7 +108,7 @@ func (s *service) schedule() {
 	if s.hashes() {
 		slots = balance.Maglev(members, balance.TableSize(len(s.Backends)))
 	} else {
-		if s.Scheduler == config.SchedulerRR || s.Scheduler == config.SchedulerLC {
+		if s.Scheduler != config.SchedulerWRR && s.Scheduler != config.SchedulerRandom { // the weight of wlc is not in the table
 			for i := range members {
 				members[i].Weight = 1
 			}
@@ -92,7 +119,7 @@ func (s *service) schedule() {
 	}
 	s.table = nil
 	for _, i := range slots {
-		s.table = append(s.table, uint16(active[i]))
+		s.table = append(s.table, s.backends[active[i]])
 	}
 }
 
@@ -154,58 +181,6 @@ const (
 	tcpSYN     = packet.SYN
 )
 
-// statelessSYN reports whether a SYN to the service leaves no state behind: the
-// hash gives the same backend again, and the backend's answer is recognised by
-// its endpoint.
-func (s *service) statelessSYN(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
-}
-
-// recognised reports whether what a backend answers to a SYN is known by its
-// endpoint alone. Schedulers that remember fall back to it when too many
-// handshakes are in progress.
-func (s *service) recognised(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
-}
-
-// unambiguous reports whether every backend of the service answers for one
-// virtual endpoint only, among all services.
-func (s *service) unambiguous(m *Model) bool {
-	for _, b := range s.Backends {
-		found := 0
-		for _, o := range m.services {
-			for _, ob := range o.Backends {
-				if ob.Address == b.Address && (ob.Port == b.Port || ob.Port == 0 || b.Port == 0) && (o.Protocol == s.Protocol || o.Protocol == flow.Any) {
-					found += o.endpoints(ob)
-				}
-			}
-		}
-		if found != 1 {
-			return false
-		}
-	}
-	return true
-}
-
-// endpoints counts the virtual endpoints that one endpoint of the backend can
-// stand for.
-func (s *service) endpoints(b config.Backend) int {
-	n := 0
-	for _, l := range s.Listen {
-		switch {
-		case b.Port == 0:
-			n++ // each port is its own
-		case len(l.Ports) == 0:
-			n += 65536
-		default:
-			for _, p := range l.Ports {
-				n += p.Len()
-			}
-		}
-	}
-	return n
-}
-
 // newService handles a packet to a service that belongs to no session.
 func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) plan {
 	if p, done := m.cookies(in, v, s); done {
@@ -241,37 +216,22 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 			return refuse(reason)
 		}
 	}
-	i, reason := s.choose(m, v, !stateless, handshake || v.cookie != nil)
+	b, reason := s.choose(m, v, !stateless, handshake || v.cookie != nil)
 	if reason != "" {
 		return refuse(reason)
 	}
-	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, s.Backends[i].Address) {
+	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, b.Address) {
 		reason := ReasonStateless
 		if opens && !stateless {
 			reason = ReasonSYN
 		}
-		p := s.withoutSession(v, i, reason)
+		p := s.withoutSession(v, b, reason)
 		if reason == ReasonSYN {
-			m.rememberSYN(v.tuple(), syn{s, i, p.to})
+			m.rememberSYN(v.tuple(), syn{s, b, p.to})
 		}
 		return p
 	}
-	return m.openService(in, v, s, i)
-}
-
-// syn is one that left without a session.
-type syn struct {
-	service *service
-	backend int
-	to      flow.Tuple // as it left
-}
-
-// rememberSYN notes where a SYN without a session went, in the place of an earlier one of its
-// tuple.
-func (m *Model) rememberSYN(came flow.Tuple, s syn) {
-	delete(m.synsSent, m.synsCame[came].to)
-	m.syns++
-	m.synsSent[s.to], m.synsCame[came] = m.syns, s
+	return m.openService(in, v, s, b)
 }
 
 // keepsNone reports whether nothing is remembered of the service's connections: no
@@ -297,40 +257,40 @@ func (s *service) checksumsAddresses(v *view) bool {
 	return s.Mode == config.ModeFullNAT || v.protocol == dccp || v.protocol == udplite
 }
 
-// endpoint returns where a packet to the service goes on backend i.
-func (s *service) endpoint(i int, port uint16) netip.AddrPort {
+// endpoint returns where a packet to a port of the service goes on the backend.
+func (s *service) endpoint(b *backend, port uint16) netip.AddrPort {
 	if s.rule != nil {
 		return s.rule.Target(port)
 	}
-	if b := s.Backends[i]; b.Port != 0 {
-		return netip.AddrPortFrom(b.Address, b.Port)
+	if b.Port != 0 {
+		port = b.Port
 	}
-	return netip.AddrPortFrom(s.Backends[i].Address, port)
+	return netip.AddrPortFrom(b.Address, port)
 }
 
-// towards completes the plan of a packet to backend i for the modes that do not
+// towards completes the plan of a packet to a backend for the modes that do not
 // rewrite its destination.
-func (s *service) towards(p *plan, v *view, i int) {
+func (s *service) towards(p *plan, v *view, b *backend) {
 	switch s.Mode {
 	case config.ModeDSR:
-		p.to, p.via, p.mac = v.tuple(), s.Backends[i].Address, packet.MAC(s.Backends[i].MAC)
+		p.to, p.via, p.mac = v.tuple(), b.Address, packet.MAC(b.MAC)
 	case config.ModeTunnel:
-		p.to, p.via, p.encap = v.tuple(), s.Backends[i].Address, &encapsulation{Tunnel: s.Tunnel, to: s.Backends[i].Address}
+		p.to, p.via, p.encap = v.tuple(), b.Address, &encapsulation{Tunnel: s.Tunnel, to: b.Address}
 	}
 }
 
 // withoutSession forwards a packet of which nothing is remembered.
-func (s *service) withoutSession(v *view, i int, reason Reason) plan {
-	p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &s.backends[i].tally}, clamp: s.MSSClamp}
-	p.to.Dest = s.endpoint(i, v.dst.Port())
-	s.towards(&p, v, i)
+func (s *service) withoutSession(v *view, b *backend, reason Reason) plan {
+	p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
+	p.to.Dest = s.endpoint(b, v.dst.Port())
+	s.towards(&p, v, b)
 	return p
 }
 
-// openService makes the session of a packet to backend i.
-func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
-	to := s.endpoint(i, v.dst.Port())
-	n := &session{service: s, backend: i, rule: s.rule}
+// openService makes the session of a packet to a backend.
+func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) plan {
+	to := s.endpoint(chosen, v.dst.Port())
+	n := &session{service: s, backend: chosen, rule: s.rule}
 	n.tuple[0] = v.tuple()
 	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}
 	switch {
@@ -376,14 +336,14 @@ func (m *Model) openService(in Arrival, v *view, s *service, i int) plan {
 		}
 		return m.refuse(s, v, ReasonClash)
 	}
-	n.unseen = m.conceals(s, n, v)
+	n.unseen = m.choiceHidden(s, n, v)
 	if n.guess() {
 		s.guesses++
 	}
 	n.spliced = v.cookie
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++
-	s.backends[i].connections++
+	chosen.connections++
 	m.addSession(n)
 	return m.first(v, n)
 }
@@ -423,22 +383,60 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 	return key, ""
 }
 
-// forwardHairpin gives an inside client of a port-forward an outside source when
-// the inside server would otherwise answer it directly.
-func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.AddrPort) (*binding, plan, bool) {
-	next, ok := m.host.route(to.Addr())
-	if !ok || next.Name != in.Interface || forward.Hairpin == config.SwitchOff {
-		return nil, plan{}, false
+// serviceReply handles what a backend sends that belongs to no session: replies of
+// stateless services, and answers to SYNs of which nothing was remembered.
+func (m *Model) serviceReply(v *view) (plan, bool) {
+	for _, s := range m.services {
+		from, b, ok := s.answersFor(m, v)
+		if !ok {
+			continue
+		}
+		reason := ReasonStateless
+		if s.Mode != config.ModeStateless {
+			if !m.answersSYN(v.tuple()) {
+				continue // a connection of the backend's own
+			}
+			reason = ReasonSYNACK
+		}
+		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
+		p.to.Source = from
+		p.here = m.host.Owns(v.dst.Addr())
+		return p, true
 	}
-	r := m.hairpinRule(nil, in, v)
-	if r == nil {
-		return nil, plan{}, false
+	return plan{}, false
+}
+
+// answersFor returns the virtual endpoint that stands for the sender of v, and the
+// backend that it is.
+func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, *backend, bool) {
+	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
+	if s.Mode != config.ModeStateless && !syn {
+		return netip.AddrPort{}, nil, false
 	}
-	b, refusal := m.bindingFor(r, v, v.dst)
-	if b != nil {
-		b.remotes[v.dst.Addr()] = true
+	return s.virtual(v.protocol, v.src)
+}
+
+// virtual returns the first virtual endpoint of the service that a backend's
+// endpoint stands for, and that backend.
+func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, *backend, bool) {
+	if s.Protocol != flow.Any && s.Protocol != p {
+		return netip.AddrPort{}, nil, false
 	}
-	return b, refusal, true
+	for _, b := range s.backends {
+		if b.Address != from.Addr() || b.Port != 0 && b.Port != from.Port() {
+			continue
+		}
+		for _, l := range s.Listen {
+			switch {
+			case l.Address.Is4() != from.Addr().Is4():
+			case b.Port == 0 && inPorts(l.Ports, from.Port()):
+				return netip.AddrPortFrom(l.Address, from.Port()), b, true
+			case b.Port != 0 && len(l.Ports) > 0:
+				return netip.AddrPortFrom(l.Address, l.Ports[0].First), b, true
+			}
+		}
+	}
+	return netip.AddrPort{}, nil, false
 }
 
 // turns reports whether a client gets an address of this host as its source: the backend would
@@ -451,93 +449,4 @@ func (s *service) turns(m *Model, v *view, backend netip.Addr) bool {
 	next, routed := m.host.route(backend)
 	_, sourced := next.address(backend.Is6())
 	return routed && sourced && near.Contains(v.src.Addr())
-}
-
-// crossed returns the answers of an IPv6 host to an IPv4 client of a port-forward, which it
-// knows behind the prefix of its nat64 rule.
-func (m *Model) crossed(forward *rule, v *view, to netip.AddrPort) flow.Tuple {
-	t := flow.Tuple{Protocol: v.protocol, Source: to, Dest: netip.AddrPortFrom(Embed(m.translator(forward).Prefix, v.src.Addr()), v.src.Port())}
-	if t.Protocol == flow.ICMP {
-		t.Protocol = flow.ICMPv6
-	}
-	return t
-}
-
-// translator is the nat64 rule of the target of such a port-forward.
-func (m *Model) translator(forward *rule) *config.NATRule {
-	var rules []*config.NATRule
-	for _, r := range m.rules {
-		rules = append(rules, r.NATRule)
-	}
-	return forward.Translator(rules)
-}
-
-// forward64 returns the IPv6 host that a port-forward leads to from an IPv4 endpoint, which a
-// packet of another one is for.
-func (m *Model) forward64(in Arrival, v *view, to netip.AddrPort) (netip.AddrPort, bool) {
-	about := *v
-	if about.dst = to; v.protocol == flow.ICMPv6 {
-		about.protocol = flow.ICMP
-	}
-	s, _ := m.serviceOf(&about, in.Interface)
-	if s == nil || s.rule == nil || !s.rule.Crosses() || s.rule.Hairpin == config.SwitchOff {
-		return netip.AddrPort{}, false
-	}
-	return s.endpoint(0, to.Port()), true
-}
-
-// serviceReply handles what a backend sends that belongs to no session: replies of
-// stateless services, and answers to SYNs of which nothing was remembered.
-func (m *Model) serviceReply(v *view) (plan, bool) {
-	for _, s := range m.services {
-		from, i, ok := s.answersFor(m, v)
-		if !ok {
-			continue
-		}
-		reason := ReasonStateless
-		if s.Mode != config.ModeStateless {
-			if !m.answersSYN(v.tuple()) {
-				continue // a connection of the backend's own
-			}
-			reason = ReasonSYNACK
-		}
-		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &s.backends[i].tally}, clamp: s.MSSClamp}
-		p.to.Source = from
-		p.here = m.host.Owns(v.dst.Addr())
-		return p, true
-	}
-	return plan{}, false
-}
-
-// answersFor returns the virtual endpoint that stands for the sender of v, and the
-// backend that it is.
-func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, int, bool) {
-	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
-	if s.Mode != config.ModeStateless && !syn {
-		return netip.AddrPort{}, 0, false
-	}
-	return s.virtual(v.protocol, v.src)
-}
-
-// virtual returns the first virtual endpoint of the service that a backend's
-// endpoint stands for, and that backend.
-func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, int, bool) {
-	if s.Protocol != flow.Any && s.Protocol != p {
-		return netip.AddrPort{}, 0, false
-	}
-	for i, b := range s.Backends {
-		if b.Address != from.Addr() || b.Port != 0 && b.Port != from.Port() {
-			continue
-		}
-		for _, l := range s.Listen {
-			switch {
-			case l.Address.Is4() != from.Addr().Is4():
-			case b.Port == 0 && inPorts(l.Ports, from.Port()):
-				return netip.AddrPortFrom(l.Address, from.Port()), i, true
-			case b.Port != 0 && len(l.Ports) > 0:
-				return netip.AddrPortFrom(l.Address, l.Ports[0].First), i, true
-			}
-		}
-	}
-	return netip.AddrPort{}, 0, false
 }

@@ -16,7 +16,7 @@ import (
 type session struct {
 	tuple   [2]flow.Tuple
 	service *service
-	backend int
+	backend *backend
 	rule    *rule
 	binding *binding
 	client  *client
@@ -95,7 +95,7 @@ func (s *session) count(n int) {
 	}
 	if s.service != nil {
 		s.service.active += n
-		s.service.backends[s.backend].active += n
+		s.backend.active += n
 	}
 }
 
@@ -148,7 +148,7 @@ func (m *Model) removeSession(s *session) {
 // down, and with a binding's last session the binding.
 func (m *Model) expire() {
 	for _, h := range m.sessions {
-		if h.direction == flow.Original && h.service != nil && h.service.state[h.backend] == datapath.Down {
+		if h.direction == flow.Original && h.service != nil && h.backend.state == datapath.Down {
 			m.removeSession(h.session)
 			continue
 		}
@@ -263,7 +263,7 @@ func (m *Model) known(v *view, h *half) plan {
 		h.heard, h.settled = [2]heard{}, false
 	}
 	if m.actual != nil && h.direction == flow.Original {
-		h = m.catchUp(v, h)
+		h = m.learnSession(v, h)
 	}
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
 		return m.refuse(h.service, v, ReasonLimitResets)
@@ -293,7 +293,7 @@ func (m *Model) deserted(v *view, h *half) bool {
 	if h.oneWay() {
 		answered = h.heard[0].ack
 	}
-	state := h.service.state[h.backend]
+	state := h.backend.state
 	if !reopens(h.session, h.direction, v) && state != datapath.Down && (answered || state == datapath.Up) {
 		return false
 	}
@@ -315,7 +315,7 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		p.clamp = h.rule.MSSClamp
 	}
 	if s := h.service; s != nil {
-		p.count = append(p.count, &s.tally, &s.backends[h.backend].tally)
+		p.count = append(p.count, &s.tally, &h.backend.tally)
 		p.clamp = s.MSSClamp
 		if h.direction == flow.Original {
 			s.towards(&p, v, h.backend)
@@ -336,7 +336,7 @@ func (m *Model) Flows() []flow.Flow {
 			Assured: h.settled, Timeout: m.timeout(h.session) - (m.now - max(h.seen[0], h.seen[1])), Counted: true, Packets: h.packets, Bytes: h.bytes,
 			Datapath: "model"}
 		if h.service != nil {
-			f.Owner, f.Backend = h.service.Name, h.service.Backends[h.backend].Name
+			f.Owner, f.Backend = h.service.Name, h.backend.Name
 		} else if h.rule != nil {
 			f.Owner = h.rule.Name
 		}

@@ -232,7 +232,7 @@ nat:
 		t.Fatal(err)
 	}
 	held{}.want(t, s, "all flows ended, all ports have rested")
-	each(s.d.t.Maps["clients"], func(c *wire.Client) { t.Errorf("a client that has nothing is counted: %+v", *c) })
+	each[wire.ClientKey](s.d.t.Maps["clients"], func(c *wire.Client) { t.Errorf("a client that has nothing is counted: %+v", *c) })
 }
 
 // TestReopened closes a connection and opens it again: it is counted while it is open, for
@@ -248,7 +248,7 @@ services:
 	counted := func(want int64, when string) {
 		t.Helper()
 		clients := int64(0)
-		each(s.d.t.Maps["clients"], func(c *wire.Client) { clients += int64(c.Flows) })
+		each[wire.ClientKey](s.d.t.Maps["clients"], func(c *wire.Client) { clients += int64(c.Flows) })
 		if n, b := s.d.t.ServiceLoads.Values[0].Active, s.d.t.BackendLoads.Values[0].Active; n != want || b != want || clients != want {
 			t.Errorf("%s: %d connections of the service, %d of the backend, %d of clients; want %d", when, n, b, clients, want)
 		}

@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +14,9 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/nat/judge"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -37,44 +38,34 @@ nat:
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.202]}
 `
 
-// hostileSeeds are packets that the configuration forwards.
-var hostileSeeds = []struct{ iface, text string }{
-	{"wan0", "ip4(src=203.0.113.10,dst=192.0.2.10)/tcp(sport=40000,dport=80,flags=S)/data(20)"},
-	{"wan0", "ip4(src=203.0.113.10,dst=192.0.2.10)/udp(sport=40000,dport=53)/data(30)"},
-	{"wan0", "ip6(src=2001:db8:5::1,dst=2001:db8::10)/udp(sport=40000,dport=53)/data(31)"},
-	{"wan0", "ip4(src=203.0.113.10,dst=192.0.2.40)/udp(sport=40000,dport=80)/data(40)"},
-	{"wan0", "ip4(src=203.0.113.10,dst=192.0.2.50)/udp(sport=40000,dport=514)/data(40)"},
-	{"lan0", "ip4(src=10.0.2.5,dst=198.18.0.1)/udp(sport=4000,dport=53)/data(50)"},
-	{"lan0", "ip4(src=10.0.2.5,dst=198.18.0.1)/tcp(sport=4000,dport=80,flags=S)"},
-	{"lan0", "ip4(src=10.0.2.5,dst=198.18.0.1)/icmp(type=echo,id=7)/data(33)"},
-	{"wan0", "ip4(src=203.0.113.10,dst=203.0.113.201)/tcp(sport=4000,dport=80,flags=S)"},
-	{"lan0", "ip4(src=10.1.9.130,dst=198.18.0.1)/udp(sport=4000,dport=53)/data(50)"},
-	{"wan0", "ip4(src=198.18.0.1,dst=198.51.100.130,proto=47)/data(50)"},
-	{"lan0", "ip6(src=fd00:a:1:1::2,dst=2001:db8:9::1)/udp(sport=4000,dport=53)/data(51)"},
-	{"lan0", "ip6(src=fd00:2::5,dst=64:ff9b::c612:1)/udp(sport=4000,dport=53)/data(51)"},
-	{"lan0", "ip6(src=fd00:2::5,dst=64:ff9b::c612:1)/tcp(sport=4000,dport=53,flags=S)/data(51)"},
-	{"lan0", "ip6(src=fd00:2::5,dst=64:ff9b::c612:1)/icmp6(type=echo,id=9)/data(51)"},
+// hostileOpens are who sends packets that the configuration forwards.
+var hostileOpens = []judge.Opening{
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 53}, Protocols: []judge.Kind{judge.TCP, judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 3), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 40, 40), Ports: []uint16{80}, Protocols: []judge.Kind{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 50, 50), Ports: []uint16{514}, Protocols: []judge.Kind{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("203.0.113.%d", 201, 201), Ports: []uint16{80}, Protocols: []judge.Kind{judge.TCP}},
+	{Interface: "wan0", Sources: judge.Addresses("198.18.0.%d", 1, 2), Dests: judge.Addresses("198.51.100.%d", 130, 131), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP, judge.Other}},
+	{Interface: "lan0", Sources: append(judge.Addresses("10.0.2.%d", 5, 7), judge.Addresses("10.1.9.%d", 130, 131)...), Dests: judge.Addresses("198.18.0.%d", 1, 2), Ports: []uint16{53, 80},
+		Protocols: []judge.Kind{judge.TCP, judge.UDP, judge.Ping}},
+	{Interface: "lan0", Sources: judge.Addresses("fd00:a:1:1::%x", 2, 3), Dests: judge.Addresses("2001:db8:9::%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP}},
+	{Interface: "lan0", Sources: judge.Addresses("fd00:2::%x", 5, 7), Dests: judge.Addresses("64:ff9b::c612:%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Kind{judge.TCP, judge.UDP, judge.Ping}},
 }
 
-// hostile makes packets out of what was sent and what came out.
+// hostile breaks packets, and sends errors about them.
 type hostile struct {
 	*rand.Rand
-	s     *subject
-	known []seen
+	s       *subject
+	traffic *judge.Traffic
 }
 
-type seen struct {
-	iface string
-	frame []byte
-}
-
-func (h *hostile) run(in seen) error {
-	ifindex := uint32(h.s.ifaces[in.iface])
-	o := &ebpf.RunOptions{Data: in.frame, DataOut: make([]byte, len(in.frame)+512)}
+func (h *hostile) run(in nat.Arrival) error {
+	ifindex := uint32(h.s.ifaces[in.Interface])
+	o := &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512)}
 	program, verdicts := h.s.d.programs.Programs["sluice_tc"], []uint32{0xffffffff, 2, 7} // TCX_NEXT, TC_ACT_SHOT, TC_ACT_REDIRECT
 	if h.s.hook == "xdp" {
 		program, verdicts = h.s.d.programs.Programs["sluice_xdp"], []uint32{1, 2, 3, 4} // all but XDP_ABORTED
-		o.Context = xdpContext{DataEnd: uint32(len(in.frame)), Ingress: ifindex}
+		o.Context = xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: ifindex}
 	} else {
 		o.Context = skbMeta{Ingress: ifindex, Ifindex: ifindex}
 		if h.s.hook == "tc-complete" {
@@ -83,92 +74,18 @@ func (h *hostile) run(in seen) error {
 	}
 	verdict, err := program.Run(o)
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, packet.Parse(in.frame))
+		return fmt.Errorf("%w\n%s", err, packet.Parse(in.Frame))
 	}
 	if !slices.Contains(verdicts, verdict) {
-		return fmt.Errorf("verdict %d: %s", int32(verdict), packet.Parse(in.frame))
+		return fmt.Errorf("verdict %d: %s", int32(verdict), packet.Parse(in.Frame))
 	}
-	if slices.Equal(o.DataOut, in.frame) || packet.Verify(in.frame) != nil {
+	if slices.Equal(o.DataOut, in.Frame) || packet.Verify(in.Frame) != nil {
 		return nil
 	}
 	if err := packet.Verify(o.DataOut); err != nil {
-		return fmt.Errorf("a right packet became a wrong one: %v\nin  %s\nout %s", err, packet.Parse(in.frame), packet.Parse(o.DataOut))
+		return fmt.Errorf("a right packet became a wrong one: %v\nin  %s\nout %s", err, packet.Parse(in.Frame), packet.Parse(o.DataOut))
 	}
 	return nil
-}
-
-// about wraps a packet in ICMP errors about it, from its receiver.
-func (h *hostile) about(in seen, depth int) seen {
-	p := packet.Parse(in.frame)
-	if len(p) < 2 {
-		return in
-	}
-	out := "wan0"
-	if in.iface == "wan0" {
-		out = "lan0"
-	}
-	if h.IntN(4) == 0 {
-		out = in.iface
-	}
-	m := &packet.ICMP{Type: []uint8{3, 3, 11, 12, 4, 5}[h.IntN(6)], Code: uint8(h.IntN(16)), Rest: h.Uint32() & 0xff0005ff}
-	quoted := &packet.Data{Bytes: slices.Clone(in.frame[14:min(len(in.frame), 14+28+h.IntN(520))])}
-	var q packet.Packet
-	switch ip := p[1].(type) {
-	case *packet.IPv4:
-		q = packet.Packet{p[0], &packet.IPv4{Src: ip.Dst, Dst: ip.Src, TTL: 64}, m, quoted}
-	case *packet.IPv6:
-		m.V6, m.Type, m.Code = true, uint8(1+h.IntN(4)), uint8(h.IntN(6))
-		q = packet.Packet{p[0], &packet.IPv6{Src: ip.Dst, Dst: ip.Src, HopLimit: 64}, m, quoted}
-	default:
-		return in
-	}
-	e := seen{out, q.Build()}
-	if depth > 1 {
-		return h.about(e, depth-1)
-	}
-	return e
-}
-
-// spoil breaks a packet, and mostly leaves its IP header's checksum right.
-func (h *hostile) spoil(in seen) seen {
-	b := slices.Clone(in.frame)
-	for range 1 + h.IntN(3) {
-		switch h.IntN(6) {
-		case 0: // cut off
-			b = b[:min(len(b), 54+h.IntN(max(1, len(b)-54)))]
-		case 1: // any bytes
-			for range 1 + h.IntN(4) {
-				b[14+h.IntN(len(b)-14)] = byte(h.Uint32())
-			}
-		case 2: // lengths
-			b[[]int{14, 16, 17, 18, 19}[h.IntN(5)]] = byte(h.Uint32())
-		case 3: // fragments that overlap, begin late or never end
-			if b[14]>>4 == 4 {
-				binary.BigEndian.PutUint16(b[18:], uint16(h.IntN(8)))
-				binary.BigEndian.PutUint16(b[20:], uint16(h.Uint32())&0x20ff)
-			}
-		case 4: // extension headers, some of them impossible
-			if b[14]>>4 == 6 {
-				for range 1 + h.IntN(9) {
-					next := []byte{0, 43, 44, 51, 60}[h.IntN(5)]
-					x := []byte{b[20], byte(h.IntN(3)), 0, byte(h.IntN(2)), 0, 0, 0, byte(h.IntN(8))}
-					if h.IntN(2) == 0 {
-						x[1], x[3] = 0, 0
-					}
-					b[20] = next
-					b = slices.Insert(b, 54, x...)
-				}
-				binary.BigEndian.PutUint16(b[18:], uint16(len(b)-54))
-			}
-		default: // protocol
-			b[[]int{23, 20}[h.IntN(2)]] = []byte{0, 1, 6, 17, 41, 44, 47, 50, 51, 58, 60, 132}[h.IntN(12)]
-		}
-	}
-	if size := int(b[14]&15) * 4; b[14]>>4 == 4 && size >= 20 && 14+size <= len(b) && h.IntN(8) > 0 {
-		b[24], b[25] = 0, 0
-		binary.BigEndian.PutUint16(b[24:], packet.Checksum(b[14:14+size]))
-	}
-	return seen{in.iface, b}
 }
 
 func (h *hostile) flows() (n int, err error) {
@@ -179,13 +96,13 @@ func (h *hostile) flows() (n int, err error) {
 // round sends a thousand packets, the last 200 of them ICMP errors.
 func (h *hostile) round() error {
 	for range 800 {
-		in := h.known[h.IntN(len(h.known))]
+		in := h.traffic.Open()
 		switch h.IntN(8) {
 		case 0:
 		case 1:
-			in = h.spoil(h.about(in, 1+h.IntN(3)))
+			in = judge.Spoil(h.Rand, judge.About(h.Rand, in, 1+h.IntN(3)))
 		default:
-			in = h.spoil(in)
+			in = judge.Spoil(h.Rand, in)
 		}
 		if err := h.run(in); err != nil {
 			return err
@@ -196,7 +113,7 @@ func (h *hostile) round() error {
 		return err
 	}
 	for range 200 {
-		if err := h.run(h.about(h.known[h.IntN(len(h.known))], 1+h.IntN(2))); err != nil {
+		if err := h.run(judge.About(h.Rand, h.traffic.Open(), 1+h.IntN(2))); err != nil {
 			return err
 		}
 	}
@@ -220,12 +137,10 @@ func TestHostilePackets(t *testing.T) {
 	for i, hook := range []string{"xdp", "tc", "tc-complete"} {
 		t.Run(hook, func(t *testing.T) {
 			t.Parallel()
-			h := &hostile{Rand: rand.New(rand.NewPCG(uint64(number(t, "SLUICE_HOSTILE_SEED", 1)), uint64(i))), s: newSubject(t, hook)}
+			r := rand.New(rand.NewPCG(uint64(number(t, "SLUICE_HOSTILE_SEED", 1)), uint64(i)))
+			h := &hostile{Rand: r, s: newSubject(t, hook), traffic: judge.NewTraffic(hostileOpens, golden.StandardHost(), r)}
 			if err := h.s.Reset(c, golden.StandardHost()); err != nil {
 				t.Fatal(err)
-			}
-			for _, seed := range hostileSeeds {
-				h.known = append(h.known, seen{seed.iface, h.s.frame(seed.iface, seed.text)})
 			}
 			err := h.s.inside(func() (err error) {
 				for sent := 0; sent < packets/3 && err == nil; sent += 1000 {

@@ -53,14 +53,7 @@ func (s *subject) change(yaml string) error {
 	if err != nil {
 		return err
 	}
-	return s.changeTo(c)
-}
-
-// changeTo does so with one that was read already.
-func (s *subject) changeTo(c *config.Config) error {
-	c.Attach, c.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
-	s.snapshot = golden.Snapshot(c)
-	return s.inside(s.apply)
+	return s.Apply(c)
 }
 
 // mustChange does so and expects it to be taken.
@@ -316,7 +309,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 			*backends = append(*backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
 				Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Port: uint16(1000 + g)})
 		}
-		if err := s.changeTo(c); err != nil {
+		if err := s.Apply(c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -379,7 +372,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	s := changing(t, webYAML)
 	for g := range 3 {
 		prefix := fmt.Sprintf("web%d-", g)
-		if err := s.changeTo(web(t, each, prefix)); err != nil {
+		if err := s.Apply(web(t, each, prefix)); err != nil {
 			t.Fatal(err)
 		}
 		uniqueNumbers(t, s.d.t.IDs, ids.Service, wire.MaxServices)

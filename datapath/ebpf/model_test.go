@@ -30,43 +30,58 @@ func number(t *testing.T, variable string, otherwise int) int {
 // SLUICE_MODEL_PACKETS asks for more packets a scenario, SLUICE_MODEL_SEED for
 // others.
 func TestModelAgrees(t *testing.T) {
+	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 10000)}, false)
+}
+
+// TestModelAgreesAcrossReloads does so while other configurations come into force between the
+// packets. All features are on, so that most of them run in the same programs; with
+// SLUICE_MODEL_PROGRAMS=exact each has those that it needs.
+func TestModelAgreesAcrossReloads(t *testing.T) {
+	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Reloads: true}, os.Getenv("SLUICE_MODEL_PROGRAMS") != "exact")
+}
+
+func agrees(t *testing.T, o judge.Options, allOn bool) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	packets := number(t, "SLUICE_MODEL_PACKETS", 10000)
-	o := judge.Options{Packets: packets, PerReset: 10000, Seed: uint64(number(t, "SLUICE_MODEL_SEED", 1)),
-		NoShrink: os.Getenv("SLUICE_MODEL_SHRINK") == "no"}
+	o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))
+	o.NoShrink = os.Getenv("SLUICE_MODEL_SHRINK") == "no"
 	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
 		t.Run(hook, func(t *testing.T) {
 			lend := newLenders(t)
+			lend.allOn = allOn
 			for _, sc := range judge.Scenarios() {
 				t.Run(sc.Name, func(t *testing.T) {
 					t.Parallel()
-					c, err := sc.Config()
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := refusal(c); err != nil {
-						t.Skip(err)
-					}
-					if (sc.Name == "cookies" || sc.Name == "client-address") && hook == "tc-complete" {
-						t.Skip("the kernel gives the sum of the card up as a tail grows, and the test run compares it all the same")
-					}
-					s := newSubject(t, hook)
-					s.lenders = lend
-					d, n, err := judge.Run(s, sc, o)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if d != nil {
-						t.Fatal(d)
-					}
-					if s.d.switches.Paired && sc.Name == "fullnat" && (s.byXDP == 0 || s.byXDP == n) {
-						t.Errorf("of %d packets XDP has sent %d, and left the rest to TC", n, s.byXDP)
-					}
-					t.Logf("%d packets, %d by XDP before TC", n, s.byXDP)
+					agreesIn(t, hook, sc, o, lend)
 				})
 			}
 		})
 	}
+}
+
+func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, lend *lenders) {
+	c, err := sc.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := refusal(c); err != nil {
+		t.Skip(err)
+	}
+	if (sc.Name == "cookies" || sc.Name == "client-address") && hook == "tc-complete" {
+		t.Skip("the kernel gives the sum of the card up as a tail grows, and the test run compares it all the same")
+	}
+	s := newSubject(t, hook)
+	s.lenders, s.here = lend, true
+	d, n, err := judge.Run(s, sc, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d != nil {
+		t.Fatal(d)
+	}
+	if s.d.switches.Paired && sc.Name == "fullnat" && (s.byXDP == 0 || s.byXDP == n) {
+		t.Errorf("of %d packets XDP has sent %d, and left the rest to TC", n, s.byXDP)
+	}
+	t.Logf("%d packets, %d by XDP before TC", n, s.byXDP)
 }
 
 // TestPathsAgree sends the same sequences with the straight path closed: what it does

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/nat"
 	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/nat/judge"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -135,92 +136,29 @@ func randomConfig(r *rand.Rand, parts *[4]string) (*config.Config, string) {
 	}
 }
 
+// crowdOpens are few hosts with few ports, so that their flows meet.
+var crowdOpens = []judge.Opening{
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 1, 8), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
+	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 8), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
+	{Interface: "lan0", Sources: judge.Addresses("10.0.2.%d", 2, 9), Dests: append(judge.Addresses("198.18.0.%d", 1, 3), judge.Addresses("203.0.113.%d", 201, 201)...),
+		Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
+	{Interface: "lan0", Sources: judge.Addresses("fd00:2::%x", 2, 9), Dests: append(judge.Addresses("64:ff9b::c612:%x", 1, 1), netip.MustParseAddr("2001:db8:9::1"), netip.MustParseAddr("64:ff9b::cb00:71c9")),
+		Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
+	{Interface: "wan0", Sources: judge.Addresses("198.18.0.%d", 1, 8), Dests: judge.Addresses("203.0.113.%d", 201, 201), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
+}
+
+var crowdProtocols = []judge.Kind{judge.TCP, judge.TCP, judge.UDP, judge.Ping}
+
 // crowd is who sends packets through a gateway.
 type crowd struct {
 	*subject
-	r    *rand.Rand
-	seen []nat.Departure // that can be answered
-	made []datapath.Mapping
-}
-
-func (c *crowd) segment(flags ...packet.TCPFlags) *packet.TCP {
-	return &packet.TCP{Flags: flags[c.r.IntN(len(flags))], Seq: c.r.Uint32(), Ack: c.r.Uint32(), Window: 500}
-}
-
-// opens is a packet that may open a flow, of few hosts and ports.
-func (c *crowd) opens() nat.Arrival {
-	n := c.r.IntN(8)
-	iface, src, dst := "wan0", fmt.Sprintf("203.0.113.%d", 1+n), "192.0.2.10"
-	switch c.r.IntN(6) {
-	case 0:
-		src, dst = fmt.Sprintf("2001:db8:5::%d", 1+n), "2001:db8::10"
-	case 1:
-		iface, src, dst = "lan0", fmt.Sprintf("10.0.2.%d", 2+n), fmt.Sprintf("198.18.0.%d", 1+n%3)
-	case 2:
-		iface, src, dst = "lan0", fmt.Sprintf("fd00:2::%d", 2+n), oneOf(c.r, "64:ff9b::c612:1", "2001:db8:9::1", "64:ff9b::cb00:71c9")
-	case 3:
-		src, dst = fmt.Sprintf("198.18.0.%d", 1+n), "203.0.113.201"
-	case 4:
-		iface, src, dst = "lan0", fmt.Sprintf("10.0.2.%d", 2+n), "203.0.113.201"
-	}
-	sport, dport := uint16(4000+c.r.IntN(6)), uint16(80+c.r.IntN(3))
-	var l4 packet.Layer = &packet.UDP{SrcPort: sport, DstPort: dport}
-	switch c.r.IntN(4) {
-	case 0, 1:
-		t := c.segment(packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.FIN|packet.ACK, packet.RST)
-		t.SrcPort, t.DstPort = sport, dport
-		l4 = t
-	case 2:
-		kind := uint8(8)
-		if strings.Contains(src, ":") {
-			kind = 128
-		}
-		l4 = &packet.ICMP{V6: kind == 128, Type: kind, Rest: uint32(sport) << 16}
-	}
-	return c.frame(iface, netip.MustParseAddr(src), netip.MustParseAddr(dst), l4)
-}
-
-// answers is an answer to a packet that was sent on.
-func (c *crowd) answers() nat.Arrival {
-	if len(c.seen) == 0 {
-		return c.opens()
-	}
-	d := c.seen[c.r.IntN(len(c.seen))]
-	p := packet.Parse(d.Frame)
-	var src, dst netip.Addr
-	for _, l := range p { // the innermost
-		switch l := l.(type) {
-		case *packet.IPv4:
-			src, dst = l.Dst, l.Src
-		case *packet.IPv6:
-			src, dst = l.Dst, l.Src
-		}
-	}
-	switch l := p[len(p)-1].(type) {
-	case *packet.TCP:
-		t := c.segment(packet.SYN|packet.ACK, packet.ACK, packet.FIN|packet.ACK, packet.RST|packet.ACK)
-		t.SrcPort, t.DstPort, t.Ack = l.DstPort, l.SrcPort, l.Seq+1
-		return c.frame(d.Interface, src, dst, t)
-	case *packet.UDP:
-		return c.frame(d.Interface, src, dst, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort})
-	case *packet.ICMP:
-		return c.frame(d.Interface, src, dst, &packet.ICMP{V6: l.V6, Type: map[bool]uint8{false: 0, true: 129}[l.V6], Rest: l.Rest})
-	}
-	return c.opens()
-}
-
-func (c *crowd) frame(iface string, src, dst netip.Addr, l4 packet.Layer) nat.Arrival {
-	var ip packet.Layer = &packet.IPv6{Src: src, Dst: dst, HopLimit: uint8(1 + c.r.IntN(20))}
-	if src.Is4() {
-		ip = &packet.IPv4{Src: src, Dst: dst, TTL: uint8(1 + c.r.IntN(20)), DF: c.r.IntN(2) == 0}
-	}
-	at, _ := c.host.Interface(iface)
-	e := &packet.Ethernet{Dst: at.MAC, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
-	return nat.Arrival{Interface: iface, Frame: packet.Packet{e, ip, l4}.Build()}
+	r       *rand.Rand
+	traffic *judge.Traffic
+	made    []datapath.Mapping
 }
 
 // world is where everybody lives.
-var world = []string{"192.0.2.10/32", "198.18.0.0/24", "198.51.100.0/24", "203.0.113.0/24", "10.0.2.0/24", "2001:db8::/32", "fd00:2::/64", "64:ff9b::/96"}
+var world = []string{"192.0.2.0/24", "198.18.0.0/24", "198.51.100.0/24", "203.0.113.0/24", "10.0.2.0/24", "2001:db8::/32", "fd00:2::/64", "64:ff9b::/96"}
 
 // strange tells of an address that nobody has.
 func strange(frame []byte) error {
@@ -253,25 +191,25 @@ func (s *subject) restart() error {
 
 // talk sends some packets and lets some time pass.
 func (c *crowd) talk(packets int) error {
-	for range packets {
-		in := c.opens()
-		if c.r.IntN(2) == 0 {
-			in = c.answers()
-		}
-		out, err := c.Step(in)
-		if err != nil {
-			return err
-		}
-		for _, d := range out.Out {
-			if err := errors.Join(packet.Verify(d.Frame), strange(d.Frame)); err != nil {
-				return fmt.Errorf("%s became %s: %w", packet.Parse(in.Frame), packet.Parse(d.Frame), err)
+	for sent := 0; sent < packets; {
+		for _, p := range c.traffic.Next() {
+			out, err := c.Step(p.Arrival)
+			if err != nil {
+				return err
 			}
-			if out.Action == nat.Forward {
-				c.seen = append(c.seen, d)
+			if wrong := judge.Unsound(p.Frame, out); wrong != "" {
+				return errors.New(wrong)
 			}
+			for _, d := range out.Out {
+				if err := strange(d.Frame); err != nil {
+					return fmt.Errorf("%s became %s: %w", packet.Parse(p.Frame), packet.Parse(d.Frame), err)
+				}
+			}
+			c.traffic.Saw(p, out)
+			sent++
 		}
 	}
-	c.seen = c.seen[max(0, len(c.seen)-40):]
+	c.traffic.Forget()
 	for range 3 {
 		m := datapath.Mapping{Rule: "office", Protocol: flow.Protocol(6 + 11*c.r.IntN(2)), Expires: kernel.SinceBoot() + time.Hour,
 			Inside:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + c.r.IntN(8))}), uint16(4000+c.r.IntN(6))),
@@ -302,7 +240,7 @@ func TestNothingLeaks(t *testing.T) {
 				if err := s.Reset(c, golden.StandardHost()); err != nil {
 					t.Fatalf("%v\n%s", err, text)
 				}
-				all := &crowd{subject: s, r: r}
+				all := &crowd{subject: s, r: r, traffic: judge.NewTraffic(crowdOpens, golden.StandardHost(), r, netip.MustParsePrefix("64:ff9b::/96"))}
 				log := []string{text}
 				for range 12 {
 					if err := all.talk(150); err != nil {
@@ -317,7 +255,7 @@ func TestNothingLeaks(t *testing.T) {
 						}
 						log = append(log, "by another process")
 					}
-					err := s.changeTo(c)
+					err := s.Apply(c)
 					if err != nil && strings.Contains(err.Error(), "the tables were made for") { // too much at once: as before
 						parts, s.snapshot = was, before
 						err = s.inside(s.apply)

@@ -29,9 +29,10 @@ import (
 // shared are programs and their tables that subjects use one after the other: the verifier
 // looks at those with the same constants once, and not once for each case.
 type shared struct {
-	t      *table.Tables
-	loaded map[wire.Switches]*ebpf.Collection
-	syns   bool // some were sent on without a flow
+	t       *table.Tables
+	loaded  map[wire.Switches]*ebpf.Collection
+	syns    bool // some were sent on without a flow
+	refused bool // some were refused, or another configuration has begun to count anew
 }
 
 // errOtherConstants: a configuration's constants are other ones than those of the programs that
@@ -75,29 +76,37 @@ func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (_ *shared, err
 			l.give(s, nil)
 		}
 	}()
+	return s, l.equip(s, d, snapshot)
+}
+
+// equip gives a datapath the tables, and the programs that a snapshot needs.
+func (l *lenders) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot) error {
 	h, err := readHost()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	c, err := compile.Compile(snapshot, stateOf(s.t, snapshot), h)
 	if err != nil { // more addresses, say, than these tables have room for
-		return nil, fmt.Errorf("%w: %w", errOtherConstants, err)
+		return fmt.Errorf("%w: %w", errOtherConstants, err)
 	}
 	programs := s.loaded[c.Switches]
 	if programs == nil {
 		for other := range s.loaded {
 			a, b := other, c.Switches
 			if l.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings {
-				return nil, errOtherConstants
+				return errOtherConstants
 			}
 		}
 		if programs, err = s.t.Program(c.Switches, false); err != nil {
-			return nil, err
+			return err
 		}
 		s.loaded[c.Switches] = programs
 	}
+	if d.programs != programs {
+		d.forgetMapper()
+	}
 	d.t, d.programs, d.switches = s.t, programs, c.Switches
-	return s, nil
+	return nil
 }
 
 func (l *lenders) take(hz uint32) (*shared, error) {
@@ -123,6 +132,7 @@ func (l *lenders) take(hz uint32) (*shared, error) {
 func (l *lenders) give(s *shared, d *Datapath) {
 	if d != nil {
 		if c, err := d.Counters(context.Background()); err == nil {
+			s.refused = s.refused || slices.ContainsFunc(c.Services, func(s datapath.ServiceCounters) bool { return s.Refused > 0 })
 			s.syns = slices.ContainsFunc(c.Reasons, func(r datapath.ReasonCounter) bool { return r.Reason == "syn" && r.Packets > 0 })
 		}
 		d.t, d.programs = nil, nil
@@ -147,7 +157,7 @@ func (l *lenders) close() (err error) {
 // wipe makes the tables as they were when they were made.
 func (s *shared) wipe() error {
 	for name, m := range s.t.Maps {
-		if name == "recent_syns" && !s.syns { // a million elements
+		if name == "recent_syns" && !s.syns || name == "refused_syns" && !s.refused { // a million elements
 			continue
 		}
 		if err := s.clear(name, m); err != nil {
@@ -158,7 +168,7 @@ func (s *shared) wipe() error {
 		s.t.Runs.Values[n] = uint64(n)
 	}
 	var err error
-	s.syns = false
+	s.syns, s.refused = false, false
 	s.t.IDs, err = table.LoadIDs(s.t.Maps["ids"])
 	return err
 }

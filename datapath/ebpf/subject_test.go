@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf"
@@ -38,6 +39,7 @@ type subject struct {
 	t        testing.TB
 	hook     string      // "xdp", "tc", "tc-complete": TC with CHECKSUM_COMPLETE, or "pair": XDP with TC behind
 	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
+	here     bool        // the goroutine that asks does so itself: it is the only one, and ends with the subject
 	cpu      int
 	d        *Datapath
 	snapshot *datapath.Snapshot
@@ -90,24 +92,38 @@ func (s *subject) drop() {
 // enter starts a thread in a network namespace of its own, which ends with it. It
 // stays on one CPU: the program leaves its plan in memory of the CPU that it ran on.
 func (s *subject) enter() error {
+	if s.here {
+		return s.settle()
+	}
 	thread, made := make(chan func()), make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		var cpu unix.CPUSet
-		cpu.Set(s.cpu)
-		ns, err := netns.New()
-		made <- errors.Join(err, unix.SchedSetaffinity(0, &cpu))
+		made <- s.settle()
 		for f := range thread {
 			f()
 		}
-		ns.Close()
 	}()
 	s.thread = thread
 	return <-made
 }
 
+// settle moves the calling goroutine into a new network namespace, and on the subject's CPU. Its
+// thread ends with it.
+func (s *subject) settle() error {
+	runtime.LockOSThread()
+	var cpu unix.CPUSet
+	cpu.Set(s.cpu)
+	ns, err := netns.New()
+	if err == nil {
+		err = ns.Close() // the thread keeps it
+	}
+	return errors.Join(err, unix.SchedSetaffinity(0, &cpu))
+}
+
 // inside runs f in the subject's namespace.
 func (s *subject) inside(f func() error) error {
+	if s.here {
+		return f()
+	}
 	done := make(chan error)
 	s.thread <- func() { done <- f() }
 	return <-done
@@ -375,6 +391,9 @@ func (s *subject) clock() (ticks uint32, err error) {
 	return s.jiffies.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
 }
 
+// olderServices is how many services may have been in force, one after the other.
+const olderServices = 64
+
 func (s *subject) older(back func(*uint32)) {
 	t := s.d.t
 	for i := range t.Flows4.Values {
@@ -383,13 +402,13 @@ func (s *subject) older(back func(*uint32)) {
 	for i := range t.Flows6.Values {
 		back(&t.Flows6.Values[i].Meta.Seen)
 	}
-	for i := range s.snapshot.Services {
+	for i := range olderServices {
 		if l := &t.ServiceLoads.Values[i]; l.Cookie != 0 {
 			back(&l.Cookie)
 		}
 	}
-	each(t.Maps["stickies"], func(v *wire.Sticky) { back(&v.Seen) })
-	each(t.Maps["fragments"], func(v *wire.Fragment) { back(&v.Seen) })
+	each[wire.StickyKey](t.Maps["stickies"], func(v *wire.Sticky) { back(&v.Seen) })
+	each[wire.FragmentKey](t.Maps["fragments"], func(v *wire.Fragment) { back(&v.Seen) })
 }
 
 // olderLimits makes rates older. Here, too, the time that packets took does not count, but
@@ -401,31 +420,48 @@ func (s *subject) olderLimits(ticks, took uint32) {
 			*tat += ns(took) - min(*tat, ns(ticks))
 		}
 	}
-	for i := range s.snapshot.Services {
+	for i := range olderServices {
 		back(&s.d.t.ServiceLoads.Values[i].Tat)
 		back(&s.d.t.ServiceLoads.Values[i].ResetTat)
 	}
-	each(s.d.t.Maps["client_rates"], func(v *wire.Client) { back(&v.Tat) })
-	each(s.d.t.Maps["firewall_rules"], func(v *wire.FirewallRule) { back(&v.Tat) })
+	each[wire.ClientKey](s.d.t.Maps["client_rates"], func(v *wire.Client) { back(&v.Tat) })
+	if len(s.snapshot.Rules) > 0 {
+		each[uint32](s.d.t.Maps["firewall_rules"], func(v *wire.FirewallRule) { back(&v.Tat) })
+	}
 }
 
-func each[V any](m *ebpf.Map, change func(*V)) {
-	var keys [][]byte
-	var values []V
-	var k []byte
-	var v V
-	for it := m.Iterate(); it.Next(&k, &v); {
-		keys, values = append(keys, append([]byte(nil), k...)), append(values, v)
+func each[K comparable, V any](m *ebpf.Map, change func(*V)) {
+	all, err := table.Content[K, V](m)
+	if err != nil || len(all) == 0 {
+		return
 	}
-	for i, k := range keys {
-		change(&values[i])
-		m.Update(k, &values[i], ebpf.UpdateExist)
+	keys, values := make([]K, 0, len(all)), make([]V, 0, len(all))
+	for k, v := range all {
+		change(&v)
+		keys, values = append(keys, k), append(values, v)
 	}
+	m.BatchUpdate(keys, values, nil)
 }
 
 func (s *subject) sweep() error {
 	_, err := s.d.programs.Programs["sweep_all"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
 	return err
+}
+
+// Apply implements golden.Subject: the tables are those that are there.
+func (s *subject) Apply(c *config.Config) error {
+	next := *c
+	next.Attach, next.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
+	s.snapshot = golden.Snapshot(&next)
+	return s.inside(func() error {
+		if s.borrowed != nil {
+			s.borrowed.refused = true
+			if err := s.lenders.equip(s.borrowed, s.d, s.snapshot); err != nil {
+				return err
+			}
+		}
+		return s.apply()
+	})
 }
 
 // SetState implements golden.Subject.

@@ -219,6 +219,14 @@ func plain(p packet.Packet) []byte {
 // Advance implements golden.Subject: the kernel's clock cannot be turned.
 func (s *subject) Advance(time.Duration) error { return errors.ErrUnsupported }
 
+// Apply implements golden.Subject.
+func (s *subject) Apply(c *config.Config) error {
+	revision := s.snapshot.Revision
+	s.snapshot = golden.Snapshot(c)
+	s.snapshot.Revision = revision
+	return s.inside(s.apply)
+}
+
 // SetState implements golden.Subject.
 func (s *subject) SetState(service, backend string, state datapath.State) error {
 	next := *s.snapshot // the one in force is never modified

@@ -18,6 +18,7 @@
 //	flows 0
 //	count service web connections=1 packets=1 bytes=48 refused=0
 //	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host asked for it), unmap the same
+//	apply NAME (the configuration of the section "config NAME" takes the place of the one in force; without a name the first one)
 //
 // A packet's text may leave the Ethernet header out: it is then what the host's
 // interfaces and neighbours call for. "same" edits the packet that came in;
@@ -57,6 +58,8 @@ type Subject interface {
 	// Advance lets time pass. A subject that cannot turn its clock makes
 	// everything it remembers older.
 	Advance(time.Duration) error
+	// Apply puts another configuration in the place of the one in force, as a reload does.
+	Apply(*config.Config) error
 	// SetState changes the state of a backend.
 	SetState(service, backend string, s datapath.State) error
 	// Map makes a mapping that an inside host requests, Unmap ends it.
@@ -74,7 +77,9 @@ type Case struct {
 	Path   string
 	About  string // the comment at its top
 	Config *config.Config
-	Host   nat.Host
+	// Later are configurations that take the place of another, by their names; "" is Config.
+	Later map[string]*config.Config
+	Host  nat.Host
 	// Skip holds, by subject, why the case does not run on it.
 	Skip  map[string]string
 	Steps []Step
@@ -96,7 +101,7 @@ type Step struct {
 	Wait time.Duration
 	// Flows
 	Count int
-	// Counters, Backend, Where: the words of the line.
+	// Counters, Backend, Where, Apply: the words of the line.
 	Words []string
 }
 
@@ -113,6 +118,7 @@ const (
 	StepMap
 	StepUnmap
 	StepWhere
+	StepApply
 )
 
 // Expected is a packet that is to leave.
@@ -156,25 +162,28 @@ func Load(dir string) ([]*Case, error) {
 
 // Read parses the text of one case; path names it in errors.
 func Read(path, text string) (*Case, error) {
-	c := &Case{Name: strings.TrimSuffix(filepath.Base(path), ".txt"), Path: path, Skip: map[string]string{}, Host: StandardHost()}
-	var configuration strings.Builder
+	c := &Case{Name: strings.TrimSuffix(filepath.Base(path), ".txt"), Path: path, Skip: map[string]string{}, Later: map[string]*config.Config{}, Host: StandardHost()}
+	configurations := map[string]string{"": ""}
 	section := ""
 	for i, line := range strings.Split(text, "\n") {
-		if name, ok := strings.CutPrefix(line, "-- "); ok {
-			section = strings.TrimSuffix(name, " --")
+		if head, ok := strings.CutPrefix(line, "-- "); ok {
+			section = strings.TrimSuffix(head, " --")
 			continue
 		}
 		trimmed := strings.TrimSpace(line)
-		if section != "config" && (trimmed == "" || strings.HasPrefix(trimmed, "#")) {
+		name, configures := configSection(section)
+		if !configures && (trimmed == "" || strings.HasPrefix(trimmed, "#")) {
 			if section == "" {
 				c.About = strings.TrimSpace(c.About + " " + strings.TrimLeft(trimmed, "# "))
 			}
 			continue
 		}
+		if configures {
+			configurations[name] += line + "\n"
+			continue
+		}
 		var err error
 		switch section {
-		case "config":
-			configuration.WriteString(line + "\n")
 		case "host":
 			err = readHost(&c.Host, trimmed)
 		case "skip":
@@ -183,24 +192,39 @@ func Read(path, text string) (*Case, error) {
 		case "packets":
 			err = c.step(i+1, trimmed)
 		default:
-			err = fmt.Errorf("text outside of the sections config, host, skip and packets")
+			err = fmt.Errorf("text outside of the sections config, config NAME, host, skip and packets")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
 		}
 	}
-	cfg, err := config.Decode(path, []byte(configuration.String()))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	for name, text := range configurations {
+		cfg, err := config.Decode(path, []byte(text))
+		if err != nil {
+			return nil, fmt.Errorf("%s: config %s: %w", path, name, err)
+		}
+		if c.Later[name] = cfg; name == "" {
+			c.Config = cfg
+		}
 	}
-	c.Config = cfg
 	return c, c.check()
+}
+
+// configSection tells whether a section holds a configuration, and which: the first one has no name.
+func configSection(section string) (name string, ok bool) {
+	if section == "config" {
+		return "", true
+	}
+	return strings.CutPrefix(section, "config ")
 }
 
 // check refuses cases that expect nothing of a packet.
 func (c *Case) check() error {
 	packets := 0
 	for _, s := range c.Steps {
+		if s.Kind == StepApply && c.Later[strings.Join(s.Words, " ")] == nil {
+			return fmt.Errorf("%s:%d: apply NAME, of a section \"config NAME\"; without a name it is the first one", c.Path, s.Line)
+		}
 		if s.Kind == StepPacket {
 			packets++
 			if s.Action == "" {
@@ -223,12 +247,18 @@ func (c *Case) counts() error {
 			counted[name] = true
 		}
 	}
-	for _, s := range c.Config.Services {
+	last := c.Config
+	for _, s := range c.Steps {
+		if s.Kind == StepApply {
+			last = c.Later[strings.Join(s.Words, " ")]
+		}
+	}
+	for _, s := range last.Services {
 		if !counted[s.Name] {
 			return fmt.Errorf("%s: nothing is expected of the counters: write count service %s connections=N packets=N bytes=N refused=N", c.Path, s.Name)
 		}
 	}
-	for _, r := range c.Config.NAT {
+	for _, r := range last.NAT {
 		if !counted[r.Name] {
 			return fmt.Errorf("%s: nothing is expected of the counters: write count nat %s packets=N bytes=N", c.Path, r.Name)
 		}

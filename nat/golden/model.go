@@ -35,6 +35,9 @@ func (s *Model) Step(in nat.Arrival) (nat.Outcome, error) { return s.model.Recei
 // Advance implements Subject.
 func (s *Model) Advance(d time.Duration) error { s.model.Advance(d); return nil }
 
+// Apply implements Subject.
+func (s *Model) Apply(c *config.Config) error { s.model.Apply(c); return nil }
+
 // SetState implements Subject.
 func (s *Model) SetState(service, backend string, state datapath.State) error {
 	return s.model.SetState(service, backend, state)

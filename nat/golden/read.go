@@ -68,8 +68,10 @@ func (c *Case) step(line int, s string) error {
 		next.Kind = StepBackend
 	case "where":
 		next.Kind = StepWhere
+	case "apply":
+		next.Kind = StepApply
 	default:
-		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, map, unmap, backend or where", word)
+		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, map, unmap, backend, apply or where", word)
 	}
 	c.Steps = append(c.Steps, next)
 	return nil

@@ -106,6 +106,8 @@ func (r *run) step(s Step) error {
 		return err
 	case StepBackend:
 		return r.backend(s.Words)
+	case StepApply:
+		return r.s.Apply(r.c.Later[strings.Join(s.Words, " ")])
 	case StepMap:
 		return mapping(s.Words, r.s.Map)
 	case StepUnmap:

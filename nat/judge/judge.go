@@ -3,7 +3,6 @@
 package judge
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -31,6 +30,8 @@ type Options struct {
 	// Ignore, when it returns true, takes an outcome as right although it differs.
 	// For what a subject is known not to do.
 	Ignore func(in nat.Arrival, want, got nat.Outcome) bool
+	// Reloads has other configurations come while packets flow.
+	Reloads bool
 	// NoShrink reports a disagreement as it was found.
 	NoShrink bool
 }
@@ -69,7 +70,7 @@ func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 	for round := uint64(0); sent < o.Packets; round++ {
 		seed := o.Seed<<20 + round
 		events := randomEvents(seed, min(o.PerReset, o.Packets-sent+1))
-		t, err := replay(s, sc, seed, events, o.Ignore)
+		t, err := replay(s, sc, seed, events, o)
 		if err != nil {
 			return nil, sent, err
 		}
@@ -80,8 +81,8 @@ func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 				d.Case = t.text(sc)
 				return d, sent, nil
 			}
-			events = shrink(s, sc, seed, events[:t.at+1], o.Ignore)
-			if t, err = replay(s, sc, seed, events, o.Ignore); err != nil {
+			events = shrink(s, sc, seed, events[:t.at+1], o)
+			if t, err = replay(s, sc, seed, events, o); err != nil {
 				return nil, sent, err
 			}
 			d.Case = t.text(sc)
@@ -102,11 +103,11 @@ func Compare(a, b golden.Subject, sc Scenario, o Options) (*Disagreement, int, e
 	for round := uint64(0); sent < o.Packets; round++ {
 		seed := o.Seed<<20 + round
 		events := randomEvents(seed, o.PerReset)
-		ta, err := replay(a, sc, seed, events, o.Ignore)
+		ta, err := replay(a, sc, seed, events, o)
 		if err != nil {
 			return nil, sent, err
 		}
-		tb, err := replay(b, sc, seed, events, o.Ignore)
+		tb, err := replay(b, sc, seed, events, o)
 		if err != nil {
 			return nil, sent, err
 		}
@@ -139,6 +140,7 @@ func randomEvents(seed uint64, n int) []event {
 // trace is what happened in a run.
 type trace struct {
 	strangers    []string // neighbours that the host does not know
+	reloads      []reload // other configurations that may come
 	steps        []step
 	packets      int
 	at           int // the event of the disagreement
@@ -151,11 +153,11 @@ type step struct {
 	want   nat.Outcome
 	got    nat.Outcome
 	wait   time.Duration
-	change string // of a backend, as a line of a packet case
+	change string // of a backend, a mapping or the configuration, as a line of a packet case
 }
 
 // replay runs events on a fresh subject and a fresh model.
-func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) (*trace, error) {
+func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Options) (*trace, error) {
 	c, err := sc.Config()
 	if err != nil {
 		return nil, err
@@ -169,12 +171,17 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
 	w := &world{scenario: sc, host: host}
+	t := &trace{strangers: strangers}
+	if o.Reloads {
+		if t.reloads, err = sc.reloads(o.Seed); err != nil {
+			return nil, err
+		}
+	}
 	for _, n := range c.NAT {
 		if n.Prefix.IsValid() {
 			w.prefixes = append(w.prefixes, n.Prefix)
 		}
 	}
-	t := &trace{strangers: strangers}
 	for i, e := range events {
 		t.at = i
 		if e.kind == waiting {
@@ -198,7 +205,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 		}
 		wire := rand.New(rand.NewPCG(e.seed, 5))
 		for _, a := range w.arrivals(e) {
-			if err := t.packet(s, model, w, seed, a, w.wire(wire, a.Arrival), ignore); err != nil || t.disagreement != nil {
+			if err := t.packet(s, model, w, seed, a, w.wire(wire, a.Arrival), o.Ignore); err != nil || t.disagreement != nil {
 				return t, err
 			}
 		}
@@ -209,11 +216,13 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, ignore f
 	return t, t.counters(s, model, sc, seed)
 }
 
-// change makes or ends a mapping, or gives a backend another state, in scenarios where these
-// change. A packet whose fragments come before and after that is nobody's: where no flow is
-// kept the later ones go to another backend.
+// change makes or ends a mapping, gives a backend another state, in scenarios where these
+// change, or puts another configuration in force.
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
+	if len(t.reloads) > 0 && (len(w.scenario.Wishes)+len(w.scenario.Changing) == 0 || r.IntN(3) == 0) {
+		return t.reload(s, model, w, r)
+	}
 	if len(w.scenario.Wishes) > 0 {
 		return t.mapping(s, model, w, r, seed)
 	}
@@ -222,10 +231,22 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 	}
 	service, backend, _ := strings.Cut(pick(r, w.scenario.Changing), "/")
 	state := pick(r, []datapath.State{datapath.Up, datapath.Up, datapath.Drain, datapath.Down})
-	w.age++ // flows may have ended
-	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
+	if err := model.SetState(service, backend, state); err != nil {
+		if len(t.reloads) > 0 { // it is not configured now
+			err = nil
+		}
+		return err
+	}
+	w.changed()
 	t.steps = append(t.steps, step{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
-	return errors.Join(model.SetState(service, backend, state), s.SetState(service, backend, state))
+	return s.SetState(service, backend, state)
+}
+
+// changed forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
+// come before and after it is nobody's: where no flow is kept the later ones go to another backend.
+func (w *world) changed() {
+	w.age++
+	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
 }
 
 // packet sends one packet, which is on the wire as "in", and compares.
@@ -242,25 +263,16 @@ func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
-	if p := unsound(in.Frame, got); p != "" {
+	if p := Unsound(in.Frame, got); p != "" {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
-	if a.conversation != nil && got.Reason == nat.ReasonCookie && len(got.Out) == 1 {
-		a.conversation.cookie, _ = packet.Find[*packet.TCP](packet.Parse(got.Out[0].Frame))
-	}
-	if a.conversation != nil && got.Action == nat.Forward && len(got.Out) == 1 {
-		a.conversation.age = w.age
-		a.conversation.in[a.direction] = a.Arrival
-		a.conversation.out[a.direction] = &got.Out[0]
-	} else if a.conversation != nil && a.conversation.in[a.direction].Frame == nil {
-		a.conversation.in[a.direction] = a.Arrival
-	}
+	w.saw(a, got)
 	return nil
 }
 
-// unsound tells when a datapath made a wrong packet of a right one.
-func unsound(in []byte, got nat.Outcome) string {
+// Unsound tells when a datapath made a wrong packet of a right one; "" when it did not.
+func Unsound(in []byte, got nat.Outcome) string {
 	if packet.Verify(in) != nil {
 		return ""
 	}
@@ -365,6 +377,9 @@ func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 		out[s.Name+" connections"], out[s.Name+" packets"], out[s.Name+" bytes"] = s.Connections, s.Packets, s.Bytes
 		out[s.Name+" refused"] = s.Refused
 		for _, b := range s.Backends {
+			if model.Uncountable(s.Name) {
+				continue
+			}
 			name := s.Name + "/" + b.Name
 			if model.Guessed(s.Name) {
 				name = s.Name + "/*"
@@ -398,9 +413,9 @@ const shrinkFor = time.Minute
 
 // shrink leaves out events as long as the disagreement stays: first halves, then
 // ever smaller runs of them.
-func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) []event {
+func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, o Options) []event {
 	fails := func(e []event) bool {
-		t, err := replay(s, sc, seed, e, ignore)
+		t, err := replay(s, sc, seed, e, o)
 		return err == nil && t.disagreement != nil
 	}
 	end := time.Now().Add(shrinkFor)

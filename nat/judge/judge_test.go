@@ -30,12 +30,27 @@ func TestModelAgreesWithItself(t *testing.T) {
 	}
 }
 
+// TestModelAgreesAcrossReloads does so while other configurations come into force.
+func TestModelAgreesAcrossReloads(t *testing.T) {
+	for _, sc := range Scenarios() {
+		t.Run(sc.Name, func(t *testing.T) {
+			d, _, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1, Reloads: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d != nil {
+				t.Fatal(d)
+			}
+		})
+	}
+}
+
 // TestEveryReasonIsReached guards the generator: a scenario that never leaves its
 // first branch proves nothing.
 func TestEveryReasonIsReached(t *testing.T) {
 	seen := map[nat.Reason]int{}
 	for _, sc := range Scenarios() {
-		tr, err := replay(&golden.Model{Seed: 5}, sc, 3, randomEvents(3, 3000), nil)
+		tr, err := replay(&golden.Model{Seed: 5}, sc, 3, randomEvents(3, 3000), Options{})
 		if err != nil || tr.disagreement != nil {
 			t.Fatal(err, tr.disagreement)
 		}

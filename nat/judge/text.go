@@ -17,6 +17,11 @@ import (
 func (t *trace) text(sc Scenario) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s", sc.Name, sc.YAML)
+	for _, r := range t.reloads {
+		if slices.ContainsFunc(t.steps, func(s step) bool { return s.change == "apply "+r.name }) {
+			fmt.Fprintf(&b, "-- config %s --\n%s", r.name, strings.TrimLeft(r.yaml, "\n"))
+		}
+	}
 	host := slices.Clone(sc.HostLines)
 	for _, a := range t.strangers {
 		host = append(host, "forget "+a)

@@ -41,6 +41,9 @@ func (w *world) wish(r *rand.Rand) (m datapath.Mapping, again bool) {
 // mapping makes a mapping, or ends one.
 func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
 	m, again := w.wish(r)
+	if !again && !model.MayAsk(m) {
+		return nil
+	}
 	line := fmt.Sprintf("map %s %s %s %s", m.Rule, m.Protocol, m.Inside, m.Outside)
 	w.age++ // what was one flow may be another now
 	if again {

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
+)
+
+// variants is how many other configurations a scenario has: each may need programs of its own,
+// which the verifier takes a second for.
+const variants = 12
+
+// reload is another configuration of a scenario.
+type reload struct {
+	name   string // in a packet case
+	yaml   string
+	config *config.Config
+}
+
+// reloads are what an operator makes of the scenario's configuration, one change or some at a time.
+// The configuration itself is the first of them.
+func (s Scenario) reloads(seed uint64) (list []reload, err error) {
+	list = []reload{{name: "0", yaml: s.YAML}}
+	if list[0].config, err = s.Config(); err != nil {
+		return nil, err
+	}
+	r := rand.New(rand.NewPCG(seed, 11))
+	for tries := 0; len(list) <= variants && tries < 20*variants; tries++ {
+		text, err := s.vary(r)
+		if err != nil {
+			return nil, err
+		}
+		c, err := config.Decode("scenario "+s.Name, []byte(text))
+		if err == nil {
+			list = append(list, reload{fmt.Sprint(len(list)), text, c})
+		}
+	}
+	return list, nil
+}
+
+// document is a configuration as a tree.
+type document struct {
+	r    *rand.Rand
+	root map[string]any
+}
+
+// vary changes the configuration of a scenario in one to four ways. What comes out may be invalid.
+func (s Scenario) vary(r *rand.Rand) (string, error) {
+	d := &document{r: r}
+	if err := yaml.Unmarshal([]byte(s.YAML), &d.root); err != nil {
+		return "", err
+	}
+	for range 1 + r.IntN(4) {
+		if n := len(d.list("services")); n > 0 && (len(d.list("nat")) == 0 || r.IntN(2) == 0) {
+			d.service(r.IntN(n))
+		} else if n := len(d.list("nat")); n > 0 {
+			d.rule(r.IntN(n))
+		}
+		if d.root["firewall"] != nil && r.IntN(2) == 0 {
+			d.firewall(d.root["firewall"].(map[string]any))
+		}
+	}
+	if r.IntN(3) == 0 {
+		d.root["established"] = "end"
+	}
+	text, err := yaml.Marshal(d.root)
+	return string(text), err
+}
+
+func (d *document) list(key string) []any { return listOf(d.root, key) }
+
+func listOf(m map[string]any, key string) []any {
+	l, _ := m[key].([]any)
+	return l
+}
+
+// without takes one element from a list that has several.
+func without(r *rand.Rand, m map[string]any, key string) {
+	if l := listOf(m, key); len(l) > 1 {
+		n := r.IntN(len(l))
+		m[key] = slices.Delete(slices.Clone(l), n, n+1)
+	}
+}
+
+// service changes a service: it goes, or its backends come, go, move, drain or change their weight,
+// it listens elsewhere, or its limits and options are others.
+func (d *document) service(n int) {
+	r := d.r
+	s := d.list("services")[n].(map[string]any)
+	backends := listOf(s, "backends")
+	b := pick(r, backends).(map[string]any)
+	switch r.IntN(12) {
+	case 0:
+		if len(d.list("services"))+len(d.list("nat")) > 1 {
+			d.root["services"] = slices.Delete(slices.Clone(d.list("services")), n, n+1)
+		}
+	case 1, 2:
+		d.dropBackend(s)
+	case 3, 4:
+		b["drain"] = true
+	case 5:
+		b["weight"] = 1 + r.IntN(5)
+	case 6, 7:
+		d.move(b)
+	case 8:
+		without(r, s, "listen")
+	case 9:
+		s["mss-clamp"] = s["protocol"] != "udp" && s["mss-clamp"] == nil
+	case 10:
+		s["when-down"] = pick(r, []string{"reset", "reject", "drop"})
+	case 11:
+		without(r, s, "source-pool")
+	}
+}
+
+// dropBackend takes a backend from a service, with the sessions that are pinned to it.
+func (d *document) dropBackend(s map[string]any) {
+	before := listOf(s, "backends")
+	without(d.r, s, "backends")
+	left := map[any]bool{}
+	for _, b := range listOf(s, "backends") {
+		left[b.(map[string]any)["name"]] = true
+	}
+	if len(left) == len(before) || s["sessions"] == nil {
+		return
+	}
+	pins := slices.DeleteFunc(slices.Clone(listOf(s, "sessions")), func(p any) bool { return !left[p.(map[string]any)["backend"]] })
+	if s["sessions"] = pins; len(pins) == 0 {
+		delete(s, "sessions")
+	}
+}
+
+// move gives a backend an address that no other one has.
+func (d *document) move(b map[string]any) {
+	taken := map[any]bool{}
+	for _, s := range d.list("services") {
+		for _, other := range listOf(s.(map[string]any), "backends") {
+			taken[other.(map[string]any)["address"]] = true
+		}
+	}
+	format := "10.0.2.%d"
+	if strings.Contains(b["address"].(string), ":") {
+		format = "fd00:2::%d"
+	}
+	for _, n := range d.r.Perm(8) {
+		if a := fmt.Sprintf(format, n+2); !taken[a] {
+			b["address"] = a
+			return
+		}
+	}
+}
+
+// rule changes a NAT rule: it goes or comes before another, its sources, addresses, exceptions,
+// filter or target are others.
+func (d *document) rule(n int) {
+	r := d.r
+	rules := d.list("nat")
+	rule := rules[n].(map[string]any)
+	switch r.IntN(12) {
+	case 0, 1:
+		if len(d.list("services"))+len(rules) > 1 {
+			d.root["nat"] = slices.Delete(slices.Clone(rules), n, n+1)
+		}
+	case 2, 3:
+		narrow(rule)
+	case 4, 5:
+		without(r, rule, "to")
+		without(r, rule, "pool")
+		without(r, rule, "eam")
+	case 6:
+		if _, ok := rule["filtering"]; ok || rule["type"] == "snat" {
+			rule["filtering"] = pick(r, []string{"endpoint-independent", "address-dependent", "address-and-port-dependent"})
+		}
+	case 7:
+		d.except(rule)
+	case 8:
+		other := r.IntN(len(rules))
+		rules[n], rules[other] = rules[other], rules[n]
+	case 9:
+		if to, ok := rule["to"].(map[string]any); ok {
+			to["address"] = pick(r, []string{"10.0.2.4", "10.0.2.5", "fd00:2::4"})
+		}
+	case 10:
+		rule["mss-clamp"] = rule["mss-clamp"] == nil
+	case 11:
+		rule["hairpin"] = pick(r, []string{"on", "off"})
+	}
+}
+
+// narrow leaves a rule a part of its sources. Deterministic blocks would be others then.
+func narrow(rule map[string]any) {
+	sources := listOf(rule, "source")
+	if len(sources) == 0 || rule["deterministic"] != nil {
+		return
+	}
+	p, err := netip.ParsePrefix(sources[0].(string))
+	if err != nil {
+		return
+	}
+	if bits := p.Addr().BitLen() - 2; p.Bits() < bits {
+		p = netip.PrefixFrom(p.Addr().Next().Next(), bits).Masked()
+	}
+	rule["source"] = []any{p.String()}
+}
+
+// except has a rule leave one more destination alone.
+func (d *document) except(rule map[string]any) {
+	far := "198.18.0.3/32"
+	for _, p := range listOf(rule, "source") {
+		if strings.Contains(p.(string), ":") && rule["prefix"] == nil {
+			far = "2001:db8:9::3/128"
+		}
+	}
+	if rule["type"] != "port-forward" {
+		rule["except"] = append(slices.Clone(listOf(rule, "except")), far)
+	}
+}
+
+// firewall takes a member from a set, or a rule, or changes the order of two.
+func (d *document) firewall(f map[string]any) {
+	r := d.r
+	sets, _ := f["sets"].(map[string]any)
+	rules := listOf(f, "rules")
+	switch r.IntN(3) {
+	case 0:
+		if len(sets) > 0 {
+			names := make([]string, 0, len(sets))
+			for name := range sets {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			without(r, sets, pick(r, names))
+		}
+	case 1:
+		without(r, f, "rules")
+	case 2:
+		if len(rules) > 1 {
+			n := r.IntN(len(rules) - 1)
+			rules[n], rules[n+1] = rules[n+1], rules[n]
+		}
+	}
+}
+
+// reload puts another configuration in force. A packet whose fragments come before and after that
+// is nobody's, as after a change of a backend.
+func (t *trace) reload(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
+	next := pick(r, t.reloads)
+	if model.Doubts(next.config) {
+		return nil
+	}
+	w.changed()
+	model.Apply(next.config)
+	w.mapped = slices.DeleteFunc(w.mapped, func(m datapath.Mapping) bool { return !model.Mapped(m) })
+	t.steps = append(t.steps, step{change: "apply " + next.name})
+	if err := s.Apply(next.config); err != nil {
+		return fmt.Errorf("%s: apply: %w\n%s", s.Name(), err, next.yaml)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// statelessSYN reports whether a SYN to the service leaves no state behind: the
+// hash gives the same backend again, and the backend's answer is recognised by
+// its endpoint.
+func (s *service) statelessSYN(m *Model) bool {
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
+}
+
+// recognised reports whether what a backend answers to a SYN is known by its
+// endpoint alone. Schedulers that remember fall back to it when too many
+// handshakes are in progress.
+func (s *service) recognised(m *Model) bool {
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
+}
+
+// unambiguous reports whether every backend of the service answers for one
+// virtual endpoint only, among all services.
+func (s *service) unambiguous(m *Model) bool {
+	for _, b := range s.Backends {
+		found := 0
+		for _, o := range m.services {
+			for _, ob := range o.Backends {
+				if ob.Address == b.Address && (ob.Port == b.Port || ob.Port == 0 || b.Port == 0) && (o.Protocol == s.Protocol || o.Protocol == flow.Any) {
+					found += o.endpoints(ob)
+				}
+			}
+		}
+		if found != 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// endpoints counts the virtual endpoints that one endpoint of the backend can
+// stand for.
+func (s *service) endpoints(b config.Backend) int {
+	n := 0
+	for _, l := range s.Listen {
+		switch {
+		case b.Port == 0:
+			n++ // each port is its own
+		case len(l.Ports) == 0:
+			n += 65536
+		default:
+			for _, p := range l.Ports {
+				n += p.Len()
+			}
+		}
+	}
+	return n
+}
+
+// syn is one that left without a session.
+type syn struct {
+	service *service
+	backend *backend
+	to      flow.Tuple // as it left
+}
+
+// rememberSYN notes where a SYN without a session went, in the place of an earlier one of its
+// tuple.
+func (m *Model) rememberSYN(came flow.Tuple, s syn) {
+	delete(m.synsSent, m.synsCame[came].to)
+	m.syns++
+	m.synsSent[s.to], m.synsCame[came] = m.syns, s
+}
