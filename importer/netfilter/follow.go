@@ -42,15 +42,6 @@ type marking struct {
 	by    *rule // what led to it: the rule itself, or the last jump
 }
 
-// lines lists the lines of the path, the last one first.
-func (p *path) lines() []int {
-	list := []int{p.rule.line}
-	for _, r := range p.via {
-		list = append(list, r.line)
-	}
-	return list
-}
-
 // name returns the name that the path's rules have from a comment: the last one's.
 func (p *path) name() string {
 	if p.rule.name != "" {

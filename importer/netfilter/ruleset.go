@@ -115,8 +115,6 @@ type part struct {
 type logLine struct {
 	prefix string
 	level  string
-	rate   string
-	burst  int
 }
 
 // match is a conjunction of conditions; the zero value matches all.

@@ -97,9 +97,7 @@ func (t *translator) source(p *path, later []*path) {
 	var exempt []*rule
 	exempt, left := t.exempt(p, &n)
 	left = t.exemptSources(p, n, left)
-	for _, d := range m.notDst {
-		n.Except = append(n.Except, d)
-	}
+	n.Except = append(n.Except, m.notDst...)
 	o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
 	t.take(p, o)
 	t.sourced = append(t.sourced, &sourceRule{p, o})
