@@ -245,6 +245,8 @@ var privateWords = regexp.MustCompile(`(?i)\b(` + strings.Join([]string{
 	`barred`, `misled`, // excluded, mismatched
 	`checks tell nothing`,
 	`heirs?`, `sicken`, // replacement, fault
+	`births?`, `estranged`, `ENTRY_LOOSE`, // new_flow, lost_reply_half, ENTRY_RETURNING
+	`doors?`, // iface_listeners
 }, "|") + `)\b`)
 
 // TestPlainWords: words that were replaced do not come back.

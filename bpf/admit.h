@@ -208,7 +208,7 @@ static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __
 
 // Whether a flow of one direction, which does not know what its packets become, is of a
 // service that has been given a mode with two.
-static __always_inline bool estranged(__u32 twin, __u32 owner)
+static __always_inline bool lost_reply_half(__u32 twin, __u32 owner)
 {
 	struct service *s = twin == NO_ENTRY ? bpf_map_lookup_elem(&services, &owner) : (void *)0;
 

@@ -97,7 +97,7 @@ __noinline int joinable(__u32 number, __u32 rule)
 }
 
 // Whether a primary entry is that of a flow that was made with its binding.
-static __always_inline bool bore_binding(const struct entry_meta *m)
+static __always_inline bool made_with_binding(const struct entry_meta *m)
 {
 	return (m->flags & (ENTRY_PRIMARY | ENTRY_NAT | ENTRY_PORT)) == (ENTRY_PRIMARY | ENTRY_NAT | ENTRY_PORT);
 }
@@ -125,7 +125,7 @@ static __always_inline bool leads_to(void *e, const struct tuple *t, const bool 
 	if (inside | ((id ^ ((__u32)ENTRY_LIVE << STATE_SHIFT | t->l4_proto)) & 0xff0000ff))
 		return false;
 	if ((id >> 8 & 0xff) == KIND_FLOW) {
-		if (!bore_binding(m))
+		if (!made_with_binding(m))
 			return false;
 		zone = m->owner;
 		if (!(m->heard & HEARD_REMOTE))
@@ -274,7 +274,7 @@ static __always_inline __u32 binding_join(__u32 index, bool v6, __u32 now)
 
 	if (!m)
 		return NO_ENTRY;
-	if (bore_binding(m)) {
+	if (made_with_binding(m)) {
 		twin = twin_meta(m, v6);
 		if (!twin)
 			return NO_ENTRY;

@@ -56,7 +56,7 @@ static __always_inline void publish(void *e, const bool v6)
 	__sync_fetch_and_or(state_word(e, v6), (__u32)ENTRY_LIVE << STATE_SHIFT);
 }
 
-static __always_inline bool fill_side(__u32 index, struct birth *b, __u32 twin, bool primary, const bool v6)
+static __always_inline bool fill_side(__u32 index, struct new_flow *b, __u32 twin, bool primary, const bool v6)
 {
 	void *e = entry_at(index, v6);
 	struct entry_meta *m;
@@ -88,7 +88,7 @@ static __always_inline bool fill_side(__u32 index, struct birth *b, __u32 twin, 
 	return true;
 }
 
-__noinline int fill_pair(struct birth *b, __u32 mine, __u32 twin)
+__noinline int fill_pair(struct new_flow *b, __u32 mine, __u32 twin)
 {
 	bool ok;
 
@@ -169,7 +169,7 @@ static __always_inline __u32 who_was_first(const struct tuple *key, __u32 mine, 
 // Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
 // another CPU was faster (index is the winner's), REASON_CLASH or
 // REASON_TABLE_FULL.
-__noinline int make_flow(struct birth *b)
+__noinline int make_flow(struct new_flow *b)
 {
 	bool v6, to_v6;
 	__u32 mine, twin, found;

@@ -408,7 +408,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	init(p, plan, ifindex, drop, v6);
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
-		p->flags &= ~PACKET_FIRST_FRAGMENT; // it speaks for no other one
+		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not decide for later fragments
 	else if (station == STATION_GROUP)
 		reason = to_group(p);
 	else if (before_flow_needed(p))

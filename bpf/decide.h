@@ -343,7 +343,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
 	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) ||
-	    estranged(m->twin, m->owner)) { // sooner than the sweeper comes by
+	    lost_reply_half(m->twin, m->owner)) { // sooner than the sweeper comes by
 		plan->entry = index;
 		return FLOW_OVER;
 	}

@@ -159,7 +159,7 @@ static __always_inline bool owner_gone(const struct ending *end)
 		address = bpf_map_lookup_elem(&pools, &backend);
 		return !r || !r->active || (address && address->lost);
 	}
-	return unserved(owner, backend) || estranged(end->twin, owner);
+	return unserved(owner, backend) || lost_reply_half(end->twin, owner);
 }
 
 static __always_inline void pay_service(const struct ending *end)

@@ -45,7 +45,7 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 
 		if (!m)
 			return REASON_INTERNAL;
-		if (estranged(m->twin, m->owner))
+		if (lost_reply_half(m->twin, m->owner))
 			return REASON_ERROR_WITHOUT_FLOW;
 		if (about->family == FAMILY_6) {
 			e = entry_at(index, true);

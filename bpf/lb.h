@@ -30,9 +30,9 @@ __noinline int to_server(const struct packet *p, struct plan *plan)
 	return 1;
 }
 
-static __always_inline struct birth *birth_of(struct work *w, const struct packet *p, const struct plan *plan)
+static __always_inline struct new_flow *new_flow_of(struct work *w, const struct packet *p, const struct plan *plan)
 {
-	struct birth *b = &w->birth;
+	struct new_flow *b = &w->new_flow;
 
 	__builtin_memset(b, 0, sizeof(*b));
 	b->key = p->tuple;
@@ -63,11 +63,11 @@ static __always_inline void refuse(struct plan *plan, enum reason reason, enum a
 }
 
 // What the flow of a service is to be, with its client's quota. REASON_NONE: it may be made.
-__noinline int service_birth(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
+__noinline int new_service_flow(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
 {
 	struct work *w = the_work();
 	struct service *s;
-	struct birth *b;
+	struct new_flow *b;
 	int reason;
 	__u32 id;
 
@@ -77,7 +77,7 @@ __noinline int service_birth(const struct packet *p, const struct plan *plan, __
 	s = bpf_map_lookup_elem(&services, &id);
 	if (!s)
 		return REASON_INTERNAL;
-	b = birth_of(w, p, plan);
+	b = new_flow_of(w, p, plan);
 	b->flags = flags;
 	b->ref = ref;
 	if (s->flags & (SERVICE_TOA | SERVICE_PROXY))
@@ -118,8 +118,8 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 	__sync_fetch_and_add(&bl->active, 1);
 	if (s->log_ns)
 		log_connection(p, id);
-	plan->entry = w->birth.index;
-	plan->record = w->birth.index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
+	plan->entry = w->new_flow.index;
+	plan->record = w->new_flow.index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
 	if (s->flags & SERVICE_TOA)
 		plan->edits |= EDIT_TOA;
 	if (s->flags & SERVICE_PROXY)
@@ -132,14 +132,14 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags,
 					__u32 ref)
 {
-	int reason = service_birth(p, plan, flags, ref);
+	int reason = new_service_flow(p, plan, flags, ref);
 
 	if (reason != REASON_NONE)
 		return reason;
-	reason = make_flow(&w->birth);
+	reason = make_flow(&w->new_flow);
 	if (reason == REASON_NEW_FLOW)
 		return service_made(p, plan);
-	if (w->birth.flags & ENTRY_CLIENT)
+	if (w->new_flow.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
 	return reason;
 }

@@ -21,17 +21,17 @@ static __always_inline struct listener *listener_find(const struct listener_key 
 // them, or NO_ENTRY.
 static __always_inline __u32 listens_at(const struct listener_key *key, __u32 ifindex)
 {
-	struct door_key door = { .prefix_len = (sizeof(door) - sizeof(door.prefix_len)) * 8,
-				 .ifindex = ifindex,
-				 .key = *key };
-	__u32 *service = bpf_map_lookup_elem(&doors, &door);
+	struct iface_listener_key at = { .prefix_len = (sizeof(at) - sizeof(at.prefix_len)) * 8,
+					 .ifindex = ifindex,
+					 .key = *key };
+	__u32 *service = bpf_map_lookup_elem(&iface_listeners, &at);
 
 	return service ? *service : NO_ENTRY;
 }
 
 static __always_inline __u32 listening(const struct listener_key *key, __u32 ifindex)
 {
-	__u32 service = have_doors ? listens_at(key, ifindex) : NO_ENTRY;
+	__u32 service = have_iface_listeners ? listens_at(key, ifindex) : NO_ENTRY;
 	struct listener *l;
 
 	if (service != NO_ENTRY)
@@ -71,7 +71,7 @@ static __always_inline bool listens_on(struct listener_key *key, const union add
 
 	key->port = port;
 	__builtin_memcpy(key->addr, vip, sizeof(key->addr));
-	if (have_doors && listens_at(key, DOOR_OF_SERVICE | service) == service)
+	if (have_iface_listeners && listens_at(key, ANY_IFACE_OF_SERVICE | service) == service)
 		return true;
 	l = listener_find(key);
 	return l && l->service == service;

@@ -129,9 +129,9 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 262144);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct door_key);
+	__type(key, struct iface_listener_key);
 	__type(value, __u32);
-} doors SEC(".maps");
+} iface_listeners SEC(".maps");
 
 // Listeners without flows, in pairs: a key stands at the place of its hash or
 // beside it, and one cache line tells. What finds no place goes the long way,

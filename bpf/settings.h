@@ -28,16 +28,16 @@ struct listener {
 };
 
 // A listener of an address that listeners are bound to by different interfaces. ifindex:
-// where packets come in; or DOOR_OF_SERVICE and the service, for all that it listens on.
-struct door_key {
+// where packets come in; or ANY_IFACE_OF_SERVICE and the service, for all that it listens on.
+struct iface_listener_key {
 	__u32 prefix_len; // bits of what follows that count
 	__u32 ifindex;
 	struct listener_key key;
 };
-ASSERT_SIZE(struct door_key, 28);
+ASSERT_SIZE(struct iface_listener_key, 28);
 
 enum iface_key {
-	DOOR_OF_SERVICE = 0xc0000000U, // no interface's index
+	ANY_IFACE_OF_SERVICE = 0xc0000000U, // no interface's index
 };
 
 // A backend's endpoint, back to the virtual endpoint that it answers for.

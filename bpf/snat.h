@@ -8,12 +8,12 @@
 
 // What the flow of a NAT rule is to be, with its share of the quotas. REASON_NONE: it may be
 // made; of a protocol without ports it has no binding. The client of bound->inside pays for it.
-__noinline int nat_birth(const struct packet *p, struct plan *plan, const struct bind *bound)
+__noinline int new_nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
 	struct nat_rule *rule;
-	struct birth *b;
+	struct new_flow *b;
 	int reason;
 	__u32 id;
 
@@ -29,7 +29,7 @@ __noinline int nat_birth(const struct packet *p, struct plan *plan, const struct
 	plan->owner_nat = OWNER_SOURCE;
 	if (rule->flags & NAT_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
-	b = birth_of(w, p, plan);
+	b = new_flow_of(w, p, plan);
 	b->ref = bound->index | (bound->family == FAMILY_4 && plan->family == FAMILY_6 ? REF_4 : 0);
 	b->backend = (bound->slot >> 16) / PORT_CLASSES;
 	b->flags = ENTRY_NAT | (portless(p) ? 0 : ENTRY_BOUND) |
@@ -62,15 +62,15 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 
 	if (!p || !plan || !bound || !c || !w)
 		return REASON_INTERNAL;
-	reason = nat_birth(p, plan, bound);
+	reason = new_nat_flow(p, plan, bound);
 	if (reason != REASON_NONE)
 		return reason;
-	reason = make_flow(&w->birth);
+	reason = make_flow(&w->new_flow);
 	if (reason == REASON_NEW_FLOW && bound->index == NO_ENTRY) {
-		bound->index = w->birth.index; // from now on the port is the flow's
-		reason = binding_hold(bound, w->birth.index);
+		bound->index = w->new_flow.index; // from now on the port is the flow's
+		reason = binding_hold(bound, w->new_flow.index);
 	}
-	plan->entry = w->birth.index;
+	plan->entry = w->new_flow.index;
 	if (reason == REASON_NEW_FLOW) {
 		id = bound->rule;
 		rule = bpf_map_lookup_elem(&nat_rules, &id);
@@ -78,9 +78,9 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 			__sync_fetch_and_add(&rule->flows, 1);
 		return reason;
 	}
-	if (w->birth.flags & ENTRY_CLIENT)
+	if (w->new_flow.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
-	if (w->birth.flags & ENTRY_HALF_OPEN)
+	if (w->new_flow.flags & ENTRY_HALF_OPEN)
 		half_open_give(c);
 	return reason;
 }
@@ -402,8 +402,8 @@ __noinline int nat_portless(const struct packet *p, struct plan *plan, __u32 id)
 	return reason;
 }
 
-// Whether the filter of a rule lets a stranger send to one of its bindings. from:
-// the stranger as it is seen outside; to: whose daddr and dport are the binding's.
+// Whether the filter of a rule lets a remote endpoint send to one of its bindings. from:
+// that endpoint as it is seen outside; to: whose daddr and dport are the binding's.
 static __always_inline bool admitted(const union addr *from, const struct tuple *to, const struct nat_rule *rule,
 				     struct tuple *key, bool v6)
 {
@@ -434,7 +434,7 @@ __noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, str
 
 		if (!f)
 			return REASON_NO_BINDING;
-		ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || bore_binding(&f->meta));
+		ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || made_with_binding(&f->meta));
 		b->inside.saddr = f->key.saddr;
 		b->inside.sport = f->key.sport;
 		b->rule = f->key.kind == KIND_BINDING ? f->key.zone : f->meta.owner;
@@ -444,7 +444,7 @@ __noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, str
 
 	if (!f)
 		return REASON_NO_BINDING;
-	ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || bore_binding(&f->meta));
+	ours = f->key.state == ENTRY_LIVE && (f->key.kind == KIND_BINDING || made_with_binding(&f->meta));
 	b->inside.saddr.d[0] = f->key.saddr;
 	b->inside.sport = f->key.sport;
 	b->rule = f->key.kind == KIND_BINDING ? f->key.zone : f->meta.owner;

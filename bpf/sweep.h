@@ -56,7 +56,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	if (!(meta_of(e, v6)->flags & ENTRY_PRIMARY))
 		return;
 	gather_primary(&end, e, v6);
-	end.twin_seen = end.own_seen; // of one direction: it speaks for both, as in conn_update
+	end.twin_seen = end.own_seen; // of one direction: it stands for both, as in conn_update
 	end.twin_heard = end.heard;
 	if (end.twin != NO_ENTRY) {
 		if (end.twin_family == FAMILY_6) {
@@ -73,7 +73,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	if (why != SWEEP_END && !owner_gone(&end) && !(why == SWEEP_OPENS && opened_again(&end)) &&
 	    (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
 		return;
-	if (bore_binding(meta_of(e, v6))) {
+	if (made_with_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);
 		if (end.ref == NO_ENTRY)
 			return; // whoever made it is taking it back
@@ -147,7 +147,7 @@ static __always_inline void sweep_dead(__u32 index, __u32 now, __u32 state, cons
 	}
 	if (state == ENTRY_HOLD)
 		sweep_port(e, &key, v6);
-	if (key.kind != KIND_FLOW || !bore_binding(m)) {
+	if (key.kind != KIND_FLOW || !made_with_binding(m)) {
 		release_index(&key, index, v6);
 		return;
 	}
@@ -194,7 +194,7 @@ static __always_inline void sweep_entry(__u32 index, __u32 now, __u32 why, const
 		else
 			sweep_dead4(index, now, word >> STATE_SHIFT);
 		break;
-	case ENTRY_LOOSE:
+	case ENTRY_RETURNING:
 		give(index, v6);
 		break;
 	}

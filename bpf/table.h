@@ -198,9 +198,9 @@ static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index
 	return search_by(t, at_index, NO_ENTRY, key_equal, v6);
 }
 
-// Keeps the slot of an entry among the hints. Short flows stay out of them, and a hint
-// gives way at each sixteenth packet of another flow only: of more busy flows than there
-// are hints some keep theirs, and the rest seldom write.
+// Keeps the slot of an entry among the hints. Short flows stay out of them, and only
+// every 16th packet of another flow evicts a hint: of more busy flows than there are hints
+// some keep theirs, and the rest seldom write.
 static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
 {
 	if (packets < 8)
@@ -371,7 +371,7 @@ static __always_inline void give_entry(void *e, __u32 index, const bool v6)
 		if (__sync_val_compare_and_swap(&stock->top, top, ((top >> 32) + 1) << 32 | (index + 1)) == top)
 			return;
 	}
-	*(volatile __u32 *)state_word(e, v6) = (__u32)ENTRY_LOOSE << STATE_SHIFT;
+	*(volatile __u32 *)state_word(e, v6) = (__u32)ENTRY_RETURNING << STATE_SHIFT;
 }
 
 __noinline __u32 take4(void)

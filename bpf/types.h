@@ -149,9 +149,9 @@ enum entry_kind {
 enum entry_state {
 	ENTRY_FREE, // also: claimed and being filled
 	ENTRY_LIVE,
-	ENTRY_DEAD,  // not found any more; freed one second later at the earliest
-	ENTRY_HOLD,  // dead, and keeps the port of its binding (RFC 6888 REQ-8)
-	ENTRY_LOOSE, // free, and on its way back to the stock
+	ENTRY_DEAD,	 // not found any more; freed one second later at the earliest
+	ENTRY_HOLD,	 // dead, and keeps the port of its binding (RFC 6888 REQ-8)
+	ENTRY_RETURNING, // removed from the table, not yet on the free list
 };
 
 enum answer {
@@ -218,7 +218,7 @@ enum entry_flag {
 	ENTRY_CROSS = 0x02,   // the twin is in the other family's table
 	ENTRY_SETTLED = 0x04, // both sides were heard (TCP: handshake complete)
 	// the reply's destination port is this flow's (ref_of its reply); with ENTRY_NAT its binding's
-	// (bore_binding)
+	// (made_with_binding)
 	ENTRY_PORT = 0x08,
 	ENTRY_BOUND = 0x10,	// the flow refers to a binding (ref_of its reply)
 	ENTRY_HALF_OPEN = 0x20, // counted against the half-open quota

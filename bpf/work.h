@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // The working memory of one packet: what was parsed, what is to be done, and what
-// the steps in between hand on. Nothing here outlives the packet but a guess.
+// the steps in between hand on. Only `guess` persists across packets.
 #ifndef SLUICE_WORK_H
 #define SLUICE_WORK_H
 
@@ -140,7 +140,7 @@ struct plan {
 ASSERT_SIZE(struct plan, 112);
 
 // What a new flow is to be.
-struct birth {
+struct new_flow {
 	struct tuple key;  // of the opening packet
 	struct tuple to;   // what it becomes
 	struct tuple back; // of the answer: to, turned round
@@ -263,7 +263,7 @@ struct work {
 	struct packet packet;
 	struct plan plan;
 	struct hop hop; // of a plan whose hop is 0
-	struct birth birth;
+	struct new_flow new_flow;
 	struct bind bound;
 	struct bind source; // hairpin: of the sender
 	struct port_request request;

@@ -162,7 +162,7 @@ var ruleCases = []checkCase{
 	{"RL15", "a rule drops", func(s *observe.Sample) {
 		s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 300, PerSecond: 100, Rules: []firewall.Rule{{Chain: "inet filter forward", Text: "drop"}}}}
 	}, Warn},
-	{"RL15", "scans at the door", func(s *observe.Sample) {
+	{"RL15", "scans at the gate", func(s *observe.Sample) {
 		s.Namespaces[0].Drops = []trace.DropGroup{{Cause: trace.CauseNftRule, Packets: 3, PerSecond: 1}}
 	}, Info},
 	{"RL15", "no events", func(s *observe.Sample) { s.Namespaces[0].DropsErr = errors.New("no events") }, Unknown},

@@ -268,7 +268,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
 		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], prefixes, keepPrefixCounts),
 		putStations(t, h), table.Equalise(t.Maps["pool_numbers"], compile.PoolNumbers(want), nil),
-		table.Equalise(t.Maps["doors"], want.IfaceListeners, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil), table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil))
+		table.Equalise(t.Maps["iface_listeners"], want.IfaceListeners, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil), table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil))
 	if err == nil {
 		d.putDirects(directs)
 		err = d.attach(s.Config, want.Switches.Paired, h, programs)
@@ -431,7 +431,7 @@ func (d *Datapath) countedPrefixes(want *compile.Desired) (map[wire.PrefixKey]wi
 // readBack compares what the kernel holds with what it was given.
 func (d *Datapath) readBack(want *compile.Desired) error {
 	return errors.Join(d.readBackWords(want),
-		table.Verify(d.t.Maps["doors"], want.IfaceListeners), table.Verify(d.t.Maps["listeners"], want.Listeners), table.Verify(d.t.Maps["listener_ranges"], want.Ranges),
+		table.Verify(d.t.Maps["iface_listeners"], want.IfaceListeners), table.Verify(d.t.Maps["listeners"], want.Listeners), table.Verify(d.t.Maps["listener_ranges"], want.Ranges),
 		table.Verify(d.t.Maps["hosts"], want.Hosts), table.Verify(d.t.Maps["members"], want.Members), table.Verify(d.t.Maps["reverses"], want.Reverses), table.Verify(d.t.Maps["sessions"], want.Sessions))
 }
 

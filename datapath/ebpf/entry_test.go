@@ -36,9 +36,9 @@ func office(t *testing.T, options string) *subject {
 	return changing(t, "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]"+options+"}\n")
 }
 
-// TestLooseEntry leaves an entry beside the stock, as a program does that many others
+// TestReturningEntry leaves an entry beside the stock, as a program does that many others
 // keep from it: the sweeper puts it back.
-func TestLooseEntry(t *testing.T) {
+func TestReturningEntry(t *testing.T) {
 	s := office(t, "")
 	const loose = 3
 	stock := wire.Stock{Fresh: loose + 1} // of entries, the last one taken is loose
@@ -46,7 +46,7 @@ func TestLooseEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &s.d.t.Flows6.Values[loose]
-	e.Key.State = wire.EntryLoose
+	e.Key.State = wire.EntryReturning
 	if err := s.sweep(); err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func Scenarios() []Scenario {
 			Wishes: []Wishes{{"office", inside4[:4], Addresses("203.0.113.%d", 201, 202), flow.Ports{First: 2000, Last: 2007}},
 				{"v6only", inside6, one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}},
 				{"strict", inside4[4:], one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}}}},
-		{Name: "doors", YAML: doors, Opens: []Opening{
+		{Name: "interfaces-differ", YAML: differentInterfaces, Opens: []Opening{
 			{"wan0", clients4, append(Addresses("192.0.2.%d", 10, 11), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}},
 			{"lan0", inside4, append(append(far4, Addresses("192.0.2.%d", 10, 11)...), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},

@@ -309,8 +309,8 @@ nat:
   - {name: http, type: port-forward, listen: {address: 203.0.113.203, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
 `
 
-// doors has endpoints that are one service or another by the interface of arrival.
-const doors = `
+// differentInterfaces has endpoints that are one service or another by the interface of arrival.
+const differentInterfaces = `
 services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80], interface: wan0}], protocol: tcp, mode: dnat, scheduler: rr,
      backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}

@@ -29,7 +29,7 @@ type Desired struct {
 
 	Listeners      map[wire.ListenerKey]wire.Listener
 	Ranges         map[wire.ListenerPrefix]wire.Listener
-	IfaceListeners map[wire.DoorKey]uint32
+	IfaceListeners map[wire.IfaceListenerKey]uint32
 	Directs        []wire.Direct
 	Reverses       map[wire.ListenerKey]wire.Reverse
 	Sessions       map[wire.SessionKey]uint32
@@ -78,7 +78,7 @@ type compiler struct {
 	pooled     map[netip.Addr]uint32
 	places     []uint64                       // what is to stand in the map of runs
 	held       []bool                         // of them: that something in force, or this state, relies on
-	doorsOf    map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
+	ifacesOf   map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
 	turning    []uint32                       // numbers of services whose neighbours are still to be looked at
 	towardsNet map[netip.Prefix]netip.Addr    // addresses of this host, towards backends there
 	crosses    map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by the numbers of their services
@@ -137,7 +137,7 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 func newCompiler(asked, s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) *compiler {
 	c := &compiler{state: st, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, Desired: &Desired{
 		Services: map[uint32]wire.Service{}, Slots: map[uint32][]uint16{}, Backends: map[uint32]wire.Backend{},
-		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.DoorKey]uint32{},
+		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.IfaceListenerKey]uint32{},
 		Reverses: map[wire.ListenerKey]wire.Reverse{}, Sessions: map[wire.SessionKey]uint32{},
 		Members: map[wire.MemberKey]uint64{}, Hosts: map[wire.HostKey]uint64{}, Rules: map[uint32]wire.NatRule{}, Mappable: map[uint32]*config.NATRule{}, Prefixes: map[wire.PrefixKey]wire.Prefix{},
 		Pools: map[uint32]wire.PoolAddr{}, Runs: map[[2]uint16][]uint32{}, Ports: map[uint32][]flow.Ports{}, Block: map[uint32]int{}, Sets: map[uint32]config.PortSet{}, unlisted: map[uint32]bool{}, Ifaces: map[uint32]wire.InterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
@@ -213,7 +213,7 @@ func (c *compiler) finish() {
 	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
 	s.Services = len(c.Services) > 0
 	s.Reverse = len(c.Reverses) > 0
-	s.Ranges, s.Doors = len(c.Ranges) > 0, len(c.IfaceListeners) > 0
+	s.Ranges, s.IfaceListeners = len(c.Ranges) > 0, len(c.IfaceListeners) > 0
 	for k := range c.Ranges {
 		s.Any = s.Any || k.Key.L4Proto == 0
 	}

@@ -294,9 +294,9 @@ func Schedule(s *datapath.Service) []int {
 	return order
 }
 
-// listens writes the listeners of a service. Of those that have doors the first one of an
+// listens writes the listeners of a service. Of those that differ by interface the first one of an
 // endpoint is found without the interface as well: programs in force before the second one
-// came do not know of doors.
+// came do not know of them.
 func (c *compiler) listens(id uint32, s *config.Service) error {
 	w := c.Services[id]
 	direct := c.direct(id, s, &w)
@@ -304,16 +304,16 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 		v := wire.Listener{Service: id, Ifindex: c.iface(l.Interface)}
 		c.lists[wire.ListServed][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= wire.ServedListener
 		k := wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(l.Address), Addr: wire.BytesOf(l.Address)}
-		door := l.Interface != "" && c.hasDoors(l.Address)
+		byIface := l.Interface != "" && c.hasIfaceListeners(l.Address)
 		for _, p := range l.Ports {
 			for _, q := range portPrefixes(p) {
 				k.Port = wire.PortOf(q.port)
-				if door {
-					c.door(k, q.bits, v)
+				if byIface {
+					c.listenByIface(k, q.bits, v)
 				}
 				if p.First != p.Last {
 					put(c.Ranges, wire.ListenerPrefix{PrefixLen: (2+16)*8 + q.bits, Key: k}, v)
-				} else if !put(c.Listeners, k, v) && !door {
+				} else if !put(c.Listeners, k, v) && !byIface {
 					return fmt.Errorf("listen %s port %d: another service of the ebpf datapath listens there", l.Address, p.First)
 				}
 			}
@@ -323,8 +323,8 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 			}
 		}
 		if len(l.Ports) == 0 {
-			if door {
-				c.door(k, 0, v)
+			if byIface {
+				c.listenByIface(k, 0, v)
 			}
 			put(c.Ranges, wire.ListenerPrefix{PrefixLen: (2 + 16) * 8, Key: k}, v)
 		}
@@ -341,17 +341,17 @@ func put[K, V comparable](m map[K]V, k K, v V) bool {
 	return true
 }
 
-// hasDoors reports whether the listeners of an address differ in the interface that they are
+// hasIfaceListeners reports whether the listeners of an address differ in the interface that they are
 // bound to.
-func (c *compiler) hasDoors(a netip.Addr) bool {
-	if c.doorsOf == nil {
-		c.doorsOf = map[netip.Addr]map[string]bool{}
+func (c *compiler) hasIfaceListeners(a netip.Addr) bool {
+	if c.ifacesOf == nil {
+		c.ifacesOf = map[netip.Addr]map[string]bool{}
 		note := func(l *config.Listen, in string) {
-			if c.doorsOf[l.Address] == nil {
-				c.doorsOf[l.Address] = map[string]bool{}
+			if c.ifacesOf[l.Address] == nil {
+				c.ifacesOf[l.Address] = map[string]bool{}
 			}
 			if in = cmp.Or(in, l.Interface); in != "" {
-				c.doorsOf[l.Address][in] = true
+				c.ifacesOf[l.Address][in] = true
 			}
 		}
 		for _, s := range c.snapshot.Services {
@@ -367,7 +367,7 @@ func (c *compiler) hasDoors(a netip.Addr) bool {
 			}
 		}
 	}
-	return len(c.doorsOf[a]) > 1
+	return len(c.ifacesOf[a]) > 1
 }
 
 // namesOf is resolve for those who only want to know.
@@ -377,9 +377,9 @@ func (c *compiler) namesOf(which config.Interfaces) []string {
 	return c.resolve(which)
 }
 
-// door writes a bound listener: by its interface, and by its service.
-func (c *compiler) door(k wire.ListenerKey, bits uint32, v wire.Listener) {
-	at := wire.DoorKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wire.DoorOfService | v.Service, Key: k}
+// listenByIface writes a bound listener: by its interface, and by its service.
+func (c *compiler) listenByIface(k wire.ListenerKey, bits uint32, v wire.Listener) {
+	at := wire.IfaceListenerKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wire.AnyIfaceOfService | v.Service, Key: k}
 	c.IfaceListeners[at] = v.Service
 	if v.Ifindex == absent {
 		return

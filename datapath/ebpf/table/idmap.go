@@ -60,7 +60,7 @@ func (t *Tables) Referred() (map[ids.Kind]map[uint32]bool, error) {
 	}
 	note := func(kind, state, zone, flags uint8, owner, backend uint16) {
 		switch {
-		case state == wire.EntryFree || state == wire.EntryLoose:
+		case state == wire.EntryFree || state == wire.EntryReturning:
 		case kind == wire.KindBinding:
 			sources[uint32(zone)] = true
 		case flags&wire.EntryPrimary == 0:

@@ -7,24 +7,24 @@ import "github.com/sluice-lb/sluice/config"
 // Switches are the constants of the programs that follow from a snapshot, and the
 // hooks that they are loaded for.
 type Switches struct {
-	Attach                                                                               config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules bool
-	Ranges, Doors, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare  bool
-	HostLists, TrieLists                                                                 uint32 // bits LIST_*
-	LocalPortLast                                                                        uint32
-	RuleCount                                                                            uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                                      uint32 // ticks
-	HalfOpen                                                                             uint32 // handshakes in progress
-	LowestIPv6MTU                                                                        uint32 // bytes; 0: that of the next link
-	Owned, CrossByEgress                                                                 bool
-	Errors                                                                               uint32 // a second
+	Attach                                                                                       config.Attach
+	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules         bool
+	Ranges, IfaceListeners, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare bool
+	HostLists, TrieLists                                                                         uint32 // bits LIST_*
+	LocalPortLast                                                                                uint32
+	RuleCount                                                                                    uint32
+	Established, Transitory, UDP, ICMP, Other, Hold                                              uint32 // ticks
+	HalfOpen                                                                                     uint32 // handshakes in progress
+	LowestIPv6MTU                                                                                uint32 // bytes; 0: that of the next link
+	Owned, CrossByEgress                                                                         bool
+	Errors                                                                                       uint32 // a second
 }
 
 // AllOn turns all features on that do nothing where no map has anything for them. Mappings
 // have programs of their own, rules close the straight path.
 func (s *Switches) AllOn() {
 	for _, on := range []*bool{&s.Owned, &s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.Doors, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress} {
+		&s.Ranges, &s.IfaceListeners, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress} {
 		*on = true
 	}
 	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)

@@ -128,13 +128,6 @@ type Direct struct {
 	Pad2      uint64
 }
 
-type DoorKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Ifindex   uint32
-	Key       ListenerKey
-}
-
 type Event struct {
 	_       structs.HostLayout
 	Kind    uint32
@@ -294,6 +287,13 @@ type HostKey struct {
 	_    structs.HostLayout
 	List uint32
 	Addr [16]uint8
+}
+
+type IfaceListenerKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Ifindex   uint32
+	Key       ListenerKey
 }
 
 type InterfaceAddr struct {
@@ -631,11 +631,11 @@ type Tally struct {
 }
 
 type Work struct {
-	_      structs.HostLayout
-	Packet Packet
-	Plan   Plan
-	Hop    Hop
-	Birth  struct {
+	_       structs.HostLayout
+	Packet  Packet
+	Plan    Plan
+	Hop     Hop
+	NewFlow struct {
 		_   structs.HostLayout
 		Key struct {
 			_       structs.HostLayout
@@ -833,7 +833,6 @@ const (
 	MapClients              = "clients"
 	MapControl              = "control"
 	MapDirects              = "directs"
-	MapDoors                = "doors"
 	MapEarly                = "early"
 	MapEvents               = "events"
 	MapFirewallRules        = "firewall_rules"
@@ -844,6 +843,7 @@ const (
 	MapHints6               = "hints6"
 	MapHops                 = "hops"
 	MapHosts                = "hosts"
+	MapIfaceListeners       = "iface_listeners"
 	MapIndex4               = "index4"
 	MapIndex6               = "index6"
 	MapInterfaces           = "interfaces"
@@ -943,9 +943,9 @@ const (
 	VarHaveCookies          = "have_cookies"
 	VarHaveCrossing         = "have_crossing"
 	VarHaveDirect           = "have_direct"
-	VarHaveDoors            = "have_doors"
 	VarHaveEdits            = "have_edits"
 	VarHaveForwards         = "have_forwards"
+	VarHaveIfaceListeners   = "have_iface_listeners"
 	VarHaveMacKeys          = "have_mac_keys"
 	VarHaveMappings         = "have_mappings"
 	VarHaveNat              = "have_nat"
@@ -1047,7 +1047,6 @@ type MapSpecs struct {
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Directs        *ebpf.MapSpec `ebpf:"directs"`
-	Doors          *ebpf.MapSpec `ebpf:"doors"`
 	Early          *ebpf.MapSpec `ebpf:"early"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	FirewallRules  *ebpf.MapSpec `ebpf:"firewall_rules"`
@@ -1058,6 +1057,7 @@ type MapSpecs struct {
 	Hints6         *ebpf.MapSpec `ebpf:"hints6"`
 	Hops           *ebpf.MapSpec `ebpf:"hops"`
 	Hosts          *ebpf.MapSpec `ebpf:"hosts"`
+	IfaceListeners *ebpf.MapSpec `ebpf:"iface_listeners"`
 	Index4         *ebpf.MapSpec `ebpf:"index4"`
 	Index6         *ebpf.MapSpec `ebpf:"index6"`
 	Interfaces     *ebpf.MapSpec `ebpf:"interfaces"`
@@ -1153,9 +1153,9 @@ type VariableSpecs struct {
 	HaveCookies          *ebpf.VariableSpec `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
-	HaveDoors            *ebpf.VariableSpec `ebpf:"have_doors"`
 	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
 	HaveForwards         *ebpf.VariableSpec `ebpf:"have_forwards"`
+	HaveIfaceListeners   *ebpf.VariableSpec `ebpf:"have_iface_listeners"`
 	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.VariableSpec `ebpf:"have_mappings"`
 	HaveNat              *ebpf.VariableSpec `ebpf:"have_nat"`
@@ -1219,7 +1219,6 @@ type Maps struct {
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
 	Directs        *ebpf.Map `ebpf:"directs"`
-	Doors          *ebpf.Map `ebpf:"doors"`
 	Early          *ebpf.Map `ebpf:"early"`
 	Events         *ebpf.Map `ebpf:"events"`
 	FirewallRules  *ebpf.Map `ebpf:"firewall_rules"`
@@ -1230,6 +1229,7 @@ type Maps struct {
 	Hints6         *ebpf.Map `ebpf:"hints6"`
 	Hops           *ebpf.Map `ebpf:"hops"`
 	Hosts          *ebpf.Map `ebpf:"hosts"`
+	IfaceListeners *ebpf.Map `ebpf:"iface_listeners"`
 	Index4         *ebpf.Map `ebpf:"index4"`
 	Index6         *ebpf.Map `ebpf:"index6"`
 	Interfaces     *ebpf.Map `ebpf:"interfaces"`
@@ -1275,7 +1275,6 @@ func (m *Maps) Close() error {
 		m.Clients,
 		m.Control,
 		m.Directs,
-		m.Doors,
 		m.Early,
 		m.Events,
 		m.FirewallRules,
@@ -1286,6 +1285,7 @@ func (m *Maps) Close() error {
 		m.Hints6,
 		m.Hops,
 		m.Hosts,
+		m.IfaceListeners,
 		m.Index4,
 		m.Index6,
 		m.Interfaces,
@@ -1382,9 +1382,9 @@ type Variables struct {
 	HaveCookies          *ebpf.Variable `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
-	HaveDoors            *ebpf.Variable `ebpf:"have_doors"`
 	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
 	HaveForwards         *ebpf.Variable `ebpf:"have_forwards"`
+	HaveIfaceListeners   *ebpf.Variable `ebpf:"have_iface_listeners"`
 	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`
 	HaveMappings         *ebpf.Variable `ebpf:"have_mappings"`
 	HaveNat              *ebpf.Variable `ebpf:"have_nat"`

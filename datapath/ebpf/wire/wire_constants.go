@@ -70,11 +70,11 @@ const (
 
 // Values of enum entry_state.
 const (
-	EntryFree  = 0
-	EntryLive  = 1
-	EntryDead  = 2
-	EntryHold  = 3
-	EntryLoose = 4
+	EntryFree      = 0
+	EntryLive      = 1
+	EntryDead      = 2
+	EntryHold      = 3
+	EntryReturning = 4
 )
 
 // Values of enum event_kind.
@@ -120,7 +120,7 @@ const (
 
 // Values of enum iface_key.
 const (
-	DoorOfService = 3221225472
+	AnyIfaceOfService = 3221225472
 )
 
 // Values of enum interface_flag.
