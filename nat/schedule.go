@@ -240,8 +240,12 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	if b, ok := s.actualBackend(m, v); ok && !s.hashes() {
 		return b, true
 	}
+	// Of a packet that the datapath could not translate it shows no more than that its backend is
+	// of the other family.
+	crossed := m.actual != nil && m.actual.Reason == ReasonUntranslatable && !s.hashes() &&
+		slices.ContainsFunc(s.table, func(b *backend) bool { return b.Address.Is6() != v.v6 && s.takes(b) })
 	for n := range s.table {
-		if b := s.table[(start+n)%len(s.table)]; s.takes(b) {
+		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(crossed && b.Address.Is6() == v.v6) {
 			return b, true
 		}
 	}
