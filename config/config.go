@@ -170,7 +170,7 @@ type Service struct {
 	// itself, use the service: they get the address of the gateway's interface there as
 	// their source, because the server would answer them directly otherwise; auto is on.
 	// eBPF: TCP and UDP.
-	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
+	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off"`
 	// Persistence keeps a client on its backend for longer than one flow.
 	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
 	// Sessions pins clients to backends for good.

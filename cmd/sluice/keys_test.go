@@ -81,6 +81,9 @@ func TestKeysOfOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for schema, s := range openapi.Components.Schemas {
+		if strings.HasPrefix(schema, "Config") {
+			continue // objects of the configuration, in the keys of its file
+		}
 		for name := range s.Properties {
 			if !jsonKey.MatchString(name) && name != "$schema" {
 				t.Errorf("OpenAPI: %s has %q", schema, name)
