@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,12 +96,25 @@ func names(s *datapath.Snapshot) (out []string) {
 	return out
 }
 
-// health is a Health whose word can be changed.
-type health map[string]bool
+// health is a Health whose word can be changed while an engine asks it.
+type health struct{ words *sync.Map }
 
-func (h health) Configure(*config.Config)                  {}
-func (h health) Healthy(_, b string) (healthy, known bool) { healthy, known = h[b]; return }
-func (h health) Why(_, b string) string                    { return "" }
+// all is a Health of backends that are up.
+func all(up ...string) health {
+	h := health{new(sync.Map)}
+	for _, b := range up {
+		h.set(b, true)
+	}
+	return h
+}
+
+func (h health) set(b string, up bool)    { h.words.Store(b, up) }
+func (h health) Configure(*config.Config) {}
+func (h health) Why(_, b string) string   { return "" }
+func (h health) Healthy(_, b string) (healthy, known bool) {
+	word, known := h.words.Load(b)
+	return known && word.(bool), known
+}
 
 func service(name string, backends ...string) config.Service {
 	s := config.Service{Name: name, Protocol: flow.TCP, Mode: config.ModeDNAT, Check: &config.Check{Type: config.CheckTCP},
@@ -143,12 +157,14 @@ func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 // come and go do not hide it.
 func TestARefusalIsTold(t *testing.T) {
 	fast, _ := pair()
-	h := health{"a": true}
+	h := all("a")
 	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: h})
 	cfg := &config.Config{Services: []config.Service{service("web", "a")}}
+	up := true
 	told := func(want string) {
 		t.Helper()
-		h["a"] = !h["a"]
+		up = !up
+		h.set("a", up)
 		if err := e.refresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +283,7 @@ func TestANewCheckCutsNobody(t *testing.T) {
 
 func TestBackendsFollowTheirChecks(t *testing.T) {
 	fast, _ := pair()
-	h := health{"a": true, "b": true}
+	h := all("a", "b")
 	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: h})
 	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("web", "a", "b")}}); err != nil {
 		t.Fatal(err)
@@ -275,7 +291,7 @@ func TestBackendsFollowTheirChecks(t *testing.T) {
 	if got := fast.last().Services[0].Active(); !slices.Equal(got, []int{0, 1}) {
 		t.Fatalf("active %v", got)
 	}
-	h["a"] = false
+	h.set("a", false)
 	fast.fail = errors.New("busy")
 	if err := e.refresh(t.Context()); err == nil {
 		t.Fatal("the datapath's error was swallowed")
@@ -369,7 +385,7 @@ func TestStopRemovesUnlessToldToKeep(t *testing.T) {
 // the end.
 func TestNothingIsPutBackAfterStop(t *testing.T) {
 	fast, slow := pair()
-	h := health{"a": true}
+	h := all("a")
 	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Health: h})
 	cfg := &config.Config{Services: []config.Service{service("web", "a")}}
 	if _, err := e.Apply(t.Context(), cfg); err != nil {
@@ -378,7 +394,7 @@ func TestNothingIsPutBackAfterStop(t *testing.T) {
 	if err := e.Stop(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	h["a"] = false
+	h.set("a", false)
 	_, applied := e.Apply(t.Context(), cfg)
 	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.reapply(t.Context()), "repair": e.repair(t.Context()),
 		"set state": e.SetState(t.Context(), "web", "a", datapath.Drain)} {

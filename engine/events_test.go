@@ -28,7 +28,7 @@ func told(l *event.Log, last *uint64) string {
 // TestStatesAreTold: of backends that change, not of those that come or go, wherever they stand.
 func TestStatesAreTold(t *testing.T) {
 	fast, slow := pair()
-	h, log := health{"a": true, "b": true}, event.New(100)
+	h, log := all("a", "b"), event.New(100)
 	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Health: h, Events: log})
 	last := log.Last()
 	apply := func(services ...config.Service) {
@@ -41,7 +41,7 @@ func TestStatesAreTold(t *testing.T) {
 	if got := told(log, &last); got != "" {
 		t.Errorf("the first apply tells %s", got)
 	}
-	h["a"] = false
+	h.set("a", false)
 	if err := e.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,8 @@ func TestStatesAreTold(t *testing.T) {
 	if got := told(log, &last); got != "backend web/b is drain: set by the operator" {
 		t.Errorf("an operator tells %s", got)
 	}
-	h["a"], h["c"] = true, true
+	h.set("a", true)
+	h.set("c", true)
 	slow.refuse = func(string, string) error { return nil }
 	fast.refuse = func(_, name string) error { return errRefused } // all moves to the other datapath
 	apply(service("mail", "c", "a"), service("new", "a"), service("web", "b"))

@@ -26,14 +26,6 @@ func slow(weights ...int) config.Service {
 	return s
 }
 
-func all(names ...string) health {
-	h := health{}
-	for _, n := range names {
-		h[n] = true
-	}
-	return h
-}
-
 // TestSlowStart: a backend that comes gets its weight in ten steps; those that are there keep their shares,
 // and nothing is applied when nothing comes.
 func TestSlowStart(t *testing.T) {
@@ -57,10 +49,10 @@ func TestSlowStart(t *testing.T) {
 		if n := len(d.applied); n != 1 {
 			t.Errorf("%d applies while nothing comes", n)
 		}
-		h["b"] = false
+		h.set("b", false)
 		e.Kick()
 		time.Sleep(time.Second)
-		h["b"] = true
+		h.set("b", true)
 		e.Kick()
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
@@ -73,7 +65,7 @@ func TestSlowStart(t *testing.T) {
 			t.Errorf("steps %s\nwant  %s", got, want)
 		}
 
-		h["c"] = true
+		h.set("c", true)
 		apply(slow(1, 2, 1)) // c is added
 		if w := d.last().Services[0].Weights; !slices.Equal(w, []int{10, 20, 1}) {
 			t.Errorf("a new backend begins with %v", w)
@@ -101,12 +93,12 @@ func TestSlowStart(t *testing.T) {
 // TestSlowStartOfMany: a hundred backends that come one after the other cost an apply a second at most.
 func TestSlowStartOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, h := &fake{name: "ebpf"}, health{}
+		d, h := &fake{name: "ebpf"}, all()
 		e := New(Options{Datapaths: []datapath.Datapath{d}, Health: h, Settle: time.Millisecond})
 		s := slow(slices.Repeat([]int{1}, 100)...)
 		for i := range s.Backends {
 			s.Backends[i].Name = fmt.Sprint("b", i)
-			h[s.Backends[i].Name] = false
+			h.set(s.Backends[i].Name, false)
 		}
 		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{s}}); err != nil {
 			t.Fatal(err)
@@ -115,7 +107,7 @@ func TestSlowStartOfMany(t *testing.T) {
 		defer cancel()
 		go e.Run(ctx)
 		for i := range s.Backends {
-			h[s.Backends[i].Name] = true
+			h.set(s.Backends[i].Name, true)
 			e.Kick()
 			time.Sleep(100 * time.Millisecond)
 		}
