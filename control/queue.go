@@ -15,7 +15,7 @@ import (
 )
 
 // An apply writes to the disk and to the kernel, and reads back. Changes that come meanwhile wait, and
-// are made by the next one together: so a thousand of them a second cost no more than a few applies.
+// are made by the next one together, so that many of them cost few applies.
 
 // request is a change that waits for its turn.
 type request struct {
