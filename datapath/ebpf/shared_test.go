@@ -66,17 +66,16 @@ func newLenders(t *testing.T) *lenders {
 }
 
 // lend gives a datapath tables and programs before it applies anything.
-func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (_ *shared, err error) {
+func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (*shared, error) {
 	s, err := l.take(d.hz)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			l.give(s, nil)
-		}
-	}()
-	return s, l.equip(s, d, snapshot)
+	if err := l.equip(s, d, snapshot); err != nil {
+		l.give(s, nil)
+		return nil, err
+	}
+	return s, nil
 }
 
 // equip gives a datapath the tables, and the programs that a snapshot needs.

@@ -203,8 +203,8 @@ func Conditions() []Condition {
 		{Name: "open-files", Wants: []Want{{"LS03", "warn", "of its 64 files open"}}, Fault: (&program{node: "gateway", name: "sleep", words: []string{"bash", "-c",
 			"ulimit -Sn 64; for i in {3..61}; do eval \"exec $i</dev/null\"; done; exec sleep 1000"}}).start,
 			Do: `prlimit --pid \d+ --nofile=\d+:?`},
-		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(unreadSocket(54, 4096), sending(sendUDP(300, Client, Gateway, 54, 1000, false))),
-			After: all(unreadSocket(54, 4<<20), sending(sendUDP(300, Client, Gateway, 54, 1000, false)))},
+		{Name: "udp-buffer", Wants: []Want{{"LS05", "warn", "full receive buffer"}}, Traffic: all(unreadSocket(54, 4096), sending(sendUDP(150, Client, Gateway, 54, 1000, false))),
+			After: all(unreadSocket(54, 4<<20), sending(sendUDP(150, Client, Gateway, 54, 1000, false)))},
 		{Name: "unseen-namespace", Wants: []Want{{"CT14", "warn", "node_exporter on the host"}}, Fault: all(nft(natRules), exporter(false)), Traffic: web, Do: `^sluice top --once --json$`, Cure: exporter(true)},
 	}
 }

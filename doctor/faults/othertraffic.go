@@ -23,7 +23,7 @@ type OtherTraffic struct {
 }
 
 // echoPort is where the nodes echo; no condition has rules for it.
-const echoPort = ":4242"
+const echoPort = ":424" // none of those that connections are given
 
 // patience is how long one of them waits for an answer. A SYN that is lost is sent again
 // after a second.
