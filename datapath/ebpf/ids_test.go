@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -83,6 +84,11 @@ func (s *subject) readdress(iface, old, fresh string) error {
 // outsideOf sends a packet from inside and returns the endpoint that it leaves from.
 func (s *subject) outsideOf(inside, remote string, sport int) netip.AddrPort {
 	s.t.Helper()
+	if err := s.inside(func() error { // else the packet waits in the daemon, with an address of the host
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: s.ifaces["wan0"], IP: net.ParseIP(remote), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 1, 2}})
+	}); err != nil {
+		s.t.Fatal(err)
+	}
 	out := send(s.t, s, "lan0", fmt.Sprintf("ip4(src=%s,dst=%s)/udp(sport=%d,dport=53)", inside, remote, sport))
 	if len(out.Out) != 1 {
 		s.t.Fatalf("%s to %s: %v %v", inside, remote, out.Action, out.Reason)

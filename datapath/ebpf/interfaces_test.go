@@ -112,7 +112,7 @@ func TestInterfaceWithoutXDP(t *testing.T) {
 			t.Errorf("%s has no program any more", i)
 		}
 	}
-	_, err := d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer))
+	_, err := d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer+"timeouts: {udp: 4m}\n"))
 	if err == nil || !strings.Contains(err.Error(), "interface br0: ") || !strings.Contains(err.Error(), "under 'interfaces'") {
 		t.Errorf("a new configuration: %v", err)
 	}
