@@ -13,11 +13,16 @@ import (
 
 // amendment returns nil where a snapshot has to be compiled as a whole.
 func (d *Datapath) amendment(s *datapath.Snapshot, h *compile.Host) *compile.Amendment {
-	if !d.settled || d.mismatch != nil || d.appliedHost != d.lastHost || !h.SameAs(d.lastHost) {
+	if !d.settled || d.inForce == nil || d.snapshot == nil || d.mismatch != nil || d.appliedHost != d.lastHost || !h.SameAs(d.lastHost) {
 		return nil
 	}
 	return compile.Amend(d.inForce, &d.uses, d.snapshot, s, stateOf(d.t, s), h)
 }
+
+// mostAskedAgain is how many backends have their next hops looked up again when one leaves: each
+// costs a question to the kernel. Of more, those of backends that left stay resolved until the
+// next whole apply.
+const mostAskedAgain = 1000
 
 // putAmendment brings an amendment into force.
 func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (ended int, err error) {
@@ -49,6 +54,10 @@ func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (end
 		old = d.staleAfter(d.inForce, s)
 	}
 	d.snapshot, d.settled = s, true
-	d.resolveBackends(a.Small.Backends, false)
+	if len(a.Gone) > 0 && len(d.inForce.Backends) <= mostAskedAgain {
+		d.resolveBackends(d.inForce.Backends, true)
+	} else {
+		d.resolveBackends(a.Small.Backends, false)
+	}
 	return d.end(old)
 }
