@@ -19,11 +19,6 @@ func (d *Datapath) amendment(s *datapath.Snapshot, h *compile.Host) *compile.Ame
 	return compile.Amend(d.inForce, &d.uses, d.snapshot, s, stateOf(d.t, s), h)
 }
 
-// mostAskedAgain is how many backends have their next hops looked up again when one leaves: each
-// costs a question to the kernel. Of more, those of backends that left stay resolved until the
-// next whole apply.
-const mostAskedAgain = 1000
-
 // putAmendment brings an amendment into force.
 func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (ended int, err error) {
 	d.settled = false
@@ -54,10 +49,10 @@ func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (end
 		old = d.staleAfter(d.inForce, s)
 	}
 	d.snapshot, d.settled = s, true
-	if len(a.Gone) > 0 && len(d.inForce.Backends) <= mostAskedAgain {
-		d.resolveBackends(d.inForce.Backends, true)
+	if len(a.Gone) > 0 {
+		d.keepResolved(d.inForce.Backends, true)
 	} else {
-		d.resolveBackends(a.Small.Backends, false)
+		d.keepResolved(a.Small.Backends, false)
 	}
 	return d.end(old)
 }

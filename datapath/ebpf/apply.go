@@ -227,7 +227,7 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 	if d.stop == nil && !d.opt.NoAttach {
 		d.watch()
 	}
-	d.resolveBackends(want.Backends, true)
+	d.resolveBackends(want.Backends)
 	err = d.readBack(want)
 	d.settled = err == nil
 	return err

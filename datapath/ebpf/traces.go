@@ -123,9 +123,9 @@ func forget(list []netdev.Hop) error {
 type neighbours struct {
 	mu       sync.Mutex
 	backends map[netdev.Hop]bool
-	sought   map[netip.Addr]bool      // of the backends that are not down; of who applies alone
-	asked    map[netdev.Hop]time.Time // when programs last did
-	ours     map[netdev.Hop]bool      // of both: that others had not set already; nil before they are read
+	hops     map[netip.Addr]netdev.Hop // to backends, as the last whole apply and those since have found them; of who applies alone
+	asked    map[netdev.Hop]time.Time  // when programs last did
+	ours     map[netdev.Hop]bool       // of both: that others had not set already; nil before they are read
 }
 
 const (
@@ -190,20 +190,34 @@ func (n *neighbours) drop(idMap *ebpf.Map) error {
 	return err
 }
 
+// restart has the next ones that are wanted looked up, and the kernel told of them, whatever is known.
+func (n *neighbours) restart() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hops, n.backends = map[netip.Addr]netdev.Hop{}, map[netdev.Hop]bool{}
+}
+
 // want sets the neighbours on the way to backends: all there are, where it forgets those that
 // no backend has any more, also those of an earlier process, whose programs ask again; or some more.
+// The kernel is told of those alone that were not there.
 func (n *neighbours) want(idMap *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.read(idMap); err != nil {
 		return err
 	}
+	fresh := map[netdev.Hop]bool{}
+	for hop := range backends {
+		if !n.backends[hop] {
+			fresh[hop] = true
+		}
+	}
 	if !all {
-		maps.Copy(n.backends, backends)
-		return n.resolve(idMap, backends)
+		maps.Copy(n.backends, fresh)
+		return n.resolve(idMap, fresh)
 	}
 	n.backends = backends
-	return errors.Join(n.resolve(idMap, backends), n.drop(idMap))
+	return errors.Join(n.resolve(idMap, fresh), n.drop(idMap))
 }
 
 // ask keeps a neighbour resolved that a program wants to know.

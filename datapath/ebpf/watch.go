@@ -168,33 +168,45 @@ func connectionLine(prefix string, e wire.Event) string {
 	return line
 }
 
-// resolveBackends keeps the next hops to backends resolved, so that the first packet to one
-// finds its way: of all there are, and no others, or of some more.
-func (d *Datapath) resolveBackends(backends map[uint32]wire.Backend, all bool) {
+// resolveBackends keeps the next hops to all backends resolved, so that the first packet to one
+// finds its way, and no others. The routing table is asked for each of them.
+func (d *Datapath) resolveBackends(all map[uint32]wire.Backend) {
+	d.near.restart()
+	d.keepResolved(all, true)
+}
+
+// keepResolved does the same for backends, all there are or some more: of those that it knows
+// the next hop it does not ask again.
+func (d *Datapath) keepResolved(backends map[uint32]wire.Backend, all bool) {
 	if d.opt.NoAttach {
 		return
 	}
-	if all {
-		d.near.sought = map[netip.Addr]bool{}
-	}
-	done, hops := d.near.sought, map[netdev.Hop]bool{}
+	hops := map[netdev.Hop]bool{}
 	for _, b := range backends {
-		a := wire.AddrFrom(b.Addr, b.Family == wire.Family6)
-		if b.State == wire.BackendDown || done[a] {
+		if b.State == wire.BackendDown {
 			continue
 		}
-		done[a] = true
-		ifindex, hop, err := netdev.NextHop(a)
-		if err == nil {
-			hops[netdev.Hop{Ifindex: ifindex, Addr: hop}] = true
-		} else if !errors.Is(err, netdev.ErrNoNextHop) {
-			d.opt.Log.Debug("next hop is not kept resolved", "backend", a, "error", err)
+		if hop := d.hopTo(wire.AddrFrom(b.Addr, b.Family == wire.Family6)); hop.Ifindex != 0 {
+			hops[hop] = true
 		}
-	}
-	if !all && len(hops) == 0 {
-		return
 	}
 	if err := d.near.want(d.t.Maps["ids"], hops, all); err != nil {
 		d.opt.Log.Debug("next hops of backends are not kept resolved", "error", err)
 	}
+}
+
+// hopTo returns the next hop to a backend; the zero Hop when nothing would have to be resolved.
+func (d *Datapath) hopTo(backend netip.Addr) netdev.Hop {
+	hop, known := d.near.hops[backend]
+	if known {
+		return hop
+	}
+	ifindex, addr, err := netdev.NextHop(backend)
+	if err == nil {
+		hop = netdev.Hop{Ifindex: ifindex, Addr: addr}
+	} else if !errors.Is(err, netdev.ErrNoNextHop) {
+		d.opt.Log.Debug("next hop is not kept resolved", "backend", backend, "error", err)
+	}
+	d.near.hops[backend] = hop
+	return hop
 }
