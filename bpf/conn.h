@@ -3,7 +3,7 @@
 #ifndef SLUICE_CONN_H
 #define SLUICE_CONN_H
 
-#include "table.h"
+#include "stock.h"
 
 static __always_inline void reverse_tuple(struct tuple *to, const struct tuple *t)
 {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, work.h,
-// maps.h, parse.h, table.h, conn.h, binding.h, block.h, port.h, nat.h, portless.h, schedule.h,
-// syn.h, admit.h, lb.h, cookie.h, mapping.h, snat.h, stateless.h, decide.h, station.h, hop.h,
-// rewrite.h, miss.h, xlat.h, edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h,
-// hold.h, answer.h, direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan
+// The datapath: one core, two hooks. Read in this order: types.h, switches.h, settings.h, message.h,
+// work.h, maps.h, parse.h, table.h, stock.h, conn.h, binding.h, block.h, port.h, pool.h, nat.h,
+// portless.h, schedule.h, syn.h, admit.h, service_flow.h, lb.h, cookie.h, mapping.h, snat.h,
+// inward.h, stateless.h, before_flow.h, decide.h, station.h, hop.h, rewrite.h, miss.h, xlat.h,
+// edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h, apply.h,
+// direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan
 // -> apply, and leaves through one exit that counts why; plain packets of settled flows go the
 // straight path of fast.h, those of services without flows that of direct.h.
-#include "answer.h"
+#include "apply.h"
 #include "direct.h"
 #include "export.h"
 #include "fast.h"
@@ -105,182 +106,6 @@ static __always_inline enum reason to_group(struct packet *p)
 static __always_inline bool before_flow_needed(const struct packet *p)
 {
 	return have_rules || p->flags & (PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT);
-}
-
-// What a plan's route decides. REASON_NONE: send.
-static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
-{
-	if (routed != REASON_NONE && routed != REASON_NO_ROUTE)
-		plan->flags |= PLAN_KERNEL; // the kernel knows more
-	return routed;
-}
-
-// Bytes that a packet grows by.
-static __always_inline int growth(const struct packet *p, const struct plan *plan)
-{
-	int more = (int)header_then(p, plan) - (int)header_now(p);
-
-	if (plan->flags & PLAN_ERROR) // cut to size where it must be
-		return 0;
-	if (have_edits)
-		more += (int)edit_growth(p, plan);
-	return more + (int)encap_size(plan);
-}
-
-// The next hop that a backend's packets took last.
-static __always_inline void backend_route(struct plan *plan)
-{
-	__u32 at = plan->backend_hop;
-	struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
-	__u64 way;
-
-	if (!b)
-		return;
-	way = *(volatile __u64 *)&b->way;
-	plan->hop = way >> 32;
-	plan->hop_gen = way;
-}
-
-// The MTU of the interface that the kernel will send by, for what depends on it
-// before the next hop is known.
-static __always_inline void kernel_mtu(struct plan *plan)
-{
-	struct hop *h = hop_of(plan);
-	struct interface_addr *out;
-	__u32 ifindex;
-
-	if (!(plan->edits || plan->flags & PLAN_ERROR) || !h)
-		return;
-	ifindex = h->ifindex;
-	out = bpf_map_lookup_elem(&interfaces, &ifindex);
-	if (out && out->mtu)
-		plan->mtu = out->mtu;
-}
-
-// Whether a packet may leave in fragments: one without DF, and one that loses its IPv6 header
-// and leaves without DF (RFC 7915 §5.1, §5.1.1). "len" is its length then.
-static __always_inline bool fragmentable(const struct packet *p, const struct plan *plan, __u32 len)
-{
-	if (p->family == FAMILY_6 && plan->family == FAMILY_4)
-		return p->fragment_at || len <= SMALL_PACKET;
-	return !(p->flags & PACKET_DF);
-}
-
-// The common part of both hooks' preparation: next hop and size. A frame of its own: what it
-// spills is gone when the packet goes on.
-static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
-{
-	struct hop *h;
-	int more, most;
-
-	plan->mtu = 1500;
-	if (routed == REASON_NO_ROUTE)
-		return routed;
-	if (plan->flags & PLAN_KERNEL) {
-		kernel_mtu(plan);
-		return routed;
-	}
-	h = hop_of(plan);
-	if (!h)
-		return REASON_INTERNAL;
-	plan->mtu = h->mtu;
-	if (plan->flags & PLAN_ERROR && plan->family != p->family)
-		return REASON_NONE; // cut to what every link carries
-	more = growth(p, plan);
-	most = largest(p, plan->family, h->mtu);
-	if ((int)p->segment + more <= most)
-		return REASON_NONE;
-	plan->mtu = most - more;
-	if (p->family == FAMILY_6 && plan->family == FAMILY_4 && plan->mtu < LOWEST_IPV6_MTU)
-		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); what they send then has no DF
-	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
-		return REASON_TOO_BIG;
-	if (!hold_fragments && !dry_run) // user space fragments what comes out of its own program
-		return REASON_NONE;
-	if (plan->family == FAMILY_6 || p->family == FAMILY_6)
-		return REASON_TO_FRAGMENT6;
-	plan->flags |= PLAN_KERNEL;
-	return REASON_TO_FRAGMENT;
-}
-
-static __always_inline enum reason prepare(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
-{
-	enum reason reason = REASON_NONE;
-
-	if (plan->backend_hop != NO_ENTRY)
-		backend_route(plan);
-	if (!hop_current(plan, p->now))
-		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
-	if (p->ttl <= 1 && (plan->flags & PLAN_HERE) != PLAN_HERE)
-		return REASON_TTL_EXCEEDED;
-	return ready(p, plan, reason);
-}
-
-static __noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return xdp_rewrite(ctx, p, plan, false);
-}
-
-static __noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return xdp_rewrite(ctx, p, plan, true);
-}
-
-static __noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return tc_rewrite(ctx, p, plan, false);
-}
-
-static __noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return tc_rewrite(ctx, p, plan, true);
-}
-
-static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
-				   const bool xdp)
-{
-	if (xdp)
-		return v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
-	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
-}
-
-// Carries a plan out. REASON_NONE: as decided; otherwise what came in between.
-static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
-{
-	enum reason reason = prepare(ctx, p, plan, xdp), done;
-	struct hop *h;
-
-	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
-		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
-	if (reason == REASON_TO_FRAGMENT)
-		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
-	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE ||
-	    (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
-		return reason;
-	if (plan->choices & CHOICE_CLASS && plan->family != p->family)
-		p->tos = plan->tos;
-	if (plan->flags & PLAN_ERROR)
-		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
-	else if (plan->family != p->family)
-		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
-	else
-		done = rewrite(ctx, p, plan, v6, xdp);
-	if (have_edits && done == REASON_NONE && plan->edits && !(plan->flags & PLAN_ERROR))
-		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
-	if (done == REASON_NONE && plan->encap)
-		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
-			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
-	if (done != REASON_NONE)
-		return done;
-	if (reason == REASON_NO_NEIGHBOUR)
-		return xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
-	if (plan->flags & PLAN_KERNEL)
-		return reason;
-	h = hop_of(plan);
-	if (!h)
-		return REASON_INTERNAL;
-	plan->verdict = xdp ? xdp_send(ctx, h) : tc_send(ctx, h);
-	return REASON_NONE;
 }
 
 // Whether a limit, a set or the lack of backends refused a packet.

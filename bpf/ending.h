@@ -4,7 +4,7 @@
 #define SLUICE_ENDING_H
 
 #include "event.h"
-#include "snat.h"
+#include "inward.h"
 
 // The end of a flow, gathered from both directions.
 struct ending {

@@ -4,7 +4,7 @@
 #ifndef SLUICE_WORK_H
 #define SLUICE_WORK_H
 
-#include "settings.h"
+#include "message.h"
 
 // packet.flags
 #define PACKET_LATER_FRAGMENT 0x01

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Entries of the flow tables that are taken and given back, and the slots by which they are found; see
+// table.h.
+#ifndef SLUICE_STOCK_H
+#define SLUICE_STOCK_H
+
+#include "table.h"
+
+// Touches the entries that the next flow is likely to be given: they are freed, and
+// first used, in order.
+static __always_inline void touch_entries(const bool v6)
+{
+	__u32 zero = 0, one, two;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+	void *e;
+
+	if (!stock)
+		return;
+	one = stock->top;
+	two = one ? one - 2 : stock->fresh + 1;
+	one = one ? one - 1 : stock->fresh;
+	e = entry_at(one, v6);
+	if (e)
+		touch_word(state_word(e, v6));
+	e = entry_at(two, v6);
+	if (e)
+		touch_word(state_word(e, v6));
+}
+
+// Takes an entry: one that was freed, else one that was never used.
+static __always_inline __u32 take_entry(const bool v6)
+{
+	__u32 zero = 0, limit = v6 ? entries6 : entries4, fresh;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	if (!stock)
+		return NO_ENTRY;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 64; i++) { // tries: each failed one is another CPU's success
+		__u64 top = *(volatile __u64 *)&stock->top, next;
+		void *e;
+
+		if (!(__u32)top)
+			break;
+		e = entry_at((__u32)top - 1, v6);
+		if (!e)
+			return NO_ENTRY;
+		next = ((top >> 32) + 1) << 32 | *(volatile __u32 *)&meta_of(e, v6)->twin;
+		if (__sync_val_compare_and_swap(&stock->top, top, next) == top)
+			return (__u32)top - 1;
+	}
+	if (*(volatile __u32 *)&stock->fresh >= limit)
+		return NO_ENTRY;
+	fresh = __sync_fetch_and_add(&stock->fresh, 1);
+	return fresh < limit ? fresh : NO_ENTRY;
+}
+
+// Whether two entries are left: one for each direction of a flow. It only looks.
+static __always_inline bool table_has_room(bool v6)
+{
+	__u32 zero = 0, limit = v6 ? entries6 : entries4;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	return stock && ((__u32) * (volatile __u64 *)&stock->top || *(volatile __u32 *)&stock->fresh + 1 < limit);
+}
+
+// Gives back an entry that nothing points at. One that many CPUs at once keep from the
+// stack is left to the sweeper.
+static __always_inline void give_entry(void *e, __u32 index, const bool v6)
+{
+	__u32 zero = 0;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
+
+	*(volatile __u32 *)state_word(e, v6) = 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 64 && stock; i++) {
+		__u64 top = *(volatile __u64 *)&stock->top;
+
+		*(volatile __u32 *)&meta_of(e, v6)->twin = top;
+		if (__sync_val_compare_and_swap(&stock->top, top, ((top >> 32) + 1) << 32 | (index + 1)) == top)
+			return;
+	}
+	*(volatile __u32 *)state_word(e, v6) = (__u32)ENTRY_RETURNING << STATE_SHIFT;
+}
+
+__noinline __u32 take4(void)
+{
+	return take_entry(false);
+}
+
+__noinline __u32 take6(void)
+{
+	return take_entry(true);
+}
+
+__noinline int give(__u32 index, __u32 v6)
+{
+	void *e;
+
+	if (v6) {
+		e = entry_at(index, true);
+		if (e)
+			give_entry(e, index, true);
+	} else {
+		e = entry_at(index, false);
+		if (e)
+			give_entry(e, index, false);
+	}
+	return 0;
+}
+
+// Takes one of the slots from..to of a bucket.
+static __always_inline bool take_slot(struct bucket *bucket, int from, int to, __u32 value)
+{
+#pragma clang loop unroll(disable)
+	for (int k = from; k < to; k++) {
+		if (!*(volatile __u32 *)&bucket->slots[k] && !__sync_val_compare_and_swap(&bucket->slots[k], 0, value))
+			return true;
+	}
+	return false;
+}
+
+// The same of the second bucket of a tuple, which its first one counts.
+static __always_inline bool spill_slot(struct bucket *one, struct bucket *two, int from, int to, __u32 value)
+{
+	if (one == two || !take_slot(two, from, to, value))
+		return false;
+	__sync_fetch_and_add(&one->spilled, 1);
+	return true;
+}
+
+// Lets a free slot point at a tuple's entry. False when both buckets are full. The
+// second is used when the first is nearly full and the second is not as full: of an index
+// that is as full as it gets (see buckets in tables.go) one slot in forty is a second one,
+// and one bucket in nine has spilled; of a half full one, one slot in 10,000.
+static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
+{
+	struct place at = place_of(t, v6);
+	__u32 value = at.tag | (index + 1);
+	struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
+
+	if (!one || !two)
+		return 0;
+	return take_slot(one, 0, 13, value) || spill_slot(one, two, 0, 13, value) || take_slot(one, 13, 14, value) ||
+	       spill_slot(one, two, 13, 14, value) || take_slot(one, 14, BUCKET_SLOTS, value) ||
+	       spill_slot(one, two, 14, BUCKET_SLOTS, value);
+}
+
+__noinline int claim_slot4(const struct tuple *t, __u32 index)
+{
+	return t ? claim_slot(t, index, false) : 0;
+}
+
+__noinline int claim_slot6(const struct tuple *t, __u32 index)
+{
+	return t ? claim_slot(t, index, true) : 0;
+}
+
+// An entry for a tuple, which searches find once it is live; or NO_ENTRY.
+static __always_inline __u32 claim(const struct tuple *t, bool v6)
+{
+	__u32 index = v6 ? take6() : take4();
+
+	if (index == NO_ENTRY || (v6 ? claim_slot6(t, index) : claim_slot4(t, index)))
+		return index;
+	give(index, v6);
+	return NO_ENTRY;
+}
+
+// Frees a slot of a bucket that has a value.
+static __always_inline bool clear_slot(struct bucket *bucket, __u32 value)
+{
+#pragma clang loop unroll(disable)
+	for (int k = 0; k < BUCKET_SLOTS; k++) {
+		if (*(volatile __u32 *)&bucket->slots[k] == value &&
+		    __sync_val_compare_and_swap(&bucket->slots[k], value, 0) == value)
+			return true;
+	}
+	return false;
+}
+
+// Frees the slot by which a tuple finds an entry.
+static __always_inline int unindex(const struct tuple *t, __u32 index, const bool v6)
+{
+	struct place at = place_of(t, v6);
+	__u32 value = at.tag | (index + 1);
+	struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
+
+	if (!one || !two)
+		return 0;
+	if (clear_slot(one, value))
+		return 1;
+	if (!clear_slot(two, value))
+		return 0;
+	__sync_fetch_and_sub(&one->spilled, 1);
+	return 1;
+}
+
+// Gives back the slot and the entry of a key. Only for entries that were never
+// live, or long dead.
+static __always_inline void release(const struct tuple *t, __u32 index, const bool v6)
+{
+	if (unindex(t, index, v6))
+		give(index, v6);
+}
+
+__noinline int release4(const struct tuple *t, __u32 index)
+{
+	if (t)
+		release(t, index, false);
+	return 0;
+}
+
+__noinline int release6(const struct tuple *t, __u32 index)
+{
+	if (t)
+		release(t, index, true);
+	return 0;
+}
+
+static __always_inline void set_state(void *e, enum entry_state state, const bool v6)
+{
+	__u32 *word = state_word(e, v6);
+
+	__sync_fetch_and_and(word, 0xffffff);
+	__sync_fetch_and_or(word, (__u32)state << STATE_SHIFT);
+}
+
+static __always_inline void kill(void *e, __u32 now, enum entry_state state, const bool v6)
+{
+	meta_of(e, v6)->seen = now;
+	set_state(e, state, v6);
+}
+
+#endif
