@@ -152,7 +152,7 @@ func TestDocker(t *testing.T) {
 		}
 		return text
 	}
-	image := exec.Command("sh", "-ec", "mkdir -p "+base+"/root/bin; cp $(command -v busybox) "+base+"/root/bin; tar -C "+base+"/root -cf "+base+"/own.tar .")
+	image := exec.Command("sh", "-ec", "mkdir -p $0/tree/bin; cp $(command -v busybox) $0/tree/bin; tar -C $0/tree -cf $0/own.tar .", base)
 	if text, err := image.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}

@@ -67,8 +67,8 @@ func TestPackets(t *testing.T) {
 						continue
 					}
 					t.Run(name, func(t *testing.T) {
-						b := &both{t: t, program: program, sample: s, imported: r, differs: differs, ebpf: name == "ebpf"}
-						t.Cleanup(b.drop)
+						b := &both{t: t, program: program, sample: s, imported: r, differs: differs, ebpf: name == "ebpf", dir: t.TempDir()}
+						t.Cleanup(b.drop) // before its directory goes, where a bpffs may be mounted
 						if err := c.OnTheWire(0).Run(b); err != nil {
 							t.Error(err)
 						}
@@ -141,6 +141,7 @@ type both struct {
 	differs  map[int]int
 	packets  int
 	ebpf     bool
+	dir      string // of the datapath
 
 	original, copied *wire
 	d                interface {
@@ -183,7 +184,7 @@ func (b *both) Reset(c *config.Config, h nat.Host) (err error) {
 		if b.ebpf {
 			c.Attach, c.HoldAddresses = config.AttachTC, config.SwitchOff
 			b.copied.atFarEnds = true
-			b.d, err = ebpf.Open(ebpf.Options{StateDir: b.t.TempDir()})
+			b.d, err = ebpf.Open(ebpf.Options{StateDir: b.dir})
 		} else {
 			b.d, err = nft.Open()
 		}

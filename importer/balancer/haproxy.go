@@ -167,7 +167,7 @@ func (h *haproxy) loseAll(s *section, reason, next string) {
 	}
 }
 
-// plain speaks for the lines of a defaults section, which sections behind it have too.
+// plain notes the lines of a defaults section, which sections behind it have too.
 func (h *haproxy) plain(s *section) {
 	h.d.Know(s.line)
 	for _, l := range s.lines {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// common speaks for lines of HAProxy that mean the same in every section.
+// common says what becomes of a line of HAProxy that means the same in every section.
 func common(w []string) (draft.Kind, string, string) {
 	switch w[0] {
 	case "description", "id", "enabled", "hash-type", "guid":

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Finish speaks for the lines that nobody has spoken for, takes out what the configuration does
+// Finish notes the lines that no object was made of and nothing was said of, takes out what the configuration does
 // not accept, and writes it down.
 func (d *Draft) Finish() (*Result, error) {
 	for i, l := range d.lines {

@@ -185,7 +185,7 @@ func (t *translator) implied(p *path, reason string) {
 	}
 }
 
-// remaining speaks for the rules that no object holds and nothing was said of.
+// remaining notes the rules that no object holds and nothing was said of.
 func (t *translator) remaining(walks map[hook][]*walker, filters []*walker) {
 	all := filters
 	for _, list := range walks {

@@ -39,7 +39,7 @@ func FromFlow6(e *wire.Flow6) Entry {
 
 func (t *Tables) Twin(s Entry) Entry {
 	if s.Twin == wire.NoEntry {
-		return Entry{Key: s.Key.Reverse(), Seen: s.Seen, Heard: s.Heard & wire.HeardFIN} // one direction speaks for both
+		return Entry{Key: s.Key.Reverse(), Seen: s.Seen, Heard: s.Heard & wire.HeardFIN} // the one direction stands for both
 	}
 	if s.v6 != (s.Flags&wire.EntryCross != 0) {
 		if int(s.Twin) < len(t.Flows6.Values) {

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// said is a difference that is to be noted.
+type said struct {
+	line               int
+	text, reason, next string
+}
+
+// findMarks finds the marks by which a postrouting chain knows what to masquerade, as kube-proxy
+// sets them.
+func (t *translator) findMarks(w *walker) {
+	for _, p := range w.paths {
+		if p.rule.do != doMasq {
+			continue
+		}
+		if k := p.match.mark; k != nil && k.value == k.mask {
+			t.masquerading = append(t.masquerading, *k)
+		}
+		for _, e := range p.except {
+			if k := e.match.notMark; k != nil && k.value == k.mask {
+				t.masquerading = append(t.masquerading, *k)
+			}
+		}
+	}
+}
+
+func (t *translator) masquerades(r *rule) bool {
+	return slices.ContainsFunc(t.masquerading, func(k marked) bool { return r.do == doMark && r.mark&k.mask == k.value && k.mask != 0 })
+}
+
+// masqueraded reports whether the sources of all packets of a group are masqueraded, and what is to
+// be said where those of some are.
+func (t *translator) masqueraded(g *group) (all bool, list []said) {
+	seen := map[*rule]bool{}
+	for _, p := range g.paths {
+		for _, k := range p.marks {
+			if !t.masquerades(k.rule) || seen[k.by] {
+				continue
+			}
+			switch {
+			case k.match.covers(g.match):
+				return true, nil
+			case len(k.match.src) == 1 && k.match.src[0].IsSingleIP() && k.match.src[0].Addr() == p.rule.first:
+				list = append(list, said{k.by.line, k.by.text, "a backend that is a client of its own service gets no answer if it is led to itself", "write mode: fullnat, where backends see the gateway as the client"})
+			default:
+				list = append(list, said{k.by.line, k.by.text, "some clients had their address replaced by the host's; here none have", "write mode: fullnat, which replaces it for all, where backends do not route their answers through this host"})
+			}
+			seen[k.by] = true
+		}
+	}
+	return false, list
+}
+
+// isHairpinOf recognises a rule that leads inside hosts to a port that is published already.
+func (t *translator) isHairpinOf(m match, p *path) bool {
+	for _, f := range t.forwards {
+		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
+			f.reflected = true
+			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			return true
+		}
+	}
+	return false
+}
+
+// isReflection recognises the same for certain clients.
+func (t *translator) isReflection(g *group, p *path) bool {
+	for _, f := range t.forwards {
+		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
+			f.reflected = true
+			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			return true
+		}
+	}
+	return false
+}
+
+// sameListen reports whether a match asks for the ports of a forward, at its address or at one that
+// the forward follows.
+func sameListen(f *forward, m match) bool {
+	return slices.ContainsFunc(f.listen, func(l config.Listen) bool {
+		address := len(m.dst) == 1 && m.dst[0].IsSingleIP() && (!l.Address.IsValid() || l.Address == m.dst[0].Addr())
+		return address && slices.Equal(l.Ports, m.dport)
+	})
+}
+
+// ownConnections looks at the translations of connections that the host itself opens.
+func (t *translator) ownConnections(w *walker) {
+	for _, p := range w.paths {
+		objects := t.made[p.rule]
+		switch {
+		case p.rule.do == doAccept || p.rule.do == doReturn:
+			t.d.Know(p.rule.line)
+		case len(objects) > 0 && len(p.match.unequal()) == 0:
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+			for _, o := range objects {
+				if o.service >= 0 {
+					t.d.Config.Services[o.service].Datapath = config.DatapathNftables
+				} else {
+					t.d.Config.NAT[o.nat].Datapath = config.DatapathNftables
+				}
+				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did; remove it where there are none.")
+			}
+		case t.taken[p.rule] && !t.lost[p.rule]:
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+		case p.rule.do == doMark && t.masquerades(p.rule):
+			t.implied(p, "marks packets to have their source translated")
+		case t.lost[p.rule]: // noted
+			for _, r := range p.via {
+				t.d.Know(r.line)
+			}
+		default:
+			t.lose(p, "no equal for translations of connections that the host itself opens alone", "let the host's programs ask for the other address, or keep it in "+t.program)
+		}
+	}
+}
