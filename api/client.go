@@ -60,8 +60,8 @@ func (p *Problem) Error() string {
 	}
 	for _, e := range p.Errors {
 		line := e.Message
-		if e.Location != "" {
-			line = e.Location + ": " + line
+		if where := strings.TrimPrefix(strings.TrimPrefix(e.Location, "body"), "."); where != "" {
+			line = where + ": " + line
 		}
 		lines = append(lines, line)
 	}

@@ -53,7 +53,7 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) position() string {
-	if e.Line == 0 {
+	if e.Line == 0 || e.File == "" { // of no file: a value that came by the API
 		return e.File
 	}
 	return fmt.Sprintf("%s:%d:%d", e.File, e.Line, e.Column)

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -61,7 +62,7 @@ func (c *Control) tell(by Author, err error) {
 	e := event.Event{Kind: event.Apply, Who: by.Who, What: by.What, Revision: c.store.Revision()}
 	if err != nil {
 		e.Error = err.Error()
-		e.Text = fmt.Sprintf("refused: %s, by %s: %v", by.What, by.Who, err)
+		e.Text = fmt.Sprintf("refused: %s, by %s: %s", by.What, by.Who, strings.ReplaceAll(err.Error(), "\n", "; "))
 	} else {
 		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
 	}

@@ -307,7 +307,9 @@ func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome],
 	all := func(c *config.Config) (*config.Config, error) {
 		draft := c.Draft()
 		for i, change := range in.Body {
-			if _, err := applyChange(draft, change); err != nil {
+			if _, err := applyChange(draft, change); err != nil && len(in.Body) == 1 {
+				return nil, err
+			} else if err != nil {
 				return nil, fmt.Errorf("change %d: %w", i+1, err)
 			}
 		}

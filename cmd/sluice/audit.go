@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,7 +76,7 @@ func writeAudit(w io.Writer, entries []audit.Entry) error {
 			return err
 		}
 		if e.Error != "" {
-			if _, err := fmt.Fprintf(w, "    %s\n", e.Error); err != nil {
+			if _, err := fmt.Fprintf(w, "    %s\n", strings.ReplaceAll(e.Error, "\n", "\n    ")); err != nil {
 				return err
 			}
 		}
