@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,9 +47,6 @@ func TestPackets(t *testing.T) {
 		source, name := filepath.Base(filepath.Dir(f)), strings.TrimSuffix(filepath.Base(f), ".packets")
 		for _, program := range map[string][]string{"iptables": {"iptables-nft-restore", "iptables-legacy-restore"}, "nftables": {"nft"}, "nftlb": {"nftlb"}}[source] {
 			t.Run(source+"/"+name+"/"+program, func(t *testing.T) {
-				if _, err := exec.LookPath(program); program == "nftlb" && err != nil {
-					t.Skip("needs the program nftlb") // of the packages for comparisons
-				}
 				labtest.Require(t, labtest.Tool(program))
 				s := readSample(t, source, name)
 				r, err := importer.Import(s.source, s.text, s.options)
