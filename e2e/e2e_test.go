@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,6 +168,43 @@ func inBackground(t *testing.T, load host.Load) (end func() host.Tally) {
 		close(stop)
 		return <-done
 	}
+}
+
+// events are what was done while requests were made, so that a request that failed can say what
+// happened in its time.
+type events struct {
+	mu  sync.Mutex
+	all []happened
+}
+
+// happened is an event, from its beginning to its end.
+type happened struct {
+	what     string
+	from, to time.Time
+}
+
+// note does something and keeps when.
+func (e *events) note(what string, do func() error) error {
+	from := time.Now()
+	err := do()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, happened{what, from, time.Now()})
+	return err
+}
+
+// during describes the failure of a request and the events of its time.
+func (e *events) during(f host.Failure) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s after %v, from %s on", f.Cause, f.End.Sub(f.Start).Round(time.Millisecond), f.Start.Format("15:04:05.000"))
+	for _, h := range e.all {
+		if f.Start.Before(h.to) && f.End.After(h.from) {
+			fmt.Fprintf(&b, "; %s from %s to %s", h.what, h.from.Format("05.000"), h.to.Format("05.000"))
+		}
+	}
+	return b.String()
 }
 
 // nft runs the nft program in the node.

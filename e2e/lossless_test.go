@@ -56,8 +56,9 @@ services:
 
 // TestChangesLoseNothing changes backends, reloads the file, kills the daemon, starts another one in its
 // place, and moves the services to the other datapath and back, while requests are made and
-// connections are open. No request fails, and no connection breaks. SLUICE_CHANGES=1000 makes as many
-// changes, a tenth as many reloads, and a thousand times as many requests.
+// connections are open. No connection breaks, and no request fails but those that are being made while
+// their service moves. SLUICE_CHANGES=1000 makes as many changes, a tenth as many reloads, and a
+// thousand times as many requests.
 func TestChangesLoseNothing(t *testing.T) {
 	changes := number(t, "SLUICE_CHANGES", 40)
 	onDatapaths(t, func(t *testing.T, force string) {
@@ -96,38 +97,41 @@ func TestChangesLoseNothing(t *testing.T) {
 			load.Count, load.Rate = 0, 300
 		}
 		requests := inBackground(t, load)
-		moves := 0 // to another datapath: each may reset a connection that is just being opened (docs/limits.md)
-		mustDo := func(what string, err error) {
+		var seen events
+		mustDo := func(what string, do func() error) {
 			t.Helper()
-			if err != nil {
+			if err := seen.note(what, do); err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 			ask(what)
 		}
 		for i := range changes {
-			mustDo(fmt.Sprintf("change %d", i), changeOne(t.Context(), d, i))
+			mustDo(fmt.Sprintf("change %d", i), func() error { return changeOne(t.Context(), d, i) })
 			if i%10 == 9 {
 				text := force + changing + fmt.Sprintf("timeouts: {udp: %ds}\n", 300+i)
-				mustDo("a reload", errors.Join(os.WriteFile(d.File, []byte(text), 0o644), reload(t.Context(), d)))
+				mustDo("a reload", func() error { return errors.Join(os.WriteFile(d.File, []byte(text), 0o644), reload(t.Context(), d)) })
 			}
 			if i%(changes/4) == changes/4-1 {
-				mustDo("kill -9", d.Kill())
-				mustDo("the start after kill -9", d.Restart(t.Context()))
-				mustDo("stop --keep", errors.Join(d.Client.Stop(t.Context(), api.Stop{Keep: true}), d.AwaitEnd()))
-				mustDo("the start of another one", d.Restart(t.Context()))
+				mustDo("kill -9", d.Kill)
+				mustDo("the start after kill -9", func() error { return d.Restart(t.Context()) })
+				mustDo("stop --keep", func() error { return errors.Join(d.Client.Stop(t.Context(), api.Stop{Keep: true}), d.AwaitEnd()) })
+				mustDo("the start of another one", func() error { return d.Restart(t.Context()) })
 				for _, move := range []any{other(force), nil} {
 					for _, service := range []string{"web", "line"} {
-						_, err := d.PatchObject(t.Context(), "services/"+service, map[string]any{"datapath": move}, api.ChangeOptions{})
-						mustDo(fmt.Sprintf("the move of %s to datapath %v", service, move), err)
-						moves++
+						mustDo(fmt.Sprintf("the move of %s to datapath %v", service, move), func() error {
+							_, err := d.PatchObject(t.Context(), "services/"+service, map[string]any{"datapath": move}, api.ChangeOptions{})
+							return err
+						})
 						hold()
 					}
 				}
 			}
 		}
 		tally := requests()
-		if len(tally.Failures) > moves {
-			t.Errorf("%d of %d requests failed: %v", len(tally.Failures), tally.Sent(), tally.Causes())
+		for _, f := range tally.Failures {
+			if during := seen.during(f); !strings.Contains(during, "the move of web") { // docs/limits.md
+				t.Errorf("one of %d requests failed: %s", tally.Sent(), during)
+			}
 		}
 		ask("all of it")
 		t.Logf("%d requests, %d failed; %d open connections, none broken", tally.Sent(), len(tally.Failures), len(held))

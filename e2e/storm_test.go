@@ -47,6 +47,7 @@ func TestStorm(t *testing.T) {
 			t.Fatal(err)
 		}
 		over := make(chan struct{})
+		var seen events
 		var wg sync.WaitGroup
 		for _, events := range []map[string]func() error{configurations(t, d, calm), networks(t, gw)} {
 			wg.Go(func() {
@@ -57,7 +58,7 @@ func TestStorm(t *testing.T) {
 							return
 						default:
 						}
-						if err := event(); err != nil {
+						if err := seen.note(name, event); err != nil {
 							t.Errorf("%s: %v", name, err)
 							return
 						}
@@ -88,12 +89,10 @@ func TestStorm(t *testing.T) {
 		})
 		mustAsk(t, line, "after the storm")
 		tally := requests()
-		causes := tally.Causes()
-		for _, told := range []error{syscall.ENETUNREACH, syscall.EHOSTUNREACH} { // where a cable was pulled
-			delete(causes, told.Error())
-		}
-		if len(causes) > 0 {
-			t.Errorf("of %d requests failed %v", tally.Sent(), causes)
+		for _, f := range tally.Failures {
+			if f.Cause != syscall.ENETUNREACH.Error() && f.Cause != syscall.EHOSTUNREACH.Error() { // where a cable was pulled
+				t.Errorf("one of %d requests failed: %s", tally.Sent(), seen.during(f))
+			}
 		}
 		if err := stream.Stop(); err != nil {
 			t.Error(err)
