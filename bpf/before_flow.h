@@ -15,7 +15,9 @@ static __always_inline __u8 action_of(__u32 reason)
 		return ACTION_DROP;
 	if (reason <= REASON_FRAGMENT)
 		return ACTION_FORWARD;
-	return reason <= REASON_FORWARDING_OFF || reason == REASON_OTHER_STATION ? ACTION_PASS : ACTION_DROP;
+	if (reason <= REASON_FORWARDING_OFF || reason == REASON_OTHER_STATION || reason == REASON_MOVING)
+		return ACTION_PASS;
+	return ACTION_DROP;
 }
 
 // Deny and allow rules of the first hook, in order. REASON_NONE: go on.

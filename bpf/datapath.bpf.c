@@ -4,7 +4,7 @@
 // portless.h, schedule.h, syn.h, admit.h, service_flow.h, lb.h, cookie.h, mapping.h, snat.h,
 // inward.h, stateless.h, before_flow.h, decide.h, station.h, hop.h, rewrite.h, miss.h, xlat.h,
 // edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h, apply.h,
-// direct.h, fast.h, ending.h, sweep.h. Each packet goes parse -> decide -> plan
+// direct.h, fast.h, ending.h, sweep.h, move.h. Each packet goes parse -> decide -> plan
 // -> apply, and leaves through one exit that counts why; plain packets of settled flows go the
 // straight path of fast.h, those of services without flows that of direct.h.
 #include "apply.h"
@@ -12,6 +12,7 @@
 #include "export.h"
 #include "fast.h"
 #include "miss.h"
+#include "move.h"
 #include "owned.h"
 #include "station.h"
 #include "sweep.h"

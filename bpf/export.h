@@ -23,6 +23,7 @@ const enum prefix_role *export_prefix_role __attribute__((unused));
 const enum event_kind *export_event_kind __attribute__((unused));
 const struct block_event *export_block_event __attribute__((unused));
 const struct mapping_request *export_mapping_request __attribute__((unused));
+const struct flow_request *export_flow_request __attribute__((unused));
 const enum layout *export_layout __attribute__((unused));
 const enum entry_flag *export_entry_flag __attribute__((unused));
 const enum heard *export_heard __attribute__((unused));

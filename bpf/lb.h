@@ -231,6 +231,14 @@ static __always_inline bool was_admitted(const struct packet *p, const struct pl
 	return plan->edits & EDIT_SPLICE || (!syn && s->mode == MODE_DNAT && shakes_hands(p));
 }
 
+// Whether nftables may have the connection of a packet that has no flow here: its service moves.
+static __always_inline bool moves(const struct packet *p, const struct service *s, bool syn)
+{
+	if (!(s->flags & (SERVICE_ARRIVES | SERVICE_LEAVES)))
+		return false;
+	return syn ? s->flags & SERVICE_LEAVES : !shakes_hands(p);
+}
+
 // A SYN that leaves no flow: where it went is remembered, if there is room for the flow that its
 // handshake will make.
 static __always_inline int syn_passes(const struct packet *p, __u32 backend)
@@ -256,6 +264,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	plan->owner_nat = OWNER_SERVICE;
 	syn = p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 	stateless = service_stateless(s);
+	if (moves(p, s, syn))
+		return REASON_MOVING;
 	reason = service_lists(p, s); // who may not connect learns nothing of the backends
 	if (reason != REASON_NONE)
 		return reason;

@@ -64,6 +64,8 @@ enum service_flag {
 	SERVICE_MAC_KEYS = 0x80,     // persistence looks at hardware addresses
 	SERVICE_COOKIES = 0x400,     // SYNs are answered by cookies when handshakes pile up
 	SERVICE_KEEPS_FLOWS = 0x800, // persistence or a limit of connections needs them, whatever the mode
+	SERVICE_ARRIVES = 0x1000,    // comes from nftables, which has its connections still
+	SERVICE_LEAVES = 0x2000,     // goes to nftables: nothing opens here any more
 };
 
 enum no_rule {
@@ -234,6 +236,21 @@ struct mapping {
 	__u32 pad2;
 };
 ASSERT_SIZE(struct mapping, 48);
+
+// A flow of a service that nftables had, as user space asks for it.
+struct flow_request {
+	struct tuple key; // of the opener's packets
+	struct tuple to;  // what they become
+	__u16 owner;	  // service
+	__u16 backend;
+	__u8 family;
+	__u8 heard; // HEARD_*, of both sides
+	__u8 open;  // an open TCP connection
+	__u8 pad;
+	__u32 reason; // out: REASON_NEW_FLOW, or why there is none
+	__u32 pad2;
+};
+ASSERT_SIZE(struct flow_request, 96);
 
 // What map_open and map_close are called with.
 struct mapping_request {

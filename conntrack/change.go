@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -66,6 +67,18 @@ func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool
 	return deleted, complete()
 }
 
+// DeleteOf removes the entries of these original tuples, as far as there are any, and returns how many went.
+func (c *Conn) DeleteOf(ctx context.Context, entries []Entry) (deleted int, err error) {
+	for part := range slices.Chunk(entries, batch) {
+		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return c.deletion(b, &part[i]) }, unix.ENOENT)
+		deleted += n
+		if err != nil {
+			return deleted, err
+		}
+	}
+	return deleted, nil
+}
+
 // Sibling opens a second socket in the namespace of c: netlink sockets stay in
 // theirs, wherever the calling thread is now. It may be called at any time, from
 // any goroutine: who shares c opens one for each request, and closes it after.
@@ -105,19 +118,30 @@ func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error
 	return made, nil
 }
 
-// InsertNAT makes one entry as Insert does, and has the kernel translate its
+// InsertNAT makes the entries as Insert does, and has the kernel translate their
 // packets to the reply tuple, where the family has a chain for NAT.
-func (c *Conn) InsertNAT(ctx context.Context, e *Entry) error {
-	_, err := c.acknowledged(ctx, 1, func(b []byte, _ int) []byte {
-		// The kernel translates what the reply tuple has not yet: it begins untranslated.
-		plain := *e
-		plain.Reply.Source, plain.Reply.SourcePort = e.Original.Dest, e.Original.DestPort
-		plain.Reply.Dest, plain.Reply.DestPort = e.Original.Source, e.Original.SourcePort
-		b = c.insertion(b, &plain)
-		b = e.appendNAT(b, ctaNATSource, e.SourceTranslated(), e.Reply.Dest, e.Reply.DestPort)
-		return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
-	}, unix.EEXIST)
-	return err
+func (c *Conn) InsertNAT(ctx context.Context, entries []Entry) (made int, err error) {
+	for part := range slices.Chunk(entries, natBatch) {
+		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return c.insertionNAT(b, &part[i]) }, unix.EEXIST)
+		made += n
+		if err != nil {
+			return made, err
+		}
+	}
+	return made, nil
+}
+
+// natBatch is batch for requests that are twice as long.
+const natBatch = batch / 2
+
+func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
+	// The kernel translates what the reply tuple has not yet: it begins untranslated.
+	plain := *e
+	plain.Reply.Source, plain.Reply.SourcePort = e.Original.Dest, e.Original.DestPort
+	plain.Reply.Dest, plain.Reply.DestPort = e.Original.Source, e.Original.SourcePort
+	b = c.insertion(b, &plain)
+	b = e.appendNAT(b, ctaNATSource, e.SourceTranslated(), e.Reply.Dest, e.Reply.DestPort)
+	return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
 }
 
 // acknowledged sends n requests in one datagram and waits for every answer. An
@@ -171,6 +195,10 @@ func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i i
 	return ok, err
 }
 
+// tcpBeLiberal is IP_CT_TCP_FLAG_BE_LIBERAL of linux/netfilter/nf_conntrack_tcp.h: segments outside the
+// windows are not called invalid.
+const tcpBeLiberal = 0x08
+
 func (c *Conn) deletion(b []byte, e *Entry) []byte {
 	b = request(b, msgDelete, e.Family, unix.NLM_F_ACK, c.seq)
 	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
@@ -194,6 +222,9 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 		b, info = nest(b, ctaProtoInfo)
 		b, tcp = nest(b, ctaInfoTCP)
 		b = attribute(b, ctaState, e.State)
+		for direction := range uint16(2) { // the windows of a connection that was not followed so far are unknown
+			b = attribute(b, ctaTCPFlags+direction, tcpBeLiberal, tcpBeLiberal)
+		}
 		b = closeNest(closeNest(b, tcp), info)
 	}
 	return e.appendZone(b)

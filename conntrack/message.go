@@ -68,6 +68,7 @@ const (
 	ctaInfoDCCP = 2
 	ctaInfoSCTP = 3
 	ctaState    = 1 // first attribute of each of the three
+	ctaTCPFlags = 4 // of the original direction; 5: of the reply (enum ctattr_protoinfo_tcp)
 
 	ctaCounterPackets = 1
 	ctaCounterBytes   = 2

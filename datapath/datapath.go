@@ -72,6 +72,10 @@ type Snapshot struct {
 	Services []Service
 	NAT      []*config.NATRule
 	Rules    []*config.FirewallRule
+	// Arriving names the services and port-forwards, as Listener.Name does, that another datapath had
+	// until now. It has their flows until Take has made them here: what belongs to no flow here and
+	// opens none goes to the kernel. Gone names those that another datapath has taken with their flows.
+	Arriving, Gone map[string]bool
 }
 
 // Service is a configured service with the present state of its backends.

@@ -2,6 +2,12 @@
 
 package datapath
 
+import (
+	"context"
+
+	"github.com/sluice-lb/sluice/flow"
+)
+
 // A datapath may implement these interfaces too, and Attacher, Explainer and Mapper. The engine
 // asks for each by a type assertion.
 
@@ -21,4 +27,16 @@ type Adopter interface {
 type ChangeDetector interface {
 	// Touched reports whether another program changed or removed them since the last Apply.
 	Touched() (bool, error)
+}
+
+// Mover is a Datapath that gives and takes the flows of services and port-forwards that move from one
+// datapath to another. The one that takes is applied first, with Snapshot.Arriving, then the other one gives,
+// then the first one takes, then the other one is applied, with Snapshot.Gone.
+type Mover interface {
+	// Give returns the flows of what is named, as Listener.Name does. From then on nothing opens here any
+	// more where that can be prevented; what is open goes on.
+	Give(ctx context.Context, names map[string]bool) ([]flow.Flow, error)
+	// Take makes flows that another datapath has given, and ends the state of Snapshot.Arriving. It returns
+	// how many it made: one that is there already, or whose backend is not there any more, is left out.
+	Take(ctx context.Context, flows []flow.Flow) (int, error)
 }

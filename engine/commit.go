@@ -21,6 +21,8 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.revision++
 	applied := Applied{Revision: e.revision, At: time.Now()}
 	next := e.snapshots(cfg, plan, applied.At)
+	moved := e.moved(cfg, plan)
+	noteMoves(next, moved)
 	order := e.opt.Datapaths
 	if e.config != nil && e.leaves(cfg, plan) {
 		order = slices.Clone(order)
@@ -49,7 +51,17 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 			return applied, applied.Err
 		}
 		applied.Changes = append(applied.Changes, change)
+		if err := e.moveFlows(ctx, order[i+1:], d, moved[d.Name()]); err != nil {
+			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
+			if undo := e.restore(order[:i], d); undo != nil {
+				applied.Err = errors.Join(applied.Err, undo)
+			}
+			e.lastApply = applied
+			e.opt.Applied()
+			return applied, applied.Err
+		}
 	}
+	settle(next)
 	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}

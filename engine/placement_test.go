@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 func TestServicesGoToTheFastestThatCarriesThem(t *testing.T) {
@@ -207,7 +209,7 @@ func TestWhatWaitedMoves(t *testing.T) {
 // the first lets go.
 func TestWhoTakesGoesFirst(t *testing.T) {
 	var order []string
-	fast, slow := &ordered{fake{name: "ebpf"}, &order}, &ordered{fake{name: "nftables"}, &order}
+	fast, slow := &first{fake{name: "ebpf"}, &order}, &first{fake{name: "nftables"}, &order}
 	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
 	for _, step := range []struct{ on, want string }{{"ebpf", "ebpf nftables"}, {"nftables", "nftables ebpf"}, {"nftables", "ebpf nftables"}, {"ebpf", "ebpf nftables"}} {
 		c := &config.Config{
@@ -224,13 +226,86 @@ func TestWhoTakesGoesFirst(t *testing.T) {
 	}
 }
 
-// ordered notes when it is applied.
-type ordered struct {
+// first notes when it is applied.
+type first struct {
 	fake
 	order *[]string
 }
 
+func (f *first) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	*f.order = append(*f.order, f.name)
+	return f.fake.Apply(ctx, s)
+}
+
+// ordered notes when it is applied, and when flows go to it and from it.
+type ordered struct {
+	fake
+	order *[]string
+	taken int
+	full  error // of taking flows
+}
+
 func (o *ordered) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
 	*o.order = append(*o.order, o.name)
+	for kind, names := range map[string]map[string]bool{"arriving": s.Arriving, "gone": s.Gone} {
+		if len(names) > 0 {
+			*o.order = append(*o.order, kind, strings.Join(slices.Sorted(maps.Keys(names)), " "))
+		}
+	}
 	return o.fake.Apply(ctx, s)
+}
+
+func (o *ordered) Give(_ context.Context, names map[string]bool) ([]flow.Flow, error) {
+	*o.order = append(*o.order, o.name+" gives", strings.Join(slices.Sorted(maps.Keys(names)), " "))
+	return make([]flow.Flow, len(names)), nil
+}
+
+func (o *ordered) Take(_ context.Context, flows []flow.Flow) (int, error) {
+	*o.order = append(*o.order, o.name+" takes")
+	o.taken += len(flows)
+	return len(flows), o.full
+}
+
+// TestFlowsGoWithTheirService: who takes a service gets its flows before the first one lets go; what is
+// kept in force says nothing of the move, and a move that fails is undone.
+func TestFlowsGoWithTheirService(t *testing.T) {
+	var order []string
+	fast, slow := &ordered{fake: fake{name: "ebpf"}, order: &order}, &ordered{fake: fake{name: "nftables"}, order: &order}
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+	apply := func(on string) error {
+		order = nil
+		_, err := e.Apply(t.Context(), &config.Config{
+			Services: []config.Service{{Name: "web", Datapath: config.DatapathChoice(on)}},
+			NAT:      []config.NATRule{{Name: "in", Type: config.NATPortForward, Listen: &config.Listen{}, Datapath: config.DatapathChoice(on)}},
+		})
+		return err
+	}
+	for _, step := range []struct{ on, want string }{
+		{"nftables", "ebpf, nftables"},
+		{"ebpf", "ebpf, arriving, nat in service web, nftables gives, nat in service web, ebpf takes, nftables, gone, nat in service web"},
+		{"ebpf", "ebpf, nftables"},
+		{"nftables", "nftables, arriving, nat in service web, ebpf gives, nat in service web, nftables takes, ebpf, gone, nat in service web"},
+	} {
+		if err := apply(step.on); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(order, ", "); got != step.want {
+			t.Errorf("to %s:\n%s, want\n%s", step.on, got, step.want)
+		}
+		for name, s := range e.inForce {
+			if s.Arriving != nil || s.Gone != nil {
+				t.Errorf("%s has a snapshot in force that moves something", name)
+			}
+		}
+	}
+	if fast.taken != 2 || slow.taken != 2 {
+		t.Errorf("taken %d and %d flows, want 2 and 2", fast.taken, slow.taken)
+	}
+	fast.full = errors.New("table full")
+	if err := apply("ebpf"); err == nil || !strings.Contains(err.Error(), "table full") {
+		t.Errorf("error %v, want the one of taking", err)
+	}
+	if !e.plan.services[0].on("nftables") {
+		t.Error("a move that failed is in force")
+	}
 }

@@ -78,6 +78,8 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return s.source(&f)
 	case !slices.ContainsFunc(now, differs) && !slices.ContainsFunc(was, differs):
 		return false
+	case len(now) == 0 && slices.ContainsFunc(was, func(l datapath.Listener) bool { return s.snapshot.Gone[l.Name()] }):
+		return f.DestTranslated() // another datapath has it
 	case len(now) == 0:
 		return f.DestTranslated() && s.may(&f)
 	}

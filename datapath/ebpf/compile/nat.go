@@ -341,6 +341,9 @@ func (c *compiler) portForward(n *config.NATRule) error {
 	if n.Hairpin != config.SwitchOff {
 		w.Flags |= wire.ServicePortForward
 	}
+	if c.snapshot.Arriving["nat "+n.Name] {
+		w.Flags |= wire.ServiceArrives
+	}
 	c.Names.Service[id] = n.Name
 	c.Names.PortForward[id] = true
 	if err := c.serviceBackends(id, s); err != nil {

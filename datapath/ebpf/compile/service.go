@@ -69,6 +69,9 @@ func (c *compiler) service(s *datapath.Service) error {
 	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 && !s.SYNCookies {
 		w.Flags |= wire.ServiceSYNStateless
 	}
+	if c.snapshot.Arriving["service "+s.Name] {
+		w.Flags |= wire.ServiceArrives
+	}
 	c.Services[id] = w
 	return c.listens(id, s.Service)
 }

@@ -358,8 +358,9 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	}
 	delete(spec.Programs, "read_clocks")
 	if len(only) == 0 {
-		delete(spec.Programs, "map_open") // packets may come in between: they need working memory of their own
-		delete(spec.Programs, "map_close")
+		for _, name := range []string{"map_open", "map_close", "flow_take"} { // packets may come in between: they need working memory of their own
+			delete(spec.Programs, name)
+		}
 	}
 	if !s.Bare || dryRun {
 		delete(spec.Programs, "sluice_bare")

@@ -197,17 +197,7 @@ type Flow6 struct {
 	_       structs.HostLayout
 	Packets uint64
 	Bytes   uint64
-	Key     struct {
-		_       structs.HostLayout
-		Saddr   Addr
-		Daddr   Addr
-		Sport   uint16
-		Dport   uint16
-		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
-	}
+	Key     Tuple
 	ToSaddr Addr
 	ToDaddr Addr
 	ToSport uint16
@@ -226,19 +216,23 @@ type Flow6 struct {
 	Pad [2]uint64
 }
 
+type FlowRequest struct {
+	_       structs.HostLayout
+	Key     Tuple
+	To      Tuple
+	Owner   uint16
+	Backend uint16
+	Family  uint8
+	Heard   uint8
+	Open    uint8
+	Pad     uint8
+	Reason  uint32
+	Pad2    uint32
+}
+
 type Fragment struct {
-	_     structs.HostLayout
-	Tuple struct {
-		_       structs.HostLayout
-		Saddr   Addr
-		Daddr   Addr
-		Sport   uint16
-		Dport   uint16
-		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
-	}
+	_        structs.HostLayout
+	Tuple    Tuple
 	Seen     uint32
 	Reason   uint16
 	TcpFlags uint8
@@ -411,18 +405,8 @@ type NatRule struct {
 }
 
 type Packet struct {
-	_     structs.HostLayout
-	Tuple struct {
-		_       structs.HostLayout
-		Saddr   Addr
-		Daddr   Addr
-		Sport   uint16
-		Dport   uint16
-		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
-	}
+	_            structs.HostLayout
+	Tuple        Tuple
 	L3Len        uint32
 	Ifindex      uint32
 	Out          uint32
@@ -450,18 +434,8 @@ type Packet struct {
 }
 
 type Plan struct {
-	_  structs.HostLayout
-	To struct {
-		_       structs.HostLayout
-		Saddr   Addr
-		Daddr   Addr
-		Sport   uint16
-		Dport   uint16
-		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
-	}
+	_             structs.HostLayout
+	To            Tuple
 	Gateway       Addr
 	Entry         uint32
 	BackendHop    uint32
@@ -630,57 +604,29 @@ type Tally struct {
 	Bytes   uint64
 }
 
+type Tuple struct {
+	_       structs.HostLayout
+	Saddr   Addr
+	Daddr   Addr
+	Sport   uint16
+	Dport   uint16
+	L4Proto uint8
+	Kind    uint8
+	Zone    uint8
+	State   uint8
+}
+
 type Work struct {
 	_       structs.HostLayout
 	Packet  Packet
 	Plan    Plan
 	Hop     Hop
 	NewFlow struct {
-		_   structs.HostLayout
-		Key struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
-		To struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
-		Back struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
-		From struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
+		_          structs.HostLayout
+		Key        Tuple
+		To         Tuple
+		Back       Tuple
+		From       Tuple
 		Now        uint32
 		Ref        uint32
 		Owner      uint16
@@ -698,18 +644,8 @@ type Work struct {
 		_          [4]byte
 	}
 	Bound struct {
-		_      structs.HostLayout
-		Inside struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
+		_             structs.HostLayout
+		Inside        Tuple
 		Outside       Addr
 		Port          uint16
 		Family        uint8
@@ -727,18 +663,8 @@ type Work struct {
 		_             [4]byte
 	}
 	Source struct {
-		_      structs.HostLayout
-		Inside struct {
-			_       structs.HostLayout
-			Saddr   Addr
-			Daddr   Addr
-			Sport   uint16
-			Dport   uint16
-			L4Proto uint8
-			Kind    uint8
-			Zone    uint8
-			State   uint8
-		}
+		_             structs.HostLayout
+		Inside        Tuple
 		Outside       Addr
 		Port          uint16
 		Family        uint8
@@ -774,19 +700,9 @@ type Work struct {
 	Fib    [8]uint64
 	Who    ClientKey
 	Sticky StickyKey
-	Key    struct {
-		_       structs.HostLayout
-		Saddr   Addr
-		Daddr   Addr
-		Sport   uint16
-		Dport   uint16
-		L4Proto uint8
-		Kind    uint8
-		Zone    uint8
-		State   uint8
-	}
-	About Packet
-	Quote struct {
+	Key    Tuple
+	About  Packet
+	Quote  struct {
 		_        structs.HostLayout
 		Saddr    Addr
 		Daddr    Addr
@@ -876,6 +792,7 @@ const (
 	MapSweepers             = "sweepers"
 	MapTallies              = "tallies"
 	MapWorks                = "works"
+	ProgFlowTake            = "flow_take"
 	ProgMapClose            = "map_close"
 	ProgMapOpen             = "map_open"
 	ProgReadClocks          = "read_clocks"
@@ -909,6 +826,7 @@ const (
 	VarExportEventKind      = "export_event_kind"
 	VarExportFamily         = "export_family"
 	VarExportFiltering      = "export_filtering"
+	VarExportFlowRequest    = "export_flow_request"
 	VarExportHeard          = "export_heard"
 	VarExportHeldFlag       = "export_held_flag"
 	VarExportIfaceKey       = "export_iface_key"
@@ -1022,6 +940,7 @@ type Specs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ProgramSpecs struct {
+	FlowTake   *ebpf.ProgramSpec `ebpf:"flow_take"`
 	MapClose   *ebpf.ProgramSpec `ebpf:"map_close"`
 	MapOpen    *ebpf.ProgramSpec `ebpf:"map_open"`
 	ReadClocks *ebpf.ProgramSpec `ebpf:"read_clocks"`
@@ -1119,6 +1038,7 @@ type VariableSpecs struct {
 	ExportEventKind      *ebpf.VariableSpec `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.VariableSpec `ebpf:"export_family"`
 	ExportFiltering      *ebpf.VariableSpec `ebpf:"export_filtering"`
+	ExportFlowRequest    *ebpf.VariableSpec `ebpf:"export_flow_request"`
 	ExportHeard          *ebpf.VariableSpec `ebpf:"export_heard"`
 	ExportHeldFlag       *ebpf.VariableSpec `ebpf:"export_held_flag"`
 	ExportIfaceKey       *ebpf.VariableSpec `ebpf:"export_iface_key"`
@@ -1348,6 +1268,7 @@ type Variables struct {
 	ExportEventKind      *ebpf.Variable `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.Variable `ebpf:"export_family"`
 	ExportFiltering      *ebpf.Variable `ebpf:"export_filtering"`
+	ExportFlowRequest    *ebpf.Variable `ebpf:"export_flow_request"`
 	ExportHeard          *ebpf.Variable `ebpf:"export_heard"`
 	ExportHeldFlag       *ebpf.Variable `ebpf:"export_held_flag"`
 	ExportIfaceKey       *ebpf.Variable `ebpf:"export_iface_key"`
@@ -1423,6 +1344,7 @@ type Variables struct {
 //
 // It can be passed to loadObjects or ebpf.CollectionSpec.LoadAndAssign.
 type Programs struct {
+	FlowTake   *ebpf.Program `ebpf:"flow_take"`
 	MapClose   *ebpf.Program `ebpf:"map_close"`
 	MapOpen    *ebpf.Program `ebpf:"map_open"`
 	ReadClocks *ebpf.Program `ebpf:"read_clocks"`
@@ -1437,6 +1359,7 @@ type Programs struct {
 
 func (p *Programs) Close() error {
 	return _WireClose(
+		p.FlowTake,
 		p.MapClose,
 		p.MapOpen,
 		p.ReadClocks,

@@ -287,7 +287,8 @@ const (
 	ReasonUnserved            = 53
 	ReasonOtherStation        = 54
 	ReasonUnresolved          = 55
-	ReasonCount               = 56
+	ReasonMoving              = 56
+	ReasonCount               = 57
 )
 
 // Values of enum routed.
@@ -329,6 +330,8 @@ const (
 	ServiceMACKeys      = 128
 	ServiceCookies      = 1024
 	ServiceKeepsFlows   = 2048
+	ServiceArrives      = 4096
+	ServiceLeaves       = 8192
 )
 
 // Values of enum spliced.

@@ -165,7 +165,7 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 	}
 	defer tracked.Close()
 	if q.Entry != nil {
-		if err := tracked.InsertNAT(ctx, q.Entry); err != nil {
+		if _, err := tracked.InsertNAT(ctx, []conntrack.Entry{*q.Entry}); err != nil {
 			return nil, err
 		}
 	}

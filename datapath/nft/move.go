@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+var _ datapath.Mover = (*Datapath)(nil)
+
+// Give returns the tracked connections of services and port-forwards that move to another datapath. Its
+// programs meet packets first, so nothing opens here any more.
+func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow.Flow, err error) {
+	d.mu.Lock()
+	listeners := datapath.NewListeners(d.resolved(d.snapshot))
+	d.mu.Unlock()
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
+		f := e.Flow()
+		moves := func(l datapath.Listener) bool { return names[l.Name()] }
+		if e.DestTranslated() && slices.ContainsFunc(listeners.Find(f.Original.Protocol, f.Original.Dest), moves) {
+			list = append(list, f)
+		}
+		return nil
+	})
+	if errors.Is(err, conntrack.ErrInterrupted) { // complete but for single entries that came or went meanwhile
+		err = nil
+	}
+	return list, err
+}
+
+// Take has the kernel track connections that another datapath had, and translate them as that one did.
+// SCTP's need the tags of both ends, which only its handshake tells.
+func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
+	c, err := d.tracking.Sibling()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	var entries, translated []conntrack.Entry
+	for i := range flows {
+		f := flows[i]
+		if f.Original.Protocol != flow.TCP && f.Original.Protocol != flow.UDP || f.Original.Source.Addr().Is4() != f.Reply.Source.Addr().Is4() {
+			continue
+		}
+		f.Timeout = max(f.Timeout, time.Second)
+		var e conntrack.Entry
+		e.SetFlow(&f)
+		entries = append(entries, e)
+		// What the other datapath left to the kernel is tracked as it was translated, and would stand in the way.
+		e.Original.Source, e.Original.SourcePort = e.Reply.Dest, e.Reply.DestPort
+		e.Original.Dest, e.Original.DestPort = e.Reply.Source, e.Reply.SourcePort
+		translated = append(translated, e)
+	}
+	if _, err := c.DeleteOf(ctx, translated); err != nil {
+		return 0, fmt.Errorf("connections that move: %w", err)
+	}
+	n, err := c.InsertNAT(ctx, entries)
+	if err != nil {
+		return n, fmt.Errorf("connections that move: %w", err)
+	}
+	return n, nil
+}
