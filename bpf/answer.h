@@ -277,14 +277,7 @@ static __always_inline int answer(void *ctx, const struct packet *p, const struc
 }
 
 // 1 when the frame has become an answer.
-__noinline int xdp_answer(struct xdp_md *ctx, const struct packet *p, const struct plan *plan, __u32 kind)
-{
-	return p && plan ? answer(ctx, p, plan, kind, true) : 0;
-}
-
-__noinline int tc_answer(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan, __u32 kind)
-{
-	return p && plan ? answer(ctx, p, plan, kind, false) : 0;
-}
+BOTH_HOOKS(answer, !p || !plan ? 0 : answer(ctx, p, plan, kind, xdp), const struct packet *p, const struct plan *plan,
+	   __u32 kind)
 
 #endif

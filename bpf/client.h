@@ -230,35 +230,14 @@ static __always_inline int proxy_answer(void *ctx, const struct packet *p, const
 	return fix_check(ctx, off, IPPROTO_TCP, 0, delta, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_add_toa(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? add_toa(ctx, p, plan, true) : REASON_INTERNAL;
-}
+BOTH_HOOKS(add_toa, !p || !plan ? REASON_INTERNAL : add_toa(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
-__noinline int tc_add_toa(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? add_toa(ctx, p, plan, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(proxy_forward, !p || !plan ? REASON_INTERNAL : proxy_forward(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
-__noinline int xdp_proxy_forward(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? proxy_forward(ctx, p, plan, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_proxy_forward(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? proxy_forward(ctx, p, plan, false) : REASON_INTERNAL;
-}
-
-__noinline int xdp_proxy_answer(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? proxy_answer(ctx, p, plan, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_proxy_answer(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? proxy_answer(ctx, p, plan, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(proxy_answer, !p || !plan ? REASON_INTERNAL : proxy_answer(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
 // The MSS for a client whose segments will grow by the header, or the option,
 // on the link that its backend's packets come from.

@@ -86,15 +86,7 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 mos
 	return fix_check(ctx, off, IPPROTO_TCP, 0, change_at(at, mss, lower), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_clamp_mss(struct xdp_md *ctx, __u32 off, __u32 stop, __u32 most)
-{
-	return clamp_mss(ctx, off, stop, most, true);
-}
-
-__noinline int tc_clamp_mss(struct __sk_buff *ctx, __u32 off, __u32 stop, __u32 most)
-{
-	return clamp_mss(ctx, off, stop, most, false);
-}
+BOTH_HOOKS(clamp_mss, clamp_mss(ctx, off, stop, most, xdp), __u32 off, __u32 stop, __u32 most)
 
 // ---- lengths ----
 
@@ -178,15 +170,7 @@ static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, 
 	return !bpf_skb_change_tail(ctx, frame + len, 0) && move_up(ctx, at, frame - at, len);
 }
 
-__noinline int xdp_open_gap(struct xdp_md *ctx, __u32 at, __u32 end, __u32 len)
-{
-	return open_gap(ctx, at, end, len, true);
-}
-
-__noinline int tc_open_gap(struct __sk_buff *ctx, __u32 at, __u32 end, __u32 len)
-{
-	return open_gap(ctx, at, end, len, false);
-}
+BOTH_HOOKS(open_gap, open_gap(ctx, at, end, len, xdp), __u32 at, __u32 end, __u32 len)
 
 static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
 {

@@ -84,14 +84,7 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_encapsulate(struct xdp_md *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex)
-{
-	return p && plan ? encapsulate(ctx, p, plan, ifindex, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_encapsulate(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex)
-{
-	return p && plan ? encapsulate(ctx, p, plan, ifindex, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(encapsulate, !p || !plan ? REASON_INTERNAL : encapsulate(ctx, p, plan, ifindex, xdp), const struct packet *p,
+	   const struct plan *plan, __u32 ifindex)
 
 #endif

@@ -136,15 +136,7 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 		       bpf_skb_store_bytes(ctx, to, w->extension, len, BPF_F_RECOMPUTE_CSUM));
 }
 
-__noinline int xdp_move_extension(struct xdp_md *ctx, __u32 from, __u32 to, __u32 len)
-{
-	return move_extension(ctx, from, to, len, true);
-}
-
-__noinline int tc_move_extension(struct __sk_buff *ctx, __u32 from, __u32 to, __u32 len)
-{
-	return move_extension(ctx, from, to, len, false);
-}
+BOTH_HOOKS(move_extension, move_extension(ctx, from, to, len, xdp), __u32 from, __u32 to, __u32 len)
 
 // The extension of an error that changes its family, in bytes.
 struct extended {

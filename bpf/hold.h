@@ -104,15 +104,7 @@ static __always_inline bool large(void *ctx, const struct packet *p, const bool 
 
 // RFC 7915 §4: what an IPv4 host sends without DF must not become too large for the
 // path in IPv6. No program can make two packets of one.
-__noinline int xdp_fragment6(struct xdp_md *ctx, const struct packet *p)
-{
-	return p && large(ctx, p, true) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
-}
-
-__noinline int tc_fragment6(struct __sk_buff *ctx, const struct packet *p)
-{
-	return p && large(ctx, p, false) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
-}
+BOTH_HOOKS(fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRAGMENT6, const struct packet *p)
 
 // Whether the kernel takes a packet with the source that it is to get. One that comes in
 // with an address of this host, or without a way back, is a martian to it: what masquerade
@@ -148,15 +140,8 @@ static __always_inline int fragment4(void *ctx, const struct packet *p, const st
 	return dry_run || large(ctx, p, xdp) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
 
-__noinline int xdp_fragment4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? fragment4(ctx, p, plan, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_fragment4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? fragment4(ctx, p, plan, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
 // A translated packet of len bytes whose next hop's hardware address is unknown: the kernel
 // asks for it and sends the packet, or user space does.

@@ -351,15 +351,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	return REASON_NONE;
 }
 
-__noinline int xdp_route(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
-{
-	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
-}
-
-__noinline int tc_route(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
-{
-	return p && plan ? route(ctx, p, plan) : REASON_INTERNAL;
-}
+BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)
 
 // The next hop at a place, if it was remembered in this generation; or null.
 static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen)

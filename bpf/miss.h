@@ -83,15 +83,7 @@ static __always_inline int cookie_read(void *ctx, const struct packet *p, const 
 	return 1;
 }
 
-__noinline int xdp_read_tcp(struct xdp_md *ctx, const struct packet *p)
-{
-	return p ? cookie_read(ctx, p, true) : 0;
-}
-
-__noinline int tc_read_tcp(struct __sk_buff *ctx, const struct packet *p)
-{
-	return p ? cookie_read(ctx, p, false) : 0;
-}
+BOTH_HOOKS(read_tcp, p ? cookie_read(ctx, p, xdp) : 0, const struct packet *p)
 
 __noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
 {

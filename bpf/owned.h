@@ -31,14 +31,6 @@ static __always_inline int unserved_here(void *ctx, struct packet *p, struct pla
 	return REASON_UNSERVED;
 }
 
-__noinline int xdp_unserved(struct xdp_md *ctx, struct packet *p, struct plan *plan)
-{
-	return p && plan ? unserved_here(ctx, p, plan) : REASON_INTERNAL;
-}
-
-__noinline int tc_unserved(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	return p && plan ? unserved_here(ctx, p, plan) : REASON_INTERNAL;
-}
+BOTH_HOOKS(unserved, !p || !plan ? REASON_INTERNAL : unserved_here(ctx, p, plan), struct packet *p, struct plan *plan)
 
 #endif

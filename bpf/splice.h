@@ -146,24 +146,10 @@ static __always_inline int splice_answer(void *ctx, const struct packet *p, cons
 	return replace_segment(ctx, p, plan, &alive, KEEPALIVE_SIZE, xdp);
 }
 
-__noinline int xdp_splice_forward(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? splice_forward(ctx, p, plan, true) : REASON_INTERNAL;
-}
+BOTH_HOOKS(splice_forward, !p || !plan ? REASON_INTERNAL : splice_forward(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
-__noinline int tc_splice_forward(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? splice_forward(ctx, p, plan, false) : REASON_INTERNAL;
-}
-
-__noinline int xdp_splice_answer(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? splice_answer(ctx, p, plan, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_splice_answer(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? splice_answer(ctx, p, plan, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(splice_answer, !p || !plan ? REASON_INTERNAL : splice_answer(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
 
 #endif

@@ -37,6 +37,22 @@ enum map_size {
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
 
+// A function that both hooks call, each with a context of its own type: xdp_NAME and tc_NAME. call is
+// what it returns; there xdp tells which of them it is. What follows are its other parameters.
+// clang-format off
+#define BOTH_HOOKS(name, call, ...)                                 \
+	__noinline int xdp_##name(struct xdp_md *ctx, __VA_ARGS__)  \
+	{                                                           \
+		const bool xdp __attribute__((unused)) = true;      \
+		return call;                                        \
+	}                                                           \
+	__noinline int tc_##name(struct __sk_buff *ctx, __VA_ARGS__) \
+	{                                                           \
+		const bool xdp __attribute__((unused)) = false;     \
+		return call;                                        \
+	}
+// clang-format on
+
 // What happens to a packet.
 enum action {
 	ACTION_PASS,	// to the kernel's own stack, perhaps rewritten
