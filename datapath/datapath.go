@@ -78,6 +78,13 @@ type Snapshot struct {
 	Arriving, Gone map[string]bool
 }
 
+// Moves reports whether a flow goes to another datapath, with the service or port-forward that it belongs to,
+// named as Listener.Name does. SCTP's do not: connection tracking would have to know the tags of both ends,
+// which only the handshake tells.
+func (s *Snapshot) Moves(listener string, p flow.Protocol) bool {
+	return s.Gone[listener] && (p == flow.TCP || p == flow.UDP)
+}
+
 // Service is a configured service with the present state of its backends.
 type Service struct {
 	*config.Service

@@ -85,8 +85,18 @@ func TestFlowsMove(t *testing.T) {
 		names := []string{"services/dnat4", "services/dnat6", "services/full4", "services/full6", "services/udp4", "nat/in"}
 		for _, to := range []any{other(force), nil} {
 			for _, name := range names {
-				if _, err := d.PatchObject(t.Context(), name, map[string]any{"datapath": to}, api.ChangeOptions{}); err != nil {
-					t.Fatalf("%s to datapath %v: %v", name, to, err)
+				for _, dry := range []bool{true, false} {
+					done, err := d.PatchObject(t.Context(), name, map[string]any{"datapath": to}, api.ChangeOptions{DryRun: dry})
+					if err != nil {
+						t.Fatalf("%s to datapath %v: %v", name, to, err)
+					}
+					ended := done.FlowsMoved
+					for _, change := range done.Changes {
+						ended += change.Ended
+					}
+					if ended > 0 {
+						t.Errorf("%s to datapath %v, dry run %v: ends %d flows", name, to, dry, ended)
+					}
 				}
 				ask(fmt.Sprintf("when %s was on datapath %v", name, to))
 			}

@@ -244,6 +244,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		return nil, err
 	}
 	next := e.snapshots(cfg, plan, time.Now())
+	noteMoves(next, e.moved(cfg, plan))
 	e.mu.Unlock()
 	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}
 	for i := range cfg.Services {

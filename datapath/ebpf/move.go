@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf"
@@ -24,11 +25,11 @@ var _ datapath.Mover = (*Datapath)(nil)
 const handshakeTime = 500 * time.Millisecond
 
 // listenerName names the service or port-forward of an id as datapath.Listener does.
-func (d *Datapath) listenerName(id uint32) string {
-	if d.inForce.Names.PortForward[id] {
-		return "nat " + d.inForce.Names.Service[id]
+func listenerName(of *compile.Desired, id uint32) string {
+	if of.Names.PortForward[id] {
+		return "nat " + of.Names.Service[id]
 	}
-	return "service " + d.inForce.Names.Service[id]
+	return "service " + of.Names.Service[id]
 }
 
 // Give stops the opening of flows to services and port-forwards, waits for handshakes in progress, and
@@ -52,7 +53,7 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 	now := d.ticks()
 	for i := range d.t.Entries() {
 		f, ok := d.t.Primary(i)
-		if ok && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && names[d.listenerName(uint32(f.Owner))] {
+		if ok && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && names[listenerName(d.inForce, uint32(f.Owner))] {
 			list = append(list, d.describe(f, d.t.Twin(f), now))
 		}
 	}
@@ -66,7 +67,7 @@ func (d *Datapath) mark(names map[string]bool, set, unset uint16) (n int) {
 		return 0
 	}
 	for id, w := range d.inForce.Services {
-		if flags := w.Flags&^unset | set; flags != w.Flags && (names == nil || names[d.listenerName(id)]) {
+		if flags := w.Flags&^unset | set; flags != w.Flags && (names == nil || names[listenerName(d.inForce, id)]) {
 			w.Flags = flags
 			d.inForce.Services[id] = w
 			d.t.Services.Values[id].Flags = flags
@@ -92,7 +93,7 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (made int, err e
 	listeners := datapath.NewListeners(d.inForce.Resolved)
 	owners := map[string]uint32{}
 	for id := range d.inForce.Services {
-		owners[d.listenerName(id)] = id
+		owners[listenerName(d.inForce, id)] = id
 	}
 	for i := range flows {
 		if err := ctx.Err(); err != nil {

@@ -117,13 +117,18 @@ func (s *stale) may(f, twin table.Entry) bool {
 	return transitory(f, twin, s.hz)
 }
 
+// moves reports whether a flow that ends here goes on elsewhere.
+func (s *stale) moves(f table.Entry) bool {
+	return s.have != nil && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && s.snapshot.Moves(listenerName(s.have, uint32(f.Owner)), f.Key.Protocol)
+}
+
 // countIn returns how many flows end would end.
 func (s *stale) countIn(t *table.Tables) (n int) {
 	if s == nil || t == nil {
 		return 0
 	}
 	t.Primaries(func(f table.Entry) bool {
-		if s.ends(f, t.Twin(f)) {
+		if s.ends(f, t.Twin(f)) && !s.moves(f) {
 			n++
 		}
 		return true
@@ -132,7 +137,7 @@ func (s *stale) countIn(t *table.Tables) (n int) {
 }
 
 // end ends the flows that the state in force treats otherwise, in the way of the sweeper, and tells
-// how many.
+// how many, without those that go on elsewhere.
 func (d *Datapath) end(s *stale) (n int, err error) {
 	if s == nil {
 		return 0, nil
@@ -153,7 +158,9 @@ func (d *Datapath) end(s *stale) (n int, err error) {
 		if _, err := d.programs.Programs["sweep_end"].Run(&ebpf.RunOptions{Context: victim}); err != nil {
 			return n, fmt.Errorf("flow %s: end: %w", f.Key, err)
 		}
-		n++
+		if !s.moves(f) {
+			n++
+		}
 	}
 	return n, nil
 }

@@ -42,7 +42,6 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 }
 
 // Take has the kernel track connections that another datapath had, and translate them as that one did.
-// SCTP's need the tags of both ends, which only its handshake tells.
 func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 	c, err := d.tracking.Sibling()
 	if err != nil {

@@ -78,12 +78,19 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return s.source(&f)
 	case !slices.ContainsFunc(now, differs) && !slices.ContainsFunc(was, differs):
 		return false
-	case len(now) == 0 && slices.ContainsFunc(was, func(l datapath.Listener) bool { return s.snapshot.Gone[l.Name()] }):
-		return f.DestTranslated() // another datapath has it
 	case len(now) == 0:
 		return f.DestTranslated() && s.may(&f)
 	}
 	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.mismatched(&f, l) })
+}
+
+// moves reports whether a connection goes on elsewhere, where another datapath has it already.
+func (s *stale) moves(e *conntrack.Entry) bool {
+	if len(s.snapshot.Gone) == 0 || !e.DestTranslated() {
+		return false
+	}
+	f := e.Flow()
+	return slices.ContainsFunc(s.before().Find(f.Original.Protocol, f.Original.Dest), func(l datapath.Listener) bool { return s.snapshot.Moves(l.Name(), f.Original.Protocol) })
 }
 
 // mismatched reports whether the listener would treat a connection differently, so that it is to be ended.
@@ -214,7 +221,7 @@ func (s *stale) sift() *conntrack.Filter {
 }
 
 // end ends the connections that the snapshot in force would treat otherwise, and tells how many
-// there were. The table is read once, and not at all where nothing differs.
+// there were, without those that go on elsewhere. The table is read once, and not at all where nothing differs.
 func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 	if len(s.differ) == 0 {
 		return 0, nil
@@ -224,7 +231,15 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 		return 0, err
 	}
 	defer c.Close()
-	n, err := c.DeleteIf(ctx, s.sift(), s.ends)
+	moved := 0
+	n, err := c.DeleteIf(ctx, s.sift(), func(e *conntrack.Entry) bool {
+		if s.moves(e) {
+			moved++
+			return true
+		}
+		return s.ends(e)
+	})
+	n = max(0, n-moved) // one may have ended by itself
 	if err != nil {
 		return n, fmt.Errorf("connections that are treated otherwise now: %w", err)
 	}
@@ -242,7 +257,7 @@ func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
 	}
 	defer c.Close()
 	err = c.Dump(ctx, s.sift(), func(e *conntrack.Entry) error {
-		if s.ends(e) {
+		if !s.moves(e) && s.ends(e) {
 			n++
 		}
 		return nil
