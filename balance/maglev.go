@@ -74,8 +74,8 @@ func Maglev(members []Member, size int) []uint16 {
 			heaviest = max(heaviest, members[i].Weight)
 		}
 		for _, i := range order {
-			// Looks get rarer as fewer groups are left to look at: so each slot goes to a member
-			// as often as its weight says, and few have to stop before they have seen all.
+			// The fewer groups a member has not tried yet, the less credit it gets, but at least 1/16. So
+			// members get slots in proportion to their weights, and few have tried all groups before the end.
 			if credit[i] += members[i].Weight * max(count-looked[i], count/16); credit[i] < heaviest*count {
 				continue
 			}

@@ -11,7 +11,7 @@ import (
 
 var kflows = Metric{Name: "flows", Unit: "1000/s", Digits: 1}
 
-// nftlbSource is where the figures that the suite flows stands beside come from.
+// nftlbSource names the source of the figures with which the results of suite "flows" are compared.
 const nftlbSource = "nftlb's published benchmark, HTTP flows/s per CPU"
 
 func flowsSuite() Suite {

@@ -300,8 +300,8 @@ static __always_inline bool message6(struct icmp_header *m, const struct quote *
 	return false;
 }
 
-// The same from IPv6 to IPv4 (RFC 7915 §5.2). A fragment shrinks by its fragment
-// header as well.
+// The message of an error that goes from IPv6 to IPv4 (RFC 7915 §5.2). An MTU becomes smaller by the
+// difference of the headers; where the quoted packet is a fragment, by its fragment header too.
 static __always_inline bool message4(struct icmp_header *m, const struct quote *q, __u32 mtu)
 {
 	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), less = q->fragment ? 28 : 20, size;

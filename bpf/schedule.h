@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// From a service and a packet to a slot and its backend.
+// Scheduling: finds the slot of a service that a packet belongs to, and the backend in this slot.
 #ifndef SLUICE_SCHEDULE_H
 #define SLUICE_SCHEDULE_H
 

@@ -80,8 +80,9 @@ func (r *NATRule) translates() []netip.Prefix {
 	return all
 }
 
-// takesFrom reports whether a rule takes what another one would of a source prefix. Rules that may
-// stand on different datapaths do not meet in the order of the file.
+// takesFrom reports whether a rule matches every packet from a source prefix that another, later rule
+// would match. Rules that may be on different datapaths are never compared: there the order in the file
+// decides nothing.
 func (r *NATRule) takesFrom(p netip.Prefix, other *NATRule) bool {
 	if (r.Type == NATNAT64) != (other.Type == NATNAT64) || r.Prefix != other.Prefix || r.Datapath != other.Datapath ||
 		(r.Helper == "") != (other.Helper == "") || r.Hairpin == SwitchOff && other.Hairpin != SwitchOff || (r.Mark == 0) != (other.Mark == 0) ||

@@ -18,8 +18,8 @@ import (
 // minInterval keeps a check from becoming a flood.
 const minInterval = 100 * time.Millisecond
 
-// checkKeys lists the keys that apply to each type of check, beside those that
-// apply to all.
+// checkKeys lists the keys that apply to each type of check, in addition to those
+// that apply to all types.
 var checkKeys = map[CheckType][]string{
 	CheckTCP:   {"port", "send", "expect"},
 	CheckHTTP:  {"port", "path", "host", "method", "headers", "status", "body"},

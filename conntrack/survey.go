@@ -37,7 +37,7 @@ type Fill struct {
 	Namespace string `json:"namespace"`
 	Inode     uint64 `json:"inode,omitempty"`
 	Limits
-	// Held are the entries that the kernel does not evict, when the table was dumped.
+	// Held is how many entries, when the table was dumped, the kernel would not evict to make room.
 	Held uint32 `json:"held"`
 	// Growth in entries a second over the time of Over.
 	Growth float64       `json:"growth"`

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// states that an operator can give to a backend; auto takes it back.
+// states are what an operator can set a backend to; "auto", which is not among them, removes that setting.
 var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
 
 // What becomes of the connections that are left when a drain ends.

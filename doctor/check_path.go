@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// pathChecks look at the ways that answers take, and at what is damaged or cut on the way.
+// pathChecks look at the paths that answers take, and at packets that are damaged or truncated on the path.
 func pathChecks() []Check {
 	return []Check{
 		{ID: "FW14", Name: "fragments", About: "packets whose fragments could not be put together", Weight: 90, Run: checkFragments,
@@ -36,8 +36,9 @@ func pathChecks() []Check {
 	}
 }
 
-// checkSilent looks at addresses that only their rules know. What is sent to one, or came back to
-// it, shows that somebody brings its packets here all the same, as a router by a route.
+// checkSilent looks at addresses of NAT rules that this host does not have, so that it answers no ARP
+// or neighbour discovery for them. Packets to such an address, or answers to it, show that they reach
+// this host in another way, for example by a route on a router.
 func checkSilent(_ context.Context, c *Case) Finding {
 	if c.NS.Rules == nil || c.NS.RulesErr != nil {
 		return unknown("firewall rules: %v", c.NS.RulesErr)

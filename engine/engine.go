@@ -45,8 +45,8 @@ type Options struct {
 	// Settle is how long the first Apply waits for the first probes, so that a restarted daemon
 	// does not declare working backends down; 0 means 5 s.
 	Settle time.Duration
-	// Applied is called after the datapaths applied a snapshot, even if it was undone, or followed a
-	// change of the network; nil: nobody is called. It must not call the engine.
+	// Applied is called after the datapaths applied a snapshot: also when it was undone again, and also
+	// when a change of the network was the cause. It may be nil. It must not call the engine.
 	Applied func()
 	// Events is told of backends that change their state, and of rules that were put back; nil for nobody.
 	Events *event.Log

@@ -133,7 +133,7 @@ func monotonic() int64 {
 // span is the time that the runs of several CPUs took together.
 type span struct{ begin, end int64 }
 
-// add takes a run in; one that never began, or has not ended, has none.
+// add extends the span by the time of one run; one that has not begun or not ended is ignored.
 func (t *span) add(begin, end int64) {
 	if begin == 0 || end < begin {
 		return

@@ -63,7 +63,7 @@ func (s *store) setAddress(key, value string) result {
 	return ok
 }
 
-// setPorts sets a list of ports: "0" changes nothing, and without ports every protocol is meant.
+// setPorts sets the list of ports. "0" leaves the list as it is; an empty one means all ports of all protocols.
 func (a *address) setPorts(value string) {
 	if value != "0" {
 		a.Attributes["ports"] = value

@@ -53,7 +53,7 @@ const (
 
 var trackedNames = [...]string{"no flow", "untracked", "new flow", "known flow"}
 
-// String returns a few words.
+// String returns a short description of the tracking state.
 func (t Tracked) String() string { return nameOf(trackedNames[:], int(t)) }
 
 // MarshalText writes the words.
@@ -310,7 +310,7 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 	}
 }
 
-// Missed is what a probe could not count or describe since it began, or was resumed.
+// Missed counts the drops that a probe could not count or describe since it was started or last resumed.
 type Missed struct {
 	Kinds       uint64 // drops of too many kinds to be told apart
 	Interrupted uint64 // drops of the whole host that interrupted both programs

@@ -80,7 +80,7 @@ func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntra
 	})
 }
 
-// ProfileWhile samples all CPUs while f runs, which begins when the program is loaded.
+// ProfileWhile loads the BPF program that samples, then calls f, and samples all CPUs until f returns.
 func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func() error) (*Profile, error) {
 	if _, err := recentSymbols(); err != nil {
 		return nil, fmt.Errorf("profile: %w", err)

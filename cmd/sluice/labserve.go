@@ -35,7 +35,7 @@ func newLabServe(a *app) *cobra.Command {
 				return fmt.Errorf("node %s: has no servers in topology %s", n.Short(), l.Topology().Name)
 			}
 			if !n.Contains(os.Getpid()) {
-				// Become a process of the node, which "lab kill" and "lab down" end.
+				// Start this program again as a process of the node, so that "lab kill" and "lab down" end it.
 				self, err := os.Executable()
 				if err != nil {
 					return err

@@ -124,7 +124,7 @@ type match struct {
 	// nil is any. notIn and notOut are none of these.
 	in, out       []string
 	notIn, notOut []string
-	// src and dst are alternatives of prefixes, nil is any; the packet is in none of notSrc, notDst.
+	// The source is in one of src (nil: any) and in none of notSrc; the destination likewise.
 	src, dst       []netip.Prefix
 	notSrc, notDst []netip.Prefix
 	srcSet, dstSet string

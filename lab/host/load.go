@@ -34,7 +34,7 @@ type Load struct {
 	Count int
 	// Parallel is how many exchanges run at a time; 0 means 16.
 	Parallel int
-	// Rate limits exchanges per second over all; 0 means as fast as they go.
+	// Rate limits the exchanges per second, of all parallel ones together; 0 means no limit.
 	Rate int
 	// Timeout is how long an exchange may take; 0 means 2 s.
 	Timeout time.Duration

@@ -128,8 +128,8 @@ func Collect(n *lab.Node, name, addr string) (*Collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collector %s: %w", name, err)
 	}
-	// Ten seconds of datagrams: what reads them may have to wait for a busy machine. Labs are
-	// root's, who may go beyond net.core.rmem_max.
+	// The buffer holds ten seconds of datagrams, because the reader may be delayed on a busy machine.
+	// Labs run as root, so it may be larger than net.core.rmem_max.
 	if err := setReadBuffer(c.(*net.UDPConn), 16<<20); err != nil {
 		return nil, errors.Join(fmt.Errorf("collector %s: %w", name, err), c.Close())
 	}

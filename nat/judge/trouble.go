@@ -84,8 +84,8 @@ func router(a netip.Addr) netip.Addr {
 	return out
 }
 
-// fragmented sends the last packet of a side in pieces: mostly in order, sometimes
-// not, sometimes overlapping or without an end.
+// fragmented sends the latest packet of one side of a conversation as fragments: mostly in order, sometimes
+// out of order, sometimes overlapping or without the last one.
 func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil {
 		return w.open(r)

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// siit compiles a rule between the families: its explicit mappings and its RFC 6052
-// prefix, which rules may share.
+// siit compiles a rule that translates between IPv4 and IPv6: its explicit mappings and its RFC 6052
+// prefix. Several rules may have the same prefix.
 func (c *compiler) siit(n *config.NATRule) error {
 	w, err := c.prefixRule(n)
 	if err != nil {
