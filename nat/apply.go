@@ -42,7 +42,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the error is written anew
 	}
-	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.identification(v),
+	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
 		class: p.class, summed: p.summed, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
 	if reason != "" && sourceRouted { // whatever else is in the way
@@ -89,7 +89,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
-	if !known && b[0]>>4 == 4 && !m.kernelTakes(b) && len(in.Frame) <= handedMax && (m.actual == nil || m.actual.Reason != ReasonNoNeighbour) {
+	if !known && b[0]>>4 == 4 && !m.kernelTakes(b) && len(in.Frame) <= handedMax && !m.choices.Ends(ReasonNoNeighbour) {
 		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends it when the next hop answers
 	}
 	if !known {
@@ -158,7 +158,7 @@ const handedMax = 2048
 // kernel fragments it, and user space what becomes IPv6 or the kernel would not take.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
 	crossed := b[0]>>4 == 6 && !v.v6
-	full := m.actual != nil && m.actual.Reason == ReasonTooBig // as many as it takes a second
+	full := m.choices.Ends(ReasonTooBig) // as many as it takes a second
 	taken := m.kernelTakes(b)
 	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= handedMax && !full {
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
@@ -192,17 +192,6 @@ func (m *Model) kernelTakes(b []byte) bool {
 	src := netip.AddrFrom4([4]byte(b[12:16]))
 	_, ok := m.host.route(src)
 	return ok && !m.host.Owns(src)
-}
-
-// identification returns the ID of an IPv4 packet made of an IPv6 one. Any value
-// is right (RFC 7915 §5.1); under judgement it is the datapath's.
-func (m *Model) identification(v *view) uint16 {
-	if m.actual != nil && v.v6 && len(m.actual.Out) == 1 {
-		if f := m.actual.Out[0].Frame; len(f) >= 34 && f[14]>>4 == 4 {
-			return binary.BigEndian.Uint16(f[18:])
-		}
-	}
-	return uint16(m.random.Uint32())
 }
 
 // translatedMTU returns the function that turns the MTU in an ICMP error into that
@@ -244,14 +233,12 @@ var (
 	reset             = answer{reset: true}
 )
 
-// answered adds the answer to an outcome. A datapath may leave ICMP errors out
-// above a rate of its own (RFC 1812 §4.3.2.8): under judgement the model then
-// leaves them out too.
+// answered adds the answer to an outcome, unless it is left out (RFC 1812 §4.3.2.8).
 func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
 	if a == noAnswer || !answerable(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
 		return o
 	}
-	if m.actual != nil && len(m.actual.Out) == 0 && m.actual.Reason == o.Reason {
+	if m.choices.Silent(o.Reason) {
 		return o
 	}
 	iface, _ := m.host.Interface(in.Interface)

@@ -26,9 +26,8 @@ type binding struct {
 	counted  bool // among the ports of the client
 	// remotes are the addresses that the inside has sent to: what
 	// address-dependent filtering lets in (RFC 4787 §5).
-	remotes map[netip.Addr]bool
-	// unseen: the datapath under judgement has not shown yet which endpoint it took.
-	unseen bool
+	remotes     map[netip.Addr]bool
+	provisional bool // the outside endpoint
 }
 
 type bindingKey struct {
@@ -40,13 +39,13 @@ type bindingKey struct {
 
 // client is an inside address with what it has of a rule.
 type client struct {
-	address netip.Addr // of the pool (RFC 4787 REQ-2 "paired")
-	guessed bool       // no packet has shown yet that the datapath under judgement chose it
-	ports   int
-	flows   int
-	blocks  []portBlock
-	rest    time.Duration   // until when its blocks are held, once it has no ports
-	resting []time.Duration // until when each freed port is held
+	address     netip.Addr // of the pool (RFC 4787 REQ-2 "paired")
+	provisional bool       // the address
+	ports       int
+	flows       int
+	blocks      []portBlock
+	rest        time.Duration   // until when its blocks are held, once it has no ports
+	resting     []time.Duration // until when each freed port is held
 }
 
 type clientKey struct {
@@ -75,8 +74,8 @@ func (m *Model) removeBinding(b *binding) {
 	}
 	delete(m.outside, b.outside)
 	c, until := b.client, m.now+PortHold
-	if b.unseen {
-		m.releasedUnseen = append(m.releasedUnseen, releasedUnseenPort{b.outside.protocol, b.outside.endpoint.Addr(), until})
+	if b.provisional {
+		m.releasedProvisional = append(m.releasedProvisional, releasedPort{b.outside.protocol, b.outside.endpoint.Addr(), until})
 	} else {
 		m.ports[b.outside] = until
 	}
@@ -239,7 +238,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		return refuse(ReasonClientFlows)
 	}
 	if b := m.bindings[key]; b != nil && b.joinable() {
-		m.learn(b, v, to)
+		m.confirm(b, v, to)
 		return b, plan{}
 	}
 	if r.PortsPerClient > 0 && m.portsOf(c) >= r.PortsPerClient {
@@ -250,8 +249,8 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		return refuse(ReasonNoPort)
 	}
 	b := &binding{rule: r, protocol: v.protocol, inside: v.src, outside: endpoint, client: c, remotes: map[netip.Addr]bool{}}
-	b.unseen = m.endpointHidden(endpoint)
-	c.guessed = b.unseen && (c.guessed || c.ports == 0)
+	b.provisional = m.endpointProvisional(endpoint)
+	c.provisional = b.provisional && (c.provisional || c.ports == 0)
 	if b.counted = r.counts(); b.counted {
 		c.ports++
 	}
@@ -277,7 +276,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outs
 		q.fixed = &block
 	case r.PortBlock > 0:
 		c.blocks = m.blocksOf(c)
-		m.learnBlock(c)
+		m.confirmBlock(c)
 		q.blocks = &c.blocks
 	}
 	return m.allocate(q)

@@ -73,8 +73,7 @@ func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	return plan{}, false
 }
 
-// giveCookie answers a SYN. The number is the datapath's, when there is one under
-// judgement.
+// giveCookie answers a SYN.
 func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 	classes, mss := cookieClasses(v.v6), 536
 	if v.v6 {
@@ -86,12 +85,7 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 			mss = int(binary.BigEndian.Uint16(t[at:]))
 		}
 	})
-	c := &cookie{number: m.random.Uint32(), first: binary.BigEndian.Uint32(t[4:]) + 1, at: m.now}
-	if m.actual != nil && len(m.actual.Out) == 1 {
-		if a, _, _ := read(m.actual.Out[0].Frame); a != nil && a.protocol == flow.TCP {
-			c.number = binary.BigEndian.Uint32(a.payload()[4:])
-		}
-	}
+	c := &cookie{number: m.choices.Cookie(), first: binary.BigEndian.Uint32(t[4:]) + 1, at: m.now}
 	for i, least := range classes {
 		if mss >= least {
 			c.class = i
@@ -115,14 +109,13 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 // proven returns what a session must know of the cookie that v proves, which may be
 // a probe of the window: the byte before the client's first one. A cookie is what is
 // secret plus the class: what differs from it by so little that another class comes
-// out is valid too. How old it may be is the kernel's clock's affair, which a datapath
-// under judgement cannot turn.
+// out is valid too.
 func (m *Model) proven(v *view) *spliced {
 	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
 	for _, c := range m.given[v.tuple()] {
 		class := c.class + int(int32(number-c.number))
-		if (first != c.first && first != c.first-1) || class < 0 || class >= 4 || m.actual == nil && m.now-c.at > cookieLife {
+		if (first != c.first && first != c.first-1) || class < 0 || class >= 4 || m.choices.ForgetsCookie(m.now-c.at) {
 			continue
 		}
 		return &spliced{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}

@@ -7,26 +7,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Guessed reports whether the datapath under judgement may have counted sessions of a service
-// for other backends than the model has: it has not shown which it chose.
-func (m *Model) Guessed(service string) bool {
-	for _, s := range m.services {
-		if s.Name == service && (s.guessed || s.guesses > 0) {
-			return true
-		}
-	}
-	return false
-}
-
-// Uncountable reports whether even the sum over the backends of such a service may be another, because
-// some backends have left.
-func (m *Model) Uncountable(service string) bool {
-	s := m.everyone["service "+service]
-	return m.Guessed(service) && len(s.known) > len(s.backends)
-}
-
 // SentAgain returns how many SYNs to refused connections of a service were sent again. A datapath
-// may have forgotten the first one, and count a few of them as connections.
+// may forget the first one, and count a few of them as connections.
 func (m *Model) SentAgain(service string) uint64 {
 	for _, s := range m.services {
 		if s.Name == service {

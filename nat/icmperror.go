@@ -74,8 +74,8 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	if h == nil || v.quoted.kind > icmpReply {
 		return plan{}, false
 	}
-	if b := h.binding; b != nil && b.unseen && b.inside == answering.Source {
-		m.learn(b, &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}, h.tuple[1].Source)
+	if b := h.binding; b != nil && b.provisional && b.inside == answering.Source {
+		m.confirm(b, &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}, h.tuple[1].Source)
 	}
 	out := h.out()
 	quote := h.tuple[1-h.direction]

@@ -7,16 +7,18 @@
 //
 // It is slow, sequential and pure: the clock is advanced by the caller, chance is
 // a seed. The eBPF datapath must give the same bytes, actions, reasons and flows.
-// Where the specification leaves a choice (which free port, which backend of a
-// round robin), the model predicts one of its own in Receive, and in Judge takes
-// over the choice of the datapath under judgement when it is a legal one.
-//
 // The order of decisions for one packet is written down in [Model.decide].
+//
+// What the specification leaves free (which free port, which backend, which
+// identification) the model asks [Choices] for: in [Model.Receive] its own, by
+// chance, in [Model.Follow] those of another, which it takes as far as they are
+// legal. What package judge learns from the frames that a datapath has sent is
+// such an implementation. A reader of the RFCs may leave out provisional.go: it
+// serves a datapath whose choices become known later than they are made.
 package nat
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -28,42 +30,40 @@ import (
 
 // Model is one gateway. It is not safe for use by several goroutines.
 type Model struct {
-	host   Host
-	config *config.Config
-	now    time.Duration // since New
-	random *rand.Rand
-	// actual is what the datapath under judgement did with the present frame; nil
-	// while the model predicts.
-	actual *Outcome
+	host    Host
+	config  *config.Config
+	now     time.Duration // since New
+	choices Choices
+	chance  Chance // its own choices
 
-	services       []*service // in force
-	rules          []*rule    // in force
-	prefixes       []*prefix
-	everyone       map[string]*service // by name, also those that were in force before
-	everyRule      map[string]*rule
-	sessions       map[flow.Tuple]*half
-	syns           int                // that left without a session
-	forgotten      int                // of these, by the datapath under judgement
-	synsSent       map[flow.Tuple]int // as they left, and in which place of these
-	synsCame       map[flow.Tuple]syn // the same, as they came
-	given          map[flow.Tuple][]*cookie
-	bindings       map[bindingKey]*binding
-	outside        map[outsideKey]*binding
-	ports          map[outsideKey]time.Duration // until when a freed port is held
-	clients        map[clientKey]*client
-	fragments      map[fragmentKey]*fragment
-	rates          []rated // of firewall rules, by their place among the port ranges of all
-	releasedUnseen []releasedUnseenPort
+	services            []*service // in force
+	rules               []*rule    // in force
+	prefixes            []*prefix
+	everyone            map[string]*service // by name, also those that were in force before
+	everyRule           map[string]*rule
+	sessions            map[flow.Tuple]*half
+	syns                int                // that left without a session
+	synsSent            map[flow.Tuple]int // as they left, and in which place of these
+	synsCame            map[flow.Tuple]syn // the same, as they came
+	given               map[flow.Tuple][]*cookie
+	bindings            map[bindingKey]*binding
+	outside             map[outsideKey]*binding
+	ports               map[outsideKey]time.Duration // until when a freed port is held
+	clients             map[clientKey]*client
+	fragments           map[fragmentKey]*fragment
+	rates               []rated // of firewall rules, by their place among the port ranges of all
+	releasedProvisional []releasedPort
 }
 
 // New returns a model of the configuration on the host. The seed decides what
 // chance decides.
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
-		host: host, random: rand.New(rand.NewPCG(seed, 0)), everyone: map[string]*service{}, everyRule: map[string]*rule{},
+		host: host, chance: NewChance(seed), everyone: map[string]*service{}, everyRule: map[string]*rule{},
 		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
+	m.choices = m.chance
 	m.configure(c)
 	return m, nil
 }
@@ -86,21 +86,6 @@ func (m *Model) SetState(service, backend string, state datapath.State) error {
 		}
 	}
 	return fmt.Errorf("service %s: no backend %s", service, backend)
-}
-
-// Receive predicts what becomes of a frame.
-func (m *Model) Receive(in Arrival) Outcome {
-	m.actual = nil
-	return m.receive(in)
-}
-
-// Judge follows a datapath: it takes over its choices as far as they are legal
-// and returns what the datapath should have done, which equals actual when it did
-// right. The model then goes on from there.
-func (m *Model) Judge(in Arrival, actual Outcome) Outcome {
-	m.actual = &actual
-	defer func() { m.actual = nil }()
-	return m.receive(in)
 }
 
 // plan is a decision that is not carried out yet.
@@ -134,7 +119,8 @@ func pass(r Reason) plan { return plan{action: Pass, reason: r} }
 // tally counts packets of a service, backend or rule.
 type tally struct{ packets, bytes uint64 }
 
-func (m *Model) receive(in Arrival) Outcome {
+// Receive tells what becomes of a frame, and takes it into account.
+func (m *Model) Receive(in Arrival) Outcome {
 	group := len(in.Frame) > 0 && in.Frame[0]&1 == 1
 	i, known := m.host.Interface(in.Interface)
 	foreign := known && !group && len(in.Frame) >= 6 && !i.takes(packet.MAC(in.Frame[:6]))
@@ -153,6 +139,17 @@ func (m *Model) receive(in Arrival) Outcome {
 	}
 	return m.apply(in, v, m.decide(in, v))
 }
+
+// Follow does what Receive does, with the choices of another as far as they are legal: the outcome
+// of a datapath that has made them equals the one that is returned, when it did right.
+func (m *Model) Follow(in Arrival, by Choices) Outcome {
+	m.choices = by
+	defer func() { m.choices = m.chance }()
+	return m.Receive(in)
+}
+
+// Chance returns the model's own choices.
+func (m *Model) Chance() Chance { return m.chance }
 
 // toGroup decides about a broadcast or multicast frame, which the host may want and nobody
 // forwards (RFC 1812 §5.3.4).
@@ -231,7 +228,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
-	m.learnInbound(v)
+	m.confirmInbound(v)
 	if h := m.session(v); h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
 	}

@@ -4,7 +4,6 @@ package nat
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -185,120 +184,6 @@ func TestPairedUnderExhaustion(t *testing.T) {
 	}
 }
 
-// shown is what a datapath makes of a packet that it gives that source.
-func shown(t *testing.T, in Arrival, reason Reason, source string) Outcome {
-	t.Helper()
-	ap := netip.MustParseAddrPort(source)
-	q, err := packet.Parse(in.Frame).Edit(fmt.Sprintf("ip4(src=%s,ttl=63)/udp(sport=%d)", ap.Addr(), ap.Port()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	q[0].(*packet.Ethernet).Src, q[0].(*packet.Ethernet).Dst = packet.MAC{2, 1}, packet.MAC{2, 3}
-	return Outcome{Forward, reason, []Departure{{"wan0", q.Build()}}}
-}
-
-// TestJudgeGuesses: an endpoint that no packet has shown yet is the model's guess, and
-// gives way to what the datapath shows, also where the model has guessed it for another.
-func TestJudgeGuesses(t *testing.T) {
-	for i, port := range []int{2000, 2002, 2000, 2002} {
-		r := snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1)
-		r.PortBlock = i / 2 * 2 // the block is a guess as well
-		m := model(t, r)
-		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
-			in := udp(src, 4000)
-			in.Frame[22] = 1 // TTL
-			if o := m.Judge(in, Outcome{Action: Drop, Reason: ReasonTTLExceeded}); o.Reason != ReasonTTLExceeded {
-				t.Fatal(o.Reason)
-			}
-		}
-		for src, port := range map[string]int{"10.0.0.9": port, "10.0.0.2": 4002 - port} {
-			in := udp(src, 4000)
-			actual := shown(t, in, ReasonFlow, fmt.Sprintf("203.0.113.1:%d", port))
-			if d := packet.Diff(m.Judge(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
-				t.Errorf("%s has %d: %s", src, port, d)
-			}
-		}
-	}
-}
-
-// TestJudgeGuessesInbound: a packet from outside may show which endpoint it was, but none that
-// is not the rule's. The host of the test knows no inside neighbour.
-func TestJudgeGuessesInbound(t *testing.T) {
-	for port, want := range map[uint16]Reason{2000: ReasonNoNeighbour, 2001: ReasonNoNeighbour, 2002: ReasonNoNeighbour, 2003: ReasonNoNeighbour, 2004: ReasonNoBinding} {
-		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2003}, "203.0.113.1", 1))
-		in := udp("10.0.0.9", 4000)
-		in.Frame[22] = 1 // TTL
-		m.Judge(in, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
-		answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
-			&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64},
-			&packet.UDP{SrcPort: 53, DstPort: port}}
-		out, err := answer.Edit("ip4(dst=10.0.0.9,ttl=63)/udp(dport=4000)")
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := m.Judge(Arrival{"wan0", answer.Build()}, Outcome{Forward, ReasonFlow, []Departure{{"lan0", out.Build()}}})
-		if o.Reason != want {
-			t.Errorf("port %d: %s, want %s", port, o.Reason, want)
-		}
-	}
-}
-
-// TestJudgeClash: a new binding may get the port of a peer that is gone, but to which the
-// host still talks that it is for.
-func TestJudgeClash(t *testing.T) {
-	clashes := 0
-	for seed := range 40 {
-		r := snatRule(flow.Ports{First: 2000, Last: 2005}, "203.0.113.1", 1)
-		r.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
-		m := model(t, r)
-		send := func(src, dst string, port uint16) Outcome {
-			p := packet.Parse(udp(src, 4000).Frame)
-			p[1].(*packet.IPv4).Dst, p[2].(*packet.UDP).DstPort = netip.MustParseAddr(dst), port
-			in := Arrival{"lan0", p.Build()}
-			if src == "10.0.0.4" {
-				return m.Judge(in, Outcome{Action: Drop, Reason: ReasonClash})
-			}
-			return m.Receive(in)
-		}
-		port := func(o Outcome) uint16 {
-			v, _, _ := read(o.Out[0].Frame)
-			return v.src.Port()
-		}
-		m.random = rand.New(rand.NewPCG(uint64(seed), 1))
-		gone := port(send("10.0.0.3", "192.0.2.9", 53))
-		host := port(send("10.0.0.2", "203.0.113.1", gone))
-		for range 20 {
-			m.Advance(time.Minute)
-			send("10.0.0.2", "203.0.113.1", gone)
-		}
-		if o := send("10.0.0.4", "203.0.113.1", host); o.Reason == ReasonClash {
-			clashes++
-		}
-	}
-	if clashes != 40 {
-		t.Errorf("%d of 40 clashes are legal", clashes)
-	}
-}
-
-// TestJudgeRefusesWhatIsNotLegal: the model takes over a free port and none that
-// somebody else has, is outside of the rule's range, or has the wrong parity.
-func TestJudgeRefusesWhatIsNotLegal(t *testing.T) {
-	for _, tc := range []struct {
-		source string
-		legal  bool
-	}{{"203.0.113.1:2002", true}, {"203.0.113.1:2004", true}, {"203.0.113.1:2000", false}, {"203.0.113.1:2003", false},
-		{"203.0.113.1:3000", false}, {"203.0.113.2:2002", false}} {
-		m := model(t, snatRule(flow.Ports{First: 2000, Last: 2009}, "203.0.113.1", 1))
-		m.Judge(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), ReasonNewFlow, "203.0.113.1:2000"))
-		in := udp("10.0.0.2", 4000)
-		actual := shown(t, in, ReasonNewFlow, tc.source)
-		want := m.Judge(in, actual)
-		if same := packet.Diff(want.Out[0].Frame, actual.Out[0].Frame) == ""; same != tc.legal {
-			t.Errorf("%s: legal %v, want %v: %s", tc.source, same, tc.legal, packet.Diff(want.Out[0].Frame, actual.Out[0].Frame))
-		}
-	}
-}
-
 // TestTCPStates drives the edges of RFC 6146 §3.5.2.
 func TestTCPStates(t *testing.T) {
 	const S, A, F, R = packet.SYN, packet.ACK, packet.FIN, packet.RST
@@ -419,28 +304,35 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// TestForgottenSYNs lets a datapath forget SYNs for later ones, now and then and for good.
+// forgetful forgets every SYN that may be forgotten.
+type forgetful struct{ Chance }
+
+func (forgetful) ForgetsSYN(int) bool { return true }
+
+// TestForgottenSYNs: a SYN may be forgotten for a later one, and is then forgotten for good.
 func TestForgottenSYNs(t *testing.T) {
-	const n = 10
-	m := &Model{synsSent: map[flow.Tuple]int{}, actual: &Outcome{Action: Pass, Reason: ReasonNotOurs}}
+	m := &Model{synsSent: map[flow.Tuple]int{}}
 	answer := func(i int) flow.Tuple {
 		return flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("10.0.2.2:80"),
 			Dest: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.5"), uint16(i))}
 	}
-	for i := 1; i <= n; i++ {
+	for i := 1; i <= 2; i++ {
 		m.syns++
 		m.synsSent[answer(i).Reverse()] = m.syns
 	}
-	if !m.answersSYN(answer(n)) {
+	m.choices = Chance{}
+	if !m.answersSYN(answer(1)) {
+		t.Error("forgotten by chance")
+	}
+	m.choices = forgetful{}
+	if !m.answersSYN(answer(2)) {
 		t.Error("the last SYN may be forgotten")
 	}
-	for i := 1; i < n; i++ {
-		if remembers := m.answersSYN(answer(i)); remembers != (i > 5) {
-			t.Errorf("after %d forgotten SYNs: remembers %t", i-1, remembers)
-		}
-	}
-	m.actual.Reason = ReasonSYNACK
 	if m.answersSYN(answer(1)) {
-		t.Error("a forgotten SYN comes back to mind")
+		t.Error("the first SYN is not forgotten")
+	}
+	m.choices = Chance{}
+	if m.answersSYN(answer(1)) {
+		t.Error("a forgotten SYN is known again")
 	}
 }

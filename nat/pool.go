@@ -51,9 +51,9 @@ type request struct {
 
 // portBlock is a run of ports on one address.
 type portBlock struct {
-	address netip.Addr
-	ports   flow.Ports
-	guessed bool // no packet has shown yet that the datapath under judgement chose it
+	address     netip.Addr
+	ports       flow.Ports
+	provisional bool
 }
 
 func (b portBlock) has(a netip.AddrPort) bool {
@@ -80,44 +80,11 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 	switch {
 	case r.fixed != nil:
 		return []netip.Addr{r.fixed.address}
-	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0 && !r.client.guessed &&
+	case r.client != nil && r.client.address.IsValid() && r.client.ports > 0 && !r.client.provisional &&
 		(r.blocks != nil || slices.Contains(r.addresses, r.client.address)):
 		return []netip.Addr{r.client.address}
 	}
-	order := slices.Clone(r.addresses)
-	if len(order) == 0 {
-		return nil
-	}
-	start := m.random.IntN(len(order))
-	if a, ok := m.actualSource(); ok && slices.Contains(order, a.Addr()) {
-		start = slices.Index(order, a.Addr())
-	}
-	return append(order[start:], order[:start]...)
-}
-
-// actualSource returns what the datapath under judgement put in the place of the
-// source; of an ICMP error, in the place of the destination of the packet that it quotes.
-func (m *Model) actualSource() (netip.AddrPort, bool) {
-	if m.actual == nil || len(m.actual.Out) == 0 || m.actual.Action == Drop { // whose sender is answered
-		return netip.AddrPort{}, false
-	}
-	v, _, reason := read(m.actual.Out[0].Frame)
-	if v == nil || reason != "" {
-		return netip.AddrPort{}, false
-	}
-	if v.kind == icmpError {
-		if v.quoted == nil {
-			return netip.AddrPort{}, false
-		}
-		return v.quoted.dst, true
-	}
-	for _, r := range m.rules { // a hairpin of nat64 shows the pool address in the prefix
-		if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
-			a, ok := extract(r.Prefix, v.src.Addr())
-			return netip.AddrPortFrom(a, v.src.Port()), ok
-		}
-	}
-	return v.src, true
+	return m.choices.Addresses(r.addresses)
 }
 
 // allocateOn gives out a port of one address: with the parity and the range of
@@ -162,28 +129,15 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 	}
 	key := outsideKey{protocol: portClass(r.protocol)}
 	for _, suits := range rounds {
-		if a, ok := m.actualSource(); ok && a.Addr() == address && suits(a.Port()) && within(spans, a.Port()) {
-			if key.endpoint = a; m.free(key) {
-				return key, true
+		for port := range m.choices.Ports(address, spans) {
+			key.endpoint = netip.AddrPortFrom(address, port)
+			if !suits(port) || !m.free(key) {
+				continue
 			}
-		}
-		for _, span := range spans {
-			n := span.Len()
-			start := 0
-			if n > 0 {
-				start = m.random.IntN(n)
+			if m.heldProvisionally(key, suits, spans) {
+				break
 			}
-			for i := range n {
-				port := span.First + uint16((start+i)%n)
-				key.endpoint = netip.AddrPortFrom(address, port)
-				if !suits(port) || !m.free(key) {
-					continue
-				}
-				if m.heldUnseen(key, suits, spans) {
-					break
-				}
-				return key, true
-			}
+			return key, true
 		}
 	}
 	return outsideKey{}, false
@@ -198,19 +152,10 @@ func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
 	return false
 }
 
-func within(spans []flow.Ports, port uint16) bool {
-	for _, s := range spans {
-		if s.Contains(port) {
-			return true
-		}
-	}
-	return false
-}
-
 // free reports whether nobody has the endpoint: no binding, no session, no
 // listener, and it is not held for who had it before (RFC 6888 REQ-8).
 func (m *Model) free(key outsideKey) bool {
-	if b := m.outside[key]; b != nil && !m.guessedFor(b) {
+	if b := m.outside[key]; b != nil && !m.yields(b) {
 		return false
 	}
 	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {
@@ -236,14 +181,15 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 	if n == 0 {
 		return portBlock{}, false
 	}
-	start := m.random.IntN(n)
-	a, ok := m.actualSource()
-	if ok && a.Addr() == address && ports.Contains(a.Port()) {
-		start = int(a.Port()-ports.First) / r.block
+	start := 0
+	for port := range m.choices.Ports(address, []flow.Ports{ports}) { // the block of one that may be chosen
+		start = int(port-ports.First) / r.block
+		break
 	}
+	shown, ok := m.shownSource()
 	taken := map[netip.AddrPort]bool{}
 	for _, c := range m.clients {
-		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.guessed && ok && b.has(a) })
+		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.provisional && ok && b.has(shown) })
 		for _, b := range c.blocks {
 			taken[netip.AddrPortFrom(b.address, b.ports.First)] = true
 		}
@@ -252,7 +198,7 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		first := ports.First + uint16((start+i)%n*r.block)
 		b := portBlock{address: address, ports: flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
 		if !taken[netip.AddrPortFrom(address, first)] {
-			b.guessed = m.actual != nil && !(ok && b.has(a))
+			b.provisional = m.choices.Provisional() && !(ok && b.has(shown))
 			return b, true
 		}
 	}

@@ -60,26 +60,26 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 		t.Dest = netip.AddrPortFrom(a, v.src.Port())
 		return t
 	}
-	actual, shown := m.actualSource()
-	guessed := false // another session of the peer's
+	source, shown := m.shownSource()
+	provisional := false // another session of the peer's
 	free := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
 		h := m.sessions[with(a)]
-		guessed = guessed || h != nil && h.unshown
-		return h != nil && !(h.unshown && shown && a == actual.Addr())
+		provisional = provisional || h != nil && h.provisionalAddress
+		return h != nil && !(h.provisionalAddress && shown && a == source.Addr())
 	})
 	if len(free) == 0 {
 		return ReasonClash
 	}
 	chosen := free[0]
-	switch pinned := c.address.IsValid() && c.ports > 0 && !c.guessed && slices.Contains(free, c.address); {
-	case pinned && !guessed: // ESP goes with its key exchange (RFC 4787 REQ-2)
+	switch pinned := c.address.IsValid() && c.ports > 0 && !c.provisional && slices.Contains(free, c.address); {
+	case pinned && !provisional: // ESP goes with its key exchange (RFC 4787 REQ-2)
 		chosen = c.address
-	case shown && slices.Contains(free, actual.Addr()):
-		chosen = actual.Addr()
+	case shown && slices.Contains(free, source.Addr()):
+		chosen = source.Addr()
 	default:
-		s.unshown = m.actual != nil && len(free) > 1
+		s.provisionalAddress = m.choices.Provisional() && len(free) > 1
 	}
-	if h := m.sessions[with(chosen)]; h != nil { // it was only guessed to be there
+	if h := m.sessions[with(chosen)]; h != nil { // it is only provisionally there
 		i := slices.IndexFunc(addresses, func(a netip.Addr) bool { return m.sessions[with(a)] == nil })
 		if i < 0 {
 			return ReasonClash
@@ -88,30 +88,6 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 	}
 	s.tuple[1] = with(chosen)
 	return ""
-}
-
-// learnPortless exchanges an address that the model has guessed for a session without ports
-// by that which a packet shows.
-func (m *Model) learnPortless(s *session, a netip.AddrPort) {
-	t := s.tuple[1]
-	t.Dest = a
-	if a != s.tuple[1].Dest && m.sessions[t] == nil {
-		m.rename(s, s.tuple[1].Dest, a)
-	}
-	s.unshown = false
-}
-
-// learnPortlessInbound does so by a packet from the peer, where the model knows no session.
-func (m *Model) learnPortlessInbound(v *view) {
-	if m.actual == nil || m.actual.Reason != ReasonFlow || !v.portless() || m.session(v) != nil {
-		return
-	}
-	for _, h := range m.sessions {
-		if h.unshown && h.tuple[1].Protocol == v.protocol && h.tuple[1].Source == v.src && h.tuple[1].Dest.Port() == v.dst.Port() {
-			m.learnPortless(h.session, v.dst)
-			return
-		}
-	}
 }
 
 // portlessHairpin gives an inside client of a port-forward an outside source when the inside

@@ -25,6 +25,18 @@ func Embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
+// Outside returns the endpoint of a pool that a sender is seen by: in a hairpin of nat64 it stands in
+// the rule's prefix.
+func (m *Model) Outside(sender netip.AddrPort) (netip.AddrPort, bool) {
+	for _, r := range m.rules {
+		if r.Type == config.NATNAT64 && r.Prefix.Contains(sender.Addr()) {
+			a, ok := extract(r.Prefix, sender.Addr())
+			return netip.AddrPortFrom(a, sender.Port()), ok
+		}
+	}
+	return sender, true
+}
+
 // extract reads the IPv4 address from an address in an RFC 6052 prefix (§2.3).
 func extract(prefix netip.Prefix, a netip.Addr) (netip.Addr, bool) {
 	if !prefix.Contains(a) {

@@ -101,7 +101,7 @@ func (m *Model) serve(name string, c *config.Service, r *rule) {
 func (s *service) begin() {
 	s.inForce = true
 	s.tally, s.connections, s.refused, s.sequence, s.cookieAt, s.reset = tally{}, 0, 0, 0, 0, 0
-	s.guessed = false
+	s.miscounted = false
 	delete(s.credit, everybody)
 	for _, b := range s.known {
 		b.tally, b.connections = tally{}, 0
@@ -202,41 +202,6 @@ func (m *Model) mayMap(b *binding) bool {
 func (m *Model) Mapped(w datapath.Mapping) bool {
 	b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]
 	return b != nil && b.mapped && b.inside == w.Inside && b.rule.Name == w.Rule
-}
-
-// Doubts reports whether the model cannot tell what another configuration would end, because the
-// datapath under judgement has not shown yet which backend or outside endpoint it chose, or which
-// of two bindings it would go on with.
-func (m *Model) Doubts(c *config.Config) bool {
-	services, rules := map[string]*config.Service{}, map[string]*config.NATRule{}
-	for i := range c.Services {
-		services[c.Services[i].Name] = &c.Services[i]
-	}
-	for i := range c.NAT {
-		rules[c.NAT[i].Name] = &c.NAT[i]
-	}
-	for _, h := range m.sessions {
-		if s := h.service; h.unseen && s.rule == nil {
-			next := services[s.Name]
-			if next != nil && (!reflect.DeepEqual(next.Backends, s.Backends) || !reflect.DeepEqual(next.SourcePool, s.SourcePool)) {
-				return true
-			}
-		}
-		if h.unshown && h.rule.repooled(rules[h.rule.Name]) {
-			return true
-		}
-	}
-	for _, b := range m.outside {
-		next := rules[b.rule.Name]
-		if b.unseen && b.rule.repooled(next) {
-			return true
-		}
-		key := bindingKey{rule: b.rule, protocol: b.protocol, inside: b.inside}
-		if !b.joinable() && b.rule.repooled(next) && m.bindings[key] != b {
-			return true
-		}
-	}
-	return false
 }
 
 // repooled reports whether the rule is to give out other addresses.

@@ -52,7 +52,7 @@ func (s *service) crowded(m *Model, v *view) Reason {
 func (s *service) roomy(m *Model, v *view) bool {
 	return s.crowded(m, v) == "" && !s.credit.usedUp(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
 		!s.credit.usedUp(m.now, everybody, s.Limits.NewConnections) &&
-		slices.ContainsFunc(s.table, func(b *backend) bool { return s.guesses > 0 || !s.full(b) })
+		slices.ContainsFunc(s.table, func(b *backend) bool { return s.provisional > 0 || !s.full(b) })
 }
 
 // refuse counts a refused connection, once for all SYNs of it.
@@ -232,17 +232,17 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	case s.hashes():
 		start = balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))
 	case s.Scheduler == config.SchedulerRandom:
-		start = m.random.IntN(len(s.table))
+		start = m.chance.Slot(len(s.table))
 	default:
 		start = s.sequence % len(s.table)
 		s.sequence++
 	}
-	if b, ok := s.actualBackend(m, v); ok && !s.hashes() {
+	if b := s.chosen(m); b != nil {
 		return b, true
 	}
-	// Of a packet that the datapath could not translate it shows no more than that its backend is
-	// of the other family.
-	crossed := m.actual != nil && m.actual.Reason == ReasonUntranslatable && !s.hashes() &&
+	// That a packet could not be translated shows no more than that its backend is of the other
+	// family.
+	crossed := m.choices.Ends(ReasonUntranslatable) && !s.hashes() &&
 		slices.ContainsFunc(s.table, func(b *backend) bool { return b.Address.Is6() != v.v6 && s.takes(b) })
 	for n := range s.table {
 		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(crossed && b.Address.Is6() == v.v6) {
@@ -255,7 +255,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 // takes reports whether the scheduler may give the backend one more flow: it has room,
 // and for lc and wlc nobody has fewer flows for its weight.
 func (s *service) takes(b *backend) bool {
-	if s.guesses > 0 { // who has how many is not known
+	if s.provisional > 0 { // who has how many is not known
 		return true
 	}
 	if s.full(b) {
@@ -286,27 +286,28 @@ func (s *service) full(b *backend) bool {
 	return limit > 0 && b.active >= limit
 }
 
-// actualBackend returns the backend to which the datapath under judgement sent
-// the packet, when the scheduler may choose it.
-func (s *service) actualBackend(m *Model, v *view) (*backend, bool) {
-	if m.actual == nil || len(m.actual.Out) == 0 {
-		return nil, false
+// chosen returns the backend that is chosen among those that the scheduler may give, or nil to have
+// it decide.
+func (s *service) chosen(m *Model) *backend {
+	if s.hashes() {
+		return nil
 	}
-	out, _, _ := read(m.actual.Out[0].Frame)
-	if out == nil {
-		return nil, false
-	}
+	var legal []*backend
+	var candidates []Candidate
 	for _, b := range s.table {
-		match := out.dst.Addr() == b.Address
-		if s.Mode == config.ModeDSR {
-			_, mac, known := m.host.NextHop(b.Address)
-			match = known && mac == packet.MAC(m.actual.Out[0].Frame[:6]) || !known && m.actual.Reason == ReasonNoNeighbour
+		if !s.takes(b) {
+			continue
 		}
-		if match && s.takes(b) {
-			return b, true
+		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
+		if c.Direct {
+			_, c.MAC, c.Known = m.host.NextHop(b.Address)
 		}
+		legal, candidates = append(legal, b), append(candidates, c)
 	}
-	return nil, false
+	if i := m.choices.Backend(candidates); i >= 0 {
+		return legal[i]
+	}
+	return nil
 }
 
 // hashed returns the bytes that the service's hash covers, each field padded to

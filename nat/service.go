@@ -25,8 +25,8 @@ type service struct {
 	table       []*backend // the slots of the scheduler
 	sequence    int
 	active      int
-	guesses     int  // live sessions whose backend the datapath under judgement has not shown
-	guessed     bool // one of them has ended so
+	provisional int  // live sessions whose backend is provisional
+	miscounted  bool // one of them has ended so
 	connections uint64
 	refused     uint64
 	sentAgain   uint64 // SYNs of refused connections beyond the first
@@ -336,9 +336,9 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 		}
 		return m.refuse(s, v, ReasonClash)
 	}
-	n.unseen = m.choiceHidden(s, n, v)
-	if n.guess() {
-		s.guesses++
+	n.provisional = m.choiceProvisional(s, n, v)
+	if n.backendProvisional() {
+		s.provisional++
 	}
 	n.spliced = v.cookie
 	n.client = m.countClient(s, n.client, v.src.Addr())

@@ -27,10 +27,10 @@ type session struct {
 	seen    [2]time.Duration // last packet of each direction
 	packets [2]uint64
 	bytes   [2]uint64
-	// unseen: the datapath under judgement has not shown yet which backend and port
-	// it took.
-	unseen  bool
-	unshown bool     // the same of the address of a session without ports
+	// provisional: the backend and the port; provisionalAddress: the outside address of a session
+	// without ports.
+	provisional, provisionalAddress bool
+
 	proxied *proxied // PROXY header of client-address, once the SYN was seen
 	spliced *spliced // a cookie opened it
 	// halfOpen counts against the quota of handshakes, until it is settled.
@@ -62,21 +62,6 @@ func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
 // clashes tells whether the session's answers would look like packets of another.
 func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil || m.mayClash(s) }
-
-// mayClash tells whether they would with another endpoint of the pool, which a datapath under
-// judgement took for a new binding and has not shown: it dropped the packet for it.
-func (m *Model) mayClash(s *session) bool {
-	if m.actual == nil || m.actual.Reason != ReasonClash || s.binding == nil || !s.binding.unseen {
-		return false
-	}
-	for t := range m.sessions {
-		_, taken := m.outside[outsideKey{portClass(t.Protocol), t.Dest}]
-		if t.Protocol == s.tuple[1].Protocol && t.Source == s.tuple[1].Source && t.Dest.Addr() == s.tuple[1].Dest.Addr() && !taken {
-			return true
-		}
-	}
-	return false
-}
 
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
@@ -119,9 +104,6 @@ func (m *Model) index(s *session) {
 	m.sessions[s.tuple[0]] = &half{s, flow.Original}
 }
 
-// guess reports whether the session's backend is only the model's choice.
-func (s *session) guess() bool { return s.unseen && !s.service.hashes() }
-
 func (m *Model) removeSession(s *session) {
 	delete(m.sessions, s.tuple[0])
 	if !s.oneWay() {
@@ -130,9 +112,9 @@ func (m *Model) removeSession(s *session) {
 	if !s.closed {
 		s.count(-1)
 	}
-	if s.service != nil && s.guess() {
-		s.service.guesses--
-		s.service.guessed = true
+	if s.service != nil && s.backendProvisional() {
+		s.service.provisional--
+		s.service.miscounted = true
 	}
 	if s.port != nil { // of a pool that the backends see: nobody's packets could go astray (RFC 6888 REQ-8)
 		delete(m.ports, *s.port)
@@ -262,8 +244,8 @@ func (m *Model) known(v *view, h *half) plan {
 		// session begins again.
 		h.heard, h.settled = [2]heard{}, false
 	}
-	if m.actual != nil && h.direction == flow.Original {
-		h = m.learnSession(v, h)
+	if h.direction == flow.Original {
+		h = m.confirmSession(v, h)
 	}
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
 		return m.refuse(h.service, v, ReasonLimitResets)

@@ -73,3 +73,13 @@ func (m *Model) rememberSYN(came flow.Tuple, s syn) {
 	m.syns++
 	m.synsSent[s.to], m.synsCame[came] = m.syns, s
 }
+
+// answersSYN reports whether a backend's packet answers a SYN that left without a session. One
+// may have been forgotten for a later one: the answer is nobody's then.
+func (m *Model) answersSYN(answer flow.Tuple) bool {
+	syn := answer.Reverse()
+	if nth := m.synsSent[syn]; nth > 0 && nth < m.syns && m.choices.ForgetsSYN(m.syns) {
+		delete(m.synsSent, syn)
+	}
+	return m.synsSent[syn] > 0
+}

@@ -3,7 +3,6 @@
 package nat
 
 import (
-	"encoding/binary"
 	"net/netip"
 
 	"github.com/sluice-lb/sluice/balance"
@@ -44,7 +43,7 @@ func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 	if e.to.Is6() {
 		outer = packet.Packet{&packet.IPv6{Src: src, Dst: e.to, HopLimit: 64}}
 	} else {
-		outer = packet.Packet{&packet.IPv4{Src: src, Dst: e.to, TTL: 64, DF: true, ID: m.identificationOf4()}}
+		outer = packet.Packet{&packet.IPv4{Src: src, Dst: e.to, TTL: 64, DF: true, ID: m.choices.Identification(true)}}
 	}
 	inner := packet.ParseIP(b)
 	if e.Type == config.TunnelGUE {
@@ -55,21 +54,10 @@ func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 	return append(outer, inner...).Build()
 }
 
-// identificationOf4 is 0, which DF allows (RFC 6864 §4.1); under judgement the
-// datapath's.
-func (m *Model) identificationOf4() uint16 {
-	if m.actual != nil && len(m.actual.Out) == 1 {
-		if f := m.actual.Out[0].Frame; len(f) >= 34 && f[14]>>4 == 4 {
-			return binary.BigEndian.Uint16(f[18:])
-		}
-	}
-	return 0
-}
-
 // gueSource is the UDP source port: a hash of the inner flow, so that receivers
-// spread flows over their queues. Under judgement any port from 1024 on.
+// spread flows over their queues. Any port from 1024 on is legal.
 func (m *Model) gueSource(b []byte) uint16 {
-	if a, ok := m.actualSource(); ok && a.Port() >= 1024 {
+	if a, ok := m.shownSource(); ok && a.Port() >= 1024 {
 		return a.Port()
 	}
 	v, reason := readIP(b)

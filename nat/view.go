@@ -54,6 +54,19 @@ func (v *view) tuple() flow.Tuple {
 	return flow.Tuple{Protocol: v.protocol, Source: v.src, Dest: v.dst}
 }
 
+// TupleOf returns the tuple of the packet in a frame, of an ICMP error the one of what answers the
+// quoted packet. The port of ICMP queries is their identifier.
+func TupleOf(frame []byte) (flow.Tuple, bool) {
+	v, _, _ := read(frame)
+	switch {
+	case v == nil, v.kind == icmpError && v.quoted == nil:
+		return flow.Tuple{}, false
+	case v.kind == icmpError:
+		return v.quoted.tuple().Reverse(), true
+	}
+	return v.tuple(), true
+}
+
 // payload is what follows the IP header.
 func (v *view) payload() []byte { return v.ip[v.header:] }
 

@@ -145,7 +145,7 @@ type trace struct {
 	packets      int
 	at           int // the event of the disagreement
 	disagreement *Disagreement
-	doubtful     bool // the model's guesses cannot tell which of two outcomes is right
+	doubtful     bool // the model cannot tell which of two outcomes is right: choices are provisional
 }
 
 type step struct {
@@ -170,7 +170,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 	if err := s.Reset(c, host); err != nil {
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
-	w := &world{scenario: sc, host: host}
+	w, f := &world{scenario: sc, host: host}, newFollower(model)
 	t := &trace{strangers: strangers}
 	if o.Reloads {
 		if t.reloads, err = sc.reloads(o.Seed); err != nil {
@@ -205,7 +205,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 		}
 		wire := rand.New(rand.NewPCG(e.seed, 5))
 		for _, a := range w.arrivals(e) {
-			if err := t.packet(s, model, w, seed, a, w.wire(wire, a.Arrival), o.Ignore); err != nil || t.disagreement != nil {
+			if err := t.packet(s, f, w, seed, a, w.wire(wire, a.Arrival), o.Ignore); err != nil || t.disagreement != nil {
 				return t, err
 			}
 		}
@@ -250,14 +250,14 @@ func (w *world) changed() {
 }
 
 // packet sends one packet, which is on the wire as "in", and compares.
-func (t *trace) packet(s golden.Subject, model *nat.Model, w *world, seed uint64, a arrival, in nat.Arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
+func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a arrival, in nat.Arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
 	sc := w.scenario
 	got, err := s.Step(in)
 	if err != nil {
 		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(in.Frame), err)
 	}
 	t.packets++
-	want := model.Judge(in, got)
+	want := f.want(in, got)
 	t.steps = append(t.steps, step{in: in, want: want, got: got})
 	if p := describe(want, got); p != "" && (ignore == nil || !ignore(in, want, got)) {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
@@ -370,7 +370,7 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 }
 
 // counts flattens counters. How many flows are alive is compared by the flows. Backends whose
-// share the model can only guess are counted together.
+// share depends on provisional choices are counted together.
 func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 	out := map[string]uint64{}
 	for _, s := range c.Services {
@@ -381,7 +381,7 @@ func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 				continue
 			}
 			name := s.Name + "/" + b.Name
-			if model.Guessed(s.Name) {
+			if model.Miscounted(s.Name) {
 				name = s.Name + "/*"
 			}
 			out[name+" connections"] += b.Connections

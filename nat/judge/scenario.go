@@ -7,6 +7,9 @@
 // mutated noise: each is one that a host, a router or an attacker could send about
 // what the datapath has just done.
 //
+// What a datapath may choose freely is read from the frames that it sends (follow.go),
+// and offered to the model, which takes it when it is legal.
+//
 // A disagreement is shrunk to the fewest events that still show it and printed as
 // a packet case that can be saved to testdata/packets.
 package judge

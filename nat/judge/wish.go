@@ -63,7 +63,7 @@ func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Ra
 	if (got == nil) == (want == nil) {
 		return nil
 	}
-	if t.doubtful = model.Guesses(m); !t.doubtful {
+	if t.doubtful = model.DoubtsMapping(m); !t.doubtful {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: w.scenario.Name, Seed: seed,
 			Problem: fmt.Sprintf("%s: the model says %v, the datapath %v", line, want, got)}
 	}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// follows returns what follows a datapath with one rule on a host between two networks.
+func follows(t *testing.T, seed uint64, r config.NATRule) *follower {
+	t.Helper()
+	c := &config.Config{NAT: []config.NATRule{r}}
+	c.SetDefaults()
+	h := nat.Host{
+		Interfaces: []nat.Interface{
+			{Name: "wan0", MAC: packet.MAC{2, 1}, MTU: 1500, Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
+			{Name: "lan0", MAC: packet.MAC{2, 2}, MTU: 1500, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")}}},
+		Routes:     []nat.Route{{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("198.51.100.2"), Interface: "wan0"}},
+		Neighbours: []nat.Neighbour{{Interface: "wan0", Address: netip.MustParseAddr("198.51.100.2"), MAC: packet.MAC{2, 3}}},
+	}
+	m, err := nat.New(c, h, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newFollower(m)
+}
+
+// snatRule gives those ports of 203.0.113.1.
+func snatRule(first, last uint16) config.NATRule {
+	pool := netip.MustParseAddr("203.0.113.1")
+	return config.NATRule{Name: "office", Type: config.NATSNAT, Out: "wan0", Ports: config.PortSet{{First: first, Last: last}},
+		To: config.Target{Addresses: []config.AddressRange{{First: pool, Last: pool}}}}
+}
+
+func udp(src string, port uint16) nat.Arrival {
+	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: packet.MAC{2, 2}},
+		&packet.IPv4{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr("192.0.2.9"), TTL: 64},
+		&packet.UDP{SrcPort: port, DstPort: 53}}
+	return nat.Arrival{Interface: "lan0", Frame: p.Build()}
+}
+
+// shown is what a datapath makes of a packet that it gives that source.
+func shown(t *testing.T, in nat.Arrival, reason nat.Reason, source string) nat.Outcome {
+	t.Helper()
+	ap := netip.MustParseAddrPort(source)
+	q, err := packet.Parse(in.Frame).Edit(fmt.Sprintf("ip4(src=%s,ttl=63)/udp(sport=%d)", ap.Addr(), ap.Port()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q[0].(*packet.Ethernet).Src, q[0].(*packet.Ethernet).Dst = packet.MAC{2, 1}, packet.MAC{2, 3}
+	return nat.Outcome{Action: nat.Forward, Reason: reason, Out: []nat.Departure{{Interface: "wan0", Frame: q.Build()}}}
+}
+
+// TestFollowConfirms: an endpoint that no packet has shown yet is provisional, and gives way to
+// what the datapath shows, also where the model has given that provisionally to another.
+func TestFollowConfirms(t *testing.T) {
+	for i, port := range []int{2000, 2002, 2000, 2002} {
+		r := snatRule(2000, 2003)
+		r.PortBlock = i / 2 * 2 // the block is provisional as well
+		f := follows(t, 1, r)
+		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
+			in := udp(src, 4000)
+			in.Frame[22] = 1 // TTL
+			if o := f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); o.Reason != nat.ReasonTTLExceeded {
+				t.Fatal(o.Reason)
+			}
+		}
+		for src, port := range map[string]int{"10.0.0.9": port, "10.0.0.2": 4002 - port} {
+			in := udp(src, 4000)
+			actual := shown(t, in, nat.ReasonFlow, fmt.Sprintf("203.0.113.1:%d", port))
+			if d := packet.Diff(f.want(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
+				t.Errorf("%s has %d: %s", src, port, d)
+			}
+		}
+	}
+}
+
+// TestFollowConfirmsInbound: a packet from outside may show which endpoint it was, but none that
+// is not the rule's. The host of the test knows no inside neighbour.
+func TestFollowConfirmsInbound(t *testing.T) {
+	for port, want := range map[uint16]nat.Reason{2000: nat.ReasonNoNeighbour, 2001: nat.ReasonNoNeighbour, 2002: nat.ReasonNoNeighbour, 2003: nat.ReasonNoNeighbour, 2004: nat.ReasonNoBinding} {
+		f := follows(t, 1, snatRule(2000, 2003))
+		in := udp("10.0.0.9", 4000)
+		in.Frame[22] = 1 // TTL
+		f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
+			&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64},
+			&packet.UDP{SrcPort: 53, DstPort: port}}
+		out, err := answer.Edit("ip4(dst=10.0.0.9,ttl=63)/udp(dport=4000)")
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := f.want(nat.Arrival{Interface: "wan0", Frame: answer.Build()}, nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: "lan0", Frame: out.Build()}}})
+		if o.Reason != want {
+			t.Errorf("port %d: %s, want %s", port, o.Reason, want)
+		}
+	}
+}
+
+// TestFollowClash: a new binding may get the port of a peer that is gone, but to which the
+// host still talks that it is for.
+func TestFollowClash(t *testing.T) {
+	clashes := 0
+	for seed := range 40 {
+		r := snatRule(2000, 2005)
+		r.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
+		f := follows(t, uint64(seed), r)
+		send := func(src, dst string, port uint16) nat.Outcome {
+			p := packet.Parse(udp(src, 4000).Frame)
+			p[1].(*packet.IPv4).Dst, p[2].(*packet.UDP).DstPort = netip.MustParseAddr(dst), port
+			in := nat.Arrival{Interface: "lan0", Frame: p.Build()}
+			if src == "10.0.0.4" {
+				return f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonClash})
+			}
+			return f.model.Receive(in)
+		}
+		port := func(o nat.Outcome) uint16 {
+			t, _ := nat.TupleOf(o.Out[0].Frame)
+			return t.Source.Port()
+		}
+		gone := port(send("10.0.0.3", "192.0.2.9", 53))
+		host := port(send("10.0.0.2", "203.0.113.1", gone))
+		for range 20 {
+			f.model.Advance(time.Minute)
+			send("10.0.0.2", "203.0.113.1", gone)
+		}
+		if o := send("10.0.0.4", "203.0.113.1", host); o.Reason == nat.ReasonClash {
+			clashes++
+		}
+	}
+	if clashes != 40 {
+		t.Errorf("%d of 40 clashes are legal", clashes)
+	}
+}
+
+// TestFollowTakesWhatIsLegal: the model takes over a free port and none that
+// somebody else has, is outside of the rule's range, or has the wrong parity.
+func TestFollowTakesWhatIsLegal(t *testing.T) {
+	for _, tc := range []struct {
+		source string
+		legal  bool
+	}{{"203.0.113.1:2002", true}, {"203.0.113.1:2004", true}, {"203.0.113.1:2000", false}, {"203.0.113.1:2003", false},
+		{"203.0.113.1:3000", false}, {"203.0.113.2:2002", false}} {
+		f := follows(t, 1, snatRule(2000, 2009))
+		f.want(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), nat.ReasonNewFlow, "203.0.113.1:2000"))
+		in := udp("10.0.0.2", 4000)
+		actual := shown(t, in, nat.ReasonNewFlow, tc.source)
+		want := f.want(in, actual)
+		if same := packet.Diff(want.Out[0].Frame, actual.Out[0].Frame) == ""; same != tc.legal {
+			t.Errorf("%s: legal %v, want %v: %s", tc.source, same, tc.legal, packet.Diff(want.Out[0].Frame, actual.Out[0].Frame))
+		}
+	}
+}
+
+// TestForgottenSYNs: a datapath may forget SYNs for later ones now and then, and not all of them.
+func TestForgottenSYNs(t *testing.T) {
+	f := &follower{got: nat.Outcome{Action: nat.Pass, Reason: nat.ReasonNotOurs}}
+	for i := 1; i < 10; i++ {
+		if forgets := f.ForgetsSYN(10); forgets != (i <= 5) {
+			t.Errorf("after %d forgotten SYNs: forgets %t", i-1, forgets)
+		}
+	}
+	f = &follower{got: nat.Outcome{Action: nat.Forward, Reason: nat.ReasonSYNACK}}
+	if f.ForgetsSYN(10) {
+		t.Error("what was answered is forgotten")
+	}
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// What the model does while its choices are those of a datapath that it follows.
+//
+// A datapath may make a flow for a packet that goes no further, for example because its hop limit
+// is used up. Which port or backend it chose shows only with the next packet that goes on. Until
+// then the model's choice is provisional; it is then exchanged for the one that is shown, if that
+// is legal. None of this happens while the model predicts: nothing is provisional then.
+//
+// This is here and not in package judge, because to exchange a choice is to write bindings,
+// sessions, ports and counts anew, and because what is legal depends on which of them are
+// provisional.
+
+// shownSource returns the outside endpoint that the packet is known to get.
+func (m *Model) shownSource() (netip.AddrPort, bool) {
+	t, ok := m.choices.Shown()
+	return t.Source, ok
+}
+
+// endpointProvisional reports whether it is not shown that a packet gets the endpoint.
+func (m *Model) endpointProvisional(key outsideKey) bool {
+	a, ok := m.shownSource()
+	return m.choices.Provisional() && (!ok || a != key.endpoint)
+}
+
+// choiceProvisional reports whether it is not shown what a new session of a service gets.
+func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
+	if n.port != nil && m.endpointProvisional(*n.port) {
+		return true
+	}
+	if !m.choices.Provisional() || s.hashes() || v.goesOn() {
+		return false
+	}
+	return s.chosen(m) == nil || s.Mode == config.ModeDSR && m.choices.Ends(ReasonNoNeighbour) && s.unreachable(m) > 1
+}
+
+// backendProvisional reports whether the session's backend is provisional.
+func (s *session) backendProvisional() bool { return s.provisional && !s.service.hashes() }
+
+// unreachable counts the backends whose hardware addresses are not known: packets to them look alike.
+func (s *service) unreachable(m *Model) (n int) {
+	for _, b := range s.backends {
+		if _, _, known := m.host.NextHop(b.Address); !known {
+			n++
+		}
+	}
+	return n
+}
+
+// confirm exchanges a binding's provisional endpoint for the one that a packet of its inside host
+// shows.
+func (m *Model) confirm(b *binding, v *view, to netip.AddrPort) {
+	a, ok := m.shownSource()
+	if !b.provisional || !ok {
+		return
+	}
+	was := b.outside
+	delete(m.outside, was)
+	if b.client.ports == 1 || b.client.provisional { // nothing else ties the client to the address
+		b.client.address = netip.Addr{}
+	}
+	key, ok := m.outsideFor(b.rule, b.client, v, to)
+	if !ok || key.endpoint != a {
+		key = was
+	}
+	m.settle(b, key)
+}
+
+// settle gives a binding its endpoint for good.
+func (m *Model) settle(b *binding, key outsideKey) {
+	was := b.outside
+	delete(m.outside, was)
+	b.outside, b.provisional, b.client.provisional = key, false, false
+	m.take(key, b)
+	for _, h := range m.sessionsOf(b) {
+		m.rename(h, was.endpoint, key.endpoint)
+	}
+}
+
+// confirmInbound exchanges the provisional endpoint of the binding that a packet from outside has
+// reached for the one that this packet was sent to, where the model knows nobody.
+func (m *Model) confirmInbound(v *view) {
+	m.confirmPortlessInbound(v)
+	key := outsideKey{portClass(v.protocol), v.dst}
+	out, shown := m.choices.Shown()
+	if !shown || !m.pooled(v.dst.Addr()) || !m.free(key) {
+		return
+	}
+	for _, b := range m.bindings {
+		if b.provisional && b.protocol == out.Protocol && b.inside == out.Dest && b.outside.endpoint.Addr() == v.dst.Addr() && b.rule.gives(v.protocol, v.dst.Port()) {
+			m.settle(b, key)
+			return
+		}
+	}
+}
+
+// confirmBlock exchanges a provisional block of a client, now that a port of its block is shown.
+func (m *Model) confirmBlock(c *client) {
+	a, ok := m.shownSource()
+	if !ok {
+		return
+	}
+	at := slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.has(a) })
+	if at >= 0 {
+		c.blocks[at].provisional = false
+		return
+	}
+	if at = slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.provisional }); at >= 0 {
+		c.blocks = slices.Delete(c.blocks, at, at+1)
+	}
+}
+
+// releasedPort is a port of a binding that ended before any packet showed it: it is held as every
+// freed one is, but which one it is is not known.
+type releasedPort struct {
+	protocol flow.Protocol
+	address  netip.Addr
+	until    time.Duration
+}
+
+// heldProvisionally reports whether all the ports that suit, of which key is one, may be held
+// without having been shown: another one was taken, or none was found.
+func (m *Model) heldProvisionally(key outsideKey, suits func(uint16) bool, spans []flow.Ports) bool {
+	m.releasedProvisional = slices.DeleteFunc(m.releasedProvisional, func(g releasedPort) bool { return g.until < m.now })
+	released := 0
+	for _, g := range m.releasedProvisional {
+		if g.protocol == key.protocol && g.address == key.endpoint.Addr() {
+			released++
+		}
+	}
+	a, ok := m.shownSource()
+	other := ok && a.Addr() == key.endpoint.Addr() && within(spans, a.Port()) && !suits(a.Port())
+	if released == 0 || !other && !m.choices.Ends(ReasonNoPort) {
+		return false
+	}
+	for _, span := range spans {
+		for n := range span.Len() {
+			port := span.First + uint16(n)
+			if k := (outsideKey{key.protocol, netip.AddrPortFrom(key.endpoint.Addr(), port)}); suits(port) && m.free(k) {
+				released--
+			}
+		}
+	}
+	return released >= 0
+}
+
+func within(spans []flow.Ports, port uint16) bool {
+	return slices.ContainsFunc(spans, func(s flow.Ports) bool { return s.Contains(port) })
+}
+
+// DoubtsMapping reports whether what stands in the way of a mapping is provisional: an endpoint of
+// its outside address, or of its host.
+func (m *Model) DoubtsMapping(w datapath.Mapping) bool {
+	for _, b := range m.bindings {
+		if b.provisional && (b.outside.endpoint.Addr() == w.Outside.Addr() || b.inside.Addr() == w.Inside.Addr()) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(m.releasedProvisional, func(g releasedPort) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
+}
+
+// yields reports whether the provisional endpoint of a binding is shown to be another's.
+func (m *Model) yields(b *binding) bool {
+	a, ok := m.shownSource()
+	return ok && b.provisional && a == b.outside.endpoint
+}
+
+// take gives an endpoint to a binding; one that has it provisionally gets another.
+func (m *Model) take(key outsideKey, b *binding) {
+	was := m.outside[key]
+	m.outside[key] = b
+	if was == nil || was == b {
+		return
+	}
+	choices := m.choices
+	m.choices = m.chance // what is shown is not what that binding has
+	defer func() { m.choices = choices }()
+	sessions := m.sessionsOf(was)
+	if len(sessions) == 0 {
+		return
+	}
+	other, ok := m.outsideFor(was.rule, was.client, &view{v6: was.inside.Addr().Is6(), protocol: was.protocol, src: was.inside}, sessions[0].tuple[1].Source)
+	if !ok {
+		return
+	}
+	was.outside, m.outside[other] = other, was
+	for _, s := range sessions {
+		m.rename(s, key.endpoint, other.endpoint)
+	}
+}
+
+func (m *Model) sessionsOf(b *binding) []*session {
+	var out []*session
+	for _, h := range m.sessions {
+		if h.binding == b && h.direction == flow.Original {
+			out = append(out, h.session)
+		}
+	}
+	return out
+}
+
+// rename puts another outside endpoint into a session's reply tuple.
+func (m *Model) rename(s *session, was, now netip.AddrPort) {
+	delete(m.sessions, s.tuple[1])
+	t := &s.tuple[1]
+	if r := s.rule; t.Dest.Addr().Is6() && now.Addr().Is4() && r != nil && r.Type == config.NATNAT64 {
+		now = netip.AddrPortFrom(Embed(r.Prefix, now.Addr()), now.Port())
+	}
+	t.Dest = now
+	if portClass(t.Protocol) == flow.ICMP {
+		t.Source = netip.AddrPortFrom(t.Source.Addr(), now.Port())
+	}
+	m.index(s)
+}
+
+// confirmSession exchanges what is provisional of a session for what this packet of its opener shows.
+func (m *Model) confirmSession(v *view, h *half) *half {
+	if b := h.binding; b != nil && b.provisional && b.inside == v.src {
+		m.confirm(b, v, h.tuple[1].Source)
+	}
+	a, ok := m.shownSource()
+	if h.provisionalAddress && ok {
+		m.confirmPortless(h.session, a)
+	}
+	if !h.provisional || !ok {
+		return h
+	}
+	was, miscounted := h.session, h.service.miscounted
+	m.removeSession(was)
+	h.service.miscounted = miscounted // it is known now
+	if was.port != nil {
+		delete(m.ports, *was.port)
+	}
+	b := was.service.chosen(m)
+	if b == nil {
+		b = was.backend
+	}
+	was.service.connections--
+	was.backend.connections--
+	m.openService(Arrival{}, v, was.service, b)
+	now := m.sessions[v.tuple()]
+	if now == nil {
+		m.addSession(was)
+		if was.backendProvisional() {
+			h.service.provisional++
+		}
+		return h
+	}
+	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
+	now.spliced, now.halfOpen = was.spliced, was.halfOpen
+	if now.closed = was.closed; now.closed {
+		now.count(-1)
+	}
+	return now
+}
+
+// maybeFiltered reports whether the target's filter may have refused the provisional address of the
+// sender of a hairpin.
+func (m *Model) maybeFiltered(b, target *binding) bool {
+	return b.provisional && target.rule.Filtering == config.AddressDependent && m.choices.Ends(ReasonFiltered)
+}
+
+// mayClash tells whether the answers of a session would look like packets of another with another
+// endpoint of the pool than the provisional one: the packet was dropped for it.
+func (m *Model) mayClash(s *session) bool {
+	if s.binding == nil || !s.binding.provisional || !m.choices.Ends(ReasonClash) {
+		return false
+	}
+	for t := range m.sessions {
+		_, taken := m.outside[outsideKey{portClass(t.Protocol), t.Dest}]
+		if t.Protocol == s.tuple[1].Protocol && t.Source == s.tuple[1].Source && t.Dest.Addr() == s.tuple[1].Dest.Addr() && !taken {
+			return true
+		}
+	}
+	return false
+}
+
+// confirmPortless exchanges the provisional address of a session without ports for the one that a
+// packet shows.
+func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
+	t := s.tuple[1]
+	t.Dest = a
+	if a != s.tuple[1].Dest && m.sessions[t] == nil {
+		m.rename(s, s.tuple[1].Dest, a)
+	}
+	s.provisionalAddress = false
+}
+
+// confirmPortlessInbound does so by a packet from the peer, where the model knows no session.
+func (m *Model) confirmPortlessInbound(v *view) {
+	if !m.choices.Ends(ReasonFlow) || !v.portless() || m.session(v) != nil {
+		return
+	}
+	for _, h := range m.sessions {
+		if h.provisionalAddress && h.tuple[1].Protocol == v.protocol && h.tuple[1].Source == v.src && h.tuple[1].Dest.Port() == v.dst.Port() {
+			m.confirmPortless(h.session, v.dst)
+			return
+		}
+	}
+}
+
+// Doubts reports whether the model cannot tell what another configuration would end, because a
+// backend or outside endpoint is provisional, or which of two bindings would be gone on with.
+func (m *Model) Doubts(c *config.Config) bool {
+	services, rules := map[string]*config.Service{}, map[string]*config.NATRule{}
+	for i := range c.Services {
+		services[c.Services[i].Name] = &c.Services[i]
+	}
+	for i := range c.NAT {
+		rules[c.NAT[i].Name] = &c.NAT[i]
+	}
+	for _, h := range m.sessions {
+		if s := h.service; h.provisional && s.rule == nil {
+			next := services[s.Name]
+			if next != nil && (!reflect.DeepEqual(next.Backends, s.Backends) || !reflect.DeepEqual(next.SourcePool, s.SourcePool)) {
+				return true
+			}
+		}
+		if h.provisionalAddress && h.rule.repooled(rules[h.rule.Name]) {
+			return true
+		}
+	}
+	for _, b := range m.outside {
+		next := rules[b.rule.Name]
+		if b.provisional && b.rule.repooled(next) {
+			return true
+		}
+		key := bindingKey{rule: b.rule, protocol: b.protocol, inside: b.inside}
+		if !b.joinable() && b.rule.repooled(next) && m.bindings[key] != b {
+			return true
+		}
+	}
+	return false
+}
+
+// Miscounted reports whether sessions of a service may have been counted for other backends than the
+// model has: their backends are provisional, or were when they ended.
+func (m *Model) Miscounted(service string) bool {
+	for _, s := range m.services {
+		if s.Name == service && (s.miscounted || s.provisional > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// Uncountable reports whether even the sum over the backends of such a service may be another, because
+// some backends have left.
+func (m *Model) Uncountable(service string) bool {
+	s := m.everyone["service "+service]
+	return m.Miscounted(service) && len(s.known) > len(s.backends)
+}
