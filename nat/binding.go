@@ -21,7 +21,7 @@ type binding struct {
 	inside   netip.AddrPort
 	outside  outsideKey
 	sessions int
-	mapped   bool // at the host's wish, see Map: then it counts as a session
+	mapped   bool // at the host's request, see Map: then it counts as a session
 	client   *client
 	counted  bool // among the ports of the client
 	// remotes are the addresses that the inside has sent to: what

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Map binds an inside endpoint at its host's wish (PCP, RFC 6887) to just the outside
+// Map binds an inside endpoint at its host's request (PCP, RFC 6887) to just the outside
 // one that is given: the binding lives without sessions and lets everybody in.
 func (m *Model) Map(w datapath.Mapping) error {
 	for _, r := range m.rules {
@@ -52,7 +52,7 @@ func (m *Model) MayAsk(w datapath.Mapping) bool {
 	return slices.ContainsFunc(m.rules, func(r *rule) bool { return r.Name == w.Rule && r.PCP && contains(r.Source, w.Inside.Addr()) })
 }
 
-// Unmap takes the wish back. The binding's sessions live on.
+// Unmap takes the request back. The binding's sessions live on.
 func (m *Model) Unmap(w datapath.Mapping) {
 	if b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]; b != nil && b.mapped {
 		m.unmap(b)

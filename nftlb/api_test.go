@@ -234,8 +234,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestStrangers: nothing is answered without the key, and nothing endless is read.
-func TestStrangers(t *testing.T) {
+// TestUnauthorized: nothing is answered without the key, and nothing endless is read.
+func TestUnauthorized(t *testing.T) {
 	a, _ := newTestAPI(t, fakeNetwork{})
 	for _, key := range []string{"", "wrong", testKey + "x"} {
 		r := httptest.NewRequest("GET", "/farms", nil)

@@ -84,7 +84,7 @@ func TestLife(t *testing.T) {
 		want   string
 		left   int // mappings, after a second's expiry
 	}{
-		{"the port that is wished for", 0, alice, message(alice, 1, flow.TCP, 80, hour, outer+":8080"), "success 3600 203.0.113.1:8080", 1},
+		{"the suggested port", 0, alice, message(alice, 1, flow.TCP, 80, hour, outer+":8080"), "success 3600 203.0.113.1:8080", 1},
 		{"another protocol", 0, alice, message(alice, 1, flow.UDP, 80, hour, anyPort), "success 3600 203.0.113.1:40001", 2},
 		{"a port that is taken", 0, bob, message(bob, 1, flow.TCP, 80, 600, outer+":8080"), "success 600 203.0.113.1:40002", 3},
 		{"nothing but a port that is taken", 0, bob, exact(bob, 1, 81), "cannot-provide-external 30", 3},
@@ -148,8 +148,8 @@ func TestWhoMayAsk(t *testing.T) {
 		{"no inside host", "10.0.1.2", "lan0", anyPort, ""},
 		{"a host behind the rule's interface", "10.9.0.2", "lan1", anyPort, "203.0.113.2"},
 		{"a host on another interface", "10.9.0.2", "lan0", anyPort, ""},
-		{"IPv6 inside, IPv4 wished for", six, "lan0", anyPort, "203.0.113.9"},
-		{"IPv6 inside, IPv6 wished for", "fd00::3", "lan0", "[::]:0", "2001:db8::1"},
+		{"IPv6 inside, IPv4 suggested", six, "lan0", anyPort, "203.0.113.9"},
+		{"IPv6 inside, IPv6 suggested", "fd00::3", "lan0", "[::]:0", "2001:db8::1"},
 	} {
 		out := b.answer(message(c.client, 1, flow.TCP, 80, hour, c.suggested), netip.MustParseAddr(c.client), c.iface)
 		if (out == nil) != (c.want == "") {

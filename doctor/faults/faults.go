@@ -28,7 +28,7 @@ const (
 	Gateway    = "192.0.2.1" // the router's address on the client's side
 	GatewayLAN = "198.51.100.1"
 	Server     = "198.51.100.2"
-	Stranger   = "203.0.113.9" // an address of the client that no route leads back to
+	Unrouted   = "203.0.113.9" // an address of the client that no route leads back to
 )
 
 // The same for IPv6; only those cases that need it have these addresses.
@@ -42,7 +42,7 @@ func Topology(name string) lab.Topology {
 	return lab.Topology{
 		Name: name,
 		Nodes: []lab.NodeSpec{
-			{Name: "client", Addresses: []string{Stranger + "/32"}, Routes: []lab.Route{{To: "default", Via: Gateway}},
+			{Name: "client", Addresses: []string{Unrouted + "/32"}, Routes: []lab.Route{{To: "default", Via: Gateway}},
 				Sysctls: map[string]string{"net.ipv4.ip_local_port_range": "1024 65000",
 					"net.ipv4.conf.all.arp_announce": "2"}}, // ask for the router in the name of the link's address
 			{Name: "gateway", Forward: true},
@@ -86,7 +86,7 @@ func Cases() []Case {
 		}`), Traffic: dialTCP(60, 60)},
 		{Name: "rp-filter", Cause: "rp-filter", Check: "FW02",
 			Setup:   sysctl("net.ipv4.conf.wan0.rp_filter", "1"),
-			Traffic: sendUDP(50, Stranger, Server, 9, 100, false)},
+			Traffic: sendUDP(50, Unrouted, Server, 9, 100, false)},
 		{Name: "forwarding-off", Cause: "forwarding-off", Check: "FW01",
 			Setup:   both(nft(natRules), sysctl("net.ipv4.ip_forward", "0")),
 			Traffic: sendUDP(50, Client, Server, 9, 100, false)},

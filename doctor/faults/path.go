@@ -39,7 +39,7 @@ func PathConditions() []Condition {
 			Traffic: spray("client", flow.UDP, 0, 10, Client, 0, Gateway, 53), Do: `nft 'add table ip hairpin.*'`, Cure: gateway("conntrack -F")},
 		{Name: "answers-by-another-uplink", Wants: []Want{{"FW17", "warn", "come in by up1 leave by wan0"}},
 			Fault:   all(nft(natRules), secondUplink, listening(8090, 100), nftOn("client", "table inet noreply { chain in {\n type filter hook input priority filter\n iifname \"eth0\" meta l4proto tcp drop\n}\n}")),
-			Traffic: spray("client", flow.TCP, tcpSYN, 10, Stranger, 0, "10.8.0.1", 8090), Do: `(?s)ip route add default via 10.8.0.2 dev up1 .*meta mark set ct mark'`},
+			Traffic: spray("client", flow.TCP, tcpSYN, 10, Unrouted, 0, "10.8.0.1", 8090), Do: `(?s)ip route add default via 10.8.0.2 dev up1 .*meta mark set ct mark'`},
 		{Name: "fragment-memory", Wants: []Want{{"FW14", "critical", "net.ipv4.ipfrag_high_thresh 20000"}},
 			Fault:   all(nft(natRules), sysctl("net.ipv4.ipfrag_low_thresh", "10000"), sysctl("net.ipv4.ipfrag_high_thresh", "20000")),
 			Traffic: raw("client", fragments(60, 1000)...), After: raw("client", fragments(60, 2000)...), Do: `sysctl -w net.ipv4.ipfrag_high_thresh=\d+`},
@@ -63,15 +63,15 @@ func HealthyConditions() []Condition {
 		{Name: "routed-bridge", Fault: all(nft(natRules), gateway("ip link add virbr0 type bridge; ip addr add 192.168.122.1/24 dev virbr0; ip link set virbr0 up; sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1")),
 			Traffic: sending(dialTCP(20, 10))},
 		{Name: "scan-of-a-published-port", Fault: all(nft(natRules), nft("table inet filter { chain forward {\n type filter hook forward priority filter\n iifname \"wan0\" ip saddr != 192.0.2.0/24 drop\n}\n}")),
-			Traffic: all(spray("client", flow.TCP, tcpSYN, 3, Stranger, 0, Gateway, 8080), sending(dialTCP(20, 10)))},
+			Traffic: all(spray("client", flow.TCP, tcpSYN, 3, Unrouted, 0, Gateway, 8080), sending(dialTCP(20, 10)))},
 	}
 }
 
-// secondUplink gives client and router another link, and has them meet; the route to the stranger leads over the first.
+// secondUplink gives client and router another link, and has them meet; the route to Unrouted leads over the first.
 func secondUplink(ctx context.Context, l *lab.Lab) error {
 	return all(command("client", "ip", "link", "add", "up1", "type", "veth", "peer", "name", "up1", "netns", l.Node("gateway").Name()),
 		command("client", "sh", "-ec", "ip addr add 10.8.0.2/24 dev up1; ip link set up1 up"),
-		gateway("ip addr add 10.8.0.1/24 dev up1; ip link set up1 up; ip route add "+Stranger+" via "+Client),
+		gateway("ip addr add 10.8.0.1/24 dev up1; ip link set up1 up; ip route add "+Unrouted+" via "+Client),
 		sending(sendUDP(1, "10.8.0.2", "10.8.0.1", 9, 10, false)))(ctx, l)
 }
 

@@ -112,7 +112,7 @@ func TestRFC6888REQ9Mapping(t *testing.T) {
 		if want := netip.MustParseAddrPort(pool1 + ":4500"); second.outside != want || second.lifetime != 120 {
 			return fmt.Errorf("mapped to %v for %d s, want %v for 120 s", second.outside, second.lifetime, want)
 		}
-		reach := func() error { // by strangers, and by the neighbour
+		reach := func() error { // by remote hosts that were not sent to, and by the neighbour
 			for _, from := range [][2]string{{"o1", o1}, {"o2", o2}, {"i2", i2}} {
 				client, server, err := g.connect(from[0], from[1]+":0", first.outside.String(), web)
 				if err != nil {
@@ -201,7 +201,7 @@ func (g *gateway) mappings(n int, long, short time.Duration) error {
 }
 
 // closes takes one mapping back, and the other with all of its protocol, and holds that
-// strangers do not get in any more.
+// remote hosts that were not sent to do not get in any more.
 func (g *gateway) closes(tcp, udp netip.AddrPort, game net.PacketConn) error {
 	for _, a := range []ask{{nonce: 1, protocol: 6, port: 8080}, {nonce: 1, protocol: 17}} {
 		if r, err := g.mapped("i1", i1, a); err != nil || r.lifetime != 0 {

@@ -266,8 +266,8 @@ func clean(s string) string {
 }
 
 // name makes a name that no other object of the kind has.
-func (d *Draft) name(kind, wish string) string {
-	base := clean(wish)
+func (d *Draft) name(kind, wanted string) string {
+	base := clean(wanted)
 	name := base
 	for n := 2; d.names[kind+" "+name]; n++ {
 		suffix := fmt.Sprintf("-%d", n)

@@ -98,14 +98,14 @@ func (s *stage) askAPI(ctx context.Context) {
 			promise, kept = family.name+" clients reach "+family.name+" servers", len(t.Failures) == 0
 		}
 		s.judge(kept, promise, "%d of %d answered%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
-		strangers := 0
+		others := 0
 		for client, n := range t.Clients() {
 			if !pool[client] {
-				strangers += n
+				others += n
 			}
 		}
-		s.judge(strangers == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
-			len(t.Clients()), strangers)
+		s.judge(others == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
+			len(t.Clients()), others)
 	}
 	// A small set of clients, again and again: each keeps its server.
 	load := host.Load{

@@ -29,7 +29,7 @@ const (
 	errorBack  // about the last packet that went on
 	errorForth // about the last answer that went on
 	fragments
-	stranger // to an endpoint that was seen outside
+	unsolicited // from another remote endpoint to one that was seen outside
 	hairpin
 	stray
 	hostile
@@ -40,7 +40,7 @@ const (
 )
 
 // weights of the kinds.
-var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, stranger: 4,
+var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, unsolicited: 4,
 	hairpin: 3, stray: 2, hostile: 8, reusing: 1, changing: 1, waiting: 2}
 
 func randomEvent(r *rand.Rand) event {
@@ -108,8 +108,8 @@ func (w *world) arrivals(e event) []arrival {
 		return w.icmpError(r, c, 1)
 	case fragments:
 		return w.fragmented(r, c)
-	case stranger:
-		return w.stranger(r, c)
+	case unsolicited:
+		return w.unsolicited(r, c)
 	case hairpin:
 		return w.hairpin(r, c)
 	case reusing:

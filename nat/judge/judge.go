@@ -139,7 +139,7 @@ func randomEvents(seed uint64, n int) []event {
 
 // trace is what happened in a run.
 type trace struct {
-	strangers    []string // neighbours that the host does not know
+	unresolved   []string // neighbours that the host does not know
 	reloads      []reload // other configurations that may come
 	steps        []step
 	packets      int
@@ -162,7 +162,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 	if err != nil {
 		return nil, err
 	}
-	host, strangers := sc.hostOf(seed)
+	host, unresolved := sc.hostOf(seed)
 	model, err := nat.New(c, host, seed)
 	if err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
 	w, f := &world{scenario: sc, host: host}, newFollower(model)
-	t := &trace{strangers: strangers}
+	t := &trace{unresolved: unresolved}
 	if o.Reloads {
 		if t.reloads, err = sc.reloads(o.Seed); err != nil {
 			return nil, err
@@ -220,10 +220,10 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 // change, or puts another configuration in force.
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
-	if len(t.reloads) > 0 && (len(w.scenario.Wishes)+len(w.scenario.Changing) == 0 || r.IntN(3) == 0) {
+	if len(t.reloads) > 0 && (len(w.scenario.MapRequests)+len(w.scenario.Changing) == 0 || r.IntN(3) == 0) {
 		return t.reload(s, model, w, r)
 	}
-	if len(w.scenario.Wishes) > 0 {
+	if len(w.scenario.MapRequests) > 0 {
 		return t.mapping(s, model, w, r, seed)
 	}
 	if len(w.scenario.Changing) == 0 {

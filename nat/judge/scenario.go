@@ -34,8 +34,8 @@ type Scenario struct {
 	// for Dests.
 	Opens []Opening
 	// Changing lists backends, SERVICE/BACKEND, whose state changes now and then.
-	Changing []string
-	Wishes   []Wishes
+	Changing    []string
+	MapRequests []MapRequests
 	// HostLines change the standard host, as the section "host" of a packet case does.
 	HostLines []string
 }
@@ -175,7 +175,7 @@ func Scenarios() []Scenario {
 			{"wan0", far4, Addresses("203.0.113.%d", 201, 203), []uint16{2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}, []Kind{TCP, UDP, Ping}},
 			{"lan0", inside4, append(far4, Addresses("203.0.113.%d", 201, 203)...), []uint16{53, 2000, 2001, 2002, 2003}, all},
 			{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), netip.MustParseAddr("64:ff9b::203.0.113.203")), []uint16{53, 2000, 2001, 2002}, all}},
-			Wishes: []Wishes{{"office", inside4[:4], Addresses("203.0.113.%d", 201, 202), flow.Ports{First: 2000, Last: 2007}},
+			MapRequests: []MapRequests{{"office", inside4[:4], Addresses("203.0.113.%d", 201, 202), flow.Ports{First: 2000, Last: 2007}},
 				{"v6only", inside6, one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}},
 				{"strict", inside4[4:], one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}}}},
 		{Name: "interfaces-differ", YAML: differentInterfaces, Opens: []Opening{

@@ -23,7 +23,7 @@ func (t *trace) text(sc Scenario) string {
 		}
 	}
 	host := slices.Clone(sc.HostLines)
-	for _, a := range t.strangers {
+	for _, a := range t.unresolved {
 		host = append(host, "forget "+a)
 	}
 	if len(host) > 0 {

@@ -140,8 +140,8 @@ func fragmentary(frame []byte) bool {
 	return is || ip != nil && (ip.MF || ip.Offset > 0)
 }
 
-// stranger sends from another remote endpoint to where the opener was seen.
-func (w *world) stranger(r *rand.Rand, c *conversation) []arrival {
+// unsolicited sends from another remote endpoint to where the opener was seen.
+func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
 	out := w.answer(r, c)
 	p := withoutLink(packet.Parse(out[0].Frame))
 	for _, l := range p {

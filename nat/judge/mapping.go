@@ -14,22 +14,23 @@ import (
 	"github.com/sluice-lb/sluice/nat/golden"
 )
 
-// Wishes are mappings that inside hosts ask a rule for, now and then (RFC 6887).
-type Wishes struct {
+// MapRequests are mappings that inside hosts ask a rule for, now and then (RFC 6887).
+type MapRequests struct {
 	Rule    string
 	Inside  []netip.Addr
 	Outside []netip.Addr
 	Ports   flow.Ports // of the outside endpoint
 }
 
-func (w *world) wish(r *rand.Rand) (m datapath.Mapping, again bool) {
+// mapRequest asks for a mapping, or tells one that is there, which ends then.
+func (w *world) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
 	if n := len(w.mapped); n > 0 && r.IntN(3) == 0 {
 		return w.mapped[r.IntN(n)], true
 	}
-	wish := pick(r, w.scenario.Wishes)
-	m = datapath.Mapping{Rule: wish.Rule, Protocol: pick(r, []flow.Protocol{flow.TCP, flow.UDP}),
-		Inside:  netip.AddrPortFrom(pick(r, wish.Inside), uint16(4000+r.IntN(20))),
-		Outside: netip.AddrPortFrom(pick(r, wish.Outside), wish.Ports.First+uint16(r.IntN(wish.Ports.Len())))}
+	ask := pick(r, w.scenario.MapRequests)
+	m = datapath.Mapping{Rule: ask.Rule, Protocol: pick(r, []flow.Protocol{flow.TCP, flow.UDP}),
+		Inside:  netip.AddrPortFrom(pick(r, ask.Inside), uint16(4000+r.IntN(20))),
+		Outside: netip.AddrPortFrom(pick(r, ask.Outside), ask.Ports.First+uint16(r.IntN(ask.Ports.Len())))}
 	for _, old := range w.mapped {
 		if old.Rule == m.Rule && old.Protocol == m.Protocol && old.Inside == m.Inside {
 			return old, true
@@ -40,7 +41,7 @@ func (w *world) wish(r *rand.Rand) (m datapath.Mapping, again bool) {
 
 // mapping makes a mapping, or ends one.
 func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
-	m, again := w.wish(r)
+	m, again := w.mapRequest(r)
 	if !again && !model.MayAsk(m) {
 		return nil
 	}
