@@ -7,4 +7,7 @@
 //
 // The rules by which nftlb changes the states of farms and backends are a part of its API: clients
 // read the states. They were learned from its documentation and its answers; [Store] follows them.
+//
+// It has more than 3,000 lines, a file for each kind of object: they refer to each other, and a request
+// may hold all of them at once.
 package nftlb
