@@ -32,7 +32,7 @@ func (e Edit) String() string {
 // order is the last step of the path that stands for the order of a list.
 const order = "@order"
 
-// Diff returns the edits that make b of a, both with their defaults. [Merge] of a with them is b.
+// Diff returns the edits that make b of a, both valid and with their defaults. [Merge] of a with them is b.
 func Diff(a, b *Config) []Edit {
 	var d differ
 	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
@@ -42,17 +42,10 @@ func Diff(a, b *Config) []Edit {
 // DiffAgain is Diff(a, b) for who knows the edits that make an older configuration of a: services that
 // are the same there are not compared.
 func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
-	d := differ{of: map[string][]Edit{}, same: map[string]bool{}}
+	d := differ{of: map[string][]Edit{}, older: older.Services}
 	for _, e := range edits {
 		if steps := Split(e.Path); len(steps) > 1 && steps[0] == "services" {
 			d.of[steps[1]] = append(d.of[steps[1]], e)
-		}
-	}
-	if len(b.Services) == len(older.Services) {
-		for i := range b.Services {
-			if b.Services[i].Is(&older.Services[i]) {
-				d.same[b.Services[i].Name] = true
-			}
 		}
 	}
 	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
@@ -62,9 +55,40 @@ func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
 // differ collects edits.
 type differ struct {
 	edits []Edit
-	// of are those of services that are known, same the services of which they are all.
-	of   map[string][]Edit
-	same map[string]bool
+	// of are those that are known of older services, by name.
+	of    map[string][]Edit
+	older []Service
+}
+
+// known adds the edits of a service that is the same as the older one at its place, and reports whether
+// it is.
+func (d *differ) known(s *Service, at int) bool {
+	if at >= len(d.older) || !s.Is(&d.older[at]) {
+		return false
+	}
+	if len(d.of) > 0 {
+		d.edits = append(d.edits, d.of[s.Name]...)
+	}
+	return true
+}
+
+// services compares two lists of services with the same names at the same places; others it leaves, and
+// says so. Of thousands one may differ.
+func (d *differ) services(path []string, a, b []Service) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Name != b[i].Name {
+			return false
+		}
+	}
+	for i := range a {
+		if x, y := &a[i], &b[i]; !d.known(y, i) && !x.Is(y) {
+			d.values(append(path[:len(path):len(path)], y.Name), reflect.ValueOf(x).Elem(), reflect.ValueOf(y).Elem())
+		}
+	}
+	return true
 }
 
 func (d *differ) add(path []string, before, after string) {
@@ -74,6 +98,9 @@ func (d *differ) add(path []string, before, after string) {
 // values compares two values of the same type.
 func (d *differ) values(path []string, a, b reflect.Value) {
 	t := a.Type()
+	if len(path) == 1 && path[0] == "services" && d.services(path, a.Interface().([]Service), b.Interface().([]Service)) {
+		return
+	}
 	if was, is := namesOf(a), namesOf(b); was != nil && is != nil {
 		d.objects(path, a, b, was, is)
 		return
@@ -121,8 +148,7 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 // objects compares two lists whose elements have names.
 func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 	element := func(name string, i, j int) {
-		if len(path) == 1 && path[0] == "services" && d.same[name] {
-			d.edits = append(d.edits, d.of[name]...)
+		if len(path) == 1 && path[0] == "services" && d.known(b.Index(j).Addr().Interface().(*Service), j) {
 			return
 		}
 		if !identical(a.Index(i), b.Index(j)) {
