@@ -48,7 +48,8 @@ var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config 
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
 	nothing := &config.Config{}
 	nothing.SetDefaults()
-	return &Control{engine: e, store: s, path: path, log: log, file: nothing, drains: drains{begun: make(chan struct{}, 1)}}
+	return &Control{engine: e, store: s, path: path, log: log, file: nothing,
+		waiting: queue{turn: make(chan struct{}, 1)}, drains: drains{begun: make(chan struct{}, 1)}}
 }
 
 // Author says who makes a change, and how it is called in the history.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/store"
@@ -25,20 +26,24 @@ type request struct {
 	// change a draft in place.
 	change func(now store.Content) (store.Content, error)
 
-	done    bool // what follows holds
+	done    chan struct{} // closed when what follows holds, and was told of
 	applied engine.Applied
 	err     error
 }
 
-func (r *request) end(applied engine.Applied, err error) {
-	r.done, r.applied, r.err = true, applied, err
-}
+func (r *request) end(applied engine.Applied, err error) { r.applied, r.err = applied, err }
 
 // queue holds the changes that wait.
 type queue struct {
+	turn chan struct{} // whoever has put one element there makes changes
 	mu   sync.Mutex
 	list []*request
+	many bool // the last changes were more than one; belongs to whoever has the turn
 }
+
+// Where many clients make one change after the other, those that have their answer send the next one
+// within this time. To wait for them makes one apply of what would be two.
+const gather = time.Millisecond
 
 func (q *queue) add(r *request) {
 	q.mu.Lock()
@@ -56,19 +61,37 @@ func (q *queue) take() []*request {
 }
 
 // together makes a change, with all others that wait then, and returns when it is in force, or is
-// refused.
+// refused. Nobody whose change is made waits for those that come after it.
 func (c *Control) together(r *request) (engine.Applied, error) {
+	r.done = make(chan struct{})
 	c.waiting.add(r)
+	select {
+	case <-r.done:
+	case c.waiting.turn <- struct{}{}:
+		c.makeWaiting()
+	}
+	<-r.done
+	return r.applied, r.err
+}
+
+// makeWaiting makes the changes that wait; the caller has the turn, and gives it back.
+func (c *Control) makeWaiting() {
+	defer func() { <-c.waiting.turn }()
+	if c.waiting.many {
+		time.Sleep(gather)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !r.done { // else somebody who waited too has made it
-		list := c.waiting.take()
-		c.make(list)
-		for _, of := range list {
-			c.tell(of.by, of.err)
-		}
+	list := c.waiting.take()
+	if len(list) == 0 {
+		return // whoever had the turn before has made them
 	}
-	return r.applied, r.err
+	c.waiting.many = len(list) > 1
+	c.make(list)
+	for _, r := range list {
+		c.tell(r.by, r.err)
+		close(r.done)
+	}
 }
 
 // make makes changes one after the other, and puts the result in force. Each is refused for itself.

@@ -158,3 +158,50 @@ func TestOneOfSeveralIsRefused(t *testing.T) {
 		t.Errorf("a backend that is not there: %v", err)
 	}
 }
+
+// TestAnswersDoNotWaitForWhatFollows: while the next changes are being made, those before have their answers,
+// which say what was in force then.
+func TestAnswersDoNotWaitForWhatFollows(t *testing.T) {
+	g, path := beginGated(t, 4)
+	applied := make([]engine.Applied, 4)
+	answered := make([]chan struct{}, 4)
+	change := func(i int) {
+		answered[i] = make(chan struct{})
+		go func() {
+			defer close(answered[i])
+			applied[i], _ = g.Change(t.Context(), me, func(c *config.Config) (*config.Config, error) {
+				return c.Put(fmt.Sprintf("services/s%d/backends/a/weight", i), fmt.Append(nil, 20+i))
+			})
+		}()
+	}
+	waiting := func(want int) {
+		for waits := -1; waits != want; {
+			g.waiting.mu.Lock()
+			waits = len(g.waiting.list)
+			g.waiting.mu.Unlock()
+		}
+	}
+	change(0)
+	<-path.reached
+	change(1)
+	change(2)
+	waiting(2)
+	path.open <- struct{}{} // for the first
+	<-path.reached          // two are being made
+	change(3)
+	waiting(1)
+	path.open <- struct{}{}
+	<-path.reached // the last one is being made
+	for i := range 3 {
+		<-answered[i]
+		v := applied[i].ViewOf(map[string]bool{"s1": true})
+		if len(v.Services) != 1 || v.Services[0].Place.Datapaths[0] != path.Name() {
+			t.Errorf("change %d: the service is at %+v", i, v.Services)
+		}
+		if has := v.Config.Services[0].Backends[0].Weight == 21; has != (i > 0) || applied[i].Given.Services[3].Backends[0].Weight != 1 {
+			t.Errorf("change %d tells of %+v", i, v.Config.Services[0].Backends)
+		}
+	}
+	close(path.open)
+	<-answered[3]
+}

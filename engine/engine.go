@@ -83,6 +83,12 @@ type Applied struct {
 	At       time.Time
 	Changes  []*datapath.Change
 	Err      error
+	// Given is the configuration that is in force since then, as it was given to Apply; nil after an error.
+	Given *config.Config
+
+	config   *config.Config // with what was found
+	plan     placement
+	warnings []string
 }
 
 // New returns an engine with nothing in force.
@@ -178,14 +184,23 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	applied, err := apply()
 	if err != nil {
 		e.override = before
+		return applied, err
 	}
-	return applied, err
+	return e.view(applied), nil
+}
+
+// view notes in the outcome of an Apply what is in force, and the last warnings.
+func (e *Engine) view(a Applied) Applied {
+	if a.Given, a.config, a.plan = e.given, e.config, e.plan; a.warnings == nil {
+		a.warnings = e.warned
+	}
+	return a
 }
 
 // applyStates has the datapaths follow the operator's states.
 func (e *Engine) applyStates(ctx context.Context) (Applied, error) {
 	if !e.stale() {
-		return Applied{Revision: e.lastApply.Revision, At: e.lastApply.At}, nil
+		return Applied{Revision: e.lastApply.Revision, At: e.lastApply.At, warnings: e.warnings()}, nil
 	}
 	return e.commit(ctx, e.config, e.plan)
 }
@@ -195,10 +210,11 @@ func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(
 		return Applied{}, ErrChanged
 	}
 	applied, err := e.apply(ctx, cfg)
-	if e.refused = err; err == nil {
-		e.report(applied)
+	if e.refused = err; err != nil {
+		return applied, err
 	}
-	return applied, err
+	e.report(applied)
+	return e.view(applied), nil
 }
 
 func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, error) {

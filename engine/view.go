@@ -76,20 +76,19 @@ func (e *Engine) View() View {
 	return v
 }
 
-// ViewOf is the part of View about some services, with the places of the firewall rules: of thousands
-// of services that did not change nobody asks after a change.
-func (e *Engine) ViewOf(services map[string]bool) View {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	v := View{Applied: e.lastApply, Warnings: e.warnings()}
-	if e.config == nil {
+// ViewOf is the part of View, as it was when this was applied, about some services, with the places of the
+// firewall rules: of thousands of services that did not change nobody asks after a change. It does not
+// wait for an apply that follows.
+func (a *Applied) ViewOf(services map[string]bool) View {
+	v := View{Applied: *a, Warnings: slices.Clone(a.warnings)}
+	if a.config == nil {
 		return v
 	}
-	v.Config, v.Rules = &config.Config{Firewall: e.config.Firewall}, e.plan.rules
-	for i := range e.config.Services {
-		if s := &e.config.Services[i]; services[s.Name] {
+	v.Config, v.Rules = &config.Config{Firewall: a.config.Firewall}, a.plan.rules
+	for i := range a.config.Services {
+		if s := &a.config.Services[i]; services[s.Name] {
 			v.Config.Services = append(v.Config.Services, *s)
-			v.Services = append(v.Services, ServiceView{Service: datapath.Service{Service: s}, Place: e.plan.services[i]})
+			v.Services = append(v.Services, ServiceView{Service: datapath.Service{Service: s}, Place: a.plan.services[i]})
 		}
 	}
 	return v

@@ -274,7 +274,7 @@ func (s *server) change(ctx context.Context, in *objectInput, verb string, make 
 		path = at()
 	}
 	out := &changed{Status: http.StatusOK, Body: s.outcomeOf(applied, path)}
-	if _, yaml, err := s.opt.Engine.Config().Object(path); err == nil {
+	if _, yaml, err := applied.Given.Object(path); err == nil {
 		out.ETag = etagOf(yaml)
 	}
 	return out, nil
@@ -305,6 +305,9 @@ type batchInput struct {
 // batch makes several changes at once.
 func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome], error) {
 	all := func(c *config.Config) (*config.Config, error) {
+		if len(in.Body) == 1 && !strings.HasSuffix(in.Body[0].Op, "-elements") { // which may be two edits
+			return applyChange(c, in.Body[0])
+		}
 		draft := c.Draft()
 		for i, change := range in.Body {
 			if _, err := applyChange(draft, change); err != nil && len(in.Body) == 1 {

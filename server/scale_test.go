@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-lb/sluice/api"
@@ -103,10 +105,9 @@ func BenchmarkChange(b *testing.B) {
 			l := labtest.New(b, lab.Balancer())
 			c := daemonOf(b, l.Node("gateway"), force, services)
 			patch := func(n int, key string, value any) {
-				b.Helper()
 				path := fmt.Sprintf("services/s%d/backends/b%d", n%services, n%3)
 				if _, err := c.Change(b.Context(), []api.ObjectChange{{Op: "patch", Path: path, Value: map[string]any{key: value}}}, false); err != nil {
-					b.Fatal(err)
+					b.Error(err)
 				}
 			}
 			b.Run("list", func(b *testing.B) {
@@ -122,6 +123,18 @@ func BenchmarkChange(b *testing.B) {
 					n += 7
 					patch(n, "weight", 2+n%5)
 				}
+			})
+			b.Run("weights-of-25-clients", func(b *testing.B) { // the time of one change is that of all, divided by their number
+				var at atomic.Int64
+				var clients sync.WaitGroup
+				for range 25 {
+					clients.Go(func() {
+						for n := at.Add(1); n <= int64(b.N); n = at.Add(1) {
+							patch(int(7*n), "weight", 2+int(n%200))
+						}
+					})
+				}
+				clients.Wait()
 			})
 			b.Run("address", func(b *testing.B) {
 				for b.Loop() {

@@ -244,7 +244,7 @@ func (s *server) outcomeOf(a engine.Applied, paths ...string) api.Outcome {
 		}
 		services[steps[1]] = true
 	}
-	v := s.opt.Engine.ViewOf(services)
+	v := a.ViewOf(services)
 	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
 }
 
