@@ -39,7 +39,7 @@ func (d *Datapath) retire(delta *ruleset.Delta) retired {
 	d.retireChains(delta, ended)
 	ending := make(map[ruleset.ID]map[ruleset.Element]meter)
 	for _, e := range delta.DelElements {
-		s := d.compiled.Services[strings.TrimPrefix(e.Owner, "service ")]
+		s := d.compiled.Service(strings.TrimPrefix(e.Owner, "service "))
 		if set := delta.Sets[e.Of.Set]; s == nil || set == nil || !set.Counter {
 			continue
 		}
@@ -114,7 +114,7 @@ func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
 	if !isService {
 		return meter{owner, ""}, strings.HasPrefix(owner, "nat ") && !compile.DropsWithoutAddress(c.Name)
 	}
-	s := d.compiled.Services[name]
+	s := d.compiled.Service(name)
 	if s == nil {
 		return meter{}, false
 	}
@@ -184,8 +184,8 @@ func (d *Datapath) slotCounts(counts retired) error {
 		total += s.SlotCount
 	}
 	slots := make(map[ruleset.Element]meter, total)
-	for name, s := range d.compiled.Services {
-		owner := "service " + name
+	for _, s := range d.compiled.Services {
+		owner := "service " + s.Name
 		for _, e := range s.Fragment.Elements {
 			if s.InSlots(e) {
 				slots[e] = meter{owner, s.SlotOwner(e)}

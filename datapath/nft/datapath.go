@@ -216,12 +216,12 @@ func (d *Datapath) Touched() (bool, error) {
 
 // slotsMoved compares who owns the scheduler's slots.
 func slotsMoved(before, after *compile.Result) (moved, total int) {
-	for name, s := range after.Services {
+	for i, s := range after.Services {
 		total += s.SlotCount
-		if before == nil {
+		if before == nil || i < len(before.Services) && before.Services[i] == s {
 			continue
 		}
-		was := before.Services[name]
+		was := before.Service(s.Name)
 		if was == nil || was == s {
 			continue
 		}

@@ -262,7 +262,6 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 				c.sameLinks(b, table)
 			case d.name == mapTurned:
 				r.InSet(setSameNet, rs.Source(table), rs.Dest(table)).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
-				c.sameNetworks(b, table)
 			case d.name == mapClamp:
 				const syn, rst = 0x02, 0x04
 				r.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").InSet(name, d.by(table)...).ClampMSS()
@@ -309,15 +308,12 @@ func (c *compiler) sameLinks(b *base, table rs.Family) {
 	}
 }
 
-// sameNetworks makes the set of the networks that backends are on, each paired with itself: a
+// sameNetworks writes the set of the networks that backends are on, each paired with itself: a
 // client there would be answered directly, under the backend's address. A backend beyond
 // a router has itself as its only such client.
-func (c *compiler) sameNetworks(b *base, table rs.Family) {
+func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 	id := rs.ID{Table: table, Name: setSameNet}
-	if b.used[id] {
-		return
-	}
-	b.used[id] = true
+	s.use(id)
 	var networks []netip.Prefix
 	for i := range c.snapshot.Services {
 		if svc := &c.snapshot.Services[i]; datapath.Turns(svc.Service) {
@@ -331,7 +327,7 @@ func (c *compiler) sameNetworks(b *base, table rs.Family) {
 	}
 	for _, p := range apart(networks) {
 		first, last := rs.Addr(p.Addr()), rs.Addr(rs.LastAddr(p))
-		b.extra = append(b.extra, rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
+		s.element(rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
 	}
 }
 

@@ -69,11 +69,21 @@ type RouteSource struct {
 // services that did not change are taken over as they are.
 type Result struct {
 	Ruleset *rs.Ruleset
-	// Services by name.
-	Services map[string]*Service
+	// Services in the order of the snapshot.
+	Services []*Service
+	at       map[string]int // where Services has each name
 	base     *base
 	peers    *peers
-	ids      map[string]uint32
+	ids      *numbers
+	from     source
+}
+
+// Service returns the compiled service of a name, nil for none.
+func (r *Result) Service(name string) *Service {
+	if i, ok := r.at[name]; ok {
+		return r.Services[i]
+	}
+	return nil
 }
 
 // Service is a compiled service.
@@ -96,34 +106,40 @@ type Service struct {
 	members []rs.Element
 }
 
+// isOf reports whether it is what a service is compiled to.
+func (s *Service) isOf(svc *datapath.Service) bool {
+	return !s.routed && slices.Equal(s.state, svc.State) && slices.Equal(s.weight, svc.Weights) && s.source.Equal(svc.Service)
+}
+
 // Compile returns the ruleset for a snapshot. The previous result may be nil;
 // it saves work and does not change the outcome.
 func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
+	given := s
 	if env.Address != nil {
 		s = datapath.Resolve(s, env.Address)
 	}
-	c := &compiler{snapshot: s, env: env, sets: s.Config.Firewall.Sets}
-	r := &Result{Services: make(map[string]*Service, len(s.Services))}
-	ids := previous.numbers(s.Services)
-	fragments := make([]*rs.Fragment, 3, 3+len(s.Services)+len(s.NAT))
+	c := &compiler{snapshot: s, followed: s != given, env: env, sets: s.Config.Firewall.Sets}
+	if r, err := c.amend(previous); r != nil || err != nil {
+		return r, err
+	}
+	r := &Result{Services: make([]*Service, len(s.Services)), at: make(map[string]int, len(s.Services)), from: c.source()}
+	ids := numbersAfter(previous, s.Services)
+	fragments := make([]*rs.Fragment, firstService, firstService+len(s.Services)+len(s.NAT))
 	b := newBase()
 	setsChanged := previous == nil || !sameSets(previous.base.lists, c.sets)
 	for i := range s.Services {
 		svc := s.Services[i]
 		var compiled *Service
 		if previous != nil {
-			compiled = previous.Services[svc.Name]
+			compiled = previous.Service(svc.Name)
 		}
-		reuse := compiled != nil && !compiled.routed && compiled.id == ids[svc.Name] &&
-			slices.Equal(compiled.state, svc.State) && slices.Equal(compiled.weight, svc.Weights) && (!setsChanged || len(svc.Allow)+len(svc.Deny) == 0) &&
-			compiled.source.Equal(svc.Service)
-		if !reuse {
+		if compiled == nil || compiled.id != ids.of[svc.Name] || setsChanged && len(svc.Allow)+len(svc.Deny) > 0 || !compiled.isOf(&s.Services[i]) {
 			var err error
-			if compiled, err = c.service(svc, ids[svc.Name]); err != nil {
+			if compiled, err = c.service(svc, ids.of[svc.Name]); err != nil {
 				return nil, fmt.Errorf("service %s: %w", svc.Name, err)
 			}
 		}
-		r.Services[svc.Name] = compiled
+		r.Services[i], r.at[svc.Name] = compiled, i
 		fragments = append(fragments, compiled.Fragment)
 		if err := b.add(compiled); err != nil {
 			return nil, err
@@ -146,7 +162,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	}
 	c.flowtable(b)
 	c.timeouts(b)
-	p := c.peers(previous)
+	p := c.peers(previous, b)
 	fragments[0], fragments[1], fragments[2] = c.shared(b, p), p.fragment, p.servers
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]
@@ -158,6 +174,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 
 type compiler struct {
 	snapshot *datapath.Snapshot
+	followed bool // listeners of the snapshot got the addresses of their interfaces
 	env      Env
 	sets     map[string][]netip.Prefix
 }
@@ -186,44 +203,69 @@ func sameFragment(a, b *rs.Fragment) bool {
 		})
 }
 
-// numbers returns the numbers of services: those of the previous result when it
-// had the same services, with as many slots.
-func (r *Result) numbers(services []datapath.Service) map[string]uint32 {
-	if r == nil || len(r.ids) != len(services) {
-		return serviceIDs(services)
-	}
-	for _, s := range services {
-		if was := r.Services[s.Name]; was == nil || !was.source.Is(s.Service) && capacity(&was.source) != capacity(s.Service) {
-			return serviceIDs(services)
-		}
-	}
-	return r.ids
+// numbers are those of services.
+type numbers struct {
+	of    map[string]uint32
+	order []claim // by first number
 }
 
-// serviceIDs gives every service the number of its first slot: a hash of its
+// claim is what a service would have if it were alone.
+type claim struct {
+	name  string
+	first uint32
+}
+
+func (c claim) compare(o claim) int {
+	return cmp.Or(cmp.Compare(c.first, o.first), cmp.Compare(c.name, o.name))
+}
+
+// numbersAfter returns the numbers of services: those of the previous result when it had the same
+// services, and slots for all of them.
+func numbersAfter(previous *Result, services []datapath.Service) *numbers {
+	if previous == nil || len(previous.ids.of) != len(services) {
+		return newNumbers(services)
+	}
+	for _, s := range services {
+		if was := previous.Service(s.Name); was == nil || !was.source.Is(s.Service) && !previous.ids.stay(&was.source, s.Service) {
+			return newNumbers(services)
+		}
+	}
+	return previous.ids
+}
+
+// newNumbers gives every service the number of its first slot: a hash of its
 // name, so that it stays when others come and go. Where the slots of two
 // services would overlap, those of the later one by hash and name move up.
-func serviceIDs(services []datapath.Service) map[string]uint32 {
-	type claim struct {
-		name  string
-		first uint32
-		count int
-	}
-	claims := make([]claim, len(services))
+func newNumbers(services []datapath.Service) *numbers {
+	n := &numbers{make(map[string]uint32, len(services)), make([]claim, len(services))}
+	counts := make(map[string]int, len(services))
 	for i, s := range services {
 		// Half of the numbers are left free so that nothing moves up past the end.
-		claims[i] = claim{s.Name, number(s.Name)>>1 + 1, capacity(s.Service)}
+		n.order[i] = claim{s.Name, number(s.Name)>>1 + 1}
+		counts[s.Name] = capacity(s.Service)
 	}
-	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.name, b.name))
-	})
-	ids := make(map[string]uint32, len(services))
+	slices.SortFunc(n.order, claim.compare)
 	free := uint32(0)
-	for _, c := range claims {
+	for _, c := range n.order {
 		first := max(c.first, free)
-		ids[c.name], free = first, first+uint32(c.count)
+		n.of[c.name], free = first, first+uint32(counts[c.name])
 	}
-	return ids
+	return n
+}
+
+// stay reports whether all services keep their numbers when one of them changes: it has as many slots, or
+// they end before those of the next service, which did not have to move up and has not to now.
+func (n *numbers) stay(was, is *config.Service) bool {
+	count := capacity(is)
+	if capacity(was) == count {
+		return true
+	}
+	i, _ := slices.BinarySearchFunc(n.order, claim{is.Name, number(is.Name)>>1 + 1}, claim.compare)
+	if i+1 >= len(n.order) {
+		return true
+	}
+	next := n.order[i+1]
+	return n.of[next.name] == next.first && n.of[is.Name]+uint32(count) <= next.first
 }
 
 // number hashes a name to 32 bits.

@@ -5,9 +5,13 @@ package compile
 import (
 	"errors"
 	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,7 +205,7 @@ func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
 		name := "service-" + string(rune('a'+i%26)) + netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String()
 		services[i] = datapath.Service{Service: &config.Service{Name: name, Scheduler: config.SchedulerMaglev, Backends: make([]config.Backend, 2)}}
 	}
-	ids := serviceIDs(services)
+	ids := newNumbers(services).of
 	owner := make(map[uint32]string)
 	for name, first := range ids {
 		for _, at := range []uint32{first, first + 1020} {
@@ -211,7 +215,7 @@ func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
 			owner[at] = name
 		}
 	}
-	fewer := serviceIDs(services[:19000])
+	fewer := newNumbers(services[:19000]).of
 	moved := 0
 	for name, id := range fewer {
 		if ids[name] != id {
@@ -220,6 +224,48 @@ func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
 	}
 	if moved > 400 {
 		t.Errorf("%d of 19000 services moved when 1000 left", moved)
+	}
+}
+
+// TestNumbersThatStay changes how many slots single services have. Where numbers are said to stay, they do.
+func TestNumbersThatStay(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	sized := func() []config.Backend {
+		backends := make([]config.Backend, 1+r.IntN(200))
+		for i := range backends {
+			backends[i].Weight = 256
+		}
+		return backends
+	}
+	services := make([]datapath.Service, 2000)
+	for i := range services {
+		services[i].Service = &config.Service{Name: fmt.Sprintf("service-%d", i), Scheduler: config.SchedulerWRR, Backends: sized()}
+	}
+	numbers := newNumbers(services)
+	stay, moved := 0, 0
+	for range 200 {
+		at := r.IntN(len(services))
+		if i := 1 + slices.IndexFunc(numbers.order[1:], func(c claim) bool { return numbers.of[c.name] != c.first }); i > 0 && r.IntN(2) == 0 {
+			before := numbers.order[i-1].name // the next one had to move up
+			at = slices.IndexFunc(services, func(s datapath.Service) bool { return s.Name == before })
+		}
+		was := services[at].Service
+		is := *was
+		is.Backends = sized()
+		services[at].Service = &is
+		next := newNumbers(services)
+		switch same := maps.Equal(numbers.of, next.of); {
+		case numbers.stay(was, &is) && !same:
+			t.Fatalf("%s from %d to %d slots: numbers are said to stay, and do not", is.Name, capacity(was), capacity(&is))
+		case same:
+			stay++
+		default:
+			moved++
+		}
+		numbers = next
+	}
+	if stay < 20 || moved < 2 {
+		t.Errorf("numbers stayed %d times, and moved %d times", stay, moved)
 	}
 }
 
@@ -284,7 +330,7 @@ func TestWeightsOfBackendsThatCome(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slots := again.Services["one"].Slots[rs.IP]
+		slots := again.Service("one").Slots[rs.IP]
 		b := 0
 		for _, key := range slots {
 			if strings.HasPrefix(key, "10.0.2.3") {
@@ -298,12 +344,12 @@ func TestWeightsOfBackendsThatCome(t *testing.T) {
 		if b != want || len(slots) != of {
 			t.Errorf("weights %v: %d of %d slots", weights, b, len(slots))
 		}
-		for name, id := range full.ids {
-			if again.ids[name] != id {
-				t.Errorf("weights %v: %s has number %d, had %d", weights, name, again.ids[name], id)
+		for name, id := range full.ids.of {
+			if again.ids.of[name] != id {
+				t.Errorf("weights %v: %s has number %d, had %d", weights, name, again.ids.of[name], id)
 			}
 		}
-		if again.Services["two"] != full.Services["two"] {
+		if again.Service("two") != full.Service("two") {
 			t.Errorf("weights %v: the other service is compiled again", weights)
 		}
 		full = again

@@ -29,12 +29,10 @@ const (
 // networks, not from the states of backends, so that they are taken over while these change.
 type peers struct {
 	fragment *rs.Fragment // of what is listened on
-	servers  *rs.Fragment
+	servers  *rs.Fragment // and of their networks
 	used     map[rs.ID]bool
-	// What it was compiled from.
-	config   *config.Config // whose other services may have the same addresses
-	services []*config.Service
-	nat      []*config.NATRule
+	// What it was compiled from. Other services of the configuration may have the same addresses.
+	snapshot *datapath.Snapshot
 	networks []netip.Prefix
 }
 
@@ -46,39 +44,50 @@ type peer struct {
 	iface    string
 }
 
-// peers compiles the fragment, or takes over that of the previous result.
-func (c *compiler) peers(previous *Result) *peers {
-	p := &peers{used: map[rs.ID]bool{}, config: c.snapshot.Config, nat: c.snapshot.NAT, networks: c.env.Networks}
-	for _, s := range c.snapshot.Services {
-		p.services = append(p.services, s.Service)
-	}
+// peers compiles the fragments, or takes over those of the previous result.
+func (c *compiler) peers(previous *Result, b *base) *peers {
+	p := &peers{snapshot: c.snapshot, networks: c.env.Networks}
 	var old *peers
 	if previous != nil && p.sameHost(previous.peers) {
 		old = previous.peers
 	}
-	listened := func(s *Service) {
-		all, _ := c.tracked()
-		s.peers(setListeners, all)
-		c.owned(s)
-	}
-	servers := func(s *Service) {
-		_, all := c.tracked()
-		s.peers(setServers, all)
-	}
 	if old != nil && p.sameServices(old, sameListeners) {
 		p.fragment = old.fragment
 	} else {
-		p.fragment = shared(listened)
+		p.fragment = shared(func(s *Service) {
+			all, _ := c.tracked()
+			s.peers(setListeners, all)
+			c.owned(s)
+		})
 	}
 	if old != nil && p.sameServices(old, samePeers) {
 		p.servers = old.servers
 	} else {
-		p.servers = shared(servers)
+		p.servers = c.servers(b)
 	}
+	p.note()
+	return p
+}
+
+// servers compiles the fragment of what answers. The base says whether something asks for its networks.
+func (c *compiler) servers(b *base) *rs.Fragment {
+	return shared(func(s *Service) {
+		_, all := c.tracked()
+		s.peers(setServers, all)
+		for _, table := range []rs.Family{rs.IP, rs.IP6} {
+			if b.used[rs.ID{Table: table, Name: mapTurned}] || b.used[rs.ID{Table: table, Name: mapTurned + ranges}] {
+				c.sameNetworks(s, table)
+			}
+		}
+	})
+}
+
+// note notes which sets there are.
+func (p *peers) note() {
+	p.used = map[rs.ID]bool{}
 	for _, set := range append(slices.Clone(p.fragment.Sets), p.servers.Sets...) {
 		p.used[set.ID] = true
 	}
-	return p
 }
 
 // shared makes a fragment of what is written into shared sets.
@@ -100,17 +109,31 @@ func shared(write func(*Service)) *rs.Fragment {
 
 // sameHost reports whether both are compiled for the same networks and NAT rules.
 func (p *peers) sameHost(o *peers) bool {
-	return slices.Equal(p.networks, o.networks) && (p.config == o.config || reflect.DeepEqual(p.config.NAT, o.config.NAT)) &&
-		slices.EqualFunc(p.nat, o.nat, func(a, b *config.NATRule) bool { return a == b || reflect.DeepEqual(a, b) })
+	return slices.Equal(p.networks, o.networks) && sameRules(p.snapshot.NAT, o.snapshot.NAT) &&
+		(p.snapshot.Config == o.snapshot.Config || reflect.DeepEqual(p.snapshot.Config.NAT, o.snapshot.Config.NAT))
+}
+
+// sameRules reports whether two lists hold the same rules.
+func sameRules[T any](a, b []*T) bool {
+	return slices.EqualFunc(a, b, func(x, y *T) bool { return x == y || reflect.DeepEqual(x, y) })
 }
 
 // sameServices reports whether both are compiled from services that are the same in some respect.
 func (p *peers) sameServices(o *peers, same func(a, b *config.Service) bool) bool {
-	if !slices.EqualFunc(p.services, o.services, same) || len(p.config.Services) != len(o.config.Services) {
+	return slices.EqualFunc(p.snapshot.Services, o.snapshot.Services, func(x, y datapath.Service) bool { return same(x.Service, y.Service) }) &&
+		sameOfAll(p.snapshot.Config, o.snapshot.Config, same)
+}
+
+// sameOfAll reports whether the services of two configurations, on whatever datapath, are the same in some respect.
+func sameOfAll(a, b *config.Config, same func(a, b *config.Service) bool) bool {
+	if a == b {
+		return true
+	}
+	if len(a.Services) != len(b.Services) {
 		return false
 	}
-	for i := range p.config.Services {
-		if p.config != o.config && !same(&p.config.Services[i], &o.config.Services[i]) {
+	for i := range a.Services {
+		if !same(&a.Services[i], &b.Services[i]) {
 			return false
 		}
 	}
@@ -125,7 +148,7 @@ func sameListeners(a, b *config.Service) bool {
 
 // samePeers reports whether they have the same servers, too.
 func samePeers(a, b *config.Service) bool {
-	return sameListeners(a, b) && (a.Is(b) || slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
+	return sameListeners(a, b) && (a.Is(b) || datapath.Turns(a) == datapath.Turns(b) && slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
 		return x.Address == y.Address && x.Port == y.Port
 	}))
 }

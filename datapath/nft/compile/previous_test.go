@@ -29,17 +29,29 @@ func TestPreviousResultChangesNothing(t *testing.T) {
 			Backends: []config.Backend{{Name: "a", Address: address(2), Port: 80, Weight: 1, Priority: 1}, {Name: "b", Address: address(3), Port: 80, Weight: 1, Priority: 1}},
 		})
 	}
+	c.NAT = []config.NATRule{{
+		Name: "forward", Type: config.NATPortForward, Protocol: flow.TCP, To: config.Target{Address: address(3), Port: 80},
+		Listen: &config.Listen{Address: netip.MustParseAddr("192.0.2.5"), Ports: []flow.Ports{{First: 22, Last: 22}}},
+	}}
+	banned := func() map[string][]netip.Prefix {
+		return map[string][]netip.Prefix{"banned": {netip.PrefixFrom(address(9), 32)}}
+	}
+	c.Firewall.Sets, c.Services[11].Deny = banned(), []string{"banned"}
 	c.SetDefaults()
+	held := netip.MustParseAddr("192.0.2.3")
 	env := compile.Env{FIB: true}
+	networks := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24"), netip.MustParsePrefix("10.0.3.0/28")}
+	env.Address = func(_ string, v6 bool) (netip.Addr, bool) { return held, !v6 }
 	var previous *compile.Result
-	for step := range 500 {
+	refused := 0
+	for step := range 700 {
 		next := *c
 		next.Services = slices.Clone(c.Services)
 		s := &next.Services[r.IntN(len(next.Services))]
 		s.Backends = slices.Clone(s.Backends)
-		switch r.IntN(6) {
+		switch r.IntN(13) {
 		case 0:
-			s.Backends[r.IntN(len(s.Backends))].Weight = 1 + r.IntN(5)
+			s.Backends[r.IntN(len(s.Backends))].Weight = 1 + r.IntN(256)
 		case 1:
 			s.Backends[0].Address = address(2)
 		case 2:
@@ -53,28 +65,65 @@ func TestPreviousResultChangesNothing(t *testing.T) {
 		case 4:
 			s.WhenDown = []config.WhenDown{config.WhenDownDrop, config.WhenDownReset, config.WhenDownReject}[r.IntN(3)]
 		case 5:
-			s.Listen = []config.Listen{{Address: s.Listen[0].Address, Ports: []flow.Ports{{First: s.Listen[0].Ports[0].First, Last: s.Listen[0].Ports[0].First + uint16(100*r.IntN(2))}}}}
+			s.Listen = []config.Listen{{Address: s.Listen[0].Address, Interface: s.Listen[0].Interface, Ports: []flow.Ports{{First: s.Listen[0].Ports[0].First, Last: s.Listen[0].Ports[0].First + uint16(100*r.IntN(2))}}}}
 			s.Backends = []config.Backend{{Name: "a", Address: address(2), Weight: 1, Priority: 1}}
+		case 6:
+			s.Mark = uint32(r.IntN(3))
+		case 7:
+			s.Backends[0].Mark = uint32(4 + r.IntN(2))
+		case 8:
+			s.Mode = []config.Mode{config.ModeDNAT, config.ModeFullNAT}[r.IntN(2)]
+			s.Hairpin = []config.Switch{config.SwitchOn, config.SwitchOff}[r.IntN(2)]
+		case 9:
+			s.Listen = slices.Clone(s.Listen)
+			switch l := &s.Listen[0]; {
+			case l.Follows():
+				l.Address, l.Interface = held, ""
+			case l.Address == held:
+				l.Address, l.Interface = netip.Addr{}, "eth0"
+			default:
+				l.Interface = []string{"", "eth0"}[r.IntN(2)]
+			}
+		case 10:
+			s.Limits.Connections = 10 * r.IntN(2)
+		case 11:
+			next.NAT = slices.Clone(c.NAT)
+			next.NAT[0].To.Address = address(3)
+		case 12:
+			next.Firewall.Sets = banned()
 		}
-		c = &next
-		snapshot := &datapath.Snapshot{Config: c}
-		for i := range c.Services {
-			state := make([]datapath.State, len(c.Services[i].Backends))
+		if r.IntN(40) == 0 {
+			env.Networks = networks[:r.IntN(3)]
+		}
+		snapshot := &datapath.Snapshot{Config: &next}
+		for i := range next.NAT {
+			if step%70 > 60 {
+				continue // on another datapath
+			}
+			snapshot.NAT = append(snapshot.NAT, &next.NAT[i])
+		}
+		for i := range next.Services {
+			if i == 0 && step%50 > 40 {
+				continue // it is on another datapath meanwhile
+			}
+			state := make([]datapath.State, len(next.Services[i].Backends))
 			for k := range state {
 				if r.IntN(20) == 0 {
 					state[k] = datapath.State(r.IntN(3))
 				}
 			}
-			snapshot.Services = append(snapshot.Services, datapath.Service{Service: &c.Services[i], State: state})
+			snapshot.Services = append(snapshot.Services, datapath.Service{Service: &next.Services[i], State: state})
 		}
 		got, err := compile.Compile(snapshot, env, previous)
-		if err != nil {
-			t.Fatal(err)
+		want, wantErr := compile.Compile(snapshot, env, nil)
+		if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+			t.Fatalf("step %d: %v, without the result before it %v", step, err, wantErr)
 		}
-		want, err := compile.Compile(snapshot, env, nil)
 		if err != nil {
-			t.Fatal(err)
+			refused++
+			continue
 		}
+		c = &next
 		if d := ruleset.Diff(got.Ruleset, want.Ruleset); !d.Empty() {
 			t.Fatalf("step %d: without the result before it is another one: %+v", step, d)
 		}
@@ -85,5 +134,8 @@ func TestPreviousResultChangesNothing(t *testing.T) {
 			}
 		}
 		previous = got
+	}
+	if refused > 350 {
+		t.Errorf("%d of 700 steps were refused", refused)
 	}
 }

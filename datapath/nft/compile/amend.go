@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// amend compiles a snapshot that differs from that of the previous result in services only, each of which
+// uses of the shared sets and rules what it used before: for a change of backends, what thousands of other
+// services need together is not gathered again. It returns nil where everything has to be compiled.
+func (c *compiler) amend(previous *Result) (*Result, error) {
+	if previous == nil || !c.sameButServices(previous) {
+		return nil, nil
+	}
+	is := c.snapshot.Services
+	r := *previous
+	r.from = c.source()
+	fragments := slices.Clone(previous.Ruleset.Fragments)
+	r.Services, r.Ruleset = slices.Clone(previous.Services), &rs.Ruleset{Fragments: fragments}
+	moved := false // there are other servers
+	for i := range is {
+		old := previous.Services[i]
+		if old.Name != is[i].Name {
+			return nil, nil
+		}
+		if old.isOf(&is[i]) {
+			continue
+		}
+		if !sameListeners(&old.source, is[i].Service) || !previous.ids.stay(&old.source, is[i].Service) {
+			return nil, nil
+		}
+		compiled, err := c.service(is[i], old.id)
+		if err != nil {
+			return nil, fmt.Errorf("service %s: %w", is[i].Name, err)
+		}
+		if !compiled.sharesAs(old) {
+			return nil, nil
+		}
+		moved = moved || !samePeers(&old.source, is[i].Service)
+		r.Services[i], fragments[firstService+i] = compiled, compiled.Fragment
+	}
+	p := *previous.peers
+	p.snapshot = c.snapshot
+	if moved {
+		had := len(p.used)
+		p.servers = c.servers(r.base)
+		p.note()
+		if len(p.used) != had || !slices.EqualFunc(p.servers.Sets, previous.peers.servers.Sets, (*rs.Set).Equal) {
+			return nil, nil // rules look up which sets there are
+		}
+		fragments[2] = p.servers
+	}
+	r.peers = &p
+	return &r, nil
+}
+
+// firstService is the index of the fragment of the first service: shared ones stand before it.
+const firstService = 3
+
+// sharesAs reports whether two services give the shared sets and rules the same.
+func (s *Service) sharesAs(o *Service) bool {
+	return slices.Equal(s.uses, o.uses) && slices.Equal(s.marks, o.marks) && slices.Equal(s.reply, o.reply) && slices.Equal(s.members, o.members)
+}
+
+// source is what a result was compiled from, but for its services.
+type source struct {
+	snapshot *datapath.Snapshot // with addresses for its listeners
+	followed bool               // they were looked up for some
+	config   config.Config      // a copy without services
+	env      Env
+}
+
+func (c *compiler) source() source {
+	s := source{c.snapshot, c.followed, *c.snapshot.Config, c.env}
+	s.config.Services = nil
+	return s
+}
+
+// sameButServices reports whether the previous result was compiled from the same as now, but for services
+// that are carried by this datapath.
+func (c *compiler) sameButServices(previous *Result) bool {
+	was, is := previous.from, c.source()
+	if len(was.snapshot.Services) != len(is.snapshot.Services) || !sameHosts(&was.env, &is.env) ||
+		!sameRules(was.snapshot.NAT, is.snapshot.NAT) || !sameRules(was.snapshot.Rules, is.snapshot.Rules) {
+		return false
+	}
+	if slices.ContainsFunc(is.snapshot.NAT, func(n *config.NATRule) bool { return n.Type == config.NATNPT66 }) {
+		return false // which depends on where IPv6 services and their backends are
+	}
+	all := is.snapshot.Config.Services
+	carriesAll := len(is.snapshot.Services) == len(all) && !was.followed && !is.followed
+	return len(was.snapshot.Config.Services) == len(all) && (carriesAll || sameOfAll(was.snapshot.Config, is.snapshot.Config, sameListeners)) &&
+		reflect.DeepEqual(was.config, is.config)
+}
+
+// sameHosts reports whether two hosts are the same to the compiler.
+func sameHosts(a, b *Env) bool {
+	return slices.Equal(a.Interfaces, b.Interfaces) && slices.Equal(a.Networks, b.Networks) && reflect.DeepEqual(a.Sources, b.Sources) &&
+		a.Flowtable == b.Flowtable && a.Defragments == b.Defragments && a.FIB == b.FIB && a.Timeouts == b.Timeouts
+}
