@@ -117,6 +117,27 @@ static __always_inline bool routed_by_own(const struct packet *p, const struct p
 	       plan->backend_hop == NO_ENTRY && plan->family == p->family;
 }
 
+// What "ip rule" and routes over several next hops choose by, besides the addresses: as for a
+// packet that the kernel forwards, the protocol and the ports, the source's before its
+// translation. Clients share the next hop of a backend, so that it is asked for without theirs.
+static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
+{
+	const struct tuple *t = &plan->to;
+
+	fib->l4_protocol = t->l4_proto;
+	if (plan->backend_hop == NO_ENTRY) {
+		if (plan->gateway_family == FAMILY_6)
+			fib->flowinfo = bpf_htonl((__u32)p->tos << 20);
+		else
+			fib->tos = p->tos;
+	}
+	if (t->l4_proto != IPPROTO_TCP && t->l4_proto != IPPROTO_UDP && t->l4_proto != IPPROTO_SCTP)
+		return;
+	fib->dport = t->dport;
+	if (plan->backend_hop == NO_ENTRY)
+		fib->sport = routed_by_own(p, plan) ? p->tuple.sport : t->sport;
+}
+
 static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
 {
 	const union addr *source = routed_by_own(p, plan) ? &p->tuple.saddr : &plan->to.saddr;
@@ -124,6 +145,7 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = p->ifindex;
 	fib->tot_len = 1; // ask for the MTU
+	fib_transport(fib, p, plan);
 	if (plan->gateway_family == FAMILY_6) {
 		fib->family = AF_INET6;
 		__builtin_memcpy(fib->ipv6_dst, &plan->gateway, 16);

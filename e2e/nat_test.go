@@ -114,38 +114,48 @@ func TestOfficeRouter(t *testing.T) {
 	})
 }
 
-// TestRoutedBySource routes by the inside source, as the kernel does, which translates
-// it behind the routing: by the translated one the server is behind a black hole.
-func TestRoutedBySource(t *testing.T) {
-	onDatapaths(t, func(t *testing.T, force string) {
-		l := labtest.New(t, lab.Office())
-		serveWeb(t, l, "outside internet "+outsideWeb)
-		g := l.Node("gateway")
-		route, err := g.Command(t.Context(), "ip", "-4", "route", "get", "203.0.113.10").Output()
-		if err != nil {
-			t.Fatal(err)
+// TestRoutedByRules routes by what "ip rule" knows of a packet before its translation, as the
+// kernel does: by another source, without protocol or ports, the server is behind a black hole.
+func TestRoutedByRules(t *testing.T) {
+	for name, rule := range map[string][]string{
+		"source":      {"from", "10.1.10.0/24"},
+		"port":        {"ipproto", "tcp", "dport", "80"},
+		"source port": {"ipproto", "tcp", "sport", "1024-65535", "from", "10.1.10.0/24"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onDatapaths(t, func(t *testing.T, force string) { routedByRule(t, force, rule) })
+		})
+	}
+}
+
+func routedByRule(t *testing.T, force string, rule []string) {
+	l := labtest.New(t, lab.Office())
+	serveWeb(t, l, "outside internet "+outsideWeb)
+	g := l.Node("gateway")
+	route, err := g.Command(t.Context(), "ip", "-4", "route", "get", "203.0.113.10").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := strings.Fields(string(route)) // 203.0.113.10 [via ...] dev wan0 src ...
+	way = append([]string{"route", "add", "203.0.113.10", "table", "100"}, way[1:slices.Index(way, "src")]...)
+	for _, args := range [][]string{
+		way,
+		append(append([]string{"rule", "add"}, rule...), "lookup", "100"),
+		{"route", "add", "blackhole", "203.0.113.10"},
+	} {
+		if out, err := g.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
 		}
-		way := strings.Fields(string(route)) // 203.0.113.10 [via ...] dev wan0 src ...
-		way = append([]string{"route", "add", "203.0.113.10", "table", "100"}, way[1:slices.Index(way, "src")]...)
-		for _, args := range [][]string{
-			way,
-			{"rule", "add", "from", "10.1.10.0/24", "lookup", "100"},
-			{"route", "add", "blackhole", "203.0.113.10"},
-		} {
-			if out, err := g.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %v: %v: %s", args, err, out)
-			}
-		}
-		d := start(t, g, force+plainRouter)
-		mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort(outsideWeb), Ask: host.AskWeb, Count: 100, Timeout: patience})
-		out, err := d.Command(t.Context(), "explain", "tcp", "10.1.10.20:4000", outsideWeb, "--in", "lan0").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "wan0") {
-			t.Errorf("explain: %v: %s", err, out)
-		}
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	}
+	d := start(t, g, force+plainRouter)
+	mustAnswer(t, host.Load{From: l.Node("pc"), Target: netip.MustParseAddrPort(outsideWeb), Ask: host.AskWeb, Count: 100, Timeout: patience})
+	out, err := d.Command(t.Context(), "explain", "tcp", "10.1.10.20:4000", outsideWeb, "--in", "lan0").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "wan0") {
+		t.Errorf("explain: %v: %s", err, out)
+	}
+	if err := d.Stop(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestFTPThroughTheHelper(t *testing.T) {

@@ -3,6 +3,7 @@
 package netdev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Interface is a network interface, with the properties that Sluice needs.
@@ -239,4 +242,58 @@ func NextHop(to netip.Addr) (ifindex int, hop netip.Addr, err error) {
 		}
 	}
 	return routes[0].LinkIndex, hop, nil
+}
+
+// Routed returns what NextHop does for a packet that arrives by an interface and is forwarded as it
+// stands in t: rules of "ip rule" choose by its source, protocol and ports too. EINVAL and EXDEV are
+// of the reverse path filter and of sources that no packet that arrives may have. Marks are not known.
+func Routed(in int, t flow.Tuple) (ifindex int, hop netip.Addr, err error) {
+	src, dst := t.Source.Addr(), t.Dest.Addr()
+	family, bits := unix.AF_INET6, uint8(128)
+	if dst.Is4() {
+		family, bits = unix.AF_INET, 32
+	}
+	message := nl.NewRtMsg()
+	message.Family, message.Dst_len, message.Src_len = uint8(family), bits, bits
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_REQUEST)
+	request.AddData(message)
+	request.AddData(nl.NewRtAttr(unix.RTA_DST, dst.AsSlice()))
+	request.AddData(nl.NewRtAttr(unix.RTA_SRC, src.AsSlice()))
+	request.AddData(nl.NewRtAttr(unix.RTA_IIF, nl.Uint32Attr(uint32(in))))
+	if t.Protocol == flow.TCP || t.Protocol == flow.UDP { // the kernel takes no others here
+		request.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, []byte{uint8(t.Protocol)}))
+		request.AddData(nl.NewRtAttr(unix.RTA_SPORT, binary.BigEndian.AppendUint16(nil, t.Source.Port())))
+		request.AddData(nl.NewRtAttr(unix.RTA_DPORT, binary.BigEndian.AppendUint16(nil, t.Dest.Port())))
+	}
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil {
+		return 0, netip.Addr{}, fmt.Errorf("route from %s to %s: %w", t.Source, t.Dest, err)
+	}
+	if len(answers) == 0 || len(answers[0]) < unix.SizeofRtMsg || nl.DeserializeRtMsg(answers[0]).Type != unix.RTN_UNICAST {
+		return 0, netip.Addr{}, fmt.Errorf("route from %s to %s: %w", t.Source, t.Dest, ErrNoNextHop)
+	}
+	attributes, err := nl.ParseRouteAttr(answers[0][unix.SizeofRtMsg:])
+	if err != nil {
+		return 0, netip.Addr{}, fmt.Errorf("route from %s to %s: %w", t.Source, t.Dest, err)
+	}
+	hop = dst
+	for _, a := range attributes {
+		switch a.Attr.Type {
+		case unix.RTA_OIF:
+			if len(a.Value) == 4 {
+				ifindex = int(binary.NativeEndian.Uint32(a.Value))
+			}
+		case unix.RTA_GATEWAY:
+			if gw, ok := netip.AddrFromSlice(a.Value); ok {
+				hop = gw
+			}
+		case unix.RTA_VIA: // its family stands before the address
+			if len(a.Value) > 2 {
+				if gw, ok := netip.AddrFromSlice(a.Value[2:]); ok {
+					hop = gw
+				}
+			}
+		}
+	}
+	return ifindex, hop, nil
 }

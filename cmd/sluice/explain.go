@@ -119,7 +119,11 @@ func writeExplanation(w io.Writer, x *datapath.Explanation) error {
 		line("after", x.After)
 	}
 	if x.Out != "" {
-		line("leaves by", fmt.Sprintf("%s to %v", x.Out, x.NextHop))
+		way := x.Out
+		if x.NextHop.IsValid() {
+			way += " to " + x.NextHop.String()
+		}
+		line("leaves by", way)
 	}
 	if x.Existing {
 		line("flow", "an existing flow decided")

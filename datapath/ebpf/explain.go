@@ -16,9 +16,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
@@ -151,11 +153,11 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		if p.Hop != 0 {
 			_ = d.t.Maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
 		}
-		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex))
+		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex), in.Index, q.Tuple)
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
 	if e.Reason == wire.NameOf(wire.ReasonNames(), int(wire.ReasonNotOurs)) {
-		e.Out, e.NextHop = d.untouched(q.Tuple.Dest.Addr())
+		e.Out, e.NextHop = d.untouched(in.Index, q.Tuple)
 	}
 	if note := datapath.AnswersBypass(d.snapshot, d.lastHost.Networks, e); note != "" {
 		e.Notes = append(e.Notes, note)
@@ -168,8 +170,11 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 }
 
 // untouched is where the kernel sends what is left to it; nothing for the host itself.
-func (d *Datapath) untouched(to netip.Addr) (string, netip.Addr) {
-	index, hop, err := netdev.NextHop(to)
+func (d *Datapath) untouched(in int, t flow.Tuple) (string, netip.Addr) {
+	index, hop, err := netdev.Routed(in, t)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) { // the reverse path filter's affair
+		index, hop, err = netdev.NextHop(t.Dest.Addr())
+	}
 	if err != nil {
 		return "", netip.Addr{}
 	}
@@ -282,12 +287,19 @@ func (d *Datapath) owner(e *datapath.Explanation, w *wire.Work) {
 	}
 }
 
-// leaves names the interface and asks the kernel for the next hop's address.
-func (d *Datapath) leaves(w *wire.Work, ifindex int) (string, netip.Addr) {
+// leaves names the interface and asks the kernel for the next hop's address, as the programs do:
+// with the source before its translation.
+func (d *Datapath) leaves(w *wire.Work, ifindex, in int, t flow.Tuple) (string, netip.Addr) {
 	to := wire.AddrFrom(wire.Addr(w.Plan.Gateway), w.Plan.GatewayFamily == wire.Family6)
 	name := fmt.Sprint(ifindex)
 	if l, err := netlink.LinkByIndex(ifindex); err == nil {
 		name = l.Attrs().Name
+	}
+	if t.Source.Addr().Is4() == to.Is4() {
+		t.Dest = netip.AddrPortFrom(to, wire.PortOf(w.Plan.To.Dport))
+		if index, hop, err := netdev.Routed(in, t); err == nil && index == ifindex {
+			return name, hop
+		}
 	}
 	if _, hop, err := netdev.NextHop(to); err == nil {
 		to = hop

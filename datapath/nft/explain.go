@@ -113,8 +113,11 @@ func (x *explainer) explanation() *datapath.Explanation {
 	if x.e.After != x.e.Before {
 		x.step("becomes %s", x.e.After)
 	}
-	if x.e.Out != "" {
+	switch {
+	case x.e.Out != "" && x.e.NextHop.IsValid():
 		x.step("leaves by %s, next hop %s", x.e.Out, x.e.NextHop)
+	case x.e.Out != "":
+		x.step("leaves by %s, where its mark leads it: 'ip rule' and 'ip route show table all' tell the next hop", x.e.Out)
 	}
 	x.doubts()
 	x.step("%s: %s", x.e.Action, x.e.Reason)
@@ -161,7 +164,10 @@ func (x *explainer) outcome() {
 		e.Action, e.Reason = "pass", "not-routed"
 		return // what its own sockets would answer is theirs
 	case left != nil:
-		e.Action, e.Out, e.NextHop = "forward", left.Out, a.Hop
+		e.Action, e.Out = "forward", left.Out
+		if a.HopOut == left.Out {
+			e.NextHop = a.Hop
+		}
 		if out, ok := x.tuple(left.Packet); ok {
 			e.After = out
 		}

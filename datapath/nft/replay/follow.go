@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/nfnl"
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // follow turns traces into steps.
@@ -92,19 +93,16 @@ func (a *Answer) route(in *link) {
 	if !a.Routed.IsValid() || a.Local {
 		return
 	}
-	src, dst := a.Routed.Source.Addr(), a.Routed.Dest.Addr()
-	routes, err := netlink.RouteGetWithOptions(dst.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.index, SrcAddr: src.AsSlice()})
-	if err != nil || len(routes) == 0 {
-		if a.NoRoute = err; a.wrongSide(in, src) {
+	index, hop, err := netdev.Routed(in.index, a.Routed)
+	if err != nil {
+		if a.NoRoute = err; a.wrongSide(in, a.Routed.Source.Addr()) {
 			a.NoRoute = unix.EXDEV
 		}
 		return
 	}
-	a.Hop = dst
-	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok && !gw.IsUnspecified() {
-		a.Hop = gw.Unmap()
-	} else if via, ok := routes[0].Via.(*netlink.Via); ok {
-		a.Hop, _ = netip.AddrFromSlice(via.Addr)
+	a.Hop = hop
+	if l, err := netlink.LinkByIndex(index); err == nil {
+		a.HopOut = l.Attrs().Name
 	}
 }
 

@@ -53,8 +53,10 @@ type Answer struct {
 	// Local tells that it was for the host itself.
 	Routed flow.Tuple
 	Local  bool
-	// Hop is the next hop of Routed, NoRoute why there is none.
+	// Hop is the next hop of Routed by the interface HopOut, where no mark chooses another route;
+	// NoRoute is why there is none.
 	Hop     netip.Addr
+	HopOut  string
 	NoRoute error
 	// Entry is the connection as it is tracked afterwards; nil for none.
 	Entry   *conntrack.Entry
