@@ -138,7 +138,7 @@ func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, 
 		return place, nil
 	}
 	if len(errs) == 0 {
-		return place, fmt.Errorf("datapath %s is not available on this host", want)
+		return place, fmt.Errorf("datapath %s is not available on this host; the log of the daemon's start says why", want)
 	}
 	return place, fmt.Errorf("no datapath carries it: %w", errors.Join(errs...))
 }

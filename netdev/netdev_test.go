@@ -14,7 +14,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -60,6 +63,42 @@ func watched(t *testing.T) (*lab.Node, *recorder) {
 		}
 	})
 	return gw, r
+}
+
+// TestWithoutSysAdmin: a container with CAP_NET_ADMIN alone follows its network all the same.
+func TestWithoutSysAdmin(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Balancer())
+	do(t, l.Node("gateway"), func() error {
+		head := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all [2]unix.CapUserData // of this thread
+		if err := unix.Capget(head, &all[0]); err != nil {
+			return err
+		}
+		few := all
+		few[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+		if err := unix.Capset(head, &few[0]); err != nil {
+			return err
+		}
+		defer func() {
+			if err := unix.Capset(head, &all[0]); err != nil {
+				t.Error(err)
+			}
+		}()
+		here, err := netns.Get()
+		if err != nil {
+			return err
+		}
+		defer here.Close()
+		if err := EnterNamespace(here); err != nil {
+			t.Errorf("the namespace where it is: %v", err)
+		}
+		w, err := Open()
+		if err == nil {
+			w.socket.Close()
+		}
+		return err
+	})
 }
 
 // sawKind waits until an event of the kind was seen.
@@ -208,6 +247,57 @@ func TestNextHopIsTheRouterOffTheLink(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRoutedGoesByRules: of two providers, "ip rule" gives one to a port, a source or a source port.
+func TestRoutedGoesByRules(t *testing.T) {
+	gw, _ := watched(t)
+	_, dst, _ := net.ParseCIDR("203.0.113.0/24")
+	_, inside, _ := net.ParseCIDR("10.0.2.64/26")
+	var lan int
+	do(t, gw, func() error {
+		l, err := netlink.LinkByName("lan0")
+		if err != nil {
+			return err
+		}
+		lan = l.Attrs().Index
+		rules := make([]*netlink.Rule, 3)
+		for i := range rules {
+			rules[i] = netlink.NewRule()
+			rules[i].Table, rules[i].Family = 100, netlink.FAMILY_V4
+		}
+		rules[0].IPProto, rules[0].Dport = unix.IPPROTO_TCP, netlink.NewRulePortRange(443, 443)
+		rules[1].Src = inside
+		rules[2].IPProto, rules[2].Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(5060, 5061)
+		for _, r := range rules {
+			err = errors.Join(err, netlink.RuleAdd(r))
+		}
+		return errors.Join(err,
+			netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.0.2.3")}),
+			netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP("10.0.2.4"), Table: 100}))
+	})
+	for _, c := range []struct {
+		protocol flow.Protocol
+		from, to string
+		want     string
+	}{
+		{flow.TCP, "10.0.2.9:4000", "203.0.113.9:80", "10.0.2.3"},
+		{flow.TCP, "10.0.2.9:4000", "203.0.113.9:443", "10.0.2.4"},
+		{flow.UDP, "10.0.2.9:4000", "203.0.113.9:443", "10.0.2.3"},
+		{flow.UDP, "10.0.2.9:5061", "203.0.113.9:443", "10.0.2.4"},
+		{flow.TCP, "10.0.2.70:4000", "203.0.113.9:80", "10.0.2.4"},
+		{flow.ICMP, "10.0.2.70:0", "203.0.113.9:0", "10.0.2.4"},
+		{flow.TCP, "10.0.2.9:4000", "10.0.2.2:80", "10.0.2.2"},
+	} {
+		do(t, gw, func() error {
+			tuple := flow.Tuple{Protocol: c.protocol, Source: netip.MustParseAddrPort(c.from), Dest: netip.MustParseAddrPort(c.to)}
+			index, hop, err := Routed(lan, tuple)
+			if err == nil && (hop.String() != c.want || index != lan) {
+				t.Errorf("%s goes to %s by interface %d, want %s by %d", tuple, hop, index, c.want, lan)
+			}
+			return err
+		})
+	}
 }
 
 // TestInterfacesWhileOthersComeAndGo: the kernel tells that a list may not be whole.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,12 +64,7 @@ type neighbour struct {
 // Open begins to watch the network namespace of the calling thread. Every change
 // after it returned is reported.
 func Open() (*Watcher, error) {
-	here, err := netns.Get()
-	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
-	}
-	defer here.Close()
-	socket, err := nl.SubscribeAt(here, here, unix.NETLINK_ROUTE, groups...)
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...) // SubscribeAt asks for CAP_SYS_ADMIN, for this namespace too
 	if err != nil {
 		return nil, fmt.Errorf("route netlink socket: %w", err)
 	}

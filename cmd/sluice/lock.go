@@ -67,7 +67,7 @@ func acquire(dir, command string) (*lock, error) {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, errNoRoot
 		}
-		return nil, fmt.Errorf("state directory %s: %w", dir, err)
+		return nil, fmt.Errorf("state directory %s: %w; name one that can be written with --state-dir", dir, err)
 	}
 	for path := filepath.Join(dir, "lock"); ; {
 		f, err := lockFile(path)

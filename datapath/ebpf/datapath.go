@@ -101,7 +101,7 @@ func Open(opt Options) (*Datapath, error) {
 		opt.StateDir = "/run/sluice"
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("ebpf: %w", err)
+		return nil, fmt.Errorf("ebpf: %w; run as root, or with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON", err)
 	}
 	ns, err := netns.Get()
 	if err != nil {

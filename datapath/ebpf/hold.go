@@ -17,7 +17,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/kernel"
@@ -125,8 +124,8 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 // enter gives the goroutine a thread of its own in the datapath's namespace.
 func (h *holder) enter() (err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	if err := netns.Set(h.d.ns); err != nil {
-		return fmt.Errorf("network namespace: %w", err)
+	if err := netdev.EnterNamespace(h.d.ns); err != nil {
+		return err
 	}
 	if h.cpu, _, err = kernel.OneCPU(); err != nil {
 		return err

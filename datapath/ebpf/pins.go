@@ -72,7 +72,7 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 		if d.fleeting = inMountsOfInit(func() error { return mountBPFFS(dir) }); d.fleeting != nil {
 			if root = ""; !isBPFFS(dir) {
 				if err := mountBPFFS(dir); err != nil {
-					return "", errors.Join(d.fleeting, err)
+					return "", fmt.Errorf("no bpffs for maps and programs: %w, %w; mount one at /sys/fs/bpf before the start, or give CAP_SYS_ADMIN", d.fleeting, err)
 				}
 			}
 		}

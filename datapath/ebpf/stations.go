@@ -16,8 +16,6 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/vishvananda/netns"
-
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -90,7 +88,7 @@ const stationsPause = 10 * time.Millisecond
 // then frames to a new one (VRRP) are left to the kernel, which resets their connections.
 func (d *Datapath) followStations(ctx context.Context, changed <-chan struct{}) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	if err := netns.Set(d.ns); err != nil {
+	if err := netdev.EnterNamespace(d.ns); err != nil {
 		d.opt.Log.Warn("changes of hardware addresses are not followed before the next apply", "error", err)
 		return
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
@@ -81,7 +80,7 @@ func (d *Datapath) watch() {
 // datapath's namespace.
 func (d *Datapath) serve(events *ringbuf.Reader) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	if err := netns.Set(d.ns); err != nil {
+	if err := netdev.EnterNamespace(d.ns); err != nil {
 		d.opt.Log.Warn("events of the ebpf datapath are not read", "error", err)
 		return
 	}

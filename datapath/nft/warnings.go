@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netns"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
 	"github.com/sluice-lb/sluice/kernel"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Warnings returns what on this host keeps the snapshot in force from working
@@ -65,5 +66,5 @@ func (h *host) sysctl(key string) string {
 // never unlocked, so it ends with its goroutine.
 func (h *host) enter() error {
 	lockThread()
-	return unix.Setns(h.netns, unix.CLONE_NEWNET)
+	return netdev.EnterNamespace(netns.NsHandle(h.netns))
 }
