@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/sluice-lb/sluice/datapath"
 )
@@ -35,8 +36,16 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}
-	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idleTimeout}}}
 }
+
+// Connections that are kept for the next request. A client with many requests at a time, most of whose
+// connections are closed after each, would open more than a daemon lets one client have. They are
+// closed before the daemon does.
+const (
+	maxIdle     = 32
+	idleTimeout = 20 * time.Second
+)
 
 // ErrNoDaemon is wrapped when nobody answers on the socket or address.
 var ErrNoDaemon = errors.New("no daemon answers")

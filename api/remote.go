@@ -65,7 +65,10 @@ func NewRemote(r Remote) (*Client, error) {
 		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	c.http = &http.Client{
-		Transport: &http.Transport{TLSClientConfig: conf, TLSHandshakeTimeout: connectTimeout, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext},
+		Transport: &http.Transport{
+			TLSClientConfig: conf, TLSHandshakeTimeout: connectTimeout, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
+			MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idleTimeout,
+		},
 		// The API sends nobody elsewhere, and a token is for this server alone.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
