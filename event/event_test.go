@@ -103,6 +103,20 @@ ended: ebpf/flows4: 69 of 100 entries are in use, 69 %`
 	}
 }
 
+// TestFull: a table that is nearly full is told with its present numbers, until it is not any more.
+func TestFull(t *testing.T) {
+	w := &Watch{Log: New(10)}
+	for _, c := range []struct {
+		used int
+		want string
+	}{{94, ""}, {95, "ebpf/flows: 95 of 100"}, {99, "ebpf/flows: 99 of 100"}, {86, "ebpf/flows: 86 of 100"}, {84, ""}} {
+		w.look(time.Unix(1000, 0), Reading{Gauges: []Gauge{{Table, "ebpf/flows", c.used, 100}}})
+		if got := strings.Join(w.Full(), "\n"); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%d: %q, want %q", c.used, got, c.want)
+		}
+	}
+}
+
 // TestDrops: what was dropped before the first reading is not told, bursts are, and their end.
 func TestDrops(t *testing.T) {
 	var readings []Reading

@@ -5,6 +5,10 @@ package event
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -34,6 +38,9 @@ type Watch struct {
 	Log  *Log
 	Read func(context.Context) Reading
 
+	mu   sync.Mutex
+	full map[string]string // why gauges above the highest level need attention, by kind and object
+
 	levels  map[string]int // of gauges, by kind and object: index of the highest level reached, plus 1
 	dropped map[string]*dropping
 	warned  map[string]bool
@@ -54,6 +61,24 @@ const (
 	dropQuiet = 3
 )
 
+// Full returns a sentence, with the remedy, for each table and pool that has next to no room left.
+func (w *Watch) Full() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Values(w.full))
+}
+
+// remedy is what gives a table or pool more room.
+func remedy(g Gauge) string {
+	switch {
+	case g.Kind == Ports:
+		return "no new connections when there are none left; add addresses to the pool"
+	case strings.HasPrefix(g.Object, "kernel/"):
+		return "new connections are dropped when it is full; 'sluice doctor' says what fills it, 'sluice tune' enlarges it"
+	}
+	return "new connections are refused when it is full; 'sluice conns' says what fills it, 'tables' in the configuration enlarges it"
+}
+
 // readEvery is the time between two readings. They take at most 5 % of one CPU.
 const readEvery = 2 * time.Second
 
@@ -73,6 +98,7 @@ func (w *Watch) Run(ctx context.Context) {
 // look compares a reading with those before.
 func (w *Watch) look(now time.Time, r Reading) {
 	if w.levels == nil {
+		w.full = map[string]string{}
 		w.levels, w.dropped, w.warned = map[string]int{}, map[string]*dropping{}, map[string]bool{}
 	}
 	for _, g := range r.Gauges {
@@ -97,15 +123,20 @@ func (w *Watch) gauge(g Gauge) {
 			is = i + 1
 		}
 	}
-	if is == was {
-		return
-	}
-	w.levels[key] = is
 	what := "entries"
 	if g.Kind == Ports {
 		what = "ports"
 	}
 	text := fmt.Sprintf("%s: %d of %d %s are in use, %.0f %%", g.Object, g.Used, g.Size, what, 100*fill)
+	w.mu.Lock()
+	if delete(w.full, key); is == len(fullLevels) {
+		w.full[key] = text + ": " + remedy(g)
+	}
+	w.mu.Unlock()
+	if is == was {
+		return
+	}
+	w.levels[key] = is
 	w.Log.Add(Event{Kind: g.Kind, Object: g.Object, Text: text, Used: g.Used, Size: g.Size, Ended: is == 0})
 }
 

@@ -57,5 +57,5 @@ func (d *daemon) warnings() []string {
 	if d.nftlb != nil {
 		list = append(list, d.nftlb.api.Warnings()...)
 	}
-	return list
+	return append(list, d.watcher.Full()...)
 }

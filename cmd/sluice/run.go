@@ -118,6 +118,7 @@ type daemon struct {
 	engine  *engine.Engine
 	control *control.Control
 	events  *event.Log
+	watcher *event.Watch // tells events of full tables, drops and warnings
 	audit   *audit.Log
 	finder  *discovery.Finder
 	applied chan struct{} // has one element after an apply
@@ -187,6 +188,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.mapper = newMapper(paths, d.log)
 	d.events = event.New(event.Held)
+	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
 	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: holder, Events: d.events})
 	d.control = control.New(abs, changes, d.engine, d.log)
 	d.control.Events, d.control.Audit = d.events, d.audit
@@ -246,7 +248,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder 
 	go holder.Run(ctx)
 	go d.control.Run(ctx)
 	go d.followSources(ctx)
-	go (&event.Watch{Log: d.events, Read: d.reading}).Run(ctx)
+	go d.watcher.Run(ctx)
 }
 
 // follow tells the engine of changes of the network until the context ends.
