@@ -63,10 +63,10 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 				}
 			}
 			question := datapath.Question{Tuple: flow.Tuple{Protocol: protocol, Source: ends[0], Dest: ends[1]}, Interface: in, Size: bytes}
-			if host {
-				return explainHost(cmd.Context(), a, question)
-			}
 			query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}, "interface": {in}, "size": {fmt.Sprint(bytes)}}
+			if host {
+				return explainHost(cmd.Context(), a, question, query)
+			}
 			fetch := func(c *api.Client, ctx context.Context) (*datapath.Explanation, error) { return c.Explain(ctx, query) }
 			err = show(cmd.Context(), a, fetch, func(w io.Writer, x *datapath.Explanation) error {
 				if err := writeExplanation(w, x); err != nil {
@@ -77,7 +77,7 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 			})
 			if errors.Is(err, api.ErrNoDaemon) && os.Geteuid() == 0 && a.socket == "" && a.remote.Server == "" {
 				a.progress("no daemon runs: tracing the host's own rules")
-				return explainHost(cmd.Context(), a, question)
+				return explainHost(cmd.Context(), a, question, nil)
 			}
 			return err
 		},
@@ -89,8 +89,9 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 	return cmd
 }
 
-// explainHost replays the packet with the rules of this network namespace.
-func explainHost(ctx context.Context, a *app, q datapath.Question) error {
+// explainHost replays the packet with the rules of this network namespace. A daemon, where one is asked and
+// answers, knows whether its eBPF programs take the packet before it meets any rule.
+func explainHost(ctx context.Context, a *app, q datapath.Question, query url.Values) error {
 	if os.Geteuid() != 0 {
 		return errNoRoot
 	}
@@ -98,7 +99,26 @@ func explainHost(ctx context.Context, a *app, q datapath.Question) error {
 	if err != nil {
 		return err
 	}
+	if first := askDaemon(ctx, a, query); first != nil && first.Datapath == "ebpf" && first.Action != "pass" {
+		x.Notes = append(x.Notes, fmt.Sprintf("the packet does not meet these rules: Sluice's eBPF program on %s takes it first (%s: %s); 'sluice explain' without --host says more", first.Interface, first.Action, first.Reason))
+	}
 	return a.print(x, func(w io.Writer) error { return writeExplanation(w, x) })
+}
+
+// askDaemon returns what the daemon says of a packet; nil when it is not asked or does not answer.
+func askDaemon(ctx context.Context, a *app, query url.Values) *datapath.Explanation {
+	if query == nil {
+		return nil
+	}
+	c, err := a.client()
+	if err != nil {
+		return nil
+	}
+	x, err := c.Explain(ctx, query)
+	if err != nil {
+		return nil
+	}
+	return x
 }
 
 func writeExplanation(w io.Writer, x *datapath.Explanation) error {
