@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -54,6 +56,9 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 		if f.Original.Protocol != flow.TCP && f.Original.Protocol != flow.UDP || f.Original.Source.Addr().Is4() != f.Reply.Source.Addr().Is4() {
 			continue
 		}
+		if f.State == "TIME_WAIT" || f.State == "CLOSE" { // of a busy service many more than are open
+			continue
+		}
 		f.Timeout = max(f.Timeout, time.Second)
 		var e conntrack.Entry
 		e.SetFlow(&f)
@@ -67,7 +72,10 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 		return 0, fmt.Errorf("connections that move: %w", err)
 	}
 	n, err := c.InsertNAT(ctx, entries)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ENOMEM): // nf_conntrack_alloc of the kernel says so
+		return n, fmt.Errorf("connections that move: the connection table has no room for %d more; raise net.netfilter.nf_conntrack_max: %w", len(entries)-n, err)
+	case err != nil:
 		return n, fmt.Errorf("connections that move: %w", err)
 	}
 	return n, nil
