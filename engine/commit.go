@@ -21,13 +21,8 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.revision++
 	applied := Applied{Revision: e.revision, At: time.Now()}
 	next := e.snapshots(cfg, plan, applied.At)
-	moved := e.moved(cfg, plan)
+	moved, order := e.moved(cfg, plan)
 	noteMoves(next, moved)
-	order := e.opt.Datapaths
-	if e.config != nil && e.leaves(cfg, plan) {
-		order = slices.Clone(order)
-		slices.Reverse(order)
-	}
 	if e.config == nil {
 		left, err := e.planAll(ctx, next)
 		if err != nil {
@@ -41,23 +36,20 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	}
 	for i, d := range order {
 		change, err := d.Apply(ctx, next[d.Name()])
+		changed := order[:i]
+		if err == nil {
+			applied.Changes = append(applied.Changes, change)
+			if err = e.moveFlows(ctx, order[i+1:], d, moved[d.Name()]); err != nil {
+				changed = slices.Concat(changed, order[i+1:]) // who gives flows has stopped to open any
+			}
+		}
 		if err != nil {
 			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
-			if undo := e.restore(order[:i], d); undo != nil {
+			if undo := e.restore(changed, d); undo != nil {
 				applied.Err = errors.Join(applied.Err, undo)
 			}
 			e.lastApply = applied
 			e.opt.Applied() // the undone change may have ended mappings
-			return applied, applied.Err
-		}
-		applied.Changes = append(applied.Changes, change)
-		if err := e.moveFlows(ctx, order[i+1:], d, moved[d.Name()]); err != nil {
-			applied.Err = fmt.Errorf("%s: %w", d.Name(), err)
-			if undo := e.restore(order[:i], d); undo != nil {
-				applied.Err = errors.Join(applied.Err, undo)
-			}
-			e.lastApply = applied
-			e.opt.Applied()
 			return applied, applied.Err
 		}
 	}
@@ -71,38 +63,6 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.lastApply = applied
 	e.opt.Applied()
 	return applied, nil
-}
-
-// leaves reports whether a service or NAT rule leaves the first datapath for another one, which has to
-// have it before the first one lets go: in between nobody would.
-func (e *Engine) leaves(cfg *config.Config, plan placement) bool {
-	first := e.opt.Datapaths[0].Name()
-	elsewhere := func(p Place) bool { return !p.on(first) }
-	if !slices.ContainsFunc(plan.services, elsewhere) && !slices.ContainsFunc(plan.nat, elsewhere) {
-		return false
-	}
-	services, rules := map[string]bool{}, map[string]bool{} // that are on the first one
-	for i, p := range e.plan.services {
-		if p.on(first) {
-			services[e.config.Services[i].Name] = true
-		}
-	}
-	for i, p := range e.plan.nat {
-		if p.on(first) {
-			rules[e.config.NAT[i].Name] = true
-		}
-	}
-	for i, p := range plan.services {
-		if !p.on(first) && services[cfg.Services[i].Name] {
-			return true
-		}
-	}
-	for i, p := range plan.nat {
-		if !p.on(first) && rules[cfg.NAT[i].Name] {
-			return true
-		}
-	}
-	return false
 }
 
 // report logs what a requested apply changed, and each new warning once.

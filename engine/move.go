@@ -5,39 +5,30 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/event"
 )
 
-// moves names services and port-forwards, as datapath.Listener does, that go to one datapath, by the
+// moves names services and NAT rules, as datapath.Listener does, that go to one datapath, by the
 // datapath that they come from.
 type moves map[string]map[string]bool
 
-// moved returns what goes to each datapath when a configuration takes the place of the one in force.
-func (e *Engine) moved(cfg *config.Config, plan placement) map[string]moves {
-	if e.config == nil {
-		return nil
-	}
+// moved returns what goes to each datapath when a configuration takes the place of the one in force, and the
+// order in which the datapaths are applied: who takes something comes before who has it, because in between
+// nobody would. Where each gives the other something, what comes to the first of them is not among it.
+func (e *Engine) moved(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
 	was := map[string]string{}
-	for i, p := range e.plan.services {
-		if len(p.Datapaths) > 0 {
-			was["service "+e.config.Services[i].Name] = p.Datapaths[0]
-		}
-	}
-	for i, p := range e.plan.nat {
-		if len(p.Datapaths) > 0 && e.config.NAT[i].Type == config.NATPortForward {
-			was["nat "+e.config.NAT[i].Name] = p.Datapaths[0]
-		}
-	}
+	places(e.config, e.plan, func(name, at string) { was[name] = at })
 	all := map[string]moves{}
-	note := func(name string, p Place) {
+	order := e.opt.Datapaths
+	places(cfg, plan, func(name, to string) {
 		from := was[name]
-		if from == "" || len(p.Datapaths) == 0 || p.Datapaths[0] == from {
+		if from == "" || from == to {
 			return
 		}
-		to := p.Datapaths[0]
 		if all[to] == nil {
 			all[to] = moves{}
 		}
@@ -45,22 +36,39 @@ func (e *Engine) moved(cfg *config.Config, plan placement) map[string]moves {
 			all[to][from] = map[string]bool{}
 		}
 		all[to][from][name] = true
-	}
-	for i, p := range plan.services {
-		note("service "+cfg.Services[i].Name, p)
-	}
-	for i, p := range plan.nat {
-		if cfg.NAT[i].Type == config.NATPortForward {
-			note("nat "+cfg.NAT[i].Name, p)
+		if from == order[0].Name() {
+			order = slices.Clone(e.opt.Datapaths)
+			slices.Reverse(order)
+		}
+	})
+	for i, to := range order {
+		for _, from := range order[:i] {
+			delete(all[to.Name()], from.Name())
 		}
 	}
-	return all
+	return all, order
+}
+
+// places calls yield for each service and NAT rule with the datapath that carries it.
+func places(cfg *config.Config, plan placement, yield func(name, at string)) {
+	for i, p := range plan.services {
+		if len(p.Datapaths) > 0 {
+			yield("service "+cfg.Services[i].Name, p.Datapaths[0])
+		}
+	}
+	for i, p := range plan.nat {
+		if len(p.Datapaths) > 0 {
+			yield("nat "+cfg.NAT[i].Name, p.Datapaths[0])
+		}
+	}
 }
 
 // noteMoves tells each datapath what comes to it from another one, and what goes.
 func noteMoves(next map[string]*datapath.Snapshot, moved map[string]moves) {
 	for to, by := range moved {
-		next[to].Arriving = map[string]bool{}
+		if len(by) > 0 {
+			next[to].Arriving = map[string]bool{}
+		}
 		for from, names := range by {
 			if next[from].Gone == nil {
 				next[from].Gone = map[string]bool{}
@@ -87,7 +95,7 @@ func settle(next map[string]*datapath.Snapshot) {
 // moveFlows moves flows to a datapath that was applied from those that are still to be.
 func (e *Engine) moveFlows(ctx context.Context, givers []datapath.Datapath, to datapath.Datapath, by moves) error {
 	taker, ok := to.(datapath.Mover)
-	if !ok || len(by) == 0 {
+	if !ok {
 		return nil
 	}
 	for _, d := range givers {
@@ -103,14 +111,11 @@ func (e *Engine) moveFlows(ctx context.Context, givers []datapath.Datapath, to d
 		if err != nil {
 			return err
 		}
-		text := fmt.Sprintf("%d of %d flows moved from %s to %s", made, len(flows), d.Name(), to.Name())
-		e.opt.Log.Info(text)
-		e.opt.Events.Add(event.Event{Kind: event.Apply, Object: to.Name(), Who: "sluice", What: "move", Text: text})
-		delete(by, d.Name())
+		if len(flows) > 0 {
+			text := fmt.Sprintf("%d of %d flows moved from %s to %s", made, len(flows), d.Name(), to.Name())
+			e.opt.Log.Info(text)
+			e.opt.Events.Add(event.Event{Kind: event.Apply, Object: to.Name(), Who: "sluice", What: "move", Text: text})
+		}
 	}
-	if len(by) == 0 {
-		return nil
-	}
-	_, err := taker.Take(ctx, nil) // where the other one went first nothing is left to wait for
-	return err
+	return nil
 }

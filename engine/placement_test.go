@@ -308,4 +308,23 @@ func TestFlowsGoWithTheirService(t *testing.T) {
 	if !e.plan.services[0].on("nftables") {
 		t.Error("a move that failed is in force")
 	}
+	if got, want := strings.Join(order, ", "), "nftables gives, nat in service web, ebpf takes, nftables, ebpf"; !strings.HasSuffix(got, want) {
+		t.Errorf("a move that failed: %s, want %s at the end: also who gives opens flows again", got, want)
+	}
+	fast.full, fast.taken, slow.taken, order = nil, 0, 0, nil
+	both := &config.Config{Services: []config.Service{{Name: "web", Datapath: "ebpf"}, {Name: "new", Datapath: "ebpf"}}}
+	swapped := &config.Config{Services: []config.Service{{Name: "web", Datapath: "nftables"}, {Name: "new", Datapath: "ebpf"}}}
+	for _, c := range []*config.Config{swapped, both, swapped} {
+		if _, err := e.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	order = nil
+	back := &config.Config{Services: []config.Service{{Name: "web", Datapath: "ebpf"}, {Name: "new", Datapath: "nftables"}}}
+	if _, err := e.Apply(t.Context(), back); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(order, ", "), "nftables, arriving, service new, ebpf gives, service new, nftables takes, ebpf, gone, service new"; got != want {
+		t.Errorf("each gives the other something: %s, want %s", got, want)
+	}
 }

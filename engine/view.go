@@ -243,7 +243,8 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		return nil, err
 	}
 	next := e.snapshots(cfg, plan, time.Now())
-	noteMoves(next, e.moved(cfg, plan))
+	moved, _ := e.moved(cfg, plan)
+	noteMoves(next, moved)
 	e.mu.Unlock()
 	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}
 	for i := range cfg.Services {

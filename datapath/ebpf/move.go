@@ -85,6 +85,9 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (made int, err e
 		return 0, nil
 	}
 	defer d.mark(nil, 0, wire.ServiceArrives)
+	if len(flows) == 0 {
+		return 0, nil
+	}
 	taker, err := d.t.Program(d.switches, false, "flow_take")
 	if err != nil {
 		return 0, err
