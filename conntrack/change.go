@@ -69,14 +69,7 @@ func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool
 
 // DeleteOf removes the entries of these original tuples, as far as there are any, and returns how many went.
 func (c *Conn) DeleteOf(ctx context.Context, entries []Entry) (deleted int, err error) {
-	for part := range slices.Chunk(entries, batch) {
-		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return c.deletion(b, &part[i]) }, unix.ENOENT)
-		deleted += n
-		if err != nil {
-			return deleted, err
-		}
-	}
-	return deleted, nil
+	return c.inParts(ctx, entries, batch, c.deletion, unix.ENOENT)
 }
 
 // Sibling opens a second socket in the namespace of c: netlink sockets stay in
@@ -104,31 +97,13 @@ func (c *Conn) Sibling() (*Conn, error) {
 // way carry no NAT extension: the kernel tracks them, but translates packets of
 // a connection only if its reply tuple was set up by a rule, or by InsertNAT.
 func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error) {
-	for len(entries) > 0 {
-		part := entries[:min(batch, len(entries))]
-		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte {
-			return c.insertion(b, &part[i])
-		}, unix.EEXIST)
-		made += n
-		if err != nil {
-			return made, err
-		}
-		entries = entries[len(part):]
-	}
-	return made, nil
+	return c.inParts(ctx, entries, batch, c.insertion, unix.EEXIST)
 }
 
 // InsertNAT makes the entries as Insert does, and has the kernel translate their
 // packets to the reply tuple, where the family has a chain for NAT.
 func (c *Conn) InsertNAT(ctx context.Context, entries []Entry) (made int, err error) {
-	for part := range slices.Chunk(entries, natBatch) {
-		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return c.insertionNAT(b, &part[i]) }, unix.EEXIST)
-		made += n
-		if err != nil {
-			return made, err
-		}
-	}
-	return made, nil
+	return c.inParts(ctx, entries, natBatch, c.insertionNAT, unix.EEXIST)
 }
 
 // natBatch is batch for requests that are twice as long.
@@ -142,6 +117,18 @@ func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
 	b = c.insertion(b, &plain)
 	b = e.appendNAT(b, ctaNATSource, e.SourceTranslated(), e.Reply.Dest, e.Reply.DestPort)
 	return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
+}
+
+// inParts sends a request for each entry, so many in one datagram, and returns how many were done.
+func (c *Conn) inParts(ctx context.Context, entries []Entry, size int, build func([]byte, *Entry) []byte, tolerated unix.Errno) (ok int, err error) {
+	for part := range slices.Chunk(entries, size) {
+		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return build(b, &part[i]) }, tolerated)
+		ok += n
+		if err != nil {
+			return ok, err
+		}
+	}
+	return ok, nil
 }
 
 // acknowledged sends n requests in one datagram and waits for every answer. An
