@@ -58,7 +58,7 @@ func shown(t *testing.T, in nat.Arrival, reason nat.Reason, source string) nat.O
 	return nat.Outcome{Action: nat.Forward, Reason: reason, Out: []nat.Departure{{Interface: "wan0", Frame: q.Build()}}}
 }
 
-// TestFollowConfirms: an endpoint that no packet has shown yet is provisional, and gives way to
+// TestFollowConfirms: an endpoint that no packet has shown yet is provisional, and is replaced by
 // what the datapath shows, also where the model has given that provisionally to another.
 func TestFollowConfirms(t *testing.T) {
 	for i, port := range []int{2000, 2002, 2000, 2002} {
