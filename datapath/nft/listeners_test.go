@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -49,4 +50,59 @@ func TestBackendsNamedAsChains(t *testing.T) {
 			t.Errorf("%s: answered by %v", vip, count)
 		}
 	}
+}
+
+// TestListenersFollowTheirAddress: an interface loses the address of one family, then of both, and gets
+// them back. What listens on the address of the time does so, and the apply never fails.
+func TestListenersFollowTheirAddress(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	b.tcpServers(8080, "s1")
+	c := &config.Config{
+		Services: []config.Service{{Name: "svc", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
+			Listen:   []config.Listen{{Interface: "wan0", Ports: []flow.Ports{{First: 443, Last: 443}}}},
+			Backends: []config.Backend{backend("a", "10.0.2.2", 8080), backend("b", "fd00:2::2", 8080)}}},
+		NAT: []config.NATRule{
+			{Name: "web", Type: config.NATPortForward, Protocol: flow.TCP, To: config.Target{Address: addr("10.0.2.2"), Port: 8080},
+				Listen: &config.Listen{Interface: "wan0", Ports: []flow.Ports{{First: 80, Last: 80}}}},
+			{Name: "web6", Type: config.NATPortForward, Protocol: flow.TCP, To: config.Target{Address: addr("fd00:2::2"), Port: 8080},
+				Listen: &config.Listen{Interface: "wan0", Ports: []flow.Ports{{First: 80, Last: 80}}}},
+		},
+	}
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := b.gateway.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	check := func(answers map[string]bool) {
+		t.Helper()
+		b.apply(c)
+		for at, want := range answers {
+			for _, port := range []string{":80", ":443"} {
+				a, err := b.tcp("client", "", at+port)
+				if (err == nil && a.server == "s1") != want {
+					t.Errorf("%s%s answered by %q, %v", at, port, a.server, err)
+				}
+			}
+		}
+		warned := 0
+		for _, w := range b.d.Warnings() {
+			if strings.Contains(w, "interface wan0 has no IPv") {
+				warned++
+			}
+		}
+		if lacking := 2 - len(answers); warned != lacking {
+			t.Errorf("%d families lack an address, the warnings are %q", lacking, b.d.Warnings())
+		}
+	}
+	both := map[string]bool{"10.0.1.1": true, "[fd00:1::1]": true}
+	check(both)
+	ip("-6", "addr", "flush", "dev", "wan0", "scope", "global")
+	check(map[string]bool{"10.0.1.1": true})
+	ip("addr", "flush", "dev", "wan0", "scope", "global")
+	check(nil)
+	ip("addr", "add", "fd00:1::1/64", "dev", "wan0", "nodad")
+	check(map[string]bool{"[fd00:1::1]": true})
+	ip("addr", "add", "10.0.1.1/24", "dev", "wan0")
+	check(both)
 }

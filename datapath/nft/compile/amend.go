@@ -36,7 +36,7 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 		if !sameListeners(&old.source, is[i].Service) || !previous.ids.stay(&old.source, is[i].Service) {
 			return nil, nil
 		}
-		compiled, err := c.service(is[i], old.id)
+		compiled, err := c.service(i, old.id)
 		if err != nil {
 			return nil, fmt.Errorf("service %s: %w", is[i].Name, err)
 		}

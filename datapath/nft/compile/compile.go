@@ -118,7 +118,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	if env.Address != nil {
 		s = datapath.Resolve(s, env.Address)
 	}
-	c := &compiler{snapshot: s, followed: s != given, env: env, sets: s.Config.Firewall.Sets}
+	c := &compiler{given: given, snapshot: s, followed: s != given, env: env, sets: s.Config.Firewall.Sets}
 	if r, err := c.amend(previous); r != nil || err != nil {
 		return r, err
 	}
@@ -135,7 +135,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		}
 		if compiled == nil || compiled.id != ids.of[svc.Name] || setsChanged && len(svc.Allow)+len(svc.Deny) > 0 || !compiled.isOf(&s.Services[i]) {
 			var err error
-			if compiled, err = c.service(svc, ids.of[svc.Name]); err != nil {
+			if compiled, err = c.service(i, ids.of[svc.Name]); err != nil {
 				return nil, fmt.Errorf("service %s: %w", svc.Name, err)
 			}
 		}
@@ -173,8 +173,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 }
 
 type compiler struct {
-	snapshot *datapath.Snapshot
-	followed bool // listeners of the snapshot got the addresses of their interfaces
+	given    *datapath.Snapshot // with the listeners as they are configured
+	snapshot *datapath.Snapshot // with the addresses that they have now
+	followed bool               // they are not the same
 	env      Env
 	sets     map[string][]netip.Prefix
 }

@@ -32,8 +32,11 @@ type part struct {
 }
 
 // service compiles one service.
-func (c *compiler) service(svc datapath.Service, id uint32) (*Service, error) {
-	if err := Carries(svc.Service); err != nil {
+func (c *compiler) service(i int, id uint32) (*Service, error) {
+	svc := c.snapshot.Services[i]
+	// While an interface has no address of a family, listeners that follow it are left out of the snapshot,
+	// and backends of that family would seem to be for clients of another one.
+	if err := Carries(c.given.Services[i].Service); err != nil {
 		return nil, err
 	}
 	s := &Service{
