@@ -266,6 +266,11 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	return r, nil
 }
 
+// HiddenText says in words what Hidden counts.
+func (r *DropReport) HiddenText() string {
+	return fmt.Sprintf("%d drops of the whole host were not counted: this kernel ran no probe for them", r.Hidden)
+}
+
 // report adds the groups and reconciliations of one namespace.
 func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namespace, after snapshot) {
 	before := w.before[ns.Inode]

@@ -229,7 +229,7 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		fmt.Fprintf(w, "%d drops of the whole host were not counted: they interrupted the probe\n", r.Interrupted)
 	}
 	if r.Hidden > 0 {
-		fmt.Fprintf(w, "%d drops of the whole host were not counted: this kernel ran no probe for them\n", r.Hidden)
+		fmt.Fprintln(w, r.HiddenText())
 	}
 	for _, limit := range r.Limits {
 		fmt.Fprintln(w, wrap("not visible here: "+limit, reportWidth, "\n"))

@@ -220,6 +220,9 @@ func (s *Sample) collectDrops(ctx context.Context, w *trace.Watcher) {
 		return
 	}
 	s.Limits = append(s.Limits, report.Limits...)
+	if report.Hidden > 0 {
+		s.Limits = append(s.Limits, report.HiddenText())
+	}
 	for _, g := range report.Groups {
 		for _, n := range s.Namespaces {
 			if n.Inode == g.Netns {
