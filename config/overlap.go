@@ -219,14 +219,14 @@ type lane struct{ protocol, iface string }
 func (c *claim) files() []lane {
 	p := c.protocol.String()
 	lanes := []lane{{p, "*"}, {"*", "*"}}
-	for _, w := range c.words() {
+	for _, w := range c.interfaceNames() {
 		lanes = append(lanes, lane{p, w}, lane{"*", w})
 	}
 	return lanes
 }
 
-// words are those of the claim's interfaces; "" for every one.
-func (c *claim) words() []string {
+// interfaceNames are the names and patterns of the claim's interfaces; "" for every one.
+func (c *claim) interfaceNames() []string {
 	if c.iface == "" {
 		return []string{""}
 	}
@@ -272,7 +272,7 @@ func collisions(claims []claim) []collision {
 	})
 	var known []string
 	for i := range claims {
-		for _, w := range claims[i].words() {
+		for _, w := range claims[i].interfaceNames() {
 			if !slices.Contains(known, w) {
 				known = append(known, w)
 			}

@@ -214,7 +214,7 @@ func checkReservedPorts(_ context.Context, c *Case) Finding {
 		return unknown("net.ipv4.ip_local_port_range is not readable")
 	}
 	listeners, unjudged := c.exposedListeners()
-	forwarded := c.exposedForwards(low, high)
+	forwarded := c.ephemeralForwards(low, high)
 	var f Finding
 	switch {
 	case len(listeners) > 0:
@@ -269,9 +269,9 @@ func (c *Case) exposedListeners() (ports []string, unjudged int) {
 	return ports, len(unknown)
 }
 
-// exposedForwards are ports that rules forward and that the kernel may give to local
+// ephemeralForwards are ports that rules forward and that the kernel may give to local
 // programs. A rule that takes the whole range leaves nothing to reserve.
-func (c *Case) exposedForwards(low, high int) (ports []string) {
+func (c *Case) ephemeralForwards(low, high int) (ports []string) {
 	if c.NS.Rules == nil {
 		return nil
 	}

@@ -150,13 +150,13 @@ func Judge(ctx context.Context, s *observe.Sample) *Report {
 			r.add(check, c, check.Run(ctx, c))
 		}
 	}
-	r.Missing = missing(s)
+	r.Missing = missingCapabilities(s)
 	r.conclude(s)
 	return r
 }
 
-// missing are the capabilities for want of which something could not be read.
-func missing(s *observe.Sample) (names []string) {
+// missingCapabilities are those for want of which something could not be read.
+func missingCapabilities(s *observe.Sample) (names []string) {
 	lack := func(err error, capabilities ...string) {
 		if !errors.Is(err, os.ErrPermission) {
 			return

@@ -169,8 +169,8 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 		}
 	}
 	for _, d := range e.opt.Datapaths {
-		if together, ok := e.natTogether(cfg, d, excluded, alone); ok {
-			return together, nil
+		if places, ok := e.allNATOn(cfg, d, excluded, alone); ok {
+			return places, nil
 		}
 	}
 	return alone, nil
@@ -241,12 +241,12 @@ func translatesSource(n *config.NATRule, a netip.Addr) bool {
 	return false
 }
 
-// natTogether places every NAT rule on d, if d can carry them all.
-func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, excluded map[string]string, alone []Place) ([]Place, bool) {
+// allNATOn places every NAT rule on d, if d can carry them all.
+func (e *Engine) allNATOn(cfg *config.Config, d datapath.Datapath, excluded map[string]string, alone []Place) ([]Place, bool) {
 	if excluded[d.Name()] != "" {
 		return nil, false
 	}
-	together := make([]Place, len(cfg.NAT))
+	places := make([]Place, len(cfg.NAT))
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		want := choice(n.Datapath, cfg.Datapath)
@@ -254,12 +254,12 @@ func (e *Engine) natTogether(cfg *config.Config, d datapath.Datapath, excluded m
 			e.before(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved away from d
 			return nil, false
 		}
-		together[i] = Place{Datapaths: []string{d.Name()}, Why: alone[i].Why}
+		places[i] = Place{Datapaths: []string{d.Name()}, Why: alone[i].Why}
 		if !alone[i].on(d.Name()) {
-			together[i].Why = map[string]string{alone[i].Datapaths[0]: "the other NAT rules need " + d.Name()}
+			places[i].Why = map[string]string{alone[i].Datapaths[0]: "the other NAT rules need " + d.Name()}
 		}
 	}
-	return together, true
+	return places, true
 }
 
 // placeRules puts every firewall rule on each datapath that carries traffic, so

@@ -111,7 +111,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/services", s.services, describe("list-services", "Services with their backends and counters"))
 	huma.Get(g, "/services/{service}", s.service, describe("get-service", "One service"))
 	huma.Get(g, "/backends", s.backends, describe("list-backends", "Backends of all services"))
-	huma.Get(g, "/nat", s.nat, describe("list-nat", "NAT rules"))
+	huma.Get(g, "/nat", s.natRules, describe("list-nat", "NAT rules"))
 	huma.Get(g, "/interfaces", s.interfaces, describe("list-interfaces", "Interfaces, and how the eBPF datapath meets their packets"))
 	huma.Get(g, "/addresses", s.addresses, describe("list-addresses", "Addresses of services and pools, and who answers for them"))
 	huma.Get(g, "/mappings", s.mappings, describe("list-mappings", "Mappings that inside hosts have asked for by PCP"))

@@ -168,7 +168,7 @@ func (s *server) backends(ctx context.Context, _ *struct{}) (*body[[]api.Backend
 	return &body[[]api.Backend]{list}, nil
 }
 
-func (s *server) nat(ctx context.Context, _ *struct{}) (*body[[]api.NATRule], error) {
+func (s *server) natRules(ctx context.Context, _ *struct{}) (*body[[]api.NATRule], error) {
 	v := s.opt.Engine.View()
 	counters, err := s.opt.Engine.Counters(ctx)
 	if err != nil {

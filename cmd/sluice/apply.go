@@ -81,7 +81,7 @@ without one with what the kernel holds.`,
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			out, err := a.forecast(cmd.Context(), args[0])
+			out, err := a.dryRun(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -98,8 +98,8 @@ without one with what the kernel holds.`,
 	return cmd
 }
 
-// forecast asks the daemon, or the kernel when there is none.
-func (a *app) forecast(ctx context.Context, file string) (*api.Outcome, error) {
+// dryRun asks the daemon what apply would change, or the kernel when there is none.
+func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
 	raw, err := readChecked(file)
 	if err != nil {
 		return nil, err

@@ -208,7 +208,7 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		d.forgetMapper()
 	}
 	if want.Switches.Mappings {
-		if err := d.loadMapper(want.Switches); err != nil {
+		if err := d.loadMapPrograms(want.Switches); err != nil {
 			return fmt.Errorf("pcp: %w", err)
 		}
 	}

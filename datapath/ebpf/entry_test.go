@@ -163,10 +163,10 @@ func TestHolder(t *testing.T) {
 	if again := sentFrom(t, send(t, s, "lan0", question(2, 1))); again != first {
 		t.Errorf("the third flow leaves by %s, the first by %s", again, first)
 	}
-	if stranger := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.7.7,dst=203.0.113.1)/udp(sport=9,dport=%s)", first[len("203.0.113.1:"):])); stranger.Action != nat.Forward {
-		t.Errorf("a stranger's packet to the binding: %s", stranger.Reason)
+	if unrelated := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.7.7,dst=203.0.113.1)/udp(sport=9,dport=%s)", first[len("203.0.113.1:"):])); unrelated.Action != nat.Forward {
+		t.Errorf("a packet of an unrelated host to the binding: %s", unrelated.Reason)
 	}
-	held{flows: 6, bindings: 1, resting: 1, slots: 9, ports: 2, owned: 1}.want(t, s, "a third flow, and a stranger's")
+	held{flows: 6, bindings: 1, resting: 1, slots: 9, ports: 2, owned: 1}.want(t, s, "a third flow, and an unrelated host's")
 	advance(rest)
 	held{flows: 6, bindings: 1, slots: 7, ports: 1, owned: 1}.want(t, s, "the other endpoint's port has rested")
 	advance(301 * time.Second)
@@ -190,7 +190,7 @@ func TestStrangersShareNoBinding(t *testing.T) {
 			t.Errorf("from %s: %s, want %s", c.from, out.Reason, c.want)
 		}
 		if c.want == nat.ReasonFiltered {
-			one.want(t, s, "a stranger was dropped")
+			one.want(t, s, "an unrelated host was dropped")
 		}
 	}
 	held{flows: 4, bindings: 1, slots: 7, ports: 1, owned: 1}.want(t, s, "who was asked came from another port")

@@ -26,8 +26,8 @@ func TestPacketCases(t *testing.T) {
 	few := number(t, "SLUICE_FEW_PROGRAMS", 0) > 0
 	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
 		t.Run(hook, func(t *testing.T) {
-			lend := newLenders(t)
-			lend.few, lend.allOn = few, few || hook == "tc-complete" || hook == "pair"
+			pool := newProgramPool(t)
+			pool.few, pool.allOn = few, few || hook == "tc-complete" || hook == "pair"
 			for _, c := range cases {
 				t.Run(c.Name, func(t *testing.T) {
 					t.Parallel()
@@ -42,7 +42,7 @@ func TestPacketCases(t *testing.T) {
 						t.Skip(err)
 					}
 					s := newSubject(t, hook)
-					s.lenders = lend
+					s.programPool = pool
 					if err := c.Run(s); few && errors.Is(err, errOtherConstants) {
 						t.Skip(err)
 					} else if err != nil {

@@ -40,16 +40,16 @@ nat:
 
 // hostileOpens are who sends packets that the configuration forwards.
 var hostileOpens = []judge.Opening{
-	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 53}, Protocols: []judge.Kind{judge.TCP, judge.UDP}},
-	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 3), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP}},
-	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 40, 40), Ports: []uint16{80}, Protocols: []judge.Kind{judge.UDP}},
-	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 50, 50), Ports: []uint16{514}, Protocols: []judge.Kind{judge.UDP}},
-	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("203.0.113.%d", 201, 201), Ports: []uint16{80}, Protocols: []judge.Kind{judge.TCP}},
-	{Interface: "wan0", Sources: judge.Addresses("198.18.0.%d", 1, 2), Dests: judge.Addresses("198.51.100.%d", 130, 131), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP, judge.Other}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 53}, Protocols: []judge.Protocol{judge.TCP, judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 3), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 40, 40), Ports: []uint16{80}, Protocols: []judge.Protocol{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 50, 50), Ports: []uint16{514}, Protocols: []judge.Protocol{judge.UDP}},
+	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("203.0.113.%d", 201, 201), Ports: []uint16{80}, Protocols: []judge.Protocol{judge.TCP}},
+	{Interface: "wan0", Sources: judge.Addresses("198.18.0.%d", 1, 2), Dests: judge.Addresses("198.51.100.%d", 130, 131), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.UDP, judge.Other}},
 	{Interface: "lan0", Sources: append(judge.Addresses("10.0.2.%d", 5, 7), judge.Addresses("10.1.9.%d", 130, 131)...), Dests: judge.Addresses("198.18.0.%d", 1, 2), Ports: []uint16{53, 80},
-		Protocols: []judge.Kind{judge.TCP, judge.UDP, judge.Ping}},
-	{Interface: "lan0", Sources: judge.Addresses("fd00:a:1:1::%x", 2, 3), Dests: judge.Addresses("2001:db8:9::%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Kind{judge.UDP}},
-	{Interface: "lan0", Sources: judge.Addresses("fd00:2::%x", 5, 7), Dests: judge.Addresses("64:ff9b::c612:%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Kind{judge.TCP, judge.UDP, judge.Ping}},
+		Protocols: []judge.Protocol{judge.TCP, judge.UDP, judge.Ping}},
+	{Interface: "lan0", Sources: judge.Addresses("fd00:a:1:1::%x", 2, 3), Dests: judge.Addresses("2001:db8:9::%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.UDP}},
+	{Interface: "lan0", Sources: judge.Addresses("fd00:2::%x", 5, 7), Dests: judge.Addresses("64:ff9b::c612:%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.TCP, judge.UDP, judge.Ping}},
 }
 
 // hostile breaks packets, and sends errors about them.
@@ -96,7 +96,7 @@ func (h *hostile) flows() (n int, err error) {
 // round sends a thousand packets, the last 200 of them ICMP errors.
 func (h *hostile) round() error {
 	for range 800 {
-		in := h.traffic.Open()
+		in := h.traffic.First()
 		switch h.IntN(8) {
 		case 0:
 		case 1:
@@ -113,7 +113,7 @@ func (h *hostile) round() error {
 		return err
 	}
 	for range 200 {
-		if err := h.run(judge.About(h.Rand, h.traffic.Open(), 1+h.IntN(2))); err != nil {
+		if err := h.run(judge.About(h.Rand, h.traffic.First(), 1+h.IntN(2))); err != nil {
 			return err
 		}
 	}

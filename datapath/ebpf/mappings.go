@@ -111,7 +111,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 	}
 	for range mapTries {
 		made := request
-		if err := d.runMapper("map_open", d.switches, &made); err != nil {
+		if err := d.runMapProgram("map_open", d.switches, &made); err != nil {
 			return m, err
 		}
 		switch made.Reason {
@@ -127,7 +127,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 		if !d.taken(m.Protocol, m.Outside) {
 			return m, nil
 		}
-		if err := d.runMapper("map_close", d.switches, &made); err != nil { // its port rests: the next one is another
+		if err := d.runMapProgram("map_close", d.switches, &made); err != nil { // its port rests: the next one is another
 			return m, err
 		}
 	}
@@ -213,20 +213,20 @@ func (d *Datapath) Unmap(m datapath.Mapping) error {
 	if err != nil {
 		return err
 	}
-	return d.runMapper("map_close", d.switches, &wire.MappingRequest{Key: k})
+	return d.runMapProgram("map_close", d.switches, &wire.MappingRequest{Key: k})
 }
 
-// loadMapper loads the programs that make and end mappings, when they are not yet.
-func (d *Datapath) loadMapper(s wire.Switches) (err error) {
+// loadMapPrograms loads the programs that make and end mappings, when they are not yet.
+func (d *Datapath) loadMapPrograms(s wire.Switches) (err error) {
 	if d.mapper == nil {
 		d.mapper, err = d.t.Program(s, false, "map_open", "map_close")
 	}
 	return err
 }
 
-// runMapper runs one of them.
-func (d *Datapath) runMapper(name string, s wire.Switches, request *wire.MappingRequest) error {
-	if err := d.loadMapper(s); err != nil {
+// runMapProgram runs one of the programs that open and close mappings, with this request.
+func (d *Datapath) runMapProgram(name string, s wire.Switches, request *wire.MappingRequest) error {
+	if err := d.loadMapPrograms(s); err != nil {
 		return err
 	}
 	frame := unsafe.Slice((*byte)(unsafe.Pointer(request)), unsafe.Sizeof(*request))
@@ -263,7 +263,7 @@ func (d *Datapath) retireMappings(want *compile.Desired) error {
 			continue
 		}
 		lost = true
-		if err := d.runMapper("map_close", want.Switches, &wire.MappingRequest{Key: k}); err != nil {
+		if err := d.runMapProgram("map_close", want.Switches, &wire.MappingRequest{Key: k}); err != nil {
 			return err
 		}
 	}

@@ -27,12 +27,12 @@ import (
 	"github.com/sluice-lb/sluice/nat/golden"
 )
 
-// mapping is one wish of TestMappings: inside endpoint and outside one, and what
+// mapping is one request of TestMappings: inside endpoint and outside one, and what
 // comes of it.
 type mapping struct {
-	inside, wish string
-	exact        bool
-	want         string // outside endpoint, "ADDRESS:" for any port, or an error
+	inside, outside string
+	exact           bool
+	want            string // outside endpoint, "ADDRESS:" for any port, or an error
 }
 
 // TestMappings asks for mappings under each way that ports are given out by.
@@ -41,7 +41,7 @@ func TestMappings(t *testing.T) {
 	const rest = "0.0.0.0:0"
 	cases := []struct {
 		name, yaml string
-		wishes     []mapping
+		requests   []mapping
 	}{
 		{"one address", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports: 2000-4000, pcp: true}", []mapping{
 			{"10.0.0.2:3000", rest, false, "203.0.113.1:3000"},
@@ -108,9 +108,9 @@ func TestMappings(t *testing.T) {
 	d := mappingGateway(t, mappingLab(t), yaml+"tables: {flows: 4096, flows6: 4096}\n")
 	made := 0
 	for i, c := range cases {
-		for k, w := range c.wishes {
+		for k, w := range c.requests {
 			m := datapath.Mapping{Rule: at(i, "office"), Protocol: flow.TCP, Inside: netip.MustParseAddrPort(at(i, w.inside)),
-				Outside: netip.MustParseAddrPort(at(i, w.wish)), Nonce: [12]byte{byte(k)}, Expires: time.Duration(k)}
+				Outside: netip.MustParseAddrPort(at(i, w.outside)), Nonce: [12]byte{byte(k)}, Expires: time.Duration(k)}
 			before := usedPorts(d)
 			got, err := d.Map(m, w.exact)
 			text := got.Outside.String()

@@ -46,19 +46,19 @@ func agrees(t *testing.T, o judge.Options, allOn bool) {
 	o.NoShrink = os.Getenv("SLUICE_MODEL_SHRINK") == "no"
 	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
 		t.Run(hook, func(t *testing.T) {
-			lend := newLenders(t)
-			lend.allOn = allOn
+			pool := newProgramPool(t)
+			pool.allOn = allOn
 			for _, sc := range judge.Scenarios() {
 				t.Run(sc.Name, func(t *testing.T) {
 					t.Parallel()
-					agreesIn(t, hook, sc, o, lend)
+					agreesIn(t, hook, sc, o, pool)
 				})
 			}
 		})
 	}
 }
 
-func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, lend *lenders) {
+func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, pool *programPool) {
 	c, err := sc.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, len
 		t.Skip("the kernel gives the sum of the card up as a tail grows, and the test run compares it all the same")
 	}
 	s := newSubject(t, hook)
-	s.lenders, s.here = lend, true
+	s.programPool, s.here = pool, true
 	d, n, err := judge.Run(s, sc, o)
 	if err != nil {
 		t.Fatal(err)
@@ -88,8 +88,8 @@ func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, len
 // to a packet, the full path must do as well.
 func TestPathsAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	lend := newLenders(t)
-	lend.full = true
+	pool := newProgramPool(t)
+	pool.full = true
 	for _, sc := range judge.Scenarios() {
 		c, err := sc.Config()
 		if err != nil {
@@ -102,7 +102,7 @@ func TestPathsAgree(t *testing.T) {
 			t.Run(hook+"/"+sc.Name, func(t *testing.T) {
 				t.Parallel()
 				full := newSubject(t, hook)
-				full.full, full.lenders = true, lend
+				full.full, full.programPool = true, pool
 				d, _, err := judge.Run(full, sc, judge.Options{Packets: 1000, PerReset: 500, Seed: 2})
 				if err != nil {
 					t.Fatal(err)

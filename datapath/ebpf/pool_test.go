@@ -181,7 +181,7 @@ func TestBlocksKeepOneMapping(t *testing.T) {
 func TestMappingFollowsTheAddress(t *testing.T) {
 	const yaml = "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0, pcp: true, ports-per-client: 100}\n"
 	s := changing(t, yaml)
-	wish := datapath.Mapping{Rule: "office", Protocol: flow.UDP, Inside: netip.MustParseAddrPort("10.0.2.2:3000"), Outside: netip.MustParseAddrPort("0.0.0.0:0"), Expires: time.Hour}
+	request := datapath.Mapping{Rule: "office", Protocol: flow.UDP, Inside: netip.MustParseAddrPort("10.0.2.2:3000"), Outside: netip.MustParseAddrPort("0.0.0.0:0"), Expires: time.Hour}
 	for i, address := range []string{"198.51.100.1", "198.51.100.9"} {
 		if i > 0 {
 			if err := s.readdress("wan0", "198.51.100.1/24", "198.51.100.9/24"); err != nil {
@@ -189,7 +189,7 @@ func TestMappingFollowsTheAddress(t *testing.T) {
 			}
 			s.mustChange(yaml)
 		}
-		m, err := s.d.Map(wish, false)
+		m, err := s.d.Map(request, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -147,7 +147,7 @@ var crowdOpens = []judge.Opening{
 	{Interface: "wan0", Sources: judge.Addresses("198.18.0.%d", 1, 8), Dests: judge.Addresses("203.0.113.%d", 201, 201), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
 }
 
-var crowdProtocols = []judge.Kind{judge.TCP, judge.TCP, judge.UDP, judge.Ping}
+var crowdProtocols = []judge.Protocol{judge.TCP, judge.TCP, judge.UDP, judge.Ping}
 
 // crowd is who sends packets through a gateway.
 type crowd struct {

@@ -39,8 +39,8 @@ type shared struct {
 // are there.
 var errOtherConstants = errors.New("the configuration has constants of its own")
 
-// lenders keeps shared programs for subjects that ask at the same time.
-type lenders struct {
+// programPool keeps shared programs for subjects that ask at the same time.
+type programPool struct {
 	dir string
 	// allOn has every feature on, so that most cases have the same constants; full closes the
 	// straight path.
@@ -54,9 +54,9 @@ type lenders struct {
 	made int
 }
 
-// newLenders returns lenders whose programs and tables go with the test.
-func newLenders(t *testing.T) *lenders {
-	l := &lenders{dir: pinsOf(t)}
+// newProgramPool returns a pool whose programs and tables go with the test.
+func newProgramPool(t *testing.T) *programPool {
+	l := &programPool{dir: pinsOf(t)}
 	t.Cleanup(func() {
 		if err := l.close(); err != nil {
 			t.Error(err)
@@ -65,8 +65,8 @@ func newLenders(t *testing.T) *lenders {
 	return l
 }
 
-// lend gives a datapath tables and programs before it applies anything.
-func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (*shared, error) {
+// borrow gives a datapath tables and programs before it applies anything.
+func (l *programPool) borrow(d *Datapath, snapshot *datapath.Snapshot) (*shared, error) {
 	s, err := l.take(d.hz)
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (l *lenders) lend(d *Datapath, snapshot *datapath.Snapshot) (*shared, error
 }
 
 // equip gives a datapath the tables, and the programs that a snapshot needs.
-func (l *lenders) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot) error {
+func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot) error {
 	h, err := readHost()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (l *lenders) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot) err
 	return nil
 }
 
-func (l *lenders) take(hz uint32) (*shared, error) {
+func (l *programPool) take(hz uint32) (*shared, error) {
 	l.mu.Lock()
 	if n := len(l.free); n > 0 {
 		s := l.free[n-1]
@@ -128,7 +128,7 @@ func (l *lenders) take(hz uint32) (*shared, error) {
 }
 
 // give takes back what a datapath was lent, and closes that.
-func (l *lenders) give(s *shared, d *Datapath) {
+func (l *programPool) give(s *shared, d *Datapath) {
 	if d != nil {
 		if c, err := d.Counters(context.Background()); err == nil {
 			s.refused = s.refused || slices.ContainsFunc(c.Services, func(s datapath.ServiceCounters) bool { return s.Refused > 0 })
@@ -143,7 +143,7 @@ func (l *lenders) give(s *shared, d *Datapath) {
 }
 
 // close removes all that was lent and has come back.
-func (l *lenders) close() (err error) {
+func (l *programPool) close() (err error) {
 	for _, s := range l.free {
 		for _, c := range s.loaded {
 			c.Close()

@@ -45,13 +45,13 @@ func TestStations(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			const stranger, vrrp = "02:00:00:00:09:09", "00:00:5e:00:01:05"
+			const otherStation, vrrp = "02:00:00:00:09:09", "00:00:5e:00:01:05"
 			if err := l.Node("gateway").Do(func() error {
 				return netlink.SetPromiscOn(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: wan0.Index}})
 			}); err != nil {
 				t.Fatal(err)
 			}
-			to(stranger)
+			to(otherStation)
 			before := counted(t, d, "other-station")
 			if asked() == nil {
 				t.Errorf("a frame for another station was forwarded: %s", describeReasons(d))
@@ -59,7 +59,7 @@ func TestStations(t *testing.T) {
 			if counted(t, d, "other-station") == before {
 				t.Errorf("a frame for another station is not counted: %s", describeReasons(d))
 			}
-			hw, _ := net.ParseMAC(stranger)
+			hw, _ := net.ParseMAC(otherStation)
 			if err := l.Node("gateway").Do(func() error {
 				return netlink.LinkSetHardwareAddr(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: wan0.Index}}, hw)
 			}); err != nil {

@@ -36,23 +36,23 @@ import (
 // subject runs packets through a loaded program with BPF_PROG_TEST_RUN, in a
 // network namespace that looks like the case's host.
 type subject struct {
-	t        testing.TB
-	hook     string      // "xdp", "tc", "tc-complete": TC with CHECKSUM_COMPLETE, or "pair": XDP with TC behind
-	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
-	here     bool        // the goroutine that asks does so itself: it is the only one, and ends with the subject
-	cpu      int
-	d        *Datapath
-	snapshot *datapath.Snapshot
-	advanced uint32 // tick in which time last passed
-	jiffies  *ebpf.Program
-	ifaces   map[string]int
-	names    map[int]string
-	host     nat.Host
-	full     bool     // no packet takes the straight path
-	byXDP    int      // packets that XDP has sent, of a pair
-	lenders  *lenders // of programs and tables; nil: they are made for this subject
-	borrowed *shared
-	early    *ringbuf.Reader // of frames held for their first fragment; nil until one was
+	t           testing.TB
+	hook        string      // "xdp", "tc", "tc-complete": TC with CHECKSUM_COMPLETE, or "pair": XDP with TC behind
+	thread      chan func() // runs what it is given in the subject's namespace, on one CPU
+	here        bool        // the goroutine that asks does so itself: it is the only one, and ends with the subject
+	cpu         int
+	d           *Datapath
+	snapshot    *datapath.Snapshot
+	advanced    uint32 // tick in which time last passed
+	jiffies     *ebpf.Program
+	ifaces      map[string]int
+	names       map[int]string
+	host        nat.Host
+	full        bool         // no packet takes the straight path
+	byXDP       int          // packets that XDP has sent, of a pair
+	programPool *programPool // of programs and tables; nil: they are made for this subject
+	borrowed    *shared
+	early       *ringbuf.Reader // of frames held for their first fragment; nil until one was
 }
 
 var _ golden.Subject = (*subject)(nil)
@@ -75,7 +75,7 @@ func (s *subject) drop() {
 		s.early = nil
 	}
 	if s.d != nil && s.borrowed != nil {
-		s.lenders.give(s.borrowed, s.d)
+		s.programPool.give(s.borrowed, s.d)
 	} else if s.d != nil {
 		if err := s.d.Remove(context.Background()); err != nil {
 			s.t.Error(err)
@@ -157,8 +157,8 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 		if err != nil {
 			return err
 		}
-		if s.lenders != nil && !own {
-			if s.borrowed, err = s.lenders.lend(s.d, s.snapshot); err != nil && (s.lenders.few || !errors.Is(err, errOtherConstants)) {
+		if s.programPool != nil && !own {
+			if s.borrowed, err = s.programPool.borrow(s.d, s.snapshot); err != nil && (s.programPool.few || !errors.Is(err, errOtherConstants)) {
 				return err
 			}
 		}
@@ -456,7 +456,7 @@ func (s *subject) Apply(c *config.Config) error {
 	return s.inside(func() error {
 		if s.borrowed != nil {
 			s.borrowed.refused = true
-			if err := s.lenders.equip(s.borrowed, s.d, s.snapshot); err != nil {
+			if err := s.programPool.equip(s.borrowed, s.d, s.snapshot); err != nil {
 				return err
 			}
 		}

@@ -170,8 +170,8 @@ func placingOf(links []Link) *placing {
 	return p
 }
 
-// together tells whether a network of the host's links holds both.
-func (p *placing) together(a, b netip.Addr) bool {
+// sameNetwork tells whether a network of the host's links holds both.
+func (p *placing) sameNetwork(a, b netip.Addr) bool {
 	for _, n := range p.links {
 		if n.Contains(a) && n.Contains(b) {
 			return true
@@ -207,7 +207,7 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 	case e.Status&conntrack.Expected != 0 || e.Zone != 0: // a helper's, or Open vSwitch's: by no rule
 	case e.SourceTranslated() && source != outside && !p.own[outside]:
 		s.oldSource(outside, e)
-	case e.DestTranslated() && source == outside && !p.own[server] && p.together(source, server):
+	case e.DestTranslated() && source == outside && !p.own[server] && p.sameNetwork(source, server):
 		if !answered || e.Protocol == flow.TCP && conntrack.TCPState(e.State) == conntrack.TCPSynSent {
 			s.Hairpin.add(e)
 		}

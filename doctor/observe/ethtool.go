@@ -53,13 +53,13 @@ func (e ethtool) do(iface string, request []byte) bool {
 
 // value asks for one number.
 func (e ethtool) value(iface string, command uint32) (uint32, bool) {
-	request := words(command, 0)
+	request := nativeUint32s(command, 0)
 	ok := e.do(iface, request)
 	return binary.NativeEndian.Uint32(request[4:]), ok
 }
 
-// words lays numbers out as the kernel reads them.
-func words(v ...uint32) (b []byte) {
+// nativeUint32s lays numbers out as the kernel reads them.
+func nativeUint32s(v ...uint32) (b []byte) {
 	for _, n := range v {
 		b = binary.NativeEndian.AppendUint32(b, n)
 	}
@@ -69,7 +69,7 @@ func words(v ...uint32) (b []byte) {
 // names reads a string set.
 func (e ethtool) names(iface string, set uint32) []string {
 	// struct ethtool_sset_info: cmd, reserved, sset_mask (64 bits), data[]
-	info := append(words(ethtoolGetSetInfo, 0), words(0, 0, 0)...)
+	info := append(nativeUint32s(ethtoolGetSetInfo, 0), nativeUint32s(0, 0, 0)...)
 	binary.NativeEndian.PutUint64(info[8:], 1<<set)
 	if !e.do(iface, info) || binary.NativeEndian.Uint64(info[8:]) == 0 {
 		return nil
@@ -78,7 +78,7 @@ func (e ethtool) names(iface string, set uint32) []string {
 	if n == 0 || n > manyStrings {
 		return nil
 	}
-	request := append(words(ethtoolGetStrings, set, n), make([]byte, n*ethStringLength)...)
+	request := append(nativeUint32s(ethtoolGetStrings, set, n), make([]byte, n*ethStringLength)...)
 	if !e.do(iface, request) {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (e ethtool) feature(iface, name string) int {
 	if size == 0 {
 		return -1
 	}
-	request := append(words(ethtoolGetFeatures, size), make([]byte, size*featureWordBytes)...)
+	request := append(nativeUint32s(ethtoolGetFeatures, size), make([]byte, size*featureWordBytes)...)
 	if !e.do(iface, request) {
 		return -1
 	}
@@ -119,7 +119,7 @@ func (e ethtool) lost(iface string) uint64 {
 	if len(names) == 0 {
 		return 0
 	}
-	request := append(words(ethtoolGetStats, uint32(len(names))), make([]byte, 8*len(names))...)
+	request := append(nativeUint32s(ethtoolGetStats, uint32(len(names))), make([]byte, 8*len(names))...)
 	if !e.do(iface, request) {
 		return 0
 	}

@@ -104,13 +104,13 @@ func TestSessionGrowth(t *testing.T) {
 	}
 }
 
-// together is a reader whose samples of new connections end when all have begun.
-type together struct {
+// simultaneousReader is a reader whose samples of new connections end when all have begun.
+type simultaneousReader struct {
 	Reader
 	begun sync.WaitGroup
 }
 
-func (r *together) NewRate(ctx context.Context, _ conntrack.Namespace) (float64, error) {
+func (r *simultaneousReader) NewRate(ctx context.Context, _ conntrack.Namespace) (float64, error) {
 	r.begun.Done()
 	all := make(chan struct{})
 	go func() { r.begun.Wait(); close(all) }()
@@ -129,7 +129,7 @@ func TestSampleNew(t *testing.T) {
 	idle := full(4, 1)
 	idle.Before.Limits.Count = 0
 	s := &Sample{Namespaces: []*Namespace{full(1, 1), full(2, 1), full(3, 1), idle}}
-	r := &together{}
+	r := &simultaneousReader{}
 	r.begun.Add(3)
 	s.sampleNew(ctx, r)
 	for _, n := range s.Namespaces[:3] {

@@ -106,7 +106,7 @@ func (f *ftpSession) obey(verb, arg string) {
 	case "PASV", "EPSV":
 		f.listen(verb)
 	case "PORT", "EPRT":
-		f.aim(verb, arg)
+		f.setDataAddress(verb, arg)
 	case "RETR", "LIST", "NLST":
 		f.send()
 	case "QUIT":
@@ -145,7 +145,7 @@ func (f *ftpSession) listen(verb string) {
 	f.reply(227, "Entering Passive Mode ("+hostPort(netip.AddrPortFrom(own.Addr().Unmap(), port))+")")
 }
 
-func (f *ftpSession) aim(verb, arg string) {
+func (f *ftpSession) setDataAddress(verb, arg string) {
 	f.forget()
 	parse := parseHostPort
 	if verb == "EPRT" {

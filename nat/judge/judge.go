@@ -237,14 +237,14 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 		}
 		return err
 	}
-	w.changed()
+	w.forgetDoubtful()
 	t.steps = append(t.steps, step{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
 	return s.SetState(service, backend, state)
 }
 
-// changed forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
+// forgetDoubtful forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
 // come before and after it is nobody's: where no flow is kept the later ones go to another backend.
-func (w *world) changed() {
+func (w *world) forgetDoubtful() {
 	w.age++
 	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
 }

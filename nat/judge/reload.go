@@ -259,7 +259,7 @@ func (t *trace) reload(s golden.Subject, model *nat.Model, w *world, r *rand.Ran
 	if model.Doubts(next.config) {
 		return nil
 	}
-	w.changed()
+	w.forgetDoubtful()
 	model.Apply(next.config)
 	w.mapped = slices.DeleteFunc(w.mapped, func(m datapath.Mapping) bool { return !model.Mapped(m) })
 	t.steps = append(t.steps, step{change: "apply " + next.name})

@@ -46,15 +46,15 @@ type Opening struct {
 	Sources   []netip.Addr
 	Dests     []netip.Addr
 	Ports     []uint16 // of the destination
-	Protocols []Kind
+	Protocols []Protocol
 }
 
-// Kind of a conversation.
-type Kind uint8
+// Protocol is that of a conversation.
+type Protocol uint8
 
-// Kinds.
+// Protocols.
 const (
-	TCP Kind = iota
+	TCP Protocol = iota
 	UDP
 	Ping
 	Other // protocols without ports
@@ -111,46 +111,46 @@ func Scenarios() []Scenario {
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
 	far4, far6 := Addresses("198.18.0.%d", 1, 5), Addresses("2001:db8:9::%x", 1, 5)
 	nowhere := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
-	all := []Kind{TCP, UDP, Ping, TCP, UDP}
+	all := []Protocol{TCP, UDP, Ping, TCP, UDP}
 	sites6 := Addresses("2001:db8:5:%x::1", 1, 20) // clients with a /64 each
 	return append([]Scenario{
 		{Name: "dnat-hash", YAML: dnatHash, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 8001, 8002, 9}, []Kind{TCP, UDP}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 9}, []Kind{TCP, UDP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 8001, 8002, 9}, []Protocol{TCP, UDP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 9}, []Protocol{TCP, UDP}}}},
 		{Name: "dnat-sequence", YAML: dnatSequence, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Kind{TCP, UDP, Ping}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{TCP, UDP, Ping}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP}}}},
 		{Name: "least", YAML: least, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Kind{UDP, TCP}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{UDP, TCP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{UDP, TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{UDP, TCP}}}},
 		{Name: "fullnat", YAML: fullnat, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53}, []Kind{TCP, UDP}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53}, []Protocol{TCP, UDP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP}}}},
 		{Name: "cookies", YAML: cookies, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Kind{TCP}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Protocol{TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP}}}},
 		{Name: "bypass", YAML: bypass, Opens: []Opening{
-			{"wan0", clients4, append(append(one("192.0.2.30"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 514}, []Kind{TCP, UDP}},
-			{"wan0", clients6, append(one("2001:db8::40"), one("2001:db8::30")...), []uint16{80}, []Kind{TCP, UDP}},
+			{"wan0", clients4, append(append(one("192.0.2.30"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 514}, []Protocol{TCP, UDP}},
+			{"wan0", clients6, append(one("2001:db8::40"), one("2001:db8::30")...), []uint16{80}, []Protocol{TCP, UDP}},
 			{"wan0", clients4, append(Addresses("192.0.2.%d", 60, 63), netip.MustParseAddr("192.0.2.51")), []uint16{80, 8001, 9}, append(all, Other, SCTP)},
 			{"wan0", clients6, append(one("2001:db8::50"), Addresses("2001:db8::%x", 0x60, 0x63)...), []uint16{514, 80, 516}, append(all, Other, SCTP)}}},
 		{Name: "turn", YAML: turn, Opens: []Opening{
-			{"wan0", clients4, append(append(one("192.0.2.10"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 53}, []Kind{TCP, UDP}},
-			{"wan0", clients6, append(one("2001:db8::10"), Addresses("2001:db8::%x", 0x40, 0x42)...), []uint16{80, 53}, []Kind{TCP, UDP, Ping}}}},
+			{"wan0", clients4, append(append(one("192.0.2.10"), one("192.0.2.40")...), one("192.0.2.50")...), []uint16{80, 53}, []Protocol{TCP, UDP}},
+			{"wan0", clients6, append(one("2001:db8::10"), Addresses("2001:db8::%x", 0x40, 0x42)...), []uint16{80, 53}, []Protocol{TCP, UDP, Ping}}}},
 		{Name: "quotas", YAML: quotas, Opens: []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, append(far6, Addresses("64:ff9b::c612:%x", 1, 5)...), []uint16{53, 80}, all}}},
 		{Name: "client-address", YAML: clientAddress, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Kind{TCP}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}}}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 81}, []Protocol{TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP}}}},
 		{Name: "snat", YAML: fmt.Sprintf(snat, "endpoint-independent"), Opens: []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{Name: "snat-address", YAML: fmt.Sprintf(snat, "address-dependent"), Opens: []Opening{{"lan0", inside4, far4, []uint16{53, 80}, all},
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
 		{Name: "remote-endpoint", YAML: remoteEndpoint, Opens: []Opening{{"lan0", inside4, far4, []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, far6, []uint16{53, 80}, all}}},
-		{Name: "forward", YAML: forward, Opens: []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 53, 9}, []Kind{TCP, UDP}},
-			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, []Kind{TCP, UDP}}}},
-		{Name: "everyone", YAML: everyone, Opens: []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 9}, []Kind{TCP, UDP}},
+		{Name: "forward", YAML: forward, Opens: []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 53, 9}, []Protocol{TCP, UDP}},
+			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, []Protocol{TCP, UDP}}}},
+		{Name: "everyone", YAML: everyone, Opens: []Opening{{"wan0", clients4, one("203.0.113.201"), []uint16{80, 9}, []Protocol{TCP, UDP}},
 			{"lan0", inside4, append(far4, netip.MustParseAddr("203.0.113.201")), []uint16{53, 80}, all}}},
 		{Name: "prefixes", YAML: prefixes, Opens: []Opening{{"lan0", Addresses("10.1.9.%d", 130, 140), far4, []uint16{53}, append(all, Other)},
 			{"wan0", clients4, Addresses("198.51.100.%d", 130, 140), []uint16{53}, append(all, Other)},
@@ -162,17 +162,17 @@ func Scenarios() []Scenario {
 		{Name: "siit", YAML: siit, Opens: []Opening{{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 16, 23), []uint16{53, 80}, all}}},
 		{Name: "lists", YAML: lists, Opens: []Opening{
-			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 85, 8080}, []Kind{TCP, UDP, Ping, Other}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 85}, []Kind{TCP, UDP, Ping}},
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 85, 8080}, []Protocol{TCP, UDP, Ping, Other}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 85}, []Protocol{TCP, UDP, Ping}},
 			{"lan0", inside4, far4, []uint16{53, 25}, all}}},
 		{Name: "limits", YAML: limits, Opens: []Opening{
-			{"wan0", clients4, Addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Kind{TCP, UDP}},
-			{"wan0", sites6, Addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Kind{TCP, UDP}}}},
+			{"wan0", clients4, Addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Protocol{TCP, UDP}},
+			{"wan0", sites6, Addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Protocol{TCP, UDP}}}},
 		{Name: "families", YAML: families, Opens: []Opening{
-			{"wan0", clients4, Addresses("192.0.2.%d", 10, 11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}},
-			{"wan0", clients6, Addresses("2001:db8::%x", 0x10, 0x11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Kind{TCP, UDP}}}},
+			{"wan0", clients4, Addresses("192.0.2.%d", 10, 11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Protocol{TCP, UDP}},
+			{"wan0", clients6, Addresses("2001:db8::%x", 0x10, 0x11), []uint16{80, 81, 53, 54, 8001, 8002, 9}, []Protocol{TCP, UDP}}}},
 		{Name: "mapped", YAML: mapped, Opens: []Opening{
-			{"wan0", far4, Addresses("203.0.113.%d", 201, 203), []uint16{2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}, []Kind{TCP, UDP, Ping}},
+			{"wan0", far4, Addresses("203.0.113.%d", 201, 203), []uint16{2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}, []Protocol{TCP, UDP, Ping}},
 			{"lan0", inside4, append(far4, Addresses("203.0.113.%d", 201, 203)...), []uint16{53, 2000, 2001, 2002, 2003}, all},
 			{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), netip.MustParseAddr("64:ff9b::203.0.113.203")), []uint16{53, 2000, 2001, 2002}, all}},
 			MapRequests: []MapRequests{{"office", inside4[:4], Addresses("203.0.113.%d", 201, 202), flow.Ports{First: 2000, Last: 2007}},
@@ -180,12 +180,12 @@ func Scenarios() []Scenario {
 				{"strict", inside4[4:], one("203.0.113.203"), flow.Ports{First: 2000, Last: 2007}}}},
 		{Name: "interfaces-differ", YAML: differentInterfaces, Opens: []Opening{
 			{"wan0", clients4, append(Addresses("192.0.2.%d", 10, 11), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Kind{TCP}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP}},
 			{"lan0", inside4, append(append(far4, Addresses("192.0.2.%d", 10, 11)...), netip.MustParseAddr("203.0.113.203")), []uint16{80, 53, 9}, all},
-			{"lan0", inside6, append(far6, netip.MustParseAddr("2001:db8::10")), []uint16{80, 81}, []Kind{TCP, UDP}}}},
+			{"lan0", inside6, append(far6, netip.MustParseAddr("2001:db8::10")), []uint16{80, 81}, []Protocol{TCP, UDP}}}},
 		{Name: "states", YAML: states, Opens: []Opening{
-			{"wan0", clients4, Addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Kind{TCP, UDP, Ping}},
-			{"wan0", clients6, Addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Kind{TCP, UDP, Ping}}},
+			{"wan0", clients4, Addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Protocol{TCP, UDP, Ping}},
+			{"wan0", clients6, Addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Protocol{TCP, UDP, Ping}}},
 			Changing: []string{"web/a", "web/b", "dns/a", "hash/a", "hash/b", "six/a", "six/b", "mixed/a", "mixed/b", "mixed6/a", "direct/a", "tunnel/a", "tunnel/b", "plain/a", "plain/b", "any/a"}},
 		{Name: "overlap", YAML: overlap, Opens: []Opening{
 			{"wan0", clients4, append(Addresses("203.0.113.%d", 200, 204), netip.MustParseAddr("192.0.2.10")), []uint16{80, 53, 9}, all},

@@ -24,7 +24,7 @@ func natScenarios() []Scenario {
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
 	deep6 := Addresses("fd00:a:1:1::%x", 1, 9)
 	far4, far6 := Addresses("198.18.0.%d", 1, 5), Addresses("2001:db8:9::%x", 1, 5)
-	all := []Kind{TCP, UDP, Ping, TCP, UDP, Other}
+	all := []Protocol{TCP, UDP, Ping, TCP, UDP, Other}
 	through64 := slices.Concat(embedded("3fff:32::/32", far4...), embedded("2001:db8:4000::/40", far4...), embedded("2001:db8:6448::/48", far4...),
 		embedded("2001:db8:6456:100::/56", far4...), embedded("2001:db8:6464:1::/64", far4...), embedded("64:ff9b::/96", far4...), far6)
 	return []Scenario{

@@ -26,8 +26,8 @@ func NewTraffic(opens []Opening, host nat.Host, r *rand.Rand, prefixes ...netip.
 // Packet is one of a conversation.
 type Packet struct{ arrival }
 
-// Open returns the first packet of a new conversation.
-func (t *Traffic) Open() nat.Arrival { return t.w.open(t.r)[0].Arrival }
+// First returns the first packet of a new conversation.
+func (t *Traffic) First() nat.Arrival { return t.w.open(t.r)[0].Arrival }
 
 // Next returns the packets of what happens next: somebody opens a conversation, goes on with one,
 // answers, reports an error, sends fragments, or talks to another inside host by its outside endpoint.
@@ -46,7 +46,7 @@ func (t *Traffic) Next() (list []Packet) {
 func (t *Traffic) Saw(p Packet, got nat.Outcome) { t.w.saw(p.arrival, got) }
 
 // Forget is to be called when the gateway is changed or time passes: what belonged to a flow may do so no more.
-func (t *Traffic) Forget() { t.w.changed() }
+func (t *Traffic) Forget() { t.w.forgetDoubtful() }
 
 // saw notes what became of a packet.
 func (w *world) saw(a arrival, got nat.Outcome) {

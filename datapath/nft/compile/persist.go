@@ -140,7 +140,7 @@ func (p *part) backendID(i int) uint32 {
 
 // remember notes the client's backend, or renews the note.
 func (p *part) remember(i int) rs.Rule {
-	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.persistKey()...).ClearPriority().Rule("")
+	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.persistKey()...).ResetPriority().Rule("")
 }
 
 // sessions pins clients by prefix; a client pinned to a backend that takes no

@@ -130,8 +130,8 @@ func (b *Builder) Recall(set string, s ...Selector) *Builder {
 	return b.say("meta priority set %s map @%s", concatText(s), set)
 }
 
-// ClearPriority gives the packet the priority back that packets have on arrival.
-func (b *Builder) ClearPriority() *Builder {
+// ResetPriority sets the priority of the packet (meta priority) to 0, which it has on arrival.
+func (b *Builder) ResetPriority() *Builder {
 	b.attrs.immediate(0, Number(0).Raw)
 	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
 	return b.say("meta priority set none")
