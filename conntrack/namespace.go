@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,23 +69,68 @@ func CurrentNamespace() Namespace {
 	return n
 }
 
+// ownPath shows the namespace of the process's main thread. While that runs something in another
+// one, as [Namespace.Do] may have it do, it shows that.
+const ownPath = "/proc/self/ns/net"
+
+// own is the namespace in which this process began. ownFD is it, and stays open; -1 where it could
+// not be opened.
+var own, ownFD = openOwn()
+
+func openOwn() (Namespace, int) {
+	fd, err := unix.Open(ownPath, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		fd = -1
+	}
+	return Namespace{Name: "current", Path: ownPath, Inode: inode(ownPath)}, fd
+}
+
+// open opens the namespace.
+func (n Namespace) open() (fd int, err error) {
+	if n.Path == ownPath && n.Inode == own.Inode && ownFD >= 0 {
+		return unix.FcntlInt(uintptr(ownFD), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	return unix.Open(n.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+}
+
+// ownLimit is the file of nf_conntrack_max as it is in own. Where there is no connection tracking it
+// is looked for again.
+func ownLimit() (st os.FileInfo, err error) {
+	limit.Lock()
+	defer limit.Unlock()
+	if limit.FileInfo != nil {
+		return limit.FileInfo, nil
+	}
+	errDo := own.Do(func() error {
+		limit.FileInfo, err = os.Stat("/proc/sys/net/netfilter/nf_conntrack_max")
+		return nil
+	})
+	return limit.FileInfo, cmp.Or(errDo, err)
+}
+
+var limit struct {
+	sync.Mutex
+	os.FileInfo
+}
+
 // HostNamespace is the first network namespace of the host. Where process 1
 // cannot be looked into, it is this process's, if that is the one in which
 // nf_conntrack_max can be written: the kernel allows that in the first only.
 // Otherwise this process's own is returned under the name "current".
 func HostNamespace() Namespace {
-	own := Namespace{Name: "host", Path: "/proc/self/ns/net", Inode: inode("/proc/self/ns/net")}
+	host := own
+	host.Name = "host"
 	first := Namespace{Name: "host", Path: "/proc/1/ns/net", Inode: inode("/proc/1/ns/net")}
 	switch {
 	case first.Inode == own.Inode:
-		return own
+		return host
 	case first.Inode != 0:
 		return first
 	}
-	if st, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil || st.Mode()&0o200 == 0 {
-		own.Name = "current"
+	if st, err := ownLimit(); err != nil || st.Mode()&0o200 == 0 {
+		return own
 	}
-	return own
+	return host
 }
 
 // NamespaceAt names the namespace behind a path such as /run/netns/blue. A name
@@ -128,7 +174,7 @@ func Namespaces() (list []Namespace, hidden int) {
 		}
 	}
 	add(HostNamespace())
-	add(Namespace{Name: "current", Path: "/proc/self/ns/net", Inode: inode("/proc/self/ns/net")})
+	add(own)
 	for _, dir := range namedDirs {
 		files, _ := os.ReadDir(dir)
 		for _, f := range files {
@@ -198,7 +244,7 @@ func (n Namespace) Do(fn func() error) error {
 	if n.Path == "" {
 		return fn()
 	}
-	target, err := unix.Open(n.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	target, err := n.open()
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", n.Name, err)
 	}
