@@ -5,6 +5,7 @@
 #define SLUICE_DECIDE_H
 
 #include "before_flow.h"
+#include "ended.h"
 
 // What a flow's entry makes of a packet of its direction, in the same family.
 static __always_inline void plan_same(struct plan *plan, const void *e, const bool v6)
@@ -374,6 +375,10 @@ static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 	int reason = REASON_NONE;
 
 	plan->owner_nat = OWNER_NONE;
+	if (have_services && was_ended(p)) {
+		plan->answer = ANSWER_RESET;
+		return REASON_NO_FLOW;
+	}
 	if (have_services && !(p->flags & PACKET_ERROR))
 		reason = decide_service(p, plan);
 	return reason == REASON_NONE ? decide_rest(p, plan) : reason;

@@ -3,6 +3,7 @@
 #ifndef SLUICE_ENDING_H
 #define SLUICE_ENDING_H
 
+#include "ended.h"
 #include "event.h"
 #include "inward.h"
 
@@ -160,6 +161,20 @@ static __always_inline bool owner_gone(const struct ending *end)
 		return !r || !r->active || (address && address->lost);
 	}
 	return unserved(owner, backend) || lost_reply_half(end->twin, owner);
+}
+
+// Whether a connection was open when its backend went down, and both sides' packets come this way.
+static __always_inline bool cut_off(const struct ending *end)
+{
+	__u32 backend = end->backend;
+	struct backend *b;
+
+	if (end->l4_proto != IPPROTO_TCP || end->flags & ENTRY_NAT || end->twin == NO_ENTRY ||
+	    !(end->heard & HEARD_ACK || end->twin_heard & HEARD_ANY) ||
+	    tcp_over(end->heard, end->own_seen, end->twin_heard, end->twin_seen))
+		return false;
+	b = bpf_map_lookup_elem(&backends, &backend);
+	return b && b->service == end->owner && b->state == BACKEND_DOWN;
 }
 
 static __always_inline void pay_service(const struct ending *end)

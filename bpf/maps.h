@@ -383,6 +383,16 @@ struct {
 	__type(value, struct prefix);
 } prefixes SEC(".maps");
 
+// Directions of TCP connections whose backend went down, and their service << 16 | backend: what
+// is still sent in them is answered by a reset. The least recently used is forgotten: who sends
+// in it is not told. Written by the programs.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct tuple);
+	__type(value, __u32);
+} ended SEC(".maps");
+
 // First fragments. Lost ones cost one datagram.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

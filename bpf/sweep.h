@@ -84,6 +84,10 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	}
 	if (!take_life(e, now, state, v6))
 		return;
+	if (cut_off(&end)) {
+		remember_ended(index, (__u32)end.owner << 16 | end.backend, v6);
+		remember_ended(end.twin, (__u32)end.owner << 16 | end.backend, end.twin_family == FAMILY_6);
+	}
 	if (end.twin != NO_ENTRY)
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	take_debts(&end, meta_of(e, v6));

@@ -355,7 +355,8 @@ struct control {
 	__u32 lost_logs;  // lines of the log that the ring had no room for
 	__u32 spliced; // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
 	__u32 nat_order; // which of nat_orders is in force: one word, so that all places change at once
-	__u32 pad[12];
+	__u32 ended;	 // something was put into the map of that name
+	__u32 pad[11];
 	__u32 half_open; // handshakes in progress
 	__u32 sweep4;	 // next entry to sweep
 	__u32 sweep6;

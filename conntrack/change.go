@@ -182,9 +182,11 @@ func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i i
 	return ok, err
 }
 
-// tcpBeLiberal is IP_CT_TCP_FLAG_BE_LIBERAL of linux/netfilter/nf_conntrack_tcp.h: segments outside the
-// windows are not called invalid.
-const tcpBeLiberal = 0x08
+// Flags of linux/netfilter/nf_conntrack_tcp.h.
+const (
+	tcpCloseInit = 0x04 // IP_CT_TCP_FLAG_CLOSE_INIT: a SYN opens another connection
+	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL: segments outside the windows are not called invalid
+)
 
 func (c *Conn) deletion(b []byte, e *Entry) []byte {
 	b = request(b, msgDelete, e.Family, unix.NLM_F_ACK, c.seq)
@@ -199,21 +201,40 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 	b = request(b, msgNew, e.Family, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.seq)
 	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
 	b = e.appendTuple(b, ctaTupleReply, &e.Reply)
-	b = attribute32(b, ctaStatus, uint32(e.Status&(Assured|SeenReply)|Confirmed))
+	b = attribute32(b, ctaStatus, uint32(e.Status&(Assured|SeenReply|FixedTimeout)|Confirmed))
 	b = attribute32(b, ctaTimeout, e.Timeout)
 	if e.Mark != 0 {
 		b = attribute32(b, ctaMark, e.Mark)
 	}
 	if e.Protocol == flow.TCP {
-		var info, tcp int
-		b, info = nest(b, ctaProtoInfo)
-		b, tcp = nest(b, ctaInfoTCP)
-		b = attribute(b, ctaState, e.State)
-		for direction := range uint16(2) { // the windows of a connection that was not followed so far are unknown
-			b = attribute(b, ctaTCPFlags+direction, tcpBeLiberal, tcpBeLiberal)
-		}
-		b = closeNest(closeNest(b, tcp), info)
+		b = appendTCP(b, e.State, tcpBeLiberal) // the windows of a connection that was not followed so far are unknown
 	}
+	return e.appendZone(b)
+}
+
+// appendTCP gives a TCP connection a state, and flags in both directions.
+func appendTCP(b []byte, state, flags byte) []byte {
+	b, info := nest(b, ctaProtoInfo)
+	b, tcp := nest(b, ctaInfoTCP)
+	b = attribute(b, ctaState, state)
+	for direction := range uint16(2) {
+		b = attribute(b, ctaTCPFlags+direction, flags, flags)
+	}
+	return closeNest(closeNest(b, tcp), info)
+}
+
+// CutOff has the kernel take TCP connections for closed that are open: their entries stay for the time
+// that they have left, whatever they see, so that rules can tell both sides by the status FixedTimeout. A SYN
+// opens another connection in the place of one. It returns how many it was.
+func (c *Conn) CutOff(ctx context.Context, entries []Entry) (done int, err error) {
+	return c.inParts(ctx, entries, batch, c.cutOff, unix.ENOENT)
+}
+
+func (c *Conn) cutOff(b []byte, e *Entry) []byte {
+	b = request(b, msgNew, e.Family, unix.NLM_F_ACK, c.seq)
+	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
+	b = attribute32(b, ctaStatus, uint32(e.Status|FixedTimeout))
+	b = appendTCP(b, byte(TCPClose), tcpCloseInit|tcpBeLiberal)
 	return e.appendZone(b)
 }
 

@@ -46,7 +46,9 @@ const (
 	SourceNAT Status = 1 << 4
 	DestNAT   Status = 1 << 5
 	Dying     Status = 1 << 9
-	Offloaded Status = 1 << 14
+	// FixedTimeout has the entry end at its time, whatever packets it sees.
+	FixedTimeout Status = 1 << 10
+	Offloaded    Status = 1 << 14
 )
 
 // TCPState is the kernel's state of a TCP connection (enum tcp_conntrack).

@@ -42,9 +42,10 @@ type Model struct {
 	everyone            map[string]*service // by name, also those that were in force before
 	everyRule           map[string]*rule
 	sessions            map[flow.Tuple]*half
-	syns                int                // that left without a session
-	synsSent            map[flow.Tuple]int // as they left, and in which place of these
-	synsCame            map[flow.Tuple]syn // the same, as they came
+	ended               map[flow.Tuple]*session // by what either side still sends: cut off when their backend went down
+	syns                int                     // that left without a session
+	synsSent            map[flow.Tuple]int      // as they left, and in which place of these
+	synsCame            map[flow.Tuple]syn      // the same, as they came
 	given               map[flow.Tuple][]*cookie
 	bindings            map[bindingKey]*binding
 	outside             map[outsideKey]*binding
@@ -60,7 +61,7 @@ type Model struct {
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, chance: NewChance(seed), everyone: map[string]*service{}, everyRule: map[string]*rule{},
-		sessions: map[flow.Tuple]*half{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		sessions: map[flow.Tuple]*half{}, ended: map[flow.Tuple]*session{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
 	m.choices = m.chance
@@ -231,6 +232,9 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	m.confirmInbound(v)
 	if h := m.session(v); h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
+	}
+	if m.wasEnded(v) {
+		return plan{action: Drop, reason: ReasonNoFlow, answer: reset}
 	}
 	if s, l := m.serviceOf(v, in.Interface); s != nil {
 		return m.newService(in, v, s, l)

@@ -109,6 +109,9 @@ func (m *Model) removeSession(s *session) {
 	if !s.oneWay() {
 		delete(m.sessions, s.tuple[1])
 	}
+	if s.cutOff() {
+		m.ended[s.tuple[0]], m.ended[s.tuple[1]] = s, s
+	}
 	if !s.closed {
 		s.count(-1)
 	}
@@ -124,6 +127,30 @@ func (m *Model) removeSession(s *session) {
 			m.removeBinding(s.binding)
 		}
 	}
+}
+
+// cutOff reports whether a connection was open when its backend went down, and both sides' packets
+// come this way.
+func (s *session) cutOff() bool {
+	if s.service == nil || s.backend.state != datapath.Down || s.tuple[0].Protocol != flow.TCP || s.oneWay() {
+		return false
+	}
+	state := s.State()
+	return state != "TIME_WAIT" && state != "CLOSE" && (s.heard[0].ack || s.heard[1] != heard{})
+}
+
+// wasEnded reports whether a segment is of such a connection, and its backend is still down: neither
+// side knows yet that it has ended. A SYN is of another connection.
+func (m *Model) wasEnded(v *view) bool {
+	s := m.ended[v.tuple()]
+	if s == nil || v.protocol != flow.TCP || v.kind == icmpError || v.flags&packet.RST != 0 {
+		return false
+	}
+	if v.flags&packet.SYN != 0 {
+		delete(m.ended, v.tuple())
+		return false
+	}
+	return s.service.inForce && s.backend.state == datapath.Down
 }
 
 // expire forgets the sessions that were idle for longer than their timeout, or whose backend is

@@ -71,6 +71,9 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return false
 	}
 	f := e.Flow()
+	if e.Status&conntrack.FixedTimeout != 0 && s.toDown(&f) {
+		return false // both sides are told already
+	}
 	now, was := s.after().Find(f.Original.Protocol, f.Original.Dest), s.before().Find(f.Original.Protocol, f.Original.Dest)
 	differs := func(l datapath.Listener) bool { return s.differ[l.Name()] }
 	switch {
@@ -82,6 +85,32 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return f.DestTranslated() && s.may(&f)
 	}
 	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.mismatched(&f, l) })
+}
+
+// cutOff reports whether a connection is open, and its backend is down. Both sides are told when they
+// send next, which a flowtable would not see.
+func (s *stale) cutOff(e *conntrack.Entry) bool {
+	if e.Protocol != flow.TCP || e.Status&(conntrack.Assured|conntrack.Offloaded) != conntrack.Assured {
+		return false
+	}
+	f := e.Flow()
+	return !closed(&f) && s.toDown(&f)
+}
+
+// toDown reports whether the backend of a connection is down.
+func (s *stale) toDown(f *flow.Flow) bool {
+	return slices.ContainsFunc(s.after().Find(f.Original.Protocol, f.Original.Dest), func(l datapath.Listener) bool {
+		if l.Service == nil || !tracked(l.Service.Mode) {
+			return false
+		}
+		i := backendOf(f, l.Service)
+		return i >= 0 && l.Service.State[i] == datapath.Down
+	})
+}
+
+// backendOf returns which backend of a service a connection goes to, -1 for none.
+func backendOf(f *flow.Flow, to *datapath.Service) int {
+	return slices.IndexFunc(to.Backends, func(b config.Backend) bool { return reaches(f, netip.AddrPortFrom(b.Address, b.Port)) })
 }
 
 // moves reports whether a connection goes on elsewhere, where another datapath has it already.
@@ -106,7 +135,7 @@ func (s *stale) service(f *flow.Flow, to *datapath.Service) bool {
 	if !tracked(to.Mode) {
 		return false // its packets meet rules before connection tracking
 	}
-	i := slices.IndexFunc(to.Backends, func(b config.Backend) bool { return reaches(f, netip.AddrPortFrom(b.Address, b.Port)) })
+	i := backendOf(f, to)
 	switch {
 	case i < 0:
 		return s.may(f)
@@ -232,14 +261,27 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 	}
 	defer c.Close()
 	moved := 0
+	var cut []conntrack.Entry
 	n, err := c.DeleteIf(ctx, s.sift(), func(e *conntrack.Entry) bool {
 		if s.moves(e) {
 			moved++
 			return true
 		}
-		return s.ends(e)
+		if !s.ends(e) {
+			return false
+		}
+		if s.cutOff(e) {
+			cut = append(cut, *e)
+			return false
+		}
+		return true
 	})
 	n = max(0, n-moved) // one may have ended by itself
+	if err == nil {
+		var told int
+		told, err = c.CutOff(ctx, cut)
+		n += told
+	}
 	if err != nil {
 		return n, fmt.Errorf("connections that are treated otherwise now: %w", err)
 	}

@@ -99,7 +99,8 @@ type Control struct {
 	LostLogs   uint32
 	Spliced    uint32
 	NatOrder   uint32
-	Pad        [12]uint32
+	Ended      uint32
+	Pad        [11]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -750,6 +751,7 @@ const (
 	MapControl              = "control"
 	MapDirects              = "directs"
 	MapEarly                = "early"
+	MapEnded                = "ended"
 	MapEvents               = "events"
 	MapFirewallRules        = "firewall_rules"
 	MapFlows4               = "flows4"
@@ -967,6 +969,7 @@ type MapSpecs struct {
 	Control        *ebpf.MapSpec `ebpf:"control"`
 	Directs        *ebpf.MapSpec `ebpf:"directs"`
 	Early          *ebpf.MapSpec `ebpf:"early"`
+	Ended          *ebpf.MapSpec `ebpf:"ended"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	FirewallRules  *ebpf.MapSpec `ebpf:"firewall_rules"`
 	Flows4         *ebpf.MapSpec `ebpf:"flows4"`
@@ -1140,6 +1143,7 @@ type Maps struct {
 	Control        *ebpf.Map `ebpf:"control"`
 	Directs        *ebpf.Map `ebpf:"directs"`
 	Early          *ebpf.Map `ebpf:"early"`
+	Ended          *ebpf.Map `ebpf:"ended"`
 	Events         *ebpf.Map `ebpf:"events"`
 	FirewallRules  *ebpf.Map `ebpf:"firewall_rules"`
 	Flows4         *ebpf.Map `ebpf:"flows4"`
@@ -1196,6 +1200,7 @@ func (m *Maps) Close() error {
 		m.Control,
 		m.Directs,
 		m.Early,
+		m.Ended,
 		m.Events,
 		m.FirewallRules,
 		m.Flows4,

@@ -14,6 +14,7 @@ import (
 const (
 	chainInvalid = "invalid" // of no connection, from and to endpoints whose packets are translated
 	chainLeaving = "leaving" // the same of inside hosts, towards the outside
+	chainCutOff  = "cut-off" // of connections whose backend went down
 	ownedPrefix  = "owned/"  // + the answer
 	ownedPool    = ownedPrefix + "pool"
 )
@@ -21,6 +22,7 @@ const (
 // Reasons of packets that these chains drop. Comments of rules, from which explain has them.
 const (
 	commentInvalid = "no connection that it belongs to"
+	commentCutOff  = "the backend of its connection went down"
 	commentOwned   = "no service listens there"
 	commentPool    = "no mapping of this outside address"
 )
@@ -32,6 +34,8 @@ func StrayReason(id rs.ID) string {
 		return ""
 	case id.Name == chainInvalid, id.Name == chainLeaving:
 		return "invalid"
+	case id.Name == chainCutOff:
+		return "no-flow"
 	case id.Name == ownedPool:
 		return "no-binding"
 	case len(id.Name) > len(ownedPrefix) && id.Name[:len(ownedPrefix)] == ownedPrefix:
@@ -42,7 +46,7 @@ func StrayReason(id rs.ID) string {
 
 // CommentReason is the reason that a rule's comment stands for; "" for others.
 func CommentReason(comment string) string {
-	return map[string]string{commentInvalid: "invalid", commentOwned: "unserved", commentPool: "no-binding"}[comment]
+	return map[string]string{commentInvalid: "invalid", commentCutOff: "no-flow", commentOwned: "unserved", commentPool: "no-binding"}[comment]
 }
 
 // stray adds what meets packets that no rule has translated:
@@ -52,6 +56,8 @@ func CommentReason(comment string) string {
 //     server's own address, and to the host itself (a reply of mode fullnat, a virtual
 //     address that it holds) they would be answered by a reset of its stack: either ends
 //     the connection. So they are dropped.
+//   - Segments of connections whose backend went down: both sides are told by a reset. What they
+//     send as a reset themselves goes on to the other one.
 //   - Packets to addresses of the gateway that nothing listens on; see datapath.Owned. They are
 //     answered before they are routed, where the kernel can tell which addresses are local:
 //     behind that it sends ICMP redirects, and counts them against the rate of its errors.
@@ -71,6 +77,12 @@ func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs
 	}
 	if len(rules) > 0 {
 		head[invalid] = rules
+		if p.used[rs.ID{Table: table, Name: setServers}] || p.used[rs.ID{Table: table, Name: setServers + ranges}] {
+			const rst = 0x04
+			head[early] = []rs.Rule{rs.NewRule().KnownOpen().Accept().Rule(""),
+				rs.NewRule().CutOff().TCPFlags(rst, 0, "tcp flags & rst == 0").Goto(chainCutOff).Rule("")}
+			head[rs.ID{Table: table, Name: chainCutOff}] = []rs.Rule{rs.NewRule().Counter().RejectReset().Rule(commentCutOff)}
+		}
 		add(early, strange(chainInvalid))
 	}
 	if len(head[leaving]) > 0 {

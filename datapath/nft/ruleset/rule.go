@@ -155,6 +155,26 @@ func (b *Builder) Known() *Builder {
 	return b.say("ct state established,related")
 }
 
+// cutOff are the bits of a translated connection whose end is to be told to both sides: IPS_DST_NAT
+// and IPS_FIXED_TIMEOUT of enum ip_conntrack_status, as conntrack.CutOff sets them.
+const cutOff = 1<<5 | 1<<10
+
+// KnownOpen is Known without the connections that CutOff is about.
+func (b *Builder) KnownOpen() *Builder {
+	b.Known()
+	return b.cutOff(unix.NFT_CMP_NEQ, "!=")
+}
+
+// CutOff goes on for packets of translated connections that conntrack.CutOff has marked.
+func (b *Builder) CutOff() *Builder { return b.cutOff(unix.NFT_CMP_EQ, "==") }
+
+func (b *Builder) cutOff(op uint32, text string) *Builder {
+	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
+	b.attrs.bitwise(0, 0, Number(cutOff).Raw, Number(0).Raw)
+	b.attrs.cmp(op, 0, Number(cutOff).Raw)
+	return b.say("ct status & %#x %s %#x", cutOff, text, cutOff)
+}
+
 // ToLocal goes on for packets to an address of the host.
 func (b *Builder) ToLocal() *Builder {
 	b.attrs.expr("fib", func(a *Attrs) {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Connections that ended because their backend went down, which neither side knows yet.
+#ifndef SLUICE_ENDED_H
+#define SLUICE_ENDED_H
+
+#include "conn.h"
+
+// Remembers what the packets of one direction look like. index: its entry.
+static __always_inline void remember_ended_half(__u32 index, __u32 of, const bool v6)
+{
+	void *e = entry_at(index, v6);
+	struct tuple key = {};
+
+	if (!e)
+		return;
+	if (v6) {
+		key = ((struct flow6 *)e)->key;
+		key.state = 0;
+	} else {
+		struct tuple4 *k = &((struct flow4 *)e)->key;
+
+		key.saddr.w[0] = k->saddr;
+		key.daddr.w[0] = k->daddr;
+		key.sport = k->sport;
+		key.dport = k->dport;
+		key.l4_proto = k->l4_proto;
+	}
+	bpf_map_update_elem(&ended, &key, &of, BPF_ANY);
+}
+
+// A frame of its own, beside that of the end of a flow. of: its service << 16 | its backend.
+__noinline int remember_ended(__u32 index, __u32 of, __u32 v6)
+{
+	struct control *c = the_control();
+
+	if (v6)
+		remember_ended_half(index, of, true);
+	else
+		remember_ended_half(index, of, false);
+	if (c && !c->ended)
+		c->ended = 1;
+	return 0;
+}
+
+// Whether a TCP segment that has no flow is of such a connection, while its backend is still
+// down: the sender is told by a reset. A SYN is of another connection.
+__noinline int was_ended(const struct packet *p)
+{
+	struct control *c = the_control();
+	__u32 *of, owner, backend;
+	struct service *s;
+	struct backend *b;
+	struct tuple key;
+
+	if (!p || !c || !c->ended || p->tuple.l4_proto != IPPROTO_TCP || p->tcp_flags & TCP_RST ||
+	    p->flags & (PACKET_ERROR | PACKET_LATER_FRAGMENT))
+		return 0;
+	key = p->tuple;
+	key.state = 0;
+	of = bpf_map_lookup_elem(&ended, &key);
+	if (!of)
+		return 0;
+	owner = *of >> 16;
+	backend = *of & 0xffff;
+	if (p->tcp_flags & TCP_SYN) {
+		if (!dry_run)
+			bpf_map_delete_elem(&ended, &key);
+		return 0;
+	}
+	s = bpf_map_lookup_elem(&services, &owner);
+	b = bpf_map_lookup_elem(&backends, &backend);
+	return s && s->active && b && b->service == owner && b->state == BACKEND_DOWN;
+}
+
+#endif
