@@ -38,6 +38,15 @@ func TestSlowStart(t *testing.T) {
 				if err != nil || len(s.Backends) != 2 || s.Backends[1].Why != "slow start: 10 % of its weight" {
 					t.Errorf("%+v, %v", s, err)
 				}
+				if err := d.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				if err := d.Restart(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if s, err = d.Service(t.Context(), "web"); err != nil || s.Backends[1].Why != "slow start: 10 % of its weight" {
+					t.Errorf("after a restart: %+v, %v", s, err)
+				}
 				if out, err := d.Command(t.Context(), "service", "set", "web", "slow-start=20s").CombinedOutput(); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}

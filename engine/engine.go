@@ -42,6 +42,9 @@ type Options struct {
 	Verbose   bool         // log every change of every object
 	// Addresses holds the addresses of services and pools; nil: they are not held.
 	Addresses Addresses
+	// Coming is the file that keeps since when backends come by slow-start, over restarts of the daemon;
+	// "": it is not kept.
+	Coming string
 	// Settle is how long the first Apply waits for the first probes, so that a restarted daemon
 	// does not declare working backends down; 0 means 5 s.
 	Settle time.Duration
@@ -67,6 +70,8 @@ type Engine struct {
 	override  map[backendKey]Override       // by the operator, until cleared; of no backend: of the whole gateway
 	prior     map[backendKey]priorState     // backends of inForce; nil until needed
 	since     map[backendKey]time.Time      // backends that come by slow-start, and since when
+	earlier   []coming                      // those that an earlier daemon saw come; nil after the first apply
+	kept      []coming                      // what the file of them says
 	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
 	revision  uint64
 	lastApply Applied
@@ -102,13 +107,15 @@ func New(opt Options) *Engine {
 	if opt.Settle == 0 {
 		opt.Settle = 5 * time.Second
 	}
-	return &Engine{
+	e := &Engine{
 		opt:            opt,
 		backendChanged: make(chan struct{}, 1),
 		networkChanged: make(chan struct{}, 1),
 		inForce:        map[string]*datapath.Snapshot{},
 		override:       map[backendKey]Override{},
 	}
+	e.readComing()
+	return e
 }
 
 // Kick tells the engine that the health of a backend changed. It never blocks.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
@@ -17,9 +18,10 @@ import (
 const slowTick = time.Second
 
 // weights returns those of a service's backends while some of them come, else nil: those of the
-// configuration. was is the service in force, nil for none: all backends of a new service begin alike.
+// configuration. was is the service in force, nil for none: all backends of a new service begin alike,
+// but for those that an earlier daemon saw come.
 func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapath.Service, now time.Time) []int {
-	if s.SlowStart == 0 || was == nil {
+	if s.SlowStart == 0 || was == nil && e.earlier == nil {
 		return nil
 	}
 	coming := false
@@ -63,6 +65,9 @@ func (e *Engine) came(s *config.Service, i int, state datapath.State, was *datap
 	if state != datapath.Up {
 		return time.Time{}, false
 	}
+	if was == nil {
+		return e.cameBefore(s.Name, b)
+	}
 	for j := range was.Backends {
 		if o := &was.Backends[j]; o.Name == b.Name && o.Address == b.Address && o.Port == b.Port && was.State[j] == datapath.Up {
 			since, ok := e.since[backendKey{s.Name, b.Name}]
@@ -75,6 +80,7 @@ func (e *Engine) came(s *config.Service, i int, state datapath.State, was *datap
 // noteComing remembers since when backends take new flows: those of snapshots that come in force.
 func (e *Engine) noteComing(next map[string]*datapath.Snapshot, now time.Time) {
 	since := map[backendKey]time.Time{}
+	var keep []coming
 	before := e.finder()
 	for _, snapshot := range next {
 		for k := range snapshot.Services {
@@ -82,15 +88,18 @@ func (e *Engine) noteComing(next map[string]*datapath.Snapshot, now time.Time) {
 			if s.Weights == nil {
 				continue
 			}
-			was := before(s.Name) // it is there, for else there are no weights
+			was := before(s.Name)
 			for i := range s.Backends {
 				if at, ok := e.came(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
-					since[backendKey{s.Name, s.Backends[i].Name}] = at
+					b := &s.Backends[i]
+					since[backendKey{s.Name, b.Name}] = at
+					keep = append(keep, coming{s.Name, b.Name, netip.AddrPortFrom(b.Address, b.Port), at.UTC().Truncate(time.Millisecond)})
 				}
 			}
 		}
 	}
-	e.since = since
+	e.since, e.earlier = since, nil
+	e.keepComing(keep)
 }
 
 // slowStarts gives backends that come more and more of their weight, until the context ends.

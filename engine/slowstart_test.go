@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +88,84 @@ func TestSlowStart(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		if w := d.last().Services[0].Weights; w != nil {
 			t.Errorf("without slow-start: %v", w)
+		}
+	})
+}
+
+// TestSlowStartOverRestart: a backend that was coming when the daemon ended goes on from there; one that had
+// all of its weight, or is another server by now, has it at once.
+func TestSlowStartOverRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, opt := all("a", "b"), Options{Coming: filepath.Join(t.TempDir(), "state", "slow-start.json")}
+		restart := func(s config.Service) (*Engine, *fake) {
+			t.Helper()
+			d := &fake{name: "ebpf"}
+			opt.Datapaths, opt.Health = []datapath.Datapath{d}, h
+			e := New(opt)
+			if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{s}}); err != nil {
+				t.Fatal(err)
+			}
+			return e, d
+		}
+		expect := func(d *fake, want ...int) {
+			t.Helper()
+			if w := d.last().Services[0].Weights; !slices.Equal(w, want) {
+				t.Errorf("weights %v, want %v", w, want)
+			}
+		}
+		e, d := restart(slow(1, 2))
+		expect(d)
+		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{slow(1, 2, 1)}}); err != nil {
+			t.Fatal(err)
+		}
+		h.set("c", true)
+		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{slow(1, 2, 1)}}); err != nil {
+			t.Fatal(err)
+		}
+		expect(d, 10, 20, 1)
+		time.Sleep(15 * time.Second)
+		_, d = restart(slow(1, 2, 1))
+		expect(d, 10, 20, 6)
+		other := slow(1, 2, 1)
+		other.Backends[2].Port = 81
+		_, d = restart(other)
+		expect(d)
+		_, d = restart(slow(1, 2, 1)) // the one before has seen nobody come
+		expect(d)
+	})
+}
+
+// TestSlowStartOverRestartEnds: after a restart a backend comes to all of its weight.
+func TestSlowStartOverRestartEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opt := Options{Coming: filepath.Join(t.TempDir(), "slow-start.json")}
+		since, err := time.Now().Add(-20 * time.Second).UTC().MarshalText()
+		if err == nil {
+			err = os.WriteFile(opt.Coming, fmt.Appendf(nil, `[{"service":"web","backend":"a","to":"10.0.0.1:0","since":%q}]`, since), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &fake{name: "ebpf"}
+		opt.Datapaths, opt.Health = []datapath.Datapath{d}, all("a", "b")
+		e := New(opt)
+		if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{slow(1, 1)}}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go e.Run(ctx)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		var steps []string
+		for _, s := range d.applied {
+			steps = append(steps, fmt.Sprint(s.Services[0].Weights))
+		}
+		if got, want := strings.Join(steps, " "), "[7 10] [8 10] [9 10] []"; got != want {
+			t.Errorf("steps %s\nwant  %s", got, want)
+		}
+		if raw, err := os.ReadFile(opt.Coming); err != nil || string(raw) != "null" {
+			t.Errorf("in the end the file says %s, %v", raw, err)
 		}
 	})
 }

@@ -189,7 +189,8 @@ func (d *daemon) run(ctx context.Context) error {
 	d.mapper = newMapper(paths, d.log)
 	d.events = event.New(event.Held)
 	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: holder, Events: d.events})
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: holder, Events: d.events,
+		Coming: filepath.Join(d.storeDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.log)
 	d.control.Events, d.control.Audit = d.events, d.audit
 	if err := d.newFinder(ctx); err != nil {
