@@ -319,6 +319,12 @@ func (e *Entry) Closing() bool {
 // closing.
 func (e *Entry) Evictable() bool { return e.Status&Assured == 0 || e.Closing() }
 
+// CutOff reports whether the entry is one that Conn.CutOff has closed: its connection has ended.
+func (e *Entry) CutOff() bool {
+	const both = FixedTimeout | DestNAT
+	return e.Protocol == flow.TCP && e.Status&both == both
+}
+
 // SourceTranslated reports whether the initiator's endpoint is rewritten.
 func (e *Entry) SourceTranslated() bool {
 	return e.Reply.Dest != e.Original.Source || e.Reply.DestPort != e.Original.SourcePort

@@ -18,7 +18,7 @@ var errEnough = errors.New("enough")
 
 // Flows calls yield for each connection that the kernel tracks, with the service
 // or NAT rule that it belongs to. Connections of the modes dsr and stateless are
-// not tracked and so not among them.
+// not tracked and so not among them, nor are those that ended with their backend.
 func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
 	d.mu.Lock()
 	labels := d.labels()
@@ -29,6 +29,9 @@ func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 	}
 	defer c.Close()
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
+		if e.CutOff() {
+			return nil
+		}
 		f := e.Flow()
 		labels.set(&f)
 		if !yield(f) {

@@ -32,7 +32,7 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
 		f := e.Flow()
 		moves := func(l datapath.Listener) bool { return names[l.Name()] }
-		if e.DestTranslated() && slices.ContainsFunc(listeners.Find(f.Original.Protocol, f.Original.Dest), moves) {
+		if e.DestTranslated() && !e.CutOff() && slices.ContainsFunc(listeners.Find(f.Original.Protocol, f.Original.Dest), moves) {
 			list = append(list, f)
 		}
 		return nil

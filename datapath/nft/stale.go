@@ -71,7 +71,7 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 		return false
 	}
 	f := e.Flow()
-	if e.Status&conntrack.FixedTimeout != 0 && s.toDown(&f) {
+	if e.CutOff() && s.toDown(&f) {
 		return false // both sides are told already
 	}
 	now, was := s.after().Find(f.Original.Protocol, f.Original.Dest), s.before().Find(f.Original.Protocol, f.Original.Dest)
