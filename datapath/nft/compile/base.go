@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -44,7 +43,9 @@ type base struct {
 	used  map[rs.ID]bool
 	marks map[uint32]bool
 	// rules of base chains that NAT and firewall rules ask for
-	chains  map[rs.ID][]rs.Rule
+	chains map[rs.ID][]rs.Rule
+	// starts of rules for packets of hosts that NAT rules call inside
+	inside  map[rs.Family][]func() []*rs.Builder
 	objects []*rs.Object
 	lists   map[string][]netip.Prefix
 	needs   map[rs.ID]needed // firewall sets in use
@@ -71,7 +72,7 @@ type replyKey struct {
 func newBase() *base {
 	return &base{
 		used: make(map[rs.ID]bool), marks: make(map[uint32]bool), chains: make(map[rs.ID][]rs.Rule),
-		needs: make(map[rs.ID]needed), reply: make(map[netip.Addr][]replyKey),
+		inside: make(map[rs.Family][]func() []*rs.Builder), needs: make(map[rs.ID]needed), reply: make(map[netip.Addr][]replyKey),
 		members: make(map[rs.Element]bool),
 	}
 }
@@ -205,6 +206,7 @@ func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 		}
 		c.markRules(b, f, table, head)
 		c.dispatchRules(b, f, table, head)
+		c.keepSources(b, p, table, head)
 	}
 	c.ingress(b, f, head)
 	f.Elements = append(f.Elements, b.extra...)
@@ -255,11 +257,18 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 				c.errorRules(chain, name, d.by(table), head)
 				continue
 			}
+			if d.name == mapHairpin {
+				for _, start := range b.inside[table] {
+					for _, r := range start() {
+						r.InSet(setSameLink, rs.InName, rs.OutName).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
+						head[chain] = append(head[chain], r.Rule(""))
+					}
+				}
+				c.sameLinks(b, table)
+				continue
+			}
 			r := rs.NewRule()
 			switch {
-			case d.name == mapHairpin:
-				r.InSet(setSameLink, rs.InName, rs.OutName).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
-				c.sameLinks(b, table)
 			case d.name == mapTurned:
 				r.InSet(setSameNet, rs.Source(table), rs.Dest(table)).InSet(name, d.by(table)...).Masquerade(flow.Ports{}, false)
 			case d.name == mapClamp:
@@ -293,53 +302,6 @@ func icmpOf(f rs.Family) rs.Value {
 		return rs.Proto(flow.ICMPv6)
 	}
 	return rs.Proto(flow.ICMP)
-}
-
-// sameLinks makes the set that tells whether a packet leaves by the interface
-// that it came by: nf_tables cannot compare two fields of a packet.
-func (c *compiler) sameLinks(b *base, table rs.Family) {
-	id := rs.ID{Table: table, Name: setSameLink}
-	if b.used[id] {
-		return
-	}
-	b.used[id] = true
-	for _, i := range c.env.Interfaces {
-		b.extra = append(b.extra, rs.Element{Set: id, Key: rs.Concat(rs.Iface(i.Name), rs.Iface(i.Name))})
-	}
-}
-
-// sameNetworks writes the set of the networks that backends are on, each paired with itself: a
-// client there would be answered directly, under the backend's address. A backend beyond
-// a router has itself as its only such client.
-func (c *compiler) sameNetworks(s *Service, table rs.Family) {
-	id := rs.ID{Table: table, Name: setSameNet}
-	s.use(id)
-	var networks []netip.Prefix
-	for i := range c.snapshot.Services {
-		if svc := &c.snapshot.Services[i]; datapath.Turns(svc.Service) {
-			for _, to := range svc.Backends {
-				if familyOf(to.Address) == table {
-					p, _ := datapath.Connected(c.env.Networks, to.Address)
-					networks = append(networks, p)
-				}
-			}
-		}
-	}
-	for _, p := range apart(networks) {
-		first, last := rs.Addr(p.Addr()), rs.Addr(rs.LastAddr(p))
-		s.element(rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
-	}
-}
-
-// apart returns prefixes without those that lie in others of them, in order.
-func apart(list []netip.Prefix) (out []netip.Prefix) {
-	slices.SortFunc(list, netip.Prefix.Compare)
-	for _, p := range list {
-		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
-			out = append(out, p)
-		}
-	}
-	return out
 }
 
 // markRules put the marks of services and backends on every packet of their

@@ -281,7 +281,7 @@ func TestSharedMembersStay(t *testing.T) {
 	members := func(r *Result) (n int) {
 		for _, f := range r.Ruleset.Fragments {
 			for _, e := range f.Elements {
-				if strings.HasPrefix(e.Set.Name, mapClamp) || strings.HasPrefix(e.Set.Name, mapHairpin) {
+				if strings.HasPrefix(e.Set.Name, mapClamp) || strings.HasPrefix(e.Set.Name, mapTurned) {
 					n++
 				}
 			}

@@ -5,6 +5,7 @@ package compile
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/config"
@@ -125,6 +126,11 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 			b.leavesOnly(f, stays)
 		}
 		b.clamp(n, f)
+		if tellsInside(n) {
+			by := *n
+			by.Out = ""
+			b.inside[f] = append(b.inside[f], func() []*rs.Builder { return c.outward(&by, f, sources, chain) })
+		}
 	}
 	return nil
 }
@@ -285,7 +291,10 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	}
 	if n.Hairpin != config.SwitchOff {
 		e.iface = ""
-		endpoints(s, f, mapHairpin, e, rs.Verdict{})
+		endpoints(s, f, mapTurned, e, rs.Verdict{})
+		if slices.ContainsFunc(c.snapshot.NAT, tellsInside) {
+			endpoints(s, f, mapHairpin, e, rs.Verdict{})
+		}
 	}
 	if n.MSSClamp {
 		e.iface = ""

@@ -27,6 +27,15 @@ const (
 	regPortMin, regPortMax = 8, 9
 )
 
+// Redirected goes on for packets of connections whose destination has been translated.
+func (b *Builder) Redirected() *Builder {
+	const dnat = 1 << 5 // IPS_DST_NAT
+	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
+	b.attrs.bitwise(0, 0, Number(dnat).Raw, Number(0).Raw)
+	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
+	return b.say("ct status dnat")
+}
+
 // DNAT sends the connection to an address; port 0 keeps the port.
 func (b *Builder) DNAT(f Family, a netip.Addr, port uint16) *Builder {
 	b.attrs.immediate(regAddrMin, string(a.AsSlice()))

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
+)
+
+// tellsInside reports whether a rule tells which hosts are inside, so that those get another source
+// on their way to the target of a port-forward behind the interface that they came by.
+func tellsInside(n *config.NATRule) bool {
+	return (n.Type == config.NATMasquerade || n.Type == config.NATSNAT) && n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0
+}
+
+// keepSources ends the translation of connections to services and port-forwards before the rules for
+// sources, which are for other traffic, so that servers see their clients wherever a masqueraded
+// interface leads to them.
+func (c *compiler) keepSources(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
+	post := rs.ID{Table: table, Name: "postrouting"}
+	if len(b.chains[post]) == 0 {
+		return
+	}
+	keep := func(set string, key ...rs.Selector) {
+		if p.used[rs.ID{Table: table, Name: set}] {
+			head[post] = append(head[post], rs.NewRule().Redirected().InSet(set, key...).Accept().Rule(""))
+		}
+	}
+	keep(setListeners, byOriginal(table)...)
+	keep(setListeners+ranges, byOriginal(table)...)
+	keep(setListeners+interfaces, append([]rs.Selector{rs.InName}, byOriginal(table)...)...)
+}
+
+// sameLinks makes the set that tells whether a packet leaves by the interface
+// that it came by: nf_tables cannot compare two fields of a packet.
+func (c *compiler) sameLinks(b *base, table rs.Family) {
+	id := rs.ID{Table: table, Name: setSameLink}
+	if b.used[id] {
+		return
+	}
+	b.used[id] = true
+	for _, i := range c.env.Interfaces {
+		b.extra = append(b.extra, rs.Element{Set: id, Key: rs.Concat(rs.Iface(i.Name), rs.Iface(i.Name))})
+	}
+}
+
+// sameNetworks writes the set of the networks that backends are on, each paired with itself: a
+// client there would be answered directly, under the backend's address. A backend beyond
+// a router has itself as its only such client.
+func (c *compiler) sameNetworks(s *Service, table rs.Family) {
+	id := rs.ID{Table: table, Name: setSameNet}
+	s.use(id)
+	var networks []netip.Prefix
+	for i := range c.snapshot.Services {
+		if svc := &c.snapshot.Services[i]; datapath.Turns(svc.Service) {
+			for _, to := range svc.Backends {
+				if familyOf(to.Address) == table {
+					p, _ := datapath.Connected(c.env.Networks, to.Address)
+					networks = append(networks, p)
+				}
+			}
+		}
+	}
+	for _, n := range c.snapshot.NAT {
+		if n.Type == config.NATPortForward && n.Hairpin != config.SwitchOff && familyOf(n.To.Address) == table {
+			p, _ := datapath.Connected(c.env.Networks, n.To.Address)
+			networks = append(networks, p)
+		}
+	}
+	for _, p := range apart(networks) {
+		first, last := rs.Addr(p.Addr()), rs.Addr(rs.LastAddr(p))
+		s.element(rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
+	}
+}
+
+// apart returns prefixes without those that lie in others of them, in order.
+func apart(list []netip.Prefix) (out []netip.Prefix) {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	for _, p := range list {
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
