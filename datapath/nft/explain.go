@@ -29,7 +29,7 @@ var _ datapath.Explainer = (*Datapath)(nil)
 // force and, when the host tracks its connection already, with that.
 func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	d.mu.Lock()
-	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl, networks: d.networks}
+	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl, networks: d.networks, bridges: d.host.bridges()}
 	compiled := d.compiled
 	d.mu.Unlock()
 	if compiled == nil || x.snapshot == nil || !slices.ContainsFunc(compiled.Ruleset.Fragments, func(f *ruleset.Fragment) bool { return len(f.Chains) > 0 }) {
@@ -82,6 +82,7 @@ type explainer struct {
 	labels   *labels
 	sysctl   func(key string) string // of the host
 	networks []netip.Prefix          // that the host is connected to
+	bridges  []bridge                // that may not send a packet back where it came from
 	entry    *conntrack.Entry        // that the host tracks; nil for none
 	answer   *replay.Answer
 	e        *datapath.Explanation
@@ -372,6 +373,11 @@ func (x *explainer) doubts() {
 	}
 	if text := datapath.AnswersBypass(x.snapshot, x.networks, e); text != "" {
 		note("%s", text)
+	}
+	if client := e.Before.Source.Addr(); client == e.After.Dest.Addr() && e.After.Source.Addr() != client {
+		if why := notTurned(x.bridges, client); why != "" {
+			note("the client %s", why)
+		}
 	}
 	if x.entry != nil {
 		return

@@ -44,6 +44,9 @@ func (d *Datapath) Warnings() []string {
 	there := func(name string) bool {
 		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })
 	}
+	if w := turnedBack(d.snapshot, d.host.bridges()); w != "" {
+		out = append(out, w)
+	}
 	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
 }

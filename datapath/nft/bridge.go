@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// bridge is one whose frames pass the rules of a family before they are bridged (br_netfilter). What they lead
+// back to the same port is then bridged, and not routed, and a bridge sends nothing back by the port that it
+// came by, unless the port has hairpin mode.
+type bridge struct {
+	name     string
+	sysctl   string // that has the frames pass
+	networks []netip.Prefix
+}
+
+// bridges lists those whose ports have no hairpin mode, with their networks of the families whose frames pass. The
+// first port stands for all of a bridge, as each question about one reads them all.
+func (h *host) bridges() (list []bridge) {
+	keys := map[bool]string{false: "net.bridge.bridge-nf-call-iptables", true: "net.bridge.bridge-nf-call-ip6tables"}
+	for v6, key := range keys {
+		if h.sysctl(key) != "1" {
+			delete(keys, v6)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	links, err := netdev.Whole(h.handle.LinkList)
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		port := slices.IndexFunc(links, func(p netlink.Link) bool { return p.Attrs().MasterIndex == l.Attrs().Index })
+		if l.Type() != "bridge" || port < 0 {
+			continue
+		}
+		if info, err := h.handle.LinkGetProtinfo(links[port]); err == nil && info.Hairpin {
+			continue
+		}
+		for v6, key := range keys {
+			family := unix.AF_INET
+			if v6 {
+				family = unix.AF_INET6
+			}
+			b := bridge{name: l.Attrs().Name, sysctl: key}
+			addresses, _ := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(l, family) })
+			for _, a := range addresses {
+				if p, ok := netdev.Network(a); ok {
+					b.networks = append(b.networks, p)
+				}
+			}
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
+// turnedBack warns of the first service or port-forward whose server is on such a bridge: the server itself
+// cannot use it.
+func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
+	for _, svc := range s.Services {
+		if datapath.Turns(svc.Service) {
+			for _, to := range svc.Backends {
+				if why := notTurned(bridges, to.Address); why != "" {
+					return fmt.Sprintf("service %s: backend %s %s", svc.Name, to.Name, why)
+				}
+			}
+		}
+	}
+	for _, n := range s.NAT {
+		if n.Type == config.NATPortForward && n.Hairpin != config.SwitchOff {
+			if why := notTurned(bridges, n.To.Address); why != "" {
+				return fmt.Sprintf("nat %s: the target %s", n.Name, why)
+			}
+		}
+	}
+	return ""
+}
+
+// notTurned says in words why a server cannot use what leads to it; "" where it can.
+func notTurned(bridges []bridge, server netip.Addr) string {
+	for _, b := range bridges {
+		if slices.ContainsFunc(b.networks, func(p netip.Prefix) bool { return p.Contains(server) }) {
+			return fmt.Sprintf("is on the bridge %s, whose frames pass these rules before they are bridged (%s): the server itself cannot connect this way, as a bridge "+
+				"sends nothing back by the port that it came by; write \"bridge link set dev PORT hairpin on\" for its port, or datapath: ebpf", b.name, b.sysctl)
+		}
+	}
+	return ""
+}
