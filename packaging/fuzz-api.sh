@@ -51,13 +51,17 @@ for _ in $(seq 100); do
 	sleep 0.1
 done
 # A configuration, an address or a protocol may satisfy the schema, and still be none that this gateway
-# can have: these operations answer 422 to it, and no others.
+# can have, and a drain that resets needs an end: these operations answer 422 to it, and no others.
+# Whether it is ready the gateway says by 503.
 cat >"$dir/schemathesis.toml" <<EOF
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "404", "409", "412", "503"]
 [[operations]]
-include-operation-id-regex = "^(add|put|patch|remove)-|^(change|apply|plan|explain|list-flows|list-api-v1-flows|stream-flows)$"
+include-operation-id-regex = "^(add|put|patch|remove)-|^(change|apply|plan|explain|start-drain|set-backend|list-flows|list-api-v1-flows|stream-flows)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "412", "422", "503"]
+[[operations]]
+include-operation-id = "ready"
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "503"]
 EOF
 cd "$dir" # where schemathesis leaves its notes
 status=0
