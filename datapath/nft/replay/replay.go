@@ -204,7 +204,7 @@ func (h *host) arrival(q Question, a *Answer) (*link, error) {
 	if name == "" {
 		routes, err := netlink.RouteGet(q.Source.AsSlice())
 		if err != nil || len(routes) == 0 {
-			return nil, fmt.Errorf("no route to the source %s: name the interface that the packet arrives on (%w)", q.Source, err)
+			return nil, fmt.Errorf("no route to the source %s: name the interface that the packet arrives on with --in (%w)", q.Source, err)
 		}
 		l, err := netlink.LinkByIndex(routes[0].LinkIndex)
 		if err != nil {
