@@ -55,6 +55,9 @@ func carriesFamilies(s *config.Service) error {
 			clients[familyOf(b.Address)] = true
 		}
 	}
+	if len(s.Backends) == 0 { // none was found yet
+		return nil
+	}
 	for _, b := range s.Backends {
 		servers[familyOf(b.Address)] = backendName(b)
 	}

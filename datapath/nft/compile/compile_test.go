@@ -355,3 +355,24 @@ func TestWeightsOfBackendsThatCome(t *testing.T) {
 		full = again
 	}
 }
+
+// TestNobodyFoundYet: a service that finds its backends is carried before it has found one.
+func TestNobodyFoundYet(t *testing.T) {
+	c, err := config.Decode("found.yaml", []byte(`
+services:
+  - {name: web, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.10, ports: [80]}], backends-from: {dns: app.test, port: 8080}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Carries(&c.Services[0]); err != nil {
+		t.Error(err)
+	}
+	r, err := Compile(snapshotOf(c), testEnv(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := r.Ruleset.String(); !strings.Contains(text, "no backend is usable") {
+		t.Errorf("nothing answers the clients:\n%s", text)
+	}
+}
