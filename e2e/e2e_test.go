@@ -62,9 +62,9 @@ func onDatapaths(t *testing.T, test func(t *testing.T, force string)) {
 
 // start runs the daemon in the node until the end of the test. It skips where the host, or the
 // datapath that the configuration forces, cannot do it at all, and says why.
-func start(t *testing.T, n *lab.Node, config string) *daemon.Daemon {
+func start(t *testing.T, n *lab.Node, config string, args ...string) *daemon.Daemon {
 	t.Helper()
-	d, err := daemon.Start(t.Context(), n, binary, "test.yaml", []byte(config))
+	d, err := daemon.Start(t.Context(), n, binary, "test.yaml", []byte(config), args...)
 	if err != nil && strings.Contains(err.Error(), "is not available on this host") {
 		labtest.Lacks(t, "%v", err)
 	}

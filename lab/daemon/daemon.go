@@ -34,19 +34,21 @@ type Daemon struct {
 
 	node   *lab.Node
 	binary string
+	args   []string // of "run", beside the file
 	cmd    *exec.Cmd
 	log    *tail
 	exited chan struct{} // closed when the process has ended
 }
 
 // Start writes the configuration to a file of that name, runs the binary as "sluice run" in the
-// node, and returns when the daemon is ready: its rules are in force.
-func Start(ctx context.Context, n *lab.Node, binary, name string, config []byte) (*Daemon, error) {
+// node, with more arguments if there are any, and returns when the daemon is ready: its rules are in force.
+func Start(ctx context.Context, n *lab.Node, binary, name string, config []byte, args ...string) (*Daemon, error) {
 	d := &Daemon{
 		Client: api.NewClient(filepath.Join(n.StateDir(), "sluice.sock")),
 		File:   filepath.Join(n.StateDir(), "config", name),
 		node:   n,
 		binary: binary,
+		args:   args,
 	}
 	if err := os.MkdirAll(filepath.Dir(d.File), 0o755); err != nil {
 		return nil, err
@@ -61,7 +63,7 @@ func Start(ctx context.Context, n *lab.Node, binary, name string, config []byte)
 func (d *Daemon) Restart(ctx context.Context) error {
 	d.log = &tail{}
 	d.exited = make(chan struct{})
-	d.cmd = d.Command(ctx, "run", "-c", d.File)
+	d.cmd = d.Command(ctx, append([]string{"run", "-c", d.File}, d.args...)...)
 	// Ctrl-C at the terminal is for the caller, who ends the daemon when it is time.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
