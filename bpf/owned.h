@@ -6,8 +6,9 @@
 #include "hop.h"
 
 // What becomes of a packet that nothing wants. Others route virtual addresses to this host;
-// its own default route would lead the packet back to them, until its TTL is used up. An
-// address of the host itself is its stack's affair, and what has no route the kernel's.
+// its own default route would lead the packet back to them, until its TTL is used up. It is
+// answered without a route too: many routers have none, or a blackhole that they announce. The
+// host's own addresses are not in the list: bpf_fib_lookup tells them from no route by nothing.
 static __always_inline int unserved_here(void *ctx, struct packet *p, struct plan *plan)
 {
 	__u64 address = member_of(&p->tuple.daddr, LIST_SERVED, p->family == FAMILY_6);
@@ -15,13 +16,15 @@ static __always_inline int unserved_here(void *ctx, struct packet *p, struct pla
 
 	if (!(address & SERVED_OWNED))
 		return REASON_NOT_OURS;
-	if (!p->out) {
-		plan->gateway = p->tuple.daddr;
-		if (!egress(ctx, p, plan, true))
-			return REASON_INTERNAL;
+	if (address & SERVED_BOUND) {
+		if (!p->out) {
+			plan->gateway = p->tuple.daddr;
+			if (!egress(ctx, p, plan, true))
+				return REASON_INTERNAL;
+		}
+		if (p->out != p->ifindex)
+			return REASON_NOT_OURS;
 	}
-	if (!p->out || p->out == NO_ENTRY || (address & SERVED_BOUND && p->out != p->ifindex))
-		return REASON_NOT_OURS;
 	if (is_icmp(p->tuple.l4_proto) && !(p->flags & PACKET_QUERY))
 		return REASON_UNSERVED; // an answer that nobody asked for
 	if (address & SERVED_RESET)

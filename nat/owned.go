@@ -10,13 +10,13 @@ import (
 
 // unserved is what becomes of a packet that nothing wants. The gateway owns the addresses
 // that its services listen on: what it would route on would come back by the router that
-// led it here. Its own addresses are its stack's affair, and those of its networks may be
-// another host's.
+// led it here; without a route they are refused all the same. Its own addresses are its stack's
+// affair, and those of its networks may be another host's.
 func (m *Model) unserved(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	answer, bound, owned := m.owner(to)
 	next, routed := m.host.route(to)
-	if !owned || !routed || m.host.Owns(to) || m.host.near(to) || bound && next.Name != in.Interface {
+	if !owned || m.host.Owns(to) || m.host.near(to) || bound && !(routed && next.Name == in.Interface) {
 		return pass(ReasonNotOurs)
 	}
 	p := drop(ReasonUnserved)

@@ -41,6 +41,38 @@ func Destinations(v6 bool) ([]Destination, error) {
 	})
 }
 
+// Local lists the prefixes that packets are delivered here for: the addresses of this host, and what
+// local routes add to them. The kernel is asked for the local table alone.
+func Local() (list []netip.Prefix, err error) {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("local routes: %w", err)
+	}
+	defer s.Close()
+	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		return nil, fmt.Errorf("local routes: %w", err)
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		some, err := Whole(func() (some []netip.Prefix, err error) {
+			req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+			req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+			req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Table: unix.RT_TABLE_LOCAL}})
+			err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
+				if d, ok := destination(m); ok && d.Here {
+					some = append(some, d.Prefix)
+				}
+				return true
+			})
+			return some, err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("local routes: %w", err)
+		}
+		list = append(list, some...)
+	}
+	return list, nil
+}
+
 // destination decodes struct rtmsg and the attributes that tell where a route leads.
 func destination(m []byte) (d Destination, ok bool) {
 	if len(m) < unix.SizeofRtMsg {

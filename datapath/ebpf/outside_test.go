@@ -188,3 +188,47 @@ nat: [{name: web, type: port-forward, protocol: tcp, listen: {interface: wan0, p
 		t.Errorf("the warnings %q do not tell of it", s.d.Warnings())
 	}
 }
+
+// TestUnservedByRoute: what no service takes of a virtual address is refused whatever route leads to it,
+// for example the blackhole of an announced prefix; an address of a local route is the host's own. The
+// ICMP error has the interface's own address, and not one that is held there.
+func TestUnservedByRoute(t *testing.T) {
+	for _, hook := range []string{"xdp", "tc"} {
+		t.Run(hook, func(t *testing.T) {
+			s := changingAt(t, hook, `
+services:
+  - {name: four, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.10, ports: [80]}], backends: [{address: 10.0.2.2}]}
+  - {name: six, protocol: tcp, mode: dnat, listen: [{address: "2001:db8:9::10", ports: [80]}], backends: [{address: "fd00:2::2"}]}
+`)
+			if err := s.ip("addr add 198.51.100.77/32 dev wan0 scope link"); err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range []struct {
+				change string
+				want   nat.Action
+			}{
+				{"", nat.Drop},
+				{"route add blackhole 192.0.2.0/24\nroute add blackhole 2001:db8:9::/48", nat.Drop},
+				{"route add local 192.0.2.0/25 dev lo\n-6 route add local 2001:db8:9::/64 dev lo", nat.Pass},
+				{"route del local 192.0.2.0/25 dev lo\n-6 route del local 2001:db8:9::/64 dev lo", nat.Drop},
+				{"addr add 192.0.2.10/32 dev lo\naddr add 2001:db8:9::10/128 dev lo nodad", nat.Pass},
+			} {
+				if err := errors.Join(s.ip(step.change), s.inside(s.apply)); err != nil {
+					t.Fatal(err)
+				}
+				for frame, from := range map[string]string{
+					"ip4(src=198.18.0.1,dst=192.0.2.10)/icmp(type=echo,id=1)":             "198.51.100.1",
+					"ip6(src=2001:db8:5::1,dst=2001:db8:9::10)/icmp6(type=echo,id=1)":     "2001:db8:ff::1",
+					"ip4(src=198.18.0.1,dst=192.0.2.10)/tcp(sport=99,dport=81,flags=S)":   "192.0.2.10",
+					"ip6(src=2001:db8:5::1,dst=2001:db8:9::10)/tcp(dport=81,flags=S)":     "2001:db8:9::10",
+					"ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=99,dport=81)/data(100)": "198.51.100.1",
+				} {
+					out := send(t, s, "wan0", frame)
+					if out.Action != step.want || out.Action == nat.Drop && sourceOf(out) != netip.MustParseAddr(from) {
+						t.Errorf("%q: %s: %v %v from %v, not %v from %s", step.change, frame, out.Action, out.Reason, sourceOf(out), step.want, from)
+					}
+				}
+			}
+		})
+	}
+}

@@ -19,7 +19,7 @@ import (
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*compile.Host, error) {
-	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
+	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, Local: netdev.Local, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.Interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err

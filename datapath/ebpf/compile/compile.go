@@ -128,7 +128,9 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 	if err := c.routes(); err != nil {
 		return nil, err
 	}
-	c.owned()
+	if err := c.owned(); err != nil {
+		return nil, err
+	}
 	c.finish()
 	return c.Desired, nil
 }
@@ -151,13 +153,20 @@ func newCompiler(asked, s *datapath.Snapshot, st *State, h *Host, numbers *ids.D
 }
 
 // owned marks the addresses that the gateway owns. Where another datapath has listeners
-// on one of them, that one, which meets packets later, refuses what nobody takes.
-func (c *compiler) owned() {
-	near := func(a netip.Addr) bool {
-		return slices.ContainsFunc(c.host.Networks, func(p netip.Prefix) bool { return p.Contains(a) })
+// on one of them, that one, which meets packets later, refuses what nobody takes. The programs
+// cannot tell an address of the host, or of a local route, from one without a route.
+func (c *compiler) owned() error {
+	near := func(a netip.Addr) bool { return within(c.host.Networks, a) }
+	list := datapath.OwnedAddresses(c.snapshot, near)
+	var local []netip.Prefix
+	if len(list) > 0 {
+		var err error
+		if local, err = c.host.Ask.Local(); err != nil {
+			return err
+		}
 	}
-	for _, o := range datapath.OwnedAddresses(c.snapshot, near) {
-		if o.Shared {
+	for _, o := range list {
+		if o.Shared || within(local, o.Address) {
 			continue
 		}
 		bits := uint64(wire.ServedOwned)
@@ -173,6 +182,11 @@ func (c *compiler) owned() {
 		c.lists[wire.ListServed][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
 		c.Switches.Owned = true
 	}
+	return nil
+}
+
+func within(list []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 func (c *compiler) finish() {
@@ -192,13 +206,7 @@ func (c *compiler) finish() {
 				v.Lists |= 1 << n
 			}
 		}
-		for _, a := range c.host.Addresses[i.Index] {
-			if a.Is4() && v.V4 == (wire.Addr{}) {
-				v.V4 = wire.AddrOf(a)
-			} else if a.Is6() && (v.V6 == (wire.Addr{}) || !a.IsLinkLocalUnicast()) {
-				v.V6 = wire.AddrOf(a)
-			}
-		}
+		v.V4, v.V6 = c.host.errorSource(i.Index)
 		c.Ifaces[uint32(i.Index)] = v
 	}
 	c.unnumbered()

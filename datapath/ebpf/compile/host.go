@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -37,6 +38,8 @@ type HostQueries struct {
 	// Source returns the host's own address for packets to an address by an interface; the zero Addr
 	// when there is none.
 	Source func(to netip.Addr, iface string) netip.Addr
+	// Local lists the prefixes that packets are delivered to this host for.
+	Local func() ([]netip.Prefix, error)
 	// Destinations reads the routing table.
 	Destinations func(v6 bool) ([]netdev.Destination, error)
 }
@@ -86,6 +89,31 @@ func (h *Host) destinations(v6 bool) (list []netdev.Destination, err error) {
 		h.routed[n] = true
 	}
 	return h.routes[n], nil
+}
+
+// errorSource returns the addresses of an interface that ICMP errors have: none that Sluice holds where it has
+// others. Of link scope (IPv4) the kernel lists those before the interface's own; of IPv6 they are deprecated.
+func (h *Host) errorSource(index int) (four, six wire.Addr) {
+	better := map[bool]int{}
+	for n, a := range h.Addresses[index] {
+		rank := 3
+		if list := h.Details[index]; n < len(list) && list[n].Addr == a && (a.Is4() && list[n].Unusable || list[n].Deprecated) {
+			rank = 2
+		}
+		if a.Is6() && a.IsLinkLocalUnicast() {
+			rank = 1
+		}
+		switch {
+		case rank < better[a.Is6()], a.Is4() && rank == better[false]: // of IPv4 the first one, of IPv6 the last one
+			continue
+		case a.Is4():
+			four = wire.AddrOf(a)
+		default:
+			six = wire.AddrOf(a)
+		}
+		better[a.Is6()] = rank
+	}
+	return four, six
 }
 
 func (h *Host) ByName(name string) (netdev.Interface, bool) {
