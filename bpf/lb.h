@@ -31,8 +31,8 @@ static __always_inline __be16 server_port(const struct service *s, const struct 
 	return bpf_htons(bpf_ntohs(port) + s->shift);
 }
 
-// Whether a backend would answer a client directly, under its own address: they are on one
-// network, or one host.
+// Whether a server would answer a client directly, under its own address: they are on one
+// network, or one host. A port-forward's may get the source of a rule instead.
 static __always_inline bool answers_directly(const struct packet *p, const struct backend *b)
 {
 	return b->network_len && (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP) &&
@@ -141,23 +141,25 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 		// under a SYN flood); what needs a port is refused.
 		return sourced || plan->family != p->family ? REASON_HALF_OPEN_FULL : REASON_SYN;
 	}
-	if (sourced) {
-		reason = service_source(p, plan, &w->request);
-		if (reason != REASON_NONE)
-			goto refused;
-		flags |= ENTRY_PORT;
-		ref = w->request.map << 16 | w->request.port;
-	}
 	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex &&
 	    plan->family == p->family) { // else the server's answer comes back anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
 		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
 		if (reason != REASON_FLOW && reason != REASON_NONE)
 			goto refused;
+		if (w->source.now)
+			sourced = false; // a rule has a source for this client
 		if (reason == REASON_FLOW && !portless(p)) {
 			flags |= ENTRY_BOUND;
 			ref = w->source.index;
 		}
+	}
+	if (sourced) {
+		reason = service_source(p, plan, &w->request);
+		if (reason != REASON_NONE)
+			goto refused;
+		flags |= ENTRY_PORT;
+		ref = w->request.map << 16 | w->request.port;
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;

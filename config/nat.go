@@ -57,7 +57,10 @@ type NATRule struct {
 	// own port: ftp 21, tftp 69, sip 5060, pptp 1723, snmp (traps) 162, amanda 10080,
 	// irc 6667. The kernel's, so that the rule goes to nftables.
 	Helper Helpers `yaml:"helper,omitempty" json:"helper,omitempty"`
-	// Hairpin lets inside hosts use the outside address; auto is on.
+	// Hairpin lets inside hosts use the outside address; auto is on. Of port-forward, inside hosts are
+	// those that a rule with source or in translates, and those on the target's network, with the
+	// target itself, which get the address of the gateway's interface there as their source. eBPF: the
+	// latter TCP and UDP.
 	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
 
 	// External is the outside prefix of static (1:1) and npt66.

@@ -137,24 +137,34 @@ func Turns(s *config.Service) bool {
 // AnswersBypass says in a note of explain that a server would answer its client directly,
 // without the gateway, under its own address, which the client refuses. "" where it does not.
 func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string {
-	at := slices.IndexFunc(s.Services, func(svc Service) bool { return svc.Name == e.Owner })
-	client, server := e.Before.Source.Addr(), e.After.Dest.Addr()
-	if at < 0 || e.After.Source.Addr() != client || server == e.Before.Dest.Addr() {
+	server, remedy := directServer(s, e.Owner)
+	client, to := e.Before.Source.Addr(), e.After.Dest.Addr()
+	if server == "" || e.After.Source.Addr() != client || to == e.Before.Dest.Addr() {
 		return ""
 	}
-	svc := s.Services[at]
-	if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless {
-		return ""
-	}
-	p, one := OneNetwork(networks, client, server)
+	p, one := OneNetwork(networks, client, to)
 	if !one {
 		return ""
 	}
-	note := fmt.Sprintf("the backend is on the client's own network %s and answers it directly, under its own address: the connection does not open; use %s", p, turning(svc.Service))
-	if client == server {
-		note = fmt.Sprintf("the client is the backend itself, which answers itself under its own address: the connection does not open; use %s for clients on %s", turning(svc.Service), p)
+	if client == to {
+		return fmt.Sprintf("the client is the %s itself, which answers itself under its own address: the connection does not open; use %s for clients on %s", server, remedy, p)
 	}
-	return note
+	return fmt.Sprintf("the %s is on the client's own network %s and answers it directly, under its own address: the connection does not open; use %s", server, p, remedy)
+}
+
+// directServer says in words who may answer clients of a service or port-forward directly, and what prevents it.
+func directServer(s *Snapshot, owner string) (server, remedy string) {
+	if at := slices.IndexFunc(s.Services, func(svc Service) bool { return svc.Name == owner }); at >= 0 {
+		if svc := s.Services[at]; svc.Mode == config.ModeDNAT || svc.Mode == config.ModeStateless {
+			return "backend", turning(svc.Service)
+		}
+	}
+	for _, n := range s.NAT {
+		if n.Name == owner && n.Type == config.NATPortForward && n.Hairpin == config.SwitchOff {
+			return "target", "hairpin: auto in nat rule " + n.Name
+		}
+	}
+	return "", ""
 }
 
 // Unhelped says in a note of explain that a connection opens others, which a rule without the

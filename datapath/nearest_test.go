@@ -100,6 +100,15 @@ func TestBypass(t *testing.T) {
 			t.Errorf("%s: %q, want %q", client, got, want)
 		}
 	}
+	s.NAT = []*config.NATRule{{Name: "http", Type: config.NATPortForward, Hairpin: config.SwitchOff}}
+	e := &Explanation{Owner: "http", Before: flow.Tuple{Source: netip.MustParseAddrPort("10.0.2.3:4000"), Dest: netip.MustParseAddrPort("192.0.2.10:80")},
+		After: flow.Tuple{Source: netip.MustParseAddrPort("10.0.2.3:4000"), Dest: netip.MustParseAddrPort("10.0.2.2:8080")}}
+	if got := AnswersBypass(s, networks, e); !strings.Contains(got, "the target is on the client's own network") || !strings.Contains(got, "hairpin: auto in nat rule http") {
+		t.Errorf("of a port-forward without hairpin: %q", got)
+	}
+	if s.NAT[0].Hairpin = ""; AnswersBypass(s, networks, e) != "" {
+		t.Error("a port-forward that gives such clients another source is said not to")
+	}
 	if w := Bypassed(s, networks); len(w) != 0 {
 		t.Errorf("warned of a service on another network: %v", w)
 	}

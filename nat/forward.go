@@ -12,7 +12,7 @@ import (
 // asService makes a service of a port-forward rule: one backend, always up.
 func (r *rule) asService() *config.Service {
 	return &config.Service{Name: r.Name, Listen: []config.Listen{*r.Listen}, Protocol: r.Protocol, Mode: config.ModeDNAT,
-		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp,
+		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp, Hairpin: r.Hairpin,
 		Backends: []config.Backend{{Name: r.Name, Address: r.To.Address, Port: r.To.Port, Weight: 1, Priority: 1}}}
 }
 

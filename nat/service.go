@@ -302,7 +302,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
-	case s.turns(m, v, to.Addr()):
+	case s.rule == nil && s.turns(m, v, to.Addr()):
 		key, reason := m.fullnatSource(s, v, to)
 		if reason != "" {
 			return m.refuse(s, v, reason)
@@ -324,6 +324,12 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 		}
 		if hairpin {
 			n.binding, n.client, reply.Dest = b, b.client, b.outside.endpoint
+		} else if s.turns(m, v, to.Addr()) {
+			key, reason := m.fullnatSource(s, v, to)
+			if reason != "" {
+				return m.refuse(s, v, reason)
+			}
+			reply.Dest, n.port = key.endpoint, &key
 		}
 	}
 	n.tuple[1] = reply
@@ -442,7 +448,7 @@ func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort,
 // turns reports whether a client gets an address of this host as its source: the backend would
 // answer it directly, under its own address, as they are on one network or one host.
 func (s *service) turns(m *Model, v *view, backend netip.Addr) bool {
-	if s.rule != nil || !datapath.Turns(s.Service) || v.protocol != flow.TCP && v.protocol != flow.UDP {
+	if s.rule != nil && s.rule.Crosses() || !datapath.Turns(s.Service) || v.protocol != flow.TCP && v.protocol != flow.UDP {
 		return false
 	}
 	near, _ := datapath.Connected(m.host.networks(), backend)

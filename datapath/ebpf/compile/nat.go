@@ -311,7 +311,7 @@ func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w 
 func forwardService(n *config.NATRule) *datapath.Service {
 	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
 		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
-		MSSClamp: n.MSSClamp,
+		MSSClamp: n.MSSClamp, Hairpin: n.Hairpin,
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
 	if _, ranged := n.Range(); ranged && n.To.Port != 0 { // see Shift; another port is another server
@@ -348,6 +348,9 @@ func (c *compiler) portForward(n *config.NATRule) error {
 	c.Names.PortForward[id] = true
 	if err := c.serviceBackends(id, s); err != nil {
 		return err
+	}
+	if datapath.Turns(s.Service) && !n.Crosses() {
+		c.turning = append(c.turning, id)
 	}
 	c.replies(id, s.Service)
 	if w.Shift = n.Shift(); w.Shift != 0 {
