@@ -32,9 +32,17 @@ static __always_inline __u32 port_slot(__u32 number, __u8 l4_proto, __be16 port)
 	return (number * PORT_CLASSES + port_class(l4_proto)) << 16 | bpf_ntohs(port);
 }
 
+static __always_inline __u32 *owner_at(__u32 slot)
+{
+	__u32 element = slot / 2;
+	struct owner_pair *pair = bpf_map_lookup_elem(&port_owners, &element);
+
+	return pair ? &pair->owner[slot % 2] : (void *)0;
+}
+
 static __always_inline void set_owner(__u32 slot, __u32 value)
 {
-	__u32 *owner = bpf_map_lookup_elem(&port_owners, &slot);
+	__u32 *owner = owner_at(slot);
 
 	if (owner)
 		*(volatile __u32 *)owner = value;
@@ -42,7 +50,7 @@ static __always_inline void set_owner(__u32 slot, __u32 value)
 
 static __always_inline void touch_owner(__u32 slot)
 {
-	__u32 *owner = bpf_map_lookup_elem(&port_owners, &slot);
+	__u32 *owner = owner_at(slot);
 
 	if (owner)
 		touch_word(owner);

@@ -113,7 +113,7 @@ __noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 num
 	if (!address || (address->local && !bound64(p, number))) // for this host itself
 		return REASON_NOT_OURS;
 	slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport);
-	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	owner = owner_at(slot);
 	if (!owner || !(*owner & OWNER_6))
 		return REASON_NO_BINDING;
 	if (bound_to(*owner, &plan->to.daddr, p->tuple.dport, &w->bound) != REASON_NONE)
@@ -218,7 +218,7 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	source = &w->source;
 	__builtin_memset(bound, 0, sizeof(*bound));
 	__builtin_memset(source, 0, sizeof(*source));
-	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	owner = owner_at(slot);
 	if (!owner || !*owner || (p->flags & PACKET_NO_FLOW))
 		return REASON_NO_BINDING;
 	if (p->tuple.l4_proto == IPPROTO_TCP && (p->tcp_flags & TCP_RST))

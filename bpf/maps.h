@@ -365,13 +365,14 @@ struct {
 } block_maps SEC(".maps");
 
 // Binding of an outside port: (number * 3 + class) << 16 | port to the index of
-// the entry that leads to it + 1; bit 31: in flows6. 0: none.
+// the entry that leads to it + 1; bit 31: in flows6. 0: none. Two an element, which
+// has eight bytes at least. Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct owner_pair);
 } port_owners SEC(".maps");
 
 // Stateless prefixes, by their role, and those of nat64.
@@ -462,7 +463,8 @@ struct {
 } refused_syns SEC(".maps");
 
 // Flows whose sequence numbers are changed, by the index of their primary entry;
-// bit 31: in flows6. Made by the client's SYN or cookie, deleted by the sweeper. Set at load.
+// bit 31: in flows6. Made by the client's SYN or cookie, deleted by the sweeper. Small
+// until programs edit TCP headers; then set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -400,6 +400,12 @@ struct port_map {
 };
 ASSERT_SIZE(struct port_map, 8448);
 
+// Owners of two neighbouring ports.
+struct owner_pair {
+	__u32 owner[2];
+};
+ASSERT_SIZE(struct owner_pair, 8);
+
 // Blocks of ports of one pool address that are taken.
 #define BLOCK_WORDS 16
 struct block_map {

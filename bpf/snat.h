@@ -179,7 +179,7 @@ static __always_inline bool bound64(const struct packet *p, __u32 number)
 {
 	__u32 slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport), *owner;
 
-	owner = bpf_map_lookup_elem(&port_owners, &slot);
+	owner = owner_at(slot);
 	return owner && *owner & OWNER_6;
 }
 

@@ -112,7 +112,7 @@ static __always_inline bool crowded(const bool v6)
 // which no flow was opened for the time that one of UDP lives without packets.
 static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 {
-	__u32 slot = meta_of(e, v6)->twin, *owner = bpf_map_lookup_elem(&port_owners, &slot);
+	__u32 slot = meta_of(e, v6)->twin, *owner = owner_at(slot);
 
 	if (!owner || !*owner || (elapsed(now, meta_of(e, v6)->seen, timeout_udp) && crowded(v6)))
 		kill(e, now, ENTRY_DEAD, v6);

@@ -23,7 +23,7 @@
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
 enum layout {
-	LAYOUT = 9,
+	LAYOUT = 10,
 };
 
 // Sizes that user space has to know too.

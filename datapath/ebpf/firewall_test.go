@@ -33,8 +33,8 @@ func TestFirewallRateGoesOn(t *testing.T) {
 // that has been noticed, which takes as long as it does to look at programs.
 func (s *subject) whileLoading(yaml string, watch func()) {
 	s.t.Helper()
-	adjusts := s.d.t.Maps["adjusts"]
-	s.d.t.Maps["adjusts"] = s.d.t.Maps["control"] // has another shape
+	clients := s.d.t.Maps["clients"]
+	s.d.t.Maps["clients"] = s.d.t.Maps["control"] // has another shape
 	var done atomic.Bool
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
@@ -45,7 +45,7 @@ func (s *subject) whileLoading(yaml string, watch func()) {
 	err := s.change(yaml)
 	done.Store(true)
 	watcher.Wait()
-	s.d.t.Maps["adjusts"] = adjusts
+	s.d.t.Maps["clients"] = clients
 	if err == nil {
 		s.t.Error("programs were loaded with a wrong map")
 	}

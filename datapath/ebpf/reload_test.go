@@ -304,7 +304,9 @@ func (s *subject) left(t *testing.T) (list []string) {
 		}
 	}
 	for i := range tb.Owners.Values {
-		note(int(tb.Owners.Values[i].Entry), "owner of port %d", i)
+		for k, entry := range tb.Owners.Values[i].Owner {
+			note(int(entry), "owner of port %d", 2*i+k)
+		}
 	}
 	used := 0
 	for i := range tb.Flows4.Values {
@@ -325,7 +327,7 @@ func (s *subject) left(t *testing.T) (list []string) {
 			}
 		}
 	}
-	for name, m := range map[string]*ebpf.Map{"adjusts": tb.Maps["adjusts"], "clients": tb.Maps["clients"], "mappings": tb.Maps["mappings"]} {
+	for name, m := range map[string]*ebpf.Map{"adjusts": tb.Adjusts(), "clients": tb.Maps["clients"], "mappings": tb.Maps["mappings"]} {
 		var k, v []byte
 		n := 0
 		for it := m.Iterate(); it.Next(&k, &v); {
@@ -359,7 +361,7 @@ func TestClientAddressComes(t *testing.T) {
 			t.Errorf("the acknowledgement becomes %v", out)
 		}
 	}
-	if n, err := table.Content[uint32, wire.Adjust](s.d.t.Maps["adjusts"]); len(n) > 0 || err != nil {
+	if n, err := table.Content[uint32, wire.Adjust](s.d.t.Adjusts()); len(n) > 0 || err != nil {
 		t.Errorf("%d records of changed numbers (%v)", len(n), err)
 	}
 }

@@ -163,6 +163,9 @@ func (s *shared) wipe() error {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}
+	if err := s.clear("adjusts", s.t.Adjusts()); err != nil {
+		return fmt.Errorf("map adjusts: %w", err)
+	}
 	for n := range s.t.Pool {
 		s.t.Runs.Values[n] = uint64(n)
 	}

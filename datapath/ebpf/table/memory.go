@@ -17,9 +17,6 @@ type Memory[T any] struct {
 	Values []T
 }
 
-// portOwner is an element of port_owners, as it lies in memory.
-type portOwner struct{ Entry, _ uint32 }
-
 // MapMemory maps an array whose elements are T. The kernel puts them at multiples of
 // eight bytes, so T must have such a size.
 func MapMemory[T any](m *ebpf.Map) (*Memory[T], error) {

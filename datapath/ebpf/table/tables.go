@@ -163,10 +163,12 @@ type Tables struct {
 	Rules        *Memory[wire.NatRule]
 	Orders       *Memory[wire.NatOrder]
 	Ports        *Memory[wire.PortMap]
-	Owners       *Memory[portOwner]
+	Owners       *Memory[wire.OwnerPair]
 	Blocks       *Memory[wire.BlockMap]
 	Runs         *Memory[uint64]
 	PoolRules    *Memory[uint64] // rules of pool addresses
+	adjusts      atomic.Pointer[ebpf.Map]
+	outgrown     *ebpf.Map // the adjusts before it
 	adopted      bool
 
 	RouteEvery bool // Options.RouteEveryPacket
@@ -206,8 +208,11 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 		return nil, err
 	}
 	t.size(spec)
+	if err := t.openAdjusts(spec.Maps["adjusts"]); err != nil {
+		return nil, err
+	}
 	for name, m := range spec.Maps {
-		if name == "works" || m.Type == ebpf.Array && name[0] == '.' {
+		if name == "works" || name == "adjusts" || m.Type == ebpf.Array && name[0] == '.' {
 			continue
 		}
 		if t.Maps[name], _, err = pinned(filepath.Join(dir, name), m); err != nil {
@@ -289,7 +294,7 @@ func (t *Tables) size(spec *ebpf.CollectionSpec) {
 		"flows4": t.Entries4, "flows6": t.Entries6, "index4": buckets(t.Entries4), "index6": buckets(t.Entries6),
 		"hints4": hints(t.Entries4), "hints6": hints(t.Entries6),
 		"clients": t.Clients, "client_rates": t.Clients, "stickies": t.Clients,
-		"adjusts": max((t.Entries4+t.Entries6)/4, 64), "slots": t.Slots, "pools": t.Pool, "block_maps": t.Pool, "hosts": t.Hosts, "port_maps": t.Pool * 3, "port_owners": t.Pool * 3 << 16,
+		"adjusts": t.mostAdjusts(), "slots": t.Slots, "pools": t.Pool, "block_maps": t.Pool, "hosts": t.Hosts, "port_maps": t.Pool * 3, "port_owners": t.Pool * 3 << 15,
 		"runs": t.Places(), "pool_rules": t.Pool,
 	} {
 		spec.Maps[name].MaxEntries = n
@@ -324,6 +329,7 @@ func (t *Tables) Close() error {
 	for _, m := range t.Maps {
 		errs = append(errs, m.Close())
 	}
+	errs = append(errs, t.closeAdjusts())
 	t.Maps = nil
 	return errors.Join(errs...)
 }
@@ -378,6 +384,15 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 		if name != "ids" {
 			replace[name] = m
 		}
+	}
+	if s.Edits {
+		if err := t.widenAdjusts(spec.Maps["adjusts"]); err != nil {
+			return nil, err
+		}
+	}
+	if m := t.adjusts.Load(); m != nil {
+		spec.Maps["adjusts"].MaxEntries = m.MaxEntries()
+		replace["adjusts"] = m
 	}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {

@@ -405,6 +405,11 @@ type NatRule struct {
 	Prefix    Addr
 }
 
+type OwnerPair struct {
+	_     structs.HostLayout
+	Owner [2]uint32
+}
+
 type Packet struct {
 	_            structs.HostLayout
 	Tuple        Tuple

@@ -135,7 +135,7 @@ const (
 
 // Values of enum layout.
 const (
-	Layout = 9
+	Layout = 10
 )
 
 // Values of enum list.

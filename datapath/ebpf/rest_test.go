@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// memlock is what the kernel says that a map takes.
+func memlock(t *testing.T, m *ebpf.Map) int {
+	t.Helper()
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(info), "memlock:")
+	bytes, err := strconv.Atoi(strings.Fields(rest + " ?")[0])
+	if err != nil {
+		t.Fatalf("memlock of map %s: %v", m, err)
+	}
+	return bytes
+}
+
+// TestMemoryAtRest bounds what all maps take beside the flows, and checks that the ports of pools
+// take what the table of ports says.
+func TestMemoryAtRest(t *testing.T) {
+	labtest.Require(t, labtest.Kernel("6.4", "the memory of every kind of map"))
+	const most = 80 << 20 // and what a machine has for each CPU
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	d := gateway(t, l.Node("gateway"), config.AttachTC, oneServer)
+	sum := memlock(t, d.t.Adjusts())
+	for _, m := range d.t.Maps {
+		if m.Type() != ebpf.PerCPUArray {
+			sum += memlock(t, m)
+		}
+	}
+	t.Logf("%.1f MB with room for 4,096 flows of each family", float64(sum)/1e6)
+	if sum > most {
+		t.Errorf("the maps take %d bytes, more than %d", sum, most)
+	}
+	var told uint64
+	for _, use := range d.t.Use(0) {
+		if use.Name == "ports" {
+			told = use.Bytes
+		}
+	}
+	if takes := memlock(t, d.t.Maps["port_owners"]) + memlock(t, d.t.Maps["port_maps"]); takes < int(told) || takes > int(told)+1<<16 {
+		t.Errorf("ports take %d bytes; the table of ports says %d", takes, told)
+	}
+}
+
+// TestNumbersGetRoom has a service come whose connections need room in adjusts, which is small
+// until then: numbered datagrams of another service go on meanwhile, the connections find their
+// numbers, and the next process adopts the map of either size.
+func TestNumbersGetRoom(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	mirror(t, l.Node("s1"), ":8080")
+	pins := pinsOf(t)
+	path := filepath.Join(pins, "adjusts")
+	d := openIn(t, l.Node("gateway"), pins)
+	reopen := func(yaml string) {
+		t.Helper()
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, l.Node("gateway"), pins)
+		apply(t, d, config.AttachTC, yaml)
+	}
+	apply(t, d, config.AttachTC, upgradeYAML)
+	small := d.t.Adjusts().MaxEntries()
+	load := startNumbered(t, l.Node("client"), "192.0.2.10:53", ":5353", l.Node("s1"), l.Node("s2"))
+	load.await(10)
+
+	// As if a process had been killed before a larger map took the place of the small one.
+	left, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer left.Close()
+	if err := left.Pin(path + "-new"); err != nil {
+		t.Fatal(err)
+	}
+	reopen(upgradeYAML)
+	if n := d.t.Adjusts().MaxEntries(); n != small {
+		t.Errorf("adjusts has room for %d, before the process went for %d", n, small)
+	}
+	if _, err := os.Stat(path + "-new"); !os.IsNotExist(err) {
+		t.Errorf("what the killed process left is there still (%v)", err)
+	}
+
+	withProxy := strings.Replace(upgradeYAML, "services:", `services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, client-address: proxy-v2,
+     backends: [{name: a, address: 10.0.2.2, port: 8080}]}`, 1)
+	apply(t, d, config.AttachTC, withProxy)
+	if n := d.t.Adjusts().MaxEntries(); n <= small {
+		t.Errorf("adjusts has room for %d, not for more than %d", n, small)
+	}
+	c := transfer(t, l.Node("client"), "192.0.2.10:80")
+	if err := roundTrip(c); err != nil {
+		t.Error(err)
+	}
+	reopen(withProxy)
+	if err := roundTrip(c); err != nil {
+		t.Error(err)
+	}
+	if n, err := table.Content[uint32, wire.Adjust](d.t.Adjusts()); len(n) != 1 || err != nil {
+		t.Errorf("%d records of changed numbers (%v), want that of one connection", len(n), err)
+	}
+	load.await(10)
+	if missing := load.end(patience); len(missing) > 0 {
+		t.Errorf("datagrams are lost, by flow: %v", missing)
+	}
+	mustStay(t, load.arrivals())
+	if err := d.Remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+	d.Close()
+}
