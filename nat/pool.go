@@ -153,13 +153,17 @@ func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
 }
 
 // free reports whether nobody has the endpoint: no binding, no session, no
-// listener, and it is not held for who had it before (RFC 6888 REQ-8).
+// listener, and it is not held for who had it before (RFC 6888 REQ-8). A datapath that
+// is followed may be seen to give out the port of a listener (docs/limits.md).
 func (m *Model) free(key outsideKey) bool {
 	if b := m.outside[key]; b != nil && !m.yields(b) {
 		return false
 	}
 	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {
 		return false
+	}
+	if shown, ok := m.shownSource(); ok && shown == key.endpoint {
+		return true
 	}
 	for _, s := range m.services {
 		if _, ok := s.listens(key.protocol, key.endpoint, ""); ok {
