@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -123,7 +124,7 @@ func askNftlb(t *testing.T, gateway *lab.Node, method, path, body string) error 
 		return err
 	}
 	r.Header.Set("Key", "secret")
-	transport := &http.Transport{Dial: func(string, string) (net.Conn, error) { return c, nil }, DisableKeepAlives: true}
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }, DisableKeepAlives: true}
 	resp, err := transport.RoundTrip(r)
 	if err != nil {
 		return err
