@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// connections is what a row's clients do.
-type connections struct {
+// clientLoad is which connections a row's clients make.
+type clientLoad struct {
 	dest   netip.AddrPort
 	source load.Range
 	// bypass has the server answer past the gateway.
@@ -32,7 +32,7 @@ func manyClients(v6 bool) load.Range { return clientsOf(v6, 100_000) }
 
 // measureFlows makes connections for the trial's duration, after every source
 // endpoint was used once.
-func (n *network) measureFlows(t *Trial, c connections) (flowRates, error) {
+func (n *network) measureFlows(t *Trial, c clientLoad) (flowRates, error) {
 	client, server, err := n.flowEnds(t, c)
 	if err != nil {
 		return flowRates{}, err
@@ -67,7 +67,7 @@ func observeFlows(t *Trial, client *load.Client) (flowRates, error) {
 	return out, errors.Join(err, <-done)
 }
 
-func (n *network) flowEnds(t *Trial, c connections) (*load.Client, *load.Server, error) {
+func (n *network) flowEnds(t *Trial, c clientLoad) (*load.Client, *load.Server, error) {
 	o := load.ServerOptions{}
 	spec := load.FlowSpec{
 		Source: c.source, Dest: c.dest, Interface: "eth0", DestMAC: wanMAC,

@@ -228,10 +228,10 @@ func datapathFlowRows() []Row {
 		return service{mode: mode, protocol: "tcp", attach: attach, port: 80, vip: vip4, backend: server4}.yaml
 	}
 	drive := func(mode string) func(*Trial, *network) error {
-		c := connections{dest: at(vip4, 80), bypass: mode == "dsr" || mode == "tunnel"}
+		c := clientLoad{dest: at(vip4, 80), bypass: mode == "dsr" || mode == "tunnel"}
 		return func(t *Trial, n *network) error { return reportFlows(t, n, c) }
 	}
-	toServer := func(t *Trial, n *network) error { return reportFlows(t, n, connections{dest: at(server4, 80)}) }
+	toServer := func(t *Trial, n *network) error { return reportFlows(t, n, clientLoad{dest: at(server4, 80)}) }
 	var rows []Row
 	for _, mode := range []string{"dnat", "fullnat", "dsr", "stateless"} {
 		rows = append(rows, sluiceRow("sluice nftables "+mode, "one service in mode "+mode, "nftables", tcp(mode, ""), drive(mode)))

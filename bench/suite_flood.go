@@ -20,8 +20,9 @@ const (
 	floodConntrack = 1 << 18
 	// heldRate of requests a second over the connections that must survive.
 	heldRate = 20_000
-	// A request is sent heldTries times before its connection counts as lost: the
-	// queues between the nodes are full, and a packet lost there is no connection lost.
+	// A request on an open connection is sent heldTries times before the connection counts as
+	// lost: the flood fills the queues between the nodes, and a packet that is lost there does
+	// not mean that the connection is.
 	heldTries, heldTimeout = 40, 50 * time.Millisecond
 )
 

@@ -17,9 +17,9 @@ func backendsOf(p Point) (services, backends int) {
 }
 
 func rulesSuite() Suite {
-	toLast := func(p Point) connections {
+	toLast := func(p Point) clientLoad {
 		services, _ := backendsOf(p)
-		return connections{dest: at(vip4, servicePort(services-1))}
+		return clientLoad{dest: at(vip4, servicePort(services-1))}
 	}
 	drive := func(t *Trial, n *network) error { return reportFlows(t, n, toLast(t.Point)) }
 	peer := func(name, about string, set setup) Row { return gatewayRow(name, about, 0, set, drive) }

@@ -91,10 +91,10 @@ func count(n int) string {
 const slack = 400 * time.Millisecond
 
 // period is the longest time from the beginning of one probe to that of the
-// next. It is the interval, shortened where a timeout is so long that a silent
-// backend would be reported later than interval × fall + 0.5 s: the worst backend
-// dies just after it answered, so that fall probes must begin, and the last must
-// run into its timeout, within that window.
+// next: the interval, or less where the timeout is long. A silent backend is
+// reported within interval × fall + 0.5 s. In the worst case it dies just after
+// it answered; then as many probes as fall says must begin, and the last of them
+// must time out, within that time.
 func (w *watch) period() time.Duration {
 	k := w.target.Check
 	interval, timeout, fall := k.Interval.D(), k.Timeout.D(), time.Duration(max(1, k.Fall))

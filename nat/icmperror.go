@@ -82,7 +82,7 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	p := plan{action: Forward, reason: ReasonICMPError, quote: &quote}
 	if h.service != nil && h.direction == flow.Original {
 		h.service.towards(&p, v, h.backend)
-		if h.service.bypassed() {
+		if h.service.answersDirectly() {
 			p.quote = nil
 			p.to = v.tuple()
 			return p, true
@@ -140,7 +140,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		}
 		to := s.endpoint(b, about.dst.Port())
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}
-		if s.bypassed() {
+		if s.answersDirectly() {
 			s.towards(&p, v, b)
 			return p, true
 		}

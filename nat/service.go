@@ -133,8 +133,8 @@ func (s *service) hashes() bool {
 	return false
 }
 
-// bypassed reports whether the backends answer their clients directly.
-func (s *service) bypassed() bool {
+// answersDirectly reports whether the backends answer their clients past the gateway (dsr, tunnel).
+func (s *service) answersDirectly() bool {
 	return s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel
 }
 
@@ -244,13 +244,13 @@ func (s *service) keepsNone() bool {
 	l := &s.Limits
 	counts := l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
 		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
-	return s.bypassed() && s.hashes() && s.Persistence == nil && !counts
+	return s.answersDirectly() && s.hashes() && s.Persistence == nil && !counts
 }
 
 // checksumsAddresses reports whether a transport that is left alone would have a
 // wrong checksum with the service's addresses. SCTP's covers no addresses.
 func (s *service) checksumsAddresses(v *view) bool {
-	if s.bypassed() || v.protocol == flow.TCP || v.protocol == flow.UDP {
+	if s.answersDirectly() || v.protocol == flow.TCP || v.protocol == flow.UDP {
 		return false
 	}
 	const dccp, udplite = 33, 136
@@ -294,7 +294,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 	n.tuple[0] = v.tuple()
 	reply := flow.Tuple{Protocol: v.protocol, Source: to, Dest: v.src}
 	switch {
-	case s.bypassed():
+	case s.answersDirectly():
 		reply = v.tuple().Reverse()
 	case s.Mode == config.ModeFullNAT:
 		key, reason := m.fullnatSource(s, v, to)
@@ -333,7 +333,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 		}
 	}
 	n.tuple[1] = reply
-	if !s.bypassed() && m.clashes(n) {
+	if !s.answersDirectly() && m.clashes(n) {
 		if n.port != nil {
 			delete(m.ports, *n.port) // nobody has seen it
 		}

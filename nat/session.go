@@ -233,7 +233,7 @@ func (s *session) State() string {
 
 // oneWay reports whether the answers do not come this way: then what the client says
 // stands for both.
-func (s *session) oneWay() bool { return s.service != nil && s.service.bypassed() }
+func (s *session) oneWay() bool { return s.service != nil && s.service.answersDirectly() }
 
 // hear takes a packet of the direction into account. A TCP session is settled when
 // one side acknowledges what the other has said: after the handshake's third

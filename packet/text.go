@@ -190,9 +190,10 @@ func readData(s string) ([]byte, error) {
 	return Pattern(int(n)), nil
 }
 
-// Match returns what stands in p where text, a packet or an edit, has a $name for
-// a value: by name, without quotes. The nth layer of a name in text looks at the
-// nth of that name in p.
+// Match returns the values that p has where text, which is a packet or an edit as
+// in the language of packet cases, has $variables: by variable, without quotes.
+// Where a kind of layer occurs several times, its nth occurrence in text is
+// matched with the nth in p.
 func Match(text string, p Packet) map[string]string {
 	found := map[string]string{}
 	seen := map[string]int{}

@@ -58,7 +58,7 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// TestInterrupted: Ctrl-C is named as what it is.
+// TestInterrupted: after Ctrl-C the error says "interrupted", not "context canceled".
 func TestInterrupted(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	end()

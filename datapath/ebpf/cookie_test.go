@@ -63,7 +63,7 @@ func TestSYNCookies(t *testing.T) {
 			for _, s := range cookieServices {
 				t.Run(s.name, func(t *testing.T) {
 					cookies := counted(t, d, "cookie")
-					echoes(t, client, net.JoinHostPort(s.listen, "80"), d)
+					checkEcho(t, client, net.JoinHostPort(s.listen, "80"), d)
 					greets(t, client, net.JoinHostPort(s.listen, "25"), d)
 					refuses(t, client, net.JoinHostPort(s.listen, "81"), d)
 					if n := counted(t, d, "cookie") - cookies; n < 3 {
@@ -98,8 +98,8 @@ func TestSYNCookies(t *testing.T) {
 	}
 }
 
-// echoes carries a megabyte both ways at once, the client first.
-func echoes(t *testing.T, n *lab.Node, addr string, d *Datapath) {
+// checkEcho sends a megabyte from n to the echo server at addr and back at once, the client first.
+func checkEcho(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	c := transfer(t, n, addr)
 	if o := optionsOf(t, c); o != 0 {

@@ -36,7 +36,8 @@ func (w way) String() string { return w.network + " " + w.from + " to " + w.to }
 
 var ways = []way{{"tcp", "client", Server}, {"udp", "client", Server}, {"tcp", "server", Client}, {"tcp", "client", Gateway}, {"tcp", "gateway", Server}}
 
-// StartOtherTraffic has the nodes echo until ctx ends, and makes the connection that stays.
+// StartOtherTraffic runs a TCP and a UDP echo server on each node until ctx ends, and opens one
+// connection that stays open all the time.
 func StartOtherTraffic(ctx context.Context, l *lab.Lab) (*OtherTraffic, error) {
 	for _, node := range []string{"client", "gateway", "server"} {
 		tcp, err := l.Node(node).Listen(echoPort)

@@ -135,8 +135,8 @@ type placing struct {
 // reached.
 const MostReached = 16_384
 
-// lately is how many seconds ago a connection may have ended that counts as one of now.
-const lately = 5
+// recentSeconds: a connection that ended at most so long ago still counts as a current one.
+const recentSeconds = 5
 
 // over tells whether a connection ended some time ago, and its entry only lingers.
 func (p *placing) over(e *conntrack.Entry) bool {
@@ -144,7 +144,7 @@ func (p *placing) over(e *conntrack.Entry) bool {
 		return false
 	}
 	whole := p.lingers[conntrack.TCPState(e.State)]
-	return e.Protocol != flow.TCP || whole == 0 || e.Timeout+lately < whole
+	return e.Protocol != flow.TCP || whole == 0 || e.Timeout+recentSeconds < whole
 }
 
 // lingering reads how long entries of closed connections stay in the calling thread's namespace.

@@ -269,7 +269,7 @@ func (g *gateway) flow(source netip.AddrPort) (api.Flow, error) {
 	return api.Flow{}, fmt.Errorf("no flow of %s among %d", source, all.Total)
 }
 
-// timeout asks that the flow of the endpoint has at least that long to live.
+// timeout checks that the flow from source has at least that long until it expires, less 5 s.
 func (g *gateway) timeout(source netip.AddrPort, least time.Duration) error {
 	f, err := g.flow(source)
 	if err != nil {

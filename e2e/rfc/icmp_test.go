@@ -250,7 +250,7 @@ func TestRFC6888REQ11Drop(t *testing.T) {
 	prove(t, "6888-11a", snat("ports: 2000-2001"), func(g *gateway) error { return g.exhaust(0) })
 }
 
-// exhaust takes the two ports of the pool and one more, and asks that the third is
+// exhaust takes the two ports of the pool and one more, and checks that the third is
 // dropped, told why with that code of ICMP 3 (0: perhaps not), and the first two live
 // on.
 func (g *gateway) exhaust(code uint8) error {

@@ -80,7 +80,7 @@ func TestStaticHairpinAndErrors(t *testing.T) {
 	})
 }
 
-// errorsBothWays asks that an error of a router outside about a packet of i1 shows i1
+// errorsBothWays checks that an error of a router outside about a packet of i1 shows i1
 // its own packet, and that an error of i1 shows the outside host the outside address.
 func (g *gateway) errorsBothWays(ip, inside, outside, router, outer string, exceeded, unreachable func(packet.Packet) bool) error {
 	in, out, far := g.wire("i1"), g.wire("o1"), g.wire("o2")

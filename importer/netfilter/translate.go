@@ -112,7 +112,7 @@ func (t *translator) translate() error {
 	for _, w := range filters {
 		t.filter(w)
 	}
-	t.remaining(walks, filters)
+	t.noteUntranslated(walks, filters)
 	if t.stays && len(t.d.Config.NAT)+len(t.d.Config.Services) > 0 {
 		t.d.Config.Datapath = config.DatapathNftables
 		t.d.Remark("datapath: nftables is set because rules stay in " + t.program + " that forwarded packets have to meet: what eBPF carries never reaches them.")
@@ -185,8 +185,8 @@ func (t *translator) implied(p *path, reason string) {
 	}
 }
 
-// remaining notes the rules that no object holds and nothing was said of.
-func (t *translator) remaining(walks map[hook][]*walker, filters []*walker) {
+// noteUntranslated notes each rule that neither became part of an object nor has a note already.
+func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walker) {
 	all := filters
 	for _, list := range walks {
 		all = append(all, list...)

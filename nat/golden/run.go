@@ -392,7 +392,7 @@ func (r *run) where(w []string) error {
 	return nil
 }
 
-// count handles "count service NAME key=N ...", "count backend SERVICE/NAME ...",
+// count compares counters with what a line wants: "count service NAME key=N ...", "count backend SERVICE/NAME ...",
 // "count nat NAME ..." and "count reason FAMILY ACTION REASON N".
 func (r *run) count(w []string) error {
 	c, err := r.s.Counters()

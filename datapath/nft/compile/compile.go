@@ -162,7 +162,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	}
 	c.flowtable(b)
 	c.timeouts(b)
-	p := c.peers(previous, b)
+	p := c.listenersAndServers(previous, b)
 	fragments[0], fragments[1], fragments[2] = c.shared(b, p), p.fragment, p.servers
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]

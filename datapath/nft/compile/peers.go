@@ -44,8 +44,8 @@ type peer struct {
 	iface    string
 }
 
-// peers compiles the fragments, or takes over those of the previous result.
-func (c *compiler) peers(previous *Result, b *base) *peers {
+// listenersAndServers compiles the fragments of the sets of listeners and of servers, or takes over those of the previous result.
+func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 	p := &peers{snapshot: c.snapshot, networks: c.env.Networks}
 	var old *peers
 	if previous != nil && p.sameHost(previous.peers) {

@@ -81,7 +81,8 @@ func (p *part) compile() error {
 	return p.dnat()
 }
 
-// listen makes the service's endpoints lead to the verdict.
+// listen adds the addresses and ports that the service listens on to the map of that name, with
+// the verdict v.
 func (p *part) listen(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {

@@ -239,7 +239,7 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	if i := int(m.seq - b.first); i >= 0 && i < len(b.log) {
 		s := b.log[i]
 		r.Owner, r.Object, r.Made = s.owner, s.object, s.made
-		if e := s.at(offset); e != nil {
+		if e := s.elementAt(offset); e != nil {
 			r.Owner = e.Owner
 			r.Object += " { " + s.set.Element(e.Of) + " }"
 		}
@@ -247,8 +247,8 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	return r
 }
 
-// at returns the element whose attribute covers the offset.
-func (s *sent) at(offset int) *ruleset.Item[ruleset.Element] {
+// elementAt returns the element whose netlink attribute covers the offset, in bytes.
+func (s *sent) elementAt(offset int) *ruleset.Item[ruleset.Element] {
 	if len(s.elements) == 1 {
 		return &s.elements[0]
 	}
