@@ -234,7 +234,9 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 }
 
 // write writes a desired state: first what others refer to, then the services that
-// refer to it, then the listeners, and at last has packets meet its programs.
+// refer to it, then the listeners, and at last has packets meet its programs, and those
+// be refused that no listener takes. A listener that another map has from now on is
+// taken away after it was put there.
 func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile.Host, programs *ebpf.Collection) error {
 	t := d.t
 	if err := t.ForgetOthers(want.Draft); err != nil {
@@ -263,20 +265,46 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	if err != nil {
 		return err
 	}
+	had := d.inForce
+	if had == nil {
+		had = &compile.Desired{}
+	}
+	hosts, ownedHosts := withoutNewlyOwned(want.Hosts, had.Hosts, func(k wire.HostKey) uint32 { return k.List })
+	members, ownedMembers := withoutNewlyOwned(want.Members, had.Members, func(k wire.MemberKey) uint32 { return k.List })
 	err = errors.Join(
-		table.Equalise(t.Maps["hosts"], want.Hosts, nil), table.Equalise(t.Maps["members"], want.Members, nil),
+		table.Equalise(t.Maps["hosts"], hosts, nil), table.Equalise(t.Maps["members"], members, nil),
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
 		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], prefixes, keepPrefixCounts),
 		putStations(t, h), table.Equalise(t.Maps["pool_numbers"], compile.PoolNumbers(want), nil),
-		table.Equalise(t.Maps["iface_listeners"], want.IfaceListeners, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil), table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil))
+		table.Equalise(t.Maps["iface_listeners"], want.IfaceListeners, nil), table.Add(t.Maps["listeners"], want.Listeners, had.Listeners),
+		table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil))
 	if err == nil {
 		d.putDirects(directs)
 		err = d.attach(s.Config, want.Switches.Paired, h, programs)
+	}
+	if err == nil {
+		err = errors.Join(table.PutChanges(t.Maps["hosts"], ownedHosts), table.PutChanges(t.Maps["members"], ownedMembers))
 	}
 	if err == nil && programs != d.programs {
 		err = startSweeper(programs)
 	}
 	return err
+}
+
+// withoutNewlyOwned returns a list before what no listener takes is refused at addresses where it was not refused
+// so far, because another datapath has listeners there, and the entries that are then to be written.
+func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32) (before, owned map[K]uint64) {
+	before = want
+	for k, bits := range want {
+		if list(k)&0xff != wire.ListServed || bits&wire.ServedOwned == 0 || had[k]&wire.ServedOwned != 0 {
+			continue
+		}
+		if owned == nil {
+			before, owned = maps.Clone(want), map[K]uint64{}
+		}
+		before[k], owned[k] = bits&^wire.ServedOwned, bits
+	}
+	return before, owned
 }
 
 // bump makes every flow look up its next hop again.

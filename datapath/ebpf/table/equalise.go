@@ -58,6 +58,19 @@ func Equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(
 	return nil
 }
 
+// Add writes the entries that were not there.
+func Add[K, V comparable](m *ebpf.Map, want, had map[K]V) error {
+	for k, v := range want {
+		if _, ok := had[k]; ok {
+			continue
+		}
+		if err := m.Put(&k, &v); err != nil {
+			return fmt.Errorf("map %s: %w", m, err)
+		}
+	}
+	return nil
+}
+
 func Verify[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 	have, err := Content[K, V](m)
 	if err != nil {
