@@ -92,7 +92,7 @@ func (c *Conn) Sibling() (*Conn, error) {
 }
 
 // Insert makes the entries: original and reply tuple, state, timeout, mark and
-// zone are taken from each; Status may hold Assured and SeenReply. It returns
+// zone are taken from each; Status may hold Assured, SeenReply and FixedTimeout. It returns
 // how many were made; one whose tuple is taken is skipped. Entries made this
 // way carry no NAT extension: the kernel tracks them, but translates packets of
 // a connection only if its reply tuple was set up by a rule, or by InsertNAT.
