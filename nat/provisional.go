@@ -261,6 +261,11 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	}
 	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
 	now.spliced, now.halfOpen = was.spliced, was.halfOpen
+	now.counted = was.counted
+	was.backend.packets -= was.counted.packets
+	was.backend.bytes -= was.counted.bytes
+	now.backend.packets += was.counted.packets
+	now.backend.bytes += was.counted.bytes
 	if now.closed = was.closed; now.closed {
 		now.count(-1)
 	}

@@ -30,6 +30,7 @@ type session struct {
 	// provisional: the backend and the port; provisionalAddress: the outside address of a session
 	// without ports.
 	provisional, provisionalAddress bool
+	counted                         tally // for its backend
 
 	proxied *proxied // PROXY header of client-address, once the SYN was seen
 	spliced *spliced // a cookie opened it
@@ -324,7 +325,7 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		p.clamp = h.rule.MSSClamp
 	}
 	if s := h.service; s != nil {
-		p.count = append(p.count, &s.tally, &h.backend.tally)
+		p.count = append(p.count, &s.tally, &h.backend.tally, &h.session.counted)
 		p.clamp = s.MSSClamp
 		if h.direction == flow.Original {
 			s.towards(&p, v, h.backend)

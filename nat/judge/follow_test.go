@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -170,5 +171,39 @@ func TestForgottenSYNs(t *testing.T) {
 	f = &follower{got: nat.Outcome{Action: nat.Forward, Reason: nat.ReasonSYNACK}}
 	if f.ForgetsSYN(10) {
 		t.Error("what was answered is forgotten")
+	}
+}
+
+// TestFollowCounts: what was counted for a provisional backend is counted for the one that is shown.
+func TestFollowCounts(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: fullnat, scheduler: random, source-pool: [10.0.2.100],
+     backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(8) { // the first choice is by chance
+		m, err := nat.New(c, golden.StandardHost(), seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, wan, lan := newFollower(m), Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
+		p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
+			&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
+		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		p[1].(*packet.IPv4).TTL = 64
+		out, err := packet.Parse(p.Build()).Edit("ip4(src=10.0.2.100,dst=10.0.2.3,ttl=63)/udp(sport=5000)")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()},
+			nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}})
+		for _, b := range m.Counters().Services[0].Backends {
+			if want := map[string]uint64{"a": 0, "b": 2}[b.Name]; b.Packets != want || b.Bytes != 28*want {
+				t.Errorf("seed %d: %s has %d packets of %d bytes, want %d", seed, b.Name, b.Packets, b.Bytes, want)
+			}
+		}
 	}
 }
