@@ -61,7 +61,7 @@ type hostile struct {
 
 func (h *hostile) run(in nat.Arrival) error {
 	ifindex := uint32(h.s.ifaces[in.Interface])
-	o := &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512)}
+	o := &ebpf.RunOptions{Data: in.Frame, DataOut: h.s.caller.room(len(in.Frame))}
 	program, verdicts := h.s.d.programs.Programs["sluice_tc"], []uint32{0xffffffff, 2, 7} // TCX_NEXT, TC_ACT_SHOT, TC_ACT_REDIRECT
 	if h.s.hook == "xdp" {
 		program, verdicts = h.s.d.programs.Programs["sluice_xdp"], []uint32{1, 2, 3, 4} // all but XDP_ABORTED
@@ -72,7 +72,7 @@ func (h *hostile) run(in nat.Arrival) error {
 			o.Flags = testChecksumComplete
 		}
 	}
-	verdict, err := program.Run(o)
+	verdict, err := h.s.caller.run(program, o)
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, packet.Parse(in.Frame))
 	}

@@ -33,6 +33,7 @@ type shared struct {
 	loaded  map[wire.Switches]*ebpf.Collection
 	syns    bool // some were sent on without a flow
 	refused bool // some were refused, or another configuration has begun to count anew
+	cleaner cleaner
 }
 
 // errOtherConstants: a configuration's constants are other ones than those of the programs that
@@ -124,7 +125,7 @@ func (l *programPool) take(hz uint32) (*shared, error) {
 		return nil, err
 	}
 	t.Observed, t.AllOn, t.FullPath = true, l.allOn, l.full
-	return &shared{t: t, loaded: map[wire.Switches]*ebpf.Collection{}}, nil
+	return &shared{t: t, loaded: map[wire.Switches]*ebpf.Collection{}, cleaner: newCleaner()}, nil
 }
 
 // give takes back what a datapath was lent, and closes that.
@@ -148,7 +149,7 @@ func (l *programPool) close() (err error) {
 		for _, c := range s.loaded {
 			c.Close()
 		}
-		err = errors.Join(err, s.t.Close(), os.RemoveAll(s.t.Dir))
+		err = errors.Join(err, s.cleaner.close(), s.t.Close(), os.RemoveAll(s.t.Dir))
 	}
 	return err
 }
@@ -179,18 +180,14 @@ func (s *shared) clear(name string, m *ebpf.Map) error {
 	switch m.Type() {
 	case ebpf.Array, ebpf.PerCPUArray:
 		if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
-			page := os.Getpagesize()
-			size := int(m.MaxEntries()) * ((int(m.ValueSize()) + 7) / 8 * 8)
-			all, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			if err != nil {
-				return err
-			}
-			clear(all)
-			return unix.Munmap(all)
+			return s.cleaner.memory(m)
 		}
 		n := m.MaxEntries()
 		if name == "tallies" || name == "backend_hops" { // by backends, of which no case has so many
 			n = 1024
+		}
+		if m.Type() == ebpf.Array && n > 1024 {
+			return s.cleaner.elements(m)
 		}
 		return zero(m, n)
 	case ebpf.RingBuf:
@@ -213,22 +210,17 @@ func (s *shared) clear(name string, m *ebpf.Map) error {
 
 // zero clears the first elements of an array that is not in this process's memory.
 func zero(m *ebpf.Map, n uint32) error {
-	const batch = 1 << 14
 	perCPU := 1
 	if m.Type() == ebpf.PerCPUArray {
 		perCPU = ebpf.MustPossibleCPU()
 	}
-	of := reflect.SliceOf(reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]()))
-	for at := uint32(0); at < n; at += batch {
-		keys := make([]uint32, min(batch, n-at))
-		for i := range keys {
-			keys[i] = at + uint32(i)
-		}
-		if _, err := m.BatchUpdate(keys, reflect.MakeSlice(of, len(keys)*perCPU, len(keys)*perCPU).Interface(), nil); err != nil {
-			return err
-		}
+	keys := make([]uint32, n)
+	for i := range keys {
+		keys[i] = uint32(i)
 	}
-	return nil
+	of := reflect.SliceOf(reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]()))
+	_, err := m.BatchUpdate(keys, reflect.MakeSlice(of, len(keys)*perCPU, len(keys)*perCPU).Interface(), nil)
+	return err
 }
 
 // drain takes what nobody has read.

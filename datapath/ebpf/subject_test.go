@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,14 +12,11 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -44,6 +42,7 @@ type subject struct {
 	d           *Datapath
 	snapshot    *datapath.Snapshot
 	advanced    uint32 // tick in which time last passed
+	now         uint32 // at the present passing
 	jiffies     *ebpf.Program
 	ifaces      map[string]int
 	names       map[int]string
@@ -53,6 +52,13 @@ type subject struct {
 	programPool *programPool // of programs and tables; nil: they are made for this subject
 	borrowed    *shared
 	early       *ringbuf.Reader // of frames held for their first fragment; nil until one was
+	caller      caller
+	works       []wire.Work // of each CPU
+	hop         wire.Hop
+	stickies    hashed[wire.StickyKey, wire.Sticky]
+	fragments   hashed[wire.FragmentKey, wire.Fragment]
+	clients     hashed[wire.ClientKey, wire.Client]
+	rules       hashed[uint32, wire.FirewallRule]
 }
 
 var _ golden.Subject = (*subject)(nil)
@@ -61,7 +67,7 @@ var _ golden.Subject = (*subject)(nil)
 var subjects atomic.Uint32
 
 func newSubject(t testing.TB, hook string) *subject {
-	s := &subject{t: t, hook: hook, cpu: int(subjects.Add(1)) % runtime.NumCPU()}
+	s := &subject{t: t, hook: hook, cpu: int(subjects.Add(1)) % runtime.NumCPU(), works: make([]wire.Work, ebpf.MustPossibleCPU())}
 	t.Cleanup(s.drop)
 	return s
 }
@@ -245,7 +251,7 @@ func (s *subject) program() *ebpf.Program {
 // options lets a frame arrive by BPF_PROG_TEST_RUN.
 func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 	ifindex := uint32(s.ifaces[in.Interface])
-	o := &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512)}
+	o := &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame))}
 	switch {
 	case s.xdp():
 		o.Context = xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: ifindex}
@@ -265,16 +271,16 @@ func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 
 // beforeTC lets a frame arrive at XDP with TC behind it, and reports whether XDP has sent it.
 func (s *subject) beforeTC(in nat.Arrival) (sent bool, o *ebpf.RunOptions, err error) {
-	o = &ebpf.RunOptions{Data: in.Frame, DataOut: make([]byte, len(in.Frame)+512),
+	o = &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame)),
 		Context: xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: uint32(s.ifaces[in.Interface])}}
-	ret, err := s.d.programs.Programs["sluice_xdp"].Run(o)
+	ret, err := s.caller.run(s.d.programs.Programs["sluice_xdp"], o)
 	switch {
 	case err != nil:
 		return false, nil, fmt.Errorf("xdp: %w", err)
 	case ret == 4: // XDP_REDIRECT
 		s.byXDP++
 		return true, o, nil
-	case ret != 2 || string(o.DataOut) != string(in.Frame): // XDP_PASS
+	case ret != 2 || !bytes.Equal(o.DataOut, in.Frame): // XDP_PASS
 		return false, nil, fmt.Errorf("xdp: verdict %d for what is left to TC, and %x of %x", ret, o.DataOut, in.Frame)
 	}
 	return false, nil, nil
@@ -293,7 +299,7 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 		return nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTruncated}, nil
 	}
 	o := s.options(in)
-	ret, err := s.program().Run(o)
+	ret, err := s.caller.run(s.program(), o)
 	if err != nil {
 		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
 	}
@@ -306,11 +312,10 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 
 // outcome reads what a program has left behind.
 func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool) (nat.Outcome, error) {
-	var works []wire.Work
-	if err := s.d.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
-		return nat.Outcome{}, err
+	if err := element(&s.caller, s.d.programs.Maps["works"], 0, &s.works[0]); err != nil {
+		return nat.Outcome{}, fmt.Errorf("map works: %w", err)
 	}
-	w := works[s.cpu]
+	w := &s.works[s.cpu]
 	r := nat.Outcome{Action: nat.Action(wire.ActionNames()[w.Plan.Action]), Reason: nat.Reason(wire.ReasonNames()[w.Plan.Reason])}
 	if r.Reason == nat.ReasonHeldFragment || r.Reason == nat.ReasonToFragment6 { // make room in the ring: nobody holds it here
 		if err := s.forgetHeld(); err != nil {
@@ -319,16 +324,18 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 	}
 	switch {
 	case sent && r.Action == nat.Drop:
-		r.Out = []nat.Departure{{Interface: in.Interface, Frame: o.DataOut}}
+		r.Out = []nat.Departure{{Interface: in.Interface, Frame: bytes.Clone(o.DataOut)}}
 	case sent, passed && r.Reason == nat.ReasonToFragment:
-		by, err := s.d.t.HopOf(&w)
-		if err != nil {
-			return r, err
+		s.hop = wire.Hop(w.Hop)
+		if w.Plan.Hop != 0 {
+			if err := element(&s.caller, s.d.t.Maps["hops"], uint32(w.Plan.Hop), &s.hop); err != nil {
+				return r, fmt.Errorf("map hops: %w", err)
+			}
 		}
-		r.Out = []nat.Departure{{Interface: s.names[int(by.Ifindex)], Frame: o.DataOut}}
+		r.Out = []nat.Departure{{Interface: s.names[int(s.hop.Ifindex)], Frame: bytes.Clone(o.DataOut)}}
 	case passed && r.Reason == nat.ReasonNoNeighbour, // of dsr: as it came
-		passed && string(o.DataOut) != string(in.Frame) && string(o.DataOut) != string(nat.Untagged(in.Frame)):
-		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: o.DataOut}}
+		passed && !bytes.Equal(o.DataOut, in.Frame) && !bytes.Equal(o.DataOut, nat.Untagged(in.Frame)):
+		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: bytes.Clone(o.DataOut)}}
 	}
 	return r, nil
 }
@@ -340,111 +347,6 @@ func (s *subject) forgetHeld() (err error) {
 		}
 	}
 	_, err = s.early.Read()
-	return err
-}
-
-// Advance implements golden.Subject: it makes everything older, and sweeps.
-func (s *subject) Advance(d time.Duration) error {
-	ticks := uint32(d.Seconds() * float64(s.d.hz))
-	now, err := s.clock()
-	if err != nil {
-		return err
-	}
-	// The time that the packets took is not to count: what they touched, they
-	// touched when time last passed.
-	back := func(seen *uint32) {
-		if int32(*seen-s.advanced) > 0 {
-			*seen = s.advanced
-		}
-		*seen += now - s.advanced - ticks
-	}
-	s.older(back)
-	s.olderLimits(ticks, now-s.advanced)
-	s.advanced = now
-	if err := s.sweep(); err != nil {
-		return err
-	}
-	const dead = wire.EntryDead
-	for i := range s.d.t.Flows4.Values { // a second pass frees what has died in the first
-		if e := &s.d.t.Flows4.Values[i]; e.Key.State == dead {
-			e.Meta.Seen -= 2 * s.d.hz
-		}
-	}
-	for i := range s.d.t.Flows6.Values {
-		if e := &s.d.t.Flows6.Values[i]; e.Key.State == dead {
-			e.Meta.Seen -= 2 * s.d.hz
-		}
-	}
-	return s.sweep()
-}
-
-// clock is the kernel's in ticks.
-func (s *subject) clock() (ticks uint32, err error) {
-	if s.jiffies == nil {
-		s.jiffies, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
-			Instructions: asm.Instructions{asm.FnJiffies64.Call(), asm.Return()}})
-		if err != nil {
-			return 0, err
-		}
-		s.t.Cleanup(func() { s.jiffies.Close() })
-	}
-	return s.jiffies.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
-}
-
-// olderServices is how many services may have been in force, one after the other.
-const olderServices = 64
-
-func (s *subject) older(back func(*uint32)) {
-	t := s.d.t
-	for i := range t.Flows4.Values {
-		back(&t.Flows4.Values[i].Meta.Seen)
-	}
-	for i := range t.Flows6.Values {
-		back(&t.Flows6.Values[i].Meta.Seen)
-	}
-	for i := range olderServices {
-		if l := &t.ServiceLoads.Values[i]; l.Cookie != 0 {
-			back(&l.Cookie)
-		}
-	}
-	each[wire.StickyKey](t.Maps["stickies"], func(v *wire.Sticky) { back(&v.Seen) })
-	each[wire.FragmentKey](t.Maps["fragments"], func(v *wire.Fragment) { back(&v.Seen) })
-}
-
-// olderLimits makes rates older. Here, too, the time that packets took does not count, but
-// for that since time last passed.
-func (s *subject) olderLimits(ticks, took uint32) {
-	ns := func(ticks uint32) uint64 { return uint64(ticks) * uint64(time.Second) / uint64(s.d.hz) }
-	back := func(tat *uint64) {
-		if *tat > 0 {
-			*tat += ns(took) - min(*tat, ns(ticks))
-		}
-	}
-	for i := range olderServices {
-		back(&s.d.t.ServiceLoads.Values[i].Tat)
-		back(&s.d.t.ServiceLoads.Values[i].ResetTat)
-	}
-	each[wire.ClientKey](s.d.t.Maps["client_rates"], func(v *wire.Client) { back(&v.Tat) })
-	if len(s.snapshot.Rules) > 0 {
-		each[uint32](s.d.t.Maps["firewall_rules"], func(v *wire.FirewallRule) { back(&v.Tat) })
-	}
-}
-
-func each[K comparable, V any](m *ebpf.Map, change func(*V)) {
-	all, err := table.Content[K, V](m)
-	if err != nil || len(all) == 0 {
-		return
-	}
-	keys, values := make([]K, 0, len(all)), make([]V, 0, len(all))
-	for k, v := range all {
-		change(&v)
-		keys, values = append(keys, k), append(values, v)
-	}
-	m.BatchUpdate(keys, values, nil)
-}
-
-func (s *subject) sweep() error {
-	_, err := s.d.programs.Programs["sweep_all"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
 	return err
 }
 

@@ -134,10 +134,14 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 
 // fragmentary reports whether a frame carries a fragment.
 func fragmentary(frame []byte) bool {
-	p := packet.Parse(frame)
-	ip, _ := packet.Find[*packet.IPv4](p)
-	_, is := packet.Find[*packet.Fragment](p)
-	return is || ip != nil && (ip.MF || ip.Offset > 0)
+	switch b := nat.Untagged(frame); {
+	case len(b) >= 34 && b[12] == 8 && b[13] == 0:
+		return (b[20]&0x3f)|b[21] != 0
+	case len(b) >= 54 && b[12] == 0x86 && b[13] == 0xdd && b[20] != 6 && b[20] != 17 && b[20] != 58:
+		_, is := packet.Find[*packet.Fragment](packet.Parse(b))
+		return is
+	}
+	return false
 }
 
 // unsolicited sends from another remote endpoint to where the opener was seen.
