@@ -64,6 +64,41 @@ static __always_inline bool fragmentable(const struct packet *p, const struct pl
 	return !(p->flags & PACKET_DF);
 }
 
+// Whether a packet of an inside host's flow would leave by another interface than its rule is for, whose
+// source nobody answers there: the route has changed since. So would Linux' masquerade end it.
+static __always_inline bool rerouted(const struct packet *p, const struct plan *plan)
+{
+	struct entry_meta *m;
+	struct nat_rule *r;
+	struct hop *h;
+	__u32 id;
+
+	if (plan->entry == NO_ENTRY || plan->backend_hop != NO_ENTRY || plan->flags & PLAN_ERROR)
+		return false;
+	m = meta_at(plan->entry, p->family == FAMILY_6);
+	if (!m || (m->flags & (ENTRY_NAT | ENTRY_PRIMARY)) != (ENTRY_NAT | ENTRY_PRIMARY))
+		return false;
+	// A hairpin, or opened from outside.
+	if (plan->family == p->family ? plan->to.daddr.d[0] != p->tuple.daddr.d[0] ||
+						plan->to.daddr.d[1] != p->tuple.daddr.d[1] :
+					p->family == FAMILY_4)
+		return false;
+	id = m->owner;
+	r = bpf_map_lookup_elem(&nat_rules, &id);
+	h = hop_of(plan);
+	return r && h && !includes(r->out, h->ifindex);
+}
+
+static __noinline enum reason end_rerouted(const struct packet *p, const struct plan *plan)
+{
+	if (!rerouted(p, plan))
+		return REASON_NONE;
+	if (!dry_run)
+		p->family == FAMILY_6 ? sweep_one6(plan->entry, p->now, SWEEP_END) :
+					sweep_one4(plan->entry, p->now, SWEEP_END);
+	return REASON_REROUTED;
+}
+
 // The common part of both hooks' preparation: next hop and size. A frame of its own: what it
 // spills is gone when the packet goes on.
 static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
@@ -107,8 +142,12 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
-	if (!hop_current(plan, p->now))
+	if (!hop_current(plan, p->now)) {
 		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
+		if (have_nat && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR) &&
+		    end_rerouted(p, plan) != REASON_NONE)
+			return REASON_REROUTED;
+	}
 	if (p->ttl <= 1 && (plan->flags & PLAN_HERE) != PLAN_HERE)
 		return REASON_TTL_EXCEEDED;
 	return ready(p, plan, reason);

@@ -120,6 +120,7 @@ enum reason {
 	REASON_OTHER_STATION,	     // frame for another station's hardware address, or for all of a group (broadcast, multicast) with a packet for one host: the kernel forwards neither
 	REASON_UNRESOLVED,	     // next hop's hardware address unknown, and the packet leaves with an address of this host, so that the kernel would not forward it: the daemon sends it as soon as the address is known
 	REASON_MOVING,		     // of no flow here, and of a service or port-forward that is moving from or to nftables, where it may have one: the kernel decides
+	REASON_REROUTED,	     // of a flow of a source NAT rule whose "out" the route does not lead by any more, as after a failover: the flow ends, and what is sent again opens another
 	REASON_COUNT,		     // number of reasons
 };
 // clang-format on

@@ -42,7 +42,9 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 			return nil, err
 		}
 	}
-	old := d.staleAfter(d.snapshot, s)
+	up := d.host.uplinks()
+	old := d.staleAfter(d.snapshot, s, up)
+	d.uplinks = up
 	d.inForce, d.compiled, d.snapshot, d.mismatch = result.Ruleset, result, s, mismatch
 	change.Ended, d.endError = d.end(ctx, old)
 	change.Duration = time.Since(start)

@@ -42,6 +42,8 @@ type Datapath struct {
 	interfaces []compile.Interface
 	// networks are those that the host was connected to then.
 	networks []netip.Prefix
+	// uplinks are those that the host had when the snapshot was applied.
+	uplinks uplinks
 	// compiled is what inForce was compiled from; nil when it was read.
 	compiled *compile.Result
 	snapshot *datapath.Snapshot
@@ -138,7 +140,7 @@ func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Ch
 		return nil, err
 	}
 	change := d.describe(result, delta)
-	change.Ended, err = d.count(ctx, d.staleAfter(d.snapshot, s))
+	change.Ended, err = d.count(ctx, d.staleAfter(d.snapshot, s, d.uplinks))
 	return change, err
 }
 

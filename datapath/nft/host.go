@@ -77,8 +77,8 @@ func (h *host) env() (compile.Env, error) {
 	return env, nil
 }
 
-// farAway is a destination that no network is near to: it is reserved, and routed like any other.
-var farAway = netip.AddrFrom4([4]byte{240, 0, 0, 1})
+// farAway and farAway6 are destinations that no network is near to: they are reserved, and routed like any other.
+var farAway, farAway6 = netip.AddrFrom4([4]byte{240, 0, 0, 1}), netip.AddrFrom16([16]byte{0x40})
 
 // routeSource returns the IPv4 source that the default route by an interface names, where the
 // kernel's masquerade would take another one. That takes the first primary address on the
@@ -193,6 +193,35 @@ func (h *host) leaves(a netip.Addr) string {
 		return ""
 	}
 	l, err := h.handle.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return ""
+	}
+	return l.Attrs().Name
+}
+
+// uplinks are the interfaces by which the host reaches what no network is near to.
+type uplinks struct {
+	v4, v6  string
+	byRules bool // "ip rule" has a say, so that an address alone does not tell where its packets leave
+}
+
+func (h *host) uplinks() uplinks {
+	up := uplinks{v4: h.leaves(farAway), v6: h.leaves(farAway6)}
+	rules, err := h.handle.RuleList(netlink.FAMILY_ALL)
+	up.byRules = err != nil || slices.ContainsFunc(rules, func(r netlink.Rule) bool {
+		return r.Table != unix.RT_TABLE_LOCAL && r.Table != unix.RT_TABLE_MAIN && r.Table != unix.RT_TABLE_DEFAULT
+	})
+	return up
+}
+
+// holder returns the interface that has an address, "" for none.
+func (h *host) holder(a netip.Addr) string {
+	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(nil, netlink.FAMILY_ALL) })
+	i := slices.IndexFunc(list, func(held netlink.Addr) bool { return held.IP.Equal(a.AsSlice()) })
+	if err != nil || i < 0 {
+		return ""
+	}
+	l, err := h.handle.LinkByIndex(list[i].LinkIndex)
 	if err != nil {
 		return ""
 	}

@@ -29,11 +29,15 @@ type stale struct {
 	snapshot        *datapath.Snapshot
 	addresses       map[netip.Addr]bool     // of listeners of these; nil: they follow an interface
 	leaves          func(netip.Addr) string // the interface that an address is routed by
+	failedOver      bool                    // what is routed far away leaves by another interface since the last apply
+	has             func(netip.Addr) string // the interface that has an address
 }
 
-func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
+// staleAfter compares with what was in force. uplinks are those that the host has now.
+func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *stale {
 	s := &stale{differ: datapath.Differing(before, after), snapshot: after, rules: after.NAT}
-	if len(s.differ) == 0 {
+	s.failedOver = before != nil && now != d.uplinks && !now.byRules && slices.ContainsFunc(after.NAT, translatesSources)
+	if len(s.differ) == 0 && !s.failedOver {
 		return s
 	}
 	listeners := func(of *datapath.Snapshot) func() *datapath.Listeners {
@@ -44,16 +48,21 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot) *stale {
 	if before != nil {
 		s.rulesWas = before.NAT
 	}
-	routed := map[netip.Addr]string{}
-	s.leaves = func(a netip.Addr) string {
-		name, known := routed[a]
+	s.leaves, s.has = asked(d.host.leaves), asked(d.host.holder)
+	return s
+}
+
+// asked asks for each address once.
+func asked(of func(netip.Addr) string) func(netip.Addr) string {
+	names := map[netip.Addr]string{}
+	return func(a netip.Addr) string {
+		name, known := names[a]
 		if !known {
-			name = d.host.leaves(a)
-			routed[a] = name
+			name = of(a)
+			names[a] = name
 		}
 		return name
 	}
-	return s
 }
 
 // resolved returns a snapshot with the addresses that interfaces have now.
@@ -78,7 +87,7 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 	differs := func(l datapath.Listener) bool { return s.differ[l.Name()] }
 	switch {
 	case len(now)+len(was) == 0:
-		return s.source(&f)
+		return s.source(&f) || s.failedOver && s.rerouted(&f)
 	case !slices.ContainsFunc(now, differs) && !slices.ContainsFunc(was, differs):
 		return false
 	case len(now) == 0:
@@ -182,6 +191,35 @@ func (s *stale) source(f *flow.Flow) bool {
 	return i >= 0 && s.differs(s.rulesWas[i]) && s.may(f)
 }
 
+func translatesSources(n *config.NATRule) bool {
+	return n.Type == config.NATMasquerade || n.Type == config.NATSNAT
+}
+
+// rerouted judges a connection to no listener after the route has changed, as after a failover to another uplink.
+// Nobody answers to the address of the old one there, nor to one that is not translated: the next packet opens
+// another connection. The kernel does this for what its masquerade has translated alone.
+func (s *stale) rerouted(f *flow.Flow) bool {
+	via := s.leaves(f.Original.Dest.Addr())
+	if via == "" || via == "lo" || f.DestTranslated() {
+		return false
+	}
+	if !f.SourceTranslated() {
+		return s.may(f) && slices.ContainsFunc(s.rules, func(n *config.NATRule) bool { return translatesSources(n) && s.translates(n, f) })
+	}
+	owned := false
+	for _, n := range s.rules {
+		if !translatesSources(n) || n.Out == "" || !owns(n, f) {
+			continue
+		}
+		owned = true
+		if n.Out.Has(via) {
+			at := s.has(f.Reply.Dest.Addr())
+			return n.Type == config.NATMasquerade && at != via && n.Out.Has(at)
+		}
+	}
+	return owned
+}
+
 func (s *stale) differs(n *config.NATRule) bool { return s.differ["nat "+n.Name] }
 
 // translates reports whether a rule is for the first packet of a connection. What the host itself
@@ -240,7 +278,7 @@ func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[net
 
 // sift is what the kernel can leave out of a dump: one address is looked for, or all.
 func (s *stale) sift() *conntrack.Filter {
-	if len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
+	if s.failedOver || len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
 		return nil
 	}
 	for only := range s.addresses {
@@ -252,7 +290,7 @@ func (s *stale) sift() *conntrack.Filter {
 // end ends the connections that the snapshot in force would treat otherwise, and tells how many
 // there were, without those that go on elsewhere. The table is read once, and not at all where nothing differs.
 func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
-	if len(s.differ) == 0 {
+	if len(s.differ) == 0 && !s.failedOver {
 		return 0, nil
 	}
 	c, err := d.tracking.Sibling()
@@ -290,7 +328,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 
 // count tells how many connections end would end.
 func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
-	if len(s.differ) == 0 {
+	if len(s.differ) == 0 && !s.failedOver {
 		return 0, nil
 	}
 	c, err := d.tracking.Sibling()

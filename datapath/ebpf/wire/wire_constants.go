@@ -288,7 +288,8 @@ const (
 	ReasonOtherStation        = 54
 	ReasonUnresolved          = 55
 	ReasonMoving              = 56
-	ReasonCount               = 57
+	ReasonRerouted            = 57
+	ReasonCount               = 58
 )
 
 // Values of enum routed.

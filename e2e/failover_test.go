@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/host"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// TestUplinkFailsOver moves the default route to another uplink and back, and to a link without
+// translation, while a host sends from one port without a pause, as SIP telephones and VPNs do. It must
+// be heard again with the source of the link that its packets leave by; nobody answers to another one there.
+func TestUplinkFailsOver(t *testing.T) {
+	for name, rules := range map[string]string{
+		"masquerade": "  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n",
+		"snat": "  - {name: first, type: snat, source: [10.1.10.0/24], out: wan0, to: [211.155.226.121]}\n" +
+			"  - {name: second, type: snat, source: [10.1.10.0/24], out: wan1, to: [172.16.100.1]}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			onDatapaths(t, func(t *testing.T, force string) { uplinkFailsOver(t, force+"nat:\n"+rules, "") })
+		})
+	}
+	t.Run("masquerade with a source in the route", func(t *testing.T) {
+		onDatapaths(t, func(t *testing.T, force string) {
+			uplinkFailsOver(t, force+"nat:\n  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n", "211.155.226.200")
+		})
+	})
+}
+
+func uplinkFailsOver(t *testing.T, config, src string) {
+	l := labtest.New(t, lab.Office())
+	gateway, outside := l.Node("gateway"), l.Node("outside")
+	serveDatagrams(t, l, "outside internet 203.0.113.10:5060")
+	ip := func(n *lab.Node, args string) {
+		t.Helper()
+		if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", args, err, out)
+		}
+	}
+	for i, name := range []string{"wan1", "vpn0"} {
+		ip(gateway, fmt.Sprintf("link add %s type veth peer name far%d netns %s", name, i, outside.Name()))
+		ip(gateway, fmt.Sprintf("addr add 172.16.%d.1/24 dev %s", 100+i, name))
+		ip(gateway, "link set "+name+" up")
+		ip(outside, fmt.Sprintf("addr add 172.16.%d.2/24 dev far%d", 100+i, i))
+		ip(outside, fmt.Sprintf("link set far%d up", i))
+	}
+	ip(outside, "route replace 10.1.10.0/24 via 172.16.101.1")
+	first := "default via 211.155.226.1 dev wan0"
+	if src != "" {
+		ip(gateway, "addr add "+src+"/24 dev wan0")
+		first += " src " + src
+	} else {
+		src = officePublic
+	}
+	ip(gateway, "route replace "+first)
+	d := start(t, gateway, config)
+	seen := func(what, source string) {
+		t.Helper()
+		labtest.Eventually(t, patience, what, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			a, err := host.AskDatagram(ctx, l.Node("pc"), netip.MustParseAddrPort("10.1.10.20:5060"), netip.MustParseAddrPort("203.0.113.10:5060"))
+			if err == nil && !strings.HasPrefix(a.Client, source+":") {
+				err = fmt.Errorf("the server sees %s, not %s", a.Client, source)
+			}
+			return err
+		})
+	}
+	seen("the first uplink", src)
+	for _, way := range []struct{ route, source string }{
+		{"default via 172.16.100.2 dev wan1", "172.16.100.1"},
+		{first, src},
+		{"default via 172.16.101.2 dev vpn0", "10.1.10.20"},
+		{"default via 172.16.100.2 dev wan1", "172.16.100.1"},
+	} {
+		ip(gateway, "route replace "+way.route)
+		seen(way.route, way.source)
+	}
+	if err := d.Stop(); err != nil {
+		t.Error(err)
+	}
+}
