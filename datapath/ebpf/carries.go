@@ -5,6 +5,7 @@ package ebpf
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
@@ -19,17 +20,49 @@ func (d *Datapath) CarriesService(s *config.Service) error {
 	for i, l := range s.Listen {
 		names[i] = l.Interface
 	}
-	return cmp.Or(compile.CarriesService(s), d.takes(names...))
+	return cmp.Or(compile.CarriesService(s), d.takes(names...), d.elsewhere(s))
 }
 
 // CarriesNAT returns nil when this datapath can carry all of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error {
-	return cmp.Or(compile.CarriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...))
+	if err := cmp.Or(compile.CarriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...)); err != nil || n.Type != config.NATPortForward {
+		return err
+	}
+	return d.notOwn("target", n.To.Address)
 }
 
 // CarriesRule returns nil when this datapath can carry all of the firewall rule.
 func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
 	return cmp.Or(compile.CarriesRule(r), d.takes(r.In))
+}
+
+// elsewhere returns nil when no backend is this host itself, whose answers have to come by to be translated.
+func (d *Datapath) elsewhere(s *config.Service) error {
+	if s.Mode != config.ModeDNAT && s.Mode != config.ModeFullNAT && s.Mode != config.ModeStateless {
+		return nil
+	}
+	for i := range s.Backends {
+		if err := d.notOwn("backend", s.Backends[i].Address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) notOwn(what string, a netip.Addr) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := cmp.Or(d.lastHost, d.firstHost)
+	if h == nil {
+		if err := d.inside(func() (err error) { h, err = readHost(); return err }); err != nil {
+			return nil // an apply reads them again, and says so
+		}
+		d.firstHost = h
+	}
+	if a.IsLoopback() || h.Owns(a) {
+		return fmt.Errorf("%s %s is this host itself, and programs at the ingress of its interfaces do not see its answers", what, a)
+	}
+	return nil
 }
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"

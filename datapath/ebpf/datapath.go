@@ -70,6 +70,7 @@ type Datapath struct {
 	inForce     *compile.Desired
 	snapshot    *datapath.Snapshot
 	lastHost    *compile.Host           // when inForce was made
+	firstHost   *compile.Host           // before there is a last one
 	appliedHost *compile.Host           // that inForce was made for: lastHost, and what has gone since the configuration came
 	mismatch    error                   // why the configuration does not match lastHost; nil when it does
 	settled     bool                    // the kernel holds inForce: it was read back

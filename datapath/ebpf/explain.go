@@ -72,6 +72,9 @@ func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 	if len(list) == 0 {
 		return netdev.Interface{}, errors.New("no interface is attached")
 	}
+	if source := q.Tuple.Source.Addr(); q.Interface == "" && h.Owns(source) {
+		return netdev.Interface{}, fmt.Errorf("the source %s is an address of this host, whose own connections the programs do not see: explain is about packets that arrive; name the interface", source)
+	}
 	if q.Interface == "" {
 		back, _, err := netdev.NextHop(q.Tuple.Source.Addr())
 		if at := slices.IndexFunc(list, func(a netdev.Interface) bool { return err == nil && a.Index == back }); at >= 0 {

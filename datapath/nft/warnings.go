@@ -4,7 +4,9 @@ package nft
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netns"
 
@@ -44,11 +46,43 @@ func (d *Datapath) Warnings() []string {
 	there := func(name string) bool {
 		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })
 	}
+	out = append(out, d.loopbacks()...)
 	if w := turnedBack(d.snapshot, d.host.bridges()); w != "" {
 		out = append(out, w)
 	}
 	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
+}
+
+// loopbacks warns of backends and targets of which only the host's own connections are heard.
+func (d *Datapath) loopbacks() (out []string) {
+	note := func(owner, what string, a netip.Addr) {
+		if !a.IsLoopback() || a.Is4() && d.localnet() {
+			return
+		}
+		remedy := "name another address of this host"
+		if a.Is4() {
+			remedy += ", or write \"sysctl -w net.ipv4.conf.all.route_localnet=1\""
+		}
+		out = append(out, fmt.Sprintf("%s: %s %s is a loopback address, and the kernel drops what other hosts send there; %s", owner, what, a, remedy))
+	}
+	for _, svc := range d.snapshot.Services {
+		for i := range svc.Backends {
+			note("service "+svc.Name, "backend", svc.Backends[i].Address)
+		}
+	}
+	for _, n := range d.snapshot.NAT {
+		if n.Type == config.NATPortForward {
+			note("nat "+n.Name, "target", n.To.Address)
+		}
+	}
+	return out
+}
+
+// localnet reports whether loopback addresses can be reached from an interface.
+func (d *Datapath) localnet() bool {
+	on := func(name string) bool { return d.host.sysctl("net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".route_localnet") == "1" }
+	return on("all") || slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return on(i.Name) })
 }
 
 // sysctl reads a setting of the datapath's network namespace: /proc/sys shows
