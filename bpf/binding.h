@@ -34,8 +34,9 @@ static __always_inline __u32 port_slot(__u32 number, __u8 l4_proto, __be16 port)
 
 static __always_inline __u32 *owner_at(__u32 slot)
 {
-	__u32 element = slot / 2;
-	struct owner_pair *pair = bpf_map_lookup_elem(&port_owners, &element);
+	__u32 map = slot >> 16, element = (slot & 0xffff) / 2;
+	void *part = bpf_map_lookup_elem(&port_owners, &map);
+	struct owner_pair *pair = part ? bpf_map_lookup_elem(part, &element) : (void *)0;
 
 	return pair ? &pair->owner[slot % 2] : (void *)0;
 }
@@ -374,7 +375,7 @@ __noinline int binding_hold(const struct bind *b, __u32 index)
 		return REASON_INTERNAL;
 	bind_key(&w->key, b, rule);
 	set_owner(b->slot, owner_of(index, v6)); // before anybody can find it and share it
-	ok = v6 ? claim_slot6(&w->key, index) : claim_slot4(&w->key, index);
+	ok = v6 ? claim_slot(&w->key, index, true) : claim_slot(&w->key, index, false);
 	if (ok && find_binding(&w->key, index, v6) == NO_ENTRY)
 		return REASON_NEW_FLOW;
 	twin = m->twin;

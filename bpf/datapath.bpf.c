@@ -14,6 +14,7 @@
 #include "miss.h"
 #include "move.h"
 #include "owned.h"
+#include "reindex.h"
 #include "station.h"
 #include "sweep.h"
 

@@ -65,7 +65,8 @@ static __always_inline void direct_age(struct iphdr *ip)
 	ip->check = check + (check >= 0xffff);
 }
 
-// mode stateless: destination, port and checksums as xdp_rewrite makes them.
+// Rewrites a packet of a service in mode stateless: its destination becomes the backend's address and port.
+// The bytes are those that xdp_rewrite makes.
 static __always_inline bool direct_rewrite(struct iphdr *ip, struct ports *ports, void *end, const struct backend *b)
 {
 	__be16 port = b->port ? b->port : ports->dest;

@@ -7,6 +7,7 @@
 
 #include "binding.h"
 #include "maps.h"
+#include "reindex.h"
 
 const enum action *export_action __attribute__((unused));
 const enum reason *export_reason __attribute__((unused));
@@ -24,6 +25,12 @@ const enum event_kind *export_event_kind __attribute__((unused));
 const struct block_event *export_block_event __attribute__((unused));
 const struct mapping_request *export_mapping_request __attribute__((unused));
 const struct flow_request *export_flow_request __attribute__((unused));
+const struct reindex *export_reindex __attribute__((unused));
+// Values of maps in a map.
+const struct bucket *export_bucket __attribute__((unused));
+const struct flow4 *export_flow4 __attribute__((unused));
+const struct flow6 *export_flow6 __attribute__((unused));
+const struct owner_pair *export_owner_pair __attribute__((unused));
 const enum layout *export_layout __attribute__((unused));
 const enum entry_flag *export_entry_flag __attribute__((unused));
 const enum heard *export_heard __attribute__((unused));

@@ -299,14 +299,17 @@ struct {
 
 // Binding of an outside port: (number * 3 + class) << 16 | port to the index of
 // the entry that leads to it + 1; bit 31: in flows6. 0: none. Two an element, which
-// has eight bytes at least. Set at load.
-struct {
+// has eight bytes at least. A part has the ports of one class of one address; user space
+// makes it when the address comes into use. How many there may be is set at load.
+struct owner_part {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 1 << 15);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct owner_pair);
-} port_owners SEC(".maps");
+};
+
+PARTS(port_owners, struct owner_part);
 
 // Stateless prefixes, by their role, and those of nat64.
 struct {

@@ -61,7 +61,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 	return REASON_NONE;
 }
 
-// Gives back the port of a binding that nobody has seen.
+// Gives back the port that was taken for a binding which is not made after all.
 static __always_inline void bind_cancel(const struct bind *b)
 {
 	give_port(b->slot >> 16, b->slot & 0xffff);

@@ -6,6 +6,19 @@
 
 #include "table.h"
 
+static __always_inline void key_of_entry(struct tuple *key, void *e, const bool v6)
+{
+	if (v6) {
+		*key = ((struct flow6 *)e)->key;
+	} else {
+		struct tuple4 *k = &((struct flow4 *)e)->key;
+
+		key->saddr.w[0] = k->saddr;
+		key->daddr.w[0] = k->daddr;
+		*(__u64 *)&key->sport = *(__u64 *)&k->sport;
+	}
+}
+
 // Touches the entries that the next flow is likely to be given: they are freed, and
 // first used, in order.
 static __always_inline void touch_entries(const bool v6)
@@ -30,7 +43,7 @@ static __always_inline void touch_entries(const bool v6)
 // Takes an entry: one that was freed, else one that was never used.
 static __always_inline __u32 take_entry(const bool v6)
 {
-	__u32 zero = 0, limit = v6 ? entries6 : entries4, fresh;
+	__u32 zero = 0, room, fresh;
 	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
 
 	if (!stock)
@@ -49,19 +62,22 @@ static __always_inline __u32 take_entry(const bool v6)
 		if (__sync_val_compare_and_swap(&stock->top, top, next) == top)
 			return (__u32)top - 1;
 	}
-	if (*(volatile __u32 *)&stock->fresh >= limit)
+	room = *(volatile __u32 *)&stock->room;
+	if (*(volatile __u32 *)&stock->fresh >= room)
 		return NO_ENTRY;
-	fresh = __sync_fetch_and_add(&stock->fresh, 1);
-	return fresh < limit ? fresh : NO_ENTRY;
+	fresh = __sync_fetch_and_add(&stock->fresh,
+				     1); // a number behind the room is of no use later either: at most one for each CPU
+	return fresh < room ? fresh : NO_ENTRY;
 }
 
 // Whether two entries are left: one for each direction of a flow. It only looks.
 static __always_inline bool table_has_room(bool v6)
 {
-	__u32 zero = 0, limit = v6 ? entries6 : entries4;
+	__u32 zero = 0;
 	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
 
-	return stock && ((__u32) * (volatile __u64 *)&stock->top || *(volatile __u32 *)&stock->fresh + 1 < limit);
+	return stock && ((__u32) * (volatile __u64 *)&stock->top ||
+			 *(volatile __u32 *)&stock->fresh + 1 < *(volatile __u32 *)&stock->room);
 }
 
 // Gives back an entry that nothing points at. One that many CPUs at once keep from the
@@ -129,13 +145,13 @@ static __always_inline bool spill_slot(struct bucket *one, struct bucket *two, i
 	return true;
 }
 
-// Lets a free slot point at a tuple's entry. False when both buckets are full. The
+// Lets a free slot of an index point at a tuple's entry. False when both buckets are full. The
 // second is used when the first is nearly full and the second is not as full: of an index
 // that is as full as it gets (see buckets in tables.go) one slot in forty is a second one,
 // and one bucket in nine has spilled; of a half full one, one slot in 10,000.
-static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
+static __always_inline int claim_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
 {
-	struct place at = place_of(t, v6);
+	struct place at = place_in(in, t, v6);
 	__u32 value = at.tag | (index + 1);
 	struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
 
@@ -146,25 +162,14 @@ static __always_inline int claim_slot(const struct tuple *t, __u32 index, const 
 	       spill_slot(one, two, 14, BUCKET_SLOTS, value);
 }
 
-__noinline int claim_slot4(const struct tuple *t, __u32 index)
+__noinline int claim_in4(const struct tuple *t, __u32 index, __u64 in)
 {
-	return t ? claim_slot(t, index, false) : 0;
+	return t ? claim_in(in, t, index, false) : 0;
 }
 
-__noinline int claim_slot6(const struct tuple *t, __u32 index)
+__noinline int claim_in6(const struct tuple *t, __u32 index, __u64 in)
 {
-	return t ? claim_slot(t, index, true) : 0;
-}
-
-// An entry for a tuple, which searches find once it is live; or NO_ENTRY.
-static __always_inline __u32 claim(const struct tuple *t, bool v6)
-{
-	__u32 index = v6 ? take6() : take4();
-
-	if (index == NO_ENTRY || (v6 ? claim_slot6(t, index) : claim_slot4(t, index)))
-		return index;
-	give(index, v6);
-	return NO_ENTRY;
+	return t ? claim_in(in, t, index, true) : 0;
 }
 
 // Frees a slot of a bucket that has a value.
@@ -179,10 +184,10 @@ static __always_inline bool clear_slot(struct bucket *bucket, __u32 value)
 	return false;
 }
 
-// Frees the slot by which a tuple finds an entry.
-static __always_inline int unindex(const struct tuple *t, __u32 index, const bool v6)
+// Frees the slot of an index by which a tuple finds an entry.
+static __always_inline int unindex_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
 {
-	struct place at = place_of(t, v6);
+	struct place at = place_in(in, t, v6);
 	__u32 value = at.tag | (index + 1);
 	struct bucket *one = bucket_at(at.bucket[0], v6), *two = bucket_at(at.bucket[1], v6);
 
@@ -194,6 +199,55 @@ static __always_inline int unindex(const struct tuple *t, __u32 index, const boo
 		return 0;
 	__sync_fetch_and_sub(&one->spilled, 1);
 	return 1;
+}
+
+__noinline int unindex_in4(const struct tuple *t, __u32 index, __u64 in)
+{
+	return t ? unindex_in(in, t, index, false) : 0;
+}
+
+__noinline int unindex_in6(const struct tuple *t, __u32 index, __u64 in)
+{
+	return t ? unindex_in(in, t, index, true) : 0;
+}
+
+// Frees the slots by which a tuple finds an entry. False when there was none.
+static __always_inline int unindex(const struct tuple *t, __u32 index, const bool v6)
+{
+	__u64 in = index_in_force(v6), next = next_index(v6);
+	int freed = v6 ? unindex_in6(t, index, in) : unindex_in4(t, index, in);
+
+	if (next && next != in)
+		freed |= v6 ? unindex_in6(t, index, next) : unindex_in4(t, index, next);
+	return freed;
+}
+
+// Lets slots point at a tuple's entry: of the index in force, and of the one that is made ready. False
+// when there is no room in one of them.
+static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
+{
+	__u64 in = index_in_force(v6), next = next_index(v6);
+
+	if (!(v6 ? claim_in6(t, index, in) : claim_in4(t, index, in)))
+		return 0;
+	if (!next || next == in || (v6 ? claim_in6(t, index, next) : claim_in4(t, index, next)))
+		return 1;
+	if (v6)
+		unindex_in6(t, index, in);
+	else
+		unindex_in4(t, index, in);
+	return 0;
+}
+
+// An entry for a tuple, which searches find once it is live; or NO_ENTRY.
+static __always_inline __u32 claim(const struct tuple *t, bool v6)
+{
+	__u32 index = v6 ? take6() : take4();
+
+	if (index == NO_ENTRY || (v6 ? claim_slot(t, index, true) : claim_slot(t, index, false)))
+		return index;
+	give(index, v6);
+	return NO_ENTRY;
 }
 
 // Gives back the slot and the entry of a key. Only for entries that were never

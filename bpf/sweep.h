@@ -101,10 +101,11 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 // Whether more than three quarters of a table were in use when it was last swept.
 static __always_inline bool crowded(const bool v6)
 {
-	__u32 most = v6 ? entries6 : entries4;
+	__u32 zero = 0;
+	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
 	struct control *c = the_control();
 
-	return c && (v6 ? c->used6 : c->used4) > most - most / 4;
+	return c && stock && (v6 ? c->used6 : c->used4) > stock->room - stock->room / 4;
 }
 
 // A permit lives as long as its binding: longer than a sweep nobody gets its port. A binding
@@ -140,15 +141,7 @@ static __always_inline void sweep_dead(__u32 index, __u32 now, __u32 state, cons
 	m = meta_of(e, v6);
 	if (!later(now, m->seen + (state == ENTRY_HOLD && hold_ticks > hz ? hold_ticks : hz)))
 		return;
-	if (v6) {
-		key = ((struct flow6 *)e)->key;
-	} else {
-		struct tuple4 *k = &((struct flow4 *)e)->key;
-
-		key.saddr.w[0] = k->saddr;
-		key.daddr.w[0] = k->daddr;
-		*(__u64 *)&key.sport = *(__u64 *)&k->sport;
-	}
+	key_of_entry(&key, e, v6);
 	if (state == ENTRY_HOLD)
 		sweep_port(e, &key, v6);
 	if (key.kind != KIND_FLOW || !made_with_binding(m)) {
@@ -252,12 +245,12 @@ static long sweep_nth6(__u32 i, void *ctx)
 // Entries that were ever used: those behind them need no sweeping.
 static __always_inline __u32 entries_used(const bool v6)
 {
-	__u32 zero = 0, limit = v6 ? entries6 : entries4;
+	__u32 zero = 0;
 	struct stock *stock = v6 ? bpf_map_lookup_elem(&stock6, &zero) : bpf_map_lookup_elem(&stock4, &zero);
 
 	if (!stock)
 		return 0;
-	return stock->fresh < limit ? stock->fresh : limit;
+	return stock->fresh < stock->room ? stock->fresh : stock->room;
 }
 
 // One part of a pass; the part is as large as the pace asks for.

@@ -9,11 +9,7 @@
 // removes the branches that they close.
 const volatile __u32 hash_key[12];	  // secret; pinned with the tables
 const volatile __u64 hash_multiplier = 1; // secret and odd
-const volatile __u32 buckets4 = 1;	  // of index4
-const volatile __u32 buckets6 = 1;
-const volatile __u32 entries4 = 8; // of flows4
-const volatile __u32 entries6 = 8;
-const volatile __u32 hint_mask4 = 0; // elements of hints4 - 1
+const volatile __u32 hint_mask4 = 0;	  // elements of hints4 - 1
 const volatile __u32 hint_mask6 = 0;
 const volatile __u32 entry_mask4 = 0xf; // bits of a slot that number an entry
 const volatile __u32 entry_mask6 = 0xf;

@@ -53,31 +53,63 @@ static __always_inline __u64 tuple_hash(const struct tuple *t, const bool v6)
 	return h ^ h >> 32;
 }
 
-// Where a tuple may stand.
-static __always_inline struct place place_of(const struct tuple *t, const bool v6)
+// The index in which entries are searched.
+static __always_inline __u64 index_in_force(const bool v6)
 {
-	__u64 h = tuple_hash(t, v6);
+	struct control *c = the_control();
+
+	if (!c)
+		return 0;
+	return v6 ? *(volatile __u64 *)&c->index6 : *(volatile __u64 *)&c->index4;
+}
+
+// The index that is made ready to take its place; or 0.
+static __always_inline __u64 next_index(const bool v6)
+{
+	struct control *c = the_control();
+
+	if (!c)
+		return 0;
+	return v6 ? *(volatile __u64 *)&c->next_index6 : *(volatile __u64 *)&c->next_index4;
+}
+
+// Where a tuple may stand in an index (see control.index4).
+static __always_inline struct place place_in(__u64 index, const struct tuple *t, const bool v6)
+{
+	__u64 h = tuple_hash(t, v6), buckets = (__u32)index;
 	struct place at;
 
-	at.bucket[0] = (h >> 32) * (v6 ? buckets6 : buckets4) >> 32;
-	at.bucket[1] = (h & 0xffffffff) * (v6 ? buckets6 : buckets4) >> 32;
+	at.bucket[0] = (index >> 32) + ((h >> 32) * buckets >> 32);
+	at.bucket[1] = (index >> 32) + ((h & 0xffffffff) * buckets >> 32);
 	at.hint = h & (v6 ? hint_mask6 : hint_mask4);
 	at.tag = (__u32)(h ^ h >> 32) * 0x9e3779b1U & ~(v6 ? entry_mask6 : entry_mask4); // other bits than the buckets'
 	return at;
 }
 
+static __always_inline struct place place_of(const struct tuple *t, const bool v6)
+{
+	return place_in(index_in_force(v6), t, v6);
+}
+
 static __always_inline struct bucket *bucket_at(__u32 i, const bool v6)
 {
-	if (v6)
-		return bpf_map_lookup_elem(&index6, &i);
-	return bpf_map_lookup_elem(&index4, &i);
+	__u32 number = i >> INDEX_PART_BITS, within = i & ((1 << INDEX_PART_BITS) - 1);
+	void *part = v6 ? bpf_map_lookup_elem(&index6, &number) : bpf_map_lookup_elem(&index4, &number);
+
+	return part ? bpf_map_lookup_elem(part, &within) : (void *)0;
 }
 
 static __always_inline void *entry_at(__u32 i, const bool v6)
 {
-	if (v6)
-		return bpf_map_lookup_elem(&flows6, &i);
-	return bpf_map_lookup_elem(&flows4, &i);
+	__u32 number = i >> PART_BITS, within = i & ((1 << PART_BITS) - 1);
+	void *part;
+
+	if (v6) {
+		part = bpf_map_lookup_elem(&flows6, &number);
+		return part ? bpf_map_lookup_elem(part, &within) : (void *)0;
+	}
+	part = bpf_map_lookup_elem(&flows4, &number);
+	return part ? bpf_map_lookup_elem(part, &within) : (void *)0;
 }
 
 static __always_inline struct entry_meta *meta_of(void *e, const bool v6)

@@ -23,7 +23,7 @@
 // Changes when the meaning of a pinned map changes; a daemon refuses maps of
 // another layout.
 enum layout {
-	LAYOUT = 10,
+	LAYOUT = 11,
 };
 
 // Sizes that user space has to know too.
@@ -33,6 +33,8 @@ enum map_size {
 	MAX_NAT_RULES = 64,   // that translate sources: bits of a word
 	MAX_STATIONS = 512,   // places of own_stations
 	REASONS_STRIDE = 64,  // room for each action in the map reasons
+	PART_BITS = 14,	      // a part of a flow table has 2^14 entries: 1 MB of IPv4, 2 MB of IPv6
+	INDEX_PART_BITS = 12, // a part of its index has 2^12 buckets: 256 kB, enough for two parts of the table
 };
 
 #define ASSERT_SIZE(t, n) _Static_assert(sizeof(t) == (n), "size of " #t)
@@ -323,7 +325,8 @@ ASSERT_SIZE(struct hint, 16);
 struct stock {
 	__u64 top;   // stack of freed entries, linked by meta.twin: changes << 32 | number + 1
 	__u32 fresh; // entries from here on were never used
-	__u32 pad[13];
+	__u32 room;  // entries that there are: user space adds parts, and then raises it
+	__u32 pad[12];
 };
 ASSERT_SIZE(struct stock, 64);
 
@@ -357,7 +360,14 @@ struct control {
 	__u32 spliced; // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
 	__u32 nat_order; // which of nat_orders is in force: one word, so that all places change at once
 	__u32 ended;	 // something was put into the map of that name
-	__u32 pad[11];
+	__u32 unused;
+	// Where the index of a flow table is in its map: first bucket << 32 | number of buckets. While
+	// another one is made ready, new slots are written to both; else "next" is 0.
+	__u64 index4;
+	__u64 index6;
+	__u64 next_index4;
+	__u64 next_index6;
+	__u32 pad[2];
 	__u32 half_open; // handshakes in progress
 	__u32 sweep4;	 // next entry to sweep
 	__u32 sweep6;

@@ -128,8 +128,8 @@ type Timeouts struct {
 	Force bool `yaml:"force,omitempty" json:"force,omitempty"`
 }
 
-// Tables sizes the eBPF datapath. Zero means a size taken from the machine's
-// memory (1/32 of it for flows).
+// Tables bounds the tables of the eBPF datapath. Flow tables grow as flows come; zero
+// means that they may take 1/32 of the machine's memory.
 type Tables struct {
 	// Flows is how many IPv4 flows can live at once.
 	Flows int `yaml:"flows,omitempty" json:"flows,omitempty" jsonschema:"minimum=0,maximum=268435456"`

@@ -225,5 +225,5 @@ type TableUse struct {
 	Name  string `json:"name"`
 	Used  int    `json:"used"`
 	Size  int    `json:"size"`
-	Bytes uint64 `json:"bytes"` // memory charged for the whole table
+	Bytes uint64 `json:"bytes"` // memory that the table takes now
 }

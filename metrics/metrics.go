@@ -126,7 +126,7 @@ var (
 	reasonPackets = family(counter, "datapath_packets_total", "Packets by what the datapath did with them and why.", "datapath", "family", "action", "reason")
 	tableEntries  = family(gauge, "table_entries", "Entries in a table of the datapath.", "datapath", "table")
 	tableSize     = family(gauge, "table_max_entries", "Entries that a table of the datapath can hold.", "datapath", "table")
-	tableBytes    = family(gauge, "table_memory_bytes", "Memory of a table of the datapath.", "datapath", "table")
+	tableBytes    = family(gauge, "table_memory_bytes", "Memory that a table of the datapath takes now.", "datapath", "table")
 	missed        = family(counter, "datapath_missed_total", "Packets and events that the kernel handed to the daemon and that it could not handle, since it began: held fragments above all.", "datapath")
 	readOK        = family(gauge, "datapath_read_success", "1 when the datapath's counters could be read for this page.", "datapath")
 

@@ -78,7 +78,7 @@ func (s *subject) older(back func(*uint32)) {
 			back(&l.Cookie)
 		}
 	}
-	s.stickies.each(t.Maps["stickies"], func(v *wire.Sticky) { back(&v.Seen) })
+	s.stickies.each(t.Late("stickies"), func(v *wire.Sticky) { back(&v.Seen) })
 	s.fragments.each(t.Maps["fragments"], func(v *wire.Fragment) { back(&v.Seen) })
 	s.forgetFragments()
 }
@@ -111,7 +111,7 @@ func (s *subject) olderLimits(ticks, took uint32) {
 		back(&s.d.t.ServiceLoads.Values[i].Tat)
 		back(&s.d.t.ServiceLoads.Values[i].ResetTat)
 	}
-	s.clients.each(s.d.t.Maps["client_rates"], func(v *wire.Client) { back(&v.Tat) })
+	s.clients.each(s.d.t.Late("client_rates"), func(v *wire.Client) { back(&v.Tat) })
 	if len(s.snapshot.Rules) > 0 {
 		s.rules.each(s.d.t.Maps["firewall_rules"], func(v *wire.FirewallRule) { back(&v.Tat) })
 	}

@@ -149,7 +149,9 @@ func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
 	for _, set := range s.Config.Firewall.Sets {
 		hosts += len(set)
 	}
-	if d.t, err = table.Open(d.dir, table.SizesFor(s.Config.Tables, slots, pool, hosts), d.hz); err != nil {
+	sizes := table.SizesFor(s.Config.Tables, slots, pool, hosts)
+	sizes.Whole = d.opt.NoAttach // nobody watches them
+	if d.t, err = table.Open(d.dir, sizes, d.hz); err != nil {
 		return err
 	}
 	d.t.Observed, d.t.FullPath = d.opt.NoAttach, d.opt.FullPath
@@ -201,10 +203,12 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 	}
 	d.putLists(want)
 	if programs != d.programs {
+		d.growing.Lock()
 		if d.programs != nil {
 			d.programs.Close()
 		}
 		d.programs, d.switches = programs, want.Switches
+		d.growing.Unlock()
 		d.forgetMapper()
 	}
 	if want.Switches.Mappings {

@@ -66,6 +66,7 @@ type Datapath struct {
 	mu          sync.Mutex
 	t           *table.Tables    // nil before the first Apply
 	programs    *ebpf.Collection // in force
+	growing     sync.Mutex       // held while programs changes, and while a flow table grows
 	switches    wire.Switches
 	inForce     *compile.Desired
 	snapshot    *datapath.Snapshot

@@ -41,16 +41,11 @@ func office(t *testing.T, options string) *subject {
 func TestReturningEntry(t *testing.T) {
 	s := office(t, "")
 	const loose = 3
-	stock := wire.Stock{Fresh: loose + 1} // of entries, the last one taken is loose
-	if err := s.d.t.Maps["stock6"].Put(uint32(0), &stock); err != nil {
-		t.Fatal(err)
-	}
+	stock := &s.d.t.Stock6.Values[0]
+	stock.Fresh = loose + 1 // of entries, the last one taken is loose
 	e := &s.d.t.Flows6.Values[loose]
 	e.Key.State = wire.EntryReturning
 	if err := s.sweep(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.d.t.Maps["stock6"].Lookup(uint32(0), &stock); err != nil {
 		t.Fatal(err)
 	}
 	if uint32(stock.Top) != loose+1 || e.Key.State != wire.EntryFree {
@@ -73,7 +68,7 @@ func (w held) want(t *testing.T, s *subject, when string) {
 	t.Helper()
 	have := held{flows: count(s, wire.KindFlow, wire.EntryLive), bindings: count(s, wire.KindBinding, wire.EntryLive),
 		resting: count(s, wire.KindFlow, wire.EntryHold) + count(s, wire.KindBinding, wire.EntryHold),
-		slots:   slots(t, s), ports: ports(s)}
+		slots:   slots(s), ports: ports(s)}
 	for i := range s.d.t.Owners.Values {
 		for _, entry := range s.d.t.Owners.Values[i].Owner {
 			have.owned += int(min(entry, 1))
@@ -88,13 +83,8 @@ func (w held) want(t *testing.T, s *subject, when string) {
 // resting port, slots of the index, ports, and ports that have an owner.
 type held struct{ flows, bindings, resting, slots, ports, owned int }
 
-func slots(t *testing.T, s *subject) (n int) {
-	t.Helper()
-	var b wire.Bucket
-	for i := range s.d.t.Maps["index4"].MaxEntries() {
-		if err := s.d.t.Maps["index4"].Lookup(i, &b); err != nil {
-			t.Fatal(err)
-		}
+func slots(s *subject) (n int) {
+	for _, b := range s.d.t.Index4.Values {
 		for _, slot := range b.Slots {
 			if slot != 0 {
 				n++
@@ -424,14 +414,9 @@ func TestRuleOrder(t *testing.T) {
 func TestFlowBytes(t *testing.T) {
 	const flows = 1 << 16
 	s := office(t, "}\ntables: {flows: 65536, flows6: 4096")
-	var one, port float64
-	for _, name := range []string{"flows4", "index4"} {
-		one += float64(s.d.t.Maps[name].MaxEntries() * s.d.t.Maps[name].ValueSize())
-	}
-	for _, name := range []string{"port_maps", "port_owners"} {
-		size := (s.d.t.Maps[name].ValueSize() + 7) &^ 7 // as the kernel rounds elements up
-		port += float64(size) * float64(s.d.t.Maps[name].MaxEntries()) / float64(s.d.t.Maps["port_maps"].MaxEntries()) / (1 << 16)
-	}
+	one := float64(s.d.t.Use(0)[0].Bytes)
+	m := s.d.t.Maps["port_maps"]
+	port := (float64((m.ValueSize()+7)&^7) + float64(s.d.t.Owners.Bytes())/wire.PortClasses) / (1 << 16) // as the kernel rounds elements up
 	each := one/flows + port
 	t.Logf("%.1f bytes in the tables, %.2f of the port", one/flows, port)
 	if each > 188 || one/flows < 2*64+3*4 {

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // resident is the process's memory of its own, in bytes: pages of the maps, which
@@ -55,6 +57,13 @@ services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.1.2, port: 8080}]}
 tables: {flows: %d, flows6: 4096}
 `, flows))
+	atomic.StoreUint32(&d.t.Stock4.Values[0].Fresh, d.t.Entries4) // so it grows
+	labtest.Eventually(t, patience, "the whole table", func() error {
+		if room := atomic.LoadUint32(&d.t.Stock4.Values[0].Room); room != d.t.Entries4 {
+			return fmt.Errorf("%d of %d entries", room, d.t.Entries4)
+		}
+		return nil
+	})
 	entries := d.t.Flows4.Values
 	if len(entries) < 2*flows {
 		t.Fatalf("the table has %d entries, not two for each of %d flows", len(entries), flows)

@@ -115,7 +115,7 @@ func TestAddressesChangeForever(t *testing.T) {
 	const yaml = "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0}\n"
 	s := changing(t, yaml)
 	old := "198.51.100.1/24"
-	for i := range 40 {
+	for i := range 70 {
 		fresh := fmt.Sprintf("198.51.100.%d/24", 100+i)
 		if err := s.readdress("wan0", old, fresh); err != nil {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func TestAddressInUseKeepsItsNumber(t *testing.T) {
 	}
 	s := changing(t, yaml(0))
 	var refused error
-	for i := range 20 {
+	for i := range 70 {
 		if refused = s.change(yaml(i)); refused != nil {
 			if i != int(s.d.t.Pool) {
 				t.Errorf("address %d of %d is refused", i+1, s.d.t.Pool)
@@ -149,13 +149,13 @@ func TestAddressInUseKeepsItsNumber(t *testing.T) {
 		}
 		s.outsideOf("10.0.2.2", "198.51.100.2", 4000+i)
 	}
-	if refused == nil || !strings.Contains(refused.Error(), "the tables were made for 16 pool addresses, and those of before count") ||
+	if refused == nil || !strings.Contains(refused.Error(), "the tables were made for 64 pool addresses, and those of before count") ||
 		!strings.Contains(refused.Error(), "stop --force") {
 		t.Fatalf("a pool address too many: %v", refused)
 	}
 	s.expire()
-	s.mustChange(yaml(30))
-	if got := s.outsideOf("10.0.2.3", "198.51.100.2", 5000); got.Addr().String() != "203.0.113.31" {
+	s.mustChange(yaml(80))
+	if got := s.outsideOf("10.0.2.3", "198.51.100.2", 5000); got.Addr().String() != "203.0.113.81" {
 		t.Errorf("a flow leaves from %s", got)
 	}
 }

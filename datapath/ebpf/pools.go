@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"fmt"
+	"maps"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
@@ -14,6 +15,9 @@ import (
 // putPools writes pool addresses and the rules that may use them from now on, and marks
 // the ports that no rule may use as taken.
 func (d *Datapath) putPools(want *compile.Desired) error {
+	if err := d.t.UsePools(maps.Keys(want.Pools)); err != nil {
+		return err
+	}
 	for n, rules := range want.PoolRules() {
 		atomic.OrUint64(&d.t.PoolRules.Values[n], rules)
 	}

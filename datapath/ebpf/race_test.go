@@ -208,7 +208,7 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 	}
 	query := "ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=%d,dport=53)"
 	backend := to(send(t, s, "wan0", fmt.Sprintf(query, 4000)))
-	each[wire.StickyKey](s.d.t.Maps["stickies"], func(v *wire.Sticky) { v.Seen = soon })
+	each[wire.StickyKey](s.d.t.Late("stickies"), func(v *wire.Sticky) { v.Seen = soon })
 	if again := to(send(t, s, "wan0", fmt.Sprintf(query, 4001))); again != backend {
 		t.Errorf("the client of %s is sent to %s", backend, again)
 	}

@@ -35,20 +35,23 @@ func memlock(t *testing.T, m *ebpf.Map) int {
 	return bytes
 }
 
-// TestMemoryAtRest bounds what all maps take beside the flows, and checks that the ports of pools
-// take what the table of ports says.
+// TestMemoryAtRest bounds what all maps take of a machine with 24 GB before there are flows, and checks that
+// the ports of pools take what the table of ports says.
 func TestMemoryAtRest(t *testing.T) {
 	labtest.Require(t, labtest.Kernel("6.4", "the memory of every kind of map"))
-	const most = 80 << 20 // and what a machine has for each CPU
+	const most = 64 << 20 // and what a machine has for each CPU
 	l := labFor(t, lab.Balancer(), config.AttachTC)
-	d := gateway(t, l.Node("gateway"), config.AttachTC, oneServer)
-	sum := memlock(t, d.t.Adjusts())
+	d := gateway(t, l.Node("gateway"), config.AttachTC, strings.Replace(oneServer, "{flows: 4096, flows6: 4096}", "{flows: 2100000, flows6: 1100000}", 1))
+	sum := int(d.t.Flows4.Bytes() + d.t.Flows6.Bytes() + d.t.Index4.Bytes() + d.t.Index6.Bytes() + d.t.Owners.Bytes())
+	for _, name := range []string{"adjusts", "client_rates", "stickies"} {
+		sum += memlock(t, d.t.Late(name))
+	}
 	for _, m := range d.t.Maps {
 		if m.Type() != ebpf.PerCPUArray {
 			sum += memlock(t, m)
 		}
 	}
-	t.Logf("%.1f MB with room for 4,096 flows of each family", float64(sum)/1e6)
+	t.Logf("%.1f MB", float64(sum)/1e6)
 	if sum > most {
 		t.Errorf("the maps take %d bytes, more than %d", sum, most)
 	}
@@ -58,7 +61,7 @@ func TestMemoryAtRest(t *testing.T) {
 			told = use.Bytes
 		}
 	}
-	if takes := memlock(t, d.t.Maps["port_owners"]) + memlock(t, d.t.Maps["port_maps"]); takes < int(told) || takes > int(told)+1<<16 {
+	if takes := int(d.t.Owners.Bytes()) + memlock(t, d.t.Maps["port_maps"]); takes < int(told) || takes > int(told)+1<<16 {
 		t.Errorf("ports take %d bytes; the table of ports says %d", takes, told)
 	}
 }
@@ -81,7 +84,7 @@ func TestNumbersGetRoom(t *testing.T) {
 		apply(t, d, config.AttachTC, yaml)
 	}
 	apply(t, d, config.AttachTC, upgradeYAML)
-	small := d.t.Adjusts().MaxEntries()
+	small := d.t.Late("adjusts").MaxEntries()
 	load := startNumbered(t, l.Node("client"), "192.0.2.10:53", ":5353", l.Node("s1"), l.Node("s2"))
 	load.await(10)
 
@@ -95,7 +98,7 @@ func TestNumbersGetRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	reopen(upgradeYAML)
-	if n := d.t.Adjusts().MaxEntries(); n != small {
+	if n := d.t.Late("adjusts").MaxEntries(); n != small {
 		t.Errorf("adjusts has room for %d, before the process went for %d", n, small)
 	}
 	if _, err := os.Stat(path + "-new"); !os.IsNotExist(err) {
@@ -106,7 +109,7 @@ func TestNumbersGetRoom(t *testing.T) {
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, client-address: proxy-v2,
      backends: [{name: a, address: 10.0.2.2, port: 8080}]}`, 1)
 	apply(t, d, config.AttachTC, withProxy)
-	if n := d.t.Adjusts().MaxEntries(); n <= small {
+	if n := d.t.Late("adjusts").MaxEntries(); n <= small {
 		t.Errorf("adjusts has room for %d, not for more than %d", n, small)
 	}
 	c := transfer(t, l.Node("client"), "192.0.2.10:80")
@@ -117,7 +120,7 @@ func TestNumbersGetRoom(t *testing.T) {
 	if err := roundTrip(c); err != nil {
 		t.Error(err)
 	}
-	if n, err := table.Content[uint32, wire.Adjust](d.t.Adjusts()); len(n) != 1 || err != nil {
+	if n, err := table.Content[uint32, wire.Adjust](d.t.Late("adjusts")); len(n) != 1 || err != nil {
 		t.Errorf("%d records of changed numbers (%v), want that of one connection", len(n), err)
 	}
 	load.await(10)
@@ -129,4 +132,30 @@ func TestNumbersGetRoom(t *testing.T) {
 		t.Error(err)
 	}
 	d.Close()
+}
+
+// TestLateMaps has services come that use the maps of persistence and of rates, which are small until then.
+func TestLateMaps(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	for name, key := range map[string]string{
+		"stickies":     "persistence: {key: [source-address]}",
+		"client_rates": "limits: {new-connections-per-client: 10/s}",
+		"adjusts":      "mss-clamp: true",
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openIn(t, labFor(t, lab.Balancer(), config.AttachTC).Node("gateway"), pinsOf(t))
+			defer d.Close()
+			apply(t, d, config.AttachTC, oneServer)
+			if n := d.t.Late(name).MaxEntries(); n != 64 {
+				t.Errorf("%d elements before anything uses the map", n)
+			}
+			apply(t, d, config.AttachTC, strings.Replace(oneServer, "protocol: tcp", "protocol: tcp, "+key, 1))
+			if n := d.t.Late(name).MaxEntries(); n <= 64 {
+				t.Errorf("%d elements", n)
+			}
+			if err := d.Remove(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

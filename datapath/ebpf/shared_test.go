@@ -156,7 +156,12 @@ func (l *programPool) close() (err error) {
 
 // wipe makes the tables as they were when they were made.
 func (s *shared) wipe() error {
+	c, room4, room6 := &s.t.Control.Values[0], s.t.Stock4.Values[0].Room, s.t.Stock6.Values[0].Room
+	index4, index6 := c.Index4, c.Index6
 	for name, m := range s.t.Maps {
+		if m.Type() == ebpf.ArrayOfMaps {
+			continue
+		}
 		if name == "recent_syns" && !s.syns || name == "refused_syns" && !s.refused { // a million elements
 			continue
 		}
@@ -164,8 +169,14 @@ func (s *shared) wipe() error {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}
-	if err := s.clear("adjusts", s.t.Adjusts()); err != nil {
-		return fmt.Errorf("map adjusts: %w", err)
+	for _, parts := range []interface{ Clear() }{s.t.Flows4, s.t.Flows6, s.t.Index4, s.t.Index6, s.t.Owners} {
+		parts.Clear()
+	}
+	c.Index4, c.Index6, s.t.Stock4.Values[0].Room, s.t.Stock6.Values[0].Room = index4, index6, room4, room6
+	for _, name := range []string{"adjusts", "client_rates", "stickies"} {
+		if err := s.clear(name, s.t.Late(name)); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
 	}
 	for n := range s.t.Pool {
 		s.t.Runs.Values[n] = uint64(n)

@@ -50,6 +50,7 @@ func (d *Datapath) watch() {
 			events.Close()
 		}
 	}
+	d.watching.Go(func() { d.growTables(ctx) })
 	generation, changed := d.t.Control, make(chan struct{}, 1)
 	if w != nil {
 		d.watching.Go(func() { d.followStations(ctx, changed) })

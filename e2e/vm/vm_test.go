@@ -28,7 +28,7 @@ var suites = []suite{
 	{"trace", "TestDropCauses/^[^l]|TestAskedPorts"},
 	// All but TestConditions, which makes seventy faults: that takes an hour here.
 	{"doctor", "^Test([^C]|C[^o]|Co[^n]|Con[^d])"},
-	{"datapath/ebpf", "TestProgramsLoad|TestServiceMoves|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$"},
+	{"datapath/ebpf", "TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp"},
 }
 

@@ -237,6 +237,8 @@ func (c *compiler) finish() {
 		s.Cookies = s.Cookies || w.Flags&wire.ServiceCookies != 0
 		s.Resets = s.Resets || w.ResetNs != 0
 		s.Forwards = s.Forwards || w.Flags&wire.ServicePortForward != 0
+		s.Persistence = s.Persistence || w.StickyKeys != 0
+		s.Rates = s.Rates || w.ClientRateNs|w.LogNs != 0
 	}
 	s.Cookies = s.Cookies || c.state.Spliced&wire.SplicedCookie != 0
 	s.Edits = s.Edits || c.state.Spliced != 0
@@ -248,6 +250,7 @@ func (c *compiler) finish() {
 		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // what is for this host is left alone
 		s.CrossByEgress = s.CrossByEgress || r.PrefixLen != 0 && r.Out != 0
 		s.Edits = s.Edits || r.Flags&wire.NATMSSClamp != 0
+		s.Rates = s.Rates || r.RateNs != 0
 	}
 	for _, p := range c.Prefixes {
 		kind := p.Kind

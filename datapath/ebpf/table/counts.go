@@ -4,6 +4,7 @@ package table
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
@@ -56,9 +57,13 @@ func (t *Tables) Tally(backend uint32) (sum Traffic) {
 // Use tells how full the tables are, as of the last sweep.
 func (t *Tables) Use(halfOpen uint32) []datapath.TableUse {
 	c := t.Control.Values[0]
+	bytes := func(room *uint32, each uint64, index *uint64) uint64 { // as large as they are now
+		return uint64(atomic.LoadUint32(room))*each + uint64(uint32(atomic.LoadUint64(index)))*bucketBytes
+	}
+	now := &t.Control.Values[0]
 	out := []datapath.TableUse{
-		{Name: "flows4", Used: int(c.Used4), Size: int(t.Entries4), Bytes: uint64(t.Entries4)*64 + indexBytes(t.Entries4)},
-		{Name: "flows6", Used: int(c.Used6), Size: int(t.Entries6), Bytes: uint64(t.Entries6)*128 + indexBytes(t.Entries6)},
+		{Name: "flows4", Used: int(c.Used4), Size: int(t.Entries4), Bytes: bytes(&t.Stock4.Values[0].Room, 64, &now.Index4)},
+		{Name: "flows6", Used: int(c.Used6), Size: int(t.Entries6), Bytes: bytes(&t.Stock6.Values[0].Room, 128, &now.Index6)},
 		{Name: "half-open", Used: int(c.HalfOpen), Size: int(halfOpen)},
 	}
 	ports := datapath.TableUse{Name: "ports"}
@@ -66,6 +71,6 @@ func (t *Tables) Use(halfOpen uint32) []datapath.TableUse {
 		ports.Used += int(t.Ports.Values[i].Used)
 	}
 	ports.Size = len(t.Ports.Values) << 16
-	ports.Bytes = uint64(len(t.Ports.Values)) * (8448 + 4<<16)
+	ports.Bytes = uint64(len(t.Ports.Values))*8448 + t.Owners.Bytes()
 	return append(out, ports)
 }

@@ -8,15 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
@@ -38,6 +37,8 @@ type Sizes struct {
 	Slots              uint32 // words of four slots
 	Pool               uint32 // pool addresses
 	Hosts              uint32 // single addresses in sets and lists
+	// Whole flow tables are made at once; others grow (see grow.go).
+	Whole bool
 }
 
 // Bytes of a flow in tables that have room for flows of NAT rules alone: two and a
@@ -50,11 +51,6 @@ const (
 	hintBytes   = 16
 	maxHints    = 128 << 10 / hintBytes
 )
-
-// indexBytes is what leads to a number of entries.
-func indexBytes(entries uint32) uint64 {
-	return uint64(buckets(entries))*bucketBytes + uint64(hints(entries))*hintBytes
-}
 
 // flowsFor takes the configured numbers of flows, or shares of the machine's
 // memory.
@@ -88,7 +84,7 @@ func SizesFor(c config.Tables, slots, pool, hosts int) Sizes {
 	return Sizes{
 		Entries4: entries(flows4), Entries6: entries(flows6), Clients: uint32(clients),
 		Slots: uint32(max(1<<18, slots/2)),
-		Pool:  uint32(min(max(16, pool+pool/2), mostPool)), // 16 addresses take 13 MB and let a later configuration bring a pool
+		Pool:  uint32(min(max(64, pool+pool/2), mostPool)), // 64 addresses let a later configuration bring a pool, and take 1.6 MB as long as none is used
 		Hosts: uint32(min(max(65536, hosts*3/2), 1<<21)),
 	}
 }
@@ -150,8 +146,12 @@ type Tables struct {
 	HashMultiplier uint64
 	Sizes
 
-	Flows4       *Memory[wire.Flow4]
-	Flows6       *Memory[wire.Flow6]
+	Flows4       *Parts[wire.Flow4]
+	Flows6       *Parts[wire.Flow6]
+	Index4       *Parts[wire.Bucket]
+	Index6       *Parts[wire.Bucket]
+	Stock4       *Memory[wire.Stock]
+	Stock6       *Memory[wire.Stock]
 	Control      *Memory[wire.Control]
 	Directs      *Memory[wire.Direct]
 	Stations     *Memory[uint64]
@@ -163,12 +163,11 @@ type Tables struct {
 	Rules        *Memory[wire.NatRule]
 	Orders       *Memory[wire.NatOrder]
 	Ports        *Memory[wire.PortMap]
-	Owners       *Memory[wire.OwnerPair]
+	Owners       *Parts[wire.OwnerPair]
 	Blocks       *Memory[wire.BlockMap]
 	Runs         *Memory[uint64]
 	PoolRules    *Memory[uint64] // rules of pool addresses
-	adjusts      atomic.Pointer[ebpf.Map]
-	outgrown     *ebpf.Map // the adjusts before it
+	late         map[string]*lateMap
 	adopted      bool
 
 	RouteEvery bool // Options.RouteEveryPacket
@@ -208,19 +207,22 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 		return nil, err
 	}
 	t.size(spec)
-	if err := t.openAdjusts(spec.Maps["adjusts"]); err != nil {
+	if err := t.openLate(spec); err != nil {
 		return nil, err
 	}
 	for name, m := range spec.Maps {
-		if name == "works" || name == "adjusts" || m.Type == ebpf.Array && name[0] == '.' {
+		if name == "works" || t.late[name] != nil || m.Type == ebpf.Array && name[0] == '.' {
 			continue
 		}
 		if t.Maps[name], _, err = pinned(filepath.Join(dir, name), m); err != nil {
 			return nil, err
 		}
 	}
-	if err := t.mapAll(); err != nil {
-		return t, err
+	if err := errors.Join(t.mapAll(), t.mapParts(spec)); err != nil {
+		return nil, err
+	}
+	if err := t.begin(want.Whole); err != nil {
+		return nil, err
 	}
 	for n := range t.Pool {
 		t.Runs.Values[n] = uint64(n)
@@ -291,10 +293,11 @@ func (t *Tables) meta() error {
 // size sets the sizes of the maps that have one.
 func (t *Tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
-		"flows4": t.Entries4, "flows6": t.Entries6, "index4": buckets(t.Entries4), "index6": buckets(t.Entries6),
+		"flows4": parts(t.Entries4, wire.PartBits), "flows6": parts(t.Entries6, wire.PartBits),
+		"index4": 2 * indexParts(t.Entries4), "index6": 2 * indexParts(t.Entries6),
 		"hints4": hints(t.Entries4), "hints6": hints(t.Entries6),
-		"clients": t.Clients, "client_rates": t.Clients, "stickies": t.Clients,
-		"adjusts": t.mostAdjusts(), "slots": t.Slots, "pools": t.Pool, "block_maps": t.Pool, "hosts": t.Hosts, "port_maps": t.Pool * 3, "port_owners": t.Pool * 3 << 15,
+		"clients": t.Clients, "client_rates": leastLate, "stickies": leastLate, "adjusts": leastLate,
+		"slots": t.Slots, "pools": t.Pool, "block_maps": t.Pool, "hosts": t.Hosts, "port_maps": t.Pool * wire.PortClasses, "port_owners": t.Pool * wire.PortClasses,
 		"runs": t.Places(), "pool_rules": t.Pool,
 	} {
 		spec.Maps[name].MaxEntries = n
@@ -303,14 +306,33 @@ func (t *Tables) size(spec *ebpf.CollectionSpec) {
 
 func (t *Tables) mapAll() (err error) {
 	return errors.Join(
-		mapInto(&t.Flows4, t.Maps["flows4"]), mapInto(&t.Flows6, t.Maps["flows6"]), mapInto(&t.Directs, t.Maps["directs"]),
+		mapInto(&t.Stock4, t.Maps["stock4"]), mapInto(&t.Stock6, t.Maps["stock6"]), mapInto(&t.Directs, t.Maps["directs"]),
 		mapInto(&t.Stations, t.Maps["own_stations"]),
 		mapInto(&t.Control, t.Maps["control"]), mapInto(&t.Services, t.Maps["services"]),
 		mapInto(&t.Backends, t.Maps["backends"]), mapInto(&t.SlotWords, t.Maps["slots"]),
 		mapInto(&t.ServiceLoads, t.Maps["service_loads"]), mapInto(&t.BackendLoads, t.Maps["backend_loads"]),
 		mapInto(&t.Rules, t.Maps["nat_rules"]), mapInto(&t.Orders, t.Maps["nat_orders"]), mapInto(&t.Ports, t.Maps["port_maps"]),
-		mapInto(&t.Owners, t.Maps["port_owners"]), mapInto(&t.Blocks, t.Maps["block_maps"]), mapInto(&t.Runs, t.Maps["runs"]),
+		mapInto(&t.Blocks, t.Maps["block_maps"]), mapInto(&t.Runs, t.Maps["runs"]),
 		mapInto(&t.PoolRules, t.Maps["pool_rules"]))
+}
+
+// mapParts maps the tables that grow.
+func (t *Tables) mapParts(spec *ebpf.CollectionSpec) (err error) {
+	inner := func(name string) *ebpf.MapSpec { return spec.Maps[name].InnerMap }
+	if t.Owners, err = MapParts[wire.OwnerPair](t.Maps["port_owners"], inner("port_owners"), t.Pool*wire.PortClasses<<15); err != nil {
+		return err
+	}
+	if t.Flows4, err = MapParts[wire.Flow4](t.Maps["flows4"], inner("flows4"), t.Entries4); err != nil {
+		return err
+	}
+	if t.Flows6, err = MapParts[wire.Flow6](t.Maps["flows6"], inner("flows6"), t.Entries6); err != nil {
+		return err
+	}
+	if t.Index4, err = MapParts[wire.Bucket](t.Maps["index4"], inner("index4"), t.Maps["index4"].MaxEntries()<<wire.IndexPartBits); err != nil {
+		return err
+	}
+	t.Index6, err = MapParts[wire.Bucket](t.Maps["index6"], inner("index6"), t.Maps["index6"].MaxEntries()<<wire.IndexPartBits)
+	return err
 }
 
 // Places is how many the map of runs has: those that are their own numbers, and twice
@@ -323,13 +345,13 @@ func mapInto[T any](into **Memory[T], m *ebpf.Map) (err error) {
 }
 
 func (t *Tables) Close() error {
-	errs := []error{t.Flows4.Close(), t.Flows6.Close(), t.Control.Close(), t.Directs.Close(), t.Stations.Close(), t.Services.Close(), t.Backends.Close(),
+	errs := []error{t.Flows4.Close(), t.Flows6.Close(), t.Index4.Close(), t.Index6.Close(), t.Stock4.Close(), t.Stock6.Close(), t.Control.Close(), t.Directs.Close(), t.Stations.Close(), t.Services.Close(), t.Backends.Close(),
 		t.SlotWords.Close(), t.ServiceLoads.Close(), t.BackendLoads.Close(), t.Rules.Close(), t.Orders.Close(), t.Ports.Close(), t.Owners.Close(), t.Blocks.Close(),
 		t.Runs.Close(), t.PoolRules.Close()}
 	for _, m := range t.Maps {
 		errs = append(errs, m.Close())
 	}
-	errs = append(errs, t.closeAdjusts())
+	errs = append(errs, t.closeLate())
 	t.Maps = nil
 	return errors.Join(errs...)
 }
@@ -345,8 +367,7 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	shortest := min(s.Established, s.Transitory, s.UDP, s.ICMP, s.Other)
 	sweep := min(max(shortest*1000/t.HZ/8, 200), 4000)
 	for name, v := range map[string]any{
-		"hash_key": t.key, "hash_multiplier": t.HashMultiplier, "hash_seed": balance.Seed, "buckets4": buckets(t.Entries4), "buckets6": buckets(t.Entries6),
-		"entries4": t.Entries4, "entries6": t.Entries6, "entry_mask4": entryMask(t.Entries4), "entry_mask6": entryMask(t.Entries6),
+		"hash_key": t.key, "hash_multiplier": t.HashMultiplier, "hash_seed": balance.Seed, "entry_mask4": entryMask(t.Entries4), "entry_mask6": entryMask(t.Entries6),
 		"hint_mask4": hints(t.Entries4) - 1, "hint_mask6": hints(t.Entries6) - 1,
 		"hz": t.HZ, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
@@ -385,14 +406,8 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 			replace[name] = m
 		}
 	}
-	if s.Edits {
-		if err := t.widenAdjusts(spec.Maps["adjusts"]); err != nil {
-			return nil, err
-		}
-	}
-	if m := t.adjusts.Load(); m != nil {
-		spec.Maps["adjusts"].MaxEntries = m.MaxEntries()
-		replace["adjusts"] = m
+	if err := t.replaceLate(s, spec, replace); err != nil {
+		return nil, err
 	}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
@@ -401,58 +416,17 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	return c, nil
 }
 
-// TickRate is measured once: the kernel does not change it.
-var TickRate = sync.OnceValues(measureHz)
-
-// measureHz finds out how many ticks the kernel counts in a second.
-func measureHz() (uint32, error) {
-	spec, err := wire.LoadSpec()
-	if err != nil {
-		return 0, err
-	}
-	for name := range spec.Programs {
-		if name != "read_clocks" {
-			delete(spec.Programs, name)
+// UsePools makes what keeps the ports of pool addresses that come into use.
+func (t *Tables) UsePools(numbers iter.Seq[uint32]) error {
+	return t.Owners.Add(func(yield func(uint32) bool) {
+		for n := range numbers {
+			for class := range uint32(wire.PortClasses) {
+				if !yield(n*wire.PortClasses + class) {
+					return
+				}
+			}
 		}
-	}
-	for name := range spec.Maps {
-		if name[0] != '.' {
-			delete(spec.Maps, name)
-		}
-	}
-	c, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return 0, fmt.Errorf("programs: %w", err)
-	}
-	defer c.Close()
-	read := func() (v struct{ Ticks, NS uint64 }, err error) {
-		_, err = c.Programs["read_clocks"].Run(&ebpf.RunOptions{Context: &v, ContextOut: &v})
-		return v, err
-	}
-	first, err := read()
-	if err != nil {
-		return 0, err
-	}
-	time.Sleep(80 * time.Millisecond) // long enough to tell the four tick rates apart
-	last, err := read()
-	if err != nil {
-		return 0, err
-	}
-	measured := float64(last.Ticks-first.Ticks) / (float64(last.NS-first.NS) / 1e9)
-	best := uint32(250)
-	for _, hz := range []uint32{100, 250, 300, 1000} {
-		if abs(measured-float64(hz)) < abs(measured-float64(best)) {
-			best = hz
-		}
-	}
-	return best, nil
-}
-
-func abs(x float64) float64 {
-	if x < 0 {
-		return -x
-	}
-	return x
+	})
 }
 
 // Reserve marks all ports of a pool address but those of a set as taken, without counting them as

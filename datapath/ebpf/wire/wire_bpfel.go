@@ -100,7 +100,12 @@ type Control struct {
 	Spliced    uint32
 	NatOrder   uint32
 	Ended      uint32
-	Pad        [11]uint32
+	Unused     uint32
+	Index4     uint64
+	Index6     uint64
+	NextIndex4 uint64
+	NextIndex6 uint64
+	Pad        [2]uint32
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -518,6 +523,14 @@ type PrefixKey struct {
 	Addr      [16]uint8
 }
 
+type Reindex struct {
+	_      structs.HostLayout
+	V6     uint32
+	First  uint32
+	Count  uint32
+	Failed uint32
+}
+
 type Reverse struct {
 	_         structs.HostLayout
 	Vip       Addr
@@ -593,7 +606,8 @@ type Stock struct {
 	_     structs.HostLayout
 	Top   uint64
 	Fresh uint32
-	Pad   [13]uint32
+	Room  uint32
+	Pad   [12]uint32
 }
 
 type Sweeper struct {
@@ -799,6 +813,7 @@ const (
 	MapSweepers             = "sweepers"
 	MapTallies              = "tallies"
 	MapWorks                = "works"
+	ProgFillIndex           = "fill_index"
 	ProgFlowTake            = "flow_take"
 	ProgMapClose            = "map_close"
 	ProgMapOpen             = "map_open"
@@ -810,13 +825,9 @@ const (
 	ProgSweepEnd            = "sweep_end"
 	ProgSweepStart          = "sweep_start"
 	ProgSweepStop           = "sweep_stop"
-	VarBuckets4             = "buckets4"
-	VarBuckets6             = "buckets6"
 	VarCacheHops            = "cache_hops"
 	VarCrossByEgress        = "cross_by_egress"
 	VarDryRun               = "dry_run"
-	VarEntries4             = "entries4"
-	VarEntries6             = "entries6"
 	VarEntryMask4           = "entry_mask4"
 	VarEntryMask6           = "entry_mask6"
 	VarErrorsPerSecond      = "errors_per_second"
@@ -824,6 +835,7 @@ const (
 	VarExportAnswer         = "export_answer"
 	VarExportBackendState   = "export_backend_state"
 	VarExportBlockEvent     = "export_block_event"
+	VarExportBucket         = "export_bucket"
 	VarExportChoice         = "export_choice"
 	VarExportDirectPlace    = "export_direct_place"
 	VarExportEncap          = "export_encap"
@@ -833,6 +845,8 @@ const (
 	VarExportEventKind      = "export_event_kind"
 	VarExportFamily         = "export_family"
 	VarExportFiltering      = "export_filtering"
+	VarExportFlow4          = "export_flow4"
+	VarExportFlow6          = "export_flow6"
 	VarExportFlowRequest    = "export_flow_request"
 	VarExportHeard          = "export_heard"
 	VarExportHeldFlag       = "export_held_flag"
@@ -847,12 +861,14 @@ const (
 	VarExportNatFlag        = "export_nat_flag"
 	VarExportNoEntry        = "export_no_entry"
 	VarExportNoRule         = "export_no_rule"
+	VarExportOwnerPair      = "export_owner_pair"
 	VarExportPlanFlag       = "export_plan_flag"
 	VarExportPlanOwner      = "export_plan_owner"
 	VarExportPortClasses    = "export_port_classes"
 	VarExportPrefixKind     = "export_prefix_kind"
 	VarExportPrefixRole     = "export_prefix_role"
 	VarExportReason         = "export_reason"
+	VarExportReindex        = "export_reindex"
 	VarExportRouted         = "export_routed"
 	VarExportScheduler      = "export_scheduler"
 	VarExportServed         = "export_served"
@@ -947,6 +963,7 @@ type Specs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ProgramSpecs struct {
+	FillIndex  *ebpf.ProgramSpec `ebpf:"fill_index"`
 	FlowTake   *ebpf.ProgramSpec `ebpf:"flow_take"`
 	MapClose   *ebpf.ProgramSpec `ebpf:"map_close"`
 	MapOpen    *ebpf.ProgramSpec `ebpf:"map_open"`
@@ -1023,13 +1040,9 @@ type MapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type VariableSpecs struct {
-	Buckets4             *ebpf.VariableSpec `ebpf:"buckets4"`
-	Buckets6             *ebpf.VariableSpec `ebpf:"buckets6"`
 	CacheHops            *ebpf.VariableSpec `ebpf:"cache_hops"`
 	CrossByEgress        *ebpf.VariableSpec `ebpf:"cross_by_egress"`
 	DryRun               *ebpf.VariableSpec `ebpf:"dry_run"`
-	Entries4             *ebpf.VariableSpec `ebpf:"entries4"`
-	Entries6             *ebpf.VariableSpec `ebpf:"entries6"`
 	EntryMask4           *ebpf.VariableSpec `ebpf:"entry_mask4"`
 	EntryMask6           *ebpf.VariableSpec `ebpf:"entry_mask6"`
 	ErrorsPerSecond      *ebpf.VariableSpec `ebpf:"errors_per_second"`
@@ -1037,6 +1050,7 @@ type VariableSpecs struct {
 	ExportAnswer         *ebpf.VariableSpec `ebpf:"export_answer"`
 	ExportBackendState   *ebpf.VariableSpec `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.VariableSpec `ebpf:"export_block_event"`
+	ExportBucket         *ebpf.VariableSpec `ebpf:"export_bucket"`
 	ExportChoice         *ebpf.VariableSpec `ebpf:"export_choice"`
 	ExportDirectPlace    *ebpf.VariableSpec `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.VariableSpec `ebpf:"export_encap"`
@@ -1046,6 +1060,8 @@ type VariableSpecs struct {
 	ExportEventKind      *ebpf.VariableSpec `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.VariableSpec `ebpf:"export_family"`
 	ExportFiltering      *ebpf.VariableSpec `ebpf:"export_filtering"`
+	ExportFlow4          *ebpf.VariableSpec `ebpf:"export_flow4"`
+	ExportFlow6          *ebpf.VariableSpec `ebpf:"export_flow6"`
 	ExportFlowRequest    *ebpf.VariableSpec `ebpf:"export_flow_request"`
 	ExportHeard          *ebpf.VariableSpec `ebpf:"export_heard"`
 	ExportHeldFlag       *ebpf.VariableSpec `ebpf:"export_held_flag"`
@@ -1060,12 +1076,14 @@ type VariableSpecs struct {
 	ExportNatFlag        *ebpf.VariableSpec `ebpf:"export_nat_flag"`
 	ExportNoEntry        *ebpf.VariableSpec `ebpf:"export_no_entry"`
 	ExportNoRule         *ebpf.VariableSpec `ebpf:"export_no_rule"`
+	ExportOwnerPair      *ebpf.VariableSpec `ebpf:"export_owner_pair"`
 	ExportPlanFlag       *ebpf.VariableSpec `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.VariableSpec `ebpf:"export_plan_owner"`
 	ExportPortClasses    *ebpf.VariableSpec `ebpf:"export_port_classes"`
 	ExportPrefixKind     *ebpf.VariableSpec `ebpf:"export_prefix_kind"`
 	ExportPrefixRole     *ebpf.VariableSpec `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.VariableSpec `ebpf:"export_reason"`
+	ExportReindex        *ebpf.VariableSpec `ebpf:"export_reindex"`
 	ExportRouted         *ebpf.VariableSpec `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.VariableSpec `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.VariableSpec `ebpf:"export_served"`
@@ -1255,13 +1273,9 @@ func (m *Maps) Close() error {
 //
 // It can be passed to loadObjects or ebpf.CollectionSpec.LoadAndAssign.
 type Variables struct {
-	Buckets4             *ebpf.Variable `ebpf:"buckets4"`
-	Buckets6             *ebpf.Variable `ebpf:"buckets6"`
 	CacheHops            *ebpf.Variable `ebpf:"cache_hops"`
 	CrossByEgress        *ebpf.Variable `ebpf:"cross_by_egress"`
 	DryRun               *ebpf.Variable `ebpf:"dry_run"`
-	Entries4             *ebpf.Variable `ebpf:"entries4"`
-	Entries6             *ebpf.Variable `ebpf:"entries6"`
 	EntryMask4           *ebpf.Variable `ebpf:"entry_mask4"`
 	EntryMask6           *ebpf.Variable `ebpf:"entry_mask6"`
 	ErrorsPerSecond      *ebpf.Variable `ebpf:"errors_per_second"`
@@ -1269,6 +1283,7 @@ type Variables struct {
 	ExportAnswer         *ebpf.Variable `ebpf:"export_answer"`
 	ExportBackendState   *ebpf.Variable `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.Variable `ebpf:"export_block_event"`
+	ExportBucket         *ebpf.Variable `ebpf:"export_bucket"`
 	ExportChoice         *ebpf.Variable `ebpf:"export_choice"`
 	ExportDirectPlace    *ebpf.Variable `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.Variable `ebpf:"export_encap"`
@@ -1278,6 +1293,8 @@ type Variables struct {
 	ExportEventKind      *ebpf.Variable `ebpf:"export_event_kind"`
 	ExportFamily         *ebpf.Variable `ebpf:"export_family"`
 	ExportFiltering      *ebpf.Variable `ebpf:"export_filtering"`
+	ExportFlow4          *ebpf.Variable `ebpf:"export_flow4"`
+	ExportFlow6          *ebpf.Variable `ebpf:"export_flow6"`
 	ExportFlowRequest    *ebpf.Variable `ebpf:"export_flow_request"`
 	ExportHeard          *ebpf.Variable `ebpf:"export_heard"`
 	ExportHeldFlag       *ebpf.Variable `ebpf:"export_held_flag"`
@@ -1292,12 +1309,14 @@ type Variables struct {
 	ExportNatFlag        *ebpf.Variable `ebpf:"export_nat_flag"`
 	ExportNoEntry        *ebpf.Variable `ebpf:"export_no_entry"`
 	ExportNoRule         *ebpf.Variable `ebpf:"export_no_rule"`
+	ExportOwnerPair      *ebpf.Variable `ebpf:"export_owner_pair"`
 	ExportPlanFlag       *ebpf.Variable `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.Variable `ebpf:"export_plan_owner"`
 	ExportPortClasses    *ebpf.Variable `ebpf:"export_port_classes"`
 	ExportPrefixKind     *ebpf.Variable `ebpf:"export_prefix_kind"`
 	ExportPrefixRole     *ebpf.Variable `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.Variable `ebpf:"export_reason"`
+	ExportReindex        *ebpf.Variable `ebpf:"export_reindex"`
 	ExportRouted         *ebpf.Variable `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.Variable `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.Variable `ebpf:"export_served"`
@@ -1354,6 +1373,7 @@ type Variables struct {
 //
 // It can be passed to loadObjects or ebpf.CollectionSpec.LoadAndAssign.
 type Programs struct {
+	FillIndex  *ebpf.Program `ebpf:"fill_index"`
 	FlowTake   *ebpf.Program `ebpf:"flow_take"`
 	MapClose   *ebpf.Program `ebpf:"map_close"`
 	MapOpen    *ebpf.Program `ebpf:"map_open"`
@@ -1369,6 +1389,7 @@ type Programs struct {
 
 func (p *Programs) Close() error {
 	return _WireClose(
+		p.FillIndex,
 		p.FlowTake,
 		p.MapClose,
 		p.MapOpen,

@@ -135,7 +135,7 @@ const (
 
 // Values of enum layout.
 const (
-	Layout = 10
+	Layout = 11
 )
 
 // Values of enum list.
@@ -157,6 +157,8 @@ const (
 	MaxNATRules   = 64
 	MaxStations   = 512
 	ReasonsStride = 64
+	PartBits      = 14
+	IndexPartBits = 12
 )
 
 // Values of enum mode.

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// A larger index of a flow table, filled while packets come. Who makes entries meanwhile, or
+// frees them, does so in both (claim_slot and unindex in stock.h); here the others get their slots.
+#ifndef SLUICE_REINDEX_H
+#define SLUICE_REINDEX_H
+
+#include "binding.h"
+
+struct reindex {
+	__u32 v6;
+	__u32 first; // entry
+	__u32 count;
+	__u32 failed; // entries that found both of their buckets full
+};
+
+// Whether one of a tuple's two buckets has a slot of the entry.
+static __always_inline bool indexed_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
+{
+	struct place at = place_in(in, t, v6);
+	__u32 value = at.tag | (index + 1);
+
+	for (int i = 0; i < 2; i++) {
+		struct bucket *bucket = bucket_at(at.bucket[i], v6);
+
+		for (int k = 0; bucket && k < BUCKET_SLOTS; k++) {
+			if (*(volatile __u32 *)&bucket->slots[k] == value)
+				return true;
+		}
+	}
+	return false;
+}
+
+// False when there is no room.
+static __always_inline bool reindex_key(const struct tuple *key, void *e, __u32 index, __u32 word, const bool v6)
+{
+	__u64 in = next_index(v6);
+
+	if (indexed_in(in, key, index, v6))
+		return true;
+	if (!(v6 ? claim_in6(key, index, in) : claim_in4(key, index, in)))
+		return false;
+	// The sweeper may have freed the entry in between, before it had this slot.
+	if ((*(volatile __u32 *)state_word(e, v6) ^ word) << (32 - STATE_SHIFT) ||
+	    *(volatile __u32 *)state_word(e, v6) >> STATE_SHIFT == ENTRY_FREE) {
+		if (v6)
+			unindex_in6(key, index, in);
+		else
+			unindex_in4(key, index, in);
+	}
+	return true;
+}
+
+static __always_inline long reindex_nth(__u32 i, struct reindex *r, const bool v6)
+{
+	__u32 index = r->first + i, word;
+	void *e = entry_at(index, v6);
+	struct tuple key = {};
+
+	if (!e)
+		return 1;
+	word = *(volatile __u32 *)state_word(e, v6);
+	if (word >> STATE_SHIFT == ENTRY_FREE || word >> STATE_SHIFT == ENTRY_RETURNING)
+		return 0;
+	key_of_entry(&key, e, v6);
+	if (!reindex_key(&key, e, index, word, v6))
+		r->failed++;
+	if (key.kind != KIND_FLOW || !made_with_binding(meta_of(e, v6)))
+		return 0;
+	key_of_binding(&key, e, v6);
+	if (!reindex_key(&key, e, index, word, v6))
+		r->failed++;
+	return 0;
+}
+
+static long reindex_nth4(__u32 i, void *ctx)
+{
+	return reindex_nth(i, ctx, false);
+}
+
+static long reindex_nth6(__u32 i, void *ctx)
+{
+	return reindex_nth(i, ctx, true);
+}
+
+// Run by user space: gives entries slots in the index that is made ready.
+SEC("syscall")
+int fill_index(struct reindex *ctx)
+{
+	struct reindex r = *ctx;
+
+	if (r.v6)
+		bpf_loop(r.count, reindex_nth6, &r, 0);
+	else
+		bpf_loop(r.count, reindex_nth4, &r, 0);
+	ctx->failed = r.failed;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"sync/atomic"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+)
+
+// Flow tables begin with 1/64 of the entries that they may get, and are doubled when half of those
+// that they have were ever used, or fewer are left than a burst of new flows may take before it is
+// noticed: parts are added to the entries, and an index of twice the size is filled beside that in
+// force and takes its place. No entry moves, and packets find and open flows meanwhile. Tables never
+// shrink: what was in use once may be so again.
+
+const (
+	firstShare = 64
+	// least is how many entries a table has, where it may have so many. Three quarters of them are
+	// to be left.
+	least       = 1 << 16
+	partsAtOnce = 64 // are added before the programs may use them
+	fillAtOnce  = 1 << 16
+)
+
+// family is one of the two flow tables, for what both have.
+type family struct {
+	name    string
+	v6      uint32
+	entries uint32 // that it may get
+	first   uint32 // that it begins with
+	stock   *wire.Stock
+	inForce *uint64 // words of control: see index4 there
+	next    *uint64
+	add     func(iter.Seq[uint32]) error
+	index   *Parts[wire.Bucket]
+}
+
+func (t *Tables) families() [2]family {
+	c := &t.Control.Values[0]
+	return [2]family{
+		{"flows4", 0, t.Entries4, first(t.Entries4), &t.Stock4.Values[0], &c.Index4, &c.NextIndex4, t.Flows4.Add, t.Index4},
+		{"flows6", 1, t.Entries6, first(t.Entries6), &t.Stock6.Values[0], &c.Index6, &c.NextIndex6, t.Flows6.Add, t.Index6},
+	}
+}
+
+// first is how many entries a table begins with that may get so many.
+func first(entries uint32) uint32 { return min(entries, max(least, entries/firstShare)) }
+
+// indexParts is how many parts the index of a table of so many entries has.
+func indexParts(entries uint32) uint32 { return parts(buckets(entries), wire.IndexPartBits) }
+
+// parts is how many parts of 2^bits elements hold n elements.
+func parts(n uint32, bits int) uint32 { return uint32((uint64(n) + 1<<bits - 1) >> bits) }
+
+// begin makes the first parts of tables that have none; all of them if whole. Of tables that another
+// process was about to double when it was killed, it ends that.
+func (t *Tables) begin(whole bool) error {
+	for _, f := range t.families() {
+		if err := f.settle(); err != nil {
+			return err
+		}
+		if atomic.LoadUint32(&f.stock.Room) != 0 {
+			continue
+		}
+		room := f.first
+		if whole {
+			room = f.entries
+		}
+		if err := f.index.Add(between(0, indexParts(room))); err != nil {
+			return err
+		}
+		atomic.StoreUint64(f.inForce, uint64(buckets(room)))
+		if err := f.widen(room); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle leaves one index: the next one if it is in force already.
+func (f *family) settle() error {
+	next := atomic.LoadUint64(f.next)
+	if next == 0 {
+		return nil
+	}
+	atomic.StoreUint64(f.next, 0)
+	if err := f.index.Wait(); err != nil {
+		return err
+	}
+	half := uint32(len(f.index.there)) / 2
+	if atomic.LoadUint64(f.inForce)>>32 == 0 {
+		return f.index.Drop(half, 2*half)
+	}
+	return f.index.Drop(0, half)
+}
+
+// widen adds parts until there is room for so many entries.
+func (f *family) widen(room uint32) error {
+	for first, last := uint32(0), parts(room, wire.PartBits); first < last; first += partsAtOnce {
+		end := min(first+partsAtOnce, last)
+		if err := f.add(between(first, end)); err != nil {
+			return err
+		}
+		if now := uint32(min(uint64(end)<<wire.PartBits, uint64(room))); now > atomic.LoadUint32(&f.stock.Room) {
+			atomic.StoreUint32(&f.stock.Room, now)
+		}
+	}
+	return nil
+}
+
+// Grow doubles the tables that need it, and their indexes; fill runs the program fill_index.
+func (t *Tables) Grow(fill func(*wire.Reindex) error) error {
+	var errs []error
+	for _, f := range t.families() {
+		room, fresh := atomic.LoadUint32(&f.stock.Room), atomic.LoadUint32(&f.stock.Fresh)
+		if room < f.entries && fresh > room-min(max(room/2, f.first/4*3), room) {
+			room = uint32(min(uint64(room)*2, uint64(f.entries)))
+			if err := f.widen(room); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if want := buckets(room); uint32(atomic.LoadUint64(f.inForce)) < want {
+			if err := f.reindex(want, fill); err != nil {
+				errs = append(errs, fmt.Errorf("index of %s: %w", f.name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Reindex4 puts an index of so many buckets in the place of that of IPv4, for tests.
+func (t *Tables) Reindex4(buckets uint32, fill func(*wire.Reindex) error) error {
+	f := t.families()[0]
+	return f.reindex(buckets, fill)
+}
+
+// reindex puts an index of so many buckets in the place of that in force.
+func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
+	if err := f.settle(); err != nil {
+		return err
+	}
+	first := uint32(0) // part
+	if atomic.LoadUint64(f.inForce)>>32 == 0 {
+		first = uint32(len(f.index.there)) / 2
+	}
+	if err := f.index.Add(between(first, first+parts(buckets, wire.IndexPartBits))); err != nil {
+		return errors.Join(err, f.index.Drop(first, first+parts(buckets, wire.IndexPartBits)))
+	}
+	next := uint64(first)<<wire.IndexPartBits<<32 | uint64(buckets)
+	atomic.StoreUint64(f.next, next)
+	if err := f.index.Wait(); err != nil { // programs from here on write both
+		return errors.Join(err, f.settle())
+	}
+	for at, end := uint32(0), atomic.LoadUint32(&f.stock.Room); at < end; at += fillAtOnce {
+		r := wire.Reindex{V6: f.v6, First: at, Count: min(fillAtOnce, end-at)}
+		err := fill(&r)
+		if err == nil && r.Failed > 0 {
+			err = fmt.Errorf("%d entries found no place", r.Failed)
+		}
+		if err != nil {
+			return errors.Join(err, f.settle())
+		}
+	}
+	atomic.StoreUint64(f.inForce, next)
+	if err := f.index.Wait(); err != nil { // programs from here on search in the new one
+		return err
+	}
+	return f.settle()
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+)
+
+// late are maps that take much memory from the start, and that few configurations use: adjusts has room for
+// a quarter of all entries, at 16 to 32 bytes for each; the other two have 140 bytes for each client. They are
+// made with leastLate elements, and replaced before the first programs are loaded that use them. Nothing is
+// copied: programs that do not use a map have written nothing there.
+var late = map[string]struct {
+	used func(wire.Switches) bool
+	most func(*Tables) uint32
+}{
+	"adjusts":      {func(s wire.Switches) bool { return s.Edits }, func(t *Tables) uint32 { return (t.Entries4 + t.Entries6) / 4 }},
+	"client_rates": {func(s wire.Switches) bool { return s.Rates }, func(t *Tables) uint32 { return t.Clients }},
+	"stickies":     {func(s wire.Switches) bool { return s.Persistence }, func(t *Tables) uint32 { return t.Clients }},
+}
+
+const leastLate = 64
+
+// lateMap is one of them as it is now.
+type lateMap struct {
+	most     uint32
+	now      atomic.Pointer[ebpf.Map]
+	outgrown *ebpf.Map // the one before
+}
+
+// Late is one of the maps late as it is now.
+func (t *Tables) Late(name string) *ebpf.Map {
+	if m := t.late[name]; m != nil {
+		return m.now.Load()
+	}
+	return nil
+}
+
+// beside is where a larger map is pinned before it takes the place of the first.
+func (t *Tables) beside(name string) string { return filepath.Join(t.Dir, name+"-new") }
+
+// openLate adopts the maps late, of either size, or makes small ones.
+func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
+	t.late = map[string]*lateMap{}
+	for name, l := range late {
+		if err := os.Remove(t.beside(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process that was killed
+			return err
+		}
+		own := &lateMap{most: max(l.most(t), leastLate)}
+		s, path := spec.Maps[name], filepath.Join(t.Dir, name)
+		s.MaxEntries = leastLate
+		if m, err := ebpf.LoadPinnedMap(path, nil); err == nil {
+			if m.MaxEntries() == own.most {
+				s.MaxEntries = own.most
+			}
+			m.Close()
+		}
+		m, _, err := pinned(path, s)
+		if err != nil {
+			return err
+		}
+		own.now.Store(m)
+		t.late[name] = own
+	}
+	return nil
+}
+
+// replaceLate widens the maps that programs with these switches use, sets the sizes of all in the
+// spec, and adds them to the maps that the programs are loaded with.
+func (t *Tables) replaceLate(s wire.Switches, spec *ebpf.CollectionSpec, replace map[string]*ebpf.Map) error {
+	for name, own := range t.late {
+		if late[name].used(s) {
+			if err := t.widen(name, own, spec.Maps[name]); err != nil {
+				return err
+			}
+		}
+		m := own.now.Load()
+		spec.Maps[name].MaxEntries, replace[name] = m.MaxEntries(), m
+	}
+	return nil
+}
+
+// widen puts a map of full size in the place of the small one. Programs that hold that one
+// do not use it.
+func (t *Tables) widen(name string, own *lateMap, spec *ebpf.MapSpec) error {
+	small := own.now.Load()
+	if small.MaxEntries() == own.most {
+		return nil
+	}
+	spec = spec.Copy()
+	spec.MaxEntries = own.most
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return fmt.Errorf("map %s: %w", name, err)
+	}
+	if err = m.Pin(t.beside(name)); err == nil {
+		err = os.Rename(t.beside(name), filepath.Join(t.Dir, name))
+	}
+	if err != nil {
+		return errors.Join(err, m.Close())
+	}
+	own.outgrown = small // programs may be loaded with it at this moment
+	own.now.Store(m)
+	return nil
+}
+
+func (t *Tables) closeLate() (err error) {
+	for _, own := range t.late {
+		err = errors.Join(err, own.outgrown.Close())
+		if m := own.now.Swap(nil); m != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}
+	t.late = nil
+	return err
+}

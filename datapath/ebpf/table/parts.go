@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Parts is a map of maps whose elements are parts of one array, in this process's memory. Values has
+// the size that the array may reach: elements of parts that are not there yet read as zero.
+type Parts[T any] struct {
+	outer  *ebpf.Map
+	inner  *ebpf.MapSpec
+	raw    []byte
+	there  []bool
+	Values []T
+}
+
+// MapParts maps the parts that there are of an array of at most size elements.
+func MapParts[T any](outer *ebpf.Map, inner *ebpf.MapSpec, size uint32) (_ *Parts[T], err error) {
+	var zero T
+	bytes := int(outer.MaxEntries()) * int(inner.MaxEntries) * int(unsafe.Sizeof(zero))
+	if part := bytes / int(outer.MaxEntries()); part%os.Getpagesize() != 0 || uint32(unsafe.Sizeof(zero)) != inner.ValueSize {
+		return nil, fmt.Errorf("map %s: parts of %d bytes", outer, part)
+	}
+	// Pages of nothing: to read them takes no memory.
+	raw, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: mmap: %w", outer, err)
+	}
+	p := &Parts[T]{outer: outer, inner: inner, raw: raw, there: make([]bool, outer.MaxEntries()), Values: unsafe.Slice((*T)(unsafe.Pointer(&raw[0])), size)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	for n := range outer.MaxEntries() {
+		var part *ebpf.Map
+		if err := outer.Lookup(n, &part); errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		} else if err != nil {
+			return nil, fmt.Errorf("map %s: part %d: %w", outer, n, err)
+		}
+		err := p.show(n, part)
+		if err = errors.Join(err, part.Close()); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// show maps a part at its place.
+func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
+	size := len(p.raw) / len(p.there)
+	at := unsafe.Pointer(&p.raw[int(n)*size])
+	if _, err := unix.MmapPtr(part.FD(), 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return fmt.Errorf("map %s: part %d: mmap: %w", p.outer, n, err)
+	}
+	p.there[n] = true
+	return nil
+}
+
+// Add makes parts, where they are not there. The kernel has them when it returns.
+func (p *Parts[T]) Add(numbers iter.Seq[uint32]) error {
+	var fresh, descriptors []uint32
+	for n := range numbers {
+		if p.there[n] {
+			continue
+		}
+		part, err := ebpf.NewMap(p.inner)
+		if err != nil {
+			return fmt.Errorf("map %s: part %d: %w", p.outer, n, err)
+		}
+		defer part.Close() // the outer map holds it, and the mapping
+		if err := p.show(n, part); err != nil {
+			return err
+		}
+		fresh, descriptors = append(fresh, n), append(descriptors, uint32(part.FD()))
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	if _, err := p.outer.BatchUpdate(fresh, descriptors, nil); err != nil {
+		for _, n := range fresh {
+			err = errors.Join(err, p.hide(n))
+		}
+		return fmt.Errorf("map %s: %d parts from %d on: %w", p.outer, len(fresh), fresh[0], err)
+	}
+	return nil
+}
+
+// between are the numbers first to last-1.
+func between(first, last uint32) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for n := first; n < last && yield(n); n++ {
+		}
+	}
+}
+
+// hide puts pages of nothing in a part's place.
+func (p *Parts[T]) hide(n uint32) error {
+	size := len(p.raw) / len(p.there)
+	at := unsafe.Pointer(&p.raw[int(n)*size])
+	_, err := unix.MmapPtr(-1, 0, at, uintptr(size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	p.there[n] = false
+	return err
+}
+
+// Drop gives the parts first to last-1 back to the kernel.
+func (p *Parts[T]) Drop(first, last uint32) (err error) {
+	for n := first; n < last; n++ {
+		if p.there[n] {
+			err = errors.Join(err, p.outer.Delete(n), p.hide(n))
+		}
+	}
+	return err
+}
+
+// Wait returns when every program has ended that runs now: the kernel waits for them whenever an
+// element of a map of maps is replaced (maybe_wait_bpf_programs of kernel/bpf/syscall.c).
+func (p *Parts[T]) Wait() error {
+	for n, there := range p.there {
+		if !there {
+			continue
+		}
+		var part *ebpf.Map
+		if err := p.outer.Lookup(uint32(n), &part); err != nil {
+			return fmt.Errorf("map %s: part %d: %w", p.outer, n, err)
+		}
+		defer part.Close()
+		if err := p.outer.Put(uint32(n), part); err != nil {
+			return fmt.Errorf("map %s: part %d: %w", p.outer, n, err)
+		}
+		return nil
+	}
+	return nil
+}
+
+// Clear zeroes the parts, for tests that use tables again.
+func (p *Parts[T]) Clear() {
+	for n, there := range p.there {
+		if each := len(p.raw) / len(p.there); there {
+			clear(p.raw[n*each:][:each])
+		}
+	}
+}
+
+// Bytes is what the parts take. Not while some are added.
+func (p *Parts[T]) Bytes() (sum uint64) {
+	for _, there := range p.there {
+		if there {
+			sum += uint64(len(p.raw) / len(p.there))
+		}
+	}
+	return sum
+}
+
+func (p *Parts[T]) Close() error {
+	if p == nil || p.raw == nil {
+		return nil
+	}
+	raw := p.raw
+	p.raw, p.Values = nil, nil
+	return unix.Munmap(raw)
+}
