@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
@@ -25,18 +26,19 @@ import (
 )
 
 const (
-	growingFlows = 300000
+	growingFlows = 100000 // of each family
 	growingYAML  = `
 services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [7]}], protocol: udp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.2.2, port: 9}]}
+  - {name: web6, listen: [{address: "2001:db8::20", ports: [7]}], protocol: udp, mode: dnat, scheduler: rr, backends: [{name: a, address: "fd00:2::2", port: 9}]}
   - {name: echo, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100-10.0.2.103],
      scheduler: rr, backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]}
 timeouts: {udp: 1h}
-tables: {flows: 330000, flows6: 4096}
+tables: {flows: 110000, flows6: 110000}
 `
 )
 
-// TestTablesGrow opens 300,000 flows in tables that begin with room for a sixth of them, with connections
+// TestTablesGrow opens 100,000 flows in each table, which begins with room for a third of them, with connections
 // beside: no flow is refused, no connection breaks, and each flow keeps its place. The next process adopts
 // the tables as large as they are.
 func TestTablesGrow(t *testing.T) {
@@ -46,9 +48,12 @@ func TestTablesGrow(t *testing.T) {
 	pins := pinsOf(t)
 	d := openIn(t, l.Node("gateway"), pins)
 	apply(t, d, config.AttachXDP, growingYAML)
-	first, began := atomic.LoadUint32(&d.t.Stock4.Values[0].Room), d.t.Use(0)[0].Bytes
-	if first > 2*growingFlows/4 {
-		t.Fatalf("the table has room for %d entries before there is a flow: the test tests nothing", first)
+	rooms := func() [2]uint32 {
+		return [2]uint32{atomic.LoadUint32(&d.t.Stock4.Values[0].Room), atomic.LoadUint32(&d.t.Stock6.Values[0].Room)}
+	}
+	first := rooms()
+	if max(first[0], first[1]) > growingFlows {
+		t.Fatalf("the tables have room for %d entries before there is a flow: the test tests nothing", first)
 	}
 	var conns []net.Conn
 	for range 20 {
@@ -64,39 +69,41 @@ func TestTablesGrow(t *testing.T) {
 	}
 	all()
 	before := flowsOf(t, d)
-	sender, err := load.NewSender(l.Node("client"), load.PacketSpec{
-		Source: load.Range{First: netip.MustParseAddr("198.18.0.0"), Count: growingFlows / 50000, Ports: flow.Ports{First: 10000, Last: 59999}},
-		Dest:   load.Range{First: netip.MustParseAddr("192.0.2.10"), Ports: flow.Ports{First: 7, Last: 7}}, Protocol: flow.UDP, Interface: "eth0", Rate: 100000,
-	}, []int{0})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sender.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- sender.Run(ctx, nil) }()
+	var senders errgroup.Group
+	for source, dest := range map[string]string{"198.18.0.0": "192.0.2.10", "2001:db8:1::": "2001:db8::20"} {
+		sender, err := load.NewSender(l.Node("client"), load.PacketSpec{
+			Source: load.Range{First: netip.MustParseAddr(source), Count: growingFlows / 50000, Ports: flow.Ports{First: 10000, Last: 59999}},
+			Dest:   load.Range{First: netip.MustParseAddr(dest), Ports: flow.Ports{First: 7, Last: 7}}, Protocol: flow.UDP, Interface: "eth0", Rate: 50000,
+		}, []int{0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sender.Close()
+		senders.Go(func() error { return sender.Run(ctx, nil) })
+	}
 	labtest.Eventually(t, 2*time.Minute, "all flows", func() error { // the links may lose a few: they are sent again
 		all()
-		if n := len(flowsOf(t, d)) - len(before); n != growingFlows {
+		if n := len(flowsOf(t, d)) - len(before); n != 2*growingFlows {
 			return fmt.Errorf("%d flows: %s", n, describeReasons(d))
 		}
 		return nil
 	})
 	cancel()
-	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+	if err := senders.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if full := counted(t, d, "table-full"); full > 0 {
 		t.Errorf("%d packets met a full table", full)
 	}
 	checkIndex(t, d)
-	room, index := atomic.LoadUint32(&d.t.Stock4.Values[0].Room), d.t.Control.Values[0].Index4
-	t.Logf("room for %d entries, then %d; %d bytes, then %d", first, room, began, d.t.Use(0)[0].Bytes)
+	room, index := rooms(), d.t.Control.Values[0].Index4
+	t.Logf("room for %d entries of IPv4 and IPv6, then %d", first, room)
 	// As if the process had been killed while it filled another index.
 	next := uint32(len(d.t.Index4.Values)/2) * uint32(min(index>>32^1, 1))
 	d.growing.Lock()
-	err = d.t.Index4.Add(slices.Values([]uint32{next >> wire.IndexPartBits}))
+	err := d.t.Index4.Add(slices.Values([]uint32{next >> wire.IndexPartBits}))
 	d.t.Control.Values[0].NextIndex4 = uint64(next)<<32 | 1000
 	d.growing.Unlock()
 	if err = errors.Join(err, d.Close()); err != nil {
@@ -105,14 +112,14 @@ func TestTablesGrow(t *testing.T) {
 	all()
 	d = openIn(t, l.Node("gateway"), pins)
 	apply(t, d, config.AttachXDP, growingYAML)
-	if now := atomic.LoadUint32(&d.t.Stock4.Values[0].Room); now != room || d.t.Control.Values[0].Index4 != index {
+	if now := rooms(); now != room || d.t.Control.Values[0].Index4 != index {
 		t.Errorf("the next process has room for %d entries and index %#x, not %d and %#x", now, d.t.Control.Values[0].Index4, room, index)
 	}
 	all()
 	checkIndex(t, d)
 	after := flowsOf(t, d)
-	if len(after) != growingFlows+len(before) {
-		t.Errorf("%d flows in the next process, not %d", len(after), growingFlows+len(before))
+	if len(after) != 2*growingFlows+len(before) {
+		t.Errorf("%d flows in the next process, not %d", len(after), 2*growingFlows+len(before))
 	}
 	for tuple, f := range before {
 		if g, ok := after[tuple]; !ok || g.Reply != f.Reply || g.Backend != f.Backend {
@@ -125,31 +132,41 @@ func TestTablesGrow(t *testing.T) {
 	d.Close()
 }
 
-// checkIndex checks that each entry of IPv4 that is in use has the slots that it should have, in the
-// index in force, and that there is no other one.
+// checkIndex checks that each entry in use has the slots that it should have, in the indexes in force, and
+// that there are no other ones.
 func checkIndex(t *testing.T, d *Datapath) {
 	t.Helper()
-	want, have := 0, 0
-	for i := range d.t.Flows4.Values {
-		e := &d.t.Flows4.Values[i]
-		if e.Key.State == wire.EntryFree || e.Key.State == wire.EntryReturning {
-			continue
+	want := [2]int{}
+	note := func(family int, key, state, flags uint8) {
+		const ownBinding = wire.EntryPrimary | wire.EntryNAT | wire.EntryPort
+		if state == wire.EntryFree || state == wire.EntryReturning {
+			return
 		}
-		if want++; e.Key.Kind == wire.KindFlow && e.Meta.Flags&(wire.EntryPrimary|wire.EntryNAT|wire.EntryPort) == wire.EntryPrimary|wire.EntryNAT|wire.EntryPort {
-			want++ // its binding's
+		if want[family]++; key == wire.KindFlow && flags&ownBinding == ownBinding {
+			want[family]++ // its binding's
 		}
 	}
-	for i := range d.t.Index4.Values {
-		for _, slot := range d.t.Index4.Values[i].Slots {
-			have += int(min(slot, 1))
+	for i := range d.t.Flows4.Values {
+		e := &d.t.Flows4.Values[i]
+		note(0, e.Key.Kind, e.Key.State, e.Meta.Flags)
+	}
+	for i := range d.t.Flows6.Values {
+		e := &d.t.Flows6.Values[i]
+		note(1, e.Key.Kind, e.Key.State, e.Meta.Flags)
+	}
+	have := [2]int{}
+	for family, index := range [][]wire.Bucket{d.t.Index4.Values, d.t.Index6.Values} {
+		for i := range index {
+			for _, slot := range index[i].Slots {
+				have[family] += int(min(slot, 1))
+			}
 		}
 	}
 	if want != have {
-		t.Errorf("%d slots of the index are taken, want %d", have, want)
+		t.Errorf("%d slots of the indexes are taken, want %d", have, want)
 	}
-	index, next := d.t.Control.Values[0].Index4, d.t.Control.Values[0].NextIndex4
-	if next != 0 {
-		t.Errorf("index %#x is to take the place of %#x still", next, index)
+	if c := d.t.Control.Values[0]; c.NextIndex4|c.NextIndex6 != 0 {
+		t.Errorf("indexes %#x and %#x are to take the place of %#x and %#x still", c.NextIndex4, c.NextIndex6, c.Index4, c.Index6)
 	}
 }
 
