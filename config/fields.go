@@ -133,7 +133,11 @@ func (f *field) check(v reflect.Value) (cause, hint string) {
 		if f.max == nil {
 			return fmt.Sprintf("%s %d is out of range", f.key, n), fmt.Sprintf("write %d or more", *f.min)
 		}
-		return fmt.Sprintf("%s %d is out of range", f.key, n), fmt.Sprintf("write a number from %d to %d", *f.min, *f.max)
+		hint := fmt.Sprintf("write a number from %d to %d", *f.min, *f.max)
+		if f.key == "weight" && n == 0 {
+			hint += ", or drain: true, by which it gets no new flows"
+		}
+		return fmt.Sprintf("%s %d is out of range", f.key, n), hint
 	}
 	return "", ""
 }

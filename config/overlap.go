@@ -112,7 +112,9 @@ func portsOrAll(ports []flow.Ports) []flow.Ports {
 
 // overlaps reports listeners that answer on the same packets.
 func (v *validator) overlaps() {
-	for _, o := range collisions(v.claims()) {
+	all := v.claims()
+	v.chained(all)
+	for _, o := range collisions(all) {
 		hint := "give one of them another address, port or interface"
 		v.errorf(o.later.path, hint, "%s overlaps %s of %s", o.later, o.earlier, o.earlier.owner).depends =
 			[]path{o.earlier.path, o.later.path, o.earlier.path[:2].key("protocol"), o.later.path[:2].key("protocol")}
