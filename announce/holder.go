@@ -53,8 +53,10 @@ type Holder struct {
 	ended  bool
 
 	mu      sync.Mutex // protects what follows
+	set     bool       // wants are what was set; false before the first Set
 	wants   []Want
 	list    []placed
+	shown   []Status // what Statuses returns for list; nil before it is asked
 	foreign map[key]foreign
 	news    []news
 }
@@ -94,8 +96,15 @@ func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 }
 
 // Set sets which addresses are wanted, and returns what will change. The change happens in the
-// background, because duplicate address detection takes time.
+// background, because duplicate address detection takes time. When the same ones were set before, the
+// host is not read again: Kick has it read when it has changed.
 func (h *Holder) Set(wants []Want) (*datapath.Change, error) {
+	h.mu.Lock()
+	same := h.set && slices.Equal(wants, h.wants)
+	h.mu.Unlock()
+	if same {
+		return &datapath.Change{Datapath: "addresses"}, nil
+	}
 	change, err := h.settle(wants)
 	h.Kick()
 	return change, err
@@ -115,7 +124,7 @@ func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
 	change := h.change(list)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.wants = wants
+	h.set, h.wants = true, wants
 	h.show(list)
 	return change, nil
 }
@@ -146,11 +155,14 @@ func (h *Holder) Kick() {
 	}
 }
 
-// Statuses lists the wanted addresses, in their order.
+// Statuses lists the wanted addresses, in their order. Nobody may change what it returns.
 func (h *Holder) Statuses() []Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return statuses(h.list)
+	if h.shown == nil {
+		h.shown = statuses(h.list)
+	}
+	return h.shown
 }
 
 func statuses(list []placed) []Status {
@@ -225,7 +237,7 @@ func (h *Holder) show(list []placed) {
 			p.Why = fmt.Sprintf("station %s answers for it; asked again every %s or so", f.mac, 2*askAgain)
 		}
 	}
-	h.list = list
+	h.list, h.shown = list, nil
 }
 
 // Run holds the addresses until the context ends, and leaves them on the interfaces. Release removes

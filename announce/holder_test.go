@@ -287,3 +287,20 @@ func TestFrames(t *testing.T) {
 		}
 	}
 }
+
+// TestSameAddressesAgain: who sets what is set already causes no look at the host, which this thread would see
+// another one of.
+func TestSameAddressesAgain(t *testing.T) {
+	l := segment(t)
+	wants := []Want{{First: netip.MustParseAddr("192.0.2.10"), Last: netip.MustParseAddr("192.0.2.10"), Owner: "service web"}}
+	g := open(t, l.Node("g1"), t.TempDir(), wants...)
+	g.becomes("192.0.2.10 held")
+	if change, err := g.Set(wants); err != nil || !change.Empty() {
+		t.Errorf("%+v, %v", change, err)
+	}
+	if s := g.Statuses(); s[0].State != Held {
+		t.Errorf("%+v", s)
+	}
+	g.set()
+	g.holds()
+}

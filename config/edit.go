@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // Edit is one difference between two configurations: a value that is added, removed or replaced.
@@ -42,14 +43,35 @@ func Diff(a, b *Config) []Edit {
 // DiffAgain is Diff(a, b) for who knows the edits that make an older configuration of a: services that
 // are the same there are not compared.
 func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
-	d := differ{of: map[string][]Edit{}, older: older.Services}
-	for _, e := range edits {
-		if steps := Split(e.Path); len(steps) > 1 && steps[0] == "services" {
-			d.of[steps[1]] = append(d.of[steps[1]], e)
+	d := differ{of: make(map[string][]Edit, len(edits)), older: older.Services}
+	d.edits = slices.Grow(d.edits, len(edits))
+	for len(edits) > 0 { // those of a service mostly stand together
+		name, n := serviceOf(edits[0].Path), 1
+		for n < len(edits) && serviceOf(edits[n].Path) == name {
+			n++
 		}
+		if d.of[name] == nil {
+			d.of[name] = edits[:n:n]
+		} else {
+			d.of[name] = append(d.of[name], edits[:n]...)
+		}
+		edits = edits[n:]
 	}
 	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	if len(d.edits) == 0 {
+		return nil
+	}
 	return d.edits
+}
+
+// serviceOf returns the name of the service that a path leads to or into, "" for none.
+func serviceOf(path string) string {
+	rest, ok := strings.CutPrefix(path, "services/")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	return name
 }
 
 // differ collects edits.

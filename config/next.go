@@ -86,10 +86,8 @@ func (c *Config) copy() *Config {
 // edited returns c after an edit, which says rightly what c has there now.
 func (c *Config) edited(e Edit) (*Config, error) {
 	steps := Split(e.Path)
-	if steps[0] == "services" && len(steps) > 1 {
-		if at := slices.IndexFunc(c.Services, func(s Service) bool { return s.Name == steps[1] }); at >= 0 {
-			return c.editedService(at, e)
-		}
+	if at := c.serviceAt(steps); at >= 0 {
+		return c.editedService(at, func(part *Config) error { return part.mustEdit(e) })
 	}
 	next := c.copy()
 	if f := layoutOf(reflect.TypeFor[Config]()).byKey[steps[0]]; f != nil && f.key != "services" { // of these only the list changes
@@ -110,11 +108,23 @@ func (c *Config) edited(e Edit) (*Config, error) {
 	return c, nil
 }
 
-// editedService is edited of a path that leads to or into the service at an index.
-func (c *Config) editedService(at int, e Edit) (*Config, error) {
+// serviceAt returns the index of the service that a path leads to or into, -1 for none.
+func (c *Config) serviceAt(steps []string) int {
+	if len(steps) > 1 && steps[0] == "services" {
+		for i := range c.Services {
+			if c.Services[i].Name == steps[1] {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// editedService returns c after an edit of the service at an index, which it is given alone.
+func (c *Config) editedService(at int, edit func(part *Config) error) (*Config, error) {
 	part := &Config{Services: make([]Service, 1)}
 	clone(reflect.ValueOf(&part.Services[0]).Elem(), reflect.ValueOf(&c.Services[at]).Elem())
-	if err := part.mustEdit(e); err != nil {
+	if err := edit(part); err != nil {
 		return nil, err
 	}
 	part.SetDefaults()

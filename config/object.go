@@ -44,12 +44,35 @@ func Split(path string) []string {
 
 // Object returns the value at a path as JSON, and as YAML in one line, as it stands in an [Edit].
 func (c *Config) Object(path string) (asJSON []byte, asYAML string, err error) {
-	v, err := find(reflect.ValueOf(c).Elem(), Split(path))
+	v, err := c.at(path)
 	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", path, err)
+		return nil, "", err
 	}
 	asJSON, err = json.Marshal(v.Interface())
 	return asJSON, inline(v), err
+}
+
+// Text is the value at a path as YAML in one line, as it stands in an [Edit].
+func (c *Config) Text(path string) (string, error) {
+	v, err := c.at(path)
+	if err != nil {
+		return "", err
+	}
+	return inline(v), nil
+}
+
+// at returns the value at a path.
+func (c *Config) at(path string) (reflect.Value, error) {
+	steps := Split(path)
+	from, rest := reflect.ValueOf(c).Elem(), steps
+	if at := c.serviceAt(steps); at >= 0 {
+		from, rest = reflect.ValueOf(&c.Services[at]).Elem(), steps[2:]
+	}
+	v, err := find(from, rest)
+	if err != nil {
+		return v, fmt.Errorf("%s: %w", path, err)
+	}
+	return v, nil
 }
 
 // find returns the value that the steps lead to.
@@ -153,8 +176,19 @@ func nameOf(v reflect.Value) (reflect.Value, bool) {
 
 // with returns c with v at the path.
 func (c *Config) with(path string, v reflect.Value) (*Config, error) {
-	before := ""
-	old, err := find(reflect.ValueOf(c).Elem(), Split(path))
+	before, steps := "", Split(path)
+	if at := c.serviceAt(steps); at >= 0 {
+		if old, err := find(reflect.ValueOf(&c.Services[at]).Elem(), steps[2:]); err == nil && old.CanSet() { // there is no need to put it in words and to read these
+			return c.editedService(at, func(part *Config) error {
+				now, err := find(reflect.ValueOf(part).Elem(), steps)
+				if err == nil {
+					now.Set(v)
+				}
+				return err
+			})
+		}
+	}
+	old, err := find(reflect.ValueOf(c).Elem(), steps)
 	switch {
 	case err == nil:
 		before = inline(old)
@@ -184,7 +218,7 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 		return nil, "", Errors{{Path: "name", Object: path, Cause: "name is missing", Hint: "write name: ..."}}
 	}
 	at = path + "/" + Join(name)
-	if _, _, err := c.Object(at); err == nil {
+	if _, err := c.at(at); err == nil {
 		return nil, at, fmt.Errorf("%s: %w", at, ErrExists)
 	}
 	next, err = c.Put(at, value)
@@ -194,7 +228,11 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 // Patch is [Config.Put] of the object at the path after a JSON merge patch (RFC 7396), in YAML or
 // JSON: the keys of the patch replace those of the object, null takes a key away.
 func (c *Config) Patch(path string, patch []byte) (*Config, error) {
-	object, _, err := c.Object(path)
+	v, err := c.at(path)
+	if err != nil {
+		return nil, err
+	}
+	object, err := json.Marshal(v.Interface())
 	if err != nil {
 		return nil, err
 	}

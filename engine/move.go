@@ -20,6 +20,9 @@ type moves map[string]map[string]bool
 // order in which the datapaths are applied: who takes something comes before who has it, because in between
 // nobody would. Where each gives the other something, what comes to the first of them is not among it.
 func (e *Engine) moved(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
+	if e.config == nil || samePlaces(e.config, e.plan, cfg, plan) {
+		return nil, e.opt.Datapaths
+	}
 	was := map[string]string{}
 	places(e.config, e.plan, func(name, at string) { was[name] = at })
 	all := map[string]moves{}
@@ -47,6 +50,26 @@ func (e *Engine) moved(cfg *config.Config, plan placement) (map[string]moves, []
 		}
 	}
 	return all, order
+}
+
+// samePlaces reports whether two configurations have the same services and NAT rules on the same datapaths, in
+// the same order.
+func samePlaces(a *config.Config, at placement, b *config.Config, bt placement) bool {
+	same := func(p, q Place) bool { return slices.Equal(p.Datapaths, q.Datapaths) }
+	if !slices.EqualFunc(at.services, bt.services, same) || !slices.EqualFunc(at.nat, bt.nat, same) {
+		return false
+	}
+	for i := range a.Services {
+		if a.Services[i].Name != b.Services[i].Name {
+			return false
+		}
+	}
+	for i := range a.NAT {
+		if a.NAT[i].Name != b.NAT[i].Name {
+			return false
+		}
+	}
+	return true
 }
 
 // places calls yield for each service and NAT rule with the datapath that carries it.

@@ -4,6 +4,7 @@ package netdev
 
 import (
 	"fmt"
+	"runtime"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -22,4 +23,27 @@ func EnterNamespace(ns netns.NsHandle) error {
 		return fmt.Errorf("network namespace: %w", err)
 	}
 	return nil
+}
+
+// Within calls f on a thread in a network namespace, and returns when f has.
+func Within(ns netns.NsHandle, f func()) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if here, err := netns.Get(); err == nil {
+		defer here.Close()
+		if here.Equal(ns) {
+			f()
+			return nil
+		}
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := EnterNamespace(ns)
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	return <-done
 }

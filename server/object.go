@@ -210,7 +210,7 @@ func location(path string) string {
 func (s *server) putObject(ctx context.Context, in *objectWithBody) (*changed, error) {
 	isNew := false
 	out, err := s.change(ctx, in.object(), "put", func(c *config.Config) (*config.Config, error) {
-		_, _, missing := c.Object(in.path)
+		_, missing := c.Text(in.path)
 		isNew = missing != nil
 		return c.Put(in.path, in.RawBody)
 	}, nil)
@@ -231,7 +231,7 @@ func (s *server) removeObject(ctx context.Context, in *objectInput) (*changed, e
 func (s *server) addElements(ctx context.Context, in *objectWithBody) (*changed, error) {
 	in.path = strings.TrimSuffix(in.path, "/elements")
 	return s.change(ctx, in.object(), "add elements to", func(c *config.Config) (*config.Config, error) {
-		if _, _, err := c.Object(in.path); err != nil {
+		if _, err := c.Text(in.path); err != nil {
 			return nil, err
 		}
 		return changeElements(c, "add-elements", in.path, in.RawBody)
@@ -251,7 +251,7 @@ func (s *server) removeElement(ctx context.Context, in *objectInput) (*changed, 
 func (s *server) change(ctx context.Context, in *objectInput, verb string, make func(*config.Config) (*config.Config, error), at func() string) (*changed, error) {
 	checked := func(c *config.Config) (*config.Config, error) {
 		if in.IfMatch != "" {
-			_, yaml, err := c.Object(in.path)
+			yaml, err := c.Text(in.path)
 			if err != nil || !matches(in.IfMatch, etagOf(yaml)) {
 				return nil, engine.ErrChanged
 			}
@@ -274,7 +274,7 @@ func (s *server) change(ctx context.Context, in *objectInput, verb string, make 
 		path = at()
 	}
 	out := &changed{Status: http.StatusOK, Body: s.outcomeOf(applied, path)}
-	if _, yaml, err := applied.Given.Object(path); err == nil {
+	if yaml, err := applied.Given.Text(path); err == nil {
 		out.ETag = etagOf(yaml)
 	}
 	return out, nil
@@ -373,7 +373,7 @@ func changeElements(c *config.Config, op, path string, value []byte) (*config.Co
 	if op == "remove-elements" {
 		return c.Elements(steps[2], nil, elements)
 	}
-	if _, _, err := c.Object(path); err != nil {
+	if _, err := c.Text(path); err != nil {
 		if c, err = c.Put(path, []byte("[]")); err != nil {
 			return nil, err
 		}

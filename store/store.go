@@ -301,7 +301,7 @@ func (p *Pending) write() error {
 			return err
 		}
 	}
-	text, err := json.MarshalIndent(p.doc, "", " ")
+	text, err := json.Marshal(p.doc)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -28,13 +29,13 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err = d.inside(func() error {
-		h, err := readHost()
-		if err != nil {
-			return err
-		}
 		if d.t == nil && d.idle(s) {
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
+		}
+		h, err := readHost()
+		if err != nil {
+			return err
 		}
 		st := emptyState(d.hz, s)
 		if d.t != nil {
@@ -54,7 +55,10 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 // idle tells whether there is nothing to do for a snapshot, and nothing was left by an
 // earlier process.
 func (d *Datapath) idle(s *datapath.Snapshot) bool {
-	return len(s.Services)+len(s.NAT)+len(s.Rules) == 0 && !d.pinnedBefore()
+	if len(s.Services)+len(s.NAT)+len(s.Rules) > 0 {
+		return false
+	}
+	return d.nothingLeft || !d.pinnedBefore()
 }
 
 // Apply makes the kernel's state equal to the snapshot. A configuration that is in force
@@ -65,15 +69,15 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 	defer d.mu.Unlock()
 	start := time.Now()
 	err = d.inside(func() error {
+		if d.t == nil && d.idle(s) {
+			change = &datapath.Change{Datapath: d.Name()}
+			return nil
+		}
 		h, err := readHost()
 		if err != nil {
 			return err
 		}
 		if d.t == nil {
-			if d.idle(s) {
-				change = &datapath.Change{Datapath: d.Name()}
-				return nil
-			}
 			if err := d.open(s, h); err != nil {
 				return err
 			}
@@ -124,6 +128,7 @@ func (d *Datapath) pinnedBefore() bool {
 	}
 	m, err := ebpf.LoadPinnedMap(dir+"/ids", nil)
 	if err != nil {
+		d.nothingLeft = errors.Is(err, fs.ErrNotExist)
 		return false
 	}
 	m.Close()
@@ -132,6 +137,7 @@ func (d *Datapath) pinnedBefore() bool {
 
 // open adopts or makes the tables.
 func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
+	d.nothingLeft = false // even if it fails
 	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}

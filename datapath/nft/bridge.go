@@ -20,6 +20,7 @@ import (
 // came by, unless the port has hairpin mode.
 type bridge struct {
 	name     string
+	v6       bool
 	sysctl   string // that has the frames pass
 	networks []netip.Prefix
 }
@@ -27,19 +28,31 @@ type bridge struct {
 // bridges lists those whose ports have no hairpin mode, with their networks of the families whose frames pass. The
 // first port stands for all of a bridge, as each question about one reads them all.
 func (h *host) bridges() (list []bridge) {
-	keys := map[bool]string{false: "net.bridge.bridge-nf-call-iptables", true: "net.bridge.bridge-nf-call-ip6tables"}
-	for v6, key := range keys {
-		if h.sysctl(key) != "1" {
-			delete(keys, v6)
-		}
-	}
-	if len(keys) == 0 {
+	pass4, pass6 := h.sysctl(framesPass(false)) == "1", h.sysctl(framesPass(true)) == "1"
+	if !pass4 && !pass6 {
 		return nil
 	}
+	if h.forget(); h.bridge == nil {
+		h.bridge = h.readBridges()
+	}
+	return slices.DeleteFunc(slices.Clone(h.bridge), func(b bridge) bool { return b.v6 && !pass6 || !b.v6 && !pass4 })
+}
+
+// framesPass is the setting that has frames of a family pass the rules.
+func framesPass(v6 bool) string {
+	if v6 {
+		return "net.bridge.bridge-nf-call-ip6tables"
+	}
+	return "net.bridge.bridge-nf-call-iptables"
+}
+
+// readBridges lists the bridges for both families, nil where they cannot be read.
+func (h *host) readBridges() []bridge {
 	links, err := netdev.Whole(h.handle.LinkList)
 	if err != nil {
 		return nil
 	}
+	list := []bridge{}
 	for _, l := range links {
 		port := slices.IndexFunc(links, func(p netlink.Link) bool { return p.Attrs().MasterIndex == l.Attrs().Index })
 		if l.Type() != "bridge" || port < 0 {
@@ -48,12 +61,12 @@ func (h *host) bridges() (list []bridge) {
 		if info, err := h.handle.LinkGetProtinfo(links[port]); err == nil && info.Hairpin {
 			continue
 		}
-		for v6, key := range keys {
+		for _, v6 := range []bool{false, true} {
 			family := unix.AF_INET
 			if v6 {
 				family = unix.AF_INET6
 			}
-			b := bridge{name: l.Attrs().Name, sysctl: key}
+			b := bridge{name: l.Attrs().Name, v6: v6, sysctl: framesPass(v6)}
 			addresses, _ := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(l, family) })
 			for _, a := range addresses {
 				if p, ok := netdev.Network(a); ok {

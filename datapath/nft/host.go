@@ -3,10 +3,10 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -19,9 +19,13 @@ import (
 
 // host answers the compiler's questions about the network namespace.
 type host struct {
-	handle *netlink.Handle
-	netns  int                              // descriptor of the network namespace
-	met    map[netip.Addr]compile.Interface // what neighbour has answered
+	handle  *netlink.Handle
+	netns   int                              // descriptor of the network namespace
+	met     map[netip.Addr]compile.Interface // what neighbour has answered
+	changes *netdev.Polled
+	// What was read, until something changes; nil where it was not.
+	last   *compile.Env
+	bridge []bridge
 }
 
 func openHost() (*host, error) {
@@ -34,15 +38,39 @@ func openHost() (*host, error) {
 		h.Close()
 		return nil, fmt.Errorf("network namespace of this thread: %w", err)
 	}
-	return &host{h, ns, map[netip.Addr]compile.Interface{}}, nil
+	changes, err := netdev.OpenPolled()
+	if err != nil {
+		h.Close()
+		return nil, errors.Join(err, unix.Close(ns))
+	}
+	return &host{handle: h, netns: ns, met: map[netip.Addr]compile.Interface{}, changes: changes}, nil
 }
 
 func (h *host) close() error {
 	h.handle.Close()
-	return unix.Close(h.netns)
+	return errors.Join(h.changes.Close(), unix.Close(h.netns))
 }
 
+// forget drops what was read before something changed.
+func (h *host) forget() {
+	if h.changes.Changed() {
+		h.last, h.bridge = nil, nil
+	}
+}
+
+// env describes the host as it is.
 func (h *host) env() (compile.Env, error) {
+	if h.forget(); h.last != nil {
+		return *h.last, nil
+	}
+	env, err := h.readEnv()
+	if err == nil {
+		h.last = &env
+	}
+	return env, err
+}
+
+func (h *host) readEnv() (compile.Env, error) {
 	links, err := netdev.Whole(h.handle.LinkList)
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("interfaces: %w", err)
@@ -237,6 +265,3 @@ func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {
 	}
 	return via, err
 }
-
-// lockThread binds the goroutine to its thread.
-func lockThread() { runtime.LockOSThread() }

@@ -85,23 +85,8 @@ func (d *Datapath) localnet() bool {
 	return on("all") || slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return on(i.Name) })
 }
 
-// sysctl reads a setting of the datapath's network namespace: /proc/sys shows
-// that of the reading thread, so the thread goes there and is given up after.
-func (h *host) sysctl(key string) string {
-	answer := make(chan string)
-	go func() {
-		defer close(answer)
-		if err := h.enter(); err != nil {
-			return
-		}
-		answer <- kernel.Sysctl(key)
-	}()
-	return <-answer
-}
-
-// enter moves the calling goroutine's thread into the namespace. The thread is
-// never unlocked, so it ends with its goroutine.
-func (h *host) enter() error {
-	lockThread()
-	return netdev.EnterNamespace(netns.NsHandle(h.netns))
+// sysctl reads a setting of the datapath's network namespace: /proc/sys shows that of the reading thread.
+func (h *host) sysctl(key string) (value string) {
+	_ = netdev.Within(netns.NsHandle(h.netns), func() { value = kernel.Sysctl(key) })
+	return value
 }

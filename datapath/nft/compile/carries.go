@@ -45,7 +45,8 @@ func Carries(s *config.Service) error {
 // carriesFamilies refuses services whose clients and backends would speak
 // different families.
 func carriesFamilies(s *config.Service) error {
-	clients, servers := make(map[rs.Family]bool), make(map[rs.Family]string)
+	var clients [rs.IP6 + 1]bool // by family
+	var servers [rs.IP6 + 1]string
 	for _, l := range s.Listen {
 		if l.Address.IsValid() {
 			clients[familyOf(l.Address)] = true
@@ -61,14 +62,15 @@ func carriesFamilies(s *config.Service) error {
 	for _, b := range s.Backends {
 		servers[familyOf(b.Address)] = backendName(b)
 	}
-	for f := range clients {
-		if servers[f] == "" {
+	both := servers[rs.IP] != "" && servers[rs.IP6] != ""
+	for _, f := range []rs.Family{rs.IP, rs.IP6} {
+		if clients[f] && servers[f] == "" {
 			return errNot("a listener without a backend of its own family (translation between IPv4 and IPv6)")
 		}
 	}
-	for f, name := range servers {
-		if !clients[f] || s.Mode == config.ModeFullNAT && len(servers) > 1 {
-			return errNot("backend %s of the other family (translation between IPv4 and IPv6)", name)
+	for _, f := range []rs.Family{rs.IP, rs.IP6} {
+		if servers[f] != "" && (!clients[f] || s.Mode == config.ModeFullNAT && both) {
+			return errNot("backend %s of the other family (translation between IPv4 and IPv6)", servers[f])
 		}
 	}
 	return nil
