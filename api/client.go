@@ -36,14 +36,14 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}
-	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idleTimeout}}}
+	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: idleTimeout}}}
 }
 
-// Connections that are kept for the next request. A client with many requests at a time, most of whose
-// connections are closed after each, would open more than a daemon lets one client have. They are
-// closed before the daemon does.
+// A client has a few connections less than a daemon lets one have (32), which may learn a moment later that one was
+// closed: further requests wait for their turn. All are kept for the next request, and closed before the
+// daemon does.
 const (
-	maxIdle     = 32
+	maxConns    = 28
 	idleTimeout = 20 * time.Second
 )
 
@@ -279,6 +279,7 @@ func decode[T any](c *Client, resp *http.Response, err error) (*T, error) {
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
 		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.at, err)
 	}
+	_, _ = io.Copy(io.Discard, resp.Body) // a connection serves the next request when all was read, also the end of a chunked answer
 	return v, nil
 }
 

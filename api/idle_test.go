@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,13 +36,14 @@ func TestManyRequestsAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	answer := []byte("{}" + strings.Repeat(" ", 5000) + "\n") // too much for one with a Content-Length
 	connections := &counting{Listener: l}
 	var together sync.WaitGroup // requests of a round that are to come
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		together.Done()
 		together.Wait() // so that all are open at once
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte("{}"))
+		_, _ = w.Write(answer)
 	})}
 	go func() { _ = srv.Serve(connections) }()
 	defer srv.Close()
@@ -58,7 +60,7 @@ func TestManyRequestsAtATime(t *testing.T) {
 		}
 		done.Wait()
 	}
-	if n := connections.n.Load(); n > 2*clients {
+	if n := connections.n.Load(); n > clients+3 { // api.maxConns
 		t.Errorf("%d requests at a time, %d times, took %d connections", clients, rounds, n)
 	}
 }

@@ -67,7 +67,7 @@ func NewRemote(r Remote) (*Client, error) {
 	c.http = &http.Client{
 		Transport: &http.Transport{
 			TLSClientConfig: conf, TLSHandshakeTimeout: connectTimeout, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
-			MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idleTimeout,
+			MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: idleTimeout,
 		},
 		// The API sends nobody elsewhere, and a token is for this server alone.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

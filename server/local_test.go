@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,6 +111,22 @@ func TestSocketBoundsConnections(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// TestManyRequestsOfOneClient: a program with more requests at a time than it may have connections is served
+// all the same.
+func TestManyRequestsOfOneClient(t *testing.T) {
+	at, _ := serveLocal(t, &still{}, writeTimeout)
+	c := api.NewClient(at)
+	var all sync.WaitGroup
+	for range 8 * maxOfClient {
+		all.Go(func() {
+			if _, err := c.Status(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // TestStreamsAreFew: more than a few at a time are refused, and told why.
