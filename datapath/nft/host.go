@@ -24,8 +24,9 @@ type host struct {
 	met     map[netip.Addr]compile.Interface // what neighbour has answered
 	changes *netdev.Polled
 	// What was read, until something changes; nil where it was not.
-	last   *compile.Env
-	bridge []bridge
+	last    *compile.Env
+	bridge  []bridge
+	leading *uplinks
 }
 
 func openHost() (*host, error) {
@@ -54,7 +55,7 @@ func (h *host) close() error {
 // forget drops what was read before something changed.
 func (h *host) forget() {
 	if h.changes.Changed() {
-		h.last, h.bridge = nil, nil
+		h.last, h.bridge, h.leading = nil, nil, nil
 	}
 }
 
@@ -234,11 +235,15 @@ type uplinks struct {
 }
 
 func (h *host) uplinks() uplinks {
+	if h.forget(); h.leading != nil {
+		return *h.leading
+	}
 	up := uplinks{v4: h.leaves(farAway), v6: h.leaves(farAway6)}
 	rules, err := h.handle.RuleList(netlink.FAMILY_ALL)
 	up.byRules = err != nil || slices.ContainsFunc(rules, func(r netlink.Rule) bool {
 		return r.Table != unix.RT_TABLE_LOCAL && r.Table != unix.RT_TABLE_MAIN && r.Table != unix.RT_TABLE_DEFAULT
 	})
+	h.leading = &up
 	return up
 }
 

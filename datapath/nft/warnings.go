@@ -81,7 +81,9 @@ func (d *Datapath) loopbacks() (out []string) {
 
 // localnet reports whether loopback addresses can be reached from an interface.
 func (d *Datapath) localnet() bool {
-	on := func(name string) bool { return d.host.sysctl("net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".route_localnet") == "1" }
+	on := func(name string) bool {
+		return d.host.sysctl("net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".route_localnet") == "1"
+	}
 	return on("all") || slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return on(i.Name) })
 }
 
