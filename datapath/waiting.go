@@ -53,7 +53,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 				continue
 			}
 			if lacks := lacking(n, name, addressed); lacks != "" {
-				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: what it is to translate is dropped (no-address) until there is one", n.Name, name, lacks))
+				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: what it is to translate is dropped (no-address) until there is one; to take an address of another interface, write type: snat with it in to", n.Name, name, lacks))
 				told[name] = true
 			}
 		}
