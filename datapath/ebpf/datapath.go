@@ -64,10 +64,11 @@ type Datapath struct {
 
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu          sync.Mutex
-	t           *table.Tables    // nil before the first Apply
-	nothingLeft bool             // an earlier process left no tables; looked up for the first snapshot without anything
-	programs    *ebpf.Collection // in force
-	growing     sync.Mutex       // held while programs changes, and while a flow table grows
+	t           *table.Tables         // nil before the first Apply
+	nothingLeft bool                  // an earlier process left no tables; looked up for the first snapshot without anything
+	programs    *ebpf.Collection      // in force
+	growing     sync.Mutex            // held while programs changes, and while a flow table grows
+	stunted     atomic.Pointer[error] // why a flow table did not grow; of nil when it did
 	switches    wire.Switches
 	inForce     *compile.Desired
 	snapshot    *datapath.Snapshot

@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
@@ -32,12 +33,20 @@ func (d *Datapath) growTables(ctx context.Context) {
 			if now.Before(later) {
 				continue
 			}
-			if err := d.grow(); err != nil {
-				d.opt.Log.Warn("a flow table does not grow; new flows are refused when it is full", "error", err)
+			err := d.grow()
+			if d.stunted.Store(&err); err != nil {
 				later = now.Add(growthRetry)
 			}
 		}
 	}
+}
+
+// stuntedWarning is nil, or says why the tables do not grow.
+func (d *Datapath) stuntedWarning() []string {
+	if err := d.stunted.Load(); err != nil && *err != nil {
+		return []string{fmt.Sprintf("a flow table does not grow, and refuses new flows when it is full: %v; memory that is given back is used within %s", *err, growthRetry)}
+	}
+	return nil
 }
 
 func (d *Datapath) grow() error {

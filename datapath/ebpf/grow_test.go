@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -230,4 +231,20 @@ tables: {flows: 65536, flows6: 4096}
 		return nil
 	})
 	checkIndex(t, d)
+}
+
+// TestTableThatCannotGrow has the kernel refuse a larger table: that is warned of.
+func TestTableThatCannotGrow(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	d := gateway(t, l.Node("gateway"), config.AttachTC, growingYAML)
+	d.growing.Lock()
+	d.t.Maps["flows4"].Close()
+	atomic.StoreUint32(&d.t.Stock4.Values[0].Fresh, d.t.Entries4)
+	d.growing.Unlock()
+	labtest.Eventually(t, patience, "a warning", func() error {
+		if all := strings.Join(d.Warnings(), "\n"); !strings.Contains(all, "a flow table does not grow") || !strings.Contains(all, "flows4") {
+			return fmt.Errorf("warnings: %s", all)
+		}
+		return nil
+	})
 }

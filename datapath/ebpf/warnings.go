@@ -26,6 +26,7 @@ func (d *Datapath) Warnings() (out []string) {
 	if differs := d.t.Differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
+	out = append(out, d.stuntedWarning()...)
 	if d.mismatch != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.mismatch))
 	}
