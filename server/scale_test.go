@@ -139,7 +139,7 @@ func BenchmarkChange(b *testing.B) {
 			b.Run("address", func(b *testing.B) {
 				for b.Loop() {
 					n += 7
-					patch(n, "address", fmt.Sprintf("10.0.2.%d", 10+n%200))
+					patch(n, "address", fmt.Sprintf("10.0.2.%d", 10+n%80))
 				}
 			})
 			b.Run("state", func(b *testing.B) {
