@@ -253,6 +253,7 @@ func frames(list []nat.Departure) string {
 
 func (b *both) Advance(time.Duration) error                   { return errors.ErrUnsupported }
 func (b *both) Apply(*config.Config) error                    { return errors.ErrUnsupported }
+func (b *both) SetHost(nat.Host) error                        { return errors.ErrUnsupported }
 func (b *both) SetState(string, string, datapath.State) error { return errors.ErrUnsupported }
 func (b *both) Map(datapath.Mapping) error                    { return errors.ErrUnsupported }
 func (b *both) Unmap(datapath.Mapping) error                  { return errors.ErrUnsupported }

@@ -115,6 +115,12 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 	return next, true
 }
 
+// Routed reports whether packets to dst leave the host, or are for it.
+func (h *Host) Routed(dst netip.Addr) bool {
+	_, ok := h.route(dst)
+	return ok || h.Owns(dst)
+}
+
 // networks are those that the host is connected to.
 func (h *Host) networks() (list []netip.Prefix) {
 	for _, i := range h.Interfaces {
@@ -164,6 +170,17 @@ func (i Interface) address(v6 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
+// source returns the address that a packet of the host's own has to a destination on the interface: of
+// IPv6 addresses in its network the latest (RFC 6724 leaves it open).
+func (i Interface) source(to netip.Addr) (netip.Addr, bool) {
+	for _, p := range slices.Backward(i.Addresses) {
+		if to.Is6() && p.Contains(to) {
+			return p.Addr(), true
+		}
+	}
+	return i.address(to.Is6())
+}
+
 // address returns the source of what the host itself sends by an interface; by one without an
 // address of the family it has that of another (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A
 // host without any of IPv4 has the first of siit's pool, or the reserved one (RFC 7600 §4.8).
@@ -183,15 +200,20 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 	return netip.AddrFrom4([4]byte{192, 0, 0, 8}), crosses && !v6
 }
 
-// listenAddress returns the first global address of a family that an interface has.
+// listenAddress returns the global address of a family by which others know an interface.
 func (h *Host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	i, _ := h.Interface(iface)
+	return i.known(v6)
+}
+
+// known returns the first global address of a family, of IPv6 the latest, as the kernel lists them.
+func (i Interface) known(v6 bool) (found netip.Addr, ok bool) {
 	for _, p := range i.Addresses {
-		if a := p.Addr(); a.Is6() == v6 && !a.IsLinkLocalUnicast() {
-			return a, true
+		if a := p.Addr(); a.Is6() == v6 && !a.IsLinkLocalUnicast() && (v6 || !ok) {
+			found, ok = a, true
 		}
 	}
-	return netip.Addr{}, false
+	return found, ok
 }
 
 // Arrival is a frame that comes in.

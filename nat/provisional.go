@@ -44,7 +44,8 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if !m.choices.Provisional() || s.hashes() || v.goesOn() {
 		return false
 	}
-	return s.chosen(m) == nil || s.Mode == config.ModeDSR && m.choices.Ends(ReasonNoNeighbour) && s.unreachable(m) > 1
+	alike := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
+	return s.chosen(m) == nil || alike && s.unreachable(m) > 1
 }
 
 // backendProvisional reports whether the session's backend is provisional.

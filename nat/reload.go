@@ -40,6 +40,40 @@ func (m *Model) Apply(c *config.Config) {
 	}
 }
 
+// SetHost has addresses, routes, neighbours or links of the host be others from now on. Flows go on
+// by what is there now, but those with an address of the host's own that is gone; the states of
+// backends stay.
+func (m *Model) SetHost(h Host) {
+	m.host = h
+	states := map[*backend]datapath.State{}
+	for _, s := range m.services {
+		for _, b := range s.backends {
+			states[b] = b.state
+		}
+	}
+	m.configure(m.config)
+	for _, h := range m.sessions { // what is sent there reaches this host no more
+		if h.direction == flow.Original && h.lost(m) {
+			m.removeSession(h.session)
+		}
+	}
+	for _, s := range m.services {
+		for _, b := range s.backends {
+			b.state = states[b]
+		}
+		s.schedule()
+	}
+}
+
+// lost reports whether masquerade has given a session an address that the host has no more.
+func (s *session) lost(m *Model) bool {
+	outside := s.tuple[1].Dest
+	if s.binding != nil {
+		outside = s.binding.outside.endpoint
+	}
+	return s.rule != nil && s.rule.Type == config.NATMasquerade && s.service == nil && !m.host.Owns(outside.Addr())
+}
+
 // configure puts a configuration in force, and returns who listens in it.
 func (m *Model) configure(c *config.Config) *datapath.Listeners {
 	m.config = c

@@ -67,7 +67,7 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 // pool returns the outside addresses for packets that leave by the interface.
 func (r *rule) pool(out Interface, v6 bool) []netip.Addr {
 	if r.Type == config.NATMasquerade {
-		if a, ok := out.address(v6); ok {
+		if a, ok := out.known(v6); ok {
 			return []netip.Addr{a}
 		}
 		return nil

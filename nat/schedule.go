@@ -299,9 +299,7 @@ func (s *service) chosen(m *Model) *backend {
 			continue
 		}
 		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
-		if c.Direct {
-			_, c.MAC, c.Known = m.host.NextHop(b.Address)
-		}
+		_, c.MAC, c.Known = m.host.NextHop(b.Address)
 		legal, candidates = append(legal, b), append(candidates, c)
 	}
 	if i := m.choices.Backend(candidates); i >= 0 {

@@ -32,6 +32,11 @@ func (s *subject) Advance(d time.Duration) error {
 	s.older(back)
 	s.olderLimits(ticks, now-s.advanced)
 	s.advanced = now
+	return s.sweepDead()
+}
+
+// sweepDead ends what is over, and frees it.
+func (s *subject) sweepDead() error {
 	if err := s.sweep(); err != nil {
 		return err
 	}

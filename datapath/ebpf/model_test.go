@@ -40,6 +40,12 @@ func TestModelAgreesAcrossReloads(t *testing.T) {
 	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Reloads: true}, os.Getenv("SLUICE_MODEL_PROGRAMS") != "exact")
 }
 
+// TestModelAgreesAcrossChangesOfTheHost does so while addresses, routes, neighbours and links of the
+// host change.
+func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
+	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Host: true}, false)
+}
+
 func agrees(t *testing.T, o judge.Options, allOn bool) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))

@@ -355,14 +355,37 @@ func (s *subject) Apply(c *config.Config) error {
 	next := *c
 	next.Attach, next.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
 	s.snapshot = golden.Snapshot(&next)
-	return s.inside(func() error {
-		if s.borrowed != nil {
-			s.borrowed.refused = true
-			if err := s.programPool.equip(s.borrowed, s.d, s.snapshot); err != nil {
-				return err
-			}
+	return s.inside(s.reapply)
+}
+
+// reapply gives the snapshot to a datapath that has had one.
+func (s *subject) reapply() error {
+	if s.borrowed != nil {
+		s.borrowed.refused = true
+		if err := s.programPool.equip(s.borrowed, s.d, s.snapshot); err != nil {
+			return err
 		}
-		return s.apply()
+	}
+	return s.apply()
+}
+
+// SetHost implements golden.Subject. As in a daemon next hops are looked up anew after every
+// change, and the configuration is applied again after all but those of neighbours.
+func (s *subject) SetHost(h nat.Host) error {
+	return s.inside(func() error {
+		more, err := labtest.ChangeHost(s.host, h)
+		if err != nil {
+			return err
+		}
+		s.host = h
+		bumpGeneration(s.d.t.Control)
+		if !more {
+			return nil
+		}
+		if err := s.reapply(); err != nil {
+			return err
+		}
+		return s.sweepDead() // as every two seconds: flows of addresses that are gone
 	})
 }
 

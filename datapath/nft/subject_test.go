@@ -33,6 +33,7 @@ type subject struct {
 	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
 	d        *Datapath
 	snapshot *datapath.Snapshot
+	host     nat.Host
 	names    map[int]string // of the host's interfaces
 	peers    map[string]int // their far ends, by the interface's name
 	far      netns.NsHandle
@@ -121,6 +122,7 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
+	s.host = h
 	return s.inside(func() error {
 		if err := s.build(h); err != nil {
 			return fmt.Errorf("host: %w", err)
@@ -225,6 +227,17 @@ func (s *subject) Apply(c *config.Config) error {
 	s.snapshot = golden.Snapshot(c)
 	s.snapshot.Revision = revision
 	return s.inside(s.apply)
+}
+
+// SetHost implements golden.Subject.
+func (s *subject) SetHost(h nat.Host) error {
+	return s.inside(func() error {
+		if _, err := labtest.ChangeHost(s.host, h); err != nil {
+			return err
+		}
+		s.host = h
+		return s.apply()
+	})
 }
 
 // SetState implements golden.Subject.

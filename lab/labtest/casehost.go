@@ -23,7 +23,7 @@ import (
 // the interfaces where that is [netns.None] and none will. It returns the indices of both by
 // the interface's name.
 func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
-	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv6/conf/all/forwarding", "1"},
+	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv4/conf/all/promote_secondaries", "1"}, {"ipv6/conf/all/forwarding", "1"},
 		{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
 		if err := setNet(f[0], f[1]); err != nil {
 			return nil, nil, err
@@ -58,7 +58,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 		peers[i.Name] = peer.Attrs().Index
 		errs = append(errs, netlink.LinkSetUp(link), other.LinkSetUp(peer))
 		for _, p := range i.Addresses {
-			a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+			a := &netlink.Addr{IPNet: network(p)}
 			if p.Addr().Is6() {
 				a.Flags = unix.IFA_F_NODAD
 			}
@@ -81,18 +81,10 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 		}
 	}
 	for _, n := range h.Neighbours {
-		errs = append(errs, netlink.NeighSet(&netlink.Neigh{LinkIndex: ifaces[n.Interface], State: netlink.NUD_PERMANENT,
-			IP: n.Address.AsSlice(), HardwareAddr: net.HardwareAddr(n.MAC[:])}))
+		errs = append(errs, netlink.NeighSet(neighbour(n, ifaces[n.Interface])))
 	}
 	for _, r := range h.Routes {
-		route := &netlink.Route{LinkIndex: ifaces[r.Interface],
-			Dst: &net.IPNet{IP: r.To.Addr().AsSlice(), Mask: net.CIDRMask(r.To.Bits(), r.To.Addr().BitLen())}}
-		if r.Via.IsValid() {
-			route.Gw, route.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // by unnumbered interfaces too
-		}
-		if err := netlink.RouteAdd(route); err != nil {
-			errs = append(errs, fmt.Errorf("route %v: %w", r, err))
-		}
+		errs = append(errs, named("route", r, netlink.RouteAdd(route(r, ifaces[r.Interface]))))
 	}
 	errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	return ifaces, peers, errors.Join(errs...)

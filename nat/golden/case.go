@@ -18,6 +18,7 @@
 //	flows 0
 //	count service web connections=1 packets=1 bytes=48 refused=0
 //	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host asked for it), unmap the same
+//	host mtu lan0 1400 (any line of the section "host": the host changes, as traffic flows)
 //	apply NAME (the configuration of the section "config NAME" takes the place of the one in force; without a name the first one)
 //
 // A packet's text may leave the Ethernet header out: it is then what the host's
@@ -60,6 +61,8 @@ type Subject interface {
 	Advance(time.Duration) error
 	// Apply puts another configuration in the place of the one in force, as a reload does.
 	Apply(*config.Config) error
+	// SetHost changes addresses, routes, neighbours and links of the host to those.
+	SetHost(nat.Host) error
 	// SetState changes the state of a backend.
 	SetState(service, backend string, s datapath.State) error
 	// Map makes a mapping that an inside host requests, Unmap ends it.
@@ -101,7 +104,7 @@ type Step struct {
 	Wait time.Duration
 	// Flows
 	Count int
-	// Counters, Backend, Where, Apply: the words of the line.
+	// Counters, Backend, Where, Apply, Host: the words of the line.
 	Words []string
 }
 
@@ -119,6 +122,7 @@ const (
 	StepUnmap
 	StepWhere
 	StepApply
+	StepHost
 )
 
 // Expected is a packet that is to leave.

@@ -38,6 +38,9 @@ func (s *Model) Advance(d time.Duration) error { s.model.Advance(d); return nil 
 // Apply implements Subject.
 func (s *Model) Apply(c *config.Config) error { s.model.Apply(c); return nil }
 
+// SetHost implements Subject.
+func (s *Model) SetHost(h nat.Host) error { s.model.SetHost(h); return nil }
+
 // SetState implements Subject.
 func (s *Model) SetState(service, backend string, state datapath.State) error {
 	return s.model.SetState(service, backend, state)

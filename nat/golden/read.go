@@ -70,8 +70,10 @@ func (c *Case) step(line int, s string) error {
 		next.Kind = StepWhere
 	case "apply":
 		next.Kind = StepApply
+	case "host":
+		next.Kind = StepHost
 	default:
-		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, map, unmap, backend, apply or where", word)
+		return fmt.Errorf("%q: lines begin with in, forward, drop, pass, out, wait, flows, count, map, unmap, backend, host, apply or where", word)
 	}
 	c.Steps = append(c.Steps, next)
 	return nil
@@ -151,14 +153,24 @@ func prefixes(ss ...string) []netip.Prefix {
 	return out
 }
 
-// readHost changes the host by one line: "mtu IFACE N", "address IFACE CIDR",
+// Changed is a host changed by a line of the section "host".
+func Changed(h nat.Host, line string) (nat.Host, error) {
+	h.Interfaces, h.Neighbours, h.Routes = slices.Clone(h.Interfaces), slices.Clone(h.Neighbours), slices.Clone(h.Routes)
+	for i := range h.Interfaces {
+		h.Interfaces[i].Addresses = slices.Clone(h.Interfaces[i].Addresses)
+	}
+	err := readHost(&h, line)
+	return h, err
+}
+
+// readHost changes the host by one line: "mtu IFACE N", "mac IFACE MAC", "address IFACE CIDR", "unaddress IFACE CIDR",
 // "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour), "unroute CIDR" or "route CIDR
 // via ADDRESS dev IFACE".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, address IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, mac IFACE MAC, address IFACE CIDR, unaddress IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE", s)
 	switch {
-	case len(w) == 3 && (w[0] == "mtu" || w[0] == "address"):
+	case len(w) == 3 && slices.Contains([]string{"mtu", "mac", "address", "unaddress"}, w[0]):
 		for i := range h.Interfaces {
 			if h.Interfaces[i].Name == w[1] {
 				err := changeInterface(&h.Interfaces[i], w[0], w[2])
@@ -231,11 +243,21 @@ func withoutIPv6(h *nat.Host, i *nat.Interface) {
 }
 
 func changeInterface(i *nat.Interface, what, value string) (err error) {
-	if what == "mtu" {
+	switch what {
+	case "mtu":
 		i.MTU, err = strconv.Atoi(value)
+		return err
+	case "mac":
+		i.MAC, err = packet.ParseMAC(value)
 		return err
 	}
 	p, err := netip.ParsePrefix(value)
+	if n := slices.Index(i.Addresses, p); what == "unaddress" && n >= 0 {
+		i.Addresses = slices.Delete(i.Addresses, n, n+1)
+		return nil
+	} else if what == "unaddress" {
+		return fmt.Errorf("%s: no such address", value)
+	}
 	i.Addresses = append(i.Addresses, p)
 	return err
 }

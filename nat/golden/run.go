@@ -23,7 +23,7 @@ func (c *Case) Run(s Subject) error {
 	if err := s.Reset(c.Config, c.Host); err != nil {
 		return fmt.Errorf("%s: %s: reset: %w", c.Path, s.Name(), err)
 	}
-	r := run{c: c, s: s, names: map[string]string{}, reasons: map[datapath.ReasonCounter]uint64{}}
+	r := run{c: c, s: s, host: c.Host, names: map[string]string{}, reasons: map[datapath.ReasonCounter]uint64{}}
 	var errs []error
 	for _, step := range c.Steps {
 		err := r.step(step)
@@ -46,6 +46,7 @@ var errStop = errors.New("the case cannot go on")
 type run struct {
 	c     *Case
 	s     Subject
+	host  nat.Host          // as it is now
 	names map[string]string // values of $names
 	// reasons is how often each was given; Packets of the key is 0.
 	reasons map[datapath.ReasonCounter]uint64
@@ -106,6 +107,13 @@ func (r *run) step(s Step) error {
 		return err
 	case StepBackend:
 		return r.backend(s.Words)
+	case StepHost:
+		next, err := Changed(r.host, strings.Join(s.Words, " "))
+		if err != nil {
+			return err
+		}
+		r.host = next
+		return r.s.SetHost(next)
 	case StepApply:
 		return r.s.Apply(r.c.Later[strings.Join(s.Words, " ")])
 	case StepMap:
@@ -161,7 +169,7 @@ func (r *run) arrival(s Step) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	iface, ok := r.c.Host.Interface(s.Interface)
+	iface, ok := r.host.Interface(s.Interface)
 	if !ok {
 		return nil, fmt.Errorf("no interface %s", s.Interface)
 	}
@@ -186,11 +194,11 @@ func (r *run) arrival(s Step) ([]byte, error) {
 // from; the interface's first neighbour when the source is not routed there.
 func (r *run) sender(p packet.Packet, iface string) packet.MAC {
 	if src, _ := ends(p); src.IsValid() {
-		if i, m, ok := r.c.Host.NextHop(src); ok && i.Name == iface {
+		if i, m, ok := r.host.NextHop(src); ok && i.Name == iface {
 			return m
 		}
 	}
-	for _, n := range r.c.Host.Neighbours {
+	for _, n := range r.host.Neighbours {
 		if n.Interface == iface {
 			return n.MAC
 		}
@@ -300,10 +308,10 @@ func withoutLink(p packet.Packet) packet.Packet {
 
 // link returns the Ethernet header that p needs out of the interface.
 func (r *run) link(p packet.Packet, name string) packet.Packet {
-	iface, _ := r.c.Host.Interface(name)
+	iface, _ := r.host.Interface(name)
 	e := &packet.Ethernet{Src: iface.MAC}
 	if _, dst := ends(p); dst.IsValid() {
-		if out, m, ok := r.c.Host.NextHop(dst); ok && out.Name == name {
+		if out, m, ok := r.host.NextHop(dst); ok && out.Name == name {
 			e.Dst = m
 		}
 	}

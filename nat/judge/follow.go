@@ -79,13 +79,16 @@ func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16
 }
 
 // Backend finds the one that the frame was sent to. Those of dsr whose hardware addresses are not
-// known look alike.
+// known look alike, and so do those of other modes whose packets wait for these.
 func (f *follower) Backend(legal []nat.Candidate) int {
 	t, ok := nat.TupleOf(f.frame())
+	if f.got.Reason == nat.ReasonUnresolved {
+		return slices.IndexFunc(legal, func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() })
+	}
 	if !ok {
 		return -1
 	}
-	return slices.IndexFunc(legal, func(c nat.Candidate) bool {
+	at := slices.IndexFunc(legal, func(c nat.Candidate) bool {
 		switch {
 		case !c.Direct:
 			return t.Dest.Addr() == c.Address
@@ -94,6 +97,10 @@ func (f *follower) Backend(legal []nat.Candidate) int {
 		}
 		return f.got.Reason == nat.ReasonNoNeighbour
 	})
+	if at < 0 && f.got.Reason == nat.ReasonNoNeighbour { // of a tunnel
+		at = slices.IndexFunc(legal, func(c nat.Candidate) bool { return !c.Known })
+	}
+	return at
 }
 
 // Identification reads that of the IPv4 header that was sent.

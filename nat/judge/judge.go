@@ -32,6 +32,8 @@ type Options struct {
 	Ignore func(in nat.Arrival, want, got nat.Outcome) bool
 	// Reloads has other configurations come while packets flow.
 	Reloads bool
+	// Host has addresses, routes, neighbours and links of the host change meanwhile.
+	Host bool
 	// NoShrink reports a disagreement as it was found.
 	NoShrink bool
 }
@@ -141,6 +143,7 @@ func randomEvents(seed uint64, n int) []event {
 type trace struct {
 	unresolved   []string // neighbours that the host does not know
 	reloads      []reload // other configurations that may come
+	host         bool     // it changes
 	steps        []step
 	packets      int
 	at           int // the event of the disagreement
@@ -171,7 +174,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
 	w, f := &world{scenario: sc, host: host}, newFollower(model)
-	t := &trace{unresolved: unresolved}
+	t := &trace{unresolved: unresolved, host: o.Host}
 	if o.Reloads {
 		if t.reloads, err = sc.reloads(o.Seed); err != nil {
 			return nil, err
@@ -217,9 +220,12 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 }
 
 // change makes or ends a mapping, gives a backend another state, in scenarios where these
-// change, or puts another configuration in force.
+// change, puts another configuration in force, or changes the host.
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
+	if t.host && r.IntN(4) > 0 {
+		return t.hostChanges(s, model, w, r)
+	}
 	if len(t.reloads) > 0 && (len(w.scenario.MapRequests)+len(w.scenario.Changing) == 0 || r.IntN(3) == 0) {
 		return t.reload(s, model, w, r)
 	}
@@ -259,7 +265,7 @@ func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a a
 	t.packets++
 	want := f.want(in, got)
 	t.steps = append(t.steps, step{in: in, want: want, got: got})
-	if p := describe(want, got); p != "" && (ignore == nil || !ignore(in, want, got)) {
+	if p := describe(w.forNowhere(want), w.forNowhere(got)); p != "" && (ignore == nil || !ignore(in, want, got)) {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}

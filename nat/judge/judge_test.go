@@ -45,6 +45,21 @@ func TestModelAgreesAcrossReloads(t *testing.T) {
 	}
 }
 
+// TestModelAgreesAcrossChangesOfTheHost does so while the host changes as well.
+func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
+	for _, sc := range Scenarios() {
+		t.Run(sc.Name, func(t *testing.T) {
+			d, _, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1, Reloads: true, Host: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d != nil {
+				t.Fatal(d)
+			}
+		})
+	}
+}
+
 // TestEveryReasonIsReached guards the generator: a scenario that never leaves its
 // first branch proves nothing.
 func TestEveryReasonIsReached(t *testing.T) {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package labtest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// ChangeHost makes the host that [CaseHost] has made, or ChangeHost, another with the same
+// interfaces. It reports whether more than neighbours have changed.
+func ChangeHost(was, now nat.Host) (more bool, err error) {
+	var errs []error
+	links := map[string]netlink.Link{}
+	renewed := map[string]bool{} // interfaces whose neighbours the kernel has forgotten
+	for n, i := range now.Interfaces {
+		old := was.Interfaces[n]
+		l, err := netlink.LinkByName(i.Name)
+		if err != nil {
+			return false, err
+		}
+		links[i.Name] = l
+		if i.MTU != old.MTU {
+			more = true
+			errs = append(errs, netlink.LinkSetMTU(l, i.MTU))
+		}
+		if i.MAC != old.MAC {
+			more, renewed[i.Name] = true, true
+			errs = append(errs, netlink.LinkSetHardwareAddr(l, i.MAC[:]))
+		}
+		for _, p := range gone(old.Addresses, i.Addresses) {
+			more = true
+			errs = append(errs, netlink.AddrDel(l, &netlink.Addr{IPNet: network(p)}))
+		}
+		for _, p := range gone(i.Addresses, old.Addresses) {
+			more = true
+			a := &netlink.Addr{IPNet: network(p)}
+			if p.Addr().Is6() {
+				a.Flags = unix.IFA_F_NODAD
+			}
+			errs = append(errs, netlink.AddrAdd(l, a))
+		}
+	}
+	for _, r := range gone(was.Routes, now.Routes) {
+		more = true
+		errs = append(errs, named("unroute", r, netlink.RouteDel(route(r, links[r.Interface].Attrs().Index))))
+	}
+	for _, r := range gone(now.Routes, was.Routes) {
+		more = true
+		errs = append(errs, named("route", r, netlink.RouteAdd(route(r, links[r.Interface].Attrs().Index))))
+	}
+	for _, n := range gone(was.Neighbours, now.Neighbours) {
+		if !renewed[n.Interface] {
+			errs = append(errs, named("forget", n, netlink.NeighDel(neighbour(n, links[n.Interface].Attrs().Index))))
+		}
+	}
+	for _, n := range now.Neighbours {
+		if renewed[n.Interface] || !slices.Contains(was.Neighbours, n) {
+			errs = append(errs, named("neighbour", n, netlink.NeighSet(neighbour(n, links[n.Interface].Attrs().Index))))
+		}
+	}
+	return more, errors.Join(errs...)
+}
+
+func named(what string, of any, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s %v: %w", what, of, err)
+	}
+	return nil
+}
+
+// gone lists what is among some and not among others.
+func gone[T comparable](some, others []T) (list []T) {
+	for _, x := range some {
+		if !slices.Contains(others, x) {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+func network(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func neighbour(n nat.Neighbour, index int) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: n.Address.AsSlice(), HardwareAddr: n.MAC[:]}
+}
+
+func route(r nat.Route, index int) *netlink.Route {
+	to := &netlink.Route{LinkIndex: index, Dst: network(r.To)}
+	if r.Via.IsValid() {
+		to.Gw, to.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // by unnumbered interfaces too
+	}
+	return to
+}

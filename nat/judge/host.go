@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// hostChange is one change of the host that may come, as a line of a packet case; "" for none.
+func (w *world) hostChange(r *rand.Rand) string {
+	h, was := &w.host, w.scenario.Host()
+	i := pick(r, h.Interfaces)
+	switch r.IntN(9) {
+	case 0, 1:
+		if n := pick(r, was.Neighbours); !slices.Contains(h.Neighbours, n) {
+			if strings.Contains(w.scenario.YAML, "mode: dsr") && strings.Contains(w.scenario.YAML, "persistence") {
+				return "" // to which of several unknown ones a client is pinned does not show
+			}
+			return fmt.Sprintf("neighbour %s %s %s", n.Interface, n.Address, n.MAC)
+		}
+		if len(h.Neighbours) > 1 {
+			return fmt.Sprintf("forget %s", pick(r, h.Neighbours).Address)
+		}
+	case 2, 3:
+		if i.MTU >= 1280 {
+			return fmt.Sprintf("mtu %s %d", i.Name, pick(r, []int{1500, 1500, 1492, 1400, 1280}))
+		}
+	case 4:
+		if gone := missing(was.Routes, h.Routes); len(gone) > 0 && r.IntN(4) > 0 {
+			n := pick(r, gone)
+			return fmt.Sprintf("route %s via %s dev %s", n.To, n.Via, n.Interface)
+		}
+		if len(h.Routes) > 0 {
+			return fmt.Sprintf("unroute %s", pick(r, h.Routes).To)
+		}
+	case 5:
+		if i.MAC != (packet.MAC{}) {
+			return fmt.Sprintf("mac %s %s", i.Name, packet.MAC{2, 0, 0, 0, i.MAC[4], byte(0x41 + r.IntN(4))})
+		}
+	case 6: // the address that packets leave with, where another takes its place
+		all := was.Interfaces[0].Addresses
+		if len(all) == 0 {
+			return ""
+		}
+		own := pick(r, all)
+		switch i := h.Interfaces[0]; {
+		case strings.Contains(w.scenario.YAML, "interface:"): // the model does not say yet what of the listeners' flows goes on
+		case !slices.Contains(i.Addresses, own):
+			return fmt.Sprintf("address %s %s", i.Name, own)
+		case slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p != own && p.Masked() == own.Masked() }):
+			return fmt.Sprintf("unaddress %s %s", i.Name, own)
+		}
+	default:
+		more := "address"
+		extra := pick(r, extraAddresses[i.Name])
+		if strings.Contains(w.scenario.YAML, "masquerade") && strings.Contains(extra, ":") {
+			return "" // the model does not say yet what becomes of an address that was chosen before and stays
+		}
+		if p := netip.MustParsePrefix(extra); slices.Contains(i.Addresses, p) {
+			more = "unaddress"
+			if !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Addr().Is4() == p.Addr().Is4() }) {
+				return "" // with the last one go the routes
+			}
+		}
+		return fmt.Sprintf("%s %s %s", more, i.Name, extra)
+	}
+	return ""
+}
+
+// extraAddresses are addresses that come to an interface and go again.
+var extraAddresses = map[string][]string{"wan0": {"198.51.100.77/24"},
+	"lan0": {"10.0.2.77/24", "192.168.9.1/24", "fd00:2::77/64"}}
+
+func missing(all, some []nat.Route) (list []nat.Route) {
+	for _, r := range all {
+		if !slices.Contains(some, r) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// forNowhere leaves out what is handed to the kernel without there being a route for it: the kernel
+// drops it, and how much of it is translated is free.
+func (w *world) forNowhere(o nat.Outcome) nat.Outcome {
+	if o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1 {
+		if ip := packet.Parse(o.Out[0].Frame); !w.host.Routed(destination(ip)) {
+			o.Out = nil
+		}
+	}
+	return o
+}
+
+func destination(p packet.Packet) netip.Addr {
+	dst, _, _ := turned(withoutLink(p))
+	return dst
+}
+
+// hostChanges changes the host in one way, under flows that go on.
+func (t *trace) hostChanges(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
+	line := w.hostChange(r)
+	if line == "" {
+		return nil
+	}
+	h, err := golden.Changed(w.host, line)
+	if err != nil {
+		return err
+	}
+	w.forgetDoubtful()
+	w.host = h
+	model.SetHost(h)
+	t.steps = append(t.steps, step{change: "host " + line})
+	if err := s.SetHost(h); err != nil {
+		return fmt.Errorf("%s: host %s: %w", s.Name(), line, err)
+	}
+	return nil
+}
