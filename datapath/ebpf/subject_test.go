@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -317,7 +318,7 @@ func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool)
 	}
 	w := &s.works[s.cpu]
 	r := nat.Outcome{Action: nat.Action(wire.ActionNames()[w.Plan.Action]), Reason: nat.Reason(wire.ReasonNames()[w.Plan.Reason])}
-	if r.Reason == nat.ReasonHeldFragment || r.Reason == nat.ReasonToFragment6 { // make room in the ring: nobody holds it here
+	if slices.Contains([]nat.Reason{nat.ReasonHeldFragment, nat.ReasonToFragment6, nat.ReasonUnresolved}, r.Reason) { // make room in the ring: nobody holds it here
 		if err := s.forgetHeld(); err != nil {
 			return r, err
 		}
