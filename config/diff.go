@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Diff returns the edits that make b of a, both valid and with their defaults. [Merge] of a with them is b.
+func Diff(a, b *Config) []Edit {
+	var d differ
+	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	return d.edits
+}
+
+// DiffAgain is Diff(a, b) for who knows the edits that make an older configuration of a: services that
+// are the same there are not compared.
+func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
+	d := differ{of: make(map[string][]Edit, len(edits)), older: older.Services}
+	d.edits = slices.Grow(d.edits, len(edits))
+	for len(edits) > 0 { // those of a service mostly stand together
+		name, n := serviceOf(edits[0].Path), 1
+		for n < len(edits) && serviceOf(edits[n].Path) == name {
+			n++
+		}
+		if d.of[name] == nil {
+			d.of[name] = edits[:n:n]
+		} else {
+			d.of[name] = append(d.of[name], edits[:n]...)
+		}
+		edits = edits[n:]
+	}
+	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	if len(d.edits) == 0 {
+		return nil
+	}
+	return d.edits
+}
+
+// serviceOf returns the name of the service that a path leads to or into, "" for none.
+// Names have no character that a path escapes.
+func serviceOf(path string) string {
+	rest, ok := strings.CutPrefix(path, "services/")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	return name
+}
+
+// differ collects edits.
+type differ struct {
+	edits []Edit
+	// of are those that are known of older services, by name.
+	of    map[string][]Edit
+	older []Service
+}
+
+// known adds the edits of a service that is the same as the older one at its place, and reports whether
+// it is.
+func (d *differ) known(s *Service, at int) bool {
+	if at >= len(d.older) || !s.Is(&d.older[at]) {
+		return false
+	}
+	if len(d.of) > 0 {
+		d.edits = append(d.edits, d.of[s.Name]...)
+	}
+	return true
+}
+
+// services compares two lists of services with the same names at the same places; others it leaves, and
+// says so. Of thousands one may differ.
+func (d *differ) services(path []string, a, b []Service) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Name != b[i].Name {
+			return false
+		}
+	}
+	for i := range a {
+		if x, y := &a[i], &b[i]; !d.known(y, i) && !x.Is(y) {
+			d.values(append(path[:len(path):len(path)], y.Name), reflect.ValueOf(x).Elem(), reflect.ValueOf(y).Elem())
+		}
+	}
+	return true
+}
+
+func (d *differ) add(path []string, before, after string) {
+	d.edits = append(d.edits, Edit{Path: Join(path...), Before: before, After: after})
+}
+
+// values compares two values of the same type.
+func (d *differ) values(path []string, a, b reflect.Value) {
+	t := a.Type()
+	if len(path) == 1 && path[0] == "services" && d.services(path, a.Interface().([]Service), b.Interface().([]Service)) {
+		return
+	}
+	if was, is := namesOf(a), namesOf(b); was != nil && is != nil {
+		d.objects(path, a, b, was, is)
+		return
+	}
+	switch {
+	case reflect.DeepEqual(a.Interface(), b.Interface()):
+	case t.Kind() == reflect.Struct && !isText(t) && t != targetType:
+		d.parts(path, a, b)
+	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
+		d.members(path, a, b)
+	default:
+		d.add(path, inline(a), inline(b))
+	}
+}
+
+// parts compares the fields of two structs.
+func (d *differ) parts(path []string, a, b reflect.Value) {
+	for _, f := range layoutOf(a.Type()).fields {
+		d.values(append(path[:len(path):len(path)], f.key), a.Field(f.index), b.Field(f.index))
+	}
+}
+
+// members compares two maps.
+func (d *differ) members(path []string, a, b reflect.Value) {
+	var keys []string
+	for _, m := range []reflect.Value{a, b} {
+		for _, k := range m.MapKeys() {
+			keys = append(keys, k.String())
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range slices.Compact(keys) {
+		at, key := append(path[:len(path):len(path)], k), reflect.ValueOf(k)
+		switch x, y := a.MapIndex(key), b.MapIndex(key); {
+		case !x.IsValid():
+			d.add(at, "", inline(y))
+		case !y.IsValid():
+			d.add(at, inline(x), "")
+		default:
+			d.values(at, x, y)
+		}
+	}
+}
+
+// objects compares two lists whose elements have names.
+func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
+	element := func(name string, i, j int) {
+		if len(path) == 1 && path[0] == "services" && d.known(b.Index(j).Addr().Interface().(*Service), j) {
+			return
+		}
+		if !identical(a.Index(i), b.Index(j)) {
+			d.values(append(path[:len(path):len(path)], name), a.Index(i), b.Index(j))
+		}
+	}
+	if slices.Equal(was, is) {
+		for i, name := range was {
+			element(name, i, i)
+		}
+		return
+	}
+	wasAt, isAt := places(was), places(is)
+	rest := []string{} // the order that the edits before @order leave
+	for i, name := range was {
+		j, ok := isAt[name]
+		if !ok {
+			d.add(append(path[:len(path):len(path)], name), inline(a.Index(i)), "")
+			continue
+		}
+		rest = append(rest, name)
+		element(name, i, j)
+	}
+	for j, name := range is {
+		if _, ok := wasAt[name]; !ok {
+			rest = append(rest, name)
+			d.add(append(path[:len(path):len(path)], name), "", inline(b.Index(j)))
+		}
+	}
+	if !slices.Equal(rest, is) {
+		d.add(append(path[:len(path):len(path)], order), inline(reflect.ValueOf(rest)), inline(reflect.ValueOf(is)))
+	}
+}
+
+// namesOf returns the names of a list's elements; nil for what is not a list of objects with
+// names of their own.
+func namesOf(v reflect.Value) []string {
+	if v.Kind() != reflect.Slice || v.Type().Elem().Kind() != reflect.Struct {
+		return nil
+	}
+	f, ok := v.Type().Elem().FieldByName("Name")
+	if !ok || f.Type.Kind() != reflect.String {
+		return nil
+	}
+	names := make([]string, v.Len())
+	for i := range names {
+		names[i] = v.Index(i).FieldByIndex(f.Index).String()
+		if names[i] == "" || names[i] == order {
+			return nil
+		}
+	}
+	if len(places(names)) < len(names) {
+		return nil
+	}
+	return names
+}
+
+// indexOf returns where the object of that name stands in a list, -1 for nowhere.
+func indexOf(v reflect.Value, name string) int {
+	f, ok := v.Type().Elem().FieldByName("Name")
+	if !ok || f.Type.Kind() != reflect.String {
+		return -1
+	}
+	for i := range v.Len() {
+		if v.Index(i).FieldByIndex(f.Index).String() == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// places returns where each name stands in a list.
+func places(names []string) map[string]int {
+	at := make(map[string]int, len(names))
+	for i, name := range names {
+		at[name] = i
+	}
+	return at
+}
+
+// inline writes a value as YAML in one line; "" when it has none to write.
+func inline(v reflect.Value) string {
+	if v.Kind() == reflect.Pointer && v.IsNil() || isEmptyText(v) {
+		return ""
+	}
+	if t, ok := v.Interface().(Target); ok && t.IsZero() {
+		return ""
+	}
+	var w writer
+	w.flow(plainly(v))
+	return w.String()
+}
+
+// isEmptyText reports whether v is a word that is left out of the file when it is empty.
+func isEmptyText(v reflect.Value) bool {
+	return isText(v.Type()) && v.IsZero() || v.Kind() == reflect.String && v.Len() == 0
+}
