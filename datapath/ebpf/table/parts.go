@@ -67,9 +67,16 @@ func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
 	return nil
 }
 
-// Add makes parts, where they are not there. The kernel has them when it returns.
-func (p *Parts[T]) Add(numbers iter.Seq[uint32]) error {
+// Add makes parts, where they are not there: all, or none. The kernel has them when it returns.
+func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 	var fresh, descriptors []uint32
+	defer func() {
+		for _, n := range fresh {
+			if err != nil {
+				err = errors.Join(err, p.hide(n))
+			}
+		}
+	}()
 	for n := range numbers {
 		if p.there[n] {
 			continue
@@ -88,9 +95,6 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) error {
 		return nil
 	}
 	if _, err := p.outer.BatchUpdate(fresh, descriptors, nil); err != nil {
-		for _, n := range fresh {
-			err = errors.Join(err, p.hide(n))
-		}
 		return fmt.Errorf("map %s: %d parts from %d on: %w", p.outer, len(fresh), fresh[0], err)
 	}
 	return nil
