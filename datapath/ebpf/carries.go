@@ -52,14 +52,14 @@ func (d *Datapath) elsewhere(s *config.Service) error {
 func (d *Datapath) notOwn(what string, a netip.Addr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	h := cmp.Or(d.lastHost, d.firstHost)
-	if h == nil {
-		if err := d.inside(func() (err error) { h, err = readHost(); return err }); err != nil {
+	if d.changes.Changed() || d.placing == nil {
+		err := d.inside(func() (err error) { d.placing, err = readHost(); return err })
+		if err != nil {
+			d.placing = nil
 			return nil // an apply reads them again, and says so
 		}
-		d.firstHost = h
 	}
-	if a.IsLoopback() || h.Owns(a) {
+	if a.IsLoopback() || d.placing.Owns(a) {
 		return fmt.Errorf("%s %s is this host itself, and programs at the ingress of its interfaces do not see its answers", what, a)
 	}
 	return nil

@@ -24,6 +24,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Options of a datapath. The zero value is what a gateway uses.
@@ -54,7 +55,8 @@ type Options struct {
 type Datapath struct {
 	opt     Options
 	ns      netns.NsHandle
-	cookie  uint64 // of the namespace; never used again
+	cookie  uint64         // of the namespace; never used again
+	changes *netdev.Polled // whether placing is out of date
 	dir     string
 	mounted string // bpffs of the state directory that the pins are in, "" for none
 	// fleeting is why that one could only be mounted where it ends with this
@@ -62,18 +64,19 @@ type Datapath struct {
 	fleeting error
 	hz       uint32
 
+	growing sync.Mutex            // held while programs changes, and while a flow table grows
+	stunted atomic.Pointer[error] // why a flow table did not grow; of nil when it did
+
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu          sync.Mutex
-	t           *table.Tables         // nil before the first Apply
-	nothingLeft bool                  // an earlier process left no tables; looked up for the first snapshot without anything
-	programs    *ebpf.Collection      // in force
-	growing     sync.Mutex            // held while programs changes, and while a flow table grows
-	stunted     atomic.Pointer[error] // why a flow table did not grow; of nil when it did
+	t           *table.Tables    // nil before the first Apply
+	nothingLeft bool             // an earlier process left no tables; looked up for the first snapshot without anything
+	programs    *ebpf.Collection // in force
 	switches    wire.Switches
 	inForce     *compile.Desired
 	snapshot    *datapath.Snapshot
 	lastHost    *compile.Host           // when inForce was made
-	firstHost   *compile.Host           // before there is a last one
+	placing     *compile.Host           // as it was when a service was placed; nil where it was not read
 	appliedHost *compile.Host           // that inForce was made for: lastHost, and what has gone since the configuration came
 	mismatch    error                   // why the configuration does not match lastHost; nil when it does
 	settled     bool                    // the kernel holds inForce: it was read back
@@ -119,7 +122,11 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}, nil
+	changes, err := netdev.OpenPolled()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
+	}
+	return &Datapath{opt: opt, ns: ns, cookie: cookie, changes: changes, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}, nil
 }
 
 // netnsCookie is the number that the kernel gave the calling thread's network
@@ -164,7 +171,7 @@ func (d *Datapath) inside(f func() error) error {
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.release(), d.ns.Close())
+	return errors.Join(d.release(), d.changes.Close(), d.ns.Close())
 }
 
 func (d *Datapath) release() (err error) {
