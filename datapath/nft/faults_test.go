@@ -147,7 +147,7 @@ func TestEditsOfOthersAreRepaired(t *testing.T) {
 	b.nft("flush chain ip sluice service/web; delete element ip sluice services { 192.0.2.10 . tcp . 80 }")
 	touched("edited", true)
 	change := b.applySnapshot(b.snapshot(c))
-	if change.Rules.Added != 2 || change.Elements.Added != 1 {
+	if change.Rules.Added != 3 || change.Elements.Added != 1 {
 		t.Errorf("repair: %+v", change)
 	}
 	touched("repaired", false)

@@ -6,11 +6,13 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"regexp"
 	"testing"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestReloadsLoseNothing takes a backend out and in again while clients connect
@@ -46,6 +48,56 @@ func TestReloadsLoseNothing(t *testing.T) {
 	stop()
 	if r := <-done; r.err != nil || r.made == 0 {
 		t.Errorf("%d connections, then %v", r.made, r.err)
+	}
+}
+
+// TestPacketThatMeetsAChange empties the maps of slots behind the rules, which is what a packet finds that came
+// before a change and asks its map after it: it goes to a backend all the same, from
+// an address of the pool.
+func TestPacketThatMeetsAChange(t *testing.T) {
+	labtest.Require(t, labtest.Tool("nft"))
+	maps := regexp.MustCompile(`(?m)^table (ip) (sluice)|^\tmap (targets-\S+|\S+/slots|\S+/pool) `)
+	for name, change := range map[string]func(*config.Service){
+		"plain":    func(*config.Service) {},
+		"hash":     func(s *config.Service) { s.Scheduler = config.SchedulerMaglev },
+		"backends": func(s *config.Service) { s.Backends[0].MaxConnections = 1000 },
+		"pool": func(s *config.Service) {
+			s.Mode = config.ModeFullNAT
+			s.SourcePool = []config.AddressRange{pool("10.0.2.100", "10.0.2.100"), pool("10.0.2.102", "10.0.2.103")}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, lab.Balancer())
+			b.tcpServers(8080, "s1", "s2", "s3")
+			s := web(config.ModeDNAT, config.SchedulerRR)
+			oneFamily(&s, "ipv4")
+			change(&s)
+			b.apply(one(s))
+			table, flushed := "", 0
+			for _, m := range maps.FindAllStringSubmatch(b.ruleset(), -1) {
+				if m[2] != "" {
+					table = m[1]
+					continue
+				}
+				out, err := b.gateway.Command(t.Context(), "nft", "flush", "map", table, "sluice", m[3]).CombinedOutput()
+				if err != nil {
+					t.Fatalf("flush %s: %v\n%s", m[3], err, out)
+				}
+				flushed++
+			}
+			if flushed == 0 {
+				t.Fatal("there was no map of slots")
+			}
+			for i := range 4 {
+				a, err := b.tcp("client", clientAddr("ipv4", i), virtual["ipv4"])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if from := a.client.Addr(); name == "pool" && from != addr("10.0.2.100") {
+					t.Errorf("the server saw %s", from)
+				}
+			}
+		})
 	}
 }
 

@@ -46,7 +46,22 @@ func (p *part) choose() []rs.Rule {
 	for _, pick := range p.picks(rs.Slots{Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.VerdictFrom(set.Name, pick.slot).Rule(""))
 	}
-	return rules
+	if p.perPacket() {
+		return append(rules, rs.NewRule().Drop().Rule(noSlot))
+	}
+	return append(rules, rs.NewRule().Goto(p.backendChain(p.active[0])).Rule(noSlot))
+}
+
+// noSlot is the comment of the rule for a packet that finds nothing in the map of slots. A packet walks the rules
+// that were in force when it came, but looks up what is in the map now (nft_do_chain and nft_lookup_eval of
+// Linux): when a change has fewer slots, a packet that meets it may ask for one that is gone. Without this rule
+// the host would take a connection for its own and refuse it, or an inside address would leave untranslated.
+const noSlot = "came while the map changed"
+
+// perPacket reports whether each packet of a flow is scheduled. One that finds no backend is dropped, and sent
+// again by its client: another backend would reset the connection.
+func (p *part) perPacket() bool {
+	return (p.svc.Mode == config.ModeDSR || p.svc.Mode == config.ModeStateless) && Hashes(p.svc.Scheduler)
 }
 
 // shard tells which of 256 maps holds the slots of a plain service.
@@ -73,7 +88,8 @@ func (p *part) choosePlain() []rs.Rule {
 	for _, pick := range p.picks(rs.Slots{First: p.id, Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.DNATFrom(p.family, set.Name, ports, pick.slot).Rule(""))
 	}
-	return rules
+	first := p.svc.Backends[p.active[0]]
+	return append(rules, rs.NewRule().DNAT(p.family, first.Address, first.Port).Rule(noSlot))
 }
 
 // rule starts a rule that looks at the network header.

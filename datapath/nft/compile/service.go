@@ -314,7 +314,9 @@ func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.Add
 		}
 		s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Data: []rs.Type{addrType(f)}})
 		by := rs.Hash(rs.Slots{Count: n}, balance.Seed, rs.Source(f))
-		return append(rules, rs.NewRule().Counter().SNATFrom(f, set.Name, random, by).Rule("")), nil
+		first := config.AddressRange{First: pool[0].First, Last: pool[0].First}
+		return append(rules, rs.NewRule().Counter().SNATFrom(f, set.Name, random, by).Rule(""),
+			rs.NewRule().Counter().SNAT(f, first, flow.Ports{}, random).Rule(noSlot)), nil
 	}
 	switch protocols := []flow.Protocol{flow.TCP, flow.UDP, flow.SCTP}; {
 	case len(ports) == 1:
