@@ -5,8 +5,11 @@ package nft
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft/compile"
@@ -75,19 +78,27 @@ func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
 			ending[c.Of.ID] = m
 		}
 	}
-	if len(ending) > manyElements {
-		_ = d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
-			if m, ok := ending[id]; ok {
-				ended.add(m, n)
-			}
-		})
-		return
-	}
-	for id, m := range ending {
-		if n, err := d.conn.ChainCounts(id); err == nil {
-			ended.add(m, n)
+	_ = d.chainCounts(ending, ended)
+}
+
+// chainCounts adds what the rules of chains counted. A chain that is not there counted nothing.
+func (d *Datapath) chainCounts(chains map[ruleset.ID]meter, to retired) error {
+	add := func(id ruleset.ID, n nfnl.Counts) {
+		if m, ok := chains[id]; ok && n != (nfnl.Counts{}) {
+			to.add(m, n)
 		}
 	}
+	if len(chains) > manyElements {
+		return d.conn.EachCount(add)
+	}
+	for id := range chains {
+		n, err := d.conn.ChainCounts(id)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		add(id, n)
+	}
+	return nil
 }
 
 func (r retired) add(m meter, n nfnl.Counts) {
@@ -140,22 +151,18 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	for m, n := range d.retired {
 		counts[m] = n
 	}
-	total := len(d.compiled.Ruleset.Fragments)
-	owners := make(map[ruleset.ID]string, total)
-	chains := make(map[ruleset.ID]*ruleset.Chain, total)
+	chains := make(map[ruleset.ID]meter)
 	for _, f := range d.compiled.Ruleset.Fragments {
 		for _, c := range f.Chains {
-			owners[c.ID], chains[c.ID] = f.Owner, c
-		}
-	}
-	err := d.conn.EachCount(func(id ruleset.ID, n nfnl.Counts) {
-		if c := chains[id]; c != nil && n != (nfnl.Counts{}) {
-			if m, ok := d.chainMeter(owners[id], c); ok {
-				counts.add(m, n)
+			if !slices.ContainsFunc(c.Rules, nfnl.HasCounter) {
+				continue
+			}
+			if m, ok := d.chainMeter(f.Owner, c); ok {
+				chains[c.ID] = m
 			}
 		}
-	})
-	if err != nil {
+	}
+	if err := d.chainCounts(chains, counts); err != nil {
 		return nil, nfnl.Explain(err)
 	}
 	if err := d.slotCounts(counts); err != nil {

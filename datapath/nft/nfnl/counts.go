@@ -52,6 +52,12 @@ func (c *Conn) uninterrupted(msg int, family ruleset.Family, filter []byte, visi
 	return nil
 }
 
+// HasCounter reports whether a rule counts packets.
+func HasCounter(r ruleset.Rule) bool {
+	_, found := countOf(r.Exprs)
+	return found
+}
+
 // countOf returns the count of the first counter among a rule's expressions.
 func countOf(exprs string) (n Counts, found bool) {
 	attrsOf([]byte(exprs), func(_ uint16, expr []byte) {
