@@ -155,7 +155,7 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 	if (!is_icmp(q->l4_proto) || v6)
 		covered += addrs;
 	// No checksum, or nothing that it covers (RFC 6296): it would become the other zero.
-	if ((!v6 && q->l4_proto == IPPROTO_UDP && !check) || fold16(covered) == 0 || fold16(covered) == 0xffff)
+	if ((q->l4_proto == IPPROTO_UDP && !check) || fold16(covered) == 0 || fold16(covered) == 0xffff)
 		return fold32(delta);
 	was = check;
 	check = check_after(check, covered);
