@@ -68,6 +68,9 @@ type Candidate struct {
 	Direct bool
 	MAC    packet.MAC
 	Known  bool
+	// Turned backends get the packet from an address of the gateway, since the client is in their own
+	// network.
+	Turned bool
 }
 
 // Chance is Choices by a seed. Everything is known at once, nothing is left out or forgotten.

@@ -75,7 +75,10 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 		return plan{}, false
 	}
 	if b := h.binding; b != nil && b.provisional && b.inside == answering.Source {
-		m.confirm(b, &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}, h.tuple[1].Source)
+		m.confirm(b, opener(answering), h.tuple[1].Source)
+	}
+	if h.service != nil && h.direction == flow.Original {
+		h = m.confirmSession(opener(answering), h)
 	}
 	out := h.out()
 	quote := h.tuple[1-h.direction]

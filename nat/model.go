@@ -230,6 +230,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 		return m.icmpError(in, v)
 	}
 	m.confirmInbound(v)
+	m.confirmAnswer(v)
 	if h := m.session(v); h != nil && !m.deserted(v, h) {
 		return m.known(v, h)
 	}

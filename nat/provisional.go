@@ -45,7 +45,7 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 		return false
 	}
 	alike := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
-	return s.chosen(m) == nil || alike && s.unreachable(m) > 1
+	return s.chosen(m, v) == nil || alike && s.unreachable(m) > 1
 }
 
 // backendProvisional reports whether the session's backend is provisional.
@@ -239,15 +239,71 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if !h.provisional || !ok {
 		return h
 	}
+	b := h.service.chosen(m, v)
+	if b == nil {
+		b = h.backend
+	}
+	return m.exchange(h, v, b)
+}
+
+// confirmAnswer exchanges the provisional backend of a session for the one whose packet goes on to the client.
+func (m *Model) confirmAnswer(v *view) {
+	if h := m.sessions[v.tuple()]; h != nil {
+		m.denyAnswer(v, h)
+		return
+	}
+	out, shown := m.choices.Shown()
+	if !shown || !m.choices.Ends(ReasonFlow) {
+		return
+	}
+	for _, h := range m.sessions {
+		t := h.tuple[0]
+		if h.direction != flow.Original || !h.exchangeable() || out != t.Reverse() || v.dst != t.Source {
+			continue
+		}
+		for _, b := range h.service.backends {
+			if h.service.endpoint(b, t.Dest.Port()) == v.src {
+				m.exchange(h, opener(t), b)
+				return
+			}
+		}
+	}
+}
+
+// denyAnswer exchanges the provisional backend of a session for any other, where its packet to the client is that
+// of a stranger.
+func (m *Model) denyAnswer(v *view, h *half) {
+	if h.direction != flow.Reply || !h.exchangeable() || !m.choices.Ends(ReasonNotOurs) {
+		return
+	}
+	t, s := h.tuple[0], h.service
+	for _, b := range s.backends {
+		if s.endpoint(b, t.Dest.Port()) == v.src {
+			continue
+		}
+		if now := m.exchange(h, opener(t), b); !now.provisional {
+			now.provisional = true
+			s.provisional++
+		}
+		return
+	}
+}
+
+// exchangeable reports whether the session's backend is provisional and nothing else of it.
+func (s *session) exchangeable() bool { return s.provisional && !s.service.hashes() && s.port == nil }
+
+// opener is a packet of the tuple.
+func opener(t flow.Tuple) *view {
+	return &view{v6: t.Source.Addr().Is6(), protocol: t.Protocol, src: t.Source, dst: t.Dest}
+}
+
+// exchange gives a provisional session the backend b, and what else a packet of its opener shows.
+func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	was, miscounted := h.session, h.service.miscounted
 	m.removeSession(was)
 	h.service.miscounted = miscounted // it is known now
 	if was.port != nil {
 		delete(m.ports, *was.port)
-	}
-	b := was.service.chosen(m)
-	if b == nil {
-		b = was.backend
 	}
 	was.service.connections--
 	was.backend.connections--

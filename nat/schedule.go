@@ -237,7 +237,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 		start = s.sequence % len(s.table)
 		s.sequence++
 	}
-	if b := s.chosen(m); b != nil {
+	if b := s.chosen(m, v); b != nil {
 		return b, true
 	}
 	// That a packet could not be translated shows no more than that its backend is of the other
@@ -286,9 +286,9 @@ func (s *service) full(b *backend) bool {
 	return limit > 0 && b.active >= limit
 }
 
-// chosen returns the backend that is chosen among those that the scheduler may give, or nil to have
-// it decide.
-func (s *service) chosen(m *Model) *backend {
+// chosen returns the backend that is chosen for the packet among those that the scheduler may give, or
+// nil to have it decide.
+func (s *service) chosen(m *Model, v *view) *backend {
 	if s.hashes() {
 		return nil
 	}
@@ -300,6 +300,7 @@ func (s *service) chosen(m *Model) *backend {
 		}
 		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
 		_, c.MAC, c.Known = m.host.NextHop(b.Address)
+		c.Turned = s.turns(m, v, b.Address)
 		legal, candidates = append(legal, b), append(candidates, c)
 	}
 	if i := m.choices.Backend(candidates); i >= 0 {

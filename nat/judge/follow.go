@@ -83,7 +83,12 @@ func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16
 func (f *follower) Backend(legal []nat.Candidate) int {
 	t, ok := nat.TupleOf(f.frame())
 	if f.got.Reason == nat.ReasonUnresolved {
-		return slices.IndexFunc(legal, func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() })
+		waits := func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() }
+		// Others than those whose packets cannot be left to the kernel were passed.
+		if at := slices.IndexFunc(legal, func(c nat.Candidate) bool { return waits(c) && c.Turned }); at >= 0 {
+			return at
+		}
+		return slices.IndexFunc(legal, waits)
 	}
 	if !ok {
 		return -1

@@ -207,3 +207,41 @@ services:
 		}
 	}
 }
+
+// TestFollowConfirmsByAnswer: which backend a datapath chose for a packet that went no further, the packet of a server
+// shows: it goes on to the client, or is a stranger's.
+func TestFollowConfirmsByAnswer(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, scheduler: random,
+     backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(8) { // the model's choice is by chance
+		m, err := nat.New(c, golden.StandardHost(), seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, wan, lan := newFollower(m), Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
+		p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
+			&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
+		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		for _, server := range []string{"10.0.2.2", "10.0.2.3"}[seed%2:] { // it chose the second
+			answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC},
+				&packet.IPv4{Src: netip.MustParseAddr(server), Dst: netip.MustParseAddr("203.0.113.5"), TTL: 64}, &packet.UDP{SrcPort: 53, DstPort: 4000}}
+			got := nat.Outcome{Action: nat.Pass, Reason: nat.ReasonNotOurs}
+			if server == "10.0.2.3" {
+				out, err := packet.Parse(answer.Build()).Edit("ip4(src=192.0.2.10,ttl=63)")
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: wan.Name, Frame: out.Build()}}}
+			}
+			if want := f.want(nat.Arrival{Interface: lan.Name, Frame: answer.Build()}, got); want.Reason != got.Reason {
+				t.Errorf("seed %d, %s: want %s, got %s", seed, server, want.Reason, got.Reason)
+			}
+		}
+	}
+}
