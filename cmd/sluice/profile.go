@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -70,8 +69,11 @@ func (f *profileFlags) run(ctx context.Context, a *app) error {
 			return fmt.Errorf("profile: %s: %w", path, err)
 		}
 	}
-	a.progress("sampling for %s", watchText(f.seconds))
-	p, err := trace.TakeProfile(ctx, time.Duration(f.seconds*float64(time.Second)), namespaces)
+	p, err := trace.ProfileWhile(ctx, namespaces, func() error {
+		a.progress("sampling for %s", watchText(f.seconds))
+		wait(ctx, f.seconds)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
