@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // placement says which datapath carries each object of a configuration. The keys
@@ -63,6 +64,7 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 		errs = append(errs, err)
 	}
 	p.nat = nat
+	p.warnings = append(p.warnings, e.answersTaken(cfg, p.services, nat)...)
 	for i := range cfg.NAT {
 		if why := e.interference(cfg, i, p.services, nat); why != "" {
 			p.warnings = append(p.warnings, fmt.Sprintf("nat rule %s is on %s, but %s; put both on one datapath", cfg.NAT[i].Name, nat[i].Datapaths[0], why))
@@ -207,6 +209,60 @@ func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Plac
 		}
 	}
 	return ""
+}
+
+// answersTaken warns of stateless services whose datapath would take the answers of another service or port-forward for
+// theirs, because it is met first and one server's port answers for both.
+func (e *Engine) answersTaken(cfg *config.Config, services, nat []Place) (out []string) {
+	for i := range cfg.Services {
+		s := &cfg.Services[i]
+		if s.Mode != config.ModeStateless {
+			continue
+		}
+		tell := func(who string, on Place, protocol flow.Protocol, a netip.Addr, ports []flow.Ports) {
+			same := protocol == s.Protocol || protocol == flow.Any || s.Protocol == flow.Any
+			if !same || !e.before(services[i], on) {
+				return
+			}
+			for _, b := range s.Backends {
+				if b.Address == a && overlap(answerPorts(b.Port, s.Listen), ports) {
+					out = append(out, fmt.Sprintf("service %s is on %s, but %s; put both on one datapath", s.Name, services[i].Datapaths[0], interferes(who, on, "answers of %s", a)))
+					return
+				}
+			}
+		}
+		for j := range cfg.Services {
+			if o := &cfg.Services[j]; o.Mode == config.ModeDNAT || o.Mode == config.ModeFullNAT {
+				for _, b := range o.Backends {
+					tell("service "+o.Name, services[j], o.Protocol, b.Address, answerPorts(b.Port, o.Listen))
+				}
+			}
+		}
+		for j := range cfg.NAT {
+			if n := &cfg.NAT[j]; n.Type == config.NATPortForward {
+				tell("nat rule "+n.Name, nat[j], n.Protocol, n.To.Address, answerPorts(n.To.Port, []config.Listen{*n.Listen}))
+			}
+		}
+	}
+	return out
+}
+
+// answerPorts are the ports that a server answers from; none: all of them.
+func answerPorts(port uint16, listen []config.Listen) (ports []flow.Ports) {
+	if port != 0 {
+		return []flow.Ports{{First: port, Last: port}}
+	}
+	for _, l := range listen {
+		if len(l.Ports) == 0 {
+			return nil
+		}
+		ports = append(ports, l.Ports...)
+	}
+	return ports
+}
+
+func overlap(a, b []flow.Ports) bool {
+	return len(a) == 0 || len(b) == 0 || slices.ContainsFunc(a, func(p flow.Ports) bool { return slices.ContainsFunc(b, p.Overlaps) })
 }
 
 func interferes(who string, on Place, packets string, a netip.Addr) string {

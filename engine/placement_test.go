@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -169,6 +170,51 @@ func TestAnswersReachTheirDatapath(t *testing.T) {
 				t.Errorf("warnings: %q", got)
 			}
 		})
+	}
+}
+
+// TestStatelessTakesAnswers: a stateless service that is met first would take the answers of what a later datapath
+// carries to the same port of a server, and that is said.
+func TestStatelessTakesAnswers(t *testing.T) {
+	const warning = "service syslog is on ebpf, but %s is on nftables: answers of 10.0.2.2 may be taken before they get there; put both on one datapath"
+	syslog, other := service("syslog", "a"), service("marked", "a")
+	syslog.Mode, other.Listen[0].Address = config.ModeStateless, netip.MustParseAddr("192.0.2.11")
+	syslog.Backends[0].Address, other.Backends[0].Address = netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("10.0.2.2")
+	ported := func(port uint16) config.Service {
+		s := other
+		s.Backends = []config.Backend{other.Backends[0]}
+		s.Backends[0].Port = port
+		return s
+	}
+	udp, web := other, other
+	udp.Protocol, web.Name = flow.UDP, "web"
+	ftp := config.NATRule{Name: "ftp", Type: config.NATPortForward, Protocol: flow.TCP, Listen: &config.Listen{Address: netip.MustParseAddr("192.0.2.9"), Ports: []flow.Ports{{First: 80, Last: 80}}},
+		To: config.Target{Address: netip.MustParseAddr("10.0.2.2")}}
+	for name, c := range map[string]struct {
+		cfg  config.Config
+		want string
+	}{
+		"a service":            {config.Config{Services: []config.Service{syslog, other}}, fmt.Sprintf(warning, "service marked")},
+		"at the same port":     {config.Config{Services: []config.Service{syslog, ported(80)}}, fmt.Sprintf(warning, "service marked")},
+		"at another port":      {config.Config{Services: []config.Service{syslog, ported(8080)}}, ""},
+		"of another protocol":  {config.Config{Services: []config.Service{syslog, udp}}, ""},
+		"on the same datapath": {config.Config{Services: []config.Service{syslog, web}}, ""},
+		"a port-forward":       {config.Config{Services: []config.Service{syslog}, NAT: []config.NATRule{ftp}}, fmt.Sprintf(warning, "nat rule ftp")},
+	} {
+		fast, slow := pair()
+		fast.refuse = func(_, name string) error {
+			if name == "marked" || name == "ftp" {
+				return errRefused
+			}
+			return nil
+		}
+		e := New(Options{Datapaths: []datapath.Datapath{fast, slow}})
+		if _, err := e.Apply(t.Context(), &c.cfg); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(e.View().Warnings, "\n"); got != c.want {
+			t.Errorf("%s: warnings: %q", name, got)
+		}
 	}
 }
 

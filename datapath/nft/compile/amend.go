@@ -49,6 +49,9 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 	p := *previous.peers
 	p.snapshot = c.snapshot
 	if moved {
+		if err := c.answersOfOne(r.base); err != nil {
+			return nil, err
+		}
 		had := len(p.used)
 		p.servers = c.servers(r.base)
 		p.note()

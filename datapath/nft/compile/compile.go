@@ -160,6 +160,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	if err := c.firewall(b); err != nil {
 		return nil, err
 	}
+	if err := c.answersOfOne(b); err != nil {
+		return nil, err
+	}
 	c.flowtable(b)
 	c.timeouts(b)
 	p := c.listenersAndServers(previous, b)

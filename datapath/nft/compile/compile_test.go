@@ -199,6 +199,52 @@ func TestStatelessReplyMustBeUnambiguous(t *testing.T) {
 	}
 }
 
+// TestStatelessAnswersAreItsOwn: a backend's endpoint does not serve a stateless service and what the kernel tracks, also
+// when it comes to do so by a change.
+func TestStatelessAnswersAreItsOwn(t *testing.T) {
+	at := func(port uint16) []config.Backend {
+		return []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.2"), Port: port}}
+	}
+	listen := func(vip string) []config.Listen {
+		return []config.Listen{{Address: netip.MustParseAddr(vip), Ports: []flow.Ports{{First: 514, Last: 514}}}}
+	}
+	file := func(mode config.Mode, port uint16, forward flow.Protocol) *datapath.Snapshot {
+		c := &config.Config{Services: []config.Service{
+			{Name: "log", Protocol: flow.UDP, Mode: config.ModeStateless, Scheduler: config.SchedulerSourceHash, Listen: listen("192.0.2.1"), Backends: at(514)},
+			{Name: "other", Protocol: flow.UDP, Mode: mode, Scheduler: config.SchedulerRR, Listen: listen("192.0.2.2"), Backends: at(port)},
+		}}
+		if forward != 0 {
+			l := listen("192.0.2.3")[0]
+			c.NAT = []config.NATRule{{Name: "in", Type: config.NATPortForward, Protocol: forward, Listen: &l, To: config.Target{Address: netip.MustParseAddr("10.0.2.2"), Port: 514}}}
+		}
+		return snapshotOf(c)
+	}
+	const want = "service log: answers of 10.0.2.2 port 514 also belong to another service or port-forward"
+	for name, c := range map[string]struct {
+		s       *datapath.Snapshot
+		refused bool
+	}{
+		"a dnat service":       {file(config.ModeDNAT, 514, 0), true},
+		"a fullnat service":    {file(config.ModeFullNAT, 514, 0), true},
+		"its listener's port":  {file(config.ModeDNAT, 0, 0), true},
+		"another port":         {file(config.ModeDNAT, 515, 0), false},
+		"answers that pass by": {file(config.ModeDSR, 514, 0), false},
+		"a port-forward":       {file(config.ModeDNAT, 515, flow.UDP), true},
+		"of another protocol":  {file(config.ModeDNAT, 515, flow.TCP), false},
+	} {
+		if _, err := Compile(c.s, testEnv(), nil); (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	before, err := Compile(file(config.ModeDNAT, 515, 0), testEnv(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Compile(file(config.ModeDNAT, 514, 0), testEnv(), before); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("after a change: error %v", err)
+	}
+}
+
 func TestServiceNumbersStayAndDoNotOverlap(t *testing.T) {
 	services := make([]datapath.Service, 20000)
 	for i := range services {

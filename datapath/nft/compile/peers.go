@@ -4,6 +4,8 @@ package compile
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -190,6 +192,30 @@ func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 		}
 	}
 	return listeners, servers
+}
+
+// answersOfOne refuses endpoints that serve a stateless service and, by connection tracking, another service or a
+// port-forward. Answers of the first are rewritten before connections are looked up, whoever they are for, so that
+// clients of the others would get theirs from the wrong address.
+func (c *compiler) answersOfOne(b *base) error {
+	if len(b.reply) == 0 {
+		return nil
+	}
+	var clashes []string
+	_, servers := c.tracked()
+	for p, all := range servers {
+		for _, k := range b.reply[p.addr] {
+			same := k.protocol == p.protocol || k.protocol == flow.Any || p.protocol == flow.Any
+			if same && slices.ContainsFunc(all, k.ports.Overlaps) {
+				clashes = append(clashes, fmt.Sprintf("%s: answers of %s port %s also belong to another service or port-forward, and nftables cannot tell them apart: "+
+					"give the stateless service another port of the backend, or write mode: dnat, or datapath: ebpf for both", k.owner, k.addr, k.ports))
+			}
+		}
+	}
+	if len(clashes) > 0 {
+		return errors.New(slices.Min(clashes))
+	}
+	return nil
 }
 
 // peers writes endpoints into a set: single ports into the exact one, ranges merged into
