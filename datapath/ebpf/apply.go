@@ -216,6 +216,9 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		d.programs, d.switches = programs, want.Switches
 		d.growing.Unlock()
 		d.forgetMapper()
+		if d.changed != nil {
+			d.changed()
+		}
 	}
 	if want.Switches.Mappings {
 		if err := d.loadMapPrograms(want.Switches); err != nil {

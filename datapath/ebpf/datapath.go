@@ -87,6 +87,7 @@ type Datapath struct {
 	without     map[int]error // why interfaces that came later, by index, have no program
 	near        neighbours
 	stop        context.CancelFunc // of the watcher
+	changed     func()             // tells who holds packets that the programs have
 	watching    sync.WaitGroup
 	missed      atomic.Uint64                         // events that could not be handled
 	logs        atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
@@ -178,7 +179,7 @@ func (d *Datapath) release() (err error) {
 	if d.stop != nil {
 		d.stop()
 		d.watching.Wait()
-		d.stop = nil
+		d.stop, d.changed = nil, nil
 	}
 	for at, a := range d.attached {
 		err = errors.Join(err, a.close())

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -36,6 +37,10 @@ const (
 // How often the held fragments are looked through, and the log tells of what failed.
 const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 
+// The programs are loaded this long after a change, before a packet needs them: it takes up to seconds, in which the
+// sender would give up. Changes often come several at a time.
+const prepareAfter = time.Second
+
 // holder keeps fragments that came before their first one, and sends them through
 // a program of its own when it has come. What is too large for IPv6 goes through it at
 // once, and on in fragments, and so does what the kernel would not fragment. Translated
@@ -49,6 +54,8 @@ type holder struct {
 	large      []heldFrame        // to be fragmented
 	unresolved map[netdev.Hop]*unresolved
 	expired    time.Duration // of the monotonic clock: when expire last ran
+
+	changed time.Duration // of the monotonic clock: when the programs may have changed; 0: they are loaded
 
 	failed   int // packets that could not be sent on and that the log does not tell of yet
 	failure  error
@@ -69,9 +76,10 @@ type heldFrame struct {
 	frame   []byte
 }
 
-// hold handles the fragments that the programs hand over, until the ring is closed.
+// hold handles the fragments that the programs hand over, until the ring is closed. It is told by
+// flushing the ring that the programs have changed.
 func (d *Datapath) hold(ring *ringbuf.Reader) {
-	h := &holder{d: d, waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
+	h := &holder{d: d, changed: monotonic(), waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
 	if err := h.enter(); err != nil {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 		return
@@ -96,6 +104,9 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		if h.frames+len(h.large)+h.failed > 0 {
 			wait, some = min(wait, expireEvery), true
 		}
+		if h.changed > 0 {
+			wait, some = min(cmp.Or(wait, prepareAfter), prepareAfter), true
+		}
 		if some {
 			ring.SetDeadline(time.Now().Add(wait))
 		} else {
@@ -104,6 +115,8 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		err := ring.ReadInto(&r)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, ringbuf.ErrFlushed):
+			h.changed = monotonic()
 		case errors.Is(err, os.ErrClosed):
 			return
 		case err != nil:
@@ -114,6 +127,11 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		}
 		if now := monotonic(); now-h.expired >= expireEvery { // however busy the ring is
 			h.expire(now)
+		}
+		if now := monotonic(); h.changed > 0 && now-h.changed >= prepareAfter {
+			if _, err := h.ready(); err != nil { // who needs them says so
+				h.changed = now
+			}
 		}
 		h.release()
 		h.resolve(monotonic())
@@ -234,16 +252,52 @@ func (h *holder) expire(now time.Duration) {
 	}
 }
 
+// ready tells whether the programs are those of the tables in force, and loads them where they are not. Nobody
+// waits for that but the packets that are held.
+func (h *holder) ready() (bool, error) {
+	if !h.d.mu.TryLock() {
+		return false, nil
+	}
+	t, s := h.d.t, h.d.switches
+	if t == nil || h.d.inForce == nil || h.loaded() {
+		h.d.mu.Unlock()
+		h.changed = 0
+		return true, nil
+	}
+	p, err := t.Prepare(s, false, "sluice_tc")
+	h.d.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	h.forget()
+	if h.programs, err = p.Load(); err != nil {
+		return false, err
+	}
+	h.switches, h.tables, h.changed = s, t, 0
+	return true, nil
+}
+
+func (h *holder) loaded() bool {
+	return h.programs != nil && h.switches == h.d.switches && h.tables == h.d.t
+}
+
 // release sends on the fragments that are due, and what is to be fragmented. What
 // cannot go now, because the datapath is being changed, goes the next time.
 func (h *holder) release() {
-	if len(h.large) > 0 && h.try(h.large) {
+	if len(h.large)+len(h.due) == 0 {
+		return
+	}
+	ok, err := h.ready()
+	if !ok && err == nil {
+		return
+	}
+	if len(h.large) > 0 && h.try(h.large, err) {
 		h.large = h.large[:0]
 	}
 	for len(h.due) > 0 {
 		k := h.due[0]
 		if list := h.waiting[k]; len(list) > 0 {
-			if !h.try(list) {
+			if !h.try(list, err) {
 				return
 			}
 			h.drop(k)
@@ -252,12 +306,22 @@ func (h *holder) release() {
 	}
 }
 
-// try sends packets on; false when that has to wait.
-func (h *holder) try(list []heldFrame) bool {
+// try sends packets on, or loses them where the programs do not load; false when that has to wait.
+func (h *holder) try(list []heldFrame, unloaded error) bool {
+	if unloaded != nil {
+		h.lose(len(list), unloaded)
+		return true
+	}
 	if !h.d.mu.TryLock() {
 		return false
 	}
 	defer h.d.mu.Unlock()
+	if h.d.t == nil || h.d.inForce == nil {
+		return true
+	}
+	if !h.loaded() {
+		return false
+	}
 	h.send(list)
 	return true
 }
@@ -290,18 +354,6 @@ const tcRedirect = 7 // TC_ACT_REDIRECT
 
 // send sends packets on, each for itself.
 func (h *holder) send(list []heldFrame) {
-	if h.d.t == nil || h.d.inForce == nil {
-		return
-	}
-	if h.programs == nil || h.switches != h.d.switches || h.tables != h.d.t {
-		h.forget()
-		c, err := h.d.t.Program(h.d.switches, false, "sluice_tc")
-		if err != nil {
-			h.lose(len(list), err)
-			return
-		}
-		h.programs, h.switches, h.tables = c, h.d.switches, h.d.t
-	}
 	for _, f := range list {
 		if err := h.forward(f); err != nil {
 			h.lose(1, err)

@@ -63,7 +63,7 @@ func TestHeldFailEachForItself(t *testing.T) {
 	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}}}
 	good, bad := heldFrame{ifindex: 1, frame: make([]byte, 64)}, heldFrame{ifindex: 1, frame: make([]byte, 1)} // shorter than Ethernet's header
 	for range 3 {
-		if !h.try([]heldFrame{bad, good, bad}) {
+		if !h.try([]heldFrame{bad, good, bad}, nil) {
 			t.Fatal("the datapath is not being changed, and yet the packets wait")
 		}
 	}
@@ -80,6 +80,38 @@ func TestHeldFailEachForItself(t *testing.T) {
 	h.reported -= time.Hour + reportEvery
 	if h.report(); !strings.Contains(log.String(), "packets=1 ") {
 		t.Errorf("the log never tells of the last one: %s", &log)
+	}
+}
+
+// quietRing has what it is given, and then nothing until it is closed.
+type quietRing struct {
+	gives []error
+}
+
+func (*quietRing) SetDeadline(time.Time) {}
+
+func (q *quietRing) ReadInto(*ringbuf.Record) (err error) {
+	if len(q.gives) == 0 {
+		return os.ErrClosed
+	}
+	err, q.gives = q.gives[0], q.gives[1:]
+	return err
+}
+
+// TestHeldProgramsAreLoadedBefore: the first packet that the daemon holds does not wait for programs that take seconds
+// to load, also after a change.
+func TestHeldProgramsAreLoadedBefore(t *testing.T) {
+	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
+	h := &holder{d: s.d, changed: monotonic() - prepareAfter}
+	defer h.forget()
+	var holding uint32
+	h.serve(&quietRing{[]error{os.ErrDeadlineExceeded}}, &holding)
+	if h.programs == nil || !h.loaded() {
+		t.Fatal("nobody sent a packet, and the programs are not loaded")
+	}
+	h.serve(&quietRing{[]error{ringbuf.ErrFlushed}}, &holding)
+	if h.changed == 0 {
+		t.Error("the programs may have changed, and are not looked at again")
 	}
 }
 

@@ -73,6 +73,7 @@ func (d *Datapath) watch() {
 		d.watching.Go(func() { d.serve(events) })
 	}
 	if early != nil {
+		d.changed = func() { _ = early.Flush() } // if it fails, the programs are loaded when a packet needs them
 		d.watching.Go(func() { d.hold(early) })
 	}
 }

@@ -359,6 +359,39 @@ func (t *Tables) Close() error {
 // Program loads the programs with their constants set; or only some of them, as a
 // gateway of their own on the same tables, which holds no fragments.
 func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Collection, error) {
+	p, err := t.Prepare(s, dryRun, only...)
+	if err != nil {
+		return nil, err
+	}
+	return p.Load()
+}
+
+// Programs are programs that are yet to be loaded, which takes up to seconds and needs the tables no more.
+type Programs struct {
+	spec *ebpf.CollectionSpec
+	maps map[string]*ebpf.Map // handles of their own
+}
+
+// Load loads the programs, once.
+func (p *Programs) Load() (*ebpf.Collection, error) {
+	defer p.Close()
+	c, err := ebpf.NewCollectionWithOptions(p.spec, ebpf.CollectionOptions{MapReplacements: p.maps})
+	if err != nil {
+		return nil, fmt.Errorf("programs: %w", err)
+	}
+	return c, nil
+}
+
+// Close gives back the maps of programs that are not loaded.
+func (p *Programs) Close() {
+	for _, m := range p.maps {
+		m.Close()
+	}
+	p.maps = nil
+}
+
+// Prepare is the part of Program that needs the tables.
+func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Programs, error) {
 	spec, err := wire.LoadSpec()
 	if err != nil {
 		return nil, err
@@ -400,6 +433,7 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	case s.Attach == config.AttachTC:
 		delete(spec.Programs, "sluice_xdp")
 	}
+	p := &Programs{spec: spec, maps: map[string]*ebpf.Map{}}
 	replace := map[string]*ebpf.Map{}
 	for name, m := range t.Maps {
 		if name != "ids" {
@@ -409,11 +443,13 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	if err := t.replaceLate(s, spec, replace); err != nil {
 		return nil, err
 	}
-	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
-	if err != nil {
-		return nil, fmt.Errorf("programs: %w", err)
+	for name, m := range replace {
+		if p.maps[name], err = m.Clone(); err != nil {
+			p.Close()
+			return nil, fmt.Errorf("map %s: %w", name, err)
+		}
 	}
-	return c, nil
+	return p, nil
 }
 
 // UsePools makes what keeps the ports of pool addresses that come into use.
