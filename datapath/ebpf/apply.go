@@ -97,6 +97,9 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 		if (err != nil || want.Waiting > 0) && d.appliedHost != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
 			all := h.With(d.appliedHost)
 			if as, asErr := compile.Compile(s, st, all); err != nil || asErr == nil && as.Waiting < want.Waiting {
+				if err == nil && len(want.Unreached) > len(as.Unreached) {
+					away = errors.New(want.Unreached[0])
+				}
 				fits, want, err = all, as, asErr
 			}
 		}

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // TestBackendsFollowWhileALinkIsAway takes away what a configuration in force needs of
@@ -66,10 +68,55 @@ nat:
 			again := *s.snapshot
 			again.Config = &other
 			err := s.inside(func() error { _, err := s.d.Apply(context.Background(), &again); return err })
-			if (err == nil) != (name != "both are gone") { // what only waits is taken, a backend without a route is not
+			if err != nil { // what is not there waits
 				t.Errorf("a new configuration: %v", err)
 			}
 		})
+	}
+}
+
+// TestBackendsWaitForARoute: a backend of fullnat that nothing leads to keeps no other one and no other service from
+// being served, is told of, and takes connections when a route comes.
+func TestBackendsWaitForARoute(t *testing.T) {
+	s := changing(t, "services: [{name: dns, protocol: udp, mode: dnat, listen: [{address: 192.0.2.12, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
+	if err := s.ip("route add unreachable 10.77.0.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	s.mustChange(`
+services:
+  - {name: web, protocol: udp, mode: fullnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.77.0.2}, {name: b, address: 10.0.2.3}]}
+  - {name: far, protocol: udp, mode: fullnat, listen: [{address: 192.0.2.11, ports: [53]}], backends: [{name: c, address: 10.77.0.2}]}
+`)
+	to := func(vip string, port int) string {
+		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=%s)/udp(sport=%d,dport=53)", vip, port))
+		for _, b := range []string{"10.0.2.3", "10.77.0.2"} {
+			if len(out.Out) == 1 && strings.Contains(fmt.Sprint(packet.Parse(out.Out[0].Frame)), "dst="+b) {
+				return b
+			}
+		}
+		return string(out.Reason)
+	}
+	warned := func() (n int) {
+		for _, w := range s.d.Warnings() {
+			if strings.Contains(w, "no route to 10.77.0.2") && strings.Contains(w, "no new connections") {
+				n++
+			}
+		}
+		return n
+	}
+	for port := range 4 {
+		if got := to("192.0.2.10", 4000+port); got != "10.0.2.3" {
+			t.Errorf("the service that has another backend: %s", got)
+		}
+	}
+	if got := to("192.0.2.11", 4000); got != "no-backend" || warned() != 2 {
+		t.Errorf("the service that has no other: %s; warnings %q", got, s.d.Warnings())
+	}
+	if err := errors.Join(s.ip("route replace 10.77.0.0/24 via 10.0.2.3"), s.inside(s.apply)); err != nil {
+		t.Fatal(err)
+	}
+	if got := to("192.0.2.11", 5000); got != "10.77.0.2" || warned() != 0 {
+		t.Errorf("with a route: %s; warnings %q", got, s.d.Warnings())
 	}
 }
 

@@ -30,6 +30,9 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.mismatch != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.mismatch))
 	}
+	for _, u := range d.inForce.Unreached {
+		out = append(out, u+"; it gets no new connections until there is one")
+	}
 	_ = d.inside(func() error { // else a namespace that nobody can enter has nothing to be warned of
 		named, others := d.entrances()
 		v4, v6 := d.snapshot.Forwards()

@@ -22,6 +22,7 @@ import (
 type Desired struct {
 	SpecificRoutes int                     // more specific ones than mappings between the families have, with those that found no room
 	Waiting        int                     // names of interfaces, and addresses of masquerade rules, that are not there
+	Unreached      []string                // backends of fullnat that take no connections for want of an address towards them, and why
 	Services       map[uint32]wire.Service // slots not filled in
 	Slots          map[uint32][]uint16     // by service
 	Backends       map[uint32]wire.Backend

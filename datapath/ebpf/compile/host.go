@@ -178,7 +178,7 @@ func (h *Host) sourceTowards(to netip.Addr) (netip.Addr, error) {
 func (h *Host) sourceNow(to netip.Addr) (netip.Addr, error) {
 	own, ifindex, err := h.Ask.Route(to)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)
+		return netip.Addr{}, unreachedError{fmt.Errorf("no route to %s: add one, or give the service a source-pool: %w", to, err)}
 	}
 	if own.IsValid() && own.Is4() == to.Is4() && !own.IsLinkLocalUnicast() {
 		return own, nil
@@ -187,8 +187,13 @@ func (h *Host) sourceNow(to netip.Addr) (netip.Addr, error) {
 	if list := h.choices(ifindex, to.Is6(), notHeld); len(list) > 0 {
 		return list[0].Addr, nil
 	}
-	return netip.Addr{}, fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)
+	return netip.Addr{}, unreachedError{fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)}
 }
+
+// unreachedError says why there is no address of the host towards another one, which may come.
+type unreachedError struct{ error }
+
+func (e unreachedError) Unwrap() error { return e.error }
 
 // AttachTo lists the interfaces of a configuration: those it names, else all that
 // are up and neither a loopback nor a port of a bridge or bond, which is taken in

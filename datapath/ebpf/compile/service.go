@@ -4,6 +4,7 @@ package compile
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -226,7 +227,10 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 			w.Mac = b.MAC
 		}
 		if s.Mode == config.ModeFullNAT {
-			if w.Pool, w.PoolLen, err = c.sourcePool(s.Service, b.Address); err != nil {
+			w.Pool, w.PoolLen, err = c.sourcePool(s.Service, b.Address)
+			if errors.As(err, &unreachedError{}) {
+				s = c.unreached(s, i, err)
+			} else if err != nil {
 				return fmt.Errorf("backend %s: %w", b.Name, err)
 			}
 		}
@@ -254,6 +258,19 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		c.Slots[id] = append(c.Slots[id], uint16(numbers[owner]))
 	}
 	return nil
+}
+
+// unreached is the service without new connections to a backend that the host has no address towards, as at boot before
+// its interfaces are there.
+func (c *compiler) unreached(s *datapath.Service, backend int, why error) *datapath.Service {
+	c.Waiting++
+	c.Unreached = append(c.Unreached, fmt.Sprintf("service %s: backend %s: %v", s.Name, s.Backends[backend].Name, why))
+	without := *s
+	without.State = slices.Clone(s.State)
+	if without.State[backend] == datapath.Up {
+		without.State[backend] = datapath.Drain
+	}
+	return &without
 }
 
 func (c *compiler) backendBusy(n uint32) bool { return c.state.BackendFlows(n) > 0 }
