@@ -122,7 +122,8 @@ func TestStorm(t *testing.T) {
 // configurations are what operators, their programs and bad luck do to a daemon.
 func configurations(t *testing.T, d *daemon.Daemon, calm string) map[string]func() error {
 	more := strings.Replace(calm, "      - {name: b, address: 10.0.2.3, port: 8080}\n", oneMore, 1)
-	far := "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [99]}], protocol: tcp, mode: dsr, backends: [{name: x, address: 203.0.113.99}]}\n"
+	both := "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [98]}], protocol: udp, mode: stateless, scheduler: source-hash, backends: [{name: x, address: 203.0.113.99, port: 9}]}\n" +
+		"  - {name: near, datapath: nftables, listen: [{address: 192.0.2.10, ports: [99]}], protocol: udp, mode: dnat, backends: [{name: x, address: 203.0.113.99, port: 9}]}\n"
 	apply := func(text string) func() error {
 		return func() error { _, err := d.Apply(t.Context(), "test.yaml", []byte(text)); return err }
 	}
@@ -140,15 +141,15 @@ func configurations(t *testing.T, d *daemon.Daemon, calm string) map[string]func
 		}
 	}
 	return map[string]func() error{
-		"more":     apply(more),
-		"calm":     apply(calm),
-		"deny":     apply(calm + "firewall: {sets: {bad: [198.51.100.0/24]}, rules: [{action: drop, source: '@bad'}]}\n"),
-		"nonsense": refused("services: [nonsense]\n", "nonsense"),
-		"no route": refused(calm+far, "no route to 203.0.113.99"),
-		"file":     write(more),
-		"bad file": write("services: ["),
-		"hang up":  func() error { return d.Signal(syscall.SIGHUP) },
-		"crash":    func() error { return errors.Join(d.Kill(), write(calm)(), d.Restart(t.Context())) },
+		"more":               apply(more),
+		"calm":               apply(calm),
+		"deny":               apply(calm + "firewall: {sets: {bad: [198.51.100.0/24]}, rules: [{action: drop, source: '@bad'}]}\n"),
+		"nonsense":           refused("services: [nonsense]\n", "nonsense"),
+		"one server for two": refused(calm+both, "service far: answers of 203.0.113.99 port 9 also belong"),
+		"file":               write(more),
+		"bad file":           write("services: ["),
+		"hang up":            func() error { return d.Signal(syscall.SIGHUP) },
+		"crash":              func() error { return errors.Join(d.Kill(), write(calm)(), d.Restart(t.Context())) },
 		"frozen": func() error {
 			err := d.Signal(syscall.SIGSTOP)
 			time.Sleep(100 * time.Millisecond)

@@ -262,9 +262,10 @@ func TestRefusedRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = d.AwaitEnd() // "killed"
-	refused := webAndLine + "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [99]}], protocol: tcp, mode: dsr, backends: [{name: x, address: 203.0.113.99}]}\n"
-	if _, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "test.yaml", []byte(refused)); err == nil || !strings.Contains(err.Error(), "no route to 203.0.113.99") {
-		t.Fatalf("a backend without a route: %v", err)
+	refused := webAndLine + "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [98]}], protocol: udp, mode: stateless, scheduler: source-hash, backends: [{name: x, address: 203.0.113.99, port: 9}]}\n" +
+		"  - {name: near, datapath: nftables, listen: [{address: 192.0.2.10, ports: [99]}], protocol: udp, mode: dnat, backends: [{name: x, address: 203.0.113.99, port: 9}]}\n"
+	if _, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "test.yaml", []byte(refused)); err == nil || !strings.Contains(err.Error(), "service far: answers of 203.0.113.99 port 9 also belong") {
+		t.Fatalf("two services for the answers of one server: %v", err)
 	}
 	mustAsk(t, line, "after a refused restart")
 	mustAnswer(t, webLoad(l, "192.0.2.10:80", 50))

@@ -54,8 +54,11 @@ func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 		t.Errorf("the warnings %q do not tell that a server is away", w)
 	}
 	same := *c
-	if _, err := b.d.Apply(context.Background(), b.snapshot(&same)); err == nil {
-		t.Error("a configuration that does not fit the host was taken")
+	if _, err := b.d.Apply(context.Background(), b.snapshot(&same)); err != nil {
+		t.Errorf("a new configuration: %v", err)
+	}
+	if w := b.d.Warnings(); !slices.ContainsFunc(w, said) {
+		t.Errorf("the warnings %q of the new configuration do not tell that a server is away", w)
 	}
 	set((*netlink.Handle).LinkSetUp)
 	b.apply(c)
@@ -64,6 +67,42 @@ func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 	}
 	if w := b.d.Warnings(); slices.ContainsFunc(w, said) {
 		t.Errorf("the link is back, but the warnings are %q", w)
+	}
+}
+
+// TestAServerThatWasNeverThere: a backend of mode dsr to which only a router leads, after nothing did, keeps no change of
+// another service from being applied.
+func TestAServerThatWasNeverThere(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := b.gateway.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip("route", "replace", "unreachable", "10.77.0.0/24")
+	c := one(config.Service{
+		Name: "video", Protocol: flow.TCP, Mode: config.ModeDSR, Scheduler: config.SchedulerMaglev,
+		Listen: []config.Listen{listen("192.0.2.30", "80")}, Backends: []config.Backend{backend("far", "10.77.0.2", 0)},
+	})
+	c.Services = append(c.Services, web(config.ModeDNAT, config.SchedulerMaglev))
+	b.apply(c)
+	ip("route", "replace", "10.77.0.0/24", "via", "10.0.2.2")
+	for _, state := range []datapath.State{datapath.Down, datapath.Up} {
+		s := b.snapshot(c)
+		s.Services[1].State[0] = state
+		if change := b.applySnapshot(s); change.Empty() {
+			t.Error("a change of another service was not applied")
+		}
+		told := 0
+		for _, w := range b.d.Warnings() {
+			if strings.Contains(w, "backend far") && strings.Contains(w, "router 10.0.2.2") && strings.Contains(w, "gets no connections") {
+				told++
+			}
+		}
+		if told != 1 {
+			t.Errorf("the warnings %q", b.d.Warnings())
+		}
 	}
 }
 

@@ -167,9 +167,18 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 	env.Flowtable, env.Timeouts, env.Defragments = d.wantsFlowtable(s), d.timeouts, d.defragments
 	env.FIB = d.fib
 	result, err = compile.Compile(s, env, d.compiled)
-	if err != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-		env.Route, mismatch = d.host.lastNeighbour, err
-		result, err = compile.Compile(s, env, d.compiled)
+	if (err != nil || len(result.Unreached()) > 0) && d.snapshot != nil && s.Config == d.snapshot.Config {
+		env.Route = d.host.lastNeighbour
+		as, asErr := compile.Compile(s, env, d.compiled)
+		switch {
+		case err != nil:
+			if asErr != nil || len(as.Unreached()) == 0 { // else these are told
+				mismatch = err
+			}
+			result, err = as, asErr
+		case asErr == nil && len(as.Unreached()) < len(result.Unreached()):
+			result, mismatch = as, errors.New(result.Unreached()[0])
+		}
 	}
 	if err != nil {
 		return nil, nil, nil, err

@@ -202,7 +202,7 @@ func (h *host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	routes, err := h.handle.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return compile.Interface{}, fmt.Errorf("no route to %s: %w", a, err)
+		return compile.Interface{}, fmt.Errorf("%w to %s (%v)", compile.ErrNoRoute, a, err)
 	}
 	if gw := routes[0].Gw; gw != nil && !gw.IsUnspecified() {
 		return compile.Interface{}, fmt.Errorf("%s is reached by way of router %s", a, gw)
@@ -262,11 +262,14 @@ func (h *host) holder(a netip.Addr) string {
 }
 
 // lastNeighbour is neighbour, but for an address whose network has gone away: that was
-// on the interface where it was met last.
+// on the interface where it was met last. One that was never met is left out, whatever leads to it now.
 func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {
 	via, err := h.neighbour(a)
 	if last, met := h.met[a]; err != nil && met {
 		return last, nil
+	}
+	if err != nil && !errors.Is(err, compile.ErrNoRoute) {
+		err = fmt.Errorf("%w to it as a neighbour (%v)", compile.ErrNoRoute, err)
 	}
 	return via, err
 }

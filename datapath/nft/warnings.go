@@ -40,6 +40,11 @@ func (d *Datapath) Warnings() []string {
 	if d.mismatch != nil {
 		out = append(out, fmt.Sprintf("%v; its packets go on being sent to where it was", d.mismatch))
 	}
+	if d.compiled != nil {
+		for _, u := range d.compiled.Unreached() {
+			out = append(out, u+": it gets no connections until there is one; dsr reaches only neighbours, on a network of one of this host's interfaces")
+		}
+	}
 	if d.endError != nil {
 		out = append(out, d.endError.Error())
 	}

@@ -101,7 +101,9 @@ type Service struct {
 	uses   []rs.ID // shared sets that the fragment has elements in
 	routed bool    // depends on routes, so it is compiled anew each time
 	marks  []uint32
-	reply  []replyKey
+	// unreached says of backends that nothing leads to them.
+	unreached []string
+	reply     []replyKey
 	// members of shared sets
 	members []rs.Element
 }
@@ -109,6 +111,14 @@ type Service struct {
 // isOf reports whether it is what a service is compiled to.
 func (s *Service) isOf(svc *datapath.Service) bool {
 	return !s.routed && slices.Equal(s.state, svc.State) && slices.Equal(s.weight, svc.Weights) && s.source.Equal(svc.Service)
+}
+
+// Unreached says which backends of mode dsr get no connections because nothing leads to them.
+func (r *Result) Unreached() (out []string) {
+	for _, s := range r.Services {
+		out = append(out, s.unreached...)
+	}
+	return out
 }
 
 // Compile returns the ruleset for a snapshot. The previous result may be nil;

@@ -199,6 +199,53 @@ func TestStatelessReplyMustBeUnambiguous(t *testing.T) {
 	}
 }
 
+// TestServersThatNothingLeadsTo: backends of mode dsr without a route are left out and told of, also those that clients
+// are pinned to, and where there is no other; one behind a router is refused.
+func TestServersThatNothingLeadsTo(t *testing.T) {
+	env := testEnv()
+	known := env.Route
+	env.Route = func(a netip.Addr) (Interface, error) {
+		switch a.String() {
+		case "10.77.0.2":
+			return Interface{}, fmt.Errorf("%w to %s", ErrNoRoute, a)
+		case "10.88.0.2":
+			return Interface{}, fmt.Errorf("%s is reached by way of router 10.0.2.9", a)
+		}
+		return known(a)
+	}
+	file := func(servers ...string) *datapath.Snapshot {
+		s := config.Service{Name: "video", Protocol: flow.TCP, Mode: config.ModeDSR, Scheduler: config.SchedulerMaglev,
+			Listen:   []config.Listen{{Address: netip.MustParseAddr("192.0.2.1"), Ports: []flow.Ports{{First: 80, Last: 80}}}},
+			Sessions: []config.Session{{Client: netip.MustParsePrefix("198.51.100.0/24"), Backend: servers[0]}}}
+		for _, a := range servers {
+			s.Backends = append(s.Backends, config.Backend{Name: a, Address: netip.MustParseAddr(a), Weight: 1, Priority: 1})
+		}
+		return snapshotOf(&config.Config{Services: []config.Service{s}})
+	}
+	for _, servers := range [][]string{{"10.77.0.2", "10.0.2.2"}, {"10.77.0.2"}} {
+		r, err := Compile(file(servers...), env, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range r.Ruleset.Fragments {
+			for _, c := range f.Chains {
+				if strings.HasSuffix(c.ID.Name, "/10.77.0.2") {
+					t.Errorf("there is a chain %s", c.ID.Name)
+				}
+			}
+		}
+		if got := r.Unreached(); len(got) != 1 || got[0] != "service video: backend 10.77.0.2: no route to 10.77.0.2" {
+			t.Errorf("of %v it is told %q", servers, got)
+		}
+		if again, err := Compile(file(servers...), testEnv(), r); err != nil || len(again.Unreached()) != 0 {
+			t.Errorf("with a route: %v, %q", err, again.Unreached())
+		}
+	}
+	if _, err := Compile(file("10.88.0.2"), env, nil); err == nil || !strings.Contains(err.Error(), "router") {
+		t.Errorf("behind a router: %v", err)
+	}
+}
+
 // TestStatelessAnswersAreItsOwn: a backend's endpoint does not serve a stateless service and what the kernel tracks, also
 // when it comes to do so by a change.
 func TestStatelessAnswersAreItsOwn(t *testing.T) {

@@ -3,11 +3,13 @@
 package compile
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
@@ -44,7 +46,9 @@ func (p *part) dsr() error {
 			return fmt.Errorf("backend %s: no routes are known", backendName(b))
 		}
 		via, err := p.c.env.Route(b.Address)
-		if err != nil {
+		if errors.Is(err, ErrNoRoute) { // see unreached
+			continue
+		} else if err != nil {
 			return fmt.Errorf("backend %s: %w: dsr reaches only neighbours, on a network of one of this host's interfaces", backendName(b), err)
 		}
 		p.backend(i, func(r *rs.Builder) *rs.Builder {
@@ -60,6 +64,26 @@ func (p *part) dsr() error {
 		}
 	}
 	return nil
+}
+
+// ErrNoRoute is what Env.Route says of an address that nothing leads to.
+var ErrNoRoute = errors.New("no route")
+
+// unreached is the service without the backends of mode dsr that nothing leads to, as at boot before the interfaces
+// are there: they are as if they were down, and those who ask are told.
+func (c *compiler) unreached(svc datapath.Service, s *Service) datapath.Service {
+	if svc.Mode != config.ModeDSR || c.env.Route == nil {
+		return svc
+	}
+	svc.State = slices.Clone(svc.State)
+	s.routed = true
+	for i, b := range svc.Backends {
+		if _, err := c.env.Route(b.Address); errors.Is(err, ErrNoRoute) {
+			svc.State[i] = datapath.Down
+			s.unreached = append(s.unreached, fmt.Sprintf("service %s: backend %s: %v", svc.Name, backendName(b), err))
+		}
+	}
+	return svc
 }
 
 // less makes the map that counts a TTL down, which no expression does: without it, two

@@ -44,6 +44,7 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 		Fragment: &rs.Fragment{Owner: "service " + svc.Name},
 		Slots:    make(map[rs.Family][]string),
 	}
+	svc = c.unreached(svc, s)
 	for _, f := range []rs.Family{rs.IP, rs.IP6} {
 		if !slices.ContainsFunc(svc.Listen, func(l config.Listen) bool { return familyOf(l.Address) == f }) {
 			continue
