@@ -5,6 +5,7 @@ package e2e
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -50,7 +51,9 @@ func TestObjectCommands(t *testing.T) {
 		expect("b")
 		sluice("", "set", "add", "banned", "10.64.0.0/16")
 		sluice("", "service", "set", "web", "deny=[banned]")
-		if tally := webLoad(l, "192.0.2.10:80", 3); tally.Run(t.Context()).Good() != 0 {
+		denied := webLoad(l, "192.0.2.10:80", 3)
+		denied.Timeout = 4 * time.Second // three SYNs of each
+		if denied.Run(t.Context()).Good() != 0 {
 			t.Error("a denied client is answered")
 		}
 		sluice("", "set", "rm", "banned", "10.64.0.0/16")
