@@ -157,6 +157,9 @@ func start(t *testing.T, datapath, configuration, status string) *gateway {
 	t.Helper()
 	l := labtest.New(t, topology())
 	file := "datapath: " + datapath + "\ninterfaces: [wan0, lan0]\n" + configuration
+	if datapath == "ebpf" {
+		file = "attach: tc\n" + file // as auto does on links that are virtual, but the programs of XDP are not loaded
+	}
 	d, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "rfc.yaml", []byte(file))
 	if err != nil {
 		if strings.Contains(err.Error(), "not available on this host") {
