@@ -109,7 +109,7 @@ func Open(opt Options) (*Datapath, error) {
 		opt.StateDir = "/run/sluice"
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("ebpf: %w; run as root, or with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON", err)
+		return nil, fmt.Errorf("ebpf: %w; run as root, or with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON, and a bpffs at /sys/fs/bpf or CAP_SYS_ADMIN", err)
 	}
 	ns, err := netns.Get()
 	if err != nil {
@@ -123,11 +123,14 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	changes, err := netdev.OpenPolled()
-	if err != nil {
+	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
+	if err := d.pinnable(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	return &Datapath{opt: opt, ns: ns, cookie: cookie, changes: changes, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}, nil
+	if d.changes, err = netdev.OpenPolled(); err != nil {
+		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
+	}
+	return d, nil
 }
 
 // netnsCookie is the number that the kernel gave the calling thread's network

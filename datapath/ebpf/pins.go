@@ -81,6 +81,22 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 	return filepath.Join(root+dir, "sluice"), nil
 }
 
+// pinnable says why nothing could be pinned, as in a container without a bpffs and without the right to mount one.
+func (d *Datapath) pinnable() error {
+	if dir, err := d.pinDir(false); dir != "" || err != nil {
+		return err
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	if have[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
+		return fmt.Errorf("no bpffs for maps and programs, and no right to mount one: mount one at /sys/fs/bpf before the start, or give CAP_SYS_ADMIN: %w", os.ErrPermission)
+	}
+	return nil
+}
+
 func mountBPFFS(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("bpffs: %w", err)
