@@ -65,13 +65,17 @@ func (m *Model) SetHost(h Host) {
 	}
 }
 
-// lost reports whether masquerade has given a session an address that the host has no more.
+// lost reports whether a session was given an address of the host that it has no more: by masquerade, or by a
+// service without a pool.
 func (s *session) lost(m *Model) bool {
+	if s.service != nil {
+		return s.port != nil && (s.service.Mode != config.ModeFullNAT || len(s.service.SourcePool) == 0) && !m.host.Owns(s.port.endpoint.Addr())
+	}
 	outside := s.tuple[1].Dest
 	if s.binding != nil {
 		outside = s.binding.outside.endpoint
 	}
-	return s.rule != nil && s.rule.Type == config.NATMasquerade && s.service == nil && !m.host.Owns(outside.Addr())
+	return s.rule != nil && s.rule.Type == config.NATMasquerade && !m.host.Owns(outside.Addr())
 }
 
 // configure puts a configuration in force, and returns who listens in it.

@@ -107,7 +107,7 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			return err
 		}
 		change = d.compare(want)
-		old := d.staleAfter(want, s)
+		old := d.staleAfter(want, s, d.losing(want, h)...)
 		if err := d.put(want, s, h); err != nil {
 			return errors.Join(err, d.back(h))
 		}

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
@@ -47,6 +48,21 @@ func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 			atomic.StoreUint64(&d.t.PoolRules.Values[n], bits)
 		}
 	}
+	return d.leftPools(want, h, func(n uint32, v wire.PoolAddr, gone bool) error {
+		was := v.Lost
+		if v.Lost = 0; gone {
+			v.Lost = 1
+		}
+		if v.Lost == was {
+			return nil
+		}
+		return d.t.Maps["pools"].Put(n, &v)
+	})
+}
+
+// leftPools calls visit with each address that is in no pool any more, and whether it was the host's own and is so
+// no more.
+func (d *Datapath) leftPools(want *compile.Desired, h *compile.Host, visit func(n uint32, v wire.PoolAddr, gone bool) error) error {
 	for k, n := range d.t.IDs.Known {
 		if _, wanted := want.Pools[n]; k.Kind != ids.Pool || wanted {
 			continue
@@ -55,17 +71,22 @@ func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 		if err := d.t.Maps["pools"].Lookup(n, &v); err != nil {
 			return fmt.Errorf("pools: %w", err)
 		}
-		was := v.Lost
-		if v.Lost = 0; v.Local != 0 && !h.Owns(wire.AddrFrom(v.Addr, v.Family == wire.Family6)) {
-			v.Lost = 1
-		}
-		if v.Lost != was {
-			if err := d.t.Maps["pools"].Put(n, &v); err != nil {
-				return fmt.Errorf("pools: %w", err)
-			}
+		if err := visit(n, v, v.Local != 0 && !h.Owns(wire.AddrFrom(v.Addr, v.Family == wire.Family6))); err != nil {
+			return fmt.Errorf("pools: %w", err)
 		}
 	}
 	return nil
+}
+
+// losing returns the addresses that the host is found to have lost.
+func (d *Datapath) losing(want *compile.Desired, h *compile.Host) (list []netip.Addr) {
+	_ = d.leftPools(want, h, func(_ uint32, v wire.PoolAddr, gone bool) error {
+		if gone && v.Lost == 0 {
+			list = append(list, wire.AddrFrom(v.Addr, v.Family == wire.Family6))
+		}
+		return nil
+	})
+	return list
 }
 
 // putRuns writes the runs of pool addresses, where nothing in force has one.

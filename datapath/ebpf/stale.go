@@ -32,12 +32,24 @@ type stale struct {
 	services  map[string]*config.Service
 	rules     map[string]*config.NATRule
 	pools     map[uint32]uint64 // rules of each pool address, as in PoolRules
+	lost      []netip.Addr      // addresses of the host that it has no more
 	hz        uint32
 }
 
 // staleAfter returns nil where nothing differs between the snapshot in force and the next one but
-// states of backends, which the sweeper looks at.
-func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot) *stale {
+// states of backends, which the sweeper looks at. lost: addresses of the host that it has no more.
+func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot, lost ...netip.Addr) *stale {
+	st := d.staleByConfig(want, s)
+	if st == nil && len(lost) > 0 {
+		st = &stale{}
+	}
+	if st != nil {
+		st.lost = lost
+	}
+	return st
+}
+
+func (d *Datapath) staleByConfig(want *compile.Desired, s *datapath.Snapshot) *stale {
 	if d.snapshot != nil && (d.snapshot.Config == s.Config ||
 		d.snapshot.Config.Established == s.Config.Established && len(datapath.Differing(d.snapshot, s)) == 0) {
 		return nil
@@ -55,6 +67,12 @@ func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot) *stal
 
 // ends reports whether a flow is ended. twin is its other direction.
 func (s *stale) ends(f, twin table.Entry) bool {
+	if f.Flags&wire.EntryNAT == 0 && slices.Contains(s.lost, twin.Key.Dest.Addr()) {
+		return true // the sweeper ends those of NAT rules
+	}
+	if s.want == nil {
+		return false
+	}
 	at := s.listeners.Find(f.Key.Protocol, f.Key.Dest)
 	if f.Flags&wire.EntryNAT != 0 {
 		return s.source(f, twin, at)

@@ -4,6 +4,8 @@ package ebpf
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
@@ -112,5 +114,34 @@ func TestReplacedBackend(t *testing.T) {
 	}
 	if ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame)); ip == nil || ip.Dst.String() != "10.0.2.3" {
 		t.Errorf("the sender goes on to %s", packet.Parse(out.Out[0].Frame))
+	}
+}
+
+// TestLostSourcesEndFlows: a client that never stops sending is not sent on from an address that the host has lost,
+// where a service has no pool of its own or turns the source of clients of the servers' network.
+func TestLostSourcesEndFlows(t *testing.T) {
+	for mode, at := range map[string]string{"fullnat": "wan0 203.0.113.5", "dnat": "lan0 10.0.2.9"} {
+		s := changing(t, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: "+mode+", backends: [{name: a, address: 10.0.2.2}]}\n")
+		iface, client, _ := strings.Cut(at, " ")
+		source := func() string {
+			out := send(t, s, iface, "ip4(src="+client+",dst=192.0.2.10)/udp(sport=4000,dport=53)/data(10)")
+			if len(out.Out) != 1 {
+				t.Fatalf("%s: %s %s", mode, out.Action, out.Reason)
+			}
+			ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame))
+			return ip.Src.String()
+		}
+		for _, c := range []struct{ commands, want string }{
+			{"", "10.0.2.1"},
+			{"addr add 10.0.2.77/24 dev lan0", "10.0.2.1"},
+			{"addr del 10.0.2.1/24 dev lan0\naddr replace 10.0.2.77/24 dev lan0\nneigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev lan0", "10.0.2.77"},
+		} {
+			if err := errors.Join(s.ip(c.commands), s.inside(s.apply)); err != nil {
+				t.Fatal(err)
+			}
+			if got := source(); got != c.want {
+				t.Errorf("%s, after %q: sent on from %s, want %s", mode, c.commands, got, c.want)
+			}
+		}
 	}
 }

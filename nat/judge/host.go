@@ -46,12 +46,13 @@ func (w *world) hostChange(r *rand.Rand) string {
 			return fmt.Sprintf("mac %s %s", i.Name, packet.MAC{2, 0, 0, 0, i.MAC[4], byte(0x41 + r.IntN(4))})
 		}
 	case 6: // the address that packets leave with, where another takes its place
-		all := was.Interfaces[0].Addresses
+		at := r.IntN(len(h.Interfaces))
+		all := was.Interfaces[at].Addresses
 		if len(all) == 0 {
 			return ""
 		}
 		own := pick(r, all)
-		switch i := h.Interfaces[0]; {
+		switch i := h.Interfaces[at]; {
 		case strings.Contains(w.scenario.YAML, "interface:"): // the model does not say yet what of the listeners' flows goes on
 		case !slices.Contains(i.Addresses, own):
 			return fmt.Sprintf("address %s %s", i.Name, own)
