@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -24,32 +25,51 @@ func TestPacketCases(t *testing.T) {
 		t.Fatal(err)
 	}
 	few := number(t, "SLUICE_FEW_PROGRAMS", 0) > 0
-	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
+	sideBySide(t, []string{"xdp", "tc", "tc-complete", "pair"}, func(t *testing.T, hook string, cpu int) {
+		pool := poolOf(t, programKind{allOn: few || hook == "tc-complete" || hook == "pair"})
+		for _, c := range cases {
+			t.Run(c.Name, func(t *testing.T) {
+				s := newSubject(t, hook)
+				s.programPool, s.cpu, s.few = pool, cpu, few
+				runCase(t, c, s)
+			})
+		}
+	})
+}
+
+// sideBySide runs a test of each hook, as many at a time as there are CPUs, each on one of its own.
+// What a test does with shared programs it does one after the other: programs are made for their
+// tables, so that the verifier would look at the same once more for each that runs meanwhile.
+func sideBySide(t *testing.T, hooks []string, test func(t *testing.T, hook string, cpu int)) {
+	cpus := make(chan int, runtime.NumCPU())
+	for cpu := range cap(cpus) {
+		cpus <- cpu
+	}
+	for _, hook := range hooks {
 		t.Run(hook, func(t *testing.T) {
-			pool := newProgramPool(t)
-			pool.few, pool.allOn = few, few || hook == "tc-complete" || hook == "pair"
-			for _, c := range cases {
-				t.Run(c.Name, func(t *testing.T) {
-					t.Parallel()
-					on := hook
-					if hook == "pair" {
-						on = "tc"
-					}
-					if why, skip := c.Skip[on]; skip {
-						t.Skip(why)
-					}
-					if err := refusal(c.Config); err != nil {
-						t.Skip(err)
-					}
-					s := newSubject(t, hook)
-					s.programPool = pool
-					if err := c.Run(s); few && errors.Is(err, errOtherConstants) {
-						t.Skip(err)
-					} else if err != nil {
-						t.Error(err)
-					}
-				})
-			}
+			t.Parallel()
+			cpu := <-cpus
+			defer func() { cpus <- cpu }()
+			test(t, hook, cpu)
 		})
+	}
+}
+
+// runCase runs a packet case, or says why it is none for the subject.
+func runCase(t *testing.T, c *golden.Case, s *subject) {
+	on := s.hook
+	if on == "pair" {
+		on = "tc"
+	}
+	if why, skip := c.Skip[on]; skip {
+		t.Skip(why)
+	}
+	if err := refusal(c.Config); err != nil {
+		t.Skip(err)
+	}
+	if err := c.Run(s); s.few && errors.Is(err, errOtherConstants) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Error(err)
 	}
 }

@@ -50,21 +50,19 @@ func agrees(t *testing.T, o judge.Options, allOn bool) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))
 	o.NoShrink = os.Getenv("SLUICE_MODEL_SHRINK") == "no"
-	for _, hook := range []string{"xdp", "tc", "tc-complete", "pair"} {
-		t.Run(hook, func(t *testing.T) {
-			pool := newProgramPool(t)
-			pool.allOn = allOn
-			for _, sc := range judge.Scenarios() {
-				t.Run(sc.Name, func(t *testing.T) {
-					t.Parallel()
-					agreesIn(t, hook, sc, o, pool)
-				})
-			}
-		})
-	}
+	pool := poolOf(t, programKind{allOn: allOn})
+	sideBySide(t, []string{"xdp", "tc", "tc-complete", "pair"}, func(t *testing.T, hook string, cpu int) {
+		for _, sc := range judge.Scenarios() {
+			t.Run(sc.Name, func(t *testing.T) {
+				s := newSubject(t, hook)
+				s.programPool, s.cpu, s.here = pool, cpu, true
+				agreesIn(t, s, sc, o)
+			})
+		}
+	})
 }
 
-func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, pool *programPool) {
+func agreesIn(t *testing.T, s *subject, sc judge.Scenario, o judge.Options) {
 	c, err := sc.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +70,9 @@ func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, poo
 	if err := refusal(c); err != nil {
 		t.Skip(err)
 	}
-	if (sc.Name == "cookies" || sc.Name == "client-address") && hook == "tc-complete" {
+	if (sc.Name == "cookies" || sc.Name == "client-address") && s.hook == "tc-complete" {
 		t.Skip("the kernel gives the sum of the card up as a tail grows, and the test run compares it all the same")
 	}
-	s := newSubject(t, hook)
-	s.programPool, s.here = pool, true
 	d, n, err := judge.Run(s, sc, o)
 	if err != nil {
 		t.Fatal(err)
@@ -94,21 +90,19 @@ func agreesIn(t *testing.T, hook string, sc judge.Scenario, o judge.Options, poo
 // to a packet, the full path must do as well.
 func TestPathsAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	pool := newProgramPool(t)
-	pool.full = true
-	for _, sc := range judge.Scenarios() {
-		c, err := sc.Config()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if refusal(c) != nil {
-			continue
-		}
-		for _, hook := range []string{"xdp", "tc"} {
-			t.Run(hook+"/"+sc.Name, func(t *testing.T) {
-				t.Parallel()
+	pool := poolOf(t, programKind{full: true})
+	sideBySide(t, []string{"xdp", "tc"}, func(t *testing.T, hook string, cpu int) {
+		for _, sc := range judge.Scenarios() {
+			c, err := sc.Config()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if refusal(c) != nil {
+				continue
+			}
+			t.Run(sc.Name, func(t *testing.T) {
 				full := newSubject(t, hook)
-				full.full, full.programPool = true, pool
+				full.full, full.programPool, full.cpu = true, pool, cpu
 				d, _, err := judge.Run(full, sc, judge.Options{Packets: 1000, PerReset: 500, Seed: 2})
 				if err != nil {
 					t.Fatal(err)
@@ -118,5 +112,5 @@ func TestPathsAgree(t *testing.T) {
 				}
 			})
 		}
-	}
+	})
 }

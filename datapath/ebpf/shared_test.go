@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -30,48 +31,110 @@ import (
 // looks at those with the same constants once, and not once for each case.
 type shared struct {
 	t       *table.Tables
+	hook    string // of which they are; "tc" also with CHECKSUM_COMPLETE
 	loaded  map[wire.Switches]*ebpf.Collection
 	syns    bool // some were sent on without a flow
 	refused bool // some were refused, or another configuration has begun to count anew
 	cleaner cleaner
+	// few: no programs are loaded that differ from those which are there in other constants than
+	// hook, rules, mappings and the quota of handshakes.
+	few bool
+}
+
+// mostLoaded is how many sets of programs wait for their next use at most: each takes some megabytes.
+const mostLoaded = 200
+
+// unload closes all programs but those.
+func (s *shared) unload(but *ebpf.Collection) {
+	maps.DeleteFunc(s.loaded, func(_ wire.Switches, c *ebpf.Collection) bool {
+		if c != but {
+			c.Close()
+		}
+		return c != but
+	})
 }
 
 // errOtherConstants: a configuration's constants are other ones than those of the programs that
 // are there.
 var errOtherConstants = errors.New("the configuration has constants of its own")
 
-// programPool keeps shared programs for subjects that ask at the same time.
-type programPool struct {
-	dir string
+// programKind is what all programs of a pool have in common.
+type programKind struct {
 	// allOn has every feature on, so that most cases have the same constants; full closes the
 	// straight path.
 	allOn, full bool
-	// few loads no programs that differ from those which are there in other constants than hook,
-	// rules and mappings.
-	few bool
+}
+
+// programPool keeps shared programs for subjects that ask at the same time.
+type programPool struct {
+	dir string
+	programKind
 
 	mu   sync.Mutex
-	free []*shared
+	free map[string][]*shared // by the hook that they were made for
 	made int
 }
 
-// newProgramPool returns a pool whose programs and tables go with the test.
-func newProgramPool(t *testing.T) *programPool {
-	l := &programPool{dir: pinsOf(t)}
-	t.Cleanup(func() {
-		if err := l.close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
+// pools are those of this process, which tests use one after the other: most scenarios and cases
+// come again, in other tests and on TC with other packets.
+var pools struct {
+	sync.Mutex
+	dir    string // a bpffs
+	byKind map[programKind]*programPool
 }
 
-// borrow gives a datapath tables and programs before it applies anything.
-func (l *programPool) borrow(d *Datapath, snapshot *datapath.Snapshot) (*shared, error) {
-	s, err := l.take(d.hz)
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := closePools(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// poolOf returns the pool of a kind of programs.
+func poolOf(t testing.TB, kind programKind) *programPool {
+	t.Helper()
+	pools.Lock()
+	defer pools.Unlock()
+	if pools.dir == "" {
+		dir, err := os.MkdirTemp("", "sluice-pools-")
+		if err == nil {
+			err = unix.Mount("bpf", dir, "bpf", 0, "mode=0700")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		pools.dir, pools.byKind = dir, map[programKind]*programPool{}
+	}
+	if pools.byKind[kind] == nil {
+		pools.byKind[kind] = &programPool{dir: filepath.Join(pools.dir, fmt.Sprint("pool-", len(pools.byKind))), programKind: kind, free: map[string][]*shared{}}
+	}
+	return pools.byKind[kind]
+}
+
+// closePools removes all pools.
+func closePools() (err error) {
+	for _, l := range pools.byKind {
+		err = errors.Join(err, l.close())
+	}
+	if pools.dir != "" {
+		err = errors.Join(err, unix.Unmount(pools.dir, unix.MNT_DETACH), os.Remove(pools.dir))
+	}
+	return err
+}
+
+// borrow gives a datapath tables and programs for a hook before it applies anything; few: those
+// that are there, or none.
+func (l *programPool) borrow(d *Datapath, hook string, snapshot *datapath.Snapshot, few bool) (*shared, error) {
+	if hook == "tc-complete" {
+		hook = "tc"
+	}
+	s, err := l.take(d.hz, hook)
 	if err != nil {
 		return nil, err
 	}
+	s.few = few
 	if err := l.equip(s, d, snapshot); err != nil {
 		l.give(s, nil)
 		return nil, err
@@ -93,12 +156,21 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 	if programs == nil {
 		for other := range s.loaded {
 			a, b := other, c.Switches
-			if l.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings {
+			if s.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings && a.HalfOpen == b.HalfOpen {
 				return errOtherConstants
 			}
 		}
 		if programs, err = s.t.Program(c.Switches, false); err != nil {
 			return err
+		}
+		maps.DeleteFunc(programs.Maps, func(name string, m *ebpf.Map) bool { // each is a file; the programs hold them
+			if name != "works" {
+				m.Close()
+			}
+			return name != "works"
+		})
+		if len(s.loaded) == mostLoaded {
+			s.unload(d.programs)
 		}
 		s.loaded[c.Switches] = programs
 	}
@@ -109,11 +181,11 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 	return nil
 }
 
-func (l *programPool) take(hz uint32) (*shared, error) {
+func (l *programPool) take(hz uint32, hook string) (*shared, error) {
 	l.mu.Lock()
-	if n := len(l.free); n > 0 {
-		s := l.free[n-1]
-		l.free = l.free[:n-1]
+	if n := len(l.free[hook]); n > 0 {
+		s := l.free[hook][n-1]
+		l.free[hook] = l.free[hook][:n-1]
 		l.mu.Unlock()
 		return s, s.wipe()
 	}
@@ -125,7 +197,7 @@ func (l *programPool) take(hz uint32) (*shared, error) {
 		return nil, err
 	}
 	t.Observed, t.AllOn, t.FullPath = true, l.allOn, l.full
-	return &shared{t: t, loaded: map[wire.Switches]*ebpf.Collection{}, cleaner: newCleaner()}, nil
+	return &shared{t: t, hook: hook, loaded: map[wire.Switches]*ebpf.Collection{}, cleaner: newCleaner()}, nil
 }
 
 // give takes back what a datapath was lent, and closes that.
@@ -140,16 +212,16 @@ func (l *programPool) give(s *shared, d *Datapath) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.free = append(l.free, s)
+	l.free[s.hook] = append(l.free[s.hook], s)
 }
 
 // close removes all that was lent and has come back.
 func (l *programPool) close() (err error) {
-	for _, s := range l.free {
-		for _, c := range s.loaded {
-			c.Close()
+	for _, free := range l.free {
+		for _, s := range free {
+			s.unload(nil)
+			err = errors.Join(err, s.cleaner.close(), s.t.Close(), os.RemoveAll(s.t.Dir))
 		}
-		err = errors.Join(err, s.cleaner.close(), s.t.Close(), os.RemoveAll(s.t.Dir))
 	}
 	return err
 }

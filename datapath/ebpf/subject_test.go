@@ -51,6 +51,7 @@ type subject struct {
 	full        bool         // no packet takes the straight path
 	byXDP       int          // packets that XDP has sent, of a pair
 	programPool *programPool // of programs and tables; nil: they are made for this subject
+	few         bool         // no programs but those that are there
 	borrowed    *shared
 	early       *ringbuf.Reader // of frames held for their first fragment; nil until one was
 	caller      caller
@@ -136,7 +137,7 @@ func (s *subject) inside(f func() error) error {
 	return <-done
 }
 
-// smallTables are what a case gets that asks for none.
+// smallTables are what a case gets that asks for none, and those of programs that are shared.
 var smallTables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
 
 // Reset implements golden.Subject.
@@ -150,9 +151,14 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	}
 	s.host = h
 	small := *c
-	own := small.Tables.Flows != 0
-	if !own {
+	if small.Tables.Flows == 0 {
 		small.Tables = smallTables
+	}
+	alike := small.Tables
+	alike.HalfOpen, alike.Clients = smallTables.HalfOpen, smallTables.Clients // a quota of handshakes is a constant of the programs
+	shares := s.programPool != nil && alike == smallTables
+	if shares {
+		small.Tables.Clients = smallTables.Clients
 	}
 	small.Attach = config.AttachTC
 	if s.hook == "xdp" || s.hook == "pair" {
@@ -164,8 +170,8 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 		if err != nil {
 			return err
 		}
-		if s.programPool != nil && !own {
-			if s.borrowed, err = s.programPool.borrow(s.d, s.snapshot); err != nil && (s.programPool.few || !errors.Is(err, errOtherConstants)) {
+		if shares {
+			if s.borrowed, err = s.programPool.borrow(s.d, s.hook, s.snapshot, s.few); err != nil && (s.few || !errors.Is(err, errOtherConstants)) {
 				return err
 			}
 		}
