@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -377,5 +378,17 @@ func TestLostChangesAreTold(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLocalWithoutAddresses: a namespace in which no address was ever given has no local table, and no error.
+func TestLocalWithoutAddresses(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	runtime.LockOSThread() // the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := Local(); len(list) != 0 || err != nil {
+		t.Errorf("%v, %v", list, err)
 	}
 }

@@ -4,6 +4,7 @@ package netdev
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -63,6 +64,9 @@ func Local() (list []netip.Prefix, err error) {
 				}
 				return true
 			})
+			if errors.Is(err, unix.ENOENT) {
+				return nil, nil // the first address makes the table
+			}
 			return some, err
 		})
 		if err != nil {
