@@ -290,7 +290,7 @@ func TestLinksThatXDPLoses(t *testing.T) {
 				t.Errorf("%s: paired with attach: %s", name, hook)
 			}
 		}
-		d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: asked}, lastHost: h,
+		d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: asked}, inForce: &compile.Desired{}, lastHost: h,
 			attached: map[attachPoint]*attachment{{2, config.AttachXDP}: {attachPoint: attachPoint{2, config.AttachXDP}, name: "eth0"}}}
 		if told := strings.Join(d.Warnings(), "\n"); (told == "") != (c.told == "") || !strings.Contains(told, c.told) {
 			t.Errorf("%s: warnings %q, want %q", name, told, c.told)
