@@ -239,11 +239,7 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if !h.provisional || !ok {
 		return h
 	}
-	b := h.service.chosen(m, v)
-	if b == nil {
-		b = h.backend
-	}
-	return m.exchange(h, v, b)
+	return m.exchange(h, v, nil)
 }
 
 // confirmAnswer exchanges the provisional backend of a session for the one whose packet goes on to the client.
@@ -297,13 +293,20 @@ func opener(t flow.Tuple) *view {
 	return &view{v6: t.Source.Addr().Is6(), protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
-// exchange gives a provisional session the backend b, and what else a packet of its opener shows.
+// exchange gives a provisional session the backend b, nil for the one that a packet of its opener shows, and what
+// else that shows.
 func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	was, miscounted := h.session, h.service.miscounted
 	m.removeSession(was)
 	h.service.miscounted = miscounted // it is known now
 	if was.port != nil {
 		delete(m.ports, *was.port)
+	}
+	if b == nil {
+		b = was.service.chosen(m, v)
+	}
+	if b == nil {
+		b = was.backend
 	}
 	was.service.connections--
 	was.backend.connections--

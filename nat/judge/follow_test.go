@@ -174,6 +174,24 @@ func TestForgottenSYNs(t *testing.T) {
 	}
 }
 
+// wan and lan are the interfaces of the standard host.
+var wan, lan = Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
+
+// hidesBackend returns what follows a datapath that has chosen a backend for a packet which went no further, and
+// that packet.
+func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packet.Packet) {
+	t.Helper()
+	m, err := nat.New(c, golden.StandardHost(), seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFollower(m)
+	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
+		&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
+	f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	return f, p
+}
+
 // TestFollowCounts: what was counted for a provisional backend is counted for the one that is shown.
 func TestFollowCounts(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
@@ -185,14 +203,7 @@ services:
 		t.Fatal(err)
 	}
 	for seed := range uint64(8) { // the first choice is by chance
-		m, err := nat.New(c, golden.StandardHost(), seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, wan, lan := newFollower(m), Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
-		p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
-			&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
-		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		f, p := hidesBackend(t, c, seed)
 		p[1].(*packet.IPv4).TTL = 64
 		out, err := packet.Parse(p.Build()).Edit("ip4(src=10.0.2.100,dst=10.0.2.3,ttl=63)/udp(sport=5000)")
 		if err != nil {
@@ -200,7 +211,7 @@ services:
 		}
 		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()},
 			nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}})
-		for _, b := range m.Counters().Services[0].Backends {
+		for _, b := range f.model.Counters().Services[0].Backends {
 			if want := map[string]uint64{"a": 0, "b": 2}[b.Name]; b.Packets != want || b.Bytes != 28*want {
 				t.Errorf("seed %d: %s has %d packets of %d bytes, want %d", seed, b.Name, b.Packets, b.Bytes, want)
 			}
@@ -220,14 +231,7 @@ services:
 		t.Fatal(err)
 	}
 	for seed := range uint64(8) { // the model's choice is by chance
-		m, err := nat.New(c, golden.StandardHost(), seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, wan, lan := newFollower(m), Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
-		p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
-			&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
-		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		f, _ := hidesBackend(t, c, seed)
 		for _, server := range []string{"10.0.2.2", "10.0.2.3"}[seed%2:] { // it chose the second
 			answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC},
 				&packet.IPv4{Src: netip.MustParseAddr(server), Dst: netip.MustParseAddr("203.0.113.5"), TTL: 64}, &packet.UDP{SrcPort: 53, DstPort: 4000}}
