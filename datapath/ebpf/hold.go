@@ -3,7 +3,6 @@
 package ebpf
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -68,6 +67,7 @@ type holder struct {
 	tables   *table.Tables
 	cpu      int
 	socket   int
+	loading  <-chan loading // nil: nothing is being loaded
 }
 
 type heldFrame struct {
@@ -84,8 +84,7 @@ func (d *Datapath) hold(ring *ringbuf.Reader) {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 		return
 	}
-	defer unix.Close(h.socket)
-	defer h.forget()
+	defer h.leave()
 	h.serve(ring, &d.t.Control.Values[0].Holding)
 }
 
@@ -105,7 +104,7 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 			wait, some = min(wait, expireEvery), true
 		}
 		if h.changed > 0 {
-			wait, some = min(cmp.Or(wait, prepareAfter), prepareAfter), true
+			wait, some = min(wait, prepareAfter), true
 		}
 		if some {
 			ring.SetDeadline(time.Now().Add(wait))
@@ -128,13 +127,13 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		if now := monotonic(); now-h.expired >= expireEvery { // however busy the ring is
 			h.expire(now)
 		}
+		h.release()
+		h.resolve(monotonic())
 		if now := monotonic(); h.changed > 0 && now-h.changed >= prepareAfter {
-			if _, err := h.ready(); err != nil { // who needs them says so
+			if _, err := h.ready(); err != nil { // release says so when a packet needs them
 				h.changed = now
 			}
 		}
-		h.release()
-		h.resolve(monotonic())
 		h.report()
 	}
 }
@@ -150,6 +149,17 @@ func (h *holder) enter() (err error) {
 	}
 	h.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	return err
+}
+
+// leave gives up what the goroutine has, and waits for what is being loaded.
+func (h *holder) leave() {
+	if h.loading != nil {
+		if l := <-h.loading; l.err == nil {
+			l.programs.Close()
+		}
+	}
+	h.forget()
+	unix.Close(h.socket)
 }
 
 func (h *holder) forget() {
@@ -252,29 +262,50 @@ func (h *holder) expire(now time.Duration) {
 	}
 }
 
-// ready tells whether the programs are those of the tables in force, and loads them where they are not. Nobody
-// waits for that but the packets that are held.
+// loading is the outcome of loading programs for these tables.
+type loading struct {
+	programs *ebpf.Collection
+	switches wire.Switches
+	tables   *table.Tables
+	err      error
+}
+
+// ready tells whether the programs are those of the tables in force, and has them loaded where they are not. Only
+// packets that need them wait for that: others wait for a next hop meanwhile.
 func (h *holder) ready() (bool, error) {
+	select {
+	case l := <-h.loading:
+		h.loading = nil
+		if l.err != nil {
+			return false, l.err
+		}
+		h.forget()
+		h.programs, h.switches, h.tables = l.programs, l.switches, l.tables
+	default:
+	}
 	if !h.d.mu.TryLock() {
 		return false, nil
 	}
-	t, s := h.d.t, h.d.switches
-	if t == nil || h.d.inForce == nil || h.loaded() {
-		h.d.mu.Unlock()
+	defer h.d.mu.Unlock()
+	if h.d.t == nil || h.d.inForce == nil || h.loaded() {
 		h.changed = 0
 		return true, nil
 	}
-	p, err := t.Prepare(s, false, "sluice_tc")
-	h.d.mu.Unlock()
+	if h.loading != nil {
+		return false, nil
+	}
+	l := loading{switches: h.d.switches, tables: h.d.t}
+	p, err := l.tables.Prepare(l.switches, false, "sluice_tc")
 	if err != nil {
 		return false, err
 	}
-	h.forget()
-	if h.programs, err = p.Load(); err != nil {
-		return false, err
-	}
-	h.switches, h.tables, h.changed = s, t, 0
-	return true, nil
+	done := make(chan loading, 1)
+	h.loading = done
+	go func() {
+		l.programs, l.err = p.Load()
+		done <- l
+	}()
+	return false, nil
 }
 
 func (h *holder) loaded() bool {

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -83,21 +85,6 @@ func TestHeldFailEachForItself(t *testing.T) {
 	}
 }
 
-// quietRing has what it is given, and then nothing until it is closed.
-type quietRing struct {
-	gives []error
-}
-
-func (*quietRing) SetDeadline(time.Time) {}
-
-func (q *quietRing) ReadInto(*ringbuf.Record) (err error) {
-	if len(q.gives) == 0 {
-		return os.ErrClosed
-	}
-	err, q.gives = q.gives[0], q.gives[1:]
-	return err
-}
-
 // TestHeldProgramsAreLoadedBefore: the first packet that the daemon holds does not wait for programs that take seconds
 // to load, also after a change.
 func TestHeldProgramsAreLoadedBefore(t *testing.T) {
@@ -105,13 +92,69 @@ func TestHeldProgramsAreLoadedBefore(t *testing.T) {
 	h := &holder{d: s.d, changed: monotonic() - prepareAfter}
 	defer h.forget()
 	var holding uint32
-	h.serve(&quietRing{[]error{os.ErrDeadlineExceeded}}, &holding)
+	patience := time.Now().Add(time.Minute)
+	h.serve(busyRing(func() bool { return h.changed == 0 || time.Now().After(patience) }), &holding)
 	if h.programs == nil || !h.loaded() {
 		t.Fatal("nobody sent a packet, and the programs are not loaded")
 	}
-	h.serve(&quietRing{[]error{ringbuf.ErrFlushed}}, &holding)
+	h.serve(&ringOf{os.ErrDeadlineExceeded, ringbuf.ErrFlushed}, &holding)
 	if h.changed == 0 {
 		t.Error("the programs may have changed, and are not looked at again")
+	}
+}
+
+// ringOf has these errors, and is closed after them.
+type ringOf []error
+
+func (*ringOf) SetDeadline(time.Time) {}
+
+func (r *ringOf) ReadInto(*ringbuf.Record) (err error) {
+	if len(*r) == 0 {
+		return os.ErrClosed
+	}
+	err, *r = (*r)[0], (*r)[1:]
+	return err
+}
+
+// deadlineRing keeps the deadline of its only read.
+type deadlineRing struct{ late bool }
+
+func (r *deadlineRing) SetDeadline(t time.Time) { r.late = t.IsZero() || t.After(time.Now()) }
+
+func (*deadlineRing) ReadInto(*ringbuf.Record) error { return os.ErrClosed }
+
+// TestNextHopsAreLookedAtAtOnce: a packet whose next hop is to be looked at now does not wait for anything else that is
+// to be done later.
+func TestNextHopsAreLookedAtAtOnce(t *testing.T) {
+	for name, h := range map[string]*holder{
+		"quiet":                  {},
+		"programs to load later": {changed: monotonic()},
+		"fragments wait":         {frames: 1},
+	} {
+		h.unresolved = map[netdev.Hop]*unresolved{{Ifindex: 1}: {look: 1}}
+		var ring deadlineRing
+		if h.serve(&ring, new(uint32)); ring.late {
+			t.Errorf("%s: the next hop is not looked at now", name)
+		}
+	}
+}
+
+// TestHeldDoNotWaitForPrograms: while programs are being loaded, which takes up to seconds, the rest goes on.
+func TestHeldDoNotWaitForPrograms(t *testing.T) {
+	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
+	k := wire.FragmentKey{Id: 1}
+	result := make(chan loading, 1)
+	h := &holder{d: s.d, socket: -1, loading: result, changed: monotonic() - prepareAfter, large: []heldFrame{{frame: make([]byte, 1)}},
+		waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}}, senders: map[wire.Addr]int{k.Saddr: 1}, frames: 1}
+	defer h.leave()
+	var holding uint32
+	h.serve(&ringOf{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded}, &holding)
+	if h.frames != 0 || len(h.large) != 1 || h.changed == 0 {
+		t.Errorf("%d fragments of too long ago wait still, %d packets for the programs", h.frames, len(h.large))
+	}
+	result <- loading{err: errors.New("refused")}
+	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.large) != 0 || s.d.missed.Load() != 1 {
+		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.large), s.d.missed.Load())
 	}
 }
 

@@ -33,14 +33,16 @@ func (g *gateway) echoes(node, from string, id int, targets ...string) ([]uint16
 			receiver = "o2"
 		}
 		out := g.wire(receiver)
+		g.sent++
+		seq := g.sent // one that was sent again for an earlier target may come late
 		take := func(p packet.Packet) bool {
 			m, ok := packet.Find[*packet.ICMP](p)
-			return ok && m.Type == 8
+			return ok && m.Type == 8 && int(m.Seq()) == seq
 		}
 		var p packet.Packet
 		var err error
 		for range 5 {
-			if err := in.send("ip4(src=%s,dst=%s)/icmp(type=echo,id=%d,seq=1)/data(20)", from, to, id); err != nil {
+			if err := in.send("ip4(src=%s,dst=%s)/icmp(type=echo,id=%d,seq=%d)/data(20)", from, to, id, seq); err != nil {
 				return nil, err
 			}
 			if p, err = out.await(g.again, take); err == nil {
