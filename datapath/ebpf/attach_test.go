@@ -234,6 +234,41 @@ func answers(timeout time.Duration, n *lab.Node, addr string) error {
 	}
 }
 
+// TestProgramsThatAreNeeded: to load a program takes as long as all else of a start, so those that no interface is to
+// have are not loaded.
+func TestProgramsThatAreNeeded(t *testing.T) {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	veth := netdev.Interface{Index: 2, Name: "veth0", Kind: "veth", Up: true, MAC: mac}
+	eth0 := netdev.Interface{Index: 3, Name: "eth0", Kind: "device", Up: true, MAC: mac}
+	off := netdev.Interface{Index: 4, Name: "eth1", Kind: "device", MAC: mac}
+	ppp := netdev.Interface{Index: 5, Name: "ppp0", Kind: "ppp", Up: true}
+	for _, c := range []struct {
+		attach config.Attach
+		links  []netdev.Interface
+		want   string
+	}{
+		{config.AttachAuto, []netdev.Interface{veth, off}, "TC"},
+		{"", []netdev.Interface{veth, eth0}, "XDP TC"},
+		{config.AttachAuto, []netdev.Interface{ppp}, "TC bare"},
+		{config.AttachTC, []netdev.Interface{eth0}, "TC"},
+		{config.AttachXDP, []netdev.Interface{eth0}, "XDP"},
+		{config.AttachXDP, []netdev.Interface{eth0, veth}, "XDP"},
+		{config.AttachXDP, []netdev.Interface{eth0, ppp}, "XDP TC bare"},
+		{config.AttachXDPGeneric, nil, "XDP"},
+	} {
+		var got []string
+		xdp, tc, bare := (&compile.Host{Interfaces: c.links}).Programs(&config.Config{Attach: c.attach})
+		for i, needed := range []bool{xdp, tc, bare} {
+			if needed {
+				got = append(got, []string{"XDP", "TC", "bare"}[i])
+			}
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("attach %q with %v: %v, want %s", c.attach, c.links, got, c.want)
+		}
+	}
+}
+
 // TestLinksThatXDPLoses: where packets may leave by a link that takes no frames from XDP, TC
 // stands behind it, and whoever asks for XDP is told so.
 func TestLinksThatXDPLoses(t *testing.T) {

@@ -3,14 +3,24 @@
 package ebpf
 
 import (
-	"cmp"
-	"fmt"
+	"strings"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
+
+// hookNames lists the hooks that programs are loaded for.
+func hookNames(s wire.Switches) (list []string) {
+	if s.XDP {
+		list = append(list, "XDP")
+	}
+	if s.TC || s.Bare {
+		list = append(list, "TC")
+	}
+	return list
+}
 
 // compare describes what applying a desired state changes.
 func (d *Datapath) compare(want *compile.Desired) *datapath.Change {
@@ -23,7 +33,7 @@ func (d *Datapath) compare(want *compile.Desired) *datapath.Change {
 	var objects datapath.Count
 	if d.programs == nil {
 		objects.Added++
-		lines = append(lines, fmt.Sprintf("load programs for attach: %s", cmp.Or(want.Switches.Attach, config.AttachAuto)))
+		lines = append(lines, "load programs for "+strings.Join(hookNames(want.Switches), " and "))
 	} else if d.switches != want.Switches {
 		objects.Changed++
 		lines = append(lines, "load programs anew: their switches change")

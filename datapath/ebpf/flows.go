@@ -29,11 +29,11 @@ const flowBatch = 1024
 // Flows calls yield for each flow, straight from the mapped tables.
 func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
 	batch := make([]flow.Flow, 0, flowBatch)
-	for at, end := 0, 1; at < end; at += flowBatch {
+	for at := 0; at >= 0; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		batch, end = d.flowsFrom(batch[:0], at)
+		batch, at = d.flowsFrom(batch[:0], at)
 		for i := range batch {
 			if !yield(batch[i]) {
 				return nil
@@ -43,22 +43,24 @@ func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 	return nil
 }
 
-// flowsFrom appends the flows of the next flowBatch entries from at on to list;
-// end is how many entries there are.
-func (d *Datapath) flowsFrom(list []flow.Flow, at int) (_ []flow.Flow, end int) {
+// flowsFrom appends the flows of the next flowBatch entries from one on to list;
+// next is the entry that comes then, -1 after the last one.
+func (d *Datapath) flowsFrom(list []flow.Flow, first int) (_ []flow.Flow, next int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.t == nil || d.inForce == nil {
-		return list, 0
+		return list, -1
 	}
-	now := d.ticks()
-	end = d.t.Entries()
-	for i := at; i < min(at+flowBatch, end); i++ {
+	now, n := d.ticks(), 0
+	for i := range d.t.Entries(first) {
+		if n++; n > flowBatch {
+			return list, i
+		}
 		if s, ok := d.t.Primary(i); ok {
 			list = append(list, d.describe(s, d.t.Twin(s), now))
 		}
 	}
-	return list, end
+	return list, -1
 }
 
 // ticks estimates the kernel's tick counter from the latest packet or sweep: the

@@ -51,7 +51,7 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 		return nil, nil
 	}
 	now := d.ticks()
-	for i := range d.t.Entries() {
+	for i := range d.t.Entries(0) {
 		f, ok := d.t.Primary(i)
 		if ok && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && names[listenerName(d.inForce, uint32(f.Owner))] {
 			list = append(list, d.describe(f, d.t.Twin(f), now))

@@ -157,7 +157,7 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 	if programs == nil {
 		for other := range s.loaded {
 			a, b := other, c.Switches
-			if s.few && a.Attach == b.Attach && a.Rules == b.Rules && a.Mappings == b.Mappings && a.HalfOpen == b.HalfOpen {
+			if s.few && a.XDP == b.XDP && a.TC == b.TC && a.Rules == b.Rules && a.Mappings == b.Mappings && a.HalfOpen == b.HalfOpen {
 				return errOtherConstants
 			}
 		}

@@ -16,7 +16,7 @@ import (
 // does: 512 bytes in all (MAX_BPF_STACK), each frame in steps of 32. Later ones let more pass,
 // and the emulated machine takes minutes to say so. go test -v prints what is left.
 func TestStacksFitLinux61(t *testing.T) {
-	spec, err := wire.LoadSpec()
+	spec, err := wire.Spec()
 	if err != nil {
 		t.Fatal(err)
 	}

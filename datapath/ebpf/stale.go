@@ -161,7 +161,7 @@ func (d *Datapath) end(s *stale) (n int, err error) {
 		return 0, nil
 	}
 	four := len(d.t.Flows4.Values)
-	for i := range d.t.Entries() {
+	for i := range d.t.Entries(0) {
 		f, ok := d.t.Primary(i)
 		if !ok || !s.ends(f, d.t.Twin(f)) {
 			continue

@@ -212,14 +212,13 @@ func (c *compiler) finish() {
 	}
 	c.unnumbered()
 	s, t := &c.Switches, c.snapshot.Config.Timeouts
-	s.Attach, s.LowestIPv6MTU = c.snapshot.Config.Attach, uint32(c.snapshot.Config.LowestIPv6MTU)
+	s.LowestIPv6MTU = uint32(c.snapshot.Config.LowestIPv6MTU)
 	s.Errors = uint32(cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000))
 	if c.snapshot.Config.ICMPErrors == config.SwitchOff {
 		s.Errors = 0
 	}
 	s.Paired = c.host.Paired(c.snapshot.Config)
-	wanted, _ := c.host.AttachTo(c.snapshot.Config)
-	s.Bare = slices.ContainsFunc(wanted, netdev.Interface.Bare)
+	s.XDP, s.TC, s.Bare = c.host.Programs(c.snapshot.Config)
 	s.Services = len(c.Services) > 0
 	s.Reverse = len(c.Reverses) > 0
 	s.Ranges, s.IfaceListeners = len(c.Ranges) > 0, len(c.IfaceListeners) > 0

@@ -232,6 +232,18 @@ func (h *Host) HooksFor(want config.Attach, i netdev.Interface) []config.Attach 
 	return []config.Attach{config.AttachXDP, config.AttachTC}
 }
 
+// Programs tells which programs a configuration needs: it takes as long to load one of them as all else of a start.
+func (h *Host) Programs(c *config.Config) (xdp, tc, bare bool) {
+	wanted, _ := h.AttachTo(c)
+	auto := c.Attach == config.AttachAuto || c.Attach == ""
+	xdp = c.Attach == config.AttachXDP || c.Attach == config.AttachXDPGeneric
+	for _, i := range wanted {
+		xdp = xdp || h.HooksFor(c.Attach, i)[0] == config.AttachXDP
+		bare = bare || i.Bare()
+	}
+	return xdp, auto || c.Attach == config.AttachTC || h.Paired(c), bare
+}
+
 // VlansOf lists the VLANs of an interface: cards hide from XDP the tags that they take off.
 func (h *Host) VlansOf(i netdev.Interface) (list []netdev.Interface) {
 	for _, v := range h.Interfaces {

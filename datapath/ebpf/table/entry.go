@@ -5,6 +5,7 @@ package table
 import (
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
@@ -69,12 +70,27 @@ func (t *Tables) Primary(i int) (Entry, bool) {
 	return FromFlow6(e), true
 }
 
-// Entries is how many there are in both tables, used or not.
-func (t *Tables) Entries() int { return len(t.Flows4.Values) + len(t.Flows6.Values) }
+// Entries are the numbers of the entries of both tables from one on, used or not. Those that the tables have not grown
+// to yet are left out: to look at all that a large machine may have takes longer than all else that is asked.
+func (t *Tables) Entries(first int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		four := len(t.Flows4.Values)
+		for i := first; i < len(t.Flows4.Shown()); i++ {
+			if !yield(i) {
+				return
+			}
+		}
+		for i := max(first, four); i < four+len(t.Flows6.Shown()); i++ {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
 
 // Primaries calls yield for the opening direction of every live flow.
 func (t *Tables) Primaries(yield func(Entry) bool) {
-	for i := range t.Entries() {
+	for i := range t.Entries(0) {
 		if s, ok := t.Primary(i); ok && !yield(s) {
 			return
 		}

@@ -70,11 +70,11 @@ func (t *Tables) Referred() (map[ids.Kind]map[uint32]bool, error) {
 			services[uint32(owner)], backends[uint32(backend)] = true, true
 		}
 	}
-	for i := range t.Flows4.Values {
+	for i := range t.Flows4.Shown() {
 		e := &t.Flows4.Values[i]
 		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
 	}
-	for i := range t.Flows6.Values {
+	for i := range t.Flows6.Shown() {
 		e := &t.Flows6.Values[i]
 		note(e.Key.Kind, e.Key.State, e.Key.Zone, e.Meta.Flags, e.Meta.Owner, e.Meta.Backend)
 	}

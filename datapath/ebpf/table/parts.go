@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -21,6 +22,8 @@ type Parts[T any] struct {
 	raw    []byte
 	there  []bool
 	Values []T
+
+	shown atomic.Uint32 // parts: none that is there comes behind
 }
 
 // MapParts maps the parts that there are of an array of at most size elements.
@@ -64,7 +67,13 @@ func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
 		return fmt.Errorf("map %s: part %d: mmap: %w", p.outer, n, err)
 	}
 	p.there[n] = true
+	p.shown.Store(max(p.shown.Load(), n+1))
 	return nil
+}
+
+// Shown are the elements up to the last part that is there.
+func (p *Parts[T]) Shown() []T {
+	return p.Values[:min(int(p.shown.Load())*int(p.inner.MaxEntries), len(p.Values))]
 }
 
 // Add makes parts, where they are not there: all, or none. The kernel has them when it returns.

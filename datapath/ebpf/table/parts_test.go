@@ -3,7 +3,10 @@
 package table
 
 import (
+	"slices"
 	"testing"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -40,8 +43,13 @@ func TestPartsAreAddedAllOrNone(t *testing.T) {
 	if inner.ValueSize = good; err == nil || p.Bytes() != 0 {
 		t.Fatalf("%d bytes are there: %v", p.Bytes(), err)
 	}
-	if err := p.Add(between(0, 2)); err != nil {
-		t.Fatal(err)
+	for n := range uint32(2) {
+		if err := p.Add(between(0, n+1)); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(p.Shown()); got != int(n+1)*4096 {
+			t.Errorf("%d parts are there, and %d elements shown", n+1, got)
+		}
 	}
 	for n := range uint32(2) {
 		var part *ebpf.Map
@@ -53,6 +61,31 @@ func TestPartsAreAddedAllOrNone(t *testing.T) {
 		var v uint64
 		if err := part.Lookup(uint32(0), &v); err != nil || v != uint64(n)+7 {
 			t.Errorf("part %d holds %d (%v)", n, v, err)
+		}
+	}
+}
+
+// TestEntriesOfPartsThatAreThere: what a table has not grown to is not looked at, and the numbers of the others stay.
+func TestEntriesOfPartsThatAreThere(t *testing.T) {
+	inner := &ebpf.MapSpec{MaxEntries: 4}
+	tables := &Tables{Flows4: &Parts[wire.Flow4]{inner: inner, Values: make([]wire.Flow4, 10)}, Flows6: &Parts[wire.Flow6]{inner: inner, Values: make([]wire.Flow6, 6)}}
+	for _, c := range []struct {
+		four, six uint32 // parts
+		first     int
+		want      []int
+	}{
+		{0, 0, 0, nil},
+		{1, 0, 0, []int{0, 1, 2, 3}},
+		{1, 1, 2, []int{2, 3, 10, 11, 12, 13}},
+		{1, 1, 5, []int{10, 11, 12, 13}},
+		{3, 2, 8, []int{8, 9, 10, 11, 12, 13, 14, 15}},
+		{3, 2, 15, []int{15}},
+		{3, 2, 16, nil},
+	} {
+		tables.Flows4.shown.Store(c.four)
+		tables.Flows6.shown.Store(c.six)
+		if got := slices.Collect(tables.Entries(c.first)); !slices.Equal(got, c.want) {
+			t.Errorf("%d and %d parts from %d on: %v, want %v", c.four, c.six, c.first, got, c.want)
 		}
 	}
 }

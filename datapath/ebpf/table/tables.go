@@ -202,7 +202,7 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 	if err := t.meta(); err != nil {
 		return nil, err
 	}
-	spec, err := wire.LoadSpec()
+	spec, err := wire.Spec()
 	if err != nil {
 		return nil, err
 	}
@@ -392,7 +392,7 @@ func (p *Programs) Close() {
 
 // Prepare is the part of Program that needs the tables.
 func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Programs, error) {
-	spec, err := wire.LoadSpec()
+	spec, err := wire.Spec()
 	if err != nil {
 		return nil, err
 	}
@@ -422,16 +422,14 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 			delete(spec.Programs, name)
 		}
 	}
-	if !s.Bare || dryRun {
-		delete(spec.Programs, "sluice_bare")
-	}
-	switch {
-	case len(only) > 0:
+	if len(only) > 0 {
 		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(only, name) })
-	case dryRun || !s.Paired && (s.Attach == config.AttachXDP || s.Attach == config.AttachXDPGeneric):
-		delete(spec.Programs, "sluice_tc")
-	case s.Attach == config.AttachTC:
-		delete(spec.Programs, "sluice_xdp")
+	} else {
+		for name, needed := range map[string]bool{"sluice_xdp": s.XDP, "sluice_tc": s.TC, "sluice_bare": s.Bare} {
+			if !needed {
+				delete(spec.Programs, name)
+			}
+		}
 	}
 	p := &Programs{spec: spec, maps: map[string]*ebpf.Map{}}
 	replace := map[string]*ebpf.Map{}

@@ -17,7 +17,7 @@ var TickRate = sync.OnceValues(measureHz)
 
 // measureHz finds out how many ticks the kernel counts in a second.
 func measureHz() (uint32, error) {
-	spec, err := wire.LoadSpec()
+	spec, err := wire.Spec()
 	if err != nil {
 		return 0, err
 	}

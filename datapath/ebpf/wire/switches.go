@@ -2,23 +2,21 @@
 
 package wire
 
-import "github.com/sluice-lb/sluice/config"
-
 // Switches are the constants of the programs that follow from a snapshot, and the
 // hooks that they are loaded for.
 type Switches struct {
-	Attach                                                                                       config.Attach
-	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules         bool
-	Ranges, IfaceListeners, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired, Bare bool
-	HostLists, TrieLists                                                                         uint32 // bits LIST_*
-	LocalPortLast                                                                                uint32
-	RuleCount                                                                                    uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                                              uint32 // ticks
-	HalfOpen                                                                                     uint32 // handshakes in progress
-	LowestIPv6MTU                                                                                uint32 // bytes; 0: that of the next link
-	Owned, CrossByEgress                                                                         bool
-	Persistence, Rates                                                                           bool   // something uses the map stickies, client_rates
-	Errors                                                                                       uint32 // a second
+	XDP, TC, Bare                                                                          bool // which programs are loaded
+	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules   bool
+	Ranges, IfaceListeners, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired bool
+	HostLists, TrieLists                                                                   uint32 // bits LIST_*
+	LocalPortLast                                                                          uint32
+	RuleCount                                                                              uint32
+	Established, Transitory, UDP, ICMP, Other, Hold                                        uint32 // ticks
+	HalfOpen                                                                               uint32 // handshakes in progress
+	LowestIPv6MTU                                                                          uint32 // bytes; 0: that of the next link
+	Owned, CrossByEgress                                                                   bool
+	Persistence, Rates                                                                     bool   // something uses the map stickies, client_rates
+	Errors                                                                                 uint32 // a second
 }
 
 // AllOn turns all features on that do nothing where no map has anything for them. Mappings

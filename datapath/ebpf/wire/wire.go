@@ -7,7 +7,10 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/flow"
@@ -69,10 +72,30 @@ func TupleOf(saddr, daddr netip.Addr, sport, dport uint16, proto uint8) flow.Tup
 	}
 }
 
+// keepSpec is for how long the object is kept after it was read: a start needs it several times, and it takes some 80 ms
+// to read; later it would only take memory.
+const keepSpec = 5 * time.Second
+
+var kept atomic.Pointer[ebpf.CollectionSpec]
+
+// Spec returns the programs and maps of the object, for the caller to change.
+func Spec() (*ebpf.CollectionSpec, error) {
+	s := kept.Load()
+	if s == nil {
+		var err error
+		if s, err = LoadSpec(); err != nil {
+			return nil, err
+		}
+		kept.Store(s)
+		time.AfterFunc(keepSpec, func() { kept.CompareAndSwap(s, nil) })
+	}
+	return s.Copy(), nil
+}
+
 // enumNames reads the names of an enumeration from the object's type
 // information: "REASON_NEW_FLOW" is "new-flow".
 func enumNames(enum, prefix string) []string {
-	spec, err := LoadSpec()
+	spec, err := Spec()
 	if err != nil {
 		return nil
 	}
