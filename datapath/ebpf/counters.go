@@ -22,7 +22,7 @@ func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	defer d.mu.Unlock()
 	c, err := d.gauges()
 	if err == nil && d.t != nil && d.inForce != nil {
-		d.owned(c)
+		err = d.owned(c)
 	}
 	return c, err
 }
@@ -47,7 +47,7 @@ func (d *Datapath) gauges() (c *datapath.Counters, err error) {
 }
 
 // owned joins what has been counted of ended flows with what live ones hold.
-func (d *Datapath) owned(c *datapath.Counters) {
+func (d *Datapath) owned(c *datapath.Counters) error {
 	services, backends, rules := map[uint16]table.Traffic{}, map[uint16]table.Traffic{}, map[uint16]table.Traffic{}
 	add := func(m map[uint16]table.Traffic, k uint16, s, twin table.Entry) {
 		t := m[k]
@@ -65,9 +65,13 @@ func (d *Datapath) owned(c *datapath.Counters) {
 		}
 		return true
 	})
+	tallies, err := d.tallies()
+	if err != nil {
+		return err
+	}
 	for k, n := range d.t.IDs.Known { // also of backends that have left
 		if k.Kind == ids.Backend {
-			t, id := d.t.Tally(n), d.t.Backends.Values[n].Service
+			t, id := tallies[n], d.t.Backends.Values[n].Service
 			services[id] = table.Plus(services[id], t)
 			backends[uint16(n)] = table.Plus(backends[uint16(n)], t)
 		}
@@ -107,6 +111,18 @@ func (d *Datapath) owned(c *datapath.Counters) {
 	}
 	sort.Slice(c.Services, func(i, j int) bool { return c.Services[i].Name < c.Services[j].Name })
 	sort.Slice(c.NAT, func(i, j int) bool { return c.NAT[i].Name < c.NAT[j].Name })
+	return nil
+}
+
+// tallies are those of all backends that have a number.
+func (d *Datapath) tallies() ([]table.Traffic, error) {
+	below := uint32(0)
+	for k, n := range d.t.IDs.Known {
+		if k.Kind == ids.Backend {
+			below = max(below, n+1)
+		}
+	}
+	return d.t.Tallies(below)
 }
 
 // countAnew has the backends of services count from zero, also those that have left.
@@ -114,13 +130,17 @@ func (d *Datapath) countAnew(services map[uint16]bool) error {
 	if len(services) == 0 {
 		return nil
 	}
+	tallies, err := d.tallies()
+	if err != nil {
+		return err
+	}
 	for k, n := range d.t.IDs.Known {
 		if k.Kind != ids.Backend || !services[d.t.Backends.Values[n].Service] || d.t.Backends.Values[n].Family == 0 {
 			continue
 		}
 		l := &d.t.BackendLoads.Values[n]
 		l.Flows, l.Packets, l.Bytes = 0, 0, 0
-		if d.t.Tally(n) == (table.Traffic{}) {
+		if tallies[n] == (table.Traffic{}) {
 			continue
 		}
 		if err := d.t.Maps["tallies"].Put(n, make([]wire.Tally, ebpf.MustPossibleCPU())); err != nil {

@@ -3,55 +3,69 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Reasons sums the per-CPU counts.
-func (t *Tables) Reasons() (out []datapath.ReasonCounter, err error) {
-	m := t.Maps["reasons"]
-	var perCPU []uint64
-	for family := range wire.FamilyNames {
-		for action, actionName := range wire.ActionNames() {
-			for reason, name := range wire.ReasonNames() {
-				if name == "count" {
-					break
-				}
-				key := uint32((family*3+action)*wire.ReasonsStride + reason)
-				if err := m.Lookup(key, &perCPU); err != nil {
-					return nil, fmt.Errorf("map reasons: %w", err)
-				}
-				sum := uint64(0)
-				for _, n := range perCPU {
-					sum += n
-				}
-				if sum > 0 {
-					out = append(out, datapath.ReasonCounter{Family: wire.FamilyNames[family], Action: actionName, Reason: name, Packets: sum})
-				}
+// perCPUAtOnce bounds the memory of one reading of an array that each CPU has: a machine may have hundreds of them.
+const perCPUAtOnce = 1024
+
+// perCPU calls f for the elements of an array below a number, in order, with the value of each CPU.
+func perCPU[V any](m *ebpf.Map, below uint32, f func(n uint32, values []V)) error {
+	cpus := ebpf.MustPossibleCPU()
+	numbers, values := make([]uint32, perCPUAtOnce), make([]V, perCPUAtOnce*cpus)
+	var cursor ebpf.MapBatchCursor
+	for at := uint32(0); at < below; {
+		n, err := m.BatchLookup(&cursor, numbers, values, nil)
+		for i := range n {
+			if at = numbers[i] + 1; at <= below {
+				f(numbers[i], values[i*cpus:][:cpus])
 			}
 		}
+		if err != nil && (!errors.Is(err, ebpf.ErrKeyNotExist) || at < below) {
+			return fmt.Errorf("map %s: %w", m, err)
+		}
 	}
-	return out, nil
+	return nil
+}
+
+// Reasons sums the per-CPU counts.
+func (t *Tables) Reasons() (out []datapath.ReasonCounter, err error) {
+	actions, reasons := wire.ActionNames(), wire.ReasonNames()
+	all := uint32(len(wire.FamilyNames) * len(actions) * wire.ReasonsStride)
+	err = perCPU(t.Maps["reasons"], all, func(n uint32, values []uint64) {
+		sum := uint64(0)
+		for _, v := range values {
+			sum += v
+		}
+		reason, of := int(n%wire.ReasonsStride), int(n/wire.ReasonsStride)
+		if sum > 0 && reason < len(reasons) {
+			out = append(out, datapath.ReasonCounter{Family: wire.FamilyNames[of/len(actions)], Action: actions[of%len(actions)], Reason: reasons[reason], Packets: sum})
+		}
+	})
+	return out, err
 }
 
 type Traffic struct{ Packets, Bytes uint64 }
 
 func Plus(a, b Traffic) Traffic { return Traffic{a.Packets + b.Packets, a.Bytes + b.Bytes} }
 
-// Tally sums what a backend got without flows.
-func (t *Tables) Tally(backend uint32) (sum Traffic) {
-	var perCPU []wire.Tally
-	if t.Maps["tallies"].Lookup(backend, &perCPU) != nil {
-		return sum
-	}
-	for _, v := range perCPU {
-		sum = Plus(sum, Traffic{v.Packets, v.Bytes})
-	}
-	return sum
+// Tallies sums what each backend below a number got without flows.
+func (t *Tables) Tallies(below uint32) ([]Traffic, error) {
+	sums := make([]Traffic, below)
+	err := perCPU(t.Maps["tallies"], below, func(n uint32, values []wire.Tally) {
+		for _, v := range values {
+			sums[n] = Plus(sums[n], Traffic{v.Packets, v.Bytes})
+		}
+	})
+	return sums, err
 }
 
 // Use tells how full the tables are, as of the last sweep.
