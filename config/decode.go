@@ -143,7 +143,7 @@ func (d *decoder) enter(s step, f func()) {
 
 func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	if n.Kind != yaml.MappingNode {
-		d.errorf(n, "write keys and values", "%s where a mapping belongs", describe(n))
+		d.errorf(n, "write "+outline(v.Type()), "%s where a mapping belongs", describe(n))
 		return
 	}
 	l := layoutOf(v.Type())
@@ -203,6 +203,21 @@ func (d *decoder) below(s step) bool {
 	return false
 }
 
+// outline shows a mapping with the keys that it must have, or may have where it needs none.
+func outline(t reflect.Type) string {
+	l := layoutOf(t)
+	var keys []string
+	for _, f := range l.required {
+		keys = append(keys, f.key+": ...")
+	}
+	if len(keys) == 0 {
+		for _, key := range l.keys[:min(len(l.keys), 3)] {
+			keys = append(keys, key+": ...")
+		}
+	}
+	return "{" + strings.Join(keys, ", ") + "}"
+}
+
 func hintKey(key string, known []string) string {
 	if near := Nearest(key, known); near != "" {
 		return "write " + near
@@ -220,7 +235,9 @@ func (f *field) hintMissing() string {
 func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
 	if n.Kind != yaml.SequenceNode {
 		hint := `write a list, each item after "- "`
-		if n.Kind == yaml.ScalarNode {
+		if item := v.Type().Elem(); item.Kind() == reflect.Struct && !isText(item) {
+			hint = "write [" + outline(item) + "]"
+		} else if n.Kind == yaml.ScalarNode {
 			hint = "write [" + n.Value + "]"
 		}
 		d.errorf(n, hint, "%s where a list belongs", describe(n))

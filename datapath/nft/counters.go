@@ -186,33 +186,29 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 
 // slotCounts adds what the elements of the shared maps of slots counted.
 func (d *Datapath) slotCounts(counts retired) error {
-	total := 0
-	for _, s := range d.compiled.Services {
-		total += s.SlotCount
-	}
-	slots := make(map[ruleset.Element]meter, total)
-	for _, s := range d.compiled.Services {
-		owner := "service " + s.Name
-		for _, e := range s.Fragment.Elements {
-			if s.InSlots(e) {
-				slots[e] = meter{owner, s.SlotOwner(e)}
-			}
-		}
-	}
+	counted := map[ruleset.Element]nfnl.Counts{}
 	for _, set := range d.compiled.Ruleset.Fragments[0].Sets {
 		if !set.Counter {
 			continue
 		}
 		err := d.conn.EachElementCount(set, func(e ruleset.Element, n nfnl.Counts) {
-			if n == (nfnl.Counts{}) {
-				return
-			}
-			if m, ok := slots[e]; ok {
-				counts.add(m, n)
+			if n != (nfnl.Counts{}) {
+				counted[e] = n
 			}
 		})
 		if err != nil {
 			return nfnl.Explain(err)
+		}
+	}
+	if len(counted) == 0 {
+		return nil
+	}
+	for _, s := range d.compiled.Services {
+		owner := "service " + s.Name
+		for _, e := range s.Fragment.Elements {
+			if n, ok := counted[e]; ok && s.InSlots(e) {
+				counts.add(meter{owner, s.SlotOwner(e)}, n)
+			}
 		}
 	}
 	return nil
