@@ -7,14 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -177,4 +181,29 @@ firewall:
 		t.Errorf("with an address the warnings are %q", s.d.Warnings())
 	}
 	s.from("198.18.0.1", "10.0.2.2", "198.18.0.2", 4001, "a flow by the interface that came")
+}
+
+// TestRenamedInterfaceIsNotAway: of an interface with another name, the old name does not stay for what is away.
+func TestRenamedInterfaceIsNotAway(t *testing.T) {
+	lan, wan := netdev.Interface{Index: 2, Name: "lan0"}, netdev.Interface{Index: 3, Name: "wan0"}
+	for _, c := range []struct {
+		now  []netdev.Interface
+		want string
+	}{
+		{[]netdev.Interface{lan}, "lan0 wan0"},
+		{[]netdev.Interface{lan, {Index: 3, Name: "wan9"}}, "lan0 wan9"},
+		{[]netdev.Interface{lan, {Index: 4, Name: "wan0"}}, "lan0 wan0"},
+		{[]netdev.Interface{{Index: 2, Name: "wan0"}, {Index: 3, Name: "lan0"}}, "wan0 lan0"},
+	} {
+		empty := func(list []netdev.Interface) *compile.Host {
+			return &compile.Host{Interfaces: list, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}}
+		}
+		var got []string
+		for _, i := range empty(c.now).With(empty([]netdev.Interface{lan, wan})).Interfaces {
+			got = append(got, i.Name)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("lan0 and wan0 became %v: there are %v, want %s", c.now, got, c.want)
+		}
+	}
 }

@@ -45,13 +45,16 @@ type HostQueries struct {
 }
 
 // With returns what h and an earlier reading tell together: what is not there any more is
-// as it was, behind what is.
+// as it was, behind what is. An interface that got another name is there.
 func (h *Host) With(before *Host) *Host {
 	all := &Host{Interfaces: slices.Clone(h.Interfaces), XDP: h.XDP, Addresses: maps.Clone(h.Addresses), Details: maps.Clone(h.Details),
 		Global: maps.Clone(h.Global), Networks: h.Networks, Sources: maps.Clone(before.Sources), routes: h.routes, routed: h.routed, LocalPortLast: h.LocalPortLast, Ask: h.Ask}
 	for _, i := range before.Interfaces {
 		now, there := h.ByName(i.Name)
 		if !there {
+			if slices.ContainsFunc(h.Interfaces, func(n netdev.Interface) bool { return n.Index == i.Index }) {
+				continue
+			}
 			all.Interfaces, now = append(all.Interfaces, i), i
 		}
 		list := slices.Clone(all.Addresses[now.Index])
