@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -137,6 +138,9 @@ func (d *daemon) run(ctx context.Context) error {
 		debug.SetGCPercent(50) // with 10,000 services 131 MB in place of 166: the memory of a gateway is for its tables
 	}
 	d.log = d.logger()
+	// net/http logs what a server says before it is asked, at each health check, and has no other place for it.
+	log.SetFlags(0)
+	log.SetOutput(slog.NewLogLogger(d.log.Handler(), slog.LevelDebug).Writer())
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a log that nobody reads ends no gateway
 	d.hup = make(chan os.Signal, 1)
 	signal.Notify(d.hup, syscall.SIGHUP)
