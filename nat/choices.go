@@ -44,6 +44,8 @@ type Choices interface {
 	// legal, and takes the other one when it does not: the queue of a worker may be full, or the
 	// reason depends on a choice that is provisional.
 	Ends(r Reason) bool
+	// Told is the MTU that the answer to a packet which is too large tells, 0 when none is known.
+	Told() int
 	// ForgetsSYN reports whether a SYN that left without a session was forgotten for a later one,
 	// when so many of them have left in all.
 	ForgetsSYN(sent int) bool
@@ -130,6 +132,9 @@ func (Chance) Silent(Reason) bool { return false }
 
 // Ends is false: there is room, and no choice is provisional.
 func (Chance) Ends(Reason) bool { return false }
+
+// Told is nothing: what is told is for the model to say.
+func (Chance) Told() int { return 0 }
 
 // ForgetsSYN is false.
 func (Chance) ForgetsSYN(int) bool { return false }

@@ -92,16 +92,21 @@ func (m *Model) settle(b *binding, key outsideKey) {
 }
 
 // confirmInbound exchanges the provisional endpoint of the binding that a packet from outside has
-// reached for the one that this packet was sent to, where the model knows nobody.
+// reached for the one that this packet was sent to, where the model knows nobody. What a binding refuses shows that
+// there is one, not whose.
 func (m *Model) confirmInbound(v *view) {
 	m.confirmPortlessInbound(v)
 	key := outsideKey{portClass(v.protocol), v.dst}
 	out, shown := m.choices.Shown()
-	if !shown || !m.pooled(v.dst.Addr()) || !m.free(key) {
+	filtered := m.choices.Ends(ReasonFiltered)
+	if !shown && !filtered || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
 		return
 	}
 	for _, b := range m.bindings {
-		if b.provisional && b.protocol == out.Protocol && b.inside == out.Dest && b.outside.endpoint.Addr() == v.dst.Addr() && b.rule.gives(v.protocol, v.dst.Port()) {
+		if !b.provisional || b.outside.protocol != key.protocol || b.outside.endpoint.Addr() != v.dst.Addr() || !b.rule.gives(v.protocol, v.dst.Port()) {
+			continue
+		}
+		if filtered && !b.admits(v.src) || shown && b.protocol == out.Protocol && b.inside == out.Dest {
 			m.settle(b, key)
 			return
 		}

@@ -244,12 +244,29 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	// family.
 	crossed := m.choices.Ends(ReasonUntranslatable) && !s.hashes() &&
 		slices.ContainsFunc(s.table, func(b *backend) bool { return b.Address.Is6() != v.v6 && s.takes(b) })
+	// Nor does an MTU show more: that of the way to a backend of that family.
+	told := m.choices.Told()
+	if s.hashes() || !slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && m.tells(v, b) == told }) {
+		told = 0
+	}
 	for n := range s.table {
-		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(crossed && b.Address.Is6() == v.v6) {
+		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(crossed && b.Address.Is6() == v.v6) && (told == 0 || told == m.tells(v, b)) {
 			return b, true
 		}
 	}
 	return nil, false
+}
+
+// tells is the MTU that the sender of a packet is told which is too large on the way to a backend.
+func (m *Model) tells(v *view, b *backend) int {
+	next, _ := m.host.route(b.Address)
+	switch {
+	case b.Address.Is6() == v.v6:
+		return next.MTU
+	case v.v6:
+		return next.MTU + v.header - 20
+	}
+	return next.MTU + v.header - 40
 }
 
 // takes reports whether the scheduler may give the backend one more flow: it has room,

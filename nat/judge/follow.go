@@ -130,6 +130,18 @@ func (f *follower) Silent(r nat.Reason) bool { return f.frame() == nil && f.got.
 // Ends reports whether that was the reason.
 func (f *follower) Ends(r nat.Reason) bool { return f.got.Reason == r }
 
+// Told reads the MTU of the ICMP error that was sent.
+func (f *follower) Told() int {
+	if f.got.Reason != nat.ReasonTooBig {
+		return 0
+	}
+	icmp, ok := packet.Find[*packet.ICMP](packet.Parse(f.frame()))
+	if !ok {
+		return 0
+	}
+	return int(icmp.MTU())
+}
+
 // synPlaces is how many SYNs without a session a datapath remembers at least.
 const synPlaces = 1 << 20
 

@@ -249,3 +249,60 @@ services:
 		}
 	}
 }
+
+// TestFollowFiltered: what a binding refuses shows where it is, though not whose it is.
+func TestFollowFiltered(t *testing.T) {
+	for _, port := range []uint16{1000, 1001} {
+		r := snatRule(1000, 1001)
+		r.Filtering = config.AddressDependent
+		f := follows(t, uint64(port), r)
+		hidden, err := packet.Parse(udp("10.0.0.2", 4000).Frame).Edit("ip4(dst=192.0.2.99,ttl=1)")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := f.want(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); want.Reason != nat.ReasonTTLExceeded {
+			t.Fatalf("a packet without hops left: %v", want.Reason)
+		}
+		for _, to := range []uint16{port, 2001 - port} {
+			p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
+				&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64}, &packet.UDP{SrcPort: 53, DstPort: to}}
+			got := nat.ReasonNoBinding
+			if to == port {
+				got = nat.ReasonFiltered
+			}
+			if want := f.want(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
+				t.Errorf("the binding is at port %d: a stranger's packet to port %d: %v, want %v", port, to, want.Reason, got)
+			}
+		}
+	}
+}
+
+// TestFollowToldMTU: the MTU that a sender is told shows in which family its packet was to go on.
+func TestFollowToldMTU(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: web, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, scheduler: wlc, source-pool: [10.0.2.100, "fd00:2::100"],
+     backends: [{name: a, address: 10.0.2.4}, {name: b, address: "fd00:2::3"}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/ip6(src=2001:db8:5::1,dst=2001:db8::10)/tcp(sport=4000,dport=80,flags=S)/data(1500)")
+	for seed := range uint64(4) {
+		for _, mtu := range []uint32{1500, 1520} {
+			m, err := nat.New(c, golden.StandardHost(), seed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := packet.Packet{&packet.Ethernet{}, &packet.IPv6{}, &packet.ICMP{V6: true, Type: 2, Rest: mtu}}
+			got := nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTooBig, Out: []nat.Departure{{Interface: wan.Name, Frame: answer.Build()}}}
+			want := newFollower(m).want(nat.Arrival{Interface: wan.Name, Frame: in.Build()}, got)
+			if len(want.Out) != 1 {
+				t.Fatalf("%v %v", want.Action, want.Reason)
+			}
+			if told, ok := packet.Find[*packet.ICMP](packet.Parse(want.Out[0].Frame)); !ok || told.MTU() != mtu {
+				t.Errorf("seed %d: the datapath told %d, and %s is wanted", seed, mtu, packet.Parse(want.Out[0].Frame))
+			}
+		}
+	}
+}
