@@ -100,12 +100,14 @@ type State uint8
 
 // States.
 const (
-	Up    State = iota // takes new flows
-	Drain              // keeps its flows, takes no new ones
-	Down               // its flows end
+	Up       State = iota // takes new flows
+	Drain                 // keeps its flows, takes no new ones
+	Unprobed              // the same, until its first check is over: it may have left with flows a moment ago
+	Down                  // its flows end
 )
 
-var stateNames = [...]string{"up", "drain", "down"}
+// To an operator a backend is down that was not probed yet.
+var stateNames = [...]string{"up", "drain", "down", "down"}
 
 // String returns "up", "drain" or "down".
 func (s State) String() string { return stateNames[s] }

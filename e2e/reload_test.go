@@ -98,6 +98,32 @@ func TestReloadsLoseNothing(t *testing.T) {
 	})
 }
 
+// TestBackendComesBack takes a backend away and brings it back at once: its connections go on, though it was not probed yet.
+func TestBackendComesBack(t *testing.T) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		l := labtest.New(t, lab.Balancer())
+		dial := serveWebAndLine(t, l)
+		const server, other = "      - {name: a, address: 10.0.2.2}\n", "      - {name: b, address: 10.0.2.3}\n"
+		with := force + strings.Replace(webAndLine, server, server+other+"    check: {type: tcp, interval: 1s, timeout: 900ms, rise: 1}\n", 1)
+		without := strings.Replace(with, server, "", 1)
+		d := start(t, l.Node("gateway"), with)
+		if _, err := d.AwaitUse(t.Context(), "line", "a", true); err != nil {
+			t.Fatal(err)
+		}
+		line := dial()
+		mustAsk(t, line, "before")
+		for _, c := range []struct{ text, when string }{{without, "while its backend is away"}, {with, "when its backend is back"}} {
+			if _, err := d.Apply(t.Context(), "test.yaml", []byte(c.text)); err != nil {
+				t.Fatal(err)
+			}
+			mustAsk(t, line, c.when)
+		}
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestFileAndSignalReload changes the file in the three ways that people do: in place, by
 // renaming a new one over it, and with SIGHUP.
 func TestFileAndSignalReload(t *testing.T) {

@@ -376,12 +376,13 @@ func (e *Engine) ownState(s *config.Service, i int) datapath.State {
 		return o.State
 	}
 	if s.Check != nil && e.opt.Health != nil {
-		healthy, known := e.opt.Health.Healthy(s.Name, b.Name)
-		if !known {
-			healthy = e.priorUp(s, b)
-		}
-		if !healthy {
+		switch healthy, known := e.opt.Health.Healthy(s.Name, b.Name); {
+		case known && !healthy:
 			return datapath.Down
+		case !known:
+			if state := e.unprobed(s, b); state > datapath.Drain {
+				return state
+			}
 		}
 	}
 	if b.Drain {
@@ -394,28 +395,31 @@ func (e *Engine) ownState(s *config.Service, i int) datapath.State {
 type priorState struct {
 	address netip.Addr
 	port    uint16
-	up      bool
+	state   datapath.State
 }
 
-// priorUp reports whether a backend that was not probed yet counts as healthy. A backend that is
-// already in force keeps its state, because a new or changed check must not end the connections of
-// every backend. A new backend has the state that the check's "initial" gives.
-func (e *Engine) priorUp(s *config.Service, b *config.Backend) bool {
+// unprobed is the state of a backend that was not probed yet. A backend that is already in force keeps its state,
+// because a new or changed check must not end the connections of every backend. A new backend has the state that the
+// check's "initial" gives; it may have connections from before it left a moment ago, which do not end for that.
+func (e *Engine) unprobed(s *config.Service, b *config.Backend) datapath.State {
 	if e.prior == nil {
 		e.prior = map[backendKey]priorState{}
 		for _, snapshot := range e.inForce {
 			for _, in := range snapshot.Services {
 				for i := range in.Backends {
 					b := &in.Backends[i]
-					e.prior[backendKey{in.Name, b.Name}] = priorState{b.Address, b.Port, in.State[i] != datapath.Down}
+					e.prior[backendKey{in.Name, b.Name}] = priorState{b.Address, b.Port, in.State[i]}
 				}
 			}
 		}
 	}
 	if was, ok := e.prior[backendKey{s.Name, b.Name}]; ok && was.address == b.Address && was.port == b.Port {
-		return was.up
+		return was.state
 	}
-	return s.Check.Initial == "up"
+	if s.Check.Initial == "up" {
+		return datapath.Up
+	}
+	return datapath.Unprobed
 }
 
 // SetState overrides the state of a backend until ClearState; the change is

@@ -273,8 +273,8 @@ func TestANewCheckCutsNobody(t *testing.T) {
 	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{after}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := fast.last().Services[0].State; !slices.Equal(got, []datapath.State{datapath.Up, datapath.Down, datapath.Down}) {
-		t.Errorf("states %v, want a up as it was, and the new ones down until they are probed", got)
+	if got := fast.last().Services[0].State; !slices.Equal(got, []datapath.State{datapath.Up, datapath.Unprobed, datapath.Unprobed}) {
+		t.Errorf("states %v, want a up as it was, and the new ones without new flows until they are probed", got)
 	}
 	if err := e.refresh(t.Context()); err != nil || len(fast.applied) != 2 {
 		t.Errorf("error %v, %d applies although nothing changed", err, len(fast.applied))

@@ -150,7 +150,7 @@ func (s *stale) service(f *flow.Flow, to *datapath.Service) bool {
 		return s.may(f)
 	case to.State[i] == datapath.Down:
 		return true // in any state: no server answers there
-	case to.State[i] == datapath.Drain && closed(f):
+	case to.State[i] != datapath.Up && closed(f):
 		return true // a SYN of the same port would go on with it, where it opens another one
 	case to.Mode != config.ModeFullNAT:
 		return false

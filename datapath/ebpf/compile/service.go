@@ -237,7 +237,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		switch s.State[i] {
 		case datapath.Up:
 			w.State = wire.BackendUp
-		case datapath.Drain:
+		case datapath.Drain, datapath.Unprobed:
 			w.State = wire.BackendDrain
 		default:
 			w.State = wire.BackendDown
