@@ -26,37 +26,37 @@ func number(t *testing.T, variable string, otherwise int) int {
 }
 
 // TestModelAgrees sends random packet sequences through the programs and holds
-// every outcome, the counters and the flows against the reference model.
+// every outcome, the counters and the flows against the reference model; then again
+// while addresses, routes, neighbours and links of the host change.
 // SLUICE_MODEL_PACKETS asks for more packets a scenario, SLUICE_MODEL_SEED for
 // others.
 func TestModelAgrees(t *testing.T) {
-	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 10000)}, false)
+	agree(t, programKind{}, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 10000)},
+		judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Host: true})
 }
 
 // TestModelAgreesAcrossReloads does so while other configurations come into force between the
 // packets. All features are on, so that most of them run in the same programs; with
 // SLUICE_MODEL_PROGRAMS=exact each has those that it needs.
 func TestModelAgreesAcrossReloads(t *testing.T) {
-	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Reloads: true}, os.Getenv("SLUICE_MODEL_PROGRAMS") != "exact")
+	agree(t, programKind{allOn: os.Getenv("SLUICE_MODEL_PROGRAMS") != "exact"},
+		judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Reloads: true})
 }
 
-// TestModelAgreesAcrossChangesOfTheHost does so while addresses, routes, neighbours and links of the
-// host change.
-func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
-	agrees(t, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Host: true}, false)
-}
-
-func agrees(t *testing.T, o judge.Options, allOn bool) {
+// agree runs each scenario on each hook in several ways, one after the other in the same programs.
+func agree(t *testing.T, kind programKind, ways ...judge.Options) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))
-	o.NoShrink = os.Getenv("SLUICE_MODEL_SHRINK") == "no"
-	pool := poolOf(t, programKind{allOn: allOn})
+	pool := poolOf(t, kind)
 	sideBySide(t, []string{"xdp", "tc", "tc-complete", "pair"}, func(t *testing.T, hook string, cpu int) {
 		for _, sc := range judge.Scenarios() {
 			t.Run(sc.Name, func(t *testing.T) {
-				s := newSubject(t, hook)
-				s.programPool, s.cpu, s.here = pool, cpu, true
-				agreesIn(t, s, sc, o)
+				for _, o := range ways {
+					s := newSubject(t, hook)
+					s.programPool, s.cpu, s.here = pool, cpu, true
+					o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))
+					o.NoShrink = os.Getenv("SLUICE_MODEL_SHRINK") == "no"
+					agreesIn(t, s, sc, o)
+				}
 			})
 		}
 	})
@@ -83,14 +83,14 @@ func agreesIn(t *testing.T, s *subject, sc judge.Scenario, o judge.Options) {
 	if s.d.switches.Paired && sc.Name == "fullnat" && (s.byXDP == 0 || s.byXDP == n) {
 		t.Errorf("of %d packets XDP has sent %d, and left the rest to TC", n, s.byXDP)
 	}
-	t.Logf("%d packets, %d by XDP before TC", n, s.byXDP)
+	t.Logf("%d packets, %d by XDP before TC; the host changes: %v", n, s.byXDP, o.Host)
 }
 
 // TestPathsAgree sends the same sequences with the straight path closed: what it does
 // to a packet, the full path must do as well.
 func TestPathsAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	pool := poolOf(t, programKind{full: true})
+	pool := poolOf(t, programKind{full: true, allOn: true})
 	sideBySide(t, []string{"xdp", "tc"}, func(t *testing.T, hook string, cpu int) {
 		for _, sc := range judge.Scenarios() {
 			c, err := sc.Config()
