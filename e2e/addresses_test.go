@@ -90,6 +90,7 @@ func TestHeldAddresses(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	for _, hook := range []string{"nftables", "tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
+			t.Parallel() // most of it waits for others to speak up for an address
 			l := labtest.New(t, flat(hook))
 			for _, s := range []string{"s1", "client"} {
 				serveWeb(t, l, s+" "+s+" [::]:80")

@@ -60,6 +60,14 @@ func onDatapaths(t *testing.T, test func(t *testing.T, force string)) {
 	}
 }
 
+// onDatapathsAtOnce does so on both at once, for tests that wait for most of their time.
+func onDatapathsAtOnce(t *testing.T, test func(t *testing.T, force string)) {
+	onDatapaths(t, func(t *testing.T, force string) {
+		t.Parallel()
+		test(t, force)
+	})
+}
+
 // start runs the daemon in the node until the end of the test. It skips where the host, or the
 // datapath that the configuration forces, cannot do it at all, and says why.
 func start(t *testing.T, n *lab.Node, config string, args ...string) *daemon.Daemon {

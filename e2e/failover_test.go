@@ -25,11 +25,11 @@ func TestUplinkFailsOver(t *testing.T) {
 			"  - {name: second, type: snat, source: [10.1.10.0/24], out: wan1, to: [172.16.100.1]}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			onDatapaths(t, func(t *testing.T, force string) { uplinkFailsOver(t, force+"nat:\n"+rules, "") })
+			onDatapathsAtOnce(t, func(t *testing.T, force string) { uplinkFailsOver(t, force+"nat:\n"+rules, "") })
 		})
 	}
 	t.Run("masquerade with a source in the route", func(t *testing.T) {
-		onDatapaths(t, func(t *testing.T, force string) {
+		onDatapathsAtOnce(t, func(t *testing.T, force string) {
 			uplinkFailsOver(t, force+"nat:\n  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n", "211.155.226.200")
 		})
 	})

@@ -21,7 +21,7 @@ import (
 // followed; and no later change of the configuration may stumble over what the
 // kernel took away with the interface.
 func TestInterfacesComeAndGo(t *testing.T) {
-	onDatapaths(t, func(t *testing.T, force string) {
+	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		serveDatagrams(t, l, "s1 a 192.0.2.30:80")
 		gateway, client := l.Node("gateway"), l.Node("client")

@@ -29,7 +29,7 @@ nat:
 // TestFlowsMove moves services and a port-forward from one datapath to the other and back, with connections
 // open and datagrams on their way: each goes on with the backend that it had.
 func TestFlowsMove(t *testing.T) {
-	onDatapaths(t, func(t *testing.T, force string) {
+	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		var collectors []*host.Collector
 		for i, node := range []string{"s1", "s2"} {

@@ -123,7 +123,7 @@ func TestRoutedByRules(t *testing.T) {
 		"source port": {"ipproto", "tcp", "sport", "1024-65534"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onDatapaths(t, func(t *testing.T, force string) { routedByRule(t, force, rule) })
+			onDatapathsAtOnce(t, func(t *testing.T, force string) { routedByRule(t, force, rule) })
 		})
 	}
 }

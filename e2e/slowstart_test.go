@@ -17,6 +17,7 @@ func TestSlowStart(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		for _, scheduler := range []string{"wrr", "maglev"} {
 			t.Run(scheduler, func(t *testing.T) {
+				t.Parallel() // most of it waits
 				l := labtest.New(t, lab.Balancer())
 				serveWeb(t, l, "s1 a 10.0.2.2:8080", "s2 b 10.0.2.3:8080")
 				web := force + "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: " + scheduler +
@@ -47,7 +48,7 @@ func TestSlowStart(t *testing.T) {
 				if s, err = d.Service(t.Context(), "web"); err != nil || s.Backends[1].Why != "slow start: 10 % of its weight" {
 					t.Errorf("after a restart: %+v, %v", s, err)
 				}
-				if out, err := d.Command(t.Context(), "service", "set", "web", "slow-start=20s").CombinedOutput(); err != nil {
+				if out, err := d.Command(t.Context(), "service", "set", "web", "slow-start=10s").CombinedOutput(); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
 				labtest.Eventually(t, patience, "the backend has all of its weight", func() error {
