@@ -144,6 +144,9 @@ func (d *Datapath) attachFirst(hooks []config.Attach, i netdev.Interface, progra
 // attachOne attaches, or gives the new program to a link that is there.
 func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
 	at := attachPoint{i.Index, hook}
+	if name := (&attachment{attachPoint: at, bare: i.Bare()}).program(); programs.Programs[name] == nil {
+		return fmt.Errorf("%s: what is in force was loaded for a host that needed no such program", hook)
+	}
 	if a := d.attached[at]; a != nil {
 		a.name, a.bare = i.Name, i.Bare()
 		// Severed: the interface went, or was elsewhere, and one of its number is here.

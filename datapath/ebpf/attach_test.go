@@ -269,6 +269,17 @@ func TestProgramsThatAreNeeded(t *testing.T) {
 	}
 }
 
+// TestAttachWithoutTheProgram: going back to what was in force may meet an interface that came since, and that would
+// have a program which is not loaded.
+func TestAttachWithoutTheProgram(t *testing.T) {
+	d := &Datapath{attached: map[attachPoint]*attachment{}}
+	for _, hook := range []config.Attach{config.AttachXDP, config.AttachTC} {
+		if err := d.attachOne(hook, netdev.Interface{Index: 2, Name: "eth0"}, &ebpf.Collection{}); err == nil || len(d.attached) != 0 {
+			t.Errorf("%s: attached what is not there: %v", hook, err)
+		}
+	}
+}
+
 // TestLinksThatXDPLoses: where packets may leave by a link that takes no frames from XDP, TC
 // stands behind it, and whoever asks for XDP is told so.
 func TestLinksThatXDPLoses(t *testing.T) {
