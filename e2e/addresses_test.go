@@ -87,6 +87,7 @@ func service(mode, vip, backend, extra string) string {
 // TestHeldAddresses reaches addresses that nobody has but Sluice, in every mode, and from neighbours
 // that know them by ARP or neighbour discovery alone. At the end they are gone.
 func TestHeldAddresses(t *testing.T) {
+	t.Parallel()
 	labtest.Require(t, labtest.Root)
 	for _, hook := range []string{"nftables", "tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {

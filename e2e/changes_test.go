@@ -31,6 +31,7 @@ services:
 // TestChangesSurvive: what apply and backend have changed is in force again after kill -9 and after a
 // stop, until it is reverted; the history names who did it.
 func TestChangesSurvive(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		serveWeb(t, l, "s1 a 10.0.2.2:8080", "s2 b 10.0.2.3:8080")

@@ -17,6 +17,7 @@ import (
 // TestDrainWithAnEnd holds a connection while its backend drains: it goes on over a kill of the daemon,
 // and at the deadline goes on or ends, as was asked for. New connections find no backend meanwhile.
 func TestDrainWithAnEnd(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		dial := serveWebAndLine(t, l)

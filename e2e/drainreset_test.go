@@ -30,6 +30,7 @@ services:
 
 // TestDrainResets ends connections that do nothing by a drain: whichever side sends next is reset.
 func TestDrainResets(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		// What a server sends under its own address would be reset by the client's stack. A client beyond

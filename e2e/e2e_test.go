@@ -3,12 +3,15 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -47,6 +50,11 @@ func buildAndRun(m *testing.M) (int, error) {
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the program under test: %w\n%s", err, out)
+	}
+	// The tests that run at once wait for two thirds of their time.
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.NumCPU())); err != nil {
+		return 0, err
 	}
 	return m.Run(), nil
 }

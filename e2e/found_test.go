@@ -25,6 +25,7 @@ import (
 // TestBackendsOfOthers sends requests to servers that the configuration does not name: those of a
 // farm made by nftlb's API, of a name in the DNS, and of a directory, and follows them as they change.
 func TestBackendsOfOthers(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		serveWeb(t, l, "s1 a 10.0.2.2:8080", "s2 b 10.0.2.3:8080")

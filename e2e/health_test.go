@@ -57,6 +57,7 @@ func onFamilies(t *testing.T, test func(t *testing.T, family string)) {
 // TestDeadBackendLeaves kills one of two servers under load, in two ways: its process ends, and
 // its machine falls silent.
 func TestDeadBackendLeaves(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		onFamilies(t, func(t *testing.T, family string) {
 			l := labtest.New(t, lab.Balancer())
@@ -145,6 +146,7 @@ func loseBackend(t *testing.T, l *lab.Lab, target string, lose func() (back func
 }
 
 func TestSpareTakesOver(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		config, target, specs := webOf("IPv4")

@@ -21,6 +21,7 @@ import (
 // followed; and no later change of the configuration may stumble over what the
 // kernel took away with the interface.
 func TestInterfacesComeAndGo(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		serveDatagrams(t, l, "s1 a 192.0.2.30:80")

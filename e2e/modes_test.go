@@ -38,6 +38,7 @@ var modeCases = []modeCase{
 
 // TestModes sends real traffic through every mode, protocol and family, on every datapath.
 func TestModes(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		for _, s := range []string{"s1 a", "s2 b"} {

@@ -29,6 +29,7 @@ nat:
 // TestFlowsMove moves services and a port-forward from one datapath to the other and back, with connections
 // open and datagrams on their way: each goes on with the backend that it had.
 func TestFlowsMove(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		var collectors []*host.Collector

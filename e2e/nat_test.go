@@ -117,6 +117,7 @@ func TestOfficeRouter(t *testing.T) {
 // TestRoutedByRules routes by what "ip rule" knows of a packet before its translation, as the
 // kernel does: by another source, without protocol or ports, the server is behind a black hole.
 func TestRoutedByRules(t *testing.T) {
+	t.Parallel()
 	for name, rule := range map[string][]string{
 		"source":      {"from", "10.1.10.0/24"},
 		"port":        {"ipproto", "tcp", "dport", "80"},

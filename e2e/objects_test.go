@@ -14,6 +14,7 @@ import (
 // TestObjectCommands makes a service with backends by commands alone, sends requests to it, changes
 // and removes it.
 func TestObjectCommands(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		serveWeb(t, l, "s1 a 10.0.2.2:8080", "s2 b 10.0.2.3:8080")

@@ -14,6 +14,7 @@ import (
 // TestSlowStart adds a backend to a service: it gets about an eleventh of the requests in the first step,
 // and its half after the last one.
 func TestSlowStart(t *testing.T) {
+	t.Parallel()
 	onDatapaths(t, func(t *testing.T, force string) {
 		for _, scheduler := range []string{"wrr", "maglev"} {
 			t.Run(scheduler, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 // TestMasqueradeWaitsForItsInterface starts the gateway before its line to the outside is
 // there, as at boot; the line comes, first without an address, and comes again with another.
 func TestMasqueradeWaitsForItsInterface(t *testing.T) {
+	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Office())
 		serveWeb(t, l, "outside internet "+outsideWeb)
