@@ -65,6 +65,9 @@ func (b portBlock) has(a netip.AddrPort) bool {
 func (m *Model) allocate(r request) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
+			if s := m.yieldsPort(key); s != nil {
+				m.givePort(s, r.ports)
+			}
 			delete(m.ports, key)
 			if r.client != nil && r.paired {
 				r.client.address = address
@@ -159,7 +162,7 @@ func (m *Model) free(key outsideKey) bool {
 	if b := m.outside[key]; b != nil && !m.yields(b) {
 		return false
 	}
-	if until, held := m.ports[key]; held && (until == forever || m.now <= until) {
+	if until, held := m.ports[key]; held && (until == forever || m.now <= until) && m.yieldsPort(key) == nil {
 		return false
 	}
 	if shown, ok := m.shownSource(); ok && shown == key.endpoint {

@@ -184,6 +184,33 @@ func (m *Model) yields(b *binding) bool {
 	return ok && b.provisional && a == b.outside.endpoint
 }
 
+// yieldsPort returns the session of a service that has an endpoint provisionally, where that is shown to be another's.
+func (m *Model) yieldsPort(key outsideKey) *session {
+	if a, ok := m.shownSource(); !ok || a != key.endpoint {
+		return nil
+	}
+	for _, h := range m.sessions {
+		if s := h.session; s.provisional && s.port != nil && *s.port == key {
+			return s
+		}
+	}
+	return nil
+}
+
+// givePort gives such a session another one.
+func (m *Model) givePort(s *session, ports config.PortSet) {
+	choices := m.choices
+	m.choices = m.chance // what is shown is not what that session has
+	defer func() { m.choices = choices }()
+	other, ok := m.allocate(request{addresses: []netip.Addr{s.port.endpoint.Addr()}, protocol: s.tuple[0].Protocol, wanted: s.tuple[0].Source.Port(), ports: ports})
+	if !ok {
+		return
+	}
+	m.ports[other] = forever
+	m.rename(s, s.port.endpoint, other.endpoint)
+	s.port = &other
+}
+
 // take gives an endpoint to a binding; one that has it provisionally gets another.
 func (m *Model) take(key outsideKey, b *binding) {
 	was := m.outside[key]

@@ -306,3 +306,35 @@ services:
 		}
 	}
 }
+
+// TestFollowYieldsPort: the port that the model has given to a hidden session of a service is shown to be another's.
+func TestFollowYieldsPort(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: fullnat, scheduler: random, source-pool: [10.0.2.100],
+     backends: [{name: a, address: 10.0.2.2}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, p := hidesBackend(t, c, 1)
+	guess := f.model.Flows()[0].Reply.Dest.Port()
+	p[1].(*packet.IPv4).TTL, p[1].(*packet.IPv4).Src = 64, netip.MustParseAddr("203.0.113.6")
+	p[2].(*packet.UDP).SrcPort = 4000 + guess&1 // parity stays
+	out, err := packet.Parse(p.Build()).Edit(fmt.Sprintf("ip4(src=10.0.2.100,dst=10.0.2.2,ttl=63)/udp(sport=%d)", guess))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonNewFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
+	want := f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, got)
+	if len(want.Out) != 1 {
+		t.Fatalf("%v %v", want.Action, want.Reason)
+	}
+	if u, ok := packet.Find[*packet.UDP](packet.Parse(want.Out[0].Frame)); !ok || u.SrcPort != guess {
+		t.Errorf("the datapath gives port %d to the second client, and %s is wanted", guess, packet.Parse(want.Out[0].Frame))
+	}
+	flows := f.model.Flows()
+	if len(flows) != 2 || flows[0].Reply.Dest == flows[1].Reply.Dest {
+		t.Errorf("two clients have %v", flows)
+	}
+}
