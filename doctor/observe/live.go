@@ -118,11 +118,15 @@ func readSymbols(root fs.FS) (map[string]bool, error) {
 	return findSymbols(symbols, symbolFlowtables, SymbolKprobes, SymbolBPFNetfilter), nil
 }
 
-// findSymbols tells which kernel functions exist.
+// findSymbols tells which kernel functions exist. BPF programs stand behind those of kernel and modules; to list them
+// takes the kernel time by the square of their number: minutes where there are thousands.
 func findSymbols(f fs.File, names ...string) map[string]bool {
 	found := map[string]bool{}
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		line := lines.Bytes()
+		if bytes.HasSuffix(line, []byte("\t[bpf]")) {
+			break
+		}
 		for _, name := range names {
 			if i := bytes.LastIndex(line, []byte(name)); i > 0 && line[i-1] == ' ' && i+len(name) == len(line) {
 				found[name] = true
