@@ -53,8 +53,10 @@ func buildAndRun(m *testing.M) (int, error) {
 	}
 	// The tests that run at once wait for two thirds of their time.
 	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.NumCPU())); err != nil {
-		return 0, err
+	if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
+		if err := p.Value.Set(strconv.Itoa(2 * runtime.NumCPU())); err != nil {
+			return 0, err
+		}
 	}
 	return m.Run(), nil
 }
