@@ -19,18 +19,17 @@ import (
 // translation, while a host sends from one port without a pause, as SIP telephones and VPNs do. It must
 // be heard again with the source of the link that its packets leave by; nobody answers to another one there.
 func TestUplinkFailsOver(t *testing.T) {
-	t.Parallel()
 	for name, rules := range map[string]string{
 		"masquerade": "  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n",
 		"snat": "  - {name: first, type: snat, source: [10.1.10.0/24], out: wan0, to: [211.155.226.121]}\n" +
 			"  - {name: second, type: snat, source: [10.1.10.0/24], out: wan1, to: [172.16.100.1]}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			onDatapathsAtOnce(t, func(t *testing.T, force string) { uplinkFailsOver(t, force+"nat:\n"+rules, "") })
+			onDatapaths(t, func(t *testing.T, force string) { uplinkFailsOver(t, force+"nat:\n"+rules, "") })
 		})
 	}
 	t.Run("masquerade with a source in the route", func(t *testing.T) {
-		onDatapathsAtOnce(t, func(t *testing.T, force string) {
+		onDatapaths(t, func(t *testing.T, force string) {
 			uplinkFailsOver(t, force+"nat:\n  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n", "211.155.226.200")
 		})
 	})
