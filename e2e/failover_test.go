@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,10 +36,33 @@ func TestUplinkFailsOver(t *testing.T) {
 	})
 }
 
+// answerSlowly answers datagrams as host.ServeDatagrams does, after as many nanoseconds as it returns.
+func answerSlowly(t *testing.T, n *lab.Node, at string) *atomic.Int64 {
+	c, err := n.ListenPacket(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	var after atomic.Int64
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			_, from, err := c.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			time.AfterFunc(time.Duration(after.Load()), func() {
+				_, _ = c.WriteTo([]byte(host.Answer{Name: n.Short(), Client: from.String()}.String()), from)
+			})
+		}
+	}()
+	return &after
+}
+
 func uplinkFailsOver(t *testing.T, config, src string) {
 	l := labtest.New(t, lab.Office())
 	gateway, outside := l.Node("gateway"), l.Node("outside")
-	serveDatagrams(t, l, "outside internet 203.0.113.10:5060")
+	answerAfter := answerSlowly(t, outside, "203.0.113.10:5060")
 	ip := func(n *lab.Node, args string) {
 		t.Helper()
 		if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -62,12 +86,15 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 	}
 	ip(gateway, "route replace "+first)
 	d := start(t, gateway, config)
+	ask := func(timeout time.Duration) (host.Answer, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		return host.AskDatagram(ctx, l.Node("pc"), netip.MustParseAddrPort("10.1.10.20:5060"), netip.MustParseAddrPort("203.0.113.10:5060"))
+	}
 	seen := func(what, source string) {
 		t.Helper()
 		labtest.Eventually(t, patience, what, func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			a, err := host.AskDatagram(ctx, l.Node("pc"), netip.MustParseAddrPort("10.1.10.20:5060"), netip.MustParseAddrPort("203.0.113.10:5060"))
+			a, err := ask(time.Second)
 			if err == nil && !strings.HasPrefix(a.Client, source+":") {
 				err = fmt.Errorf("the server sees %s, not %s", a.Client, source)
 			}
@@ -84,6 +111,22 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 		ip(gateway, "route replace "+way.route)
 		seen(way.route, way.source)
 	}
+	// An answer is on its way back to the inside address when the rules come to be asked again.
+	ip(gateway, "route replace default via 172.16.101.2 dev vpn0")
+	seen("vpn0 again", "10.1.10.20")
+	answerAfter.Store(int64(2 * time.Second))
+	answered := make(chan error, 1)
+	go func() {
+		_, err := ask(3 * time.Second)
+		answered <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // until the question has left
+	ip(gateway, "route replace default via 172.16.100.2 dev wan1")
+	if err := <-answered; err != nil {
+		t.Errorf("what came to the inside address after the failover: %v", err)
+	}
+	answerAfter.Store(0)
+	seen("after an answer that was on its way", "172.16.100.1")
 	if err := d.Stop(); err != nil {
 		t.Error(err)
 	}

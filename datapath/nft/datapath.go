@@ -33,6 +33,10 @@ type Datapath struct {
 	// request that was given up leaves a socket that can only be closed.
 	tracking *conntrack.Conn
 
+	// background ends with the datapath.
+	background context.Context
+	leave      context.CancelFunc
+
 	// mu serialises Plan, Apply and Remove, and protects what follows.
 	mu     sync.Mutex
 	closed bool
@@ -105,7 +109,8 @@ func Open() (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), h.close())
 	}
-	return &Datapath{conn: conn, host: h, tracking: tracking, flowtables: flowtables, timeouts: timeouts, defragments: takes[0], fib: takes[1]}, nil
+	background, leave := context.WithCancel(context.Background())
+	return &Datapath{background: background, leave: leave, conn: conn, host: h, tracking: tracking, flowtables: flowtables, timeouts: timeouts, defragments: takes[0], fib: takes[1]}, nil
 }
 
 // Name returns "nftables".
@@ -128,6 +133,7 @@ func (d *Datapath) Close() error {
 		return nil
 	}
 	d.closed = true
+	d.leave()
 	return errors.Join(d.conn.Close(), d.tracking.Close(), d.host.close())
 }
 

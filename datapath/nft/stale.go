@@ -298,7 +298,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 		return 0, err
 	}
 	defer c.Close()
-	moved := 0
+	moved, answers := 0, map[endpoints]bool{}
 	var cut []conntrack.Entry
 	n, err := c.DeleteIf(ctx, s.sift(), func(e *conntrack.Entry) bool {
 		if s.moves(e) {
@@ -312,6 +312,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 			cut = append(cut, *e)
 			return false
 		}
+		answers[answersOf(e)] = true
 		return true
 	})
 	n = max(0, n-moved) // one may have ended by itself
@@ -319,6 +320,9 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 		var told int
 		told, err = c.CutOff(ctx, cut)
 		n += told
+	}
+	if err == nil {
+		err = d.endLate(answers)
 	}
 	if err != nil {
 		return n, fmt.Errorf("connections that are treated otherwise now: %w", err)

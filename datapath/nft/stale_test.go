@@ -3,9 +3,11 @@
 package nft
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestApplyEndsWhatDiffers puts connections of another configuration into the table: those that
@@ -101,4 +104,55 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 			t.Errorf("%s: %v have ended, want %v; the plan said %d, the change %d", c.name, ended, c.ends, planned.Ended, change.Ended)
 		}
 	}
+}
+
+// TestLateAnswersOpenNothing has an answer of an ended connection come after an apply, when it opens one from
+// the other side: that ends too, and no other from there.
+func TestLateAnswersOpenNothing(t *testing.T) {
+	b := newBench(t, lab.Balancer())
+	conn, err := b.d.tracking.Sibling()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	inside, outside := conntrack.AddrOf(netip.MustParseAddr("10.0.2.9")), conntrack.AddrOf(netip.MustParseAddr("203.0.113.77"))
+	entry := func(from conntrack.Addr, fromPort uint16, to conntrack.Addr, toPort uint16) []conntrack.Entry {
+		return []conntrack.Entry{{
+			Family: unix.AF_INET, Protocol: flow.UDP, Timeout: 600,
+			Original: conntrack.Tuple{Source: from, SourcePort: fromPort, Dest: to, DestPort: toPort},
+			Reply:    conntrack.Tuple{Source: to, SourcePort: toPort, Dest: from, DestPort: fromPort},
+		}}
+	}
+	insert := func(list []conntrack.Entry) {
+		t.Helper()
+		if n, err := conn.Insert(t.Context(), list); err != nil || n != 1 {
+			t.Fatalf("%d connections inserted: %v", n, err)
+		}
+	}
+	ports := func() (list []uint16) {
+		t.Helper()
+		if err := conn.Dump(t.Context(), nil, func(e *conntrack.Entry) error { list = append(list, e.Original.SourcePort); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(list)
+		return list
+	}
+	b.applySnapshot(b.snapshot(&config.Config{}))
+	insert(entry(inside, 4005, outside, 53))
+	s := b.snapshot(&config.Config{})
+	s.NAT = []*config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}}
+	if change := b.applySnapshot(s); change.Ended != 1 {
+		t.Fatalf("%d connections have ended, want that from before there was a rule", change.Ended)
+	}
+	insert(entry(outside, 53, inside, 4005))
+	insert(entry(outside, 54, inside, 4005))
+	if got := ports(); !slices.Equal(got, []uint16{53, 54}) {
+		t.Fatalf("connections from ports %d, want those that were inserted", got)
+	}
+	labtest.Eventually(t, 30*time.Second, "the end of what a late answer has opened", func() error {
+		if got := ports(); !slices.Equal(got, []uint16{54}) {
+			return fmt.Errorf("connections from ports %d, want 54", got)
+		}
+		return nil
+	})
 }
