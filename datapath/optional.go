@@ -5,6 +5,7 @@ package datapath
 import (
 	"context"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -27,6 +28,15 @@ type Adopter interface {
 type ChangeDetector interface {
 	// Touched reports whether another program changed or removed them since the last Apply.
 	Touched() (bool, error)
+}
+
+// Bypasser is a Datapath whose packets pass by something of the host that would not let them leave as they
+// are. What another datapath can carry goes there.
+type Bypasser interface {
+	// BypassesService returns what packets of the service would pass by, in a sentence; nil for nothing.
+	BypassesService(*config.Service) error
+	// BypassesNAT does the same for a NAT rule.
+	BypassesNAT(*config.NATRule) error
 }
 
 // Mover is a Datapath that gives and takes the flows of services and port-forwards that move from one

@@ -25,6 +25,7 @@ import (
 type fake struct {
 	name    string
 	refuse  func(kind, name string) error // Carries*
+	passBy  error                         // Bypasses*
 	fail    error                         // the next Apply
 	applied []*datapath.Snapshot
 	removed bool
@@ -35,6 +36,9 @@ type fake struct {
 	flows   []flow.Flow
 	ends    int // flows, by the next change
 }
+
+func (f *fake) BypassesService(*config.Service) error { return f.passBy }
+func (f *fake) BypassesNAT(*config.NATRule) error     { return f.passBy }
 
 func (f *fake) Touched() (bool, error) { return f.touched, nil }
 

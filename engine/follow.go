@@ -39,7 +39,7 @@ func (e *Engine) move(ctx context.Context) error {
 		return nil
 	}
 	plan, err := e.place(e.config)
-	if err != nil {
+	if err != nil || samePlaces(e.config, e.plan, e.config, plan) {
 		return err
 	}
 	applied, err := e.commit(ctx, e.config, plan)
@@ -50,7 +50,7 @@ func (e *Engine) move(ctx context.Context) error {
 	return err
 }
 
-// misplaced reports whether a datapath can no longer carry a service or rule that it has.
+// misplaced reports whether a datapath can no longer carry a service or rule that it has, or should not.
 func (e *Engine) misplaced() bool {
 	for _, d := range e.opt.Datapaths {
 		s := e.inForce[d.Name()]
@@ -58,12 +58,12 @@ func (e *Engine) misplaced() bool {
 			continue
 		}
 		for i := range s.Services {
-			if d.CarriesService(s.Services[i].Service) != nil {
+			if forService(s.Services[i].Service).declines(d) {
 				return true
 			}
 		}
 		for _, n := range s.NAT {
-			if d.CarriesNAT(n) != nil {
+			if forNAT(n).declines(d) {
 				return true
 			}
 		}

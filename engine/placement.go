@@ -53,7 +53,7 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 	excluded := e.excluded(cfg)
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		place, err := e.choose(choice(s.Datapath, cfg.Datapath), excluded, func(d datapath.Datapath) error { return d.CarriesService(s) })
+		place, err := e.choose(choice(s.Datapath, cfg.Datapath), excluded, forService(s))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("service %s: %w", s.Name, err))
 		}
@@ -112,8 +112,40 @@ func (e *Engine) excluded(cfg *config.Config) map[string]string {
 	return excluded
 }
 
-// choose returns the first datapath that carries an object.
-func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, carries func(datapath.Datapath) error) (Place, error) {
+// asked are the questions to a datapath about an object: why it cannot carry it, and what packets of the
+// object would pass by there that they should meet.
+type asked struct{ carries, bypasses func(datapath.Datapath) error }
+
+func forService(s *config.Service) asked {
+	return asked{
+		carries: func(d datapath.Datapath) error { return d.CarriesService(s) },
+		bypasses: func(d datapath.Datapath) error {
+			if b, ok := d.(datapath.Bypasser); ok {
+				return b.BypassesService(s)
+			}
+			return nil
+		},
+	}
+}
+
+func forNAT(n *config.NATRule) asked {
+	return asked{
+		carries: func(d datapath.Datapath) error { return d.CarriesNAT(n) },
+		bypasses: func(d datapath.Datapath) error {
+			if b, ok := d.(datapath.Bypasser); ok {
+				return b.BypassesNAT(n)
+			}
+			return nil
+		},
+	}
+}
+
+// declines reports whether the object would be elsewhere if it can be.
+func (a asked) declines(d datapath.Datapath) bool { return a.carries(d) != nil || a.bypasses(d) != nil }
+
+// choose returns the first datapath that carries an object, among those that are free to be chosen the first
+// that packets of the object do not pass by anything on.
+func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of asked) (Place, error) {
 	var place Place
 	decline := func(d datapath.Datapath, why string) {
 		if place.Why == nil {
@@ -122,11 +154,13 @@ func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, 
 		place.Why[d.Name()] = why
 	}
 	var errs []error
+	var second datapath.Datapath
+	free := want == "" || want == config.DatapathAuto
 	for _, d := range e.opt.Datapaths {
-		if want != "" && want != config.DatapathAuto && string(want) != d.Name() {
+		if !free && string(want) != d.Name() {
 			continue
 		}
-		if err := carries(d); err != nil {
+		if err := of.carries(d); err != nil {
 			decline(d, err.Error())
 			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
 			continue
@@ -136,7 +170,19 @@ func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, 
 			errs = append(errs, fmt.Errorf("%s: %s", d.Name(), reason))
 			continue
 		}
+		if free && second == nil && of.bypasses != nil {
+			if err := of.bypasses(d); err != nil {
+				decline(d, err.Error())
+				second = d
+				continue
+			}
+		}
 		place.Datapaths = []string{d.Name()}
+		return place, nil
+	}
+	if second != nil {
+		delete(place.Why, second.Name())
+		place.Datapaths = []string{second.Name()}
 		return place, nil
 	}
 	if len(errs) == 0 {
@@ -151,7 +197,7 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		var err error
-		alone[i], err = e.choose(choice(n.Datapath, cfg.Datapath), excluded, func(d datapath.Datapath) error { return d.CarriesNAT(n) })
+		alone[i], err = e.choose(choice(n.Datapath, cfg.Datapath), excluded, forNAT(n))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("nat rule %s: %w", n.Name, err))
 		}
@@ -166,7 +212,7 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 		}
 		n, others := &cfg.NAT[i], maps.Clone(excluded)
 		others[alone[i].Datapaths[0]] = why
-		if place, err := e.choose(choice(n.Datapath, cfg.Datapath), others, func(d datapath.Datapath) error { return d.CarriesNAT(n) }); err == nil {
+		if place, err := e.choose(choice(n.Datapath, cfg.Datapath), others, forNAT(n)); err == nil {
 			alone[i] = place
 		}
 	}
@@ -331,7 +377,7 @@ func (e *Engine) placeRules(cfg *config.Config, p placement) ([]Place, error) {
 	places := make([]Place, len(cfg.Firewall.Rules))
 	for i := range cfg.Firewall.Rules {
 		r := &cfg.Firewall.Rules[i]
-		place, err := e.choose("", nil, func(d datapath.Datapath) error { return d.CarriesRule(r) })
+		place, err := e.choose("", nil, asked{carries: func(d datapath.Datapath) error { return d.CarriesRule(r) }})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("firewall rule %s: %w", ruleName(r, i), err))
 			continue

@@ -251,6 +251,54 @@ func TestWhatWaitedMoves(t *testing.T) {
 	}
 }
 
+// TestPacketsMeetPolicies: what packets would pass by on one datapath puts a service and a rule on the other
+// one, when they are applied or later, unless that one does not carry them or the operator has chosen.
+func TestPacketsMeetPolicies(t *testing.T) {
+	policy := errors.New("past an IPsec policy")
+	for _, c := range []struct {
+		when          string
+		atFirst, then error // what they would pass by on the first datapath
+		refuses       error // of the second one
+		chosen        config.DatapathChoice
+		before, after string
+	}{
+		{"there is none", nil, nil, nil, "", "ebpf", "ebpf"},
+		{"it is there", policy, policy, nil, "", "nftables", "nftables"},
+		{"it comes", nil, policy, nil, "", "ebpf", "nftables"},
+		{"it goes", policy, nil, nil, "", "nftables", "nftables"}, // they move back with the next apply
+		{"nothing else carries them", nil, policy, errRefused, "", "ebpf", "ebpf"},
+		{"they were put there", nil, policy, nil, config.DatapathEBPF, "ebpf", "ebpf"},
+	} {
+		fast, slow := pair()
+		slow.refuse = func(_, _ string) error { return c.refuses }
+		e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Log: slog.New(slog.DiscardHandler)})
+		cfg := &config.Config{Datapath: c.chosen, Services: []config.Service{service("web", "a")}, NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Out: "wan0"}}}
+		on := func(want string) {
+			t.Helper()
+			v := e.View()
+			for _, p := range []Place{v.Services[0].Place, e.plan.nat[0]} {
+				if !slices.Equal(p.Datapaths, []string{want}) {
+					t.Errorf("%s: on %v, want %s", c.when, p.Datapaths, want)
+				}
+			}
+		}
+		fast.passBy = c.atFirst
+		if _, err := e.Apply(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		on(c.before)
+		fast.passBy = c.then
+		revision := e.revision
+		if err := e.reapply(t.Context()); err != nil {
+			t.Errorf("%s: %v", c.when, err)
+		}
+		on(c.after)
+		if moved := e.revision != revision; moved != (c.before != c.after) {
+			t.Errorf("%s: another revision: %v", c.when, moved)
+		}
+	}
+}
+
 // TestWhoTakesGoesFirst: where a service moves from one datapath to the other, that one gets it before
 // the first lets go.
 func TestWhoTakesGoesFirst(t *testing.T) {

@@ -96,7 +96,7 @@ func TestWithoutSysAdmin(t *testing.T) {
 		}
 		w, err := Open()
 		if err == nil {
-			w.socket.Close()
+			w.close()
 		}
 		return err
 	})
@@ -154,6 +154,11 @@ func TestChangesOfNextHopsAreTold(t *testing.T) {
 		return netlink.LinkSetMTU(link, 1400)
 	})
 	sawKind(t, r, Link)
+
+	do(t, gw, func() error {
+		return netlink.XfrmPolicyAdd(&netlink.XfrmPolicy{Src: dst, Dst: dst, Dir: netlink.XFRM_DIR_FWD, Action: netlink.XFRM_POLICY_BLOCK})
+	})
+	sawKind(t, r, Policy)
 }
 
 // A neighbour that goes from STALE to REACHABLE and back is the life of every

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// Polled tells whether anything was changed about the interfaces, addresses, routes and routing rules of
+// Polled tells whether anything was changed about the interfaces, addresses, routes, routing rules and IPsec policies of
 // a network namespace, so that whoever has read them need not do so again. The kernel queues its messages
 // before the request for a change is answered: what was changed before a call of Changed, that call tells.
-type Polled struct{ socket int }
+type Polled struct{ sockets []int }
 
 // polledGroups are those of what an interface, an address or an answer to RTM_GETROUTE depends on.
 var polledGroups = []int{
@@ -22,27 +23,48 @@ var polledGroups = []int{
 
 // OpenPolled opens one for the network namespace of the calling thread.
 func OpenPolled() (*Polled, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("route netlink socket: %w", err)
+	p := &Polled{}
+	err := p.open(unix.NETLINK_ROUTE, polledGroups...)
+	if err == nil {
+		err = p.open(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
 	}
+	if err != nil && !withoutIPsec(err) {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+func (p *Polled) open(protocol int, groups ...int) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return fmt.Errorf("netlink socket of protocol %d: %w", protocol, err)
+	}
+	p.sockets = append(p.sockets, fd)
 	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-	for _, group := range polledGroups {
+	for _, group := range groups {
 		if err == nil {
 			err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("route netlink socket: %w", err), unix.Close(fd))
+		return fmt.Errorf("netlink socket of protocol %d: %w", protocol, err)
 	}
-	return &Polled{fd}, nil
+	return nil
 }
 
 // Changed reports whether there was a change since the last call, or since it was opened. It does not wait.
-func (p *Polled) Changed() bool {
+func (p *Polled) Changed() (changed bool) {
+	for _, fd := range p.sockets {
+		changed = drained(fd) || changed
+	}
+	return changed
+}
+
+// drained empties a socket and reports whether there was anything in it.
+func drained(socket int) bool {
 	changed, beginning := false, make([]byte, unix.SizeofNlMsghdr) // of a message, whose rest is dropped
 	for {
-		_, _, err := unix.Recvfrom(p.socket, beginning, unix.MSG_DONTWAIT)
+		_, _, err := unix.Recvfrom(socket, beginning, unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
 			changed = true
@@ -58,4 +80,9 @@ func (p *Polled) Changed() bool {
 }
 
 // Close closes it.
-func (p *Polled) Close() error { return unix.Close(p.socket) }
+func (p *Polled) Close() (err error) {
+	for _, fd := range p.sockets {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return err
+}

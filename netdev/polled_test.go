@@ -51,6 +51,10 @@ func TestPolledTellsAtOnce(t *testing.T) {
 			{"a route", func() error { return netlink.RouteAdd(route) }},
 			{"an IPv6 route", func() error { return netlink.RouteAdd(route6) }},
 			{"a rule", func() error { return netlink.RuleAdd(rule) }},
+			{"an IPsec policy", func() error {
+				return netlink.XfrmPolicyAdd(&netlink.XfrmPolicy{Src: own, Dst: dst, Dir: netlink.XFRM_DIR_OUT})
+			}},
+			{"IPsec policies that go", netlink.XfrmPolicyFlush},
 			{"a route that goes", func() error { return netlink.RouteDel(route) }},
 			{"a link that goes", func() error { return netlink.LinkDel(link) }},
 		} {
@@ -77,7 +81,7 @@ func TestPolledWithoutRoom(t *testing.T) {
 			return err
 		}
 		defer p.Close()
-		if err := unix.SetsockoptInt(p.socket, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil { // the least that there is
+		if err := unix.SetsockoptInt(p.sockets[0], unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil { // the least that there is
 			return err
 		}
 		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0"}, PeerName: "d1"}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev reads the interfaces, routes and neighbours of a network namespace, and reports
-// changes that affect where packets are sent.
+// Package netdev reads the interfaces, routes, neighbours and IPsec policies of a network namespace, and
+// reports changes that affect where packets are sent.
 package netdev
 
 import (
@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -24,10 +25,11 @@ const (
 	Address               // an address came or went
 	Route                 // a route or a routing rule came, went or changed
 	Neighbour             // the MAC of a known neighbour changed, or it is no longer known
+	Policy                // an IPsec policy came, went or changed
 	Lost                  // the kernel had more changes than fitted the socket: anything may have changed
 )
 
-var kindNames = [...]string{"link", "address", "route", "neighbour", "lost"}
+var kindNames = [...]string{"link", "address", "route", "neighbour", "policy", "lost"}
 
 // String returns the kind in lower case.
 func (k Kind) String() string { return kindNames[k] }
@@ -52,8 +54,9 @@ const receiveBuffer = 8 << 20
 
 // Watcher follows the changes of the namespace in which it was opened.
 type Watcher struct {
-	socket *nl.NetlinkSocket
-	macs   map[neighbour]string // what is known, to tell a new MAC from a new state
+	socket   *nl.NetlinkSocket
+	policies *nl.NetlinkSocket    // nil on a kernel without IPsec
+	macs     map[neighbour]string // what is known, to tell a new MAC from a new state
 }
 
 type neighbour struct {
@@ -73,9 +76,14 @@ func Open() (*Watcher, error) {
 		_ = socket.SetReceiveBufferSize(receiveBuffer, false)
 	}
 	w := &Watcher{socket: socket, macs: map[neighbour]string{}}
+	w.policies, err = nl.Subscribe(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+	if err != nil && !withoutIPsec(err) {
+		w.close()
+		return nil, fmt.Errorf("IPsec netlink socket: %w", err)
+	}
 	known, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, 0) })
 	if err != nil {
-		socket.Close()
+		w.close()
 		return nil, fmt.Errorf("neighbours: %w", err)
 	}
 	for i := range known {
@@ -84,12 +92,43 @@ func Open() (*Watcher, error) {
 	return w, nil
 }
 
-// Run calls changed for every change until the context ends. It must be called
+func (w *Watcher) close() {
+	w.socket.Close()
+	if w.policies != nil {
+		w.policies.Close()
+	}
+}
+
+// Run calls changed for every change until the context ends, one call at a time. It must be called
 // once; it closes the watcher.
 func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
-	defer context.AfterFunc(ctx, w.socket.Close)()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, w.close)()
+	var one sync.Mutex
+	serially := func(e Event) {
+		one.Lock()
+		defer one.Unlock()
+		changed(e)
+	}
+	ended := make(chan error, 2)
+	running := 1
+	go func() { ended <- w.receive(ctx, w.socket, serially) }()
+	if w.policies != nil {
+		running++
+		go func() { ended <- w.receive(ctx, w.policies, serially) }()
+	}
+	err := <-ended // by itself only with an error
+	cancel()
+	for range running - 1 {
+		err = errors.Join(err, <-ended)
+	}
+	return err
+}
+
+func (w *Watcher) receive(ctx context.Context, socket *nl.NetlinkSocket, changed func(Event)) error {
 	for {
-		messages, _, err := w.socket.Receive()
+		messages, _, err := socket.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -99,9 +138,13 @@ func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 			continue
 		case err != nil:
-			return fmt.Errorf("route netlink socket: %w", err)
+			return fmt.Errorf("netlink socket: %w", err)
 		}
 		for i := range messages {
+			if socket == w.policies {
+				changed(Event{Kind: Policy})
+				break
+			}
 			if e, ok := w.event(messages[i].Header.Type, messages[i].Data); ok {
 				changed(e)
 			}

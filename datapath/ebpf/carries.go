@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -50,19 +51,47 @@ func (d *Datapath) elsewhere(s *config.Service) error {
 }
 
 func (d *Datapath) notOwn(what string, a netip.Addr) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.changes.Changed() || d.placing == nil {
-		err := d.inside(func() (err error) { d.placing, err = readHost(); return err })
-		if err != nil {
-			d.placing = nil
-			return nil // an apply reads them again, and says so
-		}
-	}
-	if a.IsLoopback() || d.placing.Owns(a) {
+	if h := d.hostNow(); h != nil && (a.IsLoopback() || h.Owns(a)) {
 		return fmt.Errorf("%s %s is this host itself, and programs at the ingress of its interfaces do not see its answers", what, a)
 	}
 	return nil
+}
+
+// hostNow returns the host as it is; nil when it cannot be read, which the next apply says.
+func (d *Datapath) hostNow() *compile.Host {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.changes.Changed() || d.placing == nil {
+		if err := d.inside(func() (err error) { d.placing, err = readHost(); return err }); err != nil {
+			d.placing = nil
+		}
+	}
+	return d.placing
+}
+
+var _ datapath.Bypasser = (*Datapath)(nil)
+
+// BypassesService returns an error when packets of a service would not meet an IPsec policy of the host.
+func (d *Datapath) BypassesService(s *config.Service) error {
+	if h := d.hostNow(); h != nil {
+		return bypasses(h.BypassedByService(s))
+	}
+	return nil
+}
+
+// BypassesNAT returns an error when packets of a NAT rule would not meet an IPsec policy of the host.
+func (d *Datapath) BypassesNAT(n *config.NATRule) error {
+	if h := d.hostNow(); h != nil {
+		return bypasses(h.BypassedByNAT(n))
+	}
+	return nil
+}
+
+func bypasses(p netdev.IPsecPolicy, found bool) error {
+	if !found {
+		return nil
+	}
+	return fmt.Errorf("its packets would pass by an IPsec policy of this host (ip xfrm policy, %s)", p)
 }
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"

@@ -32,6 +32,9 @@ func readHost() (*compile.Host, error) {
 	if err := readAddresses(h); err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
 	}
+	if h.Policies, err = netdev.IPsecPolicies(); err != nil {
+		return nil, err
+	}
 	return h, nil
 }
 

@@ -47,6 +47,7 @@ func (d *Datapath) Warnings() (out []string) {
 	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.lastHost.ListenAddress), d.lastHost.Networks)...)
 	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
 	out = append(out, d.crossingWarnings()...)
+	out = append(out, d.bypassWarnings()...)
 	for _, i := range d.lastHost.Interfaces {
 		if err := d.without[i.Index]; err != nil {
 			by := "the kernel"
@@ -165,4 +166,21 @@ func some(list []netdev.Interface) string {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
 	return strings.Join(names, ", ")
+}
+
+// bypassWarnings name what passes by IPsec policies, because it was placed here by hand or nothing else carries it.
+func (d *Datapath) bypassWarnings() (out []string) {
+	warn := func(who string, err error) {
+		if err != nil {
+			out = append(out, fmt.Sprintf("%s: %v: what that encrypts leaves in clear text, what it blocks passes; datapath nftables heeds these policies", who, err))
+		}
+	}
+	for i := range d.snapshot.Services {
+		s := d.snapshot.Services[i].Service
+		warn("service "+s.Name, bypasses(d.lastHost.BypassedByService(s)))
+	}
+	for _, n := range d.snapshot.NAT {
+		warn("nat rule "+n.Name, bypasses(d.lastHost.BypassedByNAT(n)))
+	}
+	return out
 }

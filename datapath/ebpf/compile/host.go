@@ -22,6 +22,7 @@ type Host struct {
 	Global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface
 	Networks   []netip.Prefix            // that the host is connected to
 	Sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
+	Policies   []netdev.IPsecPolicy      // that packets should meet which it forwards
 	Programmed map[int]bool              // interfaces that have a program already
 	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
 	routed     [2]bool                   // they were
@@ -48,7 +49,7 @@ type HostQueries struct {
 // as it was, behind what is. An interface that got another name is there.
 func (h *Host) With(before *Host) *Host {
 	all := &Host{Interfaces: slices.Clone(h.Interfaces), XDP: h.XDP, Addresses: maps.Clone(h.Addresses), Details: maps.Clone(h.Details),
-		Global: maps.Clone(h.Global), Networks: h.Networks, Sources: maps.Clone(before.Sources), routes: h.routes, routed: h.routed, LocalPortLast: h.LocalPortLast, Ask: h.Ask}
+		Global: maps.Clone(h.Global), Networks: h.Networks, Policies: h.Policies, Sources: maps.Clone(before.Sources), routes: h.routes, routed: h.routed, LocalPortLast: h.LocalPortLast, Ask: h.Ask}
 	for _, i := range before.Interfaces {
 		now, there := h.ByName(i.Name)
 		if !there {
