@@ -113,23 +113,16 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 	p.busiest(CPUsBetween(times, cpuTimes()))
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before, readForwarded(context.WithoutCancel(ctx), everywhere).Sub(elsewhere))
-	symbols, err := recentSymbols(programID(objects.ProfileCpu)) // of what was loaded meanwhile, too
+	symbols, err := recentSymbols()
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
-	if err := p.collect(&objects, symbols); err != nil {
+	all := *symbols
+	all.programs = loadedPrograms() // with what was loaded meanwhile
+	if err := p.collect(&objects, &all); err != nil {
 		return nil, err
 	}
 	return p, nil
-}
-
-func programID(p *ebpf.Program) ebpf.ProgramID {
-	info, err := p.Info()
-	if err != nil {
-		return 0
-	}
-	id, _ := info.ID()
-	return id
 }
 
 // sampleCPUs makes the program run at every tick of a clock event on each online CPU.

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/cilium/ebpf"
 )
 
 // ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
@@ -23,8 +21,9 @@ var ErrHiddenSymbols = errors.New("kernel addresses are hidden: run as root or w
 
 // Symbols finds the function that holds a kernel address.
 type Symbols struct {
-	starts []uint64
-	names  []string
+	starts   []uint64
+	names    []string
+	programs *programs // nil: BPF programs are not looked at
 }
 
 // Symbol is a place in the kernel: the function's name without the compiler's
@@ -40,7 +39,7 @@ func (s Symbol) String() string { return fmt.Sprintf("%s+%#x", s.Name, s.Offset)
 // MarshalText writes the same.
 func (s Symbol) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// LoadSymbols reads the running kernel's function addresses from /proc/kallsyms.
+// LoadSymbols reads the running kernel's function addresses from /proc/kallsyms, without those of BPF programs.
 func LoadSymbols() (*Symbols, error) {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -59,41 +58,26 @@ type cachedSymbols struct {
 	sync.Mutex
 	symbols *Symbols
 	read    time.Time
-	program ebpf.ProgramID // the newest BPF program then: the kernel counts them upwards
 }
 
-// recentSymbols is LoadSymbols, but reads again only after symbolsAge or when BPF
-// programs have come that are not among the caller's own: one reading costs some
-// 50 ms of CPU time.
-func recentSymbols(own ...ebpf.ProgramID) (*Symbols, error) {
-	return symbolCache.recent(LoadSymbols, own)
-}
-
-func (c *cachedSymbols) recent(load func() (*Symbols, error), own []ebpf.ProgramID) (*Symbols, error) {
+// recentSymbols is LoadSymbols, but reads again only after symbolsAge: one reading costs some 50 ms of CPU time.
+func recentSymbols() (*Symbols, error) {
+	c := &symbolCache
 	c.Lock()
 	defer c.Unlock()
-	fresh := c.symbols != nil && time.Since(c.read) < symbolsAge
-	newest := c.program
-	for {
-		id, err := ebpf.ProgramGetNextID(newest)
-		if err != nil { // none newer, or no right to ask
-			break
-		}
-		newest = id
-		fresh = fresh && slices.Contains(own, id)
-	}
-	if fresh {
-		c.program = newest
+	if c.symbols != nil && time.Since(c.read) < symbolsAge {
 		return c.symbols, nil
 	}
-	s, err := load()
+	s, err := LoadSymbols()
 	if err == nil {
-		c.symbols, c.read, c.program = s, time.Now(), newest
+		c.symbols, c.read = s, time.Now()
 	}
 	return s, err
 }
 
-// ReadSymbols reads the format of /proc/kallsyms: "address type name [module]".
+// ReadSymbols reads the format of /proc/kallsyms, "address type name [module]", up to the functions of BPF programs,
+// which stand behind those of kernel and modules. To list them takes the kernel time by the square of their number:
+// minutes where there are ten thousands, as beside Cilium.
 func ReadSymbols(r io.Reader) (*Symbols, error) {
 	type entry struct {
 		start uint64
@@ -110,7 +94,10 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 		if err != nil || start == 0 {
 			continue
 		}
-		name, _, _ := strings.Cut(rest[2:], "\t")
+		name, module, _ := strings.Cut(rest[2:], "\t")
+		if module == "[bpf]" {
+			break
+		}
 		list = append(list, entry{start, name})
 	}
 	if err := lines.Err(); err != nil {
@@ -127,15 +114,22 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 	return s, nil
 }
 
+// largestFunction in bytes: what is further from the last known function is not within it, but behind kernel and
+// modules, as the trampolines of BPF programs are. The whole text of a module is rarely larger.
+const largestFunction = 1 << 20
+
 // Find names the place of an address. Without symbols the address itself is the
 // name.
 func (s *Symbols) Find(address uint64) Symbol {
 	if s != nil {
+		if at, ok := s.programs.find(address); ok {
+			return at
+		}
 		i, exact := slices.BinarySearch(s.starts, address)
 		if !exact {
 			i--
 		}
-		if i >= 0 {
+		if i >= 0 && address-s.starts[i] < largestFunction {
 			return Symbol{Name: BaseName(s.names[i]), Offset: address - s.starts[i]}
 		}
 	}

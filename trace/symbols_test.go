@@ -3,66 +3,66 @@
 package trace
 
 import (
-	"errors"
-	"fmt"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSymbolsReadAgain: what could not be read is not fresh the next time.
-func TestSymbolsReadAgain(t *testing.T) {
+// TestSymbolsEndBeforePrograms: what the kernel lists slowly is not read, and an address far behind the last
+// function is not called by its name.
+func TestSymbolsEndBeforePrograms(t *testing.T) {
+	s, err := ReadSymbols(strings.NewReader("ffffffff81000000 T nf_hook_slow\nffffffffc0000000 t nf_nat_init\t[nf_nat]\n" +
+		"ffffffffc0800000 t bpf_prog_0123456789abcdef_xdp\t[bpf]\nffffffffc0000100 t not_read\t[bpf]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[uint64]string{
+		0xffffffff81000010: "nf_hook_slow", 0xffffffffc0000200: "nf_nat_init", 0xffffffffc0800010: "0xffffffffc0800010", 0xffffffff80000000: "0xffffffff80000000",
+	} {
+		if got := s.Find(address).Name; got != want {
+			t.Errorf("%#x is called %s, want %s", address, got, want)
+		}
+	}
+}
+
+// TestProgramsAreNamed loads a program of two functions: each is found by its name.
+func TestProgramsAreNamed(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
+	function := func(name string) *btf.Func {
+		return &btf.Func{Name: name, Type: &btf.FuncProto{Return: number}, Linkage: btf.StaticFunc}
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "sluice_newcomer", Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{
+		btf.WithFuncMetadata(asm.Call.Label("inner").WithSymbol("outer_function"), function("outer_function")),
+		asm.Return(),
+		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("inner"), function("inner")),
+		asm.Return(),
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	c := cachedSymbols{symbols: new(Symbols), read: time.Now()} // from before the program came
-	broken := errors.New("not now")
-	if _, err := c.recent(func() (*Symbols, error) { return nil, broken }, nil); !errors.Is(err, broken) {
-		t.Fatalf("symbols that cannot be read: %v", err)
-	}
-	want := new(Symbols)
-	if got, err := c.recent(func() (*Symbols, error) { return want, nil }, nil); err != nil || got != want {
-		t.Errorf("after a failed reading the old symbols are used again: %v", err)
-	}
-}
-
-// TestRecentSymbols loads a program behind the cache's back: it must be found.
-func TestRecentSymbols(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.BPF)
-	if _, err := recentSymbols(); err != nil {
+	info, err := p.Info()
+	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel lists programs by their count: while others go, one of the list may be left out.
-	labtest.Eventually(t, 10*time.Second, "the symbol of a new program", func() error {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "sluice_newcomer", Type: ebpf.SocketFilter, License: "GPL",
-			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
-		if err != nil {
-			return err
+	addrs, ok := info.JitedKsymAddrs()
+	if !ok || len(addrs) == 0 {
+		t.Skip("the kernel does not compile BPF programs")
+	}
+	loaded := loadedPrograms()
+	for i, name := range []string{"outer_function", "inner"} {
+		want := Symbol{"bpf_prog_" + info.Tag + "_" + name, 1}
+		if got, ok := loaded.find(uint64(addrs[i]) + 1); !ok || got != want {
+			t.Errorf("function %d is at %v, %v, want %v", i, got, ok, want)
 		}
-		defer p.Close()
-		info, err := p.Info()
-		if err != nil {
-			return err
-		}
-		addrs, ok := info.JitedKsymAddrs()
-		if !ok || len(addrs) == 0 {
-			t.Skip("the kernel does not compile BPF programs")
-		}
-		after, err := recentSymbols()
-		if err != nil {
-			return err
-		}
-		if got, want := after.Find(uint64(addrs[0])).Name, "bpf_prog_"+info.Tag+"_sluice_newcomer"; got != want {
-			return fmt.Errorf("the place of a new program is called %s, want %s", got, want)
-		}
-		return nil
-	})
+	}
+	if got, ok := loaded.find(1); ok {
+		t.Errorf("address 1 is %v", got)
+	}
 }
