@@ -97,6 +97,7 @@ func (m *Model) settle(b *binding, key outsideKey) {
 func (m *Model) confirmInbound(v *view) {
 	m.confirmPortlessInbound(v)
 	key := outsideKey{portClass(v.protocol), v.dst}
+	m.denyInbound(key)
 	out, shown := m.choices.Shown()
 	filtered := m.choices.Ends(ReasonFiltered)
 	if !shown && !filtered || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
@@ -110,6 +111,14 @@ func (m *Model) confirmInbound(v *view) {
 			m.settle(b, key)
 			return
 		}
+	}
+}
+
+// denyInbound gives a binding another provisional endpoint, where a packet to the one that it has finds none.
+func (m *Model) denyInbound(key outsideKey) {
+	b := m.outside[key]
+	if b != nil && b.provisional && (m.choices.Ends(ReasonNoBinding) || m.choices.Ends(ReasonNotOurs)) && m.relocate(b) {
+		delete(m.outside, key)
 	}
 }
 
@@ -215,24 +224,30 @@ func (m *Model) givePort(s *session, ports config.PortSet) {
 func (m *Model) take(key outsideKey, b *binding) {
 	was := m.outside[key]
 	m.outside[key] = b
-	if was == nil || was == b {
-		return
+	if was != nil && was != b {
+		m.relocate(was)
 	}
+}
+
+// relocate gives a binding another endpoint than the one that it has provisionally, while that is taken.
+func (m *Model) relocate(b *binding) bool {
 	choices := m.choices
 	m.choices = m.chance // what is shown is not what that binding has
 	defer func() { m.choices = choices }()
-	sessions := m.sessionsOf(was)
+	sessions := m.sessionsOf(b)
 	if len(sessions) == 0 {
-		return
+		return false
 	}
-	other, ok := m.outsideFor(was.rule, was.client, &view{v6: was.inside.Addr().Is6(), protocol: was.protocol, src: was.inside}, sessions[0].tuple[1].Source)
+	was := b.outside
+	other, ok := m.outsideFor(b.rule, b.client, &view{v6: b.inside.Addr().Is6(), protocol: b.protocol, src: b.inside}, sessions[0].tuple[1].Source)
 	if !ok {
-		return
+		return false
 	}
-	was.outside, m.outside[other] = other, was
+	b.outside, m.outside[other] = other, b
 	for _, s := range sessions {
-		m.rename(s, key.endpoint, other.endpoint)
+		m.rename(s, was.endpoint, other.endpoint)
 	}
+	return true
 }
 
 func (m *Model) sessionsOf(b *binding) []*session {

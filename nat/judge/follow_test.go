@@ -5,6 +5,7 @@ package judge
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -250,9 +251,15 @@ services:
 	}
 }
 
-// TestFollowFiltered: what a binding refuses shows where it is, though not whose it is.
+// TestFollowFiltered: what a binding refuses shows where it is, though not whose it is, and what finds none shows
+// where it is not.
 func TestFollowFiltered(t *testing.T) {
-	for _, port := range []uint16{1000, 1001} {
+	for i := range 4 {
+		port := uint16(1000 + i%2)
+		order := []uint16{port, 2001 - port}
+		if i > 1 {
+			slices.Reverse(order)
+		}
 		r := snatRule(1000, 1001)
 		r.Filtering = config.AddressDependent
 		f := follows(t, uint64(port), r)
@@ -263,7 +270,7 @@ func TestFollowFiltered(t *testing.T) {
 		if want := f.want(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); want.Reason != nat.ReasonTTLExceeded {
 			t.Fatalf("a packet without hops left: %v", want.Reason)
 		}
-		for _, to := range []uint16{port, 2001 - port} {
+		for _, to := range order {
 			p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
 				&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64}, &packet.UDP{SrcPort: 53, DstPort: to}}
 			got := nat.ReasonNoBinding
