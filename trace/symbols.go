@@ -86,7 +86,11 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 	var list []entry
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
-		address, rest, ok := strings.Cut(lines.Text(), " ")
+		line := lines.Text()
+		if strings.HasSuffix(line, "\t[bpf]") {
+			break
+		}
+		address, rest, ok := strings.Cut(line, " ")
 		if !ok || len(rest) < 3 || !strings.ContainsRune("tTwW", rune(rest[0])) {
 			continue
 		}
@@ -94,10 +98,7 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 		if err != nil || start == 0 {
 			continue
 		}
-		name, module, _ := strings.Cut(rest[2:], "\t")
-		if module == "[bpf]" {
-			break
-		}
+		name, _, _ := strings.Cut(rest[2:], "\t")
 		list = append(list, entry{start, name})
 	}
 	if err := lines.Err(); err != nil {

@@ -3,6 +3,8 @@
 package trace
 
 import (
+	"errors"
+	"io"
 	"strings"
 	"testing"
 
@@ -28,6 +30,29 @@ func TestSymbolsEndBeforePrograms(t *testing.T) {
 			t.Errorf("%#x is called %s, want %s", address, got, want)
 		}
 	}
+}
+
+// TestHiddenSymbolsEndBeforePrograms: nor is it read by those who are shown no addresses.
+func TestHiddenSymbolsEndBeforePrograms(t *testing.T) {
+	read := 0
+	_, err := ReadSymbols(lines(func() (string, bool) {
+		read++
+		return []string{"0000000000000000 T nf_hook_slow\n", "0000000000000000 t bpf_prog_0123456789abcdef_xdp\t[bpf]\n"}[min(read, 2)-1], read < 100
+	}))
+	if !errors.Is(err, ErrHiddenSymbols) || read > 3 {
+		t.Errorf("%d lines are read: %v", read, err)
+	}
+}
+
+// lines is read one line at a time.
+type lines func() (string, bool)
+
+func (l lines) Read(b []byte) (int, error) {
+	line, more := l()
+	if !more {
+		return 0, io.EOF
+	}
+	return copy(b, line), nil
 }
 
 // TestProgramsAreNamed loads a program of two functions: each is found by its name.
