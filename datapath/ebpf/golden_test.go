@@ -5,6 +5,8 @@ package ebpf
 import (
 	"errors"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -37,22 +39,27 @@ func TestPacketCases(t *testing.T) {
 	})
 }
 
-// sideBySide runs a test of each hook, as many at a time as there are CPUs, each on one of its own.
-// What a test does with shared programs it does one after the other: programs are made for their
-// tables, so that the verifier would look at the same once more for each that runs meanwhile.
+// sideBySide runs a test of each hook, XDP's beside those of TC, each on a CPU of its own. What it does with shared
+// programs, and hooks that share them, go one after the other: programs are made for their tables, so that the
+// verifier would look at the same once more for each that runs meanwhile.
 func sideBySide(t *testing.T, hooks []string, test func(t *testing.T, hook string, cpu int)) {
 	cpus := make(chan int, runtime.NumCPU())
 	for cpu := range cap(cpus) {
 		cpus <- cpu
 	}
-	for _, hook := range hooks {
-		t.Run(hook, func(t *testing.T) {
-			t.Parallel()
+	var both sync.WaitGroup
+	for _, sharing := range [][]string{{"xdp", "pair"}, {"tc", "tc-complete"}} {
+		both.Go(func() {
 			cpu := <-cpus
 			defer func() { cpus <- cpu }()
-			test(t, hook, cpu)
+			for _, hook := range sharing {
+				if slices.Contains(hooks, hook) {
+					t.Run(hook, func(t *testing.T) { test(t, hook, cpu) })
+				}
+			}
 		})
 	}
+	both.Wait()
 }
 
 // runCase runs a packet case, or says why it is none for the subject.

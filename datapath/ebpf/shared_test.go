@@ -42,9 +42,8 @@ type shared struct {
 	few bool
 }
 
-// mostLoaded is how many sets of programs wait for their next use at most. Each takes some megabytes, and reading
-// /proc/kallsyms, as profiles do, takes time by the square of the programs that are loaded.
-const mostLoaded = 24
+// mostLoaded is how many sets of programs wait for their next use at most. Each takes some megabytes.
+const mostLoaded = 200
 
 // unload closes all programs but those.
 func (s *shared) unload(but *ebpf.Collection) {
