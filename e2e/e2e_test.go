@@ -109,6 +109,14 @@ func start(t *testing.T, n *lab.Node, config string, args ...string) *daemon.Dae
 	return d
 }
 
+// ip runs "ip" with these arguments in a node.
+func ip(t *testing.T, n *lab.Node, args string) {
+	t.Helper()
+	if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+}
+
 // example returns an example configuration.
 func example(t *testing.T, name string) string {
 	t.Helper()

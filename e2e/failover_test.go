@@ -63,28 +63,22 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 	l := labtest.New(t, lab.Office())
 	gateway, outside := l.Node("gateway"), l.Node("outside")
 	answerAfter := answerSlowly(t, outside, "203.0.113.10:5060")
-	ip := func(n *lab.Node, args string) {
-		t.Helper()
-		if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", args, err, out)
-		}
-	}
 	for i, name := range []string{"wan1", "vpn0"} {
-		ip(gateway, fmt.Sprintf("link add %s type veth peer name far%d netns %s", name, i, outside.Name()))
-		ip(gateway, fmt.Sprintf("addr add 172.16.%d.1/24 dev %s", 100+i, name))
-		ip(gateway, "link set "+name+" up")
-		ip(outside, fmt.Sprintf("addr add 172.16.%d.2/24 dev far%d", 100+i, i))
-		ip(outside, fmt.Sprintf("link set far%d up", i))
+		ip(t, gateway, fmt.Sprintf("link add %s type veth peer name far%d netns %s", name, i, outside.Name()))
+		ip(t, gateway, fmt.Sprintf("addr add 172.16.%d.1/24 dev %s", 100+i, name))
+		ip(t, gateway, "link set "+name+" up")
+		ip(t, outside, fmt.Sprintf("addr add 172.16.%d.2/24 dev far%d", 100+i, i))
+		ip(t, outside, fmt.Sprintf("link set far%d up", i))
 	}
-	ip(outside, "route replace 10.1.10.0/24 via 172.16.101.1")
+	ip(t, outside, "route replace 10.1.10.0/24 via 172.16.101.1")
 	first := "default via 211.155.226.1 dev wan0"
 	if src != "" {
-		ip(gateway, "addr add "+src+"/24 dev wan0")
+		ip(t, gateway, "addr add "+src+"/24 dev wan0")
 		first += " src " + src
 	} else {
 		src = officePublic
 	}
-	ip(gateway, "route replace "+first)
+	ip(t, gateway, "route replace "+first)
 	d := start(t, gateway, config)
 	ask := func(timeout time.Duration) (host.Answer, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -108,11 +102,11 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 		{"default via 172.16.101.2 dev vpn0", "10.1.10.20"},
 		{"default via 172.16.100.2 dev wan1", "172.16.100.1"},
 	} {
-		ip(gateway, "route replace "+way.route)
+		ip(t, gateway, "route replace "+way.route)
 		seen(way.route, way.source)
 	}
 	// An answer is on its way back to the inside address when the rules come to be asked again.
-	ip(gateway, "route replace default via 172.16.101.2 dev vpn0")
+	ip(t, gateway, "route replace default via 172.16.101.2 dev vpn0")
 	seen("vpn0 again", "10.1.10.20")
 	answerAfter.Store(int64(2 * time.Second))
 	answered := make(chan error, 1)
@@ -121,7 +115,7 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 		answered <- err
 	}()
 	time.Sleep(50 * time.Millisecond) // until the question has left
-	ip(gateway, "route replace default via 172.16.100.2 dev wan1")
+	ip(t, gateway, "route replace default via 172.16.100.2 dev wan1")
 	if err := <-answered; err != nil {
 		t.Errorf("what came to the inside address after the failover: %v", err)
 	}

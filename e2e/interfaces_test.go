@@ -26,12 +26,6 @@ func TestInterfacesComeAndGo(t *testing.T) {
 		l := labtest.New(t, lab.Balancer())
 		serveDatagrams(t, l, "s1 a 192.0.2.30:80")
 		gateway, client := l.Node("gateway"), l.Node("client")
-		ip := func(n *lab.Node, args string) {
-			t.Helper()
-			if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %s: %v\n%s", args, err, out)
-			}
-		}
 		config := force + "flowtable: off\n" + modeCase{mode: "dsr", protocol: "udp"}.config("IPv4")
 		config = strings.Replace(config, ", {name: b, address: 10.0.2.3}", "", 1)
 		d := start(t, gateway, config)
@@ -46,14 +40,14 @@ func TestInterfacesComeAndGo(t *testing.T) {
 		}
 		answers("the cable that was there")
 		for _, name := range []string{"new0", "new1", "new0"} { // also a name that was there before
-			ip(gateway, "link add "+name+" type veth peer name far0 netns "+client.Name())
-			ip(gateway, "addr add 10.0.9.1/24 dev "+name)
-			ip(gateway, "link set "+name+" up")
-			ip(client, "addr add 10.0.9.2/24 dev far0")
-			ip(client, "link set far0 up")
-			ip(client, "route add 192.0.2.30/32 via 10.0.9.1")
+			ip(t, gateway, "link add "+name+" type veth peer name far0 netns "+client.Name())
+			ip(t, gateway, "addr add 10.0.9.1/24 dev "+name)
+			ip(t, gateway, "link set "+name+" up")
+			ip(t, client, "addr add 10.0.9.2/24 dev far0")
+			ip(t, client, "link set far0 up")
+			ip(t, client, "route add 192.0.2.30/32 via 10.0.9.1")
 			answers("the new cable " + name)
-			ip(gateway, "link del "+name)
+			ip(t, gateway, "link del "+name)
 			answers("the old cable, without " + name)
 			changed := strings.Replace(config, "scheduler: source-hash", "scheduler: maglev # "+name, 1)
 			for _, text := range []string{changed, config} {

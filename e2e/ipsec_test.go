@@ -29,13 +29,7 @@ func TestIPsecPoliciesAreMet(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = lines.Stop() })
-	ip := func(n *lab.Node, args string) {
-		t.Helper()
-		if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", args, err, out)
-		}
-	}
-	ip(client, "addr add 10.0.1.77/24 dev eth0")
+	ip(t, client, "addr add 10.0.1.77/24 dev eth0")
 	const service = "  - {name: %s, listen: [{address: %s, ports: [7]}], protocol: tcp, mode: dnat, datapath: %s, backends: [{name: a, address: 10.0.2.2}]}\n"
 	d := start(t, gateway, "services:\n"+fmt.Sprintf(service, "free", "192.0.2.10", "auto")+fmt.Sprintf(service, "chosen", "192.0.2.11", "ebpf"))
 	on := func(want string) {
@@ -65,7 +59,7 @@ func TestIPsecPoliciesAreMet(t *testing.T) {
 	if _, err := dial("10.0.1.77", "192.0.2.10"); err != nil {
 		t.Fatal(err)
 	}
-	ip(gateway, "xfrm policy add dir out src 0.0.0.0/0 dst 10.0.1.77/32 tmpl src 10.0.1.1 dst 10.0.1.77 proto esp mode tunnel")
+	ip(t, gateway, "xfrm policy add dir out src 0.0.0.0/0 dst 10.0.1.77/32 tmpl src 10.0.1.1 dst 10.0.1.77 proto esp mode tunnel")
 	on("nftables")
 	if _, err := held.Ask(patience); err != nil {
 		t.Errorf("a connection of another client: %v", err)

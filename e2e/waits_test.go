@@ -22,12 +22,6 @@ func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 		l := labtest.New(t, lab.Office())
 		serveWeb(t, l, "outside internet "+outsideWeb)
 		gateway, outside := l.Node("gateway"), l.Node("outside")
-		ip := func(n *lab.Node, args string) {
-			t.Helper()
-			if out, err := n.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %s: %v\n%s", args, err, out)
-			}
-		}
 		d := start(t, gateway, force+"nat:\n  - {name: office, type: masquerade, source: [10.1.10.0/24], out: later0}\n")
 		warned := func(of string) {
 			t.Helper()
@@ -41,13 +35,13 @@ func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 		}
 		for _, line := range []string{"192.0.2", "198.18.7"} {
 			warned("nat office: there is no interface later0")
-			ip(gateway, "link add later0 type veth peer name far0 netns "+outside.Name())
-			ip(outside, "addr add "+line+".1/24 dev far0")
-			ip(outside, "link set far0 up")
-			ip(gateway, "link set later0 up")
+			ip(t, gateway, "link add later0 type veth peer name far0 netns "+outside.Name())
+			ip(t, outside, "addr add "+line+".1/24 dev far0")
+			ip(t, outside, "link set far0 up")
+			ip(t, gateway, "link set later0 up")
 			warned("nat office: interface later0 has no address")
-			ip(gateway, "addr add "+line+".2/24 dev later0")
-			ip(gateway, "route add 203.0.113.10/32 via "+line+".1")
+			ip(t, gateway, "addr add "+line+".2/24 dev later0")
+			ip(t, gateway, "route add 203.0.113.10/32 via "+line+".1")
 			labtest.Eventually(t, patience, "an answer to "+line+".2", func() error {
 				a, err := host.AskWeb(t.Context(), l.Node("pc"), netip.AddrPort{}, netip.MustParseAddrPort(outsideWeb))
 				if err == nil && !strings.HasPrefix(a.Client, line+".2:") {
@@ -55,7 +49,7 @@ func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 				}
 				return err
 			})
-			ip(gateway, "link del later0")
+			ip(t, gateway, "link del later0")
 		}
 		if err := d.Stop(); err != nil {
 			t.Error(err)
