@@ -30,10 +30,10 @@ type ChangeDetector interface {
 	Touched() (bool, error)
 }
 
-// Bypasser is a Datapath whose packets pass by something of the host that would not let them leave as they
+// Bypasser is a Datapath whose packets bypass something of the host that would not let them leave as they
 // are. What another datapath can carry goes there.
 type Bypasser interface {
-	// BypassesService returns what packets of the service would pass by, in a sentence; nil for nothing.
+	// BypassesService returns what packets of the service would bypass, in a sentence; nil for nothing.
 	BypassesService(*config.Service) error
 	// BypassesNAT does the same for a NAT rule.
 	BypassesNAT(*config.NATRule) error

@@ -73,7 +73,7 @@ func TestIPsecPoliciesAreMet(t *testing.T) {
 	labtest.Eventually(t, patience, "a warning", func() error {
 		status, err := d.Status(t.Context())
 		if err == nil && !slices.ContainsFunc(status.Warnings, func(w string) bool {
-			return strings.HasPrefix(w, "service chosen: its packets would pass by an IPsec policy")
+			return strings.HasPrefix(w, "service chosen: its packets would bypass an IPsec policy")
 		}) {
 			err = fmt.Errorf("warnings %q", status.Warnings)
 		}

@@ -113,38 +113,38 @@ func (e *Engine) excluded(cfg *config.Config) map[string]string {
 }
 
 // asked are the questions to a datapath about an object: why it cannot carry it, and what packets of the
-// object would pass by there that they should meet.
+// object would bypass there.
 type asked struct{ carries, bypasses func(datapath.Datapath) error }
 
 func forService(s *config.Service) asked {
 	return asked{
-		carries: func(d datapath.Datapath) error { return d.CarriesService(s) },
-		bypasses: func(d datapath.Datapath) error {
-			if b, ok := d.(datapath.Bypasser); ok {
-				return b.BypassesService(s)
-			}
-			return nil
-		},
+		carries:  func(d datapath.Datapath) error { return d.CarriesService(s) },
+		bypasses: bypasser(func(b datapath.Bypasser) error { return b.BypassesService(s) }),
 	}
 }
 
 func forNAT(n *config.NATRule) asked {
 	return asked{
-		carries: func(d datapath.Datapath) error { return d.CarriesNAT(n) },
-		bypasses: func(d datapath.Datapath) error {
-			if b, ok := d.(datapath.Bypasser); ok {
-				return b.BypassesNAT(n)
-			}
-			return nil
-		},
+		carries:  func(d datapath.Datapath) error { return d.CarriesNAT(n) },
+		bypasses: bypasser(func(b datapath.Bypasser) error { return b.BypassesNAT(n) }),
+	}
+}
+
+// bypasser asks a datapath that may be one; others bypass nothing.
+func bypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
+	return func(d datapath.Datapath) error {
+		if b, ok := d.(datapath.Bypasser); ok {
+			return ask(b)
+		}
+		return nil
 	}
 }
 
 // declines reports whether the object would be elsewhere if it can be.
 func (a asked) declines(d datapath.Datapath) bool { return a.carries(d) != nil || a.bypasses(d) != nil }
 
-// choose returns the first datapath that carries an object, among those that are free to be chosen the first
-// that packets of the object do not pass by anything on.
+// choose returns the first datapath that carries an object. Where the choice is free, one on which its packets
+// bypass something is taken only if there is no other.
 func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of asked) (Place, error) {
 	var place Place
 	decline := func(d datapath.Datapath, why string) {

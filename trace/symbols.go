@@ -115,8 +115,8 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 	return s, nil
 }
 
-// largestFunction in bytes: what is further from the last known function is not within it, but behind kernel and
-// modules, as the trampolines of BPF programs are. The whole text of a module is rarely larger.
+// largestFunction in bytes, more than any has: what is further behind a function's start is not within it, but
+// outside of kernel and modules, as the trampolines of BPF programs are.
 const largestFunction = 1 << 20
 
 // Find names the place of an address. Without symbols the address itself is the

@@ -78,7 +78,7 @@ func TestProgramsAreNamed(t *testing.T) {
 	}
 	addrs, ok := info.JitedKsymAddrs()
 	if !ok || len(addrs) == 0 {
-		t.Skip("the kernel does not compile BPF programs")
+		labtest.Lacks(t, "the kernel does not compile BPF programs")
 	}
 	loaded := loadedPrograms()
 	for i, name := range []string{"outer_function", "inner"} {

@@ -8,10 +8,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -91,7 +90,7 @@ func bypasses(p netdev.IPsecPolicy, found bool) error {
 	if !found {
 		return nil
 	}
-	return fmt.Errorf("its packets would pass by an IPsec policy of this host (ip xfrm policy, %s)", p)
+	return fmt.Errorf("its packets would bypass an IPsec policy of this host (ip xfrm policy, %s)", p)
 }
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"

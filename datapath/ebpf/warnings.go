@@ -168,7 +168,7 @@ func some(list []netdev.Interface) string {
 	return strings.Join(names, ", ")
 }
 
-// bypassWarnings name what passes by IPsec policies, because it was placed here by hand or nothing else carries it.
+// bypassWarnings name what bypasses IPsec policies, because it was placed here by hand or nothing else carries it.
 func (d *Datapath) bypassWarnings() (out []string) {
 	warn := func(who string, err error) {
 		if err != nil {
