@@ -218,13 +218,13 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		}
 		d.programs, d.switches = programs, want.Switches
 		d.growing.Unlock()
-		d.forgetMapper()
+		d.forgetOnDemand()
 		if d.changed != nil {
 			d.changed()
 		}
 	}
 	if want.Switches.Mappings {
-		if err := d.loadMapPrograms(want.Switches); err != nil {
+		if err := d.loadOnDemand(want.Switches, "map_open", "map_close"); err != nil {
 			return fmt.Errorf("pcp: %w", err)
 		}
 	}

@@ -75,14 +75,14 @@ type Datapath struct {
 	switches    wire.Switches
 	inForce     *compile.Desired
 	snapshot    *datapath.Snapshot
-	lastHost    *compile.Host           // when inForce was made
-	placing     *compile.Host           // as it was when a service was placed; nil where it was not read
-	appliedHost *compile.Host           // that inForce was made for: lastHost, and what has gone since the configuration came
-	mismatch    error                   // why the configuration does not match lastHost; nil when it does
-	settled     bool                    // the kernel holds inForce: it was read back
-	uses        compile.Uses            // of inForce, once asked for
-	regions     map[uint32]table.Region // of services in the slots map
-	mapper      *ebpf.Collection        // programs that make mappings; nil until they are needed
+	lastHost    *compile.Host               // when inForce was made
+	placing     *compile.Host               // as it was when a service was placed; nil where it was not read
+	appliedHost *compile.Host               // that inForce was made for: lastHost, and what has gone since the configuration came
+	mismatch    error                       // why the configuration does not match lastHost; nil when it does
+	settled     bool                        // the kernel holds inForce: it was read back
+	uses        compile.Uses                // of inForce, once asked for
+	regions     map[uint32]table.Region     // of services in the slots map
+	onDemand    map[string]*ebpf.Collection // programs that are loaded when one is to run, by name
 	attached    map[attachPoint]*attachment
 	without     map[int]error // why interfaces that came later, by index, have no program
 	near        neighbours
@@ -123,7 +123,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
+	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}, onDemand: map[string]*ebpf.Collection{}}
 	if err := d.pinnable(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
@@ -188,7 +188,7 @@ func (d *Datapath) release() (err error) {
 		err = errors.Join(err, a.close())
 		delete(d.attached, at)
 	}
-	d.forgetMapper()
+	d.forgetOnDemand()
 	if d.programs != nil {
 		d.programs.Close()
 		d.programs = nil

@@ -42,7 +42,7 @@ func TestProgramsLoad(t *testing.T) {
 		dry  bool
 		only []string
 	}{{"everything", all, false, nil}, {"services", services, false, nil}, {"explain", all, true, nil}, {"nothing", ticks, false, nil}, {"pair", pair, false, nil},
-		{"mappings", all, false, []string{"map_open", "map_close"}}, {"moves", all, false, []string{"flow_take"}}} {
+		{"mappings", all, false, []string{"map_open", "map_close"}}, {"ends", all, false, []string{"sweep_end"}}, {"moves", all, false, []string{"flow_take"}}} {
 		t.Run(c.name, func(t *testing.T) {
 			programs, err := small.Program(c.Switches, c.dry, c.only...)
 			var refused *ebpf.VerifierError

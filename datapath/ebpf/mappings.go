@@ -216,35 +216,14 @@ func (d *Datapath) Unmap(m datapath.Mapping) error {
 	return d.runMapProgram("map_close", d.switches, &wire.MappingRequest{Key: k})
 }
 
-// loadMapPrograms loads the programs that make and end mappings, when they are not yet.
-func (d *Datapath) loadMapPrograms(s wire.Switches) (err error) {
-	if d.mapper == nil {
-		d.mapper, err = d.t.Program(s, false, "map_open", "map_close")
-	}
-	return err
-}
-
 // runMapProgram runs one of the programs that open and close mappings, with this request.
 func (d *Datapath) runMapProgram(name string, s wire.Switches, request *wire.MappingRequest) error {
-	if err := d.loadMapPrograms(s); err != nil {
-		return err
-	}
 	frame := unsafe.Slice((*byte)(unsafe.Pointer(request)), unsafe.Sizeof(*request))
-	verdict, err := d.mapper.Programs[name].Run(&ebpf.RunOptions{Data: slices.Clone(frame), DataOut: frame})
+	verdict, err := d.runOnDemand(name, s, &ebpf.RunOptions{Data: slices.Clone(frame), DataOut: frame})
 	if err == nil && verdict != xdpPass {
-		err = fmt.Errorf("verdict %d", verdict)
+		err = fmt.Errorf("program %s: verdict %d", name, verdict)
 	}
-	if err != nil {
-		return fmt.Errorf("program %s: %w", name, err)
-	}
-	return nil
-}
-
-func (d *Datapath) forgetMapper() {
-	if d.mapper != nil {
-		d.mapper.Close()
-		d.mapper = nil
-	}
+	return err
 }
 
 // retireMappings ends the mappings whose rule, client or outside address is not wanted

@@ -173,7 +173,7 @@ func (d *Datapath) end(s *stale) (n int, err error) {
 		}
 		binary.NativeEndian.PutUint32(victim, uint32(at))
 		binary.NativeEndian.PutUint32(victim[4:], v6)
-		if _, err := d.programs.Programs["sweep_end"].Run(&ebpf.RunOptions{Context: victim}); err != nil {
+		if _, err := d.runOnDemand("sweep_end", d.switches, &ebpf.RunOptions{Context: victim}); err != nil {
 			return n, fmt.Errorf("flow %s: end: %w", f.Key, err)
 		}
 		if !s.moves(f) {

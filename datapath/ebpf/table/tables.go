@@ -418,8 +418,11 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 	}
 	delete(spec.Programs, "read_clocks")
 	if len(only) == 0 {
-		for _, name := range []string{"map_open", "map_close", "flow_take"} { // packets may come in between: they need working memory of their own
+		for _, name := range []string{"map_open", "map_close", "flow_take", "sweep_end"} { // loaded apart, when one is to run
 			delete(spec.Programs, name)
+		}
+		if !t.Observed {
+			delete(spec.Programs, "sweep_all") // only tests run it
 		}
 	}
 	if len(only) > 0 {

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+)
+
+// Some programs user space runs seldom, or never: those that make and end mappings, and the one
+// that ends a flow. They have tables and constants of the programs in force and are loaded when one
+// of them is to run. Packets may come in between: they have working memory of their own.
+
+// loadOnDemand loads such programs with those constants, where they are not yet.
+func (d *Datapath) loadOnDemand(s wire.Switches, names ...string) error {
+	for _, name := range names {
+		if d.onDemand[name] != nil {
+			continue
+		}
+		c, err := d.t.Program(s, false, name)
+		if err != nil {
+			return err
+		}
+		d.onDemand[name] = c
+	}
+	return nil
+}
+
+// runOnDemand runs one of them, and returns its verdict.
+func (d *Datapath) runOnDemand(name string, s wire.Switches, o *ebpf.RunOptions) (verdict uint32, err error) {
+	if err = d.loadOnDemand(s, name); err == nil {
+		verdict, err = d.onDemand[name].Programs[name].Run(o)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("program %s: %w", name, err)
+	}
+	return verdict, nil
+}
+
+// forgetOnDemand closes them: others are in force.
+func (d *Datapath) forgetOnDemand() {
+	for name, c := range d.onDemand {
+		c.Close()
+		delete(d.onDemand, name)
+	}
+}
