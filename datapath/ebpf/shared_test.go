@@ -34,6 +34,7 @@ type shared struct {
 	t       *table.Tables
 	hook    string // of which they are; "tc" also with CHECKSUM_COMPLETE
 	loaded  map[wire.Switches]*ebpf.Collection
+	inUse   *ebpf.Collection // by a subject
 	syns    bool // some were sent on without a flow
 	refused bool // some were refused, or another configuration has begun to count anew
 	cleaner cleaner
@@ -42,17 +43,44 @@ type shared struct {
 	few bool
 }
 
-// mostLoaded is how many sets of programs wait for their next use at most. Each takes some megabytes.
-const mostLoaded = 200
+// mostLoaded is how many programs are loaded at once, of all pools. Linux 6.18 frees each in a work item and runs
+// 1,024 of them at once: when a process ends that holds more, they wait for one behind them for ever, and no
+// program is loaded on that machine any more (docs/debugging.md).
+const mostLoaded = 700
 
-// unload closes all programs but those.
-func (s *shared) unload(but *ebpf.Collection) {
-	maps.DeleteFunc(s.loaded, func(_ wire.Switches, c *ebpf.Collection) bool {
-		if c != but {
-			c.Close()
+// keep has programs wait for their next use. Others that nobody uses go, those first that were used least lately.
+func (s *shared) keep(w wire.Switches, c *ebpf.Collection) {
+	pools.Lock()
+	defer pools.Unlock()
+	n := len(c.Programs)
+	for _, l := range pools.lately {
+		n += len(l.of.loaded[l.Switches].Programs)
+	}
+	pools.lately = slices.DeleteFunc(pools.lately, func(l lately) bool {
+		other := l.of.loaded[l.Switches]
+		if n <= mostLoaded || other == l.of.inUse {
+			return false
 		}
-		return c != but
+		n -= len(other.Programs)
+		other.Close()
+		delete(l.of.loaded, l.Switches)
+		return true
 	})
+	s.loaded[w] = c
+	pools.lately = append(pools.lately, lately{s, w})
+}
+
+// use returns the programs with those constants if they are there.
+func (s *shared) use(w wire.Switches) *ebpf.Collection {
+	pools.Lock()
+	defer pools.Unlock()
+	i := slices.Index(pools.lately, lately{s, w})
+	if i < 0 {
+		return nil
+	}
+	pools.lately = append(slices.Delete(pools.lately, i, i+1), lately{s, w})
+	s.inUse = s.loaded[w]
+	return s.inUse
 }
 
 // errOtherConstants: a configuration's constants are other ones than those of the programs that
@@ -82,6 +110,13 @@ var pools struct {
 	sync.Mutex
 	dir    string // a bpffs
 	byKind map[programKind]*programPool
+	lately []lately // all that are loaded, the one used last at the end
+}
+
+// lately are programs of shared tables.
+type lately struct {
+	of *shared
+	wire.Switches
 }
 
 func TestMain(m *testing.M) {
@@ -155,7 +190,7 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 	if err != nil { // more addresses, say, than these tables have room for
 		return fmt.Errorf("%w: %w", errOtherConstants, err)
 	}
-	programs := s.loaded[c.Switches]
+	programs := s.use(c.Switches)
 	if programs == nil {
 		for other := range s.loaded {
 			a, b := other, c.Switches
@@ -172,13 +207,11 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 			}
 			return name != "works"
 		})
-		if len(s.loaded) == mostLoaded {
-			s.unload(d.programs)
-		}
-		s.loaded[c.Switches] = programs
+		s.keep(c.Switches, programs)
+		s.use(c.Switches)
 	}
 	if d.programs != programs {
-		d.forgetMapper()
+		d.forgetOnDemand()
 	}
 	d.t, d.programs, d.switches = s.t, programs, c.Switches
 	return nil
@@ -213,6 +246,9 @@ func (l *programPool) give(s *shared, d *Datapath) {
 		d.t, d.programs = nil, nil
 		d.Close()
 	}
+	pools.Lock()
+	s.inUse = nil
+	pools.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.free[s.hook] = append(l.free[s.hook], s)
@@ -222,7 +258,9 @@ func (l *programPool) give(s *shared, d *Datapath) {
 func (l *programPool) close() (err error) {
 	for _, free := range l.free {
 		for _, s := range free {
-			s.unload(nil)
+			for _, c := range s.loaded {
+				c.Close()
+			}
 			err = errors.Join(err, s.cleaner.close(), s.t.Close(), os.RemoveAll(s.t.Dir))
 		}
 	}
