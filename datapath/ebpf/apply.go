@@ -352,12 +352,17 @@ func startSweeper(c *ebpf.Collection) error {
 	}
 }
 
-// putRules writes NAT rules field by field: their counts go on.
+// putRules writes NAT rules field by field: their counts go on. What a part of a masquerade rule has
+// counted is that rule's, when another rule gets its number.
 func (d *Datapath) putRules(want *compile.Desired) {
 	for id, r := range want.Rules {
 		v := &d.t.Rules.Values[id]
 		r.Packets, r.Bytes, r.Flows = v.Packets, v.Bytes, v.Flows
-		if v.Active == 0 {
+		if v.Active == 0 && !(v.Group != 0 && v.Group == r.Group) {
+			if v.Group != 0 {
+				whole := &d.t.Rules.Values[v.Group-1]
+				whole.Packets, whole.Bytes = whole.Packets+v.Packets, whole.Bytes+v.Bytes
+			}
 			r.Packets, r.Bytes, r.Flows = 0, 0, 0
 		}
 		*v = r
@@ -411,8 +416,12 @@ func (d *Datapath) retire(want *compile.Desired) {
 		}
 	}
 	for id := range d.t.Rules.Values {
+		v := &d.t.Rules.Values[id]
 		if _, ok := want.Rules[uint32(id)]; !ok {
-			d.t.Rules.Values[id].Active = 0
+			v.Active = 0
+		}
+		if v.Group != 0 && want.Rules[uint32(v.Group)-1].Active == 0 { // with its rule, which counts anew when it comes back
+			v.Group = 0
 		}
 	}
 }

@@ -96,6 +96,12 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 		r, live := d.t.Rules.Values[id], rules[uint16(id)]
 		sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
 	}
+	for id := range d.t.Rules.Values { // parts that are gone
+		r, live := &d.t.Rules.Values[id], rules[uint16(id)]
+		if name, ok := d.inForce.Names.Source[uint32(r.Group)-1]; ok && r.Active == 0 {
+			sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
+		}
+	}
 	for name, t := range sources {
 		c.NAT = append(c.NAT, datapath.RuleCounters{Name: name, Packets: t.Packets, Bytes: t.Bytes})
 	}

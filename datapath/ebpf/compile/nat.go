@@ -129,8 +129,10 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	for _, v6 := range []bool{false, true} {
 		if list := c.host.choices(index, v6, c.given); len(list) > 0 {
 			pool = append(pool, config.AddressRange{First: list[0].Addr, Last: list[0].Addr})
-			if len(list) > 1 {
-				parts = append(parts, list...)
+			for _, o := range list { // one that was a part may have flows
+				if len(list) > 1 || c.Draft.Known(ids.Source, numberName(n, partKey(key, o.Addr))) {
+					parts = append(parts, o)
+				}
 			}
 		}
 	}
@@ -149,7 +151,7 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 		}
 		one := *n
 		one.Hairpin, one.PCP = config.SwitchOff, false
-		sub, err := c.source(&one, key+"\x00"+o.String(), []config.AddressRange{{First: o.Addr, Last: o.Addr}}, id+1)
+		sub, err := c.source(&one, partKey(key, o.Addr), []config.AddressRange{{First: o.Addr, Last: o.Addr}}, id+1)
 		if err != nil {
 			return err
 		}
@@ -188,15 +190,26 @@ func (c *compiler) given(a netip.Addr) bool {
 	return false
 }
 
+// partKey is what the part of a masquerade rule for an address is known by.
+func partKey(key string, a netip.Addr) string { return key + "\x00" + a.String() }
+
+// numberName is what the number of a rule is known by.
+func numberName(n *config.NATRule, key string) string { return key + geometry(portsOf(n), n.PortBlock) }
+
+// portsOf are those that a rule gives out.
+func portsOf(n *config.NATRule) config.PortSet {
+	if len(n.Ports) > 0 {
+		return n.Ports
+	}
+	return config.PortSet{config.DefaultPorts(n.PortBlock)}
+}
+
 // source compiles such a rule with the interfaces that it leaves by as one, or with one address.
 // key is what it is known by to its flows; group is the id + 1 of the masquerade rule of which it
 // is the part for some destinations.
 func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRange, group uint32) (id uint32, err error) {
-	ports := n.Ports
-	if len(ports) == 0 {
-		ports = config.PortSet{config.DefaultPorts(n.PortBlock)}
-	}
-	id, err = c.Draft.ID(ids.Source, key+geometry(ports, n.PortBlock), wire.MaxNATRules, nil)
+	ports := portsOf(n)
+	id, err = c.Draft.ID(ids.Source, numberName(n, key), wire.MaxNATRules, nil)
 	if err != nil {
 		return 0, fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
 	}

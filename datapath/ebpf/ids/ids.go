@@ -123,6 +123,12 @@ func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool)
 	return d.Fresh[k], nil
 }
 
+// Known reports whether a name has an id, of now or before.
+func (d *Draft) Known(kind Kind, name string) bool {
+	_, ok := d.From.Known[KeyOf(kind, name)]
+	return ok
+}
+
 // Spare is a draft that may give the ids of names that are not wanted to others, unless something
 // refers to them. Names that are not in force go first: while a change is made, packets still meet
 // the previous state. Of names in force only a set can lose its id without harm.
