@@ -270,6 +270,9 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 		if (applied != REASON_NONE) {
 			reason = applied;
 			action = action_of(reason);
+			// What is left of its packet neither opens a flow nor passes with its inside source.
+			if (reason == REASON_REROUTED && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
+				fragment_first(p, reason);
 		}
 	}
 	if (action == ACTION_PASS)
