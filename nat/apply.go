@@ -24,6 +24,14 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.here {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}
+	if p.of.rerouted(m, v) {
+		m.removeSession(p.of.session)
+		gone := drop(ReasonRerouted)
+		if f := m.fragments[v.fragmentKey()]; f != nil && (v.first || v.later) {
+			f.plan = gone
+		}
+		return Outcome{Action: gone.action, Reason: gone.reason}
+	}
 	if v.ttl <= 1 {
 		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}
@@ -72,6 +80,11 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		b = p.encap.wrap(m, b, next)
 	}
 	if (!routed || m.host.Owns(via)) && !sourceRouted { // for this host, or for nowhere: no MTU, no neighbour
+		if p.edit != nil {
+			if b, reason = p.edit(b, next.MTU); reason != "" {
+				return Outcome{Action: Drop, Reason: reason}
+			}
+		}
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, handUp(in.Frame, b, v.trailer)}}}
 	}
 	mac, known := next.mac, next.known

@@ -103,7 +103,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && nowhere(to.Addr()) {
 		return drop(ReasonUntranslatable)
 	}
-	if next, _ := m.host.route(to.Addr()); len(r.pool(next.Interface, v.v6)) == 0 && r.Type != config.NATNAT64 {
+	if next, _ := m.host.route(to.Addr()); len(r.pool(next, v.v6)) == 0 && r.Type != config.NATNAT64 {
 		return r.refuse(ReasonNoAddress)
 	}
 	if v.portless() && r.Type != config.NATNAT64 {
@@ -266,7 +266,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outs
 		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}
 	next, _ := m.host.route(to.Addr())
-	q.addresses = r.pool(next.Interface, v.v6)
+	q.addresses = r.pool(next, v.v6)
 	switch {
 	case r.Deterministic:
 		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports.Span(), r.PortBlock, v.src.Addr())

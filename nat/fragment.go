@@ -90,7 +90,8 @@ func (m *Model) concerns(in Arrival, v *view) bool {
 // masquerades tells whether the address is the host's own one that inside hosts are seen by.
 func (m *Model) masquerades(a netip.Addr) bool {
 	for _, r := range m.rules {
-		if out, ok := m.host.Interface(string(r.Out)); ok && r.Type == config.NATMasquerade && slices.Contains(r.pool(out, a.Is6()), a) {
+		out, ok := m.host.Interface(string(r.Out))
+		if ok && r.Type == config.NATMasquerade && slices.Contains(out.chosen(), a) {
 			return true
 		}
 	}

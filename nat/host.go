@@ -170,15 +170,23 @@ func (i Interface) address(v6 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// source returns the address that a packet of the host's own has to a destination on the interface: of
-// IPv6 addresses in its network the latest (RFC 6724 leaves it open).
-func (i Interface) source(to netip.Addr) (netip.Addr, bool) {
-	for _, p := range slices.Backward(i.Addresses) {
-		if to.Is6() && p.Contains(to) {
-			return p.Addr(), true
+// source returns the address that a packet of the host's own has by the next hop: of IPv4 the first one of the
+// next hop's network (inet_select_addr), of IPv6 addresses in its network the latest (RFC 6724 leaves it open).
+func (h hop) source() (netip.Addr, bool) {
+	if a, ok := h.near(); ok {
+		return a, true
+	}
+	return h.address(h.gateway.Is6())
+}
+
+// near returns the address of the interface in the next hop's network, which is not link-local.
+func (h hop) near() (found netip.Addr, ok bool) {
+	for _, p := range h.Addresses {
+		if p.Contains(h.gateway) && !p.Addr().IsLinkLocalUnicast() && (h.gateway.Is6() || !ok) {
+			found, ok = p.Addr(), true
 		}
 	}
-	return i.address(to.Is6())
+	return found, ok
 }
 
 // address returns the source of what the host itself sends by an interface; by one without an
@@ -214,6 +222,19 @@ func (i Interface) known(v6 bool) (found netip.Addr, ok bool) {
 		}
 	}
 	return found, ok
+}
+
+// chosen lists the addresses that packets may leave with: of IPv4 the first one of each network.
+func (i Interface) chosen() (list []netip.Addr) {
+	var networks []netip.Prefix
+	for _, p := range i.Addresses {
+		if p.Addr().Is4() && slices.Contains(networks, p.Masked()) || p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		networks = append(networks, p.Masked())
+		list = append(list, p.Addr())
+	}
+	return list
 }
 
 // Arrival is a frame that comes in.

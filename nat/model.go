@@ -99,6 +99,7 @@ type plan struct {
 	answer answer      // sent in place of the packet
 	quote  *flow.Tuple // ICMP errors: what the quoted packet becomes
 	encap  *encapsulation
+	of     *half    // session that the packet is of, nil for none
 	count  []*tally // what counts the packet when it is forwarded
 	clamp  bool     // lower the MSS option of a SYN
 	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries

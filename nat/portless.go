@@ -43,7 +43,7 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 		return ReasonLimitClientRate
 	}
 	next, _ := m.host.route(peer.Addr())
-	addresses, c := r.pool(next.Interface, v.v6), m.client(clientKey{rule: r, address: v.src.Addr()})
+	addresses, c := r.pool(next, v.v6), m.client(clientKey{rule: r, address: v.src.Addr()})
 	if r.Deterministic {
 		block, ok := deterministicBlock(r.Source, addresses, r.Ports.Span(), r.PortBlock, v.src.Addr())
 		if !ok {

@@ -59,4 +59,5 @@ const (
 	ReasonUnsupportedProtocol Reason = "unsupported-protocol"
 	ReasonUnserved            Reason = "unserved"
 	ReasonUnresolved          Reason = "unresolved"
+	ReasonRerouted            Reason = "rerouted"
 )

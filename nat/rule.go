@@ -64,10 +64,15 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 	}
 }
 
-// pool returns the outside addresses for packets that leave by the interface.
-func (r *rule) pool(out Interface, v6 bool) []netip.Addr {
+// pool returns the outside addresses for packets that leave by the next hop. Masquerade has the interface's one in
+// the next hop's network, as the kernel has.
+func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 	if r.Type == config.NATMasquerade {
-		if a, ok := out.known(v6); ok {
+		a, ok := by.Interface.known(v6)
+		if near, in := by.near(); in && !v6 {
+			a, ok = near, true
+		}
+		if ok {
 			return []netip.Addr{a}
 		}
 		return nil
@@ -131,7 +136,7 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 		}
 		// Masquerade drops what it names and has no address for; nobody masks IPv6 by accident.
 		masked := r.Type == config.NATMasquerade && (len(r.Source) > 0 || !v.v6)
-		return v.dst, masked || len(r.pool(next.Interface, v.v6)) > 0
+		return v.dst, masked || len(r.pool(next, v.v6)) > 0
 	}
 	return to, false
 }
@@ -191,7 +196,7 @@ func (m *Model) pooled(a netip.Addr) bool {
 		}
 		if s.Mode == config.ModeFullNAT && len(s.SourcePool) == 0 && slices.ContainsFunc(s.Backends, func(b config.Backend) bool {
 			next, ok := m.host.route(b.Address)
-			own, _ := next.address(b.Address.Is6())
+			own, _ := next.source()
 			return ok && own == a
 		}) {
 			return true

@@ -375,7 +375,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 	addresses := expand(s.SourcePool, to.Addr().Is6())
 	if len(addresses) == 0 {
 		if next, ok := m.host.route(to.Addr()); ok {
-			if a, ok := next.source(to.Addr()); ok {
+			if a, ok := next.source(); ok {
 				addresses = []netip.Addr{a}
 			}
 		}

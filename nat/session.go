@@ -319,7 +319,7 @@ func reopens(s *session, d flow.Direction, v *view) bool {
 
 // planFor returns the plan of a packet of the session's direction.
 func (h *half) planFor(v *view, reason Reason) plan {
-	p := plan{action: Forward, reason: reason, to: h.out()}
+	p := plan{action: Forward, reason: reason, to: h.out(), of: h}
 	if h.rule != nil {
 		p.count = append(p.count, &h.rule.tally)
 		p.clamp = h.rule.MSSClamp
@@ -333,6 +333,20 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		h.edits(&p, v)
 	}
 	return p
+}
+
+// rerouted reports whether a packet of an inside host's session would leave by another interface than its rule is
+// for, whose source nobody answers there: the route has changed since.
+func (h *half) rerouted(m *Model, v *view) bool {
+	if h == nil || h.rule == nil || h.service != nil || h.direction != flow.Original || v.kind == icmpError {
+		return false
+	}
+	to := h.out().Dest.Addr()
+	if crosses := to.Is6() != v.v6; crosses && !v.v6 || !crosses && to != v.dst.Addr() { // opened from outside, or a hairpin
+		return false
+	}
+	next, routed := m.host.route(to)
+	return routed && !m.host.Owns(to) && !h.rule.Out.Has(next.Name)
 }
 
 // Flows lists the sessions.

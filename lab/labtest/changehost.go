@@ -3,6 +3,7 @@
 package labtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/nat"
 )
 
@@ -20,6 +22,7 @@ import (
 func ChangeHost(was, now nat.Host) (more bool, err error) {
 	var errs []error
 	links := map[string]netlink.Link{}
+	six := false                 // IPv6 addresses came
 	renewed := map[string]bool{} // interfaces whose neighbours the kernel has forgotten
 	for n, i := range now.Interfaces {
 		old := was.Interfaces[n]
@@ -47,7 +50,11 @@ func ChangeHost(was, now nat.Host) (more bool, err error) {
 				a.Flags = unix.IFA_F_NODAD
 			}
 			errs = append(errs, netlink.AddrAdd(l, a))
+			six = six || p.Addr().Is6()
 		}
+	}
+	if six {
+		errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	}
 	for _, r := range gone(was.Routes, now.Routes) {
 		more = true

@@ -67,8 +67,9 @@ func (w *world) hostChange(r *rand.Rand) string {
 		}
 		if p := netip.MustParsePrefix(extra); slices.Contains(i.Addresses, p) {
 			more = "unaddress"
-			if !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Addr().Is4() == p.Addr().Is4() }) {
-				return "" // with the last one go the routes
+			inNetwork := func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() }
+			if own, _ := was.Interface(i.Name); slices.ContainsFunc(own.Addresses, inNetwork) && !slices.ContainsFunc(i.Addresses, inNetwork) {
+				return "" // with the last one of a network go the routes
 			}
 		}
 		return fmt.Sprintf("%s %s %s", more, i.Name, extra)
