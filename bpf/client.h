@@ -170,17 +170,18 @@ static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base
 		if (edges) {
 			__be32 was, is;
 
-			if (!get(ctx, off + at, &was, 4, xdp))
+			if (!load(ctx, off + at, &was, 4, xdp))
 				return false;
 			is = bpf_htonl(without_proxy(bpf_ntohl(was), base, len));
-			if (is != was && !put_covered(ctx, off + at, &is, 4, xdp))
+			if (is != was && !(xdp ? !bpf_xdp_store_bytes(ctx, off + at, &is, 4) :
+						 put_covered(ctx, off + at, &is, 4, false)))
 				return false;
 			*delta += at & 1 ? __builtin_bswap16(fold16(change(was, is))) : change(was, is);
 			at = (at + 4) & 63;
 			edges--;
 			continue;
 		}
-		if (at + 2 > end || !get(ctx, off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
+		if (at + 2 > end || !load(ctx, off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
 			return true;
 		if (option[0] == OPTION_NOP) {
 			at = (at + 1) & 63; // within the longest header, which the verifier must know

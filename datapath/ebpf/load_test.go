@@ -24,7 +24,7 @@ func TestProgramsLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	small := &table.Tables{HZ: 250, HashMultiplier: 1, Sizes: table.Sizes{Entries4: 512, Entries6: 512, Clients: 64, Slots: 64, Pool: 2, Hosts: 8}}
-	ticks := wire.Switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8}
+	ticks := wire.Switches{Established: 1000, Transitory: 1000, UDP: 1000, ICMP: 1000, Other: 1000, HalfOpen: 8, XDP: true, TC: true}
 	all := ticks
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
 	all.Crossing, all.Blocks, all.Mappings, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, true, 0xff, 0xff, 1280
@@ -55,6 +55,9 @@ func TestProgramsLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer programs.Close()
+			if len(c.only) == 0 && (programs.Programs["sluice_xdp"] == nil || programs.Programs["sluice_tc"] == nil) {
+				t.Error("not loaded: the programs of the hooks")
+			}
 			for name, p := range programs.Programs {
 				info, err := p.Info()
 				if err != nil {
