@@ -30,22 +30,20 @@ static __always_inline bool indexed_in(__u64 in, const struct tuple *t, __u32 in
 	return false;
 }
 
-// False when there is no room.
-static __always_inline bool reindex_key(const struct tuple *key, void *e, __u32 index, __u32 word, const bool v6)
+// Gives an entry that the index in force finds by a key a slot in the next one too. False when there is no room.
+static __always_inline bool reindex_key(const struct tuple *key, __u32 index, const bool v6)
 {
-	__u64 in = next_index(v6);
+	__u64 in = index_in_force(v6), next = next_index(v6);
 
-	if (indexed_in(in, key, index, v6))
-		return true;
-	if (!(v6 ? claim_in6(key, index, in) : claim_in4(key, index, in)))
+	if (!indexed_in(in, key, index, v6) || indexed_in(next, key, index, v6))
+		return true; // who makes it just now puts it in both
+	if (!(v6 ? claim_in6(key, index, next) : claim_in4(key, index, next)))
 		return false;
-	// The sweeper may have freed the entry in between, before it had this slot.
-	if ((*(volatile __u32 *)state_word(e, v6) ^ word) << (32 - STATE_SHIFT) ||
-	    *(volatile __u32 *)state_word(e, v6) >> STATE_SHIFT == ENTRY_FREE) {
+	if (!indexed_in(in, key, index, v6)) { // freed in between, perhaps before it had this slot
 		if (v6)
-			unindex_in6(key, index, in);
+			unindex_in6(key, index, next);
 		else
-			unindex_in4(key, index, in);
+			unindex_in4(key, index, next);
 	}
 	return true;
 }
@@ -62,12 +60,12 @@ static __always_inline long reindex_nth(__u32 i, struct reindex *r, const bool v
 	if (word >> STATE_SHIFT == ENTRY_FREE || word >> STATE_SHIFT == ENTRY_RETURNING)
 		return 0;
 	key_of_entry(&key, e, v6);
-	if (!reindex_key(&key, e, index, word, v6))
+	if (!reindex_key(&key, index, v6))
 		r->failed++;
 	if (key.kind != KIND_FLOW || !made_with_binding(meta_of(e, v6)))
 		return 0;
 	key_of_binding(&key, e, v6);
-	if (!reindex_key(&key, e, index, word, v6))
+	if (!reindex_key(&key, index, v6))
 		r->failed++;
 	return 0;
 }

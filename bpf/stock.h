@@ -222,20 +222,25 @@ static __always_inline int unindex(const struct tuple *t, __u32 index, const boo
 	return freed;
 }
 
-// Lets slots point at a tuple's entry: of the index in force, and of the one that is made ready. False
-// when there is no room in one of them.
+// Lets slots point at a tuple's entry: of the index that is made ready, and of the one in force. That
+// comes last, and is freed first: what fill_index finds there has its slot in the other one, or is left to
+// it. False when there is no room in one of them.
 static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
 {
 	__u64 in = index_in_force(v6), next = next_index(v6);
 
-	if (!(v6 ? claim_in6(t, index, in) : claim_in4(t, index, in)))
+	if (next == in)
+		next = 0;
+	if (next && !(v6 ? claim_in6(t, index, next) : claim_in4(t, index, next)))
 		return 0;
-	if (!next || next == in || (v6 ? claim_in6(t, index, next) : claim_in4(t, index, next)))
+	if (v6 ? claim_in6(t, index, in) : claim_in4(t, index, in))
 		return 1;
-	if (v6)
-		unindex_in6(t, index, in);
-	else
-		unindex_in4(t, index, in);
+	if (next) {
+		if (v6)
+			unindex_in6(t, index, next);
+		else
+			unindex_in4(t, index, next);
+	}
 	return 0;
 }
 
