@@ -128,7 +128,7 @@ static __always_inline bool sent_again(void *ctx, const struct packet *p, const 
 		return false;
 	h = p->family == FAMILY_6 ? tuple_hash(&p->tuple, true) : tuple_hash(&p->tuple, false);
 	slot = h & (REFUSED_SYNS - 1);
-	mark = (h >> 32 ^ number) | 1; // 0: none yet
+	mark = (__u32)(h >> 32 ^ number) ?: 1; // 0: none yet
 	seen = bpf_map_lookup_elem(&refused_syns, &slot);
 	if (!seen || *seen == mark)
 		return seen;

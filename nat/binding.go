@@ -35,6 +35,7 @@ type bindingKey struct {
 	protocol flow.Protocol
 	inside   netip.AddrPort
 	remote   netip.AddrPort // zero with endpoint-independent mapping; of nat64 as the IPv6 host names it
+	source   netip.Addr     // masquerade: which of the interface's addresses the route chooses; else zero
 }
 
 // client is an inside address with what it has of a rule.
@@ -228,6 +229,11 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	key := bindingKey{rule: r, protocol: v.protocol, inside: v.src}
 	if r.Mapping == config.AddressAndPortDependent {
 		key.remote = v.dst // as the inside host names it: the unused bits of an embedded address count
+	}
+	if next, _ := m.host.route(to.Addr()); r.Type == config.NATMasquerade {
+		if own := r.pool(next, v.v6); len(own) > 0 {
+			key.source = own[0]
+		}
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
 	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }

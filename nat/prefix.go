@@ -84,10 +84,10 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 	}
 	src, dst := v.src.Addr(), v.dst.Addr()
 	from, to := m.translate(src, true), m.translate(dst, false)
-	if from != nil && !from.rule.applies(m, in, dst, true) {
+	if from != nil && !from.rule.applies(m, in, v, dst, true) {
 		from = nil
 	}
-	if to != nil && !to.rule.applies(m, in, src, false) {
+	if to != nil && !to.rule.applies(m, in, v, src, false) {
 		to = nil
 	}
 	if from != nil && to == nil && contains(from.rule.Except, dst) {
@@ -118,13 +118,14 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 }
 
 // applies checks the interfaces of a prefix rule: out is the outside. A leaving
-// packet goes out there, unless it is turned round to another outside address;
-// an entering one comes in there.
-func (r *rule) applies(m *Model, in Arrival, other netip.Addr, leaving bool) bool {
+// packet goes out there, unless it is turned round to another outside address; an
+// entering one comes in there. An error goes where its own destination is, whatever
+// the packet that it is about.
+func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving bool) bool {
 	switch {
 	case leaving && !r.In.Has(in.Interface):
 		return false
-	case leaving && r.Out != "":
+	case leaving && r.Out != "" && !v.errs:
 		next, ok := m.host.route(other)
 		return ok && (r.Out.Has(next.Name) && !m.host.Owns(other) || m.translate(other, false) != nil)
 	}

@@ -54,7 +54,7 @@ func (s *session) backendProvisional() bool { return s.provisional && !s.service
 // unreachable counts the backends whose hardware addresses are not known: packets to them look alike.
 func (s *service) unreachable(m *Model) (n int) {
 	for _, b := range s.backends {
-		if _, _, known := m.host.NextHop(b.Address); !known {
+		if !m.resolved(b) {
 			n++
 		}
 	}
@@ -104,10 +104,14 @@ func (m *Model) confirmInbound(v *view) {
 		return
 	}
 	for _, b := range m.bindings {
-		if !b.provisional || b.outside.protocol != key.protocol || b.outside.endpoint.Addr() != v.dst.Addr() || !b.rule.gives(v.protocol, v.dst.Port()) {
+		near := b.outside.endpoint.Addr() == v.dst.Addr()
+		if !b.provisional || b.outside.protocol != key.protocol || !near && !(b.client.provisional && b.rule.holds(v.dst.Addr())) || !b.rule.gives(v.protocol, v.dst.Port()) {
 			continue
 		}
 		if filtered && !b.admits(v.src) || shown && b.protocol == out.Protocol && b.inside == out.Dest {
+			if !near {
+				b.client.address = v.dst.Addr()
+			}
 			m.settle(b, key)
 			return
 		}
@@ -283,10 +287,33 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if h.provisionalAddress && ok {
 		m.confirmPortless(h.session, a)
 	}
-	if !h.provisional || !ok {
-		return h
+	switch {
+	case h.provisional && ok:
+		return m.exchange(h, v, nil)
+	case h.exchangeable() && m.choices.Ends(ReasonUnresolved) && m.resolved(h.backend):
+		for _, b := range h.service.backends {
+			if !m.resolved(b) && b.Address.Is4() {
+				now := m.exchange(h, v, b)
+				now.unsure(h.service.unreachable(m) > 1)
+				return now
+			}
+		}
 	}
-	return m.exchange(h, v, nil)
+	return h
+}
+
+// resolved reports whether the next hop's hardware address is known.
+func (m *Model) resolved(b *backend) bool {
+	_, _, known := m.host.NextHop(b.Address)
+	return known
+}
+
+// unsure makes the backend of a session provisional, if it may be another.
+func (s *session) unsure(may bool) {
+	if may && !s.provisional {
+		s.provisional = true
+		s.service.provisional++
+	}
 }
 
 // confirmAnswer exchanges the provisional backend of a session for the one whose packet goes on to the client.
@@ -324,10 +351,7 @@ func (m *Model) denyAnswer(v *view, h *half) {
 		if s.endpoint(b, t.Dest.Port()) == v.src {
 			continue
 		}
-		if now := m.exchange(h, opener(t), b); !now.provisional {
-			now.provisional = true
-			s.provisional++
-		}
+		m.exchange(h, opener(t), b).unsure(true)
 		return
 	}
 }

@@ -39,7 +39,11 @@ func (w *world) hostChange(r *rand.Rand) string {
 			return fmt.Sprintf("route %s via %s dev %s", n.To, n.Via, n.Interface)
 		}
 		if len(h.Routes) > 0 {
-			return fmt.Sprintf("unroute %s", pick(r, h.Routes).To)
+			n := pick(r, h.Routes)
+			if n.To.Bits() == 0 && strings.Contains(w.scenario.YAML, "persistence") {
+				return "" // user space takes over what comes from clients without a route: to which unknown backend they are pinned does not show
+			}
+			return fmt.Sprintf("unroute %s", n.To)
 		}
 	case 5:
 		if i.MAC != (packet.MAC{}) {
@@ -67,6 +71,9 @@ func (w *world) hostChange(r *rand.Rand) string {
 		}
 		if p := netip.MustParsePrefix(extra); slices.Contains(i.Addresses, p) {
 			more = "unaddress"
+			if !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Addr().Is4() == p.Addr().Is4() }) {
+				return "" // with the last one of a family go all routes by the interface
+			}
 			inNetwork := func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() }
 			if own, _ := was.Interface(i.Name); slices.ContainsFunc(own.Addresses, inNetwork) && !slices.ContainsFunc(i.Addresses, inNetwork) {
 				return "" // with the last one of a network go the routes
