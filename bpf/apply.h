@@ -198,7 +198,7 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		p->tos = plan->tos;
 	if (plan->flags & PLAN_ERROR)
 		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
-	else if (plan->family != p->family)
+	else if (have_family_change && plan->family != p->family)
 		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
 	else
 		done = rewrite(ctx, p, plan, v6, xdp);

@@ -398,7 +398,7 @@ static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p,
 {
 	if (have_cookies && plan->edits & EDIT_SPLICE && !xdp_unsplice(ctx, p, plan))
 		return REASON_INTERNAL;
-	if (plan->family == p->family)
+	if (!have_family_change || plan->family == p->family)
 		return p->family == FAMILY_6 ? xdp_error_in6(ctx, p, plan) : xdp_error_in4(ctx, p, plan);
 	return p->family == FAMILY_6 ? xdp_error_to4(ctx, p, plan) : xdp_error_to6(ctx, p, plan);
 }
@@ -407,7 +407,7 @@ static __always_inline int tc_apply_error(struct __sk_buff *ctx, struct packet *
 {
 	if (have_cookies && plan->edits & EDIT_SPLICE && !tc_unsplice(ctx, p, plan))
 		return REASON_INTERNAL;
-	if (plan->family == p->family)
+	if (!have_family_change || plan->family == p->family)
 		return p->family == FAMILY_6 ? tc_error_in6(ctx, p, plan) : tc_error_in4(ctx, p, plan);
 	return p->family == FAMILY_6 ? tc_error_to4(ctx, p, plan) : tc_error_to6(ctx, p, plan);
 }

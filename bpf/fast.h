@@ -183,7 +183,7 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	if (!fast_find(&p, &s, data, end, 0, v6, true))
 		return -1;
 	fast_count(&s, v6);
-	if (s.cross) {
+	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
 		plan.to.l4_proto = p.tuple.l4_proto; // TCP and UDP have one number in both families
 		return xdp_cross(ctx, &p, &plan, &s, !v6);
@@ -203,7 +203,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	p.frame_len = ctx->len;
 	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6, false))
 		return -1;
-	if (s.cross) {
+	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
 		reason = translate(ctx, &p, &plan, !v6, false);
 	} else {

@@ -43,6 +43,7 @@ const volatile bool have_nat = false;	      // rules that translate sources
 const volatile bool nat_by_egress = false;    // some of them ask for the egress interface, or whether there is one
 const volatile bool have_prefixes = false;
 const volatile bool have_crossing = false;   // of them: siit
+const volatile bool have_family_change = false; // packets that change their family: siit, nat64, services with both
 const volatile bool cross_by_egress = false; // rules between the families ask where the translated packet leaves
 const volatile bool have_pools = false;
 const volatile bool hold_fragments = true; // hand early ones to user space, and what is to be fragmented for IPv6

@@ -350,6 +350,7 @@ ASSERT_SIZE(struct hop, 32);
 enum spliced {
 	SPLICED_COOKIE = 0x01, // opened by a cookie
 	SPLICED_PROXY = 0x02,  // with a PROXY header; set by user space
+	SPLICED_FAMILIES = 0x04, // between IPv4 and IPv6; set by user space
 };
 
 // Words of the datapath as a whole; one element. Every packet reads the first

@@ -374,7 +374,9 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 		delete(m.ports, *was.port)
 	}
 	if b == nil {
+		was.service.provisional++ // who had how many when it was opened is not known any more
 		b = was.service.chosen(m, v)
+		was.service.provisional--
 	}
 	if b == nil {
 		b = was.backend

@@ -249,8 +249,11 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	if s.hashes() || !slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && m.tells(v, b) == told }) {
 		told = 0
 	}
+	// What was too large was measured against a next hop that is known.
+	measured := !s.hashes() && (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) &&
+		slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && m.resolved(b) })
 	for n := range s.table {
-		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(crossed && b.Address.Is6() == v.v6) && (told == 0 || told == m.tells(v, b)) {
+		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(measured && !m.resolved(b)) && !(crossed && b.Address.Is6() == v.v6) && (told == 0 || told == m.tells(v, b)) {
 			return b, true
 		}
 	}

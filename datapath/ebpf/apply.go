@@ -271,6 +271,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	for n, b := range want.Backends {
 		t.Backends.Values[n] = b
 	}
+	d.noteFamilies(want.Switches)
 	if err := d.putServices(want); err != nil {
 		return err
 	}

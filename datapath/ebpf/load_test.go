@@ -29,7 +29,7 @@ func TestProgramsLoad(t *testing.T) {
 	all.Services, all.Reverse, all.NAT, all.ByEgress, all.Prefixes, all.Pools, all.Rules, all.RuleCount = true, true, true, true, true, true, true, 3
 	all.Crossing, all.Blocks, all.Mappings, all.HostLists, all.TrieLists, all.LowestIPv6MTU = true, true, true, 0xff, 0xff, 1280
 	all.Ranges, all.Any, all.Edits, all.Cookies, all.Resets, all.MACKeys, all.Forwards = true, true, true, true, true, true, true
-	all.CrossByEgress = true
+	all.CrossByEgress, all.FamilyChange = true, true
 	services := ticks
 	services.Services, services.Reverse, services.Direct, services.Ranges, services.Any, services.Edits, services.Cookies, services.Resets, services.MACKeys =
 		true, true, true, true, true, true, true, true, true

@@ -35,8 +35,8 @@ type shared struct {
 	hook    string // of which they are; "tc" also with CHECKSUM_COMPLETE
 	loaded  map[wire.Switches]*ebpf.Collection
 	inUse   *ebpf.Collection // by a subject
-	syns    bool // some were sent on without a flow
-	refused bool // some were refused, or another configuration has begun to count anew
+	syns    bool             // some were sent on without a flow
+	refused bool             // some were refused, or another configuration has begun to count anew
 	cleaner cleaner
 	// few: no programs are loaded that differ from those which are there in other constants than
 	// hook, rules, mappings and the quota of handshakes.

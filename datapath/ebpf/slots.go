@@ -53,6 +53,14 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 	return d.countAnew(again)
 }
 
+// noteFamilies has later programs know that there may be flows between the families, whatever becomes of
+// the service or rule.
+func (d *Datapath) noteFamilies(s wire.Switches) {
+	if s.FamilyChange {
+		atomic.OrUint32(&d.t.Control.Values[0].Spliced, wire.SplicedFamilies)
+	}
+}
+
 // noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
 // becomes of the service.
 func (d *Datapath) noteProxy(flags uint16) {

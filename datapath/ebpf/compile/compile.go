@@ -241,8 +241,9 @@ func (c *compiler) finish() {
 		s.Rates = s.Rates || w.ClientRateNs|w.LogNs != 0
 	}
 	s.Cookies = s.Cookies || c.state.Spliced&wire.SplicedCookie != 0
-	s.Edits = s.Edits || c.state.Spliced != 0
+	s.Edits = s.Edits || c.state.Spliced&(wire.SplicedCookie|wire.SplicedProxy) != 0
 	s.Edits = s.Edits || s.Cookies
+	s.FamilyChange = c.state.Spliced&wire.SplicedFamilies != 0 || slices.ContainsFunc(c.snapshot.Services, changesFamily)
 	s.NAT = len(c.Rules) > 0
 	s.Forwards = s.Forwards && s.NAT
 	s.Mappings = len(c.Mappable) > 0
@@ -256,6 +257,7 @@ func (c *compiler) finish() {
 		kind := p.Kind
 		s.Prefixes = s.Prefixes || kind != wire.PrefixNAT64
 		s.Crossing = s.Crossing || kind == wire.PrefixSIIT || kind == wire.PrefixEAM
+		s.FamilyChange = s.FamilyChange || kind == wire.PrefixSIIT || kind == wire.PrefixEAM || kind == wire.PrefixNAT64
 		switch kind {
 		case wire.PrefixSIIT, wire.PrefixEAM:
 			s.CrossByEgress = s.CrossByEgress || p.In != 0 || p.Out != 0
@@ -277,6 +279,13 @@ func (c *compiler) finish() {
 	s.Other = c.ticks(t.Other, 10*time.Minute)
 	s.Hold = min(c.ticks(config.Duration(holdTime), holdTime), s.UDP)
 	s.HalfOpen = c.state.HalfOpen
+}
+
+// changesFamily reports whether a service has clients of one family and backends of the other.
+func changesFamily(s datapath.Service) bool {
+	return s.Mode == config.ModeFullNAT && slices.ContainsFunc(s.Listen, func(l config.Listen) bool {
+		return slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.Address.Is4() != l.Address.Is4() })
+	})
 }
 
 // holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never

@@ -14,7 +14,7 @@ type Switches struct {
 	Established, Transitory, UDP, ICMP, Other, Hold                                        uint32 // ticks
 	HalfOpen                                                                               uint32 // handshakes in progress
 	LowestIPv6MTU                                                                          uint32 // bytes; 0: that of the next link
-	Owned, CrossByEgress                                                                   bool
+	Owned, CrossByEgress, FamilyChange                                                     bool
 	Persistence, Rates                                                                     bool   // something uses the map stickies, client_rates
 	Errors                                                                                 uint32 // a second
 }
@@ -23,7 +23,7 @@ type Switches struct {
 // have programs of their own, rules close the straight path.
 func (s *Switches) AllOn() {
 	for _, on := range []*bool{&s.Owned, &s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.IfaceListeners, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress, &s.Persistence, &s.Rates} {
+		&s.Ranges, &s.IfaceListeners, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress, &s.FamilyChange, &s.Persistence, &s.Rates} {
 		*on = true
 	}
 	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)

@@ -885,6 +885,7 @@ const (
 	VarHaveCrossing         = "have_crossing"
 	VarHaveDirect           = "have_direct"
 	VarHaveEdits            = "have_edits"
+	VarHaveFamilyChange     = "have_family_change"
 	VarHaveForwards         = "have_forwards"
 	VarHaveIfaceListeners   = "have_iface_listeners"
 	VarHaveMacKeys          = "have_mac_keys"
@@ -1100,6 +1101,7 @@ type VariableSpecs struct {
 	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
 	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
+	HaveFamilyChange     *ebpf.VariableSpec `ebpf:"have_family_change"`
 	HaveForwards         *ebpf.VariableSpec `ebpf:"have_forwards"`
 	HaveIfaceListeners   *ebpf.VariableSpec `ebpf:"have_iface_listeners"`
 	HaveMacKeys          *ebpf.VariableSpec `ebpf:"have_mac_keys"`
@@ -1333,6 +1335,7 @@ type Variables struct {
 	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
 	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
 	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
+	HaveFamilyChange     *ebpf.Variable `ebpf:"have_family_change"`
 	HaveForwards         *ebpf.Variable `ebpf:"have_forwards"`
 	HaveIfaceListeners   *ebpf.Variable `ebpf:"have_iface_listeners"`
 	HaveMacKeys          *ebpf.Variable `ebpf:"have_mac_keys"`

@@ -339,8 +339,9 @@ const (
 
 // Values of enum spliced.
 const (
-	SplicedCookie = 1
-	SplicedProxy  = 2
+	SplicedCookie   = 1
+	SplicedProxy    = 2
+	SplicedFamilies = 4
 )
 
 // Values of enum sticky_field.
