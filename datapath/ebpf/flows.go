@@ -99,15 +99,8 @@ func (d *Datapath) describe(s, twin table.Entry, now uint32) flow.Flow {
 }
 
 func transitory(s, twin table.Entry, hz uint32) bool {
-	switch {
-	case (s.Flags|twin.Flags)&wire.EntrySettled == 0, s.Heard&twin.Heard&wire.HeardFIN != 0:
-		return true
-	case s.Heard&wire.HeardRST != 0:
-		return int32(twin.Seen-s.Seen-hz) <= 0
-	case twin.Heard&wire.HeardRST != 0:
-		return int32(s.Seen-twin.Seen-hz) <= 0
-	}
-	return false
+	return (s.Flags|twin.Flags)&wire.EntrySettled == 0 || s.Heard&twin.Heard&wire.HeardFIN != 0 ||
+		s.Heard&wire.HeardRST != 0 && int32(twin.Seen-s.Seen-hz) <= 0 || twin.Heard&wire.HeardRST != 0 && int32(s.Seen-twin.Seen-hz) <= 0
 }
 
 func (d *Datapath) timeout(s, twin table.Entry) uint32 {
