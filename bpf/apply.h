@@ -124,8 +124,8 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	if ((int)p->segment + more <= most)
 		return REASON_NONE;
 	plan->mtu = most - more;
-	if (p->family == FAMILY_6 && plan->family == FAMILY_4 && plan->mtu < LOWEST_IPV6_MTU)
-		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); what they send then has no DF
+	if (p->family == FAMILY_6 && plan->mtu < LOWEST_IPV6_MTU)
+		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); what becomes IPv4 then has no DF
 	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
 	if (!hold_fragments && !dry_run) // user space fragments what comes out of its own program

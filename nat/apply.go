@@ -182,7 +182,7 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 	if v.df || !taken || b[0]>>4 == 6 { // routers do not fragment IPv6
 		a := tooBig
 		a.mtu = uint32(most - (len(b) - len(v.ip) + p.grow))
-		if v.v6 && b[0]>>4 == 4 {
+		if v.v6 {
 			a.mtu = max(a.mtu, 1280) // hosts discard less (RFC 8201 §4)
 		}
 		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})

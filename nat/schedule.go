@@ -267,7 +267,7 @@ func (m *Model) tells(v *view, b *backend) int {
 	case b.Address.Is6() == v.v6:
 		return next.MTU
 	case v.v6:
-		return next.MTU + v.header - 20
+		return max(next.MTU+v.header-20, 1280)
 	}
 	return next.MTU + v.header - 40
 }
