@@ -123,7 +123,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}, onDemand: map[string]*ebpf.Collection{}}
+	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
 	if err := d.pinnable(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}

@@ -24,6 +24,9 @@ func (d *Datapath) loadOnDemand(s wire.Switches, names ...string) error {
 		if err != nil {
 			return err
 		}
+		if d.onDemand == nil {
+			d.onDemand = map[string]*ebpf.Collection{}
+		}
 		d.onDemand[name] = c
 	}
 	return nil
