@@ -302,12 +302,6 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	return h
 }
 
-// resolved reports whether the next hop's hardware address is known.
-func (m *Model) resolved(b *backend) bool {
-	_, _, known := m.host.NextHop(b.Address)
-	return known
-}
-
 // unsure makes the backend of a session provisional, if it may be another.
 func (s *session) unsure(may bool) {
 	if may && !s.provisional {

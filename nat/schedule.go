@@ -260,6 +260,12 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	return nil, false
 }
 
+// resolved reports whether the hardware address of a backend's next hop is known.
+func (m *Model) resolved(b *backend) bool {
+	_, _, known := m.host.NextHop(b.Address)
+	return known
+}
+
 // tells is the MTU that the sender of a packet is told which is too large on the way to a backend.
 func (m *Model) tells(v *view, b *backend) int {
 	next, _ := m.host.route(b.Address)
