@@ -20,6 +20,13 @@ import (
 // satellite links take 600 ms.
 var lateAnswersAfter = []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second}
 
+// While both sides send, an answer may be on its way again when such a connection ends. So where one was
+// ended, another look follows after lookAgain, lookAgainMost times at most.
+const (
+	lookAgain     = 100 * time.Millisecond
+	lookAgainMost = 20
+)
+
 // endpoints are those of the first packet of a connection.
 type endpoints struct {
 	protocol flow.Protocol
@@ -43,15 +50,11 @@ func (d *Datapath) endLate(answers map[endpoints]bool) error {
 	go func() {
 		defer c.Close()
 		for _, after := range lateAnswersAfter {
-			select {
-			case <-d.background.Done():
+			err := d.endOpened(c, answers, time.Until(start.Add(after)))
+			if d.background.Err() != nil {
 				return
-			case <-time.After(time.Until(start.Add(after))):
 			}
-			_, err := c.DeleteIf(d.background, nil, func(e *conntrack.Entry) bool {
-				return answers[endpoints{e.Protocol, e.Zone, e.Original}]
-			})
-			if err != nil && d.background.Err() == nil {
+			if err != nil {
 				d.mu.Lock()
 				defer d.mu.Unlock()
 				d.endError = fmt.Errorf("connections that late answers have opened: %w", err)
@@ -59,5 +62,24 @@ func (d *Datapath) endLate(answers map[endpoints]bool) error {
 			}
 		}
 	}()
+	return nil
+}
+
+// endOpened ends the connections that answers have opened, after a while, until there are none.
+func (d *Datapath) endOpened(c *conntrack.Conn, answers map[endpoints]bool, after time.Duration) error {
+	for range lookAgainMost {
+		select {
+		case <-d.background.Done():
+			return nil
+		case <-time.After(after):
+		}
+		n, err := c.DeleteIf(d.background, nil, func(e *conntrack.Entry) bool {
+			return answers[endpoints{e.Protocol, e.Zone, e.Original}]
+		})
+		if err != nil || n == 0 {
+			return err
+		}
+		after = lookAgain
+	}
 	return nil
 }
