@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // What the model does while its choices are those of a datapath that it follows.
@@ -100,7 +101,8 @@ func (m *Model) confirmInbound(v *view) {
 	m.denyInbound(key)
 	out, shown := m.choices.Shown()
 	filtered := m.choices.Ends(ReasonFiltered)
-	if !shown && !filtered || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
+	reset := v.protocol == flow.TCP && v.flags&packet.RST != 0 && m.choices.Ends(ReasonNoFlow)
+	if !shown && !filtered && !reset || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
 		return
 	}
 	for _, b := range m.bindings {
@@ -108,7 +110,7 @@ func (m *Model) confirmInbound(v *view) {
 		if !b.provisional || b.outside.protocol != key.protocol || !near && !(b.client.provisional && b.rule.holds(v.dst.Addr())) || !b.rule.gives(v.protocol, v.dst.Port()) {
 			continue
 		}
-		if filtered && !b.admits(v.src) || shown && b.protocol == out.Protocol && b.inside == out.Dest {
+		if filtered && !b.admits(v.src) || reset || shown && b.protocol == out.Protocol && b.inside == out.Dest {
 			if !near {
 				b.client.address = v.dst.Addr()
 			}

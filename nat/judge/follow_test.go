@@ -284,6 +284,27 @@ func TestFollowFiltered(t *testing.T) {
 	}
 }
 
+// TestFollowReset: a reset that comes to the endpoint of a binding shows that there is one.
+func TestFollowReset(t *testing.T) {
+	for _, port := range []uint16{1000, 1001} {
+		f := follows(t, uint64(port), snatRule(1000, 1001))
+		hidden := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: packet.MAC{2, 2}},
+			&packet.IPv4{Src: netip.MustParseAddr("10.0.0.2"), Dst: netip.MustParseAddr("192.0.2.99"), TTL: 1}, &packet.TCP{SrcPort: 4000, DstPort: 53, Flags: packet.SYN}}
+		f.want(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		for _, to := range []uint16{port, 2001 - port} {
+			p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
+				&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64}, &packet.TCP{SrcPort: 53, DstPort: to, Flags: packet.RST}}
+			got := nat.ReasonNoBinding
+			if to == port {
+				got = nat.ReasonNoFlow
+			}
+			if want := f.want(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
+				t.Errorf("the binding is at port %d: a reset to port %d: %v, want %v", port, to, want.Reason, got)
+			}
+		}
+	}
+}
+
 // TestFollowToldMTU: the MTU that a sender is told shows in which family its packet was to go on.
 func TestFollowToldMTU(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
