@@ -348,8 +348,8 @@ ASSERT_SIZE(struct hop, 32);
 
 // control.spliced
 enum spliced {
-	SPLICED_COOKIE = 0x01, // opened by a cookie
-	SPLICED_PROXY = 0x02,  // with a PROXY header; set by user space
+	SPLICED_COOKIE = 0x01,	 // opened by a cookie
+	SPLICED_PROXY = 0x02,	 // with a PROXY header; set by user space
 	SPLICED_FAMILIES = 0x04, // between IPv4 and IPv6; set by user space
 };
 

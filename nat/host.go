@@ -226,15 +226,62 @@ func (i Interface) known(v6 bool) (found netip.Addr, ok bool) {
 
 // chosen lists the addresses that packets may leave with: of IPv4 the first one of each network.
 func (i Interface) chosen() (list []netip.Addr) {
-	var networks []netip.Prefix
-	for _, p := range i.Addresses {
-		if p.Addr().Is4() && slices.Contains(networks, p.Masked()) || p.Addr().IsLinkLocalUnicast() {
-			continue
+	for at, p := range i.Addresses {
+		if (p.Addr().Is6() || i.primary(at)) && !p.Addr().IsLinkLocalUnicast() {
+			list = append(list, p.Addr())
 		}
-		networks = append(networks, p.Masked())
-		list = append(list, p.Addr())
 	}
 	return list
+}
+
+// primary reports whether an IPv4 address is the first one of its network: the kernel sends with no other one.
+func (i Interface) primary(at int) bool {
+	p := i.Addresses[at]
+	return p.Addr().Is4() && slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) == at
+}
+
+// AddAddress puts an address where the kernel does: of IPv4 the first one of a network behind the first ones of
+// the other networks, all others behind these (__inet_insert_ifa).
+func (i *Interface) AddAddress(p netip.Prefix) {
+	at := len(i.Addresses)
+	if p.Addr().Is4() && !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) {
+		for at > 0 && !i.primary(at-1) {
+			at--
+		}
+		if at == 0 {
+			at = len(i.Addresses)
+		}
+	}
+	i.Addresses = slices.Insert(i.Addresses, at, p)
+}
+
+// RemoveAddress takes an address away that is there, as the kernel does: the next one of its network takes its
+// part, behind the last first one of another network that followed it, or else behind the first address of all
+// (__inet_del_ifa, with promote_secondaries).
+func (i *Interface) RemoveAddress(p netip.Prefix) {
+	at := slices.Index(i.Addresses, p)
+	next := -1
+	if i.primary(at) {
+		next = slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() })
+	}
+	if next < 0 {
+		i.Addresses = slices.Delete(i.Addresses, at, at+1)
+		return
+	}
+	behind, between := slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Addr().Is4() }), false
+	for n := at + 1; n < next; n++ {
+		if i.primary(n) {
+			behind = n
+		}
+		between = between || i.Addresses[n].Addr().Is4()
+	}
+	promoted := i.Addresses[next]
+	if between {
+		i.Addresses = slices.Delete(i.Addresses, next, next+1)
+		i.Addresses = slices.Insert(i.Addresses, behind+1, promoted)
+	}
+	at = slices.Index(i.Addresses, p)
+	i.Addresses = slices.Delete(i.Addresses, at, at+1)
 }
 
 // Arrival is a frame that comes in.

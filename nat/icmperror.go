@@ -178,7 +178,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	q := v.quoted
 	about := *q // the packet that would answer the quoted one
-	about.src, about.dst, about.ttl, about.errs = q.dst, q.src, v.ttl, true
+	about.src, about.dst, about.ttl, about.quotedAnswer = q.dst, q.src, v.ttl, true
 	p, ok := m.stateless(in, &about)
 	if ok && p.reason == ReasonUntranslatable {
 		return drop(ReasonUntranslatable), true

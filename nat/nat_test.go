@@ -5,6 +5,7 @@ package nat
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -334,5 +335,27 @@ func TestForgottenSYNs(t *testing.T) {
 	m.choices = Chance{}
 	if m.answersSYN(answer(1)) {
 		t.Error("a forgotten SYN is known again")
+	}
+}
+
+// TestAddressOrder: addresses come and go as in the kernel's list, whose first one of a network others are hidden by.
+func TestAddressOrder(t *testing.T) {
+	i := Interface{}
+	for _, step := range []struct{ change, want string }{
+		{"+10.0.2.1/24", "10.0.2.1"}, {"+10.0.2.77/24", "10.0.2.1 10.0.2.77"}, {"-10.0.2.1/24", "10.0.2.77"}, {"+10.0.2.1/24", "10.0.2.77 10.0.2.1"},
+		{"+192.168.9.1/24", "10.0.2.77 192.168.9.1 10.0.2.1"}, {"-10.0.2.77/24", "192.168.9.1 10.0.2.1"}, {"+192.168.9.2/24", "192.168.9.1 10.0.2.1 192.168.9.2"},
+	} {
+		if p := netip.MustParsePrefix(step.change[1:]); step.change[0] == '+' {
+			i.AddAddress(p)
+		} else {
+			i.RemoveAddress(p)
+		}
+		var got []string
+		for _, p := range i.Addresses {
+			got = append(got, p.Addr().String())
+		}
+		if s := strings.Join(got, " "); s != step.want {
+			t.Errorf("%s: %s, want %s", step.change, s, step.want)
+		}
 	}
 }

@@ -125,7 +125,7 @@ func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving 
 	switch {
 	case leaving && !r.In.Has(in.Interface):
 		return false
-	case leaving && r.Out != "" && !v.errs:
+	case leaving && r.Out != "" && !v.quotedAnswer:
 		next, ok := m.host.route(other)
 		return ok && (r.Out.Has(next.Name) && !m.host.Owns(other) || m.translate(other, false) != nil)
 	}

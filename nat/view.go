@@ -36,7 +36,7 @@ type view struct {
 	quoted       *view
 	field        int      // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
 	cookie       *spliced // what the packet has proven
-	errs         bool     // not a packet, but what would answer the one that an error quotes
+	quotedAnswer bool     // not a packet, but what would answer the one that an error quotes
 	macs         [12]byte // destination and source of the frame
 }
 

@@ -256,61 +256,12 @@ func changeInterface(i *nat.Interface, what, value string) (err error) {
 		return err
 	}
 	if what == "address" {
-		addAddress(i, p)
+		i.AddAddress(p)
 		return nil
 	}
 	if !slices.Contains(i.Addresses, p) {
 		return fmt.Errorf("%s: no such address", value)
 	}
-	removeAddress(i, p)
+	i.RemoveAddress(p)
 	return nil
-}
-
-// primary reports whether an IPv4 address is the first one of its network: the kernel sends with no other one.
-func primary(i *nat.Interface, at int) bool {
-	p := i.Addresses[at]
-	return p.Addr().Is4() && slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) == at
-}
-
-// addAddress puts an address where the kernel does: of IPv4 the first one of a network behind the first ones of
-// the other networks, all others behind these (__inet_insert_ifa).
-func addAddress(i *nat.Interface, p netip.Prefix) {
-	at := len(i.Addresses)
-	if p.Addr().Is4() && !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) {
-		for at > 0 && !primary(i, at-1) {
-			at--
-		}
-		if at == 0 {
-			at = len(i.Addresses)
-		}
-	}
-	i.Addresses = slices.Insert(i.Addresses, at, p)
-}
-
-// removeAddress takes an address away as the kernel does: the next one of its network takes its part, behind the last
-// first one of another network that followed it, or else behind the first address of all (__inet_del_ifa, with promote_secondaries).
-func removeAddress(i *nat.Interface, p netip.Prefix) {
-	at := slices.Index(i.Addresses, p)
-	next := -1
-	if primary(i, at) {
-		next = slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() })
-	}
-	if next < 0 {
-		i.Addresses = slices.Delete(i.Addresses, at, at+1)
-		return
-	}
-	behind, between := slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Addr().Is4() }), false
-	for n := at + 1; n < next; n++ {
-		if primary(i, n) {
-			behind = n
-		}
-		between = between || i.Addresses[n].Addr().Is4()
-	}
-	promoted := i.Addresses[next]
-	if between {
-		i.Addresses = slices.Delete(i.Addresses, next, next+1)
-		i.Addresses = slices.Insert(i.Addresses, behind+1, promoted)
-	}
-	at = slices.Index(i.Addresses, p)
-	i.Addresses = slices.Delete(i.Addresses, at, at+1)
 }
