@@ -230,10 +230,10 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	if r.Mapping == config.AddressAndPortDependent {
 		key.remote = v.dst // as the inside host names it: the unused bits of an embedded address count
 	}
-	if next, _ := m.host.route(to.Addr()); r.Type == config.NATMasquerade {
-		if own := r.pool(next, v.v6); len(own) > 0 {
-			key.source = own[0]
-		}
+	next, _ := m.host.route(to.Addr())
+	pool := r.pool(next, v.v6)
+	if r.Type == config.NATMasquerade && len(pool) > 0 {
+		key.source = pool[0]
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
 	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }
@@ -244,13 +244,13 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		return refuse(ReasonClientFlows)
 	}
 	if b := m.bindings[key]; b != nil && b.joinable() {
-		m.confirm(b, v, to)
+		m.confirm(b, v)
 		return b, plan{}
 	}
 	if r.PortsPerClient > 0 && m.portsOf(c) >= r.PortsPerClient {
 		return refuse(ReasonClientPorts)
 	}
-	endpoint, ok := m.outsideFor(r, c, v, to)
+	endpoint, ok := m.outsideFor(r, c, v, pool)
 	if !ok {
 		return refuse(ReasonNoPort)
 	}
@@ -265,14 +265,21 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	return b, plan{}
 }
 
-// outsideFor asks the rule's pool for an outside endpoint.
-func (m *Model) outsideFor(r *rule, c *client, v *view, to netip.AddrPort) (outsideKey, bool) {
-	q := request{protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
+// again returns the addresses that another outside endpoint of the binding may have. Those of masquerade
+// were chosen by the next hop, and a session of a hairpin does not show by which one.
+func (b *binding) again() []netip.Addr {
+	if b.rule.Type == config.NATMasquerade {
+		return []netip.Addr{b.outside.endpoint.Addr()}
+	}
+	return b.rule.pool(hop{}, b.inside.Addr().Is6())
+}
+
+// outsideFor asks the rule for an outside endpoint of one of the addresses.
+func (m *Model) outsideFor(r *rule, c *client, v *view, addresses []netip.Addr) (outsideKey, bool) {
+	q := request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
 	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // identifiers have no privileged range
 		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}
-	next, _ := m.host.route(to.Addr())
-	q.addresses = r.pool(next, v.v6)
 	switch {
 	case r.Deterministic:
 		block, ok := deterministicBlock(r.Source, q.addresses, r.Ports.Span(), r.PortBlock, v.src.Addr())

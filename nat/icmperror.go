@@ -75,7 +75,7 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 		return plan{}, false
 	}
 	if b := h.binding; b != nil && b.provisional && b.inside == answering.Source {
-		m.confirm(b, opener(answering), h.tuple[1].Source)
+		m.confirm(b, opener(answering))
 	}
 	if h.service != nil && h.direction == flow.Original {
 		h = m.confirmSession(opener(answering), h)

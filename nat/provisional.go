@@ -42,7 +42,7 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if n.port != nil && m.endpointProvisional(*n.port) {
 		return true
 	}
-	if !m.choices.Provisional() || s.hashes() || v.goesOn() {
+	if !m.choices.Provisional() || s.hashes() || len(s.backends) == 1 || v.goesOn() {
 		return false
 	}
 	alike := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
@@ -64,7 +64,7 @@ func (s *service) unreachable(m *Model) (n int) {
 
 // confirm exchanges a binding's provisional endpoint for the one that a packet of its inside host
 // shows.
-func (m *Model) confirm(b *binding, v *view, to netip.AddrPort) {
+func (m *Model) confirm(b *binding, v *view) {
 	a, ok := m.shownSource()
 	if !b.provisional || !ok {
 		return
@@ -74,7 +74,7 @@ func (m *Model) confirm(b *binding, v *view, to netip.AddrPort) {
 	if b.client.ports == 1 || b.client.provisional { // nothing else ties the client to the address
 		b.client.address = netip.Addr{}
 	}
-	key, ok := m.outsideFor(b.rule, b.client, v, to)
+	key, ok := m.outsideFor(b.rule, b.client, v, b.again())
 	if !ok || key.endpoint != a {
 		key = was
 	}
@@ -245,7 +245,7 @@ func (m *Model) relocate(b *binding) bool {
 		return false
 	}
 	was := b.outside
-	other, ok := m.outsideFor(b.rule, b.client, &view{v6: b.inside.Addr().Is6(), protocol: b.protocol, src: b.inside}, sessions[0].tuple[1].Source)
+	other, ok := m.outsideFor(b.rule, b.client, &view{v6: b.inside.Addr().Is6(), protocol: b.protocol, src: b.inside}, b.again())
 	if !ok {
 		return false
 	}
@@ -283,7 +283,7 @@ func (m *Model) rename(s *session, was, now netip.AddrPort) {
 // confirmSession exchanges what is provisional of a session for what this packet of its opener shows.
 func (m *Model) confirmSession(v *view, h *half) *half {
 	if b := h.binding; b != nil && b.provisional && b.inside == v.src {
-		m.confirm(b, v, h.tuple[1].Source)
+		m.confirm(b, v)
 	}
 	a, ok := m.shownSource()
 	if h.provisionalAddress && ok {

@@ -366,3 +366,36 @@ services:
 		t.Errorf("two clients have %v", flows)
 	}
 }
+
+// TestFollowHairpin: a packet shows the port that an inside client of a port-forward has at the masquerade
+// address. It leaves by another interface than the one whose address that is.
+func TestFollowHairpin(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+nat:
+  - {name: dns, type: port-forward, listen: {interface: wan0, ports: [53]}, protocol: udp, to: {address: 10.0.2.9}}
+  - {name: home, type: masquerade, source: [10.0.2.0/24], out: wan0}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := nat.New(c, golden.StandardHost(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.0.2.6"), Dst: netip.MustParseAddr("198.51.100.1"), TTL: 1}
+	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
+	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	ip.TTL = 64
+	out, err := packet.Parse(p.Build()).Edit("ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
+	want := f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, got)
+	if len(want.Out) != 1 {
+		t.Fatalf("%v %v", want.Action, want.Reason)
+	}
+	if u, ok := packet.Find[*packet.UDP](packet.Parse(want.Out[0].Frame)); !ok || u.SrcPort != 23289 {
+		t.Errorf("the datapath gives port 23289, and %s is wanted", packet.Parse(want.Out[0].Frame))
+	}
+}
