@@ -85,6 +85,9 @@ func TestInterruptedDrops(t *testing.T) {
 		}
 	}
 	t.Logf("counted by hook: %v", events)
+	// An interrupt that hits the very last instructions of the second probe leaves what hides one later drop each,
+	// and of which the report knows nothing: SEEN_DEPTH of them at most. With one probe it were hundreds.
+	const leftovers = 4
 	missing := 0.0
 	for hook, name := range map[trace.Hook]string{trace.HookForward: "forwarded", trace.HookOutput: "own"} {
 		m := regexp.MustCompile(`packets ([0-9]+)`).FindStringSubmatch(nft("list", "counter", "inet", "t", name))
@@ -93,8 +96,6 @@ func TestInterruptedDrops(t *testing.T) {
 		}
 		dropped, _ := strconv.ParseFloat(m[1], 64)
 		t.Logf("%s: %.0f packets dropped by its rule, %d counted", hook, dropped, events[hook])
-		// An interrupt that hits the very last instructions of the second probe may
-		// cost four packets. With one probe it were hundreds.
 		got := float64(events[hook])
 		if got > dropped || got+float64(r.Hidden) < 0.998*dropped || got == 0 || r.Uncounted > 0 {
 			t.Errorf("%s: %.0f packets of %.0f were counted, %d were of too many kinds", hook, got, dropped, r.Uncounted)
@@ -102,7 +103,7 @@ func TestInterruptedDrops(t *testing.T) {
 		missing += dropped - got
 	}
 	t.Logf("%.0f were not counted; %d interrupted both programs, %d are hidden by this kernel", missing, r.Interrupted, r.Hidden)
-	if missing > float64(r.Interrupted+r.Hidden) {
+	if missing > float64(r.Interrupted+r.Hidden+leftovers) {
 		t.Errorf("%.0f packets were not counted, and the report knows of %d and %d", missing, r.Interrupted, r.Hidden)
 	}
 }
