@@ -102,3 +102,27 @@ func (m *Model) portlessHairpin(in Arrival, v *view, s *session, forward *rule, 
 	}
 	return ""
 }
+
+// confirmPortless exchanges the provisional address of a session without ports for the one that a
+// packet shows.
+func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
+	t := s.tuple[1]
+	t.Dest = a
+	if a != s.tuple[1].Dest && m.sessions[t] == nil {
+		m.rename(s, s.tuple[1].Dest, a)
+	}
+	s.provisionalAddress = false
+}
+
+// confirmPortlessInbound does so by a packet from the peer, where the model knows no session.
+func (m *Model) confirmPortlessInbound(v *view) {
+	if !m.choices.Ends(ReasonFlow) || !v.portless() || m.session(v) != nil {
+		return
+	}
+	for _, h := range m.sessions {
+		if h.provisionalAddress && h.tuple[1].Protocol == v.protocol && h.tuple[1].Source == v.src && h.tuple[1].Dest.Port() == v.dst.Port() {
+			m.confirmPortless(h.session, v.dst)
+			return
+		}
+	}
+}

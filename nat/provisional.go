@@ -289,8 +289,9 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if h.provisionalAddress && ok {
 		m.confirmPortless(h.session, a)
 	}
+	hides := m.choices.Ends(ReasonUntranslatable) || m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)
 	switch {
-	case h.provisional && ok:
+	case h.provisional && (ok || hides):
 		return m.exchange(h, v, nil)
 	case h.exchangeable() && m.choices.Ends(ReasonUnresolved) && m.resolved(h.backend):
 		for _, b := range h.service.backends {
@@ -372,6 +373,10 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	if b == nil {
 		was.service.provisional++ // who had how many when it was opened is not known any more
 		b = was.service.chosen(m, v)
+		fits := was.service.fitting(m, v)
+		if at := slices.IndexFunc(was.service.table, fits); b == nil && !fits(was.backend) && at >= 0 {
+			b = was.service.table[at]
+		}
 		was.service.provisional--
 	}
 	if b == nil {
@@ -420,30 +425,6 @@ func (m *Model) mayClash(s *session) bool {
 		}
 	}
 	return false
-}
-
-// confirmPortless exchanges the provisional address of a session without ports for the one that a
-// packet shows.
-func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
-	t := s.tuple[1]
-	t.Dest = a
-	if a != s.tuple[1].Dest && m.sessions[t] == nil {
-		m.rename(s, s.tuple[1].Dest, a)
-	}
-	s.provisionalAddress = false
-}
-
-// confirmPortlessInbound does so by a packet from the peer, where the model knows no session.
-func (m *Model) confirmPortlessInbound(v *view) {
-	if !m.choices.Ends(ReasonFlow) || !v.portless() || m.session(v) != nil {
-		return
-	}
-	for _, h := range m.sessions {
-		if h.provisionalAddress && h.tuple[1].Protocol == v.protocol && h.tuple[1].Source == v.src && h.tuple[1].Dest.Port() == v.dst.Port() {
-			m.confirmPortless(h.session, v.dst)
-			return
-		}
-	}
 }
 
 // Doubts reports whether the model cannot tell what another configuration would end, because a

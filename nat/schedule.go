@@ -240,24 +240,36 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	if b := s.chosen(m, v); b != nil {
 		return b, true
 	}
-	// That a packet could not be translated shows no more than that its backend is of the other
-	// family.
-	crossed := m.choices.Ends(ReasonUntranslatable) && !s.hashes() &&
-		slices.ContainsFunc(s.table, func(b *backend) bool { return b.Address.Is6() != v.v6 && s.takes(b) })
-	// Nor does an MTU show more: that of the way to a backend of that family.
-	told := m.choices.Told()
-	if s.hashes() || !slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && m.tells(v, b) == told }) {
-		told = 0
-	}
-	// What was too large was measured against a next hop that is known.
-	measured := !s.hashes() && (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) &&
-		slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && m.resolved(b) })
+	fits := s.fitting(m, v)
 	for n := range s.table {
-		if b := s.table[(start+n)%len(s.table)]; s.takes(b) && !(measured && !m.resolved(b)) && !(crossed && b.Address.Is6() == v.v6) && (told == 0 || told == m.tells(v, b)) {
+		if b := s.table[(start+n)%len(s.table)]; fits(b) {
 			return b, true
 		}
 	}
 	return nil, false
+}
+
+// fitting tells which backends a packet may have been for that shows none.
+func (s *service) fitting(m *Model, v *view) func(*backend) bool {
+	if s.hashes() {
+		return s.takes
+	}
+	some := func(is func(*backend) bool) bool {
+		return slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && is(b) })
+	}
+	// That a packet could not be translated shows no more than that its backend is of the other
+	// family.
+	other := func(b *backend) bool { return b.Address.Is6() != v.v6 }
+	crossed := m.choices.Ends(ReasonUntranslatable) && some(other)
+	// Nor does an MTU show more: that of the way to a backend of that family.
+	told := m.choices.Told()
+	tells := func(b *backend) bool { return m.tells(v, b) == told }
+	telling := told != 0 && some(tells)
+	// What was too large was measured against a next hop that is known.
+	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.resolved)
+	return func(b *backend) bool {
+		return s.takes(b) && (!crossed || other(b)) && (!telling || tells(b)) && (!measured || m.resolved(b))
+	}
 }
 
 // resolved reports whether the hardware address of a backend's next hop is known.

@@ -399,3 +399,31 @@ nat:
 		t.Errorf("the datapath gives port 23289, and %s is wanted", packet.Parse(want.Out[0].Frame))
 	}
 }
+
+// TestFollowCrossed: that a packet could not be translated shows the family of a backend that was hidden.
+func TestFollowCrossed(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: web, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, scheduler: random, source-pool: [10.0.2.100, "fd00:2::100"],
+     backends: [{name: a, address: 10.0.2.4}, {name: b, address: "fd00:2::3"}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrives := func(text string) nat.Arrival {
+		return nat.Arrival{Interface: wan.Name, Frame: packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text).Build()}
+	}
+	for seed := range uint64(8) { // the first choice is by chance
+		m, err := nat.New(c, golden.StandardHost(), seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := newFollower(m)
+		f.want(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10,hl=1)/tcp(sport=4000,dport=80,flags=S)"), nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		got := nat.Outcome{Action: nat.Drop, Reason: nat.ReasonUntranslatable}
+		want := f.want(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10)/frag(more,id=7)/dstopts()/tcp(sport=4000,dport=80,flags=A)/data(64)"), got)
+		if want.Action != got.Action || want.Reason != got.Reason {
+			t.Errorf("seed %d: %v %v, and %v %v is wanted", seed, got.Action, got.Reason, want.Action, want.Reason)
+		}
+	}
+}
