@@ -183,8 +183,13 @@ func within(spans []flow.Ports, port uint16) bool {
 }
 
 // DoubtsMapping reports whether what stands in the way of a mapping is provisional: an endpoint of
-// its outside address, or of its host.
+// its outside address, or of its host, or the address at which its host's ports rest.
 func (m *Model) DoubtsMapping(w datapath.Mapping) bool {
+	for key, c := range m.clients {
+		if key.rule != nil && key.rule.Name == w.Rule && key.address == w.Inside.Addr() && c.provisional && m.portsOf(c) > 0 {
+			return true
+		}
+	}
 	for _, b := range m.bindings {
 		if b.provisional && (b.outside.endpoint.Addr() == w.Outside.Addr() || b.inside.Addr() == w.Inside.Addr()) {
 			return true
