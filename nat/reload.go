@@ -42,7 +42,7 @@ func (m *Model) Apply(c *config.Config) {
 
 // SetHost has addresses, routes, neighbours or links of the host be others from now on. Flows go on
 // by what is there now, but those with an address of the host's own that is gone; the states of
-// backends stay.
+// backends stay, and flows to those that are down end, as they do before long.
 func (m *Model) SetHost(h Host) {
 	m.host = h
 	states := map[*backend]datapath.State{}
@@ -63,6 +63,7 @@ func (m *Model) SetHost(h Host) {
 		}
 		s.schedule()
 	}
+	m.endDown()
 }
 
 // lost reports whether a session was given an address of the host that it has no more: by masquerade, or by a

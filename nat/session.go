@@ -154,14 +154,20 @@ func (m *Model) wasEnded(v *view) bool {
 	return s.service.inForce && s.backend.state == datapath.Down
 }
 
-// expire forgets the sessions that were idle for longer than their timeout, or whose backend is
-// down, and with a binding's last session the binding.
-func (m *Model) expire() {
+// endDown forgets the sessions whose backend is down.
+func (m *Model) endDown() {
 	for _, h := range m.sessions {
 		if h.direction == flow.Original && h.service != nil && h.backend.state == datapath.Down {
 			m.removeSession(h.session)
-			continue
 		}
+	}
+}
+
+// expire forgets the sessions that were idle for longer than their timeout, or whose backend is
+// down, and with a binding's last session the binding.
+func (m *Model) expire() {
+	m.endDown()
+	for _, h := range m.sessions {
 		if h.direction != flow.Original || m.now-max(h.seen[0], h.seen[1]) <= m.timeout(h.session) {
 			continue
 		}

@@ -386,13 +386,12 @@ func (s *subject) SetHost(h nat.Host) error {
 		}
 		s.host = h
 		bumpGeneration(s.d.t.Control)
-		if !more {
-			return nil
+		if more {
+			if err := s.reapply(); err != nil {
+				return err
+			}
 		}
-		if err := s.reapply(); err != nil {
-			return err
-		}
-		return s.sweepDead() // as every two seconds: flows of addresses that are gone
+		return s.sweepDead() // as every two seconds: flows of addresses that are gone, and of backends that are down
 	})
 }
 
