@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -97,13 +98,17 @@ func missing(all, some []nat.Route) (list []nat.Route) {
 	return list
 }
 
-// forNowhere leaves out what is handed to the kernel without there being a route for it: the kernel
-// drops it, and how much of it is translated is free.
-func (w *world) forNowhere(o nat.Outcome) nat.Outcome {
-	if o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1 {
-		if ip := packet.Parse(o.Out[0].Frame); !w.host.Routed(destination(ip)) {
-			o.Out = nil
-		}
+// nowhere reports whether a packet is handed to the kernel without there being a route for it: the kernel
+// drops it, and how much of it is translated, and counted for rules, is free.
+func (w *world) nowhere(o nat.Outcome) bool {
+	return o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1 && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
+}
+
+// shows is what a test can see of an outcome: nothing of a packet for nowhere, nor of one that the kernel gets as
+// it came, as when it has the address already that it is to have.
+func (w *world) shows(in []byte, o nat.Outcome) nat.Outcome {
+	if w.nowhere(o) || o.Action == nat.Pass && len(o.Out) == 1 && bytes.Equal(o.Out[0].Frame, in) {
+		o.Out = nil
 	}
 	return o
 }
