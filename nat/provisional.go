@@ -389,7 +389,9 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	}
 	was.service.connections--
 	was.backend.connections--
+	m.exchanged = was
 	m.openService(Arrival{}, v, was.service, b)
+	m.exchanged = nil
 	now := m.sessions[v.tuple()]
 	if now == nil {
 		m.addSession(was)
@@ -409,6 +411,19 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 		now.count(-1)
 	}
 	return now
+}
+
+// addressesAgain adds the address of a session that is exchanged to those that the host has for it now: the route
+// may have been another one when it was opened.
+func (m *Model) addressesAgain(now []netip.Addr, v6 bool) []netip.Addr {
+	if m.exchanged == nil || m.exchanged.port == nil || m.exchanged.port.endpoint.Addr().Is6() != v6 {
+		return now
+	}
+	was := m.exchanged.port.endpoint.Addr()
+	if _, shown := m.shownSource(); !shown {
+		return []netip.Addr{was}
+	}
+	return append(now, was)
 }
 
 // maybeFiltered reports whether the target's filter may have refused the provisional address of the

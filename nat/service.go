@@ -379,6 +379,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 				addresses = []netip.Addr{a}
 			}
 		}
+		addresses = m.addressesAgain(addresses, to.Addr().Is6())
 	}
 	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
 		ports: config.PortSet{{First: 1024, Last: 65535}}})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -425,5 +426,42 @@ services:
 		if want.Action != got.Action || want.Reason != got.Reason {
 			t.Errorf("seed %d: %v %v, and %v %v is wanted", seed, got.Action, got.Reason, want.Action, want.Reason)
 		}
+	}
+}
+
+// TestFollowSourceOfBefore: a packet shows the source that a client on its backend's host was given when the route
+// to there was another one.
+func TestFollowSourceOfBefore(t *testing.T) {
+	c, err := config.Decode("test", []byte(`
+services:
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, backends: [{name: a, address: 10.1.0.3}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := golden.HostWith("unroute 10.1.0.0/16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := nat.New(c, before, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.1.0.3"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}
+	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
+	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	m.SetHost(golden.StandardHost())
+	ip.TTL = 64
+	out, err := packet.Parse(p.Build()).Edit("ip4(src=198.51.100.1,dst=10.1.0.3,ttl=63)/udp(sport=20025)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
+	want := f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, got)
+	if len(want.Out) != 1 {
+		t.Fatalf("%v %v", want.Action, want.Reason)
+	}
+	if sent := packet.Parse(want.Out[0].Frame); !strings.Contains(sent.String(), "src=198.51.100.1") || !strings.Contains(sent.String(), "sport=20025") {
+		t.Errorf("the datapath keeps 198.51.100.1:20025, and %s is wanted", sent)
 	}
 }
