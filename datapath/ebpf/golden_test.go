@@ -15,8 +15,8 @@ import (
 
 // TestPacketCases runs every packet case on XDP, on TC, on TC with a checksum over the
 // whole packet, and on XDP with TC behind it. What the datapath refuses to carry is skipped
-// in the words of the refusal. The first two use programs with what each case needs and no
-// more, the others the same programs for many cases, with every feature on.
+// in the words of the refusal. XDP has programs with what each case needs and no more, the
+// others the same programs for many cases, with every feature on.
 //
 // With SLUICE_FEW_PROGRAMS=1 all do so, and leave out cases with constants of their own: the
 // verifier takes a minute for programs on an emulated machine.
@@ -28,7 +28,7 @@ func TestPacketCases(t *testing.T) {
 	}
 	few := number(t, "SLUICE_FEW_PROGRAMS", 0) > 0
 	sideBySide(t, []string{"xdp", "tc", "tc-complete", "pair"}, func(t *testing.T, hook string, cpu int) {
-		pool := poolOf(t, programKind{allOn: few || hook == "tc-complete" || hook == "pair"})
+		pool := poolOf(t, programKind{allOn: few || hook != "xdp"})
 		for _, c := range cases {
 			t.Run(c.Name, func(t *testing.T) {
 				s := newSubject(t, hook)

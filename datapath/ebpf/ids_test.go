@@ -36,12 +36,19 @@ func changing(t *testing.T, yaml string) *subject {
 // changingAt is one whose programs are at a hook.
 func changingAt(t *testing.T, hook, yaml string) *subject {
 	t.Helper()
+	return changingIn(t, hook, yaml, poolOf(t, programKind{}))
+}
+
+// changingIn is one with programs and tables of a pool, nil for its own: another process may take them over.
+func changingIn(t *testing.T, hook, yaml string, pool *programPool) *subject {
+	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	c, err := config.Decode("changing", []byte(yaml))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := newSubject(t, hook)
+	s.programPool = pool
 	if err := s.Reset(c, golden.StandardHost()); err != nil {
 		t.Fatal(err)
 	}

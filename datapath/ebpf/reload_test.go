@@ -371,7 +371,7 @@ func TestClientAddressGoes(t *testing.T) {
 	}
 	const client = "ip4(src=203.0.113.5,dst=192.0.2.10)/tcp(sport=4000,dport=80,"
 	for _, then := range []string{"", ", client-address: toa"} {
-		s := changing(t, yaml(", client-address: proxy-v2"))
+		s := changingIn(t, "xdp", yaml(", client-address: proxy-v2"), nil)
 		segment := func(iface, text string) *packet.TCP {
 			t.Helper()
 			out := send(t, s, iface, text)

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // shared are programs and their tables that subjects use one after the other: the verifier
@@ -83,6 +84,14 @@ func (s *shared) use(w wire.Switches) *ebpf.Collection {
 	return s.inUse
 }
 
+// forget drops programs that are closed.
+func (s *shared) forget(c *ebpf.Collection) {
+	pools.Lock()
+	defer pools.Unlock()
+	pools.lately = slices.DeleteFunc(pools.lately, func(l lately) bool { return l.of == s && s.loaded[l.Switches] == c })
+	maps.DeleteFunc(s.loaded, func(_ wire.Switches, other *ebpf.Collection) bool { return other == c })
+}
+
 // errOtherConstants: a configuration's constants are other ones than those of the programs that
 // are there.
 var errOtherConstants = errors.New("the configuration has constants of its own")
@@ -133,6 +142,7 @@ func TestMain(m *testing.M) {
 // poolOf returns the pool of a kind of programs.
 func poolOf(t testing.TB, kind programKind) *programPool {
 	t.Helper()
+	labtest.Require(t, labtest.Root, labtest.BPF)
 	pools.Lock()
 	defer pools.Unlock()
 	if pools.dir == "" {
@@ -243,7 +253,12 @@ func (l *programPool) give(s *shared, d *Datapath) {
 			s.refused = s.refused || slices.ContainsFunc(c.Services, func(s datapath.ServiceCounters) bool { return s.Refused > 0 })
 			s.syns = slices.ContainsFunc(c.Reasons, func(r datapath.ReasonCounter) bool { return r.Reason == "syn" && r.Packets > 0 })
 		}
-		d.t, d.programs = nil, nil
+		if d.programs == s.inUse {
+			d.programs = nil
+		} else { // it has loaded others, and closed those
+			s.forget(s.inUse)
+		}
+		d.t = nil
 		d.Close()
 	}
 	pools.Lock()
