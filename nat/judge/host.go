@@ -101,13 +101,18 @@ func missing(all, some []nat.Route) (list []nat.Route) {
 // nowhere reports whether a packet is handed to the kernel without there being a route for it: the kernel
 // drops it, and how much of it is translated, and counted for rules, is free.
 func (w *world) nowhere(o nat.Outcome) bool {
-	return o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1 && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
+	return unrouted(o) && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
 }
 
-// shows is what a test can see of an outcome: nothing of a packet for nowhere, nor of one that the kernel gets as
-// it came, as when it has the address already that it is to have.
+// unrouted reports whether the kernel is left to send a translated packet on.
+func unrouted(o nat.Outcome) bool {
+	return o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1
+}
+
+// shows is what a test can see of an outcome: nothing of a packet for nowhere, nor of one that the kernel is left to
+// send on as it came, as when it has the address already that it is to have.
 func (w *world) shows(in []byte, o nat.Outcome) nat.Outcome {
-	if w.nowhere(o) || o.Action == nat.Pass && len(o.Out) == 1 && bytes.Equal(o.Out[0].Frame, in) {
+	if w.nowhere(o) || unrouted(o) && bytes.Equal(o.Out[0].Frame, in) {
 		o.Out = nil
 	}
 	return o
