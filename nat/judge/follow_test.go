@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -194,6 +193,20 @@ func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packe
 	return f, p
 }
 
+// forwards has the datapath send a packet on by lan, changed so, which is what the model has to want.
+func (f *follower) forwards(t *testing.T, came nat.Interface, p packet.Packet, reason nat.Reason, changes string) {
+	t.Helper()
+	out, err := packet.Parse(p.Build()).Edit(changes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := nat.Outcome{Action: nat.Forward, Reason: reason, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
+	want := f.want(nat.Arrival{Interface: came.Name, Frame: p.Build()}, got)
+	if d := describe(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
 // TestFollowCounts: what was counted for a provisional backend is counted for the one that is shown.
 func TestFollowCounts(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
@@ -350,18 +363,7 @@ services:
 	guess := f.model.Flows()[0].Reply.Dest.Port()
 	p[1].(*packet.IPv4).TTL, p[1].(*packet.IPv4).Src = 64, netip.MustParseAddr("203.0.113.6")
 	p[2].(*packet.UDP).SrcPort = 4000 + guess&1 // parity stays
-	out, err := packet.Parse(p.Build()).Edit(fmt.Sprintf("ip4(src=10.0.2.100,dst=10.0.2.2,ttl=63)/udp(sport=%d)", guess))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonNewFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
-	want := f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, got)
-	if len(want.Out) != 1 {
-		t.Fatalf("%v %v", want.Action, want.Reason)
-	}
-	if u, ok := packet.Find[*packet.UDP](packet.Parse(want.Out[0].Frame)); !ok || u.SrcPort != guess {
-		t.Errorf("the datapath gives port %d to the second client, and %s is wanted", guess, packet.Parse(want.Out[0].Frame))
-	}
+	f.forwards(t, wan, p, nat.ReasonNewFlow, fmt.Sprintf("eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:02)/ip4(src=10.0.2.100,dst=10.0.2.2,ttl=63)/udp(sport=%d)", guess))
 	flows := f.model.Flows()
 	if len(flows) != 2 || flows[0].Reply.Dest == flows[1].Reply.Dest {
 		t.Errorf("two clients have %v", flows)
@@ -387,18 +389,7 @@ nat:
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
 	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 	ip.TTL = 64
-	out, err := packet.Parse(p.Build()).Edit("ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
-	want := f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, got)
-	if len(want.Out) != 1 {
-		t.Fatalf("%v %v", want.Action, want.Reason)
-	}
-	if u, ok := packet.Find[*packet.UDP](packet.Parse(want.Out[0].Frame)); !ok || u.SrcPort != 23289 {
-		t.Errorf("the datapath gives port 23289, and %s is wanted", packet.Parse(want.Out[0].Frame))
-	}
+	f.forwards(t, lan, p, nat.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
 }
 
 // TestFollowCrossed: that a packet could not be translated shows the family of a backend that was hidden.
@@ -452,16 +443,5 @@ services:
 	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 	m.SetHost(golden.StandardHost())
 	ip.TTL = 64
-	out, err := packet.Parse(p.Build()).Edit("ip4(src=198.51.100.1,dst=10.1.0.3,ttl=63)/udp(sport=20025)")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
-	want := f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, got)
-	if len(want.Out) != 1 {
-		t.Fatalf("%v %v", want.Action, want.Reason)
-	}
-	if sent := packet.Parse(want.Out[0].Frame); !strings.Contains(sent.String(), "src=198.51.100.1") || !strings.Contains(sent.String(), "sport=20025") {
-		t.Errorf("the datapath keeps 198.51.100.1:20025, and %s is wanted", sent)
-	}
+	f.forwards(t, lan, p, nat.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.1.0.3,ttl=63)/udp(sport=20025)")
 }
