@@ -54,7 +54,6 @@ type Model struct {
 	fragments           map[fragmentKey]*fragment
 	rates               []rated // of firewall rules, by their place among the port ranges of all
 	releasedProvisional []releasedPort
-	exchanged           *session // whose backend, or what else is provisional of it, is being exchanged
 }
 
 // New returns a model of the configuration on the host. The seed decides what

@@ -294,9 +294,9 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if h.provisionalAddress && ok {
 		m.confirmPortless(h.session, a)
 	}
-	hides := m.choices.Ends(ReasonUntranslatable) || m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)
+	refused := m.choices.Ends(ReasonUntranslatable) || m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)
 	switch {
-	case h.provisional && (ok || hides):
+	case h.provisional && (ok || refused):
 		return m.exchange(h, v, nil)
 	case h.exchangeable() && m.choices.Ends(ReasonUnresolved) && m.resolved(h.backend):
 		for _, b := range h.service.backends {
@@ -389,9 +389,7 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	}
 	was.service.connections--
 	was.backend.connections--
-	m.exchanged = was
-	m.openService(Arrival{}, v, was.service, b)
-	m.exchanged = nil
+	m.openService(Arrival{}, v, was.service, b, was)
 	now := m.sessions[v.tuple()]
 	if now == nil {
 		m.addSession(was)
@@ -413,17 +411,17 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	return now
 }
 
-// addressesAgain adds the address of a session that is exchanged to those that the host has for it now: the route
-// may have been another one when it was opened.
-func (m *Model) addressesAgain(now []netip.Addr, v6 bool) []netip.Addr {
-	if m.exchanged == nil || m.exchanged.port == nil || m.exchanged.port.endpoint.Addr().Is6() != v6 {
+// addressesAgain adds the address of a session that is exchanged, if any, to those that the host has for it now: the
+// route may have been another one when it was opened.
+func (m *Model) addressesAgain(was *session, now []netip.Addr, v6 bool) []netip.Addr {
+	if was == nil || was.port == nil || was.port.endpoint.Addr().Is6() != v6 {
 		return now
 	}
-	was := m.exchanged.port.endpoint.Addr()
+	before := was.port.endpoint.Addr()
 	if _, shown := m.shownSource(); !shown {
-		return []netip.Addr{was}
+		return []netip.Addr{before}
 	}
-	return append(now, was)
+	return append(now, before)
 }
 
 // maybeFiltered reports whether the target's filter may have refused the provisional address of the

@@ -231,7 +231,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		}
 		return p
 	}
-	return m.openService(in, v, s, b)
+	return m.openService(in, v, s, b, nil)
 }
 
 // keepsNone reports whether nothing is remembered of the service's connections: no
@@ -287,8 +287,8 @@ func (s *service) withoutSession(v *view, b *backend, reason Reason) plan {
 	return p
 }
 
-// openService makes the session of a packet to a backend.
-func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) plan {
+// openService makes the session of a packet to a backend, in the place of the provisional session was if there is one.
+func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, was *session) plan {
 	to := s.endpoint(chosen, v.dst.Port())
 	n := &session{service: s, backend: chosen, rule: s.rule}
 	n.tuple[0] = v.tuple()
@@ -297,13 +297,13 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 	case s.answersDirectly():
 		reply = v.tuple().Reverse()
 	case s.Mode == config.ModeFullNAT:
-		key, reason := m.fullnatSource(s, v, to)
+		key, reason := m.fullnatSource(s, v, to, was)
 		if reason != "" {
 			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
 	case s.rule == nil && s.turns(m, v, to.Addr()):
-		key, reason := m.fullnatSource(s, v, to)
+		key, reason := m.fullnatSource(s, v, to, was)
 		if reason != "" {
 			return m.refuse(s, v, reason)
 		}
@@ -325,7 +325,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend) pl
 		if hairpin {
 			n.binding, n.client, reply.Dest = b, b.client, b.outside.endpoint
 		} else if s.turns(m, v, to.Addr()) {
-			key, reason := m.fullnatSource(s, v, to)
+			key, reason := m.fullnatSource(s, v, to, was)
 			if reason != "" {
 				return m.refuse(s, v, reason)
 			}
@@ -370,8 +370,8 @@ func clientAddress(a netip.Addr) netip.Addr {
 	return a
 }
 
-// fullnatSource gives out the source endpoint of a fullnat session.
-func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKey, Reason) {
+// fullnatSource gives out the source endpoint of a fullnat session, which takes the place of was if that is not nil.
+func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *session) (outsideKey, Reason) {
 	addresses := expand(s.SourcePool, to.Addr().Is6())
 	if len(addresses) == 0 {
 		if next, ok := m.host.route(to.Addr()); ok {
@@ -379,7 +379,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort) (outsideKe
 				addresses = []netip.Addr{a}
 			}
 		}
-		addresses = m.addressesAgain(addresses, to.Addr().Is6())
+		addresses = m.addressesAgain(was, addresses, to.Addr().Is6())
 	}
 	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
 		ports: config.PortSet{{First: 1024, Last: 65535}}})

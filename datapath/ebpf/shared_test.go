@@ -84,8 +84,13 @@ func (s *shared) use(w wire.Switches) *ebpf.Collection {
 	return s.inUse
 }
 
-// forget drops programs that are closed.
-func (s *shared) forget(c *ebpf.Collection) {
+// replaced drops the programs in use where a datapath has closed them and loaded others, and closes those.
+func (s *shared) replaced(d *Datapath) {
+	c := s.inUse
+	if d.programs == nil || d.programs == c {
+		return
+	}
+	d.programs.Close()
 	pools.Lock()
 	defer pools.Unlock()
 	pools.lately = slices.DeleteFunc(pools.lately, func(l lately) bool { return l.of == s && s.loaded[l.Switches] == c })
@@ -200,6 +205,7 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 	if err != nil { // more addresses, say, than these tables have room for
 		return fmt.Errorf("%w: %w", errOtherConstants, err)
 	}
+	s.replaced(d)
 	programs := s.use(c.Switches)
 	if programs == nil {
 		for other := range s.loaded {
@@ -253,12 +259,8 @@ func (l *programPool) give(s *shared, d *Datapath) {
 			s.refused = s.refused || slices.ContainsFunc(c.Services, func(s datapath.ServiceCounters) bool { return s.Refused > 0 })
 			s.syns = slices.ContainsFunc(c.Reasons, func(r datapath.ReasonCounter) bool { return r.Reason == "syn" && r.Packets > 0 })
 		}
-		if d.programs == s.inUse {
-			d.programs = nil
-		} else { // it has loaded others, and closed those
-			s.forget(s.inUse)
-		}
-		d.t = nil
+		s.replaced(d)
+		d.t, d.programs = nil, nil
 		d.Close()
 	}
 	pools.Lock()
