@@ -153,24 +153,24 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 	return ready(p, plan, reason);
 }
 
-static __noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+__noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
 {
-	return xdp_rewrite(ctx, p, plan, false);
+	return p && plan ? xdp_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
 }
 
-static __noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+__noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
 {
-	return xdp_rewrite(ctx, p, plan, true);
+	return p && plan ? xdp_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
 }
 
-static __noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+__noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
 {
-	return tc_rewrite(ctx, p, plan, false);
+	return p && plan ? tc_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
 }
 
-static __noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+__noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
 {
-	return tc_rewrite(ctx, p, plan, true);
+	return p && plan ? tc_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
 }
 
 static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,

@@ -20,24 +20,38 @@ static __always_inline __u32 blocks_of(const struct nat_rule *rule)
 	return rule->block ? ((__u32)rule->port_last - rule->port_first + 1) / rule->block : 0;
 }
 
+// A search for a free block of a pool address, from a word on.
+struct block_search {
+	__u32 number; // of the address
+	__u32 random;
+	int found;
+};
+
+static long take_block_in(__u32 i, struct block_search *s)
+{
+	struct block_map *m = bpf_map_lookup_elem(&block_maps, &s->number);
+	__u32 w = ((s->random >> 8) + i) & (BLOCK_WORDS - 1), n;
+	__u64 free, high, bit;
+
+	if (!m)
+		return 1;
+	free = ~*(volatile __u64 *)&m->words[w];
+	high = free & (~0ULL << (s->random % 64));
+	n = lowest_bit(high ? high : free) & 63;
+	bit = 1ULL << n;
+	if (!free || __sync_fetch_and_or(&m->words[w], bit) & bit)
+		return 0;
+	s->found = w * 64 + n;
+	return 1;
+}
+
 // Takes a free block of a pool address. Its number, or -1.
 __noinline int take_block(__u32 number)
 {
-	struct block_map *m = bpf_map_lookup_elem(&block_maps, &number);
-	__u32 random = bpf_get_prandom_u32();
+	struct block_search s = { .number = number, .random = bpf_get_prandom_u32(), .found = -1 };
 
-	if (!m)
-		return -1;
-	for (__u32 i = 0; i < 2 * BLOCK_WORDS; i++) { // once round, and again where another CPU was faster
-		__u32 w = ((random >> 8) + i) & (BLOCK_WORDS - 1), n;
-		__u64 free = ~*(volatile __u64 *)&m->words[w], high = free & (~0ULL << (random % 64)), bit;
-
-		n = lowest_bit(high ? high : free) & 63;
-		bit = 1ULL << n;
-		if (free && !(__sync_fetch_and_or(&m->words[w], bit) & bit))
-			return w * 64 + n;
-	}
-	return -1;
+	bpf_loop(2 * BLOCK_WORDS, take_block_in, &s, 0); // once round, and again where another CPU was faster
+	return s.found;
 }
 
 static __always_inline int give_block(__u32 number, __u32 block)

@@ -157,56 +157,62 @@ static __always_inline __u32 without_proxy(__u32 ack, __u32 base, __u32 len)
 	return after(ack, base + len) ? ack - len : base;
 }
 
-// Selective acknowledgements (RFC 2018) in the client's numbers. Adds what the
-// checksum changes by to *delta.
-static __always_inline bool fix_sack(void *ctx, __u32 off, __u32 end, __u32 base, __u32 len, __u64 *delta,
-				     const bool xdp)
+// Selective acknowledgements (RFC 2018) in the client's numbers: a walk through the options of the TCP
+// header at off, up to end of it.
+struct sacks {
+	__u64 delta; // what the checksum changes by
+	__u32 off;
+	__u32 at; // the option, or the edge of one, that is next
+	__u32 end;
+	__u32 edges; // that are left of an option
+	__u32 base;  // see struct adjust
+	__u32 len;   // of the PROXY header
+	__u32 failed;
+};
+
+// Takes the next option, or the next edge of one. Not zero: it was the last one.
+static __always_inline int next_sack(void *ctx, struct sacks *s, const bool xdp)
 {
-	__u32 at = sizeof(struct tcphdr), edges = 0;
+	__u32 at = s->at;
+	__u8 option[2];
+	__be32 was, is;
 
-	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
-		__u8 option[2];
-
-		if (edges) {
-			__be32 was, is;
-
-			if (!load(ctx, off + at, &was, 4, xdp))
-				return false;
-			is = bpf_htonl(without_proxy(bpf_ntohl(was), base, len));
-			if (is != was && !(xdp ? !bpf_xdp_store_bytes(ctx, off + at, &is, 4) :
-						 put_covered(ctx, off + at, &is, 4, false)))
-				return false;
-			*delta += at & 1 ? __builtin_bswap16(fold16(change(was, is))) : change(was, is);
-			at = (at + 4) & 63;
-			edges--;
-			continue;
-		}
-		if (at + 2 > end || !load(ctx, off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
-			return true;
-		if (option[0] == OPTION_NOP) {
-			at = (at + 1) & 63; // within the longest header, which the verifier must know
-			continue;
-		}
-		if (option[1] < 2 || at + option[1] > end)
-			return true;
-		if (option[0] == TCP_OPTION_SACK) {
-			edges = (option[1] - 2) / 4;
-			at = (at + 2) & 63;
-			continue;
-		}
-		at = (at + option[1]) & 63;
+	if (s->edges) {
+		s->failed = !load(ctx, s->off + at, &was, 4, xdp);
+		if (s->failed)
+			return 1;
+		is = bpf_htonl(without_proxy(bpf_ntohl(was), s->base, s->len));
+		if (is != was)
+			s->failed = xdp ? !!bpf_xdp_store_bytes(ctx, s->off + at, &is, 4) :
+					  !put_covered(ctx, s->off + at, &is, 4, false);
+		s->delta += at & 1 ? __builtin_bswap16(fold16(change(was, is))) : change(was, is);
+		s->at = at + 4;
+		s->edges--;
+		return s->failed;
 	}
-	return true;
+	if (at + 2 > s->end || !load(ctx, s->off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
+		return 1;
+	if (option[0] == OPTION_NOP) {
+		s->at = at + 1;
+		return 0;
+	}
+	if (option[1] < 2 || at + option[1] > s->end)
+		return 1;
+	if (option[0] == TCP_OPTION_SACK)
+		s->edges = (option[1] - 2) / 4;
+	s->at = at + (option[0] == TCP_OPTION_SACK ? 2 : option[1]);
+	return 0;
 }
+
+BOTH_HOOKS(next_sack, !s || next_sack(ctx, s, xdp), struct sacks *s)
 
 // From the backend towards the client. plan->family is the client's.
 static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack,
-	      end;
+	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack;
+	struct sacks s = {};
 	struct tcphdr tcp;
 	struct adjust *a;
-	__u64 delta;
 	__be32 is;
 
 	a = bpf_map_lookup_elem(&adjusts, &key);
@@ -222,13 +228,20 @@ static __always_inline int proxy_answer(void *ctx, const struct packet *p, const
 	else if (after(ack, a->base))
 		a->flags = ADJUST_SENT;
 	is = bpf_htonl(without_proxy(ack, a->base, len));
-	delta = change(tcp.ack_seq, is);
+	s.delta = change(tcp.ack_seq, is);
 	if (is != tcp.ack_seq && !put_covered(ctx, off + 8, &is, 4, xdp))
 		return REASON_INTERNAL;
-	end = off + tcp.doff * 4 < stop ? tcp.doff * 4 : stop - off;
-	if (tcp.doff > 5 && !fix_sack(ctx, off, end, a->base, len, &delta, xdp))
-		return REASON_INTERNAL;
-	return fix_check(ctx, off, IPPROTO_TCP, 0, delta, xdp) ? REASON_NONE : REASON_INTERNAL;
+	if (tcp.doff > 5) {
+		s.off = off;
+		s.at = sizeof(tcp);
+		s.end = off + tcp.doff * 4 < stop ? tcp.doff * 4 : stop - off;
+		s.base = a->base;
+		s.len = len;
+		for (int i = 0; i < TCP_OPTIONS_MAX; i++)
+			if (xdp ? xdp_next_sack(ctx, &s) : tc_next_sack(ctx, &s))
+				break;
+	}
+	return !s.failed && fix_check(ctx, off, IPPROTO_TCP, 0, s.delta, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
 BOTH_HOOKS(add_toa, !p || !plan ? REASON_INTERNAL : add_toa(ctx, p, plan, xdp), const struct packet *p,

@@ -150,10 +150,12 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 // which searches find first. The other one gives itself up then; if it does not, it looked
 // before this one could be seen, and packets may have gone its way.
 // twin: the flow's other entry, of the same key where a host talks to itself.
-static __always_inline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
+__noinline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
 {
 	__u32 other = NO_ENTRY, first;
 
+	if (!key)
+		return mine;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < RIVAL_LOOKS; i++) {
 		other = rival(key, mine, v6);

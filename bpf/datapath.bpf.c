@@ -41,14 +41,18 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 
 __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
 {
-	return p ? parse_extensions((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : REASON_INTERNAL;
+	enum reason reason = p ? walk_extensions(ctx, p, true) : REASON_INTERNAL;
+
+	return reason == REASON_NONE ? parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : reason;
 }
 
 __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 {
-	if (!p || bpf_skb_pull_data(ctx, ctx->len < TC_EXTENDED ? ctx->len : TC_EXTENDED))
-		return REASON_INTERNAL;
-	return p ? parse_extensions((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : REASON_INTERNAL;
+	enum reason reason = REASON_INTERNAL;
+
+	if (p && !bpf_skb_pull_data(ctx, ctx->len < TC_EXTENDED ? ctx->len : TC_EXTENDED))
+		reason = walk_extensions(ctx, p, false);
+	return reason == REASON_NONE ? parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : reason;
 }
 
 __noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)
@@ -299,6 +303,12 @@ static __always_inline void other(enum family family, enum reason reason)
 	count(family, ACTION_PASS, reason);
 }
 
+// Whether services without flows are tried first.
+static __always_inline bool direct_first(void)
+{
+	return have_direct && !have_rules && !dry_run && !straight_off;
+}
+
 // What does not go straight. Until now nothing was written of it, so that TC, where it stands
 // behind, meets it as it came.
 static __always_inline int xdp_rest(struct xdp_md *ctx, int station, const bool v6)
@@ -332,7 +342,8 @@ int sluice_xdp(struct xdp_md *ctx)
 	}
 	if (type == bpf_htons(ETH_P_IP)) {
 		if (station == STATION_OWN) {
-			verdict = have_direct && !have_rules && !dry_run ? xdp_direct(ctx) : NOT_DIRECT;
+			if (direct_first())
+				verdict = xdp_direct(ctx);
 			if (verdict == NOT_DIRECT)
 				verdict = xdp_fast4(ctx);
 		}
@@ -361,7 +372,8 @@ static __always_inline int tc_packet(struct __sk_buff *ctx)
 	}
 	if (type == bpf_htons(ETH_P_IP)) {
 		if (station == STATION_OWN) {
-			verdict = have_direct && !have_rules && !dry_run ? tc_direct(ctx) : NOT_DIRECT;
+			if (direct_first())
+				verdict = tc_direct(ctx);
 			if (verdict == NOT_DIRECT)
 				verdict = tc_fast4(ctx);
 		}

@@ -189,7 +189,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 
 	if (have_nat && p->tcp_flags & TCP_SYN && w)
 		touch_binding(w, &p->tuple, v6);
-	e = search_entry(&p->tuple, &index, v6);
+	e = search_by(&p->tuple, &index, NO_ENTRY, key_equal, v6);
 	if (!e)
 		return REASON_NONE;
 	m = meta_of(e, v6);
@@ -225,14 +225,14 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	return REASON_FLOW;
 }
 
-static __noinline int search_flow4(const struct packet *p, struct plan *plan)
+__noinline int search_flow4(const struct packet *p, struct plan *plan)
 {
-	return search_flow(p, plan, false);
+	return p && plan ? search_flow(p, plan, false) : REASON_INTERNAL;
 }
 
-static __noinline int search_flow6(const struct packet *p, struct plan *plan)
+__noinline int search_flow6(const struct packet *p, struct plan *plan)
 {
-	return search_flow(p, plan, true);
+	return p && plan ? search_flow(p, plan, true) : REASON_INTERNAL;
 }
 
 // The same, and sweeps a flow that is over. Each step has a frame of its own: what the

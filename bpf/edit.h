@@ -49,36 +49,55 @@ static __always_inline __u32 mss_of(const struct plan *plan)
 	return mtu > headers ? mtu - headers : 0;
 }
 
+// A walk through the options of the TCP header at off, up to end of it.
+struct tcp_options {
+	__u32 off;
+	__u32 at; // the option that is next
+	__u32 end;
+	__u32 found; // it is the MSS
+};
+
+static __always_inline int next_tcp_option(void *ctx, struct tcp_options *o, const bool xdp)
+{
+	__u32 at = o->at;
+	__u8 option[2];
+
+	if (at + 2 > o->end || !get(ctx, o->off + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
+		return 1;
+	if (option[0] == OPTION_NOP) {
+		o->at = at + 1;
+		return 0;
+	}
+	o->found = option[0] == TCP_OPTION_MSS && option[1] == TCP_OPTION_MSS_SIZE;
+	if (o->found || option[1] < 2 || at + option[1] > o->end)
+		return 1;
+	o->at = at + option[1];
+	return 0;
+}
+
+BOTH_HOOKS(next_tcp_option, !o || next_tcp_option(ctx, o, xdp), struct tcp_options *o)
+
 // Lowers the MSS option of the TCP header at off to most, in a packet that ends at stop: what
 // the frame has behind it is not the header's, however long that claims to be.
 static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 most, const bool xdp)
 {
-	__u32 at = sizeof(struct tcphdr), end;
-	__u8 length, option[2];
+	struct tcp_options o = { .off = off, .at = sizeof(struct tcphdr) };
 	__be16 mss, lower;
+	__u8 length;
+	__u32 at;
 
 	if (!get(ctx, off + 12, &length, 1, xdp))
 		return REASON_INTERNAL;
-	end = (length >> 4) * 4;
-	if (off + end > stop)
-		end = stop - off;
-	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
-		if (at + 2 > end || !get(ctx, off + at, option, sizeof(option), xdp))
-			return REASON_NONE;
-		if (option[0] == OPTION_END)
-			return REASON_NONE;
-		if (option[0] == OPTION_NOP) {
-			at = (at + 1) & 63;
-			continue;
-		}
-		if (option[0] == TCP_OPTION_MSS && option[1] == TCP_OPTION_MSS_SIZE)
+	o.end = (length >> 4) * 4;
+	if (off + o.end > stop)
+		o.end = stop - off;
+	for (int i = 0; i < TCP_OPTIONS_MAX; i++)
+		if (xdp ? xdp_next_tcp_option(ctx, &o) : tc_next_tcp_option(ctx, &o))
 			break;
-		if (option[1] < 2 || at + option[1] > end)
-			return REASON_NONE;
-		at = (at + option[1]) & 63; // within the longest header, which the verifier must know
-	}
-	at += 2;
-	if (at + 2 > end || !get(ctx, off + at, &mss, 2, xdp) || bpf_ntohs(mss) <= most)
+	if (!o.found)
+		return REASON_NONE;
+	at = o.at + 2;
+	if (at + 2 > o.end || !get(ctx, off + at, &mss, 2, xdp) || bpf_ntohs(mss) <= most)
 		return REASON_NONE;
 	lower = bpf_htons(most);
 	if (xdp ? !put(ctx, off + at, &lower, 2, true) : !!bpf_skb_store_bytes(ctx, off + at, &lower, 2, 0))
@@ -112,28 +131,45 @@ static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, con
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
-// Moves the n bytes at "at" up by len.
-static __always_inline bool move_up(void *ctx, __u32 at, __u32 n, __u32 len)
-{
-	__u32 block[8];
+// A move of the n bytes at "at" up by len, from the last one on.
+struct move_up {
+	struct __sk_buff *ctx;
+	__u32 at;
+	__u32 n; // that are left
+	__u32 len;
+	__u32 failed;
+};
 
-	for (int i = 0; i < 288 && n >= sizeof(block); i++) { // 9,216 bytes
-		n -= sizeof(block);
-		if (!get(ctx, at + n, block, sizeof(block), false) ||
-		    !put(ctx, at + n + len, block, sizeof(block), false))
-			return false;
+static __always_inline bool copy_up(const struct move_up *m, const __u32 bytes)
+{
+	__u32 block[8], from = m->at + m->n - bytes;
+
+	return get(m->ctx, from, block, bytes, false) && put(m->ctx, from + m->len, block, bytes, false);
+}
+
+static long move_up_next(__u32 i __attribute__((unused)), struct move_up *m)
+{
+	if (!m->n)
+		return 1;
+	if (m->n >= 32) {
+		m->failed = !copy_up(m, 32);
+		m->n -= 32;
+	} else if (m->n >= 4) {
+		m->failed = !copy_up(m, 4);
+		m->n -= 4;
+	} else {
+		m->failed = !copy_up(m, 1);
+		m->n--;
 	}
-	for (int i = 0; i < 8 && n >= 4; i++) {
-		n -= 4;
-		if (!get(ctx, at + n, block, 4, false) || !put(ctx, at + n + len, block, 4, false))
-			return false;
-	}
-	for (int i = 0; i < 3 && n; i++) {
-		n--;
-		if (!get(ctx, at + n, block, 1, false) || !put(ctx, at + n + len, block, 1, false))
-			return false;
-	}
-	return !n;
+	return m->failed;
+}
+
+static __always_inline bool move_up(struct __sk_buff *ctx, __u32 at, __u32 n, __u32 len)
+{
+	struct move_up m = { .ctx = ctx, .at = at, .n = n, .len = len };
+
+	bpf_loop(FRAME_MAX / 32, move_up_next, &m, 0);
+	return !m.n && !m.failed;
 }
 
 // Moves the first n bytes of the frame, which stand at "from", to its start.

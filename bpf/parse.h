@@ -197,7 +197,7 @@ static __always_inline bool is_extension(__u8 next)
 	return false;
 }
 
-// IPv6 header at offset 14. Extension headers are left to parse_extensions.
+// IPv6 header at offset 14. Extension headers are left to walk_extensions.
 static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p)
 {
 	struct ipv6hdr *ip = data + ETH_HLEN;
@@ -239,46 +239,83 @@ static __always_inline void parse_fragment(const struct fragment_header *f, __u3
 		p->flags |= PACKET_FIRST_FRAGMENT;
 }
 
-// Walks the extension headers of a packet that parse_ipv6 left at the first one.
-// What follows the header of a later fragment is in the first fragment.
-static __always_inline enum reason parse_extensions(void *data, void *end, struct packet *p)
+// A walk over the extension headers of a packet.
+struct extensions {
+	__u32 walked; // headers
+	__u32 off;    // of the next one
+	__u32 next;   // what it is
+	__u32 reason;
+};
+
+// Walks over the next one. Not zero: it was the last one, or the packet is dropped.
+static __always_inline int next_extension(void *data, void *end, struct packet *p, struct extensions *x)
 {
-	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr), l3_end = ETH_HLEN + p->l3_len;
-	__u8 next = p->tuple.l4_proto;
+	__u32 off = x->off & 0x3ff, l3_end = ETH_HLEN + p->l3_len; // as it was, which the verifier must know
+	__u8 *header = data + off;
 
-	for (int i = 0; i <= EXTENSIONS_MAX && is_extension(next) && !(p->flags & PACKET_LATER_FRAGMENT); i++) {
-		__u8 *header = data + off;
-
-		if ((void *)header + 8 > end || off + 8 > l3_end)
-			return REASON_TRUNCATED;
-		if (i == EXTENSIONS_MAX)
-			return REASON_BAD_HEADER;
-		switch (next) {
-		case NEXT_FRAGMENT:
-			if (p->fragment_at) // one at most (RFC 8200 §4.1)
-				return REASON_BAD_HEADER;
-			parse_fragment((void *)header, off, p);
-			off += sizeof(struct fragment_header);
-			break;
-		case NEXT_AUTH:
-			off += (header[1] + 2) * 4; // RFC 4302 §2.2
-			break;
-		case NEXT_ROUTING:
-			if (header[3] && !p->source_route) // segments left
-				p->source_route = off - ETH_HLEN + 3;
-			// fall through
-		default:
-			off += (header[1] + 1) * 8;
-		}
-		if (off > l3_end)
-			return REASON_TRUNCATED;
-		if (off > ETH_HLEN + sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
-			return REASON_BAD_HEADER;
-		next = header[0];
+	if (!is_extension(x->next) || p->flags & PACKET_LATER_FRAGMENT)
+		return 1;
+	x->reason = REASON_TRUNCATED;
+	if ((void *)header + 8 > end || off + 8 > l3_end)
+		return 1;
+	x->reason = REASON_BAD_HEADER;
+	if (x->walked++ == EXTENSIONS_MAX)
+		return 1;
+	switch (x->next) {
+	case NEXT_FRAGMENT:
+		if (p->fragment_at) // one at most (RFC 8200 §4.1)
+			return 1;
+		parse_fragment((void *)header, off, p);
+		off += sizeof(struct fragment_header);
+		break;
+	case NEXT_AUTH:
+		off += (header[1] + 2) * 4; // RFC 4302 §2.2
+		break;
+	case NEXT_ROUTING:
+		if (header[3] && !p->source_route) // segments left
+			p->source_route = off - ETH_HLEN + 3;
+		// fall through
+	default:
+		off += (header[1] + 1) * 8;
 	}
-	p->tuple.l4_proto = next;
-	p->inner_proto = next;
-	p->l4_off = off;
+	if (off > l3_end) {
+		x->reason = REASON_TRUNCATED;
+		return 1;
+	}
+	if (off > ETH_HLEN + sizeof(struct ipv6hdr) + EXTENSIONS_BYTES)
+		return 1;
+	x->off = off;
+	x->next = header[0];
+	x->reason = REASON_NONE;
+	return 0;
+}
+
+BOTH_HOOKS(next_extension,
+	   !p || !x || next_extension((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, x),
+	   struct packet *p, struct extensions *x)
+
+// Walks the extension headers of a packet that parse_ipv6 left at the first one.
+static __always_inline enum reason walk_extensions(void *ctx, struct packet *p, const bool xdp)
+{
+	struct extensions x = { .off = ETH_HLEN + sizeof(struct ipv6hdr), .next = p->tuple.l4_proto };
+
+	for (int i = 0; i <= EXTENSIONS_MAX; i++)
+		if (xdp ? xdp_next_extension(ctx, p, &x) : tc_next_extension(ctx, p, &x))
+			break;
+	if (x.reason != REASON_NONE)
+		return x.reason;
+	p->tuple.l4_proto = x.next;
+	p->inner_proto = x.next;
+	p->l4_off = x.off;
+	return REASON_NONE;
+}
+
+// The transport header behind the extension headers. What follows the header of a later fragment is in
+// the first fragment.
+static __always_inline enum reason parse_behind(void *data, void *end, struct packet *p)
+{
+	__u32 off = p->l4_off & 0x3ff; // at most ETH_HLEN + 40 + EXTENSIONS_BYTES, which the verifier must know
+
 	return p->flags & PACKET_LATER_FRAGMENT ? REASON_NONE : parse_l4(data + off, end, p, true);
 }
 

@@ -62,6 +62,7 @@ __noinline __u32 open_word(__u32 map, __u32 w, __u32 from, __u32 to)
 
 	if (!m)
 		return w;
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < 10; i++) {
 		__u64 open;
 

@@ -105,8 +105,9 @@ static __always_inline bool get(void *ctx, __u32 off, void *to, const __u32 len,
 	return true;
 }
 
-// The same by a helper: in a loop over places that the verifier does not know, it looks at far fewer instructions.
-static __always_inline bool load(void *ctx, __u32 off, void *to, const __u32 len, const bool xdp)
+// The same by a helper: of as many bytes as a variable says, or where the verifier would look at far more
+// instructions.
+static __always_inline bool load(void *ctx, __u32 off, void *to, __u32 len, const bool xdp)
 {
 	return xdp ? !bpf_xdp_load_bytes(ctx, off, to, len) : !bpf_skb_load_bytes(ctx, off, to, len);
 }

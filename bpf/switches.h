@@ -57,7 +57,7 @@ const volatile __u32 trie_lists = 0;	       // some are in members
 const volatile __u32 summed_at = 0;	       // bits before ip_summed in struct sk_buff; 0: it cannot be read
 const volatile bool tc_behind = false; // XDP carries what goes straight and leaves the rest to TC on the same interface
 const volatile bool dry_run = false;   // explain: write nothing, leave the plan in the map works
-const volatile bool straight_off = false; // tests: every packet takes the full path
+const volatile bool straight_off = false; // every packet takes the full path: from user space, and in tests
 const volatile bool observed = false;	  // tests: the straight path leaves its plan there too
 
 #endif

@@ -224,12 +224,6 @@ static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, _
 	return search_at(&at, t, at_index, other, wanted, v6);
 }
 
-// Finds the live entry of a tuple.
-static __always_inline void *search_entry(const struct tuple *t, __u32 *at_index, const bool v6)
-{
-	return search_by(t, at_index, NO_ENTRY, key_equal, v6);
-}
-
 // Keeps the slot of an entry among the hints. Short flows stay out of them, and only
 // every 16th packet of another flow evicts a hint: of more busy flows than there are hints
 // some keep theirs, and the rest seldom write.
@@ -278,15 +272,16 @@ static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_inde
 	return e;
 }
 
+// The index of the live entry of a tuple, or NO_ENTRY.
 static __always_inline __u32 search(const struct tuple *t, const bool v6)
 {
 	__u32 index;
 
-	search_entry(t, &index, v6);
+	search_by(t, &index, NO_ENTRY, key_equal, v6);
 	return index;
 }
 
-// The same for callers off the fast path: verified once.
+// The same in functions that are verified once, however many call them.
 __noinline __u32 find4(const struct tuple *t)
 {
 	return t ? search(t, false) : NO_ENTRY;

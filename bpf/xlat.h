@@ -10,37 +10,60 @@
 #define LOWEST_IPV6_MTU 1280 // RFC 8200 §5
 
 #define SUM_MOST 9216U
+#define SUM_BLOCK 64U // bytes; divides SUM_MOST
+
+// A sum of the frame from off on, of which len bytes are left.
+struct summing {
+	__u64 sum;
+	__u32 off;
+	__u32 len;
+	__u32 failed;
+};
+
+static __always_inline __u64 sum_block(const __u32 *block)
+{
+	__u64 sum = 0;
+
+	for (__u32 i = 0; i < SUM_BLOCK / sizeof(*block); i++)
+		sum += block[i];
+	return sum;
+}
+
+static __always_inline int next_sum(void *ctx, struct summing *s, const bool xdp)
+{
+	__u32 block[SUM_BLOCK / sizeof(__u32)];
+
+	if (s->len < SUM_BLOCK)
+		return 1;
+	s->failed = !get(ctx, s->off, block, SUM_BLOCK, xdp);
+	if (s->failed)
+		return 1;
+	s->sum += sum_block(block);
+	s->off += SUM_BLOCK;
+	s->len -= SUM_BLOCK;
+	return 0;
+}
+
+BOTH_HOOKS(next_sum, !s || next_sum(ctx, s, xdp), struct summing *s)
 
 // Sum of len bytes of the frame from off on: up to SUM_MOST of them.
 static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bool xdp)
 {
-	__u32 block[8];
-	__u64 sum = 0;
+	struct summing s = { .off = off, .len = len };
+	__u32 block[SUM_BLOCK / sizeof(__u32)] = {};
 
-	for (__u32 i = 0; i < SUM_MOST / sizeof(block) && len >= sizeof(block); i++) {
-		if (!get(ctx, off, block, sizeof(block), xdp))
+	for (__u32 i = 0; i < SUM_MOST / SUM_BLOCK; i++)
+		if (xdp ? xdp_next_sum(ctx, &s) : tc_next_sum(ctx, &s))
+			break;
+	len = s.len;
+	if (len > 0 && len < SUM_BLOCK) {
+		bounded(len);
+		len = ((len - 1) & (SUM_BLOCK - 1)) + 1; // as it was: Linux 6.1 loses sight of both bounds otherwise
+		if (!load(ctx, s.off, block, len, xdp))
 			return 0;
-		for (int k = 0; k < 8; k++)
-			sum += block[k];
-		off += sizeof(block);
-		len -= sizeof(block);
+		s.sum += sum_block(block);
 	}
-	for (int i = 0; i < 16 && len >= 2; i++) {
-		__u16 word;
-
-		if (!get(ctx, off, &word, 2, xdp))
-			return 0;
-		sum += word;
-		off += 2;
-		len -= 2;
-	}
-	if (len == 1) {
-		__u8 last;
-
-		if (get(ctx, off, &last, 1, xdp))
-			sum += last; // the low byte is the first on the wire
-	}
-	return fold32(sum);
+	return s.failed ? 0 : fold32(s.sum);
 }
 
 __noinline __u64 xdp_sum(struct xdp_md *ctx, __u32 off, __u32 len)
@@ -233,28 +256,41 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 #define OPTION_LSRR 131
 #define OPTION_SSRR 137
 
-// Whether an IPv4 header has a source route that is not used up.
+// A walk through the options of an IPv4 header of "header" bytes.
+struct ip_options {
+	__u32 header;
+	__u32 at; // the option that is next
+	__u32 routed; // it has a source route that is not used up
+};
+
+static __always_inline int next_ip_option(void *ctx, struct ip_options *o, const bool xdp)
+{
+	__u32 at = o->at, step;
+	__u8 option[3]; // type, length, pointer
+
+	if (at + 3 > o->header || !get(ctx, ETH_HLEN + at, option, sizeof(option), xdp) || option[0] == OPTION_END)
+		return 1;
+	step = option[0] == OPTION_NOP ? 1 : option[1];
+	if (option[0] != OPTION_NOP && (step < 2 || at + step > o->header))
+		return 1;
+	o->routed = (option[0] == OPTION_LSRR || option[0] == OPTION_SSRR) && step > 2 && option[2] <= step;
+	o->at = at + step;
+	return o->routed;
+}
+
+BOTH_HOOKS(next_ip_option, !o || next_ip_option(ctx, o, xdp), struct ip_options *o)
+
 static __always_inline bool source_routed(void *ctx, __u32 header, const bool xdp)
 {
-	__u32 at = sizeof(struct iphdr);
+	struct ip_options o = { .header = header, .at = sizeof(struct iphdr) };
 
-	for (int i = 0; i < 40; i++) {
-		__u8 option[3]; // type, length, pointer
-		__u32 step;
-
-		if (at + 3 > header || !get(ctx, ETH_HLEN + at, option, sizeof(option), xdp))
-			return false;
-		if (option[0] == OPTION_END)
-			return false;
-		step = option[0] == OPTION_NOP ? 1 : option[1];
-		if (option[0] != OPTION_NOP && (step < 2 || at + step > header))
-			return false;
-		if ((option[0] == OPTION_LSRR || option[0] == OPTION_SSRR) && step > 2 && option[2] <= step)
-			return true;
-		at = (at + step) & 63; // within the longest header, which the verifier must know
-	}
-	return false;
+	for (int i = 0; i < 40; i++)
+		if (xdp ? xdp_next_ip_option(ctx, &o) : tc_next_ip_option(ctx, &o))
+			break;
+	return o.routed;
 }
+
+BOTH_HOOKS(source_routed, source_routed(ctx, header, xdp), __u32 header)
 
 // Whether a packet has a source route that is not used up, which has no counterpart in the
 // other family (RFC 7915 §4.1, §5.1).
@@ -262,7 +298,9 @@ static __always_inline bool untranslatable_route(void *ctx, const struct packet 
 {
 	__u32 header = header_now(p);
 
-	return to_v6 ? header > sizeof(struct iphdr) && source_routed(ctx, header, xdp) : p->source_route;
+	if (!to_v6)
+		return p->source_route;
+	return header > sizeof(struct iphdr) && (xdp ? xdp_source_routed(ctx, header) : tc_source_routed(ctx, header));
 }
 
 // The offsets of fragments count the extension headers behind the fragment header, which would
