@@ -172,21 +172,39 @@ func readLoad() machineLoad {
 // what they do during a run is the run's packets.
 func softirqThreads() float64 {
 	var sum float64
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, f := range stats {
-		s := readLine(f)
-		open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
-		if open < 0 || end < 0 || !strings.HasPrefix(s[open+1:end], "ksoftirqd/") {
+	for _, f := range softirqStats() {
+		_, fields := readStat(f)
+		if len(fields) < 13 {
 			continue
 		}
-		fields := strings.Fields(s[end+1:])
-		for _, i := range []int{11, 12} { // utime, stime
-			if v, err := strconv.ParseFloat(fields[i], 64); err == nil {
+		for _, ticks := range fields[11:13] { // utime, stime
+			if v, err := strconv.ParseFloat(ticks, 64); err == nil {
 				sum += v / clockTicks
 			}
 		}
 	}
 	return sum
+}
+
+// softirqStats are the files of these threads, which live as long as the kernel.
+var softirqStats = sync.OnceValue(func() (files []string) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, f := range stats {
+		if name, _ := readStat(f); strings.HasPrefix(name, "ksoftirqd/") {
+			files = append(files, f)
+		}
+	}
+	return files
+})
+
+// readStat reads the name of a thread, and what its /proc/PID/stat has behind it (proc_pid_stat(5)).
+func readStat(file string) (name string, fields []string) {
+	s := readLine(file)
+	open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
+	if open < 0 || end < open {
+		return "", nil
+	}
+	return s[open+1 : end], strings.Fields(s[end+1:])
 }
 
 // foreignSince returns how many CPUs' worth of time others have used since.
