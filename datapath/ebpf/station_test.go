@@ -27,7 +27,7 @@ func TestStations(t *testing.T) {
 			d := gateway(t, l.Node("gateway"), attach, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, "+
 				"backends: [{name: a, address: 10.0.2.2, port: 5353}]}\ntables: {flows: 4096, flows6: 4096}\n")
 			asked := func() error {
-				_, _, err := askWithin(5*time.Second, l.Node("client"), "udp", "192.0.2.10:53")
+				_, _, err := askWithin(time.Second, l.Node("client"), "udp", "192.0.2.10:53")
 				return err
 			}
 			if err := asked(); err != nil {
