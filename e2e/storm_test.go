@@ -26,6 +26,7 @@ import (
 // elsewhere, or stands in the way of what comes next.
 func TestStorm(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
+		labtest.KeepHostSettings(t)
 		l := labtest.New(t, lab.Balancer())
 		gw := l.Node("gateway")
 		dial := serveWebAndLine(t, l)

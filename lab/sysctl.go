@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostSysctlLock is held by whoever changes settings of the host for a while.
-const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
+// HostSettingsLock is held by whoever changes settings of the host for a while, and shared by whoever
+// needs them as they are.
+const HostSettingsLock = "/run/lock/sluice-host-sysctl.lock"
 
 // Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
 func (n *Node) Sysctl(key, value string) error {
@@ -84,7 +85,7 @@ func (l *Lab) unborrowed(ctx context.Context, key string) error {
 }
 
 func lockHostSettings(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(hostSysctlLock, os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func lockHostSettings(ctx context.Context) (*os.File, error) {
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("another program holds %s and has changed the host's settings for a while: %w", hostSysctlLock, ctx.Err())
+			return nil, fmt.Errorf("another program holds %s and has changed the host's settings for a while: %w", HostSettingsLock, ctx.Err())
 		case <-tick.C:
 		}
 	}

@@ -250,7 +250,7 @@ func fillTable(t *testing.T, ns conntrack.Namespace, n int) {
 func raiseMax(t *testing.T, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}

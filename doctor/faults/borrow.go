@@ -16,10 +16,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// lockPath serialises those who change settings that rule the whole host.
-const lockPath = "/run/lock/sluice-host-sysctl.lock"
+	"github.com/sluice-lb/sluice/lab"
+)
 
 // restorer waits until nobody holds the other end of its input any more, however
 // that came about, writes the old values back and looks whether they are there.
@@ -39,16 +38,16 @@ var ErrRestore = errors.New("restore")
 // they come back even when this one is killed. Borrowers wait for each
 // other until ctx ends.
 func Borrow(ctx context.Context, settings map[string]string) (restore func() error, err error) {
-	if err := os.MkdirAll(filepath.Dir(lockPath), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(lab.HostSettingsLock), 0o755); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(lockPath, os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("host settings: %w", err)
 	}
 	defer lock.Close() // the restorer's copy keeps the lock
 	if err := flock(ctx, lock); err != nil {
-		return nil, fmt.Errorf("host settings: lock %s: %w", lockPath, err)
+		return nil, fmt.Errorf("host settings: lock %s: %w", lab.HostSettingsLock, err)
 	}
 	args := []string{"-c", restorer, "sh"}
 	for name := range settings {

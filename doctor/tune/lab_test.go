@@ -172,7 +172,7 @@ func TestRealDropsTakeBack(t *testing.T) {
 // TestHostLimit raises the real nf_conntrack_max and buckets and takes both back.
 func TestHostLimit(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
-	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}

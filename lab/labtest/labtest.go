@@ -136,6 +136,20 @@ func New(t testing.TB, topology lab.Topology) *lab.Lab {
 	return l
 }
 
+// KeepHostSettings has who changes settings of the whole host wait until the test ends: the connection tables of all
+// namespaces lose entries where one has room for a few hundred only. It waits for who changes some now.
+func KeepHostSettings(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Eventually calls condition until it returns nil, and fails the test with the last error when the
 // time is over. What is waited for stands in the failure.
 func Eventually(t testing.TB, timeout time.Duration, what string, condition func() error) {
