@@ -27,6 +27,7 @@ struct block_search {
 	int found;
 };
 
+// Takes a free block in the i-th word of them. Not zero: the search is over.
 static long take_block_in(__u32 i, struct block_search *s)
 {
 	struct block_map *m = bpf_map_lookup_elem(&block_maps, &s->number);

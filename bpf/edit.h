@@ -57,6 +57,7 @@ struct tcp_options {
 	__u32 found; // it is the MSS
 };
 
+// Looks at the next option. Not zero: it was the last one, or the MSS.
 static __always_inline int next_tcp_option(void *ctx, struct tcp_options *o, const bool xdp)
 {
 	__u32 at = o->at;
@@ -147,6 +148,7 @@ static __always_inline bool copy_up(const struct move_up *m, const __u32 bytes)
 	return get(m->ctx, from, block, bytes, false) && put(m->ctx, from + m->len, block, bytes, false);
 }
 
+// Moves the next bytes, as many as fit. Not zero: there are none, or the packet is dropped.
 static long move_up_next(__u32 i __attribute__((unused)), struct move_up *m)
 {
 	if (!m->n)

@@ -29,6 +29,8 @@ static __always_inline __u64 sum_block(const __u32 *block)
 	return sum;
 }
 
+// Adds a block. Not zero: there is no whole one left. The turn of the loop is a function of its own
+// because the verifier looks at that once, and at a loop turn by turn.
 static __always_inline int next_sum(void *ctx, struct summing *s, const bool xdp)
 {
 	__u32 block[SUM_BLOCK / sizeof(__u32)];
@@ -263,6 +265,7 @@ struct ip_options {
 	__u32 routed; // it has a source route that is not used up
 };
 
+// Looks at the next option. Not zero: it was the last one, or a source route.
 static __always_inline int next_ip_option(void *ctx, struct ip_options *o, const bool xdp)
 {
 	__u32 at = o->at, step;
