@@ -39,20 +39,33 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 	plan->owner_nat = OWNER_NONE;
 }
 
+BOTH_HOOKS(next_extension, !p || !x || next_extension((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, x),
+	   struct packet *p, struct extensions *x)
+
 __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
 {
-	enum reason reason = p ? walk_extensions(ctx, p, true) : REASON_INTERNAL;
+	struct extensions x;
 
-	return reason == REASON_NONE ? parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : reason;
+	if (!p)
+		return REASON_INTERNAL;
+	x = first_extension(p);
+	for (int i = 0; i <= EXTENSIONS_MAX; i++)
+		if (xdp_next_extension(ctx, p, &x))
+			break;
+	return parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, &x);
 }
 
 __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 {
-	enum reason reason = REASON_INTERNAL;
+	struct extensions x;
 
-	if (p && !bpf_skb_pull_data(ctx, ctx->len < TC_EXTENDED ? ctx->len : TC_EXTENDED))
-		reason = walk_extensions(ctx, p, false);
-	return reason == REASON_NONE ? parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p) : reason;
+	if (!p || bpf_skb_pull_data(ctx, ctx->len < TC_EXTENDED ? ctx->len : TC_EXTENDED))
+		return REASON_INTERNAL;
+	x = first_extension(p);
+	for (int i = 0; i <= EXTENSIONS_MAX; i++)
+		if (tc_next_extension(ctx, p, &x))
+			break;
+	return parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, &x);
 }
 
 __noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)

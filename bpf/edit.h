@@ -132,6 +132,8 @@ static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, con
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
+#define MOVE_MOST (SUM_MOST + 31) // bytes
+
 // A move of the n bytes at "at" up by len, from the last one on.
 struct move_up {
 	struct __sk_buff *ctx;
@@ -170,7 +172,9 @@ static __always_inline bool move_up(struct __sk_buff *ctx, __u32 at, __u32 n, __
 {
 	struct move_up m = { .ctx = ctx, .at = at, .n = n, .len = len };
 
-	bpf_loop(FRAME_MAX / 32, move_up_next, &m, 0);
+	if (n > MOVE_MOST)
+		return false;
+	bpf_loop(MOVE_MOST / 32 + 7 + 3, move_up_next, &m, 0); // of 32 bytes, of 4, and of one
 	return !m.n && !m.failed;
 }
 

@@ -33,6 +33,7 @@
 #define NEXT_DEST 60
 #define EXTENSIONS_MAX 7     // headers walked before a packet is called bad,
 #define EXTENSIONS_BYTES 960 // and bytes (RFC 8504 §5.3)
+#define EXTENDED_OFF 0x3ff   // bits of ETH_HLEN + 40 + EXTENSIONS_BYTES, the furthest that a header begins
 
 struct ports {
 	__be16 source;
@@ -197,7 +198,7 @@ static __always_inline bool is_extension(__u8 next)
 	return false;
 }
 
-// IPv6 header at offset 14. Extension headers are left to walk_extensions.
+// IPv6 header at offset 14. Extension headers are left to next_extension.
 static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p)
 {
 	struct ipv6hdr *ip = data + ETH_HLEN;
@@ -250,7 +251,7 @@ struct extensions {
 // Walks over the next one. Not zero: it was the last one, or the packet is dropped.
 static __always_inline int next_extension(void *data, void *end, struct packet *p, struct extensions *x)
 {
-	__u32 off = x->off & 0x3ff, l3_end = ETH_HLEN + p->l3_len; // as it was, which the verifier must know
+	__u32 off = x->off & EXTENDED_OFF, l3_end = ETH_HLEN + p->l3_len; // as it was, which the verifier must know
 	__u8 *header = data + off;
 
 	if (!is_extension(x->next) || p->flags & PACKET_LATER_FRAGMENT)
@@ -290,32 +291,22 @@ static __always_inline int next_extension(void *data, void *end, struct packet *
 	return 0;
 }
 
-BOTH_HOOKS(next_extension,
-	   !p || !x || next_extension((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, x),
-	   struct packet *p, struct extensions *x)
-
-// Walks the extension headers of a packet that parse_ipv6 left at the first one.
-static __always_inline enum reason walk_extensions(void *ctx, struct packet *p, const bool xdp)
+static __always_inline struct extensions first_extension(const struct packet *p)
 {
-	struct extensions x = { .off = ETH_HLEN + sizeof(struct ipv6hdr), .next = p->tuple.l4_proto };
-
-	for (int i = 0; i <= EXTENSIONS_MAX; i++)
-		if (xdp ? xdp_next_extension(ctx, p, &x) : tc_next_extension(ctx, p, &x))
-			break;
-	if (x.reason != REASON_NONE)
-		return x.reason;
-	p->tuple.l4_proto = x.next;
-	p->inner_proto = x.next;
-	p->l4_off = x.off;
-	return REASON_NONE;
+	return (struct extensions){ .off = ETH_HLEN + sizeof(struct ipv6hdr), .next = p->tuple.l4_proto };
 }
 
-// The transport header behind the extension headers. What follows the header of a later fragment is in
-// the first fragment.
-static __always_inline enum reason parse_behind(void *data, void *end, struct packet *p)
+// Ends the walk: the transport header behind the extension headers. What follows the header of a later fragment
+// is in the first fragment.
+static __always_inline enum reason parse_behind(void *data, void *end, struct packet *p, const struct extensions *x)
 {
-	__u32 off = p->l4_off & 0x3ff; // at most ETH_HLEN + 40 + EXTENSIONS_BYTES, which the verifier must know
+	__u32 off = x->off & EXTENDED_OFF; // as it was
 
+	if (x->reason != REASON_NONE)
+		return x->reason;
+	p->tuple.l4_proto = x->next;
+	p->inner_proto = x->next;
+	p->l4_off = off;
 	return p->flags & PACKET_LATER_FRAGMENT ? REASON_NONE : parse_l4(data + off, end, p, true);
 }
 

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -190,14 +188,7 @@ func fillTable(t testing.TB, ns Namespace, n int) {
 func raiseMax(t testing.TB, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lock, err := os.OpenFile("/run/lock/sluice-host-sysctl.lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { lock.Close() })
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	labtest.ChangeHostSettings(t)
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

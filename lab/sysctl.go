@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostSettingsLock is held by whoever changes settings of the host for a while, and shared by whoever
+// hostSysctlLock is held by whoever changes settings of the host for a while, and shared by whoever
 // needs them as they are.
-const HostSettingsLock = "/run/lock/sluice-host-sysctl.lock"
+const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
 
 // Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
 func (n *Node) Sysctl(key, value string) error {
@@ -32,7 +32,7 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 		return fmt.Errorf("lab %s: sysctl %s: only the process that made the lab may change the host", l.ID(), key)
 	}
 	if l.sysctlLock == nil {
-		f, err := lockHostSettings(ctx)
+		f, err := LockHostSettings(ctx, unix.LOCK_EX)
 		if err != nil {
 			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
 		}
@@ -84,22 +84,35 @@ func (l *Lab) unborrowed(ctx context.Context, key string) error {
 	}
 }
 
-func lockHostSettings(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
+// LockHostSettings returns the lock of the host's settings once others have let go of it: unix.LOCK_EX to change
+// some, unix.LOCK_SH to have them stay. Closing the file, in every process that has it, gives the lock back. An
+// error when ctx ends before.
+func LockHostSettings(ctx context.Context, how int) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(hostSysctlLock), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(hostSysctlLock, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	for {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", hostSysctlLock, err)
+		}
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("another program holds %s and has changed the host's settings for a while: %w", HostSettingsLock, ctx.Err())
+			return nil, fmt.Errorf("another program holds %s and has changed the host's settings for a while: %w", hostSysctlLock, ctx.Err())
 		case <-tick.C:
 		}
 	}
-	return f, nil
 }
 
 // restoreHost gives the host its settings back.

@@ -250,14 +250,7 @@ func fillTable(t *testing.T, ns conntrack.Namespace, n int) {
 func raiseMax(t *testing.T, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"
-	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { lock.Close() })
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	labtest.ChangeHostSettings(t)
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

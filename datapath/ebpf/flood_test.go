@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// floodTime is how long SYNs arrive in TestSYNFlood; go test ./datapath/ebpf -run
-// SYNFlood -flood 30s -flood-rate 0 is the promise.
+// go test ./datapath/ebpf -run TestSYNFlood -flood 30s -flood-rate 0 is the promise.
 var (
 	floodTime = flag.Duration("flood", time.Second, "how long each flood of SYNs lasts")
 	// At full speed the connections wait for a CPU most of the time, each loss of theirs for a second.
@@ -62,8 +61,8 @@ services: [{name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: t
 
 var spoofed = load.Range{First: netip.MustParseAddr("198.18.0.0"), Count: 1 << 14, Ports: flow.Ports{First: 1024, Last: 65535}}
 
-// TestSYNFlood opens connections and has SYNs arrive. Not one connection may be lost, neither meanwhile nor afterwards; new
-// ones find their way where no state is kept for a SYN.
+// TestSYNFlood opens connections and has SYNs arrive. Not one connection may be lost, neither
+// meanwhile nor afterwards; new ones find their way where no state is kept for a SYN.
 func TestSYNFlood(t *testing.T) {
 	for _, c := range floods {
 		t.Run(c.name, func(t *testing.T) {

@@ -10,10 +10,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,17 +36,11 @@ var ErrRestore = errors.New("restore")
 // they come back even when this one is killed. Borrowers wait for each
 // other until ctx ends.
 func Borrow(ctx context.Context, settings map[string]string) (restore func() error, err error) {
-	if err := os.MkdirAll(filepath.Dir(lab.HostSettingsLock), 0o755); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := lab.LockHostSettings(ctx, unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("host settings: %w", err)
 	}
 	defer lock.Close() // the restorer's copy keeps the lock
-	if err := flock(ctx, lock); err != nil {
-		return nil, fmt.Errorf("host settings: lock %s: %w", lab.HostSettingsLock, err)
-	}
 	args := []string{"-c", restorer, "sh"}
 	for name := range settings {
 		text, err := os.ReadFile(sysctlPath(name))
@@ -91,19 +83,4 @@ func giveBack(hold io.Closer, guard *exec.Cmd, said *bytes.Buffer) error {
 
 func sysctlPath(name string) string {
 	return "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
-}
-
-// flock takes the lock when its holder is done, or gives up with ctx.
-func flock(ctx context.Context, f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("another program keeps the host's settings changed: %w", ctx.Err())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
@@ -172,14 +170,7 @@ func TestRealDropsTakeBack(t *testing.T) {
 // TestHostLimit raises the real nf_conntrack_max and buckets and takes both back.
 func TestHostLimit(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
-	lock, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { // waits for other tests
-		t.Fatal(err)
-	}
+	labtest.ChangeHostSettings(t)
 	dir := t.TempDir()
 	s := &System{Dir: dir + "/journal", Etc: dir + "/etc"}
 	if s.writable(conntrackMax) != nil {

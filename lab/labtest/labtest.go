@@ -136,18 +136,26 @@ func New(t testing.TB, topology lab.Topology) *lab.Lab {
 	return l
 }
 
-// KeepHostSettings has who changes settings of the whole host wait until the test ends: the connection tables of all
-// namespaces lose entries where one has room for a few hundred only. It waits for who changes some now.
+// KeepHostSettings has who changes settings of the whole host wait until the test ends: where the connection
+// tables of all namespaces have room for a few hundred entries for a while, others lose theirs.
 func KeepHostSettings(t testing.TB) {
 	t.Helper()
-	f, err := os.OpenFile(lab.HostSettingsLock, os.O_CREATE|os.O_RDWR, 0o644)
+	lockHostSettings(t, unix.LOCK_SH)
+}
+
+// ChangeHostSettings has others who change settings of the whole host, or need them, wait until the test ends.
+func ChangeHostSettings(t testing.TB) {
+	t.Helper()
+	lockHostSettings(t, unix.LOCK_EX)
+}
+
+func lockHostSettings(t testing.TB, how int) {
+	t.Helper()
+	f, err := lab.LockHostSettings(t.Context(), how)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Eventually calls condition until it returns nil, and fails the test with the last error when the
