@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench runs the benchmark suites: it builds the network, sets up each
-// row (a reference program, a peer's rules or one of Sluice's datapaths), loads
-// it with the generator of package load, and reports medians of interleaved
-// repetitions with their spread, beside figures that others have published.
+// Package bench runs the benchmark suites. A run builds the network, sets up each row and loads it with the generator
+// of package load. A row is a reference program, a peer's rules or one of Sluice's datapaths. The result reports
+// medians of interleaved repetitions, their spread, and published figures for comparison.
 //
-// A row that cannot run on a machine is in the table with the reason; it is
-// never filled with a figure from elsewhere.
+// A row that cannot run on a machine is listed with the reason. It is never filled with a figure from elsewhere.
 package bench
 
 import (
@@ -23,35 +21,33 @@ import (
 // Suite is one table.
 type Suite struct {
 	Name string
-	// Title in a few words; About says what is measured and how, in sentences.
+	// Title in a few words. About describes in sentences how the suite measures.
 	Title, About string
 	// Reproduces names the published measurement, "" when there is none.
 	Reproduces string
-	// Points are the conditions that every row is measured under, one run each.
+	// Points are the conditions of the suite. Each row runs once per point.
 	Points []Point
-	// Metrics are what one run reports.
+	// Metrics are the quantities that a run reports.
 	Metrics []Metric
 	Rows    []Row
-	// Limit names the row that the others' shares are computed against, per
-	// point, in the first metric; "" means no shares.
+	// Limit names the row that shares are computed against, per point, in the first metric; "" means no shares.
 	Limit string
-	// Comparisons puts ratios of rows beside published ones.
+	// Comparisons sets ratios of rows against published ratios.
 	Comparisons []Comparison
-	// Yardstick suites measure by CPU time, and each run beside the redirect-only loop,
-	// in whose unit runs are compared. The others measure by the clock on the wall,
-	// where every program on the machine counts, and compare with what their first row
-	// did in the same repetition.
+	// Yardstick suites measure by CPU time. The redirect-only loop runs alongside each run, and figures are compared
+	// in its unit. Other suites measure by wall-clock time, which includes every program on the machine. They compare
+	// each row with the first row of the same repetition.
 	Yardstick bool
-	// ShareOfYardstick: the limit row is the yardstick's own loop, so that shares are
-	// of what it did beside each run, and not of its one figure at another time.
+	// ShareOfYardstick: the limit row is the yardstick's own loop. Each share then refers to the loop's rate during
+	// the same run.
 	ShareOfYardstick bool
-	// AllCPUs: real programs share whatever CPUs there are, and none can be chosen.
+	// AllCPUs: real programs use all CPUs of the machine; a single CPU cannot be chosen.
 	AllCPUs bool
-	// Seconds is the measured time of one run unless asked otherwise; 0 means 0.3.
+	// Seconds is the default measured time of one run; 0 means 0.3.
 	Seconds float64
-	// MaxReps bounds the repetitions where each takes long; 0 means no bound.
+	// MaxReps bounds the repetitions of a slow suite; 0 means no bound.
 	MaxReps int
-	// NotShown lists what a reader must not conclude.
+	// NotShown lists conclusions that the suite does not support.
 	NotShown []string
 }
 
@@ -59,9 +55,9 @@ type Suite struct {
 type Point struct {
 	Name  string
 	Value int
-	// Shuffled makes the flows follow in an order that defeats prefetching.
+	// Shuffled sends the flows in an order that defeats prefetching.
 	Shuffled bool
-	// MaxReps bounds the repetitions at a point that takes long; 0 means no bound.
+	// MaxReps bounds the repetitions at a slow point; 0 means no bound.
 	MaxReps int
 }
 
@@ -80,36 +76,35 @@ type Metric struct {
 // Row is one line of the table.
 type Row struct {
 	Name string
-	// About says in a sentence how the row is set up.
+	// About describes in a sentence how the row is set up.
 	About string
-	// Absent returns why the row cannot run at a point on this machine, "" when it can.
+	// Absent returns the reason why the row cannot run at a point on this machine, or "".
 	Absent func(Point) string
-	// Run sets the row up, measures once and reports to the trial.
+	// Run sets up the row, measures once and reports to the trial.
 	Run func(*Trial) error
 }
 
-// Comparison is a figure, or the ratio of two rows, beside a published one or beside
-// what Sluice was to reach.
+// Comparison compares a figure, or the ratio of two rows, with a published figure or with a goal of Sluice.
 type Comparison struct {
 	What string
-	// Row over Against at a point and metric; empty means the first of the suite.
-	// Without Against the figure stands alone.
+	// Row over Against at a point and metric; empty means the first of the suite. An empty Against compares the
+	// figure of Row itself.
 	Row, Against, Point, Metric string
 	// AgainstPoint is another point for Against; empty means the same.
 	AgainstPoint string
-	// Published figures of both, in the source's unit, and where they stand.
-	// PublishedAgainst 0 means 1.
+	// Published and PublishedAgainst are the published figures of both rows, in the unit of Source. PublishedAgainst
+	// 0 means 1.
 	Published, PublishedAgainst float64
 	Source                      string
-	// Added compares not rates but what a packet takes longer by Row than by the
-	// yardstick; the published figure is in nanoseconds.
+	// Added compares the time that Row adds to a packet relative to the yardstick. The published figure is then in
+	// nanoseconds.
 	Added bool
 }
 
-// aim is the source of figures that nobody published: what Sluice was to reach.
+// aim is the source of goals, which have no publication.
 const aim = "what Sluice was to reach"
 
-// aims compares with what a row was to reach against another, at each point.
+// aims returns the comparisons of a row with its goals against another row, one per point.
 func aims(what, row, against string, reach map[string]float64) (list []Comparison) {
 	for _, point := range slices.Sorted(maps.Keys(reach)) {
 		list = append(list, Comparison{
@@ -126,13 +121,12 @@ type Options struct {
 	Rows    *regexp.Regexp // only these rows; nil means all
 	Points  *regexp.Regexp // only these points; nil means all
 	CPU     int            // CPU that generates
-	// AllowHostSysctl lets rows that show a small connection table lower the limit of
-	// the whole host for the time of a run.
+	// AllowHostSysctl lets rows that need a small connection table lower the limit of the whole host during a run.
 	AllowHostSysctl bool
-	// Profile is a directory that gets the folded stacks of each row's measured time,
-	// "" for none. Sampling costs a little: such figures are not for keeping.
+	// Profile is the directory for the folded stacks of each row's measured time; "" disables profiles. Sampling
+	// costs CPU time, so such figures are not for publication.
 	Profile string
-	// Progress is told about each run; nil means nobody.
+	// Progress is called after each run; nil disables it.
 	Progress func(string)
 	Command  string // how the user called it, for the record
 }
@@ -144,30 +138,29 @@ type Trial struct {
 	Seconds float64
 	CPU     int
 
-	yardstick *yardstick // nil in suites without
-	per       float64    // what it did beside the latest measurement, in Mpps
-	away      bool       // packets of that were handled by another CPU
-	disturbed bool       // so were some of a value that is reported
-	unheld    bool       // a rate was to be held and was not
+	yardstick *yardstick // nil in suites without one
+	per       float64    // rate of the yardstick during the latest measurement, in Mpps
+	away      bool       // another CPU handled packets of the latest measurement
+	disturbed bool       // another CPU handled packets of a reported value
+	unheld    bool       // the sender did not reach a required rate
 
-	profile  string            // file that folded stacks of the measured time go to, "" for none
-	profiles map[string]string // what was written, by file
+	profile  string            // file for folded stacks of the measured time, "" for none
+	profiles map[string]string // folded stacks by file
 	lower    bool              // Options.AllowHostSysctl
-	borrowed bool              // the connection table's limit is to be restored
+	borrowed bool              // the connection table's limit must be restored
 
 	values  map[string]reported
 	notes   []string
 	cleanup []func() error
 }
 
-// Report gives the value of a metric.
+// Report records the value of a metric.
 func (t *Trial) Report(metric string, value float64) {
 	t.values[metric] = reported{value, t.per}
 	t.disturbed = t.disturbed || t.away
 }
 
-// reported is a value and what the yardstick did beside the measurement before it, in
-// Mpps; 0 when there was none.
+// reported is a value and the yardstick's rate during its measurement, in Mpps; 0 without a yardstick.
 type reported struct{ value, per float64 }
 
 // Note adds a sentence to the row.
@@ -178,7 +171,7 @@ func (t *Trial) Note(format string, args ...any) {
 // Cleanup calls f after the run, last registered first.
 func (t *Trial) Cleanup(f func() error) { t.cleanup = append(t.cleanup, f) }
 
-// end cleans up, what came last first.
+// end runs the cleanups, last registered first.
 func (t *Trial) end() error {
 	var errs []error
 	for _, f := range slices.Backward(t.cleanup) {
@@ -190,9 +183,8 @@ func (t *Trial) end() error {
 // Duration of the measurement.
 func (t *Trial) Duration() time.Duration { return time.Duration(t.Seconds * float64(time.Second)) }
 
-// window waits until the packet path has used the trial's duration of CPU time:
-// on a busy machine that is longer by the clock on the wall, up to twenty times and
-// never cut below ten seconds.
+// window waits until the packet path has used the trial's duration of CPU time. A busy machine may need up to twenty
+// times as long by the wall clock; the bound is at least ten seconds.
 func (t *Trial) window(ctx context.Context, used func() time.Duration) error {
 	end, giveUp := used()+t.Duration(), time.Now().Add(max(20*t.Duration(), 10*time.Second))
 	if t.profile != "" {
@@ -218,7 +210,7 @@ func Suites() []Suite {
 	return []Suite{packetsSuite(), flowsSuite(), rulesSuite(), dropSuite(), fnat64Suite(), latencySuite(), natTaxSuite(), routerSuite(), scaleSuite(), portsSuite(), floodSuite(), peersSuite(), generatorSuite()}
 }
 
-// Find returns the suite of that name.
+// Find returns the suite with the given name.
 func Find(name string) (Suite, error) {
 	for _, s := range Suites() {
 		if s.Name == name {

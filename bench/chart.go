@@ -12,11 +12,11 @@ import (
 
 // Geometry of the bar chart in pixels.
 const (
-	chartLabel = 260 // room for row names, more where one is longer
-	chartChar  = 7   // room for a character of them
+	chartLabel = 260 // room for row names; longer names get more
+	chartChar  = 7   // room for one character of a row name
 	chartBars  = 460
 	chartOver  = 24  // how far a whisker may reach beyond the longest bar
-	chartValue = 130 // room for that and figures
+	chartValue = 130 // room for the excess of a whisker and for figures
 	chartBar   = 16
 	chartGap   = 10
 	chartHead  = 54
@@ -36,7 +36,7 @@ func (r *Result) Chart() []byte {
 			points = append(points, p)
 		}
 	}
-	top := math.SmallestNonzeroFloat64 // also where every figure is 0
+	top := math.SmallestNonzeroFloat64 // not 0: a divisor
 	var rows []*ResultRow
 	left := chartLabel
 	for i := range r.Rows {

@@ -16,26 +16,25 @@ import (
 // Checked is a comparison with an earlier run of the suite.
 type Checked struct {
 	Against string `json:"against"` // file of the earlier run
-	// Machine of the earlier run where it was another one: what moved may be the
-	// machine's part of the ratios.
+	// Machine of the earlier run, if it differs. Moved ratios may then be caused by the machine.
 	Machine string `json:"machine,omitempty"`
-	// Compared figures; those that only one run has are not.
+	// Compared counts the figures that both runs have.
 	Compared int `json:"compared"`
-	// Half and NineOfTen of them moved by less than this share.
+	// Half and NineOfTen are the shares by which half and nine tenths of the figures moved at most.
 	Half      float64 `json:"half"`
 	NineOfTen float64 `json:"nine_of_ten"`
-	// Ratios that both runs have, and the one that moved most; the same of those that
-	// neither run marks as noisy.
+	// Ratios counts the ratios of both runs; Most is the ratio that moved most. Quiet and MostQuiet leave out ratios
+	// that either run marks as noisy.
 	Ratios    int        `json:"ratios"`
 	Most      *RatioMove `json:"most,omitempty"`
 	Quiet     int        `json:"quiet_ratios"`
 	MostQuiet *RatioMove `json:"most_quiet,omitempty"`
 	Moves     []Move     `json:"moves"`
-	// Failed is what was measured then and went wrong now: row, point and why.
+	// Failed lists figures of the earlier run that failed now: row, point and reason.
 	Failed []string `json:"failed,omitempty"`
 }
 
-// Worse returns how many figures got worse, those included that are not there any more.
+// Worse returns the number of figures that got worse, including figures that are now missing.
 func (c *Checked) Worse() (n int) {
 	n = len(c.Failed)
 	for _, m := range c.Moves {
@@ -54,11 +53,11 @@ type Move struct {
 	Then   float64 `json:"then"` // see Cell.Relative
 	Now    float64 `json:"now"`
 	Change float64 `json:"change"` // Now / Then − 1; ±1 where Then is 0
-	Noise  float64 `json:"noise"`  // what the spreads of both runs explain
+	Noise  float64 `json:"noise"`  // deviation that the spreads of both runs explain
 	Worse  bool    `json:"worse"`
 }
 
-// RatioMove is how a ratio of Result.Ratios differs between two runs.
+// RatioMove is the change of one Result.Ratios entry between two runs.
 type RatioMove struct {
 	What   string  `json:"what"`
 	Then   float64 `json:"then"`
@@ -66,11 +65,11 @@ type RatioMove struct {
 	Change float64 `json:"change"` // Now / Then − 1
 }
 
-// checkFloor is what two quiet runs may differ by.
+// checkFloor is the normal deviation between two quiet runs.
 const checkFloor = 0.05
 
-// Compare fills in Check: what moved since then. Figures are compared in units
-// of the yardstick (Cell.Relative), so that a faster or slower machine cancels out.
+// Compare fills in Check with the changes since the earlier run. Figures are compared in units of the yardstick
+// (Cell.Relative), which cancels the speed of the machine.
 func (r *Result) Compare(then *Result, path string) {
 	r.Check = &Checked{Against: path, Moves: []Move{}}
 	if !r.Environment.sameMachine(then.Environment) {
@@ -87,8 +86,7 @@ func (r *Result) Compare(then *Result, path string) {
 		for j := range r.Rows[i].Cells {
 			c := &r.Rows[i].Cells[j]
 			old := then.Cell(r.Rows[i].Name, c.Point, c.Metric)
-			// Without a quotient on either side the figures have nothing in common; that of
-			// the unit is 1 on both.
+			// A figure in a unit cannot be compared with one that has none. The unit row itself is 1 in both runs.
 			if old == nil || (len(old.Per) == 0) != (len(c.Per) == 0) || c.unit {
 				continue
 			}
@@ -107,7 +105,7 @@ func (r *Result) Compare(then *Result, path string) {
 	r.compareRatios(then)
 }
 
-// compareRatios counts the ratios that both runs have and finds those that moved most.
+// compareRatios counts the ratios of both runs and finds those that moved most.
 func (r *Result) compareRatios(then *Result) {
 	for _, q := range r.Ratios {
 		i := slices.IndexFunc(then.Ratios, func(o Ratio) bool { return o.What == q.What && o.Ours != 0 })
@@ -125,7 +123,7 @@ func (r *Result) compareRatios(then *Result) {
 	}
 }
 
-// further returns which of two moved more.
+// further returns the one of the two that moved more.
 func (m *RatioMove) further(o *RatioMove) *RatioMove {
 	if o != nil && math.Abs(o.Change) >= math.Abs(m.Change) {
 		return o
@@ -133,7 +131,7 @@ func (m *RatioMove) further(o *RatioMove) *RatioMove {
 	return m
 }
 
-// measured is whether a run has any figure of a row at a point.
+// measured reports whether the run has any figure of a row at a point.
 func (r *Result) measured(row, point string) bool {
 	return slices.ContainsFunc(r.Rows, func(o ResultRow) bool {
 		return o.Name == row && slices.ContainsFunc(o.Cells, func(c Cell) bool { return c.Point == point })
@@ -145,7 +143,7 @@ func compareCell(old, c *Cell) Move {
 	switch {
 	case m.Then != 0:
 		m.Change = (m.Now - m.Then) / math.Abs(m.Then)
-	case m.Now != 0: // from nothing there is no ratio
+	case m.Now != 0: // 0 before: no ratio exists
 		m.Change = math.Copysign(1, m.Now)
 	}
 	// Half a spread is how far a median can be from the middle of its repetitions.

@@ -17,11 +17,10 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// WriteDocs renders the committed results of every suite as one Markdown page and a
-// chart beside each result that is shown row by row. The results of the main machine
-// are in dir as SUITE.json, those of others in a subdirectory each; suites without
-// any are named at the end. Where a ratio wants words that nobody wrote, the page says so
-// and the error names all of them.
+// WriteDocs renders the committed results of every suite as one Markdown page, with a chart for each result that is
+// shown row by row. The results of the main machine are dir/SUITE.json; other machines have a subdirectory each.
+// Suites without results are listed at the end. If a ratio needs an explanation and none exists, the page names it
+// and the error names all such ratios.
 func WriteDocs(dir, page string) error {
 	machines, err := readMachines(dir)
 	if err != nil {
@@ -94,10 +93,10 @@ applications of a real host; days of traffic.
 
 `
 
-// explainBeyond is how far a ratio may be from the published one without words.
+// explainBeyond is the deviation from a published ratio that needs an explanation.
 const explainBeyond = 0.20
 
-// wantsWords is whether a ratio is to be explained.
+// wantsWords reports whether a ratio needs an explanation.
 func (q Ratio) wantsWords() bool {
 	if q.Aim {
 		return q.Missed
@@ -105,8 +104,8 @@ func (q Ratio) wantsWords() bool {
 	return math.Abs(q.OfRatios-1) > explainBeyond
 }
 
-// writeSection renders a suite: the first run row by row, the ratios of all. It
-// returns those that nobody has explained.
+// writeSection renders a suite: the rows of the first run, the ratios of all runs. It returns the ratios without an
+// explanation.
 func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (unexplained []string) {
 	fmt.Fprintf(b, "## %s: %s\n\n%s\n\n", s.Name, s.Title, s.About)
 	if s.Reproduces != "" {
@@ -138,7 +137,7 @@ func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (une
 	return unexplained
 }
 
-// writeNewer names what the suite measures by now and a run, which is older, did not.
+// writeNewer lists measurements that the suite has gained since an older run.
 func writeNewer(b *bytes.Buffer, s Suite, r *Result) {
 	var newer []string
 	for _, m := range s.Metrics {
@@ -156,8 +155,8 @@ func writeNewer(b *bytes.Buffer, s Suite, r *Result) {
 	}
 }
 
-// writeWhy explains a ratio where it wants words, once for all machines that
-// share them. It returns false when they are not there.
+// writeWhy writes the explanation of a ratio once for all machines that share it. It returns false if a required
+// explanation is missing.
 func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained bool) {
 	explained = true
 	told := map[*explanation]bool{}
@@ -192,7 +191,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 	return explained
 }
 
-// figureOn is a ratio and where it was measured.
+// figureOn renders a ratio with the machine that measured it.
 func figureOn(q *Ratio, r machineRun) string {
 	on := r.on()
 	if on == "" && !q.Aim {
@@ -201,7 +200,7 @@ func figureOn(q *Ratio, r machineRun) string {
 	return q.figure() + on
 }
 
-// beside is what a ratio stands beside.
+// beside renders the published figure or the goal of a ratio.
 func beside(q *Ratio) string {
 	if q.Aim {
 		return " and not " + ratio(q.Published)
@@ -209,17 +208,16 @@ func beside(q *Ratio) string {
 	return " and " + ratio(q.Published) + " there"
 }
 
-// explanation says why a ratio differs from the published one.
+// explanation explains why a ratio differs from the published one.
 type explanation struct {
 	Why string `yaml:"why"`
-	// Profiles are files beside the results that show it: folded stacks, as sluice
-	// profile writes them.
+	// Profiles are files next to the results that support the text: folded stacks, as sluice profile writes them.
 	Profiles []string `yaml:"profiles,omitempty"`
 
-	dir string // of the machine, as machine.dir
+	dir string // of the machine, like machine.dir
 }
 
-// readExplanations reads a machine's explained.yaml: by suite and by the ratio's name. None is no error.
+// readExplanations reads a machine's explained.yaml: by suite and by the ratio's name. A missing file is no error.
 func readExplanations(root, dir string) (map[string]map[string]*explanation, error) {
 	file := filepath.Join(root, dir, "explained.yaml")
 	b, err := os.ReadFile(file)

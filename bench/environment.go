@@ -21,10 +21,10 @@ import (
 	"github.com/sluice-lb/sluice/doctor/faults"
 )
 
-// Environment is what a reader must know of the machine.
+// Environment describes the machine to a reader of the results.
 type Environment struct {
-	Machine     string            `json:"machine"`              // what the kernel calls the CPU
-	Family      string            `json:"cpu_family,omitempty"` // tells apart what virtual machines call the same
+	Machine     string            `json:"machine"`              // CPU name from the kernel
+	Family      string            `json:"cpu_family,omitempty"` // distinguishes CPUs that virtual machines name alike
 	CPUs        int               `json:"cpus"`
 	MemoryBytes uint64            `json:"memory_bytes"`
 	Kernel      string            `json:"kernel"`
@@ -37,7 +37,7 @@ type Environment struct {
 	Commit      string            `json:"commit"`
 }
 
-// readEnvironment looks once: it asks a handful of programs for their version.
+// readEnvironment reads the environment once, because it runs several programs with --version.
 var readEnvironment = sync.OnceValue(lookAround)
 
 func lookAround() Environment {
@@ -87,14 +87,14 @@ func lookAround() Environment {
 func versionOf(args []string) string {
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	if err != nil {
-		return "" // not there, or without a version to tell
+		return "" // not installed, or without a version option
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	return strings.TrimSpace(line)
 }
 
-// commit returns the revision that the program was built from, where that was noted (go
-// build -buildvcs). What the working directory holds may be another one.
+// commit returns the revision that the program was built from, if recorded (go build -buildvcs). The working
+// directory may hold another revision.
 func commit() string {
 	rev, dirty := "", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -113,7 +113,7 @@ func commit() string {
 	return rev[:min(12, len(rev))] + dirty
 }
 
-// cpuModel returns the model and the family of the first CPU, as the kernel tells them.
+// cpuModel returns the model and the family of the first CPU from /proc/cpuinfo.
 func cpuModel() (model, family string) {
 	b, _ := os.ReadFile("/proc/cpuinfo")
 	first, _, _ := bytes.Cut(b, []byte("\n\n"))
@@ -136,7 +136,7 @@ func readLine(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// machineLoad is the CPU time used so far by everybody and by the benchmark.
+// machineLoad is the CPU time used so far by all programs and by the benchmark.
 type machineLoad struct {
 	at          time.Time
 	total, ours float64 // seconds
@@ -168,8 +168,8 @@ func readLoad() machineLoad {
 	return l
 }
 
-// softirqThreads returns the CPU time of the kernel's soft interrupt threads:
-// what they do during a run is the run's packets.
+// softirqThreads returns the CPU time of the kernel's soft interrupt threads. During a run they process the packets
+// of the run.
 func softirqThreads() float64 {
 	var sum float64
 	for _, f := range softirqStats() {
@@ -186,7 +186,7 @@ func softirqThreads() float64 {
 	return sum
 }
 
-// softirqStats are the files of these threads, which live as long as the kernel.
+// softirqStats returns the stat files of the soft interrupt threads, which live as long as the kernel.
 var softirqStats = sync.OnceValue(func() (files []string) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, f := range stats {
@@ -197,7 +197,7 @@ var softirqStats = sync.OnceValue(func() (files []string) {
 	return files
 })
 
-// readStat reads the name of a thread, and what its /proc/PID/stat has behind it (proc_pid_stat(5)).
+// readStat reads the name of a thread and the fields after it in /proc/PID/stat (proc_pid_stat(5)).
 func readStat(file string) (name string, fields []string) {
 	s := readLine(file)
 	open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
@@ -207,7 +207,7 @@ func readStat(file string) (name string, fields []string) {
 	return s[open+1 : end], strings.Fields(s[end+1:])
 }
 
-// foreignSince returns how many CPUs' worth of time others have used since.
+// foreignSince returns the average number of CPUs that other programs have used since l.
 func (l machineLoad) foreignSince() float64 {
 	now := readLoad()
 	foreign := (now.total - l.total) - (now.ours - l.ours)
@@ -219,22 +219,20 @@ const (
 	conntrackMaxFile = "/proc/sys/net/netfilter/nf_conntrack_max"
 )
 
-// needConntrack sees to it that the host's connection table has room for n
-// entries. The limit can be written in the host's own network namespace only and
-// rules all others; it is restored after the trial.
+// needConntrack makes room for n entries in the host's connection table. Only the initial network namespace can write
+// the limit, which applies to all namespaces. The trial's cleanup restores it.
 func (t *Trial) needConntrack(n int) error {
 	if was, err := readConntrackMax(); err != nil || was >= n {
-		return nil // no connection tracking, or room enough
+		return nil // no connection tracking, or enough room
 	}
-	was, err := t.borrowConntrack() // who held it may have put it back in the meantime
+	was, err := t.borrowConntrack() // another process may have restored it in the meantime
 	if err != nil || was >= n {
 		return err
 	}
 	return writeConntrackMax(n)
 }
 
-// setConntrackMax sets the limit for the time of the trial, and lowers it only
-// where the user said that it may.
+// setConntrackMax sets the limit during the trial. It lowers the limit only if the user allowed it.
 func (t *Trial) setConntrackMax(n int) error {
 	was, err := t.borrowConntrack()
 	if err != nil {
@@ -246,8 +244,8 @@ func (t *Trial) setConntrackMax(n int) error {
 	return writeConntrackMax(n)
 }
 
-// borrowConntrack keeps everybody else from changing the limit until the trial ends,
-// has it restored even when this program is killed, and returns it.
+// borrowConntrack locks the limit until the trial ends and returns it. The limit is restored even if this program is
+// killed.
 func (t *Trial) borrowConntrack() (int, error) {
 	if !t.borrowed {
 		restore, err := faults.Borrow(t, map[string]string{conntrackMax: ""})

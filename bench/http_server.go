@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// tool says why a program that a row needs is missing, "" when it is there.
+// tool returns a check for programs that a row needs. The check names a missing program, or returns "".
 func tool(names ...string) func(Point) string {
 	return func(Point) string {
 		for _, n := range names {
@@ -30,8 +30,8 @@ func tool(names ...string) func(Point) string {
 	}
 }
 
-// daemon runs a program in a node until the trial ends, with files of its own in
-// a directory that replaces DIR in the arguments.
+// daemon runs a program in a node until the trial ends. Its files are in a private directory, which replaces DIR in
+// the arguments.
 func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (*exec.Cmd, error) {
 	dir, err := os.MkdirTemp("", "sluice-bench-")
 	if err != nil {
@@ -47,7 +47,7 @@ func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
 	cmd := node.Command(t, args[0], args[1:]...)
-	// What it started is told by it, and must not keep this program waiting.
+	// The daemon ends its own child processes. They may keep the output open, so the wait for them is bounded.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 3 * time.Second
 	var words bytes.Buffer
@@ -57,7 +57,7 @@ func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (
 	}
 	ended := make(chan struct{})
 	go func() {
-		cmd.Wait() // it is told to end: how it ends is of no interest
+		cmd.Wait() // after the interrupt, the exit status does not matter
 		close(ended)
 	}()
 	t.Cleanup(func() error {
@@ -115,8 +115,8 @@ func (n *network) waitFor(ctx context.Context, node *lab.Node, address string) e
 	return err
 }
 
-// askWeb has the real HTTP client ask from the client node. It is this same
-// program, started there: a Go process cannot move all its threads.
+// askWeb runs the HTTP client in the client node. The client is a second process of this program, because a Go
+// process cannot move all its threads into a namespace.
 func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -129,7 +129,7 @@ func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult
 	var out []byte
 	err = t.profiled("", func() (err error) {
 		out, err = cmd.Output()
-		if len(out) > 0 { // it failed where no request was answered, and says why
+		if len(out) > 0 { // the client failed without an answered request and reports why
 			err = nil
 		}
 		return err
@@ -144,7 +144,7 @@ func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult
 	return &r, nil
 }
 
-// wait sleeps for so many milliseconds, or until the trial ends.
+// wait sleeps for ms milliseconds or until the trial ends.
 func wait(ctx context.Context, ms int) error {
 	select {
 	case <-ctx.Done():

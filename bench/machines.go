@@ -15,25 +15,25 @@ import (
 	"strings"
 )
 
-// machine is one machine whose results are committed.
+// machine is one machine with committed results.
 type machine struct {
-	dir       string // below the results; "" for the main machine's
-	name      string // of its CPU
+	dir       string // relative to the results; "" for the main machine
+	name      string // CPU name
 	results   map[string]*Result
 	explained map[string]map[string]*explanation
-	// others are explanations that it shares: those of the main machine.
+	// others are the explanations of the main machine, which apply here too.
 	others map[string]map[string]*explanation
 }
 
-// machineRun is a suite's result on a machine; nil for the one that was measured just now.
+// machineRun is a suite's result on a machine. The machine is nil for a run of this process.
 type machineRun struct {
 	*Result
 	machine *machine
-	named   bool // there are others to tell it from
+	named   bool // several machines have results, so each is named
 }
 
-// readMachines reads the results of the main machine, which come first, and those in
-// each subdirectory. Directories without any are no machine.
+// readMachines reads the results of the main machine, then those in each subdirectory. A directory without results is
+// skipped.
 func readMachines(root string) (machines []*machine, err error) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -68,7 +68,7 @@ func readMachines(root string) (machines []*machine, err error) {
 	return machines, nil
 }
 
-// read takes the result of every suite that has one.
+// read reads the result of every suite that has one.
 func (m *machine) read(root string) error {
 	var first Environment
 	for _, s := range Suites() {
@@ -80,7 +80,7 @@ func (m *machine) read(root string) error {
 		if err != nil {
 			return err
 		}
-		r.summarize(s) // what is compared may be newer than the repetitions
+		r.summarize(s) // the comparisons may be newer than the repetitions
 		m.results[s.Name] = r
 		if m.name == "" {
 			first, m.name = r.Environment, r.Environment.shortCPU()
@@ -92,7 +92,7 @@ func (m *machine) read(root string) error {
 	return nil
 }
 
-// runsOf are the results of a suite, the main machine's first.
+// runsOf returns the results of a suite, the main machine's first.
 func runsOf(s Suite, machines []*machine) (runs []machineRun) {
 	for _, m := range machines {
 		if r := m.results[s.Name]; r != nil {
@@ -102,7 +102,7 @@ func runsOf(s Suite, machines []*machine) (runs []machineRun) {
 	return runs
 }
 
-// on names the machine where there are several.
+// on names the machine if there are several.
 func (r machineRun) on() string {
 	if !r.named {
 		return ""
@@ -119,7 +119,7 @@ func (r machineRun) ratio(what string) *Ratio {
 	return nil
 }
 
-// why is what was written about a ratio of this machine, or of the main one; nil for nothing.
+// why returns the explanation of a ratio by this machine or by the main one, or nil.
 func (r machineRun) why(what string) *explanation {
 	if e := r.machine.explained[r.Suite][what]; e != nil {
 		return e
@@ -127,7 +127,7 @@ func (r machineRun) why(what string) *explanation {
 	return r.machine.others[r.Suite][what]
 }
 
-// allRatios are those of any run, each once.
+// allRatios returns the ratios of all runs, each once.
 func allRatios(runs []machineRun) (all []Ratio) {
 	for _, r := range runs {
 		for _, q := range r.Ratios {
@@ -139,7 +139,7 @@ func allRatios(runs []machineRun) (all []Ratio) {
 	return all
 }
 
-// sameMachine is whether two runs can be told to be of one kind of machine.
+// sameMachine reports whether two runs used the same kind of machine.
 func (e Environment) sameMachine(o Environment) bool { return e.cpu() == o.cpu() }
 
 func (e Environment) cpu() string {
@@ -154,28 +154,28 @@ func (e Environment) cpu() string {
 	return s
 }
 
-// shortCPU is the model without what every model's name has.
+// shortCPU returns the CPU model without marks and words that all names share.
 func (e Environment) shortCPU() string {
 	model, _, _ := strings.Cut(strings.NewReplacer("(R)", "", "(TM)", "", "(tm)", "").Replace(e.Machine), "@")
 	words := slices.DeleteFunc(strings.Fields(model), func(w string) bool { return w == "CPU" || w == "Processor" })
 	return strings.Join(words, " ")
 }
 
-// facts are what a reader must know of the machine, in the groups of a table.
+// facts returns the properties of the machine, one map per group of the table.
 func (e Environment) facts() []map[string]string {
 	mitigations, sysctls := map[string]string{}, maps.Clone(e.Sysctls)
 	for k, v := range e.Mitigations {
 		mitigations["mitigation: "+k] = v
 	}
-	delete(sysctls, conntrackMax) // the suites set it as they need it
+	delete(sysctls, conntrackMax) // each suite sets its own limit
 	return []map[string]string{
 		{"CPU": e.cpu(), "memory": fmt.Sprintf("%.1f GiB", float64(e.MemoryBytes)/(1<<30)), "kernel": e.Kernel, "clock": e.Clock},
 		mitigations, sysctls, e.Versions,
 	}
 }
 
-// writeMachines renders the facts of all machines, a column each. Where the results of a
-// machine differ in one, as after an upgrade, all values are there.
+// writeMachines renders the properties of all machines, one column each. If the results of one machine differ in a
+// property, as after an upgrade, the cell lists all values.
 func writeMachines(b *bytes.Buffer, machines []*machine) {
 	if len(machines) == 0 {
 		return

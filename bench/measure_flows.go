@@ -11,27 +11,25 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// clientLoad is which connections a row's clients make.
+// clientLoad selects the connections of a row's clients.
 type clientLoad struct {
 	dest   netip.AddrPort
 	source load.Range
-	// bypass has the server answer past the gateway.
+	// bypass routes the server's answers around the gateway.
 	bypass bool
 }
 
-// flowRates is what the connections did during the measurement.
+// flowRates are the results of a measurement of connections.
 type flowRates struct {
-	perSecond float64 // connections completed in a second of the CPU's time
+	perSecond float64 // connections completed per second of CPU time
 	counts    load.FlowCounts
-	elsewhere float64 // share of them that another CPU handled
+	elsewhere float64 // share of the connections that another CPU handled
 }
 
-// manyClients is a source range of 100,000 endpoints: each connection finds the
-// ports of the one before it in TIME_WAIT when its turn comes again.
+// manyClients is a source range of 100,000 endpoints. A reused endpoint finds the previous connection in TIME_WAIT.
 func manyClients(v6 bool) load.Range { return clientsOf(v6, 100_000) }
 
-// measureFlows makes connections for the trial's duration, after every source
-// endpoint was used once.
+// measureFlows makes connections during the trial, after every source endpoint was used once.
 func (n *network) measureFlows(t *Trial, c clientLoad) (flowRates, error) {
 	client, server, err := n.flowEnds(t, c)
 	if err != nil {
@@ -87,8 +85,7 @@ func (n *network) flowEnds(t *Trial, c clientLoad) (*load.Client, *load.Server, 
 	return client, server, nil
 }
 
-// warmFlows waits until every source endpoint was used once, at least a tenth of a
-// second, at most five.
+// warmFlows waits until every source endpoint was used once, between a tenth of a second and five seconds.
 func warmFlows(ctx context.Context, client *load.Client) error {
 	all := uint64(client.Spec().Connections)
 	for i := range 500 {

@@ -31,13 +31,13 @@ var (
 	srvMAC   = net.HardwareAddr{2, 0, 0, 0, 2, 2}
 )
 
-// network is the benchmark's:
+// network is the network of the benchmark:
 //
 //	client eth0 ---- wan0 gateway lan0 ---- eth0 server
 //	client ret0 ------------------------------ ret0 server   (direct server return)
 //
-// The client owns 10.64.0.0/12 and fd00:64::/64, the server 10.0.2.128/25,
-// 10.1.0.0/16, fd00:2::/64 and fd00:3::/64: one node plays all of them.
+// The client owns 10.64.0.0/12 and fd00:64::/64. The server owns 10.0.2.128/25, 10.1.0.0/16, fd00:2::/64 and
+// fd00:3::/64. One node emulates all hosts of a side.
 type network struct {
 	*lab.Lab
 	client, gateway, server *lab.Node
@@ -81,7 +81,7 @@ func topology() lab.Topology {
 	}
 }
 
-// newNetwork builds the network for the time of the trial.
+// newNetwork builds the network; the trial's cleanup removes it.
 func newNetwork(t *Trial) (*network, error) {
 	l, err := lab.Up(t, topology())
 	if err != nil {
@@ -91,7 +91,7 @@ func newNetwork(t *Trial) (*network, error) {
 	return &network{l, l.Node("client"), l.Node("gateway"), l.Node("server")}, nil
 }
 
-// command runs a program in a node and returns an error that tells its words.
+// command runs a program in a node and returns an error with its output.
 func command(ctx context.Context, n *lab.Node, stdin string, args ...string) error {
 	cmd := n.Command(ctx, args[0], args[1:]...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -102,7 +102,7 @@ func command(ctx context.Context, n *lab.Node, stdin string, args ...string) err
 	return nil
 }
 
-// stream is packets of one kind from the client's side.
+// stream selects the packets that the client sends.
 type stream struct {
 	dest     load.Range
 	flows    int
@@ -110,20 +110,20 @@ type stream struct {
 	v6       bool
 	proto    flow.Protocol
 	flags    string
-	rate     float64 // 0: as fast as it goes
+	rate     float64 // 0 means unlimited
 	stamp    bool
 	shuffled bool
 	skip     int  // first tuple
-	open     bool // every flow is known to the gateway: none needs to be sent before
-	// returned counts at the client what the server sends back.
+	open     bool // the gateway knows every flow, so none is sent beforehand
+	// returned counts the server's answers at the client.
 	returned bool
-	// reverse sends from the server's side to the client's.
+	// reverse sends from the server to the client.
 	reverse bool
 	source  *load.Range // nil: the clients
 }
 
-// clientsOf returns source endpoints for a number of flows. The first 50,000
-// flows are ports of a few addresses, as a proxy or a NAT in front would make them.
+// clientsOf returns source endpoints for a number of flows. The first 50,000 flows are ports of a few addresses, as
+// behind a proxy or a NAT.
 func clientsOf(v6 bool, flows int) load.Range {
 	r := load.Range{First: clients4, Count: (flows + 49_999) / 50_000, Ports: flow.Ports{First: 1024, Last: uint16(1023 + min(flows, 50_000))}}
 	if v6 {
@@ -132,20 +132,19 @@ func clientsOf(v6 bool, flows int) load.Range {
 	return r
 }
 
-// rates is what a stream measured.
+// rates are the results of a stream.
 type rates struct {
-	pps float64 // packets that arrived in a second of the CPU's time
-	// perSecond is the same by the clock on the wall, and offered what was sent.
+	pps float64 // packets received per second of CPU time
+	// perSecond is the rate of received packets by wall-clock time; offered is the rate of sent packets.
 	perSecond, offered float64
 
-	lost    float64 // share of the sent packets that did not
+	lost    float64 // share of the sent packets that were not received
 	latency *load.Histogram
-	// elsewhere is the share of them that another CPU handled.
+	// elsewhere is the share of the received packets that another CPU handled.
 	elsewhere float64
 }
 
-// measure sends a stream through the network for the trial's duration, after as
-// much time as it takes to have sent every flow twice.
+// measure sends a stream through the network for the trial's duration. Before that it sends every flow twice.
 func (n *network) measure(t *Trial, s stream) (rates, error) {
 	sink, err := load.NewSink(load.SinkOptions{Stamps: s.stamp})
 	if err != nil {
@@ -167,7 +166,7 @@ func (n *network) measure(t *Trial, s stream) (rates, error) {
 	return observeBest(t, s, sender, sink)
 }
 
-// observeBest measures until one CPU has handled the packets.
+// observeBest repeats the measurement until one CPU has handled the packets.
 func observeBest(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (rates, error) {
 	for try := 1; ; try++ {
 		out, err := observePackets(t, s, sender, sink)
@@ -181,9 +180,8 @@ func observeBest(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (rate
 	}
 }
 
-// The kernel may move the receiving side of a link to another CPU, where it
-// stays as long as packets come: then two CPUs share the work and the figure
-// means nothing. Such a run is made again.
+// The kernel may move the receive side of a link to another CPU for as long as packets arrive. Two CPUs then share
+// the work and the figure is meaningless, so the run is repeated.
 const (
 	maxElsewhere = 0.01 // share of packets on another CPU
 	maxTries     = 6
@@ -198,8 +196,8 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 	<-started
 	var out rates
 	err := func() error {
-		// Ten packets of each flow, as long ones have behind them: a datapath may know these by then
-		// (see remember in bpf/table.h). Of very many flows two, or most of a run would be this.
+		// Send ten packets per flow, as in long flows: a datapath may have cached the flow by then (see remember in
+		// bpf/table.h). With very many flows send two each, to bound the warm-up.
 		warm := uint64(max(2*s.flows, min(10*s.flows, 1_000_000)))
 		if s.open {
 			warm = 0
@@ -208,7 +206,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 			return err
 		}
 		if s.stamp {
-			// Time to make up for what the schedule lost while the run began.
+			// Time to make up for sends missed while the run began.
 			if err := wait(ctx, 300); err != nil {
 				return err
 			}
@@ -244,8 +242,7 @@ func (n *network) ends(s stream) (from, to *lab.Node, spec load.PacketSpec) {
 	return from, to, spec
 }
 
-// warmUp waits until the sender has sent the packets, at least a tenth of a
-// second long, at most 20 seconds.
+// warmUp waits until the sender has sent the packets, between a tenth of a second and 20 seconds.
 func warmUp(ctx context.Context, sender *load.Sender, packets uint64, done <-chan error) error {
 	for i := 0; i < 2000 && (i < 10 || sender.Sent() < packets); i++ {
 		select {
@@ -276,8 +273,7 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	if err != nil {
 		return err
 	}
-	// By CPU time, not by the clock on the wall: what other programs take of the
-	// CPU lengthens a run and does not change its figure.
+	// Rates use CPU time: other programs then lengthen a run but do not change its figure.
 	arrived, offered, wall := float64(b.Packets-a.Packets), float64(sender.Sent()-sent), time.Since(at).Seconds()
 	r.pps = arrived / (sender.CPUTime() - begin).Seconds()
 	r.perSecond, r.offered = arrived/wall, offered/wall
@@ -292,8 +288,7 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 	return err
 }
 
-// elsewhere returns the share of what was counted between two readings on
-// other CPUs than one.
+// elsewhere returns the share of the packets counted between two readings on other CPUs than cpu.
 func elsewhere(before, after []uint64, cpu int) float64 {
 	var all, here uint64
 	for i := range after {
@@ -309,7 +304,7 @@ func elsewhere(before, after []uint64, cpu int) float64 {
 	return 1 - float64(here)/float64(all)
 }
 
-// one is a range of a single endpoint.
+// one returns a range of a single endpoint.
 func one(a netip.Addr, port uint16) load.Range {
 	return load.Range{First: a, Count: 1, Ports: flow.Ports{First: port, Last: port}}
 }

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// nftlbFarm is what nftlb's configuration needs of one service.
+// nftlbFarm is the part of nftlb's configuration for one service.
 type nftlbFarm struct {
 	Name      string         `json:"name"`
 	Family    string         `json:"family"`
@@ -30,8 +30,7 @@ type nftlbBackend struct {
 	State   string `json:"state"`
 }
 
-// nftlb has nftlb itself write its rules for one service with one backend: mode
-// dnat, snat or dsr.
+// nftlb lets nftlb write its rules for one service with one backend: mode dnat, snat or dsr.
 func nftlb(mode, protocol string, port uint16) setup {
 	return func(t *Trial, n *network) error {
 		f := nftlbFarm{
@@ -44,7 +43,7 @@ func nftlb(mode, protocol string, port uint16) setup {
 		}
 		t.Cleanup(func() error { return os.RemoveAll(dir) })
 		if mode == "dsr" {
-			// It finds the interfaces by the virtual address and the backend's neighbour entry.
+			// nftlb finds the interfaces by the virtual address and the backend's neighbour entry.
 			f.Backends[0].Ether = srvMAC.String()
 			if err := command(t, n.gateway, "", "ip", "address", "add", vip4.String()+"/32", "dev", "wan0"); err != nil {
 				return err
@@ -61,7 +60,7 @@ func nftlb(mode, protocol string, port uint16) setup {
 		if err := command(t, n.gateway, "", "nftlb", "-e", "-L", "1", "-c", path); err != nil {
 			return err
 		}
-		// It ends well even when the kernel has refused its rules.
+		// nftlb exits with status 0 even if the kernel refused its rules.
 		return command(t, n.gateway, "", "nft", "list", "table", map[bool]string{true: "netdev", false: "ip"}[mode == "dsr"], "nftlb")
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
-const folded = ".folded" // stacks
+const folded = ".folded" // folded stacks
 
 // profileName is the file of a row's folded stacks, such as flows-nft-dnat-http.folded.
 func profileName(suite, row, point string) string {
@@ -22,9 +22,8 @@ func profileName(suite, row, point string) string {
 	return strings.Trim(name, "-") + folded
 }
 
-// profiled samples while f runs, where a profile is wanted, and writes the folded stacks. What
-// is measured besides the row's first metric has a file of its own; several parts of one
-// trial are in one file.
+// profiled samples while f runs, if a profile was requested, and writes the folded stacks. Measurements other than
+// the first metric have their own file. Several parts of one trial share a file.
 func (t *Trial) profiled(what string, f func() error) error {
 	if t.profile == "" {
 		return f()

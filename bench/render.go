@@ -40,7 +40,7 @@ func (r *Result) has(point, metric string) bool {
 	return false
 }
 
-// heading names a column as shortly as the other columns allow.
+// heading returns the shortest unambiguous name of a column.
 func (r *Result) heading(c column) string {
 	switch {
 	case len(r.Points) == 1:
@@ -114,7 +114,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 	return nil
 }
 
-// legend says how to read the figures.
+// legend explains how to read the figures.
 func (r *Result) legend() string {
 	s := fmt.Sprintf("Median of %d interleaved repetitions of %g s; ± is half the range of the repetitions", r.Reps, r.Seconds)
 	switch {
@@ -136,14 +136,14 @@ func (r *Result) legend() string {
 	return s
 }
 
-// hasShares is whether figures have one in brackets: none has where --rows left the limit out.
+// hasShares reports whether figures have a share in brackets. They have none if --rows excluded the limit row.
 func (r *Result) hasShares() bool {
 	return slices.ContainsFunc(r.Rows, func(row ResultRow) bool {
 		return slices.ContainsFunc(row.Cells, func(c Cell) bool { return c.Share > 0 })
 	})
 }
 
-// hasUnit is whether the first row is what others are divided by.
+// hasUnit reports whether the other rows are divided by the first row.
 func (r *Result) hasUnit() bool {
 	return len(r.Rows) > 0 && slices.ContainsFunc(r.Rows[0].Cells, func(c Cell) bool { return c.unit })
 }
@@ -163,7 +163,7 @@ func (q Ratio) ours() string {
 	return q.figure()
 }
 
-// figure has as many digits as tell a miss from what was to be reached.
+// figure renders a ratio with enough digits to distinguish a miss from its goal.
 func (q Ratio) figure() string {
 	s := ratio(q.Ours)
 	for digits := 3; q.Missed && digits < 6 && s == fmt.Sprintf("%.*f", digits-1, q.Published); digits++ {
@@ -186,10 +186,10 @@ func ratio(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// remark is what is said of rows: where, and what.
+// remark is a text about rows, with its point.
 type remark struct{ where, text string }
 
-// writeRemarks lists absent rows and notes, those that share a remark in one line.
+// writeRemarks lists absent rows and notes. Rows with the same remark share a line.
 func (r *Result) writeRemarks(w io.Writer, indent string) {
 	var order []remark
 	rows := map[remark][]*ResultRow{}
@@ -230,10 +230,10 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 
 const (
 	notMeasured = "not measured: "
-	namedRows   = 4 // in one remark; more are counted, where the table shows which
+	namedRows   = 4 // in one remark; more are counted if the table shows them
 )
 
-// whose names the rows, or counts them where many stand in the table without a figure.
+// whose names the rows of a remark, or counts them if the table shows many rows without a figure.
 func (said remark) whose(rows []*ResultRow) string {
 	shown := !slices.ContainsFunc(rows, func(row *ResultRow) bool { return len(row.Cells) == 0 })
 	if len(rows) > namedRows && shown && strings.HasPrefix(said.text, notMeasured) {

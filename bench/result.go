@@ -28,18 +28,18 @@ type Result struct {
 	Metrics     []Metric    `json:"metrics"`
 	Limit       string      `json:"limit,omitempty"`
 	Yardstick   bool        `json:"yardstick,omitempty"`
-	// Beside: the yardstick ran at the same time; in older results, before and after.
+	// Beside reports that the yardstick ran at the same time. In older results it ran before and after.
 	Beside bool `json:"yardstick_beside,omitempty"`
-	// ShareOfYardstick is as in Suite.
+	// See Suite.ShareOfYardstick.
 	ShareOfYardstick bool        `json:"share_of_yardstick,omitempty"`
 	Rows             []ResultRow `json:"rows"`
 	Ratios           []Ratio     `json:"ratios,omitempty"`
-	// Foreign is, for each run, how many CPUs' worth of time went to programs
-	// that are not part of the benchmark, stolen time included.
+	// Foreign is, for each run, the average number of CPUs used by programs outside the benchmark, including stolen
+	// time.
 	Foreign []float64 `json:"foreign_cpus"`
-	// Noise says in words why the figures should not be trusted; empty when quiet.
+	// Noise describes why the figures are unreliable; empty for a quiet run.
 	Noise []string `json:"noise,omitempty"`
-	// Check is what moved against an earlier run, where one was asked for.
+	// Check holds the changes since an earlier run, if requested.
 	Check *Checked `json:"check,omitempty"`
 }
 
@@ -48,7 +48,7 @@ type ResultRow struct {
 	Name   string            `json:"name"`
 	About  string            `json:"about,omitempty"`
 	Cells  []Cell            `json:"cells,omitempty"`
-	Absent map[string]string `json:"absent,omitempty"` // point → why it was not measured
+	Absent map[string]string `json:"absent,omitempty"` // by point: why it was not measured
 	Notes  []string          `json:"notes,omitempty"`
 }
 
@@ -57,33 +57,31 @@ type Cell struct {
 	Point  string    `json:"point"`
 	Metric string    `json:"metric"`
 	Raw    []float64 `json:"raw"`
-	// Per is what each raw value is divided by to compare it with another run's: the
-	// yardstick beside it in Mpps, or the first row's value of that repetition; 0 where
-	// that row had none.
+	// Per is the divisor of each raw value for comparisons between runs. It is the yardstick's rate in Mpps during
+	// the measurement, or the first row's value of that repetition; 0 if there was none.
 	Per    []float64 `json:"per,omitempty"`
 	Median float64   `json:"median"`
-	// Relative is the median of Raw / Per; of Raw alone where there is no Per.
+	// Relative is the median of Raw / Per, or of Raw if Per is empty.
 	Relative float64 `json:"relative"`
-	// Spread is (max − min) / median of what Relative is the median of; of Raw in the row
-	// that the others are divided by, whose quotient with itself never differs.
+	// Spread is (max − min) / median of the values behind Relative. The unit row uses Raw, because its quotient with
+	// itself is constant.
 	Spread float64 `json:"spread"`
-	// Unheld counts repetitions at a rate that the sender did not hold, for want of its CPU.
+	// Unheld counts repetitions at a rate that the sender did not reach for lack of CPU time.
 	Unheld int `json:"unheld,omitempty"`
-	// Noisy cells have a spread of more than noisyCell, too few repetitions to tell, or a
-	// rate that was not held.
+	// Noisy cells have a spread above noisyCell, too few repetitions for a spread, or a rate that the sender did not
+	// reach.
 	Noisy bool `json:"noisy,omitempty"`
-	// Share is Relative as a part of the limit row's, or of the yardstick beside the
-	// run (Suite.ShareOfYardstick); 0 when there is none.
+	// Share is Relative divided by the limit row's Relative, or by the yardstick's rate during the run
+	// (Suite.ShareOfYardstick); 0 without a limit.
 	Share float64 `json:"share,omitempty"`
 
-	unit bool // those of other rows are divided by this one
+	unit bool // the values of other rows are divided by this row
 }
 
-// summarize computes medians and spreads; unit is whether those of other rows are divided
-// by this one, where they are in a unit.
+// summarize computes medians and spreads. unit marks the row that divides the others, if they have a unit.
 func (c *Cell) summarize(unit bool) {
 	if !slices.ContainsFunc(c.Per, func(per float64) bool { return per != 0 }) {
-		c.Per = nil // compared as it stands
+		c.Per = nil // compared without a unit
 	}
 	c.unit = unit && c.Per != nil
 	relative := c.relative()
@@ -94,22 +92,22 @@ func (c *Cell) summarize(unit bool) {
 	c.Noisy = c.Spread > noisyCell || len(relative) < enoughReps || c.Unheld > 0
 }
 
-// relative is what Relative is the median of.
+// relative returns the values that Relative is the median of.
 func (c *Cell) relative() []float64 {
 	if c.Per == nil {
 		return c.Raw
 	}
 	var relative []float64
 	for i, per := range c.Per {
-		if per != 0 { // there was a unit in that repetition
+		if per != 0 { // that repetition had a unit
 			relative = append(relative, c.Raw[i]/per)
 		}
 	}
 	return relative
 }
 
-// spread is the range of values as a part of their median: 2, which is ± 100 %, where
-// that is 0 and they are not.
+// spread returns the range of values as a part of their median. A median of 0 with other values returns 2, which is ±
+// 100 %.
 func spread(v []float64) float64 {
 	switch middle := median(v); {
 	case len(v) == 0 || slices.Min(v) == slices.Max(v):
@@ -121,19 +119,18 @@ func spread(v []float64) float64 {
 	}
 }
 
-// Ratio is one comparison with a published figure or an aim.
+// Ratio is one comparison with a published figure or a goal.
 type Ratio struct {
 	What      string  `json:"what"`
 	Ours      float64 `json:"ours"`
 	Published float64 `json:"published"`
-	// Aim: Published is what Sluice was to reach, and Missed that it does not.
+	// Aim: Published is a goal of Sluice; Missed reports that it is not reached.
 	Aim    bool `json:"aim,omitempty"`
 	Missed bool `json:"missed,omitempty"`
 	// OfRatios is Ours / Published.
 	OfRatios float64 `json:"ratio_of_ratios"`
 	Source   string  `json:"source"`
-	// Noisy: one of its figures is, or it has itself a spread of more than noisyCell
-	// over the repetitions.
+	// Noisy: one of its figures is noisy, or its own spread over the repetitions exceeds noisyCell.
 	Noisy bool `json:"noisy,omitempty"`
 }
 
@@ -148,12 +145,12 @@ func newResult(s Suite, o Options) *Result {
 	return r
 }
 
-// HasFigures tells whether it holds a figure.
+// HasFigures reports whether the result has a figure.
 func (r *Result) HasFigures() bool {
 	return slices.ContainsFunc(r.Rows, func(row ResultRow) bool { return len(row.Cells) > 0 })
 }
 
-// row returns the result's row of that name, appending it when it is new.
+// row returns the row with that name, and appends it if it is new.
 func (r *Result) row(row *Row) *ResultRow {
 	for i := range r.Rows {
 		if r.Rows[i].Name == row.Name {
@@ -171,7 +168,7 @@ func (r *ResultRow) absent(point, why string) {
 	r.Absent[point] = why
 }
 
-// failed begins the reason of a row that was to run and did not.
+// failed begins the reason of a row that could not run.
 const failed = "failed: "
 
 func (r *ResultRow) fail(point string, err error) { r.absent(point, failed+err.Error()) }
@@ -182,7 +179,7 @@ func (r *ResultRow) note(n string) {
 	}
 }
 
-// add keeps a value; per is what it is divided by, 0 where it is not.
+// add stores a value. per is its divisor, or 0 for none.
 func (r *ResultRow) add(point, metric string, v, per float64) {
 	c := r.cell(point, metric)
 	if c == nil {
@@ -202,7 +199,7 @@ func (r *ResultRow) cell(point, metric string) *Cell {
 	return nil
 }
 
-// Cell returns the figure of a row at a point, nil when it was not measured.
+// Cell returns the figure of a row at a point, or nil if it was not measured.
 func (r *Result) Cell(row, point, metric string) *Cell {
 	for i := range r.Rows {
 		if r.Rows[i].Name == row {
@@ -216,8 +213,8 @@ func (r *Result) Cell(row, point, metric string) *Cell {
 const (
 	noisyCell    = 0.10 // spread of one figure, ± 5 %
 	noisyShare   = 0.10 // share of noisy figures that makes a run noisy
-	enoughReps   = 3    // repetitions that tell anything of their spread
-	noisyForeign = 0.10 // CPUs' worth of other programs, median over the runs
+	enoughReps   = 3    // minimum number of repetitions for a spread
+	noisyForeign = 0.10 // CPUs used by other programs, median over the runs
 )
 
 // summarize computes medians, spreads, shares and ratios from the repetitions.
@@ -241,7 +238,7 @@ func (r *Result) summarize(s Suite) {
 	r.tellNoise(s)
 }
 
-// limit is what shares at a point are of, as Cell.Relative has it; 0 for none.
+// limit returns the divisor of shares at a point, in the unit of Cell.Relative; 0 for none.
 func (r *Result) limit(s Suite, point string) float64 {
 	if s.ShareOfYardstick {
 		return 1
@@ -252,7 +249,7 @@ func (r *Result) limit(s Suite, point string) float64 {
 	return 0
 }
 
-// tellNoise says in words what a reader must not trust.
+// tellNoise describes which figures are unreliable and why.
 func (r *Result) tellNoise(s Suite) {
 	noisy, unheld, all := 0, 0, 0
 	for i := range r.Rows {
@@ -292,7 +289,7 @@ func (r *Result) compare(s Suite) {
 			What: c.What, Ours: a.Median, Published: c.Published / cmp.Or(c.PublishedAgainst, 1),
 			Source: c.Source, Aim: c.Source == aim, Noisy: a.Noisy && !a.unit,
 		}
-		var each []float64 // the same of each repetition
+		var each []float64 // ratio of each repetition
 		switch b := r.Cell(c.Against, cmp.Or(c.AgainstPoint, point), metric); {
 		case c.Added: // Mpps to ns
 			q.Ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
@@ -316,7 +313,7 @@ func (r *Result) compare(s Suite) {
 	}
 }
 
-// quotients divides repetition by repetition; nil where one of both was not measured in all.
+// quotients divides repetition by repetition. It returns nil if a or b lacks a repetition.
 func quotients(a, b []float64) (q []float64) {
 	if len(a) != len(b) || slices.Contains(b, 0) {
 		return nil

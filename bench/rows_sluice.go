@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft"
 )
 
-// slowTransmit is the eBPF datapath without fast transmit: it asks the routing
-// table for the next hop of every packet.
+// slowTransmit is the eBPF datapath without fast transmit: it queries the routing table for the next hop of every
+// packet.
 const slowTransmit = "ebpf without fast transmit"
 
 // openers open Sluice's datapaths in the namespace of the calling thread.
@@ -51,8 +51,8 @@ const (
 	pool6 = "fd00:2::100-fd00:2::11f"
 )
 
-// sluiceRow is a row that one of Sluice's datapaths carries: conf is its
-// configuration at a point, drive loads it and reports.
+// sluiceRow returns a row for one of Sluice's datapaths. conf returns its configuration at a point; drive sends the
+// load and reports.
 func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Trial, *network) error) Row {
 	tracked := 0
 	if path == "nftables" {
@@ -62,8 +62,8 @@ func sluiceRow(name, about, path string, conf func(Point) string, drive func(*Tr
 	return absentRow(gatewayRow(name, about, tracked, set, drive), path)
 }
 
-// pairRow is a row of the eBPF datapath on a host with a bridge that is up: TC stands behind
-// XDP for what may leave by that.
+// pairRow returns a row of the eBPF datapath on a host with a bridge that is up. TC then follows XDP for packets that
+// may leave by the bridge.
 func pairRow(name, about string, conf func(Point) string, drive func(*Trial, *network) error) Row {
 	set := func(t *Trial, n *network) error {
 		for _, words := range [][]string{{"ip", "link", "add", "docker0", "type", "bridge"}, {"ip", "link", "set", "docker0", "up"}} {
@@ -76,7 +76,7 @@ func pairRow(name, about string, conf func(Point) string, drive func(*Trial, *ne
 	return absentRow(gatewayRow(name, about, 0, set, drive), "ebpf")
 }
 
-// applySluice reads a configuration and gives it to a datapath.
+// applySluice parses a configuration and applies it to a datapath.
 func applySluice(t *Trial, n *network, path, yaml string) error {
 	c, err := config.Decode("bench", []byte(yaml))
 	if err != nil {
@@ -86,8 +86,7 @@ func applySluice(t *Trial, n *network, path, yaml string) error {
 	return err
 }
 
-// applyConfig opens a datapath on the gateway, gives it the configuration and
-// removes it with the trial.
+// applyConfig opens a datapath on the gateway and applies the configuration. The trial's cleanup removes it.
 func applyConfig(t *Trial, n *network, path string, c *config.Config) (datapath.Datapath, *datapath.Change, error) {
 	var d datapath.Datapath
 	err := n.gateway.Do(func() (err error) {
@@ -98,7 +97,7 @@ func applyConfig(t *Trial, n *network, path string, c *config.Config) (datapath.
 		return nil, nil, fmt.Errorf("datapath %s: %w", path, err)
 	}
 	t.Cleanup(func() error {
-		// Not the trial's context: what was made is removed even when it has ended.
+		// The removal must also run after the trial's context has ended.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t), 30*time.Second)
 		defer cancel()
 		err := n.gateway.Do(func() error { return d.Remove(ctx) })
@@ -117,8 +116,8 @@ func applyConfig(t *Trial, n *network, path string, c *config.Config) (datapath.
 	return d, change, err
 }
 
-// snapshotOf gives the whole configuration to one datapath, all backends up. What
-// the datapath does not carry is an error: the row must not measure something else.
+// snapshotOf assigns the whole configuration to one datapath, with all backends up. If the datapath does not support
+// a part, snapshotOf fails: the row must not measure something else.
 func snapshotOf(c *config.Config, d datapath.Datapath) (*datapath.Snapshot, error) {
 	s := &datapath.Snapshot{Revision: 1, Config: c}
 	for i := range c.Services {
@@ -148,10 +147,11 @@ type service struct {
 	mode, protocol, attach string
 	port                   uint16
 	vip, backend           netip.Addr
-	room                   int // flows that tables are made for at least
+	room                   int // minimum number of flows in tables
 }
 
-// yaml renders it. Tables have a twentieth more room than the flows of the point, 65,536 at least.
+// yaml renders the configuration. Tables have a twentieth more room than the flows of the point, and at least 65,536
+// entries.
 func (s service) yaml(p Point) string {
 	pool := ""
 	if s.mode == "fullnat" {
@@ -183,7 +183,7 @@ func (s service) head(p Point) string {
 	return head
 }
 
-// snatYAML is a source NAT rule for everything that leaves by lan0.
+// snatYAML is a source NAT rule for all traffic that leaves by lan0.
 func snatYAML(attach string) func(Point) string {
 	return func(p Point) string {
 		return service{attach: attach}.head(p) + "nat:\n  - {name: out, type: snat, source: [10.64.0.0/12], out: lan0, to: [" + pool4 + "]}\n"

@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// Run measures a suite: every repetition goes over all rows and points before
-// the next begins, so that a disturbance of the machine hits all rows alike. When ctx
-// ends it returns what was measured until then, nil for nothing, and why it ended.
+// Run measures a suite. Every repetition covers all rows and points before the next begins, so a disturbance of the
+// machine affects all rows alike. If ctx ends, Run returns the results so far, or nil, and the reason.
 func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	o.fill(s)
 	r := &runner{suite: s, o: o, result: newResult(s, o)}
@@ -37,7 +36,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 		return nil, err
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
-	r.result.Reps = rep // begun
+	r.result.Reps = rep // repetitions begun
 	r.result.summarize(s)
 	if err != nil {
 		r.result.Noise = append(r.result.Noise, fmt.Sprintf("it was stopped in repetition %d of %d", rep, o.Reps))
@@ -45,12 +44,12 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	return r.result, err
 }
 
-// repetition goes over all rows and points that are wanted.
+// repetition runs all selected rows and points.
 func (r *runner) repetition(ctx context.Context, rep int) error {
 	r.first = map[string]float64{}
 	for i := range r.suite.Rows {
 		row := &r.suite.Rows[i]
-		unit := i == 0 && !r.suite.Yardstick // what the others are divided by
+		unit := i == 0 && !r.suite.Yardstick // the divisor of the other rows
 		if r.o.Rows != nil && !r.o.Rows.MatchString(row.Name) && !unit {
 			continue
 		}
@@ -66,7 +65,7 @@ func (r *runner) repetition(ctx context.Context, rep int) error {
 	return nil
 }
 
-// Validate says what of the options is impossible, or selects nothing of the suite.
+// Validate returns an error if an option is impossible or selects nothing of the suite.
 func (o Options) Validate(s Suite) error {
 	switch {
 	case o.Reps < 0:
@@ -90,7 +89,7 @@ func (o Options) Validate(s Suite) error {
 	return nil
 }
 
-// names has a line for each: there are dozens, with commas in them.
+// names returns a list with one name per line: there are dozens, and names contain commas.
 func names[T any](list []T, name func(T) string) string {
 	var b strings.Builder
 	for _, e := range list {
@@ -99,7 +98,7 @@ func names[T any](list []T, name func(T) string) string {
 	return b.String()
 }
 
-// fill replaces what was not asked for by the suite's own.
+// fill replaces unset options by the suite's defaults.
 func (o *Options) fill(s Suite) {
 	if o.Reps == 0 {
 		o.Reps = 5
@@ -115,20 +114,19 @@ func (o *Options) fill(s Suite) {
 	}
 }
 
-// runner is a run of a suite under way.
+// runner is a run of a suite in progress.
 type runner struct {
 	suite     Suite
 	o         Options
 	result    *Result
-	yardstick *yardstick // nil in suites without
-	// first is what the suite's first row did in this repetition, by point and
-	// metric; in suites without a yardstick it takes its place. Rows are in no common
-	// unit where it was not measured.
+	yardstick *yardstick // nil in suites without one
+	// first holds the values of the suite's first row in this repetition, by point and metric. It is the unit of
+	// suites without a yardstick. If the first row was not measured, the other rows have no unit.
 	first map[string]float64
 }
 
-// one runs a row at a point. What goes wrong is kept in the result: one row that fails
-// must not cost the others. The error is that of a run whose context has ended.
+// one runs a row at a point. It stores failures in the result, so one failing row does not stop the others. It
+// returns an error only if the run's context has ended.
 func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	out := r.result.row(row)
 	if row.Absent != nil {
@@ -156,7 +154,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 		if !ok {
 			continue
 		}
-		if sum := v.value + v.per; math.IsNaN(sum) || math.IsInf(sum, 0) { // which no file can hold, nor a median
+		if sum := v.value + v.per; math.IsNaN(sum) || math.IsInf(sum, 0) { // JSON and the median cannot represent it
 			out.fail(p.Name, fmt.Errorf("%s: %g %s beside %g", m.Name, v.value, m.Unit, v.per))
 			continue
 		}
@@ -168,8 +166,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 	return nil
 }
 
-// measure runs a row, and once more when something of it was not on its CPU. Where it is
-// not then either, the row says so.
+// measure runs a row, and repeats it once if another CPU handled packets. If that recurs, the row gets a note.
 func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error) {
 	t, err := r.attempt(ctx, row, p)
 	if err == nil && t.disturbed {
@@ -181,8 +178,7 @@ func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error)
 	return t, err
 }
 
-// per is what a figure is divided by to compare it with that of another run; 0
-// means that it is compared as it stands.
+// per returns the divisor of a figure for comparisons between runs, or 0 for none.
 func (r *runner) per(row *Row, m Metric, p Point, v reported) float64 {
 	switch {
 	case m.Absolute:
@@ -197,7 +193,7 @@ func (r *runner) per(row *Row, m Metric, p Point, v reported) float64 {
 	return r.first[key]
 }
 
-// attempt sets a row up, runs it and cleans up.
+// attempt sets up a row, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
 	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]reported{}}
 	if r.o.Profile != "" {

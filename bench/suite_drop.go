@@ -105,7 +105,7 @@ func clientAddress(i int) netip.Addr {
 	return load.Range{First: clients4, Count: i + 1}.At(i).Addr()
 }
 
-// sluiceDeny gives a datapath a drop rule with the set.
+// sluiceDeny applies a drop rule with the set to a datapath.
 func sluiceDeny(path, attach string) setup {
 	return func(t *Trial, n *network) error {
 		c, err := config.Decode("bench", []byte(service{attach: attach}.head(Point{})+"firewall:\n  sets: {denied: [198.51.100.1/32]}\n  rules: [{action: drop, source: \"@denied\"}]\n"))
@@ -122,7 +122,7 @@ func sluiceDeny(path, attach string) setup {
 	}
 }
 
-// measureDrops sends for the trial's duration and counts what the gateway took in.
+// measureDrops sends for the trial's duration and counts the packets that the gateway received.
 func (n *network) measureDrops(t *Trial) error {
 	sink, err := load.NewSink(load.SinkOptions{})
 	if err != nil {
@@ -180,7 +180,7 @@ func (n *network) measureDrops(t *Trial) error {
 	return err
 }
 
-// arrivedAt returns the packets that an interface has received.
+// arrivedAt returns the number of packets that an interface has received.
 func arrivedAt(node *lab.Node, iface string) (uint64, error) {
 	h, err := node.Handle()
 	if err != nil {

@@ -14,15 +14,14 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// Sizes of the flood: many more sources than any table of the suite has room for.
+// Sizes of the flood: many more sources than the tables of any row have room for.
 const (
 	floodSources   = 1_000_000
 	floodConntrack = 1 << 18
-	// heldRate of requests a second over the connections that must survive.
+	// heldRate is the requests per second over the connections that must survive.
 	heldRate = 20_000
-	// A request on an open connection is sent heldTries times before the connection counts as
-	// lost: the flood fills the queues between the nodes, and a packet that is lost there does
-	// not mean that the connection is.
+	// A request on an open connection is sent up to heldTries times before the connection counts as lost. The flood
+	// fills the queues between the nodes, so a lost packet does not imply a lost connection.
 	heldTries, heldTimeout = 40, 50 * time.Millisecond
 )
 
@@ -69,13 +68,13 @@ func floodSuite() Suite {
 	return s
 }
 
-// reportFlood opens the connections, floods for the trial's duration while they
-// ask, and counts them.
+// reportFlood opens the connections and counts them after a flood of the trial's duration. They send requests during
+// the flood.
 func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 	if err := t.setConntrackMax(floodConntrack); err != nil {
 		return err
 	}
-	// The client's kernel owns the flood's addresses and would reset what answers.
+	// The client's kernel owns the flood's addresses and would reset the answers.
 	if err := command(t, n.client, "table ip quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }\n}\n", "nft", "-f", "-"); err != nil {
 		return err
 	}
@@ -146,8 +145,8 @@ func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, 
 	if err != nil {
 		return err
 	}
-	// The asking CPU makes up for what it missed, so that every connection is asked
-	// again; and what was asked last is answered or given up.
+	// The requesting CPU catches up, so that every connection sends a request. The last requests are then answered or
+	// have timed out.
 	if err := wait(ctx, int((heldTries+20)*heldTimeout/time.Millisecond)); err != nil {
 		return err
 	}
@@ -168,8 +167,7 @@ func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, 
 	return nil
 }
 
-// floodFor sends for so long by the clock on the wall and returns the packets in
-// a microsecond of the flood's CPU.
+// floodFor sends for a wall-clock duration and returns the packets per microsecond of the flood's CPU time.
 func floodFor(ctx context.Context, d time.Duration, flood *load.Sender) (float64, error) {
 	ctx, stop := context.WithCancel(ctx)
 	started, done := make(chan struct{}), make(chan error, 1)

@@ -63,7 +63,7 @@ func flowsSuite() Suite {
 	for _, mode := range []string{"dnat", "snat", "dsr"} {
 		c := clientLoad{dest: at(vip4, 80), bypass: mode == "dsr"}
 		if mode == "snat" {
-			c.source = clientsOf(false, 50_000) // it hides all of them behind one address
+			c.source = clientsOf(false, 50_000) // the pool hides all clients behind one address
 		}
 		row := flowRow("nftlb, "+mode, "nftlb's own rules for one service", nftlb(mode, "tcp", 80), c)
 		row.Absent = tool("nftlb")
@@ -76,7 +76,7 @@ func flowsSuite() Suite {
 
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 
-// flowRow measures connections through what set makes of the gateway.
+// flowRow returns a row that measures connections through the gateway that set configures.
 func flowRow(name, about string, set setup, c clientLoad) Row {
 	return gatewayRow(name, about, 2, set, func(t *Trial, n *network) error { return reportFlows(t, n, c) })
 }
@@ -94,7 +94,7 @@ func reportFlows(t *Trial, n *network, c clientLoad) error {
 	return nil
 }
 
-// setRedirectBoth makes the gateway a wire, both ways.
+// setRedirectBoth makes the gateway a wire in both directions.
 func setRedirectBoth(t *Trial, n *network) error { return setReferenceBoth(t, n, load.Redirect) }
 
 func setReferenceBoth(t *Trial, n *network, kind load.ReferenceKind) error {

@@ -11,7 +11,7 @@ import (
 
 const crossRow = "limit: header of the other family and redirect"
 
-// connectionsPoint of the suite measures connections, the others packets.
+// connectionsPoint measures connections; the other points measure packets.
 const connectionsPoint = "connections"
 
 func fnat64Suite() Suite {
@@ -84,8 +84,8 @@ func fnat64Suite() Suite {
 	return s
 }
 
-// wireRow is a reference program both ways in the place of a service. unconnected: why it has
-// no connections, "" where it has.
+// wireRow returns a row with a reference program in both directions in place of a service. unconnected is the reason
+// why it carries no connections, or "".
 func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconnected string) Row {
 	return Row{
 		Name: name, About: about,
@@ -108,8 +108,7 @@ func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconn
 	}
 }
 
-// fullnatDrive sends to the service, and has the server answer at the points
-// that say so.
+// fullnatDrive sends to the service. At some points the server answers.
 func fullnatDrive(vip netip.Addr) func(*Trial, *network) error {
 	return func(t *Trial, n *network) error {
 		if t.Point.Name == connectionsPoint {

@@ -43,19 +43,19 @@ func latencySuite() Suite {
 	return s
 }
 
-// unreachableRate in packets a second is more than one CPU makes.
+// unreachableRate in packets per second exceeds the capacity of one CPU.
 const unreachableRate = 50e6
 
-// maxUnheld is how far what is sent may be from what is due, as a part of it: packets
-// that wait for their sender are those of p99 then.
+// maxUnheld bounds the relative difference between sent and due packets. Beyond it, packets that wait in the sender
+// dominate p99.
 const maxUnheld = 0.01
 
-// unheld is whether the sender fell behind a rate, or was still catching up.
+// unheld reports whether the sender fell behind the rate or was still catching up.
 func (r rates) unheld(rate float64) bool { return math.Abs(r.offered/rate-1) > maxUnheld }
 
-// reportLatency finds the row's own maximum and measures at a share of it.
+// reportLatency finds the maximum rate of the row and measures at a share of that rate.
 func (n *network) reportLatency(t *Trial, s stream) error {
-	// A rate that nothing reaches has the sender send in the batches of a held rate.
+	// An unreachable rate makes the sender use the same batches as at a paced rate.
 	s.stamp, s.rate = true, unreachableRate
 	most, err := n.measure(t, s)
 	if err != nil {

@@ -66,14 +66,14 @@ func natTaxSuite() Suite {
 	return s
 }
 
-// longRun makes the trial ten seconds long: a starved table lets its first
-// thousand through at once, and a short run would see little else.
+// longRun makes the trial ten seconds long. A full table accepts its first thousand connections at once, and they
+// would dominate a short run.
 func longRun(t *Trial, _ *network) error {
 	t.Seconds = max(t.Seconds, 10)
 	return nil
 }
 
-// reportTax asks for the trial's duration and reports what ab prints.
+// reportTax runs ab for the trial's duration and reports its figures.
 func (n *network) reportTax(t *Trial, dest netip.Addr) error {
 	if _, err := startWeb(t, n); err != nil {
 		return err

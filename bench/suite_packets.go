@@ -65,7 +65,7 @@ func packetsSuite() Suite {
 	const few, many, million = "1 flow", "50,000 flows", "1,000,000 shuffled"
 	for _, a := range [][]Comparison{
 		aims("dnat by XDP, share of the loop", "sluice ebpf dnat (xdp)", redirectRow, map[string]float64{few: 0.78, many: 0.72, million: 0.52}),
-		// Where these aims come from, the barest map made 0.83, 0.80 and 0.60 of the loop.
+		// When these goals were set, the barest map reached 0.83, 0.80 and 0.60 of the loop.
 		aims("dnat by XDP / barest DNAT", "sluice ebpf dnat (xdp)", "limit: barest DNAT", map[string]float64{few: 0.78 / 0.83, many: 0.72 / 0.80, million: 0.52 / 0.60}),
 		aims("dnat by XDP / nft DNAT", "sluice ebpf dnat (xdp)", "nft DNAT", map[string]float64{many: 4.5}),
 		aims("dnat by XDP / iptables DNAT", "sluice ebpf dnat (xdp)", "iptables DNAT", map[string]float64{many: 4.2}),
@@ -79,8 +79,7 @@ func packetsSuite() Suite {
 	return s
 }
 
-// fewAtMillion leaves rows out at the largest point that would only repeat what
-// another row of their datapath shows.
+// fewAtMillion leaves out rows at the largest point that would repeat another row of their datapath.
 func fewAtMillion(r Row) func(Point) string {
 	absent := r.Absent
 	return func(p Point) string {
@@ -98,12 +97,12 @@ func fewAtMillion(r Row) func(Point) string {
 
 var atMillion = []string{"nft DNAT", "sluice nftables dnat", "sluice ebpf dnat (xdp)", "sluice ebpf fullnat (xdp)", "sluice ebpf snat (xdp)", "sluice ebpf dnat (tc)"}
 
-// referenceRow is a reference program of package load on the gateway.
+// referenceRow returns a row with a reference program of package load on the gateway.
 func referenceRow(name, about string, kind load.ReferenceKind) Row {
 	return Row{Name: name, About: about, Run: func(t *Trial) error { return runReference(t, kind, false) }}
 }
 
-// shuffledBare is the barest DNAT whose elements do not lie in the order of use.
+// shuffledBare is the barest DNAT with hash elements that are not in the order of use.
 func shuffledBare() Row {
 	return Row{
 		Name: "limit: barest DNAT, elements shuffled", About: "the same; the hash elements were made in another order than the flows send",
@@ -139,7 +138,7 @@ func runReference(t *Trial, kind load.ReferenceKind, shuffled bool) error {
 	return reportPackets(t, n, stream{dest: one(dest, 53), flows: t.Point.Value})
 }
 
-// warmNeighbour makes the gateway resolve the server.
+// warmNeighbour makes the gateway resolve the server's address.
 func warmNeighbour(t *Trial, n *network) error {
 	for _, args := range [][]string{
 		{"ip", "neigh", "replace", "10.0.2.2", "lladdr", srvMAC.String(), "dev", "lan0"},
@@ -154,12 +153,11 @@ func warmNeighbour(t *Trial, n *network) error {
 	return nil
 }
 
-// setup makes a gateway out of the node.
+// setup configures the node as a gateway.
 type setup func(t *Trial, n *network) error
 
-// gatewayRow is a row of a network whose neighbours are known: set makes a gateway of
-// it, if there is anything to set, and drive measures. tracked connections for each
-// of the point's value must find room in the kernel's table.
+// gatewayRow returns a row of a network with resolved neighbours. set configures the gateway, if not nil; drive
+// measures. The kernel's table gets room for tracked connections per flow of the point.
 func gatewayRow(name, about string, tracked int, set setup, drive func(*Trial, *network) error) Row {
 	return Row{Name: name, About: about, Run: func(t *Trial) error {
 		n, err := newNetwork(t)
@@ -183,18 +181,18 @@ func gatewayRow(name, about string, tracked int, set setup, drive func(*Trial, *
 	}}
 }
 
-// peerRow is a row of the suite packets that the kernel carries.
+// peerRow returns a row of the suite packets that the kernel forwards.
 func peerRow(name, about string, set setup, dest netip.Addr) Row {
 	return gatewayRow(name, about, 2, set, func(t *Trial, n *network) error {
 		return reportPackets(t, n, streamTo(dest, t.Point.Value))
 	})
 }
 
-// outside is the first of the addresses beyond the server that outgoing flows go to.
+// outside is the first destination address of outgoing flows, behind the server.
 var outside = netip.MustParseAddr("10.1.0.1")
 
-// streamTo is UDP to one address; to outside it is spread over 64 addresses, since
-// a NAT's address has only 64,000 ports towards each of them.
+// streamTo returns a UDP stream to one address. A stream to outside is spread over 64 addresses, because a NAT
+// address has only 64,000 ports per destination.
 func streamTo(dest netip.Addr, flows int) stream {
 	s := stream{dest: one(dest, 53), flows: flows}
 	if dest == outside {

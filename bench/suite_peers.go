@@ -131,7 +131,7 @@ func setTayga(t *Trial, n *network) error {
 	return err
 }
 
-// reportPeer asks for the trial's duration and charges the machine's CPU.
+// reportPeer sends requests for the trial's duration and reports the CPU time of the whole machine.
 func (n *network) reportPeer(t *Trial, url string) error {
 	if _, err := startWeb(t, n); err != nil {
 		return err

@@ -10,17 +10,16 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// Ports of the pool that the suite fills: 4 addresses with 64,512 ports each
-// (1024 to 65535). Clients have 64 flows each, so that a gateway that keeps a
-// client on one address (RFC 4787 REQ-2) can use all of them.
+// The pool that the suite fills: 4 addresses with 64,512 ports each (1024 to 65535). Clients have 64 flows each, so a
+// gateway with address pooling (RFC 4787 REQ-2) can use all ports.
 const (
 	portsPool     = "10.0.2.96-10.0.2.99"
 	portsAll      = 4 * 64512
 	flowsPerGuest = 64
 )
 
-// portsFills are the fills in percent that the suite measures at; fillWindow is
-// the share of the pool, in percent, that is taken just before while it measures.
+// portsFills are the measured fills in percent. fillWindow is the share of the pool, in percent, that each
+// measurement uses up just below a fill.
 var portsFills = []int{10, 50, 90, 95, 99}
 
 const fillWindow = 3
@@ -74,7 +73,7 @@ func portsSuite() Suite {
 
 func fillMetric(percent int) string { return fmt.Sprintf("at %d %%", percent) }
 
-// portsRow fills the pool once and measures on the way.
+// portsRow returns a run that fills the pool once and measures on the way.
 func portsRow(set setup) func(*Trial) error {
 	return func(t *Trial) error {
 		n, err := newNetwork(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/capacity"
 )
 
-// lineRate is that of the shaped links in bits a second.
+// lineRate of the shaped links in bits per second.
 const lineRate = 100e6
 
 func routerSuite() Suite {
@@ -111,8 +111,8 @@ func iptablesRouter(t *Trial, n *network) error {
 	return command(t, n.gateway, rules, "iptables-legacy-restore")
 }
 
-// reportRouter shapes the links where the point says so, runs iperf3 to an
-// address, and then opens connections to it.
+// reportRouter shapes the links at the points that require it, runs iperf3 to an address, and then opens connections
+// to it.
 func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 	if t.Point.Value > 0 {
 		for _, iface := range []string{"wan0", "lan0"} {
@@ -142,7 +142,7 @@ func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 	if _, err := startWeb(t, n); err != nil {
 		return err
 	}
-	// Before the others, whose entries stay for minutes.
+	// Memory is measured first, because the entries of the other loads stay for minutes.
 	if err := n.reportMemory(t, netip.AddrPortFrom(dest, 80)); err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (n *network) reportRouter(t *Trial, dest netip.Addr) error {
 // heldConnections are open while the memory is read.
 const heldConnections = 1000
 
-// reportMemory opens connections and reports what the gateway keeps for them.
+// reportMemory opens connections and reports the memory that the gateway uses for them.
 func (n *network) reportMemory(t *Trial, dest netip.AddrPort) error {
 	for range heldConnections {
 		c, err := n.client.Dial(t, nil, "tcp", dest.String())
@@ -180,12 +180,12 @@ func (n *network) reportMemory(t *Trial, dest netip.AddrPort) error {
 	return nil
 }
 
-// tracked returns how many connections the gateway's kernel tracks.
+// tracked returns the number of connections that the gateway's kernel tracks.
 func (n *network) tracked() (entries uint64, err error) {
 	const file = "/proc/sys/net/netfilter/nf_conntrack_count"
 	err = n.gateway.Do(func() error {
 		if !readable(file) {
-			return nil // the module is not there, nor are entries
+			return nil // without the module there are no entries
 		}
 		entries, err = strconv.ParseUint(readLine(file), 10, 64)
 		return err
@@ -193,15 +193,15 @@ func (n *network) tracked() (entries uint64, err error) {
 	return entries, err
 }
 
-// mapMemory returns what the kernel charges for the BPF maps that this process holds:
-// those of the row's datapath, as nothing else in the suite makes any.
+// mapMemory returns the memory that the kernel charges for the BPF maps of this process. Only the row's datapath
+// creates maps in this suite.
 func mapMemory() (sum uint64, err error) {
 	const dir = "/proc/self/fdinfo"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		return 0, err
 	}
-	seen := map[string]bool{} // a map may be held twice
+	seen := map[string]bool{} // a map may have several descriptors
 	for _, fd := range fds {
 		b, err := os.ReadFile(filepath.Join(dir, fd.Name()))
 		if errors.Is(err, fs.ErrNotExist) {

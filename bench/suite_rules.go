@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// backendsOf is how many backends a service has at the points that vary them.
+// backendsOf returns the services and the backends per service at a point.
 func backendsOf(p Point) (services, backends int) {
 	if strings.Contains(p.Name, "backend") {
 		return 1, p.Value

@@ -74,7 +74,7 @@ func scaleSuite() Suite {
 	return s
 }
 
-// tooSlow leaves the largest point out where connection tracking carries the flows.
+// tooSlow excludes the largest point for rows with connection tracking.
 func tooSlow(p Point) string {
 	if p.Value > 1_000_000 {
 		return "connection tracking takes a minute to open and free so many; a million shows its cost a flow"
@@ -82,7 +82,7 @@ func tooSlow(p Point) string {
 	return ""
 }
 
-// scaleRow opens every flow once, then measures over all of them, then idle.
+// scaleRow opens every flow once, then measures over all flows, then idle.
 func scaleRow(t *Trial, dest netip.Addr, set func(*network) error) error {
 	n, err := newNetwork(t)
 	if err != nil {
@@ -99,7 +99,7 @@ func scaleRow(t *Trial, dest netip.Addr, set func(*network) error) error {
 		return err
 	}
 	if _, tables := t.values["memory"]; tables {
-		before = 0 // the datapath has told what its tables take
+		before = 0 // the datapath has reported the size of its tables
 	}
 	return n.reportScale(t, streamTo(dest, t.Point.Value), before)
 }
@@ -127,7 +127,7 @@ func (n *network) applyScale(t *Trial, path, attach string, snat bool) error {
 	return n.reportTables(t, d)
 }
 
-// reportTables reports the memory of all of a datapath's tables a flow.
+// reportTables reports the memory of all tables of a datapath per flow.
 func (n *network) reportTables(t *Trial, d datapath.Datapath) error {
 	c, err := d.Counters(t)
 	if err != nil {
@@ -173,17 +173,17 @@ func (n *network) reportScale(t *Trial, s stream, before uint64) error {
 	return nil
 }
 
-// conntrackBuckets returns the bytes of the connection table's hash, which is
-// allocated once for the host: a pointer a bucket.
+// conntrackBuckets returns the bytes of the connection table's hash, which the host allocates once: one pointer per
+// bucket.
 func conntrackBuckets() uint64 {
 	n, _ := strconv.ParseUint(readLine("/proc/sys/net/netfilter/nf_conntrack_buckets"), 10, 64)
 	return 8 * n
 }
 
-// openFlows sends one packet of each of so many flows and returns how many a
-// second of CPU time arrived; no rate when they all came at once.
+// openFlows sends one packet per flow and returns the rate of arrivals per second of CPU time. The rate is 0 if all
+// packets arrived at once.
 func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, arrived uint64, err error) {
-	if count <= 0 { // which is no limit to a sender
+	if count <= 0 { // a sender reads 0 as no limit
 		return 0, 0, nil
 	}
 	sink, err := load.NewSink(load.SinkOptions{})
@@ -225,8 +225,8 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 	return perSecond, arrived, nil
 }
 
-// openedBy runs a sender to its end. The clock starts with the first arrival that is
-// seen; no rate, when none came through or all at once.
+// openedBy runs a sender to its end. The clock starts with the first observed arrival. The rate is 0 if none arrived,
+// or all at once.
 func openedBy(ctx context.Context, sender *load.Sender, sink *load.Sink) (perSecond float64, arrived uint64, err error) {
 	done := make(chan error, 1)
 	go func() { done <- sender.Run(ctx, nil) }()
@@ -253,11 +253,11 @@ func openedBy(ctx context.Context, sender *load.Sender, sink *load.Sink) (perSec
 	}
 }
 
-// kernelMemory returns the kernel's unreclaimable slab memory in bytes, which is
-// where connection tracking keeps its entries.
+// kernelMemory returns the kernel's unreclaimable slab memory in bytes, which contains the connection tracking
+// entries.
 func kernelMemory() uint64 { return meminfo("SUnreclaim:") }
 
-// meminfo returns a line of /proc/meminfo in bytes, 0 when it is not there.
+// meminfo returns a line of /proc/meminfo in bytes, or 0 if the line is missing.
 func meminfo(name string) uint64 {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// yardstick is the redirect-only loop with one flow, in a network of its own. It sends
-// on the CPU of the row that is measured, and at the same time: the scheduler gives
-// either a few milliseconds in turn, and each is measured by the CPU time of its own
-// thread; that of ksoftirqd, hardly any with packets and a tenth with connections, counts
-// for both. A virtual machine's CPU changes its speed from one tenth of a second to the
-// next (its sibling, the shared cache, the host), and that hits both alike: their
-// quotient is what rows, and runs of a suite, are compared by.
+// yardstick is the redirect-only loop with one flow, in a network of its own. It sends on the same CPU and at the
+// same time as the measured row; the scheduler alternates between them every few milliseconds. Each is measured by
+// the CPU time of its own thread. The time of ksoftirqd counts for both: hardly any with packets, a tenth with
+// connections.
+//
+// The speed of a virtual CPU changes within tenths of a second (sibling thread, shared cache, host). Both programs
+// see the same change, so rows and runs are compared by the quotient.
 type yardstick struct {
 	trial  *Trial
 	sender *load.Sender
@@ -58,21 +58,21 @@ func newYardstick(ctx context.Context, cpu int) (y *yardstick, err error) {
 	return y, err
 }
 
-// beside runs f while the yardstick sends, and returns the yardstick's packets in a
-// microsecond of its CPU time, and the share of them that another CPU handled.
+// beside runs f while the yardstick sends. It returns the yardstick's packets per microsecond of its CPU time, and
+// the share that another CPU handled.
 func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away float64, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	sent := y.sender.Sent()
 	go func() {
 		done <- y.sender.Run(ctx, nil)
-		stop() // when it could not begin, nobody is to wait for its packets
+		stop() // if it could not begin, the loop below must not wait for packets
 	}()
 	defer func() {
 		stop()
 		err = errors.Join(err, <-done)
 	}()
-	// The call begins with a grace period.
+	// The call begins with an RCU grace period.
 	for y.sender.Sent() == sent {
 		if err := wait(ctx, 1); err != nil {
 			return 0, 0, err
@@ -86,7 +86,7 @@ func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away floa
 	if err := f(); err != nil {
 		return 0, 0, err
 	}
-	// On a busy machine the yardstick may not have had a turn yet.
+	// On a busy machine the yardstick may not have been scheduled yet.
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		took := y.sender.CPUTime() - begin
 		after, err := y.sink.ByCPU()
@@ -109,13 +109,13 @@ func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away floa
 	}
 }
 
-// alone measures the yardstick with nothing beside it.
+// alone measures the yardstick without another load.
 func (y *yardstick) alone(ctx context.Context) (mpps, away float64, err error) {
 	return y.beside(ctx, func() error { return wait(ctx, 100) })
 }
 
-// beside measures by f while the yardstick runs, in suites that have one. Where a
-// profile is taken the yardstick has its turn after f, so as not to be in it.
+// beside runs the measurement f while the yardstick runs, in suites that have one. For a profile, the yardstick runs
+// after f, so that the profile does not include it.
 func (t *Trial) beside(ctx context.Context, f func() error) error {
 	t.away = false
 	if t.yardstick == nil {
