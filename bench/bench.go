@@ -101,14 +101,14 @@ type Comparison struct {
 	Added bool
 }
 
-// aim is the source of goals, which have no publication.
-const aim = "what Sluice was to reach"
+// goal is the source of goals, which have no publication.
+const goal = "what Sluice was to reach"
 
-// aims returns the comparisons of a row with its goals against another row, one per point.
-func aims(what, row, against string, reach map[string]float64) (list []Comparison) {
+// goals returns the comparisons of a row with its goals against another row, one per point.
+func goals(what, row, against string, reach map[string]float64) (list []Comparison) {
 	for _, point := range slices.Sorted(maps.Keys(reach)) {
 		list = append(list, Comparison{
-			What: what + ", " + point, Row: row, Against: against, Point: point, Published: reach[point], Source: aim,
+			What: what + ", " + point, Row: row, Against: against, Point: point, Published: reach[point], Source: goal,
 		})
 	}
 	return list
@@ -138,11 +138,11 @@ type Trial struct {
 	Seconds float64
 	CPU     int
 
-	yardstick *yardstick // nil in suites without one
-	per       float64    // rate of the yardstick during the latest measurement, in Mpps
-	away      bool       // another CPU handled packets of the latest measurement
-	disturbed bool       // another CPU handled packets of a reported value
-	unheld    bool       // the sender did not reach a required rate
+	yardstick  *yardstick // nil in suites without one
+	per        float64    // rate of the yardstick during the latest measurement, in Mpps
+	away       bool       // another CPU handled packets of the latest measurement
+	disturbed  bool       // another CPU handled packets of a reported value
+	missedRate bool       // the sender did not reach a required rate
 
 	profile  string            // file for folded stacks of the measured time, "" for none
 	profiles map[string]string // folded stacks by file

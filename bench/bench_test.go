@@ -154,9 +154,9 @@ func TestFailedRepetitions(t *testing.T) {
 // against another point; it is read anew from the repetitions.
 func TestAims(t *testing.T) {
 	s := fixed(4, 2)
-	s.Comparisons = append(aims("row / limit", "row", "limit", map[string]float64{"a": 0.6, "b": 0.5}),
-		Comparison{What: "alone", Row: "limit", Published: 5, Source: aim},
-		Comparison{What: "b / a", Row: "row", Against: "row", Point: "b", AgainstPoint: "a", Published: 0.9, Source: aim})
+	s.Comparisons = append(goals("row / limit", "row", "limit", map[string]float64{"a": 0.6, "b": 0.5}),
+		Comparison{What: "alone", Row: "limit", Published: 5, Source: goal},
+		Comparison{What: "b / a", Row: "row", Against: "row", Point: "b", AgainstPoint: "a", Published: 0.9, Source: goal})
 	r := run(t, s)
 	r.summarize(s)
 	got := ""

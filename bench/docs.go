@@ -168,7 +168,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 		why := r.why(what)
 		if why == nil {
 			explained = false
-			fmt.Fprintf(b, "\n**%s is %s%s: not explained yet.**\n", what, figureOn(q, r), beside(q))
+			fmt.Fprintf(b, "\n**%s is %s%s: not explained yet.**\n", what, figureOn(q, r), publishedText(q))
 			continue
 		}
 		if told[why] {
@@ -181,7 +181,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 				figures = append(figures, figureOn(q, o))
 			}
 		}
-		fmt.Fprintf(b, "\n**Why %s is %s%s:** %s", what, strings.Join(figures, ", "), beside(q), strings.TrimSpace(why.Why))
+		fmt.Fprintf(b, "\n**Why %s is %s%s:** %s", what, strings.Join(figures, ", "), publishedText(q), strings.TrimSpace(why.Why))
 		for i, p := range why.Profiles {
 			file := path.Join(why.dir, p)
 			fmt.Fprintf(b, "%s[%s](%s)", map[bool]string{true: " Profiles: ", false: ", "}[i == 0], file, path.Join(link, file))
@@ -200,8 +200,8 @@ func figureOn(q *Ratio, r machineRun) string {
 	return q.figure() + on
 }
 
-// beside renders the published figure or the goal of a ratio.
-func beside(q *Ratio) string {
+// publishedText renders the published figure or the goal of a ratio.
+func publishedText(q *Ratio) string {
 	if q.Aim {
 		return " and not " + ratio(q.Published)
 	}

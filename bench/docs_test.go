@@ -163,7 +163,7 @@ func TestTwoMachines(t *testing.T) {
 
 // TestMissedAims: an aim that is missed on any machine says so, and wants words there.
 func TestMissedAims(t *testing.T) {
-	missed := Ratio{What: "speed", Ours: 0.949, Published: 0.95, Aim: true, Missed: true, OfRatios: 0.999, Source: aim}
+	missed := Ratio{What: "speed", Ours: 0.949, Published: 0.95, Aim: true, Missed: true, OfRatios: 0.999, Source: goal}
 	met := missed
 	met.Ours, met.Missed = 1.2, false
 	on := func(name string, q Ratio) machineRun {
@@ -174,9 +174,9 @@ func TestMissedAims(t *testing.T) {
 		says  string
 		words bool
 	}{
-		{[]machineRun{on("A", met), on("B", missed)}, "| speed | 1.20 | 0.949 | 0.95 | 1.00 | 1.00 | " + aim + ": missed on B |", false},
-		{[]machineRun{on("A", missed), on("B", missed)}, "| " + aim + ": missed |", false},
-		{[]machineRun{on("A", met), on("B", met)}, "| " + aim + " |", true},
+		{[]machineRun{on("A", met), on("B", missed)}, "| speed | 1.20 | 0.949 | 0.95 | 1.00 | 1.00 | " + goal + ": missed on B |", false},
+		{[]machineRun{on("A", missed), on("B", missed)}, "| " + goal + ": missed |", false},
+		{[]machineRun{on("A", met), on("B", met)}, "| " + goal + " |", true},
 	} {
 		var table, words bytes.Buffer
 		if writeRatios(&table, c.runs); !strings.Contains(table.String(), c.says) {

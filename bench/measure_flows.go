@@ -59,7 +59,7 @@ func observeFlows(t *Trial, client *load.Client) (flowRates, error) {
 	var out flowRates
 	err := warmFlows(ctx, client)
 	if err == nil {
-		err = t.beside(ctx, func() error { return out.observe(ctx, t, client) })
+		err = t.alongside(ctx, func() error { return out.observe(ctx, t, client) })
 	}
 	stop()
 	return out, errors.Join(err, <-done)

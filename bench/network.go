@@ -214,7 +214,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 				return err
 			}
 		}
-		return t.beside(ctx, func() error { return out.observe(ctx, t, sender, sink) })
+		return t.alongside(ctx, func() error { return out.observe(ctx, t, sender, sink) })
 	}()
 	stop()
 	if sendErr := <-done; sendErr != nil && !errors.Is(sendErr, context.Canceled) {

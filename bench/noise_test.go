@@ -210,13 +210,13 @@ func TestNoiseOfMetrics(t *testing.T) {
 // its repetitions agree, and the run says so.
 func TestUnheldRate(t *testing.T) {
 	for offered, want := range map[float64]bool{1000: false, 995: false, 900: true, 1100: true} {
-		if got := (rates{offered: offered}).unheld(1000); got != want {
+		if got := (rates{offered: offered}).missedRate(1000); got != want {
 			t.Errorf("%g of 1000 a second: %v", offered, got)
 		}
 	}
 	s := fixed(4, 2)
 	s.Rows[1].Run = func(t *Trial) error {
-		t.unheld = t.Point.Name == "a"
+		t.missedRate = t.Point.Name == "a"
 		t.Report("rate", 2)
 		return nil
 	}

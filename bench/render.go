@@ -224,7 +224,7 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 		fmt.Fprintln(w)
 	}
 	for _, said := range order {
-		fmt.Fprintf(w, "%s%s%s: %s\n", indent, said.whose(rows[said]), said.where, said.text)
+		fmt.Fprintf(w, "%s%s%s: %s\n", indent, said.rowNames(rows[said]), said.where, said.text)
 	}
 }
 
@@ -233,8 +233,8 @@ const (
 	namedRows   = 4 // in one remark; more are counted if the table shows them
 )
 
-// whose names the rows of a remark, or counts them if the table shows many rows without a figure.
-func (said remark) whose(rows []*ResultRow) string {
+// rowNames names the rows of a remark, or counts them if the table shows many rows without a figure.
+func (said remark) rowNames(rows []*ResultRow) string {
 	shown := !slices.ContainsFunc(rows, func(row *ResultRow) bool { return len(row.Cells) == 0 })
 	if len(rows) > namedRows && shown && strings.HasPrefix(said.text, notMeasured) {
 		return fmt.Sprintf("%d rows", len(rows))

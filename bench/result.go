@@ -287,7 +287,7 @@ func (r *Result) compare(s Suite) {
 		}
 		q := Ratio{
 			What: c.What, Ours: a.Median, Published: c.Published / cmp.Or(c.PublishedAgainst, 1),
-			Source: c.Source, Aim: c.Source == aim, Noisy: a.Noisy && !a.unit,
+			Source: c.Source, Aim: c.Source == goal, Noisy: a.Noisy && !a.unit,
 		}
 		var each []float64 // ratio of each repetition
 		switch b := r.Cell(c.Against, cmp.Or(c.AgainstPoint, point), metric); {

@@ -159,7 +159,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 			continue
 		}
 		out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
-		if t.unheld {
+		if t.missedRate {
 			out.cell(p.Name, m.Name).Unheld++
 		}
 	}

@@ -150,7 +150,7 @@ func (n *network) measureDrops(t *Trial) error {
 		if err := warmUp(ctx, sender, uint64(t.Point.Value), done); err != nil {
 			return err
 		}
-		return t.beside(ctx, func() error {
+		return t.alongside(ctx, func() error {
 			before, err := arrivedAt(n.gateway, "wan0")
 			if err != nil {
 				return err

@@ -70,7 +70,7 @@ func flowsSuite() Suite {
 		s.Rows = append(s.Rows, row)
 	}
 	s.Rows = append(s.Rows, datapathFlowRows()...)
-	s.Comparisons = append(s.Comparisons, aims("1000 connections/s through a wire", redirectRow, "", map[string]float64{"HTTP": 400})...)
+	s.Comparisons = append(s.Comparisons, goals("1000 connections/s through a wire", redirectRow, "", map[string]float64{"HTTP": 400})...)
 	return s
 }
 

@@ -78,7 +78,7 @@ func fnat64Suite() Suite {
 			Published: 76, PublishedAgainst: 100, Source: source + ", before the change: FNAT64 alone went without",
 		}, Comparison{
 			What: "FNAT64 / FNAT44 by XDP, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: "sluice ebpf FNAT44 (xdp)", Point: point, Metric: metric,
-			Published: 0.95, Source: aim,
+			Published: 0.95, Source: goal,
 		})
 	}
 	return s

@@ -55,6 +55,6 @@ func generatorSuite() Suite {
 	add("50,000 flows", "the sender; each packet is the next flow's", load.PacketSpec{Flows: 50_000}, false)
 	add("1,000,000 flows, shuffled", "the sender; far from each other", load.PacketSpec{Flows: 1_000_000, Shuffled: true}, false)
 	add("stamped", "the sender; sequence number and time in each packet", load.PacketSpec{Flows: 1, Stamp: true}, false)
-	s.Comparisons = aims("the sender / the bare loop", "1 flow", bareLoop, map[string]float64{"60 bytes": 0.95})
+	s.Comparisons = goals("the sender / the bare loop", "1 flow", bareLoop, map[string]float64{"60 bytes": 0.95})
 	return s
 }

@@ -46,12 +46,12 @@ func latencySuite() Suite {
 // unreachableRate in packets per second exceeds the capacity of one CPU.
 const unreachableRate = 50e6
 
-// maxUnheld bounds the relative difference between sent and due packets. Beyond it, packets that wait in the sender
+// maxRateError bounds the relative difference between sent and due packets. Beyond it, packets that wait in the sender
 // dominate p99.
-const maxUnheld = 0.01
+const maxRateError = 0.01
 
-// unheld reports whether the sender fell behind the rate or was still catching up.
-func (r rates) unheld(rate float64) bool { return math.Abs(r.offered/rate-1) > maxUnheld }
+// missedRate reports whether the sender fell behind the rate or was still catching up.
+func (r rates) missedRate(rate float64) bool { return math.Abs(r.offered/rate-1) > maxRateError }
 
 // reportLatency finds the maximum rate of the row and measures at a share of that rate.
 func (n *network) reportLatency(t *Trial, s stream) error {
@@ -72,8 +72,8 @@ func (n *network) reportLatency(t *Trial, s stream) error {
 	if r.lost > 0.001 {
 		t.Note("%s: %.1f %% lost", t.Point.Name, r.lost*100)
 	}
-	if r.unheld(s.rate) {
-		t.unheld = true
+	if r.missedRate(s.rate) {
+		t.missedRate = true
 		t.Note("%s: the sender did not hold the rate in every repetition: its waits for the CPU are in the times", t.Point.Name)
 	}
 	us := func(q float64) float64 { return float64(r.latency.Quantile(q)) / float64(time.Microsecond) }

@@ -62,11 +62,11 @@ func portsSuite() Suite {
 	}{{10, 1000}, {50, 1000}, {95, 500}} {
 		s.Comparisons = append(s.Comparisons, Comparison{
 			What: fmt.Sprintf("snat by XDP, 1000 new flows/s at %d %%", c.fill), Row: "sluice ebpf snat (xdp)",
-			Metric: fillMetric(c.fill), Published: c.reach, Source: aim,
+			Metric: fillMetric(c.fill), Published: c.reach, Source: goal,
 		})
 	}
 	s.Comparisons = append(s.Comparisons, Comparison{
-		What: "snat by XDP, served, % of the ports", Row: "sluice ebpf snat (xdp)", Metric: "served", Published: 99, Source: aim,
+		What: "snat by XDP, served, % of the ports", Row: "sluice ebpf snat (xdp)", Metric: "served", Published: 99, Source: goal,
 	})
 	return s
 }

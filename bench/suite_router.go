@@ -90,7 +90,7 @@ func routerSuite() Suite {
 			Published: c.published, PublishedAgainst: 86, Source: "the software router study, % of a 100 Mbit/s line",
 		})
 	}
-	s.Comparisons = append(s.Comparisons, aims("fullnat by TC / forwarding", "sluice ebpf fullnat (tc)", "forwarding only", map[string]float64{"unshaped": 0.95})...)
+	s.Comparisons = append(s.Comparisons, goals("fullnat by TC / forwarding", "sluice ebpf fullnat (tc)", "forwarding only", map[string]float64{"unshaped": 0.95})...)
 	return s
 }
 

@@ -46,7 +46,7 @@ func rulesSuite() Suite {
 	for _, row := range []string{"sluice nftables dnat", "sluice ebpf dnat (xdp)", "sluice ebpf dnat (tc)"} {
 		s.Comparisons = append(s.Comparisons, Comparison{
 			What: row + ", 10,000 services / 1", Row: row, Against: row, Point: "10,000 services", AgainstPoint: "1 service",
-			Published: 0.95, Source: aim,
+			Published: 0.95, Source: goal,
 		})
 	}
 	return s

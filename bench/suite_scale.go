@@ -203,7 +203,7 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 	defer sender.Close()
 	ctx, cancel := context.WithTimeout(t, 30*time.Second)
 	defer cancel()
-	err = t.beside(ctx, func() error {
+	err = t.alongside(ctx, func() error {
 		before, err := sink.ByCPU()
 		if err != nil {
 			return err

@@ -58,9 +58,9 @@ func newYardstick(ctx context.Context, cpu int) (y *yardstick, err error) {
 	return y, err
 }
 
-// beside runs f while the yardstick sends. It returns the yardstick's packets per microsecond of its CPU time, and
+// alongside runs f while the yardstick sends. It returns the yardstick's packets per microsecond of its CPU time, and
 // the share that another CPU handled.
-func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away float64, err error) {
+func (y *yardstick) alongside(ctx context.Context, f func() error) (mpps, away float64, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	sent := y.sender.Sent()
@@ -111,17 +111,17 @@ func (y *yardstick) beside(ctx context.Context, f func() error) (mpps, away floa
 
 // alone measures the yardstick without another load.
 func (y *yardstick) alone(ctx context.Context) (mpps, away float64, err error) {
-	return y.beside(ctx, func() error { return wait(ctx, 100) })
+	return y.alongside(ctx, func() error { return wait(ctx, 100) })
 }
 
-// beside runs the measurement f while the yardstick runs, in suites that have one. For a profile, the yardstick runs
+// alongside runs the measurement f while the yardstick runs, in suites that have one. For a profile, the yardstick runs
 // after f, so that the profile does not include it.
-func (t *Trial) beside(ctx context.Context, f func() error) error {
+func (t *Trial) alongside(ctx context.Context, f func() error) error {
 	t.away = false
 	if t.yardstick == nil {
 		return f()
 	}
-	run := func() (float64, float64, error) { return t.yardstick.beside(ctx, f) }
+	run := func() (float64, float64, error) { return t.yardstick.alongside(ctx, f) }
 	if t.profile != "" {
 		if err := f(); err != nil {
 			return err
